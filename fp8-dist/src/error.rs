@@ -1,0 +1,201 @@
+//! What can go wrong between ranks, with their numbers, and what would be right.
+
+use fp8_kernels::{DType, Shape};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Every error of this crate. `call` is the collective and what it was for: ``all_reduce(sum) `grads` ``.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// This call brought the group to its end, or it was waiting when that happened.
+    #[error("{call}: {failure}")]
+    Failed {
+        /// The collective.
+        call: String,
+        /// Why.
+        failure: Failure,
+    },
+    /// The group had come to its end before this call.
+    #[error("{call}: this group failed before ({failure}); build a new group to go on")]
+    Poisoned {
+        /// The collective.
+        call: String,
+        /// Why it failed then.
+        failure: Failure,
+    },
+    /// Shards of one tensor that were to be quantized with different scales.
+    #[error(
+        "{call}: the scale is {} on rank {rank} and {} on rank {other}: shards of one tensor need one scale; \
+         commit the same scopes on all ranks, with this group as amax_reduction_group",
+        show_scale(.value), show_scale(.other_value)
+    )]
+    Scales {
+        /// The collective.
+        call: String,
+        /// The first rank that differs from rank `other`.
+        rank: usize,
+        /// Its scale; `None` before its first.
+        value: Option<f32>,
+        /// The rank it was compared with.
+        other: usize,
+        /// That one's scale.
+        other_value: Option<f32>,
+    },
+    /// A shape that the collective cannot take, the same on all ranks.
+    #[error("{call}: shape {shape} on {world_size} ranks: {remedy}")]
+    Shape {
+        /// The collective.
+        call: String,
+        /// The shape it got.
+        shape: Shape,
+        /// How many ranks.
+        world_size: usize,
+        /// What would be right.
+        remedy: &'static str,
+    },
+    /// A data type that the collective does not take, the same on all ranks.
+    #[error("{call}: dtype {found}: expected {expected}; cast first")]
+    DType {
+        /// The collective.
+        call: String,
+        /// The type it got.
+        found: DType,
+        /// The types that are allowed.
+        expected: &'static str,
+    },
+    /// A root that is no rank of the group, the same on all ranks.
+    #[error("{call}: root {root} is not a rank of this group: expected 0..{world_size}")]
+    Root {
+        /// The collective.
+        call: String,
+        /// The root it got.
+        root: usize,
+        /// How many ranks.
+        world_size: usize,
+    },
+    /// An option of a new group outside its range.
+    #[error("group `{id}`: {option} = {value}: {remedy}")]
+    Option {
+        /// The group's id.
+        id: String,
+        /// The option's name.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        remedy: &'static str,
+    },
+    /// From the operations on one rank.
+    #[error(transparent)]
+    Kernels(Box<fp8_kernels::Error>),
+}
+
+impl Error {
+    /// Why the group came to its end, if this error says so.
+    pub const fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Failed { failure, .. } | Self::Poisoned { failure, .. } => Some(failure),
+            _ => None,
+        }
+    }
+}
+
+/// Why a group came to its end. All its ranks get the same one.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// A rank said that it does not go on: [`AmaxGroup::poison`](crate::AmaxGroup::poison).
+    #[error("rank {rank} gave up: {reason}")]
+    GaveUp {
+        /// The rank.
+        rank: usize,
+        /// Its words.
+        reason: String,
+    },
+    /// Ranks that dropped their handles while others waited for them.
+    #[error("{} left the group: every rank makes the same number of calls", list(.ranks))]
+    Left {
+        /// The ranks.
+        ranks: Vec<usize>,
+    },
+    /// Ranks that did not come in time.
+    #[error(
+        "{} did not come within {waited:?}: see where they are, or give the group a longer deadline",
+        list(.missing)
+    )]
+    Deadline {
+        /// The ranks.
+        missing: Vec<usize>,
+        /// The group's deadline.
+        waited: Duration,
+    },
+    /// Ranks that came with different calls.
+    #[error(
+        "{property} is {value} on rank {rank} and {other_value} on rank {other}: \
+         all ranks make the same calls in the same order, with one dtype and shape"
+    )]
+    Disagree {
+        /// The first thing that differs.
+        property: &'static str,
+        /// The first rank that differs from rank `other`.
+        rank: usize,
+        /// What it came with.
+        value: String,
+        /// The rank it was compared with.
+        other: usize,
+        /// What that one came with.
+        other_value: String,
+    },
+    /// Ranks whose models have different names.
+    #[error(
+        "name {index} is {} on rank {rank} and {} on rank {other}: build the same model on all ranks",
+        show_name(.value), show_name(.other_value)
+    )]
+    Names {
+        /// Position of the first difference.
+        index: usize,
+        /// The first rank that differs from rank `other`.
+        rank: usize,
+        /// Its name there; `None` past the end of its list.
+        value: Option<Arc<str>>,
+        /// The rank it was compared with.
+        other: usize,
+        /// That one's name there.
+        other_value: Option<Arc<str>>,
+    },
+}
+
+/// This crate's results.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl From<fp8_kernels::Error> for Error {
+    fn from(error: fp8_kernels::Error) -> Self {
+        Self::Kernels(Box::new(error))
+    }
+}
+
+/// Lets `?` carry this crate's errors through [`AmaxGroup`](crate::AmaxGroup), whose crate does not know them.
+impl From<Error> for fp8_recipe::Error {
+    fn from(error: Error) -> Self {
+        Self::Group(Box::new(error))
+    }
+}
+
+fn show_name(name: &Option<Arc<str>>) -> String {
+    name.as_ref().map_or_else(|| "missing".to_owned(), |name| format!("`{name}`"))
+}
+
+fn show_scale(scale: &Option<f32>) -> String {
+    scale.map_or_else(|| "unset".to_owned(), |scale| scale.to_string())
+}
+
+/// `rank 2`, `ranks 0, 2 and 3`.
+fn list(ranks: &[usize]) -> String {
+    let commas = |ranks: &[usize]| ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    match ranks {
+        [rank] => format!("rank {rank}"),
+        [first @ .., last] => format!("ranks {} and {last}", commas(first)),
+        [] => "no rank".to_owned(),
+    }
+}

@@ -1,0 +1,154 @@
+//! The collectives of every backend in which each rank can read what all ranks brought: one exchange each.
+//!
+//! What only a rank's own arguments tell (a root out of range, a dtype) is looked at after the exchange: the arguments
+//! are equal on all ranks then, and so is the error.
+
+use crate::message::{Message, Operation, Part};
+use crate::{Error, ProcessGroup, ReduceOp, Result, host};
+use fp8_kernels::{Arena, DType, Device, Shape, Tensor};
+use fp8_recipe::AmaxGroup;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// How messages travel.
+pub(crate) trait Exchange: Debug + Send + Sync {
+    fn id(&self) -> &str;
+
+    fn rank(&self) -> usize;
+
+    fn world_size(&self) -> usize;
+
+    /// Brings `message` and returns those of all ranks, in rank order, when they have been found to agree.
+    fn exchange(&self, message: Message) -> Result<Arc<Vec<Message>>>;
+
+    fn poison(&self, reason: &str);
+}
+
+/// A rank, over some way to exchange messages.
+#[derive(Debug)]
+pub(crate) struct Member<T>(pub(crate) T);
+
+impl<T: Exchange> Member<T> {
+    /// Nothing but the rank itself can fail here: it tells the others, who would wait for it.
+    fn own<V>(&self, result: Result<V>) -> Result<V> {
+        result.inspect_err(|error| self.0.poison(&error.to_string()))
+    }
+
+    fn call(&self, operation: Operation, what: &str, x: &Tensor) -> Result<Arc<Vec<Message>>> {
+        let part = self.own(Part::copy(x))?;
+        self.0.exchange(Message::new(operation, what).with(part))
+    }
+
+    fn shape_error(&self, all: &[Message], shape: Shape, remedy: &'static str) -> Error {
+        Error::Shape { call: call_of(all), shape, world_size: self.0.world_size(), remedy }
+    }
+}
+
+impl<T: Exchange> AmaxGroup for Member<T> {
+    fn id(&self) -> &str {
+        self.0.id()
+    }
+
+    fn world_size(&self) -> usize {
+        self.0.world_size()
+    }
+
+    fn agree_on_names(&self, key: &str, names: &[Arc<str>]) -> fp8_recipe::Result<()> {
+        let message = Message { names: names.to_vec(), ..Message::new(Operation::AgreeOnNames, key) };
+        self.0.exchange(message)?;
+        Ok(())
+    }
+
+    fn all_reduce_max(&self, key: &str, arena: &Arena) -> fp8_recipe::Result<()> {
+        let row =
+            self.own(Tensor::from_vec(arena.staged(), [arena.slots()], &Device::cpu()).map_err(Error::from))?;
+        let all = self.call(Operation::AllReduceArena, key, &row)?;
+        for row in data(&all) {
+            arena.merge_staged(row.as_slice()?)?;
+        }
+        Ok(())
+    }
+
+    fn poison(&self, reason: &str) {
+        self.0.poison(reason);
+    }
+}
+
+impl<T: Exchange> ProcessGroup for Member<T> {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn all_reduce(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let all = self.call(Operation::AllReduce(op), what, x)?;
+        expect_f32(&all, x)?;
+        let mut out = vec![0.0; x.numel()];
+        host::reduce(&mut out, &data(&all), 0..x.numel(), op)?;
+        Ok(Tensor::from_vec(out, *x.shape(), x.device())?)
+    }
+
+    fn all_reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()> {
+        // Asked before the exchange: if this rank cannot, the others must not go on with the sum.
+        self.own(x.as_mut_slice::<f32>(what).map(drop).map_err(Error::from))?;
+        let all = self.call(Operation::AllReduce(op), what, x)?;
+        let range = 0..x.numel();
+        host::reduce(x.as_mut_slice(what)?, &data(&all), range, op)
+    }
+
+    fn all_gather(&self, what: &str, x: &Tensor) -> Result<Tensor> {
+        let all = self.call(Operation::AllGather, what, x)?;
+        let shards = data(&all);
+        let mut dims = x.shape().to_vec();
+        let scalar = || self.shape_error(&all, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
+        *dims.first_mut().ok_or_else(scalar)? = shards.iter().filter_map(|shard| shard.shape().first()).sum();
+        let shape = Shape::from_slice(&dims).ok_or_else(scalar)?;
+        host::concatenate(&shards, shape, x.device())
+    }
+
+    fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let all = self.call(Operation::ReduceScatter(op), what, x)?;
+        expect_f32(&all, x)?;
+        let (mut dims, parts) = (x.shape().to_vec(), self.0.world_size());
+        let uneven =
+            || self.shape_error(&all, *x.shape(), "dimension 0 must be a multiple of the world size");
+        let rows = dims.first_mut().filter(|rows| rows.is_multiple_of(parts)).ok_or_else(uneven)?;
+        *rows /= parts;
+        let shape = Shape::from_slice(&dims).ok_or_else(uneven)?;
+        let mut out = vec![0.0; shape.numel()];
+        let start = self.0.rank() * out.len();
+        let range = start..start + out.len();
+        host::reduce(&mut out, &data(&all), range, op)?;
+        Ok(Tensor::from_vec(out, shape, x.device())?)
+    }
+
+    fn broadcast(&self, what: &str, x: &Tensor, root: usize) -> Result<Tensor> {
+        let message = Message::new(Operation::Broadcast { root }, what);
+        let part = if self.0.rank() == root { self.own(Part::copy(x))? } else { Part::expected(x) };
+        let all = self.0.exchange(message.with(part))?;
+        if root >= self.0.world_size() {
+            return Err(Error::Root { call: call_of(&all), root, world_size: self.0.world_size() });
+        }
+        host::concatenate(&data(&all), *x.shape(), x.device()) // only the root brought data
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.0.exchange(Message::new(Operation::Barrier, ""))?;
+        Ok(())
+    }
+}
+
+fn data(all: &[Message]) -> Vec<&Tensor> {
+    all.iter().filter_map(|message| message.part.as_ref()?.data.as_ref()).collect()
+}
+
+/// Any rank's: they were found to be equal.
+fn call_of(all: &[Message]) -> String {
+    all.first().map(|message| message.call.to_string()).unwrap_or_default()
+}
+
+fn expect_f32(all: &[Message], x: &Tensor) -> Result<()> {
+    match x.dtype() {
+        DType::F32 => Ok(()),
+        found => Err(Error::DType { call: call_of(all), found, expected: "f32" }),
+    }
+}

@@ -1,0 +1,110 @@
+//! What a rank brings to an exchange, and the first thing in which two ranks differ.
+
+use crate::{Failure, ReduceOp, Result, host};
+use fp8_kernels::{DType, Shape, Tensor};
+use std::fmt;
+use std::sync::Arc;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    AgreeOnNames,
+    AllReduceArena,
+    AllReduce(ReduceOp),
+    AllGather,
+    ReduceScatter(ReduceOp),
+    Broadcast { root: usize },
+    Barrier,
+}
+
+/// A collective and what it is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) operation: Operation,
+    pub(crate) what: String,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.operation {
+            Operation::AgreeOnNames => write!(f, "agree_on_names"),
+            Operation::AllReduceArena => write!(f, "all_reduce_max"),
+            Operation::AllReduce(op) => write!(f, "all_reduce({op})"),
+            Operation::AllGather => write!(f, "all_gather"),
+            Operation::ReduceScatter(op) => write!(f, "reduce_scatter({op})"),
+            Operation::Broadcast { root } => write!(f, "broadcast(from rank {root})"),
+            Operation::Barrier => return write!(f, "barrier"),
+        }?;
+        write!(f, " `{}`", self.what)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) call: Call,
+    pub(crate) names: Vec<Arc<str>>,
+    pub(crate) part: Option<Part>,
+}
+
+/// A rank's share of the data. Only a broadcast's root has some that others do not.
+#[derive(Debug)]
+pub(crate) struct Part {
+    dtype: DType,
+    shape: Shape,
+    pub(crate) data: Option<Tensor>,
+}
+
+impl Part {
+    /// A copy: the others may read it after this rank has gone on and changed the tensor.
+    pub(crate) fn copy(x: &Tensor) -> Result<Self> {
+        Ok(Self { data: Some(host::copy(x)?), ..Self::expected(x) })
+    }
+
+    /// What a rank expects of the one that has the data.
+    pub(crate) fn expected(x: &Tensor) -> Self {
+        Self { dtype: x.dtype(), shape: *x.shape(), data: None }
+    }
+}
+
+impl Message {
+    pub(crate) fn new(operation: Operation, what: &str) -> Self {
+        Self { call: Call { operation, what: what.to_owned() }, names: Vec::new(), part: None }
+    }
+
+    pub(crate) fn with(self, part: Part) -> Self {
+        Self { part: Some(part), ..self }
+    }
+
+    /// The first difference between rank 0 and another one, in rank order.
+    pub(crate) fn first_difference(all: &[Self]) -> Option<Failure> {
+        let (first, others) = all.split_first()?;
+        others.iter().zip(1..).find_map(|(message, rank)| message.difference(rank, first))
+    }
+
+    fn difference(&self, rank: usize, first: &Self) -> Option<Failure> {
+        let disagree = |property, values: [String; 2]| {
+            let [value, other_value] = values;
+            Some(Failure::Disagree { property, rank, value, other: 0, other_value })
+        };
+        if self.call != first.call {
+            return disagree("the call", [self, first].map(|message| message.call.to_string()));
+        }
+        if self.names != first.names {
+            let pairs = self.names.iter().zip(&first.names);
+            let index = pairs.take_while(|(theirs, ours)| theirs == ours).count();
+            let [value, other_value] = [self, first].map(|message| message.names.get(index).cloned());
+            return Some(Failure::Names { index, rank, value, other: 0, other_value });
+        }
+        let parts = [self.part.as_ref()?, first.part.as_ref()?];
+        let [theirs, ours] = parts;
+        if theirs.dtype != ours.dtype {
+            return disagree("the dtype", parts.map(|part| part.dtype.to_string()));
+        }
+        let shapes = || parts.map(|part| part.shape.to_string());
+        match self.call.operation {
+            Operation::AllGather if theirs.shape.get(1..) == ours.shape.get(1..) => None,
+            Operation::AllGather => disagree("the shape, dimension 0 aside,", shapes()),
+            _ if theirs.shape == ours.shape => None,
+            _ => disagree("the shape", shapes()),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The run-time tag: which of the two encodings a buffer of bytes holds.
+
+use crate::{Error, codec};
+use core::fmt;
+use core::str::FromStr;
+
+/// Which FP8 encoding a byte is in, known only at run time.
+///
+/// ```
+/// use fp8_format::Encoding;
+///
+/// let encoding: Encoding = "E5M2".parse()?;
+/// assert_eq!(encoding.max(), 57344.0);
+/// assert_eq!(encoding.from_f32_saturating(1.1), 0x3C); // 1.0: the neighbours are 1.0 and 1.25
+/// assert_eq!(encoding.to_f32(0x3D), 1.25);
+/// # Ok::<(), fp8_format::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Encoding {
+    /// 4 exponent bits, 3 mantissa bits, no infinity, largest value 448.
+    E4M3,
+    /// 5 exponent bits, 2 mantissa bits, with infinities, largest value 57344.
+    E5M2,
+}
+
+impl Encoding {
+    const fn format(self) -> codec::Format {
+        match self {
+            Self::E4M3 => codec::E4M3,
+            Self::E5M2 => codec::E5M2,
+        }
+    }
+
+    /// The largest finite value: 448 or 57344.
+    #[must_use]
+    #[inline]
+    pub const fn max(self) -> f32 {
+        match self {
+            Self::E4M3 => 448.0,
+            Self::E5M2 => 57344.0,
+        }
+    }
+
+    /// The largest finite value's code: 0x7E or 0x7B.
+    #[must_use]
+    #[inline]
+    pub const fn max_bits(self) -> u8 {
+        self.format().max
+    }
+
+    /// The name, as `Display` writes it and `FromStr` reads it.
+    #[must_use]
+    #[inline]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::E4M3 => "E4M3",
+            Self::E5M2 => "E5M2",
+        }
+    }
+
+    /// The value of a code, exact; a NaN code gives the f32 with bits 0x7FFF_FFFF.
+    #[must_use]
+    #[inline]
+    pub const fn to_f32(self, code: u8) -> f32 {
+        match self {
+            Self::E4M3 => codec::E4M3.decode_f32(code),
+            Self::E5M2 => codec::E5M2.decode_f32(code),
+        }
+    }
+
+    /// Nearest code, ties to even; beyond the range NaN (E4M3) or infinity (E5M2).
+    #[must_use]
+    #[inline]
+    pub const fn from_f32(self, x: f32) -> u8 {
+        match self {
+            Self::E4M3 => codec::E4M3.encode_f32(x, codec::E4M3.overflow),
+            Self::E5M2 => codec::E5M2.encode_f32(x, codec::E5M2.overflow),
+        }
+    }
+
+    /// Nearest code, ties to even; beyond the range the largest finite value. NaN gives 0x7F.
+    #[must_use]
+    #[inline]
+    pub const fn from_f32_saturating(self, x: f32) -> u8 {
+        match self {
+            Self::E4M3 => codec::E4M3.encode_f32(x, codec::E4M3.max),
+            Self::E5M2 => codec::E5M2.encode_f32(x, codec::E5M2.max),
+        }
+    }
+
+    /// Stochastic rounding, saturating: up in magnitude iff the fraction of an ulp, as 0.32 fixed point, plus `r`
+    /// reaches 2³².
+    #[must_use]
+    #[inline]
+    pub const fn from_f32_stochastic(self, x: f32, r: u32) -> u8 {
+        match self {
+            Self::E4M3 => codec::E4M3.encode_f32_stochastic(x, r),
+            Self::E5M2 => codec::E5M2.encode_f32_stochastic(x, r),
+        }
+    }
+
+    /// Whether a code is NaN: 0x7F and 0xFF in E4M3; 0x7D–0x7F and 0xFD–0xFF in E5M2.
+    #[must_use]
+    #[inline]
+    pub const fn is_nan(self, code: u8) -> bool {
+        self.format().is_nan(code)
+    }
+
+    /// Whether a code is neither NaN nor infinite.
+    #[must_use]
+    #[inline]
+    pub const fn is_finite(self, code: u8) -> bool {
+        code & 0x7F <= self.format().max
+    }
+}
+
+impl fmt::Display for Encoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Encoding {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self, Error> {
+        [Self::E4M3, Self::E5M2]
+            .into_iter()
+            .find(|encoding| encoding.name().eq_ignore_ascii_case(s))
+            .ok_or(Error::ParseEncoding { len: s.len() })
+    }
+}

@@ -1,0 +1,67 @@
+//! What can go wrong: lengths that differ, text that is not a number.
+
+use crate::Encoding;
+use core::num::ParseFloatError;
+
+/// The crate's result type.
+pub type Result<T, E = Error> = core::result::Result<T, E>;
+
+/// Every error of this crate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Source and destination of a slice conversion differ in length.
+    #[error("{op}: src has {src} elements, dst has {dst}: pass a dst of exactly {src} elements")]
+    Length {
+        /// The function that was called.
+        op: &'static str,
+        /// Elements of the source.
+        src: usize,
+        /// Elements of the destination.
+        dst: usize,
+    },
+    /// A slice does not hold the matrix it is said to hold.
+    #[error(
+        "{op}: {name} has {len} elements, a {rows} x {cols} matrix has {}: pass rows and cols whose product is the \
+         length of every slice",
+        Elements(.rows.checked_mul(*.cols))
+    )]
+    Shape {
+        /// The function that was called.
+        op: &'static str,
+        /// The argument that does not fit.
+        name: &'static str,
+        /// Its elements.
+        len: usize,
+        /// Rows of the source.
+        rows: usize,
+        /// Columns of the source.
+        cols: usize,
+    },
+    /// Text that is not a number.
+    #[error("parse {encoding}: {source}: expected a decimal number such as -1.75 or 3e-2, inf or NaN")]
+    Parse {
+        /// The type that was asked for.
+        encoding: Encoding,
+        /// What was wrong with the text.
+        source: ParseFloatError,
+    },
+    /// Text that names no encoding.
+    #[error("parse Encoding: a name of {len} bytes that is unknown: expected E4M3 or E5M2, in either case")]
+    ParseEncoding {
+        /// Length of the text in bytes.
+        len: usize,
+    },
+}
+
+/// A number of elements, or a word where it does not fit a `usize`.
+struct Elements(Option<usize>);
+
+impl core::fmt::Display for Elements {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.0 {
+            Some(n) => write!(f, "{n}"),
+            None => f.write_str("more than usize::MAX"),
+        }
+    }
+}

@@ -1,0 +1,27 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+#![warn(clippy::std_instead_of_core, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+
+#[macro_use]
+mod number;
+#[macro_use]
+mod operators;
+
+mod codec;
+mod e4m3;
+mod e5m2;
+mod encoding;
+mod error;
+#[cfg(feature = "num-traits")]
+mod num_traits;
+pub mod philox;
+pub mod slice;
+mod traits;
+
+pub use e4m3::E4M3;
+pub use e5m2::E5M2;
+pub use encoding::Encoding;
+pub use error::{Error, Result};
+pub use traits::{Fp8, Source};

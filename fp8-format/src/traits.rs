@@ -1,0 +1,190 @@
+//! `Fp8` and `Source`: code generic over the encoding, and over what is converted.
+
+use crate::{E4M3, E5M2, Encoding, codec};
+use core::fmt::Debug;
+use half::{bf16, f16};
+
+#[expect(unnameable_types, reason = "what cannot be named cannot be implemented: this seals Fp8 and Source")]
+mod sealed {
+    pub trait Sealed {}
+
+    /// `bytemuck::Pod` where that feature is on, else nothing.
+    #[cfg(feature = "bytemuck")]
+    pub trait Plain: bytemuck::Pod {}
+    #[cfg(feature = "bytemuck")]
+    impl<T: bytemuck::Pod> Plain for T {}
+
+    #[cfg(not(feature = "bytemuck"))]
+    pub trait Plain {}
+    #[cfg(not(feature = "bytemuck"))]
+    impl<T> Plain for T {}
+}
+
+/// An 8-bit float type: [`E4M3`] or [`E5M2`]. Sealed.
+///
+/// With feature `bytemuck`, `T: Fp8` implies `T: bytemuck::Pod`.
+///
+/// ```
+/// use fp8_format::{E4M3, E5M2, Fp8};
+///
+/// fn rounding_error<T: Fp8>(x: f32) -> f32 {
+///     (T::from_f32_saturating(x).to_f32() - x).abs()
+/// }
+/// assert_eq!(rounding_error::<E4M3>(3.375), 0.125); // 3.5; the tie goes to the even code
+/// assert_eq!(rounding_error::<E5M2>(3.375), 0.125); // 3.5
+/// assert_eq!(rounding_error::<E4M3>(3.25), 0.0);
+/// assert_eq!(rounding_error::<E5M2>(3.25), 0.25); // 3.0
+/// ```
+pub trait Fp8:
+    Copy + Debug + Default + PartialEq + PartialOrd + Send + Sync + sealed::Sealed + sealed::Plain + 'static
+{
+    /// The run-time tag of this type.
+    const ENCODING: Encoding;
+    /// The largest finite value, as an f32: 448 or 57344.
+    const MAX: f32;
+    /// The canonical NaN, 0x7F.
+    const NAN: Self;
+
+    /// The value with this code.
+    fn from_bits(bits: u8) -> Self;
+    /// The code of this value.
+    fn to_bits(self) -> u8;
+    /// Nearest value; overflow gives NaN (E4M3) or infinity (E5M2).
+    fn from_f32(x: f32) -> Self;
+    /// Nearest value; overflow gives the largest finite value.
+    fn from_f32_saturating(x: f32) -> Self;
+    /// One of the two neighbours, chosen by `r`; overflow gives the largest finite value.
+    fn from_f32_stochastic(x: f32, r: u32) -> Self;
+    /// [`Fp8::from_f32`], rounded once from the double.
+    fn from_f64(x: f64) -> Self;
+    /// [`Fp8::from_f32_saturating`], rounded once from the double.
+    fn from_f64_saturating(x: f64) -> Self;
+    /// [`Fp8::from_f32`] for an f16.
+    fn from_f16(x: f16) -> Self;
+    /// [`Fp8::from_f32_saturating`] for an f16.
+    fn from_f16_saturating(x: f16) -> Self;
+    /// [`Fp8::from_f32`] for a bf16.
+    fn from_bf16(x: bf16) -> Self;
+    /// [`Fp8::from_f32_saturating`] for a bf16.
+    fn from_bf16_saturating(x: bf16) -> Self;
+    /// The value, exact.
+    fn to_f32(self) -> f32;
+    /// The value, exact.
+    fn to_f64(self) -> f64;
+    /// The value, exact.
+    fn to_f16(self) -> f16;
+    /// The value, exact.
+    fn to_bf16(self) -> bf16;
+    /// Whether this is NaN.
+    fn is_nan(self) -> bool;
+    /// Whether this is neither NaN nor infinite.
+    fn is_finite(self) -> bool;
+}
+
+macro_rules! delegate {
+    ($fp8:ident { $(fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty;)* }) => {
+        impl sealed::Sealed for $fp8 {}
+        impl Fp8 for $fp8 {
+            const ENCODING: Encoding = Encoding::$fp8;
+            const MAX: f32 = Encoding::$fp8.max();
+            const NAN: Self = $fp8::NAN;
+            #[inline(always)]
+            fn to_bits(self) -> u8 {
+                $fp8::to_bits(self)
+            }
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                $fp8::to_f32(self)
+            }
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                $fp8::to_f64(self)
+            }
+            #[inline(always)]
+            fn to_f16(self) -> f16 {
+                $fp8::to_f16(self)
+            }
+            #[inline(always)]
+            fn to_bf16(self) -> bf16 {
+                $fp8::to_bf16(self)
+            }
+            #[inline(always)]
+            fn is_nan(self) -> bool {
+                $fp8::is_nan(self)
+            }
+            #[inline(always)]
+            fn is_finite(self) -> bool {
+                $fp8::is_finite(self)
+            }
+            $(
+                #[inline(always)]
+                fn $name($($arg: $ty),*) -> $out {
+                    $fp8::$name($($arg),*)
+                }
+            )*
+        }
+    };
+    ($($fp8:ident),*) => {$(
+        delegate!($fp8 {
+            fn from_bits(bits: u8) -> Self;
+            fn from_f32(x: f32) -> Self;
+            fn from_f32_saturating(x: f32) -> Self;
+            fn from_f32_stochastic(x: f32, r: u32) -> Self;
+            fn from_f64(x: f64) -> Self;
+            fn from_f64_saturating(x: f64) -> Self;
+            fn from_f16(x: f16) -> Self;
+            fn from_f16_saturating(x: f16) -> Self;
+            fn from_bf16(x: bf16) -> Self;
+            fn from_bf16_saturating(x: bf16) -> Self;
+        });
+    )*};
+}
+
+delegate!(E4M3, E5M2);
+
+/// A high-precision element, source of a quantization and destination of a dequantization: `f32`,
+/// [`half::f16`] or [`half::bf16`]. Sealed.
+pub trait Source:
+    Copy + Debug + Default + PartialEq + PartialOrd + Send + Sync + sealed::Sealed + 'static
+{
+    /// The value, exact.
+    fn to_f32(self) -> f32;
+    /// The nearest value, ties to even.
+    fn from_f32(x: f32) -> Self;
+}
+
+impl sealed::Sealed for f32 {}
+impl Source for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> f32 {
+        x
+    }
+}
+
+impl sealed::Sealed for f16 {}
+impl Source for f16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        codec::f16_to_f32(self.to_bits())
+    }
+    #[inline]
+    fn from_f32(x: f32) -> f16 {
+        f16::from_f32(x)
+    }
+}
+
+impl sealed::Sealed for bf16 {}
+impl Source for bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        codec::bf16_to_f32(self.to_bits())
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> bf16 {
+        bf16::from_f32(x)
+    }
+}

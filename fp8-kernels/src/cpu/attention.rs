@@ -1,0 +1,254 @@
+//! Reference of `attention`: one block of scores at a time, a running maximum and sum per row.
+//!
+//! Tasks own whole heads (forward) or groups (backward), so that every sum has one order. They write head by head; a
+//! last pass brings the results into the layout of the inputs.
+
+use super::dispatch::{Strided, gemm_f32_serial, vectorized};
+use super::softmax::origin;
+use super::{Buffer, lanes, parallel};
+use crate::ops::{AttentionSaved, Problem};
+use crate::{DType, Device, Error, Result, Shape, Tensor, math};
+use rayon::prelude::*;
+
+/// Queries and keys of one block of scores: 16 KiB, and its operands, in the first cache.
+const BLOCK: usize = 64;
+
+pub(crate) fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    key_lengths: Option<&Tensor>,
+    p: &Problem,
+) -> Result<(Tensor, AttentionSaved)> {
+    let op = "attention";
+    let lengths = lengths(op, key_lengths, p)?;
+    let (dtype, device) = (q.dtype(), q.device());
+    let (q, k, v) = (q.buffer().read_f32(op)?, k.buffer().read_f32(op)?, v.buffer().read_f32(op)?);
+    let rows = p.batch * p.heads * p.queries;
+    let (mut o, mut max, mut sum) =
+        (vec![0.0; rows * p.head_dim], vec![f32::NEG_INFINITY; rows], vec![0.0; rows]);
+    let (head_step, block_step) = (p.queries.max(1), BLOCK * p.head_dim);
+    let heads = o.par_chunks_mut(head_step * p.head_dim).zip(max.par_chunks_mut(head_step));
+    heads.zip(sum.par_chunks_mut(head_step)).enumerate().for_each(|(index, ((o, max), sum))| {
+        let (batch, head) = (index / p.heads, index % p.heads);
+        let q = Head::new(&q, p.queries, p.heads, p.head_dim, batch, head);
+        let group = head / (p.heads / p.groups);
+        let [k, v] = [&k, &v].map(|data| Head::new(data, p.keys, p.groups, p.head_dim, batch, group));
+        let blocks =
+            o.par_chunks_mut(block_step).zip(max.par_chunks_mut(BLOCK)).zip(sum.par_chunks_mut(BLOCK));
+        blocks.enumerate().for_each(|(block, ((o, max), sum))| {
+            let rows = Rows { first: block * BLOCK, o, max, sum };
+            vectorized(|| forward_block(q, k, v, rows, lengths[batch], p));
+        });
+    });
+    let o = token_major(&o, [p.batch, p.queries, p.heads, p.head_dim], dtype, device)?;
+    let stats = |data| Tensor::on_cpu(data, Shape::from([p.batch, p.heads, p.queries]), device);
+    Ok((o, AttentionSaved { row_max: stats(max), row_sum: stats(sum) }))
+}
+
+pub(crate) fn attention_backward(
+    [dy, q, k, v, o]: [&Tensor; 5],
+    saved: &AttentionSaved,
+    key_lengths: Option<&Tensor>,
+    p: &Problem,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let op = "attention_backward";
+    let lengths = lengths(op, key_lengths, p)?;
+    let (dtype, device) = (q.dtype(), q.device());
+    let (dy, o) = (dy.buffer().read_f32(op)?, o.buffer().read_f32(op)?);
+    let (q, k, v) = (q.buffer().read_f32(op)?, k.buffer().read_f32(op)?, v.buffer().read_f32(op)?);
+    let (max, sum) = (saved.row_max.as_slice::<f32>()?, saved.row_sum.as_slice::<f32>()?);
+    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+    let per_group = p.heads / p.groups;
+    let (q_step, k_step) = (p.queries * p.head_dim, p.keys * p.head_dim);
+    // Without queries or keys nothing was seen, and all gradients are 0.
+    if q_step * k_step * per_group > 0 {
+        let tasks = dq.par_chunks_mut(per_group * q_step).zip(dk.par_chunks_mut(k_step));
+        tasks.zip(dv.par_chunks_mut(k_step)).enumerate().for_each(|(index, ((dq, dk), dv))| {
+            let (batch, group) = (index / p.groups, index % p.groups);
+            let [k, v] = [&k, &v].map(|data| Head::new(data, p.keys, p.groups, p.head_dim, batch, group));
+            for (i, dq) in dq.chunks_exact_mut(q_step).enumerate() {
+                let head = group * per_group + i;
+                let [q, dy, o] =
+                    [&q, &dy, &o].map(|data| Head::new(data, p.queries, p.heads, p.head_dim, batch, head));
+                let rows = (batch * p.heads + head) * p.queries;
+                let rows = rows..rows + p.queries;
+                let inputs = Inputs { q, k, v, dy, o, max: &max[rows.clone()], sum: &sum[rows] };
+                let length = lengths[batch];
+                vectorized(|| backward_head(&inputs, dq, dk, dv, length, p));
+            }
+        });
+    }
+    let q_dims = [p.batch, p.queries, p.heads, p.head_dim];
+    let k_dims = [p.batch, p.keys, p.groups, p.head_dim];
+    Ok((
+        token_major(&dq, q_dims, dtype, device)?,
+        token_major(&dk, k_dims, dtype, device)?,
+        token_major(&dv, k_dims, dtype, device)?,
+    ))
+}
+
+/// One head of one batch entry: rows of `[.., heads, head_dim]`.
+#[derive(Clone, Copy)]
+struct Head<'a> {
+    data: &'a [f32],
+    stride: usize,
+    dim: usize,
+}
+
+impl<'a> Head<'a> {
+    fn new(data: &'a [f32], rows: usize, heads: usize, dim: usize, batch: usize, head: usize) -> Self {
+        let start = batch * rows * heads * dim + head * dim;
+        Self { data: data.get(start..).unwrap_or_default(), stride: heads * dim, dim }
+    }
+
+    #[inline(always)]
+    fn row(self, i: usize) -> &'a [f32] {
+        &self.data[i * self.stride..i * self.stride + self.dim]
+    }
+
+    fn from(self, first: usize) -> Strided<'a> {
+        Strided { data: &self.data[first * self.stride..], row_stride: self.stride, col_stride: 1 }
+    }
+
+    fn transposed_from(self, first: usize) -> Strided<'a> {
+        let Strided { data, row_stride, col_stride } = self.from(first);
+        Strided { data, row_stride: col_stride, col_stride: row_stride }
+    }
+}
+
+/// A block of rows of the output and of what is saved.
+struct Rows<'a> {
+    first: usize,
+    o: &'a mut [f32],
+    max: &'a mut [f32],
+    sum: &'a mut [f32],
+}
+
+#[inline(always)]
+fn forward_block(q: Head<'_>, k: Head<'_>, v: Head<'_>, rows: Rows<'_>, length: usize, p: &Problem) {
+    let Rows { first, o, max, sum } = rows;
+    let (count, dim) = (max.len(), p.head_dim);
+    let mut scores = [0.0; BLOCK * BLOCK];
+    // The last row sees the most.
+    let keys = p.seen(first + count - 1, length);
+    for start in (0..keys).step_by(BLOCK) {
+        let cols = BLOCK.min(keys - start);
+        let scores = &mut scores[..count * cols];
+        gemm_f32_serial([count, cols, dim], q.from(first), k.transposed_from(start), scores, false);
+        for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
+            let (row, hidden) = row.split_at_mut(p.seen(first + i, length).saturating_sub(start).min(cols));
+            hidden.fill(0.0);
+            row.iter_mut().for_each(|v| *v *= p.scale);
+            let largest = max[i].max(lanes::max(row));
+            let origin = origin(largest);
+            row.iter_mut().for_each(|v| *v = math::exp(*v - origin));
+            // What was summed so far was relative to the old maximum.
+            let shrink = math::exp(max[i] - origin);
+            sum[i] = sum[i].mul_add(shrink, lanes::sum(row));
+            max[i] = largest;
+            if shrink != 1.0 {
+                o[i * dim..(i + 1) * dim].iter_mut().for_each(|o| *o *= shrink);
+            }
+        }
+        let scores = Strided { data: scores, row_stride: cols, col_stride: 1 };
+        gemm_f32_serial([count, dim, cols], scores, v.from(start), o, true);
+    }
+    for (o, &mut sum) in o.chunks_exact_mut(dim).zip(sum) {
+        if sum != 0.0 {
+            o.iter_mut().for_each(|o| *o /= sum);
+        }
+    }
+}
+
+/// What the backward of one head reads.
+struct Inputs<'a> {
+    q: Head<'a>,
+    k: Head<'a>,
+    v: Head<'a>,
+    dy: Head<'a>,
+    o: Head<'a>,
+    max: &'a [f32],
+    sum: &'a [f32],
+}
+
+/// Writes `dq`, adds to `dk` and `dv`.
+#[inline(always)]
+fn backward_head(x: &Inputs<'_>, dq: &mut [f32], dk: &mut [f32], dv: &mut [f32], length: usize, p: &Problem) {
+    let dim = p.head_dim;
+    // Probabilities; their gradients, then those of the scores.
+    let (mut probabilities, mut gradients) = ([0.0; BLOCK * BLOCK], [0.0; BLOCK * BLOCK]);
+    for (block, dq) in dq.chunks_mut(BLOCK * dim).enumerate() {
+        let (first, count) = (block * BLOCK, dq.len() / dim);
+        let mut means = [0.0; BLOCK];
+        for (i, mean) in means.iter_mut().enumerate().take(count) {
+            *mean = lanes::dot(x.dy.row(first + i), x.o.row(first + i));
+        }
+        let keys = p.seen(first + count - 1, length);
+        for start in (0..keys).step_by(BLOCK) {
+            let cols = BLOCK.min(keys - start);
+            let (probs, grads) = (&mut probabilities[..count * cols], &mut gradients[..count * cols]);
+            gemm_f32_serial([count, cols, dim], x.q.from(first), x.k.transposed_from(start), probs, false);
+            gemm_f32_serial([count, cols, dim], x.dy.from(first), x.v.transposed_from(start), grads, false);
+            let rows = probs.chunks_exact_mut(cols).zip(grads.chunks_exact_mut(cols));
+            for (i, (probs, grads)) in rows.enumerate() {
+                let seen = p.seen(first + i, length).saturating_sub(start).min(cols);
+                let (origin, inverse, mean) = (origin(x.max[first + i]), 1.0 / x.sum[first + i], means[i]);
+                probs[seen..].fill(0.0);
+                grads[seen..].fill(0.0);
+                for (prob, grad) in probs[..seen].iter_mut().zip(&mut grads[..seen]) {
+                    *prob = math::exp(*prob * p.scale - origin) * inverse;
+                    *grad = *prob * (*grad - mean) * p.scale;
+                }
+            }
+            let straight = |data| Strided { data, row_stride: cols, col_stride: 1 };
+            let flipped = |data| Strided { data, row_stride: 1, col_stride: cols };
+            let keys = start * dim..(start + cols) * dim;
+            gemm_f32_serial(
+                [cols, dim, count],
+                flipped(&*probs),
+                x.dy.from(first),
+                &mut dv[keys.clone()],
+                true,
+            );
+            gemm_f32_serial([cols, dim, count], flipped(&*grads), x.q.from(first), &mut dk[keys], true);
+            gemm_f32_serial([count, dim, cols], straight(&*grads), x.k.from(start), dq, true);
+        }
+    }
+}
+
+/// The number of keys that are not padding, per batch entry.
+fn lengths(op: &'static str, key_lengths: Option<&Tensor>, p: &Problem) -> Result<Vec<usize>> {
+    let Some(lengths) = key_lengths else { return Ok(vec![p.keys; p.batch]) };
+    let length = |(position, &length): (usize, &i32)| {
+        usize::try_from(length).ok().filter(|&length| length <= p.keys).ok_or(Error::Index {
+            op,
+            what: "key length",
+            value: length.into(),
+            position,
+            limit: p.keys + 1,
+        })
+    };
+    lengths.as_slice::<i32>()?.iter().enumerate().map(length).collect()
+}
+
+/// `[batch, heads, rows, dim]` to `[batch, rows, heads, dim]`, rounded to `dtype`.
+fn token_major(
+    data: &[f32],
+    [batch, rows, heads, dim]: [usize; 4],
+    dtype: DType,
+    device: &Device,
+) -> Result<Tensor> {
+    let mut out = vec![0.0; data.len()];
+    parallel::rows(&mut out, heads * dim, |first, out| {
+        for (i, token) in out.chunks_exact_mut(heads * dim).enumerate() {
+            let (batch, row) = ((first + i) / rows, (first + i) % rows);
+            for (head, out) in token.chunks_exact_mut(dim).enumerate() {
+                let start = ((batch * heads + head) * rows + row) * dim;
+                out.copy_from_slice(&data[start..start + dim]);
+            }
+        }
+    });
+    let buffer = Buffer::from_f32(out, dtype, "attention")?;
+    Ok(Tensor::from_buffer(buffer, Shape::from([batch, rows, heads, dim]), device))
+}

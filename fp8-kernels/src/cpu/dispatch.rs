@@ -1,0 +1,119 @@
+//! The two calls of this backend that the compiler cannot check: code compiled for more CPU features than the target
+//! has, and the matrix product of the `gemm` crate.
+#![expect(unsafe_code, reason = "run-time CPU feature dispatch and the call of gemm; see each SAFETY line")]
+
+/// A strided view of a matrix inside a slice.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Strided<'a> {
+    pub(crate) data: &'a [f32],
+    pub(crate) row_stride: usize,
+    pub(crate) col_stride: usize,
+}
+
+/// Work that is compiled twice, plainly and for AVX2 and FMA.
+///
+/// Closures are kernels, but the compiler need not inline a long one where the features are, and then its `mul_add`s are
+/// calls: hot loops over `math` are types of their own, with `run` and all below it `#[inline(always)]`.
+pub(crate) trait Kernel {
+    type Output;
+
+    fn run(self) -> Self::Output;
+}
+
+impl<R, F: FnOnce() -> R> Kernel for F {
+    type Output = R;
+
+    #[inline(always)]
+    fn run(self) -> R {
+        self()
+    }
+}
+
+/// Runs `kernel`, compiled with AVX2 and FMA where the CPU has both.
+///
+/// `mul_add` is one instruction then, and loops become vectors. The bits are the same either way: without the feature
+/// `mul_add` calls a correctly rounded function, slowly.
+#[inline]
+pub(crate) fn vectorized<K: Kernel>(kernel: K) -> K::Output {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
+        // SAFETY: the CPU has the two features that `with_fma` is compiled for; they were just detected.
+        return unsafe { with_fma(kernel) };
+    }
+    kernel.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn with_fma<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run()
+}
+
+/// `out[m, n] = a[m, k] · b[k, n]`, plus what `out` holds if `accumulate`. Row-major `out`.
+///
+/// The order of each sum depends on the shape alone: `gemm` cuts the product into tiles by shape and gives whole tiles
+/// to threads.
+pub(crate) fn gemm_f32(dims: [usize; 3], a: Strided<'_>, b: Strided<'_>, out: &mut [f32], accumulate: bool) {
+    gemm(dims, a, b, out, accumulate, gemm::Parallelism::Rayon(0));
+}
+
+/// [`gemm_f32`] on the calling thread: for small products inside a task.
+pub(crate) fn gemm_f32_serial(
+    dims: [usize; 3],
+    a: Strided<'_>,
+    b: Strided<'_>,
+    out: &mut [f32],
+    accumulate: bool,
+) {
+    gemm(dims, a, b, out, accumulate, gemm::Parallelism::None);
+}
+
+fn gemm(
+    [m, n, k]: [usize; 3],
+    a: Strided<'_>,
+    b: Strided<'_>,
+    out: &mut [f32],
+    accumulate: bool,
+    parallelism: gemm::Parallelism,
+) {
+    let last = |x: &Strided<'_>, rows: usize, cols: usize| {
+        (rows.max(1) - 1) * x.row_stride + (cols.max(1) - 1) * x.col_stride
+    };
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k == 0 {
+        if !accumulate {
+            out.fill(0.0);
+        }
+        return;
+    }
+    // Not reachable from the operations, which check shapes; it keeps the call below sound on its own.
+    assert!(last(&a, m, k) < a.data.len() && last(&b, k, n) < b.data.len() && m * n <= out.len());
+    let stride = |stride: usize| stride as isize;
+    // SAFETY: `out` holds m·n elements and is borrowed uniquely; the largest offsets into `a` and `b` were just checked
+    // against their lengths, and all offsets in between are smaller because strides are not negative.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            stride(n),
+            accumulate,
+            a.data.as_ptr(),
+            stride(a.col_stride),
+            stride(a.row_stride),
+            b.data.as_ptr(),
+            stride(b.col_stride),
+            stride(b.row_stride),
+            1.0f32,
+            1.0f32,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}

@@ -1,0 +1,55 @@
+//! Reference of `add`, `bias` and `scale`.
+
+use super::floats::{build, build_flat};
+use super::{Floats, dispatch::vectorized, parallel};
+use crate::dtype::Float;
+use crate::{DType, Result, Tensor};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (left, right) = (Floats::of(a, "add", "a")?, Floats::of(b, "add", "b")?);
+    build_flat(*a.shape(), a.dtype(), a.device(), |start, out| {
+        let range = start..start + out.len();
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        let (a, b) = (left.read(range.clone(), &mut a), right.read(range, &mut b));
+        out.iter_mut().zip(a.iter().zip(b)).for_each(|(o, (a, b))| *o = a + b);
+    })
+}
+
+pub(crate) fn bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    let cols = x.shape().last_dim().max(1);
+    let (values, mut widened) = (Floats::of(x, "bias", "x")?, Vec::new());
+    let bias = Floats::of(bias, "bias", "bias")?.read(0..bias.numel(), &mut widened);
+    build(*x.shape(), x.dtype(), x.device(), parallel::rows_per_chunk(cols) * cols, |start, out| {
+        let mut scratch = Vec::new();
+        let x = values.read(start..start + out.len(), &mut scratch);
+        for (out, x) in out.chunks_exact_mut(cols).zip(x.chunks_exact(cols)) {
+            out.iter_mut().zip(x.iter().zip(bias)).for_each(|(o, (x, b))| *o = x + b);
+        }
+    })
+}
+
+pub(crate) fn scale(x: &Tensor, factor: f32) -> Result<Tensor> {
+    let values = Floats::of(x, "scale", "x")?;
+    build_flat(*x.shape(), x.dtype(), x.device(), |start, out| {
+        let mut scratch = Vec::new();
+        let x = values.read(start..start + out.len(), &mut scratch);
+        out.iter_mut().zip(x).for_each(|(o, x)| *o = x * factor);
+    })
+}
+
+pub(crate) fn scale_in_place(x: &mut Tensor, factor: f32, name: &str) -> Result<()> {
+    fn multiply<T: Float>(x: &mut [T], factor: f32) {
+        x.par_chunks_mut(parallel::CHUNK).for_each(|x| {
+            vectorized(|| x.iter_mut().for_each(|v| *v = T::from_f32(v.to_f32() * factor)));
+        });
+    }
+    match x.dtype() {
+        DType::F32 => multiply::<f32>(x.as_mut_slice(name)?, factor),
+        DType::BF16 => multiply::<bf16>(x.as_mut_slice(name)?, factor),
+        DType::F16 => multiply::<f16>(x.as_mut_slice(name)?, factor),
+        DType::I32 | DType::U8 => x.expect_float("scale_in_place", "x")?,
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Reference of `gemm_fp8`: both operands decoded to f32 once, exactly; one f32 product; epilogue.
+
+use super::dispatch::{Strided, gemm_f32};
+use super::gemm::epilogue;
+use super::{Buffer, parallel, quantize};
+use crate::{DType, Fp8Tensor, Result, Tensor};
+
+pub(crate) fn gemm_fp8(
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    [m, n, k]: [usize; 3],
+    bias: Option<&Tensor>,
+    dtype: DType,
+) -> Result<Tensor> {
+    let mut out = product(a, b, [m, n, k])?;
+    epilogue(&mut out, n, factors(a, b)?, bias)?;
+    Ok(Tensor::from_buffer(Buffer::from_f32(out, dtype, "gemm_fp8")?, a.shape().with_last(n), a.device()))
+}
+
+pub(crate) fn gemm_fp8_accumulate(
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    dims: [usize; 3],
+    out: &mut Tensor,
+    name: &str,
+) -> Result<()> {
+    let [first, second] = factors(a, b)?;
+    let product = product(a, b, dims)?;
+    parallel::zip(out.as_mut_slice::<f32>(name)?, &product, |out, product| {
+        out.iter_mut().zip(product).for_each(|(o, v)| *o += v * first * second);
+    });
+    Ok(())
+}
+
+fn factors(a: &Fp8Tensor, b: &Fp8Tensor) -> Result<[f32; 2]> {
+    Ok([a.scale_inv().item()?, b.scale_inv().item()?])
+}
+
+fn product(a: &Fp8Tensor, b: &Fp8Tensor, [m, n, k]: [usize; 3]) -> Result<Vec<f32>> {
+    let (a_values, a_strides) = values(a)?;
+    let (b_values, [b_row, b_col]) = values(b)?;
+    let a = Strided { data: &a_values, row_stride: a_strides[0], col_stride: a_strides[1] };
+    let b = Strided { data: &b_values, row_stride: b_col, col_stride: b_row };
+    let mut out = vec![0.0; m * n];
+    gemm_f32([m, n, k], a, b, &mut out, false);
+    Ok(out)
+}
+
+/// The decoded elements and the strides of rows and columns, from whichever layout is there.
+fn values(x: &Fp8Tensor) -> Result<(Vec<f32>, [usize; 2])> {
+    let [rows, cols] = x.matrix();
+    let (codes, strides) = match (x.rowwise(), x.columnwise()) {
+        (Some(codes), _) => (Some(codes), [cols, 1]),
+        (None, codes) => (codes, [1, rows]),
+    };
+    let codes = codes.map_or(Ok(&[][..]), |codes| codes.as_slice::<u8>())?;
+    Ok((quantize::decode(codes, x.encoding())?, strides))
+}

@@ -1,0 +1,34 @@
+//! The CPU backend: a real one, and the reference for the others.
+//!
+//! One file an operation, named as in `ops`, which has checked the arguments. Results do not depend on the number of
+//! threads: work is split by shape alone.
+
+pub(crate) mod accumulate;
+pub(crate) mod activation;
+pub(crate) mod adamw;
+pub(crate) mod amax;
+pub(crate) mod attention;
+mod buffer;
+pub(crate) mod cast;
+pub(crate) mod cross_entropy;
+pub(crate) mod dispatch;
+pub(crate) mod dropout;
+pub(crate) mod elementwise;
+pub(crate) mod embedding;
+mod floats;
+pub(crate) mod gemm;
+pub(crate) mod gemm_fp8;
+pub(crate) mod grad_norm;
+mod lanes;
+pub(crate) mod norm;
+pub(crate) mod parallel;
+pub(crate) mod quantize;
+pub(crate) mod reduce;
+pub(crate) mod rope;
+pub(crate) mod softmax;
+pub(crate) mod split;
+pub(crate) mod transpose;
+pub(crate) mod update_scales;
+
+pub(crate) use buffer::Buffer;
+pub(crate) use floats::Floats;

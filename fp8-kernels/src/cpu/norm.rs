@@ -1,0 +1,187 @@
+//! Reference of `norm` and its gradients. Sums of a row run in sixteen lanes; sums over rows as in `reduce`.
+
+use super::dispatch::{Kernel, vectorized};
+use super::quantize::{Rows, quantize_rows};
+use super::{Buffer, Floats, lanes, parallel};
+use crate::ops::{Norm, NormOptions, NormStats};
+use crate::{Operand, Result, Shape, Slot, Tensor};
+
+/// A row's `[μ, rsigma]`; RMSNorm's μ is 0.
+type RowStats = [f32; 2];
+
+pub(crate) fn norm(
+    x: &Tensor,
+    gamma: &Tensor,
+    beta: Option<&Tensor>,
+    options: &NormOptions,
+    slot: &Slot<'_>,
+) -> Result<(Operand, NormStats)> {
+    let values = Floats::of(x, "norm", "x")?;
+    let [_, cols] = x.shape().matrix();
+    let stats = statistics(x, values, options);
+    let gamma = factor(gamma, options)?;
+    let beta = beta.map(|beta| beta.buffer().read_f32("norm")).transpose()?;
+    let centered = options.norm == Norm::LayerNorm;
+    let produce = |first: usize, out: &mut [f32]| {
+        let mut scratch = Vec::new();
+        let x = values.read(first * cols..first * cols + out.len(), &mut scratch);
+        let (gamma, beta, stats) = (gamma.as_slice(), beta.as_deref(), &stats[first..]);
+        vectorized(Forward { x, gamma, beta, centered, stats, out });
+    };
+    let rows = Rows { shape: *x.shape(), device: x.device(), dtype: x.dtype(), produce };
+    let (y, _) = quantize_rows(&rows, slot, false)?;
+    let tensor = |part: usize| {
+        let values: Vec<f32> = stats.iter().map(|row| row[part]).collect();
+        let shape = Shape::from([values.len()]);
+        Tensor::on_cpu(values, shape, x.device())
+    };
+    Ok((y, NormStats { mean: centered.then(|| tensor(0)), rsigma: tensor(1) }))
+}
+
+pub(crate) fn norm_backward(
+    dy: &Tensor,
+    x: &Tensor,
+    gamma: &Tensor,
+    stats: &NormStats,
+    options: &NormOptions,
+) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+    let op = "norm_backward";
+    let (values, gradients) = (Floats::of(x, op, "x")?, Floats::of(dy, op, "dy")?);
+    let gamma = factor(gamma, options)?;
+    let rsigma = stats.rsigma.as_slice::<f32>()?;
+    let mean = stats.mean.as_ref().map(Tensor::as_slice::<f32>).transpose()?;
+    let [_, cols] = x.shape().matrix();
+    let mut dx = vec![0.0; x.numel()];
+    let parts = parallel::map_rows_mut(&mut dx, cols, |first, dx| {
+        let range = first * cols..first * cols + dx.len();
+        let (mut x, mut dy) = (Vec::new(), Vec::new());
+        let (x, dy) = (values.read(range.clone(), &mut x), gradients.read(range, &mut dy));
+        let (gamma, rsigma, mean) = (gamma.as_slice(), &rsigma[first..], mean.map(|mean| &mean[first..]));
+        vectorized(Backward { dy, x, gamma, rsigma, mean, dx })
+    });
+    let width = if mean.is_some() { 2 * cols } else { cols };
+    let mut dgamma = parallel::sum_in_order(parts, width);
+    let dbeta = dgamma.split_off(cols);
+    let tensor = |sums: Vec<f32>| Tensor::on_cpu(sums, Shape::from([cols]), x.device());
+    let dx = Tensor::from_buffer(Buffer::from_f32(dx, x.dtype(), op)?, *x.shape(), x.device());
+    Ok((dx, tensor(dgamma), mean.is_some().then(|| tensor(dbeta))))
+}
+
+fn statistics(x: &Tensor, values: Floats<'_>, options: &NormOptions) -> Vec<RowStats> {
+    let [rows, cols] = x.shape().matrix();
+    if cols == 0 {
+        // Nothing varies.
+        return vec![[0.0, 1.0 / options.eps.sqrt()]; rows];
+    }
+    let pieces = parallel::map_rows(rows, cols, |first, last| {
+        let mut scratch = Vec::new();
+        let x = values.read(first * cols..last * cols, &mut scratch);
+        vectorized(Statistics { x, cols, options })
+    });
+    pieces.concat()
+}
+
+/// γ, or 1 + γ.
+fn factor(gamma: &Tensor, options: &NormOptions) -> Result<Vec<f32>> {
+    let mut gamma = gamma.buffer().read_f32("norm")?.into_owned();
+    if options.zero_centered_gamma {
+        gamma.iter_mut().for_each(|g| *g += 1.0);
+    }
+    Ok(gamma)
+}
+
+/// Rows of the output, from their statistics.
+struct Forward<'a> {
+    x: &'a [f32],
+    gamma: &'a [f32],
+    beta: Option<&'a [f32]>,
+    centered: bool,
+    stats: &'a [RowStats],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let cols = self.gamma.len();
+        let rows = self.out.chunks_exact_mut(cols).zip(self.x.chunks_exact(cols)).zip(self.stats);
+        for ((out, x), &[mean, rsigma]) in rows {
+            let columns = out.iter_mut().zip(x.iter().zip(self.gamma));
+            match self.beta {
+                Some(beta) => {
+                    columns.zip(beta).for_each(|((o, (x, &g)), &b)| *o = ((x - mean) * rsigma).mul_add(g, b))
+                }
+                None if self.centered => columns.for_each(|(o, (x, g))| *o = (x - mean) * rsigma * g),
+                None => columns.for_each(|(o, (x, g))| *o = x * rsigma * g),
+            }
+        }
+    }
+}
+
+/// Rows of dx; returns their sums, dγ and, where there are means, dβ behind it.
+struct Backward<'a> {
+    dy: &'a [f32],
+    x: &'a [f32],
+    gamma: &'a [f32],
+    rsigma: &'a [f32],
+    mean: Option<&'a [f32]>,
+    dx: &'a mut [f32],
+}
+
+impl Kernel for Backward<'_> {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run(self) -> Vec<f32> {
+        let Self { dy, x, gamma, rsigma, mean, dx } = self;
+        let cols = gamma.len();
+        let per_column = 1.0 / cols as f32;
+        let mut sums = vec![0.0; if mean.is_some() { 2 * cols } else { cols }];
+        let (dgamma, dbeta) = sums.split_at_mut(cols);
+        let (mut normed, mut scaled) = (vec![0.0; cols], vec![0.0; cols]);
+        let rows = dx.chunks_exact_mut(cols).zip(x.chunks_exact(cols).zip(dy.chunks_exact(cols)));
+        for (row, (dx, (x, dy))) in rows.enumerate() {
+            let (mu, rsigma) = (mean.map_or(0.0, |mean| mean[row]), rsigma[row]);
+            let columns = normed.iter_mut().zip(scaled.iter_mut()).zip(dgamma.iter_mut());
+            for (((n, s), sum), ((x, dy), g)) in columns.zip(x.iter().zip(dy).zip(gamma)) {
+                *n = (x - mu) * rsigma;
+                *s = dy * g;
+                *sum = dy.mul_add(*n, *sum);
+            }
+            dbeta.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+            let along = per_column * lanes::dot(&scaled, &normed);
+            let level = mean.map_or(0.0, |_| per_column * lanes::sum(&scaled));
+            let columns = dx.iter_mut().zip(scaled.iter().zip(&normed));
+            columns.for_each(|(dx, (s, n))| *dx = n.mul_add(-along, s - level) * rsigma);
+        }
+        sums
+    }
+}
+
+/// Statistics of rows.
+struct Statistics<'a> {
+    x: &'a [f32],
+    cols: usize,
+    options: &'a NormOptions,
+}
+
+impl Kernel for Statistics<'_> {
+    type Output = Vec<RowStats>;
+
+    #[inline(always)]
+    fn run(self) -> Vec<RowStats> {
+        let count = self.cols as f32;
+        let mut stats = Vec::with_capacity(self.x.len() / self.cols);
+        for x in self.x.chunks_exact(self.cols) {
+            let mean = match self.options.norm {
+                Norm::LayerNorm => lanes::sum(x) / count,
+                Norm::RmsNorm => 0.0,
+            };
+            let variance = lanes::sum_by(x, |x| (x - mean) * (x - mean)) / count;
+            stats.push([mean, 1.0 / (variance + self.options.eps).sqrt()]);
+        }
+        stats
+    }
+}

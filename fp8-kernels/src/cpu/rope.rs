@@ -1,0 +1,33 @@
+//! Reference of `rope`.
+
+use super::floats::{Floats, build};
+use super::parallel;
+use crate::ops::RopeTable;
+use crate::{Result, Tensor};
+
+/// Rotates by θ, or back by −θ.
+pub(crate) fn rope(x: &Tensor, table: &RopeTable, start: usize, back: bool) -> Result<Tensor> {
+    let data = Floats::of(x, "rope", "x")?;
+    let (cos, sin) = (table.cos().as_slice::<f32>()?, table.sin().as_slice::<f32>()?);
+    let half = table.cos().shape().last_dim();
+    let [sequence, heads] = [1, 2].map(|dim| x.shape().get(dim).copied().unwrap_or(1));
+    let token = (heads * 2 * half).max(1);
+    let direction = if back { -1.0 } else { 1.0 };
+    build(*x.shape(), x.dtype(), x.device(), parallel::row_elements(token), |first, out| {
+        let mut scratch = Vec::new();
+        let data = data.read(first..first + out.len(), &mut scratch);
+        for (i, (out, x)) in out.chunks_exact_mut(token).zip(data.chunks_exact(token)).enumerate() {
+            let row = (start + (first / token + i) % sequence) * half;
+            let (cos, sin) = (&cos[row..row + half], &sin[row..row + half]);
+            for (out, x) in out.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half)) {
+                let ((out_1, out_2), (x_1, x_2)) = (out.split_at_mut(half), x.split_at(half));
+                let pairs = out_1.iter_mut().zip(out_2).zip(x_1.iter().zip(x_2));
+                for (((o_1, o_2), (&x_1, &x_2)), (&cos, &sin)) in pairs.zip(cos.iter().zip(sin)) {
+                    let sin = sin * direction;
+                    *o_1 = x_1 * cos - x_2 * sin;
+                    *o_2 = x_2 * cos + x_1 * sin;
+                }
+            }
+        }
+    })
+}

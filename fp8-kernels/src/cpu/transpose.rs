@@ -1,0 +1,43 @@
+//! Reference of `transpose`, in blocks that fit the first cache.
+
+use super::Buffer;
+use crate::dtype::Element;
+use crate::{Shape, Tensor};
+use rayon::prelude::*;
+
+const BLOCK: usize = 32;
+
+pub(crate) fn transpose(x: &Tensor) -> Tensor {
+    let [rows, cols] = x.shape().matrix();
+    fn of<T: Element>(x: &Tensor, data: &[T], rows: usize, cols: usize) -> Tensor {
+        Tensor::on_cpu(transpose_slice(data, rows, cols), Shape::from([cols, rows]), x.device())
+    }
+    match x.buffer() {
+        Buffer::F32(data) => of(x, data, rows, cols),
+        Buffer::BF16(data) => of(x, data, rows, cols),
+        Buffer::F16(data) => of(x, data, rows, cols),
+        Buffer::I32(data) => of(x, data, rows, cols),
+        Buffer::U8(data) => of(x, data, rows, cols),
+    }
+}
+
+/// `data` is `[rows, cols]`.
+pub(crate) fn transpose_slice<T: Element>(data: &[T], rows: usize, cols: usize) -> Vec<T> {
+    let mut out = vec![T::default(); data.len()];
+    if data.is_empty() {
+        return out;
+    }
+    out.par_chunks_mut(BLOCK * rows).enumerate().for_each(|(block, out)| {
+        let first = block * BLOCK;
+        let width = out.len() / rows;
+        for top in (0..rows).step_by(BLOCK) {
+            for (j, column) in out.chunks_exact_mut(rows).enumerate().take(width) {
+                let column = &mut column[top..rows.min(top + BLOCK)];
+                for (i, o) in column.iter_mut().enumerate() {
+                    *o = data[(top + i) * cols + first + j];
+                }
+            }
+        }
+    });
+    out
+}

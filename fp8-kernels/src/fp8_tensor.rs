@@ -1,0 +1,144 @@
+//! FP8 codes with the factor that turns them back into numbers.
+
+use crate::device::Backend;
+use crate::{DType, Device, Encoding, Result, Shape, Tensor, TransposePolicy, cpu, ops};
+
+/// A tensor in FP8: `value = code · scale_inv`.
+///
+/// `rowwise` are the codes of the `[rows, cols]` matrix as stored, `columnwise` those of its transpose; at least one is
+/// there. The dequantization factor belongs to the tensor, so a cached one stays right when its slot's scale moves on.
+#[derive(Debug, Clone)]
+pub struct Fp8Tensor {
+    shape: Shape,
+    encoding: Encoding,
+    rowwise: Option<Tensor>,
+    columnwise: Option<Tensor>,
+    scale_inv: Tensor,
+}
+
+impl Fp8Tensor {
+    /// From codes, in the layout of `shape`, and the factor.
+    ///
+    /// # Errors
+    /// Codes that are not u8 or do not fill the shape; a factor that is not one f32.
+    pub fn from_codes(
+        codes: Tensor,
+        shape: impl Into<Shape>,
+        encoding: Encoding,
+        scale_inv: Tensor,
+    ) -> Result<Self> {
+        codes.expect_dtype("from_codes", "codes", DType::U8)?;
+        scale_inv.expect_dtype("from_codes", "scale_inv", DType::F32)?;
+        let scale_inv = scale_inv.reshape([])?;
+        let shape = shape.into();
+        Ok(Self { shape, encoding, rowwise: Some(codes.reshape(shape)?), columnwise: None, scale_inv })
+    }
+
+    pub(crate) fn new(rowwise: Tensor, columnwise: Option<Tensor>, encoding: Encoding, scale: f32) -> Self {
+        let shape = *rowwise.shape();
+        let scale_inv = Tensor::scalar(scale.recip(), rowwise.device());
+        Self { shape, encoding, rowwise: Some(rowwise), columnwise, scale_inv }
+    }
+
+    /// The same tensor with the codes of its transpose, made from those as stored where they are missing.
+    ///
+    /// # Errors
+    /// None on the CPU.
+    pub fn with_columnwise(mut self) -> Result<Self> {
+        if let (None, Some(codes)) = (&self.columnwise, &self.rowwise) {
+            self.columnwise = Some(ops::transpose(&codes.reshape(self.matrix())?)?);
+        }
+        Ok(self)
+    }
+
+    /// The extents of the tensor that was quantized.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// `[product of the leading dimensions, last dimension]`.
+    pub fn matrix(&self) -> [usize; 2] {
+        self.shape.matrix()
+    }
+
+    /// The format of the codes.
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    /// The dequantization factor, one f32.
+    pub fn scale_inv(&self) -> &Tensor {
+        &self.scale_inv
+    }
+
+    /// Where it lies.
+    pub fn device(&self) -> &Device {
+        self.scale_inv.device()
+    }
+
+    /// The codes as stored, if they were kept.
+    pub fn rowwise(&self) -> Option<&Tensor> {
+        self.rowwise.as_ref()
+    }
+
+    /// The codes of the transpose, `[cols, rows]`, if they were made.
+    pub fn columnwise(&self) -> Option<&Tensor> {
+        self.columnwise.as_ref()
+    }
+
+    /// The codes as stored, copied to the host, from whichever layout is there.
+    ///
+    /// # Errors
+    /// None on the CPU.
+    pub fn codes(&self) -> Result<Vec<u8>> {
+        match (&self.rowwise, &self.columnwise) {
+            (Some(codes), _) => codes.to_vec(),
+            (None, Some(codes)) => ops::transpose(codes)?.to_vec(),
+            (None, None) => Ok(Vec::new()),
+        }
+    }
+
+    /// What backward needs of an operand: the transpose alone where it was made, else the codes as stored.
+    #[must_use]
+    pub fn for_backward(&self) -> Self {
+        let mut kept = self.clone();
+        if kept.columnwise.is_some() {
+            kept.rowwise = None;
+        }
+        kept
+    }
+
+    /// The transposed matrix. The bytes are shared; they are copied only where the device's policy is
+    /// [`TransposePolicy::OnDemand`] and no copy exists yet.
+    ///
+    /// # Errors
+    /// None on the CPU.
+    pub fn transposed(&self) -> Result<Self> {
+        let [rows, cols] = self.matrix();
+        let flat = |codes: &Tensor, shape: [usize; 2]| codes.reshape(shape);
+        let mut columnwise = self.columnwise.as_ref().map(|c| flat(c, [cols, rows])).transpose()?;
+        let rowwise = self.rowwise.as_ref().map(|c| flat(c, [rows, cols])).transpose()?;
+        if let (None, Some(codes), TransposePolicy::OnDemand) =
+            (&columnwise, &rowwise, self.device().transpose_policy())
+        {
+            columnwise = Some(ops::transpose(codes)?);
+        }
+        Ok(Self {
+            shape: [cols, rows].into(),
+            encoding: self.encoding,
+            rowwise: columnwise,
+            columnwise: rowwise,
+            scale_inv: self.scale_inv.clone(),
+        })
+    }
+
+    /// `code · scale_inv` in f32, rounded to `dtype`.
+    ///
+    /// # Errors
+    /// A dtype that is not a float.
+    pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
+        match self.device().backend() {
+            Backend::Cpu => cpu::quantize::dequantize(self, dtype),
+        }
+    }
+}

@@ -1,0 +1,31 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![deny(unsafe_code)]
+
+mod arena;
+mod cpu;
+mod cuda;
+mod device;
+mod dtype;
+mod error;
+mod fp8_tensor;
+pub mod math;
+mod operand;
+pub mod ops;
+mod scale_rule;
+mod shape;
+mod slot;
+mod tensor;
+
+pub use arena::{Arena, ArenaOptions};
+pub use device::{Device, TransposePolicy};
+pub use dtype::{DType, Element};
+pub use error::{Error, Result};
+pub use fp8_format::{self, Encoding};
+pub use fp8_tensor::Fp8Tensor;
+pub use half::{bf16, f16};
+pub use operand::Operand;
+pub use scale_rule::{CustomPolicy, ScalePolicy, ScaleRule};
+pub use shape::Shape;
+pub use slot::{Cell, Counters, REST, Scale, Slot, UNSET};
+pub use tensor::Tensor;

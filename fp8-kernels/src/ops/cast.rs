@@ -1,0 +1,33 @@
+//! Conversion between f32, bf16 and f16: to nearest, ties to even, one rounding (f16 and bf16 widen to f32 exactly).
+
+use crate::device::Backend;
+use crate::{DType, Error, Result, Tensor, cpu};
+
+/// `x` in `dtype`, any shape. The same dtype shares the storage.
+///
+/// # Errors
+/// A dtype on either side that is not a float.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Tensor, bf16, ops};
+/// let x = Tensor::from_vec(vec![1.0f32, 1.0 + 1.0 / 256.0], [2], &Device::cpu())?;
+/// assert_eq!(ops::cast(&x, DType::BF16)?.to_vec::<bf16>()?, [bf16::ONE, bf16::ONE]); // a tie goes to even
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    x.expect_float("cast", "x")?;
+    if !dtype.is_float() {
+        return Err(Error::DType {
+            op: "cast",
+            what: "the output",
+            found: dtype,
+            expected: "f32, bf16 or f16",
+        });
+    }
+    if x.dtype() == dtype {
+        return Ok(x.clone());
+    }
+    match x.device().backend() {
+        Backend::Cpu => cpu::cast::cast(x, dtype),
+    }
+}

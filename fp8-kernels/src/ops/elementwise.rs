@@ -1,0 +1,63 @@
+//! Sums and products element by element, in f32, rounded once.
+//!
+//! `add`: `f32(a) + f32(b)`. `bias`: `f32(x) + f32(bias)` on every row. `scale`: `f32(x) · factor`. Arguments f32, bf16 or
+//! f16, also of different types; the output has the first one's shape and dtype.
+
+use super::gemm::check_bias;
+use crate::device::Backend;
+use crate::{Result, Tensor, cpu};
+
+/// `a + b` in `a`'s dtype.
+///
+/// # Errors
+/// Different shapes, dtypes that are not floats.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let a = Tensor::from_vec(vec![1.0f32, 2.0], [2], &Device::cpu())?;
+/// assert_eq!(ops::add(&a, &a)?.to_vec::<f32>()?, [2.0, 4.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    a.expect_float("add", "a")?;
+    b.expect_float("add", "b")?;
+    a.expect_same_shape("add", "a and b", b)?;
+    a.device().expect_same("add", b.device())?;
+    match a.device().backend() {
+        Backend::Cpu => cpu::elementwise::add(a, b),
+    }
+}
+
+/// `x` plus `bias` on each row: `[.., n]` and `[n]`, in `x`'s dtype.
+///
+/// # Errors
+/// A bias of another length than the last dimension, dtypes that are not floats.
+pub fn bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    x.expect_float("bias", "x")?;
+    check_bias("bias", Some(bias), x.shape().last_dim(), x)?;
+    match x.device().backend() {
+        Backend::Cpu => cpu::elementwise::bias(x, bias),
+    }
+}
+
+/// `x · factor` in `x`'s dtype.
+///
+/// # Errors
+/// A dtype that is not a float.
+pub fn scale(x: &Tensor, factor: f32) -> Result<Tensor> {
+    x.expect_float("scale", "x")?;
+    match x.device().backend() {
+        Backend::Cpu => cpu::elementwise::scale(x, factor),
+    }
+}
+
+/// `x *= factor`. `name` is what an error calls `x`.
+///
+/// # Errors
+/// Shared storage, a dtype that is not a float.
+pub fn scale_in_place(x: &mut Tensor, factor: f32, name: &str) -> Result<()> {
+    x.expect_float("scale_in_place", "x")?;
+    match x.device().backend() {
+        Backend::Cpu => cpu::elementwise::scale_in_place(x, factor, name),
+    }
+}

@@ -1,0 +1,101 @@
+//! Matrix product in high precision: f32 sums, then bias in f32, then one rounding to the output type.
+//!
+//! Operands f32, bf16 or f16 in any mixture, taken as matrices `[product of the leading dimensions, last]`.
+
+use crate::device::Backend;
+use crate::{DType, Error, Result, Shape, Tensor, cpu};
+
+/// Which operands are read transposed, in row-major terms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// `a[m, k] · b[k, n]`.
+    Nn,
+    /// `a[m, k] · b[n, k]ᵀ`.
+    Nt,
+    /// `a[k, m]ᵀ · b[k, n]`.
+    Tn,
+}
+
+/// `a · b` as `layout` says, `[m, n]`, plus `bias[n]` on each row.
+///
+/// # Errors
+/// Dimensions that do not fit, a bias of another length than n, dtypes that are not floats.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Tensor, ops};
+/// let a = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::cpu())?;
+/// let y = ops::gemm(&a, &a, ops::Layout::Nt, None, DType::F32)?;
+/// assert_eq!(y.to_vec::<f32>()?, [5.0, 11.0, 11.0, 25.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn gemm(a: &Tensor, b: &Tensor, layout: Layout, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
+    let dims = check("gemm", a, b, layout)?;
+    check_bias("gemm", bias, dims[1], a)?;
+    match a.device().backend() {
+        Backend::Cpu => cpu::gemm::gemm(a, b, layout, dims, bias, dtype),
+    }
+}
+
+/// `out += a · b`, into f32. `name` is what an error calls `out`.
+///
+/// # Errors
+/// As [`gemm`]; `out` of another shape or type, or shared.
+pub fn gemm_accumulate(a: &Tensor, b: &Tensor, layout: Layout, out: &mut Tensor, name: &str) -> Result<()> {
+    let op = "gemm_accumulate";
+    let [m, n, k] = check(op, a, b, layout)?;
+    check_out(op, out, [m, n], a)?;
+    match a.device().backend() {
+        Backend::Cpu => cpu::gemm::gemm_accumulate(a, b, layout, [m, n, k], out, name),
+    }
+}
+
+/// `[m, n, k]`.
+fn check(op: &'static str, a: &Tensor, b: &Tensor, layout: Layout) -> Result<[usize; 3]> {
+    a.expect_float(op, "a")?;
+    b.expect_float(op, "b")?;
+    a.device().expect_same(op, b.device())?;
+    let ([a0, a1], [b0, b1]) = (a.shape().matrix(), b.shape().matrix());
+    let ([m, k], [kb, n], remedy) = match layout {
+        Layout::Nn => ([a0, a1], [b0, b1], "a · b needs a's last dimension to equal b's first"),
+        Layout::Nt => ([a0, a1], [b1, b0], "a · bᵀ needs equal last dimensions"),
+        Layout::Tn => ([a1, a0], [b0, b1], "aᵀ · b needs equal first dimensions"),
+    };
+    if k != kb {
+        let (lhs, rhs) = (*a.shape(), *b.shape());
+        return Err(Error::Shapes { op, what: "a and b", lhs, rhs, remedy });
+    }
+    Ok([m, n, k])
+}
+
+pub(super) fn check_bias(op: &'static str, bias: Option<&Tensor>, n: usize, like: &Tensor) -> Result<()> {
+    let Some(bias) = bias else { return Ok(()) };
+    bias.expect_float(op, "bias")?;
+    like.device().expect_same(op, bias.device())?;
+    if **bias.shape() == [n] {
+        return Ok(());
+    }
+    let (lhs, rhs) = (*bias.shape(), Shape::from([n]));
+    Err(Error::Shapes {
+        op,
+        what: "bias and the output's last dimension",
+        lhs,
+        rhs,
+        remedy: "a bias has one value per column",
+    })
+}
+
+pub(super) fn check_out(op: &'static str, out: &Tensor, dims: [usize; 2], like: &Tensor) -> Result<()> {
+    out.expect_dtype(op, "out", DType::F32)?;
+    like.device().expect_same(op, out.device())?;
+    if out.shape().matrix() == dims {
+        return Ok(());
+    }
+    let (lhs, rhs) = (*out.shape(), Shape::from(dims));
+    Err(Error::Shapes {
+        op,
+        what: "out and the product",
+        lhs,
+        rhs,
+        remedy: "out must have the product's shape",
+    })
+}

@@ -1,0 +1,87 @@
+//! FP8 matrix product, TN in BLAS words: `y[m, n] = ((Σₖ a[m, k] · b[n, k]) · scale_inv_a) · scale_inv_b`.
+//!
+//! f32 accumulation, then bias in f32, then one rounding to the output type. E4M3×E4M3, E4M3×E5M2, E5M2×E4M3. Any m, n, k:
+//! where hardware wants multiples of 16 the library pads with zeros inside, which reach no amax.
+
+use super::gemm::{check_bias, check_out};
+use crate::device::Backend;
+use crate::{DType, Encoding, Error, Fp8Tensor, Operand, Result, Slot, Tensor, cpu};
+
+/// How tensor cores add up products. The CPU adds in f32 either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Accumulation {
+    /// Inside the tensor core, with fewer bits: for fprop.
+    Fast,
+    /// Promoted to f32 at intervals: for dgrad and wgrad.
+    Split,
+}
+
+/// `a[m, k] · b[n, k]ᵀ` with the operands' factors, plus `bias[n]`.
+///
+/// # Errors
+/// Last dimensions that differ, E5M2×E5M2, a bias of another length than n, an output type that is not a float.
+pub fn gemm_fp8(
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    bias: Option<&Tensor>,
+    dtype: DType,
+    accumulation: Accumulation,
+) -> Result<Tensor> {
+    let dims = check("gemm_fp8", a, b)?;
+    check_bias("gemm_fp8", bias, dims[1], a.scale_inv())?;
+    match (a.device().backend(), accumulation) {
+        (Backend::Cpu, Accumulation::Fast | Accumulation::Split) => {
+            cpu::gemm_fp8::gemm_fp8(a, b, dims, bias, dtype)
+        }
+    }
+}
+
+/// `out += a · bᵀ`, into f32: a weight gradient's accumulation. `name` is what an error calls `out`.
+///
+/// # Errors
+/// As [`gemm_fp8`]; `out` of another shape or type, or shared.
+pub fn gemm_fp8_accumulate(a: &Fp8Tensor, b: &Fp8Tensor, out: &mut Tensor, name: &str) -> Result<()> {
+    let op = "gemm_fp8_accumulate";
+    let [m, n, k] = check(op, a, b)?;
+    check_out(op, out, [m, n], a.scale_inv())?;
+    match a.device().backend() {
+        Backend::Cpu => cpu::gemm_fp8::gemm_fp8_accumulate(a, b, [m, n, k], out, name),
+    }
+}
+
+/// [`gemm_fp8`] with an FP8 output: quantized as `slot` says, its amax taken before scaling and merged. Where the slot is
+/// off the output is `dtype`.
+///
+/// # Errors
+/// As [`gemm_fp8`].
+pub fn gemm_fp8_quantize(
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    bias: Option<&Tensor>,
+    slot: &Slot<'_>,
+    dtype: DType,
+) -> Result<Operand> {
+    // f32 between the two: the output is rounded once.
+    let between = if slot.is_off() { dtype } else { DType::F32 };
+    super::quantize(&gemm_fp8(a, b, bias, between, Accumulation::Fast)?, slot)
+}
+
+fn check(op: &'static str, a: &Fp8Tensor, b: &Fp8Tensor) -> Result<[usize; 3]> {
+    a.device().expect_same(op, b.device())?;
+    let (lhs, rhs) = (a.encoding(), b.encoding());
+    if (lhs, rhs) == (Encoding::E5M2, Encoding::E5M2) {
+        return Err(Error::Encodings { op, lhs, rhs });
+    }
+    let ([m, k], [n, kb]) = (a.matrix(), b.matrix());
+    if k != kb {
+        let (lhs, rhs) = (*a.shape(), *b.shape());
+        return Err(Error::Shapes {
+            op,
+            what: "a and b",
+            lhs,
+            rhs,
+            remedy: "a · bᵀ needs equal last dimensions",
+        });
+    }
+    Ok([m, n, k])
+}

@@ -1,0 +1,112 @@
+//! Rotary position embedding over all of head_dim, in rotate-half pairs.
+//!
+//! With d = head_dim, j < d/2, position p and the angle `θ = p · base^(−2j/d)`:
+//! `yⱼ = xⱼ·cos θ − xⱼ₊d/₂·sin θ` and `yⱼ₊d/₂ = xⱼ₊d/₂·cos θ + xⱼ·sin θ`.
+//! `x` is `[batch, sequence, heads, head_dim]`, f32, bf16 or f16; computed in f32, rounded once to the type of `x`. The
+//! gradient is the rotation by −θ.
+
+use crate::device::Backend;
+use crate::{DType, Error, Result, Shape, Tensor, cpu};
+
+/// Cosines and sines of all positions, f32 `[max_sequence, head_dim / 2]` each, computed in f64 on the host.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    cos: Tensor,
+    sin: Tensor,
+}
+
+impl RopeTable {
+    /// For positions 0 .. `max_sequence`. The usual `base` is 10000.
+    ///
+    /// # Errors
+    /// An odd head_dim or 0, a base that is not finite and greater than 0.
+    pub fn new(max_sequence: usize, head_dim: usize, base: f64, device: &crate::Device) -> Result<Self> {
+        let op = "rope";
+        let option =
+            |option, value, remedy: &str| Error::Option { op, option, value, remedy: remedy.to_owned() };
+        if head_dim == 0 || !head_dim.is_multiple_of(2) {
+            return Err(option(
+                "head_dim",
+                head_dim.to_string(),
+                "pairs need an even head_dim of at least 2",
+            ));
+        }
+        if !(base.is_finite() && base > 0.0) {
+            return Err(option("base", base.to_string(), "give a finite base greater than 0, such as 10000"));
+        }
+        let half = head_dim / 2;
+        let frequencies: Vec<f64> =
+            (0..half).map(|j| base.powf(-((2 * j) as f64) / head_dim as f64)).collect();
+        let table = |f: fn(f64) -> f64| {
+            let positions = 0..max_sequence;
+            let angles =
+                positions.flat_map(|p| frequencies.iter().map(move |frequency| p as f64 * frequency));
+            Tensor::from_vec(angles.map(|angle| f(angle) as f32).collect(), [max_sequence, half], device)
+        };
+        Ok(Self { cos: table(f64::cos)?, sin: table(f64::sin)? })
+    }
+
+    /// `[max_sequence, head_dim / 2]`.
+    pub fn cos(&self) -> &Tensor {
+        &self.cos
+    }
+
+    /// `[max_sequence, head_dim / 2]`.
+    pub fn sin(&self) -> &Tensor {
+        &self.sin
+    }
+}
+
+/// Rotates `x`, whose first token stands at position `start`.
+///
+/// # Errors
+/// Another number of dimensions than four, a head_dim other than the table's, positions beyond the table, a dtype that
+/// is not a float.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let table = ops::RopeTable::new(8, 2, 10000.0, &Device::cpu())?;
+/// let x = Tensor::from_vec(vec![1.0f32, 0.0, 1.0, 0.0], [1, 2, 1, 2], &Device::cpu())?;
+/// let y = ops::rope(&x, &table, 0)?.to_vec::<f32>()?;
+/// assert_eq!(y, [1.0, 0.0, 1f64.cos() as f32, 1f64.sin() as f32]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn rope(x: &Tensor, table: &RopeTable, start: usize) -> Result<Tensor> {
+    check("rope", x, "x", table, start)?;
+    match x.device().backend() {
+        Backend::Cpu => cpu::rope::rope(x, table, start, false),
+    }
+}
+
+/// The gradient of [`rope`]'s input: `dy` rotated back.
+///
+/// # Errors
+/// As [`rope`].
+pub fn rope_backward(dy: &Tensor, table: &RopeTable, start: usize) -> Result<Tensor> {
+    check("rope_backward", dy, "dy", table, start)?;
+    match dy.device().backend() {
+        Backend::Cpu => cpu::rope::rope(dy, table, start, true),
+    }
+}
+
+fn check(op: &'static str, x: &Tensor, what: &'static str, table: &RopeTable, start: usize) -> Result<()> {
+    x.expect_float(op, what)?;
+    x.device().expect_same(op, table.cos.device())?;
+    table.cos.expect_dtype(op, "cos", DType::F32)?;
+    let [positions, half] = table.cos.shape().matrix();
+    let shape: Shape = *x.shape();
+    let error = |remedy| Err(Error::Shape { op, shape, remedy });
+    let &[_, sequence, _, head_dim] = &*shape else {
+        return error("expected [batch, sequence, heads, head_dim]".to_owned());
+    };
+    if head_dim != 2 * half {
+        return error(format!("the table is for head_dim {}; make one for {head_dim}", 2 * half));
+    }
+    if start.checked_add(sequence).is_none_or(|end| end > positions) {
+        let last = start.saturating_add(sequence);
+        return error(format!(
+            "positions {start}..{last} go beyond the table's {positions}; make a longer table"
+        ));
+    }
+    Ok(())
+}

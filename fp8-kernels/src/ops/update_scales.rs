@@ -1,0 +1,70 @@
+//! The update of delayed scaling: every slot of an arena in one call.
+//!
+//! With `r` a slot's staging value, reduced over ranks:
+//! 1. r at rest: the slot did not run; nothing rolls, the scale stays. A provisional scale is unset again. A non-finite r
+//!    counts the same, plus a counter, unless `record_non_finite`.
+//! 2. Else the window rolls: the oldest drops out, r becomes the newest, staging goes back to rest.
+//! 3. amax = the maximum of the old window and r (NaN skipped), or r, or a user's function of the window.
+//! 4. scale = the rule's for amax, if `recompute` or the slot had none yet.
+//!
+//! Either all slots are updated or, where a user's function returns no usable scale, none.
+
+use crate::device::Backend;
+use crate::{Arena, Result, ScalePolicy, ScaleRule, cpu};
+
+/// Which amax a window gives.
+#[derive(Clone, Copy)]
+pub enum AmaxRule<'a> {
+    /// The largest.
+    Max,
+    /// The newest.
+    MostRecent,
+    /// A user's function of the window, oldest to newest.
+    Custom(&'a (dyn Fn(&[f32]) -> f32 + Send + Sync)),
+}
+
+impl std::fmt::Debug for AmaxRule<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Max => "Max",
+            Self::MostRecent => "MostRecent",
+            Self::Custom(_) => "Custom",
+        })
+    }
+}
+
+/// What an update does.
+#[derive(Debug, Clone, Copy)]
+pub struct ScaleUpdate<'a> {
+    /// From window to amax.
+    pub amax: AmaxRule<'a>,
+    /// From amax to scale.
+    pub rule: &'a ScaleRule,
+    /// Every how many updates scales are recomputed; histories roll at each.
+    pub interval: u64,
+    /// Whether infinite and NaN amaxes enter the window.
+    pub record_non_finite: bool,
+}
+
+/// Updates `arena`. See the module's text.
+///
+/// # Errors
+/// A user's scale policy that returns no usable scale; the arena is as before.
+pub fn update_scales(arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    match arena.device().backend() {
+        Backend::Cpu => cpu::update_scales::update_scales(arena, update),
+    }
+}
+
+/// Whether [`update_scales`] would succeed; changes nothing. Lets several arenas change together or not at all.
+///
+/// # Errors
+/// A user's scale policy that returns no usable scale.
+pub fn check_scales(arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    match (arena.device().backend(), update.rule) {
+        (Backend::Cpu, ScaleRule::Delayed { policy: ScalePolicy::Custom(_), .. }) => {
+            cpu::update_scales::check_scales(arena, update)
+        }
+        (Backend::Cpu, _) => Ok(()),
+    }
+}

@@ -1,0 +1,178 @@
+//! From an amax to a scale (NUMERICS of delayed and current scaling).
+//!
+//! Delayed: `(fp8_max · 2^−margin) / amax` in f32, or the old scale where amax is 0, infinite or NaN.
+//! Current: amax raised to epsilon, then `fp8_max / amax`, or 1 where amax is 0, infinite or NaN.
+//! An infinite quotient becomes `f32::MAX`, one below 2⁻¹²⁶ becomes 2⁻¹²⁶: scale and 1/scale are finite.
+
+use crate::{Error, Result};
+use std::fmt;
+use std::sync::Arc;
+
+/// How delayed scaling turns an amax into a scale.
+#[derive(Debug, Clone)]
+pub enum ScalePolicy {
+    /// The f32 quotient.
+    Exact,
+    /// The largest power of two that is not larger than `fp8_max / amax`, divided by `2^margin`.
+    PowerOfTwo,
+    /// A user's function.
+    Custom(CustomPolicy),
+}
+
+/// A user's `(amax, old_scale, fp8_max) → scale`; its name is its identity.
+#[derive(Clone)]
+pub struct CustomPolicy {
+    /// What reports, errors and checkpoints call it.
+    pub name: Arc<str>,
+    /// The function.
+    pub function: Arc<dyn Fn(f32, f32, f32) -> f32 + Send + Sync>,
+}
+
+impl fmt::Debug for CustomPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Custom({})", self.name)
+    }
+}
+
+/// One tensor's rule. See the module's text.
+#[derive(Debug, Clone)]
+pub enum ScaleRule {
+    /// From a window of past amaxes.
+    Delayed {
+        /// Largest finite value of the format.
+        fp8_max: f32,
+        /// Bits of headroom; may be negative.
+        margin: i32,
+        /// How the quotient becomes a scale.
+        policy: ScalePolicy,
+    },
+    /// From the tensor itself.
+    Current {
+        /// Largest finite value of the format.
+        fp8_max: f32,
+        /// Amaxes below it count as it.
+        epsilon: f32,
+        /// Whether the scale's mantissa is cleared.
+        power_2_scales: bool,
+    },
+}
+
+impl ScaleRule {
+    /// The scale for `amax`; `old` is what delayed scaling keeps where amax says nothing.
+    ///
+    /// # Errors
+    /// A user's function returned something that is not finite and greater than 0.
+    ///
+    /// ```
+    /// use fp8_kernels::{ScalePolicy, ScaleRule};
+    /// let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+    /// assert_eq!(rule.scale(3.5, 1.0)?, 128.0);
+    /// assert_eq!(rule.scale(f32::INFINITY, 7.0)?, 7.0);
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    pub fn scale(&self, amax: f32, old: f32) -> Result<f32> {
+        let usable = amax.is_finite() && amax > 0.0;
+        match self {
+            Self::Delayed { policy: ScalePolicy::Custom(custom), fp8_max, .. } => {
+                let scale = (custom.function)(amax, old, *fp8_max);
+                if scale.is_finite() && scale >= f32::MIN_POSITIVE {
+                    return Ok(scale);
+                }
+                Err(Error::CustomScale { policy: custom.name.to_string(), amax, scale })
+            }
+            Self::Delayed { .. } if !usable => Ok(old),
+            Self::Delayed { fp8_max, margin, policy: ScalePolicy::PowerOfTwo } => {
+                let quotient = *fp8_max / amax;
+                let floor = if quotient.is_infinite() { 128 } else { floor_log2(quotient) };
+                Ok(f32::powi(2.0, floor.saturating_sub(*margin).clamp(-126, 127)))
+            }
+            Self::Delayed { fp8_max, margin, .. } => {
+                let scaled_max = (f64::from(*fp8_max) * f64::powi(2.0, margin.saturating_neg())) as f32;
+                Ok(finite(scaled_max / amax))
+            }
+            Self::Current { fp8_max, epsilon, power_2_scales } => {
+                let amax = if amax < *epsilon { *epsilon } else { amax };
+                if !(amax.is_finite() && amax > 0.0) {
+                    return Ok(1.0);
+                }
+                let scale = finite(*fp8_max / amax);
+                Ok(if *power_2_scales { f32::from_bits(scale.to_bits() & 0x7F80_0000) } else { scale })
+            }
+        }
+    }
+}
+
+fn finite(scale: f32) -> f32 {
+    scale.clamp(f32::MIN_POSITIVE, f32::MAX)
+}
+
+/// ⌊log₂ v⌋ for finite v > 0, exactly: every f32 is a normal f64.
+fn floor_log2(v: f32) -> i32 {
+    (f64::from(v).to_bits() >> 52) as i32 - 1023
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delayed(margin: i32, policy: ScalePolicy) -> ScaleRule {
+        ScaleRule::Delayed { fp8_max: 448.0, margin, policy }
+    }
+
+    #[test]
+    fn exact() {
+        let rule = delayed(0, ScalePolicy::Exact);
+        for (amax, scale) in [
+            (0.0, 1.0),
+            (f32::INFINITY, 1.0),
+            (f32::NAN, 1.0),
+            (448.0 / f32::MAX / 2.0, f32::MAX),
+            (3.5, 128.0),
+            (f32::MAX, 448.0 / f32::MAX),
+        ] {
+            assert_eq!(rule.scale(amax, 1.0).unwrap(), scale.max(f32::MIN_POSITIVE), "amax {amax}");
+        }
+        assert_eq!(delayed(2, ScalePolicy::Exact).scale(0.25, 1.0).unwrap(), 448.0);
+        assert_eq!(delayed(-1, ScalePolicy::Exact).scale(3.5, 1.0).unwrap(), 256.0);
+        for margin in [i32::MIN, -300, 300, i32::MAX] {
+            let scale = delayed(margin, ScalePolicy::Exact).scale(1.0, 1.0).unwrap();
+            assert!(scale.is_finite() && scale.recip().is_finite(), "margin {margin}: {scale}");
+        }
+    }
+
+    #[test]
+    fn power_of_two_is_the_exact_floor() {
+        let rule = delayed(0, ScalePolicy::PowerOfTwo);
+        assert_eq!(rule.scale(3.5, 1.0).unwrap(), 128.0);
+        assert_eq!(rule.scale(3.500_000_2, 1.0).unwrap(), 64.0); // one ulp below 2⁷
+        assert_eq!(rule.scale(f32::INFINITY, 8.0).unwrap(), 8.0);
+        assert_eq!(rule.scale(1e-45, 1.0).unwrap(), f32::powi(2.0, 127));
+        assert_eq!(delayed(1, ScalePolicy::PowerOfTwo).scale(1e-45, 1.0).unwrap(), f32::powi(2.0, 127));
+        assert_eq!(delayed(200, ScalePolicy::PowerOfTwo).scale(1.0, 1.0).unwrap(), f32::MIN_POSITIVE);
+    }
+
+    #[test]
+    fn current() {
+        let rule = |epsilon, power_2_scales| ScaleRule::Current { fp8_max: 448.0, epsilon, power_2_scales };
+        for amax in [0.0, f32::INFINITY, f32::NAN] {
+            assert_eq!(rule(0.0, false).scale(amax, 9.0).unwrap(), 1.0);
+        }
+        assert_eq!(rule(1.0, false).scale(0.0, 9.0).unwrap(), 448.0);
+        assert_eq!(rule(0.0, true).scale(1.0, 9.0).unwrap(), 256.0);
+        assert_eq!(rule(0.0, false).scale(1e-45, 9.0).unwrap(), f32::MAX);
+    }
+
+    #[test]
+    fn a_custom_scale_is_checked() {
+        let custom = |scale: f32| {
+            let function = Arc::new(move |_: f32, _: f32, _: f32| scale);
+            delayed(0, ScalePolicy::Custom(CustomPolicy { name: "mine".into(), function }))
+        };
+        assert_eq!(custom(2.0).scale(1.0, 1.0).unwrap(), 2.0);
+        let error = custom(f32::NAN).scale(1.0, 1.0).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "scale policy `mine` returned NaN for amax 1: a scale is finite and greater than 0"
+        );
+    }
+}

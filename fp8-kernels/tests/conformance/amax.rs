@@ -1,0 +1,3 @@
+use super::case::cases;
+
+cases![];

@@ -1,0 +1,295 @@
+use super::case::{Outcome, cases};
+use super::compare::{close, close_norm, ensure, refused, same};
+use super::data::{self, FLOATS, f64s, normal, tensor, tolerance};
+use super::threads::same_bits;
+use crate::oracle::attention::Attention;
+use crate::oracle::differences;
+use fp8_kernels::ops::AttentionOptions;
+use fp8_kernels::{DType, Device, Result, Tensor, ops};
+
+cases![
+    matches_the_oracle,
+    backward_matches_the_oracle,
+    the_oracle_is_its_own_derivative,
+    rows_without_keys_are_zero,
+    maxima_that_rise_from_block_to_block,
+    large_scores_stay_finite,
+    padding_is_not_read,
+    a_scale_given_or_default,
+    no_queries_or_keys,
+    same_for_any_threads,
+    refuses,
+];
+
+/// Sizes around one block of scores, primes, odd head dimensions, groups, padding.
+fn problems() -> Vec<Attention> {
+    let problem =
+        |[batch, queries, keys, heads, groups, dim]: [usize; 6], causal, lengths: Option<&[usize]>| {
+            let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
+            Attention { batch, queries, keys, heads, groups, dim, causal, scale, lengths }
+        };
+    vec![
+        problem([1, 1, 1, 1, 1, 1], true, None),
+        problem([2, 15, 15, 2, 2, 5], true, None),
+        problem([1, 16, 16, 4, 2, 8], true, None),
+        problem([2, 17, 17, 4, 1, 7], true, Some(&[17, 0])),
+        problem([3, 31, 31, 4, 2, 3], false, Some(&[0, 31, 5])),
+        problem([2, 64, 64, 2, 2, 32], true, None),
+        problem([1, 65, 65, 2, 1, 33], true, Some(&[64])),
+        problem([1, 13, 29, 4, 2, 9], false, None),
+        problem([1, 29, 13, 2, 2, 16], false, Some(&[12])),
+        problem([1, 63, 130, 1, 1, 4], true, None),
+        problem([1, 131, 67, 2, 1, 5], true, None),
+        problem([2, 129, 193, 4, 2, 17], false, Some(&[193, 65])),
+    ]
+}
+
+/// q, k, v, dy.
+fn inputs(problem: &Attention, dtype: DType, device: &Device) -> Result<[Tensor; 4]> {
+    let p = problem;
+    let q = [p.batch, p.queries, p.heads, p.dim];
+    let k = [p.batch, p.keys, p.groups, p.dim];
+    let make = |shape, seed| normal(shape, dtype, seed, device);
+    Ok([make(q, 1)?, make(k, 2)?, make(k, 3)?, make(q, 4)?])
+}
+
+fn lengths(problem: &Attention, device: &Device) -> Result<Option<Tensor>> {
+    let Some(lengths) = &problem.lengths else { return Ok(None) };
+    Tensor::from_vec(lengths.iter().map(|&n| n as i32).collect(), [problem.batch], device).map(Some)
+}
+
+fn options(problem: &Attention) -> AttentionOptions {
+    AttentionOptions { causal: problem.causal, softmax_scale: None }
+}
+
+/// `[o, dq, dk, dv]`.
+fn run(problem: &Attention, inputs: &[Tensor; 4], device: &Device) -> Result<[Tensor; 4]> {
+    let [q, k, v, dy] = inputs;
+    let (lengths, options) = (lengths(problem, device)?, options(problem));
+    let (o, saved) = ops::attention(q, k, v, lengths.as_ref(), options)?;
+    let (dq, dk, dv) = ops::attention_backward(dy, q, k, v, &o, &saved, lengths.as_ref(), options)?;
+    Ok([o, dq, dk, dv])
+}
+
+fn matches_the_oracle(device: &Device) -> Outcome {
+    for problem in problems() {
+        for dtype in FLOATS {
+            let [q, k, v, _] = inputs(&problem, dtype, device)?;
+            let (o, _) = ops::attention(&q, &k, &v, lengths(&problem, device)?.as_ref(), options(&problem))?;
+            let want = problem.forward(&f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
+            ensure(o.dtype() == dtype && o.shape() == q.shape(), || format!("{} {}", o.dtype(), o.shape()))?;
+            close(&format!("{dtype} {problem:?}"), &o.to_f32_vec()?, &want, problem.dim, tolerance(dtype))?;
+        }
+    }
+    Ok(())
+}
+
+fn backward_matches_the_oracle(device: &Device) -> Outcome {
+    for problem in problems() {
+        for dtype in FLOATS {
+            let inputs = inputs(&problem, dtype, device)?;
+            let got = run(&problem, &inputs, device)?;
+            let [q, k, v, dy] = inputs;
+            let want = problem.backward(&f64s(&dy)?, &f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
+            for ((name, got), want) in ["dq", "dk", "dv"].into_iter().zip(&got[1..]).zip(&want) {
+                let what = format!("{name} {dtype} {problem:?}");
+                let values = got.to_f32_vec()?;
+                // Backward reads o, already rounded: its error has the size of the tensor, not of each element.
+                let [rtol, _] = tolerance(dtype);
+                match dtype {
+                    DType::F32 => close(&what, &values, want, problem.dim, tolerance(dtype))?,
+                    // With one key the gradient is 0, and what is left is the rounding of o.
+                    _ if problem.keys == 1 => {}
+                    _ => close_norm(&what, &values, want, rtol)?,
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn the_oracle_is_its_own_derivative(_: &Device) -> Outcome {
+    let lengths = Some(vec![4, 2]);
+    let problem = Attention {
+        batch: 2,
+        queries: 3,
+        keys: 4,
+        heads: 4,
+        groups: 2,
+        dim: 3,
+        causal: true,
+        scale: 0.6,
+        lengths,
+    };
+    let mut random = data::Random::new(5);
+    let mut values = |n| random.normals(n).into_iter().map(f64::from).collect::<Vec<_>>();
+    let [q, k, v, dy] = [72, 48, 48, 72].map(&mut values);
+    let loss = |q: &[f64], k: &[f64], v: &[f64]| differences::inner(&dy, &problem.forward(q, k, v));
+    let slopes = [
+        differences::gradient(|q| loss(q, &k, &v), &q),
+        differences::gradient(|k| loss(&q, k, &v), &k),
+        differences::gradient(|v| loss(&q, &k, v), &v),
+    ];
+    for (slope, own) in slopes.iter().zip(problem.backward(&dy, &q, &k, &v)) {
+        let distance = differences::distance(slope, &own);
+        ensure(distance < 1e-8, || format!("distance {distance:e}"))?;
+    }
+    Ok(())
+}
+
+fn rows_without_keys_are_zero(device: &Device) -> Outcome {
+    let shape = [2, 5, 2, 3];
+    let [q, k, v, dy] = [1, 2, 3, 4].map(|seed| normal(shape, DType::F32, seed, device));
+    let (q, k, v, dy) = (q?, k?, v?, dy?);
+    let lengths = Tensor::from_vec(vec![0, 5], [2], device)?;
+    let options = AttentionOptions::default();
+    let (o, saved) = ops::attention(&q, &k, &v, Some(&lengths), options)?;
+    let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, Some(&lengths), options)?;
+    for (name, x) in [("o", o), ("dq", dq), ("dk", dk), ("dv", dv)] {
+        let values = x.to_vec::<f32>()?;
+        same(name, &values[..30], &[0.0; 30], 3)?;
+        ensure(values[30..].iter().any(|&v| v != 0.0), || format!("{name}: the other entry is 0 too"))?;
+    }
+    Ok(())
+}
+
+fn maxima_that_rise_from_block_to_block(device: &Device) -> Outcome {
+    let (s, dim) = (200, 2);
+    let problem = Attention {
+        batch: 1,
+        queries: s,
+        keys: s,
+        heads: 1,
+        groups: 1,
+        dim,
+        causal: false,
+        scale: 0.5,
+        lengths: None,
+    };
+    let options = AttentionOptions { causal: false, softmax_scale: Some(0.5) };
+    for direction in [1.0, -1.0] {
+        let q = Tensor::full(1.0, [1, s, 1, dim], DType::F32, device)?;
+        // Steps of a power of two: scores are exact, and the tolerance is that of the sums.
+        let keys = (0..s * dim).map(|i| direction * (i / dim) as f32 / 8.0).collect();
+        let k = tensor(keys, [1, s, 1, dim], DType::F32, device)?;
+        let v = normal([1, s, 1, dim], DType::F32, 9, device)?;
+        let (o, saved) = ops::attention(&q, &k, &v, None, options)?;
+        let want = problem.forward(&f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
+        close("o", &o.to_vec::<f32>()?, &want, dim, tolerance(DType::F32))?;
+        let (dq, dk, dv) = ops::attention_backward(&v, &q, &k, &v, &o, &saved, None, options)?;
+        let want = problem.backward(&f64s(&v)?, &f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
+        for ((name, got), want) in [("dq", dq), ("dk", dk), ("dv", dv)].into_iter().zip(&want) {
+            close_norm(name, &got.to_vec::<f32>()?, want, 1e-5)?;
+        }
+    }
+    Ok(())
+}
+
+fn large_scores_stay_finite(device: &Device) -> Outcome {
+    let make = |values: [f32; 4]| tensor(values.to_vec(), [1, 4, 1, 1], DType::F32, device);
+    let (q, k, v) = (
+        make([100.0, -100.0, 100.0, 0.0])?,
+        make([100.0, -100.0, 99.0, 100.0])?,
+        make([1.0, 2.0, 3.0, 5.0])?,
+    );
+    let options = AttentionOptions { causal: false, softmax_scale: None };
+    let (o, saved) = ops::attention(&q, &k, &v, None, options)?;
+    same("o", &o.to_vec::<f32>()?, &[3.0, 2.0, 3.0, 2.75], 1)?;
+    let (dq, dk, dv) = ops::attention_backward(&v, &q, &k, &v, &o, &saved, None, options)?;
+    for (name, x) in [("dq", dq), ("dk", dk), ("dv", dv)] {
+        let values = x.to_vec::<f32>()?;
+        ensure(values.iter().all(|v| v.is_finite()), || format!("{name}: {values:?}"))?;
+    }
+    Ok(())
+}
+
+fn padding_is_not_read(device: &Device) -> Outcome {
+    let shape = [1, 3, 1, 2];
+    let q = normal(shape, DType::F32, 1, device)?;
+    let clean = normal(shape, DType::F32, 2, device)?.to_vec::<f32>()?;
+    let mut poisoned = clean.clone();
+    poisoned[4..].fill(f32::NAN);
+    let lengths = Tensor::from_vec(vec![2], [1], device)?;
+    let options = AttentionOptions { causal: false, softmax_scale: None };
+    let run = |k: Vec<f32>| {
+        let k = Tensor::from_vec(k, shape, device)?;
+        let (o, saved) = ops::attention(&q, &k, &k, Some(&lengths), options)?;
+        let (dq, dk, dv) = ops::attention_backward(&q, &q, &k, &k, &o, &saved, Some(&lengths), options)?;
+        [o, dq, dk, dv].iter().map(Tensor::to_vec::<f32>).collect::<Result<Vec<_>>>()
+    };
+    for (got, want) in run(poisoned)?.iter().zip(run(clean)?) {
+        same("with NaN in the padding", got, &want, 2)?;
+    }
+    Ok(())
+}
+
+fn a_scale_given_or_default(device: &Device) -> Outcome {
+    let x = normal([1, 4, 1, 16], DType::F32, 1, device)?;
+    let run = |softmax_scale| {
+        ops::attention(&x, &x, &x, None, AttentionOptions { softmax_scale, ..Default::default() })?
+            .0
+            .to_vec::<f32>()
+    };
+    same("1/sqrt(16)", &run(None)?, &run(Some(0.25))?, 16)?;
+    ensure(run(None)? != run(Some(0.5))?, || "the scale has no effect".to_owned())
+}
+
+fn no_queries_or_keys(device: &Device) -> Outcome {
+    for [batch, queries, keys] in [[0, 3, 3], [2, 0, 3], [2, 3, 0]] {
+        let q = normal([batch, queries, 2, 4], DType::BF16, 1, device)?;
+        let k = normal([batch, keys, 1, 4], DType::BF16, 1, device)?;
+        let (o, saved) = ops::attention(&q, &k, &k, None, AttentionOptions::default())?;
+        let (dq, dk, dv) =
+            ops::attention_backward(&q, &q, &k, &k, &o, &saved, None, AttentionOptions::default())?;
+        for (name, x, like) in [("o", o, &q), ("dq", dq, &q), ("dk", dk, &k), ("dv", dv, &k)] {
+            ensure(x.shape() == like.shape(), || format!("{name}: {}", x.shape()))?;
+            ensure(x.to_f32_vec()?.iter().all(|&v| v == 0.0), || format!("{name} is not 0"))?;
+        }
+    }
+    Ok(())
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    for problem in problems() {
+        let inputs = inputs(&problem, DType::F32, device)?;
+        same_bits(&format!("{problem:?}"), || run(&problem, &inputs, device).map(Vec::from))?;
+    }
+    Ok(())
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let make = |shape: [usize; 4]| Tensor::zeros(shape, DType::F32, device);
+    let (q, options) = (make([2, 3, 4, 8]), AttentionOptions::default());
+    let attend = |q: &Tensor, k: &Tensor, v: &Tensor| ops::attention(q, k, v, None, options);
+    let with = |k: [usize; 4]| attend(&q, &make(k), &make(k));
+    refused(with([2, 3, 3, 8]), "q and k: got [2, 3, 4, 8] and [2, 3, 3, 8]: the number of groups")?;
+    refused(with([2, 3, 0, 8]), "must divide the number of heads")?;
+    refused(with([1, 3, 4, 8]), "the same batch and head_dim")?;
+    refused(with([2, 3, 4, 7]), "the same batch and head_dim")?;
+    refused(attend(&q, &make([2, 3, 2, 8]), &make([2, 4, 2, 8])), "k and v: got")?;
+    refused(
+        attend(&make([2, 3, 4, 0]), &make([2, 3, 4, 0]), &make([2, 3, 4, 0])),
+        "head_dim must be at least 1",
+    )?;
+    let flat = Tensor::zeros([6, 4], DType::F32, device);
+    refused(attend(&flat, &q, &q), "shape [6, 4]: expected [batch, sequence, heads, head_dim]")?;
+    let half = Tensor::zeros([2, 3, 4, 8], DType::BF16, device);
+    refused(attend(&q, &half, &half), "k has dtype bf16: expected f32")?;
+    let infinite = AttentionOptions { softmax_scale: Some(f32::INFINITY), ..options };
+    refused(ops::attention(&q, &q, &q, None, infinite), "softmax_scale = inf: give a finite number")?;
+    let lengths = |values: Vec<i32>| {
+        let count = values.len();
+        let lengths = Tensor::from_vec(values, [count], device)?;
+        ops::attention(&q, &q, &q, Some(&lengths), options)
+    };
+    refused(lengths(vec![3]), "got [1] and [2]: give one length per batch entry")?;
+    refused(lengths(vec![3, 4]), "key length 4 at position 1 is out of range 0..4")?;
+    refused(lengths(vec![-1, 3]), "key length -1 at position 0")?;
+    let (o, saved) = ops::attention(&q, &q, &q, None, options)?;
+    let short = make([2, 2, 4, 8]);
+    refused(ops::attention_backward(&short, &q, &q, &q, &o, &saved, None, options), "q and dy")?;
+    refused(
+        ops::attention_backward(&short, &short, &q, &q, &short, &saved, None, options),
+        "pass what attention returned",
+    )
+}

@@ -1,0 +1,146 @@
+use super::case::{Outcome, cases};
+use super::compare::{close, ensure, equal, refused, same};
+use super::data::{FLOATS, Random, f64s, normal, tensor, tolerance};
+use super::threads::same_bits;
+use crate::oracle::{cross_entropy as oracle, differences};
+use fp8_kernels::ops::CrossEntropyOptions;
+use fp8_kernels::{DType, Device, Result, Tensor, ops};
+
+cases![
+    matches_the_oracle,
+    the_oracle_is_its_own_derivative,
+    large_logits_stay_finite,
+    confident_rows_keep_their_digits,
+    nothing_counts,
+    nan_reaches_the_loss,
+    same_for_any_threads,
+    refuses,
+];
+
+const IGNORE: i32 = -100;
+
+/// About one target in five is ignored.
+fn targets(rows: usize, vocabulary: usize) -> Vec<i32> {
+    let mut random = Random::new(rows as u64 * 31 + vocabulary as u64);
+    let mut target = || (random.bits() % vocabulary as u64) as i32;
+    (0..rows).map(|i| if i % 5 == 3 { IGNORE } else { target() }).collect()
+}
+
+fn counted(targets: &[i32]) -> Vec<Option<usize>> {
+    targets.iter().map(|&target| usize::try_from(target).ok()).collect()
+}
+
+fn matches_the_oracle(device: &Device) -> Outcome {
+    let sizes = [[1, 1], [1, 15], [3, 16], [15, 17], [16, 101], [17, 1], [101, 257], [2, 20_011]];
+    for [rows, vocabulary] in sizes {
+        let ids = targets(rows, vocabulary);
+        let target = Tensor::from_vec(ids.clone(), [rows], device)?;
+        let counted = counted(&ids);
+        let count = counted.iter().flatten().count();
+        for (dtype, normalizer) in FLOATS.into_iter().flat_map(|dtype| [(dtype, None), (dtype, Some(40.0))]) {
+            let options = CrossEntropyOptions { ignore_index: Some(IGNORE), normalizer };
+            let logits = ops::scale(&normal([rows, vocabulary], dtype, 1, device)?, 3.0)?;
+            let (loss, saved) = ops::cross_entropy(&logits, &target, &options)?;
+            let values = f64s(&logits)?;
+            let divisor = normalizer.map_or(count as f64, f64::from);
+            let what = format!("{dtype} [{rows}, {vocabulary}] {normalizer:?}");
+            let want = oracle::loss(&values, vocabulary, &counted, divisor);
+            close(&what, &[loss.item()?], &[want], 1, tolerance(DType::F32))?;
+            equal("count", saved.count, count)?;
+            let dx = ops::cross_entropy_backward(&logits, &target, &saved, &options, 8.0)?;
+            let want = oracle::backward(&values, vocabulary, &counted, divisor / 8.0);
+            equal("dtype", dx.dtype(), dtype)?;
+            close(&what, &dx.to_f32_vec()?, &want, vocabulary, tolerance(dtype))?;
+        }
+    }
+    Ok(())
+}
+
+fn the_oracle_is_its_own_derivative(_: &Device) -> Outcome {
+    let logits: Vec<f64> = Random::new(8).normals(5 * 7).into_iter().map(f64::from).collect();
+    let targets = [Some(0), None, Some(6), Some(3), Some(3)];
+    let slope = differences::gradient(|x| oracle::loss(x, 7, &targets, 4.0), &logits);
+    let distance = differences::distance(&slope, &oracle::backward(&logits, 7, &targets, 4.0));
+    ensure(distance < 1e-8, || format!("distance {distance:e}"))
+}
+
+/// The loss and the gradient of one row.
+fn row(logits: Vec<f32>, target: i32, device: &Device) -> Result<(f32, Vec<f32>)> {
+    let vocabulary = logits.len();
+    let logits = Tensor::from_vec(logits, [1, vocabulary], device)?;
+    let target = Tensor::from_vec(vec![target], [1], device)?;
+    let options = CrossEntropyOptions::default();
+    let (loss, saved) = ops::cross_entropy(&logits, &target, &options)?;
+    let dx = ops::cross_entropy_backward(&logits, &target, &saved, &options, 1.0)?;
+    Ok((loss.item()?, dx.to_vec()?))
+}
+
+fn large_logits_stay_finite(device: &Device) -> Outcome {
+    let (loss, dx) = row(vec![1e4, -1e4, 1e4], 1, device)?;
+    equal("loss", loss, 20_000.0 + 2f32.ln())?;
+    same("dx", &dx, &[0.5, -1.0, 0.5], 3)?;
+    let (loss, dx) = row(vec![f32::NEG_INFINITY, 0.0], 0, device)?;
+    equal("loss of a masked target", loss, f32::INFINITY)?;
+    same("dx", &dx, &[-1.0, 1.0], 2)
+}
+
+fn confident_rows_keep_their_digits(device: &Device) -> Outcome {
+    // Around 10⁴ an f32 logarithm of the sum would have an error of 10⁻³.
+    let (loss, dx) = row(vec![10_000.0, 9_998.0], 0, device)?;
+    let p = 1.0 / (1.0 + (-2f64).exp());
+    close("loss", &[loss], &[-p.ln()], 1, tolerance(DType::F32))?;
+    close("dx", &dx, &[p - 1.0, 1.0 - p], 2, tolerance(DType::F32))
+}
+
+fn nothing_counts(device: &Device) -> Outcome {
+    let options = |normalizer| CrossEntropyOptions { ignore_index: Some(2), normalizer };
+    for (rows, options) in [(3, options(None)), (3, options(Some(7.0))), (0, options(None))] {
+        let logits = tensor(vec![f32::NAN; rows * 4], [rows, 4], DType::F32, device)?;
+        let target = Tensor::from_vec(vec![2; rows], [rows], device)?;
+        let (loss, saved) = ops::cross_entropy(&logits, &target, &options)?;
+        equal("loss", (loss.item()?, saved.count), (0.0, 0))?;
+        let dx = ops::cross_entropy_backward(&logits, &target, &saved, &options, 1.0)?;
+        same("dx", &dx.to_vec::<f32>()?, &vec![0.0; rows * 4], 4)?;
+    }
+    Ok(())
+}
+
+fn nan_reaches_the_loss(device: &Device) -> Outcome {
+    let (loss, _) = row(vec![0.0, f32::NAN, 1.0], 2, device)?;
+    ensure(loss.is_nan(), || format!("loss {loss}"))
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    let logits = normal([501, 257], DType::BF16, 1, device)?;
+    let target = Tensor::from_vec(targets(501, 257), [501], device)?;
+    let options = CrossEntropyOptions { ignore_index: Some(IGNORE), normalizer: None };
+    same_bits("cross_entropy", || {
+        let (loss, saved) = ops::cross_entropy(&logits, &target, &options)?;
+        Ok(vec![loss, ops::cross_entropy_backward(&logits, &target, &saved, &options, 1.0)?])
+    })
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let logits = normal([2, 3], DType::F32, 1, device)?;
+    let options = CrossEntropyOptions::default();
+    let with = |targets: Vec<i32>| {
+        let len = targets.len();
+        ops::cross_entropy(&logits, &Tensor::from_vec(targets, [len], device)?, &options)
+    };
+    refused(with(vec![0, 3]), "cross_entropy: target 3 at position 1 is out of range 0..3")?;
+    refused(with(vec![-1, 0]), "target -1 at position 0")?;
+    refused(with(vec![0]), "logits and targets: got [2, 3] and [1]: give one target per row")?;
+    refused(ops::cross_entropy(&logits, &logits, &options), "targets has dtype f32: expected i32")?;
+    let target = Tensor::from_vec(vec![0, 1], [2], device)?;
+    refused(ops::cross_entropy(&target, &target, &options), "logits has dtype i32")?;
+    for normalizer in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let options = CrossEntropyOptions { normalizer: Some(normalizer), ..options };
+        refused(ops::cross_entropy(&logits, &target, &options), "a finite number greater than 0")?;
+    }
+    let (_, saved) = ops::cross_entropy(&logits, &target, &options)?;
+    let (other, one) = (normal([1, 3], DType::F32, 1, device)?, Tensor::from_vec(vec![0], [1], device)?);
+    refused(
+        ops::cross_entropy_backward(&other, &one, &saved, &options, 1.0),
+        "pass what cross_entropy returned",
+    )
+}

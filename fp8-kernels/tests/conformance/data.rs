@@ -1,0 +1,128 @@
+//! Inputs that break things: sizes around tiles, special values, and a generator whose stream never changes.
+
+use fp8_kernels::{DType, Device, Result, Shape, Tensor, ops};
+
+/// The high-precision types.
+pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+
+/// Matrices around vectors, tiles and chunks of work; empty ones; primes.
+pub(crate) const SHAPES: [[usize; 2]; 16] = [
+    [0, 16],
+    [3, 0],
+    [1, 1],
+    [1, 15],
+    [16, 1],
+    [2, 16],
+    [17, 17],
+    [31, 33],
+    [33, 31],
+    [7, 127],
+    [5, 129],
+    [63, 65],
+    [97, 101],
+    [1, (1 << 16) - 1],
+    [1 << 16, 1],
+    [1, (1 << 16) + 1],
+];
+
+/// Signed zeros, subnormals, ties of both formats and of bf16, the ends of all ranges, infinities, NaNs.
+pub(crate) fn specials() -> Vec<f32> {
+    let positive = [
+        0.0,
+        f32::from_bits(1),
+        f32::MIN_POSITIVE / 2.0,
+        f32::MIN_POSITIVE,
+        f32::powi(2.0, -24),
+        f32::powi(2.0, -17),
+        f32::powi(2.0, -16),
+        1.5 * f32::powi(2.0, -16),
+        f32::powi(2.0, -10),
+        1.5 * f32::powi(2.0, -9),
+        2.5 * f32::powi(2.0, -9),
+        f32::powi(2.0, -6),
+        1.0,
+        1.0 + f32::powi(2.0, -4),
+        1.0 + 3.0 * f32::powi(2.0, -4),
+        1.0 + f32::powi(2.0, -8),
+        1.0 + f32::powi(2.0, -3),
+        1.0 + 3.0 * f32::powi(2.0, -3),
+        3.3,
+        447.9,
+        448.0,
+        463.9,
+        464.0,
+        464.1,
+        480.0,
+        57344.0,
+        61439.0,
+        61440.0,
+        65504.0,
+        65520.0,
+        1e30,
+        f32::MAX,
+        f32::INFINITY,
+        f32::NAN,
+    ];
+    positive.into_iter().flat_map(|v| [v, -v]).collect()
+}
+
+/// SplitMix64.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    }
+
+    /// In [0, 1).
+    pub(crate) fn uniform(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Mean 0, deviation 1.
+    pub(crate) fn normal(&mut self) -> f32 {
+        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
+        (radius * (std::f64::consts::TAU * self.uniform()).cos()) as f32
+    }
+
+    pub(crate) fn normals(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.normal()).collect()
+    }
+}
+
+/// Normal values, rounded to `dtype`; another seed, other values.
+pub(crate) fn normal(shape: impl Into<Shape>, dtype: DType, seed: u64, device: &Device) -> Result<Tensor> {
+    let shape = shape.into();
+    tensor(Random::new(seed).normals(shape.numel()), shape, dtype, device)
+}
+
+/// `values`, rounded to `dtype`.
+pub(crate) fn tensor(
+    values: Vec<f32>,
+    shape: impl Into<Shape>,
+    dtype: DType,
+    device: &Device,
+) -> Result<Tensor> {
+    ops::cast(&Tensor::from_vec(values, shape, device)?, dtype)
+}
+
+/// The elements in f64.
+pub(crate) fn f64s(x: &Tensor) -> Result<Vec<f64>> {
+    Ok(x.to_f32_vec()?.into_iter().map(f64::from).collect())
+}
+
+/// rtol and atol of a result in `dtype` against the reference.
+pub(crate) fn tolerance(dtype: DType) -> [f64; 2] {
+    match dtype {
+        DType::F16 => [1e-3, 1e-5],
+        DType::BF16 => [1.6e-2, 1e-5],
+        _ => [1.3e-6, 1e-5],
+    }
+}

@@ -1,0 +1,122 @@
+use super::case::{Outcome, cases};
+use super::compare::{ensure, equal, refused, same};
+use super::data::{FLOATS, normal, tensor};
+use super::threads::same_bits;
+use crate::oracle::philox::philox;
+use fp8_kernels::ops::DropoutKey;
+use fp8_kernels::{DType, Device, Tensor, ops};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+cases![
+    the_oracle_gives_published_numbers,
+    matches_the_oracle,
+    rounds_once,
+    keeps_what_the_probability_says,
+    offsets_continue_the_stream,
+    zero_probability_changes_nothing,
+    dropped_infinities_are_zero,
+    same_for_any_threads,
+    refuses,
+];
+
+const SIZES: [usize; 9] = [0, 1, 3, 4, 15, 16, 17, 101, 2 * 16_384 + 3];
+
+/// Known-answer vectors of the Random123 distribution.
+fn the_oracle_gives_published_numbers(_: &Device) -> Outcome {
+    equal("zeros", philox(0, 0), [0x6627_E8D5, 0xE169_C58D, 0xBC57_AC4C, 0x9B00_DBD8])
+}
+
+fn kept(i: usize, p: f32, key: DropoutKey) -> bool {
+    let random = philox(key.offset.wrapping_add(i as u64 / 4), key.seed)[i % 4];
+    f64::from(random) >= (f64::from(p) * 2f64.powi(32)).floor()
+}
+
+fn matches_the_oracle(device: &Device) -> Outcome {
+    let keys = [(0, 0), (0x0123_4567_89AB_CDEF, 1 << 40), (u64::MAX, u64::MAX - 1)];
+    for (len, (seed, offset)) in SIZES.into_iter().flat_map(|len| keys.map(|key| (len, key))) {
+        let key = DropoutKey { seed, offset };
+        for p in [1e-9, 0.1, 0.5, 0.9, 1.0 - f32::EPSILON] {
+            let x = normal([len], DType::F32, 7, device)?;
+            let values = x.to_vec::<f32>()?;
+            let element = |(i, &v): (usize, &f32)| if kept(i, p, key) { v * (1.0 / (1.0 - p)) } else { 0.0 };
+            let want: Vec<f32> = values.iter().enumerate().map(element).collect();
+            let what = format!("{len} elements, p {p}, {key:?}");
+            same(&what, &ops::dropout(&x, p, key)?.to_vec::<f32>()?, &want, len)?;
+            same(&what, &ops::dropout_backward(&x, p, key)?.to_vec::<f32>()?, &want, len)?;
+        }
+    }
+    Ok(())
+}
+
+fn rounds_once(device: &Device) -> Outcome {
+    let key = DropoutKey { seed: 3, offset: 5 };
+    for dtype in FLOATS {
+        let x = normal([7, 143], dtype, 2, device)?;
+        let wide = ops::cast(&x, DType::F32)?;
+        let y = ops::dropout(&x, 0.3, key)?;
+        let want = ops::cast(&ops::dropout(&wide, 0.3, key)?, dtype)?;
+        equal("dtype", y.dtype(), dtype)?;
+        same(dtype.name(), &y.to_f32_vec()?, &want.to_f32_vec()?, 143)?;
+    }
+    Ok(())
+}
+
+fn keeps_what_the_probability_says(device: &Device) -> Outcome {
+    let len = 40_000;
+    let x = Tensor::full(1.0, [len], DType::F32, device)?;
+    let mut runner = TestRunner::new(Config { failure_persistence: None, cases: 32, ..Config::default() });
+    runner.run(&(0.0..0.99f32, any::<u64>(), any::<u64>()), |(p, seed, offset)| {
+        let key = DropoutKey { seed, offset };
+        let y = ops::dropout(&x, p, key).and_then(|y| y.to_vec::<f32>()).expect("a probability");
+        let kept = y.iter().filter(|&&v| v != 0.0).count() as f64;
+        let want = f64::from(1.0 - p) * len as f64;
+        let deviation = (want * f64::from(p)).sqrt();
+        prop_assert!((kept - want).abs() <= 6.0 * deviation + 1.0, "kept {kept}, want {want}");
+        let dx = ops::dropout_backward(&x, p, key).and_then(|dx| dx.to_vec::<f32>()).expect("a probability");
+        prop_assert_eq!(y, dx);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+fn offsets_continue_the_stream(device: &Device) -> Outcome {
+    let x = Tensor::full(1.0, [400], DType::F32, device)?;
+    let tail = Tensor::full(1.0, [300], DType::F32, device)?;
+    let at = |offset| DropoutKey { seed: 11, offset };
+    let whole = ops::dropout(&x, 0.5, at(9))?.to_vec::<f32>()?;
+    same("from element 100", &ops::dropout(&tail, 0.5, at(9 + 25))?.to_vec::<f32>()?, &whole[100..], 300)?;
+    let other = ops::dropout(&x, 0.5, DropoutKey { seed: 12, offset: 9 })?.to_vec::<f32>()?;
+    ensure(other != whole, || "two seeds give one mask".to_owned())
+}
+
+fn zero_probability_changes_nothing(device: &Device) -> Outcome {
+    let x = normal([33], DType::BF16, 1, device)?;
+    let y = ops::dropout(&x, 0.0, DropoutKey { seed: 0, offset: 0 })?;
+    same("p = 0", &y.to_f32_vec()?, &x.to_f32_vec()?, 33)
+}
+
+fn dropped_infinities_are_zero(device: &Device) -> Outcome {
+    let key = DropoutKey { seed: 0, offset: 0 };
+    let x = tensor([f32::INFINITY, f32::NAN].repeat(50), [100], DType::F32, device)?;
+    let y = ops::dropout(&x, 0.5, key)?.to_vec::<f32>()?;
+    let wrong = (0..100).find(|&i| kept(i, 0.5, key) == (y[i] == 0.0));
+    ensure(wrong.is_none(), || format!("element {wrong:?}"))
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    let x = normal([50_001], DType::F32, 1, device)?;
+    same_bits("dropout", || Ok(vec![ops::dropout(&x, 0.2, DropoutKey { seed: 1, offset: 2 })?]))
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let (x, key) = (normal([4], DType::F32, 1, device)?, DropoutKey { seed: 0, offset: 0 });
+    for (p, wording) in [(1.0, "dropout: p = 1: "), (-0.1, "p = -0.1"), (f32::NAN, "p = NaN")] {
+        refused(ops::dropout(&x, p, key), wording)?;
+    }
+    refused(
+        ops::dropout_backward(&x, 2.0, key),
+        "dropout_backward: p = 2: a drop probability is at least 0",
+    )?;
+    refused(ops::dropout(&Tensor::zeros([4], DType::I32, device), 0.5, key), "x has dtype i32")
+}

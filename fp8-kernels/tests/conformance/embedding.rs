@@ -1,0 +1,129 @@
+use super::case::{Outcome, cases};
+use super::compare::{close, equal, refused, same};
+use super::data::{FLOATS, Random, f64s, normal, tolerance};
+use super::threads::same_bits;
+use fp8_kernels::{DType, Device, Result, Shape, Tensor, ops};
+
+cases![
+    looks_up_rows,
+    backward_adds_up,
+    keeps_what_was_there,
+    same_for_any_threads,
+    an_error_changes_nothing,
+    refuses,
+];
+
+/// `[number of ids, vocabulary, hidden]`.
+const SIZES: [[usize; 3]; 8] = [
+    [0, 5, 4],
+    [1, 1, 1],
+    [15, 7, 16],
+    [16, 3, 15],
+    [17, 101, 17],
+    [1009, 2, 33],
+    [997, 1500, 31],
+    [12, 5, 20_000],
+];
+
+fn ids(len: usize, vocabulary: usize, device: &Device) -> Result<Tensor> {
+    let mut random = Random::new(len as u64);
+    let ids = (0..len).map(|_| (random.bits() % vocabulary as u64) as i32).collect();
+    Tensor::from_vec(ids, [len], device)
+}
+
+fn looks_up_rows(device: &Device) -> Outcome {
+    for [len, vocabulary, hidden] in SIZES {
+        let ids = ids(len, vocabulary, device)?;
+        for dtype in FLOATS {
+            let table = normal([vocabulary, hidden], dtype, 1, device)?;
+            let y = ops::embedding(&ids, &table)?;
+            let rows = table.to_f32_vec()?;
+            let row = |&id: &i32| rows[id as usize * hidden..][..hidden].to_vec();
+            let want: Vec<f32> = ids.to_vec::<i32>()?.iter().flat_map(row).collect();
+            equal("dtype", y.dtype(), dtype)?;
+            same(&format!("{dtype} {len} of {vocabulary}"), &y.to_f32_vec()?, &want, hidden)?;
+        }
+    }
+    let ids = Tensor::from_vec(vec![1, 0, 1, 1, 0, 1], [2, 3], device)?;
+    let table = normal([2, 4], DType::F32, 1, device)?;
+    equal("shape", *ops::embedding(&ids, &table)?.shape(), Shape::from([2, 3, 4]))
+}
+
+fn backward_adds_up(device: &Device) -> Outcome {
+    for [len, vocabulary, hidden] in SIZES {
+        let ids = ids(len, vocabulary, device)?;
+        for dtype in FLOATS {
+            let dy = normal([len, hidden], dtype, 2, device)?;
+            let mut dtable = Tensor::zeros([vocabulary, hidden], DType::F32, device);
+            ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad")?;
+            let mut want = vec![0.0; vocabulary * hidden];
+            let values = f64s(&dy)?;
+            for (i, id) in ids.to_vec::<i32>()?.into_iter().enumerate() {
+                for c in 0..hidden {
+                    want[id as usize * hidden + c] += values[i * hidden + c];
+                }
+            }
+            // Hundreds of addends of both signs share a row: what cancels leaves their rounding.
+            let [rtol, atol] = tolerance(DType::F32);
+            let what = format!("{dtype} {len} of {vocabulary}");
+            close(&what, &dtable.to_vec::<f32>()?, &want, hidden, [rtol, atol * (1.0 + len as f64 / 100.0)])?;
+        }
+    }
+    Ok(())
+}
+
+fn keeps_what_was_there(device: &Device) -> Outcome {
+    let ids = Tensor::from_vec(vec![2, 0, 2], [3], device)?;
+    let dy = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [3, 2], device)?;
+    let mut dtable = Tensor::full(10.0, [3, 2], DType::F32, device)?;
+    ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad")?;
+    same("dtable", &dtable.to_vec::<f32>()?, &[13.0, 14.0, 10.0, 10.0, 16.0, 18.0], 2)
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    let ids = ids(3000, 700, device)?;
+    let (table, dy) = (normal([700, 65], DType::F32, 1, device)?, normal([3000, 65], DType::F32, 2, device)?);
+    same_bits("embedding", || {
+        let mut dtable = Tensor::zeros([700, 65], DType::F32, device);
+        ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad")?;
+        Ok(vec![ops::embedding(&ids, &table)?, dtable])
+    })
+}
+
+fn an_error_changes_nothing(device: &Device) -> Outcome {
+    let ids = Tensor::from_vec(vec![0, 3], [2], device)?;
+    let dy = Tensor::full(1.0, [2, 2], DType::F32, device)?;
+    let mut dtable = Tensor::zeros([3, 2], DType::F32, device);
+    let wording = "id 3 at position 1 is out of range 0..3";
+    refused(ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad"), wording)?;
+    same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let make = |values: Vec<i32>| {
+        let len = values.len();
+        Tensor::from_vec(values, [len], device)
+    };
+    let table = normal([3, 2], DType::F32, 1, device)?;
+    refused(
+        ops::embedding(&make(vec![0, -1])?, &table),
+        "embedding: id -1 at position 1 is out of range 0..3",
+    )?;
+    refused(ops::embedding(&table, &table), "ids has dtype f32: expected i32")?;
+    refused(ops::embedding(&make(vec![0])?, &make(vec![0])?), "table has dtype i32")?;
+    let flat = normal([6], DType::F32, 1, device)?;
+    refused(ops::embedding(&make(vec![0])?, &flat), "shape [6]: a table is [vocabulary, hidden]")?;
+    let deep = Tensor::zeros([1, 1, 1, 1, 1, 1], DType::I32, device);
+    refused(ops::embedding(&deep, &table), "ids have at most 5 dimensions")?;
+    let (ids, mut dtable) = (make(vec![0, 1])?, Tensor::zeros([3, 2], DType::F32, device));
+    let mut narrow = Tensor::zeros([3, 2], DType::BF16, device);
+    refused(ops::embedding_backward(&table, &ids, &mut dtable, "w.grad"), "got [3, 2] and [2, 2]")?;
+    refused(
+        ops::embedding_backward(&table, &ids, &mut narrow, "w.grad"),
+        "dtable has dtype bf16: expected f32",
+    )?;
+    let (dy, held) = (normal([2, 2], DType::F32, 1, device)?, dtable.clone());
+    let shared = "w.grad: in-place update, but 1 more hold its storage";
+    refused(ops::embedding_backward(&dy, &ids, &mut dtable, "w.grad"), shared)?;
+    equal("holders", held.holders(), 1)
+}

@@ -1,0 +1,57 @@
+use super::case::{Outcome, cases};
+use super::compare::{close, ensure, equal, refused};
+use super::data::{FLOATS, f64s, normal, tensor, tolerance};
+use super::threads::same_bits;
+use fp8_kernels::{DType, Device, Tensor, ops};
+
+cases![
+    matches_the_oracle,
+    large_and_small_values_fit,
+    infinity_and_nan_come_through,
+    same_for_any_threads,
+    refuses,
+];
+
+fn matches_the_oracle(device: &Device) -> Outcome {
+    for dtype in FLOATS {
+        let lens = [1, 15, 16, 17, 0, 101, 50_021];
+        let grads = lens.map(|len| normal([len], dtype, len as u64, device));
+        let grads: Vec<Tensor> = grads.into_iter().collect::<Result<_, _>>()?;
+        let mut sum = 0.0;
+        for (i, grad) in grads.iter().enumerate() {
+            sum += f64s(grad)?.iter().map(|v| v * v).sum::<f64>();
+            let norm = ops::grad_norm(&grads[..=i].iter().collect::<Vec<_>>())?;
+            let what = format!("{dtype}, {} tensors", i + 1);
+            close(&what, &[norm.item()?], &[sum.sqrt()], 1, tolerance(DType::F32))?;
+        }
+    }
+    Ok(())
+}
+
+fn large_and_small_values_fit(device: &Device) -> Outcome {
+    for (size, want) in [(1e30f32, 1e31f32), (1e-30, 1e-29)] {
+        let grad = Tensor::full(size, [100], DType::F32, device)?;
+        let got = ops::grad_norm(&[&grad])?.item()?;
+        ensure((got / want - 1.0).abs() < 1e-6, || format!("got {got:e}, want {want:e}"))?;
+    }
+    let most = Tensor::full(f32::MAX, [4], DType::F32, device)?;
+    equal("beyond f32", ops::grad_norm(&[&most])?.item()?, f32::INFINITY)?;
+    equal("no elements", ops::grad_norm(&[&Tensor::zeros([0], DType::F32, device)])?.item()?, 0.0)
+}
+
+fn infinity_and_nan_come_through(device: &Device) -> Outcome {
+    let infinite = tensor(vec![1.0, f32::NEG_INFINITY], [2], DType::F32, device)?;
+    let nan = tensor(vec![f32::NAN, 1.0], [2], DType::BF16, device)?;
+    equal("infinity", ops::grad_norm(&[&infinite])?.item()?, f32::INFINITY)?;
+    ensure(ops::grad_norm(&[&infinite, &nan])?.item()?.is_nan(), || "NaN is lost".to_owned())
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    let grads = [normal([300_001], DType::F32, 1, device)?, normal([77_777], DType::F32, 2, device)?];
+    same_bits("grad_norm", || Ok(vec![ops::grad_norm(&[&grads[0], &grads[1]])?]))
+}
+
+fn refuses(device: &Device) -> Outcome {
+    refused(ops::grad_norm(&[]), "grad_norm: grads = []: give at least one tensor")?;
+    refused(ops::grad_norm(&[&Tensor::zeros([2], DType::I32, device)]), "a gradient has dtype i32")
+}

@@ -1,0 +1,55 @@
+//! The cases, one file an operation, and what they share.
+
+mod case;
+mod compare;
+mod data;
+mod threads;
+
+mod activation;
+mod adamw;
+mod amax;
+mod attention;
+mod cast;
+mod cross_entropy;
+mod dropout;
+mod elementwise;
+mod embedding;
+mod gemm;
+mod gemm_fp8;
+mod grad_norm;
+mod linear;
+mod norm;
+mod quantize;
+mod reduce;
+mod rope;
+mod softmax;
+mod split;
+mod transpose;
+mod update_scales;
+
+use case::Case;
+
+/// Every case of every operation.
+pub(crate) const ALL: &[&[Case]] = &[
+    activation::CASES,
+    adamw::CASES,
+    amax::CASES,
+    attention::CASES,
+    cast::CASES,
+    cross_entropy::CASES,
+    dropout::CASES,
+    elementwise::CASES,
+    embedding::CASES,
+    gemm::CASES,
+    gemm_fp8::CASES,
+    grad_norm::CASES,
+    linear::CASES,
+    norm::CASES,
+    quantize::CASES,
+    reduce::CASES,
+    rope::CASES,
+    softmax::CASES,
+    split::CASES,
+    transpose::CASES,
+    update_scales::CASES,
+];

@@ -1,0 +1,124 @@
+use super::case::{Outcome, cases};
+use super::compare::{close, ensure, refused, same};
+use super::data::{self, FLOATS, f64s, normal, tolerance};
+use super::threads::same_bits;
+use crate::oracle::differences;
+use fp8_kernels::ops::RopeTable;
+use fp8_kernels::{DType, Device, Tensor, ops};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+cases![
+    matches_the_oracle,
+    backward_is_the_transpose,
+    norms_and_the_way_back,
+    a_start_is_an_offset,
+    same_for_any_threads,
+    refuses,
+];
+
+/// Each pair as one complex number, turned.
+fn rotate(x: &[f64], [sequence, heads, dim]: [usize; 3], start: usize, base: f64) -> Vec<f64> {
+    let mut y = vec![0.0; x.len()];
+    for at in 0..x.len() {
+        let (token, c) = (at / dim / heads, at % dim);
+        let j = c % (dim / 2);
+        let angle = (start + token % sequence) as f64 * base.powf(-2.0 * j as f64 / dim as f64);
+        let (re, im) = (x[at - c + j], x[at - c + j + dim / 2]);
+        let turned = [re * angle.cos() - im * angle.sin(), re * angle.sin() + im * angle.cos()];
+        y[at] = turned[usize::from(c >= dim / 2)];
+    }
+    y
+}
+
+fn matches_the_oracle(device: &Device) -> Outcome {
+    let shapes = [
+        [1, 1, 1, 2],
+        [0, 3, 2, 4],
+        [2, 15, 3, 6],
+        [1, 16, 4, 32],
+        [2, 17, 1, 10],
+        [1, 131, 5, 62],
+        [3, 2, 1, 20_000],
+    ];
+    for (base, shape) in shapes.into_iter().flat_map(|shape| [(10_000.0, shape), (500.0, shape)]) {
+        let [_, sequence, heads, dim] = shape;
+        for (dtype, start) in FLOATS.into_iter().flat_map(|dtype| [(dtype, 0), (dtype, 37)]) {
+            let table = RopeTable::new(start + sequence, dim, base, device)?;
+            let x = normal(shape, dtype, 1, device)?;
+            let want = rotate(&f64s(&x)?, [sequence, heads, dim], start, base);
+            let y = ops::rope(&x, &table, start)?;
+            close(&format!("{dtype} {shape:?} {start}"), &y.to_f32_vec()?, &want, dim, tolerance(dtype))?;
+        }
+    }
+    Ok(())
+}
+
+fn backward_is_the_transpose(device: &Device) -> Outcome {
+    let shape = [2, 3, 2, 6];
+    let table = RopeTable::new(8, 6, 10_000.0, device)?;
+    let (x, dy) = (normal(shape, DType::F32, 1, device)?, normal(shape, DType::F32, 2, device)?);
+    let dy_values = f64s(&dy)?;
+    let loss = |x: &[f64]| differences::inner(&dy_values, &rotate(x, [3, 2, 6], 5, 10_000.0));
+    let want = differences::gradient(loss, &f64s(&x)?);
+    let dx = ops::rope_backward(&dy, &table, 5)?;
+    close("dx", &dx.to_vec::<f32>()?, &want, 6, tolerance(DType::F32))
+}
+
+fn norms_and_the_way_back(device: &Device) -> Outcome {
+    let shapes = (1..40usize, 1..4usize, 1..40usize, 0..5000usize, any::<u64>());
+    let mut runner = TestRunner::new(Config { failure_persistence: None, cases: 48, ..Config::default() });
+    runner.run(&shapes, |(sequence, heads, half, start, seed)| {
+        let turn = || {
+            let table = RopeTable::new(start + sequence, 2 * half, 10_000.0, device)?;
+            let x = normal([1, sequence, heads, 2 * half], DType::F32, seed, device)?;
+            let y = ops::rope(&x, &table, start)?;
+            Ok::<_, fp8_kernels::Error>([
+                f64s(&x)?,
+                f64s(&y)?,
+                f64s(&ops::rope_backward(&y, &table, start)?)?,
+            ])
+        };
+        let [x, y, back] = turn().expect("shapes that fit");
+        prop_assert!(differences::distance(&x, &back) < 2e-6);
+        for (x, y) in x.chunks(2 * half).zip(y.chunks(2 * half)) {
+            let (x, y) = (differences::inner(x, x), differences::inner(y, y));
+            prop_assert!((x - y).abs() <= 1e-6 * x);
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+fn a_start_is_an_offset(device: &Device) -> Outcome {
+    let table = RopeTable::new(10, 8, 10_000.0, device)?;
+    let x = normal([1, 10, 2, 8], DType::F32, 1, device)?;
+    let whole = ops::rope(&x, &table, 0)?.to_vec::<f32>()?;
+    let tail = Tensor::from_vec(x.to_vec::<f32>()?[4 * 16..].to_vec(), [1, 6, 2, 8], device)?;
+    same("tokens 4..10", &ops::rope(&tail, &table, 4)?.to_vec::<f32>()?, &whole[4 * 16..], 16)?;
+    same("position 0 stays", &whole[..16], &x.to_vec::<f32>()?[..16], 16)
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    let table = RopeTable::new(300, 32, 10_000.0, device)?;
+    let x = normal([2, 300, 5, 32], DType::BF16, 1, device)?;
+    same_bits("rope", || Ok(vec![ops::rope(&x, &table, 0)?, ops::rope_backward(&x, &table, 0)?]))
+}
+
+fn refuses(device: &Device) -> Outcome {
+    refused(RopeTable::new(4, 7, 10_000.0, device), "rope: head_dim = 7: pairs need an even head_dim")?;
+    refused(RopeTable::new(4, 0, 10_000.0, device), "head_dim = 0")?;
+    refused(RopeTable::new(4, 8, 0.0, device), "base = 0: give a finite base greater than 0")?;
+    refused(RopeTable::new(4, 8, f64::NAN, device), "base = NaN")?;
+    let table = RopeTable::new(4, 8, 10_000.0, device)?;
+    let make = |shape: [usize; 4]| data::normal(shape, DType::F32, 1, device);
+    refused(ops::rope(&make([1, 4, 1, 6])?, &table, 0), "the table is for head_dim 8; make one for 6")?;
+    refused(ops::rope(&make([1, 4, 1, 8])?, &table, 1), "positions 1..5 go beyond the table's 4")?;
+    refused(ops::rope(&make([1, 4, 1, 8])?, &table, usize::MAX), "go beyond the table's 4")?;
+    refused(
+        ops::rope_backward(&normal([4, 8], DType::F32, 1, device)?, &table, 0),
+        "rope_backward: shape [4, 8]",
+    )?;
+    let bytes = Tensor::zeros([1, 4, 1, 8], DType::U8, device);
+    ensure(ops::rope(&bytes, &table, 0).is_err(), || "accepted u8".to_owned())
+}

@@ -1,0 +1,156 @@
+use super::case::{Outcome, cases};
+use super::compare::{close, ensure, refused, same};
+use super::data::{self, FLOATS, f64s, normal, tensor, tolerance};
+use super::threads::same_bits;
+use crate::oracle::{differences, softmax as oracle};
+use fp8_kernels::{DType, Device, Tensor, ops};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+cases![
+    matches_the_oracle,
+    backward_matches_the_oracle,
+    the_oracle_is_its_own_derivative,
+    masks_of_all_broadcasts,
+    a_row_without_keys_is_zero,
+    large_scores_stay_finite,
+    nan_stays_in_its_row,
+    rows_sum_to_one,
+    same_for_any_threads,
+    refuses,
+];
+
+const SHAPES: [[usize; 3]; 9] = [
+    [1, 1, 1],
+    [0, 3, 4],
+    [2, 3, 0],
+    [1, 3, 15],
+    [2, 16, 16],
+    [3, 17, 17],
+    [1, 5, 101],
+    [2, 101, 31],
+    [1, 2, 16_411],
+];
+
+fn matches_the_oracle(device: &Device) -> Outcome {
+    for (seed, shape) in SHAPES.into_iter().enumerate() {
+        for (dtype, causal) in FLOATS.into_iter().flat_map(|dtype| [(dtype, false), (dtype, true)]) {
+            let x = normal(shape, dtype, seed as u64, device)?;
+            let y = ops::softmax(&x, 1.7, causal, None)?;
+            let values = f64s(&x)?;
+            let rows = values.chunks(shape[2].max(1)).enumerate();
+            let scale = f64::from(1.7f32);
+            let want = rows.flat_map(|(r, row)| oracle::softmax(row, scale, |j| causal && j > r % shape[1]));
+            let what = format!("{dtype} {shape:?} causal {causal}");
+            close(&what, &y.to_f32_vec()?, &want.collect::<Vec<_>>(), shape[2], tolerance(dtype))?;
+        }
+    }
+    Ok(())
+}
+
+fn backward_matches_the_oracle(device: &Device) -> Outcome {
+    for (seed, shape) in SHAPES.into_iter().enumerate().take(8) {
+        for dtype in FLOATS {
+            let x = normal(shape, dtype, seed as u64, device)?;
+            let (y, dy) = (ops::softmax(&x, 0.5, true, None)?, normal(shape, dtype, 100, device)?);
+            let (y_values, dy_values) = (f64s(&y)?, f64s(&dy)?);
+            let rows = dy_values.chunks(shape[2].max(1)).zip(y_values.chunks(shape[2].max(1)));
+            let want: Vec<f64> = rows.flat_map(|(dy, y)| oracle::backward(dy, y, 0.5)).collect();
+            let dx = ops::softmax_backward(&dy, &y, 0.5)?;
+            close(&format!("{dtype} {shape:?}"), &dx.to_f32_vec()?, &want, shape[2], tolerance(dtype))?;
+        }
+    }
+    Ok(())
+}
+
+fn the_oracle_is_its_own_derivative(_: &Device) -> Outcome {
+    let mut random = data::Random::new(3);
+    let mut values = |n| random.normals(n).into_iter().map(f64::from).collect::<Vec<_>>();
+    let (x, dy) = (values(17), values(17));
+    let softmax = |x: &[f64]| oracle::softmax(x, 0.7, |j| j > 12);
+    let slope = differences::gradient(|x| differences::inner(&dy, &softmax(x)), &x);
+    let distance = differences::distance(&slope, &oracle::backward(&dy, &softmax(&x), 0.7));
+    ensure(distance < 1e-8, || format!("distance {distance:e}"))
+}
+
+fn masks_of_all_broadcasts(device: &Device) -> Outcome {
+    let shape = [2, 3, 5, 7];
+    let x = normal(shape, DType::F32, 1, device)?;
+    let values = f64s(&x)?;
+    for bits in 0..16 {
+        let dims: Vec<usize> = (0..4).map(|d| if bits >> d & 1 == 1 { shape[d] } else { 1 }).collect();
+        let bytes: Vec<u8> = (0..dims.iter().product()).map(|i: usize| u8::from(i * 7 % 3 == 1)).collect();
+        let mask_shape = [dims[0], dims[1], dims[2], dims[3]];
+        let mask = Tensor::from_vec(bytes.clone(), mask_shape, device)?;
+        let hidden = |row: usize, j: usize| {
+            let index = [row / 15, row / 5 % 3, row % 5, j];
+            let at = index.iter().zip(&dims).fold(0, |at, (i, dim)| at * dim + i % dim);
+            bytes[at] != 0
+        };
+        let rows = values.chunks(7).enumerate();
+        let want: Vec<f64> =
+            rows.flat_map(|(r, row)| oracle::softmax(row, 1.0, |j| hidden(r, j) || j > r % 5)).collect();
+        let y = ops::softmax(&x, 1.0, true, Some(&mask))?;
+        close(&format!("mask {mask_shape:?}"), &y.to_f32_vec()?, &want, 7, tolerance(DType::F32))?;
+    }
+    Ok(())
+}
+
+fn a_row_without_keys_is_zero(device: &Device) -> Outcome {
+    let infinite = f32::NEG_INFINITY;
+    let x = tensor(vec![infinite, infinite, 1.0, infinite, 2.0, 3.0], [3, 2], DType::F32, device)?;
+    let mask = Tensor::from_vec(vec![0u8, 0, 0, 0, 1, 1], [3, 2], device)?;
+    let y = ops::softmax(&x, 1.0, false, Some(&mask))?;
+    same("y", &y.to_vec::<f32>()?, &[0.0, 0.0, 1.0, 0.0, 0.0, 0.0], 2)?;
+    let dx = ops::softmax_backward(&Tensor::full(1.0, [3, 2], DType::F32, device)?, &y, 1.0)?;
+    same("dx", &dx.to_vec::<f32>()?, &[0.0; 6], 2)
+}
+
+fn large_scores_stay_finite(device: &Device) -> Outcome {
+    let x = tensor(vec![1e4, -1e4, 1e4, 3e38, -3e38, 0.0], [2, 3], DType::F32, device)?;
+    let y = ops::softmax(&x, 1.0, false, None)?;
+    same("y", &y.to_vec::<f32>()?, &[0.5, 0.0, 0.5, 1.0, 0.0, 0.0], 3)
+}
+
+fn nan_stays_in_its_row(device: &Device) -> Outcome {
+    let x = tensor(vec![f32::NAN, 1.0, f32::NAN, f32::NAN, 0.0, 0.0], [3, 2], DType::F32, device)?;
+    let y = ops::softmax(&x, 1.0, false, None)?.to_vec::<f32>()?;
+    ensure(y[..4].iter().all(|v| v.is_nan()) && y[4..] == [0.5, 0.5], || format!("{y:?}"))
+}
+
+fn rows_sum_to_one(device: &Device) -> Outcome {
+    let rows = (1..200usize, 0.0..100f32, any::<u64>());
+    let mut runner = TestRunner::new(Config { failure_persistence: None, cases: 64, ..Config::default() });
+    runner.run(&rows, |(keys, size, seed)| {
+        let values = data::Random::new(seed).normals(keys).into_iter().map(|v| v * size).collect();
+        let x = tensor(values, [1, keys], DType::F32, device).expect("a matrix");
+        let y = ops::softmax(&x, 1.0, false, None).and_then(|y| y.to_vec::<f32>()).expect("a matrix");
+        prop_assert!(y.iter().all(|p| (0.0..=1.0).contains(p)));
+        prop_assert!((y.iter().map(|&p| f64::from(p)).sum::<f64>() - 1.0).abs() < 1e-5);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    let (x, dy) =
+        (normal([5, 67, 301], DType::F32, 1, device)?, normal([5, 67, 301], DType::F32, 2, device)?);
+    same_bits("softmax", || {
+        let y = ops::softmax(&x, 0.3, true, None)?;
+        Ok(vec![ops::softmax_backward(&dy, &y, 0.3)?, y])
+    })
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let x = normal([2, 3, 4], DType::F32, 1, device)?;
+    let bytes = |shape: [usize; 3]| Tensor::zeros(shape, DType::U8, device);
+    refused(ops::softmax(&normal([4], DType::F32, 1, device)?, 1.0, false, None), "softmax: shape [4]")?;
+    refused(ops::softmax(&bytes([1, 1, 1]), 1.0, false, None), "x has dtype u8: expected f32, bf16 or f16")?;
+    refused(ops::softmax(&x, 1.0, false, Some(&x)), "mask has dtype f32: expected u8")?;
+    refused(ops::softmax(&x, 1.0, false, Some(&bytes([2, 3, 5]))), "got [2, 3, 4] and [2, 3, 5]")?;
+    refused(
+        ops::softmax(&x, 1.0, false, Some(&Tensor::zeros([4], DType::U8, device))),
+        "each equal to x's or 1",
+    )?;
+    refused(ops::softmax_backward(&normal([2, 3], DType::F32, 1, device)?, &x, 1.0), "y and dy")
+}

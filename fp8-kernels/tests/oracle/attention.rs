@@ -1,0 +1,74 @@
+//! Attention with the whole matrix of probabilities, in f64.
+
+use super::softmax;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Attention {
+    pub(crate) batch: usize,
+    pub(crate) queries: usize,
+    pub(crate) keys: usize,
+    pub(crate) heads: usize,
+    pub(crate) groups: usize,
+    pub(crate) dim: usize,
+    pub(crate) causal: bool,
+    pub(crate) scale: f64,
+    pub(crate) lengths: Option<Vec<usize>>,
+}
+
+impl Attention {
+    fn q(&self, b: usize, i: usize, h: usize, c: usize) -> usize {
+        ((b * self.queries + i) * self.heads + h) * self.dim + c
+    }
+
+    /// Of the group that head `h` reads.
+    fn k(&self, b: usize, j: usize, h: usize, c: usize) -> usize {
+        let group = h * self.groups / self.heads;
+        ((b * self.keys + j) * self.groups + group) * self.dim + c
+    }
+
+    fn rows(&self) -> impl Iterator<Item = [usize; 3]> {
+        let (heads, queries) = (self.heads, self.queries);
+        (0..self.batch * heads * queries)
+            .map(move |r| [r / queries / heads, r / queries % heads, r % queries])
+    }
+
+    fn probabilities(&self, q: &[f64], k: &[f64], [b, h, i]: [usize; 3]) -> Vec<f64> {
+        let score = |j| (0..self.dim).map(|c| q[self.q(b, i, h, c)] * k[self.k(b, j, h, c)]).sum();
+        let scores: Vec<f64> = (0..self.keys).map(score).collect();
+        let length = self.lengths.as_ref().map_or(self.keys, |lengths| lengths[b]);
+        softmax::softmax(&scores, self.scale, |j| j >= length || self.causal && j > i)
+    }
+
+    pub(crate) fn forward(&self, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
+        let mut o = vec![0.0; q.len()];
+        for row @ [b, h, i] in self.rows() {
+            for (j, p) in self.probabilities(q, k, row).into_iter().enumerate() {
+                for c in 0..self.dim {
+                    o[self.q(b, i, h, c)] += p * v[self.k(b, j, h, c)];
+                }
+            }
+        }
+        o
+    }
+
+    /// `[dq, dk, dv]`.
+    pub(crate) fn backward(&self, dy: &[f64], q: &[f64], k: &[f64], v: &[f64]) -> [Vec<f64>; 3] {
+        let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| vec![0.0; x.len()]);
+        for row @ [b, h, i] in self.rows() {
+            let p = self.probabilities(q, k, row);
+            let dp = |j| (0..self.dim).map(|c| dy[self.q(b, i, h, c)] * v[self.k(b, j, h, c)]).sum();
+            let dp: Vec<f64> = (0..self.keys).map(dp).collect();
+            let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+            for j in 0..self.keys {
+                let ds = self.scale * p[j] * (dp[j] - mean);
+                for c in 0..self.dim {
+                    let (q_at, k_at) = (self.q(b, i, h, c), self.k(b, j, h, c));
+                    dv[k_at] += p[j] * dy[q_at];
+                    dq[q_at] += ds * k[k_at];
+                    dk[k_at] += ds * q[q_at];
+                }
+            }
+        }
+        [dq, dk, dv]
+    }
+}

@@ -1,0 +1,246 @@
+//! What a training needs, checked: options, files and checkpoints that fit together.
+
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+use crate::options::{DeviceName, Given, Options, RecipeName, Settings};
+use crate::text::Corpus;
+use crate::train::{Metadata, Run, Trainer};
+
+/// A job to do. Whoever holds one needs to check nothing any more.
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub(crate) settings: Settings,
+    pub(crate) device: DeviceName,
+    pub(crate) threads: usize,
+    pub(crate) corpus: Corpus,
+    pub(crate) report_dir: PathBuf,
+    pub(crate) save: Option<PathBuf>,
+    /// The step both trainings end with: the last one, or that of `--stop-after`.
+    pub(crate) stop_at: usize,
+    pub(crate) sample: usize,
+    pub(crate) quiet: bool,
+    /// The trainings to do, each with its checkpoint and the step of it, when resumed.
+    pub(crate) runs: Vec<PlannedRun>,
+}
+
+/// A training to do, and where it goes on from when resumed.
+pub(crate) type PlannedRun = (Run, Option<Checkpoint>);
+
+/// Where a training goes on from.
+#[derive(Debug, Clone)]
+pub(crate) struct Checkpoint {
+    pub(crate) dir: PathBuf,
+    pub(crate) step: usize,
+    metadata: Metadata,
+}
+
+impl Config {
+    /// Checks everything but the tensors of checkpoints and the report folder.
+    pub(crate) fn new<T: Trainer>(options: Options, given: &Given) -> Result<Self, Failure> {
+        let (settings, corpus, runs) = match &options.resume {
+            None => {
+                let corpus = Corpus::load(options.text.as_deref(), options.settings.seq)?;
+                let runs = runs(options.settings.recipe).iter().map(|&run| (run, None)).collect();
+                (options.settings.clone(), corpus, runs)
+            }
+            Some(folder) => resumed::<T>(&options, given, folder)?,
+        };
+        check_shape(&settings)?;
+        let stop_at = stop_at(&options, settings.steps, &runs)?;
+        let all_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let save = match (&options.save, options.stop_after) {
+            (Some(dir), _) => Some(dir.clone()),
+            (None, Some(_)) => Some(options.report_dir.join("checkpoint")),
+            (None, None) => None,
+        };
+        Ok(Self {
+            settings,
+            device: options.device,
+            threads: options.threads.unwrap_or(all_cores),
+            corpus,
+            report_dir: options.report_dir,
+            save,
+            stop_at,
+            sample: options.sample,
+            quiet: options.quiet,
+            runs,
+        })
+    }
+
+    /// What a checkpoint tells beside its tensors.
+    pub(crate) fn metadata(&self, run: Run, step: usize) -> Metadata {
+        let mut metadata: Metadata =
+            self.settings.values().into_iter().map(|(option, value)| (option.to_owned(), value)).collect();
+        metadata.insert("run".to_owned(), run.name().to_owned());
+        metadata.insert("step".to_owned(), step.to_string());
+        metadata.insert("text".to_owned(), self.corpus.source().to_owned());
+        metadata.insert("text-fingerprint".to_owned(), self.corpus.fingerprint());
+        metadata
+    }
+}
+
+fn runs(recipe: RecipeName) -> &'static [Run] {
+    match recipe {
+        RecipeName::None => &[Run::HighPrecision],
+        RecipeName::Delayed | RecipeName::Current => &[Run::HighPrecision, Run::Fp8],
+    }
+}
+
+/// Settings, text and steps from the checkpoints in `folder`.
+fn resumed<T: Trainer>(
+    options: &Options,
+    given: &Given,
+    folder: &Path,
+) -> Result<(Settings, Corpus, Vec<PlannedRun>), Failure> {
+    let first = Checkpoint::read::<T>(folder, Run::HighPrecision)?;
+    let settings = first.settings()?;
+    for ((option, ours), (_, stored)) in options.settings.values().into_iter().zip(settings.values()) {
+        if given.contains(option) && ours != stored {
+            return Err(Failure::input(format!(
+                "--{option} {ours} differs from the {stored} of the checkpoint {}: leave the option out to resume, \
+                 or --resume out to start anew",
+                folder.display()
+            )));
+        }
+    }
+    let corpus = match &options.text {
+        Some(path) => Corpus::load(Some(path), settings.seq)?,
+        None => Corpus::reload(&first.get("text")?, settings.seq)?,
+    };
+    if corpus.fingerprint() != first.get("text-fingerprint")? {
+        return Err(Failure::input(format!(
+            "the text {} is not the one that the checkpoint {} was trained on",
+            corpus.source(),
+            folder.display()
+        )));
+    }
+    let mut checkpoints = Vec::new();
+    for &run in runs(settings.recipe) {
+        let checkpoint = match run {
+            Run::HighPrecision => first.clone(),
+            Run::Fp8 => Checkpoint::read::<T>(folder, run)?,
+        };
+        let same = ["text", "text-fingerprint"]
+            .iter()
+            .all(|key| checkpoint.metadata.get(*key) == first.metadata.get(*key));
+        if !same || checkpoint.settings()? != settings {
+            return Err(Failure::input(format!(
+                "checkpoint {}: {} and {} are of different trainings",
+                folder.display(),
+                Run::HighPrecision.name(),
+                run.name()
+            )));
+        }
+        checkpoints.push((run, Some(checkpoint)));
+    }
+    Ok((settings, corpus, checkpoints))
+}
+
+impl Checkpoint {
+    fn read<T: Trainer>(folder: &Path, run: Run) -> Result<Self, Failure> {
+        let dir = folder.join(run.name());
+        if !dir.is_dir() {
+            return Err(Failure::input(format!(
+                "checkpoint {}: it has no folder {}/; --resume takes a folder that --save wrote",
+                folder.display(),
+                run.name()
+            )));
+        }
+        let metadata = T::metadata(&dir).map_err(|error| bad(&dir, &error))?;
+        let mut checkpoint = Self { dir, step: 0, metadata };
+        let step = checkpoint.get("step")?;
+        checkpoint.step =
+            step.parse().map_err(|_| bad(&checkpoint.dir, &format!("its step is \"{step}\"")))?;
+        if checkpoint.get("run")? != run.name() {
+            return Err(bad(&checkpoint.dir, "it is of another run"));
+        }
+        Ok(checkpoint)
+    }
+
+    fn get(&self, key: &str) -> Result<String, Failure> {
+        let value = self.metadata.get(key).cloned();
+        value
+            .ok_or_else(|| bad(&self.dir, &format!("it does not tell its {key}; was it saved by train_gpt?")))
+    }
+
+    fn settings(&self) -> Result<Settings, Failure> {
+        let settings = Settings::from_values(|option| self.metadata.get(option).cloned());
+        settings.map_err(|failure| match failure {
+            Failure::Input(sentence) => bad(&self.dir, &sentence),
+            other => other,
+        })
+    }
+}
+
+/// What is wrong with a checkpoint.
+pub(crate) fn bad(dir: &Path, sentence: &str) -> Failure {
+    Failure::input(format!("checkpoint {}: {sentence}", dir.display()))
+}
+
+fn check_shape(settings: &Settings) -> Result<(), Failure> {
+    let Settings { hidden, heads, .. } = *settings;
+    if hidden.is_multiple_of(heads) {
+        return Ok(());
+    }
+    let better = hidden.next_multiple_of(heads);
+    Err(Failure::input(format!(
+        "--hidden {hidden} is not divisible by --heads {heads}; --hidden {better} would be"
+    )))
+}
+
+fn stop_at(options: &Options, steps: usize, runs: &[PlannedRun]) -> Result<usize, Failure> {
+    let stop_at = options.stop_after.unwrap_or(steps);
+    if stop_at > steps {
+        return Err(Failure::input(format!("--stop-after {stop_at} is beyond the last step, {steps}")));
+    }
+    let done = |(_, checkpoint): &PlannedRun| checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
+    let (least, most) = (runs.iter().map(done).min().unwrap_or(0), runs.iter().map(done).max().unwrap_or(0));
+    if most > stop_at || least == stop_at {
+        let end = if options.stop_after.is_some() { "--stop-after is" } else { "training ends with step" };
+        return Err(Failure::input(format!(
+            "nothing is left to train: the checkpoint is at step {most}, and {end} {stop_at}"
+        )));
+    }
+    Ok(stop_at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Fake;
+    use crate::options::parse_from;
+
+    fn config(line: &str) -> Result<Config, Failure> {
+        let folder = tempfile::tempdir().unwrap();
+        let text = folder.path().join("text");
+        std::fs::write(&text, [b'x'; 2000]).unwrap();
+        let line = format!("train_gpt --text {} {line}", text.display());
+        let (options, given) = parse_from(line.split_whitespace()).unwrap();
+        Config::new::<Fake>(options, &given)
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_refused() {
+        for (line, sentence) in [
+            ("--hidden 100 --heads 3", "--hidden 100 is not divisible by --heads 3; --hidden 102 would be"),
+            ("--steps 5 --stop-after 6", "--stop-after 6 is beyond the last step, 5"),
+        ] {
+            assert_eq!(config(line).unwrap_err(), Failure::input(sentence), "{line}");
+        }
+    }
+
+    #[test]
+    fn without_a_recipe_there_is_one_training() {
+        assert_eq!(config("--recipe none").unwrap().runs.len(), 1);
+        assert_eq!(config("--recipe current").unwrap().runs.len(), 2);
+    }
+
+    #[test]
+    fn stopping_early_saves() {
+        assert_eq!(config("").unwrap().save, None);
+        let stopped = config("--stop-after 3").unwrap();
+        assert_eq!(stopped.save, Some(PathBuf::from("target/train_gpt/checkpoint")));
+        assert_eq!(stopped.stop_at, 3);
+    }
+}

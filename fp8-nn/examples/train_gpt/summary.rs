@@ -1,0 +1,251 @@
+//! summary.json, steps.csv, the table on stdout, and the folder they go to.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::options::RecipeName;
+use crate::train::{Outcome, Run};
+
+/// The names of the files in the report folder.
+pub(crate) const FILES: [&str; 3] = ["report.html", "steps.csv", "summary.json"];
+
+/// A folder that exists and can be written to.
+#[derive(Debug)]
+pub(crate) struct ReportDir(PathBuf);
+
+impl ReportDir {
+    /// Makes the folder where it is missing, and tries to write to it.
+    pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
+        let refuse = |reason: &dyn std::fmt::Display| {
+            Failure::input(format!(
+                "--report-dir {}: {reason}; give a folder that can be written",
+                path.display()
+            ))
+        };
+        if path.exists() && !path.is_dir() {
+            return Err(refuse(&"it is not a folder"));
+        }
+        fs::create_dir_all(path).map_err(|error| refuse(&error))?;
+        tempfile::NamedTempFile::new_in(path).map_err(|error| refuse(&error))?;
+        match FILES.iter().find(|name| path.join(name).is_dir()) {
+            Some(name) => Err(refuse(&format!("{name} in it is a folder"))),
+            None => Ok(Self(path.to_path_buf())),
+        }
+    }
+
+    /// Writes a file so that at no time a part of it can be seen.
+    pub(crate) fn write(&self, name: &str, contents: &str) -> Result<(), Failure> {
+        let write = || -> std::io::Result<()> {
+            let mut builder = tempfile::Builder::new();
+            #[cfg(unix)]
+            {
+                use std::os::unix::fs::PermissionsExt as _;
+                builder.permissions(fs::Permissions::from_mode(0o666)); // less what the umask takes
+            }
+            let mut file = builder.tempfile_in(&self.0)?;
+            file.write_all(contents.as_bytes())?;
+            file.as_file().sync_all()?;
+            file.persist(self.0.join(name))?;
+            Ok(())
+        };
+        write()
+            .map_err(|error| Failure::training(format!("writing {}: {error}", self.0.join(name).display())))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+/// summary.json. Under `--recipe none` everything of FP8 is null.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Summary {
+    pub(crate) params: usize,
+    /// Steps that each model has behind it.
+    pub(crate) steps: usize,
+    /// Steps of the schedule.
+    pub(crate) total_steps: usize,
+    /// Bytes that each model was trained on so far.
+    pub(crate) tokens: u64,
+    pub(crate) seed: u64,
+    pub(crate) device: String,
+    pub(crate) threads: usize,
+    pub(crate) dtype: String,
+    pub(crate) recipe: String,
+    pub(crate) layers: usize,
+    pub(crate) hidden: usize,
+    pub(crate) heads: usize,
+    pub(crate) seq: usize,
+    pub(crate) batch: usize,
+    pub(crate) lr: f32,
+    pub(crate) text: String,
+    pub(crate) text_bytes: usize,
+    pub(crate) fp8_format: Option<String>,
+    pub(crate) fp8_history_len: Option<usize>,
+    pub(crate) fp8_margin: Option<i32>,
+    pub(crate) fp8_gemms_per_step: Option<usize>,
+    /// Nats per byte, like every loss.
+    pub(crate) bigram_loss: f64,
+    pub(crate) heldout_loss: Both,
+    /// Of the last step's batch.
+    pub(crate) final_loss: Both,
+    pub(crate) median_step_ms: Both,
+    /// At the median step.
+    pub(crate) tokens_per_s: Both,
+}
+
+/// One number of each training.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Both {
+    pub(crate) high_precision: Option<f64>,
+    pub(crate) fp8: Option<f64>,
+}
+
+impl Both {
+    fn new(outcomes: &[Outcome], value: impl Fn(&Outcome) -> Option<f64>) -> Self {
+        let of = |run| outcomes.iter().find(|outcome| outcome.run == run).and_then(&value);
+        Self { high_precision: of(Run::HighPrecision), fp8: of(Run::Fp8) }
+    }
+}
+
+impl Summary {
+    pub(crate) fn new(config: &Config, outcomes: &[Outcome], params: usize, fp8_gemms: usize) -> Self {
+        let settings = &config.settings;
+        let tokens_per_step = settings.batch * settings.seq;
+        let fp8 = settings.recipe != RecipeName::None;
+        let delayed = settings.recipe == RecipeName::Delayed;
+        Self {
+            params,
+            steps: config.stop_at,
+            total_steps: settings.steps,
+            tokens: config.stop_at as u64 * tokens_per_step as u64,
+            seed: settings.seed,
+            device: config.device.to_string(),
+            threads: config.threads,
+            dtype: settings.dtype.to_string(),
+            recipe: settings.recipe.to_string(),
+            layers: settings.layers,
+            hidden: settings.hidden,
+            heads: settings.heads,
+            seq: settings.seq,
+            batch: settings.batch,
+            lr: settings.lr,
+            text: config.corpus.source().to_owned(),
+            text_bytes: config.corpus.bytes().len(),
+            fp8_format: fp8.then(|| settings.format.to_string()),
+            fp8_history_len: delayed.then_some(settings.history_len),
+            fp8_margin: delayed.then_some(settings.margin),
+            fp8_gemms_per_step: fp8.then_some(fp8_gemms),
+            bigram_loss: config.corpus.bigram_loss(),
+            heldout_loss: Both::new(outcomes, |outcome| Some(outcome.held_out_loss)),
+            final_loss: Both::new(outcomes, |outcome| {
+                outcome.records.last().map(|last| f64::from(last.loss))
+            }),
+            median_step_ms: Both::new(outcomes, Outcome::median_step_ms),
+            tokens_per_s: Both::new(outcomes, |outcome| {
+                Some(tokens_per_step as f64 * 1e3 / outcome.median_step_ms()?)
+            }),
+        }
+    }
+
+    pub(crate) fn json(&self) -> Result<String, Failure> {
+        let json = serde_json::to_string_pretty(self);
+        json.map(|json| json + "\n").map_err(|error| Failure::training(format!("summary.json: {error}")))
+    }
+
+    /// The comparison: (what, high precision, FP8).
+    pub(crate) fn rows(&self) -> Vec<[String; 3]> {
+        let row = |what: &str, both: Both, digits: usize| {
+            let number = |value: Option<f64>| {
+                value.map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
+            };
+            [what.to_owned(), number(both.high_precision), number(both.fp8)]
+        };
+        vec![
+            row("held-out loss, nats per byte", self.heldout_loss, 4),
+            row("loss of the last step", self.final_loss, 4),
+            row("median step, ms", self.median_step_ms, 2),
+            row("tokens per second", self.tokens_per_s, 0),
+        ]
+    }
+
+    /// The comparison for a terminal.
+    pub(crate) fn table(&self) -> String {
+        let mut text = format!("{:<30}{:>16}{:>16}\n", "", Run::HighPrecision.title(), Run::Fp8.title());
+        for [what, high_precision, fp8] in self.rows() {
+            text += &format!("{what:<30}{high_precision:>16}{fp8:>16}\n");
+        }
+        let _ = writeln!(text, "{:<30}{:>16.4}{:>16}", "bigrams, for comparison", self.bigram_loss, "");
+        text
+    }
+}
+
+/// steps.csv: every step of this process, the losses with all their digits.
+pub(crate) fn steps_csv(outcomes: &[Outcome]) -> String {
+    let mut csv = "run,step,loss,grad_norm,lr,ms\n".to_owned();
+    for outcome in outcomes {
+        for record in &outcome.records {
+            let run = outcome.run.name();
+            // `{}` prints an f32 with as many digits as it takes to read the same f32 back.
+            let _ = writeln!(
+                csv,
+                "{run},{},{},{},{},{:.3}",
+                record.step, record.loss, record.grad_norm, record.lr, record.ms
+            );
+        }
+    }
+    csv
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::Telemetry;
+    use crate::train::Record;
+
+    #[test]
+    fn losses_keep_all_their_digits() {
+        let loss = f32::from_bits(0x4033_3334);
+        let outcome = Outcome {
+            run: Run::Fp8,
+            records: vec![Record { step: 3, loss, grad_norm: 0.1, lr: 2e-3, ms: 1.23456 }],
+            telemetry: Telemetry::new(0),
+            held_out_loss: 1.0,
+        };
+        let csv = steps_csv(&[outcome]);
+        let line = csv.lines().nth(1).unwrap();
+        assert_eq!(line, "fp8,3,2.8000002,0.1,0.002,1.235");
+        assert_eq!(line.split(',').nth(2).unwrap().parse::<f32>().unwrap().to_bits(), loss.to_bits());
+    }
+
+    #[test]
+    fn unusable_report_folders_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "x").unwrap();
+        for path in [file.clone(), file.join("below")] {
+            let failure = ReportDir::open(&path).unwrap_err();
+            assert_eq!(failure.code(), 2);
+            assert!(failure.to_string().contains("--report-dir"), "{failure}");
+        }
+        fs::create_dir(folder.path().join("steps.csv")).unwrap();
+        assert!(ReportDir::open(folder.path()).unwrap_err().to_string().contains("steps.csv"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left behind");
+    }
+
+    #[test]
+    fn files_are_replaced_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let report = ReportDir::open(&folder.path().join("a/b")).unwrap();
+        report.write("steps.csv", "one").unwrap();
+        report.write("steps.csv", "two").unwrap();
+        assert_eq!(fs::read_to_string(report.path().join("steps.csv")).unwrap(), "two");
+        assert_eq!(fs::read_dir(report.path()).unwrap().count(), 1);
+    }
+}

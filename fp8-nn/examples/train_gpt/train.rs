@@ -1,0 +1,237 @@
+//! One training: the loop over steps, what it records, and how it ends.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use crate::batches;
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::options::{DeviceName, Settings};
+use crate::progress::Progress;
+use crate::telemetry::{SlotState, Telemetry};
+
+/// Which of the two trainings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Run {
+    HighPrecision,
+    Fp8,
+}
+
+impl Run {
+    /// Its name in files and folders.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::HighPrecision => "high_precision",
+            Self::Fp8 => "fp8",
+        }
+    }
+
+    /// Its name in prose.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::HighPrecision => "high precision",
+            Self::Fp8 => "FP8",
+        }
+    }
+}
+
+/// Strings that a checkpoint keeps beside its tensors.
+pub(crate) type Metadata = BTreeMap<String, String>;
+
+/// A model in training: what the loop asks of it. An error is one sentence.
+pub(crate) trait Trainer: Sized {
+    /// Initial weights from the seed; for [`Run::Fp8`], with the settings' recipe.
+    fn start(settings: &Settings, device: DeviceName, run: Run) -> Result<Self, String>;
+    /// The state that [`Trainer::save`] left in `dir`.
+    fn resume(settings: &Settings, device: DeviceName, run: Run, dir: &Path) -> Result<Self, String>;
+    /// The strings that [`Trainer::save`] left in `dir`.
+    fn metadata(dir: &Path) -> Result<Metadata, String>;
+    /// Writes everything that decides the next step to `dir`: all of it, or nothing.
+    fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String>;
+    /// One optimizer step; the loss is that of the weights before it. When `observed`, its quantizers count what
+    /// they lose; that takes time and changes no bit.
+    fn step(&mut self, batch: &batches::Batch, lr: f32, observed: bool) -> Result<StepResult, String>;
+    /// Mean loss over the batch; changes nothing that a later step sees.
+    fn evaluate(&mut self, batch: &batches::Batch) -> Result<f32, String>;
+    /// Scores of the 256 values of the byte after `context`; changes nothing that a later step sees.
+    fn next_byte(&mut self, context: &[u8]) -> Result<Vec<f32>, String>;
+    /// The quantizer slots after an observed step, always in the same order; none in high precision.
+    fn slots(&self) -> Result<Vec<SlotState>, String>;
+    /// Number of parameters.
+    fn parameters(&self) -> usize;
+    /// FP8 matrix products of one training step.
+    fn fp8_gemms_per_step(&self) -> usize;
+}
+
+/// What a step tells.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct StepResult {
+    pub(crate) loss: f32,
+    /// Before clipping.
+    pub(crate) grad_norm: f32,
+}
+
+/// One line of steps.csv.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Record {
+    /// From 1.
+    pub(crate) step: usize,
+    pub(crate) loss: f32,
+    pub(crate) grad_norm: f32,
+    pub(crate) lr: f32,
+    pub(crate) ms: f64,
+}
+
+/// A model on its way: how many steps it has behind it.
+#[derive(Debug)]
+pub(crate) struct Journey<T> {
+    pub(crate) run: Run,
+    pub(crate) trainer: T,
+    pub(crate) step: usize,
+}
+
+/// What one training showed.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) run: Run,
+    pub(crate) records: Vec<Record>,
+    pub(crate) telemetry: Telemetry,
+    /// Nats per byte.
+    pub(crate) held_out_loss: f64,
+}
+
+impl Outcome {
+    /// Median milliseconds of a step; none if there was no step.
+    pub(crate) fn median_step_ms(&self) -> Option<f64> {
+        let mut ms: Vec<f64> = self.records.iter().map(|record| record.ms).collect();
+        ms.sort_by(f64::total_cmp);
+        let middle = ms.len() / 2;
+        match ms.len() {
+            0 => None,
+            len if len.is_multiple_of(2) => Some((ms[middle - 1] + ms[middle]) / 2.0),
+            _ => Some(ms[middle]),
+        }
+    }
+}
+
+/// The learning rate of `step` (from 1) of `steps`: a linear warm-up over a tenth of them, at most a hundred, then
+/// a cosine from `highest` down to a tenth of it.
+pub(crate) fn learning_rate(step: usize, steps: usize, highest: f32) -> f32 {
+    let warmup = (steps / 10).clamp(1, 100);
+    if step <= warmup {
+        return (f64::from(highest) * step as f64 / warmup as f64) as f32;
+    }
+    let progress = (step - warmup) as f64 / (steps - warmup) as f64;
+    let cosine = 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
+    (f64::from(highest) * (0.1 + 0.9 * cosine)) as f32
+}
+
+/// Trains to the last step asked for, saves, and evaluates.
+pub(crate) fn train<T: Trainer>(
+    config: &Config,
+    journey: &mut Journey<T>,
+    interrupt: &AtomicBool,
+) -> Result<Outcome, Failure> {
+    let settings = &config.settings;
+    let run = journey.run;
+    let failed = |step: usize, error: String| {
+        Failure::training(format!("step {step} of the {} training: {error}", run.title()))
+    };
+    let progress = Progress::new(config, run, journey.step);
+    let mut records = Vec::with_capacity(config.stop_at.saturating_sub(journey.step).min(1 << 20));
+    let mut telemetry = Telemetry::new(config.stop_at.saturating_sub(journey.step));
+    while journey.step < config.stop_at {
+        let step = journey.step + 1;
+        let batch = batches::training(&config.corpus, settings.seed, step, settings.batch, settings.seq);
+        let lr = learning_rate(step, settings.steps, settings.lr);
+        let observed = run == Run::Fp8 && telemetry.wants(step, config.stop_at);
+        let start = Instant::now();
+        let result = journey.trainer.step(&batch, lr, observed).map_err(|error| failed(step, error))?;
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        if !result.loss.is_finite() {
+            let sentence =
+                format!("the loss is {}: training diverged, and a lower --lr may help", result.loss);
+            return Err(failed(step, sentence));
+        }
+        journey.step = step;
+        records.push(Record { step, loss: result.loss, grad_norm: result.grad_norm, lr, ms });
+        if observed {
+            telemetry.record(step, journey.trainer.slots().map_err(|error| failed(step, error))?);
+        }
+        progress.step(step, result.loss);
+        if interrupt.load(Ordering::Relaxed) {
+            progress.finish();
+            return Err(interrupted(config, journey));
+        }
+    }
+    progress.finish();
+    save(config, journey)?;
+    let held_out_loss = evaluate(config, &mut journey.trainer).map_err(|error| {
+        Failure::training(format!("held-out loss of the {} training: {error}", run.title()))
+    })?;
+    Ok(Outcome { run, records, telemetry, held_out_loss })
+}
+
+/// Saves where the configuration says, if it does.
+pub(crate) fn save<T: Trainer>(config: &Config, journey: &Journey<T>) -> Result<(), Failure> {
+    let Some(folder) = &config.save else { return Ok(()) };
+    let dir = folder.join(journey.run.name());
+    let metadata = config.metadata(journey.run, journey.step);
+    let saved = journey.trainer.save(&dir, &metadata);
+    saved.map_err(|error| Failure::training(format!("saving to {}: {error}", dir.display())))
+}
+
+fn interrupted<T: Trainer>(config: &Config, journey: &Journey<T>) -> Failure {
+    let place = format!("interrupted after step {} of the {} training", journey.step, journey.run.title());
+    match (&config.save, save(config, journey)) {
+        (_, Err(failure)) => failure,
+        (Some(dir), Ok(())) => {
+            Failure::Interrupted(format!("{place}; saved: --resume {} goes on from there", dir.display()))
+        }
+        (None, Ok(())) => Failure::Interrupted(format!("{place}; nothing is saved without --save DIR")),
+    }
+}
+
+fn evaluate<T: Trainer>(config: &Config, trainer: &mut T) -> Result<f64, String> {
+    let (mut sum, mut windows) = (0.0, 0);
+    for batch in batches::held_out(&config.corpus, config.settings.batch, config.settings.seq) {
+        sum += f64::from(trainer.evaluate(&batch)?) * batch.rows as f64;
+        windows += batch.rows;
+    }
+    Ok(sum / windows as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_learning_rate_warms_up_and_falls_to_a_tenth() {
+        assert_eq!(learning_rate(1, 400, 2e-3), 2e-3 / 40.0);
+        assert_eq!(learning_rate(40, 400, 2e-3), 2e-3);
+        assert!((learning_rate(220, 400, 2e-3) - 1.1e-3).abs() < 1e-9);
+        assert!((learning_rate(400, 400, 2e-3) - 2e-4).abs() < 1e-9);
+        assert_eq!(learning_rate(1, 1, 2e-3), 2e-3);
+        assert_eq!(learning_rate(100, 100_000, 1.0), 1.0);
+        let rates: Vec<f32> = (40..=400).map(|step| learning_rate(step, 400, 1.0)).collect();
+        assert!(rates.windows(2).all(|pair| pair[0] > pair[1]));
+    }
+
+    #[test]
+    fn medians() {
+        let outcome = |ms: &[f64]| Outcome {
+            run: Run::Fp8,
+            records: ms
+                .iter()
+                .map(|&ms| Record { step: 1, loss: 0.0, grad_norm: 0.0, lr: 0.0, ms })
+                .collect(),
+            telemetry: Telemetry::new(0),
+            held_out_loss: 0.0,
+        };
+        assert_eq!(outcome(&[]).median_step_ms(), None);
+        assert_eq!(outcome(&[3.0, 1.0, 2.0]).median_step_ms(), Some(2.0));
+        assert_eq!(outcome(&[4.0, 1.0, 2.0, 3.0]).median_step_ms(), Some(2.5));
+    }
+}

@@ -1,0 +1,85 @@
+//! Rows of a table by id: `y[i] = table[ids[i]]`.
+
+use crate::{Layer, Parameter, Result, init, precision};
+use fp8_kernels::{DType, Device, Tensor, ops};
+use fp8_recipe::{Forward, SlotName, Slots};
+use rand::Rng;
+
+/// How an [`Embedding`] is made. Sizes have no default.
+#[derive(Debug, Clone)]
+pub struct EmbeddingOptions {
+    /// Rows of the table.
+    pub num_embeddings: usize,
+    /// Its columns.
+    pub hidden_size: usize,
+    /// f32 or bf16.
+    pub params_dtype: DType,
+    /// Standard deviation of the initial values.
+    pub init_std: f32,
+}
+
+impl Default for EmbeddingOptions {
+    fn default() -> Self {
+        Self { num_embeddings: 0, hidden_size: 0, params_dtype: DType::F32, init_std: 0.023 }
+    }
+}
+
+/// See the module's text. Parameter: `<path>.weight` `[num_embeddings, hidden_size]`.
+#[derive(Debug)]
+pub struct Embedding {
+    path: String,
+    weight: Parameter,
+}
+
+/// The ids.
+#[derive(Debug)]
+pub struct EmbeddingSaved {
+    ids: Tensor,
+}
+
+impl Embedding {
+    /// A table at `path`.
+    ///
+    /// # Errors
+    /// A size of 0, a dtype other than f32 and bf16.
+    pub fn new(path: &str, options: &EmbeddingOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
+        let EmbeddingOptions { num_embeddings, hidden_size, params_dtype, init_std } = *options;
+        init::check_params_dtype(path, params_dtype)?;
+        init::check_positive(path, &[("num_embeddings", num_embeddings), ("hidden_size", hidden_size)])?;
+        let table = init::normal([num_embeddings, hidden_size], init_std, params_dtype, device, rng)?;
+        Ok(Self { path: path.to_owned(), weight: Parameter::new(format!("{path}.weight"), table) })
+    }
+
+    /// `ids` (i32) of any shape → `[…, hidden_size]`.
+    ///
+    /// # Errors
+    /// Ids that are not i32 or out of range.
+    pub fn forward(&self, cx: &Forward<'_>, ids: &Tensor) -> Result<(Tensor, EmbeddingSaved)> {
+        let dtype = precision::compute_dtype(cx, &self.path, self.weight.dtype(), &[])?;
+        let y = ops::embedding(ids, self.weight.tensor())?;
+        Ok((ops::cast(&y, dtype)?, EmbeddingSaved { ids: ids.clone() }))
+    }
+
+    /// Adds the rows' gradients to the table's.
+    ///
+    /// # Errors
+    /// A gradient whose shape is not the output's.
+    pub fn backward(&mut self, saved: &EmbeddingSaved, dy: &Tensor) -> Result<()> {
+        let name = self.weight.name().clone();
+        Ok(ops::embedding_backward(dy, &saved.ids, self.weight.main_grad_mut(), &name)?)
+    }
+}
+
+impl Slots for Embedding {
+    fn slots(&self, _f: &mut dyn FnMut(&SlotName)) {}
+}
+
+impl Layer for Embedding {
+    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
+        f(&self.weight)
+    }
+
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
+        f(&mut self.weight)
+    }
+}

@@ -1,0 +1,94 @@
+//! What can go wrong in layers, optimizers and checkpoints.
+
+use fp8_kernels::{DType, Shape};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Every error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An input of another dtype than the parameters, outside a scope that says what to compute in.
+    #[error(
+        "{layer}: the input is {input} and `{parameter}` is {found}: give both one dtype, or set \
+         AutocastOptions::compute_dtype"
+    )]
+    DTypes {
+        /// The layer.
+        layer: String,
+        /// The input's dtype.
+        input: DType,
+        /// The parameter.
+        parameter: Arc<str>,
+        /// Its dtype.
+        found: DType,
+    },
+    /// An input that the layer cannot take.
+    #[error("{layer}: input of shape {shape}: expected {expected}")]
+    Input {
+        /// The layer.
+        layer: String,
+        /// What it got.
+        shape: Shape,
+        /// What would be right.
+        expected: String,
+    },
+    /// An option outside its range.
+    #[error("{layer}: {option} = {value}: {remedy}")]
+    Option {
+        /// The layer or part.
+        layer: String,
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        remedy: String,
+    },
+    /// A boxed `Saved` given to another layer than its own.
+    #[error("backward of layer {index}: its Saved is of a {found}, not of a {expected}")]
+    Saved {
+        /// The layer's place in the stack.
+        index: usize,
+        /// What the `Saved` is of.
+        found: &'static str,
+        /// What the layer is.
+        expected: &'static str,
+    },
+    /// A `Saved` with more or fewer parts than the stack has layers.
+    #[error("backward of a stack of {layers} layers: its Saved has {found} parts: use the one its forward returned")]
+    StackSaved {
+        /// Layers in the stack.
+        layers: usize,
+        /// Parts in the `Saved`.
+        found: usize,
+    },
+    /// A file that cannot be read or written.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file that is not a checkpoint of this model.
+    #[error("{}: {problem}", .path.display())]
+    Checkpoint {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        problem: String,
+    },
+    /// From the operations.
+    #[error(transparent)]
+    Kernels(#[from] fp8_kernels::Error),
+    /// From recipes and scopes.
+    #[error(transparent)]
+    Recipe(#[from] fp8_recipe::Error),
+    /// From process groups.
+    #[error(transparent)]
+    Dist(#[from] fp8_dist::Error),
+}
+
+/// This crate's results.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,199 @@
+//! `LayerNorm`: `y = (x − μ) / √(σ² + ε) · γ + β` · `RmsNorm`: `y = x / √(mean(x²) + ε) · γ`, over the last dimension.
+//!
+//! Statistics and arithmetic are f32. With `zero_centered_gamma` the stored weight is γ − 1.
+
+use crate::linear::Quantized;
+use crate::precision::{self, Entered};
+use crate::{Error, Layer, Module, Parameter, Result, init};
+use fp8_kernels::ops::{self, Norm, NormOptions, NormStats};
+use fp8_kernels::{DType, Device, Encoding, Operand, Slot, Tensor};
+use fp8_recipe::{Backward, Forward, SlotName, Slots};
+
+/// How a norm is made. `hidden_size` has no default.
+#[derive(Debug, Clone)]
+pub struct NormLayerOptions {
+    /// The last dimension.
+    pub hidden_size: usize,
+    /// ε.
+    pub eps: f32,
+    /// Whether the stored weight is γ − 1.
+    pub zero_centered_gamma: bool,
+    /// f32 or bf16.
+    pub params_dtype: DType,
+}
+
+impl Default for NormLayerOptions {
+    fn default() -> Self {
+        Self { hidden_size: 0, eps: 1e-5, zero_centered_gamma: false, params_dtype: DType::F32 }
+    }
+}
+
+/// Layer normalization. Parameters: `<path>.weight`, `<path>.bias`.
+#[derive(Debug)]
+pub struct LayerNorm(NormCore);
+
+/// Root-mean-square normalization. Parameter: `<path>.weight`.
+#[derive(Debug)]
+pub struct RmsNorm(NormCore);
+
+/// The input and the statistics of its rows.
+#[derive(Debug)]
+pub struct NormSaved {
+    x: Tensor,
+    stats: NormStats,
+    input_dtype: DType,
+}
+
+/// Either norm, alone or in front of a Linear.
+#[derive(Debug)]
+pub(crate) struct NormCore {
+    path: String,
+    weight: Parameter,
+    bias: Option<Parameter>,
+    options: NormOptions,
+}
+
+impl NormCore {
+    pub(crate) fn new(path: &str, norm: Norm, options: &NormLayerOptions, device: &Device) -> Result<Self> {
+        let NormLayerOptions { hidden_size, eps, zero_centered_gamma, params_dtype } = *options;
+        init::check_params_dtype(path, params_dtype)?;
+        init::check_positive(path, &[("hidden_size", hidden_size)])?;
+        if !(eps > 0.0 && eps.is_finite()) {
+            return Err(Error::Option {
+                layer: path.to_owned(),
+                option: "eps",
+                value: eps.to_string(),
+                remedy: "expected finite and greater than 0".to_owned(),
+            });
+        }
+        let gamma = if zero_centered_gamma { 0.0 } else { 1.0 };
+        let weight = Tensor::full(gamma, [hidden_size], params_dtype, device)?;
+        let bias = Tensor::zeros([hidden_size], params_dtype, device);
+        Ok(Self {
+            path: path.to_owned(),
+            weight: Parameter::new(format!("{path}.weight"), weight),
+            bias: (norm == Norm::LayerNorm).then(|| Parameter::new(format!("{path}.bias"), bias)),
+            options: NormOptions { norm, eps, zero_centered_gamma },
+        })
+    }
+
+    pub(crate) fn parameters(&self) -> Vec<&Parameter> {
+        [&self.weight].into_iter().chain(&self.bias).collect()
+    }
+
+    pub(crate) fn check_input(&self, x: &Tensor) -> Result<()> {
+        let hidden = self.weight.tensor().numel();
+        if x.shape().last_dim() == hidden && !x.shape().is_empty() {
+            return Ok(());
+        }
+        let expected = format!("[…, {hidden}], hidden_size last");
+        Err(Error::Input { layer: self.path.clone(), shape: *x.shape(), expected })
+    }
+
+    /// In the computation's dtype.
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<(Tensor, NormStats)> {
+        match self.forward_slot(x, &Slot::off(Encoding::E4M3))? {
+            (Operand::High(y), stats) => Ok((y, stats)),
+            (quantized, stats) => Ok((quantized.dequantize(x.dtype())?, stats)),
+        }
+    }
+
+    /// Straight into a slot, not rounded in between.
+    pub(crate) fn forward_slot(&self, x: &Tensor, slot: &Slot<'_>) -> Result<(Operand, NormStats)> {
+        let bias = self.bias.as_ref().map(Parameter::tensor);
+        Ok(ops::norm(x, self.weight.tensor(), bias, &self.options, slot)?)
+    }
+
+    /// Into the input slot of a GEMM, and in high precision too where fprop and wgrad differ in precision.
+    pub(crate) fn forward_quantized(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        input: &SlotName,
+    ) -> Result<(Quantized, NormStats)> {
+        let gemms = cx.fp8_gemms();
+        let slot = cx.slot(input)?;
+        if slot.is_off() || (gemms.fprop && gemms.wgrad) {
+            let (operand, stats) = self.forward_slot(x, &slot)?;
+            return Ok((Quantized { operand, high: None }, stats));
+        }
+        let (y, stats) = self.forward(x)?;
+        let operand = ops::quantize(&y, &slot)?;
+        Ok((Quantized { operand, high: Some(y) }, stats))
+    }
+
+    pub(crate) fn backward(&mut self, x: &Tensor, stats: &NormStats, dy: &Tensor) -> Result<Tensor> {
+        let (dx, dgamma, dbeta) = ops::norm_backward(dy, x, self.weight.tensor(), stats, &self.options)?;
+        let name = self.weight.name().clone();
+        ops::accumulate(self.weight.main_grad_mut(), &dgamma, &name)?;
+        if let (Some(bias), Some(dbeta)) = (&mut self.bias, dbeta) {
+            let name = bias.name().clone();
+            ops::accumulate(bias.main_grad_mut(), &dbeta, &name)?;
+        }
+        Ok(dx)
+    }
+
+    fn module_forward(&self, cx: &Forward<'_>, x: &Tensor) -> Result<(Tensor, NormSaved)> {
+        self.check_input(x)?;
+        let Entered { x, input_dtype } = precision::enter(cx, &self.path, x, &self.parameters())?;
+        let (y, stats) = self.forward(&x)?;
+        Ok((y, NormSaved { x, stats, input_dtype }))
+    }
+
+    fn module_backward(&mut self, saved: &NormSaved, dy: &Tensor) -> Result<Tensor> {
+        let dx = self.backward(&saved.x, &saved.stats, &ops::cast(dy, saved.x.dtype())?)?;
+        Ok(ops::cast(&dx, saved.input_dtype)?)
+    }
+}
+
+impl Slots for NormCore {
+    fn slots(&self, _f: &mut dyn FnMut(&SlotName)) {}
+}
+
+impl Layer for NormCore {
+    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
+        f(&self.weight)?;
+        self.bias.iter().try_for_each(f)
+    }
+
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
+        f(&mut self.weight)?;
+        self.bias.iter_mut().try_for_each(f)
+    }
+}
+
+macro_rules! norm_module {
+    ($layer:ident, $norm:expr) => {
+        impl $layer {
+            /// A norm at `path`: γ 1, β 0.
+            ///
+            /// # Errors
+            /// A size of 0, an ε that is not finite and greater than 0, a dtype other than f32 and bf16.
+            pub fn new(path: &str, options: &NormLayerOptions, device: &Device) -> Result<Self> {
+                NormCore::new(path, $norm, options, device).map(Self)
+            }
+        }
+
+        crate::composite!($layer { 0 });
+
+        impl Module for $layer {
+            type Saved = NormSaved;
+
+            fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, NormSaved)> {
+                self.0.module_forward(cx, x)
+            }
+
+            fn backward(
+                &mut self,
+                _cx: &mut Backward<'_>,
+                saved: NormSaved,
+                dy: &Tensor,
+            ) -> Result<Tensor> {
+                self.0.module_backward(&saved, dy)
+            }
+        }
+    };
+}
+
+norm_module!(LayerNorm, Norm::LayerNorm);
+norm_module!(RmsNorm, Norm::RmsNorm);

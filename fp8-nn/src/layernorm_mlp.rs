@@ -1,0 +1,149 @@
+//! norm → fc1 → activation → fc2, with the activation fused into fc2's quantization and its backward into fc1's.
+//!
+//! Gated activations double fc1's rows: the activated half first, the linear half second.
+
+use crate::linear::Quantized;
+use crate::{
+    Error, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions, LinearSaved, Module,
+    Result, composite, init,
+};
+use fp8_kernels::ops::{self, Activation, Norm};
+use fp8_kernels::{DType, Device, Tensor};
+use fp8_recipe::{Backward, Forward};
+use rand::Rng;
+
+/// How a [`LayerNormMlp`] is made. Sizes have no default.
+#[derive(Debug, Clone)]
+pub struct LayerNormMlpOptions {
+    /// The input's and output's last dimension.
+    pub hidden_size: usize,
+    /// The dimension in between.
+    pub ffn_hidden_size: usize,
+    /// Whether the Linears have biases.
+    pub bias: bool,
+    /// The function in between.
+    pub activation: Activation,
+    /// LayerNorm or RMSNorm.
+    pub normalization: Norm,
+    /// The norm's ε.
+    pub eps: f32,
+    /// Whether the stored norm weight is γ − 1.
+    pub zero_centered_gamma: bool,
+    /// f32 or bf16.
+    pub params_dtype: DType,
+    /// Standard deviation of fc1's initial weight.
+    pub init_std: f32,
+    /// Standard deviation of fc2's initial weight.
+    pub output_layer_init_std: f32,
+}
+
+impl Default for LayerNormMlpOptions {
+    fn default() -> Self {
+        Self {
+            hidden_size: 0,
+            ffn_hidden_size: 0,
+            bias: true,
+            activation: Activation::Gelu,
+            normalization: Norm::LayerNorm,
+            eps: 1e-5,
+            zero_centered_gamma: false,
+            params_dtype: DType::F32,
+            init_std: 0.023,
+            output_layer_init_std: 0.023,
+        }
+    }
+}
+
+/// See the module's text. Parameters below `<path>`: `norm.*`, `fc1.*`, `fc2.*`.
+#[derive(Debug)]
+pub struct LayerNormMlp {
+    fc1: LayerNormLinear,
+    fc2: Linear,
+    activation: Activation,
+}
+
+composite!(LayerNormMlp { fc1, fc2 });
+
+/// What its backward needs.
+#[derive(Debug)]
+pub struct LayerNormMlpSaved {
+    fc1: LayerNormLinearSaved,
+    h: Tensor,
+    fc2: LinearSaved,
+}
+
+impl LayerNormMlp {
+    /// A layer at `path`.
+    ///
+    /// # Errors
+    /// A size of 0, an ε out of range, a dtype other than f32 and bf16.
+    pub fn new(path: &str, options: LayerNormMlpOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
+        let LayerNormMlpOptions { hidden_size, ffn_hidden_size, bias, activation, params_dtype, .. } = options;
+        init::check_positive(path, &[("hidden_size", hidden_size), ("ffn_hidden_size", ffn_hidden_size)])?;
+        let halves = if activation.is_gated() { 2 } else { 1 };
+        let out_features = ffn_hidden_size.checked_mul(halves).ok_or_else(|| Error::Option {
+            layer: path.to_owned(),
+            option: "ffn_hidden_size",
+            value: ffn_hidden_size.to_string(),
+            remedy: "twice this many rows do not fit into memory".to_owned(),
+        })?;
+        let fc1 = LayerNormLinearOptions {
+            in_features: hidden_size,
+            out_features,
+            bias,
+            normalization: options.normalization,
+            eps: options.eps,
+            zero_centered_gamma: options.zero_centered_gamma,
+            params_dtype,
+            init_std: options.init_std,
+        };
+        let fc2 = LinearOptions {
+            in_features: ffn_hidden_size,
+            out_features: hidden_size,
+            bias,
+            params_dtype,
+            init_std: options.output_layer_init_std,
+        };
+        let (norm_path, fc1_path) = (format!("{path}.norm"), format!("{path}.fc1"));
+        Ok(Self {
+            fc1: LayerNormLinear::with_paths(&norm_path, &fc1_path, fc1, device, rng)?,
+            fc2: Linear::new(&format!("{path}.fc2"), fc2, device, rng)?,
+            activation,
+        })
+    }
+}
+
+impl Module for LayerNormMlp {
+    type Saved = LayerNormMlpSaved;
+
+    fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormMlpSaved)> {
+        let (h, fc1) = self.fc1.forward(cx, x)?;
+        let dtype = fc1.linear.dtype();
+        let gemms = cx.fp8_gemms();
+        let slot = cx.slot(&self.fc2.slots.input)?;
+        let a = if slot.is_off() || (gemms.fprop && gemms.wgrad) {
+            Quantized { operand: ops::activation(&h, self.activation, &slot)?, high: None }
+        } else {
+            let high = ops::activation(&h, self.activation, &fp8_kernels::Slot::off(slot.encoding))?;
+            let high = high.dequantize(dtype)?;
+            Quantized { operand: ops::quantize(&high, &slot)?, high: Some(high) }
+        };
+        let (y, fc2) = self.fc2.forward_quantized(cx, &a, dtype, dtype)?;
+        Ok((y, LayerNormMlpSaved { fc1, h, fc2 }))
+    }
+
+    fn backward(&mut self, cx: &mut Backward<'_>, saved: LayerNormMlpSaved, dy: &Tensor) -> Result<Tensor> {
+        let LayerNormMlpSaved { fc1, h, fc2 } = saved;
+        let da = self.fc2.backward(cx, fc2, dy)?;
+        let origin = fc1.linear.origin();
+        let gemms = cx.fp8_gemms(origin);
+        let slot = cx.slot(origin, &self.fc1.linear.slots.grad_output)?;
+        if slot.is_off() || (gemms.dgrad && gemms.wgrad) {
+            let (operand, db) = ops::activation_backward_quantize_dbias(&da, &h, self.activation, &slot)?;
+            return self.fc1.backward_quantized(cx, fc1, &Quantized { operand, high: None }, Some(&db));
+        }
+        let high = ops::activation_backward(&da, &h, self.activation)?;
+        let (operand, db) = ops::quantize_dbias(&high, &slot)?;
+        self.fc1.backward_quantized(cx, fc1, &Quantized { operand, high: Some(high) }, Some(&db))
+    }
+}

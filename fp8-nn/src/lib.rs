@@ -1,0 +1,53 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+pub mod checkpoint;
+mod data_parallel;
+mod embedding;
+mod error;
+mod gpt;
+mod init;
+mod layer_norm;
+mod layernorm_linear;
+mod layernorm_mlp;
+mod linear;
+mod module;
+mod multihead_attention;
+mod optimizer;
+mod parameter;
+mod precision;
+pub mod prelude;
+mod recompute;
+mod schedule;
+mod scopes;
+mod stack;
+mod transformer_layer;
+
+pub use data_parallel::{all_reduce_gradients, broadcast_parameters};
+pub use embedding::{Embedding, EmbeddingOptions, EmbeddingSaved};
+pub use error::{Error, Result};
+pub use gpt::{Gpt, GptLossSaved, GptOptions, GptSaved};
+pub use layer_norm::{LayerNorm, NormLayerOptions, NormSaved, RmsNorm};
+pub use layernorm_linear::{LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved};
+pub use layernorm_mlp::{LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved};
+pub use linear::{Linear, LinearOptions, LinearSaved};
+pub use module::{Layer, Module, num_parameters, parameters, zero_grad};
+pub use multihead_attention::{MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved};
+pub use optimizer::{AdamW, AdamWOptions, clip_grad_norm};
+pub use parameter::Parameter;
+pub use recompute::{Recompute, RecomputeSaved};
+pub use schedule::CosineSchedule;
+pub use scopes::Scopes;
+pub use stack::{AnySaved, DynModule, Stack};
+pub use transformer_layer::{TransformerLayer, TransformerLayerOptions, TransformerLayerSaved};
+
+pub use fp8_dist;
+pub use fp8_format;
+pub use fp8_kernels;
+pub use fp8_recipe;
+pub use rand;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct WorkspaceReadme;

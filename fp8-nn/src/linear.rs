@@ -1,0 +1,227 @@
+//! `y = x · wᵀ + b`, three GEMMs in FP8.
+//!
+//! | pass | product | operands |
+//! |---|---|---|
+//! | fprop | `y[m, n] = x[m, k] · w[n, k]ᵀ + b[n]` | E4M3 × E4M3, fast accumulation |
+//! | dgrad | `dx[m, k] = dy[m, n] · w[n, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
+//! | wgrad | `dw[n, k] += dy[m, n]ᵀ · x[m, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
+//!
+//! `db[n]` sums the unquantized `dy` in f32.
+
+use crate::precision::{self, Entered};
+use crate::{Error, Layer, Module, Parameter, Result, init};
+use fp8_kernels::{DType, Device, Operand, Tensor, ops};
+use fp8_recipe::{Backward, Forward, GemmSlots, Origin, SlotName, Slots};
+use rand::Rng;
+
+/// How a [`Linear`] is made. Sizes have no default.
+#[derive(Debug, Clone)]
+pub struct LinearOptions {
+    /// k, the last dimension of the input.
+    pub in_features: usize,
+    /// n, the last dimension of the output.
+    pub out_features: usize,
+    /// Whether there is a bias.
+    pub bias: bool,
+    /// f32 or bf16.
+    pub params_dtype: DType,
+    /// Standard deviation of the weight's initial values.
+    pub init_std: f32,
+}
+
+impl Default for LinearOptions {
+    fn default() -> Self {
+        Self { in_features: 0, out_features: 0, bias: true, params_dtype: DType::F32, init_std: 0.023 }
+    }
+}
+
+/// See the module's text. Parameters: `<path>.weight` `[n, k]`, `<path>.bias` `[n]`.
+#[derive(Debug)]
+pub struct Linear {
+    weight: Parameter,
+    bias: Option<Parameter>,
+    pub(crate) slots: GemmSlots,
+}
+
+/// Both operands as the GEMMs of backward want them. Each has its own factor, so no scale is kept beside them.
+#[derive(Debug)]
+pub struct LinearSaved {
+    origin: Origin,
+    /// For wgrad.
+    x: Operand,
+    /// For dgrad.
+    w: Operand,
+    dtype: DType,
+    input_dtype: DType,
+}
+
+/// A tensor on its way into GEMMs, some of which may run in high precision by the recipe.
+#[derive(Debug)]
+pub(crate) struct Quantized {
+    /// As its slot made it.
+    pub(crate) operand: Operand,
+    /// The values, where a GEMM runs in high precision beside another in FP8.
+    pub(crate) high: Option<Tensor>,
+}
+
+impl Quantized {
+    /// What one GEMM takes.
+    pub(crate) fn pick(&self, fp8: bool) -> Operand {
+        match (&self.high, fp8) {
+            (Some(high), false) => Operand::High(high.clone()),
+            _ => self.operand.clone(),
+        }
+    }
+}
+
+impl Linear {
+    /// A layer at `path`, weights drawn from `rng`, bias 0.
+    ///
+    /// # Errors
+    /// A size of 0, a dtype other than f32 and bf16.
+    pub fn new(path: &str, options: LinearOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
+        let LinearOptions { in_features, out_features, bias, params_dtype, init_std } = options;
+        init::check_params_dtype(path, params_dtype)?;
+        init::check_positive(path, &[("in_features", in_features), ("out_features", out_features)])?;
+        let weight = init::normal([out_features, in_features], init_std, params_dtype, device, rng)?;
+        let zeros = || Parameter::new(format!("{path}.bias"), Tensor::zeros([out_features], params_dtype, device));
+        Ok(Self {
+            weight: Parameter::new(format!("{path}.weight"), weight),
+            bias: bias.then(zeros),
+            slots: GemmSlots::new(path),
+        })
+    }
+
+    /// `[n, k]`.
+    pub fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    /// `[n]`.
+    pub fn bias(&self) -> Option<&Parameter> {
+        self.bias.as_ref()
+    }
+
+    pub(crate) fn parameters(&self) -> Vec<&Parameter> {
+        [&self.weight].into_iter().chain(&self.bias).collect()
+    }
+
+    pub(crate) fn path(&self) -> &str {
+        self.slots.weight.layer()
+    }
+
+    /// Quantizes for `slot`, keeping the values where the recipe runs one of the two GEMMs in high precision.
+    fn quantized(x: &Tensor, operand: Operand, [a, b]: [bool; 2]) -> Quantized {
+        let high = (operand.is_fp8() && !(a && b)).then(|| x.clone());
+        Quantized { operand, high }
+    }
+
+    /// From an input that a fused operation may have quantized.
+    pub(crate) fn forward_quantized(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Quantized,
+        dtype: DType,
+        input_dtype: DType,
+    ) -> Result<(Tensor, LinearSaved)> {
+        self.check_input(x.operand.shape().last_dim(), *x.operand.shape())?;
+        let gemms = cx.fp8_gemms();
+        let (name, version) = (&self.slots.weight, self.weight.version());
+        let operand = match cx.quantize_weight(name, version, self.weight.tensor())? {
+            Operand::High(w) => Operand::High(ops::cast(&w, dtype)?),
+            operand => operand,
+        };
+        let both = gemms.fprop && gemms.dgrad;
+        let high = (operand.is_fp8() && !both).then(|| ops::cast(self.weight.tensor(), dtype)).transpose()?;
+        let w = Quantized { operand, high };
+        let bias = self.bias.as_ref().map(Parameter::tensor);
+        let y = ops::fprop(&x.pick(gemms.fprop), &w.pick(gemms.fprop), bias, dtype)?;
+        let (x, w) = (x.pick(gemms.wgrad).for_backward(), w.pick(gemms.dgrad).for_backward());
+        Ok((y, LinearSaved { origin: cx.origin(name), x, w, dtype, input_dtype }))
+    }
+
+    /// From a gradient that a fused operation may have quantized; `db` are its column sums.
+    pub(crate) fn backward_quantized(
+        &mut self,
+        cx: &Backward<'_>,
+        saved: LinearSaved,
+        dy: &Quantized,
+        db: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let gemms = cx.fp8_gemms(&saved.origin);
+        let dx = ops::dgrad(&dy.pick(gemms.dgrad), &saved.w, saved.dtype)?;
+        let name = self.weight.name().clone();
+        ops::wgrad(&dy.pick(gemms.wgrad), &saved.x, self.weight.main_grad_mut(), &name)?;
+        if let (Some(bias), Some(db)) = (&mut self.bias, db) {
+            let name = bias.name().clone();
+            ops::accumulate(bias.main_grad_mut(), db, &name)?;
+        }
+        let shape = saved.x.shape().with_last(dx.shape().last_dim());
+        let dx = if shape.numel() == dx.numel() { dx.reshape(shape)? } else { dx };
+        Ok(ops::cast(&dx, saved.input_dtype)?)
+    }
+
+    fn check_input(&self, last: usize, shape: fp8_kernels::Shape) -> Result<()> {
+        let [_, in_features] = self.weight.tensor().shape().matrix();
+        if last == in_features && !shape.is_empty() {
+            return Ok(());
+        }
+        let expected = format!("[…, {in_features}], in_features last");
+        Err(Error::Input { layer: self.path().to_owned(), shape, expected })
+    }
+}
+
+impl LinearSaved {
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+}
+
+impl Module for Linear {
+    type Saved = LinearSaved;
+
+    fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
+        self.check_input(x.shape().last_dim(), *x.shape())?;
+        let Entered { x, input_dtype } = precision::enter(cx, self.path(), x, &self.parameters())?;
+        let gemms = cx.fp8_gemms();
+        let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
+        let quantized = Self::quantized(&x, operand, [gemms.fprop, gemms.wgrad]);
+        self.forward_quantized(cx, &quantized, x.dtype(), input_dtype)
+    }
+
+    fn backward(&mut self, cx: &mut Backward<'_>, saved: LinearSaved, dy: &Tensor) -> Result<Tensor> {
+        let dy = ops::cast(dy, saved.dtype)?;
+        let gemms = cx.fp8_gemms(&saved.origin);
+        let slot = cx.slot(&saved.origin, &self.slots.grad_output)?;
+        let (operand, db) = if self.bias.is_some() {
+            let (operand, db) = ops::quantize_dbias(&dy, &slot)?;
+            (operand, Some(db))
+        } else {
+            (ops::quantize(&dy, &slot)?, None)
+        };
+        let quantized = Self::quantized(&dy, operand, [gemms.dgrad, gemms.wgrad]);
+        self.backward_quantized(cx, saved, &quantized, db.as_ref())
+    }
+}
+
+impl Slots for Linear {
+    fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+        self.slots.slots(f);
+    }
+}
+
+impl Layer for Linear {
+    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
+        f(&self.weight)?;
+        self.bias.iter().try_for_each(f)
+    }
+
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
+        f(&mut self.weight)?;
+        self.bias.iter_mut().try_for_each(f)
+    }
+}

@@ -1,0 +1,148 @@
+//! The traits that every layer implements, and functions over a model's parameters.
+
+use crate::{Parameter, Result};
+use fp8_kernels::Tensor;
+use fp8_recipe::{Backward, Forward, Slots};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// What every layer has, whatever its forward looks like: slots and parameters. Object-safe.
+pub trait Layer: Slots + Debug + Send {
+    /// Calls `f` with every parameter, in a fixed order.
+    ///
+    /// # Errors
+    /// The first one that `f` returns.
+    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()>;
+
+    /// Calls `f` with every parameter, to change it.
+    ///
+    /// # Errors
+    /// The first one that `f` returns.
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()>;
+}
+
+/// A layer from tensor to tensor.
+///
+/// What backward needs is a value: `forward` returns it, `backward` takes it, so the compiler sees that each is used
+/// once.
+pub trait Module: Layer {
+    /// What backward needs.
+    type Saved: Send + 'static;
+
+    /// The output, and what backward needs.
+    ///
+    /// # Errors
+    /// Shapes and dtypes that do not fit; a layer that the scope's `Scaling` does not know.
+    fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)>;
+
+    /// The gradient of the input; those of the parameters are added to their `main_grad`.
+    ///
+    /// # Errors
+    /// A `Saved` of another layer, another `Scaling` or an evaluation; a gradient of the wrong shape.
+    fn backward(&mut self, cx: &mut Backward<'_>, saved: Self::Saved, dy: &Tensor) -> Result<Tensor>;
+}
+
+/// Clears every gradient.
+///
+/// # Errors
+/// None so far.
+pub fn zero_grad(model: &mut (impl Layer + ?Sized)) -> Result<()> {
+    model.visit_mut(&mut |parameter| {
+        parameter.zero_grad();
+        Ok(())
+    })
+}
+
+/// Names and values of all parameters, in the order of the visit. Values share the parameters' storage: drop them
+/// before the optimizer's step.
+///
+/// # Errors
+/// None so far.
+pub fn parameters(model: &(impl Layer + ?Sized)) -> Result<Vec<(Arc<str>, Tensor)>> {
+    let mut all = Vec::new();
+    model.visit(&mut |parameter| {
+        all.push((parameter.name().clone(), parameter.tensor().clone()));
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// The number of trainable values.
+///
+/// # Errors
+/// None so far.
+pub fn num_parameters(model: &(impl Layer + ?Sized)) -> Result<usize> {
+    let mut count = 0;
+    model.visit(&mut |parameter| {
+        count += parameter.tensor().numel();
+        Ok(())
+    })?;
+    Ok(count)
+}
+
+impl<L: Layer + ?Sized> Layer for Box<L> {
+    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
+        (**self).visit(f)
+    }
+
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
+        (**self).visit_mut(f)
+    }
+}
+
+impl<L: Layer> Layer for Option<L> {
+    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
+        self.iter().try_for_each(|layer| layer.visit(f))
+    }
+
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
+        self.iter_mut().try_for_each(|layer| layer.visit_mut(f))
+    }
+}
+
+impl<L: Layer> Layer for Vec<L> {
+    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
+        self.iter().try_for_each(|layer| layer.visit(f))
+    }
+
+    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
+        self.iter_mut().try_for_each(|layer| layer.visit_mut(f))
+    }
+}
+
+/// `Slots` and `Layer` of a layer made of layers: names the fields that are layers.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// #[derive(Debug)]
+/// struct Mlp {
+///     fc1: Linear,
+///     fc2: Linear,
+/// }
+/// composite!(Mlp { fc1, fc2 });
+/// ```
+#[macro_export]
+macro_rules! composite {
+    ($layer:ident $(<$inner:ident>)? { $($child:tt),+ $(,)? }) => {
+        const _: () = {
+            use $crate::fp8_recipe::{SlotName, Slots};
+            use $crate::{Layer, Parameter, Result};
+            impl $(<$inner: $crate::Module>)? Slots for $layer $(<$inner>)? {
+                fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+                    $(self.$child.slots(f);)+
+                }
+            }
+            impl $(<$inner: $crate::Module>)? Layer for $layer $(<$inner>)? {
+                fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
+                    $(self.$child.visit(f)?;)+
+                    Ok(())
+                }
+                fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
+                    $(self.$child.visit_mut(f)?;)+
+                    Ok(())
+                }
+            }
+        };
+    };
+}

@@ -1,0 +1,94 @@
+//! A named tensor that training changes, and its gradient.
+
+use crate::Result;
+use fp8_kernels::{DType, Error, Tensor};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A weight, bias or norm factor. Its name is its path in the model and never changes.
+///
+/// The gradient, `main_grad`, is f32 whatever the parameter's dtype, and backward adds to it:
+/// [`zero_grad`](crate::zero_grad) clears it.
+#[derive(Debug)]
+pub struct Parameter {
+    name: Arc<str>,
+    tensor: Tensor,
+    main_grad: Tensor,
+    version: u64,
+}
+
+impl Parameter {
+    /// With this value and no gradient.
+    pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> Self {
+        let main_grad = Tensor::zeros(*tensor.shape(), DType::F32, tensor.device());
+        Self { name: name.into(), tensor, main_grad, version: next_version() }
+    }
+
+    /// Its path in the model.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Its value.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.tensor.dtype()
+    }
+
+    /// The accumulated gradient, f32.
+    pub fn main_grad(&self) -> &Tensor {
+        &self.main_grad
+    }
+
+    /// The accumulated gradient, to add to.
+    pub fn main_grad_mut(&mut self) -> &mut Tensor {
+        &mut self.main_grad
+    }
+
+    /// Changes with every update, and is unique in the process: equal versions mean equal bytes.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Changes the value in place, with the gradient at hand, and moves on to a new version.
+    ///
+    /// # Errors
+    /// What `f` returns.
+    pub fn update<T>(&mut self, f: impl FnOnce(&mut Tensor, &Tensor) -> Result<T>) -> Result<T> {
+        self.version = next_version();
+        f(&mut self.tensor, &self.main_grad)
+    }
+
+    /// Replaces the value.
+    ///
+    /// # Errors
+    /// Another shape or dtype.
+    pub fn set(&mut self, value: Tensor) -> Result<()> {
+        let (lhs, rhs) = (*self.tensor.shape(), *value.shape());
+        if lhs != rhs {
+            let remedy = "a parameter keeps its shape";
+            return Err(Error::Shapes { op: "set", what: "parameter and value", lhs, rhs, remedy }.into());
+        }
+        if self.dtype() != value.dtype() {
+            let (found, expected) = (value.dtype(), self.dtype().name());
+            return Err(Error::DType { op: "set", what: "the value", found, expected }.into());
+        }
+        self.tensor = value;
+        self.version = next_version();
+        Ok(())
+    }
+
+    /// Clears the gradient.
+    pub fn zero_grad(&mut self) {
+        self.main_grad = Tensor::zeros(*self.tensor.shape(), DType::F32, self.tensor.device());
+    }
+}
+
+fn next_version() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Relaxed)
+}

@@ -1,0 +1,45 @@
+//! Which dtype a layer computes in.
+//!
+//! The scope's `compute_dtype` if it has one: inputs and parameters are cast to it. Else the input's, which every
+//! parameter must have. Gradients of inputs go back in the input's dtype; those of parameters are f32.
+
+use crate::{Error, Parameter, Result};
+use fp8_kernels::{DType, Tensor, ops};
+use fp8_recipe::Forward;
+
+/// The input as the layer computes with it.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    pub(crate) x: Tensor,
+    pub(crate) input_dtype: DType,
+}
+
+pub(crate) fn enter(
+    cx: &Forward<'_>,
+    layer: &str,
+    x: &Tensor,
+    parameters: &[&Parameter],
+) -> Result<Entered> {
+    let dtype = compute_dtype(cx, layer, x.dtype(), parameters)?;
+    Ok(Entered { x: ops::cast(x, dtype)?, input_dtype: x.dtype() })
+}
+
+pub(crate) fn compute_dtype(
+    cx: &Forward<'_>,
+    layer: &str,
+    input: DType,
+    parameters: &[&Parameter],
+) -> Result<DType> {
+    if let Some(dtype) = cx.compute_dtype() {
+        return Ok(dtype);
+    }
+    match parameters.iter().find(|parameter| parameter.dtype() != input) {
+        None => Ok(input),
+        Some(parameter) => Err(Error::DTypes {
+            layer: layer.to_owned(),
+            input,
+            parameter: parameter.name().clone(),
+            found: parameter.dtype(),
+        }),
+    }
+}

@@ -1,0 +1,52 @@
+//! Learning rates as a function of the step alone, so that resuming needs no state.
+
+use crate::{Error, Result};
+
+/// Linear warm-up, then a cosine down to a fraction of the peak.
+///
+/// ```
+/// use fp8_nn::CosineSchedule;
+/// let schedule = CosineSchedule::new(1e-3, 10, 100, 0.1)?;
+/// assert_eq!(schedule.lr(9), 1e-3); // the last step of the warm-up
+/// assert!((schedule.lr(99) - 1e-4).abs() < 1e-6);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CosineSchedule {
+    peak: f32,
+    warmup_steps: u64,
+    total_steps: u64,
+    min_ratio: f32,
+}
+
+impl CosineSchedule {
+    /// Peak rate, steps of warm-up, steps in all, last rate as a fraction of the peak.
+    ///
+    /// # Errors
+    /// A peak that is not finite and greater than 0, a ratio outside 0 … 1.
+    pub fn new(peak: f32, warmup_steps: u64, total_steps: u64, min_ratio: f32) -> Result<Self> {
+        let error = |option, value: f32, remedy: &str| {
+            let (layer, remedy) = ("schedule".to_owned(), remedy.to_owned());
+            Err(Error::Option { layer, option, value: value.to_string(), remedy })
+        };
+        if !(peak.is_finite() && peak > 0.0) {
+            return error("lr", peak, "expected finite and greater than 0");
+        }
+        if !(0.0..=1.0).contains(&min_ratio) {
+            return error("min_ratio", min_ratio, "expected 0 to 1");
+        }
+        Ok(Self { peak, warmup_steps, total_steps, min_ratio })
+    }
+
+    /// The rate of a step, counted from 0.
+    pub fn lr(&self, step: u64) -> f32 {
+        if step < self.warmup_steps {
+            return self.peak * (step + 1) as f32 / self.warmup_steps as f32;
+        }
+        let length = self.total_steps.saturating_sub(self.warmup_steps).max(1);
+        let done = ((step - self.warmup_steps + 1) as f64 / length as f64).min(1.0);
+        let cosine = 0.5 * (1.0 + (std::f64::consts::PI * done).cos());
+        let ratio = f64::from(self.min_ratio) + (1.0 - f64::from(self.min_ratio)) * cosine;
+        (f64::from(self.peak) * ratio) as f32
+    }
+}

@@ -1,0 +1,76 @@
+//! What can go wrong, with the names, and what would be right.
+
+use crate::Direction;
+use std::sync::Arc;
+
+/// Every error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Two layers of one path.
+    #[error("slot `{0}` occurs twice: give the two layers different paths")]
+    DuplicateSlot(Arc<str>),
+    /// A layer that `Scaling::new` did not see.
+    #[error("slot `{0}` is not registered: build Scaling from the model that holds this layer")]
+    UnknownSlot(Arc<str>),
+    /// A slot asked of the other pass's guard.
+    #[error("slot `{slot}` belongs to the {} pass: a {} scope does not lend it", .slot_direction, .scope)]
+    Direction {
+        /// The slot's name.
+        slot: Arc<str>,
+        /// Its pass.
+        slot_direction: Direction,
+        /// The scope's pass.
+        scope: Direction,
+    },
+    /// A `Saved` in the wrong backward.
+    #[error("backward of `{layer}`: its Saved comes from {found}, not from a recorded forward of `{layer}`")]
+    Origin {
+        /// The layer whose backward was called.
+        layer: String,
+        /// Where the `Saved` comes from.
+        found: String,
+    },
+    /// A replay without scales.
+    #[error("replay: the forward scope of this Saved was left without commit, so its scales are gone")]
+    NoSnapshot,
+    /// An option of a recipe outside its range.
+    #[error("{recipe}: {option} = {value}: {remedy}")]
+    Recipe {
+        /// Which recipe.
+        recipe: &'static str,
+        /// The option's name.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        remedy: &'static str,
+    },
+    /// Saved scaling state that does not fit this model.
+    #[error(
+        "scaling state of {recipe}, {direction}: {problem}: load it into the model that it was saved from"
+    )]
+    State {
+        /// The recipe's key.
+        recipe: String,
+        /// Forward or backward.
+        direction: &'static str,
+        /// What does not fit.
+        problem: String,
+    },
+    /// From the operations.
+    #[error(transparent)]
+    Kernels(Box<fp8_kernels::Error>),
+    /// From an [`AmaxGroup`](crate::AmaxGroup), whose crate lies above this one and implements `From` into here.
+    #[error(transparent)]
+    Group(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// This crate's results.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl From<fp8_kernels::Error> for Error {
+    fn from(error: fp8_kernels::Error) -> Self {
+        Self::Kernels(Box::new(error))
+    }
+}

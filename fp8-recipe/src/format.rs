@@ -1,0 +1,67 @@
+//! Which FP8 format each direction uses.
+
+use crate::{Direction, Error, Result};
+use fp8_kernels::Encoding;
+use std::fmt;
+use std::str::FromStr;
+
+/// FP8 formats of a recipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Format {
+    /// E4M3 everywhere.
+    E4M3,
+    /// E5M2 everywhere: exists to be refused, since activations and weights need E4M3's precision and no FP8 GEMM
+    /// multiplies two E5M2 tensors.
+    E5M2,
+    /// E4M3 for activations and weights, E5M2 for gradients.
+    #[default]
+    Hybrid,
+}
+
+impl Format {
+    /// The encoding of a direction's tensors.
+    pub const fn encoding(self, direction: Direction) -> Encoding {
+        match (self, direction) {
+            (Self::E5M2, _) | (Self::Hybrid, Direction::Backward) => Encoding::E5M2,
+            (Self::E4M3, _) | (Self::Hybrid, Direction::Forward) => Encoding::E4M3,
+        }
+    }
+
+    /// `E4M3`, `E5M2` or `HYBRID`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::E4M3 => "E4M3",
+            Self::E5M2 => "E5M2",
+            Self::Hybrid => "HYBRID",
+        }
+    }
+
+    pub(crate) fn validate(self, recipe: &'static str) -> Result<()> {
+        if self != Self::E5M2 {
+            return Ok(());
+        }
+        let remedy = "no FP8 GEMM multiplies E5M2 by E5M2, and weights and activations need E4M3's precision; \
+                      use HYBRID (E5M2 for gradients only) or E4M3";
+        Err(Error::Recipe { recipe, option: "fp8_format", value: self.to_string(), remedy })
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Format {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let all = [Self::E4M3, Self::E5M2, Self::Hybrid];
+        all.into_iter().find(|format| format.name().eq_ignore_ascii_case(name)).ok_or_else(|| Error::Recipe {
+            recipe: "recipe",
+            option: "fp8_format",
+            value: name.to_owned(),
+            remedy: "expected hybrid or e4m3",
+        })
+    }
+}

@@ -1,0 +1,409 @@
+//! The guards that lend slots. No layer can commit: layers hold `&mut`, and `commit` takes `self`. Each guard has a
+//! `Drop`, so a second scope opened while one waits for its commit does not compile.
+
+use crate::scaling::{CachedWeight, WeightKey};
+use crate::{AmaxGroup, Direction, Error, Fp8Gemms, Recipe, Result, Scaling, SlotName};
+use fp8_kernels::{Cell, DType, Operand, Slot, Tensor, ops};
+use std::sync::{Arc, OnceLock};
+
+/// What a forward scope leaves to its backward, filled at its commit and shared by all its [`Origin`]s and
+/// [`Snapshot`]s.
+#[derive(Debug, Default)]
+pub(crate) struct Legacy {
+    /// The domains that it touched. Backward touches them all, so that ranks on which some layer had nothing to do still
+    /// take part in its reduction.
+    pub(crate) touched: OnceLock<Vec<usize>>,
+    /// Forward scales by domain and slot, if a snapshot was taken.
+    pub(crate) scales: OnceLock<Vec<Vec<Cell>>>,
+}
+
+/// Transformer Engine's arguments of `autocast`, and the computation's dtype.
+#[derive(Debug, Clone)]
+pub struct AutocastOptions {
+    /// Whether GEMMs run in FP8.
+    pub enabled: bool,
+    /// Whether amaxes are recorded although they do not.
+    pub calibrating: bool,
+    /// Over whom amaxes are reduced; `None`: the group given by [`Scaling::set_group`].
+    pub amax_reduction_group: Option<Arc<dyn AmaxGroup>>,
+    /// What layers cast inputs and parameters to in high precision; `None`: the input's dtype, which parameters must have.
+    pub compute_dtype: Option<DType>,
+}
+
+impl Default for AutocastOptions {
+    fn default() -> Self {
+        Self { enabled: true, calibrating: false, amax_reduction_group: None, compute_dtype: None }
+    }
+}
+
+/// What an open, recording scope has to commit or to put back.
+#[derive(Debug)]
+pub(crate) struct Scope {
+    pub(crate) direction: Direction,
+    pub(crate) touched: Vec<usize>,
+    /// Keys of the weights cached in it, each with the evaluation's entry that it replaced.
+    pub(crate) cached: Vec<(WeightKey, Option<CachedWeight>)>,
+    pub(crate) snapshots: bool,
+    pub(crate) legacy: Arc<Legacy>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Frame {
+    pub(crate) domain: usize,
+    pub(crate) enabled: bool,
+    pub(crate) calibrating: bool,
+    pub(crate) compute_dtype: Option<DType>,
+}
+
+impl Frame {
+    /// Whether amaxes are taken down.
+    pub(crate) const fn records(&self) -> bool {
+        self.enabled || self.calibrating
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Mode {
+    Record,
+    Evaluate,
+    Replay(Arc<Legacy>),
+}
+
+/// Where a `Saved` comes from: how its backward finds recipe, group and arena.
+#[derive(Debug, Clone)]
+pub struct Origin {
+    owner: Arc<()>,
+    frame: Frame,
+    /// None for an evaluation.
+    legacy: Option<Arc<Legacy>>,
+    layer: Arc<str>,
+}
+
+/// A scope's scales: one float per slot, one copy for all layers that recompute, filled at the commit.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    owner: Arc<()>,
+    frame: Frame,
+    legacy: Arc<Legacy>,
+}
+
+/// A forward scope, or one nested in it.
+#[derive(Debug)]
+#[must_use = "a scope updates nothing unless it is committed"]
+pub struct Forward<'a> {
+    scaling: &'a mut Scaling,
+    frame: Frame,
+    mode: Mode,
+    outermost: bool,
+}
+
+/// A backward scope.
+#[derive(Debug)]
+#[must_use = "a scope updates nothing unless it is committed"]
+pub struct Backward<'a> {
+    scaling: &'a mut Scaling,
+}
+
+impl Scaling {
+    /// A forward scope under `recipe`, with the default options.
+    ///
+    /// # Errors
+    /// An option of the recipe that is out of range.
+    pub fn autocast(&mut self, recipe: &Recipe) -> Result<Forward<'_>> {
+        self.scope(recipe, &AutocastOptions::default())
+    }
+
+    /// A forward scope.
+    ///
+    /// # Errors
+    /// An option of the recipe that is out of range.
+    pub fn scope(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
+        self.open(Direction::Forward);
+        match self.frame(recipe, options, true) {
+            Ok(frame) => Ok(Forward { scaling: self, frame, mode: Mode::Record, outermost: true }),
+            Err(error) => {
+                self.roll_back();
+                Err(error)
+            }
+        }
+    }
+
+    /// A scope that writes nothing, so that there is nothing to commit; backward refuses its `Saved`s.
+    ///
+    /// # Errors
+    /// An option of the recipe that is out of range.
+    pub fn eval(&mut self, recipe: &Recipe) -> Result<Forward<'_>> {
+        self.eval_with(recipe, &AutocastOptions::default())
+    }
+
+    /// [`eval`](Self::eval) with options.
+    ///
+    /// # Errors
+    /// An option of the recipe that is out of range.
+    pub fn eval_with(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
+        self.abandon(); // a guard that was forgotten (`mem::forget`)
+        let frame = self.frame(recipe, options, false)?;
+        Ok(Forward { scaling: self, frame, mode: Mode::Evaluate, outermost: false })
+    }
+
+    /// A backward scope. It takes no recipe: each `Saved` knows the one of its forward.
+    ///
+    /// # Errors
+    /// None so far.
+    pub fn backward(&mut self) -> Result<Backward<'_>> {
+        self.open(Direction::Backward);
+        Ok(Backward { scaling: self })
+    }
+
+    fn open(&mut self, direction: Direction) {
+        self.abandon(); // a guard that was forgotten (`mem::forget`)
+        let (touched, cached) = (Vec::new(), Vec::new());
+        self.scope = Some(Scope { direction, touched, cached, snapshots: false, legacy: Arc::default() });
+    }
+
+    fn frame(&mut self, recipe: &Recipe, options: &AutocastOptions, records: bool) -> Result<Frame> {
+        let AutocastOptions { enabled, calibrating, compute_dtype, .. } = *options;
+        if let Some(dtype) = compute_dtype.filter(|dtype| !dtype.is_float()) {
+            return Err(Error::Recipe {
+                recipe: "autocast",
+                option: "compute_dtype",
+                value: dtype.to_string(),
+                remedy: "expected f32, bf16 or f16",
+            });
+        }
+        let domain = self.domain(recipe, options, records && (enabled || calibrating))?;
+        let frame = Frame { domain, enabled, calibrating, compute_dtype };
+        if records && frame.records() {
+            self.touch(&[domain]);
+        }
+        Ok(frame)
+    }
+
+    fn touch(&mut self, domains: &[usize]) {
+        if let Some(scope) = &mut self.scope {
+            domains.iter().for_each(|domain| {
+                if !scope.touched.contains(domain) {
+                    scope.touched.push(*domain);
+                }
+            });
+        }
+    }
+}
+
+impl Forward<'_> {
+    /// Another recipe until the returned guard goes; the group and the computation's dtype stay. Often a temporary:
+    /// `self.head.forward(&mut cx.nested(&recipe)?, &x)?`. All ranks open it, tokens or none.
+    ///
+    /// # Errors
+    /// An option of the recipe that is out of range.
+    pub fn nested(&mut self, recipe: &Recipe) -> Result<Forward<'_>> {
+        self.nested_scope(recipe, &AutocastOptions::default())
+    }
+
+    /// [`nested`](Self::nested) with options; a group or dtype that is `None` is the outer one's.
+    ///
+    /// # Errors
+    /// An option of the recipe that is out of range.
+    pub fn nested_scope(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
+        let mut options = options.clone();
+        let outer = self.scaling.domains[self.frame.domain].group();
+        options.amax_reduction_group = options.amax_reduction_group.or_else(|| outer.cloned());
+        options.compute_dtype = options.compute_dtype.or(self.frame.compute_dtype);
+        let records = matches!(self.mode, Mode::Record);
+        let frame = self.scaling.frame(recipe, &options, records)?;
+        Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false })
+    }
+
+    /// The same recipe with another dtype for what runs in high precision.
+    ///
+    /// # Errors
+    /// A dtype that is not a float.
+    pub fn with_compute_dtype(&mut self, dtype: DType) -> Result<Forward<'_>> {
+        if !dtype.is_float() {
+            return Err(Error::Recipe {
+                recipe: "autocast",
+                option: "compute_dtype",
+                value: dtype.to_string(),
+                remedy: "expected f32, bf16 or f16",
+            });
+        }
+        let frame = Frame { compute_dtype: Some(dtype), ..self.frame };
+        Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false })
+    }
+
+    /// High precision until the returned guard goes: for layers that never run in FP8, as a model's head.
+    pub fn disabled(&mut self) -> Forward<'_> {
+        let frame = Frame { enabled: false, calibrating: false, ..self.frame };
+        Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false }
+    }
+
+    /// What layers cast inputs and parameters to in high precision, if the scope says so.
+    pub fn compute_dtype(&self) -> Option<DType> {
+        self.frame.compute_dtype
+    }
+
+    /// Which GEMMs of a Linear run in FP8 here.
+    pub fn fp8_gemms(&self) -> Fp8Gemms {
+        self.scaling.fp8_gemms(self.frame)
+    }
+
+    /// For a layer that will run again in backward.
+    pub fn snapshot(&mut self) -> Snapshot {
+        if let (Mode::Record, Some(scope)) = (&self.mode, &mut self.scaling.scope) {
+            scope.snapshots = true;
+        }
+        let legacy = self.legacy().unwrap_or_default(); // of an evaluation: never filled, and so refused
+        Snapshot { owner: self.scaling.identity.clone(), frame: self.frame, legacy }
+    }
+
+    /// What a quantizing operation takes, lent for one call: `ops::quantize(x, &cx.slot(&self.slots.input)?)`.
+    ///
+    /// # Errors
+    /// A slot that was not registered, or one of the backward pass.
+    pub fn slot(&mut self, name: &SlotName) -> Result<Slot<'_>> {
+        let index = self.scaling.index(name, Direction::Forward)?;
+        self.scaling.slot(name, index, self.frame, &self.mode)
+    }
+
+    /// Quantizes a parameter once per version. Versions are unique in the process: a copy of a model never meets the
+    /// original's bytes.
+    ///
+    /// # Errors
+    /// As [`slot`](Self::slot); all errors of quantizing.
+    pub fn quantize_weight(&mut self, name: &SlotName, version: u64, weight: &Tensor) -> Result<Operand> {
+        let index = self.scaling.index(name, Direction::Forward)?;
+        let key = (self.frame.domain, index);
+        // An evaluation's entry has recorded no amax and has no transpose: only evaluations take it.
+        let evaluates = matches!(self.mode, Mode::Evaluate);
+        let cached = self.scaling.weights.get(&key).filter(|_| self.frame.enabled);
+        if let Some(cached) = cached.filter(|c| c.version == version && (c.recorded || evaluates)) {
+            return Ok(cached.operand.clone());
+        }
+        let operand = ops::quantize(weight, &self.scaling.slot(name, index, self.frame, &self.mode)?)?;
+        // A replay's scale may be an older one than later scopes use.
+        if self.frame.enabled && !matches!(self.mode, Mode::Replay(_)) {
+            let entry = CachedWeight { version, recorded: !evaluates, operand: operand.clone() };
+            let replaced = self.scaling.weights.insert(key, entry).filter(|c| c.version == version);
+            if let Some(scope) = self.scaling.scope.as_mut().filter(|_| !evaluates) {
+                scope.cached.push((key, replaced));
+            }
+        }
+        Ok(operand)
+    }
+
+    /// What a layer keeps so that its backward finds this scope's recipe and arena.
+    pub fn origin(&self, slot: &SlotName) -> Origin {
+        let (owner, layer) = (self.scaling.identity.clone(), slot.layer().clone());
+        Origin { owner, frame: self.frame, legacy: self.legacy(), layer }
+    }
+
+    fn legacy(&self) -> Option<Arc<Legacy>> {
+        match &self.mode {
+            Mode::Record => self.scaling.scope.as_ref().map(|scope| scope.legacy.clone()),
+            Mode::Replay(legacy) => Some(legacy.clone()),
+            Mode::Evaluate => None,
+        }
+    }
+
+    /// Reduces and updates every arena that the scope touched. Nested, replaying, evaluating: nothing to do.
+    ///
+    /// # Errors
+    /// A group whose ranks disagree or failed, a user's function that returned no usable scale; nothing has changed then.
+    pub fn commit(self) -> Result<()> {
+        if self.outermost { self.scaling.commit() } else { Ok(()) }
+    }
+
+    /// Leaves without updating, on all ranks together (a skipped step); a mere drop poisons the group.
+    ///
+    /// # Errors
+    /// A rank that is away, failed or elsewhere.
+    pub fn discard(self) -> Result<()> {
+        if self.outermost { self.scaling.discard() } else { Ok(()) }
+    }
+}
+
+impl Backward<'_> {
+    /// The slot `name` in the arena that `origin` names.
+    ///
+    /// # Errors
+    /// An origin of another layer, another `Scaling` or an evaluation; a slot that was not registered, or one of the
+    /// forward pass.
+    pub fn slot(&mut self, origin: &Origin, name: &SlotName) -> Result<Slot<'_>> {
+        let found = match &origin.legacy {
+            _ if !Arc::ptr_eq(&origin.owner, &self.scaling.identity) => "another Scaling".to_owned(),
+            None => "an evaluation scope".to_owned(),
+            Some(_) if origin.layer != *name.layer() => format!("layer `{}`", origin.layer),
+            Some(legacy) => {
+                let index = self.scaling.index(name, Direction::Backward)?;
+                self.scaling.touch(legacy.touched.get().map_or(&[], Vec::as_slice));
+                if origin.frame.records() {
+                    self.scaling.touch(&[origin.frame.domain]);
+                }
+                return self.scaling.slot(name, index, origin.frame, &Mode::Record);
+            }
+        };
+        Err(Error::Origin { layer: name.layer().to_string(), found })
+    }
+
+    /// Which GEMMs of a Linear run in FP8 under `origin`'s recipe.
+    pub fn fp8_gemms(&self, origin: &Origin) -> Fp8Gemms {
+        let known = Arc::ptr_eq(&origin.owner, &self.scaling.identity);
+        let none = Fp8Gemms { fprop: false, dgrad: false, wgrad: false };
+        if known { self.scaling.fp8_gemms(origin.frame) } else { none }
+    }
+
+    /// Lends a `Forward` with the first run's recipe and scales, which records nothing.
+    ///
+    /// # Errors
+    /// A snapshot of another `Scaling`, or of a scope that was never committed.
+    pub fn replay(&mut self, snapshot: &Snapshot) -> Result<Forward<'_>> {
+        if !Arc::ptr_eq(&snapshot.owner, &self.scaling.identity) {
+            let found = "another Scaling".to_owned();
+            return Err(Error::Origin { layer: "replay".to_owned(), found });
+        }
+        snapshot.legacy.scales.get().ok_or(Error::NoSnapshot)?;
+        let mode = Mode::Replay(snapshot.legacy.clone());
+        Ok(Forward { scaling: self.scaling, frame: snapshot.frame, mode, outermost: false })
+    }
+
+    /// Reduces and updates every arena that the scope touched.
+    ///
+    /// # Errors
+    /// As [`Forward::commit`].
+    pub fn commit(self) -> Result<()> {
+        self.scaling.commit()
+    }
+
+    /// Leaves without updating, on all ranks together.
+    ///
+    /// # Errors
+    /// As [`Forward::discard`].
+    pub fn discard(self) -> Result<()> {
+        self.scaling.discard()
+    }
+}
+
+impl Scaling {
+    fn fp8_gemms(&self, frame: Frame) -> Fp8Gemms {
+        let gemms = self.domains[frame.domain].recipe.fp8_gemms();
+        Fp8Gemms {
+            fprop: frame.enabled && gemms.fprop,
+            dgrad: frame.enabled && gemms.dgrad,
+            wgrad: frame.enabled && gemms.wgrad,
+        }
+    }
+}
+
+impl Drop for Forward<'_> {
+    fn drop(&mut self) {
+        if self.outermost {
+            self.scaling.abandon();
+        }
+    }
+}
+
+impl Drop for Backward<'_> {
+    fn drop(&mut self) {
+        self.scaling.abandon();
+    }
+}

@@ -1,0 +1,343 @@
+//! Recipes: plain values that say how scales come about. Field names are Transformer Engine's.
+
+use crate::{Direction, Error, Format, Result};
+use fp8_kernels::ops::AmaxRule;
+use fp8_kernels::{CustomPolicy, ScalePolicy, ScaleRule};
+use std::fmt;
+use std::sync::Arc;
+
+/// Scales predicted from a history of amaxes: quantizing reads a tensor once.
+///
+/// ```
+/// use fp8_recipe::{DelayedScaling, Format};
+/// let recipe = DelayedScaling { margin: 2, ..Default::default() };
+/// assert_eq!((recipe.fp8_format, recipe.amax_history_len), (Format::Hybrid, 1024));
+/// ```
+#[derive(Debug, Clone)]
+pub struct DelayedScaling {
+    /// Bits of headroom: the scale is divided by `2^margin`.
+    pub margin: i32,
+    /// Scales are recomputed at every `interval`-th update of a scope's arena; histories roll at each.
+    pub interval: u64,
+    /// E4M3 or HYBRID.
+    pub fp8_format: Format,
+    /// Rows of the history, the staging row included: 1 to 1048576.
+    pub amax_history_len: usize,
+    /// Which amax of the window counts.
+    pub amax_compute_algo: AmaxComputeAlgo,
+    /// How an amax becomes a scale.
+    pub scaling_factor_compute_algo: ScalingFactorComputeAlgo,
+    /// Whether fprop, dgrad and wgrad run in high precision, in this order.
+    pub override_linear_precision: (bool, bool, bool),
+    /// Whether amaxes are reduced over the scope's group.
+    pub reduce_amax: bool,
+    /// A slot's first scale comes from its own tensor, by one extra read. `false` is Transformer Engine's rule: the first
+    /// step quantizes with scale 1.
+    pub calibrate_first_step: bool,
+    /// Infinite and NaN amaxes enter the window, as in Transformer Engine. By default they are left out and counted.
+    pub record_non_finite: bool,
+    /// An amax of 0 counts as "did not run", as in Transformer Engine. By default a slot that ran on zeros rolls a 0 in.
+    pub zero_is_skipped: bool,
+}
+
+impl Default for DelayedScaling {
+    fn default() -> Self {
+        Self {
+            margin: 0,
+            interval: 1,
+            fp8_format: Format::Hybrid,
+            amax_history_len: 1024,
+            amax_compute_algo: AmaxComputeAlgo::Max,
+            scaling_factor_compute_algo: ScalingFactorComputeAlgo::Exact,
+            override_linear_precision: (false, false, false),
+            reduce_amax: true,
+            calibrate_first_step: true,
+            record_non_finite: false,
+            zero_is_skipped: false,
+        }
+    }
+}
+
+impl DelayedScaling {
+    /// The defaults of Transformer Engine's old Common API page: E4M3, a history of 1, the most recent amax, scales that
+    /// are powers of two.
+    pub fn te_v0() -> Self {
+        Self {
+            fp8_format: Format::E4M3,
+            amax_history_len: 1,
+            amax_compute_algo: AmaxComputeAlgo::MostRecent,
+            scaling_factor_compute_algo: ScalingFactorComputeAlgo::PowerOfTwo,
+            ..Self::default().with_te_rules()
+        }
+    }
+
+    /// The same recipe with Transformer Engine's rules for first steps, non-finite amaxes and zeros, bit for bit.
+    #[must_use]
+    pub fn with_te_rules(self) -> Self {
+        Self { calibrate_first_step: false, record_non_finite: true, zero_is_skipped: true, ..self }
+    }
+
+    pub(crate) fn amax_rule(&self) -> AmaxRule<'_> {
+        match &self.amax_compute_algo {
+            AmaxComputeAlgo::Max => AmaxRule::Max,
+            AmaxComputeAlgo::MostRecent => AmaxRule::MostRecent,
+            AmaxComputeAlgo::Custom(custom) => AmaxRule::Custom(&*custom.function),
+        }
+    }
+
+    fn policy(&self) -> ScalePolicy {
+        match &self.scaling_factor_compute_algo {
+            ScalingFactorComputeAlgo::Exact => ScalePolicy::Exact,
+            ScalingFactorComputeAlgo::PowerOfTwo => ScalePolicy::PowerOfTwo,
+            ScalingFactorComputeAlgo::Custom(custom) => {
+                let (recipe, function) = (self.clone(), custom.function.clone());
+                let function = move |amax, old, fp8_max| function(amax, old, fp8_max, &recipe);
+                ScalePolicy::Custom(CustomPolicy { name: custom.name.clone(), function: Arc::new(function) })
+            }
+        }
+    }
+}
+
+/// Which amax of a window counts.
+#[derive(Debug, Clone)]
+pub enum AmaxComputeAlgo {
+    /// The largest.
+    Max,
+    /// The newest.
+    MostRecent,
+    /// A user's function.
+    Custom(CustomAmax),
+}
+
+/// A user's function of the window, oldest to newest; its name is its identity in arenas and checkpoints.
+#[derive(Clone)]
+pub struct CustomAmax {
+    /// The name.
+    pub name: Arc<str>,
+    /// From window to amax.
+    pub function: Arc<dyn Fn(&[f32]) -> f32 + Send + Sync>,
+}
+
+/// How an amax becomes a scale.
+#[derive(Debug, Clone)]
+pub enum ScalingFactorComputeAlgo {
+    /// `(fp8_max · 2^−margin) / amax`.
+    Exact,
+    /// `2^(floor(log2(fp8_max / amax)) − margin)`.
+    PowerOfTwo,
+    /// A user's function.
+    Custom(CustomScale),
+}
+
+/// The type of a user's scale function: `(amax, old_scale, fp8_max, recipe) → scale`.
+pub(crate) type ScaleFunction = dyn Fn(f32, f32, f32, &DelayedScaling) -> f32 + Send + Sync;
+
+/// A user's function `(amax, old_scale, fp8_max, recipe) → scale`; its name is its identity in arenas and checkpoints.
+#[derive(Clone)]
+pub struct CustomScale {
+    /// The name.
+    pub name: Arc<str>,
+    /// From amax to scale, which must be finite and greater than 0.
+    pub function: Arc<ScaleFunction>,
+}
+
+impl fmt::Debug for CustomAmax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CustomAmax({})", self.name)
+    }
+}
+
+impl fmt::Debug for CustomScale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CustomScale({})", self.name)
+    }
+}
+
+/// Scales from the tensor itself: two reads, no state.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CurrentScaling {
+    /// E4M3 or HYBRID.
+    pub fp8_format: Format,
+    /// Whether scales are powers of two.
+    pub use_power_2_scales: bool,
+    /// Amaxes below it count as it.
+    pub amax_epsilon: f32,
+}
+
+impl Default for CurrentScaling {
+    fn default() -> Self {
+        Self { fp8_format: Format::Hybrid, use_power_2_scales: false, amax_epsilon: 0.0 }
+    }
+}
+
+/// Any recipe.
+#[derive(Debug, Clone)]
+pub enum Recipe {
+    /// Scales from a history.
+    Delayed(DelayedScaling),
+    /// Scales from the tensor.
+    Current(CurrentScaling),
+}
+
+impl From<DelayedScaling> for Recipe {
+    fn from(recipe: DelayedScaling) -> Self {
+        Self::Delayed(recipe)
+    }
+}
+
+impl From<CurrentScaling> for Recipe {
+    fn from(recipe: CurrentScaling) -> Self {
+        Self::Current(recipe)
+    }
+}
+
+/// Which of a Linear's GEMMs run in FP8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fp8Gemms {
+    /// `y = x · wᵀ`.
+    pub fprop: bool,
+    /// `dx = dy · w`.
+    pub dgrad: bool,
+    /// `dw = dyᵀ · x`.
+    pub wgrad: bool,
+}
+
+impl Recipe {
+    /// The recipes that [`from_name`](Self::from_name) knows.
+    pub const NAMES: [&'static str; 3] = ["delayed", "current", "te-v0"];
+
+    /// By short name, with defaults.
+    ///
+    /// # Errors
+    /// An unknown name; the error lists the known ones.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "delayed" => Ok(DelayedScaling::default().into()),
+            "current" => Ok(CurrentScaling::default().into()),
+            "te-v0" => Ok(DelayedScaling::te_v0().into()),
+            _ => Err(Error::Recipe {
+                recipe: "recipe",
+                option: "name",
+                value: name.to_owned(),
+                remedy: "known recipes are delayed, current and te-v0",
+            }),
+        }
+    }
+
+    /// The formats.
+    pub const fn format(&self) -> Format {
+        match self {
+            Self::Delayed(recipe) => recipe.fp8_format,
+            Self::Current(recipe) => recipe.fp8_format,
+        }
+    }
+
+    /// Checks every option.
+    ///
+    /// # Errors
+    /// Names the first option that is out of range, and says what would be right.
+    pub fn validate(&self) -> Result<()> {
+        let error =
+            |recipe, option, value: String, remedy| Err(Error::Recipe { recipe, option, value, remedy });
+        match self {
+            Self::Delayed(r) => {
+                let name = "DelayedScaling";
+                r.fp8_format.validate(name)?;
+                if !(1..=1 << 20).contains(&r.amax_history_len) {
+                    let rows = r.amax_history_len.to_string();
+                    return error(name, "amax_history_len", rows, "expected 1 to 1048576 rows");
+                }
+                if r.interval == 0 {
+                    return error(
+                        name,
+                        "interval",
+                        "0".into(),
+                        "expected at least 1 (recompute at every update)",
+                    );
+                }
+                if !(-100..=100).contains(&r.margin) {
+                    return error(
+                        name,
+                        "margin",
+                        r.margin.to_string(),
+                        "expected -100 to 100, in powers of two",
+                    );
+                }
+                Ok(())
+            }
+            Self::Current(r) => {
+                let name = "CurrentScaling";
+                r.fp8_format.validate(name)?;
+                if !(r.amax_epsilon >= 0.0 && r.amax_epsilon.is_finite()) {
+                    return error(
+                        name,
+                        "amax_epsilon",
+                        r.amax_epsilon.to_string(),
+                        "expected finite and ≥ 0",
+                    );
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn rule(&self, direction: Direction) -> ScaleRule {
+        let fp8_max = self.format().encoding(direction).max();
+        match self {
+            Self::Delayed(r) => ScaleRule::Delayed { fp8_max, margin: r.margin, policy: r.policy() },
+            Self::Current(r) => {
+                ScaleRule::Current { fp8_max, epsilon: r.amax_epsilon, power_2_scales: r.use_power_2_scales }
+            }
+        }
+    }
+
+    pub(crate) fn fp8_gemms(&self) -> Fp8Gemms {
+        let (fprop, dgrad, wgrad) = match self {
+            Self::Delayed(recipe) => recipe.override_linear_precision,
+            Self::Current(_) => (false, false, false),
+        };
+        Fp8Gemms { fprop: !fprop, dgrad: !dgrad, wgrad: !wgrad }
+    }
+
+    /// What checkpoints call this recipe's state: all that rules it but the history's length, which may change.
+    pub(crate) fn state_key(&self) -> String {
+        match self {
+            Self::Delayed(r) => {
+                let amax = match &r.amax_compute_algo {
+                    AmaxComputeAlgo::Max => "max".to_owned(),
+                    AmaxComputeAlgo::MostRecent => "most_recent".to_owned(),
+                    AmaxComputeAlgo::Custom(custom) => format!("custom({:?})", custom.name),
+                };
+                let scale = match &r.scaling_factor_compute_algo {
+                    ScalingFactorComputeAlgo::Exact => "exact".to_owned(),
+                    ScalingFactorComputeAlgo::PowerOfTwo => "power_of_two".to_owned(),
+                    ScalingFactorComputeAlgo::Custom(custom) => format!("custom({:?})", custom.name),
+                };
+                format!(
+                    "delayed(margin={},interval={},fp8_format={},amax={amax},scale={scale},override={:?},\
+                     reduce_amax={},calibrate_first_step={},record_non_finite={},zero_is_skipped={})",
+                    r.margin,
+                    r.interval,
+                    r.fp8_format,
+                    r.override_linear_precision,
+                    r.reduce_amax,
+                    r.calibrate_first_step,
+                    r.record_non_finite,
+                    r.zero_is_skipped,
+                )
+            }
+            Self::Current(r) => format!(
+                "current(fp8_format={},use_power_2_scales={},amax_epsilon={})",
+                r.fp8_format, r.use_power_2_scales, r.amax_epsilon
+            ),
+        }
+    }
+
+    /// The identity of its arenas: the whole recipe.
+    pub(crate) fn key(&self) -> String {
+        match self {
+            Self::Delayed(r) => format!("{},len={}", self.state_key(), r.amax_history_len),
+            Self::Current(_) => self.state_key(),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! What the scales are doing, slot by slot.
+
+use crate::{Direction, Scaling, SlotRole};
+use std::sync::Arc;
+
+/// One slot under one recipe.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SlotReport {
+    /// The slot's name.
+    pub name: Arc<str>,
+    /// What the tensor is to its GEMM.
+    pub role: SlotRole,
+    /// The pass it belongs to.
+    pub direction: Direction,
+    /// The recipe and group that it ran under.
+    pub recipe: String,
+    /// The newest amax of its window (0: none yet; for a history of length 1 see the scale).
+    pub amax: f32,
+    /// The scale for the next tensor.
+    pub scale: f32,
+    /// Whether it has been calibrated: a finite amax > 0 in a committed scope.
+    pub calibrated: bool,
+    /// Finite values beyond the format's largest, since the last reset.
+    pub saturated: u64,
+    /// Values other than 0 that became 0, since the last reset.
+    pub underflowed: u64,
+    /// Values counted, since the last reset.
+    pub elements: u64,
+    /// How often its amax was infinite or NaN and was left out.
+    pub non_finite: u64,
+}
+
+impl Scaling {
+    /// Every slot of every arena; counts are there where [`set_counting`](Self::set_counting) is on.
+    pub fn slot_reports(&self) -> Vec<SlotReport> {
+        let mut reports = Vec::new();
+        for domain in &self.domains {
+            let Some(arenas) = &domain.arenas else { continue };
+            for (direction, arena) in Direction::ALL.into_iter().zip(arenas) {
+                let names = self.names[direction as usize].iter().zip(&self.roles[direction as usize]);
+                for (slot, (name, role)) in names.enumerate() {
+                    let (Some(scale), Some(counters)) = (arena.scale(slot), arena.counters(slot)) else {
+                        continue;
+                    };
+                    reports.push(SlotReport {
+                        name: name.clone(),
+                        role: *role,
+                        direction,
+                        recipe: domain.key.clone(),
+                        amax: arena.newest(slot),
+                        scale: scale.read().abs(),
+                        calibrated: scale.read() > 0.0,
+                        saturated: counters.saturated(),
+                        underflowed: counters.underflowed(),
+                        elements: counters.elements(),
+                        non_finite: arena.skipped_non_finite(slot),
+                    });
+                }
+            }
+        }
+        reports
+    }
+
+    /// Counters back to zero.
+    pub fn reset_counters(&mut self) {
+        for arena in self.domains.iter().filter_map(|domain| domain.arenas.as_ref()).flatten() {
+            (0..arena.slots()).filter_map(|slot| arena.counters(slot)).for_each(|counters| counters.reset());
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The recipes through their public API: updates, scopes, groups, state.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+mod evaluation;
+mod golden;
+mod groups;
+mod options;
+mod properties;
+mod replay;
+mod report;
+mod scopes;
+mod state;
+mod te_rules;
+mod update;
+mod user_functions;
+mod weights;

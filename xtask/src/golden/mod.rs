@@ -1,0 +1,145 @@
+//! `cargo xtask golden`: reference data made elsewhere, compared case by case.
+//!
+//! | folder | one case is | compared |
+//! |---|---|---|
+//! | `codec/` | one conversion of one file | bit for bit |
+
+mod codec;
+// Tests only, until a trace and a layer can be run here.
+#[cfg(test)]
+mod nn;
+#[cfg(test)]
+mod recipe;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+
+use crate::workspace::{Result, root};
+
+#[derive(clap::Args)]
+pub(crate) struct Golden {
+    /// A folder with codec/, recipe/, nn/, or some of them [default: the copies in the crates' tests]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Where layers are computed; the codec is always the CPU's
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    device: Device,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Device {
+    Cpu,
+}
+
+pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
+    let folder = |owner: &str, name: &str| match &options.dir {
+        Some(dir) => dir.join(name),
+        None => root().join(owner).join("tests/golden").join(name),
+    };
+    let mut tally = Tally::default();
+    println!("device: {:?}", options.device);
+    let codec = folder("fp8-format", "codec");
+    if codec.is_dir() {
+        codec::run(&codec, &mut tally)?;
+    }
+    for (owner, name) in [("fp8-recipe", "recipe"), ("fp8-nn", "nn")] {
+        if folder(owner, name).is_dir() {
+            println!("{name}/: not compared");
+        }
+    }
+    if tally.passed + tally.failed == 0 {
+        return Err(format!("golden: no case found; looked in {}", codec.display()).into());
+    }
+    println!("{} passed, {} failed", tally.passed, tally.failed);
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What became of the cases; failures are printed as they come.
+#[derive(Debug, Default)]
+struct Tally {
+    passed: usize,
+    failed: usize,
+}
+
+impl Tally {
+    fn record(&mut self, case: &str, result: std::result::Result<(), String>) {
+        match result {
+            Ok(()) => self.passed += 1,
+            Err(difference) => {
+                self.failed += 1;
+                println!("FAILED {case}: {difference}");
+            }
+        }
+    }
+}
+
+/// Counts differing values of one case and describes the first of them.
+#[derive(Debug, Default)]
+struct Mismatches {
+    first: Option<String>,
+    count: usize,
+    compared: usize,
+}
+
+impl Mismatches {
+    /// `describe` tells where, both values and both bit patterns.
+    fn compare(&mut self, equal: bool, describe: impl FnOnce() -> String) {
+        self.compared += 1;
+        if !equal {
+            self.count += 1;
+            self.first.get_or_insert_with(describe);
+        }
+    }
+
+    fn finish(self) -> std::result::Result<(), String> {
+        match self.first {
+            None => Ok(()),
+            Some(first) => Err(format!("{first}; {} of {} differ", self.count, self.compared)),
+        }
+    }
+}
+
+/// Names and paths of the files in `folder`, sorted.
+fn listing(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))? {
+        let entry = entry?;
+        if entry.path().is_file() {
+            found.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// One line on the files that are no reference data, if there are any.
+fn say_ignored(folder: &str, names: &[String]) {
+    if !names.is_empty() {
+        println!("{folder}/: ignored {}", names.join(", "));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_mismatch_is_told_and_all_are_counted() {
+        let mut mismatches = Mismatches::default();
+        for (index, equal) in [true, false, true, false].into_iter().enumerate() {
+            mismatches.compare(equal, || format!("entry {index}"));
+        }
+        assert_eq!(mismatches.finish(), Err("entry 1; 2 of 4 differ".to_owned()));
+        assert_eq!(Mismatches::default().finish(), Ok(()));
+    }
+
+    #[test]
+    fn a_folder_without_a_case_is_an_error() {
+        let empty = tempfile::tempdir().unwrap();
+        let options = Golden { dir: Some(empty.path().to_path_buf()), device: Device::Cpu };
+        assert!(run(&options).unwrap_err().to_string().contains("no case found"));
+    }
+}

@@ -1,0 +1,78 @@
+//! `cargo xtask test`: all that CI checks.
+//!
+//! Everything is built in the dev profile (the workspace optimized a little, its dependencies fully) with one set
+//! of features, so that tests, doc tests, examples and benches share one build; only lints and docs check the
+//! code a second time, without generating any. Benches run once as tests: criterion does so when it is not
+//! started by `cargo bench`.
+
+use std::process::ExitCode;
+
+use xshell::{Shell, cmd};
+
+use crate::report::Report;
+use crate::workspace::{Result, Workspace, shell};
+use crate::{examples, ignored, tidy};
+
+#[derive(clap::Args)]
+pub(crate) struct Test {
+    /// Leaves out docs, doc tests, examples and benches
+    #[arg(long)]
+    fast: bool,
+}
+
+pub(crate) fn run(options: &Test) -> Result<ExitCode> {
+    let sh = shell()?;
+    let workspace = Workspace::read(&sh)?;
+    let mut report = Report::default();
+
+    report.step("format", || done(cmd!(sh, "cargo fmt --all --check").run()));
+    report.step("tidy", || tidy::run().map(|()| String::new()));
+    report.step("lints", || {
+        done(cmd!(sh, "cargo clippy --workspace --all-targets --all-features -- -D warnings").run())
+    });
+    report.step("lints without std", || {
+        done(cmd!(sh, "cargo clippy -p fp8-format --no-default-features -- -D warnings").run())
+    });
+    report.step("tests", || tests(&sh));
+    if !options.fast {
+        report.step("doc tests", || done(cmd!(sh, "cargo test --doc --workspace --all-features").run()));
+        report.step("docs", || {
+            let doc = cmd!(sh, "cargo doc --no-deps --workspace --all-features");
+            done(doc.env("RUSTDOCFLAGS", "-D warnings").run())
+        });
+        report.step("benches, once each", || benches(&sh, &workspace));
+        examples::run(&sh, &mut report);
+    }
+
+    let ignored = ignored::list(&sh);
+    let passed = report.finish();
+    match ignored {
+        Ok(ignored) => print!("{}", ignored::summary(&ignored)),
+        Err(error) => println!("ignored tests: not listed: {error}"),
+    }
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn done(result: xshell::Result<()>) -> Result<String> {
+    Ok(result.map(|()| String::new())?)
+}
+
+fn tests(sh: &Shell) -> Result<String> {
+    if cmd!(sh, "cargo nextest --version").quiet().ignore_stderr().ignore_stdout().run().is_ok() {
+        let options = ["--no-fail-fast", "--status-level", "slow"];
+        cmd!(sh, "cargo nextest run --workspace --all-features {options...}").run()?;
+        Ok("by cargo-nextest".to_owned())
+    } else {
+        cmd!(sh, "cargo test --workspace --lib --bins --tests --all-features --no-fail-fast").run()?;
+        Ok("by cargo test".to_owned())
+    }
+}
+
+fn benches(sh: &Shell, workspace: &Workspace) -> Result<String> {
+    let count = workspace.targets("bench").count();
+    if count == 0 {
+        return Ok("there are none".to_owned());
+    }
+    cmd!(sh, "cargo test --workspace --all-features --bench *").run()?;
+    Ok(format!("{count} files"))
+}
