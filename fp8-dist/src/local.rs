@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 /// use fp8_dist::local;
 /// use std::{thread, time::Duration};
 ///
+/// let ranks = local("dp", 2, Duration::from_secs(10))?;
 /// thread::scope(|scope| {
-///     for group in local("dp", 2, Duration::from_secs(10))? {
+///     for group in ranks {
 ///         scope.spawn(move || group.barrier().unwrap());
 ///     }
-///     Ok(())
-/// })
-/// # .map_err(|error: fp8_dist::Error| error)
+/// });
+/// # Ok::<(), fp8_dist::Error>(())
 /// ```
 ///
 /// # Errors

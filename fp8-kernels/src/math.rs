@@ -5,6 +5,8 @@
 //! vectors. Within 2 ulp over all inputs (`cargo xtask exhaustive --math` sweeps them). Coefficients are minimax fits
 //! (Lawson's iteration on Chebyshev nodes, in high precision), rounded to f32.
 
+use crate::cpu::dispatch::{Kernel, vectorized};
+
 /// 1.5 · 2²³: adding it rounds to the nearest integer, ties to even, and leaves that integer in the low bits.
 const ROUND: f32 = 12_582_912.0;
 /// The upper bits of ln 2, so that `k · LN2_HIGH` is exact for the `k` that occur.
@@ -57,8 +59,9 @@ pub fn tanh(x: f32) -> f32 {
     let p = p.mul_add(z, 0.133_333_25);
     let p = p.mul_add(z, -0.333_333_34);
     let small = (p * z).mul_add(x, x);
-    let large = (1.0 - 2.0 / (exp(a + a) + 1.0)).copysign(x);
-    if a < 0.625 { small } else { large }
+    let large = 1.0 - 2.0 / (exp(a + a) + 1.0);
+    // The sign last: the sum above makes +0 of -0.
+    (if a < 0.625 { small } else { large }).copysign(x)
 }
 
 /// `1 / (1 + e⁻ˣ)`.
@@ -69,6 +72,31 @@ pub fn tanh(x: f32) -> f32 {
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
+}
+
+/// [`exp`] of every element, as vectors where the CPU has FMA; the bits are the same. Stops at the shorter slice's end.
+pub fn exp_slice(x: &[f32], out: &mut [f32]) {
+    vectorized(Map { x, out, f: |x| exp(x) });
+}
+
+/// [`tanh`] of every element, as [`exp_slice`].
+pub fn tanh_slice(x: &[f32], out: &mut [f32]) {
+    vectorized(Map { x, out, f: |x| tanh(x) });
+}
+
+struct Map<'a, F> {
+    x: &'a [f32],
+    out: &'a mut [f32],
+    f: F,
+}
+
+impl<F: Fn(f32) -> f32> Kernel for Map<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.out.iter_mut().zip(self.x).for_each(|(o, &x)| *o = (self.f)(x));
+    }
 }
 
 /// 2ᵏ for −126 ≤ k ≤ 127.

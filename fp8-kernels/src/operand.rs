@@ -3,6 +3,7 @@
 use crate::{DType, Device, Fp8Tensor, Result, Shape, Tensor};
 
 /// With it a layer is written once, for FP8 and for high precision.
+#[expect(clippy::large_enum_variant, reason = "few at a time, and a box would cost every GEMM an allocation")]
 #[derive(Debug, Clone)]
 pub enum Operand {
     /// Values.

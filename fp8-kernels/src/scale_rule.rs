@@ -1,4 +1,4 @@
-//! From an amax to a scale (NUMERICS of delayed and current scaling).
+//! From an amax to a scale.
 //!
 //! Delayed: `(fp8_max · 2^−margin) / amax` in f32, or the old scale where amax is 0, infinite or NaN.
 //! Current: amax raised to epsilon, then `fp8_max / amax`, or 1 where amax is 0, infinite or NaN.

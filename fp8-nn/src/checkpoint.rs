@@ -42,7 +42,8 @@ pub fn save(
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
     let mut writer = Writer::default();
-    model.visit(&mut |parameter| writer.tensor(&format!("model.{}", parameter.name()), parameter.tensor()))?;
+    model
+        .visit(&mut |parameter| writer.tensor(&format!("model.{}", parameter.name()), parameter.tensor()))?;
     for (name, state) in &optimizer.state {
         writer.tensor(&format!("optimizer.{name}.exp_avg"), &state.exp_avg)?;
         writer.tensor(&format!("optimizer.{name}.exp_avg_sq"), &state.exp_avg_sq)?;
@@ -94,6 +95,13 @@ pub fn load(
         match (read("exp_avg")?, read("exp_avg_sq")?) {
             (Some(exp_avg), Some(exp_avg_sq)) => {
                 let main_param = read("main_param")?;
+                let wants = optimizer.has_main_param(value);
+                if main_param.is_some() != wants {
+                    let [has, want] = [main_param.is_some(), wants].map(|has| if has { "an" } else { "no" });
+                    let problem =
+                        format!("`{name}` has {has} f32 copy in the optimizer, this one wants {want}");
+                    return Err(reader.problem(format!("{problem}: set AdamWOptions::main_params as it was")));
+                }
                 state.insert(name.clone(), AdamWState { exp_avg, exp_avg_sq, main_param });
             }
             (None, None) => {}
@@ -101,7 +109,8 @@ pub fn load(
         }
     }
     let step = reader.all_metadata().get(STEP_KEY).and_then(|step| step.parse().ok());
-    let step = step.ok_or_else(|| reader.problem(format!("metadata `{STEP_KEY}` is missing or not a number")))?;
+    let step =
+        step.ok_or_else(|| reader.problem(format!("metadata `{STEP_KEY}` is missing or not a number")))?;
     let scaling_state = scaling_state::read(&reader)?;
     reader.expect_all_used()?;
     scaling.load_state(&scaling_state)?;

@@ -45,6 +45,9 @@ pub enum Error {
         /// What would be right.
         remedy: String,
     },
+    /// Two layers of one path.
+    #[error("parameter `{0}` occurs twice: give the two layers different paths")]
+    DuplicateParameter(Arc<str>),
     /// A boxed `Saved` given to another layer than its own.
     #[error("backward of layer {index}: its Saved is of a {found}, not of a {expected}")]
     Saved {
@@ -56,7 +59,9 @@ pub enum Error {
         expected: &'static str,
     },
     /// A `Saved` with more or fewer parts than the stack has layers.
-    #[error("backward of a stack of {layers} layers: its Saved has {found} parts: use the one its forward returned")]
+    #[error(
+        "backward of a stack of {layers} layers: its Saved has {found} parts: use the one its forward returned"
+    )]
     StackSaved {
         /// Layers in the stack.
         layers: usize,

@@ -5,7 +5,8 @@
 use crate::layer_norm::NormCore;
 use crate::{
     Embedding, EmbeddingOptions, EmbeddingSaved, Error, Linear, LinearOptions, LinearSaved, Module,
-    NormLayerOptions, Result, TransformerLayer, TransformerLayerOptions, TransformerLayerSaved, composite, init,
+    NormLayerOptions, Result, TransformerLayer, TransformerLayerOptions, TransformerLayerSaved, composite,
+    init,
 };
 use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, Norm, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
@@ -196,7 +197,12 @@ impl Gpt {
     ///
     /// # Errors
     /// As [`forward`](Self::forward); targets of another shape or out of range.
-    pub fn loss(&self, cx: &mut Forward<'_>, ids: &Tensor, targets: &Tensor) -> Result<(Tensor, GptLossSaved)> {
+    pub fn loss(
+        &self,
+        cx: &mut Forward<'_>,
+        ids: &Tensor,
+        targets: &Tensor,
+    ) -> Result<(Tensor, GptLossSaved)> {
         self.loss_with(cx, ids, targets, CrossEntropyOptions::default())
     }
 

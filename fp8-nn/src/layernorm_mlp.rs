@@ -4,8 +4,8 @@
 
 use crate::linear::Quantized;
 use crate::{
-    Error, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions, LinearSaved, Module,
-    Result, composite, init,
+    Error, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions, LinearSaved,
+    Module, Result, composite, init,
 };
 use fp8_kernels::ops::{self, Activation, Norm};
 use fp8_kernels::{DType, Device, Tensor};
@@ -77,8 +77,14 @@ impl LayerNormMlp {
     ///
     /// # Errors
     /// A size of 0, an ε out of range, a dtype other than f32 and bf16.
-    pub fn new(path: &str, options: LayerNormMlpOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
-        let LayerNormMlpOptions { hidden_size, ffn_hidden_size, bias, activation, params_dtype, .. } = options;
+    pub fn new(
+        path: &str,
+        options: LayerNormMlpOptions,
+        device: &Device,
+        rng: &mut impl Rng,
+    ) -> Result<Self> {
+        let LayerNormMlpOptions { hidden_size, ffn_hidden_size, bias, activation, params_dtype, .. } =
+            options;
         init::check_positive(path, &[("hidden_size", hidden_size), ("ffn_hidden_size", ffn_hidden_size)])?;
         let halves = if activation.is_gated() { 2 } else { 1 };
         let out_features = ffn_hidden_size.checked_mul(halves).ok_or_else(|| Error::Option {

@@ -116,7 +116,8 @@ impl MultiheadAttention {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        let MultiheadAttentionOptions { hidden_size, num_attention_heads: heads, params_dtype, bias, .. } = options;
+        let MultiheadAttentionOptions { hidden_size, num_attention_heads: heads, params_dtype, bias, .. } =
+            options;
         let groups = options.num_gqa_groups.unwrap_or(heads);
         init::check_positive(
             path,
@@ -134,6 +135,15 @@ impl MultiheadAttention {
         }
         let head_dim = options.kv_channels.unwrap_or(hidden_size / heads);
         init::check_positive(path, &[("kv_channels", head_dim)])?;
+        let width = |heads: usize| heads.checked_mul(head_dim);
+        let qkv_width = groups.checked_mul(2).and_then(|both| heads.checked_add(both)).and_then(width);
+        let (Some(q_width), Some(qkv_width)) = (width(heads), qkv_width) else {
+            return refuse(
+                "kv_channels",
+                head_dim,
+                format!("{heads} heads of this size do not fit into memory"),
+            );
+        };
         let norm = NormLayerOptions {
             hidden_size,
             eps: options.eps,
@@ -149,8 +159,8 @@ impl MultiheadAttention {
         Ok(Self {
             path: path.to_owned(),
             norm: options.input_layernorm.then(norm).transpose()?,
-            qkv: linear("qkv", hidden_size, (heads + 2 * groups) * head_dim, options.init_std, rng)?,
-            proj: linear("proj", heads * head_dim, hidden_size, options.output_layer_init_std, rng)?,
+            qkv: linear("qkv", hidden_size, qkv_width, options.init_std, rng)?,
+            proj: linear("proj", q_width, hidden_size, options.output_layer_init_std, rng)?,
             rope: options.rope.then(rope).transpose()?,
             heads,
             groups,
@@ -193,7 +203,8 @@ impl MultiheadAttention {
         let [q, k, v] = <[Tensor; 3]>::try_from(parts)
             .map_err(|parts| self.inconsistent(format!("qkv split into {} parts", parts.len())))?;
         let shape = |heads| [batch, seq, heads, self.head_dim];
-        let (q, k, v) = (q.reshape(shape(sizes[0]))?, k.reshape(shape(sizes[1]))?, v.reshape(shape(sizes[2]))?);
+        let (q, k, v) =
+            (q.reshape(shape(sizes[0]))?, k.reshape(shape(sizes[1]))?, v.reshape(shape(sizes[2]))?);
         let (q, k) = match &self.rope {
             Some(table) => (ops::rope(&q, table, 0)?, ops::rope(&k, table, 0)?),
             None => (q, k),
@@ -246,7 +257,8 @@ impl Module for MultiheadAttention {
         saved: MultiheadAttentionSaved,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        let MultiheadAttentionSaved { norm, input_dtype, qkv, q, k, v, o, attention, key_lengths, proj } = saved;
+        let MultiheadAttentionSaved { norm, input_dtype, qkv, q, k, v, o, attention, key_lengths, proj } =
+            saved;
         let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
         let (dq, dk, dv) =
             ops::attention_backward(&d_o, &q, &k, &v, &o, &attention, key_lengths.as_ref(), self.options)?;

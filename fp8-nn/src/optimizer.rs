@@ -3,7 +3,8 @@
 use crate::{Error, Layer, Result};
 use fp8_kernels::ops::{self, AdamWStep};
 use fp8_kernels::{DType, Tensor};
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// How [`AdamW`] works.
@@ -78,30 +79,25 @@ impl AdamW {
     /// Updates every parameter from its gradient. Gradients stay: [`zero_grad`](crate::zero_grad) clears them.
     ///
     /// # Errors
-    /// A rate that is not finite, a parameter whose storage others hold too.
+    /// A rate that is negative or not finite, a parameter whose storage others hold too, two parameters of one name, a
+    /// parameter of another shape than in the steps before. Nothing has changed then.
     pub fn step(&mut self, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
-        if !lr.is_finite() {
+        if !(lr >= 0.0 && lr.is_finite()) {
             return Err(Error::Option {
                 layer: "AdamW".to_owned(),
                 option: "lr",
                 value: lr.to_string(),
-                remedy: "expected finite".to_owned(),
+                remedy: "expected finite and 0 or more".to_owned(),
             });
         }
-        // A refusal half-way would leave some parameters a step ahead of others.
-        model.visit(&mut |parameter| match parameter.tensor().holders() {
-            0 => Ok(()),
-            holders => {
-                Err(fp8_kernels::Error::Shared { name: parameter.name().to_string(), holders }.into())
-            }
-        })?;
+        self.check(model)?;
         self.step += 1;
         let Self { options, step, state } = self;
         model.visit_mut(&mut |parameter| {
             let name = parameter.name().clone();
             let state = match state.entry(name.clone()) {
-                std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
-                std::collections::btree_map::Entry::Vacant(entry) => {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => {
                     entry.insert(AdamWState::new(parameter.tensor(), options.main_params)?)
                 }
             };
@@ -113,6 +109,37 @@ impl AdamW {
                 Ok(ops::adamw(tensor, grad, exp_avg, exp_avg_sq, main_param.as_mut(), &now, &name)?)
             })
         })
+    }
+}
+
+impl AdamW {
+    /// All that could make a step fail: a refusal half-way would leave some parameters a step ahead of others.
+    fn check(&self, model: &(impl Layer + ?Sized)) -> Result<()> {
+        let mut names = BTreeSet::new();
+        model.visit(&mut |parameter| {
+            let (name, tensor) = (parameter.name(), parameter.tensor());
+            if !names.insert(name.clone()) {
+                return Err(Error::DuplicateParameter(name.clone()));
+            }
+            if tensor.holders() > 0 {
+                let (name, holders) = (name.to_string(), tensor.holders());
+                return Err(fp8_kernels::Error::Shared { name, holders }.into());
+            }
+            match self.state.get(name) {
+                Some(state) if state.exp_avg.shape() != tensor.shape() => {
+                    let (lhs, rhs) = (*tensor.shape(), *state.exp_avg.shape());
+                    let (what, remedy) =
+                        ("parameter and its moments", "each model has an optimizer of its own");
+                    Err(fp8_kernels::Error::Shapes { op: "AdamW", what, lhs, rhs, remedy }.into())
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+
+    /// Whether a parameter has an f32 copy here.
+    pub(crate) fn has_main_param(&self, parameter: &Tensor) -> bool {
+        self.options.main_params && parameter.dtype() != DType::F32
     }
 }
 

@@ -14,12 +14,7 @@ pub(crate) struct Entered {
     pub(crate) input_dtype: DType,
 }
 
-pub(crate) fn enter(
-    cx: &Forward<'_>,
-    layer: &str,
-    x: &Tensor,
-    parameters: &[&Parameter],
-) -> Result<Entered> {
+pub(crate) fn enter(cx: &Forward<'_>, layer: &str, x: &Tensor, parameters: &[&Parameter]) -> Result<Entered> {
     let dtype = compute_dtype(cx, layer, x.dtype(), parameters)?;
     Ok(Entered { x: ops::cast(x, dtype)?, input_dtype: x.dtype() })
 }

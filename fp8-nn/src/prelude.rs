@@ -2,8 +2,8 @@
 
 pub use crate::checkpoint;
 pub use crate::{
-    AdamW, AdamWOptions, CosineSchedule, DynModule, Embedding, EmbeddingOptions, Error, Gpt, GptOptions, Layer,
-    LayerNorm, LayerNormLinear, LayerNormLinearOptions, LayerNormMlp, LayerNormMlpOptions, Linear,
+    AdamW, AdamWOptions, CosineSchedule, DynModule, Embedding, EmbeddingOptions, Error, Gpt, GptOptions,
+    Layer, LayerNorm, LayerNormLinear, LayerNormLinearOptions, LayerNormMlp, LayerNormMlpOptions, Linear,
     LinearOptions, Module, MultiheadAttention, MultiheadAttentionOptions, NormLayerOptions, Parameter,
     Recompute, Result, RmsNorm, Scopes, Stack, TransformerLayer, TransformerLayerOptions,
     all_reduce_gradients, broadcast_parameters, clip_grad_norm, composite, num_parameters, parameters,
@@ -12,7 +12,9 @@ pub use crate::{
 pub use fp8_dist::{ProcessGroup, ReduceOp};
 pub use fp8_format::{E4M3, E5M2, Fp8};
 pub use fp8_kernels::ops::{Activation, Norm};
-pub use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Operand, Shape, Tensor, TransposePolicy, bf16, f16, ops};
+pub use fp8_kernels::{
+    DType, Device, Encoding, Fp8Tensor, Operand, Shape, Tensor, TransposePolicy, bf16, f16, ops,
+};
 pub use fp8_recipe::{
     AmaxComputeAlgo, AmaxGroup, AutocastOptions, Backward, CurrentScaling, DelayedScaling, Direction, Format,
     Forward, GemmSlots, Origin, Quantizer, Recipe, Scaling, ScalingFactorComputeAlgo, SlotName, SlotReport,

@@ -44,7 +44,7 @@ impl CosineSchedule {
             return self.peak * (step + 1) as f32 / self.warmup_steps as f32;
         }
         let length = self.total_steps.saturating_sub(self.warmup_steps).max(1);
-        let done = ((step - self.warmup_steps + 1) as f64 / length as f64).min(1.0);
+        let done = ((step - self.warmup_steps).saturating_add(1) as f64 / length as f64).min(1.0);
         let cosine = 0.5 * (1.0 + (std::f64::consts::PI * done).cos());
         let ratio = f64::from(self.min_ratio) + (1.0 - f64::from(self.min_ratio)) * cosine;
         (f64::from(self.peak) * ratio) as f32

@@ -12,7 +12,11 @@ pub trait Scopes {
     ///
     /// # Errors
     /// Those of `f` and of the commit.
-    fn autocast_with<T>(&mut self, recipe: &Recipe, f: impl FnOnce(&mut Forward<'_>) -> Result<T>) -> Result<T>;
+    fn autocast_with<T>(
+        &mut self,
+        recipe: &Recipe,
+        f: impl FnOnce(&mut Forward<'_>) -> Result<T>,
+    ) -> Result<T>;
 
     /// A backward scope around `f`, committed where `f` succeeds.
     ///
@@ -22,7 +26,11 @@ pub trait Scopes {
 }
 
 impl Scopes for Scaling {
-    fn autocast_with<T>(&mut self, recipe: &Recipe, f: impl FnOnce(&mut Forward<'_>) -> Result<T>) -> Result<T> {
+    fn autocast_with<T>(
+        &mut self,
+        recipe: &Recipe,
+        f: impl FnOnce(&mut Forward<'_>) -> Result<T>,
+    ) -> Result<T> {
         let mut cx = self.autocast(recipe)?;
         let out = f(&mut cx)?;
         cx.commit()?;

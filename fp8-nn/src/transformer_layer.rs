@@ -1,8 +1,8 @@
 //! A pre-norm transformer block: `r = x + attention(norm(x))`, `y = r + mlp(norm(r))`.
 
 use crate::{
-    LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module, MultiheadAttention, MultiheadAttentionOptions,
-    MultiheadAttentionSaved, Result, composite,
+    LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module, MultiheadAttention,
+    MultiheadAttentionOptions, MultiheadAttentionSaved, Result, composite,
 };
 use fp8_kernels::ops::{self, Activation, Norm};
 use fp8_kernels::{DType, Device, Tensor};
@@ -93,7 +93,12 @@ impl TransformerLayer {
     ///
     /// # Errors
     /// Those of its attention and MLP.
-    pub fn new(path: &str, options: TransformerLayerOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
+    pub fn new(
+        path: &str,
+        options: TransformerLayerOptions,
+        device: &Device,
+        rng: &mut impl Rng,
+    ) -> Result<Self> {
         let o = options;
         let attention = MultiheadAttentionOptions {
             hidden_size: o.hidden_size,

@@ -32,7 +32,9 @@ pub enum Error {
         found: String,
     },
     /// A replay without scales.
-    #[error("replay: the forward scope of this Saved was left without commit, so its scales are gone")]
+    #[error(
+        "replay: no scales were kept: the forward scope of this Saved was an evaluation or left without commit"
+    )]
     NoSnapshot,
     /// An option of a recipe outside its range.
     #[error("{recipe}: {option} = {value}: {remedy}")]
@@ -60,7 +62,7 @@ pub enum Error {
     },
     /// From the operations.
     #[error(transparent)]
-    Kernels(Box<fp8_kernels::Error>),
+    Kernels(#[from] fp8_kernels::Error),
     /// From an [`AmaxGroup`](crate::AmaxGroup), whose crate lies above this one and implements `From` into here.
     #[error(transparent)]
     Group(Box<dyn std::error::Error + Send + Sync>),
@@ -68,9 +70,3 @@ pub enum Error {
 
 /// This crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-impl From<fp8_kernels::Error> for Error {
-    fn from(error: fp8_kernels::Error) -> Self {
-        Self::Kernels(Box::new(error))
-    }
-}

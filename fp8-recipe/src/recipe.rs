@@ -109,13 +109,16 @@ pub enum AmaxComputeAlgo {
     Custom(CustomAmax),
 }
 
+/// The type of a user's amax function: window, oldest to newest → amax.
+pub(crate) type AmaxFunction = dyn Fn(&[f32]) -> f32 + Send + Sync;
+
 /// A user's function of the window, oldest to newest; its name is its identity in arenas and checkpoints.
 #[derive(Clone)]
 pub struct CustomAmax {
     /// The name.
     pub name: Arc<str>,
     /// From window to amax.
-    pub function: Arc<dyn Fn(&[f32]) -> f32 + Send + Sync>,
+    pub function: Arc<AmaxFunction>,
 }
 
 /// How an amax becomes a scale.

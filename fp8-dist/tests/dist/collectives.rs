@@ -25,7 +25,7 @@ fn all_reduce_on_two_and_four_ranks() {
             let max = group.all_reduce("x", &x, ReduceOp::Max).unwrap();
             let mut y = f32s(&data[group.rank()], &[5, 7]);
             group.all_reduce_in_place("y", &mut y, ReduceOp::Sum).unwrap();
-            assert_eq!((**sum.shape(), **max.shape()), (*[5, 7].as_slice(), *[5, 7].as_slice()));
+            assert_eq!([sum.shape(), max.shape()], [&[5, 7].into(); 2]);
             [sum, max, y].map(|x| bits(&x.to_vec::<f32>().unwrap()))
         });
         let expected = [bits(&sum(&data)), bits(&max(&data)), bits(&sum(&data))];
@@ -37,7 +37,11 @@ fn all_reduce_on_two_and_four_ranks() {
 fn a_sum_is_taken_in_rank_order() {
     let values = [1e8f32, 1.0, -1e8, 1.0]; // (1e8 + 1) rounds to 1e8; any other order gives another sum
     let sums = ranks(4, |group| {
-        group.all_reduce("x", &f32s(&[values[group.rank()], -0.0], &[2]), ReduceOp::Sum).unwrap().to_vec::<f32>().unwrap()
+        group
+            .all_reduce("x", &f32s(&[values[group.rank()], -0.0], &[2]), ReduceOp::Sum)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap()
     });
     assert!(sums.iter().all(|sum| bits(sum) == bits(&[1.0, -0.0])), "{sums:?}");
 }
@@ -49,7 +53,10 @@ fn max_keeps_rest_infinity_and_nan() {
         let x = f32s(&rows[group.rank()], &[5]);
         group.all_reduce("x", &x, ReduceOp::Max).unwrap().to_vec::<f32>().unwrap()
     });
-    assert!(results.iter().all(|x| bits(x) == bits(&[-1.0, 0.0, 0.0, f32::INFINITY, f32::NAN])), "{results:?}");
+    assert!(
+        results.iter().all(|x| bits(x) == bits(&[-1.0, 0.0, 0.0, f32::INFINITY, f32::NAN])),
+        "{results:?}"
+    );
 }
 
 #[test]
@@ -62,7 +69,10 @@ fn all_gather_joins_shards_of_any_dtype_and_different_rows() {
         let codes = Tensor::from_vec(vec![rank as u8; 3 * rows[rank]], [rows[rank], 1, 3], &device).unwrap();
         let half = tensor(&vec![rank as f32; rows[rank]], &[rows[rank]], DType::BF16, &device);
         let [ids, codes, half] = [ids, codes, half].map(|x| group.all_gather("x", &x).unwrap());
-        assert_eq!((ids.shape(), codes.shape(), half.shape()), (&[6, 2].into(), &[6, 1, 3].into(), &[6].into()));
+        assert_eq!(
+            (ids.shape(), codes.shape(), half.shape()),
+            (&[6, 2].into(), &[6, 1, 3].into(), &[6].into())
+        );
         assert_eq!(half.dtype(), DType::BF16);
         (ids.to_vec::<i32>().unwrap(), codes.to_vec::<u8>().unwrap(), half.to_f32_vec().unwrap())
     };

@@ -27,7 +27,8 @@ fn expect_all(results: Vec<(String, String)>, call: &str, failure: &str) {
 #[test]
 fn different_calls() {
     let results = ranks(2, |group| {
-        let error = if group.rank() == 0 { message(reduce(&group, "grads")) } else { message(group.barrier()) };
+        let error =
+            if group.rank() == 0 { message(reduce(&group, "grads")) } else { message(group.barrier()) };
         (error, message(group.barrier()))
     });
     let failure = "the call is barrier on rank 1 and all_reduce(sum) `grads` on rank 0: \
@@ -41,8 +42,6 @@ fn different_calls() {
 #[test]
 fn different_keys_operators_and_roots() {
     type Call = fn(&Group) -> Result<Tensor>;
-    let x = || f32s(&[1.0], &[1]);
-    let _ = x;
     let cases: [([Call; 2], &str); 3] = [
         ([|g| reduce(g, "a"), |g| reduce(g, "b")], "all_reduce(sum) `b` on rank 1 and all_reduce(sum) `a`"),
         (
@@ -50,10 +49,7 @@ fn different_keys_operators_and_roots() {
             "all_reduce(max) `a` on rank 1 and all_reduce(sum) `a`",
         ),
         (
-            [
-                |g| g.broadcast("w", &f32s(&[1.0], &[1]), 0),
-                |g| g.broadcast("w", &f32s(&[1.0], &[1]), 1),
-            ],
+            [|g| g.broadcast("w", &f32s(&[1.0], &[1]), 0), |g| g.broadcast("w", &f32s(&[1.0], &[1]), 1)],
             "broadcast(from rank 1) `w` on rank 1 and broadcast(from rank 0) `w`",
         ),
     ];
@@ -83,7 +79,10 @@ fn different_shapes_and_dtypes() {
         let x = Tensor::zeros([group.rank(), 3 + group.rank()], DType::U8, &Device::cpu());
         message(group.all_gather("x", &x))
     }) {
-        assert!(error.contains("the shape, dimension 0 aside, is [1, 4] on rank 1 and [0, 3] on rank 0"), "{error}");
+        assert!(
+            error.contains("the shape, dimension 0 aside, is [1, 4] on rank 1 and [0, 3] on rank 0"),
+            "{error}"
+        );
     }
 }
 
@@ -115,7 +114,10 @@ fn different_arenas() {
         let arena = Arena::new(2 + group.rank(), ArenaOptions::default(), &Device::cpu()).unwrap();
         group.all_reduce_max("forward", &arena).unwrap_err().to_string()
     });
-    assert!(errors.iter().all(|error| error.contains("the shape is [3] on rank 1 and [2] on rank 0")), "{errors:?}");
+    assert!(
+        errors.iter().all(|error| error.contains("the shape is [3] on rank 1 and [2] on rank 0")),
+        "{errors:?}"
+    );
 }
 
 #[test]
@@ -195,7 +197,9 @@ fn a_rank_that_left_while_nobody_waited() {
     let mut groups = local("dp", 3, LONG).unwrap();
     let clone = groups[2].clone();
     groups.pop();
-    thread::scope(|scope| groups.iter().chain([&clone]).for_each(|group| drop(scope.spawn(|| group.barrier().unwrap()))));
+    thread::scope(|scope| {
+        groups.iter().chain([&clone]).for_each(|group| drop(scope.spawn(|| group.barrier().unwrap())))
+    });
     drop(clone); // the last handle of rank 2
     let error = groups[0].barrier().unwrap_err();
     assert_eq!(error.failure(), Some(&Failure::Left { ranks: vec![2] }));
@@ -231,6 +235,10 @@ fn shared_storage_in_place_is_told_to_all() {
         assert_eq!(grad.to_vec::<f32>().unwrap(), [1.0, 2.0]); // nothing was summed
         error
     });
-    assert!(results[1].starts_with("fc.weight.grad: in-place update, but 1 more hold its storage"), "{}", results[1]);
+    assert!(
+        results[1].starts_with("fc.weight.grad: in-place update, but 1 more hold its storage"),
+        "{}",
+        results[1]
+    );
     assert!(results[0].contains("rank 1 gave up: fc.weight.grad: in-place update"), "{}", results[0]);
 }

@@ -57,7 +57,8 @@ fn many_rounds_of_all_collectives() {
                         assert_eq!(x.to_vec::<f32>().unwrap(), all);
                     }
                     3 => {
-                        let x = group.reduce_scatter("x", &f32s(&vec![value; n], &[n]), ReduceOp::Sum).unwrap();
+                        let x =
+                            group.reduce_scatter("x", &f32s(&vec![value; n], &[n]), ReduceOp::Sum).unwrap();
                         assert_eq!(x.to_vec::<f32>().unwrap(), [sum]);
                     }
                     4 => {

@@ -46,6 +46,7 @@ encode! {
     from_bf16_saturating(bf16) = |x| T::from_f32_saturating(Source::to_f32(x));
 }
 
+// `inline(always)`: a caller compiled for more CPU features gets loops for them.
 macro_rules! decode {
     ($($name:ident($destination:ty);)*) => {$(
         /// The value of each element, exact; NaN becomes the canonical one, as in
@@ -53,7 +54,7 @@ macro_rules! decode {
         ///
         /// # Errors
         /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.
-        #[inline]
+        #[inline(always)]
         pub fn $name<T: Fp8>(src: &[T], dst: &mut [$destination]) -> Result<()> {
             map(concat!("slice::", stringify!($name)), src, dst, T::$name)
         }

@@ -1,7 +1,8 @@
 //! Quantization of a tensor with one scale.
 //!
 //! `v = f32(x)`; `amax = max |v|`, before scaling, NaN passed over; `code = satfinite(v · scale)`, one f32
-//! multiplication; back, `f32(code) · scale_inv`. One read of the source does all of it.
+//! multiplication; back, `f32(code) · scale_inv`. One read of the source does all of it. `inline(always)`: a caller
+//! compiled for more CPU features gets loops for them.
 
 use super::{BLOCK, equal_lengths};
 use crate::{Fp8, Result, Source};
@@ -46,7 +47,7 @@ impl Amax {
 ///
 /// # Errors
 /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.
-#[inline]
+#[inline(always)]
 pub fn quantize<T: Fp8, S: Source>(src: &[S], scale: f32, dst: &mut [T]) -> Result<f32> {
     equal_lengths("slice::quantize", src.len(), dst.len())?;
     Ok(quantize_equal(src, scale, dst))
@@ -75,7 +76,7 @@ pub(super) fn quantize_equal<T: Fp8, S: Source>(src: &[S], scale: f32, dst: &mut
 
 /// The largest magnitude: NaN is passed over, infinity counts, an empty slice gives 0.
 #[must_use]
-#[inline]
+#[inline(always)]
 pub fn amax<S: Source>(src: &[S]) -> f32 {
     let (blocks, tail) = src.as_chunks::<BLOCK>();
     let mut amax = Amax::ZERO;
@@ -92,7 +93,7 @@ pub fn amax<S: Source>(src: &[S]) -> f32 {
 ///
 /// # Errors
 /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.
-#[inline]
+#[inline(always)]
 pub fn dequantize<T: Fp8, D: Source>(src: &[T], scale_inv: f32, dst: &mut [D]) -> Result<()> {
     equal_lengths("slice::dequantize", src.len(), dst.len())?;
     for (d, code) in dst.iter_mut().zip(src) {

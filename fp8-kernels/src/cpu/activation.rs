@@ -16,7 +16,7 @@ trait Curve: Sync {
 }
 
 /// 2·√(2/π).
-const GELU_LINEAR: f32 = 1.595_769_1;
+const GELU_LINEAR: f32 = 1.595_769;
 /// 2·√(2/π)·0.044715.
 const GELU_CUBIC: f32 = 0.071_354_814;
 /// Three times as much: the derivative's.

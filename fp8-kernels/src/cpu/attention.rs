@@ -3,7 +3,7 @@
 //! Tasks own whole heads (forward) or groups (backward), so that every sum has one order. They write head by head; a
 //! last pass brings the results into the layout of the inputs.
 
-use super::dispatch::{Strided, gemm_f32_serial, vectorized};
+use super::dispatch::{Kernel, Strided, gemm_f32_serial, vectorized};
 use super::softmax::origin;
 use super::{Buffer, lanes, parallel};
 use crate::ops::{AttentionSaved, Problem};
@@ -37,8 +37,8 @@ pub(crate) fn attention(
         let blocks =
             o.par_chunks_mut(block_step).zip(max.par_chunks_mut(BLOCK)).zip(sum.par_chunks_mut(BLOCK));
         blocks.enumerate().for_each(|(block, ((o, max), sum))| {
-            let rows = Rows { first: block * BLOCK, o, max, sum };
-            vectorized(|| forward_block(q, k, v, rows, lengths[batch], p));
+            let (first, length) = (block * BLOCK, lengths[batch]);
+            vectorized(ForwardBlock { q, k, v, first, o, max, sum, length, p });
         });
     });
     let o = token_major(&o, [p.batch, p.queries, p.heads, p.head_dim], dtype, device)?;
@@ -73,9 +73,9 @@ pub(crate) fn attention_backward(
                     [&q, &dy, &o].map(|data| Head::new(data, p.queries, p.heads, p.head_dim, batch, head));
                 let rows = (batch * p.heads + head) * p.queries;
                 let rows = rows..rows + p.queries;
-                let inputs = Inputs { q, k, v, dy, o, max: &max[rows.clone()], sum: &sum[rows] };
-                let length = lengths[batch];
-                vectorized(|| backward_head(&inputs, dq, dk, dv, length, p));
+                let (max, sum, length) = (&max[rows.clone()], &sum[rows], lengths[batch]);
+                let inputs = Inputs { q, k, v, dy, o, max, sum, length };
+                vectorized(BackwardHead { x: &inputs, dq, dk, dv, p });
             }
         });
     }
@@ -117,46 +117,56 @@ impl<'a> Head<'a> {
     }
 }
 
-/// A block of rows of the output and of what is saved.
-struct Rows<'a> {
+/// A block of queries against all keys they see.
+struct ForwardBlock<'a> {
+    q: Head<'a>,
+    k: Head<'a>,
+    v: Head<'a>,
     first: usize,
     o: &'a mut [f32],
     max: &'a mut [f32],
     sum: &'a mut [f32],
+    length: usize,
+    p: &'a Problem,
 }
 
-#[inline(always)]
-fn forward_block(q: Head<'_>, k: Head<'_>, v: Head<'_>, rows: Rows<'_>, length: usize, p: &Problem) {
-    let Rows { first, o, max, sum } = rows;
-    let (count, dim) = (max.len(), p.head_dim);
-    let mut scores = [0.0; BLOCK * BLOCK];
-    // The last row sees the most.
-    let keys = p.seen(first + count - 1, length);
-    for start in (0..keys).step_by(BLOCK) {
-        let cols = BLOCK.min(keys - start);
-        let scores = &mut scores[..count * cols];
-        gemm_f32_serial([count, cols, dim], q.from(first), k.transposed_from(start), scores, false);
-        for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
-            let (row, hidden) = row.split_at_mut(p.seen(first + i, length).saturating_sub(start).min(cols));
-            hidden.fill(0.0);
-            row.iter_mut().for_each(|v| *v *= p.scale);
-            let largest = max[i].max(lanes::max(row));
-            let origin = origin(largest);
-            row.iter_mut().for_each(|v| *v = math::exp(*v - origin));
-            // What was summed so far was relative to the old maximum.
-            let shrink = math::exp(max[i] - origin);
-            sum[i] = sum[i].mul_add(shrink, lanes::sum(row));
-            max[i] = largest;
-            if shrink != 1.0 {
-                o[i * dim..(i + 1) * dim].iter_mut().for_each(|o| *o *= shrink);
+impl Kernel for ForwardBlock<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { q, k, v, first, o, max, sum, length, p } = self;
+        let (count, dim) = (max.len(), p.head_dim);
+        let mut scores = [0.0; BLOCK * BLOCK];
+        // The last row sees the most.
+        let keys = p.seen(first + count - 1, length);
+        for start in (0..keys).step_by(BLOCK) {
+            let cols = BLOCK.min(keys - start);
+            let scores = &mut scores[..count * cols];
+            gemm_f32_serial([count, cols, dim], q.from(first), k.transposed_from(start), scores, false);
+            for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
+                let (row, hidden) =
+                    row.split_at_mut(p.seen(first + i, length).saturating_sub(start).min(cols));
+                hidden.fill(0.0);
+                row.iter_mut().for_each(|v| *v *= p.scale);
+                let largest = max[i].max(lanes::max(row));
+                let origin = origin(largest);
+                row.iter_mut().for_each(|v| *v = math::exp(*v - origin));
+                // What was summed so far was relative to the old maximum.
+                let shrink = math::exp(max[i] - origin);
+                sum[i] = sum[i] * shrink + lanes::sum(row);
+                max[i] = largest;
+                if shrink != 1.0 {
+                    o[i * dim..(i + 1) * dim].iter_mut().for_each(|o| *o *= shrink);
+                }
             }
+            let scores = Strided { data: scores, row_stride: cols, col_stride: 1 };
+            gemm_f32_serial([count, dim, cols], scores, v.from(start), o, true);
         }
-        let scores = Strided { data: scores, row_stride: cols, col_stride: 1 };
-        gemm_f32_serial([count, dim, cols], scores, v.from(start), o, true);
-    }
-    for (o, &mut sum) in o.chunks_exact_mut(dim).zip(sum) {
-        if sum != 0.0 {
-            o.iter_mut().for_each(|o| *o /= sum);
+        for (o, &mut sum) in o.chunks_exact_mut(dim).zip(sum) {
+            if sum != 0.0 {
+                o.iter_mut().for_each(|o| *o /= sum);
+            }
         }
     }
 }
@@ -170,49 +180,76 @@ struct Inputs<'a> {
     o: Head<'a>,
     max: &'a [f32],
     sum: &'a [f32],
+    length: usize,
 }
 
 /// Writes `dq`, adds to `dk` and `dv`.
-#[inline(always)]
-fn backward_head(x: &Inputs<'_>, dq: &mut [f32], dk: &mut [f32], dv: &mut [f32], length: usize, p: &Problem) {
-    let dim = p.head_dim;
-    // Probabilities; their gradients, then those of the scores.
-    let (mut probabilities, mut gradients) = ([0.0; BLOCK * BLOCK], [0.0; BLOCK * BLOCK]);
-    for (block, dq) in dq.chunks_mut(BLOCK * dim).enumerate() {
-        let (first, count) = (block * BLOCK, dq.len() / dim);
-        let mut means = [0.0; BLOCK];
-        for (i, mean) in means.iter_mut().enumerate().take(count) {
-            *mean = lanes::dot(x.dy.row(first + i), x.o.row(first + i));
-        }
-        let keys = p.seen(first + count - 1, length);
-        for start in (0..keys).step_by(BLOCK) {
-            let cols = BLOCK.min(keys - start);
-            let (probs, grads) = (&mut probabilities[..count * cols], &mut gradients[..count * cols]);
-            gemm_f32_serial([count, cols, dim], x.q.from(first), x.k.transposed_from(start), probs, false);
-            gemm_f32_serial([count, cols, dim], x.dy.from(first), x.v.transposed_from(start), grads, false);
-            let rows = probs.chunks_exact_mut(cols).zip(grads.chunks_exact_mut(cols));
-            for (i, (probs, grads)) in rows.enumerate() {
-                let seen = p.seen(first + i, length).saturating_sub(start).min(cols);
-                let (origin, inverse, mean) = (origin(x.max[first + i]), 1.0 / x.sum[first + i], means[i]);
-                probs[seen..].fill(0.0);
-                grads[seen..].fill(0.0);
-                for (prob, grad) in probs[..seen].iter_mut().zip(&mut grads[..seen]) {
-                    *prob = math::exp(*prob * p.scale - origin) * inverse;
-                    *grad = *prob * (*grad - mean) * p.scale;
-                }
+struct BackwardHead<'a> {
+    x: &'a Inputs<'a>,
+    dq: &'a mut [f32],
+    dk: &'a mut [f32],
+    dv: &'a mut [f32],
+    p: &'a Problem,
+}
+
+impl Kernel for BackwardHead<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, dq, dk, dv, p } = self;
+        let dim = p.head_dim;
+        // Probabilities; their gradients, then those of the scores.
+        let (mut probabilities, mut gradients) = ([0.0; BLOCK * BLOCK], [0.0; BLOCK * BLOCK]);
+        for (block, dq) in dq.chunks_mut(BLOCK * dim).enumerate() {
+            let (first, count) = (block * BLOCK, dq.len() / dim);
+            let mut means = [0.0; BLOCK];
+            for (i, mean) in means.iter_mut().enumerate().take(count) {
+                *mean = lanes::dot(x.dy.row(first + i), x.o.row(first + i));
             }
-            let straight = |data| Strided { data, row_stride: cols, col_stride: 1 };
-            let flipped = |data| Strided { data, row_stride: 1, col_stride: cols };
-            let keys = start * dim..(start + cols) * dim;
-            gemm_f32_serial(
-                [cols, dim, count],
-                flipped(&*probs),
-                x.dy.from(first),
-                &mut dv[keys.clone()],
-                true,
-            );
-            gemm_f32_serial([cols, dim, count], flipped(&*grads), x.q.from(first), &mut dk[keys], true);
-            gemm_f32_serial([count, dim, cols], straight(&*grads), x.k.from(start), dq, true);
+            let keys = p.seen(first + count - 1, x.length);
+            for start in (0..keys).step_by(BLOCK) {
+                let cols = BLOCK.min(keys - start);
+                let (probs, grads) = (&mut probabilities[..count * cols], &mut gradients[..count * cols]);
+                gemm_f32_serial(
+                    [count, cols, dim],
+                    x.q.from(first),
+                    x.k.transposed_from(start),
+                    probs,
+                    false,
+                );
+                gemm_f32_serial(
+                    [count, cols, dim],
+                    x.dy.from(first),
+                    x.v.transposed_from(start),
+                    grads,
+                    false,
+                );
+                let rows = probs.chunks_exact_mut(cols).zip(grads.chunks_exact_mut(cols));
+                for (i, (probs, grads)) in rows.enumerate() {
+                    let seen = p.seen(first + i, x.length).saturating_sub(start).min(cols);
+                    let (origin, inverse, mean) =
+                        (origin(x.max[first + i]), 1.0 / x.sum[first + i], means[i]);
+                    probs[seen..].fill(0.0);
+                    grads[seen..].fill(0.0);
+                    for (prob, grad) in probs[..seen].iter_mut().zip(&mut grads[..seen]) {
+                        *prob = math::exp(*prob * p.scale - origin) * inverse;
+                        *grad = *prob * (*grad - mean) * p.scale;
+                    }
+                }
+                let straight = |data| Strided { data, row_stride: cols, col_stride: 1 };
+                let flipped = |data| Strided { data, row_stride: 1, col_stride: cols };
+                let keys = start * dim..(start + cols) * dim;
+                gemm_f32_serial(
+                    [cols, dim, count],
+                    flipped(&*probs),
+                    x.dy.from(first),
+                    &mut dv[keys.clone()],
+                    true,
+                );
+                gemm_f32_serial([cols, dim, count], flipped(&*grads), x.q.from(first), &mut dk[keys], true);
+                gemm_f32_serial([count, dim, cols], straight(&*grads), x.k.from(start), dq, true);
+            }
         }
     }
 }

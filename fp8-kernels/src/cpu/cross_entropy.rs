@@ -1,8 +1,8 @@
 //! Reference of `cross_entropy`.
 
 use super::floats::{Floats, build};
-use super::parallel;
 use super::softmax::{exponentials, origin};
+use super::{dispatch, parallel};
 use crate::ops::{CrossEntropyOptions, CrossEntropySaved};
 use crate::{Error, Result, Shape, Tensor, math};
 
@@ -19,8 +19,8 @@ pub(crate) fn cross_entropy(
     let pieces = parallel::map_rows(rows, vocabulary, |first, last| {
         let (mut scratch, mut values) = (Vec::new(), vec![0.0; vocabulary]);
         let (mut stats, mut loss) = (Vec::with_capacity(last - first), 0.0);
-        for row in first..last {
-            let Some(target) = targets[row] else {
+        for (row, target) in (first..last).zip(&targets[first..last]) {
+            let &Some(target) = target else {
                 stats.push((0.0, 1.0));
                 continue;
             };
@@ -57,29 +57,45 @@ pub(crate) fn cross_entropy_backward(
     let (max, sum) = (saved.row_max.as_slice::<f32>()?, saved.row_sum.as_slice::<f32>()?);
     let count = targets.iter().flatten().count();
     let factor = (f64::from(loss_scale) / divisor(options, count)) as f32;
-    build(
-        *logits.shape(),
-        logits.dtype(),
-        logits.device(),
-        parallel::row_elements(vocabulary),
-        |first, out| {
-            let mut scratch = Vec::new();
-            let logits = data.read(first..first + out.len(), &mut scratch).chunks_exact(vocabulary.max(1));
-            for (i, (out, logits)) in out.chunks_exact_mut(vocabulary.max(1)).zip(logits).enumerate() {
-                let row = first / vocabulary.max(1) + i;
-                let Some(target) = targets[row] else {
-                    out.fill(0.0);
-                    continue;
-                };
-                let (origin, inverse) = (origin(max[row]), 1.0 / sum[row]);
-                for (o, &v) in out.iter_mut().zip(logits) {
-                    *o = math::exp(v - origin) * inverse * factor;
-                }
-                // From the probability itself: p − 1 is exact where p is near 1, factor·p − factor is not.
-                out[target] = (math::exp(logits[target] - origin) * inverse - 1.0) * factor;
-            }
-        },
-    )
+    let step = parallel::row_elements(vocabulary);
+    build(*logits.shape(), logits.dtype(), logits.device(), step, |first, out| {
+        let mut scratch = Vec::new();
+        let logits = data.read(first..first + out.len(), &mut scratch).chunks_exact(vocabulary.max(1));
+        for (i, (out, logits)) in out.chunks_exact_mut(vocabulary.max(1)).zip(logits).enumerate() {
+            let row = first / vocabulary.max(1) + i;
+            let Some(target) = targets[row] else {
+                out.fill(0.0);
+                continue;
+            };
+            let origin = origin(max[row]);
+            dispatch::vectorized(Backward { logits, target, origin, sum: sum[row], factor, out });
+        }
+    })
+}
+
+/// One row.
+struct Backward<'a> {
+    logits: &'a [f32],
+    target: usize,
+    origin: f32,
+    sum: f32,
+    factor: f32,
+    out: &'a mut [f32],
+}
+
+impl dispatch::Kernel for Backward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let inverse = 1.0 / self.sum;
+        let probability = |v: f32| math::exp(v - self.origin) * inverse;
+        for (o, &v) in self.out.iter_mut().zip(self.logits) {
+            *o = probability(v) * self.factor;
+        }
+        // From the probability itself: p − 1 is exact where p is near 1, factor·p − factor is not.
+        self.out[self.target] = (probability(self.logits[self.target]) - 1.0) * self.factor;
+    }
 }
 
 fn divisor(options: &CrossEntropyOptions, count: usize) -> f64 {

@@ -77,7 +77,12 @@ pub(crate) fn build(
         DType::BF16 => rounded::<bf16>(len, step, fill),
         DType::F16 => rounded::<f16>(len, step, fill),
         found => {
-            return Err(Error::DType { op: "build", what: "the output", found, expected: "f32, bf16 or f16" });
+            return Err(Error::DType {
+                op: "build",
+                what: "the output",
+                found,
+                expected: "f32, bf16 or f16",
+            });
         }
     };
     Ok(Tensor::from_buffer(buffer, shape, device))

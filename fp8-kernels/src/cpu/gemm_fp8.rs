@@ -54,5 +54,5 @@ fn values(x: &Fp8Tensor) -> Result<(Vec<f32>, [usize; 2])> {
         (None, codes) => (codes, [1, rows]),
     };
     let codes = codes.map_or(Ok(&[][..]), |codes| codes.as_slice::<u8>())?;
-    Ok((quantize::decode(codes, x.encoding())?, strides))
+    Ok((quantize::decode(codes, x.encoding(), None)?, strides))
 }

@@ -33,11 +33,11 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (a_rest, b_rest) = (a.remainder(), b.remainder());
     for (a, b) in a.zip(b) {
         for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
-            *lane = a.mul_add(*b, *lane);
+            *lane += a * b;
         }
     }
     for ((lane, a), b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
-        *lane = a.mul_add(*b, *lane);
+        *lane += a * b;
     }
     tree(lanes)
 }

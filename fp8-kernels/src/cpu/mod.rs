@@ -10,6 +10,7 @@ pub(crate) mod amax;
 pub(crate) mod attention;
 mod buffer;
 pub(crate) mod cast;
+pub(crate) mod codec;
 pub(crate) mod cross_entropy;
 pub(crate) mod dispatch;
 pub(crate) mod dropout;

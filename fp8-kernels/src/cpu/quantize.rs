@@ -1,11 +1,8 @@
 //! Reference of `quantize`, and the last step of every operation that ends in a slot.
 
-use super::{Buffer, parallel, transpose};
+use super::{Buffer, codec, parallel, transpose};
 use crate::dtype::Float;
-use crate::{
-    Counters, DType, Device, Encoding, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy,
-};
-use fp8_format::{E4M3, E5M2, slice};
+use crate::{DType, Device, Encoding, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -59,15 +56,7 @@ pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
         values
     };
     let scale = slot.resolve(|| amax(whole.insert(compute())))?;
-    let sums = |values: &[f32]| {
-        let mut sums = vec![0.0; if dbias { cols } else { 0 }];
-        if dbias && cols > 0 {
-            for row in values.chunks_exact(cols) {
-                sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += v);
-            }
-        }
-        sums
-    };
+    let sums = |values: &[f32]| if dbias { codec::column_sums(values, cols) } else { Vec::new() };
     let step = parallel::rows_per_chunk(cols) * cols.max(1);
     let (operand, parts) = if let Some(scale) = scale {
         let mut codes = vec![0; count * cols];
@@ -77,12 +66,11 @@ pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
                 Some(values) => &values[index * step..index * step + codes.len()],
                 None => {
                     scratch.resize(codes.len(), 0.0);
-                    super::dispatch::vectorized(|| (rows.produce)(index * step / cols.max(1), &mut scratch));
+                    (rows.produce)(index * step / cols.max(1), &mut scratch);
                     &scratch
                 }
             };
-            let partial = super::dispatch::vectorized(|| sums(values));
-            encode(values, scale, slot, codes).map(|amax| (amax, partial))
+            encode(values, scale, slot, codes).map(|amax| (amax, sums(values)))
         };
         let done = codes.par_chunks_mut(step).enumerate().map(chunk).collect::<Result<Vec<_>>>()?;
         let (amaxes, parts): (Vec<f32>, Vec<Vec<f32>>) = done.into_iter().unzip();
@@ -93,8 +81,7 @@ pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
         if slot.amax.is_some() && !values.is_empty() {
             slot.record(amax(&values));
         }
-        let parts = values.par_chunks(step).map(|values| super::dispatch::vectorized(|| sums(values)));
-        let parts = parts.collect();
+        let parts = values.par_chunks(step).map(sums).collect();
         let buffer = Buffer::from_f32(values, rows.dtype, "quantize")?;
         (Operand::High(Tensor::from_buffer(buffer, rows.shape, rows.device)), parts)
     };
@@ -105,57 +92,30 @@ pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
 
 /// `max |x|`, NaN skipped; 0 for no elements.
 pub(crate) fn amax<T: Float>(data: &[T]) -> f32 {
-    let chunks = data.par_chunks(parallel::CHUNK);
-    chunks.map(|chunk| super::dispatch::vectorized(|| slice::amax(chunk))).reduce(|| 0.0, f32::max)
+    data.par_chunks(parallel::CHUNK).map(codec::amax).reduce(|| 0.0, f32::max)
 }
 
 pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
-    let codes = x.codes()?;
-    let factor = x.scale_inv().item()?;
-    let mut values = vec![0.0; codes.len()];
-    let encoding = x.encoding();
-    values.par_chunks_mut(parallel::CHUNK).zip(codes.par_chunks(parallel::CHUNK)).try_for_each(
-        |(values, codes)| match encoding {
-            Encoding::E4M3 => slice::dequantize::<E4M3, _>(bytemuck::cast_slice(codes), factor, values),
-            Encoding::E5M2 => slice::dequantize::<E5M2, _>(bytemuck::cast_slice(codes), factor, values),
-        },
-    )?;
+    let values = decode(&x.codes()?, x.encoding(), Some(x.scale_inv().item()?))?;
     let buffer = Buffer::from_f32(values, dtype, "dequantize")?;
     Ok(Tensor::from_buffer(buffer, *x.shape(), x.device()))
 }
 
-/// The values of codes, without their factor.
-pub(crate) fn decode(codes: &[u8], encoding: Encoding) -> Result<Vec<f32>> {
+/// The values of codes, each multiplied by `factor` if there is one.
+pub(crate) fn decode(codes: &[u8], encoding: Encoding, factor: Option<f32>) -> Result<Vec<f32>> {
     let mut values = vec![0.0; codes.len()];
-    values.par_chunks_mut(parallel::CHUNK).zip(codes.par_chunks(parallel::CHUNK)).try_for_each(
-        |(values, codes)| match encoding {
-            Encoding::E4M3 => slice::to_f32::<E4M3>(bytemuck::cast_slice(codes), values),
-            Encoding::E5M2 => slice::to_f32::<E5M2>(bytemuck::cast_slice(codes), values),
-        },
-    )?;
+    let chunks = values.par_chunks_mut(parallel::CHUNK).zip(codes.par_chunks(parallel::CHUNK));
+    chunks.try_for_each(|(values, codes)| codec::decode(codes, encoding, factor, values))?;
     Ok(values)
 }
 
 /// Codes of one chunk; returns its amax and adds to the slot's counters.
 fn encode<T: Float>(data: &[T], scale: f32, slot: &Slot<'_>, codes: &mut [u8]) -> Result<f32> {
-    let amax = super::dispatch::vectorized(|| match slot.encoding {
-        Encoding::E4M3 => slice::quantize::<E4M3, T>(data, scale, bytemuck::cast_slice_mut(codes)),
-        Encoding::E5M2 => slice::quantize::<E5M2, T>(data, scale, bytemuck::cast_slice_mut(codes)),
-    })?;
+    let amax = codec::encode(data, scale, slot.encoding, codes)?;
     if let Some(counters) = slot.counters {
-        super::dispatch::vectorized(|| count(data, scale, slot.encoding.max(), codes, counters));
+        codec::count(data, scale, slot.encoding.max(), codes, counters);
     }
     Ok(amax)
-}
-
-fn count<T: Float>(data: &[T], scale: f32, max: f32, codes: &[u8], counters: &Counters) {
-    let (mut saturated, mut underflowed) = (0, 0);
-    for (&x, &code) in data.iter().zip(codes) {
-        let v = x.to_f32();
-        saturated += u32::from(v.abs() < f32::INFINITY && (v * scale).abs() > max);
-        underflowed += u32::from(v != 0.0 && code & 0x7F == 0);
-    }
-    counters.add(saturated.into(), underflowed.into(), data.len() as u64);
 }
 
 fn record(slot: &Slot<'_>, amaxes: Vec<f32>) {

@@ -46,7 +46,7 @@ pub(crate) fn add_rows(sums: &mut [f32], values: &[f32]) {
 
 /// f32 within a piece, f64 over the pieces: millions of values lose no more than a piece does.
 fn total(x: &Tensor, op: &'static str) -> Result<f64> {
-    let parts = pieces(x, op, |values| lanes::sum(values))?;
+    let parts = pieces(x, op, lanes::sum)?;
     Ok(parts.into_iter().map(f64::from).sum())
 }
 

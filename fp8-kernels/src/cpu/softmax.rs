@@ -1,7 +1,7 @@
 //! Reference of `softmax`.
 
 use super::floats::{Floats, build};
-use super::{lanes, parallel};
+use super::{dispatch, lanes, parallel};
 use crate::{Result, Shape, Tensor, math};
 
 pub(crate) fn softmax(x: &Tensor, scale: f32, causal: bool, mask: Option<&Tensor>) -> Result<Tensor> {
@@ -49,12 +49,22 @@ pub(crate) fn softmax_backward(dy: &Tensor, y: &Tensor, scale: f32) -> Result<Te
 }
 
 /// `exp(v − max)` in place; returns the maximum, NaN skipped, and the sum.
-#[inline(always)]
 pub(crate) fn exponentials(row: &mut [f32]) -> (f32, f32) {
-    let max = lanes::max(row);
-    let origin = origin(max);
-    row.iter_mut().for_each(|v| *v = math::exp(*v - origin));
-    (max, lanes::sum(row))
+    dispatch::vectorized(Exponentials(row))
+}
+
+struct Exponentials<'a>(&'a mut [f32]);
+
+impl dispatch::Kernel for Exponentials<'_> {
+    type Output = (f32, f32);
+
+    #[inline(always)]
+    fn run(self) -> (f32, f32) {
+        let max = lanes::max(self.0);
+        let origin = origin(max);
+        self.0.iter_mut().for_each(|v| *v = math::exp(*v - origin));
+        (max, lanes::sum(self.0))
+    }
 }
 
 /// What is subtracted before `exp`: the maximum, or 0 where everything is masked, since −∞ − −∞ is NaN.

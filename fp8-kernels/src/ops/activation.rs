@@ -5,7 +5,7 @@
 //!
 //! | name | f(x) | f′(x) |
 //! |---|---|---|
-//! | gelu, geglu | `x·σ(x·fma(x·x, 0.071354814, 1.5957691))` | `s·fma(c·(1 − s), fma(c·c, 0.21406444, 1.5957691), 1)` |
+//! | gelu, geglu | `x·σ(x·fma(x·x, 0.071354814, 1.595769))` | `s·fma(c·(1 − s), fma(c·c, 0.21406444, 1.595769), 1)` |
 //! | silu, swiglu | `x·σ(x)` | `s·fma(c, 1 − s, 1)` |
 //! | qgelu, qgeglu | `x·σ(1.702·x)` | `s·fma(1.702·c, 1 − s, 1)` |
 //! | relu, reglu | `0 if x ≤ 0 else x` | `0 if x ≤ 0 else 1` |

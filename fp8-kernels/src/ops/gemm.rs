@@ -39,7 +39,7 @@ pub fn gemm(a: &Tensor, b: &Tensor, layout: Layout, bias: Option<&Tensor>, dtype
 /// `out += a · b`, into f32. `name` is what an error calls `out`.
 ///
 /// # Errors
-/// As [`gemm`]; `out` of another shape or type, or shared.
+/// As [`gemm()`]; `out` of another shape or type, or shared.
 pub fn gemm_accumulate(a: &Tensor, b: &Tensor, layout: Layout, out: &mut Tensor, name: &str) -> Result<()> {
     let op = "gemm_accumulate";
     let [m, n, k] = check(op, a, b, layout)?;

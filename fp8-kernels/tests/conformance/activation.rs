@@ -1,3 +1,222 @@
-use super::case::cases;
+use super::case::{Outcome, cases};
+use super::compare::{close, equal, refused, same};
+use super::data::{FLOATS, Random, exact, f64s, normal, specials, tensor, tolerance};
+use super::threads::same_bits;
+use crate::oracle::{activation as oracle, fp8};
+use fp8_kernels::{Cell, DType, Device, Encoding, Operand, REST, Scale, ScaleRule, Slot, Tensor, ops};
+use ops::Activation;
 
-cases![];
+cases![
+    values,
+    derivatives,
+    derivatives_at_the_ends,
+    codes_are_those_of_the_f32_result,
+    backward_codes_are_those_of_the_f32_gradient,
+    current_scaling_reads_the_f32_result,
+    nan_stays_nan,
+    same_for_any_threads,
+    names,
+    refuses,
+];
+
+/// Even columns: gated activations halve them.
+const SHAPES: [[usize; 2]; 9] =
+    [[0, 16], [3, 0], [1, 2], [2, 16], [17, 34], [7, 254], [97, 202], [1, (1 << 16) + 2], [1 << 15, 2]];
+
+fn values(device: &Device) -> Outcome {
+    for (activation, dtype) in Activation::ALL.into_iter().flat_map(|a| FLOATS.map(|d| (a, d))) {
+        for (seed, shape) in SHAPES.into_iter().enumerate() {
+            let h = ops::scale(&normal(shape, dtype, seed as u64, device)?, 3.0)?;
+            let y = ops::activation(&h, activation, &Slot::off(Encoding::E4M3))?;
+            let (name, cols) = (activation.name(), shape[1]);
+            let want: Vec<f64> = if activation.is_gated() {
+                let rows = f64s(&h)?;
+                let gate = |row: &[f64]| {
+                    let (a, b) = row.split_at(cols / 2);
+                    a.iter().zip(b).map(|(&a, b)| oracle::value(name, a) * b).collect::<Vec<_>>()
+                };
+                rows.chunks(cols.max(1)).flat_map(gate).collect()
+            } else {
+                f64s(&h)?.into_iter().map(|x| oracle::value(name, x)).collect()
+            };
+            let got = y.as_high().ok_or("got FP8, want high precision")?;
+            equal("dtype", got.dtype(), dtype)?;
+            let last = got.shape().last_dim();
+            equal("last dimension", last, if activation.is_gated() { cols / 2 } else { cols })?;
+            close(&format!("{name} {dtype} {shape:?}"), &got.to_f32_vec()?, &want, last, tolerance(dtype))?;
+        }
+    }
+    Ok(())
+}
+
+/// Inputs off the kink of relu.
+fn smooth(shape: [usize; 2], dtype: DType, seed: u64, device: &Device) -> fp8_kernels::Result<Tensor> {
+    let mut random = Random::new(seed);
+    let off_zero = |v: f32| v + 0.01f32.copysign(v);
+    tensor((0..shape[0] * shape[1]).map(|_| off_zero(2.5 * random.normal())).collect(), shape, dtype, device)
+}
+
+fn derivatives(device: &Device) -> Outcome {
+    for (activation, dtype) in Activation::ALL.into_iter().flat_map(|a| FLOATS.map(|d| (a, d))) {
+        for (seed, shape) in SHAPES.into_iter().enumerate() {
+            let h = smooth(shape, dtype, seed as u64, device)?;
+            let (name, cols) = (activation.name(), shape[1]);
+            let out = if activation.is_gated() { cols / 2 } else { cols };
+            let dy = normal([shape[0], out], FLOATS[seed % 3], 7, device)?;
+            let got = ops::activation_backward(&dy, &h, activation)?;
+            let (inputs, gradients) = (f64s(&h)?, f64s(&dy)?);
+            let want: Vec<f64> = if activation.is_gated() {
+                let gate = |(row, dy): (&[f64], &[f64])| {
+                    let (a, b) = row.split_at(out);
+                    let da = a.iter().zip(b).zip(dy).map(|((&a, b), dy)| oracle::slope(name, a) * dy * b);
+                    let db = a.iter().zip(dy).map(|(&a, dy)| oracle::value(name, a) * dy);
+                    da.chain(db).collect::<Vec<_>>()
+                };
+                inputs.chunks(cols.max(1)).zip(gradients.chunks(out.max(1))).flat_map(gate).collect()
+            } else {
+                inputs.iter().zip(&gradients).map(|(&x, dy)| oracle::slope(name, x) * dy).collect()
+            };
+            equal("dtype", got.dtype(), dtype)?;
+            let what = format!("{name} {dtype} {shape:?}");
+            close(&what, &got.to_f32_vec()?, &want, cols, tolerance(dtype))?;
+            // The fused form gives the same values where its slot is off.
+            let off = Slot::off(Encoding::E5M2);
+            let (fused, db) = ops::activation_backward_quantize_dbias(&dy, &h, activation, &off)?;
+            let fused = fused.dequantize(dtype)?;
+            same(&what, &fused.to_f32_vec()?, &got.to_f32_vec()?, cols)?;
+            let column = |col: usize| want.iter().skip(col).step_by(cols).sum();
+            let sums: Vec<f64> = (0..cols).map(column).collect();
+            close(&format!("{what}: db"), &db.to_f32_vec()?, &sums, cols, [1e-5, 3e-3])?;
+        }
+    }
+    Ok(())
+}
+
+fn derivatives_at_the_ends(device: &Device) -> Outcome {
+    let ends = vec![f32::NEG_INFINITY, f32::MIN, -1e19, -200.0, 0.0, 200.0, 1e19, f32::MAX, f32::INFINITY];
+    let len = ends.len();
+    let h = Tensor::from_vec(ends, [1, len], device)?;
+    let dy = Tensor::full(1.0, [1, len], DType::F32, device)?;
+    let half = [0.0, 0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0, 1.0];
+    let mut step = half;
+    step[4] = 0.0;
+    for (activation, want) in [
+        (Activation::Gelu, half),
+        (Activation::Silu, half),
+        (Activation::Qgelu, half),
+        (Activation::Relu, step),
+    ] {
+        let got = ops::activation_backward(&dy, &h, activation)?.to_f32_vec()?;
+        close(&activation.to_string(), &got, &want, len, [0.0, 0.0])?;
+    }
+    Ok(())
+}
+
+fn codes_are_those_of_the_f32_result(device: &Device) -> Outcome {
+    for (activation, encoding) in
+        Activation::ALL.into_iter().flat_map(|a| super::data::ENCODINGS.map(|e| (a, e)))
+    {
+        for (shape, dtype) in SHAPES.into_iter().flat_map(|s| FLOATS.map(|d| (s, d))) {
+            let h = normal(shape, dtype, 11, device)?;
+            let exact_input = ops::cast(&h, DType::F32)?;
+            let values =
+                ops::activation(&exact_input, activation, &Slot::off(encoding))?.dequantize(DType::F32)?;
+            let (cell, amax, rule) = (Cell::new(100.0), Cell::new(REST), exact(encoding));
+            let slot = Slot { amax: Some(&amax), ..Slot::fixed(encoding, &cell, &rule) };
+            let got = ops::activation(&h, activation, &slot)?;
+            check(&format!("{activation} {dtype} {shape:?}"), &got, &values, encoding, 100.0)?;
+            if h.numel() > 0 {
+                let want = fp8::quantize(&values.to_f32_vec()?, encoding, 100.0).amax;
+                same("amax", &[amax.read()], &[want], 1)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn backward_codes_are_those_of_the_f32_gradient(device: &Device) -> Outcome {
+    for activation in Activation::ALL {
+        for shape in SHAPES {
+            let (h, out) =
+                (normal(shape, DType::BF16, 12, device)?, if activation.is_gated() { 2 } else { 1 });
+            let dy = normal([shape[0], shape[1] / out], DType::BF16, 13, device)?;
+            let wide = ops::activation_backward(&dy, &ops::cast(&h, DType::F32)?, activation)?;
+            let (cell, rule) = (Cell::new(64.0), exact(Encoding::E5M2));
+            let slot = Slot::fixed(Encoding::E5M2, &cell, &rule);
+            let (got, db) = ops::activation_backward_quantize_dbias(&dy, &h, activation, &slot)?;
+            check(&format!("{activation} {shape:?}"), &got, &wide, Encoding::E5M2, 64.0)?;
+            same("db", &db.to_f32_vec()?, &ops::column_sums(&wide)?.to_f32_vec()?, shape[1])?;
+        }
+    }
+    Ok(())
+}
+
+fn check(what: &str, got: &Operand, values: &Tensor, encoding: Encoding, scale: f32) -> Outcome {
+    let got = got.as_fp8().ok_or("got high precision, want FP8")?;
+    equal(&format!("{what}: shape"), *got.shape(), *values.shape())?;
+    let want = fp8::quantize(&values.to_f32_vec()?, encoding, scale);
+    same(what, &got.codes()?, &want.codes, values.shape().last_dim())
+}
+
+fn current_scaling_reads_the_f32_result(device: &Device) -> Outcome {
+    let rule = ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false };
+    let h = normal([300, 202], DType::BF16, 14, device)?;
+    let slot = Slot { scale: Scale::FromTensor(&rule), ..Slot::off(Encoding::E4M3) };
+    for activation in [Activation::Gelu, Activation::Swiglu] {
+        let got = ops::activation(&h, activation, &slot)?;
+        let wide = ops::activation(&ops::cast(&h, DType::F32)?, activation, &Slot::off(Encoding::E4M3))?;
+        let values = wide.dequantize(DType::F32)?;
+        let amax = fp8::quantize(&values.to_f32_vec()?, Encoding::E4M3, 1.0).amax;
+        check(activation.name(), &got, &values, Encoding::E4M3, 448.0 / amax)?;
+    }
+    Ok(())
+}
+
+fn nan_stays_nan(device: &Device) -> Outcome {
+    let finite = |v: &f32| v.is_finite();
+    for activation in Activation::ALL {
+        let h = Tensor::full(f32::NAN, [1, 4], DType::F32, device)?;
+        let y = ops::activation(&h, activation, &Slot::off(Encoding::E4M3))?.dequantize(DType::F32)?;
+        equal(activation.name(), y.to_f32_vec()?.iter().all(|v| v.is_nan()), true)?;
+        // And nothing finite becomes one, apart from a square or a product that overflows.
+        let values: Vec<f32> = specials().into_iter().filter(|v| finite(v) && v.abs() < 1e15).collect();
+        let len = values.len();
+        let h = Tensor::from_vec(values, [1, len], device)?;
+        let y = ops::activation(&h, activation, &Slot::off(Encoding::E4M3))?.dequantize(DType::F32)?;
+        equal(activation.name(), y.to_f32_vec()?.iter().all(finite), true)?;
+    }
+    Ok(())
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    let (cell, rule) = (Cell::new(64.0), exact(Encoding::E5M2));
+    let slot = Slot::fixed(Encoding::E5M2, &cell, &rule);
+    let (h, dy) = (normal([600, 130], DType::F32, 1, device)?, normal([600, 65], DType::F32, 2, device)?);
+    same_bits("swiglu", || {
+        let (dh, db) = ops::activation_backward_quantize_dbias(&dy, &h, Activation::Swiglu, &slot)?;
+        let y = ops::activation(&h, Activation::Swiglu, &slot)?;
+        Ok(vec![dh.dequantize(DType::F32)?, db, y.dequantize(DType::F32)?])
+    })
+}
+
+fn names(_: &Device) -> Outcome {
+    for activation in Activation::ALL {
+        equal("round trip", activation.to_string().parse::<Activation>()?, activation)?;
+    }
+    refused("gelo".parse::<Activation>(), "activation: name = gelo: expected one of gelu, relu, silu, qgelu")
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let off = Slot::off(Encoding::E4M3);
+    let x = |shape: [usize; 2]| Tensor::zeros(shape, DType::F32, device);
+    refused(
+        ops::activation(&x([2, 5]), Activation::Swiglu, &off),
+        "activation: shape [2, 5]: swiglu takes two halves: expected an even last dimension, got 5",
+    )?;
+    refused(
+        ops::activation_backward(&x([2, 6]), &x([2, 6]), Activation::Geglu),
+        "activation_backward: dy and the output: got [2, 6] and [2, 3]",
+    )?;
+    let ids = Tensor::zeros([2, 6], DType::I32, device);
+    refused(ops::activation(&ids, Activation::Gelu, &off), "activation: h has dtype i32")
+}

@@ -1,9 +1,19 @@
 //! Inputs that break things: sizes around tiles, special values, and a generator whose stream never changes.
 
-use fp8_kernels::{DType, Device, Result, Shape, Tensor, ops};
+use fp8_kernels::{DType, Device, Encoding, Result, ScalePolicy, ScaleRule, Shape, Tensor, ops};
 
 /// The high-precision types.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+
+pub(crate) const ENCODINGS: [Encoding; 2] = [Encoding::E4M3, Encoding::E5M2];
+
+/// Elements of one piece of a backend's work: sums and maxima are combined across its ends.
+pub(crate) const PIECE: usize = 16 * 1024;
+
+/// Delayed scaling's rule without margin.
+pub(crate) fn exact(encoding: Encoding) -> ScaleRule {
+    ScaleRule::Delayed { fp8_max: encoding.max(), margin: 0, policy: ScalePolicy::Exact }
+}
 
 /// Matrices around vectors, tiles and chunks of work; empty ones; primes.
 pub(crate) const SHAPES: [[usize; 2]; 16] = [

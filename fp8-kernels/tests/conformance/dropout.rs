@@ -11,6 +11,7 @@ use proptest::test_runner::{Config, TestRunner};
 cases![
     the_oracle_gives_published_numbers,
     matches_the_oracle,
+    the_threshold_itself_is_kept,
     rounds_once,
     keeps_what_the_probability_says,
     offsets_continue_the_stream,
@@ -49,6 +50,23 @@ fn matches_the_oracle(device: &Device) -> Outcome {
     Ok(())
 }
 
+/// Random numbers of 24 bits are a probability's threshold exactly: their elements are kept.
+fn the_threshold_itself_is_kept(device: &Device) -> Outcome {
+    let key = DropoutKey { seed: 5, offset: 0 };
+    let x = Tensor::full(1.0, [4000], DType::F32, device)?;
+    let mut found = 0;
+    for i in 0..4000 {
+        let random = philox(i / 4, key.seed)[(i % 4) as usize];
+        if random.trailing_zeros() >= 8 {
+            let p = random as f32 / 2f32.powi(32);
+            let y = ops::dropout(&x, p, key)?.to_vec::<f32>()?;
+            ensure(y[i as usize] != 0.0, || format!("element {i}, p {p}"))?;
+            found += 1;
+        }
+    }
+    ensure(found > 5, || format!("{found} such numbers"))
+}
+
 fn rounds_once(device: &Device) -> Outcome {
     let key = DropoutKey { seed: 3, offset: 5 };
     for dtype in FLOATS {
@@ -68,12 +86,12 @@ fn keeps_what_the_probability_says(device: &Device) -> Outcome {
     let mut runner = TestRunner::new(Config { failure_persistence: None, cases: 32, ..Config::default() });
     runner.run(&(0.0..0.99f32, any::<u64>(), any::<u64>()), |(p, seed, offset)| {
         let key = DropoutKey { seed, offset };
-        let y = ops::dropout(&x, p, key).and_then(|y| y.to_vec::<f32>()).expect("a probability");
+        let y = ops::dropout(&x, p, key).and_then(|y| y.to_vec::<f32>())?;
         let kept = y.iter().filter(|&&v| v != 0.0).count() as f64;
         let want = f64::from(1.0 - p) * len as f64;
         let deviation = (want * f64::from(p)).sqrt();
         prop_assert!((kept - want).abs() <= 6.0 * deviation + 1.0, "kept {kept}, want {want}");
-        let dx = ops::dropout_backward(&x, p, key).and_then(|dx| dx.to_vec::<f32>()).expect("a probability");
+        let dx = ops::dropout_backward(&x, p, key).and_then(|dx| dx.to_vec::<f32>())?;
         prop_assert_eq!(y, dx);
         Ok(())
     })?;

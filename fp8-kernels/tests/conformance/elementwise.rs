@@ -1,3 +1,83 @@
-use super::case::cases;
+use super::case::{Outcome, cases};
+use super::compare::{close, equal, refused};
+use super::data::{FLOATS, SHAPES, normal, specials, tensor};
+use fp8_kernels::{DType, Device, Tensor, ops};
 
-cases![];
+cases![add, bias, scale, scale_in_place, refuses];
+
+/// f32 arithmetic rounded once to `dtype`: bits apart from the payload of a NaN.
+fn check(what: &str, got: &Tensor, dtype: DType, want: Vec<f32>) -> Outcome {
+    equal(what, got.dtype(), dtype)?;
+    let want = tensor(want, *got.shape(), dtype, got.device())?.to_f32_vec()?;
+    let want: Vec<f64> = want.into_iter().map(f64::from).collect();
+    close(what, &got.to_f32_vec()?, &want, got.shape().last_dim(), [0.0, 0.0])
+}
+
+fn add(device: &Device) -> Outcome {
+    for (seed, shape) in SHAPES.into_iter().enumerate() {
+        for (left, right) in FLOATS.into_iter().flat_map(|l| FLOATS.map(|r| (l, r))) {
+            let (a, b) = (normal(shape, left, seed as u64, device)?, normal(shape, right, 99, device)?);
+            let want = a.to_f32_vec()?.iter().zip(b.to_f32_vec()?).map(|(a, b)| a + b).collect();
+            check(&format!("{left} + {right} {shape:?}"), &ops::add(&a, &b)?, left, want)?;
+        }
+    }
+    let x = tensor(specials(), [specials().len()], DType::F32, device)?;
+    let want = specials().into_iter().map(|v| v + v).collect();
+    check("special values", &ops::add(&x, &x)?, DType::F32, want)
+}
+
+fn bias(device: &Device) -> Outcome {
+    for (seed, shape) in SHAPES.into_iter().enumerate() {
+        for (left, right) in FLOATS.into_iter().flat_map(|l| FLOATS.map(|r| (l, r))) {
+            let (x, b) = (normal(shape, left, seed as u64, device)?, normal([shape[1]], right, 99, device)?);
+            let row = b.to_f32_vec()?;
+            let want = x.to_f32_vec()?.iter().zip(row.iter().cycle()).map(|(x, b)| x + b).collect();
+            check(&format!("{left} + {right} {shape:?}"), &ops::bias(&x, &b)?, left, want)?;
+        }
+    }
+    Ok(())
+}
+
+fn scale(device: &Device) -> Outcome {
+    for (dtype, factor) in FLOATS.into_iter().flat_map(|d| [0.3, -2.0, 0.0].map(|f| (d, f))) {
+        for shape in SHAPES {
+            let x = normal(shape, dtype, 4, device)?;
+            let want = x.to_f32_vec()?.iter().map(|x| x * factor).collect();
+            check(&format!("{dtype} · {factor}"), &ops::scale(&x, factor)?, dtype, want)?;
+        }
+    }
+    Ok(())
+}
+
+fn scale_in_place(device: &Device) -> Outcome {
+    for dtype in FLOATS {
+        for shape in SHAPES {
+            let mut x = normal(shape, dtype, 4, device)?;
+            if x.holders() > 0 {
+                return Err("a fresh tensor is shared".into());
+            }
+            let want = x.to_f32_vec()?.iter().map(|x| x * 0.3).collect();
+            ops::scale_in_place(&mut x, 0.3, "x")?;
+            check(&format!("{dtype} {shape:?}"), &x, dtype, want)?;
+        }
+    }
+    let mut x = normal([4], DType::F32, 4, device)?;
+    let _holder = x.clone();
+    refused(ops::scale_in_place(&mut x, 2.0, "fc1.weight.main_grad"), "fc1.weight.main_grad: in-place update")
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let x = |shape: [usize; 2]| Tensor::zeros(shape, DType::F32, device);
+    refused(
+        ops::add(&x([2, 3]), &x([3, 2])),
+        "add: a and b: got [2, 3] and [3, 2]: both must have one shape",
+    )?;
+    let three = Tensor::zeros([3], DType::F32, device);
+    refused(
+        ops::bias(&x([2, 4]), &three),
+        "bias: bias and the output's last dimension: got [3] and [4]: a bias has one value per column",
+    )?;
+    let ids = Tensor::zeros([2, 3], DType::I32, device);
+    refused(ops::add(&x([2, 3]), &ids), "add: b has dtype i32")?;
+    refused(ops::scale(&ids, 1.0), "scale: x has dtype i32")
+}

@@ -1,3 +1,149 @@
-use super::case::cases;
+use super::case::{Outcome, cases};
+use super::compare::{close, equal, refused, same};
+use super::data::{FLOATS, exact, f64s, normal, tolerance};
+use super::gemm::DIMS;
+use super::threads::same_bits;
+use crate::oracle;
+use fp8_kernels::{Cell, DType, Device, Encoding, Fp8Tensor, REST, Result, Slot, Tensor, ops};
+use ops::{Accumulation, Layout};
 
-cases![];
+cases![
+    against_three_loops,
+    factors_are_applied_one_after_the_other,
+    bias_and_output_types,
+    accumulates,
+    fp8_output,
+    same_for_any_threads,
+    refuses,
+];
+
+const PAIRS: [[Encoding; 2]; 3] =
+    [[Encoding::E4M3, Encoding::E4M3], [Encoding::E4M3, Encoding::E5M2], [Encoding::E5M2, Encoding::E4M3]];
+
+pub(super) fn quantized(
+    shape: [usize; 2],
+    encoding: Encoding,
+    scale: f32,
+    seed: u64,
+    device: &Device,
+) -> Result<Fp8Tensor> {
+    let (cell, rule) = (Cell::new(scale), exact(encoding));
+    let x = ops::scale(&normal(shape, DType::F32, seed, device)?, 0.5)?;
+    let q = ops::quantize(&x, &Slot::fixed(encoding, &cell, &rule))?;
+    let codes = Tensor::from_vec(q.as_fp8().map_or(Ok(Vec::new()), Fp8Tensor::codes)?, shape, device)?;
+    Fp8Tensor::from_codes(codes, shape, encoding, Tensor::scalar(1.0 / scale, device))
+}
+
+fn decoded(x: &Fp8Tensor) -> Result<Vec<f64>> {
+    let factor = f64::from(x.scale_inv().item()?);
+    Ok(x.codes()?.into_iter().map(|code| f64::from(x.encoding().to_f32(code)) * factor).collect())
+}
+
+fn against_three_loops(device: &Device) -> Outcome {
+    for ([lhs, rhs], dims) in PAIRS.into_iter().flat_map(|p| DIMS.map(|d| (p, d))) {
+        let [m, n, k] = dims;
+        let a = quantized([m, k], lhs, 30.0, 1, device)?;
+        let b = quantized([n, k], rhs, 100.0, 2, device)?;
+        for accumulation in [Accumulation::Fast, Accumulation::Split] {
+            let got = ops::gemm_fp8(&a, &b, None, DType::F32, accumulation)?;
+            let want = oracle::gemm::gemm(&decoded(&a)?, &decoded(&b)?, Layout::Nt, dims, None);
+            let what = format!("{lhs} × {rhs} {dims:?} {accumulation:?}");
+            equal(&what, got.shape().to_vec(), vec![m, n])?;
+            close(&what, &got.to_f32_vec()?, &want, n, tolerance(DType::F32))?;
+        }
+    }
+    Ok(())
+}
+
+fn factors_are_applied_one_after_the_other(device: &Device) -> Outcome {
+    // Their product is 0 in f32.
+    let tensor = |scale_inv: f32| {
+        let codes = Tensor::from_vec(vec![0x7Eu8; 16], [1, 16], device)?;
+        Fp8Tensor::from_codes(codes, [1, 16], Encoding::E4M3, Tensor::scalar(scale_inv, device))
+    };
+    let (small, large) = (tensor(1e-30)?, tensor(1e-20)?);
+    let got = ops::gemm_fp8(&small, &large, None, DType::F32, Accumulation::Split)?.item()?;
+    let want = (16.0f32 * 448.0 * 448.0) * 1e-30 * 1e-20;
+    same("y", &[got], &[want], 1)
+}
+
+fn bias_and_output_types(device: &Device) -> Outcome {
+    let (a, b) = (
+        quantized([17, 33], Encoding::E4M3, 30.0, 1, device)?,
+        quantized([31, 33], Encoding::E4M3, 30.0, 2, device)?,
+    );
+    for (dtype, bias_dtype) in FLOATS.into_iter().flat_map(|d| FLOATS.map(|b| (d, b))) {
+        let bias = normal([31], bias_dtype, 3, device)?;
+        let got = ops::gemm_fp8(&a, &b, Some(&bias), dtype, Accumulation::Fast)?;
+        let want =
+            oracle::gemm::gemm(&decoded(&a)?, &decoded(&b)?, Layout::Nt, [17, 31, 33], Some(&f64s(&bias)?));
+        equal("dtype", got.dtype(), dtype)?;
+        close(&format!("{dtype}, bias {bias_dtype}"), &got.to_f32_vec()?, &want, 31, tolerance(dtype))?;
+        let wide = ops::gemm_fp8(&a, &b, Some(&bias), DType::F32, Accumulation::Fast)?;
+        same("one rounding", &got.to_f32_vec()?, &ops::cast(&wide, dtype)?.to_f32_vec()?, 31)?;
+    }
+    Ok(())
+}
+
+fn accumulates(device: &Device) -> Outcome {
+    for dims in DIMS {
+        let [m, n, k] = dims;
+        let a = quantized([m, k], Encoding::E5M2, 30.0, 1, device)?;
+        let b = quantized([n, k], Encoding::E4M3, 100.0, 2, device)?;
+        let mut out = normal([m, n], DType::F32, 5, device)?;
+        let before = f64s(&out)?;
+        ops::gemm_fp8_accumulate(&a, &b, &mut out, "dw")?;
+        let product = oracle::gemm::gemm(&decoded(&a)?, &decoded(&b)?, Layout::Nt, dims, None);
+        let want: Vec<f64> = product.iter().zip(before).map(|(p, b)| p + b).collect();
+        close(&format!("{dims:?}"), &out.to_f32_vec()?, &want, n, tolerance(DType::F32))?;
+    }
+    Ok(())
+}
+
+fn fp8_output(device: &Device) -> Outcome {
+    let (a, b) = (
+        quantized([17, 32], Encoding::E4M3, 30.0, 1, device)?,
+        quantized([16, 32], Encoding::E4M3, 30.0, 2, device)?,
+    );
+    let values = ops::gemm_fp8(&a, &b, None, DType::F32, Accumulation::Fast)?.to_f32_vec()?;
+    let (cell, amax, rule) = (Cell::new(20.0), Cell::new(REST), exact(Encoding::E4M3));
+    let slot = Slot { amax: Some(&amax), ..Slot::fixed(Encoding::E4M3, &cell, &rule) };
+    let got = ops::gemm_fp8_quantize(&a, &b, None, &slot, DType::BF16)?;
+    let want = oracle::fp8::quantize(&values, Encoding::E4M3, 20.0);
+    same("codes", &got.as_fp8().ok_or("want FP8")?.codes()?, &want.codes, 16)?;
+    same("amax", &[amax.read()], &[want.amax], 1)?;
+    let off = ops::gemm_fp8_quantize(&a, &b, None, &Slot::off(Encoding::E4M3), DType::BF16)?;
+    equal("dtype where the slot is off", off.as_high().map(Tensor::dtype), Some(DType::BF16))
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    let (a, b) = (
+        quantized([257, 1000], Encoding::E4M3, 30.0, 1, device)?,
+        quantized([511, 1000], Encoding::E5M2, 30.0, 2, device)?,
+    );
+    same_bits("[257, 511, 1000]", || Ok(vec![ops::gemm_fp8(&a, &b, None, DType::F32, Accumulation::Fast)?]))
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let x = |shape, encoding| quantized(shape, encoding, 1.0, 1, device);
+    let (e4m3, e5m2) = (Encoding::E4M3, Encoding::E5M2);
+    let run = |a: &Fp8Tensor, b: &Fp8Tensor| ops::gemm_fp8(a, b, None, DType::F32, Accumulation::Fast);
+    refused(
+        run(&x([2, 16], e5m2)?, &x([2, 16], e5m2)?),
+        "gemm_fp8: E5M2 × E5M2: FP8 GEMMs take E4M3×E4M3, E4M3×E5M2 and E5M2×E4M3; use E4M3 for one side",
+    )?;
+    refused(
+        run(&x([2, 16], e4m3)?, &x([2, 32], e4m3)?),
+        "gemm_fp8: a and b: got [2, 16] and [2, 32]: a · bᵀ needs equal last dimensions",
+    )?;
+    let mut out = Tensor::zeros([2, 2], DType::F32, device);
+    refused(
+        ops::gemm_fp8_accumulate(&x([2, 16], e5m2)?, &x([2, 16], e5m2)?, &mut out, "dw"),
+        "gemm_fp8_accumulate: E5M2 × E5M2",
+    )?;
+    let codes = Tensor::zeros([2, 2], DType::F32, device);
+    refused(
+        Fp8Tensor::from_codes(codes, [2, 2], e4m3, Tensor::scalar(1.0, device)),
+        "from_codes: codes has dtype f32: expected u8",
+    )
+}

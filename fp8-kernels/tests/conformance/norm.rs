@@ -1,3 +1,236 @@
-use super::case::cases;
+use super::case::{Outcome, cases};
+use super::compare::{close, equal, refused, same};
+use super::data::{ENCODINGS, FLOATS, exact, f64s, normal, tensor, tolerance};
+use super::threads::same_bits;
+use crate::oracle::{fp8, norm as oracle};
+use fp8_kernels::{Cell, DType, Device, Encoding, REST, Slot, Tensor, ops};
+use ops::{Norm, NormOptions, NormStats};
 
-cases![];
+cases![
+    statistics_and_values,
+    gradients,
+    a_large_mean_costs_no_precision,
+    codes_are_those_of_the_f32_result,
+    gamma_around_zero,
+    rows_without_columns,
+    same_for_any_threads,
+    names,
+    refuses,
+];
+
+const NORMS: [Norm; 2] = [Norm::LayerNorm, Norm::RmsNorm];
+const SHAPES: [[usize; 2]; 11] = [
+    [0, 16],
+    [1, 1],
+    [1, 15],
+    [3, 16],
+    [5, 17],
+    [31, 33],
+    [7, 127],
+    [63, 65],
+    [600, 64],
+    [9000, 2],
+    [2, 16_411],
+];
+
+fn options(norm: Norm) -> NormOptions {
+    NormOptions { norm, ..NormOptions::default() }
+}
+
+fn statistics_and_values(device: &Device) -> Outcome {
+    for (norm, dtype) in NORMS.into_iter().flat_map(|n| FLOATS.map(|d| (n, d))) {
+        for (seed, shape) in SHAPES.into_iter().enumerate() {
+            let [rows, cols] = shape;
+            let x = normal(shape, dtype, seed as u64, device)?;
+            let gamma = normal([cols], FLOATS[seed % 3], 50, device)?;
+            let centered = norm == Norm::LayerNorm;
+            let beta = normal([cols], DType::F32, 51, device)?;
+            let beta = (centered && seed % 2 == 0).then_some(&beta);
+            let (y, stats) = ops::norm(&x, &gamma, beta, &options(norm), &Slot::off(Encoding::E4M3))?;
+            let (values, gamma) = (f64s(&x)?, f64s(&gamma)?);
+            let beta = beta.map(f64s).transpose()?;
+            let eps = f64::from(1e-5f32);
+            let forward = |row| oracle::forward(row, &gamma, beta.as_deref(), eps, centered);
+            let want: Vec<f64> = values.chunks(cols).flat_map(forward).collect();
+            let what = format!("{norm} {dtype} {shape:?}");
+            let got = y.as_high().ok_or("got FP8, want high precision")?;
+            equal(&what, got.dtype(), dtype)?;
+            // Two columns may lie close together: rsigma then enlarges the rounding of their mean.
+            let [rtol, atol] = tolerance(dtype);
+            let near = [rtol.max(5e-6), if cols == 2 { 5e-5 } else { atol }];
+            close(&what, &got.to_f32_vec()?, &want, cols, near)?;
+            let wanted = values.chunks(cols).map(|row| oracle::statistics(row, eps, centered));
+            let (means, rsigmas): (Vec<f64>, Vec<f64>) = wanted.unzip();
+            close(&format!("{what}: rsigma"), &stats.rsigma.to_f32_vec()?, &rsigmas, rows, [5e-5, 0.0])?;
+            equal("a mean", stats.mean.is_some(), centered)?;
+            if let Some(mean) = &stats.mean {
+                close(&format!("{what}: mean"), &mean.to_f32_vec()?, &means, rows, [5e-5, 1e-6])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn gradients(device: &Device) -> Outcome {
+    // The oracle takes columns squared per row.
+    for (norm, shape) in NORMS.into_iter().flat_map(|n| SHAPES.into_iter().take(10).map(move |s| (n, s))) {
+        for dtype in FLOATS {
+            let [rows, cols] = shape;
+            let (x, dy) = (normal(shape, dtype, 3, device)?, normal(shape, DType::F32, 4, device)?);
+            let gamma = normal([cols], DType::F32, 5, device)?;
+            let options = options(norm);
+            let (_, stats) = ops::norm(&x, &gamma, None, &options, &Slot::off(Encoding::E4M3))?;
+            let (dx, dgamma, dbeta) = ops::norm_backward(&dy, &x, &gamma, &stats, &options)?;
+            let (mut wanted_dx, mut wanted_dgamma, mut wanted_dbeta) =
+                (Vec::new(), vec![0.0; cols], vec![0.0; cols]);
+            let (x_values, dy_values, gamma) = (f64s(&x)?, f64s(&dy)?, f64s(&gamma)?);
+            let centered = norm == Norm::LayerNorm;
+            for (x, dy) in x_values.chunks(cols).zip(dy_values.chunks(cols)) {
+                let [dx, dg, db] = oracle::backward(dy, x, &gamma, f64::from(options.eps), centered);
+                wanted_dx.extend(dx);
+                wanted_dgamma.iter_mut().zip(dg).for_each(|(sum, v)| *sum += v);
+                wanted_dbeta.iter_mut().zip(db).for_each(|(sum, v)| *sum += v);
+            }
+            let what = format!("{norm} {dtype} {shape:?}");
+            equal("dtypes", (dx.dtype(), dgamma.dtype()), (dtype, DType::F32))?;
+            // Two columns are one up to a sign: their gradient cancels, and what is left is a large rsigma's error.
+            let atol = if cols <= 2 { 5e-2 } else { 5e-4 };
+            close(
+                &format!("{what}: dx"),
+                &dx.to_f32_vec()?,
+                &wanted_dx,
+                cols,
+                [tolerance(dtype)[0].max(5e-4), atol],
+            )?;
+            let near = [5e-4, 5e-4 * (rows as f64).sqrt().max(1.0)];
+            close(&format!("{what}: dgamma"), &dgamma.to_f32_vec()?, &wanted_dgamma, cols, near)?;
+            equal("a dbeta", dbeta.is_some(), centered)?;
+            if let Some(dbeta) = dbeta {
+                close(&format!("{what}: dbeta"), &dbeta.to_f32_vec()?, &wanted_dbeta, cols, near)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn a_large_mean_costs_no_precision(device: &Device) -> Outcome {
+    let noise = super::data::Random::new(1).normals(1024);
+    let x = tensor(noise.iter().map(|v| v + 1000.0).collect(), [1, 1024], DType::F32, device)?;
+    let gamma = Tensor::full(1.0, [1024], DType::F32, device)?;
+    let (_, stats) = ops::norm(&x, &gamma, None, &NormOptions::default(), &Slot::off(Encoding::E4M3))?;
+    let (_, want) = oracle::statistics(&f64s(&x)?, 1e-5, true);
+    close("rsigma", &stats.rsigma.to_f32_vec()?, &[want], 1, [5e-5, 0.0])
+}
+
+fn codes_are_those_of_the_f32_result(device: &Device) -> Outcome {
+    for (norm, encoding) in NORMS.into_iter().flat_map(|n| ENCODINGS.map(|e| (n, e))) {
+        for (shape, dtype) in SHAPES.into_iter().flat_map(|s| FLOATS.map(|d| (s, d))) {
+            let x = normal(shape, dtype, 9, device)?;
+            let gamma = normal([shape[1]], DType::BF16, 10, device)?;
+            let beta = (norm == Norm::LayerNorm).then_some(&gamma);
+            let wide = ops::cast(&x, DType::F32)?;
+            let (values, want_stats) = ops::norm(&wide, &gamma, beta, &options(norm), &Slot::off(encoding))?;
+            let values = values.dequantize(DType::F32)?.to_f32_vec()?;
+            let (cell, amax, rule) = (Cell::new(50.0), Cell::new(REST), exact(encoding));
+            let slot = Slot { amax: Some(&amax), ..Slot::fixed(encoding, &cell, &rule) };
+            let (got, stats) = ops::norm(&x, &gamma, beta, &options(norm), &slot)?;
+            let want = fp8::quantize(&values, encoding, 50.0);
+            let what = format!("{norm} {dtype} {shape:?}");
+            let got = got.as_fp8().ok_or("got high precision, want FP8")?.codes()?;
+            same(&what, &got, &want.codes, shape[1])?;
+            same(&what, &stats.rsigma.to_f32_vec()?, &want_stats.rsigma.to_f32_vec()?, 1)?;
+            same(&what, &[amax.read()], &[if values.is_empty() { REST } else { want.amax }], 1)?;
+        }
+    }
+    Ok(())
+}
+
+fn gamma_around_zero(device: &Device) -> Outcome {
+    let x = normal([5, 33], DType::F32, 1, device)?;
+    let gamma = normal([33], DType::F32, 2, device)?;
+    let shifted = tensor(gamma.to_f32_vec()?.iter().map(|g| g + 1.0).collect(), [33], DType::F32, device)?;
+    for norm in NORMS {
+        let plain = options(norm);
+        let centered = NormOptions { zero_centered_gamma: true, ..plain };
+        let off = Slot::off(Encoding::E4M3);
+        let (want, stats) = ops::norm(&x, &shifted, None, &plain, &off)?;
+        let (got, _) = ops::norm(&x, &gamma, None, &centered, &off)?;
+        let read = |y: fp8_kernels::Operand| y.dequantize(DType::F32)?.to_f32_vec();
+        same(norm.name(), &read(got)?, &read(want)?, 33)?;
+        let (got, _, _) = ops::norm_backward(&x, &x, &gamma, &stats, &centered)?;
+        let (want, _, _) = ops::norm_backward(&x, &x, &shifted, &stats, &plain)?;
+        same(norm.name(), &got.to_f32_vec()?, &want.to_f32_vec()?, 33)?;
+    }
+    Ok(())
+}
+
+fn rows_without_columns(device: &Device) -> Outcome {
+    let (x, gamma) = (Tensor::zeros([3, 0], DType::F32, device), Tensor::zeros([0], DType::F32, device));
+    for norm in NORMS {
+        let (_, stats) = ops::norm(&x, &gamma, None, &options(norm), &Slot::off(Encoding::E4M3))?;
+        equal("rows", stats.rsigma.numel(), 3)?;
+        let (dx, dgamma, dbeta) = ops::norm_backward(&x, &x, &gamma, &stats, &options(norm))?;
+        equal("sizes", [dx.numel(), dgamma.numel()], [0, 0])?;
+        equal("a dbeta", dbeta.is_some(), norm == Norm::LayerNorm)?;
+    }
+    Ok(())
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    for (norm, shape) in NORMS.into_iter().flat_map(|n| [[1200, 65], [9000, 2], [3, 40_000]].map(|s| (n, s)))
+    {
+        let (x, dy) = (normal(shape, DType::F32, 3, device)?, normal(shape, DType::F32, 4, device)?);
+        let gamma = normal([shape[1]], DType::F32, 5, device)?;
+        same_bits(&format!("{norm} {shape:?}"), || {
+            let options = options(norm);
+            let (y, stats) = ops::norm(&x, &gamma, None, &options, &Slot::off(Encoding::E4M3))?;
+            let (dx, dgamma, dbeta) = ops::norm_backward(&dy, &x, &gamma, &stats, &options)?;
+            let mut all = vec![y.dequantize(DType::F32)?, stats.rsigma, dx, dgamma];
+            all.extend(dbeta);
+            Ok(all)
+        })?;
+    }
+    Ok(())
+}
+
+fn names(_: &Device) -> Outcome {
+    for norm in NORMS {
+        equal("round trip", norm.to_string().parse::<Norm>()?, norm)?;
+    }
+    refused("rms".parse::<Norm>(), "norm: name = rms: expected LayerNorm or RMSNorm")
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let off = Slot::off(Encoding::E4M3);
+    let zeros = |len: usize| Tensor::zeros([len], DType::F32, device);
+    let x = Tensor::zeros([2, 4], DType::F32, device);
+    let layer = NormOptions::default();
+    refused(
+        ops::norm(&x, &zeros(3), None, &layer, &off),
+        "norm: gamma and the last dimension: got [3] and [4]: a norm has one parameter per column",
+    )?;
+    refused(
+        ops::norm(&x, &zeros(4), Some(&zeros(5)), &layer, &off),
+        "norm: beta and the last dimension: got [5]",
+    )?;
+    let rms = options(Norm::RmsNorm);
+    refused(
+        ops::norm(&x, &zeros(4), Some(&zeros(4)), &rms, &off),
+        "norm: beta = [4]: RMSNorm has none: pass no beta, or use LayerNorm",
+    )?;
+    for eps in [0.0, -1e-5, f32::NAN, f32::INFINITY] {
+        let options = NormOptions { eps, ..layer };
+        let wording = format!("norm: eps = {eps}: expected a finite value greater than 0");
+        refused(ops::norm(&x, &zeros(4), None, &options, &off), &wording)?;
+    }
+    let stats = NormStats { mean: None, rsigma: zeros(2) };
+    refused(
+        ops::norm_backward(&x, &x, &zeros(4), &stats, &layer),
+        "norm_backward: stats.mean = absent: these statistics are not LayerNorm's",
+    )?;
+    let stats = NormStats { mean: None, rsigma: zeros(3) };
+    refused(
+        ops::norm_backward(&x, &x, &zeros(4), &stats, &rms),
+        "norm_backward: rsigma and the rows of x: got [3] and [2]",
+    )
+}

@@ -1,3 +1,93 @@
-use super::case::cases;
+use super::case::{Outcome, cases};
+use super::compare::{close, equal, refused, same};
+use super::data::{FLOATS, PIECE, Random, SHAPES, exact, f64s, normal, tensor};
+use super::threads::same_bits;
+use fp8_kernels::{Cell, DType, Device, Encoding, Slot, Tensor, ops};
 
-cases![];
+cases![sums, maxima, column_sums, column_sums_are_quantize_dbias, same_for_any_threads, refuses];
+
+fn sums(device: &Device) -> Outcome {
+    for (seed, shape) in SHAPES.into_iter().enumerate() {
+        for dtype in FLOATS {
+            let x = normal(shape, dtype, seed as u64, device)?;
+            let values = f64s(&x)?;
+            let (sum, size) = (values.iter().sum::<f64>(), values.iter().map(|v| v.abs()).sum::<f64>());
+            let what = format!("{dtype} {shape:?}");
+            // Additions of n values lose at most a few ulps of the sum of magnitudes.
+            close(&what, &[ops::sum(&x)?.item()?], &[sum], 1, [1.3e-6, 1e-6 * size])?;
+            if !values.is_empty() {
+                let count = values.len() as f64;
+                close(&what, &[ops::mean(&x)?.item()?], &[sum / count], 1, [1.3e-6, 1e-6 * size / count])?;
+            }
+        }
+    }
+    equal("sum of nothing", ops::sum(&Tensor::zeros([0, 3], DType::F32, device))?.item()?, 0.0)
+}
+
+fn maxima(device: &Device) -> Outcome {
+    for len in [1, 15, 16, 17, PIECE, PIECE + 1, 2 * PIECE + 3] {
+        for place in [0, 15, 16, len / 2, PIECE, len - 1].into_iter().filter(|&place| place < len) {
+            for (value, dtype) in [-0.5, f32::NAN].into_iter().flat_map(|v| FLOATS.map(|d| (v, d))) {
+                let mut values: Vec<f32> =
+                    Random::new(1).normals(len).iter().map(|v| -1.0 - v.abs()).collect();
+                values[place] = value;
+                let max = ops::max(&tensor(values, [len], dtype, device)?)?.item()?;
+                let fits = max == value || max.is_nan() && value.is_nan();
+                equal(&format!("{value} at {place} of {len}: got {max}"), fits, true)?;
+            }
+        }
+    }
+    let low = Tensor::full(f32::NEG_INFINITY, [3], DType::F32, device)?;
+    equal("max", ops::max(&low)?.item()?, f32::NEG_INFINITY)
+}
+
+fn column_sums(device: &Device) -> Outcome {
+    for (seed, shape) in SHAPES.into_iter().enumerate() {
+        for dtype in FLOATS {
+            let x = normal(shape, dtype, seed as u64, device)?;
+            let values = f64s(&x)?;
+            let column = |col: usize| values.iter().skip(col).step_by(shape[1]);
+            let want: Vec<f64> = (0..shape[1]).map(|col| column(col).sum()).collect();
+            let got = ops::column_sums(&x)?;
+            equal("shape and dtype", (got.shape().to_vec(), got.dtype()), (vec![shape[1]], DType::F32))?;
+            close(&format!("{dtype} {shape:?}"), &got.to_f32_vec()?, &want, shape[1], [1.3e-6, 1e-3])?;
+        }
+    }
+    Ok(())
+}
+
+fn column_sums_are_quantize_dbias(device: &Device) -> Outcome {
+    let (cell, rule) = (Cell::new(1.0), exact(Encoding::E5M2));
+    for shape in [[700, 65], [40_000, 3], [2, 30_000]] {
+        let x = normal(shape, DType::BF16, 8, device)?;
+        let sums = ops::column_sums(&x)?.to_f32_vec()?;
+        let (_, db) = ops::quantize_dbias(&x, &Slot::fixed(Encoding::E5M2, &cell, &rule))?;
+        same(&format!("quantize_dbias {shape:?}"), &db.to_f32_vec()?, &sums, shape[1])?;
+        // relu is the identity here, so the fused sum has the same terms, in the same order.
+        let ones = Tensor::full(1.0, shape, DType::F32, device)?;
+        let relu = ops::Activation::Relu;
+        let slot = Slot::fixed(Encoding::E5M2, &cell, &rule);
+        let (_, db) = ops::activation_backward_quantize_dbias(&x, &ones, relu, &slot)?;
+        same(&format!("activation_backward_quantize_dbias {shape:?}"), &db.to_f32_vec()?, &sums, shape[1])?;
+    }
+    Ok(())
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    for shape in [[1200, 65], [70_001, 1], [3, 40_000]] {
+        let x = normal(shape, DType::F32, 3, device)?;
+        same_bits(&format!("{shape:?}"), || {
+            Ok(vec![ops::sum(&x)?, ops::mean(&x)?, ops::max(&x)?, ops::column_sums(&x)?])
+        })?;
+    }
+    Ok(())
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let nothing = Tensor::zeros([3, 0], DType::F32, device);
+    refused(ops::mean(&nothing), "mean: shape [3, 0]: has no elements: expected at least one")?;
+    refused(ops::max(&nothing), "max: shape [3, 0]: has no elements")?;
+    let ids = Tensor::zeros([2], DType::I32, device);
+    refused(ops::sum(&ids), "sum: x has dtype i32")?;
+    refused(ops::column_sums(&ids), "column_sums: x has dtype i32")
+}

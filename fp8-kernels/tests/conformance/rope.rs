@@ -79,7 +79,7 @@ fn norms_and_the_way_back(device: &Device) -> Outcome {
                 f64s(&ops::rope_backward(&y, &table, start)?)?,
             ])
         };
-        let [x, y, back] = turn().expect("shapes that fit");
+        let [x, y, back] = turn()?;
         prop_assert!(differences::distance(&x, &back) < 2e-6);
         for (x, y) in x.chunks(2 * half).zip(y.chunks(2 * half)) {
             let (x, y) = (differences::inner(x, x), differences::inner(y, y));

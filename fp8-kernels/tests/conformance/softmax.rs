@@ -123,8 +123,8 @@ fn rows_sum_to_one(device: &Device) -> Outcome {
     let mut runner = TestRunner::new(Config { failure_persistence: None, cases: 64, ..Config::default() });
     runner.run(&rows, |(keys, size, seed)| {
         let values = data::Random::new(seed).normals(keys).into_iter().map(|v| v * size).collect();
-        let x = tensor(values, [1, keys], DType::F32, device).expect("a matrix");
-        let y = ops::softmax(&x, 1.0, false, None).and_then(|y| y.to_vec::<f32>()).expect("a matrix");
+        let x = tensor(values, [1, keys], DType::F32, device)?;
+        let y = ops::softmax(&x, 1.0, false, None).and_then(|y| y.to_vec::<f32>())?;
         prop_assert!(y.iter().all(|p| (0.0..=1.0).contains(p)));
         prop_assert!((y.iter().map(|&p| f64::from(p)).sum::<f64>() - 1.0).abs() < 1e-5);
         Ok(())

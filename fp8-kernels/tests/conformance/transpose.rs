@@ -1,3 +1,36 @@
-use super::case::cases;
+use super::case::{Outcome, cases};
+use super::compare::{equal, same};
+use super::data::SHAPES;
+use crate::oracle::fp8::transpose;
+use fp8_kernels::{Device, Tensor, bf16, f16, ops};
 
-cases![];
+cases![all_types, leading_dimensions_are_rows];
+
+fn all_types(device: &Device) -> Outcome {
+    for shape in SHAPES {
+        let [rows, cols] = shape;
+        let numbers = || 0..(rows * cols) as u32;
+        macro_rules! check {
+            ($type:ty, $from:expr) => {
+                let values: Vec<$type> = numbers().map($from).collect();
+                let got = ops::transpose(&Tensor::from_vec(values.clone(), shape, device)?)?;
+                equal("shape", got.shape().to_vec(), vec![cols, rows])?;
+                let want = transpose(&values, rows, cols);
+                same(&format!("{} {shape:?}", stringify!($type)), &got.to_vec::<$type>()?, &want, rows)?;
+            };
+        }
+        check!(f32, |i| i as f32);
+        check!(bf16, |i| bf16::from_bits(i as u16));
+        check!(f16, |i| f16::from_bits(i as u16));
+        check!(i32, |i| i as i32);
+        check!(u8, |i| (i * 7) as u8);
+    }
+    Ok(())
+}
+
+fn leading_dimensions_are_rows(device: &Device) -> Outcome {
+    let values: Vec<i32> = (0..24).collect();
+    let got = ops::transpose(&Tensor::from_vec(values.clone(), [2, 3, 4], device)?)?;
+    equal("shape", got.shape().to_vec(), vec![4, 6])?;
+    same("values", &got.to_vec::<i32>()?, &transpose(&values, 6, 4), 6)
+}

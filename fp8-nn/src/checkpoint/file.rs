@@ -30,8 +30,10 @@ impl Writer {
             DType::I32 => (Dtype::I32, le_bytes(&tensor.to_vec::<i32>()?, |v| v.to_le_bytes())),
             DType::U8 => (Dtype::U8, tensor.to_vec::<u8>()?),
         };
-        self.tensors.insert(name.to_owned(), (dtype, tensor.shape().to_vec(), bytes));
-        Ok(())
+        match self.tensors.insert(name.to_owned(), (dtype, tensor.shape().to_vec(), bytes)) {
+            None => Ok(()),
+            Some(_) => Err(Error::DuplicateParameter(name.into())),
+        }
     }
 
     pub(super) fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) {
@@ -62,7 +64,7 @@ impl Writer {
             _ => Path::new("."),
         };
         std::fs::create_dir_all(dir).map_err(io)?;
-        let mut temporary = tempfile::NamedTempFile::new_in(dir).map_err(io)?;
+        let mut temporary = temporary(dir).map_err(io)?;
         temporary.write_all(&bytes).map_err(io)?;
         temporary.as_file().sync_all().map_err(io)?;
         temporary.persist(path).map_err(|error| io(error.error))?;
@@ -72,6 +74,15 @@ impl Writer {
         }
         Ok(())
     }
+}
+
+/// A file with the permissions of any other new file: temporary ones are private by default, and the name is not all that
+/// a rename keeps.
+fn temporary(dir: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the process's umask
+    builder.tempfile_in(dir)
 }
 
 /// A parsed file, and which of its tensors were asked for.
@@ -126,7 +137,9 @@ impl<'a> Reader<'a> {
         let data = view.data();
         let tensor = match (view.dtype(), dtype) {
             (Dtype::F32, DType::F32) => Tensor::from_vec(values(data, f32::from_le_bytes), *shape, device)?,
-            (Dtype::BF16, DType::BF16) => Tensor::from_vec(values(data, bf16::from_le_bytes), *shape, device)?,
+            (Dtype::BF16, DType::BF16) => {
+                Tensor::from_vec(values(data, bf16::from_le_bytes), *shape, device)?
+            }
             (Dtype::F16, DType::F16) => Tensor::from_vec(values(data, f16::from_le_bytes), *shape, device)?,
             (Dtype::I32, DType::I32) => Tensor::from_vec(values(data, i32::from_le_bytes), *shape, device)?,
             (Dtype::U8, DType::U8) => Tensor::from_vec(data.to_vec(), *shape, device)?,
@@ -139,7 +152,8 @@ impl<'a> Reader<'a> {
 
     /// f32 values of a tensor of any shape, and the shape.
     pub(super) fn floats(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
-        let view = self.tensors.tensor(name).map_err(|_| self.problem(format!("tensor `{name}` is missing")))?;
+        let view =
+            self.tensors.tensor(name).map_err(|_| self.problem(format!("tensor `{name}` is missing")))?;
         self.used.borrow_mut().insert(name.to_owned());
         if view.dtype() != Dtype::F32 {
             return Err(self.problem(format!("`{name}` is {:?}, expected f32", view.dtype())));

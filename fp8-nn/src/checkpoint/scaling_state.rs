@@ -56,7 +56,8 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<ScalingState> {
         let (_, scale) = reader.floats(&format!("scaling.{n}.scale"))?;
         let (shape, history) = reader.floats(&format!("scaling.{n}.amax_history"))?;
         if shape.len() != 2 || shape[1] != slots.len() || scale.len() != slots.len() {
-            let problem = format!("scaling.{n}: shapes {shape:?} and [{}] for {} slots", scale.len(), slots.len());
+            let problem =
+                format!("scaling.{n}: shapes {shape:?} and [{}] for {} slots", scale.len(), slots.len());
             return Err(reader.problem(problem));
         }
         let amax_history = history.chunks(slots.len().max(1)).map(<[f32]>::to_vec).collect();

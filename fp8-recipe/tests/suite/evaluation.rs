@@ -23,7 +23,8 @@ fn before_calibration_it_uses_the_tensor_and_stores_nothing() {
     let (mut scaling, recipe) = (scaling(&["a", "b"]), short().into());
     for _ in 0..2 {
         let mut cx = scaling.eval(&recipe).unwrap();
-        let scales = [[7.0], [3.5], [0.0], [f32::INFINITY]].map(|x| scale_of(&forward(&mut cx, &input("a"), &x).0));
+        let scales =
+            [[7.0], [3.5], [0.0], [f32::INFINITY]].map(|x| scale_of(&forward(&mut cx, &input("a"), &x).0));
         assert_eq!(scales, [64.0, 128.0, 1.0, 1.0]);
         drop(cx);
         // Once without arenas, once with arenas in which this slot has not run.

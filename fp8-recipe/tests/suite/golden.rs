@@ -4,7 +4,8 @@
 use crate::support::{grad, input};
 use fp8_recipe::fp8_kernels::Device;
 use fp8_recipe::{
-    AmaxComputeAlgo, DelayedScaling, Direction, Format, Recipe, Scaling, ScalingFactorComputeAlgo, SlotName, Slots,
+    AmaxComputeAlgo, DelayedScaling, Direction, Format, Recipe, Scaling, ScalingFactorComputeAlgo, SlotName,
+    Slots,
 };
 use serde::Deserialize;
 

@@ -1,5 +1,5 @@
 //! The recipes through their public API: updates, scopes, groups, state.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod support;
 

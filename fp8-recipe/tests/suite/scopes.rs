@@ -1,13 +1,13 @@
 //! Guards: nesting, sequences, backward's origin, leaving without commit.
 
 use crate::support::{
-    Model, backward, codes, forward, grad, input, message, scale_of, scaling, short, slot_state, slot_states, step,
-    tensor, updates, weight,
+    Model, backward, codes, forward, grad, input, message, scale_of, scaling, short, slot_state, slot_states,
+    step, tensor, updates, weight,
 };
 use fp8_recipe::fp8_kernels::{DType, Device};
 use fp8_recipe::{
-    AutocastOptions, CurrentScaling, DelayedScaling, Direction, Encoding, Error, Format, GemmSlots, Recipe, Scaling,
-    Snapshot,
+    AutocastOptions, CurrentScaling, DelayedScaling, Direction, Encoding, Error, Format, GemmSlots, Recipe,
+    Scaling, Snapshot,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -121,7 +121,9 @@ fn origins_that_do_not_fit_are_refused_by_name() {
     let evaluated = scaling.eval(&margin(0)).unwrap().origin(&input("a"));
     let mut cx = scaling.backward().unwrap();
     let text = |found: &str, layer: &str| {
-        format!("backward of `{layer}`: its Saved comes from {found}, not from a recorded forward of `{layer}`")
+        format!(
+            "backward of `{layer}`: its Saved comes from {found}, not from a recorded forward of `{layer}`"
+        )
     };
     assert_eq!(message(cx.slot(&origin, &grad("b"))), text("layer `a`", "b"));
     assert_eq!(message(cx.slot(&foreign, &grad("a"))), text("another Scaling", "a"));
@@ -143,7 +145,10 @@ fn slots_of_the_other_pass_are_refused() {
     let mut cx = scaling.backward().unwrap();
     let error = cx.slot(&origin, &weight("a")).unwrap_err();
     assert!(matches!(error, Error::Direction { .. }));
-    assert_eq!(error.to_string(), "slot `a.weight` belongs to the forward pass: a backward scope does not lend it");
+    assert_eq!(
+        error.to_string(),
+        "slot `a.weight` belongs to the forward pass: a backward scope does not lend it"
+    );
     cx.commit().unwrap();
 }
 
@@ -193,7 +198,7 @@ fn a_scope_left_without_commit_never_happened() {
         let mut cx = scaling.autocast(&recipe).unwrap();
         let (x8, origin) = forward(&mut cx, &input("a"), &[f32::from(s) + 0.7, 0.1]);
         let w8 = cx.quantize_weight(&weight("a"), 1, &tensor(&[0.3, 0.9])).unwrap();
-        cx.nested(&margin(1)).unwrap();
+        drop(cx.nested(&margin(1)).unwrap());
         cx.commit().unwrap();
         let mut cx = scaling.backward().unwrap();
         let dy8 = backward(&mut cx, &origin, &grad("a"), &[0.2]);
@@ -287,7 +292,8 @@ fn current_scaling_keeps_no_state() {
     let recipe: Recipe = CurrentScaling { amax_epsilon: 2.0, ..Default::default() }.into();
     let mut scaling = scaling(&["a"]);
     let mut cx = scaling.autocast(&recipe).unwrap();
-    let scales = [[7.0], [3.5], [1.0], [0.0], [f32::INFINITY]].map(|x| scale_of(&forward(&mut cx, &input("a"), &x).0));
+    let scales =
+        [[7.0], [3.5], [1.0], [0.0], [f32::INFINITY]].map(|x| scale_of(&forward(&mut cx, &input("a"), &x).0));
     assert_eq!(scales, [64.0, 128.0, 224.0, 224.0, 1.0]);
     let origin = cx.origin(&input("a"));
     cx.commit().unwrap();
@@ -314,6 +320,7 @@ fn the_dtype_of_what_stays_in_high_precision() {
     assert_eq!(inner.nested(&margin(1)).unwrap().compute_dtype(), Some(DType::F32));
     drop(inner);
     assert_eq!(cx.compute_dtype(), Some(DType::BF16));
+    drop(cx);
     assert_eq!(scaling.eval_with(&margin(0), &options).unwrap().compute_dtype(), Some(DType::BF16));
 }
 
@@ -327,7 +334,8 @@ fn transposes_are_wanted_where_backward_reads_them() {
     let origin = cx.origin(&slots.input);
     cx.commit().unwrap();
     let mut cx = scaling.backward().unwrap();
-    let wanted = [&slots.grad_output, &slots.grad_input].map(|slot| cx.slot(&origin, slot).unwrap().columnwise);
+    let wanted =
+        [&slots.grad_output, &slots.grad_input].map(|slot| cx.slot(&origin, slot).unwrap().columnwise);
     assert_eq!(wanted, [true, false]);
     cx.commit().unwrap();
     assert!(!scaling.eval(&margin(0)).unwrap().slot(&slots.input).unwrap().columnwise);

@@ -2,8 +2,8 @@
 
 use fp8_recipe::fp8_kernels::{Device, Operand, Tensor, ops};
 use fp8_recipe::{
-    Backward, DelayedScaling, Direction, Forward, GemmSlots, Origin, Recipe, Result, Scaling, SlotName, SlotRole,
-    Slots,
+    Backward, DelayedScaling, Direction, Forward, GemmSlots, Origin, Recipe, Result, Scaling, SlotName,
+    SlotRole, Slots,
 };
 
 /// Layers of one GEMM each.
@@ -52,16 +52,24 @@ pub(crate) fn backward(cx: &mut Backward<'_>, origin: &Origin, slot: &SlotName, 
 }
 
 /// One forward scope in which `slot` runs on `values`.
-pub(crate) fn step(scaling: &mut Scaling, recipe: &Recipe, slot: &SlotName, values: &[f32]) -> Result<Origin> {
+pub(crate) fn step(
+    scaling: &mut Scaling,
+    recipe: &Recipe,
+    slot: &SlotName,
+    values: &[f32],
+) -> Result<Origin> {
     let mut cx = scaling.autocast(recipe)?;
     let (_, origin) = forward(&mut cx, slot, values);
     cx.commit()?;
     Ok(origin)
 }
 
-/// The factor that an operand was quantized with.
+/// The scale that an operand was quantized with, from its inverse: the shortest number with that inverse.
 pub(crate) fn scale_of(operand: &Operand) -> f32 {
-    operand.as_fp8().unwrap().scale_inv().item().unwrap().recip()
+    let inverse = operand.as_fp8().unwrap().scale_inv().item().unwrap();
+    let near = [inverse.recip().next_down(), inverse.recip(), inverse.recip().next_up()];
+    let scales = near.into_iter().filter(|scale| scale.recip() == inverse);
+    scales.max_by_key(|scale| scale.to_bits().trailing_zeros()).unwrap()
 }
 
 pub(crate) fn codes(operand: &Operand) -> Vec<u8> {
@@ -90,5 +98,11 @@ pub(crate) fn message<T>(result: Result<T>) -> String {
 }
 
 pub(crate) fn updates(scaling: &Scaling, direction: Direction) -> Vec<u64> {
-    scaling.state().arenas.iter().filter(|arena| arena.direction == direction).map(|arena| arena.updates).collect()
+    scaling
+        .state()
+        .arenas
+        .iter()
+        .filter(|arena| arena.direction == direction)
+        .map(|arena| arena.updates)
+        .collect()
 }

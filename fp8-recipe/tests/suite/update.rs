@@ -1,6 +1,8 @@
 //! The scale update of delayed scaling, by numbers.
 
-use crate::support::{backward, forward, grad, input, scale_of, scaling, short, slot_state, step, updates, weight};
+use crate::support::{
+    backward, forward, grad, input, scale_of, scaling, short, slot_state, step, updates, weight,
+};
 use fp8_recipe::{AmaxComputeAlgo, DelayedScaling, Direction, Format, Recipe, ScalingFactorComputeAlgo};
 
 /// Constant tensors that grow by 1 a step, margin 2: input s + 0.25, weight s + 0.5, gradient s + 0.75.
@@ -22,14 +24,17 @@ fn a_worked_run() {
             // The first tensor calibrates itself; each later one is quantized with the scale of the one before.
             let previous = f32::from(s.saturating_sub(1));
             assert_eq!(x8.as_fp8().unwrap().scale_inv().item().unwrap(), (112.0 / (previous + 0.25)).recip());
-            assert_eq!(dy8.as_fp8().unwrap().scale_inv().item().unwrap(), (14336.0 / (previous + 0.75)).recip());
+            assert_eq!(
+                dy8.as_fp8().unwrap().scale_inv().item().unwrap(),
+                (14336.0 / (previous + 0.75)).recip()
+            );
             scales.push([input("fc"), weight("fc"), grad("fc")].map(|slot| slot_state(&scaling, &slot).0));
         }
         let expected = [
-            [448.0, 224.0, 19114.666],
+            [448.0, 224.0, 19_114.666],
             [89.6, 74.666_664, 8192.0],
-            [49.777_78, 44.8, 5213.091],
-            [34.461_54, 32.0, 3822.933_3],
+            [49.777_78, 44.8, 5_213.091],
+            [34.461_54, 32.0, 3_822.933_3],
         ];
         assert_eq!(scales, expected);
         let (_, window) = slot_state(&scaling, &input("fc"));
@@ -44,7 +49,8 @@ fn a_worked_run() {
 fn a_history_of_one_row() {
     for calibrate_first_step in [false, true] {
         for amax_compute_algo in [AmaxComputeAlgo::Max, AmaxComputeAlgo::MostRecent] {
-            let recipe = DelayedScaling { amax_history_len: 1, amax_compute_algo, ..DelayedScaling::default() };
+            let recipe =
+                DelayedScaling { amax_history_len: 1, amax_compute_algo, ..DelayedScaling::default() };
             let recipe: Recipe = DelayedScaling { calibrate_first_step, ..recipe.with_te_rules() }.into();
             for (amax, scale) in [
                 (0.0, 1.0),
@@ -145,7 +151,8 @@ fn formats_have_their_own_largest_values() {
 fn scales_are_recomputed_at_every_nth_update_and_histories_roll_at_each() {
     let amaxes = [7.0, 1.0, 3.5, 14.0, 28.0, 56.0, 7.0];
     let run = |calibrate_first_step, expected: [f32; 7]| {
-        let recipe = DelayedScaling { interval: 3, amax_compute_algo: AmaxComputeAlgo::MostRecent, ..short() };
+        let recipe =
+            DelayedScaling { interval: 3, amax_compute_algo: AmaxComputeAlgo::MostRecent, ..short() };
         let recipe = DelayedScaling { calibrate_first_step, ..recipe }.into();
         let mut scaling = scaling(&["fc"]);
         for (amax, scale) in amaxes.into_iter().zip(expected) {

@@ -71,8 +71,10 @@ fn a_scale_function_gets_amax_old_scale_largest_value_and_recipe() {
 #[test]
 fn a_result_that_is_no_scale_is_an_error_and_changes_nothing() {
     for bad in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-45] {
-        let function = move |amax: f32, _: f32, _: f32, _: &DelayedScaling| if amax > 10.0 { bad } else { 2.0 };
-        let recipe = DelayedScaling { scaling_factor_compute_algo: scale("mine", function), ..short() }.into();
+        let function =
+            move |amax: f32, _: f32, _: f32, _: &DelayedScaling| if amax > 10.0 { bad } else { 2.0 };
+        let recipe =
+            DelayedScaling { scaling_factor_compute_algo: scale("mine", function), ..short() }.into();
         let mut scaling = scaling(&["a", "b"]);
         step(&mut scaling, &recipe, &input("a"), &[1.0]).unwrap();
         let before = scaling.state();
@@ -80,7 +82,8 @@ fn a_result_that_is_no_scale_is_an_error_and_changes_nothing() {
         forward(&mut cx, &input("a"), &[11.0]);
         let error = cx.commit().unwrap_err();
         assert!(matches!(error, Error::Kernels(_)));
-        let text = format!("scale policy `mine` returned {bad} for amax 11: a scale is finite and greater than 0");
+        let text =
+            format!("scale policy `mine` returned {bad} for amax 11: a scale is finite and greater than 0");
         assert_eq!(error.to_string(), text);
         assert_eq!(scaling.state(), before);
         step(&mut scaling, &recipe, &input("a"), &[2.0]).unwrap(); // nothing of 11 is left
@@ -90,9 +93,9 @@ fn a_result_that_is_no_scale_is_an_error_and_changes_nothing() {
 
 #[test]
 fn a_bad_scale_in_one_arena_leaves_the_others_too() {
-    // By key, the plain recipe comes before the picky one, and the one with margin 1 after it.
-    let recipes: [Recipe; 3] =
-        [short().into(), picky().into(), DelayedScaling { margin: 1, ..short() }.into()];
+    // Arenas are updated in the order of their keys, which begin with the margin: the picky one comes last.
+    let margin = |margin| DelayedScaling { margin, ..short() }.into();
+    let recipes: [Recipe; 3] = [margin(0), margin(1), DelayedScaling { margin: 2, ..picky() }.into()];
     let mut scaling = scaling(&["fc"]);
     let run = |scaling: &mut fp8_recipe::Scaling, amax: f32| {
         let mut cx = scaling.autocast(&recipes[0]).unwrap();
@@ -106,7 +109,10 @@ fn a_bad_scale_in_one_arena_leaves_the_others_too() {
     };
     run(&mut scaling, 1.0).unwrap();
     let before = scaling.state();
-    assert_eq!(slot_states(&scaling, &input("fc")).iter().map(|s| s.0).collect::<Vec<_>>(), [448.0, 2.0, 224.0]);
+    assert_eq!(
+        slot_states(&scaling, &input("fc")).iter().map(|s| s.0).collect::<Vec<_>>(),
+        [448.0, 224.0, 2.0]
+    );
     assert!(message(run(&mut scaling, 11.0)).starts_with("scale policy `picky`"));
     assert_eq!(scaling.state(), before);
     run(&mut scaling, 2.0).unwrap();
@@ -120,7 +126,8 @@ fn a_function_that_changes_its_mind_between_two_calls_leaves_no_staged_amax() {
     let fickle = move |_: f32, _: f32, _: f32, _: &DelayedScaling| {
         if seen.fetch_add(1, Ordering::Relaxed) == 1 { f32::NAN } else { 2.0 }
     };
-    let recipe = DelayedScaling { scaling_factor_compute_algo: scale("fickle", fickle), ..short() }.with_te_rules();
+    let recipe =
+        DelayedScaling { scaling_factor_compute_algo: scale("fickle", fickle), ..short() }.with_te_rules();
     let (mut scaling, recipe) = (scaling(&["fc"]), recipe.into());
     assert!(step(&mut scaling, &recipe, &input("fc"), &[8.0]).is_err());
     assert_eq!(slot_state(&scaling, &input("fc")), (1.0, vec![0.0; 3]));

@@ -3,12 +3,11 @@
 //! | folder | one case is | compared |
 //! |---|---|---|
 //! | `codec/` | one conversion of one file | bit for bit |
+//! | `recipe/` | one trace of the scale update | bit for bit |
+//! | `nn/` | one layer in high precision or in FP8 | within tolerances |
 
 mod codec;
-// Tests only, until a trace and a layer can be run here.
-#[cfg(test)]
 mod nn;
-#[cfg(test)]
 mod recipe;
 
 use std::fs;
@@ -45,13 +44,17 @@ pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
     if codec.is_dir() {
         codec::run(&codec, &mut tally)?;
     }
-    for (owner, name) in [("fp8-recipe", "recipe"), ("fp8-nn", "nn")] {
-        if folder(owner, name).is_dir() {
-            println!("{name}/: not compared");
-        }
+    let recipe = folder("fp8-recipe", "recipe");
+    if recipe.is_dir() {
+        recipe::run(&recipe, &mut tally)?;
+    }
+    let nn = folder("fp8-nn", "nn");
+    if nn.is_dir() {
+        nn::run(&nn, &mut tally)?;
     }
     if tally.passed + tally.failed == 0 {
-        return Err(format!("golden: no case found; looked in {}", codec.display()).into());
+        let looked = format!("{}, {} and {}", codec.display(), recipe.display(), nn.display());
+        return Err(format!("golden: no case found; looked in {looked}").into());
     }
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

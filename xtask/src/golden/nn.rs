@@ -5,10 +5,21 @@
 //! most 1e-5 of the tensor's largest value. In FP8 the relative RMS error ‖ŷ − y‖ / ‖y‖ has an upper bound, and a
 //! lower one where FP8 took part: without it a layer that never quantized would pass.
 
-use std::collections::BTreeMap;
+mod layer;
 
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+use fp8_nn::prelude::{Activation, Norm};
 use safetensors::{Dtype, SafeTensors};
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+use super::{Tally, listing, say_ignored};
+use crate::workspace::Result as TaskResult;
 
 /// The largest difference in high precision, relative to the largest value of the tensor.
 const HIGH_PRECISION: f64 = 1e-5;
@@ -16,6 +27,26 @@ const HIGH_PRECISION: f64 = 1e-5;
 const QUANTIZED: f64 = 1e-4;
 
 type Check<T = ()> = Result<T, String>;
+
+pub(super) fn run(folder: &Path, tally: &mut Tally) -> TaskResult {
+    let mut ignored = Vec::new();
+    for (name, path) in listing(folder)? {
+        if !name.ends_with(".safetensors") {
+            ignored.push(name);
+            continue;
+        }
+        let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let sample = Sample::parse(&bytes);
+        let cases: [(&str, fn(&Sample) -> Check); 2] =
+            [("high precision", layer::check_high_precision), ("FP8", layer::check_fp8)];
+        for (case, check) in cases {
+            let result = sample.as_ref().map_err(String::clone).and_then(check);
+            tally.record(&format!("nn/{name} {case}"), result);
+        }
+    }
+    say_ignored("nn", &ignored);
+    Ok(())
+}
 
 /// The layer of a file, with its options under Transformer Engine's names.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
@@ -28,15 +59,18 @@ pub(super) enum Config {
     LayerNormLinear {
         in_features: usize,
         out_features: usize,
-        normalization: Normalization,
+        #[serde(deserialize_with = "by_name")]
+        normalization: Norm,
         zero_centered_gamma: bool,
         eps: f64,
     },
     LayerNormMlp {
         hidden_size: usize,
         ffn_hidden_size: usize,
-        normalization: Normalization,
+        #[serde(deserialize_with = "by_name")]
+        normalization: Norm,
         zero_centered_gamma: bool,
+        #[serde(deserialize_with = "by_name")]
         activation: Activation,
         eps: f64,
     },
@@ -52,8 +86,10 @@ pub(super) enum Config {
         ffn_hidden_size: usize,
         num_attention_heads: usize,
         num_gqa_groups: usize,
-        normalization: Normalization,
+        #[serde(deserialize_with = "by_name")]
+        normalization: Norm,
         zero_centered_gamma: bool,
+        #[serde(deserialize_with = "by_name")]
         activation: Activation,
         causal: bool,
         rope: bool,
@@ -61,25 +97,9 @@ pub(super) enum Config {
     },
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
-pub(super) enum Normalization {
-    LayerNorm,
-    #[serde(rename = "RMSNorm")]
-    RmsNorm,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Activation {
-    Gelu,
-    Relu,
-    Silu,
-    Qgelu,
-    Srelu,
-    Geglu,
-    Swiglu,
-    Reglu,
-    Glu,
+/// A value that its crate parses, by its name.
+fn by_name<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<T, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }
 
 /// The layer alone, as the tolerances tell them apart.
@@ -276,6 +296,53 @@ mod tests {
     }
 
     #[test]
+    fn every_activation_is_known() {
+        for activation in Activation::ALL {
+            let config = format!(
+                r#"{{"layer": "LayerNormMlp", "hidden_size": 2, "ffn_hidden_size": 3, "normalization": "LayerNorm",
+                    "zero_centered_gamma": true, "activation": "{activation}", "eps": 1e-6}}"#
+            );
+            let config: Config = serde_json::from_str(&config).unwrap();
+            assert_eq!(config.activation(), Some(activation));
+        }
+    }
+
+    #[test]
+    fn a_layer_is_compared_in_both_precisions() {
+        // y = x · wᵀ of [1, 2] and [3, 4], all in round numbers.
+        let (config, path) = (LINEAR, tempfile::tempdir().unwrap());
+        let tensors: [(&str, &[usize], &[f32]); 8] = [
+            ("x", &[1, 2], &[1.0, 2.0]),
+            ("dy", &[1, 1], &[1.0]),
+            ("y", &[1, 1], &[11.5]),
+            ("dx", &[1, 2], &[3.0, 4.0]),
+            ("weight", &[1, 2], &[3.0, 4.0]),
+            ("grad.weight", &[1, 2], &[1.0, 2.0]),
+            ("bias", &[1], &[0.5]),
+            ("grad.bias", &[1], &[1.0]),
+        ];
+        let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let write = |y: f32| {
+            let data: Vec<_> = tensors
+                .iter()
+                .map(|(name, _, values)| bytes(if *name == "y" { std::slice::from_ref(&y) } else { values }))
+                .collect();
+            let views = tensors.iter().zip(&data).map(|((name, shape, _), data)| {
+                (*name, TensorView::new(Dtype::F32, shape.to_vec(), data).unwrap())
+            });
+            let metadata = HashMap::from([("config".to_owned(), config.to_owned())]);
+            let file = safetensors::serialize(views, Some(metadata)).unwrap();
+            fs::write(path.path().join("linear.safetensors"), file).unwrap();
+            let mut tally = Tally::default();
+            run(path.path(), &mut tally).unwrap();
+            (tally.passed, tally.failed)
+        };
+        // In FP8 these numbers have no error, as if nothing had been quantized; another y fails in both.
+        assert_eq!(write(11.5), (1, 1));
+        assert_eq!(write(13.5), (0, 2));
+    }
+
+    #[test]
     fn what_cannot_be_read_fails_with_a_sentence() {
         let error =
             |config: &str, names: &[(&str, &[usize])]| Sample::parse(&file(config, names)).unwrap_err();
@@ -299,7 +366,7 @@ mod tests {
         let Config::TransformerLayer { normalization, num_gqa_groups, eps, .. } = config else {
             panic!("{config:?}")
         };
-        assert_eq!((normalization, num_gqa_groups, eps), (Normalization::RmsNorm, 2, 1e-5));
+        assert_eq!((normalization, num_gqa_groups, eps), (Norm::RmsNorm, 2, 1e-5));
     }
 
     #[test]

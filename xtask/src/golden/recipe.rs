@@ -3,10 +3,18 @@
 //! A trace is a configuration and, step by step, the reduced staging value of every slot; after the step the scale
 //! of every slot and, at some steps, its window (oldest first, without the staging cell). Values are f32 bits; a NaN equals any NaN.
 
+use std::fs;
+use std::path::Path;
+
+use fp8_recipe::{
+    AmaxComputeAlgo, DelayedScaling, Direction, Origin, Recipe, Scaling, ScalingFactorComputeAlgo, SlotName,
+    SlotRole, Slots,
+};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Mismatches;
+use super::{Mismatches, Tally, listing, say_ignored};
+use crate::workspace::Result as TaskResult;
 
 /// One configuration and what happened under it.
 #[derive(Debug, Deserialize)]
@@ -62,6 +70,108 @@ pub(super) struct State {
 
 type Check<T = ()> = Result<T, String>;
 
+/// Replays every trace of `folder` through the scopes that a model would open.
+pub(super) fn run(folder: &Path, tally: &mut Tally) -> TaskResult {
+    let mut ignored = Vec::new();
+    for (file, path) in listing(folder)? {
+        if path.extension().is_none_or(|end| end != "json") {
+            ignored.push(file);
+            continue;
+        }
+        let before = (tally.passed, tally.failed);
+        match traces(&fs::read_to_string(&path)?) {
+            Err(error) => tally.record(&format!("recipe/{file}"), Err(error)),
+            Ok(traces) => {
+                for (number, trace) in traces.iter().enumerate() {
+                    let name =
+                        trace.as_ref().map_or_else(|_| String::new(), |trace| format!(" {}", trace.name()));
+                    let result = trace.as_ref().map_err(Clone::clone).and_then(compare);
+                    tally.record(&format!("recipe/{file} trace {number}{name}"), result);
+                }
+            }
+        }
+        let (passed, failed) = (tally.passed - before.0, tally.failed - before.1);
+        println!("recipe/{file}: {passed} passed, {failed} failed");
+    }
+    say_ignored("recipe", &ignored);
+    Ok(())
+}
+
+fn compare(trace: &Trace) -> Check {
+    let mut player = Player::new(trace).map_err(|error| error.to_string())?;
+    trace.replay(|staged| player.step(staged).map_err(|error| error.to_string()))
+}
+
+/// A model of the trace's slots in one arena, and the recipe.
+struct Player {
+    slots: Vec<SlotName>,
+    scaling: Scaling,
+    recipe: Recipe,
+}
+
+impl Slots for Trace {
+    fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+        self.slot_names().iter().for_each(f);
+    }
+}
+
+impl Player {
+    fn new(trace: &Trace) -> fp8_recipe::Result<Self> {
+        let recipe = DelayedScaling {
+            margin: trace.margin,
+            interval: trace.interval.into(),
+            fp8_format: fp8_recipe::Format::Hybrid,
+            amax_history_len: trace.amax_history_len,
+            amax_compute_algo: match trace.amax_compute_algo {
+                Algorithm::Max => AmaxComputeAlgo::Max,
+                Algorithm::MostRecent => AmaxComputeAlgo::MostRecent,
+            },
+            scaling_factor_compute_algo: match trace.policy {
+                Policy::Exact => ScalingFactorComputeAlgo::Exact,
+                Policy::PowerOfTwo => ScalingFactorComputeAlgo::PowerOfTwo,
+            },
+            ..Default::default()
+        };
+        let scaling = Scaling::new(trace, &fp8_kernels::Device::cpu())?;
+        Ok(Self { slots: trace.slot_names(), scaling, recipe: recipe.with_te_rules().into() })
+    }
+
+    /// A scope in which quantizing finds these amaxes.
+    fn step(&mut self, staged: &[f32]) -> fp8_recipe::Result<State> {
+        let mut cx = self.scaling.autocast(&self.recipe)?;
+        let origins: Vec<Origin> = self.slots.iter().map(|slot| cx.origin(slot)).collect();
+        let staged = self.slots.iter().zip(&origins).zip(staged);
+        if self.slots.iter().all(|slot| slot.direction() == Direction::Forward) {
+            for ((name, _), &amax) in staged {
+                cx.slot(name)?.amax.iter().for_each(|cell| cell.merge_max(amax));
+            }
+            cx.commit()?;
+        } else {
+            cx.commit()?;
+            let mut cx = self.scaling.backward()?;
+            for ((name, origin), &amax) in staged {
+                cx.slot(origin, name)?.amax.iter().for_each(|cell| cell.merge_max(amax));
+            }
+            cx.commit()?;
+        }
+        Ok(self.state())
+    }
+
+    fn state(&self) -> State {
+        let state = self.scaling.state();
+        let mut found = State { scale: Vec::new(), window: Vec::new() };
+        for name in &self.slots {
+            for arena in state.arenas.iter().filter(|arena| arena.direction == name.direction()) {
+                if let Some(slot) = arena.slots.iter().position(|slot| slot == name.name()) {
+                    found.scale.push(arena.scale[slot]);
+                    found.window.push(arena.amax_history.iter().map(|row| row[slot]).collect());
+                }
+            }
+        }
+        found
+    }
+}
+
 /// The traces of a file. A trace that cannot be read is a failed case of its own.
 pub(super) fn traces(json: &str) -> Check<Vec<Check<Trace>>> {
     #[derive(Deserialize)]
@@ -91,6 +201,14 @@ impl Trace {
             }
         }
         Ok(trace)
+    }
+
+    fn slot_names(&self) -> Vec<SlotName> {
+        let role = match self.format {
+            Format::E4M3 => SlotRole::Input,
+            Format::E5M2 => SlotRole::GradOutput,
+        };
+        self.slots.iter().map(|stream| SlotName::new(stream, role)).collect()
     }
 
     /// What tells this trace from others of its file.
@@ -200,6 +318,22 @@ mod tests {
             "step 0 slot x: scale[0] is 1e0 (0x3f800000), expected 4.48e2 (0x43e00000); 6 of 7 differ"
         );
         assert!(trace().replay(|_| Err("no arena".to_owned())).unwrap_err().starts_with("step 0: no arena"));
+    }
+
+    #[test]
+    fn a_trace_passes_through_the_scopes_and_a_wrong_one_fails() {
+        for format in ["E4M3", "E5M2"] {
+            let file = file().replace("E4M3", format);
+            let expected = if format == "E4M3" { Ok(()) } else { Err(()) }; // the scales in it are E4M3's
+            assert_eq!(compare(traces(&file).unwrap()[0].as_ref().unwrap()).map_err(drop), expected);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.json"), file()).unwrap();
+        fs::write(folder.path().join("b.json"), "{}").unwrap();
+        fs::write(folder.path().join("c.py"), "").unwrap();
+        let mut tally = Tally::default();
+        run(folder.path(), &mut tally).unwrap();
+        assert_eq!((tally.passed, tally.failed), (1, 1));
     }
 
     #[test]

@@ -1,0 +1,130 @@
+//! The codec on one chunk, as kernels: the run-time format chosen once, loops compiled for the CPU's features.
+
+use super::dispatch::{Kernel, vectorized};
+use crate::dtype::Float;
+use crate::{Counters, Encoding, Result};
+use fp8_format::{E4M3, E5M2, Fp8, slice};
+
+/// Codes of `data · scale`; returns `max |data|`.
+pub(crate) fn encode<T: Float>(data: &[T], scale: f32, encoding: Encoding, codes: &mut [u8]) -> Result<f32> {
+    struct Encode<'a, T> {
+        data: &'a [T],
+        scale: f32,
+        encoding: Encoding,
+        codes: &'a mut [u8],
+    }
+    impl<T: Float> Kernel for Encode<'_, T> {
+        type Output = Result<f32>;
+
+        #[inline(always)]
+        fn run(self) -> Result<f32> {
+            let Self { data, scale, encoding, codes } = self;
+            Ok(match encoding {
+                Encoding::E4M3 => slice::quantize::<E4M3, T>(data, scale, bytemuck::cast_slice_mut(codes))?,
+                Encoding::E5M2 => slice::quantize::<E5M2, T>(data, scale, bytemuck::cast_slice_mut(codes))?,
+            })
+        }
+    }
+    vectorized(Encode { data, scale, encoding, codes })
+}
+
+/// The values of codes, each multiplied by `factor` if there is one.
+pub(crate) fn decode(
+    codes: &[u8],
+    encoding: Encoding,
+    factor: Option<f32>,
+    values: &mut [f32],
+) -> Result<()> {
+    struct Decode<'a> {
+        codes: &'a [u8],
+        encoding: Encoding,
+        factor: Option<f32>,
+        values: &'a mut [f32],
+    }
+    impl Decode<'_> {
+        #[inline(always)]
+        fn of<T: Fp8 + bytemuck::Pod>(self) -> Result<()> {
+            let codes: &[T] = bytemuck::cast_slice(self.codes);
+            match self.factor {
+                None => slice::to_f32(codes, self.values)?,
+                Some(factor) => slice::dequantize(codes, factor, self.values)?,
+            }
+            Ok(())
+        }
+    }
+    impl Kernel for Decode<'_> {
+        type Output = Result<()>;
+
+        #[inline(always)]
+        fn run(self) -> Result<()> {
+            match self.encoding {
+                Encoding::E4M3 => self.of::<E4M3>(),
+                Encoding::E5M2 => self.of::<E5M2>(),
+            }
+        }
+    }
+    vectorized(Decode { codes, encoding, factor, values })
+}
+
+/// `max |data|`, NaN skipped; 0 for no elements.
+pub(crate) fn amax<T: Float>(data: &[T]) -> f32 {
+    struct Amax<'a, T>(&'a [T]);
+    impl<T: Float> Kernel for Amax<'_, T> {
+        type Output = f32;
+
+        #[inline(always)]
+        fn run(self) -> f32 {
+            slice::amax(self.0)
+        }
+    }
+    vectorized(Amax(data))
+}
+
+/// Adds to `counters` what quantizing `data` into `codes` saturated and flushed to zero.
+pub(crate) fn count<T: Float>(data: &[T], scale: f32, max: f32, codes: &[u8], counters: &Counters) {
+    struct Count<'a, T> {
+        data: &'a [T],
+        scale: f32,
+        max: f32,
+        codes: &'a [u8],
+    }
+    impl<T: Float> Kernel for Count<'_, T> {
+        type Output = [u32; 2];
+
+        #[inline(always)]
+        fn run(self) -> [u32; 2] {
+            let [mut saturated, mut underflowed] = [0; 2];
+            for (&x, &code) in self.data.iter().zip(self.codes) {
+                let v = x.to_f32();
+                saturated += u32::from((v.abs() < f32::INFINITY) & ((v * self.scale).abs() > self.max));
+                underflowed += u32::from((v != 0.0) & (code & 0x7F == 0));
+            }
+            [saturated, underflowed]
+        }
+    }
+    let [saturated, underflowed] = vectorized(Count { data, scale, max, codes });
+    counters.add(saturated.into(), underflowed.into(), data.len() as u64);
+}
+
+/// Sums of the columns of whole rows, row after row.
+pub(crate) fn column_sums(rows: &[f32], cols: usize) -> Vec<f32> {
+    struct Sums<'a> {
+        rows: &'a [f32],
+        sums: &'a mut [f32],
+    }
+    impl Kernel for Sums<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run(self) {
+            for row in self.rows.chunks_exact(self.sums.len()) {
+                self.sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += v);
+            }
+        }
+    }
+    let mut sums = vec![0.0; cols];
+    if cols > 0 {
+        vectorized(Sums { rows, sums: &mut sums });
+    }
+    sums
+}

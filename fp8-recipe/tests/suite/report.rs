@@ -1,0 +1,79 @@
+//! Slot by slot: amax, scale, counts.
+
+use crate::support::{backward, forward, grad, input, scaling, short, step};
+use fp8_recipe::{CurrentScaling, DelayedScaling, Direction, Scaling, SlotName, SlotReport, SlotRole};
+
+fn report(scaling: &Scaling, slot: &SlotName) -> SlotReport {
+    scaling.slot_reports().into_iter().find(|report| report.name == *slot.name()).unwrap()
+}
+
+#[test]
+fn every_slot_of_every_arena() {
+    let mut scaling = scaling(&["a"]);
+    assert!(scaling.slot_reports().is_empty());
+    let origin = step(&mut scaling, &short().into(), &input("a"), &[3.5, 1.0]).unwrap();
+    let mut cx = scaling.backward().unwrap();
+    backward(&mut cx, &origin, &grad("a"), &[2.0]);
+    cx.commit().unwrap();
+    let reports = scaling.slot_reports();
+    assert_eq!(reports.len(), 5);
+    let x = report(&scaling, &input("a"));
+    assert_eq!((x.role, x.direction, x.amax, x.scale), (SlotRole::Input, Direction::Forward, 3.5, 128.0));
+    assert!(x.calibrated && x.recipe.starts_with("delayed(margin=0"));
+    assert_eq!(report(&scaling, &grad("a")).scale, 28672.0);
+    let output = reports.iter().find(|report| report.role == SlotRole::Output).unwrap();
+    assert_eq!((output.calibrated, output.scale, output.amax), (false, 1.0, 0.0));
+}
+
+#[test]
+fn what_a_scale_costs_is_counted_where_asked() {
+    let mut scaling = scaling(&["a"]);
+    let recipe = DelayedScaling { amax_history_len: 1, ..short() }.into();
+    step(&mut scaling, &recipe, &input("a"), &[448.0]).unwrap(); // scale 1
+    assert_eq!(report(&scaling, &input("a")).elements, 0);
+    scaling.set_counting(true);
+    step(&mut scaling, &recipe, &input("a"), &[1000.0, 449.0, 448.0, 1e-9, 0.0]).unwrap();
+    let counted = report(&scaling, &input("a"));
+    assert_eq!((counted.saturated, counted.underflowed, counted.elements), (2, 1, 5));
+    let mut cx = scaling.eval(&recipe).unwrap();
+    forward(&mut cx, &input("a"), &[1e9]); // an evaluation counts nothing
+    drop(cx);
+    assert_eq!(report(&scaling, &input("a")), counted);
+    scaling.reset_counters();
+    let reset = report(&scaling, &input("a"));
+    assert_eq!((reset.saturated, reset.underflowed, reset.elements), (0, 0, 0));
+    scaling.set_counting(false);
+    step(&mut scaling, &recipe, &input("a"), &[1e9]).unwrap();
+    assert_eq!(report(&scaling, &input("a")).elements, 0);
+}
+
+#[test]
+fn non_finite_amaxes_are_counted() {
+    let mut scaling = scaling(&["a"]);
+    for amax in [1.0, f32::INFINITY, f32::INFINITY] {
+        step(&mut scaling, &short().into(), &input("a"), &[amax]).unwrap();
+    }
+    assert_eq!(report(&scaling, &input("a")).non_finite, 2);
+}
+
+#[test]
+fn current_scaling_reports_while_it_counts_and_computes_the_same() {
+    let recipe = CurrentScaling::default().into();
+    let run = |counting| {
+        let mut scaling = scaling(&["a"]);
+        scaling.set_counting(counting);
+        let codes = [[7.0, 1e-9], [3.5, 1.0]].map(|values| {
+            let mut cx = scaling.autocast(&recipe).unwrap();
+            let (x8, _) = forward(&mut cx, &input("a"), &values);
+            cx.commit().unwrap();
+            (crate::support::codes(&x8), crate::support::scale_of(&x8))
+        });
+        (scaling, codes)
+    };
+    let (scaling, counted) = run(true);
+    assert_eq!(counted, run(false).1);
+    let x = report(&scaling, &input("a"));
+    assert_eq!((x.amax, x.scale, x.calibrated), (3.5, 128.0, true));
+    assert_eq!((x.saturated, x.underflowed, x.elements), (0, 1, 4));
+    assert!(scaling.state().arenas.is_empty());
+}

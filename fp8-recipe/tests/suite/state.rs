@@ -1,0 +1,203 @@
+//! State out and in: resuming is exact.
+
+use crate::support::{
+    backward, codes, forward, grad, input, message, scale_of, scaling, short, slot_state, slot_states, step,
+    updates,
+};
+use fp8_recipe::{AutocastOptions, CurrentScaling, DelayedScaling, Direction, Recipe, Scaling, ScalingState};
+
+fn with_len(amax_history_len: usize) -> Recipe {
+    DelayedScaling { amax_history_len, interval: 2, ..short() }.into()
+}
+
+/// A whole step; returns codes and scales.
+fn train(scaling: &mut Scaling, recipe: &Recipe, s: u8) -> (Vec<u8>, f32, f32) {
+    let amax = 1.0 + f32::from(s % 7 * 5 % 11);
+    let mut cx = scaling.autocast(recipe).unwrap();
+    let (x8, origin) = forward(&mut cx, &input("a"), &[amax, 0.3]);
+    cx.commit().unwrap();
+    let mut cx = scaling.backward().unwrap();
+    let dy8 = backward(&mut cx, &origin, &grad("a"), &[0.1 / amax]);
+    cx.commit().unwrap();
+    (codes(&x8), scale_of(&x8), scale_of(&dy8))
+}
+
+#[test]
+fn a_resumed_run_continues_bit_for_bit() {
+    for loaded_late in [false, true] {
+        let recipe = with_len(4);
+        let mut straight = scaling(&["a", "b"]);
+        (0..5).for_each(|s| drop(train(&mut straight, &recipe, s)));
+        let state = straight.state();
+        let mut resumed = scaling(&["a", "b"]);
+        if loaded_late {
+            train(&mut resumed, &recipe, 77);
+        }
+        resumed.load_state(&state).unwrap();
+        assert_eq!(resumed.state(), state);
+        for s in 5..12 {
+            assert_eq!(train(&mut straight, &recipe, s), train(&mut resumed, &recipe, s), "step {s}");
+        }
+        assert_eq!(straight.state(), resumed.state());
+    }
+}
+
+#[test]
+fn a_slot_not_yet_calibrated_stays_so() {
+    let (mut first, mut second, recipe) = (scaling(&["a", "b"]), scaling(&["a", "b"]), short().into());
+    step(&mut first, &recipe, &input("a"), &[1.0]).unwrap();
+    second.load_state(&first.state()).unwrap();
+    let mut cx = second.autocast(&recipe).unwrap();
+    assert_eq!(scale_of(&forward(&mut cx, &input("b"), &[7.0]).0), 64.0);
+    cx.commit().unwrap();
+}
+
+#[test]
+fn an_evaluation_uses_loaded_scales_at_once() {
+    let (mut first, mut second, recipe) = (scaling(&["a"]), scaling(&["a"]), short().into());
+    step(&mut first, &recipe, &input("a"), &[7.0]).unwrap();
+    second.load_state(&first.state()).unwrap();
+    let mut cx = second.eval(&recipe).unwrap();
+    assert_eq!(scale_of(&forward(&mut cx, &input("a"), &[1.0]).0), 64.0);
+    drop(cx);
+    assert_eq!(second.state(), first.state());
+}
+
+#[test]
+fn a_longer_history_gets_zeros_on_its_old_side_a_shorter_one_keeps_the_newest_rows() {
+    let (mut saved, recipe) = (scaling(&["a"]), with_len(4));
+    for amax in [4.0, 2.0, 1.0] {
+        step(&mut saved, &recipe, &input("a"), &[amax]).unwrap();
+    }
+    let scale = slot_state(&saved, &input("a")).0;
+    for (len, window) in
+        [(6, &[0.0, 0.0, 4.0, 2.0, 1.0][..]), (4, &[4.0, 2.0, 1.0]), (3, &[2.0, 1.0]), (1, &[])]
+    {
+        let mut resumed = scaling(&["a"]);
+        resumed.load_state(&saved.state()).unwrap();
+        resumed.eval(&with_len(len)).unwrap().commit().unwrap();
+        assert_eq!(slot_state(&resumed, &input("a")), (scale, window.to_vec()), "length {len}");
+        assert_eq!(updates(&resumed, Direction::Forward), [3]);
+    }
+}
+
+#[test]
+fn two_lengths_of_one_recipe_find_their_own() {
+    let mut saved = scaling(&["a"]);
+    step(&mut saved, &with_len(3), &input("a"), &[3.0]).unwrap();
+    step(&mut saved, &with_len(5), &input("a"), &[5.0]).unwrap();
+    for order in [[3, 5], [5, 3]] {
+        let mut resumed = scaling(&["a"]);
+        resumed.load_state(&saved.state()).unwrap();
+        for len in order {
+            resumed.eval(&with_len(len)).unwrap().commit().unwrap();
+        }
+        let mut states = slot_states(&resumed, &input("a"));
+        states.sort_by_key(|state| state.1.len());
+        assert_eq!(states, slot_states(&saved, &input("a")));
+    }
+}
+
+#[test]
+fn loading_takes_the_place_of_what_was_there() {
+    let (mut scaling, mut empty, recipe) = (scaling(&["a"]), scaling(&["a"]), with_len(4));
+    train(&mut scaling, &recipe, 1);
+    scaling.load_state(&ScalingState::default()).unwrap();
+    for s in 0..4 {
+        assert_eq!(train(&mut scaling, &recipe, s), train(&mut empty, &recipe, s), "step {s}");
+    }
+    assert_eq!(scaling.state(), empty.state());
+}
+
+#[test]
+fn state_loads_into_a_run_without_the_group() {
+    #[derive(Debug)]
+    struct Alone;
+    impl fp8_recipe::AmaxGroup for Alone {
+        fn id(&self) -> &str {
+            "dp"
+        }
+        fn world_size(&self) -> usize {
+            1
+        }
+        fn agree_on_names(&self, _: &str, _: &[std::sync::Arc<str>]) -> fp8_recipe::Result<()> {
+            Ok(())
+        }
+        fn all_reduce_max(&self, _: &str, _: &fp8_recipe::fp8_kernels::Arena) -> fp8_recipe::Result<()> {
+            Ok(())
+        }
+        fn poison(&self, _: &str) {}
+    }
+    let (mut saved, mut resumed, recipe) = (scaling(&["a"]), scaling(&["a"]), Recipe::from(short()));
+    let group = Some(std::sync::Arc::new(Alone) as _);
+    let options = AutocastOptions { amax_reduction_group: group, ..Default::default() };
+    let mut cx = saved.scope(&recipe, &options).unwrap();
+    forward(&mut cx, &input("a"), &[7.0]);
+    cx.commit().unwrap();
+    assert_eq!(saved.state().arenas[0].group.as_deref(), Some("dp"));
+    resumed.load_state(&saved.state()).unwrap();
+    let mut cx = resumed.autocast(&recipe).unwrap();
+    assert_eq!(scale_of(&forward(&mut cx, &input("a"), &[1.0]).0), 64.0);
+    cx.commit().unwrap();
+    assert_eq!(resumed.state().arenas.len(), 2);
+    assert_eq!(resumed.state().arenas[0].group, None);
+}
+
+#[test]
+fn state_that_nobody_asked_for_is_kept() {
+    let (mut saved, mut resumed) = (scaling(&["a"]), scaling(&["a"]));
+    step(&mut saved, &with_len(4), &input("a"), &[3.0]).unwrap();
+    resumed.load_state(&saved.state()).unwrap();
+    step(&mut resumed, &short().into(), &input("a"), &[1.0]).unwrap();
+    let arenas = resumed.state().arenas;
+    assert_eq!((arenas.len(), &arenas[2..]), (4, &saved.state().arenas[..]));
+}
+
+#[test]
+fn other_slots_or_impossible_numbers_are_refused_and_change_nothing() {
+    let (mut saved, recipe) = (scaling(&["a", "b"]), short().into());
+    step(&mut saved, &recipe, &input("a"), &[3.5]).unwrap();
+    let state = saved.state();
+    let refused = |path: &[&str], state: &ScalingState| {
+        let mut scaling = scaling(path);
+        step(&mut scaling, &recipe, &input("a"), &[1.0]).unwrap();
+        let before = scaling.state();
+        let text = message(scaling.load_state(state));
+        assert_eq!(scaling.state(), before);
+        let (head, problem) = text.split_once(": ").unwrap();
+        assert!(head.starts_with("scaling state of delayed(margin=0,"), "{text}");
+        problem.strip_suffix(": load it into the model that it was saved from").unwrap().to_owned()
+    };
+    assert_eq!(refused(&["a", "c"], &state), "it has slot `b.input` where this model has `c.input`");
+    assert_eq!(refused(&["a"], &state), "it has 6 slots, this model 3");
+    assert_eq!(refused(&["a", "b", "c"], &state), "it has 6 slots, this model 9");
+    let edited = |edit: &dyn Fn(&mut fp8_recipe::ArenaState)| {
+        let mut state = state.clone();
+        edit(&mut state.arenas[0]);
+        refused(&["a", "b"], &state)
+    };
+    let values = "its scale or history does not have one value per slot (6)";
+    assert_eq!(edited(&|arena| arena.scale.truncate(5)), values);
+    assert_eq!(edited(&|arena| arena.amax_history[1].truncate(5)), values);
+    for scale in [0.0, -2.0, f32::NAN, f32::INFINITY] {
+        assert_eq!(edited(&|arena| arena.scale[2] = scale), format!("it has a scale of {scale}"));
+    }
+    assert_eq!(edited(&|arena| arena.amax_history[0][3] = -1.0), "it has an amax of -1");
+}
+
+#[test]
+fn state_has_names_and_leaves_out_recipes_without_any() {
+    let mut scaling = scaling(&["b", "a"]);
+    step(&mut scaling, &CurrentScaling::default().into(), &input("a"), &[1.0]).unwrap();
+    step(&mut scaling, &short().into(), &input("a"), &[1.0]).unwrap();
+    let state = scaling.state();
+    assert_eq!(state.arenas.len(), 2);
+    let arena = &state.arenas[0];
+    assert_eq!((arena.direction, arena.updates, &arena.group), (Direction::Forward, 1, &None));
+    assert_eq!(&*arena.slots[0], "a.input");
+    assert_eq!(
+        arena.recipe,
+        "delayed(margin=0,interval=1,fp8_format=HYBRID,amax=max,scale=exact,override=(false, false, false),\
+         reduce_amax=true,calibrate_first_step=true,record_non_finite=false,zero_is_skipped=false)"
+    );
+}
