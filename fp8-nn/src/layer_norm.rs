@@ -8,6 +8,7 @@ use crate::{Error, Layer, Module, Parameter, Result, init};
 use fp8_kernels::ops::{self, Norm, NormOptions, NormStats};
 use fp8_kernels::{DType, Device, Encoding, Operand, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName, Slots};
+use std::sync::Arc;
 
 /// How a norm is made. `hidden_size` has no default.
 #[derive(Debug, Clone)]
@@ -42,12 +43,13 @@ pub struct NormSaved {
     x: Tensor,
     stats: NormStats,
     input_dtype: DType,
+    layer: Arc<str>,
 }
 
 /// Either norm, alone or in front of a Linear.
 #[derive(Debug)]
 pub(crate) struct NormCore {
-    path: String,
+    path: Arc<str>,
     weight: Parameter,
     bias: Option<Parameter>,
     options: NormOptions,
@@ -70,7 +72,7 @@ impl NormCore {
         let weight = Tensor::full(gamma, [hidden_size], params_dtype, device)?;
         let bias = Tensor::zeros([hidden_size], params_dtype, device);
         Ok(Self {
-            path: path.to_owned(),
+            path: path.into(),
             weight: Parameter::new(format!("{path}.weight"), weight),
             bias: (norm == Norm::LayerNorm).then(|| Parameter::new(format!("{path}.bias"), bias)),
             options: NormOptions { norm, eps, zero_centered_gamma },
@@ -87,7 +89,7 @@ impl NormCore {
             return Ok(());
         }
         let expected = format!("[…, {hidden}], hidden_size last");
-        Err(Error::Input { layer: self.path.clone(), shape: *x.shape(), expected })
+        Err(Error::Input { layer: self.path.to_string(), shape: *x.shape(), expected })
     }
 
     /// In the computation's dtype.
@@ -137,10 +139,14 @@ impl NormCore {
         self.check_input(x)?;
         let Entered { x, input_dtype } = precision::enter(cx, &self.path, x, &self.parameters())?;
         let (y, stats) = self.forward(&x)?;
-        Ok((y, NormSaved { x, stats, input_dtype }))
+        Ok((y, NormSaved { x, stats, input_dtype, layer: self.path.clone() }))
     }
 
     fn module_backward(&mut self, saved: &NormSaved, dy: &Tensor) -> Result<Tensor> {
+        if saved.layer != self.path {
+            let (layer, found) = (self.path.to_string(), format!("layer `{}`", saved.layer));
+            return Err(fp8_recipe::Error::Origin { layer, found }.into());
+        }
         let dx = self.backward(&saved.x, &saved.stats, &ops::cast(dy, saved.x.dtype())?)?;
         Ok(ops::cast(&dx, saved.input_dtype)?)
     }

@@ -5,7 +5,7 @@ use fp8_kernels::{DType, Device, Shape, Tensor, bf16, f16};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
-    metadata: HashMap<String, String>,
+    metadata: BTreeMap<String, String>,
 }
 
 impl Writer {
@@ -58,7 +58,11 @@ impl Writer {
             TensorView::new(*dtype, shape.clone(), bytes).map(|view| (name.clone(), view))
         });
         let views = views.collect::<std::result::Result<Vec<_>, _>>().map_err(problem)?;
-        let bytes = serialize(views, Some(self.metadata.clone())).map_err(problem)?;
+        let bytes = serialize(views, None).map_err(problem)?;
+        let bytes = with_metadata(&bytes, &self.metadata).ok_or_else(|| Error::Checkpoint {
+            path: path.to_owned(),
+            problem: "has no header".to_owned(),
+        })?;
         let dir = match path.parent() {
             Some(dir) if !dir.as_os_str().is_empty() => dir,
             _ => Path::new("."),
@@ -83,6 +87,20 @@ fn temporary(dir: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the process's umask
     builder.tempfile_in(dir)
+}
+
+/// The same file with metadata in its header: sorted, so that equal contents are equal bytes, which the library's hash
+/// map does not give. Header: its length in 8 bytes, JSON, spaces up to a multiple of 8; the data's offsets count from
+/// its end.
+fn with_metadata(file: &[u8], metadata: &BTreeMap<String, String>) -> Option<Vec<u8>> {
+    let (len, rest) = file.split_first_chunk::<8>()?;
+    let (header, data) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+    let mut header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
+    header.insert("__metadata__".to_owned(), serde_json::to_value(metadata).ok()?);
+    let mut header = serde_json::to_vec(&header).ok()?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let len = u64::try_from(header.len()).ok()?.to_le_bytes();
+    Some([&len[..], &header, data].concat())
 }
 
 /// A parsed file, and which of its tensors were asked for.

@@ -37,12 +37,10 @@ pub(super) fn run(folder: &Path, tally: &mut Tally) -> TaskResult {
         }
         let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let sample = Sample::parse(&bytes);
-        let cases: [(&str, fn(&Sample) -> Check); 2] =
-            [("high precision", layer::check_high_precision), ("FP8", layer::check_fp8)];
-        for (case, check) in cases {
-            let result = sample.as_ref().map_err(String::clone).and_then(check);
-            tally.record(&format!("nn/{name} {case}"), result);
-        }
+        let sample = sample.as_ref().map_err(String::clone);
+        let high_precision = sample.clone().and_then(layer::check_high_precision);
+        tally.record(&format!("nn/{name} high precision"), high_precision);
+        tally.record(&format!("nn/{name} FP8"), sample.and_then(layer::check_fp8));
     }
     say_ignored("nn", &ignored);
     Ok(())

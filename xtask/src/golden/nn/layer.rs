@@ -15,7 +15,7 @@ const PATH: &str = "layer";
 
 /// Compares every tensor of a step in high precision.
 pub(super) fn check_high_precision(sample: &Sample) -> Check {
-    report(sample, false, |name, expected, actual| judge_high_precision(name, expected, actual))
+    report(sample, false, judge_high_precision)
 }
 
 /// Compares every tensor of a first step under delayed scaling.

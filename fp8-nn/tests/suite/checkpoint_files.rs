@@ -1,0 +1,239 @@
+//! Files that are no checkpoint of this model: an error, no panic, and nothing changed.
+
+use crate::support::{bits, cpu, delayed, error, linear, noise, step};
+use fp8_nn::prelude::*;
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+struct Job {
+    model: Linear,
+    optimizer: AdamW,
+    scaling: Scaling,
+}
+
+impl Job {
+    fn new(seed: u64) -> Self {
+        let mut model = linear("fc", 2, 3, seed);
+        let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+        let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+        let (x, dy) = (noise([4, 2], seed), noise([4, 3], seed + 1));
+        step(&mut scaling, &delayed(), &AutocastOptions::default(), &mut model, &x, &dy).unwrap();
+        optimizer.step(&mut model, 0.1).unwrap();
+        Self { model, optimizer, scaling }
+    }
+
+    fn save(&self, dir: &Path) -> Result<()> {
+        checkpoint::save(dir, &self.model, &self.optimizer, &self.scaling, &BTreeMap::new())
+    }
+
+    fn load(&mut self, dir: &Path) -> Result<()> {
+        checkpoint::load(dir, &mut self.model, &mut self.optimizer, &mut self.scaling).map(drop)
+    }
+
+    /// Parameters, then what the optimizer holds as its next update shows, then the scaling state.
+    fn fingerprint(&self) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        self.save(dir.path()).unwrap();
+        let bytes = std::fs::read(checkpoint::path(dir.path())).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let mut all: Vec<_> =
+            tensors.iter().map(|(name, view)| format!("{name} {:?}", view.data())).collect();
+        all.sort();
+        format!("{all:?} {:?} {}", self.scaling.state(), self.optimizer.steps())
+    }
+
+    /// Loads `bytes`, which must be refused and leave no trace.
+    fn refuses(&mut self, dir: &Path, bytes: &[u8]) -> String {
+        std::fs::write(checkpoint::path(dir), bytes).unwrap();
+        let before = (bits(self.model.weight().tensor()), self.scaling.state(), self.optimizer.steps());
+        let refused = error(self.load(dir));
+        assert!(before == (bits(self.model.weight().tensor()), self.scaling.state(), self.optimizer.steps()));
+        refused
+    }
+}
+
+fn saved() -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    Job::new(1).save(dir.path()).unwrap();
+    std::fs::read(checkpoint::path(dir.path())).unwrap()
+}
+
+type Parts = (BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>, HashMap<String, String>);
+
+/// The file with some of its parts changed.
+fn edited(bytes: &[u8], edit: impl FnOnce(&mut Parts)) -> Vec<u8> {
+    let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+    let tensors = SafeTensors::deserialize(bytes).unwrap();
+    let tensors =
+        tensors.iter().map(|(name, v)| (name.to_owned(), (v.dtype(), v.shape().to_vec(), v.data().to_vec())));
+    let mut parts = (tensors.collect(), header.metadata().clone().unwrap());
+    edit(&mut parts);
+    let views = parts
+        .0
+        .iter()
+        .map(|(name, (dtype, shape, data))| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    safetensors::serialize(views, Some(parts.1.clone())).unwrap()
+}
+
+#[test]
+fn every_truncation_is_refused() {
+    let (bytes, dir, mut job) = (saved(), tempfile::tempdir().unwrap(), Job::new(2));
+    let before = job.fingerprint();
+    for len in 0..bytes.len() {
+        let refused = job.refuses(dir.path(), &bytes[..len]);
+        assert!(
+            refused.contains("checkpoint.safetensors: not a readable safetensors file"),
+            "{len}: {refused}"
+        );
+        assert!(checkpoint::metadata(dir.path()).is_err());
+    }
+    assert_eq!(before, job.fingerprint());
+    std::fs::write(checkpoint::path(dir.path()), &bytes).unwrap();
+    job.load(dir.path()).unwrap();
+}
+
+#[test]
+fn no_flipped_byte_of_the_header_makes_a_panic_or_half_a_load() {
+    let (bytes, dir) = (saved(), tempfile::tempdir().unwrap());
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut refused = 0;
+    let mut job = Job::new(2);
+    for at in 0..header {
+        for flip in [0x01, 0x10, 0x80] {
+            let mut bad = bytes.clone();
+            bad[at] ^= flip;
+            std::fs::write(checkpoint::path(dir.path()), &bad).unwrap();
+            let before = (bits(job.model.weight().tensor()), job.scaling.state(), job.optimizer.steps());
+            // Some flips make another valid file: of another optimizer step, for example.
+            if job.load(dir.path()).is_err() {
+                refused += 1;
+                let after = (bits(job.model.weight().tensor()), job.scaling.state(), job.optimizer.steps());
+                assert!(before == after, "byte {at}");
+            }
+        }
+    }
+    assert!(refused > header * 3 * 8 / 10, "{refused} of {}", header * 3);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn no_file_makes_a_panic(noise in prop::collection::vec(any::<u8>(), 0..400), at in 0usize..4000, cut in 0usize..5000) {
+        let (mut bytes, dir) = (saved(), tempfile::tempdir().unwrap());
+        let at = at % bytes.len();
+        bytes.splice(at..(at + noise.len() / 2).min(bytes.len()), noise.iter().copied());
+        bytes.truncate(cut.max(9));
+        for bytes in [&bytes, &noise] {
+            std::fs::write(checkpoint::path(dir.path()), bytes).unwrap();
+            let _ = Job::new(2).load(dir.path());
+            let _ = checkpoint::metadata(dir.path());
+            let _ = checkpoint::load_parameters(&checkpoint::path(dir.path()), &mut linear("fc", 2, 3, 1));
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let (bytes, dir, mut job) = (saved(), tempfile::tempdir().unwrap(), Job::new(2));
+    let before = job.fingerprint();
+    let mut refuses = |edit: fn(&mut Parts), expected: &str| {
+        let refused = job.refuses(dir.path(), &edited(&bytes, edit));
+        assert!(refused.contains(expected), "{refused}");
+    };
+    let reshape = |parts: &mut Parts| parts.0.get_mut("model.fc.weight").unwrap().1 = vec![2, 3];
+    refuses(reshape, "`model.fc.weight` has shape [2, 3], this model wants [3, 2]");
+    let retype = |parts: &mut Parts| parts.0.get_mut("model.fc.bias").unwrap().0 = Dtype::I32;
+    refuses(retype, "`model.fc.bias` is I32, this model wants f32");
+    refuses(|parts| drop(parts.0.remove("model.fc.bias")), "tensor `model.fc.bias` is missing");
+    refuses(|parts| drop(parts.0.remove("scaling.0.scale")), "tensor `scaling.0.scale` is missing");
+    refuses(
+        |parts| drop(parts.0.remove("optimizer.fc.bias.exp_avg")),
+        "only one of `fc.bias`'s two moments is there",
+    );
+    let stranger = |parts: &mut Parts| drop(parts.0.insert("x".into(), (Dtype::U8, vec![1], vec![0])));
+    refuses(stranger, "tensor `x` has no place in this model");
+    let history = |parts: &mut Parts| parts.0.get_mut("scaling.1.amax_history").unwrap().1 = vec![2, 3];
+    refuses(history, "scaling.1: shapes [2, 3] and [2] for 2 slots");
+    let scale = |parts: &mut Parts| {
+        let data = &mut parts.0.get_mut("scaling.0.scale").unwrap().2;
+        data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    };
+    refuses(scale, "it has a scale of NaN");
+    let version = |parts: &mut Parts| drop(parts.1.insert("fp8.version".into(), "2".into()));
+    refuses(version, "layout version 2; this library reads version 1");
+    refuses(|parts| drop(parts.1.remove("fp8.version")), "a safetensors file, but not a training checkpoint");
+    refuses(|parts| drop(parts.1.remove("fp8.scaling")), "metadata `fp8.scaling` is missing");
+    refuses(
+        |parts| drop(parts.1.insert("fp8.scaling".into(), "[{}]".into())),
+        "metadata `fp8.scaling`: missing field",
+    );
+    refuses(
+        |parts| drop(parts.1.insert("fp8.optimizer.step".into(), "-1".into())),
+        "missing or not a number",
+    );
+    let direction = |parts: &mut Parts| {
+        let scaling = parts.1["fp8.scaling"].replace("backward", "sideways");
+        parts.1.insert("fp8.scaling".into(), scaling);
+    };
+    refuses(direction, "unknown direction `sideways`");
+    let slots = |parts: &mut Parts| {
+        let scaling = parts.1["fp8.scaling"].replace("fc.input", "fd.input");
+        parts.1.insert("fp8.scaling".into(), scaling);
+    };
+    refuses(slots, "it has slot `fd.input` where this model has `fc.input`");
+    assert_eq!(before, job.fingerprint());
+}
+
+#[test]
+fn files_that_are_not_there_are_named() {
+    let (dir, mut job) = (tempfile::tempdir().unwrap(), Job::new(1));
+    let missing = dir.path().join("nowhere");
+    let refused = error(job.load(&missing));
+    assert!(refused.starts_with(&format!("{}: ", checkpoint::path(&missing).display())), "{refused}");
+    assert!(error(checkpoint::metadata(&missing)).contains("checkpoint.safetensors"));
+    assert!(checkpoint::load_parameters(dir.path(), &mut job.model).is_err()); // a directory
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_old_file_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (old, new) = (Job::new(1), Job::new(2));
+    // Where the directory should be stands a file.
+    let file = dir.path().join("file");
+    std::fs::write(&file, b"not a directory").unwrap();
+    assert!(error(new.save(&file)).contains("checkpoint.safetensors: "));
+    assert_eq!(std::fs::read(&file).unwrap(), b"not a directory");
+    // Where the file should be stands a directory.
+    let taken = dir.path().join("taken");
+    std::fs::create_dir_all(checkpoint::path(&taken)).unwrap();
+    assert!(new.save(&taken).is_err());
+    assert_eq!(std::fs::read_dir(&taken).unwrap().count(), 1, "a temporary file is left");
+
+    // A model that cannot be saved: nothing is written over the old one.
+    let good = dir.path().join("good");
+    old.save(&good).unwrap();
+    let bytes = std::fs::read(checkpoint::path(&good)).unwrap();
+    let twice = Stack(vec![Box::new(linear("a", 2, 2, 1)), Box::new(linear("a", 2, 2, 2))]);
+    let refused = error(checkpoint::save(&good, &twice, &new.optimizer, &new.scaling, &BTreeMap::new()));
+    assert_eq!(refused, "parameter `model.a.weight` occurs twice: give the two layers different paths");
+    assert_eq!(bytes, std::fs::read(checkpoint::path(&good)).unwrap());
+    new.save(&good).unwrap();
+    assert_ne!(bytes, std::fs::read(checkpoint::path(&good)).unwrap());
+    assert_eq!(std::fs::read_dir(&good).unwrap().count(), 1, "a temporary file is left");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_checkpoint_has_the_permissions_of_other_files() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    Job::new(1).save(dir.path()).unwrap();
+    let other = dir.path().join("other");
+    std::fs::write(&other, b"").unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode();
+    assert_eq!(mode(&checkpoint::path(dir.path())), mode(&other));
+}

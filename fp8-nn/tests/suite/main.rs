@@ -1,0 +1,16 @@
+//! Layers, optimizers, checkpoints and data parallelism, through the public API alone.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod checkpoint;
+mod checkpoint_files;
+mod data_parallel;
+mod dtypes;
+mod golden;
+mod gradients;
+mod modes;
+mod optimizer;
+mod overrides;
+mod recompute;
+mod scopes;
+mod stack;
+mod support;

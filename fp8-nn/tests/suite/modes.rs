@@ -1,0 +1,171 @@
+//! One step under different recipes, transpose policies and kinds of scope.
+
+use crate::support::{
+    bits, block, block_options, cpu, current, delayed, first_step, grads, linear, noise, off, parameter_bits,
+    relative_rms, rng, short, step, values,
+};
+use fp8_nn::prelude::*;
+
+#[test]
+fn fp8_stays_near_high_precision() {
+    let (x, dy) = (noise([4, 16, 32], 2), noise([4, 16, 32], 3));
+    let run = |recipe: &Recipe, options: &AutocastOptions| {
+        let mut model = block("block", 1);
+        let (y, dx) = first_step(recipe, options, &mut model, &x, &dy).unwrap();
+        (values(&y), values(&dx), grads(&model))
+    };
+    let high = run(&delayed(), &off());
+    let e4m3 = DelayedScaling { fp8_format: Format::E4M3, ..short() };
+    for recipe in [delayed(), e4m3.into(), current(), DelayedScaling { margin: 1, ..short() }.into()] {
+        let fp8 = run(&recipe, &AutocastOptions::default());
+        let (y, dx) = (relative_rms(&high.0, &fp8.0), relative_rms(&high.1, &fp8.1));
+        assert!((1e-4..0.03).contains(&y) && (1e-4..0.20).contains(&dx), "{recipe:?}: y {y}, dx {dx}");
+        for ((name, expected), (_, actual)) in high.2.iter().zip(&fp8.2) {
+            let error = relative_rms(expected, actual);
+            assert!(error < 0.20, "{recipe:?} {name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn gradients_in_e4m3_are_finer_than_in_e5m2() {
+    let (x, dy) = (noise([64, 64], 2), noise([64, 48], 3));
+    let run = |fp8_format, options: &AutocastOptions| {
+        let recipe = DelayedScaling { fp8_format, ..short() }.into();
+        values(&first_step(&recipe, options, &mut linear("fc", 64, 48, 1), &x, &dy).unwrap().1)
+    };
+    let high = run(Format::Hybrid, &off());
+    let [hybrid, e4m3] =
+        [Format::Hybrid, Format::E4M3].map(|format| run(format, &AutocastOptions::default()));
+    let [hybrid, e4m3] = [hybrid, e4m3].map(|dx| relative_rms(&high, &dx));
+    assert!(e4m3 < 0.045 && hybrid > 1.3 * e4m3 && hybrid < 0.08, "{hybrid} {e4m3}");
+}
+
+#[test]
+fn a_first_step_under_delayed_scaling_is_one_of_current_scaling() {
+    let (x, dy) = (noise([2, 8, 32], 2), noise([2, 8, 32], 3));
+    let run = |recipe: &Recipe| {
+        let mut model = block("block", 1);
+        let (y, dx) = first_step(recipe, &AutocastOptions::default(), &mut model, &x, &dy).unwrap();
+        (bits(&y), bits(&dx), parameter_bits(&model))
+    };
+    assert_eq!(run(&delayed()), run(&current()));
+}
+
+#[test]
+fn transpose_policies_give_the_same_bits() {
+    let recipes = [
+        delayed(),
+        current(),
+        DelayedScaling { override_linear_precision: (false, true, false), ..short() }.into(),
+        DelayedScaling { override_linear_precision: (true, false, false), ..short() }.into(),
+    ];
+    for recipe in recipes {
+        let run = |policy| {
+            let device = cpu().with_transpose_policy(policy);
+            let mut model = TransformerLayer::new("block", block_options(), &device, &mut rng(1)).unwrap();
+            let mut scaling = Scaling::new(&model, &device).unwrap();
+            let mut out = Vec::new();
+            for seed in 0..3 {
+                let on = |t: Tensor| Tensor::from_vec(values(&t), *t.shape(), &device).unwrap();
+                let (x, dy) = (on(noise([2, 8, 32], seed)), on(noise([2, 8, 32], 100 + seed)));
+                let options = AutocastOptions::default();
+                let (y, dx) = step(&mut scaling, &recipe, &options, &mut model, &x, &dy).unwrap();
+                assert_eq!(y.device().transpose_policy(), policy);
+                out.push((bits(&y), bits(&dx)));
+            }
+            (out, parameter_bits(&model), scaling.state())
+        };
+        let never = run(TransposePolicy::Never);
+        assert!(never == run(TransposePolicy::WithCast), "with the cast, {recipe:?}");
+        assert!(never == run(TransposePolicy::OnDemand), "on demand, {recipe:?}");
+    }
+}
+
+#[test]
+fn an_evaluation_changes_nothing() {
+    let (x, dy) = (noise([2, 8, 32], 2), noise([2, 8, 32], 3));
+    let run = |evaluate: bool| {
+        let mut model = block("block", 1);
+        let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+        let mut out = Vec::new();
+        for seed in 0..3 {
+            if evaluate {
+                let mut cx = scaling.eval(&delayed()).unwrap();
+                model.forward(&mut cx, &noise([2, 8, 32], 50 + seed)).unwrap();
+            }
+            let options = AutocastOptions::default();
+            let (y, dx) = step(&mut scaling, &delayed(), &options, &mut model, &x, &dy).unwrap();
+            out.push((bits(&y), bits(&dx)));
+        }
+        (out, parameter_bits(&model), scaling.state())
+    };
+    assert!(run(false) == run(true));
+}
+
+#[test]
+fn the_saved_of_an_evaluation_is_refused() {
+    let mut fc = linear("fc", 16, 16, 1);
+    let mut scaling = Scaling::new(&fc, &cpu()).unwrap();
+    let x = noise([4, 16], 2);
+    let (y, saved) = fc.forward(&mut scaling.eval(&delayed()).unwrap(), &x).unwrap();
+    let error = scaling.backward_with(|cx| fc.backward(cx, saved, &y)).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "backward of `fc`: its Saved comes from an evaluation scope, not from a recorded forward of `fc`"
+    );
+}
+
+#[test]
+fn calibrating_records_what_fp8_would_see() {
+    let (x, dy) = (noise([8, 16], 2), noise([8, 16], 3));
+    let run = |enabled: bool| {
+        let mut fc = linear("fc", 16, 16, 1);
+        let mut scaling = Scaling::new(&fc, &cpu()).unwrap();
+        let options = AutocastOptions { enabled, calibrating: !enabled, ..Default::default() };
+        let (y, _) = step(&mut scaling, &delayed(), &options, &mut fc, &x, &dy).unwrap();
+        (values(&y), scaling.state())
+    };
+    let ((fp8, state), (high, calibrated)) = (run(true), run(false));
+    assert!(relative_rms(&high, &fp8) > 1e-4);
+    assert_eq!(state, calibrated);
+}
+
+#[test]
+fn a_weight_is_quantized_once_per_version() {
+    let mut fc = linear("fc", 16, 24, 1);
+    let mut scaling = Scaling::new(&fc, &cpu()).unwrap();
+    scaling.set_counting(true);
+    let elements = |scaling: &Scaling, name: &str| {
+        scaling.slot_reports().iter().find(|slot| &*slot.name == name).unwrap().elements
+    };
+    let x = noise([8, 16], 2);
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    for round in 1..=3 {
+        for _ in 0..4 {
+            scaling.autocast_with(&delayed(), |cx| fc.forward(cx, &x).map(drop)).unwrap();
+        }
+        assert_eq!(elements(&scaling, "fc.weight"), round * 16 * 24);
+        assert_eq!(elements(&scaling, "fc.input"), round * 4 * 8 * 16);
+        optimizer.step(&mut fc, 0.01).unwrap();
+    }
+}
+
+#[test]
+fn gradients_of_micro_batches_add_up() {
+    let (x, dy) = (noise([4, 8, 32], 2), noise([4, 8, 32], 3));
+    let mut whole = block("block", 1);
+    first_step(&delayed(), &off(), &mut whole, &x, &dy).unwrap();
+    let mut parts = block("block", 1);
+    let mut scaling = Scaling::new(&parts, &cpu()).unwrap();
+    for i in 0..4 {
+        let part =
+            |t: &Tensor| Tensor::from_vec(values(t)[i * 256..][..256].to_vec(), [1, 8, 32], &cpu()).unwrap();
+        step(&mut scaling, &delayed(), &off(), &mut parts, &part(&x), &part(&dy)).unwrap();
+    }
+    for ((name, expected), (_, actual)) in grads(&whole).iter().zip(grads(&parts)) {
+        crate::support::assert_close(name, expected, &actual, 1e-5);
+    }
+    fp8_nn::zero_grad(&mut parts).unwrap();
+    assert!(grads(&parts).iter().all(|(_, grad)| grad.iter().all(|&g| g == 0.0)));
+}

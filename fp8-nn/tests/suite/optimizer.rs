@@ -1,0 +1,235 @@
+//! AdamW against f64, its refusals, clipping, and the schedule.
+
+use crate::support::{
+    bits, block, cpu, delayed, error, first_step, linear, noise, off, parameter_bits, rng, values,
+};
+use fp8_nn::CosineSchedule;
+use fp8_nn::prelude::*;
+
+/// One value's textbook AdamW. `keep`: what survives between steps, in f32 or rounded to bf16.
+fn oracle(p: f64, grads: &[f64], lr: f64, decay: f64, keep: fn(f64) -> f64) -> f64 {
+    let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
+    let (mut p, mut m, mut v) = (p, 0.0, 0.0);
+    for (t, g) in grads.iter().enumerate() {
+        m = beta1 * m + (1.0 - beta1) * g;
+        v = beta2 * v + (1.0 - beta2) * g * g;
+        let correction = |beta: f64| 1.0 - beta.powi(t as i32 + 1);
+        let update = m / correction(beta1) / ((v / correction(beta2)).sqrt() + eps);
+        p = keep(p * (1.0 - lr * decay) - lr * update);
+    }
+    p
+}
+
+fn fc(params_dtype: DType) -> Linear {
+    let options = LinearOptions { in_features: 8, out_features: 6, params_dtype, ..Default::default() };
+    Linear::new("fc", options, &cpu(), &mut rng(1)).unwrap()
+}
+
+fn round_bf16(v: f64) -> f64 {
+    bf16::from_f64(v).to_f64()
+}
+
+#[test]
+fn adamw_is_the_textbooks_wherever_the_f32_weights_live() {
+    // (parameters, main_params, what survives a step, what the model holds, tolerance)
+    type Place = (DType, bool, fn(f64) -> f64, fn(f64) -> f64, f64);
+    let places: [Place; 3] = [
+        (DType::F32, true, |v| v, |v| v, 2e-6),
+        (DType::BF16, true, |v| v, round_bf16, 0.008),
+        (DType::BF16, false, round_bf16, |v| v, 0.016),
+    ];
+    for (dtype, main_params, keep, held, tolerance) in places {
+        let mut model = fc(dtype);
+        let start: Vec<Vec<f32>> =
+            fp8_nn::parameters(&model).unwrap().iter().map(|(_, t)| values(t)).collect();
+        let mut optimizer = AdamW::new(AdamWOptions { main_params, ..Default::default() }).unwrap();
+        let mut history: Vec<Vec<Vec<f64>>> = vec![Vec::new(); 2];
+        for step in 0..10 {
+            let mut index = 0;
+            let set = model.visit_mut(&mut |p| {
+                let grad = noise(*p.tensor().shape(), 10 * step + index as u64);
+                history[index].push(values(&grad).into_iter().map(f64::from).collect());
+                *p.main_grad_mut() = grad;
+                index += 1;
+                Ok(())
+            });
+            set.unwrap();
+            optimizer.step(&mut model, 0.01).unwrap();
+        }
+        assert_eq!(optimizer.steps(), 10);
+        for (index, (name, actual)) in fp8_nn::parameters(&model).unwrap().iter().enumerate() {
+            let decay = if index == 0 { 0.1 } else { 0.0 }; // biases do not decay
+            for (i, &actual) in values(actual).iter().enumerate() {
+                let grads: Vec<f64> = history[index].iter().map(|grad| grad[i]).collect();
+                let expected = held(oracle(f64::from(start[index][i]), &grads, 0.01, decay, keep));
+                let difference = (f64::from(actual) - expected).abs();
+                let bound = tolerance * expected.abs().max(0.05);
+                assert!(
+                    difference <= bound,
+                    "{dtype} {main_params} {name}[{i}]: {actual}, expected {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn small_updates_survive_where_there_are_f32_weights() {
+    let run = |dtype, main_params| {
+        let mut model = fc(dtype);
+        let ones = Tensor::full(1.0, [6, 8], dtype, &cpu()).unwrap();
+        let mut first = Some(ones);
+        let set = model.visit_mut(&mut |p| {
+            *p.main_grad_mut() = Tensor::full(1.0, *p.tensor().shape(), DType::F32, &cpu())?;
+            first.take().map_or(Ok(()), |ones| p.set(ones))
+        });
+        set.unwrap();
+        let mut optimizer =
+            AdamW::new(AdamWOptions { main_params, weight_decay: 0.0, ..Default::default() }).unwrap();
+        (0..100).for_each(|_| optimizer.step(&mut model, 1e-4).unwrap());
+        values(model.weight().tensor())[0]
+    };
+    assert!((run(DType::F32, true) - 0.99).abs() < 1e-4);
+    assert!((run(DType::BF16, true) - 0.99).abs() < 0.004);
+    assert_eq!(run(DType::BF16, false), 1.0); // each update is less than half a bf16 ulp
+}
+
+#[test]
+fn only_matrices_decay() {
+    let mut model = block("block", 1);
+    let before = fp8_nn::parameters(&model).unwrap().into_iter();
+    let before: Vec<_> = before.map(|(name, t)| (name, values(&t), t.shape().len())).collect();
+    AdamW::new(AdamWOptions::default()).unwrap().step(&mut model, 0.5).unwrap(); // all gradients are 0
+    for ((name, before, rank), (_, after)) in before.iter().zip(fp8_nn::parameters(&model).unwrap()) {
+        let factor = if *rank < 2 { 1.0 } else { 0.95 };
+        let expected: Vec<f32> = before.iter().map(|v| v * factor).collect();
+        crate::support::assert_close(name, &expected, &values(&after), 1e-6);
+    }
+}
+
+#[test]
+fn a_refused_step_changes_nothing() {
+    let mut model = block("block", 1);
+    let (x, dy) = (noise([1, 4, 32], 1), noise([1, 4, 32], 2));
+    first_step(&delayed(), &off(), &mut model, &x, &dy).unwrap();
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    let before = parameter_bits(&model);
+    let versions = |model: &TransformerLayer| {
+        let mut all = Vec::new();
+        model.visit(&mut |p| {
+            all.push(p.version());
+            Ok(())
+        })?;
+        Ok::<_, Error>(all)
+    };
+    let old = versions(&model).unwrap();
+
+    let held = fp8_nn::parameters(&model).unwrap().pop();
+    assert_eq!(
+        error(optimizer.step(&mut model, 0.1)),
+        "block.mlp.fc2.bias: in-place update, but 1 more hold its storage: use up or drop the Saved or clone that does"
+    );
+    drop(held);
+    for (lr, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (-0.1, "-0.1")] {
+        let refused = error(optimizer.step(&mut model, lr));
+        assert_eq!(refused, format!("AdamW: lr = {shown}: expected finite and 0 or more"));
+    }
+    assert_eq!((optimizer.steps(), versions(&model).unwrap()), (0, old));
+    assert!(before == parameter_bits(&model));
+
+    // A Saved in high precision holds the weight itself.
+    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut cx = scaling.scope(&delayed(), &off()).unwrap();
+    let saved = model.forward(&mut cx, &x).unwrap();
+    cx.commit().unwrap();
+    assert!(error(optimizer.step(&mut model, 0.1)).contains("more hold its storage"));
+    drop(saved);
+    optimizer.step(&mut model, 0.1).unwrap();
+    assert_eq!(optimizer.steps(), 1);
+}
+
+#[test]
+fn an_optimizer_belongs_to_one_model() {
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    optimizer.step(&mut linear("fc", 4, 4, 1), 0.1).unwrap();
+    let refused = error(optimizer.step(&mut linear("fc", 4, 5, 1), 0.1));
+    assert!(refused.contains("[5, 4] and [4, 4]"), "{refused}");
+    let mut twice = Stack(vec![Box::new(linear("a", 4, 4, 1)), Box::new(linear("a", 4, 4, 2))]);
+    let refused = error(optimizer.step(&mut twice, 0.1));
+    assert_eq!(refused, "parameter `a.weight` occurs twice: give the two layers different paths");
+}
+
+#[test]
+fn options_of_adamw_are_checked() {
+    let new = |options| error(AdamW::new(options));
+    let default = AdamWOptions::default;
+    assert_eq!(
+        new(AdamWOptions { beta1: 1.0, ..default() }),
+        "AdamW: beta1 = 1: expected 0 or more and less than 1"
+    );
+    assert!(new(AdamWOptions { beta2: f32::NAN, ..default() }).contains("beta2 = NaN"));
+    assert!(new(AdamWOptions { eps: -1.0, ..default() }).contains("eps = -1"));
+    assert!(new(AdamWOptions { weight_decay: f32::INFINITY, ..default() }).contains("weight_decay = inf"));
+}
+
+#[test]
+fn clipping_scales_all_gradients_alike() {
+    let mut model = block("block", 1);
+    first_step(&delayed(), &off(), &mut model, &noise([1, 4, 32], 1), &noise([1, 4, 32], 2)).unwrap();
+    let before = crate::support::grads(&model);
+    let square: f64 = before.iter().flat_map(|(_, g)| g).map(|&g| f64::from(g) * f64::from(g)).sum();
+    let norm = clip_grad_norm(&mut model, 1e9).unwrap();
+    assert!((f64::from(norm) - square.sqrt()).abs() < 1e-4 * square.sqrt());
+    assert_eq!(before, crate::support::grads(&model)); // below the bound: untouched
+    assert_eq!(clip_grad_norm(&mut model, norm / 4.0).unwrap(), norm);
+    for ((name, before), (_, after)) in before.iter().zip(crate::support::grads(&model)) {
+        let expected: Vec<f32> = before.iter().map(|g| g / 4.0).collect();
+        crate::support::assert_close(name, &expected, &after, 1e-6);
+    }
+    let mut first = true;
+    let set = model.visit_mut(&mut |p| {
+        if std::mem::take(&mut first) {
+            *p.main_grad_mut() = Tensor::full(f32::INFINITY, *p.tensor().shape(), DType::F32, &cpu())?;
+        }
+        Ok(())
+    });
+    set.unwrap();
+    let before = parameter_bits(&model);
+    assert!(!clip_grad_norm(&mut model, 1.0).unwrap().is_finite());
+    assert!(before == parameter_bits(&model)); // the caller sees it and skips
+    for max_norm in [0.0, -1.0, f32::NAN] {
+        assert!(error(clip_grad_norm(&mut model, max_norm)).contains("expected greater than 0"));
+    }
+}
+
+#[test]
+fn the_schedule_warms_up_and_decays() {
+    let schedule = CosineSchedule::new(1.0, 4, 12, 0.1).unwrap();
+    assert_eq!([0, 1, 2, 3].map(|step| schedule.lr(step)), [0.25, 0.5, 0.75, 1.0]);
+    assert!((schedule.lr(7) - 0.55).abs() < 1e-6); // half-way down
+    assert!((4..30).all(|step| schedule.lr(step + 1) <= schedule.lr(step)));
+    for step in [11, 12, 1000, u64::MAX] {
+        assert!((schedule.lr(step) - 0.1).abs() < 1e-6, "{step}");
+    }
+    for (peak, warmup, total) in [(1.0, 0, 0), (1.0, u64::MAX, u64::MAX), (1.0, 0, u64::MAX)] {
+        let schedule = CosineSchedule::new(peak, warmup, total, 0.0).unwrap();
+        assert!([0, 1, u64::MAX].iter().all(|&step| (0.0..=1.0).contains(&schedule.lr(step))));
+    }
+    for (peak, ratio) in [(0.0, 0.1), (-1.0, 0.1), (f32::NAN, 0.1), (1.0, -0.1), (1.0, 1.1), (1.0, f32::NAN)]
+    {
+        assert!(CosineSchedule::new(peak, 0, 10, ratio).is_err());
+    }
+}
+
+#[test]
+fn a_parameter_keeps_its_shape_and_dtype() {
+    let mut p = Parameter::new("w", noise([2, 3], 1));
+    let (version, before) = (p.version(), bits(p.tensor()));
+    let refused = error(p.set(noise([3, 2], 2)));
+    assert_eq!(refused, "set: parameter and value: got [2, 3] and [3, 2]: a parameter keeps its shape");
+    let refused = error(p.set(ops::cast(&noise([2, 3], 2), DType::BF16).unwrap()));
+    assert_eq!(refused, "set: the value has dtype bf16: expected f32");
+    assert_eq!((p.version(), bits(p.tensor())), (version, before));
+    p.set(noise([2, 3], 2)).unwrap();
+    assert_ne!(p.version(), version);
+}

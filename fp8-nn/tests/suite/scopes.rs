@@ -1,0 +1,138 @@
+//! A scope that fails leaves no trace: the next good step has the bits that it would have had alone.
+
+use crate::support::{
+    ParameterBits, bits, cpu, current, delayed, error, everything, gpt, ids, linear, noise, short,
+};
+use fp8_nn::fp8_recipe::ScalingState;
+use fp8_nn::prelude::*;
+
+type Outcome = (Vec<u32>, ParameterBits, ScalingState);
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Trouble {
+    None,
+    ForwardDropped,
+    ForwardFailed,
+    BackwardDropped,
+    BackwardFailed,
+    Discarded,
+}
+
+fn train(recipe: &Recipe, trouble: Trouble, at: u64) -> Outcome {
+    let mut model = gpt(1);
+    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    let mut losses = Vec::new();
+    for step in 0..4 {
+        if step == at {
+            disturb(&mut model, &mut scaling, recipe, trouble);
+        }
+        let (x, targets) = (ids([2, 8], 20, step), ids([2, 8], 20, 50 + step));
+        let (loss, saved) = scaling.autocast_with(recipe, |cx| model.loss(cx, &x, &targets)).unwrap();
+        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        losses.extend(bits(&loss));
+        optimizer.step(&mut model, 0.01).unwrap();
+        fp8_nn::zero_grad(&mut model).unwrap();
+    }
+    let (parameters, state) = everything(&model, &scaling);
+    (losses, parameters, state)
+}
+
+fn disturb(model: &mut Gpt, scaling: &mut Scaling, recipe: &Recipe, trouble: Trouble) {
+    let (x, targets) = (ids([2, 8], 20, 777), ids([2, 8], 20, 778));
+    match trouble {
+        Trouble::None => {}
+        Trouble::ForwardDropped => {
+            let mut cx = scaling.autocast(recipe).unwrap();
+            model.loss(&mut cx, &x, &targets).unwrap();
+        }
+        Trouble::ForwardFailed => {
+            let beyond = Tensor::from_vec(vec![20i32; 16], [2, 8], &cpu()).unwrap();
+            let failed = scaling.autocast_with(recipe, |cx| model.loss(cx, &x, &beyond));
+            assert!(failed.is_err());
+        }
+        Trouble::Discarded => {
+            let mut cx = scaling.autocast(recipe).unwrap();
+            model.loss(&mut cx, &x, &targets).unwrap();
+            cx.discard().unwrap();
+        }
+        Trouble::BackwardDropped | Trouble::BackwardFailed => {
+            // Its forward is lost as well: a backward that fails belongs to a step that is done again.
+            let mut cx = scaling.autocast(recipe).unwrap();
+            let (_, saved) = model.loss(&mut cx, &x, &targets).unwrap();
+            cx.discard().unwrap();
+            let mut cx = scaling.backward().unwrap();
+            let result = model.loss_backward(&mut cx, saved);
+            result.unwrap();
+            if trouble == Trouble::BackwardFailed {
+                let mut stranger = linear("stranger", 4, 4, 1);
+                let mut other = Scaling::new(&stranger, &cpu()).unwrap();
+                let (y, saved) =
+                    other.autocast_with(recipe, |cx| stranger.forward(cx, &noise([4, 4], 1))).unwrap();
+                assert!(stranger.backward(&mut cx, saved, &y).is_err());
+            }
+            drop(cx);
+            fp8_nn::zero_grad(model).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_failed_scope_and_a_good_step_are_the_good_step_alone() {
+    for recipe in [delayed(), current(), short().with_te_rules().into()] {
+        let undisturbed = train(&recipe, Trouble::None, 0);
+        for trouble in [
+            Trouble::ForwardDropped,
+            Trouble::ForwardFailed,
+            Trouble::BackwardDropped,
+            Trouble::BackwardFailed,
+            Trouble::Discarded,
+        ] {
+            for at in [0, 2] {
+                assert!(undisturbed == train(&recipe, trouble, at), "{recipe:?}: {trouble:?} at step {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_layer_that_scaling_does_not_know_is_refused() {
+    let (known, stranger) = (linear("fc", 16, 16, 1), linear("head", 16, 16, 2));
+    let mut scaling = Scaling::new(&known, &cpu()).unwrap();
+    let refused = scaling.autocast_with(&delayed(), |cx| stranger.forward(cx, &noise([2, 16], 1)));
+    assert_eq!(
+        error(refused),
+        "slot `head.input` is not registered: build Scaling from the model that holds this layer"
+    );
+}
+
+#[test]
+fn another_scalings_saved_is_refused() {
+    let mut fc = linear("fc", 16, 16, 1);
+    let [mut one, mut other] = [(); 2].map(|()| Scaling::new(&fc, &cpu()).unwrap());
+    let (y, saved) = one.autocast_with(&delayed(), |cx| fc.forward(cx, &noise([2, 16], 1))).unwrap();
+    let refused = other.backward_with(|cx| fc.backward(cx, saved, &y));
+    assert_eq!(
+        error(refused),
+        "backward of `fc`: its Saved comes from another Scaling, not from a recorded forward of `fc`"
+    );
+}
+
+#[test]
+fn training_goes_on_under_another_recipe() {
+    let mut model = gpt(1);
+    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let (x, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    let mut losses = Vec::new();
+    for step in 0..12 {
+        let recipe = if step % 2 == 0 { delayed() } else { current() };
+        let (loss, saved) = scaling.autocast_with(&recipe, |cx| model.loss(cx, &x, &targets)).unwrap();
+        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        losses.push(loss.item().unwrap());
+        optimizer.step(&mut model, 0.01).unwrap();
+        fp8_nn::zero_grad(&mut model).unwrap();
+    }
+    assert!(losses[11] < losses[0] / 2.0, "{losses:?}");
+    assert_eq!(scaling.state().arenas.len(), 2); // current scaling keeps none
+}

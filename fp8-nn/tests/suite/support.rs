@@ -1,0 +1,203 @@
+//! Small models, noise, one training step, and what of it can be compared.
+
+use fp8_nn::fp8_recipe::ScalingState;
+use fp8_nn::prelude::*;
+use fp8_nn::rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+pub(crate) fn cpu() -> Device {
+    Device::cpu()
+}
+
+pub(crate) fn rng(seed: u64) -> ChaCha8Rng {
+    ChaCha8Rng::seed_from_u64(seed)
+}
+
+/// Normally distributed, nearly: the sum of twelve uniform values less 6.
+pub(crate) fn noise(shape: impl Into<Shape>, seed: u64) -> Tensor {
+    let (shape, mut rng) = (shape.into(), rng(seed));
+    let mut value = || (0..12).map(|_| rng.random::<f32>()).sum::<f32>() - 6.0;
+    Tensor::from_vec((0..shape.numel()).map(|_| value()).collect(), shape, &cpu()).unwrap()
+}
+
+/// Ids below `limit`.
+pub(crate) fn ids(shape: [usize; 2], limit: i32, seed: u64) -> Tensor {
+    let mut rng = rng(seed);
+    let values = (0..shape[0] * shape[1]).map(|_| rng.random_range(0..limit)).collect();
+    Tensor::from_vec::<i32>(values, shape, &cpu()).unwrap()
+}
+
+pub(crate) fn linear(path: &str, in_features: usize, out_features: usize, seed: u64) -> Linear {
+    let options = LinearOptions { in_features, out_features, init_std: 0.2, ..Default::default() };
+    with_noise(Linear::new(path, options, &cpu(), &mut rng(seed)).unwrap(), seed)
+}
+
+/// Sizes that are no multiples of 16.
+pub(crate) fn mlp(path: &str, activation: Activation, normalization: Norm, seed: u64) -> LayerNormMlp {
+    let options = LayerNormMlpOptions {
+        hidden_size: 24,
+        ffn_hidden_size: 40,
+        activation,
+        normalization,
+        init_std: 0.2,
+        output_layer_init_std: 0.2,
+        ..Default::default()
+    };
+    with_noise(LayerNormMlp::new(path, options, &cpu(), &mut rng(seed)).unwrap(), seed)
+}
+
+pub(crate) fn block_options() -> TransformerLayerOptions {
+    TransformerLayerOptions {
+        hidden_size: 32,
+        ffn_hidden_size: 48,
+        num_attention_heads: 4,
+        num_gqa_groups: Some(2),
+        rope: true,
+        max_seq_length: 16,
+        init_std: 0.1,
+        output_layer_init_std: 0.1,
+        ..Default::default()
+    }
+}
+
+pub(crate) fn block(path: &str, seed: u64) -> TransformerLayer {
+    with_noise(TransformerLayer::new(path, block_options(), &cpu(), &mut rng(seed)).unwrap(), seed)
+}
+
+pub(crate) fn gpt(seed: u64) -> Gpt {
+    let options = GptOptions {
+        vocab_size: 20,
+        num_layers: 2,
+        hidden_size: 32,
+        num_attention_heads: 4,
+        max_seq_length: 8,
+        init_std: 0.1,
+        ..Default::default()
+    };
+    Gpt::new("gpt", &options, &cpu(), &mut rng(seed)).unwrap()
+}
+
+/// Biases and norms away from 0 and 1, where mistakes would not show.
+pub(crate) fn with_noise<L: Layer>(mut layer: L, seed: u64) -> L {
+    let mut count = seed;
+    let vectors = layer.visit_mut(&mut |parameter| {
+        count += 1;
+        if parameter.tensor().shape().len() == 1 {
+            let noise = ops::scale(&noise(*parameter.tensor().shape(), 1000 + count), 0.1)?;
+            parameter.set(ops::add(parameter.tensor(), &noise)?)?;
+        }
+        Ok(())
+    });
+    vectors.unwrap();
+    layer
+}
+
+pub(crate) fn short() -> DelayedScaling {
+    DelayedScaling { amax_history_len: 4, ..Default::default() }
+}
+
+pub(crate) fn delayed() -> Recipe {
+    short().into()
+}
+
+pub(crate) fn current() -> Recipe {
+    CurrentScaling::default().into()
+}
+
+pub(crate) fn off() -> AutocastOptions {
+    AutocastOptions { enabled: false, ..Default::default() }
+}
+
+pub(crate) fn in_dtype(dtype: DType) -> AutocastOptions {
+    AutocastOptions { compute_dtype: Some(dtype), ..Default::default() }
+}
+
+/// Forward and backward in scopes of their own: y and dx.
+pub(crate) fn step<M: Module>(
+    scaling: &mut Scaling,
+    recipe: &Recipe,
+    options: &AutocastOptions,
+    model: &mut M,
+    x: &Tensor,
+    dy: &Tensor,
+) -> Result<(Tensor, Tensor)> {
+    let mut cx = scaling.scope(recipe, options)?;
+    let (y, saved) = model.forward(&mut cx, x)?;
+    cx.commit()?;
+    let dx = scaling.backward_with(|cx| model.backward(cx, saved, dy))?;
+    Ok((y, dx))
+}
+
+/// [`step`] in a `Scaling` of its own.
+pub(crate) fn first_step<M: Module>(
+    recipe: &Recipe,
+    options: &AutocastOptions,
+    model: &mut M,
+    x: &Tensor,
+    dy: &Tensor,
+) -> Result<(Tensor, Tensor)> {
+    let mut scaling = Scaling::new(model, x.device())?;
+    step(&mut scaling, recipe, options, model, x, dy)
+}
+
+pub(crate) fn values(t: &Tensor) -> Vec<f32> {
+    t.to_f32_vec().unwrap()
+}
+
+pub(crate) fn bits(t: &Tensor) -> Vec<u32> {
+    values(t).iter().map(|value| value.to_bits()).collect()
+}
+
+/// Name, value and gradient of every parameter.
+pub(crate) type ParameterBits = Vec<(String, Vec<u32>, Vec<u32>)>;
+
+/// All parameters, in the order of the visit.
+pub(crate) fn parameter_bits(model: &(impl Layer + ?Sized)) -> ParameterBits {
+    let mut all = Vec::new();
+    let visit = model.visit(&mut |parameter| {
+        let (value, grad) = (bits(parameter.tensor()), bits(parameter.main_grad()));
+        all.push((parameter.name().to_string(), value, grad));
+        Ok(())
+    });
+    visit.unwrap();
+    all
+}
+
+pub(crate) fn grads(model: &(impl Layer + ?Sized)) -> Vec<(String, Vec<f32>)> {
+    let mut all = Vec::new();
+    let visit = model.visit(&mut |parameter| {
+        all.push((parameter.name().to_string(), values(parameter.main_grad())));
+        Ok(())
+    });
+    visit.unwrap();
+    all
+}
+
+/// All that lasts.
+pub(crate) fn everything(model: &impl Layer, scaling: &Scaling) -> (ParameterBits, ScalingState) {
+    (parameter_bits(model), scaling.state())
+}
+
+pub(crate) fn relative_rms(expected: &[f32], actual: &[f32]) -> f64 {
+    assert_eq!(expected.len(), actual.len());
+    let sum = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
+        expected.iter().zip(actual).map(|(&e, &a)| f(e.into(), a.into())).sum()
+    };
+    let (error, norm) = (sum(&|e, a| (a - e) * (a - e)), sum(&|e, _| e * e));
+    if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
+}
+
+/// Within `tolerance` of the largest value.
+pub(crate) fn assert_close(what: &str, expected: &[f32], actual: &[f32], tolerance: f64) {
+    assert_eq!(expected.len(), actual.len(), "{what}");
+    let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+    for (i, (&e, &a)) in expected.iter().zip(actual).enumerate() {
+        let difference = (f64::from(e) - f64::from(a)).abs();
+        assert!(difference <= tolerance * f64::from(largest), "{what}[{i}] is {a}, expected {e}");
+    }
+}
+
+/// The error that must have come.
+pub(crate) fn error<T>(result: Result<T>) -> String {
+    result.err().map_or_else(|| panic!("no error"), |error| error.to_string())
+}
