@@ -1,11 +1,7 @@
 //! A training step of a Linear and of a TransformerLayer, in FP8 and, as the ceiling, in f32.
 //!
 //! `cargo bench -p fp8-nn --bench layers`. On a CPU FP8 is emulated: its GEMMs are f32's, and quantizing comes on top.
-#![expect(
-    clippy::unwrap_used,
-    missing_docs,
-    reason = "a bench fails by panicking; criterion's macros write functions"
-)]
+#![expect(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use fp8_nn::prelude::*;

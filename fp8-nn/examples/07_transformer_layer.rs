@@ -8,8 +8,8 @@ use fp8_nn::prelude::*;
 use fp8_nn::rand::{Rng, SeedableRng, rngs::StdRng};
 use std::collections::BTreeMap;
 
-const SHAPE: [usize; 3] = [4, 16, 64]; // batch, sequence, hidden
-const STEPS: u64 = 40;
+const SHAPE: [usize; 3] = [8, 16, 32]; // batch, sequence, hidden
+const STEPS: u64 = 120;
 
 struct Job<M> {
     model: M,
@@ -38,7 +38,7 @@ impl<M: Module> Job<M> {
             losses.push(square / y.numel() as f32);
             let dy = ops::scale(&difference, 2.0 / y.numel() as f32)?;
             self.scaling.backward_with(|cx| self.model.backward(cx, saved, &dy))?;
-            self.optimizer.step(&mut self.model, 3e-3)?;
+            self.optimizer.step(&mut self.model, 1e-2)?;
             zero_grad(&mut self.model)?;
         }
         Ok(losses)
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
     let losses = job.train(&fp8, 0..STEPS)?;
     let high = Job::new(block()?)?.train(&off, 0..STEPS)?;
     println!("\nstep      FP8      f32");
-    for step in (0..STEPS as usize).step_by(8).chain([STEPS as usize - 1]) {
+    for step in (0..STEPS as usize).step_by(20).chain([STEPS as usize - 1]) {
         println!("{step:4}   {:.4}   {:.4}", losses[step], high[step]);
     }
 

@@ -25,6 +25,17 @@ pub trait Layer: Slots + Debug + Send {
 ///
 /// What backward needs is a value: `forward` returns it, `backward` takes it, so the compiler sees that each is used
 /// once.
+///
+/// ```compile_fail,E0382
+/// # use fp8_nn::prelude::*;
+/// fn twice(fc: &mut Linear, scaling: &mut Scaling, recipe: &Recipe, x: &Tensor) -> Result<()> {
+///     let (y, saved) = scaling.autocast_with(recipe, |cx| fc.forward(cx, x))?;
+///     let mut cx = scaling.backward()?;
+///     fc.backward(&mut cx, saved, &y)?;
+///     fc.backward(&mut cx, saved, &y)?;
+///     Ok(cx.commit()?)
+/// }
+/// ```
 pub trait Module: Layer {
     /// What backward needs.
     type Saved: Send + 'static;

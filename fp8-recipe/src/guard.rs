@@ -88,6 +88,34 @@ pub struct Snapshot {
 }
 
 /// A forward scope, or one nested in it.
+///
+/// A layer borrows it and cannot commit:
+///
+/// ```compile_fail,E0507
+/// # use fp8_recipe::{Forward, Result};
+/// fn layer(cx: &mut Forward<'_>) -> Result<()> {
+///     cx.commit()
+/// }
+/// ```
+///
+/// Nor can a second scope be opened before it is committed, because it has something to put back:
+///
+/// ```compile_fail,E0499
+/// # use fp8_recipe::{Recipe, Result, Scaling};
+/// fn step(scaling: &mut Scaling, recipe: &Recipe) -> Result<()> {
+///     let _forward = scaling.autocast(recipe)?;
+///     scaling.backward()?.commit()
+/// }
+/// ```
+///
+/// ```
+/// # use fp8_recipe::{Recipe, Result, Scaling};
+/// fn step(scaling: &mut Scaling, recipe: &Recipe) -> Result<()> {
+///     let forward = scaling.autocast(recipe)?;
+///     forward.commit()?;
+///     scaling.backward()?.commit()
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "a scope updates nothing unless it is committed"]
 pub struct Forward<'a> {

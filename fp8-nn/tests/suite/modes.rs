@@ -1,8 +1,8 @@
 //! One step under different recipes, transpose policies and kinds of scope.
 
 use crate::support::{
-    bits, block, block_options, cpu, current, delayed, first_step, grads, linear, noise, off, parameter_bits,
-    relative_rms, rng, short, step, values,
+    bits, block, block_options, cpu, current, delayed, first_step, gpt, grads, ids, linear, noise, off,
+    parameter_bits, relative_rms, rng, short, step, values,
 };
 use fp8_nn::prelude::*;
 
@@ -168,4 +168,23 @@ fn gradients_of_micro_batches_add_up() {
     }
     fp8_nn::zero_grad(&mut parts).unwrap();
     assert!(grads(&parts).iter().all(|(_, grad)| grad.iter().all(|&g| g == 0.0)));
+}
+
+#[test]
+fn a_language_models_blocks_run_in_fp8_and_its_head_does_not() {
+    let mut model = gpt(1);
+    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let (x, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
+    let (_, saved) = scaling.autocast_with(&delayed(), |cx| model.loss(cx, &x, &targets)).unwrap();
+    scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+    let mut calibrated = 0;
+    for arena in scaling.state().arenas {
+        for (name, scale) in arena.slots.iter().zip(&arena.scale) {
+            let used = [".input", ".weight", ".grad_output"].iter().any(|role| name.ends_with(role));
+            assert_eq!(*scale > 0.0, used && !name.starts_with("gpt.head"), "{name}: {scale}");
+            calibrated += usize::from(*scale > 0.0);
+        }
+    }
+    // Three slots for the three GEMMs of each Linear.
+    assert_eq!(calibrated, model.fp8_gemms_per_step());
 }

@@ -1,6 +1,0 @@
-//! What the compiler refuses, with the words it finds for it.
-
-#[test]
-fn scopes() {
-    trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
-}
