@@ -2,7 +2,7 @@
 
 use super::dispatch::{Strided, gemm_f32};
 use super::gemm::epilogue;
-use super::{Buffer, parallel, quantize};
+use super::{Buffer, parallel, quantize, scratch};
 use crate::{DType, Fp8Tensor, Result, Tensor};
 
 pub(crate) fn gemm_fp8(
@@ -37,22 +37,26 @@ fn factors(a: &Fp8Tensor, b: &Fp8Tensor) -> Result<[f32; 2]> {
 }
 
 fn product(a: &Fp8Tensor, b: &Fp8Tensor, [m, n, k]: [usize; 3]) -> Result<Vec<f32>> {
-    let (a_values, a_strides) = values(a)?;
-    let (b_values, [b_row, b_col]) = values(b)?;
-    let a = Strided { data: &a_values, row_stride: a_strides[0], col_stride: a_strides[1] };
-    let b = Strided { data: &b_values, row_stride: b_col, col_stride: b_row };
     let mut out = vec![0.0; m * n];
-    gemm_f32([m, n, k], a, b, &mut out, false);
+    with_values(a, |a| {
+        with_values(b, |b| {
+            let b = Strided { row_stride: b.col_stride, col_stride: b.row_stride, ..b };
+            gemm_f32([m, n, k], a, b, &mut out, false);
+        })
+    })??;
     Ok(out)
 }
 
-/// The decoded elements and the strides of rows and columns, from whichever layout is there.
-fn values(x: &Fp8Tensor) -> Result<(Vec<f32>, [usize; 2])> {
+/// Lends the decoded elements, with the strides of rows and columns, from whichever layout is there.
+fn with_values<R>(x: &Fp8Tensor, f: impl FnOnce(Strided<'_>) -> R) -> Result<R> {
     let [rows, cols] = x.matrix();
-    let (codes, strides) = match (x.rowwise(), x.columnwise()) {
+    let (codes, [row_stride, col_stride]) = match (x.rowwise(), x.columnwise()) {
         (Some(codes), _) => (Some(codes), [cols, 1]),
         (None, codes) => (codes, [1, rows]),
     };
     let codes = codes.map_or(Ok(&[][..]), |codes| codes.as_slice::<u8>())?;
-    Ok((quantize::decode(codes, x.encoding(), None)?, strides))
+    scratch::with(codes.len(), |data| {
+        quantize::decode(codes, x.encoding(), None, data)?;
+        Ok(f(Strided { data, row_stride, col_stride }))
+    })
 }

@@ -26,6 +26,7 @@ pub(crate) mod parallel;
 pub(crate) mod quantize;
 pub(crate) mod reduce;
 pub(crate) mod rope;
+mod scratch;
 pub(crate) mod softmax;
 pub(crate) mod split;
 pub(crate) mod transpose;

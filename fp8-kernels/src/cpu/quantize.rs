@@ -96,17 +96,22 @@ pub(crate) fn amax<T: Float>(data: &[T]) -> f32 {
 }
 
 pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
-    let values = decode(&x.codes()?, x.encoding(), Some(x.scale_inv().item()?))?;
+    let codes = x.codes()?;
+    let mut values = vec![0.0; codes.len()];
+    decode(&codes, x.encoding(), Some(x.scale_inv().item()?), &mut values)?;
     let buffer = Buffer::from_f32(values, dtype, "dequantize")?;
     Ok(Tensor::from_buffer(buffer, *x.shape(), x.device()))
 }
 
 /// The values of codes, each multiplied by `factor` if there is one.
-pub(crate) fn decode(codes: &[u8], encoding: Encoding, factor: Option<f32>) -> Result<Vec<f32>> {
-    let mut values = vec![0.0; codes.len()];
+pub(crate) fn decode(
+    codes: &[u8],
+    encoding: Encoding,
+    factor: Option<f32>,
+    values: &mut [f32],
+) -> Result<()> {
     let chunks = values.par_chunks_mut(parallel::CHUNK).zip(codes.par_chunks(parallel::CHUNK));
-    chunks.try_for_each(|(values, codes)| codec::decode(codes, encoding, factor, values))?;
-    Ok(values)
+    chunks.try_for_each(|(values, codes)| codec::decode(codes, encoding, factor, values))
 }
 
 /// Codes of one chunk; returns its amax and adds to the slot's counters.

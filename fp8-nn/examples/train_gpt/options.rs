@@ -93,8 +93,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", default_value = "12", value_parser = count::<65_536>)]
     pub(crate) batch: usize,
 
-    /// Highest learning rate: reached by a linear warm-up, left on a cosine down to a tenth
-    #[arg(long, value_name = "RATE", default_value = "2e-3", value_parser = learning_rate, allow_hyphen_values = true)]
+    /// Highest learning rate: reached by a linear warm-up, left on a cosine down to a hundredth
+    #[arg(long, value_name = "RATE", default_value = "1e-3", value_parser = learning_rate, allow_hyphen_values = true)]
     pub(crate) lr: f32,
 
     /// Seed of the initial weights, the batches and the sample

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use fp8_nn::CosineSchedule;
+
 use crate::batches;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -116,16 +118,13 @@ impl Outcome {
     }
 }
 
-/// The learning rate of `step` (from 1) of `steps`: a linear warm-up over a tenth of them, at most a hundred, then
-/// a cosine from `highest` down to a tenth of it.
-pub(crate) fn learning_rate(step: usize, steps: usize, highest: f32) -> f32 {
+/// The last learning rate as a part of the highest: low enough for both trainings to settle.
+const LAST_RATE: f32 = 0.01;
+
+/// A linear warm-up over a tenth of `steps`, at most a hundred, then a cosine from `highest` down to a hundredth of it.
+fn schedule(steps: usize, highest: f32) -> Result<CosineSchedule, String> {
     let warmup = (steps / 10).clamp(1, 100);
-    if step <= warmup {
-        return (f64::from(highest) * step as f64 / warmup as f64) as f32;
-    }
-    let progress = (step - warmup) as f64 / (steps - warmup) as f64;
-    let cosine = 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
-    (f64::from(highest) * (0.1 + 0.9 * cosine)) as f32
+    CosineSchedule::new(highest, warmup as u64, steps as u64, LAST_RATE).map_err(|error| error.to_string())
 }
 
 /// Trains to the last step asked for, saves, and evaluates.
@@ -139,13 +138,14 @@ pub(crate) fn train<T: Trainer>(
     let failed = |step: usize, error: String| {
         Failure::training(format!("step {step} of the {} training: {error}", run.title()))
     };
+    let schedule = schedule(settings.steps, settings.lr).map_err(Failure::training)?;
     let progress = Progress::new(config, run, journey.step);
     let mut records = Vec::with_capacity(config.stop_at.saturating_sub(journey.step).min(1 << 20));
     let mut telemetry = Telemetry::new(config.stop_at.saturating_sub(journey.step));
     while journey.step < config.stop_at {
         let step = journey.step + 1;
         let batch = batches::training(&config.corpus, settings.seed, step, settings.batch, settings.seq);
-        let lr = learning_rate(step, settings.steps, settings.lr);
+        let lr = schedule.lr(step as u64 - 1);
         let observed = run == Run::Fp8 && telemetry.wants(step, config.stop_at);
         let start = Instant::now();
         let result = journey.trainer.step(&batch, lr, observed).map_err(|error| failed(step, error))?;
@@ -208,15 +208,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_learning_rate_warms_up_and_falls_to_a_tenth() {
-        assert_eq!(learning_rate(1, 400, 2e-3), 2e-3 / 40.0);
-        assert_eq!(learning_rate(40, 400, 2e-3), 2e-3);
-        assert!((learning_rate(220, 400, 2e-3) - 1.1e-3).abs() < 1e-9);
-        assert!((learning_rate(400, 400, 2e-3) - 2e-4).abs() < 1e-9);
-        assert_eq!(learning_rate(1, 1, 2e-3), 2e-3);
-        assert_eq!(learning_rate(100, 100_000, 1.0), 1.0);
-        let rates: Vec<f32> = (40..=400).map(|step| learning_rate(step, 400, 1.0)).collect();
-        assert!(rates.windows(2).all(|pair| pair[0] > pair[1]));
+    fn the_learning_rate_warms_up_and_falls_to_a_hundredth() {
+        let rates = |steps: usize, highest| {
+            let schedule = schedule(steps, highest).unwrap();
+            move |step: u64| schedule.lr(step - 1)
+        };
+        let rate = rates(400, 2e-3);
+        assert_eq!(rate(1), 2e-3 / 40.0);
+        assert_eq!(rate(40), 2e-3);
+        assert!((rate(220) - 1.01e-3).abs() < 1e-9);
+        assert!((rate(400) - 2e-5).abs() < 1e-9);
+        assert!((40..400).all(|step| rate(step) > rate(step + 1)));
+        assert_eq!(rates(1, 2e-3)(1), 2e-3);
+        assert_eq!(rates(100_000, 1.0)(100), 1.0);
     }
 
     #[test]
