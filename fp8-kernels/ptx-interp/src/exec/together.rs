@@ -1,0 +1,126 @@
+//! What the lanes of a warp do together: shuffles, votes, reductions, matches.
+
+use super::fault::Fault;
+use super::warp::Warp;
+use super::{Machine, Step};
+use crate::ir::{Reduce, Shuffle, Together, Vote};
+use crate::lanes::{Reg, lanes};
+use crate::race::CLOCK_MAX;
+use crate::report::Kind;
+
+impl Warp {
+    /// Does `what` for `members`, all of which are here.
+    pub(crate) fn together(&mut self, machine: &Machine<'_>, what: &Together, members: u32) -> Step {
+        match *what {
+            Together::Shuffle { kind, d, p, a, b, c } => self.shuffle(machine, kind, (d, p), (a, b, c), members)?,
+            Together::Vote { kind, d, a } => {
+                let yes = self.condition(a) & members;
+                let value = match kind {
+                    Vote::All => u32::from(yes == members),
+                    Vote::Any => u32::from(yes != 0),
+                    Vote::Uniform => u32::from(yes == members || yes == 0),
+                    Vote::Ballot => yes,
+                    Vote::Count => yes.count_ones(),
+                };
+                let good = self.regs.p_set[a.pred] & members == members;
+                self.give(d, members, value, good);
+            }
+            Together::Reduce { kind, d, a } => {
+                let mut values = lanes(members).map(|lane| self.regs.lane(a, lane) as u32);
+                let first = values.next().unwrap_or(0);
+                let value = values.fold(first, |x, y| match kind {
+                    Reduce::Add => x.wrapping_add(y),
+                    Reduce::MinU => x.min(y),
+                    Reduce::MaxU => x.max(y),
+                    Reduce::MinS => (x as i32).min(y as i32) as u32,
+                    Reduce::MaxS => (x as i32).max(y as i32) as u32,
+                    Reduce::And => x & y,
+                    Reduce::Or => x | y,
+                    Reduce::Xor => x ^ y,
+                });
+                let good = self.regs.set(a) & members == members;
+                self.give(d, members, value, good);
+            }
+            Together::MatchAny { d, a } => {
+                let good = self.regs.set(a) & members == members;
+                let values: Vec<u64> = (0..32).map(|lane| self.regs.lane(a, lane)).collect();
+                for lane in lanes(members) {
+                    let same = lanes(members).filter(|&l| values[l] == values[lane]).fold(0u32, |m, l| m | 1 << l);
+                    self.regs.put(d, lane, u64::from(same));
+                }
+                self.regs.mark(d, members, if good { !0 } else { 0 });
+            }
+            Together::MatchAll { d, p, a } => {
+                let good = self.regs.set(a) & members == members;
+                let mut values = lanes(members).map(|lane| self.regs.lane(a, lane));
+                let first = values.next();
+                let same = values.all(|value| Some(value) == first);
+                self.give(d, members, if same { members } else { 0 }, good);
+                if let Some(p) = p {
+                    self.give(Reg::P(p), members, u32::from(same), good);
+                }
+            }
+            Together::Barrier => {}
+        }
+        let latest = lanes(members).map(|lane| self.clock[lane]).max().unwrap_or(0);
+        lanes(members).for_each(|lane| self.clock[lane] = (latest + 1).min(CLOCK_MAX));
+        Ok(())
+    }
+
+    fn give(&mut self, d: Reg, members: u32, value: u32, good: bool) {
+        lanes(members).for_each(|lane| self.regs.put(d, lane, u64::from(value)));
+        self.regs.mark(d, members, if good { !0 } else { 0 });
+    }
+
+    fn shuffle(
+        &mut self,
+        machine: &Machine<'_>,
+        kind: Shuffle,
+        (d, p): (Option<Reg>, Option<usize>),
+        (a, b, c): (Reg, Reg, Reg),
+        members: u32,
+    ) -> Step {
+        for (reg, what) in [(b, "the distance of this shuffle"), (c, "the clamp of this shuffle")] {
+            let missing = members & !self.regs.set(reg);
+            if missing != 0 {
+                return machine.unwritten(self, reg, missing, what);
+            }
+        }
+        let values: [u64; 32] = std::array::from_fn(|lane| self.regs.lane(a, lane));
+        let set = self.regs.set(a);
+        let (mut inside, mut good) = (0u32, 0u32);
+        for lane in lanes(members) {
+            let (b, c) = (self.regs.lane(b, lane) as u32 & 31, self.regs.lane(c, lane) as u32);
+            let (segment, clamp) = (c >> 8 & 31, c & 31);
+            let here = lane as u32;
+            let last = here & segment | clamp & !segment;
+            let (from, valid) = match kind {
+                Shuffle::Up => (here.wrapping_sub(b), (here as i32 - b as i32) >= last as i32),
+                Shuffle::Down => (here + b, here + b <= last),
+                Shuffle::Butterfly => (here ^ b, here ^ b <= last),
+                Shuffle::Index => {
+                    let from = here & segment | b & !segment;
+                    (from, from <= last)
+                }
+            };
+            let from = if valid { from as usize & 31 } else { lane };
+            if members >> from & 1 == 0 {
+                let detail = format!("lane {lane} reads lane {from}, which is not in the mask {members:#010x}");
+                return Fault::new(Kind::DivergentShuffle, lane, detail).fail();
+            }
+            inside |= u32::from(valid) << lane;
+            good |= (set >> from & 1) << lane;
+            if let Some(d) = d {
+                self.regs.put(d, lane, values[from]);
+            }
+        }
+        if let Some(d) = d {
+            self.regs.mark(d, members, good);
+        }
+        if let Some(p) = p {
+            self.regs.p[p] = self.regs.p[p] & !members | inside;
+            self.regs.mark(Reg::P(p), members, !0);
+        }
+        Ok(())
+    }
+}

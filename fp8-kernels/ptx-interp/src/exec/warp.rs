@@ -1,0 +1,473 @@
+//! One warp: 32 lanes, each with its own place in the code, run in groups that share the lowest one.
+//!
+//! Lanes that jump back run later than those behind them in the text, so structured code comes together again without
+//! any knowledge of its structure.
+
+use super::fault::Fault;
+use super::{Machine, Step, convert};
+use crate::ir::{Cond, Inst, Logic, Op, Special, Together};
+use crate::lanes::{Reg, Registers, lanes};
+use crate::region::Region;
+use crate::report::Kind;
+
+/// A warp of the running block.
+#[derive(Debug)]
+pub(crate) struct Warp {
+    pub(crate) regs: Registers,
+    /// Where each lane is, unless it is active.
+    pub(crate) pc: [usize; 32],
+    /// Lanes that have a thread.
+    pub(crate) exists: u32,
+    pub(crate) exited: u32,
+    pub(crate) at_barrier: u32,
+    /// Lanes that wait for others of the warp.
+    pub(crate) parked: u32,
+    /// The lanes running now, at `at`.
+    pub(crate) active: u32,
+    pub(crate) at: usize,
+    /// Lowest place of the lanes that could run but do not.
+    next: usize,
+    /// Lamport clocks of the lanes, counted from the last barrier.
+    pub(crate) clock: [u32; 32],
+    pub(crate) local: Region,
+    pub(crate) index: usize,
+    steps: u64,
+}
+
+impl Warp {
+    pub(crate) fn new(machine: &Machine<'_>, index: usize, threads: usize) -> Self {
+        let counts = machine.kernel.counts;
+        let regs = Registers {
+            w: vec![[0xaaaa_aaaa; 32]; counts.w],
+            d: vec![[0xaaaa_aaaa_aaaa_aaaa; 32]; counts.d],
+            p: vec![0; counts.p],
+            w_set: vec![0; counts.w],
+            d_set: vec![0; counts.d],
+            p_set: vec![0; counts.p],
+        };
+        Self {
+            regs,
+            pc: [0; 32],
+            exists: u32::MAX >> (32 - threads.clamp(1, 32)),
+            exited: 0,
+            at_barrier: 0,
+            parked: 0,
+            active: 0,
+            at: 0,
+            next: usize::MAX,
+            clock: [0; 32],
+            local: Region::new(0, machine.kernel.local_bytes * 32, "local memory"),
+            index,
+            steps: 0,
+        }
+    }
+
+    /// Puts all lanes at the start of a new block.
+    pub(crate) fn start(&mut self, machine: &Machine<'_>) {
+        self.pc = [0; 32];
+        (self.exited, self.at_barrier, self.parked, self.active) = (0, 0, 0, 0);
+        (self.clock, self.steps) = ([0; 32], 0);
+        self.regs.w_set.fill(0);
+        self.regs.d_set.fill(0);
+        self.regs.p_set.fill(0);
+        if machine.kernel.local_bytes > 0 {
+            self.local.reset();
+        }
+        for (reg, value) in &machine.kernel.constants {
+            (0..32).for_each(|lane| self.regs.put(*reg, lane, *value));
+            self.regs.mark(*reg, !0, !0);
+        }
+        let launch = machine.launch;
+        let threads = launch.block.iter().product::<u32>();
+        for (special, reg, extra) in &machine.kernel.specials {
+            for lane in 0..32u32 {
+                let thread = super::fault::coordinates(self.index as u32 * 32 + lane, launch.block);
+                let value = match special {
+                    Special::Tid(axis) => thread[*axis],
+                    Special::Ntid(axis) => launch.block[*axis],
+                    Special::Ctaid(axis) => machine.block[*axis],
+                    Special::Nctaid(axis) => launch.grid[*axis],
+                    Special::LaneId => lane,
+                    Special::WarpId => self.index as u32,
+                    Special::WarpCount => threads.div_ceil(32),
+                    Special::MaskEq => 1 << lane,
+                    Special::MaskLt => (1 << lane) - 1,
+                    Special::MaskLe => u32::MAX >> (31 - lane),
+                    Special::MaskGt => !(u32::MAX >> (31 - lane)),
+                    Special::MaskGe => !((1 << lane) - 1),
+                    Special::DynamicShared => machine.kernel.dynamic_offset() as u32,
+                    Special::DynamicSize => launch.dynamic_shared as u32,
+                    Special::TotalSize => machine.shared.data.len() as u32,
+                };
+                self.regs.put(*reg, lane as usize, u64::from(value).wrapping_add(*extra));
+            }
+            self.regs.mark(*reg, !0, !0);
+        }
+    }
+
+    /// Lanes that could go on.
+    pub(crate) fn runnable(&self) -> u32 {
+        self.exists & !self.exited & !self.at_barrier & !self.parked
+    }
+
+    /// The lanes in which a condition holds.
+    pub(crate) fn condition(&self, cond: Cond) -> u32 {
+        let value = self.regs.p[cond.pred];
+        if cond.negated { !value } else { value }
+    }
+
+    /// Activates the lanes that share the lowest place. False if none can run.
+    fn pick(&mut self) -> bool {
+        lanes(self.active).for_each(|lane| self.pc[lane] = self.at);
+        let runnable = self.runnable();
+        self.active = 0;
+        (self.at, self.next) = (usize::MAX, usize::MAX);
+        for lane in lanes(runnable) {
+            let pc = self.pc[lane];
+            if pc < self.at {
+                (self.next, self.at, self.active) = (self.at, pc, 1 << lane);
+            } else if pc == self.at {
+                self.active |= 1 << lane;
+            } else {
+                self.next = self.next.min(pc);
+            }
+        }
+        self.active != 0
+    }
+
+    /// Sends the lanes of `mask`, which are active, to `pc`, out of the active group.
+    fn send(&mut self, mask: u32, pc: usize) {
+        lanes(mask).for_each(|lane| self.pc[lane] = pc);
+        self.active &= !mask;
+        self.next = self.next.min(pc);
+    }
+
+    /// Takes lanes out of the active group where they are: they wait or have left.
+    fn halt(&mut self, mask: u32) {
+        lanes(mask).for_each(|lane| self.pc[lane] = self.at);
+        self.active &= !mask;
+    }
+
+    /// Runs until no lane can go on or `budget` instructions are over.
+    pub(crate) fn run(&mut self, machine: &mut Machine<'_>, budget: u64) -> Step {
+        let kernel = machine.kernel;
+        let limit = machine.launch.step_limit;
+        let mut left = budget;
+        loop {
+            while self.active == 0 || self.at >= self.next {
+                if !self.pick() {
+                    if self.parked == 0 || !self.settle(machine)? {
+                        return Ok(());
+                    }
+                }
+            }
+            if left == 0 {
+                return Ok(());
+            }
+            left -= 1;
+            self.steps += 1;
+            if self.steps > limit {
+                let lane = self.active.trailing_zeros() as usize;
+                let detail = format!("a warp ran {limit} instructions in this block and did not end");
+                return Fault::new(Kind::StepLimit, lane, detail).fail();
+            }
+            let Some(inst) = kernel.code.get(self.at) else { return Ok(()) };
+            machine.stats.warp_instructions += 1;
+            machine.stats.thread_instructions += u64::from(self.active.count_ones());
+            self.step(machine, inst)?;
+        }
+    }
+
+    /// Runs one instruction of the active lanes.
+    #[inline]
+    fn step(&mut self, machine: &mut Machine<'_>, inst: &Inst) -> Step {
+        let mut mask = self.active;
+        if let Some(guard) = inst.guard {
+            let missing = mask & !self.regs.p_set[guard.pred];
+            if missing != 0 {
+                return machine.unwritten(self, Reg::P(guard.pred), missing, "the condition of this instruction");
+            }
+            mask &= self.condition(guard);
+            if mask == 0 {
+                self.at += 1;
+                return Ok(());
+            }
+        }
+        match &inst.op {
+            Op::Map { run, d, s, n } => self.map(*run, *d, *s, *n, mask),
+            Op::Set { test, a, b, p, q, with } => {
+                let (Reg::W(x) | Reg::D(x) | Reg::P(x), Reg::W(y) | Reg::D(y) | Reg::P(y)) = (*a, *b);
+                let truth = test(&self.regs, x, y);
+                let mut good = self.regs.set(*a) & self.regs.set(*b);
+                let (mut yes, mut no) = (truth, !truth);
+                if let Some((kind, cond)) = with {
+                    let other = self.condition(*cond);
+                    good &= self.regs.p_set[cond.pred];
+                    (yes, no) = match kind {
+                        Logic::And => (yes & other, no & other),
+                        Logic::Or => (yes | other, no | other),
+                        Logic::Xor => (yes ^ other, no ^ other),
+                    };
+                }
+                for (target, value) in [(p, yes), (q, no)] {
+                    if let Some(target) = *target {
+                        self.regs.p[target] = self.regs.p[target] & !mask | value & mask;
+                        self.regs.mark(Reg::P(target), mask, good);
+                    }
+                }
+            }
+            Op::Branch { target } => {
+                if mask == self.active {
+                    self.at = *target;
+                } else {
+                    self.send(mask, *target);
+                    self.at += 1;
+                }
+                return Ok(());
+            }
+            Op::Load { mem, d, extend } => self.load(machine, mem, d, *extend, mask)?,
+            Op::Store { mem, s } => self.store(machine, mem, s, mask)?,
+            Op::Together { what, mask: members } => {
+                if !self.meet(machine, what, *members, mask)? {
+                    return Ok(());
+                }
+            }
+            Op::Barrier { .. } => {
+                self.halt(mask);
+                self.at_barrier |= mask;
+            }
+            Op::Exit => {
+                self.halt(mask);
+                self.exited |= mask;
+            }
+            other => self.rare(machine, other, mask)?,
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn map(&mut self, run: crate::lanes::Map, d: Reg, s: [Reg; 3], n: usize, mask: u32) {
+        let mut good = !0;
+        for source in &s[..n.min(3)] {
+            good &= self.regs.set(*source);
+        }
+        let number = |reg: Reg| {
+            let (Reg::W(r) | Reg::D(r) | Reg::P(r)) = reg;
+            r
+        };
+        run(&mut self.regs, number(d), s.map(number), mask);
+        self.regs.mark(d, mask, good);
+    }
+
+    /// Operations that need not be fast.
+    fn rare(&mut self, machine: &mut Machine<'_>, op: &Op, mask: u32) -> Step {
+        match op {
+            Op::Select { d, a, b, p } => {
+                let choice = self.regs.p[*p];
+                match (*d, *a, *b) {
+                    (Reg::W(d), Reg::W(a), Reg::W(b)) => {
+                        let (a, b) = (self.regs.w[a], self.regs.w[b]);
+                        crate::lanes::every(&mut self.regs.w[d], mask, |l| {
+                            if choice >> l & 1 == 1 { a[l] } else { b[l] }
+                        });
+                    }
+                    (Reg::D(d), Reg::D(a), Reg::D(b)) => {
+                        let (a, b) = (self.regs.d[a], self.regs.d[b]);
+                        crate::lanes::every(&mut self.regs.d[d], mask, |l| {
+                            if choice >> l & 1 == 1 { a[l] } else { b[l] }
+                        });
+                    }
+                    _ => {}
+                }
+                let chosen = choice & self.regs.set(*a) | !choice & self.regs.set(*b);
+                self.regs.mark(*d, mask, chosen & self.regs.p_set[*p]);
+            }
+            Op::Logic { kind, d, a, b } => {
+                let (x, y) = (self.condition(*a), self.condition(*b));
+                let (x_set, y_set) = (self.regs.p_set[a.pred], self.regs.p_set[b.pred]);
+                let both = x_set & y_set;
+                // A written operand that decides alone makes the result a written one.
+                let (value, good) = match kind {
+                    Logic::And => (x & y, both | x_set & !x | y_set & !y),
+                    Logic::Or => (x | y, both | x_set & x | y_set & y),
+                    Logic::Xor => (x ^ y, both),
+                };
+                self.regs.p[*d] = self.regs.p[*d] & !mask | value & mask;
+                self.regs.mark(Reg::P(*d), mask, good);
+            }
+            Op::Lop3 { d, s, table } => {
+                let good = self.regs.set(s[0]) & self.regs.set(s[1]) & self.regs.set(s[2]);
+                for lane in lanes(mask) {
+                    let [x, y, z] = s.map(|reg| self.regs.lane(reg, lane) as u32);
+                    let mut out = 0;
+                    for (bit, (x, y, z)) in
+                        [(!x, !y, !z), (!x, !y, z), (!x, y, !z), (!x, y, z), (x, !y, !z), (x, !y, z), (x, y, !z), (x, y, z)]
+                            .into_iter()
+                            .enumerate()
+                    {
+                        out |= if table >> bit & 1 == 1 { x & y & z } else { 0 };
+                    }
+                    self.regs.put(*d, lane, u64::from(out));
+                }
+                self.regs.mark(*d, mask, good);
+            }
+            Op::Carry { d, a, b, subtract, carry_in, carry_out, flag } => {
+                let wide = matches!(d, Reg::D(_));
+                let mut good = self.regs.set(*a) & self.regs.set(*b);
+                if *carry_in {
+                    good &= self.regs.p_set[*flag];
+                }
+                for lane in lanes(mask) {
+                    let (x, y) = (self.regs.lane(*a, lane), self.regs.lane(*b, lane));
+                    let carry = u128::from(*carry_in && self.regs.p[*flag] >> lane & 1 == 1);
+                    let bits = if wide { 64 } else { 32 };
+                    // A borrow shows as a set bit above the result as well.
+                    let full = if *subtract {
+                        u128::from(x).wrapping_sub(u128::from(y)).wrapping_sub(carry)
+                    } else {
+                        u128::from(x) + u128::from(y) + carry
+                    };
+                    self.regs.put(*d, lane, full as u64);
+                    if *carry_out {
+                        self.regs.put(Reg::P(*flag), lane, (full >> bits) as u64 & 1);
+                    }
+                }
+                self.regs.mark(*d, mask, good);
+                if *carry_out {
+                    self.regs.mark(Reg::P(*flag), mask, good);
+                }
+            }
+            Op::Pack { d, parts, bits } => {
+                let good = parts.iter().fold(!0, |good, part| good & self.regs.set(*part));
+                let ones = u64::MAX >> (64 - bits);
+                for lane in lanes(mask) {
+                    let join = |(i, part): (usize, &Reg)| (self.regs.lane(*part, lane) & ones) << (i as u32 * bits);
+                    let value = parts.iter().enumerate().map(join).fold(0, |a, b| a | b);
+                    self.regs.put(*d, lane, value);
+                }
+                self.regs.mark(*d, mask, good);
+            }
+            Op::Unpack { parts, a, bits } => {
+                let good = self.regs.set(*a);
+                let ones = u64::MAX >> (64 - bits);
+                for lane in lanes(mask) {
+                    let value = self.regs.lane(*a, lane);
+                    for (i, part) in parts.iter().enumerate() {
+                        if let Some(part) = part {
+                            self.regs.put(*part, lane, value >> (i as u32 * bits) & ones);
+                        }
+                    }
+                }
+                parts.iter().flatten().for_each(|part| self.regs.mark(*part, mask, good));
+            }
+            Op::Convert { cvt, d, a } => {
+                for lane in lanes(mask) {
+                    let value = convert::convert(*cvt, self.regs.lane(*a, lane));
+                    self.regs.put(*d, lane, value);
+                }
+                self.regs.mark(*d, mask, self.regs.set(*a));
+            }
+            Op::Atomic { mem, kind, ty, d, b, c } => self.atomic(machine, mem, (*kind, *ty), (*d, *b, *c), mask)?,
+            Op::Jump { index, targets } => {
+                let missing = mask & !self.regs.set(*index);
+                if missing != 0 {
+                    return machine.unwritten(self, *index, missing, "the index of this jump");
+                }
+                for lane in lanes(mask) {
+                    let index = self.regs.lane(*index, lane) as usize;
+                    let Some(target) = targets.get(index) else {
+                        let detail = format!("jump to entry {index} of {}", targets.len());
+                        return Fault::new(Kind::OutOfBounds, lane, detail).fail();
+                    };
+                    self.send(1 << lane, *target);
+                }
+            }
+            Op::ActiveMask { d } => {
+                let value = u64::from(self.active);
+                lanes(mask).for_each(|lane| self.regs.put(*d, lane, value));
+                self.regs.mark(*d, mask, !0);
+            }
+            Op::Trap => {
+                let lane = mask.trailing_zeros() as usize & 31;
+                return Fault::new(Kind::Trap, lane, "the kernel stopped itself").fail();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Lets the lanes of `mask`, which came to a warp-wide operation, do it if they are all of its members, else parks
+    /// them. True if it was done.
+    fn meet(&mut self, machine: &Machine<'_>, what: &Together, members: Reg, mask: u32) -> Step<bool> {
+        let missing = mask & !self.regs.set(members);
+        if missing != 0 {
+            return machine.unwritten(self, members, missing, "the mask of this operation");
+        }
+        let first = mask.trailing_zeros() as usize & 31;
+        let wanted = self.regs.lane(members, first) as u32;
+        if wanted == mask && lanes(mask).all(|lane| self.regs.lane(members, lane) as u32 == wanted) {
+            self.together(machine, what, mask)?;
+            return Ok(true);
+        }
+        for lane in lanes(mask) {
+            let wanted = self.regs.lane(members, lane) as u32;
+            if wanted >> lane & 1 == 0 {
+                let detail = format!("lane {lane} runs an operation whose mask {wanted:#010x} does not name it");
+                return Fault::new(Kind::DivergentShuffle, lane, detail).fail();
+            }
+        }
+        self.halt(mask);
+        self.parked |= mask;
+        self.at += 1;
+        Ok(false)
+    }
+
+    /// With every lane waiting or gone: does the warp-wide operations whose members are all there. An error if lanes
+    /// are parked and none can go on.
+    fn settle(&mut self, machine: &Machine<'_>) -> Step<bool> {
+        let mut went = false;
+        let mut absent = None;
+        let mut rest = self.parked;
+        while rest != 0 {
+            let lane = rest.trailing_zeros() as usize;
+            let pc = self.pc[lane];
+            rest &= rest - 1;
+            let Some(Inst { op: Op::Together { what, mask: members }, .. }) = machine.kernel.code.get(pc) else {
+                continue;
+            };
+            let wanted = self.regs.lane(*members, lane) as u32;
+            let here = |l: usize| {
+                self.parked >> l & 1 == 1 && self.pc[l] == pc && self.regs.lane(*members, l) as u32 == wanted
+            };
+            if let Some(other) = lanes(wanted).find(|&l| !here(l)) {
+                absent.get_or_insert((lane, other, wanted));
+                continue;
+            }
+            rest &= !wanted;
+            self.at = pc;
+            self.active = 0;
+            self.together(machine, what, wanted)?;
+            self.parked &= !wanted;
+            lanes(wanted).for_each(|l| self.pc[l] = pc + 1);
+            went = true;
+        }
+        if let (false, Some((lane, other, wanted))) = (went, absent) {
+            let line = |l: usize| machine.kernel.code.get(self.pc[l]).map_or(0, |inst| inst.line);
+            let place = if self.exists >> other & 1 == 0 {
+                "does not exist in this block".to_owned()
+            } else if self.exited >> other & 1 == 1 {
+                "has left the kernel".to_owned()
+            } else if self.at_barrier >> other & 1 == 1 {
+                format!("waits at the barrier of PTX line {}", line(other))
+            } else if self.pc[other] == self.pc[lane] {
+                "names another mask".to_owned()
+            } else {
+                format!("waits at PTX line {}", line(other))
+            };
+            let detail = format!("lane {other} is in the mask {wanted:#010x} and not here: it {place}");
+            return Fault::new(Kind::DivergentShuffle, lane, detail).at(self, lane).fail();
+        }
+        Ok(went)
+    }
+}

@@ -1,0 +1,138 @@
+//! The bytes of one allocation, one init bit per byte, and the shadow of races.
+
+use crate::race::Shadow;
+
+/// What a byte holds before anybody writes it.
+pub(crate) const FILL: u8 = 0xAA;
+
+/// Which bytes have been written.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct InitMap {
+    words: Vec<u64>,
+    missing: usize,
+}
+
+impl InitMap {
+    fn new(bytes: usize) -> Self {
+        Self { words: vec![0; bytes.div_ceil(64)], missing: bytes }
+    }
+
+    /// The words a range touches, each with the range's bits in it.
+    fn parts(offset: usize, len: usize) -> impl Iterator<Item = (usize, u64)> {
+        let end = offset + len;
+        let words = if len == 0 { 0..0 } else { offset / 64..end.div_ceil(64) };
+        words.map(move |word| {
+            let from = offset.max(word * 64) - word * 64;
+            let to = end.min(word * 64 + 64) - word * 64;
+            (word, (!0u64 >> (64 - (to - from))) << from)
+        })
+    }
+
+    /// Whether all bytes of the range have been written.
+    #[inline]
+    pub(crate) fn all(&self, offset: usize, len: usize) -> bool {
+        self.missing == 0
+            || Self::parts(offset, len).all(|(word, bits)| self.words.get(word).is_some_and(|w| w & bits == bits))
+    }
+
+    #[inline]
+    pub(crate) fn set(&mut self, offset: usize, len: usize, written: bool) {
+        if written && self.missing == 0 {
+            return;
+        }
+        for (word, bits) in Self::parts(offset, len) {
+            if let Some(w) = self.words.get_mut(word) {
+                let before = w.count_ones();
+                *w = if written { *w | bits } else { *w & !bits };
+                self.missing = self.missing + before as usize - w.count_ones() as usize;
+            }
+        }
+    }
+
+    fn first_missing(&self, offset: usize, len: usize) -> Option<usize> {
+        (offset..offset + len).find(|&at| !self.all(at, 1))
+    }
+}
+
+/// One allocation.
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    pub(crate) base: u64,
+    pub(crate) label: String,
+    pub(crate) data: Vec<u8>,
+    pub(crate) init: InitMap,
+    pub(crate) shadow: Shadow,
+    pub(crate) read_only: bool,
+}
+
+impl Region {
+    pub(crate) fn new(base: u64, bytes: usize, label: &str) -> Self {
+        let data = vec![FILL; bytes];
+        let init = InitMap::new(bytes);
+        Self { base, label: label.to_owned(), data, init, shadow: Shadow::default(), read_only: false }
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.base + self.data.len() as u64
+    }
+
+    /// Makes every byte unwritten again.
+    pub(crate) fn reset(&mut self) {
+        self.data.fill(FILL);
+        self.init = InitMap::new(self.data.len());
+    }
+
+    /// The offset of `address`, if `len` bytes from there lie inside.
+    #[inline]
+    pub(crate) fn offset(&self, address: u64, len: usize) -> Option<usize> {
+        let offset = address.wrapping_sub(self.base);
+        let room = (self.data.len() as u64).checked_sub(len as u64)?;
+        (offset <= room).then_some(offset as usize)
+    }
+
+    /// The first unwritten byte of a range.
+    pub(crate) fn first_missing(&self, offset: usize, len: usize) -> Option<usize> {
+        self.init.first_missing(offset, len)
+    }
+
+    /// Little-endian value of 1, 2, 4 or 8 bytes; the caller has checked the bounds.
+    #[inline]
+    pub(crate) fn load(&self, offset: usize, bytes: usize) -> u64 {
+        let from = self.data.get(offset..).unwrap_or(&[]);
+        let take = |out: &mut [u8]| {
+            if let Some(source) = from.get(..out.len()) {
+                out.copy_from_slice(source);
+            }
+        };
+        match bytes {
+            1 => u64::from(from.first().copied().unwrap_or(0)),
+            2 => {
+                let mut b = [0; 2];
+                take(&mut b);
+                u64::from(u16::from_le_bytes(b))
+            }
+            4 => {
+                let mut b = [0; 4];
+                take(&mut b);
+                u64::from(u32::from_le_bytes(b))
+            }
+            _ => {
+                let mut b = [0; 8];
+                take(&mut b);
+                u64::from_le_bytes(b)
+            }
+        }
+    }
+
+    /// Stores the low bytes of `value`; the caller has checked the bounds.
+    #[inline]
+    pub(crate) fn store(&mut self, offset: usize, bytes: usize, value: u64) {
+        let Some(to) = self.data.get_mut(offset..offset + bytes) else { return };
+        match bytes {
+            1 => to.copy_from_slice(&[value as u8]),
+            2 => to.copy_from_slice(&(value as u16).to_le_bytes()),
+            4 => to.copy_from_slice(&(value as u32).to_le_bytes()),
+            _ => to.copy_from_slice(&value.to_le_bytes()),
+        }
+    }
+}
