@@ -1,0 +1,102 @@
+//! Status codes of the CUDA driver API (`CUresult`) and of NVRTC (`nvrtcResult`), with their names and texts.
+//!
+//! Numbers and meanings: CUDA Driver API, "Data types used by CUDA driver", enum CUresult; NVRTC, enum nvrtcResult.
+
+use core::ffi::CStr;
+
+/// A status other than success, of whichever library the call belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Code(pub(crate) i32);
+
+/// What an entry point's body answers.
+pub(crate) type Outcome<T = ()> = Result<T, Code>;
+
+impl Code {
+    pub(crate) const INVALID_VALUE: Self = Self(1);
+    pub(crate) const OUT_OF_MEMORY: Self = Self(2);
+    pub(crate) const NOT_INITIALIZED: Self = Self(3);
+    pub(crate) const INVALID_DEVICE: Self = Self(101);
+    pub(crate) const INVALID_IMAGE: Self = Self(200);
+    pub(crate) const INVALID_CONTEXT: Self = Self(201);
+    pub(crate) const NO_BINARY_FOR_GPU: Self = Self(209);
+    pub(crate) const INVALID_PTX: Self = Self(218);
+    pub(crate) const UNSUPPORTED_PTX_VERSION: Self = Self(222);
+    pub(crate) const INVALID_HANDLE: Self = Self(400);
+    pub(crate) const NOT_FOUND: Self = Self(500);
+    pub(crate) const NOT_READY: Self = Self(600);
+    pub(crate) const ILLEGAL_ADDRESS: Self = Self(700);
+    pub(crate) const LAUNCH_OUT_OF_RESOURCES: Self = Self(701);
+    pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
+    pub(crate) const MISALIGNED_ADDRESS: Self = Self(716);
+    pub(crate) const LAUNCH_FAILED: Self = Self(719);
+    pub(crate) const NOT_SUPPORTED: Self = Self(801);
+    pub(crate) const UNKNOWN: Self = Self(999);
+
+    pub(crate) const NVRTC_INVALID_INPUT: Self = Self(3);
+    pub(crate) const NVRTC_INVALID_PROGRAM: Self = Self(4);
+    pub(crate) const NVRTC_INVALID_OPTION: Self = Self(5);
+    pub(crate) const NVRTC_COMPILATION: Self = Self(6);
+    pub(crate) const NVRTC_INTERNAL_ERROR: Self = Self(11);
+}
+
+/// `(number, name, text)` of every `CUresult` this library answers with or is asked to inject.
+const DRIVER: &[(i32, &CStr, &CStr)] = &[
+    (0, c"CUDA_SUCCESS", c"no error"),
+    (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
+    (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
+    (3, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
+    (4, c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down"),
+    (34, c"CUDA_ERROR_STUB_LIBRARY", c"CUDA driver is a stub library"),
+    (46, c"CUDA_ERROR_DEVICE_UNAVAILABLE", c"CUDA-capable device(s) is/are busy or unavailable"),
+    (100, c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
+    (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+    (200, c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid"),
+    (201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+    (209, c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no kernel image is available for execution on the device"),
+    (214, c"CUDA_ERROR_ECC_UNCORRECTABLE", c"uncorrectable ECC error encountered"),
+    (218, c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
+    (221, c"CUDA_ERROR_JIT_COMPILER_NOT_FOUND", c"PTX JIT compiler library not found"),
+    (222, c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain."),
+    (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"OS call failed or operation not supported on this OS"),
+    (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+    (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
+    (600, c"CUDA_ERROR_NOT_READY", c"device not ready"),
+    (700, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
+    (701, c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"too many resources requested for launch"),
+    (702, c"CUDA_ERROR_LAUNCH_TIMEOUT", c"the launch timed out and was terminated"),
+    (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
+    (716, c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
+    (719, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
+    (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
+    (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing"),
+    (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
+];
+
+/// Texts of `nvrtcResult`, by number.
+const NVRTC: &[&CStr] = &[
+    c"NVRTC_SUCCESS",
+    c"NVRTC_ERROR_OUT_OF_MEMORY",
+    c"NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+    c"NVRTC_ERROR_INVALID_INPUT",
+    c"NVRTC_ERROR_INVALID_PROGRAM",
+    c"NVRTC_ERROR_INVALID_OPTION",
+    c"NVRTC_ERROR_COMPILATION",
+    c"NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
+    c"NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION",
+    c"NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION",
+    c"NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID",
+    c"NVRTC_ERROR_INTERNAL_ERROR",
+];
+
+/// Name and text of a `CUresult`; `None` for a number not in the table.
+pub(crate) fn driver_text(number: i32) -> Option<(&'static CStr, &'static CStr)> {
+    DRIVER.iter().find(|(code, ..)| *code == number).map(|(_, name, text)| (*name, *text))
+}
+
+/// Text of an `nvrtcResult`; unknown numbers answer as NVRTC does.
+pub(crate) fn nvrtc_text(number: i32) -> &'static CStr {
+    usize::try_from(number)
+        .ok()
+        .and_then(|index| NVRTC.get(index).copied())
+        .unwrap_or(c"NVRTC_ERROR unknown")
+}

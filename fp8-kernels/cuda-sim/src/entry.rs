@@ -1,0 +1,75 @@
+//! The frame around every entry point: lock, call count, fault injection, state checks, no unwinding.
+
+use core::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::code::{Code, Outcome};
+use crate::state::{self, Driver};
+
+/// What must hold before the body of an entry point runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// Nothing: `cuInit`, versions, error texts and all of NVRTC.
+    Nothing,
+    /// `cuInit` was called. CUDA Driver API, CUDA_ERROR_NOT_INITIALIZED: "the CUDA driver has not been
+    /// initialized with cuInit or that initialization has failed".
+    Init,
+    /// A live context is current on this thread and no error has killed it.
+    Context,
+    /// As `Context`, for calls that release something: in a dead context they release it and report the error.
+    Release,
+}
+
+/// Declares a file's entry points: each `Needs fn name(arguments) |driver| { body }` becomes an exported C
+/// function, and all names together the file's `NAMES`.
+macro_rules! entries {
+    ($($needs:ident fn $name:ident($($argument:ident: $type:ty),* $(,)?) |$driver:pat_param| $body:block)*) => {
+        /// Names of the entry points in this file.
+        pub(crate) const NAMES: &[&str] = &[$(stringify!($name)),*];
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name($($argument: $type),*) -> core::ffi::c_int {
+                $crate::entry::call(stringify!($name), $crate::entry::Needs::$needs, |$driver| $body)
+            }
+        )*
+    };
+}
+pub(crate) use entries;
+
+/// Runs one entry point's body under the lock and turns its outcome into the C status.
+pub(crate) fn call(name: &'static str, needs: Needs, body: impl FnOnce(&mut Driver) -> Outcome) -> c_int {
+    // A panic must not cross the C interface. The lock is released by unwinding and cannot be poisoned.
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let mut driver = state::driver();
+        driver.calls.count(name);
+        if let Some(code) = driver.calls.injected(name) {
+            return Err(code);
+        }
+        match needs {
+            Needs::Nothing => body(&mut driver),
+            Needs::Init => {
+                driver.expect_started()?;
+                body(&mut driver)
+            }
+            Needs::Context => {
+                driver.expect_current()?;
+                driver.expect_healthy()?;
+                body(&mut driver)
+            }
+            Needs::Release => {
+                driver.expect_current()?;
+                let outcome = body(&mut driver);
+                driver.expect_healthy()?;
+                outcome
+            }
+        }
+    }));
+    match outcome {
+        Ok(Ok(())) => 0,
+        Ok(Err(Code(number))) => number,
+        Err(_) => {
+            crate::report::print(&format!("{name}: the simulated driver panicked; this is a defect of the simulator"));
+            if name.starts_with("nvrtc") { Code::NVRTC_INTERNAL_ERROR.0 } else { Code::UNKNOWN.0 }
+        }
+    }
+}

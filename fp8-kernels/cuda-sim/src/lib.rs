@@ -1,0 +1,77 @@
+//! A simulated CUDA device: the driver's and NVRTC's entry points over the PTX interpreter.
+//!
+//! Built as a shared library with the soname `libcuda.so`: once it is loaded by path, code that looks for the driver
+//! finds it. There is one device; kernels are PTX, checked while they run for races, bounds, uninitialised reads,
+//! misuse of barriers and use after free. An error kills the context as it would on hardware, and prints a report.
+//!
+//! **Streams are deferred.** Nothing asynchronous runs before a synchronisation needs it, and the seed chooses the order
+//! of streams that nothing else orders. A missing wait, a buffer freed too early or pinned memory reused too early thus
+//! show as wrong results or reports, not as luck.
+//!
+//! It proves launch arguments, lifetimes, ordering and error paths. It says nothing about speed, about the accuracy of
+//! approximate instructions, or about what the real driver makes of a call that its documentation leaves open. Every
+//! refusal in the code names the documented sentence it rests on. Graphs, capture, clusters, textures, managed memory and
+//! more than one device are not simulated.
+//!
+//! # Settings
+//!
+//! Read from the environment when the library is first called; a value that cannot be read makes `cuInit` fail with 999
+//! and a line on standard error.
+//!
+//! | variable | type | default | meaning |
+//! |---|---|---|---|
+//! | `FP8_SIM_ARCH` | `89`, `90`, `100`, `120`, also `sm_90` | `90` | compute capability |
+//! | `FP8_SIM_MEMORY` | bytes | 2 GiB | device memory |
+//! | `FP8_SIM_SM_COUNT` | 1 to 1024 | 4 | multiprocessors reported |
+//! | `FP8_SIM_SEED` | integer | 0 | order of streams, blocks and warps; 0 leaves everything as late as possible |
+//! | `FP8_SIM_EAGER` | `0`, `1` | `0` | run every operation at its call |
+//! | `FP8_SIM_FAIL` | `name:count:code,…` | none | the count-th call of `name` returns `code` |
+//! | `FP8_SIM_LEAKS` | `0`, `1` | `0` | print what is live when the process exits |
+//!
+//! # Control
+//!
+//! The same and more at run time, through [`Control`]: `seed`, `eager`, `memory_limit`, `sm_count`, `arch` (while no
+//! context is retained), `fail`, `clear_fail`, `reset_calls`, `snapshot` (the text of a kernel snapshot that NVRTC shall
+//! know) and `reset` are set; `calls`, `live`, `reports` and `seed` are read.
+
+mod calls;
+mod client;
+mod code;
+mod context;
+mod control;
+mod device;
+mod driver;
+mod entry;
+mod ffi;
+mod image;
+mod module;
+mod nvrtc;
+mod queue;
+mod report;
+mod settings;
+mod snapshot;
+mod state;
+mod work;
+
+pub use client::{Control, ControlError, library_path};
+
+/// Names of all entry points that can be counted and made to fail.
+fn names() -> impl Iterator<Item = &'static str> {
+    [
+        driver::context::NAMES,
+        driver::copies::NAMES,
+        driver::devices::NAMES,
+        driver::events::NAMES,
+        driver::functions::NAMES,
+        driver::init::NAMES,
+        driver::launch::NAMES,
+        driver::memory::NAMES,
+        driver::modules::NAMES,
+        driver::pools::NAMES,
+        driver::streams::NAMES,
+        nvrtc::NAMES,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
+}

@@ -1,0 +1,257 @@
+//! NVRTC's entry points, answered from snapshots: a program is found by the SHA-256 of its text.
+//!
+//! The PTX of a snapshot serves every architecture from 8.9 on: its `.target` is set to the one asked for. The "CUBIN"
+//! is that PTX in an ELF file ([`crate::image`]). Meanings of the statuses: NVRTC, enum nvrtcResult and the section of
+//! each function.
+
+use core::ffi::{c_char, c_int};
+use std::collections::BTreeMap;
+
+use crate::code::{self, Code, Outcome};
+use crate::device::Target;
+use crate::entry::entries;
+use crate::ffi::{Array, Host, In, Out};
+use crate::image;
+use crate::snapshot::{self, Snapshot};
+use crate::state::Driver;
+
+/// Tag of program handles.
+const KIND: u64 = 5;
+const VERSION: (c_int, c_int) = (13, 0);
+/// Architectures of NVRTC 13.0.
+const ARCHS: [c_int; 12] = [75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121];
+
+/// Programs that exist, and snapshots that were given at run time.
+#[derive(Debug, Default)]
+pub(crate) struct Compiler {
+    programs: BTreeMap<u64, Program>,
+    given: Vec<Snapshot>,
+}
+
+#[derive(Debug)]
+struct Program {
+    name: String,
+    source: String,
+    /// Headers that came with it: no snapshot has any.
+    headers: usize,
+    log: String,
+    ptx: Option<String>,
+    cubin: Option<Vec<u8>>,
+}
+
+impl Compiler {
+    pub(crate) fn programs(&self) -> usize {
+        self.programs.len()
+    }
+
+    /// Adds a snapshot beside the built-in ones; it precedes them.
+    pub(crate) fn give(&mut self, text: &str) -> Result<(), String> {
+        self.given.insert(0, Snapshot::parse("the given text", text)?);
+        Ok(())
+    }
+
+    /// NVRTC, NVRTC_ERROR_INVALID_PROGRAM: the handle is null or destroyed.
+    fn program(&mut self, handle: u64) -> Outcome<&mut Program> {
+        self.programs.get_mut(&handle).ok_or(Code::NVRTC_INVALID_PROGRAM)
+    }
+
+    fn compile(&mut self, handle: u64, options: &[String]) -> Outcome {
+        self.program(handle)?;
+        let Self { programs, given } = self;
+        let program = programs.get_mut(&handle).ok_or(Code::NVRTC_INVALID_PROGRAM)?;
+        program.ptx = None;
+        program.cubin = None;
+        let (outcome, log) = match program.build(given, options) {
+            Ok(()) => (Ok(()), String::new()),
+            Err((code, log)) => (Err(code), log),
+        };
+        program.log = log;
+        outcome
+    }
+}
+
+impl Program {
+    /// NVRTC, nvrtcCompileProgram: NVRTC_ERROR_INVALID_OPTION for an option it does not know, NVRTC_ERROR_COMPILATION for a
+    /// program that does not compile; the log says why.
+    fn build(&mut self, given: &[Snapshot], options: &[String]) -> Result<(), (Code, String)> {
+        let mut arch = None;
+        let mut rest = Vec::new();
+        for option in options {
+            match option.strip_prefix("--gpu-architecture=").or_else(|| option.strip_prefix("-arch=")) {
+                Some(name) => {
+                    let invalid = || format!("nvrtc: error: invalid value for --gpu-architecture (-arch): {name}\n");
+                    arch = Some(Arch::parse(name).ok_or_else(|| (Code::NVRTC_INVALID_OPTION, invalid()))?);
+                }
+                None if is_known(option) => rest.push(option.as_str()),
+                None => return Err((Code::NVRTC_INVALID_OPTION, format!("nvrtc: error: unrecognized option {option} found\n"))),
+            }
+        }
+        let refuse = |log: String| Err((Code::NVRTC_COMPILATION, log));
+        // NVRTC's own default architecture.
+        let arch = arch.unwrap_or(Arch { target: Target { number: 75, suffix: None }, real: false });
+        let name = &self.name;
+        let wanted = snapshot::hash(&self.source);
+        let Some(found) = snapshot::find(given, &wanted, arch.target).map_err(|log| (Code::NVRTC_COMPILATION, log))? else {
+            return refuse(format!("no snapshot of {name} with this text (SHA-256 {wanted}): run `cargo xtask ptx`\n"));
+        };
+        if self.headers > 0 {
+            return refuse(format!("{name}: a program with headers has no snapshot\n"));
+        }
+        if found.options != rest {
+            let (theirs, ours) = (found.options.join(" "), rest.join(" "));
+            return refuse(format!("{name}: its snapshot was made with `{theirs}`, not `{ours}`: run `cargo xtask ptx`\n"));
+        }
+        if arch.target.number < 89 {
+            return refuse(format!("{name}: FP8 conversions need sm_89 or later, not sm_{}\n", arch.target.number));
+        }
+        let ptx = found.for_target(arch.target);
+        // NVRTC, nvrtcGetCUBIN: there is one "only if a real architecture (sm_…) was specified".
+        self.cubin = arch.real.then(|| image::cubin(&ptx, arch.target));
+        self.ptx = Some(ptx);
+        Ok(())
+    }
+}
+
+/// `sm_90a` or `compute_90a`.
+struct Arch {
+    target: Target,
+    real: bool,
+}
+
+impl Arch {
+    fn parse(name: &str) -> Option<Self> {
+        let (real, name) = match name.strip_prefix("compute_") {
+            Some(rest) => (false, format!("sm_{rest}")),
+            None => (true, name.to_owned()),
+        };
+        let target = Target::parse(&name)?;
+        let suffix_exists = match target.suffix {
+            None => true,
+            Some('a') => target.number >= 90,
+            Some(_) => target.number >= 100,
+        };
+        let exists = ARCHS.contains(&c_int::try_from(target.number).ok()?) && suffix_exists;
+        exists.then_some(Self { target, real })
+    }
+}
+
+/// Options of NVRTC that programs here may use; `--x` and `-x` are the same for all of them but those with one spelling.
+fn is_known(option: &str) -> bool {
+    const WITH_VALUE: [&str; 14] = [
+        "std", "fmad", "maxrregcount", "ftz", "prec-sqrt", "prec-div", "use_fast_math", "ptxas-options", "Xptxas", "D", "I",
+        "diag-suppress", "extra-device-vectorization", "define-macro",
+    ];
+    const ALONE: [&str; 10] = [
+        "lineinfo", "generate-line-info", "device-debug", "G", "use_fast_math", "default-device", "dlto",
+        "restrict", "no-source-include", "disable-warnings",
+    ];
+    let Some(name) = option.strip_prefix("--").or_else(|| option.strip_prefix('-')) else { return false };
+    let glued = option.starts_with("-D") || option.starts_with("-I");
+    glued || ALONE.contains(&name) || name.split_once('=').is_some_and(|(name, _)| WITH_VALUE.contains(&name))
+}
+
+/// The program of a handle, for the getters.
+fn program(driver: &mut Driver, handle: u64) -> Outcome<&mut Program> {
+    driver.compiler.program(handle)
+}
+
+/// Null out-parameters are NVRTC_ERROR_INVALID_INPUT.
+fn invalid<T>(outcome: Outcome<T>) -> Outcome<T> {
+    outcome.map_err(|_| Code::NVRTC_INVALID_INPUT)
+}
+
+fn with_nul(text: &str) -> Vec<u8> {
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.push(0);
+    bytes
+}
+
+entries! {
+    Nothing fn nvrtcVersion(major: Out<c_int>, minor: Out<c_int>) |_| {
+        invalid(minor.checked())?;
+        invalid(major.set(VERSION.0))?;
+        invalid(minor.set(VERSION.1))
+    }
+
+    Nothing fn nvrtcGetNumSupportedArchs(count: Out<c_int>) |_| {
+        invalid(count.set(ARCHS.len() as c_int))
+    }
+
+    Nothing fn nvrtcGetSupportedArchs(all: Out<c_int>) |_| {
+        invalid(all.set_all(&ARCHS))
+    }
+
+    Nothing fn nvrtcCreateProgram(
+        handle: Out<u64>, source: In, name: In, headers: c_int, _texts: Array<usize>, _names: Array<usize>,
+    ) |driver| {
+        let handle = invalid(handle.checked())?;
+        let source = invalid(source.text())?;
+        let headers = usize::try_from(headers).map_err(|_| Code::NVRTC_INVALID_INPUT)?;
+        // NVRTC, nvrtcCreateProgram: "name can be NULL; "default_program" is used when name is NULL or """.
+        let name = name.optional().and_then(|name| String::from_utf8(name).ok()).filter(|name| !name.is_empty());
+        let name = name.unwrap_or_else(|| "default_program".to_owned());
+        let fresh = driver.handle(KIND);
+        let program = Program { name, source, headers, log: String::new(), ptx: None, cubin: None };
+        driver.compiler.programs.insert(fresh, program);
+        invalid(handle.set(fresh))
+    }
+
+    // NVRTC, nvrtcDestroyProgram: the handle is set to null.
+    Nothing fn nvrtcDestroyProgram(handle: Out<u64>) |driver| {
+        let known = invalid(handle.value())?;
+        driver.compiler.programs.remove(&known).ok_or(Code::NVRTC_INVALID_PROGRAM)?;
+        invalid(handle.set(0))
+    }
+
+    Nothing fn nvrtcCompileProgram(handle: u64, count: c_int, options: Array<usize>) |driver| {
+        program(driver, handle)?;
+        let count = usize::try_from(count).map_err(|_| Code::NVRTC_INVALID_INPUT)?;
+        let mut texts = Vec::new();
+        for option in invalid(options.take(count))? {
+            let text = invalid(Host::at(option).c_text())?;
+            texts.push(String::from_utf8(text).map_err(|_| Code::NVRTC_INVALID_OPTION)?);
+        }
+        driver.compiler.compile(handle, &texts)
+    }
+
+    // NVRTC, nvrtcGetProgramLogSize: the size "includes the trailing NULL".
+    Nothing fn nvrtcGetProgramLogSize(handle: u64, size: Out<usize>) |driver| {
+        invalid(size.set(program(driver, handle)?.log.len() + 1))
+    }
+
+    Nothing fn nvrtcGetProgramLog(handle: u64, text: Out<c_char>) |driver| {
+        invalid(text.set_bytes(&with_nul(&program(driver, handle)?.log)))
+    }
+
+    // NVRTC, nvrtcGetPTX: NVRTC_ERROR_INVALID_PROGRAM, here for a program that was not compiled.
+    Nothing fn nvrtcGetPTXSize(handle: u64, size: Out<usize>) |driver| {
+        let ptx = program(driver, handle)?.ptx.as_ref().ok_or(Code::NVRTC_INVALID_PROGRAM)?;
+        invalid(size.set(ptx.len() + 1))
+    }
+
+    Nothing fn nvrtcGetPTX(handle: u64, text: Out<c_char>) |driver| {
+        let ptx = program(driver, handle)?.ptx.as_ref().ok_or(Code::NVRTC_INVALID_PROGRAM)?;
+        invalid(text.set_bytes(&with_nul(ptx)))
+    }
+
+    // NVRTC, nvrtcGetCUBINSize: "The value of cubinSizeRet is set to 0 if the value specified to -arch is a virtual
+    // architecture".
+    Nothing fn nvrtcGetCUBINSize(handle: u64, size: Out<usize>) |driver| {
+        let program = program(driver, handle)?;
+        if program.ptx.is_none() {
+            return Err(Code::NVRTC_INVALID_PROGRAM);
+        }
+        invalid(size.set(program.cubin.as_ref().map_or(0, Vec::len)))
+    }
+
+    Nothing fn nvrtcGetCUBIN(handle: u64, bytes: Out<c_char>) |driver| {
+        let cubin = program(driver, handle)?.cubin.as_ref().ok_or(Code::NVRTC_INVALID_PROGRAM)?;
+        invalid(bytes.set_bytes(cubin))
+    }
+}
+
+/// The text of a status. Not framed as the others are: it answers with a pointer and touches no state.
+#[unsafe(no_mangle)]
+extern "C" fn nvrtcGetErrorString(status: c_int) -> *const c_char {
+    code::nvrtc_text(status).as_ptr()
+}

@@ -1,0 +1,95 @@
+//! Environment of the simulated device. Every variable is read here, once, when the library is first called.
+//!
+//! | variable | type | default | meaning |
+//! |---|---|---|---|
+//! | `FP8_SIM_ARCH` | `89`, `90`, `100`, `120`, also `sm_90` | `90` | compute capability of the device |
+//! | `FP8_SIM_MEMORY` | bytes | 2 GiB | device memory |
+//! | `FP8_SIM_SM_COUNT` | count | 4 | multiprocessors reported |
+//! | `FP8_SIM_SEED` | integer | 0 | order of runnable streams, and of blocks and warps inside a launch |
+//! | `FP8_SIM_EAGER` | `0`, `1` | `0` | run every operation at its call |
+//! | `FP8_SIM_FAIL` | `name:count:code,…` | none | the count-th call of `name` from now on returns `code` |
+//! | `FP8_SIM_LEAKS` | `0`, `1` | `0` | print what is still live when the process exits |
+
+use crate::device::Arch;
+
+/// What the environment, or a control call, decides about the device.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) arch: Arch,
+    pub(crate) memory: u64,
+    pub(crate) sm_count: u32,
+    pub(crate) seed: u64,
+    pub(crate) eager: bool,
+    pub(crate) leaks: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { arch: Arch::DEFAULT, memory: 2 << 30, sm_count: 4, seed: 0, eager: false, leaks: false }
+    }
+}
+
+impl Settings {
+    /// Settings from the environment, and the fault list it asks for. An unparsable value is an error that names it.
+    pub(crate) fn from_environment() -> Result<(Self, String), String> {
+        let mut settings = Self::default();
+        for key in ["arch", "memory_limit", "sm_count", "seed", "eager", "leaks"] {
+            let name = variable(key);
+            if let Some(value) = text(name)? {
+                settings.set(key, &value).map_err(|why| format!("{name}={value}: {why}"))?;
+            }
+        }
+        Ok((settings, text("FP8_SIM_FAIL")?.unwrap_or_default()))
+    }
+
+    /// Changes one setting by its control key.
+    pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        match key {
+            "arch" => self.arch = Arch::parse(value)?,
+            "memory_limit" => self.memory = integer(value)?,
+            "sm_count" => {
+                self.sm_count = match u32::try_from(integer(value)?) {
+                    Ok(count @ 1..=1024) => count,
+                    _ => return Err("the device has 1 to 1024 multiprocessors".into()),
+                }
+            }
+            "seed" => self.seed = integer(value)?,
+            "eager" => self.eager = switch(value)?,
+            "leaks" => self.leaks = switch(value)?,
+            _ => return Err(format!("no setting of the name {key}")),
+        }
+        Ok(())
+    }
+}
+
+fn variable(key: &str) -> &'static str {
+    match key {
+        "arch" => "FP8_SIM_ARCH",
+        "memory_limit" => "FP8_SIM_MEMORY",
+        "sm_count" => "FP8_SIM_SM_COUNT",
+        "seed" => "FP8_SIM_SEED",
+        "eager" => "FP8_SIM_EAGER",
+        _ => "FP8_SIM_LEAKS",
+    }
+}
+
+fn text(name: &str) -> Result<Option<String>, String> {
+    match std::env::var(name) {
+        Ok(value) if value.is_empty() => Ok(None),
+        Ok(value) => Ok(Some(value)),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(std::env::VarError::NotUnicode(_)) => Err(format!("{name}: not UTF-8")),
+    }
+}
+
+fn integer(value: &str) -> Result<u64, String> {
+    value.trim().parse().map_err(|_| "expected a decimal integer from 0 to 2^64 - 1".into())
+}
+
+fn switch(value: &str) -> Result<bool, String> {
+    match value.trim() {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err("expected 0 or 1".into()),
+    }
+}

@@ -1,0 +1,131 @@
+//! PTX that NVRTC made earlier, with a head that says of what.
+//!
+//! ```text
+//! // fp8-kernels kernel snapshot: quantize.cu
+//! // source sha256: <64 hexadecimal digits: the exact text handed to nvrtcCreateProgram>
+//! // options: -std=c++17 -fmad=false -lineinfo
+//! // nvrtc: 13.0.88
+//! ```
+
+use sha2::{Digest, Sha256};
+
+use crate::device::Target;
+
+include!(concat!(env!("OUT_DIR"), "/snapshots.rs"));
+
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    hash: String,
+    /// All options but the architecture, in their order.
+    pub(crate) options: Vec<String>,
+    target: Target,
+    /// The target as it stands in the text.
+    target_text: String,
+    ptx: String,
+}
+
+/// SHA-256 of a program's text in lower-case hexadecimal digits.
+pub(crate) fn hash(source: &str) -> String {
+    Sha256::digest(source.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The snapshot of the program with this hash, if there is one: that for `target`, else any.
+pub(crate) fn find(given: &[Snapshot], hash: &str, target: Target) -> Result<Option<Snapshot>, String> {
+    let mut found: Vec<Snapshot> = given.iter().filter(|known| known.hash == hash).map(Snapshot::copy).collect();
+    for (name, text) in EMBEDDED.iter().filter(|(_, text)| text.contains(hash)) {
+        let snapshot = Snapshot::parse(name, text)?;
+        if snapshot.hash == hash {
+            found.push(snapshot);
+        }
+    }
+    let exact = found.iter().position(|snapshot| snapshot.target == target).unwrap_or(0);
+    Ok((!found.is_empty()).then(|| found.swap_remove(exact)))
+}
+
+impl Snapshot {
+    pub(crate) fn parse(name: &str, text: &str) -> Result<Self, String> {
+        let field = |key: &str| {
+            let head = text.lines().take_while(|line| line.starts_with("//") || line.trim().is_empty());
+            head.filter_map(|line| line.strip_prefix("// ")?.strip_prefix(key)?.strip_prefix(':')).map(str::trim).next()
+        };
+        let need = |key: &str| field(key).ok_or_else(|| format!("snapshot {name}: no line `// {key}: …` in its head\n"));
+        need("fp8-kernels kernel snapshot")?;
+        let hash = need("source sha256")?.to_ascii_lowercase();
+        if hash.len() != 64 || !hash.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(format!("snapshot {name}: `{hash}` is no SHA-256: expected 64 hexadecimal digits\n"));
+        }
+        let options = need("options")?.split_whitespace().map(str::to_owned).collect();
+        let target_text = text
+            .lines()
+            .find_map(|line| line.trim_start().strip_prefix(".target"))
+            .and_then(|rest| rest.split([',', ' ', '\t', '/']).find(|word| !word.is_empty()));
+        let (target_text, target) = target_text
+            .and_then(|text| Some((text.to_owned(), Target::parse(text)?)))
+            .ok_or_else(|| format!("snapshot {name}: no `.target sm_…`\n"))?;
+        Ok(Self { hash, options, target, target_text, ptx: text.to_owned() })
+    }
+
+    fn copy(&self) -> Self {
+        Self {
+            hash: self.hash.clone(),
+            options: self.options.clone(),
+            target: self.target,
+            target_text: self.target_text.clone(),
+            ptx: self.ptx.clone(),
+        }
+    }
+
+    /// The PTX with its `.target` set to another.
+    pub(crate) fn for_target(&self, target: Target) -> String {
+        let suffix = target.suffix.map(String::from).unwrap_or_default();
+        let mut text = String::with_capacity(self.ptx.len() + 8);
+        let mut open = true;
+        for line in self.ptx.split_inclusive('\n') {
+            if open && line.trim_start().starts_with(".target") {
+                open = false;
+                text += &line.replacen(&self.target_text, &format!("sm_{}{suffix}", target.number), 1);
+            } else {
+                text += line;
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(hash: &str) -> String {
+        format!(
+            "// fp8-kernels kernel snapshot: x.cu\n// source sha256: {hash}\n// options: -std=c++17 -fmad=false\n\
+             // nvrtc: 13.0.88\n.version 9.0\n.target sm_90\n.address_size 64\n"
+        )
+    }
+
+    #[test]
+    fn the_head_is_read_and_the_target_replaced() {
+        let hash = hash("source");
+        let snapshot = Snapshot::parse("x", &text(&hash)).unwrap();
+        assert_eq!(snapshot.options, ["-std=c++17", "-fmad=false"]);
+        let target = Target::parse("sm_100a").unwrap();
+        assert!(snapshot.for_target(target).contains("\n.target sm_100a\n.address_size"));
+        let found = find(&[snapshot], &hash, target).unwrap().unwrap();
+        assert_eq!(found.hash, hash);
+    }
+
+    #[test]
+    fn a_head_without_a_field_is_refused_by_name() {
+        let why = Snapshot::parse("x", ".version 9.0\n").unwrap_err();
+        assert!(why.contains("kernel snapshot"), "{why}");
+        let why = Snapshot::parse("x", &text("123")).unwrap_err();
+        assert!(why.contains("64 hexadecimal"), "{why}");
+    }
+
+    #[test]
+    fn every_built_in_snapshot_reads() {
+        for (name, text) in EMBEDDED {
+            Snapshot::parse(name, text).unwrap();
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! One unit of a stream's work, and what it does to device memory when its turn comes.
+
+use std::sync::Arc;
+
+use ptx_interp::{Kind, Memory, MemoryError, Module, Report};
+
+use crate::code::Code;
+use crate::ffi::Host;
+
+/// Work as it was at the call that queued it.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Launch(Launch),
+    /// Host to device, from a copy made at the call: pageable memory is read before the call returns.
+    Upload { to: u64, bytes: Vec<u8> },
+    /// Host to device, from pinned memory, read when the copy runs.
+    UploadPinned { to: u64, from: Host, bytes: usize },
+    Download { from: u64, to: Host, bytes: usize },
+    Copy { to: u64, from: u64, bytes: usize },
+    Fill { to: u64, pattern: Vec<u8>, count: usize },
+    Free { address: u64 },
+}
+
+/// A kernel with its arguments, as bytes laid out by the PTX's own parameter list.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) module: Arc<Module>,
+    pub(crate) kernel: String,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) dynamic_shared: usize,
+    pub(crate) params: Vec<u8>,
+    pub(crate) seed: u64,
+}
+
+/// An error of the device: it kills the context.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    pub(crate) code: Code,
+    pub(crate) text: String,
+}
+
+impl Fault {
+    /// Work that nothing can release. No sequence of calls leads here.
+    pub(crate) fn stuck() -> Self {
+        Self { code: Code::LAUNCH_FAILED, text: "queued work waits for nothing that runs: a defect of the simulator".into() }
+    }
+}
+
+impl From<Box<Report>> for Fault {
+    /// CUDA Driver API: CUDA_ERROR_ILLEGAL_ADDRESS, "the device encountered a load or store instruction on an invalid
+    /// memory address"; CUDA_ERROR_MISALIGNED_ADDRESS, "the device encountered a load or store instruction on a memory
+    /// address which is not aligned"; CUDA_ERROR_LAUNCH_FAILED, "an exception occurred on the device while executing a
+    /// kernel". What hardware does not notice at all (races, uninitialised reads) is reported as the last.
+    fn from(report: Box<Report>) -> Self {
+        let code = match report.kind {
+            Kind::OutOfBounds | Kind::UseAfterFree => Code::ILLEGAL_ADDRESS,
+            Kind::Misaligned => Code::MISALIGNED_ADDRESS,
+            _ => Code::LAUNCH_FAILED,
+        };
+        Self { code, text: report.to_string() }
+    }
+}
+
+impl From<MemoryError> for Fault {
+    fn from(error: MemoryError) -> Self {
+        let code = match error {
+            MemoryError::Uninitialised { .. } => Code::LAUNCH_FAILED,
+            _ => Code::ILLEGAL_ADDRESS,
+        };
+        Self { code, text: error.to_string() }
+    }
+}
+
+impl Work {
+    /// Runs the work and answers with the simulated nanoseconds it took.
+    pub(crate) fn perform(self, memory: &Memory) -> Result<u64, Fault> {
+        let moved = match self {
+            Self::Launch(launch) => return launch.perform(memory),
+            Self::Upload { to, bytes } => {
+                memory.write(to, &bytes)?;
+                bytes.len()
+            }
+            Self::UploadPinned { to, from, bytes } => {
+                memory.write(to, &from.read(bytes).map_err(unreadable)?)?;
+                bytes
+            }
+            Self::Download { from, to, bytes } => {
+                let mut staged = vec![0; bytes];
+                memory.read(from, &mut staged)?;
+                to.write(&staged).map_err(unreadable)?;
+                bytes
+            }
+            Self::Copy { to, from, bytes } => {
+                memory.copy(to, from, bytes)?;
+                bytes
+            }
+            Self::Fill { to, pattern, count } => {
+                memory.fill(to, &pattern, count)?;
+                pattern.len() * count
+            }
+            Self::Free { address } => {
+                memory.free(address)?;
+                0
+            }
+        };
+        Ok(1000 + moved as u64 / 100)
+    }
+}
+
+fn unreadable(code: Code) -> Fault {
+    Fault { code, text: "a copy: the host address is null or the length impossible".into() }
+}
+
+impl Launch {
+    fn perform(&self, memory: &Memory) -> Result<u64, Fault> {
+        let kernel = self.module.kernel(&self.kernel).ok_or_else(Fault::stuck)?;
+        let launch = ptx_interp::Launch {
+            grid: self.grid,
+            block: self.block,
+            dynamic_shared: self.dynamic_shared,
+            params: &self.params,
+            seed: self.seed,
+            ..ptx_interp::Launch::default()
+        };
+        let stats = ptx_interp::run(kernel, &launch, memory)?;
+        Ok(2000 + stats.thread_instructions / 100)
+    }
+}
