@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
     let errors = on_all_ranks(|group| {
-        let scale = Cell::new([2.0, 2.0, 4.0, 2.0][group.rank()]); // rank 2 went its own way
+        let scale = Cell::new([2.0, 2.0, 4.0, 2.0][group.rank()], &Device::cpu())?; // rank 2 went its own way
         let slot = Slot::fixed(Encoding::E4M3, &scale, &rule);
         quantized_all_gather(group, "x", &shards[group.rank()], &slot).map(drop)
     })?;

@@ -63,7 +63,7 @@ pub fn quantized_all_gather(
 fn gather(group: &dyn ProcessGroup, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
     let (held, rule) = match slot.scale {
         Scale::Off => (None, None),
-        Scale::Cell { cell, first, .. } => (Some(cell.read()).filter(|&scale| scale != UNSET), Some(first)),
+        Scale::Cell { cell, first, .. } => (Some(cell.read()?).filter(|&scale| scale != UNSET), Some(first)),
         Scale::FromTensor(rule) => (None, Some(rule)),
         Scale::FromAmax { amax, rule } => (Some(rule.scale(amax, 1.0)?), Some(rule)),
     };
@@ -71,7 +71,7 @@ fn gather(group: &dyn ProcessGroup, what: &str, shard: &Tensor, slot: &Slot<'_>)
         None => ops::quantize(shard, slot)?,
         Some(rule) => {
             let scale = one_scale(group, what, shard, slot, held, rule)?;
-            let cell = Cell::new(scale); // greater than 0, so not unset
+            let cell = Cell::new(scale, shard.device())?; // greater than 0, so not unset
             let scale = Scale::Cell { cell: &cell, first: rule, keep: false };
             ops::quantize(shard, &Slot { scale, ..slot.rowwise_only() })?
         }
@@ -120,7 +120,7 @@ fn one_scale(
         (None, Scale::Cell { cell, keep, .. }) => {
             let scale = rule.scale(amax, 1.0)?;
             if keep {
-                cell.write(-scale);
+                cell.write(-scale)?;
             }
             Ok(scale)
         }

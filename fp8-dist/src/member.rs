@@ -60,8 +60,8 @@ impl<T: Exchange> AmaxGroup for Member<T> {
     }
 
     fn all_reduce_max(&self, key: &str, arena: &Arena) -> fp8_recipe::Result<()> {
-        let row =
-            self.own(Tensor::from_vec(arena.staged(), [arena.slots()], &Device::cpu()).map_err(Error::from))?;
+        let row = arena.staged().and_then(|row| Tensor::from_vec(row, [arena.slots()], &Device::cpu()));
+        let row = self.own(row.map_err(Error::from))?;
         let all = self.call(Operation::AllReduceArena, key, &row)?;
         for row in data(&all) {
             arena.merge_staged(row.as_slice()?)?;

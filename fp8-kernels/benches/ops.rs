@@ -28,7 +28,7 @@ fn fused(c: &mut Criterion, name: &str, run: impl Fn(&Tensor, &Slot<'_>) -> Resu
     let mut group = c.benchmark_group(name);
     group.throughput(Throughput::Elements((ROWS * COLS) as u64));
     let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
-    let scale = Cell::new(100.0);
+    let Ok(scale) = Cell::new(100.0, &Device::cpu()) else { return };
     let slot = Slot::fixed(Encoding::E4M3, &scale, &rule);
     for dtype in DTYPES {
         let Ok(x) = input(dtype) else { continue };

@@ -14,7 +14,8 @@ fn main() -> Result<()> {
     // 1. A slot knows the format, where the scale comes from and where the amax goes. This one has no scale yet: it takes
     //    the tensor's own, 448 / amax.
     let rule = ScaleRule::Delayed { fp8_max: Encoding::E4M3.max(), margin: 0, policy: ScalePolicy::Exact };
-    let (scale, amax, counters) = (Cell::new(UNSET), Cell::new(REST), Counters::default());
+    let (scale, amax, counters) =
+        (Cell::new(UNSET, &device)?, Cell::new(REST, &device)?, Counters::new(&device)?);
     let slot = Slot {
         encoding: Encoding::E4M3,
         scale: Scale::Cell { cell: &scale, first: &rule, keep: true },
@@ -27,7 +28,8 @@ fn main() -> Result<()> {
     let values = vec![0.01f32, -0.1, 0.25, 1.0 / 3.0, -1.0, 1.5, 2.999, -3.5];
     let x = Tensor::from_vec(values.clone(), [2, 4], &device)?;
     let quantized = ops::quantize(&x, &slot)?;
-    println!("amax {}   scale {}   1/scale {}", amax.read(), scale.read().abs(), scale.read().abs().recip());
+    let scale = scale.read()?.abs();
+    println!("amax {}   scale {scale}   1/scale {}", amax.read()?, scale.recip());
 
     // 3. What became of the values.
     let codes = quantized.as_fp8().map(|q| q.codes()).transpose()?.unwrap_or_default();
@@ -39,16 +41,12 @@ fn main() -> Result<()> {
             100.0 * (back - value).abs() / value.abs()
         );
     }
-    println!(
-        "\nsaturated {}, became zero {}, of {}",
-        counters.saturated(),
-        counters.underflowed(),
-        counters.elements()
-    );
+    let counts = counters.read()?;
+    println!("\nsaturated {}, became zero {}, of {}", counts.saturated, counts.underflowed, counts.elements);
 
     // 4. A later tensor under the same scale: what is too large for it saturates, and is counted.
     ops::quantize(&Tensor::from_vec(vec![1.0f32, 14.0], [2], &device)?, &slot)?;
-    println!("after a value of 14: amax {}, saturated {}", amax.read(), counters.saturated());
+    println!("after a value of 14: amax {}, saturated {}", amax.read()?, counters.read()?.saturated);
 
     // 5. A product of two matrices: E4M3 × E4M3, summed in f32.
     let (m, n, k) = (64, 96, 256);

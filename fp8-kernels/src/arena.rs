@@ -2,8 +2,12 @@
 //!
 //! Row 0 is staging: operations max-combine the current amaxes into it, and it is itself the buffer that ranks reduce.
 //! Rows 1 … len − 1 run from oldest to newest. For len 1, row 0 is staging and window at once.
+//!
+//! Whatever is asked of all slots is one copy between device and host, whatever is asked of one slot at least one: who
+//! wants many slots asks for all.
 
-use crate::{Cell, Counters, Device, Error, REST, Result, UNSET};
+use crate::cells::{Cells, Counts};
+use crate::{Cell, CounterValues, Counters, Device, Error, REST, Result, UNSET};
 
 /// How an arena starts, and which value means "did not run".
 #[derive(Debug, Clone, Copy)]
@@ -29,11 +33,16 @@ pub struct Arena {
     options: ArenaOptions,
     slots: usize,
     /// `[history_len][slots]`.
-    amax_history: Vec<Cell>,
-    scale: Vec<Cell>,
-    counters: Vec<Counters>,
-    skipped_non_finite: Vec<u64>,
+    amax_history: Cells,
+    scale: Cells,
+    /// [`CounterValues::LEN`] a slot.
+    counters: Counts,
+    skipped_non_finite: Counts,
     updates: u64,
+    /// Handles to lend.
+    staging_cells: Vec<Cell>,
+    scale_cells: Vec<Cell>,
+    slot_counters: Vec<Counters>,
 }
 
 impl Arena {
@@ -49,15 +58,21 @@ impl Arena {
             value: options.history_len.to_string(),
             remedy: format!("expected at least 1, and at most what fits into memory for {slots} slots"),
         })?;
-        let rest = |i: usize| Cell::new(if i < slots { options.rest } else { 0.0 });
+        let amax_history = Cells::new(cells, 0.0, device)?;
+        amax_history.fill(0..slots, options.rest)?;
+        let scale = Cells::new(slots, options.first_scale, device)?;
+        let counters = Counts::new(slots * CounterValues::LEN, device)?;
         Ok(Self {
             device: device.clone(),
             options,
             slots,
-            amax_history: (0..cells).map(rest).collect(),
-            scale: (0..slots).map(|_| Cell::new(options.first_scale)).collect(),
-            counters: (0..slots).map(|_| Counters::default()).collect(),
-            skipped_non_finite: vec![0; slots],
+            staging_cells: amax_history.handles(0..slots),
+            scale_cells: scale.handles(0..slots),
+            slot_counters: counters.handles(slots),
+            skipped_non_finite: Counts::new(slots, device)?,
+            amax_history,
+            scale,
+            counters,
             updates: 0,
         })
     }
@@ -89,80 +104,202 @@ impl Arena {
 
     /// The staging cell of a slot.
     pub fn staging(&self, slot: usize) -> Option<&Cell> {
-        self.amax_history.get(..self.slots)?.get(slot)
+        self.staging_cells.get(slot)
     }
 
     /// The scale cell of a slot.
     pub fn scale(&self, slot: usize) -> Option<&Cell> {
-        self.scale.get(slot)
+        self.scale_cells.get(slot)
     }
 
     /// The counters of a slot.
     pub fn counters(&self, slot: usize) -> Option<&Counters> {
-        self.counters.get(slot)
+        self.slot_counters.get(slot)
+    }
+
+    /// The scale cells of all slots, as they stand.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn scales(&self) -> Result<Vec<f32>> {
+        self.scale.read(0..self.slots)
+    }
+
+    /// Replaces the scale cells of all slots.
+    ///
+    /// # Errors
+    /// Another number of slots; the device failed.
+    pub fn set_scales(&mut self, scales: &[f32]) -> Result<()> {
+        self.expect_rows("set_scales", scales, scales.len() == self.slots)?;
+        self.scale.write(0, scales)
+    }
+
+    /// Copies of all scale cells, which later updates leave as they are: one copy on the device.
+    ///
+    /// # Errors
+    /// The device is out of memory or failed; none on the CPU.
+    pub fn copy_scales(&self) -> Result<Vec<Cell>> {
+        Ok(self.scale.duplicate()?.handles(0..self.slots))
+    }
+
+    /// The counters of all slots.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn counters_all(&self) -> Result<Vec<CounterValues>> {
+        Ok(CounterValues::from_block(&self.counters.read(0..self.slots * CounterValues::LEN)?))
+    }
+
+    /// The counters of all slots back to zero.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn reset_counters(&self) -> Result<()> {
+        self.counters.reset(0..self.slots * CounterValues::LEN)
     }
 
     /// How often a slot's amax was not finite and so left out of its window.
-    pub fn skipped_non_finite(&self, slot: usize) -> u64 {
-        self.skipped_non_finite.get(slot).copied().unwrap_or(0)
+    ///
+    /// # Errors
+    /// No such slot; the device failed.
+    pub fn skipped_non_finite(&self, slot: usize) -> Result<u64> {
+        self.expect_slot("skipped_non_finite", slot)?;
+        Ok(self.skipped_non_finite.read(slot..slot + 1)?.first().copied().unwrap_or(0))
+    }
+
+    /// [`skipped_non_finite`](Self::skipped_non_finite) of all slots.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn skipped_non_finite_all(&self) -> Result<Vec<u64>> {
+        self.skipped_non_finite.read(0..self.slots)
+    }
+
+    /// Rows 1 … len − 1 of all slots, row by row from oldest to newest.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn history(&self) -> Result<Vec<f32>> {
+        self.amax_history.read(self.slots..self.options.history_len * self.slots)
+    }
+
+    /// Replaces rows 1 … len − 1 of all slots: by the newest of more rows, or by zeros before fewer.
+    ///
+    /// # Errors
+    /// Rows that are not one value per slot each; the device failed.
+    pub fn set_history(&mut self, rows: &[f32]) -> Result<()> {
+        self.expect_rows(
+            "set_history",
+            rows,
+            rows.is_empty() || rows.len().is_multiple_of(self.slots.max(1)),
+        )?;
+        let len = (self.options.history_len - 1) * self.slots;
+        let newest = rows.get(rows.len().saturating_sub(len)..).unwrap_or_default();
+        let mut history = vec![0.0; len - newest.len()];
+        history.extend_from_slice(newest);
+        self.amax_history.write(self.slots, &history)
     }
 
     /// Rows 1 … len − 1 of a slot, oldest to newest.
-    pub fn window(&self, slot: usize) -> Vec<f32> {
-        (1..self.options.history_len).map(|row| self.cell(row, slot).read()).collect()
-    }
-
-    /// The newest amax of a slot's window; 0 for a history of length 1, which keeps none.
-    pub fn newest(&self, slot: usize) -> f32 {
-        match self.options.history_len {
-            1 => 0.0,
-            rows => self.cell(rows - 1, slot).read(),
-        }
+    ///
+    /// # Errors
+    /// No such slot; the device failed.
+    pub fn window(&self, slot: usize) -> Result<Vec<f32>> {
+        self.expect_slot("window", slot)?;
+        Ok(self.history()?.into_iter().skip(slot).step_by(self.slots).collect())
     }
 
     /// Replaces rows 1 … len − 1 of a slot: the newest values of a longer `window`, zeros before a shorter one.
-    pub fn set_window(&mut self, slot: usize, window: &[f32]) {
-        let rows = self.options.history_len;
-        for row in 1..rows {
-            let from_newest = rows - row; // 1 for the newest row
-            let value = window.len().checked_sub(from_newest).map_or(0.0, |i| window[i]);
-            self.cell(row, slot).write(value);
+    ///
+    /// # Errors
+    /// No such slot; the device failed.
+    pub fn set_window(&mut self, slot: usize, window: &[f32]) -> Result<()> {
+        self.expect_slot("set_window", slot)?;
+        let mut history = self.history()?;
+        let newest_first = window.iter().rev().copied().chain(std::iter::repeat(0.0));
+        let rows = history.chunks_exact_mut(self.slots).rev();
+        rows.filter_map(|row| row.get_mut(slot)).zip(newest_first).for_each(|(cell, amax)| *cell = amax);
+        self.amax_history.write(self.slots, &history)
+    }
+
+    /// The newest amax of a slot's window; 0 for a history of length 1, which keeps none.
+    ///
+    /// # Errors
+    /// No such slot; the device failed.
+    pub fn newest(&self, slot: usize) -> Result<f32> {
+        self.expect_slot("newest", slot)?;
+        match self.options.history_len {
+            1 => Ok(0.0),
+            rows => self.amax_history.read_one((rows - 1) * self.slots + slot),
+        }
+    }
+
+    /// [`newest`](Self::newest) of all slots.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn newest_all(&self) -> Result<Vec<f32>> {
+        match self.options.history_len {
+            1 => Ok(vec![0.0; self.slots]),
+            rows => self.amax_history.read((rows - 1) * self.slots..rows * self.slots),
         }
     }
 
     /// Row 0, copied to the host.
-    pub fn staged(&self) -> Vec<f32> {
-        self.amax_history[..self.slots].iter().map(Cell::read).collect()
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn staged(&self) -> Result<Vec<f32>> {
+        self.amax_history.read(0..self.slots)
     }
 
     /// Max-combines another rank's row 0 into this one.
     ///
     /// # Errors
-    /// Another number of slots.
+    /// Another number of slots; the device failed.
     pub fn merge_staged(&self, row: &[f32]) -> Result<()> {
-        if row.len() != self.slots {
-            return Err(Error::Elements { op: "merge_staged", len: row.len(), shape: [self.slots].into() });
-        }
-        self.amax_history.iter().zip(row).for_each(|(cell, &amax)| cell.merge_max(amax));
-        Ok(())
+        self.expect_rows("merge_staged", row, row.len() == self.slots)?;
+        self.amax_history.merge_max(0, row)
     }
 
     /// Undoes what an open scope wrote: staging to rest, provisional scales to unset.
-    pub fn roll_back(&self) {
-        self.amax_history[..self.slots].iter().for_each(|cell| cell.write(self.options.rest));
-        self.scale.iter().filter(|cell| cell.read() < 0.0).for_each(|cell| cell.write(UNSET));
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn roll_back(&self) -> Result<()> {
+        self.amax_history.fill(0..self.slots, self.options.rest)?;
+        self.scale.replace_negative(UNSET)
     }
 
-    pub(crate) fn cell(&self, row: usize, slot: usize) -> &Cell {
-        &self.amax_history[row * self.slots + slot]
+    /// `[history_len][slots]`, staging first.
+    pub(crate) fn history_cells(&self) -> &Cells {
+        &self.amax_history
     }
 
-    pub(crate) fn cell_scale(&self, slot: usize) -> &Cell {
-        &self.scale[slot]
+    pub(crate) fn scale_cells(&self) -> &Cells {
+        &self.scale
     }
 
-    pub(crate) fn finish_update(&mut self, non_finite: &[usize]) {
-        non_finite.iter().for_each(|&slot| self.skipped_non_finite[slot] += 1);
+    pub(crate) fn skipped_counts(&self) -> &Counts {
+        &self.skipped_non_finite
+    }
+
+    pub(crate) fn finish_update(&mut self) {
         self.updates += 1;
+    }
+
+    fn expect_slot(&self, op: &'static str, slot: usize) -> Result<()> {
+        if slot < self.slots {
+            return Ok(());
+        }
+        let remedy = format!("this arena has {} slots, numbered from 0", self.slots);
+        Err(Error::Option { op, option: "slot", value: slot.to_string(), remedy })
+    }
+
+    fn expect_rows(&self, op: &'static str, values: &[f32], fits: bool) -> Result<()> {
+        if fits {
+            return Ok(());
+        }
+        Err(Error::Elements { op, len: values.len(), shape: [self.slots].into() })
     }
 }

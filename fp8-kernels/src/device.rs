@@ -1,6 +1,9 @@
 //! Where tensors live and operations run.
 
-use crate::{Error, Result, cuda};
+use crate::backend::Backend;
+#[cfg(feature = "cuda")]
+use crate::cuda::{CudaOptions, Gpu};
+use crate::{Error, Result};
 use std::fmt;
 
 /// A place that holds tensors and runs operations. Cheap to clone.
@@ -13,12 +16,6 @@ use std::fmt;
 pub struct Device {
     backend: Backend,
     transpose_policy: TransposePolicy,
-}
-
-/// One variant per backend: every operation matches on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Backend {
-    Cpu,
 }
 
 /// When the transposed copy of an FP8 tensor is made, which dgrad and wgrad read on hardware whose FP8 GEMM is TN only.
@@ -39,12 +36,74 @@ impl Device {
         Self { backend: Backend::Cpu, transpose_policy: TransposePolicy::Never }
     }
 
-    /// The GPU with this ordinal.
+    /// The GPU with this ordinal, on a stream of its own.
     ///
     /// # Errors
-    /// Says which library was not found and where it was looked for, or that this version has no CUDA backend.
+    /// Says which library was not found and where it was looked for; a driver that is too old, an ordinal beyond the last
+    /// GPU, a GPU without FP8 (older than compute capability 8.9), a crate built without its `cuda` feature.
     pub fn cuda(ordinal: usize) -> Result<Self> {
-        Err(cuda::loader::open(ordinal))
+        #[cfg(feature = "cuda")]
+        return Self::cuda_with(&CudaOptions { ordinal, ..CudaOptions::default() });
+        #[cfg(not(feature = "cuda"))]
+        Err(Error::Unsupported {
+            op: "device",
+            device: format!("cuda:{ordinal}"),
+            remedy: "this build has no `cuda` feature: enable it, or use Device::cpu()",
+        })
+    }
+
+    /// [`cuda`](Self::cuda), told more. Each call opens a device of its own; tensors of two do not mix.
+    ///
+    /// # Errors
+    /// As [`cuda`](Self::cuda); another library than the one this process already uses.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_with(options: &CudaOptions) -> Result<Self> {
+        Gpu::open(options).map(Self::on_gpu)
+    }
+
+    /// A GPU on a stream of the caller's: work of this crate is ordered with the caller's own.
+    ///
+    /// # Errors
+    /// As [`cuda`](Self::cuda).
+    #[cfg(feature = "cuda")]
+    pub fn from_stream(stream: std::sync::Arc<cudarc::driver::CudaStream>) -> Result<Self> {
+        Gpu::adopt(stream, &CudaOptions::default()).map(Self::on_gpu)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn on_gpu(gpu: Gpu) -> Self {
+        let policy = if gpu.needs_transposes() { TransposePolicy::WithCast } else { TransposePolicy::Never };
+        Self { backend: Backend::Cuda(gpu), transpose_policy: policy }
+    }
+
+    /// Waits until all work queued on it is done, and reports what that work met: an id out of range, a failed launch.
+    ///
+    /// # Errors
+    /// What queued work met; none on the CPU, where operations are done when they return.
+    pub fn synchronize(&self) -> Result<()> {
+        match &self.backend {
+            Backend::Cpu => Ok(()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.synchronize(),
+        }
+    }
+
+    /// What it is, for reports: the GPU's name as its driver gives it.
+    pub fn description(&self) -> String {
+        match &self.backend {
+            Backend::Cpu => "CPU".to_owned(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.name().to_owned(),
+        }
+    }
+
+    /// Whether it only imitates hardware: what it computes is right, how long it takes says nothing.
+    pub fn is_simulated(&self) -> bool {
+        match &self.backend {
+            Backend::Cpu => false,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.name().starts_with("PTX interpreter"),
+        }
     }
 
     /// By name: `cpu` or `cuda:N`.
@@ -77,8 +136,17 @@ impl Device {
         self.transpose_policy
     }
 
-    pub(crate) const fn backend(&self) -> Backend {
-        self.backend
+    pub(crate) const fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// The GPU that this is.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn gpu(&self, op: &'static str) -> Result<&Gpu> {
+        match &self.backend {
+            Backend::Cuda(gpu) => Ok(gpu),
+            Backend::Cpu => Err(Error::Devices { op, lhs: self.to_string(), rhs: "a GPU".to_owned() }),
+        }
     }
 
     pub(crate) fn expect_same(&self, op: &'static str, other: &Self) -> Result<()> {
@@ -91,8 +159,10 @@ impl Device {
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.backend {
+        match &self.backend {
             Backend::Cpu => f.pad("cpu"),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => fmt::Display::fmt(gpu, f),
         }
     }
 }

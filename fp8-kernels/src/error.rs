@@ -128,20 +128,111 @@ pub enum Error {
         scale: f32,
     },
     /// A library that was not found.
-    #[error("{library} not found (looked in {}); install the NVIDIA driver or use Device::cpu()", display_paths(.searched))]
+    #[error("{library} not found (looked in {}): {remedy}", display_paths(.searched))]
     LibraryMissing {
         /// Its file name.
         library: &'static str,
         /// Every place looked at.
         searched: Vec<PathBuf>,
+        /// What would help.
+        remedy: &'static str,
     },
-    /// A CUDA driver is there, the backend that would use it is not.
-    #[error("cuda:{ordinal}: found {}, but this version has no CUDA backend; use Device::cpu()", .library.display())]
-    BackendMissing {
-        /// The device asked for.
-        ordinal: usize,
-        /// The driver that was found.
-        library: PathBuf,
+    /// Elements asked for as a slice, of a tensor that does not lie in host memory.
+    #[error(
+        "{op}: the tensor lies on {device}, whose memory the host cannot reach; copy it with to_vec or move it with to_device"
+    )]
+    HostMemory {
+        /// The operation.
+        op: &'static str,
+        /// Where the tensor lies.
+        device: String,
+    },
+    /// An allocation that the device has no room for.
+    #[error(
+        "{device}: {requested} bytes asked for, {free} of {total} free: use a smaller batch, recompute activations, or free tensors"
+    )]
+    OutOfMemory {
+        /// The device.
+        device: String,
+        /// Bytes asked for.
+        requested: usize,
+        /// Bytes free on the device.
+        free: usize,
+        /// Bytes that the device has.
+        total: usize,
+    },
+    /// A device on which an earlier operation failed in a way that it does not recover from.
+    #[error("{device}: unusable since an earlier failure: {reason}: start the process again")]
+    Poisoned {
+        /// The device.
+        device: String,
+        /// The earlier failure.
+        reason: String,
+    },
+    /// An operation that a device does not have.
+    #[error("{op}: not on {device}: {remedy}")]
+    Unsupported {
+        /// The operation.
+        op: &'static str,
+        /// The device.
+        device: String,
+        /// What to do instead.
+        remedy: &'static str,
+    },
+    /// A GPU that is too old.
+    #[error(
+        "{device}: {name} has compute capability {}.{}: expected {}.{} or newer; use another GPU or Device::cpu()",
+        .found.0, .found.1, .needed.0, .needed.1
+    )]
+    Capability {
+        /// The device.
+        device: String,
+        /// What its driver calls it.
+        name: String,
+        /// Major and minor number that it has.
+        found: (i32, i32),
+        /// Major and minor number that the kernels need.
+        needed: (i32, i32),
+    },
+    /// A library that was found, but is not the one expected.
+    #[error("{library} has no {symbol}: {remedy}")]
+    SymbolMissing {
+        /// Its path.
+        library: String,
+        /// The function that it does not have.
+        symbol: String,
+        /// What would be right.
+        remedy: String,
+    },
+    /// A call into the driver, or one of its libraries, that failed.
+    #[error("{op}: {call} failed with {code}: {text}")]
+    Driver {
+        /// The function that was called.
+        call: &'static str,
+        /// What it was called for.
+        op: String,
+        /// The code that it returned.
+        code: u32,
+        /// What the code means.
+        text: String,
+    },
+    /// A kernel that the GPU's compiler refused.
+    #[error("kernel {kernel} does not compile:\n{log}")]
+    Compile {
+        /// The kernel.
+        kernel: String,
+        /// What the compiler said.
+        log: String,
+    },
+    /// An environment variable whose value cannot be used.
+    #[error("{name}={value}: {remedy}")]
+    Environment {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        remedy: String,
     },
     /// From the codec.
     #[error(transparent)]
@@ -153,4 +244,70 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 fn display_paths(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_says_what_is_wrong_and_what_would_be_right() {
+        let device = || "cuda:1".to_owned();
+        let cases = [
+            (
+                Error::HostMemory { op: "as_slice", device: device() },
+                "as_slice: the tensor lies on cuda:1, whose memory the host cannot reach; copy it with to_vec or move it \
+                 with to_device",
+            ),
+            (
+                Error::OutOfMemory { device: device(), requested: 4096, free: 1024, total: 8192 },
+                "cuda:1: 4096 bytes asked for, 1024 of 8192 free: use a smaller batch, recompute activations, or free \
+                 tensors",
+            ),
+            (
+                Error::Poisoned { device: device(), reason: "gemm: an illegal address".to_owned() },
+                "cuda:1: unusable since an earlier failure: gemm: an illegal address: start the process again",
+            ),
+            (
+                Error::Unsupported { op: "update_scales", device: device(), remedy: "use a named rule" },
+                "update_scales: not on cuda:1: use a named rule",
+            ),
+            (
+                Error::Capability { device: device(), name: "T4".to_owned(), found: (7, 5), needed: (8, 9) },
+                "cuda:1: T4 has compute capability 7.5: expected 8.9 or newer; use another GPU or Device::cpu()",
+            ),
+            (
+                Error::SymbolMissing {
+                    library: "/lib/libcuda.so.1".to_owned(),
+                    symbol: "cuLaunchKernelEx".to_owned(),
+                    remedy: "install driver 580 or newer".to_owned(),
+                },
+                "/lib/libcuda.so.1 has no cuLaunchKernelEx: install driver 580 or newer",
+            ),
+            (
+                Error::Driver {
+                    call: "cuMemAlloc",
+                    op: "zeros".to_owned(),
+                    code: 700,
+                    text: "an illegal memory access".to_owned(),
+                },
+                "zeros: cuMemAlloc failed with 700: an illegal memory access",
+            ),
+            (
+                Error::Compile { kernel: "cast".to_owned(), log: "line 1: error".to_owned() },
+                "kernel cast does not compile:\nline 1: error",
+            ),
+            (
+                Error::Environment {
+                    name: "FP8_CUDA_CACHE_DIR",
+                    value: "/nowhere".to_owned(),
+                    remedy: "give a folder that can be written".to_owned(),
+                },
+                "FP8_CUDA_CACHE_DIR=/nowhere: give a folder that can be written",
+            ),
+        ];
+        for (error, text) in cases {
+            assert_eq!(error.to_string(), text);
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! FP8 codes with the factor that turns them back into numbers.
 
-use crate::device::Backend;
-use crate::{DType, Device, Encoding, Result, Shape, Tensor, TransposePolicy, cpu, ops};
+use crate::backend::dispatch;
+use crate::{DType, Device, Encoding, Result, Shape, Tensor, TransposePolicy, ops};
 
 /// A tensor in FP8: `value = code · scale_inv`.
 ///
@@ -34,10 +34,27 @@ impl Fp8Tensor {
         Ok(Self { shape, encoding, rowwise: Some(codes.reshape(shape)?), columnwise: None, scale_inv })
     }
 
-    pub(crate) fn new(rowwise: Tensor, columnwise: Option<Tensor>, encoding: Encoding, scale: f32) -> Self {
+    /// What a quantization on the host made.
+    pub(crate) fn on_cpu(
+        rowwise: Tensor,
+        columnwise: Option<Tensor>,
+        encoding: Encoding,
+        scale: f32,
+    ) -> Self {
         let shape = *rowwise.shape();
-        let scale_inv = Tensor::scalar(scale.recip(), rowwise.device());
-        Self { shape, encoding, rowwise: Some(rowwise), columnwise, scale_inv }
+        let scale_inv = Tensor::on_cpu(vec![scale.recip()], Shape::from([]), rowwise.device());
+        Self::from_parts(shape, Some(rowwise), columnwise, encoding, scale_inv)
+    }
+
+    /// `scale_inv` is one f32 on the codes' device.
+    pub(crate) fn from_parts(
+        shape: Shape,
+        rowwise: Option<Tensor>,
+        columnwise: Option<Tensor>,
+        encoding: Encoding,
+        scale_inv: Tensor,
+    ) -> Self {
+        Self { shape, encoding, rowwise, columnwise, scale_inv }
     }
 
     /// The same tensor with the codes of its transpose, made from those as stored where they are missing.
@@ -137,8 +154,6 @@ impl Fp8Tensor {
     /// # Errors
     /// A dtype that is not a float.
     pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
-        match self.device().backend() {
-            Backend::Cpu => cpu::quantize::dequantize(self, dtype),
-        }
+        dispatch!(self.device(), quantize::dequantize(self, dtype))
     }
 }

@@ -3,10 +3,15 @@
 #![deny(unsafe_code)]
 
 mod arena;
+mod backend;
+mod cells;
 mod cpu;
+#[cfg(feature = "cuda")]
 mod cuda;
 mod device;
 mod dtype;
+#[cfg(feature = "cuda")]
+mod environment;
 mod error;
 mod fp8_tensor;
 pub mod math;
@@ -18,8 +23,13 @@ mod slot;
 mod tensor;
 
 pub use arena::{Arena, ArenaOptions};
+pub use cells::{Cell, CounterValues, Counters};
+#[cfg(feature = "cuda")]
+pub use cuda::CudaOptions;
 pub use device::{Device, TransposePolicy};
 pub use dtype::{DType, Element};
+#[cfg(feature = "cuda")]
+pub use environment::CudaAllocator;
 pub use error::{Error, Result};
 pub use fp8_format::{self, Encoding};
 pub use fp8_tensor::Fp8Tensor;
@@ -27,5 +37,5 @@ pub use half::{bf16, f16};
 pub use operand::Operand;
 pub use scale_rule::{CustomPolicy, ScalePolicy, ScaleRule};
 pub use shape::Shape;
-pub use slot::{Cell, Counters, REST, Scale, Slot, UNSET};
+pub use slot::{REST, Scale, Slot, UNSET};
 pub use tensor::Tensor;

@@ -3,8 +3,7 @@
 //! This covers every mode (recording, evaluation, replay, first step, current scaling, calibrating, off), so neither
 //! layers nor kernels have a branch for modes.
 
-use crate::{Encoding, Result, ScaleRule};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+use crate::{Cell, Counters, Device, Encoding, Result, ScaleRule};
 
 /// A staging cell at rest: its tensor did not run. As an integer it lies below the bits of every amax, so that an
 /// integer maximum serves all devices.
@@ -13,70 +12,6 @@ pub const REST: f32 = -1.0;
 /// A scale cell before its slot's first finite amax > 0; its magnitude, 1, is the scale. A first-step scale is stored as
 /// `-scale` until its scope is committed: the sign bit says "provisional", kernels use the magnitude.
 pub const UNSET: f32 = -1.0;
-
-/// One f32 that operations write while others read the table it stands in.
-#[derive(Debug)]
-pub struct Cell(AtomicI32);
-
-impl Cell {
-    /// With this value.
-    pub fn new(value: f32) -> Self {
-        Self(AtomicI32::new(value.to_bits() as i32))
-    }
-
-    /// Its value.
-    pub fn read(&self) -> f32 {
-        f32::from_bits(self.0.load(Relaxed) as u32)
-    }
-
-    /// Replaces its value.
-    pub fn write(&self, value: f32) {
-        self.0.store(value.to_bits() as i32, Relaxed);
-    }
-
-    /// Keeps the larger of its value and `amax`. A signed-integer maximum: right for all values ≥ 0 over [`REST`];
-    /// infinity stays, NaN counts as larger still.
-    pub fn merge_max(&self, amax: f32) {
-        self.0.fetch_max(amax.to_bits() as i32, Relaxed);
-    }
-}
-
-/// What quantizing one slot cost in values, summed over calls.
-#[derive(Debug, Default)]
-pub struct Counters {
-    saturated: AtomicU64,
-    underflowed: AtomicU64,
-    elements: AtomicU64,
-}
-
-impl Counters {
-    /// Finite values whose scaled magnitude was beyond the format's largest.
-    pub fn saturated(&self) -> u64 {
-        self.saturated.load(Relaxed)
-    }
-
-    /// Values other than 0 that became 0.
-    pub fn underflowed(&self) -> u64 {
-        self.underflowed.load(Relaxed)
-    }
-
-    /// Values quantized.
-    pub fn elements(&self) -> u64 {
-        self.elements.load(Relaxed)
-    }
-
-    /// Adds one tensor's counts.
-    pub fn add(&self, saturated: u64, underflowed: u64, elements: u64) {
-        self.saturated.fetch_add(saturated, Relaxed);
-        self.underflowed.fetch_add(underflowed, Relaxed);
-        self.elements.fetch_add(elements, Relaxed);
-    }
-
-    /// Back to zero.
-    pub fn reset(&self) {
-        [&self.saturated, &self.underflowed, &self.elements].iter().for_each(|count| count.store(0, Relaxed));
-    }
-}
 
 /// Lent for one call; every quantizing operation, fused or not, takes one.
 #[derive(Debug, Clone, Copy)]
@@ -124,7 +59,7 @@ impl<'a> Slot<'a> {
     /// ```
     /// use fp8_kernels::{Cell, Device, Encoding, ScalePolicy, ScaleRule, Slot, Tensor, ops};
     /// let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
-    /// let scale = Cell::new(2.0);
+    /// let scale = Cell::new(2.0, &Device::cpu())?;
     /// let x = Tensor::from_vec(vec![1.0f32, -300.0], [1, 2], &Device::cpu())?;
     /// let q = ops::quantize(&x, &Slot::fixed(Encoding::E4M3, &scale, &rule))?;
     /// assert_eq!(q.dequantize(fp8_kernels::DType::F32)?.to_vec::<f32>()?, [1.0, -224.0]);
@@ -158,7 +93,7 @@ impl<'a> Slot<'a> {
         match self.scale {
             Scale::Off => Ok(None),
             Scale::Cell { cell, first, keep } => {
-                let stored = cell.read();
+                let stored = cell.read()?;
                 if stored != UNSET {
                     return Ok(Some(stored.abs()));
                 }
@@ -170,7 +105,7 @@ impl<'a> Slot<'a> {
                 let scale = first.scale(amax, 1.0)?;
                 // A first scale of exactly 1 is stored like any other: -1 is UNSET, which means the same magnitude.
                 if keep {
-                    cell.write(-scale);
+                    cell.write(-scale)?;
                 }
                 Ok(Some(scale))
             }
@@ -180,9 +115,18 @@ impl<'a> Slot<'a> {
     }
 
     /// Records the amax of a tensor that has elements.
-    pub(crate) fn record(&self, amax: f32) {
-        if let Some(cell) = self.amax {
-            cell.merge_max(amax);
+    pub(crate) fn record(&self, amax: f32) -> Result<()> {
+        self.amax.map_or(Ok(()), |cell| cell.merge_max(amax))
+    }
+
+    /// Cells and counters where the tensor lies, or an error.
+    pub(crate) fn expect_device(&self, op: &'static str, device: &Device) -> Result<()> {
+        if let Scale::Cell { cell, .. } = self.scale {
+            device.expect_same(op, cell.device())?;
         }
+        if let Some(cell) = self.amax {
+            device.expect_same(op, cell.device())?;
+        }
+        self.counters.map_or(Ok(()), |counters| device.expect_same(op, counters.device()))
     }
 }

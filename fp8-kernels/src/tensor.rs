@@ -3,9 +3,12 @@
 //! Cloning shares the storage. Shared storage never changes: operations that work in place ask for unique storage, or
 //! say who shares it.
 
+use crate::backend::Backend;
 use crate::cpu::Buffer;
 use crate::dtype::Element;
 use crate::{DType, Device, Error, Result, Shape};
+use half::{bf16, f16};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// See the module's text. Shapes have up to six dimensions; dtypes are [`DType`].
@@ -26,6 +29,8 @@ pub struct Tensor {
 #[derive(Debug, Clone)]
 pub(crate) enum Storage {
     Cpu(Buffer),
+    #[cfg(feature = "cuda")]
+    Cuda(crate::cuda::Buffer),
 }
 
 impl Tensor {
@@ -38,13 +43,28 @@ impl Tensor {
         if data.len() != shape.numel() {
             return Err(Error::Elements { op: "from_vec", len: data.len(), shape });
         }
-        Ok(Self::on_cpu(data, shape, device))
+        match device.backend() {
+            Backend::Cpu => Ok(Self::on_cpu(data, shape, device)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => {
+                let buffer = gpu.alloc(T::DTYPE, data.len())?;
+                gpu.write(buffer.ptr(), bytemuck::cast_slice(&data))?;
+                Ok(Self::from_cuda(buffer, shape, device))
+            }
+        }
     }
 
     /// Zeros.
-    pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Self {
+    ///
+    /// # Errors
+    /// The device is out of memory or failed; none on the CPU.
+    pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let shape = shape.into();
-        Self { shape, device: device.clone(), storage: Storage::Cpu(Buffer::zeros(dtype, shape.numel())) }
+        match device.backend() {
+            Backend::Cpu => Ok(Self::from_buffer(Buffer::zeros(dtype, shape.numel()), shape, device)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => Ok(Self::from_cuda(gpu.zeros(dtype, shape.numel())?, shape, device)),
+        }
     }
 
     /// One value everywhere, rounded to `dtype`.
@@ -53,13 +73,52 @@ impl Tensor {
     /// A dtype that is not a float.
     pub fn full(value: f32, shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let shape = shape.into();
-        let buffer = Buffer::from_f32(vec![value; shape.numel()], dtype, "full")?;
-        Ok(Self { shape, device: device.clone(), storage: Storage::Cpu(buffer) })
+        match device.backend() {
+            Backend::Cpu => {
+                let buffer = Buffer::from_f32(vec![value; shape.numel()], dtype, "full")?;
+                Ok(Self::from_buffer(buffer, shape, device))
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) if dtype == DType::F32 => {
+                Ok(Self::from_cuda(gpu.filled_f32(value, shape.numel())?, shape, device))
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => Self::full(value, shape, dtype, &Device::cpu())?.to_device(device),
+        }
     }
 
     /// One f32.
-    pub fn scalar(value: f32, device: &Device) -> Self {
-        Self::on_cpu(vec![value], Shape::from([]), device)
+    ///
+    /// # Errors
+    /// The device is out of memory or failed; none on the CPU.
+    pub fn scalar(value: f32, device: &Device) -> Result<Self> {
+        Self::from_vec(vec![value], [], device)
+    }
+
+    /// The same elements on another device, copied through the host. On its own device, or a copy of that with another
+    /// transpose policy, the storage is shared.
+    ///
+    /// # Errors
+    /// A device that is out of memory or failed; none from the CPU to itself.
+    ///
+    /// ```
+    /// use fp8_kernels::{Device, Tensor, TransposePolicy};
+    /// let x = Tensor::scalar(3.0, &Device::cpu())?;
+    /// let y = x.to_device(&Device::cpu().with_transpose_policy(TransposePolicy::OnDemand))?;
+    /// assert_eq!((y.item()?, x.holders()), (3.0, 1));
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        if self.device.backend() == device.backend() {
+            return Ok(Self { device: device.clone(), ..self.clone() });
+        }
+        match self.dtype() {
+            DType::F32 => Self::from_vec(self.to_vec::<f32>()?, self.shape, device),
+            DType::BF16 => Self::from_vec(self.to_vec::<bf16>()?, self.shape, device),
+            DType::F16 => Self::from_vec(self.to_vec::<f16>()?, self.shape, device),
+            DType::I32 => Self::from_vec(self.to_vec::<i32>()?, self.shape, device),
+            DType::U8 => Self::from_vec(self.to_vec::<u8>()?, self.shape, device),
+        }
     }
 
     /// The extents, outermost first.
@@ -71,6 +130,8 @@ impl Tensor {
     pub fn dtype(&self) -> DType {
         match &self.storage {
             Storage::Cpu(buffer) => buffer.dtype(),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(buffer) => buffer.dtype(),
         }
     }
 
@@ -89,7 +150,16 @@ impl Tensor {
     /// # Errors
     /// Another element type than `T`.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        Ok(self.cpu_slice::<T>("to_vec")?.to_vec())
+        match &self.storage {
+            Storage::Cpu(buffer) => Ok(elements::<T>(buffer, "to_vec")?.to_vec()),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(buffer) => {
+                self.expect_dtype("to_vec", "the tensor", T::DTYPE)?;
+                let mut data = vec![T::default(); buffer.len()];
+                self.device.gpu("to_vec")?.download(buffer.ptr(), &mut data)?;
+                Ok(data)
+            }
+        }
     }
 
     /// The elements as f32, copied to the host, whichever float type they have.
@@ -99,6 +169,11 @@ impl Tensor {
     pub fn to_f32_vec(&self) -> Result<Vec<f32>> {
         match &self.storage {
             Storage::Cpu(buffer) => Ok(buffer.read_f32("to_f32_vec")?.into_owned()),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(_) => {
+                self.expect_float("to_f32_vec", "the tensor")?;
+                self.to_device(&Device::cpu())?.to_f32_vec()
+            }
         }
     }
 
@@ -133,6 +208,8 @@ impl Tensor {
     pub fn holders(&self) -> usize {
         match &self.storage {
             Storage::Cpu(buffer) => buffer.holders(),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(buffer) => buffer.holders(),
         }
     }
 
@@ -150,9 +227,15 @@ impl Tensor {
     /// Shared storage, another element type than `T`, or a device whose memory the host cannot write.
     pub fn as_mut_slice<T: Element>(&mut self, name: &str) -> Result<&mut [T]> {
         let (dtype, holders) = (self.dtype(), self.holders());
-        let Storage::Cpu(buffer) = &mut self.storage;
+        let op = "as_mut_slice";
+        let buffer = match &mut self.storage {
+            Storage::Cpu(buffer) => Some(buffer),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(_) => None,
+        };
+        let buffer = buffer.ok_or_else(|| Error::HostMemory { op, device: self.device.to_string() })?;
         let data = T::unwrap_mut(buffer).ok_or(Error::DType {
-            op: "as_mut_slice",
+            op,
             what: "the tensor",
             found: dtype,
             expected: T::DTYPE.name(),
@@ -171,18 +254,47 @@ impl Tensor {
     }
 
     pub(crate) fn cpu_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
-        let Storage::Cpu(buffer) = &self.storage;
-        T::unwrap(buffer).map(|data| data.as_slice()).ok_or(Error::DType {
-            op,
-            what: "the tensor",
-            found: self.dtype(),
-            expected: T::DTYPE.name(),
-        })
+        elements(self.cpu_buffer(op)?, op)
     }
 
-    pub(crate) fn buffer(&self) -> &Buffer {
-        let Storage::Cpu(buffer) = &self.storage;
-        buffer
+    /// The values in f32: borrowed if they are, widened if not.
+    pub(crate) fn cpu_f32(&self, op: &'static str) -> Result<Cow<'_, [f32]>> {
+        self.cpu_buffer(op)?.read_f32(op)
+    }
+
+    /// In host memory, or an error that names `op`: what everything that reads or writes elements on the CPU goes through.
+    pub(crate) fn cpu_buffer(&self, op: &'static str) -> Result<&Buffer> {
+        let buffer = match &self.storage {
+            Storage::Cpu(buffer) => Some(buffer),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(_) => None,
+        };
+        buffer.ok_or_else(|| Error::HostMemory { op, device: self.device.to_string() })
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn from_cuda(buffer: crate::cuda::Buffer, shape: Shape, device: &Device) -> Self {
+        Self { shape, device: device.clone(), storage: Storage::Cuda(buffer) }
+    }
+
+    /// The elements of a tensor on a GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<&crate::cuda::Buffer> {
+        match &self.storage {
+            Storage::Cuda(buffer) => Ok(buffer),
+            Storage::Cpu(_) => {
+                Err(Error::Devices { op, lhs: self.device.to_string(), rhs: "a GPU".to_owned() })
+            }
+        }
+    }
+
+    /// The elements of a tensor on a GPU, to change. `name` is what an error calls the buffer.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda_mut(&mut self, name: &str) -> Result<&crate::cuda::Buffer> {
+        match self.holders() {
+            0 => self.cuda("in-place update"),
+            holders => Err(Error::Shared { name: name.to_owned(), holders }),
+        }
     }
 
     /// Float elements or an error that names the argument.
@@ -208,4 +320,9 @@ impl Tensor {
         let (lhs, rhs) = (self.shape, other.shape);
         Err(Error::Shapes { op, what, lhs, rhs, remedy: "both must have one shape" })
     }
+}
+
+fn elements<'a, T: Element>(buffer: &'a Buffer, op: &'static str) -> Result<&'a [T]> {
+    let other = || Error::DType { op, what: "the tensor", found: buffer.dtype(), expected: T::DTYPE.name() };
+    T::unwrap(buffer).map(|data| data.as_slice()).ok_or_else(other)
 }

@@ -28,7 +28,8 @@ fn main() -> Result<()> {
         );
         let (_y, saved) = scaling.autocast_with(&recipe, |cx| fc.forward(cx, &x))?;
         scaling.backward_with(|cx| fc.backward(cx, saved, &dy))?;
-        let slot = |name: &str| scaling.slot_reports().into_iter().find(|slot| *slot.name == *name);
+        let reports = scaling.slot_reports()?;
+        let slot = |name: &str| reports.iter().find(|slot| *slot.name == *name);
         if let (Some(x), Some(dy)) = (slot("fc.input"), slot("fc.grad_output")) {
             println!("{step:4}   {:9.3}   {:20.2}   {:10.5}   {:21.0}", x.amax, x.scale, dy.amax, dy.scale);
         }
@@ -47,7 +48,7 @@ fn main() -> Result<()> {
     }
 
     // A scope left by an error has changed nothing.
-    let before = scaling.state();
+    let before = scaling.state()?;
     let failed = scaling.autocast_with(&recipe, |cx| {
         fc.forward(cx, &noise([rows, in_features], 1e6, &mut rng)?)?;
         fc.forward(cx, &noise([rows, in_features + 1], 1.0, &mut rng)?)
@@ -55,7 +56,7 @@ fn main() -> Result<()> {
     if let Err(error) = failed {
         println!("\na failed scope: {error}");
     }
-    println!("the scaling state is as before: {}", before == scaling.state());
+    println!("the scaling state is as before: {}", before == scaling.state()?);
     Ok(())
 }
 

@@ -94,7 +94,7 @@ fn train(group: Option<Group>, bad_step: Option<usize>) -> Outcome {
         optimizer.step(&mut model, 3e-3)?;
         zero_grad(&mut model)?;
     }
-    Ok((losses, scaling.state()))
+    Ok((losses, scaling.state()?))
 }
 
 /// This rank's part: sequences that count in steps of their own.

@@ -51,7 +51,7 @@ pub fn save(
             writer.tensor(&format!("optimizer.{name}.main_param"), main_param)?;
         }
     }
-    scaling_state::write(&scaling.state(), &mut writer)?;
+    scaling_state::write(&scaling.state()?, &mut writer)?;
     writer.metadata(VERSION_KEY, VERSION);
     writer.metadata(STEP_KEY, &optimizer.steps().to_string());
     metadata.iter().for_each(|(key, value)| writer.metadata(&format!("{USER}{key}"), value));

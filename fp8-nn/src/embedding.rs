@@ -47,7 +47,7 @@ impl Embedding {
         init::check_params_dtype(path, params_dtype)?;
         init::check_positive(path, &[("num_embeddings", num_embeddings), ("hidden_size", hidden_size)])?;
         let table = init::normal([num_embeddings, hidden_size], init_std, params_dtype, device, rng)?;
-        Ok(Self { path: path.to_owned(), weight: Parameter::new(format!("{path}.weight"), table) })
+        Ok(Self { path: path.to_owned(), weight: Parameter::new(format!("{path}.weight"), table)? })
     }
 
     /// `ids` (i32) of any shape → `[…, hidden_size]`.

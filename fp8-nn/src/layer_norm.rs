@@ -70,11 +70,14 @@ impl NormCore {
         }
         let gamma = if zero_centered_gamma { 0.0 } else { 1.0 };
         let weight = Tensor::full(gamma, [hidden_size], params_dtype, device)?;
-        let bias = Tensor::zeros([hidden_size], params_dtype, device);
+        let zeros = || {
+            let zeros = Tensor::zeros([hidden_size], params_dtype, device)?;
+            Parameter::new(format!("{path}.bias"), zeros)
+        };
         Ok(Self {
             path: path.into(),
-            weight: Parameter::new(format!("{path}.weight"), weight),
-            bias: (norm == Norm::LayerNorm).then(|| Parameter::new(format!("{path}.bias"), bias)),
+            weight: Parameter::new(format!("{path}.weight"), weight)?,
+            bias: (norm == Norm::LayerNorm).then(zeros).transpose()?,
             options: NormOptions { norm, eps, zero_centered_gamma },
         })
     }

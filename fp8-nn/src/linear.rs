@@ -84,11 +84,13 @@ impl Linear {
         init::check_params_dtype(path, params_dtype)?;
         init::check_positive(path, &[("in_features", in_features), ("out_features", out_features)])?;
         let weight = init::normal([out_features, in_features], init_std, params_dtype, device, rng)?;
-        let zeros =
-            || Parameter::new(format!("{path}.bias"), Tensor::zeros([out_features], params_dtype, device));
+        let zeros = || {
+            let zeros = Tensor::zeros([out_features], params_dtype, device)?;
+            Parameter::new(format!("{path}.bias"), zeros)
+        };
         Ok(Self {
-            weight: Parameter::new(format!("{path}.weight"), weight),
-            bias: bias.then(zeros),
+            weight: Parameter::new(format!("{path}.weight"), weight)?,
+            bias: bias.then(zeros).transpose()?,
             slots: GemmSlots::new(path),
         })
     }

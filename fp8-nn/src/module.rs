@@ -56,12 +56,9 @@ pub trait Module: Layer {
 /// Clears every gradient.
 ///
 /// # Errors
-/// None so far.
+/// The device is out of memory or failed; none on the CPU.
 pub fn zero_grad(model: &mut (impl Layer + ?Sized)) -> Result<()> {
-    model.visit_mut(&mut |parameter| {
-        parameter.zero_grad();
-        Ok(())
-    })
+    model.visit_mut(&mut |parameter| parameter.zero_grad())
 }
 
 /// Names and values of all parameters, in the order of the visit. Values share the parameters' storage: drop them

@@ -148,7 +148,7 @@ impl AdamWState {
         let zeros = || Tensor::zeros(*parameter.shape(), DType::F32, parameter.device());
         let wants = main_params && parameter.dtype() != DType::F32;
         let main_param = wants.then(|| ops::cast(parameter, DType::F32)).transpose()?;
-        Ok(Self { exp_avg: zeros(), exp_avg_sq: zeros(), main_param })
+        Ok(Self { exp_avg: zeros()?, exp_avg_sq: zeros()?, main_param })
     }
 }
 

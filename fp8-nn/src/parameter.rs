@@ -19,9 +19,12 @@ pub struct Parameter {
 
 impl Parameter {
     /// With this value and no gradient.
-    pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> Self {
-        let main_grad = Tensor::zeros(*tensor.shape(), DType::F32, tensor.device());
-        Self { name: name.into(), tensor, main_grad, version: next_version() }
+    ///
+    /// # Errors
+    /// The device is out of memory or failed; none on the CPU.
+    pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> Result<Self> {
+        let main_grad = Tensor::zeros(*tensor.shape(), DType::F32, tensor.device())?;
+        Ok(Self { name: name.into(), tensor, main_grad, version: next_version() })
     }
 
     /// Its path in the model.
@@ -83,8 +86,12 @@ impl Parameter {
     }
 
     /// Clears the gradient.
-    pub fn zero_grad(&mut self) {
-        self.main_grad = Tensor::zeros(*self.tensor.shape(), DType::F32, self.tensor.device());
+    ///
+    /// # Errors
+    /// The device is out of memory or failed; none on the CPU.
+    pub fn zero_grad(&mut self) -> Result<()> {
+        self.main_grad = Tensor::zeros(*self.tensor.shape(), DType::F32, self.tensor.device())?;
+        Ok(())
     }
 }
 

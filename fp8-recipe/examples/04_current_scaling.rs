@@ -45,7 +45,7 @@ fn compare(recipes: &[(&str, Recipe)]) -> Result<()> {
             let norm: f32 = x.iter().map(|x| x * x).sum();
             print!("  {:.4}", (error / norm).sqrt());
         }
-        let report = scaling.slot_reports().into_iter().find(|report| report.name == *fc.input.name());
+        let report = scaling.slot_reports()?.into_iter().find(|report| report.name == *fc.input.name());
         let (saturated, elements) = report.map_or((0, 0), |report| (report.saturated, report.elements));
         println!("   {saturated} of {elements} values clipped");
     }

@@ -16,6 +16,8 @@ pub(crate) struct Domain {
     pub(crate) arenas: Option<[Arena; 2]>,
     group: Option<Arc<dyn AmaxGroup>>,
     agreed: [bool; 2],
+    /// Arenas that a scope left and that could not be put back yet.
+    unrestored: [bool; 2],
 }
 
 impl Domain {
@@ -28,6 +30,7 @@ impl Domain {
             arenas: None,
             group: None,
             agreed: [false; 2],
+            unrestored: [false; 2],
         }
     }
 
@@ -88,6 +91,21 @@ impl Domain {
             ops::check_scales(&arenas[direction as usize], &scale_update(&self.recipe, rule))?;
         }
         Ok(())
+    }
+
+    /// Undoes what an open scope wrote. Where the device fails, [`restore`](Self::restore) tries again.
+    pub(crate) fn roll_back(&mut self, direction: Direction) -> Result<()> {
+        let Some(arenas) = &self.arenas else { return Ok(()) };
+        self.unrestored[direction as usize] = true;
+        arenas[direction as usize].roll_back()?;
+        self.unrestored[direction as usize] = false;
+        Ok(())
+    }
+
+    /// What an earlier [`roll_back`](Self::roll_back) left.
+    pub(crate) fn restore(&mut self) -> Result<()> {
+        let left = Direction::ALL.into_iter().filter(|&direction| self.unrestored[direction as usize]);
+        left.collect::<Vec<_>>().into_iter().try_for_each(|direction| self.roll_back(direction))
     }
 
     pub(crate) fn update(&mut self, direction: Direction) -> Result<()> {

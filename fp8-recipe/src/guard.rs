@@ -146,7 +146,7 @@ impl Scaling {
     /// # Errors
     /// An option of the recipe that is out of range.
     pub fn scope(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
-        self.open(Direction::Forward);
+        self.open(Direction::Forward)?;
         match self.frame(recipe, options, true) {
             Ok(frame) => Ok(Forward { scaling: self, frame, mode: Mode::Record, outermost: true }),
             Err(error) => {
@@ -169,7 +169,7 @@ impl Scaling {
     /// # Errors
     /// An option of the recipe that is out of range.
     pub fn eval_with(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
-        self.abandon(); // a guard that was forgotten (`mem::forget`)
+        self.settle()?;
         let frame = self.frame(recipe, options, false)?;
         Ok(Forward { scaling: self, frame, mode: Mode::Evaluate, outermost: false })
     }
@@ -177,16 +177,17 @@ impl Scaling {
     /// A backward scope. It takes no recipe: each `Saved` knows the one of its forward.
     ///
     /// # Errors
-    /// None so far.
+    /// The device failed, when an earlier scope was left or since; none on the CPU.
     pub fn backward(&mut self) -> Result<Backward<'_>> {
-        self.open(Direction::Backward);
+        self.open(Direction::Backward)?;
         Ok(Backward { scaling: self })
     }
 
-    fn open(&mut self, direction: Direction) {
-        self.abandon(); // a guard that was forgotten (`mem::forget`)
+    fn open(&mut self, direction: Direction) -> Result<()> {
+        self.settle()?;
         let (touched, cached) = (Vec::new(), Vec::new());
         self.scope = Some(Scope { direction, touched, cached, snapshots: false, legacy: Arc::default() });
+        Ok(())
     }
 
     fn frame(&mut self, recipe: &Recipe, options: &AutocastOptions, records: bool) -> Result<Frame> {

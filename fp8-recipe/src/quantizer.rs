@@ -12,7 +12,7 @@ use fp8_kernels::{Device, Operand, Scale, Slot, Tensor, ops};
 /// let device = Device::cpu();
 /// let mut quantizer = Quantizer::new(DelayedScaling::default(), Direction::Forward, &device)?;
 /// quantizer.quantize(&Tensor::from_vec(vec![3.5f32, -1.0], [2], &device)?)?;
-/// assert_eq!(quantizer.scale(), 128.0); // 448 / 3.5
+/// assert_eq!(quantizer.scale()?, 128.0); // 448 / 3.5
 /// # Ok::<(), fp8_recipe::Error>(())
 /// ```
 #[derive(Debug)]
@@ -39,6 +39,7 @@ impl Quantizer {
     /// # Errors
     /// A dtype that is not a float; a user's function that returned no usable scale: history and scale are as before.
     pub fn quantize(&mut self, x: &Tensor) -> Result<Operand> {
+        self.domain.restore()?;
         let direction = self.direction as usize;
         let quantized = self.domain.arenas.as_ref().map_or_else(
             || Ok(Operand::High(x.clone())),
@@ -57,23 +58,29 @@ impl Quantizer {
         {
             Ok((operand, ())) => Ok(operand),
             Err(error) => {
-                self.domain.arenas.iter().for_each(|arenas| arenas[direction].roll_back());
+                // The first error is the one to tell; a second one is left to the next call.
+                let _ = self.domain.roll_back(self.direction);
                 Err(error)
             }
         }
     }
 
     /// The scale that the next tensor will be quantized with; 1 before the first.
-    pub fn scale(&self) -> f32 {
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn scale(&self) -> Result<f32> {
         let arenas = self.domain.arenas.as_ref();
-        arenas
-            .and_then(|arenas| arenas[self.direction as usize].scale(0))
-            .map_or(1.0, |cell| cell.read().abs())
+        let cell = arenas.and_then(|arenas| arenas[self.direction as usize].scale(0));
+        Ok(cell.map_or(Ok(1.0), |cell| cell.read().map(f32::abs))?)
     }
 
     /// Past amaxes, oldest to newest.
-    pub fn amax_history(&self) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn amax_history(&self) -> Result<Vec<f32>> {
         let arenas = self.domain.arenas.as_ref();
-        arenas.map_or_else(Vec::new, |arenas| arenas[self.direction as usize].window(0))
+        Ok(arenas.map_or_else(|| Ok(Vec::new()), |arenas| arenas[self.direction as usize].window(0))?)
     }
 }

@@ -1,6 +1,6 @@
 //! What the scales are doing, slot by slot.
 
-use crate::{Direction, Scaling, SlotRole};
+use crate::{Direction, Result, Scaling, SlotRole};
 use std::sync::Arc;
 
 /// One slot under one recipe.
@@ -32,39 +32,43 @@ pub struct SlotReport {
 
 impl Scaling {
     /// Every slot of every arena; counts are there where [`set_counting`](Self::set_counting) is on.
-    pub fn slot_reports(&self) -> Vec<SlotReport> {
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn slot_reports(&self) -> Result<Vec<SlotReport>> {
         let mut reports = Vec::new();
         for domain in &self.domains {
             let Some(arenas) = &domain.arenas else { continue };
             for (direction, arena) in Direction::ALL.into_iter().zip(arenas) {
                 let names = self.names[direction as usize].iter().zip(&self.roles[direction as usize]);
-                for (slot, (name, role)) in names.enumerate() {
-                    let (Some(scale), Some(counters)) = (arena.scale(slot), arena.counters(slot)) else {
-                        continue;
-                    };
+                let amaxes = arena.newest_all()?.into_iter().zip(arena.scales()?);
+                let counts = arena.counters_all()?.into_iter().zip(arena.skipped_non_finite_all()?);
+                for ((name, role), ((amax, scale), (counters, non_finite))) in names.zip(amaxes.zip(counts)) {
                     reports.push(SlotReport {
                         name: name.clone(),
                         role: *role,
                         direction,
                         recipe: domain.key.clone(),
-                        amax: arena.newest(slot),
-                        scale: scale.read().abs(),
-                        calibrated: scale.read() > 0.0,
-                        saturated: counters.saturated(),
-                        underflowed: counters.underflowed(),
-                        elements: counters.elements(),
-                        non_finite: arena.skipped_non_finite(slot),
+                        amax,
+                        scale: scale.abs(),
+                        calibrated: scale > 0.0,
+                        saturated: counters.saturated,
+                        underflowed: counters.underflowed,
+                        elements: counters.elements,
+                        non_finite,
                     });
                 }
             }
         }
-        reports
+        Ok(reports)
     }
 
     /// Counters back to zero.
-    pub fn reset_counters(&mut self) {
-        for arena in self.domains.iter().filter_map(|domain| domain.arenas.as_ref()).flatten() {
-            (0..arena.slots()).filter_map(|slot| arena.counters(slot)).for_each(|counters| counters.reset());
-        }
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn reset_counters(&mut self) -> Result<()> {
+        let mut arenas = self.domains.iter().filter_map(|domain| domain.arenas.as_ref()).flatten();
+        Ok(arenas.try_for_each(|arena| arena.reset_counters())?)
     }
 }

@@ -46,7 +46,7 @@ impl Scaling {
     /// Registers every slot of `model`, in the order of the names, not of the visit.
     ///
     /// # Errors
-    /// A name that occurs twice.
+    /// A name that occurs twice; a device that is out of memory or failed.
     pub fn new(model: &(impl Slots + ?Sized), device: &Device) -> Result<Self> {
         let mut slots: [Vec<(Arc<str>, SlotRole)>; 2] = Default::default();
         model.slots(&mut |slot| {
@@ -74,8 +74,8 @@ impl Scaling {
             weights: HashMap::new(),
             scope: None,
             pending: ScalingState::default(),
-            unset: Cell::new(UNSET),
-            one: Cell::new(1.0),
+            unset: Cell::new(UNSET, device)?,
+            one: Cell::new(1.0, device)?,
             counting: false,
         })
     }
@@ -120,7 +120,7 @@ impl Scaling {
             let wanted = records && (matches!(recipe, Recipe::Delayed(_)) || self.counting);
             if wanted || self.has_pending(index) {
                 self.domains[index].make_arenas(slots, &self.device)?;
-                self.load_pending(index);
+                self.load_pending(index)?;
             }
         }
         Ok(index)
@@ -184,6 +184,7 @@ impl Scaling {
             self.domains[index].check(direction)?;
         }
         let scales = scope.snapshots.then(|| self.domains.iter().map(forward_scales).collect());
+        let scales: Option<Vec<_>> = scales.transpose()?;
         for &index in &scope.touched {
             self.domains[index].update(direction)?;
         }
@@ -199,8 +200,9 @@ impl Scaling {
     /// Staging cells, provisional scales and newly cached weights of the open scope go.
     pub(crate) fn roll_back(&mut self) -> Option<Scope> {
         let mut scope = self.scope.take()?;
-        for arenas in self.domains.iter().filter_map(|domain| domain.arenas.as_ref()) {
-            arenas[scope.direction as usize].roll_back();
+        for domain in &mut self.domains {
+            // What fails here is tried again, and told, by the next scope: a guard that is dropped can tell nobody.
+            let _ = domain.roll_back(scope.direction);
         }
         for (key, replaced) in scope.cached.drain(..).rev() {
             match replaced {
@@ -219,7 +221,18 @@ impl Scaling {
             groups.iter().try_for_each(|group| group.agree_on_names(&key, &[]))?;
         }
         self.roll_back();
-        Ok(())
+        self.restore()
+    }
+
+    /// What rolling back left because the device failed.
+    fn restore(&mut self) -> Result<()> {
+        self.domains.iter_mut().try_for_each(Domain::restore)
+    }
+
+    /// Before anything is begun: no scope is open, and nothing of an earlier one is left.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        self.abandon(); // a guard that was forgotten (`mem::forget`)
+        self.restore()
     }
 
     /// A guard was dropped (`?`, panic): the other ranks must not wait for this one. Nothing to do after a commit; nobody
@@ -235,9 +248,9 @@ impl Scaling {
     }
 }
 
-fn forward_scales(domain: &Domain) -> Vec<Cell> {
-    let Some([arena, _]) = &domain.arenas else { return Vec::new() };
-    (0..arena.slots()).filter_map(|slot| arena.scale(slot)).map(|cell| Cell::new(cell.read())).collect()
+fn forward_scales(domain: &Domain) -> Result<Vec<Cell>> {
+    let Some([arena, _]) = &domain.arenas else { return Ok(Vec::new()) };
+    Ok(arena.copy_scales()?)
 }
 
 /// Each group once, by id: in one order on all ranks.

@@ -1,7 +1,7 @@
 //! What lasts: histories, scales and update counts, by name. Checkpoints store it; resuming from it is exact.
 
 use crate::{Direction, Error, Recipe, Result, Scaling};
-use fp8_kernels::{Cell, UNSET};
+use fp8_kernels::UNSET;
 use std::sync::Arc;
 
 /// The state of all arenas of a [`Scaling`].
@@ -33,14 +33,17 @@ pub struct ArenaState {
 
 impl Scaling {
     /// The state between two scopes. Recipes without state leave none.
-    pub fn state(&self) -> ScalingState {
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn state(&self) -> Result<ScalingState> {
         let mut state = ScalingState::default();
         for domain in &self.domains {
             let (Recipe::Delayed(recipe), Some(arenas)) = (&domain.recipe, &domain.arenas) else { continue };
             for (direction, arena) in Direction::ALL.into_iter().zip(arenas) {
-                let windows: Vec<Vec<f32>> = (0..arena.slots()).map(|slot| arena.window(slot)).collect();
-                let row = |row: usize| windows.iter().map(|window| window[row]).collect();
-                let scales = (0..arena.slots()).filter_map(|slot| arena.scale(slot)).map(Cell::read);
+                let (history, slots) = (arena.history()?, arena.slots());
+                let row = |row: usize| history[row * slots..(row + 1) * slots].to_vec();
+                let scales = arena.scales()?.into_iter();
                 state.arenas.push(ArenaState {
                     recipe: domain.recipe.state_key(),
                     group: domain.group().map(|group| group.id().to_owned()),
@@ -53,14 +56,14 @@ impl Scaling {
             }
         }
         state.arenas.extend(self.pending.arenas.iter().cloned());
-        state
+        Ok(state)
     }
 
     /// Takes a saved state in place of this one: into arenas that exist at once, into others when the first scope of their
     /// recipe makes them. Arenas that it does not have start anew, as they would have where it was saved.
     ///
     /// # Errors
-    /// Slots other than this model's, or numbers that no state holds; nothing has changed then.
+    /// Slots other than this model's, or numbers that no state holds; nothing has changed then. A device that failed.
     pub fn load_state(&mut self, state: &ScalingState) -> Result<()> {
         for arena in &state.arenas {
             if let Some(problem) = self.problem(arena) {
@@ -68,11 +71,10 @@ impl Scaling {
                 return Err(Error::State { recipe, direction, problem });
             }
         }
-        self.abandon(); // a guard that was forgotten (`mem::forget`)
+        self.settle()?;
         self.pending = state.clone();
         self.weights.clear();
-        (0..self.domains.len()).for_each(|index| self.load_pending(index));
-        Ok(())
+        (0..self.domains.len()).try_for_each(|index| self.load_pending(index))
     }
 
     /// What keeps a saved arena from this model.
@@ -122,22 +124,25 @@ impl Scaling {
     }
 
     /// Puts a domain's arenas to rest and loads what waits for them.
-    pub(crate) fn load_pending(&mut self, index: usize) {
+    pub(crate) fn load_pending(&mut self, index: usize) -> Result<()> {
         for direction in Direction::ALL {
             let position = self.pending_for(index, direction);
-            let Some(arenas) = &mut self.domains[index].arenas else { return };
+            let Some(arenas) = &mut self.domains[index].arenas else { return Ok(()) };
             let arena = &mut arenas[direction as usize];
             let first_scale = arena.options().first_scale;
             let saved = position.map(|position| self.pending.arenas.remove(position));
             arena.set_updates(saved.as_ref().map_or(0, |saved| saved.updates));
-            for slot in 0..arena.slots() {
-                let rows = saved.iter().flat_map(|saved| &saved.amax_history);
-                let window: Vec<f32> = rows.map(|row| row[slot]).collect();
-                arena.set_window(slot, &window);
-                if let Some(cell) = arena.scale(slot) {
-                    cell.write(saved.as_ref().map_or(first_scale, |saved| saved.scale[slot]));
+            match saved {
+                Some(saved) => {
+                    arena.set_history(&saved.amax_history.concat())?;
+                    arena.set_scales(&saved.scale)?;
+                }
+                None => {
+                    arena.set_history(&[])?;
+                    arena.set_scales(&vec![first_scale; arena.slots()])?;
                 }
             }
         }
+        Ok(())
     }
 }

@@ -113,11 +113,11 @@ fn an_argument_that_is_wrong_on_all_ranks_leaves_the_group_alive() {
     ranks(2, |group| {
         let device = Device::cpu();
         let errors = [
-            group.all_reduce("x", &Tensor::zeros([2], DType::BF16, &device), ReduceOp::Sum),
-            group.all_gather("x", &Tensor::scalar(1.0, &device)),
-            group.reduce_scatter("x", &Tensor::zeros([3, 2], DType::F32, &device), ReduceOp::Max),
-            group.reduce_scatter("x", &Tensor::scalar(1.0, &device), ReduceOp::Sum),
-            group.broadcast("x", &Tensor::zeros([2], DType::F32, &device), 2),
+            group.all_reduce("x", &Tensor::zeros([2], DType::BF16, &device).unwrap(), ReduceOp::Sum),
+            group.all_gather("x", &Tensor::scalar(1.0, &device).unwrap()),
+            group.reduce_scatter("x", &Tensor::zeros([3, 2], DType::F32, &device).unwrap(), ReduceOp::Max),
+            group.reduce_scatter("x", &Tensor::scalar(1.0, &device).unwrap(), ReduceOp::Sum),
+            group.broadcast("x", &Tensor::zeros([2], DType::F32, &device).unwrap(), 2),
         ]
         .map(|result| result.unwrap_err().to_string());
         assert_eq!(

@@ -69,14 +69,14 @@ fn different_shapes_and_dtypes() {
     for (dtypes, shapes, expected) in cases {
         let results = ranks(4, |group| {
             let odd = usize::from(group.rank() == 2);
-            let x = Tensor::zeros(shapes[odd], dtypes[odd], &Device::cpu());
+            let x = Tensor::zeros(shapes[odd], dtypes[odd], &Device::cpu()).unwrap();
             (message(group.all_reduce("x", &x, ReduceOp::Sum)), message(group.barrier()))
         });
         let rule = "all ranks make the same calls in the same order, with one dtype and shape";
         expect_all(results, "all_reduce(sum) `x`", &format!("{expected}: {rule}"));
     }
     for error in ranks(2, |group| {
-        let x = Tensor::zeros([group.rank(), 3 + group.rank()], DType::U8, &Device::cpu());
+        let x = Tensor::zeros([group.rank(), 3 + group.rank()], DType::U8, &Device::cpu()).unwrap();
         message(group.all_gather("x", &x))
     }) {
         assert!(

@@ -42,8 +42,15 @@ impl State {
             Mode::Current { power_2_scales } => ScaleRule::Current { fp8_max, epsilon: 0.0, power_2_scales },
             _ => ScaleRule::Delayed { fp8_max, margin: 1, policy: ScalePolicy::Exact },
         };
-        let scale = Cell::new(if mode == Mode::Calibrated { 37.25 } else { UNSET });
-        Self { mode, encoding, rule, scale, amax: Cell::new(REST), counters: Counters::default() }
+        let scale = Cell::new(if mode == Mode::Calibrated { 37.25 } else { UNSET }, &Device::cpu()).unwrap();
+        Self {
+            mode,
+            encoding,
+            rule,
+            scale,
+            amax: Cell::new(REST, &Device::cpu()).unwrap(),
+            counters: Counters::new(&Device::cpu()).unwrap(),
+        }
     }
 
     fn slot(&self) -> Slot<'_> {
@@ -64,7 +71,8 @@ impl State {
     }
 
     fn counts(&self) -> [u64; 3] {
-        [self.counters.saturated(), self.counters.underflowed(), self.counters.elements()]
+        let counts = self.counters.read().unwrap();
+        [counts.saturated, counts.underflowed, counts.elements]
     }
 }
 
@@ -105,8 +113,8 @@ fn check(
         let whole = quantized_all_gather(&*group, "x", &shard, &state.slot()).unwrap();
         expect_equal(fp8(&whole), fp8(&expected), &case);
         let own = if shard.numel() == 0 { REST } else { ops::amax(&shard).unwrap().item().unwrap() };
-        assert_eq!(state.amax.read(), own, "{case}: each rank records the amax of its own shard");
-        assert_eq!(state.scale.read().to_bits(), alone.scale.read().to_bits(), "{case}");
+        assert_eq!(state.amax.read().unwrap(), own, "{case}: each rank records the amax of its own shard");
+        assert_eq!(state.scale.read().unwrap().to_bits(), alone.scale.read().unwrap().to_bits(), "{case}");
         state.counts()
     });
     let counts = results.iter().fold([0; 3], |sum, counts| [0, 1, 2].map(|i| sum[i] + counts[i]));
@@ -142,7 +150,7 @@ fn an_outlier_sets_every_scale() {
         let current = State::new(Mode::Current { power_2_scales: false }, Encoding::E4M3);
         let current = quantized_all_gather(&*group, "x", &x, &current.slot()).unwrap();
         quantized_all_gather(&*group, "y", &x, &first.slot()).unwrap();
-        (first.scale.read(), fp8(&current).scale_inv().item().unwrap())
+        (first.scale.read().unwrap(), fp8(&current).scale_inv().item().unwrap())
     });
     assert_eq!(scales, [(-224.0 / 1e4, (448.0f32 / 1e4).recip()); 4]); // provisional; with margin 1
 }
@@ -163,13 +171,13 @@ fn amaxes_that_say_nothing() {
 #[test]
 fn high_precision_is_gathered_as_it_is() {
     let results = ranks(2, |group| {
-        let amax = Cell::new(REST);
+        let amax = Cell::new(REST, &Device::cpu()).unwrap();
         let slot = Slot { amax: Some(&amax), ..Slot::off(Encoding::E4M3) };
         let x = tensor(&[group.rank() as f32, -3.0], &[1, 2], DType::BF16, &Device::cpu());
         let whole = quantized_all_gather(&*group, "x", &x, &slot).unwrap();
         let whole = whole.as_high().unwrap();
         assert_eq!((whole.dtype(), whole.shape()), (DType::BF16, &[2, 2].into()));
-        (whole.to_f32_vec().unwrap(), amax.read())
+        (whole.to_f32_vec().unwrap(), amax.read().unwrap())
     });
     assert_eq!(results, vec![(vec![0.0, -3.0, 1.0, -3.0], 3.0); 2]);
 }
@@ -177,7 +185,7 @@ fn high_precision_is_gathered_as_it_is() {
 fn errors(slot_of: impl Fn(&Group, &State) -> (State, f32) + Sync) -> Vec<Error> {
     ranks(4, |group| {
         let (state, scale) = slot_of(&group, &State::new(Mode::Calibrated, Encoding::E4M3));
-        state.scale.write(scale);
+        state.scale.write(scale).unwrap();
         let x = f32s(&[1.0, 2.0], &[1, 2]);
         let error = quantized_all_gather(&*group, "x", &x, &state.slot()).unwrap_err();
         assert!(matches!(group.barrier(), Err(Error::Poisoned { .. })));
@@ -208,7 +216,7 @@ fn slots_that_differ() {
     let differ = |odd: fn() -> State| {
         errors(move |group, _| {
             let odd = if group.rank() == 2 { odd() } else { State::new(Mode::Calibrated, Encoding::E4M3) };
-            let scale = odd.scale.read();
+            let scale = odd.scale.read().unwrap();
             (odd, scale)
         })
     };
@@ -246,7 +254,7 @@ fn a_rank_that_cannot_quantize_tells_the_others() {
     let results = ranks(2, |group| {
         let state = State::new(Mode::Current { power_2_scales: false }, Encoding::E4M3);
         let dtype = if group.rank() == 1 { DType::I32 } else { DType::F32 };
-        let x = fp8_kernels::Tensor::zeros([1, 2], dtype, &Device::cpu());
+        let x = fp8_kernels::Tensor::zeros([1, 2], dtype, &Device::cpu()).unwrap();
         quantized_all_gather(&*group, "x", &x, &state.slot()).unwrap_err().to_string()
     });
     assert!(results[0].contains("rank 1 gave up: amax: x has dtype i32"), "{}", results[0]);

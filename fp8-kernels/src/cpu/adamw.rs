@@ -1,32 +1,44 @@
-//! Reference of `adamw`.
+//! Reference of `adamw` and `adamw_many`.
 
-use super::{Buffer, dispatch::vectorized, parallel::CHUNK};
+use super::{Buffer, dispatch::vectorized, parallel::CHUNK, quantize};
 use crate::dtype::Float;
-use crate::ops::AdamWStep;
-use crate::{Result, Tensor};
+use crate::ops::{AdamWStep, AdamWTensor, Factors};
+use crate::{Fp8Tensor, Result};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-pub(crate) fn adamw(
-    param: &mut Tensor,
-    main_grad: &Tensor,
-    moments: [&mut Tensor; 2],
-    main_param: Option<&mut Tensor>,
+pub(crate) fn adamw(mut tensor: AdamWTensor<'_>, step: &AdamWStep) -> Result<()> {
+    one(&mut tensor, &Factors::new(step))
+}
+
+/// One after the other, each quantized after its update.
+pub(crate) fn adamw_many(
+    tensors: &mut [AdamWTensor<'_>],
     step: &AdamWStep,
-    name: &str,
-) -> Result<()> {
-    // All buffers before the first change: one that is shared leaves the others as they were.
-    let grad = main_grad.as_slice::<f32>()?;
-    let [exp_avg, exp_avg_sq] = moments;
-    let exp_avg = exp_avg.as_mut_slice::<f32>(&format!("{name}.exp_avg"))?;
-    let exp_avg_sq = exp_avg_sq.as_mut_slice::<f32>(&format!("{name}.exp_avg_sq"))?;
-    let main = main_param.map(|main| main.as_mut_slice::<f32>(&format!("{name}.main_param"))).transpose()?;
+) -> Result<Vec<Option<Fp8Tensor>>> {
     let factors = Factors::new(step);
-    let state = State { grad, exp_avg, exp_avg_sq };
-    match param.buffer() {
-        Buffer::BF16(_) => update::<bf16>(param.as_mut_slice(name)?, main, state, &factors),
-        Buffer::F16(_) => update::<f16>(param.as_mut_slice(name)?, main, state, &factors),
-        _ => update::<f32>(param.as_mut_slice(name)?, main, state, &factors),
+    tensors.iter_mut().try_for_each(|tensor| one(tensor, &factors))?;
+    let quantized = |tensor: &AdamWTensor<'_>| -> Result<Option<Fp8Tensor>> {
+        let Some(slot) = tensor.slot else { return Ok(None) };
+        Ok(quantize::quantize(tensor.param, &slot)?.as_fp8().cloned())
+    };
+    tensors.iter().map(quantized).collect()
+}
+
+fn one(tensor: &mut AdamWTensor<'_>, factors: &Factors) -> Result<()> {
+    // All buffers before the first change: one that is shared leaves the others as they were.
+    let name = tensor.name;
+    let state = State {
+        grad: tensor.main_grad.cpu_slice("adamw")?,
+        exp_avg: tensor.exp_avg.as_mut_slice(&format!("{name}.exp_avg"))?,
+        exp_avg_sq: tensor.exp_avg_sq.as_mut_slice(&format!("{name}.exp_avg_sq"))?,
+    };
+    let main = tensor.main_param.as_deref_mut();
+    let main = main.map(|main| main.as_mut_slice::<f32>(&format!("{name}.main_param"))).transpose()?;
+    match tensor.param.cpu_buffer("adamw")? {
+        Buffer::BF16(_) => update::<bf16>(tensor.param.as_mut_slice(name)?, main, state, factors),
+        Buffer::F16(_) => update::<f16>(tensor.param.as_mut_slice(name)?, main, state, factors),
+        _ => update::<f32>(tensor.param.as_mut_slice(name)?, main, state, factors),
     }
     Ok(())
 }
@@ -64,34 +76,7 @@ fn update<T: Float>(param: &mut [T], main: Option<&mut [f32]>, state: State<'_>,
     }
 }
 
-/// What one step multiplies by.
-struct Factors {
-    grad_scale: f32,
-    keep: f32,
-    new_first: f32,
-    beta2: f32,
-    new_second: f32,
-    step_size: f32,
-    root_correction: f32,
-    eps: f32,
-}
-
 impl Factors {
-    fn new(step: &AdamWStep) -> Self {
-        let [lr, beta1, beta2] = [step.lr, step.beta1, step.beta2].map(f64::from);
-        let power = |beta: f64| beta.powf(step.step as f64);
-        Self {
-            grad_scale: step.grad_scale,
-            keep: (1.0 - lr * f64::from(step.weight_decay)) as f32,
-            new_first: (1.0 - beta1) as f32,
-            beta2: step.beta2,
-            new_second: (1.0 - beta2) as f32,
-            step_size: (lr / (1.0 - power(beta1))) as f32,
-            root_correction: (1.0 - power(beta2)).sqrt() as f32,
-            eps: step.eps,
-        }
-    }
-
     #[inline(always)]
     fn step(&self, p: f32, grad: f32, m: &mut f32, v: &mut f32) -> f32 {
         let g = grad * self.grad_scale;

@@ -23,7 +23,7 @@ pub(crate) fn attention(
     let op = "attention";
     let lengths = lengths(op, key_lengths, p)?;
     let (dtype, device) = (q.dtype(), q.device());
-    let (q, k, v) = (q.buffer().read_f32(op)?, k.buffer().read_f32(op)?, v.buffer().read_f32(op)?);
+    let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
     let rows = p.batch * p.heads * p.queries;
     let (mut o, mut max, mut sum) =
         (vec![0.0; rows * p.head_dim], vec![f32::NEG_INFINITY; rows], vec![0.0; rows]);
@@ -55,8 +55,8 @@ pub(crate) fn attention_backward(
     let op = "attention_backward";
     let lengths = lengths(op, key_lengths, p)?;
     let (dtype, device) = (q.dtype(), q.device());
-    let (dy, o) = (dy.buffer().read_f32(op)?, o.buffer().read_f32(op)?);
-    let (q, k, v) = (q.buffer().read_f32(op)?, k.buffer().read_f32(op)?, v.buffer().read_f32(op)?);
+    let (dy, o) = (dy.cpu_f32(op)?, o.cpu_f32(op)?);
+    let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
     let (max, sum) = (saved.row_max.as_slice::<f32>()?, saved.row_sum.as_slice::<f32>()?);
     let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
     let per_group = p.heads / p.groups;

@@ -81,7 +81,13 @@ pub(crate) fn amax<T: Float>(data: &[T]) -> f32 {
 }
 
 /// Adds to `counters` what quantizing `data` into `codes` saturated and flushed to zero.
-pub(crate) fn count<T: Float>(data: &[T], scale: f32, max: f32, codes: &[u8], counters: &Counters) {
+pub(crate) fn count<T: Float>(
+    data: &[T],
+    scale: f32,
+    max: f32,
+    codes: &[u8],
+    counters: &Counters,
+) -> Result<()> {
     struct Count<'a, T> {
         data: &'a [T],
         scale: f32,
@@ -103,7 +109,7 @@ pub(crate) fn count<T: Float>(data: &[T], scale: f32, max: f32, codes: &[u8], co
         }
     }
     let [saturated, underflowed] = vectorized(Count { data, scale, max, codes });
-    counters.add(saturated.into(), underflowed.into(), data.len() as u64);
+    counters.add([saturated.into(), underflowed.into(), data.len() as u64])
 }
 
 /// Sums of the columns of whole rows, row after row.

@@ -39,8 +39,9 @@ pub(crate) fn cross_entropy(
     let (row_max, row_sum) = pieces.into_iter().flat_map(|(stats, _)| stats).unzip();
     let device = logits.device();
     let stats = |data: Vec<f32>| Tensor::on_cpu(data, Shape::from([rows]), device);
+    let count = Tensor::on_cpu(vec![i32::try_from(count).unwrap_or(i32::MAX)], Shape::from([]), device);
     let saved = CrossEntropySaved { row_max: stats(row_max), row_sum: stats(row_sum), count };
-    Ok((Tensor::scalar(loss as f32, device), saved))
+    Ok((Tensor::scalar(loss as f32, device)?, saved))
 }
 
 pub(crate) fn cross_entropy_backward(

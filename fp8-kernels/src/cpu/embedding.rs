@@ -17,7 +17,7 @@ pub(crate) fn embedding(ids: &Tensor, table: &Tensor, shape: Shape) -> Result<Te
         });
         Tensor::on_cpu(out, shape, like.device())
     }
-    match table.buffer() {
+    match table.cpu_buffer("embedding")? {
         Buffer::F32(data) => Ok(gather(&rows, data, shape, table)),
         Buffer::BF16(data) => Ok(gather(&rows, data, shape, table)),
         Buffer::F16(data) => Ok(gather(&rows, data, shape, table)),
@@ -28,7 +28,7 @@ pub(crate) fn embedding(ids: &Tensor, table: &Tensor, shape: Shape) -> Result<Te
 pub(crate) fn embedding_backward(dy: &Tensor, ids: &Tensor, dtable: &mut Tensor, name: &str) -> Result<()> {
     let op = "embedding_backward";
     let rows = rows(op, ids, dtable)?;
-    let dy = dy.buffer().read_f32(op)?;
+    let dy = dy.cpu_f32(op)?;
     let hidden = dtable.shape().last_dim();
     let out = dtable.as_mut_slice::<f32>(name)?;
     if hidden == 0 {

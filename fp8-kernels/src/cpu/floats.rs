@@ -18,7 +18,7 @@ pub(crate) enum Floats<'a> {
 
 impl<'a> Floats<'a> {
     pub(crate) fn of(x: &'a Tensor, op: &'static str, what: &'static str) -> Result<Self> {
-        match x.buffer() {
+        match x.cpu_buffer(op)? {
             Buffer::F32(data) => Ok(Self::F32(data)),
             Buffer::BF16(data) => Ok(Self::BF16(data)),
             Buffer::F16(data) => Ok(Self::F16(data)),

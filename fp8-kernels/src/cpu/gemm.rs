@@ -39,7 +39,7 @@ fn product(
     out: &mut [f32],
     accumulate: bool,
 ) -> Result<()> {
-    let (a, b) = (a.buffer().read_f32("gemm")?, b.buffer().read_f32("gemm")?);
+    let (a, b) = (a.cpu_f32("gemm")?, b.cpu_f32("gemm")?);
     let straight = |data, cols| Strided { data, row_stride: cols, col_stride: 1 };
     let flipped = |data, rows| Strided { data, row_stride: 1, col_stride: rows };
     let a = if layout == Layout::Tn { flipped(&*a, m) } else { straight(&*a, k) };
@@ -50,7 +50,7 @@ fn product(
 
 /// `(v · factors[0]) · factors[1] + bias`, in this order, in place.
 pub(crate) fn epilogue(out: &mut [f32], n: usize, factors: [f32; 2], bias: Option<&Tensor>) -> Result<()> {
-    let bias = bias.map(|bias| bias.buffer().read_f32("gemm")).transpose()?;
+    let bias = bias.map(|bias| bias.cpu_f32("gemm")).transpose()?;
     let [first, second] = factors;
     match bias {
         None if factors == [1.0, 1.0] => {}

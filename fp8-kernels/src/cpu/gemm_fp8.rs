@@ -3,6 +3,7 @@
 use super::dispatch::{Strided, gemm_f32};
 use super::gemm::epilogue;
 use super::{Buffer, parallel, quantize, scratch};
+use crate::ops::Accumulation;
 use crate::{DType, Fp8Tensor, Result, Tensor};
 
 pub(crate) fn gemm_fp8(
@@ -11,6 +12,7 @@ pub(crate) fn gemm_fp8(
     [m, n, k]: [usize; 3],
     bias: Option<&Tensor>,
     dtype: DType,
+    _: Accumulation, // f32 sums are both
 ) -> Result<Tensor> {
     let mut out = product(a, b, [m, n, k])?;
     epilogue(&mut out, n, factors(a, b)?, bias)?;

@@ -20,7 +20,7 @@ pub(crate) fn norm(
     let [_, cols] = x.shape().matrix();
     let stats = statistics(x, values, options);
     let gamma = factor(gamma, options)?;
-    let beta = beta.map(|beta| beta.buffer().read_f32("norm")).transpose()?;
+    let beta = beta.map(|beta| beta.cpu_f32("norm")).transpose()?;
     let centered = options.norm == Norm::LayerNorm;
     let produce = |first: usize, out: &mut [f32]| {
         let mut scratch = Vec::new();
@@ -44,9 +44,11 @@ pub(crate) fn norm_backward(
     gamma: &Tensor,
     stats: &NormStats,
     options: &NormOptions,
+    residual: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
     let op = "norm_backward";
     let (values, gradients) = (Floats::of(x, op, "x")?, Floats::of(dy, op, "dy")?);
+    let residual = residual.map(|residual| Floats::of(residual, op, "residual")).transpose()?;
     let gamma = factor(gamma, options)?;
     let rsigma = stats.rsigma.as_slice::<f32>()?;
     let mean = stats.mean.as_ref().map(Tensor::as_slice::<f32>).transpose()?;
@@ -57,7 +59,13 @@ pub(crate) fn norm_backward(
         let (mut x, mut dy) = (Vec::new(), Vec::new());
         let (x, dy) = (values.read(range.clone(), &mut x), gradients.read(range, &mut dy));
         let (gamma, rsigma, mean) = (gamma.as_slice(), &rsigma[first..], mean.map(|mean| &mean[first..]));
-        vectorized(Backward { dy, x, gamma, rsigma, mean, dx })
+        let sums = vectorized(Backward { dy, x, gamma, rsigma, mean, dx: &mut *dx });
+        if let Some(residual) = residual {
+            let mut scratch = Vec::new();
+            let rows = residual.read(first * cols..first * cols + dx.len(), &mut scratch);
+            dx.iter_mut().zip(rows).for_each(|(dx, residual)| *dx += residual);
+        }
+        sums
     });
     let width = if mean.is_some() { 2 * cols } else { cols };
     let mut dgamma = parallel::sum_in_order(parts, width);
@@ -83,7 +91,7 @@ fn statistics(x: &Tensor, values: Floats<'_>, options: &NormOptions) -> Vec<RowS
 
 /// γ, or 1 + γ.
 fn factor(gamma: &Tensor, options: &NormOptions) -> Result<Vec<f32>> {
-    let mut gamma = gamma.buffer().read_f32("norm")?.into_owned();
+    let mut gamma = gamma.cpu_f32("norm")?.into_owned();
     if options.zero_centered_gamma {
         gamma.iter_mut().for_each(|g| *g += 1.0);
     }

@@ -1,13 +1,13 @@
 //! Reference of `quantize`, and the last step of every operation that ends in a slot.
 
-use super::{Buffer, codec, parallel, transpose};
+use super::{Buffer, codec, parallel, reduce, transpose};
 use crate::dtype::Float;
 use crate::{DType, Device, Encoding, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 pub(crate) fn quantize(x: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
-    match x.buffer() {
+    match x.cpu_buffer("quantize")? {
         Buffer::F32(data) => quantize_elements(x, data, slot),
         Buffer::BF16(data) => quantize_elements::<bf16>(x, data, slot),
         Buffer::F16(data) => quantize_elements::<f16>(x, data, slot),
@@ -15,10 +15,14 @@ pub(crate) fn quantize(x: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
     }
 }
 
+pub(crate) fn quantize_dbias(dy: &Tensor, slot: &Slot<'_>) -> Result<(Operand, Tensor)> {
+    Ok((quantize(dy, slot)?, reduce::column_sums(dy)?))
+}
+
 fn quantize_elements<T: Float>(x: &Tensor, data: &[T], slot: &Slot<'_>) -> Result<Operand> {
     let Some(scale) = slot.resolve(|| amax(data))? else {
         if slot.amax.is_some() && !data.is_empty() {
-            slot.record(amax(data));
+            slot.record(amax(data))?;
         }
         return Ok(Operand::High(x.clone()));
     };
@@ -27,7 +31,7 @@ fn quantize_elements<T: Float>(x: &Tensor, data: &[T], slot: &Slot<'_>) -> Resul
         .par_chunks_mut(parallel::CHUNK)
         .zip(data.par_chunks(parallel::CHUNK))
         .map(|(codes, data)| encode(data, scale, slot, codes));
-    record(slot, amaxes.collect::<Result<Vec<_>>>()?);
+    record(slot, amaxes.collect::<Result<Vec<_>>>()?)?;
     finish(codes, *x.shape(), x.device(), slot, scale)
 }
 
@@ -74,12 +78,12 @@ pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
         };
         let done = codes.par_chunks_mut(step).enumerate().map(chunk).collect::<Result<Vec<_>>>()?;
         let (amaxes, parts): (Vec<f32>, Vec<Vec<f32>>) = done.into_iter().unzip();
-        record(slot, amaxes);
+        record(slot, amaxes)?;
         (finish(codes, rows.shape, rows.device, slot, scale)?, parts)
     } else {
         let values = whole.take().unwrap_or_else(compute);
         if slot.amax.is_some() && !values.is_empty() {
-            slot.record(amax(&values));
+            slot.record(amax(&values))?;
         }
         let parts = values.par_chunks(step).map(sums).collect();
         let buffer = Buffer::from_f32(values, rows.dtype, "quantize")?;
@@ -118,15 +122,13 @@ pub(crate) fn decode(
 fn encode<T: Float>(data: &[T], scale: f32, slot: &Slot<'_>, codes: &mut [u8]) -> Result<f32> {
     let amax = codec::encode(data, scale, slot.encoding, codes)?;
     if let Some(counters) = slot.counters {
-        codec::count(data, scale, slot.encoding.max(), codes, counters);
+        codec::count(data, scale, slot.encoding.max(), codes, counters)?;
     }
     Ok(amax)
 }
 
-fn record(slot: &Slot<'_>, amaxes: Vec<f32>) {
-    if let Some(amax) = amaxes.into_iter().reduce(f32::max) {
-        slot.record(amax);
-    }
+fn record(slot: &Slot<'_>, amaxes: Vec<f32>) -> Result<()> {
+    amaxes.into_iter().reduce(f32::max).map_or(Ok(()), |amax| slot.record(amax))
 }
 
 fn finish(codes: Vec<u8>, shape: Shape, device: &Device, slot: &Slot<'_>, scale: f32) -> Result<Operand> {
@@ -136,5 +138,5 @@ fn finish(codes: Vec<u8>, shape: Shape, device: &Device, slot: &Slot<'_>, scale:
         Tensor::on_cpu(transpose::transpose_slice(&codes, rows, cols), Shape::from([cols, rows]), device)
     });
     let rowwise = Tensor::on_cpu(codes, shape, device);
-    Ok(Operand::Fp8(Fp8Tensor::new(rowwise, columnwise, slot.encoding, scale)))
+    Ok(Operand::Fp8(Fp8Tensor::on_cpu(rowwise, columnwise, slot.encoding, scale)))
 }

@@ -6,12 +6,12 @@ use crate::{Result, Shape, Tensor};
 use rayon::prelude::*;
 
 pub(crate) fn sum(x: &Tensor) -> Result<Tensor> {
-    Ok(Tensor::scalar(total(x, "sum")? as f32, x.device()))
+    Tensor::scalar(total(x, "sum")? as f32, x.device())
 }
 
 pub(crate) fn mean(x: &Tensor) -> Result<Tensor> {
     let mean = total(x, "mean")? / x.numel() as f64;
-    Ok(Tensor::scalar(mean as f32, x.device()))
+    Tensor::scalar(mean as f32, x.device())
 }
 
 pub(crate) fn max(x: &Tensor) -> Result<Tensor> {
@@ -21,7 +21,7 @@ pub(crate) fn max(x: &Tensor) -> Result<Tensor> {
         if nan { f32::NAN } else { lanes::max(values) }
     })?;
     let larger = |a: f32, b: f32| if a.is_nan() || a > b { a } else { b };
-    Ok(Tensor::scalar(parts.into_iter().fold(f32::NEG_INFINITY, larger), x.device()))
+    Tensor::scalar(parts.into_iter().fold(f32::NEG_INFINITY, larger), x.device())
 }
 
 pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {

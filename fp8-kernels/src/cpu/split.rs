@@ -4,7 +4,7 @@ use super::{Buffer, parallel};
 use crate::dtype::Element;
 use crate::{Result, Tensor};
 
-pub(crate) fn split(x: &Tensor, sizes: &[usize]) -> Vec<Tensor> {
+pub(crate) fn split(x: &Tensor, sizes: &[usize]) -> Result<Vec<Tensor>> {
     fn of<T: Element>(x: &Tensor, data: &[T], sizes: &[usize]) -> Vec<Tensor> {
         let [rows, cols] = x.shape().matrix();
         let ends = sizes.iter().scan(0, |end, size| {
@@ -23,13 +23,13 @@ pub(crate) fn split(x: &Tensor, sizes: &[usize]) -> Vec<Tensor> {
         };
         sizes.iter().zip(ends).map(part).collect()
     }
-    match x.buffer() {
+    Ok(match x.cpu_buffer("split")? {
         Buffer::F32(data) => of(x, data, sizes),
         Buffer::BF16(data) => of(x, data, sizes),
         Buffer::F16(data) => of(x, data, sizes),
         Buffer::I32(data) => of(x, data, sizes),
         Buffer::U8(data) => of(x, data, sizes),
-    }
+    })
 }
 
 /// `first` is the first of `parts`; all have its dtype and leading dimensions.
@@ -53,7 +53,7 @@ pub(crate) fn concat(first: &Tensor, parts: &[&Tensor]) -> Result<Tensor> {
         });
         Ok(Tensor::on_cpu(out, first.shape().with_last(cols), first.device()))
     }
-    match first.buffer() {
+    match first.cpu_buffer("concat")? {
         Buffer::F32(_) => of::<f32>(first, parts),
         Buffer::BF16(_) => of::<half::bf16>(first, parts),
         Buffer::F16(_) => of::<half::f16>(first, parts),

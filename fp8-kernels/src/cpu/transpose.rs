@@ -2,23 +2,23 @@
 
 use super::Buffer;
 use crate::dtype::Element;
-use crate::{Shape, Tensor};
+use crate::{Result, Shape, Tensor};
 use rayon::prelude::*;
 
 const BLOCK: usize = 32;
 
-pub(crate) fn transpose(x: &Tensor) -> Tensor {
+pub(crate) fn transpose(x: &Tensor) -> Result<Tensor> {
     let [rows, cols] = x.shape().matrix();
     fn of<T: Element>(x: &Tensor, data: &[T], rows: usize, cols: usize) -> Tensor {
         Tensor::on_cpu(transpose_slice(data, rows, cols), Shape::from([cols, rows]), x.device())
     }
-    match x.buffer() {
+    Ok(match x.cpu_buffer("transpose")? {
         Buffer::F32(data) => of(x, data, rows, cols),
         Buffer::BF16(data) => of(x, data, rows, cols),
         Buffer::F16(data) => of(x, data, rows, cols),
         Buffer::I32(data) => of(x, data, rows, cols),
         Buffer::U8(data) => of(x, data, rows, cols),
-    }
+    })
 }
 
 /// `data` is `[rows, cols]`.

@@ -1,81 +1,149 @@
 //! Reference of `update_scales`.
 
 use crate::ops::{AmaxRule, ScaleUpdate};
-use crate::{Arena, Result, UNSET};
+use crate::{Arena, Result, UNSET, cells};
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 /// What one slot becomes.
-enum Change {
+pub(crate) enum Change {
     Rest { non_finite: bool },
     Roll { amax: f32, scale: f32 },
 }
 
-pub(crate) fn update_scales(arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
-    // All scales first: a user's function may refuse, and then nothing has changed.
-    let changes = changes(arena, update)?;
-    let mut non_finite_slots = Vec::new();
-    for (slot, change) in changes.into_iter().enumerate() {
-        match change {
-            Change::Rest { non_finite } => {
-                if arena.cell_scale(slot).read() < 0.0 {
-                    arena.cell_scale(slot).write(UNSET);
-                }
-                if non_finite {
-                    non_finite_slots.push(slot);
-                }
-            }
-            Change::Roll { amax, scale } => {
-                let rows = arena.options().history_len;
-                for row in 1..rows.saturating_sub(1) {
-                    arena.cell(row, slot).write(arena.cell(row + 1, slot).read());
-                }
-                if rows > 1 {
-                    arena.cell(rows - 1, slot).write(amax);
-                }
-                arena.cell_scale(slot).write(scale);
-            }
-        }
-        arena.cell(0, slot).write(arena.options().rest);
+/// Numbers of an arena in host memory: its own, or copies of a device's. Positions lie within them.
+pub(crate) trait Values {
+    fn at(&self, index: usize) -> f32;
+    fn put(&self, index: usize, value: f32);
+}
+
+impl Values for [AtomicI32] {
+    fn at(&self, index: usize) -> f32 {
+        cells::value(&self[index])
     }
-    arena.finish_update(&non_finite_slots);
+
+    fn put(&self, index: usize, value: f32) {
+        cells::store(&self[index], value);
+    }
+}
+
+impl Values for [std::cell::Cell<f32>] {
+    fn at(&self, index: usize) -> f32 {
+        self[index].get()
+    }
+
+    fn put(&self, index: usize, value: f32) {
+        self[index].set(value);
+    }
+}
+
+/// An arena's numbers.
+pub(crate) struct Table<'a, V: ?Sized> {
+    /// `[rows][slots]`.
+    history: &'a V,
+    scale: &'a V,
+    rows: usize,
+    slots: usize,
+    rest: f32,
+    /// Whether this update recomputes scales that slots already have.
+    recompute: bool,
+}
+
+impl<'a, V: Values + ?Sized> Table<'a, V> {
+    /// Of `arena`, whose numbers stand in `history` and `scale`.
+    pub(crate) fn new(arena: &Arena, update: &ScaleUpdate<'_>, history: &'a V, scale: &'a V) -> Self {
+        let (rows, rest) = (arena.options().history_len, arena.options().rest);
+        Self { history, scale, rows, slots: arena.slots(), rest, recompute: recompute(arena, update) }
+    }
+
+    /// What all slots become; changes nothing.
+    pub(crate) fn changes(&self, update: &ScaleUpdate<'_>) -> Result<Vec<Change>> {
+        (0..self.slots).map(|slot| self.change(slot, update)).collect()
+    }
+
+    /// Makes `changes` true; `skipped` is called for each slot whose amax was not finite and is left out.
+    pub(crate) fn apply(&self, changes: Vec<Change>, mut skipped: impl FnMut(usize)) {
+        for (slot, change) in changes.into_iter().enumerate() {
+            match change {
+                Change::Rest { non_finite } => {
+                    if self.scale.at(slot) < 0.0 {
+                        self.scale.put(slot, UNSET);
+                    }
+                    if non_finite {
+                        skipped(slot);
+                    }
+                }
+                Change::Roll { amax, scale } => {
+                    for row in 1..self.rows.saturating_sub(1) {
+                        self.history.put(self.cell(row, slot), self.history.at(self.cell(row + 1, slot)));
+                    }
+                    if self.rows > 1 {
+                        self.history.put(self.cell(self.rows - 1, slot), amax);
+                    }
+                    self.scale.put(slot, scale);
+                }
+            }
+            self.history.put(self.cell(0, slot), self.rest);
+        }
+    }
+
+    fn cell(&self, row: usize, slot: usize) -> usize {
+        row * self.slots + slot
+    }
+
+    fn change(&self, slot: usize, update: &ScaleUpdate<'_>) -> Result<Change> {
+        let newest = self.history.at(self.cell(0, slot));
+        if newest.to_bits() == self.rest.to_bits() {
+            return Ok(Change::Rest { non_finite: false });
+        }
+        if !newest.is_finite() && !update.record_non_finite {
+            return Ok(Change::Rest { non_finite: true });
+        }
+        let stored = self.scale.at(slot);
+        let first = stored < 0.0;
+        if !self.recompute && !first {
+            return Ok(Change::Roll { amax: newest, scale: stored });
+        }
+        let window = (1..self.rows).map(|row| self.history.at(self.cell(row, slot)));
+        let amax = match update.amax {
+            AmaxRule::Max => window.fold(newest, f32::max),
+            AmaxRule::MostRecent => newest,
+            AmaxRule::Custom(function) => {
+                let mut window: Vec<f32> = window.collect();
+                window.push(newest);
+                function(&window)
+            }
+        };
+        // A slot is calibrated from its first finite amax > 0; before that it stays unset.
+        if first && !(amax.is_finite() && amax > 0.0) {
+            return Ok(Change::Roll { amax: newest, scale: UNSET });
+        }
+        let old = if first { 1.0 } else { stored };
+        Ok(Change::Roll { amax: newest, scale: update.rule.scale(amax, old)? })
+    }
+}
+
+/// Whether the arena's next update recomputes scales that slots already have.
+pub(crate) fn recompute(arena: &Arena, update: &ScaleUpdate<'_>) -> bool {
+    (arena.updates() + 1).is_multiple_of(update.interval.max(1))
+}
+
+pub(crate) fn update_scales(arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    let table = table(arena, update)?;
+    let skipped = arena.skipped_counts().cpu("update_scales")?;
+    // All scales first: a user's function may refuse, and then nothing has changed.
+    let changes = table.changes(update)?;
+    table.apply(changes, |slot| {
+        skipped[slot].fetch_add(1, Relaxed);
+    });
+    arena.finish_update();
     Ok(())
 }
 
 pub(crate) fn check_scales(arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()> {
-    changes(arena, update).map(drop)
+    table(arena, update)?.changes(update).map(drop)
 }
 
-fn changes(arena: &Arena, update: &ScaleUpdate<'_>) -> Result<Vec<Change>> {
-    let recompute = (arena.updates() + 1).is_multiple_of(update.interval.max(1));
-    (0..arena.slots()).map(|slot| change(arena, slot, update, recompute)).collect()
-}
-
-fn change(arena: &Arena, slot: usize, update: &ScaleUpdate<'_>, recompute: bool) -> Result<Change> {
-    let newest = arena.cell(0, slot).read();
-    if newest.to_bits() == arena.options().rest.to_bits() {
-        return Ok(Change::Rest { non_finite: false });
-    }
-    if !newest.is_finite() && !update.record_non_finite {
-        return Ok(Change::Rest { non_finite: true });
-    }
-    let stored = arena.cell_scale(slot).read();
-    let first = stored < 0.0;
-    if !recompute && !first {
-        return Ok(Change::Roll { amax: newest, scale: stored });
-    }
-    let rows = 1..arena.options().history_len;
-    let amax = match update.amax {
-        AmaxRule::Max => rows.map(|row| arena.cell(row, slot).read()).fold(newest, f32::max),
-        AmaxRule::MostRecent => newest,
-        AmaxRule::Custom(function) => {
-            let mut window: Vec<f32> = rows.map(|row| arena.cell(row, slot).read()).collect();
-            window.push(newest);
-            function(&window)
-        }
-    };
-    // A slot is calibrated from its first finite amax > 0; before that it stays unset.
-    if first && !(amax.is_finite() && amax > 0.0) {
-        return Ok(Change::Roll { amax: newest, scale: UNSET });
-    }
-    let old = if first { 1.0 } else { stored };
-    Ok(Change::Roll { amax: newest, scale: update.rule.scale(amax, old)? })
+fn table<'a>(arena: &'a Arena, update: &ScaleUpdate<'_>) -> Result<Table<'a, [AtomicI32]>> {
+    let op = "update_scales";
+    Ok(Table::new(arena, update, arena.history_cells().cpu(op)?, arena.scale_cells().cpu(op)?))
 }

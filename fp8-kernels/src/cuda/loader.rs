@@ -1,72 +1,288 @@
-//! Looks for the CUDA driver before anything touches it, so that its absence is an error and not a panic.
+//! Finds NVIDIA's libraries before anything touches them, so that their absence is an error and not a panic.
 //!
-//! Order: `FP8_CUDA_LIB_DIR`, `LD_LIBRARY_PATH`, `CUDA_HOME`, then the usual system folders.
+//! cudarc looks its libraries up by itself and panics where one, or one of its functions, is missing. So the driver is
+//! opened here first, by path, and every function this backend calls is looked up once; cudarc's own search then finds
+//! the library that is already loaded. Libraries stay loaded for the life of the process.
 
-use crate::Error;
-use std::env;
+use crate::environment::Environment;
+use crate::{Error, Result};
+use libloading::Library;
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 
-#[cfg(target_os = "windows")]
-const DRIVERS: [&str; 1] = ["nvcuda.dll"];
-#[cfg(not(target_os = "windows"))]
-const DRIVERS: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+/// A library of NVIDIA's, and where it may lie.
+struct Wanted {
+    name: &'static str,
+    /// Inside a Python environment's `site-packages`.
+    packages: &'static [&'static str],
+    remedy: &'static str,
+}
 
-#[cfg(target_os = "windows")]
-const SYSTEM: [&str; 1] = ["C:\\Windows\\System32"];
-#[cfg(not(target_os = "windows"))]
-const SYSTEM: [&str; 7] = [
+const DRIVER: Wanted = Wanted {
+    name: if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" },
+    packages: &[],
+    remedy: "install NVIDIA's driver, version 580 or newer, or use Device::cpu()",
+};
+const NVRTC: [Wanted; 2] = [
+    Wanted {
+        name: "libnvrtc.so.13",
+        packages: &["nvidia/cu13/lib"],
+        remedy: "pip install nvidia-cuda-nvrtc",
+    },
+    Wanted {
+        name: "libnvrtc.so.12",
+        packages: &["nvidia/cuda_nvrtc/lib"],
+        remedy: "pip install nvidia-cuda-nvrtc-cu12",
+    },
+];
+
+/// Folders that the linker's own search may leave out.
+const SYSTEM: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib64",
-    "/usr/lib",
     "/usr/lib/wsl/lib",
     "/usr/local/nvidia/lib64",
-    "/usr/local/cuda/compat",
+    "/usr/local/cuda/lib64",
 ];
 
-/// Why `cuda:ordinal` cannot be opened.
-pub(crate) fn open(ordinal: usize) -> Error {
-    let searched = directories();
-    match find(&searched) {
-        Some(library) => Error::BackendMissing { ordinal, library },
-        None => Error::LibraryMissing { library: DRIVERS[0], searched },
-    }
+/// The driver's functions that this backend and cudarc call for it.
+const DRIVER_FUNCTIONS: [&str; 46] = [
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxSynchronize",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuEventQuery",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemAllocAsync",
+    "cuMemFreeAsync",
+    "cuMemGetInfo_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuMemsetD32Async",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuModuleGetFunction",
+    "cuFuncGetAttribute",
+    "cuFuncSetAttribute",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
+    "cuLaunchKernel",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuDeviceTotalMem_v2",
+    "cuEventElapsedTime_v2",
+    "cuStreamIsCapturing",
+    "cuStreamQuery",
+    "cuFuncGetParamInfo",
+];
+
+/// The libraries a process runs on: chosen by the first device that is opened, since cudarc keeps one driver.
+#[derive(Debug)]
+pub(crate) struct Libraries {
+    /// Where the driver was found.
+    pub(crate) driver: PathBuf,
+    /// The compiler, if there is one.
+    pub(crate) nvrtc: Option<Library>,
 }
 
-fn directories() -> Vec<PathBuf> {
-    let split = |name| env::var_os(name).map(|value| env::split_paths(&value).collect::<Vec<_>>());
-    let mut all: Vec<PathBuf> = split("FP8_CUDA_LIB_DIR").unwrap_or_default();
-    all.extend(split("LD_LIBRARY_PATH").unwrap_or_default());
-    if let Some(home) = env::var_os("CUDA_HOME") {
-        all.extend(["lib64", "lib64/stubs", "compat"].map(|sub| Path::new(&home).join(sub)));
+static LOADED: Mutex<Option<&'static Libraries>> = Mutex::new(None);
+
+/// The process's libraries. `library` stands for the driver and the compiler both, instead of a search.
+pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Result<&'static Libraries> {
+    let mut loaded = LOADED.lock();
+    if let Some(libraries) = *loaded {
+        return match library {
+            Some(path) if path != libraries.driver => Err(Error::Option {
+                op: "device",
+                option: "library",
+                value: path.display().to_string(),
+                remedy: format!(
+                    "this process already uses {}; one process uses one driver",
+                    libraries.driver.display()
+                ),
+            }),
+            _ => Ok(libraries),
+        };
     }
-    all.extend(SYSTEM.map(PathBuf::from));
-    all.retain(|path| !path.as_os_str().is_empty());
+    let (driver, path) = open_driver(library, environment)?;
+    check_functions(&driver, &path)?;
+    let nvrtc = match library {
+        // The same file again: a handle of its own.
+        Some(path) => open(path).ok(),
+        None => NVRTC.iter().find_map(|wanted| find(wanted, environment).ok()).map(|(library, _)| library),
+    };
+    std::mem::forget(driver);
+    // Leaked on purpose: function pointers into it are kept for the life of the process.
+    let libraries: &'static Libraries = Box::leak(Box::new(Libraries { driver: path, nvrtc }));
+    *loaded = Some(libraries);
+    Ok(libraries)
+}
+
+fn open_driver(library: Option<&Path>, environment: &Environment) -> Result<(Library, PathBuf)> {
+    let Some(path) = library else { return find(&DRIVER, environment) };
+    let missing = |reason: libloading::Error| Error::LibraryMissing {
+        library: "the simulated driver",
+        searched: vec![with_reason(path, &reason)],
+        remedy: "give the path of a library with the CUDA driver's functions",
+    };
+    open(path).map(|library| (library, path.to_owned())).map_err(missing)
+}
+
+/// The first of the candidates that opens; else an error with all of them.
+fn find(wanted: &Wanted, environment: &Environment) -> Result<(Library, PathBuf)> {
+    let mut searched = Vec::new();
+    for path in candidates(wanted, environment) {
+        match open(&path) {
+            Ok(library) => return Ok((library, path)),
+            // Present, and yet of no use: say why.
+            Err(reason) if path.exists() => searched.push(with_reason(&path, &reason)),
+            Err(_) if path.parent() == Some(Path::new("")) => {
+                searched.push(PathBuf::from(format!("the dynamic linker's search for {}", path.display())))
+            }
+            Err(_) => searched.push(path),
+        }
+    }
+    Err(Error::LibraryMissing { library: wanted.name, searched, remedy: wanted.remedy })
+}
+
+/// `path (why it cannot be loaded)`: libloading keeps the linker's own words in the error's source.
+fn with_reason(path: &Path, reason: &libloading::Error) -> PathBuf {
+    let why = std::error::Error::source(reason).map_or_else(|| reason.to_string(), ToString::to_string);
+    PathBuf::from(format!("{} ({why})", path.display()))
+}
+
+fn candidates(wanted: &Wanted, environment: &Environment) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = environment.library_dirs.iter().map(|dir| dir.join(wanted.name)).collect();
+    all.push(PathBuf::from(wanted.name));
+    if let Some(home) = &environment.cuda_home {
+        all.extend(["lib64", "compat"].map(|sub| home.join(sub).join(wanted.name)));
+    }
+    for prefix in &environment.python_prefixes {
+        for packages in site_packages(prefix) {
+            all.extend(wanted.packages.iter().map(|sub| packages.join(sub).join(wanted.name)));
+        }
+    }
+    all.extend(SYSTEM.map(|dir| Path::new(dir).join(wanted.name)));
     all
 }
 
-fn find(directories: &[PathBuf]) -> Option<PathBuf> {
-    directories.iter().flat_map(|dir| DRIVERS.map(|name| dir.join(name))).find(|path| path.exists())
+/// `lib/python3.*/site-packages` of a Python environment, in order.
+fn site_packages(prefix: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"))
+        .map(|entry| entry.path().join("site-packages"))
+        .collect();
+    found.sort();
+    found
+}
+
+fn open(path: &Path) -> Result<Library, libloading::Error> {
+    if path.file_name().is_some_and(|name| name == "libnvrtc.so.13") {
+        // The compiler opens its companion by name, which finds it in its own folder only if it is loaded already.
+        if let Ok(library) = open_global(&path.with_file_name("libnvrtc-builtins.so.13.0")) {
+            std::mem::forget(library);
+        }
+    }
+    open_global(path)
+}
+
+/// So that a later search by name, cudarc's among them, finds this very library.
+#[cfg(unix)]
+fn open_global(path: &Path) -> Result<Library, libloading::Error> {
+    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+    // SAFETY: the libraries named here run no initializers with requirements on their caller; a path that a user gives is
+    // one they ask to be loaded.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map(Into::into)
+}
+
+#[cfg(not(unix))]
+fn open_global(path: &Path) -> Result<Library, libloading::Error> {
+    // SAFETY: as on other systems.
+    unsafe { Library::new(path) }
+}
+
+fn check_functions(driver: &Library, path: &Path) -> Result<()> {
+    for symbol in DRIVER_FUNCTIONS {
+        // SAFETY: the address is looked at, never called.
+        let found = unsafe { driver.get::<unsafe extern "C" fn()>(symbol.as_bytes()) };
+        if found.is_err() {
+            return Err(Error::SymbolMissing {
+                library: path.display().to_string(),
+                symbol: symbol.to_owned(),
+                remedy: "NVIDIA's driver 580 or newer has it".to_owned(),
+            });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const NOWHERE: Wanted =
+        Wanted { name: "libfp8-nowhere.so.1", packages: &["nvidia/lib"], remedy: "look again" };
+
     #[test]
     fn absence_names_the_library_and_every_place() {
-        let places = vec![PathBuf::from("/nowhere/a"), PathBuf::from("/nowhere/b")];
-        assert_eq!(find(&places), None);
-        let text = Error::LibraryMissing { library: DRIVERS[0], searched: places }.to_string();
-        assert!(text.contains("libcuda.so.1") && text.contains("/nowhere/a, /nowhere/b"), "{text}");
+        let prefix = tempfile::tempdir().unwrap();
+        let packages = prefix.path().join("lib/python3.12/site-packages");
+        std::fs::create_dir_all(&packages).unwrap();
+        let environment = Environment {
+            library_dirs: vec!["/nowhere/a".into(), "/nowhere/b".into()],
+            cuda_home: Some("/nowhere/cuda".into()),
+            python_prefixes: vec![prefix.path().to_owned()],
+            ..Environment::default()
+        };
+        let text = find(&NOWHERE, &environment).unwrap_err().to_string();
+        let package = packages.join("nvidia/lib/libfp8-nowhere.so.1");
+        for place in [
+            "/nowhere/a/libfp8-nowhere.so.1",
+            "/nowhere/b/libfp8-nowhere.so.1",
+            "/nowhere/cuda/lib64/libfp8-nowhere.so.1",
+            "the dynamic linker's search for libfp8-nowhere.so.1",
+            &package.display().to_string(),
+            "/usr/lib64/libfp8-nowhere.so.1",
+            "look again",
+        ] {
+            assert!(text.contains(place), "{place} not in: {text}");
+        }
     }
 
     #[test]
-    fn a_driver_is_found_where_it_lies() {
-        let dir = env::temp_dir().join(format!("fp8-loader-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        std::fs::write(dir.join(DRIVERS[0]), b"").unwrap();
-        assert_eq!(find(std::slice::from_ref(&dir)), Some(dir.join(DRIVERS[0])));
-        std::fs::remove_dir_all(&dir).unwrap();
+    fn a_file_that_is_no_library_is_named_with_the_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(NOWHERE.name), b"not a library").unwrap();
+        let environment = Environment { library_dirs: vec![dir.path().to_owned()], ..Environment::default() };
+        let text = find(&NOWHERE, &environment).unwrap_err().to_string();
+        assert!(text.contains("libfp8-nowhere.so.1 (") && text.contains("file too short"), "{text}");
+    }
+
+    #[test]
+    fn a_library_without_the_functions_is_too_old() {
+        let libc = open(Path::new("libc.so.6")).unwrap();
+        let text = check_functions(&libc, Path::new("/lib/libc.so.6")).unwrap_err().to_string();
+        assert!(text.contains("/lib/libc.so.6") && text.contains("cuInit") && text.contains("580"), "{text}");
     }
 }

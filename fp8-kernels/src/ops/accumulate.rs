@@ -1,7 +1,7 @@
 //! `out += x` in f32: gradients of parameters that no GEMM accumulates.
 
-use crate::device::Backend;
-use crate::{DType, Result, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{DType, Result, Tensor};
 
 /// Adds `x`, of any float type, to `out` in place. `name` is what an error calls `out`.
 ///
@@ -13,7 +13,5 @@ pub fn accumulate(out: &mut Tensor, x: &Tensor, name: &str) -> Result<()> {
     x.expect_float(op, "x")?;
     out.expect_same_shape(op, "out and x", x)?;
     out.device().expect_same(op, x.device())?;
-    match out.device().backend() {
-        Backend::Cpu => cpu::accumulate::accumulate(out, x, name),
-    }
+    dispatch!(out.device(), accumulate::accumulate(out, x, name))
 }

@@ -18,8 +18,8 @@
 //! Gated: rows of `h` are [activated half | gate half], the output `f(first)·second` has half the columns, and the
 //! gradient is laid out as `h` is: `[(f′(first)·dy)·second | f(first)·dy]`.
 
-use crate::device::Backend;
-use crate::{Error, Operand, Result, Shape, Slot, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{Error, Operand, Result, Shape, Slot, Tensor};
 use std::fmt;
 use std::str::FromStr;
 
@@ -137,10 +137,9 @@ impl FromStr for Activation {
 /// ```
 pub fn activation(h: &Tensor, activation: Activation, slot: &Slot<'_>) -> Result<Operand> {
     h.expect_float("activation", "h")?;
+    slot.expect_device("activation", h.device())?;
     let shape = activation.output_shape("activation", h)?;
-    match h.device().backend() {
-        Backend::Cpu => cpu::activation::activation(h, activation, shape, slot),
-    }
+    dispatch!(h.device(), activation::activation(h, activation, shape, slot))
 }
 
 /// The gradient of `h` for `dy`, the output's: `h`'s shape and dtype.
@@ -149,9 +148,7 @@ pub fn activation(h: &Tensor, activation: Activation, slot: &Slot<'_>) -> Result
 /// A `dy` of another shape than the output's; dtypes that are not floats; an odd last dimension under a gated activation.
 pub fn activation_backward(dy: &Tensor, h: &Tensor, activation: Activation) -> Result<Tensor> {
     check_backward("activation_backward", dy, h, activation)?;
-    match h.device().backend() {
-        Backend::Cpu => cpu::activation::activation_backward(dy, h, activation),
-    }
+    dispatch!(h.device(), activation::activation_backward(dy, h, activation))
 }
 
 /// [`activation_backward`] quantized as `slot` says without being rounded in between, and its column sums in f32: the bias
@@ -165,10 +162,10 @@ pub fn activation_backward_quantize_dbias(
     activation: Activation,
     slot: &Slot<'_>,
 ) -> Result<(Operand, Tensor)> {
-    check_backward("activation_backward_quantize_dbias", dy, h, activation)?;
-    match h.device().backend() {
-        Backend::Cpu => cpu::activation::activation_backward_quantize_dbias(dy, h, activation, slot),
-    }
+    let op = "activation_backward_quantize_dbias";
+    check_backward(op, dy, h, activation)?;
+    slot.expect_device(op, h.device())?;
+    dispatch!(h.device(), activation::activation_backward_quantize_dbias(dy, h, activation, slot))
 }
 
 fn check_backward(op: &'static str, dy: &Tensor, h: &Tensor, activation: Activation) -> Result<()> {

@@ -1,7 +1,7 @@
 //! The largest absolute value of a tensor: NaN is skipped, infinity counts, no elements give 0.
 
-use crate::device::Backend;
-use crate::{Result, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{Result, Tensor};
 
 /// `max |x|`, one f32.
 ///
@@ -9,7 +9,5 @@ use crate::{Result, Tensor, cpu};
 /// A dtype that is not a float.
 pub fn amax(x: &Tensor) -> Result<Tensor> {
     x.expect_float("amax", "x")?;
-    match x.device().backend() {
-        Backend::Cpu => cpu::amax::amax(x),
-    }
+    dispatch!(x.device(), amax::amax(x))
 }

@@ -10,8 +10,8 @@
 //! Scores exist one block at a time, in forward and in backward, which computes them again from two numbers a row:
 //! memory grows linearly with the sequence. A row that sees no key gives 0 and sends no gradient.
 
-use crate::device::Backend;
-use crate::{DType, Error, Result, Shape, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{DType, Error, Result, Shape, Tensor};
 
 /// Options of [`attention`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -81,9 +81,7 @@ pub fn attention(
     options: AttentionOptions,
 ) -> Result<(Tensor, AttentionSaved)> {
     let problem = check("attention", q, k, v, key_lengths, options)?;
-    match q.device().backend() {
-        Backend::Cpu => cpu::attention::attention(q, k, v, key_lengths, &problem),
-    }
+    dispatch!(q.device(), attention::attention(q, k, v, key_lengths, &problem))
 }
 
 /// `(dq, dk, dv)`. A group's gradients add its query heads in their order.
@@ -117,12 +115,7 @@ pub fn attention_backward(
             return Err(Error::Shapes { op, what, lhs, rhs, remedy: "pass what attention returned with o" });
         }
     }
-    match q.device().backend() {
-        Backend::Cpu => {
-            let inputs = [dy, q, k, v, o];
-            cpu::attention::attention_backward(inputs, saved, key_lengths, &problem)
-        }
-    }
+    dispatch!(q.device(), attention::attention_backward([dy, q, k, v, o], saved, key_lengths, &problem))
 }
 
 fn check(

@@ -1,7 +1,7 @@
 //! Conversion between f32, bf16 and f16: to nearest, ties to even, one rounding (f16 and bf16 widen to f32 exactly).
 
-use crate::device::Backend;
-use crate::{DType, Error, Result, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{DType, Error, Result, Tensor};
 
 /// `x` in `dtype`, any shape. The same dtype shares the storage.
 ///
@@ -27,7 +27,5 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());
     }
-    match x.device().backend() {
-        Backend::Cpu => cpu::cast::cast(x, dtype),
-    }
+    dispatch!(x.device(), cast::cast(x, dtype))
 }

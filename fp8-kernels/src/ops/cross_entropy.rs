@@ -4,8 +4,8 @@
 //! sums in f32 relative to the row's largest logit, logarithms and the sum of rows in f64. n is the number of targets
 //! that count, or the caller's. `dxᵢⱼ = loss_scale / n · (softmax(xᵢ)ⱼ − [j = tᵢ])`, 0 for ignored rows, in the logits' type.
 
-use crate::device::Backend;
-use crate::{DType, Error, Result, Shape, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{DType, Error, Result, Shape, Tensor};
 
 /// Options of [`cross_entropy`].
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -24,8 +24,8 @@ pub struct CrossEntropySaved {
     pub row_max: Tensor,
     /// `Σ exp(x − row_max)`, f32 `[rows]`.
     pub row_sum: Tensor,
-    /// How many targets counted.
-    pub count: usize,
+    /// How many targets counted, one i32.
+    pub count: Tensor,
 }
 
 /// The mean loss, one f32; 0 if no target counts.
@@ -40,7 +40,7 @@ pub struct CrossEntropySaved {
 /// let targets = Tensor::from_vec(vec![3, -1], [2], &Device::cpu())?;
 /// let options = ops::CrossEntropyOptions { ignore_index: Some(-1), ..Default::default() };
 /// let (loss, saved) = ops::cross_entropy(&logits, &targets, &options)?;
-/// assert_eq!((loss.item()?, saved.count), (4f32.ln(), 1));
+/// assert_eq!((loss.item()?, saved.count.to_vec::<i32>()?), (4f32.ln(), vec![1]));
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
 pub fn cross_entropy(
@@ -49,9 +49,7 @@ pub fn cross_entropy(
     options: &CrossEntropyOptions,
 ) -> Result<(Tensor, CrossEntropySaved)> {
     check("cross_entropy", logits, targets, options)?;
-    match logits.device().backend() {
-        Backend::Cpu => cpu::cross_entropy::cross_entropy(logits, targets, options),
-    }
+    dispatch!(logits.device(), cross_entropy::cross_entropy(logits, targets, options))
 }
 
 /// The gradient of the logits, times `loss_scale`, in their type.
@@ -76,11 +74,16 @@ pub fn cross_entropy_backward(
             return Err(Error::Shapes { op, what, lhs, rhs, remedy: "pass what cross_entropy returned" });
         }
     }
-    match logits.device().backend() {
-        Backend::Cpu => {
-            cpu::cross_entropy::cross_entropy_backward(logits, targets, saved, options, loss_scale)
-        }
+    saved.count.expect_dtype(op, "count", DType::I32)?;
+    logits.device().expect_same(op, saved.count.device())?;
+    if saved.count.numel() != 1 {
+        let remedy = "count holds one value: pass what cross_entropy returned".to_owned();
+        return Err(Error::Shape { op, shape: *saved.count.shape(), remedy });
     }
+    dispatch!(
+        logits.device(),
+        cross_entropy::cross_entropy_backward(logits, targets, saved, options, loss_scale)
+    )
 }
 
 fn check(op: &'static str, logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions) -> Result<()> {

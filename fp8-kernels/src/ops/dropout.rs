@@ -4,8 +4,8 @@
 //! `seed`: the mask is a function of (key, i), so backward makes it again, on any device and any number of threads.
 //! `x` is f32, bf16 or f16 of any shape; the factor `1 / (1 − p)` and the product are f32, rounded once to the type of `x`.
 
-use crate::device::Backend;
-use crate::{Error, Result, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{Error, Result, Tensor};
 
 /// Where in the random stream a mask stands. A tensor of n elements uses the counters `offset .. offset + ⌈n/4⌉`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,7 +49,5 @@ fn run(op: &'static str, what: &'static str, x: &Tensor, p: f32, key: DropoutKey
     if p == 0.0 {
         return Ok(x.clone());
     }
-    match x.device().backend() {
-        Backend::Cpu => cpu::dropout::dropout(x, p, key),
-    }
+    dispatch!(x.device(), dropout::dropout(x, p, key))
 }

@@ -4,8 +4,8 @@
 //! f16, also of different types; the output has the first one's shape and dtype.
 
 use super::gemm::check_bias;
-use crate::device::Backend;
-use crate::{Result, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{Result, Tensor};
 
 /// `a + b` in `a`'s dtype.
 ///
@@ -23,9 +23,7 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     b.expect_float("add", "b")?;
     a.expect_same_shape("add", "a and b", b)?;
     a.device().expect_same("add", b.device())?;
-    match a.device().backend() {
-        Backend::Cpu => cpu::elementwise::add(a, b),
-    }
+    dispatch!(a.device(), elementwise::add(a, b))
 }
 
 /// `x` plus `bias` on each row: `[.., n]` and `[n]`, in `x`'s dtype.
@@ -35,9 +33,7 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 pub fn bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
     x.expect_float("bias", "x")?;
     check_bias("bias", Some(bias), x.shape().last_dim(), x)?;
-    match x.device().backend() {
-        Backend::Cpu => cpu::elementwise::bias(x, bias),
-    }
+    dispatch!(x.device(), elementwise::bias(x, bias))
 }
 
 /// `x · factor` in `x`'s dtype.
@@ -46,9 +42,7 @@ pub fn bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
 /// A dtype that is not a float.
 pub fn scale(x: &Tensor, factor: f32) -> Result<Tensor> {
     x.expect_float("scale", "x")?;
-    match x.device().backend() {
-        Backend::Cpu => cpu::elementwise::scale(x, factor),
-    }
+    dispatch!(x.device(), elementwise::scale(x, factor))
 }
 
 /// `x *= factor`. `name` is what an error calls `x`.
@@ -57,7 +51,5 @@ pub fn scale(x: &Tensor, factor: f32) -> Result<Tensor> {
 /// Shared storage, a dtype that is not a float.
 pub fn scale_in_place(x: &mut Tensor, factor: f32, name: &str) -> Result<()> {
     x.expect_float("scale_in_place", "x")?;
-    match x.device().backend() {
-        Backend::Cpu => cpu::elementwise::scale_in_place(x, factor, name),
-    }
+    dispatch!(x.device(), elementwise::scale_in_place(x, factor, name))
 }

@@ -3,8 +3,8 @@
 //! `ids` is i32 of any shape, `table` `[vocabulary, hidden]` in f32, bf16 or f16; the result has the shape of `ids` with
 //! `hidden` behind it, and the table's type. Gradients are f32; a row's are added in the order of the ids.
 
-use crate::device::Backend;
-use crate::{DType, Error, Result, Shape, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{DType, Error, Result, Shape, Tensor};
 
 /// Looks up `ids`.
 ///
@@ -22,9 +22,7 @@ pub fn embedding(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
     let op = "embedding";
     table.expect_float(op, "table")?;
     let shape = check(op, ids, table)?;
-    match table.device().backend() {
-        Backend::Cpu => cpu::embedding::embedding(ids, table, shape),
-    }
+    dispatch!(table.device(), embedding::embedding(ids, table, shape))
 }
 
 /// `dtable[ids[i], :] += dy[i, :]`, in f32. `name` is what an error calls `dtable`.
@@ -41,9 +39,7 @@ pub fn embedding_backward(dy: &Tensor, ids: &Tensor, dtable: &mut Tensor, name: 
         let (lhs, what) = (*dy.shape(), "dy and the lookup's result");
         return Err(Error::Shapes { op, what, lhs, rhs, remedy: "dy has the shape of ids, then hidden" });
     }
-    match dtable.device().backend() {
-        Backend::Cpu => cpu::embedding::embedding_backward(dy, ids, dtable, name),
-    }
+    dispatch!(dtable.device(), embedding::embedding_backward(dy, ids, dtable, name))
 }
 
 /// The result's shape.

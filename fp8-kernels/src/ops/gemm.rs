@@ -2,8 +2,8 @@
 //!
 //! Operands f32, bf16 or f16 in any mixture, taken as matrices `[product of the leading dimensions, last]`.
 
-use crate::device::Backend;
-use crate::{DType, Error, Result, Shape, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{DType, Error, Result, Shape, Tensor};
 
 /// Which operands are read transposed, in row-major terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,9 +31,7 @@ pub enum Layout {
 pub fn gemm(a: &Tensor, b: &Tensor, layout: Layout, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
     let dims = check("gemm", a, b, layout)?;
     check_bias("gemm", bias, dims[1], a)?;
-    match a.device().backend() {
-        Backend::Cpu => cpu::gemm::gemm(a, b, layout, dims, bias, dtype),
-    }
+    dispatch!(a.device(), gemm::gemm(a, b, layout, dims, bias, dtype))
 }
 
 /// `out += a · b`, into f32. `name` is what an error calls `out`.
@@ -44,9 +42,7 @@ pub fn gemm_accumulate(a: &Tensor, b: &Tensor, layout: Layout, out: &mut Tensor,
     let op = "gemm_accumulate";
     let [m, n, k] = check(op, a, b, layout)?;
     check_out(op, out, [m, n], a)?;
-    match a.device().backend() {
-        Backend::Cpu => cpu::gemm::gemm_accumulate(a, b, layout, [m, n, k], out, name),
-    }
+    dispatch!(a.device(), gemm::gemm_accumulate(a, b, layout, [m, n, k], out, name))
 }
 
 /// `[m, n, k]`.

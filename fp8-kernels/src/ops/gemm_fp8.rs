@@ -4,8 +4,8 @@
 //! where hardware wants multiples of 16 the library pads with zeros inside, which reach no amax.
 
 use super::gemm::{check_bias, check_out};
-use crate::device::Backend;
-use crate::{DType, Encoding, Error, Fp8Tensor, Operand, Result, Slot, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{DType, Encoding, Error, Fp8Tensor, Operand, Result, Slot, Tensor};
 
 /// How tensor cores add up products. The CPU adds in f32 either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,11 +29,7 @@ pub fn gemm_fp8(
 ) -> Result<Tensor> {
     let dims = check("gemm_fp8", a, b)?;
     check_bias("gemm_fp8", bias, dims[1], a.scale_inv())?;
-    match (a.device().backend(), accumulation) {
-        (Backend::Cpu, Accumulation::Fast | Accumulation::Split) => {
-            cpu::gemm_fp8::gemm_fp8(a, b, dims, bias, dtype)
-        }
-    }
+    dispatch!(a.device(), gemm_fp8::gemm_fp8(a, b, dims, bias, dtype, accumulation))
 }
 
 /// `out += a · bᵀ`, into f32: a weight gradient's accumulation. `name` is what an error calls `out`.
@@ -44,9 +40,7 @@ pub fn gemm_fp8_accumulate(a: &Fp8Tensor, b: &Fp8Tensor, out: &mut Tensor, name:
     let op = "gemm_fp8_accumulate";
     let [m, n, k] = check(op, a, b)?;
     check_out(op, out, [m, n], a.scale_inv())?;
-    match a.device().backend() {
-        Backend::Cpu => cpu::gemm_fp8::gemm_fp8_accumulate(a, b, [m, n, k], out, name),
-    }
+    dispatch!(a.device(), gemm_fp8::gemm_fp8_accumulate(a, b, [m, n, k], out, name))
 }
 
 /// [`gemm_fp8`] with an FP8 output: quantized as `slot` says, its amax taken before scaling and merged. Where the slot is

@@ -3,8 +3,8 @@
 //! f32, bf16 or f16 tensors of any shapes; squares and sums in f64, so that no f32 gradient overflows them, in an order
 //! that depends on the sizes alone. One f32; infinite if a gradient is, NaN if one is.
 
-use crate::device::Backend;
-use crate::{Error, Result, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{Error, Result, Tensor};
 
 /// The norm of all `grads`, in their order.
 ///
@@ -13,7 +13,7 @@ use crate::{Error, Result, Tensor, cpu};
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};
-/// let (a, b) = (Tensor::scalar(3.0, &Device::cpu()), Tensor::scalar(4.0, &Device::cpu()));
+/// let (a, b) = (Tensor::scalar(3.0, &Device::cpu())?, Tensor::scalar(4.0, &Device::cpu())?);
 /// assert_eq!(ops::grad_norm(&[&a, &b])?.item()?, 5.0);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
@@ -27,7 +27,5 @@ pub fn grad_norm(grads: &[&Tensor]) -> Result<Tensor> {
         grad.expect_float(op, "a gradient")?;
         first.device().expect_same(op, grad.device())?;
     }
-    match first.device().backend() {
-        Backend::Cpu => cpu::grad_norm::grad_norm(grads, first.device()),
-    }
+    dispatch!(first.device(), grad_norm::grad_norm(grads, first.device()))
 }

@@ -1,6 +1,6 @@
 //! Every operation, one file each: checks shapes, dtypes and devices, then dispatches to the backend.
 //!
-//! The file of the same name below `cpu` computes it, the one below `tests/conformance` proves it.
+//! The file of the same name below a backend computes it, the one below `tests/conformance` proves it.
 
 mod accumulate;
 mod activation;
@@ -27,7 +27,8 @@ mod update_scales;
 
 pub use accumulate::accumulate;
 pub use activation::{Activation, activation, activation_backward, activation_backward_quantize_dbias};
-pub use adamw::{AdamWStep, adamw};
+pub(crate) use adamw::Factors;
+pub use adamw::{AdamWStep, AdamWTensor, adamw, adamw_many};
 pub use amax::amax;
 pub(crate) use attention::Problem;
 pub use attention::{AttentionOptions, AttentionSaved, attention, attention_backward};
@@ -40,7 +41,7 @@ pub use gemm::{Layout, gemm, gemm_accumulate};
 pub use gemm_fp8::{Accumulation, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};
 pub use grad_norm::grad_norm;
 pub use linear::{dgrad, fprop, wgrad};
-pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward};
+pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_add};
 pub use quantize::{quantize, quantize_dbias};
 pub use reduce::{column_sums, max, mean, sum};
 pub use rope::{RopeTable, rope, rope_backward};

@@ -8,8 +8,8 @@
 //! with γ taken as 1 + γ, one f32 addition, if it is zero-centered. The variance is a second pass over the row, so a large
 //! mean costs no precision. Sums may be ordered differently per backend; given equal statistics the codes are equal.
 
-use crate::device::Backend;
-use crate::{DType, Error, Operand, Result, Shape, Slot, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{DType, Error, Operand, Result, Shape, Slot, Tensor};
 use std::fmt;
 use std::str::FromStr;
 
@@ -104,6 +104,7 @@ pub fn norm(
     slot: &Slot<'_>,
 ) -> Result<(Operand, NormStats)> {
     check("norm", x, gamma, options)?;
+    slot.expect_device("norm", x.device())?;
     if let Some(beta) = beta {
         check_parameter("norm", "beta and the last dimension", beta, x)?;
         if options.norm == Norm::RmsNorm {
@@ -116,9 +117,7 @@ pub fn norm(
             });
         }
     }
-    match x.device().backend() {
-        Backend::Cpu => cpu::norm::norm(x, gamma, beta, options, slot),
-    }
+    dispatch!(x.device(), norm::norm(x, gamma, beta, options, slot))
 }
 
 /// The gradients for `dy`: of `x` in `x`'s dtype, of γ and (LayerNorm) of β, both `[cols]` in f32.
@@ -132,7 +131,38 @@ pub fn norm_backward(
     stats: &NormStats,
     options: &NormOptions,
 ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
-    let op = "norm_backward";
+    backward("norm_backward", dy, x, gamma, stats, options, None)
+}
+
+/// [`norm_backward`], with the gradient that reaches `x` past the norm, `residual`, added to dx before that is rounded:
+/// what a block with a residual connection needs, in one pass.
+///
+/// # Errors
+/// As [`norm_backward`]; a `residual` of another shape than `x`, or not a float.
+pub fn norm_backward_add(
+    dy: &Tensor,
+    x: &Tensor,
+    gamma: &Tensor,
+    stats: &NormStats,
+    options: &NormOptions,
+    residual: &Tensor,
+) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+    let op = "norm_backward_add";
+    residual.expect_float(op, "residual")?;
+    residual.expect_same_shape(op, "residual and x", x)?;
+    x.device().expect_same(op, residual.device())?;
+    backward(op, dy, x, gamma, stats, options, Some(residual))
+}
+
+fn backward(
+    op: &'static str,
+    dy: &Tensor,
+    x: &Tensor,
+    gamma: &Tensor,
+    stats: &NormStats,
+    options: &NormOptions,
+    residual: Option<&Tensor>,
+) -> Result<(Tensor, Tensor, Option<Tensor>)> {
     check(op, x, gamma, options)?;
     dy.expect_float(op, "dy")?;
     dy.expect_same_shape(op, "dy and x", x)?;
@@ -147,9 +177,7 @@ pub fn norm_backward(
             return Err(Error::Option { op, option: "stats.mean", value, remedy });
         }
     }
-    match x.device().backend() {
-        Backend::Cpu => cpu::norm::norm_backward(dy, x, gamma, stats, options),
-    }
+    dispatch!(x.device(), norm::norm_backward(dy, x, gamma, stats, options, residual))
 }
 
 fn check(op: &'static str, x: &Tensor, gamma: &Tensor, options: &NormOptions) -> Result<()> {

@@ -5,8 +5,8 @@
 //! the same shape, and its transpose when the slot wants one and the device makes it with the cast. One read of `x`, two
 //! where the scale comes from the tensor itself. A tensor of no elements records no amax. Bits are equal on all backends.
 
-use crate::device::Backend;
-use crate::{Operand, Result, Slot, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{Operand, Result, Slot, Tensor};
 
 /// Quantizes `x` as `slot` says, or hands it through in high precision.
 ///
@@ -14,9 +14,8 @@ use crate::{Operand, Result, Slot, Tensor, cpu};
 /// A dtype that is not a float; a user's scale policy that returns no usable scale.
 pub fn quantize(x: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
     x.expect_float("quantize", "x")?;
-    match x.device().backend() {
-        Backend::Cpu => cpu::quantize::quantize(x, slot),
-    }
+    slot.expect_device("quantize", x.device())?;
+    dispatch!(x.device(), quantize::quantize(x, slot))
 }
 
 /// [`quantize`], and the column sums of the unquantized values: a Linear's bias gradient, `[cols]` in f32.
@@ -26,7 +25,6 @@ pub fn quantize(x: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
 pub fn quantize_dbias(dy: &Tensor, slot: &Slot<'_>) -> Result<(Operand, Tensor)> {
     let op = "quantize_dbias";
     dy.expect_float(op, "dy")?;
-    match dy.device().backend() {
-        Backend::Cpu => Ok((cpu::quantize::quantize(dy, slot)?, cpu::reduce::column_sums(dy)?)),
-    }
+    slot.expect_device(op, dy.device())?;
+    dispatch!(dy.device(), quantize::quantize_dbias(dy, slot))
 }

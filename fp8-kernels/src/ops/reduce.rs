@@ -1,7 +1,7 @@
 //! Sums, means and maxima of a float tensor, in f32. Orders depend on the shape alone: equal on any number of threads.
 
-use crate::device::Backend;
-use crate::{Error, Result, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{Error, Result, Tensor};
 
 /// The sum of all elements, one f32; 0 for none.
 ///
@@ -9,9 +9,7 @@ use crate::{Error, Result, Tensor, cpu};
 /// A dtype that is not a float.
 pub fn sum(x: &Tensor) -> Result<Tensor> {
     x.expect_float("sum", "x")?;
-    match x.device().backend() {
-        Backend::Cpu => cpu::reduce::sum(x),
-    }
+    dispatch!(x.device(), reduce::sum(x))
 }
 
 /// The mean of all elements, one f32.
@@ -21,9 +19,7 @@ pub fn sum(x: &Tensor) -> Result<Tensor> {
 pub fn mean(x: &Tensor) -> Result<Tensor> {
     x.expect_float("mean", "x")?;
     expect_elements("mean", x)?;
-    match x.device().backend() {
-        Backend::Cpu => cpu::reduce::mean(x),
-    }
+    dispatch!(x.device(), reduce::mean(x))
 }
 
 /// The largest element, one f32; NaN if there is one.
@@ -33,9 +29,7 @@ pub fn mean(x: &Tensor) -> Result<Tensor> {
 pub fn max(x: &Tensor) -> Result<Tensor> {
     x.expect_float("max", "x")?;
     expect_elements("max", x)?;
-    match x.device().backend() {
-        Backend::Cpu => cpu::reduce::max(x),
-    }
+    dispatch!(x.device(), reduce::max(x))
 }
 
 /// The sum of each column: `[.., cols]` → `[cols]` in f32, whatever the dtype of `x`. Zeros for no rows.
@@ -51,9 +45,7 @@ pub fn max(x: &Tensor) -> Result<Tensor> {
 /// ```
 pub fn column_sums(x: &Tensor) -> Result<Tensor> {
     x.expect_float("column_sums", "x")?;
-    match x.device().backend() {
-        Backend::Cpu => cpu::reduce::column_sums(x),
-    }
+    dispatch!(x.device(), reduce::column_sums(x))
 }
 
 fn expect_elements(op: &'static str, x: &Tensor) -> Result<()> {

@@ -5,8 +5,8 @@
 //! `x` is `[batch, sequence, heads, head_dim]`, f32, bf16 or f16; computed in f32, rounded once to the type of `x`. The
 //! gradient is the rotation by −θ.
 
-use crate::device::Backend;
-use crate::{DType, Error, Result, Shape, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{DType, Error, Result, Shape, Tensor};
 
 /// Cosines and sines of all positions, f32 `[max_sequence, head_dim / 2]` each, computed in f64 on the host.
 #[derive(Debug, Clone)]
@@ -73,9 +73,7 @@ impl RopeTable {
 /// ```
 pub fn rope(x: &Tensor, table: &RopeTable, start: usize) -> Result<Tensor> {
     check("rope", x, "x", table, start)?;
-    match x.device().backend() {
-        Backend::Cpu => cpu::rope::rope(x, table, start, false),
-    }
+    dispatch!(x.device(), rope::rope(x, table, start, false))
 }
 
 /// The gradient of [`rope`]'s input: `dy` rotated back.
@@ -84,9 +82,7 @@ pub fn rope(x: &Tensor, table: &RopeTable, start: usize) -> Result<Tensor> {
 /// As [`rope`].
 pub fn rope_backward(dy: &Tensor, table: &RopeTable, start: usize) -> Result<Tensor> {
     check("rope_backward", dy, "dy", table, start)?;
-    match dy.device().backend() {
-        Backend::Cpu => cpu::rope::rope(dy, table, start, true),
-    }
+    dispatch!(dy.device(), rope::rope(dy, table, start, true))
 }
 
 fn check(op: &'static str, x: &Tensor, what: &'static str, table: &RopeTable, start: usize) -> Result<()> {

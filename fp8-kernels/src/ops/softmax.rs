@@ -4,8 +4,8 @@
 //! −∞, count as −∞: their probability is 0, and a row of nothing else is 0 throughout. NaN makes its row NaN.
 //! `dxᵢ = scale · yᵢ · (dyᵢ − Σⱼ yⱼ·dyⱼ)`.
 
-use crate::device::Backend;
-use crate::{DType, Error, Result, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{DType, Error, Result, Tensor};
 
 /// Probabilities of `scale · x`. `causal` masks keys behind the query (column > row, the diagonal at the top left).
 /// `mask` holds bytes, 1 = masked out; its dimensions are those of `x`, or 1 where it is the same all along one, as in
@@ -30,9 +30,7 @@ pub fn softmax(x: &Tensor, scale: f32, causal: bool, mask: Option<&Tensor>) -> R
     if let Some(mask) = mask {
         check_mask(op, x, mask)?;
     }
-    match x.device().backend() {
-        Backend::Cpu => cpu::softmax::softmax(x, scale, causal, mask),
-    }
+    dispatch!(x.device(), softmax::softmax(x, scale, causal, mask))
 }
 
 /// The gradient of [`softmax`]'s input, in the type of `y`. Masks need not be given again: `y` is 0 there.
@@ -45,9 +43,7 @@ pub fn softmax_backward(dy: &Tensor, y: &Tensor, scale: f32) -> Result<Tensor> {
     y.expect_float(op, "y")?;
     y.device().expect_same(op, dy.device())?;
     y.expect_same_shape(op, "y and dy", dy)?;
-    match y.device().backend() {
-        Backend::Cpu => cpu::softmax::softmax_backward(dy, y, scale),
-    }
+    dispatch!(y.device(), softmax::softmax_backward(dy, y, scale))
 }
 
 fn check_mask(op: &'static str, x: &Tensor, mask: &Tensor) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Cutting a tensor along its last dimension, and joining tensors along it. Any element type; bytes are copied.
 
-use crate::device::Backend;
-use crate::{Error, Result, Tensor, cpu};
+use crate::backend::dispatch;
+use crate::{Error, Result, Tensor};
 
 /// Cuts `[.., n]` into `[.., sizes[0]]`, `[.., sizes[1]]`, …
 ///
@@ -22,9 +22,7 @@ pub fn split(x: &Tensor, sizes: &[usize]) -> Result<Vec<Tensor>> {
         let remedy = format!("sizes {sizes:?} add up to {sum}: expected {last}, the last dimension");
         return Err(Error::Shape { op: "split", shape: *x.shape(), remedy });
     }
-    match x.device().backend() {
-        Backend::Cpu => Ok(cpu::split::split(x, sizes)),
-    }
+    dispatch!(x.device(), split::split(x, sizes))
 }
 
 /// Joins `[.., n₀]`, `[.., n₁]`, … to `[.., n₀ + n₁ + …]`.
@@ -50,7 +48,5 @@ pub fn concat(parts: &[&Tensor]) -> Result<Tensor> {
             return Err(Error::Shapes { op: "concat", what: "two parts", lhs, rhs, remedy });
         }
     }
-    match first.device().backend() {
-        Backend::Cpu => cpu::split::concat(first, parts),
-    }
+    dispatch!(first.device(), split::concat(first, parts))
 }

@@ -9,8 +9,8 @@
 //!
 //! Either all slots are updated or, where a user's function returns no usable scale, none.
 
-use crate::device::Backend;
-use crate::{Arena, Result, ScalePolicy, ScaleRule, cpu};
+use crate::backend::dispatch;
+use crate::{Arena, Result, ScalePolicy, ScaleRule};
 
 /// Which amax a window gives.
 #[derive(Clone, Copy)]
@@ -51,9 +51,7 @@ pub struct ScaleUpdate<'a> {
 /// # Errors
 /// A user's scale policy that returns no usable scale; the arena is as before.
 pub fn update_scales(arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
-    match arena.device().backend() {
-        Backend::Cpu => cpu::update_scales::update_scales(arena, update),
-    }
+    dispatch!(arena.device(), update_scales::update_scales(arena, update))
 }
 
 /// Whether [`update_scales`] would succeed; changes nothing. Lets several arenas change together or not at all.
@@ -61,10 +59,7 @@ pub fn update_scales(arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> 
 /// # Errors
 /// A user's scale policy that returns no usable scale.
 pub fn check_scales(arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()> {
-    match (arena.device().backend(), update.rule) {
-        (Backend::Cpu, ScaleRule::Delayed { policy: ScalePolicy::Custom(_), .. }) => {
-            cpu::update_scales::check_scales(arena, update)
-        }
-        (Backend::Cpu, _) => Ok(()),
-    }
+    // Every other rule always has a scale: nothing to read.
+    let ScaleRule::Delayed { policy: ScalePolicy::Custom(_), .. } = update.rule else { return Ok(()) };
+    dispatch!(arena.device(), update_scales::check_scales(arena, update))
 }

@@ -259,21 +259,21 @@ fn same_for_any_threads(device: &Device) -> Outcome {
 
 fn refuses(device: &Device) -> Outcome {
     let make = |shape: [usize; 4]| Tensor::zeros(shape, DType::F32, device);
-    let (q, options) = (make([2, 3, 4, 8]), AttentionOptions::default());
+    let (q, options) = (make([2, 3, 4, 8])?, AttentionOptions::default());
     let attend = |q: &Tensor, k: &Tensor, v: &Tensor| ops::attention(q, k, v, None, options);
-    let with = |k: [usize; 4]| attend(&q, &make(k), &make(k));
+    let with = |k: [usize; 4]| attend(&q, &make(k)?, &make(k)?);
     refused(with([2, 3, 3, 8]), "q and k: got [2, 3, 4, 8] and [2, 3, 3, 8]: the number of groups")?;
     refused(with([2, 3, 0, 8]), "must divide the number of heads")?;
     refused(with([1, 3, 4, 8]), "the same batch and head_dim")?;
     refused(with([2, 3, 4, 7]), "the same batch and head_dim")?;
-    refused(attend(&q, &make([2, 3, 2, 8]), &make([2, 4, 2, 8])), "k and v: got")?;
+    refused(attend(&q, &make([2, 3, 2, 8])?, &make([2, 4, 2, 8])?), "k and v: got")?;
     refused(
-        attend(&make([2, 3, 4, 0]), &make([2, 3, 4, 0]), &make([2, 3, 4, 0])),
+        attend(&make([2, 3, 4, 0])?, &make([2, 3, 4, 0])?, &make([2, 3, 4, 0])?),
         "head_dim must be at least 1",
     )?;
-    let flat = Tensor::zeros([6, 4], DType::F32, device);
+    let flat = Tensor::zeros([6, 4], DType::F32, device)?;
     refused(attend(&flat, &q, &q), "shape [6, 4]: expected [batch, sequence, heads, head_dim]")?;
-    let half = Tensor::zeros([2, 3, 4, 8], DType::BF16, device);
+    let half = Tensor::zeros([2, 3, 4, 8], DType::BF16, device)?;
     refused(attend(&q, &half, &half), "k has dtype bf16: expected f32")?;
     let infinite = AttentionOptions { softmax_scale: Some(f32::INFINITY), ..options };
     refused(ops::attention(&q, &q, &q, None, infinite), "softmax_scale = inf: give a finite number")?;
@@ -286,7 +286,7 @@ fn refuses(device: &Device) -> Outcome {
     refused(lengths(vec![3, 4]), "key length 4 at position 1 is out of range 0..4")?;
     refused(lengths(vec![-1, 3]), "key length -1 at position 0")?;
     let (o, saved) = ops::attention(&q, &q, &q, None, options)?;
-    let short = make([2, 2, 4, 8]);
+    let short = make([2, 2, 4, 8])?;
     refused(ops::attention_backward(&short, &q, &q, &q, &o, &saved, None, options), "q and dy")?;
     refused(
         ops::attention_backward(&short, &short, &q, &q, &short, &saved, None, options),

@@ -58,8 +58,8 @@ fn between_halves(device: &Device) -> Outcome {
 }
 
 fn refuses(device: &Device) -> Outcome {
-    let x = Tensor::zeros([2], DType::F32, device);
+    let x = Tensor::zeros([2], DType::F32, device)?;
     refused(ops::cast(&x, DType::U8), "cast: the output has dtype u8: expected f32, bf16 or f16")?;
-    let ids = Tensor::zeros([2], DType::I32, device);
+    let ids = Tensor::zeros([2], DType::I32, device)?;
     refused(ops::cast(&ids, DType::F32), "cast: x has dtype i32: expected f32, bf16 or f16")
 }

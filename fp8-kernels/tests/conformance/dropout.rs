@@ -136,5 +136,5 @@ fn refuses(device: &Device) -> Outcome {
         ops::dropout_backward(&x, 2.0, key),
         "dropout_backward: p = 2: a drop probability is at least 0",
     )?;
-    refused(ops::dropout(&Tensor::zeros([4], DType::I32, device), 0.5, key), "x has dtype i32")
+    refused(ops::dropout(&Tensor::zeros([4], DType::I32, device)?, 0.5, key), "x has dtype i32")
 }

@@ -69,15 +69,15 @@ fn scale_in_place(device: &Device) -> Outcome {
 fn refuses(device: &Device) -> Outcome {
     let x = |shape: [usize; 2]| Tensor::zeros(shape, DType::F32, device);
     refused(
-        ops::add(&x([2, 3]), &x([3, 2])),
+        ops::add(&x([2, 3])?, &x([3, 2])?),
         "add: a and b: got [2, 3] and [3, 2]: both must have one shape",
     )?;
-    let three = Tensor::zeros([3], DType::F32, device);
+    let three = Tensor::zeros([3], DType::F32, device)?;
     refused(
-        ops::bias(&x([2, 4]), &three),
+        ops::bias(&x([2, 4])?, &three),
         "bias: bias and the output's last dimension: got [3] and [4]: a bias has one value per column",
     )?;
-    let ids = Tensor::zeros([2, 3], DType::I32, device);
-    refused(ops::add(&x([2, 3]), &ids), "add: b has dtype i32")?;
+    let ids = Tensor::zeros([2, 3], DType::I32, device)?;
+    refused(ops::add(&x([2, 3])?, &ids), "add: b has dtype i32")?;
     refused(ops::scale(&ids, 1.0), "scale: x has dtype i32")
 }

@@ -54,7 +54,7 @@ fn backward_adds_up(device: &Device) -> Outcome {
         let ids = ids(len, vocabulary, device)?;
         for dtype in FLOATS {
             let dy = normal([len, hidden], dtype, 2, device)?;
-            let mut dtable = Tensor::zeros([vocabulary, hidden], DType::F32, device);
+            let mut dtable = Tensor::zeros([vocabulary, hidden], DType::F32, device)?;
             ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad")?;
             let mut want = vec![0.0; vocabulary * hidden];
             let values = f64s(&dy)?;
@@ -84,7 +84,7 @@ fn same_for_any_threads(device: &Device) -> Outcome {
     let ids = ids(3000, 700, device)?;
     let (table, dy) = (normal([700, 65], DType::F32, 1, device)?, normal([3000, 65], DType::F32, 2, device)?);
     same_bits("embedding", || {
-        let mut dtable = Tensor::zeros([700, 65], DType::F32, device);
+        let mut dtable = Tensor::zeros([700, 65], DType::F32, device)?;
         ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad")?;
         Ok(vec![ops::embedding(&ids, &table)?, dtable])
     })
@@ -93,7 +93,7 @@ fn same_for_any_threads(device: &Device) -> Outcome {
 fn an_error_changes_nothing(device: &Device) -> Outcome {
     let ids = Tensor::from_vec(vec![0, 3], [2], device)?;
     let dy = Tensor::full(1.0, [2, 2], DType::F32, device)?;
-    let mut dtable = Tensor::zeros([3, 2], DType::F32, device);
+    let mut dtable = Tensor::zeros([3, 2], DType::F32, device)?;
     let wording = "id 3 at position 1 is out of range 0..3";
     refused(ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad"), wording)?;
     same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)
@@ -113,10 +113,10 @@ fn refuses(device: &Device) -> Outcome {
     refused(ops::embedding(&make(vec![0])?, &make(vec![0])?), "table has dtype i32")?;
     let flat = normal([6], DType::F32, 1, device)?;
     refused(ops::embedding(&make(vec![0])?, &flat), "shape [6]: a table is [vocabulary, hidden]")?;
-    let deep = Tensor::zeros([1, 1, 1, 1, 1, 1], DType::I32, device);
+    let deep = Tensor::zeros([1, 1, 1, 1, 1, 1], DType::I32, device)?;
     refused(ops::embedding(&deep, &table), "ids have at most 5 dimensions")?;
-    let (ids, mut dtable) = (make(vec![0, 1])?, Tensor::zeros([3, 2], DType::F32, device));
-    let mut narrow = Tensor::zeros([3, 2], DType::BF16, device);
+    let (ids, mut dtable) = (make(vec![0, 1])?, Tensor::zeros([3, 2], DType::F32, device)?);
+    let mut narrow = Tensor::zeros([3, 2], DType::BF16, device)?;
     refused(ops::embedding_backward(&table, &ids, &mut dtable, "w.grad"), "got [3, 2] and [2, 2]")?;
     refused(
         ops::embedding_backward(&table, &ids, &mut narrow, "w.grad"),

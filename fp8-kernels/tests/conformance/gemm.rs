@@ -113,34 +113,37 @@ fn refuses(device: &Device) -> Outcome {
     let x = |shape: [usize; 2]| Tensor::zeros(shape, DType::F32, device);
     let (nn, nt, tn) = (Layout::Nn, Layout::Nt, Layout::Tn);
     refused(
-        ops::gemm(&x([2, 3]), &x([4, 5]), nt, None, DType::F32),
+        ops::gemm(&x([2, 3])?, &x([4, 5])?, nt, None, DType::F32),
         "gemm: a and b: got [2, 3] and [4, 5]: a · bᵀ needs equal last dimensions",
     )?;
     refused(
-        ops::gemm(&x([2, 3]), &x([4, 5]), nn, None, DType::F32),
+        ops::gemm(&x([2, 3])?, &x([4, 5])?, nn, None, DType::F32),
         "needs a's last dimension to equal b's first",
     )?;
-    refused(ops::gemm(&x([2, 3]), &x([4, 5]), tn, None, DType::F32), "aᵀ · b needs equal first dimensions")?;
-    refused(ops::gemm(&x([2, 3]), &x([4, 3]), nt, None, DType::U8), "gemm: the output has dtype u8")?;
-    let bias = Tensor::zeros([3], DType::F32, device);
     refused(
-        ops::gemm(&x([2, 3]), &x([4, 3]), nt, Some(&bias), DType::F32),
+        ops::gemm(&x([2, 3])?, &x([4, 5])?, tn, None, DType::F32),
+        "aᵀ · b needs equal first dimensions",
+    )?;
+    refused(ops::gemm(&x([2, 3])?, &x([4, 3])?, nt, None, DType::U8), "gemm: the output has dtype u8")?;
+    let bias = Tensor::zeros([3], DType::F32, device)?;
+    refused(
+        ops::gemm(&x([2, 3])?, &x([4, 3])?, nt, Some(&bias), DType::F32),
         "got [3] and [4]: a bias has one value per column",
     )?;
-    let mut out = Tensor::zeros([2, 5], DType::F32, device);
+    let mut out = Tensor::zeros([2, 5], DType::F32, device)?;
     refused(
-        ops::gemm_accumulate(&x([2, 3]), &x([4, 3]), nt, &mut out, "dw"),
+        ops::gemm_accumulate(&x([2, 3])?, &x([4, 3])?, nt, &mut out, "dw"),
         "gemm_accumulate: out and the product: got [2, 5] and [2, 4]",
     )?;
-    let mut out = Tensor::zeros([2, 4], DType::BF16, device);
+    let mut out = Tensor::zeros([2, 4], DType::BF16, device)?;
     refused(
-        ops::gemm_accumulate(&x([2, 3]), &x([4, 3]), nt, &mut out, "dw"),
+        ops::gemm_accumulate(&x([2, 3])?, &x([4, 3])?, nt, &mut out, "dw"),
         "gemm_accumulate: out has dtype bf16: expected f32",
     )?;
-    let mut out = Tensor::zeros([2, 4], DType::F32, device);
+    let mut out = Tensor::zeros([2, 4], DType::F32, device)?;
     let _holder = out.clone();
     refused(
-        ops::gemm_accumulate(&x([2, 3]), &x([4, 3]), nt, &mut out, "fc1.weight"),
+        ops::gemm_accumulate(&x([2, 3])?, &x([4, 3])?, nt, &mut out, "fc1.weight"),
         "fc1.weight: in-place update",
     )
 }

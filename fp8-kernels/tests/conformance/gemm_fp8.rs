@@ -27,11 +27,11 @@ pub(super) fn quantized(
     seed: u64,
     device: &Device,
 ) -> Result<Fp8Tensor> {
-    let (cell, rule) = (Cell::new(scale), exact(encoding));
+    let (cell, rule) = (Cell::new(scale, device)?, exact(encoding));
     let x = ops::scale(&normal(shape, DType::F32, seed, device)?, 0.5)?;
     let q = ops::quantize(&x, &Slot::fixed(encoding, &cell, &rule))?;
     let codes = Tensor::from_vec(q.as_fp8().map_or(Ok(Vec::new()), Fp8Tensor::codes)?, shape, device)?;
-    Fp8Tensor::from_codes(codes, shape, encoding, Tensor::scalar(1.0 / scale, device))
+    Fp8Tensor::from_codes(codes, shape, encoding, Tensor::scalar(1.0 / scale, device)?)
 }
 
 fn decoded(x: &Fp8Tensor) -> Result<Vec<f64>> {
@@ -59,7 +59,7 @@ fn factors_are_applied_one_after_the_other(device: &Device) -> Outcome {
     // Their product is 0 in f32.
     let tensor = |scale_inv: f32| {
         let codes = Tensor::from_vec(vec![0x7Eu8; 16], [1, 16], device)?;
-        Fp8Tensor::from_codes(codes, [1, 16], Encoding::E4M3, Tensor::scalar(scale_inv, device))
+        Fp8Tensor::from_codes(codes, [1, 16], Encoding::E4M3, Tensor::scalar(scale_inv, device)?)
     };
     let (small, large) = (tensor(1e-30)?, tensor(1e-20)?);
     let got = ops::gemm_fp8(&small, &large, None, DType::F32, Accumulation::Split)?.item()?;
@@ -106,12 +106,12 @@ fn fp8_output(device: &Device) -> Outcome {
         quantized([16, 32], Encoding::E4M3, 30.0, 2, device)?,
     );
     let values = ops::gemm_fp8(&a, &b, None, DType::F32, Accumulation::Fast)?.to_f32_vec()?;
-    let (cell, amax, rule) = (Cell::new(20.0), Cell::new(REST), exact(Encoding::E4M3));
+    let (cell, amax, rule) = (Cell::new(20.0, device)?, Cell::new(REST, device)?, exact(Encoding::E4M3));
     let slot = Slot { amax: Some(&amax), ..Slot::fixed(Encoding::E4M3, &cell, &rule) };
     let got = ops::gemm_fp8_quantize(&a, &b, None, &slot, DType::BF16)?;
     let want = oracle::fp8::quantize(&values, Encoding::E4M3, 20.0);
     same("codes", &got.as_fp8().ok_or("want FP8")?.codes()?, &want.codes, 16)?;
-    same("amax", &[amax.read()], &[want.amax], 1)?;
+    same("amax", &[amax.read()?], &[want.amax], 1)?;
     let off = ops::gemm_fp8_quantize(&a, &b, None, &Slot::off(Encoding::E4M3), DType::BF16)?;
     equal("dtype where the slot is off", off.as_high().map(Tensor::dtype), Some(DType::BF16))
 }
@@ -136,14 +136,14 @@ fn refuses(device: &Device) -> Outcome {
         run(&x([2, 16], e4m3)?, &x([2, 32], e4m3)?),
         "gemm_fp8: a and b: got [2, 16] and [2, 32]: a · bᵀ needs equal last dimensions",
     )?;
-    let mut out = Tensor::zeros([2, 2], DType::F32, device);
+    let mut out = Tensor::zeros([2, 2], DType::F32, device)?;
     refused(
         ops::gemm_fp8_accumulate(&x([2, 16], e5m2)?, &x([2, 16], e5m2)?, &mut out, "dw"),
         "gemm_fp8_accumulate: E5M2 × E5M2",
     )?;
-    let codes = Tensor::zeros([2, 2], DType::F32, device);
+    let codes = Tensor::zeros([2, 2], DType::F32, device)?;
     refused(
-        Fp8Tensor::from_codes(codes, [2, 2], e4m3, Tensor::scalar(1.0, device)),
+        Fp8Tensor::from_codes(codes, [2, 2], e4m3, Tensor::scalar(1.0, device)?),
         "from_codes: codes has dtype f32: expected u8",
     )
 }

@@ -51,7 +51,7 @@ fn three_products_in_fp8_under_all_policies(device: &Device) -> Outcome {
             let device = device.clone().with_transpose_policy(policy);
             let [x, w, dy] = inputs(dims, &device)?;
             let quantized = |x: &Tensor, encoding| {
-                let (cell, rule) = (Cell::new(50.0), exact(encoding));
+                let (cell, rule) = (Cell::new(50.0, &device)?, exact(encoding));
                 ops::quantize(x, &Slot { columnwise: true, ..Slot::fixed(encoding, &cell, &rule) })
             };
             let operands = [
@@ -71,10 +71,10 @@ fn three_products_in_fp8_under_all_policies(device: &Device) -> Outcome {
 
 fn refuses(device: &Device) -> Outcome {
     let x = normal([16, 16], DType::BF16, 1, device)?;
-    let (cell, rule) = (Cell::new(1.0), exact(Encoding::E4M3));
+    let (cell, rule) = (Cell::new(1.0, device)?, exact(Encoding::E4M3));
     let codes = ops::quantize(&x, &Slot::fixed(Encoding::E4M3, &cell, &rule))?;
     let high = Operand::High(x);
-    let mut dw = Tensor::zeros([16, 16], DType::F32, device);
+    let mut dw = Tensor::zeros([16, 16], DType::F32, device)?;
     let wording = "one operand is FP8 and the other bf16: quantize both or neither";
     refused(ops::fprop(&codes, &high, None, DType::F32), &format!("fprop: {wording}"))?;
     refused(ops::dgrad(&high, &codes, DType::F32), &format!("dgrad: {wording}"))?;

@@ -131,7 +131,7 @@ fn codes_are_those_of_the_f32_result(device: &Device) -> Outcome {
             let wide = ops::cast(&x, DType::F32)?;
             let (values, want_stats) = ops::norm(&wide, &gamma, beta, &options(norm), &Slot::off(encoding))?;
             let values = values.dequantize(DType::F32)?.to_f32_vec()?;
-            let (cell, amax, rule) = (Cell::new(50.0), Cell::new(REST), exact(encoding));
+            let (cell, amax, rule) = (Cell::new(50.0, device)?, Cell::new(REST, device)?, exact(encoding));
             let slot = Slot { amax: Some(&amax), ..Slot::fixed(encoding, &cell, &rule) };
             let (got, stats) = ops::norm(&x, &gamma, beta, &options(norm), &slot)?;
             let want = fp8::quantize(&values, encoding, 50.0);
@@ -139,7 +139,7 @@ fn codes_are_those_of_the_f32_result(device: &Device) -> Outcome {
             let got = got.as_fp8().ok_or("got high precision, want FP8")?.codes()?;
             same(&what, &got, &want.codes, shape[1])?;
             same(&what, &stats.rsigma.to_f32_vec()?, &want_stats.rsigma.to_f32_vec()?, 1)?;
-            same(&what, &[amax.read()], &[if values.is_empty() { REST } else { want.amax }], 1)?;
+            same(&what, &[amax.read()?], &[if values.is_empty() { REST } else { want.amax }], 1)?;
         }
     }
     Ok(())
@@ -165,7 +165,7 @@ fn gamma_around_zero(device: &Device) -> Outcome {
 }
 
 fn rows_without_columns(device: &Device) -> Outcome {
-    let (x, gamma) = (Tensor::zeros([3, 0], DType::F32, device), Tensor::zeros([0], DType::F32, device));
+    let (x, gamma) = (Tensor::zeros([3, 0], DType::F32, device)?, Tensor::zeros([0], DType::F32, device)?);
     for norm in NORMS {
         let (_, stats) = ops::norm(&x, &gamma, None, &options(norm), &Slot::off(Encoding::E4M3))?;
         equal("rows", stats.rsigma.numel(), 3)?;
@@ -203,34 +203,34 @@ fn names(_: &Device) -> Outcome {
 fn refuses(device: &Device) -> Outcome {
     let off = Slot::off(Encoding::E4M3);
     let zeros = |len: usize| Tensor::zeros([len], DType::F32, device);
-    let x = Tensor::zeros([2, 4], DType::F32, device);
+    let x = Tensor::zeros([2, 4], DType::F32, device)?;
     let layer = NormOptions::default();
     refused(
-        ops::norm(&x, &zeros(3), None, &layer, &off),
+        ops::norm(&x, &zeros(3)?, None, &layer, &off),
         "norm: gamma and the last dimension: got [3] and [4]: a norm has one parameter per column",
     )?;
     refused(
-        ops::norm(&x, &zeros(4), Some(&zeros(5)), &layer, &off),
+        ops::norm(&x, &zeros(4)?, Some(&zeros(5)?), &layer, &off),
         "norm: beta and the last dimension: got [5]",
     )?;
     let rms = options(Norm::RmsNorm);
     refused(
-        ops::norm(&x, &zeros(4), Some(&zeros(4)), &rms, &off),
+        ops::norm(&x, &zeros(4)?, Some(&zeros(4)?), &rms, &off),
         "norm: beta = [4]: RMSNorm has none: pass no beta, or use LayerNorm",
     )?;
     for eps in [0.0, -1e-5, f32::NAN, f32::INFINITY] {
         let options = NormOptions { eps, ..layer };
         let wording = format!("norm: eps = {eps}: expected a finite value greater than 0");
-        refused(ops::norm(&x, &zeros(4), None, &options, &off), &wording)?;
+        refused(ops::norm(&x, &zeros(4)?, None, &options, &off), &wording)?;
     }
-    let stats = NormStats { mean: None, rsigma: zeros(2) };
+    let stats = NormStats { mean: None, rsigma: zeros(2)? };
     refused(
-        ops::norm_backward(&x, &x, &zeros(4), &stats, &layer),
+        ops::norm_backward(&x, &x, &zeros(4)?, &stats, &layer),
         "norm_backward: stats.mean = absent: these statistics are not LayerNorm's",
     )?;
-    let stats = NormStats { mean: None, rsigma: zeros(3) };
+    let stats = NormStats { mean: None, rsigma: zeros(3)? };
     refused(
-        ops::norm_backward(&x, &x, &zeros(4), &stats, &rms),
+        ops::norm_backward(&x, &x, &zeros(4)?, &stats, &rms),
         "norm_backward: rsigma and the rows of x: got [3] and [2]",
     )
 }

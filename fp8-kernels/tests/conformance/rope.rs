@@ -119,6 +119,6 @@ fn refuses(device: &Device) -> Outcome {
         ops::rope_backward(&normal([4, 8], DType::F32, 1, device)?, &table, 0),
         "rope_backward: shape [4, 8]",
     )?;
-    let bytes = Tensor::zeros([1, 4, 1, 8], DType::U8, device);
+    let bytes = Tensor::zeros([1, 4, 1, 8], DType::U8, device)?;
     ensure(ops::rope(&bytes, &table, 0).is_err(), || "accepted u8".to_owned())
 }

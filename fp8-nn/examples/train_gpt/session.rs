@@ -146,7 +146,8 @@ impl Trainer for Session {
 
     fn slots(&self) -> Result<Vec<SlotState>, String> {
         // Slots that quantized nothing belong to tensors that this model keeps in high precision.
-        let reports = self.scaling.slot_reports().into_iter().filter(|report| report.elements > 0);
+        let reports = self.scaling.slot_reports().map_err(sentence)?.into_iter();
+        let reports = reports.filter(|report| report.elements > 0);
         let states = reports.map(|report| SlotState {
             name: report.name.to_string(),
             backward: report.direction == Direction::Backward,

@@ -42,15 +42,23 @@ impl Job {
         let mut all: Vec<_> =
             tensors.iter().map(|(name, view)| format!("{name} {:?}", view.data())).collect();
         all.sort();
-        format!("{all:?} {:?} {}", self.scaling.state(), self.optimizer.steps())
+        format!("{all:?} {:?} {}", self.scaling.state().unwrap(), self.optimizer.steps())
     }
 
     /// Loads `bytes`, which must be refused and leave no trace.
     fn refuses(&mut self, dir: &Path, bytes: &[u8]) -> String {
         std::fs::write(checkpoint::path(dir), bytes).unwrap();
-        let before = (bits(self.model.weight().tensor()), self.scaling.state(), self.optimizer.steps());
+        let before =
+            (bits(self.model.weight().tensor()), self.scaling.state().unwrap(), self.optimizer.steps());
         let refused = error(self.load(dir));
-        assert!(before == (bits(self.model.weight().tensor()), self.scaling.state(), self.optimizer.steps()));
+        assert!(
+            before
+                == (
+                    bits(self.model.weight().tensor()),
+                    self.scaling.state().unwrap(),
+                    self.optimizer.steps()
+                )
+        );
         refused
     }
 }
@@ -106,11 +114,13 @@ fn no_flipped_byte_of_the_header_makes_a_panic_or_half_a_load() {
             let mut bad = bytes.clone();
             bad[at] ^= flip;
             std::fs::write(checkpoint::path(dir.path()), &bad).unwrap();
-            let before = (bits(job.model.weight().tensor()), job.scaling.state(), job.optimizer.steps());
+            let before =
+                (bits(job.model.weight().tensor()), job.scaling.state().unwrap(), job.optimizer.steps());
             // Some flips make another valid file: of another optimizer step, for example.
             if job.load(dir.path()).is_err() {
                 refused += 1;
-                let after = (bits(job.model.weight().tensor()), job.scaling.state(), job.optimizer.steps());
+                let after =
+                    (bits(job.model.weight().tensor()), job.scaling.state().unwrap(), job.optimizer.steps());
                 assert!(before == after, "byte {at}");
             }
         }

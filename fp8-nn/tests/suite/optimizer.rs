@@ -223,7 +223,7 @@ fn the_schedule_warms_up_and_decays() {
 
 #[test]
 fn a_parameter_keeps_its_shape_and_dtype() {
-    let mut p = Parameter::new("w", noise([2, 3], 1));
+    let mut p = Parameter::new("w", noise([2, 3], 1)).unwrap();
     let (version, before) = (p.version(), bits(p.tensor()));
     let refused = error(p.set(noise([3, 2], 2)));
     assert_eq!(refused, "set: parameter and value: got [2, 3] and [3, 2]: a parameter keeps its shape");

@@ -175,7 +175,7 @@ pub(crate) fn grads(model: &(impl Layer + ?Sized)) -> Vec<(String, Vec<f32>)> {
 
 /// All that lasts.
 pub(crate) fn everything(model: &impl Layer, scaling: &Scaling) -> (ParameterBits, ScalingState) {
-    (parameter_bits(model), scaling.state())
+    (parameter_bits(model), scaling.state().unwrap())
 }
 
 pub(crate) fn relative_rms(expected: &[f32], actual: &[f32]) -> f64 {

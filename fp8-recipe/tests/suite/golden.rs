@@ -74,18 +74,18 @@ impl Case {
             let mut cx = scaling.autocast(&recipe).unwrap();
             let origins: Vec<_> = slots.iter().map(|slot| cx.origin(slot)).collect();
             if direction == Direction::Forward {
-                staged.for_each(|(slot, amax)| cx.slot(slot).unwrap().amax.unwrap().merge_max(amax));
+                staged.for_each(|(slot, amax)| cx.slot(slot).unwrap().amax.unwrap().merge_max(amax).unwrap());
                 cx.commit().unwrap();
             } else {
                 cx.commit().unwrap();
                 let mut cx = scaling.backward().unwrap();
                 for ((slot, amax), origin) in staged.zip(&origins) {
-                    cx.slot(origin, slot).unwrap().amax.unwrap().merge_max(amax);
+                    cx.slot(origin, slot).unwrap().amax.unwrap().merge_max(amax).unwrap();
                 }
                 cx.commit().unwrap();
             }
 
-            let state = scaling.state();
+            let state = scaling.state().unwrap();
             let arena = state.arenas.iter().find(|arena| arena.direction == direction).unwrap();
             assert_eq!(arena.amax_history.len(), self.amax_history_len - 1);
             for (i, slot) in slots.iter().enumerate() {

@@ -145,7 +145,8 @@ fn a_scopes_own_group_comes_before_the_owners() {
     assert_eq!((dp.log().len(), tp.log().len()), (0, 4));
     scaling.autocast(&margin(0)).unwrap().commit().unwrap();
     assert_eq!((dp.log().len(), tp.log().len()), (2, 0));
-    let groups: Vec<_> = scaling.state().arenas.into_iter().filter_map(|arena| arena.group).collect();
+    let groups: Vec<_> =
+        scaling.state().unwrap().arenas.into_iter().filter_map(|arena| arena.group).collect();
     assert_eq!(groups, ["tp", "tp", "tp", "tp", "dp", "dp"]);
 }
 
@@ -178,12 +179,12 @@ fn an_error_in_a_reduction_changes_nothing() {
         cx.commit()
     };
     run(&mut scaling).unwrap();
-    let before = scaling.state();
+    let before = scaling.state().unwrap();
     for what in ["reduce forward delayed(margin=0", "reduce forward delayed(margin=1"] {
         group.log();
         group.fail(Some(what));
         assert_eq!(message(run(&mut scaling)), "rank 1 failed: out of memory");
-        assert_eq!(scaling.state(), before);
+        assert_eq!(scaling.state().unwrap(), before);
         assert_eq!(group.log().last().unwrap(), "dp poison left a forward scope without commit");
     }
     group.fail(None);
@@ -225,7 +226,7 @@ fn a_drop_poisons_and_a_discard_agrees() {
         };
     scope(&mut scaling, &dp, |cx| cx.commit()).unwrap();
     scope(&mut scaling, &tp, |cx| cx.commit()).unwrap();
-    let before = scaling.state();
+    let before = scaling.state().unwrap();
     dp.log();
     tp.log();
 
@@ -244,7 +245,7 @@ fn a_drop_poisons_and_a_discard_agrees() {
     tp.fail(Some("discard"));
     assert!(scope(&mut scaling, &dp, |cx| cx.discard()).is_err());
     assert_eq!(dp.log().last().unwrap(), &format!("dp {poison}"));
-    assert_eq!(scaling.state(), before);
+    assert_eq!(scaling.state().unwrap(), before);
 
     tp.fail(None);
     dp.log();

@@ -115,7 +115,7 @@ proptest! {
         for (number, staged) in stream.iter().enumerate() {
             let mut cx = scaling.autocast(&recipe).unwrap();
             if let Some(amax) = staged {
-                cx.slot(&input("a")).unwrap().amax.unwrap().merge_max(*amax);
+                cx.slot(&input("a")).unwrap().amax.unwrap().merge_max(*amax).unwrap();
             }
             cx.commit().unwrap();
             oracle.update(&options, *staged);

@@ -86,7 +86,7 @@ pub(crate) fn slot_state(scaling: &Scaling, slot: &SlotName) -> (f32, Vec<f32>) 
 /// The same in every arena.
 pub(crate) fn slot_states(scaling: &Scaling, slot: &SlotName) -> Vec<(f32, Vec<f32>)> {
     let position = scaling.slot_names(slot.direction()).iter().position(|name| name == slot.name()).unwrap();
-    let state = scaling.state();
+    let state = scaling.state().unwrap();
     let arenas = state.arenas.iter().filter(|arena| arena.direction == slot.direction());
     arenas
         .map(|arena| (arena.scale[position], arena.amax_history.iter().map(|row| row[position]).collect()))
@@ -100,6 +100,7 @@ pub(crate) fn message<T>(result: Result<T>) -> String {
 pub(crate) fn updates(scaling: &Scaling, direction: Direction) -> Vec<u64> {
     scaling
         .state()
+        .unwrap()
         .arenas
         .iter()
         .filter(|arena| arena.direction == direction)

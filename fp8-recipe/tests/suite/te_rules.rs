@@ -15,7 +15,8 @@ fn run(recipe: DelayedScaling, tensors: &[&[f32]]) -> (f32, Vec<(f32, Vec<f32>)>
         first.get_or_insert(scale_of(&x8));
         states.push(slot_state(&scaling, &input("fc")));
     }
-    let report = scaling.slot_reports().into_iter().find(|report| report.name == *input("fc").name());
+    let report =
+        scaling.slot_reports().unwrap().into_iter().find(|report| report.name == *input("fc").name());
     (first.unwrap(), states, report.unwrap().non_finite)
 }
 

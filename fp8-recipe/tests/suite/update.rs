@@ -61,7 +61,7 @@ fn a_history_of_one_row() {
             ] {
                 let mut scaling = scaling(&["fc"]);
                 let mut cx = scaling.autocast(&recipe).unwrap();
-                cx.slot(&input("fc")).unwrap().amax.unwrap().merge_max(amax);
+                cx.slot(&input("fc")).unwrap().amax.unwrap().merge_max(amax).unwrap();
                 cx.commit().unwrap();
                 let (stored, window) = slot_state(&scaling, &input("fc"));
                 assert_eq!((stored.abs(), window.len()), (scale, 0), "amax {amax}");

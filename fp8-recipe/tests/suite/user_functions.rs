@@ -77,7 +77,7 @@ fn a_result_that_is_no_scale_is_an_error_and_changes_nothing() {
             DelayedScaling { scaling_factor_compute_algo: scale("mine", function), ..short() }.into();
         let mut scaling = scaling(&["a", "b"]);
         step(&mut scaling, &recipe, &input("a"), &[1.0]).unwrap();
-        let before = scaling.state();
+        let before = scaling.state().unwrap();
         let mut cx = scaling.autocast(&recipe).unwrap();
         forward(&mut cx, &input("a"), &[11.0]);
         let error = cx.commit().unwrap_err();
@@ -85,7 +85,7 @@ fn a_result_that_is_no_scale_is_an_error_and_changes_nothing() {
         let text =
             format!("scale policy `mine` returned {bad} for amax 11: a scale is finite and greater than 0");
         assert_eq!(error.to_string(), text);
-        assert_eq!(scaling.state(), before);
+        assert_eq!(scaling.state().unwrap(), before);
         step(&mut scaling, &recipe, &input("a"), &[2.0]).unwrap(); // nothing of 11 is left
         assert_eq!(slot_state(&scaling, &input("a")), (2.0, vec![0.0, 1.0, 2.0]));
     }
@@ -103,18 +103,18 @@ fn a_bad_scale_in_one_arena_leaves_the_others_too() {
         for recipe in &recipes[1..] {
             let mut cx = cx.nested(recipe).unwrap();
             // Not by `forward`: the first scale of an unset slot is checked as well.
-            cx.slot(&input("fc")).unwrap().amax.unwrap().merge_max(amax);
+            cx.slot(&input("fc")).unwrap().amax.unwrap().merge_max(amax).unwrap();
         }
         cx.commit()
     };
     run(&mut scaling, 1.0).unwrap();
-    let before = scaling.state();
+    let before = scaling.state().unwrap();
     assert_eq!(
         slot_states(&scaling, &input("fc")).iter().map(|s| s.0).collect::<Vec<_>>(),
         [448.0, 224.0, 2.0]
     );
     assert!(message(run(&mut scaling, 11.0)).starts_with("scale policy `picky`"));
-    assert_eq!(scaling.state(), before);
+    assert_eq!(scaling.state().unwrap(), before);
     run(&mut scaling, 2.0).unwrap();
     assert!(slot_states(&scaling, &input("fc")).iter().all(|(_, window)| window == &[0.0, 1.0, 2.0]));
 }
@@ -151,10 +151,10 @@ fn a_function_that_panics_changes_nothing() {
     let recipe = DelayedScaling { amax_compute_algo: amax("panics", panics), ..short() }.into();
     let mut scaling = scaling(&["fc"]);
     step(&mut scaling, &recipe, &input("fc"), &[1.0]).unwrap();
-    let before = scaling.state();
+    let before = scaling.state().unwrap();
     let result = catch_unwind(AssertUnwindSafe(|| step(&mut scaling, &recipe, &input("fc"), &[11.0])));
     assert!(result.is_err());
-    assert_eq!(scaling.state(), before);
+    assert_eq!(scaling.state().unwrap(), before);
     step(&mut scaling, &recipe, &input("fc"), &[2.0]).unwrap();
     assert_eq!(slot_state(&scaling, &input("fc")), (224.0, vec![0.0, 1.0, 2.0]));
 }
@@ -174,19 +174,22 @@ fn a_tensor_alone_with_its_quantizer() {
     let device = Device::cpu();
     let x = |amax: f32| Tensor::from_vec(vec![amax, 0.5], [2], &device).unwrap();
     let mut quantizer = Quantizer::new(short(), Direction::Backward, &device).unwrap();
-    assert_eq!((quantizer.scale(), quantizer.amax_history()), (1.0, vec![0.0; 3]));
+    assert_eq!((quantizer.scale().unwrap(), quantizer.amax_history().unwrap()), (1.0, vec![0.0; 3]));
     let scales = [1.0, 4.0, 2.0].map(|amax| crate::support::scale_of(&quantizer.quantize(&x(amax)).unwrap()));
     assert_eq!(scales, [57344.0, 57344.0, 14336.0]); // its own first; then what came before
-    assert_eq!((quantizer.scale(), quantizer.amax_history()), (14336.0, vec![1.0, 4.0, 2.0]));
+    assert_eq!(
+        (quantizer.scale().unwrap(), quantizer.amax_history().unwrap()),
+        (14336.0, vec![1.0, 4.0, 2.0])
+    );
 
     let mut quantizer = Quantizer::new(picky(), Direction::Forward, &device).unwrap();
     quantizer.quantize(&x(1.0)).unwrap();
     assert!(message(quantizer.quantize(&x(11.0))).starts_with("scale policy `picky`"));
-    assert_eq!((quantizer.scale(), quantizer.amax_history()), (2.0, vec![0.0, 0.0, 1.0]));
+    assert_eq!((quantizer.scale().unwrap(), quantizer.amax_history().unwrap()), (2.0, vec![0.0, 0.0, 1.0]));
     quantizer.quantize(&x(3.0)).unwrap();
-    assert_eq!(quantizer.amax_history(), [0.0, 1.0, 3.0]);
+    assert_eq!(quantizer.amax_history().unwrap(), [0.0, 1.0, 3.0]);
 
     let recipe = DelayedScaling { fp8_format: Format::E4M3, ..short() };
     let quantizer = Quantizer::new(recipe, Direction::Backward, &device).unwrap();
-    assert_eq!(quantizer.scale(), 1.0);
+    assert_eq!(quantizer.scale().unwrap(), 1.0);
 }

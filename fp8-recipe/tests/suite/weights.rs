@@ -85,7 +85,7 @@ fn a_scope_left_without_commit_gives_an_evaluation_its_bytes_back() {
 fn loading_state_empties_the_cache() {
     let (mut scaling, recipe) = (scaling(&["a"]), short().into());
     step(&mut scaling, &recipe, 1, &[3.5]);
-    let state = scaling.state();
+    let state = scaling.state().unwrap();
     scaling.load_state(&state).unwrap();
     step(&mut scaling, &recipe, 1, &[7.0]);
     assert_eq!(slot_state(&scaling, &weight("a")).1, [0.0, 3.5, 7.0]);

@@ -1,0 +1,122 @@
+//! `cross_entropy` on a GPU: a launch over the rows, one that adds their losses. Targets out of range are told at the next
+//! call that waits for the device.
+
+use super::{Gpu, Grid, Source, args, dtype_number};
+use crate::ops::{CrossEntropyOptions, CrossEntropySaved};
+use crate::{DType, Result, Shape, Tensor};
+
+/// Of the block that adds the losses.
+const FINISH_THREADS: u32 = 1024;
+
+pub(crate) fn cross_entropy(
+    gpu: &Gpu,
+    logits: &Tensor,
+    targets: &Tensor,
+    options: &CrossEntropyOptions,
+) -> Result<(Tensor, CrossEntropySaved)> {
+    let op = "cross_entropy";
+    let [rows, vocabulary] = logits.shape().matrix();
+    let (values, ids) = (logits.cuda(op)?, targets.cuda(op)?);
+    let floats = |len| gpu.alloc(DType::F32, len);
+    let (row_max, row_sum, losses) = (floats(rows)?, floats(rows)?, floats(2 * rows)?);
+    let (loss, count) = (floats(1)?, gpu.alloc(DType::I32, 1)?);
+    let (has_ignore, ignore) = ignored(options);
+    let [rows, vocabulary] = [rows, vocabulary].map(|number| number as u64);
+
+    let kernel = gpu.kernel(Source::CrossEntropy, "cross_entropy_rows")?;
+    let dtype = dtype_number(logits.dtype());
+    let args = args![
+        values,
+        dtype,
+        ids,
+        rows,
+        vocabulary,
+        has_ignore,
+        ignore,
+        &row_max,
+        &row_sum,
+        &losses,
+        gpu.fault()
+    ];
+    let threads = threads(vocabulary);
+    let grid = Grid { blocks: gpu.blocks(rows, 1, 32), threads, shared: 0 };
+    // SAFETY: the kernel's parameters (logits, dtype, targets, rows, vocabulary, has_ignore, ignore, row_max, row_sum,
+    // losses, fault); logits hold rows · vocabulary elements of that type, targets rows i32 (checked by
+    // `ops::cross_entropy`), the outputs one, one and two f32 a row.
+    unsafe { kernel.launch(gpu, grid, &args) }?;
+
+    let kernel = gpu.kernel(Source::CrossEntropy, "cross_entropy")?;
+    let normalizer = options.normalizer.unwrap_or(0.0);
+    let args = args![&losses, ids, rows, vocabulary, has_ignore, ignore, normalizer, &loss, &count];
+    let grid = Grid {
+        blocks: 1,
+        threads: rows.next_multiple_of(32).clamp(32, FINISH_THREADS.into()) as u32,
+        shared: 0,
+    };
+    // SAFETY: the kernel's parameters (losses, targets, rows, vocabulary, has_ignore, ignore, normalizer, out, count); the
+    // first launch wrote two f32 a row, `out` and `count` hold one value each.
+    unsafe { kernel.launch(gpu, grid, &args) }?;
+
+    let device = logits.device();
+    let per_row = Shape::from([logits.shape().matrix()[0]]);
+    let saved = CrossEntropySaved {
+        row_max: Tensor::from_cuda(row_max, per_row, device),
+        row_sum: Tensor::from_cuda(row_sum, per_row, device),
+        count: Tensor::from_cuda(count, Shape::from([]), device),
+    };
+    Ok((Tensor::from_cuda(loss, Shape::from([]), device), saved))
+}
+
+pub(crate) fn cross_entropy_backward(
+    gpu: &Gpu,
+    logits: &Tensor,
+    targets: &Tensor,
+    saved: &CrossEntropySaved,
+    options: &CrossEntropyOptions,
+    loss_scale: f32,
+) -> Result<Tensor> {
+    let op = "cross_entropy_backward";
+    let [rows, vocabulary] = logits.shape().matrix().map(|number| number as u64);
+    let dx = gpu.alloc(logits.dtype(), logits.numel())?;
+    if logits.numel() == 0 {
+        return Ok(Tensor::from_cuda(dx, *logits.shape(), logits.device()));
+    }
+    let (has_ignore, ignore) = ignored(options);
+    let threads = threads(vocabulary);
+    // Four groups of eight elements a thread.
+    let span = u64::from(threads) * 32;
+    let kernel = gpu.kernel(Source::CrossEntropy, "cross_entropy_backward")?;
+    let args = args![
+        logits.cuda(op)?,
+        dtype_number(logits.dtype()),
+        targets.cuda(op)?,
+        rows,
+        vocabulary,
+        has_ignore,
+        ignore,
+        saved.row_max.cuda(op)?,
+        saved.row_sum.cuda(op)?,
+        saved.count.cuda(op)?,
+        options.normalizer.unwrap_or(0.0),
+        loss_scale,
+        span,
+        &dx,
+        gpu.fault(),
+    ];
+    let blocks = gpu.blocks(rows.saturating_mul((vocabulary + 7).div_ceil(span)), 1, 32);
+    // SAFETY: the kernel's parameters (logits, dtype, targets, rows, vocabulary, has_ignore, ignore, row_max, row_sum, count,
+    // normalizer, loss_scale, span, dx, fault); logits and dx hold rows · vocabulary elements of that type, targets and the
+    // saved rows one value a row, count one (checked by `ops::cross_entropy_backward`).
+    unsafe { kernel.launch(gpu, Grid { blocks, threads, shared: 0 }, &args) }?;
+    Ok(Tensor::from_cuda(dx, *logits.shape(), logits.device()))
+}
+
+/// Enough threads of a block for a row's groups of eight elements, a few each.
+fn threads(vocabulary: u64) -> u32 {
+    (vocabulary.div_ceil(32).next_multiple_of(32)).clamp(32, 512) as u32
+}
+
+/// Whether there is a target that counts for nothing, and which.
+fn ignored(options: &CrossEntropyOptions) -> (i32, i32) {
+    options.ignore_index.map_or((0, 0), |ignore| (1, ignore))
+}

@@ -1,0 +1,422 @@
+//! One GPU with one stream: what every tensor on it shares.
+//!
+//! All work goes to that stream in the order of the calls, so memory may be freed and reused without waiting. The host
+//! waits in [`Gpu::synchronize`] and in downloads only.
+
+use super::cache::Cache;
+use super::launch::Kernel;
+use super::loader::{self, Libraries};
+use super::memory::Pool;
+use super::module::Modules;
+use super::nvrtc::Nvrtc;
+use super::source::Source;
+use super::staging::Staging;
+use super::{Buffer, CudaOptions};
+use crate::environment::{CudaAllocator, Environment};
+use crate::{DType, Error, Result};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::{CudaContext, CudaStream, sys};
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+/// FP8 conversions came with this compute capability.
+const NEEDED: (i32, i32) = (8, 9);
+/// CUDA 12.0, as the driver numbers it: the first whose driver loads what its compiler makes for these GPUs.
+const OLDEST_DRIVER: i32 = 12_000;
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Gpu(Arc<Inner>);
+
+struct Inner {
+    stream: Arc<CudaStream>,
+    name: String,
+    capability: (i32, i32),
+    sms: u32,
+    allocator: CudaAllocator,
+    pool: Mutex<Pool>,
+    modules: Mutex<Modules>,
+    staging: Mutex<Staging>,
+    /// Four i64: state, value, position, limit.
+    fault: u64,
+    poison: OnceLock<String>,
+}
+
+impl Gpu {
+    /// Opens a GPU on a stream of its own.
+    pub(crate) fn open(options: &CudaOptions) -> Result<Self> {
+        let environment = Environment::read()?;
+        let libraries = loader::libraries(options.library.as_deref(), &environment)?;
+        let (ordinal, error) =
+            (options.ordinal, |call| move |error| describe(call, "opening a device", error));
+        check_driver()?;
+        let count = CudaContext::device_count().map_err(error("cuDeviceGetCount"))?;
+        if usize::try_from(count).is_ok_and(|count| ordinal >= count) {
+            return Err(Error::Option {
+                op: "device",
+                option: "ordinal",
+                value: ordinal.to_string(),
+                remedy: format!("the driver lists {count} GPUs, numbered from 0"),
+            });
+        }
+        let context = CudaContext::new(ordinal).map_err(error("cuDevicePrimaryCtxRetain"))?;
+        // No two-stream bookkeeping of cudarc's: everything here is on one stream.
+        // SAFETY: no CudaSlice is made by this backend.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(error("cuStreamCreate"))?;
+        Self::new(stream, libraries, options, &environment)
+    }
+
+    /// Works on a stream of the caller's.
+    pub(crate) fn adopt(stream: Arc<CudaStream>, options: &CudaOptions) -> Result<Self> {
+        let environment = Environment::read()?;
+        let libraries = loader::libraries(options.library.as_deref(), &environment)?;
+        check_driver()?;
+        Self::new(stream, libraries, options, &environment)
+    }
+
+    fn new(
+        stream: Arc<CudaStream>,
+        libraries: &'static Libraries,
+        options: &CudaOptions,
+        environment: &Environment,
+    ) -> Result<Self> {
+        let context = stream.context();
+        let error = |call| move |error| describe(call, "opening a device", error);
+        context.bind_to_thread().map_err(error("cuCtxSetCurrent"))?;
+        let name = context.name().map_err(error("cuDeviceGetName"))?;
+        let found = context.compute_capability().map_err(error("cuDeviceGetAttribute"))?;
+        if found < NEEDED {
+            let device = format!("cuda:{}", context.ordinal());
+            return Err(Error::Capability { device, name, found, needed: NEEDED });
+        }
+        let sms = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let sms = context.attribute(sms).map_err(error("cuDeviceGetAttribute"))?;
+        let nvrtc = libraries.nvrtc.as_ref().map(Nvrtc::new).transpose()?;
+        let cache = options.cache_dir.as_deref().or(environment.cache_dir.as_deref());
+        // SAFETY: 32 bytes, freed by Inner's Drop alone.
+        let fault = unsafe { result::malloc_sync(4 * size_of::<i64>()) }.map_err(error("cuMemAlloc"))?;
+        let gpu = Self(Arc::new(Inner {
+            name,
+            capability: found,
+            sms: u32::try_from(sms).unwrap_or(1).max(1),
+            allocator: options.allocator.unwrap_or(environment.allocator),
+            pool: Mutex::default(),
+            modules: Mutex::new(Modules::new(Cache::new(cache), nvrtc)),
+            staging: Mutex::default(),
+            fault,
+            poison: OnceLock::new(),
+            stream,
+        }));
+        gpu.clear_bytes(fault, 4 * size_of::<i64>())?;
+        Ok(gpu)
+    }
+
+    /// The driver's name of it.
+    pub(crate) fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    pub(crate) fn ordinal(&self) -> usize {
+        self.0.stream.context().ordinal()
+    }
+
+    /// `(major, minor)`.
+    pub(crate) fn capability(&self) -> (i32, i32) {
+        self.0.capability
+    }
+
+    /// Whether FP8 GEMMs read one layout only, so that backward needs transposed copies: all but sm_100 … sm_119.
+    pub(crate) fn needs_transposes(&self) -> bool {
+        !(10..12).contains(&self.0.capability.0)
+    }
+
+    /// The number of its multiprocessors.
+    pub(crate) fn sms(&self) -> u32 {
+        self.0.sms
+    }
+
+    /// Blocks for `items` at `per_block`, at most `per_sm` a multiprocessor: what a grid-stride kernel is launched with.
+    pub(crate) fn blocks(&self, items: u64, per_block: u64, per_sm: u32) -> u32 {
+        let most = self.sms().saturating_mul(per_sm);
+        u32::try_from(items.div_ceil(per_block.max(1))).unwrap_or(u32::MAX).min(most)
+    }
+
+    /// The stream that all its work is on.
+    pub(crate) fn stream(&self) -> &Arc<CudaStream> {
+        &self.0.stream
+    }
+
+    pub(super) fn raw_stream(&self) -> sys::CUstream {
+        self.0.stream.cu_stream()
+    }
+
+    pub(super) fn allocator(&self) -> CudaAllocator {
+        self.0.allocator
+    }
+
+    pub(super) fn pool(&self) -> &Mutex<Pool> {
+        &self.0.pool
+    }
+
+    /// Where kernels report an id that is out of range.
+    pub(crate) fn fault(&self) -> u64 {
+        self.0.fault
+    }
+
+    /// A kernel, compiled and loaded if this is its first use; its context is current afterwards.
+    pub(crate) fn kernel(&self, source: Source, name: &'static str) -> Result<Kernel> {
+        self.ready()?;
+        self.0.modules.lock().kernel(self, source, name)
+    }
+
+    /// From now on every call on this device fails with `reason`: what it holds is not to be trusted.
+    pub(crate) fn poison(&self, reason: String) {
+        // The first reason stays.
+        drop(self.0.poison.set(reason));
+    }
+
+    /// Not poisoned, and its context current on this thread.
+    pub(super) fn ready(&self) -> Result<()> {
+        if let Some(reason) = self.0.poison.get() {
+            return Err(Error::Poisoned { device: self.to_string(), reason: reason.clone() });
+        }
+        self.0
+            .stream
+            .context()
+            .bind_to_thread()
+            .map_err(|error| self.driver_error("cuCtxSetCurrent", "any", error))
+    }
+
+    /// Waits for all queued work, and reports what it met.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.ready()?;
+        let mut fault = [0i64; 4];
+        self.queue_download(self.0.fault, &mut fault, "synchronize")?;
+        self.0
+            .stream
+            .synchronize()
+            .map_err(|error| self.driver_error("cuStreamSynchronize", "synchronize", error))?;
+        self.check_fault(fault)
+    }
+
+    /// Copies to the host; waits for all work queued before.
+    pub(crate) fn download<T: bytemuck::Pod>(&self, address: u64, out: &mut [T]) -> Result<()> {
+        self.ready()?;
+        if !out.is_empty() {
+            self.queue_download(address, out, "download")?;
+        }
+        self.synchronize()
+    }
+
+    /// Copies from the host; the bytes are read before this returns.
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        self.ready()?;
+        if bytes.is_empty() || self.0.staging.lock().upload(self, bytes, address)? {
+            return Ok(());
+        }
+        // SAFETY: `address` has room for `bytes`, as the caller says; from pageable memory the driver has copied them when
+        // it returns.
+        unsafe { result::memcpy_htod_async(address, bytes, self.raw_stream()) }
+            .map_err(|error| self.driver_error("cuMemcpyHtoDAsync", "upload", error))
+    }
+
+    /// A buffer of bytes with these values.
+    pub(crate) fn upload<T: bytemuck::Pod>(&self, values: &[T]) -> Result<Buffer> {
+        let bytes = bytemuck::cast_slice(values);
+        let buffer = self.alloc(DType::U8, bytes.len())?;
+        self.write(buffer.ptr(), bytes)?;
+        Ok(buffer)
+    }
+
+    /// Copies between two places on the device that do not overlap.
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.ready()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both name `bytes` bytes of this device's memory, as the caller says, used on its one stream.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.raw_stream()) }
+            .map_err(|error| self.driver_error("cuMemcpyDtoDAsync", "copy", error))
+    }
+
+    /// All bytes 0.
+    pub(crate) fn clear(&self, buffer: &Buffer) -> Result<()> {
+        self.clear_bytes(buffer.ptr(), buffer.bytes())
+    }
+
+    pub(crate) fn clear_bytes(&self, address: u64, bytes: usize) -> Result<()> {
+        self.ready()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: `address` names that many bytes of this device's memory, used on its one stream.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.raw_stream()) }
+            .map_err(|error| self.driver_error("cuMemsetD8Async", "zeros", error))
+    }
+
+    /// `count` times `value` from `address` on.
+    pub(crate) fn fill_f32(&self, address: u64, value: f32, count: usize) -> Result<()> {
+        self.ready()?;
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: `address` names that many f32 of this device's memory, used on its one stream.
+        let status = unsafe { sys::cuMemsetD32Async(address, value.to_bits(), count, self.raw_stream()) };
+        status.result().map_err(|error| self.driver_error("cuMemsetD32Async", "fill", error))
+    }
+
+    fn queue_download<T: bytemuck::Pod>(&self, address: u64, out: &mut [T], op: &'static str) -> Result<()> {
+        // SAFETY: `address` names as many bytes as `out` has, as the caller says; `out` is borrowed until the caller has
+        // waited for the stream.
+        unsafe { result::memcpy_dtoh_async(out, address, self.raw_stream()) }
+            .map_err(|error| self.driver_error("cuMemcpyDtoHAsync", op, error))
+    }
+
+    /// The error of an id that a kernel met, once.
+    fn check_fault(&self, [state, value, position, limit]: [i64; 4]) -> Result<()> {
+        let (op, what) = match state {
+            0 => return Ok(()),
+            1 => ("embedding", "id"),
+            2 => ("embedding_backward", "id"),
+            3 => ("cross_entropy", "target"),
+            _ => ("cross_entropy_backward", "target"),
+        };
+        self.clear_bytes(self.0.fault, 4 * size_of::<i64>())?;
+        let count = |number: i64| usize::try_from(number).unwrap_or_default();
+        Err(Error::Index { op, what, value, position: count(position), limit: count(limit) })
+    }
+
+    pub(super) fn driver_malloc(&self, bytes: usize) -> Result<u64> {
+        let asynchronous = self.0.stream.context().has_async_alloc();
+        let address = if asynchronous {
+            // SAFETY: any size may be asked for; the address is freed once, by `driver_free` or `release_kept`.
+            unsafe { result::malloc_async(self.raw_stream(), bytes) }
+        } else {
+            // SAFETY: as above.
+            unsafe { result::malloc_sync(bytes) }
+        };
+        address.map_err(|error| match error {
+            DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => self.out_of_memory(bytes),
+            error => self.driver_error("cuMemAllocAsync", "allocate", error),
+        })
+    }
+
+    /// Gives memory back, behind the work queued on it. In a destructor nothing can be done about a failure.
+    pub(super) fn driver_free(&self, address: u64) {
+        drop(self.0.stream.context().bind_to_thread());
+        if self.0.stream.context().has_async_alloc() {
+            // SAFETY: allocated by `driver_malloc` on this stream and freed once.
+            drop(unsafe { result::free_async(address, self.raw_stream()) });
+        } else {
+            // SAFETY: as above; this waits for the device.
+            drop(unsafe { result::free_sync(address) });
+        }
+    }
+
+    /// Gives all kept memory back to the driver, and waits until it is there.
+    pub(crate) fn release_kept(&self) {
+        let kept = self.pool().lock().drain();
+        kept.into_iter().for_each(|address| self.driver_free(address));
+        drop(self.0.stream.synchronize());
+    }
+
+    pub(super) fn out_of_memory(&self, requested: usize) -> Error {
+        let (free, total) = self.0.stream.context().mem_get_info().unwrap_or_default();
+        Error::OutOfMemory { device: self.to_string(), requested, free, total }
+    }
+
+    /// A failed call as an error; one that leaves the context unusable poisons the device.
+    pub(super) fn driver_error(&self, call: &'static str, op: &str, error: DriverError) -> Error {
+        if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return self.out_of_memory(0);
+        }
+        let described = describe(call, op, error);
+        if is_sticky(error) {
+            self.poison(described.to_string());
+        }
+        described
+    }
+}
+
+/// Errors after which a context answers every call with the same.
+fn is_sticky(error: DriverError) -> bool {
+    matches!(
+        error.0,
+        sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | sys::CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | sys::CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | sys::CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | sys::CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | sys::CUresult::CUDA_ERROR_ASSERT
+            | sys::CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | sys::CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | sys::CUresult::CUDA_ERROR_INVALID_PC
+    )
+}
+
+fn describe(call: &'static str, op: &str, error: DriverError) -> Error {
+    let text = error.error_string().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+    Error::Driver { call, op: op.to_owned(), code: error.0 as u32, text }
+}
+
+fn check_driver() -> Result<()> {
+    result::init().map_err(|error| describe("cuInit", "opening a device", error))?;
+    let mut version = 0;
+    // SAFETY: the number lives through the call.
+    let status = unsafe { sys::cuDriverGetVersion(&mut version) };
+    status.result().map_err(|error| describe("cuDriverGetVersion", "opening a device", error))?;
+    if version >= OLDEST_DRIVER {
+        return Ok(());
+    }
+    Err(Error::Option {
+        op: "device",
+        option: "driver",
+        value: format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
+        remedy: "FP8 needs a driver for CUDA 12.0 or newer: update NVIDIA's driver".to_owned(),
+    })
+}
+
+impl PartialEq for Gpu {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Gpu {}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("cuda:{}", self.ordinal()))
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({self}, {}, {:?})", self.0.name, self.0.stream.cu_stream())
+    }
+}
+
+impl Drop for Inner {
+    // What fails here has nobody to be told to.
+    fn drop(&mut self) {
+        drop(self.stream.context().bind_to_thread());
+        drop(self.stream.synchronize());
+        let asynchronous = self.stream.context().has_async_alloc();
+        for address in self.pool.get_mut().drain() {
+            if asynchronous {
+                // SAFETY: allocated on this stream by `driver_malloc`, freed once.
+                drop(unsafe { result::free_async(address, self.stream.cu_stream()) });
+            } else {
+                // SAFETY: as above.
+                drop(unsafe { result::free_sync(address) });
+            }
+        }
+        // SAFETY: allocated by `Gpu::new`, freed once; no kernel runs any more.
+        drop(unsafe { result::free_sync(self.fault) });
+        self.staging.get_mut().release();
+        self.modules.get_mut().unload();
+        drop(self.stream.synchronize());
+    }
+}

@@ -1,0 +1,469 @@
+// LayerNorm and RMSNorm of rows, into high precision or FP8, and their gradients.
+//
+// Statistics are taken twice over the row, mean and then squares around it, in an order that the number of columns alone
+// decides: neither the element type nor what becomes of the values changes them. RMSNorm is the same with a mean of 0,
+// bit for bit, since x - 0 is x.
+//
+// Rows of a multiple of eight columns lie in registers, 32 columns a thread: a warp holds up to 1024 columns, a block of
+// 512 threads up to 16384. All others are read again for each pass, from L1 and L2.
+
+// What is done to rows; uniform over the launch.
+struct Norm {
+    const void* x;
+    int dtype;
+    const void* gamma;
+    int gamma_dtype;
+    const void* beta;  // null: none
+    int beta_dtype;
+    int centered;  // LayerNorm
+    int around_one;  // gamma is stored as its distance from 1
+    float eps;
+    u64 rows;
+    u64 cols;
+};
+
+// Where values go, both null where they go nowhere.
+struct Sink {
+    void* y;  // in x's type
+    u8* codes;
+};
+
+// Eight elements that all rows share, kept in L1.
+__device__ __forceinline__ void shared8(float v[8], const void* p, int dtype, u64 i) {
+    widen8(v, raw8_cached(p, dtype, i), dtype);
+}
+
+__device__ __forceinline__ void gamma8(float v[8], const Norm& norm, u64 col) {
+    shared8(v, norm.gamma, norm.gamma_dtype, col);
+    if (norm.around_one) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] += 1.0f;
+    }
+}
+
+__device__ __forceinline__ float gamma1(const Norm& norm, u64 col) {
+    float g = load1(norm.gamma, norm.gamma_dtype, col);
+    return norm.around_one ? g + 1.0f : g;
+}
+
+__device__ __forceinline__ float normed(const Norm& norm, float x, float mean, float rsigma, float g, float b) {
+    float n = (x - mean) * rsigma;
+    return norm.beta ? fmaf(n, g, b) : n * g;
+}
+
+__device__ __forceinline__ float normed1(const Norm& norm, float x, float mean, float rsigma, u64 col) {
+    float b = norm.beta ? load1(norm.beta, norm.beta_dtype, col) : 0.0f;
+    return normed(norm, x, mean, rsigma, gamma1(norm, col), b);
+}
+
+// From x in v to the norm.
+__device__ __forceinline__ void normed8(float v[8], const Norm& norm, float mean, float rsigma, u64 col) {
+    float g[8], b[8];
+    gamma8(g, norm, col);
+    if (norm.beta) shared8(b, norm.beta, norm.beta_dtype, col);
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] = normed(norm, v[k], mean, rsigma, g[k], norm.beta ? b[k] : 0.0f);
+}
+
+__device__ __forceinline__ void put8(const Sink& sink, Codes& out, int dtype, u64 i, const float v[8]) {
+    if (sink.y) store8(sink.y, dtype, i, v);
+    if (sink.codes) {
+        *(uint2*)(sink.codes + i) = code8(out, v);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 8; k++) out.amax = fmaxf(out.amax, fabsf(v[k]));
+    }
+}
+
+__device__ __forceinline__ void put1(const Sink& sink, Codes& out, int dtype, u64 i, float v) {
+    if (sink.y) store1(sink.y, dtype, i, v);
+    if (sink.codes) sink.codes[i] = (u8)code1(out, v);
+    else out.amax = fmaxf(out.amax, fabsf(v));
+}
+
+// ---- statistics and values, row by row ----
+
+// A row is the work of a warp or of a block.
+enum { BY_WARP = 0, BY_BLOCK = 1 };
+
+// The sum over the threads of one row; every one of them gets it.
+template <int BY>
+__device__ __forceinline__ float row_sum(float v, float* scratch) {
+    return BY == BY_WARP ? warp_sum(v) : block_sum(v, scratch);
+}
+
+// Calls `body(row, lane, lanes)` for the rows of this thread's warp or block: as often for each of its threads.
+template <int BY, typename Body>
+__device__ __forceinline__ void each_row(u64 rows, Body body) {
+    const int lanes = BY == BY_WARP ? WARP : (int)blockDim.x;
+    const u64 groups = blockDim.x / lanes;
+    const u64 step = groups * gridDim.x;
+    for (u64 row = blockIdx.x * groups + threadIdx.x / lanes; row < rows; row += step) {
+        body(row, (int)threadIdx.x % lanes, lanes);
+    }
+}
+
+__device__ __forceinline__ void put_statistics(float* means, float* rsigmas, u64 row, float mean, float rsigma) {
+    if (means) means[row] = mean;
+    if (rsigmas) rsigmas[row] = rsigma;
+}
+
+// A row in registers: four times eight columns for each thread. Columns are a multiple of eight.
+template <int BY>
+__device__ __forceinline__ void rows_held(const Norm& norm, const Sink& sink, Codes& out, float* means, float* rsigmas) {
+    __shared__ float scratch[WARP];
+    const int cols = (int)norm.cols;
+    const int values = sink.y || sink.codes || !rsigmas;
+    each_row<BY>(norm.rows, [&](u64 row, int lane, int lanes) {
+        const u64 start = row * norm.cols;
+        float v[4][8];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const int col = (c * lanes + lane) * 8;
+#pragma unroll
+            for (int k = 0; k < 8; k++) v[c][k] = 0.0f;
+            if (col < cols) load8(v[c], norm.x, norm.dtype, start + col);
+        }
+        float mean = 0.0f;
+        if (norm.centered) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+#pragma unroll
+                for (int k = 0; k < 8; k++) sum += v[c][k];
+            }
+            mean = row_sum<BY>(sum, scratch) / (float)cols;
+        }
+        float squares = 0.0f;
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            if ((c * lanes + lane) * 8 < cols) {
+#pragma unroll
+                for (int k = 0; k < 8; k++) squares += (v[c][k] - mean) * (v[c][k] - mean);
+            }
+        }
+        const float variance = row_sum<BY>(squares, scratch) / (float)cols;
+        const float rsigma = 1.0f / sqrtf(variance + norm.eps);
+        if (lane == 0) put_statistics(means, rsigmas, row, mean, rsigma);
+        if (!values) return;
+        // One body for all four, a quarter of the code: the registers move up.
+#pragma unroll 1
+        for (int col = lane * 8; col < cols; col += lanes * 8) {
+            normed8(v[0], norm, mean, rsigma, col);
+            put8(sink, out, norm.dtype, start + col, v[0]);
+#pragma unroll
+            for (int c = 1; c < 4; c++) {
+#pragma unroll
+                for (int k = 0; k < 8; k++) v[c - 1][k] = v[c][k];
+            }
+        }
+    });
+}
+
+// A row of any length, read anew for each pass, element by element.
+template <int BY>
+__device__ __forceinline__ void rows_read(const Norm& norm, const Sink& sink, Codes& out, float* means, float* rsigmas) {
+    __shared__ float scratch[WARP];
+    const u64 cols = norm.cols;
+    const int values = sink.y || sink.codes || !rsigmas;
+    each_row<BY>(norm.rows, [&](u64 row, int lane, int lanes) {
+        const u64 start = row * cols;
+        float mean = 0.0f;
+        if (norm.centered) {
+            float sum = 0.0f;
+            for (u64 col = lane; col < cols; col += lanes) sum += load1(norm.x, norm.dtype, start + col);
+            mean = row_sum<BY>(sum, scratch) / (float)cols;
+        }
+        float squares = 0.0f;
+        for (u64 col = lane; col < cols; col += lanes) {
+            const float d = load1(norm.x, norm.dtype, start + col) - mean;
+            squares += d * d;
+        }
+        const float variance = row_sum<BY>(squares, scratch) / (float)cols;
+        const float rsigma = 1.0f / sqrtf(variance + norm.eps);
+        if (lane == 0) put_statistics(means, rsigmas, row, mean, rsigma);
+        if (values) {
+            for (u64 col = lane; col < cols; col += lanes) {
+                const float x = load1(norm.x, norm.dtype, start + col);
+                put1(sink, out, norm.dtype, start + col, normed1(norm, x, mean, rsigma, col));
+            }
+        }
+    });
+}
+
+// y and codes null, rsigmas not: statistics alone. All three null: the amax alone. `unset`, if not null, is a scale cell:
+// where it is set nobody needs the amax, and x is not read.
+#define ROWS(NAME, THREADS, BODY)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        NAME(const void* x, int dtype, const void* gamma, int gamma_dtype, const void* beta, int beta_dtype,           \
+             int centered, int around_one, float eps, u64 rows, u64 cols, float* means, float* rsigmas, void* y,       \
+             u8* codes, int format, const float* scale, float* scale_inv, int* amax, u64* counters,                    \
+             const float* unset) {                                                                                     \
+        if (unset && __float_as_int(*unset) != REST_BITS) return;                                                      \
+        const Norm norm = {x, dtype, gamma, gamma_dtype, beta, beta_dtype, centered, around_one, eps, rows, cols};     \
+        const Sink sink = {y, codes};                                                                                  \
+        Codes out = begin_codes(scale, format, counters);                                                              \
+        if (scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *scale_inv = 1.0f / out.scale;                           \
+        __shared__ float scratch[WARP];                                                                                \
+        BODY(norm, sink, out, means, rsigmas);                                                                         \
+        finish_codes(out, amax, counters, blockIdx.x == 0 ? rows * cols : 0, scratch);                                 \
+    }
+
+ROWS(norm_held_warp, 256, rows_held<BY_WARP>)
+ROWS(norm_held_block, 512, rows_held<BY_BLOCK>)
+ROWS(norm_read_warp, 256, rows_read<BY_WARP>)
+ROWS(norm_read_block, 256, rows_read<BY_BLOCK>)
+
+// ---- with the transpose, from statistics ----
+
+// Values of one thread's columns.
+struct Normed {
+    const Norm& norm;
+    const float* means;
+    const float* rsigmas;
+    float g[8];
+    float b[8];
+
+    // As bits: conversion waits until all loads are under way.
+    __device__ __forceinline__ void load(float v[8], u64 row, u64 col, int n) const {
+        const Raw8 raw = raw8_row(norm.x, norm.dtype, row * norm.cols + col, n, norm.cols % 8 == 0);
+        const u32 w[8] = {raw.low.x, raw.low.y, raw.low.z, raw.low.w, raw.high.x, raw.high.y, raw.high.z, raw.high.w};
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = __int_as_float((int)w[k]);
+    }
+
+    __device__ __forceinline__ void compute(float v[8], u64 row, u64, int n) const {
+        const float mean = means ? means[row] : 0.0f, rsigma = rsigmas[row];
+        u32 w[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) w[k] = (u32)__float_as_int(v[k]);
+        const Raw8 raw = {make_uint4(w[0], w[1], w[2], w[3]), make_uint4(w[4], w[5], w[6], w[7])};
+        widen8(v, raw, norm.dtype);
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = k < n ? normed(norm, v[k], mean, rsigma, g[k], b[k]) : 0.0f;
+    }
+};
+
+// Eight of a parameter's values, zeros behind its end; kept in L1.
+__device__ __forceinline__ void parameter8(float v[8], const void* p, int dtype, u64 col, u64 cols) {
+    if (cols % 8 == 0) {
+        if (col < cols) shared8(v, p, dtype, col);
+    } else {
+        // From the last to the first, each moving the others up.
+#pragma unroll 1
+        for (int k = tile_width(col, cols) - 1; k >= 0; k--) {
+#pragma unroll
+            for (int j = 7; j > 0; j--) v[j] = v[j - 1];
+            v[0] = load1(p, dtype, col + k);
+        }
+    }
+}
+
+// Codes of the rows from first_row on, `band` rows in all, with their transpose.
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
+    norm_tiles(const void* x, int dtype, const void* gamma, int gamma_dtype, const void* beta, int beta_dtype,
+               int around_one, u64 rows, u64 cols, u64 first_row, u64 band, const float* means, const float* rsigmas,
+               u8* codes, u8* transposed, int format, const float* scale, float* scale_inv, int* amax, u64* counters) {
+    __shared__ float scratch[WARP];
+    __shared__ __align__(16) u32 tile[TILE_WORDS];
+    const Norm norm = {x, dtype, gamma, gamma_dtype, beta, beta_dtype, means != nullptr, around_one, 0.0f, rows, cols};
+    Codes out = begin_codes(scale, format, counters);
+    if (scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *scale_inv = 1.0f / out.scale;
+    const u64 across = tiles_across(cols), tiles = (band + TILE_ROWS - 1) / TILE_ROWS * across;
+    for (u64 i = blockIdx.x; i < tiles; i += gridDim.x) {
+        const u64 down = quotient(i, across);
+        const u64 row0 = first_row + down * TILE_ROWS, col0 = (i - down * across) * TILE_COLS;
+        Normed values = {norm, means, rsigmas, {}, {}};
+        parameter8(values.g, gamma, gamma_dtype, col0 + tile_col(), cols);
+        if (beta) parameter8(values.b, beta, beta_dtype, col0 + tile_col(), cols);
+        if (around_one) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) values.g[k] += 1.0f;
+        }
+        code_tile<1>(tile, out, codes, transposed, rows, cols, row0, col0, values);
+    }
+    finish_codes(out, amax, counters, blockIdx.x == 0 ? band * cols : 0, scratch);
+}
+
+// ---- gradients ----
+//
+// Of a row: n = (x - mean) * rsigma, s = dy * gamma, along = mean of s * n, level = mean of s (LayerNorm), and
+// dx = fma(n, -along, s - level) * rsigma, to which the residual's gradient is added before rounding. Sums over rows go
+// from each block or part into its own row of partial sums, and those are added in order by a second kernel.
+
+struct Backward {
+    const void* dy;
+    int dy_dtype;
+    Norm norm;
+    const float* means;
+    const float* rsigmas;
+    const void* residual;  // null: none
+    int residual_dtype;
+    void* dx;
+    float per_column;
+};
+
+#define BACKWARD_PARAMS                                                                                                \
+    const void *dy, int dy_dtype, const void *x, int dtype, const void *gamma, int gamma_dtype, int around_one,        \
+        const float *means, const float *rsigmas, const void *residual, int residual_dtype, void *dx, u64 rows, u64 cols
+#define BACKWARD                                                                                                       \
+    {dy, dy_dtype, {x, dtype, gamma, gamma_dtype, nullptr, 0, means != nullptr, around_one, 0.0f, rows, cols},         \
+     means, rsigmas, residual, residual_dtype, dx, 1.0f / (float)cols}
+
+__device__ __forceinline__ float dx_of(float n, float s, float along, float level, float rsigma) {
+    return fmaf(n, -along, s - level) * rsigma;
+}
+
+// Both sums over the block. The caller takes the two halves of `scratch`, 32 each, in turn: one barrier a row.
+__device__ __forceinline__ float2 block_sums(float a, float b, float2* scratch) {
+    const int warps = (int)blockDim.x / WARP, lane = threadIdx.x % WARP;
+    a = warp_sum(a), b = warp_sum(b);
+    if (lane == 0) scratch[threadIdx.x / WARP] = make_float2(a, b);
+    __syncthreads();
+    float2 part = lane < warps ? scratch[lane] : make_float2(0.0f, 0.0f);
+    return make_float2(warp_sum(part.x), warp_sum(part.y));
+}
+
+// Eight columns a thread, sums over rows in registers, a row of partial sums for each block. At most 8192 columns, a
+// multiple of eight.
+extern "C" __global__ void __launch_bounds__(1024)
+    norm_backward_held(BACKWARD_PARAMS, float* partial_gamma, float* partial_beta) {
+    __shared__ float2 scratch[2][WARP];
+    const Backward b = BACKWARD;
+    const u64 col = threadIdx.x * 8ull;
+    const int live = col < cols;
+    float dgamma[8], dbeta[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) dgamma[k] = dbeta[k] = 0.0f;
+    int half = 0;
+    for (u64 row = blockIdx.x; row < rows; row += gridDim.x, half ^= 1) {
+        const float mean = means ? means[row] : 0.0f, rsigma = rsigmas[row];
+        const u64 i = row * cols + col;
+        float n[8], s[8];
+        float along = 0.0f, level = 0.0f;
+        if (live) {
+            load8(n, x, dtype, i);
+            load8(s, dy, dy_dtype, i);
+            float g[8];
+            gamma8(g, b.norm, col);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                n[k] = (n[k] - mean) * rsigma;
+                dgamma[k] = fmaf(s[k], n[k], dgamma[k]);
+                dbeta[k] += s[k];
+                s[k] *= g[k];
+                along += s[k] * n[k];
+                level += s[k];
+            }
+        }
+        const float2 sums = block_sums(along, level, scratch[half]);
+        if (live) {
+            along = sums.x * b.per_column;
+            level = means ? sums.y * b.per_column : 0.0f;
+#pragma unroll
+            for (int k = 0; k < 8; k++) s[k] = dx_of(n[k], s[k], along, level, rsigma);
+            if (residual) {
+                load8(n, residual, residual_dtype, i);
+#pragma unroll
+                for (int k = 0; k < 8; k++) s[k] += n[k];
+            }
+            store8(dx, dtype, i, s);
+        }
+    }
+    if (live) {
+        store8(partial_gamma, F32, blockIdx.x * cols + col, dgamma);
+        if (partial_beta) store8(partial_beta, F32, blockIdx.x * cols + col, dbeta);
+    }
+}
+
+// dx alone, rows of any length read twice.
+template <int BY>
+__device__ __forceinline__ void backward_read(const Backward& b) {
+    __shared__ float scratch[WARP];
+    const Norm& norm = b.norm;
+    each_row<BY>(norm.rows, [&](u64 row, int lane, int lanes) {
+        const float mean = b.means ? b.means[row] : 0.0f, rsigma = b.rsigmas[row];
+        const u64 start = row * norm.cols;
+        float along = 0.0f, level = 0.0f;
+        for (u64 col = lane; col < norm.cols; col += lanes) {
+            const float n = (load1(norm.x, norm.dtype, start + col) - mean) * rsigma;
+            const float s = load1(b.dy, b.dy_dtype, start + col) * gamma1(norm, col);
+            along += s * n;
+            level += s;
+        }
+        along = row_sum<BY>(along, scratch) * b.per_column;
+        level = row_sum<BY>(level, scratch) * b.per_column;
+        if (!b.means) level = 0.0f;
+        for (u64 col = lane; col < norm.cols; col += lanes) {
+            const float n = (load1(norm.x, norm.dtype, start + col) - mean) * rsigma;
+            const float s = load1(b.dy, b.dy_dtype, start + col) * gamma1(norm, col);
+            float v = dx_of(n, s, along, level, rsigma);
+            if (b.residual) v += load1(b.residual, b.residual_dtype, start + col);
+            store1(b.dx, norm.dtype, start + col, v);
+        }
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(256) norm_backward_warp(BACKWARD_PARAMS) {
+    const Backward b = BACKWARD;
+    backward_read<BY_WARP>(b);
+}
+
+extern "C" __global__ void __launch_bounds__(256) norm_backward_block(BACKWARD_PARAMS) {
+    const Backward b = BACKWARD;
+    backward_read<BY_BLOCK>(b);
+}
+
+#define PART_WARPS 8
+
+// The sums over `part_rows` rows of 32 columns, for each block: parts of one strip of columns, then the next strip.
+extern "C" __global__ void __launch_bounds__(WARP* PART_WARPS)
+    norm_backward_columns(const void* dy, int dy_dtype, const void* x, int dtype, const float* means,
+                          const float* rsigmas, u64 rows, u64 cols, u64 parts, u64 part_rows, float* partial_gamma,
+                          float* partial_beta) {
+    __shared__ float2 sums[PART_WARPS][WARP];
+    const u64 part = blockIdx.x % parts, col = blockIdx.x / parts * WARP + threadIdx.x % WARP;
+    const u64 first = part * part_rows, last = first + part_rows < rows ? first + part_rows : rows;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    float dgamma = 0.0f, dbeta = 0.0f;
+    if (col < cols) {
+        for (u64 row = first + warp; row < last; row += PART_WARPS) {
+            const float mean = means ? means[row] : 0.0f;
+            const float n = (load1(x, dtype, row * cols + col) - mean) * rsigmas[row];
+            const float d = load1(dy, dy_dtype, row * cols + col);
+            dgamma = fmaf(d, n, dgamma);
+            dbeta += d;
+        }
+    }
+    sums[warp][lane] = make_float2(dgamma, dbeta);
+    __syncthreads();
+    if (warp == 0 && col < cols) {
+        for (int w = 1; w < PART_WARPS; w++) {
+            dgamma += sums[w][lane].x;
+            dbeta += sums[w][lane].y;
+        }
+        partial_gamma[part * cols + col] = dgamma;
+        if (partial_beta) partial_beta[part * cols + col] = dbeta;
+    }
+}
+
+// The sum of `parts` rows of partial sums, 32 columns a block: dgamma's strips first, then dbeta's.
+extern "C" __global__ void __launch_bounds__(1024)
+    norm_backward_sums(const float* partial_gamma, const float* partial_beta, u64 parts, u64 cols, float* dgamma,
+                       float* dbeta) {
+    __shared__ float sums[WARP][WARP + 1];
+    const u64 strips = (cols + WARP - 1) / WARP;
+    const int second = blockIdx.x >= strips;
+    const float* partial = second ? partial_beta : partial_gamma;
+    float* out = second ? dbeta : dgamma;
+    const u64 col0 = blockIdx.x % strips * WARP;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    float sum = 0.0f;
+    if (col0 + lane < cols) {
+        for (u64 part = warp; part < parts; part += WARP) sum += partial[part * cols + col0 + lane];
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    sum = warp_sum(sums[lane][warp]);
+    if (lane == 0 && col0 + warp < cols) out[col0 + warp] = sum;
+}

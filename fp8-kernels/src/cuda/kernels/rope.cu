@@ -1,0 +1,39 @@
+// Rotary position embedding: src/cpu/rope.rs. The gradient turns the other way: `direction` is 1 or -1.
+//
+// x and y are [rows = batch · sequence · heads, 2 · half], cosines and sines [positions, half] in f32. A thread turns
+// eight pairs at a time, one where half is not a multiple of eight. Heads of a token lie next to each other and share
+// a row of the table, which the first of them brings into the cache.
+
+extern "C" __global__ void __launch_bounds__(256)
+    rope(const void* x, void* y, const float* cos, const float* sin, u64 rows, u64 sequence, u64 heads, u64 half,
+         u64 start, int dtype, float direction) {
+    int wide = half % 8 == 0 ? 8 : 1;
+    u64 pieces = wide == 8 ? half / 8 : half;
+    for (u64 item = grid_thread(); item < rows * pieces; item += grid_threads()) {
+        u64 row = quotient(item, pieces), j = (item - row * pieces) * wide;
+        u64 token = quotient(row, heads);
+        u64 at = (start + token - quotient(token, sequence) * sequence) * half + j;
+        u64 first = row * half * 2 + j, second = first + half;
+        if (wide == 8) {
+            Raw8 raw_1 = raw8(x, dtype, first), raw_2 = raw8(x, dtype, second);
+            float x_1[8], x_2[8], c[8], s[8];
+            widen8(c, raw8_cached(cos, F32, at), F32);
+            widen8(s, raw8_cached(sin, F32, at), F32);
+            widen8(x_1, raw_1, dtype);
+            widen8(x_2, raw_2, dtype);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float turn = s[k] * direction, left = x_1[k], right = x_2[k];
+                x_1[k] = left * c[k] - right * turn;
+                x_2[k] = right * c[k] + left * turn;
+            }
+            store8(y, dtype, first, x_1);
+            store8(y, dtype, second, x_2);
+        } else {
+            float c = cos[at], turn = sin[at] * direction;
+            float left = load1(x, dtype, first), right = load1(x, dtype, second);
+            store1(y, dtype, first, left * c - right * turn);
+            store1(y, dtype, second, right * c + left * turn);
+        }
+    }
+}

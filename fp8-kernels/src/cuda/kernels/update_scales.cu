@@ -1,0 +1,69 @@
+// The update of delayed scaling for a whole arena in one launch: src/cpu/update_scales.rs, slot by slot.
+//
+// A block owns SLOTS neighbouring slots: 32 bytes of each row, a whole memory sector. Thread t serves slot t % SLOTS and
+// every (blockDim / SLOTS)-th row, so the window moves down by one row in passes: read, barrier, write. A pass reads rows
+// that no earlier one has written, so it needs one barrier.
+
+#define SLOTS 8
+#define SLOT_ROWS 8
+#define MAX_WARPS 32
+
+enum { AMAX_MAX = 0, AMAX_MOST_RECENT = 1 };
+
+// Launch: a block for each 8 slots, 32 to 1024 threads.
+extern "C" __global__ void __launch_bounds__(1024)
+update_scales(float* history, float* scale, u64* skipped, u64 slots, u64 rows, float rest, int recompute, int amax_rule,
+              int record_non_finite, int kind, float largest, float scaled_max, int margin, float epsilon) {
+    __shared__ float maxima[MAX_WARPS][SLOTS];
+    u64 slot = (u64)blockIdx.x * SLOTS + threadIdx.x % SLOTS;
+    int lane_row = (int)threadIdx.x / SLOTS, row_step = (int)blockDim.x / SLOTS;
+    int live = slot < slots;
+
+    float newest = live ? history[slot] : rest;
+    int finite = fabsf(newest) < INFINITY_F;
+    int ran = live && __float_as_int(newest) != __float_as_int(rest);
+    int rolls = ran && (finite || record_non_finite);
+
+    // NaN is what a maximum skips. The oldest row drops out and still counts.
+    float amax = rolls && lane_row == 0 && rows > 1 ? history[slots + slot] : NAN_F;
+    for (u64 first = 1; first + 1 < rows; first += (u64)row_step * SLOT_ROWS) {
+        float next[SLOT_ROWS];
+        u64 row = first + (u64)lane_row;
+#pragma unroll
+        for (int k = 0; k < SLOT_ROWS; k++) {
+            u64 source = row + (u64)(k * row_step) + 1;
+            next[k] = rolls && source < rows ? history[source * slots + slot] : NAN_F;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < SLOT_ROWS; k++) {
+            u64 to = row + (u64)(k * row_step);
+            if (rolls && to + 1 < rows) history[to * slots + slot] = next[k];
+            amax = fmaxf(amax, next[k]);
+        }
+    }
+    amax = fmaxf(amax, __shfl_xor_sync(FULL_WARP, amax, 8));
+    amax = fmaxf(amax, __shfl_xor_sync(FULL_WARP, amax, 16));
+    if (threadIdx.x % WARP < SLOTS) maxima[threadIdx.x / WARP][threadIdx.x % WARP] = amax;
+    // Orders the reads of staging and of the newest row before the writes below, too.
+    __syncthreads();
+    if (threadIdx.x >= SLOTS || !live) return;
+
+    history[slot] = rest;
+    float stored = scale[slot];
+    int first = stored < 0.0f;
+    if (!rolls) {
+        if (first) scale[slot] = __int_as_float(REST_BITS);
+        if (ran) skipped[slot] += 1;
+        return;
+    }
+    if (rows > 1) history[(rows - 1) * slots + slot] = newest;
+    if (!recompute && !first) return;
+    amax = newest;
+    if (amax_rule == AMAX_MAX) {
+        for (int w = 0; w < (int)blockDim.x / WARP; w++) amax = fmaxf(amax, maxima[w][threadIdx.x]);
+    }
+    // A slot is calibrated from its first finite amax > 0; before that it stays unset.
+    Rule rule = {kind, largest, scaled_max, margin, epsilon};
+    scale[slot] = first && !usable_amax(amax) ? __int_as_float(REST_BITS) : scale_of(rule, amax, first ? 1.0f : stored);
+}

@@ -1,0 +1,148 @@
+//! Launching a kernel: arguments on the stack, nothing allocated.
+
+use super::Buffer;
+use super::gpu::Gpu;
+use crate::{Error, Result};
+use cudarc::driver::sys;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// The most parameters a kernel here has.
+const MAX_ARGS: usize = 32;
+
+/// How many threads run, in one dimension.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grid {
+    /// Blocks; for 0 nothing is launched.
+    pub(crate) blocks: u32,
+    /// Threads of a block, a multiple of 32.
+    pub(crate) threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub(crate) shared: u32,
+}
+
+/// One argument: a device address or a number of four or eight bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arg {
+    bits: u64,
+    size: usize,
+}
+
+impl From<u64> for Arg {
+    fn from(value: u64) -> Self {
+        Self { bits: value, size: 8 }
+    }
+}
+
+impl From<u32> for Arg {
+    fn from(value: u32) -> Self {
+        Self { bits: value.into(), size: 4 }
+    }
+}
+
+impl From<i32> for Arg {
+    fn from(value: i32) -> Self {
+        Self::from(value as u32)
+    }
+}
+
+impl From<f32> for Arg {
+    fn from(value: f32) -> Self {
+        Self::from(value.to_bits())
+    }
+}
+
+impl From<&Buffer> for Arg {
+    fn from(buffer: &Buffer) -> Self {
+        Self::from(buffer.ptr())
+    }
+}
+
+impl From<Option<&Buffer>> for Arg {
+    /// Null for none.
+    fn from(buffer: Option<&Buffer>) -> Self {
+        Self::from(buffer.map_or(0, Buffer::ptr))
+    }
+}
+
+/// `args![x, n as u64, 0.5f32]`: the arguments of one launch, in the kernel's order.
+macro_rules! args {
+    ($($arg:expr),* $(,)?) => { [$($crate::cuda::launch::Arg::from($arg)),*] };
+}
+pub(crate) use args;
+
+/// A loaded function. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Kernel {
+    pub(super) function: Function,
+    pub(super) name: &'static str,
+    /// Sizes of its parameters, as the driver tells them.
+    pub(super) parameters: Arc<[usize]>,
+}
+
+/// A driver handle; the module it belongs to lives as long as the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Function(pub(super) sys::CUfunction);
+
+// SAFETY: a CUfunction is a handle that the driver lets every thread use.
+unsafe impl Send for Function {}
+// SAFETY: as above; launching does not change it.
+unsafe impl Sync for Function {}
+
+impl Kernel {
+    /// Enqueues the kernel on the device's stream.
+    ///
+    /// # Safety
+    /// `args` are the kernel's parameters, in their order and of their types; every address among them names memory of
+    /// `gpu` that holds what the kernel reads and has room for what it writes, on `gpu`'s stream.
+    pub(crate) unsafe fn launch(&self, gpu: &Gpu, grid: Grid, args: &[Arg]) -> Result<()> {
+        if grid.blocks == 0 {
+            return Ok(());
+        }
+        self.check(args)?;
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
+        for (pointer, arg) in pointers.iter_mut().zip(args) {
+            // Little-endian: a four-byte parameter is the first half of its eight bytes.
+            *pointer = std::ptr::from_ref(&arg.bits).cast_mut().cast();
+        }
+        let stream = gpu.raw_stream();
+        // SAFETY: the function is loaded in the context that `gpu` has made current; each pointer leads to an argument
+        // that lives through the call and has its parameter's size (checked above); the caller vouches for the rest.
+        let status = unsafe {
+            sys::cuLaunchKernel(
+                self.function.0,
+                grid.blocks,
+                1,
+                1,
+                grid.threads,
+                1,
+                1,
+                grid.shared,
+                stream,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        status.result().map_err(|error| gpu.driver_error("cuLaunchKernel", self.name, error))
+    }
+
+    fn check(&self, args: &[Arg]) -> Result<()> {
+        let fits = args.len() == self.parameters.len()
+            && args.len() <= MAX_ARGS
+            && args.iter().zip(self.parameters.iter()).all(|(arg, &size)| arg.size == size);
+        if fits {
+            return Ok(());
+        }
+        Err(Error::Driver {
+            call: "cuLaunchKernel",
+            op: self.name.to_owned(),
+            code: 1,
+            text: format!(
+                "{} arguments of {:?} bytes do not fit the kernel's {:?}: the compiled kernel is not this version's",
+                args.len(),
+                args.iter().map(|arg| arg.size).collect::<Vec<_>>(),
+                self.parameters
+            ),
+        })
+    }
+}

@@ -1,0 +1,133 @@
+//! From a kernel file to a loaded function: compiled at first use, kept on disk, kept in the process.
+
+use super::cache::{self, Cache};
+use super::gpu::Gpu;
+use super::launch::{Function, Kernel};
+use super::nvrtc::{Compiled, Nvrtc};
+use super::source::{OPTIONS, Source};
+use crate::{Error, Result};
+use cudarc::driver::{result, sys};
+use std::collections::HashMap;
+use std::ffi::CString;
+
+/// The modules of one device, each loaded when one of its kernels is first asked for.
+#[derive(Debug)]
+pub(super) struct Modules {
+    cache: Cache,
+    nvrtc: Option<Nvrtc>,
+    loaded: HashMap<Source, Loaded>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    module: Module,
+    kernels: HashMap<&'static str, Kernel>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Module(sys::CUmodule);
+
+// SAFETY: a CUmodule is a handle that the driver lets every thread use.
+unsafe impl Send for Module {}
+
+/// What the driver loads, and the name under which it was kept on disk.
+struct Image {
+    bytes: Vec<u8>,
+    key: Option<String>,
+}
+
+impl Modules {
+    pub(super) fn new(cache: Cache, nvrtc: Option<Nvrtc>) -> Self {
+        Self { cache, nvrtc, loaded: HashMap::new() }
+    }
+
+    /// The function `name` of `source`'s file. The device's context is current.
+    pub(super) fn kernel(&mut self, gpu: &Gpu, source: Source, name: &'static str) -> Result<Kernel> {
+        if let Some(kernel) = self.loaded.get(&source).and_then(|loaded| loaded.kernels.get(name)) {
+            return Ok(kernel.clone());
+        }
+        if !self.loaded.contains_key(&source) {
+            let module = self.load(gpu, source)?;
+            self.loaded.insert(source, Loaded { module, kernels: HashMap::new() });
+        }
+        let missing = || Error::Compile { kernel: source.file(), log: format!("defines no kernel {name}") };
+        let loaded = self.loaded.get_mut(&source).ok_or_else(missing)?;
+        let text = CString::new(name).map_err(|_| missing())?;
+        // SAFETY: the module was loaded in this context and is unloaded only with the device.
+        let function = unsafe { result::module::get_function(loaded.module.0, text) }
+            .map_err(|error| gpu.driver_error("cuModuleGetFunction", name, error))?;
+        let kernel = Kernel { function: Function(function), name, parameters: parameters(function).into() };
+        loaded.kernels.insert(name, kernel.clone());
+        Ok(kernel)
+    }
+
+    fn load(&self, gpu: &Gpu, source: Source) -> Result<Module> {
+        let image = self.image(gpu, source)?;
+        let error = match load_image(&image.bytes) {
+            Ok(module) => return Ok(module),
+            Err(error) => error,
+        };
+        // A kept kernel that this driver does not take: compiled anew, once.
+        if let Some(key) = &image.key {
+            self.cache.remove(key);
+            let image = self.image(gpu, source)?;
+            return load_image(&image.bytes)
+                .map_err(|error| gpu.driver_error("cuModuleLoadData", source.stem(), error));
+        }
+        Err(gpu.driver_error("cuModuleLoadData", source.stem(), error))
+    }
+
+    fn image(&self, gpu: &Gpu, source: Source) -> Result<Image> {
+        let Some(nvrtc) = &self.nvrtc else { return Ok(snapshot(source)) };
+        let (major, minor) = gpu.capability();
+        let arch = format!("sm_{major}{minor}");
+        let program = source.program();
+        let options: Vec<String> =
+            std::iter::once(format!("-arch={arch}")).chain(OPTIONS.map(str::to_owned)).collect();
+        let version = nvrtc.version();
+        let key = cache::key(&[&program, &options.join(" "), &format!("{version:?}"), gpu.name()]);
+        if let Some(bytes) = self.cache.read(&key) {
+            return Ok(Image { bytes, key: Some(key) });
+        }
+        match nvrtc.compile(&source.file(), &program, &options)? {
+            Compiled::Cubin(bytes) => {
+                self.cache.write(&key, &bytes);
+                Ok(Image { bytes, key: None })
+            }
+            Compiled::UnknownArchitecture => Ok(snapshot(source)),
+        }
+    }
+
+    /// Unloads everything. The device's context is current, and none of its kernels runs any more.
+    pub(super) fn unload(&mut self) {
+        for (_, loaded) in self.loaded.drain() {
+            // SAFETY: loaded by this value in this context, and forgotten here; a failure leaves nothing to do.
+            drop(unsafe { result::module::unload(loaded.module.0) });
+        }
+    }
+}
+
+fn snapshot(source: Source) -> Image {
+    let mut bytes = source.snapshot().as_bytes().to_vec();
+    bytes.push(0);
+    Image { bytes, key: None }
+}
+
+fn load_image(bytes: &[u8]) -> Result<Module, result::DriverError> {
+    // SAFETY: `bytes` is a whole CUBIN, just compiled or checked by the cache, or zero-terminated PTX.
+    unsafe { result::module::load_data(bytes.as_ptr().cast()) }.map(Module)
+}
+
+/// The sizes of a function's parameters; as many as the driver tells.
+fn parameters(function: sys::CUfunction) -> Vec<usize> {
+    let mut sizes = Vec::new();
+    loop {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: the function is loaded; both numbers live through the call. An index past the last is refused.
+        let status = unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &mut offset, &mut size) };
+        if status != sys::CUresult::CUDA_SUCCESS {
+            return sizes;
+        }
+        sizes.push(size);
+    }
+}

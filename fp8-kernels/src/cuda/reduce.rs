@@ -1,0 +1,99 @@
+//! `sum`, `mean`, `max` and `column_sums` on a GPU: partial results of blocks, then one launch that adds them in order.
+
+use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
+use crate::{DType, Result, Shape, Tensor};
+
+const THREADS: u32 = 256;
+/// Elements that a block of the first launch takes at least; few blocks for what fits one.
+const PER_BLOCK: u64 = 16 * 1024;
+/// No more blocks than this, whatever the GPU: the order of a sum depends on the number of elements alone.
+const MOST_BLOCKS: u64 = 1024;
+/// Rows and columns of a tile of column sums, as the kernels' prelude has them.
+const TILE: [usize; 2] = [128, 64];
+
+pub(crate) fn sum(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
+    total(gpu, x, 1.0)
+}
+
+pub(crate) fn mean(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
+    total(gpu, x, x.numel() as f32)
+}
+
+pub(crate) fn max(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
+    let (blocks, values) = (blocks(x), x.cuda("max")?);
+    let kernel = gpu.kernel(Source::Reduce, "reduce_max")?;
+    let (partial, out) = (gpu.alloc(DType::F32, blocks as usize)?, gpu.alloc(DType::F32, 1)?);
+    let first = if blocks == 1 { &out } else { &partial };
+    let grid = Grid { blocks, threads: THREADS, shared: 0 };
+    // SAFETY: the kernel's parameters (x, dtype, n, out); x holds n elements of that type, `out` one f32 a block.
+    unsafe { kernel.launch(gpu, grid, &args![values, dtype_number(x.dtype()), x.numel() as u64, first]) }?;
+    if blocks > 1 {
+        let args = args![&partial, dtype_number(DType::F32), u64::from(blocks), &out];
+        // SAFETY: as above, for the first launch's f32 and a single block.
+        unsafe { kernel.launch(gpu, Grid { blocks: 1, ..grid }, &args) }?;
+    }
+    Ok(Tensor::from_cuda(out, Shape::from([]), x.device()))
+}
+
+pub(crate) fn column_sums(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
+    let [rows, cols] = x.shape().matrix();
+    let (pieces, across) = (column_pieces(rows), cols.div_ceil(TILE[1]));
+    let partial = gpu.alloc(DType::F32, pieces * cols)?;
+    if pieces * cols > 0 {
+        let kernel = gpu.kernel(Source::Reduce, "reduce_columns")?;
+        let blocks = gpu.blocks((pieces * across) as u64, 1, 8);
+        let args = args![x.cuda("column_sums")?, dtype_number(x.dtype()), rows as u64, cols as u64, &partial];
+        // SAFETY: the kernel's parameters (x, dtype, rows, cols, partial); x holds rows · cols elements of that type, and
+        // there is one partial row for each TILE[0] rows.
+        unsafe { kernel.launch(gpu, Grid { blocks, threads: THREADS, shared: 0 }, &args) }?;
+    }
+    let sums = finish_columns(gpu, &partial, pieces, cols)?;
+    Ok(Tensor::from_cuda(sums, Shape::from([cols]), x.device()))
+}
+
+/// How many rows of partial sums kernels that go by tiles write for `rows` rows.
+pub(super) const fn column_pieces(rows: usize) -> usize {
+    rows.div_ceil(TILE[0])
+}
+
+/// The sums of the columns of `partial`, `[pieces, cols]` in f32: what ends every sum over rows. Zeros for no pieces.
+pub(super) fn finish_columns(gpu: &Gpu, partial: &Buffer, pieces: usize, cols: usize) -> Result<Buffer> {
+    if pieces == 0 {
+        return gpu.zeros(DType::F32, cols);
+    }
+    let sums = gpu.alloc(DType::F32, cols)?;
+    let kernel = gpu.kernel(Source::Reduce, "reduce_columns_finish")?;
+    let lanes = cols.next_power_of_two().clamp(1, 32);
+    let blocks = u32::try_from(cols.div_ceil(lanes)).unwrap_or(u32::MAX);
+    let args = args![partial, pieces as u64, cols as u64, lanes as i32, &sums];
+    // SAFETY: the kernel's parameters (partial, pieces, cols, lanes, out); the caller's buffer holds pieces · cols f32,
+    // `out` cols, and the blocks cover all columns.
+    unsafe { kernel.launch(gpu, Grid { blocks, threads: THREADS, shared: 0 }, &args) }?;
+    Ok(sums)
+}
+
+fn total(gpu: &Gpu, x: &Tensor, divisor: f32) -> Result<Tensor> {
+    let shape = Shape::from([]);
+    if x.numel() == 0 {
+        return Ok(Tensor::from_cuda(gpu.zeros(DType::F32, 1)?, shape, x.device()));
+    }
+    let (blocks, values, len) = (blocks(x), x.cuda("sum")?, x.numel() as u64);
+    let (partial, out) = (gpu.alloc(DType::F32, 2 * blocks as usize)?, gpu.alloc(DType::F32, 1)?);
+    let grid = Grid { blocks, threads: THREADS, shared: 0 };
+    let kernel = gpu.kernel(Source::Reduce, "reduce_sum")?;
+    let args = args![values, dtype_number(x.dtype()), len, &partial, &out, divisor];
+    // SAFETY: the kernel's parameters (x, dtype, n, partial, out, divisor); x holds n elements of that type, `partial` two
+    // f32 a block, `out` one.
+    unsafe { kernel.launch(gpu, grid, &args) }?;
+    if blocks > 1 {
+        let kernel = gpu.kernel(Source::Reduce, "reduce_sum_finish")?;
+        let args = args![&partial, u64::from(blocks), &out, divisor];
+        // SAFETY: the kernel's parameters (partial, blocks, out, divisor); the first launch wrote two f32 a block.
+        unsafe { kernel.launch(gpu, Grid { blocks: 1, ..grid }, &args) }?;
+    }
+    Ok(Tensor::from_cuda(out, shape, x.device()))
+}
+
+fn blocks(x: &Tensor) -> u32 {
+    (x.numel() as u64).div_ceil(PER_BLOCK).clamp(1, MOST_BLOCKS) as u32
+}

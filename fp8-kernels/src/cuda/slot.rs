@@ -1,0 +1,208 @@
+//! What a quantizing operation does with its slot: the scale as an address, resolved on the device, and the output's
+//! buffers.
+//!
+//! Whether a cell is set, and which scale a tensor's own amax gives, is decided by kernels, so the host never waits; a
+//! user's scale policy is the exception, since it runs on the host.
+
+use super::rule::RuleArgs;
+use super::{Buffer, Gpu, Grid, Source, args, format_number};
+use crate::{
+    Cell, DType, Device, Fp8Tensor, Operand, REST, Result, Scale, Shape, Slot, Tensor, TransposePolicy,
+};
+
+/// Finds the amax of what is to be quantized: max-combines it into the cell at `cell`, or does nothing where `unset`, the
+/// address of a scale cell, is not 0 and that cell is set.
+pub(super) struct AmaxRequest {
+    pub(super) unset: u64,
+    pub(super) cell: u64,
+}
+
+/// A scale that work queued from now on finds on the device.
+#[derive(Debug)]
+pub(super) struct DeviceScale {
+    address: u64,
+    /// What holds it, where that is no cell of the caller's.
+    _owned: Option<Buffer>,
+}
+
+impl DeviceScale {
+    /// Of one f32, whose magnitude is the scale.
+    pub(super) const fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn owned(buffer: Buffer, index: u64) -> Self {
+        Self { address: buffer.ptr() + 4 * index, _owned: Some(buffer) }
+    }
+}
+
+/// The scale to quantize with, or `None` in high precision. `amax` is called at most once; for a tensor of no elements it
+/// need do nothing.
+pub(super) fn resolve(
+    gpu: &Gpu,
+    op: &'static str,
+    slot: &Slot<'_>,
+    amax: impl FnOnce(AmaxRequest) -> Result<()>,
+) -> Result<Option<DeviceScale>> {
+    let (cell, rule, keep) = match slot.scale {
+        Scale::Off => return Ok(None),
+        Scale::Cell { cell, .. } if cell.is_known_set() => {
+            return Ok(Some(DeviceScale { address: cell.cuda(op)?, _owned: None }));
+        }
+        Scale::FromAmax { amax, rule } => {
+            let scale = rule.scale(amax, 1.0)?;
+            return Ok(Some(DeviceScale::owned(gpu.filled_f32(scale, 1)?, 0)));
+        }
+        Scale::Cell { cell, first, keep } => (Some(cell), first, keep),
+        Scale::FromTensor(rule) => (None, rule, false),
+    };
+    let Some(rule) = RuleArgs::new(rule) else { return on_host(gpu, slot, cell, amax).map(Some) };
+    let cell = cell.map_or(Ok(0), |cell| cell.cuda(op))?;
+    // The amax, then the scale.
+    let found = gpu.filled_f32(REST, 2)?;
+    amax(AmaxRequest { unset: cell, cell: found.ptr() })?;
+    let scale = DeviceScale::owned(found, 1);
+    let RuleArgs { kind, fp8_max, scaled_max, margin, epsilon } = rule;
+    let (amax, keep) = (scale.address - 4, i32::from(keep));
+    let kernel = gpu.kernel(Source::Quantize, "quantize_scale")?;
+    let args = args![cell, keep, amax, kind, fp8_max, scaled_max, margin, epsilon, scale.address];
+    // SAFETY: the kernel's parameters (cell, keep, amax, kind, fp8_max, scaled_max, margin, epsilon, scale); cell is null or
+    // an f32 of the caller's, amax and scale are the two of `found`.
+    unsafe { kernel.launch(gpu, Grid { blocks: 1, threads: 32, shared: 0 }, &args) }?;
+    Ok(Some(scale))
+}
+
+/// With a user's policy: waits for the device where the cell or the tensor has to be read.
+fn on_host(
+    gpu: &Gpu,
+    slot: &Slot<'_>,
+    cell: Option<&Cell>,
+    amax: impl FnOnce(AmaxRequest) -> Result<()>,
+) -> Result<DeviceScale> {
+    let read = || {
+        let found = gpu.filled_f32(REST, 1)?;
+        amax(AmaxRequest { unset: 0, cell: found.ptr() })?;
+        let mut value = [0.0f32];
+        gpu.download(found.ptr(), &mut value)?;
+        Ok(value[0].max(0.0))
+    };
+    let mut failure = None;
+    let scale = slot.resolve(|| read().unwrap_or_else(|error| {
+        failure = Some(error);
+        0.0
+    }));
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    // In high precision there is no scale, and nobody comes here.
+    let scale = scale?.unwrap_or(1.0);
+    debug_assert!(cell.is_none() || !slot.is_off(), "a slot that is off has no scale to resolve");
+    Ok(DeviceScale::owned(gpu.filled_f32(scale, 1)?, 0))
+}
+
+/// The buffers that a quantizing operation fills, and what becomes of them.
+#[derive(Debug)]
+pub(super) struct Output<'a> {
+    slot: &'a Slot<'a>,
+    shape: Shape,
+    device: &'a Device,
+    scale: Option<DeviceScale>,
+    rowwise: Option<Buffer>,
+    columnwise: Option<Buffer>,
+    scale_inv: Option<Buffer>,
+    high: Option<Buffer>,
+}
+
+impl<'a> Output<'a> {
+    /// Room for codes where there is a scale, else for values of `dtype`.
+    pub(super) fn new(
+        gpu: &Gpu,
+        slot: &'a Slot<'a>,
+        shape: Shape,
+        device: &'a Device,
+        scale: Option<DeviceScale>,
+        dtype: DType,
+    ) -> Result<Self> {
+        let len = shape.numel();
+        let mut output =
+            Self { slot, shape, device, scale, rowwise: None, columnwise: None, scale_inv: None, high: None };
+        if output.scale.is_none() {
+            output.high = Some(gpu.alloc(dtype, len)?);
+            return Ok(output);
+        }
+        output.rowwise = Some(gpu.alloc(DType::U8, len)?);
+        if slot.columnwise && device.transpose_policy() == TransposePolicy::WithCast {
+            output.columnwise = Some(gpu.alloc(DType::U8, len)?);
+        }
+        output.scale_inv = Some(gpu.alloc(DType::F32, 1)?);
+        Ok(output)
+    }
+
+    /// Of codes as stored.
+    pub(super) fn rowwise(&self) -> Option<&Buffer> {
+        self.rowwise.as_ref()
+    }
+
+    /// Of the transpose's codes.
+    pub(super) fn columnwise(&self) -> Option<&Buffer> {
+        self.columnwise.as_ref()
+    }
+
+    /// Of values in high precision.
+    pub(super) fn high(&self) -> Option<&Buffer> {
+        self.high.as_ref()
+    }
+
+    pub(super) fn scale_inv(&self) -> Option<&Buffer> {
+        self.scale_inv.as_ref()
+    }
+
+    /// The address of the scale, or 0.
+    pub(super) fn scale(&self) -> u64 {
+        self.scale.as_ref().map_or(0, DeviceScale::address)
+    }
+
+    pub(super) fn format(&self) -> i32 {
+        format_number(self.slot.encoding)
+    }
+
+    /// The address of the slot's amax cell, or 0: a tensor of no elements has no amax.
+    pub(super) fn amax(&self, op: &'static str) -> Result<u64> {
+        self.slot.amax.filter(|_| self.shape.numel() > 0).map_or(Ok(0), |cell| cell.cuda(op))
+    }
+
+    /// The address of the slot's counters, or 0: nothing is counted in high precision.
+    pub(super) fn counters(&self, op: &'static str) -> Result<u64> {
+        self.slot.counters.filter(|_| self.scale.is_some()).map_or(Ok(0), |counters| counters.cuda(op))
+    }
+
+    /// Writes the factor of a tensor of no elements, for which an operation's own kernel is not launched.
+    pub(super) fn finish_empty(self, gpu: &Gpu) -> Result<Operand> {
+        if let (Some(scale), Some(scale_inv)) = (&self.scale, &self.scale_inv) {
+            let kernel = gpu.kernel(Source::Quantize, "quantize_f32")?;
+            let args = args![0u64, 0u64, 0u64, 0i32, scale.address, scale_inv, 0u64, 0u64];
+            // SAFETY: the kernel's parameters (x, n, codes, format, scale, scale_inv, amax, counters); n is 0, the scale and
+            // its inverse are one f32 each.
+            unsafe { kernel.launch(gpu, Grid { blocks: 1, threads: 256, shared: 0 }, &args) }?;
+        }
+        Ok(self.finish())
+    }
+
+    /// After the launch that fills it.
+    pub(super) fn finish(self) -> Operand {
+        let [rows, cols] = self.shape.matrix();
+        let tensor = |buffer, shape| Tensor::from_cuda(buffer, shape, self.device);
+        match (self.high, self.scale_inv) {
+            (None, Some(scale_inv)) => Operand::Fp8(Fp8Tensor::from_parts(
+                self.shape,
+                self.rowwise.map(|codes| tensor(codes, self.shape)),
+                self.columnwise.map(|codes| tensor(codes, Shape::from([cols, rows]))),
+                self.slot.encoding,
+                tensor(scale_inv, Shape::from([])),
+            )),
+            (Some(values), _) => Operand::High(tensor(values, self.shape)),
+            // A buffer for values or a factor is always there.
+            (None, None) => unreachable!("an output without buffers"),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! `softmax` on a GPU: a warp for a row of up to 1024 keys, a block for a longer one.
+
+use super::{Gpu, Grid, Source, args, dtype_number};
+use crate::{Error, Result, Shape, Tensor};
+
+/// The longest row that a warp holds in its registers, as the kernels have it.
+const WARP_KEYS: u32 = 1024;
+const WARP_THREADS: u32 = 128;
+const BLOCK_THREADS: u32 = 512;
+
+pub(crate) fn softmax(
+    gpu: &Gpu,
+    x: &Tensor,
+    scale: f32,
+    causal: bool,
+    mask: Option<&Tensor>,
+) -> Result<Tensor> {
+    let op = "softmax";
+    let (rows, keys) = rows(op, x)?;
+    let queries = x.shape().iter().rev().nth(1).copied().unwrap_or(1) as u64;
+    let (scores, y) = (x.cuda(op)?, gpu.alloc(x.dtype(), x.numel())?);
+    let (bytes, layout) = match mask {
+        Some(mask) => (Some(mask.cuda(op)?), MaskLayout::new(mask.shape(), x.shape())),
+        None => (None, MaskLayout::default()),
+    };
+    let (name, grid) = match keys {
+        0..=WARP_KEYS => ("softmax_warp", warps(gpu, rows, keys)),
+        _ if keys.is_multiple_of(8) => ("softmax_block", row_blocks(gpu, rows)),
+        _ => ("softmax_block_ragged", row_blocks(gpu, rows)),
+    };
+    let kernel = gpu.kernel(Source::Softmax, name)?;
+    let ([e0, e1, e2, e3, e4], [s0, s1, s2, s3, s4]) = (layout.extents, layout.strides);
+    let args = args![
+        scores,
+        &y,
+        dtype_number(x.dtype()),
+        rows,
+        keys,
+        queries,
+        scale,
+        i32::from(causal),
+        bytes,
+        e0,
+        e1,
+        e2,
+        e3,
+        e4,
+        s0,
+        s1,
+        s2,
+        s3,
+        s4,
+        layout.step,
+    ];
+    // SAFETY: the kernel's parameters (x, y, dtype, rows, keys, queries, scale, causal, mask, extents, strides, step); x and
+    // y hold rows · keys elements of that type, rows a multiple of queries, and the mask's strides stay within it since its
+    // extents are those of x or 1 (checked by `ops::softmax`).
+    unsafe { kernel.launch(gpu, grid, &args) }?;
+    Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
+}
+
+pub(crate) fn softmax_backward(gpu: &Gpu, dy: &Tensor, y: &Tensor, scale: f32) -> Result<Tensor> {
+    let op = "softmax_backward";
+    let (rows, keys) = rows(op, y)?;
+    let dx = gpu.alloc(y.dtype(), y.numel())?;
+    let (name, grid) = match keys {
+        0..=WARP_KEYS => ("softmax_backward_warp", warps(gpu, rows, keys)),
+        _ => ("softmax_backward_block", row_blocks(gpu, rows)),
+    };
+    let kernel = gpu.kernel(Source::Softmax, name)?;
+    let types = [dy, y].map(|tensor| dtype_number(tensor.dtype()));
+    let args = args![dy.cuda(op)?, y.cuda(op)?, &dx, types[0], types[1], rows, keys, scale];
+    // SAFETY: the kernel's parameters (dy, y, dx, dy_dtype, dtype, rows, keys, scale); all three hold rows · keys elements
+    // (checked by `ops::softmax_backward`; dx made above), of those types.
+    unsafe { kernel.launch(gpu, grid, &args) }?;
+    Ok(Tensor::from_cuda(dx, *y.shape(), y.device()))
+}
+
+/// Rows, and keys of one, which the kernels count in 32 bits.
+fn rows(op: &'static str, x: &Tensor) -> Result<(u64, u32)> {
+    let [rows, keys] = x.shape().matrix();
+    let too_long = |_| {
+        let remedy = format!("a row of a GPU's softmax has at most {} keys", u32::MAX / 2);
+        Error::Shape { op, shape: *x.shape(), remedy }
+    };
+    // Half the range: the kernels look a little beyond the end.
+    let keys = i32::try_from(keys).map_err(too_long)?;
+    Ok((rows as u64, keys.unsigned_abs()))
+}
+
+fn warps(gpu: &Gpu, rows: u64, keys: u32) -> Grid {
+    let blocks = if keys == 0 { 0 } else { gpu.blocks(rows, (WARP_THREADS / 32).into(), 32) };
+    Grid { blocks, threads: WARP_THREADS, shared: 0 }
+}
+
+fn row_blocks(gpu: &Gpu, rows: u64) -> Grid {
+    Grid { blocks: gpu.blocks(rows, 1, 16), threads: BLOCK_THREADS, shared: 0 }
+}
+
+/// How a mask repeats along the scores: of the leading dimensions, innermost first, extents and how far the mask moves.
+struct MaskLayout {
+    extents: [u64; Shape::MAX_RANK - 1],
+    strides: [u64; Shape::MAX_RANK - 1],
+    /// 0 where one byte stands for a whole row.
+    step: u64,
+}
+
+impl Default for MaskLayout {
+    fn default() -> Self {
+        Self { extents: [1; Shape::MAX_RANK - 1], strides: [0; Shape::MAX_RANK - 1], step: 0 }
+    }
+}
+
+impl MaskLayout {
+    fn new(mask: &Shape, scores: &Shape) -> Self {
+        let mut layout = Self::default();
+        let mut stride = 1;
+        let mut places = layout.extents.iter_mut().zip(&mut layout.strides);
+        for (inner, (&extent, &own)) in scores.iter().zip(mask.iter()).rev().enumerate() {
+            let moves = if own == 1 { 0 } else { stride };
+            match inner {
+                0 => layout.step = moves,
+                _ => {
+                    if let Some((to, by)) = places.next() {
+                        (*to, *by) = (extent as u64, moves);
+                    }
+                }
+            }
+            stride *= own as u64;
+        }
+        layout
+    }
+}

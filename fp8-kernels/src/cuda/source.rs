@@ -1,0 +1,71 @@
+//! The kernel files: their text, and the PTX that was made of it for machines without the compiler.
+
+/// The text in front of every kernel file.
+const PRELUDE: &str = include_str!("kernels/prelude.cuh");
+
+/// `sources![(Variant, "stem")]`: one program per kernel file.
+macro_rules! sources {
+    ($(($variant:ident, $stem:literal)),* $(,)?) => {
+        /// A kernel file, named after its operation.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub(crate) enum Source {
+            $(#[doc = concat!("`", $stem, ".cu`")] $variant),*
+        }
+
+        impl Source {
+            /// How many there are.
+            pub(crate) const COUNT: usize = [$($stem),*].len();
+
+            /// The file's name without its ending.
+            pub(crate) const fn stem(self) -> &'static str {
+                match self { $(Self::$variant => $stem),* }
+            }
+
+            const fn text(self) -> &'static str {
+                match self { $(Self::$variant => include_str!(concat!("kernels/", $stem, ".cu"))),* }
+            }
+
+            /// PTX of this very text for sm_89, which every later GPU's driver compiles on loading.
+            pub(crate) const fn snapshot(self) -> &'static str {
+                match self { $(Self::$variant => include_str!(concat!("snapshots/", $stem, ".ptx"))),* }
+            }
+        }
+    };
+}
+
+sources![
+    (Accumulate, "accumulate"),
+    (Activation, "activation"),
+    (AdamW, "adamw"),
+    (Amax, "amax"),
+    (Cast, "cast"),
+    (Cells, "cells"),
+    (CrossEntropy, "cross_entropy"),
+    (Dropout, "dropout"),
+    (Elementwise, "elementwise"),
+    (Embedding, "embedding"),
+    (GradNorm, "grad_norm"),
+    (Norm, "norm"),
+    (Quantize, "quantize"),
+    (Reduce, "reduce"),
+    (Rope, "rope"),
+    (Softmax, "softmax"),
+    (Split, "split"),
+    (Transpose, "transpose"),
+    (UpdateScales, "update_scales"),
+];
+
+/// Without fused multiply-adds of the compiler's own, so that the same expressions give the same bits everywhere.
+pub(crate) const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-lineinfo"];
+
+impl Source {
+    /// What the compiler calls the program, and reports name.
+    pub(crate) fn file(self) -> String {
+        format!("{}.cu", self.stem())
+    }
+
+    /// The whole program.
+    pub(crate) fn program(self) -> String {
+        format!("{PRELUDE}\n#line 1 \"{}\"\n{}", self.file(), self.text())
+    }
+}

@@ -1,0 +1,111 @@
+//! Small uploads through pinned memory: a ring of segments, so that a copy is queued and the host goes on.
+//!
+//! Pageable memory would make the driver wait. A segment is used again when the copies out of it are done; the host waits
+//! for that only if a whole ring of uploads is still in flight.
+
+use super::gpu::Gpu;
+use crate::Result;
+use cudarc::driver::{result, sys};
+
+const SEGMENT: usize = 256 * 1024;
+const SEGMENTS: usize = 4;
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Staging {
+    segments: Vec<Segment>,
+    current: usize,
+}
+
+#[derive(Debug)]
+struct Segment {
+    memory: *mut u8,
+    used: usize,
+    /// Recorded behind the last copy out of it, once the ring has moved on.
+    copied: sys::CUevent,
+}
+
+// SAFETY: the memory and the event belong to the process, not to a thread; the ring is used behind a lock.
+unsafe impl Send for Segment {}
+
+impl Staging {
+    /// Queues a copy of `bytes` to `address`; false if they are too many for this.
+    pub(super) fn upload(&mut self, gpu: &Gpu, bytes: &[u8], address: u64) -> Result<bool> {
+        if bytes.len() > SEGMENT {
+            return Ok(false);
+        }
+        let memory = self.room(gpu, bytes.len())?;
+        // SAFETY: `room` found a pinned segment with that many unused bytes behind `memory`, which no copy in flight reads;
+        // it and `bytes` are different allocations.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory, bytes.len()) };
+        // SAFETY: just written, and not changed before the event behind the copy has happened.
+        let staged = unsafe { std::slice::from_raw_parts(memory, bytes.len()) };
+        // SAFETY: `address` has room for `bytes`, as the caller says; both live until the stream has passed the copy.
+        unsafe { result::memcpy_htod_async(address, staged, gpu.raw_stream()) }
+            .map_err(|error| gpu.driver_error("cuMemcpyHtoDAsync", "upload", error))?;
+        Ok(true)
+    }
+
+    /// Where `len` bytes may be written.
+    fn room(&mut self, gpu: &Gpu, len: usize) -> Result<*mut u8> {
+        let fits = |segment: &Segment| segment.used + len <= SEGMENT;
+        if !self.segments.get(self.current).is_some_and(fits) {
+            self.advance(gpu)?;
+        }
+        let segment = &mut self.segments[self.current];
+        // SAFETY: within the segment's SEGMENT bytes: `fits`, or just emptied and len ≤ SEGMENT.
+        let memory = unsafe { segment.memory.add(segment.used) };
+        // Whole vectors, so that the next starts aligned.
+        segment.used = (segment.used + len).next_multiple_of(16);
+        Ok(memory)
+    }
+
+    /// Makes a segment without copies in flight the current one.
+    fn advance(&mut self, gpu: &Gpu) -> Result<()> {
+        if let Some(full) = self.segments.get(self.current) {
+            // SAFETY: both are this device's and alive.
+            unsafe { result::event::record(full.copied, gpu.raw_stream()) }
+                .map_err(|error| gpu.driver_error("cuEventRecord", "upload", error))?;
+        }
+        if self.segments.len() < SEGMENTS {
+            self.segments.push(Segment::new(gpu)?);
+            self.current = self.segments.len() - 1;
+            return Ok(());
+        }
+        let next = (self.current + 1) % SEGMENTS;
+        let segment = &mut self.segments[next];
+        // SAFETY: the event is alive; it was recorded when the ring moved on from this segment.
+        unsafe { result::event::synchronize(segment.copied) }
+            .map_err(|error| gpu.driver_error("cuEventSynchronize", "upload", error))?;
+        segment.used = 0;
+        self.current = next;
+        Ok(())
+    }
+
+    /// Frees the ring. The device's context is current, and its stream has no work left.
+    pub(super) fn release(&mut self) {
+        for segment in self.segments.drain(..) {
+            // SAFETY: made by Segment::new and destroyed once; a failure leaves nothing to do.
+            drop(unsafe { result::event::destroy(segment.copied) });
+            // SAFETY: as above; no copy out of it is in flight any more.
+            drop(unsafe { result::free_host(segment.memory.cast()) });
+        }
+    }
+}
+
+impl Segment {
+    fn new(gpu: &Gpu) -> Result<Self> {
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        let copied = result::event::create(flags)
+            .map_err(|error| gpu.driver_error("cuEventCreate", "upload", error))?;
+        // SAFETY: flags 0 are plain pinned memory; freed by `release`.
+        match unsafe { result::malloc_host(SEGMENT, 0) } {
+            Ok(memory) => Ok(Self { memory: memory.cast(), used: 0, copied }),
+            Err(error) => {
+                // SAFETY: made above, used by nothing.
+                drop(unsafe { result::event::destroy(copied) });
+                Err(gpu.driver_error("cuMemHostAlloc", "upload", error))
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! `update_scales` on a GPU: one launch for an arena; where a user's function decides, on copies in host memory.
+
+use super::{Gpu, Grid, Source, args};
+use crate::cpu::update_scales::{Table, recompute};
+use crate::ops::{AmaxRule, ScaleUpdate};
+use crate::{Arena, Result, ScalePolicy, ScaleRule};
+use std::cell::Cell;
+
+/// As the kernel.
+const SLOTS_PER_BLOCK: u64 = 8;
+
+pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    let op = "update_scales";
+    let (amax, rule) = match (update.amax, RuleArgs::new(update.rule)) {
+        (AmaxRule::Max, Some(rule)) => (0, rule),
+        (AmaxRule::MostRecent, Some(rule)) => (1, rule),
+        _ => return on_host(gpu, arena, update),
+    };
+    let (slots, rows) = (arena.slots() as u64, arena.options().history_len as u64);
+    let cells =
+        [arena.history_cells().cuda(op)?, arena.scale_cells().cuda(op)?, arena.skipped_counts().cuda(op)?];
+    let kernel = gpu.kernel(Source::UpdateScales, "update_scales")?;
+    let args = args![
+        cells[0],
+        cells[1],
+        cells[2],
+        slots,
+        rows,
+        arena.options().rest,
+        i32::from(recompute(arena, update)),
+        amax,
+        i32::from(update.record_non_finite),
+        rule.kind,
+        rule.fp8_max,
+        rule.scaled_max,
+        rule.margin,
+        rule.epsilon,
+    ];
+    let blocks = u32::try_from(slots.div_ceil(SLOTS_PER_BLOCK)).unwrap_or(u32::MAX);
+    // A thread takes eight rows at a time; a short window needs few threads.
+    let threads = rows.next_multiple_of(32).clamp(32, 1024) as u32;
+    // SAFETY: the kernel's parameters (history, scale, skipped, slots, rows, rest, recompute, amax_rule, record_non_finite,
+    // kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32, slots f32 and slots u64.
+    unsafe { kernel.launch(gpu, Grid { blocks, threads, shared: 0 }, &args) }?;
+    arena.finish_update();
+    Ok(())
+}
+
+pub(crate) fn check_scales(_: &Gpu, arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    let (mut history, mut scale) = copies(arena)?;
+    let (history, scale) = (cells(&mut history), cells(&mut scale));
+    Table::new(arena, update, history, scale).changes(update).map(drop)
+}
+
+/// Waits for the device, since the user's functions run on the host.
+fn on_host(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    let (mut history, mut scale) = copies(arena)?;
+    let mut skipped = arena.skipped_non_finite_all()?;
+    let table = Table::new(arena, update, cells(&mut history), cells(&mut scale));
+    let changes = table.changes(update)?;
+    table.apply(changes, |slot| {
+        if let Some(count) = skipped.get_mut(slot) {
+            *count += 1;
+        }
+    });
+    arena.history_cells().write(0, &history)?;
+    arena.scale_cells().write(0, &scale)?;
+    gpu.write(arena.skipped_counts().cuda("update_scales")?.ptr(), bytemuck::cast_slice(&skipped))?;
+    arena.finish_update();
+    Ok(())
+}
+
+/// All rows of the history, and the scales.
+fn copies(arena: &Arena) -> Result<(Vec<f32>, Vec<f32>)> {
+    let len = arena.options().history_len * arena.slots();
+    Ok((arena.history_cells().read(0..len)?, arena.scales()?))
+}
+
+fn cells(values: &mut [f32]) -> &[Cell<f32>] {
+    Cell::from_mut(values).as_slice_of_cells()
+}
+
+/// A rule as kernels take it: see `Rule` in their prelude.
+struct RuleArgs {
+    kind: i32,
+    fp8_max: f32,
+    scaled_max: f32,
+    margin: i32,
+    epsilon: f32,
+}
+
+impl RuleArgs {
+    /// None for a user's function, which kernels cannot call.
+    fn new(rule: &ScaleRule) -> Option<Self> {
+        let fp8_max = match *rule {
+            ScaleRule::Delayed { fp8_max, .. } | ScaleRule::Current { fp8_max, .. } => fp8_max,
+        };
+        let none = Self { kind: 0, fp8_max, scaled_max: 0.0, margin: 0, epsilon: 0.0 };
+        match *rule {
+            ScaleRule::Delayed { policy: ScalePolicy::Custom(_), .. } => None,
+            ScaleRule::Delayed { margin, policy: ScalePolicy::PowerOfTwo, .. } => {
+                Some(Self { kind: 1, margin, ..none })
+            }
+            ScaleRule::Delayed { margin, .. } => {
+                // As in the rule itself.
+                let scaled_max = (f64::from(fp8_max) * f64::powi(2.0, margin.saturating_neg())) as f32;
+                Some(Self { scaled_max, ..none })
+            }
+            ScaleRule::Current { epsilon, power_2_scales, .. } => {
+                Some(Self { kind: if power_2_scales { 3 } else { 2 }, epsilon, ..none })
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Every environment variable this crate reads, read here and nowhere else.
+//!
+//! | variable | type | default | what for |
+//! |---|---|---|---|
+//! | `FP8_CUDA_LIB_DIR` | folders | none | where NVIDIA's libraries are looked for first |
+//! | `FP8_CACHE_DIR` | folder, empty for none | `$XDG_CACHE_HOME/fp8`, `~/.cache/fp8` | compiled kernels |
+//! | `FP8_CUDA_ALLOCATOR` | `caching` or `exact` | `caching` | keep freed device memory, or give each block back at once |
+//!
+//! `CUDA_HOME`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `XDG_CACHE_HOME` and `HOME` mean what they mean elsewhere.
+
+use crate::{Error, Result};
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// How freed device memory is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum CudaAllocator {
+    /// For the next allocation of about its size: no driver call in steady state.
+    #[default]
+    Caching,
+    /// Not at all: each tensor is an allocation of its own, so that tools see every byte beyond its end.
+    Exact,
+}
+
+/// The variables as they were when a device was opened.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Environment {
+    pub(crate) library_dirs: Vec<PathBuf>,
+    pub(crate) cache_dir: Option<PathBuf>,
+    pub(crate) allocator: CudaAllocator,
+    pub(crate) cuda_home: Option<PathBuf>,
+    /// Python environments, whose packages may hold NVIDIA's libraries.
+    pub(crate) python_prefixes: Vec<PathBuf>,
+}
+
+impl Environment {
+    pub(crate) fn read() -> Result<Self> {
+        Self::from_variables(|name| env::var_os(name))
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+        let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let library_dirs = variable("FP8_CUDA_LIB_DIR").map(|value| {
+            env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect::<Vec<_>>()
+        });
+        let cache_dir = match variable("FP8_CACHE_DIR") {
+            Some(dir) if dir.is_empty() => None,
+            Some(dir) => Some(PathBuf::from(dir)),
+            None => path("XDG_CACHE_HOME")
+                .or_else(|| path("HOME").map(|home| home.join(".cache")))
+                .map(|cache| cache.join("fp8")),
+        };
+        let allocator = match variable("FP8_CUDA_ALLOCATOR") {
+            None => CudaAllocator::default(),
+            Some(value) if value == "caching" => CudaAllocator::Caching,
+            Some(value) if value == "exact" => CudaAllocator::Exact,
+            Some(value) => {
+                return Err(Error::Environment {
+                    name: "FP8_CUDA_ALLOCATOR",
+                    value: value.to_string_lossy().into_owned(),
+                    remedy: "expected caching or exact".to_owned(),
+                });
+            }
+        };
+        Ok(Self {
+            library_dirs: library_dirs.unwrap_or_default(),
+            cache_dir,
+            allocator,
+            cuda_home: path("CUDA_HOME"),
+            python_prefixes: ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Environment> {
+        Environment::from_variables(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
+        })
+    }
+
+    #[test]
+    fn the_cache_follows_the_home_unless_told_otherwise() {
+        let cache = |variables: &[(&str, &str)]| read(variables).unwrap().cache_dir;
+        assert_eq!(cache(&[]), None);
+        assert_eq!(cache(&[("HOME", "/h")]), Some("/h/.cache/fp8".into()));
+        assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Some("/x/fp8".into()));
+        assert_eq!(cache(&[("HOME", "/h"), ("FP8_CACHE_DIR", "/c")]), Some("/c".into()));
+        assert_eq!(cache(&[("HOME", "/h"), ("FP8_CACHE_DIR", "")]), None);
+    }
+
+    #[test]
+    fn an_unknown_allocator_is_an_error() {
+        let error = read(&[("FP8_CUDA_ALLOCATOR", "jemalloc")]).unwrap_err().to_string();
+        assert_eq!(error, "FP8_CUDA_ALLOCATOR=jemalloc: expected caching or exact");
+    }
+
+    #[test]
+    fn folders_are_split() {
+        assert_eq!(
+            read(&[("FP8_CUDA_LIB_DIR", "/a:/b")]).unwrap().library_dirs,
+            ["/a", "/b"].map(PathBuf::from)
+        );
+    }
+}

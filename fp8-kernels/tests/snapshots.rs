@@ -1,0 +1,124 @@
+//! Snapshots of the kernels' PTX: fresh, exact, complete.
+//!
+//! They are written by `cargo xtask ptx`, run by simulated devices and read here, so that neither needs a compiler.
+
+#[path = "snapshots/rules.rs"]
+mod rules;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use sha2::{Digest, Sha256};
+
+/// Kernels whose results need not be the same bits everywhere, with the reason. None so far.
+const INEXACT: [(&str, &str); 0] = [];
+const MAX_BYTES: usize = 1 << 20;
+
+fn cuda() -> PathBuf {
+    let package = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&package).join("src/cuda")
+}
+
+/// Stems and contents of the files with this ending.
+fn read(folder: &str, end: &str) -> BTreeMap<String, String> {
+    let entries = fs::read_dir(cuda().join(folder)).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths
+        .filter(|path| path.extension().is_some_and(|found| found == end))
+        .map(|path| {
+            (path.file_stem().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap())
+        })
+        .collect()
+}
+
+fn snapshots() -> BTreeMap<String, String> {
+    read("snapshots", "ptx")
+}
+
+/// Names of all kernels of a snapshot, each with what stands between its name and its body.
+fn entries(ptx: &str) -> Vec<(&str, &str)> {
+    let heads = ptx.split(".entry ").skip(1).map(|rest| rest.split('{').next().unwrap());
+    heads.map(|head| head.split_once('(').unwrap()).collect()
+}
+
+fn expect_none(problems: &[String]) {
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}
+
+#[test]
+fn every_kernel_file_has_a_fresh_snapshot_and_every_snapshot_its_file() {
+    let prelude = fs::read_to_string(cuda().join("kernels/prelude.cuh")).unwrap();
+    let snapshots = snapshots();
+    let kernels = read("kernels", "cu");
+    let mut problems = Vec::new();
+    for (name, text) in &kernels {
+        let program = format!("{prelude}\n#line 1 \"{name}.cu\"\n{text}");
+        let hash: String = Sha256::digest(program).iter().map(|byte| format!("{byte:02x}")).collect();
+        match snapshots.get(name) {
+            None => problems.push(format!("{name}.cu has no snapshot: run `cargo xtask ptx`")),
+            Some(ptx) if !ptx.contains(&format!("// source sha256: {hash}\n")) => {
+                problems.push(format!("{name}.ptx is stale: run `cargo xtask ptx`"));
+            }
+            Some(ptx) => {
+                let head = format!("// fp8-kernels kernel snapshot: {name}.cu\n");
+                if !ptx.starts_with(&head)
+                    || !ptx.contains("\n// options: -std=c++17 -fmad=false -lineinfo\n")
+                {
+                    problems
+                        .push(format!("{name}.ptx: the header is not the usual one: run `cargo xtask ptx`"));
+                }
+            }
+        }
+    }
+    for name in snapshots.keys().filter(|name| !kernels.contains_key(*name)) {
+        problems.push(format!("{name}.ptx has no {name}.cu: run `cargo xtask ptx`"));
+    }
+    expect_none(&problems);
+}
+
+#[test]
+fn kernels_use_only_operations_with_the_same_bits_everywhere() {
+    let mut problems = Vec::new();
+    for (name, ptx) in snapshots().iter().filter(|(name, _)| INEXACT.iter().all(|(file, _)| file != name)) {
+        problems.extend(rules::breaches(ptx).iter().map(|breach| format!("{name}.ptx:{breach}")));
+    }
+    expect_none(&problems);
+}
+
+#[test]
+fn every_kernel_declares_its_threads_and_no_name_occurs_twice() {
+    let mut problems = Vec::new();
+    let mut owners = BTreeMap::new();
+    for (name, ptx) in &snapshots() {
+        for (kernel, head) in entries(ptx) {
+            if !head.contains(".maxntid") {
+                problems.push(format!("{name}.ptx: {kernel}: no .maxntid: add __launch_bounds__"));
+            }
+            if let Some(other) = owners.insert(kernel.to_owned(), name.clone()) {
+                problems.push(format!("{kernel} is in {other}.cu and in {name}.cu: rename one"));
+            }
+        }
+    }
+    expect_none(&problems);
+}
+
+#[test]
+fn snapshots_are_small_and_their_kernels_stand_in_the_table() {
+    let table = fs::read_to_string(cuda().join("snapshots/registers.txt")).unwrap();
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().take(2).collect()).collect();
+    let bad = table.lines().filter(|line| !line.starts_with('#') && line.ends_with('!'));
+    let mut problems: Vec<String> =
+        bad.map(|line| format!("registers.txt: {line}: see `cargo xtask ptx`")).collect();
+    for (name, ptx) in &snapshots() {
+        if ptx.len() > MAX_BYTES {
+            problems.push(format!("{name}.ptx: {} bytes: at most {MAX_BYTES}; split the file", ptx.len()));
+        }
+        for (kernel, _) in entries(ptx) {
+            if !rows.contains(&vec![name.as_str(), kernel]) {
+                problems.push(format!("registers.txt: no row for {name} {kernel}: run `cargo xtask ptx`"));
+            }
+        }
+    }
+    expect_none(&problems);
+}
