@@ -1,15 +1,22 @@
 //! Upkeep of the workspace: `cargo xtask --help`.
 //!
 //! Flags in, one `match`, one file a task.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
+mod artifact;
 mod bench;
+mod conformance;
 mod examples;
 mod exhaustive;
 mod golden;
+mod gpu_test;
 mod ignored;
+mod mutate;
+mod process;
+mod ptx;
 mod report;
+mod sim;
 mod test;
 mod tidy;
 mod workspace;
@@ -22,6 +29,8 @@ const EXAMPLES: &str = "\
 Examples:
   cargo xtask test                        all that CI checks
   cargo xtask test --fast                 the same without docs, examples and benches
+  cargo xtask sim -- cargo test -p fp8-nn  one crate's tests, finding the simulated device
+  cargo xtask mutate --kernel norm        mistakes planted in one kernel file
   cargo xtask golden --dir ~/golden       reference data from another place
   cargo xtask bench --list                what can be measured
   cargo xtask bench codec -- --quick      one bench, with an option of criterion";
@@ -42,6 +51,16 @@ enum Task {
     Tidy,
     /// Compares codec, recipes and layers with reference data, case by case (seconds)
     Golden(golden::Golden),
+    /// Compiles the CUDA kernels, checks what they need and writes the snapshots of their PTX (seconds)
+    Ptx(ptx::Ptx),
+    /// Runs a command with the simulated CUDA device in place of NVIDIA's libraries
+    Sim(sim::Sim),
+    /// Runs the suite of all operations on each backend, on the simulated device with several seeds (minutes)
+    Conformance(conformance::Conformance),
+    /// Plants mistakes in the kernels and sees whether the suite finds them (hours for all, with --sample minutes)
+    Mutate(mutate::Mutate),
+    /// Runs the suite on this machine's CUDA device, and fails if there is none (minutes)
+    GpuTest,
     /// Runs criterion benches of the crates (a minute or two each)
     Bench(bench::Bench),
     /// Compares the codec with an independent oracle over whole input spaces (minutes, with --release)
@@ -53,6 +72,11 @@ fn main() -> ExitCode {
         Task::Test(options) => test::run(&options),
         Task::Tidy => tidy::run().map(|()| ExitCode::SUCCESS),
         Task::Golden(options) => golden::run(&options),
+        Task::Ptx(options) => ptx::run(&options),
+        Task::Sim(options) => sim::run(&options),
+        Task::Conformance(options) => conformance::run(&options),
+        Task::Mutate(options) => mutate::run(&options),
+        Task::GpuTest => gpu_test::run(),
         Task::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Exhaustive(options) => exhaustive::run(&options).map(|()| ExitCode::SUCCESS),
     };

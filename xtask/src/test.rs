@@ -9,9 +9,11 @@ use std::process::ExitCode;
 
 use xshell::{Shell, cmd};
 
+use crate::conformance::Backend;
+use crate::ptx::nvrtc;
 use crate::report::Report;
 use crate::workspace::{Result, Workspace, shell};
-use crate::{examples, ignored, tidy};
+use crate::{artifact, conformance, examples, ignored, mutate, ptx, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Test {
@@ -34,6 +36,9 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
         done(cmd!(sh, "cargo clippy -p fp8-format --no-default-features -- -D warnings").run())
     });
     report.step("tests", || tests(&sh));
+    if cfg!(target_os = "linux") {
+        kernels(&sh, &mut report);
+    }
     if !options.fast {
         report.step("doc tests", || done(cmd!(sh, "cargo test --doc --workspace --all-features").run()));
         report.step("docs", || {
@@ -66,6 +71,30 @@ fn tests(sh: &Shell) -> Result<String> {
         cmd!(sh, "cargo test --workspace --lib --bins --tests --all-features --no-fail-fast").run()?;
         Ok("by cargo test".to_owned())
     }
+}
+
+/// What the tests do not cover of the CUDA kernels: another order of blocks and warps, a few planted mistakes, and
+/// the snapshots themselves where the compiler is at hand.
+fn kernels(sh: &Shell, report: &mut Report) {
+    /// The tests themselves run with seed 0.
+    const SEED: u64 = 1;
+    const MUTANTS: usize = 20;
+    report.step("kernels, another seed", || {
+        let jobs = conformance::jobs(&[Backend::CudaSim], &[SEED]);
+        let total = conformance::check(&artifact::conformance(sh)?, &jobs, None)?;
+        if total.is_good() { Ok(total.line()) } else { Err(total.line().into()) }
+    });
+    report.step("kernels, mutants", || {
+        let tally = mutate::check(&artifact::conformance(sh)?, Some(MUTANTS), &[], 0)?;
+        if tally.problems == 0 { Ok(tally.line()) } else { Err(tally.line().into()) }
+    });
+    report.step("kernels, compiled", || {
+        if !nvrtc::is_at_hand(sh)? {
+            return Ok("left out: NVRTC is not at hand; cargo xtask ptx fetches it".to_owned());
+        }
+        let code = ptx::run(&ptx::Ptx { check: true, all: true })?;
+        if code == ExitCode::SUCCESS { Ok(String::new()) } else { Err("see above".into()) }
+    });
 }
 
 fn benches(sh: &Shell, workspace: &Workspace) -> Result<String> {

@@ -27,6 +27,8 @@ pub(crate) fn shell() -> Result<Shell> {
 #[derive(Deserialize)]
 pub(crate) struct Workspace {
     pub(crate) packages: Vec<Package>,
+    /// Where cargo puts what it builds.
+    pub(crate) target_directory: PathBuf,
 }
 
 #[derive(Deserialize)]

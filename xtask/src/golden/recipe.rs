@@ -143,22 +143,22 @@ impl Player {
         let staged = self.slots.iter().zip(&origins).zip(staged);
         if self.slots.iter().all(|slot| slot.direction() == Direction::Forward) {
             for ((name, _), &amax) in staged {
-                cx.slot(name)?.amax.iter().for_each(|cell| cell.merge_max(amax));
+                cx.slot(name)?.amax.map_or(Ok(()), |cell| cell.merge_max(amax))?;
             }
             cx.commit()?;
         } else {
             cx.commit()?;
             let mut cx = self.scaling.backward()?;
             for ((name, origin), &amax) in staged {
-                cx.slot(origin, name)?.amax.iter().for_each(|cell| cell.merge_max(amax));
+                cx.slot(origin, name)?.amax.map_or(Ok(()), |cell| cell.merge_max(amax))?;
             }
             cx.commit()?;
         }
-        Ok(self.state())
+        self.state()
     }
 
-    fn state(&self) -> State {
-        let state = self.scaling.state();
+    fn state(&self) -> fp8_recipe::Result<State> {
+        let state = self.scaling.state()?;
         let mut found = State { scale: Vec::new(), window: Vec::new() };
         for name in &self.slots {
             for arena in state.arenas.iter().filter(|arena| arena.direction == name.direction()) {
@@ -168,7 +168,7 @@ impl Player {
                 }
             }
         }
-        found
+        Ok(found)
     }
 }
 

@@ -1,0 +1,295 @@
+//! `cargo xtask ptx`: compiles every kernel file with NVRTC, keeps its PTX as a snapshot and what it needs in a table.
+//!
+//! Snapshots are PTX of sm_89, the oldest architecture with FP8 conversions; simulated devices run them, and tests
+//! read them. All shipped architectures are assembled as well, and a spill, local memory, a double, a warning, or an
+//! operation that may differ in its bits fails the task. A file that does not compile keeps its old snapshot.
+
+pub(crate) mod nvrtc;
+mod resources;
+pub(crate) mod statements;
+mod table;
+
+#[path = "../../fp8-kernels/tests/snapshots/rules.rs"]
+mod rules;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use sha2::{Digest, Sha256};
+
+use crate::process;
+use crate::workspace::{Result, root, shell};
+use nvrtc::Nvrtc;
+use table::{Cell, Row};
+
+/// Those that the table shows; the first is that of the snapshots.
+const ARCHITECTURES: [&str; 4] = ["sm_89", "sm_90a", "sm_100", "sm_120"];
+/// The options of every compilation besides the architecture, as the headers of snapshots name them.
+const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-lineinfo"];
+const GATES: [&str; 4] =
+    ["warn-on-spills", "warn-on-local-memory-usage", "warn-on-double-precision-use", "-v"];
+/// NVRTC uses two threads well; more only take turns.
+const THREADS: usize = 2;
+/// Breaches of the rules that are printed for a file and an architecture.
+const SHOWN: usize = 5;
+
+#[derive(clap::Args)]
+pub(crate) struct Ptx {
+    /// Writes nothing and fails where a snapshot or the table would change
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Compiles all files, also those whose snapshots are fresh
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+/// A kernel file, as the compiler gets it.
+struct Source {
+    /// `quantize.cu`.
+    file: String,
+    program: String,
+}
+
+impl Source {
+    fn stem(&self) -> &str {
+        self.file.trim_end_matches(".cu")
+    }
+
+    fn snapshot(&self) -> PathBuf {
+        folder().join(format!("{}.ptx", self.stem()))
+    }
+
+    fn header(&self) -> String {
+        let hash: String = Sha256::digest(&self.program).iter().map(|byte| format!("{byte:02x}")).collect();
+        let (file, options, version) = (&self.file, OPTIONS.join(" "), nvrtc::VERSION);
+        format!(
+            "// fp8-kernels kernel snapshot: {file}\n// source sha256: {hash}\n// options: {options}\n\
+             // nvrtc: {version}\n"
+        )
+    }
+
+    /// The compiler gives the same output for the same program: one that was compiled without complaint stays so.
+    fn is_fresh(&self, rows: &[Row]) -> bool {
+        let mut rows = rows.iter().filter(|row| row.file == self.stem()).peekable();
+        let is_good = rows.peek().is_some() && rows.all(|row| !row.is_bad);
+        is_good && fs::read_to_string(self.snapshot()).is_ok_and(|text| text.starts_with(&self.header()))
+    }
+}
+
+/// What one compilation gave.
+struct Output {
+    ptx: String,
+    resources: Vec<resources::Resources>,
+    complaints: String,
+}
+
+pub(crate) fn run(options: &Ptx) -> Result<ExitCode> {
+    let sources = sources()?;
+    let before = table::read(&fs::read_to_string(folder().join("registers.txt")).unwrap_or_default());
+    let stale: Vec<&Source> =
+        sources.iter().filter(|source| options.all || options.check || !source.is_fresh(&before)).collect();
+    let outputs = if stale.is_empty() { Vec::new() } else { compile(&Nvrtc::load(&shell()?)?, &stale) };
+
+    let mut rows: Vec<Row> = before;
+    rows.retain(|row| sources.iter().any(|source| source.stem() == row.file));
+    let (mut files, mut failures) = (Vec::new(), 0);
+    for (source, outputs) in stale.iter().zip(outputs) {
+        match outputs.into_iter().collect::<Result<Vec<Output>>>() {
+            Ok(outputs) => {
+                let complaints = complain(source, &outputs);
+                failures += complaints;
+                files.push((source.snapshot(), Some(source.header() + &outputs[0].ptx)));
+                rows.retain(|row| row.file != source.stem());
+                rows.extend(rows_of(source.stem(), &outputs, complaints > 0));
+            }
+            Err(error) => {
+                failures += 1;
+                println!("error: {}: does not compile:\n{error}", source.file);
+            }
+        }
+    }
+    rows.sort_by(|a, b| (&a.file, &a.kernel).cmp(&(&b.file, &b.kernel)));
+    for orphan in orphans(&sources)? {
+        files.push((orphan, None));
+    }
+    let table = table::write(&rows);
+    println!("{}", table.trim_end());
+    files.push((folder().join("registers.txt"), Some(table)));
+
+    let changed = write(&files, options.check)?;
+    let counts = [sources.len(), stale.len(), rows.len(), changed, failures];
+    let [all, compiled, kernels, changed, failures] = counts;
+    println!("{all} files, {compiled} compiled, {kernels} kernels, {changed} changed, {failures} failures");
+    let differs = options.check && changed > 0;
+    if differs {
+        println!("error: snapshots are stale: run cargo xtask ptx");
+    }
+    Ok(if failures > 0 || differs { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Where snapshots lie.
+pub(crate) fn folder() -> PathBuf {
+    root().join("fp8-kernels/src/cuda/snapshots")
+}
+
+fn sources() -> Result<Vec<Source>> {
+    let kernels = root().join("fp8-kernels/src/cuda/kernels");
+    let prelude = fs::read_to_string(kernels.join("prelude.cuh"))?;
+    let mut sources = Vec::new();
+    for path in crate::workspace::files(&kernels)? {
+        if path.extension().is_some_and(|end| end == "cu") {
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let program = format!("{prelude}\n#line 1 \"{file}\"\n{}", fs::read_to_string(&path)?);
+            sources.push(Source { file, program });
+        }
+    }
+    Ok(sources)
+}
+
+/// Compiles all files for all architectures: an outer entry a file, an inner one an architecture.
+fn compile(nvrtc: &Nvrtc, sources: &[&Source]) -> Vec<Vec<Result<Output>>> {
+    let jobs: Vec<(&Source, &str)> =
+        sources.iter().flat_map(|&source| ARCHITECTURES.map(|arch| (source, arch))).collect();
+    // Errors cross threads as text.
+    let done = process::each(&jobs, THREADS, |_, (source, arch)| {
+        compile_one(nvrtc, source, arch).map_err(|error| error.to_string())
+    });
+    let mut outputs = done.into_iter().map(|output| output.map_err(Into::into));
+    sources.iter().map(|_| outputs.by_ref().take(ARCHITECTURES.len()).collect()).collect()
+}
+
+/// PTX and machine code in one go: a real architecture gives both.
+fn compile_one(nvrtc: &Nvrtc, source: &Source, arch: &str) -> Result<Output> {
+    let mut options = vec![format!("-arch={arch}")];
+    options.extend(OPTIONS.map(str::to_owned));
+    options
+        .extend(GATES.map(|gate| format!("--ptxas-options={}{gate}", if gate == "-v" { "" } else { "--" })));
+    let compiled = nvrtc.compile(&source.file, &source.program, &options)?;
+    let ptx = compiled.ptx.ok_or(compiled.log.as_str())?;
+    let (resources, complaints) = resources::read(&compiled.log);
+    Ok(Output { ptx: without_folders(&ptx), resources, complaints })
+}
+
+/// `.file` lines name the program in the current folder of this process: only the name is kept.
+fn without_folders(ptx: &str) -> String {
+    let mut text = String::with_capacity(ptx.len());
+    for line in ptx.lines() {
+        match line.rsplit_once('/') {
+            Some((head, name)) if line.trim_start().starts_with(".file") => {
+                text += head.split('"').next().unwrap_or_default();
+                text.push('"');
+                text += name;
+            }
+            _ => text += line.trim_end(),
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Prints what is wrong with a file on any architecture; returns how many complaints there are.
+fn complain(source: &Source, outputs: &[Output]) -> usize {
+    let mut count = 0;
+    for (arch, output) in ARCHITECTURES.iter().zip(outputs) {
+        if !output.complaints.is_empty() {
+            count += 1;
+            println!("error: {}: {arch}:\n{}", source.file, output.complaints);
+        }
+        let breaches = rules::breaches(&output.ptx);
+        count += breaches.len();
+        for breach in breaches.iter().take(SHOWN) {
+            println!("error: {}: {arch}: PTX line {breach}", source.file);
+        }
+        if breaches.len() > SHOWN {
+            println!("error: {}: {arch}: {} more like these", source.file, breaches.len() - SHOWN);
+        }
+    }
+    count
+}
+
+fn rows_of(stem: &str, outputs: &[Output], is_bad: bool) -> Vec<Row> {
+    let row = |first: &resources::Resources| {
+        let cells = outputs.iter().map(|output| {
+            let of_kernel = |ptx| {
+                let all: Vec<_> = statements::statements(ptx);
+                let of = all.into_iter().filter(|statement| statement.kernel == first.kernel);
+                of.filter(statements::Statement::is_instruction).map(|s| s.text).collect::<Vec<_>>()
+            };
+            let (mine, reference) = (of_kernel(&output.ptx), of_kernel(&outputs[0].ptx));
+            let resources = output.resources.iter().find(|row| row.kernel == first.kernel);
+            let (registers, shared) = resources.map_or((0, 0), |row| (row.registers, row.shared));
+            Cell { registers, shared, instructions: mine.len(), differs: mine != reference }
+        });
+        let cells = cells.collect();
+        let threads = threads(&outputs[0].ptx, &first.kernel);
+        Row { file: stem.to_owned(), kernel: first.kernel.clone(), threads, is_bad, cells }
+    };
+    outputs[0].resources.iter().map(row).collect()
+}
+
+/// The product of `.maxntid`, 0 where it is missing.
+fn threads(ptx: &str, kernel: &str) -> u32 {
+    let head = ptx.split_once(&format!(".entry {kernel}(")).map_or("", |(_, rest)| rest);
+    let head = head.split('{').next().unwrap_or_default();
+    let sizes = head.split_once(".maxntid").map_or("0", |(_, rest)| rest.lines().next().unwrap_or_default());
+    sizes.split(',').map(|size| size.trim().parse().unwrap_or(1)).product()
+}
+
+/// Snapshots whose kernel file is gone.
+fn orphans(sources: &[Source]) -> Result<Vec<PathBuf>> {
+    fs::create_dir_all(folder())?;
+    let known = |path: &Path| {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        sources.iter().any(|source| source.stem() == stem)
+    };
+    let mut found = crate::workspace::files(&folder())?;
+    found.retain(|path| path.extension().is_some_and(|end| end == "ptx") && !known(path));
+    Ok(found)
+}
+
+/// Writes, or removes where there is no text; returns how many files changed or would.
+fn write(files: &[(PathBuf, Option<String>)], check: bool) -> Result<usize> {
+    let mut changed = 0;
+    for (path, text) in files {
+        let name = path.strip_prefix(root()).unwrap_or(path).display();
+        if fs::read_to_string(path).ok() == *text {
+            continue;
+        }
+        changed += 1;
+        match text {
+            _ if check => println!("differs: {name}"),
+            Some(text) => {
+                // Whole or not at all: tests that run meanwhile read these files.
+                let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+                fs::write(&temporary, text)?;
+                fs::rename(temporary, path)?;
+                println!("written: {name}");
+            }
+            None => {
+                fs::remove_file(path)?;
+                println!("removed: {name}");
+            }
+        }
+    }
+    Ok(changed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_lines_keep_the_name_alone() {
+        let ptx = "\t.file\t1 \"/home/someone/cast.cu\"\n\tret;\n";
+        assert_eq!(without_folders(ptx), "\t.file\t1 \"cast.cu\"\n\tret;\n");
+        assert_eq!(without_folders("\t.file\t1 \"cast.cu\"\n"), "\t.file\t1 \"cast.cu\"\n");
+    }
+
+    #[test]
+    fn threads_are_the_product_of_maxntid() {
+        let ptx = ".visible .entry a(\n)\n.maxntid 32, 8, 1\n{\n}\n.visible .entry b(\n)\n{\n}\n";
+        assert_eq!(threads(ptx, "a"), 256);
+        assert_eq!(threads(ptx, "b"), 0);
+    }
+}
