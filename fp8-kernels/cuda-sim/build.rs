@@ -21,12 +21,14 @@ fn main() -> io::Result<()> {
     };
     files.retain(|path| path.extension().is_some_and(|extension| extension == "ptx"));
     files.sort();
-    let mut code = String::from("/// `(file name, text)` of every snapshot.\nconst EMBEDDED: &[(&str, &str)] = &[\n");
+    let mut code =
+        String::from("/// `(file name, text)` of every snapshot.\nconst EMBEDDED: &[(&str, &str)] = &[\n");
     for path in files {
         let path = fs::canonicalize(path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         println!("cargo:rerun-if-changed={}", path.display());
-        writeln!(code, "    ({name:?}, include_str!({:?})),", path.display().to_string()).map_err(io::Error::other)?;
+        writeln!(code, "    ({name:?}, include_str!({:?})),", path.display().to_string())
+            .map_err(io::Error::other)?;
     }
     code += "];\n";
     fs::write(Path::new(&variable("OUT_DIR")?).join("snapshots.rs"), code)

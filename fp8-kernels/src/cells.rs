@@ -4,6 +4,8 @@
 //! on one entry. Where the host cannot reach the device's memory, reading one waits for the work that was queued before.
 
 use crate::backend::Backend;
+#[cfg(feature = "cuda")]
+use crate::UNSET;
 use crate::{Device, Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -72,7 +74,10 @@ impl Cell {
     /// Whether the host knows, without asking the device, that a scale stands here for good. False only costs time.
     #[cfg(feature = "cuda")]
     pub(crate) fn is_known_set(&self) -> bool {
-        false
+        match &self.cells.block {
+            CellBlock::Cuda(_, known) => known.is_set(self.index),
+            CellBlock::Cpu(_) => false,
+        }
     }
 }
 
@@ -172,7 +177,7 @@ enum CellBlock {
     /// The bits of each, so that an integer maximum is the maximum of amaxes.
     Cpu(Arc<[AtomicI32]>),
     #[cfg(feature = "cuda")]
-    Cuda(crate::cuda::Buffer),
+    Cuda(crate::cuda::Buffer, Arc<crate::cuda::Known>),
 }
 
 impl Cells {
@@ -181,7 +186,10 @@ impl Cells {
         let block = match device.backend() {
             Backend::Cpu => CellBlock::Cpu((0..len).map(|_| AtomicI32::new(bits(value))).collect()),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => CellBlock::Cuda(gpu.filled_f32(value, len)?),
+            Backend::Cuda(gpu) => {
+                let known = crate::cuda::Known::new(gpu, len, value);
+                CellBlock::Cuda(gpu.filled_f32(value, len)?, Arc::new(known))
+            }
         };
         Ok(Self { device: device.clone(), block })
     }
@@ -193,11 +201,12 @@ impl Cells {
                 CellBlock::Cpu(cells.iter().map(|cell| AtomicI32::new(cell.load(Relaxed))).collect())
             }
             #[cfg(feature = "cuda")]
-            CellBlock::Cuda(cells) => {
+            CellBlock::Cuda(cells, _) => {
                 let gpu = self.device.gpu("duplicate")?;
                 let copy = gpu.alloc(crate::DType::F32, cells.len())?;
                 gpu.copy(copy.ptr(), cells.ptr(), cells.bytes())?;
-                CellBlock::Cuda(copy)
+                let known = crate::cuda::Known::new(gpu, copy.len(), UNSET);
+                CellBlock::Cuda(copy, Arc::new(known))
             }
         };
         Ok(Self { device: self.device.clone(), block })
@@ -212,7 +221,7 @@ impl Cells {
         match &self.block {
             CellBlock::Cpu(cells) => Ok(cells.get(range).unwrap_or_default().iter().map(value).collect()),
             #[cfg(feature = "cuda")]
-            CellBlock::Cuda(cells) => {
+            CellBlock::Cuda(cells, _) => {
                 let range = within(range, cells.len());
                 let mut values = vec![0.0f32; range.len()];
                 self.device.gpu("read")?.download(cells.ptr() + 4 * range.start as u64, &mut values)?;
@@ -225,7 +234,7 @@ impl Cells {
         match &self.block {
             CellBlock::Cpu(cells) => Ok(cells.get(index).map_or(0.0, value)),
             #[cfg(feature = "cuda")]
-            CellBlock::Cuda(_) => Ok(self.read(index..index + 1)?.first().copied().unwrap_or(0.0)),
+            CellBlock::Cuda(..) => Ok(self.read(index..index + 1)?.first().copied().unwrap_or(0.0)),
         }
     }
 
@@ -236,9 +245,10 @@ impl Cells {
                 cells.iter().zip(values).for_each(|(cell, &value)| cell.store(bits(value), Relaxed));
             }
             #[cfg(feature = "cuda")]
-            CellBlock::Cuda(cells) => {
+            CellBlock::Cuda(cells, known) => {
                 let range = within(start..start.saturating_add(values.len()), cells.len());
                 let bytes = bytemuck::cast_slice(&values[..range.len()]);
+                known.written(range.clone(), |i| values[i]);
                 self.device.gpu("write")?.write(cells.ptr() + 4 * range.start as u64, bytes)?;
             }
         }
@@ -252,9 +262,10 @@ impl Cells {
                 cells.iter().for_each(|cell| cell.store(bits(value), Relaxed));
             }
             #[cfg(feature = "cuda")]
-            CellBlock::Cuda(cells) => {
+            CellBlock::Cuda(cells, known) => {
                 let range = within(range, cells.len());
                 let address = cells.ptr() + 4 * range.start as u64;
+                known.written(range.clone(), |_| value);
                 self.device.gpu("fill")?.fill_f32(address, value, range.len())?;
             }
         }
@@ -271,7 +282,7 @@ impl Cells {
                 });
             }
             #[cfg(feature = "cuda")]
-            CellBlock::Cuda(cells) => {
+            CellBlock::Cuda(cells, _) => {
                 let range = within(start..start.saturating_add(values.len()), cells.len());
                 let address = cells.ptr() + 4 * range.start as u64;
                 crate::cuda::cells::merge_max(
@@ -292,18 +303,27 @@ impl Cells {
                 negative.for_each(|cell| cell.store(bits(value), Relaxed));
             }
             #[cfg(feature = "cuda")]
-            CellBlock::Cuda(cells) => {
+            CellBlock::Cuda(cells, _) => {
                 crate::cuda::cells::replace_negative(self.device.gpu("replace_negative")?, cells, value)?;
             }
         }
         Ok(())
     }
 
+    /// Work that may have set scales has been queued.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn refresh_known(&self) -> Result<()> {
+        match &self.block {
+            CellBlock::Cuda(cells, known) => known.refresh(cells),
+            CellBlock::Cpu(_) => Ok(()),
+        }
+    }
+
     /// On a GPU, or an error that names `op`.
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda(&self, op: &'static str) -> Result<&crate::cuda::Buffer> {
         match &self.block {
-            CellBlock::Cuda(buffer) => Ok(buffer),
+            CellBlock::Cuda(buffer, _) => Ok(buffer),
             CellBlock::Cpu(_) => {
                 Err(Error::Devices { op, lhs: self.device.to_string(), rhs: "a GPU".to_owned() })
             }
@@ -315,7 +335,7 @@ impl Cells {
         let host = match &self.block {
             CellBlock::Cpu(cells) => Some(&**cells),
             #[cfg(feature = "cuda")]
-            CellBlock::Cuda(_) => None,
+            CellBlock::Cuda(..) => None,
         };
         host.ok_or_else(|| Error::HostMemory { op, device: self.device.to_string() })
     }

@@ -1,38 +1,123 @@
 //! One suite over all backends: a table of cases times a table of backends.
 //!
-//! A backend that is absent is ignored with its reason, and counted. `cargo test --test conformance -- cpu::norm` runs
-//! the cases of one operation on one backend.
+//! A backend that is absent, and a case of an operation that a backend does not have, is ignored with its reason, and
+//! counted. `cargo test --test conformance -- cpu::norm` runs the cases of one operation on one backend. A process loads
+//! one CUDA library: the simulated device, or a real one where `FP8_CONFORMANCE_BACKEND` is `cuda`.
 
 #[path = "conformance/mod.rs"]
 mod cases;
 mod oracle;
 
-use fp8_kernels::{Device, Result};
+use cases::Case;
+use fp8_cuda_sim::{Control, library_path};
+use fp8_kernels::{CudaAllocator, CudaOptions, Device};
 use libtest_mimic::{Arguments, Trial};
+use std::process::ExitCode;
 
-struct Backend {
-    name: &'static str,
-    open: fn() -> Result<Device>,
+#[derive(Clone, Copy, PartialEq)]
+enum Backend {
+    Cpu,
+    CudaSim,
+    Cuda,
 }
 
-const BACKENDS: [Backend; 2] =
-    [Backend { name: "cpu", open: || Ok(Device::cpu()) }, Backend { name: "cuda", open: || Device::cuda(0) }];
-
-fn main() {
-    let args = Arguments::from_args();
-    let mut trials = Vec::new();
-    for backend in &BACKENDS {
-        let device = (backend.open)();
-        for case in cases::ALL.iter().copied().flatten() {
-            let name = format!("{}::{}", backend.name, case.path());
-            trials.push(match &device {
-                Ok(device) => {
-                    let (device, run) = (device.clone(), case.run);
-                    Trial::test(name, move || run(&device))
-                }
-                Err(reason) => Trial::test(format!("{name} ({reason})"), || Ok(())).with_ignored_flag(true),
-            });
+impl Backend {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::CudaSim => "cuda-sim",
+            Self::Cuda => "cuda",
         }
     }
-    libtest_mimic::run(&args, trials).exit();
+
+    fn open(self, folder: &std::path::Path) -> Result<Device, String> {
+        let options = match self {
+            Self::Cpu => return Ok(Device::cpu()),
+            // Each tensor is an allocation of its own: every byte beyond its end is seen.
+            Self::CudaSim => CudaOptions {
+                library: Some(library_path().ok_or("the simulated driver was not built beside this test")?),
+                cache_dir: Some(folder.to_owned()),
+                allocator: Some(CudaAllocator::Exact),
+                ..CudaOptions::default()
+            },
+            Self::Cuda => CudaOptions::default(),
+        };
+        Device::cuda_with(&options).map_err(|error| error.to_string())
+    }
+
+    /// Why it does not run a case.
+    fn lacks(self, case: &Case) -> Option<&'static str> {
+        let no_kernel = ["attention", "gemm", "gemm_fp8", "linear"].contains(&case.operation());
+        (self != Self::Cpu && no_kernel).then_some("the operation has no CUDA kernel yet")
+    }
+}
+
+fn main() -> ExitCode {
+    let mut args = Arguments::from_args();
+    let backends: &[Backend] = match std::env::var("FP8_CONFORMANCE_BACKEND").as_deref() {
+        Err(_) => &[Backend::Cpu, Backend::CudaSim],
+        Ok("cpu") => &[Backend::Cpu],
+        Ok("cuda-sim") => &[Backend::CudaSim],
+        Ok("cuda") => &[Backend::Cuda],
+        Ok(other) => {
+            eprintln!("FP8_CONFORMANCE_BACKEND={other}: expected cpu, cuda-sim or cuda");
+            return ExitCode::from(2);
+        }
+    };
+    let folder = match tempfile::tempdir() {
+        Ok(folder) => folder,
+        Err(error) => {
+            eprintln!("a folder for compiled kernels: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    // What a kernel meets is told by the next call that waits, which has to be its own case's.
+    if backends != [Backend::Cpu] {
+        args.test_threads = Some(1);
+    }
+    let trials = backends.iter().flat_map(|&backend| trials(backend, &args, folder.path())).collect();
+    let conclusion = libtest_mimic::run(&args, trials);
+    let clean = args.list || !backends.contains(&Backend::CudaSim) || simulator_is_clean();
+    if conclusion.has_failed() || !clean { ExitCode::from(101) } else { ExitCode::SUCCESS }
+}
+
+fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<Trial> {
+    // To list cases no device is needed, and none is there to say why one is absent.
+    let device = if args.list { Ok(Device::cpu()) } else { backend.open(folder) };
+    let trials = |case: &'static Case| {
+        let reason = match &device {
+            Ok(_) => backend.lacks(case).map(str::to_owned),
+            Err(reason) => Some(reason.clone()),
+        };
+        let device = device.clone();
+        case.singles().into_iter().map(move |(path, run)| {
+            let name = format!("{}::{path}", backend.name());
+            match (&reason, &device) {
+                (None, Ok(device)) => {
+                    let device = device.clone();
+                    Trial::test(name, move || run(&device))
+                }
+                (reason, _) => {
+                    let reason = reason.as_deref().unwrap_or("absent");
+                    Trial::test(format!("{name} ({reason})"), || Ok(())).with_ignored_flag(true)
+                }
+            }
+        })
+    };
+    cases::ALL.iter().copied().flatten().flat_map(trials).collect()
+}
+
+/// Prints what the simulated device found, once all devices are gone.
+fn simulator_is_clean() -> bool {
+    let Some(control) = library_path().and_then(|path| Control::open(&path).ok()) else {
+        println!("simulator: not found");
+        return false;
+    };
+    let (reports, live) = (control.reports(), control.live());
+    for text in [&reports, &live].into_iter().filter(|text| !text.is_empty()) {
+        println!("{text}");
+    }
+    let count = |text: &str| text.lines().filter(|line| !line.trim().is_empty()).count();
+    println!("simulator: {} reports, {} leaks", count(&reports), count(&live));
+    reports.is_empty() && live.is_empty()
 }

@@ -36,6 +36,8 @@ const SHOWN: usize = 5;
 
 #[derive(clap::Args)]
 pub(crate) struct Ptx {
+    /// Only these kernel files: quantize, norm, …
+    pub(crate) files: Vec<String>,
     /// Writes nothing and fails where a snapshot or the table would change
     #[arg(long)]
     pub(crate) check: bool,
@@ -87,8 +89,10 @@ struct Output {
 pub(crate) fn run(options: &Ptx) -> Result<ExitCode> {
     let sources = sources()?;
     let before = table::read(&fs::read_to_string(folder().join("registers.txt")).unwrap_or_default());
-    let stale: Vec<&Source> =
-        sources.iter().filter(|source| options.all || options.check || !source.is_fresh(&before)).collect();
+    let stale: Vec<&Source> = asked(&sources, &options.files)?
+        .into_iter()
+        .filter(|source| options.all || options.check || !source.is_fresh(&before))
+        .collect();
     let outputs = if stale.is_empty() { Vec::new() } else { compile(&Nvrtc::load(&shell()?)?, &stale) };
 
     let mut rows: Vec<Row> = before;
@@ -126,6 +130,15 @@ pub(crate) fn run(options: &Ptx) -> Result<ExitCode> {
         println!("error: snapshots are stale: run cargo xtask ptx");
     }
     Ok(if failures > 0 || differs { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The sources with these names, or all; a name of none is an error.
+fn asked<'a>(sources: &'a [Source], names: &[String]) -> Result<Vec<&'a Source>> {
+    let names: Vec<&str> = names.iter().map(|name| name.trim_end_matches(".cu")).collect();
+    if let Some(name) = names.iter().find(|name| sources.iter().all(|source| source.stem() != **name)) {
+        return Err(format!("ptx: no kernel file {name}.cu").into());
+    }
+    Ok(sources.iter().filter(|source| names.is_empty() || names.contains(&source.stem())).collect())
 }
 
 /// Where snapshots lie.
@@ -278,6 +291,20 @@ fn write(files: &[(PathBuf, Option<String>)], check: bool) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_are_asked_for_by_name() {
+        let sources =
+            ["cast.cu", "norm.cu"].map(|file| Source { file: file.to_owned(), program: String::new() });
+        let names = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let found = asked(&sources, &names).map_err(|error| error.to_string());
+            found.map(|found| found.iter().map(|source| source.stem()).collect::<Vec<_>>())
+        };
+        assert_eq!(names(&[]).unwrap(), ["cast", "norm"]);
+        assert_eq!(names(&["norm.cu", "norm"]).unwrap(), ["norm"]);
+        assert!(names(&["cats"]).unwrap_err().contains("no kernel file cats.cu"));
+    }
 
     #[test]
     fn file_lines_keep_the_name_alone() {

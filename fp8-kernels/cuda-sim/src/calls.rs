@@ -45,9 +45,12 @@ impl Calls {
         let mut planned = Vec::new();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
             let mut parts = item.split(':');
-            let (Some(name), Some(count), Some(code), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+            let (Some(name), Some(count), Some(code), None) =
+                (parts.next(), parts.next(), parts.next(), parts.next())
             else {
-                return Err(format!("fail: {item}: expected function:count:code, for example cuMemAllocAsync:3:2"));
+                return Err(format!(
+                    "fail: {item}: expected function:count:code, for example cuMemAllocAsync:3:2"
+                ));
             };
             if !crate::names().any(|known| known == name) {
                 return Err(format!("fail: {name}: no entry point of that name"));

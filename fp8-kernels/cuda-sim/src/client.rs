@@ -85,7 +85,9 @@ impl Control {
     /// # Errors
     /// If the library refuses, with its reason.
     pub fn set(&self, key: &str, value: &str) -> Result<(), ControlError> {
-        let text = |text: &str| CString::new(text).map_err(|_| ControlError(format!("{key}: the value holds a zero byte")));
+        let text = |text: &str| {
+            CString::new(text).map_err(|_| ControlError(format!("{key}: the value holds a zero byte")))
+        };
         let (name, value) = (text(key)?, text(value)?);
         // SAFETY: both texts end with NUL and live through the call.
         match unsafe { (self.set)(name.as_ptr(), value.as_ptr()) } {
@@ -126,7 +128,9 @@ impl Control {
     #[must_use]
     pub fn calls(&self) -> BTreeMap<String, u64> {
         let text = self.get("calls").unwrap_or_default();
-        let line = |line: &str| line.split_once(' ').and_then(|(name, count)| Some((name.to_owned(), count.parse().ok()?)));
+        let line = |line: &str| {
+            line.split_once(' ').and_then(|(name, count)| Some((name.to_owned(), count.parse().ok()?)))
+        };
         text.lines().filter_map(line).collect()
     }
 

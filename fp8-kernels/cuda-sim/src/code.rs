@@ -56,7 +56,11 @@ const DRIVER: &[(i32, &CStr, &CStr)] = &[
     (214, c"CUDA_ERROR_ECC_UNCORRECTABLE", c"uncorrectable ECC error encountered"),
     (218, c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
     (221, c"CUDA_ERROR_JIT_COMPILER_NOT_FOUND", c"PTX JIT compiler library not found"),
-    (222, c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain."),
+    (
+        222,
+        c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+        c"the provided PTX was compiled with an unsupported toolchain.",
+    ),
     (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"OS call failed or operation not supported on this OS"),
     (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
     (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
@@ -95,8 +99,5 @@ pub(crate) fn driver_text(number: i32) -> Option<(&'static CStr, &'static CStr)>
 
 /// Text of an `nvrtcResult`; unknown numbers answer as NVRTC does.
 pub(crate) fn nvrtc_text(number: i32) -> &'static CStr {
-    usize::try_from(number)
-        .ok()
-        .and_then(|index| NVRTC.get(index).copied())
-        .unwrap_or(c"NVRTC_ERROR unknown")
+    usize::try_from(number).ok().and_then(|index| NVRTC.get(index).copied()).unwrap_or(c"NVRTC_ERROR unknown")
 }

@@ -2,7 +2,8 @@
 //!
 //! | `fp8_sim_set` | value |
 //! |---|---|
-//! | `seed`, `eager`, `memory_limit`, `sm_count` | as the variables `FP8_SIM_…` |
+//! | `seed` | as `FP8_SIM_SEED`; queued work runs first, and the seed's sequence starts anew |
+//! | `eager`, `memory_limit`, `sm_count` | as the variables `FP8_SIM_…` |
 //! | `arch` | as `FP8_SIM_ARCH`; only while no context is retained |
 //! | `fail` | `name:count:code,…`: the count-th call of `name` from now on returns `code` |
 //! | `clear_fail`, `reset_calls` | ignored |
@@ -50,7 +51,7 @@ extern "C" fn fp8_sim_set(key: In, value: In) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn fp8_sim_get(key: In, text: Out<c_char>, room: usize) -> usize {
     let Ok(key) = key.text() else { return 0 };
-    let Some(all) = get(&mut state::driver(), &key) else { return 0 };
+    let Some(all) = get(&state::driver(), &key) else { return 0 };
     // A null or empty buffer asks for the size.
     let _ = text.set_text(&all, room);
     all.len() + 1
@@ -63,10 +64,9 @@ fn set(driver: &mut Driver, key: &str, value: &str) -> Result<(), String> {
         }
         "arch" | "memory_limit" | "sm_count" | "eager" => driver.settings.set(key, value)?,
         "seed" => {
+            drain(driver, key)?;
             driver.settings.set(key, value)?;
-            if let Some(context) = &mut driver.context {
-                context.queue.reseed();
-            }
+            driver.reseed();
         }
         "fail" => driver.calls.plan(value)?,
         "clear_fail" => driver.calls.clear_faults(),
@@ -78,7 +78,7 @@ fn set(driver: &mut Driver, key: &str, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn get(driver: &mut Driver, key: &str) -> Option<String> {
+fn get(driver: &Driver, key: &str) -> Option<String> {
     Some(match key {
         "calls" => driver.calls.text(),
         "live" => live(driver),
@@ -102,9 +102,7 @@ fn live(driver: &Driver) -> String {
 }
 
 fn reset(driver: &mut Driver) -> Result<(), String> {
-    if driver.dead.is_none() && driver.context.is_some() {
-        driver.drive(Until::Everything).map_err(|code| format!("reset: queued work failed with {}", code.0))?;
-    }
+    drain(driver, "reset")?;
     let live = driver.context.as_ref().map(|context| context.live()).unwrap_or_default();
     if !live.is_empty() {
         return Err(format!("reset: still live:\n{live}"));
@@ -112,10 +110,16 @@ fn reset(driver: &mut Driver) -> Result<(), String> {
     driver.dead = None;
     driver.reports.clear();
     driver.leaked.clear();
-    if let Some(context) = &mut driver.context {
-        context.queue.reseed();
-    }
+    driver.reseed();
     Ok(())
+}
+
+/// Runs what is queued, so that the next order starts from nothing.
+fn drain(driver: &mut Driver, key: &str) -> Result<(), String> {
+    if driver.dead.is_some() || driver.context.is_none() {
+        return Ok(());
+    }
+    driver.drive(Until::Everything).map_err(|code| format!("{key}: queued work failed with {}", code.0))
 }
 
 unsafe extern "C" {

@@ -68,7 +68,9 @@ pub(crate) fn call(name: &'static str, needs: Needs, body: impl FnOnce(&mut Driv
         Ok(Ok(())) => 0,
         Ok(Err(Code(number))) => number,
         Err(_) => {
-            crate::report::print(&format!("{name}: the simulated driver panicked; this is a defect of the simulator"));
+            crate::report::print(&format!(
+                "{name}: the simulated driver panicked; this is a defect of the simulator"
+            ));
             if name.starts_with("nvrtc") { Code::NVRTC_INTERNAL_ERROR.0 } else { Code::UNKNOWN.0 }
         }
     }

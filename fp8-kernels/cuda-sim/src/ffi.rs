@@ -200,7 +200,13 @@ impl Host {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(count).map_err(|_| Code::INVALID_VALUE)?;
         // SAFETY: the caller promises `count` readable bytes there until the copy is done; the vector has room.
-        unsafe { core::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(self.0), bytes.as_mut_ptr(), count) };
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                std::ptr::with_exposed_provenance::<u8>(self.0),
+                bytes.as_mut_ptr(),
+                count,
+            )
+        };
         // SAFETY: the first `count` bytes were just written, and the capacity is at least `count`.
         unsafe { bytes.set_len(count) };
         Ok(bytes)
@@ -215,7 +221,13 @@ impl Host {
             return Err(Code::INVALID_VALUE);
         }
         // SAFETY: the caller promises room for the bytes it asked for until the copy is done; `bytes` is our own.
-        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), std::ptr::with_exposed_provenance_mut::<u8>(self.0), bytes.len()) };
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                std::ptr::with_exposed_provenance_mut::<u8>(self.0),
+                bytes.len(),
+            )
+        };
         Ok(())
     }
 

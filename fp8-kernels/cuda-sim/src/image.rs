@@ -115,7 +115,8 @@ fn elf(image: Host, arch: Arch) -> Outcome<Image> {
 
 fn payload(file: &[u8]) -> Option<&[u8]> {
     let last = file.len().checked_sub(SECTION)?;
-    let field = |at: usize| Some(u64::from_le_bytes(file.get(last + at..last + at + 8)?.try_into().ok()?) as usize);
+    let field =
+        |at: usize| Some(u64::from_le_bytes(file.get(last + at..last + at + 8)?.try_into().ok()?) as usize);
     let (at, length) = (field(24)?, field(32)?);
     file.get(at..at.checked_add(length)?)
 }
@@ -134,7 +135,9 @@ fn unsuited(what: &str, target: Target, arch: Arch) -> Code {
 /// Reads `.version` and `.target`, which PTX starts with.
 fn inspect(ptx: String) -> Outcome<Image> {
     let directive = |name: &str| {
-        ptx.lines().map(str::trim_start).find_map(|line| line.strip_prefix(name)?.split([',', ' ', '\t', '/']).find(|word| !word.is_empty()))
+        ptx.lines().map(str::trim_start).find_map(|line| {
+            line.strip_prefix(name)?.split([',', ' ', '\t', '/']).find(|word| !word.is_empty())
+        })
     };
     // CUDA Driver API, CUDA_ERROR_INVALID_IMAGE, as above: no PTX at all.
     let version = directive(".version").ok_or(Code::INVALID_IMAGE)?;

@@ -120,7 +120,8 @@ impl Function {
     /// Registers of a thread. PTX has virtual ones without number, so this is an upper estimate: what the PTX declares,
     /// cut to what lets a block of the declared size run.
     pub(crate) fn registers(&self) -> u32 {
-        let fitting = (device::REGISTERS / self.thread_limit().next_multiple_of(device::WARP).max(1)).min(255);
+        let fitting =
+            (device::REGISTERS / self.thread_limit().next_multiple_of(device::WARP).max(1)).min(255);
         self.registers.clamp(16, fitting.max(16))
     }
 

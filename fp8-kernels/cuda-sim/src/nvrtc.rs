@@ -79,11 +79,17 @@ impl Program {
         for option in options {
             match option.strip_prefix("--gpu-architecture=").or_else(|| option.strip_prefix("-arch=")) {
                 Some(name) => {
-                    let invalid = || format!("nvrtc: error: invalid value for --gpu-architecture (-arch): {name}\n");
+                    let invalid =
+                        || format!("nvrtc: error: invalid value for --gpu-architecture (-arch): {name}\n");
                     arch = Some(Arch::parse(name).ok_or_else(|| (Code::NVRTC_INVALID_OPTION, invalid()))?);
                 }
                 None if is_known(option) => rest.push(option.as_str()),
-                None => return Err((Code::NVRTC_INVALID_OPTION, format!("nvrtc: error: unrecognized option {option} found\n"))),
+                None => {
+                    return Err((
+                        Code::NVRTC_INVALID_OPTION,
+                        format!("nvrtc: error: unrecognized option {option} found\n"),
+                    ));
+                }
             }
         }
         let refuse = |log: String| Err((Code::NVRTC_COMPILATION, log));
@@ -91,18 +97,27 @@ impl Program {
         let arch = arch.unwrap_or(Arch { target: Target { number: 75, suffix: None }, real: false });
         let name = &self.name;
         let wanted = snapshot::hash(&self.source);
-        let Some(found) = snapshot::find(given, &wanted, arch.target).map_err(|log| (Code::NVRTC_COMPILATION, log))? else {
-            return refuse(format!("no snapshot of {name} with this text (SHA-256 {wanted}): run `cargo xtask ptx`\n"));
+        let Some(found) =
+            snapshot::find(given, &wanted, arch.target).map_err(|log| (Code::NVRTC_COMPILATION, log))?
+        else {
+            return refuse(format!(
+                "no snapshot of {name} with this text (SHA-256 {wanted}): run `cargo xtask ptx`\n"
+            ));
         };
         if self.headers > 0 {
             return refuse(format!("{name}: a program with headers has no snapshot\n"));
         }
         if found.options != rest {
             let (theirs, ours) = (found.options.join(" "), rest.join(" "));
-            return refuse(format!("{name}: its snapshot was made with `{theirs}`, not `{ours}`: run `cargo xtask ptx`\n"));
+            return refuse(format!(
+                "{name}: its snapshot was made with `{theirs}`, not `{ours}`: run `cargo xtask ptx`\n"
+            ));
         }
         if arch.target.number < 89 {
-            return refuse(format!("{name}: FP8 conversions need sm_89 or later, not sm_{}\n", arch.target.number));
+            return refuse(format!(
+                "{name}: FP8 conversions need sm_89 or later, not sm_{}\n",
+                arch.target.number
+            ));
         }
         let ptx = found.for_target(arch.target);
         // NVRTC, nvrtcGetCUBIN: there is one "only if a real architecture (sm_…) was specified".
@@ -138,12 +153,32 @@ impl Arch {
 /// Options of NVRTC that programs here may use; `--x` and `-x` are the same for all of them but those with one spelling.
 fn is_known(option: &str) -> bool {
     const WITH_VALUE: [&str; 14] = [
-        "std", "fmad", "maxrregcount", "ftz", "prec-sqrt", "prec-div", "use_fast_math", "ptxas-options", "Xptxas", "D", "I",
-        "diag-suppress", "extra-device-vectorization", "define-macro",
+        "std",
+        "fmad",
+        "maxrregcount",
+        "ftz",
+        "prec-sqrt",
+        "prec-div",
+        "use_fast_math",
+        "ptxas-options",
+        "Xptxas",
+        "D",
+        "I",
+        "diag-suppress",
+        "extra-device-vectorization",
+        "define-macro",
     ];
     const ALONE: [&str; 10] = [
-        "lineinfo", "generate-line-info", "device-debug", "G", "use_fast_math", "default-device", "dlto",
-        "restrict", "no-source-include", "disable-warnings",
+        "lineinfo",
+        "generate-line-info",
+        "device-debug",
+        "G",
+        "use_fast_math",
+        "default-device",
+        "dlto",
+        "restrict",
+        "no-source-include",
+        "disable-warnings",
     ];
     let Some(name) = option.strip_prefix("--").or_else(|| option.strip_prefix('-')) else { return false };
     let glued = option.starts_with("-D") || option.starts_with("-I");

@@ -170,7 +170,8 @@ impl Queue {
     pub(crate) fn is_done(&self, until: Until) -> bool {
         match until {
             Until::Stream(StreamId::Legacy) => {
-                self.is_empty(StreamId::Legacy) && self.streams.values().all(|stream| !stream.blocking || stream.tasks.is_empty())
+                self.is_empty(StreamId::Legacy)
+                    && self.streams.values().all(|stream| !stream.blocking || stream.tasks.is_empty())
             }
             Until::Stream(id) => self.is_empty(id),
             Until::Record(ticket) => !self.records.contains_key(&ticket),
@@ -189,7 +190,9 @@ impl Queue {
             return Ok(false);
         }
         let chosen = if seed == 0 { self.toward(until) } else { self.draw(seed) };
-        let Some((id, (_, task))) = chosen.and_then(|id| Some((id, self.streams.get_mut(&id)?.tasks.pop_front()?))) else {
+        let Some((id, (_, task))) =
+            chosen.and_then(|id| Some((id, self.streams.get_mut(&id)?.tasks.pop_front()?)))
+        else {
             return Err(Fault::stuck());
         };
         match task {
@@ -198,7 +201,8 @@ impl Queue {
             Task::Record { event, ticket } => {
                 self.records.remove(&ticket);
                 let clock = self.clock;
-                if let Some(event) = self.events.get_mut(&event).filter(|event| event.record == Some(ticket)) {
+                if let Some(event) = self.events.get_mut(&event).filter(|event| event.record == Some(ticket))
+                {
                     event.time = Some(clock);
                 }
             }
@@ -230,7 +234,9 @@ impl Queue {
     }
 
     fn sweep(&mut self) {
-        self.streams.retain(|_, stream| stream.open || !stream.tasks.is_empty());
+        // Implicit streams come back with their next work.
+        let created = |id: &StreamId| matches!(id, StreamId::Created(_));
+        self.streams.retain(|id, stream| (created(id) && stream.open) || !stream.tasks.is_empty());
     }
 
     fn front(&self, id: StreamId) -> Option<u64> {
@@ -248,7 +254,10 @@ impl Queue {
         }
         let earlier = |other: StreamId| self.front(other).is_some_and(|front| front < *sequence);
         if id == StreamId::Legacy {
-            self.streams.iter().find(|(other, stream)| stream.blocking && earlier(**other)).map(|(other, _)| *other)
+            self.streams
+                .iter()
+                .find(|(other, stream)| stream.blocking && earlier(**other))
+                .map(|(other, _)| *other)
         } else {
             (stream.blocking && earlier(StreamId::Legacy)).then_some(StreamId::Legacy)
         }
@@ -275,18 +284,25 @@ impl Queue {
         if self.random == 0 {
             self.random = seed;
         }
-        if next(&mut self.random) % 4 == 0 {
+        if next(&mut self.random).is_multiple_of(4) {
             for stream in self.streams.values_mut() {
                 stream.weight = next(&mut self.random);
             }
         }
         let ready = |id: &StreamId| !self.is_empty(*id) && self.blocker(*id).is_none();
-        self.streams.iter().filter(|(id, _)| ready(id)).max_by_key(|(_, stream)| stream.weight).map(|(id, _)| *id)
+        self.streams
+            .iter()
+            .filter(|(id, _)| ready(id))
+            .max_by_key(|(_, stream)| stream.weight)
+            .map(|(id, _)| *id)
     }
 
     /// Starts the seed's sequence anew.
     pub(crate) fn reseed(&mut self) {
         self.random = 0;
+        for stream in self.streams.values_mut() {
+            stream.weight = 0;
+        }
     }
 }
 

@@ -31,7 +31,8 @@ pub(crate) fn hash(source: &str) -> String {
 
 /// The snapshot of the program with this hash, if there is one: that for `target`, else any.
 pub(crate) fn find(given: &[Snapshot], hash: &str, target: Target) -> Result<Option<Snapshot>, String> {
-    let mut found: Vec<Snapshot> = given.iter().filter(|known| known.hash == hash).map(Snapshot::copy).collect();
+    let mut found: Vec<Snapshot> =
+        given.iter().filter(|known| known.hash == hash).map(Snapshot::copy).collect();
     for (name, text) in EMBEDDED.iter().filter(|(_, text)| text.contains(hash)) {
         let snapshot = Snapshot::parse(name, text)?;
         if snapshot.hash == hash {
@@ -46,9 +47,13 @@ impl Snapshot {
     pub(crate) fn parse(name: &str, text: &str) -> Result<Self, String> {
         let field = |key: &str| {
             let head = text.lines().take_while(|line| line.starts_with("//") || line.trim().is_empty());
-            head.filter_map(|line| line.strip_prefix("// ")?.strip_prefix(key)?.strip_prefix(':')).map(str::trim).next()
+            head.filter_map(|line| line.strip_prefix("// ")?.strip_prefix(key)?.strip_prefix(':'))
+                .map(str::trim)
+                .next()
         };
-        let need = |key: &str| field(key).ok_or_else(|| format!("snapshot {name}: no line `// {key}: …` in its head\n"));
+        let need = |key: &str| {
+            field(key).ok_or_else(|| format!("snapshot {name}: no line `// {key}: …` in its head\n"))
+        };
         need("fp8-kernels kernel snapshot")?;
         let hash = need("source sha256")?.to_ascii_lowercase();
         if hash.len() != 64 || !hash.bytes().all(|byte| byte.is_ascii_hexdigit()) {

@@ -109,7 +109,8 @@ impl Driver {
     /// context which has not yet been initialized".
     pub(crate) fn expect_current(&self) -> Outcome {
         self.expect_started()?;
-        with_current(|stack| stack.last().copied().filter(|&context| context != 0)).ok_or(Code::INVALID_CONTEXT)?;
+        with_current(|stack| stack.last().copied().filter(|&context| context != 0))
+            .ok_or(Code::INVALID_CONTEXT)?;
         if self.context.is_some() { Ok(()) } else { Err(Code::CONTEXT_IS_DESTROYED) }
     }
 
@@ -134,6 +135,14 @@ impl Driver {
     pub(crate) fn next_launch(&mut self) -> u64 {
         self.launches += 1;
         self.launches
+    }
+
+    /// Starts the seed's sequence of orders anew.
+    pub(crate) fn reseed(&mut self) {
+        self.launches = 0;
+        if let Some(context) = &mut self.context {
+            context.queue.reseed();
+        }
     }
 
     /// Queues work; in eager mode, and where the stream is as deep as a launch queue, runs work too.
@@ -169,7 +178,11 @@ impl Driver {
         }
     }
 
-    fn die(&mut self, fault: Fault) -> Code {
+    fn die(&mut self, mut fault: Fault) -> Code {
+        if self.settings.seed != 0 {
+            // A launch has its own seed, drawn from the device's; this is the one to set again.
+            fault.text += &format!("\n  with FP8_SIM_SEED={}", self.settings.seed);
+        }
         report::print(&fault.text);
         self.reports.push(fault.text);
         self.dead = Some(fault.code);

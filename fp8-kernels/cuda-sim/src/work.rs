@@ -12,13 +12,34 @@ use crate::ffi::Host;
 pub(crate) enum Work {
     Launch(Launch),
     /// Host to device, from a copy made at the call: pageable memory is read before the call returns.
-    Upload { to: u64, bytes: Vec<u8> },
+    Upload {
+        to: u64,
+        bytes: Vec<u8>,
+    },
     /// Host to device, from pinned memory, read when the copy runs.
-    UploadPinned { to: u64, from: Host, bytes: usize },
-    Download { from: u64, to: Host, bytes: usize },
-    Copy { to: u64, from: u64, bytes: usize },
-    Fill { to: u64, pattern: Vec<u8>, count: usize },
-    Free { address: u64 },
+    UploadPinned {
+        to: u64,
+        from: Host,
+        bytes: usize,
+    },
+    Download {
+        from: u64,
+        to: Host,
+        bytes: usize,
+    },
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
+    Fill {
+        to: u64,
+        pattern: Vec<u8>,
+        count: usize,
+    },
+    Free {
+        address: u64,
+    },
 }
 
 /// A kernel with its arguments, as bytes laid out by the PTX's own parameter list.
@@ -43,7 +64,10 @@ pub(crate) struct Fault {
 impl Fault {
     /// Work that nothing can release. No sequence of calls leads here.
     pub(crate) fn stuck() -> Self {
-        Self { code: Code::LAUNCH_FAILED, text: "queued work waits for nothing that runs: a defect of the simulator".into() }
+        Self {
+            code: Code::LAUNCH_FAILED,
+            text: "queued work waits for nothing that runs: a defect of the simulator".into(),
+        }
     }
 }
 

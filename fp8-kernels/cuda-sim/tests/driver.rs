@@ -1,4 +1,8 @@
 //! The driver through cudarc as it is: context, memory, copies, launches, events, refusals.
+#![expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "calls of the C interface, one after another under one contract"
+)]
 
 mod rig;
 
@@ -16,7 +20,10 @@ fn the_device_describes_itself() {
     assert_eq!(rig.context.mem_get_info().unwrap(), (2 << 30, 2 << 30));
     let attribute = |attribute| rig.context.attribute(attribute).unwrap();
     assert_eq!(attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT), 4);
-    assert_eq!(attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN), 227 << 10);
+    assert_eq!(
+        attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        227 << 10
+    );
     assert_eq!(code(CudaContext::new(1)), 101);
     let mut version = 0;
     // SAFETY: the integer lives through the call.
@@ -152,7 +159,8 @@ fn launches_that_cannot_be_are_refused_at_the_call() {
     assert_eq!(code(free.set_attribute(limit, (227 << 10) + 1)), 1);
     let (to, from, count) = (0u64, 0u64, 0u32);
     // SAFETY: as above; more threads than `.maxntid` allows.
-    let many = unsafe { stream.launch_builder(&bounded).arg(&to).arg(&from).arg(&count).launch(shape(1, 65)) };
+    let many =
+        unsafe { stream.launch_builder(&bounded).arg(&to).arg(&from).arg(&count).launch(shape(1, 65)) };
     assert_eq!(code(many), 701);
     drop((free, bounded, stream));
     rig.finish();
@@ -173,7 +181,22 @@ fn a_null_argument_list_is_refused() {
         assert_eq!(status(sys::cuModuleLoadData(&mut raw, text.as_ptr().cast())), 0);
         assert_eq!(status(sys::cuModuleGetFunction(&mut function, raw, c"add_one".as_ptr())), 0);
         assert_eq!(status(sys::cuModuleGetFunction(&mut function, raw, c"add_two".as_ptr())), 500);
-        assert_eq!(status(sys::cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, std::ptr::null_mut(), null.cast(), null.cast())), 1);
+        assert_eq!(
+            status(sys::cuLaunchKernel(
+                function,
+                1,
+                1,
+                1,
+                32,
+                1,
+                1,
+                0,
+                std::ptr::null_mut(),
+                null.cast(),
+                null.cast()
+            )),
+            1
+        );
         let (mut offset, mut size) = (0, 0);
         assert_eq!(status(sys::cuFuncGetParamInfo(function, 1, &mut offset, &mut size)), 0);
         assert_eq!((offset, size), (8, 4));
@@ -192,7 +215,9 @@ fn a_null_argument_list_is_refused() {
 fn occupancy_follows_threads_and_shared_memory() {
     let rig = rig();
     let kernel = rig.load("add_one");
-    let blocks = |threads, shared| kernel.occupancy_max_active_blocks_per_multiprocessor(threads, shared, None).unwrap();
+    let blocks = |threads, shared| {
+        kernel.occupancy_max_active_blocks_per_multiprocessor(threads, shared, None).unwrap()
+    };
     assert_eq!(blocks(1024, 0), 2);
     assert_eq!(blocks(64, 0), 32);
     assert_eq!(blocks(256, 100 << 10), 2);

@@ -13,7 +13,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         writeln!(out, "{path}: {} in {time:.2?}", module.target())?;
         for kernel in module.kernels() {
             let (params, shared) = (kernel.params_size(), kernel.static_shared());
-            writeln!(out, "  {}: {} instructions, {params} bytes of parameters, {shared} of shared memory", kernel.name(), kernel.instructions())?;
+            writeln!(
+                out,
+                "  {}: {} instructions, {params} bytes of parameters, {shared} of shared memory",
+                kernel.name(),
+                kernel.instructions()
+            )?;
         }
     }
     Ok(())

@@ -188,7 +188,8 @@ impl Builder {
     pub(crate) fn register(&self, name: &str) -> Option<(Reg, u32)> {
         let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
         let digits = &name[stem.len()..];
-        let number = (digits == "0" || !digits.starts_with('0')).then(|| digits.parse::<usize>().ok()).flatten();
+        let number =
+            (digits == "0" || !digits.starts_with('0')).then(|| digits.parse::<usize>().ok()).flatten();
         self.scopes.iter().rev().find_map(|scope| {
             if let Some(Declaration::One(reg, bits)) = scope.get(name) {
                 return Some((*reg, *bits));
@@ -289,7 +290,10 @@ impl Builder {
     }
 
     pub(crate) fn shared_array(&mut self, declared: &Declared, line: u32) -> Result<(), LoadError> {
-        if declared.bytes.is_none() || !declared.initial.is_empty() || self.symbols.contains_key(&declared.name) {
+        if declared.bytes.is_none()
+            || !declared.initial.is_empty()
+            || self.symbols.contains_key(&declared.name)
+        {
             return Err(LoadError::new(line, format!("shared array {}: needs a size, once", declared.name)));
         }
         self.place_shared(declared);
@@ -305,7 +309,10 @@ impl Builder {
                 self.local_bytes = offset + bytes;
                 Ok(())
             }
-            _ => Err(LoadError::new(line, format!("local array {}: needs a size up to 1 MiB, once", declared.name))),
+            _ => Err(LoadError::new(
+                line,
+                format!("local array {}: needs a size up to 1 MiB, once", declared.name),
+            )),
         }
     }
 
@@ -419,7 +426,9 @@ impl Builder {
                 let (path, name) = name.split_once('\n').unwrap_or(("0", &name));
                 let path: Vec<usize> = path.split(' ').filter_map(|scope| scope.parse().ok()).collect();
                 let target = self.scoped(name, &path);
-                found.push(target.ok_or_else(|| LoadError::new(line, format!("label {name} is not defined")))?);
+                found.push(
+                    target.ok_or_else(|| LoadError::new(line, format!("label {name} is not defined")))?,
+                );
             }
             match self.code.get_mut(at).map(|inst| &mut inst.op) {
                 Some(Op::Branch { target }) => *target = found.first().copied().unwrap_or(0),

@@ -215,35 +215,109 @@ pub(crate) enum Together {
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     /// A function of whole registers; `n` sources count.
-    Map { run: Map, d: Reg, s: [Reg; 3], n: usize },
+    Map {
+        run: Map,
+        d: Reg,
+        s: [Reg; 3],
+        n: usize,
+    },
     /// Sum with carry in and out through the flag register.
-    Carry { d: Reg, a: Reg, b: Reg, subtract: bool, carry_in: bool, carry_out: bool, flag: usize },
+    Carry {
+        d: Reg,
+        a: Reg,
+        b: Reg,
+        subtract: bool,
+        carry_in: bool,
+        carry_out: bool,
+        flag: usize,
+    },
     /// Any function of three bits, by its table.
-    Lop3 { d: Reg, s: [Reg; 3], table: u8 },
+    Lop3 {
+        d: Reg,
+        s: [Reg; 3],
+        table: u8,
+    },
     /// Comparison: `p` and its complement `q`, each combined with `with`.
-    Set { test: Compare, a: Reg, b: Reg, p: Option<usize>, q: Option<usize>, with: Option<(Logic, Cond)> },
+    Set {
+        test: Compare,
+        a: Reg,
+        b: Reg,
+        p: Option<usize>,
+        q: Option<usize>,
+        with: Option<(Logic, Cond)>,
+    },
     /// Predicates of predicates.
-    Logic { kind: Logic, d: usize, a: Cond, b: Cond },
+    Logic {
+        kind: Logic,
+        d: usize,
+        a: Cond,
+        b: Cond,
+    },
     /// `p ? a : b`.
-    Select { d: Reg, a: Reg, b: Reg, p: usize },
+    Select {
+        d: Reg,
+        a: Reg,
+        b: Reg,
+        p: usize,
+    },
     /// Several values to the bits of one, lowest first.
-    Pack { d: Reg, parts: Vec<Reg>, bits: u32 },
+    Pack {
+        d: Reg,
+        parts: Vec<Reg>,
+        bits: u32,
+    },
     /// The bits of one to several values, lowest first.
-    Unpack { parts: Vec<Option<Reg>>, a: Reg, bits: u32 },
-    Convert { cvt: Cvt, d: Reg, a: Reg },
+    Unpack {
+        parts: Vec<Option<Reg>>,
+        a: Reg,
+        bits: u32,
+    },
+    Convert {
+        cvt: Cvt,
+        d: Reg,
+        a: Reg,
+    },
     /// `extend`: bits to which a signed value is extended, 0 for others.
-    Load { mem: Mem, d: Vec<Option<Reg>>, extend: u32 },
-    Store { mem: Mem, s: Vec<Reg> },
-    Atomic { mem: Mem, kind: AtomOp, ty: Ty, d: Option<Reg>, b: Reg, c: Option<Reg> },
-    Branch { target: usize },
-    Jump { index: Reg, targets: Vec<usize> },
+    Load {
+        mem: Mem,
+        d: Vec<Option<Reg>>,
+        extend: u32,
+    },
+    Store {
+        mem: Mem,
+        s: Vec<Reg>,
+    },
+    Atomic {
+        mem: Mem,
+        kind: AtomOp,
+        ty: Ty,
+        d: Option<Reg>,
+        b: Reg,
+        c: Option<Reg>,
+    },
+    Branch {
+        target: usize,
+    },
+    Jump {
+        index: Reg,
+        targets: Vec<usize>,
+    },
     Exit,
     Trap,
     /// `bar.sync`, perhaps with a reduction of predicates.
-    Barrier { id: Reg, count: Option<Reg>, reduce: Option<(Vote, Reg, Cond)> },
+    Barrier {
+        id: Reg,
+        count: Option<Reg>,
+        reduce: Option<(Vote, Reg, Cond)>,
+    },
     /// Operations of the lanes named in `mask`.
-    Together { what: Together, mask: Reg },
-    ActiveMask { d: Reg },
+    Together {
+        what: Together,
+        mask: Reg,
+    },
+    ActiveMask {
+        d: Reg,
+    },
     Nothing,
 }
 

@@ -148,9 +148,9 @@ pub(crate) use map;
 /// A comparison: the lanes, of all 32, in which it holds.
 pub(crate) type Compare = fn(&Registers, usize, usize) -> u32;
 
-/// `compare!(w |a, b| …)`: a [`Compare`] of two registers of a file.
+/// `compare!(w; |a, b| …)`: a [`Compare`] of two registers of a file.
 macro_rules! compare {
-    ($file:ident |$x:pat_param, $y:pat_param| $body:expr) => {{
+    ($file:ident; |$x:pat_param, $y:pat_param| $body:expr) => {{
         fn run(r: &$crate::lanes::Registers, a: usize, b: usize) -> u32 {
             let (a, b) = (&r.$file[a], &r.$file[b]);
             let mut out = 0;

@@ -111,7 +111,9 @@ impl Space {
     /// Says where `address` is.
     pub(crate) fn place(&self, address: u64) -> Place {
         let index = self.freed.partition_point(|freed| freed.base <= address).checked_sub(1);
-        if let Some(freed) = index.and_then(|i| self.freed.get(i)).filter(|f| address < f.base + f.bytes.max(1)) {
+        if let Some(freed) =
+            index.and_then(|i| self.freed.get(i)).filter(|f| address < f.base + f.bytes.max(1))
+        {
             let Freed { base, bytes, label } = freed;
             let text = format!("byte {} of '{label}' ({bytes} bytes), which was freed", address - base);
             return Place { text, label: Some(label.clone()), freed: true };
@@ -259,8 +261,11 @@ impl Memory {
         let region = &space.live[source];
         let data = region.data[offset..offset + bytes].to_vec();
         let whole = region.init.all(offset, bytes);
-        let written: Vec<bool> =
-            if whole { Vec::new() } else { (offset..offset + bytes).map(|i| region.init.all(i, 1)).collect() };
+        let written: Vec<bool> = if whole {
+            Vec::new()
+        } else {
+            (offset..offset + bytes).map(|i| region.init.all(i, 1)).collect()
+        };
         let region = &mut space.live[target];
         region.data[at..at + bytes].copy_from_slice(&data);
         region.init.set(at, bytes, true);

@@ -42,7 +42,7 @@ fn add_odd(p: f64, c: f64) -> f64 {
     // Inexact and even: the neighbour on the error's side is odd.
     let outward = (error > 0.0) == (s > 0.0);
     let step = if outward { 1 } else { u64::MAX };
-    let inexact = (error > 0.0 || error < 0.0) && bits & 1 == 0;
+    let inexact = error != 0.0 && !error.is_nan() && bits & 1 == 0;
     f64::from_bits(if inexact { bits.wrapping_add(step) } else { bits })
 }
 

@@ -171,7 +171,8 @@ impl Parser {
     }
 
     fn version_minor(&mut self) -> Result<u64, LoadError> {
-        match self.peek_word().and_then(|word| word.strip_prefix('.')).and_then(|digits| digits.parse().ok()) {
+        match self.peek_word().and_then(|word| word.strip_prefix('.')).and_then(|digits| digits.parse().ok())
+        {
             Some(minor) => {
                 self.at += 1;
                 Ok(minor)
@@ -500,7 +501,8 @@ impl Parser {
             }
         }
         self.expect(';')?;
-        let text = self.tokens[first..self.at.min(first + 40)].iter().map(|l| show(&l.token)).collect::<String>();
+        let text =
+            self.tokens[first..self.at.min(first + 40)].iter().map(|l| show(&l.token)).collect::<String>();
         builder.instruction(Statement { guard, opcode: &opcode, operands: &operands, line, text: &text })
     }
 
@@ -508,9 +510,7 @@ impl Parser {
         if self.eat('[') {
             let base = self.simple(builder)?;
             let mut offset = 0i64;
-            if self.eat('+') {
-                offset = self.integer()? as i64;
-            } else if self.is('-') {
+            if self.eat('+') || self.is('-') {
                 offset = self.integer()? as i64;
             }
             self.expect(']')?;

@@ -67,7 +67,8 @@ impl Provenance {
 
     /// The registers with one known array.
     pub(crate) fn solve(&self) -> HashMap<Reg, usize> {
-        let mut known: HashMap<Reg, Base> = self.bases.iter().map(|(&reg, &a)| (reg, Base::Array(a))).collect();
+        let mut known: HashMap<Reg, Base> =
+            self.bases.iter().map(|(&reg, &a)| (reg, Base::Array(a))).collect();
         if self.bases.is_empty() {
             return HashMap::new();
         }
@@ -91,7 +92,9 @@ impl Provenance {
                 };
                 let before = known.get(reg).copied();
                 let after = join(before, result);
-                if after != before && let Some(after) = after {
+                if after != before
+                    && let Some(after) = after
+                {
                     known.insert(*reg, after);
                     changed = true;
                 }
@@ -100,7 +103,8 @@ impl Provenance {
                 break;
             }
         }
-        let array = |(reg, base): (&Reg, &Base)| if let Base::Array(a) = base { Some((*reg, *a)) } else { None };
+        let array =
+            |(reg, base): (&Reg, &Base)| if let Base::Array(a) = base { Some((*reg, *a)) } else { None };
         known.iter().filter_map(array).collect()
     }
 }

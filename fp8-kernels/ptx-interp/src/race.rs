@@ -256,7 +256,8 @@ impl Shadow {
 
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        let held = self.pages.iter().flatten().map(|page| page.cells.len() * size_of::<Cell>()).sum::<usize>();
+        let held =
+            self.pages.iter().flatten().map(|page| page.cells.len() * size_of::<Cell>()).sum::<usize>();
         held + self.pages.len() * size_of::<Option<Box<Page>>>()
     }
 

@@ -1,6 +1,6 @@
 //! The bytes of one allocation, one init bit per byte, and the shadow of races.
 
-use crate::race::Shadow;
+use crate::race::{Access, Conflict, Shadow, Span, Stamp};
 
 /// What a byte holds before anybody writes it.
 pub(crate) const FILL: u8 = 0xAA;
@@ -32,7 +32,8 @@ impl InitMap {
     #[inline]
     pub(crate) fn all(&self, offset: usize, len: usize) -> bool {
         self.missing == 0
-            || Self::parts(offset, len).all(|(word, bits)| self.words.get(word).is_some_and(|w| w & bits == bits))
+            || Self::parts(offset, len)
+                .all(|(word, bits)| self.words.get(word).is_some_and(|w| w & bits == bits))
     }
 
     #[inline]
@@ -63,23 +64,48 @@ pub(crate) struct Region {
     pub(crate) init: InitMap,
     pub(crate) shadow: Shadow,
     pub(crate) read_only: bool,
+    /// The phase of the newest reset: accesses before it were to other memory.
+    since: u32,
 }
 
 impl Region {
     pub(crate) fn new(base: u64, bytes: usize, label: &str) -> Self {
         let data = vec![FILL; bytes];
         let init = InitMap::new(bytes);
-        Self { base, label: label.to_owned(), data, init, shadow: Shadow::default(), read_only: false }
+        Self {
+            base,
+            label: label.to_owned(),
+            data,
+            init,
+            shadow: Shadow::default(),
+            read_only: false,
+            since: 0,
+        }
     }
 
     pub(crate) fn end(&self) -> u64 {
         self.base + self.data.len() as u64
     }
 
-    /// Makes every byte unwritten again.
-    pub(crate) fn reset(&mut self) {
+    /// Makes every byte unwritten again, and untouched before `phase`.
+    pub(crate) fn reset(&mut self, phase: u32) {
         self.data.fill(FILL);
         self.init = InitMap::new(self.data.len());
+        self.since = phase;
+    }
+
+    /// Notes an access of `1 << bits` bytes; what it races with, if anything.
+    #[inline]
+    pub(crate) fn touch(
+        &mut self,
+        offset: usize,
+        bits: u32,
+        stamp: Stamp,
+        access: Access,
+        span: Span,
+    ) -> Option<Conflict> {
+        let span = Span { launch: span.launch.max(self.since), ..span };
+        self.shadow.touch(offset, bits, stamp, access, span)
     }
 
     /// The offset of `address`, if `len` bytes from there lie inside.

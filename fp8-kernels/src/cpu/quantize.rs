@@ -19,6 +19,10 @@ pub(crate) fn quantize_dbias(dy: &Tensor, slot: &Slot<'_>) -> Result<(Operand, T
     Ok((quantize(dy, slot)?, reduce::column_sums(dy)?))
 }
 
+pub(crate) fn quantize_many(tensors: &[(&Tensor, Slot<'_>)]) -> Result<Vec<Operand>> {
+    tensors.iter().map(|(x, slot)| quantize(x, slot)).collect()
+}
+
 fn quantize_elements<T: Float>(x: &Tensor, data: &[T], slot: &Slot<'_>) -> Result<Operand> {
     let Some(scale) = slot.resolve(|| amax(data))? else {
         if slot.amax.is_some() && !data.is_empty() {

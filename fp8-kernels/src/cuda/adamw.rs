@@ -1,17 +1,217 @@
-//! `adamw` on a GPU: not there yet, and an error that says so.
+//! `adamw` and `adamw_many`: all tensors in one launch, with the FP8 codes of the new parameters.
+//!
+//! The table of tensors, their first tiles and the step's factors are uploaded together, so a launch itself holds nothing
+//! of a step. Codes whose scale stands in its cell are written by the update. A slot without a scale, or with the tensor's
+//! own, needs the new parameter's amax first: the device decides that, in two more launches. Rules that run on the host
+//! are left to `quantize`, and so are slots that share a cell: the first of them may set it.
 
-use super::{Gpu, unsupported};
-use crate::ops::{AdamWStep, AdamWTensor};
-use crate::{Fp8Tensor, Result};
+use super::quantize;
+use super::rule::RuleArgs;
+use super::{Buffer, Gpu, Grid, Source, args, dtype_number, format_number};
+use crate::ops::{AdamWStep, AdamWTensor, Factors};
+use crate::{DType, Fp8Tensor, Result, Scale, Shape, Slot, Tensor, TransposePolicy};
+use std::collections::HashSet;
 
-pub(crate) fn adamw(_: &Gpu, _: AdamWTensor<'_>, _: &AdamWStep) -> Result<()> {
-    unsupported("adamw")
+const THREADS: u32 = 256;
+/// Blocks a multiprocessor: as many as can run at once, twice.
+const PER_SM: u32 = 4;
+/// Elements of a tile without a transpose.
+const FLAT: u64 = 8192;
+/// Rows and columns of a tile with one.
+const TILE: [u64; 2] = [128, 64];
+
+/// `Record` of kernels/adamw.cu, member by member.
+type Record = [u64; 18];
+
+/// How the kernels number the places where scales come from.
+const SLOT_OFF: u64 = 1;
+const SLOT_CELL: u64 = 2;
+const SLOT_OWN: u64 = 3;
+const SLOT_FIXED: u64 = 4;
+
+pub(crate) fn adamw(gpu: &Gpu, tensor: AdamWTensor<'_>, step: &AdamWStep) -> Result<()> {
+    adamw_many(gpu, &mut [tensor], step).map(drop)
 }
 
 pub(crate) fn adamw_many(
-    _: &Gpu,
-    _: &mut [AdamWTensor<'_>],
-    _: &AdamWStep,
+    gpu: &Gpu,
+    tensors: &mut [AdamWTensor<'_>],
+    step: &AdamWStep,
 ) -> Result<Vec<Option<Fp8Tensor>>> {
-    unsupported("adamw_many")
+    let mut plan = Plan::default();
+    let outputs = tensors.iter_mut().map(|tensor| plan.take(gpu, tensor)).collect::<Result<Vec<_>>>()?;
+    plan.run(gpu, &Factors::new(step))?;
+    let finish = |(output, tensor): (Output, &AdamWTensor<'_>)| match (output, &tensor.slot) {
+        (Output::Codes(codes), _) => Ok(Some(codes)),
+        (Output::Later, Some(slot)) => Ok(quantize::quantize(gpu, tensor.param, slot)?.as_fp8().cloned()),
+        (Output::Later | Output::None, _) => Ok(None),
+    };
+    outputs.into_iter().zip(&*tensors).map(finish).collect()
+}
+
+/// What becomes of one tensor's new value.
+enum Output {
+    None,
+    Codes(Fp8Tensor),
+    /// Quantized after the update, on its own.
+    Later,
+}
+
+/// The launches of one call.
+#[derive(Default)]
+struct Plan {
+    records: Vec<Record>,
+    /// The number of each tensor's first tile, but of the first; so the last is the number of tiles.
+    ends: Vec<u64>,
+    /// Scale cells that these launches may set.
+    cells: HashSet<u64>,
+    /// Whether any tensor has a slot, and whether codes of any may have to wait for its amax.
+    slots: bool,
+    late: bool,
+}
+
+impl Plan {
+    /// Adds a tensor.
+    fn take(&mut self, gpu: &Gpu, tensor: &mut AdamWTensor<'_>) -> Result<Output> {
+        let name = tensor.name;
+        let [rows, cols] = tensor.param.shape().matrix().map(|extent| extent as u64);
+        let dtype = dtype_number(tensor.param.dtype()) as u64;
+        let mut record: Record = [0; 18];
+        record[0] = tensor.param.cuda_mut(name)?.ptr();
+        record[1] = match &mut tensor.main_param {
+            Some(main) => main.cuda_mut(name)?.ptr(),
+            None => 0,
+        };
+        record[2] = tensor.main_grad.cuda("adamw")?.ptr();
+        record[3] = tensor.exp_avg.cuda_mut(name)?.ptr();
+        record[4] = tensor.exp_avg_sq.cuda_mut(name)?.ptr();
+        record[11..15].copy_from_slice(&[rows * cols, rows, cols, dtype]);
+        let output = match &tensor.slot {
+            Some(slot) => self.quantize(gpu, tensor.param, slot, &mut record)?,
+            None => Output::None,
+        };
+        let tiles = match record[6] {
+            0 => (rows * cols).div_ceil(FLAT),
+            _ => rows.div_ceil(TILE[0]) * cols.div_ceil(TILE[1]),
+        };
+        self.ends.push(self.ends.last().copied().unwrap_or(0) + tiles);
+        self.records.push(record);
+        Ok(output)
+    }
+
+    /// Puts a slot and memory for codes into the record.
+    fn quantize(
+        &mut self,
+        gpu: &Gpu,
+        param: &Tensor,
+        slot: &Slot<'_>,
+        record: &mut Record,
+    ) -> Result<Output> {
+        let (mut keeps, mut fixed, mut rule) = (false, 0.0, None);
+        let kind = match slot.scale {
+            Scale::Off => SLOT_OFF,
+            Scale::FromAmax { amax, rule } => {
+                fixed = rule.scale(amax, 1.0)?;
+                SLOT_FIXED
+            }
+            Scale::FromTensor(own) => {
+                rule = Some(own);
+                SLOT_OWN
+            }
+            Scale::Cell { cell, first, keep } => {
+                let address = cell.cuda("adamw")?;
+                record[7] = address;
+                keeps = keep;
+                if !cell.is_known_set() {
+                    if !self.cells.insert(address) {
+                        return Ok(Output::Later);
+                    }
+                    rule = Some(first);
+                }
+                SLOT_CELL
+            }
+        };
+        if let Some(rule) = rule {
+            let Some(rule) = RuleArgs::new(rule) else { return Ok(Output::Later) };
+            self.late = true;
+            record[15] = u64::from(rule.kind as u32) << 32;
+            record[16] = bits(rule.fp8_max) | bits(rule.scaled_max) << 32;
+            record[17] = u64::from(rule.margin as u32) | bits(rule.epsilon) << 32;
+        }
+        self.slots = true;
+        record[9] = slot.amax.map_or(Ok(0), |cell| cell.cuda("adamw"))?;
+        record[14] |= (format_number(slot.encoding) as u64) << 8 | kind << 16 | u64::from(keeps) << 24;
+        record[15] |= bits(fixed);
+        if kind == SLOT_OFF {
+            return Ok(Output::None);
+        }
+        record[10] = slot.counters.map_or(Ok(0), |counters| counters.cuda("adamw"))?;
+        let (codes, pointers) = codes(gpu, param, slot)?;
+        [record[5], record[6], record[8]] = pointers;
+        Ok(Output::Codes(codes))
+    }
+
+    fn run(&self, gpu: &Gpu, factors: &Factors) -> Result<()> {
+        let count = self.records.len();
+        let Some(&tiles) = self.ends.last() else { return Ok(()) };
+        // All that may fail without harm comes before the first launch.
+        let [update, scales, codes] = ["adamw_update", "adamw_scales", "adamw_codes"];
+        let update = gpu.kernel(Source::AdamW, update)?;
+        let scales = self.slots.then(|| gpu.kernel(Source::AdamW, scales)).transpose()?;
+        let codes = self.late.then(|| gpu.kernel(Source::AdamW, codes)).transpose()?;
+        let mut table: Vec<u64> = self.records.concat();
+        table.push(0);
+        table.extend_from_slice(&self.ends);
+        table.extend_from_slice(&bytemuck::cast::<Factors, [u64; 4]>(*factors));
+        let table = gpu.upload(&table)?;
+        let tiles_at = table.ptr() + (size_of::<Record>() * count) as u64;
+        let factors_at = tiles_at + 8 * (count as u64 + 1);
+        let (amaxes, late) = match &scales {
+            Some(_) => (gpu.filled_f32(crate::REST, count)?, gpu.alloc(DType::F32, count)?),
+            None => (gpu.alloc(DType::F32, 0)?, gpu.alloc(DType::F32, 0)?),
+        };
+        let grid = Grid { blocks: gpu.blocks(tiles, 1, PER_SM), threads: THREADS, shared: 0 };
+        let each = Grid { blocks: (count as u32).div_ceil(THREADS), threads: THREADS, shared: 0 };
+        let launched = || -> Result<()> {
+            // SAFETY: parameters are (records, first_tiles, tensors, factors, amaxes) in this order and these types
+            // (kernels/adamw.cu). The table holds `count` records, `count + 1` numbers of tiles and eight factors; its
+            // addresses are of tensors of the record's extents, alike by ops::adamw_many's checks, each held by the caller,
+            // and of codes made for them; `amaxes` has `count` f32 wherever a record names a slot.
+            unsafe { update.launch(gpu, grid, &args![&table, tiles_at, count as i32, factors_at, &amaxes]) }?;
+            if let Some(scales) = &scales {
+                // SAFETY: parameters are (records, tensors, amaxes, late); both workspaces have `count` f32, and cells
+                // named by records are alive: the slots that lent them are.
+                unsafe { scales.launch(gpu, each, &args![&table, count as i32, &amaxes, &late]) }?;
+            }
+            if let Some(codes) = &codes {
+                // SAFETY: parameters are (records, first_tiles, tensors, late), of the same table; `late` has `count` f32,
+                // all written by the launch before.
+                unsafe { codes.launch(gpu, grid, &args![&table, tiles_at, count as i32, &late]) }?;
+            }
+            Ok(())
+        };
+        launched().inspect_err(|error| gpu.poison(format!("adamw: parameters may be half updated: {error}")))
+    }
+}
+
+/// Memory for the codes of `param`, and the addresses of codes, transposed codes and scale_inv.
+fn codes(gpu: &Gpu, param: &Tensor, slot: &Slot<'_>) -> Result<(Fp8Tensor, [u64; 3])> {
+    let (device, shape) = (param.device(), *param.shape());
+    let tensor = |buffer: Buffer, shape: Shape| Tensor::from_cuda(buffer, shape, device);
+    let codes = gpu.alloc(DType::U8, shape.numel())?;
+    let with_cast = slot.columnwise && device.transpose_policy() == TransposePolicy::WithCast;
+    let transposed = with_cast.then(|| gpu.alloc(DType::U8, shape.numel())).transpose()?;
+    let scale_inv = gpu.alloc(DType::F32, 1)?;
+    let pointers = [codes.ptr(), transposed.as_ref().map_or(0, Buffer::ptr), scale_inv.ptr()];
+    let [rows, cols] = shape.matrix();
+    let transposed = transposed.map(|codes| tensor(codes, Shape::from([cols, rows])));
+    let scale_inv = tensor(scale_inv, Shape::from([]));
+    Ok((
+        Fp8Tensor::from_parts(shape, Some(tensor(codes, shape)), transposed, slot.encoding, scale_inv),
+        pointers,
+    ))
+}
+
+fn bits(value: f32) -> u64 {
+    value.to_bits().into()
 }

@@ -305,13 +305,13 @@ impl Gpu {
 
     /// Gives memory back, behind the work queued on it. In a destructor nothing can be done about a failure.
     pub(super) fn driver_free(&self, address: u64) {
-        drop(self.0.stream.context().bind_to_thread());
+        let _ = self.0.stream.context().bind_to_thread();
         if self.0.stream.context().has_async_alloc() {
             // SAFETY: allocated by `driver_malloc` on this stream and freed once.
-            drop(unsafe { result::free_async(address, self.raw_stream()) });
+            let _ = unsafe { result::free_async(address, self.raw_stream()) };
         } else {
             // SAFETY: as above; this waits for the device.
-            drop(unsafe { result::free_sync(address) });
+            let _ = unsafe { result::free_sync(address) };
         }
     }
 
@@ -319,7 +319,7 @@ impl Gpu {
     pub(crate) fn release_kept(&self) {
         let kept = self.pool().lock().drain();
         kept.into_iter().for_each(|address| self.driver_free(address));
-        drop(self.0.stream.synchronize());
+        let _ = self.0.stream.synchronize();
     }
 
     pub(super) fn out_of_memory(&self, requested: usize) -> Error {
@@ -401,22 +401,22 @@ impl fmt::Debug for Gpu {
 impl Drop for Inner {
     // What fails here has nobody to be told to.
     fn drop(&mut self) {
-        drop(self.stream.context().bind_to_thread());
-        drop(self.stream.synchronize());
+        let _ = self.stream.context().bind_to_thread();
+        let _ = self.stream.synchronize();
         let asynchronous = self.stream.context().has_async_alloc();
         for address in self.pool.get_mut().drain() {
             if asynchronous {
                 // SAFETY: allocated on this stream by `driver_malloc`, freed once.
-                drop(unsafe { result::free_async(address, self.stream.cu_stream()) });
+                let _ = unsafe { result::free_async(address, self.stream.cu_stream()) };
             } else {
                 // SAFETY: as above.
-                drop(unsafe { result::free_sync(address) });
+                let _ = unsafe { result::free_sync(address) };
             }
         }
         // SAFETY: allocated by `Gpu::new`, freed once; no kernel runs any more.
-        drop(unsafe { result::free_sync(self.fault) });
+        let _ = unsafe { result::free_sync(self.fault) };
         self.staging.get_mut().release();
         self.modules.get_mut().unload();
-        drop(self.stream.synchronize());
+        let _ = self.stream.synchronize();
     }
 }

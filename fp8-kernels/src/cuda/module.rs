@@ -102,7 +102,7 @@ impl Modules {
     pub(super) fn unload(&mut self) {
         for (_, loaded) in self.loaded.drain() {
             // SAFETY: loaded by this value in this context, and forgotten here; a failure leaves nothing to do.
-            drop(unsafe { result::module::unload(loaded.module.0) });
+            let _ = unsafe { result::module::unload(loaded.module.0) };
         }
     }
 }

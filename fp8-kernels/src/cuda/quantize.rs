@@ -1,16 +1,188 @@
-//! `quantize` on a GPU: not there yet, and an error that says so.
+//! `quantize`, plain, with a bias gradient, and of many tensors, and `dequantize`, on a GPU.
+//!
+//! Codes alone are a stream; with the transpose or column sums the kernel goes by tiles.
 
-use super::{Gpu, unsupported};
+use super::reduce::{self, column_pieces, finish_columns};
+use super::slot::{self, Output};
+use super::tiles::{run, strips, tiles};
+use super::{Buffer, Gpu, Grid, Source, amax, args, dtype_number, format_number, transpose};
 use crate::{DType, Fp8Tensor, Operand, Result, Slot, Tensor};
 
-pub(crate) fn quantize(_: &Gpu, _: &Tensor, _: &Slot<'_>) -> Result<Operand> {
-    unsupported("quantize")
+const THREADS: u32 = 256;
+/// Bytes that one step of a block of the flat kernels reads.
+const STEP_BYTES: u64 = 256 * 4 * 16;
+
+pub(crate) fn quantize(gpu: &Gpu, x: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
+    let op = "quantize";
+    if slot.is_off() {
+        return hand_through(gpu, op, x, slot);
+    }
+    let output = output(gpu, op, x, slot)?;
+    if x.numel() == 0 {
+        return output.finish_empty(gpu);
+    }
+    if output.columnwise().is_some() {
+        by_tiles(gpu, op, x, &output, None)?;
+    } else {
+        flat(gpu, op, x, &output)?;
+    }
+    Ok(output.finish())
 }
 
-pub(crate) fn quantize_dbias(_: &Gpu, _: &Tensor, _: &Slot<'_>) -> Result<(Operand, Tensor)> {
-    unsupported("quantize_dbias")
+pub(crate) fn quantize_dbias(gpu: &Gpu, dy: &Tensor, slot: &Slot<'_>) -> Result<(Operand, Tensor)> {
+    let op = "quantize_dbias";
+    if slot.is_off() || dy.numel() == 0 {
+        return Ok((quantize(gpu, dy, slot)?, reduce::column_sums(gpu, dy)?));
+    }
+    let [rows, cols] = dy.shape().matrix();
+    let output = output(gpu, op, dy, slot)?;
+    let pieces = column_pieces(rows);
+    let partial = gpu.alloc(DType::F32, pieces * cols)?;
+    by_tiles(gpu, op, dy, &output, Some(&partial))?;
+    let dbias = finish_columns(gpu, &partial, pieces, cols)?;
+    Ok((output.finish(), Tensor::from_cuda(dbias, [cols].into(), dy.device())))
 }
 
-pub(crate) fn dequantize(_: &Gpu, _: &Fp8Tensor, _: DType) -> Result<Tensor> {
-    unsupported("dequantize")
+pub(crate) fn quantize_many(gpu: &Gpu, tensors: &[(&Tensor, Slot<'_>)]) -> Result<Vec<Operand>> {
+    let op = "quantize_many";
+    let (mut table, mut outputs, mut first_tile) = (Vec::new(), Vec::with_capacity(tensors.len()), 0);
+    for (x, slot) in tensors {
+        if slot.is_off() || x.numel() == 0 {
+            outputs.push(Done::Alone(quantize(gpu, x, slot)?));
+            continue;
+        }
+        let output = output(gpu, op, x, slot)?;
+        let [rows, cols] = x.shape().matrix();
+        let address = |buffer: Option<&Buffer>| buffer.map_or(0, Buffer::ptr);
+        let types = u64::from(dtype_number(x.dtype()).unsigned_abs())
+            | u64::from(format_number(slot.encoding).unsigned_abs()) << 8;
+        table.push([
+            x.cuda(op)?.ptr(),
+            address(output.rowwise()),
+            address(output.columnwise()),
+            output.scale(),
+            address(output.scale_inv()),
+            output.amax(op)?,
+            output.counters(op)?,
+            rows as u64,
+            cols as u64,
+            types,
+            first_tile as u64,
+        ]);
+        first_tile += tiles(rows, cols);
+        outputs.push(Done::Together(output));
+    }
+    if !table.is_empty() {
+        let uploaded = gpu.upload(&table)?;
+        let run = run(gpu, first_tile);
+        let blocks = u32::try_from(first_tile.div_ceil(run)).unwrap_or(u32::MAX);
+        let entries = i32::try_from(table.len()).unwrap_or(i32::MAX);
+        let kernel = gpu.kernel(Source::Quantize, "quantize_many")?;
+        let args = args![&uploaded, entries, first_tile as u64, run as u64];
+        // SAFETY: the kernel's parameters (table, entries, tiles, run); each entry names a live tensor of rows · cols elements
+        // of its type, outputs of as many codes, cells of its slot and the first of its tiles, which rise from 0.
+        unsafe { kernel.launch(gpu, Grid { blocks, threads: THREADS, shared: 0 }, &args) }?;
+    }
+    let finish = |done| match done {
+        Done::Alone(operand) => operand,
+        Done::Together(output) => Output::finish(output),
+    };
+    Ok(outputs.into_iter().map(finish).collect())
+}
+
+/// A tensor of [`quantize_many`]: quantized by itself, or filled by the launch of all.
+enum Done<'a> {
+    Alone(Operand),
+    Together(Output<'a>),
+}
+
+pub(crate) fn dequantize(gpu: &Gpu, x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
+    let op = "dequantize";
+    let turned;
+    let codes = match (x.rowwise(), x.columnwise()) {
+        (None, Some(columnwise)) => {
+            turned = transpose::transpose(gpu, columnwise)?;
+            &turned
+        }
+        (Some(rowwise), _) => rowwise,
+        (None, None) => return Tensor::zeros(*x.shape(), dtype, x.device()),
+    };
+    let n = codes.numel() as u64;
+    let out = gpu.alloc(dtype, codes.numel())?;
+    let kernel = gpu.kernel(Source::Quantize, "dequantize")?;
+    let grid = Grid { blocks: gpu.blocks(n, u64::from(THREADS) * 8, 16), threads: THREADS, shared: 0 };
+    let format = format_number(x.encoding());
+    let args = args![codes.cuda(op)?, n, format, x.scale_inv().cuda(op)?, &out, dtype_number(dtype)];
+    // SAFETY: the kernel's parameters (codes, n, format, scale_inv, out, dtype); n codes, one factor, room for n elements.
+    unsafe { kernel.launch(gpu, grid, &args) }?;
+    Ok(Tensor::from_cuda(out, *x.shape(), x.device()))
+}
+
+/// In high precision: the tensor itself, and its amax where somebody keeps it.
+fn hand_through(gpu: &Gpu, op: &'static str, x: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
+    if let Some(cell) = slot.amax {
+        amax::record(gpu, op, x, &slot::AmaxRequest { unset: 0, cell: cell.cuda(op)? })?;
+    }
+    Ok(Operand::High(x.clone()))
+}
+
+fn output<'a>(gpu: &Gpu, op: &'static str, x: &'a Tensor, slot: &'a Slot<'a>) -> Result<Output<'a>> {
+    let scale = slot::resolve(gpu, op, slot, |request| amax::record(gpu, op, x, &request))?;
+    Output::new(gpu, slot, *x.shape(), x.device(), scale, x.dtype())
+}
+
+fn flat(gpu: &Gpu, op: &'static str, x: &Tensor, output: &Output<'_>) -> Result<()> {
+    let n = x.numel() as u64;
+    let name = match x.dtype() {
+        DType::BF16 => "quantize_bf16",
+        DType::F16 => "quantize_f16",
+        DType::F32 | DType::I32 | DType::U8 => "quantize_f32",
+    };
+    let kernel = gpu.kernel(Source::Quantize, name)?;
+    let bytes = n * x.dtype().size() as u64;
+    let grid = Grid { blocks: gpu.blocks(bytes, STEP_BYTES, 8), threads: THREADS, shared: 0 };
+    let args = args![
+        x.cuda(op)?,
+        n,
+        output.rowwise(),
+        output.format(),
+        output.scale(),
+        output.scale_inv(),
+        output.amax(op)?,
+        output.counters(op)?,
+    ];
+    // SAFETY: the kernel's parameters (x, n, codes, format, scale, scale_inv, amax, counters); x holds n elements of the
+    // kernel's type (checked by `ops`), codes n bytes; cells are alive: their slot is borrowed.
+    unsafe { kernel.launch(gpu, grid, &args) }
+}
+
+fn by_tiles(
+    gpu: &Gpu,
+    op: &'static str,
+    x: &Tensor,
+    output: &Output<'_>,
+    partial: Option<&Buffer>,
+) -> Result<()> {
+    let [rows, cols] = x.shape().matrix();
+    let kernel = gpu.kernel(Source::Quantize, "quantize_tiles")?;
+    let (grid, run) = strips(gpu, rows, cols);
+    let args = args![
+        x.cuda(op)?,
+        dtype_number(x.dtype()),
+        rows as u64,
+        cols as u64,
+        run,
+        output.rowwise(),
+        output.columnwise(),
+        output.format(),
+        output.scale(),
+        output.scale_inv(),
+        output.amax(op)?,
+        output.counters(op)?,
+        partial,
+    ];
+    // SAFETY: the kernel's parameters (x, dtype, rows, cols, run, codes, columnwise, format, scale, scale_inv, amax,
+    // counters, partial_sums); x and both codes hold rows · cols elements, partial sums a row for each row of tiles; the
+    // blocks are those of this run; cells are alive: their slot is borrowed.
+    unsafe { kernel.launch(gpu, grid, &args) }
 }

@@ -1,5 +1,6 @@
 //! `sum`, `mean`, `max` and `column_sums` on a GPU: partial results of blocks, then one launch that adds them in order.
 
+use super::tiles::{self, TILE, tiles};
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
 use crate::{DType, Result, Shape, Tensor};
 
@@ -8,8 +9,6 @@ const THREADS: u32 = 256;
 const PER_BLOCK: u64 = 16 * 1024;
 /// No more blocks than this, whatever the GPU: the order of a sum depends on the number of elements alone.
 const MOST_BLOCKS: u64 = 1024;
-/// Rows and columns of a tile of column sums, as the kernels' prelude has them.
-const TILE: [usize; 2] = [128, 64];
 
 pub(crate) fn sum(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     total(gpu, x, 1.0)
@@ -37,15 +36,15 @@ pub(crate) fn max(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
 
 pub(crate) fn column_sums(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let [rows, cols] = x.shape().matrix();
-    let (pieces, across) = (column_pieces(rows), cols.div_ceil(TILE[1]));
+    let pieces = column_pieces(rows);
     let partial = gpu.alloc(DType::F32, pieces * cols)?;
     if pieces * cols > 0 {
         let kernel = gpu.kernel(Source::Reduce, "reduce_columns")?;
-        let blocks = gpu.blocks((pieces * across) as u64, 1, 8);
+        let grid = tiles::grid(gpu, tiles(rows, cols), 8);
         let args = args![x.cuda("column_sums")?, dtype_number(x.dtype()), rows as u64, cols as u64, &partial];
         // SAFETY: the kernel's parameters (x, dtype, rows, cols, partial); x holds rows · cols elements of that type, and
         // there is one partial row for each TILE[0] rows.
-        unsafe { kernel.launch(gpu, Grid { blocks, threads: THREADS, shared: 0 }, &args) }?;
+        unsafe { kernel.launch(gpu, grid, &args) }?;
     }
     let sums = finish_columns(gpu, &partial, pieces, cols)?;
     Ok(Tensor::from_cuda(sums, Shape::from([cols]), x.device()))

@@ -87,10 +87,12 @@ fn on_host(
         Ok(value[0].max(0.0))
     };
     let mut failure = None;
-    let scale = slot.resolve(|| read().unwrap_or_else(|error| {
-        failure = Some(error);
-        0.0
-    }));
+    let scale = slot.resolve(|| {
+        read().unwrap_or_else(|error| {
+            failure = Some(error);
+            0.0
+        })
+    });
     if let Some(error) = failure {
         return Err(error);
     }

@@ -13,9 +13,6 @@ macro_rules! sources {
         }
 
         impl Source {
-            /// How many there are.
-            pub(crate) const COUNT: usize = [$($stem),*].len();
-
             /// The file's name without its ending.
             pub(crate) const fn stem(self) -> &'static str {
                 match self { $(Self::$variant => $stem),* }

@@ -86,9 +86,9 @@ impl Staging {
     pub(super) fn release(&mut self) {
         for segment in self.segments.drain(..) {
             // SAFETY: made by Segment::new and destroyed once; a failure leaves nothing to do.
-            drop(unsafe { result::event::destroy(segment.copied) });
+            let _ = unsafe { result::event::destroy(segment.copied) };
             // SAFETY: as above; no copy out of it is in flight any more.
-            drop(unsafe { result::free_host(segment.memory.cast()) });
+            let _ = unsafe { result::free_host(segment.memory.cast()) };
         }
     }
 }
@@ -103,7 +103,7 @@ impl Segment {
             Ok(memory) => Ok(Self { memory: memory.cast(), used: 0, copied }),
             Err(error) => {
                 // SAFETY: made above, used by nothing.
-                drop(unsafe { result::event::destroy(copied) });
+                let _ = unsafe { result::event::destroy(copied) };
                 Err(gpu.driver_error("cuMemHostAlloc", "upload", error))
             }
         }

@@ -1,9 +1,10 @@
 //! `update_scales` on a GPU: one launch for an arena; where a user's function decides, on copies in host memory.
 
+use super::rule::RuleArgs;
 use super::{Gpu, Grid, Source, args};
 use crate::cpu::update_scales::{Table, recompute};
 use crate::ops::{AmaxRule, ScaleUpdate};
-use crate::{Arena, Result, ScalePolicy, ScaleRule};
+use crate::{Arena, Result};
 use std::cell::Cell;
 
 /// As the kernel.
@@ -43,7 +44,7 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
     // kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32, slots f32 and slots u64.
     unsafe { kernel.launch(gpu, Grid { blocks, threads, shared: 0 }, &args) }?;
     arena.finish_update();
-    Ok(())
+    arena.scale_cells().refresh_known()
 }
 
 pub(crate) fn check_scales(_: &Gpu, arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()> {
@@ -78,37 +79,4 @@ fn copies(arena: &Arena) -> Result<(Vec<f32>, Vec<f32>)> {
 
 fn cells(values: &mut [f32]) -> &[Cell<f32>] {
     Cell::from_mut(values).as_slice_of_cells()
-}
-
-/// A rule as kernels take it: see `Rule` in their prelude.
-struct RuleArgs {
-    kind: i32,
-    fp8_max: f32,
-    scaled_max: f32,
-    margin: i32,
-    epsilon: f32,
-}
-
-impl RuleArgs {
-    /// None for a user's function, which kernels cannot call.
-    fn new(rule: &ScaleRule) -> Option<Self> {
-        let fp8_max = match *rule {
-            ScaleRule::Delayed { fp8_max, .. } | ScaleRule::Current { fp8_max, .. } => fp8_max,
-        };
-        let none = Self { kind: 0, fp8_max, scaled_max: 0.0, margin: 0, epsilon: 0.0 };
-        match *rule {
-            ScaleRule::Delayed { policy: ScalePolicy::Custom(_), .. } => None,
-            ScaleRule::Delayed { margin, policy: ScalePolicy::PowerOfTwo, .. } => {
-                Some(Self { kind: 1, margin, ..none })
-            }
-            ScaleRule::Delayed { margin, .. } => {
-                // As in the rule itself.
-                let scaled_max = (f64::from(fp8_max) * f64::powi(2.0, margin.saturating_neg())) as f32;
-                Some(Self { scaled_max, ..none })
-            }
-            ScaleRule::Current { epsilon, power_2_scales, .. } => {
-                Some(Self { kind: if power_2_scales { 3 } else { 2 }, epsilon, ..none })
-            }
-        }
-    }
 }

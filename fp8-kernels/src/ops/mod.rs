@@ -42,7 +42,7 @@ pub use gemm_fp8::{Accumulation, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantiz
 pub use grad_norm::grad_norm;
 pub use linear::{dgrad, fprop, wgrad};
 pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_add};
-pub use quantize::{quantize, quantize_dbias};
+pub use quantize::{quantize, quantize_dbias, quantize_many};
 pub use reduce::{column_sums, max, mean, sum};
 pub use rope::{RopeTable, rope, rope_backward};
 pub use softmax::{softmax, softmax_backward};

@@ -28,3 +28,19 @@ pub fn quantize_dbias(dy: &Tensor, slot: &Slot<'_>) -> Result<(Operand, Tensor)>
     slot.expect_device(op, dy.device())?;
     dispatch!(dy.device(), quantize::quantize_dbias(dy, slot))
 }
+
+/// [`quantize`] of several tensors of one device, each as its slot says: the same bits, and on a GPU one launch for all
+/// those that are quantized. Where two share a cell that is not set yet, the first of them sets it.
+///
+/// # Errors
+/// As [`quantize`], before anything is launched; tensors on different devices.
+pub fn quantize_many(tensors: &[(&Tensor, Slot<'_>)]) -> Result<Vec<Operand>> {
+    let op = "quantize_many";
+    let Some((first, _)) = tensors.first() else { return Ok(Vec::new()) };
+    for (x, slot) in tensors {
+        x.expect_float(op, "x")?;
+        first.device().expect_same(op, x.device())?;
+        slot.expect_device(op, x.device())?;
+    }
+    dispatch!(first.device(), quantize::quantize_many(tensors))
+}

@@ -1,13 +1,20 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
-use super::data::{FLOATS, f64s, normal, tolerance};
+use super::data::{FLOATS, exact, f64s, normal, specials, tolerance};
+use super::reference::{Got, same_as_cpu, same_results};
 use super::threads::same_bits;
 use crate::oracle::adamw::{State, adamw as oracle};
 use fp8_kernels::ops::AdamWStep;
-use fp8_kernels::{DType, Device, Result, Tensor, ops};
+use fp8_kernels::{
+    Cell, Counters, DType, Device, Encoding, REST, Result, Slot, Tensor, TransposePolicy, ops,
+};
 
 cases![
     matches_the_oracle_over_steps,
+    bits_are_the_cpus: Dtypes,
+    many_are_each: DtypesAndFormats,
+    many_quantize_as_quantize_does: DtypesAndFormats,
+    special_gradients,
     main_parameters_are_rounded_into_the_parameter,
     without_main_parameters_rounds_once,
     zero_gradients_only_decay,
@@ -86,6 +93,158 @@ fn without_main_parameters_rounds_once(device: &Device) -> Outcome {
         ops::adamw(&mut param, &grad, &mut m, &mut v, None, &STEP, "w")?;
         ops::adamw(&mut wide, &grad, &mut m_wide, &mut v_wide, None, &STEP, "w")?;
         same(dtype.name(), &param.to_f32_vec()?, &ops::cast(&wide, dtype)?.to_f32_vec()?, 1009)?;
+    }
+    Ok(())
+}
+
+fn bits_are_the_cpus(device: &Device, dtype: DType) -> Outcome {
+    for len in [0, 1, 7, 8, 9, 257, 8193] {
+        same_as_cpu(&format!("{len} elements"), device, |device| {
+            let mut param = normal([len], dtype, 1, device)?;
+            let [mut m, mut v] = moments(len, device)?;
+            let mut main = normal([len], DType::F32, 2, device)?;
+            for number in 1..=3 {
+                let (step, grad) =
+                    (AdamWStep { step: number, ..STEP }, normal([len], DType::F32, 50 + number, device)?);
+                ops::adamw(
+                    &mut param,
+                    &grad,
+                    &mut m,
+                    &mut v,
+                    (number == 2).then_some(&mut main),
+                    &step,
+                    "w",
+                )?;
+            }
+            Ok([param, m, v, main].map(Got::Tensor).into())
+        })?;
+    }
+    Ok(())
+}
+
+fn special_gradients(device: &Device) -> Outcome {
+    let values: Vec<f32> = specials().into_iter().filter(|v| !v.is_nan()).collect();
+    let len = values.len();
+    same_as_cpu("special gradients", device, |device| {
+        let mut param = Tensor::full(1.5, [len], DType::F32, device)?;
+        let [mut m, mut v] = moments(len, device)?;
+        let grad = Tensor::from_vec(values.clone(), [len], device)?;
+        ops::adamw(&mut param, &grad, &mut m, &mut v, None, &AdamWStep { grad_scale: 1.0, ..STEP }, "w")?;
+        let quiet = |x: Tensor| -> Result<Got> {
+            let values = x.to_f32_vec()?.into_iter();
+            Ok(Got::Numbers(values.map(|v| if v.is_nan() { f32::NAN } else { v }).collect()))
+        };
+        [param, m, v].into_iter().map(quiet).collect()
+    })
+}
+
+const MANY: [[usize; 2]; 7] = [[3, 5], [0, 4], [130, 66], [1, 257], [128, 64], [2, 2], [129, 72]];
+
+/// The state of one parameter.
+struct Parameter {
+    param: Tensor,
+    grad: Tensor,
+    moments: [Tensor; 2],
+    main: Option<Tensor>,
+    cells: (Cell, Cell, Counters),
+}
+
+impl Parameter {
+    fn new(seed: usize, dtype: DType, device: &Device) -> Result<Self> {
+        let shape = MANY[seed];
+        let zeros = || Tensor::zeros(shape, DType::F32, device);
+        let main = normal(shape, DType::F32, seed as u64, device)?;
+        Ok(Self {
+            param: normal(shape, dtype, seed as u64, device)?,
+            grad: normal(shape, DType::F32, 20 + seed as u64, device)?,
+            moments: [zeros()?, zeros()?],
+            main: (seed % 2 == 0).then_some(main),
+            cells: (Cell::new(3.0 + seed as f32, device)?, Cell::new(REST, device)?, Counters::new(device)?),
+        })
+    }
+}
+
+/// All parameters after two steps, and their codes, amaxes and counts, with one call a step or with one for each parameter.
+fn steps(device: &Device, dtype: DType, encoding: Encoding, together: bool) -> Result<Vec<Got>> {
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let rule = exact(encoding);
+    let parameters = (0..MANY.len()).map(|seed| Parameter::new(seed, dtype, device));
+    let mut parameters = parameters.collect::<Result<Vec<_>>>()?;
+    let mut results = Vec::new();
+    for number in 1..=2 {
+        let step = AdamWStep { step: number, ..STEP };
+        let mut tensors: Vec<_> = parameters
+            .iter_mut()
+            .enumerate()
+            .map(|(i, p)| {
+                let (cell, amax, counters) = &p.cells;
+                let slot = Slot {
+                    amax: Some(amax),
+                    counters: Some(counters),
+                    columnwise: i % 3 != 0,
+                    ..Slot::fixed(encoding, cell, &rule)
+                };
+                let [exp_avg, exp_avg_sq] = &mut p.moments;
+                ops::AdamWTensor {
+                    name: "w",
+                    param: &mut p.param,
+                    main_grad: &p.grad,
+                    exp_avg,
+                    exp_avg_sq,
+                    main_param: p.main.as_mut(),
+                    slot: (i != 3).then_some(slot),
+                }
+            })
+            .collect();
+        let codes = if together {
+            ops::adamw_many(&mut tensors, &step)?
+        } else {
+            let one = |tensor| ops::adamw_many(std::slice::from_mut(tensor), &step);
+            tensors.iter_mut().map(one).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()
+        };
+        results.extend(codes.into_iter().flatten().map(Got::Fp8));
+    }
+    for Parameter { param, moments, main, cells: (_, amax, counters), .. } in parameters {
+        results.extend(std::iter::once(param).chain(moments).chain(main).map(Got::Tensor));
+        let counts = counters.read()?;
+        let counts = [counts.saturated, counts.underflowed, counts.elements].map(|count| count as f32);
+        results.push(Got::Numbers([vec![amax.read()?], counts.to_vec()].concat()));
+    }
+    Ok(results)
+}
+
+fn many_are_each(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
+    same_as_cpu("together", device, |device| steps(device, dtype, encoding, true))?;
+    let (together, each) = (steps(device, dtype, encoding, true)?, steps(device, dtype, encoding, false)?);
+    same_results("together and each alone", together, each)
+}
+
+/// The codes of a step are those of quantizing what it left.
+fn many_quantize_as_quantize_does(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
+    let rule = exact(encoding);
+    for seed in 0..MANY.len() {
+        let mut p = Parameter::new(seed, dtype, device)?;
+        let (cell, amax, _) = &p.cells;
+        let slot = Slot { amax: Some(amax), ..Slot::fixed(encoding, cell, &rule) };
+        let [exp_avg, exp_avg_sq] = &mut p.moments;
+        let mut tensors = [ops::AdamWTensor {
+            name: "w",
+            param: &mut p.param,
+            main_grad: &p.grad,
+            exp_avg,
+            exp_avg_sq,
+            main_param: p.main.as_mut(),
+            slot: Some(slot),
+        }];
+        let got = ops::adamw_many(&mut tensors, &STEP)?;
+        let got = got.into_iter().next().flatten().ok_or("nothing was quantized")?;
+        let (again, shape) = (Cell::new(REST, device)?, MANY[seed]);
+        let slot = Slot { amax: Some(&again), ..Slot::fixed(encoding, cell, &rule) };
+        let want = ops::quantize(&p.param, &slot)?;
+        let want = want.as_fp8().ok_or("got high precision, want FP8")?;
+        same(&format!("{shape:?}"), &got.codes()?, &want.codes()?, shape[1])?;
+        same("scale_inv", &[got.scale_inv().item()?], &[want.scale_inv().item()?], 1)?;
+        same("amax", &[p.cells.1.read()?], &[again.read()?], 1)?;
     }
     Ok(())
 }

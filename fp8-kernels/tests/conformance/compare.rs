@@ -1,7 +1,7 @@
 //! Comparisons that say where, what, in bits, and how often.
 
 use super::case::Outcome;
-use fp8_kernels::{bf16, f16};
+use fp8_kernels::{Device, bf16, f16};
 use std::fmt::Debug;
 
 /// An element with a bit pattern.
@@ -110,6 +110,11 @@ pub(crate) fn refused<T>(result: fp8_kernels::Result<T>, wording: &str) -> Outco
             ensure(text.contains(wording), || format!("got the error `{text}`, want `{wording}`"))
         }
     }
+}
+
+/// As [`refused`]; on a GPU the next call that waits tells what a kernel met.
+pub(crate) fn refused_on<T>(device: &Device, result: fp8_kernels::Result<T>, wording: &str) -> Outcome {
+    refused(result.and_then(|_| device.synchronize()), wording)
 }
 
 fn same_length(what: &str, got: usize, want: usize) -> Outcome {

@@ -136,3 +136,17 @@ pub(crate) fn tolerance(dtype: DType) -> [f64; 2] {
         _ => [1.3e-6, 1e-5],
     }
 }
+
+/// Places in `len` elements such that every lane, position of a vector, warp, load and block of a kernel that streams them
+/// holds one, and the ends.
+pub(crate) fn needle_places(len: usize) -> Vec<usize> {
+    let lanes = (0..32).flat_map(|lane| [8 * lane + lane % 8, 4 * lane + lane % 4]);
+    let warps = (1..32).map(|warp| 256 * warp + 9 * warp % 256);
+    let blocks = (11..20).flat_map(|bits| [(1 << bits) - 1, 1 << bits, 3 << (bits - 1)]);
+    let ends = (0..17).chain(len.saturating_sub(17)..len);
+    let mut places: Vec<usize> =
+        lanes.chain(warps).chain(blocks).chain(ends).filter(|&place| place < len).collect();
+    places.sort_unstable();
+    places.dedup();
+    places
+}

@@ -3,6 +3,7 @@
 mod case;
 mod compare;
 mod data;
+mod reference;
 mod threads;
 
 mod activation;
@@ -27,7 +28,7 @@ mod split;
 mod transpose;
 mod update_scales;
 
-use case::Case;
+pub(crate) use case::Case;
 
 /// Every case of every operation.
 pub(crate) const ALL: &[&[Case]] = &[

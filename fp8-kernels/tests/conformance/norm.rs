@@ -1,16 +1,20 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
-use super::data::{ENCODINGS, FLOATS, exact, f64s, normal, tensor, tolerance};
+use super::data::{FLOATS, Random, exact, f64s, needle_places, normal, tensor, tolerance};
 use super::threads::same_bits;
 use crate::oracle::{fp8, norm as oracle};
-use fp8_kernels::{Cell, DType, Device, Encoding, REST, Slot, Tensor, ops};
+use fp8_kernels::{Cell, Counters, DType, Device, Encoding, REST, Slot, Tensor, TransposePolicy, ops};
 use ops::{Norm, NormOptions, NormStats};
 
 cases![
-    statistics_and_values,
-    gradients,
+    statistics_and_values: Dtypes,
+    gradients: Dtypes,
+    needles,
+    gradients_of_needles,
+    a_residual_is_added,
+    transposes_come_with_the_codes: Dtypes,
     a_large_mean_costs_no_precision,
-    codes_are_those_of_the_f32_result,
+    codes_are_those_of_the_f32_result: DtypesAndFormats,
     gamma_around_zero,
     rows_without_columns,
     same_for_any_threads,
@@ -37,8 +41,8 @@ fn options(norm: Norm) -> NormOptions {
     NormOptions { norm, ..NormOptions::default() }
 }
 
-fn statistics_and_values(device: &Device) -> Outcome {
-    for (norm, dtype) in NORMS.into_iter().flat_map(|n| FLOATS.map(|d| (n, d))) {
+fn statistics_and_values(device: &Device, dtype: DType) -> Outcome {
+    for norm in NORMS {
         for (seed, shape) in SHAPES.into_iter().enumerate() {
             let [rows, cols] = shape;
             let x = normal(shape, dtype, seed as u64, device)?;
@@ -71,10 +75,10 @@ fn statistics_and_values(device: &Device) -> Outcome {
     Ok(())
 }
 
-fn gradients(device: &Device) -> Outcome {
-    // The oracle takes columns squared per row.
-    for (norm, shape) in NORMS.into_iter().flat_map(|n| SHAPES.into_iter().take(10).map(move |s| (n, s))) {
-        for dtype in FLOATS {
+fn gradients(device: &Device, dtype: DType) -> Outcome {
+    for norm in NORMS {
+        // The oracle takes columns squared per row.
+        for shape in SHAPES.into_iter().take(10) {
             let [rows, cols] = shape;
             let (x, dy) = (normal(shape, dtype, 3, device)?, normal(shape, DType::F32, 4, device)?);
             let gamma = normal([cols], DType::F32, 5, device)?;
@@ -122,9 +126,9 @@ fn a_large_mean_costs_no_precision(device: &Device) -> Outcome {
     close("rsigma", &stats.rsigma.to_f32_vec()?, &[want], 1, [5e-5, 0.0])
 }
 
-fn codes_are_those_of_the_f32_result(device: &Device) -> Outcome {
-    for (norm, encoding) in NORMS.into_iter().flat_map(|n| ENCODINGS.map(|e| (n, e))) {
-        for (shape, dtype) in SHAPES.into_iter().flat_map(|s| FLOATS.map(|d| (s, d))) {
+fn codes_are_those_of_the_f32_result(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
+    for norm in NORMS {
+        for shape in SHAPES {
             let x = normal(shape, dtype, 9, device)?;
             let gamma = normal([shape[1]], DType::BF16, 10, device)?;
             let beta = (norm == Norm::LayerNorm).then_some(&gamma);
@@ -140,6 +144,112 @@ fn codes_are_those_of_the_f32_result(device: &Device) -> Outcome {
             same(&what, &got, &want.codes, shape[1])?;
             same(&what, &stats.rsigma.to_f32_vec()?, &want_stats.rsigma.to_f32_vec()?, 1)?;
             same(&what, &[amax.read()?], &[if values.is_empty() { REST } else { want.amax }], 1)?;
+        }
+    }
+    Ok(())
+}
+
+/// One value that all others of its row feel.
+fn needles(device: &Device) -> Outcome {
+    for (norm, cols) in NORMS.into_iter().flat_map(|n| [64, 65, 1000, 1024, 1025, 2056].map(|c| (n, c))) {
+        let (noise, gamma) = (Random::new(2).normals(cols), Tensor::full(1.0, [cols], DType::F32, device)?);
+        for place in needle_places(cols).into_iter().step_by(cols.div_ceil(100)) {
+            let mut values = [noise.as_slice(); 3].concat();
+            values[cols + place] = 300.0;
+            let x = tensor(values, [3, cols], DType::F32, device)?;
+            let (y, stats) = ops::norm(&x, &gamma, None, &options(norm), &Slot::off(Encoding::E4M3))?;
+            let centered = norm == Norm::LayerNorm;
+            let rows = f64s(&x)?;
+            let ones = vec![1.0; cols];
+            let forward = |row| oracle::forward(row, &ones, None, f64::from(1e-5f32), centered);
+            let want: Vec<f64> = rows.chunks(cols).flat_map(forward).collect();
+            let what = format!("{norm}: a needle at {place} of {cols}");
+            close(&what, &y.dequantize(DType::F32)?.to_f32_vec()?, &want, cols, [5e-6, 1e-5])?;
+            let wanted: Vec<f64> =
+                rows.chunks(cols).map(|row| oracle::statistics(row, 1e-5, centered).1).collect();
+            close(&what, &stats.rsigma.to_f32_vec()?, &wanted, 1, [5e-5, 0.0])?;
+        }
+    }
+    Ok(())
+}
+
+/// A gradient of one element: its column's dγ and dβ are that element's, all others 0.
+fn gradients_of_needles(device: &Device) -> Outcome {
+    let norm = Norm::LayerNorm;
+    for [rows, cols] in [[70, 24], [70, 25], [9, 1104], [300, 8], [5, 8200]] {
+        let x = normal([rows, cols], DType::F32, 3, device)?;
+        let gamma = Tensor::full(1.0, [cols], DType::F32, device)?;
+        let (_, stats) = ops::norm(&x, &gamma, None, &options(norm), &Slot::off(Encoding::E4M3))?;
+        let [values, means, rsigmas] = [
+            x.to_f32_vec()?,
+            stats.mean.as_ref().ok_or("no mean")?.to_f32_vec()?,
+            stats.rsigma.to_f32_vec()?,
+        ];
+        let len = rows * cols;
+        for place in (0..len).step_by((len / 24) | 1).chain([cols - 1, len - 1]) {
+            let mut gradient = vec![0.0; len];
+            gradient[place] = 2.0;
+            let dy = tensor(gradient, [rows, cols], DType::F32, device)?;
+            let (_, dgamma, dbeta) = ops::norm_backward(&dy, &x, &gamma, &stats, &options(norm))?;
+            let (row, col) = (place / cols, place % cols);
+            let (mut want, mut shift) = (vec![0.0; cols], vec![0.0; cols]);
+            want[col] = f64::from(2.0 * (values[place] - means[row]) * rsigmas[row]);
+            shift[col] = 2.0;
+            let what = format!("a needle at {place} of [{rows}, {cols}]");
+            close(&what, &dgamma.to_f32_vec()?, &want, cols, [1e-6, 0.0])?;
+            same(&what, &dbeta.ok_or("no dbeta")?.to_f32_vec()?, &shift, cols)?;
+        }
+    }
+    Ok(())
+}
+
+fn a_residual_is_added(device: &Device) -> Outcome {
+    for (i, shape) in [[3, 16], [70, 25], [9, 1104], [2, 1500]].into_iter().enumerate() {
+        for norm in NORMS {
+            let (x, dy) = (normal(shape, DType::F32, 1, device)?, normal(shape, DType::F32, 2, device)?);
+            let (gamma, residual) =
+                (normal([shape[1]], DType::F32, 3, device)?, normal(shape, FLOATS[i % 3], 4, device)?);
+            let (_, stats) = ops::norm(&x, &gamma, None, &options(norm), &Slot::off(Encoding::E4M3))?;
+            let (plain, ..) = ops::norm_backward(&dy, &x, &gamma, &stats, &options(norm))?;
+            let (got, dgamma, _) =
+                ops::norm_backward_add(&dy, &x, &gamma, &stats, &options(norm), &residual)?;
+            let want = ops::add(&plain, &ops::cast(&residual, DType::F32)?)?;
+            same(&format!("{norm} {shape:?}"), &got.to_f32_vec()?, &want.to_f32_vec()?, shape[1])?;
+            equal("dgamma", dgamma.numel(), shape[1])?;
+        }
+    }
+    Ok(())
+}
+
+fn transposes_come_with_the_codes(device: &Device, dtype: DType) -> Outcome {
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    for norm in NORMS {
+        for shape in SHAPES.into_iter().chain([[128, 64], [130, 136], [17, 1100]]) {
+            let [rows, cols] = shape;
+            let x = normal(shape, dtype, 9, device)?;
+            let gamma = normal([cols], DType::F32, 10, device)?;
+            let (cell, rule) = (Cell::new(50.0, device)?, exact(Encoding::E4M3));
+            let run = |columnwise| -> Result<_, libtest_mimic::Failed> {
+                let (amax, counters) = (Cell::new(REST, device)?, Counters::new(device)?);
+                let slot = Slot {
+                    amax: Some(&amax),
+                    counters: Some(&counters),
+                    columnwise,
+                    ..Slot::fixed(Encoding::E4M3, &cell, &rule)
+                };
+                let (y, stats) = ops::norm(&x, &gamma, None, &options(norm), &slot)?;
+                let y = y.as_fp8().ok_or("got high precision, want FP8")?.clone();
+                Ok((y, stats.rsigma.to_f32_vec()?, amax.read()?, counters.read()?))
+            };
+            let ((got, rsigma, amax, counts), (want, rsigma_wanted, amax_wanted, counts_wanted)) =
+                (run(true)?, run(false)?);
+            let what = format!("{norm} {shape:?}");
+            let codes = want.codes()?;
+            same(&what, &got.codes()?, &codes, cols)?;
+            let turned = got.columnwise().ok_or("no transpose was made with the codes")?.to_vec::<u8>()?;
+            same(&what, &turned, &fp8::transpose(&codes, rows, cols), rows)?;
+            same(&what, &rsigma, &rsigma_wanted, 1)?;
+            equal(&what, (amax.to_bits(), counts), (amax_wanted.to_bits(), counts_wanted))?;
         }
     }
     Ok(())

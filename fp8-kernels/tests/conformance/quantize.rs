@@ -1,6 +1,6 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
-use super::data::{self, ENCODINGS, FLOATS, PIECE, SHAPES, exact, f64s, normal, specials, tensor};
+use super::data::{self, ENCODINGS, FLOATS, SHAPES, exact, f64s, needle_places, normal, specials, tensor};
 use super::threads::same_bits;
 use crate::oracle::fp8;
 use fp8_kernels::{
@@ -10,10 +10,11 @@ use fp8_kernels::{
 use std::sync::Arc;
 
 cases![
-    codes_amaxes_and_counters,
-    special_values,
-    every_half_precision_value,
-    needles,
+    codes_amaxes_and_counters: DtypesAndFormats,
+    special_values: DtypesAndFormats,
+    every_half_precision_value: Formats,
+    needles: DtypesAndFormats,
+    needles_in_tiles: DtypesAndFormats,
     amax_is_merged,
     nothing_recorded_without_elements,
     nan_alone_has_amax_zero,
@@ -24,9 +25,11 @@ cases![
     evaluation_of_an_unset_slot_stores_nothing,
     current_scaling,
     an_amax_given,
-    transpose_policies_give_the_same_bits,
-    dequantizes,
-    dbias_sums_the_unquantized,
+    transpose_policies_give_the_same_bits: Dtypes,
+    dequantizes: Formats,
+    dbias_sums_the_unquantized: Dtypes,
+    many_are_each,
+    many_share_an_unset_cell,
     same_for_any_threads,
     refuses,
 ];
@@ -35,34 +38,30 @@ fn fp8(operand: Operand) -> Result<Fp8Tensor, String> {
     operand.as_fp8().cloned().ok_or_else(|| "got high precision, want FP8".to_owned())
 }
 
-fn codes_amaxes_and_counters(device: &Device) -> Outcome {
+fn codes_amaxes_and_counters(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
     for (seed, shape) in SHAPES.into_iter().enumerate() {
-        for (dtype, encoding) in FLOATS.into_iter().flat_map(|d| ENCODINGS.map(|e| (d, e))) {
-            let x = normal(shape, dtype, seed as u64, device)?;
-            check(&x, encoding, [1.0, 0.37, 300.0, 2e-4][seed % 4])?;
-        }
+        let x = normal(shape, dtype, seed as u64, device)?;
+        check(&x, encoding, [1.0, 0.37, 300.0, 2e-4][seed % 4])?;
     }
     Ok(())
 }
 
-fn special_values(device: &Device) -> Outcome {
+fn special_values(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
     let values = specials();
-    for (dtype, encoding) in FLOATS.into_iter().flat_map(|d| ENCODINGS.map(|e| (d, e))) {
-        let x = tensor(values.clone(), [2, values.len() / 2], dtype, device)?;
-        for scale in [1.0, 1.5, 0.125, 448.0, f32::MIN_POSITIVE, f32::MAX] {
-            check(&x, encoding, scale)?;
-        }
+    let x = tensor(values.clone(), [2, values.len() / 2], dtype, device)?;
+    for scale in [1.0, 1.5, 0.125, 448.0, f32::MIN_POSITIVE, f32::MAX] {
+        check(&x, encoding, scale)?;
     }
     Ok(())
 }
 
-fn every_half_precision_value(device: &Device) -> Outcome {
+fn every_half_precision_value(device: &Device, encoding: Encoding) -> Outcome {
     let values = || 0..=u16::MAX;
     let inputs = [
         Tensor::from_vec(values().map(bf16::from_bits).collect(), [256, 256], device)?,
         Tensor::from_vec(values().map(f16::from_bits).collect(), [256, 256], device)?,
     ];
-    for (x, encoding) in inputs.iter().flat_map(|x| ENCODINGS.map(|e| (x, e))) {
+    for x in &inputs {
         for scale in [1.0, 0.7, 57.3] {
             check(x, encoding, scale)?;
         }
@@ -90,13 +89,51 @@ fn check(x: &Tensor, encoding: Encoding, scale: f32) -> Outcome {
     equal(&format!("{what}: saturated, underflowed, elements"), counts, counts_wanted)
 }
 
-fn needles(device: &Device) -> Outcome {
-    for len in [1, 15, 16, 17, 31, 33, PIECE - 1, PIECE, PIECE + 1, 4 * PIECE + 7] {
-        let places = [0, 1, 15, 16, PIECE - 1, PIECE, len / 2, len - 1];
-        for place in places.into_iter().filter(|&place| place < len) {
-            let mut values = data::Random::new(len as u64).normals(len);
+fn needles(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
+    let (cell, rule) = (Cell::new(2.0, device)?, exact(encoding));
+    for len in [1, 7, 8, 9, 255, 257, 8191, 8193, 2 * 8192 + 5] {
+        let noise = data::Random::new(len as u64).normals(len);
+        for place in needle_places(len) {
+            let mut values = noise.clone();
             values[place] = -1e4;
-            check(&tensor(values, [1, len], DType::F32, device)?, Encoding::E5M2, 2.0)?;
+            let x = tensor(values, [1, len], dtype, device)?;
+            let amax = Cell::new(REST, device)?;
+            let slot = Slot { amax: Some(&amax), ..Slot::fixed(encoding, &cell, &rule) };
+            let got = fp8(ops::quantize(&x, &slot)?)?.codes()?;
+            let want = fp8::quantize(&x.to_f32_vec()?, encoding, 2.0);
+            let what = format!("a needle at {place} of {len}");
+            same(&what, &got, &want.codes, len)?;
+            same(&what, &[amax.read()?], &[want.amax], 1)?;
+        }
+    }
+    Ok(())
+}
+
+fn needles_in_tiles(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let (cell, rule) = (Cell::new(2.0, device)?, exact(encoding));
+    for [rows, cols] in [[130, 66], [128, 64], [144, 72]] {
+        let len = rows * cols;
+        let noise = data::Random::new(len as u64).normals(len);
+        // Coprime to the extents: all rows and columns of a thread's part, and all threads of a warp, have their turn.
+        for place in (0..len).step_by(271).chain([cols - 1, len - cols, len - 1]) {
+            let mut values = noise.clone();
+            values[place] = 1e4;
+            let x = tensor(values, [rows, cols], dtype, device)?;
+            let amax = Cell::new(REST, device)?;
+            let slot = Slot { amax: Some(&amax), columnwise: true, ..Slot::fixed(encoding, &cell, &rule) };
+            let (got, db) = ops::quantize_dbias(&x, &slot)?;
+            let (got, values) = (fp8(got)?, x.to_f32_vec()?);
+            let want = fp8::quantize(&values, encoding, 2.0);
+            let what = format!("a needle at {place} of [{rows}, {cols}]");
+            same(&what, &got.codes()?, &want.codes, cols)?;
+            let turned = got.columnwise().ok_or("no transpose was made with the cast")?;
+            same(&what, &turned.to_vec::<u8>()?, &fp8::transpose(&want.codes, rows, cols), rows)?;
+            same(&what, &[amax.read()?], &[want.amax], 1)?;
+            let column =
+                |col: usize| values.iter().skip(col).step_by(cols).map(|&v| f64::from(v)).sum::<f64>();
+            let sums: Vec<f64> = (0..cols).map(column).collect();
+            close(&format!("{what}: db"), &db.to_f32_vec()?, &sums, cols, [1.3e-6, 1e-2])?;
         }
     }
     Ok(())
@@ -216,13 +253,13 @@ fn an_amax_given(device: &Device) -> Outcome {
     equal("value", q.dequantize(DType::F32)?.to_vec::<f32>()?, vec![1.0; 3])
 }
 
-fn transpose_policies_give_the_same_bits(device: &Device) -> Outcome {
+fn transpose_policies_give_the_same_bits(device: &Device, dtype: DType) -> Outcome {
     use TransposePolicy::{Never, OnDemand, WithCast};
     let (cell, rule) = (Cell::new(3.0, device)?, exact(Encoding::E4M3));
     let slot = Slot { columnwise: true, ..Slot::fixed(Encoding::E4M3, &cell, &rule) };
     for (seed, shape) in SHAPES.into_iter().enumerate() {
         for policy in [WithCast, OnDemand, Never] {
-            let x = normal(shape, DType::BF16, seed as u64, &device.clone().with_transpose_policy(policy))?;
+            let x = normal(shape, dtype, seed as u64, &device.clone().with_transpose_policy(policy))?;
             let q = fp8(ops::quantize(&x, &slot)?)?;
             let [rows, cols] = shape;
             let want = fp8::quantize(&x.to_f32_vec()?, Encoding::E4M3, 3.0).codes;
@@ -244,28 +281,26 @@ fn transpose_policies_give_the_same_bits(device: &Device) -> Outcome {
     Ok(())
 }
 
-fn dequantizes(device: &Device) -> Outcome {
-    for encoding in ENCODINGS {
-        let codes: Vec<u8> = (0..=255).collect();
-        for factor in [1.0f32, 0.3, 1e-3] {
-            let tensor = Tensor::from_vec(codes.clone(), [16, 16], device)?;
-            let q = Fp8Tensor::from_codes(tensor, [16, 16], encoding, Tensor::scalar(factor, device)?)?;
-            let values: Vec<f32> = codes.iter().map(|&code| encoding.to_f32(code) * factor).collect();
-            for dtype in FLOATS {
-                let want = data::tensor(values.clone(), [16, 16], dtype, device)?.to_f32_vec()?;
-                let want: Vec<f64> = want.into_iter().map(f64::from).collect();
-                let got = q.dequantize(dtype)?.to_f32_vec()?;
-                close(&format!("{encoding} · {factor} in {dtype}"), &got, &want, 16, [0.0, 0.0])?;
-            }
+fn dequantizes(device: &Device, encoding: Encoding) -> Outcome {
+    let codes: Vec<u8> = (0..=255).chain(0..5).collect();
+    for factor in [1.0f32, 0.3, 1e-3] {
+        let tensor = Tensor::from_vec(codes.clone(), [9, 29], device)?;
+        let q = Fp8Tensor::from_codes(tensor, [9, 29], encoding, Tensor::scalar(factor, device)?)?;
+        let values: Vec<f32> = codes.iter().map(|&code| encoding.to_f32(code) * factor).collect();
+        for dtype in FLOATS {
+            let want = data::tensor(values.clone(), [9, 29], dtype, device)?.to_f32_vec()?;
+            let want: Vec<f64> = want.into_iter().map(f64::from).collect();
+            let got = q.dequantize(dtype)?.to_f32_vec()?;
+            close(&format!("{encoding} · {factor} in {dtype}"), &got, &want, 29, [0.0, 0.0])?;
         }
     }
     Ok(())
 }
 
-fn dbias_sums_the_unquantized(device: &Device) -> Outcome {
+fn dbias_sums_the_unquantized(device: &Device, dtype: DType) -> Outcome {
     let (cell, rule) = (Cell::new(3.0, device)?, exact(Encoding::E5M2));
     for (seed, shape) in SHAPES.into_iter().enumerate() {
-        let dy = normal(shape, FLOATS[seed % 3], seed as u64, device)?;
+        let dy = normal(shape, dtype, seed as u64, device)?;
         let (q, db) = ops::quantize_dbias(&dy, &Slot::fixed(Encoding::E5M2, &cell, &rule))?;
         let values = f64s(&dy)?;
         let column = |col: usize| values.iter().skip(col).step_by(shape[1]).sum::<f64>();
@@ -275,6 +310,72 @@ fn dbias_sums_the_unquantized(device: &Device) -> Outcome {
         same(&format!("codes of {shape:?}"), &fp8(q)?.codes()?, &codes, shape[1])?;
     }
     Ok(())
+}
+
+/// As many tensors as slots, in one call or one after the other.
+fn many_are_each(device: &Device) -> Outcome {
+    let shapes = [[3, 5], [0, 4], [130, 66], [1, 257], [64, 128], [2, 2], [129, 64]];
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let run = |together: bool| -> Result<_, libtest_mimic::Failed> {
+        let (mut cells, mut tensors) = (Vec::new(), Vec::new());
+        for (i, shape) in shapes.into_iter().enumerate() {
+            tensors.push(normal(shape, FLOATS[i % 3], i as u64, device)?);
+            // The third is not set yet, and takes the tensor's own.
+            let scale = if i == 2 { UNSET } else { 0.5 + i as f32 };
+            cells.push((Cell::new(scale, device)?, Cell::new(REST, device)?, Counters::new(device)?));
+        }
+        let rules = ENCODINGS.map(exact);
+        let slots = cells.iter().enumerate().map(|(i, (cell, amax, counters))| {
+            let (encoding, first) = (ENCODINGS[i % 2], &rules[i % 2]);
+            let scale = if i == 5 { Scale::Off } else { Scale::Cell { cell, first, keep: true } };
+            let columnwise = i % 3 != 0;
+            Slot { scale, amax: Some(amax), counters: Some(counters), columnwise, ..Slot::off(encoding) }
+        });
+        let pairs: Vec<_> = tensors.iter().zip(slots).collect();
+        let outputs = if together {
+            ops::quantize_many(&pairs)?
+        } else {
+            pairs.iter().map(|(x, slot)| ops::quantize(x, slot)).collect::<Result<_>>()?
+        };
+        let mut numbers = Vec::new();
+        for (cell, amax, counters) in &cells {
+            numbers.push((cell.read()?.to_bits(), amax.read()?.to_bits(), counters.read()?));
+        }
+        Ok((outputs, numbers))
+    };
+    let ((got, numbers), (want, numbers_wanted)) = (run(true)?, run(false)?);
+    equal("cells, amaxes and counts", numbers, numbers_wanted)?;
+    for (i, (got, want)) in got.into_iter().zip(want).enumerate() {
+        let what = format!("tensor {i}");
+        match (got, want) {
+            (Operand::Fp8(got), Operand::Fp8(want)) => {
+                let [rows, cols] = want.matrix();
+                same(&what, &got.codes()?, &want.codes()?, cols)?;
+                equal(&what, got.columnwise().is_some(), want.columnwise().is_some())?;
+                same(&what, &got.transposed()?.codes()?, &want.transposed()?.codes()?, rows)?;
+                equal(&what, got.scale_inv().item()?, want.scale_inv().item()?)?;
+            }
+            (Operand::High(got), Operand::High(want)) => {
+                same(&what, &got.to_f32_vec()?, &want.to_f32_vec()?, want.shape().last_dim())?;
+            }
+            _ => return Err(format!("{what}: one FP8, one in high precision").into()),
+        }
+    }
+    equal("nothing", ops::quantize_many(&[])?.len(), 0)
+}
+
+fn many_share_an_unset_cell(device: &Device) -> Outcome {
+    let (rule, cell, amax) = (exact(Encoding::E4M3), Cell::new(UNSET, device)?, Cell::new(REST, device)?);
+    let scale = Scale::Cell { cell: &cell, first: &rule, keep: true };
+    let slot = || Slot { scale, amax: Some(&amax), ..Slot::off(Encoding::E4M3) };
+    let (small, large) =
+        (Tensor::full(3.5, [9], DType::F32, device)?, Tensor::full(7.0, [9], DType::F32, device)?);
+    let outputs = ops::quantize_many(&[(&small, slot()), (&large, slot())])?;
+    for output in outputs {
+        equal("scale_inv", fp8(output)?.scale_inv().item()?, 1.0 / 128.0)?;
+    }
+    equal("the cell, provisional", cell.read()?, -128.0)?;
+    equal("amax of both", amax.read()?, 7.0)
 }
 
 fn same_for_any_threads(device: &Device) -> Outcome {

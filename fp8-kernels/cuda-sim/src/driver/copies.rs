@@ -56,7 +56,7 @@ fn copy(driver: &mut Driver, stream: StreamId, to: u64, from: u64, bytes: usize)
 /// CUDA Driver API, cuMemsetD16 and cuMemsetD32: "The dstDevice pointer must be two byte" and "four byte aligned".
 fn fill(driver: &mut Driver, stream: StreamId, to: u64, pattern: &[u8], count: usize) -> Outcome {
     let bytes = count.checked_mul(pattern.len()).ok_or(Code::INVALID_VALUE)?;
-    if to % pattern.len() as u64 != 0 {
+    if !to.is_multiple_of(pattern.len() as u64) {
         return Err(Code::INVALID_VALUE);
     }
     if bytes == 0 {

@@ -25,7 +25,9 @@ fn elapsed(driver: &mut Driver, milliseconds: Out<f32>, start: u64, end: u64) ->
             return Err(Code::INVALID_HANDLE);
         }
     }
-    let (Some(start), Some(end)) = (queue.time(start)?, queue.time(end)?) else { return Err(Code::NOT_READY) };
+    let (Some(start), Some(end)) = (queue.time(start)?, queue.time(end)?) else {
+        return Err(Code::NOT_READY);
+    };
     milliseconds.set((end as f64 - start as f64) as f32 / 1e6)
 }
 

@@ -10,7 +10,13 @@ use crate::state::Driver;
 const DYNAMIC_SHARED: c_int = 8;
 const CARVEOUT: c_int = 9;
 
-fn occupancy(driver: &mut Driver, count: Out<c_int>, function: u64, threads: c_int, dynamic: usize) -> Outcome {
+fn occupancy(
+    driver: &mut Driver,
+    count: Out<c_int>,
+    function: u64,
+    threads: c_int,
+    dynamic: usize,
+) -> Outcome {
     let count = count.checked()?;
     let arch = driver.settings.arch;
     let function = driver.context()?.modules.function(function)?;

@@ -36,7 +36,9 @@ fn check(function: &Function, shape: &Shape, optin: u32) -> Outcome {
     // CUDA Driver API, CUDA_ERROR_INVALID_VALUE: "one or more of the parameters […] is not within an acceptable range".
     // The ranges are the device attributes CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X and its kin; an empty grid or block is in
     // none of them.
-    let within = |size: [u32; 3], limit: [u32; 3]| size.iter().zip(limit).all(|(size, limit)| (1..=limit).contains(size));
+    let within = |size: [u32; 3], limit: [u32; 3]| {
+        size.iter().zip(limit).all(|(size, limit)| (1..=limit).contains(size))
+    };
     if !within(shape.grid, GRID_LIMITS) || !within(shape.block, BLOCK_LIMITS) {
         return Err(Code::INVALID_VALUE);
     }
@@ -52,7 +54,8 @@ fn check(function: &Function, shape: &Shape, optin: u32) -> Outcome {
     }
     // CUDA Driver API, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: "If the user-specified dynamic shared memory size
     // is larger than this value, the launch will fail."
-    if shape.dynamic > function.dynamic_limit || shape.dynamic.saturating_add(function.static_shared) > optin {
+    if shape.dynamic > function.dynamic_limit || shape.dynamic.saturating_add(function.static_shared) > optin
+    {
         return Err(Code::INVALID_VALUE);
     }
     Ok(())

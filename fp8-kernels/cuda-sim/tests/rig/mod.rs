@@ -1,6 +1,7 @@
 //! One simulated device per test: tests of a binary take turns, and each ends with nothing live.
 
 #![allow(dead_code, reason = "every test binary uses a part")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a failed step is a failed test")]
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -88,9 +89,15 @@ pub(crate) fn shape(blocks: u32, threads: u32) -> LaunchConfig {
 }
 
 /// Enqueues `add_one` over `count` words at `address`.
-pub(crate) fn add_one(stream: &CudaStream, kernel: &CudaFunction, address: u64, count: u32) -> Result<(), DriverError> {
+pub(crate) fn add_one(
+    stream: &CudaStream,
+    kernel: &CudaFunction,
+    address: u64,
+    count: u32,
+) -> Result<(), DriverError> {
     // SAFETY: the simulator checks every access; a wrong address is a report.
-    unsafe { stream.launch_builder(kernel).arg(&address).arg(&count).launch(shape(count.div_ceil(64), 64)) }.map(|_| ())
+    unsafe { stream.launch_builder(kernel).arg(&address).arg(&count).launch(shape(count.div_ceil(64), 64)) }
+        .map(|_| ())
 }
 
 /// A function of the library that cudarc's safe layer does not reach.

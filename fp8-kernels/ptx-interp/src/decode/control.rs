@@ -36,30 +36,48 @@ const TESTS: [(&str, (Order, bool)); 16] = [
     ("hs", (Order::Ge, false)),
 ];
 
+/// `test!(w; |x| value of x; |x, y| …)`: a [`Compare`] of the values that two registers of a file hold.
+macro_rules! test {
+    ($file:ident; |$x:ident| $value:expr; |$a:ident, $b:ident| $truth:expr) => {
+        compare!($file; |first, second| {
+            let $a = {
+                let $x = first;
+                $value
+            };
+            let $b = {
+                let $x = second;
+                $value
+            };
+            $truth
+        })
+    };
+}
+
 macro_rules! ordered {
-    ($file:ident, $order:expr, |$x:ident| $as:expr) => {
+    ($file:ident, $order:expr, |$x:ident| $value:expr) => {
         match $order {
-            Order::Eq => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); x == y }),
-            Order::Ne => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); x != y }),
-            Order::Lt => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); x < y }),
-            Order::Le => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); x <= y }),
-            Order::Gt => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); x > y }),
-            Order::Ge => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); x >= y }),
+            Order::Eq => test!($file; |$x| $value; |a, b| a == b),
+            Order::Ne => test!($file; |$x| $value; |a, b| a != b),
+            Order::Lt => test!($file; |$x| $value; |a, b| a < b),
+            Order::Le => test!($file; |$x| $value; |a, b| a <= b),
+            Order::Gt => test!($file; |$x| $value; |a, b| a > b),
+            Order::Ge => test!($file; |$x| $value; |a, b| a >= b),
         }
     };
 }
 
-/// Float tests: those true on NaN are the complements of the opposite ones.
+/// Float tests. Rust's are the ordered ones, false on NaN, but for `!=`.
 macro_rules! float {
-    ($file:ident, $order:expr, $nan:expr, |$x:ident| $as:expr) => {
+    ($file:ident, $order:expr, $nan:expr, |$x:ident| $value:expr) => {
         match ($order, $nan) {
-            (Order::Ne, false) => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); x < y || x > y }),
-            (Order::Eq, true) => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); !(x < y || x > y) }),
-            (Order::Lt, true) => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); !(x >= y) }),
-            (Order::Le, true) => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); !(x > y) }),
-            (Order::Gt, true) => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); !(x <= y) }),
-            (Order::Ge, true) => compare!($file |x, y| { let (x, y) = ({ let $x = x; $as }, { let $x = y; $as }); !(x < y) }),
-            (order, _) => ordered!($file, order, |$x| $as),
+            (Order::Ne, false) => test!($file; |$x| $value; |a, b| !a.is_nan() & !b.is_nan() & (a != b)),
+            (order, false) => ordered!($file, order, |$x| $value),
+            (Order::Eq, true) => test!($file; |$x| $value; |a, b| a.is_nan() | b.is_nan() | (a == b)),
+            (Order::Ne, true) => test!($file; |$x| $value; |a, b| a != b),
+            (Order::Lt, true) => test!($file; |$x| $value; |a, b| a.is_nan() | b.is_nan() | (a < b)),
+            (Order::Le, true) => test!($file; |$x| $value; |a, b| a.is_nan() | b.is_nan() | (a <= b)),
+            (Order::Gt, true) => test!($file; |$x| $value; |a, b| a.is_nan() | b.is_nan() | (a > b)),
+            (Order::Ge, true) => test!($file; |$x| $value; |a, b| a.is_nan() | b.is_nan() | (a >= b)),
         }
     };
 }
@@ -76,7 +94,8 @@ pub(super) fn compare(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Stateme
     }
     let number = m.one_of(&[("num", true), ("nan", false)]);
     let order = if number.is_some() { None } else { m.one_of(&TESTS) };
-    let unsigned_name = matches!(m.at.checked_sub(1).and_then(|i| m.parts.get(i)), Some(&("lo" | "ls" | "hi" | "hs")));
+    let unsigned_name =
+        matches!(m.at.checked_sub(1).and_then(|i| m.parts.get(i)), Some(&("lo" | "ls" | "hi" | "hs")));
     let combine = m.one_of(&[("and", Logic::And), ("or", Logic::Or), ("xor", Logic::Xor)]);
     let ftz = m.take("ftz");
     let result = if base == "set" { m.ty() } else { None };
@@ -86,10 +105,14 @@ pub(super) fn compare(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Stateme
     }
     let test: Compare = match (number, order) {
         (Some(number), None) => match (ty, number) {
-            (Ty::F32, true) => compare!(w |x, y| !f32::from_bits(x).is_nan() && !f32::from_bits(y).is_nan()),
-            (Ty::F32, false) => compare!(w |x, y| f32::from_bits(x).is_nan() || f32::from_bits(y).is_nan()),
-            (Ty::F64, true) => compare!(d |x, y| !f64::from_bits(x).is_nan() && !f64::from_bits(y).is_nan()),
-            (Ty::F64, false) => compare!(d |x, y| f64::from_bits(x).is_nan() || f64::from_bits(y).is_nan()),
+            (Ty::F32, true) => {
+                compare!(w; |x, y| !f32::from_bits(x).is_nan() && !f32::from_bits(y).is_nan())
+            }
+            (Ty::F32, false) => compare!(w; |x, y| f32::from_bits(x).is_nan() || f32::from_bits(y).is_nan()),
+            (Ty::F64, true) => {
+                compare!(d; |x, y| !f64::from_bits(x).is_nan() && !f64::from_bits(y).is_nan())
+            }
+            (Ty::F64, false) => compare!(d; |x, y| f64::from_bits(x).is_nan() || f64::from_bits(y).is_nan()),
             _ => return s.unknown(),
         },
         (None, Some((order, nan))) => match ty {
@@ -243,7 +266,9 @@ fn shuffle(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
         ("bfly", Shuffle::Butterfly),
         ("idx", Shuffle::Index),
     ]);
-    let (Some(kind), Some(ty @ (Ty::B32 | Ty::U32 | Ty::S32 | Ty::F32))) = (kind, m.ty()) else { return s.unknown() };
+    let (Some(kind), Some(ty @ (Ty::B32 | Ty::U32 | Ty::S32 | Ty::F32))) = (kind, m.ty()) else {
+        return s.unknown();
+    };
     s.count(5)?;
     let (d, p) = match s.operand(0)? {
         Operand::Pair(d, p) => (&**d, s.pred(p)?),

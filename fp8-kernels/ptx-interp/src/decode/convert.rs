@@ -8,12 +8,8 @@ use crate::numeric::{BF16, F16, Round, from_fp8, narrow, to_fp8};
 
 /// `cvt[.round][.ftz][.sat].to.from d, a`, and the packing forms.
 pub(super) fn cvt(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
-    let integer = m.one_of(&[
-        ("rni", Round::Nearest),
-        ("rzi", Round::Zero),
-        ("rmi", Round::Down),
-        ("rpi", Round::Up),
-    ]);
+    let integer =
+        m.one_of(&[("rni", Round::Nearest), ("rzi", Round::Zero), ("rmi", Round::Down), ("rpi", Round::Up)]);
     let round = match integer {
         Some(round) => Rounding::Integer(round),
         None => m.round().map_or(Rounding::None, Rounding::Float),
@@ -31,7 +27,8 @@ pub(super) fn cvt(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Resul
     let ftz = m.take("ftz");
     let sat = m.take("sat");
     let (Some(to), Some(from)) = (m.ty(), m.ty()) else { return s.unknown() };
-    let bits = if let Some(crate::builder::Operand::Register(_, bits)) = s.operands.first() { *bits } else { 0 };
+    let bits =
+        if let Some(crate::builder::Operand::Register(_, bits)) = s.operands.first() { *bits } else { 0 };
     let cvt = Cvt { to, from, round, ftz, sat, bits };
     if !possible(cvt) {
         return s.unknown();
@@ -87,7 +84,7 @@ fn possible(cvt: Cvt) -> bool {
             }
             let narrowing = bits(to) < bits(from);
             match round {
-                Rounding::None => !narrowing && !(to == Ty::BF16 && from == Ty::F16),
+                Rounding::None => !narrowing && (to, from) != (Ty::BF16, Ty::F16),
                 Rounding::Float(_) => narrowing,
                 Rounding::Integer(_) => to == from,
             }

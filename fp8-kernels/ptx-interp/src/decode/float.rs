@@ -107,10 +107,18 @@ pub(super) fn arithmetic(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Stat
         ("div", Some(Round::Nearest)) => variants!(ftz, false; every |x, y| canonical(x / y)),
         ("max", None) if !nan => variants!(ftz, false; every |x, y| max(x, y)),
         ("min", None) if !nan => variants!(ftz, false; every |x, y| min(x, y)),
-        ("max", None) => variants!(ftz, false; every |x, y| if x.is_nan() { canonical(x) } else if y.is_nan() { canonical(y) } else { max(x, y) }),
-        ("min", None) => variants!(ftz, false; every |x, y| if x.is_nan() { canonical(x) } else if y.is_nan() { canonical(y) } else { min(x, y) }),
-        ("neg", None) => return s.map(b, variants!(ftz, false; every |x| x.to_bits() ^ 0x8000_0000), Ty::F32, &[Ty::F32]),
-        ("abs", None) => return s.map(b, variants!(ftz, false; every |x| x.to_bits() & 0x7fff_ffff), Ty::F32, &[Ty::F32]),
+        ("max", None) => {
+            variants!(ftz, false; every |x, y| if x.is_nan() { canonical(x) } else if y.is_nan() { canonical(y) } else { max(x, y) })
+        }
+        ("min", None) => {
+            variants!(ftz, false; every |x, y| if x.is_nan() { canonical(x) } else if y.is_nan() { canonical(y) } else { min(x, y) })
+        }
+        ("neg", None) => {
+            return s.map(b, variants!(ftz, false; every |x| x.to_bits() ^ 0x8000_0000), Ty::F32, &[Ty::F32]);
+        }
+        ("abs", None) => {
+            return s.map(b, variants!(ftz, false; every |x| x.to_bits() & 0x7fff_ffff), Ty::F32, &[Ty::F32]);
+        }
         _ => return s.unknown(),
     };
     s.map(b, run, Ty::F32, &[Ty::F32; 2])
@@ -193,25 +201,26 @@ pub(super) fn function(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Statem
 
 /// `testp`: a class of values, as a predicate by way of a comparison with one.
 fn testp(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
-    let class: Option<crate::lanes::Compare> = m.one_of(&[
-        ("finite", 0),
-        ("infinite", 1),
-        ("number", 2),
-        ("notanumber", 3),
-        ("normal", 4),
-        ("subnormal", 5),
-    ])
-    .map(|class| -> crate::lanes::Compare {
-        use crate::lanes::compare;
-        match class {
-            0 => compare!(w |x, _y| f(x).is_finite()),
-            1 => compare!(w |x, _y| f(x).is_infinite()),
-            2 => compare!(w |x, _y| !f(x).is_nan()),
-            3 => compare!(w |x, _y| f(x).is_nan()),
-            4 => compare!(w |x, _y| f(x).is_normal()),
-            _ => compare!(w |x, _y| f(x).is_subnormal()),
-        }
-    });
+    let class: Option<crate::lanes::Compare> = m
+        .one_of(&[
+            ("finite", 0),
+            ("infinite", 1),
+            ("number", 2),
+            ("notanumber", 3),
+            ("normal", 4),
+            ("subnormal", 5),
+        ])
+        .map(|class| -> crate::lanes::Compare {
+            use crate::lanes::compare;
+            match class {
+                0 => compare!(w; |x, _y| f(x).is_finite()),
+                1 => compare!(w; |x, _y| f(x).is_infinite()),
+                2 => compare!(w; |x, _y| !f(x).is_nan()),
+                3 => compare!(w; |x, _y| f(x).is_nan()),
+                4 => compare!(w; |x, _y| f(x).is_normal()),
+                _ => compare!(w; |x, _y| f(x).is_subnormal()),
+            }
+        });
     let (Some(test), Some(Ty::F32)) = (class, m.ty()) else { return s.unknown() };
     s.count(2)?;
     let (p, a) = (s.pred(s.operand(0)?)?, s.source(b, 1, Ty::F32)?);

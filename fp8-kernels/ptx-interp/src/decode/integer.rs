@@ -103,14 +103,20 @@ fn multiply(b: &mut Builder, add: bool, m: &mut Mods<'_>, s: &Statement<'_>) -> 
         };
         let run: Map = match (ty, add) {
             (Ty::U16, false) => map!(w = w, w; every |x, y| x * y),
-            (Ty::S16, false) => map!(w = w, w; every |x, y| (i32::from(x as i16) * i32::from(y as i16)) as u32),
+            (Ty::S16, false) => {
+                map!(w = w, w; every |x, y| (i32::from(x as i16) * i32::from(y as i16)) as u32)
+            }
             (Ty::U32, false) => map!(d = w, w; every |x, y| u64::from(x) * u64::from(y)),
-            (Ty::S32, false) => map!(d = w, w; every |x, y| (i64::from(x as i32) * i64::from(y as i32)) as u64),
+            (Ty::S32, false) => {
+                map!(d = w, w; every |x, y| (i64::from(x as i32) * i64::from(y as i32)) as u64)
+            }
             (Ty::U16, true) => map!(w = w, w, w; every |x, y, z| (x * y).wrapping_add(z)),
             (Ty::S16, true) => {
                 map!(w = w, w, w; every |x, y, z| ((i32::from(x as i16) * i32::from(y as i16)) as u32).wrapping_add(z))
             }
-            (Ty::U32, true) => map!(d = w, w, d; every |x, y, z| (u64::from(x) * u64::from(y)).wrapping_add(z)),
+            (Ty::U32, true) => {
+                map!(d = w, w, d; every |x, y, z| (u64::from(x) * u64::from(y)).wrapping_add(z))
+            }
             _ => {
                 map!(d = w, w, d; every |x, y, z| ((i64::from(x as i32) * i64::from(y as i32)) as u64).wrapping_add(z))
             }
@@ -122,7 +128,9 @@ fn multiply(b: &mut Builder, add: bool, m: &mut Mods<'_>, s: &Statement<'_>) -> 
         (false, true) => unsigned!(ty; |x, y, z| x.wrapping_mul(y).wrapping_add(z)),
         (true, false) => high(ty),
         (true, true) => match ty {
-            Ty::U32 => map!(w = w, w, w; every |x, y, z| ((u64::from(x) * u64::from(y)) >> 32).wrapping_add(u64::from(z)) as u32),
+            Ty::U32 => {
+                map!(w = w, w, w; every |x, y, z| ((u64::from(x) * u64::from(y)) >> 32).wrapping_add(u64::from(z)) as u32)
+            }
             Ty::S32 => {
                 map!(w = w, w, w; every |x, y, z| (((i64::from(x as i32) * i64::from(y as i32)) >> 32) as u32).wrapping_add(z))
             }
@@ -197,7 +205,9 @@ pub(super) fn other(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Statement
         let run: Map = match (sized(m, s)?, amount) {
             (Ty::U32, false) => map!(w = w; every |x| if x == 0 { !0 } else { 31 - x.leading_zeros() }),
             (Ty::U32, true) => map!(w = w; every |x| if x == 0 { !0 } else { x.leading_zeros() }),
-            (Ty::S32, false) => map!(w = w; every |x| { let x = if (x as i32) < 0 { !x } else { x }; if x == 0 { !0 } else { 31 - x.leading_zeros() } }),
+            (Ty::S32, false) => {
+                map!(w = w; every |x| { let x = if (x as i32) < 0 { !x } else { x }; if x == 0 { !0 } else { 31 - x.leading_zeros() } })
+            }
             (Ty::U64, false) => {
                 let run: Map = map!(w = d; every |x| if x == 0 { !0 } else { 63 - x.leading_zeros() });
                 return s.map(b, run, Ty::U32, &[Ty::U64]);
@@ -284,7 +294,8 @@ fn logic(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Statement<'_>) -> Re
 
 /// `shf.{l,r}.{wrap,clamp}.b32 d, low, high, n`.
 fn funnel(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
-    let (left, wrap) = (m.one_of(&[("l", true), ("r", false)]), m.one_of(&[("wrap", true), ("clamp", false)]));
+    let (left, wrap) =
+        (m.one_of(&[("l", true), ("r", false)]), m.one_of(&[("wrap", true), ("clamp", false)]));
     if m.ty() != Some(Ty::B32) {
         return s.unknown();
     }
@@ -293,7 +304,9 @@ fn funnel(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
     }
     let run: Map = match (left, wrap) {
         (Some(true), Some(true)) => map!(w = w, w, w; every |x, y, n| (both(x, y) << (n & 31) >> 32) as u32),
-        (Some(true), Some(false)) => map!(w = w, w, w; every |x, y, n| (both(x, y) << n.min(32) >> 32) as u32),
+        (Some(true), Some(false)) => {
+            map!(w = w, w, w; every |x, y, n| (both(x, y) << n.min(32) >> 32) as u32)
+        }
         (Some(false), Some(true)) => map!(w = w, w, w; every |x, y, n| (both(x, y) >> (n & 31)) as u32),
         (Some(false), Some(false)) => map!(w = w, w, w; every |x, y, n| (both(x, y) >> n.min(32)) as u32),
         _ => return s.unknown(),

@@ -24,12 +24,12 @@ pub(super) fn mov(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Resul
     s.count(2)?;
     if ty == Ty::Pred {
         let Some(d) = s.pred(s.operand(0)?)? else { return s.unknown() };
-        if let Operand::Integer(value @ 0..=1) = s.operand(1)? {
+        if let Operand::Integer(value) = s.operand(1)? {
             let zero = b.constant(false, 0);
-            let test: crate::lanes::Compare = if *value == 1 {
-                crate::lanes::compare!(w |_x, _y| true)
+            let test: crate::lanes::Compare = if *value != 0 {
+                crate::lanes::compare!(w; |_x, _y| true)
             } else {
-                crate::lanes::compare!(w |_x, _y| false)
+                crate::lanes::compare!(w; |_x, _y| false)
             };
             return Ok(Op::Set { test, a: zero, b: zero, p: Some(d), q: None, with: None });
         }
@@ -149,7 +149,11 @@ fn memory(
     };
     let base = match &*base {
         Operand::Register(reg @ Reg::D(_), _) => *reg,
-        Operand::Register(reg @ Reg::W(_), 32) if matches!(space, Space::Shared | Space::Local | Space::Param) => *reg,
+        Operand::Register(reg @ Reg::W(_), 32)
+            if matches!(space, Space::Shared | Space::Local | Space::Param) =>
+        {
+            *reg
+        }
         Operand::Symbol(name, extra) => match b.symbol(name, *extra, true) {
             Some(reg) => reg,
             None => return s.error(format!("symbol {name:?} is not known")),

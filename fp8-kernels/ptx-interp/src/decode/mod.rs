@@ -133,7 +133,9 @@ impl Statement<'_> {
                 let mask = u64::MAX >> (64 - bits);
                 Ok(b.constant(false, value & mask))
             }
-            Operand::F32(value) if matches!(ty, Ty::F32 | Ty::B32) => Ok(b.constant(false, u64::from(*value))),
+            Operand::F32(value) if matches!(ty, Ty::F32 | Ty::B32) => {
+                Ok(b.constant(false, u64::from(*value)))
+            }
             Operand::F64(value) if matches!(ty, Ty::F64 | Ty::B64) => Ok(b.constant(true, *value)),
             Operand::Symbol(name, offset) if bits >= 32 && !float => {
                 match b.symbol(name, *offset, bits == 64) {

@@ -34,7 +34,13 @@ impl Machine<'_> {
 
     /// The region and offset of an access, checked for bounds and alignment.
     #[inline]
-    pub(crate) fn resolve(&mut self, warp: &Warp, mem: &Mem, spot: Spot, lane: usize) -> Step<(&mut Region, usize)> {
+    pub(crate) fn resolve(
+        &mut self,
+        warp: &Warp,
+        mem: &Mem,
+        spot: Spot,
+        lane: usize,
+    ) -> Step<(&mut Region, usize)> {
         let total = mem.bytes * mem.count;
         let Spot { space, address } = spot;
         if address & (total as u64 - 1) != 0 {
@@ -44,7 +50,8 @@ impl Machine<'_> {
             if let Some(array) = mem.array {
                 let inside = self.kernel.arrays.get(array).is_some_and(|array| match array.bytes {
                     Some(bytes) => {
-                        address >= array.offset as u64 && address + total as u64 <= (array.offset + bytes) as u64
+                        address >= array.offset as u64
+                            && address + total as u64 <= (array.offset + bytes) as u64
                     }
                     None => address >= self.kernel.dynamic_offset() as u64,
                 });
@@ -88,7 +95,8 @@ impl Machine<'_> {
     pub(crate) fn describe(&self, mem: &Mem, spot: Spot) -> (String, Option<String>) {
         if spot.space == Space::Shared {
             let (name, first, bytes) = self.shared_bounds(mem);
-            let label = mem.array.and_then(|index| self.kernel.arrays.get(index)).map(|array| array.name.clone());
+            let label =
+                mem.array.and_then(|index| self.kernel.arrays.get(index)).map(|array| array.name.clone());
             let text = if spot.address < first {
                 format!("{} bytes before {name} ({bytes} bytes)", first - spot.address)
             } else if spot.address >= first + bytes {
@@ -108,7 +116,11 @@ impl Machine<'_> {
         let (text, label) = self.describe(mem, spot);
         let freed = spot.space != Space::Shared && self.space.place(spot.address).freed;
         let kind = if kind == Kind::OutOfBounds && freed { Kind::UseAfterFree } else { kind };
-        let needs = if kind == Kind::Misaligned { format!(", which is no multiple of {total}") } else { String::new() };
+        let needs = if kind == Kind::Misaligned {
+            format!(", which is no multiple of {total}")
+        } else {
+            String::new()
+        };
         let detail = format!("{total} bytes at {:#x}{needs}: {text}", spot.address);
         Fault::new(kind, lane, detail).address(spot.address, label).fail()
     }
@@ -153,7 +165,7 @@ impl Warp {
     fn local_offset(&self, machine: &Machine<'_>, mem: &Mem, spot: Spot, lane: usize) -> Step<usize> {
         let (total, size) = (mem.bytes * mem.count, machine.kernel.local_bytes);
         let inside = spot.address.checked_add(total as u64).is_some_and(|end| end <= size as u64);
-        if !inside || spot.address % total as u64 != 0 {
+        if !inside || !spot.address.is_multiple_of(total as u64) {
             let kind = if inside { Kind::Misaligned } else { Kind::LocalMemory };
             let detail = format!("{total} bytes at {} of {size} bytes of local memory", spot.address);
             return Fault::new(kind, lane, detail).address(spot.address, None).fail();
@@ -187,7 +199,8 @@ impl Warp {
                         return Fault::new(Kind::OutOfBounds, lane, detail).fail();
                     }
                     values = std::array::from_fn(|e| {
-                        let bytes = params.get(at + e * bytes..at + (e + 1) * bytes).filter(|_| e < mem.count);
+                        let bytes =
+                            params.get(at + e * bytes..at + (e + 1) * bytes).filter(|_| e < mem.count);
                         bytes.map_or(0, |b| b.iter().rev().fold(0, |v, &byte| v << 8 | u64::from(byte)))
                     });
                     good.iter_mut().for_each(|g| *g |= 1 << lane);
@@ -216,9 +229,11 @@ impl Warp {
                         values[0] = region.load(offset, bytes);
                         values
                     } else {
-                        std::array::from_fn(|e| if e < mem.count { region.load(offset + e * bytes, bytes) } else { 0 })
+                        std::array::from_fn(|e| {
+                            if e < mem.count { region.load(offset + e * bytes, bytes) } else { 0 }
+                        })
                     };
-                    if let Some(conflict) = region.shadow.touch(offset, bits, stamp, mem.access, span) {
+                    if let Some(conflict) = region.touch(offset, bits, stamp, mem.access, span) {
                         let (text, label) = machine.describe(mem, spot);
                         return machine.race(self, lane, conflict, false, (spot.address, text, label));
                     }
@@ -270,9 +285,11 @@ impl Warp {
                     if region.read_only {
                         let label = region.label.clone();
                         let detail = format!("variable '{label}' of the module is written");
-                        return Fault::new(Kind::ReadOnly, lane, detail).address(spot.address, Some(label)).fail();
+                        return Fault::new(Kind::ReadOnly, lane, detail)
+                            .address(spot.address, Some(label))
+                            .fail();
                     }
-                    if let Some(conflict) = region.shadow.touch(offset, bits, stamp, mem.access, span) {
+                    if let Some(conflict) = region.touch(offset, bits, stamp, mem.access, span) {
                         let (text, label) = machine.describe(mem, spot);
                         return machine.race(self, lane, conflict, true, (spot.address, text, label));
                     }

@@ -74,7 +74,7 @@ impl Warp {
                 let detail = format!("variable '{label}' of the module is written");
                 return Fault::new(Kind::ReadOnly, lane, detail).address(spot.address, Some(label)).fail();
             }
-            if let Some(conflict) = region.shadow.touch(offset, bits, stamp, mem.access, span) {
+            if let Some(conflict) = region.touch(offset, bits, stamp, mem.access, span) {
                 let (text, label) = machine.describe(mem, spot);
                 return machine.race(self, lane, conflict, true, (spot.address, text, label));
             }

@@ -1,7 +1,7 @@
 //! From a failed check to a [`Report`]: places, labels, and where an unwritten value came from.
 
-use super::{Launch, Machine};
 use super::warp::Warp;
+use super::{Launch, Machine};
 use crate::ir::{Op, Space, Together};
 use crate::lanes::Reg;
 use crate::module::Kernel;
@@ -114,13 +114,16 @@ impl Machine<'_> {
         for _ in 0..64 {
             let code = &self.kernel.code;
             let writes = |index: &usize| registers(&code[*index].op).0.contains(&reg);
-            let found = (0..before.min(code.len())).rev().find(writes).or_else(|| (0..code.len()).rev().find(writes));
+            let found =
+                (0..before.min(code.len())).rev().find(writes).or_else(|| (0..code.len()).rev().find(writes));
             let Some(index) = found else { return "a register that was never written".to_owned() };
             let inst = &code[index];
             let line = inst.loc.and_then(|loc| self.kernel.lines.get(loc as usize));
-            let place = line.map_or(format!("PTX line {}", inst.line), |l| format!("{l}, PTX line {}", inst.line));
+            let place =
+                line.map_or(format!("PTX line {}", inst.line), |l| format!("{l}, PTX line {}", inst.line));
             if let Op::Load { mem, .. } | Op::Atomic { mem, .. } = &inst.op {
-                let name = mem.array.and_then(|a| self.kernel.arrays.get(a)).map(|a| format!(" '{}'", a.name));
+                let name =
+                    mem.array.and_then(|a| self.kernel.arrays.get(a)).map(|a| format!(" '{}'", a.name));
                 let space = match mem.space {
                     Space::Shared => "shared memory",
                     Space::Local => "local memory",
@@ -131,7 +134,11 @@ impl Machine<'_> {
             shuffled |= matches!(inst.op, Op::Together { .. });
             let sources = registers(&inst.op).1;
             let unwritten = |source: &&Reg| shuffled || warp.regs.set(**source) >> lane & 1 == 0;
-            match sources.iter().find(|s| **s != reg && unwritten(s)).or_else(|| sources.iter().find(unwritten)) {
+            match sources
+                .iter()
+                .find(|s| **s != reg && unwritten(s))
+                .or_else(|| sources.iter().find(unwritten))
+            {
                 Some(source) if *source != reg => (reg, before) = (*source, index),
                 _ => return format!("computed at {place}"),
             }

@@ -150,7 +150,10 @@ fn shape(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), (Kind, String)> {
         return wrong(format!("block ({i}, {j}, {k}): 1 to 1024 threads, at most 64 deep, are possible"));
     }
     if let Some(most) = kernel.max_threads.filter(|&most| threads > u64::from(most)) {
-        return wrong(format!("block ({i}, {j}, {k}): {} was compiled for at most {most} threads", kernel.name));
+        return wrong(format!(
+            "block ({i}, {j}, {k}): {} was compiled for at most {most} threads",
+            kernel.name
+        ));
     }
     if launch.params.len() != kernel.params_size {
         let (given, wanted) = (launch.params.len(), kernel.params_size);
@@ -175,7 +178,7 @@ impl Machine<'_> {
         let (factor, shift) = match &mut self.order {
             None => (1, 0),
             Some(order) => {
-                let mut factor = order.next() % total | 1;
+                let mut factor = (order.next() % total) | 1;
                 while gcd(factor, total) != 1 {
                     factor += 2;
                 }
@@ -190,7 +193,7 @@ impl Machine<'_> {
                 self.phase = self.phase.saturating_add(1);
             }
             self.span.block = self.phase;
-            self.shared.reset();
+            self.shared.reset(self.phase);
             warps.iter_mut().for_each(|warp| warp.start(self));
             while self.turn(&mut warps)? {}
         }
@@ -229,12 +232,18 @@ impl Machine<'_> {
             let gone = warp.exited & warp.exists;
             if warp.at_barrier != 0 && gone != 0 {
                 let (waits, left) = (warp.at_barrier.trailing_zeros(), gone.trailing_zeros());
-                let detail = format!("lane {waits} of the warp waits at the barrier, lane {left} has left the kernel");
-                return self.fail(warp, Fault::new(Kind::DivergentBarrier, waits as usize, detail).at(warp, waits as usize));
+                let detail =
+                    format!("lane {waits} of the warp waits at the barrier, lane {left} has left the kernel");
+                return self.fail(
+                    warp,
+                    Fault::new(Kind::DivergentBarrier, waits as usize, detail).at(warp, waits as usize),
+                );
             }
             if let Some(other) = lanes(warp.at_barrier).find(|&l| warp.pc[l] != place) {
                 let there = self.kernel.code.get(warp.pc[other]).map_or(0, |inst| inst.line);
-                let detail = format!("this thread waits at the barrier of PTX line {there}, others at that of line {line}");
+                let detail = format!(
+                    "this thread waits at the barrier of PTX line {there}, others at that of line {line}"
+                );
                 return self.fail(warp, Fault::new(Kind::DivergentBarrier, other, detail).at(warp, other));
             }
         }
@@ -245,7 +254,8 @@ impl Machine<'_> {
                 for warp in warps.iter() {
                     for l in lanes(warp.at_barrier) {
                         if warp.regs.lane(*id, l) != name {
-                            let detail = format!("threads wait at barriers {name} and {}", warp.regs.lane(*id, l));
+                            let detail =
+                                format!("threads wait at barriers {name} and {}", warp.regs.lane(*id, l));
                             return self.fail(warp, Fault::new(Kind::Deadlock, l, detail).at(warp, l));
                         }
                         let counted = count.map_or(u64::from(threads), |count| warp.regs.lane(count, l));

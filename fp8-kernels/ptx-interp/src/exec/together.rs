@@ -12,7 +12,9 @@ impl Warp {
     /// Does `what` for `members`, all of which are here.
     pub(crate) fn together(&mut self, machine: &Machine<'_>, what: &Together, members: u32) -> Step {
         match *what {
-            Together::Shuffle { kind, d, p, a, b, c } => self.shuffle(machine, kind, (d, p), (a, b, c), members)?,
+            Together::Shuffle { kind, d, p, a, b, c } => {
+                self.shuffle(machine, kind, (d, p), (a, b, c), members)?
+            }
             Together::Vote { kind, d, a } => {
                 let yes = self.condition(a) & members;
                 let value = match kind {
@@ -45,7 +47,8 @@ impl Warp {
                 let good = self.regs.set(a) & members == members;
                 let values: Vec<u64> = (0..32).map(|lane| self.regs.lane(a, lane)).collect();
                 for lane in lanes(members) {
-                    let same = lanes(members).filter(|&l| values[l] == values[lane]).fold(0u32, |m, l| m | 1 << l);
+                    let same =
+                        lanes(members).filter(|&l| values[l] == values[lane]).fold(0u32, |m, l| m | 1 << l);
                     self.regs.put(d, lane, u64::from(same));
                 }
                 self.regs.mark(d, members, if good { !0 } else { 0 });
@@ -105,7 +108,8 @@ impl Warp {
             };
             let from = if valid { from as usize & 31 } else { lane };
             if members >> from & 1 == 0 {
-                let detail = format!("lane {lane} reads lane {from}, which is not in the mask {members:#010x}");
+                let detail =
+                    format!("lane {lane} reads lane {from}, which is not in the mask {members:#010x}");
                 return Fault::new(Kind::DivergentShuffle, lane, detail).fail();
             }
             inside |= u32::from(valid) << lane;

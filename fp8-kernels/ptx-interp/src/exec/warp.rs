@@ -71,7 +71,7 @@ impl Warp {
         self.regs.d_set.fill(0);
         self.regs.p_set.fill(0);
         if machine.kernel.local_bytes > 0 {
-            self.local.reset();
+            self.local.reset(0);
         }
         for (reg, value) in &machine.kernel.constants {
             (0..32).for_each(|lane| self.regs.put(*reg, lane, *value));
@@ -155,10 +155,8 @@ impl Warp {
         let mut left = budget;
         loop {
             while self.active == 0 || self.at >= self.next {
-                if !self.pick() {
-                    if self.parked == 0 || !self.settle(machine)? {
-                        return Ok(());
-                    }
+                if !self.pick() && (self.parked == 0 || !self.settle(machine)?) {
+                    return Ok(());
                 }
             }
             if left == 0 {
@@ -185,7 +183,12 @@ impl Warp {
         if let Some(guard) = inst.guard {
             let missing = mask & !self.regs.p_set[guard.pred];
             if missing != 0 {
-                return machine.unwritten(self, Reg::P(guard.pred), missing, "the condition of this instruction");
+                return machine.unwritten(
+                    self,
+                    Reg::P(guard.pred),
+                    missing,
+                    "the condition of this instruction",
+                );
             }
             mask &= self.condition(guard);
             if mask == 0 {
@@ -301,10 +304,18 @@ impl Warp {
                 for lane in lanes(mask) {
                     let [x, y, z] = s.map(|reg| self.regs.lane(reg, lane) as u32);
                     let mut out = 0;
-                    for (bit, (x, y, z)) in
-                        [(!x, !y, !z), (!x, !y, z), (!x, y, !z), (!x, y, z), (x, !y, !z), (x, !y, z), (x, y, !z), (x, y, z)]
-                            .into_iter()
-                            .enumerate()
+                    for (bit, (x, y, z)) in [
+                        (!x, !y, !z),
+                        (!x, !y, z),
+                        (!x, y, !z),
+                        (!x, y, z),
+                        (x, !y, !z),
+                        (x, !y, z),
+                        (x, y, !z),
+                        (x, y, z),
+                    ]
+                    .into_iter()
+                    .enumerate()
                     {
                         out |= if table >> bit & 1 == 1 { x & y & z } else { 0 };
                     }
@@ -342,7 +353,8 @@ impl Warp {
                 let good = parts.iter().fold(!0, |good, part| good & self.regs.set(*part));
                 let ones = u64::MAX >> (64 - bits);
                 for lane in lanes(mask) {
-                    let join = |(i, part): (usize, &Reg)| (self.regs.lane(*part, lane) & ones) << (i as u32 * bits);
+                    let join =
+                        |(i, part): (usize, &Reg)| (self.regs.lane(*part, lane) & ones) << (i as u32 * bits);
                     let value = parts.iter().enumerate().map(join).fold(0, |a, b| a | b);
                     self.regs.put(*d, lane, value);
                 }
@@ -368,7 +380,9 @@ impl Warp {
                 }
                 self.regs.mark(*d, mask, self.regs.set(*a));
             }
-            Op::Atomic { mem, kind, ty, d, b, c } => self.atomic(machine, mem, (*kind, *ty), (*d, *b, *c), mask)?,
+            Op::Atomic { mem, kind, ty, d, b, c } => {
+                self.atomic(machine, mem, (*kind, *ty), (*d, *b, *c), mask)?
+            }
             Op::Jump { index, targets } => {
                 let missing = mask & !self.regs.set(*index);
                 if missing != 0 {
@@ -413,7 +427,8 @@ impl Warp {
         for lane in lanes(mask) {
             let wanted = self.regs.lane(members, lane) as u32;
             if wanted >> lane & 1 == 0 {
-                let detail = format!("lane {lane} runs an operation whose mask {wanted:#010x} does not name it");
+                let detail =
+                    format!("lane {lane} runs an operation whose mask {wanted:#010x} does not name it");
                 return Fault::new(Kind::DivergentShuffle, lane, detail).fail();
             }
         }
@@ -433,7 +448,8 @@ impl Warp {
             let lane = rest.trailing_zeros() as usize;
             let pc = self.pc[lane];
             rest &= rest - 1;
-            let Some(Inst { op: Op::Together { what, mask: members }, .. }) = machine.kernel.code.get(pc) else {
+            let Some(Inst { op: Op::Together { what, mask: members }, .. }) = machine.kernel.code.get(pc)
+            else {
                 continue;
             };
             let wanted = self.regs.lane(*members, lane) as u32;

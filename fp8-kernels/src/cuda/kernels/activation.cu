@@ -116,13 +116,13 @@ __device__ __forceinline__ void function_slopes(int kind, const float x[8], floa
 
 // A block takes `run` tiles of the output, one below the other; where gated, of both halves of a gradient at once.
 struct Strip {
-    u64 part;
+    u64 first;
     u64 col0;
 };
 
-__device__ __forceinline__ Strip strip_of(u64 cols) {
+__device__ __forceinline__ Strip strip_of(u64 cols, u64 run) {
     const u64 across = tiles_across(cols);
-    return {blockIdx.x / across, blockIdx.x % across * TILE_COLS};
+    return {blockIdx.x / across * run, blockIdx.x % across * TILE_COLS};
 }
 
 __device__ __forceinline__ int is_set(const float* unset) { return unset && __float_as_int(*unset) != REST_BITS; }
@@ -131,14 +131,13 @@ __device__ __forceinline__ int is_set(const float* unset) { return unset && __fl
 template <int GATED>
 __device__ __forceinline__ void forward(const void* h, int dtype, int kind, u64 rows, u64 cols, u64 run,
                                         const Sink& sink, u32* tile, float* scratch) {
-    const Strip strip = strip_of(cols);
+    const Strip strip = strip_of(cols, run);
     const u64 col = strip.col0 + tile_col(), pitch = GATED ? 2 * cols : cols;
     const int n = tile_width(col, cols), whole = cols % 8 == 0;
     Codes out = begin_codes(sink.scale, sink.format, sink.counters);
     write_scale_inv(sink.scale, sink.scale_inv);
-    for (u64 i = 0; i < run; i++) {
-        const u64 row0 = (strip.part * run + i) * TILE_ROWS;
-        if (row0 >= rows) break;
+    for (u64 i = strip.first; i < strip.first + run && i * TILE_ROWS < rows; i++) {
+        const u64 row0 = i * TILE_ROWS;
         u64 row = row0 + tile_row();
         u32 columns[8];
 #pragma unroll
@@ -174,28 +173,23 @@ __device__ __forceinline__ void forward(const void* h, int dtype, int kind, u64 
 // dy is [rows, cols], h and the gradient as well, or [rows, 2·cols] where gated.
 template <int GATED>
 __device__ __forceinline__ void backward(const void* dy, int dy_dtype, const void* h, int dtype, int kind, u64 rows,
-                                         u64 cols, u64 run, const Sink& sink, u32* tiles, float* scratch) {
+                                         u64 cols, u64 run, const Sink& sink, u32* tiles, float* parts, float* scratch) {
     constexpr int HALVES = GATED ? 2 : 1;
-    const Strip strip = strip_of(cols);
+    const Strip strip = strip_of(cols, run);
     const u64 col = strip.col0 + tile_col(), pitch = HALVES * cols;
     const int n = tile_width(col, cols), whole = cols % 8 == 0;
     Codes out = begin_codes(sink.scale, sink.format, sink.counters);
     write_scale_inv(sink.scale, sink.scale_inv);
-    float sums[HALVES][8];
-#pragma unroll
-    for (int half = 0; half < HALVES; half++) {
-#pragma unroll
-        for (int k = 0; k < 8; k++) sums[half][k] = 0.0f;
-    }
-    for (u64 i = 0; i < run; i++) {
-        const u64 row0 = (strip.part * run + i) * TILE_ROWS;
-        if (row0 >= rows) break;
+    for (u64 i = strip.first; i < strip.first + run && i * TILE_ROWS < rows; i++) {
+        const u64 row0 = i * TILE_ROWS;
         u64 row = row0 + tile_row();
         u32 columns[HALVES][8];
+        // Sums start at -0, which changes no bit of the first row.
+        float sums[HALVES][8];
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
 #pragma unroll
-            for (int k = 0; k < 8; k++) columns[half][k] = 0;
+            for (int k = 0; k < 8; k++) columns[half][k] = 0, sums[half][k] = -0.0f;
         }
         int live = row < rows ? n : 0;
         Raw8 g = raw8_row(dy, dy_dtype, row * cols + col, live, whole);
@@ -243,12 +237,12 @@ __device__ __forceinline__ void backward(const void* dy, int dy_dtype, const voi
             }
             __syncthreads();
         }
-    }
-    if (sink.partial_sums) {
+        if (sink.partial_sums) {
 #pragma unroll
-        for (int half = 0; half < HALVES; half++) {
-            float* to = sink.partial_sums + strip.part * pitch + half * cols;
-            store_column_sums(tiles + half * TILE_WORDS, sums[half], to, cols, strip.col0);
+            for (int half = 0; half < HALVES; half++) {
+                float* to = sink.partial_sums + i * pitch + half * cols + strip.col0;
+                tile_sums(parts, sums[half], to, strip.col0, cols);
+            }
         }
     }
     finish_codes(out, sink.amax, sink.counters, blockIdx.x == 0 ? rows * pitch : 0, scratch);
@@ -277,24 +271,26 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
     forward<1>(h, dtype, kind, rows, cols, run, sink, tile, scratch);
 }
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS)
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
     activation_backward(const void* dy, int dy_dtype, const void* h, int dtype, int kind, u64 rows, u64 cols, u64 run,
                         u8* codes, u8* columnwise, int format, const float* scale, float* scale_inv, void* high,
                         const float* unset, int* amax, u64* counters, float* partial_sums) {
     __shared__ float scratch[WARP];
+    __shared__ float parts[TILE_THREADS / WARP * TILE_COLS];
     __shared__ __align__(16) u32 tile[TILE_WORDS];
     if (is_set(unset)) return;
     const Sink sink = {codes, columnwise, format, scale, scale_inv, high, dtype, amax, counters, partial_sums};
-    backward<0>(dy, dy_dtype, h, dtype, kind, rows, cols, run, sink, tile, scratch);
+    backward<0>(dy, dy_dtype, h, dtype, kind, rows, cols, run, sink, tile, parts, scratch);
 }
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS)
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
     activation_backward_gated(const void* dy, int dy_dtype, const void* h, int dtype, int kind, u64 rows, u64 cols,
                               u64 run, u8* codes, u8* columnwise, int format, const float* scale, float* scale_inv,
                               void* high, const float* unset, int* amax, u64* counters, float* partial_sums) {
     __shared__ float scratch[WARP];
+    __shared__ float parts[TILE_THREADS / WARP * TILE_COLS];
     __shared__ __align__(16) u32 tiles[2 * TILE_WORDS];
     if (is_set(unset)) return;
     const Sink sink = {codes, columnwise, format, scale, scale_inv, high, dtype, amax, counters, partial_sums};
-    backward<1>(dy, dy_dtype, h, dtype, kind, rows, cols, run, sink, tiles, scratch);
+    backward<1>(dy, dy_dtype, h, dtype, kind, rows, cols, run, sink, tiles, parts, scratch);
 }

@@ -619,22 +619,6 @@ __device__ __forceinline__ void write_scale_inv(const float* scale, float* scale
     if (scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *scale_inv = 1.0f / fabsf(*scale);
 }
 
-// Adds the threads' sums of each column, in the order of their rows, into sums[col0 …] of `cols`. `tile` serves as room.
-// All threads of the block come here together.
-__device__ __forceinline__ void store_column_sums(u32* tile, const float thread_sums[8], float* sums, u64 cols, u64 col0) {
-    float* parts = (float*)tile;
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < 8; k++) parts[(threadIdx.x / 8) * TILE_COLS + tile_col() + k] = thread_sums[k];
-    __syncthreads();
-    if (threadIdx.x < TILE_COLS && col0 + threadIdx.x < cols) {
-        float sum = 0.0f;
-#pragma unroll 8
-        for (int part = 0; part < TILE_ROWS / 4; part++) sum += parts[part * TILE_COLS + threadIdx.x];
-        sums[col0 + threadIdx.x] = sum;
-    }
-}
-
 // ---- column sums of tiles: what column_sums and every fused bias gradient add up, in one order ----
 
 // `sums` are a thread's: its four rows of a tile, added in order, rows that are not there as zeros. `scratch` holds

@@ -1,8 +1,8 @@
 // Quantize: codes, their transpose, column sums, amax and counts from one read; and codes back to numbers.
 //
 // code = satfinite_rne(x · scale), amax and counts before scaling; scale_inv = 1 / scale. The flat kernels stream
-// 16-byte loads; those by tiles also write the transpose and the sums of the columns, as one row of partial sums for each
-// run of rows, added in order by quantize_column_sums. Scales come from cells, so nothing here waits for the host.
+// 16-byte loads; those by tiles also write the transpose and the sums of the columns, as a row of partial sums for each row of
+// tiles. Scales come from cells, so nothing here waits for the host.
 
 #define FLAT_THREADS 256
 // 16-byte loads under way in each thread.
@@ -65,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(FLAT_THREADS)
 
 // ---- by tiles ----
 
-// Elements of a matrix, and what a thread's columns add up to.
+// Elements of a matrix, and what those of one thread add up to in each column. Sums start at -0, which changes no bit of
+// the first row.
 struct Elements {
     const void* x;
     int dtype;
@@ -94,48 +95,33 @@ struct Elements {
     }
 };
 
-// A block takes `run` tiles, one below the other. `codes`, `columnwise` and `partial_sums`, [runs, cols], may be null, and
-// `scale` where the first two are.
-extern "C" __global__ void __launch_bounds__(TILE_THREADS)
+// A block takes `run` tiles, one below the other. `codes`, `columnwise` and `partial_sums`, [rows of tiles, cols], may be
+// null, and `scale` where the first two are.
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 3)
     quantize_tiles(const void* x, int dtype, u64 rows, u64 cols, u64 run, u8* codes, u8* columnwise, int format,
                    const float* scale, float* scale_inv, int* amax, u64* counters, float* partial_sums) {
     __shared__ float scratch[WARP];
+    __shared__ float parts[TILE_THREADS / WARP * TILE_COLS];
     __shared__ __align__(16) u32 tile[TILE_WORDS];
     Codes out = begin_codes(scale, format, counters);
     write_scale_inv(scale, scale_inv);
-    const u64 across = tiles_across(cols), part = blockIdx.x / across, col0 = blockIdx.x % across * TILE_COLS;
-    Elements values = {x, dtype, cols, partial_sums != nullptr, {0, 0, 0, 0, 0, 0, 0, 0}};
-    for (u64 i = 0; i < run; i++) {
-        const u64 row0 = (part * run + i) * TILE_ROWS;
-        if (row0 >= rows) break;
-        code_tile<4>(tile, out, codes, columnwise, rows, cols, row0, col0, values);
-    }
-    if (partial_sums) store_column_sums(tile, values.sums, partial_sums + part * cols, cols, col0);
-    finish_codes(out, amax, counters, blockIdx.x == 0 ? rows * cols : 0, scratch);
-}
-
-// Sums over the parts, [parts, cols], in an order of their number alone: slice by slice, then the slices.
-#define SUM_COLS 32
-#define SUM_SLICES 16
-extern "C" __global__ void __launch_bounds__(SUM_COLS* SUM_SLICES)
-    quantize_column_sums(const float* partial_sums, u64 parts, u64 cols, float* sums) {
-    __shared__ float slices[SUM_SLICES][SUM_COLS];
-    const u64 col = (u64)blockIdx.x * SUM_COLS + threadIdx.x % SUM_COLS;
-    const u64 slice = threadIdx.x / SUM_COLS, length = (parts + SUM_SLICES - 1) / SUM_SLICES;
-    const u64 end = (slice + 1) * length < parts ? (slice + 1) * length : parts;
-    float sum = 0.0f;
-    if (col < cols) {
-#pragma unroll 8
-        for (u64 part = slice * length; part < end; part++) sum += partial_sums[part * cols + col];
-    }
-    slices[slice][threadIdx.x % SUM_COLS] = sum;
-    __syncthreads();
-    if (slice == 0 && col < cols) {
-        float total = 0.0f;
+    const u64 across = tiles_across(cols), down = blockIdx.x / across * run, col0 = blockIdx.x % across * TILE_COLS;
+    Elements values = {x, dtype, cols, partial_sums != nullptr, {}};
+    for (u64 i = down; i < down + run && i * TILE_ROWS < rows; i++) {
+        const u64 row0 = i * TILE_ROWS;
 #pragma unroll
-        for (int s = 0; s < SUM_SLICES; s++) total += slices[s][threadIdx.x];
-        sums[col] = total;
+        for (int k = 0; k < 8; k++) values.sums[k] = -0.0f;
+        code_tile<4>(tile, out, codes, columnwise, rows, cols, row0, col0, values);
+        if (partial_sums) {
+            // Rows that are not there count as zeros, as in column_sums.
+            if (row0 + tile_row() + 3 >= rows) {
+#pragma unroll
+                for (int k = 0; k < 8; k++) values.sums[k] += 0.0f;
+            }
+            tile_sums(parts, values.sums, partial_sums + i * cols + col0, col0, cols);
+        }
     }
+    finish_codes(out, amax, counters, blockIdx.x == 0 ? rows * cols : 0, scratch);
 }
 
 // ---- many tensors in one launch ----
@@ -178,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
         const int begins = next == first;
         Codes out = begin_codes(entry.scale, (int)(entry.types >> 8), entry.counters);
         if (begins && threadIdx.x == 0) *entry.scale_inv = 1.0f / fabsf(*entry.scale);
-        Elements values = {entry.x, (int)(entry.types & 0xff), entry.cols, 0, {0, 0, 0, 0, 0, 0, 0, 0}};
+        Elements values = {entry.x, (int)(entry.types & 0xff), entry.cols, 0, {}};
         for (; next < last; next++) {
             const u64 row0 = (next - first) / across * TILE_ROWS, col0 = (next - first) % across * TILE_COLS;
             code_tile<1>(tile, out, entry.codes, entry.columnwise, entry.rows, entry.cols, row0, col0, values);

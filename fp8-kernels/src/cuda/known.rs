@@ -1,0 +1,154 @@
+//! Which scales of a block are set for good, as far as the host knows without waiting.
+//!
+//! A scale above 0 stays one: kernels only replace it by another. So once the host has seen it, quantizing needs neither
+//! the tensor's amax nor a look at the cell first. After an update of scales the block is copied to pinned memory, unless
+//! all of it is known; whoever asks later looks whether the copy has arrived.
+
+use super::{Buffer, Gpu};
+use crate::Result;
+use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
+use std::fmt;
+use std::ops::Range;
+
+/// See the module's text.
+pub(crate) struct Known {
+    gpu: Gpu,
+    state: Mutex<State>,
+}
+
+struct State {
+    set: Vec<bool>,
+    readback: Option<Readback>,
+}
+
+/// Pinned memory for the block, and the event behind the copy into it.
+struct Readback {
+    memory: *mut f32,
+    copied: sys::CUevent,
+    is_in_flight: bool,
+    /// The host has written cells since: what arrives is not to be used.
+    is_stale: bool,
+}
+
+// SAFETY: the memory and the event belong to the process, not to a thread; they are used behind a lock.
+unsafe impl Send for Readback {}
+
+impl Known {
+    /// Of a block of `len` times `value`.
+    pub(crate) fn new(gpu: &Gpu, len: usize, value: f32) -> Self {
+        Self { gpu: gpu.clone(), state: Mutex::new(State { set: vec![value > 0.0; len], readback: None }) }
+    }
+
+    /// Whether a scale above 0 stands in the cell, now and when what is queued from now on runs.
+    pub(crate) fn is_set(&self, index: usize) -> bool {
+        let mut state = self.state.lock();
+        if !state.set.get(index).is_some_and(|&set| set) {
+            state.receive();
+        }
+        state.set.get(index).is_some_and(|&set| set)
+    }
+
+    /// The host writes these cells: `value(0)` into the first.
+    pub(crate) fn written(&self, range: Range<usize>, value: impl Fn(usize) -> f32) {
+        let mut state = self.state.lock();
+        if let Some(readback) = &mut state.readback {
+            readback.is_stale = readback.is_in_flight;
+        }
+        let cells = state.set.get_mut(range).unwrap_or_default();
+        cells.iter_mut().enumerate().for_each(|(i, set)| *set = value(i) > 0.0);
+    }
+
+    /// Queues a copy of the block behind the work so far, unless nothing could be learned or one is on its way.
+    pub(crate) fn refresh(&self, cells: &Buffer) -> Result<()> {
+        let mut state = self.state.lock();
+        state.receive();
+        let len = state.set.len();
+        if state.set.iter().all(|&set| set) {
+            return Ok(());
+        }
+        let readback = match &mut state.readback {
+            Some(readback) => readback,
+            none => none.insert(Readback::new(&self.gpu, len)?),
+        };
+        if readback.is_in_flight {
+            return Ok(());
+        }
+        readback.queue(&self.gpu, cells, len)
+    }
+}
+
+impl State {
+    /// Takes in what has arrived.
+    fn receive(&mut self) {
+        let Some(readback) = self.readback.as_mut().filter(|readback| readback.has_arrived()) else { return };
+        readback.is_in_flight = false;
+        if readback.is_stale {
+            return;
+        }
+        // SAFETY: the block has as many cells, all copied before the event that has happened.
+        let values = unsafe { std::slice::from_raw_parts(readback.memory, self.set.len()) };
+        self.set.iter_mut().zip(values).for_each(|(set, &value)| *set |= value > 0.0);
+    }
+}
+
+impl Readback {
+    fn new(gpu: &Gpu, len: usize) -> Result<Self> {
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        let copied = result::event::create(flags)
+            .map_err(|error| gpu.driver_error("cuEventCreate", "update_scales", error))?;
+        // SAFETY: flags 0 are plain pinned memory; freed by Drop of Known.
+        match unsafe { result::malloc_host(4 * len, 0) } {
+            Ok(memory) => Ok(Self { memory: memory.cast(), copied, is_in_flight: false, is_stale: false }),
+            Err(error) => {
+                // SAFETY: made above, used by nothing.
+                let _ = unsafe { result::event::destroy(copied) };
+                Err(gpu.driver_error("cuMemHostAlloc", "update_scales", error))
+            }
+        }
+    }
+
+    fn queue(&mut self, gpu: &Gpu, cells: &Buffer, len: usize) -> Result<()> {
+        // SAFETY: pinned memory for `len` f32, into which no copy is in flight: any bytes are f32.
+        let memory = unsafe { std::slice::from_raw_parts_mut(self.memory, len) };
+        // SAFETY: the block holds as many; the memory stays until Known's Drop has waited for the event.
+        unsafe { result::memcpy_dtoh_async(memory, cells.ptr(), gpu.raw_stream()) }
+            .map_err(|error| gpu.driver_error("cuMemcpyDtoHAsync", "update_scales", error))?;
+        // SAFETY: both are this device's and alive.
+        if let Err(error) = unsafe { result::event::record(self.copied, gpu.raw_stream()) } {
+            // Nothing tells when the copy is done, so it has to be waited for.
+            let _ = gpu.stream().synchronize();
+            return Err(gpu.driver_error("cuEventRecord", "update_scales", error));
+        }
+        (self.is_in_flight, self.is_stale) = (true, false);
+        Ok(())
+    }
+
+    fn has_arrived(&self) -> bool {
+        // SAFETY: the event is alive, and recorded behind the copy in flight.
+        self.is_in_flight && unsafe { result::event::query(self.copied) }.is_ok()
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        let Some(readback) = self.state.get_mut().readback.take() else { return };
+        let _ = self.gpu.stream().context().bind_to_thread();
+        if readback.is_in_flight {
+            // A failure leaves the device unusable: nothing is copied any more.
+            let _ = self.gpu.stream().synchronize();
+        }
+        // SAFETY: made by Readback::new and destroyed once.
+        let _ = unsafe { result::event::destroy(readback.copied) };
+        // SAFETY: as above; no copy into it is in flight any more.
+        let _ = unsafe { result::free_host(readback.memory.cast()) };
+    }
+}
+
+impl fmt::Debug for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        let known = state.set.iter().filter(|&&set| set).count();
+        write!(f, "Known({known} of {})", state.set.len())
+    }
+}

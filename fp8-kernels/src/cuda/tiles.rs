@@ -1,0 +1,34 @@
+//! Grids of kernels that go by tiles of 128 rows and 64 columns.
+
+use super::{Gpu, Grid};
+
+/// Rows and columns of a tile, as the kernels' prelude has them.
+pub(super) const TILE: [usize; 2] = [128, 64];
+const THREADS: u32 = 256;
+/// Tiles that one block takes at most. More of them share the reductions at a block's end.
+const LONGEST_RUN: usize = 8;
+/// Blocks a multiprocessor, at least, before blocks take more than one tile.
+const PER_SM: usize = 12;
+
+/// How many tiles a `[rows, cols]` matrix has.
+pub(super) const fn tiles(rows: usize, cols: usize) -> usize {
+    rows.div_ceil(TILE[0]) * cols.div_ceil(TILE[1])
+}
+
+/// One block for each run of tiles below each other, and the length of a run.
+pub(super) fn strips(gpu: &Gpu, rows: usize, cols: usize) -> (Grid, u64) {
+    let (down, across) = (rows.div_ceil(TILE[0]), cols.div_ceil(TILE[1]));
+    let run = run(gpu, down * across);
+    let blocks = u32::try_from(across * down.div_ceil(run)).unwrap_or(u32::MAX);
+    (Grid { blocks, threads: THREADS, shared: 0 }, run as u64)
+}
+
+/// How many tiles each block takes where there are `tiles`.
+pub(super) fn run(gpu: &Gpu, tiles: usize) -> usize {
+    (tiles / (gpu.sms() as usize * PER_SM)).clamp(1, LONGEST_RUN)
+}
+
+/// A block for each tile, or for several of a grid that strides over them.
+pub(super) fn grid(gpu: &Gpu, tiles: usize, per_sm: u32) -> Grid {
+    Grid { blocks: gpu.blocks(tiles as u64, 1, per_sm), threads: THREADS, shared: 0 }
+}
