@@ -27,6 +27,7 @@
 //! | `FP8_SIM_EAGER` | `0`, `1` | `0` | run every operation at its call |
 //! | `FP8_SIM_FAIL` | `name:count:code,…` | none | the count-th call of `name` returns `code` |
 //! | `FP8_SIM_LEAKS` | `0`, `1` | `0` | print what is live when the process exits |
+//! | `FP8_SIM_SNAPSHOTS` | folder | none | its `*.ptx` files stand for the built-in snapshots of the same names |
 //!
 //! # Control
 //!

@@ -55,13 +55,13 @@ impl Compiler {
         self.programs.get_mut(&handle).ok_or(Code::NVRTC_INVALID_PROGRAM)
     }
 
-    fn compile(&mut self, handle: u64, options: &[String]) -> Outcome {
+    fn compile(&mut self, replacing: &[Snapshot], handle: u64, options: &[String]) -> Outcome {
         self.program(handle)?;
         let Self { programs, given } = self;
         let program = programs.get_mut(&handle).ok_or(Code::NVRTC_INVALID_PROGRAM)?;
         program.ptx = None;
         program.cubin = None;
-        let (outcome, log) = match program.build(given, options) {
+        let (outcome, log) = match program.build(given, replacing, options) {
             Ok(()) => (Ok(()), String::new()),
             Err((code, log)) => (Err(code), log),
         };
@@ -73,7 +73,12 @@ impl Compiler {
 impl Program {
     /// NVRTC, nvrtcCompileProgram: NVRTC_ERROR_INVALID_OPTION for an option it does not know, NVRTC_ERROR_COMPILATION for a
     /// program that does not compile; the log says why.
-    fn build(&mut self, given: &[Snapshot], options: &[String]) -> Result<(), (Code, String)> {
+    fn build(
+        &mut self,
+        given: &[Snapshot],
+        replacing: &[Snapshot],
+        options: &[String],
+    ) -> Result<(), (Code, String)> {
         let mut arch = None;
         let mut rest = Vec::new();
         for option in options {
@@ -97,8 +102,8 @@ impl Program {
         let arch = arch.unwrap_or(Arch { target: Target { number: 75, suffix: None }, real: false });
         let name = &self.name;
         let wanted = snapshot::hash(&self.source);
-        let Some(found) =
-            snapshot::find(given, &wanted, arch.target).map_err(|log| (Code::NVRTC_COMPILATION, log))?
+        let Some(found) = snapshot::find(given, replacing, &wanted, arch.target)
+            .map_err(|log| (Code::NVRTC_COMPILATION, log))?
         else {
             return refuse(format!(
                 "no snapshot of {name} with this text (SHA-256 {wanted}): run `cargo xtask ptx`\n"
@@ -246,7 +251,8 @@ entries! {
             let text = invalid(Host::at(option).c_text())?;
             texts.push(String::from_utf8(text).map_err(|_| Code::NVRTC_INVALID_OPTION)?);
         }
-        driver.compiler.compile(handle, &texts)
+        let Driver { compiler, settings, .. } = driver;
+        compiler.compile(&settings.snapshots, handle, &texts)
     }
 
     // NVRTC, nvrtcGetProgramLogSize: the size "includes the trailing NULL".

@@ -9,8 +9,13 @@
 //! | `FP8_SIM_EAGER` | `0`, `1` | `0` | run every operation at its call |
 //! | `FP8_SIM_FAIL` | `name:count:code,…` | none | the count-th call of `name` from now on returns `code` |
 //! | `FP8_SIM_LEAKS` | `0`, `1` | `0` | print what is still live when the process exits |
+//! | `FP8_SIM_SNAPSHOTS` | folder | none | its `*.ptx` files stand for the built-in snapshots of the same names |
+
+use std::fs;
+use std::path::Path;
 
 use crate::device::Arch;
+use crate::snapshot::{self, Snapshot};
 
 /// What the environment, or a control call, decides about the device.
 #[derive(Clone, Debug)]
@@ -21,11 +26,21 @@ pub(crate) struct Settings {
     pub(crate) seed: u64,
     pub(crate) eager: bool,
     pub(crate) leaks: bool,
+    /// In place of built-in ones.
+    pub(crate) snapshots: Vec<Snapshot>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { arch: Arch::DEFAULT, memory: 2 << 30, sm_count: 4, seed: 0, eager: false, leaks: false }
+        Self {
+            arch: Arch::DEFAULT,
+            memory: 2 << 30,
+            sm_count: 4,
+            seed: 0,
+            eager: false,
+            leaks: false,
+            snapshots: Vec::new(),
+        }
     }
 }
 
@@ -33,7 +48,7 @@ impl Settings {
     /// Settings from the environment, and the fault list it asks for. An unparsable value is an error that names it.
     pub(crate) fn from_environment() -> Result<(Self, String), String> {
         let mut settings = Self::default();
-        for key in ["arch", "memory_limit", "sm_count", "seed", "eager", "leaks"] {
+        for key in ["arch", "memory_limit", "sm_count", "seed", "eager", "leaks", "snapshots"] {
             let name = variable(key);
             if let Some(value) = text(name)? {
                 settings.set(key, &value).map_err(|why| format!("{name}={value}: {why}"))?;
@@ -56,6 +71,7 @@ impl Settings {
             "seed" => self.seed = integer(value)?,
             "eager" => self.eager = switch(value)?,
             "leaks" => self.leaks = switch(value)?,
+            "snapshots" => self.snapshots = snapshots(Path::new(value))?,
             _ => return Err(format!("no setting of the name {key}")),
         }
         Ok(())
@@ -69,6 +85,7 @@ fn variable(key: &str) -> &'static str {
         "sm_count" => "FP8_SIM_SM_COUNT",
         "seed" => "FP8_SIM_SEED",
         "eager" => "FP8_SIM_EAGER",
+        "snapshots" => "FP8_SIM_SNAPSHOTS",
         _ => "FP8_SIM_LEAKS",
     }
 }
@@ -80,6 +97,24 @@ fn text(name: &str) -> Result<Option<String>, String> {
         Err(std::env::VarError::NotPresent) => Ok(None),
         Err(std::env::VarError::NotUnicode(_)) => Err(format!("{name}: not UTF-8")),
     }
+}
+
+/// The snapshots of a folder, each with the name of a built-in one.
+fn snapshots(folder: &Path) -> Result<Vec<Snapshot>, String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|error| error.to_string())? {
+        let path = entry.map_err(|error| error.to_string())?.path();
+        if path.extension().is_none_or(|end| end != "ptx") {
+            continue;
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if !snapshot::is_built_in(&name) {
+            return Err(format!("{name}: no snapshot of this name is built in"));
+        }
+        let text = fs::read_to_string(&path).map_err(|error| format!("{name}: {error}"))?;
+        found.push(Snapshot::parse(&name, &text).map_err(|why| why.trim_end().to_owned())?);
+    }
+    Ok(found)
 }
 
 fn integer(value: &str) -> Result<u64, String> {

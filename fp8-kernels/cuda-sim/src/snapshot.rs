@@ -13,8 +13,10 @@ use crate::device::Target;
 
 include!(concat!(env!("OUT_DIR"), "/snapshots.rs"));
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
+    /// Of its file.
+    name: String,
     hash: String,
     /// All options but the architecture, in their order.
     pub(crate) options: Vec<String>,
@@ -29,11 +31,23 @@ pub(crate) fn hash(source: &str) -> String {
     Sha256::digest(source.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The snapshot of the program with this hash, if there is one: that for `target`, else any.
-pub(crate) fn find(given: &[Snapshot], hash: &str, target: Target) -> Result<Option<Snapshot>, String> {
+/// Whether there is a built-in snapshot from a file of this name.
+pub(crate) fn is_built_in(name: &str) -> bool {
+    EMBEDDED.iter().any(|(known, _)| *known == name)
+}
+
+/// The snapshot of the program with this hash, if there is one: that for `target`, else any. Those of `replacing` stand
+/// for the built-in ones of their names; those `given` precede all.
+pub(crate) fn find(
+    given: &[Snapshot],
+    replacing: &[Snapshot],
+    hash: &str,
+    target: Target,
+) -> Result<Option<Snapshot>, String> {
     let mut found: Vec<Snapshot> =
-        given.iter().filter(|known| known.hash == hash).map(Snapshot::copy).collect();
-    for (name, text) in EMBEDDED.iter().filter(|(_, text)| text.contains(hash)) {
+        given.iter().chain(replacing).filter(|known| known.hash == hash).cloned().collect();
+    let is_replaced = |name: &str| replacing.iter().any(|snapshot| snapshot.name == name);
+    for (name, text) in EMBEDDED.iter().filter(|(name, text)| text.contains(hash) && !is_replaced(name)) {
         let snapshot = Snapshot::parse(name, text)?;
         if snapshot.hash == hash {
             found.push(snapshot);
@@ -67,17 +81,7 @@ impl Snapshot {
         let (target_text, target) = target_text
             .and_then(|text| Some((text.to_owned(), Target::parse(text)?)))
             .ok_or_else(|| format!("snapshot {name}: no `.target sm_…`\n"))?;
-        Ok(Self { hash, options, target, target_text, ptx: text.to_owned() })
-    }
-
-    fn copy(&self) -> Self {
-        Self {
-            hash: self.hash.clone(),
-            options: self.options.clone(),
-            target: self.target,
-            target_text: self.target_text.clone(),
-            ptx: self.ptx.clone(),
-        }
+        Ok(Self { name: name.to_owned(), hash, options, target, target_text, ptx: text.to_owned() })
     }
 
     /// The PTX with its `.target` set to another.
@@ -115,7 +119,7 @@ mod tests {
         assert_eq!(snapshot.options, ["-std=c++17", "-fmad=false"]);
         let target = Target::parse("sm_100a").unwrap();
         assert!(snapshot.for_target(target).contains("\n.target sm_100a\n.address_size"));
-        let found = find(&[snapshot], &hash, target).unwrap().unwrap();
+        let found = find(&[snapshot], &[], &hash, target).unwrap().unwrap();
         assert_eq!(found.hash, hash);
     }
 
@@ -125,6 +129,19 @@ mod tests {
         assert!(why.contains("kernel snapshot"), "{why}");
         let why = Snapshot::parse("x", &text("123")).unwrap_err();
         assert!(why.contains("64 hexadecimal"), "{why}");
+    }
+
+    #[test]
+    fn a_replacement_hides_the_built_in_snapshot_of_its_name_alone() {
+        let target = Target::parse("sm_90").unwrap();
+        let [first, second] =
+            [EMBEDDED[0], EMBEDDED[1]].map(|(name, text)| Snapshot::parse(name, text).unwrap());
+        let wrong = Snapshot::parse(&first.name, &text(&first.hash)).unwrap();
+        let find = |hash| find(&[], std::slice::from_ref(&wrong), hash, target).unwrap();
+        assert_eq!(find(&first.hash).unwrap().ptx, wrong.ptx);
+        assert_eq!(find(&second.hash).unwrap().ptx, second.ptx);
+        let other = Snapshot::parse(&first.name, &text(&hash("another source"))).unwrap();
+        assert!(super::find(&[], &[other], &first.hash, target).unwrap().is_none());
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! Traces of the scale update made by another program, replayed bit for bit. Transformer Engine's own rules: no first-step
 //! calibration, non-finite amaxes recorded, 0 = did not run.
 
-use crate::support::{grad, input};
-use fp8_recipe::fp8_kernels::Device;
+use crate::support::{device, grad, input};
 use fp8_recipe::{
     AmaxComputeAlgo, DelayedScaling, Direction, Format, Recipe, Scaling, ScalingFactorComputeAlgo, SlotName,
     Slots,
@@ -64,7 +63,7 @@ impl Case {
         let direction = if self.format == "E4M3" { Direction::Forward } else { Direction::Backward };
         let slot = |path: &String| if direction == Direction::Forward { input(path) } else { grad(path) };
         let slots: Vec<SlotName> = self.slots.iter().map(slot).collect();
-        let mut scaling = Scaling::new(&Streams(slots.clone()), &Device::cpu()).unwrap();
+        let mut scaling = Scaling::new(&Streams(slots.clone()), &device()).unwrap();
         let recipe = self.recipe(fp8_format);
         let names = scaling.slot_names(direction).to_vec();
         let position = |slot: &SlotName| names.iter().position(|name| name == slot.name()).unwrap();

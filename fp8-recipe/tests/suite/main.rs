@@ -1,6 +1,8 @@
 //! The recipes through their public API: updates, scopes, groups, state.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+use fp8_recipe::fp8_kernels::Device;
+
 mod support;
 
 mod evaluation;
@@ -16,3 +18,7 @@ mod te_rules;
 mod update;
 mod user_functions;
 mod weights;
+
+fn open() -> Device {
+    Device::cpu()
+}

@@ -1,7 +1,7 @@
 //! Options of recipes: defaults, ranges, names.
 
-use crate::support::{forward, grad, input, message, scaling, short};
-use fp8_recipe::fp8_kernels::{DType, Device};
+use crate::support::{device, forward, grad, input, message, scaling, short};
+use fp8_recipe::fp8_kernels::DType;
 use fp8_recipe::{
     AmaxComputeAlgo, AutocastOptions, CurrentScaling, CustomAmax, DelayedScaling, Direction, Encoding,
     Format, Fp8Gemms, Quantizer, Recipe, ScalingFactorComputeAlgo, SlotRole,
@@ -58,7 +58,7 @@ fn pure_e5m2_is_refused_with_the_reason() {
                   precision; use HYBRID (E5M2 for gradients only) or E4M3";
     let delayed = DelayedScaling { fp8_format: Format::E5M2, ..Default::default() };
     let current = CurrentScaling { fp8_format: Format::E5M2, ..Default::default() };
-    let quantizer = Quantizer::new(delayed.clone(), Direction::Forward, &Device::cpu());
+    let quantizer = Quantizer::new(delayed.clone(), Direction::Forward, &device());
     assert_eq!(message(quantizer), format!("DelayedScaling: {reason}"));
     let mut scaling = scaling(&["fc"]);
     assert_eq!(message(scaling.autocast(&delayed.into())), format!("DelayedScaling: {reason}"));

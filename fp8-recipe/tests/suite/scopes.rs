@@ -1,10 +1,10 @@
 //! Guards: nesting, sequences, backward's origin, leaving without commit.
 
 use crate::support::{
-    Model, backward, codes, forward, grad, input, message, scale_of, scaling, short, slot_state, slot_states,
-    step, tensor, updates, weight,
+    Model, backward, codes, device, forward, grad, input, message, scale_of, scaling, short, slot_state,
+    slot_states, step, tensor, updates, weight,
 };
-use fp8_recipe::fp8_kernels::{DType, Device};
+use fp8_recipe::fp8_kernels::DType;
 use fp8_recipe::{
     AutocastOptions, CurrentScaling, DelayedScaling, Direction, Encoding, Error, Format, GemmSlots, Recipe,
     Scaling, Snapshot,
@@ -156,7 +156,7 @@ fn slots_of_the_other_pass_are_refused() {
 fn names_that_occur_twice_or_never() {
     let twice = Model(vec![GemmSlots::new("fc"), GemmSlots::new("fc")]);
     assert_eq!(
-        message(Scaling::new(&twice, &Device::cpu())),
+        message(Scaling::new(&twice, &device())),
         "slot `fc.input` occurs twice: give the two layers different paths"
     );
     let mut scaling = scaling(&["fc"]);

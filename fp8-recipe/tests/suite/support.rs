@@ -5,6 +5,13 @@ use fp8_recipe::{
     Backward, DelayedScaling, Direction, Forward, GemmSlots, Origin, Recipe, Result, Scaling, SlotName,
     SlotRole, Slots,
 };
+use std::sync::OnceLock;
+
+/// Where everything here runs. One for the whole process, since tensors of two devices do not mix.
+pub(crate) fn device() -> Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    DEVICE.get_or_init(crate::open).clone()
+}
 
 /// Layers of one GEMM each.
 pub(crate) struct Model(pub(crate) Vec<GemmSlots>);
@@ -16,7 +23,7 @@ impl Slots for Model {
 }
 
 pub(crate) fn scaling(paths: &[&str]) -> Scaling {
-    Scaling::new(&Model(paths.iter().map(|path| GemmSlots::new(path)).collect()), &Device::cpu()).unwrap()
+    Scaling::new(&Model(paths.iter().map(|path| GemmSlots::new(path)).collect()), &device()).unwrap()
 }
 
 pub(crate) fn input(path: &str) -> SlotName {
@@ -32,7 +39,7 @@ pub(crate) fn grad(path: &str) -> SlotName {
 }
 
 pub(crate) fn tensor(values: &[f32]) -> Tensor {
-    Tensor::from_vec(values.to_vec(), [1, values.len()], &Device::cpu()).unwrap()
+    Tensor::from_vec(values.to_vec(), [1, values.len()], &device()).unwrap()
 }
 
 /// A history short enough to read.

@@ -1,7 +1,7 @@
 //! Users' functions from window to amax and from amax to scale.
 
-use crate::support::{forward, input, message, scaling, short, slot_state, slot_states, step};
-use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+use crate::support::{device, forward, input, message, scaling, short, slot_state, slot_states, step};
+use fp8_recipe::fp8_kernels::{Tensor, ops};
 use fp8_recipe::{
     AmaxComputeAlgo, CustomAmax, CustomScale, DelayedScaling, Direction, Error, Format, Quantizer, Recipe,
     ScalingFactorComputeAlgo,
@@ -140,7 +140,7 @@ fn a_function_that_changes_its_mind_between_two_calls_leaves_no_staged_amax() {
 fn a_bad_first_scale_is_an_error_of_quantizing() {
     let mut scaling = scaling(&["fc"]);
     let mut cx = scaling.autocast(&picky().into()).unwrap();
-    let x = Tensor::from_vec(vec![11.0_f32], [1, 1], &Device::cpu()).unwrap();
+    let x = Tensor::from_vec(vec![11.0_f32], [1, 1], &device()).unwrap();
     let error = ops::quantize(&x, &cx.slot(&input("fc")).unwrap()).unwrap_err();
     assert!(error.to_string().starts_with("scale policy `picky` returned NaN for amax 11"));
 }
@@ -171,7 +171,7 @@ fn an_evaluation_of_zeros_never_asks_the_function() {
 
 #[test]
 fn a_tensor_alone_with_its_quantizer() {
-    let device = Device::cpu();
+    let device = device();
     let x = |amax: f32| Tensor::from_vec(vec![amax, 0.5], [2], &device).unwrap();
     let mut quantizer = Quantizer::new(short(), Direction::Backward, &device).unwrap();
     assert_eq!((quantizer.scale().unwrap(), quantizer.amax_history().unwrap()), (1.0, vec![0.0; 3]));

@@ -1,0 +1,34 @@
+//! The same cases on the simulated GPU.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use fp8_cuda_sim::library_path;
+use fp8_recipe::fp8_kernels::{CudaAllocator, CudaOptions, Device};
+
+mod support;
+
+mod evaluation;
+mod golden;
+mod groups;
+mod options;
+mod properties;
+mod replay;
+mod report;
+mod scopes;
+mod state;
+mod te_rules;
+mod update;
+mod user_functions;
+mod weights;
+
+/// Each tensor is an allocation of its own: every byte beyond its end is seen.
+fn open() -> Device {
+    let options = CudaOptions {
+        library: Some(library_path().unwrap()),
+        cache_dir: Some(std::env::temp_dir().join("fp8-recipe-tests")),
+        allocator: Some(CudaAllocator::Exact),
+        ..CudaOptions::default()
+    };
+    let device = Device::cuda_with(&options).unwrap();
+    assert!(device.is_simulated());
+    device
+}
