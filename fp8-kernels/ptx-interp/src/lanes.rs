@@ -20,6 +20,15 @@ pub(crate) struct Registers {
     pub(crate) p_set: Vec<u32>,
 }
 
+impl Reg {
+    /// Its number in its file.
+    #[inline(always)]
+    pub(crate) fn number(self) -> usize {
+        let (Self::W(number) | Self::D(number) | Self::P(number)) = self;
+        number
+    }
+}
+
 /// A register of a known file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reg {
@@ -50,7 +59,7 @@ impl Registers {
             Reg::D(r) => &mut self.d_set[r],
             Reg::P(r) => &mut self.p_set[r],
         };
-        *set = *set & !mask | good & mask;
+        note(set, mask, good);
     }
 
     /// One lane's value; a predicate is 0 or 1.
@@ -72,6 +81,12 @@ impl Registers {
             Reg::P(r) => self.p[r] = self.p[r] & !(1 << lane) | ((value & 1) as u32) << lane,
         }
     }
+}
+
+/// Notes in a register's marks that the lanes of `mask` were written, with a written value where `good` says so.
+#[inline(always)]
+pub(crate) fn note(set: &mut u32, mask: u32, good: u32) {
+    *set = *set & !mask | good & mask;
 }
 
 /// The lanes of a mask, rising.
@@ -107,38 +122,58 @@ pub(crate) fn chosen<T: Copy>(out: &mut [T; 32], mask: u32, f: impl Fn(usize) ->
     }
 }
 
-/// An operation on whole registers: `(registers, destination, sources, mask)`. The numbers' files are part of the operation.
+/// An operation on whole registers: `(registers, destination, sources, mask)`. The numbers' files are part of the operation,
+/// and so is marking what was written: the lanes where every source is.
 pub(crate) type Map = fn(&mut Registers, usize, [usize; 3], u32);
+
+/// The marks of a file.
+macro_rules! marks {
+    ($r:ident, w) => {
+        $r.w_set
+    };
+    ($r:ident, d) => {
+        $r.d_set
+    };
+}
+pub(crate) use marks;
 
 /// `map!(w = w, w; every |a, b| …)`: a [`Map`] with the files of destination and sources, and how lanes are chosen.
 macro_rules! map {
     ($d:ident = $a:ident; $how:ident |$x:pat_param| $body:expr) => {{
         fn run(r: &mut $crate::lanes::Registers, d: usize, s: [usize; 3], mask: u32) {
             let a = r.$a[s[0]];
+            let good = $crate::lanes::marks!(r, $a)[s[0]];
             $crate::lanes::$how(&mut r.$d[d], mask, |l| {
                 let $x = a[l];
                 $body
             });
+            $crate::lanes::note(&mut $crate::lanes::marks!(r, $d)[d], mask, good);
         }
         run as $crate::lanes::Map
     }};
     ($d:ident = $a:ident, $b:ident; $how:ident |$x:pat_param, $y:pat_param| $body:expr) => {{
         fn run(r: &mut $crate::lanes::Registers, d: usize, s: [usize; 3], mask: u32) {
             let (a, b) = (r.$a[s[0]], r.$b[s[1]]);
+            let good = $crate::lanes::marks!(r, $a)[s[0]] & $crate::lanes::marks!(r, $b)[s[1]];
             $crate::lanes::$how(&mut r.$d[d], mask, |l| {
                 let ($x, $y) = (a[l], b[l]);
                 $body
             });
+            $crate::lanes::note(&mut $crate::lanes::marks!(r, $d)[d], mask, good);
         }
         run as $crate::lanes::Map
     }};
     ($d:ident = $a:ident, $b:ident, $c:ident; $how:ident |$x:pat_param, $y:pat_param, $z:pat_param| $body:expr) => {{
         fn run(r: &mut $crate::lanes::Registers, d: usize, s: [usize; 3], mask: u32) {
             let (a, b, c) = (r.$a[s[0]], r.$b[s[1]], r.$c[s[2]]);
+            let good = $crate::lanes::marks!(r, $a)[s[0]]
+                & $crate::lanes::marks!(r, $b)[s[1]]
+                & $crate::lanes::marks!(r, $c)[s[2]];
             $crate::lanes::$how(&mut r.$d[d], mask, |l| {
                 let ($x, $y, $z) = (a[l], b[l], c[l]);
                 $body
             });
+            $crate::lanes::note(&mut $crate::lanes::marks!(r, $d)[d], mask, good);
         }
         run as $crate::lanes::Map
     }};

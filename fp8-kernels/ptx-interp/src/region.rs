@@ -28,6 +28,12 @@ impl InitMap {
         })
     }
 
+    /// Whether every byte has been written.
+    #[inline]
+    pub(crate) fn whole(&self) -> bool {
+        self.missing == 0
+    }
+
     /// Whether all bytes of the range have been written.
     #[inline]
     pub(crate) fn all(&self, offset: usize, len: usize) -> bool {
@@ -119,6 +125,13 @@ impl Region {
     /// The first unwritten byte of a range.
     pub(crate) fn first_missing(&self, offset: usize, len: usize) -> Option<usize> {
         self.init.first_missing(offset, len)
+    }
+
+    /// The four bytes at `offset`, which the caller has found inside.
+    #[inline]
+    pub(crate) fn word(&self, offset: usize) -> u32 {
+        let bytes = self.data.get(offset..).and_then(|from| from.first_chunk());
+        bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
     }
 
     /// Little-endian value of 1, 2, 4 or 8 bytes; the caller has checked the bounds.

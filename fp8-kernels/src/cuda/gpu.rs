@@ -24,6 +24,8 @@ use std::sync::{Arc, OnceLock};
 const NEEDED: (i32, i32) = (8, 9);
 /// CUDA 12.0, as the driver numbers it: the first whose driver loads what its compiler makes for these GPUs.
 const OLDEST_DRIVER: i32 = 12_000;
+/// Bytes in which kernels report an id: four i64, which are state, value, position and limit.
+const FAULT: usize = 32;
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -38,7 +40,7 @@ struct Inner {
     pool: Mutex<Pool>,
     modules: Mutex<Modules>,
     staging: Mutex<Staging>,
-    /// Four i64: state, value, position, limit.
+    /// [`FAULT`] bytes.
     fault: u64,
     poison: OnceLock<String>,
 }
@@ -95,8 +97,11 @@ impl Gpu {
         let sms = context.attribute(sms).map_err(error("cuDeviceGetAttribute"))?;
         let nvrtc = libraries.nvrtc.as_ref().map(Nvrtc::new).transpose()?;
         let cache = options.cache_dir.as_deref().or(environment.cache_dir.as_deref());
-        // SAFETY: 32 bytes, freed by Inner's Drop alone.
-        let fault = unsafe { result::malloc_sync(4 * size_of::<i64>()) }.map_err(error("cuMemAlloc"))?;
+        // SAFETY: any size may be asked for; freed by Inner's Drop alone.
+        let fault = unsafe { result::malloc_sync(FAULT) }.map_err(|failed| match failed {
+            DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => out_of_memory(context, FAULT),
+            failed => error("cuMemAlloc")(failed),
+        })?;
         let gpu = Self(Arc::new(Inner {
             name,
             capability: found,
@@ -109,7 +114,7 @@ impl Gpu {
             poison: OnceLock::new(),
             stream,
         }));
-        gpu.clear_bytes(fault, 4 * size_of::<i64>())?;
+        gpu.clear_bytes(fault, FAULT)?;
         Ok(gpu)
     }
 
@@ -283,7 +288,7 @@ impl Gpu {
             3 => ("cross_entropy", "target"),
             _ => ("cross_entropy_backward", "target"),
         };
-        self.clear_bytes(self.0.fault, 4 * size_of::<i64>())?;
+        self.clear_bytes(self.0.fault, FAULT)?;
         let count = |number: i64| usize::try_from(number).unwrap_or_default();
         Err(Error::Index { op, what, value, position: count(position), limit: count(limit) })
     }
@@ -323,8 +328,7 @@ impl Gpu {
     }
 
     pub(super) fn out_of_memory(&self, requested: usize) -> Error {
-        let (free, total) = self.0.stream.context().mem_get_info().unwrap_or_default();
-        Error::OutOfMemory { device: self.to_string(), requested, free, total }
+        out_of_memory(self.0.stream.context(), requested)
     }
 
     /// A failed call as an error; one that leaves the context unusable poisons the device.
@@ -340,17 +344,28 @@ impl Gpu {
     }
 }
 
+fn out_of_memory(context: &CudaContext, requested: usize) -> Error {
+    let (free, total) = context.mem_get_info().unwrap_or_default();
+    Error::OutOfMemory { device: format!("cuda:{}", context.ordinal()), requested, free, total }
+}
+
 /// Errors after which a context answers every call with the same.
 fn is_sticky(error: DriverError) -> bool {
     matches!(
         error.0,
         sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
             | sys::CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | sys::CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
             | sys::CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
             | sys::CUresult::CUDA_ERROR_LAUNCH_FAILED
             | sys::CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
             | sys::CUresult::CUDA_ERROR_ASSERT
             | sys::CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | sys::CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | sys::CUresult::CUDA_ERROR_CONTAINED
+            | sys::CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | sys::CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+            | sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
             | sys::CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
             | sys::CUresult::CUDA_ERROR_INVALID_PC
     )

@@ -56,7 +56,9 @@ impl Modules {
         // SAFETY: the module was loaded in this context and is unloaded only with the device.
         let function = unsafe { result::module::get_function(loaded.module.0, text) }
             .map_err(|error| gpu.driver_error("cuModuleGetFunction", name, error))?;
-        let kernel = Kernel { function: Function(function), name, parameters: parameters(function).into() };
+        let parameters =
+            parameters(function).map_err(|error| gpu.driver_error("cuFuncGetParamInfo", name, error))?;
+        let kernel = Kernel { function: Function(function), name, parameters: parameters.into() };
         loaded.kernels.insert(name, kernel.clone());
         Ok(kernel)
     }
@@ -84,14 +86,18 @@ impl Modules {
         let program = source.program();
         let options: Vec<String> =
             std::iter::once(format!("-arch={arch}")).chain(OPTIONS.map(str::to_owned)).collect();
-        let version = nvrtc.version();
-        let key = cache::key(&[&program, &options.join(" "), &format!("{version:?}"), gpu.name()]);
-        if let Some(bytes) = self.cache.read(&key) {
-            return Ok(Image { bytes, key: Some(key) });
+        // Without a version nothing says which compiler a kept kernel came from: none is used or kept.
+        let key = nvrtc
+            .version()
+            .map(|version| cache::key(&[&program, &options.join(" "), &format!("{version:?}"), gpu.name()]));
+        if let Some(bytes) = key.as_ref().and_then(|key| self.cache.read(key)) {
+            return Ok(Image { bytes, key });
         }
         match nvrtc.compile(&source.file(), &program, &options)? {
             Compiled::Cubin(bytes) => {
-                self.cache.write(&key, &bytes);
+                if let Some(key) = &key {
+                    self.cache.write(key, &bytes);
+                }
                 Ok(Image { bytes, key: None })
             }
             Compiled::UnknownArchitecture => Ok(snapshot(source)),
@@ -118,16 +124,17 @@ fn load_image(bytes: &[u8]) -> Result<Module, result::DriverError> {
     unsafe { result::module::load_data(bytes.as_ptr().cast()) }.map(Module)
 }
 
-/// The sizes of a function's parameters; as many as the driver tells.
-fn parameters(function: sys::CUfunction) -> Vec<usize> {
+/// The sizes of a function's parameters.
+fn parameters(function: sys::CUfunction) -> Result<Vec<usize>, result::DriverError> {
     let mut sizes = Vec::new();
     loop {
         let (mut offset, mut size) = (0, 0);
         // SAFETY: the function is loaded; both numbers live through the call. An index past the last is refused.
         let status = unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &mut offset, &mut size) };
-        if status != sys::CUresult::CUDA_SUCCESS {
-            return sizes;
+        match status {
+            sys::CUresult::CUDA_SUCCESS => sizes.push(size),
+            sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(sizes),
+            status => return Err(result::DriverError(status)),
         }
-        sizes.push(size);
     }
 }

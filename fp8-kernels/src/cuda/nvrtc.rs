@@ -72,12 +72,12 @@ impl Nvrtc {
         })
     }
 
-    /// `[major, minor]`.
-    pub(crate) fn version(&self) -> [i32; 2] {
+    /// `[major, minor]`, if it tells.
+    pub(crate) fn version(&self) -> Option<[i32; 2]> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both point to integers that live through the call.
-        unsafe { (self.version)(&mut major, &mut minor) };
-        [major, minor]
+        let status = unsafe { (self.version)(&mut major, &mut minor) };
+        (status == 0).then_some([major, minor])
     }
 
     /// Compiles `text`, which errors call `name`.
@@ -107,7 +107,7 @@ impl Nvrtc {
             0 => program
                 .cubin()
                 .map(Compiled::Cubin)
-                .map_err(|status| error("nvrtcGetCUBIN", self.describe(status))),
+                .map_err(|(function, status)| error(function, self.describe(status))),
             INVALID_OPTION => Ok(Compiled::UnknownArchitecture),
             COMPILATION => Err(Error::Compile { kernel: name.to_owned(), log: program.log() }),
             status => {
@@ -135,18 +135,20 @@ struct Owned<'a> {
 }
 
 impl Owned<'_> {
-    fn cubin(&self) -> Result<Vec<u8>, Status> {
+    /// The machine code, or the function that failed and its status.
+    fn cubin(&self) -> Result<Vec<u8>, (&'static str, Status)> {
         let mut size = 0;
         // SAFETY: the program is alive, `size` lives through the call.
         let status = unsafe { (self.nvrtc.cubin_size)(self.handle, &mut size) };
-        if status != 0 {
-            return Err(status);
+        // The driver reads a CUBIN's length from the CUBIN itself: an empty one must never reach it.
+        if status != 0 || size == 0 {
+            return Err(("nvrtcGetCUBINSize", status));
         }
         let mut cubin = vec![0u8; size];
         // SAFETY: `cubin` has the size NVRTC asked for.
         match unsafe { (self.nvrtc.cubin)(self.handle, cubin.as_mut_ptr().cast()) } {
             0 => Ok(cubin),
-            status => Err(status),
+            status => Err(("nvrtcGetCUBIN", status)),
         }
     }
 

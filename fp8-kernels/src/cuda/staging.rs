@@ -29,12 +29,12 @@ struct Segment {
 unsafe impl Send for Segment {}
 
 impl Staging {
-    /// Queues a copy of `bytes` to `address`; false if they are too many for this.
+    /// Queues a copy of `bytes` to `address`; false if they are too many for this, or no memory can be pinned.
     pub(super) fn upload(&mut self, gpu: &Gpu, bytes: &[u8], address: u64) -> Result<bool> {
         if bytes.len() > SEGMENT {
             return Ok(false);
         }
-        let memory = self.room(gpu, bytes.len())?;
+        let Some(memory) = self.room(gpu, bytes.len())? else { return Ok(false) };
         // SAFETY: `room` found a pinned segment with that many unused bytes behind `memory`, which no copy in flight reads;
         // it and `bytes` are different allocations.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory, bytes.len()) };
@@ -47,30 +47,31 @@ impl Staging {
     }
 
     /// Where `len` bytes may be written.
-    fn room(&mut self, gpu: &Gpu, len: usize) -> Result<*mut u8> {
+    fn room(&mut self, gpu: &Gpu, len: usize) -> Result<Option<*mut u8>> {
         let fits = |segment: &Segment| segment.used + len <= SEGMENT;
-        if !self.segments.get(self.current).is_some_and(fits) {
-            self.advance(gpu)?;
+        if !self.segments.get(self.current).is_some_and(fits) && !self.advance(gpu)? {
+            return Ok(None);
         }
         let segment = &mut self.segments[self.current];
         // SAFETY: within the segment's SEGMENT bytes: `fits`, or just emptied and len ≤ SEGMENT.
         let memory = unsafe { segment.memory.add(segment.used) };
         // Whole vectors, so that the next starts aligned.
         segment.used = (segment.used + len).next_multiple_of(16);
-        Ok(memory)
+        Ok(Some(memory))
     }
 
-    /// Makes a segment without copies in flight the current one.
-    fn advance(&mut self, gpu: &Gpu) -> Result<()> {
+    /// Makes a segment without copies in flight the current one; false if there is none and no memory can be pinned.
+    fn advance(&mut self, gpu: &Gpu) -> Result<bool> {
         if let Some(full) = self.segments.get(self.current) {
             // SAFETY: both are this device's and alive.
             unsafe { result::event::record(full.copied, gpu.raw_stream()) }
                 .map_err(|error| gpu.driver_error("cuEventRecord", "upload", error))?;
         }
         if self.segments.len() < SEGMENTS {
-            self.segments.push(Segment::new(gpu)?);
+            let Some(segment) = Segment::new(gpu)? else { return Ok(false) };
+            self.segments.push(segment);
             self.current = self.segments.len() - 1;
-            return Ok(());
+            return Ok(true);
         }
         let next = (self.current + 1) % SEGMENTS;
         let segment = &mut self.segments[next];
@@ -79,7 +80,7 @@ impl Staging {
             .map_err(|error| gpu.driver_error("cuEventSynchronize", "upload", error))?;
         segment.used = 0;
         self.current = next;
-        Ok(())
+        Ok(true)
     }
 
     /// Frees the ring. The device's context is current, and its stream has no work left.
@@ -94,17 +95,21 @@ impl Staging {
 }
 
 impl Segment {
-    fn new(gpu: &Gpu) -> Result<Self> {
+    /// None where the system lets no more memory be pinned.
+    fn new(gpu: &Gpu) -> Result<Option<Self>> {
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let copied = result::event::create(flags)
             .map_err(|error| gpu.driver_error("cuEventCreate", "upload", error))?;
         // SAFETY: flags 0 are plain pinned memory; freed by `release`.
         match unsafe { result::malloc_host(SEGMENT, 0) } {
-            Ok(memory) => Ok(Self { memory: memory.cast(), used: 0, copied }),
+            Ok(memory) => Ok(Some(Self { memory: memory.cast(), used: 0, copied })),
             Err(error) => {
                 // SAFETY: made above, used by nothing.
                 let _ = unsafe { result::event::destroy(copied) };
-                Err(gpu.driver_error("cuMemHostAlloc", "upload", error))
+                match error.0 {
+                    sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(None),
+                    _ => Err(gpu.driver_error("cuMemHostAlloc", "upload", error)),
+                }
             }
         }
     }

@@ -44,7 +44,9 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
     // kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32, slots f32 and slots u64.
     unsafe { kernel.launch(gpu, Grid { blocks, threads, shared: 0 }, &args) }?;
     arena.finish_update();
-    arena.scale_cells().refresh_known()
+    // The arena is updated: not to know its cells costs time only, and what breaks the device is told by the next call.
+    drop(arena.scale_cells().refresh_known());
+    Ok(())
 }
 
 pub(crate) fn check_scales(_: &Gpu, arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()> {
@@ -65,8 +67,13 @@ fn on_host(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()>
         }
     });
     arena.history_cells().write(0, &history)?;
-    arena.scale_cells().write(0, &scale)?;
-    gpu.write(arena.skipped_counts().cuda("update_scales")?.ptr(), bytemuck::cast_slice(&skipped))?;
+    // From here on the arena is neither as it was nor updated.
+    let write_rest = || {
+        arena.scale_cells().write(0, &scale)?;
+        gpu.write(arena.skipped_counts().cuda("update_scales")?.ptr(), bytemuck::cast_slice(&skipped))
+    };
+    write_rest()
+        .inspect_err(|error| gpu.poison(format!("update_scales: scales may be half updated: {error}")))?;
     arena.finish_update();
     Ok(())
 }

@@ -25,6 +25,7 @@ mod reduce;
 mod rope;
 mod softmax;
 mod split;
+mod stress;
 mod transpose;
 mod update_scales;
 
@@ -51,6 +52,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     rope::CASES,
     softmax::CASES,
     split::CASES,
+    stress::CASES,
     transpose::CASES,
     update_scales::CASES,
 ];

@@ -4,7 +4,7 @@ use super::{Mods, Result};
 use crate::builder::{Builder, Statement};
 use crate::ir::{Cvt, Op, Rounding, Ty};
 use crate::lanes::{Map, map};
-use crate::numeric::{BF16, F16, Round, from_fp8, narrow, to_fp8};
+use crate::numeric::{BF16, F16, Round, canonical, from_fp8, narrow, to_fp8};
 
 /// `cvt[.round][.ftz][.sat].to.from d, a`, and the packing forms.
 pub(super) fn cvt(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
@@ -50,6 +50,16 @@ pub(super) fn cvt(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Resul
         },
         (crate::lanes::Reg::W(_), crate::lanes::Reg::W(_)) => match (to, from) {
             (Ty::U32 | Ty::S32, Ty::U16) if bits == 32 => Some(map!(w = w; every |x| x & 0xffff)),
+            (Ty::U16 | Ty::S16, Ty::U32 | Ty::S32) if bits == 16 => Some(map!(w = w; every |x| x & 0xffff)),
+            (Ty::F32, Ty::F16) => {
+                Some(map!(w = w; chosen |x| canonical(half::f16::from_bits(x as u16).to_f32())))
+            }
+            (Ty::F16, Ty::F32) if nearest => {
+                Some(map!(w = w; chosen |x| narrow(f64::from(f32::from_bits(x)), F16, Round::Nearest)))
+            }
+            (Ty::BF16, Ty::F32) if nearest => {
+                Some(map!(w = w; chosen |x| narrow(f64::from(f32::from_bits(x)), BF16, Round::Nearest)))
+            }
             (Ty::F32, Ty::S32) if nearest => Some(map!(w = w; every |x| (x as i32 as f32).to_bits())),
             (Ty::F32, Ty::U32) if nearest => Some(map!(w = w; every |x| (x as f32).to_bits())),
             _ => None,

@@ -1,6 +1,7 @@
 //! Loads and stores with every check: bounds, alignment, unwritten bytes, races.
 
 use super::fault::Fault;
+use super::group::extended;
 use super::warp::Warp;
 use super::{Machine, Step};
 use crate::ir::{LOCAL_WINDOW, Mem, PARAM_WINDOW, SHARED_WINDOW, Space, WINDOW_BYTES};
@@ -64,20 +65,10 @@ impl Machine<'_> {
                 None => self.misplaced(mem, spot, lane, Kind::OutOfBounds),
             };
         }
-        let met = self.met.get(warp.at).copied().unwrap_or(0);
-        let near = self.space.live.get(met).and_then(|region| region.offset(address, total));
-        let index = match near {
-            Some(offset) => Some((met, offset)),
-            None => self.space.find(address).and_then(|index| {
-                let offset = self.space.live.get(index)?.offset(address, total)?;
-                if let Some(met) = self.met.get_mut(warp.at) {
-                    *met = index;
-                }
-                Some((index, offset))
-            }),
-        };
-        if let Some((index, offset)) = index {
-            return Ok((&mut self.space.live[index], offset));
+        if let Some(index) = self.nearest(warp, address, total) {
+            let region = &mut self.space.live[index];
+            let offset = region.offset(address, total).unwrap_or(0);
+            return Ok((region, offset));
         }
         let variable = self.variables.iter().position(|region| region.offset(address, total).is_some());
         match variable {
@@ -88,6 +79,22 @@ impl Machine<'_> {
             }
             None => self.misplaced(mem, spot, lane, Kind::OutOfBounds),
         }
+    }
+
+    /// The live allocation that holds the bytes, tried first where this instruction found one before.
+    #[inline]
+    pub(super) fn nearest(&mut self, warp: &Warp, address: u64, bytes: usize) -> Option<usize> {
+        let holds =
+            |index: usize| self.space.live.get(index).is_some_and(|r| r.offset(address, bytes).is_some());
+        let met = self.met.get(warp.at).copied().unwrap_or(0);
+        if holds(met) {
+            return Some(met);
+        }
+        let index = self.space.find(address).filter(|&index| holds(index))?;
+        if let Some(met) = self.met.get_mut(warp.at) {
+            *met = index;
+        }
+        Some(index)
     }
 
     /// Where a spot is, in words, and its label.
@@ -173,6 +180,23 @@ impl Warp {
         Ok(lane * size + spot.address as usize)
     }
 
+    /// `ld.param` of one unsigned value at the same place for all lanes, as nearly all are. False if it is another.
+    fn load_param(&mut self, machine: &Machine<'_>, mem: &Mem, d: &[Option<Reg>], mask: u32) -> bool {
+        let first = self.spot(mem, mask.trailing_zeros() as usize & 31);
+        let (at, bytes) = (first.address as usize, mem.bytes);
+        let (Space::Param, [Some(d)]) = (mem.space, d) else { return false };
+        let Some(source) = at.checked_add(bytes).and_then(|end| machine.launch.params.get(at..end)) else {
+            return false;
+        };
+        let value = source.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
+        if lanes(mask).any(|lane| self.spot(mem, lane).address != first.address) {
+            return false;
+        }
+        lanes(mask).for_each(|lane| self.regs.put(*d, lane, value));
+        self.regs.mark(*d, mask, !0);
+        true
+    }
+
     /// `ld`
     pub(crate) fn load(
         &mut self,
@@ -183,6 +207,11 @@ impl Warp {
         mask: u32,
     ) -> Step {
         self.addressed(machine, mem, mask)?;
+        if self.load_group(machine, mem, d, extend, mask)?
+            || (extend == 0 && self.load_param(machine, mem, d, mask))
+        {
+            return Ok(());
+        }
         let (bytes, total) = (mem.bytes, mem.bytes * mem.count);
         let (bits, span) = (total.trailing_zeros(), machine.span);
         // Lanes whose every element is a written one, and, by element, those that are not.
@@ -241,13 +270,7 @@ impl Warp {
             }
             for (d, value) in d.iter().zip(values) {
                 let Some(d) = *d else { continue };
-                let value = if extend == 0 {
-                    value
-                } else {
-                    let spare = 64 - 8 * bytes as u32;
-                    ((value << spare) as i64 >> spare) as u64 & u64::MAX >> (64 - extend)
-                };
-                self.regs.put(d, lane, value);
+                self.regs.put(d, lane, extended(value, bytes, extend));
             }
         }
         for (d, good) in d.iter().zip(good) {
@@ -261,6 +284,9 @@ impl Warp {
     /// `st`
     pub(crate) fn store(&mut self, machine: &mut Machine<'_>, mem: &Mem, s: &[Reg], mask: u32) -> Step {
         self.addressed(machine, mem, mask)?;
+        if self.store_group(machine, mem, s, mask)? {
+            return Ok(());
+        }
         let (bytes, total) = (mem.bytes, mem.bytes * mem.count);
         let (bits, span) = (total.trailing_zeros(), machine.span);
         for lane in lanes(mask) {

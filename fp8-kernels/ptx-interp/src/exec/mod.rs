@@ -4,6 +4,7 @@ mod access;
 mod atomic;
 mod convert;
 mod fault;
+mod group;
 mod together;
 mod warp;
 

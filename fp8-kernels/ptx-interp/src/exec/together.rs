@@ -4,7 +4,7 @@ use super::fault::Fault;
 use super::warp::Warp;
 use super::{Machine, Step};
 use crate::ir::{Reduce, Shuffle, Together, Vote};
-use crate::lanes::{Reg, lanes};
+use crate::lanes::{Reg, every, lanes};
 use crate::race::CLOCK_MAX;
 use crate::report::Kind;
 
@@ -65,8 +65,12 @@ impl Warp {
             }
             Together::Barrier => {}
         }
-        let latest = lanes(members).map(|lane| self.clock[lane]).max().unwrap_or(0);
-        lanes(members).for_each(|lane| self.clock[lane] = (latest + 1).min(CLOCK_MAX));
+        let clock = self.clock;
+        let mut latest = 0;
+        for (lane, clock) in clock.iter().enumerate() {
+            latest = latest.max(if members >> lane & 1 == 1 { *clock } else { 0 });
+        }
+        every(&mut self.clock, members, |_| (latest + 1).min(CLOCK_MAX));
         Ok(())
     }
 
@@ -89,11 +93,16 @@ impl Warp {
                 return machine.unwritten(self, reg, missing, what);
             }
         }
-        let values: [u64; 32] = std::array::from_fn(|lane| self.regs.lane(a, lane));
-        let set = self.regs.set(a);
+        let (Reg::W(a), Reg::W(b), Reg::W(c)) = (a, b, c) else { return Ok(()) };
+        let set = self.regs.w_set[a];
+        let (values, distances, clamps) = (self.regs.w[a], self.regs.w[b], self.regs.w[c]);
+        let mut out = match d {
+            Some(Reg::W(d)) => self.regs.w[d],
+            _ => values,
+        };
         let (mut inside, mut good) = (0u32, 0u32);
         for lane in lanes(members) {
-            let (b, c) = (self.regs.lane(b, lane) as u32 & 31, self.regs.lane(c, lane) as u32);
+            let (b, c) = (distances[lane] & 31, clamps[lane]);
             let (segment, clamp) = (c >> 8 & 31, c & 31);
             let here = lane as u32;
             let last = here & segment | clamp & !segment;
@@ -114,12 +123,11 @@ impl Warp {
             }
             inside |= u32::from(valid) << lane;
             good |= (set >> from & 1) << lane;
-            if let Some(d) = d {
-                self.regs.put(d, lane, values[from]);
-            }
+            out[lane] = values[from];
         }
-        if let Some(d) = d {
-            self.regs.mark(d, members, good);
+        if let Some(Reg::W(d)) = d {
+            self.regs.w[d] = out;
+            self.regs.mark(Reg::W(d), members, good);
         }
         if let Some(p) = p {
             self.regs.p[p] = self.regs.p[p] & !members | inside;

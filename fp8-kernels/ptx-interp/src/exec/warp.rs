@@ -32,6 +32,8 @@ pub(crate) struct Warp {
     pub(crate) local: Region,
     pub(crate) index: usize,
     steps: u64,
+    /// The marks of a warp that has not run: constants and special registers are written.
+    fresh: [Vec<u32>; 3],
 }
 
 impl Warp {
@@ -45,7 +47,7 @@ impl Warp {
             d_set: vec![0; counts.d],
             p_set: vec![0; counts.p],
         };
-        Self {
+        let mut warp = Self {
             regs,
             pc: [0; 32],
             exists: u32::MAX >> (32 - threads.clamp(1, 32)),
@@ -59,7 +61,19 @@ impl Warp {
             local: Region::new(0, machine.kernel.local_bytes * 32, "local memory"),
             index,
             steps: 0,
+            fresh: Default::default(),
+        };
+        // No instruction writes these.
+        for (reg, value) in &machine.kernel.constants {
+            (0..32).for_each(|lane| warp.regs.put(*reg, lane, *value));
+            warp.regs.mark(*reg, !0, !0);
         }
+        for (special, reg, extra) in &machine.kernel.specials {
+            warp.place(machine, *special, *reg, *extra);
+            warp.regs.mark(*reg, !0, !0);
+        }
+        warp.fresh = [warp.regs.w_set.clone(), warp.regs.d_set.clone(), warp.regs.p_set.clone()];
+        warp
     }
 
     /// Puts all lanes at the start of a new block.
@@ -67,41 +81,44 @@ impl Warp {
         self.pc = [0; 32];
         (self.exited, self.at_barrier, self.parked, self.active) = (0, 0, 0, 0);
         (self.clock, self.steps) = ([0; 32], 0);
-        self.regs.w_set.fill(0);
-        self.regs.d_set.fill(0);
-        self.regs.p_set.fill(0);
+        let [w, d, p] = &self.fresh;
+        self.regs.w_set.copy_from_slice(w);
+        self.regs.d_set.copy_from_slice(d);
+        self.regs.p_set.copy_from_slice(p);
         if machine.kernel.local_bytes > 0 {
             self.local.reset(0);
         }
-        for (reg, value) in &machine.kernel.constants {
-            (0..32).for_each(|lane| self.regs.put(*reg, lane, *value));
-            self.regs.mark(*reg, !0, !0);
+        for (special, reg, extra) in &machine.kernel.specials {
+            if let Special::Ctaid(_) = special {
+                self.place(machine, *special, *reg, *extra);
+            }
         }
+    }
+
+    /// Fills a special register.
+    fn place(&mut self, machine: &Machine<'_>, special: Special, reg: Reg, extra: u64) {
         let launch = machine.launch;
         let threads = launch.block.iter().product::<u32>();
-        for (special, reg, extra) in &machine.kernel.specials {
-            for lane in 0..32u32 {
-                let thread = super::fault::coordinates(self.index as u32 * 32 + lane, launch.block);
-                let value = match special {
-                    Special::Tid(axis) => thread[*axis],
-                    Special::Ntid(axis) => launch.block[*axis],
-                    Special::Ctaid(axis) => machine.block[*axis],
-                    Special::Nctaid(axis) => launch.grid[*axis],
-                    Special::LaneId => lane,
-                    Special::WarpId => self.index as u32,
-                    Special::WarpCount => threads.div_ceil(32),
-                    Special::MaskEq => 1 << lane,
-                    Special::MaskLt => (1 << lane) - 1,
-                    Special::MaskLe => u32::MAX >> (31 - lane),
-                    Special::MaskGt => !(u32::MAX >> (31 - lane)),
-                    Special::MaskGe => !((1 << lane) - 1),
-                    Special::DynamicShared => machine.kernel.dynamic_offset() as u32,
-                    Special::DynamicSize => launch.dynamic_shared as u32,
-                    Special::TotalSize => machine.shared.data.len() as u32,
-                };
-                self.regs.put(*reg, lane as usize, u64::from(value).wrapping_add(*extra));
-            }
-            self.regs.mark(*reg, !0, !0);
+        for lane in 0..32u32 {
+            let thread = super::fault::coordinates(self.index as u32 * 32 + lane, launch.block);
+            let value = match special {
+                Special::Tid(axis) => thread[axis],
+                Special::Ntid(axis) => launch.block[axis],
+                Special::Ctaid(axis) => machine.block[axis],
+                Special::Nctaid(axis) => launch.grid[axis],
+                Special::LaneId => lane,
+                Special::WarpId => self.index as u32,
+                Special::WarpCount => threads.div_ceil(32),
+                Special::MaskEq => 1 << lane,
+                Special::MaskLt => (1 << lane) - 1,
+                Special::MaskLe => u32::MAX >> (31 - lane),
+                Special::MaskGt => !(u32::MAX >> (31 - lane)),
+                Special::MaskGe => !((1 << lane) - 1),
+                Special::DynamicShared => machine.kernel.dynamic_offset() as u32,
+                Special::DynamicSize => launch.dynamic_shared as u32,
+                Special::TotalSize => machine.shared.data.len() as u32,
+            };
+            self.regs.put(reg, lane as usize, u64::from(value).wrapping_add(extra));
         }
     }
 
@@ -197,10 +214,9 @@ impl Warp {
             }
         }
         match &inst.op {
-            Op::Map { run, d, s, n } => self.map(*run, *d, *s, *n, mask),
+            Op::Map { run, d, s, .. } => run(&mut self.regs, d.number(), s.map(Reg::number), mask),
             Op::Set { test, a, b, p, q, with } => {
-                let (Reg::W(x) | Reg::D(x) | Reg::P(x), Reg::W(y) | Reg::D(y) | Reg::P(y)) = (*a, *b);
-                let truth = test(&self.regs, x, y);
+                let truth = test(&self.regs, a.number(), b.number());
                 let mut good = self.regs.set(*a) & self.regs.set(*b);
                 let (mut yes, mut no) = (truth, !truth);
                 if let Some((kind, cond)) = with {
@@ -247,20 +263,6 @@ impl Warp {
         }
         self.at += 1;
         Ok(())
-    }
-
-    #[inline]
-    fn map(&mut self, run: crate::lanes::Map, d: Reg, s: [Reg; 3], n: usize, mask: u32) {
-        let mut good = !0;
-        for source in &s[..n.min(3)] {
-            good &= self.regs.set(*source);
-        }
-        let number = |reg: Reg| {
-            let (Reg::W(r) | Reg::D(r) | Reg::P(r)) = reg;
-            r
-        };
-        run(&mut self.regs, number(d), s.map(number), mask);
-        self.regs.mark(d, mask, good);
     }
 
     /// Operations that need not be fast.
@@ -420,7 +422,13 @@ impl Warp {
         }
         let first = mask.trailing_zeros() as usize & 31;
         let wanted = self.regs.lane(members, first) as u32;
-        if wanted == mask && lanes(mask).all(|lane| self.regs.lane(members, lane) as u32 == wanted) {
+        let agree = match members {
+            Reg::W(r) => {
+                self.regs.w[r].iter().enumerate().fold(0, |m, (l, &w)| m | u32::from(w == wanted) << l)
+            }
+            _ => 0,
+        };
+        if wanted == mask && agree & mask == mask {
             self.together(machine, what, mask)?;
             return Ok(true);
         }

@@ -1,0 +1,123 @@
+//! Every architecture gives the same bits; what differs is when transposed copies are made.
+
+#![cfg(feature = "cuda")]
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+mod cuda;
+
+use cuda::step::{Codes, Step, numbers};
+use cuda::{child, options};
+use fp8_kernels::{
+    Cell, DType, Device, Encoding, ScalePolicy, ScaleRule, Slot, Tensor, TransposePolicy, UNSET, ops,
+};
+use std::path::Path;
+
+const SHAPES: [[usize; 2]; 5] = [[1, 1], [16, 16], [33, 31], [64, 128], [5, 129]];
+
+/// What a device is, then, line by line, what it computes: the same for all devices.
+fn lines(device: &Device) -> Vec<String> {
+    let mut lines = vec![format!("{} {:?}", device.description(), device.transpose_policy())];
+    for (shape, dtype) in
+        SHAPES.into_iter().zip([DType::F32, DType::BF16, DType::F16, DType::BF16, DType::F32])
+    {
+        for encoding in [Encoding::E4M3, Encoding::E5M2] {
+            lines.push(format!(
+                "{shape:?} {dtype} {encoding:?} {}",
+                quantized(device, shape, dtype, encoding)
+            ));
+        }
+    }
+    let mut step = Step::new(device, UNSET).unwrap();
+    for _ in 0..2 {
+        let outcome = step.run().unwrap();
+        lines.push(format!("{:?} {:?}", outcome.parameters, outcome.scaling));
+    }
+    lines
+}
+
+/// Quantizes for forward and backward, and reads every view of the codes.
+fn quantized(device: &Device, shape: [usize; 2], dtype: DType, encoding: Encoding) -> String {
+    let rule = ScaleRule::Delayed { fp8_max: encoding.max(), margin: 0, policy: ScalePolicy::Exact };
+    let cell = Cell::new(UNSET, device).unwrap();
+    let slot = Slot { columnwise: true, ..Slot::fixed(encoding, &cell, &rule) };
+    let x = Tensor::from_vec(numbers(7, shape[0] * shape[1]), shape, device).unwrap();
+    let operand = ops::quantize(&ops::cast(&x, dtype).unwrap(), &slot).unwrap();
+    let codes = operand.as_fp8().unwrap();
+
+    // A copy is made with the cast, or not at all; backward keeps what it will read.
+    let with_cast = device.transpose_policy() == TransposePolicy::WithCast;
+    assert_eq!(codes.columnwise().is_some(), with_cast);
+    let backward = codes.for_backward();
+    assert_eq!((backward.rowwise().is_none(), backward.columnwise().is_some()), (with_cast, with_cast));
+
+    let forward = codes.codes().unwrap();
+    assert_eq!(backward.codes().unwrap(), forward);
+    let transposed = codes.transposed().unwrap();
+    assert_eq!(transposed.matrix(), [shape[1], shape[0]]);
+    let turned = transposed.codes().unwrap();
+    assert_eq!(backward.transposed().unwrap().codes().unwrap(), turned);
+    for (i, code) in forward.iter().enumerate() {
+        assert_eq!(turned[i % shape[1] * shape[0] + i / shape[1]], *code, "element {i}");
+    }
+    let values = backward.dequantize(DType::F32).unwrap().to_vec::<f32>().unwrap();
+    assert_eq!(codes.dequantize(DType::F32).unwrap().to_vec::<f32>().unwrap(), values);
+    let scale_inv = codes.scale_inv().item().unwrap().to_bits();
+    format!("{forward:?} {turned:?} {scale_inv:#x}")
+}
+
+/// The lines of this process's device, when it is asked for them.
+#[test]
+fn child() {
+    if !child::is_child() {
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let device = Device::cuda_with(&options(cache.path())).unwrap();
+    lines(&device).into_iter().for_each(child::answer);
+}
+
+#[test]
+fn every_architecture_gives_the_bits_of_the_cpu() {
+    let cpu = lines(&Device::cpu());
+    let made = lines(&Device::cpu().with_transpose_policy(TransposePolicy::WithCast));
+    assert_eq!(cpu[1..], made[1..]);
+    let devices = ["89", "90", "100", "120"]
+        .map(|arch| (arch, child::start("child", &[("FP8_SIM_ARCH", Path::new(arch))])));
+    for (arch, started) in devices {
+        let found = child::finish(started);
+        let policy = if arch == "100" { "Never" } else { "WithCast" };
+        assert_eq!(found[0], format!("PTX interpreter (sm_{arch}) {policy}"));
+        assert_eq!(found.len(), cpu.len());
+        for (found, cpu) in found.iter().zip(&cpu).skip(1) {
+            assert_eq!(found, cpu, "sm_{arch}");
+        }
+    }
+}
+
+#[test]
+fn policies_differ_in_when_a_copy_is_made_only() {
+    let rig = cuda::Rig::new();
+    let device = rig.open();
+    let slot = |device: &Device, cell: &Cell| {
+        let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+        let x = Tensor::from_vec(numbers(3, 48 * 40), [48, 40], device).unwrap();
+        let slot = Slot { columnwise: true, ..Slot::fixed(Encoding::E4M3, cell, &rule) };
+        ops::quantize(&x, &slot).unwrap()
+    };
+    let mut turned = Vec::new();
+    for policy in [TransposePolicy::WithCast, TransposePolicy::OnDemand, TransposePolicy::Never] {
+        let device = device.clone().with_transpose_policy(policy);
+        let cell = Cell::new(2.0, &device).unwrap();
+        let operand = slot(&device, &cell);
+        let codes = operand.as_fp8().unwrap();
+        assert_eq!(codes.columnwise().is_some(), policy == TransposePolicy::WithCast);
+        let transposed = codes.transposed().unwrap();
+        assert_eq!(transposed.rowwise().is_some(), policy != TransposePolicy::Never);
+        turned.push(transposed.codes().unwrap());
+        let made = Codes::read(&codes.clone().with_columnwise().unwrap()).unwrap();
+        assert!(format!("{made:?}").contains("columnwise: Some"));
+    }
+    assert!(turned.iter().all(|codes| *codes == turned[0]));
+    drop(device);
+    rig.finish();
+}
