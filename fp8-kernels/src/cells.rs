@@ -248,8 +248,8 @@ impl Cells {
             CellBlock::Cuda(cells, known) => {
                 let range = within(start..start.saturating_add(values.len()), cells.len());
                 let bytes = bytemuck::cast_slice(&values[..range.len()]);
-                known.written(range.clone(), |i| values[i]);
                 self.device.gpu("write")?.write(cells.ptr() + 4 * range.start as u64, bytes)?;
+                known.written(range, |i| values[i]);
             }
         }
         Ok(())
@@ -265,8 +265,8 @@ impl Cells {
             CellBlock::Cuda(cells, known) => {
                 let range = within(range, cells.len());
                 let address = cells.ptr() + 4 * range.start as u64;
-                known.written(range.clone(), |_| value);
                 self.device.gpu("fill")?.fill_f32(address, value, range.len())?;
+                known.written(range, |_| value);
             }
         }
         Ok(())

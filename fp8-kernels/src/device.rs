@@ -153,7 +153,11 @@ impl Device {
         if self.backend == other.backend {
             return Ok(());
         }
-        Err(Error::Devices { op, lhs: self.to_string(), rhs: other.to_string() })
+        let (lhs, mut rhs) = (self.to_string(), other.to_string());
+        if lhs == rhs {
+            rhs = format!("another device opened on {rhs}");
+        }
+        Err(Error::Devices { op, lhs, rhs })
     }
 }
 

@@ -290,6 +290,7 @@ impl Tensor {
 
     /// The elements of a tensor on a GPU, to change. `name` is what an error calls the buffer.
     #[cfg(feature = "cuda")]
+    #[expect(clippy::needless_pass_by_ref_mut, reason = "who changes elements holds the tensor alone")]
     pub(crate) fn cuda_mut(&mut self, name: &str) -> Result<&crate::cuda::Buffer> {
         match self.holders() {
             0 => self.cuda("in-place update"),

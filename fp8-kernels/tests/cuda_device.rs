@@ -114,6 +114,30 @@ fn the_callers_stream_outlives_the_device() {
 }
 
 #[test]
+fn the_default_stream_serves_too() {
+    let rig = Rig::new();
+    let expected = expected(&rig);
+    let context = CudaContext::new(0).unwrap();
+    let device = Device::from_stream(context.default_stream()).unwrap();
+    assert_eq!(Step::new(&device, 2.0).unwrap().run().unwrap(), expected);
+    drop((device, context));
+    rig.finish();
+}
+
+#[test]
+fn tensors_of_two_devices_do_not_mix() {
+    let rig = Rig::new();
+    let [one, other] = [(); 2].map(|()| rig.open());
+    let [x, y] = [&one, &other].map(|device| Tensor::full(3.0, [5], DType::F32, device).unwrap());
+    let error = ops::add(&x, &y).unwrap_err();
+    assert!(matches!(error, Error::Devices { op: "add", .. }), "{error:?}");
+    let sum = ops::add(&x, &y.to_device(&one).unwrap()).unwrap();
+    assert_eq!(sum.to_vec::<f32>().unwrap(), [6.0; 5]);
+    drop((x, y, sum, one, other));
+    rig.finish();
+}
+
+#[test]
 fn a_stream_is_taken_over_in_a_process_that_has_no_device_yet() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["libcuda.so.1", "libnvrtc.so.13"] {
@@ -254,5 +278,34 @@ fn threads_may_share_a_device() {
         std::thread::spawn(move || drop(device)).join().unwrap();
         assert_eq!(rig.control.live(), "");
     }
+    rig.finish();
+}
+
+#[test]
+fn a_gpu_without_fp8_is_refused_by_name() {
+    let rig = Rig::new();
+    rig.control.set("arch", "80").unwrap();
+    let error = Device::cuda_with(&rig.options()).unwrap_err();
+    assert!(matches!(error, Error::Capability { found: (8, 0), needed: (8, 9), .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("PTX interpreter (sm_80)") && text.contains("8.0") && text.contains("8.9"), "{text}");
+    rig.finish();
+}
+
+#[test]
+fn a_scale_whose_upload_failed_is_not_taken_for_set() {
+    let rig = Rig::new();
+    let device = Device::cuda_with(&rig.options()).unwrap();
+    let scale = Cell::new(UNSET, &device).unwrap();
+    rig.control.fail("cuMemcpyHtoDAsync_v2", 1, 999).unwrap();
+    let failed = scale.write(2.0);
+    rig.control.set("clear_fail", "").unwrap();
+    assert!(failed.is_err());
+    // Still unset, so the tensor brings its own: 448 / 3.5.
+    let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+    let x = Tensor::from_vec(vec![1.0f32, -3.5], [2], &device).unwrap();
+    let codes = ops::quantize(&x, &Slot::fixed(Encoding::E4M3, &scale, &rule)).unwrap();
+    assert_eq!(codes.as_fp8().unwrap().scale_inv().item().unwrap(), 1.0 / 128.0);
+    drop((codes, x, scale, device));
     rig.finish();
 }

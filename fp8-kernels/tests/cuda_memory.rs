@@ -143,3 +143,43 @@ fn a_steady_step_neither_allocates_nor_waits() {
     drop((step, device, other, exact));
     rig.finish();
 }
+
+/// Uploads more, in pieces, than may be in flight; reads them only then.
+fn upload(device: &Device) {
+    let sizes = [200_000, 1, 262_144, 150_001, 262_145, 16];
+    let data = |i: usize| -> Vec<u8> { (0..sizes[i % 6]).map(|at| (at * (i + 1) / 7) as u8).collect() };
+    let tensor = |i| Tensor::from_vec(data(i), [sizes[i % 6]], device).unwrap();
+    for (i, tensor) in (0..18).map(tensor).collect::<Vec<_>>().iter().enumerate() {
+        assert!(tensor.to_vec::<u8>().unwrap() == data(i), "upload {i}");
+    }
+}
+
+#[test]
+fn an_upload_waits_before_it_overwrites_one_in_flight() {
+    let rig = Rig::new();
+    for seed in ["0", "1", "2"] {
+        rig.control.set("seed", seed).unwrap();
+        let device = rig.open();
+        rig.control.set("reset_calls", "").unwrap();
+        upload(&device);
+        assert_eq!(rig.calls("cuMemHostAlloc"), 4);
+        assert!(rig.calls("cuEventSynchronize") > 0);
+        drop(device);
+    }
+    rig.finish();
+}
+
+#[test]
+fn uploads_do_without_pinned_memory() {
+    let rig = Rig::new();
+    for pinned in 0..4 {
+        let device = rig.open();
+        // Some is had at first, then no more.
+        let faults: Vec<String> = (pinned + 1..40).map(|count| format!("cuMemHostAlloc:{count}:2")).collect();
+        rig.control.set("fail", &faults.join(",")).unwrap();
+        upload(&device);
+        rig.control.set("clear_fail", "").unwrap();
+        drop(device);
+    }
+    rig.finish();
+}

@@ -4,44 +4,56 @@
 //! wrong result, by a fault that the device finds, by PTX that does not load, and by running too long. The survivors
 //! stand in `fp8-kernels/tests/mutants.txt` with their reasons; one that does not fails the task.
 
+mod draw;
 mod edits;
 mod survivors;
+mod trial;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::{fs, sync::atomic};
 
-use sha2::{Digest, Sha256};
-
-use crate::conformance::{Backend, Job, Outcome};
 use crate::workspace::{Result, shell};
 use crate::{artifact, process, ptx};
+pub(crate) use draw::Draw;
 use edits::Mutant;
+use trial::{Trial, Verdict};
 
-/// Cases that use a kernel file, where they are not those of the operation with the file's name.
-const USERS: [(&str, &[&str]); 2] =
-    [("accumulate", &["linear::", "split::", "embedding::"]), ("cells", &["update_scales::", "quantize::"])];
-/// A mutant still running then loops for ever, or nearly so.
-const LIMIT: Duration = Duration::from_secs(60);
+/// How many mutants apart the progress is told.
+const PROGRESS: usize = 100;
 
 #[derive(clap::Args)]
 pub(crate) struct Mutate {
-    /// Runs only this many mutants, drawn by the seed
-    #[arg(long)]
+    /// Runs only this many mutants that are not on the list of survivors, drawn by the seed
+    #[arg(long, conflicts_with = "per_kernel")]
     sample: Option<usize>,
+    /// Runs at most this many mutants of each kernel, drawn by the seed
+    #[arg(long)]
+    per_kernel: Option<usize>,
     /// Only mutants of this kernel file: quantize, norm, …
     #[arg(long)]
     kernel: Vec<String>,
     /// Of the draw
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// The suite's program, instead of building it
+    #[arg(long)]
+    program: Option<PathBuf>,
 }
 
 pub(crate) fn run(options: &Mutate) -> Result<ExitCode> {
-    let program = artifact::conformance(&shell()?)?;
-    let tally = check(&program, options.sample, &options.kernel, options.seed)?;
+    let program = match &options.program {
+        Some(program) => fs::canonicalize(program)?,
+        None => artifact::conformance(&shell()?)?,
+    };
+    let draw = match (options.sample, options.per_kernel) {
+        (Some(count), _) => Draw::Sample(count),
+        (None, Some(count)) => Draw::PerKernel(count),
+        (None, None) => Draw::All,
+    };
+    let tally = check(&program, draw, &options.kernel, options.seed)?;
     println!("{}", tally.line());
     Ok(if tally.problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -52,29 +64,32 @@ pub(crate) struct Tally {
     killed: usize,
     /// Survivors on the list.
     known: usize,
-    /// Survivors that are not, lines without a mutant, kernel files whose cases do not pass.
-    pub(crate) problems: usize,
     new: usize,
+    /// Survivors where no case gets; they say nothing about the cases.
+    unreached: usize,
+    /// New survivors, those unreached in kernels that are not on the list, lines of the list without a mutant, cases that fail without a mutation.
+    pub(crate) problems: usize,
 }
 
 impl Tally {
     pub(crate) fn line(&self) -> String {
-        let Self { killed, known, new, problems } = self;
+        let Self { killed, known, new, unreached, problems } = self;
         let run = killed + known + new;
         let percent = 100.0 * *killed as f64 / run.max(1) as f64;
         format!(
-            "{killed} of {run} mutants killed ({percent:.1} %), {known} known survivors, {new} new, {problems} problems"
+            "{killed} of {run} mutants killed ({percent:.1} %), {known} known survivors, {new} new; {unreached} more in code \
+             that no case reaches; {problems} problems"
         )
     }
 }
 
-/// Runs the mutants of these kernel files, or of all; all of them, or as many as `sample` says.
-pub(crate) fn check(program: &Path, sample: Option<usize>, files: &[String], seed: u64) -> Result<Tally> {
+/// Runs the drawn mutants of these kernel files, or of all.
+pub(crate) fn check(program: &Path, draw: Draw, files: &[String], seed: u64) -> Result<Tally> {
     let known = survivors::read()?;
     let snapshots = snapshots(files)?;
     let all: Vec<Mutant> = snapshots.iter().flat_map(|(file, ptx)| edits::mutants(file, ptx)).collect();
     let mut tally = Tally::default();
-    let keys: Vec<String> = all.iter().map(Mutant::key).collect();
+    let keys: BTreeSet<String> = all.iter().flat_map(|mutant| [mutant.key(), unreached(mutant)]).collect();
     for key in known.keys().filter(|key| !keys.contains(*key)) {
         let file = key.split(' ').next().unwrap_or_default();
         if files.is_empty() || snapshots.contains_key(file) {
@@ -82,52 +97,64 @@ pub(crate) fn check(program: &Path, sample: Option<usize>, files: &[String], see
             println!("no such mutant any more, remove its line: {key}");
         }
     }
-    let chosen = match sample {
-        Some(count) => {
-            draw(all.iter().filter(|mutant| !known.contains_key(&mutant.key())).collect(), count, seed)
-        }
-        None => all.iter().collect(),
-    };
+    let jobs = draw.choose(&all, seed, |mutant| known.contains_key(&mutant.key()));
+    println!("{} mutants in {} kernel files; {}", all.len(), snapshots.len(), draw.line(jobs.len(), seed));
 
-    let trial = Trial { program: program.to_path_buf(), folder: tempfile::tempdir()?.keep() };
-    let mut sound = BTreeMap::new();
-    for file in snapshots.keys().filter(|file| chosen.iter().any(|mutant| mutant.file == **file)) {
-        let verdict = trial.expect_sound(file, &snapshots[file]);
-        if let Err(error) = &verdict {
-            tally.problems += 1;
-            println!("{file}: mutants are not run: {error}");
+    let mut trials = BTreeMap::new();
+    for (file, ptx) in &snapshots {
+        if jobs.iter().any(|mutant| mutant.file == *file) {
+            trials.insert(file.as_str(), Trial::new(program, file, ptx)?);
         }
-        sound.insert(file.as_str(), verdict.is_ok());
     }
-    let jobs: Vec<&Mutant> = chosen.into_iter().filter(|mutant| sound[mutant.file.as_str()]).collect();
     let (start, done) = (Instant::now(), atomic::AtomicUsize::new(0));
-    let killed = process::each(&jobs, process::cores(), |_, mutant| {
-        let killed =
-            trial.kills(&mutant.file, &mutant.apply(&snapshots[&mutant.file])).map_err(|e| e.to_string());
+    let verdicts = process::each(&jobs, process::cores(), |_, mutant| {
+        let trial = &trials[mutant.file.as_str()];
+        let verdict = trial.verdict(mutant);
         let count = done.fetch_add(1, atomic::Ordering::Relaxed) + 1;
-        if count % 100 == 0 {
+        if count.is_multiple_of(PROGRESS) {
             println!("{count} of {} mutants run, {:.0} s", jobs.len(), start.elapsed().as_secs_f64());
         }
-        killed
-    });
-    for (mutant, killed) in jobs.iter().zip(killed) {
-        match (killed?, known.get(&mutant.key())) {
-            (true, None) => tally.killed += 1,
-            (true, Some(_)) => {
-                tally.killed += 1;
-                println!("killed now, its line may go: {}", mutant.key());
-            }
-            (false, Some(_)) => tally.known += 1,
-            (false, None) => {
-                tally.new += 1;
-                tally.problems += 1;
+        let is_known = known.contains_key(&mutant.key());
+        match verdict {
+            Ok(Verdict::Survived) if !is_known => {
                 println!("SURVIVED, now `{}`; kill it, or list it with its reason:", mutant.replacement());
                 println!("{} REASON", mutant.key());
             }
+            Ok(Verdict::Unreached) if !is_known && !known.contains_key(&unreached(mutant)) => {
+                println!("UNREACHED by any case; add one, or list it with its reason: {}", mutant.key());
+            }
+            _ => {}
+        }
+        verdict.map_err(|error| error.to_string())
+    });
+    for (mutant, verdict) in jobs.iter().zip(verdicts) {
+        match (verdict?, known.contains_key(&mutant.key())) {
+            (Verdict::Killed, false) => tally.killed += 1,
+            (Verdict::Killed, true) => {
+                tally.killed += 1;
+                println!("killed now, its line may go: {}", mutant.key());
+            }
+            (Verdict::Survived | Verdict::Unreached, true) => tally.known += 1,
+            (Verdict::Survived, false) => {
+                tally.new += 1;
+                tally.problems += 1;
+            }
+            (Verdict::Unreached, false) => {
+                tally.unreached += 1;
+                tally.problems += usize::from(!known.contains_key(&unreached(mutant)));
+            }
         }
     }
-    drop(fs::remove_dir_all(&trial.folder));
+    for problem in trials.values().flat_map(Trial::problems) {
+        tally.problems += 1;
+        println!("{problem}");
+    }
     Ok(tally)
+}
+
+/// The line of the list for all that no case reaches in the mutant's kernel.
+fn unreached(mutant: &Mutant) -> String {
+    format!("{} {} {}", mutant.file, mutant.kernel, survivors::UNREACHED)
 }
 
 /// Texts by stem.
@@ -146,96 +173,16 @@ fn snapshots(files: &[String]) -> Result<BTreeMap<String, String>> {
     Ok(found)
 }
 
-/// `count` of the mutants: the same for the same seed, and hardly others where a few mutants come or go.
-fn draw(mut mutants: Vec<&Mutant>, count: usize, seed: u64) -> Vec<&Mutant> {
-    mutants.sort_by_cached_key(|mutant| Sha256::digest(format!("{seed} {}", mutant.key())));
-    mutants.truncate(count);
-    mutants
-}
-
-/// Runs cases on PTX that takes the place of a snapshot.
-struct Trial {
-    program: PathBuf,
-    /// Of the PTX files, a folder for each run.
-    folder: PathBuf,
-}
-
-impl Trial {
-    /// The cases of a kernel file pass with its snapshot, and fail with an empty one: else a kill would mean nothing.
-    fn expect_sound(&self, file: &str, ptx: &str) -> Result {
-        let mut passed = 0;
-        for filter in filters(file) {
-            let outcome = self.cases(file, ptx, &filter)?;
-            passed += outcome.passed.len();
-            if !outcome.is_good() {
-                return Err(format!(
-                    "its cases fail without a mutation: {} {}",
-                    outcome.line(),
-                    outcome.failed.join(" ")
-                )
-                .into());
-            }
-        }
-        if passed == 0 {
-            return Err(format!("no case of {} ran", filters(file).join(" ")).into());
-        }
-        let header: String = ptx
-            .lines()
-            .take_while(|line| line.starts_with("//"))
-            .fold(String::new(), |text, line| text + line + "\n");
-        if !self.kills(file, &header)? {
-            return Err("its cases pass even with an empty file: none uses it".into());
-        }
-        Ok(())
-    }
-
-    /// Whether some case of the file fails with this PTX.
-    fn kills(&self, file: &str, ptx: &str) -> Result<bool> {
-        for filter in filters(file) {
-            if !self.cases(file, ptx, &filter)?.is_good() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    fn cases(&self, file: &str, ptx: &str, filter: &str) -> Result<Outcome> {
-        let folder = tempfile::tempdir_in(&self.folder)?;
-        fs::write(folder.path().join(format!("{file}.ptx")), ptx)?;
-        let mut command = Job { backend: Backend::CudaSim, seed: Some(0) }.command(&self.program);
-        command.env("FP8_SIM_SNAPSHOTS", folder.path()).env("FP8_CACHE_DIR", "").env("RUST_BACKTRACE", "0");
-        command.args(["--test-threads=1", filter]);
-        let finished = process::watch(command, LIMIT, |output| output.contains(" ... FAILED\n"))?;
-        Ok(Outcome::read(&finished.output, finished.succeeded()))
-    }
-}
-
-/// What the suite's names of a kernel file's cases contain.
-fn filters(file: &str) -> Vec<String> {
-    let users = USERS.iter().find(|(name, _)| *name == file);
-    match users {
-        Some((_, prefixes)) => prefixes.iter().map(|prefix| format!("cuda-sim::{prefix}")).collect(),
-        None => vec![format!("cuda-sim::{file}::")],
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_draw_is_the_seeds_and_differs_between_seeds() {
-        let body: String = (0..50).map(|k| format!("\tadd.s32 %r1, %r2, {k};\n")).collect();
-        let all = edits::mutants("f", &format!(".visible .entry k(\n)\n{{\n{body}}}\n"));
-        let draw = |seed| draw(all.iter().collect(), 5, seed);
-        assert_eq!((all.len(), draw(1).len()), (50, 5));
-        assert_eq!(draw(1), draw(1));
-        assert_ne!(draw(1), draw(2));
-    }
-
-    #[test]
     fn the_tally_says_what_was_killed() {
-        let tally = Tally { killed: 18, known: 1, new: 1, problems: 1 };
-        assert_eq!(tally.line(), "18 of 20 mutants killed (90.0 %), 1 known survivors, 1 new, 1 problems");
+        let tally = Tally { killed: 18, known: 1, new: 1, unreached: 5, problems: 1 };
+        assert_eq!(
+            tally.line(),
+            "18 of 20 mutants killed (90.0 %), 1 known survivors, 1 new; 5 more in code that no case reaches; 1 problems"
+        );
     }
 }

@@ -85,7 +85,7 @@ fn kernels(sh: &Shell, report: &mut Report) {
         if total.is_good() { Ok(total.line()) } else { Err(total.line().into()) }
     });
     report.step("kernels, mutants", || {
-        let tally = mutate::check(&artifact::conformance(sh)?, Some(MUTANTS), &[], 0)?;
+        let tally = mutate::check(&artifact::conformance(sh)?, mutate::Draw::Sample(MUTANTS), &[], 0)?;
         if tally.problems == 0 { Ok(tally.line()) } else { Err(tally.line().into()) }
     });
     report.step("kernels, compiled", || {

@@ -2,20 +2,20 @@
 //!
 //! Limits are those of the CUDA C Programming Guide, "Technical Specifications per Compute Capability".
 
-/// A compute capability the device can have: 8.9, 9.0, 10.0 or 12.0.
+/// A compute capability the device can have: 8.9, 9.0, 10.0 or 12.0, and 8.0, which has no FP8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arch(u32);
 
 impl Arch {
     pub(crate) const DEFAULT: Self = Self(90);
 
-    /// `90`, `sm_90` or `sm_90a` for one of the four known devices.
+    /// `90`, `sm_90` or `sm_90a` for one of the known devices.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let digits = text.strip_prefix("sm_").unwrap_or(text).trim_end_matches(['a', 'f']);
         match digits.parse() {
-            Ok(number @ (89 | 90 | 100 | 120)) => Ok(Self(number)),
-            _ => Err("expected 89, 90, 100 or 120, or the same as sm_90".into()),
+            Ok(number @ (80 | 89 | 90 | 100 | 120)) => Ok(Self(number)),
+            _ => Err("expected 80, 89, 90, 100 or 120, or the same as sm_90".into()),
         }
     }
 
@@ -31,6 +31,7 @@ impl Arch {
     /// Largest shared memory of a block after opting in.
     pub(crate) fn shared_optin(self) -> u32 {
         match self.0 {
+            80 => 163 << 10,
             90 | 100 => 227 << 10,
             _ => 99 << 10,
         }
@@ -38,6 +39,7 @@ impl Arch {
 
     pub(crate) fn shared_per_sm(self) -> u32 {
         match self.0 {
+            80 => 164 << 10,
             90 | 100 => 228 << 10,
             _ => 100 << 10,
         }
@@ -45,14 +47,14 @@ impl Arch {
 
     pub(crate) fn threads_per_sm(self) -> u32 {
         match self.0 {
-            90 | 100 => 2048,
+            80 | 90 | 100 => 2048,
             _ => 1536,
         }
     }
 
     pub(crate) fn blocks_per_sm(self) -> u32 {
         match self.0 {
-            90 | 100 => 32,
+            80 | 90 | 100 => 32,
             _ => 24,
         }
     }

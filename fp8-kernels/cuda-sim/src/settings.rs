@@ -2,7 +2,7 @@
 //!
 //! | variable | type | default | meaning |
 //! |---|---|---|---|
-//! | `FP8_SIM_ARCH` | `89`, `90`, `100`, `120`, also `sm_90` | `90` | compute capability of the device |
+//! | `FP8_SIM_ARCH` | `80`, `89`, `90`, `100`, `120`, also `sm_90` | `90` | compute capability of the device |
 //! | `FP8_SIM_MEMORY` | bytes | 2 GiB | device memory |
 //! | `FP8_SIM_SM_COUNT` | count | 4 | multiprocessors reported |
 //! | `FP8_SIM_SEED` | integer | 0 | order of runnable streams, and of blocks and warps inside a launch |

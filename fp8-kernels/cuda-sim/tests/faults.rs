@@ -1,9 +1,4 @@
 //! Errors of the device, failures on demand, limits and leaks.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
-#![expect(
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "calls of the C interface, one after another under one contract"
-)]
 
 mod rig;
 

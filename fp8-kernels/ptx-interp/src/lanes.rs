@@ -89,6 +89,17 @@ pub(crate) fn note(set: &mut u32, mask: u32, good: u32) {
     *set = *set & !mask | good & mask;
 }
 
+/// The mask of each lane alone: a vector of constants where a shift by the lane would be none.
+pub(crate) const BITS: [u32; 32] = {
+    let mut bits = [0; 32];
+    let mut lane = 0;
+    while lane < 32 {
+        bits[lane] = 1 << lane;
+        lane += 1;
+    }
+    bits
+};
+
 /// The lanes of a mask, rising.
 pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     let mut rest = mask;
@@ -109,7 +120,7 @@ pub(crate) fn every<T: Copy>(out: &mut [T; 32], mask: u32, f: impl Fn(usize) -> 
     } else {
         for (lane, o) in out.iter_mut().enumerate() {
             let value = f(lane);
-            *o = if mask >> lane & 1 == 1 { value } else { *o };
+            *o = if mask & BITS[lane] != 0 { value } else { *o };
         }
     }
 }
@@ -191,7 +202,7 @@ macro_rules! compare {
             let mut out = 0;
             for lane in 0..32 {
                 let ($x, $y) = (a[lane], b[lane]);
-                out |= u32::from($body) << lane;
+                out |= if $body { $crate::lanes::BITS[lane] } else { 0 };
             }
             out
         }

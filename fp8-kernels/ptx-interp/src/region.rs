@@ -48,11 +48,14 @@ impl InitMap {
             return;
         }
         for (word, bits) in Self::parts(offset, len) {
-            if let Some(w) = self.words.get_mut(word) {
-                let before = w.count_ones();
-                *w = if written { *w | bits } else { *w & !bits };
-                self.missing = self.missing + before as usize - w.count_ones() as usize;
+            let Some(w) = self.words.get_mut(word) else { continue };
+            let changed = bits & if written { !*w } else { *w };
+            if changed == 0 {
+                continue;
             }
+            *w ^= changed;
+            let count = changed.count_ones() as usize;
+            self.missing = if written { self.missing - count } else { self.missing + count };
         }
     }
 

@@ -4,7 +4,7 @@ use super::data::{FLOATS, PIECE, Random, SHAPES, normal, specials, tensor};
 use crate::oracle::fp8;
 use fp8_kernels::{DType, Device, Encoding, Tensor, ops};
 
-cases![sizes, needles, infinity_counts_and_nan_does_not, refuses];
+cases![sizes, needles, needles_everywhere, infinity_counts_and_nan_does_not, refuses];
 
 fn check(x: &Tensor) -> Outcome {
     let want = fp8::quantize(&x.to_f32_vec()?, Encoding::E4M3, 1.0).amax;
@@ -29,6 +29,18 @@ fn needles(device: &Device) -> Outcome {
                 check(&tensor(values, [len], dtype, device)?)?;
             }
         }
+    }
+    Ok(())
+}
+
+/// In every place of a vector, and in many threads, rounds and blocks.
+fn needles_everywhere(device: &Device) -> Outcome {
+    let len = 40_003;
+    for (i, dtype) in (0..72).flat_map(|i| FLOATS.map(|dtype| (i, dtype))) {
+        let place = if i < 64 { i * 624 + i % 8 } else { len - 1 - (i - 64) };
+        let mut values = vec![-0.5; len];
+        values[place] = if i % 2 == 0 { 3.0 } else { -3.0 };
+        check(&tensor(values, [len], dtype, device)?)?;
     }
     Ok(())
 }

@@ -9,6 +9,8 @@ use fp8_kernels::{DType, Device, Result, Tensor, ops};
 cases![
     matches_the_oracle,
     the_oracle_is_its_own_derivative,
+    two_logits_are_exact_to_the_last_digits,
+    small_losses_count_beside_large_ones,
     large_logits_stay_finite,
     confident_rows_keep_their_digits,
     nothing_counts,
@@ -73,6 +75,35 @@ fn row(logits: Vec<f32>, target: i32, device: &Device) -> Result<(f32, Vec<f32>)
     let (loss, saved) = ops::cross_entropy(&logits, &target, &options)?;
     let dx = ops::cross_entropy_backward(&logits, &target, &saved, &options, 1.0)?;
     Ok((loss.item()?, dx.to_vec()?))
+}
+
+fn two_logits_are_exact_to_the_last_digits(device: &Device) -> Outcome {
+    let distances: Vec<f32> = (0..400).map(|i| -0.0437 * i as f32).collect();
+    for (i, &distance) in distances.iter().enumerate() {
+        let target = (i % 2) as i32;
+        let (loss, dx) = row(vec![0.0, distance], target, device)?;
+        let (other, sum) = (f64::from(distance).exp(), 1.0 + f64::from(distance).exp());
+        let want = sum.ln() - if target == 1 { f64::from(distance) } else { 0.0 };
+        let what = format!("distance {distance}");
+        close(&what, &[loss], &[want], 1, [1.3e-7, 1.3e-7])?;
+        let step = if target == 1 { 1.0 / sum } else { -other / sum };
+        close(&what, &dx, &[step, -step], 2, [3e-7, 1e-7])?;
+    }
+    Ok(())
+}
+
+fn small_losses_count_beside_large_ones(device: &Device) -> Outcome {
+    let (rows, large) = (2100, 2f32.powi(24));
+    for place in [0, 1, 34, 68, 136, 240, 511, 1008, 1024, 2099] {
+        let logits: Vec<f32> = (0..rows).flat_map(|r| [if r == place { large } else { -0.7 }, 0.0]).collect();
+        let logits = Tensor::from_vec(logits, [rows, 2], device)?;
+        let target = Tensor::from_vec(vec![1; rows], [rows], device)?;
+        let options = CrossEntropyOptions { ignore_index: None, normalizer: Some(1.0) };
+        let (loss, _) = ops::cross_entropy(&logits, &target, &options)?;
+        let want = f64::from(large) + (rows - 1) as f64 * f64::from(-0.7f32).exp().ln_1p();
+        close(&format!("row {place}"), &[loss.item()?], &[want], 1, [1.3e-7, 0.0])?;
+    }
+    Ok(())
 }
 
 fn large_logits_stay_finite(device: &Device) -> Outcome {

@@ -3,7 +3,7 @@ use super::compare::{close, equal, refused};
 use super::data::{FLOATS, SHAPES, normal, specials, tensor};
 use fp8_kernels::{DType, Device, Tensor, ops};
 
-cases![add, bias, scale, scale_in_place, refuses];
+cases![add, bias, scale, scale_in_place, whole_rows, special_values_of_all_lengths, refuses];
 
 /// f32 arithmetic rounded once to `dtype`: bits apart from the payload of a NaN.
 fn check(what: &str, got: &Tensor, dtype: DType, want: Vec<f32>) -> Outcome {
@@ -64,6 +64,38 @@ fn scale_in_place(device: &Device) -> Outcome {
     let mut x = normal([4], DType::F32, 4, device)?;
     let _holder = x.clone();
     refused(ops::scale_in_place(&mut x, 2.0, "fc1.weight.main_grad"), "fc1.weight.main_grad: in-place update")
+}
+
+/// Columns that are a multiple of eight, several rows in each thread's part.
+fn whole_rows(device: &Device) -> Outcome {
+    for shape in [[9, 8], [5, 64], [37, 24], [3, 2056]] {
+        for (left, right) in FLOATS.into_iter().flat_map(|l| FLOATS.map(|r| (l, r))) {
+            let (x, b) = (normal(shape, left, 1, device)?, normal([shape[1]], right, 99, device)?);
+            let row = b.to_f32_vec()?;
+            let want = x.to_f32_vec()?.iter().zip(row.iter().cycle()).map(|(x, b)| x + b).collect();
+            check(&format!("{left} + {right} {shape:?}"), &ops::bias(&x, &b)?, left, want)?;
+        }
+    }
+    Ok(())
+}
+
+/// Infinities, NaN and values that overflow a half, at each place of vectors and rests.
+fn special_values_of_all_lengths(device: &Device) -> Outcome {
+    let specials = specials();
+    for (len, dtype) in (1..=33usize).flat_map(|len| FLOATS.map(|dtype| (len, dtype))) {
+        let value = |i: usize| specials[(i * 29 + len * 7) % specials.len()];
+        let x = tensor((0..len).map(value).collect(), [1, len], dtype, device)?;
+        let values = x.to_f32_vec()?;
+        let map = |f: fn(f32) -> f32| values.iter().map(|&v| f(v)).collect::<Vec<_>>();
+        check(&format!("{len} of {dtype} added"), &ops::add(&x, &x)?, dtype, map(|v| v + v))?;
+        check(&format!("{len} of {dtype} scaled"), &ops::scale(&x, -3.0)?, dtype, map(|v| v * -3.0))?;
+        let bias = Tensor::full(1.0, [len], dtype, device)?;
+        check(&format!("{len} of {dtype} biased"), &ops::bias(&x, &bias)?, dtype, map(|v| v + 1.0))?;
+        let mut x = x;
+        ops::scale_in_place(&mut x, 5.0, "x")?;
+        check(&format!("{len} of {dtype} scaled in place"), &x, dtype, map(|v| v * 5.0))?;
+    }
+    Ok(())
 }
 
 fn refuses(device: &Device) -> Outcome {

@@ -7,6 +7,7 @@ use fp8_kernels::{DType, Device, Result, Shape, Tensor, ops};
 cases![
     looks_up_rows,
     backward_adds_up,
+    backward_adds_in_order,
     keeps_what_was_there,
     same_for_any_threads,
     an_error_changes_nothing,
@@ -14,7 +15,10 @@ cases![
 ];
 
 /// `[number of ids, vocabulary, hidden]`.
-const SIZES: [[usize; 3]; 8] = [
+const SIZES: [[usize; 3]; 11] = [
+    [9, 7, 2],
+    [9, 7, 4],
+    [70, 5, 6],
     [0, 5, 4],
     [1, 1, 1],
     [15, 7, 16],
@@ -72,6 +76,36 @@ fn backward_adds_up(device: &Device) -> Outcome {
     Ok(())
 }
 
+/// The rows of one id one after the other, rounded at each: ids that fill several passes of a sort, rows of several
+/// slices, and 1 to 70 rows an id.
+fn backward_adds_in_order(device: &Device) -> Outcome {
+    let sizes = [
+        [70, 1, 8],
+        [97, 2, 9],
+        [33, 1, 264],
+        [40, 1, 257],
+        [37, 1, 520],
+        [70, 2, 513],
+        [300, 300, 1],
+        [2049, 300, 8],
+        [4100, 70_000, 8],
+        [5000, 70, 3],
+    ];
+    for ([len, vocabulary, hidden], dtype) in sizes.into_iter().flat_map(|size| FLOATS.map(|d| (size, d))) {
+        let ids = ids(len, vocabulary, device)?;
+        let dy = normal([len, hidden], dtype, 2, device)?;
+        let mut dtable = normal([vocabulary, hidden], DType::F32, 3, device)?;
+        let (mut want, values) = (dtable.to_vec::<f32>()?, dy.to_f32_vec()?);
+        for (id, row) in ids.to_vec::<i32>()?.into_iter().zip(values.chunks(hidden)) {
+            let sums = &mut want[id as usize * hidden..][..hidden];
+            sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += v);
+        }
+        ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad")?;
+        same(&format!("{dtype} {len} of {vocabulary}"), &dtable.to_vec::<f32>()?, &want, hidden)?;
+    }
+    Ok(())
+}
+
 fn keeps_what_was_there(device: &Device) -> Outcome {
     let ids = Tensor::from_vec(vec![2, 0, 2], [3], device)?;
     let dy = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [3, 2], device)?;
@@ -110,6 +144,21 @@ fn refuses(device: &Device) -> Outcome {
         ops::embedding(&make(vec![0, -1])?, &table),
         "embedding: id -1 at position 1 is out of range 0..3",
     )?;
+    // Rows of 16, 8, 4 and 2 bytes; of several ids that are wrong the first in some order is told.
+    for (hidden, dtype) in [(4, DType::F32), (2, DType::F32), (1, DType::F32), (1, DType::F16)] {
+        let table = normal([3, hidden], dtype, 1, device)?;
+        refused_on(
+            device,
+            ops::embedding(&make(vec![0, 2, 7])?, &table),
+            "id 7 at position 2 is out of range 0..3",
+        )?;
+        refused_on(
+            device,
+            ops::embedding(&make(vec![-1])?, &table),
+            "id -1 at position 0 is out of range 0..3",
+        )?;
+        refused_on(device, ops::embedding(&make(vec![5; 300])?, &table), "id 5 at position")?;
+    }
     refused(ops::embedding(&table, &table), "ids has dtype f32: expected i32")?;
     refused(ops::embedding(&make(vec![0])?, &make(vec![0])?), "table has dtype i32")?;
     let flat = normal([6], DType::F32, 1, device)?;

@@ -6,6 +6,8 @@ use fp8_kernels::{DType, Device, Tensor, ops};
 
 cases![
     matches_the_oracle,
+    needles,
+    sizes_of_all_classes_meet,
     large_and_small_values_fit,
     infinity_and_nan_come_through,
     same_for_any_threads,
@@ -23,6 +25,46 @@ fn matches_the_oracle(device: &Device) -> Outcome {
             let norm = ops::grad_norm(&grads[..=i].iter().collect::<Vec<_>>())?;
             let what = format!("{dtype}, {} tensors", i + 1);
             close(&what, &[norm.item()?], &[sum.sqrt()], 1, tolerance(DType::F32))?;
+        }
+    }
+    Ok(())
+}
+
+/// One value among zeros, in every place of a group of neighbours, every group of a tile, and many lanes and warps.
+fn needles(device: &Device) -> Outcome {
+    for dtype in FLOATS {
+        for place in 0..64 {
+            let (group, thread) = (place / 8, place * 37 % 255);
+            let at = 8 * (group * 256 + thread) + place % 8;
+            let extremes: &[(f32, usize)] =
+                if dtype == DType::F32 { &[(1e30, 16_384), (1e-30, 16_384)] } else { &[] };
+            // A whole tile, and one that is cut.
+            for &(size, len) in [(3.0, 16_384), (3.0, 16_383)].iter().chain(extremes) {
+                let mut values = vec![0.0; len];
+                values[at] = -size;
+                let grad = tensor(values, [len], dtype, device)?;
+                let want = f64s(&grad)?[at].abs();
+                let what = format!("{dtype}, {size:e} at {at} of {len}");
+                close(&what, &[ops::grad_norm(&[&grad])?.item()?], &[want], 1, [2e-7, 0.0])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Values around the sizes where squares would overflow or vanish, alone, side by side and far apart.
+fn sizes_of_all_classes_meet(device: &Device) -> Outcome {
+    let power = |k: i32| 2f32.powi(k);
+    let exponents = [-149, -100, -64, -46, -45, 0, 39, 40, 41, 64, 126];
+    for (low, high) in exponents.iter().flat_map(|&low| exponents.iter().map(move |&high| (low, high))) {
+        for apart in [1, 8, 5000] {
+            let mut values = vec![0.0; 5001];
+            values[0] = power(low);
+            values[apart] = 1.5 * power(high);
+            let grad = Tensor::from_vec(values, [5001], device)?;
+            let want = f64s(&grad)?.iter().map(|v| v * v).sum::<f64>().sqrt();
+            let what = format!("2^{low} and 1.5 · 2^{high}, {apart} apart");
+            close(&what, &[ops::grad_norm(&[&grad])?.item()?], &[want], 1, [3e-7, 0.0])?;
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ mod data;
 mod reference;
 mod threads;
 
+mod accumulate;
 mod activation;
 mod adamw;
 mod amax;
@@ -33,6 +34,7 @@ pub(crate) use case::Case;
 
 /// Every case of every operation.
 pub(crate) const ALL: &[&[Case]] = &[
+    accumulate::CASES,
     activation::CASES,
     adamw::CASES,
     amax::CASES,

@@ -10,6 +10,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 cases![
     matches_the_oracle,
+    halves_are_rounded_once,
     backward_is_the_transpose,
     norms_and_the_way_back,
     a_start_is_an_offset,
@@ -49,6 +50,23 @@ fn matches_the_oracle(device: &Device) -> Outcome {
             let want = rotate(&f64s(&x)?, [sequence, heads, dim], start, base);
             let y = ops::rope(&x, &table, start)?;
             close(&format!("{dtype} {shape:?} {start}"), &y.to_f32_vec()?, &want, dim, tolerance(dtype))?;
+        }
+    }
+    Ok(())
+}
+
+/// A half's result is f32's, rounded: to the bit, in vectors and one by one.
+fn halves_are_rounded_once(device: &Device) -> Outcome {
+    for (dim, dtype) in [2, 6, 16, 48].into_iter().flat_map(|dim| FLOATS.map(|dtype| (dim, dtype))) {
+        let table = RopeTable::new(40, dim, 10_000.0, device)?;
+        let x = normal([1, 37, 3, dim], dtype, 4, device)?;
+        let wide = ops::cast(&x, DType::F32)?;
+        for (y, exact) in [
+            (ops::rope(&x, &table, 3)?, ops::rope(&wide, &table, 3)?),
+            (ops::rope_backward(&x, &table, 3)?, ops::rope_backward(&wide, &table, 3)?),
+        ] {
+            let want = ops::cast(&exact, dtype)?.to_f32_vec()?;
+            same(&format!("{dtype} {dim}"), &y.to_f32_vec()?, &want, dim)?;
         }
     }
     Ok(())

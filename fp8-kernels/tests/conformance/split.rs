@@ -2,7 +2,7 @@ use super::case::{Outcome, cases};
 use super::compare::{equal, refused, same};
 use fp8_kernels::{DType, Device, Tensor, bf16, ops};
 
-cases![splits_every_size, concat_undoes_split, leading_dimensions_stay, refuses];
+cases![splits_every_size, every_width_of_an_access, concat_undoes_split, leading_dimensions_stay, refuses];
 
 fn numbers(rows: usize, cols: usize, device: &Device) -> Result<Tensor, fp8_kernels::Error> {
     Tensor::from_vec((0..(rows * cols) as i32).collect(), [rows, cols], device)
@@ -29,6 +29,44 @@ fn splits_every_size(device: &Device) -> Outcome {
             same(&format!("{rows} rows, {sizes:?}, from {start}"), &part.to_vec::<i32>()?, &want, *size)?;
             start += size;
         }
+    }
+    Ok(())
+}
+
+/// Columns of all types whose bytes are whole accesses of 1 to 16 bytes, and as many of these as a grid has threads.
+fn every_width_of_an_access(device: &Device) -> Outcome {
+    for (rows, sizes) in [
+        (256, vec![1, 3]),
+        (128, vec![1, 3]),
+        (256, vec![16, 16]),
+        (32, vec![8, 24]),
+        (64, vec![2, 2, 4]),
+        (16, vec![16, 48]),
+        (9, vec![4, 4, 12]),
+        (512, vec![6, 2]),
+        (3000, vec![5, 3]),
+    ] {
+        macro_rules! check {
+            ($type:ty, $from:expr) => {
+                let cols: usize = sizes.iter().sum();
+                let values: Vec<$type> = (0..(rows * cols) as u32).map($from).collect();
+                let x = Tensor::from_vec(values.clone(), [rows, cols], device)?;
+                let parts = ops::split(&x, &sizes)?;
+                let mut start = 0;
+                for (part, &size) in parts.iter().zip(&sizes) {
+                    let want: Vec<$type> =
+                        values.chunks(cols).flat_map(|row| &row[start..start + size]).copied().collect();
+                    let what = format!("{} {rows} rows, {sizes:?}, from {start}", stringify!($type));
+                    same(&what, &part.to_vec::<$type>()?, &want, size)?;
+                    start += size;
+                }
+                let joined = ops::concat(&parts.iter().collect::<Vec<_>>())?;
+                same(&format!("{} {sizes:?}", stringify!($type)), &joined.to_vec::<$type>()?, &values, cols)?;
+            };
+        }
+        check!(f32, |i| i as f32);
+        check!(bf16, |i| bf16::from_bits((i * 3) as u16));
+        check!(u8, |i| (i * 7 + i / 251) as u8);
     }
     Ok(())
 }

@@ -4,10 +4,21 @@ use super::data::SHAPES;
 use crate::oracle::fp8::transpose;
 use fp8_kernels::{Device, Tensor, bf16, f16, ops};
 
-cases![all_types, leading_dimensions_are_rows];
+cases![all_types, whole_vectors, leading_dimensions_are_rows];
 
 fn all_types(device: &Device) -> Outcome {
-    for shape in SHAPES {
+    check_shapes(&SHAPES, device)
+}
+
+/// Rows or columns, or both, are multiples of what moves in one access; tiles are whole, and cut on each side.
+fn whole_vectors(device: &Device) -> Outcome {
+    let shapes =
+        [[64, 64], [128, 128], [256, 64], [72, 200], [144, 80], [130, 136], [136, 130], [4, 132], [132, 4]];
+    check_shapes(&shapes, device)
+}
+
+fn check_shapes(shapes: &[[usize; 2]], device: &Device) -> Outcome {
+    for &shape in shapes {
         let [rows, cols] = shape;
         let numbers = || 0..(rows * cols) as u32;
         macro_rules! check {
@@ -20,10 +31,10 @@ fn all_types(device: &Device) -> Outcome {
             };
         }
         check!(f32, |i| i as f32);
-        check!(bf16, |i| bf16::from_bits(i as u16));
+        check!(bf16, |i| bf16::from_bits((i * 3) as u16));
         check!(f16, |i| f16::from_bits(i as u16));
         check!(i32, |i| i as i32);
-        check!(u8, |i| (i * 7) as u8);
+        check!(u8, |i| (i * 7 + i / 251) as u8);
     }
     Ok(())
 }

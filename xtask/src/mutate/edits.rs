@@ -5,6 +5,9 @@ use std::ops::Range;
 
 use crate::ptx::statements::{Statement, statements};
 
+/// Beyond it the number that is added is a constant of arithmetic.
+const LARGEST_INDEX: i64 = 4096;
+
 /// One wrong program: the snapshot with one instruction changed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Mutant {
@@ -34,6 +37,12 @@ impl Mutant {
         let after =
             if self.replacement.is_empty() { after.trim_start().trim_start_matches(';') } else { after };
         format!("{before}{}{after}", self.replacement)
+    }
+
+    /// The program with a trap in front of the instruction: it passes only where nothing gets there.
+    pub(crate) fn trapped(&self, ptx: &str) -> String {
+        let (before, after) = ptx.split_at(self.range.start);
+        format!("{before}trap; {after}")
     }
 
     /// What the edit put there.
@@ -166,7 +175,9 @@ impl<'a> Instruction<'a> {
         let is_integer = ["s32", "u32", "s64", "u64"].contains(&self.kind());
         if let (true, Some(number)) = ((self.is("add") || self.is("mad")) && is_integer, self.number()) {
             let last = self.operands.len() - 1;
-            edits.push(("off-by-one", self.with_operand(last, &(number + 1).to_string())));
+            // What is so large is no index: the mistake is to leave it out.
+            let wrong = if number.abs() <= LARGEST_INDEX { number + 1 } else { 0 };
+            edits.push(("off-by-one", self.with_operand(last, &wrong.to_string())));
         }
         edits
     }
@@ -306,6 +317,7 @@ mod tests {
             ("selp.b16 %rs1, 127, %rs2, %p1;", vec![("swap", "selp.b16 %rs1, %rs2, 127, %p1")]),
             ("add.s64 %rd1, %rd2, -4;", vec![("off-by-one", "add.s64 %rd1, %rd2, -3")]),
             ("mad.lo.s32 %r1, %r2, %r3, 7;", vec![("off-by-one", "mad.lo.s32 %r1, %r2, %r3, 8")]),
+            ("add.s32 %r1, %r2, 32767;", vec![("off-by-one", "add.s32 %r1, %r2, 0")]),
             ("ret;", vec![]),
         ] {
             let expected: Vec<_> = expected.into_iter().map(|(kind, text)| (kind, text.to_owned())).collect();
@@ -340,5 +352,6 @@ mod tests {
         let texts: Vec<_> = mutants("f", ptx).iter().map(|mutant| mutant.apply(ptx)).collect();
         assert_eq!(texts[0], ptx.replace("bar.sync \t0;", ""));
         assert_eq!(texts[1], ptx.replace("add.rn", "sub.rn"));
+        assert_eq!(mutants("f", ptx)[1].trapped(ptx), ptx.replace("add.rn", "trap; add.rn"));
     }
 }

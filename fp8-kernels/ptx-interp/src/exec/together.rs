@@ -4,7 +4,7 @@ use super::fault::Fault;
 use super::warp::Warp;
 use super::{Machine, Step};
 use crate::ir::{Reduce, Shuffle, Together, Vote};
-use crate::lanes::{Reg, every, lanes};
+use crate::lanes::{BITS, Reg, every, lanes};
 use crate::race::CLOCK_MAX;
 use crate::report::Kind;
 
@@ -68,7 +68,7 @@ impl Warp {
         let clock = self.clock;
         let mut latest = 0;
         for (lane, clock) in clock.iter().enumerate() {
-            latest = latest.max(if members >> lane & 1 == 1 { *clock } else { 0 });
+            latest = latest.max(if members & BITS[lane] != 0 { *clock } else { 0 });
         }
         every(&mut self.clock, members, |_| (latest + 1).min(CLOCK_MAX));
         Ok(())

@@ -6,7 +6,7 @@
 use super::fault::Fault;
 use super::{Machine, Step, convert};
 use crate::ir::{Cond, Inst, Logic, Op, Special, Together};
-use crate::lanes::{Reg, Registers, lanes};
+use crate::lanes::{BITS, Reg, Registers, lanes};
 use crate::region::Region;
 use crate::report::Kind;
 
@@ -22,8 +22,9 @@ pub(crate) struct Warp {
     pub(crate) at_barrier: u32,
     /// Lanes that wait for others of the warp.
     pub(crate) parked: u32,
-    /// The lanes running now, at `at`.
+    /// The lanes running now, at `at`, and how many they are.
     pub(crate) active: u32,
+    count: u32,
     pub(crate) at: usize,
     /// Lowest place of the lanes that could run but do not.
     next: usize,
@@ -55,6 +56,7 @@ impl Warp {
             at_barrier: 0,
             parked: 0,
             active: 0,
+            count: 0,
             at: 0,
             next: usize::MAX,
             clock: [0; 32],
@@ -149,6 +151,7 @@ impl Warp {
                 self.next = self.next.min(pc);
             }
         }
+        self.count = self.active.count_ones();
         self.active != 0
     }
 
@@ -156,6 +159,7 @@ impl Warp {
     fn send(&mut self, mask: u32, pc: usize) {
         lanes(mask).for_each(|lane| self.pc[lane] = pc);
         self.active &= !mask;
+        self.count = self.active.count_ones();
         self.next = self.next.min(pc);
     }
 
@@ -163,6 +167,7 @@ impl Warp {
     fn halt(&mut self, mask: u32) {
         lanes(mask).for_each(|lane| self.pc[lane] = self.at);
         self.active &= !mask;
+        self.count = self.active.count_ones();
     }
 
     /// Runs until no lane can go on or `budget` instructions are over.
@@ -188,7 +193,7 @@ impl Warp {
             }
             let Some(inst) = kernel.code.get(self.at) else { return Ok(()) };
             machine.stats.warp_instructions += 1;
-            machine.stats.thread_instructions += u64::from(self.active.count_ones());
+            machine.stats.thread_instructions += u64::from(self.count);
             self.step(machine, inst)?;
         }
     }
@@ -274,13 +279,13 @@ impl Warp {
                     (Reg::W(d), Reg::W(a), Reg::W(b)) => {
                         let (a, b) = (self.regs.w[a], self.regs.w[b]);
                         crate::lanes::every(&mut self.regs.w[d], mask, |l| {
-                            if choice >> l & 1 == 1 { a[l] } else { b[l] }
+                            if choice & BITS[l] != 0 { a[l] } else { b[l] }
                         });
                     }
                     (Reg::D(d), Reg::D(a), Reg::D(b)) => {
                         let (a, b) = (self.regs.d[a], self.regs.d[b]);
                         crate::lanes::every(&mut self.regs.d[d], mask, |l| {
-                            if choice >> l & 1 == 1 { a[l] } else { b[l] }
+                            if choice & BITS[l] != 0 { a[l] } else { b[l] }
                         });
                     }
                     _ => {}
@@ -424,7 +429,8 @@ impl Warp {
         let wanted = self.regs.lane(members, first) as u32;
         let agree = match members {
             Reg::W(r) => {
-                self.regs.w[r].iter().enumerate().fold(0, |m, (l, &w)| m | u32::from(w == wanted) << l)
+                let here = self.regs.w[r].iter().zip(BITS);
+                here.fold(0, |agree, (&w, bit)| agree | if w == wanted { bit } else { 0 })
             }
             _ => 0,
         };

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test file uses its part of the harness")]
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step is a failed test")]
 
+pub(crate) mod case;
+
 use ptx_interp::{Kind, Launch, Memory, Module, Report, Stats};
 
 /// An argument of a launch.

@@ -22,10 +22,13 @@ __device__ __forceinline__ float warp_sum(float v) {
 __device__ __forceinline__ float block_max(float v, float* scratch) {
     v = warp_max(v);
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
-#ifndef BUG_NO_BARRIER_IN_BLOCK_MAX
+#ifdef BUG_NO_BARRIER_IN_BLOCK_MAX
+    __syncwarp();
+#else
     __syncthreads();
 #endif
     float m = scratch[0];
+#pragma unroll 1
     for (u32 w = 1; w < blockDim.x / 32; w++) m = fmaxf(m, scratch[w]);
     return m;
 }
@@ -35,6 +38,7 @@ __device__ __forceinline__ float block_sum(float v, float* scratch) {
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
     __syncthreads();
     float s = 0.0f;
+#pragma unroll 1
     for (u32 w = 0; w < blockDim.x / 32; w++) s += scratch[w];
     return s;
 }

@@ -29,8 +29,10 @@ tiles(const float* x, int rows, int cols, int run, float scale, u8* codes, u8* t
     for (int t = 0; t < run; t++) {
         const int row0 = (blockIdx.y * run + t) * TILE_ROWS;
         float column = 0.0f;
+#pragma unroll 1
         for (int group = warp; group < TILE_ROWS / 4; group += 8) {
             u32 packed = 0;
+#pragma unroll 1
             for (int k = 0; k < 4; k++) {
                 const int at = (row0 + group * 4 + k) * cols + col;
                 const float v = x[at];
@@ -47,9 +49,12 @@ tiles(const float* x, int rows, int cols, int run, float scale, u8* codes, u8* t
         }
         parts[warp * TILE_COLS + lane] = column;
         top = fmaxf(top, column);
-#ifndef BUG_NO_TILE_BARRIER
+#ifdef BUG_NO_TILE_BARRIER
+        __syncwarp();
+#else
         __syncthreads();
 #endif
+#pragma unroll 1
         for (int i = threadIdx.x; i < TILE_COLS * TILE_ROWS / 4; i += 256) {
             const int c = i / (TILE_ROWS / 4), chunk = i % (TILE_ROWS / 4);
 #ifdef BUG_WRONG_SMEM_INDEX
@@ -61,6 +66,7 @@ tiles(const float* x, int rows, int cols, int run, float scale, u8* codes, u8* t
         }
         if (threadIdx.x < TILE_COLS) {
             float m = 0.0f;
+#pragma unroll 1
             for (int w = 0; w < 8; w++) m = fmaxf(m, parts[w * TILE_COLS + threadIdx.x]);
             largest[(blockIdx.y * run + t) * cols + col] = m;
         }

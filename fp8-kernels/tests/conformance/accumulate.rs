@@ -1,0 +1,35 @@
+use super::case::{Outcome, cases};
+use super::compare::{refused, same};
+use super::data::{FLOATS, normal};
+use fp8_kernels::{DType, Device, Tensor, ops};
+
+cases![adds_in_f32, refuses];
+
+fn adds_in_f32(device: &Device) -> Outcome {
+    let lens = (0..=17).chain([127, 2049, 70_003]);
+    for (len, dtype) in lens.flat_map(|len| FLOATS.map(|dtype| (len, dtype))) {
+        let mut out = normal([len], DType::F32, 1, device)?;
+        let x = normal([len], dtype, 2, device)?;
+        let want: Vec<f32> =
+            out.to_vec::<f32>()?.iter().zip(x.to_f32_vec()?).map(|(out, x)| out + x).collect();
+        ops::accumulate(&mut out, &x, "out")?;
+        same(&format!("{len} of {dtype}"), &out.to_vec::<f32>()?, &want, len)?;
+    }
+    Ok(())
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let x = |len: usize, dtype| Tensor::zeros([len], dtype, device);
+    let mut out = x(4, DType::F32)?;
+    let wording = "accumulate: out and x: got [4] and [5]";
+    refused(ops::accumulate(&mut out, &x(5, DType::F32)?, "w.grad"), wording)?;
+    refused(ops::accumulate(&mut out, &x(4, DType::I32)?, "w.grad"), "accumulate: x has dtype i32")?;
+    let mut narrow = x(4, DType::BF16)?;
+    refused(
+        ops::accumulate(&mut narrow, &x(4, DType::F32)?, "w.grad"),
+        "accumulate: out has dtype bf16: expected f32",
+    )?;
+    let _holder = out.clone();
+    let shared = "w.grad: in-place update, but 1 more hold its storage";
+    refused(ops::accumulate(&mut out, &x(4, DType::F32)?, "w.grad"), shared)
+}
