@@ -3,9 +3,9 @@
 //! They lie in contiguous blocks on a device, so that all of a table is one copy; a [`Cell`] or [`Counters`] is a handle
 //! on one entry. Where the host cannot reach the device's memory, reading one waits for the work that was queued before.
 
-use crate::backend::Backend;
 #[cfg(feature = "cuda")]
 use crate::UNSET;
+use crate::backend::Backend;
 use crate::{Device, Error, Result};
 use std::ops::Range;
 use std::sync::Arc;

@@ -288,7 +288,10 @@ fn a_gpu_without_fp8_is_refused_by_name() {
     let error = Device::cuda_with(&rig.options()).unwrap_err();
     assert!(matches!(error, Error::Capability { found: (8, 0), needed: (8, 9), .. }), "{error:?}");
     let text = error.to_string();
-    assert!(text.contains("PTX interpreter (sm_80)") && text.contains("8.0") && text.contains("8.9"), "{text}");
+    assert!(
+        text.contains("PTX interpreter (sm_80)") && text.contains("8.0") && text.contains("8.9"),
+        "{text}"
+    );
     rig.finish();
 }
 

@@ -103,7 +103,8 @@ pub(crate) fn jobs(backends: &[Backend], seeds: &[u64]) -> Vec<Job> {
 
 /// Runs the jobs, prints what failed and a line for each, and adds them up.
 pub(crate) fn check(program: &PathBuf, jobs: &[Job], filter: Option<&str>) -> Result<Total> {
-    let at_once = process::cores().min(jobs.len()).max(1);
+    // More than cores: three jobs of equal length on two cores else leave one idle at the end.
+    let at_once = (2 * process::cores()).min(jobs.len()).max(1);
     let threads = (process::cores() / at_once).max(1);
     let outcomes = process::each(jobs, at_once, |_, job| {
         let mut command = job.command(program);

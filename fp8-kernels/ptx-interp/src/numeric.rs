@@ -157,24 +157,25 @@ pub(crate) fn fma_narrow(a: u32, b: u32, c: u32, format: Format) -> u32 {
 }
 
 /// E4M3 (`mantissa` 3) or E5M2 (2), saturating, ties to even; NaN is 0x7F.
+#[inline(always)]
 pub(crate) fn to_fp8(x: f32, mantissa: u32) -> u32 {
-    if x.is_nan() {
-        return 0x7f;
-    }
-    let max = if mantissa == 3 { 0x7e } else { 0x7b };
-    let sign = x.to_bits() >> 24 & 0x80;
-    let format = Format { exponent: 7 - mantissa, mantissa };
-    let largest: f64 = if mantissa == 3 { 448.0 } else { 57344.0 };
-    let magnitude = f64::from(x.abs());
-    if magnitude >= largest {
-        return sign | max;
-    }
-    // Below the largest value both formats round like IEEE ones; E4M3 has finite values where IEEE has infinity, so
-    // they are rounded one binade lower, where nothing else changes.
-    if mantissa == 3 && magnitude >= 128.0 {
-        return sign | (narrow(magnitude / 2.0, format, Round::Nearest) + 8).min(max);
-    }
-    sign | narrow(magnitude, format, Round::Nearest).min(max)
+    let e4m3 = mantissa == 3;
+    // The exponent's bias, the code of the largest value, and a number whose last place is the smallest subnormal.
+    let (bias, max, magic) = if e4m3 { (7, 0x7e, 16384.0f32) } else { (15, 0x7b, 128.0) };
+    let bits = x.to_bits() & 0x7fff_ffff;
+    let drop = 23 - mantissa;
+    // A carry out of the mantissa raises the exponent, as it should.
+    let rounded = (bits + ((1 << (drop - 1)) - 1) + (bits >> drop & 1)) >> drop;
+    let normal = rounded.wrapping_sub((127 - bias) << mantissa).min(max);
+    let subnormal = (f32::from_bits(bits) + magic).to_bits().wrapping_sub(magic.to_bits());
+    let code = if bits < (128 - bias) << 23 { subnormal } else { normal };
+    if x.is_nan() { 0x7f } else { x.to_bits() >> 24 & 0x80 | code }
+}
+
+/// bf16, ties to even; NaN is canonical.
+#[inline(always)]
+pub(crate) fn to_bf16(x: u32) -> u32 {
+    if f32::from_bits(x).is_nan() { 0x7fff } else { (x + 0x7fff + (x >> 16 & 1)) >> 16 }
 }
 
 /// The value of an E4M3 or E5M2 code.

@@ -8,6 +8,7 @@ use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![
     matches_the_oracle,
+    gradients_of_halves_are_rounded_once,
     the_oracle_is_its_own_derivative,
     two_logits_are_exact_to_the_last_digits,
     small_losses_count_beside_large_ones,
@@ -33,7 +34,7 @@ fn counted(targets: &[i32]) -> Vec<Option<usize>> {
 }
 
 fn matches_the_oracle(device: &Device) -> Outcome {
-    let sizes = [[1, 1], [1, 15], [3, 16], [15, 17], [16, 101], [17, 1], [101, 257], [2, 20_011]];
+    let sizes = [[1, 1], [1, 15], [3, 16], [15, 17], [16, 101], [17, 1], [101, 257], [3, 1000], [2, 20_011]];
     for [rows, vocabulary] in sizes {
         let ids = targets(rows, vocabulary);
         let target = Tensor::from_vec(ids.clone(), [rows], device)?;
@@ -54,6 +55,29 @@ fn matches_the_oracle(device: &Device) -> Outcome {
             equal("dtype", dx.dtype(), dtype)?;
             close(&what, &dx.to_f32_vec()?, &want, vocabulary, tolerance(dtype))?;
         }
+    }
+    Ok(())
+}
+
+/// A half's gradient is that of its values in f32, rounded: to the bit, in vectors and at the ends of rows.
+fn gradients_of_halves_are_rounded_once(device: &Device) -> Outcome {
+    let options = CrossEntropyOptions { ignore_index: Some(IGNORE), normalizer: None };
+    for ([rows, vocabulary], dtype) in
+        [[3, 16], [9, 17], [5, 101]].into_iter().flat_map(|s| FLOATS.map(|d| (s, d)))
+    {
+        let target = Tensor::from_vec(targets(rows, vocabulary), [rows], device)?;
+        let logits = ops::scale(&normal([rows, vocabulary], dtype, 1, device)?, 3.0)?;
+        let gradient = |logits: &Tensor| {
+            let (_, saved) = ops::cross_entropy(logits, &target, &options)?;
+            ops::cross_entropy_backward(logits, &target, &saved, &options, 8.0)
+        };
+        let want = ops::cast(&gradient(&ops::cast(&logits, DType::F32)?)?, dtype)?.to_f32_vec()?;
+        same(
+            &format!("{dtype} [{rows}, {vocabulary}]"),
+            &gradient(&logits)?.to_f32_vec()?,
+            &want,
+            vocabulary,
+        )?;
     }
     Ok(())
 }

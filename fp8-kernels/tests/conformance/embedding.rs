@@ -15,7 +15,12 @@ cases![
 ];
 
 /// `[number of ids, vocabulary, hidden]`.
-const SIZES: [[usize; 3]; 11] = [
+const SIZES: [[usize; 3]; 16] = [
+    [64, 5, 16],
+    [64, 5, 32],
+    [256, 5, 1],
+    [256, 5, 2],
+    [256, 5, 4],
     [9, 7, 2],
     [9, 7, 4],
     [70, 5, 6],
@@ -79,19 +84,11 @@ fn backward_adds_up(device: &Device) -> Outcome {
 /// The rows of one id one after the other, rounded at each: ids that fill several passes of a sort, rows of several
 /// slices, and 1 to 70 rows an id.
 fn backward_adds_in_order(device: &Device) -> Outcome {
-    let sizes = [
-        [70, 1, 8],
-        [97, 2, 9],
-        [33, 1, 264],
-        [40, 1, 257],
-        [37, 1, 520],
-        [70, 2, 513],
-        [300, 300, 1],
-        [2049, 300, 8],
-        [4100, 70_000, 8],
-        [5000, 70, 3],
-    ];
-    for ([len, vocabulary, hidden], dtype) in sizes.into_iter().flat_map(|size| FLOATS.map(|d| (size, d))) {
+    let small =
+        [[70, 1, 8], [97, 2, 9], [33, 1, 264], [40, 1, 257], [37, 1, 520], [70, 2, 513], [300, 300, 1]];
+    let large = [[2049, 300, 8], [4100, 70_000, 8], [5000, 70, 3]].map(|size| (size, DType::F32));
+    let all = small.into_iter().flat_map(|size| FLOATS.map(|dtype| (size, dtype))).chain(large);
+    for ([len, vocabulary, hidden], dtype) in all {
         let ids = ids(len, vocabulary, device)?;
         let dy = normal([len, hidden], dtype, 2, device)?;
         let mut dtable = normal([vocabulary, hidden], DType::F32, 3, device)?;
@@ -130,7 +127,16 @@ fn an_error_changes_nothing(device: &Device) -> Outcome {
     let mut dtable = Tensor::zeros([3, 2], DType::F32, device)?;
     let wording = "id 3 at position 1 is out of range 0..3";
     refused_on(device, ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad"), wording)?;
-    same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)
+    same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)?;
+    for place in (0..9).map(|round| 256 * round + 5) {
+        let values = (0..2500).map(|i| if i == place { -7 } else { i % 3 }).collect();
+        let ids = Tensor::from_vec(values, [2500], device)?;
+        let dy = Tensor::full(1.0, [2500, 2], DType::F32, device)?;
+        let wording = format!("id -7 at position {place} is out of range 0..3");
+        refused_on(device, ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad"), &wording)?;
+        same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)?;
+    }
+    Ok(())
 }
 
 fn refuses(device: &Device) -> Outcome {

@@ -8,6 +8,7 @@ cases![
     matches_the_oracle,
     needles,
     sizes_of_all_classes_meet,
+    small_tensors_count_beside_a_large_one,
     large_and_small_values_fit,
     infinity_and_nan_come_through,
     same_for_any_threads,
@@ -66,6 +67,21 @@ fn sizes_of_all_classes_meet(device: &Device) -> Outcome {
             let what = format!("2^{low} and 1.5 · 2^{high}, {apart} apart");
             close(&what, &[ops::grad_norm(&[&grad])?.item()?], &[want], 1, [3e-7, 0.0])?;
         }
+    }
+    Ok(())
+}
+
+/// Tensors of one value: a sum in f32 would lose all but the large one, wherever that stands.
+fn small_tensors_count_beside_a_large_one(device: &Device) -> Outcome {
+    let places = [0, 1, 34, 68, 136, 240, 259].map(|place| (0, place));
+    for (exponent, place) in places.into_iter().chain([(60, 34), (60, 240), (-60, 34), (-60, 240)]) {
+        let unit = 2f32.powi(exponent);
+        let value = |i: usize| if i == place { 4096.0 * unit } else { 0.5 * unit };
+        let grads: Vec<Tensor> =
+            (0..260).map(|i| Tensor::from_vec(vec![value(i)], [1], device)).collect::<Result<_, _>>()?;
+        let want = (0..260).map(|i| f64::from(value(i)).powi(2)).sum::<f64>().sqrt();
+        let got = ops::grad_norm(&grads.iter().collect::<Vec<_>>())?.item()?;
+        close(&format!("2^{exponent}, tensor {place}"), &[got], &[want], 1, [2e-7, 0.0])?;
     }
     Ok(())
 }

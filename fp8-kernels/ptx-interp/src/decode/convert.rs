@@ -4,7 +4,7 @@ use super::{Mods, Result};
 use crate::builder::{Builder, Statement};
 use crate::ir::{Cvt, Op, Rounding, Ty};
 use crate::lanes::{Map, map};
-use crate::numeric::{BF16, F16, Round, canonical, from_fp8, narrow, to_fp8};
+use crate::numeric::{F16, Round, canonical, from_fp8, narrow, to_bf16, to_fp8};
 
 /// `cvt[.round][.ftz][.sat].to.from d, a`, and the packing forms.
 pub(super) fn cvt(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
@@ -57,9 +57,7 @@ pub(super) fn cvt(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Resul
             (Ty::F16, Ty::F32) if nearest => {
                 Some(map!(w = w; chosen |x| narrow(f64::from(f32::from_bits(x)), F16, Round::Nearest)))
             }
-            (Ty::BF16, Ty::F32) if nearest => {
-                Some(map!(w = w; chosen |x| narrow(f64::from(f32::from_bits(x)), BF16, Round::Nearest)))
-            }
+            (Ty::BF16, Ty::F32) if nearest => Some(map!(w = w; every |x| to_bf16(x))),
             (Ty::F32, Ty::S32) if nearest => Some(map!(w = w; every |x| (x as i32 as f32).to_bits())),
             (Ty::F32, Ty::U32) if nearest => Some(map!(w = w; every |x| (x as f32).to_bits())),
             _ => None,
@@ -104,6 +102,7 @@ fn possible(cvt: Cvt) -> bool {
 
 /// `cvt.rn.satfinite.{e4m3x2,e5m2x2}.f32 d, a, b`: `a` in the upper byte.
 fn to_codes(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
+    #[inline(always)]
     fn codes(x: u32, y: u32, mantissa: u32) -> u32 {
         to_fp8(f32::from_bits(x), mantissa) << 8 | to_fp8(f32::from_bits(y), mantissa)
     }
@@ -116,9 +115,9 @@ fn to_codes(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> 
     match m.ty() {
         Some(Ty::F32) if !relu => {
             let run: Map = if e4m3 {
-                map!(w = w, w; chosen |x, y| codes(x, y, 3))
+                map!(w = w, w; every |x, y| codes(x, y, 3))
             } else {
-                map!(w = w, w; chosen |x, y| codes(x, y, 2))
+                map!(w = w, w; every |x, y| codes(x, y, 2))
             };
             s.map(b, run, Ty::B16, &[Ty::F32, Ty::F32])
         }
@@ -136,9 +135,6 @@ fn to_codes(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> 
 
 /// `cvt.rn.{bf16x2,f16x2}.f32 d, a, b` (`a` in the upper half) and `cvt.rn.f16x2.{e4m3x2,e5m2x2} d, a`.
 fn pairs(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>, f16: bool) -> Result<Op> {
-    fn bf16(x: u32) -> u32 {
-        narrow(f64::from(f32::from_bits(x)), BF16, Round::Nearest)
-    }
     fn half(x: u32) -> u32 {
         narrow(f64::from(f32::from_bits(x)), F16, Round::Nearest)
     }
@@ -159,7 +155,7 @@ fn pairs(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>, f16: bool) -> Res
     let run: Map = if f16 {
         map!(w = w, w; chosen |x, y| half(x) << 16 | half(y))
     } else {
-        map!(w = w, w; chosen |x, y| bf16(x) << 16 | bf16(y))
+        map!(w = w, w; every |x, y| to_bf16(x) << 16 | to_bf16(y))
     };
     s.map(b, run, Ty::B32, &[Ty::F32, Ty::F32])
 }

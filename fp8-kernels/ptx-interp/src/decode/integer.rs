@@ -37,6 +37,30 @@ macro_rules! signed {
     (@d $how:ident |$x:ident, $y:ident| $body:expr) => { map!(d = d, d; $how |$x, $y| $body) };
 }
 
+/// `map!` of a value and a count, fast where all lanes have the same count, as nearly always.
+macro_rules! shift {
+    ($file:ident; |$x:ident, $n:ident| $body:expr) => {{
+        fn run(r: &mut $crate::lanes::Registers, d: usize, s: [usize; 3], mask: u32) {
+            let (values, counts) = (r.$file[s[0]], r.w[s[1]]);
+            let good = $crate::lanes::marks!(r, $file)[s[0]] & r.w_set[s[1]];
+            let count = counts[0];
+            if counts.iter().fold(0, |other, n| other | n ^ count) == 0 {
+                $crate::lanes::every(&mut r.$file[d], mask, |l| {
+                    let ($x, $n) = (values[l], count);
+                    $body
+                });
+            } else {
+                $crate::lanes::every(&mut r.$file[d], mask, |l| {
+                    let ($x, $n) = (values[l], counts[l]);
+                    $body
+                });
+            }
+            $crate::lanes::note(&mut $crate::lanes::marks!(r, $file)[d], mask, good);
+        }
+        run as Map
+    }};
+}
+
 fn sized(m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Ty> {
     match m.ty() {
         Some(ty) if ty.integer() && ty.bits() >= 16 => Ok(ty),
@@ -231,15 +255,15 @@ pub(super) fn other(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Statement
         ("rem", _) if ty.unsigned() && ty.bits() >= 16 => {
             return s.map(b, unsigned!(ty; |x, y| x.checked_rem(y).unwrap_or(x)), ty, &[ty, ty]);
         }
-        ("shl", Ty::B16) => map!(w = w, w; every |x, n| if n < 16 { x << n & 0xffff } else { 0 }),
-        ("shl", Ty::B32) => map!(w = w, w; every |x, n| if n < 32 { x << (n & 31) } else { 0 }),
-        ("shl", Ty::B64) => map!(d = d, w; every |x, n| if n < 64 { x << (n & 63) } else { 0 }),
-        ("shr", Ty::B16 | Ty::U16) => map!(w = w, w; every |x, n| if n < 16 { x >> n } else { 0 }),
-        ("shr", Ty::B32 | Ty::U32) => map!(w = w, w; every |x, n| if n < 32 { x >> (n & 31) } else { 0 }),
-        ("shr", Ty::B64 | Ty::U64) => map!(d = d, w; every |x, n| if n < 64 { x >> (n & 63) } else { 0 }),
-        ("shr", Ty::S16) => map!(w = w, w; every |x, n| (i32::from(x as i16) >> n.min(15)) as u32 & 0xffff),
-        ("shr", Ty::S32) => map!(w = w, w; every |x, n| (x as i32 >> n.min(31)) as u32),
-        ("shr", Ty::S64) => map!(d = d, w; every |x, n| (x as i64 >> n.min(63)) as u64),
+        ("shl", Ty::B16) => shift!(w; |x, n| if n < 16 { x << n & 0xffff } else { 0 }),
+        ("shl", Ty::B32) => shift!(w; |x, n| if n < 32 { x << (n & 31) } else { 0 }),
+        ("shl", Ty::B64) => shift!(d; |x, n| if n < 64 { x << (n & 63) } else { 0 }),
+        ("shr", Ty::B16 | Ty::U16) => shift!(w; |x, n| if n < 16 { x >> n } else { 0 }),
+        ("shr", Ty::B32 | Ty::U32) => shift!(w; |x, n| if n < 32 { x >> (n & 31) } else { 0 }),
+        ("shr", Ty::B64 | Ty::U64) => shift!(d; |x, n| if n < 64 { x >> (n & 63) } else { 0 }),
+        ("shr", Ty::S16) => shift!(w; |x, n| (i32::from(x as i16) >> n.min(15)) as u32 & 0xffff),
+        ("shr", Ty::S32) => shift!(w; |x, n| (x as i32 >> n.min(31)) as u32),
+        ("shr", Ty::S64) => shift!(d; |x, n| (x as i64 >> n.min(63)) as u64),
         ("cnot", Ty::B32) => return s.map(b, map!(w = w; every |x| u32::from(x == 0)), ty, &[ty]),
         ("popc", Ty::B32) => return s.map(b, map!(w = w; every |x| x.count_ones()), Ty::U32, &[ty]),
         ("popc", Ty::B64) => return s.map(b, map!(w = d; every |x| x.count_ones()), Ty::U32, &[ty]),

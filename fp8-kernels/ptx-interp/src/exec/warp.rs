@@ -5,7 +5,7 @@
 
 use super::fault::Fault;
 use super::{Machine, Step, convert};
-use crate::ir::{Cond, Inst, Logic, Op, Special, Together};
+use crate::ir::{Cond, Inst, Logic, Op, Special};
 use crate::lanes::{BITS, Reg, Registers, lanes};
 use crate::region::Region;
 use crate::report::Kind;
@@ -164,7 +164,7 @@ impl Warp {
     }
 
     /// Takes lanes out of the active group where they are: they wait or have left.
-    fn halt(&mut self, mask: u32) {
+    pub(super) fn halt(&mut self, mask: u32) {
         lanes(mask).for_each(|lane| self.pc[lane] = self.at);
         self.active &= !mask;
         self.count = self.active.count_ones();
@@ -194,6 +194,12 @@ impl Warp {
             let Some(inst) = kernel.code.get(self.at) else { return Ok(()) };
             machine.stats.warp_instructions += 1;
             machine.stats.thread_instructions += u64::from(self.count);
+            // Most instructions by far.
+            if let (None, Op::Map { run, d, s, .. }) = (inst.guard, &inst.op) {
+                run(&mut self.regs, d.number(), s.map(Reg::number), self.active);
+                self.at += 1;
+                continue;
+            }
             self.step(machine, inst)?;
         }
     }
@@ -416,88 +422,5 @@ impl Warp {
             _ => {}
         }
         Ok(())
-    }
-
-    /// Lets the lanes of `mask`, which came to a warp-wide operation, do it if they are all of its members, else parks
-    /// them. True if it was done.
-    fn meet(&mut self, machine: &Machine<'_>, what: &Together, members: Reg, mask: u32) -> Step<bool> {
-        let missing = mask & !self.regs.set(members);
-        if missing != 0 {
-            return machine.unwritten(self, members, missing, "the mask of this operation");
-        }
-        let first = mask.trailing_zeros() as usize & 31;
-        let wanted = self.regs.lane(members, first) as u32;
-        let agree = match members {
-            Reg::W(r) => {
-                let here = self.regs.w[r].iter().zip(BITS);
-                here.fold(0, |agree, (&w, bit)| agree | if w == wanted { bit } else { 0 })
-            }
-            _ => 0,
-        };
-        if wanted == mask && agree & mask == mask {
-            self.together(machine, what, mask)?;
-            return Ok(true);
-        }
-        for lane in lanes(mask) {
-            let wanted = self.regs.lane(members, lane) as u32;
-            if wanted >> lane & 1 == 0 {
-                let detail =
-                    format!("lane {lane} runs an operation whose mask {wanted:#010x} does not name it");
-                return Fault::new(Kind::DivergentShuffle, lane, detail).fail();
-            }
-        }
-        self.halt(mask);
-        self.parked |= mask;
-        self.at += 1;
-        Ok(false)
-    }
-
-    /// With every lane waiting or gone: does the warp-wide operations whose members are all there. An error if lanes
-    /// are parked and none can go on.
-    fn settle(&mut self, machine: &Machine<'_>) -> Step<bool> {
-        let mut went = false;
-        let mut absent = None;
-        let mut rest = self.parked;
-        while rest != 0 {
-            let lane = rest.trailing_zeros() as usize;
-            let pc = self.pc[lane];
-            rest &= rest - 1;
-            let Some(Inst { op: Op::Together { what, mask: members }, .. }) = machine.kernel.code.get(pc)
-            else {
-                continue;
-            };
-            let wanted = self.regs.lane(*members, lane) as u32;
-            let here = |l: usize| {
-                self.parked >> l & 1 == 1 && self.pc[l] == pc && self.regs.lane(*members, l) as u32 == wanted
-            };
-            if let Some(other) = lanes(wanted).find(|&l| !here(l)) {
-                absent.get_or_insert((lane, other, wanted));
-                continue;
-            }
-            rest &= !wanted;
-            self.at = pc;
-            self.active = 0;
-            self.together(machine, what, wanted)?;
-            self.parked &= !wanted;
-            lanes(wanted).for_each(|l| self.pc[l] = pc + 1);
-            went = true;
-        }
-        if let (false, Some((lane, other, wanted))) = (went, absent) {
-            let line = |l: usize| machine.kernel.code.get(self.pc[l]).map_or(0, |inst| inst.line);
-            let place = if self.exists >> other & 1 == 0 {
-                "does not exist in this block".to_owned()
-            } else if self.exited >> other & 1 == 1 {
-                "has left the kernel".to_owned()
-            } else if self.at_barrier >> other & 1 == 1 {
-                format!("waits at the barrier of PTX line {}", line(other))
-            } else if self.pc[other] == self.pc[lane] {
-                "names another mask".to_owned()
-            } else {
-                format!("waits at PTX line {}", line(other))
-            };
-            let detail = format!("lane {other} is in the mask {wanted:#010x} and not here: it {place}");
-            return Fault::new(Kind::DivergentShuffle, lane, detail).at(self, lane).fail();
-        }
-        Ok(went)
     }
 }
