@@ -5,6 +5,8 @@
 //! operation comes to the speed of memory. Each measurement queues launches over tensors that do not fit the L2 cache and
 //! waits once. Without a GPU nothing is measured; a simulated one has no speed.
 
+#![expect(clippy::print_stderr, reason = "says why nothing is measured")]
+
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use cudarc::driver::{CudaContext, CudaStream};
 use fp8_kernels::{
@@ -51,8 +53,7 @@ fn measure(
     c: &mut Criterion,
     stream: &Arc<CudaStream>,
 ) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let device =
-        &Device::from_stream(stream.clone())?.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let device = &Device::from_stream(stream.clone())?.with_transpose_policy(TransposePolicy::WithCast);
     let values = (0..COLS).map(|i| (i as f32 * 0.37).sin() * 3.0).collect();
     let row = Tensor::from_vec(values, [1, COLS], device)?;
     let zeros = Tensor::zeros([ROWS, COLS], DType::BF16, device)?;

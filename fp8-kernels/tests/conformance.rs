@@ -4,6 +4,8 @@
 //! counted. `cargo test --test conformance -- cpu::norm` runs the cases of one operation on one backend. A process loads
 //! one CUDA library: the simulated device, or a real one where `FP8_CONFORMANCE_BACKEND` is `cuda`.
 
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the suite's report")]
+
 #[path = "conformance/mod.rs"]
 mod cases;
 mod oracle;

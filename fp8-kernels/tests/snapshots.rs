@@ -2,6 +2,8 @@
 //!
 //! They are written by `cargo xtask ptx`, run by simulated devices and read here, so that neither needs a compiler.
 
+#![expect(clippy::unwrap_used, reason = "a file that cannot be read is a failed test")]
+
 #[path = "snapshots/rules.rs"]
 mod rules;
 

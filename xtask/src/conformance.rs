@@ -6,7 +6,7 @@
 mod harness;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ pub(crate) fn jobs(backends: &[Backend], seeds: &[u64]) -> Vec<Job> {
 }
 
 /// Runs the jobs, prints what failed and a line for each, and adds them up.
-pub(crate) fn check(program: &PathBuf, jobs: &[Job], filter: Option<&str>) -> Result<Total> {
+pub(crate) fn check(program: &Path, jobs: &[Job], filter: Option<&str>) -> Result<Total> {
     // More than cores: three jobs of equal length on two cores else leave one idle at the end.
     let at_once = (2 * process::cores()).min(jobs.len()).max(1);
     let threads = (process::cores() / at_once).max(1);

@@ -160,7 +160,7 @@ mod tests {
         for bytes in (4096..2_000_000).step_by(4093) {
             let class = size_class(bytes);
             assert!(
-                class >= bytes && class - bytes <= bytes / 8 && class % ALIGNMENT == 0,
+                class >= bytes && class - bytes <= bytes / 8 && class.is_multiple_of(ALIGNMENT),
                 "{bytes}: {class}"
             );
             assert_eq!(size_class(class), class);

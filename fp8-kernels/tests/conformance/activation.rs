@@ -85,9 +85,9 @@ fn bits_are_the_cpus(device: &Device, activation: Activation, dtype: DType) -> O
             let slot = Slot { amax: Some(&amax), columnwise: true, ..Slot::fixed(encoding, &cell, &rule) };
             let (codes, _) = ops::activation_backward_quantize_dbias(&dy, &h, activation, &slot)?;
             let mut results = vec![Got::Tensor(y), Got::Tensor(dh), Got::Numbers(vec![amax.read()?])];
-            results.extend(codes.as_fp8().cloned().map(Got::Fp8));
+            results.extend(codes.as_fp8().cloned().map(Got::from));
             let codes = ops::activation(&h, activation, &slot)?;
-            results.extend(codes.as_fp8().cloned().map(Got::Fp8));
+            results.extend(codes.as_fp8().cloned().map(Got::from));
             results.push(Got::Numbers(vec![amax.read()?]));
             Ok(results)
         })?;

@@ -158,7 +158,7 @@ impl Parameter {
             param: normal(shape, dtype, seed as u64, device)?,
             grad: normal(shape, DType::F32, 20 + seed as u64, device)?,
             moments: [zeros()?, zeros()?],
-            main: (seed % 2 == 0).then_some(main),
+            main: seed.is_multiple_of(2).then_some(main),
             cells: (Cell::new(3.0 + seed as f32, device)?, Cell::new(REST, device)?, Counters::new(device)?),
         })
     }
@@ -202,7 +202,7 @@ fn steps(device: &Device, dtype: DType, encoding: Encoding, together: bool) -> R
             let one = |tensor| ops::adamw_many(std::slice::from_mut(tensor), &step);
             tensors.iter_mut().map(one).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()
         };
-        results.extend(codes.into_iter().flatten().map(Got::Fp8));
+        results.extend(codes.into_iter().flatten().map(Got::from));
     }
     for Parameter { param, moments, main, cells: (_, amax, counters), .. } in parameters {
         results.extend(std::iter::once(param).chain(moments).chain(main).map(Got::Tensor));
@@ -222,7 +222,7 @@ fn many_are_each(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
 /// The codes of a step are those of quantizing what it left.
 fn many_quantize_as_quantize_does(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
     let rule = exact(encoding);
-    for seed in 0..MANY.len() {
+    for (seed, shape) in MANY.into_iter().enumerate() {
         let mut p = Parameter::new(seed, dtype, device)?;
         let (cell, amax, _) = &p.cells;
         let slot = Slot { amax: Some(amax), ..Slot::fixed(encoding, cell, &rule) };
@@ -238,7 +238,7 @@ fn many_quantize_as_quantize_does(device: &Device, dtype: DType, encoding: Encod
         }];
         let got = ops::adamw_many(&mut tensors, &STEP)?;
         let got = got.into_iter().next().flatten().ok_or("nothing was quantized")?;
-        let (again, shape) = (Cell::new(REST, device)?, MANY[seed]);
+        let again = Cell::new(REST, device)?;
         let slot = Slot { amax: Some(&again), ..Slot::fixed(encoding, cell, &rule) };
         let want = ops::quantize(&p.param, &slot)?;
         let want = want.as_fp8().ok_or("got high precision, want FP8")?;

@@ -7,9 +7,15 @@ use fp8_kernels::{Device, Fp8Tensor, Result, Tensor};
 /// What an operation gave.
 pub(crate) enum Got {
     Tensor(Tensor),
-    Fp8(Fp8Tensor),
+    Fp8(Box<Fp8Tensor>),
     /// Amaxes, scales, counts.
     Numbers(Vec<f32>),
+}
+
+impl From<Fp8Tensor> for Got {
+    fn from(codes: Fp8Tensor) -> Self {
+        Self::Fp8(Box::new(codes))
+    }
 }
 
 /// `run` gives the same bits on `device` as on the CPU.
