@@ -4,7 +4,7 @@ use super::data::{ENCODINGS, FLOATS, Random, exact, f64s, normal, specials, tens
 use super::reference::{Got, same_as_cpu};
 use super::threads::same_bits;
 use crate::oracle::{activation as oracle, fp8};
-use fp8_kernels::{Cell, DType, Device, Encoding, Operand, REST, Scale, ScaleRule, Slot, Tensor, ops};
+use fp8_kernels::{Cell, DType, Device, Encoding, Operand, REST, Scale, ScaleRule, Slot, Tensor, UNSET, ops};
 use ops::Activation;
 
 cases![
@@ -12,6 +12,7 @@ cases![
     derivatives: ActivationsAndDtypes,
     derivatives_at_the_ends,
     bits_are_the_cpus: ActivationsAndDtypes,
+    first_scales_are_the_cpus: Activations,
     special_values: Activations,
     needles: Activations,
     codes_are_those_of_the_f32_result: Activations,
@@ -89,6 +90,37 @@ fn bits_are_the_cpus(device: &Device, activation: Activation, dtype: DType) -> O
             let codes = ops::activation(&h, activation, &slot)?;
             results.extend(codes.as_fp8().cloned().map(Got::from));
             results.push(Got::Numbers(vec![amax.read()?]));
+            Ok(results)
+        })?;
+    }
+    Ok(())
+}
+
+/// Scales that come from the result itself: of a slot that is not set yet, and of current scaling.
+fn first_scales_are_the_cpus(device: &Device, activation: Activation) -> Outcome {
+    let gated = if activation.is_gated() { 2 } else { 1 };
+    let current = ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false };
+    for [rows, cols] in [[3, 14], [130, 66]] {
+        same_as_cpu(&format!("[{rows}, {cols}]"), device, |device| {
+            let h = normal([rows, cols * gated], DType::BF16, 1, device)?;
+            let dy = normal([rows, cols], DType::BF16, 2, device)?;
+            let rule = exact(Encoding::E4M3);
+            let (cell, amax) = (Cell::new(UNSET, device)?, Cell::new(REST, device)?);
+            let unset = Scale::Cell { cell: &cell, first: &rule, keep: true };
+            let mut results = Vec::new();
+            for scale in [unset, unset, Scale::FromTensor(&current)] {
+                let slot = Slot { scale, amax: Some(&amax), ..Slot::off(Encoding::E4M3) };
+                let y = ops::activation(&h, activation, &slot)?;
+                results.extend(y.as_fp8().cloned().map(Got::from));
+                let (dh, _) = ops::activation_backward_quantize_dbias(&dy, &h, activation, &slot)?;
+                results.extend(dh.as_fp8().cloned().map(Got::from));
+                results.push(Got::Numbers(vec![cell.read()?, amax.read()?]));
+                cell.write(UNSET)?;
+                // Then the gradient first, so that it is its amax that counts.
+                let (dh, _) = ops::activation_backward_quantize_dbias(&dy, &h, activation, &slot)?;
+                results.extend(dh.as_fp8().cloned().map(Got::from));
+                results.push(Got::Numbers(vec![cell.read()?]));
+            }
             Ok(results)
         })?;
     }

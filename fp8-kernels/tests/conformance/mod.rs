@@ -12,6 +12,7 @@ mod adamw;
 mod amax;
 mod attention;
 mod cast;
+mod cells;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
@@ -40,6 +41,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     amax::CASES,
     attention::CASES,
     cast::CASES,
+    cells::CASES,
     cross_entropy::CASES,
     dropout::CASES,
     elementwise::CASES,

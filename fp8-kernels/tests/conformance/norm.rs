@@ -3,7 +3,10 @@ use super::compare::{close, equal, refused, same};
 use super::data::{FLOATS, Random, exact, f64s, needle_places, normal, tensor, tolerance};
 use super::threads::same_bits;
 use crate::oracle::{fp8, norm as oracle};
-use fp8_kernels::{Cell, Counters, DType, Device, Encoding, REST, Slot, Tensor, TransposePolicy, ops};
+use fp8_kernels::{
+    Cell, Counters, DType, Device, Encoding, REST, Scale, ScaleRule, Slot, Tensor, TransposePolicy, UNSET,
+    ops,
+};
 use ops::{Norm, NormOptions, NormStats};
 
 cases![
@@ -15,6 +18,7 @@ cases![
     transposes_come_with_the_codes: Dtypes,
     a_large_mean_costs_no_precision,
     codes_are_those_of_the_f32_result: DtypesAndFormats,
+    first_scales_come_from_the_f32_result: Dtypes,
     gamma_around_zero,
     rows_without_columns,
     same_for_any_threads,
@@ -144,6 +148,36 @@ fn codes_are_those_of_the_f32_result(device: &Device, dtype: DType, encoding: En
             same(&what, &got, &want.codes, shape[1])?;
             same(&what, &stats.rsigma.to_f32_vec()?, &want_stats.rsigma.to_f32_vec()?, 1)?;
             same(&what, &[amax.read()?], &[if values.is_empty() { REST } else { want.amax }], 1)?;
+        }
+    }
+    Ok(())
+}
+
+/// Of a slot that is not set yet, and of current scaling, on every path: by rows, by tiles, columns that are not whole vectors.
+fn first_scales_come_from_the_f32_result(device: &Device, dtype: DType) -> Outcome {
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let (first, current) =
+        (exact(Encoding::E4M3), ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false });
+    for shape in [[3, 16], [5, 17], [130, 72], [2, 1032], [2, 1033]] {
+        let x = normal(shape, dtype, 9, device)?;
+        let gamma = normal([shape[1]], DType::F32, 10, device)?;
+        let wide = ops::cast(&x, DType::F32)?;
+        let off = Slot::off(Encoding::E4M3);
+        let (values, _) = ops::norm(&wide, &gamma, None, &options(Norm::LayerNorm), &off)?;
+        let values = values.dequantize(DType::F32)?.to_f32_vec()?;
+        let largest = fp8::quantize(&values, Encoding::E4M3, 1.0).amax;
+        for columnwise in [false, true] {
+            let cell = Cell::new(UNSET, device)?;
+            let unset = Scale::Cell { cell: &cell, first: &first, keep: true };
+            for scale in [unset, Scale::FromTensor(&current)] {
+                let slot = Slot { scale, columnwise, ..off };
+                let (y, _) = ops::norm(&x, &gamma, None, &options(Norm::LayerNorm), &slot)?;
+                let y = y.as_fp8().ok_or("got high precision, want FP8")?;
+                let what = format!("{shape:?} columnwise {columnwise}");
+                let want = fp8::quantize(&values, Encoding::E4M3, 448.0 / largest);
+                same(&what, &y.codes()?, &want.codes, shape[1])?;
+            }
+            same("the cell, provisional", &[cell.read()?], &[-448.0 / largest], 1)?;
         }
     }
     Ok(())

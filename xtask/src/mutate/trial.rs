@@ -14,8 +14,6 @@ use crate::mutate::edits::Mutant;
 use crate::process;
 use crate::workspace::Result;
 
-/// Cases that use a kernel file, where they are not those of the operation with the file's name.
-const USERS: [(&str, &[&str]); 1] = [("cells", &["update_scales", "quantize", "norm"])];
 /// A case of unknown length that takes longer is measured before it goes on.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Longer cases are run only where they use the kernel.
@@ -81,18 +79,16 @@ enum End {
 
 impl Trial {
     pub(super) fn new(program: &Path, file: &str, ptx: &str) -> Result<Self> {
-        let own = [file];
-        let users = USERS.iter().find(|(name, _)| *name == file).map_or(&own[..], |(_, users)| users);
         let mut command = Job { backend: Backend::CudaSim, seed: None }.command(program);
         command.arg("--list");
         let listed = process::watch(command, FOR_EVER, |_| false)?.output;
         let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
-        let is_user = |name: &&str| name.split("::").nth(1).is_some_and(|of| users.contains(&of));
+        let is_user = |name: &&str| name.split("::").nth(1) == Some(file);
         let case =
             |name: &str| Case { name: name.to_owned(), length: None, passes: None, kills: HashMap::new() };
         let cases: Vec<Case> = names.filter(is_user).map(case).collect();
         if cases.is_empty() {
-            return Err(format!("mutate: {file}: the suite has no cases of {}", users.join(", ")).into());
+            return Err(format!("mutate: {file}: the suite has no cases of it").into());
         }
         Ok(Self {
             program: program.to_path_buf(),
