@@ -15,6 +15,22 @@ pub(crate) fn exact(encoding: Encoding) -> ScaleRule {
     ScaleRule::Delayed { fp8_max: encoding.max(), margin: 0, policy: ScalePolicy::Exact }
 }
 
+/// Every kind of rule, with margins that stay in range and that leave it.
+pub(crate) fn rules() -> Vec<ScaleRule> {
+    let fp8_max = 448.0;
+    let delayed = [ScalePolicy::Exact, ScalePolicy::PowerOfTwo].into_iter().flat_map(|policy| {
+        [0, 1, 3, -2, 140, -140, i32::MAX, i32::MIN].map(|margin| ScaleRule::Delayed {
+            fp8_max,
+            margin,
+            policy: policy.clone(),
+        })
+    });
+    let current = [0.0, 1e-3, 10.0].into_iter().flat_map(|epsilon| {
+        [false, true].map(|power_2_scales| ScaleRule::Current { fp8_max, epsilon, power_2_scales })
+    });
+    delayed.chain(current).collect()
+}
+
 /// Matrices around vectors, tiles and chunks of work; empty ones; primes.
 pub(crate) const SHAPES: [[usize; 2]; 16] = [
     [0, 16],

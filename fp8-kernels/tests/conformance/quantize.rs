@@ -1,6 +1,7 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
 use super::data::{self, ENCODINGS, FLOATS, SHAPES, exact, f64s, needle_places, normal, specials, tensor};
+use super::reference::{Got, same_as_cpu};
 use super::threads::same_bits;
 use crate::oracle::fp8;
 use fp8_kernels::{
@@ -13,6 +14,8 @@ cases![
     codes_amaxes_and_counters: DtypesAndFormats,
     special_values: DtypesAndFormats,
     every_half_precision_value: Formats,
+    one_value_everywhere: DtypesAndFormats,
+    first_scales_by_every_rule,
     needles: DtypesAndFormats,
     needles_in_tiles: DtypesAndFormats,
     amax_is_merged,
@@ -64,6 +67,65 @@ fn every_half_precision_value(device: &Device, encoding: Encoding) -> Outcome {
     for x in &inputs {
         for scale in [1.0, 0.7, 57.3] {
             check(x, encoding, scale)?;
+        }
+    }
+    Ok(())
+}
+
+/// A value at an edge of what is counted, in every place that a kernel has.
+fn one_value_everywhere(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let (cell, rule, max) = (Cell::new(1.0, device)?, exact(encoding), encoding.max());
+    for value in [max, -max, 1.125 * max, f32::INFINITY, 0.0, -0.0, 5e-7, f32::NAN] {
+        let x = Tensor::full(value, [1, 8192 + 13], dtype, device)?;
+        check(&x, encoding, 1.0)?;
+        for [rows, cols] in [[130, 72], [130, 66]] {
+            let x = Tensor::full(value, [rows, cols], dtype, device)?;
+            let want = fp8::quantize(&x.to_f32_vec()?, encoding, 1.0);
+            for together in [false, true] {
+                let (amax, counters) = (Cell::new(REST, device)?, Counters::new(device)?);
+                let (amax_cell, counts) = (Some(&amax), Some(&counters));
+                let slot = Slot {
+                    amax: amax_cell,
+                    counters: counts,
+                    columnwise: true,
+                    ..Slot::fixed(encoding, &cell, &rule)
+                };
+                let codes = if together {
+                    ops::quantize_many(&[(&x, slot)])?.pop().ok_or("nothing came back")?
+                } else {
+                    ops::quantize(&x, &slot)?
+                };
+                let what = format!("{value} in [{rows}, {cols}], together: {together}");
+                same(&what, &fp8(codes)?.codes()?, &want.codes, cols)?;
+                same(&what, &[amax.read()?], &[want.amax], 1)?;
+                let CounterValues { saturated, underflowed, elements } = counters.read()?;
+                let wanted = [want.saturated, want.underflowed, (rows * cols) as u64];
+                equal(&what, [saturated, underflowed, elements], wanted)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The scale that a rule makes of an amax, to the ends of its range.
+fn first_scales_by_every_rule(device: &Device) -> Outcome {
+    let largest = [f32::from_bits(1), 1e-41, f32::MIN_POSITIVE, 1e-30, 1.0, 3.3, 448.0, 1e30, 2e38, f32::MAX];
+    let others = [0.0, f32::INFINITY, f32::NAN];
+    for rule in data::rules() {
+        for value in largest.into_iter().chain(others) {
+            same_as_cpu(&format!("{rule:?} for {value}"), device, |device| {
+                let x = Tensor::full(value, [3], DType::F32, device)?;
+                let cell = Cell::new(UNSET, device)?;
+                let mut results = Vec::new();
+                for scale in [Scale::FromTensor(&rule), Scale::Cell { cell: &cell, first: &rule, keep: true }]
+                {
+                    let codes = ops::quantize(&x, &Slot { scale, ..Slot::off(Encoding::E4M3) })?;
+                    results.extend(codes.as_fp8().cloned().map(Got::from));
+                }
+                results.push(Got::Numbers(vec![cell.read()?]));
+                Ok(results)
+            })?;
         }
     }
     Ok(())

@@ -1,6 +1,7 @@
 use super::case::{Outcome, cases};
 use super::compare::{equal, refused, same};
-use super::data::{Random, exact};
+use super::data::{Random, exact, rules};
+use super::reference::{Got, same_as_cpu};
 use crate::oracle::scales as oracle;
 use fp8_kernels::{
     Arena, ArenaOptions, Cell, CustomPolicy, Device, Encoding, Error, REST, ScalePolicy, ScaleRule, UNSET,
@@ -13,6 +14,8 @@ use std::sync::Arc;
 cases![
     a_random_run_equals_the_oracle,
     one_row_is_staging_and_window,
+    every_rule_at_its_ends,
+    needles,
     worked_run,
     the_oldest_counts_once_more,
     did_not_run,
@@ -23,6 +26,68 @@ cases![
     custom_functions,
     a_refused_scale_changes_nothing,
 ];
+
+/// One amax a slot, from the smallest to those that say nothing: the CPU's scales and histories.
+fn every_rule_at_its_ends(device: &Device) -> Outcome {
+    let amaxes = [
+        f32::from_bits(1),
+        1e-41,
+        f32::from_bits(0x007F_FFFF),
+        f32::MIN_POSITIVE,
+        1e-30,
+        1.0,
+        3.3,
+        448.0,
+        1e30,
+        f32::MAX,
+        0.0,
+        f32::INFINITY,
+        f32::NAN,
+    ];
+    for rule in rules() {
+        for history_len in [1, 2, 5] {
+            same_as_cpu(&format!("{rule:?}, {history_len} rows"), device, |device| {
+                let options = ArenaOptions { history_len, ..ArenaOptions::default() };
+                let mut arena = Arena::new(amaxes.len(), options, device)?;
+                let update =
+                    ScaleUpdate { amax: AmaxRule::Max, rule: &rule, interval: 1, record_non_finite: false };
+                let mut results = Vec::new();
+                for _ in 0..2 {
+                    arena.merge_staged(&amaxes)?;
+                    ops::update_scales(&mut arena, &update)?;
+                    results.extend([arena.scales()?, arena.history()?].map(Got::Numbers));
+                }
+                Ok(results)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The largest of a window in every row, for slots that fill blocks and one more.
+fn needles(device: &Device) -> Outcome {
+    let rule = exact(Encoding::E4M3);
+    for (slots, history_len) in [(1, 40usize), (7, 9), (8, 33), (9, 34), (17, 16), (3, 1025)] {
+        for place in (0..history_len - 1).step_by(history_len.div_ceil(40)).chain([history_len - 2]) {
+            same_as_cpu(&format!("row {place} of {history_len}, {slots} slots"), device, |device| {
+                let options = ArenaOptions { history_len, ..ArenaOptions::default() };
+                let mut arena = Arena::new(slots, options, device)?;
+                let mut rows = vec![1.0; (history_len - 1) * slots];
+                // Another row for each slot.
+                for slot in 0..slots {
+                    rows[(place + slot) % (history_len - 1) * slots + slot] = 64.0 + slot as f32;
+                }
+                arena.set_history(&rows)?;
+                arena.merge_staged(&vec![2.0; slots])?;
+                let update =
+                    ScaleUpdate { amax: AmaxRule::Max, rule: &rule, interval: 1, record_non_finite: false };
+                ops::update_scales(&mut arena, &update)?;
+                Ok([arena.scales()?, arena.history()?, arena.staged()?].map(Got::Numbers).into())
+            })?;
+        }
+    }
+    Ok(())
+}
 
 fn staging(arena: &Arena, slot: usize) -> Result<&Cell, Error> {
     arena.staging(slot).ok_or(Error::Option {
