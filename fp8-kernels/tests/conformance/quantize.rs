@@ -30,8 +30,10 @@ cases![
     an_amax_given,
     transpose_policies_give_the_same_bits: Dtypes,
     dequantizes: Formats,
+    dequantizes_in_rounds,
     dbias_sums_the_unquantized: Dtypes,
     many_are_each,
+    needles_in_many,
     many_share_an_unset_cell,
     same_for_any_threads,
     refuses,
@@ -424,6 +426,50 @@ fn many_are_each(device: &Device) -> Outcome {
         }
     }
     equal("nothing", ops::quantize_many(&[])?.len(), 0)
+}
+
+/// More tensors than blocks: a block goes from one to the next, in the middle of either.
+fn needles_in_many(device: &Device) -> Outcome {
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let (cell, rule) = (Cell::new(2.0, device)?, exact(Encoding::E4M3));
+    let shape = |i: usize| [1 + i * 37 % 131, 1 + i * 53 % 67];
+    let (mut tensors, mut amaxes) = (Vec::new(), Vec::new());
+    for i in 0..300 {
+        let [rows, cols] = shape(i);
+        let mut values = data::Random::new(i as u64).normals(rows * cols);
+        values[i * 271 % (rows * cols)] = 1e3 + i as f32;
+        tensors.push(tensor(values, shape(i), FLOATS[i % 3], device)?);
+        amaxes.push(Cell::new(REST, device)?);
+    }
+    let slot = |(x, amax)| {
+        (x, Slot { amax: Some(amax), columnwise: true, ..Slot::fixed(Encoding::E4M3, &cell, &rule) })
+    };
+    let pairs: Vec<_> = tensors.iter().zip(&amaxes).map(slot).collect();
+    for (i, (got, (x, amax))) in
+        ops::quantize_many(&pairs)?.into_iter().zip(tensors.iter().zip(&amaxes)).enumerate()
+    {
+        let ([rows, cols], got, what) = (shape(i), fp8(got)?, format!("tensor {i}"));
+        let want = fp8::quantize(&x.to_f32_vec()?, Encoding::E4M3, 2.0);
+        same(&what, &got.codes()?, &want.codes, cols)?;
+        let turned = got.columnwise().ok_or("no transpose was made with the cast")?;
+        same(&what, &turned.to_vec::<u8>()?, &fp8::transpose(&want.codes, rows, cols), rows)?;
+        same(&what, &[amax.read()?, got.scale_inv().item()?], &[want.amax, 0.5], 1)?;
+    }
+    Ok(())
+}
+
+/// More elements than a simulated device's grid takes at once.
+fn dequantizes_in_rounds(device: &Device) -> Outcome {
+    for len in [(1 << 17) + 43, 1 << 17, (1 << 18) + 8] {
+        let codes: Vec<u8> = (0..len).map(|i| (i * 7 % 251) as u8).collect();
+        let tensor = Tensor::from_vec(codes.clone(), [1, len], device)?;
+        let q = Fp8Tensor::from_codes(tensor, [1, len], Encoding::E4M3, Tensor::scalar(0.5, device)?)?;
+        let want: Vec<f32> = codes.iter().map(|&code| Encoding::E4M3.to_f32(code) * 0.5).collect();
+        let quiet = |v: &f32| if v.is_nan() { f32::NAN } else { *v };
+        let got: Vec<f32> = q.dequantize(DType::F32)?.to_f32_vec()?.iter().map(quiet).collect();
+        same(&format!("{len} codes"), &got, &want.iter().map(quiet).collect::<Vec<_>>(), len)?;
+    }
+    Ok(())
 }
 
 fn many_share_an_unset_cell(device: &Device) -> Outcome {
