@@ -139,11 +139,16 @@ fn codes_are_those_of_the_f32_result(device: &Device, dtype: DType, encoding: En
             let wide = ops::cast(&x, DType::F32)?;
             let (values, want_stats) = ops::norm(&wide, &gamma, beta, &options(norm), &Slot::off(encoding))?;
             let values = values.dequantize(DType::F32)?.to_f32_vec()?;
-            let (cell, amax, rule) = (Cell::new(50.0, device)?, Cell::new(REST, device)?, exact(encoding));
-            let slot = Slot { amax: Some(&amax), ..Slot::fixed(encoding, &cell, &rule) };
+            let (cell, amax, rule) = (Cell::new(300.0, device)?, Cell::new(REST, device)?, exact(encoding));
+            let counters = Counters::new(device)?;
+            let slot =
+                Slot { amax: Some(&amax), counters: Some(&counters), ..Slot::fixed(encoding, &cell, &rule) };
             let (got, stats) = ops::norm(&x, &gamma, beta, &options(norm), &slot)?;
-            let want = fp8::quantize(&values, encoding, 50.0);
+            let want = fp8::quantize(&values, encoding, 300.0);
             let what = format!("{norm} {dtype} {shape:?}");
+            let counts = counters.read()?;
+            let counts = [counts.saturated, counts.underflowed, counts.elements];
+            equal(&what, counts, [want.saturated, want.underflowed, values.len() as u64])?;
             let got = got.as_fp8().ok_or("got high precision, want FP8")?.codes()?;
             same(&what, &got, &want.codes, shape[1])?;
             same(&what, &stats.rsigma.to_f32_vec()?, &want_stats.rsigma.to_f32_vec()?, 1)?;
