@@ -157,25 +157,35 @@ fn unreached(mutant: &Mutant) -> String {
     format!("{} {} {}", mutant.file, mutant.kernel, survivors::UNREACHED)
 }
 
-/// Texts by stem.
+/// Texts by stem, of these files or of all; a name of none is an error.
 fn snapshots(files: &[String]) -> Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
     for path in crate::workspace::files(&ptx::folder())? {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let is_asked = files.is_empty() || files.iter().any(|file| file.trim_end_matches(".cu") == stem);
-        if is_asked && path.extension().is_some_and(|end| end == "ptx") {
+        if path.extension().is_some_and(|end| end == "ptx") {
             found.insert(stem, fs::read_to_string(&path)?);
         }
     }
-    if found.is_empty() {
-        return Err(format!("mutate: no snapshot of {files:?} in {}", ptx::folder().display()).into());
+    let asked: BTreeSet<&str> = files.iter().map(|file| file.trim_end_matches(".cu")).collect();
+    if let Some(name) = asked.iter().find(|name| !found.contains_key(**name)) {
+        let known = found.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        return Err(format!("mutate: no kernel file {name}.cu: expected one of {known}").into());
     }
+    found.retain(|stem, _| asked.is_empty() || asked.contains(stem.as_str()));
     Ok(found)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mistyped_kernel_is_named_even_beside_a_right_one() {
+        let names = ["amax", "cats"].map(str::to_owned);
+        let error = snapshots(&names).unwrap_err().to_string();
+        assert!(error.starts_with("mutate: no kernel file cats.cu: expected one of accumulate, "), "{error}");
+        assert_eq!(snapshots(&names[..1]).unwrap().into_keys().collect::<Vec<_>>(), ["amax"]);
+    }
 
     #[test]
     fn the_tally_says_what_was_killed() {

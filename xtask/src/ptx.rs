@@ -136,7 +136,8 @@ pub(crate) fn run(options: &Ptx) -> Result<ExitCode> {
 fn asked<'a>(sources: &'a [Source], names: &[String]) -> Result<Vec<&'a Source>> {
     let names: Vec<&str> = names.iter().map(|name| name.trim_end_matches(".cu")).collect();
     if let Some(name) = names.iter().find(|name| sources.iter().all(|source| source.stem() != **name)) {
-        return Err(format!("ptx: no kernel file {name}.cu").into());
+        let known = sources.iter().map(Source::stem).collect::<Vec<_>>().join(", ");
+        return Err(format!("ptx: no kernel file {name}.cu: expected one of {known}").into());
     }
     Ok(sources.iter().filter(|source| names.is_empty() || names.contains(&source.stem())).collect())
 }
@@ -303,7 +304,7 @@ mod tests {
         };
         assert_eq!(names(&[]).unwrap(), ["cast", "norm"]);
         assert_eq!(names(&["norm.cu", "norm"]).unwrap(), ["norm"]);
-        assert!(names(&["cats"]).unwrap_err().contains("no kernel file cats.cu"));
+        assert!(names(&["cats"]).unwrap_err().contains("no kernel file cats.cu: expected one of cast, norm"));
     }
 
     #[test]

@@ -12,9 +12,9 @@ pub(crate) enum Token {
     Word(String),
     /// An integer, before any sign.
     Int(u64),
-    /// `0fXXXXXXXX`: the bits of an f32.
+    /// `0f` and eight hexadecimal digits: the bits of an f32.
     F32(u32),
-    /// `0dXXXXXXXXXXXXXXXX`: the bits of an f64.
+    /// `0d` and sixteen hexadecimal digits: the bits of an f64.
     F64(u64),
     /// A quoted string, without the quotes.
     Text(String),

@@ -90,7 +90,7 @@ impl Parser {
         found
     }
 
-    fn expect(&mut self, c: char) -> Result<(), LoadError> {
+    fn require(&mut self, c: char) -> Result<(), LoadError> {
         if self.eat(c) { Ok(()) } else { self.unexpected(&format!("{c:?}")) }
     }
 
@@ -208,7 +208,7 @@ impl Parser {
         if name != ".debug_str" {
             return self.error(format!("section {name:?}: only .debug_str is read"));
         }
-        self.expect('{')?;
+        self.require('{')?;
         let mut label = None;
         while !self.eat('}') {
             let word = self.word()?;
@@ -242,7 +242,7 @@ impl Parser {
         let mut elements = Some(1);
         if self.eat('[') {
             elements = if self.is(']') { None } else { Some(self.size()?) };
-            self.expect(']')?;
+            self.require(']')?;
         }
         let bytes = elements.map(|n| n.saturating_mul(ty.bytes()));
         let mut initial = Vec::new();
@@ -266,10 +266,10 @@ impl Parser {
                 }
             }
             if braced {
-                self.expect('}')?;
+                self.require('}')?;
             }
         }
-        self.expect(';')?;
+        self.require(';')?;
         let align = align.unwrap_or(bits / 8);
         if !align.is_power_of_two() || align > 1 << 16 {
             return self.error(format!("alignment {align}: a power of two up to 65536 belongs here"));
@@ -309,7 +309,7 @@ impl Parser {
                     break;
                 }
             }
-            self.expect(')')?;
+            self.require(')')?;
         }
         while !self.is('{') {
             let word = self.word()?;
@@ -327,7 +327,7 @@ impl Parser {
                 other => return self.error(format!("directive {other:?} is not known before a body")),
             }
         }
-        self.expect('{')?;
+        self.require('{')?;
         self.body(&mut builder)?;
         let kernel = builder.finish()?;
         if self.kernels.iter().any(|other| other.name == kernel.name) {
@@ -355,7 +355,7 @@ impl Parser {
         let mut size = ty.bytes();
         if self.eat('[') {
             size = size.saturating_mul(self.size()?);
-            self.expect(']')?;
+            self.require(']')?;
         }
         let align = align.unwrap_or(ty.bytes());
         if ty == Ty::Pred || !align.is_power_of_two() || size > 32_764 {
@@ -398,13 +398,13 @@ impl Parser {
             if is_label {
                 let line = self.line();
                 let name = self.word()?;
-                self.expect(':')?;
+                self.require(':')?;
                 if self.eat_word(".branchtargets") {
                     let mut targets = vec![self.word()?];
                     while self.eat(',') {
                         targets.push(self.word()?);
                     }
-                    self.expect(';')?;
+                    self.require(';')?;
                     builder.jump_table(name, targets);
                 } else {
                     builder.label(name, line)?;
@@ -425,7 +425,7 @@ impl Parser {
                     let name = self.word()?;
                     if self.eat('<') {
                         let count = self.size()?;
-                        self.expect('>')?;
+                        self.require('>')?;
                         builder.declare(&name, Some(count), ty, line)?;
                     } else {
                         builder.declare(&name, None, ty, line)?;
@@ -434,7 +434,7 @@ impl Parser {
                         break;
                     }
                 }
-                self.expect(';')
+                self.require(';')
             }
             ".loc" => self.location(builder),
             ".pragma" => {
@@ -442,7 +442,7 @@ impl Parser {
                 if text != "nounroll" {
                     return self.error(format!("pragma {text:?} is not known"));
                 }
-                self.expect(';')
+                self.require(';')
             }
             ".shared" => {
                 let declared = self.declaration()?;
@@ -500,7 +500,7 @@ impl Parser {
                 break;
             }
         }
-        self.expect(';')?;
+        self.require(';')?;
         let text =
             self.tokens[first..self.at.min(first + 40)].iter().map(|l| show(&l.token)).collect::<String>();
         builder.instruction(Statement { guard, opcode: &opcode, operands: &operands, line, text: &text })
@@ -513,7 +513,7 @@ impl Parser {
             if self.eat('+') || self.is('-') {
                 offset = self.integer()? as i64;
             }
-            self.expect(']')?;
+            self.require(']')?;
             return Ok(Operand::Address(Box::new(base), offset));
         }
         if self.eat('{') {
@@ -524,7 +524,7 @@ impl Parser {
                     break;
                 }
             }
-            self.expect('}')?;
+            self.require('}')?;
             return Ok(Operand::Vector(parts));
         }
         if self.eat('!') {
