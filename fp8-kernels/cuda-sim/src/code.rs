@@ -1,4 +1,5 @@
-//! Status codes of the CUDA driver API (`CUresult`) and of NVRTC (`nvrtcResult`), with their names and texts.
+//! Status codes of the CUDA driver API (`CUresult`), of NVRTC (`nvrtcResult`) and of cuBLAS (`cublasStatus_t`), with their
+//! names and texts.
 //!
 //! Numbers and meanings: CUDA Driver API, "Data types used by CUDA driver", enum CUresult; NVRTC, enum nvrtcResult.
 
@@ -37,6 +38,12 @@ impl Code {
     pub(crate) const NVRTC_INVALID_OPTION: Self = Self(5);
     pub(crate) const NVRTC_COMPILATION: Self = Self(6);
     pub(crate) const NVRTC_INTERNAL_ERROR: Self = Self(11);
+
+    pub(crate) const BLAS_NOT_INITIALIZED: Self = Self(1);
+    pub(crate) const BLAS_INVALID_VALUE: Self = Self(7);
+    pub(crate) const BLAS_EXECUTION_FAILED: Self = Self(13);
+    pub(crate) const BLAS_INTERNAL_ERROR: Self = Self(14);
+    pub(crate) const BLAS_NOT_SUPPORTED: Self = Self(15);
 }
 
 /// `(number, name, text)` of every `CUresult` this library answers with or is asked to inject.
@@ -92,9 +99,27 @@ const NVRTC: &[&CStr] = &[
     c"NVRTC_ERROR_INTERNAL_ERROR",
 ];
 
+/// Texts of `cublasStatus_t`.
+const BLAS: &[(i32, &CStr)] = &[
+    (0, c"CUBLAS_STATUS_SUCCESS"),
+    (1, c"CUBLAS_STATUS_NOT_INITIALIZED"),
+    (3, c"CUBLAS_STATUS_ALLOC_FAILED"),
+    (7, c"CUBLAS_STATUS_INVALID_VALUE"),
+    (8, c"CUBLAS_STATUS_ARCH_MISMATCH"),
+    (11, c"CUBLAS_STATUS_MAPPING_ERROR"),
+    (13, c"CUBLAS_STATUS_EXECUTION_FAILED"),
+    (14, c"CUBLAS_STATUS_INTERNAL_ERROR"),
+    (15, c"CUBLAS_STATUS_NOT_SUPPORTED"),
+];
+
 /// Name and text of a `CUresult`; `None` for a number not in the table.
 pub(crate) fn driver_text(number: i32) -> Option<(&'static CStr, &'static CStr)> {
     DRIVER.iter().find(|(code, ..)| *code == number).map(|(_, name, text)| (*name, *text))
+}
+
+/// Text of a `cublasStatus_t`; unknown numbers answer as cuBLAS does.
+pub(crate) fn blas_text(number: i32) -> &'static CStr {
+    BLAS.iter().find(|(code, _)| *code == number).map_or(c"<unknown>", |(_, text)| text)
 }
 
 /// Text of an `nvrtcResult`; unknown numbers answer as NVRTC does.

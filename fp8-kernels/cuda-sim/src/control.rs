@@ -95,6 +95,7 @@ fn live(driver: &Driver) -> String {
     if let Some(context) = &driver.context {
         text += &context.live();
     }
+    text += &driver.blas.live();
     if driver.compiler.programs() > 0 {
         let _ = writeln!(text, "programs {}", driver.compiler.programs());
     }

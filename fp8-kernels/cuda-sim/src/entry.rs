@@ -71,7 +71,11 @@ pub(crate) fn call(name: &'static str, needs: Needs, body: impl FnOnce(&mut Driv
             crate::report::print(&format!(
                 "{name}: the simulated driver panicked; this is a defect of the simulator"
             ));
-            if name.starts_with("nvrtc") { Code::NVRTC_INTERNAL_ERROR.0 } else { Code::UNKNOWN.0 }
+            match name {
+                name if name.starts_with("nvrtc") => Code::NVRTC_INTERNAL_ERROR.0,
+                name if name.starts_with("cublas") => Code::BLAS_INTERNAL_ERROR.0,
+                _ => Code::UNKNOWN.0,
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A simulated CUDA device: the driver's and NVRTC's entry points over the PTX interpreter.
+//! A simulated CUDA device: the driver's, NVRTC's and cuBLASLt's entry points over the PTX interpreter.
 //!
 //! Built as a shared library with the soname `libcuda.so`: once it is loaded by path, code that looks for the driver
 //! finds it. There is one device; kernels are PTX, checked while they run for races, bounds, uninitialised reads,
@@ -40,6 +40,7 @@ mod client;
 mod code;
 mod context;
 mod control;
+mod cublaslt;
 mod device;
 mod driver;
 mod entry;
@@ -75,4 +76,5 @@ fn names() -> impl Iterator<Item = &'static str> {
     .into_iter()
     .flatten()
     .copied()
+    .chain(cublaslt::names())
 }

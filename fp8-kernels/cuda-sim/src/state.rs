@@ -9,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::calls::Calls;
 use crate::code::{Code, Outcome};
 use crate::context::Context;
+use crate::cublaslt::Blas;
 use crate::nvrtc::Compiler;
 use crate::queue::{StreamId, Until};
 use crate::report;
@@ -36,6 +37,7 @@ pub(crate) struct Driver {
     /// What was live when a context was released.
     pub(crate) leaked: Vec<String>,
     pub(crate) compiler: Compiler,
+    pub(crate) blas: Blas,
     handles: u64,
     launches: u64,
 }
@@ -91,6 +93,7 @@ impl Driver {
             reports: Vec::new(),
             leaked: Vec::new(),
             compiler: Compiler::default(),
+            blas: Blas::default(),
             handles: 0,
             launches: 0,
         };

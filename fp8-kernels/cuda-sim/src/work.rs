@@ -5,12 +5,14 @@ use std::sync::Arc;
 use ptx_interp::{Kind, Memory, MemoryError, Module, Report};
 
 use crate::code::Code;
+use crate::cublaslt::Product;
 use crate::ffi::Host;
 
 /// Work as it was at the call that queued it.
 #[derive(Debug)]
 pub(crate) enum Work {
     Launch(Launch),
+    Product(Product),
     /// Host to device, from a copy made at the call: pageable memory is read before the call returns.
     Upload {
         to: u64,
@@ -101,6 +103,7 @@ impl Work {
     pub(crate) fn perform(self, memory: &Memory) -> Result<u64, Fault> {
         let moved = match self {
             Self::Launch(launch) => return launch.perform(memory),
+            Self::Product(product) => return product.perform(memory),
             Self::Upload { to, bytes } => {
                 memory.write(to, &bytes)?;
                 bytes.len()

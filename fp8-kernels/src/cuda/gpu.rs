@@ -6,6 +6,7 @@
 use super::cache::Cache;
 use super::launch::Kernel;
 use super::loader::{self, Libraries};
+use super::matmul::Blas;
 use super::memory::Pool;
 use super::module::Modules;
 use super::nvrtc::Nvrtc;
@@ -40,6 +41,9 @@ struct Inner {
     pool: Mutex<Pool>,
     modules: Mutex<Modules>,
     staging: Mutex<Staging>,
+    libraries: &'static Libraries,
+    /// None before the first matrix product.
+    blas: Mutex<Option<Blas>>,
     /// [`FAULT`] bytes.
     fault: u64,
     poison: OnceLock<String>,
@@ -110,6 +114,8 @@ impl Gpu {
             pool: Mutex::default(),
             modules: Mutex::new(Modules::new(Cache::new(cache), nvrtc)),
             staging: Mutex::default(),
+            libraries,
+            blas: Mutex::default(),
             fault,
             poison: OnceLock::new(),
             stream,
@@ -163,6 +169,14 @@ impl Gpu {
 
     pub(super) fn pool(&self) -> &Mutex<Pool> {
         &self.0.pool
+    }
+
+    pub(super) fn libraries(&self) -> &'static Libraries {
+        self.0.libraries
+    }
+
+    pub(super) fn blas(&self) -> &Mutex<Option<Blas>> {
+        &self.0.blas
     }
 
     /// Where kernels report an id that is out of range.
@@ -419,7 +433,7 @@ impl Drop for Inner {
         let _ = self.stream.context().bind_to_thread();
         let _ = self.stream.synchronize();
         let asynchronous = self.stream.context().has_async_alloc();
-        for address in self.pool.get_mut().drain() {
+        let free = |address| {
             if asynchronous {
                 // SAFETY: allocated on this stream by `driver_malloc`, freed once.
                 let _ = unsafe { result::free_async(address, self.stream.cu_stream()) };
@@ -427,6 +441,10 @@ impl Drop for Inner {
                 // SAFETY: as above.
                 let _ = unsafe { result::free_sync(address) };
             }
+        };
+        self.pool.get_mut().drain().into_iter().for_each(free);
+        if let Some(mut blas) = self.blas.get_mut().take() {
+            blas.release(free);
         }
         // SAFETY: allocated by `Gpu::new`, freed once; no kernel runs any more.
         let _ = unsafe { result::free_sync(self.fault) };

@@ -41,6 +41,7 @@ sources![
     (Dropout, "dropout"),
     (Elementwise, "elementwise"),
     (Embedding, "embedding"),
+    (Gemm, "gemm"),
     (GradNorm, "grad_norm"),
     (Norm, "norm"),
     (Quantize, "quantize"),
