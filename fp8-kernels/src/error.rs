@@ -216,6 +216,14 @@ pub enum Error {
         /// What the code means.
         text: String,
     },
+    /// An operation that a step being recorded cannot have.
+    #[error("{op}: cannot be recorded: {remedy}")]
+    Capture {
+        /// The operation.
+        op: String,
+        /// What would be right.
+        remedy: &'static str,
+    },
     /// A matrix product that cuBLASLt did not take.
     #[error("{op}: {product}: {call} failed with {code}, {text}: {remedy}")]
     Gemm {

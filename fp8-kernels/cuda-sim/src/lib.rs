@@ -10,8 +10,8 @@
 //!
 //! It proves launch arguments, lifetimes, ordering and error paths. It says nothing about speed, about the accuracy of
 //! approximate instructions, or about what the real driver makes of a call that its documentation leaves open. Every
-//! refusal in the code names the documented sentence it rests on. Graphs, capture, clusters, textures, managed memory and
-//! more than one device are not simulated.
+//! refusal in the code names the documented sentence it rests on. Clusters, textures, managed memory and more than one
+//! device are not simulated.
 //!
 //! # Settings
 //!
@@ -36,6 +36,7 @@
 //! know) and `reset` are set; `calls`, `live`, `reports` and `seed` are read.
 
 mod calls;
+mod capture;
 mod client;
 mod code;
 mod context;
@@ -65,6 +66,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         driver::devices::NAMES,
         driver::events::NAMES,
         driver::functions::NAMES,
+        driver::graphs::NAMES,
         driver::init::NAMES,
         driver::launch::NAMES,
         driver::memory::NAMES,

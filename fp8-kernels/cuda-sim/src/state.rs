@@ -148,9 +148,11 @@ impl Driver {
         }
     }
 
-    /// Queues work; in eager mode, and where the stream is as deep as a launch queue, runs work too.
+    /// Queues work, or notes it where the stream is in capture; in eager mode, and where the stream is as deep as a launch queue, runs work too.
     pub(crate) fn submit(&mut self, stream: StreamId, work: Work) -> Outcome {
-        self.context()?.queue.submit(stream, work);
+        let context = self.context()?;
+        let Some(work) = context.captures.submit(stream, work)? else { return Ok(()) };
+        context.queue.submit(stream, work);
         self.after_submit(stream)
     }
 
@@ -191,6 +193,7 @@ impl Driver {
         self.dead = Some(fault.code);
         if let Some(context) = &mut self.context {
             context.queue.abandon();
+            context.captures.abandon();
             context.settle_frees();
         }
         fault.code

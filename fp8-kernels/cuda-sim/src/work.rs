@@ -9,7 +9,7 @@ use crate::cublaslt::Product;
 use crate::ffi::Host;
 
 /// Work as it was at the call that queued it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Work {
     Launch(Launch),
     Product(Product),
@@ -45,7 +45,7 @@ pub(crate) enum Work {
 }
 
 /// A kernel with its arguments, as bytes laid out by the PTX's own parameter list.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) module: Arc<Module>,
     pub(crate) kernel: String,

@@ -107,6 +107,7 @@ impl Blas {
         let plan = match self.plans.get(product) {
             Some(plan) => *plan,
             None => {
+                gpu.expect_eager(op, "the product is not planned yet: run the step a few times before")?;
                 let plan = self.plan(gpu, op, product)?;
                 self.plans.insert(*product, plan);
                 plan
@@ -158,7 +159,7 @@ impl Blas {
 
     /// Room for what a kernel keeps between its parts.
     fn reserve(&mut self, gpu: &Gpu, bytes: usize) -> Result<()> {
-        let (address, room) = self.workspace;
+        let (address, room) = self.workspace; // always enough for plans made before a capture
         if bytes <= room {
             return Ok(());
         }

@@ -11,6 +11,7 @@ pub(crate) mod adamw;
 pub(crate) mod amax;
 pub(crate) mod attention;
 mod cache;
+mod capture;
 pub(crate) mod cast;
 pub(crate) mod cells;
 pub(crate) mod cross_entropy;
@@ -44,6 +45,7 @@ mod tiles;
 pub(crate) mod transpose;
 pub(crate) mod update_scales;
 
+pub(crate) use capture::CudaGraph;
 pub(crate) use gpu::Gpu;
 pub(crate) use known::Known;
 pub(crate) use launch::{Grid, args};

@@ -40,6 +40,9 @@ fn download(driver: &mut Driver, stream: StreamId, to: Host, from: u64, bytes: u
         return Err(Code::INVALID_VALUE);
     }
     let pinned = driver.context()?.is_pinned(to, bytes);
+    if !pinned {
+        driver.context()?.captures.expect_outside(stream)?;
+    }
     driver.submit(stream, Work::Download { from, to, bytes })?;
     if pinned { Ok(()) } else { driver.drive(Until::Stream(stream)) }
 }
