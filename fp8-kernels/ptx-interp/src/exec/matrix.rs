@@ -92,9 +92,13 @@ impl Warp {
         let mut rows = [[0u16; 8]; 32];
         let mut written = [[true; 8]; 32];
         for lane in 0..8 * count {
-            let (spot, stamp, span) = (self.spot(mem, lane), self.stamp(machine, lane), machine.span);
+            // The bytes go to other lanes than the one that names them: one of these stands for all.
+            let taker = lane % 8 * 4 + if lane == 31 { 0 } else { 3 };
+            let (spot, span) = (self.spot(mem, lane), machine.span);
+            let [stamp, taken] = [lane, taker].map(|lane| self.stamp(machine, lane));
             let (region, offset) = machine.resolve(self, mem, spot, lane)?;
             let conflict = region.touch(offset, 4, stamp, mem.access, span);
+            let conflict = conflict.or_else(|| region.touch(offset, 4, taken, mem.access, span));
             let whole = region.init.all(offset, 16);
             for (i, element) in rows[lane].iter_mut().enumerate() {
                 *element = region.load(offset + 2 * i, 2) as u16;
