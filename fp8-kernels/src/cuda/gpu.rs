@@ -335,6 +335,8 @@ impl Gpu {
             1 => ("embedding", "id"),
             2 => ("embedding_backward", "id"),
             3 => ("cross_entropy", "target"),
+            5 => ("attention", "key length"),
+            6 => ("attention_backward", "key length"),
             _ => ("cross_entropy_backward", "target"),
         };
         self.clear_bytes(self.0.fault, FAULT)?;
