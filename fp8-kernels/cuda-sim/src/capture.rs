@@ -184,7 +184,9 @@ impl Captures {
     /// Notes an event's record; false where the stream is not in capture.
     pub(crate) fn record(&mut self, stream: StreamId, event: u64) -> Outcome<bool> {
         let Some(capture) = self.of(stream)? else {
-            self.active.iter_mut().for_each(|capture| drop(capture.events.remove(&event)));
+            for capture in &mut self.active {
+                capture.events.remove(&event);
+            }
             return Ok(false);
         };
         let uses = capture.members.get(&stream).map_or(0, |member| member.uses);

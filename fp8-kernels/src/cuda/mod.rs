@@ -53,7 +53,7 @@ pub(crate) use memory::Buffer;
 pub use options::CudaOptions;
 pub(crate) use source::Source;
 
-use crate::{DType, Encoding, Error, Result};
+use crate::{DType, Encoding};
 
 /// What kernels call an element type.
 pub(crate) const fn dtype_number(dtype: DType) -> i32 {
@@ -70,10 +70,4 @@ pub(crate) const fn format_number(encoding: Encoding) -> i32 {
         Encoding::E4M3 => 0,
         Encoding::E5M2 => 1,
     }
-}
-
-/// The error of an operation that has no kernel yet.
-fn unsupported<T>(op: &'static str) -> Result<T> {
-    let remedy = "this version runs it on the CPU only: use Device::cpu()";
-    Err(Error::Unsupported { op, device: "a GPU".to_owned(), remedy })
 }
