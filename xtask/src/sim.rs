@@ -10,7 +10,7 @@ use std::{fs, io};
 use crate::artifact;
 use crate::workspace::{Result, Workspace, shell};
 
-const NAMES: [&str; 2] = ["libcuda.so.1", "libnvrtc.so.13"];
+const NAMES: [&str; 4] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2"];
 
 #[derive(clap::Args)]
 pub(crate) struct Sim {
@@ -36,7 +36,7 @@ pub(crate) fn run(options: &Sim) -> Result<ExitCode> {
     })
 }
 
-/// Builds the library and the folder with its two names.
+/// Builds the library and the folder with its names.
 fn folder() -> Result<PathBuf> {
     let sh = shell()?;
     let library = artifact::simulator(&sh)?;
