@@ -2,7 +2,8 @@
 //!
 //! A backend that is absent, and a case of an operation that a backend does not have, is ignored with its reason, and
 //! counted. `cargo test --test conformance -- cpu::norm` runs the cases of one operation on one backend. A process loads
-//! one CUDA library: the simulated device, or a real one where `FP8_CONFORMANCE_BACKEND` is `cuda`.
+//! one CUDA library: the simulated device, or a real one where `FP8_CONFORMANCE_BACKEND` is `cuda`. Where
+//! `FP8_CONFORMANCE_CASES` names a file, the cases that it lists, a name a line, are run, in its order.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the suite's report")]
 
@@ -14,6 +15,7 @@ use cases::Case;
 use fp8_cuda_sim::{Control, library_path};
 use fp8_kernels::{CudaAllocator, CudaOptions, Device};
 use libtest_mimic::{Arguments, Trial};
+use std::collections::HashMap;
 use std::process::ExitCode;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -80,7 +82,17 @@ fn main() -> ExitCode {
     if backends != [Backend::Cpu] {
         args.test_threads = Some(1);
     }
-    let trials = backends.iter().flat_map(|&backend| trials(backend, &args, folder.path())).collect();
+    let mut trials: Vec<Trial> =
+        backends.iter().flat_map(|&backend| trials(backend, &args, folder.path())).collect();
+    if let Some(list) = std::env::var_os("FP8_CONFORMANCE_CASES") {
+        trials = match std::fs::read_to_string(&list) {
+            Ok(list) => listed(trials, &list),
+            Err(error) => {
+                eprintln!("FP8_CONFORMANCE_CASES={}: {error}", list.display());
+                return ExitCode::from(2);
+            }
+        };
+    }
     let conclusion = libtest_mimic::run(&args, trials);
     let clean = args.list || !backends.contains(&Backend::CudaSim) || simulator_is_clean();
     if conclusion.has_failed() || !clean { ExitCode::from(101) } else { ExitCode::SUCCESS }
@@ -110,6 +122,15 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
         })
     };
     cases::ALL.iter().copied().flatten().flat_map(trials).collect()
+}
+
+/// Those whose names stand in the list, in its order.
+fn listed(trials: Vec<Trial>, list: &str) -> Vec<Trial> {
+    let places: HashMap<&str, usize> = list.lines().zip(0..).collect();
+    let mut listed: Vec<(usize, Trial)> =
+        trials.into_iter().filter_map(|trial| Some((*places.get(trial.name())?, trial))).collect();
+    listed.sort_by_key(|(place, _)| *place);
+    listed.into_iter().map(|(_, trial)| trial).collect()
 }
 
 /// Prints what the simulated device found, once all devices are gone.
