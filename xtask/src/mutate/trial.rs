@@ -1,13 +1,13 @@
 //! One kernel file on trial: its cases, run on mutated PTX until one fails.
 //!
 //! A process of the suite runs many cases, one after the other: those first that found mistakes in the same kernel, then
-//! quick ones. They were measured without a mutation before; what fails already there finds nothing. Before the slow
-//! cases it is found out which of them use the kernel at all.
+//! quick ones, of all that launch the kernel. They were measured without a mutation before; what fails already there
+//! finds nothing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::conformance::{Backend, Job, Outcome};
@@ -15,8 +15,6 @@ use crate::mutate::edits::Mutant;
 use crate::process;
 use crate::workspace::Result;
 
-/// Longer cases are run only where they use the kernel.
-const QUICK: f64 = 0.1;
 /// A mutant loops, or nearly so, where its case takes this much longer: seconds, and times the usual.
 const LONGER: (f64, f64) = (5.0, 10.0);
 /// No case takes so long.
@@ -39,19 +37,16 @@ pub(super) struct Trial {
     ptx: String,
     /// Those that pass without a mutation.
     cases: Mutex<Vec<Case>>,
-    /// The cases that use a kernel, by kernel.
-    users: Mutex<HashMap<String, Arc<OnceLock<Use>>>>,
     problems: Mutex<Vec<String>>,
 }
-
-/// Names of cases, or why they are not known.
-type Use = std::result::Result<BTreeSet<String>, String>;
 
 #[derive(Clone)]
 struct Case {
     name: String,
     /// Seconds without a mutation.
     length: f64,
+    /// Kernels that it launches.
+    kernels: BTreeSet<String>,
     /// Mutants that it killed, by kernel.
     kills: HashMap<String, u32>,
 }
@@ -90,7 +85,6 @@ impl Trial {
             file: file.to_owned(),
             ptx: ptx.to_owned(),
             cases: Mutex::default(),
-            users: Mutex::default(),
             problems: Mutex::default(),
         };
         trial.measure(&names)?;
@@ -126,10 +120,26 @@ impl Trial {
         for name in &outcome.failed {
             lock(&self.problems).push(format!("{name} fails without a mutation: it is passed over"));
         }
-        let passed = names.iter().zip(ended).filter(|(name, _)| !outcome.failed.iter().any(|f| f == *name));
-        *lock(&self.cases) = passed
-            .map(|(name, length)| Case { name: (*name).to_owned(), length, kills: HashMap::new() })
+        let mut launched: HashMap<&str, BTreeSet<String>> = HashMap::new();
+        let lines =
+            finished.output.lines().filter_map(|line| line.strip_prefix("kernels of ")?.split_once(": "));
+        launched.extend(lines.map(|(name, kernels)| (name, kernels.split(' ').map(str::to_owned).collect())));
+        let all: Vec<Case> = names
+            .iter()
+            .zip(ended)
+            .filter(|(name, _)| !outcome.failed.iter().any(|failed| failed == *name))
+            .map(|(name, length)| {
+                let kernels = launched.remove(name).unwrap_or_default();
+                Case { name: (*name).to_owned(), length, kernels, kills: HashMap::new() }
+            })
             .collect();
+        let entries = self.ptx.lines().filter_map(|line| line.split_once(".entry ")?.1.split_once('('));
+        for (kernel, _) in
+            entries.filter(|(kernel, _)| !all.iter().any(|case| case.kernels.contains(*kernel)))
+        {
+            lock(&self.problems).push(format!("{} {kernel}: no case launches this kernel", self.file));
+        }
+        *lock(&self.cases) = all;
         Ok(())
     }
 
@@ -154,62 +164,20 @@ impl Trial {
     fn end(&self, kernel: &str, ptx: &str, patience: Duration) -> Result<End> {
         let folder = self.folder(ptx)?;
         let mut cases = lock(&self.cases).clone();
+        cases.retain(|case| case.kernels.contains(kernel));
         cases.sort_by(|a, b| a.cost(kernel).total_cmp(&b.cost(kernel)));
-        let users = lock(&self.users).get(kernel).map(Arc::clone).unwrap_or_default();
-        let mut left = patience;
-        if users.get().is_none() {
-            let (quick, slow): (Vec<Case>, Vec<Case>) =
-                cases.into_iter().partition(|case| case.length <= QUICK || case.kills.contains_key(kernel));
-            let start = Instant::now();
-            let end = self.run(folder.path(), &quick, left)?;
-            if end != End::Passed {
-                return Ok(self.learned(kernel, end));
-            }
-            left = left.saturating_sub(start.elapsed());
-            cases = slow;
+        let end = self.run(folder.path(), &cases, patience)?;
+        if let End::Failed(Some(name)) = &end {
+            self.credit(kernel, name);
         }
-        if !cases.is_empty() {
-            let users = self.users(kernel)?;
-            cases.retain(|case| users.contains(&case.name));
-        }
-        let end = self.run(folder.path(), &cases, left)?;
-        Ok(self.learned(kernel, end))
+        Ok(end)
     }
 
     /// Notes who found the mistake.
-    fn learned(&self, kernel: &str, end: End) -> End {
-        if let End::Failed(Some(name)) = &end
-            && let Some(case) = lock(&self.cases).iter_mut().find(|case| case.name == *name)
-        {
+    fn credit(&self, kernel: &str, name: &str) {
+        if let Some(case) = lock(&self.cases).iter_mut().find(|case| case.name == *name) {
             *case.kills.entry(kernel.to_owned()).or_default() += 1;
         }
-        end
-    }
-
-    /// The cases that need the kernel: they fail where it has another name.
-    fn users(&self, kernel: &str) -> Result<BTreeSet<String>> {
-        let cell = Arc::clone(lock(&self.users).entry(kernel.to_owned()).or_default());
-        let found = cell.get_or_init(|| self.find_users(kernel).map_err(|error| error.to_string()));
-        Ok(found.clone()?)
-    }
-
-    fn find_users(&self, kernel: &str) -> Result<BTreeSet<String>> {
-        let absent = self.ptx.replace(&format!(".entry {kernel}("), &format!(".entry {kernel}_is_absent("));
-        if absent == self.ptx {
-            return Err(format!("mutate: {}: no kernel {kernel}", self.file).into());
-        }
-        let folder = self.folder(&absent)?;
-        let cases = lock(&self.cases).clone();
-        let names: Vec<&str> = cases.iter().map(|case| &*case.name).collect();
-        let finished = process::watch(self.command(folder.path(), &names)?, FOR_EVER, |_| false)?;
-        let outcome = Outcome::read(&finished.output, finished.succeeded());
-        if outcome.failed.is_empty() && outcome.broken.is_some() {
-            return Err(format!("mutate: {} without {kernel}: {}", self.file, outcome.line()).into());
-        }
-        if outcome.failed.is_empty() {
-            lock(&self.problems).push(format!("{} {kernel}: no case uses this kernel", self.file));
-        }
-        Ok(outcome.failed.into_iter().collect())
     }
 
     /// Runs cases, in their order, to the first that fails.
@@ -283,24 +251,24 @@ mod tests {
     use super::*;
 
     /// A suite of three cases: `quick` fails where the PTX has a `bug`, `slow` where it has a `deep` one, and
-    /// `unsound` always. Without the kernel `k` they all fail but `unsound`.
+    /// `unsound` always.
     #[cfg(unix)]
     const SUITE: &str = r#"#!/bin/sh
 case "$1" in --list) for name in quick slow unsound; do echo "cuda-sim::f::$name: test"; done; exit 0;; esac
 status=0
 say() { echo "test cuda-sim::f::$1 ... $2"; if [ "$2" = FAILED ]; then status=101; fi; }
 has() { grep -q "$1" "$FP8_SIM_SNAPSHOTS/f.ptx"; }
-absent() { ! has "entry k("; }
 verdict() {
   case "$1" in
-    quick) if has bug || absent; then say quick FAILED; else say quick ok; fi;;
+    quick) if has bug; then say quick FAILED; else say quick ok; fi;;
     slow) sleep 0.3; if has crash; then exit 1; fi; if has endless; then exec sleep 60; fi
-      if has deep || absent; then say slow FAILED; else say slow ok; fi;;
+      if has deep; then say slow FAILED; else say slow ok; fi;;
     unsound) say unsound FAILED;;
   esac
 }
 for name in $(cat "$FP8_CONFORMANCE_CASES"); do verdict "${name##*::}"; done
 echo "test result: done"
+for name in $(cat "$FP8_CONFORMANCE_CASES"); do echo "kernels of $name: j k"; done
 if has leak; then echo "simulator: 0 reports, 1 leaks"; exit 1; fi
 echo "simulator: 0 reports, 0 leaks"
 exit $status
@@ -333,7 +301,7 @@ exit $status
             "{problems:?}"
         );
         assert!(
-            problems.iter().any(|text| text.contains("f unused: no case uses this kernel")),
+            problems.iter().any(|text| text.contains("f unused: no case launches this kernel")),
             "{problems:?}"
         );
         assert_eq!(problems.len(), 2);
@@ -344,6 +312,7 @@ exit $status
         let case = |length, kills: &[(&str, u32)]| Case {
             name: String::new(),
             length,
+            kernels: BTreeSet::new(),
             kills: kills.iter().map(|(kernel, count)| ((*kernel).to_owned(), *count)).collect(),
         };
         let (quick, killer) = (case(0.1, &[]), case(1.0, &[("k", 1)]));
