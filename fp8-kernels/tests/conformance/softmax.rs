@@ -1,6 +1,6 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, ensure, refused, same};
-use super::data::{self, f64s, needle_places, normal, tensor, tolerance};
+use super::data::{self, FLOATS, f64s, needle_places, normal, tensor, tolerance};
 use super::threads::same_bits;
 use crate::oracle::{differences, softmax as oracle};
 use fp8_kernels::{DType, Device, Tensor, ops};
@@ -13,6 +13,7 @@ cases![
     needles: Dtypes,
     the_oracle_is_its_own_derivative,
     masks_of_all_broadcasts,
+    masked_rows_of_all_lengths: Dtypes,
     a_row_without_keys_is_zero,
     large_scores_stay_finite,
     nan_stays_in_its_row,
@@ -121,6 +122,37 @@ fn masks_of_all_broadcasts(device: &Device) -> Outcome {
             rows.flat_map(|(r, row)| oracle::softmax(row, 1.0, |j| hidden(r, j) || j > r % 5)).collect();
         let y = ops::softmax(&x, 1.0, true, Some(&mask))?;
         close(&format!("mask {mask_shape:?}"), &y.to_f32_vec()?, &want, 7, tolerance(DType::F32))?;
+    }
+    Ok(())
+}
+
+/// Rows that end on each place of a thread's part, on every path: held by a warp or read by a block, whole or ragged.
+fn masked_rows_of_all_lengths(device: &Device, dtype: DType) -> Outcome {
+    let of_warps = [5, 37, 69, 101, 133, 165, 197, 229, 40, 264, 520, 776];
+    let of_blocks = [1025, 1541, 2051, 2561, 3085, 3591, 4101, 4611, 1544, 4616];
+    for (i, keys) in of_warps.into_iter().chain(of_blocks).enumerate() {
+        let bytes: Vec<u8> = data::Random::new(i as u64)
+            .normals(3 * keys)
+            .iter()
+            .map(|v| if *v > 0.5 { 200 } else { 0 })
+            .collect();
+        let mask = Tensor::from_vec(bytes.clone(), [1, 3, keys], device)?;
+        let x = ops::scale(&normal([2, 3, keys], dtype, i as u64, device)?, 3.0)?;
+        let y = ops::softmax(&x, 0.7, false, Some(&mask))?;
+        let values = f64s(&x)?;
+        let rows = values.chunks(keys).enumerate();
+        let scale = f64::from(0.7f32);
+        let want = rows.flat_map(|(r, row)| oracle::softmax(row, scale, |j| bytes[r % 3 * keys + j] != 0));
+        let what = format!("{dtype}, {keys} keys");
+        // Of small probabilities, too, an f16 apart from its subnormal ones.
+        let near = [tolerance(dtype)[0].max(1e-5), 6e-8];
+        close(&what, &y.to_f32_vec()?, &want.collect::<Vec<_>>(), keys, near)?;
+        let dy = normal([2, 3, keys], FLOATS[i % 3], 100, device)?;
+        let (y_values, dy_values) = (f64s(&y)?, f64s(&dy)?);
+        let rows = dy_values.chunks(keys).zip(y_values.chunks(keys));
+        let want: Vec<f64> = rows.flat_map(|(dy, y)| oracle::backward(dy, y, 0.5)).collect();
+        let dx = ops::softmax_backward(&dy, &y, 0.5)?;
+        close(&what, &dx.to_f32_vec()?, &want, keys, [near[0], 3e-7])?;
     }
     Ok(())
 }
