@@ -107,11 +107,11 @@ impl Tally {
     /// Counts a mutant, and says what has to be done about it.
     fn count(&mut self, mutant: &Mutant, verdict: Verdict, known: &BTreeMap<String, String>) {
         let key = mutant.key();
-        match (verdict, known.contains_key(&key)) {
+        match (verdict, is_listed(mutant, known)) {
             (Verdict::Killed, is_known) => {
                 self.killed += 1;
                 if is_known {
-                    println!("killed now, its line may go: {key}");
+                    println!("killed now, its line may go, or name others alone: {key}");
                 }
             }
             (Verdict::Survived | Verdict::Unreached, true) => self.known += 1,
@@ -153,7 +153,8 @@ pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tal
     let snapshots = snapshots(files)?;
     let all: Vec<Mutant> = snapshots.iter().flat_map(|(file, ptx)| edits::mutants(file, ptx)).collect();
     let mut total = Tally::default();
-    let keys: BTreeSet<String> = all.iter().flat_map(|mutant| [mutant.key(), unreached(mutant)]).collect();
+    let lines = |mutant: &Mutant| [mutant.key(), mutant.key_of_all(), unreached(mutant)];
+    let keys: BTreeSet<String> = all.iter().flat_map(lines).collect();
     for key in known.keys().filter(|key| !keys.contains(*key)) {
         let file = key.split(' ').next().unwrap_or_default();
         if files.is_empty() || snapshots.contains_key(file) {
@@ -161,7 +162,7 @@ pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tal
             println!("no such mutant any more, remove its line: {key}");
         }
     }
-    let jobs = plan.draw.choose(&all, plan.seed, |mutant| known.contains_key(&mutant.key()));
+    let jobs = plan.draw.choose(&all, plan.seed, |mutant| is_listed(mutant, &known));
     println!(
         "{} mutants in {} kernel files; {}",
         all.len(),
@@ -185,7 +186,7 @@ fn try_out(trial: &Trial, jobs: &[&Mutant], plan: &Plan, known: &BTreeMap<String
     let done = AtomicUsize::new(0);
     let start = Instant::now();
     let errors = process::each(jobs, process::cores(), |_, mutant| {
-        let verdict = if plan.draw.believes_the_list() && known.contains_key(&mutant.key()) {
+        let verdict = if plan.draw.believes_the_list() && is_listed(mutant, known) {
             Ok(Verdict::Survived)
         } else {
             trial.verdict(mutant, plan.patience)
@@ -206,6 +207,11 @@ fn try_out(trial: &Trial, jobs: &[&Mutant], plan: &Plan, known: &BTreeMap<String
     }
     tally.seconds = start.elapsed().as_secs_f64();
     Ok(tally)
+}
+
+/// Whether a line of the list is about this mutant, alone or among others.
+fn is_listed(mutant: &Mutant, known: &BTreeMap<String, String>) -> bool {
+    known.contains_key(&mutant.key()) || known.contains_key(&mutant.key_of_all())
 }
 
 /// The line of the list for all that no case reaches in the mutant's kernel.

@@ -33,14 +33,17 @@ fn matches_the_oracle(device: &Device) -> Outcome {
     Ok(())
 }
 
+/// Sizes whose squares overflow or vanish, and the ends of those whose squares do not, in a whole tile.
+const EXTREMES: [(f32, usize); 4] =
+    [(1e30, 16_384), (1e-30, 16_384), (1.0 / (1u64 << 45) as f32, 16_384), ((1u64 << 40) as f32, 16_384)];
+
 /// One value among zeros, in every place of a group of neighbours, every group of a tile, and many lanes and warps.
 fn needles(device: &Device) -> Outcome {
     for dtype in FLOATS {
         for place in 0..64 {
             let (group, thread) = (place / 8, place * 37 % 255);
             let at = 8 * (group * 256 + thread) + place % 8;
-            let extremes: &[(f32, usize)] =
-                if dtype == DType::F32 { &[(1e30, 16_384), (1e-30, 16_384)] } else { &[] };
+            let extremes: &[(f32, usize)] = if dtype == DType::F32 { &EXTREMES } else { &[] };
             // A whole tile, and one that is cut.
             for &(size, len) in [(3.0, 16_384), (3.0, 16_383)].iter().chain(extremes) {
                 let mut values = vec![0.0; len];
@@ -92,35 +95,34 @@ fn small_tensors_count_beside_a_large_one(device: &Device) -> Outcome {
 /// have eight groups of eight each, and as many small ones as two rounds of the last sum take.
 fn no_bit_of_a_sum_is_lost(device: &Device) -> Outcome {
     let edges = [0, 60, -60].into_iter().flat_map(|exponent| [(exponent, true), (exponent, false)]);
-    for (seed, (exponent, above)) in (0..).zip(edges) {
-        for lens in [vec![16_384], vec![24; 261]] {
-            let mut random = Random::new(seed);
-            let mut values: Vec<i64> =
-                (0..lens.iter().sum()).map(|_| (random.bits() % 1449) as i64).collect();
-            // Four zeros make room for what is added.
-            let room = values.len() - 8..values.len() - 4;
-            values[room.clone()].fill(0);
-            let sum: i64 = values.iter().map(|v| v * v).sum();
-            let step = 1i64 << (63 - 23 - sum.leading_zeros());
-            let (mut added, back) = (to_the_edge(sum, above), if above { -2 } else { 2 });
-            let root = |sum: i64| (sum as f32).sqrt();
-            // The square root must tell the neighbours apart, and be rounded as if from the exact sum.
-            while root(sum + added) == root(sum + added + back)
-                || root(sum + added) != ((sum + added) as f64).sqrt() as f32
-            {
-                added += step;
-            }
-            values[room].copy_from_slice(&four_squares(added));
-            let unit = 2f32.powi(exponent);
-            let mut rest = values.iter().map(|&v| v as f32 * unit);
-            let grads: Vec<Tensor> = lens
-                .iter()
-                .map(|&len| Tensor::from_vec(rest.by_ref().take(len).collect(), [len], device))
-                .collect::<Result<_, _>>()?;
-            let got = ops::grad_norm(&grads.iter().collect::<Vec<_>>())?.item()?;
-            let what = format!("{} tensors, 2^{exponent}, above {above}", lens.len());
-            equal(&what, got, root(sum + added) * unit)?;
+    let one = edges.clone().cycle().take(24).map(|edge| (edge, vec![16_384]));
+    let many = edges.cycle().take(12).map(|edge| (edge, vec![24; 261]));
+    for (seed, ((exponent, above), lens)) in (0..).zip(one.chain(many)) {
+        let mut random = Random::new(seed);
+        let mut values: Vec<i64> = (0..lens.iter().sum()).map(|_| (random.bits() % 1449) as i64).collect();
+        // Four zeros make room for what is added.
+        let room = values.len() - 8..values.len() - 4;
+        values[room.clone()].fill(0);
+        let sum: i64 = values.iter().map(|v| v * v).sum();
+        let step = 1i64 << (63 - 23 - sum.leading_zeros());
+        let (mut added, back) = (to_the_edge(sum, above), if above { -2 } else { 2 });
+        let root = |sum: i64| (sum as f32).sqrt();
+        // The square root must tell the neighbours apart, and be rounded as if from the exact sum.
+        while root(sum + added) == root(sum + added + back)
+            || root(sum + added) != ((sum + added) as f64).sqrt() as f32
+        {
+            added += step;
         }
+        values[room].copy_from_slice(&four_squares(added));
+        let unit = 2f32.powi(exponent);
+        let mut rest = values.iter().map(|&v| v as f32 * unit);
+        let grads: Vec<Tensor> = lens
+            .iter()
+            .map(|&len| Tensor::from_vec(rest.by_ref().take(len).collect(), [len], device))
+            .collect::<Result<_, _>>()?;
+        let got = ops::grad_norm(&grads.iter().collect::<Vec<_>>())?.item()?;
+        let what = format!("{} tensors, 2^{exponent}, above {above}", lens.len());
+        equal(&what, got, root(sum + added) * unit)?;
     }
     Ok(())
 }

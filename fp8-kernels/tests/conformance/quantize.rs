@@ -367,7 +367,8 @@ fn dequantizes(device: &Device, encoding: Encoding) -> Outcome {
 
 fn dbias_sums_the_unquantized(device: &Device, dtype: DType) -> Outcome {
     let (cell, rule) = (Cell::new(3.0, device)?, exact(Encoding::E5M2));
-    for (seed, shape) in SHAPES.into_iter().enumerate() {
+    // The last: so many whole tiles that a simulated device's blocks take two, but one of them.
+    for (seed, shape) in SHAPES.into_iter().chain([[97 * 128, 1]]).enumerate() {
         let dy = normal(shape, dtype, seed as u64, device)?;
         let (q, db) = ops::quantize_dbias(&dy, &Slot::fixed(Encoding::E5M2, &cell, &rule))?;
         let values = f64s(&dy)?;
