@@ -40,7 +40,7 @@ const SHAPES: [[usize; 2]; 12] = [
     [600, 64],
     [9000, 2],
     [2, 16_411],
-    [3, 5128],
+    [2, 8192],
 ];
 
 fn options(norm: Norm) -> NormOptions {
@@ -310,7 +310,7 @@ fn transposes_come_with_the_codes(device: &Device, dtype: DType) -> Outcome {
 fn one_value_everywhere(device: &Device, encoding: Encoding) -> Outcome {
     let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
     let (cell, rule, max) = (Cell::new(1.0, device)?, exact(encoding), encoding.max());
-    for [rows, cols] in [[5, 33], [9, 264], [2, 1033], [2, 4200]] {
+    for [rows, cols] in [[5, 33], [9, 264], [2, 1033], [2, 8192]] {
         let x = normal([rows, cols], DType::F32, 1, device)?;
         let gamma = Tensor::zeros([cols], DType::F32, device)?;
         let values = [max, -max, 1.125 * max, f32::INFINITY, 0.0, 5e-7, f32::NAN];
@@ -328,6 +328,17 @@ fn one_value_everywhere(device: &Device, encoding: Encoding) -> Outcome {
             let counts = counters.read()?;
             let wanted = [want.saturated, want.underflowed, (rows * cols) as u64];
             equal(&what, [counts.saturated, counts.underflowed, counts.elements], wanted)?;
+        }
+        // And a largest value that stands in one place.
+        for (place, columnwise) in (0..16).flat_map(|k| [(k * 293 % cols, false), (k * 293 % cols, true)]) {
+            let mut values = vec![1.0; cols];
+            values[place] = -3.0;
+            let beta = tensor(values, [cols], DType::F32, device)?;
+            let amax = Cell::new(REST, device)?;
+            let slot = Slot { amax: Some(&amax), columnwise, ..Slot::fixed(encoding, &cell, &rule) };
+            ops::norm(&x, &gamma, Some(&beta), &options(Norm::LayerNorm), &slot)?;
+            let what = format!("-3 at {place} of {cols}, columnwise {columnwise}");
+            same(&what, &[amax.read()?], &[3.0], 1)?;
         }
     }
     Ok(())
