@@ -16,7 +16,7 @@ use crate::process;
 use crate::workspace::Result;
 
 /// A mutant loops, or nearly so, where its case takes this much longer: seconds, and times the usual.
-const LONGER: (f64, f64) = (5.0, 10.0);
+const LONGER: (f64, f64) = (20.0, 10.0);
 /// No case takes so long.
 const FOR_EVER: Duration = Duration::from_secs(30 * 60);
 
