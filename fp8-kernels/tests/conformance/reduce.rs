@@ -70,7 +70,7 @@ fn no_bit_of_a_column_sum_is_lost(device: &Device) -> Outcome {
         let mut want = Vec::new();
         for col in 0..cols {
             let sum: i64 = values.iter().skip(col).step_by(cols).sum();
-            let added = to_the_edge(sum, (col + seed as usize) % 2 == 0);
+            let added = to_the_edge(sum, (col + seed as usize).is_multiple_of(2));
             values[col] += added;
             want.push((sum + added) as f32);
         }
