@@ -2,7 +2,9 @@
 //!
 //! A backend that is absent, and a case of an operation that a backend does not have, is ignored with its reason, and
 //! counted. `cargo test --test conformance -- cpu::norm` runs the cases of one operation on one backend. A process loads
-//! one CUDA library: the simulated device, or a real one where `FP8_CONFORMANCE_BACKEND` is `cuda`.
+//! one CUDA library: the simulated device, or a real one where `FP8_CONFORMANCE_BACKEND` is `cuda`. Where
+//! `FP8_CONFORMANCE_CASES` names a file, the cases that it lists, a name a line, are run, in its order, and the simulated
+//! device says which kernels each of them launched.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the suite's report")]
 
@@ -14,7 +16,15 @@ use cases::Case;
 use fp8_cuda_sim::{Control, library_path};
 use fp8_kernels::{CudaAllocator, CudaOptions, Device};
 use libtest_mimic::{Arguments, Trial};
+use std::collections::HashMap;
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+
+/// The variable with the file that lists cases.
+const LIST: &str = "FP8_CONFORMANCE_CASES";
+
+/// Names of cases with the kernels that they launched, where cases are listed.
+static LAUNCHED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Copy, PartialEq)]
 enum Backend {
@@ -79,8 +89,21 @@ fn main() -> ExitCode {
     if backends != [Backend::Cpu] {
         args.test_threads = Some(1);
     }
-    let trials = backends.iter().flat_map(|&backend| trials(backend, &args, folder.path())).collect();
+    let mut trials: Vec<Trial> =
+        backends.iter().flat_map(|&backend| trials(backend, &args, folder.path())).collect();
+    if let Some(list) = std::env::var_os(LIST) {
+        trials = match std::fs::read_to_string(&list) {
+            Ok(list) => listed(trials, &list),
+            Err(error) => {
+                eprintln!("{LIST}={}: {error}", list.display());
+                return ExitCode::from(2);
+            }
+        };
+    }
     let conclusion = libtest_mimic::run(&args, trials);
+    for (name, kernels) in LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        println!("kernels of {name}: {kernels}");
+    }
     let clean = args.list || !backends.contains(&Backend::CudaSim) || simulator_is_clean();
     if conclusion.has_failed() || !clean { ExitCode::from(101) } else { ExitCode::SUCCESS }
 }
@@ -99,7 +122,11 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
             match (&reason, &device) {
                 (None, Ok(device)) => {
                     let device = device.clone();
-                    Trial::test(name, move || run(&device))
+                    if backend == Backend::CudaSim && std::env::var_os(LIST).is_some() {
+                        Trial::test(name.clone(), move || watched(&name, || run(&device)))
+                    } else {
+                        Trial::test(name, move || run(&device))
+                    }
                 }
                 (reason, _) => {
                     let reason = reason.as_deref().unwrap_or("absent");
@@ -109,6 +136,26 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
         })
     };
     cases::ALL.iter().copied().flatten().flat_map(trials).collect()
+}
+
+/// Runs a case on the simulated device and notes which kernels it launched.
+fn watched(name: &str, run: impl FnOnce() -> cases::Outcome) -> cases::Outcome {
+    let control = library_path().ok_or("the simulated driver was not built beside this test")?;
+    let control = Control::open(&control)?;
+    control.set("reset_calls", "")?;
+    let outcome = run();
+    let entry = (name.to_owned(), control.kernels().join(" "));
+    LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+    outcome
+}
+
+/// Those whose names stand in the list, in its order.
+fn listed(trials: Vec<Trial>, list: &str) -> Vec<Trial> {
+    let places: HashMap<&str, usize> = list.lines().zip(0..).collect();
+    let mut listed: Vec<(usize, Trial)> =
+        trials.into_iter().filter_map(|trial| Some((*places.get(trial.name())?, trial))).collect();
+    listed.sort_by_key(|(place, _)| *place);
+    listed.into_iter().map(|(_, trial)| trial).collect()
 }
 
 /// Prints what the simulated device found, once all devices are gone.

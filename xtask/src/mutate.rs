@@ -2,7 +2,8 @@
 //!
 //! Each mutant is run by the simulated device on the cases of the operations that use the kernel. It is killed by a
 //! wrong result, by a fault that the device finds, by PTX that does not load, and by running too long. The survivors
-//! stand in `fp8-kernels/tests/mutants.txt` with their reasons; one that does not fails the task.
+//! stand in `fp8-kernels/tests/mutants.txt` with their reasons; one that does not fails the task. A run of all mutants
+//! tries those, too; a draw counts them as survivors without running them.
 
 mod draw;
 mod edits;
@@ -10,10 +11,12 @@ mod survivors;
 mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
-use std::{fs, sync::atomic};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::workspace::{Result, shell};
 use crate::{artifact, process, ptx};
@@ -23,6 +26,9 @@ use trial::{Trial, Verdict};
 
 /// How many mutants apart the progress is told.
 const PROGRESS: usize = 100;
+
+/// Seconds in which all cases of a file have their turn several times.
+pub(crate) const PATIENCE: u64 = 300;
 
 #[derive(clap::Args)]
 pub(crate) struct Mutate {
@@ -38,6 +44,9 @@ pub(crate) struct Mutate {
     /// Of the draw
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Seconds for one mutant; one that is alive then is undecided
+    #[arg(long, default_value_t = PATIENCE)]
+    patience: u64,
     /// The suite's program, instead of building it
     #[arg(long)]
     program: Option<PathBuf>,
@@ -53,103 +62,156 @@ pub(crate) fn run(options: &Mutate) -> Result<ExitCode> {
         (None, Some(count)) => Draw::PerKernel(count),
         (None, None) => Draw::All,
     };
-    let tally = check(&program, draw, &options.kernel, options.seed)?;
+    let plan = Plan { draw, seed: options.seed, patience: Duration::from_secs(options.patience) };
+    let tally = check(&program, &plan, &options.kernel)?;
     println!("{}", tally.line());
     Ok(if tally.problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What came of the mutants that were run.
+/// Which mutants are run, and for how long.
+pub(crate) struct Plan {
+    pub(crate) draw: Draw,
+    pub(crate) seed: u64,
+    pub(crate) patience: Duration,
+}
+
+/// What came of the mutants that were drawn.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Tally {
     killed: usize,
-    /// Survivors on the list.
+    /// Survivors on the list; a draw takes the list's word for them.
     known: usize,
     new: usize,
+    /// Alive when patience was at its end.
+    undecided: usize,
     /// Survivors where no case gets; they say nothing about the cases.
     unreached: usize,
-    /// New survivors, those unreached in kernels that are not on the list, lines of the list without a mutant, cases that fail without a mutation.
+    /// New and undecided ones, those unreached in kernels that are not on the list, lines of the list without a mutant,
+    /// cases that fail without a mutation.
     pub(crate) problems: usize,
+    /// Of all mutants together.
+    seconds: f64,
 }
 
 impl Tally {
     pub(crate) fn line(&self) -> String {
-        let Self { killed, known, new, unreached, problems } = self;
-        let run = killed + known + new;
+        let Self { killed, known, new, undecided, unreached, problems, seconds } = self;
+        let run = killed + known + new + undecided;
         let percent = 100.0 * *killed as f64 / run.max(1) as f64;
         format!(
-            "{killed} of {run} mutants killed ({percent:.1} %), {known} known survivors, {new} new; {unreached} more in code \
-             that no case reaches; {problems} problems"
+            "{killed} of {run} mutants killed ({percent:.1} %), {known} known survivors, {new} new, {undecided} undecided; \
+             {unreached} more in code that no case reaches; {problems} problems; {seconds:.0} s"
         )
+    }
+
+    /// Counts a mutant, and says what has to be done about it.
+    fn count(&mut self, mutant: &Mutant, verdict: Verdict, known: &BTreeMap<String, String>) {
+        let key = mutant.key();
+        match (verdict, is_listed(mutant, known)) {
+            (Verdict::Killed, is_known) => {
+                self.killed += 1;
+                if is_known {
+                    println!("killed now, its line may go, or name others alone: {key}");
+                }
+            }
+            (Verdict::Survived | Verdict::Unreached, true) => self.known += 1,
+            (Verdict::Survived, false) => {
+                self.new += 1;
+                self.problems += 1;
+                println!("SURVIVED, now `{}`; kill it, or list it with its reason:", mutant.replacement());
+                println!("{key} REASON");
+            }
+            (Verdict::Undecided, _) => {
+                self.undecided += 1;
+                self.problems += 1;
+                println!("UNDECIDED, now `{}`; give it more --patience: {key}", mutant.replacement());
+            }
+            (Verdict::Unreached, false) => {
+                self.unreached += 1;
+                if !known.contains_key(&unreached(mutant)) {
+                    self.problems += 1;
+                    println!("UNREACHED by any case; add one, or list it with its reason: {key}");
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.killed += other.killed;
+        self.known += other.known;
+        self.new += other.new;
+        self.undecided += other.undecided;
+        self.unreached += other.unreached;
+        self.problems += other.problems;
+        self.seconds += other.seconds;
     }
 }
 
 /// Runs the drawn mutants of these kernel files, or of all.
-pub(crate) fn check(program: &Path, draw: Draw, files: &[String], seed: u64) -> Result<Tally> {
+pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tally> {
     let known = survivors::read()?;
     let snapshots = snapshots(files)?;
     let all: Vec<Mutant> = snapshots.iter().flat_map(|(file, ptx)| edits::mutants(file, ptx)).collect();
-    let mut tally = Tally::default();
-    let keys: BTreeSet<String> = all.iter().flat_map(|mutant| [mutant.key(), unreached(mutant)]).collect();
+    let mut total = Tally::default();
+    let lines = |mutant: &Mutant| [mutant.key(), mutant.key_of_all(), unreached(mutant)];
+    let keys: BTreeSet<String> = all.iter().flat_map(lines).collect();
     for key in known.keys().filter(|key| !keys.contains(*key)) {
         let file = key.split(' ').next().unwrap_or_default();
         if files.is_empty() || snapshots.contains_key(file) {
-            tally.problems += 1;
+            total.problems += 1;
             println!("no such mutant any more, remove its line: {key}");
         }
     }
-    let jobs = draw.choose(&all, seed, |mutant| known.contains_key(&mutant.key()));
-    println!("{} mutants in {} kernel files; {}", all.len(), snapshots.len(), draw.line(jobs.len(), seed));
-
-    let mut trials = BTreeMap::new();
+    let jobs = plan.draw.choose(&all, plan.seed, |mutant| is_listed(mutant, &known));
+    println!(
+        "{} mutants in {} kernel files; {}",
+        all.len(),
+        snapshots.len(),
+        plan.draw.line(jobs.len(), plan.seed)
+    );
     for (file, ptx) in &snapshots {
-        if jobs.iter().any(|mutant| mutant.file == *file) {
-            trials.insert(file.as_str(), Trial::new(program, file, ptx)?);
+        let jobs: Vec<&Mutant> = jobs.iter().copied().filter(|mutant| mutant.file == *file).collect();
+        if !jobs.is_empty() {
+            let tally = try_out(&Trial::new(program, file, ptx)?, &jobs, plan, &known)?;
+            println!("{file:14} {}", tally.line());
+            total.add(&tally);
         }
     }
-    let (start, done) = (Instant::now(), atomic::AtomicUsize::new(0));
-    let verdicts = process::each(&jobs, process::cores(), |_, mutant| {
-        let trial = &trials[mutant.file.as_str()];
-        let verdict = trial.verdict(mutant);
-        let count = done.fetch_add(1, atomic::Ordering::Relaxed) + 1;
+    Ok(total)
+}
+
+/// Runs the drawn mutants of one kernel file.
+fn try_out(trial: &Trial, jobs: &[&Mutant], plan: &Plan, known: &BTreeMap<String, String>) -> Result<Tally> {
+    let tally = Mutex::new(Tally::default());
+    let done = AtomicUsize::new(0);
+    let start = Instant::now();
+    let errors = process::each(jobs, process::cores(), |_, mutant| {
+        let verdict = if plan.draw.believes_the_list() && is_listed(mutant, known) {
+            Ok(Verdict::Survived)
+        } else {
+            trial.verdict(mutant, plan.patience)
+        };
+        let verdict = verdict.map_err(|error| error.to_string())?;
+        tally.lock().unwrap_or_else(PoisonError::into_inner).count(mutant, verdict, known);
+        let count = done.fetch_add(1, Ordering::Relaxed) + 1;
         if count.is_multiple_of(PROGRESS) {
             println!("{count} of {} mutants run, {:.0} s", jobs.len(), start.elapsed().as_secs_f64());
         }
-        let is_known = known.contains_key(&mutant.key());
-        match verdict {
-            Ok(Verdict::Survived) if !is_known => {
-                println!("SURVIVED, now `{}`; kill it, or list it with its reason:", mutant.replacement());
-                println!("{} REASON", mutant.key());
-            }
-            Ok(Verdict::Unreached) if !is_known && !known.contains_key(&unreached(mutant)) => {
-                println!("UNREACHED by any case; add one, or list it with its reason: {}", mutant.key());
-            }
-            _ => {}
-        }
-        verdict.map_err(|error| error.to_string())
+        Ok::<_, String>(())
     });
-    for (mutant, verdict) in jobs.iter().zip(verdicts) {
-        match (verdict?, known.contains_key(&mutant.key())) {
-            (Verdict::Killed, false) => tally.killed += 1,
-            (Verdict::Killed, true) => {
-                tally.killed += 1;
-                println!("killed now, its line may go: {}", mutant.key());
-            }
-            (Verdict::Survived | Verdict::Unreached, true) => tally.known += 1,
-            (Verdict::Survived, false) => {
-                tally.new += 1;
-                tally.problems += 1;
-            }
-            (Verdict::Unreached, false) => {
-                tally.unreached += 1;
-                tally.problems += usize::from(!known.contains_key(&unreached(mutant)));
-            }
-        }
-    }
-    for problem in trials.values().flat_map(Trial::problems) {
+    errors.into_iter().collect::<std::result::Result<(), _>>()?;
+    let mut tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for problem in trial.problems() {
         tally.problems += 1;
         println!("{problem}");
     }
+    tally.seconds = start.elapsed().as_secs_f64();
     Ok(tally)
+}
+
+/// Whether a line of the list is about this mutant, alone or among others.
+fn is_listed(mutant: &Mutant, known: &BTreeMap<String, String>) -> bool {
+    known.contains_key(&mutant.key()) || known.contains_key(&mutant.key_of_all())
 }
 
 /// The line of the list for all that no case reaches in the mutant's kernel.
@@ -189,10 +251,15 @@ mod tests {
 
     #[test]
     fn the_tally_says_what_was_killed() {
-        let tally = Tally { killed: 18, known: 1, new: 1, unreached: 5, problems: 1 };
+        let tally =
+            Tally { killed: 17, known: 1, new: 1, undecided: 1, unreached: 5, problems: 2, seconds: 7.2 };
         assert_eq!(
             tally.line(),
-            "18 of 20 mutants killed (90.0 %), 1 known survivors, 1 new; 5 more in code that no case reaches; 1 problems"
+            "17 of 20 mutants killed (85.0 %), 1 known survivors, 1 new, 1 undecided; 5 more in code that no case reaches; \
+             2 problems; 7 s"
         );
+        let mut sum = Tally::default();
+        sum.add(&tally);
+        assert_eq!(sum, tally);
     }
 }

@@ -27,11 +27,18 @@ impl Finished {
 }
 
 /// Runs a program to its end, or until `limit` has passed or `enough` is content with its output so far.
-pub(crate) fn watch(
-    mut command: Command,
-    limit: Duration,
-    enough: impl Fn(&str) -> bool,
-) -> Result<Finished> {
+pub(crate) fn watch(command: Command, limit: Duration, enough: impl Fn(&str) -> bool) -> Result<Finished> {
+    let start = Instant::now();
+    let mut seen = 0;
+    follow(command, |output| {
+        let is_new = output.len() != seen;
+        seen = output.len();
+        start.elapsed() > limit || (is_new && enough(output))
+    })
+}
+
+/// Runs a program to its end, or until `stop`, which is asked at every glance with the output so far.
+pub(crate) fn follow(mut command: Command, mut stop: impl FnMut(&str) -> bool) -> Result<Finished> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("output");
     let file = File::create(&path)?;
@@ -39,16 +46,16 @@ pub(crate) fn watch(
     let mut child =
         command.spawn().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
     let read = || fs::read(&path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    let start = Instant::now();
-    let mut seen = 0;
+    let (mut size, mut output) = (0, String::new());
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break Some(status);
         }
-        let size = fs::metadata(&path)?.len();
-        let stop = start.elapsed() > limit || (size != seen && enough(&read()?));
-        seen = size;
-        if stop {
+        let now = fs::metadata(&path)?.len();
+        if now != size {
+            (size, output) = (now, read()?);
+        }
+        if stop(&output) {
             child.kill()?;
             child.wait()?;
             break None;

@@ -6,6 +6,7 @@
 //! started by `cargo bench`.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use xshell::{Shell, cmd};
 
@@ -89,7 +90,9 @@ fn kernels(sh: &Shell, report: &mut Report) {
     });
     report.step("kernels, mutants", || {
         let files = MUTATED.map(str::to_owned);
-        let tally = mutate::check(&artifact::conformance(sh)?, mutate::Draw::Sample(MUTANTS), &files, 0)?;
+        let (draw, patience) = (mutate::Draw::Sample(MUTANTS), Duration::from_secs(mutate::PATIENCE));
+        let plan = mutate::Plan { draw, seed: 0, patience };
+        let tally = mutate::check(&artifact::conformance(sh)?, &plan, &files)?;
         if tally.problems == 0 { Ok(tally.line()) } else { Err(tally.line().into()) }
     });
     report.step("kernels, compiled", || {

@@ -1,6 +1,6 @@
-//! How often each entry point was called, and which call is to fail.
+//! How often each entry point was called, which kernels were launched, and which call is to fail.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::code::Code;
 
@@ -8,6 +8,7 @@ use crate::code::Code;
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     counts: BTreeMap<&'static str, u64>,
+    kernels: BTreeSet<String>,
     faults: Vec<Fault>,
 }
 
@@ -22,6 +23,17 @@ struct Fault {
 impl Calls {
     pub(crate) fn count(&mut self, name: &'static str) {
         *self.counts.entry(name).or_default() += 1;
+    }
+
+    pub(crate) fn launched(&mut self, kernel: &str) {
+        if !self.kernels.contains(kernel) {
+            self.kernels.insert(kernel.to_owned());
+        }
+    }
+
+    /// A line for each kernel that was launched.
+    pub(crate) fn kernels(&self) -> String {
+        self.kernels.iter().map(|name| format!("{name}\n")).collect()
     }
 
     /// The planned failure of this call, if there is one. Of two for the same call the first planned wins.
@@ -70,6 +82,7 @@ impl Calls {
     }
 
     pub(crate) fn reset_counts(&mut self) {
+        self.kernels.clear();
         self.counts.clear();
     }
 

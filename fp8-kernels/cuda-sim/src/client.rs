@@ -134,6 +134,12 @@ impl Control {
         text.lines().filter_map(line).collect()
     }
 
+    /// The kernels that were launched since the calls were last reset.
+    #[must_use]
+    pub fn kernels(&self) -> Vec<String> {
+        self.get("kernels").unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+
     /// What is live: a line for each allocation and pinned block, and for each kind of handle. Empty if nothing is.
     #[must_use]
     pub fn live(&self) -> String {

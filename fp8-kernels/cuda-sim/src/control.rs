@@ -6,13 +6,14 @@
 //! | `eager`, `memory_limit`, `sm_count` | as the variables `FP8_SIM_…` |
 //! | `arch` | as `FP8_SIM_ARCH`; only while no context is retained |
 //! | `fail` | `name:count:code,…`: the count-th call of `name` from now on returns `code` |
-//! | `clear_fail`, `reset_calls` | ignored |
+//! | `clear_fail`, `reset_calls` | ignored; the latter forgets `calls` and `kernels` |
 //! | `snapshot` | the text of a snapshot that NVRTC shall know |
 //! | `reset` | ignored; clears error and reports, refused while anything is live |
 //!
 //! | `fp8_sim_get` | text |
 //! |---|---|
 //! | `calls` | a line `name count` for every function called |
+//! | `kernels` | a line for every kernel launched |
 //! | `live` | a line for each allocation and pinned block, and for each kind of handle; empty if nothing lives |
 //! | `reports` | the errors of the device |
 //! | `error` | why the newest `fp8_sim_set` was refused |
@@ -81,6 +82,7 @@ fn set(driver: &mut Driver, key: &str, value: &str) -> Result<(), String> {
 fn get(driver: &Driver, key: &str) -> Option<String> {
     Some(match key {
         "calls" => driver.calls.text(),
+        "kernels" => driver.calls.kernels(),
         "live" => live(driver),
         "reports" => driver.reports.join("\n"),
         "error" => REFUSAL.lock().clone(),

@@ -33,7 +33,7 @@
 //!
 //! The same and more at run time, through [`Control`]: `seed`, `eager`, `memory_limit`, `sm_count`, `arch` (while no
 //! context is retained), `fail`, `clear_fail`, `reset_calls`, `snapshot` (the text of a kernel snapshot that NVRTC shall
-//! know) and `reset` are set; `calls`, `live`, `reports` and `seed` are read.
+//! know) and `reset` are set; `calls`, `kernels` (launched), `live`, `reports` and `seed` are read.
 
 mod calls;
 mod capture;

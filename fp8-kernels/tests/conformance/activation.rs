@@ -1,11 +1,12 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
-use super::data::{ENCODINGS, FLOATS, Random, exact, f64s, normal, specials, tensor, tolerance};
+use super::data::{ENCODINGS, FLOATS, PIECE, Random, exact, f64s, normal, specials, tensor, tolerance};
 use super::reference::{Got, same_as_cpu};
 use super::threads::same_bits;
 use crate::oracle::{activation as oracle, fp8};
 use fp8_kernels::{
-    Cell, Counters, DType, Device, Encoding, Operand, REST, Scale, ScaleRule, Slot, Tensor, UNSET, ops,
+    Cell, Counters, DType, Device, Encoding, Operand, REST, Scale, ScaleRule, Slot, Tensor, TransposePolicy,
+    UNSET, ops,
 };
 use ops::Activation;
 
@@ -16,6 +17,8 @@ cases![
     bits_are_the_cpus: ActivationsAndDtypes,
     first_scales_are_the_cpus: Activations,
     special_values: Activations,
+    one_value_everywhere: Activations,
+    transposes_of_tall_results: Activations,
     needles: Activations,
     codes_are_those_of_the_f32_result: Activations,
     backward_codes_are_those_of_the_f32_gradient: Activations,
@@ -28,8 +31,10 @@ cases![
 ];
 
 /// Even columns: gated activations halve them.
-const SHAPES: [[usize; 2]; 8] = [[0, 16], [3, 0], [1, 2], [2, 16], [17, 34], [7, 254], [97, 202], [129, 130]];
-const LONG_AND_TALL: [[usize; 2]; 2] = [[1, (1 << 16) + 2], [1 << 15, 2]];
+const SHAPES: [[usize; 2]; 11] =
+    [[0, 16], [3, 0], [1, 2], [2, 16], [5, 20], [5, 22], [5, 28], [17, 34], [7, 254], [97, 202], [129, 130]];
+/// More than a piece of the CPU's, and so tall that a simulated device's blocks take two tiles, the last of them one.
+const LONG_AND_TALL: [[usize; 2]; 2] = [[1, PIECE + 2], [97 * 128, 2]];
 
 /// f's values for the rows of `h`, by the oracle.
 fn wanted(h: &Tensor, activation: Activation) -> fp8_kernels::Result<Vec<f64>> {
@@ -77,7 +82,8 @@ fn long_and_tall(device: &Device, dtype: DType) -> Outcome {
 /// Values, gradients, codes and amaxes; sums have another order.
 fn bits_are_the_cpus(device: &Device, activation: Activation, dtype: DType) -> Outcome {
     let gated = if activation.is_gated() { 2 } else { 1 };
-    for (seed, shape) in [[3, 14], [40, 130], [130, 16]].into_iter().enumerate() {
+    // Tails of one column; rows that are whole vectors of the transpose.
+    for (seed, shape) in [[3, 14], [40, 65 * gated], [144, 16]].into_iter().enumerate() {
         same_as_cpu(&format!("{shape:?}"), device, |device| {
             let h = ops::scale(&normal(shape, dtype, seed as u64, device)?, 4.0)?;
             let dy = normal([shape[0], shape[1] / gated], FLOATS[seed % 3], 5, device)?;
@@ -160,6 +166,38 @@ fn special_values(device: &Device, activation: Activation) -> Outcome {
             Ok(Got::Numbers(values.map(|v| if v.is_nan() { f32::NAN } else { v }).collect()))
         };
         Ok(vec![quiet(y)?, quiet(dh)?])
+    })
+}
+
+/// A value at which a function bends, in every place that a kernel has.
+fn one_value_everywhere(device: &Device, activation: Activation) -> Outcome {
+    let gated = if activation.is_gated() { 2 } else { 1 };
+    for value in [0.0, -0.0, 3.0, -130.0, 130.0] {
+        same_as_cpu(&format!("{value}"), device, |device| {
+            let h = Tensor::full(value, [5, 9 * gated], DType::F32, device)?;
+            let dy = Tensor::full(-1.5, [5, 9], DType::F32, device)?;
+            let y = ops::activation(&h, activation, &Slot::off(Encoding::E4M3))?.dequantize(DType::F32)?;
+            Ok(vec![Got::Tensor(y), Got::Tensor(ops::activation_backward(&dy, &h, activation)?)])
+        })?;
+    }
+    Ok(())
+}
+
+/// Blocks that take one tile after the other, with the codes' transposes.
+fn transposes_of_tall_results(device: &Device, activation: Activation) -> Outcome {
+    if ![Activation::Relu, Activation::Reglu].contains(&activation) {
+        return Ok(());
+    }
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let (rows, gated) = (98 * 128 + 5, if activation.is_gated() { 2 } else { 1 });
+    same_as_cpu("tall", device, |device| {
+        let h = normal([rows, gated], DType::BF16, 1, device)?;
+        let dy = normal([rows, 1], DType::BF16, 2, device)?;
+        let (cell, rule) = (Cell::new(64.0, device)?, exact(Encoding::E4M3));
+        let slot = Slot { columnwise: true, ..Slot::fixed(Encoding::E4M3, &cell, &rule) };
+        let y = ops::activation(&h, activation, &slot)?;
+        let (dh, _) = ops::activation_backward_quantize_dbias(&dy, &h, activation, &slot)?;
+        Ok([y, dh].iter().filter_map(|codes| codes.as_fp8().cloned()).map(Got::from).collect())
     })
 }
 

@@ -1,12 +1,13 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
-use super::data::{FLOATS, exact, f64s, normal, specials, tolerance};
+use super::data::{self, FLOATS, exact, f64s, normal, specials, tolerance};
 use super::reference::{Got, same_as_cpu, same_results};
 use super::threads::same_bits;
 use crate::oracle::adamw::{State, adamw as oracle};
 use fp8_kernels::ops::AdamWStep;
 use fp8_kernels::{
-    Cell, Counters, DType, Device, Encoding, REST, Result, Slot, Tensor, TransposePolicy, ops,
+    Cell, Counters, DType, Device, Encoding, REST, Result, Scale, ScaleRule, Slot, Tensor, TransposePolicy,
+    UNSET, ops,
 };
 
 cases![
@@ -14,6 +15,8 @@ cases![
     bits_are_the_cpus: Dtypes,
     many_are_each: DtypesAndFormats,
     many_quantize_as_quantize_does: DtypesAndFormats,
+    first_scales_are_the_cpus: DtypesAndFormats,
+    first_scales_by_every_rule,
     special_gradients,
     main_parameters_are_rounded_into_the_parameter,
     without_main_parameters_rounds_once,
@@ -165,11 +168,21 @@ impl Parameter {
 }
 
 /// All parameters after two steps, and their codes, amaxes and counts, with one call a step or with one for each parameter.
-fn steps(device: &Device, dtype: DType, encoding: Encoding, together: bool) -> Result<Vec<Got>> {
+fn steps(
+    device: &Device,
+    dtype: DType,
+    encoding: Encoding,
+    together: bool,
+    own_scales: bool,
+) -> Result<Vec<Got>> {
     let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
     let rule = exact(encoding);
     let parameters = (0..MANY.len()).map(|seed| Parameter::new(seed, dtype, device));
     let mut parameters = parameters.collect::<Result<Vec<_>>>()?;
+    let current = ScaleRule::Current { fp8_max: encoding.max(), epsilon: 0.0, power_2_scales: true };
+    if own_scales {
+        parameters.iter().try_for_each(|p| p.cells.0.write(UNSET))?;
+    }
     let mut results = Vec::new();
     for number in 1..=2 {
         let step = AdamWStep { step: number, ..STEP };
@@ -178,11 +191,18 @@ fn steps(device: &Device, dtype: DType, encoding: Encoding, together: bool) -> R
             .enumerate()
             .map(|(i, p)| {
                 let (cell, amax, counters) = &p.cells;
+                let scale = match i % 4 {
+                    _ if !own_scales => Scale::Cell { cell, first: &rule, keep: false },
+                    0 => Scale::FromTensor(&current),
+                    1 => Scale::FromAmax { amax: 3.0, rule: &rule },
+                    place => Scale::Cell { cell, first: &rule, keep: place == 2 },
+                };
                 let slot = Slot {
+                    scale,
                     amax: Some(amax),
                     counters: Some(counters),
                     columnwise: i % 3 != 0,
-                    ..Slot::fixed(encoding, cell, &rule)
+                    ..Slot::off(encoding)
                 };
                 let [exp_avg, exp_avg_sq] = &mut p.moments;
                 ops::AdamWTensor {
@@ -204,19 +224,81 @@ fn steps(device: &Device, dtype: DType, encoding: Encoding, together: bool) -> R
         };
         results.extend(codes.into_iter().flatten().map(Got::from));
     }
-    for Parameter { param, moments, main, cells: (_, amax, counters), .. } in parameters {
+    for Parameter { param, moments, main, cells: (cell, amax, counters), .. } in parameters {
         results.extend(std::iter::once(param).chain(moments).chain(main).map(Got::Tensor));
         let counts = counters.read()?;
         let counts = [counts.saturated, counts.underflowed, counts.elements].map(|count| count as f32);
-        results.push(Got::Numbers([vec![amax.read()?], counts.to_vec()].concat()));
+        results.push(Got::Numbers([vec![cell.read()?, amax.read()?], counts.to_vec()].concat()));
     }
     Ok(results)
 }
 
 fn many_are_each(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
-    same_as_cpu("together", device, |device| steps(device, dtype, encoding, true))?;
-    let (together, each) = (steps(device, dtype, encoding, true)?, steps(device, dtype, encoding, false)?);
+    same_as_cpu("together", device, |device| steps(device, dtype, encoding, true, false))?;
+    let together = steps(device, dtype, encoding, true, false)?;
+    let each = steps(device, dtype, encoding, false, false)?;
     same_results("together and each alone", together, each)
+}
+
+/// Scales that come from what the step left: of cells that are not set, of current scaling.
+fn first_scales_are_the_cpus(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
+    same_as_cpu("own scales", device, |device| steps(device, dtype, encoding, true, true))
+}
+
+/// To the ends of their ranges; without a gradient and without decay a step leaves a parameter as it is.
+fn first_scales_by_every_rule(device: &Device) -> Outcome {
+    let values = [
+        f32::from_bits(1),
+        1e-41,
+        f32::MIN_POSITIVE,
+        1e-30,
+        1.0,
+        3.3,
+        448.0,
+        1e30,
+        2e38,
+        f32::MAX,
+        0.0,
+        f32::INFINITY,
+        f32::NAN,
+    ];
+    let step = AdamWStep { weight_decay: 0.0, ..STEP };
+    for (rule, is_cell) in data::rules().into_iter().flat_map(|rule| [(rule.clone(), false), (rule, true)]) {
+        same_as_cpu(&format!("{rule:?}, of a cell: {is_cell}"), device, |device| {
+            let mut parameters = Vec::new();
+            for value in values {
+                // Decay makes NaN of an infinite parameter: one in f16 overflows behind it.
+                let is_main = value.is_infinite();
+                let main = is_main.then(|| Tensor::full(1e30, [3], DType::F32, device)).transpose()?;
+                let param = Tensor::full(value, [3], if is_main { DType::F16 } else { DType::F32 }, device)?;
+                parameters.push((param, main, moments(3, device)?, Cell::new(UNSET, device)?));
+            }
+            let grad = Tensor::zeros([3], DType::F32, device)?;
+            let mut tensors = Vec::new();
+            for (param, main, [exp_avg, exp_avg_sq], cell) in &mut parameters {
+                let unset = Scale::Cell { cell, first: &rule, keep: true };
+                let scale = if is_cell { unset } else { Scale::FromTensor(&rule) };
+                let slot = Some(Slot { scale, ..Slot::off(Encoding::E4M3) });
+                let (main_grad, main_param) = (&grad, main.as_mut());
+                tensors.push(ops::AdamWTensor {
+                    name: "w",
+                    param,
+                    main_grad,
+                    exp_avg,
+                    exp_avg_sq,
+                    main_param,
+                    slot,
+                });
+            }
+            let codes = ops::adamw_many(&mut tensors, &step)?;
+            let mut results: Vec<Got> = codes.into_iter().flatten().map(Got::from).collect();
+            for (.., cell) in &parameters {
+                results.push(Got::Numbers(vec![cell.read()?]));
+            }
+            Ok(results)
+        })?;
+    }
+    Ok(())
 }
 
 /// The codes of a step are those of quantizing what it left.

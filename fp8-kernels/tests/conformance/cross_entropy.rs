@@ -1,6 +1,7 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, ensure, equal, refused, refused_on, same};
 use super::data::{FLOATS, Random, f64s, normal, tensor, tolerance};
+use super::edge::to_the_edge;
 use super::threads::same_bits;
 use crate::oracle::{cross_entropy as oracle, differences};
 use fp8_kernels::ops::CrossEntropyOptions;
@@ -12,6 +13,9 @@ cases![
     the_oracle_is_its_own_derivative,
     two_logits_are_exact_to_the_last_digits,
     small_losses_count_beside_large_ones,
+    no_bit_of_the_loss_is_lost,
+    small_probabilities_count,
+    one_row_counts_wherever_it_stands,
     large_logits_stay_finite,
     confident_rows_keep_their_digits,
     nothing_counts,
@@ -126,6 +130,68 @@ fn small_losses_count_beside_large_ones(device: &Device) -> Outcome {
         let (loss, _) = ops::cross_entropy(&logits, &target, &options)?;
         let want = f64::from(large) + (rows - 1) as f64 * f64::from(-0.7f32).exp().ln_1p();
         close(&format!("row {place}"), &[loss.item()?], &[want], 1, [1.3e-7, 0.0])?;
+    }
+    Ok(())
+}
+
+/// Losses that are differences of two logits, known exactly, whose sum is almost halfway between two numbers of f32.
+fn no_bit_of_the_loss_is_lost(device: &Device) -> Outcome {
+    const UNITS: i64 = 4096;
+    for (seed, above) in (0..6).map(|seed| (seed, seed % 2 == 0)) {
+        let mut random = Random::new(seed);
+        let mut losses: Vec<i64> = (0..2100).map(|_| UNITS * UNITS + (random.bits() >> 40) as i64).collect();
+        let place = 311 * seed as usize;
+        losses[place] = UNITS * UNITS;
+        let sum: i64 = losses.iter().sum();
+        let added = to_the_edge(sum, above);
+        losses[place] += added;
+        let logits =
+            losses.iter().flat_map(|loss| [(loss / UNITS) as f32, -((loss % UNITS) as f32) / UNITS as f32]);
+        let logits = Tensor::from_vec(logits.collect(), [losses.len(), 2], device)?;
+        let target = Tensor::from_vec(vec![1; losses.len()], [losses.len()], device)?;
+        let options = CrossEntropyOptions { ignore_index: None, normalizer: Some(1.0) };
+        let (loss, _) = ops::cross_entropy(&logits, &target, &options)?;
+        equal(&format!("seed {seed}, above {above}"), loss.item()?, (sum + added) as f32 / UNITS as f32)?;
+    }
+    Ok(())
+}
+
+/// One logit among many whose exponentials an f32 sum would lose one by one.
+fn small_probabilities_count(device: &Device) -> Outcome {
+    let (vocabulary, low, nothing) = (4096, -17.5f32, -200.0);
+    let near = if device.to_string() == "cpu" { 1e-5 } else { 0.2 * f64::from(f32::EPSILON) };
+    let (tiny, ulp) = (f64::from(low).exp(), f64::from(f32::EPSILON));
+    for (i, place) in [0, 9, 530, 1300, 2049, 4090].into_iter().enumerate() {
+        // As many as bring the sum right above, or below, the middle of two numbers of f32.
+        let beside = |count: usize| {
+            let part = (count as f64 * tiny / ulp).fract();
+            let beyond = if i % 2 == 0 { part - 0.5 } else { 0.5 - part };
+            (0.02..0.2).contains(&beyond)
+        };
+        let count = (1..=vocabulary - 32).rev().find(|&count| beside(count)).ok_or("no such count")?;
+        // A GPU's thread meets every 128th group of eight; in this one's, nothing else counts.
+        let is_alone = |at: &usize| at / 8 % 128 == place / 8 % 128;
+        let mut logits = vec![nothing; vocabulary];
+        (0..vocabulary).filter(|at| !is_alone(at)).take(count).for_each(|at| logits[at] = low);
+        logits[place] = 0.0;
+        let (loss, _) = row(logits, place as i32, device)?;
+        let want = f64::from((1.0 + count as f64 * tiny) as f32).ln();
+        close(&format!("{count} beside {place}"), &[loss], &[want], 1, [0.0, near])?;
+    }
+    Ok(())
+}
+
+fn one_row_counts_wherever_it_stands(device: &Device) -> Outcome {
+    let rows = 1100;
+    let logits = Tensor::from_vec([0.0f32, 1.0].repeat(rows), [rows, 2], device)?;
+    let options = CrossEntropyOptions { ignore_index: Some(IGNORE), normalizer: None };
+    for place in [0, 1, 2, 4, 8, 16, 31, 32, 77, 350, 684, 1023, 1024, 1099] {
+        let mut target = vec![IGNORE; rows];
+        target[place] = 0;
+        let target = Tensor::from_vec(target, [rows], device)?;
+        let (loss, saved) = ops::cross_entropy(&logits, &target, &options)?;
+        equal(&format!("count, row {place}"), saved.count.to_vec::<i32>()?, vec![1])?;
+        close(&format!("row {place}"), &[loss.item()?], &[1f64.exp().ln_1p()], 1, [1.3e-7, 0.0])?;
     }
     Ok(())
 }

@@ -32,13 +32,21 @@ pub(crate) fn rules() -> Vec<ScaleRule> {
 }
 
 /// Matrices around vectors, tiles and chunks of work; empty ones; primes.
-pub(crate) const SHAPES: [[usize; 2]; 16] = [
+pub(crate) const SHAPES: [[usize; 2]; 24] = [
     [0, 16],
     [3, 0],
     [1, 1],
     [1, 15],
     [16, 1],
     [2, 16],
+    [5, 16],
+    [6, 8],
+    [7, 24],
+    [3, 10],
+    [3, 11],
+    [3, 12],
+    [3, 13],
+    [3, 14],
     [17, 17],
     [31, 33],
     [33, 31],

@@ -86,8 +86,10 @@ fn backward_adds_up(device: &Device) -> Outcome {
 fn backward_adds_in_order(device: &Device) -> Outcome {
     let small =
         [[70, 1, 8], [97, 2, 9], [33, 1, 264], [40, 1, 257], [37, 1, 520], [70, 2, 513], [300, 300, 1]];
+    // Ends in each round of a block of the sort; more blocks than half a warp has lanes.
+    let ends = [600, 1100, 1400, 1700, 1900, 40_000].map(|len| ([len, 3, 1], DType::BF16));
     let large = [[2049, 300, 8], [4100, 70_000, 8], [5000, 70, 3]].map(|size| (size, DType::F32));
-    let all = small.into_iter().flat_map(|size| FLOATS.map(|dtype| (size, dtype))).chain(large);
+    let all = small.into_iter().flat_map(|size| FLOATS.map(|dtype| (size, dtype))).chain(large).chain(ends);
     for ([len, vocabulary, hidden], dtype) in all {
         let ids = ids(len, vocabulary, device)?;
         let dy = normal([len, hidden], dtype, 2, device)?;
@@ -125,6 +127,11 @@ fn an_error_changes_nothing(device: &Device) -> Outcome {
     let ids = Tensor::from_vec(vec![0, 3], [2], device)?;
     let dy = Tensor::full(1.0, [2, 2], DType::F32, device)?;
     let mut dtable = Tensor::zeros([3, 2], DType::F32, device)?;
+    // Units of 16, 8, 4 and 2 bytes.
+    for (hidden, dtype) in [(8, DType::F32), (2, DType::F32), (1, DType::F32), (1, DType::BF16)] {
+        let table = normal([3, hidden], dtype, 1, device)?;
+        refused_on(device, ops::embedding(&ids, &table), "id 3 at position 1 is out of range 0..3")?;
+    }
     let wording = "id 3 at position 1 is out of range 0..3";
     refused_on(device, ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad"), wording)?;
     same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)?;

@@ -3,6 +3,7 @@
 mod case;
 mod compare;
 mod data;
+mod edge;
 mod reference;
 mod threads;
 
@@ -31,7 +32,7 @@ mod stress;
 mod transpose;
 mod update_scales;
 
-pub(crate) use case::Case;
+pub(crate) use case::{Case, Outcome};
 
 /// Every case of every operation.
 pub(crate) const ALL: &[&[Case]] = &[

@@ -19,6 +19,7 @@ cases![
     a_large_mean_costs_no_precision,
     codes_are_those_of_the_f32_result: DtypesAndFormats,
     first_scales_come_from_the_f32_result: Dtypes,
+    one_value_everywhere: Formats,
     gamma_around_zero,
     rows_without_columns,
     same_for_any_threads,
@@ -27,7 +28,7 @@ cases![
 ];
 
 const NORMS: [Norm; 2] = [Norm::LayerNorm, Norm::RmsNorm];
-const SHAPES: [[usize; 2]; 11] = [
+const SHAPES: [[usize; 2]; 12] = [
     [0, 16],
     [1, 1],
     [1, 15],
@@ -39,6 +40,7 @@ const SHAPES: [[usize; 2]; 11] = [
     [600, 64],
     [9000, 2],
     [2, 16_411],
+    [2, 8192],
 ];
 
 fn options(norm: Norm) -> NormOptions {
@@ -82,10 +84,11 @@ fn statistics_and_values(device: &Device, dtype: DType) -> Outcome {
 fn gradients(device: &Device, dtype: DType) -> Outcome {
     for norm in NORMS {
         // The oracle takes columns squared per row.
-        for shape in SHAPES.into_iter().take(10) {
+        for (i, shape) in SHAPES.into_iter().take(10).chain([[3, 1033], [3, 1040]]).enumerate() {
             let [rows, cols] = shape;
-            let (x, dy) = (normal(shape, dtype, 3, device)?, normal(shape, DType::F32, 4, device)?);
-            let gamma = normal([cols], DType::F32, 5, device)?;
+            let x = normal(shape, dtype, 3, device)?;
+            let (dy, gamma) =
+                (normal(shape, FLOATS[i % 3], 4, device)?, normal([cols], FLOATS[(i + 1) % 3], 5, device)?);
             let options = options(norm);
             let (_, stats) = ops::norm(&x, &gamma, None, &options, &Slot::off(Encoding::E4M3))?;
             let (dx, dgamma, dbeta) = ops::norm_backward(&dy, &x, &gamma, &stats, &options)?;
@@ -149,8 +152,13 @@ fn codes_are_those_of_the_f32_result(device: &Device, dtype: DType, encoding: En
             let counts = counters.read()?;
             let counts = [counts.saturated, counts.underflowed, counts.elements];
             equal(&what, counts, [want.saturated, want.underflowed, values.len() as u64])?;
-            let got = got.as_fp8().ok_or("got high precision, want FP8")?.codes()?;
-            same(&what, &got, &want.codes, shape[1])?;
+            let got = got.as_fp8().ok_or("got high precision, want FP8")?;
+            same(&what, &got.codes()?, &want.codes, shape[1])?;
+            same(&what, &[got.scale_inv().item()?], &[1.0 / 300.0], 1)?;
+            // In high precision the result is rounded once.
+            let (high, _) = ops::norm(&x, &gamma, beta, &options(norm), &Slot::off(encoding))?;
+            let rounded = tensor(values.clone(), shape, dtype, device)?.to_f32_vec()?;
+            same(&what, &high.dequantize(dtype)?.to_f32_vec()?, &rounded, shape[1])?;
             same(&what, &stats.rsigma.to_f32_vec()?, &want_stats.rsigma.to_f32_vec()?, 1)?;
             same(&what, &[amax.read()?], &[if values.is_empty() { REST } else { want.amax }], 1)?;
         }
@@ -225,7 +233,8 @@ fn gradients_of_needles(device: &Device) -> Outcome {
             stats.rsigma.to_f32_vec()?,
         ];
         let len = rows * cols;
-        for place in (0..len).step_by((len / 24) | 1).chain([cols - 1, len - 1]) {
+        let count = if len > 5000 { 9 } else { 24 };
+        for place in (0..len).step_by((len / count) | 1).chain([cols - 1, len - 1]) {
             let mut gradient = vec![0.0; len];
             gradient[place] = 2.0;
             let dy = tensor(gradient, [rows, cols], DType::F32, device)?;
@@ -263,10 +272,13 @@ fn a_residual_is_added(device: &Device) -> Outcome {
 fn transposes_come_with_the_codes(device: &Device, dtype: DType) -> Outcome {
     let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
     for norm in NORMS {
-        for shape in SHAPES.into_iter().chain([[128, 64], [130, 136], [17, 1100]]) {
+        for (i, shape) in SHAPES.into_iter().chain([[128, 64], [130, 136], [17, 1100]]).enumerate() {
             let [rows, cols] = shape;
             let x = normal(shape, dtype, 9, device)?;
-            let gamma = normal([cols], DType::F32, 10, device)?;
+            let gamma = normal([cols], FLOATS[i % 3], 10, device)?;
+            let beta = normal([cols], FLOATS[(i + 1) % 3], 11, device)?;
+            let beta = (norm == Norm::LayerNorm && i % 5 != 0).then_some(&beta);
+            let options = NormOptions { zero_centered_gamma: i % 2 == 1, ..options(norm) };
             let (cell, rule) = (Cell::new(50.0, device)?, exact(Encoding::E4M3));
             let run = |columnwise| -> Result<_, libtest_mimic::Failed> {
                 let (amax, counters) = (Cell::new(REST, device)?, Counters::new(device)?);
@@ -276,7 +288,7 @@ fn transposes_come_with_the_codes(device: &Device, dtype: DType) -> Outcome {
                     columnwise,
                     ..Slot::fixed(Encoding::E4M3, &cell, &rule)
                 };
-                let (y, stats) = ops::norm(&x, &gamma, None, &options(norm), &slot)?;
+                let (y, stats) = ops::norm(&x, &gamma, beta, &options, &slot)?;
                 let y = y.as_fp8().ok_or("got high precision, want FP8")?.clone();
                 Ok((y, stats.rsigma.to_f32_vec()?, amax.read()?, counters.read()?))
             };
@@ -294,21 +306,65 @@ fn transposes_come_with_the_codes(device: &Device, dtype: DType) -> Outcome {
     Ok(())
 }
 
+/// A result at an edge of what is counted, in every place that a kernel has: β alone, as γ is 0.
+fn one_value_everywhere(device: &Device, encoding: Encoding) -> Outcome {
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let (cell, rule, max) = (Cell::new(1.0, device)?, exact(encoding), encoding.max());
+    for [rows, cols] in [[5, 33], [9, 264], [2, 1033], [2, 8192]] {
+        let x = normal([rows, cols], DType::F32, 1, device)?;
+        let gamma = Tensor::zeros([cols], DType::F32, device)?;
+        let values = [max, -max, 1.125 * max, f32::INFINITY, 0.0, 5e-7, f32::NAN];
+        for (value, columnwise) in values.into_iter().flat_map(|value| [(value, false), (value, true)]) {
+            let beta = Tensor::full(value, [cols], DType::F32, device)?;
+            let (amax, counters) = (Cell::new(REST, device)?, Counters::new(device)?);
+            let (amax_cell, counts) = (Some(&amax), Some(&counters));
+            let slot =
+                Slot { amax: amax_cell, counters: counts, columnwise, ..Slot::fixed(encoding, &cell, &rule) };
+            let (y, _) = ops::norm(&x, &gamma, Some(&beta), &options(Norm::LayerNorm), &slot)?;
+            let want = fp8::quantize(&vec![value; rows * cols], encoding, 1.0);
+            let what = format!("{value} in [{rows}, {cols}], columnwise {columnwise}");
+            same(&what, &y.as_fp8().ok_or("got high precision, want FP8")?.codes()?, &want.codes, cols)?;
+            same(&what, &[amax.read()?], &[want.amax], 1)?;
+            let counts = counters.read()?;
+            let wanted = [want.saturated, want.underflowed, (rows * cols) as u64];
+            equal(&what, [counts.saturated, counts.underflowed, counts.elements], wanted)?;
+        }
+        // And a largest value that stands in one place.
+        for (place, columnwise) in (0..16).flat_map(|k| [(k * 293 % cols, false), (k * 293 % cols, true)]) {
+            let mut values = vec![1.0; cols];
+            values[place] = -3.0;
+            let beta = tensor(values, [cols], DType::F32, device)?;
+            let amax = Cell::new(REST, device)?;
+            let slot = Slot { amax: Some(&amax), columnwise, ..Slot::fixed(encoding, &cell, &rule) };
+            ops::norm(&x, &gamma, Some(&beta), &options(Norm::LayerNorm), &slot)?;
+            let what = format!("-3 at {place} of {cols}, columnwise {columnwise}");
+            same(&what, &[amax.read()?], &[3.0], 1)?;
+        }
+    }
+    Ok(())
+}
+
 fn gamma_around_zero(device: &Device) -> Outcome {
-    let x = normal([5, 33], DType::F32, 1, device)?;
-    let gamma = normal([33], DType::F32, 2, device)?;
-    let shifted = tensor(gamma.to_f32_vec()?.iter().map(|g| g + 1.0).collect(), [33], DType::F32, device)?;
-    for norm in NORMS {
+    for (shape, i) in
+        [[5, 33], [5, 40], [2, 1033], [2, 1032]].into_iter().flat_map(|s| (0..9).map(move |i| (s, i)))
+    {
+        // All pairs of types of x and γ.
+        let (norm, cols) = (NORMS[i % 2], shape[1]);
+        let x = normal(shape, FLOATS[i / 3], 1, device)?;
+        let dy = normal(shape, FLOATS[(i + i / 3) % 3], 3, device)?;
+        let gamma = normal([cols], FLOATS[i % 3], 2, device)?;
+        let shifted =
+            tensor(gamma.to_f32_vec()?.iter().map(|g| g + 1.0).collect(), [cols], DType::F32, device)?;
         let plain = options(norm);
         let centered = NormOptions { zero_centered_gamma: true, ..plain };
         let off = Slot::off(Encoding::E4M3);
         let (want, stats) = ops::norm(&x, &shifted, None, &plain, &off)?;
         let (got, _) = ops::norm(&x, &gamma, None, &centered, &off)?;
         let read = |y: fp8_kernels::Operand| y.dequantize(DType::F32)?.to_f32_vec();
-        same(norm.name(), &read(got)?, &read(want)?, 33)?;
-        let (got, _, _) = ops::norm_backward(&x, &x, &gamma, &stats, &centered)?;
-        let (want, _, _) = ops::norm_backward(&x, &x, &shifted, &stats, &plain)?;
-        same(norm.name(), &got.to_f32_vec()?, &want.to_f32_vec()?, 33)?;
+        same(norm.name(), &read(got)?, &read(want)?, cols)?;
+        let (got, _, _) = ops::norm_backward(&dy, &x, &gamma, &stats, &centered)?;
+        let (want, _, _) = ops::norm_backward(&dy, &x, &shifted, &stats, &plain)?;
+        same(norm.name(), &got.to_f32_vec()?, &want.to_f32_vec()?, cols)?;
     }
     Ok(())
 }
@@ -326,8 +382,8 @@ fn rows_without_columns(device: &Device) -> Outcome {
 }
 
 fn same_for_any_threads(device: &Device) -> Outcome {
-    for (norm, shape) in NORMS.into_iter().flat_map(|n| [[1200, 65], [9000, 2], [3, 40_000]].map(|s| (n, s)))
-    {
+    let shapes = [[1200, 65], [9000, 2], [3, 40_000]];
+    for (norm, shape) in [Norm::LayerNorm, Norm::RmsNorm, Norm::LayerNorm].into_iter().zip(shapes) {
         let (x, dy) = (normal(shape, DType::F32, 3, device)?, normal(shape, DType::F32, 4, device)?);
         let gamma = normal([shape[1]], DType::F32, 5, device)?;
         same_bits(&format!("{norm} {shape:?}"), || {

@@ -322,7 +322,11 @@ fn transpose_policies_give_the_same_bits(device: &Device, dtype: DType) -> Outco
     let (cell, rule) = (Cell::new(3.0, device)?, exact(Encoding::E4M3));
     let slot = Slot { columnwise: true, ..Slot::fixed(Encoding::E4M3, &cell, &rule) };
     for (seed, shape) in SHAPES.into_iter().enumerate() {
-        for policy in [WithCast, OnDemand, Never] {
+        // The transposes after the cast are the same for all types.
+        let is_large = shape[0] * shape[1] > data::PIECE;
+        let policies =
+            if is_large && dtype != DType::BF16 { &[WithCast][..] } else { &[WithCast, OnDemand, Never] };
+        for &policy in policies {
             let x = normal(shape, dtype, seed as u64, &device.clone().with_transpose_policy(policy))?;
             let q = fp8(ops::quantize(&x, &slot)?)?;
             let [rows, cols] = shape;
@@ -363,7 +367,8 @@ fn dequantizes(device: &Device, encoding: Encoding) -> Outcome {
 
 fn dbias_sums_the_unquantized(device: &Device, dtype: DType) -> Outcome {
     let (cell, rule) = (Cell::new(3.0, device)?, exact(Encoding::E5M2));
-    for (seed, shape) in SHAPES.into_iter().enumerate() {
+    // The last: so many whole tiles that a simulated device's blocks take two, but one of them.
+    for (seed, shape) in SHAPES.into_iter().chain([[97 * 128, 1]]).enumerate() {
         let dy = normal(shape, dtype, seed as u64, device)?;
         let (q, db) = ops::quantize_dbias(&dy, &Slot::fixed(Encoding::E5M2, &cell, &rule))?;
         let values = f64s(&dy)?;

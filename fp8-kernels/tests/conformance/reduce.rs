@@ -1,11 +1,15 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
 use super::data::{PIECE, Random, SHAPES, exact, f64s, needle_places, normal, tensor};
+use super::edge::{same_sums, to_the_edge};
 use super::threads::same_bits;
 use fp8_kernels::{Cell, DType, Device, Encoding, Slot, Tensor, ops};
 
 cases![
     sums: Dtypes,
+    infinities_come_through,
+    no_bit_of_a_sum_is_lost,
+    no_bit_of_a_column_sum_is_lost,
     needles: Dtypes,
     maxima: Dtypes,
     column_sums: Dtypes,
@@ -28,6 +32,52 @@ fn sums(device: &Device, dtype: DType) -> Outcome {
         }
     }
     equal("sum of nothing", ops::sum(&Tensor::zeros([0, 3], DType::F32, device)?)?.item()?, 0.0)
+}
+
+fn infinities_come_through(device: &Device) -> Outcome {
+    for (len, infinity) in
+        [9, 70_003].into_iter().flat_map(|n| [f32::INFINITY, f32::NEG_INFINITY].map(|v| (n, v)))
+    {
+        let mut values = vec![1.0; len];
+        values[len / 2] = infinity;
+        let x = Tensor::from_vec(values, [len], device)?;
+        equal(&format!("{len} values"), ops::sum(&x)?.item()?, infinity)?;
+        let sums = ops::column_sums(&x.reshape([len, 1])?)?.to_f32_vec()?;
+        same(&format!("{len} rows"), &sums, &[infinity], 1)?;
+    }
+    Ok(())
+}
+
+/// Integers whose sum is known exactly and almost halfway between two numbers of f32.
+fn no_bit_of_a_sum_is_lost(device: &Device) -> Outcome {
+    for (seed, len) in (0..).zip([16_391, 16_389, 16_391, 70_007, 70_005, 70_007, 300_007, 300_005]) {
+        let mut random = Random::new(seed);
+        let mut values: Vec<i64> = (0..len).map(|_| (random.bits() % (1 << 21)) as i64).collect();
+        let sum: i64 = values.iter().sum();
+        let added = to_the_edge(sum, seed % 2 == 0);
+        values[0] += added;
+        let x = Tensor::from_vec(values.iter().map(|&v| v as f32).collect(), [len], device)?;
+        let what = format!("{len} integers, seed {seed}");
+        same_sums(&what, device, &[ops::sum(&x)?.item()?], &[(sum + added) as f32])?;
+    }
+    Ok(())
+}
+
+fn no_bit_of_a_column_sum_is_lost(device: &Device) -> Outcome {
+    for (seed, [rows, cols]) in (0..).zip([[5000, 33], [3000, 8], [40_000, 1], [40_000, 1]]) {
+        let mut random = Random::new(seed);
+        let mut values: Vec<i64> = (0..rows * cols).map(|_| (random.bits() % (1 << 16)) as i64).collect();
+        let mut want = Vec::new();
+        for col in 0..cols {
+            let sum: i64 = values.iter().skip(col).step_by(cols).sum();
+            let added = to_the_edge(sum, (col + seed as usize).is_multiple_of(2));
+            values[col] += added;
+            want.push((sum + added) as f32);
+        }
+        let x = Tensor::from_vec(values.iter().map(|&v| v as f32).collect(), [rows, cols], device)?;
+        same_sums(&format!("[{rows}, {cols}]"), device, &ops::column_sums(&x)?.to_f32_vec()?, &want)?;
+    }
+    Ok(())
 }
 
 /// A single one among zeros, whose sum is known exactly.
@@ -57,7 +107,9 @@ fn needles(device: &Device, dtype: DType) -> Outcome {
 
 fn maxima(device: &Device, dtype: DType) -> Outcome {
     for len in [1, 15, 16, 17, PIECE, PIECE + 1, 2 * PIECE + 3] {
-        for place in [0, 15, 16, len / 2, PIECE, len - 1].into_iter().filter(|&place| place < len) {
+        for place in
+            [0, 8, 9, 11, 13, 15, 16, len / 2, PIECE, len - 1].into_iter().filter(|&place| place < len)
+        {
             for value in [-0.5, f32::NAN] {
                 let mut values: Vec<f32> =
                     Random::new(1).normals(len).iter().map(|v| -1.0 - v.abs()).collect();

@@ -1,6 +1,7 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, ensure, refused, same};
-use super::data::{self, f64s, needle_places, normal, tensor, tolerance};
+use super::data::{self, FLOATS, f64s, needle_places, normal, tensor, tolerance};
+use super::edge::{same_sums, to_the_edge};
 use super::threads::same_bits;
 use crate::oracle::{differences, softmax as oracle};
 use fp8_kernels::{DType, Device, Tensor, ops};
@@ -13,6 +14,9 @@ cases![
     needles: Dtypes,
     the_oracle_is_its_own_derivative,
     masks_of_all_broadcasts,
+    masked_rows_of_all_lengths: Dtypes,
+    no_bit_of_a_long_sum_is_lost,
+    small_probabilities_count,
     a_row_without_keys_is_zero,
     large_scores_stay_finite,
     nan_stays_in_its_row,
@@ -121,6 +125,81 @@ fn masks_of_all_broadcasts(device: &Device) -> Outcome {
             rows.flat_map(|(r, row)| oracle::softmax(row, 1.0, |j| hidden(r, j) || j > r % 5)).collect();
         let y = ops::softmax(&x, 1.0, true, Some(&mask))?;
         close(&format!("mask {mask_shape:?}"), &y.to_f32_vec()?, &want, 7, tolerance(DType::F32))?;
+    }
+    Ok(())
+}
+
+/// Rows that end on each place of a thread's part, on every path: held by a warp or read by a block, whole or ragged.
+fn masked_rows_of_all_lengths(device: &Device, dtype: DType) -> Outcome {
+    let of_warps = [5, 37, 69, 101, 133, 165, 197, 229, 40, 264, 520, 776];
+    let of_blocks = [1025, 1541, 2051, 2561, 3085, 3591, 4101, 4611, 1544, 4616];
+    for (i, keys) in of_warps.into_iter().chain(of_blocks).enumerate() {
+        let bytes: Vec<u8> = data::Random::new(i as u64)
+            .normals(3 * keys)
+            .iter()
+            .map(|v| if *v > 0.5 { 200 } else { 0 })
+            .collect();
+        let mask = Tensor::from_vec(bytes.clone(), [1, 3, keys], device)?;
+        let x = ops::scale(&normal([2, 3, keys], dtype, i as u64, device)?, 3.0)?;
+        let y = ops::softmax(&x, 0.7, false, Some(&mask))?;
+        let values = f64s(&x)?;
+        let rows = values.chunks(keys).enumerate();
+        let scale = f64::from(0.7f32);
+        let want = rows.flat_map(|(r, row)| oracle::softmax(row, scale, |j| bytes[r % 3 * keys + j] != 0));
+        let what = format!("{dtype}, {keys} keys");
+        // Of small probabilities, too, an f16 apart from its subnormal ones.
+        let near = [tolerance(dtype)[0].max(1e-5), 6e-8];
+        close(&what, &y.to_f32_vec()?, &want.collect::<Vec<_>>(), keys, near)?;
+        let dy = normal([2, 3, keys], FLOATS[i % 3], 100, device)?;
+        let (y_values, dy_values) = (f64s(&y)?, f64s(&dy)?);
+        let rows = dy_values.chunks(keys).zip(y_values.chunks(keys));
+        let want: Vec<f64> = rows.flat_map(|(dy, y)| oracle::backward(dy, y, 0.5)).collect();
+        let dx = ops::softmax_backward(&dy, &y, 0.5)?;
+        close(&what, &dx.to_f32_vec()?, &want, keys, [near[0], 3e-7])?;
+    }
+    Ok(())
+}
+
+/// Where y is 1 everywhere and dy 0, the gradient is the sum of all dy: of integers, almost halfway between two numbers
+/// of f32.
+fn no_bit_of_a_long_sum_is_lost(device: &Device) -> Outcome {
+    for (seed, keys) in (0..16).map(|seed| (seed, [4096, 4099, 16_392, 16_391][seed as usize / 2 % 4])) {
+        let mut random = data::Random::new(seed);
+        let mut values: Vec<i64> = (0..keys).map(|_| (random.bits() % (1 << 21)) as i64).collect();
+        values[0] = 0;
+        let sum: i64 = values.iter().sum();
+        let added = to_the_edge(sum, seed % 2 == 0);
+        values[1] += added;
+        let dy = Tensor::from_vec(values.iter().map(|&v| v as f32).collect(), [1, keys], device)?;
+        let dx = ops::softmax_backward(&dy, &Tensor::full(1.0, [1, keys], DType::F32, device)?, 1.0)?;
+        let what = format!("{keys} keys, seed {seed}");
+        same_sums(&what, device, &dx.to_f32_vec()?[..1], &[-((sum + added) as f32)])?;
+    }
+    Ok(())
+}
+
+/// One key among many whose exponentials an f32 sum would lose one by one.
+fn small_probabilities_count(device: &Device) -> Outcome {
+    let (low, nothing) = (-17.5f32, -200.0);
+    let (tiny, ulp) = (f64::from(low).exp(), f64::from(f32::EPSILON));
+    let places = [0, 9, 530, 1300, 2049, 4090].into_iter().enumerate();
+    for ((i, place), keys) in places.flat_map(|place| [(place, 4096), (place, 4095)]) {
+        // As many as bring the sum right above, or below, the middle of two numbers of f32.
+        let beside = |count: usize| {
+            let part = (count as f64 * tiny / ulp).fract();
+            let beyond = if i % 2 == 0 { part - 0.5 } else { 0.5 - part };
+            (0.02..0.2).contains(&beyond)
+        };
+        let count = (1..=keys - 8).rev().find(|&count| beside(count)).ok_or("no such count")?;
+        // In a GPU's thread nothing else counts: it has eight neighbours, or every 512th key.
+        let is_alone = |at: &usize| if keys % 8 == 0 { at / 8 == place / 8 } else { at % 512 == place % 512 };
+        let mut scores = vec![nothing; keys];
+        (0..keys).filter(|at| !is_alone(at)).take(count).for_each(|at| scores[at] = low);
+        scores[place] = 0.0;
+        let y = ops::softmax(&Tensor::from_vec(scores, [1, keys], device)?, 1.0, false, None)?;
+        let want = 1.0 / (1.0 + count as f64 * tiny) as f32;
+        let what = format!("{count} of {keys} beside {place}");
+        same_sums(&what, device, &y.to_f32_vec()?[place..=place], &[want])?;
     }
     Ok(())
 }

@@ -52,7 +52,10 @@ fn every_rule_at_its_ends(device: &Device) -> Outcome {
                 let update =
                     ScaleUpdate { amax: AmaxRule::Max, rule: &rule, interval: 1, record_non_finite: false };
                 let mut results = Vec::new();
-                for _ in 0..2 {
+                let mut turned = amaxes;
+                turned.reverse();
+                // Then those that say nothing meet scales that are set.
+                for amaxes in [amaxes, amaxes, turned] {
                     arena.merge_staged(&amaxes)?;
                     ops::update_scales(&mut arena, &update)?;
                     results.extend([arena.scales()?, arena.history()?].map(Got::Numbers));
@@ -67,7 +70,9 @@ fn every_rule_at_its_ends(device: &Device) -> Outcome {
 /// The largest of a window in every row, for slots that fill blocks and one more.
 fn needles(device: &Device) -> Outcome {
     let rule = exact(Encoding::E4M3);
-    for (slots, history_len) in [(1, 40usize), (7, 9), (8, 33), (9, 34), (17, 16), (3, 1025)] {
+    for (slots, history_len) in
+        [(1, 40usize), (7, 9), (8, 33), (9, 34), (17, 16), (3, 1025), (1, 12), (1, 23), (1, 27), (1, 31)]
+    {
         for place in (0..history_len - 1).step_by(history_len.div_ceil(40)).chain([history_len - 2]) {
             same_as_cpu(&format!("row {place} of {history_len}, {slots} slots"), device, |device| {
                 let options = ArenaOptions { history_len, ..ArenaOptions::default() };

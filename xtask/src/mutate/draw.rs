@@ -44,6 +44,11 @@ impl Draw {
         chosen
     }
 
+    /// Whether survivors on the list are counted without being run.
+    pub(super) fn believes_the_list(self) -> bool {
+        !matches!(self, Self::All)
+    }
+
     pub(super) fn line(self, count: usize, seed: u64) -> String {
         match self {
             Self::All => "all are run".to_owned(),

@@ -1,5 +1,6 @@
 //! The list of mutants that no case can or need kill, each with its reason: `tests/mutants.txt`.
 //!
+//! With `*` for the ordinal a line stands for all mutants of this kind of instructions that are spelled alike in the kernel.
 //! A line `FILE KERNEL unreached REASON` stands for all mutants of a kernel in code that no case reaches: copies that the
 //! compiler made for conditions that cannot meet.
 

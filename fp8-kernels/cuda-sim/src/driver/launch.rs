@@ -93,6 +93,9 @@ fn launch(driver: &mut Driver, function: u64, shape: Shape, params: Array<usize>
         // Seed 0 is "in order" for every launch; others give every launch an order of its own.
         seed: if seed == 0 { 0 } else { queue::next(&mut seed.wrapping_add(serial)) | 1 },
     });
+    if let Work::Launch(launch) = &work {
+        driver.calls.launched(&launch.kernel);
+    }
     driver.submit(stream, work)
 }
 
