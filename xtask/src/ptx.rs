@@ -157,7 +157,8 @@ fn sources() -> Result<Vec<Source>> {
         if path.extension().is_some_and(|end| end == "cu") {
             let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let text = fs::read_to_string(&path)?;
-            let program = headers::expand(&prelude, &file, &text, |name| fs::read_to_string(kernels.join(name)))?;
+            let program =
+                headers::expand(&prelude, &file, &text, |name| fs::read_to_string(kernels.join(name)))?;
             sources.push(Source { file, program });
         }
     }
