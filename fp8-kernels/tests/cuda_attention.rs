@@ -1,7 +1,6 @@
 //! Attention on the simulated GPU: the same bits for every order of blocks and warps, and memory linear in the sequence.
 
 #![cfg(feature = "cuda")]
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod cuda;
 

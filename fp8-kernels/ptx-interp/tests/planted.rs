@@ -62,7 +62,7 @@ const BUGS: [Bug; 23] = [
     bug!("scales", "wrong_roll", Found::Result),
     bug!("tiles", "unsigned_atomic_max", Found::Result),
     bug!("product", "no_wait", RACE),
-    bug!("product", "no_barrier_after_wait", EARLY),
+    bug!("product", "no_barrier_after_wait", Found::By(&[Kind::Race, Kind::Uninitialised])),
     bug!("product", "divergent_product", SHUFFLE),
     bug!("product", "wrong_fragment", Found::Result),
     bug!("product", "wrong_result_row", Found::Result),

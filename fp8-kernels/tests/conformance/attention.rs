@@ -14,6 +14,7 @@ cases![
     head_sizes_beyond_one_part,
     long_sequences,
     saved_rows_are_maxima_and_sums,
+    lengths_out_of_range_are_told,
     the_oracle_is_its_own_derivative,
     rows_without_keys_are_zero,
     maxima_that_rise_from_block_to_block,
@@ -139,10 +140,16 @@ fn long_sequences(device: &Device) -> Outcome {
     backward(&ragged, &[DType::F32], device)
 }
 
-/// The two numbers of each row, for both ways of multiplying.
+/// The two numbers of each row, for every type and padding of head sizes.
 fn saved_rows_are_maxima_and_sums(device: &Device) -> Outcome {
-    for (dtype, problem) in [(DType::F32, &problems()[4]), (DType::BF16, &wide_problems()[2])] {
-        let p = problem;
+    let (small, wide) = (problems(), wide_problems());
+    for (dtype, p) in [
+        (DType::F32, &small[4]),
+        (DType::BF16, &wide[1]),
+        (DType::BF16, &wide[2]),
+        (DType::F16, &wide[1]),
+        (DType::F16, &wide[2]),
+    ] {
         let [q, k, v, _] = inputs(p, dtype, device)?;
         let (_, saved) = ops::attention(&q, &k, &v, lengths(p, device)?.as_ref(), options(p))?;
         let (q, k) = (f64s(&q)?, f64s(&k)?);
@@ -165,6 +172,25 @@ fn saved_rows_are_maxima_and_sums(device: &Device) -> Outcome {
         let tolerance = [5e-6, 1e-5];
         close("row_max", &saved.row_max.to_vec::<f32>()?, &maxima, p.queries, tolerance)?;
         close("row_sum", &saved.row_sum.to_vec::<f32>()?, &sums, p.queries, tolerance)?;
+    }
+    Ok(())
+}
+
+fn lengths_out_of_range_are_told(device: &Device) -> Outcome {
+    let options = AttentionOptions { causal: false, softmax_scale: None };
+    for (dtype, dim) in
+        [(DType::F32, 70), (DType::BF16, 64), (DType::BF16, 128), (DType::F16, 64), (DType::F16, 128)]
+    {
+        let (q, k) = (normal([3, 2, 2, dim], dtype, 1, device)?, normal([3, 3, 1, dim], dtype, 2, device)?);
+        let (o, saved) = ops::attention(&q, &k, &k, None, options)?;
+        for (length, other) in [(4, 3), (i32::MIN, 0)] {
+            let lengths = Tensor::from_vec(vec![other, length, other], [3], device)?;
+            let wording = format!("key length {length} at position 1 is out of range 0..4");
+            let result = ops::attention(&q, &k, &k, Some(&lengths), options);
+            refused_on(device, result, &format!("attention: {wording}"))?;
+            let result = ops::attention_backward(&q, &q, &k, &k, &o, &saved, Some(&lengths), options);
+            refused_on(device, result, &format!("attention_backward: {wording}"))?;
+        }
     }
     Ok(())
 }

@@ -70,13 +70,24 @@ enum End {
     Late,
 }
 
+/// The operation whose kernels a file holds: the one of its name, or the longest that its name begins with.
+fn operation<'a>(file: &str, operations: &BTreeSet<&'a str>) -> Option<&'a str> {
+    let is_its = |operation: &&&str| {
+        file.strip_prefix(**operation).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+    };
+    operations.iter().filter(is_its).max_by_key(|operation| operation.len()).copied()
+}
+
 impl Trial {
     pub(super) fn new(program: &Path, file: &str, ptx: &str) -> Result<Self> {
         let mut command = Job { backend: Backend::CudaSim, seed: None }.command(program);
         command.arg("--list");
         let listed = process::watch(command, FOR_EVER, |_| false)?.output;
         let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
-        let names: Vec<&str> = names.filter(|name| name.split("::").nth(1) == Some(file)).collect();
+        let operations: BTreeSet<&str> = names.clone().filter_map(|name| name.split("::").nth(1)).collect();
+        let operation = operation(file, &operations);
+        let is_user = |name: &&str| operation.is_some() && name.split("::").nth(1) == operation;
+        let names: Vec<&str> = names.filter(is_user).collect();
         if names.is_empty() {
             return Err(format!("mutate: {file}: the suite has no cases of it").into());
         }

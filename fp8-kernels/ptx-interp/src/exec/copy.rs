@@ -78,7 +78,7 @@ impl Warp {
     }
 
     /// The first bytes of a copy's source.
-    fn read_source(&mut self, machine: &mut Machine<'_>, from: &Mem, lane: usize, out: &mut [u8]) -> Step {
+    fn read_source(&self, machine: &mut Machine<'_>, from: &Mem, lane: usize, out: &mut [u8]) -> Step {
         let (whole, stamp, span) = (from.bytes * from.count, self.stamp(machine, lane), machine.span);
         let spot = self.spot(from, lane);
         if spot.address & (whole as u64 - 1) != 0 {

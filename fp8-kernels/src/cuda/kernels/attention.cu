@@ -1,6 +1,6 @@
 #include "attention.cuh"
 // Attention with the tensor cores, for 16-bit elements and head sizes up to 128 that are multiples of eight; anything else
-// is attention_plain.cu's. src/cpu/attention.rs is the reference.
+// is attention_plain.cu's.
 //
 // A block owns 64 queries and goes through the keys they see in rising order. Scores, softmax and sums are f32.
 
@@ -30,8 +30,8 @@ __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k
     const u32 last = first + ROWS < call.queries ? first + ROWS - 1 : call.queries - 1;
     const u32 reach = seen(call, length, last);
     const u64 q_stride = (u64)call.heads * call.head_dim, k_stride = (u64)call.groups * call.head_dim;
-    const u64 q_start = batch * call.queries * q_stride + (u64)head * call.head_dim;
-    const u64 k_start = batch * call.keys * k_stride + (u64)group * call.head_dim;
+    const u64 q_start = (u64)batch * call.queries * q_stride + (u64)head * call.head_dim;
+    const u64 k_start = (u64)batch * call.keys * k_stride + (u64)group * call.head_dim;
 
     // Queries pass through the second stage into registers.
     u32 rows[D / 16][4];

@@ -34,7 +34,8 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
     const u32 group = OWNS_KEYS ? owner : owner / per_group;
     const u32 length = length_of(call, key_lengths, fault, batch, owner == 0 && first == 0, FAULT_BACKWARD);
     const u64 q_stride = (u64)call.heads * call.head_dim, k_stride = (u64)call.groups * call.head_dim;
-    const u64 q_start = batch * call.queries * q_stride, k_start = batch * call.keys * k_stride + (u64)group * call.head_dim;
+    const u64 q_start = (u64)batch * call.queries * q_stride;
+    const u64 k_start = (u64)batch * call.keys * k_stride + (u64)group * call.head_dim;
     const u64 left_start = OWNS_KEYS ? k_start : q_start + (u64)owner * call.head_dim;
     const u64 left_stride = OWNS_KEYS ? k_stride : q_stride, right_stride = OWNS_KEYS ? q_stride : k_stride;
     const u16 *left1 = OWNS_KEYS ? k : q, *left2 = OWNS_KEYS ? v : dy;
@@ -100,7 +101,8 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
                     }
                 }
                 // Whether some query here does not see some key here.
-                const int partial = OWNS_KEYS ? own + 16 > seen(call, length, start + part) : start + part + STEP > seen(call, length, own);
+                const u32 earliest = OWNS_KEYS ? start + part : own, latest = OWNS_KEYS ? own + 16 : start + part + STEP;
+                const int partial = latest > seen(call, length, earliest);
 #pragma unroll
                 for (int n = 0; n < STEP / 8; n++) {
                     const u32 columns = start + part + 8 * n + lane % 4 * 2;
@@ -114,7 +116,8 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
                         float probability = fp8_exp(p[n][e] * call.scale - numbers.origin) * numbers.inverse;
                         float slope = probability * (ds[n][e] - numbers.mean) * call.scale;
                         if (partial) {
-                            const int visible = OWNS_KEYS ? row < seen(call, length, column) : column < seen(call, length, row);
+                            const u32 query = OWNS_KEYS ? column : row, key = OWNS_KEYS ? row : column;
+                            const int visible = key < seen(call, length, query);
                             probability = visible ? probability : 0.0f;
                             slope = visible ? slope : 0.0f;
                         }
@@ -131,7 +134,9 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
 #pragma unroll
                 for (int i = 0; i < STEP / 16; i++) {
                     add_product<DTYPE, D>(first_sums, w[2 * i], rights, part + i * 16);
-                    if constexpr (OWNS_KEYS) add_product<DTYPE, D>(second_sums, w[2 * i + 1], rights + RIGHT, part + i * 16);
+                    if constexpr (OWNS_KEYS) {
+                        add_product<DTYPE, D>(second_sums, w[2 * i + 1], rights + RIGHT, part + i * 16);
+                    }
                 }
             }
         }

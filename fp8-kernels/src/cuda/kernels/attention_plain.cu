@@ -34,9 +34,14 @@ __device__ __forceinline__ float element(const Matrix& m, int dtype, u32 row, u3
     return row < m.limit && column < columns ? load1(m.elements, dtype, m.start + row * m.stride + column) : 0.0f;
 }
 
+// How many of `count` steps a warp takes: none where it has no row that is there.
+__device__ __forceinline__ int steps(u32 count, u32 most, u32 row, u32 limit) {
+    return row + threadIdx.x / WARP * 16 < limit ? (int)(count < most ? count : most) : 0;
+}
+
 // sums = left · rightᵀ, of rows `row` … and `column` …. All threads come here together.
-__device__ __forceinline__ void products(float (&sums)[4][4], Tiles& tiles, const Matrix& left, u32 row, const Matrix& right,
-                                         u32 column, int dtype, u32 head_dim) {
+__device__ __forceinline__ void products(float (&sums)[4][4], Tiles& tiles, const Matrix& left, u32 row,
+                                         const Matrix& right, u32 column, int dtype, u32 head_dim) {
     const int y = threadIdx.x / 8, x = threadIdx.x % 8;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -56,7 +61,7 @@ __device__ __forceinline__ void products(float (&sums)[4][4], Tiles& tiles, cons
             tiles.right[i][inner] = element(right, dtype, column + i, slice + inner, head_dim);
         }
         __syncthreads();
-        const int count = head_dim - slice < SLICE ? head_dim - slice : SLICE;
+        const int count = steps(head_dim - slice, SLICE, row, left.limit);
 #pragma unroll 1
         for (int k = 0; k < count; k++) {
             float a[4], b[4];
@@ -73,9 +78,10 @@ __device__ __forceinline__ void products(float (&sums)[4][4], Tiles& tiles, cons
     }
 }
 
-// sums += weights · values, for `count` rows of `values` from `row` on and PART columns from `column` on.
-__device__ __forceinline__ void add_weighted(float (&sums)[4][8], const float (&weights)[4][4], Tiles& tiles,
-                                             const Matrix& values, u32 row, u32 column, int dtype, u32 head_dim) {
+// sums += weights · values, of rows `own` … and PART columns from `column` on, for the rows of `values` from `row` on.
+__device__ __forceinline__ void add_weighted(float (&sums)[4][8], const float (&weights)[4][4], Tiles& tiles, u32 own,
+                                             u32 limit, const Matrix& values, u32 row, u32 column, int dtype,
+                                             u32 head_dim) {
     const int y = threadIdx.x / 8, x = threadIdx.x % 8;
     __syncthreads();
 #pragma unroll
@@ -88,7 +94,7 @@ __device__ __forceinline__ void add_weighted(float (&sums)[4][8], const float (&
         tiles.values[i][threadIdx.x % PART] = element(values, dtype, row + i, column + threadIdx.x % PART, head_dim);
     }
     __syncthreads();
-    const int count = values.limit - row < COLUMNS ? values.limit - row : COLUMNS;
+    const int count = steps(values.limit - row, COLUMNS, own, limit);
 #pragma unroll 1
     for (int k = 0; k < count; k++) {
         float w[4], v[8];
@@ -158,8 +164,8 @@ attention_plain(const void* q, const void* k, const void* v, void* o, int dtype,
     const u32 length = length_of(call, key_lengths, fault, batch, reports, FAULT_FORWARD);
     const u32 reach = seen(call, length, first + ROWS < queries ? first + ROWS - 1 : queries - 1);
     const u64 q_stride = (u64)heads * head_dim, k_stride = (u64)groups * head_dim;
-    const u64 q_start = batch * queries * q_stride + (u64)head * head_dim;
-    const u64 k_start = batch * keys * k_stride + (u64)group * head_dim;
+    const u64 q_start = (u64)batch * queries * q_stride + (u64)head * head_dim;
+    const u64 k_start = (u64)batch * keys * k_stride + (u64)group * head_dim;
     const Matrix q_rows = {q, q_start, q_stride, queries}, k_rows = {k, k_start, k_stride, length};
     const Matrix v_rows = {v, k_start, k_stride, length};
 
@@ -194,7 +200,7 @@ attention_plain(const void* q, const void* k, const void* v, void* o, int dtype,
 #pragma unroll
             for (int j = 0; j < 8; j++) out[i][j] *= shrink;
         }
-        add_weighted(out, scores, tiles, v_rows, start, column, dtype, head_dim);
+        add_weighted(out, scores, tiles, first, queries, v_rows, start, column, dtype, head_dim);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -218,7 +224,8 @@ attention_backward_rows(const void* dy, const void* o, int dtype, const float* r
     const int lane = threadIdx.x % WARP;
     for (u64 row = grid_thread() / WARP; row < count; row += grid_threads() / WARP) {
         const u64 above = quotient(row, queries), batch = quotient(above, heads);
-        const u64 token = batch * queries + (row - above * queries), start = (token * heads + above - batch * heads) * head_dim;
+        const u64 token = batch * queries + (row - above * queries);
+        const u64 start = (token * heads + above - batch * heads) * head_dim;
         float mean = 0.0f;
 #pragma unroll 4
         for (u32 i = lane; i < head_dim; i += WARP) {
@@ -248,8 +255,8 @@ __device__ __forceinline__ void backward_plain(Tiles& tiles, const void* q, cons
     const int reports = owner == 0 && first == 0 && part == 0;
     const u32 length = length_of(call, key_lengths, fault, batch, reports, FAULT_BACKWARD);
     const u64 q_stride = (u64)call.heads * head_dim, k_stride = (u64)call.groups * head_dim;
-    const u64 q_start = batch * call.queries * q_stride;
-    const u64 k_start = batch * call.keys * k_stride + (u64)(OWNS_KEYS ? owner : owner / per_group) * head_dim;
+    const u64 q_start = (u64)batch * call.queries * q_stride;
+    const u64 k_start = (u64)batch * call.keys * k_stride + (u64)(OWNS_KEYS ? owner : owner / per_group) * head_dim;
 
     float first_sums[4][8], second_sums[4][8];
     clear_sums(first_sums);
@@ -290,8 +297,10 @@ __device__ __forceinline__ void backward_plain(Tiles& tiles, const void* q, cons
                     ds[i][j] = visible ? slope : 0.0f;
                 }
             }
-            add_weighted(first_sums, ds, tiles, right[0], from, part, dtype, head_dim);
-            if (OWNS_KEYS) add_weighted(second_sums, p, tiles, right[1], from, part, dtype, head_dim);
+            add_weighted(first_sums, ds, tiles, first, left[0].limit, right[0], from, part, dtype, head_dim);
+            if (OWNS_KEYS) {
+                add_weighted(second_sums, p, tiles, first, left[0].limit, right[1], from, part, dtype, head_dim);
+            }
         }
     }
     const u64 start = OWNS_KEYS ? k_start : q_start + (u64)owner * head_dim, stride = OWNS_KEYS ? k_stride : q_stride;
