@@ -13,7 +13,7 @@ use super::module::Modules;
 use super::nvrtc::Nvrtc;
 use super::source::Source;
 use super::staging::Staging;
-use super::{Buffer, CudaOptions};
+use super::{Buffer, CudaOptions, GemmTuning};
 use crate::environment::{CudaAllocator, Environment};
 use crate::{DType, Error, Result};
 use cudarc::driver::result::{self, DriverError};
@@ -39,6 +39,7 @@ struct Inner {
     capability: (i32, i32),
     sms: u32,
     allocator: CudaAllocator,
+    gemm_tuning: GemmTuning,
     pool: Mutex<Pool>,
     modules: Mutex<Modules>,
     staging: Mutex<Staging>,
@@ -116,6 +117,7 @@ impl Gpu {
             capability: found,
             sms: u32::try_from(sms).unwrap_or(1).max(1),
             allocator: options.allocator.unwrap_or(environment.allocator),
+            gemm_tuning: options.gemm_tuning.clone().unwrap_or_else(|| environment.gemm_tuning.clone()),
             pool: Mutex::default(),
             modules: Mutex::new(Modules::new(Cache::new(cache), nvrtc)),
             staging: Mutex::default(),
@@ -172,6 +174,10 @@ impl Gpu {
 
     pub(super) fn allocator(&self) -> CudaAllocator {
         self.0.allocator
+    }
+
+    pub(super) fn gemm_tuning(&self) -> &GemmTuning {
+        &self.0.gemm_tuning
     }
 
     pub(super) fn pool(&self) -> &Mutex<Pool> {

@@ -43,6 +43,7 @@ pub(crate) mod split;
 mod staging;
 mod tiles;
 pub(crate) mod transpose;
+mod tuning;
 pub(crate) mod update_scales;
 
 pub(crate) use capture::CudaGraph;
@@ -52,6 +53,7 @@ pub(crate) use launch::{Grid, args};
 pub(crate) use memory::Buffer;
 pub use options::CudaOptions;
 pub(crate) use source::Source;
+pub use tuning::GemmTuning;
 
 use crate::{DType, Encoding};
 
