@@ -86,9 +86,13 @@ impl Product {
         self.left.size() == 1
     }
 
-    /// An FP8 output's C, which is never read, must be of a wider type.
+    /// An FP8 output's C, which is never read, must be of a wider type: the bias's.
     fn c_type(&self) -> Type {
-        if self.out.size() == 1 { Type::Bf16 } else { self.out }
+        match (self.out.size(), self.bias) {
+            (1, Some(bias)) => bias,
+            (1, None) => Type::Bf16,
+            _ => self.out,
+        }
     }
 }
 
