@@ -2,16 +2,23 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+mod environment;
 mod error;
 mod gather;
 mod group;
 mod host;
 mod local;
+mod meeting;
 mod member;
 mod message;
+mod rendezvous;
+mod tcp;
+mod wire;
 
+pub use environment::Environment;
 pub use error::{Error, Failure, Result};
 pub use fp8_recipe::{self, AmaxGroup};
 pub use gather::quantized_all_gather;
 pub use group::{ProcessGroup, ReduceOp};
 pub use local::local;
+pub use tcp::tcp;
