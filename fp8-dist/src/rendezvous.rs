@@ -145,6 +145,18 @@ impl Meeting<'_> {
         for guest in guests.iter_mut().flatten() {
             let _ = wire::send(guest, &Frame::Fail(failure.clone()));
         }
+        // Those on their way shall hear of it, too.
+        let linger = Until::after(self.until.left(PATIENCE / 2));
+        let mut missing: Vec<usize> =
+            (1..).zip(&guests).filter(|(_, guest)| guest.is_none()).map(|(rank, _)| rank).collect();
+        while !missing.is_empty() && !linger.is_past() {
+            self.hear(&listener, &come, &strangers)?;
+            for (hello, mut stream) in coming.try_iter() {
+                let _ = wire::send(&mut stream, &Frame::Fail(failure.clone()));
+                missing.retain(|&rank| rank as u64 != hello.rank);
+            }
+            thread::sleep(TICK);
+        }
         Err(self.failed(failure))
     }
 

@@ -6,6 +6,7 @@ use ptx_interp::{Kind, Memory, MemoryError, Module, Report};
 
 use crate::code::Code;
 use crate::ffi::Host;
+use crate::nccl::Collective;
 
 /// Work as it was at the call that queued it.
 #[derive(Debug)]
@@ -40,6 +41,17 @@ pub(crate) enum Work {
     Free {
         address: u64,
     },
+    /// One rank's part of a collective.
+    Collective(Box<Collective>),
+}
+
+/// What running some work came to.
+#[derive(Debug)]
+pub(crate) enum Ran {
+    /// It is done, after so many simulated nanoseconds.
+    For(u64),
+    /// It has begun, and goes on when [`Collective::is_ready`].
+    Until(Box<Collective>),
 }
 
 /// A kernel with its arguments, as bytes laid out by the PTX's own parameter list.
@@ -68,6 +80,11 @@ impl Fault {
             code: Code::LAUNCH_FAILED,
             text: "queued work waits for nothing that runs: a defect of the simulator".into(),
         }
+    }
+
+    /// No error: all that could run waits for other ranks of a communicator.
+    pub(crate) fn stalled() -> Self {
+        Self { code: Code::STALLED, text: String::new() }
     }
 }
 
@@ -98,9 +115,10 @@ impl From<MemoryError> for Fault {
 
 impl Work {
     /// Runs the work and answers with the simulated nanoseconds it took.
-    pub(crate) fn perform(self, memory: &Memory) -> Result<u64, Fault> {
+    pub(crate) fn perform(self, memory: &Memory) -> Result<Ran, Fault> {
         let moved = match self {
-            Self::Launch(launch) => return launch.perform(memory),
+            Self::Launch(launch) => return launch.perform(memory).map(Ran::For),
+            Self::Collective(collective) => return collective.perform(memory),
             Self::Upload { to, bytes } => {
                 memory.write(to, &bytes)?;
                 bytes.len()
@@ -128,7 +146,7 @@ impl Work {
                 0
             }
         };
-        Ok(1000 + moved as u64 / 100)
+        Ok(Ran::For(1000 + moved as u64 / 100))
     }
 }
 

@@ -36,6 +36,12 @@ const NVRTC: [Wanted; 2] = [
     },
 ];
 
+const NCCL: Wanted = Wanted {
+    name: "libnccl.so.2",
+    packages: &["nvidia/nccl/lib"],
+    remedy: "pip install nvidia-nccl-cu13, or nvidia-nccl-cu12 beside CUDA 12",
+};
+
 /// Folders that the linker's own search may leave out.
 const SYSTEM: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu",
@@ -103,6 +109,8 @@ pub(crate) struct Libraries {
     pub(crate) driver: PathBuf,
     /// The compiler, if there is one.
     pub(crate) nvrtc: Option<Library>,
+    /// The one library that was given to stand for all.
+    given: Option<PathBuf>,
 }
 
 static LOADED: Mutex<Option<&'static Libraries>> = Mutex::new(None);
@@ -133,9 +141,20 @@ pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Re
     };
     std::mem::forget(driver);
     // Leaked on purpose: function pointers into it are kept for the life of the process.
-    let libraries: &'static Libraries = Box::leak(Box::new(Libraries { driver: path, nvrtc }));
+    let libraries: &'static Libraries = Box::leak(Box::new(Libraries { driver: path, nvrtc, given: library.map(Path::to_owned) }));
     *loaded = Some(libraries);
     Ok(libraries)
+}
+
+/// NCCL, as the process's other libraries were found, and where. Stays loaded.
+pub(crate) fn nccl() -> Result<(&'static Library, PathBuf)> {
+    let given = LOADED.lock().and_then(|libraries| libraries.given.as_deref());
+    let (library, path) = match given {
+        Some(given) => open_driver(Some(given), &Environment::default())?,
+        None => find(&NCCL, &Environment::read()?)?,
+    };
+    // Leaked on purpose, as above.
+    Ok((Box::leak(Box::new(library)), path))
 }
 
 fn open_driver(library: Option<&Path>, environment: &Environment) -> Result<(Library, PathBuf)> {

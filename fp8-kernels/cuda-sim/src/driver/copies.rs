@@ -40,6 +40,9 @@ fn download(driver: &mut Driver, stream: StreamId, to: Host, from: u64, bytes: u
         return Err(Code::INVALID_VALUE);
     }
     let pinned = driver.context()?.is_pinned(to, bytes);
+    if !pinned {
+        driver.drive(Until::Stream(stream))?;
+    }
     driver.submit(stream, Work::Download { from, to, bytes })?;
     if pinned { Ok(()) } else { driver.drive(Until::Stream(stream)) }
 }
@@ -83,6 +86,7 @@ entries! {
     }
 
     Context fn cuMemcpyHtoD_v2(to: u64, from: Host, bytes: usize) |driver| {
+        driver.drive(Until::Stream(StreamId::Legacy))?;
         upload(driver, StreamId::Legacy, to, from, bytes)?;
         driver.drive(Until::Stream(StreamId::Legacy))
     }

@@ -6,7 +6,7 @@ use crate::code::{Code, Outcome};
 use crate::entry::entries;
 use crate::ffi::Out;
 use crate::queue::{StreamId, Until};
-use crate::state::{CONTEXT, Driver};
+use crate::state::{CONTEXT, Driver, unless_stalled};
 
 /// Tag of stream handles.
 const KIND: u64 = 1;
@@ -55,7 +55,7 @@ entries! {
     // completed, or CUDA_ERROR_NOT_READY if not." A query moves the device by one step, so that polling ends.
     Context fn cuStreamQuery(stream: u64) |driver| {
         let until = Until::Stream(driver.context()?.queue.find(stream)?);
-        driver.step(until)?;
+        unless_stalled(driver.step(until))?;
         if driver.context()?.queue.is_done(until) { Ok(()) } else { Err(Code::NOT_READY) }
     }
 
