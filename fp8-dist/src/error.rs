@@ -117,6 +117,26 @@ pub enum Error {
         /// The system's words.
         source: std::io::Error,
     },
+    /// A tensor on another device than the group's.
+    #[error("{call}: a tensor on {found}: expected one on {expected}")]
+    Device {
+        /// The collective.
+        call: String,
+        /// Where it is.
+        found: String,
+        /// Where it should be.
+        expected: String,
+    },
+    /// What NCCL said while a group was formed.
+    #[error("group `{id}`: {function}: {text}")]
+    Nccl {
+        /// The group's id.
+        id: String,
+        /// The function of NCCL.
+        function: &'static str,
+        /// Its words.
+        text: String,
+    },
     /// From the operations on one rank.
     #[error(transparent)]
     Kernels(Box<fp8_kernels::Error>),

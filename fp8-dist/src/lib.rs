@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "cuda"), forbid(unsafe_code))]
+#![deny(unsafe_code)]
 
 mod environment;
 mod error;
@@ -11,6 +12,8 @@ mod local;
 mod meeting;
 mod member;
 mod message;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod rendezvous;
 mod tcp;
 mod wire;
@@ -21,4 +24,6 @@ pub use fp8_recipe::{self, AmaxGroup};
 pub use gather::quantized_all_gather;
 pub use group::{ProcessGroup, ReduceOp};
 pub use local::local;
+#[cfg(feature = "cuda")]
+pub use nccl::nccl;
 pub use tcp::tcp;

@@ -173,11 +173,17 @@ entries! {
             }
         };
         match driver.communicators.get(made)?.state() {
-            Err(Code::NCCL_IN_PROGRESS) if is_blocking => {
+            _ if !is_blocking => Err(Code::NCCL_IN_PROGRESS),
+            Err(Code::NCCL_IN_PROGRESS) => {
                 FORMING.set(Some(made));
                 Err(Code::STALLED)
             }
-            state => state,
+            Err(code) => {
+                driver.communicators.remove(made, true)?;
+                invalid(handle.set(0))?;
+                Err(code)
+            }
+            Ok(()) => Ok(()),
         }
     }
 
