@@ -41,7 +41,8 @@ struct Table {
 struct Link {
     is_sending: bool,
     knows_failure: bool,
-    knows_leave: bool,
+    /// How many have left.
+    knows_left: usize,
 }
 
 /// What is to be sent to a rank in another process next.
@@ -49,8 +50,8 @@ struct Link {
 pub(crate) enum News {
     Complete(All),
     Failed(Failure),
-    /// Rank 0 has left; the exchanges it took part in are delivered.
-    HostLeft,
+    /// These have left, after the exchanges they took part in.
+    Left(Vec<usize>),
     /// Nothing any more.
     End,
 }
@@ -69,6 +70,11 @@ impl Table {
         true
     }
 
+    /// Who has left.
+    fn left(&self) -> Vec<usize> {
+        (0..self.left.len()).filter(|&rank| self.left[rank]).collect()
+    }
+
     /// Who has not come yet.
     fn missing(&self) -> Vec<usize> {
         (0..self.messages.len()).filter(|&rank| self.messages[rank].is_none()).collect()
@@ -84,7 +90,7 @@ impl Table {
     fn owes(&self, rank: usize) -> bool {
         self.links[rank].is_some_and(|link| {
             let failure = self.failure.is_some() && !link.knows_failure;
-            let leave = self.failure.is_none() && self.left[0] && !link.knows_leave;
+            let leave = self.failure.is_none() && link.knows_left < self.left().len();
             self.mailboxes[rank].is_some() || link.is_sending || failure || leave
         })
     }
@@ -151,9 +157,10 @@ impl Meeting {
                     table.links[rank] = told(Link { knows_failure: true, ..link });
                     return News::Failed(failure);
                 }
-                None if table.left[0] && !link.knows_leave => {
-                    table.links[rank] = told(Link { knows_leave: true, ..link });
-                    return News::HostLeft;
+                None if link.knows_left < table.left().len() => {
+                    let left = table.left();
+                    table.links[rank] = told(Link { knows_left: left.len(), ..link });
+                    return News::Left(left);
                 }
                 None => self.wait(&mut table, rank),
             }
@@ -217,6 +224,10 @@ impl Meeting {
         self.table.lock().failure.clone()
     }
 
+    pub(crate) fn left(&self) -> Vec<usize> {
+        self.table.lock().left()
+    }
+
     /// A rank will bring no more messages.
     pub(crate) fn leave(&self, rank: usize) {
         self.table.lock().left[rank] = true;
@@ -269,6 +280,10 @@ impl Exchange for Seat {
 
     fn failure(&self) -> Option<Failure> {
         self.meeting.failure()
+    }
+
+    fn left(&self) -> Vec<usize> {
+        self.meeting.left()
     }
 }
 

@@ -27,6 +27,9 @@ pub(crate) trait Exchange: Debug + Send + Sync {
     /// Why the group has come to its end, as far as this rank knows.
     fn failure(&self) -> Option<Failure>;
 
+    /// Who has left, as far as this rank knows: a failure for those who need them.
+    fn left(&self) -> Vec<usize>;
+
     fn poison(&self, reason: &str) {
         self.fail(Failure::GaveUp { rank: self.rank(), reason: reason.to_owned() });
     }

@@ -102,7 +102,7 @@ fn bring_in(meeting: &Meeting, rank: usize, stream: TcpStream) {
                 meeting.fail(failure);
                 continue;
             }
-            Ok(Frame::Leave) => {
+            Ok(Frame::Left(_)) => {
                 meeting.leave(rank);
                 break;
             }
@@ -124,7 +124,7 @@ fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream) {
         let sent = match meeting.news(rank) {
             News::Complete(all) => wire::send_all(&mut out, &all),
             News::Failed(failure) => wire::send(&mut out, &Frame::Fail(failure)),
-            News::HostLeft => wire::send(&mut out, &Frame::Leave),
+            News::Left(ranks) => wire::send(&mut out, &Frame::Left(ranks)),
             News::End => break,
         };
         meeting.delivered(rank);
@@ -167,9 +167,11 @@ struct Inbox {
 struct State {
     reply: Option<Vec<Option<Part>>>,
     failure: Option<Failure>,
-    /// This rank has said that it gives up: rank 0's word on that, or on what came first, is on its way.
-    has_failed: bool,
-    host_left: bool,
+    /// What this rank has told rank 0, whose word on that, or on what came first, is on its way.
+    own_failure: Option<Failure>,
+    left: Vec<usize>,
+    /// The connection was closed by a rank 0 that had left: no failure for one who needs no more of it.
+    closed: Option<Failure>,
 }
 
 impl Guest {
@@ -210,15 +212,16 @@ impl Inbox {
             match frame {
                 Ok(Frame::Complete(parts)) => state.reply = Some(parts),
                 Ok(Frame::Fail(failure)) => drop(state.failure.get_or_insert(failure)),
-                Ok(Frame::Leave) => state.host_left = true,
+                Ok(Frame::Left(ranks)) => state.left = ranks,
                 Ok(Frame::Bring(_) | Frame::Welcome) | Err(_) => {
                     let reason =
                         frame.err().map_or("it sent what only other ranks send".to_owned(), |e| closed(&e));
-                    let failure = match state.host_left {
-                        true => Failure::Left { ranks: vec![0] },
-                        false => Failure::Lost { rank: 0, reason },
-                    };
-                    state.failure.get_or_insert(failure);
+                    if state.left.contains(&0) {
+                        state.closed = Some(Failure::Left { ranks: vec![0] });
+                        state.failure = state.failure.take().or(state.own_failure.take());
+                    } else {
+                        state.failure.get_or_insert(Failure::Lost { rank: 0, reason });
+                    }
                     drop(state);
                     self.changed.notify_all();
                     return;
@@ -237,7 +240,7 @@ impl Inbox {
             if let Some(parts) = state.reply.take() {
                 return Some(Ok(parts));
             }
-            if let Some(failure) = state.failure.clone() {
+            if let Some(failure) = state.failure.clone().or_else(|| state.closed.clone()) {
                 return Some(Err(failure));
             }
             match until {
@@ -271,7 +274,7 @@ impl Exchange for Guest {
             if let Some(failure) = state.failure.clone() {
                 return poisoned(failure);
             }
-            if state.has_failed {
+            if state.own_failure.is_some() {
                 drop(state);
                 return poisoned(
                     self.failure().unwrap_or(Failure::Deadline { missing: vec![0], waited: self.deadline }),
@@ -300,7 +303,15 @@ impl Exchange for Guest {
     }
 
     fn fail(&self, failure: Failure) {
-        self.inbox.state.lock().has_failed = true;
+        {
+            let mut state = self.inbox.state.lock();
+            if state.closed.is_some() {
+                // Nobody is left to ask.
+                state.failure.get_or_insert(failure);
+                return;
+            }
+            state.own_failure.get_or_insert_with(|| failure.clone());
+        }
         // Where it cannot be sent the connection is closed, which tells rank 0.
         let _ = self.send(&Frame::Fail(failure));
     }
@@ -308,12 +319,16 @@ impl Exchange for Guest {
     fn failure(&self) -> Option<Failure> {
         let until = Instant::now() + self.deadline.min(Duration::from_secs(2));
         let mut state = self.inbox.state.lock();
-        while state.has_failed && state.failure.is_none() {
+        while state.own_failure.is_some() && state.failure.is_none() {
             if self.inbox.changed.wait_until(&mut state, until).timed_out() {
                 break;
             }
         }
         state.failure.clone()
+    }
+
+    fn left(&self) -> Vec<usize> {
+        self.inbox.state.lock().left.clone()
     }
 }
 
@@ -322,7 +337,7 @@ impl Drop for Guest {
         if thread::panicking() {
             self.poison("its thread panicked");
         }
-        let _ = self.send(&Frame::Leave);
+        let _ = self.send(&Frame::Left(vec![self.rank]));
         // Ends the thread of the inbox, too.
         let _ = self.out.lock().get_ref().shutdown(Shutdown::Both);
     }

@@ -30,8 +30,8 @@ pub(crate) enum Frame {
     Complete(Vec<Option<Part>>),
     /// The group has come to its end.
     Fail(Failure),
-    /// The sender needs no more of the group.
-    Leave,
+    /// These ranks need no more of the group; from a rank, itself alone.
+    Left(Vec<usize>),
     /// All ranks are there.
     Welcome,
 }
@@ -46,7 +46,11 @@ pub(crate) fn send(out: &mut impl Write, frame: &Frame) -> io::Result<()> {
             put_failure(&mut head, failure);
             start(out, 3, &head)
         }
-        Frame::Leave => start(out, 4, &[]),
+        Frame::Left(ranks) => {
+            let mut head = Vec::new();
+            put_ranks(&mut head, ranks);
+            start(out, 4, &head)
+        }
         Frame::Welcome => start(out, 5, &[]),
     }?;
     out.flush()
@@ -140,11 +144,12 @@ const DTYPES: [DType; 5] = [DType::F32, DType::BF16, DType::F16, DType::I32, DTy
 /// What [`Failure::Disagree`] can name.
 const PROPERTIES: [&str; 4] = ["the call", "the dtype", "the shape", "the shape, dimension 0 aside,"];
 
+fn put_ranks(head: &mut Vec<u8>, ranks: &[usize]) {
+    put_number(head, ranks.len() as u64);
+    ranks.iter().for_each(|&rank| put_number(head, rank as u64));
+}
+
 fn put_failure(head: &mut Vec<u8>, failure: &Failure) {
-    let ranks = |head: &mut Vec<u8>, ranks: &[usize]| {
-        put_number(head, ranks.len() as u64);
-        ranks.iter().for_each(|&rank| put_number(head, rank as u64));
-    };
     let pair = |head: &mut Vec<u8>, [rank, other]: [usize; 2], [value, other_value]: [&str; 2]| {
         put_number(head, rank as u64);
         put_text(head, value);
@@ -159,11 +164,11 @@ fn put_failure(head: &mut Vec<u8>, failure: &Failure) {
         }
         Failure::Left { ranks: left } => {
             head.push(1);
-            ranks(head, left);
+            put_ranks(head, left);
         }
         Failure::Deadline { missing, waited } => {
             head.push(2);
-            ranks(head, missing);
+            put_ranks(head, missing);
             put_number(head, waited.as_secs());
             put_number(head, waited.subsec_nanos().into());
         }
@@ -223,7 +228,7 @@ pub(crate) fn receive(input: &mut impl Read) -> io::Result<Frame> {
             Frame::Complete(announced.into_iter().map(fill).collect::<io::Result<_>>()?)
         }
         3 => Frame::Fail(head.failure()?),
-        4 => Frame::Leave,
+        4 => Frame::Left(head.ranks()?),
         _ => Frame::Welcome,
     };
     if head.0.is_empty() { Ok(frame) } else { Err(invalid("a head with bytes left over".to_owned())) }

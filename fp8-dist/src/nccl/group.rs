@@ -2,18 +2,18 @@
 
 use super::api::{self, Api, Comm, Status, Stream, UniqueId};
 use super::communicator::{Communicator, Trouble};
-use super::watch::Watched;
+use super::watch::{GRACE, Watched};
 use crate::member::Exchange;
 use crate::message::{Call, Message, Operation, Part};
 use crate::tcp::{Connected, connect};
-use crate::{Environment, Error, Failure, ProcessGroup, ReduceOp, Result};
+use crate::{Environment, Error, ProcessGroup, ReduceOp, Result};
 use fp8_kernels::{Arena, DType, Device, Shape, Tensor, interop};
 use fp8_recipe::AmaxGroup;
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A group of GPUs, one a process; this one's handle. `id` and `environment` are those of [`tcp`](crate::tcp()), by which
 /// the ranks meet; `deadline` is how long a rank waits for the others, first for them to come, then in each collective
@@ -87,7 +87,14 @@ fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<C
     let id = all.first().and_then(|first| first.part.as_ref()?.data.as_ref());
     let id = id.map(|id| id.to_vec::<u8>()).transpose()?.and_then(|id| id.try_into().ok());
     let id = id.ok_or_else(|| error("ncclGetUniqueId", "rank 0 sent no id".to_owned()))?;
-    let trouble = |trouble| match (trouble, control.failure()) {
+    let word = || {
+        let until = Instant::now() + GRACE.min(deadline);
+        while control.failure().is_none() && Instant::now() < until {
+            thread::sleep(GRACE / 50);
+        }
+        control.failure()
+    };
+    let trouble = |trouble| match (trouble, word()) {
         (_, Some(failure)) => Error::Rendezvous { id: control.id().to_owned(), failure },
         (Trouble::Nccl(function, text), None) => error(function, text),
         (Trouble::Late(function), None) => {
@@ -173,10 +180,9 @@ impl Group {
         let queued =
             self.watched.communicator.call(function, &is_given_up, |api, comm| queue(api, comm, stream));
         let failed = |reason: String| {
-            self.control().poison(&reason);
-            let failure = self.control().failure();
-            let failure =
-                failure.unwrap_or(Failure::GaveUp { rank: self.control().rank(), reason });
+            let failure = self.watched.fail(&reason);
+            // What has begun must not be queued later, when the buffers are gone.
+            self.watched.end(&failure);
             Err(Error::Failed { call: call.to_string(), failure })
         };
         match queued {

@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::code::{Code, Outcome};
+use crate::nccl::Collective;
 use crate::work::{Fault, Ran, Work};
 
 /// Which stream a handle names. The order is by age: created streams are younger than the implicit ones.
@@ -194,7 +195,8 @@ impl Queue {
         let Some((id, (sequence, task))) =
             chosen.and_then(|id| Some((id, self.streams.get_mut(&id)?.tasks.pop_front()?)))
         else {
-            let stalled = self.streams.keys().any(|&id| self.is_stalled(id));
+            // Not whether one is stalled: its result may have come since.
+            let stalled = self.streams.values().any(Stream::waits_for_ranks);
             return Err(if stalled { Fault::stalled() } else { Fault::stuck() });
         };
         match task {
@@ -225,8 +227,8 @@ impl Queue {
 
     /// Whether a stream's next work is a collective that waits for other ranks.
     fn is_stalled(&self, id: StreamId) -> bool {
-        let front = self.streams.get(&id).and_then(|stream| stream.tasks.front());
-        matches!(front, Some((_, Task::Work(Work::Collective(collective)))) if !collective.is_ready())
+        let front = self.streams.get(&id).and_then(Stream::collective);
+        front.is_some_and(|collective| !collective.is_ready())
     }
 
     /// Streams with a collective among their work.
@@ -330,6 +332,19 @@ impl Queue {
 }
 
 impl Stream {
+    /// The collective that is next.
+    fn collective(&self) -> Option<&Collective> {
+        match self.tasks.front() {
+            Some((_, Task::Work(Work::Collective(collective)))) => Some(collective),
+            _ => None,
+        }
+    }
+
+    /// Whether the next work has begun and needs other ranks to go on.
+    fn waits_for_ranks(&self) -> bool {
+        self.collective().is_some_and(|collective| collective.has_arrived)
+    }
+
     fn new(blocking: bool, priority: i32) -> Self {
         Self { blocking, priority, open: true, tasks: VecDeque::new(), weight: 0 }
     }

@@ -29,7 +29,22 @@ struct State {
     /// `None` while ranks are missing.
     outcome: Option<Result<(), Code>>,
     results: BTreeMap<u64, Vec<u8>>,
-    has_left: bool,
+    /// Rounds that this rank has come to and that are not complete.
+    waiting: usize,
+    /// The process of the hub is gone.
+    is_lost: bool,
+}
+
+impl State {
+    /// NCCL finds a remote process gone when it needs it.
+    fn outcome(&self) -> Option<Result<(), Code>> {
+        match self.outcome {
+            Some(Ok(())) | None if self.is_lost && (self.waiting > 0 || self.outcome.is_none()) => {
+                Some(Err(Code::NCCL_REMOTE_ERROR))
+            }
+            outcome => outcome,
+        }
+    }
 }
 
 impl Link {
@@ -52,7 +67,7 @@ impl Link {
     pub(crate) fn state(&self) -> Option<Result<(), Code>> {
         match self {
             Self::Here(hub, _) => hub.state(),
-            Self::There(remote) => remote.state.lock().outcome,
+            Self::There(remote) => remote.state.lock().outcome(),
         }
     }
 
@@ -60,8 +75,9 @@ impl Link {
         match self {
             Self::Here(hub, rank) => hub.arrive(*rank, round, shape, bytes),
             Self::There(remote) => {
+                remote.state.lock().waiting += 1;
                 if hub::send_part(&mut remote.out.lock(), round, shape, &bytes).is_err() {
-                    remote.lost();
+                    remote.state.lock().is_lost = true;
                 }
             }
         }
@@ -85,7 +101,6 @@ impl Link {
         match self {
             Self::Here(hub, rank) => hub.leave(*rank, abort),
             Self::There(remote) => {
-                remote.state.lock().has_left = true;
                 let mut out = remote.out.lock();
                 if !abort {
                     let _ = hub::send_leave(&mut out);
@@ -102,17 +117,13 @@ impl Remote {
             match hub::receive(stream) {
                 Ok(Told::State(0)) => drop(self.state.lock().outcome.get_or_insert(Ok(()))),
                 Ok(Told::State(code)) => self.state.lock().outcome = Some(Err(Code(code))),
-                Ok(Told::Result(round, bytes)) => drop(self.state.lock().results.insert(round, bytes)),
-                Err(_) => return self.lost(),
+                Ok(Told::Result(round, bytes)) => {
+                    let mut state = self.state.lock();
+                    state.waiting = state.waiting.saturating_sub(1);
+                    state.results.insert(round, bytes);
+                }
+                Err(_) => return self.state.lock().is_lost = true,
             }
-        }
-    }
-
-    /// The process of the hub is gone.
-    fn lost(&self) {
-        let mut state = self.state.lock();
-        if !state.has_left && !matches!(state.outcome, Some(Err(_))) {
-            state.outcome = Some(Err(Code::NCCL_REMOTE_ERROR));
         }
     }
 }
