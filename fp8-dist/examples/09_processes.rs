@@ -32,7 +32,8 @@ fn launch() -> Outcome<ExitCode> {
     let mut children = Vec::new();
     for rank in 0..RANKS {
         let mut command = Command::new(env::current_exe()?);
-        let numbers = [("RANK", rank), ("WORLD_SIZE", RANKS), ("LOCAL_RANK", rank), ("MASTER_PORT", port.into())];
+        let numbers =
+            [("RANK", rank), ("WORLD_SIZE", RANKS), ("LOCAL_RANK", rank), ("MASTER_PORT", port.into())];
         command.args(env::args_os().skip(1)).env("MASTER_ADDR", "127.0.0.1");
         children.push(command.envs(numbers.map(|(name, value)| (name, value.to_string()))).spawn()?);
     }
@@ -52,7 +53,9 @@ fn join(environment: &Environment) -> Outcome<(Arc<dyn ProcessGroup>, Device)> {
             let device = Device::cuda(environment.local_rank)?;
             Ok((fp8_dist::nccl("dp", environment, &device, deadline)?, device))
         }
-        Some(other) => Err(format!("{other}: expected no argument, or nccl in a build with feature cuda").into()),
+        Some(other) => {
+            Err(format!("{other}: expected no argument, or nccl in a build with feature cuda").into())
+        }
     }
 }
 

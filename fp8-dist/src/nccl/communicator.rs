@@ -76,7 +76,9 @@ impl Communicator {
             match self.state() {
                 Some(SUCCESS) => return Ok(()),
                 Some(IN_PROGRESS) if is_given_up() => return Err(Trouble::Aborted),
-                Some(IN_PROGRESS) if started.elapsed() >= self.deadline => return Err(Trouble::Late(function)),
+                Some(IN_PROGRESS) if started.elapsed() >= self.deadline => {
+                    return Err(Trouble::Late(function));
+                }
                 Some(IN_PROGRESS) => thread::sleep(PACE),
                 Some(status) => return Err(Trouble::Nccl(function, self.api.describe(status))),
                 None => return Err(Trouble::Aborted),

@@ -77,7 +77,8 @@ fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<C
     // The version travels in the name: ranks with different ones get an error that shows both.
     let message = Message::new(root, &format!("the id of a communicator of NCCL {version}"));
     let part = if control.rank() == 0 {
-        let UniqueId(id) = api.unique_id().map_err(|status| error("ncclGetUniqueId", api.describe(status)))?;
+        let UniqueId(id) =
+            api.unique_id().map_err(|status| error("ncclGetUniqueId", api.describe(status)))?;
         let data = Tensor::from_vec(id.to_vec(), [128], &Device::cpu())?;
         Part { dtype: DType::U8, shape: [128].into(), data: Some(data) }
     } else {
@@ -307,8 +308,7 @@ impl ProcessGroup for Group {
         self.own(self.expect_device(&call, x.device()))?;
         let all = self.compare(&call, x)?;
         let mut dims = x.shape().to_vec();
-        let scalar =
-            || self.shape_error(&call, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
+        let scalar = || self.shape_error(&call, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
         let parts: Vec<Shape> = all.iter().filter_map(|message| Some(message.part.as_ref()?.shape)).collect();
         *dims.first_mut().ok_or_else(scalar)? = parts.iter().filter_map(|shape| shape.first()).sum();
         let shape = Shape::from_slice(&dims).ok_or_else(scalar)?;

@@ -55,10 +55,12 @@ fn gathers_of_any_dtype_and_different_rows() {
             let rank = group.rank();
             let ids: Vec<i32> = (0..rows[rank] * 2).map(|i| (10 * rank + i) as i32).collect();
             let ids = Tensor::from_vec(ids, [rows[rank], 2], device).unwrap();
-            let codes = Tensor::from_vec(vec![rank as u8; 3 * rows[rank]], [rows[rank], 1, 3], device).unwrap();
+            let codes =
+                Tensor::from_vec(vec![rank as u8; 3 * rows[rank]], [rows[rank], 1, 3], device).unwrap();
             let half = tensor(&vec![rank as f32; rows[rank]], &[rows[rank]], DType::BF16, device);
             let even = Tensor::from_vec(vec![rank as u8; 5], [1, 5], device).unwrap();
-            let [ids, codes, half, even] = [ids, codes, half, even].map(|x| group.all_gather("x", &x).unwrap());
+            let [ids, codes, half, even] =
+                [ids, codes, half, even].map(|x| group.all_gather("x", &x).unwrap());
             assert_eq!((ids.shape(), codes.shape()), (&[6, 2].into(), &[6, 1, 3].into()));
             assert_eq!(even.to_vec::<u8>().unwrap(), [[0; 5], [1; 5], [2; 5], [3; 5]].concat());
             (ids.to_vec::<i32>().unwrap(), codes.to_vec::<u8>().unwrap(), half.to_f32_vec().unwrap())
@@ -174,6 +176,10 @@ fn a_tensor_on_another_device_is_told_to_all() {
     });
     assert!(matches!(&results[1], Error::Device { .. }));
     assert_eq!(results[1].to_string(), "all_reduce(sum) `x`: a tensor on cpu: expected one on cuda:0");
-    assert!(results[0].to_string().contains("rank 1 gave up: all_reduce(sum) `x`: a tensor on cpu"), "{}", results[0]);
+    assert!(
+        results[0].to_string().contains("rank 1 gave up: all_reduce(sum) `x`: a tensor on cpu"),
+        "{}",
+        results[0]
+    );
     rig.finish();
 }

@@ -1,6 +1,6 @@
 //! Whatever goes wrong between ranks is an error on every rank, never a hang.
 
-use crate::rig::{Group, LONG, Rig, SEEDS, SHORT, ranks, tensor, try_ranks};
+use crate::rig::{Group, LONG, Rig, SEEDS, SHORT, ranks, try_ranks};
 use fp8_dist::{Failure, ReduceOp, Result};
 use fp8_kernels::{DType, Device, Tensor};
 use std::thread;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 const IN_TIME: Duration = Duration::from_secs(5);
 
 fn reduce(group: &Group, what: &str, device: &Device) -> Result<Tensor> {
-    group.all_reduce(what, &tensor(&[1.0], &[1], DType::F32, device), ReduceOp::Sum)
+    group.all_reduce(what, &Tensor::from_vec(vec![1.0f32], [1], device)?, ReduceOp::Sum)
 }
 
 fn message<T>(result: Result<T>) -> String {
@@ -32,7 +32,10 @@ fn different_calls_and_sizes() {
         0 => message(reduce(&group, "grads", device)),
         _ => message(group.barrier()),
     }) {
-        assert!(error.contains("the call is barrier on rank 1 and all_reduce(sum) `grads` on rank 0"), "{error}");
+        assert!(
+            error.contains("the call is barrier on rank 1 and all_reduce(sum) `grads` on rank 0"),
+            "{error}"
+        );
     }
     for error in ranks(4, |group, device| {
         let rows = if group.rank() == 2 { 4 } else { 3 };
@@ -69,7 +72,10 @@ fn a_rank_that_stays_away() {
         assert!(started.elapsed() < IN_TIME);
         for (rank, result) in results.into_iter().enumerate() {
             let error = result.unwrap();
-            assert!(error.contains("all_reduce(sum) `x` was not done 600ms after it was queued"), "rank {rank}: {error}");
+            assert!(
+                error.contains("all_reduce(sum) `x` was not done 600ms after it was queued"),
+                "rank {rank}: {error}"
+            );
         }
     }
     rig.finish();
@@ -134,7 +140,10 @@ fn an_aborted_result_is_never_read() {
         errors.map(|error| error.to_string()).to_vec()
     });
     for error in results.into_iter().next().unwrap().unwrap() {
-        assert!(error.contains("group `dp` failed while its work was queued: rank 1 gave up: enough"), "{error}");
+        assert!(
+            error.contains("group `dp` failed while its work was queued: rank 1 gave up: enough"),
+            "{error}"
+        );
     }
     rig.finish();
 }

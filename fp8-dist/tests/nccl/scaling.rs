@@ -1,9 +1,11 @@
 //! A commit over a group of GPUs: scales equal on all ranks, by one collective an arena and no word between the hosts.
 
-use crate::rig::{Group, LONG, Rig, SEEDS, ranks, tensor};
+use crate::rig::{Group, LONG, Rig, SEEDS, ranks};
 use fp8_dist::local;
-use fp8_kernels::{DType, Device, ops};
-use fp8_recipe::{AutocastOptions, DelayedScaling, Recipe, Result, Scaling, ScalingState, SlotName, SlotRole, Slots};
+use fp8_kernels::{Device, Tensor, ops};
+use fp8_recipe::{
+    AutocastOptions, DelayedScaling, Recipe, Result, Scaling, ScalingState, SlotName, SlotRole, Slots,
+};
 use std::thread;
 
 struct Model(Vec<[SlotName; 2]>);
@@ -23,19 +25,25 @@ impl Slots for Model {
 }
 
 /// One forward and one backward scope, in which the named layers run on constants.
-fn step(model: &Model, scaling: &mut Scaling, group: &Group, device: &Device, runs: &[(usize, f32)]) -> Result<()> {
+fn step(
+    model: &Model,
+    scaling: &mut Scaling,
+    group: &Group,
+    device: &Device,
+    runs: &[(usize, f32)],
+) -> Result<()> {
     let recipe = Recipe::from(DelayedScaling { amax_history_len: 4, ..Default::default() });
     let options = AutocastOptions { amax_reduction_group: Some(group.clone()), ..Default::default() };
     let mut cx = scaling.scope(&recipe, &options)?;
     let mut origins = Vec::new();
     for &(layer, value) in runs {
-        ops::quantize(&tensor(&[value], &[1, 1], DType::F32, device), &cx.slot(&model.0[layer][0])?)?;
+        ops::quantize(&Tensor::from_vec(vec![value], [1, 1], device)?, &cx.slot(&model.0[layer][0])?)?;
         origins.push((layer, value, cx.origin(&model.0[layer][0])));
     }
     cx.commit()?;
     let mut cx = scaling.backward()?;
     for (layer, value, origin) in origins {
-        let dy = tensor(&[value / 8.0], &[1, 1], DType::F32, device);
+        let dy = Tensor::from_vec(vec![value / 8.0], [1, 1], device)?;
         ops::quantize(&dy, &cx.slot(&origin, &model.0[layer][1])?)?;
     }
     cx.commit()
@@ -113,7 +121,8 @@ fn a_scope_left_without_commit_stops_the_others() {
             return String::new();
         }
         // Its own collective may be queued before the word arrives: then the device tells, and else the group.
-        let stepped = step(&model, &mut scaling, &group, device, &[(0, 5.0)]).map_err(|error| error.to_string());
+        let stepped =
+            step(&model, &mut scaling, &group, device, &[(0, 5.0)]).map_err(|error| error.to_string());
         let waited = stepped.and_then(|()| device.synchronize().map_err(|error| error.to_string()));
         waited.unwrap_err()
     });

@@ -67,11 +67,7 @@ fn attempt(needs: Needs, body: &mut impl FnMut(&mut Driver) -> Outcome) -> Outco
 ///
 /// A body that waits for another rank of a communicator ([`Code::STALLED`]) runs again, once the lock was free for a
 /// while: so bodies drive the device before they change anything.
-pub(crate) fn call(
-    name: &'static str,
-    needs: Needs,
-    mut body: impl FnMut(&mut Driver) -> Outcome,
-) -> c_int {
+pub(crate) fn call(name: &'static str, needs: Needs, mut body: impl FnMut(&mut Driver) -> Outcome) -> c_int {
     // A panic must not cross the C interface. The lock is released by unwinding and cannot be poisoned.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         {

@@ -314,7 +314,8 @@ impl Queue {
                 stream.weight = next(&mut self.random);
             }
         }
-        let ready = |id: &StreamId| !self.is_empty(*id) && self.blocker(*id).is_none() && !self.is_stalled(*id);
+        let ready =
+            |id: &StreamId| !self.is_empty(*id) && self.blocker(*id).is_none() && !self.is_stalled(*id);
         self.streams
             .iter()
             .filter(|(id, _)| ready(id))

@@ -52,7 +52,8 @@ impl Settings {
     /// Settings from the environment, and the fault list it asks for. An unparsable value is an error that names it.
     pub(crate) fn from_environment() -> Result<(Self, String), String> {
         let mut settings = Self::default();
-        for key in ["arch", "memory_limit", "sm_count", "seed", "eager", "leaks", "nccl_shared", "snapshots"] {
+        for key in ["arch", "memory_limit", "sm_count", "seed", "eager", "leaks", "nccl_shared", "snapshots"]
+        {
             let name = variable(key);
             if let Some(value) = text(name)? {
                 settings.set(key, &value).map_err(|why| format!("{name}={value}: {why}"))?;

@@ -42,7 +42,13 @@ struct Config {
 impl Config {
     fn new(blocking: c_int) -> Self {
         let numbers = [blocking, i32::MIN, i32::MIN, i32::MIN];
-        Self { size: size_of::<Self>(), magic: 0xcafe_beef, version: 21_700, numbers, net_name: std::ptr::null() }
+        Self {
+            size: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 21_700,
+            numbers,
+            net_name: std::ptr::null(),
+        }
     }
 }
 
@@ -243,7 +249,11 @@ fn an_abort_frees_a_stream_whose_other_rank_never_comes() {
             thread::yield_now();
         }
         assert_eq!(nccl.state(comm), REMOTE_ERROR);
-        assert_eq!(query(), sys::CUresult::CUDA_ERROR_NOT_READY, "as on hardware: it waits for its own abort");
+        assert_eq!(
+            query(),
+            sys::CUresult::CUDA_ERROR_NOT_READY,
+            "as on hardware: it waits for its own abort"
+        );
         assert_eq!(nccl.abort(comm), SUCCESS);
         stream.synchronize().unwrap();
     });
@@ -273,8 +283,10 @@ fn arguments_are_checked() {
     assert_eq!(nccl.sum(place, 1, FLOAT16, comm, &stream), INTERNAL_ERROR, "not simulated");
     assert!(rig.control.live().contains("communicators 1\n"), "{}", rig.control.live());
     assert_eq!(nccl.destroy(comm), SUCCESS);
-    // SAFETY: takes any integer, answers with a text of the library.
-    let text = unsafe { CStr::from_ptr((nccl.text)(INVALID_USAGE)) };
+    // SAFETY: takes any integer.
+    let text = unsafe { (nccl.text)(INVALID_USAGE) };
+    // SAFETY: a text of the library.
+    let text = unsafe { CStr::from_ptr(text) };
     assert_eq!(text.to_str(), Ok("invalid usage"));
     drop((x, stream));
     rig.finish();

@@ -141,7 +141,8 @@ pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Re
     };
     std::mem::forget(driver);
     // Leaked on purpose: function pointers into it are kept for the life of the process.
-    let libraries: &'static Libraries = Box::leak(Box::new(Libraries { driver: path, nvrtc, given: library.map(Path::to_owned) }));
+    let libraries: &'static Libraries =
+        Box::leak(Box::new(Libraries { driver: path, nvrtc, given: library.map(Path::to_owned) }));
     *loaded = Some(libraries);
     Ok(libraries)
 }

@@ -68,7 +68,10 @@ fn expect_settled(driver: &mut Driver, handle: u64) -> Outcome {
 
 /// A live context is current: ncclUnhandledCudaError, "A call to a CUDA function failed".
 fn expect_device(driver: &Driver) -> Outcome {
-    driver.expect_current().and_then(|()| driver.expect_healthy()).map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)
+    driver
+        .expect_current()
+        .and_then(|()| driver.expect_healthy())
+        .map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)
 }
 
 fn collective(driver: &mut Driver, handle: u64, shape: Shape, buffers: [u64; 2], stream: u64) -> Outcome {

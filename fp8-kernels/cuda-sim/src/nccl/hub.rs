@@ -183,7 +183,8 @@ impl Table {
     fn arrive(&mut self, rank: usize, number: u64, shape: Shape, bytes: Vec<u8>) {
         let ranks = self.members.len();
         let gone = self.members.iter().flatten().any(|member| member.has_left);
-        let round = self.rounds.entry(number).or_insert_with(|| Round { parts: vec![None; ranks], results: None });
+        let round =
+            self.rounds.entry(number).or_insert_with(|| Round { parts: vec![None; ranks], results: None });
         if let Some(part) = round.parts.get_mut(rank) {
             *part = Some((shape, bytes));
         }
