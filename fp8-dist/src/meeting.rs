@@ -224,6 +224,7 @@ impl Meeting {
         self.table.lock().failure.clone()
     }
 
+    #[cfg(feature = "cuda")]
     pub(crate) fn left(&self) -> Vec<usize> {
         self.table.lock().left()
     }
@@ -282,6 +283,7 @@ impl Exchange for Seat {
         self.meeting.failure()
     }
 
+    #[cfg(feature = "cuda")]
     fn left(&self) -> Vec<usize> {
         self.meeting.left()
     }

@@ -27,7 +27,8 @@ pub(crate) trait Exchange: Debug + Send + Sync {
     /// Why the group has come to its end, as far as this rank knows.
     fn failure(&self) -> Option<Failure>;
 
-    /// Who has left, as far as this rank knows: a failure for those who need them.
+    /// Who has left, as far as this rank knows: a failure for those who need them. Asked by what does not exchange.
+    #[cfg(feature = "cuda")]
     fn left(&self) -> Vec<usize>;
 
     fn poison(&self, reason: &str) {

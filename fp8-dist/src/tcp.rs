@@ -327,6 +327,7 @@ impl Exchange for Guest {
         state.failure.clone()
     }
 
+    #[cfg(feature = "cuda")]
     fn left(&self) -> Vec<usize> {
         self.inbox.state.lock().left.clone()
     }
