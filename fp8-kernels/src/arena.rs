@@ -7,7 +7,9 @@
 //! wants many slots asks for all.
 
 use crate::cells::{Cells, Counts};
-use crate::{Cell, CounterValues, Counters, Device, Error, REST, Result, UNSET};
+use crate::{Cell, CounterValues, Counters, Device, Error, REST, Replayed, Result, UNSET};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// How an arena starts, and which value means "did not run".
 #[derive(Debug, Clone, Copy)]
@@ -38,11 +40,26 @@ pub struct Arena {
     /// [`CounterValues::LEN`] a slot.
     counters: Counts,
     skipped_non_finite: Counts,
-    updates: u64,
+    updates: Arc<Updates>,
     /// Handles to lend.
     staging_cells: Vec<Cell>,
     scale_cells: Vec<Cell>,
     slot_counters: Vec<Counters>,
+}
+
+/// How many committed scopes have updated an arena.
+#[derive(Debug, Default)]
+struct Updates(AtomicU64);
+
+impl Replayed for Updates {
+    fn advance(&self) -> Result<()> {
+        self.0.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn retreat(&self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Arena {
@@ -58,6 +75,7 @@ impl Arena {
             value: options.history_len.to_string(),
             remedy: format!("expected at least 1, and at most what fits into memory for {slots} slots"),
         })?;
+        device.expect_eager("arena", "open a scope of this recipe once before")?;
         let amax_history = Cells::new(cells, 0.0, device)?;
         amax_history.fill(0..slots, options.rest)?;
         let scale = Cells::new(slots, options.first_scale, device)?;
@@ -73,7 +91,7 @@ impl Arena {
             amax_history,
             scale,
             counters,
-            updates: 0,
+            updates: Arc::default(),
         })
     }
 
@@ -94,12 +112,12 @@ impl Arena {
 
     /// How many committed scopes have updated it.
     pub fn updates(&self) -> u64 {
-        self.updates
+        self.updates.0.load(Relaxed)
     }
 
     /// Sets the number of updates, on resuming.
     pub fn set_updates(&mut self, updates: u64) {
-        self.updates = updates;
+        self.updates.0.store(updates, Relaxed);
     }
 
     /// The staging cell of a slot.
@@ -291,7 +309,8 @@ impl Arena {
     }
 
     pub(crate) fn finish_update(&mut self) {
-        self.updates += 1;
+        self.updates.0.fetch_add(1, Relaxed);
+        self.device.on_replay(self.updates.clone());
     }
 
     fn expect_slot(&self, op: &'static str, slot: usize) -> Result<()> {

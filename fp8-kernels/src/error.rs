@@ -216,6 +216,30 @@ pub enum Error {
         /// What the code means.
         text: String,
     },
+    /// An operation that a step being recorded cannot have.
+    #[error("{op}: cannot be recorded: {remedy}")]
+    Capture {
+        /// The operation.
+        op: String,
+        /// What would be right.
+        remedy: &'static str,
+    },
+    /// A matrix product that cuBLASLt did not take.
+    #[error("{op}: {product}: {call} failed with {code}, {text}: {remedy}")]
+    Gemm {
+        /// The operation.
+        op: &'static str,
+        /// Its extents and types.
+        product: String,
+        /// The function that was called.
+        call: &'static str,
+        /// The code that it returned.
+        code: i32,
+        /// What the code means.
+        text: String,
+        /// What would help.
+        remedy: String,
+    },
     /// A kernel that the GPU's compiler refused.
     #[error("kernel {kernel} does not compile:\n{log}")]
     Compile {

@@ -145,6 +145,52 @@ impl Tensor {
         self.shape.numel()
     }
 
+    /// Replaces all elements, where they lie: a recorded step reads them from there. `name` is what an error calls the
+    /// tensor.
+    ///
+    /// # Errors
+    /// Another number of elements or another type; storage that others hold too; a step that is being recorded, in which
+    /// they would be the same at each replay.
+    ///
+    /// ```
+    /// use fp8_kernels::{Device, Tensor};
+    /// let mut x = Tensor::from_vec(vec![0i32; 3], [3], &Device::cpu())?;
+    /// x.write(&[1, 2, 3], "x")?;
+    /// assert_eq!(x.to_vec::<i32>()?, [1, 2, 3]);
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    pub fn write<T: Element>(&mut self, values: &[T], name: &str) -> Result<()> {
+        if values.len() != self.numel() {
+            return Err(Error::Elements { op: "write", len: values.len(), shape: self.shape });
+        }
+        self.expect_dtype("write", "the tensor", T::DTYPE)?;
+        self.device.expect_eager("write", "write inputs before the replay")?;
+        match &self.storage {
+            Storage::Cpu(_) => self.as_mut_slice::<T>(name)?.copy_from_slice(values),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(_) => {
+                let address = self.cuda_mut(name)?.ptr();
+                self.device.gpu("write")?.write(address, bytemuck::cast_slice(values))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All elements 0, where they lie. `name` is what an error calls the tensor.
+    ///
+    /// # Errors
+    /// Storage that others hold too; the device failed.
+    pub fn set_zero(&mut self, name: &str) -> Result<()> {
+        match &mut self.storage {
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(_) => {
+                let buffer = self.cuda_mut(name)?.clone();
+                self.device.gpu("set_zero")?.clear(&buffer)
+            }
+            Storage::Cpu(_) => self.clear_on_cpu(name),
+        }
+    }
+
     /// The elements, copied to the host.
     ///
     /// # Errors
@@ -243,6 +289,17 @@ impl Tensor {
         Arc::get_mut(data)
             .map(Vec::as_mut_slice)
             .ok_or_else(|| Error::Shared { name: name.to_owned(), holders })
+    }
+
+    fn clear_on_cpu(&mut self, name: &str) -> Result<()> {
+        match self.dtype() {
+            DType::F32 => self.as_mut_slice::<f32>(name)?.fill(0.0),
+            DType::BF16 => self.as_mut_slice::<bf16>(name)?.fill(bf16::ZERO),
+            DType::F16 => self.as_mut_slice::<f16>(name)?.fill(f16::ZERO),
+            DType::I32 => self.as_mut_slice::<i32>(name)?.fill(0),
+            DType::U8 => self.as_mut_slice::<u8>(name)?.fill(0),
+        }
+        Ok(())
     }
 
     pub(crate) fn on_cpu<T: Element>(data: Vec<T>, shape: Shape, device: &Device) -> Self {

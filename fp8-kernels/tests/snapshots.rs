@@ -4,6 +4,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a file that cannot be read is a failed test")]
 
+#[path = "snapshots/headers.rs"]
+mod headers;
 #[path = "snapshots/rules.rs"]
 mod rules;
 
@@ -55,7 +57,8 @@ fn every_kernel_file_has_a_fresh_snapshot_and_every_snapshot_its_file() {
     let kernels = read("kernels", "cu");
     let mut problems = Vec::new();
     for (name, text) in &kernels {
-        let program = format!("{prelude}\n#line 1 \"{name}.cu\"\n{text}");
+        let read = |header: &str| fs::read_to_string(cuda().join("kernels").join(header));
+        let program = headers::expand(&prelude, &format!("{name}.cu"), text, read).unwrap();
         let hash: String = Sha256::digest(program).iter().map(|byte| format!("{byte:02x}")).collect();
         match snapshots.get(name) {
             None => problems.push(format!("{name}.cu has no snapshot: run `cargo xtask ptx`")),

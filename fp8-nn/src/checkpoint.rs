@@ -118,7 +118,7 @@ pub fn load(
         Some(value) => parameter.set(value),
         None => Ok(()),
     })?;
-    (optimizer.step, optimizer.state) = (step, state);
+    optimizer.resume(step, state);
     let user = |(key, value): (&String, &String)| Some((key.strip_prefix(USER)?.to_owned(), value.clone()));
     Ok(reader.all_metadata().iter().filter_map(user).collect())
 }

@@ -1,11 +1,13 @@
 //! AdamW, and clipping by the gradients' norm.
 
+use crate::parameter::{Taken, Version};
 use crate::{Error, Layer, Result};
-use fp8_kernels::ops::{self, AdamWStep};
-use fp8_kernels::{DType, Tensor};
+use fp8_kernels::ops::{self, AdamWFactors, AdamWStep, AdamWTensor};
+use fp8_kernels::{DType, Device, Replayed, Tensor};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// How [`AdamW`] works.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,11 +34,80 @@ impl Default for AdamWOptions {
 ///
 /// Three places for f32 weights: in the model (f32 parameters), here (bf16 parameters, `main_params`), nowhere (bf16
 /// parameters without).
+///
+/// On a GPU all parameters are updated in one launch for each of the two weight decays. A step that is recorded by
+/// [`Device::capture`] takes its rate from [`set_lr`](Self::set_lr) at each replay.
 #[derive(Debug)]
 pub struct AdamW {
-    options: AdamWOptions,
-    pub(crate) step: u64,
+    progress: Arc<Progress>,
     pub(crate) state: BTreeMap<Arc<str>, AdamWState>,
+}
+
+/// What changes from step to step, shared with recorded steps.
+#[derive(Debug)]
+struct Progress {
+    options: AdamWOptions,
+    step: AtomicU64,
+    lr: Mutex<f32>,
+    /// Where the device reads a step's numbers: with weight decay, and without.
+    factors: OnceLock<[Arc<AdamWFactors>; 2]>,
+}
+
+impl Progress {
+    /// The numbers of the step that `step` counts, with weight decay or without.
+    fn numbers(&self, decays: bool) -> AdamWStep {
+        let AdamWOptions { beta1, beta2, eps, weight_decay, .. } = self.options;
+        let weight_decay = if decays { weight_decay } else { 0.0 };
+        let lr = *self.lr.lock().unwrap_or_else(PoisonError::into_inner);
+        let step = self.step.load(Relaxed).max(1);
+        AdamWStep { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 1.0 }
+    }
+
+    fn factors(&self, device: &Device) -> Result<&[Arc<AdamWFactors>; 2]> {
+        if let Some(factors) = self.factors.get() {
+            return Ok(factors);
+        }
+        let new = |decays| AdamWFactors::new(&self.numbers(decays), device);
+        let made = [new(true)?, new(false)?];
+        Ok(self.factors.get_or_init(|| made))
+    }
+
+    fn set_lr(&self, lr: f32) -> Result<()> {
+        if lr >= 0.0 && lr.is_finite() {
+            *self.lr.lock().unwrap_or_else(PoisonError::into_inner) = lr;
+            return Ok(());
+        }
+        Err(Error::Option {
+            layer: "AdamW".to_owned(),
+            option: "lr",
+            value: lr.to_string(),
+            remedy: "expected finite and 0 or more".to_owned(),
+        })
+    }
+}
+
+impl Replayed for Progress {
+    fn advance(&self) -> fp8_kernels::Result<()> {
+        self.step.fetch_add(1, Relaxed);
+        let Some([decayed, undecayed]) = self.factors.get() else { return Ok(()) };
+        let set = decayed.set(&self.numbers(true)).and_then(|()| undecayed.set(&self.numbers(false)));
+        set.inspect_err(|_| self.retreat())
+    }
+
+    fn retreat(&self) {
+        self.step.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The versions of parameters that a recorded step changes.
+#[derive(Debug)]
+struct Versions(Vec<Arc<Version>>);
+
+impl Replayed for Versions {
+    fn advance(&self) -> fp8_kernels::Result<()> {
+        self.0.iter().for_each(|version| version.advance());
+        Ok(())
+    }
 }
 
 /// One parameter's moments, and its f32 copy.
@@ -68,12 +139,27 @@ impl AdamW {
                 return error(option, value, "expected finite and 0 or more");
             }
         }
-        Ok(Self { options, step: 0, state: BTreeMap::new() })
+        let (step, lr, factors) = (AtomicU64::new(0), Mutex::new(0.0), OnceLock::new());
+        Ok(Self { progress: Arc::new(Progress { options, step, lr, factors }), state: BTreeMap::new() })
     }
 
     /// Steps taken.
     pub fn steps(&self) -> u64 {
-        self.step
+        self.progress.step.load(Relaxed)
+    }
+
+    /// The rate of the next replay of a recorded [`step`](Self::step).
+    ///
+    /// # Errors
+    /// A rate that is negative or not finite.
+    pub fn set_lr(&self, lr: f32) -> Result<()> {
+        self.progress.set_lr(lr)
+    }
+
+    /// Resumes after that many steps.
+    pub(crate) fn resume(&mut self, steps: u64, state: BTreeMap<Arc<str>, AdamWState>) {
+        self.progress.step.store(steps, Relaxed);
+        self.state = state;
     }
 
     /// Updates every parameter from its gradient. Gradients stay: [`zero_grad`](crate::zero_grad) clears them.
@@ -82,33 +168,79 @@ impl AdamW {
     /// A rate that is negative or not finite, a parameter whose storage others hold too, two parameters of one name, a
     /// parameter of another shape than in the steps before. Nothing has changed then.
     pub fn step(&mut self, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
-        if !(lr >= 0.0 && lr.is_finite()) {
-            return Err(Error::Option {
-                layer: "AdamW".to_owned(),
-                option: "lr",
-                value: lr.to_string(),
-                remedy: "expected finite and 0 or more".to_owned(),
+        self.check(model)?;
+        let Some(device) = self.prepare(model)? else { return self.progress.set_lr(lr) };
+        self.progress.set_lr(lr)?;
+        let progress = self.progress.clone();
+        progress.factors(&device)?;
+        progress.advance()?;
+        device.on_replay(progress.clone());
+        let mut taken = Vec::new();
+        let placeholder = Tensor::zeros([0], DType::F32, &Device::cpu())?;
+        let visited = model.visit_mut(&mut |parameter| {
+            taken.push(parameter.take(&placeholder));
+            Ok(())
+        });
+        let updated = visited.and_then(|()| self.update(&device, &mut taken));
+        let mut tensors: BTreeMap<_, _> = taken.into_iter().map(|taken| (taken.name, taken.tensor)).collect();
+        let returned = model.visit_mut(&mut |parameter| {
+            if let Some(tensor) = tensors.remove(parameter.name()) {
+                parameter.put(tensor);
+            }
+            Ok(())
+        });
+        // A recorded step that fails takes its count back by itself.
+        if updated.is_err() && device.capture_number().is_none() {
+            progress.retreat();
+        }
+        updated.and(returned)
+    }
+
+    /// All in one launch for each weight decay.
+    fn update(&mut self, device: &Device, taken: &mut [Taken]) -> Result<()> {
+        let mut states: BTreeMap<&str, &mut AdamWState> =
+            self.state.iter_mut().map(|(name, state)| (&**name, state)).collect();
+        let mut groups: [Vec<AdamWTensor<'_>>; 2] = Default::default();
+        let versions: Vec<Arc<Version>> = taken.iter().map(|taken| taken.version.clone()).collect();
+        for Taken { name, tensor, main_grad, .. } in taken {
+            let Some(AdamWState { exp_avg, exp_avg_sq, main_param }) = states.remove(&**name) else {
+                continue;
+            };
+            let decays = tensor.shape().len() >= 2;
+            groups[usize::from(!decays)].push(AdamWTensor {
+                name,
+                param: tensor,
+                main_grad,
+                exp_avg,
+                exp_avg_sq,
+                main_param: main_param.as_mut(),
+                slot: None,
             });
         }
-        self.check(model)?;
-        self.step += 1;
-        let Self { options, step, state } = self;
-        model.visit_mut(&mut |parameter| {
-            let name = parameter.name().clone();
-            let state = match state.entry(name.clone()) {
-                Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => {
-                    entry.insert(AdamWState::new(parameter.tensor(), options.main_params)?)
-                }
-            };
-            let weight_decay = if parameter.tensor().shape().len() < 2 { 0.0 } else { options.weight_decay };
-            let AdamWOptions { beta1, beta2, eps, .. } = *options;
-            let now = AdamWStep { lr, beta1, beta2, eps, weight_decay, step: *step, grad_scale: 1.0 };
-            parameter.update(|tensor, grad| {
-                let AdamWState { exp_avg, exp_avg_sq, main_param } = state;
-                Ok(ops::adamw(tensor, grad, exp_avg, exp_avg_sq, main_param.as_mut(), &now, &name)?)
-            })
-        })
+        versions.iter().for_each(|version| version.advance());
+        device.on_replay(Arc::new(Versions(versions)));
+        let factors = self.progress.factors(device)?;
+        for (group, factors) in groups.iter_mut().zip(factors) {
+            ops::adamw_many_from(group, factors)?;
+        }
+        Ok(())
+    }
+
+    /// Moments of parameters that are new here; answers with the device of all, if there is any parameter.
+    fn prepare(&mut self, model: &(impl Layer + ?Sized)) -> Result<Option<Device>> {
+        let Self { progress, state } = self;
+        let mut device = None;
+        model.visit(&mut |parameter| {
+            let tensor = parameter.tensor();
+            device.get_or_insert_with(|| tensor.device().clone());
+            if let Entry::Vacant(entry) = state.entry(parameter.name().clone()) {
+                let remedy = "the optimizer's first step makes its state: run it before";
+                tensor.device().expect_eager("AdamW", remedy)?;
+                entry.insert(AdamWState::new(tensor, progress.options.main_params)?);
+            }
+            Ok(())
+        })?;
+        Ok(device)
     }
 }
 
@@ -139,7 +271,7 @@ impl AdamW {
 
     /// Whether a parameter has an f32 copy here.
     pub(crate) fn has_main_param(&self, parameter: &Tensor) -> bool {
-        self.options.main_params && parameter.dtype() != DType::F32
+        self.progress.options.main_params && parameter.dtype() != DType::F32
     }
 }
 
@@ -152,12 +284,13 @@ impl AdamWState {
     }
 }
 
-/// Scales all gradients so that their common L2 norm is at most `max_norm`; returns the norm before. A norm that is not
-/// finite scales nothing: the caller sees it and may skip the step.
+/// Scales all gradients so that their common L2 norm is at most `max_norm`; returns the norm before, one f32, which stays
+/// on the device until it is read: the host waits for nothing. A norm that is not finite scales nothing: who reads it may
+/// skip the step.
 ///
 /// # Errors
-/// A `max_norm` that is not greater than 0.
-pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Result<f32> {
+/// A `max_norm` that is not greater than 0; gradients whose storage others hold too.
+pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Result<Tensor> {
     if max_norm.is_nan() || max_norm <= 0.0 {
         return Err(Error::Option {
             layer: "clip_grad_norm".to_owned(),
@@ -171,14 +304,11 @@ pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Resul
         grads.push(parameter.main_grad().clone());
         Ok(())
     })?;
-    let norm = ops::grad_norm(&grads.iter().collect::<Vec<_>>())?.item()?;
+    let norm = ops::grad_norm(&grads.iter().collect::<Vec<_>>())?;
     drop(grads); // gradients are scaled in place, which needs them unshared
-    if norm.is_finite() && norm > max_norm {
-        let factor = max_norm / norm;
-        model.visit_mut(&mut |parameter| {
-            let name = parameter.name().clone();
-            Ok(ops::scale_in_place(parameter.main_grad_mut(), factor, &name)?)
-        })?;
-    }
+    model.visit_mut(&mut |parameter| {
+        let name = parameter.name().clone();
+        Ok(ops::clip_in_place(parameter.main_grad_mut(), &norm, max_norm, &name)?)
+    })?;
     Ok(norm)
 }

@@ -14,7 +14,22 @@ pub struct Parameter {
     name: Arc<str>,
     tensor: Tensor,
     main_grad: Tensor,
-    version: u64,
+    version: Arc<Version>,
+}
+
+/// Shared with recorded steps that change the parameter.
+#[derive(Debug)]
+pub(crate) struct Version(AtomicU64);
+
+impl Version {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(AtomicU64::new(next_version())))
+    }
+
+    /// The parameter has other bytes now.
+    pub(crate) fn advance(&self) {
+        self.0.store(next_version(), Relaxed);
+    }
 }
 
 impl Parameter {
@@ -24,7 +39,7 @@ impl Parameter {
     /// The device is out of memory or failed; none on the CPU.
     pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> Result<Self> {
         let main_grad = Tensor::zeros(*tensor.shape(), DType::F32, tensor.device())?;
-        Ok(Self { name: name.into(), tensor, main_grad, version: next_version() })
+        Ok(Self { name: name.into(), tensor, main_grad, version: Version::new() })
     }
 
     /// Its path in the model.
@@ -54,7 +69,7 @@ impl Parameter {
 
     /// Changes with every update, and is unique in the process: equal versions mean equal bytes.
     pub fn version(&self) -> u64 {
-        self.version
+        self.version.0.load(Relaxed)
     }
 
     /// Changes the value in place, with the gradient at hand, and moves on to a new version.
@@ -62,8 +77,23 @@ impl Parameter {
     /// # Errors
     /// What `f` returns.
     pub fn update<T>(&mut self, f: impl FnOnce(&mut Tensor, &Tensor) -> Result<T>) -> Result<T> {
-        self.version = next_version();
+        self.version.advance();
         f(&mut self.tensor, &self.main_grad)
+    }
+
+    /// Hands the value out, to be changed together with others', and returned by [`put`](Self::put).
+    pub(crate) fn take(&mut self, placeholder: &Tensor) -> Taken {
+        Taken {
+            name: self.name.clone(),
+            tensor: std::mem::replace(&mut self.tensor, placeholder.clone()),
+            main_grad: self.main_grad.clone(),
+            version: self.version.clone(),
+        }
+    }
+
+    /// After [`take`](Self::take).
+    pub(crate) fn put(&mut self, tensor: Tensor) {
+        self.tensor = tensor;
     }
 
     /// Replaces the value.
@@ -81,7 +111,7 @@ impl Parameter {
             return Err(Error::DType { op: "set", what: "the value", found, expected }.into());
         }
         self.tensor = value;
-        self.version = next_version();
+        self.version.advance();
         Ok(())
     }
 
@@ -90,9 +120,23 @@ impl Parameter {
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
     pub fn zero_grad(&mut self) -> Result<()> {
+        // In place, where recorded steps find it; but not under others who still read it.
+        if self.main_grad.holders() == 0 {
+            return Ok(self.main_grad.set_zero(&self.name)?);
+        }
+        self.tensor.device().expect_eager("zero_grad", "drop what shares the gradient's storage before")?;
         self.main_grad = Tensor::zeros(*self.tensor.shape(), DType::F32, self.tensor.device())?;
         Ok(())
     }
+}
+
+/// A parameter's value on its way through an update.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) name: Arc<str>,
+    pub(crate) tensor: Tensor,
+    pub(crate) main_grad: Tensor,
+    pub(crate) version: Arc<Version>,
 }
 
 fn next_version() -> u64 {

@@ -13,7 +13,7 @@ pub use fp8_dist::{ProcessGroup, ReduceOp};
 pub use fp8_format::{E4M3, E5M2, Fp8};
 pub use fp8_kernels::ops::{Activation, Norm};
 pub use fp8_kernels::{
-    DType, Device, Encoding, Fp8Tensor, Operand, Shape, Tensor, TransposePolicy, bf16, f16, ops,
+    DType, Device, Encoding, Fp8Tensor, Graph, Operand, Shape, Tensor, TransposePolicy, bf16, f16, ops,
 };
 pub use fp8_recipe::{
     AmaxComputeAlgo, AmaxGroup, AutocastOptions, Backward, CurrentScaling, DelayedScaling, Direction, Format,

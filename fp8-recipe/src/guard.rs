@@ -304,14 +304,16 @@ impl Forward<'_> {
         let key = (self.frame.domain, index);
         // An evaluation's entry has recorded no amax and has no transpose: only evaluations take it.
         let evaluates = matches!(self.mode, Mode::Evaluate);
-        let cached = self.scaling.weights.get(&key).filter(|_| self.frame.enabled);
+        let capture = weight.device().capture_number();
+        let is_within = |cached: &&CachedWeight| capture.is_none() || cached.capture == capture;
+        let cached = self.scaling.weights.get(&key).filter(|_| self.frame.enabled).filter(is_within);
         if let Some(cached) = cached.filter(|c| c.version == version && (c.recorded || evaluates)) {
             return Ok(cached.operand.clone());
         }
         let operand = ops::quantize(weight, &self.scaling.slot(name, index, self.frame, &self.mode)?)?;
         // A replay's scale may be an older one than later scopes use.
         if self.frame.enabled && !matches!(self.mode, Mode::Replay(_)) {
-            let entry = CachedWeight { version, recorded: !evaluates, operand: operand.clone() };
+            let entry = CachedWeight { version, recorded: !evaluates, capture, operand: operand.clone() };
             let replaced = self.scaling.weights.insert(key, entry).filter(|c| c.version == version);
             if let Some(scope) = self.scaling.scope.as_mut().filter(|_| !evaluates) {
                 scope.cached.push((key, replaced));

@@ -39,6 +39,9 @@ pub(crate) type WeightKey = (usize, usize);
 pub(crate) struct CachedWeight {
     pub(crate) version: u64,
     pub(crate) recorded: bool,
+    /// The capture in which it was quantized: a recorded step quantizes its weights anew at each replay, and reads no
+    /// operand that replays do not.
+    pub(crate) capture: Option<u64>,
     pub(crate) operand: Operand,
 }
 

@@ -9,6 +9,8 @@ mod resources;
 pub(crate) mod statements;
 mod table;
 
+#[path = "../../fp8-kernels/tests/snapshots/headers.rs"]
+mod headers;
 #[path = "../../fp8-kernels/tests/snapshots/rules.rs"]
 mod rules;
 
@@ -154,7 +156,9 @@ fn sources() -> Result<Vec<Source>> {
     for path in crate::workspace::files(&kernels)? {
         if path.extension().is_some_and(|end| end == "cu") {
             let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let program = format!("{prelude}\n#line 1 \"{file}\"\n{}", fs::read_to_string(&path)?);
+            let text = fs::read_to_string(&path)?;
+            let program =
+                headers::expand(&prelude, &file, &text, |name| fs::read_to_string(kernels.join(name)))?;
             sources.push(Source { file, program });
         }
     }

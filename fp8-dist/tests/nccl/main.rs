@@ -6,6 +6,7 @@ mod child;
 mod collectives;
 mod failures;
 mod forming;
+mod graphs;
 #[path = "../dist/ports.rs"]
 mod ports;
 mod processes;

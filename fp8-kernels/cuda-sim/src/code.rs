@@ -1,4 +1,5 @@
-//! Status codes of the CUDA driver API (`CUresult`), of NVRTC (`nvrtcResult`) and of NCCL (`ncclResult_t`), with their names and texts.
+//! Status codes of the CUDA driver API (`CUresult`), of NVRTC (`nvrtcResult`), of cuBLAS (`cublasStatus_t`) and of NCCL
+//! (`ncclResult_t`), with their names and texts.
 //!
 //! Numbers and meanings: CUDA Driver API, "Data types used by CUDA driver", enum CUresult; NVRTC, enum nvrtcResult.
 
@@ -22,6 +23,7 @@ impl Code {
     pub(crate) const INVALID_PTX: Self = Self(218);
     pub(crate) const UNSUPPORTED_PTX_VERSION: Self = Self(222);
     pub(crate) const INVALID_HANDLE: Self = Self(400);
+    pub(crate) const ILLEGAL_STATE: Self = Self(401);
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const ILLEGAL_ADDRESS: Self = Self(700);
@@ -31,6 +33,14 @@ impl Code {
     pub(crate) const LAUNCH_FAILED: Self = Self(719);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
     pub(crate) const UNKNOWN: Self = Self(999);
+    pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Self = Self(900);
+    pub(crate) const STREAM_CAPTURE_INVALIDATED: Self = Self(901);
+    pub(crate) const STREAM_CAPTURE_UNMATCHED: Self = Self(903);
+    pub(crate) const STREAM_CAPTURE_UNJOINED: Self = Self(904);
+    pub(crate) const STREAM_CAPTURE_ISOLATION: Self = Self(905);
+    pub(crate) const STREAM_CAPTURE_IMPLICIT: Self = Self(906);
+    pub(crate) const CAPTURED_EVENT: Self = Self(907);
+    pub(crate) const STREAM_CAPTURE_WRONG_THREAD: Self = Self(908);
 
     /// No status, never returned: the work waited for waits itself for another rank of a communicator.
     pub(crate) const STALLED: Self = Self(i32::MIN);
@@ -48,6 +58,12 @@ impl Code {
     pub(crate) const NVRTC_INVALID_OPTION: Self = Self(5);
     pub(crate) const NVRTC_COMPILATION: Self = Self(6);
     pub(crate) const NVRTC_INTERNAL_ERROR: Self = Self(11);
+
+    pub(crate) const BLAS_NOT_INITIALIZED: Self = Self(1);
+    pub(crate) const BLAS_INVALID_VALUE: Self = Self(7);
+    pub(crate) const BLAS_EXECUTION_FAILED: Self = Self(13);
+    pub(crate) const BLAS_INTERNAL_ERROR: Self = Self(14);
+    pub(crate) const BLAS_NOT_SUPPORTED: Self = Self(15);
 }
 
 /// `(number, name, text)` of every `CUresult` this library answers with or is asked to inject.
@@ -74,6 +90,7 @@ const DRIVER: &[(i32, &CStr, &CStr)] = &[
     ),
     (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"OS call failed or operation not supported on this OS"),
     (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+    (401, c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in the present state"),
     (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
     (600, c"CUDA_ERROR_NOT_READY", c"device not ready"),
     (700, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
@@ -84,6 +101,29 @@ const DRIVER: &[(i32, &CStr, &CStr)] = &[
     (719, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
     (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
     (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing"),
+    (
+        901,
+        c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+        c"operation failed due to a previous error during capture",
+    ),
+    (903, c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"capture was not ended in the same stream as it began"),
+    (904, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"capturing stream has unjoined work"),
+    (905, c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", c"dependency created on uncaptured work in another stream"),
+    (
+        906,
+        c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+        c"operation would make the legacy stream depend on a capturing blocking stream",
+    ),
+    (
+        907,
+        c"CUDA_ERROR_CAPTURED_EVENT",
+        c"operation not permitted on an event last recorded in a capturing stream",
+    ),
+    (
+        908,
+        c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+        c"attempt to terminate a thread-local capture sequence from another thread",
+    ),
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 
@@ -120,9 +160,27 @@ pub(crate) fn nccl_text(number: i32) -> &'static CStr {
     usize::try_from(number).ok().and_then(|index| NCCL.get(index).copied()).unwrap_or(c"unknown result code")
 }
 
+/// Texts of `cublasStatus_t`.
+const BLAS: &[(i32, &CStr)] = &[
+    (0, c"CUBLAS_STATUS_SUCCESS"),
+    (1, c"CUBLAS_STATUS_NOT_INITIALIZED"),
+    (3, c"CUBLAS_STATUS_ALLOC_FAILED"),
+    (7, c"CUBLAS_STATUS_INVALID_VALUE"),
+    (8, c"CUBLAS_STATUS_ARCH_MISMATCH"),
+    (11, c"CUBLAS_STATUS_MAPPING_ERROR"),
+    (13, c"CUBLAS_STATUS_EXECUTION_FAILED"),
+    (14, c"CUBLAS_STATUS_INTERNAL_ERROR"),
+    (15, c"CUBLAS_STATUS_NOT_SUPPORTED"),
+];
+
 /// Name and text of a `CUresult`; `None` for a number not in the table.
 pub(crate) fn driver_text(number: i32) -> Option<(&'static CStr, &'static CStr)> {
     DRIVER.iter().find(|(code, ..)| *code == number).map(|(_, name, text)| (*name, *text))
+}
+
+/// Text of a `cublasStatus_t`; unknown numbers answer as cuBLAS does.
+pub(crate) fn blas_text(number: i32) -> &'static CStr {
+    BLAS.iter().find(|(code, _)| *code == number).map_or(c"<unknown>", |(_, text)| text)
 }
 
 /// Text of an `nvrtcResult`; unknown numbers answer as NVRTC does.

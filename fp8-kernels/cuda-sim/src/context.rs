@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use ptx_interp::Memory;
 
+use crate::capture::Captures;
 use crate::code::{Code, Outcome};
 use crate::ffi::Host;
 use crate::module::Modules;
@@ -19,6 +20,7 @@ pub(crate) struct Context {
     pub(crate) pinned: BTreeMap<usize, Pinned>,
     pub(crate) queue: Queue,
     pub(crate) modules: Modules,
+    pub(crate) captures: Captures,
     /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`, and the three reuse switches before it.
     pub(crate) pool_threshold: u64,
     pub(crate) pool_reuse: [i32; 3],
@@ -116,7 +118,7 @@ impl Context {
         for (kind, count) in counts.iter().filter(|(_, count)| *count > 0) {
             let _ = writeln!(text, "{kind} {count}");
         }
-        text
+        text + &self.captures.live()
     }
 }
 

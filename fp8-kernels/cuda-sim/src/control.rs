@@ -98,6 +98,7 @@ fn live(driver: &Driver) -> String {
     if driver.communicators.count() > 0 {
         let _ = writeln!(text, "communicators {}", driver.communicators.count());
     }
+    text += &driver.blas.live();
     if driver.compiler.programs() > 0 {
         let _ = writeln!(text, "programs {}", driver.compiler.programs());
     }

@@ -92,8 +92,9 @@ pub(crate) fn call(name: &'static str, needs: Needs, mut body: impl FnMut(&mut D
                 "{name}: the simulated driver panicked; this is a defect of the simulator"
             ));
             match name {
-                _ if name.starts_with("nvrtc") => Code::NVRTC_INTERNAL_ERROR.0,
-                _ if name.starts_with("nccl") => Code::NCCL_INTERNAL_ERROR.0,
+                name if name.starts_with("nvrtc") => Code::NVRTC_INTERNAL_ERROR.0,
+                name if name.starts_with("cublas") => Code::BLAS_INTERNAL_ERROR.0,
+                name if name.starts_with("nccl") => Code::NCCL_INTERNAL_ERROR.0,
                 _ => Code::UNKNOWN.0,
             }
         }

@@ -1,4 +1,4 @@
-//! A simulated CUDA device: the entry points of the driver, NVRTC and NCCL over the PTX interpreter.
+//! A simulated CUDA device: the entry points of the driver, NVRTC, cuBLASLt and NCCL over the PTX interpreter.
 //!
 //! Built as a shared library with the soname `libcuda.so`: once it is loaded by path, code that looks for the driver
 //! finds it. There is one device; kernels are PTX, checked while they run for races, bounds, uninitialised reads,
@@ -13,8 +13,8 @@
 //!
 //! It proves launch arguments, lifetimes, ordering and error paths. It says nothing about speed, about the accuracy of
 //! approximate instructions, or about what the real driver makes of a call that its documentation leaves open. Every
-//! refusal in the code names the documented sentence it rests on. Graphs, capture, clusters, textures, managed memory and
-//! more than one device are not simulated.
+//! refusal in the code names the documented sentence it rests on. Clusters, textures, managed memory and more than one
+//! device are not simulated.
 //!
 //! # Settings
 //!
@@ -40,10 +40,12 @@
 //! know) and `reset` are set; `calls`, `live`, `reports` and `seed` are read.
 
 mod calls;
+mod capture;
 mod client;
 mod code;
 mod context;
 mod control;
+mod cublaslt;
 mod device;
 mod driver;
 mod entry;
@@ -69,6 +71,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         driver::devices::NAMES,
         driver::events::NAMES,
         driver::functions::NAMES,
+        driver::graphs::NAMES,
         driver::init::NAMES,
         driver::launch::NAMES,
         driver::memory::NAMES,
@@ -81,4 +84,5 @@ fn names() -> impl Iterator<Item = &'static str> {
     .into_iter()
     .flatten()
     .copied()
+    .chain(cublaslt::names())
 }

@@ -9,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::calls::Calls;
 use crate::code::{Code, Outcome};
 use crate::context::Context;
+use crate::cublaslt::Blas;
 use crate::nccl::Communicators;
 use crate::nvrtc::Compiler;
 use crate::queue::{StreamId, Until};
@@ -38,6 +39,7 @@ pub(crate) struct Driver {
     pub(crate) leaked: Vec<String>,
     pub(crate) compiler: Compiler,
     pub(crate) communicators: Communicators,
+    pub(crate) blas: Blas,
     handles: u64,
     launches: u64,
 }
@@ -102,6 +104,7 @@ impl Driver {
             leaked: Vec::new(),
             compiler: Compiler::default(),
             communicators: Communicators::default(),
+            blas: Blas::default(),
             handles: 0,
             launches: 0,
         };
@@ -156,9 +159,11 @@ impl Driver {
         }
     }
 
-    /// Queues work; in eager mode, and where the stream is as deep as a launch queue, runs work too.
+    /// Queues work, or notes it where the stream is in capture; in eager mode, and where the stream is as deep as a launch queue, runs work too.
     pub(crate) fn submit(&mut self, stream: StreamId, work: Work) -> Outcome {
-        self.context()?.queue.submit(stream, work);
+        let context = self.context()?;
+        let Some(work) = context.captures.submit(stream, work)? else { return Ok(()) };
+        context.queue.submit(stream, work);
         self.after_submit(stream)
     }
 
@@ -205,6 +210,7 @@ impl Driver {
         self.dead = Some(fault.code);
         if let Some(context) = &mut self.context {
             context.queue.abandon();
+            context.captures.abandon();
             context.settle_frees();
         }
         fault.code

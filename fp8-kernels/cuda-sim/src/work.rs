@@ -5,13 +5,15 @@ use std::sync::Arc;
 use ptx_interp::{Kind, Memory, MemoryError, Module, Report};
 
 use crate::code::Code;
+use crate::cublaslt::Product;
 use crate::ffi::Host;
 use crate::nccl::Collective;
 
 /// Work as it was at the call that queued it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Work {
     Launch(Launch),
+    Product(Product),
     /// Host to device, from a copy made at the call: pageable memory is read before the call returns.
     Upload {
         to: u64,
@@ -55,7 +57,7 @@ pub(crate) enum Ran {
 }
 
 /// A kernel with its arguments, as bytes laid out by the PTX's own parameter list.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) module: Arc<Module>,
     pub(crate) kernel: String,
@@ -119,6 +121,7 @@ impl Work {
         let moved = match self {
             Self::Launch(launch) => return launch.perform(memory).map(Ran::For),
             Self::Collective(collective) => return collective.perform(memory),
+            Self::Product(product) => return product.perform(memory).map(Ran::For),
             Self::Upload { to, bytes } => {
                 memory.write(to, &bytes)?;
                 bytes.len()

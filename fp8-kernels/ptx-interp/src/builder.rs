@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::LoadError;
 use crate::decode::{self, Mods};
-use crate::ir::{Cond, Inst, Op, Special, Ty, VARIABLES};
+use crate::ir::{Cond, Inst, Op, Special, Together, Ty, VARIABLES};
 use crate::lanes::Reg;
 use crate::module::{Array, Counts, Kernel, Location, Param, Variable};
 use crate::parser::Declared;
@@ -387,7 +387,7 @@ impl Builder {
                 _ => {}
             }
         }
-        let loads = matches!(base, "ld" | "atom" | "shfl" | "setp");
+        let loads = matches!(base, "ld" | "ldmatrix" | "atom" | "shfl" | "setp");
         let flow = match base {
             "mov" | "add" | "sub" | "cvta" | "cvt" | "or" | "mad" => Flow::Sum,
             "selp" => Flow::Either,
@@ -440,7 +440,12 @@ impl Builder {
         self.code.push(Inst { guard: None, op: Op::Exit, line, loc: self.location });
         let arrays = self.provenance.solve();
         for inst in &mut self.code {
-            if let Op::Load { mem, .. } | Op::Store { mem, .. } | Op::Atomic { mem, .. } = &mut inst.op {
+            if let Op::Load { mem, .. }
+            | Op::Store { mem, .. }
+            | Op::Atomic { mem, .. }
+            | Op::Copy { to: mem, .. }
+            | Op::Together { what: Together::LoadMatrix { mem, .. }, .. } = &mut inst.op
+            {
                 mem.array = arrays.get(&mem.base).copied();
             }
         }

@@ -104,7 +104,7 @@ pub(crate) const WINDOW_BYTES: u64 = 1 << 32;
 pub(crate) const VARIABLES: u64 = 0x6000_0000_0000;
 
 /// A memory operand.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Mem {
     pub(crate) space: Space,
     pub(crate) base: Reg,
@@ -200,15 +200,58 @@ pub(crate) struct Cvt {
     pub(crate) bits: u32,
 }
 
+/// The elements of a matrix operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Half {
+    F16,
+    BF16,
+}
+
 /// What lanes of a warp do together.
 #[derive(Clone, Debug)]
 pub(crate) enum Together {
-    Shuffle { kind: Shuffle, d: Option<Reg>, p: Option<usize>, a: Reg, b: Reg, c: Reg },
-    Vote { kind: Vote, d: Reg, a: Cond },
-    Reduce { kind: Reduce, d: Reg, a: Reg },
-    MatchAny { d: Reg, a: Reg },
-    MatchAll { d: Reg, p: Option<usize>, a: Reg },
+    Shuffle {
+        kind: Shuffle,
+        d: Option<Reg>,
+        p: Option<usize>,
+        a: Reg,
+        b: Reg,
+        c: Reg,
+    },
+    Vote {
+        kind: Vote,
+        d: Reg,
+        a: Cond,
+    },
+    Reduce {
+        kind: Reduce,
+        d: Reg,
+        a: Reg,
+    },
+    MatchAny {
+        d: Reg,
+        a: Reg,
+    },
+    MatchAll {
+        d: Reg,
+        p: Option<usize>,
+        a: Reg,
+    },
     Barrier,
+    /// `mma`: `d = a · b + c`.
+    Multiply {
+        half: Half,
+        d: [Reg; 4],
+        a: [Reg; 4],
+        b: [Reg; 2],
+        c: [Reg; 4],
+    },
+    /// `ldmatrix`: as many matrices as there are destinations.
+    LoadMatrix {
+        mem: Mem,
+        d: [Option<Reg>; 4],
+        transposed: bool,
+    },
 }
 
 /// An operation.
@@ -317,6 +360,18 @@ pub(crate) enum Op {
     },
     ActiveMask {
         d: Reg,
+    },
+    /// `cp.async`: `size` bytes of the source, all where there is none, then zeros.
+    Copy {
+        to: Mem,
+        from: Mem,
+        size: Option<Reg>,
+    },
+    /// `cp.async.commit_group`
+    Commit,
+    /// `cp.async.wait_group` with the groups that may be under way; none for `cp.async.wait_all`.
+    Wait {
+        most: Option<u32>,
     },
     Nothing,
 }

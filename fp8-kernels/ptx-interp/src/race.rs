@@ -22,6 +22,8 @@ pub(crate) const CLOCK_MAX: u32 = (1 << 17) - 1;
 const ATOMIC: u64 = 1;
 const NON_COHERENT: u64 = 2;
 const MANY_BLOCKS: u64 = 4;
+/// A copy that its thread has not waited for.
+const IN_FLIGHT: u64 = 8;
 
 /// Packs an access: phase 32 bits, warp clock 17, thread 11, flags 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -63,6 +65,8 @@ pub(crate) enum Access {
     Write,
     /// An atomic, or a volatile, relaxed or release store.
     Atomic,
+    /// The start of an asynchronous copy: nobody may touch the bytes until its thread has waited for it.
+    Copy,
 }
 
 /// The phases that bound an access: what is older than the launch is forgotten, what is older than the block is another block's.
@@ -83,6 +87,8 @@ pub(crate) struct Conflict {
     pub(crate) other_block: bool,
     /// Whether a non-coherent load is one side of it, whatever the order.
     pub(crate) non_coherent: bool,
+    /// Whether the earlier access is an asynchronous copy under way.
+    pub(crate) in_flight: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -108,9 +114,18 @@ impl Cell {
     fn touch(&mut self, new: Stamp, access: Access, span: Span) -> Option<Conflict> {
         let conflict = |other: Stamp, wrote, non_coherent| {
             let other_block = other.phase() < span.block;
-            Some(Conflict { other, wrote, other_block, non_coherent })
+            Some(Conflict {
+                other,
+                wrote,
+                other_block,
+                non_coherent,
+                in_flight: wrote && other.is(IN_FLIGHT),
+            })
         };
         let w = self.write;
+        if w.is(IN_FLIGHT) && w.phase() >= span.launch {
+            return conflict(w, true, false);
+        }
         match access {
             Access::Read | Access::NonCoherent | Access::StrongRead => {
                 if w.phase() >= span.launch {
@@ -130,9 +145,13 @@ impl Cell {
                 self.note_reader(Stamp(new.0 | flags), span);
                 None
             }
-            Access::Write | Access::Atomic => {
+            Access::Write | Access::Atomic | Access::Copy => {
                 let atomic = access == Access::Atomic;
-                let mut flags = if atomic { ATOMIC } else { 0 };
+                let mut flags = match access {
+                    Access::Atomic => ATOMIC,
+                    Access::Copy => IN_FLIGHT,
+                    _ => 0,
+                };
                 if w.phase() >= span.launch {
                     let both = atomic && w.is(ATOMIC);
                     if !both && (unordered(w, new, span) || w.is(MANY_BLOCKS)) {
@@ -156,6 +175,13 @@ impl Cell {
                 self.write = Stamp(new.0 | flags);
                 None
             }
+        }
+    }
+
+    /// The copy under way is done: from now on a write of its thread.
+    fn land(&mut self, new: Stamp) {
+        if self.write.is(IN_FLIGHT) {
+            self.write = new;
         }
     }
 
@@ -242,6 +268,14 @@ impl Shadow {
             }
         }
         None
+    }
+
+    /// Turns a noted [`Access::Copy`] of `1 << bits` bytes at `offset` into a write at `new`.
+    pub(crate) fn land(&mut self, offset: usize, bits: u32, new: Stamp) {
+        let Some(Some(page)) = self.pages.get_mut(offset >> PAGE_BITS) else { return };
+        let first = (offset & (PAGE - 1)) >> page.shift;
+        let count = (1usize << bits >> page.shift).max(1);
+        page.cells.iter_mut().skip(first).take(count).for_each(|cell| cell.land(new));
     }
 
     #[cold]

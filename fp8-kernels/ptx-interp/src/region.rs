@@ -117,6 +117,14 @@ impl Region {
         self.shadow.touch(offset, bits, stamp, access, span)
     }
 
+    /// The bytes of an asynchronous copy arrive, as a write at `stamp`; the caller has checked the bounds.
+    pub(crate) fn land(&mut self, offset: usize, data: &[u8], stamp: Stamp) {
+        let Some(to) = self.data.get_mut(offset..offset + data.len()) else { return };
+        to.copy_from_slice(data);
+        self.init.set(offset, data.len(), true);
+        self.shadow.land(offset, data.len().trailing_zeros(), stamp);
+    }
+
     /// The offset of `address`, if `len` bytes from there lie inside.
     #[inline]
     pub(crate) fn offset(&self, address: u64, len: usize) -> Option<usize> {

@@ -42,7 +42,7 @@ const RACE: Found = Found::By(&[Kind::Race]);
 const BOUNDS: Found = Found::By(&[Kind::OutOfBounds]);
 const SHUFFLE: Found = Found::By(&[Kind::DivergentShuffle]);
 
-const BUGS: [Bug; 18] = [
+const BUGS: [Bug; 23] = [
     bug!("tiles", "no_tile_barrier", EARLY),
     bug!("tiles", "no_barrier_in_block_max", EARLY),
     bug!("rows", "no_barrier_before_scratch_reuse", RACE),
@@ -61,14 +61,20 @@ const BUGS: [Bug; 18] = [
     bug!("tiles", "short_shuffle_tree", Found::Result),
     bug!("scales", "wrong_roll", Found::Result),
     bug!("tiles", "unsigned_atomic_max", Found::Result),
+    bug!("product", "no_wait", RACE),
+    bug!("product", "no_barrier_after_wait", EARLY),
+    bug!("product", "divergent_product", SHUFFLE),
+    bug!("product", "wrong_fragment", Found::Result),
+    bug!("product", "wrong_result_row", Found::Result),
 ];
 
-const KERNELS: [(&str, &str); 5] = [
+const KERNELS: [(&str, &str); 6] = [
     ("tiles", include_str!("planted/tiles.ptx")),
     ("rows", include_str!("planted/rows.ptx")),
     ("scales", include_str!("planted/scales.ptx")),
     ("sums", include_str!("planted/sums.ptx")),
     ("flat", include_str!("planted/flat.ptx")),
+    ("product", include_str!("planted/product.ptx")),
 ];
 
 /// Small integers, and a needle.
@@ -170,12 +176,29 @@ fn flat() -> Vec<Case> {
     [512, 514, 3].map(case).into()
 }
 
+/// A needle in each row and column of a tile of the left matrix. All numbers are exact in bf16, all sums in f32.
+fn product() -> Vec<Case> {
+    let (rows, columns, k) = (32, 16, 64);
+    let bf16s = |values: &[f32]| {
+        values.iter().flat_map(|v| (v.to_bits() >> 16).to_le_bytes()[..2].to_vec()).collect()
+    };
+    let b = values(columns * k, 100);
+    let case = |needle: usize| {
+        let a = values(rows * k, needle % rows * k + needle * 7 % k);
+        let sum = |i: usize| (0..k).map(|j| a[i / columns * k + j] * b[i % columns * k + j]).sum();
+        let c: Vec<f32> = (0..rows * columns).map(sum).collect();
+        Case::new([1; 3], 64).input(bf16s(&a)).input(bf16s(&b)).u32(k).buffer(None, floats(&c))
+    };
+    (0..rows).map(case).collect()
+}
+
 fn cases(kernel: &str) -> Vec<Case> {
     match kernel {
         "tiles" => tiles(),
         "rows" => rows(),
         "scales" => scales(),
         "sums" => sums(),
+        "product" => product(),
         _ => flat(),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Buffer, dispatch::vectorized, parallel::CHUNK, quantize};
 use crate::dtype::Float;
-use crate::ops::{AdamWStep, AdamWTensor, Factors};
+use crate::ops::{AdamWStep, AdamWTensor, Factors, Numbers};
 use crate::{Fp8Tensor, Result};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -14,9 +14,9 @@ pub(crate) fn adamw(mut tensor: AdamWTensor<'_>, step: &AdamWStep) -> Result<()>
 /// One after the other, each quantized after its update.
 pub(crate) fn adamw_many(
     tensors: &mut [AdamWTensor<'_>],
-    step: &AdamWStep,
+    numbers: Numbers<'_>,
 ) -> Result<Vec<Option<Fp8Tensor>>> {
-    let factors = Factors::new(step);
+    let factors = Factors::new(&numbers.step());
     tensors.iter_mut().try_for_each(|tensor| one(tensor, &factors))?;
     let quantized = |tensor: &AdamWTensor<'_>| -> Result<Option<Fp8Tensor>> {
         let Some(slot) = tensor.slot else { return Ok(None) };

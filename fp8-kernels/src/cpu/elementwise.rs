@@ -53,3 +53,10 @@ pub(crate) fn scale_in_place(x: &mut Tensor, factor: f32, name: &str) -> Result<
     }
     Ok(())
 }
+
+pub(crate) fn clip_in_place(x: &mut Tensor, norm: &Tensor, max_norm: f32, name: &str) -> Result<()> {
+    let norm = norm.item()?;
+    // Refused where shared, whether there is something to do or not: the same on every call.
+    let factor = if norm.is_finite() && norm > max_norm { max_norm / norm } else { 1.0 };
+    scale_in_place(x, factor, name)
+}

@@ -8,7 +8,7 @@
 use super::quantize;
 use super::rule::RuleArgs;
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number, format_number};
-use crate::ops::{AdamWStep, AdamWTensor, Factors};
+use crate::ops::{AdamWStep, AdamWTensor, Factors, Numbers};
 use crate::{DType, Fp8Tensor, Result, Scale, Shape, Slot, Tensor, TransposePolicy};
 use std::collections::HashSet;
 
@@ -30,17 +30,17 @@ const SLOT_OWN: u64 = 3;
 const SLOT_FIXED: u64 = 4;
 
 pub(crate) fn adamw(gpu: &Gpu, tensor: AdamWTensor<'_>, step: &AdamWStep) -> Result<()> {
-    adamw_many(gpu, &mut [tensor], step).map(drop)
+    adamw_many(gpu, &mut [tensor], Numbers::Given(step)).map(drop)
 }
 
 pub(crate) fn adamw_many(
     gpu: &Gpu,
     tensors: &mut [AdamWTensor<'_>],
-    step: &AdamWStep,
+    numbers: Numbers<'_>,
 ) -> Result<Vec<Option<Fp8Tensor>>> {
     let mut plan = Plan::default();
     let outputs = tensors.iter_mut().map(|tensor| plan.take(gpu, tensor)).collect::<Result<Vec<_>>>()?;
-    plan.run(gpu, &Factors::new(step))?;
+    plan.run(gpu, numbers)?;
     let finish = |(output, tensor): (Output, &AdamWTensor<'_>)| match (output, &tensor.slot) {
         (Output::Codes(codes), _) => Ok(Some(codes)),
         (Output::Later, Some(slot)) => Ok(quantize::quantize(gpu, tensor.param, slot)?.as_fp8().cloned()),
@@ -124,6 +124,7 @@ impl Plan {
                 record[7] = address;
                 keeps = keep;
                 if !cell.is_known_set() {
+                    gpu.expect_eager("adamw", "a slot has no scale yet: run and commit a few steps before")?;
                     if !self.cells.insert(address) {
                         return Ok(Output::Later);
                     }
@@ -152,7 +153,7 @@ impl Plan {
         Ok(Output::Codes(codes))
     }
 
-    fn run(&self, gpu: &Gpu, factors: &Factors) -> Result<()> {
+    fn run(&self, gpu: &Gpu, numbers: Numbers<'_>) -> Result<()> {
         let count = self.records.len();
         let Some(&tiles) = self.ends.last() else { return Ok(()) };
         // All that may fail without harm comes before the first launch.
@@ -163,10 +164,15 @@ impl Plan {
         let mut table: Vec<u64> = self.records.concat();
         table.push(0);
         table.extend_from_slice(&self.ends);
-        table.extend_from_slice(&bytemuck::cast::<Factors, [u64; 4]>(*factors));
+        if let Numbers::Given(step) = numbers {
+            table.extend_from_slice(&bytemuck::cast::<Factors, [u64; 4]>(Factors::new(step)));
+        }
         let table = gpu.upload(&table)?;
         let tiles_at = table.ptr() + (size_of::<Record>() * count) as u64;
-        let factors_at = tiles_at + 8 * (count as u64 + 1);
+        let factors_at = match numbers {
+            Numbers::Given(_) => tiles_at + 8 * (count as u64 + 1),
+            Numbers::OnDevice(factors) => factors.cuda("adamw")?,
+        };
         let (amaxes, late) = match &scales {
             Some(_) => (gpu.filled_f32(crate::REST, count)?, gpu.alloc(DType::F32, count)?),
             None => (gpu.alloc(DType::F32, 0)?, gpu.alloc(DType::F32, 0)?),

@@ -1,26 +1,257 @@
-//! `attention` on a GPU: not there yet, and an error that says so.
+//! `attention` on a GPU: one launch forward, three backward, none of which keeps scores in memory.
+//!
+//! 16-bit tensors whose head_dim is a multiple of eight, at most 128, go through the tensor cores; anything else through
+//! plain f32 arithmetic, which computes scores again for every 64 columns of a head. On the tensor cores forward keeps the
+//! probabilities' rounding below that of the result; backward narrows probabilities and the scores' gradients to the
+//! tensors' type before it multiplies them. A key length out of range is told at the next call that waits for the device.
 
-use super::{Gpu, unsupported};
+use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
 use crate::ops::{AttentionSaved, Problem};
-use crate::{Result, Tensor};
+use crate::{DType, Error, Result, Shape, Tensor};
+
+/// What the kernels have: threads of a block, rows that one owns, columns of a result that a plain one computes.
+const THREADS: u32 = 128;
+const ROWS: u64 = 64;
+const PART: u64 = 64;
+/// f32 that backward keeps for each row of scores.
+const ROW: usize = 4;
 
 pub(crate) fn attention(
-    _: &Gpu,
-    _: &Tensor,
-    _: &Tensor,
-    _: &Tensor,
-    _: Option<&Tensor>,
-    _: &Problem,
+    gpu: &Gpu,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    key_lengths: Option<&Tensor>,
+    p: &Problem,
 ) -> Result<(Tensor, AttentionSaved)> {
-    unsupported("attention")
+    let op = "attention";
+    let sizes = Sizes::new(op, q, k, p)?;
+    let o = gpu.alloc(q.dtype(), q.numel())?;
+    let rows = Shape::from([p.batch, p.heads, p.queries]);
+    let (row_max, row_sum) = (gpu.alloc(DType::F32, rows.numel())?, gpu.alloc(DType::F32, rows.numel())?);
+    let lengths = key_lengths.map(|lengths| lengths.cuda(op)).transpose()?;
+    let (queries, keys, values) = (q.cuda(op)?, k.cuda(op)?, v.cuda(op)?);
+    let [n, m, heads, groups, dim, causal] = sizes.numbers;
+    let Sizes { scale, path, .. } = sizes;
+    let grid = sizes.grid(op, q, sizes.query_tiles)?;
+    match path {
+        Path::Matrices(names) => {
+            let kernel = gpu.kernel(Source::Attention, names.forward)?;
+            let fault = gpu.fault();
+            let args = args![
+                queries, keys, values, &o, &row_max, &row_sum, lengths, fault, n, m, heads, groups, dim,
+                causal, scale
+            ];
+            // SAFETY: the kernel's parameters (q, k, v, o, row_max, row_sum, key_lengths, fault, queries, keys, heads,
+            // groups, head_dim, causal, scale); shapes and types are checked by `ops::attention`, head_dim is a multiple of
+            // eight up to the kernel's, the outputs were made above; a block for each 64 queries of a head.
+            unsafe { kernel.launch(gpu, grid, &args) }?;
+        }
+        Path::Plain(dtype) => {
+            let kernel = gpu.kernel(Source::AttentionPlain, "attention_plain")?;
+            let fault = gpu.fault();
+            let args = args![
+                queries, keys, values, &o, dtype, &row_max, &row_sum, lengths, fault, n, m, heads, groups,
+                dim, causal, scale
+            ];
+            // SAFETY: as above with the type behind o; a block for each 64 queries and 64 columns of a head.
+            unsafe { kernel.launch(gpu, grid, &args) }?;
+        }
+    }
+    let saved = AttentionSaved {
+        row_max: Tensor::from_cuda(row_max, rows, q.device()),
+        row_sum: Tensor::from_cuda(row_sum, rows, q.device()),
+    };
+    Ok((Tensor::from_cuda(o, *q.shape(), q.device()), saved))
 }
 
 pub(crate) fn attention_backward(
-    _: &Gpu,
-    _: [&Tensor; 5],
-    _: &AttentionSaved,
-    _: Option<&Tensor>,
-    _: &Problem,
+    gpu: &Gpu,
+    [dy, q, k, v, o]: [&Tensor; 5],
+    saved: &AttentionSaved,
+    key_lengths: Option<&Tensor>,
+    p: &Problem,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    unsupported("attention_backward")
+    let op = "attention_backward";
+    let sizes = Sizes::new(op, q, k, p)?;
+    let [dq, dk, dv] = [q, k, v].map(|tensor| gpu.alloc(tensor.dtype(), tensor.numel()));
+    let (dq, dk, dv) = (dq?, dk?, dv?);
+    let lengths = key_lengths.map(|lengths| lengths.cuda(op)).transpose()?;
+    let rows = rows(gpu, op, dy, o, saved, p)?;
+    let (queries, keys, values, dys) = (q.cuda(op)?, k.cuda(op)?, v.cuda(op)?, dy.cuda(op)?);
+    let [n, m, heads, groups, dim, causal] = sizes.numbers;
+    let (scale, fault) = (sizes.scale, gpu.fault());
+    let none = None::<&Buffer>;
+    let launches = [
+        (sizes.path.backward_q(), &dq, none, sizes.grid(op, q, sizes.query_tiles)?),
+        (sizes.path.backward_kv(), &dk, Some(&dv), sizes.grid(op, k, sizes.key_tiles)?),
+    ];
+    for ((source, name), first, second, grid) in launches {
+        let kernel = gpu.kernel(source, name)?;
+        match sizes.path {
+            Path::Matrices(_) => {
+                let args = args![
+                    queries, keys, values, dys, &rows, first, second, lengths, fault, n, m, heads, groups,
+                    dim, causal, scale
+                ];
+                // SAFETY: the kernel's parameters (q, k, v, dy, row_numbers, d_first, d_second, key_lengths, fault, queries,
+                // keys, heads, groups, head_dim, causal, scale); shapes and types are checked by `ops::attention_backward`,
+                // head_dim is a multiple of eight up to the kernel's; d_first is dq, or dk beside dv, made above; four f32
+                // for each row; a block for each 64 queries of a head, or keys of a group.
+                unsafe { kernel.launch(gpu, grid, &args) }?;
+            }
+            Path::Plain(dtype) => {
+                let args = args![
+                    queries, keys, values, dys, dtype, &rows, first, second, lengths, fault, n, m, heads,
+                    groups, dim, causal, scale
+                ];
+                // SAFETY: as above with the type behind dy; blocks for each 64 columns besides.
+                unsafe { kernel.launch(gpu, grid, &args) }?;
+            }
+        }
+    }
+    let tensor = |buffer, like: &Tensor| Tensor::from_cuda(buffer, *like.shape(), like.device());
+    Ok((tensor(dq, q), tensor(dk, k), tensor(dv, v)))
+}
+
+/// What backward reads of each row of scores.
+fn rows(
+    gpu: &Gpu,
+    op: &'static str,
+    dy: &Tensor,
+    o: &Tensor,
+    saved: &AttentionSaved,
+    p: &Problem,
+) -> Result<Buffer> {
+    let count = p.batch * p.heads * p.queries;
+    let rows = gpu.alloc(DType::F32, ROW * count)?;
+    let kernel = gpu.kernel(Source::AttentionPlain, "attention_backward_rows")?;
+    let args = args![
+        dy.cuda(op)?,
+        o.cuda(op)?,
+        dtype_number(o.dtype()),
+        saved.row_max.cuda(op)?,
+        saved.row_sum.cuda(op)?,
+        &rows,
+        count as u64,
+        p.queries as u32,
+        p.heads as u32,
+        p.head_dim as u32,
+    ];
+    let grid =
+        Grid { blocks: gpu.blocks(count as u64, (THREADS / 32).into(), 16), threads: THREADS, shared: 0 };
+    // SAFETY: the kernel's parameters (dy, o, dtype, row_max, row_sum, rows, count, queries, heads, head_dim); shapes and
+    // types are checked by `ops::attention_backward`, and that sizes fit 32 bits by `Sizes::new`; four f32 for each row.
+    unsafe { kernel.launch(gpu, grid, &args) }?;
+    Ok(rows)
+}
+
+/// One call, as the kernels take it.
+struct Sizes {
+    /// queries, keys, heads, groups, head_dim, causal
+    numbers: [u32; 6],
+    scale: f32,
+    path: Path,
+    /// Blocks of the launches that own queries, and of the one that owns keys.
+    query_tiles: u64,
+    key_tiles: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Path {
+    Matrices(&'static Names),
+    /// With the number of the type.
+    Plain(i32),
+}
+
+/// The kernels for one type and padded head size.
+struct Names {
+    forward: &'static str,
+    backward_q: &'static str,
+    backward_kv: &'static str,
+}
+
+macro_rules! names {
+    ($kind:literal) => {
+        Names {
+            forward: concat!("attention_", $kind),
+            backward_q: concat!("attention_backward_q_", $kind),
+            backward_kv: concat!("attention_backward_kv_", $kind),
+        }
+    };
+}
+
+static BF16: [Names; 2] = [names!("bf16_64"), names!("bf16_128")];
+static F16: [Names; 2] = [names!("f16_64"), names!("f16_128")];
+
+impl Path {
+    fn new(dtype: DType, head_dim: usize) -> Self {
+        let names = match dtype {
+            DType::BF16 => &BF16,
+            DType::F16 => &F16,
+            _ => return Self::Plain(dtype_number(dtype)),
+        };
+        match head_dim {
+            1..=64 if head_dim.is_multiple_of(8) => Self::Matrices(&names[0]),
+            65..=128 if head_dim.is_multiple_of(8) => Self::Matrices(&names[1]),
+            _ => Self::Plain(dtype_number(dtype)),
+        }
+    }
+
+    fn backward_q(self) -> (Source, &'static str) {
+        match self {
+            Self::Matrices(names) => (Source::AttentionBackwardQ, names.backward_q),
+            Self::Plain(_) => (Source::AttentionPlain, "attention_plain_backward_q"),
+        }
+    }
+
+    fn backward_kv(self) -> (Source, &'static str) {
+        match self {
+            Self::Matrices(names) => (Source::AttentionBackwardKv, names.backward_kv),
+            Self::Plain(_) => (Source::AttentionPlain, "attention_plain_backward_kv"),
+        }
+    }
+}
+
+impl Sizes {
+    /// Sizes that the kernels count in 32 bits.
+    fn new(op: &'static str, q: &Tensor, k: &Tensor, p: &Problem) -> Result<Self> {
+        let number = |size: usize, tensor: &Tensor| {
+            // Half the range: the kernels look a tile beyond the end.
+            i32::try_from(size).map(i32::unsigned_abs).map_err(|_| Error::Shape {
+                op,
+                shape: *tensor.shape(),
+                remedy: format!("a GPU's attention takes sizes up to {}", i32::MAX),
+            })
+        };
+        let numbers = [
+            number(p.queries, q)?,
+            number(p.keys, k)?,
+            number(p.heads, q)?,
+            number(p.groups, k)?,
+            number(p.head_dim, q)?,
+            u32::from(p.causal),
+        ];
+        let path = Path::new(q.dtype(), p.head_dim);
+        let parts = match path {
+            Path::Matrices(_) => 1,
+            Path::Plain(_) => (p.head_dim as u64).div_ceil(PART),
+        };
+        let tiles = |rows: usize, owners: usize| {
+            let each = (p.batch as u64).saturating_mul(owners as u64).saturating_mul(parts);
+            (rows as u64).div_ceil(ROWS).saturating_mul(each)
+        };
+        let (query_tiles, key_tiles) = (tiles(p.queries, p.heads), tiles(p.keys, p.groups));
+        Ok(Self { numbers, scale: p.scale, path, query_tiles, key_tiles })
+    }
+
+    fn grid(&self, op: &'static str, tensor: &Tensor, tiles: u64) -> Result<Grid> {
+        let too_many = |_| Error::Shape {
+            op,
+            shape: *tensor.shape(),
+            remedy: format!("{tiles} blocks of {ROWS} rows: a GPU starts at most {}", i32::MAX),
+        };
+        let blocks = i32::try_from(tiles).map_err(too_many)?.unsigned_abs();
+        Ok(Grid { blocks, threads: THREADS, shared: 0 })
+    }
 }

@@ -16,6 +16,7 @@ struct Key {
 }
 
 pub(crate) fn dropout(gpu: &Gpu, x: &Tensor, p: f32, key: DropoutKey) -> Result<Tensor> {
+    gpu.expect_eager("dropout", "its mask would be the same at each replay")?;
     let (values, len) = (x.cuda("dropout")?, x.numel());
     let y = gpu.alloc(x.dtype(), len)?;
     let DropoutKey { seed, offset } = key;

@@ -55,9 +55,26 @@ pub(crate) fn scale(gpu: &Gpu, x: &Tensor, factor: f32) -> Result<Tensor> {
 }
 
 pub(crate) fn scale_in_place(gpu: &Gpu, x: &mut Tensor, factor: f32, name: &str) -> Result<()> {
+    launch_in_place(gpu, x, factor, 0, name)
+}
+
+pub(crate) fn clip_in_place(
+    gpu: &Gpu,
+    x: &mut Tensor,
+    norm: &Tensor,
+    max_norm: f32,
+    name: &str,
+) -> Result<()> {
+    launch_in_place(gpu, x, max_norm, norm.cuda("clip_in_place")?.ptr(), name)
+}
+
+/// `norm` is the address of one f32, or 0.
+fn launch_in_place(gpu: &Gpu, x: &mut Tensor, factor: f32, norm: u64, name: &str) -> Result<()> {
     let (len, dtype) = (x.numel(), dtype_number(x.dtype()));
     let values = x.cuda_mut(name)?;
     let kernel = gpu.kernel(Source::Elementwise, "elementwise_scale_in_place")?;
-    // SAFETY: the kernel's parameters (x, n, dtype, factor); x has n elements of that type, which nobody else holds.
-    unsafe { kernel.launch(gpu, flat(gpu, len), &args![values, len as u64, dtype, factor]) }
+    let args = args![values, len as u64, dtype, factor, norm];
+    // SAFETY: the kernel's parameters (x, n, dtype, factor, norm); x has n elements of that type, which nobody else holds;
+    // the norm is null or one f32.
+    unsafe { kernel.launch(gpu, flat(gpu, len), &args) }
 }

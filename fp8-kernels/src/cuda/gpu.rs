@@ -4,8 +4,10 @@
 //! waits in [`Gpu::synchronize`] and in downloads only.
 
 use super::cache::Cache;
+use super::capture::Session;
 use super::launch::Kernel;
 use super::loader::{self, Libraries};
+use super::matmul::Blas;
 use super::memory::Pool;
 use super::module::Modules;
 use super::nvrtc::Nvrtc;
@@ -40,6 +42,13 @@ struct Inner {
     pool: Mutex<Pool>,
     modules: Mutex<Modules>,
     staging: Mutex<Staging>,
+    libraries: &'static Libraries,
+    /// None before the first matrix product.
+    blas: Mutex<Option<Blas>>,
+    /// Of the capture under way.
+    session: Mutex<Option<Session>>,
+    /// For memory while the device's own stream is in capture.
+    side_stream: OnceLock<Arc<CudaStream>>,
     /// [`FAULT`] bytes.
     fault: u64,
     poison: OnceLock<String>,
@@ -110,6 +119,10 @@ impl Gpu {
             pool: Mutex::default(),
             modules: Mutex::new(Modules::new(Cache::new(cache), nvrtc)),
             staging: Mutex::default(),
+            libraries,
+            blas: Mutex::default(),
+            session: Mutex::default(),
+            side_stream: OnceLock::new(),
             fault,
             poison: OnceLock::new(),
             stream,
@@ -165,6 +178,37 @@ impl Gpu {
         &self.0.pool
     }
 
+    pub(super) fn libraries(&self) -> &'static Libraries {
+        self.0.libraries
+    }
+
+    pub(super) fn blas(&self) -> &Mutex<Option<Blas>> {
+        &self.0.blas
+    }
+
+    pub(super) fn session(&self) -> &Mutex<Option<Session>> {
+        &self.0.session
+    }
+
+    /// Before a capture, in which none can be made.
+    pub(super) fn open_side_stream(&self) -> Result<()> {
+        if self.0.side_stream.get().is_none() {
+            let stream = self.0.stream.context().new_stream();
+            let stream = stream.map_err(|error| self.driver_error("cuStreamCreate", "capture", error))?;
+            self.0.side_stream.get_or_init(|| stream);
+        }
+        Ok(())
+    }
+
+    /// Where memory is asked for and given back: not in the stream while that is in capture, which waits for nobody; all
+    /// work before has been done then.
+    fn memory_stream(&self) -> &Arc<CudaStream> {
+        match self.0.side_stream.get() {
+            Some(side) if self.is_capturing() => side,
+            _ => &self.0.stream,
+        }
+    }
+
     /// Where kernels report an id that is out of range.
     pub(crate) fn fault(&self) -> u64 {
         self.0.fault
@@ -202,6 +246,7 @@ impl Gpu {
     /// Waits for all queued work, and reports what it met.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.ready()?;
+        self.expect_eager("synchronize", "read results when the step has been recorded and has run")?;
         let mut fault = [0i64; 4];
         self.queue_download(self.0.fault, &mut fault, "synchronize")?;
         self.0
@@ -215,6 +260,7 @@ impl Gpu {
     /// Copies to the host; waits for all work queued before.
     pub(crate) fn download<T: bytemuck::Pod>(&self, address: u64, out: &mut [T]) -> Result<()> {
         self.ready()?;
+        self.expect_eager("download", "read results when the step has been recorded and has run")?;
         if !out.is_empty() {
             self.queue_download(address, out, "download")?;
         }
@@ -224,7 +270,10 @@ impl Gpu {
     /// Copies from the host; the bytes are read before this returns.
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
         self.ready()?;
-        if bytes.is_empty() || self.0.staging.lock().upload(self, bytes, address)? {
+        if bytes.is_empty() || self.record_upload(address, bytes)? {
+            return Ok(());
+        }
+        if self.0.staging.lock().upload(self, bytes, address)? {
             return Ok(());
         }
         // SAFETY: `address` has room for `bytes`, as the caller says; from pageable memory the driver has copied them when
@@ -292,6 +341,8 @@ impl Gpu {
             1 => ("embedding", "id"),
             2 => ("embedding_backward", "id"),
             3 => ("cross_entropy", "target"),
+            5 => ("attention", "key length"),
+            6 => ("attention_backward", "key length"),
             _ => ("cross_entropy_backward", "target"),
         };
         self.clear_bytes(self.0.fault, FAULT)?;
@@ -301,25 +352,34 @@ impl Gpu {
 
     pub(super) fn driver_malloc(&self, bytes: usize) -> Result<u64> {
         let asynchronous = self.0.stream.context().has_async_alloc();
+        let stream = self.memory_stream();
         let address = if asynchronous {
             // SAFETY: any size may be asked for; the address is freed once, by `driver_free` or `release_kept`.
-            unsafe { result::malloc_async(self.raw_stream(), bytes) }
+            unsafe { result::malloc_async(stream.cu_stream(), bytes) }
         } else {
             // SAFETY: as above.
             unsafe { result::malloc_sync(bytes) }
         };
-        address.map_err(|error| match error {
+        let address = address.map_err(|error| match error {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => self.out_of_memory(bytes),
             error => self.driver_error("cuMemAllocAsync", "allocate", error),
-        })
+        })?;
+        if asynchronous && !Arc::ptr_eq(stream, &self.0.stream) {
+            // Nothing orders the device's own stream behind the other one.
+            stream.synchronize().map_err(|error| {
+                self.driver_free(address);
+                self.driver_error("cuStreamSynchronize", "allocate", error)
+            })?;
+        }
+        Ok(address)
     }
 
     /// Gives memory back, behind the work queued on it. In a destructor nothing can be done about a failure.
     pub(super) fn driver_free(&self, address: u64) {
         let _ = self.0.stream.context().bind_to_thread();
         if self.0.stream.context().has_async_alloc() {
-            // SAFETY: allocated by `driver_malloc` on this stream and freed once.
-            let _ = unsafe { result::free_async(address, self.raw_stream()) };
+            // SAFETY: allocated by `driver_malloc` and freed once.
+            let _ = unsafe { result::free_async(address, self.memory_stream().cu_stream()) };
         } else {
             // SAFETY: as above; this waits for the device.
             let _ = unsafe { result::free_sync(address) };
@@ -330,7 +390,7 @@ impl Gpu {
     pub(crate) fn release_kept(&self) {
         let kept = self.pool().lock().drain();
         kept.into_iter().for_each(|address| self.driver_free(address));
-        let _ = self.0.stream.synchronize();
+        let _ = self.memory_stream().synchronize();
     }
 
     pub(super) fn out_of_memory(&self, requested: usize) -> Error {
@@ -425,7 +485,7 @@ impl Drop for Inner {
         let _ = self.stream.context().bind_to_thread();
         let _ = self.stream.synchronize();
         let asynchronous = self.stream.context().has_async_alloc();
-        for address in self.pool.get_mut().drain() {
+        let free = |address| {
             if asynchronous {
                 // SAFETY: allocated on this stream by `driver_malloc`, freed once.
                 let _ = unsafe { result::free_async(address, self.stream.cu_stream()) };
@@ -433,6 +493,11 @@ impl Drop for Inner {
                 // SAFETY: as above.
                 let _ = unsafe { result::free_sync(address) };
             }
+        };
+        self.pool.get_mut().drain().into_iter().for_each(free);
+        self.pool.get_mut().drain_held().into_iter().for_each(free);
+        if let Some(mut blas) = self.blas.get_mut().take() {
+            blas.release(free);
         }
         // SAFETY: allocated by `Gpu::new`, freed once; no kernel runs any more.
         let _ = unsafe { result::free_sync(self.fault) };

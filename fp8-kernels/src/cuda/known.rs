@@ -62,6 +62,10 @@ impl Known {
     /// Queues a copy of the block behind the work so far, unless nothing could be learned or one is on its way.
     pub(crate) fn refresh(&self, cells: &Buffer) -> Result<()> {
         let mut state = self.state.lock();
+        if self.gpu.is_capturing() {
+            // A step is recorded with the scales that are known; who wants to know of more reads them later.
+            return Ok(());
+        }
         state.receive();
         let len = state.set.len();
         if state.set.iter().all(|&set| set) {

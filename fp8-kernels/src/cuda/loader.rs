@@ -4,11 +4,13 @@
 //! opened here first, by path, and every function this backend calls is looked up once; cudarc's own search then finds
 //! the library that is already loaded. Libraries stay loaded for the life of the process.
 
+use super::cublaslt::CublasLt;
 use crate::environment::Environment;
 use crate::{Error, Result};
 use libloading::Library;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// A library of NVIDIA's, and where it may lie.
 struct Wanted {
@@ -41,6 +43,14 @@ const NCCL: Wanted = Wanted {
     packages: &["nvidia/nccl/lib"],
     remedy: "pip install nvidia-nccl-cu13, or nvidia-nccl-cu12 beside CUDA 12",
 };
+const CUBLASLT: [Wanted; 2] = [
+    Wanted { name: "libcublasLt.so.13", packages: &["nvidia/cu13/lib"], remedy: "pip install nvidia-cublas" },
+    Wanted {
+        name: "libcublasLt.so.12",
+        packages: &["nvidia/cublas/lib"],
+        remedy: "pip install nvidia-cublas, or nvidia-cublas-cu12",
+    },
+];
 
 /// Folders that the linker's own search may leave out.
 const SYSTEM: [&str; 6] = [
@@ -109,8 +119,27 @@ pub(crate) struct Libraries {
     pub(crate) driver: PathBuf,
     /// The compiler, if there is one.
     pub(crate) nvrtc: Option<Library>,
-    /// The one library that was given to stand for all.
-    given: Option<PathBuf>,
+    /// What stands for all libraries, instead of a search.
+    library: Option<PathBuf>,
+    environment: Environment,
+    /// Large, so opened by the first matrix product.
+    cublaslt: OnceLock<CublasLt>,
+}
+
+impl Libraries {
+    /// The functions of cuBLASLt.
+    pub(crate) fn cublaslt(&'static self) -> Result<&'static CublasLt> {
+        if let Some(found) = self.cublaslt.get() {
+            return Ok(found);
+        }
+        let library = match &self.library {
+            Some(path) => open_given(path)?,
+            None => find_any(&CUBLASLT, &self.environment)?,
+        };
+        // Leaked on purpose: function pointers into it are kept for the life of the process.
+        let found = CublasLt::new(Box::leak(Box::new(library)))?;
+        Ok(self.cublaslt.get_or_init(|| found))
+    }
 }
 
 static LOADED: Mutex<Option<&'static Libraries>> = Mutex::new(None);
@@ -141,17 +170,22 @@ pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Re
     };
     std::mem::forget(driver);
     // Leaked on purpose: function pointers into it are kept for the life of the process.
-    let libraries: &'static Libraries =
-        Box::leak(Box::new(Libraries { driver: path, nvrtc, given: library.map(Path::to_owned) }));
+    let libraries: &'static Libraries = Box::leak(Box::new(Libraries {
+        driver: path,
+        nvrtc,
+        library: library.map(Path::to_owned),
+        environment: environment.clone(),
+        cublaslt: OnceLock::new(),
+    }));
     *loaded = Some(libraries);
     Ok(libraries)
 }
 
 /// NCCL, as the process's other libraries were found, and where. Stays loaded.
 pub(crate) fn nccl() -> Result<(&'static Library, PathBuf)> {
-    let given = LOADED.lock().and_then(|libraries| libraries.given.as_deref());
+    let given = LOADED.lock().and_then(|libraries| libraries.library.as_deref());
     let (library, path) = match given {
-        Some(given) => open_driver(Some(given), &Environment::default())?,
+        Some(given) => (open_given(given)?, given.to_owned()),
         None => find(&NCCL, &Environment::read()?)?,
     };
     // Leaked on purpose, as above.
@@ -160,12 +194,31 @@ pub(crate) fn nccl() -> Result<(&'static Library, PathBuf)> {
 
 fn open_driver(library: Option<&Path>, environment: &Environment) -> Result<(Library, PathBuf)> {
     let Some(path) = library else { return find(&DRIVER, environment) };
-    let missing = |reason: libloading::Error| Error::LibraryMissing {
+    open_given(path).map(|library| (library, path.to_owned()))
+}
+
+fn open_given(path: &Path) -> Result<Library> {
+    open(path).map_err(|reason| Error::LibraryMissing {
         library: "the simulated driver",
         searched: vec![with_reason(path, &reason)],
         remedy: "give the path of a library with the CUDA driver's functions",
-    };
-    open(path).map(|library| (library, path.to_owned())).map_err(missing)
+    })
+}
+
+/// The first of several versions that opens; else the error of the first, with the places of all.
+fn find_any(versions: &[Wanted], environment: &Environment) -> Result<Library> {
+    let mut missing: Option<Error> = None;
+    for wanted in versions {
+        match find(wanted, environment) {
+            Ok((library, _)) => return Ok(library),
+            Err(Error::LibraryMissing { library, searched: more, remedy }) => match &mut missing {
+                Some(Error::LibraryMissing { searched, .. }) => searched.extend(more),
+                _ => missing = Some(Error::LibraryMissing { library, searched: more, remedy }),
+            },
+            Err(error) => return Err(error),
+        }
+    }
+    Err(missing.unwrap_or(Error::LibraryMissing { library: "cuBLASLt", searched: Vec::new(), remedy: "" }))
 }
 
 /// The first of the candidates that opens; else an error with all of them.

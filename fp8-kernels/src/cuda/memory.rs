@@ -3,25 +3,46 @@
 //! Sizes are rounded up to classes that waste at most an eighth, and a freed block serves the next request of its class.
 //! All work of a device is on one stream, so a block may be handed on while work on it is still queued: that work comes
 //! first. When the driver has no more, the kept blocks are given back and it is asked once more.
+//!
+//! A captured graph names addresses, so whatever lived or was made while it was captured stays where it is until the graph
+//! is gone: such blocks are held instead of handed on. What a capture itself frees serves its own later requests.
 
 use super::gpu::Gpu;
 use crate::environment::CudaAllocator;
 use crate::{DType, Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Vectorised accesses and the driver's own allocations have this alignment.
 const ALIGNMENT: usize = 256;
 
-/// Freed blocks by size.
+/// Freed blocks by size, and those that graphs still name.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     free: BTreeMap<usize, Vec<u64>>,
     kept: usize,
+    /// The number of captures begun; a block remembers how many there were when it was made.
+    captures: u64,
+    /// Blocks that the capture under way has freed again; None outside captures.
+    recycled: Option<BTreeMap<usize, Vec<u64>>>,
+    /// Graphs alive, by the number of their capture.
+    graphs: BTreeSet<u64>,
+    held: Vec<Freed>,
+}
+
+/// A block that nobody uses but perhaps graphs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Freed {
+    address: u64,
+    bytes: usize,
+    born: u64,
 }
 
 impl Pool {
     fn take(&mut self, bytes: usize) -> Option<u64> {
+        if let Some(address) = self.recycled.as_mut().and_then(|all| all.get_mut(&bytes)).and_then(Vec::pop) {
+            return Some(address);
+        }
         let address = self.free.get_mut(&bytes)?.pop()?;
         self.kept -= bytes;
         Some(address)
@@ -32,10 +53,66 @@ impl Pool {
         self.kept += bytes;
     }
 
+    /// A block that its last holder has let go; given back if no graph names it.
+    fn release(&mut self, freed: Freed, recycles: bool) -> Option<Freed> {
+        match &mut self.recycled {
+            Some(recycled) if recycles && freed.born == self.captures => {
+                recycled.entry(freed.bytes).or_default().push(freed.address);
+                None
+            }
+            recycled => {
+                let is_named = recycled.is_some() || self.graphs.range(freed.born..).next().is_some();
+                if is_named {
+                    self.held.push(freed);
+                }
+                (!is_named).then_some(freed)
+            }
+        }
+    }
+
+    /// A capture begins; answers with its number.
+    pub(super) fn begin_capture(&mut self) -> u64 {
+        self.captures += 1;
+        self.recycled = Some(BTreeMap::new());
+        self.captures
+    }
+
+    /// It ends, and gives a graph or none; answers with what is free now.
+    pub(super) fn end_capture(&mut self, has_graph: bool) -> Vec<Freed> {
+        let born = self.captures;
+        let recycled = self.recycled.take().unwrap_or_default();
+        let freed = |(bytes, addresses): (usize, Vec<u64>)| {
+            addresses.into_iter().map(move |address| Freed { address, bytes, born })
+        };
+        self.held.extend(recycled.into_iter().flat_map(freed));
+        if has_graph {
+            self.graphs.insert(born);
+        }
+        self.drop_graph(if has_graph { 0 } else { born })
+    }
+
+    /// The number of the capture under way.
+    pub(super) fn capture(&self) -> Option<u64> {
+        self.recycled.as_ref().map(|_| self.captures)
+    }
+
+    /// The graph of that capture is gone; answers with what no other names.
+    pub(super) fn drop_graph(&mut self, capture: u64) -> Vec<Freed> {
+        self.graphs.remove(&capture);
+        let graphs = &self.graphs;
+        let is_named = |freed: &mut Freed| graphs.range(freed.born..).next().is_none();
+        self.held.extract_if(.., is_named).collect()
+    }
+
     /// All of it, no longer kept.
     pub(super) fn drain(&mut self) -> Vec<u64> {
         self.kept = 0;
         std::mem::take(&mut self.free).into_values().flatten().collect()
+    }
+
+    /// What was held, where no graph is left.
+    pub(super) fn drain_held(&mut self) -> Vec<u64> {
+        self.held.drain(..).map(|freed| freed.address).collect()
     }
 }
 
@@ -45,14 +122,15 @@ struct Block {
     gpu: Gpu,
     address: u64,
     bytes: usize,
+    born: u64,
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        match self.gpu.allocator() {
-            CudaAllocator::Caching => self.gpu.pool().lock().keep(self.address, self.bytes),
-            CudaAllocator::Exact => self.gpu.driver_free(self.address),
-        }
+        let Self { address, bytes, born, .. } = *self;
+        let recycles = self.gpu.allocator() == CudaAllocator::Caching;
+        let freed = self.gpu.pool().lock().release(Freed { address, bytes, born }, recycles);
+        self.gpu.recycle(freed);
     }
 }
 
@@ -104,12 +182,15 @@ impl Gpu {
             CudaAllocator::Caching => size_class(bytes),
             CudaAllocator::Exact => bytes,
         };
-        let kept = self.pool().lock().take(bytes);
+        let (kept, born) = {
+            let mut pool = self.pool().lock();
+            (pool.take(bytes), pool.captures)
+        };
         let address = match kept {
             Some(address) => address,
             None => self.driver_alloc(bytes)?,
         };
-        let block = Block { gpu: self.clone(), address, bytes };
+        let block = Block { gpu: self.clone(), address, bytes, born };
         Ok(Buffer { block: Some(Arc::new(block)), dtype, len })
     }
 
@@ -125,6 +206,16 @@ impl Gpu {
         let buffer = self.alloc(DType::F32, len)?;
         self.fill_f32(buffer.ptr(), value, len)?;
         Ok(buffer)
+    }
+
+    /// Hands freed blocks on: to later requests, or to the driver.
+    pub(super) fn recycle(&self, freed: impl IntoIterator<Item = Freed>) {
+        for Freed { address, bytes, .. } in freed {
+            match self.allocator() {
+                CudaAllocator::Caching => self.pool().lock().keep(address, bytes),
+                CudaAllocator::Exact => self.driver_free(address),
+            }
+        }
     }
 
     /// Bytes that the device's own kept blocks take.
@@ -175,5 +266,29 @@ mod tests {
         pool.keep(7, 256);
         pool.keep(9, 512);
         assert_eq!((pool.kept, pool.drain(), pool.kept), (768, vec![7, 9], 0));
+    }
+
+    #[test]
+    fn what_a_graph_names_is_held_until_it_goes() {
+        let mut pool = Pool::default();
+        let block = |address, born| Freed { address, bytes: 256, born };
+        assert_eq!(pool.release(block(1, 0), true), Some(block(1, 0)));
+        let first = pool.begin_capture();
+        assert_eq!(pool.capture(), Some(first));
+        assert_eq!(pool.release(block(2, 0), true), None); // older than the capture, which may have used it
+        assert_eq!(pool.release(block(3, first), true), None);
+        assert_eq!(pool.take(256), Some(3)); // freed by the capture itself
+        assert_eq!(pool.release(block(3, first), true), None);
+        assert_eq!(pool.end_capture(true), []);
+        let second = pool.begin_capture();
+        assert_eq!(pool.release(block(4, first), true), None);
+        assert_eq!(pool.end_capture(true), []);
+        assert_eq!(pool.release(block(5, second), true), None);
+        assert_eq!(pool.drop_graph(first), []); // the second capture came later than all of them
+        assert_eq!(pool.drop_graph(second).len(), 4);
+        assert_eq!(pool.release(block(6, 0), true), Some(block(6, 0)));
+        pool.begin_capture();
+        assert_eq!(pool.release(block(7, 0), true), None);
+        assert_eq!(pool.end_capture(false), [block(7, 0)]); // no graph came of it
     }
 }

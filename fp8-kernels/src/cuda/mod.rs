@@ -11,9 +11,11 @@ pub(crate) mod adamw;
 pub(crate) mod amax;
 pub(crate) mod attention;
 mod cache;
+mod capture;
 pub(crate) mod cast;
 pub(crate) mod cells;
 pub(crate) mod cross_entropy;
+mod cublaslt;
 pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
@@ -25,6 +27,7 @@ pub mod interop;
 mod known;
 pub(crate) mod launch;
 mod loader;
+mod matmul;
 mod memory;
 mod module;
 pub(crate) mod norm;
@@ -43,6 +46,7 @@ mod tiles;
 pub(crate) mod transpose;
 pub(crate) mod update_scales;
 
+pub(crate) use capture::CudaGraph;
 pub(crate) use gpu::Gpu;
 pub(crate) use known::Known;
 pub(crate) use launch::{Grid, args};
@@ -50,7 +54,7 @@ pub(crate) use memory::Buffer;
 pub use options::CudaOptions;
 pub(crate) use source::Source;
 
-use crate::{DType, Encoding, Error, Result};
+use crate::{DType, Encoding};
 
 /// What kernels call an element type.
 pub(crate) const fn dtype_number(dtype: DType) -> i32 {
@@ -67,10 +71,4 @@ pub(crate) const fn format_number(encoding: Encoding) -> i32 {
         Encoding::E4M3 => 0,
         Encoding::E5M2 => 1,
     }
-}
-
-/// The error of an operation that has no kernel yet.
-fn unsupported<T>(op: &'static str) -> Result<T> {
-    let remedy = "this version runs it on the CPU only: use Device::cpu()";
-    Err(Error::Unsupported { op, device: "a GPU".to_owned(), remedy })
 }

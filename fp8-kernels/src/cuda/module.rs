@@ -46,6 +46,7 @@ impl Modules {
         if let Some(kernel) = self.loaded.get(&source).and_then(|loaded| loaded.kernels.get(name)) {
             return Ok(kernel.clone());
         }
+        gpu.expect_eager(name, "its kernel is not loaded yet: run the step a few times before")?;
         if !self.loaded.contains_key(&source) {
             let module = self.load(gpu, source)?;
             self.loaded.insert(source, Loaded { module, kernels: HashMap::new() });

@@ -7,7 +7,7 @@
 use super::rule::RuleArgs;
 use super::{Buffer, Gpu, Grid, Source, args, format_number};
 use crate::{
-    Cell, DType, Device, Fp8Tensor, Operand, REST, Result, Scale, Shape, Slot, Tensor, TransposePolicy,
+    Cell, DType, Device, Error, Fp8Tensor, Operand, REST, Result, Scale, Shape, Slot, Tensor, TransposePolicy,
 };
 
 /// Finds the amax of what is to be quantized: max-combines it into the cell at `cell`, or does nothing where `unset`, the
@@ -53,10 +53,14 @@ pub(super) fn resolve(
             let scale = rule.scale(amax, 1.0)?;
             return Ok(Some(DeviceScale::owned(gpu.filled_f32(scale, 1)?, 0)));
         }
+        Scale::Cell { .. } if gpu.is_capturing() => return Err(uncalibrated(op)),
         Scale::Cell { cell, first, keep } => (Some(cell), first, keep),
         Scale::FromTensor(rule) => (None, rule, false),
     };
-    let Some(rule) = RuleArgs::new(rule) else { return on_host(gpu, slot, cell, amax).map(Some) };
+    let Some(rule) = RuleArgs::new(rule) else {
+        gpu.expect_eager(op, "a user's scale policy runs on the host: use a named rule")?;
+        return on_host(gpu, slot, cell, amax).map(Some);
+    };
     let cell = cell.map_or(Ok(0), |cell| cell.cuda(op))?;
     // The amax, then the scale.
     let found = gpu.filled_f32(REST, 2)?;
@@ -70,6 +74,12 @@ pub(super) fn resolve(
     // an f32 of the caller's, amax and scale are the two of `found`.
     unsafe { kernel.launch(gpu, Grid { blocks: 1, threads: 32, shared: 0 }, &args) }?;
     Ok(Some(scale))
+}
+
+/// A graph whose slots have scales reads each tensor once; and it stays as it was recorded.
+fn uncalibrated(op: &'static str) -> Error {
+    let remedy = "a slot has no scale yet: run and commit steps until every quantized tensor has had a finite amax > 0";
+    Error::Capture { op: op.to_owned(), remedy }
 }
 
 /// With a user's policy: waits for the device where the cell or the tensor has to be read.

@@ -3,6 +3,12 @@
 /// The text in front of every kernel file.
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
+/// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
+const HEADERS: [(&str, &str); 2] = [
+    ("attention.cuh", include_str!("kernels/attention.cuh")),
+    ("attention_backward.cuh", include_str!("kernels/attention_backward.cuh")),
+];
+
 /// `sources![(Variant, "stem")]`: one program per kernel file.
 macro_rules! sources {
     ($(($variant:ident, $stem:literal)),* $(,)?) => {
@@ -35,12 +41,17 @@ sources![
     (Activation, "activation"),
     (AdamW, "adamw"),
     (Amax, "amax"),
+    (Attention, "attention"),
+    (AttentionBackwardKv, "attention_backward_kv"),
+    (AttentionBackwardQ, "attention_backward_q"),
+    (AttentionPlain, "attention_plain"),
     (Cast, "cast"),
     (Cells, "cells"),
     (CrossEntropy, "cross_entropy"),
     (Dropout, "dropout"),
     (Elementwise, "elementwise"),
     (Embedding, "embedding"),
+    (Gemm, "gemm"),
     (GradNorm, "grad_norm"),
     (Norm, "norm"),
     (Quantize, "quantize"),
@@ -63,6 +74,18 @@ impl Source {
 
     /// The whole program.
     pub(crate) fn program(self) -> String {
-        format!("{PRELUDE}\n#line 1 \"{}\"\n{}", self.file(), self.text())
+        let (mut program, mut text, mut line) = (format!("{PRELUDE}\n"), self.text(), 1);
+        while let Some((header, rest)) = included(text) {
+            let (name, header) = header;
+            program += &format!("#line 1 \"{name}\"\n{header}\n");
+            (text, line) = (rest, line + 1);
+        }
+        format!("{program}#line {line} \"{}\"\n{text}", self.file())
     }
+}
+
+/// The header that a text's first line asks for, and the text behind that line.
+fn included(text: &str) -> Option<(&'static (&'static str, &'static str), &str)> {
+    let (name, rest) = text.strip_prefix("#include \"")?.split_once("\"\n")?;
+    HEADERS.iter().find(|(header, _)| *header == name).map(|header| (header, rest))
 }

@@ -11,6 +11,12 @@ use std::cell::Cell;
 const SLOTS_PER_BLOCK: u64 = 8;
 
 pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    if update.interval > 1 {
+        gpu.expect_eager(
+            "update_scales",
+            "whether scales are recomputed is decided on the host: use interval 1",
+        )?;
+    }
     let op = "update_scales";
     let (amax, rule) = match (update.amax, RuleArgs::new(update.rule)) {
         (AmaxRule::Max, Some(rule)) => (0, rule),

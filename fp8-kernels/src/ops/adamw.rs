@@ -8,8 +8,12 @@
 //! rounded into `param`; without, `param` itself is updated in f32 and rounded once. The same bits for any number of
 //! threads.
 
+#[cfg(feature = "cuda")]
+use crate::backend::Backend;
 use crate::backend::dispatch;
-use crate::{DType, Error, Fp8Tensor, Result, Slot, Tensor};
+use crate::{DType, Device, Error, Fp8Tensor, Replayed, Result, Slot, Tensor};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The numbers of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,6 +69,83 @@ impl Factors {
             root_correction: (1.0 - power(beta2)).sqrt() as f32,
             eps: step.eps,
         }
+    }
+}
+
+/// A step's numbers where the device reads them, so that a recorded step has new ones at each replay.
+///
+/// What was [`set`](Self::set) last counts when the update runs, or, for a recorded one, when its graph is launched.
+#[derive(Debug)]
+pub struct AdamWFactors {
+    device: Device,
+    step: Mutex<AdamWStep>,
+    /// The device has older ones.
+    is_stale: AtomicBool,
+    #[cfg(feature = "cuda")]
+    buffer: Option<crate::cuda::Buffer>,
+}
+
+impl AdamWFactors {
+    /// For updates on `device`.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set); the device is out of memory or failed.
+    pub fn new(step: &AdamWStep, device: &Device) -> Result<Arc<Self>> {
+        check_step("adamw", step)?;
+        device.expect_eager("adamw", "the optimizer's first step makes its state: run it before")?;
+        let factors = Self {
+            #[cfg(feature = "cuda")]
+            buffer: match device.backend() {
+                Backend::Cpu => None,
+                Backend::Cuda(gpu) => Some(gpu.alloc(DType::F32, size_of::<Factors>() / 4)?),
+            },
+            device: device.clone(),
+            step: Mutex::new(*step),
+            is_stale: AtomicBool::new(true),
+        };
+        factors.upload()?;
+        Ok(Arc::new(factors))
+    }
+
+    /// The numbers of the next step. While a step is being recorded they reach the device when it is launched.
+    ///
+    /// # Errors
+    /// A step of 0, an option outside its range; the device failed.
+    pub fn set(&self, step: &AdamWStep) -> Result<()> {
+        check_step("adamw", step)?;
+        *self.lock() = *step;
+        self.is_stale.store(true, Relaxed);
+        if self.device.capture_number().is_some() { Ok(()) } else { self.upload() }
+    }
+
+    /// The numbers as they are set.
+    pub fn step(&self) -> AdamWStep {
+        *self.lock()
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
+        let elsewhere = || Error::Devices { op, lhs: self.device.to_string(), rhs: "a GPU".to_owned() };
+        self.buffer.as_ref().map(crate::cuda::Buffer::ptr).ok_or_else(elsewhere)
+    }
+
+    /// A copy of the numbers: a panic while they are copied leaves them whole.
+    fn lock(&self) -> std::sync::MutexGuard<'_, AdamWStep> {
+        self.step.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Replayed for AdamWFactors {
+    fn upload(&self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let (Backend::Cuda(gpu), Some(buffer)) = (self.device.backend(), &self.buffer)
+            && self.is_stale.swap(false, Relaxed)
+        {
+            let factors = Factors::new(&self.step());
+            let written = gpu.write(buffer.ptr(), bytemuck::bytes_of(&factors));
+            return written.inspect_err(|_| self.is_stale.store(true, Relaxed));
+        }
+        Ok(())
     }
 }
 
@@ -159,14 +240,53 @@ impl AdamWTensor<'_> {
 pub fn adamw_many(tensors: &mut [AdamWTensor<'_>], step: &AdamWStep) -> Result<Vec<Option<Fp8Tensor>>> {
     let op = "adamw_many";
     check_step(op, step)?;
-    let Some(first) = tensors.first() else { return Ok(Vec::new()) };
+    let Some(device) = check_all(op, tensors)? else { return Ok(Vec::new()) };
+    device.expect_eager(op, "its numbers would be the same at each replay: use adamw_many_from")?;
+    dispatch!(device, adamw::adamw_many(tensors, Numbers::Given(step)))
+}
+
+/// [`adamw_many`] with numbers that lie where the device reads them: for steps that are recorded.
+///
+/// # Errors
+/// As [`adamw_many`]; numbers on another device.
+pub fn adamw_many_from(
+    tensors: &mut [AdamWTensor<'_>],
+    factors: &Arc<AdamWFactors>,
+) -> Result<Vec<Option<Fp8Tensor>>> {
+    let op = "adamw_many_from";
+    let Some(device) = check_all(op, tensors)? else { return Ok(Vec::new()) };
+    device.expect_same(op, &factors.device)?;
+    device.on_replay(factors.clone());
+    dispatch!(device, adamw::adamw_many(tensors, Numbers::OnDevice(factors)))
+}
+
+/// Where an update finds its numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Numbers<'a> {
+    Given(&'a AdamWStep),
+    OnDevice(&'a AdamWFactors),
+}
+
+impl Numbers<'_> {
+    /// As the host knows them.
+    pub(crate) fn step(self) -> AdamWStep {
+        match self {
+            Self::Given(step) => *step,
+            Self::OnDevice(factors) => factors.step(),
+        }
+    }
+}
+
+/// The device that all lie on, if there are any.
+fn check_all(op: &'static str, tensors: &[AdamWTensor<'_>]) -> Result<Option<Device>> {
+    let Some(first) = tensors.first() else { return Ok(None) };
     let device = first.param.device().clone();
-    for tensor in tensors.iter() {
+    for tensor in tensors {
         device.expect_same(op, tensor.param.device())?;
         tensor.check(op)?;
         tensor.check_unique()?;
     }
-    dispatch!(device, adamw::adamw_many(tensors, step))
+    Ok(Some(device))
 }
 
 /// Updates `param` (f32, bf16 or f16) and its moments (f32), and `main_param` (f32) if there is one. Where an error is
@@ -199,7 +319,9 @@ pub fn adamw(
     tensor.check(op)?;
     check_step(op, step)?;
     tensor.check_unique()?;
-    dispatch!(tensor.param.device().clone(), adamw::adamw(tensor, step))
+    let device = tensor.param.device().clone();
+    device.expect_eager(op, "its numbers would be the same at each replay: use adamw_many_from")?;
+    dispatch!(device, adamw::adamw(tensor, step))
 }
 
 fn check_step(op: &'static str, step: &AdamWStep) -> Result<()> {

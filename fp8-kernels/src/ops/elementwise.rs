@@ -5,7 +5,7 @@
 
 use super::gemm::check_bias;
 use crate::backend::dispatch;
-use crate::{Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 /// `a + b` in `a`'s dtype.
 ///
@@ -52,4 +52,34 @@ pub fn scale(x: &Tensor, factor: f32) -> Result<Tensor> {
 pub fn scale_in_place(x: &mut Tensor, factor: f32, name: &str) -> Result<()> {
     x.expect_float("scale_in_place", "x")?;
     dispatch!(x.device(), elementwise::scale_in_place(x, factor, name))
+}
+
+/// `x *= max_norm / norm` where the `norm`, one f32 on the device of `x`, is larger than `max_norm` and finite; else nothing.
+/// The host does not wait for it. `name` is what an error calls `x`.
+///
+/// # Errors
+/// Shared storage, a dtype that is not a float, a norm that is not one f32, a `max_norm` that is not greater than 0.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let mut x = Tensor::from_vec(vec![3.0f32, 4.0], [2], &Device::cpu())?;
+/// let norm = ops::grad_norm(&[&x])?;
+/// ops::clip_in_place(&mut x, &norm, 1.0, "x")?;
+/// assert_eq!(x.to_vec::<f32>()?, [3.0 * 0.2, 4.0 * 0.2]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn clip_in_place(x: &mut Tensor, norm: &Tensor, max_norm: f32, name: &str) -> Result<()> {
+    let op = "clip_in_place";
+    x.expect_float(op, "x")?;
+    norm.expect_dtype(op, "norm", DType::F32)?;
+    x.device().expect_same(op, norm.device())?;
+    if norm.numel() != 1 {
+        let remedy = "expected one number".to_owned();
+        return Err(Error::Shape { op, shape: *norm.shape(), remedy });
+    }
+    if max_norm.is_nan() || max_norm <= 0.0 {
+        let (option, value) = ("max_norm", max_norm.to_string());
+        return Err(Error::Option { op, option, value, remedy: "expected greater than 0".to_owned() });
+    }
+    dispatch!(x.device(), elementwise::clip_in_place(x, norm, max_norm, name))
 }

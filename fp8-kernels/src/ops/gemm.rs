@@ -31,6 +31,7 @@ pub enum Layout {
 pub fn gemm(a: &Tensor, b: &Tensor, layout: Layout, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
     let dims = check("gemm", a, b, layout)?;
     check_bias("gemm", bias, dims[1], a)?;
+    check_output("gemm", dtype)?;
     dispatch!(a.device(), gemm::gemm(a, b, layout, dims, bias, dtype))
 }
 
@@ -78,6 +79,13 @@ pub(super) fn check_bias(op: &'static str, bias: Option<&Tensor>, n: usize, like
         rhs,
         remedy: "a bias has one value per column",
     })
+}
+
+pub(super) fn check_output(op: &'static str, dtype: DType) -> Result<()> {
+    if dtype.is_float() {
+        return Ok(());
+    }
+    Err(Error::DType { op, what: "the output", found: dtype, expected: "f32, bf16 or f16" })
 }
 
 pub(super) fn check_out(op: &'static str, out: &Tensor, dims: [usize; 2], like: &Tensor) -> Result<()> {

@@ -3,7 +3,7 @@
 //! f32 accumulation, then bias in f32, then one rounding to the output type. E4M3×E4M3, E4M3×E5M2, E5M2×E4M3. Any m, n, k:
 //! where hardware wants multiples of 16 the library pads with zeros inside, which reach no amax.
 
-use super::gemm::{check_bias, check_out};
+use super::gemm::{check_bias, check_out, check_output};
 use crate::backend::dispatch;
 use crate::{DType, Encoding, Error, Fp8Tensor, Operand, Result, Slot, Tensor};
 
@@ -29,6 +29,7 @@ pub fn gemm_fp8(
 ) -> Result<Tensor> {
     let dims = check("gemm_fp8", a, b)?;
     check_bias("gemm_fp8", bias, dims[1], a.scale_inv())?;
+    check_output("gemm_fp8", dtype)?;
     dispatch!(a.device(), gemm_fp8::gemm_fp8(a, b, dims, bias, dtype, accumulation))
 }
 

@@ -27,15 +27,15 @@ mod update_scales;
 
 pub use accumulate::accumulate;
 pub use activation::{Activation, activation, activation_backward, activation_backward_quantize_dbias};
-pub(crate) use adamw::Factors;
-pub use adamw::{AdamWStep, AdamWTensor, adamw, adamw_many};
+pub use adamw::{AdamWFactors, AdamWStep, AdamWTensor, adamw, adamw_many, adamw_many_from};
+pub(crate) use adamw::{Factors, Numbers};
 pub use amax::amax;
 pub(crate) use attention::Problem;
 pub use attention::{AttentionOptions, AttentionSaved, attention, attention_backward};
 pub use cast::cast;
 pub use cross_entropy::{CrossEntropyOptions, CrossEntropySaved, cross_entropy, cross_entropy_backward};
 pub use dropout::{DropoutKey, dropout, dropout_backward};
-pub use elementwise::{add, bias, scale, scale_in_place};
+pub use elementwise::{add, bias, clip_in_place, scale, scale_in_place};
 pub use embedding::{embedding, embedding_backward};
 pub use gemm::{Layout, gemm, gemm_accumulate};
 pub use gemm_fp8::{Accumulation, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};

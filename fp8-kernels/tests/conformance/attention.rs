@@ -1,5 +1,5 @@
 use super::case::{Outcome, cases};
-use super::compare::{close, close_norm, ensure, refused, same};
+use super::compare::{close, close_norm, ensure, refused, refused_on, same};
 use super::data::{self, FLOATS, f64s, normal, tensor, tolerance};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
@@ -10,6 +10,10 @@ use fp8_kernels::{DType, Device, Result, Tensor, ops};
 cases![
     matches_the_oracle,
     backward_matches_the_oracle,
+    head_sizes_of_tensor_cores,
+    head_sizes_beyond_one_part,
+    long_sequences,
+    saved_rows_are_maxima_and_sums,
     the_oracle_is_its_own_derivative,
     rows_without_keys_are_zero,
     maxima_that_rise_from_block_to_block,
@@ -44,6 +48,25 @@ fn problems() -> Vec<Attention> {
     ]
 }
 
+/// Head sizes of each padding and around it, with groups, padding, tiles that end inside and one behind the other.
+fn wide_problems() -> Vec<Attention> {
+    let problem =
+        |[batch, queries, keys, heads, groups, dim]: [usize; 6], causal, lengths: Option<&[usize]>| {
+            let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
+            Attention { batch, queries, keys, heads, groups, dim, causal, scale, lengths }
+        };
+    vec![
+        problem([2, 1, 1, 2, 1, 64], true, None),
+        problem([1, 65, 65, 2, 1, 40], true, None),
+        problem([2, 33, 70, 2, 2, 80], true, Some(&[70, 31])),
+        problem([1, 64, 129, 2, 1, 96], false, None),
+        problem([1, 129, 66, 1, 1, 128], true, None),
+        problem([2, 17, 97, 4, 2, 128], false, Some(&[97, 33])),
+        problem([1, 70, 40, 3, 1, 72], false, Some(&[32])),
+        problem([1, 128, 192, 1, 1, 56], true, Some(&[128])),
+    ]
+}
+
 /// q, k, v, dy.
 fn inputs(problem: &Attention, dtype: DType, device: &Device) -> Result<[Tensor; 4]> {
     let p = problem;
@@ -72,36 +95,107 @@ fn run(problem: &Attention, inputs: &[Tensor; 4], device: &Device) -> Result<[Te
 }
 
 fn matches_the_oracle(device: &Device) -> Outcome {
-    for problem in problems() {
-        for dtype in FLOATS {
-            let [q, k, v, _] = inputs(&problem, dtype, device)?;
-            let (o, _) = ops::attention(&q, &k, &v, lengths(&problem, device)?.as_ref(), options(&problem))?;
-            let want = problem.forward(&f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
-            ensure(o.dtype() == dtype && o.shape() == q.shape(), || format!("{} {}", o.dtype(), o.shape()))?;
-            close(&format!("{dtype} {problem:?}"), &o.to_f32_vec()?, &want, problem.dim, tolerance(dtype))?;
-        }
+    problems().iter().try_for_each(|problem| forward(problem, &FLOATS, device))
+}
+
+fn backward_matches_the_oracle(device: &Device) -> Outcome {
+    problems().iter().try_for_each(|problem| backward(problem, &FLOATS, device))
+}
+
+fn head_sizes_of_tensor_cores(device: &Device) -> Outcome {
+    for problem in wide_problems() {
+        forward(&problem, &[DType::BF16, DType::F16], device)?;
+        backward(&problem, &[DType::BF16, DType::F16], device)?;
     }
     Ok(())
 }
 
-fn backward_matches_the_oracle(device: &Device) -> Outcome {
-    for problem in problems() {
-        for dtype in FLOATS {
-            let inputs = inputs(&problem, dtype, device)?;
-            let got = run(&problem, &inputs, device)?;
-            let [q, k, v, dy] = inputs;
-            let want = problem.backward(&f64s(&dy)?, &f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
-            for ((name, got), want) in ["dq", "dk", "dv"].into_iter().zip(&got[1..]).zip(&want) {
-                let what = format!("{name} {dtype} {problem:?}");
-                let values = got.to_f32_vec()?;
-                // Backward reads o, already rounded: its error has the size of the tensor, not of each element.
-                let [rtol, _] = tolerance(dtype);
-                match dtype {
-                    DType::F32 => close(&what, &values, want, problem.dim, tolerance(dtype))?,
-                    // With one key the gradient is 0, and what is left is the rounding of o.
-                    _ if problem.keys == 1 => {}
-                    _ => close_norm(&what, &values, want, rtol)?,
-                }
+fn head_sizes_beyond_one_part(device: &Device) -> Outcome {
+    let scale = 1.0 / (130f64).sqrt();
+    let problem = Attention {
+        batch: 1,
+        queries: 34,
+        keys: 67,
+        heads: 2,
+        groups: 1,
+        dim: 130,
+        causal: true,
+        scale,
+        lengths: Some(vec![33]),
+    };
+    forward(&problem, &[DType::F32, DType::BF16], device)?;
+    backward(&problem, &[DType::F32, DType::F16], device)
+}
+
+fn long_sequences(device: &Device) -> Outcome {
+    let problem = |queries, keys, dim: usize, lengths| {
+        let scale = 1.0 / (dim as f64).sqrt();
+        Attention { batch: 1, queries, keys, heads: 2, groups: 1, dim, causal: true, scale, lengths }
+    };
+    let (long, ragged) = (problem(512, 512, 16, None), problem(200, 327, 8, Some(vec![190])));
+    forward(&long, &[DType::BF16], device)?;
+    backward(&long, &[DType::BF16], device)?;
+    forward(&ragged, &[DType::F32], device)?;
+    backward(&ragged, &[DType::F32], device)
+}
+
+/// The two numbers of each row, for both ways of multiplying.
+fn saved_rows_are_maxima_and_sums(device: &Device) -> Outcome {
+    for (dtype, problem) in [(DType::F32, &problems()[4]), (DType::BF16, &wide_problems()[2])] {
+        let p = problem;
+        let [q, k, v, _] = inputs(p, dtype, device)?;
+        let (_, saved) = ops::attention(&q, &k, &v, lengths(p, device)?.as_ref(), options(p))?;
+        let (q, k) = (f64s(&q)?, f64s(&k)?);
+        let (mut maxima, mut sums) = (Vec::new(), Vec::new());
+        for row in 0..p.batch * p.heads * p.queries {
+            let (batch, head, query) =
+                (row / p.queries / p.heads, row / p.queries % p.heads, row % p.queries);
+            let length = p.lengths.as_ref().map_or(p.keys, |lengths| lengths[batch]);
+            let seen = if p.causal { length.min(query + 1) } else { length };
+            let q_row = &q[((batch * p.queries + query) * p.heads + head) * p.dim..][..p.dim];
+            let score = |key: usize| -> f64 {
+                let start = ((batch * p.keys + key) * p.groups + head * p.groups / p.heads) * p.dim;
+                q_row.iter().zip(&k[start..start + p.dim]).map(|(x, y)| x * y).sum::<f64>() * p.scale
+            };
+            let scores: Vec<f64> = (0..seen).map(score).collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            maxima.push(largest);
+            sums.push(scores.iter().map(|score| (score - largest).exp()).sum());
+        }
+        let tolerance = [5e-6, 1e-5];
+        close("row_max", &saved.row_max.to_vec::<f32>()?, &maxima, p.queries, tolerance)?;
+        close("row_sum", &saved.row_sum.to_vec::<f32>()?, &sums, p.queries, tolerance)?;
+    }
+    Ok(())
+}
+
+fn forward(problem: &Attention, dtypes: &[DType], device: &Device) -> Outcome {
+    for &dtype in dtypes {
+        let [q, k, v, _] = inputs(problem, dtype, device)?;
+        let (o, _) = ops::attention(&q, &k, &v, lengths(problem, device)?.as_ref(), options(problem))?;
+        let want = problem.forward(&f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
+        ensure(o.dtype() == dtype && o.shape() == q.shape(), || format!("{} {}", o.dtype(), o.shape()))?;
+        close(&format!("{dtype} {problem:?}"), &o.to_f32_vec()?, &want, problem.dim, tolerance(dtype))?;
+    }
+    Ok(())
+}
+
+fn backward(problem: &Attention, dtypes: &[DType], device: &Device) -> Outcome {
+    for &dtype in dtypes {
+        let inputs = inputs(problem, dtype, device)?;
+        let got = run(problem, &inputs, device)?;
+        let [q, k, v, dy] = inputs;
+        let want = problem.backward(&f64s(&dy)?, &f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
+        for ((name, got), want) in ["dq", "dk", "dv"].into_iter().zip(&got[1..]).zip(&want) {
+            let what = format!("{name} {dtype} {problem:?}");
+            let values = got.to_f32_vec()?;
+            // Backward reads o, already rounded: its error has the size of the tensor, not of each element.
+            let [rtol, _] = tolerance(dtype);
+            match dtype {
+                DType::F32 => close(&what, &values, want, problem.dim, tolerance(dtype))?,
+                // With one key the gradient is 0, and what is left is the rounding of o.
+                _ if problem.keys == 1 => {}
+                _ => close_norm(&what, &values, want, rtol)?,
             }
         }
     }
@@ -283,9 +377,12 @@ fn refuses(device: &Device) -> Outcome {
         ops::attention(&q, &q, &q, Some(&lengths), options)
     };
     refused(lengths(vec![3]), "got [1] and [2]: give one length per batch entry")?;
-    refused(lengths(vec![3, 4]), "key length 4 at position 1 is out of range 0..4")?;
-    refused(lengths(vec![-1, 3]), "key length -1 at position 0")?;
+    refused_on(device, lengths(vec![3, 4]), "key length 4 at position 1 is out of range 0..4")?;
+    refused_on(device, lengths(vec![-1, 3]), "key length -1 at position 0")?;
     let (o, saved) = ops::attention(&q, &q, &q, None, options)?;
+    let long = Tensor::from_vec(vec![4, 3], [2], device)?;
+    let result = ops::attention_backward(&q, &q, &q, &q, &o, &saved, Some(&long), options);
+    refused_on(device, result, "attention_backward: key length 4 at position 0 is out of range 0..4")?;
     let short = make([2, 2, 4, 8])?;
     refused(ops::attention_backward(&short, &q, &q, &q, &o, &saved, None, options), "q and dy")?;
     refused(

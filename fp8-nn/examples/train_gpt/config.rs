@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
-use crate::options::{DeviceName, Given, Options, RecipeName, Settings};
+use crate::options::{Given, Options, Place, RecipeName, Settings};
 use crate::text::Corpus;
 use crate::train::{Metadata, Run, Trainer};
 
@@ -11,7 +11,7 @@ use crate::train::{Metadata, Run, Trainer};
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) settings: Settings,
-    pub(crate) device: DeviceName,
+    pub(crate) place: Place,
     pub(crate) threads: usize,
     pub(crate) corpus: Corpus,
     pub(crate) report_dir: PathBuf,
@@ -56,7 +56,7 @@ impl Config {
         };
         Ok(Self {
             settings,
-            device: options.device,
+            place: Place { device: options.device, graph: options.graph },
             threads: options.threads.unwrap_or(all_cores),
             corpus,
             report_dir: options.report_dir,

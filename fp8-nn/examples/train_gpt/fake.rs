@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::batches::Batch;
-use crate::options::{DeviceName, Settings};
+use crate::options::{DeviceName, Place, Settings};
 use crate::telemetry::SlotState;
 use crate::train::{Metadata, Run, StepResult, Trainer};
 
@@ -18,8 +18,8 @@ pub(crate) struct Fake {
 }
 
 impl Trainer for Fake {
-    fn start(settings: &Settings, device: DeviceName, run: Run) -> Result<Self, String> {
-        match device {
+    fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String> {
+        match place.device {
             DeviceName::Cpu => {
                 Ok(Self { run, weight: settings.hidden as f32 / 40.0, steps: 0, layers: settings.layers })
             }
@@ -27,12 +27,12 @@ impl Trainer for Fake {
         }
     }
 
-    fn resume(settings: &Settings, device: DeviceName, run: Run, dir: &Path) -> Result<Self, String> {
+    fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String> {
         let state = fs::read_to_string(dir.join("state")).map_err(|error| error.to_string())?;
         let (weight, steps) = state.split_once(' ').ok_or("state is corrupt")?;
         let weight = f32::from_bits(weight.parse().map_err(|_| "weight is corrupt")?);
         let steps = steps.parse().map_err(|_| "steps are corrupt")?;
-        Ok(Self { weight, steps, ..Self::start(settings, device, run)? })
+        Ok(Self { weight, steps, ..Self::start(settings, place, run)? })
     }
 
     fn metadata(dir: &Path) -> Result<Metadata, String> {
@@ -90,6 +90,10 @@ impl Trainer for Fake {
             }
         }
         Ok(slots)
+    }
+
+    fn device(&self) -> String {
+        "cpu".to_owned()
     }
 
     fn parameters(&self) -> usize {

@@ -20,9 +20,9 @@ pub(crate) fn run<T: Trainer>(
     for (run, checkpoint) in &config.runs {
         let (run, settings) = (*run, &config.settings);
         let (trainer, step) = match checkpoint {
-            None => (T::start(settings, config.device, run).map_err(Failure::input)?, 0),
+            None => (T::start(settings, config.place, run).map_err(Failure::input)?, 0),
             Some(checkpoint) => {
-                let trainer = T::resume(settings, config.device, run, &checkpoint.dir);
+                let trainer = T::resume(settings, config.place, run, &checkpoint.dir);
                 (trainer.map_err(|error| config::bad(&checkpoint.dir, &error))?, checkpoint.step)
             }
         };
@@ -48,8 +48,7 @@ pub(crate) fn run<T: Trainer>(
         0 => None,
         _ => Some(sample::generate(config, last.run, &mut last.trainer).map_err(failed)?),
     };
-    let summary =
-        Summary::new(config, &outcomes, last.trainer.parameters(), last.trainer.fp8_gemms_per_step());
+    let summary = Summary::new(config, &outcomes, &last.trainer);
     let report = report::html(config, &summary, &outcomes, sample.as_ref()).map_err(Failure::Training)?;
     folder.write("steps.csv", &summary::steps_csv(&outcomes))?;
     folder.write("summary.json", &summary.json()?)?;

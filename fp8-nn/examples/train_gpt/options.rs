@@ -28,6 +28,10 @@ pub(crate) struct Options {
     #[arg(long, default_value = "cpu", value_parser = device)]
     pub(crate) device: DeviceName,
 
+    /// Record a step as one CUDA graph after the first steps, and replay it: the same bits with less work for the host
+    #[arg(long)]
+    pub(crate) graph: bool,
+
     /// CPU threads; they change the speed, not one bit of the results [default: all cores]
     #[arg(long, value_name = "N", value_parser = count::<1024>)]
     pub(crate) threads: Option<usize>,
@@ -127,6 +131,14 @@ pub(crate) struct Settings {
 pub(crate) enum DeviceName {
     Cpu,
     Cuda(usize),
+}
+
+/// Where a training computes, and how it queues its steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) device: DeviceName,
+    /// As one graph.
+    pub(crate) graph: bool,
 }
 
 /// `--dtype`.

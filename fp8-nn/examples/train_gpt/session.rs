@@ -6,7 +6,7 @@ use fp8_nn::checkpoint;
 use fp8_nn::prelude::*;
 
 use crate::batches::{self, Batch};
-use crate::options::{DeviceName, Dtype, FormatName, RecipeName, Settings};
+use crate::options::{DeviceName, Dtype, FormatName, Place, RecipeName, Settings};
 use crate::telemetry::SlotState;
 use crate::train::{Metadata, Run, StepResult, Trainer};
 
@@ -22,11 +22,32 @@ pub(crate) struct Session {
     scaling: Scaling,
     recipe: Recipe,
     autocast: AutocastOptions,
+    graph: bool,
+    /// Steps since the start that were not recorded.
+    eager_steps: u32,
+    recorded: Option<Recorded>,
 }
 
+/// A step as a graph, and the tensors that it reads and leaves.
+#[derive(Debug)]
+struct Recorded {
+    graph: Graph,
+    ids: Tensor,
+    targets: Tensor,
+    results: [Tensor; 2],
+}
+
+/// Before one is recorded: kernels are compiled, state is made and scales are calibrated.
+const EAGER_STEPS: u32 = 2;
+
 impl Session {
-    fn new(settings: &Settings, device: DeviceName, run: Run) -> Result<Self> {
-        let device = match device {
+    fn new(settings: &Settings, place: Place, run: Run) -> Result<Self> {
+        let device = match place.device {
+            DeviceName::Cpu if place.graph => {
+                let (option, value) = ("--graph", "with --device cpu".to_owned());
+                let remedy = "only a GPU records steps: add --device cuda:0".to_owned();
+                return Err(Error::Option { layer: "train_gpt".to_owned(), option, value, remedy });
+            }
             DeviceName::Cpu => Device::cpu(),
             DeviceName::Cuda(index) => Device::cuda(index)?,
         };
@@ -48,11 +69,13 @@ impl Session {
             Dtype::Bf16 => Some(DType::BF16),
         };
         let autocast = AutocastOptions { enabled: run == Run::Fp8, compute_dtype, ..Default::default() };
-        Ok(Self { device, model, optimizer, scaling, recipe: recipe(settings), autocast })
+        let recipe = recipe(settings);
+        let (graph, eager_steps, recorded) = (place.graph, 0, None);
+        Ok(Self { device, model, optimizer, scaling, recipe, autocast, graph, eager_steps, recorded })
     }
 
-    fn loaded(settings: &Settings, device: DeviceName, run: Run, dir: &Path) -> Result<Self> {
-        let mut session = Self::new(settings, device, run)?;
+    fn loaded(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self> {
+        let mut session = Self::new(settings, place, run)?;
         checkpoint::load(dir, &mut session.model, &mut session.optimizer, &mut session.scaling)?;
         Ok(session)
     }
@@ -64,10 +87,30 @@ impl Session {
     }
 
     fn train(&mut self, batch: &Batch, lr: f32, observed: bool) -> Result<StepResult> {
+        if let Some(recorded) = &mut self.recorded {
+            recorded.ids.write(&batch.ids, "ids")?;
+            recorded.targets.write(&batch.targets, "targets")?;
+            self.optimizer.set_lr(lr)?;
+            recorded.graph.replay()?;
+            return read(&recorded.results);
+        }
+        // A recorded step counts always: it is one and the same.
+        self.scaling.set_counting(observed || self.graph);
         let (ids, targets) = self.tensors(batch)?;
-        self.scaling.set_counting(observed);
+        if !self.graph || self.eager_steps < EAGER_STEPS {
+            self.eager_steps += 1;
+            return read(&self.queue(&ids, &targets, lr)?);
+        }
+        let device = self.device.clone();
+        let (graph, results) = device.capture(|| self.queue(&ids, &targets, lr))?;
+        let recorded = self.recorded.insert(Recorded { graph, ids, targets, results });
+        read(&recorded.results)
+    }
+
+    /// Queues a step; answers with the loss and the gradients' norm, when they are there.
+    fn queue(&mut self, ids: &Tensor, targets: &Tensor, lr: f32) -> Result<[Tensor; 2]> {
         let mut cx = self.scaling.scope(&self.recipe, &self.autocast)?;
-        let (loss, saved) = self.model.loss(&mut cx, &ids, &targets)?;
+        let (loss, saved) = self.model.loss(&mut cx, ids, targets)?;
         cx.commit()?;
         let mut cx = self.scaling.backward()?;
         self.model.loss_backward(&mut cx, saved)?;
@@ -75,7 +118,7 @@ impl Session {
         let grad_norm = clip_grad_norm(&mut self.model, MAX_GRAD_NORM)?;
         self.optimizer.step(&mut self.model, lr)?;
         zero_grad(&mut self.model)?;
-        Ok(StepResult { loss: loss.item()?, grad_norm })
+        Ok([loss, grad_norm])
     }
 
     fn loss(&mut self, batch: &Batch) -> Result<f32> {
@@ -93,6 +136,11 @@ impl Session {
         let logits = self.model.forward(&mut cx, &ids)?.0.to_f32_vec()?;
         Ok(logits[logits.len().saturating_sub(256)..].to_vec())
     }
+}
+
+/// Waits for the step.
+fn read([loss, grad_norm]: &[Tensor; 2]) -> Result<StepResult> {
+    Ok(StepResult { loss: loss.item()?, grad_norm: grad_norm.item()? })
 }
 
 /// In high precision the recipe is there, and nothing asks it.
@@ -116,12 +164,12 @@ fn sentence(error: impl std::fmt::Display) -> String {
 }
 
 impl Trainer for Session {
-    fn start(settings: &Settings, device: DeviceName, run: Run) -> Result<Self, String> {
-        Self::new(settings, device, run).map_err(sentence)
+    fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String> {
+        Self::new(settings, place, run).map_err(sentence)
     }
 
-    fn resume(settings: &Settings, device: DeviceName, run: Run, dir: &Path) -> Result<Self, String> {
-        Self::loaded(settings, device, run, dir).map_err(sentence)
+    fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String> {
+        Self::loaded(settings, place, run, dir).map_err(sentence)
     }
 
     fn metadata(dir: &Path) -> Result<Metadata, String> {
@@ -158,6 +206,13 @@ impl Trainer for Session {
             elements: report.elements,
         });
         Ok(states.collect())
+    }
+
+    fn device(&self) -> String {
+        match self.device.description() {
+            cpu if cpu == "CPU" => self.device.to_string(),
+            name => format!("{} ({name})", self.device),
+        }
     }
 
     fn parameters(&self) -> usize {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::options::RecipeName;
-use crate::train::{Outcome, Run};
+use crate::train::{Outcome, Run, Trainer};
 
 /// The names of the files in the report folder.
 pub(crate) const FILES: [&str; 3] = ["report.html", "steps.csv", "summary.json"];
@@ -115,18 +115,18 @@ impl Both {
 }
 
 impl Summary {
-    pub(crate) fn new(config: &Config, outcomes: &[Outcome], params: usize, fp8_gemms: usize) -> Self {
+    pub(crate) fn new(config: &Config, outcomes: &[Outcome], trainer: &impl Trainer) -> Self {
         let settings = &config.settings;
         let tokens_per_step = settings.batch * settings.seq;
         let fp8 = settings.recipe != RecipeName::None;
         let delayed = settings.recipe == RecipeName::Delayed;
         Self {
-            params,
+            params: trainer.parameters(),
             steps: config.stop_at,
             total_steps: settings.steps,
             tokens: config.stop_at as u64 * tokens_per_step as u64,
             seed: settings.seed,
-            device: config.device.to_string(),
+            device: trainer.device(),
             threads: config.threads,
             dtype: settings.dtype.to_string(),
             recipe: settings.recipe.to_string(),
@@ -141,7 +141,7 @@ impl Summary {
             fp8_format: fp8.then(|| settings.format.to_string()),
             fp8_history_len: delayed.then_some(settings.history_len),
             fp8_margin: delayed.then_some(settings.margin),
-            fp8_gemms_per_step: fp8.then_some(fp8_gemms),
+            fp8_gemms_per_step: fp8.then(|| trainer.fp8_gemms_per_step()),
             bigram_loss: config.corpus.bigram_loss(),
             heldout_loss: Both::new(outcomes, |outcome| Some(outcome.held_out_loss)),
             final_loss: Both::new(outcomes, |outcome| {

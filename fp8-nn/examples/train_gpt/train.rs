@@ -10,7 +10,7 @@ use fp8_nn::CosineSchedule;
 use crate::batches;
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::options::{DeviceName, Settings};
+use crate::options::{Place, Settings};
 use crate::progress::Progress;
 use crate::telemetry::{SlotState, Telemetry};
 
@@ -45,9 +45,9 @@ pub(crate) type Metadata = BTreeMap<String, String>;
 /// A model in training: what the loop asks of it. An error is one sentence.
 pub(crate) trait Trainer: Sized {
     /// Initial weights from the seed; for [`Run::Fp8`], with the settings' recipe.
-    fn start(settings: &Settings, device: DeviceName, run: Run) -> Result<Self, String>;
+    fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String>;
     /// The state that [`Trainer::save`] left in `dir`.
-    fn resume(settings: &Settings, device: DeviceName, run: Run, dir: &Path) -> Result<Self, String>;
+    fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String>;
     /// The strings that [`Trainer::save`] left in `dir`.
     fn metadata(dir: &Path) -> Result<Metadata, String>;
     /// Writes everything that decides the next step to `dir`: all of it, or nothing.
@@ -61,6 +61,8 @@ pub(crate) trait Trainer: Sized {
     fn next_byte(&mut self, context: &[u8]) -> Result<Vec<f32>, String>;
     /// The quantizer slots after an observed step, always in the same order; none in high precision.
     fn slots(&self) -> Result<Vec<SlotState>, String>;
+    /// Where it computes, in words.
+    fn device(&self) -> String;
     /// Number of parameters.
     fn parameters(&self) -> usize;
     /// FP8 matrix products of one training step.

@@ -1,7 +1,7 @@
 //! Training resumed from a checkpoint has the bits of training that was never interrupted.
 
 use crate::support::{
-    ParameterBits, bits, block_options, cpu, current, delayed, error, everything, noise, off, rng, short,
+    ParameterBits, bits, block_options, current, delayed, device, error, everything, noise, off, rng, short,
     step,
 };
 use fp8_nn::fp8_recipe::ScalingState;
@@ -18,8 +18,8 @@ pub(crate) struct Job {
 impl Job {
     pub(crate) fn new(seed: u64, params_dtype: DType, options: AdamWOptions) -> Self {
         let layer = TransformerLayerOptions { params_dtype, ..block_options() };
-        let model = TransformerLayer::new("block", layer, &cpu(), &mut rng(seed)).unwrap();
-        let scaling = Scaling::new(&model, &cpu()).unwrap();
+        let model = TransformerLayer::new("block", layer, &device(), &mut rng(seed)).unwrap();
+        let scaling = Scaling::new(&model, &device()).unwrap();
         Self { model, optimizer: AdamW::new(options).unwrap(), scaling }
     }
 

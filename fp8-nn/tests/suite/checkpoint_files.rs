@@ -1,6 +1,6 @@
 //! Files that are no checkpoint of this model: an error, no panic, and nothing changed.
 
-use crate::support::{bits, cpu, delayed, error, linear, noise, step};
+use crate::support::{bits, delayed, device, error, linear, noise, step};
 use fp8_nn::prelude::*;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -17,7 +17,7 @@ struct Job {
 impl Job {
     fn new(seed: u64) -> Self {
         let mut model = linear("fc", 2, 3, seed);
-        let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+        let mut scaling = Scaling::new(&model, &device()).unwrap();
         let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
         let (x, dy) = (noise([4, 2], seed), noise([4, 3], seed + 1));
         step(&mut scaling, &delayed(), &AutocastOptions::default(), &mut model, &x, &dy).unwrap();

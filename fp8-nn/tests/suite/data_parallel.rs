@@ -1,6 +1,6 @@
 //! Ranks with one batch each against one process with the joined batch, and what they get when one of them is lost.
 
-use crate::support::{ParameterBits, cpu, delayed, error, gpt, ids, linear, noise, off, parameter_bits};
+use crate::support::{ParameterBits, delayed, device, error, gpt, ids, linear, noise, off, parameter_bits};
 use fp8_nn::fp8_dist::local;
 use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;
@@ -30,14 +30,14 @@ const SEQ: usize = 8;
 fn shard(t: &Tensor, rank: usize, world_size: usize) -> Tensor {
     let rows = BATCH / world_size;
     let part = t.to_vec::<i32>().unwrap()[rank * rows * SEQ..][..rows * SEQ].to_vec();
-    Tensor::from_vec(part, [rows, SEQ], &cpu()).unwrap()
+    Tensor::from_vec(part, [rows, SEQ], &device()).unwrap()
 }
 
 /// The global loss of each step, then parameters and scales.
 fn train(group: Option<Group>, options: &AutocastOptions) -> Result<(Vec<f32>, ParameterBits, ScalingState)> {
     let (rank, world_size) = group.as_ref().map_or((0, 1), |group| (group.rank(), group.world_size()));
     let mut model = gpt(if rank == 0 { 1 } else { 99 });
-    let mut scaling = Scaling::new(&model, &cpu())?;
+    let mut scaling = Scaling::new(&model, &device())?;
     if let Some(group) = &group {
         broadcast_parameters(&mut model, &**group)?;
         scaling.set_group(group.clone());
@@ -149,7 +149,7 @@ fn experts_that_nobody_runs_stay_and_those_that_one_rank_runs_roll_everywhere() 
     let outcomes = ranks(3, |group| {
         let rank = group.rank() as u64;
         let mut model = Experts::new();
-        let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+        let mut scaling = Scaling::new(&model, &device()).unwrap();
         scaling.set_group(group);
         let mut states = Vec::new();
         // All run both; then rank 1 alone runs expert 0, and nobody expert 1; then nobody runs any.
@@ -203,7 +203,7 @@ fn expect_errors(all: Vec<Option<Result<()>>>, words: &str) {
 
 fn begin(group: &Group) -> (Gpt, Scaling) {
     let mut model = gpt(1);
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     broadcast_parameters(&mut model, &**group).unwrap();
     scaling.set_group(group.clone());
     (model, scaling)
@@ -213,7 +213,7 @@ fn begin(group: &Group) -> (Gpt, Scaling) {
 fn a_rank_that_fails_in_a_scope_is_an_error_on_all() {
     let all = lost(|group| {
         let (model, mut scaling) = begin(&group);
-        let beyond = Tensor::from_vec(vec![20i32; 8], [1, 8], &cpu()).unwrap();
+        let beyond = Tensor::from_vec(vec![20i32; 8], [1, 8], &device()).unwrap();
         scaling.autocast_with(&delayed(), |cx| model.forward(cx, &beyond).map(drop))
     });
     let own = all[1].as_ref().unwrap().as_ref().unwrap_err().to_string();
@@ -246,7 +246,7 @@ fn a_rank_that_leaves_between_scopes_is_an_error_on_the_others() {
 fn a_rank_with_another_model_is_an_error_on_all() {
     let all = ranks(2, |group| {
         let model = linear(["fc", "fd"][group.rank()], 16, 16, 1);
-        let mut scaling = Scaling::new(&model, &cpu())?;
+        let mut scaling = Scaling::new(&model, &device())?;
         scaling.set_group(group);
         scaling.autocast_with(&delayed(), |cx| model.forward(cx, &noise([2, 16], 1)).map(drop))
     });

@@ -1,16 +1,16 @@
 //! Which dtype a layer computes in, what goes in and what comes out.
 
-use crate::support::{cpu, delayed, error, first_step, in_dtype, noise, off, relative_rms, rng, values};
+use crate::support::{delayed, device, error, first_step, in_dtype, noise, off, relative_rms, rng, values};
 use fp8_nn::prelude::*;
 
 fn fc(params_dtype: DType) -> Linear {
     let options = LinearOptions { in_features: 16, out_features: 16, params_dtype, ..Default::default() };
-    Linear::new("fc", options, &cpu(), &mut rng(1)).unwrap()
+    Linear::new("fc", options, &device(), &mut rng(1)).unwrap()
 }
 
 fn block(params_dtype: DType) -> TransformerLayer {
     let options = TransformerLayerOptions { params_dtype, ..crate::support::block_options() };
-    TransformerLayer::new("block", options, &cpu(), &mut rng(1)).unwrap()
+    TransformerLayer::new("block", options, &device(), &mut rng(1)).unwrap()
 }
 
 fn cast(t: &Tensor, dtype: DType) -> Tensor {
@@ -61,7 +61,7 @@ fn parameters_of_another_dtype_than_the_input_are_refused() {
     let (x, text) = (noise([4, 16], 2), "give both one dtype, or set AutocastOptions::compute_dtype");
     let forward = |params: DType, input: DType| {
         let fc = fc(params);
-        let mut scaling = Scaling::new(&fc, &cpu()).unwrap();
+        let mut scaling = Scaling::new(&fc, &device()).unwrap();
         let mut cx = scaling.autocast(&delayed()).unwrap();
         error(fc.forward(&mut cx, &cast(&x, input)))
     };
@@ -74,7 +74,7 @@ fn parameters_of_another_dtype_than_the_input_are_refused() {
         format!("fc: the input is f32 and `fc.weight` is bf16: {text}")
     );
     let model = block(DType::BF16);
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut cx = scaling.autocast(&delayed()).unwrap();
     let error = error(model.forward(&mut cx, &noise([1, 8, 32], 1)));
     assert_eq!(
@@ -89,27 +89,27 @@ fn other_parameters_than_f32_and_bf16_are_refused() {
         let remedy =
             "expected f32 or bf16 (f16 parameters need a loss scaler, which this version does not have)";
         let options = LinearOptions { in_features: 1, out_features: 1, params_dtype, ..Default::default() };
-        let refused = Linear::new("fc", options, &cpu(), &mut rng(1));
+        let refused = Linear::new("fc", options, &device(), &mut rng(1));
         assert_eq!(error(refused), format!("fc: params_dtype = {params_dtype}: {remedy}"));
         let options = TransformerLayerOptions { params_dtype, ..crate::support::block_options() };
-        assert!(TransformerLayer::new("block", options, &cpu(), &mut rng(1)).is_err());
+        assert!(TransformerLayer::new("block", options, &device(), &mut rng(1)).is_err());
         let options =
             EmbeddingOptions { num_embeddings: 2, hidden_size: 2, params_dtype, ..Default::default() };
-        assert!(Embedding::new("table", &options, &cpu(), &mut rng(1)).is_err());
+        assert!(Embedding::new("table", &options, &device(), &mut rng(1)).is_err());
         let options = NormLayerOptions { hidden_size: 2, params_dtype, ..Default::default() };
-        assert!(LayerNorm::new("norm", &options, &cpu()).is_err());
+        assert!(LayerNorm::new("norm", &options, &device()).is_err());
     }
 }
 
 #[test]
 fn what_does_not_fit_is_refused_with_the_shape() {
     let mut fc = fc(DType::F32);
-    let mut scaling = Scaling::new(&fc, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&fc, &device()).unwrap();
     let mut cx = scaling.autocast(&delayed()).unwrap();
     let refused = error(fc.forward(&mut cx, &noise([4, 15], 1)));
     assert_eq!(refused, "fc: input of shape [4, 15]: expected […, 16], in_features last");
-    assert!(fc.forward(&mut cx, &Tensor::scalar(1.0, &cpu()).unwrap()).is_err());
-    let integers = Tensor::from_vec(vec![1i32; 16], [1, 16], &cpu()).unwrap();
+    assert!(fc.forward(&mut cx, &Tensor::scalar(1.0, &device()).unwrap()).is_err());
+    let integers = Tensor::from_vec(vec![1i32; 16], [1, 16], &device()).unwrap();
     assert!(fc.forward(&mut cx, &integers).is_err());
     let (_, saved) = fc.forward(&mut cx, &noise([4, 16], 1)).unwrap();
     cx.commit().unwrap();
@@ -121,12 +121,12 @@ fn what_does_not_fit_is_refused_with_the_shape() {
     scaling.backward_with(|cx| fc.backward(cx, saved, &noise([4, 16], 2))).unwrap();
 
     let model = block(DType::F32);
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut cx = scaling.autocast(&delayed()).unwrap();
     let refused = error(model.forward(&mut cx, &noise([4, 32], 1)));
     assert_eq!(refused, "block.attention: input of shape [4, 32]: expected [batch, seq, hidden_size]");
     assert!(model.forward(&mut cx, &noise([1, 17, 32], 1)).is_err()); // longer than max_seq_length
-    let lengths = Tensor::from_vec(vec![1i32, 2], [2], &cpu()).unwrap();
+    let lengths = Tensor::from_vec(vec![1i32, 2], [2], &device()).unwrap();
     assert!(model.forward_padded(&mut cx, &noise([1, 8, 32], 1), Some(&lengths)).is_err());
 }
 
@@ -136,7 +136,7 @@ fn options_out_of_range_are_refused() {
         let mut options =
             MultiheadAttentionOptions { hidden_size: 32, num_attention_heads: 4, ..Default::default() };
         change(&mut options);
-        error(MultiheadAttention::new("a", options, &cpu(), &mut rng(1)))
+        error(MultiheadAttention::new("a", options, &device(), &mut rng(1)))
     };
     assert_eq!(
         attention(|o| o.num_attention_heads = 5),
@@ -153,11 +153,11 @@ fn options_out_of_range_are_refused() {
     assert!(odd.contains("head_dim = 3"), "{odd}");
     let huge = attention(|o| o.kv_channels = Some(usize::MAX / 2));
     assert!(huge.contains("4 heads of this size do not fit into memory"), "{huge}");
-    let linear = |options| error(Linear::new("fc", options, &cpu(), &mut rng(1)));
+    let linear = |options| error(Linear::new("fc", options, &device(), &mut rng(1)));
     assert_eq!(linear(LinearOptions::default()), "fc: in_features = 0: expected at least 1");
     for eps in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let options = NormLayerOptions { hidden_size: 4, eps, ..Default::default() };
-        let refused = error(RmsNorm::new("norm", &options, &cpu()));
+        let refused = error(RmsNorm::new("norm", &options, &device()));
         assert_eq!(refused, format!("norm: eps = {eps}: expected finite and greater than 0"));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A file holds `x`, `dy`, `y`, `dx`, each parameter and its gradient as `grad.<name>`; its metadata says which layer it is.
 
-use crate::support::{assert_close, cpu, delayed, off, relative_rms, rng};
+use crate::support::{assert_close, delayed, device, off, relative_rms, rng};
 use fp8_nn::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -23,7 +23,7 @@ impl Sample {
         let tensors = file.iter().map(|(name, view)| {
             let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
             let shape = Shape::from_slice(view.shape()).unwrap();
-            (name.to_owned(), Tensor::from_vec(values.collect(), shape, &cpu()).unwrap())
+            (name.to_owned(), Tensor::from_vec(values.collect(), shape, &device()).unwrap())
         });
         Self { config, tensors: tensors.collect() }
     }
@@ -43,7 +43,7 @@ impl Sample {
     fn layer(&self) -> Box<dyn DynModule> {
         let (norm, eps) = (self.text("normalization").parse(), self.config["eps"].as_f64());
         let (norm, eps) = (norm.unwrap_or(Norm::LayerNorm), eps.unwrap_or(1e-5) as f32);
-        let (device, mut rng) = (cpu(), rng(1));
+        let (device, mut rng) = (device(), rng(1));
         match self.text("layer") {
             "Linear" => {
                 let (in_features, out_features) = (self.size("in_features"), self.size("out_features"));
@@ -112,7 +112,7 @@ impl Sample {
             parameter.set(value)
         });
         set.unwrap();
-        let mut scaling = Scaling::new(&layer, &cpu()).unwrap();
+        let mut scaling = Scaling::new(&layer, &device()).unwrap();
         let mut cx = scaling.scope(&delayed(), options).unwrap();
         let (y, saved) = layer.forward_dyn(&mut cx, &self.tensors["x"]).unwrap();
         cx.commit().unwrap();

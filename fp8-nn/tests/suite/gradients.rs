@@ -2,7 +2,7 @@
 //! parameter. The loss is `Σ y · dy`.
 
 use crate::support::{
-    block, cpu, delayed, first_step, gpt, ids, linear, mlp, noise, off, rng, values, with_noise,
+    block, delayed, device, first_step, gpt, ids, linear, mlp, noise, off, rng, values, with_noise,
 };
 use fp8_nn::prelude::*;
 use fp8_nn::{MultiheadAttentionSaved, composite};
@@ -58,7 +58,7 @@ fn check_parameters<M: Layer>(model: &mut M, loss: impl Fn(&M) -> f64) {
 
 fn check<M: Module>(mut model: M, x: &Tensor) {
     let forward = |model: &M, x: &Tensor| {
-        let mut scaling = Scaling::new(model, &cpu()).unwrap();
+        let mut scaling = Scaling::new(model, &device()).unwrap();
         let mut cx = scaling.scope(&delayed(), &off()).unwrap();
         let (y, _) = model.forward(&mut cx, x).unwrap();
         cx.commit().unwrap();
@@ -81,15 +81,15 @@ fn of_linear() {
     check(linear("fc", 7, 5, 1), &noise([3, 7], 2));
     check(linear("fc", 16, 16, 1), &noise([2, 3, 16], 2));
     let options = LinearOptions { in_features: 4, out_features: 6, bias: false, ..Default::default() };
-    check(Linear::new("fc", options, &cpu(), &mut rng(1)).unwrap(), &noise([5, 4], 2));
+    check(Linear::new("fc", options, &device(), &mut rng(1)).unwrap(), &noise([5, 4], 2));
 }
 
 #[test]
 fn of_norms() {
     for zero_centered_gamma in [false, true] {
         let options = NormLayerOptions { hidden_size: 12, zero_centered_gamma, ..Default::default() };
-        check(with_noise(LayerNorm::new("norm", &options, &cpu()).unwrap(), 1), &noise([2, 3, 12], 2));
-        check(with_noise(RmsNorm::new("norm", &options, &cpu()).unwrap(), 1), &noise([5, 12], 2));
+        check(with_noise(LayerNorm::new("norm", &options, &device()).unwrap(), 1), &noise([2, 3, 12], 2));
+        check(with_noise(RmsNorm::new("norm", &options, &device()).unwrap(), 1), &noise([5, 12], 2));
     }
 }
 
@@ -98,7 +98,7 @@ fn of_norm_and_linear() {
     for normalization in [Norm::LayerNorm, Norm::RmsNorm] {
         let sizes = LayerNormLinearOptions { in_features: 12, out_features: 9, ..Default::default() };
         let options = LayerNormLinearOptions { normalization, init_std: 0.2, ..sizes };
-        let layer = LayerNormLinear::new("layer", options, &cpu(), &mut rng(1)).unwrap();
+        let layer = LayerNormLinear::new("layer", options, &device(), &mut rng(1)).unwrap();
         check(with_noise(layer, 1), &noise([2, 3, 12], 2));
     }
 }
@@ -128,7 +128,7 @@ fn attention(causal: bool, rope: bool, groups: usize) -> MultiheadAttention {
         output_layer_init_std: 0.3,
         ..Default::default()
     };
-    with_noise(MultiheadAttention::new("attention", options, &cpu(), &mut rng(1)).unwrap(), 1)
+    with_noise(MultiheadAttention::new("attention", options, &device(), &mut rng(1)).unwrap(), 1)
 }
 
 #[test]
@@ -166,7 +166,7 @@ impl Module for Padded {
 
 #[test]
 fn of_attention_with_padding() {
-    let key_lengths = Tensor::from_vec(vec![5i32, 2, 0], [3], &cpu()).unwrap();
+    let key_lengths = Tensor::from_vec(vec![5i32, 2, 0], [3], &device()).unwrap();
     check(
         Padded { attention: attention(false, true, 2), key_lengths: key_lengths.clone() },
         &noise([3, 5, 20], 2),
@@ -177,11 +177,11 @@ fn of_attention_with_padding() {
 #[test]
 fn padding_is_seen_by_none() {
     let model = attention(false, true, 2);
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
-    let key_lengths = Tensor::from_vec(vec![3i32], [1], &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
+    let key_lengths = Tensor::from_vec(vec![3i32], [1], &device()).unwrap();
     let x = values(&noise([1, 5, 20], 2));
     let mut run = |x: &[f32], seq: usize, lengths: Option<&Tensor>| {
-        let x = Tensor::from_vec(x.to_vec(), [1, seq, 20], &cpu()).unwrap();
+        let x = Tensor::from_vec(x.to_vec(), [1, seq, 20], &device()).unwrap();
         let mut cx = scaling.scope(&delayed(), &off()).unwrap();
         values(&model.forward_padded(&mut cx, &x, lengths).unwrap().0)
     };
@@ -200,11 +200,11 @@ fn of_the_loss_of_a_language_model() {
     let mut model = with_noise(gpt(1), 1);
     let (tokens, targets) = (ids([2, 6], 20, 2), ids([2, 6], 20, 3));
     let loss = |model: &Gpt| {
-        let mut scaling = Scaling::new(model, &cpu()).unwrap();
+        let mut scaling = Scaling::new(model, &device()).unwrap();
         let mut cx = scaling.scope(&delayed(), &off()).unwrap();
         f64::from(model.loss(&mut cx, &tokens, &targets).unwrap().0.item().unwrap())
     };
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut cx = scaling.scope(&delayed(), &off()).unwrap();
     let (value, saved) = model.loss(&mut cx, &tokens, &targets).unwrap();
     cx.commit().unwrap();

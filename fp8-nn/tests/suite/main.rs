@@ -1,6 +1,8 @@
 //! Layers, optimizers, checkpoints and data parallelism, through the public API alone.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+use fp8_nn::prelude::Device;
+
 mod checkpoint;
 mod checkpoint_files;
 mod data_parallel;
@@ -14,3 +16,7 @@ mod recompute;
 mod scopes;
 mod stack;
 mod support;
+
+fn open() -> Device {
+    Device::cpu()
+}

@@ -1,7 +1,7 @@
 //! One step under different recipes, transpose policies and kinds of scope.
 
 use crate::support::{
-    bits, block, block_options, cpu, current, delayed, first_step, gpt, grads, ids, linear, noise, off,
+    bits, block, block_options, current, delayed, device, first_step, gpt, grads, ids, linear, noise, off,
     parameter_bits, relative_rms, rng, short, step, values,
 };
 use fp8_nn::prelude::*;
@@ -62,7 +62,7 @@ fn transpose_policies_give_the_same_bits() {
     ];
     for recipe in recipes {
         let run = |policy| {
-            let device = cpu().with_transpose_policy(policy);
+            let device = device().with_transpose_policy(policy);
             let mut model = TransformerLayer::new("block", block_options(), &device, &mut rng(1)).unwrap();
             let mut scaling = Scaling::new(&model, &device).unwrap();
             let mut out = Vec::new();
@@ -87,7 +87,7 @@ fn an_evaluation_changes_nothing() {
     let (x, dy) = (noise([2, 8, 32], 2), noise([2, 8, 32], 3));
     let run = |evaluate: bool| {
         let mut model = block("block", 1);
-        let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+        let mut scaling = Scaling::new(&model, &device()).unwrap();
         let mut out = Vec::new();
         for seed in 0..3 {
             if evaluate {
@@ -106,7 +106,7 @@ fn an_evaluation_changes_nothing() {
 #[test]
 fn the_saved_of_an_evaluation_is_refused() {
     let mut fc = linear("fc", 16, 16, 1);
-    let mut scaling = Scaling::new(&fc, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&fc, &device()).unwrap();
     let x = noise([4, 16], 2);
     let (y, saved) = fc.forward(&mut scaling.eval(&delayed()).unwrap(), &x).unwrap();
     let error = scaling.backward_with(|cx| fc.backward(cx, saved, &y)).unwrap_err().to_string();
@@ -121,7 +121,7 @@ fn calibrating_records_what_fp8_would_see() {
     let (x, dy) = (noise([8, 16], 2), noise([8, 16], 3));
     let run = |enabled: bool| {
         let mut fc = linear("fc", 16, 16, 1);
-        let mut scaling = Scaling::new(&fc, &cpu()).unwrap();
+        let mut scaling = Scaling::new(&fc, &device()).unwrap();
         let options = AutocastOptions { enabled, calibrating: !enabled, ..Default::default() };
         let (y, _) = step(&mut scaling, &delayed(), &options, &mut fc, &x, &dy).unwrap();
         (values(&y), scaling.state().unwrap())
@@ -134,7 +134,7 @@ fn calibrating_records_what_fp8_would_see() {
 #[test]
 fn a_weight_is_quantized_once_per_version() {
     let mut fc = linear("fc", 16, 24, 1);
-    let mut scaling = Scaling::new(&fc, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&fc, &device()).unwrap();
     scaling.set_counting(true);
     let elements = |scaling: &Scaling, name: &str| {
         scaling.slot_reports().unwrap().iter().find(|slot| &*slot.name == name).unwrap().elements
@@ -157,10 +157,11 @@ fn gradients_of_micro_batches_add_up() {
     let mut whole = block("block", 1);
     first_step(&delayed(), &off(), &mut whole, &x, &dy).unwrap();
     let mut parts = block("block", 1);
-    let mut scaling = Scaling::new(&parts, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&parts, &device()).unwrap();
     for i in 0..4 {
-        let part =
-            |t: &Tensor| Tensor::from_vec(values(t)[i * 256..][..256].to_vec(), [1, 8, 32], &cpu()).unwrap();
+        let part = |t: &Tensor| {
+            Tensor::from_vec(values(t)[i * 256..][..256].to_vec(), [1, 8, 32], &device()).unwrap()
+        };
         step(&mut scaling, &delayed(), &off(), &mut parts, &part(&x), &part(&dy)).unwrap();
     }
     for ((name, expected), (_, actual)) in grads(&whole).iter().zip(grads(&parts)) {
@@ -173,7 +174,7 @@ fn gradients_of_micro_batches_add_up() {
 #[test]
 fn a_language_models_blocks_run_in_fp8_and_its_head_does_not() {
     let mut model = gpt(1);
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     let (x, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
     let (_, saved) = scaling.autocast_with(&delayed(), |cx| model.loss(cx, &x, &targets)).unwrap();
     scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();

@@ -4,7 +4,7 @@
 //! The oracle takes norms and activations from the operations, which have proofs of their own, and composes the rest.
 
 use crate::support::{
-    assert_close, cpu, grads, linear, mlp, noise, relative_rms, rng, short, step, values, with_noise,
+    assert_close, device, grads, linear, mlp, noise, relative_rms, rng, short, step, values, with_noise,
 };
 use fp8_nn::fp8_kernels::ops::NormOptions;
 use fp8_nn::fp8_kernels::{Scale, ScalePolicy, ScaleRule, Slot};
@@ -44,7 +44,7 @@ impl Matrix {
     }
 
     fn tensor(&self, shape: Shape) -> Tensor {
-        Tensor::from_vec(self.data.iter().map(|&v| v as f32).collect(), shape, &cpu()).unwrap()
+        Tensor::from_vec(self.data.iter().map(|&v| v as f32).collect(), shape, &device()).unwrap()
     }
 }
 
@@ -101,7 +101,7 @@ fn parameters(model: &impl Layer) -> BTreeMap<String, Tensor> {
 }
 
 fn run<M: Module>(gemms: Gemms, model: &mut M, x: &Tensor, dy: &Tensor) -> BTreeMap<String, Vec<f32>> {
-    let mut scaling = Scaling::new(model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(model, &device()).unwrap();
     let (y, dx) = step(&mut scaling, &recipe(gemms), &AutocastOptions::default(), model, x, dy).unwrap();
     let mut computed: BTreeMap<_, _> = grads(model).into_iter().collect();
     computed.extend([("y".to_owned(), values(&y)), ("dx".to_owned(), values(&dx))]);
@@ -198,7 +198,7 @@ fn norm_and_linear_use_what_the_recipe_says() {
             let sizes = LayerNormLinearOptions { in_features: 32, out_features: 32, ..Default::default() };
             let options = LayerNormLinearOptions { normalization, init_std: 0.2, ..sizes };
             let mut layer =
-                with_noise(LayerNormLinear::new("layer", options, &cpu(), &mut rng(1)).unwrap(), 1);
+                with_noise(LayerNormLinear::new("layer", options, &device(), &mut rng(1)).unwrap(), 1);
             let gemms = Gemms { high, format: Format::Hybrid };
             let (p, x, dy) = (parameters(&layer), noise([2, 8, 32], 2), noise([2, 8, 32], 3));
             let (n, w) = (normed(&p, &x).0, &p["layer.weight"]);

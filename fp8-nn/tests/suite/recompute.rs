@@ -1,7 +1,8 @@
 //! What is computed again in backward has the bits of what was stored.
 
 use crate::support::{
-    ParameterBits, bits, block, cpu, current, delayed, error, everything, in_dtype, linear, mlp, noise, short,
+    ParameterBits, bits, block, current, delayed, device, error, everything, in_dtype, linear, mlp, noise,
+    short,
 };
 use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;
@@ -10,7 +11,7 @@ type Outcome = (Vec<Vec<u32>>, ParameterBits, ScalingState);
 
 /// Steps of several forwards, each its own scope, before their backwards in reverse order.
 fn train<M: Module>(mut model: M, recipe: &Recipe, options: &AutocastOptions, pipeline: u64) -> Outcome {
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
     let mut out = Vec::new();
     for step in 0..4 {
@@ -77,7 +78,7 @@ fn nested_recomputation_equals_stored() {
 fn a_failed_scope_between_forward_and_backward_changes_nothing() {
     let run = |fail: bool| {
         let mut model = Recompute { inner: mlp("mlp", Activation::Gelu, Norm::LayerNorm, 1) };
-        let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+        let mut scaling = Scaling::new(&model, &device()).unwrap();
         let x = noise([6, 24], 1);
         let (y, saved) = scaling.autocast_with(&delayed(), |cx| model.forward(cx, &x)).unwrap();
         if fail {
@@ -96,7 +97,7 @@ fn a_failed_scope_between_forward_and_backward_changes_nothing() {
 #[test]
 fn without_a_commit_there_is_nothing_to_replay() {
     let mut model = Recompute { inner: linear("fc", 16, 16, 1) };
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     let x = noise([4, 16], 1);
     let text = "replay: no scales were kept: the forward scope of this Saved was an evaluation or left without commit";
     let (y, saved) = model.forward(&mut scaling.eval(&delayed()).unwrap(), &x).unwrap();

@@ -1,7 +1,7 @@
 //! A scope that fails leaves no trace: the next good step has the bits that it would have had alone.
 
 use crate::support::{
-    ParameterBits, bits, cpu, current, delayed, error, everything, gpt, ids, linear, noise, short,
+    ParameterBits, bits, current, delayed, device, error, everything, gpt, ids, linear, noise, short,
 };
 use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;
@@ -20,7 +20,7 @@ enum Trouble {
 
 fn train(recipe: &Recipe, trouble: Trouble, at: u64) -> Outcome {
     let mut model = gpt(1);
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
     let mut losses = Vec::new();
     for step in 0..4 {
@@ -47,7 +47,7 @@ fn disturb(model: &mut Gpt, scaling: &mut Scaling, recipe: &Recipe, trouble: Tro
             model.loss(&mut cx, &x, &targets).unwrap();
         }
         Trouble::ForwardFailed => {
-            let beyond = Tensor::from_vec(vec![20i32; 16], [2, 8], &cpu()).unwrap();
+            let beyond = Tensor::from_vec(vec![20i32; 16], [2, 8], &device()).unwrap();
             let failed = scaling.autocast_with(recipe, |cx| model.loss(cx, &x, &beyond));
             assert!(failed.is_err());
         }
@@ -66,7 +66,7 @@ fn disturb(model: &mut Gpt, scaling: &mut Scaling, recipe: &Recipe, trouble: Tro
             result.unwrap();
             if trouble == Trouble::BackwardFailed {
                 let mut stranger = linear("stranger", 4, 4, 1);
-                let mut other = Scaling::new(&stranger, &cpu()).unwrap();
+                let mut other = Scaling::new(&stranger, &device()).unwrap();
                 let (y, saved) =
                     other.autocast_with(recipe, |cx| stranger.forward(cx, &noise([4, 4], 1))).unwrap();
                 assert!(stranger.backward(&mut cx, saved, &y).is_err());
@@ -98,7 +98,7 @@ fn a_failed_scope_and_a_good_step_are_the_good_step_alone() {
 #[test]
 fn a_layer_that_scaling_does_not_know_is_refused() {
     let (known, stranger) = (linear("fc", 16, 16, 1), linear("head", 16, 16, 2));
-    let mut scaling = Scaling::new(&known, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&known, &device()).unwrap();
     let refused = scaling.autocast_with(&delayed(), |cx| stranger.forward(cx, &noise([2, 16], 1)));
     assert_eq!(
         error(refused),
@@ -109,7 +109,7 @@ fn a_layer_that_scaling_does_not_know_is_refused() {
 #[test]
 fn another_scalings_saved_is_refused() {
     let mut fc = linear("fc", 16, 16, 1);
-    let [mut one, mut other] = [(); 2].map(|()| Scaling::new(&fc, &cpu()).unwrap());
+    let [mut one, mut other] = [(); 2].map(|()| Scaling::new(&fc, &device()).unwrap());
     let (y, saved) = one.autocast_with(&delayed(), |cx| fc.forward(cx, &noise([2, 16], 1))).unwrap();
     let refused = other.backward_with(|cx| fc.backward(cx, saved, &y));
     assert_eq!(
@@ -121,7 +121,7 @@ fn another_scalings_saved_is_refused() {
 #[test]
 fn training_goes_on_under_another_recipe() {
     let mut model = gpt(1);
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     let (x, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
     let mut losses = Vec::new();

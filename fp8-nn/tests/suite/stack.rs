@@ -1,14 +1,14 @@
 //! Layers of any kind in one stack, users' own layers, nested recipes.
 
 use crate::support::{
-    bits, cpu, current, delayed, error, first_step, linear, mlp, noise, parameter_bits, short, values,
+    bits, current, delayed, device, error, first_step, linear, mlp, noise, parameter_bits, short, values,
 };
 use fp8_nn::prelude::*;
 use fp8_nn::{AnySaved, LinearSaved};
 
 fn stack() -> Stack {
     let norm =
-        RmsNorm::new("1", &NormLayerOptions { hidden_size: 24, ..Default::default() }, &cpu()).unwrap();
+        RmsNorm::new("1", &NormLayerOptions { hidden_size: 24, ..Default::default() }, &device()).unwrap();
     Stack(vec![
         Box::new(linear("0", 24, 24, 1)),
         Box::new(norm),
@@ -24,7 +24,7 @@ fn a_stack_is_its_layers_in_order() {
     let (y, dx) = first_step(&delayed(), &AutocastOptions::default(), &mut whole, &x, &dy).unwrap();
 
     let mut parts = stack();
-    let mut scaling = Scaling::new(&parts, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&parts, &device()).unwrap();
     let mut cx = scaling.autocast(&delayed()).unwrap();
     let (mut t, mut all) = (x, Vec::new());
     for layer in &parts.0 {
@@ -47,7 +47,7 @@ fn a_stack_is_its_layers_in_order() {
 #[test]
 fn a_saved_in_the_wrong_place_is_refused() {
     let mut model = stack();
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     let (x, dy) = (noise([6, 24], 1), noise([6, 24], 2));
     let mut refused = |change: fn(&mut Vec<AnySaved>)| {
         let (_, mut saved) = scaling.autocast_with(&delayed(), |cx| model.forward(cx, &x)).unwrap();
@@ -71,15 +71,15 @@ fn a_saved_in_the_wrong_place_is_refused() {
 #[test]
 fn two_layers_of_one_path_are_refused() {
     let model = Stack(vec![Box::new(linear("fc", 4, 4, 1)), Box::new(linear("fc", 4, 4, 2))]);
-    let refused = Scaling::new(&model, &cpu()).map_err(Error::from);
+    let refused = Scaling::new(&model, &device()).map_err(Error::from);
     assert_eq!(error(refused), "slot `fc.input` occurs twice: give the two layers different paths");
 }
 
 #[test]
 fn a_norm_refuses_another_norms_saved() {
     let options = NormLayerOptions { hidden_size: 8, ..Default::default() };
-    let [one, mut other] = ["one", "other"].map(|path| LayerNorm::new(path, &options, &cpu()).unwrap());
-    let mut scaling = Scaling::new(&one, &cpu()).unwrap();
+    let [one, mut other] = ["one", "other"].map(|path| LayerNorm::new(path, &options, &device()).unwrap());
+    let mut scaling = Scaling::new(&one, &device()).unwrap();
     let x = noise([2, 8], 1);
     let (y, saved) = scaling.autocast_with(&delayed(), |cx| one.forward(cx, &x)).unwrap();
     assert_eq!(
@@ -120,7 +120,7 @@ fn a_nested_recipe_rules_inside_and_in_backward() {
         let body: usize = fp8_nn::parameters(&stack()).unwrap().iter().map(|(_, t)| t.numel()).sum();
         body + 24 * 10 + 10
     });
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     // Te's rules: scale 1 on the first step, which the head must not see.
     let recipe: Recipe = short().with_te_rules().into();
     let mut outputs = Vec::new();
@@ -155,7 +155,7 @@ fn a_nested_recipe_rules_inside_and_in_backward() {
 #[test]
 fn a_high_precision_head_records_nothing() {
     let model = linear("head", 16, 16, 1);
-    let mut scaling = Scaling::new(&model, &cpu()).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     let x = noise([4, 16], 2);
     let mut cx = scaling.autocast(&delayed()).unwrap();
     let (y, _) = model.forward(&mut cx.disabled(), &x).unwrap();

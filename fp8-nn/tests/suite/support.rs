@@ -4,9 +4,12 @@ use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;
 use fp8_nn::rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::sync::OnceLock;
 
-pub(crate) fn cpu() -> Device {
-    Device::cpu()
+/// Where everything here runs. One for the whole process, since tensors of two devices do not mix.
+pub(crate) fn device() -> Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    DEVICE.get_or_init(crate::open).clone()
 }
 
 pub(crate) fn rng(seed: u64) -> ChaCha8Rng {
@@ -17,19 +20,19 @@ pub(crate) fn rng(seed: u64) -> ChaCha8Rng {
 pub(crate) fn noise(shape: impl Into<Shape>, seed: u64) -> Tensor {
     let (shape, mut rng) = (shape.into(), rng(seed));
     let mut value = || (0..12).map(|_| rng.random::<f32>()).sum::<f32>() - 6.0;
-    Tensor::from_vec((0..shape.numel()).map(|_| value()).collect(), shape, &cpu()).unwrap()
+    Tensor::from_vec((0..shape.numel()).map(|_| value()).collect(), shape, &device()).unwrap()
 }
 
 /// Ids below `limit`.
 pub(crate) fn ids(shape: [usize; 2], limit: i32, seed: u64) -> Tensor {
     let mut rng = rng(seed);
     let values = (0..shape[0] * shape[1]).map(|_| rng.random_range(0..limit)).collect();
-    Tensor::from_vec::<i32>(values, shape, &cpu()).unwrap()
+    Tensor::from_vec::<i32>(values, shape, &device()).unwrap()
 }
 
 pub(crate) fn linear(path: &str, in_features: usize, out_features: usize, seed: u64) -> Linear {
     let options = LinearOptions { in_features, out_features, init_std: 0.2, ..Default::default() };
-    with_noise(Linear::new(path, options, &cpu(), &mut rng(seed)).unwrap(), seed)
+    with_noise(Linear::new(path, options, &device(), &mut rng(seed)).unwrap(), seed)
 }
 
 /// Sizes that are no multiples of 16.
@@ -43,7 +46,7 @@ pub(crate) fn mlp(path: &str, activation: Activation, normalization: Norm, seed:
         output_layer_init_std: 0.2,
         ..Default::default()
     };
-    with_noise(LayerNormMlp::new(path, options, &cpu(), &mut rng(seed)).unwrap(), seed)
+    with_noise(LayerNormMlp::new(path, options, &device(), &mut rng(seed)).unwrap(), seed)
 }
 
 pub(crate) fn block_options() -> TransformerLayerOptions {
@@ -61,7 +64,7 @@ pub(crate) fn block_options() -> TransformerLayerOptions {
 }
 
 pub(crate) fn block(path: &str, seed: u64) -> TransformerLayer {
-    with_noise(TransformerLayer::new(path, block_options(), &cpu(), &mut rng(seed)).unwrap(), seed)
+    with_noise(TransformerLayer::new(path, block_options(), &device(), &mut rng(seed)).unwrap(), seed)
 }
 
 pub(crate) fn gpt(seed: u64) -> Gpt {
@@ -74,7 +77,7 @@ pub(crate) fn gpt(seed: u64) -> Gpt {
         init_std: 0.1,
         ..Default::default()
     };
-    Gpt::new("gpt", &options, &cpu(), &mut rng(seed)).unwrap()
+    Gpt::new("gpt", &options, &device(), &mut rng(seed)).unwrap()
 }
 
 /// Biases and norms away from 0 and 1, where mistakes would not show.

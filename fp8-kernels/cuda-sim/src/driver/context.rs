@@ -74,6 +74,7 @@ entries! {
     }
 
     Context fn cuCtxSynchronize() |driver| {
+        driver.context()?.captures.expect_none()?;
         driver.drive(Until::Everything)
     }
 

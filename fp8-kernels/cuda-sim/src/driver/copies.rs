@@ -41,6 +41,7 @@ fn download(driver: &mut Driver, stream: StreamId, to: Host, from: u64, bytes: u
     }
     let pinned = driver.context()?.is_pinned(to, bytes);
     if !pinned {
+        driver.context()?.captures.expect_outside(stream)?;
         driver.drive(Until::Stream(stream))?;
     }
     driver.submit(stream, Work::Download { from, to, bytes })?;

@@ -51,9 +51,13 @@ entries! {
     }
 
     Context fn cuEventRecord(event: u64, stream: u64) |driver| {
-        let queue = &mut driver.context()?.queue;
-        let id = queue.find(stream)?;
-        queue.record(id, event)?;
+        let context = driver.context()?;
+        let id = context.queue.find(stream)?;
+        context.queue.event(event)?;
+        if context.captures.record(id, event)? {
+            return Ok(());
+        }
+        context.queue.record(id, event)?;
         driver.after_submit(id)
     }
 
@@ -61,6 +65,7 @@ entries! {
     // CUDA_ERROR_NOT_READY if any captured work is incomplete." An event never recorded has none. A query moves the
     // device by one step, so that polling ends.
     Context fn cuEventQuery(event: u64) |driver| {
+        driver.context()?.captures.expect_event_outside(event)?;
         let Some(ticket) = driver.context()?.queue.outstanding(event)? else { return Ok(()) };
         unless_stalled(driver.step(Until::Record(ticket)))?;
         match driver.context()?.queue.outstanding(event)? {
@@ -70,6 +75,7 @@ entries! {
     }
 
     Context fn cuEventSynchronize(event: u64) |driver| {
+        driver.context()?.captures.expect_event_outside(event)?;
         match driver.context()?.queue.outstanding(event)? {
             None => Ok(()),
             Some(ticket) => driver.drive(Until::Record(ticket)),

@@ -7,7 +7,7 @@ use crate::context::Pinned;
 use crate::entry::entries;
 use crate::ffi::{Host, Out};
 use crate::queue::Until;
-use crate::state::Driver;
+use crate::state::{Driver, thread};
 use crate::work::Work;
 
 /// `CU_MEMHOSTALLOC_PORTABLE`, `…_DEVICEMAP`, `…_WRITECOMBINED`.
@@ -34,11 +34,17 @@ fn allocate(driver: &mut Driver, pointer: Out<u64>, bytes: usize, function: &str
 
 entries! {
     Context fn cuMemAlloc_v2(pointer: Out<u64>, bytes: usize) |driver| {
+        driver.context()?.captures.expect_unsafe_allowed(thread())?;
         allocate(driver, pointer, bytes, "cuMemAlloc", false)
     }
 
+    // In capture it would be a memory node.
     Context fn cuMemAllocAsync(pointer: Out<u64>, bytes: usize, stream: u64) |driver| {
-        driver.context()?.queue.find(stream)?;
+        let context = driver.context()?;
+        let id = context.queue.find(stream)?;
+        if context.captures.is_capturing(id) {
+            return Err(Code::NOT_SUPPORTED);
+        }
         allocate(driver, pointer, bytes, "cuMemAllocAsync", true)
     }
 
@@ -56,6 +62,7 @@ entries! {
         if pointer == 0 {
             return Ok(());
         }
+        driver.context()?.captures.expect_unsafe_allowed(thread())?;
         let block = driver.context()?.blocks.start_mut(pointer).ok_or(Code::INVALID_VALUE)?;
         if !block.pooled && driver.dead.is_none() {
             // An error of the device is reported; the memory is gone all the same.
@@ -78,6 +85,9 @@ entries! {
         if pointer == 0 {
             return Ok(());
         }
+        if !dead && context.captures.is_capturing(id) {
+            return Err(Code::NOT_SUPPORTED);
+        }
         let block = context.blocks.start_mut(pointer).ok_or(Code::INVALID_VALUE)?;
         block.freed = true;
         if dead {
@@ -97,6 +107,7 @@ entries! {
     // CUDA Driver API, cuMemHostAlloc: "The Flags parameter enables different options", three; others are
     // CUDA_ERROR_INVALID_VALUE.
     Context fn cuMemHostAlloc(pointer: Out<usize>, bytes: usize, flags: c_uint) |driver| {
+        driver.context()?.captures.expect_unsafe_allowed(thread())?;
         let pointer = pointer.checked()?;
         if flags & !HOST_FLAGS != 0 {
             return Err(Code::INVALID_VALUE);
@@ -113,6 +124,7 @@ entries! {
         if pointer.address() == 0 {
             return Ok(());
         }
+        driver.context()?.captures.expect_unsafe_allowed(thread())?;
         if !driver.context()?.pinned.contains_key(&pointer.address()) {
             return Err(Code::INVALID_VALUE);
         }

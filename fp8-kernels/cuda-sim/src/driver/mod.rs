@@ -5,6 +5,7 @@ pub(crate) mod copies;
 pub(crate) mod devices;
 pub(crate) mod events;
 pub(crate) mod functions;
+pub(crate) mod graphs;
 pub(crate) mod init;
 pub(crate) mod launch;
 pub(crate) mod memory;

@@ -2,14 +2,17 @@
 
 use core::ffi::{c_int, c_uint};
 
+use crate::capture::CaptureMode;
 use crate::code::{Code, Outcome};
 use crate::entry::entries;
 use crate::ffi::Out;
 use crate::queue::{StreamId, Until};
-use crate::state::{CONTEXT, Driver, unless_stalled};
+use crate::state::{CONTEXT, Driver, thread, unless_stalled};
 
 /// Tag of stream handles.
 const KIND: u64 = 1;
+/// Tag of graphs' handles.
+const GRAPH: u64 = 10;
 const NON_BLOCKING: c_uint = 1;
 const GREATEST_PRIORITY: c_int = -5;
 
@@ -47,14 +50,19 @@ entries! {
     }
 
     Context fn cuStreamSynchronize(stream: u64) |driver| {
-        let id = driver.context()?.queue.find(stream)?;
+        let context = driver.context()?;
+        let id = context.queue.find(stream)?;
+        context.captures.expect_outside(id)?;
         driver.drive(Until::Stream(id))
     }
 
     // CUDA Driver API, cuStreamQuery: "Returns CUDA_SUCCESS if all operations in the stream specified by hStream have
     // completed, or CUDA_ERROR_NOT_READY if not." A query moves the device by one step, so that polling ends.
     Context fn cuStreamQuery(stream: u64) |driver| {
-        let until = Until::Stream(driver.context()?.queue.find(stream)?);
+        let context = driver.context()?;
+        let id = context.queue.find(stream)?;
+        context.captures.expect_outside(id)?;
+        let until = Until::Stream(id);
         unless_stalled(driver.step(until))?;
         if driver.context()?.queue.is_done(until) { Ok(()) } else { Err(Code::NOT_READY) }
     }
@@ -65,9 +73,13 @@ entries! {
         if flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        let queue = &mut driver.context()?.queue;
-        let id = queue.find(stream)?;
-        queue.wait(id, event)?;
+        let context = driver.context()?;
+        let id = context.queue.find(stream)?;
+        context.queue.event(event)?;
+        if context.captures.wait(id, event)? {
+            return Ok(());
+        }
+        context.queue.wait(id, event)?;
         driver.after_submit(id)
     }
 
@@ -90,20 +102,33 @@ entries! {
     }
 
     Context fn cuStreamIsCapturing(stream: u64, status: Out<c_int>) |driver| {
-        driver.context()?.queue.find(stream)?;
-        status.set(0) // CU_STREAM_CAPTURE_STATUS_NONE
+        let context = driver.context()?;
+        let id = context.queue.find(stream)?;
+        status.set(context.captures.status(id))
     }
 
-    // CUDA Driver API, CUDA_ERROR_NOT_SUPPORTED: "the attempted operation is not supported on the current system or
-    // device". Capture is not simulated.
-    Context fn cuStreamBeginCapture_v2(stream: u64, _mode: c_int) |driver| {
-        driver.context()?.queue.find(stream)?;
-        Err(Code::NOT_SUPPORTED)
+    Context fn cuStreamBeginCapture_v2(stream: u64, mode: c_int) |driver| {
+        let mode = match mode {
+            0 => CaptureMode::Global,
+            1 => CaptureMode::ThreadLocal,
+            2 => CaptureMode::Relaxed,
+            _ => return Err(Code::INVALID_VALUE),
+        };
+        let context = driver.context()?;
+        let id = context.queue.find(stream)?;
+        let blocking = context.queue.stream(id).is_some_and(|stream| stream.blocking);
+        context.captures.begin(id, blocking, mode, thread())
     }
 
-    // As cuStreamBeginCapture.
-    Context fn cuStreamEndCapture(stream: u64, _graph: Out<u64>) |driver| {
-        driver.context()?.queue.find(stream)?;
-        Err(Code::NOT_SUPPORTED)
+    // CUDA Driver API, cuStreamEndCapture: "If phGraph is invalidated … a NULL graph" is returned.
+    Context fn cuStreamEndCapture(stream: u64, graph: Out<u64>) |driver| {
+        let graph = graph.checked()?;
+        graph.set(0)?;
+        let handle = driver.handle(GRAPH);
+        let context = driver.context()?;
+        let id = context.queue.find(stream)?;
+        let work = context.captures.end(id, thread())?;
+        context.captures.graphs.insert(handle, work);
+        graph.set(handle)
     }
 }

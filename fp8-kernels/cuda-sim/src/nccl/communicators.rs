@@ -39,7 +39,6 @@ pub(crate) struct Communicator {
     pub(crate) ranks: usize,
     pub(crate) is_blocking: bool,
     link: Link,
-    rounds: u64,
     shared: Arc<Shared>,
     /// Posted, and not yet in their streams: calls of a communicator that does not block.
     posted: Vec<(u64, Box<Collective>)>,
@@ -93,7 +92,6 @@ impl Driver {
             ranks: hello.ranks,
             is_blocking,
             link,
-            rounds: 0,
             shared: Arc::default(),
             posted: Vec::new(),
             is_finalized: false,
@@ -114,10 +112,9 @@ impl Driver {
             .map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)?;
         let known = self.communicators.get(handle)?;
         let bytes = shape.bytes(known.rank, known.ranks).ok_or(Code::NCCL_INVALID_ARGUMENT)?;
-        known.shared.outstanding.fetch_add(1, Ordering::AcqRel);
         let collective = Collective {
             link: known.link.clone(),
-            round: known.rounds,
+            round: None,
             shape,
             from,
             to,
@@ -125,7 +122,6 @@ impl Driver {
             has_arrived: false,
             shared: known.shared.clone(),
         };
-        known.rounds += 1;
         known.posted.push((stream, Box::new(collective)));
         Ok(())
     }
@@ -134,6 +130,9 @@ impl Driver {
     pub(crate) fn enqueue_posted(&mut self, handle: u64) -> Outcome {
         for (stream, collective) in std::mem::take(&mut self.communicators.get(handle)?.posted) {
             let stream = self.context()?.queue.find(stream).map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)?;
+            // In capture it becomes a node of the graph, and each launch of that a collective.
+            let is_node = self.context()?.captures.is_capturing(stream);
+            let collective = if is_node { collective } else { Box::new(collective.started()) };
             self.submit(stream, Work::Collective(collective)).map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)?;
         }
         Ok(())

@@ -136,7 +136,7 @@ fn vector(m: &mut Mods<'_>, s: &Statement<'_>) -> Result<(usize, Ty)> {
     }
 }
 
-fn memory(
+pub(super) fn memory(
     b: &mut Builder,
     s: &Statement<'_>,
     index: usize,

@@ -4,6 +4,7 @@ mod control;
 mod convert;
 mod float;
 mod integer;
+mod matrix;
 mod memory;
 mod packed;
 
@@ -81,6 +82,9 @@ pub(crate) fn decode(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Statemen
         "ld" | "ldu" => memory::load(b, m, s, base == "ldu"),
         "st" => memory::store(b, m, s),
         "atom" | "red" => memory::atomic(b, m, s, base == "red"),
+        "cp" => matrix::copy(b, m, s),
+        "mma" => matrix::multiply(b, m, s),
+        "ldmatrix" => matrix::load(b, m, s),
         "prefetch" | "prefetchu" | "isspacep" => s.error("this opcode is not known"),
         _ => control::flow(b, base, m, s),
     }

@@ -118,7 +118,7 @@ impl Machine<'_> {
     }
 
     #[cold]
-    fn misplaced<T>(&self, mem: &Mem, spot: Spot, lane: usize, kind: Kind) -> Step<T> {
+    pub(super) fn misplaced<T>(&self, mem: &Mem, spot: Spot, lane: usize, kind: Kind) -> Step<T> {
         let total = mem.bytes * mem.count;
         let (text, label) = self.describe(mem, spot);
         let freed = spot.space != Space::Shared && self.space.place(spot.address).freed;

@@ -99,6 +99,8 @@ fn registers(op: &Op) -> (Vec<Reg>, Vec<Reg>) {
             Together::Reduce { d, a, .. } | Together::MatchAny { d, a } | Together::MatchAll { d, a, .. } => {
                 (vec![*d], vec![*a])
             }
+            Together::Multiply { d, a, b, c, .. } => (d.to_vec(), [&a[..], b, c].concat()),
+            Together::LoadMatrix { d, .. } => (d.iter().flatten().copied().collect(), Vec::new()),
             Together::Barrier => (Vec::new(), Vec::new()),
         },
         _ => (Vec::new(), Vec::new()),
@@ -121,7 +123,10 @@ impl Machine<'_> {
             let line = inst.loc.and_then(|loc| self.kernel.lines.get(loc as usize));
             let place =
                 line.map_or(format!("PTX line {}", inst.line), |l| format!("{l}, PTX line {}", inst.line));
-            if let Op::Load { mem, .. } | Op::Atomic { mem, .. } = &inst.op {
+            if let Op::Load { mem, .. }
+            | Op::Atomic { mem, .. }
+            | Op::Together { what: Together::LoadMatrix { mem, .. }, .. } = &inst.op
+            {
                 let name =
                     mem.array.and_then(|a| self.kernel.arrays.get(a)).map(|a| format!(" '{}'", a.name));
                 let space = match mem.space {
@@ -173,7 +178,12 @@ impl Machine<'_> {
         } else {
             format!("thread ({x}, {y}, {z}) of this block")
         };
-        let (kind, why) = if conflict.non_coherent {
+        let (kind, why) = if conflict.in_flight {
+            let detail = format!(
+                "this thread {does} {text}, into which {who} copies asynchronously: the copy has not been waited for"
+            );
+            return Fault::new(Kind::Race, lane, detail).address(address, label).fail();
+        } else if conflict.non_coherent {
             (Kind::NonCoherentRead, "one of them through the read-only path")
         } else if conflict.other_block {
             (Kind::Race, "nothing orders blocks")

@@ -3,8 +3,10 @@
 mod access;
 mod atomic;
 mod convert;
+mod copy;
 mod fault;
 mod group;
+mod matrix;
 mod together;
 mod warp;
 

@@ -13,7 +13,7 @@ impl Warp {
     /// them. True if it was done.
     pub(super) fn meet(
         &mut self,
-        machine: &Machine<'_>,
+        machine: &mut Machine<'_>,
         what: &Together,
         members: Reg,
         mask: u32,
@@ -51,7 +51,8 @@ impl Warp {
 
     /// With every lane waiting or gone: does the warp-wide operations whose members are all there. An error if lanes
     /// are parked and none can go on.
-    pub(super) fn settle(&mut self, machine: &Machine<'_>) -> Step<bool> {
+    pub(super) fn settle(&mut self, machine: &mut Machine<'_>) -> Step<bool> {
+        let kernel = machine.kernel;
         let mut went = false;
         let mut absent = None;
         let mut rest = self.parked;
@@ -59,8 +60,7 @@ impl Warp {
             let lane = rest.trailing_zeros() as usize;
             let pc = self.pc[lane];
             rest &= rest - 1;
-            let Some(Inst { op: Op::Together { what, mask: members }, .. }) = machine.kernel.code.get(pc)
-            else {
+            let Some(Inst { op: Op::Together { what, mask: members }, .. }) = kernel.code.get(pc) else {
                 continue;
             };
             let wanted = self.regs.lane(*members, lane) as u32;
@@ -80,7 +80,7 @@ impl Warp {
             went = true;
         }
         if let (false, Some((lane, other, wanted))) = (went, absent) {
-            let line = |l: usize| machine.kernel.code.get(self.pc[l]).map_or(0, |inst| inst.line);
+            let line = |l: usize| kernel.code.get(self.pc[l]).map_or(0, |inst| inst.line);
             let place = if self.exists >> other & 1 == 0 {
                 "does not exist in this block".to_owned()
             } else if self.exited >> other & 1 == 1 {
@@ -99,7 +99,7 @@ impl Warp {
     }
 
     /// Does `what` for `members`, all of which are here.
-    fn together(&mut self, machine: &Machine<'_>, what: &Together, members: u32) -> Step {
+    fn together(&mut self, machine: &mut Machine<'_>, what: &Together, members: u32) -> Step {
         match *what {
             Together::Shuffle { kind, d, p, a, b, c } => {
                 self.shuffle(machine, kind, (d, p), (a, b, c), members)?
@@ -153,6 +153,11 @@ impl Warp {
                 }
             }
             Together::Barrier => {}
+            // These wait for all lanes, and promise nothing about memory.
+            Together::Multiply { half, d, a, b, c } => return self.multiply(machine, half, d, (a, b, c)),
+            Together::LoadMatrix { mem, d, transposed } => {
+                return self.load_matrix(machine, &mem, d, transposed);
+            }
         }
         let clock = self.clock;
         let mut latest = 0;

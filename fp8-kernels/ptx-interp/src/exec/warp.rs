@@ -3,6 +3,7 @@
 //! Lanes that jump back run later than those behind them in the text, so structured code comes together again without
 //! any knowledge of its structure.
 
+use super::copy::Copies;
 use super::fault::Fault;
 use super::{Machine, Step, convert};
 use crate::ir::{Cond, Inst, Logic, Op, Special};
@@ -31,6 +32,8 @@ pub(crate) struct Warp {
     /// Lamport clocks of the lanes, counted from the last barrier.
     pub(crate) clock: [u32; 32],
     pub(crate) local: Region,
+    /// Asynchronous copies under way.
+    pub(super) copies: Copies,
     pub(crate) index: usize,
     steps: u64,
     /// The marks of a warp that has not run: constants and special registers are written.
@@ -60,6 +63,7 @@ impl Warp {
             at: 0,
             next: usize::MAX,
             clock: [0; 32],
+            copies: Copies::default(),
             local: Region::new(0, machine.kernel.local_bytes * 32, "local memory"),
             index,
             steps: 0,
@@ -83,6 +87,7 @@ impl Warp {
         self.pc = [0; 32];
         (self.exited, self.at_barrier, self.parked, self.active) = (0, 0, 0, 0);
         (self.clock, self.steps) = ([0; 32], 0);
+        self.copies = Copies::default();
         let [w, d, p] = &self.fresh;
         self.regs.w_set.copy_from_slice(w);
         self.regs.d_set.copy_from_slice(d);
@@ -415,6 +420,9 @@ impl Warp {
                 lanes(mask).for_each(|lane| self.regs.put(*d, lane, value));
                 self.regs.mark(*d, mask, !0);
             }
+            Op::Copy { to, from, size } => self.copy(machine, to, from, *size, mask)?,
+            Op::Commit => self.copies.commit(mask),
+            Op::Wait { most } => self.wait(machine, *most, mask),
             Op::Trap => {
                 let lane = mask.trailing_zeros() as usize & 31;
                 return Fault::new(Kind::Trap, lane, "the kernel stopped itself").fail();

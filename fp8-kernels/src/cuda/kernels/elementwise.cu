@@ -68,8 +68,14 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
+// Where there is a norm, the factor is the largest that it may be: x becomes that long if it is longer, and not infinite.
 extern "C" __global__ void __launch_bounds__(256)
-    elementwise_scale_in_place(void* x, u64 n, int dtype, float factor) {
+    elementwise_scale_in_place(void* x, u64 n, int dtype, float factor, const float* norm) {
+    if (norm) {
+        const float length = *norm;
+        if (!(length > factor && length < INFINITY_F)) return;
+        factor = factor / length;
+    }
     for (u64 chunk = grid_thread(); chunk * 8 < n; chunk += grid_threads()) {
         u64 i = chunk * 8;
         if (i + 8 <= n) {

@@ -1,0 +1,110 @@
+//! Which products the library takes.
+
+use super::types::{Layout, Operation, Type};
+use crate::code::{Code, Outcome};
+use crate::device::Arch;
+
+/// Epilogues: the plain one, and a bias of one value a row of D.
+const DEFAULT: u32 = 1;
+const BIAS: u32 = 4;
+
+/// A product that was found to be allowed: D, `m` by `n`, from `k` products each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    /// A, B, C, D.
+    pub(super) types: [Type; 4],
+    pub(super) bias: Option<Type>,
+}
+
+/// Refuses what cublasLtMatmul's documentation refuses, pointers aside.
+pub(super) fn check(arch: Arch, operation: &Operation, layouts: [&Layout; 4]) -> Outcome<Shape> {
+    for layout in layouts {
+        // cublasLtMatrixLayoutCreate: the leading dimension is at least the number of rows; a matrix of no elements has
+        // none that a kernel could read.
+        let fits = u64::try_from(layout.ld).is_ok_and(|ld| ld >= layout.rows);
+        if !fits || layout.rows == 0 || layout.cols == 0 {
+            return Err(Code::BLAS_INVALID_VALUE);
+        }
+    }
+    let [a, b, c, d] = layouts;
+    let flip = |layout: &Layout, flipped: bool| {
+        if flipped { (layout.cols, layout.rows) } else { (layout.rows, layout.cols) }
+    };
+    let ((m, k), (kb, n)) = (flip(a, operation.transposed[0]), flip(b, operation.transposed[1]));
+    if k != kb || (d.rows, d.cols) != (m, n) || (c.rows, c.cols) != (m, n) {
+        return Err(Code::BLAS_INVALID_VALUE);
+    }
+    let mut types = [Type::F32; 4];
+    for (kind, layout) in types.iter_mut().zip(layouts) {
+        *kind = Type::from_number(layout.kind)?;
+    }
+    expect_types(types)?;
+    let [ta, tb, _, td] = types;
+    if ta.is_fp8() || tb.is_fp8() {
+        expect_fp8(arch, operation, layouts)?;
+    }
+    // CUBLASLT_MATMUL_DESC_D_SCALE_POINTER and AMAX_D_POINTER: for an output in FP8 alone.
+    if !td.is_fp8() && (operation.scales[3] != 0 || operation.amax_d != 0) {
+        return Err(Code::BLAS_NOT_SUPPORTED);
+    }
+    let bias = match operation.epilogue {
+        DEFAULT => None,
+        BIAS => Some(bias_type(operation, types)?),
+        _ => return Err(Code::BLAS_NOT_SUPPORTED),
+    };
+    let size = |count: u64| usize::try_from(count).map_err(|_| Code::BLAS_INVALID_VALUE);
+    Ok(Shape { m: size(m)?, n: size(n)?, k: size(k)?, types, bias })
+}
+
+/// The table of types of cublasLtMatmul for CUBLAS_COMPUTE_32F. For FP8 inputs: "A and B … one of them may be E5M2", not
+/// both; C in bf16 or f16 where D is in FP8.
+fn expect_types([a, b, c, d]: [Type; 4]) -> Outcome {
+    use Type::{Bf16, E4m3, E5m2, F16, F32};
+    let is_listed = match (a, b) {
+        (E4m3, E4m3) | (E4m3, E5m2) | (E5m2, E4m3) => {
+            (c == d && !d.is_fp8()) || (d == E4m3 && matches!(c, Bf16 | F16)) || {
+                // D in E5M2: one input in E5M2.
+                d == E5m2 && matches!(c, Bf16 | F16) && (a, b) != (E4m3, E4m3)
+            }
+        }
+        (Bf16, Bf16) => c == d && matches!(d, Bf16 | F32),
+        (F16, F16) => c == d && matches!(d, F16 | F32),
+        (F32, F32) => c == d && d == F32,
+        _ => false,
+    };
+    if is_listed { Ok(()) } else { Err(Code::BLAS_NOT_SUPPORTED) }
+}
+
+/// cublasLtMatmul, "To use FP8 kernels, the following set of requirements must be satisfied": "All matrix dimensions must
+/// meet the optimal requirements listed in Tensor Core Usage (i.e. pointers and matrix dimension must support 16-byte
+/// alignment)"; "A must be transposed and B non-transposed (The "TN" format)" on compute capability 8.9, 9.0 and 12.0;
+/// "The compute type must be CUBLAS_COMPUTE_32F"; "The scale type must be CUDA_R_32F".
+fn expect_fp8(arch: Arch, operation: &Operation, layouts: [&Layout; 4]) -> Outcome {
+    let any_layout = (100..120).contains(&arch.number());
+    if !any_layout && operation.transposed != [true, false] {
+        return Err(Code::BLAS_NOT_SUPPORTED);
+    }
+    for layout in layouts {
+        if !layout.rows.is_multiple_of(16) || !layout.cols.is_multiple_of(16) || layout.ld % 16 != 0 {
+            return Err(Code::BLAS_NOT_SUPPORTED);
+        }
+    }
+    Ok(())
+}
+
+/// CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE and the tables of types: bf16 for outputs in bf16, f32 and FP8 of FP8 inputs, f16
+/// for f16; else the type of D.
+fn bias_type(operation: &Operation, [a, _, c, d]: [Type; 4]) -> Outcome<Type> {
+    let wanted = match d {
+        Type::F32 if a.is_fp8() => Type::Bf16,
+        Type::E4m3 | Type::E5m2 => c,
+        d => d,
+    };
+    match operation.bias_type.map(Type::from_number).transpose()? {
+        Some(given) if given != wanted => Err(Code::BLAS_NOT_SUPPORTED),
+        _ => Ok(wanted),
+    }
+}

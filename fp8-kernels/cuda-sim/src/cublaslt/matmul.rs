@@ -1,0 +1,174 @@
+//! Heuristics and the product's call.
+
+use core::ffi::c_int;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::check::{Shape, check};
+use super::product::Product;
+use super::types::{Layout, Operation};
+use super::{find, invalid};
+use crate::code::{Code, Outcome};
+use crate::entry::entries;
+use crate::ffi::{Array, Out};
+use crate::state::Driver;
+use crate::work::Work;
+
+/// `cublasLtMatmulAlgo_t`: the number of a kernel, and the product that it was found for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+struct Algo {
+    number: u64,
+    product: u64,
+    rest: [u64; 6],
+}
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Found {
+    algo: Algo,
+    workspace: usize,
+    status: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// The kernels, best first as heuristics think: bytes of workspace, and how slow each is. The best is the second, so that
+/// a search finds something.
+const KERNELS: [(usize, u64); 3] = [(0, 5), (64 << 10, 4), (1 << 20, 9)];
+const TAG: u64 = 0x5eed_a190_0000_0000;
+
+/// One call's product, looked up.
+struct Asked {
+    operation: Operation,
+    layouts: [Layout; 4],
+    shape: Shape,
+    hash: u64,
+}
+
+/// cublasLtMatmul, heuristics and checks alike: CUBLAS_STATUS_NOT_INITIALIZED for a handle that is none.
+fn asked(driver: &Driver, library: u64, operation: u64, layouts: [u64; 4]) -> Outcome<Asked> {
+    if !driver.blas.libraries.contains_key(&library) {
+        return Err(Code::BLAS_NOT_INITIALIZED);
+    }
+    let operation = *find(&driver.blas.operations, operation)?;
+    let mut found = [Layout { kind: 0, rows: 0, cols: 0, ld: 0 }; 4];
+    for (layout, handle) in found.iter_mut().zip(layouts) {
+        *layout = *find(&driver.blas.layouts, handle)?;
+    }
+    let [a, b, c, d] = &found;
+    let shape = check(driver.settings.arch, &operation, [a, b, c, d])?;
+    // A kernel is chosen for types and sizes; pointers may change.
+    let mut hasher = DefaultHasher::new();
+    (operation.transposed, operation.epilogue, operation.fast, found).hash(&mut hasher);
+    Ok(Asked { operation, layouts: found, shape, hash: hasher.finish() })
+}
+
+/// cublasLtMatmulAlgoCheck: CUBLAS_STATUS_NOT_SUPPORTED for an algorithm that does not fit the product.
+fn kernel(algo: &Algo, hash: u64) -> Outcome<(usize, u64)> {
+    let index = usize::try_from(algo.number ^ TAG).map_err(|_| Code::BLAS_INVALID_VALUE)?;
+    let kernel = KERNELS.get(index).ok_or(Code::BLAS_INVALID_VALUE)?;
+    if algo.product == hash { Ok(*kernel) } else { Err(Code::BLAS_NOT_SUPPORTED) }
+}
+
+fn result(index: usize, hash: u64) -> Found {
+    let algo = Algo { number: TAG ^ index as u64, product: hash, rest: [0; 6] };
+    Found { algo, workspace: KERNELS[index].0, status: 0, waves: 1.0, reserved: [0; 4] }
+}
+
+/// Pointers: 16 bytes aligned for FP8 ("pointers … must support 16-byte alignment"), else to their elements; each matrix,
+/// vector and factor in one allocation. A real library reads beyond and faults; here the call says so.
+fn expect_memory(driver: &mut Driver, asked: &Asked, addresses: [u64; 4], beta: f32) -> Outcome {
+    let Asked { operation, layouts, shape, .. } = asked;
+    let is_fp8 = shape.types[0].is_fp8();
+    for (index, (address, layout)) in addresses.into_iter().zip(layouts).enumerate() {
+        let size = shape.types[index].size() as u64;
+        let unread = index == 2 && beta == 0.0;
+        let bytes = ((layout.cols - 1) * layout.ld.unsigned_abs() + layout.rows) * size;
+        let aligned = address.is_multiple_of(if is_fp8 { 16 } else { size });
+        if !unread && !(aligned && driver.context()?.blocks.holds(address, bytes)) {
+            return Err(Code::BLAS_INVALID_VALUE);
+        }
+    }
+    let bias_bytes = shape.bias.map_or(0, |kind| shape.m * kind.size()) as u64;
+    let optional = operation.scales.into_iter().chain([operation.amax_d]).filter(|address| *address != 0);
+    let factors = optional.map(|address| (address, 4));
+    for (address, bytes) in factors.chain((bias_bytes > 0).then_some((operation.bias, bias_bytes))) {
+        if !driver.context()?.blocks.holds(address, bytes) || !address.is_multiple_of(bytes.min(2)) {
+            return Err(Code::BLAS_INVALID_VALUE);
+        }
+    }
+    Ok(())
+}
+
+entries! {
+    Nothing fn cublasLtMatmulAlgoGetHeuristic(
+        library: u64, operation: u64, a: u64, b: u64, c: u64, d: u64, preference: u64, requested: c_int,
+        results: Out<Found>, returned: Out<c_int>,
+    ) |driver| {
+        let returned = invalid(returned.checked())?;
+        returned.set(0).map_err(|_| Code::BLAS_INVALID_VALUE)?;
+        let requested = usize::try_from(requested).ok().filter(|count| *count > 0).ok_or(Code::BLAS_INVALID_VALUE)?;
+        let preference = *find(&driver.blas.preferences, preference)?;
+        let asked = asked(driver, library, operation, [a, b, c, d])?;
+        // "pointers … must support 16-byte alignment": what a caller promises decides.
+        let promised = preference.alignment.iter().all(|bytes| bytes.is_none_or(|bytes| bytes >= 16));
+        if asked.shape.types[0].is_fp8() && !promised {
+            return Err(Code::BLAS_NOT_SUPPORTED);
+        }
+        let fits = |index: &usize| KERNELS[*index].0 as u64 <= preference.workspace;
+        let found: Vec<Found> =
+            (0..KERNELS.len()).filter(fits).take(requested).map(|index| result(index, asked.hash)).collect();
+        invalid(results.set_all(&found))?;
+        invalid(returned.set(c_int::try_from(found.len()).unwrap_or(0)))
+    }
+
+    Nothing fn cublasLtMatmulAlgoCheck(
+        library: u64, operation: u64, a: u64, b: u64, c: u64, d: u64, algo: Array<Algo>, out: Out<Found>,
+    ) |driver| {
+        let out = invalid(out.checked())?;
+        let asked = asked(driver, library, operation, [a, b, c, d])?;
+        let algo = invalid(algo.take(1))?;
+        kernel(&algo[0], asked.hash)?;
+        invalid(out.set(result((algo[0].number ^ TAG) as usize, asked.hash)))
+    }
+
+    Nothing fn cublasLtMatmul(
+        library: u64, operation: u64, alpha: Array<f32>, a: u64, a_layout: u64, b: u64, b_layout: u64,
+        beta: Array<f32>, c: u64, c_layout: u64, d: u64, d_layout: u64, algo: Array<Algo>,
+        workspace: u64, bytes: usize, stream: u64,
+    ) |driver| {
+        // CUBLAS_STATUS_EXECUTION_FAILED: "cuBLAS reported an execution error from the device".
+        driver.expect_healthy().map_err(|_| Code::BLAS_EXECUTION_FAILED)?;
+        let asked = asked(driver, library, operation, [a_layout, b_layout, c_layout, d_layout])?;
+        let (alpha, beta) = (invalid(alpha.take(1))?[0], invalid(beta.take(1))?[0]);
+        expect_memory(driver, &asked, [a, b, c, d], beta)?;
+        // "algo: … When NULL, an implicit heuristics query with default search preferences will be performed".
+        let (needed, slowness) = match algo.is_null() {
+            true => KERNELS[0],
+            false => kernel(&invalid(algo.take(1))?[0], asked.hash)?,
+        };
+        // "workspaceSizeInBytes: Size of the workspace"; a kernel that needs more is not run. "workspace … must be 16B
+        // aligned", and 256 for the fastest kernels.
+        let context = driver.context().map_err(|_| Code::BLAS_EXECUTION_FAILED)?;
+        if bytes < needed || (needed > 0 && !(workspace.is_multiple_of(16) && context.blocks.holds(workspace, bytes as u64))) {
+            return Err(Code::BLAS_INVALID_VALUE);
+        }
+        let id = context.queue.find(stream).map_err(|_| Code::BLAS_INVALID_VALUE)?;
+        let Asked { operation, layouts, shape, .. } = asked;
+        let product = Product {
+            shape,
+            transposed: operation.transposed,
+            addresses: [a, b, c, d],
+            lds: layouts.map(|layout| layout.ld.unsigned_abs() as usize),
+            alpha,
+            beta,
+            bias: operation.bias,
+            scales: operation.scales,
+            amax_d: operation.amax_d,
+            workspace: (workspace, needed),
+            slowness,
+        };
+        driver.submit(id, Work::Product(product)).map_err(|_| Code::BLAS_EXECUTION_FAILED)
+    }
+}

@@ -1,0 +1,144 @@
+//! The product, when its turn in the stream comes.
+
+use fp8_format::{E4M3, E5M2};
+use half::{bf16, f16};
+use ptx_interp::Memory;
+
+use super::check::Shape;
+use super::types::Type;
+use crate::work::Fault;
+
+/// One queued product. Addresses are the device's; 0 stands for none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub(super) shape: Shape,
+    /// A, B.
+    pub(super) transposed: [bool; 2],
+    /// A, B, C, D.
+    pub(super) addresses: [u64; 4],
+    pub(super) lds: [usize; 4],
+    pub(super) alpha: f32,
+    pub(super) beta: f32,
+    pub(super) bias: u64,
+    /// A, B, C, D.
+    pub(super) scales: [u64; 4],
+    pub(super) amax_d: u64,
+    /// Address and bytes.
+    pub(super) workspace: (u64, usize),
+    /// What the chosen kernel takes of the usual time.
+    pub(super) slowness: u64,
+}
+
+impl Product {
+    /// Computes D and answers with the simulated nanoseconds it took.
+    pub(crate) fn perform(&self, memory: &Memory) -> Result<u64, Fault> {
+        let Shape { m, n, k, types: [ta, tb, tc, td], bias } = self.shape;
+        let [scale_a, scale_b, scale_c, scale_d] = self.factors(memory)?;
+        // Columns of A's rows: `a[i + kk·m]`; B by columns: `b[kk + j·k]`.
+        let a = self.matrix(memory, 0, ta, if self.transposed[0] { [k, m] } else { [m, k] })?;
+        let a = if self.transposed[0] { turned(&a, k, m) } else { a };
+        let b = self.matrix(memory, 1, tb, if self.transposed[1] { [n, k] } else { [k, n] })?;
+        let b = if self.transposed[1] { turned(&b, n, k) } else { b };
+        let c = if self.beta == 0.0 { Vec::new() } else { self.matrix(memory, 2, tc, [m, n])? };
+        let bias = match bias {
+            Some(kind) => values(&read(memory, self.bias, m * kind.size())?, kind),
+            None => Vec::new(),
+        };
+        // A kernel's partial sums: whoever else keeps anything there loses it.
+        let (workspace, bytes) = self.workspace;
+        if bytes > 0 {
+            memory.fill(workspace, &[0x5a], bytes)?;
+        }
+        let (mut amax, mut sums) = (0.0f32, vec![0.0f32; m]);
+        for j in 0..n {
+            sums.fill(0.0);
+            for kk in 0..k {
+                let factor = b[kk + j * k];
+                for (sum, value) in sums.iter_mut().zip(&a[kk * m..][..m]) {
+                    *sum += value * factor;
+                }
+            }
+            for (i, sum) in sums.iter_mut().enumerate() {
+                // B first: for the caller's row-major product that is its left operand.
+                *sum = *sum * scale_b * scale_a * self.alpha;
+                if self.beta != 0.0 {
+                    *sum += self.beta * scale_c * c[i + j * m];
+                }
+                if let Some(bias) = bias.get(i) {
+                    *sum += bias;
+                }
+                amax = amax.max(sum.abs());
+                if td.is_fp8() {
+                    *sum *= scale_d;
+                }
+            }
+            let at = self.addresses[3] + (j * self.lds[3] * td.size()) as u64;
+            memory.write(at, &bytes_of(&sums, td))?;
+        }
+        if self.amax_d != 0 {
+            memory.write(self.amax_d, &amax.to_le_bytes())?;
+        }
+        Ok(2000 + (m * n * k) as u64 / 1000 * self.slowness / 4)
+    }
+
+    /// 1 for a scale that was not given.
+    fn factors(&self, memory: &Memory) -> Result<[f32; 4], Fault> {
+        let mut factors = [1.0f32; 4];
+        for (factor, address) in factors.iter_mut().zip(self.scales) {
+            if address != 0 {
+                let mut bytes = [0; 4];
+                memory.read(address, &mut bytes)?;
+                *factor = f32::from_le_bytes(bytes);
+            }
+        }
+        Ok(factors)
+    }
+
+    /// The elements of a matrix as stored, column by column without gaps.
+    fn matrix(
+        &self,
+        memory: &Memory,
+        index: usize,
+        kind: Type,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Vec<f32>, Fault> {
+        let mut all = Vec::with_capacity(rows * cols);
+        for col in 0..cols {
+            let at = self.addresses[index] + (col * self.lds[index] * kind.size()) as u64;
+            all.extend(values(&read(memory, at, rows * kind.size())?, kind));
+        }
+        Ok(all)
+    }
+}
+
+fn read(memory: &Memory, address: u64, bytes: usize) -> Result<Vec<u8>, Fault> {
+    let mut all = vec![0; bytes];
+    memory.read(address, &mut all)?;
+    Ok(all)
+}
+
+/// The transpose of a column-major matrix.
+fn turned(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+    (0..rows).flat_map(|row| (0..cols).map(move |col| x[row + col * rows])).collect()
+}
+
+fn values(bytes: &[u8], kind: Type) -> Vec<f32> {
+    let halves = || bytes.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes(*pair));
+    match kind {
+        Type::F32 => bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect(),
+        Type::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
+        Type::Bf16 => halves().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
+        Type::E4m3 => bytes.iter().map(|code| E4M3::from_bits(*code).to_f32()).collect(),
+        Type::E5m2 => bytes.iter().map(|code| E5M2::from_bits(*code).to_f32()).collect(),
+    }
+}
+
+fn bytes_of(values: &[f32], kind: Type) -> Vec<u8> {
+    match kind {
+        Type::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        Type::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        Type::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        Type::E4m3 => values.iter().map(|v| E4M3::from_f32_saturating(*v).to_bits()).collect(),
+        Type::E5m2 => values.iter().map(|v| E5M2::from_f32_saturating(*v).to_bits()).collect(),
+    }
+}

@@ -1,0 +1,71 @@
+//! What descriptors hold.
+
+use crate::code::{Code, Outcome};
+
+/// `cudaDataType_t`, as far as the products here use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Type {
+    F32,
+    F16,
+    Bf16,
+    E4m3,
+    E5m2,
+}
+
+impl Type {
+    /// cuBLAS documentation, cublasLtMatmul: types outside its tables are CUBLAS_STATUS_NOT_SUPPORTED.
+    pub(crate) fn from_number(number: i32) -> Outcome<Self> {
+        match number {
+            0 => Ok(Self::F32),
+            2 => Ok(Self::F16),
+            14 => Ok(Self::Bf16),
+            28 => Ok(Self::E4m3),
+            29 => Ok(Self::E5m2),
+            _ => Err(Code::BLAS_NOT_SUPPORTED),
+        }
+    }
+
+    pub(crate) const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::E4m3 | Self::E5m2 => 1,
+        }
+    }
+
+    pub(crate) const fn is_fp8(self) -> bool {
+        matches!(self, Self::E4m3 | Self::E5m2)
+    }
+}
+
+/// `cublasLtMatmulDesc_t`. Pointers are device addresses; 0 stands for one that was not set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Operation {
+    /// A, B.
+    pub(crate) transposed: [bool; 2],
+    pub(crate) epilogue: u32,
+    pub(crate) bias: u64,
+    /// None where it was not set: D's type, or for FP8 inputs the one that D's type demands.
+    pub(crate) bias_type: Option<i32>,
+    /// A, B, C, D.
+    pub(crate) scales: [u64; 4],
+    pub(crate) amax_d: u64,
+    pub(crate) fast: bool,
+}
+
+/// `cublasLtMatrixLayout_t`: column-major.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Layout {
+    pub(crate) kind: i32,
+    pub(crate) rows: u64,
+    pub(crate) cols: u64,
+    pub(crate) ld: i64,
+}
+
+/// `cublasLtMatmulPreference_t`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Preference {
+    pub(crate) workspace: u64,
+    /// What the caller promises of pointers: 256 bytes where it says nothing.
+    pub(crate) alignment: [Option<u32>; 4],
+}

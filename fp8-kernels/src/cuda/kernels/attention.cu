@@ -1,0 +1,163 @@
+#include "attention.cuh"
+// Attention with the tensor cores, for 16-bit elements and head sizes up to 128 that are multiples of eight; anything else
+// is attention_plain.cu's. src/cpu/attention.rs is the reference.
+//
+// A block owns 64 queries and goes through the keys they see in rising order. Scores, softmax and sums are f32.
+
+// The largest and the sum over the four lanes that share a row.
+__device__ __forceinline__ float row_max_of(float v) {
+    v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, 1));
+    return fmaxf(v, __shfl_xor_sync(FULL_WARP, v, 2));
+}
+
+__device__ __forceinline__ float row_sum_of(float v) {
+    v += __shfl_xor_sync(FULL_WARP, v, 1);
+    return v + __shfl_xor_sync(FULL_WARP, v, 2);
+}
+
+// Probabilities keep twice the digits of their type: as a value and what it drops, each with a product of its own.
+template <int DTYPE, int D, int KEYS>
+__device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k, const u16* v, u16* o, float* row_max,
+                                        float* row_sum, const int* key_lengths, i64* fault, const Call& call) {
+    constexpr u32 TILE = KEYS * D * 2, STAGE = 2 * TILE;
+    const u32 stages = shared_address(memory);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    // The last queries of a causal head see most: they go first.
+    const u32 tiles = (call.queries + ROWS - 1) / ROWS, above = blockIdx.x / tiles;
+    const u32 first = (tiles - 1 - blockIdx.x % tiles) * ROWS;
+    const u32 head = above % call.heads, batch = above / call.heads, group = head / (call.heads / call.groups);
+    const u32 length = length_of(call, key_lengths, fault, batch, head == 0 && first == 0, FAULT_FORWARD);
+    const u32 last = first + ROWS < call.queries ? first + ROWS - 1 : call.queries - 1;
+    const u32 reach = seen(call, length, last);
+    const u64 q_stride = (u64)call.heads * call.head_dim, k_stride = (u64)call.groups * call.head_dim;
+    const u64 q_start = batch * call.queries * q_stride + (u64)head * call.head_dim;
+    const u64 k_start = batch * call.keys * k_stride + (u64)group * call.head_dim;
+
+    // Queries pass through the second stage into registers.
+    u32 rows[D / 16][4];
+    load_tile<D, ROWS>(stages + STAGE, q + q_start, q_stride, first, call.queries, call.head_dim);
+    commit_copies();
+    load_tile<D, KEYS>(stages, k + k_start, k_stride, 0, length, call.head_dim);
+    load_tile<D, KEYS>(stages + TILE, v + k_start, k_stride, 0, length, call.head_dim);
+    commit_copies();
+    wait_copies<1>();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) load_left<D>(rows[i], stages + STAGE, warp * 16, i);
+
+    const u32 own = first + warp * 16, query0 = own + lane / 4;
+    float out[D / 8][4], max[2] = {-INFINITY_F, -INFINITY_F}, sum[2] = {0.0f, 0.0f};
+    clear(out);
+    u32 stage = 0;
+#pragma unroll 1
+    for (u32 start = 0; start < reach; start += KEYS) {
+        wait_copies<0>();
+        __syncthreads();
+        const u32 tile = stages + stage * STAGE;
+        stage ^= 1;
+        if (start + KEYS < reach) {
+            const u32 next = stages + stage * STAGE;
+            load_tile<D, KEYS>(next, k + k_start, k_stride, start + KEYS, length, call.head_dim);
+            load_tile<D, KEYS>(next + TILE, v + k_start, k_stride, start + KEYS, length, call.head_dim);
+            commit_copies();
+        }
+        float scores[KEYS / 8][4];
+        clear(scores);
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+#pragma unroll
+            for (int n = 0; n < KEYS / 16; n++) {
+                u32 m[4];
+                load_right<D>(m, tile, n * 16, i);
+                multiply<DTYPE>(scores[2 * n], rows[i], m[0], m[1]);
+                multiply<DTYPE>(scores[2 * n + 1], rows[i], m[2], m[3]);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) scores[n][e] *= call.scale;
+        }
+        if (start + KEYS > seen(call, length, own)) {
+            const u32 limits[2] = {seen(call, length, query0), seen(call, length, query0 + 8)};
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+                const u32 key = start + 8 * n + lane % 4 * 2;
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    if (key + e % 2 >= limits[e / 2]) scores[n][e] = -INFINITY_F;
+                }
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float largest = -INFINITY_F;
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+                largest = fmaxf(largest, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+            }
+            largest = fmaxf(max[half], row_max_of(largest));
+            // Where nothing was seen, -inf - -inf would be NaN.
+            const float origin = largest == -INFINITY_F ? 0.0f : largest;
+            const float shrink = fp8_exp(max[half] - origin);
+            float added = 0.0f;
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+                scores[n][2 * half] = fp8_exp(scores[n][2 * half] - origin);
+                scores[n][2 * half + 1] = fp8_exp(scores[n][2 * half + 1] - origin);
+                added += scores[n][2 * half] + scores[n][2 * half + 1];
+            }
+            max[half] = largest;
+            sum[half] = sum[half] * shrink + added;
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+                out[n][2 * half] *= shrink;
+                out[n][2 * half + 1] *= shrink;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < KEYS / 16; i++) {
+            u32 high[4], low[4];
+            narrow_pairs<DTYPE>(high, scores + 2 * i);
+#pragma unroll
+            for (int part = 0; part < 4; part++) {
+                const float* pair = scores[2 * i + part / 2] + part % 2 * 2;
+                low[part] = remainder<DTYPE>(high[part], pair[0], pair[1]);
+            }
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                u32 m[4];
+                load_right_rows<D>(m, tile + TILE, i * 16, n);
+                multiply<DTYPE>(out[2 * n], high, m[0], m[1]);
+                multiply<DTYPE>(out[2 * n], low, m[0], m[1]);
+                multiply<DTYPE>(out[2 * n + 1], high, m[2], m[3]);
+                multiply<DTYPE>(out[2 * n + 1], low, m[2], m[3]);
+            }
+        }
+    }
+    float factors[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        sum[half] = row_sum_of(sum[half]);
+        factors[half] = sum[half] != 0.0f ? 1.0f / sum[half] : 0.0f;
+        const u32 query = query0 + 8 * half;
+        if (lane % 4 == 0 && query < call.queries) {
+            row_max[(u64)above * call.queries + query] = max[half];
+            row_sum[(u64)above * call.queries + query] = sum[half];
+        }
+    }
+    store_rows<DTYPE, D>(o + q_start, q_stride, own, call.queries, call.head_dim, out, factors[0], factors[1]);
+}
+
+#define FORWARD(NAME, DTYPE, D, KEYS)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)                                         \
+    NAME(const u16* q, const u16* k, const u16* v, u16* o, float* row_max, float* row_sum, CALL_PARAMETERS) {      \
+        __shared__ __align__(16) char memory[4 * KEYS * D * 2];                                                   \
+        Call call = CALL_OF_PARAMETERS;                                                                            \
+        forward<DTYPE, D, KEYS>(memory, q, k, v, o, row_max, row_sum, key_lengths, fault, call);                   \
+    }
+
+FORWARD(attention_bf16_64, BF16, 64, 64)
+FORWARD(attention_bf16_128, BF16, 128, 32)
+FORWARD(attention_f16_64, F16, 64, 64)
+FORWARD(attention_f16_128, F16, 128, 32)

@@ -1,0 +1,191 @@
+// What the kernels of attention share: sizes of a call, and the tensor cores' products of 16-bit elements.
+//
+// A block of four warps owns 64 rows of one head, 16 a warp, and goes through the other side in tiles. Head sizes are
+// padded with zeros to D elements in shared memory. Tiles have rows of D elements in chunks of eight, which stand at
+// (chunk xor row): ldmatrix meets no bank twice. The result of one product has the layout in which the next one reads its
+// left operand: scores stay in registers.
+
+#define ROWS 64
+#define THREADS 128
+
+// Sizes of one call.
+struct Call {
+    u32 queries, keys, heads, groups, head_dim;
+    int causal;
+    float scale;
+};
+
+#define CALL_PARAMETERS                                                                                            \
+    const int *__restrict__ key_lengths, i64 *fault, u32 queries, u32 keys, u32 heads, u32 groups, u32 head_dim,  \
+        int causal, float scale
+#define CALL_OF_PARAMETERS {queries, keys, heads, groups, head_dim, causal, scale}
+enum { FAULT_FORWARD = 5, FAULT_BACKWARD = 6 };
+
+__device__ __forceinline__ u32 length_of(const Call& call, const int* key_lengths, i64* fault, u32 batch, int reports,
+                                         i64 code) {
+    if (!key_lengths) return call.keys;
+    int length = key_lengths[batch];
+    if ((u32)length <= call.keys) return (u32)length;
+    if (reports && threadIdx.x == 0) report_fault(fault, code, length, batch, (u64)call.keys + 1);
+    return length < 0 ? 0 : call.keys;
+}
+
+// How many keys a query sees.
+__device__ __forceinline__ u32 seen(const Call& call, u32 length, u32 query) {
+    return call.causal && query + 1 < length ? query + 1 : length;
+}
+
+// ---- the instructions ----
+
+__device__ __forceinline__ u32 shared_address(const void* p) {
+    u32 address;
+    asm("{ .reg .u64 p; cvta.to.shared.u64 p, %1; cvt.u32.u64 %0, p; }" : "=r"(address) : "l"(p));
+    return address;
+}
+
+// 16 bytes to shared memory; zeros where `size` is 0.
+__device__ __forceinline__ void copy16(u32 to, const void* from, u32 size) {
+    asm volatile("{ .reg .u64 p; cvta.to.global.u64 p, %1; cp.async.cg.shared.global [%0], [p], 16, %2; }" ::"r"(to),
+                 "l"(from), "r"(size)
+                 : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int MOST>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(MOST) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(u32 m[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void load_transposed(u32 m[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// c += a · b for 16 rows of 16 elements and 8 columns.
+template <int DTYPE>
+__device__ __forceinline__ void multiply(float c[4], const u32 a[4], u32 b0, u32 b1) {
+    if (DTYPE == BF16) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                     "{%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                     "{%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+}
+
+// Two values in one register, `low` in its low half.
+template <int DTYPE>
+__device__ __forceinline__ u32 narrow(float low, float high) {
+    u32 pair;
+    if (DTYPE == BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Two results of eight columns each as the left operand of 16.
+template <int DTYPE>
+__device__ __forceinline__ void narrow_pairs(u32 w[4], const float (*c)[4]) {
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        const float* pair = c[part / 2] + part % 2 * 2;
+        w[part] = narrow<DTYPE>(pair[0], pair[1]);
+    }
+}
+
+// What `narrow` has dropped of both values, narrowed in turn.
+template <int DTYPE>
+__device__ __forceinline__ u32 remainder(u32 pair, float low, float high) {
+    if (DTYPE == BF16) return narrow<BF16>(low - bf16_to_f32(pair & 0xffffu), high - bf16_to_f32(pair >> 16));
+    return narrow<F16>(low - f16_to_f32(pair & 0xffffu), high - f16_to_f32(pair >> 16));
+}
+
+// ---- tiles ----
+
+// Where a chunk of a row stands.
+template <int D>
+__device__ __forceinline__ u32 place(u32 tile, int row, int chunk) {
+    return tile + row * (2 * D) + ((chunk ^ row % 8) << 4);
+}
+
+// Rows `first` … of a matrix whose rows are `stride` elements apart; zeros from row `limit` and column `head_dim` on.
+template <int D, int COUNT>
+__device__ __forceinline__ void load_tile(u32 tile, const u16* from, u64 stride, u32 first, u32 limit, u32 head_dim) {
+    constexpr int CHUNKS = D / 8;
+#pragma unroll
+    for (int i = 0; i < COUNT * CHUNKS / THREADS; i++) {
+        const int row = (threadIdx.x + i * THREADS) / CHUNKS, chunk = (threadIdx.x + i * THREADS) % CHUNKS;
+        const int there = first + row < limit && 8 * chunk < head_dim;
+        copy16(place<D>(tile, row, chunk), there ? from + (first + row) * stride + 8 * chunk : from, there ? 16 : 0);
+    }
+}
+
+// A left operand: 16 rows of 16 columns.
+template <int D>
+__device__ __forceinline__ void load_left(u32 m[4], u32 tile, int row, int column16) {
+    const int lane = threadIdx.x % WARP;
+    load_matrices(m, place<D>(tile, row + lane % 16, 2 * column16 + lane / 16));
+}
+
+// A right operand whose columns are 16 of the tile's rows: m[0] and m[1] for the first eight, m[2] and m[3] for the others.
+template <int D>
+__device__ __forceinline__ void load_right(u32 m[4], u32 tile, int row, int column16) {
+    const int lane = threadIdx.x % WARP;
+    load_matrices(m, place<D>(tile, row + lane % 8 + lane / 16 * 8, 2 * column16 + lane / 8 % 2));
+}
+
+// A right operand whose rows are 16 of the tile's rows, and columns 16 of its columns, in the same order.
+template <int D>
+__device__ __forceinline__ void load_right_rows(u32 m[4], u32 tile, int row, int column16) {
+    const int lane = threadIdx.x % WARP;
+    load_transposed(m, place<D>(tile, row + lane % 16, 2 * column16 + lane / 16));
+}
+
+template <int N>
+__device__ __forceinline__ void clear(float (&c)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) c[n][e] = 0.0f;
+    }
+}
+
+// c += w · tile, for w of 16 rows and 16 columns, the tile's rows from `row` on.
+template <int DTYPE, int D>
+__device__ __forceinline__ void add_product(float (&c)[D / 8][4], const u32 w[4], u32 tile, int row) {
+#pragma unroll
+    for (int n = 0; n < D / 16; n++) {
+        u32 m[4];
+        load_right_rows<D>(m, tile, row, n);
+        multiply<DTYPE>(c[2 * n], w, m[0], m[1]);
+        multiply<DTYPE>(c[2 * n + 1], w, m[2], m[3]);
+    }
+}
+
+// A warp's 16 rows from `row` on, as far as there are; times a factor for each of a lane's two rows.
+template <int DTYPE, int D>
+__device__ __forceinline__ void store_rows(u16* to, u64 stride, u32 row, u32 limit, u32 head_dim,
+                                           const float (&c)[D / 8][4], float factor0, float factor1) {
+    const int lane = threadIdx.x % WARP;
+    const u32 rows[2] = {row + lane / 4, row + lane / 4 + 8};
+    const float factors[2] = {factor0, factor1};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (rows[half] >= limit) continue;
+        u16* line = to + rows[half] * stride + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            u32 pair = narrow<DTYPE>(c[n][2 * half] * factors[half], c[n][2 * half + 1] * factors[half]);
+            if (8 * n < head_dim) *(u32*)(line + 8 * n) = pair;
+        }
+    }
+}

@@ -1,0 +1,153 @@
+// What attention_backward_q.cu and attention_backward_kv.cu are made of. It follows attention.cuh.
+//
+// One program, two launches: for dq a block owns 64 queries and goes through the keys they
+// see, for dk and dv it owns 64 keys and goes through the queries that see them, head after head of the group, in rising
+// order. Both compute probabilities again: p = exp(score - max) / sum, ds = p · (dp - mean) · scale, in f32; p and ds are
+// narrowed to the elements' type as operands of the products that follow. No atomics: each sum has one order.
+
+// Of a row of scores, by attention_backward_rows.
+struct __align__(16) Row {
+    float origin, inverse, mean, unused;
+};
+
+// Where there is no query, probabilities are 0.
+__device__ __forceinline__ Row load_row(const Row* rows, u32 query, u32 queries) {
+    float4 row = query < queries ? *(const float4*)(rows + query) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    return {row.x, row.y, row.z, row.w};
+}
+
+// What the block owns is `left`, what it goes through `right`: (q, dy) and (k, v), or (k, v) and (q, dy).
+template <int DTYPE, int D, int OWNS_KEYS>
+__device__ __forceinline__ void backward(char* memory, const u16* q, const u16* k, const u16* v, const u16* dy,
+                                         const Row* row_numbers, u16* d_first, u16* d_second, const int* key_lengths,
+                                         i64* fault, const Call& call) {
+    constexpr int COLUMNS = 32, STEP = OWNS_KEYS && D == 128 ? 16 : COLUMNS;
+    constexpr u32 LEFT = ROWS * D * 2, RIGHT = COLUMNS * D * 2;
+    const u32 lefts = shared_address(memory), rights = lefts + 2 * LEFT;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const u32 per_group = call.heads / call.groups;
+    const u32 owned = OWNS_KEYS ? call.keys : call.queries, owners = OWNS_KEYS ? call.groups : call.heads;
+    const u32 tiles = (owned + ROWS - 1) / ROWS, above = blockIdx.x / tiles;
+    // Who has most to do goes first: the first keys, the last queries.
+    const u32 first = (OWNS_KEYS ? blockIdx.x % tiles : tiles - 1 - blockIdx.x % tiles) * ROWS;
+    const u32 owner = above % owners, batch = above / owners;
+    const u32 group = OWNS_KEYS ? owner : owner / per_group;
+    const u32 length = length_of(call, key_lengths, fault, batch, owner == 0 && first == 0, FAULT_BACKWARD);
+    const u64 q_stride = (u64)call.heads * call.head_dim, k_stride = (u64)call.groups * call.head_dim;
+    const u64 q_start = batch * call.queries * q_stride, k_start = batch * call.keys * k_stride + (u64)group * call.head_dim;
+    const u64 left_start = OWNS_KEYS ? k_start : q_start + (u64)owner * call.head_dim;
+    const u64 left_stride = OWNS_KEYS ? k_stride : q_stride, right_stride = OWNS_KEYS ? q_stride : k_stride;
+    const u16 *left1 = OWNS_KEYS ? k : q, *left2 = OWNS_KEYS ? v : dy;
+    const u16 *right1 = OWNS_KEYS ? q : k, *right2 = OWNS_KEYS ? dy : v;
+
+    const u32 left_limit = OWNS_KEYS ? length : call.queries;
+    load_tile<D, ROWS>(lefts, left1 + left_start, left_stride, first, left_limit, call.head_dim);
+    load_tile<D, ROWS>(lefts + LEFT, left2 + left_start, left_stride, first, left_limit, call.head_dim);
+    commit_copies();
+
+    const u32 own = first + warp * 16, row0 = own + lane / 4;
+    Row of_rows[2];
+#pragma unroll
+    for (int half = 0; half < (OWNS_KEYS ? 0 : 2); half++) {
+        of_rows[half] = load_row(row_numbers + (u64)above * call.queries, row0 + 8 * half, call.queries);
+    }
+    float first_sums[D / 8][4], second_sums[OWNS_KEYS ? D / 8 : 1][4];
+    clear(first_sums);
+    clear(second_sums);
+
+    // The other side's rows that meet any of the block's: queries from the first key on, or keys up to what is seen last.
+    u32 begin = 0, end = call.queries;
+    if (OWNS_KEYS) {
+        begin = call.causal ? first : 0;
+        if (first >= length) end = 0;
+    } else {
+        end = seen(call, length, first + ROWS < call.queries ? first + ROWS - 1 : call.queries - 1);
+    }
+#pragma unroll 1
+    for (u32 member = 0; member < (OWNS_KEYS ? per_group : 1); member++) {
+        const u32 head = OWNS_KEYS ? owner * per_group + member : owner;
+        const u64 right_start = OWNS_KEYS ? q_start + (u64)head * call.head_dim : k_start;
+        const Row* of_head = row_numbers + ((u64)batch * call.heads + head) * call.queries;
+#pragma unroll 1
+        for (u32 start = begin; start < end; start += COLUMNS) {
+            __syncthreads();
+            const u32 right_limit = OWNS_KEYS ? call.queries : length;
+            load_tile<D, COLUMNS>(rights, right1 + right_start, right_stride, start, right_limit, call.head_dim);
+            load_tile<D, COLUMNS>(rights + RIGHT, right2 + right_start, right_stride, start, right_limit, call.head_dim);
+            commit_copies();
+            wait_copies<0>();
+            __syncthreads();
+            // A part of the tile at a time, as registers allow.
+#pragma unroll 1
+            for (int part = 0; part < COLUMNS; part += STEP) {
+                float p[STEP / 8][4], ds[STEP / 8][4];
+                clear(p);
+                clear(ds);
+#pragma unroll (D == 128 ? 1 : 2)
+                for (int i = 0; i < D / 16; i++) {
+                    u32 a[4], b[4];
+                    load_left<D>(a, lefts, warp * 16, i);
+                    load_left<D>(b, lefts + LEFT, warp * 16, i);
+#pragma unroll
+                    for (int n = 0; n < STEP / 16; n++) {
+                        u32 m[4];
+                        load_right<D>(m, rights, part + n * 16, i);
+                        multiply<DTYPE>(p[2 * n], a, m[0], m[1]);
+                        multiply<DTYPE>(p[2 * n + 1], a, m[2], m[3]);
+                        load_right<D>(m, rights + RIGHT, part + n * 16, i);
+                        multiply<DTYPE>(ds[2 * n], b, m[0], m[1]);
+                        multiply<DTYPE>(ds[2 * n + 1], b, m[2], m[3]);
+                    }
+                }
+                // Whether some query here does not see some key here.
+                const int partial = OWNS_KEYS ? own + 16 > seen(call, length, start + part) : start + part + STEP > seen(call, length, own);
+#pragma unroll
+                for (int n = 0; n < STEP / 8; n++) {
+                    const u32 columns = start + part + 8 * n + lane % 4 * 2;
+                    Row of_columns[2];
+#pragma unroll
+                    for (int i = 0; i < 2 * OWNS_KEYS; i++) of_columns[i] = load_row(of_head, columns + i, call.queries);
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const u32 row = row0 + e / 2 * 8, column = columns + e % 2;
+                        const Row& numbers = OWNS_KEYS ? of_columns[e % 2] : of_rows[e / 2];
+                        float probability = fp8_exp(p[n][e] * call.scale - numbers.origin) * numbers.inverse;
+                        float slope = probability * (ds[n][e] - numbers.mean) * call.scale;
+                        if (partial) {
+                            const int visible = OWNS_KEYS ? row < seen(call, length, column) : column < seen(call, length, row);
+                            probability = visible ? probability : 0.0f;
+                            slope = visible ? slope : 0.0f;
+                        }
+                        p[n][e] = probability;
+                        ds[n][e] = slope;
+                    }
+                }
+                u32 w[2 * (STEP / 16)][4];
+#pragma unroll
+                for (int i = 0; i < STEP / 16; i++) {
+                    narrow_pairs<DTYPE>(w[2 * i], ds + 2 * i);
+                    narrow_pairs<DTYPE>(w[2 * i + 1], p + 2 * i);
+                }
+#pragma unroll
+                for (int i = 0; i < STEP / 16; i++) {
+                    add_product<DTYPE, D>(first_sums, w[2 * i], rights, part + i * 16);
+                    if constexpr (OWNS_KEYS) add_product<DTYPE, D>(second_sums, w[2 * i + 1], rights + RIGHT, part + i * 16);
+                }
+            }
+        }
+    }
+    store_rows<DTYPE, D>(d_first + left_start, left_stride, own, owned, call.head_dim, first_sums, 1.0f, 1.0f);
+    if constexpr (OWNS_KEYS) {
+        store_rows<DTYPE, D>(d_second + left_start, left_stride, own, owned, call.head_dim, second_sums, 1.0f, 1.0f);
+    }
+}
+
+#define BACKWARD(NAME, DTYPE, D, OWNS_KEYS)                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                       \
+    NAME(const u16* q, const u16* k, const u16* v, const u16* dy, const Row* row_numbers, u16* d_first,            \
+         u16* d_second, CALL_PARAMETERS) {                                                                         \
+        __shared__ __align__(16) char memory[(ROWS + 32) * 2 * D * 2];                                             \
+        Call call = CALL_OF_PARAMETERS;                                                                            \
+        backward<DTYPE, D, OWNS_KEYS>(memory, q, k, v, dy, row_numbers, d_first, d_second, key_lengths, fault,     \
+                                      call);                                                                       \
+    }

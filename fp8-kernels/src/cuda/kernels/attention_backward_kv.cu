@@ -1,0 +1,8 @@
+#include "attention.cuh"
+#include "attention_backward.cuh"
+// Backward of attention.cu for dk and dv: a block owns 64 keys of a group.
+
+BACKWARD(attention_backward_kv_bf16_64, BF16, 64, 1)
+BACKWARD(attention_backward_kv_bf16_128, BF16, 128, 1)
+BACKWARD(attention_backward_kv_f16_64, F16, 64, 1)
+BACKWARD(attention_backward_kv_f16_128, F16, 128, 1)

@@ -1,0 +1,313 @@
+#include "attention.cuh"
+// Attention and its backward in f32 arithmetic: any float type and head size; and the numbers of rows that each backward
+// reads. Sums run over keys, or over queries head by head, in rising order.
+//
+// A block owns 64 rows and PART columns of the result; it goes through the other side in tiles of 32. A thread has four of
+// the rows, and of the tile every eighth column. Scores need whole rows, of which it keeps SLICE columns at a time: larger
+// heads than PART have their scores computed once for each part.
+
+#define COLUMNS 32
+#define SLICE 32
+#define PART 64
+#define PITCH 33
+
+// Of a row of scores: what turns them into probabilities again, p = exp(score - origin) · inverse, and the mean of dp.
+struct __align__(16) Row {
+    float origin, inverse, mean, unused;
+};
+
+struct Tiles {
+    float left[ROWS][PITCH];
+    float right[COLUMNS][PITCH];
+    float weights[ROWS][PITCH];
+    float values[COLUMNS][PART];
+};
+
+// Rows of elements, `stride` apart; there are none from `limit` on.
+struct Matrix {
+    const void* elements;
+    u64 start, stride;
+    u32 limit;
+};
+
+__device__ __forceinline__ float element(const Matrix& m, int dtype, u32 row, u32 column, u32 columns) {
+    return row < m.limit && column < columns ? load1(m.elements, dtype, m.start + row * m.stride + column) : 0.0f;
+}
+
+// sums = left · rightᵀ, of rows `row` … and `column` …. All threads come here together.
+__device__ __forceinline__ void products(float (&sums)[4][4], Tiles& tiles, const Matrix& left, u32 row, const Matrix& right,
+                                         u32 column, int dtype, u32 head_dim) {
+    const int y = threadIdx.x / 8, x = threadIdx.x % 8;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) sums[i][j] = 0.0f;
+    }
+#pragma unroll 1
+    for (u32 slice = 0; slice < head_dim; slice += SLICE) {
+        const u32 inner = threadIdx.x % SLICE;
+        __syncthreads();
+#pragma unroll 4
+        for (u32 i = threadIdx.x / SLICE; i < ROWS; i += THREADS / SLICE) {
+            tiles.left[i][inner] = element(left, dtype, row + i, slice + inner, head_dim);
+        }
+#pragma unroll 4
+        for (u32 i = threadIdx.x / SLICE; i < COLUMNS; i += THREADS / SLICE) {
+            tiles.right[i][inner] = element(right, dtype, column + i, slice + inner, head_dim);
+        }
+        __syncthreads();
+        const int count = head_dim - slice < SLICE ? head_dim - slice : SLICE;
+#pragma unroll 1
+        for (int k = 0; k < count; k++) {
+            float a[4], b[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[i] = tiles.left[4 * y + i][k];
+#pragma unroll
+            for (int j = 0; j < 4; j++) b[j] = tiles.right[x + 8 * j][k];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) sums[i][j] = fmaf(a[i], b[j], sums[i][j]);
+            }
+        }
+    }
+}
+
+// sums += weights · values, for `count` rows of `values` from `row` on and PART columns from `column` on.
+__device__ __forceinline__ void add_weighted(float (&sums)[4][8], const float (&weights)[4][4], Tiles& tiles,
+                                             const Matrix& values, u32 row, u32 column, int dtype, u32 head_dim) {
+    const int y = threadIdx.x / 8, x = threadIdx.x % 8;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) tiles.weights[4 * y + i][x + 8 * j] = weights[i][j];
+    }
+#pragma unroll 4
+    for (u32 i = threadIdx.x / PART; i < COLUMNS; i += THREADS / PART) {
+        tiles.values[i][threadIdx.x % PART] = element(values, dtype, row + i, column + threadIdx.x % PART, head_dim);
+    }
+    __syncthreads();
+    const int count = values.limit - row < COLUMNS ? values.limit - row : COLUMNS;
+#pragma unroll 1
+    for (int k = 0; k < count; k++) {
+        float w[4], v[8];
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = tiles.weights[4 * y + i][k];
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = tiles.values[k][x + 8 * j];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) sums[i][j] = fmaf(w[i], v[j], sums[i][j]);
+        }
+    }
+}
+
+__device__ __forceinline__ void clear_sums(float (&sums)[4][8]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) sums[i][j] = 0.0f;
+    }
+}
+
+// A block's results to their rows, through shared memory. All threads come here together.
+__device__ __forceinline__ void store_sums(Tiles& tiles, void* to, int dtype, u64 start, u64 stride, u32 row, u32 limit,
+                                           u32 column, u32 head_dim, const float (&sums)[4][8]) {
+    const u32 y = threadIdx.x / 8, x = threadIdx.x % 8;
+    float* staged = (float*)&tiles;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) staged[(4 * y + i) * (PART + 1) + x + 8 * j] = sums[i][j];
+    }
+    __syncthreads();
+    const u32 place = column + threadIdx.x % PART, count = limit - row < ROWS ? limit - row : ROWS;
+#pragma unroll 1
+    for (u32 i = threadIdx.x / PART; i < (place < head_dim ? count : 0); i += THREADS / PART) {
+        store1(to, dtype, start + (row + i) * stride + place, staged[i * (PART + 1) + threadIdx.x % PART]);
+    }
+}
+
+// Over the eight threads that share rows.
+__device__ __forceinline__ float eight_max(float v) {
+#pragma unroll
+    for (int step = 4; step > 0; step >>= 1) v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, step));
+    return v;
+}
+
+__device__ __forceinline__ float eight_sum(float v) {
+#pragma unroll
+    for (int step = 4; step > 0; step >>= 1) v += __shfl_xor_sync(FULL_WARP, v, step);
+    return v;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+attention_plain(const void* q, const void* k, const void* v, void* o, int dtype, float* row_max, float* row_sum,
+                CALL_PARAMETERS) {
+    __shared__ Tiles tiles;
+    Call call = CALL_OF_PARAMETERS;
+    const u32 y = threadIdx.x / 8, x = threadIdx.x % 8;
+    const u32 parts = (head_dim + PART - 1) / PART, blocks = (queries + ROWS - 1) / ROWS;
+    const u32 column = blockIdx.x % parts * PART, rest = blockIdx.x / parts;
+    const u32 first = (blocks - 1 - rest % blocks) * ROWS, above = rest / blocks;
+    const u32 head = above % heads, batch = above / heads, group = head / (heads / groups);
+    const int reports = head == 0 && first == 0 && column == 0;
+    const u32 length = length_of(call, key_lengths, fault, batch, reports, FAULT_FORWARD);
+    const u32 reach = seen(call, length, first + ROWS < queries ? first + ROWS - 1 : queries - 1);
+    const u64 q_stride = (u64)heads * head_dim, k_stride = (u64)groups * head_dim;
+    const u64 q_start = batch * queries * q_stride + (u64)head * head_dim;
+    const u64 k_start = batch * keys * k_stride + (u64)group * head_dim;
+    const Matrix q_rows = {q, q_start, q_stride, queries}, k_rows = {k, k_start, k_stride, length};
+    const Matrix v_rows = {v, k_start, k_stride, length};
+
+    float out[4][8], max[4], sum[4];
+    clear_sums(out);
+#pragma unroll
+    for (int i = 0; i < 4; i++) max[i] = -INFINITY_F, sum[i] = 0.0f;
+#pragma unroll 1
+    for (u32 start = 0; start < reach; start += COLUMNS) {
+        float scores[4][4];
+        products(scores, tiles, q_rows, first, k_rows, start, dtype, head_dim);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u32 limit = seen(call, length, first + 4 * y + i);
+            float largest = -INFINITY_F, added = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                scores[i][j] = start + x + 8 * j < limit ? scores[i][j] * scale : -INFINITY_F;
+                largest = fmaxf(largest, scores[i][j]);
+            }
+            largest = fmaxf(max[i], eight_max(largest));
+            // Where nothing was seen, -inf - -inf would be NaN.
+            const float origin = largest == -INFINITY_F ? 0.0f : largest;
+            const float shrink = fp8_exp(max[i] - origin);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                scores[i][j] = fp8_exp(scores[i][j] - origin);
+                added += scores[i][j];
+            }
+            max[i] = largest;
+            sum[i] = sum[i] * shrink + added;
+#pragma unroll
+            for (int j = 0; j < 8; j++) out[i][j] *= shrink;
+        }
+        add_weighted(out, scores, tiles, v_rows, start, column, dtype, head_dim);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum[i] = eight_sum(sum[i]);
+        const float divisor = sum[i] != 0.0f ? sum[i] : 1.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) out[i][j] /= divisor;
+        const u32 query = first + 4 * y + i;
+        if (x == 0 && column == 0 && query < queries) {
+            row_max[(u64)above * queries + query] = max[i];
+            row_sum[(u64)above * queries + query] = sum[i];
+        }
+    }
+    store_sums(tiles, o, dtype, q_start, q_stride, first, queries, column, head_dim, out);
+}
+
+// A warp for each row: what both kinds of backward read of it.
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_backward_rows(const void* dy, const void* o, int dtype, const float* row_max, const float* row_sum, Row* rows,
+                        u64 count, u32 queries, u32 heads, u32 head_dim) {
+    const int lane = threadIdx.x % WARP;
+    for (u64 row = grid_thread() / WARP; row < count; row += grid_threads() / WARP) {
+        const u64 above = quotient(row, queries), batch = quotient(above, heads);
+        const u64 token = batch * queries + (row - above * queries), start = (token * heads + above - batch * heads) * head_dim;
+        float mean = 0.0f;
+#pragma unroll 4
+        for (u32 i = lane; i < head_dim; i += WARP) {
+            mean = fmaf(load1(dy, dtype, start + i), load1(o, dtype, start + i), mean);
+        }
+        mean = warp_sum(mean);
+        if (lane == 0) {
+            const float largest = row_max[row], sum = row_sum[row];
+            const float origin = largest == -INFINITY_F ? 0.0f : largest;
+            *(float4*)(rows + row) = make_float4(origin, sum != 0.0f ? 1.0f / sum : 0.0f, mean, 0.0f);
+        }
+    }
+}
+
+// What the block owns is `left`, what it goes through `right`: (q, dy) and (k, v), or (k, v) and (q, dy).
+template <int OWNS_KEYS>
+__device__ __forceinline__ void backward_plain(Tiles& tiles, const void* q, const void* k, const void* v, const void* dy,
+                                               int dtype, const Row* row_numbers, void* d_first, void* d_second,
+                                               const int* key_lengths, i64* fault, const Call& call) {
+    const u32 y = threadIdx.x / 8, x = threadIdx.x % 8;
+    const u32 per_group = call.heads / call.groups, head_dim = call.head_dim;
+    const u32 owned = OWNS_KEYS ? call.keys : call.queries, owners = OWNS_KEYS ? call.groups : call.heads;
+    const u32 parts = (head_dim + PART - 1) / PART, blocks = (owned + ROWS - 1) / ROWS;
+    const u32 part = blockIdx.x % parts * PART, rest = blockIdx.x / parts;
+    const u32 first = (OWNS_KEYS ? rest % blocks : blocks - 1 - rest % blocks) * ROWS, above = rest / blocks;
+    const u32 owner = above % owners, batch = above / owners;
+    const int reports = owner == 0 && first == 0 && part == 0;
+    const u32 length = length_of(call, key_lengths, fault, batch, reports, FAULT_BACKWARD);
+    const u64 q_stride = (u64)call.heads * head_dim, k_stride = (u64)call.groups * head_dim;
+    const u64 q_start = batch * call.queries * q_stride;
+    const u64 k_start = batch * call.keys * k_stride + (u64)(OWNS_KEYS ? owner : owner / per_group) * head_dim;
+
+    float first_sums[4][8], second_sums[4][8];
+    clear_sums(first_sums);
+    clear_sums(second_sums);
+    u32 begin = 0, end = call.queries;
+    if (OWNS_KEYS) {
+        begin = call.causal ? first : 0;
+        if (first >= length) end = 0;
+    } else {
+        end = seen(call, length, first + ROWS < call.queries ? first + ROWS - 1 : call.queries - 1);
+    }
+#pragma unroll 1
+    for (u32 member = 0; member < (OWNS_KEYS ? per_group : 1); member++) {
+        const u32 head = OWNS_KEYS ? owner * per_group + member : owner;
+        const u64 start = q_start + (u64)head * head_dim;
+        const Matrix queries[2] = {{q, start, q_stride, call.queries}, {dy, start, q_stride, call.queries}};
+        const Matrix keys[2] = {{k, k_start, k_stride, length}, {v, k_start, k_stride, length}};
+        const Matrix(&left)[2] = OWNS_KEYS ? keys : queries;
+        const Matrix(&right)[2] = OWNS_KEYS ? queries : keys;
+        const Row* of_head = row_numbers + ((u64)batch * call.heads + head) * call.queries;
+#pragma unroll 1
+        for (u32 from = begin; from < end; from += COLUMNS) {
+            float p[4][4], ds[4][4];
+            products(p, tiles, left[0], first, right[0], from, dtype, head_dim);
+            products(ds, tiles, left[1], first, right[1], from, dtype, head_dim);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const u32 row = first + 4 * y + i, column = from + x + 8 * j;
+                    const u32 query = OWNS_KEYS ? column : row, key = OWNS_KEYS ? row : column;
+                    const int visible = query < call.queries && key < seen(call, length, query);
+                    float4 numbers = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    if (visible) numbers = *(const float4*)(of_head + query);
+                    const float probability = fp8_exp(p[i][j] * call.scale - numbers.x) * numbers.y;
+                    const float slope = probability * (ds[i][j] - numbers.z) * call.scale;
+                    p[i][j] = visible ? probability : 0.0f;
+                    ds[i][j] = visible ? slope : 0.0f;
+                }
+            }
+            add_weighted(first_sums, ds, tiles, right[0], from, part, dtype, head_dim);
+            if (OWNS_KEYS) add_weighted(second_sums, p, tiles, right[1], from, part, dtype, head_dim);
+        }
+    }
+    const u64 start = OWNS_KEYS ? k_start : q_start + (u64)owner * head_dim, stride = OWNS_KEYS ? k_stride : q_stride;
+    store_sums(tiles, d_first, dtype, start, stride, first, owned, part, head_dim, first_sums);
+    if (OWNS_KEYS) store_sums(tiles, d_second, dtype, start, stride, first, owned, part, head_dim, second_sums);
+}
+
+#define BACKWARD_PLAIN(NAME, OWNS_KEYS)                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 3)                                                       \
+    NAME(const void* q, const void* k, const void* v, const void* dy, int dtype, const Row* row_numbers,           \
+         void* d_first, void* d_second, CALL_PARAMETERS) {                                                         \
+        __shared__ Tiles tiles;                                                                                    \
+        Call call = CALL_OF_PARAMETERS;                                                                            \
+        backward_plain<OWNS_KEYS>(tiles, q, k, v, dy, dtype, row_numbers, d_first, d_second, key_lengths, fault,   \
+                                  call);                                                                           \
+    }
+
+BACKWARD_PLAIN(attention_plain_backward_q, 0)
+BACKWARD_PLAIN(attention_plain_backward_kv, 1)

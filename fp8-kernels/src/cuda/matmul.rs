@@ -1,0 +1,295 @@
+//! Matrix products by cuBLASLt: one plan for each kind of product, made at its first use and kept.
+//!
+//! cuBLAS is column-major, so the row-major `y[m, n] = left · right` is its `yᵀ = rightᵀ · leftᵀ`: A is the right operand,
+//! B the left one. A plan holds descriptors and the kernel; a call sets the addresses and enqueues, and allocates nothing.
+
+use super::cublaslt::{Algo, Attribute, CublasLt, Failure, Found, Handle, Layouts, Type, Wish};
+use super::gpu::Gpu;
+use crate::{Error, Result};
+use std::collections::HashMap;
+
+/// The epilogue that adds a bias of one value a column.
+const BIAS: u32 = 4;
+/// Sums of split products in place or in f32, never in the output's own type, which would round them.
+const EXACT_REDUCTIONS: u64 = 3;
+/// What NVIDIA recommends for kernels on Hopper and later, and before.
+const WORKSPACE: [usize; 2] = [32 << 20, 4 << 20];
+
+/// A kind of product: what a plan is made for. Row-major.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Product {
+    /// `y` is `[m, n]`.
+    pub(super) m: usize,
+    pub(super) n: usize,
+    /// The number of products in a sum.
+    pub(super) k: usize,
+    /// Stored as `[k, m]`, not `[m, k]`.
+    pub(super) left_transposed: bool,
+    /// Stored as `[n, k]`, not `[k, n]`.
+    pub(super) right_transposed: bool,
+    pub(super) left: Type,
+    pub(super) right: Type,
+    pub(super) out: Type,
+    /// Added to each row, in this type.
+    pub(super) bias: Option<Type>,
+    /// `y += …`.
+    pub(super) accumulate: bool,
+    /// Fewer bits in sums.
+    pub(super) fast: bool,
+}
+
+/// Addresses of one call; 0 for what the product does not have.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Places {
+    pub(super) left: u64,
+    pub(super) right: u64,
+    pub(super) out: u64,
+    pub(super) bias: u64,
+    /// Factors of FP8 operands.
+    pub(super) left_scale: u64,
+    pub(super) right_scale: u64,
+    /// The scale of an FP8 output, and where its amax goes.
+    pub(super) out_scale: u64,
+    pub(super) out_amax: u64,
+}
+
+impl Product {
+    /// `[m, k] · [k, n]: E4M3 × E4M3 → bf16`.
+    fn describe(&self) -> String {
+        let Self { m, n, k, left, right, out, .. } = self;
+        let bias = self.bias.map_or_else(String::new, |bias| format!(", {} bias", bias.name()));
+        let (left, right, out) = (left.name(), right.name(), out.name());
+        format!("[{m}, {k}] · [{k}, {n}], {left} × {right} → {out}{bias}")
+    }
+
+    fn is_fp8(&self) -> bool {
+        self.left.size() == 1
+    }
+
+    /// An FP8 output's C, which is never read, must be of a wider type.
+    fn c_type(&self) -> Type {
+        if self.out.size() == 1 { Type::Bf16 } else { self.out }
+    }
+}
+
+/// The library on one device, with the plans made so far.
+pub(super) struct Blas {
+    library: CublasLt,
+    handle: Handle,
+    plans: HashMap<Product, Plan>,
+    /// The largest that a plan has asked for; the ones before stay, since captured work may still use them.
+    workspace: (u64, usize),
+    outgrown: Vec<u64>,
+}
+
+// SAFETY: handles and descriptors belong to the process, not to a thread; they are used behind the device's lock.
+unsafe impl Send for Blas {}
+
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    operation: Handle,
+    layouts: Layouts,
+    algo: Algo,
+    workspace: usize,
+}
+
+impl Blas {
+    /// The device's context is current.
+    fn open(gpu: &Gpu) -> Result<Self> {
+        let library = gpu.libraries().cublaslt()?;
+        let handle = library.create().map_err(|failure| error(library, "gemm", None, failure))?;
+        Ok(Self { library: *library, handle, plans: HashMap::new(), workspace: (0, 0), outgrown: Vec::new() })
+    }
+
+    fn run(&mut self, gpu: &Gpu, op: &'static str, product: &Product, places: &Places) -> Result<()> {
+        let library = self.library;
+        let fail = |failure| error(&library, op, Some(product), failure);
+        let plan = match self.plans.get(product) {
+            Some(plan) => *plan,
+            None => {
+                gpu.expect_eager(op, "the product is not planned yet: run the step a few times before")?;
+                let plan = self.plan(gpu, op, product)?;
+                self.plans.insert(*product, plan);
+                plan
+            }
+        };
+        self.reserve(gpu, plan.workspace)?;
+        self.set_addresses(&plan, product, places).map_err(fail)?;
+        let matrices = [places.right, places.left, places.out];
+        let beta = if product.accumulate { 1.0 } else { 0.0 };
+        let stream = gpu.raw_stream().cast();
+        // SAFETY: the plan's layouts are those of `product`, which the addresses belong to (the caller vouches for it); the
+        // workspace was made at least as large as the plan's; all of it is used on the device's one stream.
+        let enqueued = unsafe {
+            library.matmul(
+                self.handle,
+                plan.operation,
+                plan.layouts,
+                matrices,
+                beta,
+                &plan.algo,
+                self.workspace,
+                stream,
+            )
+        };
+        enqueued.map_err(|failure| {
+            let failed = fail(failure);
+            if failure.1 == EXECUTION_FAILED {
+                gpu.poison(failed.to_string());
+            }
+            failed
+        })
+    }
+
+    fn set_addresses(&self, plan: &Plan, product: &Product, places: &Places) -> Result<(), Failure> {
+        let set = |attribute, address: u64| self.library.set(plan.operation, attribute, address);
+        if product.is_fp8() {
+            set(Attribute::ScaleA, places.right_scale)?;
+            set(Attribute::ScaleB, places.left_scale)?;
+        }
+        if product.out.size() == 1 {
+            set(Attribute::ScaleD, places.out_scale)?;
+            set(Attribute::AmaxD, places.out_amax)?;
+        }
+        if product.bias.is_some() {
+            set(Attribute::Bias, places.bias)?;
+        }
+        Ok(())
+    }
+
+    /// Room for what a kernel keeps between its parts.
+    fn reserve(&mut self, gpu: &Gpu, bytes: usize) -> Result<()> {
+        let (address, room) = self.workspace; // always enough for plans made before a capture
+        if bytes <= room {
+            return Ok(());
+        }
+        let larger = gpu.driver_malloc(bytes)?;
+        if address != 0 {
+            self.outgrown.push(address);
+        }
+        self.workspace = (larger, bytes);
+        Ok(())
+    }
+
+    fn plan(&self, gpu: &Gpu, op: &'static str, product: &Product) -> Result<Plan> {
+        let library = &self.library;
+        let fail = |failure| error(library, op, Some(product), failure);
+        let mut draft =
+            Draft { library, operation: std::ptr::null_mut(), layouts: [std::ptr::null_mut(); 4] };
+        draft.fill(product).map_err(fail)?;
+        let most = WORKSPACE[usize::from(gpu.capability().0 < 9)];
+        let wishes = [(Wish::WorkspaceBytes, most as u64), (Wish::ReductionSchemes, EXACT_REDUCTIONS)];
+        let found =
+            library.heuristics(self.handle, draft.operation, draft.layouts, &wishes, 1).map_err(fail)?;
+        let Some(Found { algo, workspace, .. }) = found.first().copied() else {
+            return Err(fail(("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED)));
+        };
+        let (operation, layouts) = draft.keep();
+        Ok(Plan { operation, layouts, algo, workspace })
+    }
+
+    /// Gives back all it holds; the device's context is current, and none of its work runs any more.
+    pub(super) fn release(&mut self, gpu_free: impl Fn(u64)) {
+        for (_, plan) in self.plans.drain() {
+            drop(Draft { library: &self.library, operation: plan.operation, layouts: plan.layouts });
+        }
+        let (address, _) = std::mem::take(&mut self.workspace);
+        self.outgrown.drain(..).chain((address != 0).then_some(address)).for_each(gpu_free);
+        self.library.destroy(self.handle);
+    }
+}
+
+/// Descriptors that are destroyed when dropped.
+struct Draft<'a> {
+    library: &'a CublasLt,
+    operation: Handle,
+    layouts: Layouts,
+}
+
+impl Draft<'_> {
+    fn fill(&mut self, product: &Product) -> Result<(), Failure> {
+        let Product { m, n, k, left_transposed, right_transposed, left, right, out, bias, fast, .. } =
+            *product;
+        let library = self.library;
+        self.operation = library.operation()?;
+        library.set(self.operation, Attribute::TransposeA, i32::from(right_transposed))?;
+        library.set(self.operation, Attribute::TransposeB, i32::from(left_transposed))?;
+        if product.is_fp8() {
+            library.set(self.operation, Attribute::FastAccumulation, i8::from(fast))?;
+        }
+        if let Some(bias) = bias {
+            library.set(self.operation, Attribute::Epilogue, BIAS)?;
+            library.set(self.operation, Attribute::BiasType, bias.number())?;
+        }
+        let matrices = [
+            (right, if right_transposed { [k, n] } else { [n, k] }),
+            (left, if left_transposed { [m, k] } else { [k, m] }),
+            (product.c_type(), [n, m]),
+            (out, [n, m]),
+        ];
+        for (layout, (kind, [rows, cols])) in self.layouts.iter_mut().zip(matrices) {
+            *layout = library.layout(kind, rows, cols)?;
+        }
+        Ok(())
+    }
+
+    fn keep(self) -> (Handle, Layouts) {
+        let kept = (self.operation, self.layouts);
+        std::mem::forget(self);
+        kept
+    }
+}
+
+impl Drop for Draft<'_> {
+    fn drop(&mut self) {
+        if !self.operation.is_null() {
+            self.library.destroy_operation(self.operation);
+        }
+        self.layouts.iter().filter(|layout| !layout.is_null()).for_each(|layout| {
+            self.library.destroy_layout(*layout);
+        });
+    }
+}
+
+const ALLOC_FAILED: i32 = 3;
+const EXECUTION_FAILED: i32 = 13;
+const NOT_SUPPORTED: i32 = 15;
+
+fn error(library: &CublasLt, op: &'static str, product: Option<&Product>, (call, status): Failure) -> Error {
+    let version = library.version();
+    Error::Gemm {
+        op,
+        product: product.map_or_else(|| "opening cuBLASLt".to_owned(), Product::describe),
+        call,
+        code: status,
+        text: library.describe(status),
+        remedy: match status {
+            NOT_SUPPORTED => format!(
+                "no kernel of cuBLAS {}.{}.{} for these types and extents on this GPU; a newer cuBLAS may have one",
+                version / 10_000,
+                version / 100 % 100,
+                version % 100
+            ),
+            ALLOC_FAILED => "the host or the device is out of memory: free tensors".to_owned(),
+            EXECUTION_FAILED => "the device failed before: start the process again".to_owned(),
+            _ => "CUBLASLT_LOG_LEVEL=5 makes the library say more".to_owned(),
+        },
+    }
+}
+
+impl Gpu {
+    /// Enqueues a product.
+    ///
+    /// # Safety
+    /// `places` name memory of this device, used on its stream: matrices without gaps of the extents and types of
+    /// `product`, a bias of n values, one f32 each for scales and the amax.
+    pub(super) unsafe fn matmul(&self, op: &'static str, product: &Product, places: &Places) -> Result<()> {
+        self.ready()?;
+        let mut blas = self.blas().lock();
+        let blas = match &mut *blas {
+            Some(blas) => blas,
+            none => none.insert(Blas::open(self)?),
+        };
+        blas.run(self, op, product, places)
+    }
+}

@@ -1,0 +1,114 @@
+//! A recorded step.
+
+use crate::backend::Backend;
+#[cfg(feature = "cuda")]
+use crate::cuda::CudaGraph;
+use crate::{Device, Error, Result};
+use std::fmt;
+use std::sync::Arc;
+
+/// What the host does with every launch of a graph: counters that a step advances, numbers that it gives the device.
+///
+/// Handed to [`Device::on_replay`] while a step is recorded, which has advanced the counters once
+/// by itself.
+pub trait Replayed: Send + Sync + fmt::Debug {
+    /// Before a launch other than the first: what one more step changes on the host.
+    ///
+    /// # Errors
+    /// Then nothing is launched.
+    fn advance(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Undoes what recording the step, or [`advance`](Self::advance), has done: nothing was launched.
+    fn retreat(&self) {}
+
+    /// After all of a launch's `advance`: brings what has changed to the device, in front of the launch.
+    ///
+    /// # Errors
+    /// Then nothing is launched.
+    fn upload(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What a step queued on a GPU, recorded by [`Device::capture`]: one launch instead of hundreds.
+///
+/// It holds all memory that lived while it was recorded, and reads and writes the same addresses each time: inputs are put
+/// in place by [`Tensor::write`](crate::Tensor::write), results are the tensors that the recorded step returned.
+#[derive(Debug)]
+pub struct Graph {
+    #[cfg(feature = "cuda")]
+    graph: CudaGraph,
+    #[cfg(not(feature = "cuda"))]
+    never: std::convert::Infallible,
+}
+
+impl Graph {
+    /// Runs the step again, behind the work queued so far. Waits for nothing.
+    ///
+    /// # Errors
+    /// The device failed; a counter of the step that cannot go on. Nothing has run then.
+    pub fn replay(&self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        return self.graph.replay();
+        #[cfg(not(feature = "cuda"))]
+        match self.never {}
+    }
+}
+
+impl Device {
+    /// Records what `step` queues on this GPU as one graph, and runs it once: the host's part of `step` runs here, as if
+    /// it had been called, and the recorded part behind it.
+    ///
+    /// Run the step a few times before: kernels are compiled, products planned, optimizer state and arenas made and scales
+    /// calibrated by first steps, which cannot be recorded. Other threads leave the device alone meanwhile.
+    ///
+    /// # Errors
+    /// What `step` returns; an operation that cannot be recorded, since it reads from the device, or would do the same at
+    /// each replay though it should not; a device that records nothing: the CPU. Nothing has run then, and counters are as
+    /// they were.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only GPUs record"))]
+    pub fn capture<T, E: From<Error>>(&self, step: impl FnOnce() -> Result<T, E>) -> Result<(Graph, T), E> {
+        match self.backend() {
+            Backend::Cpu => {
+                let remedy = "call the step itself: the CPU has no launches to save";
+                Err(Error::Unsupported { op: "capture", device: self.to_string(), remedy }.into())
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.capture(step).map(|(graph, output)| (Graph { graph }, output)),
+        }
+    }
+
+    /// The number of the capture under way, different for each; `None` where work runs as it is queued.
+    pub fn capture_number(&self) -> Option<u64> {
+        match self.backend() {
+            Backend::Cpu => None,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.capture_number(),
+        }
+    }
+
+    /// An error if a step is being recorded, in which `op` cannot take part.
+    ///
+    /// # Errors
+    /// That one.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only GPUs record"))]
+    pub fn expect_eager(&self, op: &str, remedy: &'static str) -> Result<()> {
+        match self.backend() {
+            Backend::Cpu => Ok(()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.expect_eager(op, remedy),
+        }
+    }
+
+    /// Lets `replayed` take part in every launch of the graph that is being recorded; nothing if none is.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only GPUs record"))]
+    pub fn on_replay(&self, replayed: Arc<dyn Replayed>) {
+        match self.backend() {
+            Backend::Cpu => {}
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.on_replay(replayed),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Steps recorded as one graph: the bits of steps that are queued one by one.
+
+use crate::support::*;
+use fp8_nn::prelude::*;
+
+/// A model in training, with inputs that stay where they are.
+struct Training {
+    model: Gpt,
+    optimizer: AdamW,
+    scaling: Scaling,
+    recipe: Recipe,
+    ids: Tensor,
+    targets: Tensor,
+}
+
+impl Training {
+    fn new(recipe: Recipe) -> Self {
+        let model = gpt(3);
+        let scaling = Scaling::new(&model, &device()).unwrap();
+        let optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+        let (ids, targets) = (ids([2, 8], 20, 0), ids([2, 8], 20, 100));
+        Self { model, optimizer, scaling, recipe, ids, targets }
+    }
+
+    /// The batch of a step.
+    fn load(&mut self, step: u64) {
+        let values = |seed| ids([2, 8], 20, seed).to_vec::<i32>().unwrap();
+        self.ids.write(&values(step), "ids").unwrap();
+        self.targets.write(&values(100 + step), "targets").unwrap();
+    }
+
+    fn queue(&mut self, lr: f32) -> Result<[Tensor; 2]> {
+        let mut cx = self.scaling.autocast(&self.recipe)?;
+        let (loss, saved) = self.model.loss(&mut cx, &self.ids, &self.targets)?;
+        cx.commit()?;
+        let mut cx = self.scaling.backward()?;
+        self.model.loss_backward(&mut cx, saved)?;
+        cx.commit()?;
+        let norm = clip_grad_norm(&mut self.model, 1.0)?;
+        self.optimizer.step(&mut self.model, lr)?;
+        zero_grad(&mut self.model)?;
+        Ok([loss, norm])
+    }
+
+    /// One number for the loss and one for the norm.
+    fn eager(&mut self, step: u64) -> [u32; 2] {
+        self.load(step);
+        read(&self.queue(rate(step)).unwrap())
+    }
+
+    fn evaluate(&mut self) -> u32 {
+        let mut cx = self.scaling.eval(&self.recipe).unwrap();
+        self.model.loss(&mut cx, &self.ids, &self.targets).unwrap().0.item().unwrap().to_bits()
+    }
+}
+
+fn read(results: &[Tensor; 2]) -> [u32; 2] {
+    [0, 1].map(|i| results[i].item().unwrap().to_bits())
+}
+
+fn rate(step: u64) -> f32 {
+    1e-2 / (1.0 + step as f32)
+}
+
+fn recipes() -> [Recipe; 2] {
+    [delayed(), current()]
+}
+
+#[test]
+fn replays_have_the_bits_of_eager_steps() {
+    for recipe in recipes() {
+        let mut eager = Training::new(recipe.clone());
+        let mut recorded = Training::new(recipe);
+        for step in 0..2 {
+            assert_eq!(eager.eager(step), recorded.eager(step));
+        }
+        recorded.load(2);
+        let (graph, results) = device().capture(|| recorded.queue(rate(2))).unwrap();
+        assert_eq!(eager.eager(2), read(&results), "the recorded step itself");
+        for step in 3..6 {
+            recorded.load(step);
+            recorded.optimizer.set_lr(rate(step)).unwrap();
+            graph.replay().unwrap();
+            assert_eq!(eager.eager(step), read(&results), "step {step}");
+            assert_eq!(eager.evaluate(), recorded.evaluate(), "an evaluation meets no weights of before");
+        }
+        // Between replays a step may be queued as ever.
+        assert_eq!(eager.eager(6), recorded.eager(6));
+        recorded.load(7);
+        recorded.optimizer.set_lr(rate(7)).unwrap();
+        graph.replay().unwrap();
+        assert_eq!(eager.eager(7), read(&results));
+        assert_eq!((eager.optimizer.steps(), recorded.optimizer.steps()), (8, 8));
+        let all = |training: &Training| everything(&training.model, &training.scaling);
+        assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
+    }
+}
+
+#[test]
+fn a_graph_outlives_what_it_was_recorded_with() {
+    let mut training = Training::new(delayed());
+    for step in 0..2 {
+        training.eager(step);
+    }
+    let (graph, results) = device().capture(|| training.queue(rate(2))).unwrap();
+    drop(training);
+    // Others get none of its memory.
+    let noise: Vec<Tensor> = (0..50).map(|seed| noise([64, 64], seed)).collect();
+    let before: Vec<Vec<f32>> = noise.iter().map(values).collect();
+    graph.replay().unwrap();
+    assert!(results[0].item().unwrap().is_finite());
+    assert!(noise.iter().map(values).collect::<Vec<_>>() == before);
+}
+
+#[test]
+fn first_steps_are_refused_and_change_nothing() {
+    let mut training = Training::new(delayed());
+    let refused = error(device().capture(|| training.queue(0.1)));
+    assert!(refused.contains("cannot be recorded"), "{refused}");
+    assert_eq!(training.optimizer.steps(), 0);
+    // The device lives on, and so does the model.
+    let mut fresh = Training::new(delayed());
+    assert_eq!(training.eager(0), fresh.eager(0));
+}
+
+#[test]
+fn what_a_graph_cannot_hold_is_refused() {
+    let x = noise([4, 4], 1);
+    let mut training = Training::new(delayed());
+    for step in 0..3 {
+        training.eager(step);
+    }
+    let steps = training.optimizer.steps();
+    let refuse = |what: &str, step: &mut dyn FnMut() -> Result<()>| {
+        let refused = error(device().capture(&mut *step));
+        assert!(refused.contains("cannot be recorded"), "{what}: {refused}");
+    };
+    refuse("a read", &mut || Ok(drop(x.item())).and(Ok(x.to_f32_vec().map(drop)?)));
+    refuse("a mask", &mut || Ok(drop(ops::dropout(&x, 0.5, ops::DropoutKey { seed: 1, offset: 0 })?)));
+    refuse("a capture in a capture", &mut || device().capture(|| Ok::<_, Error>(())).map(drop));
+    refuse("a late failure", &mut || {
+        training.queue(0.1)?;
+        Ok(drop(x.to_f32_vec()?))
+    });
+    assert_eq!(training.optimizer.steps(), steps, "counters are as they were");
+    let updates = |training: &Training| training.scaling.state().unwrap().arenas[0].updates;
+    let before = updates(&training);
+    training.eager(3);
+    assert_eq!(updates(&training), before + 1);
+    let interval: Recipe = DelayedScaling { interval: 2, ..short() }.into();
+    let mut sparse = Training::new(interval);
+    for step in 0..3 {
+        sparse.eager(step);
+    }
+    refuse("an interval", &mut || sparse.queue(0.1).map(drop));
+}

@@ -1,0 +1,33 @@
+//! The same cases on the simulated GPU, and those of recorded steps.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use fp8_cuda_sim::library_path;
+use fp8_nn::fp8_kernels::CudaOptions;
+use fp8_nn::prelude::Device;
+
+mod checkpoint;
+mod checkpoint_files;
+mod data_parallel;
+mod dtypes;
+mod golden;
+mod gradients;
+mod graph;
+mod modes;
+mod optimizer;
+mod overrides;
+mod recompute;
+mod scopes;
+mod stack;
+mod support;
+mod training;
+
+fn open() -> Device {
+    let options = CudaOptions {
+        library: Some(library_path().unwrap()),
+        cache_dir: Some(std::env::temp_dir().join("fp8-nn-tests")),
+        ..CudaOptions::default()
+    };
+    let device = Device::cuda_with(&options).unwrap();
+    assert!(device.is_simulated());
+    device
+}
