@@ -289,6 +289,12 @@ impl Arena {
         self.scale.replace_negative(UNSET)
     }
 
+    /// The address of row 0 on a GPU: [`slots`](Self::slots) f32.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda_staged(&self, op: &'static str) -> Result<u64> {
+        Ok(self.amax_history.cuda(op)?.ptr())
+    }
+
     /// `[history_len][slots]`, staging first.
     pub(crate) fn history_cells(&self) -> &Cells {
         &self.amax_history

@@ -232,11 +232,16 @@ impl Gpu {
         drop(self.0.poison.set(reason));
     }
 
+    fn expect_trusted(&self) -> Result<()> {
+        match self.0.poison.get() {
+            Some(reason) => Err(Error::Poisoned { device: self.to_string(), reason: reason.clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// Not poisoned, and its context current on this thread.
     pub(super) fn ready(&self) -> Result<()> {
-        if let Some(reason) = self.0.poison.get() {
-            return Err(Error::Poisoned { device: self.to_string(), reason: reason.clone() });
-        }
+        self.expect_trusted()?;
         self.0
             .stream
             .context()
@@ -254,6 +259,7 @@ impl Gpu {
             .stream
             .synchronize()
             .map_err(|error| self.driver_error("cuStreamSynchronize", "synchronize", error))?;
+        self.expect_trusted()?; // work that was waited for may have been given up meanwhile
         self.check_fault(fault)
     }
 

@@ -23,6 +23,7 @@ pub(crate) mod gemm;
 pub(crate) mod gemm_fp8;
 pub(crate) mod gpu;
 pub(crate) mod grad_norm;
+pub mod interop;
 mod known;
 pub(crate) mod launch;
 mod loader;

@@ -327,7 +327,10 @@ mod tests {
         for format in ["E4M3", "E5M2"] {
             let file = file().replace("E4M3", format);
             let expected = if format == "E4M3" { Ok(()) } else { Err(()) }; // the scales in it are E4M3's
-            assert_eq!(compare(traces(&file).unwrap()[0].as_ref().unwrap(), &Device::cpu()).map_err(drop), expected);
+            assert_eq!(
+                compare(traces(&file).unwrap()[0].as_ref().unwrap(), &Device::cpu()).map_err(drop),
+                expected
+            );
         }
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a.json"), file()).unwrap();
