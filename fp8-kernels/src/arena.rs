@@ -308,6 +308,7 @@ impl Arena {
         &self.skipped_non_finite
     }
 
+    #[expect(clippy::needless_pass_by_ref_mut, reason = "who updates an arena holds it alone")]
     pub(crate) fn finish_update(&mut self) {
         self.updates.0.fetch_add(1, Relaxed);
         self.device.on_replay(self.updates.clone());

@@ -306,7 +306,7 @@ mod tests {
     fn what_was_found_is_kept_for_the_same_gpu_and_library() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("deep/gemm.json");
-        let tuning = GemmTuning { candidates: 4, file: Some(file.clone()) };
+        let tuning = GemmTuning { candidates: 4, file: Some(file) };
         let mut tuner = Tuner::new(&tuning, "H100", 130_100).unwrap();
         assert_eq!(tuner.known(&product(16)), None);
         tuner.keep(&product(16), Algo([1; 8]), 2.5).unwrap();

@@ -337,7 +337,7 @@ mod tests {
         fs::write(folder.path().join("b.json"), "{}").unwrap();
         fs::write(folder.path().join("c.py"), "").unwrap();
         let mut tally = Tally::default();
-        run(folder.path(), &mut tally).unwrap();
+        run(folder.path(), &Device::cpu(), &mut tally).unwrap();
         assert_eq!((tally.passed, tally.failed), (1, 1));
     }
 

@@ -86,7 +86,8 @@ fn expect_memory(driver: &mut Driver, asked: &Asked, addresses: [u64; 4], beta: 
         let unread = index == 2 && beta == 0.0;
         let bytes = ((layout.cols - 1) * layout.ld.unsigned_abs() + layout.rows) * size;
         let aligned = address.is_multiple_of(if is_fp8 { 16 } else { size });
-        if !unread && !(aligned && driver.context()?.blocks.holds(address, bytes)) {
+        let is_there = aligned && driver.context()?.blocks.holds(address, bytes);
+        if !(unread || is_there) {
             return Err(Code::BLAS_INVALID_VALUE);
         }
     }
