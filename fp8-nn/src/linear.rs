@@ -189,7 +189,10 @@ impl Module for Linear {
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
         self.check_input(x.shape().last_dim(), *x.shape())?;
-        let Entered { x, input_dtype } = precision::enter(cx, self.path(), x, &self.parameters())?;
+        let Entered { x, input_dtype } = match &self.bias {
+            Some(bias) => precision::enter(cx, self.path(), x, &[&self.weight, bias])?,
+            None => precision::enter(cx, self.path(), x, &[&self.weight])?,
+        };
         let gemms = cx.fp8_gemms();
         let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
         let quantized = Self::quantized(&x, operand, [gemms.fprop, gemms.wgrad]);

@@ -31,11 +31,12 @@
 //! | `FP8_SIM_FAIL` | `name:count:code,…` | none | the count-th call of `name` returns `code` |
 //! | `FP8_SIM_LEAKS` | `0`, `1` | `0` | print what is live when the process exits |
 //! | `FP8_SIM_NCCL_SHARED` | `0`, `1` | `0` | several ranks of a communicator may share the device |
+//! | `FP8_SIM_STUB` | `0`, `1` | `0` | run no kernels, products, fills and copies: to time the host |
 //! | `FP8_SIM_SNAPSHOTS` | folder | none | its `*.ptx` files stand for the built-in snapshots of the same names |
 //!
 //! # Control
 //!
-//! The same and more at run time, through [`Control`]: `seed`, `eager`, `nccl_shared`, `memory_limit`, `sm_count`, `arch` (while no
+//! The same and more at run time, through [`Control`]: `seed`, `eager`, `stub`, `nccl_shared`, `memory_limit`, `sm_count`, `arch` (while no
 //! context is retained), `fail`, `clear_fail`, `reset_calls`, `snapshot` (the text of a kernel snapshot that NVRTC shall
 //! know) and `reset` are set; `calls`, `kernels` (launched), `live`, `reports` and `seed` are read.
 

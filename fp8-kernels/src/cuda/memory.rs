@@ -28,6 +28,7 @@ pub(super) struct Pool {
     /// Graphs alive, by the number of their capture.
     graphs: BTreeSet<u64>,
     held: Vec<Freed>,
+    shells: Vec<Arc<Block>>,
 }
 
 /// A block that nobody uses but perhaps graphs.
@@ -116,21 +117,34 @@ impl Pool {
     }
 }
 
+/// The most shells that are kept.
+const SHELLS: usize = 4096;
+
 /// One allocation; freed when the last buffer on it goes.
 #[derive(Debug)]
 struct Block {
-    gpu: Gpu,
+    /// None for a shell: host memory that the next allocation's block takes.
+    gpu: Option<Gpu>,
     address: u64,
     bytes: usize,
     born: u64,
 }
 
+impl Block {
+    /// Gives its memory back and is a shell; answers with the device.
+    fn free(&mut self) -> Option<Gpu> {
+        let gpu = self.gpu.take()?;
+        let Self { address, bytes, born, .. } = *self;
+        let recycles = gpu.allocator() == CudaAllocator::Caching;
+        let freed = gpu.pool().lock().release(Freed { address, bytes, born }, recycles);
+        gpu.recycle(freed);
+        Some(gpu)
+    }
+}
+
 impl Drop for Block {
     fn drop(&mut self) {
-        let Self { address, bytes, born, .. } = *self;
-        let recycles = self.gpu.allocator() == CudaAllocator::Caching;
-        let freed = self.gpu.pool().lock().release(Freed { address, bytes, born }, recycles);
-        self.gpu.recycle(freed);
+        self.free();
     }
 }
 
@@ -141,6 +155,18 @@ pub(crate) struct Buffer {
     block: Option<Arc<Block>>,
     dtype: DType,
     len: usize,
+}
+
+impl Drop for Buffer {
+    /// The last holder leaves the block's host memory for the next, so that a step in its steady state allocates none.
+    fn drop(&mut self) {
+        let Some(mut block) = self.block.take() else { return };
+        let Some(gpu) = Arc::get_mut(&mut block).and_then(Block::free) else { return };
+        let mut pool = gpu.pool().lock();
+        if pool.shells.len() < SHELLS {
+            pool.shells.push(block);
+        }
+    }
 }
 
 impl Buffer {
@@ -182,16 +208,26 @@ impl Gpu {
             CudaAllocator::Caching => size_class(bytes),
             CudaAllocator::Exact => bytes,
         };
-        let (kept, born) = {
+        let (kept, born, shell) = {
             let mut pool = self.pool().lock();
-            (pool.take(bytes), pool.captures)
+            (pool.take(bytes), pool.captures, pool.shells.pop())
         };
         let address = match kept {
             Some(address) => address,
             None => self.driver_alloc(bytes)?,
         };
-        let block = Block { gpu: self.clone(), address, bytes, born };
-        Ok(Buffer { block: Some(Arc::new(block)), dtype, len })
+        let block = Block { gpu: Some(self.clone()), address, bytes, born };
+        let block = match shell {
+            Some(mut shell) => match Arc::get_mut(&mut shell) {
+                Some(place) => {
+                    *place = block;
+                    shell
+                }
+                None => Arc::new(block), // nobody else holds a shell
+            },
+            None => Arc::new(block),
+        };
+        Ok(Buffer { block: Some(block), dtype, len })
     }
 
     /// `len` elements whose bytes are all 0.

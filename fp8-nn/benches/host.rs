@@ -1,0 +1,93 @@
+//! What the host does for a Linear's forward on a GPU: microseconds, launches and heap allocations a call.
+//!
+//! `cargo bench -p fp8-nn --bench host`. On the simulated GPU, whose kernels are switched off: what is left is this
+//! library's own time and that of the simulated driver's calls, which take a lock and copy arguments. Not a bench of
+//! criterion's, since allocations are counted too; times are medians of several thousand calls.
+
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a bench fails by panicking, and prints")]
+#![expect(unsafe_code, reason = "an allocator that counts")]
+
+use fp8_cuda_sim::{Control, library_path};
+use fp8_nn::fp8_kernels::CudaOptions;
+use fp8_nn::prelude::*;
+use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: hands everything to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Rounds, and calls in each.
+const ROUNDS: usize = 15;
+const CALLS: u32 = 1000;
+/// What the driver and cuBLASLt are asked to do on the device.
+const LAUNCHES: [&str; 4] = ["cuLaunchKernel", "cublasLtMatmul", "cuMemsetD8Async", "cuMemsetD32Async"];
+
+fn main() {
+    // `cargo test --benches` runs every bench once, with this argument.
+    let rounds = if std::env::args().any(|arg| arg == "--test") { 1 } else { ROUNDS };
+    let library = library_path().unwrap();
+    let control = Control::open(&library).unwrap();
+    let options = CudaOptions { library: Some(library), ..CudaOptions::default() };
+    let device = Device::cuda_with(&options).unwrap();
+    println!("{}, its kernels switched off", device.description());
+    println!("| Linear forward | us a call | launches | calls of libraries | heap allocations |");
+    println!("|---|---|---|---|---|");
+    for (name, enabled) in [("bf16", false), ("FP8, delayed", true)] {
+        let params_dtype = DType::BF16;
+        let sizes = LinearOptions { in_features: 64, out_features: 64, params_dtype, ..Default::default() };
+        let model = Linear::new("fc", sizes, &device, &mut StdRng::seed_from_u64(1)).unwrap();
+        let mut scaling = Scaling::new(&model, &device).unwrap();
+        let recipe = Recipe::from(DelayedScaling::default());
+        let autocast = AutocastOptions { enabled, ..Default::default() };
+        let x = Tensor::full(0.5, [64, 64], params_dtype, &device).unwrap();
+        // Kernels are compiled, the product is planned, slots have their scales.
+        for _ in 0..3 {
+            let mut cx = scaling.scope(&recipe, &autocast).unwrap();
+            model.forward(&mut cx, &x).unwrap();
+            cx.commit().unwrap();
+            device.synchronize().unwrap();
+        }
+        control.set("stub", "1").unwrap();
+        let mut cx = scaling.scope(&recipe, &autocast).unwrap();
+        let mut forwards = || (0..CALLS).for_each(|_| drop(model.forward(&mut cx, &x).unwrap()));
+        forwards();
+        let (called, allocated) = (control.calls(), ALLOCATIONS.load(Relaxed));
+        let mut microseconds = Vec::with_capacity(rounds);
+        for _ in 0..rounds {
+            let start = Instant::now();
+            forwards();
+            microseconds.push(start.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS));
+        }
+        let a_call = |count: u64| count as f64 / (rounds as f64 * f64::from(CALLS));
+        let allocations = a_call(ALLOCATIONS.load(Relaxed) - allocated);
+        let now = control.calls();
+        let since = |name: &str| now.get(name).copied().unwrap_or(0) - called.get(name).copied().unwrap_or(0);
+        let launches = a_call(LAUNCHES.iter().map(|name| since(name)).sum());
+        let calls = a_call(now.keys().map(|name| since(name)).sum());
+        microseconds.sort_by(f64::total_cmp);
+        let median = microseconds[microseconds.len() / 2];
+        println!("| {name} | {median:.2} | {launches:.1} | {calls:.1} | {allocations:.1} |");
+        drop(cx);
+        control.set("stub", "0").unwrap();
+    }
+}
