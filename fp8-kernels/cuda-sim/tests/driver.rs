@@ -310,14 +310,3 @@ fn copies_outside_an_allocation_are_refused_at_the_call() {
     drop(stream);
     rig.finish();
 }
-
-#[test]
-fn capture_says_that_it_is_not_supported() {
-    let rig = rig();
-    let stream = rig.context.new_stream().unwrap();
-    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    assert_eq!(code(stream.begin_capture(mode)), 801);
-    assert_eq!(stream.capture_status().unwrap(), sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
-    drop(stream);
-    rig.finish();
-}
