@@ -429,7 +429,6 @@ fn any_call_of_a_recording_and_its_replay_may_fail() {
     let rig = Rig::new();
     let mut training = Training::warm(rig.open());
     training.save(rig.path()).unwrap();
-    let old = std::fs::read(checkpoint::path(rig.path())).unwrap();
     let mut done = Done::Nothing;
     // Once before: the second stream is made, and memory that a graph holds comes back.
     training.restore(rig.path());
@@ -468,12 +467,6 @@ fn any_call_of_a_recording_and_its_replay_may_fail() {
             drop(training);
             let left = rig.left();
             assert!(left.len() <= 1, "{place}: {left:?}");
-            training = Training::warm(rig.open());
-        } else if training.is_poisoned() {
-            assert_eq!(*function, "cuLaunchKernel", "{place}");
-            expect_useless(&mut training, rig.path(), &old);
-            drop(training);
-            assert_eq!(rig.left(), [""; 0], "{place}");
             training = Training::warm(rig.open());
         } else {
             let expected = match done {

@@ -249,7 +249,12 @@ impl Update {
             }
             Ok(())
         };
-        launched().inspect_err(|error| gpu.poison(format!("adamw: parameters may be half updated: {error}")))
+        launched().inspect_err(|error| {
+            // What is only recorded has not run, and never will.
+            if !gpu.is_capturing() {
+                gpu.poison(format!("adamw: parameters may be half updated: {error}"));
+            }
+        })
     }
 }
 
