@@ -70,7 +70,7 @@ fn wide_products_are_right() {
         for transposed in ALL {
             let plain = Case { types, transposed, sizes: [7, 5, 9], ..Case::default() };
             expect_right(&lab, &plain);
-            let all = Case { gap: 3, alpha: 0.5, beta: 1.0, bias: Some(types[3]), ..plain.clone() };
+            let all = Case { gap: 3, alpha: 0.5, beta: 1.0, bias: Some(types[3]), ..plain };
             expect_right(&lab, &all);
         }
     }
@@ -88,10 +88,10 @@ fn fp8_products_are_right() {
         let plain = Case { types, ..Case::default() };
         expect_right(&lab, &plain);
         let scales = [Some(0.5), Some(4.0), None, scale_d];
-        let scaled = Case { scales, amax: is_fp8, ..plain.clone() };
+        let scaled = Case { scales, amax: is_fp8, ..plain };
         expect_right(&lab, &scaled);
         let bias = Some(if types[2] == F32 { BF16 } else { types[2] });
-        expect_right(&lab, &Case { bias, beta: 1.0, gap: 16, ..scaled.clone() });
+        expect_right(&lab, &Case { bias, beta: 1.0, gap: 16, ..scaled });
     }
     drop(lab);
     rig.finish();
@@ -129,14 +129,14 @@ fn products_outside_the_tables_are_refused() {
     let rig = rig();
     let lab = Lab::new(&rig);
     let base = Case::default();
-    let wide = Case { types: WIDE[0], ..base.clone() };
-    let to_fp8 = Case { types: FP8[5], ..base.clone() };
-    let types = |types| Case { types, ..base.clone() };
+    let wide = Case { types: WIDE[0], ..base };
+    let to_fp8 = Case { types: FP8[5], ..base };
+    let types = |types| Case { types, ..base };
     let refused = [
-        ("k = 60", Case { sizes: [32, 16, 60], ..base.clone() }),
-        ("m = 40", Case { sizes: [40, 16, 32], ..base.clone() }),
-        ("n = 8", Case { sizes: [32, 8, 32], ..base.clone() }),
-        ("a leading dimension", Case { gap: 8, ..base.clone() }),
+        ("k = 60", Case { sizes: [32, 16, 60], ..base }),
+        ("m = 40", Case { sizes: [40, 16, 32], ..base }),
+        ("n = 8", Case { sizes: [32, 8, 32], ..base }),
+        ("a leading dimension", Case { gap: 8, ..base }),
         ("E5M2 × E5M2", types([E5M2, E5M2, BF16, BF16])),
         ("E5M2 of E4M3 alone", types([E4M3, E4M3, BF16, E5M2])),
         ("C in FP8", types([E4M3, E4M3, E4M3, E4M3])),
@@ -147,11 +147,11 @@ fn products_outside_the_tables_are_refused() {
         ("f16 of bf16", types([BF16, BF16, F16, F16])),
         ("bf16 of f32", types([F32, F32, BF16, BF16])),
         ("i8", types([3, 3, F32, F32])),
-        ("an f32 bias", Case { bias: Some(F32), ..base.clone() }),
+        ("an f32 bias", Case { bias: Some(F32), ..base }),
         ("an f32 bias of bf16", Case { bias: Some(F32), ..wide }),
-        ("a bias unlike C", Case { bias: Some(F16), ..to_fp8.clone() }),
-        ("an amax of bf16", Case { amax: true, ..base.clone() }),
-        ("a scale of bf16", Case { scales: [None, None, None, Some(1.0)], ..base.clone() }),
+        ("a bias unlike C", Case { bias: Some(F16), ..to_fp8 }),
+        ("an amax of bf16", Case { amax: true, ..base }),
+        ("a scale of bf16", Case { scales: [None, None, None, Some(1.0)], ..base }),
     ];
     for (what, case) in refused {
         assert_eq!(lab.codes(&case), [NOT_SUPPORTED; 2], "{what}");
@@ -209,7 +209,7 @@ fn pointers_are_checked() {
             assert_eq!(lab.codes_of(&case, layouts, places), [0, expected], "matrix {index} at +{wrong}");
         }
     }
-    let added = Case { beta: 1.0, ..case.clone() };
+    let added = Case { beta: 1.0, ..case };
     assert_eq!(lab.codes_of(&added, layouts, [at, at, 0, at]), [0, INVALID]);
     // Other types need no more than their elements' alignment.
     let wide = Case { types: WIDE[0], ..case };
@@ -329,8 +329,8 @@ fn a_kernel_needs_its_workspace_and_its_product() {
     assert_eq!(run(&case, &found[1], (workspace + 8, 64 << 10)), INVALID, "beyond its allocation");
     assert_eq!(run(&case, &found[1], (0, 64 << 10)), INVALID, "null");
     assert_eq!(run(&case, &found[2], enough), INVALID, "of another kernel");
-    let other = Case { sizes: [32, 32, 32], ..case.clone() };
-    let fast = Case { fast: true, ..case.clone() };
+    let other = Case { sizes: [32, 32, 32], ..case };
+    let fast = Case { fast: true, ..case };
     for (what, other) in [("other sizes", &other), ("fewer bits in sums", &fast)] {
         assert_eq!(run(other, &found[0], (0, 0)), NOT_SUPPORTED, "{what}");
         assert_eq!(lab.check(other, &found[0].algo).err(), Some(NOT_SUPPORTED), "{what}");

@@ -1,4 +1,5 @@
 //! Stream capture and graphs: what is captured runs at each launch and not before, and every misuse has its code.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(
     clippy::multiple_unsafe_ops_per_block,
     reason = "calls of the C interface, one after another under one contract"

@@ -1,5 +1,7 @@
 //! cuBLASLt's functions from the loaded library, and products made with them.
 
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
@@ -75,7 +77,7 @@ api! {
 pub(crate) type Layouts = [(i32, u64, u64, i64); 4];
 
 /// `D = alpha · scales · op(A) · op(B) + beta · scale · C + bias`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     /// A, B, C, D.
     pub(crate) types: [i32; 4],
