@@ -220,9 +220,9 @@ impl AdamW {
         versions.iter().for_each(|version| version.advance());
         device.on_replay(Arc::new(Versions(versions)));
         let factors = self.progress.factors(device)?;
-        for (group, factors) in groups.iter_mut().zip(factors) {
-            ops::adamw_many_from(group, factors)?;
-        }
+        let [decayed, undecayed] = &mut groups;
+        // Together: what fails before the first launch has changed nothing.
+        ops::adamw_groups(&mut [(decayed, &factors[0]), (undecayed, &factors[1])])?;
         Ok(())
     }
 

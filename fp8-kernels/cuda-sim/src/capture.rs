@@ -97,7 +97,7 @@ impl Captures {
         Ok(())
     }
 
-    /// What was captured since `begin`. Errors leave no capture behind.
+    /// What was captured since `begin`. Errors of what was captured leave no capture behind; those of the caller do.
     ///
     /// CUDA Driver API: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED; CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "the capture was not
     /// initiated in this stream"; CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "the capture sequence contains a fork that was not
@@ -160,17 +160,25 @@ impl Captures {
         }
     }
 
+    /// Refuses any use of the legacy stream while one that it waits for is in capture.
+    ///
+    /// CUDA C++ Programming Guide, "Prohibited and Unhandled Operations": then "any attempted use of the legacy stream is
+    /// invalid", for "enqueueing to the legacy stream would create a dependency on the streams being captured, and
+    /// querying it or synchronizing it would query or synchronize the streams being captured".
+    /// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: "the operation would have resulted in a disallowed implicit dependency on a
+    /// current capture sequence from cudaStreamLegacy".
+    fn expect_no_implicit_dependency(&mut self, stream: StreamId) -> Outcome {
+        if stream != StreamId::Legacy || !self.active.iter().any(|capture| capture.blocking) {
+            return Ok(());
+        }
+        let blocking = self.active.iter_mut().filter(|capture| capture.blocking);
+        blocking.for_each(|capture| capture.invalid = true);
+        Err(Code::STREAM_CAPTURE_IMPLICIT)
+    }
+
     /// Notes work for a stream in capture; gives it back where there is none.
     pub(crate) fn submit(&mut self, stream: StreamId, work: Work) -> Outcome<Option<Work>> {
-        // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: "the operation would have resulted in a disallowed implicit dependency on a
-        // current capture sequence from cudaStreamLegacy".
-        if stream == StreamId::Legacy && self.active.iter().any(|capture| capture.blocking) {
-            self.active
-                .iter_mut()
-                .filter(|capture| capture.blocking)
-                .for_each(|capture| capture.invalid = true);
-            return Err(Code::STREAM_CAPTURE_IMPLICIT);
-        }
+        self.expect_no_implicit_dependency(stream)?;
         let Some(capture) = self.of(stream)? else { return Ok(Some(work)) };
         if matches!(work, Work::Upload { .. } | Work::Free { .. }) {
             capture.invalid = true;
@@ -183,6 +191,7 @@ impl Captures {
 
     /// Notes an event's record; false where the stream is not in capture.
     pub(crate) fn record(&mut self, stream: StreamId, event: u64) -> Outcome<bool> {
+        self.expect_no_implicit_dependency(stream)?;
         let Some(capture) = self.of(stream)? else {
             for capture in &mut self.active {
                 capture.events.remove(&event);
@@ -199,6 +208,7 @@ impl Captures {
     /// CUDA_ERROR_STREAM_CAPTURE_ISOLATION: "A dependency would have been created which crosses the capture sequence
     /// boundary": a stream in capture that waits for an event that is not captured.
     pub(crate) fn wait(&mut self, stream: StreamId, event: u64) -> Outcome<bool> {
+        self.expect_no_implicit_dependency(stream)?;
         let Some(index) = self.active.iter().position(|capture| capture.events.contains_key(&event)) else {
             let Some(capture) = self.of(stream)? else { return Ok(false) };
             capture.invalid = true;
@@ -225,6 +235,7 @@ impl Captures {
 
     /// Refuses a synchronisation with, or a question to, a stream in capture.
     pub(crate) fn expect_outside(&mut self, stream: StreamId) -> Outcome {
+        self.expect_no_implicit_dependency(stream)?;
         match self.of(stream)? {
             None => Ok(()),
             Some(capture) => {

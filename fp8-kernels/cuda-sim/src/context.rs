@@ -76,10 +76,14 @@ impl Context {
 
     /// Runs one queued task towards the condition.
     pub(crate) fn step(&mut self, until: Until, seed: u64) -> Result<bool, Fault> {
-        let Self { memory, blocks, queue, .. } = self;
+        let Self { memory, blocks, pinned, queue, .. } = self;
         queue.step(until, seed, &mut |work| {
-            if let Work::Free { address } = &work {
-                blocks.remove(*address);
+            match &work {
+                Work::Free { address } => blocks.remove(*address),
+                Work::UploadPinned { from, bytes, .. } if !holds(pinned, *from, *bytes) => {
+                    return Err(unpinned(*from, *bytes));
+                }
+                _ => {}
             }
             work.perform(memory)
         })
@@ -95,10 +99,7 @@ impl Context {
 
     /// Whether `bytes` at a host address lie in one block of pinned memory.
     pub(crate) fn is_pinned(&self, host: Host, bytes: usize) -> bool {
-        let block = self.pinned.range(..=host.address()).next_back();
-        block.is_some_and(|(start, pinned)| {
-            host.address().checked_add(bytes).is_some_and(|end| end <= start + pinned.layout.size())
-        })
+        holds(&self.pinned, host, bytes)
     }
 
     /// One line for each allocation and pinned block, and for each kind of handle with its count. Empty if nothing lives.
@@ -120,6 +121,20 @@ impl Context {
         }
         text + &self.captures.live()
     }
+}
+
+fn holds(pinned: &BTreeMap<usize, Pinned>, host: Host, bytes: usize) -> bool {
+    let block = pinned.range(..=host.address()).next_back();
+    block.is_some_and(|(start, pinned)| {
+        host.address().checked_add(bytes).is_some_and(|end| end <= start + pinned.layout.size())
+    })
+}
+
+/// A graph's upload whose source was freed after the capture.
+fn unpinned(host: Host, bytes: usize) -> Fault {
+    let address = host.address();
+    let text = format!("use after free: an upload of {bytes} bytes from {address:#x}, pinned no more");
+    Fault { code: Code::ILLEGAL_ADDRESS, text }
 }
 
 impl Blocks {

@@ -8,7 +8,7 @@
 //! | `fail` | `name:count:code,…`: the count-th call of `name` from now on returns `code` |
 //! | `clear_fail`, `reset_calls` | ignored; the latter forgets `calls` and `kernels` |
 //! | `snapshot` | the text of a snapshot that NVRTC shall know |
-//! | `reset` | ignored; clears error and reports, refused while anything is live |
+//! | `reset` | ignored; clears error and reports and forgets handles of cuBLASLt and NVRTC, refused while a context has anything live |
 //!
 //! | `fp8_sim_get` | text |
 //! |---|---|
@@ -25,6 +25,7 @@ use std::sync::Once;
 
 use parking_lot::Mutex;
 
+use crate::cublaslt::Blas;
 use crate::ffi::{In, Out};
 use crate::queue::Until;
 use crate::report;
@@ -118,6 +119,8 @@ fn reset(driver: &mut Driver) -> Result<(), String> {
     driver.dead = None;
     driver.reports.clear();
     driver.leaked.clear();
+    driver.blas = Blas::default();
+    driver.compiler.forget_programs();
     driver.reseed();
     Ok(())
 }

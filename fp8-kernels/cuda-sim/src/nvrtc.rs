@@ -40,6 +40,11 @@ struct Program {
 }
 
 impl Compiler {
+    /// Programs that were not destroyed are nobody's any more.
+    pub(crate) fn forget_programs(&mut self) {
+        self.programs.clear();
+    }
+
     pub(crate) fn programs(&self) -> usize {
         self.programs.len()
     }

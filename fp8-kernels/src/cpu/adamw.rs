@@ -2,7 +2,7 @@
 
 use super::{Buffer, dispatch::vectorized, parallel::CHUNK, quantize};
 use crate::dtype::Float;
-use crate::ops::{AdamWStep, AdamWTensor, Factors, Numbers};
+use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, Numbers};
 use crate::{Fp8Tensor, Result};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -23,6 +23,10 @@ pub(crate) fn adamw_many(
         Ok(quantize::quantize(tensor.param, &slot)?.as_fp8().cloned())
     };
     tensors.iter().map(quantized).collect()
+}
+
+pub(crate) fn adamw_groups(groups: &mut [AdamWGroup<'_, '_>]) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
+    groups.iter_mut().map(|(tensors, factors)| adamw_many(tensors, Numbers::OnDevice(factors))).collect()
 }
 
 fn one(tensor: &mut AdamWTensor<'_>, factors: &Factors) -> Result<()> {

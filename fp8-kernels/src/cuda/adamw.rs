@@ -5,10 +5,11 @@
 //! own, needs the new parameter's amax first: the device decides that, in two more launches. Rules that run on the host
 //! are left to `quantize`, and so are slots that share a cell: the first of them may set it.
 
+use super::launch::Kernel;
 use super::quantize;
 use super::rule::RuleArgs;
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number, format_number};
-use crate::ops::{AdamWStep, AdamWTensor, Factors, Numbers};
+use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, Numbers};
 use crate::{DType, Fp8Tensor, Result, Scale, Shape, Slot, Tensor, TransposePolicy};
 use std::collections::HashSet;
 
@@ -38,15 +39,36 @@ pub(crate) fn adamw_many(
     tensors: &mut [AdamWTensor<'_>],
     numbers: Numbers<'_>,
 ) -> Result<Vec<Option<Fp8Tensor>>> {
-    let mut plan = Plan::default();
-    let outputs = tensors.iter_mut().map(|tensor| plan.take(gpu, tensor)).collect::<Result<Vec<_>>>()?;
-    plan.run(gpu, numbers)?;
+    let (plan, outputs) = Plan::of(gpu, tensors)?;
+    if let Some(update) = plan.prepare(gpu, numbers)? {
+        update.run(gpu)?;
+    }
+    finish(gpu, outputs, tensors)
+}
+
+pub(crate) fn adamw_groups(
+    gpu: &Gpu,
+    groups: &mut [AdamWGroup<'_, '_>],
+) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
+    let plans = groups.iter_mut().map(|(tensors, _)| Plan::of(gpu, tensors)).collect::<Result<Vec<_>>>()?;
+    let prepare = |((plan, _), (_, factors)): (&(Plan, _), &AdamWGroup<'_, '_>)| {
+        plan.prepare(gpu, Numbers::OnDevice(factors)).transpose()
+    };
+    let updates = plans.iter().zip(&*groups).filter_map(prepare).collect::<Result<Vec<_>>>()?;
+    updates.iter().try_for_each(|update| update.run(gpu))?;
+    let finish =
+        |((_, outputs), (tensors, _)): ((Plan, _), &AdamWGroup<'_, '_>)| finish(gpu, outputs, tensors);
+    plans.into_iter().zip(&*groups).map(finish).collect()
+}
+
+/// The codes of each tensor.
+fn finish(gpu: &Gpu, outputs: Vec<Output>, tensors: &[AdamWTensor<'_>]) -> Result<Vec<Option<Fp8Tensor>>> {
     let finish = |(output, tensor): (Output, &AdamWTensor<'_>)| match (output, &tensor.slot) {
         (Output::Codes(codes), _) => Ok(Some(codes)),
         (Output::Later, Some(slot)) => Ok(quantize::quantize(gpu, tensor.param, slot)?.as_fp8().cloned()),
         (Output::Later | Output::None, _) => Ok(None),
     };
-    outputs.into_iter().zip(&*tensors).map(finish).collect()
+    outputs.into_iter().zip(tensors).map(finish).collect()
 }
 
 /// What becomes of one tensor's new value.
@@ -71,7 +93,28 @@ struct Plan {
     late: bool,
 }
 
+/// A plan with all it needs: kernels, its table and room on the device. Only the launches are left.
+struct Update {
+    update: Kernel,
+    scales: Option<Kernel>,
+    codes: Option<Kernel>,
+    count: usize,
+    table: Buffer,
+    tiles_at: u64,
+    factors_at: u64,
+    amaxes: Buffer,
+    late: Buffer,
+    grid: Grid,
+}
+
 impl Plan {
+    /// Of all tensors, and what becomes of each.
+    fn of(gpu: &Gpu, tensors: &mut [AdamWTensor<'_>]) -> Result<(Self, Vec<Output>)> {
+        let mut plan = Self::default();
+        let outputs = tensors.iter_mut().map(|tensor| plan.take(gpu, tensor)).collect::<Result<Vec<_>>>()?;
+        Ok((plan, outputs))
+    }
+
     /// Adds a tensor.
     fn take(&mut self, gpu: &Gpu, tensor: &mut AdamWTensor<'_>) -> Result<Output> {
         let name = tensor.name;
@@ -153,10 +196,10 @@ impl Plan {
         Ok(Output::Codes(codes))
     }
 
-    fn run(&self, gpu: &Gpu, numbers: Numbers<'_>) -> Result<()> {
+    /// All that may fail without harm; None for no tensors.
+    fn prepare(&self, gpu: &Gpu, numbers: Numbers<'_>) -> Result<Option<Update>> {
         let count = self.records.len();
-        let Some(&tiles) = self.ends.last() else { return Ok(()) };
-        // All that may fail without harm comes before the first launch.
+        let Some(&tiles) = self.ends.last() else { return Ok(None) };
         let [update, scales, codes] = ["adamw_update", "adamw_scales", "adamw_codes"];
         let update = gpu.kernel(Source::AdamW, update)?;
         let scales = self.slots.then(|| gpu.kernel(Source::AdamW, scales)).transpose()?;
@@ -178,26 +221,40 @@ impl Plan {
             None => (gpu.alloc(DType::F32, 0)?, gpu.alloc(DType::F32, 0)?),
         };
         let grid = Grid { blocks: gpu.blocks(tiles, 1, PER_SM), threads: THREADS, shared: 0 };
+        Ok(Some(Update { update, scales, codes, count, table, tiles_at, factors_at, amaxes, late, grid }))
+    }
+}
+
+impl Update {
+    fn run(&self, gpu: &Gpu) -> Result<()> {
+        let Self { count, ref table, tiles_at, factors_at, ref amaxes, ref late, grid, .. } = *self;
         let each = Grid { blocks: (count as u32).div_ceil(THREADS), threads: THREADS, shared: 0 };
         let launched = || -> Result<()> {
             // SAFETY: parameters are (records, first_tiles, tensors, factors, amaxes) in this order and these types
             // (kernels/adamw.cu). The table holds `count` records, `count + 1` numbers of tiles and eight factors; its
             // addresses are of tensors of the record's extents, alike by ops::adamw_many's checks, each held by the caller,
             // and of codes made for them; `amaxes` has `count` f32 wherever a record names a slot.
-            unsafe { update.launch(gpu, grid, &args![&table, tiles_at, count as i32, factors_at, &amaxes]) }?;
-            if let Some(scales) = &scales {
+            unsafe {
+                self.update.launch(gpu, grid, &args![table, tiles_at, count as i32, factors_at, amaxes])
+            }?;
+            if let Some(scales) = &self.scales {
                 // SAFETY: parameters are (records, tensors, amaxes, late); both workspaces have `count` f32, and cells
                 // named by records are alive: the slots that lent them are.
-                unsafe { scales.launch(gpu, each, &args![&table, count as i32, &amaxes, &late]) }?;
+                unsafe { scales.launch(gpu, each, &args![table, count as i32, amaxes, late]) }?;
             }
-            if let Some(codes) = &codes {
+            if let Some(codes) = &self.codes {
                 // SAFETY: parameters are (records, first_tiles, tensors, late), of the same table; `late` has `count` f32,
                 // all written by the launch before.
-                unsafe { codes.launch(gpu, grid, &args![&table, tiles_at, count as i32, &late]) }?;
+                unsafe { codes.launch(gpu, grid, &args![table, tiles_at, count as i32, late]) }?;
             }
             Ok(())
         };
-        launched().inspect_err(|error| gpu.poison(format!("adamw: parameters may be half updated: {error}")))
+        launched().inspect_err(|error| {
+            // What is only recorded has not run, and never will.
+            if !gpu.is_capturing() {
+                gpu.poison(format!("adamw: parameters may be half updated: {error}"));
+            }
+        })
     }
 }
 

@@ -132,17 +132,18 @@ struct Recording<'a> {
 impl Recording<'_> {
     /// Ends the capture; the graph is the caller's.
     fn end(&mut self) -> Result<sys::CUgraph> {
-        self.is_open = false;
         let mut graph = std::ptr::null_mut();
         // SAFETY: this stream is in capture, `graph` lives through the call.
         let status = unsafe { sys::cuStreamEndCapture(self.gpu.raw_stream(), &mut graph) };
         status.result().map_err(|error| self.gpu.driver_error("cuStreamEndCapture", "capture", error))?;
+        self.is_open = false;
         Ok(graph)
     }
 }
 
 impl Drop for Recording<'_> {
-    // The step failed, or panicked: what was recorded is thrown away.
+    // The step failed, or panicked, or its end did: what was recorded is thrown away. Where nothing is left to end, the
+    // driver says so.
     fn drop(&mut self) {
         if self.is_open
             && let Ok(graph) = self.end()

@@ -253,11 +253,32 @@ pub fn adamw_many_from(
     tensors: &mut [AdamWTensor<'_>],
     factors: &Arc<AdamWFactors>,
 ) -> Result<Vec<Option<Fp8Tensor>>> {
-    let op = "adamw_many_from";
-    let Some(device) = check_all(op, tensors)? else { return Ok(Vec::new()) };
-    device.expect_same(op, &factors.device)?;
-    device.on_replay(factors.clone());
-    dispatch!(device, adamw::adamw_many(tensors, Numbers::OnDevice(factors)))
+    Ok(adamw_groups(&mut [(tensors, factors)])?.pop().unwrap_or_default())
+}
+
+/// Tensors that are updated with one set of numbers.
+pub type AdamWGroup<'a, 't> = (&'a mut [AdamWTensor<'t>], &'a Arc<AdamWFactors>);
+
+/// [`adamw_many_from`] for groups with numbers of their own, as with weight decay and without: all are made ready before
+/// the first is updated.
+///
+/// # Errors
+/// As [`adamw_many_from`].
+pub fn adamw_groups(groups: &mut [AdamWGroup<'_, '_>]) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
+    let op = "adamw_groups";
+    let mut device: Option<Device> = None;
+    for (tensors, factors) in &*groups {
+        let Some(found) = check_all(op, tensors)? else { continue };
+        found.expect_same(op, &factors.device)?;
+        device.get_or_insert(found).expect_same(op, &factors.device)?;
+    }
+    let Some(device) = device else { return Ok(groups.iter().map(|_| Vec::new()).collect()) };
+    for (tensors, factors) in &*groups {
+        if !tensors.is_empty() {
+            device.on_replay((*factors).clone());
+        }
+    }
+    dispatch!(device, adamw::adamw_groups(groups))
 }
 
 /// Where an update finds its numbers.

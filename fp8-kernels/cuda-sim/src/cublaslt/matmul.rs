@@ -83,19 +83,21 @@ fn expect_memory(driver: &mut Driver, asked: &Asked, addresses: [u64; 4], beta: 
     let is_fp8 = shape.types[0].is_fp8();
     for (index, (address, layout)) in addresses.into_iter().zip(layouts).enumerate() {
         let size = shape.types[index].size() as u64;
-        let unread = index == 2 && beta == 0.0;
-        let bytes = ((layout.cols - 1) * layout.ld.unsigned_abs() + layout.rows) * size;
+        if index == 2 && beta == 0.0 {
+            continue; // C is not read
+        }
+        let columns = (layout.cols - 1).saturating_mul(layout.ld.unsigned_abs());
+        let bytes = columns.saturating_add(layout.rows).saturating_mul(size);
         let aligned = address.is_multiple_of(if is_fp8 { 16 } else { size });
-        let is_there = aligned && driver.context()?.blocks.holds(address, bytes);
-        if !(unread || is_there) {
+        if !aligned || !driver.context()?.blocks.holds(address, bytes) {
             return Err(Code::BLAS_INVALID_VALUE);
         }
     }
-    let bias_bytes = shape.bias.map_or(0, |kind| shape.m * kind.size()) as u64;
-    let optional = operation.scales.into_iter().chain([operation.amax_d]).filter(|address| *address != 0);
-    let factors = optional.map(|address| (address, 4));
-    for (address, bytes) in factors.chain((bias_bytes > 0).then_some((operation.bias, bias_bytes))) {
-        if !driver.context()?.blocks.holds(address, bytes) || !address.is_multiple_of(bytes.min(2)) {
+    let factors = operation.scales.into_iter().chain([operation.amax_d]).filter(|address| *address != 0);
+    let bias = shape.bias.map(|kind| (operation.bias, shape.m as u64, kind.size() as u64));
+    for (address, count, size) in factors.map(|address| (address, 1, 4)).chain(bias) {
+        let holds = driver.context()?.blocks.holds(address, count.saturating_mul(size));
+        if !holds || !address.is_multiple_of(size) {
             return Err(Code::BLAS_INVALID_VALUE);
         }
     }

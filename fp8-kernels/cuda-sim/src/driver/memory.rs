@@ -50,7 +50,11 @@ entries! {
 
     Context fn cuMemAllocFromPoolAsync(pointer: Out<u64>, bytes: usize, pool: u64, stream: u64) |driver| {
         super::pools::expect_pool(pool)?;
-        driver.context()?.queue.find(stream)?;
+        let context = driver.context()?;
+        let id = context.queue.find(stream)?;
+        if context.captures.is_capturing(id) {
+            return Err(Code::NOT_SUPPORTED);
+        }
         allocate(driver, pointer, bytes, "cuMemAllocFromPoolAsync", true)
     }
 

@@ -50,6 +50,11 @@ pub(crate) fn turn() -> (Control, MutexGuard<'static, ()>) {
 
 pub(crate) fn rig() -> Rig {
     let (control, turn) = turn();
+    rig_on(control, turn)
+}
+
+/// With a context on the device as it was set since the turn was taken.
+pub(crate) fn rig_on(control: Control, turn: MutexGuard<'static, ()>) -> Rig {
     let context = CudaContext::new(0).unwrap();
     // SAFETY: the tests order their streams themselves; that is what they are about.
     unsafe { context.disable_event_tracking() };
