@@ -86,6 +86,57 @@ pub enum Error {
         /// What would be right.
         remedy: &'static str,
     },
+    /// A variable of the environment that is missing, cannot be read or contradicts another.
+    #[error(
+        "{name}{}: {remedy}",
+        .value.as_ref().map_or_else(|| " is not set".to_owned(), |value| format!("={value}"))
+    )]
+    Environment {
+        /// The variable.
+        name: &'static str,
+        /// Its value, if it has one.
+        value: Option<String>,
+        /// What would be right.
+        remedy: String,
+    },
+    /// Ranks in processes that did not come together to form a group.
+    #[error("group `{id}`: the ranks did not meet: {failure}")]
+    Rendezvous {
+        /// The group's id.
+        id: String,
+        /// Why.
+        failure: Failure,
+    },
+    /// A system call of the network that failed while a group was formed.
+    #[error("group `{id}`: {what}: {source}")]
+    Network {
+        /// The group's id.
+        id: String,
+        /// What was tried, with the address.
+        what: String,
+        /// The system's words.
+        source: std::io::Error,
+    },
+    /// A tensor on another device than the group's.
+    #[error("{call}: a tensor on {found}: expected one on {expected}")]
+    Device {
+        /// The collective.
+        call: String,
+        /// Where it is.
+        found: String,
+        /// Where it should be.
+        expected: String,
+    },
+    /// What NCCL said while a group was formed.
+    #[error("group `{id}`: {function}: {text}")]
+    Nccl {
+        /// The group's id.
+        id: String,
+        /// The function of NCCL.
+        function: &'static str,
+        /// Its words.
+        text: String,
+    },
     /// From the operations on one rank.
     #[error(transparent)]
     Kernels(Box<fp8_kernels::Error>),
@@ -95,7 +146,9 @@ impl Error {
     /// Why the group came to its end, if this error says so.
     pub const fn failure(&self) -> Option<&Failure> {
         match self {
-            Self::Failed { failure, .. } | Self::Poisoned { failure, .. } => Some(failure),
+            Self::Failed { failure, .. }
+            | Self::Poisoned { failure, .. }
+            | Self::Rendezvous { failure, .. } => Some(failure),
             _ => None,
         }
     }
@@ -129,6 +182,36 @@ pub enum Failure {
         missing: Vec<usize>,
         /// The group's deadline.
         waited: Duration,
+    },
+    /// A rank whose process ended, or whose connection broke, before it had left the group.
+    #[error("rank {rank} is lost: {reason}")]
+    Lost {
+        /// The rank.
+        rank: usize,
+        /// How that was noticed.
+        reason: String,
+    },
+    /// Ranks that were started with different settings.
+    #[error(
+        "{property} is {value} on rank {rank} and {other_value} on rank {other}: start all ranks of a group alike"
+    )]
+    Settings {
+        /// The first thing that differs.
+        property: String,
+        /// The rank that differs from rank `other`.
+        rank: usize,
+        /// Its value there.
+        value: String,
+        /// The rank it was compared with.
+        other: usize,
+        /// That one's value.
+        other_value: String,
+    },
+    /// Two processes that say they are the same rank.
+    #[error("two processes came as rank {rank}: give each its own RANK")]
+    Twice {
+        /// The rank.
+        rank: usize,
     },
     /// Ranks that came with different calls.
     #[error(

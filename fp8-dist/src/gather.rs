@@ -79,7 +79,10 @@ fn gather(group: &dyn ProcessGroup, what: &str, shard: &Tensor, slot: &Slot<'_>)
     let (codes, shard) = match &shard {
         Operand::High(values) => return Ok(Operand::High(group.all_gather(what, values)?)),
         Operand::Fp8(shard) => {
-            let codes = Tensor::from_vec(shard.codes()?, *shard.shape(), shard.device())?;
+            let codes = match shard.rowwise() {
+                Some(codes) => codes.reshape(*shard.shape())?,
+                None => Tensor::from_vec(shard.codes()?, *shard.shape(), shard.device())?,
+            };
             (group.all_gather(what, &codes)?, shard)
         }
     };

@@ -47,6 +47,14 @@ pub(crate) fn reduce(out: &mut [f32], parts: &[&Tensor], range: Range<usize>, op
     Ok(())
 }
 
+/// The reduction over f32 `parts` of one shape.
+pub(crate) fn reduce_all(parts: &[&Tensor], shape: Shape, op: ReduceOp) -> Result<Tensor> {
+    let mut out = vec![0.0; shape.numel()];
+    let range = 0..out.len();
+    reduce(&mut out, parts, range, op)?;
+    Ok(Tensor::from_vec(out, shape, &Device::cpu())?)
+}
+
 /// Of values ≥ 0 and −1 ("did not run") what a staging cell keeps: the larger bits.
 fn max(a: f32, b: f32) -> f32 {
     let nan_largest = |value: f32| if value.is_nan() { value.abs() } else { value };

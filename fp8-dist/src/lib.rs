@@ -1,17 +1,29 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "cuda"), forbid(unsafe_code))]
+#![deny(unsafe_code)]
 
+mod environment;
 mod error;
 mod gather;
 mod group;
 mod host;
 mod local;
+mod meeting;
 mod member;
 mod message;
+#[cfg(feature = "cuda")]
+mod nccl;
+mod rendezvous;
+mod tcp;
+mod wire;
 
+pub use environment::Environment;
 pub use error::{Error, Failure, Result};
 pub use fp8_recipe::{self, AmaxGroup};
 pub use gather::quantized_all_gather;
 pub use group::{ProcessGroup, ReduceOp};
 pub use local::local;
+#[cfg(feature = "cuda")]
+pub use nccl::nccl;
+pub use tcp::tcp;

@@ -4,7 +4,7 @@
 //! are equal on all ranks then, and so is the error.
 
 use crate::message::{Message, Operation, Part};
-use crate::{Error, ProcessGroup, ReduceOp, Result, host};
+use crate::{Error, Failure, ProcessGroup, ReduceOp, Result, host};
 use fp8_kernels::{Arena, DType, Device, Shape, Tensor};
 use fp8_recipe::AmaxGroup;
 use std::fmt::Debug;
@@ -21,7 +21,19 @@ pub(crate) trait Exchange: Debug + Send + Sync {
     /// Brings `message` and returns those of all ranks, in rank order, when they have been found to agree.
     fn exchange(&self, message: Message) -> Result<Arc<Vec<Message>>>;
 
-    fn poison(&self, reason: &str);
+    /// Ends the group for all ranks. The first failure is the one that counts.
+    fn fail(&self, failure: Failure);
+
+    /// Why the group has come to its end, as far as this rank knows.
+    fn failure(&self) -> Option<Failure>;
+
+    /// Who has left, as far as this rank knows: a failure for those who need them. Asked by what does not exchange.
+    #[cfg(feature = "cuda")]
+    fn left(&self) -> Vec<usize>;
+
+    fn poison(&self, reason: &str) {
+        self.fail(Failure::GaveUp { rank: self.rank(), reason: reason.to_owned() });
+    }
 }
 
 /// A rank, over some way to exchange messages.

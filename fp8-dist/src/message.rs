@@ -5,7 +5,7 @@ use fp8_kernels::{DType, Shape, Tensor};
 use std::fmt;
 use std::sync::Arc;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Operation {
     AgreeOnNames,
     AllReduceArena,
@@ -17,7 +17,7 @@ pub(crate) enum Operation {
 }
 
 /// A collective and what it is for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
     pub(crate) operation: Operation,
     pub(crate) what: String,
@@ -46,10 +46,10 @@ pub(crate) struct Message {
 }
 
 /// A rank's share of the data. Only a broadcast's root has some that others do not.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Part {
-    dtype: DType,
-    shape: Shape,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Shape,
     pub(crate) data: Option<Tensor>,
 }
 
@@ -72,6 +72,27 @@ impl Message {
 
     pub(crate) fn with(self, part: Part) -> Self {
         Self { part: Some(part), ..self }
+    }
+
+    /// Of messages that agree, what the ranks need: where values of all ranks become one, that alone, as rank 0's. A dtype
+    /// that the collective does not take stays as it is: the ranks find out.
+    pub(crate) fn reduced(mut all: Vec<Self>) -> Vec<Self> {
+        let op = match all.first().map(|first| first.call.operation) {
+            Some(Operation::AllReduce(op) | Operation::ReduceScatter(op)) => op,
+            Some(Operation::AllReduceArena) => ReduceOp::Max,
+            _ => return all,
+        };
+        let parts: Vec<&Tensor> =
+            all.iter().filter_map(|message| message.part.as_ref()?.data.as_ref()).collect();
+        let Some(Ok(result)) = parts.first().map(|first| host::reduce_all(&parts, *first.shape(), op)) else {
+            return all;
+        };
+        for (rank, message) in all.iter_mut().enumerate() {
+            if let Some(part) = &mut message.part {
+                part.data = (rank == 0).then(|| result.clone());
+            }
+        }
+        all
     }
 
     /// The first difference between rank 0 and another one, in rank order.

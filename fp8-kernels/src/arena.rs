@@ -289,6 +289,12 @@ impl Arena {
         self.scale.replace_negative(UNSET)
     }
 
+    /// The address of row 0 on a GPU: [`slots`](Self::slots) f32.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda_staged(&self, op: &'static str) -> Result<u64> {
+        Ok(self.amax_history.cuda(op)?.ptr())
+    }
+
     /// `[history_len][slots]`, staging first.
     pub(crate) fn history_cells(&self) -> &Cells {
         &self.amax_history
@@ -302,6 +308,7 @@ impl Arena {
         &self.skipped_non_finite
     }
 
+    #[expect(clippy::needless_pass_by_ref_mut, reason = "who updates an arena holds it alone")]
     pub(crate) fn finish_update(&mut self) {
         self.updates.0.fetch_add(1, Relaxed);
         self.device.on_replay(self.updates.clone());

@@ -5,10 +5,12 @@
 //! | `FP8_CUDA_LIB_DIR` | folders | none | where NVIDIA's libraries are looked for first |
 //! | `FP8_CACHE_DIR` | folder, empty for none | `$XDG_CACHE_HOME/fp8`, `~/.cache/fp8` | compiled kernels |
 //! | `FP8_CUDA_ALLOCATOR` | `caching` or `exact` | `caching` | keep freed device memory, or give each block back at once |
+//! | `FP8_GEMM_TUNING` | count | 0 | how many of cuBLASLt's kernels a matrix product tries at its first use |
+//! | `FP8_GEMM_TUNING_FILE` | file | none | where the fastest are kept |
 //!
 //! `CUDA_HOME`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `XDG_CACHE_HOME` and `HOME` mean what they mean elsewhere.
 
-use crate::{Error, Result};
+use crate::{Error, GemmTuning, Result};
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -29,6 +31,7 @@ pub(crate) struct Environment {
     pub(crate) library_dirs: Vec<PathBuf>,
     pub(crate) cache_dir: Option<PathBuf>,
     pub(crate) allocator: CudaAllocator,
+    pub(crate) gemm_tuning: GemmTuning,
     pub(crate) cuda_home: Option<PathBuf>,
     /// Python environments, whose packages may hold NVIDIA's libraries.
     pub(crate) python_prefixes: Vec<PathBuf>,
@@ -63,7 +66,16 @@ impl Environment {
                 });
             }
         };
+        let candidates = match variable("FP8_GEMM_TUNING") {
+            None => 0,
+            Some(value) => value.to_str().and_then(|value| value.trim().parse().ok()).ok_or_else(|| {
+                let value = value.to_string_lossy().into_owned();
+                let remedy = "expected a count, 0 for no tuning".to_owned();
+                Error::Environment { name: "FP8_GEMM_TUNING", value, remedy }
+            })?,
+        };
         Ok(Self {
+            gemm_tuning: GemmTuning { candidates, file: path("FP8_GEMM_TUNING_FILE") },
             library_dirs: library_dirs.unwrap_or_default(),
             cache_dir,
             allocator,
@@ -97,6 +109,13 @@ mod tests {
     fn an_unknown_allocator_is_an_error() {
         let error = read(&[("FP8_CUDA_ALLOCATOR", "jemalloc")]).unwrap_err().to_string();
         assert_eq!(error, "FP8_CUDA_ALLOCATOR=jemalloc: expected caching or exact");
+    }
+
+    #[test]
+    fn tuning_is_a_count() {
+        assert_eq!(read(&[("FP8_GEMM_TUNING", "8")]).unwrap().gemm_tuning.candidates, 8);
+        let error = read(&[("FP8_GEMM_TUNING", "many")]).unwrap_err().to_string();
+        assert_eq!(error, "FP8_GEMM_TUNING=many: expected a count, 0 for no tuning");
     }
 
     #[test]

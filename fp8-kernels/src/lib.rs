@@ -26,7 +26,7 @@ mod tensor;
 pub use arena::{Arena, ArenaOptions};
 pub use cells::{Cell, CounterValues, Counters};
 #[cfg(feature = "cuda")]
-pub use cuda::CudaOptions;
+pub use cuda::{CudaOptions, GemmTuning, interop};
 pub use device::{Device, TransposePolicy};
 pub use dtype::{DType, Element};
 #[cfg(feature = "cuda")]

@@ -27,12 +27,35 @@ fn lines(device: &Device) -> Vec<String> {
             ));
         }
     }
+    lines.push(products(device));
     let mut step = Step::new(device, UNSET).unwrap();
     for _ in 0..2 {
         let outcome = step.run().unwrap();
         lines.push(format!("{:?} {:?}", outcome.parameters, outcome.scaling));
     }
     lines
+}
+
+/// A Linear's three products in FP8, from whichever layout of the codes there is; exact, since all values are small integers.
+fn products(device: &Device) -> String {
+    let quantized = |shape: [usize; 2], encoding, seed: u64| {
+        let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+        let cell = Cell::new(1.0, device).unwrap();
+        let count = (shape[0] * shape[1]) as u64;
+        let values = (0..count).map(|i| ((i * 7 + seed * 5) % 9) as f32 - 4.0).collect();
+        let x = Tensor::from_vec(values, shape, device).unwrap();
+        let slot = Slot { columnwise: true, ..Slot::fixed(encoding, &cell, &rule) };
+        ops::quantize(&x, &slot).unwrap()
+    };
+    let (m, n, k) = (20, 48, 33);
+    let x = quantized([m, k], Encoding::E4M3, 1);
+    let w = quantized([n, k], Encoding::E4M3, 2);
+    let dy = quantized([m, n], Encoding::E5M2, 3);
+    let y = ops::fprop(&x, &w, None, DType::F32).unwrap();
+    let dx = ops::dgrad(&dy.for_backward(), &w.for_backward(), DType::BF16).unwrap();
+    let mut dw = Tensor::full(1.0, [n, k], DType::F32, device).unwrap();
+    ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw").unwrap();
+    format!("{:?}", [&y, &dx, &dw].map(|t| t.to_f32_vec().unwrap()))
 }
 
 /// Quantizes for forward and backward, and reads every view of the codes.

@@ -1,5 +1,5 @@
-//! Status codes of the CUDA driver API (`CUresult`), of NVRTC (`nvrtcResult`) and of cuBLAS (`cublasStatus_t`), with their
-//! names and texts.
+//! Status codes of the CUDA driver API (`CUresult`), of NVRTC (`nvrtcResult`), of cuBLAS (`cublasStatus_t`) and of NCCL
+//! (`ncclResult_t`), with their names and texts.
 //!
 //! Numbers and meanings: CUDA Driver API, "Data types used by CUDA driver", enum CUresult; NVRTC, enum nvrtcResult.
 
@@ -41,6 +41,17 @@ impl Code {
     pub(crate) const STREAM_CAPTURE_IMPLICIT: Self = Self(906);
     pub(crate) const CAPTURED_EVENT: Self = Self(907);
     pub(crate) const STREAM_CAPTURE_WRONG_THREAD: Self = Self(908);
+
+    /// No status, never returned: the work waited for waits itself for another rank of a communicator.
+    pub(crate) const STALLED: Self = Self(i32::MIN);
+
+    pub(crate) const NCCL_UNHANDLED_CUDA_ERROR: Self = Self(1);
+    pub(crate) const NCCL_SYSTEM_ERROR: Self = Self(2);
+    pub(crate) const NCCL_INTERNAL_ERROR: Self = Self(3);
+    pub(crate) const NCCL_INVALID_ARGUMENT: Self = Self(4);
+    pub(crate) const NCCL_INVALID_USAGE: Self = Self(5);
+    pub(crate) const NCCL_REMOTE_ERROR: Self = Self(6);
+    pub(crate) const NCCL_IN_PROGRESS: Self = Self(7);
 
     pub(crate) const NVRTC_INVALID_INPUT: Self = Self(3);
     pub(crate) const NVRTC_INVALID_PROGRAM: Self = Self(4);
@@ -131,6 +142,23 @@ const NVRTC: &[&CStr] = &[
     c"NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID",
     c"NVRTC_ERROR_INTERNAL_ERROR",
 ];
+
+/// Texts of `ncclResult_t`, by number: NCCL 2.28, `nccl.h`.
+const NCCL: &[&CStr] = &[
+    c"no error",
+    c"unhandled cuda error",
+    c"unhandled system error",
+    c"internal error",
+    c"invalid argument",
+    c"invalid usage",
+    c"remote process exited or there was a network error",
+    c"NCCL operation in progress",
+];
+
+/// Text of an `ncclResult_t`.
+pub(crate) fn nccl_text(number: i32) -> &'static CStr {
+    usize::try_from(number).ok().and_then(|index| NCCL.get(index).copied()).unwrap_or(c"unknown result code")
+}
 
 /// Texts of `cublasStatus_t`.
 const BLAS: &[(i32, &CStr)] = &[

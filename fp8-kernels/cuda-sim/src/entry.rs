@@ -36,31 +36,51 @@ macro_rules! entries {
 }
 pub(crate) use entries;
 
+/// How long the lock is free before a stalled call looks again.
+const STALL: std::time::Duration = std::time::Duration::from_micros(200);
+
+fn attempt(needs: Needs, body: &mut impl FnMut(&mut Driver) -> Outcome) -> Outcome {
+    let mut driver = state::driver();
+    match needs {
+        Needs::Nothing => body(&mut driver),
+        Needs::Init => {
+            driver.expect_started()?;
+            body(&mut driver)
+        }
+        Needs::Context => {
+            driver.expect_current()?;
+            driver.expect_healthy()?;
+            body(&mut driver)
+        }
+        Needs::Release => {
+            driver.expect_current()?;
+            let outcome = body(&mut driver);
+            if outcome != Err(Code::STALLED) {
+                driver.expect_healthy()?;
+            }
+            outcome
+        }
+    }
+}
+
 /// Runs one entry point's body under the lock and turns its outcome into the C status.
-pub(crate) fn call(name: &'static str, needs: Needs, body: impl FnOnce(&mut Driver) -> Outcome) -> c_int {
+///
+/// A body that waits for another rank of a communicator ([`Code::STALLED`]) runs again, once the lock was free for a
+/// while: so bodies drive the device before they change anything.
+pub(crate) fn call(name: &'static str, needs: Needs, mut body: impl FnMut(&mut Driver) -> Outcome) -> c_int {
     // A panic must not cross the C interface. The lock is released by unwinding and cannot be poisoned.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let mut driver = state::driver();
-        driver.calls.count(name);
-        if let Some(code) = driver.calls.injected(name) {
-            return Err(code);
+        {
+            let mut driver = state::driver();
+            driver.calls.count(name);
+            if let Some(code) = driver.calls.injected(name) {
+                return Err(code);
+            }
         }
-        match needs {
-            Needs::Nothing => body(&mut driver),
-            Needs::Init => {
-                driver.expect_started()?;
-                body(&mut driver)
-            }
-            Needs::Context => {
-                driver.expect_current()?;
-                driver.expect_healthy()?;
-                body(&mut driver)
-            }
-            Needs::Release => {
-                driver.expect_current()?;
-                let outcome = body(&mut driver);
-                driver.expect_healthy()?;
-                outcome
+        loop {
+            match attempt(needs, &mut body) {
+                Err(Code::STALLED) => std::thread::sleep(STALL),
+                outcome => return outcome,
             }
         }
     }));
@@ -74,6 +94,7 @@ pub(crate) fn call(name: &'static str, needs: Needs, body: impl FnOnce(&mut Driv
             match name {
                 name if name.starts_with("nvrtc") => Code::NVRTC_INTERNAL_ERROR.0,
                 name if name.starts_with("cublas") => Code::BLAS_INTERNAL_ERROR.0,
+                name if name.starts_with("nccl") => Code::NCCL_INTERNAL_ERROR.0,
                 _ => Code::UNKNOWN.0,
             }
         }

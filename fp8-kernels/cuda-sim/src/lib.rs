@@ -1,4 +1,4 @@
-//! A simulated CUDA device: the driver's, NVRTC's and cuBLASLt's entry points over the PTX interpreter.
+//! A simulated CUDA device: the entry points of the driver, NVRTC, cuBLASLt and NCCL over the PTX interpreter.
 //!
 //! Built as a shared library with the soname `libcuda.so`: once it is loaded by path, code that looks for the driver
 //! finds it. There is one device; kernels are PTX, checked while they run for races, bounds, uninitialised reads,
@@ -7,6 +7,9 @@
 //! **Streams are deferred.** Nothing asynchronous runs before a synchronisation needs it, and the seed chooses the order
 //! of streams that nothing else orders. A missing wait, a buffer freed too early or pinned memory reused too early thus
 //! show as wrong results or reports, not as luck.
+//!
+//! **Ranks of a communicator** are threads of a process or processes of one machine. Their collectives move when all have
+//! come; a thread of the library's own runs what stands before them, as a device would.
 //!
 //! It proves launch arguments, lifetimes, ordering and error paths. It says nothing about speed, about the accuracy of
 //! approximate instructions, or about what the real driver makes of a call that its documentation leaves open. Every
@@ -27,11 +30,12 @@
 //! | `FP8_SIM_EAGER` | `0`, `1` | `0` | run every operation at its call |
 //! | `FP8_SIM_FAIL` | `name:count:code,…` | none | the count-th call of `name` returns `code` |
 //! | `FP8_SIM_LEAKS` | `0`, `1` | `0` | print what is live when the process exits |
+//! | `FP8_SIM_NCCL_SHARED` | `0`, `1` | `0` | several ranks of a communicator may share the device |
 //! | `FP8_SIM_SNAPSHOTS` | folder | none | its `*.ptx` files stand for the built-in snapshots of the same names |
 //!
 //! # Control
 //!
-//! The same and more at run time, through [`Control`]: `seed`, `eager`, `memory_limit`, `sm_count`, `arch` (while no
+//! The same and more at run time, through [`Control`]: `seed`, `eager`, `nccl_shared`, `memory_limit`, `sm_count`, `arch` (while no
 //! context is retained), `fail`, `clear_fail`, `reset_calls`, `snapshot` (the text of a kernel snapshot that NVRTC shall
 //! know) and `reset` are set; `calls`, `kernels` (launched), `live`, `reports` and `seed` are read.
 
@@ -48,6 +52,7 @@ mod entry;
 mod ffi;
 mod image;
 mod module;
+mod nccl;
 mod nvrtc;
 mod queue;
 mod report;
@@ -73,6 +78,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         driver::modules::NAMES,
         driver::pools::NAMES,
         driver::streams::NAMES,
+        nccl::NAMES,
         nvrtc::NAMES,
     ]
     .into_iter()

@@ -14,7 +14,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::code::{Code, Outcome};
-use crate::work::{Fault, Work};
+use crate::nccl::Collective;
+use crate::work::{Fault, Ran, Work};
 
 /// Which stream a handle names. The order is by age: created streams are younger than the implicit ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -184,19 +185,30 @@ impl Queue {
         &mut self,
         until: Until,
         seed: u64,
-        perform: &mut dyn FnMut(Work) -> Result<u64, Fault>,
+        perform: &mut dyn FnMut(Work) -> Result<Ran, Fault>,
     ) -> Result<bool, Fault> {
         if self.is_done(until) {
             return Ok(false);
         }
         let chosen = if seed == 0 { self.toward(until) } else { self.draw(seed) };
-        let Some((id, (_, task))) =
+        let chosen = chosen.filter(|&id| !self.is_stalled(id));
+        let Some((id, (sequence, task))) =
             chosen.and_then(|id| Some((id, self.streams.get_mut(&id)?.tasks.pop_front()?)))
         else {
-            return Err(Fault::stuck());
+            // Not whether one is stalled: its result may have come since.
+            let stalled = self.streams.values().any(Stream::waits_for_ranks);
+            return Err(if stalled { Fault::stalled() } else { Fault::stuck() });
         };
         match task {
-            Task::Work(work) => self.clock += perform(work)?,
+            Task::Work(work) => match perform(work)? {
+                Ran::For(nanoseconds) => self.clock += nanoseconds,
+                Ran::Until(collective) => {
+                    let again = Task::Work(Work::Collective(collective));
+                    if let Some(stream) = self.streams.get_mut(&id) {
+                        stream.tasks.push_front((sequence, again));
+                    }
+                }
+            },
             Task::Wait { .. } => {}
             Task::Record { event, ticket } => {
                 self.records.remove(&ticket);
@@ -211,6 +223,19 @@ impl Queue {
             self.sweep();
         }
         Ok(true)
+    }
+
+    /// Whether a stream's next work is a collective that waits for other ranks.
+    fn is_stalled(&self, id: StreamId) -> bool {
+        let front = self.streams.get(&id).and_then(Stream::collective);
+        front.is_some_and(|collective| !collective.is_ready())
+    }
+
+    /// Streams with a collective among their work.
+    pub(crate) fn collective_streams(&self) -> Vec<StreamId> {
+        let is_collective = |(_, task): &(u64, Task)| matches!(task, Task::Work(Work::Collective(_)));
+        let with = |(_, stream): &(&StreamId, &Stream)| stream.tasks.iter().any(is_collective);
+        self.streams.iter().filter(with).map(|(id, _)| *id).collect()
     }
 
     /// Forgets all work: after an error nothing of the context runs any more.
@@ -289,7 +314,8 @@ impl Queue {
                 stream.weight = next(&mut self.random);
             }
         }
-        let ready = |id: &StreamId| !self.is_empty(*id) && self.blocker(*id).is_none();
+        let ready =
+            |id: &StreamId| !self.is_empty(*id) && self.blocker(*id).is_none() && !self.is_stalled(*id);
         self.streams
             .iter()
             .filter(|(id, _)| ready(id))
@@ -307,6 +333,19 @@ impl Queue {
 }
 
 impl Stream {
+    /// The collective that is next.
+    fn collective(&self) -> Option<&Collective> {
+        match self.tasks.front() {
+            Some((_, Task::Work(Work::Collective(collective)))) => Some(collective),
+            _ => None,
+        }
+    }
+
+    /// Whether the next work has begun and needs other ranks to go on.
+    fn waits_for_ranks(&self) -> bool {
+        self.collective().is_some_and(|collective| collective.has_arrived)
+    }
+
     fn new(blocking: bool, priority: i32) -> Self {
         Self { blocking, priority, open: true, tasks: VecDeque::new(), weight: 0 }
     }
@@ -338,7 +377,7 @@ mod tests {
             if let Work::Free { address } = work {
                 order.push(address);
             }
-            Ok(1)
+            Ok(Ran::For(1))
         };
         while queue.step(until, seed, &mut note).unwrap() {}
         order

@@ -9,6 +9,7 @@
 //! | `FP8_SIM_EAGER` | `0`, `1` | `0` | run every operation at its call |
 //! | `FP8_SIM_FAIL` | `name:count:code,…` | none | the count-th call of `name` from now on returns `code` |
 //! | `FP8_SIM_LEAKS` | `0`, `1` | `0` | print what is still live when the process exits |
+//! | `FP8_SIM_NCCL_SHARED` | `0`, `1` | `0` | several ranks of a communicator may share the device |
 //! | `FP8_SIM_SNAPSHOTS` | folder | none | its `*.ptx` files stand for the built-in snapshots of the same names |
 
 use std::fs;
@@ -26,6 +27,8 @@ pub(crate) struct Settings {
     pub(crate) seed: u64,
     pub(crate) eager: bool,
     pub(crate) leaks: bool,
+    /// Several ranks of a communicator may share the device.
+    pub(crate) nccl_shared: bool,
     /// In place of built-in ones.
     pub(crate) snapshots: Vec<Snapshot>,
 }
@@ -39,6 +42,7 @@ impl Default for Settings {
             seed: 0,
             eager: false,
             leaks: false,
+            nccl_shared: false,
             snapshots: Vec::new(),
         }
     }
@@ -48,7 +52,8 @@ impl Settings {
     /// Settings from the environment, and the fault list it asks for. An unparsable value is an error that names it.
     pub(crate) fn from_environment() -> Result<(Self, String), String> {
         let mut settings = Self::default();
-        for key in ["arch", "memory_limit", "sm_count", "seed", "eager", "leaks", "snapshots"] {
+        for key in ["arch", "memory_limit", "sm_count", "seed", "eager", "leaks", "nccl_shared", "snapshots"]
+        {
             let name = variable(key);
             if let Some(value) = text(name)? {
                 settings.set(key, &value).map_err(|why| format!("{name}={value}: {why}"))?;
@@ -71,6 +76,7 @@ impl Settings {
             "seed" => self.seed = integer(value)?,
             "eager" => self.eager = switch(value)?,
             "leaks" => self.leaks = switch(value)?,
+            "nccl_shared" => self.nccl_shared = switch(value)?,
             "snapshots" => self.snapshots = snapshots(Path::new(value))?,
             _ => return Err(format!("no setting of the name {key}")),
         }
@@ -85,6 +91,7 @@ fn variable(key: &str) -> &'static str {
         "sm_count" => "FP8_SIM_SM_COUNT",
         "seed" => "FP8_SIM_SEED",
         "eager" => "FP8_SIM_EAGER",
+        "nccl_shared" => "FP8_SIM_NCCL_SHARED",
         "snapshots" => "FP8_SIM_SNAPSHOTS",
         _ => "FP8_SIM_LEAKS",
     }

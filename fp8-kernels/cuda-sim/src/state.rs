@@ -10,6 +10,7 @@ use crate::calls::Calls;
 use crate::code::{Code, Outcome};
 use crate::context::Context;
 use crate::cublaslt::Blas;
+use crate::nccl::Communicators;
 use crate::nvrtc::Compiler;
 use crate::queue::{StreamId, Until};
 use crate::report;
@@ -37,6 +38,7 @@ pub(crate) struct Driver {
     /// What was live when a context was released.
     pub(crate) leaked: Vec<String>,
     pub(crate) compiler: Compiler,
+    pub(crate) communicators: Communicators,
     pub(crate) blas: Blas,
     handles: u64,
     launches: u64,
@@ -76,6 +78,14 @@ pub(crate) fn with_current<T>(change: impl FnOnce(&mut Vec<u64>) -> T) -> T {
     CURRENT.with_borrow_mut(change)
 }
 
+/// A step that waits for other ranks is no failure of one who does not wait.
+pub(crate) fn unless_stalled<T: Default>(outcome: Outcome<T>) -> Outcome<T> {
+    match outcome {
+        Err(Code::STALLED) => Ok(T::default()),
+        outcome => outcome,
+    }
+}
+
 impl Driver {
     fn new() -> Self {
         let (settings, faults, broken) = match Settings::from_environment() {
@@ -93,6 +103,7 @@ impl Driver {
             reports: Vec::new(),
             leaked: Vec::new(),
             compiler: Compiler::default(),
+            communicators: Communicators::default(),
             blas: Blas::default(),
             handles: 0,
             launches: 0,
@@ -159,10 +170,15 @@ impl Driver {
     /// As `submit`, for what was queued already.
     pub(crate) fn after_submit(&mut self, stream: StreamId) -> Outcome {
         if self.settings.eager {
-            return self.drive(Until::Everything);
+            return unless_stalled(self.drive(Until::Everything));
         }
         while self.context()?.queue.is_deep(stream) {
-            self.step(Until::Stream(stream))?;
+            match self.step(Until::Stream(stream)) {
+                Ok(_) => {}
+                // The caller goes on: what it waits for may be its own next call.
+                Err(Code::STALLED) => return Ok(()),
+                Err(code) => return Err(code),
+            }
         }
         Ok(())
     }
@@ -179,6 +195,7 @@ impl Driver {
         let seed = self.settings.seed;
         match self.context()?.step(until, seed) {
             Ok(moved) => Ok(moved),
+            Err(Fault { code: Code::STALLED, .. }) => Err(Code::STALLED),
             Err(fault) => Err(self.die(fault)),
         }
     }
@@ -201,7 +218,9 @@ impl Driver {
 
     /// Frees all the context has left, and notes it as leaked.
     pub(crate) fn release_context(&mut self) -> Outcome {
-        let outcome = if self.dead.is_none() { self.drive(Until::Everything) } else { Ok(()) };
+        // Collectives whose other ranks do not come end with the context.
+        let outcome =
+            if self.dead.is_none() { unless_stalled(self.drive(Until::Everything)) } else { Ok(()) };
         if let Some(context) = self.context.take() {
             let lines = context.live();
             self.leaked.extend(lines.lines().map(|line| format!("{line} (its context was released)")));

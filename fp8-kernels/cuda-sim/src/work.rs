@@ -7,6 +7,7 @@ use ptx_interp::{Kind, Memory, MemoryError, Module, Report};
 use crate::code::Code;
 use crate::cublaslt::Product;
 use crate::ffi::Host;
+use crate::nccl::Collective;
 
 /// Work as it was at the call that queued it.
 #[derive(Clone, Debug)]
@@ -42,6 +43,17 @@ pub(crate) enum Work {
     Free {
         address: u64,
     },
+    /// One rank's part of a collective.
+    Collective(Box<Collective>),
+}
+
+/// What running some work came to.
+#[derive(Debug)]
+pub(crate) enum Ran {
+    /// It is done, after so many simulated nanoseconds.
+    For(u64),
+    /// It has begun, and goes on when [`Collective::is_ready`].
+    Until(Box<Collective>),
 }
 
 /// A kernel with its arguments, as bytes laid out by the PTX's own parameter list.
@@ -70,6 +82,11 @@ impl Fault {
             code: Code::LAUNCH_FAILED,
             text: "queued work waits for nothing that runs: a defect of the simulator".into(),
         }
+    }
+
+    /// No error: all that could run waits for other ranks of a communicator.
+    pub(crate) fn stalled() -> Self {
+        Self { code: Code::STALLED, text: String::new() }
     }
 }
 
@@ -100,10 +117,11 @@ impl From<MemoryError> for Fault {
 
 impl Work {
     /// Runs the work and answers with the simulated nanoseconds it took.
-    pub(crate) fn perform(self, memory: &Memory) -> Result<u64, Fault> {
+    pub(crate) fn perform(self, memory: &Memory) -> Result<Ran, Fault> {
         let moved = match self {
-            Self::Launch(launch) => return launch.perform(memory),
-            Self::Product(product) => return product.perform(memory),
+            Self::Launch(launch) => return launch.perform(memory).map(Ran::For),
+            Self::Collective(collective) => return collective.perform(memory),
+            Self::Product(product) => return product.perform(memory).map(Ran::For),
             Self::Upload { to, bytes } => {
                 memory.write(to, &bytes)?;
                 bytes.len()
@@ -131,7 +149,7 @@ impl Work {
                 0
             }
         };
-        Ok(1000 + moved as u64 / 100)
+        Ok(Ran::For(1000 + moved as u64 / 100))
     }
 }
 

@@ -3,8 +3,8 @@
 use super::dispatch::{Strided, gemm_f32};
 use super::gemm::epilogue;
 use super::{Buffer, parallel, quantize, scratch};
-use crate::ops::Accumulation;
-use crate::{DType, Fp8Tensor, Result, Tensor};
+use crate::ops::{Accumulation, product_then_quantize};
+use crate::{DType, Fp8Tensor, Operand, Result, Slot, Tensor};
 
 pub(crate) fn gemm_fp8(
     a: &Fp8Tensor,
@@ -61,4 +61,15 @@ fn with_values<R>(x: &Fp8Tensor, f: impl FnOnce(Strided<'_>) -> R) -> Result<R> 
         quantize::decode(codes, x.encoding(), None, data)?;
         Ok(f(Strided { data, row_stride, col_stride }))
     })
+}
+
+pub(crate) fn gemm_fp8_quantize(
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    _: [usize; 3],
+    bias: Option<&Tensor>,
+    slot: &Slot<'_>,
+    dtype: DType,
+) -> Result<Operand> {
+    product_then_quantize(a, b, bias, slot, dtype)
 }

@@ -92,7 +92,7 @@ pub(crate) fn activation(
     let scale = slot::resolve(gpu, op, slot, |request| launch(&Sink::amax(&request)))?;
     let output = Output::new(gpu, slot, shape, h.device(), scale, h.dtype())?;
     if shape.numel() == 0 {
-        return output.finish_empty(gpu);
+        return output.finish_inverse(gpu);
     }
     launch(&Sink::output(&output, op)?)?;
     Ok(output.finish())
@@ -170,7 +170,7 @@ fn backward(
     let scale = slot::resolve(gpu, op, slot, |request| launch(&Sink::amax(&request), None))?;
     let output = Output::new(gpu, slot, *h.shape(), h.device(), scale, h.dtype())?;
     if h.numel() == 0 {
-        return output.finish_empty(gpu);
+        return output.finish_inverse(gpu);
     }
     launch(&Sink::output(&output, op)?, partial)?;
     Ok(output.finish())

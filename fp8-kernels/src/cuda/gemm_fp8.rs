@@ -4,9 +4,10 @@ use super::cublaslt::Type;
 use super::elementwise::grid;
 use super::gemm::{finish, finish_accumulate, type_of};
 use super::matmul::{Places, Product};
+use super::slot::{self, DeviceScale, Output};
 use super::{Buffer, Gpu, Source, args};
-use crate::ops::{self, Accumulation};
-use crate::{DType, Fp8Tensor, Result, Tensor};
+use crate::ops::{self, Accumulation, product_then_quantize};
+use crate::{DType, Encoding, Fp8Tensor, Operand, Result, Scale, Slot, Tensor, TransposePolicy};
 
 /// Extents that tensor cores take are multiples of this.
 const MULTIPLE: usize = 16;
@@ -73,6 +74,65 @@ pub(crate) fn gemm_fp8_accumulate(
     match padded {
         Some(padded) => finish_accumulate(gpu, &padded, product.n, out, [m, n]),
         None => Ok(()),
+    }
+}
+
+/// In one kernel of the library's where it can: a scale that stands in its cell, nothing counted, no padding, and a bias
+/// that it need not round. It overwrites its amax, which is then merged into the slot's.
+pub(crate) fn gemm_fp8_quantize(
+    gpu: &Gpu,
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    dims @ [m, n, _]: [usize; 3],
+    bias: Option<&Tensor>,
+    slot: &Slot<'_>,
+    dtype: DType,
+) -> Result<Operand> {
+    let op = "gemm_fp8_quantize";
+    let is_set = matches!(slot.scale, Scale::Cell { cell, .. } if cell.is_known_set());
+    let fits = !dims.contains(&0) && [m, n].iter().all(|extent| extent.is_multiple_of(MULTIPLE));
+    let adds = bias.is_none_or(|bias| bias.dtype() != DType::F32);
+    // An output in E5M2 needs an operand in E5M2.
+    let e5m2 = |encoding| encoding == Encoding::E5M2;
+    let writes = !e5m2(slot.encoding) || e5m2(a.encoding()) || e5m2(b.encoding());
+    if !(is_set && fits && adds && writes && slot.counters.is_none()) {
+        return product_then_quantize(a, b, bias, slot, dtype);
+    }
+    let scale = slot::resolve(gpu, op, slot, |_| Ok(()))?;
+    let scale_address = scale.as_ref().map_or(0, DeviceScale::address);
+    let rowwise = slot.rowwise_only();
+    let output = Output::new(gpu, &rowwise, a.shape().with_last(n), a.device(), scale, dtype)?;
+    let amax = gpu.filled_f32(0.0, 1)?;
+    let operands = Operands::new(gpu, op, a, b)?;
+    let product = Product {
+        out: Type::from(slot.encoding),
+        bias: bias.map(|bias| type_of(bias.dtype())),
+        fast: true,
+        ..operands.product
+    };
+    let places = Places {
+        out: output.rowwise().map_or(0, Buffer::ptr),
+        bias: bias.map(|bias| bias.cuda(op)).transpose()?.map_or(0, Buffer::ptr),
+        out_scale: scale_address,
+        out_amax: amax.ptr(),
+        ..operands.places
+    };
+    // SAFETY: operands of the product's extents and types, codes and a scale for its output, one f32 for the amax, a bias of
+    // n values.
+    unsafe { gpu.matmul(op, &product, &places) }?;
+    if let Some(cell) = slot.amax {
+        let kernel = gpu.kernel(Source::Cells, "cells_merge_max")?;
+        // SAFETY: the kernel's parameters (cells, values, n): the slot's cell and the amax, one f32 each.
+        unsafe { kernel.launch(gpu, grid(gpu, 1), &args![cell.cuda(op)?, &amax, 1u64]) }?;
+    }
+    let operand = output.finish_inverse(gpu)?;
+    match operand {
+        Operand::Fp8(codes)
+            if slot.columnwise && codes.device().transpose_policy() == TransposePolicy::WithCast =>
+        {
+            codes.with_columnwise().map(Operand::Fp8)
+        }
+        operand => Ok(operand),
     }
 }
 

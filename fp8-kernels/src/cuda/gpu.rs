@@ -13,7 +13,7 @@ use super::module::Modules;
 use super::nvrtc::Nvrtc;
 use super::source::Source;
 use super::staging::Staging;
-use super::{Buffer, CudaOptions};
+use super::{Buffer, CudaOptions, GemmTuning};
 use crate::environment::{CudaAllocator, Environment};
 use crate::{DType, Error, Result};
 use cudarc::driver::result::{self, DriverError};
@@ -39,6 +39,7 @@ struct Inner {
     capability: (i32, i32),
     sms: u32,
     allocator: CudaAllocator,
+    gemm_tuning: GemmTuning,
     pool: Mutex<Pool>,
     modules: Mutex<Modules>,
     staging: Mutex<Staging>,
@@ -116,6 +117,7 @@ impl Gpu {
             capability: found,
             sms: u32::try_from(sms).unwrap_or(1).max(1),
             allocator: options.allocator.unwrap_or(environment.allocator),
+            gemm_tuning: options.gemm_tuning.clone().unwrap_or_else(|| environment.gemm_tuning.clone()),
             pool: Mutex::default(),
             modules: Mutex::new(Modules::new(Cache::new(cache), nvrtc)),
             staging: Mutex::default(),
@@ -174,6 +176,10 @@ impl Gpu {
         self.0.allocator
     }
 
+    pub(super) fn gemm_tuning(&self) -> &GemmTuning {
+        &self.0.gemm_tuning
+    }
+
     pub(super) fn pool(&self) -> &Mutex<Pool> {
         &self.0.pool
     }
@@ -226,11 +232,16 @@ impl Gpu {
         drop(self.0.poison.set(reason));
     }
 
+    fn expect_trusted(&self) -> Result<()> {
+        match self.0.poison.get() {
+            Some(reason) => Err(Error::Poisoned { device: self.to_string(), reason: reason.clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// Not poisoned, and its context current on this thread.
     pub(super) fn ready(&self) -> Result<()> {
-        if let Some(reason) = self.0.poison.get() {
-            return Err(Error::Poisoned { device: self.to_string(), reason: reason.clone() });
-        }
+        self.expect_trusted()?;
         self.0
             .stream
             .context()
@@ -248,6 +259,7 @@ impl Gpu {
             .stream
             .synchronize()
             .map_err(|error| self.driver_error("cuStreamSynchronize", "synchronize", error))?;
+        self.expect_trusted()?; // work that was waited for may have been given up meanwhile
         self.check_fault(fault)
     }
 

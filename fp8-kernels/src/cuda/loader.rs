@@ -38,6 +38,11 @@ const NVRTC: [Wanted; 2] = [
     },
 ];
 
+const NCCL: Wanted = Wanted {
+    name: "libnccl.so.2",
+    packages: &["nvidia/nccl/lib"],
+    remedy: "pip install nvidia-nccl-cu13, or nvidia-nccl-cu12 beside CUDA 12",
+};
 const CUBLASLT: [Wanted; 2] = [
     Wanted { name: "libcublasLt.so.13", packages: &["nvidia/cu13/lib"], remedy: "pip install nvidia-cublas" },
     Wanted {
@@ -174,6 +179,17 @@ pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Re
     }));
     *loaded = Some(libraries);
     Ok(libraries)
+}
+
+/// NCCL, as the process's other libraries were found, and where. Stays loaded.
+pub(crate) fn nccl() -> Result<(&'static Library, PathBuf)> {
+    let given = LOADED.lock().and_then(|libraries| libraries.library.as_deref());
+    let (library, path) = match given {
+        Some(given) => (open_given(given)?, given.to_owned()),
+        None => find(&NCCL, &Environment::read()?)?,
+    };
+    // Leaked on purpose, as above.
+    Ok((Box::leak(Box::new(library)), path))
 }
 
 fn open_driver(library: Option<&Path>, environment: &Environment) -> Result<(Library, PathBuf)> {

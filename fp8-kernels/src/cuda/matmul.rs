@@ -5,6 +5,7 @@
 
 use super::cublaslt::{Algo, Attribute, CublasLt, Failure, Found, Handle, Layouts, Type, Wish};
 use super::gpu::Gpu;
+use super::tuning::{self, Tuner};
 use crate::{Error, Result};
 use std::collections::HashMap;
 
@@ -62,13 +63,36 @@ impl Product {
         format!("[{m}, {k}] · [{k}, {n}], {left} × {right} → {out}{bias}")
     }
 
+    /// What a file knows it by: all that decides which kernels there are.
+    pub(super) fn name(&self) -> String {
+        let Self { m, n, k, left_transposed, right_transposed, left, right, out, bias, accumulate, fast } =
+            self;
+        let sign = |transposed: &bool| if *transposed { "t" } else { "n" };
+        let flag = |on: &bool, name: &'static str| if *on { name } else { "" };
+        format!(
+            "{m}x{n}x{k} {}{} {} {} {}{}{}{}",
+            sign(left_transposed),
+            sign(right_transposed),
+            left.name(),
+            right.name(),
+            out.name(),
+            bias.map_or_else(String::new, |bias| format!(" bias {}", bias.name())),
+            flag(accumulate, " accumulate"),
+            flag(fast, " fast"),
+        )
+    }
+
     fn is_fp8(&self) -> bool {
         self.left.size() == 1
     }
 
-    /// An FP8 output's C, which is never read, must be of a wider type.
+    /// An FP8 output's C, which is never read, must be of a wider type: the bias's.
     fn c_type(&self) -> Type {
-        if self.out.size() == 1 { Type::Bf16 } else { self.out }
+        match (self.out.size(), self.bias) {
+            (1, Some(bias)) => bias,
+            (1, None) => Type::Bf16,
+            _ => self.out,
+        }
     }
 }
 
@@ -77,6 +101,7 @@ pub(super) struct Blas {
     library: CublasLt,
     handle: Handle,
     plans: HashMap<Product, Plan>,
+    tuner: Tuner,
     /// The largest that a plan has asked for; the ones before stay, since captured work may still use them.
     workspace: (u64, usize),
     outgrown: Vec<u64>,
@@ -98,12 +123,13 @@ impl Blas {
     fn open(gpu: &Gpu) -> Result<Self> {
         let library = gpu.libraries().cublaslt()?;
         let handle = library.create().map_err(|failure| error(library, "gemm", None, failure))?;
-        Ok(Self { library: *library, handle, plans: HashMap::new(), workspace: (0, 0), outgrown: Vec::new() })
+        let tuner = Tuner::new(gpu.gemm_tuning(), gpu.name(), library.version());
+        let tuner = tuner.inspect_err(|_| library.destroy(handle))?;
+        let (plans, workspace, outgrown) = (HashMap::new(), (0, 0), Vec::new());
+        Ok(Self { library: *library, handle, plans, tuner, workspace, outgrown })
     }
 
     fn run(&mut self, gpu: &Gpu, op: &'static str, product: &Product, places: &Places) -> Result<()> {
-        let library = self.library;
-        let fail = |failure| error(&library, op, Some(product), failure);
         let plan = match self.plans.get(product) {
             Some(plan) => *plan,
             None => {
@@ -113,8 +139,21 @@ impl Blas {
                 plan
             }
         };
+        self.launch(gpu, op, product, &plan, places)
+    }
+
+    fn launch(
+        &mut self,
+        gpu: &Gpu,
+        op: &'static str,
+        product: &Product,
+        plan: &Plan,
+        places: &Places,
+    ) -> Result<()> {
         self.reserve(gpu, plan.workspace)?;
-        self.set_addresses(&plan, product, places).map_err(fail)?;
+        let library = self.library;
+        let fail = |failure| error(&library, op, Some(product), failure);
+        self.set_addresses(plan, product, places).map_err(fail)?;
         let matrices = [places.right, places.left, places.out];
         let beta = if product.accumulate { 1.0 } else { 0.0 };
         let stream = gpu.raw_stream().cast();
@@ -171,21 +210,38 @@ impl Blas {
         Ok(())
     }
 
-    fn plan(&self, gpu: &Gpu, op: &'static str, product: &Product) -> Result<Plan> {
-        let library = &self.library;
-        let fail = |failure| error(library, op, Some(product), failure);
-        let mut draft =
-            Draft { library, operation: std::ptr::null_mut(), layouts: [std::ptr::null_mut(); 4] };
+    fn plan(&mut self, gpu: &Gpu, op: &'static str, product: &Product) -> Result<Plan> {
+        let library = self.library;
+        let fail = |failure| error(&library, op, Some(product), failure);
+        let (operation, layouts) = (std::ptr::null_mut(), [std::ptr::null_mut(); 4]);
+        let mut draft = Draft { library: &library, operation, layouts };
         draft.fill(product).map_err(fail)?;
+        let (operation, layouts) = (draft.operation, draft.layouts);
+        let plan = |algo, workspace| Plan { operation, layouts, algo, workspace };
+        if let Some(algo) = self.tuner.known(product)
+            && let Some(found) = library.check(self.handle, operation, layouts, &algo)
+        {
+            draft.keep();
+            return Ok(plan(algo, found.workspace));
+        }
         let most = WORKSPACE[usize::from(gpu.capability().0 < 9)];
         let wishes = [(Wish::WorkspaceBytes, most as u64), (Wish::ReductionSchemes, EXACT_REDUCTIONS)];
-        let found =
-            library.heuristics(self.handle, draft.operation, draft.layouts, &wishes, 1).map_err(fail)?;
-        let Some(Found { algo, workspace, .. }) = found.first().copied() else {
+        let candidates = self.tuner.candidates();
+        let found = library.heuristics(self.handle, operation, layouts, &wishes, candidates).map_err(fail)?;
+        let Some(mut chosen) = found.first().copied() else {
             return Err(fail(("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED)));
         };
-        let (operation, layouts) = draft.keep();
-        Ok(Plan { operation, layouts, algo, workspace })
+        if found.len() > 1 {
+            let run = |found: &Found, places: &Places| {
+                self.launch(gpu, op, product, &plan(found.algo, found.workspace), places)
+            };
+            if let Some((fastest, microseconds)) = tuning::fastest(gpu, product, &found, run)? {
+                chosen = fastest;
+                self.tuner.keep(product, fastest.algo, microseconds)?;
+            }
+        }
+        draft.keep();
+        Ok(plan(chosen.algo, chosen.workspace))
     }
 
     /// Gives back all it holds; the device's context is current, and none of its work runs any more.
@@ -233,10 +289,9 @@ impl Draft<'_> {
         Ok(())
     }
 
-    fn keep(self) -> (Handle, Layouts) {
-        let kept = (self.operation, self.layouts);
+    /// A plan has them now.
+    fn keep(self) {
         std::mem::forget(self);
-        kept
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) mod gemm;
 pub(crate) mod gemm_fp8;
 pub(crate) mod gpu;
 pub(crate) mod grad_norm;
+pub mod interop;
 mod known;
 pub(crate) mod launch;
 mod loader;
@@ -43,6 +44,7 @@ pub(crate) mod split;
 mod staging;
 mod tiles;
 pub(crate) mod transpose;
+mod tuning;
 pub(crate) mod update_scales;
 
 pub(crate) use capture::CudaGraph;
@@ -52,6 +54,7 @@ pub(crate) use launch::{Grid, args};
 pub(crate) use memory::Buffer;
 pub use options::CudaOptions;
 pub(crate) use source::Source;
+pub use tuning::GemmTuning;
 
 use crate::{DType, Encoding};
 

@@ -46,7 +46,7 @@ pub(crate) fn norm(
     let scale = slot::resolve(gpu, "norm", slot, |request| forward.amax(&request))?;
     let output = Output::new(gpu, slot, *x.shape(), x.device(), scale, x.dtype())?;
     let operand = if x.numel() == 0 {
-        output.finish_empty(gpu)?
+        output.finish_inverse(gpu)?
     } else {
         match output.columnwise() {
             Some(columnwise) => forward.tiles(&stats, &output, columnwise)?,

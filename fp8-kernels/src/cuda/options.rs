@@ -1,5 +1,6 @@
 //! How a GPU is opened.
 
+use super::GemmTuning;
 use crate::CudaAllocator;
 use std::path::PathBuf;
 
@@ -14,4 +15,6 @@ pub struct CudaOptions {
     pub cache_dir: Option<PathBuf>,
     /// How freed memory is kept, instead of what the environment says.
     pub allocator: Option<CudaAllocator>,
+    /// How kernels of matrix products are chosen, instead of what the environment says.
+    pub gemm_tuning: Option<GemmTuning>,
 }

@@ -19,7 +19,7 @@ pub(crate) fn quantize(gpu: &Gpu, x: &Tensor, slot: &Slot<'_>) -> Result<Operand
     }
     let output = output(gpu, op, x, slot)?;
     if x.numel() == 0 {
-        return output.finish_empty(gpu);
+        return output.finish_inverse(gpu);
     }
     if output.columnwise().is_some() {
         by_tiles(gpu, op, x, &output, None)?;

@@ -188,8 +188,9 @@ impl<'a> Output<'a> {
         self.slot.counters.filter(|_| self.scale.is_some()).map_or(Ok(0), |counters| counters.cuda(op))
     }
 
-    /// Writes the factor of a tensor of no elements, for which an operation's own kernel is not launched.
-    pub(super) fn finish_empty(self, gpu: &Gpu) -> Result<Operand> {
+    /// Writes the factor where no kernel of an operation's own does: for a tensor of no elements, for codes that a library
+    /// made.
+    pub(super) fn finish_inverse(self, gpu: &Gpu) -> Result<Operand> {
         if let (Some(scale), Some(scale_inv)) = (&self.scale, &self.scale_inv) {
             let kernel = gpu.kernel(Source::Quantize, "quantize_f32")?;
             let args = args![0u64, 0u64, 0u64, 0i32, scale.address, scale_inv, 0u64, 0u64];

@@ -56,7 +56,22 @@ pub fn gemm_fp8_quantize(
     slot: &Slot<'_>,
     dtype: DType,
 ) -> Result<Operand> {
-    // f32 between the two: the output is rounded once.
+    let op = "gemm_fp8_quantize";
+    let dims = check(op, a, b)?;
+    check_bias(op, bias, dims[1], a.scale_inv())?;
+    check_output(op, dtype)?;
+    slot.expect_device(op, a.device())?;
+    dispatch!(a.device(), gemm_fp8::gemm_fp8_quantize(a, b, dims, bias, slot, dtype))
+}
+
+/// The product in f32, then quantized: the output is rounded once.
+pub(crate) fn product_then_quantize(
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    bias: Option<&Tensor>,
+    slot: &Slot<'_>,
+    dtype: DType,
+) -> Result<Operand> {
     let between = if slot.is_off() { dtype } else { DType::F32 };
     super::quantize(&gemm_fp8(a, b, bias, between, Accumulation::Fast)?, slot)
 }

@@ -38,6 +38,7 @@ pub use dropout::{DropoutKey, dropout, dropout_backward};
 pub use elementwise::{add, bias, clip_in_place, scale, scale_in_place};
 pub use embedding::{embedding, embedding_backward};
 pub use gemm::{Layout, gemm, gemm_accumulate};
+pub(crate) use gemm_fp8::product_then_quantize;
 pub use gemm_fp8::{Accumulation, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};
 pub use grad_norm::grad_norm;
 pub use linear::{dgrad, fprop, wgrad};

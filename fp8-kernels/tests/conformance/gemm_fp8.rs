@@ -101,19 +101,42 @@ fn accumulates(device: &Device) -> Outcome {
 }
 
 fn fp8_output(device: &Device) -> Outcome {
-    let (a, b) = (
-        quantized([17, 32], Encoding::E4M3, 30.0, 1, device)?,
-        quantized([16, 32], Encoding::E4M3, 30.0, 2, device)?,
-    );
-    let values = ops::gemm_fp8(&a, &b, None, DType::F32, Accumulation::Fast)?.to_f32_vec()?;
-    let (cell, amax, rule) = (Cell::new(20.0, device)?, Cell::new(REST, device)?, exact(Encoding::E4M3));
-    let slot = Slot { amax: Some(&amax), ..Slot::fixed(Encoding::E4M3, &cell, &rule) };
-    let got = ops::gemm_fp8_quantize(&a, &b, None, &slot, DType::BF16)?;
-    let want = oracle::fp8::quantize(&values, Encoding::E4M3, 20.0);
-    same("codes", &got.as_fp8().ok_or("want FP8")?.codes()?, &want.codes, 16)?;
-    same("amax", &[amax.read()?], &[want.amax], 1)?;
-    let off = ops::gemm_fp8_quantize(&a, &b, None, &Slot::off(Encoding::E4M3), DType::BF16)?;
-    equal("dtype where the slot is off", off.as_high().map(Tensor::dtype), Some(DType::BF16))
+    // Of the first a library has no kernel, of the others one that writes codes by itself.
+    for (dims, [lhs, rhs], encoding) in [
+        ([17, 16, 32], PAIRS[0], Encoding::E4M3),
+        ([16, 32, 48], PAIRS[0], Encoding::E4M3),
+        ([32, 16, 16], PAIRS[2], Encoding::E5M2),
+        ([32, 16, 16], PAIRS[0], Encoding::E5M2),
+        ([0, 16, 16], PAIRS[0], Encoding::E4M3),
+    ] {
+        let [m, n, k] = dims;
+        let (a, b) = (quantized([m, k], lhs, 30.0, 1, device)?, quantized([n, k], rhs, 30.0, 2, device)?);
+        for bias in [None, Some(DType::BF16), Some(DType::F16), Some(DType::F32)] {
+            let bias = bias.map(|dtype| normal([n], dtype, 3, device)).transpose()?;
+            let what =
+                format!("{dims:?} {lhs} × {rhs} → {encoding}, bias {:?}", bias.as_ref().map(Tensor::dtype));
+            let values =
+                ops::gemm_fp8(&a, &b, bias.as_ref(), DType::F32, Accumulation::Fast)?.to_f32_vec()?;
+            let (cell, amax) = (Cell::new(20.0, device)?, Cell::new(REST, device)?);
+            let rule = exact(encoding);
+            let slot = Slot { amax: Some(&amax), columnwise: true, ..Slot::fixed(encoding, &cell, &rule) };
+            let got = ops::gemm_fp8_quantize(&a, &b, bias.as_ref(), &slot, DType::BF16)?;
+            let want = oracle::fp8::quantize(&values, encoding, 20.0);
+            let got = got.as_fp8().ok_or("want FP8")?;
+            same(&what, &got.codes()?, &want.codes, n)?;
+            same(&what, &[got.scale_inv().item()?], &[1.0 / 20.0], 1)?;
+            let turned: Vec<u8> = (0..n * m).map(|i| want.codes[i % m * n + i / m]).collect();
+            same(&format!("{what}: transposed"), &got.transposed()?.codes()?, &turned, m)?;
+            same(&format!("{what}: amax"), &[amax.read()?], &[if m == 0 { REST } else { want.amax }], 1)?;
+            // Merged, not overwritten.
+            amax.write(1e30)?;
+            ops::gemm_fp8_quantize(&a, &b, bias.as_ref(), &slot, DType::BF16)?;
+            same(&format!("{what}: a larger amax"), &[amax.read()?], &[1e30], 1)?;
+        }
+        let off = ops::gemm_fp8_quantize(&a, &b, None, &Slot::off(Encoding::E4M3), DType::BF16)?;
+        equal("dtype where the slot is off", off.as_high().map(Tensor::dtype), Some(DType::BF16))?;
+    }
+    Ok(())
 }
 
 fn same_for_any_threads(device: &Device) -> Outcome {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
-use crate::options::{Given, Options, Place, RecipeName, Settings};
+use crate::options::{DeviceName, Given, Options, Place, RecipeName, Settings};
 use crate::text::Corpus;
 use crate::train::{Metadata, Run, Trainer};
 
@@ -47,6 +47,10 @@ impl Config {
             Some(folder) => resumed::<T>(&options, given, folder)?,
         };
         check_shape(&settings)?;
+        if options.graph && options.device == DeviceName::Cpu {
+            let sentence = "--graph needs a GPU, which records steps: add --device cuda:0, or leave it out";
+            return Err(Failure::input(sentence.to_owned()));
+        }
         let stop_at = stop_at(&options, settings.steps, &runs)?;
         let all_cores = std::thread::available_parallelism().map_or(1, usize::from);
         let save = match (&options.save, options.stop_after) {

@@ -43,11 +43,6 @@ const EAGER_STEPS: u32 = 2;
 impl Session {
     fn new(settings: &Settings, place: Place, run: Run) -> Result<Self> {
         let device = match place.device {
-            DeviceName::Cpu if place.graph => {
-                let (option, value) = ("--graph", "with --device cpu".to_owned());
-                let remedy = "only a GPU records steps: add --device cuda:0".to_owned();
-                return Err(Error::Option { layer: "train_gpt".to_owned(), option, value, remedy });
-            }
             DeviceName::Cpu => Device::cpu(),
             DeviceName::Cuda(index) => Device::cuda(index)?,
         };

@@ -12,6 +12,11 @@ pub(crate) fn device() -> Device {
     DEVICE.get_or_init(crate::open).clone()
 }
 
+/// As many repetitions as the device has time for: fewer on one that is simulated.
+pub(crate) fn unless_simulated<T>(all: T, fewer: T) -> T {
+    if device().is_simulated() { fewer } else { all }
+}
+
 pub(crate) fn rng(seed: u64) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(seed)
 }

@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::ValueEnum;
+use fp8_nn::prelude::Device;
 
 use crate::workspace::{Result, root};
 
@@ -23,14 +23,9 @@ pub(crate) struct Golden {
     /// A folder with codec/, recipe/, nn/, or some of them [default: the copies in the crates' tests]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Where layers are computed; the codec is always the CPU's
-    #[arg(long, value_enum, default_value_t = Device::Cpu)]
-    device: Device,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Device {
-    Cpu,
+    /// Where scales are updated and layers computed, cpu or cuda:N; the codec is always the CPU's
+    #[arg(long, default_value = "cpu")]
+    device: String,
 }
 
 pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
@@ -39,18 +34,19 @@ pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
         None => root().join(owner).join("tests/golden").join(name),
     };
     let mut tally = Tally::default();
-    println!("device: {:?}", options.device);
+    let device = Device::from_name(&options.device)?;
+    println!("device: {device} ({})", device.description());
     let codec = folder("fp8-format", "codec");
     if codec.is_dir() {
         codec::run(&codec, &mut tally)?;
     }
     let recipe = folder("fp8-recipe", "recipe");
     if recipe.is_dir() {
-        recipe::run(&recipe, &mut tally)?;
+        recipe::run(&recipe, &device, &mut tally)?;
     }
     let nn = folder("fp8-nn", "nn");
     if nn.is_dir() {
-        nn::run(&nn, &mut tally)?;
+        nn::run(&nn, &device, &mut tally)?;
     }
     if tally.passed + tally.failed == 0 {
         let looked = format!("{}, {} and {}", codec.display(), recipe.display(), nn.display());
@@ -142,7 +138,7 @@ mod tests {
     #[test]
     fn a_folder_without_a_case_is_an_error() {
         let empty = tempfile::tempdir().unwrap();
-        let options = Golden { dir: Some(empty.path().to_path_buf()), device: Device::Cpu };
+        let options = Golden { dir: Some(empty.path().to_path_buf()), device: "cpu".to_owned() };
         assert!(run(&options).unwrap_err().to_string().contains("no case found"));
     }
 }

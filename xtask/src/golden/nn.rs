@@ -13,7 +13,7 @@ use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 
-use fp8_nn::prelude::{Activation, Norm};
+use fp8_nn::prelude::{Activation, Device, Norm};
 use safetensors::{Dtype, SafeTensors};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -28,7 +28,7 @@ const QUANTIZED: f64 = 1e-4;
 
 type Check<T = ()> = Result<T, String>;
 
-pub(super) fn run(folder: &Path, tally: &mut Tally) -> TaskResult {
+pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResult {
     let mut ignored = Vec::new();
     for (name, path) in listing(folder)? {
         if !name.ends_with(".safetensors") {
@@ -38,9 +38,9 @@ pub(super) fn run(folder: &Path, tally: &mut Tally) -> TaskResult {
         let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let sample = Sample::parse(&bytes);
         let sample = sample.as_ref().map_err(String::clone);
-        let high_precision = sample.clone().and_then(layer::check_high_precision);
+        let high_precision = sample.clone().and_then(|sample| layer::check_high_precision(sample, device));
         tally.record(&format!("nn/{name} high precision"), high_precision);
-        tally.record(&format!("nn/{name} FP8"), sample.and_then(layer::check_fp8));
+        tally.record(&format!("nn/{name} FP8"), sample.and_then(|sample| layer::check_fp8(sample, device)));
     }
     say_ignored("nn", &ignored);
     Ok(())
@@ -332,7 +332,7 @@ mod tests {
             let file = safetensors::serialize(views, Some(metadata)).unwrap();
             fs::write(path.path().join("linear.safetensors"), file).unwrap();
             let mut tally = Tally::default();
-            run(path.path(), &mut tally).unwrap();
+            run(path.path(), &Device::cpu(), &mut tally).unwrap();
             (tally.passed, tally.failed)
         };
         // In FP8 these numbers have no error, as if nothing had been quantized; another y fails in both.

@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::Path;
 
+use fp8_kernels::Device;
 use fp8_recipe::{
     AmaxComputeAlgo, DelayedScaling, Direction, Origin, Recipe, Scaling, ScalingFactorComputeAlgo, SlotName,
     SlotRole, Slots,
@@ -71,7 +72,7 @@ pub(super) struct State {
 type Check<T = ()> = Result<T, String>;
 
 /// Replays every trace of `folder` through the scopes that a model would open.
-pub(super) fn run(folder: &Path, tally: &mut Tally) -> TaskResult {
+pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResult {
     let mut ignored = Vec::new();
     for (file, path) in listing(folder)? {
         if path.extension().is_none_or(|end| end != "json") {
@@ -85,7 +86,8 @@ pub(super) fn run(folder: &Path, tally: &mut Tally) -> TaskResult {
                 for (number, trace) in traces.iter().enumerate() {
                     let name =
                         trace.as_ref().map_or_else(|_| String::new(), |trace| format!(" {}", trace.name()));
-                    let result = trace.as_ref().map_err(Clone::clone).and_then(compare);
+                    let result =
+                        trace.as_ref().map_err(Clone::clone).and_then(|trace| compare(trace, device));
                     tally.record(&format!("recipe/{file} trace {number}{name}"), result);
                 }
             }
@@ -97,8 +99,8 @@ pub(super) fn run(folder: &Path, tally: &mut Tally) -> TaskResult {
     Ok(())
 }
 
-fn compare(trace: &Trace) -> Check {
-    let mut player = Player::new(trace).map_err(|error| error.to_string())?;
+fn compare(trace: &Trace, device: &Device) -> Check {
+    let mut player = Player::new(trace, device).map_err(|error| error.to_string())?;
     trace.replay(|staged| player.step(staged).map_err(|error| error.to_string()))
 }
 
@@ -116,7 +118,7 @@ impl Slots for Trace {
 }
 
 impl Player {
-    fn new(trace: &Trace) -> fp8_recipe::Result<Self> {
+    fn new(trace: &Trace, device: &Device) -> fp8_recipe::Result<Self> {
         let recipe = DelayedScaling {
             margin: trace.margin,
             interval: trace.interval.into(),
@@ -132,7 +134,7 @@ impl Player {
             },
             ..Default::default()
         };
-        let scaling = Scaling::new(trace, &fp8_kernels::Device::cpu())?;
+        let scaling = Scaling::new(trace, device)?;
         Ok(Self { slots: trace.slot_names(), scaling, recipe: recipe.with_te_rules().into() })
     }
 
@@ -325,14 +327,17 @@ mod tests {
         for format in ["E4M3", "E5M2"] {
             let file = file().replace("E4M3", format);
             let expected = if format == "E4M3" { Ok(()) } else { Err(()) }; // the scales in it are E4M3's
-            assert_eq!(compare(traces(&file).unwrap()[0].as_ref().unwrap()).map_err(drop), expected);
+            assert_eq!(
+                compare(traces(&file).unwrap()[0].as_ref().unwrap(), &Device::cpu()).map_err(drop),
+                expected
+            );
         }
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a.json"), file()).unwrap();
         fs::write(folder.path().join("b.json"), "{}").unwrap();
         fs::write(folder.path().join("c.py"), "").unwrap();
         let mut tally = Tally::default();
-        run(folder.path(), &mut tally).unwrap();
+        run(folder.path(), &Device::cpu(), &mut tally).unwrap();
         assert_eq!((tally.passed, tally.failed), (1, 1));
     }
 

@@ -261,6 +261,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_file_belongs_to_the_operation_that_its_name_begins_with() {
+        let operations = BTreeSet::from(["attention", "gemm", "gemm_fp8", "norm"]);
+        let of = |file| operation(file, &operations);
+        assert_eq!(of("attention"), Some("attention"));
+        assert_eq!(of("attention_backward_kv"), Some("attention"));
+        assert_eq!((of("gemm_fp8_pad"), of("gemm_pad")), (Some("gemm_fp8"), Some("gemm")));
+        assert_eq!((of("grad_norm"), of("normal")), (None, None));
+    }
+
     /// A suite of three cases: `quick` fails where the PTX has a `bug`, `slow` where it has a `deep` one, and
     /// `unsound` always.
     #[cfg(unix)]

@@ -42,6 +42,7 @@ fn download(driver: &mut Driver, stream: StreamId, to: Host, from: u64, bytes: u
     let pinned = driver.context()?.is_pinned(to, bytes);
     if !pinned {
         driver.context()?.captures.expect_outside(stream)?;
+        driver.drive(Until::Stream(stream))?;
     }
     driver.submit(stream, Work::Download { from, to, bytes })?;
     if pinned { Ok(()) } else { driver.drive(Until::Stream(stream)) }
@@ -86,6 +87,7 @@ entries! {
     }
 
     Context fn cuMemcpyHtoD_v2(to: u64, from: Host, bytes: usize) |driver| {
+        driver.drive(Until::Stream(StreamId::Legacy))?;
         upload(driver, StreamId::Legacy, to, from, bytes)?;
         driver.drive(Until::Stream(StreamId::Legacy))
     }

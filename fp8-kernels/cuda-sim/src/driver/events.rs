@@ -6,7 +6,7 @@ use crate::code::{Code, Outcome};
 use crate::entry::entries;
 use crate::ffi::Out;
 use crate::queue::Until;
-use crate::state::Driver;
+use crate::state::{Driver, unless_stalled};
 
 /// Tag of event handles.
 const KIND: u64 = 2;
@@ -67,7 +67,7 @@ entries! {
     Context fn cuEventQuery(event: u64) |driver| {
         driver.context()?.captures.expect_event_outside(event)?;
         let Some(ticket) = driver.context()?.queue.outstanding(event)? else { return Ok(()) };
-        driver.step(Until::Record(ticket))?;
+        unless_stalled(driver.step(Until::Record(ticket)))?;
         match driver.context()?.queue.outstanding(event)? {
             None => Ok(()),
             Some(_) => Err(Code::NOT_READY),

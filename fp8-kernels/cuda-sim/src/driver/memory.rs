@@ -71,6 +71,9 @@ entries! {
         if !block.pooled && driver.dead.is_none() {
             // An error of the device is reported; the memory is gone all the same.
             let outcome = driver.drive(Until::Everything);
+            if outcome == Err(Code::STALLED) {
+                return outcome;
+            }
             driver.context()?.free_now(pointer)?;
             return outcome;
         }
@@ -130,7 +133,9 @@ entries! {
             return Err(Code::INVALID_VALUE);
         }
         let outcome = if driver.dead.is_none() { driver.drive(Until::Everything) } else { Ok(()) };
-        driver.context()?.pinned.remove(&pointer.address());
+        if outcome != Err(Code::STALLED) {
+            driver.context()?.pinned.remove(&pointer.address());
+        }
         outcome
     }
 }

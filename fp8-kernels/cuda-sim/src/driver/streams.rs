@@ -7,7 +7,7 @@ use crate::code::{Code, Outcome};
 use crate::entry::entries;
 use crate::ffi::Out;
 use crate::queue::{StreamId, Until};
-use crate::state::{CONTEXT, Driver, thread};
+use crate::state::{CONTEXT, Driver, thread, unless_stalled};
 
 /// Tag of stream handles.
 const KIND: u64 = 1;
@@ -63,7 +63,7 @@ entries! {
         let id = context.queue.find(stream)?;
         context.captures.expect_outside(id)?;
         let until = Until::Stream(id);
-        driver.step(until)?;
+        unless_stalled(driver.step(until))?;
         if driver.context()?.queue.is_done(until) { Ok(()) } else { Err(Code::NOT_READY) }
     }
 

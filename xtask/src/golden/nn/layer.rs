@@ -14,13 +14,13 @@ type Check<T = ()> = std::result::Result<T, String>;
 const PATH: &str = "layer";
 
 /// Compares every tensor of a step in high precision.
-pub(super) fn check_high_precision(sample: &Sample) -> Check {
-    report(sample, false, judge_high_precision)
+pub(super) fn check_high_precision(sample: &Sample, device: &Device) -> Check {
+    report(sample, device, false, judge_high_precision)
 }
 
 /// Compares every tensor of a first step under delayed scaling.
-pub(super) fn check_fp8(sample: &Sample) -> Check {
-    report(sample, true, |name, expected, actual| {
+pub(super) fn check_fp8(sample: &Sample, device: &Device) -> Check {
+    report(sample, device, true, |name, expected, actual| {
         if expected.len() != actual.len() {
             return Some(format!("{name}: {} values, expected {}", actual.len(), expected.len()));
         }
@@ -32,8 +32,13 @@ pub(super) fn check_fp8(sample: &Sample) -> Check {
 }
 
 /// All that is wrong, in one line.
-fn report(sample: &Sample, fp8: bool, judge: impl Fn(&str, &[f32], &[f32]) -> Option<String>) -> Check {
-    let computed = step(sample, fp8)?;
+fn report(
+    sample: &Sample,
+    device: &Device,
+    fp8: bool,
+    judge: impl Fn(&str, &[f32], &[f32]) -> Option<String>,
+) -> Check {
+    let computed = step(sample, device, fp8)?;
     let mut problems = Vec::new();
     for (name, actual) in &computed {
         problems.extend(judge(name, &sample.tensor(name)?.values, actual));
@@ -42,9 +47,9 @@ fn report(sample: &Sample, fp8: bool, judge: impl Fn(&str, &[f32], &[f32]) -> Op
 }
 
 /// `y`, `dx` and every `grad.<parameter>`.
-fn step(sample: &Sample, fp8: bool) -> Check<BTreeMap<String, Vec<f32>>> {
-    let mut layer = build(sample)?;
-    let tensors = [tensor(sample.tensor("x")?)?, tensor(sample.tensor("dy")?)?];
+fn step(sample: &Sample, device: &Device, fp8: bool) -> Check<BTreeMap<String, Vec<f32>>> {
+    let mut layer = build(sample, device)?;
+    let tensors = [tensor(sample.tensor("x")?, device)?, tensor(sample.tensor("dy")?, device)?];
     run(layer.as_mut(), &tensors, fp8).map_err(|error| error.to_string())
 }
 
@@ -72,19 +77,19 @@ fn name_in_file(parameter: &str) -> &str {
     parameter.strip_prefix(PATH).and_then(|name| name.strip_prefix('.')).unwrap_or(parameter)
 }
 
-fn tensor(array: &Array) -> Check<Tensor> {
+fn tensor(array: &Array, device: &Device) -> Check<Tensor> {
     let shape =
         Shape::from_slice(&array.shape).ok_or_else(|| format!("shape {:?} is too long", array.shape))?;
-    Tensor::from_vec(array.values.clone(), shape, &Device::cpu()).map_err(|error| error.to_string())
+    Tensor::from_vec(array.values.clone(), shape, device).map_err(|error| error.to_string())
 }
 
 /// With the file's parameters, all of them and no others.
-fn build(sample: &Sample) -> Check<Box<dyn DynModule>> {
+fn build(sample: &Sample, device: &Device) -> Check<Box<dyn DynModule>> {
     let seq = sample.tensor("x")?.shape.iter().rev().nth(1).copied().unwrap_or(1);
-    let mut layer = construct(&sample.config, seq).map_err(|error| error.to_string())?;
+    let mut layer = construct(&sample.config, seq, device).map_err(|error| error.to_string())?;
     let mut values = BTreeMap::new();
     for (name, array) in sample.parameters() {
-        values.insert(name, tensor(array)?);
+        values.insert(name, tensor(array, device)?);
     }
     let mut missing = None;
     let set = layer.visit_mut(&mut |parameter| match values.remove(name_in_file(parameter.name())) {
@@ -102,12 +107,12 @@ fn build(sample: &Sample) -> Check<Box<dyn DynModule>> {
     }
 }
 
-fn construct(config: &Config, max_seq_length: usize) -> Result<Box<dyn DynModule>> {
-    let (device, mut rng) = (Device::cpu(), StdRng::seed_from_u64(0));
+fn construct(config: &Config, max_seq_length: usize, device: &Device) -> Result<Box<dyn DynModule>> {
+    let mut rng = StdRng::seed_from_u64(0);
     Ok(match *config {
         Config::Linear { in_features, out_features } => {
             let options = LinearOptions { in_features, out_features, ..Default::default() };
-            Box::new(Linear::new(PATH, options, &device, &mut rng)?)
+            Box::new(Linear::new(PATH, options, device, &mut rng)?)
         }
         Config::LayerNormLinear { in_features, out_features, normalization, zero_centered_gamma, eps } => {
             let options = LayerNormLinearOptions {
@@ -118,7 +123,7 @@ fn construct(config: &Config, max_seq_length: usize) -> Result<Box<dyn DynModule
                 eps: eps as f32,
                 ..Default::default()
             };
-            Box::new(LayerNormLinear::new(PATH, options, &device, &mut rng)?)
+            Box::new(LayerNormLinear::new(PATH, options, device, &mut rng)?)
         }
         Config::LayerNormMlp {
             hidden_size,
@@ -137,7 +142,7 @@ fn construct(config: &Config, max_seq_length: usize) -> Result<Box<dyn DynModule
                 eps: eps as f32,
                 ..Default::default()
             };
-            Box::new(LayerNormMlp::new(PATH, options, &device, &mut rng)?)
+            Box::new(LayerNormMlp::new(PATH, options, device, &mut rng)?)
         }
         Config::MultiheadAttention { hidden_size, num_attention_heads, num_gqa_groups, causal, rope } => {
             let options = MultiheadAttentionOptions {
@@ -149,7 +154,7 @@ fn construct(config: &Config, max_seq_length: usize) -> Result<Box<dyn DynModule
                 max_seq_length,
                 ..Default::default()
             };
-            Box::new(MultiheadAttention::new(PATH, options, &device, &mut rng)?)
+            Box::new(MultiheadAttention::new(PATH, options, device, &mut rng)?)
         }
         Config::TransformerLayer {
             hidden_size,
@@ -177,7 +182,7 @@ fn construct(config: &Config, max_seq_length: usize) -> Result<Box<dyn DynModule
                 max_seq_length,
                 ..Default::default()
             };
-            Box::new(TransformerLayer::new(PATH, options, &device, &mut rng)?)
+            Box::new(TransformerLayer::new(PATH, options, device, &mut rng)?)
         }
     })
 }

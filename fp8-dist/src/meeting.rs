@@ -1,0 +1,301 @@
+//! Where the messages of one exchange come together: in the process whose threads the ranks are, or in rank 0's.
+//!
+//! A collective is one exchange: each rank puts its message on the table; who comes last compares them all, reduces what
+//! is to be reduced, and puts them into every rank's mailbox. A message on the table belongs to the exchange under way and
+//! no other: no rank can come to the next one before it has emptied its mailbox, and none is complete before all have
+//! come. An exchange that was completed is completed for all ranks, whatever happens before the slowest has looked into
+//! its mailbox.
+
+use crate::member::Exchange;
+use crate::message::Message;
+use crate::{Error, Failure, Result};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What all ranks brought, in rank order.
+pub(crate) type All = Arc<Vec<Message>>;
+
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    table: Mutex<Table>,
+    changed: Condvar,
+    deadline: Duration,
+}
+
+/// One entry per rank each.
+#[derive(Debug)]
+struct Table {
+    messages: Vec<Option<Message>>,
+    /// When each message came.
+    since: Vec<Option<Instant>>,
+    mailboxes: Vec<Option<All>>,
+    left: Vec<bool>,
+    /// What is on its way to ranks in other processes; `None` for ranks that look into their mailboxes themselves.
+    links: Vec<Option<Link>>,
+    failure: Option<Failure>,
+}
+
+/// What a rank in another process has not been told yet.
+#[derive(Debug, Clone, Copy, Default)]
+struct Link {
+    is_sending: bool,
+    knows_failure: bool,
+    /// How many have left.
+    knows_left: usize,
+}
+
+/// What is to be sent to a rank in another process next.
+#[derive(Debug)]
+pub(crate) enum News {
+    Complete(All),
+    Failed(Failure),
+    /// These have left, after the exchanges they took part in.
+    Left(Vec<usize>),
+    /// Nothing any more.
+    End,
+}
+
+impl Table {
+    /// Ends the exchange if all have come.
+    fn try_complete(&mut self) -> bool {
+        if self.messages.iter().any(Option::is_none) {
+            return false;
+        }
+        let all: Vec<Message> = self.messages.iter_mut().filter_map(Option::take).collect();
+        match Message::first_difference(&all) {
+            Some(difference) => self.fail(difference),
+            None => self.mailboxes.fill(Some(Arc::new(Message::reduced(all)))),
+        }
+        true
+    }
+
+    /// Who has left.
+    fn left(&self) -> Vec<usize> {
+        (0..self.left.len()).filter(|&rank| self.left[rank]).collect()
+    }
+
+    /// Who has not come yet.
+    fn missing(&self) -> Vec<usize> {
+        (0..self.messages.len()).filter(|&rank| self.messages[rank].is_none()).collect()
+    }
+
+    /// The first failure is the one that counts.
+    fn fail(&mut self, failure: Failure) {
+        self.failure.get_or_insert(failure);
+        self.messages.fill_with(|| None);
+    }
+
+    /// Whether a rank in another process is to be told something.
+    fn owes(&self, rank: usize) -> bool {
+        self.links[rank].is_some_and(|link| {
+            let failure = self.failure.is_some() && !link.knows_failure;
+            let leave = self.failure.is_none() && link.knows_left < self.left().len();
+            self.mailboxes[rank].is_some() || link.is_sending || failure || leave
+        })
+    }
+}
+
+impl Meeting {
+    /// `remote` says which ranks are in other processes.
+    pub(crate) fn new(world_size: usize, deadline: Duration, remote: impl Fn(usize) -> bool) -> Arc<Self> {
+        let table = Table {
+            messages: (0..world_size).map(|_| None).collect(),
+            since: vec![None; world_size],
+            mailboxes: vec![None; world_size],
+            left: vec![false; world_size],
+            links: (0..world_size).map(|rank| remote(rank).then(Link::default)).collect(),
+            failure: None,
+        };
+        Arc::new(Self { table: Mutex::new(table), changed: Condvar::new(), deadline })
+    }
+
+    /// Puts a rank's message on the table. False where it has one there already.
+    pub(crate) fn bring(&self, rank: usize, message: Message) -> Result<bool, Failure> {
+        let mut table = self.table.lock();
+        if let Some(failure) = table.failure.clone() {
+            return Err(failure);
+        }
+        if table.messages[rank].is_some() || table.mailboxes[rank].is_some() {
+            return Ok(false);
+        }
+        table.messages[rank] = Some(message);
+        table.since[rank] = Some(Instant::now());
+        // Also where the exchange is not complete: the rank's own courier starts to watch the deadline.
+        table.try_complete();
+        self.changed.notify_all();
+        Ok(true)
+    }
+
+    /// What the exchange ends with for a rank that has brought its message.
+    fn outcome(&self, rank: usize) -> Result<All, Failure> {
+        let mut table = self.table.lock();
+        loop {
+            if let Some(all) = table.mailboxes[rank].take() {
+                return Ok(all);
+            }
+            if let Some(failure) = table.failure.clone() {
+                return Err(failure);
+            }
+            self.wait(&mut table, rank);
+        }
+    }
+
+    /// What a rank in another process is to be told next; waits for it.
+    pub(crate) fn news(&self, rank: usize) -> News {
+        let mut table = self.table.lock();
+        loop {
+            let Some(link) = table.links[rank] else { return News::End };
+            let told = |link: Link| Some(Link { is_sending: true, ..link });
+            if let Some(all) = table.mailboxes[rank].take() {
+                table.links[rank] = told(link);
+                return News::Complete(all);
+            }
+            match table.failure.clone() {
+                Some(_) if link.knows_failure => return News::End,
+                Some(failure) => {
+                    table.links[rank] = told(Link { knows_failure: true, ..link });
+                    return News::Failed(failure);
+                }
+                None if link.knows_left < table.left().len() => {
+                    let left = table.left();
+                    table.links[rank] = told(Link { knows_left: left.len(), ..link });
+                    return News::Left(left);
+                }
+                None => self.wait(&mut table, rank),
+            }
+        }
+    }
+
+    /// What [`news`](Self::news) gave has been sent.
+    pub(crate) fn delivered(&self, rank: usize) {
+        if let Some(link) = &mut self.table.lock().links[rank] {
+            link.is_sending = false;
+        }
+        self.changed.notify_all();
+    }
+
+    /// The connection to a rank is closed.
+    pub(crate) fn unlink(&self, rank: usize) {
+        self.table.lock().links[rank] = None;
+        self.changed.notify_all();
+    }
+
+    /// Waits until ranks in other processes know all there is to know, at most for `patience`.
+    pub(crate) fn flush(&self, patience: Duration) {
+        let until = Instant::now() + patience;
+        let mut table = self.table.lock();
+        while (0..table.links.len()).any(|rank| table.owes(rank)) {
+            if self.changed.wait_until(&mut table, until).timed_out() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for a change; finds that others have left or are late.
+    fn wait(&self, table: &mut parking_lot::MutexGuard<'_, Table>, rank: usize) {
+        if table.messages[rank].is_none() {
+            self.changed.wait(table);
+            return;
+        }
+        let until = table.since[rank].and_then(|since| since.checked_add(self.deadline)); // none: longer than clocks run
+        let missing = table.missing();
+        let left: Vec<usize> = missing.iter().copied().filter(|&rank| table.left[rank]).collect();
+        if !left.is_empty() {
+            table.fail(Failure::Left { ranks: left });
+        } else if until.is_some_and(|until| until <= Instant::now()) {
+            table.fail(Failure::Deadline { missing, waited: self.deadline });
+        } else {
+            match until {
+                Some(until) => drop(self.changed.wait_until(table, until)),
+                None => self.changed.wait(table),
+            }
+            return;
+        }
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn fail(&self, failure: Failure) {
+        self.table.lock().fail(failure);
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.table.lock().failure.clone()
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn left(&self) -> Vec<usize> {
+        self.table.lock().left()
+    }
+
+    /// A rank will bring no more messages.
+    pub(crate) fn leave(&self, rank: usize) {
+        self.table.lock().left[rank] = true;
+        self.changed.notify_all();
+    }
+}
+
+/// One rank's place in this process. Dropped with the last handle.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    id: String,
+    rank: usize,
+    world_size: usize,
+    /// Threads that share a handle come one after the other.
+    turn: Mutex<()>,
+    meeting: Arc<Meeting>,
+}
+
+impl Seat {
+    pub(crate) fn new(id: &str, rank: usize, world_size: usize, meeting: Arc<Meeting>) -> Self {
+        Self { id: id.to_owned(), rank, world_size, turn: Mutex::new(()), meeting }
+    }
+}
+
+impl Exchange for Seat {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn exchange(&self, message: Message) -> Result<All> {
+        let _turn = self.turn.lock(); // whoever has it keeps the deadline, too
+        let call = message.call.to_string();
+        match self.meeting.bring(self.rank, message) {
+            Err(failure) => Err(Error::Poisoned { call, failure }),
+            Ok(_) => self.meeting.outcome(self.rank).map_err(|failure| Error::Failed { call, failure }),
+        }
+    }
+
+    fn fail(&self, failure: Failure) {
+        self.meeting.fail(failure);
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.meeting.failure()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn left(&self) -> Vec<usize> {
+        self.meeting.left()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.poison("its thread panicked");
+        }
+        self.meeting.leave(self.rank);
+        // The process may end with this: then nobody is left to tell the others.
+        self.meeting.flush(self.meeting.deadline.min(Duration::from_secs(5)));
+    }
+}

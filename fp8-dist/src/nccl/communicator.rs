@@ -1,0 +1,127 @@
+//! One rank's communicator. It does not block: what a call begins is asked for until it is done, under a deadline.
+
+use super::api::{Api, Comm, IN_PROGRESS, SUCCESS, Status, UniqueId};
+use parking_lot::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often an operation under way is asked for.
+const PACE: Duration = Duration::from_micros(100);
+
+/// Why a call came to nothing.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The function, and NCCL's words.
+    Nccl(&'static str, String),
+    /// The deadline passed.
+    Late(&'static str),
+    /// It was aborted.
+    Aborted,
+}
+
+#[derive(Debug)]
+pub(super) struct Communicator {
+    api: Api,
+    /// None once it is aborted or destroyed.
+    handle: Mutex<Option<Handle>>,
+    deadline: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Handle(Comm);
+
+// SAFETY: NCCL's handles belong to the process, not to a thread; this one is used behind a lock.
+unsafe impl Send for Handle {}
+
+impl Communicator {
+    /// Begins to form; [`settle`](Self::settle) says when all ranks are there.
+    pub(super) fn new(
+        api: Api,
+        id: UniqueId,
+        rank: usize,
+        ranks: usize,
+        deadline: Duration,
+    ) -> Result<Self, Trouble> {
+        const INIT: &str = "ncclCommInitRankConfig";
+        let handle = api.init(id, rank, ranks).map_err(|status| Trouble::Nccl(INIT, api.describe(status)))?;
+        Ok(Self { api, handle: Mutex::new(Some(Handle(handle))), deadline })
+    }
+
+    /// Makes one call, and waits until what it began is done: for a collective, until it is in its stream.
+    pub(super) fn call(
+        &self,
+        function: &'static str,
+        is_given_up: &dyn Fn() -> bool,
+        call: impl FnOnce(&Api, Comm) -> Status,
+    ) -> Result<(), Trouble> {
+        let status = match *self.handle.lock() {
+            Some(Handle(comm)) => call(&self.api, comm),
+            None => return Err(Trouble::Aborted),
+        };
+        match status {
+            SUCCESS => Ok(()),
+            IN_PROGRESS => self.settle(function, is_given_up),
+            status => Err(Trouble::Nccl(function, self.api.describe(status))),
+        }
+    }
+
+    /// Waits until nothing is in progress.
+    pub(super) fn settle(
+        &self,
+        function: &'static str,
+        is_given_up: &dyn Fn() -> bool,
+    ) -> Result<(), Trouble> {
+        let started = Instant::now();
+        loop {
+            match self.state() {
+                Some(SUCCESS) => return Ok(()),
+                Some(IN_PROGRESS) if is_given_up() => return Err(Trouble::Aborted),
+                Some(IN_PROGRESS) if started.elapsed() >= self.deadline => {
+                    return Err(Trouble::Late(function));
+                }
+                Some(IN_PROGRESS) => thread::sleep(PACE),
+                Some(status) => return Err(Trouble::Nccl(function, self.api.describe(status))),
+                None => return Err(Trouble::Aborted),
+            }
+        }
+    }
+
+    /// `ncclCommGetAsyncError`: success, in progress, or what went wrong meanwhile. None once it is gone.
+    fn state(&self) -> Option<Status> {
+        let handle = self.handle.lock();
+        let Handle(comm) = (*handle)?;
+        let mut state = SUCCESS;
+        // SAFETY: the communicator is alive as long as the lock is held; the state lives through the call.
+        let status = unsafe { (self.api.async_error)(comm, &mut state) };
+        Some(if status == SUCCESS { state } else { status })
+    }
+
+    /// What NCCL found wrong by itself, in words.
+    pub(super) fn asynchronous_error(&self) -> Option<String> {
+        self.state()
+            .filter(|&state| state != SUCCESS && state != IN_PROGRESS)
+            .map(|state| self.api.describe(state))
+    }
+
+    /// Ends it with all that is queued; nothing is left to use.
+    pub(super) fn abort(&self) {
+        if let Some(Handle(comm)) = self.handle.lock().take() {
+            // SAFETY: the communicator is alive, and its handle was taken away. A failure leaves nothing to do.
+            let _ = unsafe { (self.api.abort)(comm) };
+        }
+    }
+
+    /// Ends it when all that was queued is done, or else aborts it.
+    pub(super) fn close(&self, is_given_up: &dyn Fn() -> bool) {
+        // SAFETY: `call` holds the lock, so the communicator is alive.
+        let finalized =
+            self.call("ncclCommFinalize", is_given_up, |api, comm| unsafe { (api.finalize)(comm) });
+        if finalized.is_err() {
+            return self.abort();
+        }
+        if let Some(Handle(comm)) = self.handle.lock().take() {
+            // SAFETY: as in `abort`; all operations are done.
+            let _ = unsafe { (self.api.destroy)(comm) };
+        }
+    }
+}

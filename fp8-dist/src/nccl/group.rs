@@ -1,0 +1,441 @@
+//! The collectives of GPUs.
+
+use super::api::{self, Api, Comm, Status, Stream, UniqueId};
+use super::communicator::{Communicator, Trouble};
+use super::watch::{GRACE, Watched};
+use crate::member::Exchange;
+use crate::message::{Call, Message, Operation, Part};
+use crate::tcp::{Connected, connect};
+use crate::{Environment, Error, ProcessGroup, ReduceOp, Result};
+use fp8_kernels::{Arena, DType, Device, Shape, Tensor, interop};
+use fp8_recipe::AmaxGroup;
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// A group of GPUs, one a process; this one's handle. `id` and `environment` are those of [`tcp`](crate::tcp()), by which
+/// the ranks meet; `deadline` is how long a rank waits for the others, first for them to come, then in each collective
+/// from the moment it is queued.
+///
+/// Collectives are queued on the device's stream and nobody waits for them: tensors stay on the GPU, and results are there
+/// when work queued later reads them. NCCL takes sums in an order of its own; all ranks get the same bits of an
+/// `all_reduce`, not those of another backend. A maximum has no order; values of NaN are NCCL's affair.
+///
+/// What ranks compare over their connections, which costs a round trip: names and each `all_gather`, whose shards may
+/// differ; a `barrier`, which is nothing else; every other call when it comes for the first time with this name, dtype and
+/// shape. Later ones go to NCCL as they are: that ranks make calls they have made before in another order is noticed only
+/// where NCCL or a deadline notices it. So the all-reduce of amaxes in a training step costs no host anything, and may be
+/// captured in a graph.
+///
+/// When a group fails while its collectives are queued, they are aborted, and the device refuses later calls with the
+/// reason: results that nobody computed are never read. Open a new device and group to go on.
+///
+/// # Errors
+/// As [`tcp`](crate::tcp()); NCCL was not found, with the places it was looked for; a device that is no GPU; on every rank,
+/// what NCCL says of any, or a rank that has another version of it.
+pub fn nccl(
+    id: &str,
+    environment: &Environment,
+    device: &Device,
+    deadline: Duration,
+) -> Result<Arc<dyn ProcessGroup>> {
+    let control: Box<dyn Exchange> = match connect(id, environment, deadline)? {
+        Connected::Host(host) => Box::new(host),
+        Connected::Guest(guest) => Box::new(guest),
+    };
+    match form(&*control, device, deadline) {
+        Ok(communicator) => {
+            let watched = Watched::new(control, communicator, device, deadline);
+            let thread = watched.clone();
+            let watch = thread::Builder::new().name("fp8-dist nccl".to_owned()).spawn(move || thread.watch());
+            let watch = watch.map_err(|source| {
+                watched.communicator.abort();
+                Error::Network { id: id.to_owned(), what: "starting a thread".to_owned(), source }
+            })?;
+            let seen = Mutex::default();
+            Ok(Arc::new(Group { watched, watch: Some(watch), seen, turn: Mutex::new(()) }))
+        }
+        Err(error) => {
+            // Where the group has failed, the others know.
+            if error.failure().is_none() {
+                control.poison(&error.to_string());
+            }
+            Err(error)
+        }
+    }
+}
+
+/// All ranks' way to a communicator.
+fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<Communicator> {
+    interop::stream(device)?;
+    let api = Api::new(&interop::Library::nccl()?)?;
+    let error = |function, text| Error::Nccl { id: control.id().to_owned(), function, text };
+    let version = api.version().map_err(|status| error("ncclGetVersion", api.describe(status)))?;
+    let root = Operation::Broadcast { root: 0 };
+    // The version travels in the name: ranks with different ones get an error that shows both.
+    let message = Message::new(root, &format!("the id of a communicator of NCCL {version}"));
+    let part = if control.rank() == 0 {
+        let UniqueId(id) =
+            api.unique_id().map_err(|status| error("ncclGetUniqueId", api.describe(status)))?;
+        let data = Tensor::from_vec(id.to_vec(), [128], &Device::cpu())?;
+        Part { dtype: DType::U8, shape: [128].into(), data: Some(data) }
+    } else {
+        Part { dtype: DType::U8, shape: [128].into(), data: None }
+    };
+    let all = control.exchange(message.with(part))?;
+    let id = all.first().and_then(|first| first.part.as_ref()?.data.as_ref());
+    let id = id.map(|id| id.to_vec::<u8>()).transpose()?.and_then(|id| id.try_into().ok());
+    let id = id.ok_or_else(|| error("ncclGetUniqueId", "rank 0 sent no id".to_owned()))?;
+    let word = || {
+        let until = Instant::now() + GRACE.min(deadline);
+        while control.failure().is_none() && Instant::now() < until {
+            thread::sleep(GRACE / 50);
+        }
+        control.failure()
+    };
+    let trouble = |trouble| match (trouble, word()) {
+        (_, Some(failure)) => Error::Rendezvous { id: control.id().to_owned(), failure },
+        (Trouble::Nccl(function, text), None) => error(function, text),
+        (Trouble::Late(function), None) => {
+            error(function, format!("ranks are missing in the communicator after {deadline:?}"))
+        }
+        (Trouble::Aborted, None) => error("ncclCommInitRankConfig", "it was aborted".to_owned()),
+    };
+    let (rank, ranks) = (control.rank(), control.world_size());
+    let communicator = Communicator::new(api, UniqueId(id), rank, ranks, deadline).map_err(trouble)?;
+    let is_given_up = || control.failure().is_some();
+    if let Err(found) = communicator.settle("ncclCommInitRankConfig", &is_given_up) {
+        communicator.abort();
+        return Err(trouble(found));
+    }
+    Ok(communicator)
+}
+
+#[derive(Debug)]
+struct Group {
+    watched: Arc<Watched>,
+    watch: Option<JoinHandle<()>>,
+    /// Calls that were compared.
+    seen: Mutex<HashSet<(Call, DType, Shape)>>,
+    /// Threads that share a handle come one after the other: calls have one order.
+    turn: Mutex<()>,
+}
+
+impl Group {
+    fn control(&self) -> &dyn Exchange {
+        &*self.watched.control
+    }
+
+    fn expect_alive(&self, call: &Call) -> Result<()> {
+        match self.control().failure() {
+            Some(failure) => Err(Error::Poisoned { call: call.to_string(), failure }),
+            None => Ok(()),
+        }
+    }
+
+    /// Nothing but the rank itself can fail here: it tells the others, who would wait for it.
+    fn own<V>(&self, result: Result<V>) -> Result<V> {
+        result.inspect_err(|error| self.control().poison(&error.to_string()))
+    }
+
+    /// Compares a call with the other ranks'.
+    fn compare(&self, call: &Call, x: &Tensor) -> Result<Arc<Vec<Message>>> {
+        let message = Message { call: call.clone(), names: Vec::new(), part: Some(Part::expected(x)) };
+        self.control().exchange(message)
+    }
+
+    /// Compares a call, unless that has been done.
+    fn compare_once(&self, call: &Call, dtype: DType, shape: Shape) -> Result<()> {
+        let key = (call.clone(), dtype, shape);
+        if !self.seen.lock().contains(&key) {
+            let part = Part { dtype, shape, data: None };
+            self.control().exchange(Message { call: call.clone(), names: Vec::new(), part: Some(part) })?;
+            self.seen.lock().insert(key);
+        }
+        Ok(())
+    }
+
+    fn expect_device(&self, call: &Call, device: &Device) -> Result<()> {
+        let ours = interop::stream(&self.watched.device)?;
+        if interop::stream(device).is_ok_and(|stream| Arc::ptr_eq(stream, ours)) {
+            return Ok(());
+        }
+        let (found, mut expected) = (device.to_string(), self.watched.device.to_string());
+        if found == expected {
+            expected += ", the same that the group was made with";
+        }
+        Err(Error::Device { call: call.to_string(), found, expected })
+    }
+
+    /// Queues NCCL's part of a collective on the device's stream.
+    fn queue(
+        &self,
+        call: &Call,
+        function: &'static str,
+        queue: impl FnOnce(&Api, Comm, Stream) -> Status,
+    ) -> Result<()> {
+        let stream = self.own(interop::stream(&self.watched.device).map_err(Error::from))?.cu_stream().cast();
+        let is_given_up = || self.control().failure().is_some();
+        let queued =
+            self.watched.communicator.call(function, &is_given_up, |api, comm| queue(api, comm, stream));
+        let failed = |reason: String| {
+            let failure = self.watched.fail(&reason);
+            // What has begun must not be queued later, when the buffers are gone.
+            self.watched.end(&failure);
+            Err(Error::Failed { call: call.to_string(), failure })
+        };
+        match queued {
+            Ok(()) => self.own(self.watched.queued(call.to_string()).map_err(Error::from)),
+            Err(Trouble::Nccl(function, text)) => failed(format!("{call}: {function}: {text}")),
+            Err(Trouble::Late(function)) => {
+                failed(format!("{call}: {function} was not queued within {:?}", self.watched.deadline))
+            }
+            Err(Trouble::Aborted) => failed(format!("{call}: the communicator was aborted")),
+        }
+    }
+
+    fn empty(&self, shape: Shape, dtype: DType) -> Result<Tensor> {
+        self.own(interop::unfilled(shape, dtype, &self.watched.device).map_err(Error::from))
+    }
+
+    fn reduce(&self, call: &Call, x: &Tensor, op: ReduceOp, [from, to]: [u64; 2]) -> Result<()> {
+        if x.numel() == 0 {
+            return Ok(());
+        }
+        self.queue(call, "ncclAllReduce", |api, comm, stream| {
+            // SAFETY: `from` and `to` name numel f32 of this device, equal or apart, that live until the stream has passed
+            // the collective: memory is reused in stream order. The communicator is alive while it is called.
+            unsafe { (api.all_reduce)(from, to, x.numel(), api::FLOAT32, number(op), comm, stream) }
+        })
+    }
+
+    fn shape_error(&self, call: &Call, shape: Shape, remedy: &'static str) -> Error {
+        Error::Shape { call: call.to_string(), shape, world_size: self.world_size(), remedy }
+    }
+}
+
+fn number(op: ReduceOp) -> i32 {
+    match op {
+        ReduceOp::Sum => api::SUM,
+        ReduceOp::Max => api::MAX,
+    }
+}
+
+fn call(operation: Operation, what: &str) -> Call {
+    Call { operation, what: what.to_owned() }
+}
+
+fn expect_f32(call: &Call, x: &Tensor) -> Result<()> {
+    match x.dtype() {
+        DType::F32 => Ok(()),
+        found => Err(Error::DType { call: call.to_string(), found, expected: "f32" }),
+    }
+}
+
+impl AmaxGroup for Group {
+    fn id(&self) -> &str {
+        self.control().id()
+    }
+
+    fn world_size(&self) -> usize {
+        self.control().world_size()
+    }
+
+    fn agree_on_names(&self, key: &str, names: &[Arc<str>]) -> fp8_recipe::Result<()> {
+        let _turn = self.turn.lock();
+        let message = Message { names: names.to_vec(), ..Message::new(Operation::AgreeOnNames, key) };
+        self.control().exchange(message)?;
+        Ok(())
+    }
+
+    fn all_reduce_max(&self, key: &str, arena: &Arena) -> fp8_recipe::Result<()> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::AllReduceArena, key);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, arena.device()))?;
+        let row = self.own(interop::staged_address(arena).map_err(Error::from))?;
+        self.compare_once(&call, DType::F32, [arena.slots()].into())?;
+        if arena.slots() > 0 {
+            self.queue(&call, "ncclAllReduce", |api, comm, stream| {
+                // SAFETY: row 0 holds a f32 for each slot, reduced in place; the arena's memory is freed in stream order.
+                unsafe { (api.all_reduce)(row, row, arena.slots(), api::FLOAT32, api::MAX, comm, stream) }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn poison(&self, reason: &str) {
+        self.control().poison(reason);
+    }
+}
+
+impl ProcessGroup for Group {
+    fn rank(&self) -> usize {
+        self.control().rank()
+    }
+
+    fn all_reduce(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::AllReduce(op), what);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, x.device()))?;
+        self.compare_once(&call, x.dtype(), *x.shape())?;
+        expect_f32(&call, x)?;
+        let out = self.empty(*x.shape(), DType::F32)?;
+        let buffers = [self.own(address(x))?, self.own(address(&out))?];
+        self.reduce(&call, x, op, buffers)?;
+        Ok(out)
+    }
+
+    fn all_reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::AllReduce(op), what);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, x.device()))?;
+        // Asked before the exchange: if this rank cannot, the others must not go on with the sum.
+        let place = self.own(interop::address_mut(x, what).map_err(Error::from))?;
+        self.compare_once(&call, x.dtype(), *x.shape())?;
+        expect_f32(&call, x)?;
+        self.reduce(&call, x, op, [place, place])
+    }
+
+    fn all_gather(&self, what: &str, x: &Tensor) -> Result<Tensor> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::AllGather, what);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, x.device()))?;
+        let all = self.compare(&call, x)?;
+        let mut dims = x.shape().to_vec();
+        let scalar = || self.shape_error(&call, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
+        let parts: Vec<Shape> = all.iter().filter_map(|message| Some(message.part.as_ref()?.shape)).collect();
+        *dims.first_mut().ok_or_else(scalar)? = parts.iter().filter_map(|shape| shape.first()).sum();
+        let shape = Shape::from_slice(&dims).ok_or_else(scalar)?;
+        let out = self.empty(shape, x.dtype())?;
+        if out.numel() == 0 {
+            return Ok(out);
+        }
+        let [from, to] = [self.own(address(x))?, self.own(address(&out))?];
+        let bytes: Vec<usize> = parts.iter().map(|shape| shape.numel() * x.dtype().size()).collect();
+        let own = bytes.get(self.rank()).copied().unwrap_or_default();
+        if bytes.iter().all(|&part| part == own) {
+            self.queue(&call, "ncclAllGather", |api, comm, stream| {
+                // SAFETY: `from` names `own` bytes of this device and `to` as many for each rank; both live until the
+                // stream has passed the collective.
+                unsafe { (api.all_gather)(from, to, own, api::UINT8, comm, stream) }
+            })?;
+        } else {
+            self.queue(&call, "ncclBroadcast", |api, comm, stream| {
+                gather_parts(api, comm, stream, [from, to], &bytes, self.rank())
+            })?;
+        }
+        Ok(out)
+    }
+
+    fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::ReduceScatter(op), what);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, x.device()))?;
+        self.compare_once(&call, x.dtype(), *x.shape())?;
+        expect_f32(&call, x)?;
+        let (mut dims, ranks) = (x.shape().to_vec(), self.world_size());
+        let uneven =
+            || self.shape_error(&call, *x.shape(), "dimension 0 must be a multiple of the world size");
+        let rows = dims.first_mut().filter(|rows| rows.is_multiple_of(ranks)).ok_or_else(uneven)?;
+        *rows /= ranks;
+        let out = self.empty(Shape::from_slice(&dims).ok_or_else(uneven)?, DType::F32)?;
+        if out.numel() > 0 {
+            let [from, to] = [self.own(address(x))?, self.own(address(&out))?];
+            self.queue(&call, "ncclReduceScatter", |api, comm, stream| {
+                let each = out.numel();
+                // SAFETY: `to` names `each` f32 of this device, `from` as many for each rank; both live until the stream
+                // has passed the collective.
+                unsafe { (api.reduce_scatter)(from, to, each, api::FLOAT32, number(op), comm, stream) }
+            })?;
+        }
+        Ok(out)
+    }
+
+    fn broadcast(&self, what: &str, x: &Tensor, root: usize) -> Result<Tensor> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::Broadcast { root }, what);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, x.device()))?;
+        self.compare_once(&call, x.dtype(), *x.shape())?;
+        if root >= self.world_size() {
+            return Err(Error::Root { call: call.to_string(), root, world_size: self.world_size() });
+        }
+        let out = self.empty(*x.shape(), x.dtype())?;
+        if out.numel() > 0 {
+            let (to, bytes) = (self.own(address(&out))?, out.numel() * out.dtype().size());
+            let from = if self.rank() == root { self.own(address(x))? } else { to };
+            self.queue(&call, "ncclBroadcast", |api, comm, stream| {
+                // SAFETY: both name `bytes` bytes of this device, equal or apart, that live until the stream has passed
+                // the collective.
+                unsafe { (api.broadcast)(from, to, bytes, api::UINT8, root as i32, comm, stream) }
+            })?;
+        }
+        Ok(out)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let _turn = self.turn.lock();
+        self.control().exchange(Message::new(Operation::Barrier, ""))?;
+        Ok(())
+    }
+}
+
+fn address(x: &Tensor) -> Result<u64> {
+    Ok(interop::address(x)?)
+}
+
+/// Parts of different lengths: each rank broadcasts its own into its place, all in one group of calls.
+fn gather_parts(
+    api: &Api,
+    comm: Comm,
+    stream: Stream,
+    [from, mut to]: [u64; 2],
+    bytes: &[usize],
+    own: usize,
+) -> Status {
+    // SAFETY: a group may be begun at any time.
+    let started = unsafe { (api.group_start)() };
+    if started != api::SUCCESS {
+        return started;
+    }
+    let mut failed = api::SUCCESS;
+    for (root, &bytes) in bytes.iter().enumerate().filter(|(_, bytes)| **bytes > 0) {
+        let from = if root == own { from } else { to };
+        // SAFETY: `to` is where this part lies in a buffer that holds all of them, `from` there or this rank's own of as
+        // many bytes; both live until the stream has passed the collective.
+        let status = unsafe { (api.broadcast)(from, to, bytes, api::UINT8, root as i32, comm, stream) };
+        if failed == api::SUCCESS && status != api::IN_PROGRESS {
+            failed = status;
+        }
+        to += bytes as u64;
+    }
+    // SAFETY: ends the group begun above, whatever became of its calls.
+    let ended = unsafe { (api.group_end)() };
+    if failed == api::SUCCESS { ended } else { failed }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.poison("its thread panicked");
+        }
+        self.watched.drain();
+        let is_given_up = || self.control().failure().is_some();
+        if !is_given_up() {
+            let _ = interop::stream(&self.watched.device);
+            self.watched.communicator.close(&is_given_up);
+            self.watched.close();
+        }
+        // Either it was told to end, or it ends with the failure, when it has aborted the communicator.
+        if let Some(watch) = self.watch.take() {
+            let _ = watch.join();
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What NCCL leaves to its caller: a collective whose other ranks do not come never ends by itself.
+//!
+//! A thread per group looks at three things: whether the ranks' connections say that the group has failed, whether NCCL
+//! says so, and whether the collectives that were queued are done within the deadline. If the group has failed it aborts
+//! the communicator, so that the device's stream goes on and whoever waits for it wakes up; and since what aborted
+//! collectives should have written is anything, the device refuses all later calls with the reason.
+
+use super::communicator::Communicator;
+use crate::Failure;
+use crate::member::Exchange;
+use fp8_kernels::{Device, interop};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a rank that hears of a failure from NCCL gives the others to say why.
+pub(super) const GRACE: Duration = Duration::from_millis(100);
+/// How long a collective may still take when a rank has left: if that took part, all ranks had come to it.
+const LEAVE: Duration = Duration::from_secs(1);
+/// How often it looks: what a failure may take to be noticed.
+const PACE: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) control: Box<dyn Exchange>,
+    pub(super) communicator: Communicator,
+    pub(super) device: Device,
+    pub(super) deadline: Duration,
+    queued: Mutex<VecDeque<Queued>>,
+    /// A captured graph holds collectives, which may be under way whenever it is replayed.
+    is_captured: AtomicBool,
+    is_closing: AtomicBool,
+}
+
+/// A collective that has not been found done.
+#[derive(Debug)]
+struct Queued {
+    mark: interop::Mark,
+    since: Instant,
+    call: String,
+}
+
+impl Watched {
+    pub(super) fn new(
+        control: Box<dyn Exchange>,
+        communicator: Communicator,
+        device: &Device,
+        deadline: Duration,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            control,
+            communicator,
+            device: device.clone(),
+            deadline,
+            queued: Mutex::default(),
+            is_captured: AtomicBool::new(false),
+            is_closing: AtomicBool::new(false),
+        })
+    }
+
+    /// A collective has been queued: from now on its deadline runs. In a captured graph there is none, since nobody but the
+    /// device knows when it begins.
+    pub(super) fn queued(&self, call: String) -> fp8_kernels::Result<()> {
+        if interop::is_capturing(&self.device)? {
+            self.is_captured.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
+        let mark = interop::Mark::new(&self.device)?;
+        self.queued.lock().push_back(Queued { mark, since: Instant::now(), call });
+        Ok(())
+    }
+
+    /// Waits until nothing is queued, or the group has failed.
+    pub(super) fn drain(&self) {
+        while !self.queued.lock().is_empty() && self.control.failure().is_none() {
+            thread::sleep(PACE / 4);
+        }
+    }
+
+    /// Lets the thread end.
+    pub(super) fn close(&self) {
+        self.is_closing.store(true, Ordering::Relaxed);
+    }
+
+    /// The thread's life.
+    pub(super) fn watch(&self) {
+        // Makes the device's context this thread's; a device that has failed is noticed by its marks.
+        let _ = interop::stream(&self.device);
+        let mut heard = None;
+        while !self.is_closing.load(Ordering::Relaxed) {
+            self.look(&mut heard);
+            if let Some(failure) = self.control.failure() {
+                return self.end(&failure);
+            }
+            thread::sleep(PACE);
+        }
+    }
+
+    /// Ends what is queued, after the group has failed.
+    pub(super) fn end(&self, failure: &Failure) {
+        let mut queued = self.queued.lock();
+        if !queued.is_empty() || self.is_captured.load(Ordering::Relaxed) {
+            let reason = format!("group `{}` failed while its work was queued: {failure}", self.control.id());
+            // Before the stream goes on. Its device is a GPU.
+            let _ = interop::poison(&self.device, reason);
+        }
+        self.communicator.abort();
+        queued.clear();
+    }
+
+    /// Fails the group for something that NCCL or the device says on this rank, and returns what counts: the cause may be
+    /// on another rank, whose word is on its way.
+    pub(super) fn fail(&self, reason: &str) -> Failure {
+        self.listen();
+        let ranks = self.control.left();
+        let own = match ranks.is_empty() {
+            true => Failure::GaveUp { rank: self.control.rank(), reason: reason.to_owned() },
+            false => Failure::Left { ranks },
+        };
+        self.control.fail(own.clone());
+        self.control.failure().unwrap_or(own)
+    }
+
+    /// Gives the others time to say what has happened.
+    fn listen(&self) {
+        let until = Instant::now() + GRACE.min(self.deadline);
+        while self.control.failure().is_none() && self.control.left().is_empty() && Instant::now() < until {
+            thread::sleep(PACE);
+        }
+    }
+
+    /// Fails the group if something is wrong. `heard` is when this rank heard that others have left.
+    fn look(&self, heard: &mut Option<Instant>) {
+        let left = self.control.left();
+        if !left.is_empty() {
+            heard.get_or_insert_with(Instant::now);
+        }
+        // Where a rank has left, its part of what is queued is done; NCCL may find its process gone for all that.
+        if left.is_empty()
+            && let Some(error) = self.communicator.asynchronous_error()
+        {
+            self.listen();
+            if self.control.failure().is_none() && self.control.left().is_empty() {
+                self.control.poison(&format!("NCCL: {error}"));
+            }
+            return;
+        }
+        let mut queued = self.queued.lock();
+        while let Some(first) = queued.front() {
+            match first.mark.is_passed() {
+                Ok(true) => drop(queued.pop_front()),
+                Ok(false) if heard.is_some_and(|heard| heard.max(first.since).elapsed() >= LEAVE) => {
+                    drop(queued);
+                    return self.control.fail(Failure::Left { ranks: left });
+                }
+                Ok(false) if first.since.elapsed() < self.deadline => return,
+                Ok(false) => {
+                    let late = format!(
+                        "{} was not done {:?} after it was queued: another rank has not queued it, or this device is busy; \
+                         give the group a longer deadline",
+                        first.call, self.deadline
+                    );
+                    drop(queued);
+                    return self.control.poison(&late);
+                }
+                Err(error) => {
+                    drop(queued);
+                    return drop(self.fail(&error.to_string()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! Messages as bytes.
+//!
+//! A frame is a kind (u8), the length of its head (u32), the head, and the elements of the tensors that the head
+//! announces, in order. Numbers are little-endian, texts are a u32 length and UTF-8, elements are in the sender's byte
+//! order, which ranks compare when they meet.
+//!
+//! Nothing is believed of the other side: heads have a limit, elements are read piece by piece, so that a length costs no
+//! memory before its bytes have come, and whatever does not fit is an error.
+
+mod failure;
+
+use crate::message::{Call, Message, Operation, Part};
+use crate::{Failure, ReduceOp};
+use failure::put_failure;
+use fp8_kernels::{DType, Device, Element, Shape, Tensor, bf16, f16};
+use std::io::{self, Read, Write};
+
+/// Longest head: the names of half a million slots.
+const MAX_HEAD: usize = 64 << 20;
+/// Elements are read and written in pieces of this many bytes.
+const PIECE: usize = 1 << 20;
+/// A tensor beyond this is a mistake: 1 TiB.
+const MAX_TENSOR: usize = 1 << 40;
+
+/// What ranks say to each other once they have met.
+#[derive(Debug)]
+pub(crate) enum Frame {
+    /// A rank's message for the exchange under way.
+    Bring(Message),
+    /// What all ranks brought: the parts, in rank order.
+    Complete(Vec<Option<Part>>),
+    /// The group has come to its end.
+    Fail(Failure),
+    /// These ranks need no more of the group; from a rank, itself alone.
+    Left(Vec<usize>),
+    /// All ranks are there.
+    Welcome,
+}
+
+/// Sends one frame.
+pub(crate) fn send(out: &mut impl Write, frame: &Frame) -> io::Result<()> {
+    match frame {
+        Frame::Bring(message) => bring(out, message),
+        Frame::Complete(parts) => complete(out, parts.len(), parts.iter().map(Option::as_ref)),
+        Frame::Fail(failure) => {
+            let mut head = Vec::new();
+            put_failure(&mut head, failure);
+            start(out, 3, &head)
+        }
+        Frame::Left(ranks) => {
+            let mut head = Vec::new();
+            put_ranks(&mut head, ranks);
+            start(out, 4, &head)
+        }
+        Frame::Welcome => start(out, 5, &[]),
+    }?;
+    out.flush()
+}
+
+/// As a [`Frame::Complete`], of messages that others hold too.
+pub(crate) fn send_all(out: &mut impl Write, all: &[Message]) -> io::Result<()> {
+    complete(out, all.len(), all.iter().map(|message| message.part.as_ref()))?;
+    out.flush()
+}
+
+fn bring(out: &mut impl Write, message: &Message) -> io::Result<()> {
+    let mut head = Vec::new();
+    let (tag, argument) = match message.call.operation {
+        Operation::AgreeOnNames => (0, 0),
+        Operation::AllReduceArena => (1, 0),
+        Operation::AllReduce(op) => (2, op as u64),
+        Operation::AllGather => (3, 0),
+        Operation::ReduceScatter(op) => (4, op as u64),
+        Operation::Broadcast { root } => (5, root as u64),
+        Operation::Barrier => (6, 0),
+    };
+    head.push(tag);
+    put_number(&mut head, argument);
+    put_text(&mut head, &message.call.what);
+    put_number(&mut head, message.names.len() as u64);
+    message.names.iter().for_each(|name| put_text(&mut head, name));
+    put_part(&mut head, message.part.as_ref());
+    start(out, 1, &head)?;
+    elements(out, message.part.as_ref())
+}
+
+fn complete<'a>(
+    out: &mut impl Write,
+    len: usize,
+    parts: impl Iterator<Item = Option<&'a Part>> + Clone,
+) -> io::Result<()> {
+    let mut head = Vec::new();
+    put_number(&mut head, len as u64);
+    parts.clone().for_each(|part| put_part(&mut head, part));
+    start(out, 2, &head)?;
+    parts.into_iter().try_for_each(|part| elements(out, part))
+}
+
+fn start(out: &mut impl Write, kind: u8, head: &[u8]) -> io::Result<()> {
+    let len = u32::try_from(head.len()).ok().filter(|&len| len as usize <= MAX_HEAD);
+    let len = len.ok_or_else(|| invalid(format!("a head of {} bytes", head.len())))?;
+    // One write for what is small: one packet.
+    let mut bytes = Vec::with_capacity(head.len() + 5);
+    bytes.push(kind);
+    bytes.extend_from_slice(&len.to_le_bytes());
+    bytes.extend_from_slice(head);
+    out.write_all(&bytes)
+}
+
+fn elements(out: &mut impl Write, part: Option<&Part>) -> io::Result<()> {
+    let Some(data) = part.and_then(|part| part.data.as_ref()) else { return Ok(()) };
+    match data.dtype() {
+        DType::F32 => pieces::<f32>(out, data),
+        DType::BF16 => pieces::<bf16>(out, data),
+        DType::F16 => pieces::<f16>(out, data),
+        DType::I32 => pieces::<i32>(out, data),
+        DType::U8 => pieces::<u8>(out, data),
+    }
+}
+
+fn pieces<T: Element>(out: &mut impl Write, data: &Tensor) -> io::Result<()> {
+    let data = data.as_slice::<T>().map_err(io::Error::other)?;
+    bytemuck::cast_slice::<T, u8>(data).chunks(PIECE).try_for_each(|piece| out.write_all(piece))
+}
+
+fn put_number(head: &mut Vec<u8>, number: u64) {
+    head.extend_from_slice(&number.to_le_bytes());
+}
+
+fn put_text(head: &mut Vec<u8>, text: &str) {
+    // Longer ones than a head may be are found by `start`.
+    head.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes());
+    head.extend_from_slice(text.as_bytes());
+}
+
+fn put_part(head: &mut Vec<u8>, part: Option<&Part>) {
+    let Some(part) = part else { return head.push(0) };
+    head.push(if part.data.is_some() { 2 } else { 1 });
+    head.push(DTYPES.iter().position(|&dtype| dtype == part.dtype).unwrap_or_default() as u8);
+    head.push(part.shape.len() as u8);
+    part.shape.iter().for_each(|&extent| put_number(head, extent as u64));
+}
+
+const DTYPES: [DType; 5] = [DType::F32, DType::BF16, DType::F16, DType::I32, DType::U8];
+
+fn put_ranks(head: &mut Vec<u8>, ranks: &[usize]) {
+    put_number(head, ranks.len() as u64);
+    ranks.iter().for_each(|&rank| put_number(head, rank as u64));
+}
+
+/// Receives one frame; an end of the stream before its first byte is [`io::ErrorKind::UnexpectedEof`] as any other.
+pub(crate) fn receive(input: &mut impl Read) -> io::Result<Frame> {
+    let mut first = [0; 5];
+    input.read_exact(&mut first)?;
+    let [kind, len @ ..] = first;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > MAX_HEAD || !(1..=5).contains(&kind) {
+        return Err(invalid(format!("a frame of kind {kind} with a head of {len} bytes")));
+    }
+    let bytes = read_elements::<u8>(input, len)?;
+    let mut head = Head(&bytes);
+    let frame = match kind {
+        1 => {
+            let call = head.call()?;
+            let names =
+                (0..head.number()?).map(|_| head.text().map(Into::into)).collect::<io::Result<_>>()?;
+            let part = head.part()?.map(|(part, has_data)| filled(input, part, has_data)).transpose()?;
+            Frame::Bring(Message { call, names, part })
+        }
+        2 => {
+            let announced: Vec<_> = (0..head.number()?).map(|_| head.part()).collect::<io::Result<_>>()?;
+            let fill = |part: Option<(Part, bool)>| {
+                part.map(|(part, has_data)| filled(input, part, has_data)).transpose()
+            };
+            Frame::Complete(announced.into_iter().map(fill).collect::<io::Result<_>>()?)
+        }
+        3 => Frame::Fail(head.failure()?),
+        4 => Frame::Left(head.ranks()?),
+        _ => Frame::Welcome,
+    };
+    if head.0.is_empty() { Ok(frame) } else { Err(invalid("a head with bytes left over".to_owned())) }
+}
+
+fn filled(input: &mut impl Read, part: Part, has_data: bool) -> io::Result<Part> {
+    if !has_data {
+        return Ok(part);
+    }
+    let shape = part.shape;
+    let data = match part.dtype {
+        DType::F32 => tensor::<f32>(input, shape),
+        DType::BF16 => tensor::<bf16>(input, shape),
+        DType::F16 => tensor::<f16>(input, shape),
+        DType::I32 => tensor::<i32>(input, shape),
+        DType::U8 => tensor::<u8>(input, shape),
+    }?;
+    Ok(Part { data: Some(data), ..part })
+}
+
+fn tensor<T: Element>(input: &mut impl Read, shape: Shape) -> io::Result<Tensor> {
+    let data = read_elements::<T>(input, shape.numel())?;
+    Tensor::from_vec(data, shape, &Device::cpu()).map_err(io::Error::other)
+}
+
+fn read_elements<T: Element>(input: &mut impl Read, len: usize) -> io::Result<Vec<T>> {
+    let piece = PIECE / size_of::<T>();
+    let mut data: Vec<T> = Vec::new();
+    while data.len() < len {
+        let start = data.len();
+        let more = piece.min(len - start);
+        data.try_reserve(more).map_err(io::Error::other)?;
+        data.resize(start + more, T::default());
+        input.read_exact(bytemuck::cast_slice_mut(&mut data[start..]))?;
+    }
+    Ok(data)
+}
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{what} is none of this protocol"))
+}
+
+/// What has not been read of a head.
+struct Head<'a>(&'a [u8]);
+
+impl<'a> Head<'a> {
+    fn take(&mut self, len: usize) -> io::Result<&'a [u8]> {
+        let (taken, rest) =
+            self.0.split_at_checked(len).ok_or_else(|| invalid("a head that is too short".to_owned()))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn byte(&mut self) -> io::Result<u8> {
+        Ok(self.take(1)?.first().copied().unwrap_or_default())
+    }
+
+    fn number(&mut self) -> io::Result<u64> {
+        Ok(self.take(8)?.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+    }
+
+    fn count(&mut self) -> io::Result<usize> {
+        usize::try_from(self.number()?).map_err(|_| invalid("a number beyond memory".to_owned()))
+    }
+
+    fn text(&mut self) -> io::Result<String> {
+        let len = self.take(4)?.iter().rev().fold(0, |len, &byte| len << 8 | usize::from(byte));
+        let bytes = self.take(len)?.to_vec();
+        String::from_utf8(bytes).map_err(|_| invalid("a text that is not UTF-8".to_owned()))
+    }
+
+    fn call(&mut self) -> io::Result<Call> {
+        let (tag, argument) = (self.byte()?, self.count()?);
+        let op = || match argument {
+            0 => Ok(ReduceOp::Sum),
+            1 => Ok(ReduceOp::Max),
+            _ => Err(invalid(format!("reduction {argument}"))),
+        };
+        let operation = match tag {
+            0 => Operation::AgreeOnNames,
+            1 => Operation::AllReduceArena,
+            2 => Operation::AllReduce(op()?),
+            3 => Operation::AllGather,
+            4 => Operation::ReduceScatter(op()?),
+            5 => Operation::Broadcast { root: argument },
+            6 => Operation::Barrier,
+            _ => return Err(invalid(format!("collective {tag}"))),
+        };
+        Ok(Call { operation, what: self.text()? })
+    }
+
+    /// A part without its elements, and whether they follow.
+    fn part(&mut self) -> io::Result<Option<(Part, bool)>> {
+        let has_data = match self.byte()? {
+            0 => return Ok(None),
+            1 => false,
+            2 => true,
+            tag => return Err(invalid(format!("part {tag}"))),
+        };
+        let tag = self.byte()?;
+        let dtype = DTYPES.get(usize::from(tag)).ok_or_else(|| invalid(format!("dtype {tag}")))?;
+        let dims = (0..self.byte()?).map(|_| self.count()).collect::<io::Result<Vec<_>>>()?;
+        let bytes = dims.iter().try_fold(dtype.size(), |bytes, &dim| bytes.checked_mul(dim));
+        let shape = Shape::from_slice(&dims).filter(|_| bytes.is_some_and(|bytes| bytes <= MAX_TENSOR));
+        let shape = shape.ok_or_else(|| invalid(format!("a tensor of shape {dims:?}")))?;
+        Ok(Some((Part { dtype: *dtype, shape, data: None }, has_data)))
+    }
+
+    fn ranks(&mut self) -> io::Result<Vec<usize>> {
+        (0..self.number()?).map(|_| self.count()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    fn bytes(frame: &Frame) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        send(&mut bytes, frame).unwrap();
+        bytes
+    }
+
+    fn failures() -> Vec<Failure> {
+        let name = |name: &str| Some(name.into());
+        vec![
+            Failure::GaveUp { rank: 3, reason: "out of tokens, ε".into() },
+            Failure::Left { ranks: vec![0, 2] },
+            Failure::Deadline { missing: vec![1], waited: Duration::from_millis(1234) },
+            Failure::Lost { rank: 1, reason: "gone".into() },
+            Failure::Settings {
+                property: "the world size".into(),
+                rank: 1,
+                value: "3".into(),
+                other: 0,
+                other_value: "2".into(),
+            },
+            Failure::Twice { rank: 7 },
+            Failure::Disagree {
+                property: "the shape, dimension 0 aside,",
+                rank: 2,
+                value: "[3]".into(),
+                other: 0,
+                other_value: "[2]".into(),
+            },
+            Failure::Names { index: 4, rank: 1, value: None, other: 0, other_value: name("b") },
+            Failure::Names { index: 4, rank: 1, value: name(""), other: 0, other_value: None },
+        ]
+    }
+
+    #[test]
+    fn failures_come_back() {
+        for failure in failures() {
+            let Frame::Fail(found) = receive(&mut bytes(&Frame::Fail(failure.clone())).as_slice()).unwrap()
+            else {
+                panic!("another frame");
+            };
+            assert_eq!(found, failure);
+        }
+    }
+
+    fn message() -> Message {
+        let data = Tensor::from_vec(vec![1.5f32, -0.0, f32::NAN], [3, 1], &Device::cpu()).unwrap();
+        Message {
+            call: Call { operation: Operation::ReduceScatter(ReduceOp::Max), what: "fc.weight".into() },
+            names: vec!["a".into(), "".into()],
+            part: Some(Part { dtype: DType::F32, shape: [3, 1].into(), data: Some(data) }),
+        }
+    }
+
+    #[test]
+    fn messages_come_back() {
+        let Frame::Bring(found) = receive(&mut bytes(&Frame::Bring(message())).as_slice()).unwrap() else {
+            panic!("another frame");
+        };
+        let sent = message();
+        assert_eq!((&found.call, &found.names), (&sent.call, &sent.names));
+        let bits = |message: &Message| {
+            let part = message.part.as_ref().unwrap();
+            let data = part.data.as_ref().unwrap().to_vec::<f32>().unwrap();
+            (part.dtype, part.shape, data.iter().map(|value| value.to_bits()).collect::<Vec<_>>())
+        };
+        assert_eq!(bits(&found), bits(&sent));
+    }
+
+    #[test]
+    fn tensors_of_many_pieces_come_back() {
+        let data: Vec<i32> = (0..700_000).collect();
+        let tensor = Tensor::from_vec(data.clone(), [data.len()], &Device::cpu()).unwrap();
+        let part = Part { dtype: DType::I32, shape: *tensor.shape(), data: Some(tensor) };
+        let sent = bytes(&Frame::Complete(vec![None, Some(part.clone()), Some(Part { data: None, ..part })]));
+        let Frame::Complete(found) = receive(&mut sent.as_slice()).unwrap() else { panic!("another frame") };
+        let [None, Some(full), Some(empty)] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!(full.data.as_ref().unwrap().to_vec::<i32>().unwrap(), data);
+        assert!(empty.data.is_none() && empty.shape == full.shape);
+    }
+
+    #[test]
+    fn lengths_that_lie_cost_no_memory() {
+        // A head of 64 MiB and one byte of it; a tensor of 1 TiB and four bytes of it; more than that.
+        let mut head = vec![1];
+        head.extend((MAX_HEAD as u32).to_le_bytes());
+        head.push(0);
+        assert_eq!(receive(&mut head.as_slice()).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        for (extent, kind) in
+            [(1u64 << 38, io::ErrorKind::UnexpectedEof), (1 << 39, io::ErrorKind::InvalidData)]
+        {
+            let mut head = vec![3];
+            put_number(&mut head, 0);
+            put_text(&mut head, "x");
+            put_number(&mut head, 0);
+            head.extend([2, 0, 1]);
+            put_number(&mut head, extent);
+            let mut frame = Vec::new();
+            start(&mut frame, 1, &head).unwrap();
+            frame.extend([0; 4]);
+            assert_eq!(receive(&mut frame.as_slice()).unwrap_err().kind(), kind);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn any_bytes_are_a_frame_or_an_error(kind in 0u8..7, head in prop::collection::vec(any::<u8>(), 0..64)) {
+            let mut frame = vec![kind];
+            frame.extend((head.len() as u32).to_le_bytes());
+            frame.extend(head);
+            let _ = receive(&mut frame.as_slice());
+        }
+
+        #[test]
+        fn a_changed_byte_is_a_frame_or_an_error(at: prop::sample::Index, byte: u8, cut in 0usize..8) {
+            let failures = failures().into_iter().map(Frame::Fail);
+            for frame in failures.chain([Frame::Bring(message())]) {
+                let mut sent = bytes(&frame);
+                let at = at.index(sent.len());
+                sent[at] = byte;
+                sent.truncate(sent.len() - cut.min(sent.len()));
+                let _ = receive(&mut sent.as_slice());
+            }
+        }
+    }
+}

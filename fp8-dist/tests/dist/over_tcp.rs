@@ -1,0 +1,34 @@
+//! The same cases over TCP, and what only processes can get wrong together.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod child;
+mod collectives;
+mod failures;
+mod gather;
+mod ports;
+mod processes;
+mod rendezvous;
+mod scaling;
+mod schedules;
+mod support;
+
+use fp8_dist::{Environment, tcp};
+use std::thread;
+use std::time::Duration;
+use support::*;
+
+/// What the process of each rank would be told, with a port of this group alone.
+fn environments(ranks: usize) -> Vec<Environment> {
+    let alone =
+        Environment { world_size: ranks, exact_port: true, ..Environment::on_this_machine(ports::free()) };
+    (0..ranks).map(|rank| Environment { rank, local_rank: rank, ..alone.clone() }).collect()
+}
+
+/// A new group: one handle per rank, in rank order.
+fn groups(ranks: usize, deadline: Duration) -> Vec<Group> {
+    thread::scope(|scope| {
+        let join = |environment| scope.spawn(move || tcp("dp", &environment, deadline).unwrap());
+        let threads: Vec<_> = environments(ranks).into_iter().map(join).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}

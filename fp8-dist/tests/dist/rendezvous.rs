@@ -1,0 +1,247 @@
+//! How ranks meet, and what keeps them from it.
+
+use crate::{LONG, SHORT, environments, f32s, ports};
+use fp8_dist::{Environment, Error, Failure, ProcessGroup, ReduceOp, Result, tcp};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+type Joined = Result<Arc<dyn ProcessGroup>>;
+
+/// Each joins a group as told, in a thread of its own.
+fn join(ranks: Vec<(&'static str, Environment)>, deadline: Duration) -> Vec<Joined> {
+    let threads: Vec<_> = ranks
+        .into_iter()
+        .map(|(id, environment)| thread::spawn(move || tcp(id, &environment, deadline)))
+        .collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+fn dp(environments: Vec<Environment>) -> Vec<(&'static str, Environment)> {
+    environments.into_iter().map(|environment| ("dp", environment)).collect()
+}
+
+#[track_caller]
+fn works(group: Vec<Joined>) {
+    let group: Vec<_> = group.into_iter().map(|joined| joined.unwrap()).collect();
+    thread::scope(|scope| {
+        for rank in &group {
+            scope.spawn(|| {
+                let sum = rank.all_reduce("x", &f32s(&[1.0], &[1]), ReduceOp::Sum).unwrap();
+                assert_eq!(sum.item().unwrap(), group.len() as f32);
+            });
+        }
+    });
+}
+
+#[track_caller]
+fn expect_all(joined: Vec<Joined>, message: &str) {
+    for (rank, joined) in joined.into_iter().enumerate() {
+        assert_eq!(joined.unwrap_err().to_string(), message, "rank {rank}");
+    }
+}
+
+#[test]
+fn a_rank_that_starts_late() {
+    for late in [0, 1] {
+        let threads: Vec<_> = environments(3)
+            .into_iter()
+            .map(|environment| {
+                thread::spawn(move || {
+                    if environment.rank == late {
+                        thread::sleep(Duration::from_millis(150));
+                    }
+                    tcp("dp", &environment, LONG)
+                })
+            })
+            .collect();
+        works(threads.into_iter().map(|thread| thread.join().unwrap()).collect());
+    }
+}
+
+#[test]
+fn one_rank_needs_no_port() {
+    let held = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut environment = Environment::on_this_machine(held.local_addr().unwrap().port());
+    environment.exact_port = true;
+    works(join(vec![("dp", environment)], LONG));
+}
+
+#[test]
+fn another_world_size() {
+    let mut environments = environments(3);
+    environments[2].world_size = 4;
+    let message = "group `dp`: the ranks did not meet: the world size is 4 on rank 2 and 3 on rank 0: start all ranks of \
+                   a group alike";
+    expect_all(join(dp(environments), Duration::from_secs(3)), message);
+}
+
+#[test]
+fn two_of_one_rank() {
+    let mut environments = environments(3);
+    environments[2].rank = 1;
+    environments[2].local_rank = 1;
+    let joined = join(dp(environments), Duration::from_secs(3));
+    let twice = |joined: &Joined| {
+        joined.as_ref().is_err_and(|error| error.failure() == Some(&Failure::Twice { rank: 1 }))
+    };
+    assert!(joined.iter().all(twice), "{joined:?}");
+}
+
+#[test]
+fn another_group() {
+    let mut ranks = dp(environments(2));
+    ranks[1].0 = "tp";
+    let message = |id: &str| {
+        format!(
+            "group `{id}`: the ranks did not meet: the group's id is tp on rank 1 and dp on rank 0: start all ranks of a group alike"
+        )
+    };
+    let errors: Vec<String> =
+        join(ranks, SHORT).into_iter().map(|joined| joined.unwrap_err().to_string()).collect();
+    assert_eq!(errors, [message("dp"), message("tp")]);
+}
+
+#[test]
+fn groups_that_form_at_once_on_the_same_ports() {
+    let first = Environment { world_size: 3, ..Environment::on_this_machine(ports::free()) };
+    let rank = |rank| Environment { rank, local_rank: rank, ..first.clone() };
+    let ranks = ["dp", "tp", "cp"].into_iter().flat_map(|id| (0..3).map(move |r| (id, r)));
+    let mut joined = join(ranks.map(|(id, r)| (id, rank(r))).collect(), LONG);
+    while !joined.is_empty() {
+        works(joined.drain(..3).collect());
+    }
+}
+
+#[test]
+fn a_rank_that_never_comes() {
+    let mut environments = environments(4);
+    environments.remove(2);
+    expect_all(
+        join(dp(environments), SHORT),
+        "group `dp`: the ranks did not meet: rank 2 did not come within 500ms: see where they are, or give the group a \
+         longer deadline",
+    );
+    let alone = crate::environments(2).remove(1);
+    let started = Instant::now();
+    let error = tcp("dp", &alone, SHORT).unwrap_err();
+    assert!(matches!(error, Error::Network { .. }), "{error}");
+    assert!(error.to_string().starts_with("group `dp`: looking for rank 0 at 127.0.0.1"), "{error}");
+    assert!(started.elapsed() < SHORT + Duration::from_secs(2));
+}
+
+#[test]
+fn the_launcher_may_hold_the_first_port() {
+    let held = loop {
+        if let Ok(held) = TcpListener::bind(("127.0.0.1", ports::free())) {
+            break held; // accepts, and never says a word, as torchrun's store
+        }
+    };
+    let port = held.local_addr().unwrap().port();
+    let first = Environment { world_size: 2, ..Environment::on_this_machine(port) };
+    let rank = |rank| Environment { rank, local_rank: rank, ..first.clone() };
+    works(join(dp(vec![rank(0), rank(1)]), LONG));
+    let exact = Environment { exact_port: true, ..rank(0) };
+    let error = tcp("dp", &exact, SHORT).unwrap_err().to_string();
+    assert!(
+        error.starts_with(&format!("group `dp`: listening at 127.0.0.1, ports {port} to {port}: ")),
+        "{error}"
+    );
+}
+
+#[test]
+fn strangers_are_ignored() {
+    let environments = environments(2);
+    let port = environments[0].master_port;
+    let host = environments[0].clone();
+    let host = thread::spawn(move || tcp("dp", &host, LONG));
+    let connect = || loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => break stream,
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let mut strangers = Vec::new();
+    for words in [b"".as_slice(), b"GET / HTTP/1.1\r\n\r\n", b"fp8-dist", &[0xFF; 4096]] {
+        let mut stranger = connect();
+        stranger.write_all(words).unwrap();
+        strangers.push(stranger);
+    }
+    drop(connect());
+    // The right magic and an id of 4 GiB.
+    let mut liar = connect();
+    liar.write_all(b"fp8-dist\x01\0\0\0\xFF\xFF\xFF\xFF").unwrap();
+    let guest = tcp("dp", &environments[1], LONG);
+    works(vec![host.join().unwrap(), guest]);
+}
+
+#[test]
+fn another_version() {
+    let environments = environments(2);
+    let port = environments[0].master_port;
+    let host = environments[0].clone();
+    let host = thread::spawn(move || tcp("dp", &host, LONG));
+    let mut guest = loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => break stream,
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let mut hello = b"fp8-dist".to_vec();
+    hello.extend(99u32.to_le_bytes());
+    hello.extend(2u32.to_le_bytes());
+    hello.extend(b"dp");
+    hello.extend(2u64.to_le_bytes());
+    hello.extend(1u64.to_le_bytes());
+    guest.write_all(&hello).unwrap();
+    let error = host.join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("the version of the protocol is 99 on rank 1 and 1 on rank 0"), "{error}");
+    let mut told = Vec::new();
+    guest.read_to_end(&mut told).unwrap();
+    assert!(String::from_utf8_lossy(&told).contains("the version of the protocol"));
+}
+
+#[test]
+fn a_member_that_sends_garbage_is_lost() {
+    let environments = environments(2);
+    let port = environments[0].master_port;
+    let host = environments[0].clone();
+    let host = thread::spawn(move || tcp("dp", &host, LONG));
+    let mut guest = loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => break stream,
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let mut hello = b"fp8-dist".to_vec();
+    hello.extend(1u32.to_le_bytes());
+    hello.extend(2u32.to_le_bytes());
+    hello.extend(b"dp");
+    hello.extend(2u64.to_le_bytes());
+    hello.extend(1u64.to_le_bytes());
+    guest.write_all(&hello).unwrap();
+    let group = host.join().unwrap().unwrap();
+    guest.write_all(&[0xAB; 64]).unwrap();
+    let error = group.barrier().unwrap_err();
+    assert!(
+        matches!(error.failure(), Some(Failure::Lost { rank: 1, reason }) if reason.contains("none of this protocol")),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_environment_that_contradicts_itself() {
+    let wrong = Environment { rank: 2, world_size: 2, ..Environment::on_this_machine(29_500) };
+    let error = tcp("dp", &wrong, SHORT).unwrap_err().to_string();
+    assert_eq!(error, "RANK=2: WORLD_SIZE=2: expected 0 to 1");
+    let unknown = Environment {
+        rank: 1,
+        world_size: 2,
+        master_addr: "no-such-machine.invalid".into(),
+        ..Environment::on_this_machine(29_500)
+    };
+    let error = tcp("dp", &unknown, SHORT).unwrap_err().to_string();
+    assert!(error.starts_with("group `dp`: looking up MASTER_ADDR=no-such-machine.invalid: "), "{error}");
+}

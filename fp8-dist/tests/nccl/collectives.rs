@@ -1,0 +1,185 @@
+//! Each collective against a plain computation, under several schedules of the device.
+
+use crate::rig::{Rig, SEEDS, integers, ranks, reduced, tensor};
+use fp8_dist::{Error, ReduceOp, quantized_all_gather};
+use fp8_kernels::{
+    Cell, DType, Device, Encoding, Scale, ScalePolicy, ScaleRule, Slot, Tensor, TransposePolicy, UNSET, ops,
+};
+
+#[test]
+fn reductions() {
+    let rig = Rig::new();
+    for (n, seed) in [2, 4].into_iter().flat_map(|n| SEEDS.map(|seed| (n, seed))) {
+        rig.control.set("seed", &seed.to_string()).unwrap();
+        let data: Vec<Vec<f32>> = (0..n).map(|rank| integers(n * 35, rank as u64)).collect();
+        let results = ranks(n, |group, device| {
+            let mine = &data[group.rank()];
+            let x = tensor(mine, &[n * 5, 7], DType::F32, device);
+            let sum = group.all_reduce("x", &x, ReduceOp::Sum).unwrap();
+            let max = group.all_reduce("x", &x, ReduceOp::Max).unwrap();
+            let part = group.reduce_scatter("x", &x, ReduceOp::Sum).unwrap();
+            let mut y = tensor(mine, &[n * 5, 7], DType::F32, device);
+            group.all_reduce_in_place("y", &mut y, ReduceOp::Sum).unwrap();
+            let joined = group.all_gather("part", &part).unwrap();
+            let none = group.all_reduce("none", &tensor(&[], &[0, 3], DType::F32, device), ReduceOp::Sum);
+            assert_eq!(none.unwrap().numel(), 0);
+            assert_eq!(part.shape(), &[5, 7].into());
+            [sum, max, y, joined].map(|x| x.to_vec::<f32>().unwrap())
+        });
+        let (sum, max) = (reduced(&data, |a, b| a + b), reduced(&data, f32::max));
+        let expected = [sum.clone(), max, sum.clone(), sum];
+        assert!(results.iter().all(|result| *result == expected), "{n} ranks, seed {seed}");
+    }
+    rig.finish();
+}
+
+#[test]
+fn all_ranks_get_the_same_bits_of_a_sum() {
+    let rig = Rig::new();
+    let results = ranks(4, |group, device| {
+        let x: Vec<f32> = integers(1000, group.rank() as u64).iter().map(|x| (x * 0.37).sin()).collect();
+        let sum = group.all_reduce("x", &tensor(&x, &[1000], DType::F32, device), ReduceOp::Sum).unwrap();
+        sum.to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+    });
+    assert!(results.iter().all(|result| *result == results[0]));
+    rig.finish();
+}
+
+#[test]
+fn gathers_of_any_dtype_and_different_rows() {
+    let rig = Rig::new();
+    for seed in SEEDS {
+        rig.control.set("seed", &seed.to_string()).unwrap();
+        let rows = [2, 0, 3, 1];
+        let results = ranks(4, |group, device| {
+            let rank = group.rank();
+            let ids: Vec<i32> = (0..rows[rank] * 2).map(|i| (10 * rank + i) as i32).collect();
+            let ids = Tensor::from_vec(ids, [rows[rank], 2], device).unwrap();
+            let codes =
+                Tensor::from_vec(vec![rank as u8; 3 * rows[rank]], [rows[rank], 1, 3], device).unwrap();
+            let half = tensor(&vec![rank as f32; rows[rank]], &[rows[rank]], DType::BF16, device);
+            let even = Tensor::from_vec(vec![rank as u8; 5], [1, 5], device).unwrap();
+            let [ids, codes, half, even] =
+                [ids, codes, half, even].map(|x| group.all_gather("x", &x).unwrap());
+            assert_eq!((ids.shape(), codes.shape()), (&[6, 2].into(), &[6, 1, 3].into()));
+            assert_eq!(even.to_vec::<u8>().unwrap(), [[0; 5], [1; 5], [2; 5], [3; 5]].concat());
+            (ids.to_vec::<i32>().unwrap(), codes.to_vec::<u8>().unwrap(), half.to_f32_vec().unwrap())
+        });
+        for (ids, codes, half) in results {
+            assert_eq!(ids, [0, 1, 2, 3, 20, 21, 22, 23, 24, 25, 30, 31]);
+            assert_eq!(codes, [[0; 6].as_slice(), &[2; 9], &[3; 3]].concat());
+            assert_eq!(half, [0.0, 0.0, 2.0, 2.0, 2.0, 3.0]);
+        }
+    }
+    rig.finish();
+}
+
+#[test]
+fn broadcasts_from_every_root() {
+    let rig = Rig::new();
+    let results = ranks(4, |group, device| {
+        let x = Tensor::from_vec(vec![group.rank() as i32; 3], [3], device).unwrap();
+        [0, 1, 2, 3].map(|root| group.broadcast("x", &x, root).unwrap().to_vec::<i32>().unwrap())
+    });
+    assert_eq!(results, vec![[0, 1, 2, 3].map(|root| vec![root; 3]); 4]);
+    rig.finish();
+}
+
+#[test]
+fn collectives_wait_for_no_host() {
+    let rig = Rig::new();
+    let results = ranks(2, |group, device| {
+        let mut x = tensor(&[1.0; 64], &[64], DType::F32, device);
+        for _ in 0..5 {
+            group.all_reduce_in_place("x", &mut x, ReduceOp::Sum).unwrap();
+            x = ops::add(&x, &x).unwrap(); // its storage goes back while the collective may be queued
+        }
+        x.to_vec::<f32>().unwrap()
+    });
+    assert_eq!(results, vec![vec![1024.0; 64]; 2]);
+    assert_eq!(rig.calls("ncclAllReduce"), 10);
+    rig.finish();
+}
+
+#[test]
+fn quantized_bytes_of_one_device_with_an_outlier_on_the_last_rank() {
+    let rig = Rig::new();
+    let [rows, cols] = [12, 16];
+    let mut x: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin()).collect();
+    x[rows * cols - 1] = 1e4;
+    let delayed = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+    let current = ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false };
+    for (seed, shards) in SEEDS.into_iter().zip([[6, 6].as_slice(), &[3; 4], &[0, 5, 0, 7], &[5, 7]]) {
+        rig.control.set("seed", &seed.to_string()).unwrap();
+        for is_delayed in [true, false] {
+            let quantize = |device: &Device, f: &dyn Fn(&Slot<'_>) -> fp8_kernels::Operand| {
+                let scale = Cell::new(UNSET, device).unwrap();
+                let scale_of = match is_delayed {
+                    true => Scale::Cell { cell: &scale, first: &delayed, keep: true },
+                    false => Scale::FromTensor(&current),
+                };
+                let slot = Slot { scale: scale_of, columnwise: true, ..Slot::off(Encoding::E4M3) };
+                let whole = f(&slot);
+                let whole = whole.as_fp8().unwrap();
+                let columns = whole.columnwise().map(|codes| codes.to_vec::<u8>().unwrap());
+                let kept = scale.read().unwrap();
+                (whole.codes().unwrap(), columns, whole.scale_inv().item().unwrap(), kept)
+            };
+            let cpu = Device::cpu().with_transpose_policy(TransposePolicy::WithCast);
+            let joined = tensor(&x, &[rows, cols], DType::BF16, &cpu);
+            let expected = quantize(&cpu, &|slot| ops::quantize(&joined, slot).unwrap());
+            let results = ranks(shards.len(), |group, device| {
+                let rank = group.rank();
+                let start = shards[..rank].iter().sum::<usize>() * cols;
+                let mine = &x[start..start + shards[rank] * cols];
+                let shard = tensor(mine, &[shards[rank], cols], DType::BF16, device);
+                quantize(device, &|slot| quantized_all_gather(&*group, "x", &shard, slot).unwrap())
+            });
+            assert!(results.iter().all(|result| *result == expected), "{shards:?}, seed {seed}");
+            assert_eq!(expected.2, (448.0f32 / 9984.0).recip()); // 1e4 in bf16
+        }
+    }
+    rig.finish();
+}
+
+#[test]
+fn an_argument_that_is_wrong_on_all_ranks_leaves_the_group_alive() {
+    let rig = Rig::new();
+    ranks(2, |group, device| {
+        let errors = [
+            group.all_reduce("x", &Tensor::zeros([2], DType::BF16, device).unwrap(), ReduceOp::Sum),
+            group.all_gather("x", &Tensor::scalar(1.0, device).unwrap()),
+            group.reduce_scatter("x", &Tensor::zeros([3, 2], DType::F32, device).unwrap(), ReduceOp::Max),
+            group.broadcast("x", &Tensor::zeros([2], DType::F32, device).unwrap(), 2),
+        ]
+        .map(|result| result.unwrap_err().to_string());
+        assert_eq!(
+            errors,
+            [
+                "all_reduce(sum) `x`: dtype bf16: expected f32; cast first",
+                "all_gather `x`: shape [] on 2 ranks: a scalar has no dimension 0; reshape it to [1]",
+                "reduce_scatter(max) `x`: shape [3, 2] on 2 ranks: dimension 0 must be a multiple of the world size",
+                "broadcast(from rank 2) `x`: root 2 is not a rank of this group: expected 0..2",
+            ]
+        );
+        group.barrier().unwrap();
+    });
+    rig.finish();
+}
+
+#[test]
+fn a_tensor_on_another_device_is_told_to_all() {
+    let rig = Rig::new();
+    let results = ranks(2, |group, device| {
+        let other = if group.rank() == 1 { Device::cpu() } else { device.clone() };
+        group.all_reduce("x", &Tensor::scalar(1.0, &other).unwrap(), ReduceOp::Sum).unwrap_err()
+    });
+    assert!(matches!(&results[1], Error::Device { .. }));
+    assert_eq!(results[1].to_string(), "all_reduce(sum) `x`: a tensor on cpu: expected one on cuda:0");
+    assert!(
+        results[0].to_string().contains("rank 1 gave up: all_reduce(sum) `x`: a tensor on cpu"),
+        "{}",
+        results[0]
+    );
+    rig.finish();
+}

@@ -1,0 +1,14 @@
+//! Groups of GPUs, on the simulated one: ranks are threads or processes that share it.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+#[path = "../dist/child.rs"]
+mod child;
+mod collectives;
+mod failures;
+mod forming;
+mod graphs;
+#[path = "../dist/ports.rs"]
+mod ports;
+mod processes;
+mod rig;
+mod scaling;

@@ -1,0 +1,173 @@
+//! For crates that call NVIDIA's libraries on the tensors of this one: addresses, the stream, events, a library.
+//!
+//! All work of a device is on one stream. Who queues work of its own on that stream may use any address from here until
+//! the tensor or arena it belongs to is dropped, and may drop it while the work is queued: memory is reused in stream
+//! order. Work on another stream has to be ordered with this one, before and behind.
+
+use super::loader;
+use crate::{Arena, DType, Device, Error, Result, Shape, Tensor};
+use cudarc::driver::{CudaStream, result, sys};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where the elements of `x` lie on its GPU; 0 for none. To read.
+///
+/// # Errors
+/// A tensor that is on no GPU.
+pub fn address(x: &Tensor) -> Result<u64> {
+    Ok(x.cuda("address")?.ptr())
+}
+
+/// [`address`], to write. `name` is what an error calls the buffer.
+///
+/// # Errors
+/// Shared storage; a tensor that is on no GPU.
+pub fn address_mut(x: &mut Tensor, name: &str) -> Result<u64> {
+    Ok(x.cuda_mut(name)?.ptr())
+}
+
+/// Where row 0 of an arena lies on its GPU: `slots()` f32, which queued work may read and max-combine into.
+///
+/// # Errors
+/// An arena that is on no GPU.
+pub fn staged_address(arena: &Arena) -> Result<u64> {
+    arena.cuda_staged("staged_address")
+}
+
+/// A tensor that work which is queued next fills: its elements are anything until then.
+///
+/// # Errors
+/// A device that is no GPU, is out of memory or failed.
+pub fn unfilled(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    let shape = shape.into();
+    let buffer = device.gpu("unfilled")?.alloc(dtype, shape.numel())?;
+    Ok(Tensor::from_cuda(buffer, shape, device))
+}
+
+/// The stream that all work of the device is on, with its context current on this thread.
+///
+/// # Errors
+/// A device that is no GPU, or failed.
+pub fn stream(device: &Device) -> Result<&Arc<CudaStream>> {
+    let gpu = device.gpu("stream")?;
+    gpu.ready()?;
+    Ok(gpu.stream())
+}
+
+/// Whether the device's stream is being captured into a graph.
+///
+/// # Errors
+/// A device that is no GPU, or failed.
+pub fn is_capturing(device: &Device) -> Result<bool> {
+    let gpu = device.gpu("is_capturing")?;
+    gpu.ready()?;
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the stream is alive, the status lives through the call.
+    let found = unsafe { sys::cuStreamIsCapturing(gpu.raw_stream(), &mut status) };
+    found.result().map_err(|error| gpu.driver_error("cuStreamIsCapturing", "is_capturing", error))?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// Makes every later call on the device fail with `reason`: what it holds is not to be trusted any more. For work that
+/// was queued and given up. The first reason stays.
+///
+/// # Errors
+/// A device that is no GPU.
+pub fn poison(device: &Device, reason: String) -> Result<()> {
+    device.gpu("poison")?.poison(reason);
+    Ok(())
+}
+
+/// A point in a device's queue of work.
+#[derive(Debug)]
+pub struct Mark {
+    device: Device,
+    event: sys::CUevent,
+}
+
+// SAFETY: an event belongs to the process, not to a thread; it is only queried and destroyed.
+unsafe impl Send for Mark {}
+
+impl Mark {
+    /// Behind all work queued so far. Not while the stream is being captured.
+    ///
+    /// # Errors
+    /// The device is no GPU, or failed.
+    pub fn new(device: &Device) -> Result<Self> {
+        let gpu = device.gpu("mark")?;
+        gpu.ready()?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+            .map_err(|error| gpu.driver_error("cuEventCreate", "mark", error))?;
+        let mark = Self { device: device.clone(), event };
+        // SAFETY: both are this device's and alive.
+        unsafe { result::event::record(event, gpu.raw_stream()) }
+            .map_err(|error| gpu.driver_error("cuEventRecord", "mark", error))?;
+        Ok(mark)
+    }
+
+    /// Whether the work before it is done. Waits for nothing.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn is_passed(&self) -> Result<bool> {
+        let gpu = self.device.gpu("mark")?;
+        gpu.ready()?;
+        // SAFETY: the event is alive, and was recorded.
+        match unsafe { result::event::query(self.event) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) => Err(gpu.driver_error("cuEventQuery", "mark", error)),
+        }
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if let Ok(gpu) = self.device.gpu("mark") {
+            let _ = gpu.stream().context().bind_to_thread();
+            // SAFETY: made by `new` and destroyed once. What it was recorded behind need not be done.
+            let _ = unsafe { result::event::destroy(self.event) };
+        }
+    }
+}
+
+/// A library of NVIDIA's, loaded for the life of the process.
+#[derive(Debug)]
+pub struct Library {
+    library: &'static libloading::Library,
+    path: PathBuf,
+}
+
+impl Library {
+    /// NCCL, looked for where the process's other libraries are; where a device was opened with a
+    /// [`library`](crate::CudaOptions::library) of its own, in that one.
+    ///
+    /// # Errors
+    /// Says where it was looked for.
+    pub fn nccl() -> Result<Self> {
+        let (library, path) = loader::nccl()?;
+        Ok(Self { library, path })
+    }
+
+    /// Where it was found.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The function of this name.
+    ///
+    /// # Errors
+    /// A library that has none; `remedy` says what would be right.
+    ///
+    /// # Safety
+    /// `T` is a function pointer of the type that the library's documentation gives the function.
+    pub unsafe fn function<T: Copy>(&self, name: &str, remedy: &str) -> Result<T> {
+        // SAFETY: the caller names the type; the library stays loaded.
+        let found = unsafe { self.library.get::<T>(name.as_bytes()) };
+        found.map(|function| *function).map_err(|_| Error::SymbolMissing {
+            library: self.path.display().to_string(),
+            symbol: name.to_owned(),
+            remedy: remedy.to_owned(),
+        })
+    }
+}

@@ -1,0 +1,73 @@
+//! Kernels of matrix products, timed at their first use and kept in a file.
+
+#![cfg(feature = "cuda")]
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+mod cuda;
+
+use cuda::Rig;
+use cuda::step::numbers;
+use fp8_kernels::{CudaOptions, DType, Device, GemmTuning, Tensor, ops};
+use ops::Layout;
+use std::path::Path;
+
+const HEURISTIC: &str = "cublasLtMatmulAlgoGetHeuristic";
+const PRODUCTS: &str = "cublasLtMatmul";
+
+fn open(rig: &Rig, candidates: usize, file: &Path) -> Device {
+    let gemm_tuning = Some(GemmTuning { candidates, file: Some(file.to_owned()) });
+    Device::cuda_with(&CudaOptions { gemm_tuning, ..rig.options() }).unwrap()
+}
+
+fn product(device: &Device, rows: usize) -> Vec<f32> {
+    let x = Tensor::from_vec(numbers(1, rows * 64), [rows, 64], device).unwrap();
+    let w = Tensor::from_vec(numbers(2, 64 * 64), [64, 64], device).unwrap();
+    ops::gemm(&x, &w, Layout::Nt, None, DType::F32).unwrap().to_vec().unwrap()
+}
+
+#[test]
+fn a_product_is_tuned_once_and_kept() {
+    let rig = Rig::new();
+    let file = rig.cache().join("gemm.json");
+    let device = open(&rig, 3, &file);
+    let want = product(&Device::cpu(), 64);
+    let near = |got: &[f32]| got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-4);
+    assert!(near(&product(&device, 64)));
+    let (searches, launches) = (rig.calls(HEURISTIC), rig.calls(PRODUCTS));
+    assert_eq!(searches, 1);
+    assert!(launches > 3 * 10, "three kernels, each timed over several launches: {launches}");
+    assert!(near(&product(&device, 64)));
+    assert_eq!((rig.calls(HEURISTIC), rig.calls(PRODUCTS)), (searches, launches + 1));
+    drop(device);
+
+    // Another device, or process, finds it in the file.
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("64x64x64 nt f32 f32 f32") && text.contains("PTX interpreter"), "{text}");
+    let device = open(&rig, 3, &file);
+    assert!(near(&product(&device, 64)));
+    assert_eq!((rig.calls(HEURISTIC), rig.calls(PRODUCTS)), (searches, launches + 2));
+    product(&device, 32); // another product is another search
+    assert_eq!(rig.calls(HEURISTIC), searches + 1);
+    drop(device);
+
+    // A kernel that the library does not take is searched for anew.
+    std::fs::write(&file, text.replace('5', "6")).unwrap();
+    let device = open(&rig, 1, &file);
+    assert!(near(&product(&device, 64)));
+    assert_eq!(rig.calls(HEURISTIC), searches + 2);
+    drop(device);
+    rig.finish();
+}
+
+#[test]
+fn a_file_that_cannot_be_used_is_an_error() {
+    let rig = Rig::new();
+    let file = rig.cache().join("gemm.json");
+    std::fs::write(&file, "[]").unwrap();
+    let device = open(&rig, 3, &file);
+    let x = Tensor::zeros([4, 4], DType::F32, &device).unwrap();
+    let error = ops::gemm(&x, &x, Layout::Nt, None, DType::F32).unwrap_err().to_string();
+    assert!(error.contains("gemm.json") && error.contains("remove it"), "{error}");
+    drop((x, device));
+    rig.finish();
+}
