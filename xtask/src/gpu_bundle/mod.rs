@@ -3,17 +3,18 @@
 //! | in the folder | what |
 //! |---|---|
 //! | `run.sh`, `README.txt` | runs the suites, says how |
-//! | `bin/` | programs, and the simulated device beside them, for `--simulate` |
+//! | `bin/*.gz` | programs, and the simulated device for `--simulate` |
 //! | `tests/golden/` | reference data |
 //! | `bench_peers.py` | the same measurements of other libraries |
 //! | `MANIFEST` | every file's size and name |
 //!
-//! All programs come from one build with one profile, which strips symbols; the folder has a limit.
+//! All programs come from one build with one profile, which strips symbols. Each has the PTX of all kernels in it, text
+//! that compresses well: they travel compressed, `run.sh` unpacks them beside its results. The folder has a limit.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use xshell::cmd;
 
@@ -37,7 +38,7 @@ struct Program {
     package: &'static str,
     kind: &'static str,
     target: &'static str,
-    /// Its name in `bin/`, by which `run.sh` calls it.
+    /// By which `run.sh` calls it.
     name: &'static str,
 }
 
@@ -85,7 +86,7 @@ pub(crate) fn run(options: &GpuBundle) -> Result<ExitCode> {
     fs::create_dir_all(&bin)?;
     for program in &PROGRAMS {
         let file = find(&built, program)?;
-        fs::copy(file, bin.join(program.name)).map_err(|error| format!("{}: {error}", file.display()))?;
+        compress(file, &bin.join(format!("{}.gz", program.name)))?;
     }
     for (package, name) in GOLDEN {
         copy_all(
@@ -130,6 +131,15 @@ fn find<'a>(built: &'a [Built], program: &Program) -> Result<&'a Path> {
     let found = built.iter().find(fits).map(|built| &*built.file);
     found
         .ok_or_else(|| format!("gpu-bundle: cargo names no file for the {kind} {target} of {package}").into())
+}
+
+/// By gzip, which every Linux has.
+fn compress(from: &Path, to: &Path) -> Result {
+    // `-n`: equal programs give equal files.
+    let mut gzip = Command::new("gzip");
+    let status = gzip.args(["-9", "-n", "-c"]).arg(from).stdout(File::create(to)?).status();
+    let status = status.map_err(|error| format!("gpu-bundle: gzip: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("gpu-bundle: gzip {}: {status}", from.display()).into()) }
 }
 
 /// Removes an older bundle; a folder with anything else in it is left alone.

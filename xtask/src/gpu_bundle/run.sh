@@ -16,8 +16,8 @@ usage: run.sh [SUITE...] [--out DIR] [--simulate] [--list]
 Runs all suites, or those named, and writes DIR/results.json and DIR/results.md after each.
 The exit code is 0 if nothing failed.
 
-  --out DIR    where results and logs go [default: results beside run.sh]
-  --simulate   use the simulated GPU that is in this folder: small sizes, no benchmarks
+  --out DIR    where results, logs and the unpacked programs go [default: results beside run.sh]
+  --simulate   use the simulated GPU that is in this folder: small sizes, nothing timed
   --list       list the suites
 
 FP8_CUDA_LIB_DIR names folders with NVIDIA's libraries that are looked at before all others,
@@ -62,7 +62,16 @@ while [ $# -gt 0 ]; do
     shift
 done
 suites=${suites:-$ALL}
-mkdir -p "$out/logs" && out=$(cd "$out" && pwd) || die "cannot write to $out"
+mkdir -p "$out/logs" "$out/bin" && out=$(cd "$out" && pwd) || die "cannot write to $out"
+
+# ---- programs -----------------------------------------------------------------------------------------------------
+
+bin=$out/bin
+for packed in "$here"/bin/*.gz; do
+    name=${packed##*/} name=${name%.gz}
+    gzip -dc "$packed" >"$bin/$name.tmp" && chmod 755 "$bin/$name.tmp" && mv -f "$bin/$name.tmp" "$bin/$name" ||
+        die "cannot unpack $packed to $bin"
+done
 
 # ---- NVIDIA's libraries -------------------------------------------------------------------------------------------
 
@@ -107,10 +116,10 @@ use_simulator() {
     local folder=$out/simulated name
     mkdir -p "$folder" || exit 1
     for name in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13 libnccl.so.2; do
-        ln -sfn "$here/bin/libfp8_cuda_sim.so" "$folder/$name" || exit 1
+        ln -sfn "$bin/libfp8_cuda_sim.so" "$folder/$name" || exit 1
     done
     export FP8_CUDA_LIB_DIR=$folder
-    libraries="all of them: $here/bin/libfp8_cuda_sim.so"$'\n'
+    libraries="all of them: $bin/libfp8_cuda_sim.so"$'\n'
 }
 
 # ---- results ------------------------------------------------------------------------------------------------------
@@ -154,7 +163,7 @@ write_results() {
         printf '```\n%s\n%s```\n\n' "$gpu" "$libraries"
         printf '| suite | step | status | s | passed | failed | ignored | remark |\n|---|---|---|---|---|---|---|---|\n'
         printf '%s\n' "$table"
-        [ ${#measured[@]} -eq 0 ] || "$here/bin/gpu_bench" --report "${measured[@]}"
+        [ ${#measured[@]} -eq 0 ] || "$bin/gpu_bench" --report "${measured[@]}"
     } >"$out/results.md.tmp" && mv "$out/results.md.tmp" "$out/results.md"
 }
 
@@ -203,18 +212,18 @@ step() {
 skip() { record "$suite" "$1" skipped 0 0 0 0 "$2"; }
 
 conformance() { # its filter
-    FP8_CONFORMANCE_BACKEND=cuda step "${1:-all}" tests "$here/bin/conformance" ${1:+"$1"}
+    FP8_CONFORMANCE_BACKEND=cuda step "${1:-all}" tests "$bin/conformance" ${1:+"$1"}
 }
 
 train() { # NAME OPTION...
     local name=$1
     shift
-    step "$name" program "$here/bin/train_gpt" --device cuda:0 --quiet --report-dir "$out/training/$name" "$@"
+    step "$name" program "$bin/train_gpt" --device cuda:0 --quiet --report-dir "$out/training/$name" "$@"
 }
 
 suite_smoke() {
-    step device program "$here/bin/gpu_bench" --describe
-    step golden tests "$here/bin/xtask" golden --dir "$here/tests/golden"
+    step device program "$bin/gpu_bench" --describe
+    step golden tests "$bin/xtask" golden --dir "$here/tests/golden"
     conformance cuda::cells
     conformance cuda::transpose
     conformance cuda::gemm_fp8
@@ -233,13 +242,13 @@ suite_stress() {
     unset FP8_CONFORMANCE_STRESS
 }
 
-suite_recipe() { FP8_TEST_DEVICE=cuda step all tests "$here/bin/recipe" $threads; }
+suite_recipe() { FP8_TEST_DEVICE=cuda step all tests "$bin/recipe" $threads; }
 
-suite_layers() { FP8_TEST_DEVICE=cuda step all tests "$here/bin/layers" $threads; }
+suite_layers() { FP8_TEST_DEVICE=cuda step all tests "$bin/layers" $threads; }
 
 suite_nccl() {
-    if [ -x "$here/bin/nccl" ]; then
-        FP8_TEST_DEVICE=cuda NCCL_DEBUG=${NCCL_DEBUG:-WARN} step all tests "$here/bin/nccl" $threads
+    if [ -x "$bin/nccl" ]; then
+        FP8_TEST_DEVICE=cuda NCCL_DEBUG=${NCCL_DEBUG:-WARN} step all tests "$bin/nccl" $threads
     else
         skip all "not in this bundle"
     fi
@@ -262,14 +271,15 @@ suite_training() {
 
 suite_benchmarks() {
     if [ $simulate = yes ]; then
-        skip all "a simulated GPU has no speed"
+        step "dry run" program "$bin/gpu_bench" --dry-run
+        skip "${SECTIONS// /, }" "a simulated GPU has no speed"
         return
     fi
     rm -f "$out/ours.jsonl" "$out/peers.jsonl"
     local section python=${PYTHON:-python3}
     for section in $SECTIONS; do
         clocks
-        step "$section" program "$here/bin/gpu_bench" --section "$section" --out "$out/ours.jsonl"
+        step "$section" program "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl"
     done
     if ! "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
         skip peers "$python has no torch that sees a GPU"
@@ -300,7 +310,7 @@ else
     find_libraries
 fi
 
-if ! device=$("$here/bin/gpu_bench" --describe 2>&1); then
+if ! device=$("$bin/gpu_bench" --describe 2>&1); then
     die "no GPU to test: ${device#error: }; --simulate runs everything on the simulated GPU"
 fi
 case $simulate$device in
