@@ -109,6 +109,7 @@ fn run(options: &Options) -> Result<bool> {
             bench.fail(&format!("{section:?}"), &error.to_string());
         }
     }
-    println!("{} measured, {} failed", bench.measured(), bench.failures());
+    let what = if options.dry_run { "ran" } else { "measured" };
+    println!("{} {what}, {} failed", bench.measured(), bench.failures());
     Ok(bench.failures() == 0)
 }

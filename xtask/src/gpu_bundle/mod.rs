@@ -139,7 +139,11 @@ fn compress(from: &Path, to: &Path) -> Result {
     let mut gzip = Command::new("gzip");
     let status = gzip.args(["-9", "-n", "-c"]).arg(from).stdout(File::create(to)?).status();
     let status = status.map_err(|error| format!("gpu-bundle: gzip: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("gpu-bundle: gzip {}: {status}", from.display()).into()) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("gpu-bundle: gzip {}: {status}", from.display()).into())
+    }
 }
 
 /// Removes an older bundle; a folder with anything else in it is left alone.

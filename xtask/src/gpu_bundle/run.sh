@@ -78,7 +78,7 @@ done
 # Folders that may hold them: of pip's packages, of torch, of CUDA, of the driver.
 folders() {
     local base site
-    for base in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}" "${HOME:+$HOME/.local}" /usr/local /usr /opt/*; do
+    for base in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}" "${HOME:+$HOME/.local}" /usr/local /usr /opt/* /opt/*/.venv; do
         [ -n "$base" ] && printf '%s\n' "$base"/lib/python3*/site-packages "$base"/lib/python3*/dist-packages
     done | cat - <(
         command -v "${PYTHON:-python3}" >/dev/null 2>&1 && "${PYTHON:-python3}" -c '
@@ -212,7 +212,7 @@ step() {
 skip() { record "$suite" "$1" skipped 0 0 0 0 "$2"; }
 
 conformance() { # its filter
-    FP8_CONFORMANCE_BACKEND=cuda step "${1:-all}" tests "$bin/conformance" ${1:+"$1"}
+    FP8_CONFORMANCE_BACKEND=cuda step "${1#cuda::}" tests "$bin/conformance" "$1"
 }
 
 train() { # NAME OPTION...
@@ -229,13 +229,13 @@ suite_smoke() {
     conformance cuda::gemm_fp8
 }
 
-suite_conformance() { conformance cuda::; }
+suite_conformance() { conformance cuda; }
 
 suite_stress() {
     export FP8_CONFORMANCE_STRESS=1
     if [ $simulate = yes ]; then
         conformance cuda::stress::threads
-        skip "cuda::stress, the others" "sizes for hardware"
+        skip "stress, the others" "sizes for hardware"
     else
         conformance cuda::stress
     fi
