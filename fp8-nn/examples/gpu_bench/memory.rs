@@ -131,7 +131,7 @@ pub(crate) fn scales(bench: &mut Bench) -> Result {
     for (slots, history_len) in sizes.into_iter().flat_map(|slots| [(slots, 16), (slots, 1024)]) {
         let options = ArenaOptions { history_len, first_scale: 1.0, ..ArenaOptions::default() };
         let mut arenas = (0..ARENAS)
-            .map(|_| Arena::new(slots, options.clone(), &bench.device))
+            .map(|_| Arena::new(slots, options, &bench.device))
             .collect::<std::result::Result<Vec<_>, _>>()?;
         let amaxes: Vec<f32> = (0..slots).map(|slot| 1.0 + slot as f32 / slots as f32).collect();
         let arenas = std::cell::RefCell::new(&mut arenas);

@@ -52,7 +52,7 @@ const fn program(
 }
 
 /// Tests that steer the simulated device stay at home: on hardware they have nothing to hold on to.
-const PROGRAMS: [Program; 7] = [
+const PROGRAMS: &[Program] = &[
     program("fp8-kernels", "test", "conformance", "conformance"),
     program("fp8-recipe", "test", "suite_on_gpu", "recipe"),
     program("fp8-nn", "test", "suite_on_gpu", "layers"),
@@ -84,7 +84,7 @@ pub(crate) fn run(options: &GpuBundle) -> Result<ExitCode> {
 
     let bin = out.join("bin");
     fs::create_dir_all(&bin)?;
-    for program in &PROGRAMS {
+    for program in PROGRAMS {
         let file = find(&built, program)?;
         compress(file, &bin.join(format!("{}.gz", program.name)))?;
     }
@@ -112,7 +112,7 @@ pub(crate) fn run(options: &GpuBundle) -> Result<ExitCode> {
 /// Everything in one go, so that it shares one set of features.
 fn build(sh: &xshell::Shell) -> Result<Vec<Built>> {
     let mut arguments = vec!["--workspace", "--all-features", "--lib", "--profile", PROFILE];
-    for program in &PROGRAMS {
+    for program in PROGRAMS {
         match program.kind {
             "cdylib" => {}
             "bin" => arguments.extend(["--bin", program.target]),

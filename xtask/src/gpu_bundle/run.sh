@@ -43,6 +43,30 @@ die() {
     exit 1
 }
 
+# each PROGRAM FILE: every test that FILE names in a process of its own, for what one does to the device others would meet.
+each() {
+    local name output code passed=0 broken=0
+    while read -r name; do
+        output=$(timeout --foreground -k 5 120 "$1" --exact "$name" 2>&1 </dev/null)
+        code=$?
+        if [ $code -eq 0 ]; then
+            passed=$((passed + 1))
+            echo "test $name ... ok"
+        else
+            broken=$((broken + 1))
+            echo "test $name ... FAILED, exit code $code"
+            printf '%s\n' "$output" | sed 's/^/    | /'
+        fi
+    done <"$2"
+    echo "test result: $passed passed; $broken failed"
+    [ $broken -eq 0 ]
+}
+
+if [ "${1:-}" = --each ]; then
+    each "$2" "$3"
+    exit
+fi
+
 out=$here/results simulate=no suites=
 while [ $# -gt 0 ]; do
     case $1 in
@@ -185,9 +209,10 @@ step() {
     timeout -k 5 "$left" "$@" 2>&1 </dev/null | tee "$log"
     status=${PIPESTATUS[0]}
     seconds=$((SECONDS - start))
-    # "test result: ok. 3 passed; 0 failed; 1 ignored; …" and "3 passed, 0 failed".
-    counts=$(awk '/[0-9]+ passed[;,] [0-9]+ failed/ { for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p += $(i - 1)
-        if ($i ~ /^failed/) f += $(i - 1); if ($i ~ /^ignored/) g += $(i - 1) } }
+    # The last of "test result: ok. 3 passed; 0 failed; 1 ignored; …" and "3 passed, 0 failed".
+    counts=$(awk '/^ +\|/ { next }
+        /[0-9]+ passed[;,] [0-9]+ failed/ { p = f = g = 0; for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p = $(i - 1)
+        if ($i ~ /^failed/) f = $(i - 1); if ($i ~ /^ignored/) g = $(i - 1) } }
         END { printf "%d %d %d", p, f, g }' "$log")
     read -r passed broken ignored <<<"$counts"
     case $status in
@@ -211,8 +236,31 @@ step() {
 
 skip() { record "$suite" "$1" skipped 0 0 0 0 "$2"; }
 
+# alone NAME PROGRAM FILE: the tests that FILE names, each in a process of its own.
+alone() { step "$1" tests "$BASH" "$here/run.sh" --each "$2" "$3"; }
+
+# names PROGRAM [FILTER]: of its tests.
+names() { "$@" --list 2>/dev/null </dev/null | sed -n 's/: test$//p'; }
+
 conformance() { # its filter
-    FP8_CONFORMANCE_BACKEND=cuda step "${1#cuda::}" tests "$bin/conformance" "$1"
+    local before=$failed log=$out/logs/$suite-${1//[^A-Za-z0-9]/_}.log rest=$out/logs/$suite-again.txt
+    export FP8_CONFORMANCE_BACKEND=cuda
+    step "$1" tests "$bin/conformance" "$1"
+    if [ $failed -gt $before ]; then
+        # A case that breaks the device takes those behind it along: what fails alone is what is broken.
+        names "$bin/conformance" "$1" | awk 'NR == FNR { if ($1 == "test" && !/FAILED/) done[$2]; next }
+            !($0 in done)' "$log" - >"$rest"
+        alone "$1, what failed or did not run, one by one" "$bin/conformance" "$rest"
+    fi
+    unset FP8_CONFORMANCE_BACKEND
+}
+
+# tests PROGRAM: a suite that keeps one device for all its tests, which are not made to take turns.
+tests() {
+    export FP8_TEST_DEVICE=cuda
+    names "$bin/$1" >"$out/logs/$suite.txt"
+    alone "each by itself" "$bin/$1" "$out/logs/$suite.txt"
+    unset FP8_TEST_DEVICE
 }
 
 train() { # NAME OPTION...
@@ -242,13 +290,13 @@ suite_stress() {
     unset FP8_CONFORMANCE_STRESS
 }
 
-suite_recipe() { FP8_TEST_DEVICE=cuda step all tests "$bin/recipe" $threads; }
+suite_recipe() { tests recipe; } # bin/recipe
 
-suite_layers() { FP8_TEST_DEVICE=cuda step all tests "$bin/layers" $threads; }
+suite_layers() { tests layers; } # bin/layers
 
 suite_nccl() {
     if [ -x "$bin/nccl" ]; then
-        FP8_TEST_DEVICE=cuda NCCL_DEBUG=${NCCL_DEBUG:-WARN} step all tests "$bin/nccl" $threads
+        NCCL_DEBUG=${NCCL_DEBUG:-WARN} tests nccl
     else
         skip all "not in this bundle"
     fi
@@ -301,11 +349,8 @@ clocks() {
 
 # Tests read their data from there.
 export CARGO_MANIFEST_DIR=$here FP8_CACHE_DIR=${FP8_CACHE_DIR:-$out/cache}
-# Threads of one process would take turns at the one device.
-threads=--test-threads=1
 if [ $simulate = yes ]; then
     use_simulator
-    threads=
 else
     find_libraries
 fi
