@@ -30,6 +30,9 @@ struct Options {
     /// Add rows to this file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Under which name rows go, for runs in other settings
+    #[arg(long, value_name = "NAME", default_value = report::OURS)]
+    by: String,
     /// Run every case once in a small size, also on the simulated GPU, and time nothing
     #[arg(long)]
     dry_run: bool,
@@ -92,7 +95,7 @@ fn run(options: &Options) -> Result<bool> {
     }
     let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
     let device = Device::from_stream(stream.clone())?.with_transpose_policy(TransposePolicy::WithCast);
-    let mut bench = Bench::new(device, stream, options.out.clone(), options.dry_run)?;
+    let mut bench = Bench::new(device, stream, options.out.clone(), options.dry_run, &options.by)?;
     let sections = if options.section.is_empty() { Section::value_variants() } else { &*options.section };
     for section in sections {
         // A section that cannot go on leaves the others theirs.

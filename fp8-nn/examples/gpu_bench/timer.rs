@@ -79,6 +79,7 @@ pub(crate) struct Bench {
     /// Bytes a second.
     copy: f64,
     out: Option<PathBuf>,
+    by: String,
     measured: usize,
     failures: usize,
 }
@@ -89,11 +90,23 @@ impl Bench {
         stream: Arc<CudaStream>,
         out: Option<PathBuf>,
         dry: bool,
+        by: &str,
     ) -> Result<Self> {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
         let cache = if dry { 0 } else { usize::try_from(stream.context().attribute(attribute)?)? };
         let pool = Pool::new(if dry { 1 << 12 } else { 1 << 22 });
-        let mut bench = Self { device, pool, dry, stream, cache, copy: 0.0, out, measured: 0, failures: 0 };
+        let mut bench = Self {
+            device,
+            pool,
+            dry,
+            stream,
+            cache,
+            copy: 0.0,
+            out,
+            by: by.to_owned(),
+            measured: 0,
+            failures: 0,
+        };
         bench.measure_copy()?;
         Ok(bench)
     }
@@ -169,7 +182,7 @@ impl Bench {
                 self.write(&Row {
                     section: section.into(),
                     case: case.into(),
-                    by: "fp8-rs".into(),
+                    by: self.by.clone(),
                     note,
                     ..Row::default()
                 })
@@ -258,7 +271,7 @@ impl Bench {
         let mut row = Row {
             section: section.into(),
             case: case.into(),
-            by: "fp8-rs".into(),
+            by: self.by.clone(),
             us: Some(us),
             us_min: Some(us_min),
             note: note.into(),

@@ -294,12 +294,21 @@ suite_recipe() { tests recipe; } # bin/recipe
 
 suite_layers() { tests layers; } # bin/layers
 
+# Its other tests steer the simulated device, wherever they run.
 suite_nccl() {
-    if [ -x "$bin/nccl" ]; then
-        NCCL_DEBUG=${NCCL_DEBUG:-WARN} tests nccl
-    else
+    local file=$out/logs/nccl.txt
+    if [ ! -x "$bin/nccl" ]; then
         skip all "not in this bundle"
+        return
     fi
+    if [ $simulate = yes ]; then names "$bin/nccl"; else names "$bin/nccl" hardware::; fi >"$file"
+    if [ ! -s "$file" ]; then
+        skip all "no test for hardware in this bundle"
+        return
+    fi
+    export FP8_TEST_DEVICE=cuda NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+    alone "each by itself" "$bin/nccl" "$file"
+    unset FP8_TEST_DEVICE
 }
 
 suite_training() {
@@ -329,6 +338,11 @@ suite_benchmarks() {
         clocks
         step "$section" program "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl"
     done
+    export FP8_GEMM_TUNING=8 FP8_GEMM_TUNING_FILE=$out/tuning
+    for section in gemm layer; do
+        step "$section, tuned" program "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl" --by "fp8-rs tuned"
+    done
+    unset FP8_GEMM_TUNING FP8_GEMM_TUNING_FILE
     if ! "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
         skip peers "$python has no torch that sees a GPU"
         return
