@@ -4,7 +4,7 @@ set -u
 export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}" LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
 
-readonly ALL="smoke conformance stress recipe layers nccl training benchmarks"
+readonly ALL="smoke conformance stress recipe layers nccl training benchmarks peers"
 readonly SECTIONS="memory scales adamw gemm attention host layer"
 # Seconds a suite may take: below the ten minutes after which some machines end a command.
 readonly LIMIT=530
@@ -34,7 +34,8 @@ recipe       scaling state, scopes, histories
 layers       layers, models, optimizer, checkpoints, recorded steps
 nccl         groups of GPUs
 training     a GPT in high precision and in FP8, eager and as a graph
-benchmarks   times and throughput, of other libraries too where torch is installed
+benchmarks   times and throughput
+peers        the same of other libraries, where torch is installed
 END
 }
 
@@ -332,8 +333,8 @@ suite_benchmarks() {
         skip "${SECTIONS// /, }" "a simulated GPU has no speed"
         return
     fi
-    rm -f "$out/ours.jsonl" "$out/peers.jsonl"
-    local section python=${PYTHON:-python3}
+    rm -f "$out/ours.jsonl"
+    local section
     for section in $SECTIONS; do
         clocks
         step "$section" program "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl"
@@ -343,13 +344,22 @@ suite_benchmarks() {
         step "$section, tuned" program "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl" --by "fp8-rs tuned"
     done
     unset FP8_GEMM_TUNING FP8_GEMM_TUNING_FILE
+}
+
+suite_peers() {
+    local section python=${PYTHON:-python3}
+    if [ $simulate = yes ]; then
+        skip all "a simulated GPU has no speed"
+        return
+    fi
+    rm -f "$out/peers.jsonl"
     if ! "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-        skip peers "$python has no torch that sees a GPU"
+        skip all "$python has no torch that sees a GPU"
         return
     fi
     for section in $SECTIONS; do
         clocks
-        step "peers: $section" program "$python" "$here/bench_peers.py" --section "$section" --out "$out/peers.jsonl"
+        step "$section" program "$python" "$here/bench_peers.py" --section "$section" --out "$out/peers.jsonl"
     done
 }
 
