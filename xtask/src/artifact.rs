@@ -1,6 +1,6 @@
 //! What cargo built and where it put it, as cargo itself says.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use xshell::{Shell, cmd};
@@ -24,10 +24,31 @@ pub(crate) fn simulator(sh: &Shell) -> Result<PathBuf> {
     found.ok_or_else(|| "cargo names no library for fp8-cuda-sim".into())
 }
 
-/// The program, or the dynamic library, that a message of cargo's announces for this target.
-fn file(message: &str, kind: &str, name: &str) -> Option<PathBuf> {
+/// A program or a dynamic library that cargo built.
+pub(crate) struct Built {
+    /// The name of its package's folder.
+    folder: String,
+    name: String,
+    kind: Vec<String>,
+    pub(crate) file: PathBuf,
+}
+
+impl Built {
+    pub(crate) fn is(&self, folder: &str, kind: &str, name: &str) -> bool {
+        self.is_a(kind, name) && self.folder == folder
+    }
+
+    fn is_a(&self, kind: &str, name: &str) -> bool {
+        self.name == name && self.kind.iter().any(|of| of == kind)
+    }
+}
+
+/// What a message of cargo's announces, if it is a program or a dynamic library.
+pub(crate) fn built(message: &str) -> Option<Built> {
     #[derive(Deserialize)]
     struct Artifact {
+        #[serde(default)]
+        manifest_path: PathBuf,
         target: Target,
         executable: Option<PathBuf>,
         filenames: Vec<PathBuf>,
@@ -38,10 +59,17 @@ fn file(message: &str, kind: &str, name: &str) -> Option<PathBuf> {
         kind: Vec<String>,
     }
     let artifact: Artifact = serde_json::from_str(message).ok()?;
-    let fits = artifact.target.name == name && artifact.target.kind.iter().any(|of| of == kind);
     let is_library =
         |path: &PathBuf| path.extension().is_some_and(|end| end == "so" || end == "dylib" || end == "dll");
-    fits.then(|| artifact.executable.or_else(|| artifact.filenames.into_iter().find(is_library)))?
+    let file = artifact.executable.or_else(|| artifact.filenames.into_iter().find(is_library))?;
+    let folder = artifact.manifest_path.parent().and_then(Path::file_name).unwrap_or_default();
+    let Target { name, kind } = artifact.target;
+    Some(Built { folder: folder.to_string_lossy().into_owned(), name, kind, file })
+}
+
+/// The program, or the dynamic library, that a message of cargo's announces for this target.
+fn file(message: &str, kind: &str, name: &str) -> Option<PathBuf> {
+    built(message).filter(|built| built.is_a(kind, name)).map(|built| built.file)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod conformance;
 mod examples;
 mod exhaustive;
 mod golden;
+mod gpu_bundle;
 mod gpu_test;
 mod ignored;
 mod mutate;
@@ -32,6 +33,7 @@ Examples:
   cargo xtask sim -- cargo test -p fp8-nn  one crate's tests, finding the simulated device
   cargo xtask mutate --kernel norm        mistakes planted in one kernel file
   cargo xtask golden --dir ~/golden       reference data from another place
+  cargo xtask gpu-bundle --out ~/gpu      a folder to carry to a machine with a GPU
   cargo xtask bench --list                what can be measured
   cargo xtask bench codec -- --quick      one bench, with an option of criterion";
 
@@ -61,6 +63,8 @@ enum Task {
     Mutate(mutate::Mutate),
     /// Runs the suite on this machine's CUDA device, and fails if there is none (minutes)
     GpuTest,
+    /// Gathers what a machine with a GPU and without cargo needs to test and measure: run.sh, programs, data (minutes)
+    GpuBundle(gpu_bundle::GpuBundle),
     /// Runs criterion benches of the crates (a minute or two each)
     Bench(bench::Bench),
     /// Compares the codec with an independent oracle over whole input spaces (minutes, with --release)
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
         Task::Conformance(options) => conformance::run(&options),
         Task::Mutate(options) => mutate::run(&options),
         Task::GpuTest => gpu_test::run(),
+        Task::GpuBundle(options) => gpu_bundle::run(&options),
         Task::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Exhaustive(options) => exhaustive::run(&options).map(|()| ExitCode::SUCCESS),
     };

@@ -133,7 +133,9 @@ impl Sample {
 }
 
 fn samples() -> Vec<(String, Sample)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/nn");
+    // At run time first: the program may run on another machine than the one that built it.
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let folder = Path::new(&package).join("tests/golden/nn");
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let samples: Vec<_> =
         files.map(|path| (path.file_stem().unwrap().to_string_lossy().into(), Sample::read(&path))).collect();

@@ -1,4 +1,4 @@
-//! The same cases on the simulated GPU, and those of recorded steps.
+//! The same cases on a GPU, the simulated one unless told otherwise, and those of recorded steps.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use fp8_cuda_sim::library_path;
@@ -21,7 +21,13 @@ mod stack;
 mod support;
 mod training;
 
+/// The simulated GPU that was built beside this program, or, where `FP8_TEST_DEVICE` is `cuda`, this machine's.
 fn open() -> Device {
+    match std::env::var("FP8_TEST_DEVICE").as_deref() {
+        Err(_) | Ok("") => {}
+        Ok("cuda") => return Device::cuda(0).unwrap(),
+        Ok(other) => panic!("FP8_TEST_DEVICE={other}: expected cuda, or nothing for the simulated GPU"),
+    }
     let options = CudaOptions {
         library: Some(library_path().unwrap()),
         cache_dir: Some(std::env::temp_dir().join("fp8-nn-tests")),

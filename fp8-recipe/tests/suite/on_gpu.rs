@@ -1,4 +1,4 @@
-//! The same cases on the simulated GPU.
+//! The same cases on a GPU, the simulated one unless told otherwise.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use fp8_cuda_sim::library_path;
@@ -20,8 +20,14 @@ mod update;
 mod user_functions;
 mod weights;
 
-/// Each tensor is an allocation of its own: every byte beyond its end is seen.
+/// The simulated GPU that was built beside this program, or, where `FP8_TEST_DEVICE` is `cuda`, this machine's.
 fn open() -> Device {
+    match std::env::var("FP8_TEST_DEVICE").as_deref() {
+        Err(_) | Ok("") => {}
+        Ok("cuda") => return Device::cuda(0).unwrap(),
+        Ok(other) => panic!("FP8_TEST_DEVICE={other}: expected cuda, or nothing for the simulated GPU"),
+    }
+    // Each tensor is an allocation of its own: every byte beyond its end is seen.
     let options = CudaOptions {
         library: Some(library_path().unwrap()),
         cache_dir: Some(std::env::temp_dir().join("fp8-recipe-tests")),

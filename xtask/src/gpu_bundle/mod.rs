@@ -1,0 +1,283 @@
+//! `cargo xtask gpu-bundle`: one folder with all that a machine with a GPU needs to test and measure, without cargo.
+//!
+//! | in the folder | what |
+//! |---|---|
+//! | `run.sh`, `README.txt` | runs the suites, says how |
+//! | `bin/*.gz` | programs, and the simulated device for `--simulate` |
+//! | `tests/golden/` | reference data |
+//! | `bench_peers.py` | the same measurements of other libraries |
+//! | `MANIFEST` | every file's size and name |
+//!
+//! All programs come from one build with one profile, which strips symbols. Each has the PTX of all kernels in it, text
+//! that compresses well: they travel compressed, `run.sh` unpacks them beside its results. The folder has a limit.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use xshell::cmd;
+
+use crate::artifact::{self, Built};
+use crate::workspace::{self, Result, Workspace, root, shell};
+
+/// What the folder may weigh.
+const LIMIT: u64 = 40 << 20;
+const PROFILE: &str = "bundle";
+/// Where the folder says what is in it.
+const MANIFEST: &str = "MANIFEST";
+const TEXTS: [(&str, &str); 3] = [
+    ("run.sh", include_str!("run.sh")),
+    ("README.txt", include_str!("README.txt")),
+    ("bench_peers.py", include_str!("bench_peers.py")),
+];
+
+/// A target of the workspace that travels.
+struct Program {
+    /// The name of its package's folder.
+    package: &'static str,
+    kind: &'static str,
+    target: &'static str,
+    /// By which `run.sh` calls it.
+    name: &'static str,
+}
+
+const fn program(
+    package: &'static str,
+    kind: &'static str,
+    target: &'static str,
+    name: &'static str,
+) -> Program {
+    Program { package, kind, target, name }
+}
+
+/// Tests that steer the simulated device stay at home: on hardware they have nothing to hold on to.
+const PROGRAMS: &[Program] = &[
+    program("fp8-kernels", "test", "conformance", "conformance"),
+    program("fp8-recipe", "test", "suite_on_gpu", "recipe"),
+    program("fp8-nn", "test", "suite_on_gpu", "layers"),
+    // `run.sh` has the suite `nccl` and skips it while this table has no program of that name.
+    program("fp8-nn", "example", "train_gpt", "train_gpt"),
+    program("fp8-nn", "example", "gpu_bench", "gpu_bench"),
+    program("xtask", "bin", "xtask", "xtask"),
+    program("cuda-sim", "cdylib", "fp8_cuda_sim", "libfp8_cuda_sim.so"),
+];
+
+/// Reference data, as `cargo xtask golden --dir` and the suites expect it below `tests/golden`.
+const GOLDEN: [(&str, &str); 3] = [("fp8-format", "codec"), ("fp8-recipe", "recipe"), ("fp8-nn", "nn")];
+
+#[derive(clap::Args)]
+pub(crate) struct GpuBundle {
+    /// The folder; an older bundle in it is replaced [default: gpu-bundle in cargo's target folder]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn run(options: &GpuBundle) -> Result<ExitCode> {
+    let sh = shell()?;
+    let out = match &options.out {
+        Some(out) => std::path::absolute(out)?,
+        None => Workspace::read(&sh)?.target_directory.join("gpu-bundle"),
+    };
+    clear(&out)?;
+    let built = build(&sh)?;
+
+    let bin = out.join("bin");
+    fs::create_dir_all(&bin)?;
+    for program in PROGRAMS {
+        let file = find(&built, program)?;
+        compress(file, &bin.join(format!("{}.gz", program.name)))?;
+    }
+    for (package, name) in GOLDEN {
+        copy_all(
+            &root().join(package).join("tests/golden").join(name),
+            &out.join("tests/golden").join(name),
+        )?;
+    }
+    for (name, text) in TEXTS {
+        fs::write(out.join(name), text)?;
+    }
+    make_executable(&out.join("run.sh"))?;
+
+    let files = sizes(&out)?;
+    fs::write(out.join(MANIFEST), manifest(&files))?;
+    for (name, size) in &files {
+        println!("{:>10.2} MiB  {name}", mib(*size));
+    }
+    let total = total(&files, LIMIT)?;
+    println!("{:>10.2} MiB  in {}", mib(total), out.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Everything in one go, so that it shares one set of features.
+fn build(sh: &xshell::Shell) -> Result<Vec<Built>> {
+    let mut arguments = vec!["--workspace", "--all-features", "--lib", "--profile", PROFILE];
+    for program in PROGRAMS {
+        match program.kind {
+            "cdylib" => {}
+            "bin" => arguments.extend(["--bin", program.target]),
+            "example" => arguments.extend(["--example", program.target]),
+            _ => arguments.extend(["--test", program.target]),
+        }
+    }
+    let format = "json-render-diagnostics";
+    let messages = cmd!(sh, "cargo build {arguments...} --message-format {format}").quiet().read()?;
+    Ok(messages.lines().filter_map(artifact::built).collect())
+}
+
+fn find<'a>(built: &'a [Built], program: &Program) -> Result<&'a Path> {
+    let fits = |of: &&Built| of.is(program.package, program.kind, program.target);
+    let Program { package, kind, target, .. } = program;
+    let found = built.iter().find(fits).map(|built| &*built.file);
+    found
+        .ok_or_else(|| format!("gpu-bundle: cargo names no file for the {kind} {target} of {package}").into())
+}
+
+/// By gzip, which every Linux has.
+fn compress(from: &Path, to: &Path) -> Result {
+    // `-n`: equal programs give equal files.
+    let mut gzip = Command::new("gzip");
+    let status = gzip.args(["-9", "-n", "-c"]).arg(from).stdout(File::create(to)?).status();
+    let status = status.map_err(|error| format!("gpu-bundle: gzip: {error}"))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("gpu-bundle: gzip {}: {status}", from.display()).into())
+    }
+}
+
+/// Removes an older bundle; a folder with anything else in it is left alone.
+fn clear(out: &Path) -> Result {
+    let mut entries = match fs::read_dir(out) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|error| format!("{}: {error}", out.display()))?,
+    };
+    if entries.next().is_none() {
+        return Ok(());
+    }
+    if !out.join(MANIFEST).is_file() {
+        let remedy = "name an empty folder, or one that is not there yet";
+        return Err(format!("gpu-bundle: {} holds other files; {remedy}", out.display()).into());
+    }
+    Ok(fs::remove_dir_all(out)?)
+}
+
+fn copy_all(from: &Path, to: &Path) -> Result {
+    for file in workspace::files(from).map_err(|error| format!("{}: {error}", from.display()))? {
+        let target = to.join(file.strip_prefix(from)?);
+        fs::create_dir_all(target.parent().unwrap_or(to))?;
+        fs::copy(&file, target)?;
+    }
+    Ok(())
+}
+
+#[cfg_attr(not(unix), expect(unused_variables, reason = "there is no such bit"))]
+fn make_executable(file: &Path) -> Result {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(file, fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+/// All files of a folder, by their names in it.
+fn sizes(folder: &Path) -> Result<BTreeMap<String, u64>> {
+    let mut sizes = BTreeMap::new();
+    for file in workspace::files(folder)? {
+        let name = file.strip_prefix(folder)?.to_string_lossy().into_owned();
+        sizes.insert(name, fs::metadata(&file)?.len());
+    }
+    Ok(sizes)
+}
+
+fn manifest(files: &BTreeMap<String, u64>) -> String {
+    files.iter().map(|(name, size)| format!("{size}\t{name}\n")).collect()
+}
+
+/// The sum, or an error that names the largest files if it is over the limit.
+fn total(files: &BTreeMap<String, u64>, limit: u64) -> Result<u64> {
+    let total = files.values().sum();
+    if total <= limit {
+        return Ok(total);
+    }
+    let mut largest: Vec<_> = files.iter().collect();
+    largest.sort_by_key(|&(name, size)| (std::cmp::Reverse(size), name));
+    let largest: Vec<_> =
+        largest.iter().take(3).map(|(name, size)| format!("{name} {:.1}", mib(**size))).collect();
+    let [total, limit] = [total, limit].map(mib);
+    Err(format!("gpu-bundle: {total:.1} MiB, more than {limit:.1}; the largest: {}", largest.join(", "))
+        .into())
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / (1 << 20) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(sizes: &[(&str, u64)]) -> BTreeMap<String, u64> {
+        sizes.iter().map(|&(name, size)| (name.to_owned(), size)).collect()
+    }
+
+    #[test]
+    fn a_bundle_over_the_limit_names_its_largest_files() {
+        let files = files(&[("bin/a", 3 << 20), ("bin/b", 9 << 20), ("README.txt", 100), ("bin/c", 4 << 20)]);
+        let sum = (16 << 20) + 100;
+        assert_eq!(total(&files, sum).unwrap(), sum);
+        let error = total(&files, sum - 1).unwrap_err().to_string();
+        assert!(error.ends_with("the largest: bin/b 9.0, bin/c 4.0, bin/a 3.0"), "{error}");
+    }
+
+    #[test]
+    fn the_manifest_lists_every_file_with_its_size() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("bin")).unwrap();
+        fs::write(folder.path().join("bin/x"), "12345").unwrap();
+        fs::write(folder.path().join("run.sh"), "#!").unwrap();
+        assert_eq!(manifest(&sizes(folder.path()).unwrap()), "5\tbin/x\n2\trun.sh\n");
+    }
+
+    #[test]
+    fn only_an_older_bundle_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("out");
+        clear(&out).unwrap();
+        fs::create_dir(&out).unwrap();
+        clear(&out).unwrap();
+        fs::write(out.join("letter"), "to keep").unwrap();
+        assert!(clear(&out).unwrap_err().to_string().contains("holds other files"));
+        assert!(out.join("letter").is_file());
+        fs::write(out.join(MANIFEST), "").unwrap();
+        clear(&out).unwrap();
+        assert!(!out.exists());
+    }
+
+    #[test]
+    fn two_programs_of_one_name_are_told_apart_by_their_packages() {
+        let message = |package: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/{package}/Cargo.toml","target":{{"name":"suite_on_gpu","kind":["test"]}},"executable":"/t/{package}","filenames":[]}}"#
+            )
+        };
+        let built: Vec<_> = ["fp8-recipe", "fp8-nn"]
+            .iter()
+            .filter_map(|package| artifact::built(&message(package)))
+            .collect();
+        let by_name = |name| PROGRAMS.iter().find(|program| program.name == name).unwrap();
+        assert_eq!(find(&built, by_name("layers")).unwrap(), Path::new("/t/fp8-nn"));
+        assert_eq!(find(&built, by_name("recipe")).unwrap(), Path::new("/t/fp8-recipe"));
+        let missing = find(&built, by_name("train_gpt")).unwrap_err().to_string();
+        assert!(missing.contains("example train_gpt of fp8-nn"), "{missing}");
+    }
+
+    #[test]
+    fn the_script_calls_every_program_by_the_name_that_it_has_in_the_bundle() {
+        let (_, script) = TEXTS[0];
+        for program in PROGRAMS {
+            assert!(script.contains(&format!("bin/{}", program.name)), "{}", program.name);
+        }
+    }
+}

@@ -1,0 +1,406 @@
+#!/bin/bash
+# Tests and measures on this machine's GPU, or on the simulated one: bash run.sh --help
+set -u
+export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}" LC_ALL=C
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
+
+readonly ALL="smoke conformance stress recipe layers nccl training benchmarks peers"
+readonly SECTIONS="memory scales adamw gemm attention host layer"
+# Seconds a suite may take: below the ten minutes after which some machines end a command.
+readonly LIMIT=530
+
+usage() {
+    cat <<END
+usage: run.sh [SUITE...] [--out DIR] [--simulate] [--list]
+
+Runs all suites, or those named, and writes DIR/results.json and DIR/results.md after each.
+The exit code is 0 if nothing failed.
+
+  --out DIR    where results, logs and the unpacked programs go [default: results beside run.sh]
+  --simulate   use the simulated GPU that is in this folder: small sizes, nothing timed
+  --list       list the suites
+
+FP8_CUDA_LIB_DIR names folders with NVIDIA's libraries that are looked at before all others,
+PYTHON the interpreter that has torch [default: python3].
+END
+}
+
+list() {
+    cat <<END
+smoke        the device, the reference data, a few operations (a minute)
+conformance  every operation against the CPU
+stress       sizes that only a real device does in reasonable time
+recipe       scaling state, scopes, histories
+layers       layers, models, optimizer, checkpoints, recorded steps
+nccl         groups of GPUs
+training     a GPT in high precision and in FP8, eager and as a graph
+benchmarks   times and throughput
+peers        the same of other libraries, where torch is installed
+END
+}
+
+die() {
+    echo "run.sh: $*" >&2
+    exit 1
+}
+
+# each PROGRAM FILE: every test that FILE names in a process of its own, for what one does to the device others would meet.
+each() {
+    local name output code passed=0 broken=0
+    while read -r name; do
+        output=$(timeout --foreground -k 5 120 "$1" --exact "$name" 2>&1 </dev/null)
+        code=$?
+        if [ $code -eq 0 ]; then
+            passed=$((passed + 1))
+            echo "test $name ... ok"
+        else
+            broken=$((broken + 1))
+            echo "test $name ... FAILED, exit code $code"
+            printf '%s\n' "$output" | sed 's/^/    | /'
+        fi
+    done <"$2"
+    echo "test result: $passed passed; $broken failed"
+    [ $broken -eq 0 ]
+}
+
+if [ "${1:-}" = --each ]; then
+    each "$2" "$3"
+    exit
+fi
+
+out=$here/results simulate=no suites=
+while [ $# -gt 0 ]; do
+    case $1 in
+    --out) [ $# -gt 1 ] || die "--out needs a folder"; out=$2; shift ;;
+    --out=*) out=${1#--out=} ;;
+    --simulate) simulate=yes ;;
+    --list) list; exit 0 ;;
+    -h | --help) usage; exit 0 ;;
+    -*) die "unknown option $1; --help lists the options" ;;
+    *)
+        case " $ALL " in
+        *" $1 "*) suites="$suites $1" ;;
+        *) die "unknown suite $1; the suites are $ALL" ;;
+        esac
+        ;;
+    esac
+    shift
+done
+suites=${suites:-$ALL}
+mkdir -p "$out/logs" "$out/bin" && out=$(cd "$out" && pwd) || die "cannot write to $out"
+
+# ---- programs -----------------------------------------------------------------------------------------------------
+
+bin=$out/bin
+for packed in "$here"/bin/*.gz; do
+    name=${packed##*/} name=${name%.gz}
+    gzip -dc "$packed" >"$bin/$name.tmp" && chmod 755 "$bin/$name.tmp" && mv -f "$bin/$name.tmp" "$bin/$name" ||
+        die "cannot unpack $packed to $bin"
+done
+
+# ---- NVIDIA's libraries -------------------------------------------------------------------------------------------
+
+# Folders that may hold them: of pip's packages, of torch, of CUDA, of the driver.
+folders() {
+    local base site
+    for base in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}" "${HOME:+$HOME/.local}" /usr/local /usr /opt/* /opt/*/.venv; do
+        [ -n "$base" ] && printf '%s\n' "$base"/lib/python3*/site-packages "$base"/lib/python3*/dist-packages
+    done | cat - <(
+        command -v "${PYTHON:-python3}" >/dev/null 2>&1 && "${PYTHON:-python3}" -c '
+import site, sys
+print("\n".join([p for p in sys.path if p] + site.getsitepackages() + [site.getusersitepackages()]))' 2>/dev/null
+        echo /usr/lib/python3/dist-packages
+    ) | while read -r site; do
+        [ -d "$site" ] && printf '%s\n' "$site"/nvidia/cu13/lib "$site"/nvidia/*/lib "$site"/torch/lib
+    done
+    printf '%s\n' "${CUDA_HOME:+$CUDA_HOME/lib64}" /usr/local/cuda/lib64 /usr/local/cuda-1*/lib64 \
+        /usr/local/cuda/targets/x86_64-linux/lib /usr/local/nvidia/lib64 /usr/lib/x86_64-linux-gnu /usr/lib64
+}
+
+# The first folder that has each library, in FP8_CUDA_LIB_DIR; what was found, in $libraries.
+find_libraries() {
+    local all name folder found
+    all=$(printf '%s\n' "${FP8_CUDA_LIB_DIR:-}" | tr ':' '\n'; folders)
+    libraries=
+    local path=${FP8_CUDA_LIB_DIR:-}
+    for name in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13 libnccl.so.2 libnvrtc.so.12 libcublasLt.so.12; do
+        case $name in
+        *.12) case "$libraries" in *"${name%.12}.13"*) continue ;; esac ;;
+        esac
+        found=$(while read -r folder; do
+            [ -n "$folder" ] && [ -e "$folder/$name" ] && echo "$folder" && break
+        done <<<"$all")
+        [ -n "$found" ] || continue
+        libraries="$libraries$name: $(readlink -f "$found/$name")"$'\n'
+        case ":$path:" in *":$found:"*) ;; *) path=${path:+$path:}$found ;; esac
+    done
+    export FP8_CUDA_LIB_DIR=$path
+}
+
+use_simulator() {
+    local folder=$out/simulated name
+    mkdir -p "$folder" || exit 1
+    for name in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13 libnccl.so.2; do
+        ln -sfn "$bin/libfp8_cuda_sim.so" "$folder/$name" || exit 1
+    done
+    export FP8_CUDA_LIB_DIR=$folder
+    libraries="all of them: $bin/libfp8_cuda_sim.so"$'\n'
+}
+
+# ---- results ------------------------------------------------------------------------------------------------------
+
+rows=() table= failed=0
+started=$(date -u +%Y-%m-%dT%H:%M:%SZ)
+
+text() { # a JSON string
+    printf '"%s"' "$(printf %s "$1" | tr -d '\000-\010\013-\037' | tr '\n\t' '  ' | sed 's/\\/\\\\/g; s/"/\\"/g')"
+}
+
+# suite, step, status, seconds, passed, failed, ignored, remark
+record() {
+    local row
+    row=$(printf '{"suite": %s, "step": %s, "status": "%s", "seconds": %s, "passed": %s, "failed": %s, "ignored": %s, "remark": %s}' \
+        "$(text "$1")" "$(text "$2")" "$3" "$4" "$5" "$6" "$7" "$(text "$8")")
+    rows+=("$row")
+    table="$table| $1 | $2 | $3 | $4 | $5 | $6 | $7 | $8 |"$'\n'
+    [ "$3" = passed ] || [ "$3" = skipped ] || failed=$((failed + 1))
+    echo "== $1: $2: $3${8:+ ($8)}, $4 s, $5 passed, $6 failed, $7 ignored"
+}
+
+joined() { # lines as elements of an array
+    awk 'NF { printf "%s    %s", (n++ ? ",\n" : ""), $0 } END { if (n) print "" }' "$@"
+}
+
+write_results() {
+    local measured=() file
+    for file in "$out/ours.jsonl" "$out/peers.jsonl"; do [ -s "$file" ] && measured+=("$file"); done
+    {
+        printf '{\n  "started": "%s",\n  "simulated": %s,\n' "$started" "$([ $simulate = yes ] && echo true || echo false)"
+        printf '  "device": %s,\n  "gpu": %s,\n  "libraries": %s,\n' "$(text "$device")" "$(text "$gpu")" "$(text "$libraries")"
+        printf '  "suites": [\n'
+        [ ${#rows[@]} -eq 0 ] || printf '%s\n' "${rows[@]}" | joined
+        printf '  ],\n  "measurements": [\n'
+        [ ${#measured[@]} -eq 0 ] || joined "${measured[@]}"
+        printf '  ]\n}\n'
+    } >"$out/results.json.tmp" && mv "$out/results.json.tmp" "$out/results.json"
+    {
+        printf '# %s\n\nStarted %s.\n\n' "$device" "$started"
+        printf '```\n%s\n%s```\n\n' "$gpu" "$libraries"
+        printf '| suite | step | status | s | passed | failed | ignored | remark |\n|---|---|---|---|---|---|---|---|\n'
+        printf '%s\n' "$table"
+        [ ${#measured[@]} -eq 0 ] || "$bin/gpu_bench" --report "${measured[@]}"
+    } >"$out/results.md.tmp" && mv "$out/results.md.tmp" "$out/results.md"
+}
+
+# ---- steps --------------------------------------------------------------------------------------------------------
+
+# step NAME KIND COMMAND...: runs it in what is left of the suite's time. KIND `tests` has to report at least one passed
+# test, `program` has to end well.
+step() {
+    local name=$1 kind=$2 log start left status remark counts seconds
+    shift 2
+    log=$out/logs/$suite-${name//[^A-Za-z0-9]/_}.log
+    left=$((LIMIT - (SECONDS - suite_start)))
+    if [ $left -lt 5 ]; then
+        record "$suite" "$name" failed 0 0 0 0 "no time left in the suite's $LIMIT s"
+        return
+    fi
+    echo "-- $suite: $name: $*"
+    start=$SECONDS
+    timeout -k 5 "$left" "$@" 2>&1 </dev/null | tee "$log"
+    status=${PIPESTATUS[0]}
+    seconds=$((SECONDS - start))
+    # The last of "test result: ok. 3 passed; 0 failed; 1 ignored; …" and "3 passed, 0 failed".
+    counts=$(awk '/^ +\|/ { next }
+        /[0-9]+ passed[;,] [0-9]+ failed/ { p = f = g = 0; for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p = $(i - 1)
+        if ($i ~ /^failed/) f = $(i - 1); if ($i ~ /^ignored/) g = $(i - 1) } }
+        END { printf "%d %d %d", p, f, g }' "$log")
+    read -r passed broken ignored <<<"$counts"
+    case $status in
+    0)
+        remark=
+        status=passed
+        if [ "$kind" = tests ] && [ "$passed" -eq 0 ]; then
+            status=failed remark="no test ran"
+        fi
+        ;;
+    124 | 137) status=failed remark="stopped after $left s" ;;
+    *)
+        # Above 128 a signal ended it.
+        remark="exit code $status"
+        [ "$status" -gt 128 ] && remark="ended by signal $((status - 128))"
+        status=failed
+        ;;
+    esac
+    record "$suite" "$name" $status $seconds "$passed" "$broken" "$ignored" "$remark"
+}
+
+skip() { record "$suite" "$1" skipped 0 0 0 0 "$2"; }
+
+# alone NAME PROGRAM FILE: the tests that FILE names, each in a process of its own.
+alone() { step "$1" tests "$BASH" "$here/run.sh" --each "$2" "$3"; }
+
+# names PROGRAM [FILTER]: of its tests.
+names() { "$@" --list 2>/dev/null </dev/null | sed -n 's/: test$//p'; }
+
+conformance() { # its filter
+    local before=$failed log=$out/logs/$suite-${1//[^A-Za-z0-9]/_}.log rest=$out/logs/$suite-again.txt
+    export FP8_CONFORMANCE_BACKEND=cuda
+    step "$1" tests "$bin/conformance" "$1"
+    if [ $failed -gt $before ]; then
+        # A case that breaks the device takes those behind it along: what fails alone is what is broken.
+        names "$bin/conformance" "$1" | awk 'NR == FNR { if ($1 == "test" && !/FAILED/) done[$2]; next }
+            !($0 in done)' "$log" - >"$rest"
+        alone "$1, what failed or did not run, one by one" "$bin/conformance" "$rest"
+    fi
+    unset FP8_CONFORMANCE_BACKEND
+}
+
+# tests PROGRAM: a suite that keeps one device for all its tests, which are not made to take turns.
+tests() {
+    export FP8_TEST_DEVICE=cuda
+    names "$bin/$1" >"$out/logs/$suite.txt"
+    alone "each by itself" "$bin/$1" "$out/logs/$suite.txt"
+    unset FP8_TEST_DEVICE
+}
+
+train() { # NAME OPTION...
+    local name=$1
+    shift
+    step "$name" program "$bin/train_gpt" --device cuda:0 --quiet --report-dir "$out/training/$name" "$@"
+}
+
+suite_smoke() {
+    step device program "$bin/gpu_bench" --describe
+    step golden tests "$bin/xtask" golden --dir "$here/tests/golden"
+    conformance cuda::cells
+    conformance cuda::transpose
+    conformance cuda::gemm_fp8
+}
+
+suite_conformance() { conformance cuda; }
+
+suite_stress() {
+    export FP8_CONFORMANCE_STRESS=1
+    if [ $simulate = yes ]; then
+        conformance cuda::stress::threads
+        skip "stress, the others" "sizes for hardware"
+    else
+        conformance cuda::stress
+    fi
+    unset FP8_CONFORMANCE_STRESS
+}
+
+suite_recipe() { tests recipe; } # bin/recipe
+
+suite_layers() { tests layers; } # bin/layers
+
+# Its other tests steer the simulated device, wherever they run.
+suite_nccl() {
+    local file=$out/logs/nccl.txt
+    if [ ! -x "$bin/nccl" ]; then
+        skip all "not in this bundle"
+        return
+    fi
+    if [ $simulate = yes ]; then names "$bin/nccl"; else names "$bin/nccl" hardware::; fi >"$file"
+    if [ ! -s "$file" ]; then
+        skip all "no test for hardware in this bundle"
+        return
+    fi
+    export FP8_TEST_DEVICE=cuda NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+    alone "each by itself" "$bin/nccl" "$file"
+    unset FP8_TEST_DEVICE
+}
+
+suite_training() {
+    if [ $simulate = yes ]; then
+        local small="--steps 3 --layers 1 --hidden 32 --heads 2 --seq 16 --batch 2 --sample 8"
+        train eager $small
+        train graph $small --graph --dtype bf16
+        train current $small --recipe current
+    else
+        local large="--dtype bf16 --layers 12 --hidden 768 --heads 12 --seq 512 --batch 8 --steps 300 --lr 3e-4"
+        train small
+        train graph $large --graph
+        train eager $large
+        train current $large --graph --recipe current
+    fi
+}
+
+suite_benchmarks() {
+    if [ $simulate = yes ]; then
+        step "dry run" program "$bin/gpu_bench" --dry-run
+        skip "${SECTIONS// /, }" "a simulated GPU has no speed"
+        return
+    fi
+    rm -f "$out/ours.jsonl"
+    local section
+    for section in $SECTIONS; do
+        clocks
+        step "$section" program "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl"
+    done
+    export FP8_GEMM_TUNING=8 FP8_GEMM_TUNING_FILE=$out/tuning
+    for section in gemm layer; do
+        step "$section, tuned" program "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl" --by "fp8-rs tuned"
+    done
+    unset FP8_GEMM_TUNING FP8_GEMM_TUNING_FILE
+}
+
+suite_peers() {
+    local section python=${PYTHON:-python3}
+    if [ $simulate = yes ]; then
+        skip all "a simulated GPU has no speed"
+        return
+    fi
+    rm -f "$out/peers.jsonl"
+    if ! "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+        skip all "$python has no torch that sees a GPU"
+        return
+    fi
+    for section in $SECTIONS; do
+        clocks
+        step "$section" program "$python" "$here/bench_peers.py" --section "$section" --out "$out/peers.jsonl"
+    done
+}
+
+clocks() {
+    command -v nvidia-smi >/dev/null 2>&1 &&
+        nvidia-smi --query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu --format=csv,noheader
+    return 0
+}
+
+# ---- the run ------------------------------------------------------------------------------------------------------
+
+# Tests read their data from there.
+export CARGO_MANIFEST_DIR=$here FP8_CACHE_DIR=${FP8_CACHE_DIR:-$out/cache}
+if [ $simulate = yes ]; then
+    use_simulator
+else
+    find_libraries
+fi
+
+if ! device=$("$bin/gpu_bench" --describe 2>&1); then
+    die "no GPU to test: ${device#error: }; --simulate runs everything on the simulated GPU"
+fi
+case $simulate$device in
+no*simulated*) die "FP8_CUDA_LIB_DIR leads to the simulated GPU; unset it, or name --simulate" ;;
+esac
+gpu=$(command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi \
+    --query-gpu=name,driver_version,compute_cap,memory.total,clocks.sm,clocks.max.sm,clocks.mem,power.limit \
+    --format=csv 2>&1) || gpu="nvidia-smi: not there, or no answer"
+printf '%s\n%s\n%s%s\n' "$device" "$gpu" "$libraries" "$(uname -sr), $(nproc) cores"
+if [ $simulate = no ] && command -v "${PYTHON:-python3}" >/dev/null 2>&1; then
+    "${PYTHON:-python3}" -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)' 2>/dev/null
+fi
+
+cd "$out" || exit 1
+for suite in $suites; do
+    suite_start=$SECONDS
+    echo "==== $suite"
+    "suite_$suite"
+    write_results
+done
+echo
+printf '| suite | step | status | s | passed | failed | ignored | remark |\n%s' "$table"
+echo "$failed failed; results in $out/results.json and $out/results.md"
+[ $failed -eq 0 ]
