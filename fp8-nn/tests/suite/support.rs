@@ -4,12 +4,15 @@ use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;
 use fp8_nn::rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::sync::OnceLock;
 
-/// Where everything here runs. One for the whole process, since tensors of two devices do not mix.
+thread_local! {
+    static DEVICE: Device = crate::open();
+}
+
+/// Where everything of a thread runs: one device, since tensors of two do not mix, and no other test's, which may record
+/// a step or leave an error behind.
 pub(crate) fn device() -> Device {
-    static DEVICE: OnceLock<Device> = OnceLock::new();
-    DEVICE.get_or_init(crate::open).clone()
+    DEVICE.with(Device::clone)
 }
 
 /// As many repetitions as the device has time for: fewer on one that is simulated.
