@@ -232,10 +232,14 @@ fn places_of_factors_are_checked() {
             assert_eq!(lab.set(operation, attribute, &address.to_le_bytes()), 0);
         }
         assert_eq!(lab.set(operation, 7, &4u32.to_le_bytes()), 0);
-        let code = lab.multiply(operation, case.layouts(), [at; 4], case.beta, None, (0, 0));
+        let code = lab.multiply(operation, case.layouts(), [at, at, 0, at], case.beta, None, (0, 0));
         lab.destroy_operation(operation);
         code
     };
+    // In place C and D are of one layout.
+    let operation = lab.operation(&case);
+    assert_eq!(lab.multiply(operation, case.layouts(), [at; 4], case.beta, None, (0, 0)), INVALID);
+    lab.destroy_operation(operation);
     assert_eq!(places(at, at, at), 0);
     assert_eq!(places(0, 0, at), 0, "factors may be left out");
     for wrong in [at + 2, at + 4094, 16] {

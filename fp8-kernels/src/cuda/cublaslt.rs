@@ -318,7 +318,7 @@ impl CublasLt {
         (status == 0).then(|| unsafe { found.assume_init() }).filter(|found| found.status == 0)
     }
 
-    /// Enqueues `d = a · b + beta · d`, as the descriptor says.
+    /// Enqueues `d = a · b + beta · c`, as the descriptor says.
     ///
     /// # Safety
     /// The addresses name matrices on the device as the layouts say, the workspace has room for what the kernel needs, and
@@ -329,7 +329,7 @@ impl CublasLt {
         library: Handle,
         operation: Handle,
         layouts: Layouts,
-        [a, b, d]: [u64; 3],
+        [a, b, c, d]: [u64; 4],
         beta: f32,
         algo: &Algo,
         workspace: (u64, usize),
@@ -349,7 +349,7 @@ impl CublasLt {
                 b,
                 b_layout,
                 beta,
-                d,
+                c,
                 c_layout,
                 d,
                 d_layout,

@@ -154,7 +154,9 @@ impl Blas {
         let library = self.library;
         let fail = |failure| error(&library, op, Some(product), failure);
         self.set_addresses(plan, product, places).map_err(fail)?;
-        let matrices = [places.right, places.left, places.out];
+        // In FP8 the output is no C; nothing is read there.
+        let c = if product.out.size() == 1 { 0 } else { places.out };
+        let matrices = [places.right, places.left, c, places.out];
         let beta = if product.accumulate { 1.0 } else { 0.0 };
         let stream = gpu.raw_stream().cast();
         // SAFETY: the plan's layouts are those of `product`, which the addresses belong to (the caller vouches for it); the
@@ -277,15 +279,16 @@ impl Draft<'_> {
             library.set(self.operation, Attribute::Epilogue, BIAS)?;
             library.set(self.operation, Attribute::BiasType, bias.number())?;
         }
-        let matrices = [
-            (right, if right_transposed { [k, n] } else { [n, k] }),
-            (left, if left_transposed { [m, k] } else { [k, m] }),
-            (product.c_type(), [n, m]),
-            (out, [n, m]),
-        ];
-        for (layout, (kind, [rows, cols])) in self.layouts.iter_mut().zip(matrices) {
-            *layout = library.layout(kind, rows, cols)?;
-        }
+        let a = if right_transposed { [k, n] } else { [n, k] };
+        let b = if left_transposed { [m, k] } else { [k, m] };
+        self.layouts[0] = library.layout(right, a[0], a[1])?;
+        self.layouts[1] = library.layout(left, b[0], b[1])?;
+        self.layouts[3] = library.layout(out, n, m)?;
+        // In place C and D are one matrix, and so one layout.
+        self.layouts[2] = match product.c_type() {
+            kind if kind == out => self.layouts[3],
+            kind => library.layout(kind, n, m)?,
+        };
         Ok(())
     }
 
@@ -300,8 +303,10 @@ impl Drop for Draft<'_> {
         if !self.operation.is_null() {
             self.library.destroy_operation(self.operation);
         }
-        self.layouts.iter().filter(|layout| !layout.is_null()).for_each(|layout| {
-            self.library.destroy_layout(*layout);
+        let [a, b, c, d] = self.layouts;
+        let c = if c == d { std::ptr::null_mut() } else { c };
+        [a, b, c, d].into_iter().filter(|layout| !layout.is_null()).for_each(|layout| {
+            self.library.destroy_layout(layout);
         });
     }
 }

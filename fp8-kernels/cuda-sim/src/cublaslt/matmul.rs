@@ -146,6 +146,11 @@ entries! {
         let asked = asked(driver, library, operation, [a_layout, b_layout, c_layout, d_layout])?;
         let (alpha, beta) = (invalid(alpha.take(1))?[0], invalid(beta.take(1))?[0]);
         expect_memory(driver, &asked, [a, b, c, d], beta)?;
+        // "This function supports both in-place matrix multiplication (C == D and Cdesc == Ddesc) and out-of-place matrix
+        // multiplication (C != D …)".
+        if c == d && asked.layouts[2] != asked.layouts[3] {
+            return Err(Code::BLAS_INVALID_VALUE);
+        }
         // "algo: … When NULL, an implicit heuristics query with default search preferences will be performed".
         let (needed, slowness) = match algo.is_null() {
             true => KERNELS[0],

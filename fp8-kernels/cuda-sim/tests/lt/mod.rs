@@ -345,7 +345,10 @@ impl<'a> Lab<'a> {
     /// What heuristics and the product itself answer, on memory that is there.
     pub(crate) fn codes(&self, case: &Case) -> [i32; 2] {
         let buffer = self.stream.alloc_zeros::<u8>(1 << 16).unwrap();
-        self.codes_of(case, case.layouts(), [self.address(&buffer); 4])
+        let (at, layouts) = (self.address(&buffer), case.layouts());
+        // A C of another type than D is another matrix; it is not read.
+        let c = if layouts[2] == layouts[3] { at } else { 0 };
+        self.codes_of(case, layouts, [at, at, c, at])
     }
 
     pub(crate) fn codes_of(&self, case: &Case, layouts: Layouts, places: [u64; 4]) -> [i32; 2] {
