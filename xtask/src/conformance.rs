@@ -5,7 +5,7 @@
 
 mod harness;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -56,6 +56,8 @@ pub(crate) struct Job {
     pub(crate) backend: Backend,
     /// Of the simulated device.
     pub(crate) seed: Option<u64>,
+    /// Parts of names whose cases are left to another process.
+    pub(crate) skipped: Vec<String>,
 }
 
 impl Job {
@@ -75,8 +77,25 @@ impl Job {
         if let Some(seed) = self.seed {
             command.env("FP8_SIM_SEED", seed.to_string());
         }
+        command.args(self.skipped.iter().map(|part| format!("--skip={part}")));
         command
     }
+}
+
+/// The same job in one process a core, each with its share of the operations: a process runs its cases one by one.
+pub(crate) fn shared(program: &Path, backend: Backend, seed: u64) -> Result<Vec<Job>> {
+    let job = |skipped| Job { backend, seed: Some(seed), skipped };
+    let mut list = job(Vec::new()).command(program);
+    list.arg("--list");
+    let listed = process::watch(list, LIMIT, |_| false)?.output;
+    let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
+    let operations: BTreeSet<&str> = names.filter_map(|name| name.split("::").nth(1)).collect();
+    let shares = process::cores().min(operations.len()).max(1);
+    let others = |share: usize| {
+        let all = operations.iter().enumerate().filter(|(index, _)| index % shares != share);
+        all.map(|(_, operation)| format!("{}::{operation}::", backend.name())).collect()
+    };
+    Ok((0..shares).map(|share| job(others(share))).collect())
 }
 
 pub(crate) fn run(options: &Conformance) -> Result<ExitCode> {
@@ -95,8 +114,10 @@ pub(crate) fn run(options: &Conformance) -> Result<ExitCode> {
 /// A job for each backend, for the simulated device one for each seed.
 pub(crate) fn jobs(backends: &[Backend], seeds: &[u64]) -> Vec<Job> {
     let of = |&backend: &Backend| match backend {
-        Backend::CudaSim => seeds.iter().map(|&seed| Job { backend, seed: Some(seed) }).collect(),
-        Backend::Cpu | Backend::Cuda => vec![Job { backend, seed: None }],
+        Backend::CudaSim => {
+            seeds.iter().map(|&seed| Job { backend, seed: Some(seed), skipped: Vec::new() }).collect()
+        }
+        Backend::Cpu | Backend::Cuda => vec![Job { backend, seed: None, skipped: Vec::new() }],
     };
     backends.iter().flat_map(of).collect()
 }

@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(60 * 60);
 pub(crate) fn run() -> Result<ExitCode> {
     println!("devices:\n{}", devices());
     let program = artifact::conformance(&shell()?)?;
-    let mut command = Job { backend: Backend::Cuda, seed: None }.command(&program);
+    let mut command = Job { backend: Backend::Cuda, seed: None, skipped: Vec::new() }.command(&program);
     // Sizes and repetitions that only a real device does in reasonable time.
     command.env("FP8_CONFORMANCE_STRESS", "1");
     let finished = process::watch(command, LIMIT, |_| false)?;

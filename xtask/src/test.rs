@@ -84,8 +84,9 @@ fn kernels(sh: &Shell, report: &mut Report) {
     const MUTATED: [&str; 8] =
         ["accumulate", "amax", "cast", "dropout", "elementwise", "rope", "split", "transpose"];
     report.step("kernels, another seed", || {
-        let jobs = conformance::jobs(&[Backend::CudaSim], &[SEED]);
-        let total = conformance::check(&artifact::conformance(sh)?, &jobs, None)?;
+        let program = artifact::conformance(sh)?;
+        let jobs = conformance::shared(&program, Backend::CudaSim, SEED)?;
+        let total = conformance::check(&program, &jobs, None)?;
         if total.is_good() { Ok(total.line()) } else { Err(total.line().into()) }
     });
     report.step("kernels, mutants", || {

@@ -92,7 +92,12 @@ pub(crate) fn try_ranks<T: Send>(
     deadline: Duration,
     f: impl Fn(Group, &Device) -> T + Sync,
 ) -> Vec<thread::Result<T>> {
-    join(ranks, deadline, |_, group, device| f(group.unwrap(), device))
+    join(ranks, deadline, |_, group, device| {
+        let group = group.unwrap();
+        // All are there: a rank that fails at once would else be an error of another's rendezvous.
+        group.barrier().unwrap();
+        f(group, device)
+    })
 }
 
 pub(crate) fn ranks<T: Send>(ranks: usize, f: impl Fn(Group, &Device) -> T + Sync) -> Vec<T> {

@@ -80,7 +80,7 @@ fn operation<'a>(file: &str, operations: &BTreeSet<&'a str>) -> Option<&'a str> 
 
 impl Trial {
     pub(super) fn new(program: &Path, file: &str, ptx: &str) -> Result<Self> {
-        let mut command = Job { backend: Backend::CudaSim, seed: None }.command(program);
+        let mut command = Job { backend: Backend::CudaSim, seed: None, skipped: Vec::new() }.command(program);
         command.arg("--list");
         let listed = process::watch(command, FOR_EVER, |_| false)?.output;
         let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
@@ -238,7 +238,8 @@ impl Trial {
     fn command(&self, folder: &Path, names: &[&str]) -> Result<std::process::Command> {
         let list = folder.join("cases");
         fs::write(&list, names.join("\n"))?;
-        let mut command = Job { backend: Backend::CudaSim, seed: Some(0) }.command(&self.program);
+        let mut command =
+            Job { backend: Backend::CudaSim, seed: Some(0), skipped: Vec::new() }.command(&self.program);
         command.env("FP8_SIM_SNAPSHOTS", folder).env("FP8_CONFORMANCE_CASES", list);
         command.env("RUST_BACKTRACE", "0").arg("--test-threads=1");
         Ok(command)
