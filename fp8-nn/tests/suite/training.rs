@@ -67,8 +67,8 @@ fn a_training_follows_that_of_the_cpu() {
     for (ours, theirs) in gpu[0].state.arenas.iter().zip(&cpu[0].state.arenas) {
         let rows = ours.amax_history.iter().flatten().zip(theirs.amax_history.iter().flatten());
         for (gpu, cpu) in rows {
-            // What FP8 noise made of sums in another order: the first step's activations, none of it amplified yet.
-            assert!((gpu - cpu).abs() <= 1e-3 * cpu.abs(), "{gpu} and {cpu}");
+            // Sums in another order, of the first step's activations and gradients: nothing is amplified yet.
+            assert!((gpu - cpu).abs() <= 1e-5 * cpu.abs(), "{gpu} and {cpu}");
         }
     }
 }
