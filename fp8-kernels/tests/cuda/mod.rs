@@ -18,7 +18,8 @@ use tempfile::TempDir;
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Undoes what an earlier test did to the driver.
-const DEFAULTS: [(&str, &str); 6] = [
+const DEFAULTS: [(&str, &str); 7] = [
+    ("stub", "0"),
     ("clear_fail", ""),
     ("memory_limit", "2147483648"),
     ("seed", "0"),
