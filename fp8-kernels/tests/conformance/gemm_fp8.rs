@@ -9,6 +9,7 @@ use ops::{Accumulation, Layout};
 
 cases![
     against_three_loops,
+    every_ragged_extent,
     factors_are_applied_one_after_the_other,
     bias_and_output_types,
     accumulates,
@@ -50,6 +51,21 @@ fn against_three_loops(device: &Device) -> Outcome {
             let what = format!("{lhs} × {rhs} {dims:?} {accumulation:?}");
             equal(&what, got.shape().to_vec(), vec![m, n])?;
             close(&what, &got.to_f32_vec()?, &want, n, tolerance(DType::F32))?;
+        }
+    }
+    Ok(())
+}
+
+/// Padding begins behind every element of a vector of codes, in every extent.
+fn every_ragged_extent(device: &Device) -> Outcome {
+    for extent in 1..=33 {
+        for dims in [[2, 3, extent], [extent, 2, 3], [3, extent, 2]] {
+            let [m, n, k] = dims;
+            let a = quantized([m, k], Encoding::E4M3, 1.0, 1, device)?;
+            let b = quantized([n, k], Encoding::E4M3, 1.0, 2, device)?;
+            let got = ops::gemm_fp8(&a, &b, None, DType::F32, Accumulation::Split)?;
+            let want = oracle::gemm::gemm(&decoded(&a)?, &decoded(&b)?, Layout::Nt, dims, None);
+            close(&format!("{dims:?}"), &got.to_f32_vec()?, &want, n, tolerance(DType::F32))?;
         }
     }
     Ok(())
