@@ -22,6 +22,7 @@ use crate::workspace::{Result, shell};
 use crate::{artifact, process, ptx};
 pub(crate) use draw::Draw;
 use edits::Mutant;
+use survivors::Reason;
 use trial::{Trial, Verdict};
 
 /// How many mutants apart the progress is told.
@@ -79,8 +80,10 @@ pub(crate) struct Plan {
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Tally {
     killed: usize,
-    /// Survivors on the list; a draw takes the list's word for them.
+    /// Survivors on the list that some input would tell from the kernel; a draw takes the list's word for them.
     known: usize,
+    /// Those that none would. They are no part of the score: nothing can kill them.
+    equal: usize,
     new: usize,
     /// Alive when patience was at its end.
     undecided: usize,
@@ -95,27 +98,29 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn line(&self) -> String {
-        let Self { killed, known, new, undecided, unreached, problems, seconds } = self;
+        let Self { killed, known, equal, new, undecided, unreached, problems, seconds } = self;
         let run = killed + known + new + undecided;
         let percent = 100.0 * *killed as f64 / run.max(1) as f64;
         format!(
             "{killed} of {run} mutants killed ({percent:.1} %), {known} known survivors, {new} new, {undecided} undecided; \
-             {unreached} more in code that no case reaches; {problems} problems; {seconds:.0} s"
+             more: {equal} equal to the kernel, {unreached} in code that no case reaches; {problems} problems; {seconds:.0} s"
         )
     }
 
     /// Counts a mutant, and says what has to be done about it.
-    fn count(&mut self, mutant: &Mutant, verdict: Verdict, known: &BTreeMap<String, String>) {
+    fn count(&mut self, mutant: &Mutant, verdict: Verdict, known: &BTreeMap<String, Reason>) {
         let key = mutant.key();
-        match (verdict, is_listed(mutant, known)) {
-            (Verdict::Killed, is_known) => {
+        let reason = reason(mutant, known);
+        match (verdict, reason) {
+            (Verdict::Killed, _) => {
                 self.killed += 1;
-                if is_known {
+                if reason.is_some() {
                     println!("killed now, its line may go, or name others alone: {key}");
                 }
             }
-            (Verdict::Survived | Verdict::Unreached, true) => self.known += 1,
-            (Verdict::Survived, false) => {
+            (Verdict::Survived | Verdict::Unreached, Some(reason)) if reason.is_equal => self.equal += 1,
+            (Verdict::Survived | Verdict::Unreached, Some(_)) => self.known += 1,
+            (Verdict::Survived, None) => {
                 self.new += 1;
                 self.problems += 1;
                 println!("SURVIVED, now `{}`; kill it, or list it with its reason:", mutant.replacement());
@@ -126,7 +131,7 @@ impl Tally {
                 self.problems += 1;
                 println!("UNDECIDED, now `{}`; give it more --patience: {key}", mutant.replacement());
             }
-            (Verdict::Unreached, false) => {
+            (Verdict::Unreached, None) => {
                 self.unreached += 1;
                 if !known.contains_key(&unreached(mutant)) {
                     self.problems += 1;
@@ -139,6 +144,7 @@ impl Tally {
     fn add(&mut self, other: &Self) {
         self.killed += other.killed;
         self.known += other.known;
+        self.equal += other.equal;
         self.new += other.new;
         self.undecided += other.undecided;
         self.unreached += other.unreached;
@@ -153,16 +159,17 @@ pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tal
     let snapshots = snapshots(files)?;
     let all: Vec<Mutant> = snapshots.iter().flat_map(|(file, ptx)| edits::mutants(file, ptx)).collect();
     let mut total = Tally::default();
-    let lines = |mutant: &Mutant| [mutant.key(), mutant.key_of_all(), unreached(mutant)];
+    let lines = |mutant: &Mutant| [mutant.key(), mutant.key_of_all(), mutant.key_of_any(), unreached(mutant)];
     let keys: BTreeSet<String> = all.iter().flat_map(lines).collect();
     for key in known.keys().filter(|key| !keys.contains(*key)) {
         let file = key.split(' ').next().unwrap_or_default();
+        // Whether a line for any kernel has a mutant is seen where all kernels are read.
         if files.is_empty() || snapshots.contains_key(file) {
             total.problems += 1;
             println!("no such mutant any more, remove its line: {key}");
         }
     }
-    let jobs = plan.draw.choose(&all, plan.seed, |mutant| is_listed(mutant, &known));
+    let jobs = plan.draw.choose(&all, plan.seed, |mutant| reason(mutant, &known).is_some());
     println!(
         "{} mutants in {} kernel files; {}",
         all.len(),
@@ -181,12 +188,12 @@ pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tal
 }
 
 /// Runs the drawn mutants of one kernel file.
-fn try_out(trial: &Trial, jobs: &[&Mutant], plan: &Plan, known: &BTreeMap<String, String>) -> Result<Tally> {
+fn try_out(trial: &Trial, jobs: &[&Mutant], plan: &Plan, known: &BTreeMap<String, Reason>) -> Result<Tally> {
     let tally = Mutex::new(Tally::default());
     let done = AtomicUsize::new(0);
     let start = Instant::now();
     let errors = process::each(jobs, process::cores(), |_, mutant| {
-        let verdict = if plan.draw.believes_the_list() && is_listed(mutant, known) {
+        let verdict = if plan.draw.believes_the_list() && reason(mutant, known).is_some() {
             Ok(Verdict::Survived)
         } else {
             trial.verdict(mutant, plan.patience)
@@ -209,9 +216,9 @@ fn try_out(trial: &Trial, jobs: &[&Mutant], plan: &Plan, known: &BTreeMap<String
     Ok(tally)
 }
 
-/// Whether a line of the list is about this mutant, alone or among others.
-fn is_listed(mutant: &Mutant, known: &BTreeMap<String, String>) -> bool {
-    known.contains_key(&mutant.key()) || known.contains_key(&mutant.key_of_all())
+/// What the list says about this mutant, alone or among others.
+fn reason<'a>(mutant: &Mutant, known: &'a BTreeMap<String, Reason>) -> Option<&'a Reason> {
+    [mutant.key(), mutant.key_of_all(), mutant.key_of_any()].iter().find_map(|key| known.get(key))
 }
 
 /// The line of the list for all that no case reaches in the mutant's kernel.
@@ -251,12 +258,20 @@ mod tests {
 
     #[test]
     fn the_tally_says_what_was_killed() {
-        let tally =
-            Tally { killed: 17, known: 1, new: 1, undecided: 1, unreached: 5, problems: 2, seconds: 7.2 };
+        let tally = Tally {
+            killed: 17,
+            known: 1,
+            equal: 3,
+            new: 1,
+            undecided: 1,
+            unreached: 5,
+            problems: 2,
+            seconds: 7.2,
+        };
         assert_eq!(
             tally.line(),
-            "17 of 20 mutants killed (85.0 %), 1 known survivors, 1 new, 1 undecided; 5 more in code that no case reaches; \
-             2 problems; 7 s"
+            "17 of 20 mutants killed (85.0 %), 1 known survivors, 1 new, 1 undecided; more: 3 equal to the kernel, \
+             5 in code that no case reaches; 2 problems; 7 s"
         );
         let mut sum = Tally::default();
         sum.add(&tally);

@@ -35,6 +35,11 @@ impl Mutant {
         format!("{} {} {} * `{}`", self.file, self.kernel, self.kind, self.instruction)
     }
 
+    /// The line for all that are spelled and changed alike in any kernel.
+    pub(crate) fn key_of_any(&self) -> String {
+        format!("* * {} * `{}`", self.kind, self.instruction)
+    }
+
     /// The wrong program.
     pub(crate) fn apply(&self, ptx: &str) -> String {
         let (before, after) = (&ptx[..self.range.start], &ptx[self.range.end..]);
