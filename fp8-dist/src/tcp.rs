@@ -129,7 +129,12 @@ fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream) {
         };
         meeting.delivered(rank);
         if let Err(error) = sent {
-            meeting.fail(Failure::Lost { rank, reason: closed(&error) });
+            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
+                meeting.fail(Failure::Lost { rank, reason: closed(&error) });
+            }
+            // A closed connection: whether its rank has left or is lost stands in what it sent last, which the other
+            // thread reads.
+            let _ = out.get_ref().shutdown(Shutdown::Write);
             meeting.unlink(rank);
             break;
         }
@@ -172,6 +177,8 @@ struct State {
     left: Vec<usize>,
     /// The connection was closed by a rank 0 that had left: no failure for one who needs no more of it.
     closed: Option<Failure>,
+    /// Nothing more is read.
+    is_at_end: bool,
 }
 
 impl Guest {
@@ -222,6 +229,7 @@ impl Inbox {
                     } else {
                         state.failure.get_or_insert(Failure::Lost { rank: 0, reason });
                     }
+                    state.is_at_end = true;
                     drop(state);
                     self.changed.notify_all();
                     return;
@@ -230,6 +238,13 @@ impl Inbox {
             drop(state);
             self.changed.notify_all();
         }
+    }
+
+    /// Waits until nothing more is read, at most for `patience`.
+    fn drain(&self, patience: Duration) {
+        let until = Instant::now() + patience;
+        let mut state = self.state.lock();
+        while !state.is_at_end && !self.changed.wait_until(&mut state, until).timed_out() {}
     }
 
     /// What rank 0 says next, at most for `patience`.
@@ -339,7 +354,9 @@ impl Drop for Guest {
             self.poison("its thread panicked");
         }
         let _ = self.send(&Frame::Left(vec![self.rank]));
-        // Ends the thread of the inbox, too.
-        let _ = self.out.lock().get_ref().shutdown(Shutdown::Both);
+        // What rank 0 is still sending is read until it has read this and closes the connection, which ends the inbox's
+        // thread: a connection closed with bytes unread is reset, and that might take the last word along.
+        let _ = self.out.lock().get_ref().shutdown(Shutdown::Write);
+        self.inbox.drain(Duration::from_secs(1).min(self.deadline));
     }
 }

@@ -5,6 +5,7 @@ mod child;
 mod collectives;
 mod failures;
 mod gather;
+mod leaving;
 mod ports;
 mod processes;
 mod rendezvous;
