@@ -7,6 +7,7 @@ mod collectives;
 mod failures;
 mod forming;
 mod graphs;
+mod hardware;
 #[path = "../dist/ports.rs"]
 mod ports;
 mod processes;

@@ -56,7 +56,7 @@ const PROGRAMS: &[Program] = &[
     program("fp8-kernels", "test", "conformance", "conformance"),
     program("fp8-recipe", "test", "suite_on_gpu", "recipe"),
     program("fp8-nn", "test", "suite_on_gpu", "layers"),
-    // `run.sh` has the suite `nccl` and skips it while this table has no program of that name.
+    program("fp8-dist", "test", "nccl", "nccl"),
     program("fp8-nn", "example", "train_gpt", "train_gpt"),
     program("fp8-nn", "example", "gpu_bench", "gpu_bench"),
     program("xtask", "bin", "xtask", "xtask"),

@@ -298,15 +298,11 @@ suite_layers() { tests layers; } # bin/layers
 # Its other tests steer the simulated device, wherever they run.
 suite_nccl() {
     local file=$out/logs/nccl.txt
-    if [ ! -x "$bin/nccl" ]; then
-        skip all "not in this bundle"
-        return
-    fi
     if [ $simulate = yes ]; then names "$bin/nccl"; else names "$bin/nccl" hardware::; fi >"$file"
-    if [ ! -s "$file" ]; then
-        skip all "no test for hardware in this bundle"
-        return
-    fi
+    case $simulate$libraries in
+    no*libnccl*) ;;
+    no*) skip all "no libnccl.so.2 found"; return ;;
+    esac
     export FP8_TEST_DEVICE=cuda NCCL_DEBUG=${NCCL_DEBUG:-WARN}
     alone "each by itself" "$bin/nccl" "$file"
     unset FP8_TEST_DEVICE
