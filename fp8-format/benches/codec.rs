@@ -5,6 +5,7 @@
 use criterion::{
     BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime,
 };
+use fp8_format::philox::Philox;
 use fp8_format::{E4M3, E5M2, Fp8, slice};
 use half::bf16;
 use std::hint::black_box;
@@ -67,7 +68,7 @@ fn format<T: Fp8>(group: &mut BenchmarkGroup<'_, WallTime>, x: &[f32]) {
         b.iter(|| slice::to_f32(black_box(&codes), black_box(&mut back)));
     });
     group.bench_function(format!("{name} from_f32_stochastic"), |b| {
-        b.iter(|| slice::from_f32_stochastic(black_box(x), 42, 0, black_box(&mut codes)));
+        b.iter(|| slice::from_f32_stochastic(black_box(x), Philox::new(42, 0), black_box(&mut codes)));
     });
 }
 

@@ -33,8 +33,8 @@ pub(crate) const E5M2: Format = Format { man: 2, bias: 15, max: 0x7B, overflow: 
 /// The code every NaN input becomes, in both formats.
 pub(crate) const NAN: u8 = 0x7F;
 
-const F32_ABS: u32 = 0x7FFF_FFFF;
-const F32_EXP: u32 = 0x7F80_0000;
+pub(crate) const F32_ABS: u32 = 0x7FFF_FFFF;
+pub(crate) const F32_EXP: u32 = 0x7F80_0000;
 const F64_ABS: u64 = 0x7FFF_FFFF_FFFF_FFFF;
 const F64_EXP: u64 = 0x7FF0_0000_0000_0000;
 
@@ -65,7 +65,7 @@ const fn round_fixed(fixed: u64, r: u32) -> u32 {
 impl Format {
     /// f32 bits of a magnitude code read as if every exponent were an ordinary one; right for normal codes.
     #[inline(always)]
-    const fn widen_f32(self, magnitude: u32) -> u32 {
+    pub(crate) const fn widen_f32(self, magnitude: u32) -> u32 {
         (magnitude << (23 - self.man)) + ((127 - self.bias) << 23)
     }
 
@@ -76,7 +76,7 @@ impl Format {
 
     /// f32 bits of the smallest normal value.
     #[inline(always)]
-    const fn min_normal_f32(self) -> u32 {
+    pub(crate) const fn min_normal_f32(self) -> u32 {
         (128 - self.bias) << 23
     }
 

@@ -25,7 +25,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    const fn format(self) -> codec::Format {
+    pub(crate) const fn format(self) -> codec::Format {
         match self {
             Self::E4M3 => codec::E4M3,
             Self::E5M2 => codec::E5M2,

@@ -1,6 +1,7 @@
 //! What can go wrong: lengths that differ, text that is not a number.
 
 use crate::Encoding;
+use crate::slice::Path;
 use core::num::ParseFloatError;
 
 /// The crate's result type.
@@ -45,6 +46,14 @@ pub enum Error {
         encoding: Encoding,
         /// What was wrong with the text.
         source: ParseFloatError,
+    },
+    /// Text that names no path of this machine.
+    #[error("parse Path: a name of {len} bytes that is no path of this machine: the fastest is {best}, the others are slower")]
+    ParsePath {
+        /// Length of the text in bytes.
+        len: usize,
+        /// The fastest path of this machine.
+        best: Path,
     },
     /// Text that names no encoding.
     #[error("parse Encoding: a name of {len} bytes that is unknown: expected E4M3 or E5M2, in either case")]

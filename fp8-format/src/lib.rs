@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(feature = "std"), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![warn(clippy::std_instead_of_core, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 #[macro_use]
@@ -9,6 +9,7 @@ mod number;
 #[macro_use]
 mod operators;
 
+mod arch;
 mod codec;
 mod e4m3;
 mod e5m2;

@@ -49,9 +49,83 @@ pub const fn block(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [c0, c1, c2, c3]
 }
 
+/// A stream of random words: element `i` has word `i % 4` of counter `offset + i / 4`.
+///
+/// ```
+/// use fp8_format::philox::{Philox, philox4x32_10};
+///
+/// let stream = Philox::new(42, 7);
+/// assert_eq!(stream.word(6), philox4x32_10(7 + 1, 42)[2]);
+/// assert_eq!(stream.at(5).word(1), stream.word(6)); // for a part of a tensor that begins at element 5
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Philox {
+    seed: u64,
+    offset: u64,
+    /// Words of the first counter that are passed over, less than 4.
+    skipped: u8,
+}
+
+impl Philox {
+    /// The words of one block.
+    pub(crate) const BLOCK: usize = 64;
+
+    /// The stream of this key, from this counter on.
+    #[must_use]
+    #[inline]
+    pub const fn new(seed: u64, offset: u64) -> Self {
+        Self { seed, offset, skipped: 0 }
+    }
+
+    /// The rest of the stream from element `element` on. Counters wrap.
+    #[must_use]
+    #[inline]
+    pub const fn at(self, element: u64) -> Self {
+        // Whole counters first: the sum of both numbers of elements may be too large.
+        let words = self.skipped as u64 + element % 4;
+        let offset = self.offset.wrapping_add(element / 4).wrapping_add(words / 4);
+        Self { offset, skipped: words.to_le_bytes()[0] % 4, ..self }
+    }
+
+    /// The word of element `element`.
+    #[must_use]
+    #[inline]
+    pub const fn word(self, element: u64) -> u32 {
+        let Self { seed, offset, skipped } = self.at(element);
+        philox4x32_10(offset, seed)[skipped as usize]
+    }
+
+    /// How many elements the first counter has words for.
+    pub(crate) const fn left(self) -> usize {
+        (4 - self.skipped as usize) % 4
+    }
+
+    /// The words of 64 elements, of a stream that begins with a whole counter; 16 counters side by side, as vectors.
+    #[inline(always)]
+    pub(crate) fn block(self) -> [u32; Self::BLOCK] {
+        const LANES: usize = Philox::BLOCK / 4;
+        let counter = |lane: usize| halves(self.offset.wrapping_add(lane as u64));
+        let mut c0: [u32; LANES] = core::array::from_fn(|lane| counter(lane)[0]);
+        let mut c1: [u32; LANES] = core::array::from_fn(|lane| counter(lane)[1]);
+        let (mut c2, mut c3) = ([0; LANES], [0; LANES]);
+        let [mut k0, mut k1] = halves(self.seed);
+        for _ in 0..ROUNDS {
+            for lane in 0..LANES {
+                let [low0, high0] = halves(u64::from(MULTIPLIERS[0]) * u64::from(c0[lane]));
+                let [low1, high1] = halves(u64::from(MULTIPLIERS[1]) * u64::from(c2[lane]));
+                (c0[lane], c1[lane]) = (high1 ^ c1[lane] ^ k0, low1);
+                (c2[lane], c3[lane]) = (high0 ^ c3[lane] ^ k1, low0);
+            }
+            k0 = k0.wrapping_add(WEYL[0]);
+            k1 = k1.wrapping_add(WEYL[1]);
+        }
+        core::array::from_fn(|i| [&c0, &c1, &c2, &c3][i % 4][i / 4])
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::block;
+    use super::{Philox, block};
 
     /// The vectors published with Random123 (`kat_vectors`, philox4x32 10).
     #[test]
@@ -63,5 +137,19 @@ mod tests {
             block([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
         );
+    }
+
+    #[test]
+    fn a_stream_is_the_same_from_wherever_it_is_read() {
+        for offset in [0, 5, u64::MAX - 3, (1 << 32) - 2] {
+            let stream = Philox::new(0x0123_4567_89AB_CDEF, offset);
+            let words = stream.block();
+            for (i, word) in (0..).zip(words) {
+                assert_eq!(stream.word(i), word);
+                assert_eq!(stream.at(i).word(0), word);
+                assert_eq!(stream.at(i / 2).at(i - i / 2).word(0), word);
+            }
+            assert_eq!(stream.at(8).block()[..56], words[8..]);
+        }
     }
 }

@@ -18,7 +18,21 @@ mod sealed {
     pub trait Plain {}
     #[cfg(not(feature = "bytemuck"))]
     impl<T> Plain for T {}
+
+    /// Which of the three a source is, for code that knows each of them.
+    #[derive(Clone, Copy, Debug)]
+    pub enum Kind {
+        F32,
+        F16,
+        BF16,
+    }
+
+    pub trait Wide {
+        const KIND: Kind;
+    }
 }
+
+pub(crate) use sealed::Kind;
 
 /// An 8-bit float type: [`E4M3`] or [`E5M2`]. Sealed.
 ///
@@ -145,7 +159,7 @@ delegate!(E4M3, E5M2);
 /// A high-precision element, source of a quantization and destination of a dequantization: `f32`,
 /// [`half::f16`] or [`half::bf16`]. Sealed.
 pub trait Source:
-    Copy + Debug + Default + PartialEq + PartialOrd + Send + Sync + sealed::Sealed + 'static
+    Copy + Debug + Default + PartialEq + PartialOrd + Send + Sync + sealed::Sealed + sealed::Wide + 'static
 {
     /// The value, exact.
     fn to_f32(self) -> f32;
@@ -154,6 +168,9 @@ pub trait Source:
 }
 
 impl sealed::Sealed for f32 {}
+impl sealed::Wide for f32 {
+    const KIND: Kind = Kind::F32;
+}
 impl Source for f32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -166,6 +183,9 @@ impl Source for f32 {
 }
 
 impl sealed::Sealed for f16 {}
+impl sealed::Wide for f16 {
+    const KIND: Kind = Kind::F16;
+}
 impl Source for f16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -178,6 +198,9 @@ impl Source for f16 {
 }
 
 impl sealed::Sealed for bf16 {}
+impl sealed::Wide for bf16 {
+    const KIND: Kind = Kind::BF16;
+}
 impl Source for bf16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {

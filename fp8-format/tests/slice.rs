@@ -4,7 +4,7 @@
 
 mod oracle;
 
-use fp8_format::philox::philox4x32_10;
+use fp8_format::philox::{Philox, philox4x32_10};
 use fp8_format::{E4M3, E5M2, Error, Fp8, Source, slice};
 use half::{bf16, f16};
 
@@ -157,12 +157,13 @@ fn amax_passes_nan_over_and_keeps_infinity() {
 fn transposes() {
     for rows in [0, 1, 2, 3, 16, 63, 64, 65, 130] {
         for cols in [0, 1, 2, 5, 17, 63, 64, 65, 129] {
-            let src: Vec<u32> = (0..(rows * cols) as u32).collect();
-            let mut dst = vec![u32::MAX; rows * cols];
+            let src: Vec<E4M3> = (0..rows * cols).map(|i| E4M3::from_bits(((i * 37) >> 3) as u8)).collect();
+            let mut dst = vec![E4M3::from_bits(0x55); rows * cols];
             slice::transpose(&src, rows, cols, &mut dst).unwrap();
             for r in 0..rows {
                 for c in 0..cols {
-                    assert_eq!(dst[c * rows + r], src[r * cols + c], "{rows} x {cols} at ({r}, {c})");
+                    let [got, want] = [dst[c * rows + r], src[r * cols + c]].map(E4M3::to_bits);
+                    assert_eq!(got, want, "{rows} x {cols} at ({r}, {c})");
                 }
             }
             let x = values(rows * cols);
@@ -188,17 +189,18 @@ fn stochastic_slices_take_philox_lane_by_lane() {
     for len in LENGTHS {
         let x = values(len);
         let (seed, offset) = (0x1234_5678_9ABC_DEF0, u64::MAX - 1); // the counter wraps
+        let random = Philox::new(seed, offset);
         let (mut direct, mut scaled) = (vec![E4M3::ZERO; len], vec![E4M3::ZERO; len]);
-        slice::from_f32_stochastic(&x, seed, offset, &mut direct).unwrap();
-        let amax = slice::quantize_stochastic(&x, 0.5, seed, offset, &mut scaled).unwrap();
+        slice::from_f32_stochastic(&x, random, &mut direct).unwrap();
+        let amax = slice::quantize_stochastic(&x, 0.5, random, &mut scaled).unwrap();
         assert_eq!(amax, slice::amax(&x));
         for i in 0..len {
             let r = philox4x32_10(offset.wrapping_add(i as u64 / 4), seed)[i % 4];
             assert_eq!(direct[i].to_bits(), E4M3::from_f32_stochastic(x[i], r).to_bits());
             assert_eq!(scaled[i].to_bits(), E4M3::from_f32_stochastic(x[i] * 0.5, r).to_bits());
         }
-        assert!(slice::from_f32_stochastic(&x, 0, 0, &mut vec![E4M3::ZERO; len + 1]).is_err());
-        assert!(slice::quantize_stochastic(&x, 1.0, 0, 0, &mut vec![E4M3::ZERO; len + 1]).is_err());
+        assert!(slice::from_f32_stochastic(&x, random, &mut vec![E4M3::ZERO; len + 1]).is_err());
+        assert!(slice::quantize_stochastic(&x, 1.0, random, &mut vec![E4M3::ZERO; len + 1]).is_err());
     }
 }
 
@@ -215,11 +217,12 @@ fn errors_say_what_would_be_right() {
     );
     assert!(slice::dequantize(&codes, 1.0, &mut [0.0_f32; 4]).is_err());
     assert_eq!(
-        slice::transpose(&[0_u8; 6], 2, 4, &mut [0; 6]).unwrap_err().to_string(),
+        slice::transpose(&[E4M3::ZERO; 6], 2, 4, &mut [E4M3::ZERO; 6]).unwrap_err().to_string(),
         "slice::transpose: src has 6 elements, a 2 x 4 matrix has 8: pass rows and cols whose product is the length \
          of every slice"
     );
-    let huge = slice::transpose(&[0_u8; 6], usize::MAX, 4, &mut [0; 6]).unwrap_err().to_string();
+    let huge =
+        slice::transpose(&[E4M3::ZERO; 6], usize::MAX, 4, &mut [E4M3::ZERO; 6]).unwrap_err().to_string();
     assert!(huge.contains("has more than usize::MAX"), "{huge}");
     let mut transposed = [E4M3::ZERO; 4];
     let e = slice::quantize_transpose(&[1.0_f32; 5], 1, 5, 1.0, &mut codes, &mut transposed).unwrap_err();

@@ -1,6 +1,12 @@
 //! What a group of real GPUs has to show: `FP8_TEST_DEVICE=cuda` takes all that this machine has, one a rank. Otherwise
 //! ranks share the simulated one.
 
+#![expect(
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test fails by panicking; which GPUs it had is part of its result"
+)]
+
 use crate::rig::{LONG, Rig, environments, integers, open, reduced, tensor};
 use fp8_dist::{ProcessGroup, ReduceOp, Result, nccl, quantized_all_gather};
 use fp8_kernels::{

@@ -19,11 +19,13 @@
 //! # Ok::<(), fp8_format::Error>(())
 //! ```
 
+mod codec;
 mod convert;
 mod quantize;
 mod stochastic;
 mod transpose;
 
+pub use codec::Codec;
 pub use convert::{
     from_bf16, from_bf16_saturating, from_f16, from_f16_saturating, from_f32, from_f32_saturating, from_f64,
     from_f64_saturating, to_bf16, to_f16, to_f32,
@@ -32,13 +34,10 @@ pub use quantize::{amax, dequantize, quantize};
 pub use stochastic::{from_f32_stochastic, quantize_stochastic};
 pub use transpose::{quantize_transpose, transpose};
 
+pub use crate::arch::Path;
 pub use crate::traits::Source;
 
 use crate::{Error, Result};
-
-/// Elements that the blocked loops take at a time: enough for the widest vectors, few enough to stay in registers
-/// or the first-level cache.
-const BLOCK: usize = 64;
 
 #[inline(always)]
 fn equal_lengths(op: &'static str, src: usize, dst: usize) -> Result<()> {

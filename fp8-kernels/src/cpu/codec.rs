@@ -1,4 +1,4 @@
-//! The codec on one chunk, as kernels: the run-time format chosen once, loops compiled for the CPU's features.
+//! The codec on one chunk: the run-time format chosen once, what it saturates and flushes counted.
 
 use super::dispatch::{Kernel, vectorized};
 use crate::dtype::Float;
@@ -7,25 +7,10 @@ use fp8_format::{E4M3, E5M2, Fp8, slice};
 
 /// Codes of `data · scale`; returns `max |data|`.
 pub(crate) fn encode<T: Float>(data: &[T], scale: f32, encoding: Encoding, codes: &mut [u8]) -> Result<f32> {
-    struct Encode<'a, T> {
-        data: &'a [T],
-        scale: f32,
-        encoding: Encoding,
-        codes: &'a mut [u8],
-    }
-    impl<T: Float> Kernel for Encode<'_, T> {
-        type Output = Result<f32>;
-
-        #[inline(always)]
-        fn run(self) -> Result<f32> {
-            let Self { data, scale, encoding, codes } = self;
-            Ok(match encoding {
-                Encoding::E4M3 => slice::quantize::<E4M3, T>(data, scale, bytemuck::cast_slice_mut(codes))?,
-                Encoding::E5M2 => slice::quantize::<E5M2, T>(data, scale, bytemuck::cast_slice_mut(codes))?,
-            })
-        }
-    }
-    vectorized(Encode { data, scale, encoding, codes })
+    Ok(match encoding {
+        Encoding::E4M3 => slice::quantize::<E4M3, T>(data, scale, bytemuck::cast_slice_mut(codes))?,
+        Encoding::E5M2 => slice::quantize::<E5M2, T>(data, scale, bytemuck::cast_slice_mut(codes))?,
+    })
 }
 
 /// The values of codes, each multiplied by `factor` if there is one.
@@ -35,49 +20,22 @@ pub(crate) fn decode(
     factor: Option<f32>,
     values: &mut [f32],
 ) -> Result<()> {
-    struct Decode<'a> {
-        codes: &'a [u8],
-        encoding: Encoding,
-        factor: Option<f32>,
-        values: &'a mut [f32],
-    }
-    impl Decode<'_> {
-        #[inline(always)]
-        fn of<T: Fp8 + bytemuck::Pod>(self) -> Result<()> {
-            let codes: &[T] = bytemuck::cast_slice(self.codes);
-            match self.factor {
-                None => slice::to_f32(codes, self.values)?,
-                Some(factor) => slice::dequantize(codes, factor, self.values)?,
-            }
-            Ok(())
+    fn of<T: Fp8>(codes: &[T], factor: Option<f32>, values: &mut [f32]) -> Result<()> {
+        match factor {
+            None => slice::to_f32(codes, values)?,
+            Some(factor) => slice::dequantize(codes, factor, values)?,
         }
+        Ok(())
     }
-    impl Kernel for Decode<'_> {
-        type Output = Result<()>;
-
-        #[inline(always)]
-        fn run(self) -> Result<()> {
-            match self.encoding {
-                Encoding::E4M3 => self.of::<E4M3>(),
-                Encoding::E5M2 => self.of::<E5M2>(),
-            }
-        }
+    match encoding {
+        Encoding::E4M3 => of::<E4M3>(bytemuck::cast_slice(codes), factor, values),
+        Encoding::E5M2 => of::<E5M2>(bytemuck::cast_slice(codes), factor, values),
     }
-    vectorized(Decode { codes, encoding, factor, values })
 }
 
 /// `max |data|`, NaN skipped; 0 for no elements.
 pub(crate) fn amax<T: Float>(data: &[T]) -> f32 {
-    struct Amax<'a, T>(&'a [T]);
-    impl<T: Float> Kernel for Amax<'_, T> {
-        type Output = f32;
-
-        #[inline(always)]
-        fn run(self) -> f32 {
-            slice::amax(self.0)
-        }
-    }
-    vectorized(Amax(data))
+    slice::amax(data)
 }
 
 /// Adds to `counters` what quantizing `data` into `codes` saturated and flushed to zero.

@@ -1,0 +1,439 @@
+//! 32 elements at a time with AVX2 and F16C, in 32-bit lanes.
+//!
+//! Rounding is the scalar path's: a float addition does it. An even constant in the magic number's low bits makes the code
+//! the low byte of `(t >> drop) + t`: the first term brings the exponent, the second the rounded significand.
+//!
+//! NaN is a branch per 32 elements that ordinary data never take.
+
+use super::target::Target;
+use super::{Scale, TILE, Tile, scalar};
+use crate::codec;
+use crate::philox::Philox;
+use crate::traits::{Kind, Source};
+use core::arch::x86_64::*;
+
+/// Elements of a block: a vector of codes.
+const BLOCK: usize = 32;
+
+/// A block's codes.
+type Codes = __m256i;
+
+/// Elements in front of the first aligned block of `dst`, and whether blocks are to be streamed.
+#[inline]
+fn head<D>(dst: &[D], streams: bool) -> (usize, bool) {
+    let head = dst.as_ptr().align_offset(32);
+    // Streaming stores are inline assembly, which Miri does not run.
+    if streams && head < BLOCK && !cfg!(miri) { (head.min(dst.len()), true) } else { (0, false) }
+}
+
+/// Calls `codes` for each block and stores what it gives, the rests at both ends by way of a whole block.
+///
+/// `streams` says that the codes go past the caches; then the blocks begin where `dst` is aligned.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn drive<S: Source>(src: &[S], dst: &mut [u8], streams: bool, mut codes: impl FnMut(&[S; BLOCK]) -> Codes) {
+    let (head, streams) = head(dst, streams);
+    let (src_head, src) = src.split_at(head);
+    let (dst_head, dst) = dst.split_at_mut(head);
+    let (blocks, src_tail) = src.as_chunks::<BLOCK>();
+    let (lines, dst_tail) = dst.as_chunks_mut::<BLOCK>();
+    if streams {
+        for (block, line) in blocks.iter().zip(lines) {
+            let codes = codes(block);
+            // SAFETY: a line is 32 bytes, and aligned, as all before it are lines and the first begins where `dst` is.
+            unsafe { _mm256_stream_si256(line.as_mut_ptr().cast(), codes) };
+        }
+        // Streamed lines are seen by others only after this.
+        _mm_sfence();
+    } else {
+        for (block, line) in blocks.iter().zip(lines) {
+            store(line, codes(block));
+        }
+    }
+    for (src, dst) in [(src_head, dst_head), (src_tail, dst_tail)] {
+        if !src.is_empty() {
+            let (mut block, mut line) = ([S::default(); BLOCK], [0; BLOCK]);
+            block[..src.len()].copy_from_slice(src);
+            store(&mut line, codes(&block));
+            dst.copy_from_slice(&line[..dst.len()]);
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn store(line: &mut [u8; BLOCK], codes: Codes) {
+    // SAFETY: a line is the 32 bytes that are written.
+    unsafe { _mm256_storeu_si256(line.as_mut_ptr().cast(), codes) };
+}
+
+/// The values of a block, as four vectors.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn floats<S: Source>(block: &[S; BLOCK]) -> [__m256; 4] {
+    match S::KIND {
+        Kind::F32 => {
+            let first = block.as_ptr().cast::<f32>();
+            // SAFETY: a block is 32 f32; each of these reads 8, from 0, 8, 16 and 24 on.
+            let load = |at| unsafe { _mm256_loadu_ps(first.wrapping_add(at)) };
+            [load(0), load(8), load(16), load(24)]
+        }
+        Kind::F16 | Kind::BF16 => {
+            const { assert!(size_of::<S>() >= 2) };
+            let first = block.as_ptr().cast::<__m128i>();
+            // SAFETY: a block is 64 bytes at least; each of these reads 16, from 0, 16, 32 and 48 on.
+            let load = |at| unsafe { _mm_loadu_si128(first.wrapping_add(at)) };
+            let widen = |x| match S::KIND {
+                Kind::F16 => _mm256_cvtph_ps(x),
+                _ => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(x))),
+            };
+            [widen(load(0)), widen(load(1)), widen(load(2)), widen(load(3))]
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn splat(x: u32) -> __m256i {
+    _mm256_set1_epi32(x.cast_signed())
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn abs(x: __m256) -> __m256i {
+    _mm256_and_si256(_mm256_castps_si256(x), splat(codec::F32_ABS))
+}
+
+/// Shift counts are constants to the compiler, which makes them part of the instruction.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn shift_right(x: __m256i, count: u32) -> __m256i {
+    _mm256_srl_epi32(x, _mm_cvtsi32_si128(count.cast_signed()))
+}
+
+/// Codes without their signs in the low bytes of lanes; the other bytes are 0. Those of NaN are anything.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn round<T: Target>(a: __m256i) -> __m256i {
+    let format = T::FORMAT;
+    let drop = 23 - format.man;
+    // What the exponent's term brings too much, negated.
+    let offset =
+        const { ((128 - T::FORMAT.bias + 23 - T::FORMAT.man) << T::FORMAT.man).wrapping_neg() & 0xFF };
+    let c = _mm256_min_epi32(a, splat(format.widen_f32(T::TOP.into())));
+    let e = _mm256_and_si256(_mm256_max_epi32(c, splat(format.min_normal_f32())), splat(codec::F32_EXP));
+    let magic = _mm256_add_epi32(e, splat((drop << 23) + offset));
+    let t = _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(c), _mm256_castsi256_ps(magic)));
+    _mm256_and_si256(_mm256_add_epi32(shift_right(t, drop), t), splat(0xFF))
+}
+
+/// Lanes of four vectors as bytes, in order. A lane beyond the bytes becomes the nearest.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_order(packed: __m256i) -> __m256i {
+    _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+}
+
+/// Lanes of four vectors as bytes of their signs, in the order that packing gives.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn signs([a, b, c, d]: [__m256i; 4]) -> __m256i {
+    _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d))
+}
+
+/// Marks a branch as one that is hardly ever taken.
+#[cold]
+fn cold() {}
+
+/// Codes of four vectors, and whether one of them is NaN.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn encode_floats<T: Target>([x0, x1, x2, x3]: [__m256; 4]) -> (Codes, bool) {
+    let [a0, a1, a2, a3] = [abs(x0), abs(x1), abs(x2), abs(x3)];
+    let low = _mm256_packus_epi32(round::<T>(a0), round::<T>(a1));
+    let high = _mm256_packus_epi32(round::<T>(a2), round::<T>(a3));
+    let bits = |x| _mm256_castps_si256(x);
+    let sign = _mm256_and_si256(signs([bits(x0), bits(x1), bits(x2), bits(x3)]), _mm256_set1_epi8(i8::MIN));
+    let mut codes = _mm256_or_si256(_mm256_packus_epi16(low, high), sign);
+    let is_beyond = |a| _mm256_cmpgt_epi32(a, splat(codec::F32_EXP));
+    let most = _mm256_max_epi32(_mm256_max_epi32(a0, a1), _mm256_max_epi32(a2, a3));
+    let is_nan = _mm256_movemask_epi8(is_beyond(most)) != 0;
+    if is_nan {
+        cold();
+        let nan = signs([is_beyond(a0), is_beyond(a1), is_beyond(a2), is_beyond(a3)]);
+        codes = _mm256_blendv_epi8(codes, _mm256_set1_epi8(codec::NAN.cast_signed()), nan);
+    }
+    (in_order(codes), is_nan)
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn encode<S: Source, T: Target>(src: &[S], dst: &mut [u8], streams: bool) {
+    drive(src, dst, streams, |block| encode_floats::<T>(floats(block)).0);
+}
+
+/// Largest magnitudes of lanes so far.
+struct Amax([__m256; 4]);
+
+impl Amax {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn new() -> Self {
+        Self([_mm256_setzero_ps(); 4])
+    }
+
+    /// A NaN is passed over, as `max` gives its second operand where one is NaN.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn add(&mut self, x: [__m256; 4]) {
+        for (lane, x) in self.0.iter_mut().zip(x) {
+            *lane = _mm256_max_ps(_mm256_castsi256_ps(abs(x)), *lane);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn total(self) -> f32 {
+        let [a, b, c, d] = self.0;
+        let mut lanes = [0.0_f32; 8];
+        let most = _mm256_max_ps(_mm256_max_ps(a, b), _mm256_max_ps(c, d));
+        // SAFETY: the 8 floats are the 32 bytes that are written.
+        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), most) };
+        lanes.into_iter().fold(0.0, f32::max)
+    }
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn amax<S: Source>(src: &[S]) -> f32 {
+    let (blocks, rest) = src.as_chunks::<BLOCK>();
+    let mut last = [S::default(); BLOCK];
+    last[..rest.len()].copy_from_slice(rest);
+    let mut amax = Amax::new();
+    for block in blocks.iter().chain([&last]) {
+        amax.add(floats(block));
+    }
+    amax.total()
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn quantize<S: Source, T: Target>(src: &[S], scale: &Scale, dst: &mut [u8], streams: bool) -> f32 {
+    let scale = _mm256_set1_ps(scale.value);
+    let mut amax = Amax::new();
+    drive(src, dst, streams, |block| {
+        let [a, b, c, d] = floats(block);
+        amax.add([a, b, c, d]);
+        let mul = |x| _mm256_mul_ps(x, scale);
+        encode_floats::<T>([mul(a), mul(b), mul(c), mul(d)]).0
+    });
+    amax.total()
+}
+
+/// Calls `values` for each half block and stores what it gives: a vector of 16-bit elements, or two of f32.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn fill<D: Source>(
+    src: &[u8],
+    dst: &mut [D],
+    streams: bool,
+    mut values: impl FnMut(&[u8; HALF]) -> [__m256i; 2],
+) {
+    let vectors = const { size_of::<[D; HALF]>() / 32 };
+    let (head, streams) = head(dst, streams);
+    let (src_head, src) = src.split_at(head);
+    let (dst_head, dst) = dst.split_at_mut(head);
+    let (blocks, src_tail) = src.as_chunks::<HALF>();
+    let (lines, dst_tail) = dst.as_chunks_mut::<HALF>();
+    for (block, line) in blocks.iter().zip(lines) {
+        let values = values(block);
+        let line = line.as_mut_ptr().cast::<__m256i>();
+        for (at, value) in values.into_iter().enumerate().take(vectors) {
+            if streams {
+                // SAFETY: within the block of `dst`, and aligned, as blocks are vectors and `head` leads to one.
+                unsafe { _mm256_stream_si256(line.wrapping_add(at), value) };
+            } else {
+                // SAFETY: within the block of `dst`.
+                unsafe { _mm256_storeu_si256(line.wrapping_add(at), value) };
+            }
+        }
+    }
+    if streams {
+        _mm_sfence();
+    }
+    for (src, dst) in [(src_head, dst_head), (src_tail, dst_tail)] {
+        for (src, dst) in src.chunks(HALF).zip(dst.chunks_mut(HALF)) {
+            let (mut block, mut line) = ([0; HALF], [D::default(); HALF]);
+            block[..src.len()].copy_from_slice(src);
+            let first = line.as_mut_ptr().cast::<__m256i>();
+            for (at, value) in values(&block).into_iter().enumerate().take(vectors) {
+                // SAFETY: within the block.
+                unsafe { _mm256_storeu_si256(first.wrapping_add(at), value) };
+            }
+            dst.copy_from_slice(&line[..dst.len()]);
+        }
+    }
+}
+
+/// Codes that are decoded together.
+const HALF: usize = 16;
+
+/// 16 codes with what decoding makes of them.
+struct Decoded {
+    /// The values, but for NaN; as f16, those of E4M3 times 2⁻⁸.
+    words: __m256i,
+    /// Lanes that are NaN.
+    is_nan: __m256i,
+}
+
+impl Decoded {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn new<T: Target>(block: &[u8; HALF]) -> Self {
+        // SAFETY: reads the 16 bytes of the block.
+        let codes = unsafe { _mm_loadu_si128(block.as_ptr().cast()) };
+        let codes = _mm256_cvtepu8_epi16(codes);
+        let magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7F));
+        let high = _mm256_slli_epi16::<8>(codes);
+        let words = if T::FORMAT.bias == 15 {
+            high
+        } else {
+            let sign = _mm256_and_si256(high, _mm256_set1_epi16(i16::MIN));
+            _mm256_or_si256(_mm256_slli_epi16::<7>(magnitude), sign)
+        };
+        let last_number = _mm256_set1_epi16(i16::from(T::FORMAT.first_nan - 1));
+        Self { words, is_nan: _mm256_cmpgt_epi16(magnitude, last_number) }
+    }
+
+    /// As f32, NaN canonical.
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    fn floats<T: Target>(&self) -> [__m256; 2] {
+        let widen = |words, is_nan| {
+            let x = _mm256_cvtph_ps(words);
+            let x = if T::FORMAT.bias == 15 { x } else { _mm256_mul_ps(x, _mm256_set1_ps(256.0)) };
+            canonical(x, _mm256_cvtepi16_epi32(is_nan))
+        };
+        [
+            widen(_mm256_castsi256_si128(self.words), _mm256_castsi256_si128(self.is_nan)),
+            widen(_mm256_extracti128_si256::<1>(self.words), _mm256_extracti128_si256::<1>(self.is_nan)),
+        ]
+    }
+}
+
+/// The canonical NaN where there is one.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn canonical(x: __m256, is_nan: __m256i) -> __m256 {
+    let nan = _mm256_castsi256_ps(splat(codec::F32_ABS));
+    _mm256_blendv_ps(x, nan, _mm256_castsi256_ps(is_nan))
+}
+
+/// f32, with canonical NaN, as 16-bit elements: rounded to nearest, ties to even.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn narrow<D: Source>([low, high]: [__m256; 2]) -> __m256i {
+    match D::KIND {
+        Kind::F16 => {
+            let narrow = |x| _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(x);
+            _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(narrow(low)), narrow(high))
+        }
+        Kind::BF16 | Kind::F32 => {
+            let narrow = |x| {
+                let bits = _mm256_castps_si256(x);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), splat(1));
+                let up = _mm256_add_epi32(_mm256_add_epi32(bits, splat(0x7FFF)), odd);
+                // The carry would turn NaN into a number.
+                let is_nan = _mm256_cmpeq_epi32(bits, splat(codec::F32_ABS));
+                _mm256_srli_epi32::<16>(_mm256_blendv_epi8(up, bits, is_nan))
+            };
+            _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(narrow(low), narrow(high)))
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], streams: bool) {
+    fill(src, dst, streams, |block| {
+        let decoded = Decoded::new::<T>(block);
+        let none = _mm256_setzero_si256();
+        match D::KIND {
+            Kind::F32 => {
+                let [low, high] = decoded.floats::<T>();
+                [_mm256_castps_si256(low), _mm256_castps_si256(high)]
+            }
+            Kind::F16 if T::FORMAT.bias == 15 => {
+                let nan = _mm256_set1_epi16(0x7FFF);
+                [_mm256_blendv_epi8(decoded.words, nan, decoded.is_nan), none]
+            }
+            Kind::F16 | Kind::BF16 => [narrow::<D>(decoded.floats::<T>()), none],
+        }
+    });
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: &mut [D], streams: bool) {
+    let scale_inv = _mm256_set1_ps(scale_inv);
+    fill(src, dst, streams, |block| {
+        let mul = |x| {
+            let x = _mm256_mul_ps(x, scale_inv);
+            canonical(x, _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x)))
+        };
+        let [low, high] = Decoded::new::<T>(block).floats::<T>();
+        let [low, high] = [mul(low), mul(high)];
+        match D::KIND {
+            Kind::F32 => [_mm256_castps_si256(low), _mm256_castps_si256(high)],
+            Kind::F16 | Kind::BF16 => [narrow::<D>([low, high]), _mm256_setzero_si256()],
+        }
+    });
+}
+
+/// Stochastic rounding: the portable loop, in this path's vectors.
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn stochastic<S: Source, T: Target>(src: &[S], scale: f32, random: Philox, dst: &mut [u8]) {
+    scalar::stochastic::<S, T>(src, scale, random, dst);
+}
+
+/// Writes the columns of a tile as rows of `dst`, `stride` apart; streamed ones begin at multiples of 32 bytes.
+#[target_feature(enable = "avx2")]
+pub(crate) fn transpose(tile: &Tile, dst: &mut [u8], stride: usize, streams: bool) {
+    let mut columns: Tile = [[0; TILE]; TILE];
+    for left in [0, 32] {
+        for (group, rows) in tile.as_chunks::<16>().0.iter().enumerate() {
+            let mut v = [_mm256_setzero_si256(); 16];
+            for (v, row) in v.iter_mut().zip(rows) {
+                // SAFETY: a row is 64 bytes, of which these are 32, from 0 or 32 on.
+                *v = unsafe { _mm256_loadu_si256(row.as_ptr().wrapping_add(left).cast()) };
+            }
+            // To interleave the first half of the rows with the second rotates a byte's place, the bits of its row and
+            // those of its column in the lane, by one bit; after four times row and column have changed places.
+            for _ in 0..4 {
+                let rows = v;
+                for i in 0..8 {
+                    v[2 * i] = _mm256_unpacklo_epi8(rows[i], rows[i + 8]);
+                    v[2 * i + 1] = _mm256_unpackhi_epi8(rows[i], rows[i + 8]);
+                }
+            }
+            for (i, v) in v.into_iter().enumerate() {
+                let [low, high] = [_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v)];
+                for (column, piece) in [(left + i, low), (left + 16 + i, high)] {
+                    let place = columns[column].as_mut_ptr().wrapping_add(16 * group);
+                    // SAFETY: a column is 64 bytes, of which these are 16, a group's.
+                    unsafe { _mm_storeu_si128(place.cast(), piece) };
+                }
+            }
+        }
+    }
+    let streams = streams && !cfg!(miri);
+    for (column, line) in columns.iter().zip(dst.chunks_mut(stride)) {
+        if streams {
+            let line = line[..TILE].as_mut_ptr();
+            for at in [0, 32] {
+                // SAFETY: half a column.
+                let half = unsafe { _mm256_loadu_si256(column.as_ptr().wrapping_add(at).cast()) };
+                // SAFETY: half of the line's first 64 bytes; aligned, as the caller says.
+                unsafe { _mm256_stream_si256(line.wrapping_add(at).cast(), half) };
+            }
+        } else {
+            line[..TILE].copy_from_slice(column);
+        }
+    }
+    _mm_sfence();
+}

@@ -1,0 +1,558 @@
+//! 64 elements at a time with AVX-512: F, BW, DQ, VL, VBMI.
+//!
+//! Whatever the source, rounding happens in 16-bit lanes, 32 of them in a vector. An f32 is cut down to a bf16 first and
+//! its last bit set if anything was cut off (round to odd): with four more significand bits than the target needs two
+//! roundings are one. There the code is one addition away, `code = (c + D) >> shift`, whose addend D depends on the bits
+//! above the target's last one alone: a formula for normal results, a register of 32 words for subnormal ones.
+//!
+//! NaN is a branch per 64 elements that ordinary data never take.
+
+pub(crate) use super::avx2::transpose;
+mod products;
+
+use super::target::{Rounding, Target};
+use super::{Scale, scalar};
+use crate::codec;
+use crate::philox::Philox;
+use crate::traits::{Kind, Source};
+use core::arch::x86_64::*;
+pub(super) use products::Products;
+
+/// Elements of a block: a vector of codes, and a cache line of them.
+const BLOCK: usize = 64;
+
+/// A block's codes.
+type Codes = __m512i;
+
+/// Elements in front of the first line of `dst`, and whether lines are to be streamed.
+#[inline]
+fn head<D>(dst: &[D], streams: bool) -> (usize, bool) {
+    let head = dst.as_ptr().align_offset(64);
+    if streams && head < BLOCK { (head.min(dst.len()), true) } else { (0, false) }
+}
+
+/// Calls `codes` for each block and stores what it gives, the rests at both ends by way of a whole block.
+///
+/// `streams` says that the codes go past the caches; then the blocks begin where `dst` is aligned.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+fn drive<S: Source>(src: &[S], dst: &mut [u8], streams: bool, mut codes: impl FnMut(&[S; BLOCK]) -> Codes) {
+    let (head, streams) = head(dst, streams);
+    let (src_head, src) = src.split_at(head);
+    let (dst_head, dst) = dst.split_at_mut(head);
+    let (blocks, src_tail) = src.as_chunks::<BLOCK>();
+    let (lines, dst_tail) = dst.as_chunks_mut::<BLOCK>();
+    if streams {
+        for (block, line) in blocks.iter().zip(lines) {
+            let codes = codes(block);
+            // SAFETY: a line is 64 bytes, and aligned, as all before it are lines and the first begins where `dst` is.
+            unsafe { _mm512_stream_si512(line.as_mut_ptr().cast(), codes) };
+        }
+        // Streamed lines are seen by others only after this.
+        _mm_sfence();
+    } else {
+        for (block, line) in blocks.iter().zip(lines) {
+            store(line, codes(block));
+        }
+    }
+    for (src, dst) in [(src_head, dst_head), (src_tail, dst_tail)] {
+        if !src.is_empty() {
+            let (mut block, mut line) = ([S::default(); BLOCK], [0; BLOCK]);
+            block[..src.len()].copy_from_slice(src);
+            store(&mut line, codes(&block));
+            dst.copy_from_slice(&line[..dst.len()]);
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store(line: &mut [u8; BLOCK], codes: Codes) {
+    // SAFETY: a line is the 64 bytes that are written.
+    unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), codes) };
+}
+
+/// A block of 16-bit elements, as two vectors.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn words<S: Source>(block: &[S; BLOCK]) -> [__m512i; 2] {
+    const { assert!(size_of::<S>() >= 2) };
+    let first = block.as_ptr().cast::<__m512i>();
+    // SAFETY: a block is 128 bytes at least; this reads the first half.
+    let low = unsafe { _mm512_loadu_si512(first) };
+    // SAFETY: as above, the second half.
+    let high = unsafe { _mm512_loadu_si512(first.wrapping_add(1)) };
+    [low, high]
+}
+
+/// The values of a block, as four vectors. Of f16 and bf16 they are in order, too.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn floats<S: Source>(block: &[S; BLOCK]) -> [__m512; 4] {
+    match S::KIND {
+        Kind::F32 => {
+            let first = block.as_ptr().cast::<f32>();
+            // SAFETY: a block is 64 f32; each of these reads 16, from 0, 16, 32 and 48 on.
+            let load = |at| unsafe { _mm512_loadu_ps(first.wrapping_add(at)) };
+            [load(0), load(16), load(32), load(48)]
+        }
+        Kind::F16 => {
+            let [a, b, c, d] = halves(block);
+            [_mm512_cvtph_ps(a), _mm512_cvtph_ps(b), _mm512_cvtph_ps(c), _mm512_cvtph_ps(d)]
+        }
+        Kind::BF16 => {
+            let widen = |x| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x)));
+            let [a, b, c, d] = halves(block);
+            [widen(a), widen(b), widen(c), widen(d)]
+        }
+    }
+}
+
+/// A block of 16-bit elements, as four vectors.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn halves<S: Source>(block: &[S; BLOCK]) -> [__m256i; 4] {
+    let first = block.as_ptr().cast::<__m256i>();
+    const { assert!(size_of::<S>() >= 2) };
+    // SAFETY: a block is 128 bytes at least; each of these reads 32, from 0, 32, 64 and 96 on.
+    let load = |at| unsafe { _mm256_loadu_si256(first.wrapping_add(at)) };
+    [load(0), load(1), load(2), load(3)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn table<T, const N: usize>(table: &[T; N]) -> __m512i {
+    const { assert!(size_of::<[T; N]>() == 64) };
+    // SAFETY: the table is the 64 bytes that are read.
+    unsafe { _mm512_loadu_si512(table.as_ptr().cast()) }
+}
+
+/// Shift counts are constants to the compiler, which makes them part of the instruction.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn shift_right(x: __m512i, count: u32) -> __m512i {
+    _mm512_srl_epi16(x, _mm_cvtsi32_si128(count.cast_signed()))
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn shift_left(x: __m512i, count: u32) -> __m512i {
+    _mm512_sll_epi16(x, _mm_cvtsi32_si128(count.cast_signed()))
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn splat(x: u16) -> __m512i {
+    _mm512_set1_epi16(x.cast_signed())
+}
+
+const ABS: u16 = 0x7FFF;
+
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn abs(x: __m512i) -> __m512i {
+    _mm512_and_si512(x, splat(ABS))
+}
+
+/// Constants of rounding from an encoding of 16 bits.
+struct Of<const MAN: u32, const BIAS: u32, T>(core::marker::PhantomData<T>);
+
+impl<const MAN: u32, const BIAS: u32, T: Target> Of<MAN, BIAS, T> {
+    const ROUNDING: Rounding = Rounding::new(MAN, BIAS, T::FORMAT, T::TOP);
+}
+
+/// Codes in the upper bytes of words whose magnitudes are `a`; the lower bytes are anything, as are codes of NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+fn round(x: __m512i, a: __m512i, of: &Rounding) -> __m512i {
+    let c = _mm512_min_epu16(a, splat(of.clamp));
+    let t = if of.is_even {
+        // The target's subnormals are the source's: one rule for all.
+        let odd = _mm512_and_si512(shift_right(c, of.shift), splat(1));
+        _mm512_add_epi16(_mm512_add_epi16(c, splat((1 << (of.shift - 1)) - 1)), odd)
+    } else {
+        let c = _mm512_max_epu16(c, splat(of.floor));
+        let h = shift_right(c, of.shift);
+        let is_subnormal = _mm512_cmplt_epu16_mask(c, splat(of.min_normal));
+        // !(K | (h & 1)), and c less that is c + K + (h & 1) + 1.
+        let d = _mm512_ternarylogic_epi32::<0x07>(splat(of.addend), h, splat(1));
+        let d = _mm512_mask_permutexvar_epi16(d, is_subnormal, h, table(&of.subnormal));
+        _mm512_sub_epi16(c, d)
+    };
+    // t | (x & sign)
+    _mm512_ternarylogic_epi32::<0xF8>(shift_left(t, 8 - of.shift), x, splat(!ABS))
+}
+
+/// Where bytes of two vectors go.
+const fn order(is_interleaved: bool) -> [u8; BLOCK] {
+    let mut order = [0; BLOCK];
+    let mut i = 0;
+    while i < BLOCK {
+        // Word of both vectors that holds element i: in order, or of each 32 the first and second half in turns.
+        let word = if is_interleaved { (i & 32) | ((i & 15) << 1) | ((i >> 4) & 1) } else { i };
+        order[i] = (2 * word + 1).to_le_bytes()[0];
+        i += 1;
+    }
+    order
+}
+
+const IN_ORDER: [u8; BLOCK] = order(false);
+const INTERLEAVED: [u8; BLOCK] = order(true);
+
+/// The upper bytes of words, as codes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vbmi")]
+fn pack([low, high]: [__m512i; 2], order: &[u8; BLOCK]) -> Codes {
+    _mm512_permutex2var_epi8(low, table(order), high)
+}
+
+/// Marks a branch as one that is hardly ever taken.
+#[cold]
+fn cold() {}
+
+/// Codes of two vectors of words, and whether one of them is NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+fn encode_words(x: [__m512i; 2], of: &Rounding, order: &[u8; BLOCK]) -> (Codes, bool) {
+    let a = [abs(x[0]), abs(x[1])];
+    let mut r = [round(x[0], a[0], of), round(x[1], a[1], of)];
+    let infinity = splat(of.infinity);
+    let is_nan = _mm512_cmpgt_epu16_mask(_mm512_max_epu16(a[0], a[1]), infinity) != 0;
+    if is_nan {
+        cold();
+        let nan = splat((codec::NAN as u16) << 8);
+        r[0] = _mm512_mask_mov_epi16(r[0], _mm512_cmpgt_epu16_mask(a[0], infinity), nan);
+        r[1] = _mm512_mask_mov_epi16(r[1], _mm512_cmpgt_epu16_mask(a[1], infinity), nan);
+    }
+    (pack(r, order), is_nan)
+}
+
+/// Two vectors of f32, rounded to odd, as words: of the first and the second in turns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn round_to_odd(low: __m512, high: __m512) -> __m512i {
+    let sticky = |x: __m512| {
+        let x = _mm512_castps_si512(x);
+        let is_cut = _mm512_test_epi32_mask(x, _mm512_set1_epi32(0xFFFF));
+        _mm512_mask_or_epi32(x, is_cut, x, _mm512_set1_epi32(0x1_0000))
+    };
+    _mm512_mask_blend_epi16(0xAAAA_AAAA, _mm512_srli_epi32::<16>(sticky(low)), sticky(high))
+}
+
+/// Codes of four vectors of f32, and whether one of them is NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+fn encode_floats<T: Target>(x: [__m512; 4]) -> (Codes, bool) {
+    let words = [round_to_odd(x[0], x[1]), round_to_odd(x[2], x[3])];
+    encode_words(words, &Of::<7, 127, T>::ROUNDING, &INTERLEAVED)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub(crate) fn encode<S: Source, T: Target>(src: &[S], dst: &mut [u8], streams: bool) {
+    match S::KIND {
+        Kind::F32 => drive(src, dst, streams, |block| encode_floats::<T>(floats(block)).0),
+        Kind::F16 => drive(src, dst, streams, |block| {
+            encode_words(words(block), &Of::<10, 15, T>::ROUNDING, &IN_ORDER).0
+        }),
+        Kind::BF16 => drive(src, dst, streams, |block| {
+            encode_words(words(block), &Of::<7, 127, T>::ROUNDING, &IN_ORDER).0
+        }),
+    }
+}
+
+/// Largest magnitudes of lanes so far.
+struct Amax([__m512; 4]);
+
+impl Amax {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn new() -> Self {
+        Self([_mm512_setzero_ps(); 4])
+    }
+
+    /// Of values without a NaN: one instruction each.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    fn add(&mut self, x: [__m512; 4]) {
+        // The larger in magnitude, with its sign cleared.
+        for (lane, x) in self.0.iter_mut().zip(x) {
+            *lane = _mm512_range_ps::<0b1011>(*lane, x);
+        }
+    }
+
+    /// Of any values: a NaN is passed over, as `max` gives its second operand where one is NaN.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    fn add_any(&mut self, x: [__m512; 4]) {
+        for (lane, x) in self.0.iter_mut().zip(x) {
+            *lane = _mm512_max_ps(_mm512_abs_ps(x), *lane);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn total(self) -> f32 {
+        let [a, b, c, d] = self.0;
+        _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)))
+    }
+}
+
+/// Largest magnitudes of lanes of 16-bit elements so far, as their bits: magnitudes order like numbers.
+struct AmaxOfWords(__m512i);
+
+impl AmaxOfWords {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn new() -> Self {
+        Self(_mm512_setzero_si512())
+    }
+
+    /// Of elements without a NaN.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn add(&mut self, [low, high]: [__m512i; 2]) {
+        self.0 = _mm512_max_epu16(self.0, _mm512_max_epu16(abs(low), abs(high)));
+    }
+
+    /// Of any elements: NaN is passed over.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn add_any(&mut self, [low, high]: [__m512i; 2], infinity: u16) {
+        for x in [abs(low), abs(high)] {
+            let is_number = _mm512_cmple_epu16_mask(x, splat(infinity));
+            self.0 = _mm512_mask_max_epu16(self.0, is_number, self.0, x);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn total<S: Source>(self) -> f32 {
+        let mut lanes = [0_u16; 32];
+        // SAFETY: the 32 words are the 64 bytes that are written.
+        unsafe { _mm512_storeu_si512(lanes.as_mut_ptr().cast(), self.0) };
+        let bits = lanes.into_iter().fold(0, u16::max);
+        if let Kind::F16 = S::KIND { codec::f16_to_f32(bits) } else { codec::bf16_to_f32(bits) }
+    }
+}
+
+/// The bits of infinity in an element of 16 bits.
+const fn infinity<S: Source>() -> u16 {
+    if let Kind::F16 = S::KIND { 0x7C00 } else { 0x7F80 }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub(crate) fn amax<S: Source>(src: &[S]) -> f32 {
+    let (blocks, rest) = src.as_chunks::<BLOCK>();
+    let mut last = [S::default(); BLOCK];
+    last[..rest.len()].copy_from_slice(rest);
+    let blocks = blocks.iter().chain([&last]);
+    if let Kind::F32 = S::KIND {
+        let mut amax = Amax::new();
+        blocks.for_each(|block| amax.add_any(floats(block)));
+        amax.total()
+    } else {
+        let mut amax = AmaxOfWords::new();
+        blocks.for_each(|block| amax.add_any(words(block), infinity::<S>()));
+        amax.total::<S>()
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub(crate) fn quantize<S: Source, T: Target>(src: &[S], scale: &Scale, dst: &mut [u8], streams: bool) -> f32 {
+    match &scale.products {
+        Some(products) => products::quantize::<S, T>(src, products, dst, streams),
+        None => quantize_products::<S, T>(src, scale.value, dst, streams),
+    }
+}
+
+/// Quantization by multiplication.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+fn quantize_products<S: Source, T: Target>(src: &[S], scale: f32, dst: &mut [u8], streams: bool) -> f32 {
+    let scale = _mm512_set1_ps(scale);
+    let mut amax = Amax::new();
+    drive(src, dst, streams, |block| {
+        let [a, b, c, d] = floats(block);
+        let mul = |x| _mm512_mul_ps(x, scale);
+        let (codes, is_nan) = encode_floats::<T>([mul(a), mul(b), mul(c), mul(d)]);
+        // Where no product is NaN no element is.
+        if is_nan {
+            cold();
+            amax.add_any([a, b, c, d]);
+        } else {
+            amax.add([a, b, c, d]);
+        }
+        codes
+    });
+    amax.total()
+}
+
+/// Calls `values` for each block and stores what it gives: two vectors of 16-bit elements, or four of f32.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+fn fill<D: Source>(
+    src: &[u8],
+    dst: &mut [D],
+    streams: bool,
+    mut values: impl FnMut(&[u8; BLOCK]) -> [__m512i; 4],
+) {
+    let vectors = const { size_of::<[D; BLOCK]>() / 64 };
+    let (head, streams) = head(dst, streams);
+    let (src_head, src) = src.split_at(head);
+    let (dst_head, dst) = dst.split_at_mut(head);
+    let (blocks, src_tail) = src.as_chunks::<BLOCK>();
+    let (lines, dst_tail) = dst.as_chunks_mut::<BLOCK>();
+    for (block, line) in blocks.iter().zip(lines) {
+        let values = values(block);
+        let line = line.as_mut_ptr().cast::<__m512i>();
+        for (at, value) in values.into_iter().enumerate().take(vectors) {
+            if streams {
+                // SAFETY: within the block of `dst`, and aligned, as blocks are some lines long and `head` leads to one.
+                unsafe { _mm512_stream_si512(line.wrapping_add(at), value) };
+            } else {
+                // SAFETY: within the block of `dst`.
+                unsafe { _mm512_storeu_si512(line.wrapping_add(at), value) };
+            }
+        }
+    }
+    if streams {
+        _mm_sfence();
+    }
+    for (src, dst) in [(src_head, dst_head), (src_tail, dst_tail)] {
+        if !src.is_empty() {
+            let (mut block, mut line) = ([0; BLOCK], [D::default(); BLOCK]);
+            block[..src.len()].copy_from_slice(src);
+            let first = line.as_mut_ptr().cast::<__m512i>();
+            for (at, value) in values(&block).into_iter().enumerate().take(vectors) {
+                // SAFETY: within the block.
+                unsafe { _mm512_storeu_si512(first.wrapping_add(at), value) };
+            }
+            dst.copy_from_slice(&line[..dst.len()]);
+        }
+    }
+}
+
+/// The words of all magnitudes.
+struct Values<T, D>(core::marker::PhantomData<(T, D)>);
+
+impl<T: Target, D: Source> Values<T, D> {
+    /// As f16, or as bf16, which are the upper halves of f32.
+    const TABLE: [[u16; 32]; 4] = {
+        let mut table = [[0; 32]; 4];
+        let mut code = 0;
+        while code < 128 {
+            let word = &mut table[code / 32][code % 32];
+            let code_byte = code.to_le_bytes()[0];
+            *word = match D::KIND {
+                Kind::F16 => T::FORMAT.decode_f16(code_byte),
+                Kind::F32 | Kind::BF16 => T::FORMAT.decode_bf16(code_byte),
+            };
+            code += 1;
+        }
+        table
+    };
+}
+
+/// The words of 32 codes, and which are NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn decode_words<T: Target, D: Source>(codes: __m256i) -> (__m512i, __mmask32) {
+    let codes = _mm512_cvtepu8_epi16(codes);
+    let is_nan =
+        _mm512_cmpge_epu16_mask(_mm512_and_si512(codes, splat(0x7F)), splat(T::FORMAT.first_nan.into()));
+    let high = _mm512_slli_epi16::<8>(codes);
+    let words = if matches!(D::KIND, Kind::F16) && T::FORMAT.bias == 15 {
+        high // E5M2 is the upper byte of an f16
+    } else {
+        let [a, b, c, d] = &Values::<T, D>::TABLE;
+        let low = _mm512_permutex2var_epi16(table(a), codes, table(b));
+        let upper = _mm512_permutex2var_epi16(table(c), codes, table(d));
+        let words = _mm512_mask_mov_epi16(low, _mm512_test_epi16_mask(codes, splat(0x40)), upper);
+        // words | (high & sign)
+        _mm512_ternarylogic_epi32::<0xF8>(words, high, splat(!ABS))
+    };
+    (_mm512_mask_mov_epi16(words, is_nan, splat(ABS)), is_nan)
+}
+
+/// The halves of a block of codes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn codes(block: &[u8; BLOCK]) -> [__m256i; 2] {
+    let first = block.as_ptr().cast::<__m256i>();
+    // SAFETY: the first 32 of 64 bytes.
+    let low = unsafe { _mm256_loadu_si256(first) };
+    // SAFETY: the others.
+    let high = unsafe { _mm256_loadu_si256(first.wrapping_add(1)) };
+    [low, high]
+}
+
+/// The values of a block, as four vectors of f32.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn decode_floats<T: Target>(block: &[u8; BLOCK]) -> [__m512i; 4] {
+    let [low, high] = codes(block);
+    let (low, low_nan) = decode_words::<T, f32>(low);
+    let (high, high_nan) = decode_words::<T, f32>(high);
+    let widen = |words, is_nan: __mmask32| {
+        let x = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(words));
+        let [low, high, ..] = is_nan.to_le_bytes();
+        _mm512_mask_or_epi32(x, u16::from_le_bytes([low, high]), x, _mm512_set1_epi32(0xFFFF))
+    };
+    [
+        widen(_mm512_castsi512_si256(low), low_nan),
+        widen(_mm512_extracti64x4_epi64::<1>(low), low_nan >> 16),
+        widen(_mm512_castsi512_si256(high), high_nan),
+        widen(_mm512_extracti64x4_epi64::<1>(high), high_nan >> 16),
+    ]
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub(crate) fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], streams: bool) {
+    fill(src, dst, streams, |block| match D::KIND {
+        Kind::F32 => decode_floats::<T>(block),
+        Kind::F16 | Kind::BF16 => {
+            let [low, high] = codes(block);
+            let none = _mm512_setzero_si512();
+            [decode_words::<T, D>(low).0, decode_words::<T, D>(high).0, none, none]
+        }
+    });
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub(crate) fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: &mut [D], streams: bool) {
+    let scale_inv = _mm512_set1_ps(scale_inv);
+    fill(src, dst, streams, |block| {
+        let mul = |x| {
+            let x = _mm512_mul_ps(_mm512_castsi512_ps(x), scale_inv);
+            let is_nan = _mm512_cmpunord_ps_mask(x, x);
+            (_mm512_mask_mov_epi32(_mm512_castps_si512(x), is_nan, _mm512_set1_epi32(i32::MAX)), is_nan)
+        };
+        let [a, b, c, d] = decode_floats::<T>(block);
+        let [a, b, c, d] = [mul(a), mul(b), mul(c), mul(d)];
+        let narrow = |(x, is_nan)| match D::KIND {
+            Kind::BF16 => {
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(x), _mm512_set1_epi32(1));
+                let x = _mm512_add_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(0x7FFF)), odd);
+                let x = _mm512_mask_mov_epi32(x, is_nan, _mm512_set1_epi32(i32::MAX));
+                _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x))
+            }
+            Kind::F16 | Kind::F32 => {
+                _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm512_castsi512_ps(x))
+            }
+        };
+        let join = |low, high| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+        match D::KIND {
+            Kind::F32 => [a.0, b.0, c.0, d.0],
+            Kind::F16 | Kind::BF16 => {
+                let none = _mm512_setzero_si512();
+                [join(narrow(a), narrow(b)), join(narrow(c), narrow(d)), none, none]
+            }
+        }
+    });
+}
+
+/// Stochastic rounding: the portable loop, in this path's vectors.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub(crate) fn stochastic<S: Source, T: Target>(src: &[S], scale: f32, random: Philox, dst: &mut [u8]) {
+    scalar::stochastic::<S, T>(src, scale, random, dst);
+}

@@ -1,0 +1,98 @@
+//! The paths: one file for each set of instructions, with the same functions in every file.
+//!
+//! | function | |
+//! |---|---|
+//! | `encode`, `decode` | conversion |
+//! | `quantize`, `dequantize`, `stochastic` | conversion with a scale |
+//! | `amax` | the largest magnitude |
+//! | `transpose` | a tile of codes |
+//!
+//! Slices of one call are equally long; `streams` asks for stores that go past the caches. All paths give the same bits.
+#![allow(unsafe_code, reason = "vectors are loaded and stored through pointers; see each SAFETY line")]
+
+#[cfg(all(target_arch = "x86_64", feature = "std"))]
+pub(crate) mod avx2;
+#[cfg(all(target_arch = "x86_64", feature = "std"))]
+pub(crate) mod avx512;
+#[cfg(feature = "std")]
+mod cache;
+mod path;
+pub(crate) mod scalar;
+mod target;
+
+use crate::philox::Philox;
+use crate::traits::{Fp8, Source};
+#[cfg(feature = "std")]
+pub(crate) use cache::last_level;
+pub(crate) use path::Kind;
+pub use path::Path;
+pub(crate) use target::{Overflowing, Saturating, Target};
+
+/// A scale, with what a path prepares of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale {
+    value: f32,
+    #[cfg(all(target_arch = "x86_64", feature = "std"))]
+    products: Option<avx512::Products>,
+}
+
+impl Scale {
+    /// For `len` elements in all.
+    pub(crate) fn new<S: Source, T: Target>(path: Path, value: f32, len: usize) -> Self {
+        #[cfg(all(target_arch = "x86_64", feature = "std"))]
+        if let Kind::Avx512 = path.0 {
+            // SAFETY: the CPU has this path's instructions.
+            let products = unsafe { avx512::Products::new::<S, T>(value, len) };
+            return Self { value, products };
+        }
+        let _ = (path, len);
+        Self {
+            value,
+            #[cfg(all(target_arch = "x86_64", feature = "std"))]
+            products: None,
+        }
+    }
+}
+
+/// Side of a tile: its rows and its columns are a cache line of codes each.
+pub(crate) const TILE: usize = 64;
+pub(crate) type Tile = [[u8; TILE]; TILE];
+
+/// Functions that call the path's function of the same name.
+macro_rules! dispatch {
+    ($(fn $name:ident<$($generic:ident: $bound:path),*>($($arg:ident: $type:ty),*) $(-> $out:ty)?;)*) => {$(
+        #[inline]
+        pub(crate) fn $name<$($generic: $bound),*>(path: Path, $($arg: $type),*) $(-> $out)? {
+            match path.0 {
+                Kind::Scalar => scalar::$name::<$($generic),*>($($arg),*),
+                // SAFETY: a `Path` of this kind exists only where the CPU has its instructions.
+                #[cfg(all(target_arch = "x86_64", feature = "std"))]
+                Kind::Avx2 => unsafe { avx2::$name::<$($generic),*>($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(all(target_arch = "x86_64", feature = "std"))]
+                Kind::Avx512 => unsafe { avx512::$name::<$($generic),*>($($arg),*) },
+            }
+        }
+    )*};
+}
+
+dispatch! {
+    fn encode<S: Source, T: Target>(src: &[S], dst: &mut [u8], streams: bool);
+    fn quantize<S: Source, T: Target>(src: &[S], scale: &Scale, dst: &mut [u8], streams: bool) -> f32;
+    fn stochastic<S: Source, T: Target>(src: &[S], scale: f32, random: Philox, dst: &mut [u8]);
+    fn amax<S: Source>(src: &[S]) -> f32;
+    fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], streams: bool);
+    fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: &mut [D], streams: bool);
+    fn transpose<>(tile: &Tile, dst: &mut [u8], stride: usize, streams: bool);
+}
+
+/// Codes as bytes.
+pub(crate) fn bytes<T: Fp8>(codes: &[T]) -> &[u8] {
+    // SAFETY: `Fp8` is sealed; its types are transparent wrappers of a u8, each value of which is valid.
+    unsafe { core::slice::from_raw_parts(codes.as_ptr().cast(), codes.len()) }
+}
+
+pub(crate) fn bytes_mut<T: Fp8>(codes: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above; the slice is borrowed uniquely.
+    unsafe { core::slice::from_raw_parts_mut(codes.as_mut_ptr().cast(), codes.len()) }
+}

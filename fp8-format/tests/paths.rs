@@ -1,0 +1,349 @@
+//! Every path of this machine against the scalar conversions: all lengths and alignments, with and without stores past the
+//! caches, nothing written outside the destination.
+
+use fp8_format::philox::Philox;
+use fp8_format::slice::{Codec, Path};
+use fp8_format::{E4M3, E5M2, Fp8, Source};
+use half::{bf16, f16};
+
+/// Each path, with plain stores and with those past the caches.
+fn codecs() -> Vec<Codec> {
+    Path::available()
+        .flat_map(|path| [usize::MAX, 0].map(|bytes| Codec::new().on(path).streaming_beyond(bytes)))
+        .collect()
+}
+
+/// All sixteen bits of patterns, in an order that mixes large and small ones.
+fn patterns() -> impl Iterator<Item = u16> {
+    (0..=u16::MAX).map(|i| i.wrapping_mul(0x9E37) ^ 0x1234)
+}
+
+/// f32 of all kinds: ordinary ones, ties, edges of the formats, NaN in turns.
+fn floats(len: usize) -> Vec<f32> {
+    let edges =
+        [0.0, -0.0, 448.0, 464.0, 464.1, 480.0, -61440.0, 61439.9, 9.765_625e-4, 7.6e-6, 1e-40, f32::MAX];
+    (0..len)
+        .map(|i| match i % 37 {
+            36 => f32::from_bits([0x7F80_0000, 0xFFC0_0000, 0x7F80_0001, 0xFF80_0000][i / 37 % 4]),
+            k @ 24..36 => edges[k - 24],
+            _ => {
+                f32::from_bits((i as u32).wrapping_mul(0x9E37_79B9) >> 4 | 0x3800_0000)
+                    * if i % 3 == 0 { -1.0 } else { 1.0 }
+            }
+        })
+        .collect()
+}
+
+fn bits<T: Fp8>(codes: &[T]) -> Vec<u8> {
+    codes.iter().map(|code| code.to_bits()).collect()
+}
+
+/// Runs `convert` from every offset of a source to every offset of a destination with guards around it, and compares with
+/// `want`, element by element.
+fn at_all_places<S: Copy, D: Copy, B: PartialEq + core::fmt::Debug>(
+    what: &str,
+    src: &[S],
+    guard: D,
+    bits: impl Fn(D) -> B,
+    convert: impl Fn(&[S], &mut [D]),
+    want: impl Fn(S) -> D,
+) {
+    let lengths = (0..=257).filter(|len| len % 3 == 0 || len % 64 < 3 || len % 64 > 61);
+    let mut dst = [guard; 257 + 128];
+    for len in lengths {
+        for offset in [0, 1, 3, 31, 32, 63].into_iter().chain([len % 64, (len * 7) % 64]) {
+            let from = (len * 5 + offset) % 64;
+            let src = &src[from..from + len];
+            convert(src, &mut dst[offset..offset + len]);
+            for (i, x) in src.iter().enumerate() {
+                let got = bits(dst[offset + i]);
+                assert_eq!(got, bits(want(*x)), "{what}: length {len}, offset {offset}, element {i}");
+            }
+            let outside = dst[..offset].iter().chain(&dst[offset + len..]);
+            assert!(
+                outside.clone().all(|d| bits(*d) == bits(guard)),
+                "{what}: length {len}, offset {offset}"
+            );
+            dst.fill(guard);
+        }
+    }
+}
+
+#[test]
+fn slices_of_all_lengths_at_all_places() {
+    fn check<T: Fp8>(codec: Codec) {
+        let guard = T::from_bits(0x55);
+        let x = floats(400);
+        let x16: Vec<f16> = x.iter().map(|x| f16::from_f32(*x)).collect();
+        let xb16: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+        let name = |what| format!("{codec:?} {} {what}", T::ENCODING);
+        let b = T::to_bits;
+        at_all_places(&name("f32"), &x, guard, b, |s, d| codec.from_f32(s, d).unwrap(), T::from_f32);
+        at_all_places(
+            &name("f32 saturating"),
+            &x,
+            guard,
+            b,
+            |s, d| codec.from_f32_saturating(s, d).unwrap(),
+            T::from_f32_saturating,
+        );
+        at_all_places(&name("f16"), &x16, guard, b, |s, d| codec.from_f16(s, d).unwrap(), T::from_f16);
+        at_all_places(&name("bf16"), &xb16, guard, b, |s, d| codec.from_bf16(s, d).unwrap(), T::from_bf16);
+        let quantize = |s: &[f32], d: &mut [T]| {
+            let amax = codec.quantize(s, 0.37, d).unwrap();
+            let want = s.iter().filter(|x| !x.is_nan()).fold(0.0, |max: f32, x| max.max(x.abs()));
+            assert_eq!((amax, codec.amax(s)), (want, want));
+        };
+        at_all_places(&name("quantize"), &x, guard, b, quantize, |x| T::from_f32_saturating(x * 0.37));
+        let quantize = |s: &[bf16], d: &mut [T]| {
+            let amax = codec.quantize(s, -1.7, d).unwrap();
+            let want = s.iter().filter(|x| !x.is_nan()).fold(0.0, |max: f32, x| max.max(x.to_f32().abs()));
+            assert_eq!((amax, codec.amax(s)), (want, want));
+        };
+        at_all_places(&name("quantize bf16"), &xb16, guard, b, quantize, |x| {
+            T::from_f32_saturating(x.to_f32() * -1.7)
+        });
+        let codes: Vec<T> = (0..400).map(|i| T::from_bits((i * 7) as u8)).collect();
+        let f32_bits = |x: f32| x.to_bits();
+        at_all_places(&name("to f32"), &codes, 0.3, f32_bits, |s, d| codec.to_f32(s, d).unwrap(), T::to_f32);
+        let guard = f16::from_bits(0x5555);
+        at_all_places(
+            &name("to f16"),
+            &codes,
+            guard,
+            f16::to_bits,
+            |s, d| codec.to_f16(s, d).unwrap(),
+            T::to_f16,
+        );
+        let guard = bf16::from_bits(0x5555);
+        let to_bf16 = |s: &[T], d: &mut [bf16]| codec.to_bf16(s, d).unwrap();
+        at_all_places(&name("to bf16"), &codes, guard, bf16::to_bits, to_bf16, T::to_bf16);
+    }
+    for codec in codecs() {
+        check::<E4M3>(codec);
+        check::<E5M2>(codec);
+    }
+}
+
+/// Scales for which products are ordinary, subnormal, infinite, NaN.
+const SCALES: [f32; 20] = [
+    1.0,
+    0.37,
+    448.0 / 3.1,
+    3e5,
+    1.999_999_9,
+    1.000_000_1,
+    0.0117,
+    1.0 / 1024.0,
+    4096.0,
+    1e-30,
+    -1.5,
+    0.0,
+    1e-40,
+    3e38,
+    1.1e30,
+    1.2e30,
+    7.8e-31,
+    7.9e-31,
+    f32::INFINITY,
+    f32::NAN,
+];
+
+/// All patterns of 16 bits, in slices long enough for tables.
+#[test]
+fn quantized_halves() {
+    fn check<T: Fp8, S: Source>(from_bits: fn(u16) -> S) {
+        let all: Vec<S> = patterns().map(from_bits).collect();
+        let magnitudes =
+            |x: &[S]| x.iter().map(|x| x.to_f32().abs()).filter(|x| !x.is_nan()).fold(0.0, f32::max);
+        let amax = magnitudes(&all);
+        let short: Vec<S> = all.iter().copied().filter(|x| x.to_f32().abs() < 3.0).collect();
+        let short_amax = magnitudes(&short);
+        for scale in SCALES {
+            let want: Vec<u8> =
+                all.iter().map(|x| T::from_f32_saturating(x.to_f32() * scale).to_bits()).collect();
+            for codec in codecs() {
+                let mut codes = vec![T::default(); all.len()];
+                assert_eq!(codec.quantize(&all, scale, &mut codes).unwrap(), amax, "{codec:?} {scale}");
+                let wrong =
+                    bits(&codes).into_iter().zip(&want).zip(patterns()).find(|((got, want), _)| got != *want);
+                assert!(wrong.is_none(), "{codec:?} {scale}: {wrong:x?}");
+                // Without a NaN, and a rest at the end.
+                let mut codes = vec![T::default(); short.len()];
+                assert_eq!(codec.quantize(&short, scale, &mut codes).unwrap(), short_amax);
+                let want = short.iter().map(|x| T::from_f32_saturating(x.to_f32() * scale).to_bits());
+                assert!(bits(&codes).into_iter().eq(want), "{codec:?} {scale}");
+            }
+        }
+    }
+    check::<E4M3, bf16>(bf16::from_bits);
+    check::<E5M2, bf16>(bf16::from_bits);
+    check::<E4M3, f16>(f16::from_bits);
+    check::<E5M2, f16>(f16::from_bits);
+}
+
+/// A part of the patterns of f32, all of the halves, all codes.
+#[test]
+fn conversions_of_many_patterns() {
+    fn check<T: Fp8>(codec: Codec) {
+        let x: Vec<f32> = (0..=u32::MAX / 4099).map(|i| f32::from_bits(i * 4099)).collect();
+        let mut codes = vec![T::default(); x.len()];
+        let mut expect = |convert: &dyn Fn(&mut [T]), want: &dyn Fn(f32) -> T| {
+            convert(&mut codes);
+            let wrong = codes.iter().zip(&x).find(|(code, x)| code.to_bits() != want(**x).to_bits());
+            assert!(wrong.is_none(), "{codec:?} {}: {wrong:?}", T::ENCODING);
+        };
+        expect(&|d| codec.from_f32(&x, d).unwrap(), &T::from_f32);
+        expect(&|d| codec.from_f32_saturating(&x, d).unwrap(), &T::from_f32_saturating);
+        for scale in SCALES {
+            expect(&|d| assert!(codec.quantize(&x, scale, d).unwrap() > 0.0), &|x| {
+                T::from_f32_saturating(x * scale)
+            });
+        }
+        let x: Vec<f16> = patterns().map(f16::from_bits).collect();
+        let mut codes = vec![T::default(); x.len()];
+        codec.from_f16(&x, &mut codes).unwrap();
+        assert!(
+            codes.iter().zip(&x).all(|(code, x)| code.to_bits() == T::from_f16(*x).to_bits()),
+            "{codec:?}"
+        );
+        codec.from_f16_saturating(&x, &mut codes).unwrap();
+        assert!(codes.iter().zip(&x).all(|(code, x)| code.to_bits() == T::from_f16_saturating(*x).to_bits()));
+        let x: Vec<bf16> = patterns().map(bf16::from_bits).collect();
+        codec.from_bf16(&x, &mut codes).unwrap();
+        assert!(
+            codes.iter().zip(&x).all(|(code, x)| code.to_bits() == T::from_bf16(*x).to_bits()),
+            "{codec:?}"
+        );
+        codec.from_bf16_saturating(&x, &mut codes).unwrap();
+        assert!(
+            codes.iter().zip(&x).all(|(code, x)| code.to_bits() == T::from_bf16_saturating(*x).to_bits())
+        );
+    }
+    for codec in codecs() {
+        check::<E4M3>(codec);
+        check::<E5M2>(codec);
+    }
+}
+
+/// Products of every code with a scale, rounded where the destination is narrower, NaN canonical.
+#[test]
+fn dequantized_codes() {
+    fn check<T: Fp8, D: Source>(codec: Codec, bits: fn(D) -> u32, nan: u32) {
+        let codes: Vec<T> = (0..1000).map(|i| T::from_bits((i * 11) as u8)).collect();
+        for scale in SCALES {
+            let mut back = vec![D::default(); codes.len()];
+            codec.dequantize(&codes, scale, &mut back).unwrap();
+            for (code, got) in codes.iter().zip(back) {
+                let v = code.to_f32() * scale;
+                let want = if v.is_nan() { nan } else { bits(D::from_f32(v)) };
+                assert_eq!(bits(got), want, "{codec:?}: {code:?} times {scale}");
+            }
+        }
+    }
+    for codec in codecs() {
+        check::<E4M3, f32>(codec, f32::to_bits, 0x7FFF_FFFF);
+        check::<E5M2, f32>(codec, f32::to_bits, 0x7FFF_FFFF);
+        check::<E4M3, f16>(codec, |x| x.to_bits().into(), 0x7FFF);
+        check::<E5M2, f16>(codec, |x| x.to_bits().into(), 0x7FFF);
+        check::<E4M3, bf16>(codec, |x| x.to_bits().into(), 0x7FFF);
+        check::<E5M2, bf16>(codec, |x| x.to_bits().into(), 0x7FFF);
+    }
+}
+
+#[test]
+fn amax_of_needles() {
+    fn check<S: Source>(codec: Codec) {
+        for len in [1, 63, 64, 65, 200] {
+            for place in 0..len {
+                let mut x = vec![S::from_f32(-0.5); len];
+                x[place] = S::from_f32(-7.0);
+                x[(place + 64) % len] = if len > 64 { S::from_f32(f32::NAN) } else { x[(place + 64) % len] };
+                let want = x.iter().map(|x| x.to_f32().abs()).filter(|x| !x.is_nan()).fold(0.0, f32::max);
+                assert_eq!(codec.amax(&x), want, "{codec:?}");
+                let mut codes = vec![E4M3::ZERO; len];
+                assert_eq!(codec.quantize(&x, 2.0, &mut codes).unwrap(), want, "{codec:?}");
+            }
+        }
+        assert_eq!(codec.amax(&[S::from_f32(f32::NAN); 100]), 0.0);
+    }
+    for codec in codecs() {
+        check::<f32>(codec);
+        check::<f16>(codec);
+        check::<bf16>(codec);
+    }
+}
+
+#[test]
+fn matrices() {
+    for codec in codecs() {
+        for (rows, cols) in
+            [(64, 64), (128, 640), (64, 1000), (129, 577), (3, 1030), (1030, 3), (256, 65), (0, 5)]
+        {
+            let x = floats(rows * cols);
+            let mut codes = [vec![E4M3::ZERO; rows * cols], vec![E4M3::ZERO; rows * cols]];
+            let [dst, columns] = &mut codes;
+            let amax = codec.quantize_transpose(&x, rows, cols, 0.7, dst, columns).unwrap();
+            assert_eq!(amax, codec.amax(&x), "{codec:?} {rows} x {cols}");
+            assert!(
+                dst.iter()
+                    .zip(&x)
+                    .all(|(code, x)| code.to_bits() == E4M3::from_f32_saturating(x * 0.7).to_bits())
+            );
+            let mut alone = vec![E4M3::ZERO; rows * cols];
+            codec.transpose(dst, rows, cols, &mut alone).unwrap();
+            for (i, code) in dst.iter().enumerate() {
+                let at = i % cols * rows + i / cols;
+                assert_eq!(columns[at].to_bits(), code.to_bits(), "{codec:?} {rows} x {cols}: {i}");
+                assert_eq!(alone[at].to_bits(), code.to_bits(), "{codec:?} {rows} x {cols}: {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn stochastic_slices_however_they_are_cut() {
+    let x = floats(1000);
+    let random = Philox::new(77, u64::MAX - 20);
+    for codec in codecs() {
+        for first in [0, 1, 2, 3, 4, 66, 131] {
+            for len in [0, 1, 3, 64, 130, 600] {
+                let part = &x[first..first + len];
+                let mut codes = vec![E5M2::ZERO; len];
+                codec.quantize_stochastic(part, 0.3, random.at(first as u64), &mut codes).unwrap();
+                for (i, code) in codes.iter().enumerate() {
+                    let want = E5M2::from_f32_stochastic(part[i] * 0.3, random.word((first + i) as u64));
+                    assert_eq!(code.to_bits(), want.to_bits(), "{codec:?}: from {first}, {len}, element {i}");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(feature = "rayon")]
+#[test]
+fn threads_give_the_same_bits() {
+    let (rows, cols) = (700, 1031);
+    let x = floats(rows * cols);
+    let halves: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+    let random = Philox::new(3, 9);
+    for codec in codecs() {
+        let all = |codec: Codec| {
+            let codes = || vec![E4M3::ZERO; x.len()];
+            let [mut a, mut b, mut c, mut d, mut e, mut f] = [(); 6].map(|()| codes());
+            codec.from_f32(&x, &mut a).unwrap();
+            let amaxes = [
+                codec.quantize(&halves, 0.3, &mut b).unwrap(),
+                codec.quantize_transpose(&x, rows, cols, 0.7, &mut c, &mut d).unwrap(),
+                codec.quantize_stochastic(&x, 0.3, random.at(1), &mut e).unwrap(),
+                codec.amax(&halves),
+            ];
+            codec.transpose(&a, rows, cols, &mut f).unwrap();
+            let mut back = vec![0.0_f32; x.len()];
+            codec.dequantize(&a, 0.1, &mut back).unwrap();
+            let back: Vec<u32> = back.into_iter().map(f32::to_bits).collect();
+            ([a, b, c, d, e, f].map(|codes| bits(&codes)), amaxes, back)
+        };
+        assert!(all(codec) == all(codec.parallel()), "{codec:?}");
+    }
+}
