@@ -9,14 +9,16 @@
 
 pub(crate) use super::avx2::transpose;
 mod products;
+mod rounding;
 
-use super::target::{Rounding, Target};
+use super::target::Target;
 use super::{Scale, scalar};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
 use core::arch::x86_64::*;
 pub(super) use products::Products;
+use rounding::Rounding;
 
 /// Elements of a block: a vector of codes, and a cache line of them.
 const BLOCK: usize = 64;
