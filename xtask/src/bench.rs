@@ -1,6 +1,10 @@
-//! `cargo xtask bench`: criterion benches, found through cargo.
+//! `cargo xtask bench`: criterion benches, found through cargo; `cargo xtask bench codec`: the codec against the memory's
+//! ceiling and against other libraries, by the program `bench-codec`.
 
-use xshell::cmd;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use xshell::{Shell, cmd};
 
 use crate::workspace::{Result, Workspace, shell};
 
@@ -11,6 +15,12 @@ pub(crate) struct Bench {
     /// Lists packages and benches and runs nothing
     #[arg(long)]
     list: bool,
+    /// With `codec`: measures the float8 crate, torch and ml_dtypes, too; installs the latter two in cargo's target folder
+    #[arg(long)]
+    peers: bool,
+    /// With `codec`: writes all rows to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
     /// Arguments for criterion: a filter, --quick, --save-baseline NAME, …
     #[arg(last = true)]
     criterion: Vec<String>,
@@ -18,6 +28,12 @@ pub(crate) struct Bench {
 
 pub(crate) fn run(options: &Bench) -> Result {
     let sh = shell()?;
+    if options.names == [CODEC] && !options.list {
+        return codec(&sh, options);
+    }
+    if options.peers || options.json.is_some() {
+        return Err("bench: --peers and --json go with codec alone: cargo xtask bench codec --peers".into());
+    }
     let workspace = Workspace::read(&sh)?;
     let found: Vec<_> =
         workspace.targets("bench").map(|(package, bench)| (&*package.name, &*bench.name)).collect();
@@ -25,6 +41,7 @@ pub(crate) fn run(options: &Bench) -> Result {
         for (package, bench) in found {
             println!("{package:12} {bench}");
         }
+        println!("{:12} {CODEC}", "bench-codec");
         return Ok(());
     }
 
@@ -33,6 +50,53 @@ pub(crate) fn run(options: &Bench) -> Result {
     let criterion = &options.criterion;
     cmd!(sh, "cargo bench --workspace --all-features {benches...} -- {criterion...}").run()?;
     Ok(())
+}
+
+/// The program that measures the codec.
+const CODEC: &str = "codec";
+
+fn codec(sh: &Shell, options: &Bench) -> Result {
+    let mut arguments: Vec<OsString> = Vec::new();
+    if options.peers {
+        arguments.extend(["--peers".into(), python(sh)?.into()]);
+    }
+    if let Some(file) = &options.json {
+        arguments.extend(["--json".into(), std::path::absolute(file)?.into()]);
+    }
+    arguments.extend(options.criterion.iter().map(OsString::from));
+    cmd!(sh, "cargo run --quiet --release --package bench-codec -- {arguments...}").run()?;
+    Ok(())
+}
+
+/// An interpreter with the other libraries, in an environment of its own.
+fn python(sh: &Shell) -> Result<PathBuf> {
+    let folder = Workspace::read(sh)?.target_directory.join("peers");
+    let python = folder.join("bin/python");
+    let has_all = |python: &Path| {
+        cmd!(sh, "{python} -c").arg("import torch, ml_dtypes").quiet().ignore_stderr().run().is_ok()
+    };
+    if has_all(&python) {
+        return Ok(python);
+    }
+    println!("bench: installing torch and ml_dtypes in {}", folder.display());
+    cmd!(sh, "python3 -m venv {folder}").run()?;
+    let pip = folder.join("bin/pip");
+    // The build for CPUs alone is a tenth as large, where its index can be reached.
+    let index = "https://download.pytorch.org/whl/cpu";
+    let small = cmd!(sh, "{pip} install --quiet --retries 0 --timeout 10 torch --index-url {index}");
+    if small.ignore_stderr().run().is_err() {
+        cmd!(sh, "{pip} install --quiet --no-cache-dir torch").run()?;
+    }
+    cmd!(sh, "{pip} install --quiet ml_dtypes numpy setuptools").run()?;
+    if has_all(&python) {
+        Ok(python)
+    } else {
+        Err(format!(
+            "bench: {} cannot import torch and ml_dtypes: remove the folder to install them anew",
+            python.display()
+        )
+        .into())
+    }
 }
 
 /// The benches that `names` mean, in the order of `found`.

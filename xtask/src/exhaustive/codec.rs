@@ -1,25 +1,53 @@
 //! The sweep over the codec. The oracle is asked once per pattern, format and mode; every path answers to it.
 
 use super::oracle::{self, Spec};
-use super::{Path, for_each_chunk, timed};
-use fp8_format::{E4M3, E5M2, Fp8, slice};
+use super::{Path as Count, for_each_chunk, timed};
+use fp8_format::slice::{Codec, Path};
+use fp8_format::{E4M3, E5M2, Fp8, Source};
 use half::{bf16, f16};
 use std::time::Duration;
 
+/// Scales for the fused conversion: one, others that are powers of two and that are not, negative ones, subnormal, huge and
+/// tiny ones, and those that make products NaN or 0.
+const SCALES: [f32; 14] = [
+    1.0,
+    0.37,
+    448.0 / 6.3,
+    4096.0,
+    1.0 / 1024.0,
+    1.999_999_9,
+    -3e5,
+    1e-40,
+    f32::MAX,
+    f32::MIN_POSITIVE,
+    1.2e30,
+    7.9e-31,
+    f32::INFINITY,
+    0.0,
+];
+/// All patterns are quantized with so many of the scales, every so many chunks with the others: parts of each binade.
+const WHOLE: usize = 2;
+const APART: u64 = 8;
+
 /// Returns (conversions, mismatches) of everything.
 pub(super) fn sweep_all(stride: u32) -> (u64, u64) {
+    let names: Vec<_> = Path::available().map(Path::name).collect();
+    println!("paths: {}", names.join(", "));
     println!("{:<44} {:>11} {:>11}", "path", "count", "time in it");
     let reports = [
         f32_patterns::<E4M3>(oracle::E4M3, stride),
         f32_patterns::<E5M2>(oracle::E5M2, stride),
         small_patterns::<E4M3>(oracle::E4M3),
         small_patterns::<E5M2>(oracle::E5M2),
+        places::<E4M3>(),
+        places::<E5M2>(),
     ];
     reports.into_iter().fold((0, 0), |total, one| (total.0 + one.0, total.1 + one.1))
 }
 
-fn total(paths: &[&Path]) -> (u64, u64) {
-    paths.iter().map(|path| path.report()).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+fn total<'a>(counts: impl IntoIterator<Item = &'a Count>) -> (u64, u64) {
+    let reports = counts.into_iter().map(Count::report);
+    reports.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
 fn bytes<T: Fp8>(codes: &[T], out: &mut Vec<u8>) {
@@ -27,114 +55,263 @@ fn bytes<T: Fp8>(codes: &[T], out: &mut Vec<u8>) {
     out.extend(codes.iter().map(|code| code.to_bits()));
 }
 
-/// Scalar, slice and fused conversion of all f32 patterns, in both modes; quantize's amax by chunk.
+/// A path with its counts of one format.
+struct OfPath {
+    codec: Codec,
+    plain: Count,
+    saturating: Count,
+    quantize: Count,
+    amax: Count,
+}
+
+/// All f32 patterns, converted in both modes and quantized, by the function of one value and by each path; quantize's amax
+/// by chunk. The function's answers, once the oracle has found them right, judge those with scales.
 fn f32_patterns<T: Fp8>(spec: Spec, stride: u32) -> (u64, u64) {
-    let path = |name: &str| Path::new(format!("{}: f32, {name}", spec.name));
-    let (scalar, scalar_sat) = (path("scalar"), path("scalar saturating"));
-    let (whole, whole_sat) = (path("slice"), path("slice saturating"));
-    let (fused, fused_amax) = (path("slice::quantize, scale 1"), path("slice::quantize, its amax"));
+    let count = |name: &str| Count::new(format!("{}: f32, {name}", spec.name));
+    let (one, one_saturating) = (count("one by one"), count("one by one, saturating"));
+    let paths: Vec<OfPath> = Path::available()
+        .map(|path| OfPath {
+            codec: Codec::new().on(path),
+            plain: count(&format!("{path}")),
+            saturating: count(&format!("{path}, saturating")),
+            quantize: count(&format!("{path}, quantize")),
+            amax: count(&format!("{path}, quantize's amax")),
+        })
+        .collect();
     for_each_chunk(stride, |patterns| {
         let input = |i: usize| patterns.get(i).copied().unwrap_or(0).into();
+        let chunk =
+            u64::from(patterns.first().copied().unwrap_or(0)) / (super::CHUNK as u64 * u64::from(stride));
         let x: Vec<f32> = patterns.iter().map(|bits| f32::from_bits(*bits)).collect();
         let mut codes = vec![T::default(); x.len()];
         let mut got = Vec::with_capacity(x.len());
-        let judge = |saturating| -> Vec<u8> {
-            patterns.iter().map(|bits| oracle::encode(spec, oracle::parts_f32(*bits), saturating)).collect()
-        };
+        let streaming = if chunk.is_multiple_of(2) { 0 } else { usize::MAX };
 
-        let expected = judge(false);
-        let took = timed(|| got.extend(x.iter().map(|x| std::hint::black_box(T::from_f32(*x)).to_bits()))).1;
-        scalar.compare(input, &got, &expected, took);
-        let (ok, took) = timed(|| slice::from_f32(&x, &mut codes).is_ok());
-        bytes(&codes, &mut got);
-        whole.compare(input, if ok { &got } else { &[] }, &expected, took);
+        for saturating in [false, true] {
+            let judge = |bits: &u32| oracle::encode(spec, oracle::parts_f32(*bits), saturating);
+            let expected: Vec<u8> = patterns.iter().map(judge).collect();
+            got.clear();
+            let encode = if saturating { T::from_f32_saturating } else { T::from_f32 };
+            let took = timed(|| got.extend(x.iter().map(|x| std::hint::black_box(encode(*x)).to_bits()))).1;
+            (if saturating { &one_saturating } else { &one }).compare(input, &got, &expected, took);
+            for of in &paths {
+                let codec = of.codec.streaming_beyond(streaming);
+                codes.fill(T::default());
+                let (ok, took) = timed(|| match saturating {
+                    false => codec.from_f32(&x, &mut codes).is_ok(),
+                    true => codec.from_f32_saturating(&x, &mut codes).is_ok(),
+                });
+                bytes(&codes, &mut got);
+                let count = if saturating { &of.saturating } else { &of.plain };
+                count.compare(input, if ok { &got } else { &[] }, &expected, took);
+            }
+        }
 
-        let expected = judge(true);
-        got.clear();
-        let took = timed(|| {
-            got.extend(x.iter().map(|x| std::hint::black_box(T::from_f32_saturating(*x)).to_bits()))
-        })
-        .1;
-        scalar_sat.compare(input, &got, &expected, took);
-        let (ok, took) = timed(|| slice::from_f32_saturating(&x, &mut codes).is_ok());
-        bytes(&codes, &mut got);
-        whole_sat.compare(input, if ok { &got } else { &[] }, &expected, took);
-
-        codes.fill(T::default());
-        let (amax, took) = timed(|| slice::quantize(&x, 1.0, &mut codes));
-        bytes(&codes, &mut got);
-        fused.compare(input, &got, &expected, took);
         // Magnitudes are ordered as their bits; what lies above infinity is NaN.
         let magnitudes = patterns.iter().map(|bits| bits & 0x7FFF_FFFF);
         let want = magnitudes.filter(|bits| *bits <= 0x7F80_0000).max().unwrap_or(0);
-        let equal = u8::from(amax.is_ok_and(|amax| amax.to_bits() == want));
-        fused_amax.compare(|_| input(0), &[equal], &[1], Duration::ZERO);
+        let scales = if chunk.is_multiple_of(APART) { &SCALES[..] } else { &SCALES[..WHOLE] };
+        for scale in scales {
+            let expected: Vec<u8> = x.iter().map(|x| T::from_f32_saturating(x * scale).to_bits()).collect();
+            for of in &paths {
+                let codec = of.codec.streaming_beyond(streaming);
+                codes.fill(T::default());
+                let (amax, took) = timed(|| codec.quantize(&x, *scale, &mut codes));
+                bytes(&codes, &mut got);
+                of.quantize.compare(input, &got, &expected, took);
+                let equal = u8::from(amax.is_ok_and(|amax| amax.to_bits() == want));
+                of.amax.compare(|_| input(0), &[equal], &[1], Duration::ZERO);
+            }
+        }
     });
-    total(&[&scalar, &scalar_sat, &whole, &whole_sat, &fused, &fused_amax])
+    let of_paths = paths.iter().flat_map(|of| [&of.plain, &of.saturating, &of.quantize, &of.amax]);
+    total([&one, &one_saturating].into_iter().chain(of_paths))
 }
 
-/// All f16 and bf16 patterns in both modes, scalar and slice; all codes to f32, f64, f16, bf16.
+/// All f16 and bf16 patterns, and all codes.
 fn small_patterns<T: Fp8>(spec: Spec) -> (u64, u64) {
-    let paths = [
-        encode_all("f16", spec, oracle::parts_f16, f16::from_bits, false, T::from_f16, slice::from_f16),
+    let mut counts = vec![
+        encode_all(spec, "f16", oracle::parts_f16, f16::from_bits, [T::from_f16, T::from_f16_saturating]),
         encode_all(
-            "f16 saturating",
             spec,
-            oracle::parts_f16,
-            f16::from_bits,
-            true,
-            T::from_f16_saturating,
-            slice::from_f16_saturating,
-        ),
-        encode_all("bf16", spec, oracle::parts_bf16, bf16::from_bits, false, T::from_bf16, slice::from_bf16),
-        encode_all(
-            "bf16 saturating",
-            spec,
+            "bf16",
             oracle::parts_bf16,
             bf16::from_bits,
-            true,
-            T::from_bf16_saturating,
-            slice::from_bf16_saturating,
+            [T::from_bf16, T::from_bf16_saturating],
         ),
-        decode_all::<T>(spec),
     ];
-    total(&paths.iter().collect::<Vec<_>>())
+    for path in Path::available() {
+        let codec = Codec::new().on(path);
+        counts.push(encode_slices(
+            spec,
+            "f16",
+            codec,
+            oracle::parts_f16,
+            f16::from_bits,
+            |codec, x, codes: &mut [T], saturating| {
+                if saturating { codec.from_f16_saturating(x, codes) } else { codec.from_f16(x, codes) }
+            },
+        ));
+        counts.push(encode_slices(
+            spec,
+            "bf16",
+            codec,
+            oracle::parts_bf16,
+            bf16::from_bits,
+            |codec, x, codes: &mut [T], saturating| {
+                if saturating { codec.from_bf16_saturating(x, codes) } else { codec.from_bf16(x, codes) }
+            },
+        ));
+        counts.push(quantize_halves::<T, f16>(spec, "f16", codec, f16::from_bits));
+        counts.push(quantize_halves::<T, bf16>(spec, "bf16", codec, bf16::from_bits));
+        counts.push(decode_all::<T>(spec, codec));
+    }
+    total(&counts)
 }
-
-type OnSlice<S, T> = fn(&[S], &mut [T]) -> fp8_format::Result<()>;
 
 fn encode_all<S: Copy, T: Fp8>(
-    name: &str,
     spec: Spec,
+    source: &str,
     parts: fn(u16) -> oracle::Parts,
     from_bits: fn(u16) -> S,
-    saturating: bool,
-    scalar: fn(S) -> T,
-    whole: OnSlice<S, T>,
-) -> Path {
-    let path = Path::new(format!("{}: {name}, scalar and slice", spec.name));
-    let x: Vec<S> = (0..=u16::MAX).map(from_bits).collect();
-    let expected: Vec<u8> =
-        (0..=u16::MAX).map(|bits| oracle::encode(spec, parts(bits), saturating)).collect();
-    let (got, took) = timed(|| x.iter().map(|x| scalar(*x).to_bits()).collect::<Vec<u8>>());
-    path.compare(|i| i as u64, &got, &expected, took);
-    let mut codes = vec![T::default(); x.len()];
-    let (ok, took) = timed(|| whole(&x, &mut codes).is_ok());
-    let mut got = Vec::new();
-    bytes(&codes, &mut got);
-    path.compare(|i| i as u64, if ok { &got } else { &[] }, &expected, took);
-    path
+    modes: [fn(S) -> T; 2],
+) -> Count {
+    let count = Count::new(format!("{}: {source}, one by one", spec.name));
+    for (encode, saturating) in modes.into_iter().zip([false, true]) {
+        let expected: Vec<u8> =
+            (0..=u16::MAX).map(|bits| oracle::encode(spec, parts(bits), saturating)).collect();
+        let all = || (0..=u16::MAX).map(|bits| encode(from_bits(bits)).to_bits()).collect::<Vec<u8>>();
+        let (got, took) = timed(all);
+        count.compare(|i| i as u64, &got, &expected, took);
+    }
+    count
 }
 
+fn encode_slices<S: Copy, T: Fp8>(
+    spec: Spec,
+    source: &str,
+    codec: Codec,
+    parts: fn(u16) -> oracle::Parts,
+    from_bits: fn(u16) -> S,
+    encode: fn(Codec, &[S], &mut [T], bool) -> fp8_format::Result<()>,
+) -> Count {
+    let count = Count::new(format!("{}: {source}, {}", spec.name, codec.path()));
+    let x: Vec<S> = (0..=u16::MAX).map(from_bits).collect();
+    let (mut codes, mut got) = (vec![T::default(); x.len()], Vec::new());
+    for saturating in [false, true] {
+        let expected: Vec<u8> =
+            (0..=u16::MAX).map(|bits| oracle::encode(spec, parts(bits), saturating)).collect();
+        for streaming in [0, usize::MAX] {
+            codes.fill(T::default());
+            let (ok, took) =
+                timed(|| encode(codec.streaming_beyond(streaming), &x, &mut codes, saturating).is_ok());
+            bytes(&codes, &mut got);
+            count.compare(|i| i as u64, if ok { &got } else { &[] }, &expected, took);
+        }
+    }
+    count
+}
+
+/// All patterns in one slice, and in one without NaN, with each scale and with 97 others.
+fn quantize_halves<T: Fp8, S: Source>(
+    spec: Spec,
+    source: &str,
+    codec: Codec,
+    from_bits: fn(u16) -> S,
+) -> Count {
+    let count = Count::new(format!("{}: {source}, {}, quantize", spec.name, codec.path()));
+    let all: Vec<S> = (0..=u16::MAX).map(from_bits).collect();
+    let numbers: Vec<S> = all.iter().copied().filter(|x| !x.to_f32().is_nan()).collect();
+    // Spread over the significands and the exponents of f32.
+    let others = (1..98).map(|i| f32::from_bits(0x0123_4567 * i & 0x7FFF_FFFF));
+    let mut got = Vec::new();
+    for scale in SCALES.into_iter().chain(others) {
+        for x in [&all, &numbers] {
+            let mut codes = vec![T::default(); x.len()];
+            let expected: Vec<u8> =
+                x.iter().map(|x| T::from_f32_saturating(x.to_f32() * scale).to_bits()).collect();
+            let amax = x.iter().map(|x| x.to_f32().abs()).filter(|x| !x.is_nan()).fold(0.0, f32::max);
+            let (found, took) = timed(|| codec.quantize(x, scale, &mut codes));
+            bytes(&codes, &mut got);
+            let right = found.is_ok_and(|found| found.to_bits() == amax.to_bits());
+            count.compare(|i| i as u64, if right { &got } else { &[] }, &expected, took);
+        }
+    }
+    count
+}
+
+/// Every length to 257 at every place of a line: what lies outside must stay, what lies inside be right.
+fn places<T: Fp8>() -> (u64, u64) {
+    const LONGEST: usize = 257;
+    const GUARD: u8 = 0x55;
+    let x: Vec<f32> = (0..LONGEST as u32 + 64)
+        .map(|i| {
+            if i % 41 == 40 {
+                f32::NAN
+            } else {
+                f32::from_bits(0x3800_0000 + i.wrapping_mul(0x00F3_4567) % 0x0D00_0000)
+            }
+        })
+        .collect();
+    let halves: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+    let halves_of_f16: Vec<f16> = x.iter().map(|x| f16::from_f32(*x)).collect();
+    let counts: Vec<Count> = Path::available()
+        .map(|path| {
+            let count = Count::new(format!("{}: lengths and places, {path}", T::ENCODING));
+            let mut dst = vec![T::from_bits(GUARD); LONGEST + 128];
+            let mut got = Vec::new();
+            let mut at =
+                |x: usize, len: usize, place: usize, want: &dyn Fn(usize) -> u8, run: &dyn Fn(&mut [T])| {
+                    let ((), took) = timed(|| run(&mut dst[place..place + len]));
+                    bytes(&dst[..LONGEST + 128], &mut got);
+                    let expected: Vec<u8> = (0..LONGEST + 128)
+                        .map(|i| if (place..place + len).contains(&i) { want(x + i - place) } else { GUARD })
+                        .collect();
+                    count.compare(|i| i as u64, &got, &expected, took);
+                    dst.fill(T::from_bits(GUARD));
+                };
+            for len in 0..=LONGEST {
+                for place in 0..64 {
+                    let from = (place * 7 + len) % 64;
+                    let codec = Codec::new().on(path).streaming_beyond(if (place + len) % 2 == 0 {
+                        0
+                    } else {
+                        usize::MAX
+                    });
+                    let range = from..from + len;
+                    let code = |x: f32| T::from_f32_saturating(x).to_bits();
+                    at(from, len, place, &|i| T::from_f32(x[i]).to_bits(), &|d| {
+                        done(codec.from_f32(&x[range.clone()], d))
+                    });
+                    at(from, len, place, &|i| code(x[i] * 0.7), &|d| {
+                        done(codec.quantize(&x[range.clone()], 0.7, d))
+                    });
+                    at(from, len, place, &|i| code(halves[i].to_f32() * 0.7), &|d| {
+                        done(codec.quantize(&halves[range.clone()], 0.7, d))
+                    });
+                    at(from, len, place, &|i| code(halves_of_f16[i].to_f32()), &|d| {
+                        done(codec.from_f16_saturating(&halves_of_f16[range.clone()], d))
+                    });
+                }
+            }
+            count
+        })
+        .collect();
+    total(&counts)
+}
+
+/// Slices of one length cannot fail; if they did, what is compared next would differ.
+fn done<V>(_: fp8_format::Result<V>) {}
+
 /// Each of the 256 codes to the four wider types, one comparison a code and type.
-fn decode_all<T: Fp8>(spec: Spec) -> Path {
-    let path = Path::new(format!("{}: codes to f32, f64, f16, bf16", spec.name));
+fn decode_all<T: Fp8>(spec: Spec, codec: Codec) -> Count {
+    let count = Count::new(format!("{}: codes to f32, f64, f16, bf16, {}", spec.name, codec.path()));
     let codes: Vec<T> = (0..=u8::MAX).map(T::from_bits).collect();
     let (mut f32s, mut f16s, mut bf16s) = (vec![0.0; 256], vec![f16::ZERO; 256], vec![bf16::ZERO; 256]);
     let (ok, took) = timed(|| {
-        slice::to_f32(&codes, &mut f32s).is_ok()
-            && slice::to_f16(&codes, &mut f16s).is_ok()
-            && slice::to_bf16(&codes, &mut bf16s).is_ok()
+        codec.to_f32(&codes, &mut f32s).is_ok()
+            && codec.to_f16(&codes, &mut f16s).is_ok()
+            && codec.to_bf16(&codes, &mut bf16s).is_ok()
     });
     let mut right = Vec::new();
     for (((code, x), y), z) in (0..=u8::MAX).zip(&f32s).zip(&f16s).zip(&bf16s) {
@@ -149,6 +326,6 @@ fn decode_all<T: Fp8>(spec: Spec) -> Path {
         };
         right.extend(equal.map(|equal| u8::from(equal && ok)));
     }
-    path.compare(|i| i as u64 / 4, &right, &vec![1; 4 * 256], took);
-    path
+    count.compare(|i| i as u64 / 4, &right, &vec![1; 4 * 256], took);
+    count
 }

@@ -1,6 +1,6 @@
 //! Slices against a copy loop that reads and writes the same bytes.
 //!
-//! `cargo bench -p fp8-format --bench codec`
+//! `cargo bench -p fp8-format --bench slice`
 
 use criterion::{
     BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime,

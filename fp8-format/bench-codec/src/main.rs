@@ -1,0 +1,156 @@
+//! `cargo xtask bench codec`: each path of the codec against a loop that does nothing but move the bytes, measured in turns
+//! in one process, and with `--peers` against other libraries.
+//!
+//! A ratio compares medians of the same run: ceiling and works take turns, so that a machine that slows down slows both.
+#![expect(clippy::print_stdout, reason = "a program for the terminal")]
+
+mod buffer;
+mod ceiling;
+mod peers;
+mod row;
+mod work;
+
+use clap::Parser;
+use row::Row;
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use work::{Buffers, Group};
+
+/// Elements of a measurement: in the nearest caches, in the last one, in memory.
+const ELEMENTS: [usize; 3] = [16 << 10, 1 << 20, 64 << 20];
+/// What is measured is the median of so many.
+const ROUNDS: usize = 9;
+/// One measurement takes so long at least.
+const LEAST: Duration = Duration::from_micros(500);
+
+#[derive(Parser)]
+#[command(name = "cargo xtask bench codec")]
+struct Options {
+    /// Other libraries, too: the float8 crate, and with this interpreter torch and ml_dtypes
+    #[arg(long, value_name = "PYTHON")]
+    peers: Option<PathBuf>,
+    /// Writes the rows to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Works whose line has this text alone
+    #[arg(long, default_value = "")]
+    only: String,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = Options::parse();
+    let threads = std::thread::available_parallelism()?.get();
+    println!("{}", machine());
+    println!(
+        "{:<18} {:<4} {:<4} {:<12} {:>9} {:>2}  {:<16} {:>6}",
+        "work", "from", "to", "scale", "elements", "th", "path or peer", "ratio"
+    );
+    let mut rows = Vec::new();
+    for elements in ELEMENTS {
+        let mut buffers = Buffers::new(elements)?;
+        let mut groups = work::groups(if elements == ELEMENTS[2] { threads } else { 1 });
+        if options.peers.is_some() {
+            groups.extend(work::float8());
+        }
+        for mut group in groups {
+            group.tasks.retain(|task| task.row.line().contains(&options.only));
+            for row in measure(&group, &mut buffers) {
+                println!("{}", row.line());
+                rows.push(row);
+            }
+        }
+    }
+    if let Some(python) = &options.peers {
+        for row in peers::measure(python, &rows)? {
+            println!("{}", row.line());
+            rows.push(row);
+        }
+        for line in peers::comparison(&rows) {
+            println!("{line}");
+        }
+    }
+    if let Some(file) = &options.json {
+        // Whole or not at all.
+        let part = file.with_extension("json.part");
+        std::fs::write(
+            &part,
+            serde_json::to_vec_pretty(&serde_json::json!({ "machine": machine(), "rows": rows }))?,
+        )?;
+        std::fs::rename(&part, file)?;
+    }
+    Ok(())
+}
+
+/// The CPU's name and what is known of its paths.
+fn machine() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
+    let paths: Vec<_> = fp8_format::slice::Path::available().map(|path| path.name()).collect();
+    format!("{}; paths: {}", name.unwrap_or(std::env::consts::ARCH), paths.join(", "))
+}
+
+/// Seconds of one call, in a row of calls that takes long enough.
+fn seconds(mut call: impl FnMut(), calls: usize) -> f64 {
+    let start = Instant::now();
+    (0..calls).for_each(|_| call());
+    start.elapsed().as_secs_f64() / calls as f64
+}
+
+/// How many calls take long enough.
+fn calls(mut call: impl FnMut()) -> usize {
+    call();
+    let once = seconds(&mut call, 1).max(1e-9);
+    ((LEAST.as_secs_f64() / once) as usize).max(1)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Ceiling and tasks in turns.
+fn measure(group: &Group, buffers: &mut Buffers) -> Vec<Row> {
+    if group.tasks.is_empty() {
+        return Vec::new();
+    }
+    let [reads, writes] = group.lines;
+    let elements = buffers.elements;
+    let copy = |variant, buffers: &mut Buffers| {
+        let (read, written) = (&buffers.read[..reads * elements], &mut buffers.written[..writes * elements]);
+        copy(read, written, group.lines, variant, group.threads);
+    };
+    let counts: Vec<usize> =
+        ceiling::VARIANTS.iter().map(|variant| calls(|| copy(*variant, buffers))).collect();
+    let task_counts: Vec<usize> = group.tasks.iter().map(|task| calls(|| (task.run)(buffers))).collect();
+    let mut ceilings = vec![Vec::new(); counts.len()];
+    let mut times = vec![Vec::new(); group.tasks.len()];
+    for _ in 0..ROUNDS {
+        for ((times, variant), count) in ceilings.iter_mut().zip(ceiling::VARIANTS).zip(&counts) {
+            times.push(seconds(|| copy(variant, buffers), *count));
+        }
+        for ((times, task), count) in times.iter_mut().zip(&group.tasks).zip(&task_counts) {
+            times.push(seconds(|| (task.run)(buffers), *count));
+        }
+    }
+    let ceiling = ceilings.into_iter().map(median).fold(f64::INFINITY, f64::min);
+    let row = |(task, times): (&work::Task, Vec<f64>)| {
+        let time = median(times);
+        let gb_per_s = task.row.bytes() * elements as f64 / time / 1e9;
+        // The bytes are the same, so that times compare as throughputs do.
+        Row { elements, gb_per_s, ceiling_ratio: ceiling / time, ..task.row.clone() }
+    };
+    group.tasks.iter().zip(times).map(row).collect()
+}
+
+/// The ceiling's loop, by so many threads.
+fn copy(read: &[u8], written: &mut [u8], lines: [usize; 2], variant: ceiling::Variant, threads: usize) {
+    if threads == 1 {
+        return ceiling::run(read, written, lines, variant);
+    }
+    use rayon::prelude::*;
+    let steps = (read.len() / 64 / lines[0]).div_ceil(threads);
+    read.par_chunks(steps * lines[0] * 64)
+        .zip(written.par_chunks_mut((steps * lines[1] * 64).max(1)))
+        .for_each(|(read, written)| ceiling::run(read, written, lines, variant));
+}

@@ -1,0 +1,238 @@
+//! What is measured: each work on each path, on buffers that all share.
+
+use crate::buffer::Buffer;
+use crate::row::{Format, Row, Source, Work};
+use fp8_format::slice::{Codec, Path};
+use fp8_format::{E4M3, E5M2, Fp8};
+use half::{bf16, f16};
+use std::error::Error;
+
+/// A scale as a tensor's maximum gives it, and the power of two below.
+const SCALES: [(&str, f32); 2] = [("any", 448.0 / 6.3), ("power_of_two", 64.0)];
+
+/// Sources and destinations of a number of elements.
+pub(crate) struct Buffers {
+    pub(crate) f32s: Buffer<f32>,
+    f16s: Buffer<f16>,
+    bf16s: Buffer<bf16>,
+    codes: Buffer<E4M3>,
+    codes5: Buffer<E5M2>,
+    pub(crate) out: Buffer<E4M3>,
+    pub(crate) out5: Buffer<E5M2>,
+    columns: Buffer<E4M3>,
+    columns5: Buffer<E5M2>,
+    wide: Buffer<f32>,
+    wide_f16: Buffer<f16>,
+    wide_bf16: Buffer<bf16>,
+    /// The ceiling's, as large as the largest of the others.
+    pub(crate) read: Buffer<u8>,
+    pub(crate) written: Buffer<u8>,
+    pub(crate) elements: usize,
+}
+
+impl Buffers {
+    pub(crate) fn new(elements: usize) -> Result<Self, Box<dyn Error>> {
+        let value = |i: usize| normal(i as u64);
+        Ok(Self {
+            f32s: Buffer::new(elements, value)?,
+            f16s: Buffer::new(elements, |i| f16::from_f32(value(i)))?,
+            bf16s: Buffer::new(elements, |i| bf16::from_f32(value(i)))?,
+            codes: Buffer::new(elements, |i| E4M3::from_f32(value(i) * 40.0))?,
+            codes5: Buffer::new(elements, |i| E5M2::from_f32(value(i) * 40.0))?,
+            out: Buffer::new(elements, |_| E4M3::ZERO)?,
+            out5: Buffer::new(elements, |_| E5M2::ZERO)?,
+            columns: Buffer::new(elements, |_| E4M3::ZERO)?,
+            columns5: Buffer::new(elements, |_| E5M2::ZERO)?,
+            wide: Buffer::new(elements, |_| 0.0)?,
+            wide_f16: Buffer::new(elements, |_| f16::ZERO)?,
+            wide_bf16: Buffer::new(elements, |_| bf16::ZERO)?,
+            read: Buffer::new(4 * elements, |i| (i % 251) as u8)?,
+            written: Buffer::new(4 * elements, |_| 0)?,
+            elements,
+        })
+    }
+
+    /// Rows and columns of a matrix of all elements.
+    fn matrix(&self) -> (usize, usize) {
+        let rows = 1 << (self.elements.ilog2() / 2);
+        (rows, self.elements / rows)
+    }
+}
+
+/// About normally distributed: a sum of twelve uniform numbers, of bits that belong to `i`.
+fn normal(i: u64) -> f32 {
+    let mut state = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D;
+    let mut sum = 0;
+    for _ in 0..4 {
+        state ^= state >> 33;
+        state = state.wrapping_mul(0xFF51_AFD7_ED55_8CCD);
+        sum += (state & 0xFFFF) + (state >> 16 & 0xFFFF) + (state >> 32 & 0xFFFF);
+    }
+    sum as f32 / 65536.0 - 6.0
+}
+
+/// One measurement of this crate.
+pub(crate) struct Task {
+    /// Without what is measured.
+    pub(crate) row: Row,
+    pub(crate) run: Box<dyn Fn(&mut Buffers)>,
+}
+
+/// Tasks that move the same bytes.
+pub(crate) struct Group {
+    /// Lines of 64 bytes for 64 elements, in and out.
+    pub(crate) lines: [usize; 2],
+    pub(crate) threads: usize,
+    pub(crate) tasks: Vec<Task>,
+}
+
+impl Group {
+    fn new(lines: [usize; 2], threads: usize) -> Self {
+        Self { lines, threads, tasks: Vec::new() }
+    }
+
+    fn add(
+        &mut self,
+        work: Work,
+        path: Path,
+        (source, format): (Source, Format),
+        scale: Option<&'static str>,
+        run: impl Fn(Codec, &mut Buffers) + 'static,
+    ) {
+        let codec = Codec::new().on(path);
+        let codec = if self.threads > 1 { codec.parallel() } else { codec };
+        let row = Row::of(work, path.name(), source, format, scale, self.threads);
+        self.tasks.push(Task { row, run: Box::new(move |buffers| run(codec, buffers)) });
+    }
+}
+
+/// A call of the crate that cannot fail here: lengths are equal.
+fn done<T, E>(result: Result<T, E>) {
+    assert!(result.is_ok(), "slices of the same length");
+}
+
+macro_rules! for_sources {
+    ($($source:expr, $field:ident, $lines:literal, $from:ident, $from_saturating:ident;)*) => {
+        /// Conversion and quantization from each source.
+        fn encoding(path: Path, threads: usize) -> Vec<Group> {
+            let mut groups = Vec::new();
+            $(
+                let mut group = Group::new([$lines, 1], threads);
+                let kinds = [($source, Format::E4M3), ($source, Format::E5M2)];
+                group.add(Work::Convert, path, kinds[0], None, |codec, b| {
+                    done(codec.$from_saturating(&b.$field, &mut b.out));
+                });
+                group.add(Work::Convert, path, kinds[1], None, |codec, b| {
+                    done(codec.$from_saturating(&b.$field, &mut b.out5));
+                });
+                for (name, scale) in SCALES {
+                    group.add(Work::Quantize, path, kinds[0], Some(name), move |codec, b| {
+                        done(codec.quantize(&b.$field, scale, &mut b.out));
+                    });
+                    group.add(Work::Quantize, path, kinds[1], Some(name), move |codec, b| {
+                        done(codec.quantize(&b.$field, scale, &mut b.out5));
+                    });
+                }
+                groups.push(group);
+            )*
+            groups
+        }
+
+        /// The rest of what reads a source, on one thread.
+        fn reading(path: Path) -> Vec<Group> {
+            let mut groups = Vec::new();
+            $(
+                let mut group = Group::new([$lines, 0], 1);
+                group.add(Work::Amax, path, ($source, Format::None), None, |codec, b| {
+                    std::hint::black_box(codec.amax(&b.$field));
+                });
+                groups.push(group);
+                let mut group = Group::new([$lines, 2], 1);
+                group.add(Work::QuantizeTranspose, path, ($source, Format::E4M3), Some("any"), |codec, b| {
+                    let (rows, cols) = b.matrix();
+                    let (out, columns) = (&mut b.out, &mut b.columns);
+                    done(codec.quantize_transpose(&b.$field, rows, cols, SCALES[0].1, out, columns));
+                });
+                group.add(Work::QuantizeTranspose, path, ($source, Format::E5M2), Some("any"), |codec, b| {
+                    let (rows, cols) = b.matrix();
+                    let (out, columns) = (&mut b.out5, &mut b.columns5);
+                    done(codec.quantize_transpose(&b.$field, rows, cols, SCALES[0].1, out, columns));
+                });
+                groups.push(group);
+            )*
+            groups
+        }
+    };
+}
+
+for_sources! {
+    Source::F32, f32s, 4, from_f32, from_f32_saturating;
+    Source::F16, f16s, 2, from_f16, from_f16_saturating;
+    Source::BF16, bf16s, 2, from_bf16, from_bf16_saturating;
+}
+
+/// Decoding, and transposition of codes.
+fn decoding(path: Path) -> Vec<Group> {
+    macro_rules! decode {
+        ($source:expr, $lines:literal, $to:ident, $field:ident) => {{
+            let mut group = Group::new([1, $lines], 1);
+            group.add(Work::Decode, path, ($source, Format::E4M3), None, |codec, b| {
+                done(codec.$to(&b.codes, &mut b.$field));
+            });
+            group.add(Work::Decode, path, ($source, Format::E5M2), None, |codec, b| {
+                done(codec.$to(&b.codes5, &mut b.$field));
+            });
+            group
+        }};
+    }
+    let mut transpose = Group::new([1, 1], 1);
+    transpose.add(Work::Transpose, path, (Source::None, Format::E4M3), None, |codec, b| {
+        let (rows, cols) = b.matrix();
+        done(codec.transpose(&b.codes, rows, cols, &mut b.columns));
+    });
+    vec![
+        decode!(Source::F32, 4, to_f32, wide),
+        decode!(Source::F16, 2, to_f16, wide_f16),
+        decode!(Source::BF16, 2, to_bf16, wide_bf16),
+        transpose,
+    ]
+}
+
+/// All that is measured; tasks of the same bytes beside each other.
+pub(crate) fn groups(threads: usize) -> Vec<Group> {
+    let mut merged: Vec<Group> = Vec::new();
+    let single = Path::available().flat_map(|path| {
+        encoding(path, 1).into_iter().chain(reading(path)).chain(decoding(path)).collect::<Vec<_>>()
+    });
+    let several = if threads > 1 { encoding(Path::best(), threads) } else { Vec::new() };
+    for group in single.chain(several) {
+        match merged.iter_mut().find(|same| same.lines == group.lines && same.threads == group.threads) {
+            Some(same) => same.tasks.extend(group.tasks),
+            None => merged.push(group),
+        }
+    }
+    merged
+}
+
+/// The scalar functions of another crate, in a loop as its users write it.
+pub(crate) fn float8() -> Vec<Group> {
+    fn convert<T: Fp8, U>(x: &[f32], out: &mut [T], encode: impl Fn(f32) -> U, bits: impl Fn(U) -> u8) {
+        for (code, x) in out.iter_mut().zip(x) {
+            *code = T::from_bits(bits(encode(*x)));
+        }
+    }
+    let row = |format| Row {
+        peer: Some("float8".into()),
+        ..Row::of(Work::Convert, "", Source::F32, format, None, 1)
+    };
+    let mut group = Group::new([4, 1], 1);
+    group.tasks.push(Task {
+        row: row(Format::E4M3),
+        run: Box::new(|b| convert(&b.f32s, &mut b.out, float8::F8E4M3::from_f32, |x| x.to_bits())),
+    });
+    group.tasks.push(Task {
+        row: row(Format::E5M2),
+        run: Box::new(|b| convert(&b.f32s, &mut b.out5, float8::F8E5M2::from_f32, |x| x.to_bits())),
+    });
+    vec![group]
+}
