@@ -137,10 +137,13 @@ fn record(slot: &Slot<'_>, amaxes: Vec<f32>) -> Result<()> {
 
 fn finish(codes: Vec<u8>, shape: Shape, device: &Device, slot: &Slot<'_>, scale: f32) -> Result<Operand> {
     let with_cast = slot.columnwise && device.transpose_policy() == TransposePolicy::WithCast;
-    let columnwise = with_cast.then(|| {
+    let columnwise = if with_cast {
         let [rows, cols] = shape.matrix();
-        Tensor::on_cpu(transpose::transpose_slice(&codes, rows, cols), Shape::from([cols, rows]), device)
-    });
+        let columns = transpose::transpose_codes(&codes, rows, cols)?;
+        Some(Tensor::on_cpu(columns, Shape::from([cols, rows]), device))
+    } else {
+        None
+    };
     let rowwise = Tensor::on_cpu(codes, shape, device);
     Ok(Operand::Fp8(Fp8Tensor::on_cpu(rowwise, columnwise, slot.encoding, scale)))
 }

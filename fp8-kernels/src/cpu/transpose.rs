@@ -3,6 +3,8 @@
 use super::Buffer;
 use crate::dtype::Element;
 use crate::{Result, Shape, Tensor};
+use fp8_format::E4M3;
+use fp8_format::slice::Codec;
 use rayon::prelude::*;
 
 const BLOCK: usize = 32;
@@ -17,12 +19,23 @@ pub(crate) fn transpose(x: &Tensor) -> Result<Tensor> {
         Buffer::BF16(data) => of(x, data, rows, cols),
         Buffer::F16(data) => of(x, data, rows, cols),
         Buffer::I32(data) => of(x, data, rows, cols),
-        Buffer::U8(data) => of(x, data, rows, cols),
+        Buffer::U8(data) => {
+            Tensor::on_cpu(transpose_codes(data, rows, cols)?, Shape::from([cols, rows]), x.device())
+        }
     })
 }
 
+/// `data` is `[rows, cols]`, codes or other bytes.
+pub(crate) fn transpose_codes(data: &[u8], rows: usize, cols: usize) -> Result<Vec<u8>> {
+    let mut out = vec![0; data.len()];
+    // Bytes of either encoding move alike.
+    let (codes, columns) = (bytemuck::cast_slice::<u8, E4M3>(data), bytemuck::cast_slice_mut(&mut out));
+    Codec::new().parallel().transpose(codes, rows, cols, columns)?;
+    Ok(out)
+}
+
 /// `data` is `[rows, cols]`.
-pub(crate) fn transpose_slice<T: Element>(data: &[T], rows: usize, cols: usize) -> Vec<T> {
+fn transpose_slice<T: Element>(data: &[T], rows: usize, cols: usize) -> Vec<T> {
     let mut out = vec![T::default(); data.len()];
     if data.is_empty() {
         return out;
