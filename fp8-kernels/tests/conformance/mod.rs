@@ -12,6 +12,7 @@ mod activation;
 mod adamw;
 mod amax;
 mod attention;
+mod attention_bits;
 mod cast;
 mod cells;
 mod cross_entropy;
@@ -41,6 +42,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     adamw::CASES,
     amax::CASES,
     attention::CASES,
+    attention_bits::CASES,
     cast::CASES,
     cells::CASES,
     cross_entropy::CASES,
