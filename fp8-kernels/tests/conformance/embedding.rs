@@ -87,7 +87,10 @@ fn backward_adds_in_order(device: &Device) -> Outcome {
     let small =
         [[70, 1, 8], [97, 2, 9], [33, 1, 264], [40, 1, 257], [37, 1, 520], [70, 2, 513], [300, 300, 1]];
     // Ends in each round of a block of the sort; more blocks than half a warp has lanes.
-    let ends = [600, 1100, 1400, 1700, 1900, 40_000].map(|len| ([len, 3, 1], DType::BF16));
+    let ends = [200, 300, 600, 900, 1100, 1400, 1700, 1900].into_iter();
+    // In the first pass of a sort, and in a later one.
+    let ends = ends.flat_map(|len| [3, 300].map(|vocabulary| [len, vocabulary, 1])).chain([[40_000, 3, 1]]);
+    let ends = ends.map(|size| (size, DType::BF16));
     let large = [[2049, 300, 8], [4100, 70_000, 8], [5000, 70, 3]].map(|size| (size, DType::F32));
     let all = small.into_iter().flat_map(|size| FLOATS.map(|dtype| (size, dtype))).chain(large).chain(ends);
     for ([len, vocabulary, hidden], dtype) in all {
