@@ -6,11 +6,19 @@
 
 use super::case::{Outcome, cases};
 use super::compare::{close, same};
-use super::data::{Random, tensor};
+use super::data::{Random, normal, tensor};
 use fp8_kernels::ops::{AttentionOptions, AttentionSaved};
 use fp8_kernels::{DType, Device, Result, Tensor, bf16, f16, ops};
 
-cases![bf16_64, bf16_128, f16_64, f16_128, bf16_without_tensor_cores, f16_without_tensor_cores];
+cases![
+    bf16_64,
+    bf16_128,
+    f16_64,
+    f16_128,
+    bf16_without_tensor_cores,
+    f16_without_tensor_cores,
+    tiles_that_no_query_sees_are_not_read,
+];
 
 fn bf16_64(device: &Device) -> Outcome {
     every_bit(DType::BF16, 64, device)
@@ -291,4 +299,38 @@ fn outputs(dtype: DType, dim: usize, seed: u64, device: &Device) -> Outcome {
     close("row_sum", &saved.row_sum.to_vec::<f32>()?, &sums, rows, [2.5e-7, 0.0])?;
     let output = |row: usize, column: usize| share(row) * f64::from(values[own(row) * dim + column]);
     problem.expect("o", &o, [rows, dim], output)
+}
+
+/// NaN in all keys behind a tile of queries, and in all queries before a tile of keys.
+fn tiles_that_no_query_sees_are_not_read(device: &Device) -> Outcome {
+    const HALF: usize = 64;
+    let options = AttentionOptions { causal: true, softmax_scale: None };
+    for (dtype, dim) in
+        [(DType::F32, 8), (DType::BF16, 64), (DType::BF16, 128), (DType::F16, 64), (DType::F16, 128)]
+    {
+        let shape = [1, 2 * HALF, 1, dim];
+        let make = |seed| normal(shape, dtype, seed, device);
+        let (q, k, v, dy) = (make(1)?, make(2)?, make(3)?, make(4)?);
+        let poisoned = |x: &Tensor, rows: std::ops::Range<usize>| {
+            let mut values = x.to_f32_vec()?;
+            values[rows.start * dim..rows.end * dim].fill(f32::NAN);
+            tensor(values, shape, dtype, device)
+        };
+        let half = |x: &Tensor, second: bool| -> Result<Vec<f32>> {
+            Ok(x.to_f32_vec()?[usize::from(second) * HALF * dim..][..HALF * dim].to_vec())
+        };
+        let (o, saved) = ops::attention(&q, &k, &v, None, options)?;
+        let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, None, options)?;
+        let behind = [poisoned(&k, HALF..2 * HALF)?, poisoned(&v, HALF..2 * HALF)?];
+        let (got, _) = ops::attention(&q, &behind[0], &behind[1], None, options)?;
+        same("o", &half(&got, false)?, &half(&o, false)?, dim)?;
+        let (got, ..) = ops::attention_backward(&dy, &q, &behind[0], &behind[1], &o, &saved, None, options)?;
+        same("dq", &half(&got, false)?, &half(&dq, false)?, dim)?;
+        let before = [poisoned(&q, 0..HALF)?, poisoned(&dy, 0..HALF)?];
+        let (_, got_k, got_v) =
+            ops::attention_backward(&before[1], &before[0], &k, &v, &o, &saved, None, options)?;
+        same("dk", &half(&got_k, true)?, &half(&dk, true)?, dim)?;
+        same("dv", &half(&got_v, true)?, &half(&dv, true)?, dim)?;
+    }
+    Ok(())
 }
