@@ -55,6 +55,12 @@ fn every_bit(dtype: DType, dim: usize, device: &Device) -> Outcome {
     {
         query_gradients(&Problem { dtype, dim, rows, keys, causal, length }, device)?;
     }
+    // Lengths that end at each place of a lane's part of a tile.
+    for length in [1, 4, 11, 14, 21, 24, 26, 31] {
+        let problem = Problem { dtype, dim, rows: 17, keys: 33, causal: false, length: Some(length) };
+        key_gradients(&problem, device)?;
+        query_gradients(&problem, device)?;
+    }
     (0..6).try_for_each(|seed| outputs(dtype, dim, seed, device))
 }
 
