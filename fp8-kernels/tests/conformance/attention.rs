@@ -1,6 +1,6 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, close_norm, ensure, refused, refused_on, same};
-use super::data::{self, FLOATS, f64s, normal, tensor, tolerance};
+use super::data::{self, f64s, normal, tensor, tolerance};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
 use crate::oracle::differences;
@@ -8,8 +8,8 @@ use fp8_kernels::ops::AttentionOptions;
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![
-    matches_the_oracle,
-    backward_matches_the_oracle,
+    matches_the_oracle: Dtypes,
+    backward_matches_the_oracle: Dtypes,
     head_sizes_of_tensor_cores,
     head_sizes_beyond_one_part,
     long_sequences,
@@ -95,12 +95,12 @@ fn run(problem: &Attention, inputs: &[Tensor; 4], device: &Device) -> Result<[Te
     Ok([o, dq, dk, dv])
 }
 
-fn matches_the_oracle(device: &Device) -> Outcome {
-    problems().iter().try_for_each(|problem| forward(problem, &FLOATS, device))
+fn matches_the_oracle(device: &Device, dtype: DType) -> Outcome {
+    problems().iter().try_for_each(|problem| forward(problem, &[dtype], device))
 }
 
-fn backward_matches_the_oracle(device: &Device) -> Outcome {
-    problems().iter().try_for_each(|problem| backward(problem, &FLOATS, device))
+fn backward_matches_the_oracle(device: &Device, dtype: DType) -> Outcome {
+    problems().iter().try_for_each(|problem| backward(problem, &[dtype], device))
 }
 
 fn head_sizes_of_tensor_cores(device: &Device) -> Outcome {

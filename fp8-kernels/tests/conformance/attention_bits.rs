@@ -156,12 +156,11 @@ fn round(dtype: DType, value: f64) -> f32 {
     }
 }
 
-/// How far a value is from where rounding to the type changes its direction, of the value.
+/// How far a normal value is from where rounding to the type changes its direction, of the power of two below it.
 fn from_the_middle(dtype: DType, value: f64) -> f64 {
-    let digits = if dtype == DType::BF16 { 7 } else { 10 };
-    let ulp = 2f64.powi(value.abs().log2().floor() as i32 - digits);
-    let part = (value / ulp).abs().fract();
-    (part - 0.5).abs() * ulp / value.abs()
+    let dropped = if dtype == DType::BF16 { 52 - 7 } else { 52 - 10 };
+    let rest = value.to_bits() & ((1 << dropped) - 1);
+    rest.abs_diff(1 << (dropped - 1)) as f64 / 2f64.powi(52)
 }
 
 /// Scores whose exponential needs all its terms: almost half of ln 2 away from a multiple. None is as near to the middle
@@ -184,9 +183,12 @@ fn factor(dtype: DType, value: f64, less: f64, nearest: f64, random: &mut Random
         let distance = from_the_middle(dtype, product);
         if distance < nearest { 1.0 } else { distance }
     };
-    let steps = if dtype == DType::BF16 { 256 } else { 400 };
-    let candidates = (0..steps).map(|_| round(dtype, 2.0 + 2.0 * random.uniform()));
-    candidates.min_by(|&a, &b| distance(a).total_cmp(&distance(b))).unwrap_or(2.0)
+    let candidates = (0..100).map(|_| round(dtype, 2.0 + 2.0 * random.uniform()));
+    let (_, nearest) = candidates
+        .map(|factor| (distance(factor), factor))
+        .min_by(|a, b| a.0.total_cmp(&b.0))
+        .unwrap_or((1.0, 2.0));
+    nearest
 }
 
 /// For each row and key a score, and a product of gradient and value that brings the slope beside a middle.

@@ -147,7 +147,7 @@ fn an_error_changes_nothing(device: &Device) -> Outcome {
     same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)?;
     // Ids that are wrong by one, or as unsigned numbers; the last one's low bits are those of a right one.
     for (place, wrong) in
-        (0..9).map(|round| 256 * round + 5).flat_map(|place| [3, -7, i32::MIN].map(|wrong| (place, wrong)))
+        (0..9).map(|round| 288 * round + 5).flat_map(|place| [3, -7, i32::MIN].map(|wrong| (place, wrong)))
     {
         let values = (0..2500).map(|i| if i == place { wrong } else { i % 3 }).collect();
         let ids = Tensor::from_vec(values, [2500], device)?;

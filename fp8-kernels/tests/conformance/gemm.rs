@@ -73,6 +73,9 @@ fn bias_and_output_types(device: &Device) -> Outcome {
         // One rounding: the f32 result, cast.
         let wide = ops::gemm(&a, &b, Layout::Nt, Some(&bias), DType::F32)?;
         same("one rounding", &got.to_f32_vec()?, &ops::cast(&wide, dtype)?.to_f32_vec()?, cols)?;
+        let got = ops::gemm(&a, &b, Layout::Nt, None, dtype)?;
+        let want = oracle::gemm::gemm(&f64s(&a)?, &f64s(&b)?, Layout::Nt, dims, None);
+        close(&format!("{dtype}, no bias"), &got.to_f32_vec()?, &want, cols, tolerance(dtype))?;
     }
     Ok(())
 }
