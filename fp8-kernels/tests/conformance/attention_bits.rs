@@ -8,7 +8,7 @@ use super::case::{Outcome, cases};
 use super::compare::{close, same};
 use super::data::{Random, normal, tensor};
 use fp8_kernels::ops::{AttentionOptions, AttentionSaved};
-use fp8_kernels::{DType, Device, Result, Tensor, bf16, f16, ops};
+use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![
     bf16_64,
@@ -148,17 +148,21 @@ const NEAREST: f64 = 4e-7;
 /// Of this score a row has one, with the probability 0.
 const FAR: f32 = -100.0;
 
-/// To the nearest value of the type.
+/// How many digits of an f64 the type drops.
+fn dropped(dtype: DType) -> u32 {
+    if dtype == DType::BF16 { 52 - 7 } else { 52 - 10 }
+}
+
+/// To the nearest value of the type, in one step, as far as that is a normal number.
 fn round(dtype: DType, value: f64) -> f32 {
-    match dtype {
-        DType::BF16 => bf16::from_f64(value).to_f32(),
-        _ => f16::from_f64(value).to_f32(),
-    }
+    let (bits, dropped) = (value.to_bits(), dropped(dtype));
+    let is_odd = bits >> dropped & 1;
+    f64::from_bits((bits + (1 << (dropped - 1)) - 1 + is_odd) >> dropped << dropped) as f32
 }
 
 /// How far a normal value is from where rounding to the type changes its direction, of the power of two below it.
 fn from_the_middle(dtype: DType, value: f64) -> f64 {
-    let dropped = if dtype == DType::BF16 { 52 - 7 } else { 52 - 10 };
+    let dropped = dropped(dtype);
     let rest = value.to_bits() & ((1 << dropped) - 1);
     rest.abs_diff(1 << (dropped - 1)) as f64 / 2f64.powi(52)
 }
