@@ -1,6 +1,6 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
-use super::data::{self, FLOATS, Random, exact, f64s, normal, specials, tolerance};
+use super::data::{self, FLOATS, exact, f64s, normal, specials, tolerance};
 use super::reference::{Got, same_as_cpu, same_results};
 use super::threads::same_bits;
 use crate::oracle::adamw::{State, adamw as oracle};
@@ -17,7 +17,6 @@ cases![
     many_quantize_as_quantize_does: DtypesAndFormats,
     first_scales_are_the_cpus: DtypesAndFormats,
     first_scales_by_every_rule,
-    counts_beside_infinities: DtypesAndFormats,
     special_gradients,
     main_parameters_are_rounded_into_the_parameter,
     without_main_parameters_rounds_once,
@@ -27,7 +26,7 @@ cases![
     refuses,
 ];
 
-const STEP: AdamWStep =
+pub(super) const STEP: AdamWStep =
     AdamWStep { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 1, grad_scale: 0.5 };
 
 fn moments(len: usize, device: &Device) -> Result<[Tensor; 2]> {
@@ -311,56 +310,6 @@ fn first_scales_by_every_rule(device: &Device) -> Outcome {
             let mut results: Vec<Got> = codes.into_iter().flatten().map(Got::from).collect();
             for (.., [cell, amax]) in &parameters {
                 results.push(Got::Numbers(vec![cell.read()?, amax.read()?]));
-            }
-            Ok(results)
-        })?;
-    }
-    Ok(())
-}
-
-/// The scale of what is infinite is 1: larger values saturate, small ones vanish, and both are counted. Two tensors a step.
-fn counts_beside_infinities(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
-    let values = [f32::INFINITY, -6e4, 1e-6, 449.0, 0.0, -3.0, f32::NEG_INFINITY, 6e4, -1e-6];
-    let step = AdamWStep { weight_decay: 0.0, ..STEP };
-    let rule = ScaleRule::Current { fp8_max: encoding.max(), epsilon: 0.0, power_2_scales: false };
-    let pairs = [[[3, 5], [16, 8]], [[130, 66], [128, 64]], [[2, 16], [129, 72]], [[5, 1], [40, 61]]];
-    for (shapes, columnwise) in pairs.into_iter().flat_map(|pair| [(pair, false), (pair, true)]) {
-        same_as_cpu(&format!("{shapes:?}, {columnwise}"), device, |device| {
-            let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
-            let mut random = Random::new(7);
-            let mut parameters = Vec::new();
-            for [rows, cols] in shapes {
-                let choice = |_| values[random.bits() as usize % values.len()];
-                let param = (0..rows * cols).map(choice).collect();
-                let [m, v] = [(); 2].map(|()| Tensor::zeros([rows, cols], DType::F32, device));
-                let grad = Tensor::zeros([rows, cols], DType::F32, device)?;
-                let cells = (Cell::new(UNSET, device)?, Counters::new(device)?);
-                parameters.push((data::tensor(param, [rows, cols], dtype, device)?, grad, m?, v?, cells));
-            }
-            let mut tensors = Vec::new();
-            for (i, (param, main_grad, exp_avg, exp_avg_sq, (cell, counters))) in
-                parameters.iter_mut().enumerate()
-            {
-                let unset = Scale::Cell { cell, first: &rule, keep: false };
-                let scale = if i == 0 { Scale::FromTensor(&rule) } else { unset };
-                let slot = Slot { scale, counters: Some(counters), columnwise, ..Slot::off(encoding) };
-                let (main_param, slot) = (None, Some(slot));
-                tensors.push(ops::AdamWTensor {
-                    name: "w",
-                    param,
-                    main_grad,
-                    exp_avg,
-                    exp_avg_sq,
-                    main_param,
-                    slot,
-                });
-            }
-            let codes = ops::adamw_many(&mut tensors, &step)?;
-            let mut results: Vec<Got> = codes.into_iter().flatten().map(Got::from).collect();
-            for (.., (_, counters)) in &parameters {
-                let counts = counters.read()?;
-                let counts = [counts.saturated, counts.underflowed, counts.elements];
-                results.push(Got::Numbers(counts.map(|count| count as f32).to_vec()));
             }
             Ok(results)
         })?;

@@ -10,6 +10,7 @@ mod threads;
 mod accumulate;
 mod activation;
 mod adamw;
+mod adamw_codes;
 mod amax;
 mod attention;
 mod attention_bits;
@@ -40,6 +41,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     accumulate::CASES,
     activation::CASES,
     adamw::CASES,
+    adamw_codes::CASES,
     amax::CASES,
     attention::CASES,
     attention_bits::CASES,
