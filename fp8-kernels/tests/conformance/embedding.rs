@@ -92,8 +92,9 @@ fn backward_adds_in_order(device: &Device) -> Outcome {
     let ends = ends.flat_map(|len| [3, 300].map(|vocabulary| [len, vocabulary, 1])).chain([[40_000, 3, 1]]);
     let ends = ends.chain([[527_000, 3, 1]]).map(|size| (size, DType::BF16));
     let large = [[2049, 300, 8], [4100, 70_000, 8], [5000, 70, 3]].map(|size| (size, DType::F32));
-    // A last column in each of a lane's eight.
-    let columns = [5, 37, 70, 101, 133, 165, 197, 229].map(|hidden| [9, 2, hidden]);
+    // A last column in each of a lane's eight, of a last row that is one of four, or left over.
+    let columns = [5, 37, 70, 101, 133, 165, 197, 229];
+    let columns = columns.into_iter().flat_map(|hidden| [[4, 1, hidden], [5, 1, hidden], [9, 2, hidden]]);
     let all = small
         .into_iter()
         .chain(columns)
