@@ -46,6 +46,9 @@ fn problems() -> Vec<Attention> {
         problem([1, 63, 130, 1, 1, 4], true, None),
         problem([1, 131, 67, 2, 1, 5], true, None),
         problem([2, 129, 193, 4, 2, 17], false, Some(&[193, 65])),
+        problem([1, 5, 7, 1, 1, 70], false, None),
+        problem([1, 5, 7, 1, 1, 101], false, None),
+        problem([1, 5, 7, 1, 1, 197], false, None),
     ]
 }
 
