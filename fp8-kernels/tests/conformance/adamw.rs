@@ -26,7 +26,7 @@ cases![
     refuses,
 ];
 
-const STEP: AdamWStep =
+pub(super) const STEP: AdamWStep =
     AdamWStep { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 1, grad_scale: 0.5 };
 
 fn moments(len: usize, device: &Device) -> Result<[Tensor; 2]> {
@@ -141,7 +141,22 @@ fn special_gradients(device: &Device) -> Outcome {
     })
 }
 
-const MANY: [[usize; 2]; 7] = [[3, 5], [0, 4], [130, 66], [1, 257], [128, 64], [2, 2], [129, 72]];
+/// Those behind the first seven count nothing.
+const MANY: [[usize; 2]; 13] = [
+    [3, 5],
+    [0, 4],
+    [130, 66],
+    [1, 257],
+    [128, 64],
+    [2, 2],
+    [129, 72],
+    [5, 9],
+    [2, 16],
+    [3, 5],
+    [3, 8],
+    [4, 3],
+    [3, 5],
+];
 
 /// The state of one parameter.
 struct Parameter {
@@ -200,7 +215,7 @@ fn steps(
                 let slot = Slot {
                     scale,
                     amax: Some(amax),
-                    counters: Some(counters),
+                    counters: (i < 7).then_some(counters),
                     columnwise: i % 3 != 0,
                     ..Slot::off(encoding)
                 };
@@ -271,14 +286,15 @@ fn first_scales_by_every_rule(device: &Device) -> Outcome {
                 let is_main = value.is_infinite();
                 let main = is_main.then(|| Tensor::full(1e30, [3], DType::F32, device)).transpose()?;
                 let param = Tensor::full(value, [3], if is_main { DType::F16 } else { DType::F32 }, device)?;
-                parameters.push((param, main, moments(3, device)?, Cell::new(UNSET, device)?));
+                let cells = [Cell::new(UNSET, device)?, Cell::new(REST, device)?];
+                parameters.push((param, main, moments(3, device)?, cells));
             }
             let grad = Tensor::zeros([3], DType::F32, device)?;
             let mut tensors = Vec::new();
-            for (param, main, [exp_avg, exp_avg_sq], cell) in &mut parameters {
+            for (param, main, [exp_avg, exp_avg_sq], [cell, amax]) in &mut parameters {
                 let unset = Scale::Cell { cell, first: &rule, keep: true };
                 let scale = if is_cell { unset } else { Scale::FromTensor(&rule) };
-                let slot = Some(Slot { scale, ..Slot::off(Encoding::E4M3) });
+                let slot = Some(Slot { scale, amax: Some(amax), ..Slot::off(Encoding::E4M3) });
                 let (main_grad, main_param) = (&grad, main.as_mut());
                 tensors.push(ops::AdamWTensor {
                     name: "w",
@@ -292,8 +308,8 @@ fn first_scales_by_every_rule(device: &Device) -> Outcome {
             }
             let codes = ops::adamw_many(&mut tensors, &step)?;
             let mut results: Vec<Got> = codes.into_iter().flatten().map(Got::from).collect();
-            for (.., cell) in &parameters {
-                results.push(Got::Numbers(vec![cell.read()?]));
+            for (.., [cell, amax]) in &parameters {
+                results.push(Got::Numbers(vec![cell.read()?, amax.read()?]));
             }
             Ok(results)
         })?;

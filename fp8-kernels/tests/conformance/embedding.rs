@@ -87,9 +87,20 @@ fn backward_adds_in_order(device: &Device) -> Outcome {
     let small =
         [[70, 1, 8], [97, 2, 9], [33, 1, 264], [40, 1, 257], [37, 1, 520], [70, 2, 513], [300, 300, 1]];
     // Ends in each round of a block of the sort; more blocks than half a warp has lanes.
-    let ends = [600, 1100, 1400, 1700, 1900, 40_000].map(|len| ([len, 3, 1], DType::BF16));
+    let ends = [200, 300, 600, 900, 1100, 1400, 1700, 1900].into_iter();
+    // In the first pass of a sort, and in a later one.
+    let ends = ends.flat_map(|len| [3, 300].map(|vocabulary| [len, vocabulary, 1])).chain([[40_000, 3, 1]]);
+    let ends = ends.chain([[527_000, 3, 1]]).map(|size| (size, DType::BF16));
     let large = [[2049, 300, 8], [4100, 70_000, 8], [5000, 70, 3]].map(|size| (size, DType::F32));
-    let all = small.into_iter().flat_map(|size| FLOATS.map(|dtype| (size, dtype))).chain(large).chain(ends);
+    // A last column in each of a lane's eight, of a last row that is one of four, or left over.
+    let columns = [5, 37, 70, 101, 133, 165, 197, 229];
+    let columns = columns.into_iter().flat_map(|hidden| [[4, 1, hidden], [5, 1, hidden], [9, 2, hidden]]);
+    let all = small
+        .into_iter()
+        .chain(columns)
+        .flat_map(|size| FLOATS.map(|dtype| (size, dtype)))
+        .chain(large)
+        .chain(ends);
     for ([len, vocabulary, hidden], dtype) in all {
         let ids = ids(len, vocabulary, device)?;
         let dy = normal([len, hidden], dtype, 2, device)?;
@@ -135,11 +146,14 @@ fn an_error_changes_nothing(device: &Device) -> Outcome {
     let wording = "id 3 at position 1 is out of range 0..3";
     refused_on(device, ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad"), wording)?;
     same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)?;
-    for place in (0..9).map(|round| 256 * round + 5) {
-        let values = (0..2500).map(|i| if i == place { -7 } else { i % 3 }).collect();
+    // Ids that are wrong by one, or as unsigned numbers; the last one's low bits are those of a right one.
+    for (place, wrong) in
+        (0..9).map(|round| 288 * round + 5).flat_map(|place| [3, -7, i32::MIN].map(|wrong| (place, wrong)))
+    {
+        let values = (0..2500).map(|i| if i == place { wrong } else { i % 3 }).collect();
         let ids = Tensor::from_vec(values, [2500], device)?;
         let dy = Tensor::full(1.0, [2500, 2], DType::F32, device)?;
-        let wording = format!("id -7 at position {place} is out of range 0..3");
+        let wording = format!("id {wrong} at position {place} is out of range 0..3");
         refused_on(device, ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad"), &wording)?;
         same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)?;
     }

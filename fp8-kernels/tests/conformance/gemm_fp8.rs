@@ -101,8 +101,9 @@ fn bias_and_output_types(device: &Device) -> Outcome {
     Ok(())
 }
 
+/// Sums of every count modulo eight besides.
 fn accumulates(device: &Device) -> Outcome {
-    for dims in DIMS {
+    for dims in DIMS.into_iter().chain((1..=8).map(|n| [1, n, 5])) {
         let [m, n, k] = dims;
         let a = quantized([m, k], Encoding::E5M2, 30.0, 1, device)?;
         let b = quantized([n, k], Encoding::E4M3, 100.0, 2, device)?;

@@ -7,10 +7,11 @@ use fp8_kernels::{DType, Device, Tensor, ops};
 
 cases![
     matches_the_oracle,
-    needles,
+    needles: Dtypes,
     sizes_of_all_classes_meet,
     small_tensors_count_beside_a_large_one,
     no_bit_of_a_sum_is_lost,
+    no_bit_is_lost_beside_what_follows: Dtypes,
     large_and_small_values_fit,
     infinity_and_nan_come_through,
     same_for_any_threads,
@@ -19,7 +20,7 @@ cases![
 
 fn matches_the_oracle(device: &Device) -> Outcome {
     for dtype in FLOATS {
-        let lens = [1, 15, 16, 17, 0, 101, 50_021];
+        let lens = [1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 17, 0, 101, 50_021];
         let grads = lens.map(|len| normal([len], dtype, len as u64, device));
         let grads: Vec<Tensor> = grads.into_iter().collect::<Result<_, _>>()?;
         let mut sum = 0.0;
@@ -43,21 +44,19 @@ const EXTREMES: [(f32, usize); 5] = [
 ];
 
 /// One value among zeros, in every place of a group of neighbours, every group of a tile, and many lanes and warps.
-fn needles(device: &Device) -> Outcome {
-    for dtype in FLOATS {
-        for place in 0..64 {
-            let (group, thread) = (place / 8, place * 37 % 255);
-            let at = 8 * (group * 256 + thread) + place % 8;
-            let extremes: &[(f32, usize)] = if dtype == DType::F16 { &[] } else { &EXTREMES };
-            // A whole tile, and one that is cut.
-            for &(size, len) in [(3.0, 16_384), (3.0, 16_383)].iter().chain(extremes) {
-                let mut values = vec![0.0; len];
-                values[at] = -size;
-                let grad = tensor(values, [len], dtype, device)?;
-                let want = f64s(&grad)?[at].abs();
-                let what = format!("{dtype}, {size:e} at {at} of {len}");
-                close(&what, &[ops::grad_norm(&[&grad])?.item()?], &[want], 1, [2e-7, 0.0])?;
-            }
+fn needles(device: &Device, dtype: DType) -> Outcome {
+    for place in 0..64 {
+        let (group, thread) = (place / 8, place * 37 % 255);
+        let at = 8 * (group * 256 + thread) + place % 8;
+        let extremes: &[(f32, usize)] = if dtype == DType::F16 { &[] } else { &EXTREMES };
+        // A whole tile, and one that is cut.
+        for &(size, len) in [(3.0, 16_384), (3.0, 16_383)].iter().chain(extremes) {
+            let mut values = vec![0.0; len];
+            values[at] = -size;
+            let grad = tensor(values, [len], dtype, device)?;
+            let want = f64s(&grad)?[at].abs();
+            let what = format!("{dtype}, {size:e} at {at} of {len}");
+            close(&what, &[ops::grad_norm(&[&grad])?.item()?], &[want], 1, [2e-7, 0.0])?;
         }
     }
     Ok(())
@@ -128,6 +127,69 @@ fn no_bit_of_a_sum_is_lost(device: &Device) -> Outcome {
         let got = ops::grad_norm(&grads.iter().collect::<Vec<_>>())?.item()?;
         let what = format!("{} tensors, 2^{exponent}, above {above}", lens.len());
         equal(&what, got, root(sum + added) * unit)?;
+    }
+    Ok(())
+}
+
+/// Integers of few digits and many sizes whose squares have this sum.
+fn squares(mut sum: i64, digits: u32) -> Vec<i64> {
+    let mut found = Vec::new();
+    while sum > 0 {
+        let root = sum.isqrt();
+        let dropped = (root.ilog2() + 1).saturating_sub(digits);
+        found.push(root >> dropped << dropped);
+        sum -= found[found.len() - 1].pow(2);
+    }
+    found
+}
+
+/// Sums again that are known exactly, of squares that differ by powers of two: what was summed up before has digits that a
+/// larger square rounds off. In each class of sizes, whole tiles and cut ones, and many tensors.
+fn no_bit_is_lost_beside_what_follows(device: &Device, dtype: DType) -> Outcome {
+    // How many digits have an exact square; how many of a sum's last ones may be lost.
+    let digits = match dtype {
+        DType::BF16 => 8,
+        DType::F16 => 11,
+        _ => 12,
+    };
+    const LOST: i64 = 1 << 8;
+    let units: &[i32] = if dtype == DType::F16 { &[-12] } else { &[0, 60, -70] };
+    let lens = [vec![16_384], vec![16_383], vec![24; 261]];
+    let problems = units.iter().flat_map(|&unit| lens.iter().map(move |lens| (unit, lens)));
+    let problems = problems.flat_map(|problem| (0..4).map(move |seed| (problem, seed)));
+    for ((unit, lens), seed) in problems {
+        let len: usize = lens.iter().sum();
+        let mut random = Random::new(seed);
+        let mut values = vec![0; len];
+        // One of each eight neighbours; some groups are free for what is added.
+        for group in (0..len / 8).filter(|group| group % 37 != 5) {
+            let size = random.bits() % 9;
+            values[8 * group + random.bits() as usize % 8] = ((random.bits() % (1 << digits)) << size) as i64;
+        }
+        let free: Vec<usize> = (0..len / 8).filter(|group| group % 37 == 5).map(|group| 8 * group).collect();
+        let sum: i64 = values.iter().map(|v| v * v).sum();
+        let step = 1i64 << (63 - 23 - sum.leading_zeros());
+        let above = seed % 2 == 0;
+        let (mut added, back) = (to_the_edge(sum, above), if above { -2 * LOST } else { 2 * LOST });
+        added -= back / 2;
+        let root = |sum: i64| (sum as f32).sqrt();
+        while added < 0
+            || root(sum + added) == root(sum + added + back)
+            || root(sum + added) != ((sum + added) as f64).sqrt() as f32
+            || squares(added, digits).len() > free.len()
+        {
+            added += step;
+        }
+        free.iter().zip(squares(added, digits)).for_each(|(&place, root)| values[place] = root);
+        let size = 2f32.powi(unit);
+        let mut rest = values.iter().map(|&v| v as f32 * size);
+        let grads: Vec<Tensor> = lens
+            .iter()
+            .map(|&len| tensor(rest.by_ref().take(len).collect(), [len], dtype, device))
+            .collect::<Result<_, _>>()?;
+        let got = ops::grad_norm(&grads.iter().collect::<Vec<_>>())?.item()?;
+        let what = format!("{} tensors of {} values, 2^{unit}, seed {seed}", lens.len(), lens[0]);
+        equal(&what, got, root(sum + added) * size)?;
     }
     Ok(())
 }

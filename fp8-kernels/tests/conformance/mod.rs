@@ -10,8 +10,10 @@ mod threads;
 mod accumulate;
 mod activation;
 mod adamw;
+mod adamw_codes;
 mod amax;
 mod attention;
+mod attention_bits;
 mod cast;
 mod cells;
 mod cross_entropy;
@@ -39,8 +41,10 @@ pub(crate) const ALL: &[&[Case]] = &[
     accumulate::CASES,
     activation::CASES,
     adamw::CASES,
+    adamw_codes::CASES,
     amax::CASES,
     attention::CASES,
+    attention_bits::CASES,
     cast::CASES,
     cells::CASES,
     cross_entropy::CASES,

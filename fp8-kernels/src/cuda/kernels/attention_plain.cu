@@ -53,11 +53,13 @@ __device__ __forceinline__ void products(float (&sums)[4][4], Tiles& tiles, cons
         const u32 inner = threadIdx.x % SLICE;
         __syncthreads();
 #pragma unroll 4
-        for (u32 i = threadIdx.x / SLICE; i < ROWS; i += THREADS / SLICE) {
+        for (u32 n = 0; n < ROWS; n += THREADS / SLICE) {
+            const u32 i = n + threadIdx.x / SLICE;
             tiles.left[i][inner] = element(left, dtype, row + i, slice + inner, head_dim);
         }
 #pragma unroll 4
-        for (u32 i = threadIdx.x / SLICE; i < COLUMNS; i += THREADS / SLICE) {
+        for (u32 n = 0; n < COLUMNS; n += THREADS / SLICE) {
+            const u32 i = n + threadIdx.x / SLICE;
             tiles.right[i][inner] = element(right, dtype, column + i, slice + inner, head_dim);
         }
         __syncthreads();
@@ -90,7 +92,8 @@ __device__ __forceinline__ void add_weighted(float (&sums)[4][8], const float (&
         for (int j = 0; j < 4; j++) tiles.weights[4 * y + i][x + 8 * j] = weights[i][j];
     }
 #pragma unroll 4
-    for (u32 i = threadIdx.x / PART; i < COLUMNS; i += THREADS / PART) {
+    for (u32 n = 0; n < COLUMNS; n += THREADS / PART) {
+        const u32 i = n + threadIdx.x / PART;
         tiles.values[i][threadIdx.x % PART] = element(values, dtype, row + i, column + threadIdx.x % PART, head_dim);
     }
     __syncthreads();

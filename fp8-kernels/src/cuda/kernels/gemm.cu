@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (count == 8) store8(y, y_type, i, v);
         else {
 #pragma unroll
-            for (int k = 0; k < 8; k++)
+            for (int k = 0; k < 7; k++)
                 if (k < count) store1(y, y_type, i + k, v[k]);
         }
     }
