@@ -8,6 +8,9 @@
 //! code = ((E - Emin) << man) + (bits(a + magic) - bits(magic)),   magic = 2^(E + drop),   drop = 23 - man
 //! ```
 //!
+//! In f32 the code is the last byte of `(t >> drop) + t`, where `t` are the bits of the sum and the magic number has an
+//! even offset in its last bits: the first term brings the exponent, the second the rounded mantissa.
+//!
 //! The carry into the next binade and the step from subnormal to normal need no case of their own. Saturating and
 //! non-saturating conversion differ in the clamp only. It relies on the default rounding mode, as Rust does;
 //! flushing denormals to zero does no harm, because what it flushes is far below half the smallest subnormal.
@@ -85,6 +88,13 @@ impl Format {
         ((1024 - self.bias) as u64) << 52
     }
 
+    /// What the magic number has in its last byte, so that the code comes out in the sum's: the exponent's term brings this
+    /// much too much. Even, so that it leaves ties alone.
+    #[inline(always)]
+    pub(crate) const fn offset(self) -> u32 {
+        ((128 - self.bias + 23 - self.man) << self.man).wrapping_neg() & 0xFF
+    }
+
     /// Rounds once to the nearest code, ties to even; magnitudes beyond code `top` become `top`, NaN becomes 0x7F.
     #[inline(always)]
     pub(crate) const fn encode_f32(self, x: f32, top: u8) -> u8 {
@@ -94,13 +104,14 @@ impl Format {
         let floor = f32::from_bits(min_normal);
 
         let a = f32::from_bits(x.to_bits() & F32_ABS);
-        let c = if a < limit { a } else { limit }; // NaN compares false and is replaced at the end
-        let e = (if c > floor { c } else { floor }).to_bits() & F32_EXP;
-        let magic = e.wrapping_add(drop << 23);
+        // One instruction each, as floats; NaN becomes the limit here, and is replaced at the end.
+        let c = a.min(limit);
+        let e = c.max(floor).to_bits() & F32_EXP;
+        let magic = e.wrapping_add((drop << 23) + self.offset());
         let t = (c + f32::from_bits(magic)).to_bits();
-        let magnitude = (e.wrapping_sub(min_normal) >> drop).wrapping_add(t.wrapping_sub(magic));
+        let magnitude = (t >> drop).wrapping_add(t) & 0x7F;
         let sign = (x.to_bits() >> 24) & 0x80;
-        if a.is_nan() { NAN } else { byte((magnitude | sign) & 0xFF) }
+        if a.is_nan() { NAN } else { byte(magnitude | sign) }
     }
 
     /// [`Format::encode_f32`] in f64 arithmetic: a double is rounded once, never by way of f32.

@@ -117,12 +117,9 @@ fn shift_right(x: __m256i, count: u32) -> __m256i {
 fn round<T: Target>(a: __m256i) -> __m256i {
     let format = T::FORMAT;
     let drop = 23 - format.man;
-    // What the exponent's term brings too much, negated.
-    let offset =
-        const { ((128 - T::FORMAT.bias + 23 - T::FORMAT.man) << T::FORMAT.man).wrapping_neg() & 0xFF };
     let c = _mm256_min_epi32(a, splat(format.widen_f32(T::TOP.into())));
     let e = _mm256_and_si256(_mm256_max_epi32(c, splat(format.min_normal_f32())), splat(codec::F32_EXP));
-    let magic = _mm256_add_epi32(e, splat((drop << 23) + offset));
+    let magic = _mm256_add_epi32(e, splat((drop << 23) + format.offset()));
     let t = _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(c), _mm256_castsi256_ps(magic)));
     _mm256_and_si256(_mm256_add_epi32(shift_right(t, drop), t), splat(0xFF))
 }
