@@ -1,5 +1,6 @@
 //! The cases, one file an operation, and what they share.
 
+mod cancel;
 mod case;
 mod compare;
 mod data;

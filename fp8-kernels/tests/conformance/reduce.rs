@@ -1,3 +1,4 @@
+use super::cancel::{self, Cancelling, cancelling};
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
 use super::data::{PIECE, Random, SHAPES, exact, f64s, needle_places, normal, tensor};
@@ -10,6 +11,9 @@ cases![
     infinities_come_through,
     no_bit_of_a_sum_is_lost,
     no_bit_of_a_column_sum_is_lost,
+    what_cancels_leaves_no_trace: Dtypes,
+    what_cancels_in_many_blocks_leaves_no_trace,
+    what_cancels_in_columns_leaves_no_trace,
     needles: Dtypes,
     maxima: Dtypes,
     column_sums: Dtypes,
@@ -76,6 +80,60 @@ fn no_bit_of_a_column_sum_is_lost(device: &Device) -> Outcome {
         }
         let x = Tensor::from_vec(values.iter().map(|&v| v as f32).collect(), [rows, cols], device)?;
         same_sums(&format!("[{rows}, {cols}]"), device, &ops::column_sums(&x)?.to_f32_vec()?, &want)?;
+    }
+    Ok(())
+}
+
+/// Large numbers in all of a GPU's threads, rounds and blocks, and in a rest.
+fn what_cancels_leaves_no_trace(device: &Device, dtype: DType) -> Outcome {
+    let lens = [(15, 20), (PIECE, 40), (7 * 2048 + 7, 20), (5 * 2048 + 3, 10), (2 * PIECE + 7, 20)];
+    for (len, seed) in lens.into_iter().flat_map(|(len, seeds)| (0..seeds).map(move |seed| (len, seed))) {
+        // Eight neighbours are added plainly.
+        let group = |i: usize| if i < len / 8 * 8 { i / 8 } else { len + i };
+        let Cancelling { values, sum, size } = cancelling(len, dtype, seed, group);
+        let x = tensor(values, [len], dtype, device)?;
+        let what = format!("{len} values, seed {seed}");
+        cancel::same_sums(&what, device, &[ops::sum(&x)?.item()?], &[sum], size)?;
+    }
+    Ok(())
+}
+
+/// So many that a thread of the last launch adds the results of two blocks.
+fn what_cancels_in_many_blocks_leaves_no_trace(device: &Device) -> Outcome {
+    const BLOCKS: usize = 265;
+    let (large, len) = (f32::powi(2.0, 50), (BLOCKS - 1) * PIECE + 1);
+    // Large in the last lane of each warp; in the first; in far ones; in second rounds.
+    let last = (0..8).map(|warp| 32 * warp + 31).collect::<Vec<_>>();
+    let first = (1..7).map(|warp| 32 * warp).collect();
+    for places in [last, first, vec![0, 230], vec![260, 128]] {
+        let mut values = vec![0.0; len];
+        // A block's first element is here.
+        (0..BLOCKS).for_each(|block| values[2048 * block] = (block * 5 % 13) as f32 - 4.0);
+        places.iter().for_each(|block| values[2048 * block] = 0.0);
+        let sum = values.iter().sum::<f32>();
+        for (i, block) in places.iter().enumerate() {
+            values[2048 * block] = if i % 2 == 0 { large } else { -large };
+        }
+        let x = Tensor::from_vec(values, [len], device)?;
+        let size = places.len() as f64 * f64::from(large);
+        let what = format!("large in blocks {places:?}");
+        cancel::same_sums(&what, device, &[ops::sum(&x)?.item()?], &[sum], size)?;
+    }
+    Ok(())
+}
+
+fn what_cancels_in_columns_leaves_no_trace(device: &Device) -> Outcome {
+    for (shift, [rows, cols]) in
+        (0..).zip([[5000, 33], [5000, 33], [3000, 5], [40_000, 2], [40_000, 1], [40_000, 1]])
+    {
+        // 128 rows are added plainly.
+        let of = |col| cancelling(rows, DType::F32, 50 * shift + col, |row| row / 128);
+        let columns: Vec<Cancelling> = (0..cols).map(of).collect();
+        let values = (0..rows * cols).map(|i| columns[i % cols].values[i / cols]).collect();
+        let sums = ops::column_sums(&Tensor::from_vec(values, [rows, cols], device)?)?.to_f32_vec()?;
+        let want: Vec<f32> = columns.iter().map(|column| column.sum).collect();
+        let size = columns.iter().map(|column| column.size).fold(0.0, f64::max);
+        cancel::same_sums(&format!("[{rows}, {cols}], {shift}"), device, &sums, &want, size)?;
     }
     Ok(())
 }

@@ -1,3 +1,4 @@
+use super::cancel::{self, Cancelling, cancelling};
 use super::case::{Outcome, cases};
 use super::compare::{close, ensure, refused, same};
 use super::data::{self, FLOATS, f64s, needle_places, normal, tensor, tolerance};
@@ -16,6 +17,7 @@ cases![
     masks_of_all_broadcasts,
     masked_rows_of_all_lengths: Dtypes,
     no_bit_of_a_long_sum_is_lost,
+    what_cancels_leaves_no_trace,
     small_probabilities_count,
     a_row_without_keys_is_zero,
     large_scores_stay_finite,
@@ -174,6 +176,20 @@ fn no_bit_of_a_long_sum_is_lost(device: &Device) -> Outcome {
         let dx = ops::softmax_backward(&dy, &Tensor::full(1.0, [1, keys], DType::F32, device)?, 1.0)?;
         let what = format!("{keys} keys, seed {seed}");
         same_sums(&what, device, &dx.to_f32_vec()?[..1], &[-((sum + added) as f32)])?;
+    }
+    Ok(())
+}
+
+/// As above, of gradients that cancel but for small integers.
+fn what_cancels_leaves_no_trace(device: &Device) -> Outcome {
+    for (seed, keys) in (0..40).map(|seed| (seed, [4096, 4099, 16_392, 16_391][seed % 4])) {
+        // A GPU's thread adds its eight keys plainly: neighbours, or every 512th.
+        let group = |i: usize| if keys % 8 == 0 { i / 8 } else { i / 4096 * 512 + i % 512 };
+        let Cancelling { values, sum, size } = cancelling(keys, DType::F32, seed, group);
+        let want: Vec<f32> = values.iter().map(|v| v - sum).collect();
+        let dy = Tensor::from_vec(values, [1, keys], device)?;
+        let dx = ops::softmax_backward(&dy, &Tensor::full(1.0, [1, keys], DType::F32, device)?, 1.0)?;
+        cancel::same_sums(&format!("{keys} keys, seed {seed}"), device, &dx.to_f32_vec()?, &want, size)?;
     }
     Ok(())
 }
