@@ -2,7 +2,7 @@ use super::cancel::{self, Cancelling, cancelling};
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
 use super::data::{PIECE, Random, SHAPES, exact, f64s, needle_places, normal, tensor};
-use super::edge::{same_sums, to_the_edge};
+use super::edge::{beside_the_middle, same_sums, to_the_edge};
 use super::threads::same_bits;
 use fp8_kernels::{Cell, DType, Device, Encoding, Slot, Tensor, ops};
 
@@ -11,11 +11,14 @@ cases![
     infinities_come_through,
     no_bit_of_a_sum_is_lost,
     no_bit_of_a_column_sum_is_lost,
+    no_bit_of_growing_parts_is_lost,
     what_cancels_leaves_no_trace: Dtypes,
     what_cancels_in_many_blocks_leaves_no_trace,
     what_cancels_in_columns_leaves_no_trace,
     needles: Dtypes,
     maxima: Dtypes,
+    every_rest: Dtypes,
+    every_width: Dtypes,
     column_sums: Dtypes,
     column_sums_are_quantize_dbias,
     same_for_any_threads,
@@ -80,6 +83,42 @@ fn no_bit_of_a_column_sum_is_lost(device: &Device) -> Outcome {
         }
         let x = Tensor::from_vec(values.iter().map(|&v| v as f32).collect(), [rows, cols], device)?;
         same_sums(&format!("[{rows}, {cols}]"), device, &ops::column_sums(&x)?.to_f32_vec()?, &want)?;
+    }
+    Ok(())
+}
+
+/// Each of a GPU's warps outweighs those before it, of a block and of many; then each row of tiles.
+fn no_bit_of_growing_parts_is_lost(device: &Device) -> Outcome {
+    for seed in 0..16 {
+        let (values, want) = beside_the_middle(PIECE, 16, seed, |i| (i / 256 % 8) as u32);
+        let sum = ops::sum(&Tensor::from_vec(values, [PIECE], device)?)?.item()?;
+        same_sums(&format!("seed {seed}"), device, &[sum], &[want])?;
+    }
+    // A block's first element is all that counts.
+    let blocks = 256;
+    for seed in 0..6 {
+        let (firsts, want) = beside_the_middle(blocks, 21, seed, |block| block as u32 / 32);
+        let mut values = vec![0.0; blocks * PIECE];
+        (0..blocks).for_each(|block| values[2048 * block] = firsts[block]);
+        let sum = ops::sum(&Tensor::from_vec(values, [blocks * PIECE], device)?)?.item()?;
+        same_sums(&format!("{blocks} blocks, seed {seed}"), device, &[sum], &[want])?;
+    }
+    for (seed, lanes) in (0..8).flat_map(|seed| [1, 2, 8, 32].map(|lanes| (seed, lanes))) {
+        // A row of 128 for each thread of a column; the others are zeros.
+        let rows = 256 / lanes;
+        let columns = (0..lanes).map(|col| {
+            let raised = |row: usize| (row % 2 * 2 + row / 2 % 2 + row / 64) as u32;
+            beside_the_middle(rows, 21, seed + 2 * col as u64, raised)
+        });
+        let (columns, want): (Vec<_>, Vec<f32>) = columns.unzip();
+        let value = |i: usize| if i / lanes % 128 == 5 { columns[i % lanes][i / lanes / 128] } else { 0.0 };
+        let x = Tensor::from_vec((0..128 * rows * lanes).map(value).collect(), [128 * rows, lanes], device)?;
+        same_sums(
+            &format!("{lanes} columns, seed {seed}"),
+            device,
+            &ops::column_sums(&x)?.to_f32_vec()?,
+            &want,
+        )?;
     }
     Ok(())
 }
@@ -180,6 +219,35 @@ fn maxima(device: &Device, dtype: DType) -> Outcome {
     }
     let low = Tensor::full(f32::NEG_INFINITY, [3], DType::F32, device)?;
     equal("max", ops::max(&low)?.item()?, f32::NEG_INFINITY)
+}
+
+/// Each number of elements that are no whole vector, and each place in them.
+fn every_rest(device: &Device, dtype: DType) -> Outcome {
+    for len in (1..=17).chain(PIECE..PIECE + 8) {
+        let value = |i: usize| (i * 7 % 13) as f32 - 5.0;
+        let values: Vec<f32> = (0..len).map(value).collect();
+        let x = tensor(values.clone(), [len], dtype, device)?;
+        equal(&format!("sum of {len}"), ops::sum(&x)?.item()?, values.iter().sum())?;
+        for place in len / 8 * 8 - if len % 8 == 0 { 8 } else { 0 }..len {
+            let mut values = values.clone();
+            values[place] = 30.0;
+            let what = format!("the largest of {len} at {place}");
+            equal(&what, ops::max(&tensor(values, [len], dtype, device)?)?.item()?, 30.0)?;
+        }
+    }
+    Ok(())
+}
+
+/// Each number of a thread's rows and columns, of whole vectors and of others.
+fn every_width(device: &Device, dtype: DType) -> Outcome {
+    for (rows, cols) in (5..=8).chain([129, 256]).flat_map(|rows| (1..=17).map(move |cols| (rows, cols))) {
+        let value = |i: usize| (i * 7 % 13) as f32 - 5.0;
+        let values: Vec<f32> = (0..rows * cols).map(value).collect();
+        let want: Vec<f32> = (0..cols).map(|col| values.iter().skip(col).step_by(cols).sum()).collect();
+        let sums = ops::column_sums(&tensor(values, [rows, cols], dtype, device)?)?.to_f32_vec()?;
+        same(&format!("[{rows}, {cols}]"), &sums, &want, cols)?;
+    }
+    Ok(())
 }
 
 fn column_sums(device: &Device, dtype: DType) -> Outcome {
