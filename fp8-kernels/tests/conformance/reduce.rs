@@ -217,6 +217,13 @@ fn maxima(device: &Device, dtype: DType) -> Outcome {
             }
         }
     }
+    // In every lane and warp of a block.
+    for place in (0..64).map(|i| 33 * i % 256 * 8 + i % 8) {
+        let mut values = vec![-1.0; 2048];
+        values[place] = f32::NAN;
+        let max = ops::max(&tensor(values, [2048], dtype, device)?)?.item()?;
+        equal(&format!("NaN at {place}: got {max}"), max.is_nan(), true)?;
+    }
     let low = Tensor::full(f32::NEG_INFINITY, [3], DType::F32, device)?;
     equal("max", ops::max(&low)?.item()?, f32::NEG_INFINITY)
 }
