@@ -73,10 +73,16 @@ fn backward_matches_the_oracle(device: &Device, dtype: DType) -> Outcome {
 
 /// One large score, so that everything in its row but itself is 0, and a gradient that falls on one key alone.
 fn needles(device: &Device, dtype: DType) -> Outcome {
-    for keys in [8, 31, 256, 1000, 1024, 1025, 4099, 4104] {
-        // Behind them, each of a thread's keys that lie 512 apart.
-        let apart = (0..8).map(|j| 579 * j).filter(|&place| place < keys);
-        for place in needle_places(keys).into_iter().step_by(if keys > 300 { 3 } else { 1 }).chain(apart) {
+    for keys in [8, 31, 253, 256, 1000, 1024, 1025, 4099, 4104] {
+        // Each of a thread's keys where a warp has the row; else each 512 apart, and each warp of a block.
+        let own: Vec<usize> = if keys <= 1024 {
+            (0..32).map(|i| 256 * (i / 8) + 33 * (i % 8)).collect()
+        } else {
+            let warp = |warp: usize| if keys % 8 == 0 { 265 * warp } else { 33 * warp };
+            (0..8).map(|j| 579 * j).chain((0..16).map(warp)).collect()
+        };
+        let others = needle_places(keys).into_iter().step_by(if keys > 300 { 8 } else { 1 });
+        for place in own.into_iter().filter(|&place| place < keys).chain(others) {
             let mut scores = vec![-50.0; 3 * keys];
             scores[keys + place] = 60.0;
             let x = tensor(scores, [3, keys], dtype, device)?;
