@@ -256,6 +256,16 @@ fn needles(device: &Device, activation: Activation) -> Outcome {
             let what = format!("a needle at {place} of [{rows}, {cols}]");
             check(&what, &ops::activation(&h, activation, &slot)?, &y, Encoding::E4M3, 2.0)?;
             same(&what, &[amax.read()?], &[fp8::quantize(&y.to_f32_vec()?, Encoding::E4M3, 2.0).amax], 1)?;
+            // And one gradient.
+            let (mut gradient, ones) = (vec![1.0; rows * cols], vec![1.0; len]);
+            gradient[place % (rows * cols)] = -1e4;
+            let dy = Tensor::from_vec(gradient, [rows, cols], device)?;
+            let h = Tensor::from_vec(ones, [rows, cols * gated], device)?;
+            let dh = ops::activation_backward(&dy, &h, activation)?.to_f32_vec()?;
+            amax.write(REST)?;
+            ops::activation_backward_quantize_dbias(&dy, &h, activation, &slot)?;
+            let largest = dh.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
+            same(&format!("{what} of the gradient"), &[amax.read()?], &[largest], 1)?;
         }
     }
     Ok(())

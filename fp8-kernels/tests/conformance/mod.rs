@@ -25,6 +25,7 @@ mod grad_norm;
 mod linear;
 mod norm;
 mod quantize;
+mod quantize_many;
 mod reduce;
 mod rope;
 mod softmax;
@@ -54,6 +55,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     linear::CASES,
     norm::CASES,
     quantize::CASES,
+    quantize_many::CASES,
     reduce::CASES,
     rope::CASES,
     softmax::CASES,
