@@ -75,7 +75,7 @@ fn needles(device: &Device) -> Outcome {
         tensors.push(tensor(values, shape(i), FLOATS[i % 3], device)?);
         amaxes.push(Cell::new(REST, device)?);
     }
-    let has_transpose = |i: usize| i / 5 % 2 == 0;
+    let has_transpose = |i: usize| (i / 5).is_multiple_of(2);
     let slot = |(i, (x, amax))| {
         let columnwise = has_transpose(i);
         (x, Slot { amax: Some(amax), columnwise, ..Slot::fixed(Encoding::E4M3, &cell, &rule) })
