@@ -67,7 +67,7 @@ fn needles(device: &Device) -> Outcome {
     let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
     let (cell, rule) = (Cell::new(2.0, device)?, exact(Encoding::E4M3));
     let shape = |i: usize| [1 + i * 37 % 131, 1 + i * 53 % 67];
-    let (mut tensors, mut amaxes) = (Vec::new(), Vec::new());
+    let (mut tensors, mut amaxes, counters) = (Vec::new(), Vec::new(), Counters::new(device)?);
     for i in 0..300 {
         let [rows, cols] = shape(i);
         let mut values = data::Random::new(i as u64).normals(rows * cols);
@@ -78,7 +78,8 @@ fn needles(device: &Device) -> Outcome {
     let has_transpose = |i: usize| (i / 5).is_multiple_of(2);
     let slot = |(i, (x, amax))| {
         let columnwise = has_transpose(i);
-        (x, Slot { amax: Some(amax), columnwise, ..Slot::fixed(Encoding::E4M3, &cell, &rule) })
+        let slot = Slot::fixed(Encoding::E4M3, &cell, &rule);
+        (x, Slot { amax: Some(amax), counters: Some(&counters), columnwise, ..slot })
     };
     let pairs: Vec<_> = tensors.iter().zip(&amaxes).enumerate().map(slot).collect();
     for (i, (got, (x, amax))) in
@@ -93,7 +94,9 @@ fn needles(device: &Device) -> Outcome {
         }
         same(&what, &[amax.read()?, got.scale_inv().item()?], &[want.amax, 0.5], 1)?;
     }
-    Ok(())
+    // Nothing is done twice.
+    let elements: usize = tensors.iter().map(Tensor::numel).sum();
+    equal("elements", counters.read()?.elements, elements as u64)
 }
 
 fn share_an_unset_cell(device: &Device) -> Outcome {
