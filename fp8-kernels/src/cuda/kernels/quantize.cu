@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(FLAT_THREADS)
 
 // ---- by tiles ----
 
-// Elements of a matrix, and what those of one thread add up to in each column.
+// Elements of a matrix, and what those of one thread add up to in each column. Sums start at -0, which costs no addition.
 struct Elements {
     const void* x;
     int dtype;
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 3)
     for (u64 i = down; i < down + run && i * TILE_ROWS < rows; i++) {
         const u64 row0 = i * TILE_ROWS;
 #pragma unroll
-        for (int k = 0; k < 8; k++) values.sums[k] = 0.0f;
+        for (int k = 0; k < 8; k++) values.sums[k] = -0.0f;
         code_tile<4>(tile, out, codes, columnwise, rows, cols, row0, col0, values);
         if (partial_sums) tile_sums(parts, values.sums, partial_sums + i * cols + col0, col0, cols);
     }
