@@ -6,7 +6,8 @@ use fp8_kernels::{DType, Device, Tensor, ops};
 cases![adds_in_f32, refuses];
 
 fn adds_in_f32(device: &Device) -> Outcome {
-    let lens = (0..=17).chain([127, 2049, 70_003]);
+    // The last two: as many as a simulated device's grid takes at once, and more.
+    let lens = (0..=17).chain([127, 2049, 70_003, 1 << 17, (1 << 17) + 43]);
     for (len, dtype) in lens.flat_map(|len| FLOATS.map(|dtype| (len, dtype))) {
         let mut out = normal([len], DType::F32, 1, device)?;
         let x = normal([len], dtype, 2, device)?;

@@ -18,6 +18,7 @@ cases![
     first_scales_are_the_cpus: Activations,
     special_values: Activations,
     one_value_everywhere: Activations,
+    codes_at_the_edges_of_counts,
     transposes_of_tall_results: Activations,
     needles: Activations,
     codes_are_those_of_the_f32_result: Activations,
@@ -183,6 +184,45 @@ fn one_value_everywhere(device: &Device, activation: Activation) -> Outcome {
     Ok(())
 }
 
+/// Results at an edge of what is counted, in every place that a kernel has.
+fn codes_at_the_edges_of_counts(device: &Device) -> Outcome {
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let (rule, above) = (exact(Encoding::E4M3), f32::from_bits(3.5f32.to_bits() + 1));
+    let values = [3.5, -3.5, above, -above, f32::INFINITY, 0.0, -0.0, 1e-9, -1e-9, f32::NAN];
+    let shapes = [[130, 72], [130, 66]].into_iter().flat_map(|shape| values.map(|value| (shape, value)));
+    for ((([rows, cols], value), activation), gated) in
+        shapes.flat_map(|s| [((s, Activation::Relu), 1), ((s, Activation::Reglu), 2)])
+    {
+        same_as_cpu(&format!("{activation}: {value} in [{rows}, {cols}]"), device, |device| {
+            // 3.5 becomes the largest code.
+            let cell = Cell::new(128.0, device)?;
+            let ones = Tensor::full(1.0, [rows, cols * gated], DType::F32, device)?;
+            let part = |i: usize| if i % (cols * gated) < cols { value } else { 1.0 };
+            let h = (0..rows * cols * gated).map(part).collect();
+            let h = Tensor::from_vec(h, [rows, cols * gated], device)?;
+            let dy = Tensor::full(value, [rows, cols], DType::F32, device)?;
+            let mut results = Vec::new();
+            for is_backward in [false, true] {
+                let (amax, counters) = (Cell::new(REST, device)?, Counters::new(device)?);
+                let (amax_cell, counts) = (Some(&amax), Some(&counters));
+                let slot = Slot::fixed(Encoding::E4M3, &cell, &rule);
+                let slot = Slot { amax: amax_cell, counters: counts, columnwise: true, ..slot };
+                let codes = if is_backward {
+                    ops::activation_backward_quantize_dbias(&dy, &ones, activation, &slot)?.0
+                } else {
+                    ops::activation(&h, activation, &slot)?
+                };
+                results.extend(codes.as_fp8().cloned().map(Got::from));
+                let counts = counters.read()?;
+                let counts = [counts.saturated, counts.underflowed, counts.elements].map(|n| n as f32);
+                results.push(Got::Numbers([[amax.read()?].as_slice(), &counts].concat()));
+            }
+            Ok(results)
+        })?;
+    }
+    Ok(())
+}
+
 /// Blocks that take one tile after the other, with the codes' transposes.
 fn transposes_of_tall_results(device: &Device, activation: Activation) -> Outcome {
     if ![Activation::Relu, Activation::Reglu].contains(&activation) {
@@ -216,6 +256,16 @@ fn needles(device: &Device, activation: Activation) -> Outcome {
             let what = format!("a needle at {place} of [{rows}, {cols}]");
             check(&what, &ops::activation(&h, activation, &slot)?, &y, Encoding::E4M3, 2.0)?;
             same(&what, &[amax.read()?], &[fp8::quantize(&y.to_f32_vec()?, Encoding::E4M3, 2.0).amax], 1)?;
+            // And one gradient.
+            let (mut gradient, ones) = (vec![1.0; rows * cols], vec![1.0; len]);
+            gradient[place % (rows * cols)] = -1e4;
+            let dy = Tensor::from_vec(gradient, [rows, cols], device)?;
+            let h = Tensor::from_vec(ones, [rows, cols * gated], device)?;
+            let dh = ops::activation_backward(&dy, &h, activation)?.to_f32_vec()?;
+            amax.write(REST)?;
+            ops::activation_backward_quantize_dbias(&dy, &h, activation, &slot)?;
+            let largest = dh.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
+            same(&format!("{what} of the gradient"), &[amax.read()?], &[largest], 1)?;
         }
     }
     Ok(())

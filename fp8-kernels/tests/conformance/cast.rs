@@ -122,7 +122,8 @@ fn check(x: &Tensor, to: DType) -> Outcome {
 
 fn all_pairs_of_all_lengths(device: &Device) -> Outcome {
     for (from, to) in FLOATS.into_iter().flat_map(|from| FLOATS.map(|to| (from, to))) {
-        for len in (0..=33).chain([2047, 70_001]) {
+        // The last two: as many as a simulated device's grid takes at once, and more.
+        for len in (0..=33).chain([2047, 70_001, 1 << 17, (1 << 17) + 43]) {
             check(&anything(len, from, device)?, to)?;
         }
     }

@@ -2,6 +2,7 @@
 
 use super::case::Outcome;
 use super::compare::{close, same};
+use super::data::Random;
 use fp8_kernels::Device;
 
 /// Equal bits where sums are compensated: on a GPU. The CPU adds pieces plainly.
@@ -17,6 +18,23 @@ pub(crate) fn same_sums(what: &str, device: &Device, got: &[f32], want: &[f32]) 
 pub(crate) fn to_the_edge(sum: i64, above: bool) -> i64 {
     let ulp = 1i64 << (63 - 23 - sum.leading_zeros());
     (sum / ulp + 1) * ulp + ulp / 2 + if above { 1 } else { -1 } - sum
+}
+
+/// Integers of so many bits, raised by as many powers of two as `raised` says, and their sum; the first brings it beside the
+/// middle of two numbers of f32. Where later parts outweigh earlier ones, it is the earlier that additions round off.
+pub(crate) fn beside_the_middle(
+    len: usize,
+    bits: u32,
+    seed: u64,
+    raised: impl Fn(usize) -> u32,
+) -> (Vec<f32>, f32) {
+    let mut random = Random::new(seed);
+    let mut values: Vec<i64> =
+        (0..len).map(|i| ((random.bits() % (1 << bits)) as i64) << raised(i)).collect();
+    let sum: i64 = values.iter().sum();
+    let added = to_the_edge(sum, seed.is_multiple_of(2));
+    values[0] += added;
+    (values.into_iter().map(|v| v as f32).collect(), (sum + added) as f32)
 }
 
 /// Four integers whose squares have this sum.

@@ -3,7 +3,7 @@ use super::compare::{close, equal, refused};
 use super::data::{FLOATS, SHAPES, normal, specials, tensor};
 use fp8_kernels::{DType, Device, Tensor, ops};
 
-cases![add, bias, scale, scale_in_place, whole_rows, special_values_of_all_lengths, refuses];
+cases![add, bias, scale, scale_in_place, whole_rows, special_values_of_all_lengths, rounds, refuses];
 
 /// f32 arithmetic rounded once to `dtype`: bits apart from the payload of a NaN.
 fn check(what: &str, got: &Tensor, dtype: DType, want: Vec<f32>) -> Outcome {
@@ -94,6 +94,27 @@ fn special_values_of_all_lengths(device: &Device) -> Outcome {
         let mut x = x;
         ops::scale_in_place(&mut x, 5.0, "x")?;
         check(&format!("{len} of {dtype} scaled in place"), &x, dtype, map(|v| v * 5.0))?;
+    }
+    Ok(())
+}
+
+/// As many elements as a simulated device's grid takes at once, and more.
+fn rounds(device: &Device) -> Outcome {
+    for (len, dtype) in [1 << 17, (1 << 17) + 43].into_iter().flat_map(|len| FLOATS.map(|dtype| (len, dtype)))
+    {
+        let shape = if len % 16 == 0 { [len / 16, 16] } else { [1, len] };
+        let x = normal(shape, dtype, 1, device)?;
+        let b = normal([x.shape().last_dim()], dtype, 2, device)?;
+        let (values, row) = (x.to_f32_vec()?, b.to_f32_vec()?);
+        let map = |f: fn(f32) -> f32| values.iter().map(|&v| f(v)).collect::<Vec<_>>();
+        let what = format!("{len} of {dtype}");
+        check(&what, &ops::add(&x, &x)?, dtype, map(|v| v + v))?;
+        check(&what, &ops::scale(&x, -3.0)?, dtype, map(|v| v * -3.0))?;
+        let sums = values.iter().zip(row.iter().cycle()).map(|(x, b)| x + b).collect();
+        check(&what, &ops::bias(&x, &b)?, dtype, sums)?;
+        let mut x = x;
+        ops::scale_in_place(&mut x, 5.0, "x")?;
+        check(&what, &x, dtype, map(|v| v * 5.0))?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The cases, one file an operation, and what they share.
 
+mod cancel;
 mod case;
 mod compare;
 mod data;
@@ -26,6 +27,7 @@ mod grad_norm;
 mod linear;
 mod norm;
 mod quantize;
+mod quantize_many;
 mod reduce;
 mod rope;
 mod softmax;
@@ -57,6 +59,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     linear::CASES,
     norm::CASES,
     quantize::CASES,
+    quantize_many::CASES,
     reduce::CASES,
     rope::CASES,
     softmax::CASES,

@@ -1,6 +1,6 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
-use super::data::{self, ENCODINGS, FLOATS, SHAPES, exact, f64s, needle_places, normal, specials, tensor};
+use super::data::{self, FLOATS, SHAPES, exact, f64s, needle_places, normal, specials, tensor};
 use super::reference::{Got, same_as_cpu};
 use super::threads::same_bits;
 use crate::oracle::fp8;
@@ -18,6 +18,7 @@ cases![
     first_scales_by_every_rule,
     needles: DtypesAndFormats,
     needles_in_tiles: DtypesAndFormats,
+    needles_in_rounds: Dtypes,
     amax_is_merged,
     nothing_recorded_without_elements,
     nan_alone_has_amax_zero,
@@ -32,19 +33,18 @@ cases![
     dequantizes: Formats,
     dequantizes_in_rounds,
     dbias_sums_the_unquantized: Dtypes,
-    many_are_each,
-    needles_in_many,
-    many_share_an_unset_cell,
     same_for_any_threads,
     refuses,
 ];
 
-fn fp8(operand: Operand) -> Result<Fp8Tensor, String> {
+pub(super) fn fp8(operand: Operand) -> Result<Fp8Tensor, String> {
     operand.as_fp8().cloned().ok_or_else(|| "got high precision, want FP8".to_owned())
 }
 
 fn codes_amaxes_and_counters(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
-    for (seed, shape) in SHAPES.into_iter().enumerate() {
+    // Behind those: vectors alone, the last in each of the loads that are under way together.
+    let whole = [1028, 2052, 3076, 2056, 4104, 6152, 8192].map(|len| [1, len]);
+    for (seed, shape) in SHAPES.into_iter().chain(whole).enumerate() {
         let x = normal(shape, dtype, seed as u64, device)?;
         check(&x, encoding, [1.0, 0.37, 300.0, 2e-4][seed % 4])?;
     }
@@ -173,6 +173,23 @@ fn needles(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
     Ok(())
 }
 
+/// More elements than a simulated device's grid takes at once: the largest in each round, and in each load of it.
+fn needles_in_rounds(device: &Device, dtype: DType) -> Outcome {
+    let (cell, rule, len) = (Cell::new(2.0, device)?, exact(Encoding::E4M3), (3 << 17) + 5);
+    for place in [0, 1025, 2050, 3075, 140_000, 200_077, 280_003, 393_220] {
+        let mut values = vec![0.5; len];
+        values[place] = -40.0;
+        let x = tensor(values, [1, len], dtype, device)?;
+        let amax = Cell::new(REST, device)?;
+        let slot = Slot { amax: Some(&amax), ..Slot::fixed(Encoding::E4M3, &cell, &rule) };
+        let codes = fp8(ops::quantize(&x, &slot)?)?.codes()?;
+        let what = format!("a needle at {place}");
+        same(&what, &[amax.read()?], &[40.0], 1)?;
+        same(&what, &codes, &fp8::quantize(&x.to_f32_vec()?, Encoding::E4M3, 2.0).codes, len)?;
+    }
+    Ok(())
+}
+
 fn needles_in_tiles(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
     let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
     let (cell, rule) = (Cell::new(2.0, device)?, exact(encoding));
@@ -279,6 +296,10 @@ fn a_meaningless_first_amax_leaves_the_slot_unset(device: &Device) -> Outcome {
     for value in [0.0, f32::INFINITY, f32::NAN] {
         let cell = Cell::new(UNSET, device)?;
         let scale = Scale::Cell { cell: &cell, first: &rule, keep: true };
+        // What is not written anew is not 1 by chance.
+        let three = Tensor::full(3.0, [2, 2], DType::F32, device)?;
+        let own = Slot { scale: Scale::FromTensor(&rule), ..Slot::off(Encoding::E5M2) };
+        drop(ops::quantize(&three, &own)?);
         let x = Tensor::full(value, [2, 2], DType::F32, device)?;
         let q = fp8(ops::quantize(&x, &Slot { scale, ..Slot::off(Encoding::E5M2) })?)?;
         equal(&format!("{value}: scale_inv"), q.scale_inv().item()?, 1.0)?;
@@ -381,88 +402,6 @@ fn dbias_sums_the_unquantized(device: &Device, dtype: DType) -> Outcome {
     Ok(())
 }
 
-/// As many tensors as slots, in one call or one after the other.
-fn many_are_each(device: &Device) -> Outcome {
-    let shapes = [[3, 5], [0, 4], [130, 66], [1, 257], [64, 128], [2, 2], [129, 64]];
-    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
-    let run = |together: bool| -> Result<_, libtest_mimic::Failed> {
-        let (mut cells, mut tensors) = (Vec::new(), Vec::new());
-        for (i, shape) in shapes.into_iter().enumerate() {
-            tensors.push(normal(shape, FLOATS[i % 3], i as u64, device)?);
-            // The third is not set yet, and takes the tensor's own.
-            let scale = if i == 2 { UNSET } else { 0.5 + i as f32 };
-            cells.push((Cell::new(scale, device)?, Cell::new(REST, device)?, Counters::new(device)?));
-        }
-        let rules = ENCODINGS.map(exact);
-        let slots = cells.iter().enumerate().map(|(i, (cell, amax, counters))| {
-            let (encoding, first) = (ENCODINGS[i % 2], &rules[i % 2]);
-            let scale = if i == 5 { Scale::Off } else { Scale::Cell { cell, first, keep: true } };
-            let columnwise = i % 3 != 0;
-            Slot { scale, amax: Some(amax), counters: Some(counters), columnwise, ..Slot::off(encoding) }
-        });
-        let pairs: Vec<_> = tensors.iter().zip(slots).collect();
-        let outputs = if together {
-            ops::quantize_many(&pairs)?
-        } else {
-            pairs.iter().map(|(x, slot)| ops::quantize(x, slot)).collect::<Result<_>>()?
-        };
-        let mut numbers = Vec::new();
-        for (cell, amax, counters) in &cells {
-            numbers.push((cell.read()?.to_bits(), amax.read()?.to_bits(), counters.read()?));
-        }
-        Ok((outputs, numbers))
-    };
-    let ((got, numbers), (want, numbers_wanted)) = (run(true)?, run(false)?);
-    equal("cells, amaxes and counts", numbers, numbers_wanted)?;
-    for (i, (got, want)) in got.into_iter().zip(want).enumerate() {
-        let what = format!("tensor {i}");
-        match (got, want) {
-            (Operand::Fp8(got), Operand::Fp8(want)) => {
-                let [rows, cols] = want.matrix();
-                same(&what, &got.codes()?, &want.codes()?, cols)?;
-                equal(&what, got.columnwise().is_some(), want.columnwise().is_some())?;
-                same(&what, &got.transposed()?.codes()?, &want.transposed()?.codes()?, rows)?;
-                equal(&what, got.scale_inv().item()?, want.scale_inv().item()?)?;
-            }
-            (Operand::High(got), Operand::High(want)) => {
-                same(&what, &got.to_f32_vec()?, &want.to_f32_vec()?, want.shape().last_dim())?;
-            }
-            _ => return Err(format!("{what}: one FP8, one in high precision").into()),
-        }
-    }
-    equal("nothing", ops::quantize_many(&[])?.len(), 0)
-}
-
-/// More tensors than blocks: a block goes from one to the next, in the middle of either.
-fn needles_in_many(device: &Device) -> Outcome {
-    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
-    let (cell, rule) = (Cell::new(2.0, device)?, exact(Encoding::E4M3));
-    let shape = |i: usize| [1 + i * 37 % 131, 1 + i * 53 % 67];
-    let (mut tensors, mut amaxes) = (Vec::new(), Vec::new());
-    for i in 0..300 {
-        let [rows, cols] = shape(i);
-        let mut values = data::Random::new(i as u64).normals(rows * cols);
-        values[i * 271 % (rows * cols)] = 1e3 + i as f32;
-        tensors.push(tensor(values, shape(i), FLOATS[i % 3], device)?);
-        amaxes.push(Cell::new(REST, device)?);
-    }
-    let slot = |(x, amax)| {
-        (x, Slot { amax: Some(amax), columnwise: true, ..Slot::fixed(Encoding::E4M3, &cell, &rule) })
-    };
-    let pairs: Vec<_> = tensors.iter().zip(&amaxes).map(slot).collect();
-    for (i, (got, (x, amax))) in
-        ops::quantize_many(&pairs)?.into_iter().zip(tensors.iter().zip(&amaxes)).enumerate()
-    {
-        let ([rows, cols], got, what) = (shape(i), fp8(got)?, format!("tensor {i}"));
-        let want = fp8::quantize(&x.to_f32_vec()?, Encoding::E4M3, 2.0);
-        same(&what, &got.codes()?, &want.codes, cols)?;
-        let turned = got.columnwise().ok_or("no transpose was made with the cast")?;
-        same(&what, &turned.to_vec::<u8>()?, &fp8::transpose(&want.codes, rows, cols), rows)?;
-        same(&what, &[amax.read()?, got.scale_inv().item()?], &[want.amax, 0.5], 1)?;
-    }
-    Ok(())
-}
-
 /// More elements than a simulated device's grid takes at once.
 fn dequantizes_in_rounds(device: &Device) -> Outcome {
     for len in [(1 << 17) + 43, 1 << 17, (1 << 18) + 8] {
@@ -475,20 +414,6 @@ fn dequantizes_in_rounds(device: &Device) -> Outcome {
         same(&format!("{len} codes"), &got, &want.iter().map(quiet).collect::<Vec<_>>(), len)?;
     }
     Ok(())
-}
-
-fn many_share_an_unset_cell(device: &Device) -> Outcome {
-    let (rule, cell, amax) = (exact(Encoding::E4M3), Cell::new(UNSET, device)?, Cell::new(REST, device)?);
-    let scale = Scale::Cell { cell: &cell, first: &rule, keep: true };
-    let slot = || Slot { scale, amax: Some(&amax), ..Slot::off(Encoding::E4M3) };
-    let (small, large) =
-        (Tensor::full(3.5, [9], DType::F32, device)?, Tensor::full(7.0, [9], DType::F32, device)?);
-    let outputs = ops::quantize_many(&[(&small, slot()), (&large, slot())])?;
-    for output in outputs {
-        equal("scale_inv", fp8(output)?.scale_inv().item()?, 1.0 / 128.0)?;
-    }
-    equal("the cell, provisional", cell.read()?, -128.0)?;
-    equal("amax of both", amax.read()?, 7.0)
 }
 
 fn same_for_any_threads(device: &Device) -> Outcome {

@@ -1,7 +1,8 @@
+use super::cancel::{self, Cancelling, cancelling};
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
 use super::data::{PIECE, Random, SHAPES, exact, f64s, needle_places, normal, tensor};
-use super::edge::{same_sums, to_the_edge};
+use super::edge::{beside_the_middle, same_sums, to_the_edge};
 use super::threads::same_bits;
 use fp8_kernels::{Cell, DType, Device, Encoding, Slot, Tensor, ops};
 
@@ -10,8 +11,14 @@ cases![
     infinities_come_through,
     no_bit_of_a_sum_is_lost,
     no_bit_of_a_column_sum_is_lost,
+    no_bit_of_growing_parts_is_lost,
+    what_cancels_leaves_no_trace: Dtypes,
+    what_cancels_in_many_blocks_leaves_no_trace,
+    what_cancels_in_columns_leaves_no_trace,
     needles: Dtypes,
     maxima: Dtypes,
+    every_rest: Dtypes,
+    every_width: Dtypes,
     column_sums: Dtypes,
     column_sums_are_quantize_dbias,
     same_for_any_threads,
@@ -80,6 +87,96 @@ fn no_bit_of_a_column_sum_is_lost(device: &Device) -> Outcome {
     Ok(())
 }
 
+/// Each of a GPU's warps outweighs those before it, of a block and of many; then each row of tiles.
+fn no_bit_of_growing_parts_is_lost(device: &Device) -> Outcome {
+    for seed in 0..16 {
+        let (values, want) = beside_the_middle(PIECE, 16, seed, |i| (i / 256 % 8) as u32);
+        let sum = ops::sum(&Tensor::from_vec(values, [PIECE], device)?)?.item()?;
+        same_sums(&format!("seed {seed}"), device, &[sum], &[want])?;
+    }
+    // A block's first element is all that counts.
+    let blocks = 256;
+    for seed in 0..6 {
+        let (firsts, want) = beside_the_middle(blocks, 21, seed, |block| block as u32 / 32);
+        let mut values = vec![0.0; blocks * PIECE];
+        (0..blocks).for_each(|block| values[2048 * block] = firsts[block]);
+        let sum = ops::sum(&Tensor::from_vec(values, [blocks * PIECE], device)?)?.item()?;
+        same_sums(&format!("{blocks} blocks, seed {seed}"), device, &[sum], &[want])?;
+    }
+    for (seed, lanes) in (0..8).flat_map(|seed| [1, 2, 8, 32].map(|lanes| (seed, lanes))) {
+        // A row of 128 for each thread of a column; the others are zeros.
+        let rows = 256 / lanes;
+        let columns = (0..lanes).map(|col| {
+            let raised = |row: usize| (row % 2 * 2 + row / 2 % 2 + row / 64) as u32;
+            beside_the_middle(rows, 21, seed + 2 * col as u64, raised)
+        });
+        let (columns, want): (Vec<_>, Vec<f32>) = columns.unzip();
+        let value = |i: usize| if i / lanes % 128 == 5 { columns[i % lanes][i / lanes / 128] } else { 0.0 };
+        let x = Tensor::from_vec((0..128 * rows * lanes).map(value).collect(), [128 * rows, lanes], device)?;
+        same_sums(
+            &format!("{lanes} columns, seed {seed}"),
+            device,
+            &ops::column_sums(&x)?.to_f32_vec()?,
+            &want,
+        )?;
+    }
+    Ok(())
+}
+
+/// Large numbers in all of a GPU's threads, rounds and blocks, and in a rest.
+fn what_cancels_leaves_no_trace(device: &Device, dtype: DType) -> Outcome {
+    let lens = [(15, 20), (PIECE, 40), (7 * 2048 + 7, 20), (5 * 2048 + 3, 10), (2 * PIECE + 7, 20)];
+    for (len, seed) in lens.into_iter().flat_map(|(len, seeds)| (0..seeds).map(move |seed| (len, seed))) {
+        // Eight neighbours are added plainly.
+        let group = |i: usize| if i < len / 8 * 8 { i / 8 } else { len + i };
+        let Cancelling { values, sum, size } = cancelling(len, dtype, seed, group);
+        let x = tensor(values, [len], dtype, device)?;
+        let what = format!("{len} values, seed {seed}");
+        cancel::same_sums(&what, device, &[ops::sum(&x)?.item()?], &[sum], size)?;
+    }
+    Ok(())
+}
+
+/// So many that a thread of the last launch adds the results of two blocks.
+fn what_cancels_in_many_blocks_leaves_no_trace(device: &Device) -> Outcome {
+    const BLOCKS: usize = 265;
+    let (large, len) = (f32::powi(2.0, 50), (BLOCKS - 1) * PIECE + 1);
+    // Large in the last lane of each warp; in the first; in far ones; in second rounds.
+    let last = (0..8).map(|warp| 32 * warp + 31).collect::<Vec<_>>();
+    let first = (1..7).map(|warp| 32 * warp).collect();
+    for places in [last, first, vec![0, 230], vec![260, 128]] {
+        let mut values = vec![0.0; len];
+        // A block's first element is here.
+        (0..BLOCKS).for_each(|block| values[2048 * block] = (block * 5 % 13) as f32 - 4.0);
+        places.iter().for_each(|block| values[2048 * block] = 0.0);
+        let sum = values.iter().sum::<f32>();
+        for (i, block) in places.iter().enumerate() {
+            values[2048 * block] = if i % 2 == 0 { large } else { -large };
+        }
+        let x = Tensor::from_vec(values, [len], device)?;
+        let size = places.len() as f64 * f64::from(large);
+        let what = format!("large in blocks {places:?}");
+        cancel::same_sums(&what, device, &[ops::sum(&x)?.item()?], &[sum], size)?;
+    }
+    Ok(())
+}
+
+fn what_cancels_in_columns_leaves_no_trace(device: &Device) -> Outcome {
+    for (shift, [rows, cols]) in
+        (0..).zip([[5000, 33], [5000, 33], [3000, 5], [40_000, 2], [40_000, 1], [40_000, 1]])
+    {
+        // 128 rows are added plainly.
+        let of = |col| cancelling(rows, DType::F32, 50 * shift + col, |row| row / 128);
+        let columns: Vec<Cancelling> = (0..cols).map(of).collect();
+        let values = (0..rows * cols).map(|i| columns[i % cols].values[i / cols]).collect();
+        let sums = ops::column_sums(&Tensor::from_vec(values, [rows, cols], device)?)?.to_f32_vec()?;
+        let want: Vec<f32> = columns.iter().map(|column| column.sum).collect();
+        let size = columns.iter().map(|column| column.size).fold(0.0, f64::max);
+        cancel::same_sums(&format!("[{rows}, {cols}], {shift}"), device, &sums, &want, size)?;
+    }
+    Ok(())
+}
+
 /// A single one among zeros, whose sum is known exactly.
 fn needles(device: &Device, dtype: DType) -> Outcome {
     for len in [1, 9, 257, 8193, 2 * PIECE + 3] {
@@ -120,8 +217,44 @@ fn maxima(device: &Device, dtype: DType) -> Outcome {
             }
         }
     }
+    // In every lane and warp of a block.
+    for place in (0..64).map(|i| 33 * i % 256 * 8 + i % 8) {
+        let mut values = vec![-1.0; 2048];
+        values[place] = f32::NAN;
+        let max = ops::max(&tensor(values, [2048], dtype, device)?)?.item()?;
+        equal(&format!("NaN at {place}: got {max}"), max.is_nan(), true)?;
+    }
     let low = Tensor::full(f32::NEG_INFINITY, [3], DType::F32, device)?;
     equal("max", ops::max(&low)?.item()?, f32::NEG_INFINITY)
+}
+
+/// Each number of elements that are no whole vector, and each place in them.
+fn every_rest(device: &Device, dtype: DType) -> Outcome {
+    for len in (1..=17).chain(PIECE..PIECE + 8) {
+        let value = |i: usize| (i * 7 % 13) as f32 - 5.0;
+        let values: Vec<f32> = (0..len).map(value).collect();
+        let x = tensor(values.clone(), [len], dtype, device)?;
+        equal(&format!("sum of {len}"), ops::sum(&x)?.item()?, values.iter().sum())?;
+        for place in len / 8 * 8 - if len % 8 == 0 { 8 } else { 0 }..len {
+            let mut values = values.clone();
+            values[place] = 30.0;
+            let what = format!("the largest of {len} at {place}");
+            equal(&what, ops::max(&tensor(values, [len], dtype, device)?)?.item()?, 30.0)?;
+        }
+    }
+    Ok(())
+}
+
+/// Each number of a thread's rows and columns, of whole vectors and of others.
+fn every_width(device: &Device, dtype: DType) -> Outcome {
+    for (rows, cols) in (5..=8).chain([129, 256]).flat_map(|rows| (1..=17).map(move |cols| (rows, cols))) {
+        let value = |i: usize| (i * 7 % 13) as f32 - 5.0;
+        let values: Vec<f32> = (0..rows * cols).map(value).collect();
+        let want: Vec<f32> = (0..cols).map(|col| values.iter().skip(col).step_by(cols).sum()).collect();
+        let sums = ops::column_sums(&tensor(values, [rows, cols], dtype, device)?)?.to_f32_vec()?;
+        same(&format!("[{rows}, {cols}]"), &sums, &want, cols)?;
+    }
+    Ok(())
 }
 
 fn column_sums(device: &Device, dtype: DType) -> Outcome {

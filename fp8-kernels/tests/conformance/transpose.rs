@@ -4,7 +4,7 @@ use super::data::SHAPES;
 use crate::oracle::fp8::transpose;
 use fp8_kernels::{Device, Tensor, bf16, f16, ops};
 
-cases![all_types, whole_vectors, leading_dimensions_are_rows];
+cases![all_types, whole_vectors, every_cut, leading_dimensions_are_rows];
 
 fn all_types(device: &Device) -> Outcome {
     check_shapes(&SHAPES, device)
@@ -14,6 +14,14 @@ fn all_types(device: &Device) -> Outcome {
 fn whole_vectors(device: &Device) -> Outcome {
     let shapes =
         [[64, 64], [128, 128], [256, 64], [72, 200], [144, 80], [130, 136], [136, 130], [4, 132], [132, 4]];
+    check_shapes(&shapes, device)
+}
+
+/// Tiles that end in each pass of a GPU's threads, on either side, between vectors and in them.
+fn every_cut(device: &Device) -> Outcome {
+    let extents = [12, 28, 44, 60, 24, 56, 13, 45];
+    let shapes: Vec<[usize; 2]> =
+        extents.into_iter().flat_map(|rows| extents.map(|cols| [rows, cols])).collect();
     check_shapes(&shapes, device)
 }
 

@@ -13,7 +13,9 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int k = 0; k < 8; k++) v[k] = v[k] + w[k];
             store8(out, F32, i, v);
         } else {
-            for (; i < n; i++) out[i] = out[i] + load1(x, dtype, i);
+#pragma unroll 1
+            do out[i] = out[i] + load1(x, dtype, i);
+            while (++i < n);
         }
     }
 }

@@ -26,11 +26,12 @@ extern "C" __global__ void __launch_bounds__(256)
             }
             store8(y, to, i, v);
         } else {
-            for (; i < n; i++) {
+#pragma unroll 1
+            do {
                 float v = load1(x, from, i);
                 if (from == F16) v = widen_f16(((const u16*)x)[i], v);
                 store1(y, to, i, v);
-            }
+            } while (++i < n);
         }
     }
 }

@@ -1,6 +1,6 @@
 // Sums and products element by element, in f32, rounded once: src/cpu/elementwise.rs.
 //
-// A thread takes eight elements at a time.
+// A thread takes eight elements at a time; the last ones, fewer than eight, go one by one.
 
 extern "C" __global__ void __launch_bounds__(256)
     elementwise_add(const void* a, const void* b, void* y, u64 n, int a_type, int b_type) {
@@ -15,7 +15,9 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int k = 0; k < 8; k++) v[k] = v[k] + w[k];
             store8(y, a_type, i, v);
         } else {
-            for (; i < n; i++) store1(y, a_type, i, load1(a, a_type, i) + load1(b, b_type, i));
+#pragma unroll 1
+            do store1(y, a_type, i, load1(a, a_type, i) + load1(b, b_type, i));
+            while (++i < n);
         }
     }
 }
@@ -44,10 +46,11 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int k = 0; k < 8; k++) v[k] = v[k] + w[k];
             store8(y, x_type, i, v);
         } else {
-            for (; i < n; i++) {
+#pragma unroll 1
+            do {
                 store1(y, x_type, i, load1(x, x_type, i) + load1(bias, bias_type, col));
                 col = col + 1 == cols ? 0 : col + 1;
-            }
+            } while (++i < n);
         }
     }
 }
@@ -63,7 +66,9 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int k = 0; k < 8; k++) v[k] = v[k] * factor;
             store8(y, dtype, i, v);
         } else {
-            for (; i < n; i++) store1(y, dtype, i, load1(x, dtype, i) * factor);
+#pragma unroll 1
+            do store1(y, dtype, i, load1(x, dtype, i) * factor);
+            while (++i < n);
         }
     }
 }
@@ -85,7 +90,9 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int k = 0; k < 8; k++) v[k] = v[k] * factor;
             store8(x, dtype, i, v);
         } else {
-            for (; i < n; i++) store1(x, dtype, i, load1(x, dtype, i) * factor);
+#pragma unroll 1
+            do store1(x, dtype, i, load1(x, dtype, i) * factor);
+            while (++i < n);
         }
     }
 }

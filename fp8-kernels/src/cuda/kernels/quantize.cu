@@ -65,8 +65,7 @@ extern "C" __global__ void __launch_bounds__(FLAT_THREADS)
 
 // ---- by tiles ----
 
-// Elements of a matrix, and what those of one thread add up to in each column. Sums start at -0, which changes no bit of
-// the first row.
+// Elements of a matrix, and what those of one thread add up to in each column. Sums start at -0, which costs no addition.
 struct Elements {
     const void* x;
     int dtype;
@@ -112,14 +111,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 3)
 #pragma unroll
         for (int k = 0; k < 8; k++) values.sums[k] = -0.0f;
         code_tile<4>(tile, out, codes, columnwise, rows, cols, row0, col0, values);
-        if (partial_sums) {
-            // Rows that are not there count as zeros, as in column_sums.
-            if (row0 + tile_row() + 3 >= rows) {
-#pragma unroll
-                for (int k = 0; k < 8; k++) values.sums[k] += 0.0f;
-            }
-            tile_sums(parts, values.sums, partial_sums + i * cols + col0, col0, cols);
-        }
+        if (partial_sums) tile_sums(parts, values.sums, partial_sums + i * cols + col0, col0, cols);
     }
     finish_codes(out, amax, counters, blockIdx.x == 0 ? rows * cols : 0, scratch);
 }

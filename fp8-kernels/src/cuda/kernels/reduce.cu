@@ -25,6 +25,7 @@ __device__ __forceinline__ Sum sum_of(const void* x, u64 n) {
     }
     // At most seven, in the thread whose turn it is.
     if (g == groups) {
+#pragma unroll 1
         for (u64 i = 8 * groups; i < n; i++) sum = sum_add(sum, load1(x, DTYPE, i));
     }
     return sum;
@@ -88,6 +89,7 @@ __device__ __forceinline__ Largest largest_of(const void* x, u64 n) {
         for (int k = 0; k < 8; k++) larger(largest, v[k]);
     }
     if (g == groups) {
+#pragma unroll 1
         for (u64 i = 8 * groups; i < n; i++) larger(largest, load1(x, DTYPE, i));
     }
     return largest;
