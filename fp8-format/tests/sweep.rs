@@ -1,8 +1,7 @@
 //! Slices of f32 on every path, against the oracle in integers: patterns from all of f32, in both modes, and fused with
 //! scales.
 //!
-//! `FP8_SWEEP_STRIDE=N` takes every N-th pattern, 1 all of them; `FP8_SWEEP_PATH=NAME` one path alone, and fails where
-//! there is no such path.
+//! `FP8_SWEEP_STRIDE=N` takes every N-th pattern, 1 all of them.
 
 #![expect(clippy::print_stdout, reason = "counts are what a long sweep is run for")]
 
@@ -21,10 +20,6 @@ const STRIDE: u64 = 65_521;
 const CHUNK: u64 = 1 << 17;
 
 const SCALES: [f32; 3] = [1.0, 0.37, 3e5];
-
-fn setting(name: &str) -> Option<String> {
-    std::env::var(name).ok()
-}
 
 struct Sweep {
     path: Path,
@@ -95,12 +90,9 @@ fn check<T: Fp8>(sweeps: &[Sweep], spec: Spec, patterns: &[u32]) {
 
 #[test]
 fn patterns_of_f32_on_every_path() {
-    let stride: u64 = setting("FP8_SWEEP_STRIDE").map_or(STRIDE, |stride| stride.parse().unwrap());
+    let stride: u64 = std::env::var("FP8_SWEEP_STRIDE").map_or(STRIDE, |stride| stride.parse().unwrap());
     assert!(stride > 0, "FP8_SWEEP_STRIDE is 0: it is the distance of two patterns, at least 1");
-    let sweeps: Vec<Sweep> = match setting("FP8_SWEEP_PATH") {
-        Some(name) => vec![Sweep::new(name.parse().unwrap())],
-        None => Path::available().map(Sweep::new).collect(),
-    };
+    let sweeps: Vec<Sweep> = Path::available().map(Sweep::new).collect();
     let count = (u64::from(u32::MAX) / stride) + 1;
     let next = AtomicU64::new(0);
     thread::scope(|scope| {
