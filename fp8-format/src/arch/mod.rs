@@ -47,7 +47,8 @@ impl Scale {
             let products = unsafe { avx512::Products::new::<S, T>(value, len) };
             return Self { value, products };
         }
-        let _ = (path, len);
+        // What only that path asks for.
+        let _ = (path, len, S::KIND, T::TOP);
         Self {
             value,
             #[cfg(all(target_arch = "x86_64", feature = "std"))]
