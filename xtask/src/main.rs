@@ -14,6 +14,7 @@ mod gpu_bundle;
 mod gpu_test;
 mod ignored;
 mod mutate;
+mod neon;
 mod process;
 mod ptx;
 mod report;
@@ -65,6 +66,8 @@ enum Task {
     GpuTest,
     /// Gathers what a machine with a GPU and without cargo needs to test and measure: run.sh, programs, data (minutes)
     GpuBundle(gpu_bundle::GpuBundle),
+    /// Runs fp8-format's tests and a sweep over f32 on emulated AArch64, installing what that needs (minutes)
+    Neon(neon::Neon),
     /// Runs criterion benches of the crates (a minute or two each)
     Bench(bench::Bench),
     /// Compares the codec with an independent oracle over whole input spaces (minutes, with --release)
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
         Task::Mutate(options) => mutate::run(&options),
         Task::GpuTest => gpu_test::run(),
         Task::GpuBundle(options) => gpu_bundle::run(&options),
+        Task::Neon(options) => neon::run(&options),
         Task::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Exhaustive(options) => exhaustive::run(&options).map(|()| ExitCode::SUCCESS),
     };

@@ -16,6 +16,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(feature = "std")]
 mod cache;
+#[cfg(all(target_arch = "aarch64", feature = "std"))]
+pub(crate) mod neon;
 mod path;
 pub(crate) mod scalar;
 mod target;
@@ -45,7 +47,8 @@ impl Scale {
             let products = unsafe { avx512::Products::new::<S, T>(value, len) };
             return Self { value, products };
         }
-        let _ = (path, len);
+        // What only that path asks for.
+        let _ = (path, len, S::KIND, T::TOP);
         Self {
             value,
             #[cfg(all(target_arch = "x86_64", feature = "std"))]
@@ -71,6 +74,9 @@ macro_rules! dispatch {
                 // SAFETY: as above.
                 #[cfg(all(target_arch = "x86_64", feature = "std"))]
                 Kind::Avx512 => unsafe { avx512::$name::<$($generic),*>($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(all(target_arch = "aarch64", feature = "std"))]
+                Kind::Neon => unsafe { neon::$name::<$($generic),*>($($arg),*) },
             }
         }
     )*};

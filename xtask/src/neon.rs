@@ -1,0 +1,178 @@
+//! `cargo xtask neon`: the codec's NEON path on a machine that has no NEON. Tests of fp8-format are compiled for AArch64
+//! and run by an emulator, which shows results, not speed; then comes a sweep over the patterns of f32, judged by the
+//! integer oracle.
+//!
+//! The tests are built as a package of their own: fp8-format's has dev-dependencies that take longer to compile for
+//! another target than all of this takes to run.
+
+mod debian;
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use xshell::{Cmd, Shell, cmd};
+
+use crate::workspace::{Result, Workspace, root, shell};
+use debian::Tools;
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// Test files of fp8-format that need nothing but it and `half`; `SWEEP` is another.
+const SUITES: [&str; 4] = ["golden", "number", "paths", "slice"];
+const SWEEP: &str = "sweep";
+
+/// Patterns between two of a sweep that is not of all.
+const STRIDE: u32 = 251;
+
+#[derive(clap::Args)]
+pub(crate) struct Neon {
+    /// Sweep all 2³² patterns of f32 instead of every 251st (half an hour)
+    #[arg(long)]
+    all: bool,
+}
+
+pub(crate) fn run(options: &Neon) -> Result<ExitCode> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return Err("neon: the emulator is set up on Linux on x86-64 only; a machine with AArch64 runs the NEON path \
+                    itself, by cargo test -p fp8-format"
+            .into());
+    }
+    let sh = shell()?;
+    let folder = Workspace::read(&sh)?.target_directory.join("neon");
+    fs::create_dir_all(&folder)?;
+
+    let mut times = Vec::new();
+    let mut start = Instant::now();
+    let mut lap = |what: &str| {
+        times.push(format!("{what} {:.0} s", start.elapsed().as_secs_f64()));
+        start = Instant::now();
+    };
+    let tools = debian::tools(&sh, &folder)?;
+    lap("tools");
+    write_package(&sh, &folder.join("package"))?;
+    let all = SUITES.iter().chain([&SWEEP]).flat_map(|suite| ["--test", suite]);
+    cargo_test(&sh, &tools, &folder).args(all).arg("--no-run").run()?;
+    lap("build");
+    let suites = SUITES.iter().flat_map(|suite| ["--test", suite]);
+    cargo_test(&sh, &tools, &folder).args(suites).arg("--no-fail-fast").run()?;
+    lap("tests");
+
+    let stride = if options.all { 1 } else { STRIDE };
+    println!("sweep: every {stride}. of 2³² patterns");
+    let sweep = cargo_test(&sh, &tools, &folder).args(["--test", SWEEP, "--", "--nocapture"]);
+    let finished = sweep.env("FP8_SWEEP_STRIDE", stride.to_string()).ignore_status().output()?;
+    let output = String::from_utf8_lossy(&finished.stdout);
+    print!("{output}");
+    lap("sweep");
+
+    let total = swept(&output)?;
+    println!("neon: {} suites passed; {total}; {}", SUITES.len(), times.join(", "));
+    let is_good = finished.status.success() && total.mismatches == 0;
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A package of the test files, with the versions of the workspace's `Cargo.lock`.
+fn write_package(sh: &Shell, folder: &Path) -> Result {
+    fs::create_dir_all(folder)?;
+    let format = root().join("fp8-format");
+    fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock"))?;
+    fs::write(folder.join("lib.rs"), "")?;
+    // Tests read their data below their package.
+    let (tests, link) = (format.join("tests"), folder.join("tests"));
+    cmd!(sh, "ln -sfn {tests} {link}").quiet().run()?;
+    fs::write(folder.join("Cargo.toml"), manifest(&format))?;
+    Ok(())
+}
+
+fn manifest(format: &Path) -> String {
+    let suites = SUITES.iter().chain([&SWEEP]);
+    let tests = suites.map(|suite| format!("[[test]]\nname = \"{suite}\"\npath = \"tests/{suite}.rs\"\n"));
+    format!(
+        "[workspace]\n\
+         [package]\nname = \"neon\"\nversion = \"0.0.0\"\nedition = \"2024\"\npublish = false\nautotests = false\n\
+         [lib]\npath = \"lib.rs\"\n\
+         [features]\ndefault = [\"rayon\"]\nrayon = []\n\
+         [dependencies]\n\
+         fp8-format = {{ path = {:?}, features = [\"rayon\"] }}\n\
+         half = {{ version = \"*\", default-features = false }}\n\
+         {}",
+        format.display().to_string(),
+        tests.collect::<String>()
+    )
+}
+
+/// `cargo test` of the package, for AArch64 and by the emulator.
+fn cargo_test<'a>(sh: &'a Shell, tools: &Tools, folder: &Path) -> Cmd<'a> {
+    let (manifest, build) = (folder.join("package/Cargo.toml"), folder.join("build"));
+    let emulator = format!("{} -L {}", debian::EMULATOR, debian::SYSROOT);
+    let mut command = cmd!(
+        sh,
+        "cargo test --quiet --release --target {TARGET} --manifest-path {manifest} --target-dir {build}"
+    )
+    .quiet()
+    // Flags for this machine's processor are not for that one.
+    .env_remove("RUSTFLAGS")
+    .env_remove("CARGO_ENCODED_RUSTFLAGS")
+    .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", debian::LINKER)
+    .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", emulator);
+    if let Tools::Unpacked { rustc, libraries } = tools {
+        command = command.env("RUSTC", rustc).env("LD_LIBRARY_PATH", libraries);
+    }
+    command
+}
+
+#[derive(Debug, PartialEq)]
+struct Swept {
+    conversions: u64,
+    mismatches: u64,
+}
+
+impl std::fmt::Display for Swept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} conversions, {} mismatches", self.conversions, self.mismatches)
+    }
+}
+
+/// What the sweep counted on all paths; an error if NEON was not among them.
+fn swept(output: &str) -> Result<Swept> {
+    let mut total = Swept { conversions: 0, mismatches: 0 };
+    let mut has_neon = false;
+    for line in output.lines() {
+        let Some((path, counts)) = line.split_once(": ") else { continue };
+        let counts =
+            counts.strip_suffix(" mismatches").and_then(|counts| counts.split_once(" conversions, "));
+        let Some((conversions, mismatches)) = counts else { continue };
+        let conversions: u64 = conversions.parse()?;
+        total.conversions += conversions;
+        total.mismatches += mismatches.parse::<u64>()?;
+        has_neon |= path == "neon" && conversions > 0;
+    }
+    if !has_neon {
+        return Err("neon: the sweep did not run on the NEON path; see its output above".into());
+    }
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_added_and_want_a_line_of_neon() {
+        let scalar = "running 1 test\nscalar: 20 conversions, 0 mismatches\n";
+        let both =
+            format!("{scalar}neon E4M3: 0x1 gives 2\nneon: 20 conversions, 3 mismatches\ntest a ... ok\n");
+        assert_eq!(swept(&both).unwrap(), Swept { conversions: 40, mismatches: 3 });
+        assert!(swept(scalar).is_err());
+        assert!(swept(&format!("{scalar}neon: 0 conversions, 0 mismatches\n")).is_err());
+    }
+
+    #[test]
+    fn every_suite_is_a_file() {
+        for suite in SUITES.iter().chain([&SWEEP]) {
+            assert!(root().join("fp8-format/tests").join(suite).with_extension("rs").is_file(), "{suite}");
+        }
+    }
+}
