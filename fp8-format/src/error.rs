@@ -48,7 +48,9 @@ pub enum Error {
         source: ParseFloatError,
     },
     /// Text that names no path of this machine.
-    #[error("parse Path: a name of {len} bytes that is no path of this machine: the fastest is {best}, the others are slower")]
+    #[error(
+        "parse Path: a name of {len} bytes that is no path of this machine: the fastest is {best}, the others are slower"
+    )]
     ParsePath {
         /// Length of the text in bytes.
         len: usize,
