@@ -18,6 +18,8 @@ mod error;
 #[cfg(feature = "num-traits")]
 mod num_traits;
 pub mod philox;
+#[cfg(feature = "rand")]
+mod rand;
 pub mod slice;
 mod traits;
 

@@ -111,6 +111,37 @@ fn f64_is_rounded_once() {
     }
 }
 
+/// The patterns next to infinity, and infinity itself, by every rounding.
+#[test]
+fn the_first_nan_is_one_and_infinity_is_none() {
+    fn check<T: Fp8>(max: u8, overflow: u8, stochastic: fn(f64, u32) -> T) {
+        for nan in
+            [0x7FF0_0000_0000_0001, 0xFFF0_0000_0000_0001, 0x7FFF_FFFF_FFFF_FFFF_u64].map(f64::from_bits)
+        {
+            let codes = [
+                T::from_f64(nan),
+                T::from_f64_saturating(nan),
+                stochastic(nan, 0),
+                stochastic(nan, u32::MAX),
+            ];
+            assert_eq!(codes.map(T::to_bits), [0x7F; 4], "{:#x}", nan.to_bits());
+        }
+        for nan in [0x7F80_0001, 0xFF80_0001, 0x7FFF_FFFF_u32].map(f32::from_bits) {
+            let codes = [T::from_f32(nan), T::from_f32_saturating(nan)];
+            assert_eq!(codes.map(T::to_bits), [0x7F; 2], "{:#x}", nan.to_bits());
+            assert_eq!([0, u32::MAX].map(|r| T::from_f32_stochastic(nan, r).to_bits()), [0x7F; 2]);
+        }
+        for r in [0, u32::MAX] {
+            assert_eq!(stochastic(f64::INFINITY, r).to_bits(), max);
+            assert_eq!(T::from_f32_stochastic(f32::NEG_INFINITY, r).to_bits(), max | 0x80);
+        }
+        assert_eq!(T::from_f64(f64::NEG_INFINITY).to_bits(), overflow | 0x80);
+        assert_eq!(T::from_f32_saturating(f32::INFINITY).to_bits(), max);
+    }
+    check::<E4M3>(0x7E, 0x7F, E4M3::from_f64_stochastic);
+    check::<E5M2>(0x7B, 0x7C, E5M2::from_f64_stochastic);
+}
+
 #[test]
 fn decode_and_round_trip() {
     fn check<T: Fp8>(spec: Spec) {

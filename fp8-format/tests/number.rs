@@ -204,3 +204,34 @@ fn lossless_conversions() {
     assert_eq!(half::f16::from(E4M3::ONE), half::f16::ONE);
     assert_eq!(half::bf16::from(E5M2::NEG_ONE), half::bf16::NEG_ONE);
 }
+
+/// `From` where no value is lost, and nowhere else: a type with the forbidden one has two `some`, and this does not compile.
+macro_rules! lossless {
+    ($($fp8:ident: to $($wide:ty)*, not from $($source:ty)*;)*) => {$(
+        $(const _: fn($fp8) -> $wide = <$wide as From<$fp8>>::from;)*
+        $(const _: () = {
+            trait Ambiguous<A> {
+                fn some() {}
+            }
+            impl<T> Ambiguous<()> for T {}
+            impl<T: From<$source>> Ambiguous<u8> for T {}
+            let _: fn() = <$fp8 as Ambiguous<_>>::some;
+        };)*
+    )*};
+}
+
+lossless! {
+    E4M3: to f32 f64 half::f16 half::bf16, not from f32 f64 half::f16 half::bf16 u8 i8 bool E5M2;
+    E5M2: to f32 f64 half::f16 half::bf16, not from f32 f64 half::f16 half::bf16 u8 i8 bool E4M3;
+}
+
+#[test]
+fn from_gives_the_exact_value_of_every_code() {
+    for_each!(T in E4M3, E5M2 {
+        for code in 0..=255_u8 {
+            let x = T::from_bits(code);
+            let wide = [f64::from(x), f32::from(x).into(), half::f16::from(x).into(), half::bf16::from(x).into()];
+            assert!(wide.iter().all(|v| *v == x.to_f64() || v.is_nan() && x.is_nan()), "{code:#x}: {wide:?}");
+        }
+    });
+}

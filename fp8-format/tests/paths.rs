@@ -125,8 +125,12 @@ fn slices_of_all_lengths_at_all_places() {
     }
 }
 
-/// Scales for which products are ordinary, subnormal, infinite, NaN.
-const SCALES: [f32; 20] = [
+/// Scales for which products are ordinary, ties between two bf16 or two f16, subnormal, infinite, NaN.
+const SCALES: [f32; 24] = [
+    1.0 + 1.0 / 256.0,
+    1.0 + 3.0 / 256.0,
+    1.0 + 1.0 / 2048.0,
+    1.0 + 3.0 / 2048.0,
     1.0,
     0.37,
     448.0 / 3.1,

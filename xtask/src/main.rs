@@ -5,6 +5,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod artifact;
+mod asan;
 mod bench;
 mod conformance;
 mod examples;
@@ -14,6 +15,7 @@ mod gpu_bundle;
 mod gpu_test;
 mod ignored;
 mod mutate;
+mod mutate_codec;
 mod neon;
 mod process;
 mod ptx;
@@ -33,7 +35,6 @@ Examples:
   cargo xtask test --fast                 the same without docs, examples and benches
   cargo xtask sim -- cargo test -p fp8-nn  one crate's tests, finding the simulated device
   cargo xtask mutate --kernel norm        mistakes planted in one kernel file
-  cargo xtask golden --dir ~/golden       reference data from another place
   cargo xtask gpu-bundle --out ~/gpu      a folder to carry to a machine with a GPU
   cargo xtask bench --list                what can be measured
   cargo xtask bench codec -- --quick      one bench, with an option of criterion";
@@ -62,6 +63,10 @@ enum Task {
     Conformance(conformance::Conformance),
     /// Plants mistakes in the kernels and sees whether the suite finds them (hours for all, with --sample minutes)
     Mutate(mutate::Mutate),
+    /// Plants mistakes in the codec's rounding and sees whether its tests find them (with --sample minutes)
+    MutateCodec(mutate_codec::MutateCodec),
+    /// Runs the tests of the codec's slices under AddressSanitizer (minutes; x86-64 Linux)
+    Asan,
     /// Runs the suite on this machine's CUDA device, and fails if there is none (minutes)
     GpuTest,
     /// Gathers what a machine with a GPU and without cargo needs to test and measure: run.sh, programs, data (minutes)
@@ -83,6 +88,8 @@ fn main() -> ExitCode {
         Task::Sim(options) => sim::run(&options),
         Task::Conformance(options) => conformance::run(&options),
         Task::Mutate(options) => mutate::run(&options),
+        Task::MutateCodec(options) => mutate_codec::run(&options),
+        Task::Asan => asan::run(),
         Task::GpuTest => gpu_test::run(),
         Task::GpuBundle(options) => gpu_bundle::run(&options),
         Task::Neon(options) => neon::run(&options),

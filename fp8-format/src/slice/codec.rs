@@ -1,6 +1,5 @@
 //! How slices are converted: with which instructions, past which caches, by how many threads.
 
-use crate::arch;
 use crate::slice::Path;
 
 /// How slices are converted. The functions of this module are those of `Codec::new()`; all others give the same bits.
@@ -69,7 +68,7 @@ impl Codec {
     #[inline]
     pub(super) fn streams(&self, bytes: usize) -> bool {
         #[cfg(feature = "std")]
-        let most = self.streaming.unwrap_or_else(arch::last_level);
+        let most = self.streaming.unwrap_or_else(crate::arch::last_level);
         #[cfg(not(feature = "std"))]
         let most = self.streaming.unwrap_or(usize::MAX);
         bytes > most
@@ -98,7 +97,7 @@ impl Codec {
     pub(super) fn part(&self, len: usize) -> Option<usize> {
         const LEAST: usize = 1 << 16;
         let parts = 4 * rayon::current_num_threads();
-        let part = len.div_ceil(parts).next_multiple_of(arch::TILE).max(LEAST);
+        let part = len.div_ceil(parts).next_multiple_of(crate::arch::TILE).max(LEAST);
         (self.is_parallel && part < len).then_some(part)
     }
 }

@@ -81,26 +81,46 @@ macro_rules! conversions {
 }
 
 conversions! {
-    /// [`Fp8::from_f32`] of each element: overflow gives NaN (E4M3) or infinity (E5M2).
+    /// [`Fp8::from_f32`] of each element: to nearest, ties to even. Overflow and infinity give NaN (E4M3) or infinity (E5M2),
+    /// NaN gives 0x7F. O(n).
+    ///
+    /// ```
+    /// use fp8_format::{E4M3, E5M2, slice};
+    ///
+    /// let x = [0.3_f32, -17.0, 1e6, f32::NAN];
+    /// let (mut a, mut b) = ([E4M3::ZERO; 4], [E5M2::ZERO; 4]);
+    /// slice::from_f32(&x, &mut a)?;
+    /// slice::from_f32(&x, &mut b)?;
+    /// assert_eq!(a.map(E4M3::to_bits), [0x2A, 0xD8, 0x7F, 0x7F]); // 0.3125, -16 (a tie, to the even code), NaN, NaN
+    /// assert_eq!(b.map(E5M2::to_bits), [0x35, 0xCC, 0x7C, 0x7F]); // 0.3125, -16, infinity, NaN
+    /// # Ok::<(), fp8_format::Error>(())
+    /// ```
     from_f32<T>(f32, T) = |codec, op, src, dst| codec.encode(op, src, dst);
-    /// [`Fp8::from_f32_saturating`] of each element: overflow gives the largest finite value.
+    /// [`Fp8::from_f32_saturating`] of each element: to nearest, ties to even. Overflow and infinity give the largest finite
+    /// value, NaN gives 0x7F. O(n).
     from_f32_saturating<T>(f32, T) = |codec, op, src, dst| codec.encode_saturating(op, src, dst);
-    /// [`Fp8::from_f64`] of each element, rounded once; on every path one element after the other.
+    /// [`Fp8::from_f64`] of each element: to nearest, ties to even, rounded once; on every path one element after the other.
+    /// Overflow and infinity give NaN (E4M3) or infinity (E5M2), NaN gives 0x7F. O(n).
     from_f64<T>(f64, T) = |codec, op, src, dst| codec.encode_f64(op, src, dst, T::from_f64);
-    /// [`Fp8::from_f64_saturating`] of each element, rounded once; on every path one element after the other.
+    /// [`Fp8::from_f64_saturating`] of each element: to nearest, ties to even, rounded once; on every path one element after the
+    /// other. Overflow and infinity give the largest finite value, NaN gives 0x7F. O(n).
     from_f64_saturating<T>(f64, T) = |codec, op, src, dst| codec.encode_f64(op, src, dst, T::from_f64_saturating);
-    /// [`Fp8::from_f16`] of each element: overflow gives NaN (E4M3) or infinity (E5M2).
+    /// [`Fp8::from_f16`] of each element: to nearest, ties to even. Overflow and infinity give NaN (E4M3) or infinity (E5M2),
+    /// NaN gives 0x7F. O(n).
     from_f16<T>(f16, T) = |codec, op, src, dst| codec.encode(op, src, dst);
-    /// [`Fp8::from_f16_saturating`] of each element: overflow gives the largest finite value.
+    /// [`Fp8::from_f16_saturating`] of each element: to nearest, ties to even. Overflow and infinity give the largest finite
+    /// value, NaN gives 0x7F. O(n).
     from_f16_saturating<T>(f16, T) = |codec, op, src, dst| codec.encode_saturating(op, src, dst);
-    /// [`Fp8::from_bf16`] of each element: overflow gives NaN (E4M3) or infinity (E5M2).
+    /// [`Fp8::from_bf16`] of each element: to nearest, ties to even. Overflow and infinity give NaN (E4M3) or infinity (E5M2),
+    /// NaN gives 0x7F. O(n).
     from_bf16<T>(bf16, T) = |codec, op, src, dst| codec.encode(op, src, dst);
-    /// [`Fp8::from_bf16_saturating`] of each element: overflow gives the largest finite value.
+    /// [`Fp8::from_bf16_saturating`] of each element: to nearest, ties to even. Overflow and infinity give the largest finite
+    /// value, NaN gives 0x7F. O(n).
     from_bf16_saturating<T>(bf16, T) = |codec, op, src, dst| codec.encode_saturating(op, src, dst);
-    /// The value of each element, exact; NaN becomes the canonical one, as in [`Fp8::to_f32`].
+    /// [`Fp8::to_f32`] of each element: exact, so that nothing is rounded or saturated; NaN becomes the canonical one. O(n).
     to_f32<T>(T, f32) = |codec, op, src, dst| codec.decode(op, src, dst);
-    /// The value of each element, exact; NaN becomes the canonical one, as in [`Fp8::to_f16`].
+    /// [`Fp8::to_f16`] of each element: exact, so that nothing is rounded or saturated; NaN becomes the canonical one. O(n).
     to_f16<T>(T, f16) = |codec, op, src, dst| codec.decode(op, src, dst);
-    /// The value of each element, exact; NaN becomes the canonical one, as in [`Fp8::to_bf16`].
+    /// [`Fp8::to_bf16`] of each element: exact, so that nothing is rounded or saturated; NaN becomes the canonical one. O(n).
     to_bf16<T>(T, bf16) = |codec, op, src, dst| codec.decode(op, src, dst);
 }

@@ -1,7 +1,8 @@
 //! Whole slices: the conversions of one value over many, quantization with a scale, transposition.
 //!
-//! Every function gives, element for element, the bits of the scalar conversion it is named after. Sources and
-//! destinations have equal lengths, or the call is an [`Error`] and nothing is written.
+//! Every function gives, element for element, the bits of the scalar conversion it is named after, on every [`Path`]; the
+//! functions are those of [`Codec::new`]. Sources and destinations have equal lengths, or the call is an [`Error`] and nothing
+//! is written. Time is linear in the elements, and no memory is allocated.
 //!
 //! ```
 //! use fp8_format::{E4M3, slice};

@@ -10,9 +10,11 @@ use crate::{Fp8, Result, Source};
 impl Codec {
     /// Quantizes `src` with one scale and returns the largest magnitude of `src`, before scaling.
     ///
-    /// `dst[i] = T::from_f32_saturating(f32(src[i]) · scale)`. NaN is stored as NaN and passed over by the maximum (0 if
-    /// there is nothing else); ±inf is stored as ±[`Fp8::MAX`] and makes the maximum infinite. An empty slice gives 0.
-    /// Any scale is taken as it is: a product that is NaN is stored as NaN.
+    /// `dst[i] = T::from_f32_saturating(f32(src[i]) · scale)`: the product is an f32, rounded to nearest, ties to even, as is its
+    /// code; beyond the range it becomes the largest finite value. O(n), one read of `src`.
+    ///
+    /// NaN is stored as NaN and passed over by the maximum (0 if there is nothing else); ±inf is stored as ±[`Fp8::MAX`] and makes
+    /// the maximum infinite. An empty slice gives 0. Any scale is taken as it is: a product that is NaN is stored as NaN.
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.
@@ -25,7 +27,7 @@ impl Codec {
         }))
     }
 
-    /// The largest magnitude: NaN is passed over, infinity counts, an empty slice gives 0.
+    /// The largest magnitude, exact: NaN is passed over, infinity counts, an empty slice gives 0. O(n).
     #[must_use]
     pub fn amax<S: Source>(&self, src: &[S]) -> f32 {
         let path = self.path;
@@ -38,8 +40,8 @@ impl Codec {
         amax(src)
     }
 
-    /// `dst[i] = f32(src[i]) · scale_inv`, one f32 multiplication, rounded to `D` where that is narrower. NaN, also of the
-    /// product, becomes the canonical one.
+    /// `dst[i] = f32(src[i]) · scale_inv`, one f32 multiplication, rounded again to nearest, ties to even, where `D` is narrower:
+    /// beyond its range infinity. NaN, also of the product, becomes the canonical one. O(n).
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.
@@ -54,7 +56,18 @@ impl Codec {
     }
 }
 
-/// [`Codec::quantize`] on the fastest path.
+/// [`Codec::quantize`] on the fastest path: `dst[i] = T::from_f32_saturating(f32(src[i]) · scale)`; returns the largest magnitude
+/// of `src`. To nearest, ties to even; saturating; NaN stays NaN and does not count for the maximum. O(n).
+///
+/// ```
+/// use fp8_format::{E4M3, slice};
+///
+/// let x = [1.0_f32, -3.3, f32::NAN, 1e3];
+/// let mut codes = [E4M3::ZERO; 4];
+/// assert_eq!(slice::quantize(&x, 0.5, &mut codes)?, 1e3);
+/// assert_eq!(codes.map(E4M3::to_bits), [0x30, 0xBD, 0x7F, 0x7E]); // 0.5, -1.625 (of -1.65), NaN, 448 (of 500)
+/// # Ok::<(), fp8_format::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.
@@ -63,14 +76,29 @@ pub fn quantize<T: Fp8, S: Source>(src: &[S], scale: f32, dst: &mut [T]) -> Resu
     Codec::new().quantize(src, scale, dst)
 }
 
-/// [`Codec::amax`] on the fastest path.
+/// [`Codec::amax`] on the fastest path: the largest magnitude, NaN passed over. O(n).
+///
+/// ```
+/// assert_eq!(fp8_format::slice::amax(&[1.0_f32, -3.3, f32::NAN]), 3.3);
+/// assert_eq!(fp8_format::slice::amax::<f32>(&[]), 0.0);
+/// ```
 #[must_use]
 #[inline]
 pub fn amax<S: Source>(src: &[S]) -> f32 {
     Codec::new().amax(src)
 }
 
-/// [`Codec::dequantize`] on the fastest path.
+/// [`Codec::dequantize`] on the fastest path: `dst[i] = f32(src[i]) · scale_inv`, to nearest where `D` is narrower than f32,
+/// infinity beyond its range; NaN becomes the canonical one. O(n).
+///
+/// ```
+/// use fp8_format::{E4M3, slice};
+///
+/// let mut x = [0.0_f32; 3];
+/// slice::dequantize(&[0x38, 0xB0, 0x7E].map(E4M3::from_bits), 0.1, &mut x)?;
+/// assert_eq!(x, [0.1, -0.05, 44.8]);
+/// # Ok::<(), fp8_format::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.

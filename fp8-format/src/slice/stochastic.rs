@@ -6,7 +6,8 @@ use crate::philox::Philox;
 use crate::{Fp8, Result, Source};
 
 impl Codec {
-    /// [`Fp8::from_f32_stochastic`] of each element, with its word of `random`.
+    /// [`Fp8::from_f32_stochastic`] of each element, with its word of `random`: one of the two neighbours, the nearer one more
+    /// often. Overflow and infinity give the largest finite value, NaN gives 0x7F. O(n).
     ///
     /// Equal arguments give equal bits; a part of a slice that begins at element `i` gets the same ones with
     /// `random.at(i)`, however a slice is cut.
@@ -19,7 +20,8 @@ impl Codec {
         Ok(())
     }
 
-    /// [`Codec::quantize`] with stochastic instead of nearest rounding; returns the same maximum.
+    /// [`Codec::quantize`] with stochastic instead of nearest rounding of the product; saturating; NaN stays NaN. Returns the
+    /// same maximum. O(n), two reads of `src`.
     ///
     /// The random numbers are those of [`Codec::from_f32_stochastic`].
     ///
@@ -47,7 +49,18 @@ impl Codec {
     }
 }
 
-/// [`Codec::from_f32_stochastic`] on the fastest path.
+/// [`Codec::from_f32_stochastic`] on the fastest path: one of the two neighbours of each element; saturating, NaN gives 0x7F. O(n).
+///
+/// ```
+/// use fp8_format::{E4M3, philox::Philox, slice};
+///
+/// let mut codes = [E4M3::ZERO; 1000];
+/// slice::from_f32_stochastic(&[3.3; 1000], Philox::new(42, 0), &mut codes)?;
+/// assert!(codes.iter().all(|x| [3.25, 3.5].contains(&x.to_f32())));
+/// let mean = codes.iter().map(|x| x.to_f32()).sum::<f32>() / 1000.0;
+/// assert!((mean - 3.3).abs() < 0.01); // always 3.25 if rounded to nearest
+/// # Ok::<(), fp8_format::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.
@@ -56,7 +69,8 @@ pub fn from_f32_stochastic<T: Fp8>(src: &[f32], random: Philox, dst: &mut [T]) -
     Codec::new().from_f32_stochastic(src, random, dst)
 }
 
-/// [`Codec::quantize_stochastic`] on the fastest path.
+/// [`Codec::quantize_stochastic`] on the fastest path: [`Codec::quantize`] with stochastic rounding; saturating, NaN stays NaN.
+/// O(n).
 ///
 /// # Errors
 /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.

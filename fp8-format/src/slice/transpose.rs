@@ -59,7 +59,8 @@ fn bands(rows: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 impl Codec {
-    /// `dst[c · rows + r] = src[r · cols + c]`, tile by tile. O(rows · cols), no memory of its own.
+    /// `dst[c · rows + r] = src[r · cols + c]`, tile by tile; codes are moved as they are, NaN with its bits. O(rows · cols), no
+    /// memory of its own.
     ///
     /// # Errors
     /// [`Error::Shape`] if a slice does not have `rows · cols` elements; nothing is written then.
@@ -92,8 +93,8 @@ impl Codec {
         some(0, dst);
     }
 
-    /// [`Codec::quantize`] of a matrix and of its transpose in one call: one read of `src`, the same codes twice. Returns
-    /// the largest magnitude.
+    /// [`Codec::quantize`] of a matrix and of its transpose in one call: one read of `src`, the same codes twice. Rounding, NaN
+    /// and saturation are those of `quantize`. Returns the largest magnitude. O(rows · cols).
     ///
     /// # Errors
     /// [`Error::Shape`] if a slice does not have `rows · cols` elements; nothing is written then.
@@ -139,7 +140,7 @@ impl Codec {
     }
 }
 
-/// [`Codec::transpose`] on the fastest path.
+/// [`Codec::transpose`] on the fastest path: `dst[c · rows + r] = src[r · cols + c]`. O(rows · cols).
 ///
 /// ```
 /// use fp8_format::{E4M3, slice};
@@ -158,7 +159,19 @@ pub fn transpose<T: Fp8>(src: &[T], rows: usize, cols: usize, dst: &mut [T]) -> 
     Codec::new().transpose(src, rows, cols, dst)
 }
 
-/// [`Codec::quantize_transpose`] on the fastest path.
+/// [`Codec::quantize_transpose`] on the fastest path: [`Codec::quantize`] of a matrix and of its transpose. To nearest, saturating,
+/// NaN stays NaN. O(rows · cols).
+///
+/// ```
+/// use fp8_format::{E5M2, slice};
+///
+/// let (mut rows, mut columns) = ([E5M2::ZERO; 4], [E5M2::ZERO; 4]);
+/// let amax = slice::quantize_transpose(&[1.0_f32, 2.0, -3.0, 4.4], 2, 2, 1.0, &mut rows, &mut columns)?;
+/// assert_eq!(amax, 4.4);
+/// assert_eq!(rows.map(E5M2::to_f32), [1.0, 2.0, -3.0, 4.0]);
+/// assert_eq!(columns.map(E5M2::to_f32), [1.0, -3.0, 2.0, 4.0]);
+/// # Ok::<(), fp8_format::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Shape`] if a slice does not have `rows · cols` elements; nothing is written then.

@@ -1,0 +1,283 @@
+//! `cargo xtask mutate-codec`: plants small mistakes in the rounding code of fp8-format and sees whether its tests find them.
+//!
+//! Every number and every comparison of the scalar codec and of its AVX2 and AVX-512 paths is changed, one at a time, in a copy
+//! of the crate. A mutant is killed by not compiling, by a failing test and by running too long. Survivors stand in
+//! `fp8-format/tests/mutants.txt` with their reasons; one that does not fails the task. Only what this machine's instructions
+//! run is judged: without AVX-512 its files are left out.
+
+mod edits;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use fp8_format::slice::Path as Instructions;
+use sha2::{Digest, Sha256};
+
+use crate::artifact;
+use crate::process::watch;
+use crate::workspace::{Result, Workspace, files, root, shell};
+use edits::Edit;
+
+/// Files, the instructions they are for, functions that round nothing, and the tests in the order of their chances.
+const FILES: [(&str, &str, &[&str], [&str; 3]); 5] = [
+    ("codec.rs", "scalar", &[], ["codec", "slice", "paths"]),
+    (
+        "arch/avx2.rs",
+        "avx2",
+        &["head", "drive", "store", "floats", "fill", "transpose"],
+        ["paths", "slice", "codec"],
+    ),
+    (
+        "arch/avx512.rs",
+        "avx512",
+        &["head", "drive", "store", "words", "halves", "floats", "table", "fill", "codes"],
+        ["paths", "slice", "codec"],
+    ),
+    ("arch/avx512/rounding.rs", "avx512", &[], ["paths", "slice", "codec"]),
+    ("arch/avx512/products.rs", "avx512", &[], ["paths", "slice", "codec"]),
+];
+
+const LIST: &str = "fp8-format/tests/mutants.txt";
+/// Between a mutant and its reason.
+const REASON: &str = " // ";
+/// For one program of tests; they take seconds.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[derive(clap::Args)]
+pub(crate) struct MutateCodec {
+    /// Runs only this many mutants that are not on the list, drawn by the seed
+    #[arg(long)]
+    sample: Option<usize>,
+    /// Of the draw
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Only mutants of this file: codec.rs, arch/avx512/rounding.rs, …
+    #[arg(long)]
+    file: Option<String>,
+    /// Prints the mutants instead of running them
+    #[arg(long)]
+    list: bool,
+}
+
+pub(crate) fn run(options: &MutateCodec) -> Result<ExitCode> {
+    let start = Instant::now();
+    let reasons = parse(&fs::read_to_string(root().join(LIST)).map_err(|error| format!("{LIST}: {error}"))?)?;
+    let all = mutants(options.file.as_deref())?;
+    if options.list {
+        all.iter().for_each(|(edit, _)| println!("{edit}"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut problems = 0;
+    if options.file.is_none() && Instructions::best().name() == "avx512" {
+        for line in reasons.keys().filter(|line| !all.iter().any(|(edit, _)| edit.to_string() == **line)) {
+            problems += 1;
+            println!("no such mutant any more, remove its line: {line}");
+        }
+    }
+    let mut chosen: Vec<_> = all.iter().collect();
+    if let Some(count) = options.sample {
+        chosen.retain(|(edit, _)| !reasons.contains_key(&edit.to_string()));
+        chosen
+            .sort_by_cached_key(|(edit, _)| Sha256::digest(format!("{} {} {edit}", options.seed, edit.line)));
+        chosen.truncate(count);
+    }
+    println!("{} mutants, {} are run", all.len(), chosen.len());
+
+    let copy = Copied::new()?;
+    copy.expect_good()?;
+    let [mut uncompiled, mut killed, mut known] = [0; 3];
+    for (index, (edit, tests)) in chosen.iter().enumerate() {
+        match copy.verdict(edit, tests)? {
+            Verdict::Uncompiled => uncompiled += 1,
+            Verdict::Killed => killed += 1,
+            Verdict::Survived if reasons.contains_key(&edit.to_string()) => known += 1,
+            Verdict::Survived => {
+                problems += 1;
+                println!(
+                    "SURVIVED; kill it, or list it with its reason (line {}):\n{edit}{REASON}REASON",
+                    edit.line + 1
+                );
+            }
+        }
+        if (index + 1) % 20 == 0 {
+            println!("{} of {} mutants run, {:.0} s", index + 1, chosen.len(), start.elapsed().as_secs_f64());
+        }
+    }
+    println!(
+        "{killed} mutants killed by tests, {uncompiled} by the compiler, {known} known survivors; {problems} problems; {:.0} s",
+        start.elapsed().as_secs_f64()
+    );
+    Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The mutants that this machine can run, each with its tests.
+fn mutants(only: Option<&str>) -> Result<Vec<(Edit, [&'static str; 3])>> {
+    if let Some(name) = only.filter(|name| !FILES.iter().any(|(file, ..)| file == name)) {
+        let known = FILES.map(|(file, ..)| file).join(", ");
+        return Err(format!("mutate-codec: no file {name}: expected one of {known}").into());
+    }
+    let mut all = Vec::new();
+    for (file, instructions, without, tests) in FILES {
+        if only.is_some_and(|name| name != file) {
+            continue;
+        }
+        if Instructions::available().any(|path| path.name() == instructions) {
+            let source = fs::read_to_string(root().join("fp8-format/src").join(file))?;
+            all.extend(edits::edits(file, &source, without).into_iter().map(|edit| (edit, tests)));
+        } else {
+            println!("{file} is left out: this machine has no {instructions}");
+        }
+    }
+    Ok(all)
+}
+
+/// Reasons by mutant.
+fn parse(list: &str) -> Result<BTreeMap<String, String>> {
+    let mut reasons = BTreeMap::new();
+    for (number, line) in
+        (1..).zip(list.lines()).filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+    {
+        let (mutant, reason) = line.split_once(REASON).unwrap_or((line, ""));
+        if reason.trim().is_empty() {
+            return Err(format!("{LIST}:{number}: no reason: MUTANT{REASON}REASON").into());
+        }
+        if reasons.insert(mutant.to_owned(), reason.to_owned()).is_some() {
+            return Err(format!("{LIST}:{number}: listed twice").into());
+        }
+    }
+    Ok(reasons)
+}
+
+enum Verdict {
+    Uncompiled,
+    Killed,
+    Survived,
+}
+
+/// A workspace of a copy of fp8-format alone, kept in cargo's folder, so that dependencies are built once.
+struct Copied {
+    folder: PathBuf,
+}
+
+impl Copied {
+    fn new() -> Result<Self> {
+        let folder = Workspace::read(&shell()?)?.target_directory.join("mutate-codec");
+        let manifest = fs::read_to_string(root().join("Cargo.toml"))?;
+        let alone = |text: &str| {
+            let (before, rest) = text.split_once("members = [")?;
+            let (_, after) = rest.split_once(']')?;
+            Some(format!("{before}members = [\"fp8-format\"]{after}"))
+        };
+        let manifest = alone(&manifest).ok_or("Cargo.toml: no `members = [` in it")?;
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join("Cargo.toml"), manifest)?;
+        fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock"))?;
+        for part in ["Cargo.toml", "README.md", "src", "tests", "benches"] {
+            let part = root().join("fp8-format").join(part);
+            let all = if part.is_dir() { files(&part)? } else { vec![part] };
+            for file in all {
+                let to = folder.join(file.strip_prefix(root())?);
+                fs::create_dir_all(to.parent().unwrap_or(&folder))?;
+                // What is as it was keeps its time, and what cargo built of it.
+                let new = fs::read(&file)?;
+                if fs::read(&to).ok().as_ref() != Some(&new) {
+                    fs::write(&to, new)?;
+                }
+            }
+        }
+        Ok(Self { folder })
+    }
+
+    /// The program of a test; `Err` with what the compiler said if there is none.
+    fn build(&self, test: &str) -> Result<std::result::Result<PathBuf, String>> {
+        let built = Command::new("cargo")
+            .args([
+                "test",
+                "-p",
+                "fp8-format",
+                "--no-run",
+                "--message-format",
+                "json-render-diagnostics",
+                "--test",
+                test,
+            ])
+            .env("CARGO_TARGET_DIR", self.folder.join("target"))
+            .envs([("CARGO_INCREMENTAL", "1"), ("CARGO_PROFILE_DEV_DEBUG", "false")])
+            .current_dir(&self.folder)
+            .output()?;
+        let messages = String::from_utf8_lossy(&built.stdout);
+        let program =
+            messages.lines().filter_map(artifact::built).find(|built| built.is("fp8-format", "test", test));
+        Ok(match program {
+            Some(program) if built.status.success() => Ok(program.file),
+            _ => Err(String::from_utf8_lossy(&built.stderr).into_owned()),
+        })
+    }
+
+    /// Whether all is well without a mistake: else no mutant says anything.
+    fn expect_good(&self) -> Result<()> {
+        for test in FILES[0].3 {
+            let program = self.build(test)??;
+            let finished = watch(self.command(&program), PATIENCE, |_| false)?;
+            if !finished.succeeded() {
+                return Err(format!(
+                    "mutate-codec: test {test} fails without a mutation:\n{}",
+                    finished.output
+                )
+                .into());
+            }
+        }
+        Ok(())
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.folder.join("fp8-format"));
+        command
+    }
+
+    fn verdict(&self, edit: &Edit, tests: &[&str]) -> Result<Verdict> {
+        let path = self.folder.join("fp8-format/src").join(edit.file);
+        let source = fs::read_to_string(&path)?;
+        fs::write(&path, edit.apply(&source))?;
+        let verdict = self.tested(tests);
+        fs::write(&path, source)?;
+        verdict
+    }
+
+    fn tested(&self, tests: &[&str]) -> Result<Verdict> {
+        for test in tests {
+            let Ok(program) = self.build(test)? else { return Ok(Verdict::Uncompiled) };
+            // One failed test is enough.
+            let finished = watch(self.command(&program), PATIENCE, |output| output.contains("... FAILED"))?;
+            if !finished.succeeded() {
+                return Ok(Verdict::Killed);
+            }
+        }
+        Ok(Verdict::Survived)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_mutants_with_reasons() {
+        let list = "# a comment\n\ncodec.rs: a «<→<=» b // = clamped to itself\n";
+        assert_eq!(parse(list).unwrap()["codec.rs: a «<→<=» b"], "= clamped to itself");
+        assert!(parse("codec.rs: a «<→<=» b\n").unwrap_err().to_string().contains(":1: no reason"));
+        assert!(parse(&list.repeat(2)).unwrap_err().to_string().contains(":6: listed twice"));
+    }
+
+    #[test]
+    fn a_mistyped_file_is_named_and_every_line_of_the_list_has_its_mutant() {
+        let error = mutants(Some("codecs.rs")).unwrap_err().to_string();
+        assert!(error.starts_with("mutate-codec: no file codecs.rs: expected one of codec.rs, "), "{error}");
+        let all: Vec<String> = mutants(None).unwrap().iter().map(|(edit, _)| edit.to_string()).collect();
+        assert!(all.iter().any(|edit| edit == "codec.rs: let drop = «23→24» - self.man;"));
+    }
+}
