@@ -54,6 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             groups.extend(work::float8());
         }
         for mut group in groups {
+            group.tasks.iter_mut().for_each(|task| task.row.elements = elements);
             group.tasks.retain(|task| task.row.line().contains(&options.only));
             for row in measure(&group, &mut buffers) {
                 println!("{}", row.line());
