@@ -1,6 +1,6 @@
 //! The least work that moves as many bytes: loads joined by `or`, and stores of what they give.
 //!
-//! Four loops, of which the best is the ceiling: stores past the caches, the same with the source fetched 1 KiB or 4 KiB
+//! Four loops, of which the best is the ceiling: stores past the caches, the same with the source fetched 1 KiB or 8 KiB
 //! ahead, and plain stores.
 
 /// How a loop stores and fetches.
@@ -14,7 +14,7 @@ pub(crate) struct Variant {
 pub(crate) const VARIANTS: [Variant; 4] = [
     Variant { streams: true, ahead: 0 },
     Variant { streams: true, ahead: 1 << 10 },
-    Variant { streams: true, ahead: 4 << 10 },
+    Variant { streams: true, ahead: 8 << 10 },
     Variant { streams: false, ahead: 0 },
 ];
 
@@ -65,7 +65,7 @@ fn wide<const R: usize, const W: usize>(src: &[u8], dst: &mut [u8], variant: Var
     match variant {
         Variant { streams: true, ahead: 0 } => wide_loop::<R, W, true, 0>(src, dst),
         Variant { streams: true, ahead: 1024 } => wide_loop::<R, W, true, 1024>(src, dst),
-        Variant { streams: true, .. } => wide_loop::<R, W, true, 4096>(src, dst),
+        Variant { streams: true, .. } => wide_loop::<R, W, true, 8192>(src, dst),
         Variant { streams: false, .. } => wide_loop::<R, W, false, 0>(src, dst),
     }
 }
@@ -78,10 +78,11 @@ fn wide_loop<const R: usize, const W: usize, const STREAMS: bool, const AHEAD: u
     dst: &mut [u8],
 ) {
     use std::arch::x86_64::*;
-    let steps = if W == 0 { src.len() / LINE / R } else { (src.len() / LINE / R).min(dst.len() / LINE / W) };
+    let steps = src.len() / (LINE * R);
+    let steps = dst.len().checked_div(LINE * W).map_or(steps, |most| steps.min(most));
     // Outputs of several lines a step that are results of their own lie apart; a wider element's lie together.
     let is_apart = R > 1 && W > 1;
-    let part = if is_apart { dst.len() / W } else { LINE };
+    let part = dst.len().checked_div(W).filter(|_| is_apart).unwrap_or(LINE);
     let stride = if is_apart { LINE } else { LINE * W };
     let mut any = _mm512_setzero_si512();
     for step in 0..steps {
@@ -89,8 +90,7 @@ fn wide_loop<const R: usize, const W: usize, const STREAMS: bool, const AHEAD: u
         for read in 0..R {
             let from = src.as_ptr().wrapping_add((step * R + read) * LINE);
             if AHEAD > 0 {
-                // SAFETY: a hint, harmless at any address.
-                _mm_prefetch::<_MM_HINT_NTA>(from.wrapping_add(AHEAD).cast());
+                _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
             }
             // SAFETY: `steps` times `R` lines lie in `src`.
             line = _mm512_or_si512(line, unsafe { _mm512_loadu_si512(from.cast()) });
