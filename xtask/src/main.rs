@@ -33,11 +33,7 @@ const EXAMPLES: &str = "\
 Examples:
   cargo xtask test                        all that CI checks
   cargo xtask test --fast                 the same without docs, examples and benches
-  cargo xtask sim -- cargo test -p fp8-nn  one crate's tests, finding the simulated device
-  cargo xtask mutate --kernel norm        mistakes planted in one kernel file
-  cargo xtask gpu-bundle --out ~/gpu      a folder to carry to a machine with a GPU
-  cargo xtask bench --list                what can be measured
-  cargo xtask bench codec -- --quick      one bench, with an option of criterion";
+  cargo xtask bench codec --peers         the codec's speed, beside other libraries'";
 
 /// Upkeep of the workspace. Needs nothing but cargo; uses cargo-nextest where it is installed.
 #[derive(Parser)]
