@@ -223,7 +223,7 @@ fn quantize_halves<T: Fp8, S: Source>(
     let all: Vec<S> = (0..=u16::MAX).map(from_bits).collect();
     let numbers: Vec<S> = all.iter().copied().filter(|x| !x.to_f32().is_nan()).collect();
     // Spread over the significands and the exponents of f32.
-    let others = (1..98).map(|i| f32::from_bits(0x0123_4567 * i & 0x7FFF_FFFF));
+    let others = (1..98).map(|i| f32::from_bits((0x0123_4567 * i) & 0x7FFF_FFFF));
     let mut got = Vec::new();
     for scale in SCALES.into_iter().chain(others) {
         for x in [&all, &numbers] {
@@ -258,7 +258,7 @@ fn places<T: Fp8>() -> (u64, u64) {
     let counts: Vec<Count> = Path::available()
         .map(|path| {
             let count = Count::new(format!("{}: lengths and places, {path}", T::ENCODING));
-            let mut dst = vec![T::from_bits(GUARD); LONGEST + 128];
+            let mut dst = [T::from_bits(GUARD); LONGEST + 128];
             let mut got = Vec::new();
             let mut at =
                 |x: usize, len: usize, place: usize, want: &dyn Fn(usize) -> u8, run: &dyn Fn(&mut [T])| {
