@@ -48,14 +48,10 @@ pub enum Error {
         source: ParseFloatError,
     },
     /// Text that names no path of this machine.
-    #[error(
-        "parse Path: a name of {len} bytes that is no path of this machine: the fastest is {best}, the others are slower"
-    )]
+    #[error("parse Path: a name of {len} bytes that is no path of this machine: expected one of {Paths}")]
     ParsePath {
         /// Length of the text in bytes.
         len: usize,
-        /// The fastest path of this machine.
-        best: Path,
     },
     /// Text that names no encoding.
     #[error("parse Encoding: a name of {len} bytes that is unknown: expected E4M3 or E5M2, in either case")]
@@ -74,5 +70,17 @@ impl core::fmt::Display for Elements {
             Some(n) => write!(f, "{n}"),
             None => f.write_str("more than usize::MAX"),
         }
+    }
+}
+
+/// The paths of this machine.
+struct Paths;
+
+impl core::fmt::Display for Paths {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        for (i, path) in Path::available().enumerate() {
+            write!(f, "{}{path}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
     }
 }

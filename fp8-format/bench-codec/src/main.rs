@@ -2,7 +2,7 @@
 //! in one process, and with `--peers` against other libraries.
 //!
 //! A ratio compares medians of the same run: ceiling and works take turns, so that a machine that slows down slows both.
-#![expect(clippy::print_stdout, reason = "a program for the terminal")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod buffer;
 mod ceiling;
@@ -14,6 +14,7 @@ use clap::Parser;
 use row::Row;
 use std::error::Error;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use work::{Buffers, Group};
 
@@ -38,8 +39,16 @@ struct Options {
     only: String,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn run() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
+    // A file that cannot be written is found before the minutes that it would have held.
+    let part = options.json.as_ref().map(|file| file.with_extension("json.part"));
+    if let Some(part) = &part {
+        let why = |error| {
+            format!("--json: cannot write {}: {error}; name a file in a folder that is there", part.display())
+        };
+        std::fs::write(part, "").map_err(why)?;
+    }
     let threads = std::thread::available_parallelism()?.get();
     println!("{}", machine());
     println!(
@@ -71,16 +80,31 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{line}");
         }
     }
-    if let Some(file) = &options.json {
+    if rows.is_empty() {
+        part.as_ref().map_or(Ok(()), std::fs::remove_file)?;
+        let only = &options.only;
+        return Err(format!(
+            "--only {only:?}: no line has this text; a line reads `quantize           f32  e4m3 any`, …"
+        )
+        .into());
+    }
+    if let (Some(file), Some(part)) = (&options.json, &part) {
         // Whole or not at all.
-        let part = file.with_extension("json.part");
-        std::fs::write(
-            &part,
-            serde_json::to_vec_pretty(&serde_json::json!({ "machine": machine(), "rows": rows }))?,
-        )?;
-        std::fs::rename(&part, file)?;
+        let all = serde_json::json!({ "machine": machine(), "rows": rows });
+        std::fs::write(part, serde_json::to_vec_pretty(&all)?)?;
+        std::fs::rename(part, file)?;
     }
     Ok(())
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// The CPU's name and what is known of its paths.

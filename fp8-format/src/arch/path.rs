@@ -124,6 +124,6 @@ impl FromStr for Path {
     fn from_str(s: &str) -> Result<Self> {
         Self::available()
             .find(|path| path.name().eq_ignore_ascii_case(s))
-            .ok_or(Error::ParsePath { len: s.len(), best: Self::best() })
+            .ok_or(Error::ParsePath { len: s.len() })
     }
 }
