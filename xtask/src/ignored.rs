@@ -1,7 +1,8 @@
 //! Tests that exist but did not run, with their reasons: a skip is a result.
 //!
-//! No test is switched off here: this file reads the attributes of others. The harness lists the names. The reason of a `#[test]` stands in its source, in `#[ignore = "…"]`; a case of a
-//! conformance suite carries it in its name, in parentheses.
+//! No test is switched off here: this file reads the attributes of others. The harness lists the names. The reason of a
+//! `#[test]` stands in its source, in `#[ignore = "…"]`; a case of a conformance suite carries it in its name, in
+//! parentheses.
 
 use std::collections::BTreeMap;
 use std::fs;
