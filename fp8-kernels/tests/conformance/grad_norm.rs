@@ -156,7 +156,7 @@ fn no_bit_is_lost_beside_what_follows(device: &Device, dtype: DType) -> Outcome 
     let units: &[i32] = if dtype == DType::F16 { &[-12] } else { &[0, 60, -70] };
     let lens = [vec![16_384], vec![16_383], vec![24; 261]];
     let problems = units.iter().flat_map(|&unit| lens.iter().map(move |lens| (unit, lens)));
-    let problems = problems.flat_map(|problem| (0..4).map(move |seed| (problem, seed)));
+    let problems = problems.flat_map(|problem| (0..2).map(move |seed| (problem, seed)));
     for ((unit, lens), seed) in problems {
         let len: usize = lens.iter().sum();
         let mut random = Random::new(seed);

@@ -11,8 +11,8 @@ pub(crate) fn softmax(row: &[f64], scale: f64, hidden: impl Fn(usize) -> bool) -
     exps.iter().map(|e| if sum == 0.0 { 0.0 } else { e / sum }).collect()
 }
 
-/// By the Jacobian: `∂yⱼ/∂xᵢ = scale · yⱼ · ([i = j] − yᵢ)`.
+/// The Jacobian `∂yⱼ/∂xᵢ = scale · yⱼ · ([i = j] − yᵢ)` times `dy`: its diagonal, and the rest, which is one sum for all `i`.
 pub(crate) fn backward(dy: &[f64], y: &[f64], scale: f64) -> Vec<f64> {
-    let jacobian = |i: usize, j: usize| scale * y[j] * (f64::from(u8::from(i == j)) - y[i]);
-    (0..y.len()).map(|i| (0..y.len()).map(|j| dy[j] * jacobian(i, j)).sum()).collect()
+    let sum: f64 = dy.iter().zip(y).map(|(dy, y)| dy * y).sum();
+    dy.iter().zip(y).map(|(dy, y)| scale * y * (dy - sum)).collect()
 }

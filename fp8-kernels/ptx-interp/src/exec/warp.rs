@@ -43,9 +43,10 @@ pub(crate) struct Warp {
 impl Warp {
     pub(crate) fn new(machine: &Machine<'_>, index: usize, threads: usize) -> Self {
         let counts = machine.kernel.counts;
+        // Zeros, which the allocator has at hand: an unwritten value goes nowhere without its mark.
         let regs = Registers {
-            w: vec![[0xaaaa_aaaa; 32]; counts.w],
-            d: vec![[0xaaaa_aaaa_aaaa_aaaa; 32]; counts.d],
+            w: vec![[0; 32]; counts.w],
+            d: vec![[0; 32]; counts.d],
             p: vec![0; counts.p],
             w_set: vec![0; counts.w],
             d_set: vec![0; counts.d],
