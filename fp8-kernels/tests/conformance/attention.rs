@@ -11,6 +11,7 @@ cases![
     matches_the_oracle: Dtypes,
     backward_matches_the_oracle: Dtypes,
     head_sizes_of_tensor_cores,
+    every_length,
     head_sizes_beyond_one_part,
     long_sequences,
     saved_rows_are_maxima_and_sums,
@@ -110,6 +111,18 @@ fn head_sizes_of_tensor_cores(device: &Device) -> Outcome {
     for problem in wide_problems() {
         forward(&problem, &[DType::BF16, DType::F16], device)?;
         backward(&problem, &[DType::BF16, DType::F16], device)?;
+    }
+    Ok(())
+}
+
+/// Keys that end at each column of the tiles, so that each comparison of a column decides.
+fn every_length(device: &Device) -> Outcome {
+    for (dim, dtype) in [40, 72].into_iter().flat_map(|dim| [DType::BF16, DType::F16].map(|d| (dim, d))) {
+        let (scale, lengths) = (1.0 / (dim as f64).sqrt(), Some((1..=64).collect()));
+        let (batch, queries, keys, heads, groups) = (64, 9, 64, 1, 1);
+        let problem = Attention { batch, queries, keys, heads, groups, dim, causal: false, scale, lengths };
+        forward(&problem, &[dtype], device)?;
+        backward(&problem, &[dtype], device)?;
     }
     Ok(())
 }

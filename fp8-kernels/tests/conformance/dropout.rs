@@ -11,7 +11,7 @@ use proptest::test_runner::{Config, TestRunner};
 cases![
     the_oracle_gives_published_numbers,
     matches_the_oracle,
-    the_threshold_itself_is_kept,
+    the_threshold_itself_is_kept: Dtypes,
     rounds_once,
     keeps_what_the_probability_says,
     offsets_continue_the_stream,
@@ -50,21 +50,25 @@ fn matches_the_oracle(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// Random numbers of 24 bits are a probability's threshold exactly: their elements are kept.
-fn the_threshold_itself_is_kept(device: &Device) -> Outcome {
+/// Random numbers of 24 bits are a probability's threshold exactly: their elements are kept, in each place of eight
+/// neighbours and of the last few.
+fn the_threshold_itself_is_kept(device: &Device, dtype: DType) -> Outcome {
     let key = DropoutKey { seed: 5, offset: 0 };
-    let x = Tensor::full(1.0, [4000], DType::F32, device)?;
-    let mut found = 0;
-    for i in 0..4000 {
-        let random = philox(i / 4, key.seed)[(i % 4) as usize];
-        if random.trailing_zeros() >= 8 {
-            let p = random as f32 / 2f32.powi(32);
-            let y = ops::dropout(&x, p, key)?.to_vec::<f32>()?;
-            ensure(y[i as usize] != 0.0, || format!("element {i}, p {p}"))?;
-            found += 1;
+    let mut found = [[false; 2]; 8];
+    for i in 0..20_000usize {
+        let random = philox(i as u64 / 4, key.seed)[i % 4];
+        let (place, p) = (i % 8, random as f32 / 2f32.powi(32));
+        if random.trailing_zeros() < 8 || found[place] == [true; 2] {
+            continue;
+        }
+        // Whole neighbours, or the element as the last one.
+        for (found, len) in found[place].iter_mut().zip([i - place + 8, i + 1]) {
+            let y = ops::dropout(&Tensor::full(1.0, [len], dtype, device)?, p, key)?.to_f32_vec()?;
+            ensure(y[i] != 0.0, || format!("element {i} of {len}, p {p}"))?;
+            *found = true;
         }
     }
-    ensure(found > 5, || format!("{found} such numbers"))
+    ensure(found == [[true; 2]; 8], || format!("places {found:?}"))
 }
 
 fn rounds_once(device: &Device) -> Outcome {

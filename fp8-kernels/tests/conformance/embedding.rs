@@ -84,8 +84,17 @@ fn backward_adds_up(device: &Device) -> Outcome {
 /// The rows of one id one after the other, rounded at each: ids that fill several passes of a sort, rows of several
 /// slices, and 1 to 70 rows an id.
 fn backward_adds_in_order(device: &Device) -> Outcome {
-    let small =
-        [[70, 1, 8], [97, 2, 9], [33, 1, 264], [40, 1, 257], [37, 1, 520], [70, 2, 513], [300, 300, 1]];
+    let small = [
+        [70, 1, 8],
+        [97, 2, 9],
+        [33, 1, 264],
+        [40, 1, 257],
+        [37, 1, 520],
+        [70, 2, 513],
+        [300, 300, 1],
+        [4, 1, 40],
+        [5, 1, 40],
+    ];
     // Ends in each round of a block of the sort; more blocks than half a warp has lanes.
     let ends = [200, 300, 600, 900, 1100, 1400, 1700, 1900].into_iter();
     // In the first pass of a sort, and in a later one.
@@ -97,8 +106,8 @@ fn backward_adds_in_order(device: &Device) -> Outcome {
     let columns = columns.into_iter().flat_map(|hidden| [[4, 1, hidden], [5, 1, hidden], [9, 2, hidden]]);
     let all = small
         .into_iter()
+        .chain(columns)
         .flat_map(|size| FLOATS.map(|dtype| (size, dtype)))
-        .chain(columns.enumerate().map(|(i, size)| (size, FLOATS[(i + i / 3) % 3])))
         .chain(large)
         .chain(ends);
     for ([len, vocabulary, hidden], dtype) in all {

@@ -16,6 +16,7 @@ cases![
     one_row_is_staging_and_window,
     every_rule_at_its_ends,
     needles,
+    every_length,
     worked_run,
     the_oldest_counts_once_more,
     did_not_run,
@@ -90,6 +91,22 @@ fn needles(device: &Device) -> Outcome {
                 Ok([arena.scales()?, arena.history()?, arena.staged()?].map(Got::Numbers).into())
             })?;
         }
+    }
+    Ok(())
+}
+
+/// Windows that end at each of the rows that a GPU's thread takes.
+fn every_length(device: &Device) -> Outcome {
+    let rule = exact(Encoding::E4M3);
+    for history_len in 1..=66 {
+        same_as_cpu(&format!("{history_len} rows"), device, |device| {
+            let mut arena = Arena::new(9, ArenaOptions { history_len, ..ArenaOptions::default() }, device)?;
+            let rows = (0..(history_len - 1) * 9).map(|i| (i * 7919 % 1009) as f32 + 1.0);
+            arena.set_history(&rows.collect::<Vec<_>>())?;
+            arena.merge_staged(&[2.0; 9])?;
+            ops::update_scales(&mut arena, &update(&rule))?;
+            Ok([arena.scales()?, arena.history()?, arena.staged()?].map(Got::Numbers).into())
+        })?;
     }
     Ok(())
 }
