@@ -420,6 +420,9 @@ fn fill<D: Source>(
     let (blocks, src_tail) = src.as_chunks::<BLOCK>();
     let (lines, dst_tail) = dst.as_chunks_mut::<BLOCK>();
     for (block, line) in blocks.iter().zip(lines) {
+        if streams {
+            fetch_ahead(block);
+        }
         let values = values(block);
         let line = line.as_mut_ptr().cast::<__m512i>();
         for (at, value) in values.into_iter().enumerate().take(vectors) {
