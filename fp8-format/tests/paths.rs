@@ -281,9 +281,18 @@ fn amax_of_needles() {
 #[test]
 fn matrices() {
     for codec in codecs() {
-        for (rows, cols) in
-            [(64, 64), (128, 640), (64, 1000), (129, 577), (3, 1030), (1030, 3), (256, 65), (0, 5)]
-        {
+        for (rows, cols) in [
+            (64, 64),
+            (128, 640),
+            (64, 1000),
+            (129, 577),
+            (3, 1030),
+            (1030, 3),
+            (256, 65),
+            (192, 1088),
+            (70, 2053),
+            (0, 5),
+        ] {
             let x = floats(rows * cols);
             let mut codes = [vec![E4M3::ZERO; rows * cols], vec![E4M3::ZERO; rows * cols]];
             let [dst, columns] = &mut codes;

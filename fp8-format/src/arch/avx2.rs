@@ -5,8 +5,9 @@
 //!
 //! NaN is a branch per 32 elements that ordinary data never take.
 
+use super::interleave::{sixteen, turn};
 use super::target::Target;
-use super::{Scale, TILE, Tile, scalar};
+use super::{Scale, TILE, scalar};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
@@ -403,26 +404,20 @@ pub(crate) fn stochastic<S: Source, T: Target>(src: &[S], scale: f32, random: Ph
     scalar::stochastic::<S, T>(src, scale, random, dst);
 }
 
-/// Writes the columns of a tile as rows of `dst`, `stride` apart; streamed ones begin at multiples of 32 bytes.
+/// Writes the columns of a tile, whose rows begin `src_stride` apart, as rows of `dst`, `stride` apart; streamed ones begin at
+/// multiples of 32 bytes.
 #[target_feature(enable = "avx2")]
-pub(crate) fn transpose(tile: &Tile, dst: &mut [u8], stride: usize, streams: bool) {
-    let mut columns: Tile = [[0; TILE]; TILE];
+pub(crate) fn transpose(src: &[u8], src_stride: usize, dst: &mut [u8], stride: usize, streams: bool) {
+    let mut columns = [[0; TILE]; TILE];
     for left in [0, 32] {
-        for (group, rows) in tile.as_chunks::<16>().0.iter().enumerate() {
-            let mut v = [_mm256_setzero_si256(); 16];
-            for (v, row) in v.iter_mut().zip(rows) {
-                // SAFETY: a row is 64 bytes, of which these are 32, from 0 or 32 on.
-                *v = unsafe { _mm256_loadu_si256(row.as_ptr().wrapping_add(left).cast()) };
-            }
-            // To interleave the first half of the rows with the second rotates a byte's place, the bits of its row and
-            // those of its column in the lane, by one bit; after four times row and column have changed places.
-            for _ in 0..4 {
-                let rows = v;
-                for i in 0..8 {
-                    v[2 * i] = _mm256_unpacklo_epi8(rows[i], rows[i + 8]);
-                    v[2 * i + 1] = _mm256_unpackhi_epi8(rows[i], rows[i + 8]);
-                }
-            }
+        for group in 0..TILE / 16 {
+            let row = |i: usize| {
+                let row = &src[(16 * group + i) * src_stride + left..][..32];
+                // SAFETY: half a row is the 32 bytes that are read.
+                unsafe { _mm256_loadu_si256(row.as_ptr().cast()) }
+            };
+            let v =
+                turn!(|a, b| _mm256_unpacklo_epi8(a, b), |a, b| _mm256_unpackhi_epi8(a, b), sixteen!(row));
             for (i, v) in v.into_iter().enumerate() {
                 let [low, high] = [_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v)];
                 for (column, piece) in [(left + i, low), (left + 16 + i, high)] {
@@ -447,5 +442,40 @@ pub(crate) fn transpose(tile: &Tile, dst: &mut [u8], stride: usize, streams: boo
             line[..TILE].copy_from_slice(column);
         }
     }
+}
+
+/// Codes as they are.
+#[target_feature(enable = "avx2")]
+pub(crate) fn copy(src: &[u8], dst: &mut [u8], streams: bool) {
+    let head = dst.as_ptr().align_offset(32);
+    if !streams || cfg!(miri) || head > dst.len() {
+        return dst.copy_from_slice(src);
+    }
+    let (src_head, src) = src.split_at(head);
+    let (dst_head, dst) = dst.split_at_mut(head);
+    let (blocks, src_tail) = src.as_chunks::<32>();
+    let (lines, dst_tail) = dst.as_chunks_mut::<32>();
+    for (block, line) in blocks.iter().zip(lines) {
+        // SAFETY: a block is the 32 bytes that are read.
+        let codes = unsafe { _mm256_loadu_si256(block.as_ptr().cast()) };
+        // SAFETY: a line is 32 bytes, and aligned, as the first begins where `dst` is.
+        unsafe { _mm256_stream_si256(line.as_mut_ptr().cast(), codes) };
+    }
+    dst_head.copy_from_slice(src_head);
+    dst_tail.copy_from_slice(src_tail);
+}
+
+/// Elements that are read soon: their lines come into the nearest cache.
+#[target_feature(enable = "avx2")]
+pub(crate) fn fetch<S: Source>(src: &[S]) {
+    let first = src.as_ptr().cast::<i8>();
+    for at in (0..size_of_val(src)).step_by(64) {
+        _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(at));
+    }
+}
+
+/// Makes streamed codes seen by others.
+#[target_feature(enable = "avx2")]
+pub(crate) fn fence() {
     _mm_sfence();
 }

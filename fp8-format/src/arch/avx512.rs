@@ -7,9 +7,10 @@
 //!
 //! NaN is a branch per 64 elements that ordinary data never take.
 
-pub(crate) use super::avx2::transpose;
+pub(crate) use super::avx2::{copy, fence, fetch};
 mod products;
 mod rounding;
+mod transpose;
 
 use super::target::Target;
 use super::{Scale, scalar};
@@ -19,6 +20,7 @@ use crate::traits::{Kind, Source};
 use core::arch::x86_64::*;
 pub(super) use products::Products;
 use rounding::Rounding;
+pub(crate) use transpose::transpose;
 
 /// Elements of a block: a vector of codes, and a cache line of them.
 const BLOCK: usize = 64;

@@ -6,6 +6,7 @@
 //! | `quantize`, `dequantize`, `stochastic` | conversion with a scale |
 //! | `amax` | the largest magnitude |
 //! | `transpose` | a tile of codes |
+//! | `copy`, `fetch`, `fence` | codes as they are; elements to come; the end of streamed stores by `copy` and `transpose` |
 //!
 //! Slices of one call are equally long; `streams` asks for stores that go past the caches. All paths give the same bits.
 #![allow(unsafe_code, reason = "vectors are loaded and stored through pointers; see each SAFETY line")]
@@ -16,6 +17,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(feature = "std")]
 mod cache;
+#[cfg(feature = "std")]
+mod interleave;
 #[cfg(all(target_arch = "aarch64", feature = "std"))]
 pub(crate) mod neon;
 mod path;
@@ -59,7 +62,6 @@ impl Scale {
 
 /// Side of a tile: its rows and its columns are a cache line of codes each.
 pub(crate) const TILE: usize = 64;
-pub(crate) type Tile = [[u8; TILE]; TILE];
 
 /// Functions that call the path's function of the same name.
 macro_rules! dispatch {
@@ -89,7 +91,10 @@ dispatch! {
     fn amax<S: Source>(src: &[S]) -> f32;
     fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], streams: bool);
     fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: &mut [D], streams: bool);
-    fn transpose<>(tile: &Tile, dst: &mut [u8], stride: usize, streams: bool);
+    fn transpose<>(src: &[u8], src_stride: usize, dst: &mut [u8], stride: usize, streams: bool);
+    fn copy<>(src: &[u8], dst: &mut [u8], streams: bool);
+    fn fetch<S: Source>(src: &[S]);
+    fn fence<>();
 }
 
 /// Codes as bytes.

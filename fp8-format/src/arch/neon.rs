@@ -6,8 +6,9 @@
 //!
 //! NaN is a branch per 32 elements that ordinary data never take. Stores past the caches are not used.
 
+use super::interleave::{sixteen, turn};
 use super::target::Target;
-use super::{Scale, TILE, Tile, scalar};
+use super::{Scale, TILE, scalar};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
@@ -438,23 +439,15 @@ pub(crate) fn stochastic<S: Source, T: Target>(src: &[S], scale: f32, random: Ph
 
 /// Writes the columns of a tile as rows of `dst`, `stride` apart.
 #[target_feature(enable = "neon")]
-pub(crate) fn transpose(tile: &Tile, dst: &mut [u8], stride: usize, _streams: bool) {
+pub(crate) fn transpose(src: &[u8], src_stride: usize, dst: &mut [u8], stride: usize, _streams: bool) {
     for left in (0..TILE).step_by(16) {
-        for (group, rows) in tile.as_chunks::<16>().0.iter().enumerate() {
-            let mut v = [vdupq_n_u8(0); 16];
-            for (v, row) in v.iter_mut().zip(rows) {
-                // SAFETY: a row is 64 bytes, of which these are 16, from a multiple of 16 on.
-                *v = unsafe { vld1q_u8(row.as_ptr().wrapping_add(left)) };
-            }
-            // To interleave the first half of the rows with the second rotates a byte's place, the bits of its row and
-            // those of its column, by one bit; after four times row and column have changed places.
-            for _ in 0..4 {
-                let rows = v;
-                for i in 0..8 {
-                    v[2 * i] = vzip1q_u8(rows[i], rows[i + 8]);
-                    v[2 * i + 1] = vzip2q_u8(rows[i], rows[i + 8]);
-                }
-            }
+        for group in 0..TILE / 16 {
+            let row = |i: usize| {
+                let row = &src[(16 * group + i) * src_stride + left..][..16];
+                // SAFETY: the part of a row is the 16 bytes that are read.
+                unsafe { vld1q_u8(row.as_ptr()) }
+            };
+            let v = turn!(|a, b| vzip1q_u8(a, b), |a, b| vzip2q_u8(a, b), sixteen!(row));
             let lines = dst.chunks_mut(stride).skip(left);
             for (column, line) in v.into_iter().zip(lines) {
                 let place = line[16 * group..][..16].as_mut_ptr();
@@ -464,3 +457,14 @@ pub(crate) fn transpose(tile: &Tile, dst: &mut [u8], stride: usize, _streams: bo
         }
     }
 }
+
+/// Codes as they are.
+pub(crate) fn copy(src: &[u8], dst: &mut [u8], _streams: bool) {
+    dst.copy_from_slice(src);
+}
+
+/// Nothing: the processor fetches by itself.
+pub(crate) fn fetch<S: Source>(_src: &[S]) {}
+
+/// Nothing: no store here is streamed.
+pub(crate) fn fence() {}

@@ -2,7 +2,7 @@
 //! others are judged by.
 
 use super::target::Target;
-use super::{Scale, TILE, Tile};
+use super::{Scale, TILE};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::Source;
@@ -127,10 +127,21 @@ pub(crate) fn stochastic<S: Source, T: Target>(src: &[S], scale: f32, random: Ph
 
 /// Writes the columns of a tile as rows of `dst`, `stride` apart.
 #[inline]
-pub(crate) fn transpose(tile: &Tile, dst: &mut [u8], stride: usize, _streams: bool) {
+pub(crate) fn transpose(src: &[u8], src_stride: usize, dst: &mut [u8], stride: usize, _streams: bool) {
     for (c, line) in dst.chunks_mut(stride).enumerate().take(TILE) {
-        for (byte, row) in line.iter_mut().zip(tile) {
+        for (byte, row) in line.iter_mut().zip(src.chunks(src_stride)).take(TILE) {
             *byte = row[c];
         }
     }
 }
+
+/// Codes as they are.
+pub(crate) fn copy(src: &[u8], dst: &mut [u8], _streams: bool) {
+    dst.copy_from_slice(src);
+}
+
+/// Nothing: the processor fetches by itself.
+pub(crate) fn fetch<S: Source>(_src: &[S]) {}
+
+/// Nothing: no store here is streamed.
+pub(crate) fn fence() {}

@@ -5,8 +5,19 @@ use crate::arch::{self, Path, Saturating, Scale, TILE, bytes, bytes_mut};
 use crate::{Error, Fp8, Result, Source};
 use core::ops::Range;
 
-/// Columns whose codes are transposed while they are in the nearest cache: a tile's rows of so many are 32 KiB.
-const WIDTH: usize = 512;
+/// Columns that are done together, band after band: a row of them is read as whole pages, and of the pages that they are
+/// written to, one for each column of a tall matrix, the processor knows so many addresses at once. Their codes in a band
+/// take 64 KiB of the stack.
+const WIDTH: usize = 1024;
+
+/// The same of a small matrix, and without an operating system: less to prepare.
+const NARROW: usize = 128;
+
+/// Elements of a small matrix.
+const SMALL: usize = 1 << 16;
+
+/// Elements that are done at a time while those below them are fetched: more would wait for each other.
+const PIECE: usize = 256;
 
 fn expect_matrix(op: &'static str, name: &'static str, rows: usize, cols: usize, len: usize) -> Result<()> {
     match rows.checked_mul(cols) {
@@ -15,36 +26,36 @@ fn expect_matrix(op: &'static str, name: &'static str, rows: usize, cols: usize,
     }
 }
 
-/// Codes that are to be transposed, row after row.
-#[derive(Clone, Copy)]
-struct Matrix<'a> {
-    codes: &'a [u8],
+/// Where columns of codes go: they are rows of a matrix whose rows have `rows` elements.
+struct Columns<'a> {
+    dst: &'a mut [u8],
     rows: usize,
-    cols: usize,
+    streams: bool,
 }
 
-impl Matrix<'_> {
-    /// Writes the columns `cols` as rows, as far as they lie in the rows `band`. `dst` begins with the first of them.
-    fn write(self, path: Path, band: Range<usize>, cols: Range<usize>, dst: &mut [u8], streams: bool) {
+impl Columns<'_> {
+    /// Writes columns, from the first one on, as far as they lie in the rows `band`: `width` of them, the first element of a row
+    /// each `stride` in `codes`.
+    fn write(&mut self, path: Path, band: Range<usize>, width: usize, codes: &[u8], stride: usize) {
         let rows = self.rows;
-        let mut tile = [[0; TILE]; TILE];
         // Lines of the columns are aligned where the first is and columns are whole lines.
-        let streams = streams
+        let streams = self.streams
             && rows.is_multiple_of(TILE)
             && band.start.is_multiple_of(TILE)
-            && dst.as_ptr().align_offset(TILE) == 0;
-        for left in cols.clone().step_by(TILE) {
-            let across = TILE.min(cols.end - left);
-            for (line, row) in tile.iter_mut().zip(band.clone()) {
-                line[..across].copy_from_slice(&self.codes[row * self.cols + left..][..across]);
-            }
-            let place = &mut dst[(left - cols.start) * rows + band.start..];
+            && self.dst.as_ptr().align_offset(TILE) == 0;
+        for left in (0..width).step_by(TILE) {
+            let (across, codes) = (TILE.min(width - left), &codes[left..]);
+            let place = &mut self.dst[left * rows + band.start..];
             if across == TILE && band.len() == TILE {
+                let codes = &codes[..(TILE - 1) * stride + TILE];
                 let lines = &mut place[..(TILE - 1) * rows + TILE];
-                arch::transpose(path, &tile, lines, rows, streams);
+                arch::transpose(path, codes, stride, lines, rows, streams);
             } else {
-                let mut columns = [0; TILE * TILE];
-                arch::transpose(path, &tile, &mut columns, TILE, false);
+                let (mut tile, mut columns) = ([0; TILE * TILE], [0; TILE * TILE]);
+                for (line, row) in tile.chunks_mut(TILE).zip(codes.chunks(stride)).take(band.len()) {
+                    line[..across].copy_from_slice(&row[..across]);
+                }
+                arch::transpose(path, &tile, TILE, &mut columns, TILE, false);
                 for (line, column) in place.chunks_mut(rows).zip(columns.chunks(TILE)).take(across) {
                     line[..band.len()].copy_from_slice(&column[..band.len()]);
                 }
@@ -76,13 +87,17 @@ impl Codec {
             return;
         }
         let (path, streams) = (self.path, self.streams(2 * src.len()));
-        let matrix = Matrix { codes: src, rows, cols };
-        // Columns next to each other, so that what is read of a row is a whole line.
+        // Columns next to each other, so that what is read of a row is whole lines.
         let some = |first: usize, dst: &mut [u8]| {
-            let cols_here = first..first + dst.len() / rows;
-            for band in bands(rows) {
-                matrix.write(path, band, cols_here.clone(), dst, streams);
+            for (part, dst) in dst.chunks_mut(rows.saturating_mul(WIDTH)).enumerate() {
+                let (left, width) = (first + part * WIDTH, dst.len() / rows);
+                let mut columns = Columns { dst, rows, streams };
+                for band in bands(rows) {
+                    let codes = &src[band.start * cols + left..];
+                    columns.write(path, band, width, codes, cols);
+                }
             }
+            arch::fence(path);
         };
         #[cfg(feature = "rayon")]
         if let Some(part) = self.part(src.len()) {
@@ -118,26 +133,57 @@ impl Codec {
             self.transpose_bytes(bytes(dst), rows, cols, bytes_mut(dst_t));
             return Ok(amax);
         }
-        let path = self.path;
-        let (dst, dst_t) = (bytes_mut(dst), bytes_mut(dst_t));
         let streams = self.streams(size_of_val(src) + dst.len() + dst_t.len());
-        let scale = Scale::new::<S, Saturating<T>>(path, scale, src.len());
-        let mut amax = 0.0_f32;
+        let (dst, dst_t) = (bytes_mut(dst), bytes_mut(dst_t));
+        if src.is_empty() {
+            return Ok(0.0);
+        }
+        let run = if cfg!(not(feature = "std")) || src.len() <= SMALL {
+            bands_and_columns::<T, S, NARROW>
+        } else {
+            bands_and_columns::<T, S, WIDTH>
+        };
+        Ok(run(self.path, src, rows, scale, [dst, dst_t], streams))
+    }
+}
+
+/// [`Codec::quantize_transpose`] of a matrix that is not empty, `W` columns at a time, with their codes in a band on the stack.
+#[inline(never)]
+fn bands_and_columns<T: Fp8, S: Source, const W: usize>(
+    path: Path,
+    src: &[S],
+    rows: usize,
+    scale: f32,
+    [dst, dst_t]: [&mut [u8]; 2],
+    streams: bool,
+) -> f32 {
+    let cols = src.len() / rows;
+    let scale = Scale::new::<S, Saturating<T>>(path, scale, src.len());
+    let mut amax = 0.0_f32;
+    // Codes go to both places from here, so that neither is read.
+    let mut codes = [[0; W]; TILE];
+    for (part, dst_t) in dst_t.chunks_mut(rows.saturating_mul(W)).enumerate() {
+        let (left, width) = (part * W, dst_t.len() / rows);
+        let mut columns = Columns { dst: dst_t, rows, streams };
         for band in bands(rows) {
-            for left in (0..cols).step_by(WIDTH) {
-                let here = left..cols.min(left + WIDTH);
-                for row in band.clone() {
-                    let elements = row * cols + here.start..row * cols + here.end;
-                    let (src, dst) = (&src[elements.clone()], &mut dst[elements]);
-                    let amax_here = arch::quantize::<S, Saturating<T>>(path, src, &scale, dst, false);
+            for (row, codes) in band.clone().zip(&mut codes) {
+                let (here, codes) = (row * cols + left, &mut codes[..width]);
+                for (piece, codes) in codes.chunks_mut(PIECE).enumerate() {
+                    let first = here + piece * PIECE;
+                    if let Some(below) = src.get(first + cols..first + cols + codes.len()) {
+                        arch::fetch(path, below);
+                    }
+                    let src = &src[first..first + codes.len()];
+                    let amax_here = arch::quantize::<S, Saturating<T>>(path, src, &scale, codes, false);
                     amax = amax.max(amax_here);
                 }
-                let columns = &mut dst_t[here.start * rows..here.end * rows];
-                Matrix { codes: dst, rows, cols }.write(path, band.clone(), here, columns, streams);
+                arch::copy(path, codes, &mut dst[here..here + width], streams);
             }
+            columns.write(path, band, width, codes.as_flattened(), W);
         }
-        Ok(amax)
     }
+    arch::fence(path);
+    amax
 }
 
 /// [`Codec::transpose`] on the fastest path: `dst[c · rows + r] = src[r · cols + c]`. O(rows · cols).
