@@ -459,12 +459,15 @@ pub(crate) fn transpose(src: &[u8], src_stride: usize, dst: &mut [u8], stride: u
 }
 
 /// Codes as they are.
+#[target_feature(enable = "neon")]
 pub(crate) fn copy(src: &[u8], dst: &mut [u8], _streams: bool) {
     dst.copy_from_slice(src);
 }
 
 /// Nothing: the processor fetches by itself.
+#[target_feature(enable = "neon")]
 pub(crate) fn fetch<S: Source>(_src: &[S]) {}
 
 /// Nothing: no store here is streamed.
+#[target_feature(enable = "neon")]
 pub(crate) fn fence() {}
