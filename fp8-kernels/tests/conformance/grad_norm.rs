@@ -99,8 +99,8 @@ fn small_tensors_count_beside_a_large_one(device: &Device) -> Outcome {
 /// have eight groups of eight each, and as many small ones as two rounds of the last sum take.
 fn no_bit_of_a_sum_is_lost(device: &Device) -> Outcome {
     let edges = [0, 60, -60].into_iter().flat_map(|exponent| [(exponent, true), (exponent, false)]);
-    let one = edges.clone().cycle().take(24).map(|edge| (edge, vec![16_384]));
-    let many = edges.cycle().take(12).map(|edge| (edge, vec![24; 261]));
+    let one = edges.clone().cycle().take(12).map(|edge| (edge, vec![16_384]));
+    let many = edges.cycle().take(6).map(|edge| (edge, vec![24; 261]));
     for (seed, ((exponent, above), lens)) in (0..).zip(one.chain(many)) {
         let mut random = Random::new(seed);
         let mut values: Vec<i64> = (0..lens.iter().sum()).map(|_| (random.bits() % 1449) as i64).collect();

@@ -273,6 +273,10 @@ fn transposes_come_with_the_codes(device: &Device, dtype: DType) -> Outcome {
     let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
     for norm in NORMS {
         for (i, shape) in SHAPES.into_iter().chain([[128, 64], [130, 136], [17, 1100]]).enumerate() {
+            // One of the norms at each shape, another for another type.
+            if (i + dtype as usize + norm as usize).is_multiple_of(2) {
+                continue;
+            }
             let [rows, cols] = shape;
             let x = normal(shape, dtype, 9, device)?;
             let gamma = normal([cols], FLOATS[i % 3], 10, device)?;
@@ -330,7 +334,7 @@ fn one_value_everywhere(device: &Device, encoding: Encoding) -> Outcome {
             equal(&what, [counts.saturated, counts.underflowed, counts.elements], wanted)?;
         }
         // And a largest value that stands in one place.
-        for (place, columnwise) in (0..16).flat_map(|k| [(k * 293 % cols, false), (k * 293 % cols, true)]) {
+        for (place, columnwise) in (0..16).map(|k| (k * 293 % cols, k % 2 == 1)) {
             let mut values = vec![1.0; cols];
             values[place] = -3.0;
             let beta = tensor(values, [cols], DType::F32, device)?;
