@@ -105,26 +105,28 @@ pub(crate) fn run(options: &Conformance) -> Result<ExitCode> {
         some => some,
     };
     let seeds = if options.seed.is_empty() { &[0, 1, 2] } else { &*options.seed };
-    let total = check(&program, &jobs(&program, backends, seeds)?, options.filter.as_deref())?;
+    let mut shares = Vec::new();
+    for job in jobs(backends, seeds) {
+        match job.seed {
+            Some(seed) => shares.extend(shared(&program, job.backend, seed)?),
+            None => shares.push(job),
+        }
+    }
+    let total = check(&program, &shares, options.filter.as_deref())?;
     print!("{}", total.ignored_by_reason());
     println!("{}", total.line());
     Ok(if total.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A job for each backend, for the simulated device as many for each seed as there are cores.
-fn jobs(program: &Path, backends: &[Backend], seeds: &[u64]) -> Result<Vec<Job>> {
-    let mut jobs = Vec::new();
-    for &backend in backends {
-        match backend {
-            Backend::CudaSim => {
-                for &seed in seeds {
-                    jobs.extend(shared(program, backend, seed)?);
-                }
-            }
-            Backend::Cpu | Backend::Cuda => jobs.push(Job { backend, seed: None, skipped: Vec::new() }),
+/// A job for each backend, for the simulated device one for each seed.
+fn jobs(backends: &[Backend], seeds: &[u64]) -> Vec<Job> {
+    let of = |&backend: &Backend| match backend {
+        Backend::CudaSim => {
+            seeds.iter().map(|&seed| Job { backend, seed: Some(seed), skipped: Vec::new() }).collect()
         }
-    }
-    Ok(jobs)
+        Backend::Cpu | Backend::Cuda => vec![Job { backend, seed: None, skipped: Vec::new() }],
+    };
+    backends.iter().flat_map(of).collect()
 }
 
 /// Runs the jobs, prints what failed and a line for each, and adds them up.
@@ -186,6 +188,13 @@ impl Total {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seeds_multiply_the_simulated_device_alone() {
+        let jobs = jobs(&[Backend::Cpu, Backend::CudaSim, Backend::Cuda], &[7, 8]);
+        let titles: Vec<_> = jobs.iter().map(Job::title).collect();
+        assert_eq!(titles, ["cpu", "cuda-sim, seed 7", "cuda-sim, seed 8", "cuda"]);
+    }
 
     #[test]
     fn a_total_counts_reasons_and_remembers_a_breakdown() {

@@ -66,6 +66,7 @@ fn reasons(root: &Path) -> Result<BTreeMap<String, String>> {
 fn collect(source: &str, reasons: &mut BTreeMap<String, String>) {
     let mut reason = None;
     for line in source.lines().map(str::trim) {
+        // The attribute as text of another file: nothing is switched off by it here.
         if let Some(rest) = line.strip_prefix("#[ignore = \"") {
             reason = rest.strip_suffix("\"]").map(str::to_owned);
         } else if let Some((_, signature)) = line.split_once("fn ")
@@ -84,6 +85,7 @@ mod tests {
     #[test]
     fn reasons_come_from_the_attribute_or_from_the_name() {
         let mut reasons = BTreeMap::new();
+        // Source as text, not a test.
         collect("#[test]\n    #[ignore = \"takes an hour\"]\n    fn all_pairs() {\n", &mut reasons);
         let tests = ["codec::all_pairs", "cuda::gemm (no device 0)", "cuda::cast (no device 0)", "other"];
         let ignored: Vec<_> = tests.iter().map(|name| parse(name, &reasons)).collect();
