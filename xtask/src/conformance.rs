@@ -5,13 +5,15 @@
 
 mod harness;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use crate::workspace::{Result, root, shell};
 use crate::{artifact, process};
+use harness::Found;
 pub(crate) use harness::Outcome;
 
 /// A suite that takes longer hangs.
@@ -82,20 +84,36 @@ impl Job {
     }
 }
 
-/// The same job in one process a core, each with its share of the operations: a process runs its cases one by one.
-pub(crate) fn shared(program: &Path, backend: Backend, seed: u64) -> Result<Vec<Job>> {
-    let job = |skipped| Job { backend, seed: Some(seed), skipped };
-    let mut list = job(Vec::new()).command(program);
-    list.arg("--list");
+/// The names of a backend's cases, of those whose names contain the filter.
+fn names(program: &Path, backend: Backend, filter: Option<&str>) -> Result<Vec<String>> {
+    let mut list = Job { backend, seed: None, skipped: Vec::new() }.command(program);
+    list.arg("--list").args(filter);
     let listed = process::watch(list, LIMIT, |_| false)?.output;
-    let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
-    let operations: BTreeSet<&str> = names.filter_map(|name| name.split("::").nth(1)).collect();
-    let shares = process::cores().min(operations.len()).max(1);
-    let others = |share: usize| {
-        let all = operations.iter().enumerate().filter(|(index, _)| index % shares != share);
-        all.map(|(_, operation)| format!("{}::{operation}::", backend.name())).collect()
+    Ok(listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+/// The simulated device's jobs: a process runs its cases one by one, so that there is one for each operation.
+pub(crate) fn simulated(program: &Path, seeds: &[u64], filter: Option<&str>) -> Result<Vec<Job>> {
+    Ok(by_operation(&names(program, Backend::CudaSim, filter)?, seeds))
+}
+
+/// A job for each operation and seed. The smallest come last, so that no processor waits long for another at the end.
+fn by_operation(names: &[String], seeds: &[u64]) -> Vec<Job> {
+    let mut counts = BTreeMap::<&str, usize>::new();
+    for operation in names.iter().filter_map(|name| name.split("::").nth(1)) {
+        *counts.entry(operation).or_default() += 1;
+    }
+    let mut operations: Vec<&str> = counts.keys().copied().collect();
+    operations.sort_by_key(|operation| Reverse(counts[operation]));
+    let backend = Backend::CudaSim;
+    let others = |operation: &str| {
+        let others = operations.iter().filter(|other| **other != operation);
+        others.map(|other| format!("{}::{other}::", backend.name())).collect()
     };
-    Ok((0..shares).map(|share| job(others(share))).collect())
+    let of = |operation| {
+        seeds.iter().map(move |&seed| Job { backend, seed: Some(seed), skipped: others(operation) })
+    };
+    operations.iter().flat_map(|operation| of(operation)).collect()
 }
 
 pub(crate) fn run(options: &Conformance) -> Result<ExitCode> {
@@ -105,31 +123,29 @@ pub(crate) fn run(options: &Conformance) -> Result<ExitCode> {
         some => some,
     };
     let seeds = if options.seed.is_empty() { &[0, 1, 2] } else { &*options.seed };
-    let mut shares = Vec::new();
-    for job in jobs(backends, seeds) {
-        match job.seed {
-            Some(seed) => shares.extend(shared(&program, job.backend, seed)?),
-            None => shares.push(job),
+    let filter = options.filter.as_deref();
+    let mut jobs = Vec::new();
+    for &backend in backends {
+        if backend == Backend::CudaSim {
+            jobs.extend(simulated(&program, seeds, filter)?);
+        } else if !names(&program, backend, filter)?.is_empty() {
+            jobs.push(Job { backend, seed: None, skipped: Vec::new() });
         }
     }
-    let total = check(&program, &shares, options.filter.as_deref())?;
+    if jobs.is_empty() {
+        let filter = filter.unwrap_or_default();
+        return Err(format!(
+            "conformance: no case has '{filter}' in its name: names are as in cuda-sim::quantize::needles::f32_e4m3"
+        )
+        .into());
+    }
+    let total = check(&program, &jobs, filter)?;
     print!("{}", total.ignored_by_reason());
     println!("{}", total.line());
     Ok(if total.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A job for each backend, for the simulated device one for each seed.
-fn jobs(backends: &[Backend], seeds: &[u64]) -> Vec<Job> {
-    let of = |&backend: &Backend| match backend {
-        Backend::CudaSim => {
-            seeds.iter().map(|&seed| Job { backend, seed: Some(seed), skipped: Vec::new() }).collect()
-        }
-        Backend::Cpu | Backend::Cuda => vec![Job { backend, seed: None, skipped: Vec::new() }],
-    };
-    backends.iter().flat_map(of).collect()
-}
-
-/// Runs the jobs, prints what failed and a line for each, and adds them up.
+/// Runs the jobs, prints what failed and a line for each backend and seed, and adds them up.
 pub(crate) fn check(program: &Path, jobs: &[Job], filter: Option<&str>) -> Result<Total> {
     let at_once = process::cores().min(jobs.len()).max(1);
     let threads = (process::cores() / at_once).max(1);
@@ -138,15 +154,24 @@ pub(crate) fn check(program: &Path, jobs: &[Job], filter: Option<&str>) -> Resul
         command.arg(format!("--test-threads={threads}")).args(filter);
         process::watch(command, LIMIT, |_| false).map_err(|error| error.to_string())
     });
-    let mut total = Total::default();
+    let (mut total, mut titles) = (Total::default(), BTreeMap::<String, Total>::new());
     for (job, finished) in jobs.iter().zip(outcomes) {
         let finished = finished?;
         let outcome = Outcome::read(&finished.output, finished.succeeded());
         if !outcome.is_good() {
-            println!("{}", outcome.failures(&finished.output).trim_end());
+            println!(
+                "{}\n{}: {}",
+                outcome.failures(&finished.output).trim_end(),
+                job.title(),
+                outcome.line()
+            );
         }
-        println!("{:16} {}", job.title(), outcome.line());
-        total.add(outcome);
+        titles.entry(job.title()).or_default().add(&outcome);
+        total.add(&outcome);
+    }
+    for (title, total) in titles {
+        let simulator = total.simulator.map_or_else(String::new, |found| format!("; {found}"));
+        println!("{title:17} {}{simulator}", total.line());
     }
     Ok(total)
 }
@@ -157,17 +182,21 @@ pub(crate) struct Total {
     passed: usize,
     failed: usize,
     ignored: BTreeMap<String, usize>,
+    simulator: Option<Found>,
     /// A job ended badly although no case failed: the simulator complained, or the process broke down.
     is_bad: bool,
 }
 
 impl Total {
-    fn add(&mut self, outcome: Outcome) {
+    fn add(&mut self, outcome: &Outcome) {
         self.is_bad |= !outcome.is_good();
         self.passed += outcome.passed.len();
         self.failed += outcome.failed.len();
-        for (_, reason) in outcome.ignored {
-            *self.ignored.entry(reason).or_default() += 1;
+        if let Some(found) = outcome.simulator {
+            self.simulator = Some(self.simulator.unwrap_or_default().and(found));
+        }
+        for (_, reason) in &outcome.ignored {
+            *self.ignored.entry(reason.clone()).or_default() += 1;
         }
     }
 
@@ -190,22 +219,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seeds_multiply_the_simulated_device_alone() {
-        let jobs = jobs(&[Backend::Cpu, Backend::CudaSim, Backend::Cuda], &[7, 8]);
-        let titles: Vec<_> = jobs.iter().map(Job::title).collect();
-        assert_eq!(titles, ["cpu", "cuda-sim, seed 7", "cuda-sim, seed 8", "cuda"]);
+    fn each_operation_and_seed_is_a_job_the_smallest_last() {
+        let names =
+            ["cuda-sim::norm::a", "cuda-sim::grad_norm::a", "cuda-sim::grad_norm::b", "cuda-sim::cast::a"];
+        let jobs = by_operation(&names.map(str::to_owned), &[7, 8]);
+        let seeds: Vec<_> = jobs.iter().map(|job| (job.title(), job.skipped.join(" "))).collect();
+        let seed = |seed, skipped: &str| (format!("cuda-sim, seed {seed}"), skipped.to_owned());
+        assert_eq!(
+            seeds,
+            [
+                seed(7, "cuda-sim::cast:: cuda-sim::norm::"),
+                seed(8, "cuda-sim::cast:: cuda-sim::norm::"),
+                seed(7, "cuda-sim::grad_norm:: cuda-sim::norm::"),
+                seed(8, "cuda-sim::grad_norm:: cuda-sim::norm::"),
+                seed(7, "cuda-sim::grad_norm:: cuda-sim::cast::"),
+                seed(8, "cuda-sim::grad_norm:: cuda-sim::cast::"),
+            ]
+        );
     }
 
     #[test]
     fn a_total_counts_reasons_and_remembers_a_breakdown() {
         let mut total = Total::default();
-        total.add(Outcome::read(
+        total.add(&Outcome::read(
             "test cpu::a ... ok\ntest cuda::a (no device) ... ignored\ntest result: ok.\n",
             true,
         ));
         assert_eq!((total.line(), total.is_good()), ("1 passed, 0 failed, 1 ignored".to_owned(), true));
         assert_eq!(total.ignored_by_reason(), "ignored:    1  no device\n");
-        total.add(Outcome::read("test cpu::b ... ok\n", false));
+        total.add(&Outcome::read("test cpu::b ... ok\n", false));
         assert!(!total.is_good());
     }
 }

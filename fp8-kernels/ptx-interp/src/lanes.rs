@@ -81,6 +81,15 @@ impl Registers {
             Reg::P(r) => self.p[r] = self.p[r] & !(1 << lane) | ((value & 1) as u32) << lane,
         }
     }
+
+    /// Sets the value of all lanes, not their marks.
+    pub(crate) fn fill(&mut self, reg: Reg, value: u64) {
+        match reg {
+            Reg::W(r) => self.w[r] = [value as u32; 32],
+            Reg::D(r) => self.d[r] = [value; 32],
+            Reg::P(r) => self.p[r] = if value & 1 == 1 { !0 } else { 0 },
+        }
+    }
 }
 
 /// Notes in a register's marks that the lanes of `mask` were written, with a written value where `good` says so.

@@ -3,6 +3,7 @@
 //! Allocations lie at multiples of 256 from `0x7000_0000_0000`, never at an address used before, with at least 256 bytes
 //! between them that belong to nobody. Fresh bytes read 0xAA and count as unwritten: reading them back is an error.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::region::Region;
@@ -73,8 +74,7 @@ pub struct Allocation {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Freed {
-    base: u64,
+struct Freed {
     bytes: u64,
     label: String,
 }
@@ -83,7 +83,8 @@ pub(crate) struct Freed {
 pub(crate) struct Space {
     /// Live allocations by rising address.
     pub(crate) live: Vec<Region>,
-    pub(crate) freed: Vec<Freed>,
+    /// By first address; addresses rise, so that the first is the longest gone.
+    freed: BTreeMap<u64, Freed>,
     next: u64,
     /// The last phase any launch used.
     pub(crate) phase: u32,
@@ -110,11 +111,10 @@ impl Space {
 
     /// Says where `address` is.
     pub(crate) fn place(&self, address: u64) -> Place {
-        let index = self.freed.partition_point(|freed| freed.base <= address).checked_sub(1);
-        if let Some(freed) =
-            index.and_then(|i| self.freed.get(i)).filter(|f| address < f.base + f.bytes.max(1))
+        let below = self.freed.range(..=address).next_back();
+        if let Some((base, Freed { bytes, label })) =
+            below.filter(|(base, freed)| address < **base + freed.bytes.max(1))
         {
-            let Freed { base, bytes, label } = freed;
             let text = format!("byte {} of '{label}' ({bytes} bytes), which was freed", address - base);
             return Place { text, label: Some(label.clone()), freed: true };
         }
@@ -183,7 +183,7 @@ impl Memory {
     /// Memory without any allocation.
     #[must_use]
     pub fn new() -> Self {
-        Self { space: Mutex::new(Space { live: Vec::new(), freed: Vec::new(), next: FIRST, phase: 0 }) }
+        Self { space: Mutex::new(Space { live: Vec::new(), freed: BTreeMap::new(), next: FIRST, phase: 0 }) }
     }
 
     /// Locked for as long as a launch runs; a panic of another holder leaves nothing half-written that matters here.
@@ -211,11 +211,10 @@ impl Memory {
             return Err(MemoryError::NotAllocated { address, place: space.place(address).text });
         };
         let region = space.live.remove(index);
-        let freed = Freed { base: region.base, bytes: region.data.len() as u64, label: region.label };
-        let at = space.freed.partition_point(|other| other.base < freed.base);
-        space.freed.insert(at, freed);
+        let freed = Freed { bytes: region.data.len() as u64, label: region.label };
+        space.freed.insert(region.base, freed);
         if space.freed.len() > REMEMBERED {
-            space.freed.remove(0);
+            space.freed.pop_first();
         }
         Ok(())
     }

@@ -386,7 +386,9 @@ fn no_queries_or_keys(device: &Device) -> Outcome {
 }
 
 fn same_for_any_threads(device: &Device) -> Outcome {
-    for problem in problems().into_iter().skip(2).step_by(3) {
+    // Threads are the CPU's; elsewhere a few show that a second run gives the bits of the first.
+    let step = if device.to_string() == "cpu" { 3 } else { 9 };
+    for problem in problems().into_iter().skip(2).step_by(step) {
         let inputs = inputs(&problem, DType::F32, device)?;
         same_bits(&format!("{problem:?}"), || run(&problem, &inputs, device).map(Vec::from))?;
     }

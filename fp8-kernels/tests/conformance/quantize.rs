@@ -354,7 +354,9 @@ fn transpose_policies_give_the_same_bits(device: &Device, dtype: DType) -> Outco
             let want = fp8::quantize(&x.to_f32_vec()?, Encoding::E4M3, 3.0).codes;
             let what = format!("{policy:?} {shape:?}");
             equal(&format!("{what}: made with the cast"), q.columnwise().is_some(), policy == WithCast)?;
-            for (kept, q) in [("all", q.clone()), ("backward's", q.for_backward())] {
+            // What backward keeps of a tensor does not depend on its size.
+            let kept = [("all", q.clone()), ("backward's", q.for_backward())];
+            for (kept, q) in kept.into_iter().take(if is_large { 1 } else { 2 }) {
                 same(&format!("{what}, {kept}"), &q.codes()?, &want, cols)?;
                 let turned = q.transposed()?;
                 equal(&format!("{what}: shape"), turned.matrix(), [cols, rows])?;

@@ -1,5 +1,34 @@
 //! What the suite prints, read: `test NAME ... ok` and the like, and the simulated device's own last line.
 
+use std::fmt;
+
+/// What the simulated device found by the end of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Found {
+    reports: usize,
+    leaks: usize,
+}
+
+impl Found {
+    /// `simulator: N reports, N leaks`, as printed.
+    fn read(line: &str) -> Option<Self> {
+        let (reports, leaks) =
+            line.strip_prefix("simulator: ")?.strip_suffix(" leaks")?.split_once(" reports, ")?;
+        Some(Self { reports: reports.parse().ok()?, leaks: leaks.parse().ok()? })
+    }
+
+    /// That of two processes.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self { reports: self.reports + other.reports, leaks: self.leaks + other.leaks }
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "simulator: {} reports, {} leaks", self.reports, self.leaks)
+    }
+}
+
 /// The outcome of one process.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
@@ -7,8 +36,7 @@ pub(crate) struct Outcome {
     pub(crate) failed: Vec<String>,
     /// Names and reasons.
     pub(crate) ignored: Vec<(String, String)>,
-    /// `simulator: N reports, N leaks`, as printed.
-    pub(crate) simulator: Option<String>,
+    pub(crate) simulator: Option<Found>,
     /// Why the process counts as failed although no case did.
     pub(crate) broken: Option<&'static str>,
 }
@@ -21,14 +49,13 @@ impl Outcome {
         for line in output.lines() {
             if let Some((name, end)) = line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... ")) {
                 outcome.case(name, end);
-            } else if line.starts_with("simulator: ") {
-                outcome.simulator = Some(line.to_owned());
+            } else if let Some(found) = Found::read(line) {
+                outcome.simulator = Some(found);
             } else if line.starts_with("test result: ") {
                 ended = true;
             }
         }
-        let complains =
-            outcome.simulator.as_deref().is_some_and(|line| line != "simulator: 0 reports, 0 leaks");
+        let complains = outcome.simulator.is_some_and(|found| found != Found::default());
         outcome.broken = if !ended {
             Some("the process broke down before its end")
         } else if complains {
@@ -63,7 +90,11 @@ impl Outcome {
     pub(crate) fn line(&self) -> String {
         let (passed, failed, ignored) = (self.passed.len(), self.failed.len(), self.ignored.len());
         let mut line = format!("{passed} passed, {failed} failed, {ignored} ignored");
-        for remark in [self.simulator.as_deref(), self.broken.filter(|_| failed == 0)].into_iter().flatten() {
+        let remarks = [
+            self.simulator.map(|found| found.to_string()),
+            self.broken.filter(|_| failed == 0).map(str::to_owned),
+        ];
+        for remark in remarks.into_iter().flatten() {
             line = format!("{line}; {remark}");
         }
         line

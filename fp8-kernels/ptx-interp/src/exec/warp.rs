@@ -72,7 +72,7 @@ impl Warp {
         };
         // No instruction writes these.
         for (reg, value) in &machine.kernel.constants {
-            (0..32).for_each(|lane| warp.regs.put(*reg, lane, *value));
+            warp.regs.fill(*reg, *value);
             warp.regs.mark(*reg, !0, !0);
         }
         for (special, reg, extra) in &machine.kernel.specials {
