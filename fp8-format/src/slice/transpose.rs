@@ -10,12 +10,6 @@ use core::ops::Range;
 /// take 64 KiB of the stack.
 const WIDTH: usize = 1024;
 
-/// The same of a small matrix, and without an operating system: less to prepare.
-const NARROW: usize = 128;
-
-/// Elements of a small matrix.
-const SMALL: usize = 1 << 16;
-
 /// Elements that are done at a time while those below them are fetched: more would wait for each other.
 const PIECE: usize = 256;
 
@@ -138,33 +132,49 @@ impl Codec {
         if src.is_empty() {
             return Ok(0.0);
         }
-        let run = if cfg!(not(feature = "std")) || src.len() <= SMALL {
-            bands_and_columns::<T, S, NARROW>
-        } else {
-            bands_and_columns::<T, S, WIDTH>
-        };
-        Ok(run(self.path, src, rows, scale, [dst, dst_t], streams))
+        let scale = Scale::new::<S, Saturating<T>>(self.path, scale, src.len());
+        let run = if streams { beyond_caches::<T, S> } else { within_caches::<T, S> };
+        Ok(run(self.path, src, rows, &scale, [dst, dst_t]))
     }
 }
 
-/// [`Codec::quantize_transpose`] of a matrix that is not empty, `W` columns at a time, with their codes in a band on the stack.
-#[inline(never)]
-fn bands_and_columns<T: Fp8, S: Source, const W: usize>(
+/// [`Codec::quantize_transpose`] of a matrix that is not empty, band after band: the codes of one are still near when its
+/// columns are written.
+fn within_caches<T: Fp8, S: Source>(
     path: Path,
     src: &[S],
     rows: usize,
-    scale: f32,
+    scale: &Scale,
     [dst, dst_t]: [&mut [u8]; 2],
-    streams: bool,
 ) -> f32 {
     let cols = src.len() / rows;
-    let scale = Scale::new::<S, Saturating<T>>(path, scale, src.len());
+    let mut columns = Columns { dst: dst_t, rows, streams: false };
     let mut amax = 0.0_f32;
-    // Codes go to both places from here, so that neither is read.
-    let mut codes = [[0; W]; TILE];
-    for (part, dst_t) in dst_t.chunks_mut(rows.saturating_mul(W)).enumerate() {
-        let (left, width) = (part * W, dst_t.len() / rows);
-        let mut columns = Columns { dst: dst_t, rows, streams };
+    for band in bands(rows) {
+        let here = band.start * cols..band.end * cols;
+        let codes = &mut dst[here.clone()];
+        amax = amax.max(arch::quantize::<S, Saturating<T>>(path, &src[here], scale, codes, false));
+        columns.write(path, band, cols, codes, cols);
+    }
+    amax
+}
+
+/// The same with results that go past the caches: [`WIDTH`] columns at a time, with their codes in a band on the stack, from
+/// where they go to both places, so that neither is read.
+#[inline(never)]
+fn beyond_caches<T: Fp8, S: Source>(
+    path: Path,
+    src: &[S],
+    rows: usize,
+    scale: &Scale,
+    [dst, dst_t]: [&mut [u8]; 2],
+) -> f32 {
+    let cols = src.len() / rows;
+    let mut amax = 0.0_f32;
+    let mut codes = [[0; WIDTH]; TILE];
+    for (part, dst_t) in dst_t.chunks_mut(rows.saturating_mul(WIDTH)).enumerate() {
+        let (left, width) = (part * WIDTH, dst_t.len() / rows);
+        let mut columns = Columns { dst: dst_t, rows, streams: true };
         for band in bands(rows) {
             for (row, codes) in band.clone().zip(&mut codes) {
                 let (here, codes) = (row * cols + left, &mut codes[..width]);
@@ -174,12 +184,12 @@ fn bands_and_columns<T: Fp8, S: Source, const W: usize>(
                         arch::fetch(path, below);
                     }
                     let src = &src[first..first + codes.len()];
-                    let amax_here = arch::quantize::<S, Saturating<T>>(path, src, &scale, codes, false);
+                    let amax_here = arch::quantize::<S, Saturating<T>>(path, src, scale, codes, false);
                     amax = amax.max(amax_here);
                 }
-                arch::copy(path, codes, &mut dst[here..here + width], streams);
+                arch::copy(path, codes, &mut dst[here..here + width], true);
             }
-            columns.write(path, band, width, codes.as_flattened(), W);
+            columns.write(path, band, width, codes.as_flattened(), WIDTH);
         }
     }
     arch::fence(path);
