@@ -22,6 +22,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// The variable with the file that lists cases.
 const LIST: &str = "FP8_CONFORMANCE_CASES";
+/// The variable that lets a simulated device stand for a real one.
+const DRY_RUN: &str = "FP8_CONFORMANCE_DRY_RUN";
 
 /// Names of cases with the kernels that they launched, where cases are listed.
 static LAUNCHED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
@@ -54,7 +56,14 @@ impl Backend {
             },
             Self::Cuda => CudaOptions::default(),
         };
-        Device::cuda_with(&options).map_err(|error| error.to_string())
+        let device = Device::cuda_with(&options).map_err(|error| error.to_string())?;
+        if self == Self::Cuda && device.is_simulated() && std::env::var_os(DRY_RUN).is_none() {
+            return Err(format!(
+                "{} is simulated: {DRY_RUN}=1 runs cases of real devices on it",
+                device.description()
+            ));
+        }
+        Ok(device)
     }
 
     /// Why it does not run a case.
@@ -127,6 +136,11 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
                     } else {
                         Trial::test(name, move || run(&device))
                     }
+                }
+                // Only a real device may be absent.
+                (Some(reason), Err(_)) if backend != Backend::Cuda => {
+                    let reason = reason.clone();
+                    Trial::test(name, move || Err(reason.into()))
                 }
                 (reason, _) => {
                     let reason = reason.as_deref().unwrap_or("absent");

@@ -198,13 +198,8 @@ fn an_error_that_the_context_survives_is_told_and_the_device_goes_on() {
     for code in [1, 2, 201, 304, 400, 600, 801, 999] {
         rig.control.fail("cuStreamSynchronize", 1, code).unwrap();
         let error = device.synchronize().unwrap_err();
-        match code {
-            2 => assert!(matches!(error, Error::OutOfMemory { .. }), "{error:?}"),
-            _ => assert!(
-                matches!(error, Error::Driver { code: found, .. } if found == code as u32),
-                "{error:?}"
-            ),
-        }
+        // 2 is the host's want of memory here: nothing was asked of the device's.
+        assert!(matches!(error, Error::Driver { code: found, .. } if found == code as u32), "{error:?}");
         assert_eq!(x.item().unwrap(), 1.0);
     }
     drop((device, x));

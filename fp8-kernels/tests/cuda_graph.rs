@@ -137,6 +137,28 @@ fn kept_memory_is_bounded_over_many_recordings() {
 }
 
 #[test]
+fn a_live_graph_holds_nothing_of_what_came_after_it() {
+    let rig = Rig::new();
+    for allocator in BOTH {
+        let device = open(&rig, allocator);
+        let (x, one) = (filled(1.0, &device).unwrap(), filled(1.0, &device).unwrap());
+        drop(step(&x, &one).unwrap());
+        let (graph, result) = device.capture(|| step(&x, &one)).unwrap();
+        let mut lives = Vec::new();
+        for _ in 0..5 {
+            let other = step(&x, &one).unwrap();
+            graph.replay().unwrap();
+            assert_eq!((value(&other), value(&result)), (4.0, 4.0));
+            drop(other);
+            lives.push(live(&rig, &device));
+        }
+        assert_eq!(lives[0], lives[4]);
+        drop((graph, result, x, one, device));
+    }
+    rig.finish();
+}
+
+#[test]
 fn an_upload_inside_is_a_constant() {
     let rig = Rig::new();
     for (seed, allocator) in [("0", BOTH[0]), ("1", BOTH[1]), ("2", BOTH[0]), ("3", BOTH[1])] {

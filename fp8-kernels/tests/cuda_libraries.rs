@@ -88,7 +88,7 @@ fn a_machine_without_a_driver_is_told_every_place() {
     places.extend(SYSTEM.map(|folder| format!("{folder}/libcuda.so.1")));
     let list = text.split_once("(looked in ").unwrap().1.split_once("): ").unwrap();
     assert_eq!(list.0.split(", ").collect::<Vec<_>>(), places);
-    assert_eq!(list.1, "install NVIDIA's driver, version 580 or newer, or use Device::cpu()");
+    assert_eq!(list.1, "install NVIDIA's driver, version 570 or newer (580 without NVRTC), or use Device::cpu()");
 }
 
 #[test]
@@ -182,8 +182,8 @@ fn opens_wrong_libraries() {
 
     let error = refused(Path::new("libc.so.6"));
     let Error::SymbolMissing { library: named, symbol, .. } = &error else { panic!("{error:?}") };
-    assert_eq!((named.as_str(), symbol.as_str()), ("libc.so.6", "cuInit"));
-    assert_eq!(error.to_string(), "libc.so.6 has no cuInit: NVIDIA's driver 580 or newer has it");
+    assert_eq!((named.as_str(), symbol.as_str()), ("libc.so.6", "cuDriverGetVersion"));
+    assert_eq!(error.to_string(), "libc.so.6 has no cuDriverGetVersion: NVIDIA's driver 570 or newer has it");
 
     let device = open(library()).unwrap();
     let error = refused(Path::new("libc.so.6"));

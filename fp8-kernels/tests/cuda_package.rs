@@ -2,7 +2,7 @@
 
 #![cfg(feature = "cuda")]
 
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 #[test]
@@ -13,15 +13,34 @@ fn kernels_and_snapshots_are_packaged() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let listed = String::from_utf8(output.stdout).unwrap();
     let listed: Vec<&str> = listed.lines().collect();
-    let mut expected = vec!["src/cuda/kernels/prelude.cuh".to_owned()];
-    for (sub, ending) in [("kernels", ".cu"), ("snapshots", ".ptx")] {
+    let mut expected = Vec::new();
+    for (sub, ending, least) in [("kernels", ".cu", 16), ("kernels", ".cuh", 3), ("snapshots", ".ptx", 16)] {
         let files = std::fs::read_dir(folder.join("src/cuda").join(sub)).unwrap();
         let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-        let before = expected.len();
-        expected
-            .extend(names.filter(|name| name.ends_with(ending)).map(|name| format!("src/cuda/{sub}/{name}")));
-        assert!(expected.len() > before + 15, "{sub}: {expected:?}");
+        let names: Vec<String> = names.filter(|name| name.ends_with(ending)).collect();
+        assert!(names.len() >= least, "{sub}: {names:?}");
+        expected.extend(names.into_iter().map(|name| format!("src/cuda/{sub}/{name}")));
     }
+    // Whatever the packaged sources take in when they are compiled.
+    let mut included = 0;
+    for source in listed.iter().filter(|file| file.starts_with("src/") && file.ends_with(".rs")) {
+        let text = std::fs::read_to_string(folder.join(source)).unwrap();
+        let beside = Path::new(source).parent().unwrap();
+        let literals = ["include_str!(\"", "include_bytes!(\"", "include!(\""];
+        for name in literals.iter().flat_map(|start| text.split(start).skip(1)) {
+            let (name, _) = name.split_once('"').unwrap();
+            let mut place = PathBuf::new();
+            for part in beside.join(name).components() {
+                match part {
+                    Component::ParentDir => drop(place.pop()),
+                    part => place.push(part),
+                }
+            }
+            expected.push(place.to_str().unwrap().to_owned());
+            included += 1;
+        }
+    }
+    assert!(included > 3, "{included}");
     for file in expected {
         assert!(listed.contains(&file.as_str()), "{file} is not packaged");
     }

@@ -43,6 +43,9 @@ fn a_product_is_tuned_once_and_kept() {
     // Another device, or process, finds it in the file.
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(text.contains("64x64x64 nt f32 f32 f32") && text.contains("PTX interpreter"), "{text}");
+    let kept: serde_json::Value = serde_json::from_str(&text).unwrap();
+    // Of the simulated library's three the second is the fastest.
+    assert!(kept["entries"][0]["algo"][0].as_str().unwrap().ends_with("00000001"), "{kept}");
     let device = open(&rig, 3, &file);
     assert!(near(&product(&device, 64)));
     assert_eq!((rig.calls(HEURISTIC), rig.calls(PRODUCTS)), (searches, launches + 2));
@@ -60,14 +63,37 @@ fn a_product_is_tuned_once_and_kept() {
 }
 
 #[test]
-fn a_file_that_cannot_be_used_is_an_error() {
+fn a_kernel_that_does_not_run_is_not_the_fastest() {
     let rig = Rig::new();
-    let file = rig.cache().join("gemm.json");
-    std::fs::write(&file, "[]").unwrap();
-    let device = open(&rig, 3, &file);
-    let x = Tensor::zeros([4, 4], DType::F32, &device).unwrap();
-    let error = ops::gemm(&x, &x, Layout::Nt, None, DType::F32).unwrap_err().to_string();
-    assert!(error.contains("gemm.json") && error.contains("remove it"), "{error}");
-    drop((x, device));
+    let want = product(&Device::cpu(), 64);
+    // Every kernel in turn, at its first launch: each is launched forty times.
+    for first in [1, 41, 81] {
+        let file = rig.cache().join(format!("{first}.json"));
+        let device = open(&rig, 3, &file);
+        rig.control.fail(PRODUCTS, first, 15).unwrap();
+        let got = product(&device, 64);
+        assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-4));
+        let text = std::fs::read_to_string(&file).unwrap();
+        let kept: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let is_fastest = kept["entries"][0]["algo"][0].as_str().unwrap().ends_with("00000001");
+        assert_eq!(is_fastest, first != 41, "{kept}");
+    }
+    rig.finish();
+}
+
+#[test]
+fn a_file_that_cannot_be_used_is_an_error_each_time() {
+    let rig = Rig::new();
+    let no_tuning = rig.cache().join("gemm.json");
+    std::fs::write(&no_tuning, "[]").unwrap();
+    for file in [&no_tuning, Path::new("/proc/nowhere/gemm.json")] {
+        let device = open(&rig, 3, file);
+        let x = Tensor::zeros([4, 4], DType::F32, &device).unwrap();
+        for _ in 0..2 {
+            let error = ops::gemm(&x, &x, Layout::Nt, None, DType::F32).unwrap_err().to_string();
+            assert!(error.contains("gemm.json") && error.contains("remove it"), "{error}");
+        }
+        drop((x, device));
+    }
     rig.finish();
 }

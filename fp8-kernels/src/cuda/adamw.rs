@@ -9,6 +9,7 @@ use super::launch::Kernel;
 use super::quantize;
 use super::rule::RuleArgs;
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number, format_number};
+use crate::Error;
 use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, Numbers};
 use crate::{DType, Fp8Tensor, Result, Scale, Shape, Slot, Tensor, TransposePolicy};
 use std::collections::HashSet;
@@ -61,14 +62,23 @@ pub(crate) fn adamw_groups(
     plans.into_iter().zip(&*groups).map(finish).collect()
 }
 
-/// The codes of each tensor.
+/// The codes of each tensor, whose update has been queued.
 fn finish(gpu: &Gpu, outputs: Vec<Output>, tensors: &[AdamWTensor<'_>]) -> Result<Vec<Option<Fp8Tensor>>> {
     let finish = |(output, tensor): (Output, &AdamWTensor<'_>)| match (output, &tensor.slot) {
         (Output::Codes(codes), _) => Ok(Some(codes)),
         (Output::Later, Some(slot)) => Ok(quantize::quantize(gpu, tensor.param, slot)?.as_fp8().cloned()),
         (Output::Later | Output::None, _) => Ok(None),
     };
-    outputs.into_iter().zip(tensors).map(finish).collect()
+    let all: Result<Vec<_>> = outputs.into_iter().zip(tensors).map(finish).collect();
+    all.inspect_err(|error| distrust(gpu, error))
+}
+
+/// After an error on the way: done again, the step would be one too many for some parameters.
+fn distrust(gpu: &Gpu, error: &Error) {
+    // What is only recorded has not run, and never will.
+    if !gpu.is_capturing() {
+        gpu.poison(format!("adamw: parameters may be half updated: {error}"));
+    }
 }
 
 /// What becomes of one tensor's new value.
@@ -249,12 +259,7 @@ impl Update {
             }
             Ok(())
         };
-        launched().inspect_err(|error| {
-            // What is only recorded has not run, and never will.
-            if !gpu.is_capturing() {
-                gpu.poison(format!("adamw: parameters may be half updated: {error}"));
-            }
-        })
+        launched().inspect_err(|error| distrust(gpu, error))
     }
 }
 

@@ -8,6 +8,7 @@
 use super::gpu::Gpu;
 use crate::{Error, Replayed, Result};
 use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
 
@@ -67,12 +68,14 @@ pub(crate) struct CudaGraph {
     gpu: Gpu,
     executable: sys::CUgraphExec,
     capture: u64,
+    /// One launch at a time: counters are advanced, written and read by the launch before the next one's.
+    turn: Mutex<()>,
     replayed: Vec<Arc<dyn Replayed>>,
     pinned: Vec<Piece>,
 }
 
-// SAFETY: an executable graph belongs to the process; launches are serialized by the callers' `&self` on one stream, which
-// the driver allows from any thread.
+// SAFETY: an executable graph belongs to the process, and the driver allows launches from any thread, one at a time, which
+// `turn` sees to.
 unsafe impl Send for CudaGraph {}
 // SAFETY: as above.
 unsafe impl Sync for CudaGraph {}
@@ -80,6 +83,7 @@ unsafe impl Sync for CudaGraph {}
 impl CudaGraph {
     /// Advances the host's counters and launches the step.
     pub(crate) fn replay(&self) -> Result<()> {
+        let _turn = self.turn.lock();
         let mut advanced = 0;
         let result = self
             .replayed
@@ -210,7 +214,8 @@ impl Gpu {
         let Session { replayed, pinned } = session;
         let capture = serving.capture;
         drop(serving);
-        let graph = CudaGraph { gpu: self.clone(), executable, capture, replayed, pinned };
+        let graph =
+            CudaGraph { gpu: self.clone(), executable, capture, turn: Mutex::new(()), replayed, pinned };
         if let Err(error) = graph.launch() {
             graph.replayed.iter().rev().for_each(|replayed| replayed.retreat());
             return Err(error.into());

@@ -24,8 +24,6 @@ use std::sync::{Arc, OnceLock};
 
 /// FP8 conversions came with this compute capability.
 const NEEDED: (i32, i32) = (8, 9);
-/// CUDA 12.0, as the driver numbers it: the first whose driver loads what its compiler makes for these GPUs.
-const OLDEST_DRIVER: i32 = 12_000;
 /// Bytes in which kernels report an id: four i64, which are state, value, position and limit.
 const FAULT: usize = 32;
 
@@ -62,7 +60,7 @@ impl Gpu {
         let libraries = loader::libraries(options.library.as_deref(), &environment)?;
         let (ordinal, error) =
             (options.ordinal, |call| move |error| describe(call, "opening a device", error));
-        check_driver()?;
+        result::init().map_err(error("cuInit"))?;
         let count = CudaContext::device_count().map_err(error("cuDeviceGetCount"))?;
         if usize::try_from(count).is_ok_and(|count| ordinal >= count) {
             return Err(Error::Option {
@@ -84,7 +82,6 @@ impl Gpu {
     pub(crate) fn adopt(stream: Arc<CudaStream>, options: &CudaOptions) -> Result<Self> {
         let environment = Environment::read()?;
         let libraries = loader::libraries(options.library.as_deref(), &environment)?;
-        check_driver()?;
         Self::new(stream, libraries, options, &environment)
     }
 
@@ -105,7 +102,10 @@ impl Gpu {
         }
         let sms = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let sms = context.attribute(sms).map_err(error("cuDeviceGetAttribute"))?;
-        let nvrtc = libraries.nvrtc.as_ref().map(Nvrtc::new).transpose()?;
+        let nvrtc = match &libraries.nvrtc {
+            Ok(library) => Ok(Nvrtc::new(library)?),
+            Err(missing) => Err(missing.to_string()),
+        };
         let cache = options.cache_dir.as_deref().or(environment.cache_dir.as_deref());
         // SAFETY: any size may be asked for; freed by Inner's Drop alone.
         let fault = unsafe { result::malloc_sync(FAULT) }.map_err(|failed| match failed {
@@ -405,9 +405,6 @@ impl Gpu {
 
     /// A failed call as an error; one that leaves the context unusable poisons the device.
     pub(super) fn driver_error(&self, call: &'static str, op: &str, error: DriverError) -> Error {
-        if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return self.out_of_memory(0);
-        }
         let described = describe(call, op, error);
         if is_sticky(error) {
             self.poison(described.to_string());
@@ -446,23 +443,6 @@ fn is_sticky(error: DriverError) -> bool {
 fn describe(call: &'static str, op: &str, error: DriverError) -> Error {
     let text = error.error_string().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
     Error::Driver { call, op: op.to_owned(), code: error.0 as u32, text }
-}
-
-fn check_driver() -> Result<()> {
-    result::init().map_err(|error| describe("cuInit", "opening a device", error))?;
-    let mut version = 0;
-    // SAFETY: the number lives through the call.
-    let status = unsafe { sys::cuDriverGetVersion(&mut version) };
-    status.result().map_err(|error| describe("cuDriverGetVersion", "opening a device", error))?;
-    if version >= OLDEST_DRIVER {
-        return Ok(());
-    }
-    Err(Error::Option {
-        op: "device",
-        option: "driver",
-        value: format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
-        remedy: "FP8 needs a driver for CUDA 12.0 or newer: update NVIDIA's driver".to_owned(),
-    })
 }
 
 impl PartialEq for Gpu {

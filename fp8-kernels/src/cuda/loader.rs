@@ -23,19 +23,28 @@ struct Wanted {
 const DRIVER: Wanted = Wanted {
     name: if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" },
     packages: &[],
-    remedy: "install NVIDIA's driver, version 580 or newer, or use Device::cpu()",
+    remedy: "install NVIDIA's driver, version 570 or newer (580 without NVRTC), or use Device::cpu()",
 };
-const NVRTC: [Wanted; 2] = [
-    Wanted {
-        name: "libnvrtc.so.13",
-        packages: &["nvidia/cu13/lib"],
-        remedy: "pip install nvidia-cuda-nvrtc",
-    },
-    Wanted {
-        name: "libnvrtc.so.12",
-        packages: &["nvidia/cuda_nvrtc/lib"],
-        remedy: "pip install nvidia-cuda-nvrtc-cu12",
-    },
+/// CUDA 12.8, as the driver numbers it: the first whose driver has all of [`DRIVER_FUNCTIONS`].
+const OLDEST_DRIVER: i32 = 12_080;
+/// By the major version of CUDA. A driver loads what compilers of its own version and of older ones make.
+const NVRTC: [(i32, Wanted); 2] = [
+    (
+        13,
+        Wanted {
+            name: "libnvrtc.so.13",
+            packages: &["nvidia/cu13/lib"],
+            remedy: "pip install nvidia-cuda-nvrtc",
+        },
+    ),
+    (
+        12,
+        Wanted {
+            name: "libnvrtc.so.12",
+            packages: &["nvidia/cuda_nvrtc/lib"],
+            remedy: "pip install nvidia-cuda-nvrtc-cu12",
+        },
+    ),
 ];
 
 const NCCL: Wanted = Wanted {
@@ -63,7 +72,7 @@ const SYSTEM: [&str; 6] = [
 ];
 
 /// The driver's functions that this backend and cudarc call for it.
-const DRIVER_FUNCTIONS: [&str; 46] = [
+const DRIVER_FUNCTIONS: [&str; 52] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGet",
@@ -107,7 +116,13 @@ const DRIVER_FUNCTIONS: [&str; 46] = [
     "cuGetErrorString",
     "cuDeviceTotalMem_v2",
     "cuEventElapsedTime_v2",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
     "cuStreamIsCapturing",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphExecDestroy",
+    "cuGraphDestroy",
     "cuStreamQuery",
     "cuFuncGetParamInfo",
 ];
@@ -117,8 +132,8 @@ const DRIVER_FUNCTIONS: [&str; 46] = [
 pub(crate) struct Libraries {
     /// Where the driver was found.
     pub(crate) driver: PathBuf,
-    /// The compiler, if there is one.
-    pub(crate) nvrtc: Option<Library>,
+    /// The compiler, or where it was looked for.
+    pub(crate) nvrtc: Result<Library>,
     /// What stands for all libraries, instead of a search.
     library: Option<PathBuf>,
     environment: Environment,
@@ -134,7 +149,7 @@ impl Libraries {
         }
         let library = match &self.library {
             Some(path) => open_given(path)?,
-            None => find_any(&CUBLASLT, &self.environment)?,
+            None => find_any(CUBLASLT.iter(), &self.environment)?,
         };
         // Leaked on purpose: function pointers into it are kept for the life of the process.
         let found = CublasLt::new(Box::leak(Box::new(library)))?;
@@ -162,11 +177,15 @@ pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Re
         };
     }
     let (driver, path) = open_driver(library, environment)?;
+    let version = driver_version(&driver, &path)?;
     check_functions(&driver, &path)?;
     let nvrtc = match library {
         // The same file again: a handle of its own.
-        Some(path) => open(path).ok(),
-        None => NVRTC.iter().find_map(|wanted| find(wanted, environment).ok()).map(|(library, _)| library),
+        Some(path) => open_given(path),
+        None => {
+            let fit = NVRTC.iter().filter(|(major, _)| *major <= version / 1000);
+            find_any(fit.map(|(_, wanted)| wanted), environment)
+        }
     };
     std::mem::forget(driver);
     // Leaked on purpose: function pointers into it are kept for the life of the process.
@@ -206,7 +225,7 @@ fn open_given(path: &Path) -> Result<Library> {
 }
 
 /// The first of several versions that opens; else the error of the first, with the places of all.
-fn find_any(versions: &[Wanted], environment: &Environment) -> Result<Library> {
+fn find_any<'a>(versions: impl Iterator<Item = &'a Wanted>, environment: &Environment) -> Result<Library> {
     let mut missing: Option<Error> = None;
     for wanted in versions {
         match find(wanted, environment) {
@@ -218,7 +237,11 @@ fn find_any(versions: &[Wanted], environment: &Environment) -> Result<Library> {
             Err(error) => return Err(error),
         }
     }
-    Err(missing.unwrap_or(Error::LibraryMissing { library: "cuBLASLt", searched: Vec::new(), remedy: "" }))
+    Err(missing.unwrap_or(Error::LibraryMissing {
+        library: "a version for this driver",
+        searched: Vec::new(),
+        remedy: "update NVIDIA's driver",
+    }))
 }
 
 /// The first of the candidates that opens; else an error with all of them.
@@ -271,13 +294,20 @@ fn site_packages(prefix: &Path) -> Vec<PathBuf> {
 }
 
 fn open(path: &Path) -> Result<Library, libloading::Error> {
-    if path.file_name().is_some_and(|name| name == "libnvrtc.so.13") {
-        // The compiler opens its companion by name, which finds it in its own folder only if it is loaded already.
-        if let Ok(library) = open_global(&path.with_file_name("libnvrtc-builtins.so.13.0")) {
-            std::mem::forget(library);
-        }
+    if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so")) {
+        builtins(path).for_each(std::mem::forget);
     }
     open_global(path)
+}
+
+/// NVRTC's companions in its own folder. It opens the one of its version by name, which finds it there only if it is loaded
+/// already.
+fn builtins(nvrtc: &Path) -> impl Iterator<Item = Library> {
+    let folder = nvrtc.parent().filter(|folder| *folder != Path::new(""));
+    let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so."))
+        .filter_map(|entry| open_global(&entry.path()).ok())
 }
 
 /// So that a later search by name, cudarc's among them, finds this very library.
@@ -295,6 +325,39 @@ fn open_global(path: &Path) -> Result<Library, libloading::Error> {
     unsafe { Library::new(path) }
 }
 
+/// The version of CUDA that the driver is for, which must be new enough.
+fn driver_version(driver: &Library, path: &Path) -> Result<i32> {
+    type Version = unsafe extern "C" fn(*mut i32) -> i32;
+    let missing = || Error::SymbolMissing {
+        library: path.display().to_string(),
+        symbol: "cuDriverGetVersion".to_owned(),
+        remedy: "NVIDIA's driver 570 or newer has it".to_owned(),
+    };
+    // SAFETY: the type is the one that the driver's documentation gives this function.
+    let ask = unsafe { driver.get::<Version>(b"cuDriverGetVersion\0") }.map_err(|_| missing())?;
+    let mut version = 0;
+    // SAFETY: the number lives through the call, which may come before cuInit.
+    let status = unsafe { ask(&mut version) };
+    if status != 0 {
+        let (call, op) = ("cuDriverGetVersion", "opening a device".to_owned());
+        return Err(Error::Driver {
+            call,
+            op,
+            code: status.cast_unsigned(),
+            text: "has no version".to_owned(),
+        });
+    }
+    if version < OLDEST_DRIVER {
+        return Err(Error::Option {
+            op: "device",
+            option: "driver",
+            value: format!("{}, for CUDA {}.{}", path.display(), version / 1000, version % 1000 / 10),
+            remedy: "expected one for CUDA 12.8 or newer: update NVIDIA's driver to 570 or newer".to_owned(),
+        });
+    }
+    Ok(version)
+}
+
 fn check_functions(driver: &Library, path: &Path) -> Result<()> {
     for symbol in DRIVER_FUNCTIONS {
         // SAFETY: the address is looked at, never called.
@@ -303,7 +366,7 @@ fn check_functions(driver: &Library, path: &Path) -> Result<()> {
             return Err(Error::SymbolMissing {
                 library: path.display().to_string(),
                 symbol: symbol.to_owned(),
-                remedy: "NVIDIA's driver 580 or newer has it".to_owned(),
+                remedy: "NVIDIA's driver 570 or newer has it".to_owned(),
             });
         }
     }
@@ -356,6 +419,6 @@ mod tests {
     fn a_library_without_the_functions_is_too_old() {
         let libc = open(Path::new("libc.so.6")).unwrap();
         let text = check_functions(&libc, Path::new("/lib/libc.so.6")).unwrap_err().to_string();
-        assert!(text.contains("/lib/libc.so.6") && text.contains("cuInit") && text.contains("580"), "{text}");
+        assert!(text.contains("/lib/libc.so.6") && text.contains("cuInit") && text.contains("570"), "{text}");
     }
 }

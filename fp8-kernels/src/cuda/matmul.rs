@@ -15,6 +15,8 @@ const BIAS: u32 = 4;
 const EXACT_REDUCTIONS: u64 = 3;
 /// What NVIDIA recommends for kernels on Hopper and later, and before.
 const WORKSPACE: [usize; 2] = [32 << 20, 4 << 20];
+/// Plans kept at a time. A model needs a few dozen; a text that grows by a token a time, one for each length.
+const MOST_PLANS: usize = 1024;
 
 /// A kind of product: what a plan is made for. Row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -135,6 +137,9 @@ impl Blas {
             None => {
                 gpu.expect_eager(op, "the product is not planned yet: run the step a few times before")?;
                 let plan = self.plan(gpu, op, product)?;
+                if self.plans.len() >= MOST_PLANS {
+                    self.forget_plans();
+                }
                 self.plans.insert(*product, plan);
                 plan
             }
@@ -204,7 +209,7 @@ impl Blas {
         if bytes <= room {
             return Ok(());
         }
-        let larger = gpu.driver_malloc(bytes)?;
+        let larger = gpu.driver_alloc(bytes)?;
         if address != 0 {
             self.outgrown.push(address);
         }
@@ -239,18 +244,23 @@ impl Blas {
             };
             if let Some((fastest, microseconds)) = tuning::fastest(gpu, product, &found, run)? {
                 chosen = fastest;
-                self.tuner.keep(product, fastest.algo, microseconds)?;
+                self.tuner.keep(product, fastest.algo, microseconds);
             }
         }
         draft.keep();
         Ok(plan(chosen.algo, chosen.workspace))
     }
 
-    /// Gives back all it holds; the device's context is current, and none of its work runs any more.
-    pub(super) fn release(&mut self, gpu_free: impl Fn(u64)) {
+    /// Work that is queued, or recorded, has what it needs of them.
+    fn forget_plans(&mut self) {
         for (_, plan) in self.plans.drain() {
             drop(Draft { library: &self.library, operation: plan.operation, layouts: plan.layouts });
         }
+    }
+
+    /// Gives back all it holds; the device's context is current, and none of its work runs any more.
+    pub(super) fn release(&mut self, gpu_free: impl Fn(u64)) {
+        self.forget_plans();
         let (address, _) = std::mem::take(&mut self.workspace);
         self.outgrown.drain(..).chain((address != 0).then_some(address)).for_each(gpu_free);
         self.library.destroy(self.handle);

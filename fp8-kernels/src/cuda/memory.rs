@@ -21,7 +21,8 @@ const ALIGNMENT: usize = 256;
 pub(super) struct Pool {
     free: BTreeMap<usize, Vec<u64>>,
     kept: usize,
-    /// The number of captures begun; a block remembers how many there were when it was made.
+    /// Counts beginnings and ends of captures; a block remembers the count when it was made, a graph that of its capture. So
+    /// a graph may name blocks of its own number and of smaller ones.
     captures: u64,
     /// Blocks that the capture under way has freed again; None outside captures.
     recycled: Option<BTreeMap<usize, Vec<u64>>>,
@@ -89,6 +90,8 @@ impl Pool {
         if has_graph {
             self.graphs.insert(born);
         }
+        // What is made from now on is named by no graph that is there.
+        self.captures += 1;
         self.drop_graph(if has_graph { 0 } else { born })
     }
 
@@ -259,7 +262,7 @@ impl Gpu {
         self.pool().lock().kept
     }
 
-    fn driver_alloc(&self, bytes: usize) -> Result<u64> {
+    pub(super) fn driver_alloc(&self, bytes: usize) -> Result<u64> {
         match self.driver_malloc(bytes) {
             Ok(address) => Ok(address),
             Err(Error::OutOfMemory { .. }) if self.kept_bytes() > 0 => {

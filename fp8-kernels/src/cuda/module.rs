@@ -14,7 +14,8 @@ use std::ffi::CString;
 #[derive(Debug)]
 pub(super) struct Modules {
     cache: Cache,
-    nvrtc: Option<Nvrtc>,
+    /// The compiler, or why there is none.
+    nvrtc: Result<Nvrtc, String>,
     loaded: HashMap<Source, Loaded>,
 }
 
@@ -34,10 +35,12 @@ unsafe impl Send for Module {}
 struct Image {
     bytes: Vec<u8>,
     key: Option<String>,
+    /// Why nothing was compiled, if it is PTX from inside the crate.
+    instead: Option<String>,
 }
 
 impl Modules {
-    pub(super) fn new(cache: Cache, nvrtc: Option<Nvrtc>) -> Self {
+    pub(super) fn new(cache: Cache, nvrtc: Result<Nvrtc, String>) -> Self {
         Self { cache, nvrtc, loaded: HashMap::new() }
     }
 
@@ -71,17 +74,33 @@ impl Modules {
             Err(error) => error,
         };
         // A kept kernel that this driver does not take: compiled anew, once.
-        if let Some(key) = &image.key {
-            self.cache.remove(key);
-            let image = self.image(gpu, source)?;
-            return load_image(&image.bytes)
-                .map_err(|error| gpu.driver_error("cuModuleLoadData", source.stem(), error));
+        let (image, error) = match &image.key {
+            Some(key) => {
+                self.cache.remove(key);
+                let image = self.image(gpu, source)?;
+                match load_image(&image.bytes) {
+                    Ok(module) => return Ok(module),
+                    Err(error) => (image, error),
+                }
+            }
+            None => (image, error),
+        };
+        let error = gpu.driver_error("cuModuleLoadData", source.stem(), error);
+        match image.instead {
+            // The driver may be too old for the PTX inside the crate: a compiler would help.
+            Some(why) if is_refusal(&error) => Err(Error::Compile {
+                kernel: source.file(),
+                log: format!("{error}; that was the PTX inside the crate, because of this: {why}"),
+            }),
+            _ => Err(error),
         }
-        Err(gpu.driver_error("cuModuleLoadData", source.stem(), error))
     }
 
     fn image(&self, gpu: &Gpu, source: Source) -> Result<Image> {
-        let Some(nvrtc) = &self.nvrtc else { return Ok(snapshot(source)) };
+        let nvrtc = match &self.nvrtc {
+            Ok(nvrtc) => nvrtc,
+            Err(missing) => return Ok(snapshot(source, missing.clone())),
+        };
         let (major, minor) = gpu.capability();
         let arch = format!("sm_{major}{minor}");
         let program = source.program();
@@ -92,16 +111,16 @@ impl Modules {
             .version()
             .map(|version| cache::key(&[&program, &options.join(" "), &format!("{version:?}"), gpu.name()]));
         if let Some(bytes) = key.as_ref().and_then(|key| self.cache.read(key)) {
-            return Ok(Image { bytes, key });
+            return Ok(Image { bytes, key, instead: None });
         }
         match nvrtc.compile(&source.file(), &program, &options)? {
             Compiled::Cubin(bytes) => {
                 if let Some(key) = &key {
                     self.cache.write(key, &bytes);
                 }
-                Ok(Image { bytes, key: None })
+                Ok(Image { bytes, key: None, instead: None })
             }
-            Compiled::UnknownArchitecture => Ok(snapshot(source)),
+            Compiled::Unable(why) => Ok(snapshot(source, why)),
         }
     }
 
@@ -114,10 +133,15 @@ impl Modules {
     }
 }
 
-fn snapshot(source: Source) -> Image {
+/// Whether the driver takes no such program: of a newer PTX than it knows, for another GPU, without a compiler of its own.
+fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Driver { code: 200 | 209 | 218 | 221 | 222 | 223, .. })
+}
+
+fn snapshot(source: Source, why: String) -> Image {
     let mut bytes = source.snapshot().as_bytes().to_vec();
     bytes.push(0);
-    Image { bytes, key: None }
+    Image { bytes, key: None, instead: Some(why) }
 }
 
 fn load_image(bytes: &[u8]) -> Result<Module, result::DriverError> {

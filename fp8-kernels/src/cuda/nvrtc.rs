@@ -11,6 +11,8 @@ type Status = c_int;
 
 const COMPILATION: Status = 6;
 const INVALID_OPTION: Status = 5;
+/// It did not find its companion, libnvrtc-builtins.
+const BUILTINS: Status = 7;
 
 type CreateProgram = unsafe extern "C" fn(
     *mut Program,
@@ -40,8 +42,8 @@ pub(crate) struct Nvrtc {
 pub(crate) enum Compiled {
     /// Machine code.
     Cubin(Vec<u8>),
-    /// This compiler does not know the architecture.
-    UnknownArchitecture,
+    /// Nothing, and not for the program's sake: this compiler does not know the architecture, or is not whole.
+    Unable(String),
 }
 
 macro_rules! symbol {
@@ -108,7 +110,9 @@ impl Nvrtc {
                 .cubin()
                 .map(Compiled::Cubin)
                 .map_err(|(function, status)| error(function, self.describe(status))),
-            INVALID_OPTION => Ok(Compiled::UnknownArchitecture),
+            INVALID_OPTION | BUILTINS => {
+                Ok(Compiled::Unable(format!("NVRTC: {}: {}", self.describe(status), program.log().trim())))
+            }
             COMPILATION => Err(Error::Compile { kernel: name.to_owned(), log: program.log() }),
             status => {
                 Err(error("nvrtcCompileProgram", format!("{} {}", self.describe(status), program.log())))

@@ -11,7 +11,7 @@ use super::matmul::{Places, Product};
 use crate::{DType, Error, Result};
 use cudarc::driver::{result, sys};
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,8 @@ const COPIES: usize = 8;
 pub struct GemmTuning {
     /// How many of cuBLASLt's choices are timed; at most 1 takes its first without timing.
     pub candidates: usize,
-    /// Where results are kept, as JSON; made if it is not there. `None`: for this device's life only.
+    /// Where results are kept, as JSON; made if it is not there, with a file `….lock` beside it. `None`: for this device's
+    /// life only.
     pub file: Option<PathBuf>,
 }
 
@@ -65,6 +66,8 @@ pub(super) struct Tuner {
 impl Tuner {
     pub(super) fn new(tuning: &GemmTuning, gpu: &str, cublaslt: usize) -> Result<Self> {
         let entries = match &tuning.file {
+            // Written back at once: a place that cannot be written to is an error before anything is measured.
+            Some(file) if tuning.candidates > 1 => change(file, |_| ())?,
             Some(file) => read(file)?,
             None => Vec::new(),
         };
@@ -86,8 +89,9 @@ impl Tuner {
         words.try_into().ok().map(Algo)
     }
 
-    /// Keeps what was measured, here and in the file: others may have added to it in the meantime.
-    pub(super) fn keep(&mut self, product: &Product, algo: Algo, microseconds: f32) -> Result<()> {
+    /// Keeps what was measured, here and in the file: others may have added to it in the meantime. A disk that is full now
+    /// costs the next process its time, not this one its step.
+    pub(super) fn keep(&mut self, product: &Product, algo: Algo, microseconds: f32) {
         let entry = Entry {
             gpu: self.gpu.clone(),
             cublaslt: self.cublaslt,
@@ -96,14 +100,33 @@ impl Tuner {
             microseconds,
         };
         self.entries.push(entry.clone());
-        let Some(file) = &self.tuning.file else { return Ok(()) };
-        let mut entries = read(file)?;
-        entries.retain(|old| {
-            (&old.product, &old.gpu, old.cublaslt) != (&entry.product, &entry.gpu, entry.cublaslt)
-        });
-        entries.push(entry);
-        write(file, &Entries { entries })
+        let Some(file) = &self.tuning.file else { return };
+        let replace = |entries: &mut Vec<Entry>| {
+            entries.retain(|old| {
+                (&old.product, &old.gpu, old.cublaslt) != (&entry.product, &entry.gpu, entry.cublaslt)
+            });
+            entries.push(entry);
+        };
+        drop(change(file, replace));
     }
+}
+
+/// Reads the file, changes and writes it, alone: ranks of one machine share it. Answers with what it holds now.
+fn change(file: &Path, edit: impl FnOnce(&mut Vec<Entry>)) -> Result<Vec<Entry>> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut lock = file.as_os_str().to_owned();
+    lock.push(".lock");
+    let lock = || {
+        fs::create_dir_all(folder)?;
+        let lock = File::create(&lock)?;
+        lock.lock().map(|()| lock)
+    };
+    // Unlocked when it is dropped.
+    let _lock = lock().map_err(|error| unusable(file, &error.to_string()))?;
+    let mut all = Entries { entries: read(file)? };
+    edit(&mut all.entries);
+    write(folder, file, &all)?;
+    Ok(all.entries)
 }
 
 /// What the file holds; nothing if there is none.
@@ -118,10 +141,8 @@ fn read(file: &Path) -> Result<Vec<Entry>> {
 }
 
 /// Whole or not at all.
-fn write(file: &Path, entries: &Entries) -> Result<()> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+fn write(folder: &Path, file: &Path, entries: &Entries) -> Result<()> {
     let attempt = || -> std::io::Result<()> {
-        fs::create_dir_all(folder)?;
         let mut temporary = tempfile::NamedTempFile::new_in(folder)?;
         serde_json::to_writer_pretty(&mut temporary, entries)?;
         temporary.write_all(b"\n")?;
@@ -136,21 +157,22 @@ fn unusable(file: &Path, why: &str) -> Error {
         op: "gemm",
         option: "tuning file",
         value: file.display().to_string(),
-        remedy: format!("{why}: remove it, or give another"),
+        remedy: format!("{why}: make it a file that can be read and written, remove it, or give another"),
     }
 }
 
-/// The fastest of `found` and its microseconds. Waits for the device.
+/// The fastest of `found` and its microseconds; none where no memory is left for operands, or where none of them runs. Waits for
+/// the device.
 pub(super) fn fastest(
     gpu: &Gpu,
     product: &Product,
     found: &[Found],
     mut run: impl FnMut(&Found, &Places) -> Result<()>,
 ) -> Result<Option<(Found, f32)>> {
-    let inputs = Inputs::new(gpu, product)?;
+    let Some(inputs) = Inputs::new(gpu, product)? else { return Ok(None) };
     let (start, end) = (Event::new(gpu)?, Event::new(gpu)?);
     let mut best: Option<(Found, f32)> = None;
-    for candidate in found {
+    let mut time = |candidate| -> Result<f32> {
         let mut shortest = f32::INFINITY;
         for round in 0..=ROUNDS {
             start.record(gpu)?;
@@ -164,6 +186,14 @@ pub(super) fn fastest(
                 shortest = shortest.min(elapsed / LAUNCHES as f32);
             }
         }
+        Ok(shortest)
+    };
+    for candidate in found {
+        let Ok(shortest) = time(candidate) else {
+            // One that cannot run is none of the fastest; a device that is of no use any more says so.
+            gpu.ready()?;
+            continue;
+        };
         if best.as_ref().is_none_or(|(_, time)| shortest < *time) {
             best = Some((*candidate, shortest));
         }
@@ -178,17 +208,26 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(gpu: &Gpu, product: &Product) -> Result<Self> {
+    /// None where there is no memory for a single copy.
+    fn new(gpu: &Gpu, product: &Product) -> Result<Option<Self>> {
+        let mut all = Self { places: Vec::new(), _buffers: Vec::new() };
+        match all.fill(gpu, product) {
+            Ok(()) | Err(Error::OutOfMemory { .. }) => Ok((!all.places.is_empty()).then_some(all)),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn fill(&mut self, gpu: &Gpu, product: &Product) -> Result<()> {
         let Product { m, n, k, .. } = *product;
         let bytes = |count: usize, kind: Type| count * kind.size();
         let sizes = [bytes(m * k, product.left), bytes(n * k, product.right), bytes(m * n, product.out)];
         let l2 = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
         let l2 = gpu.stream().context().attribute(l2).unwrap_or(0);
         let wanted = 2 * usize::try_from(l2).unwrap_or(0) / sizes.iter().sum::<usize>().max(1);
-        let mut all = Self { places: Vec::new(), _buffers: Vec::new() };
         let scale = gpu.filled_f32(1.0, 1)?;
         let amax = gpu.filled_f32(0.0, 1)?;
         let bias = gpu.zeros(DType::U8, n * product.bias.map_or(0, Type::size))?;
+        self._buffers.extend([&scale, &amax, &bias].map(Clone::clone));
         for copy in 0..(wanted + 1).min(COPIES) {
             let [left, right, out] =
                 [(0, product.left), (1, product.right), (2, product.out)].map(|(i, kind)| {
@@ -198,7 +237,7 @@ impl Inputs {
                 });
             let buffers = [left?, right?, out?];
             let [left, right, out] = buffers.each_ref().map(super::Buffer::ptr);
-            all.places.push(Places {
+            self.places.push(Places {
                 left,
                 right,
                 out,
@@ -208,10 +247,9 @@ impl Inputs {
                 out_scale: scale.ptr(),
                 out_amax: amax.ptr(),
             });
-            all._buffers.extend(buffers);
+            self._buffers.extend(buffers);
         }
-        all._buffers.extend([scale, amax, bias]);
-        Ok(all)
+        Ok(())
     }
 }
 
@@ -226,12 +264,12 @@ fn fill(gpu: &Gpu, buffer: &super::Buffer, kind: Type, seed: u64) -> Result<()> 
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
     };
-    // Bits that vary and bits that are set: exponents near that of 1.
+    // Bits that vary and bits that are set: magnitudes from 1/8 to 2.
     let (mask, base, words): (u64, u64, usize) = match kind {
-        Type::F32 => (0x8fff_ffff, 0x3000_0000, 4),
-        Type::Bf16 => (0x8fff, 0x3000, 2),
+        Type::F32 => (0x81ff_ffff, 0x3e00_0000, 4),
+        Type::Bf16 => (0x81ff, 0x3e00, 2),
         Type::F16 => (0x8fff, 0x3000, 2),
-        Type::E4m3 => (0x8f, 0x30, 1),
+        Type::E4m3 => (0x9f, 0x20, 1),
         Type::E5m2 => (0x8f, 0x30, 1),
     };
     let len = buffer.bytes().min(BLOCK);
@@ -309,9 +347,9 @@ mod tests {
         let tuning = GemmTuning { candidates: 4, file: Some(file) };
         let mut tuner = Tuner::new(&tuning, "H100", 130_100).unwrap();
         assert_eq!(tuner.known(&product(16)), None);
-        tuner.keep(&product(16), Algo([1; 8]), 2.5).unwrap();
-        tuner.keep(&product(32), Algo([u64::MAX; 8]), 3.5).unwrap();
-        tuner.keep(&product(16), Algo([7; 8]), 1.5).unwrap();
+        tuner.keep(&product(16), Algo([1; 8]), 2.5);
+        tuner.keep(&product(32), Algo([u64::MAX; 8]), 3.5);
+        tuner.keep(&product(16), Algo([7; 8]), 1.5);
         assert_eq!(tuner.known(&product(16)), Some(Algo([7; 8])));
         let again = Tuner::new(&tuning, "H100", 130_100).unwrap();
         assert_eq!(again.entries.len(), 2);

@@ -73,7 +73,7 @@ while [ $# -gt 0 ]; do
     case $1 in
     --out) [ $# -gt 1 ] || die "--out needs a folder"; out=$2; shift ;;
     --out=*) out=${1#--out=} ;;
-    --simulate) simulate=yes ;;
+    --simulate) simulate=yes; export FP8_CONFORMANCE_DRY_RUN=1 ;;
     --list) list; exit 0 ;;
     -h | --help) usage; exit 0 ;;
     -*) die "unknown option $1; --help lists the options" ;;
