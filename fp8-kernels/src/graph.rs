@@ -35,7 +35,9 @@ pub trait Replayed: Send + Sync + fmt::Debug {
 /// What a step queued on a GPU, recorded by [`Device::capture`]: one launch instead of hundreds.
 ///
 /// It holds all memory that lived while it was recorded, and reads and writes the same addresses each time: inputs are put
-/// in place by [`Tensor::write`](crate::Tensor::write), results are the tensors that the recorded step returned.
+/// in place by [`Tensor::write`](crate::Tensor::write), results are the tensors that the recorded step returned. Numbers that
+/// an operation takes as arguments (a factor, a scale of the loss, a normalizer) stay what they were; a count that the
+/// operation makes itself, a scale and a step size are new each time.
 #[derive(Debug)]
 pub struct Graph {
     #[cfg(feature = "cuda")]
