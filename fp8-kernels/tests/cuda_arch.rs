@@ -95,8 +95,10 @@ fn child() {
         return;
     }
     let cache = tempfile::tempdir().unwrap();
-    let device = Device::cuda_with(&options(cache.path())).unwrap();
-    lines(&device).into_iter().for_each(child::answer);
+    match Device::cuda_with(&options(cache.path())) {
+        Ok(device) => lines(&device).into_iter().for_each(child::answer),
+        Err(error) => child::answer(error.to_string()),
+    }
 }
 
 #[test]
@@ -115,6 +117,15 @@ fn every_architecture_gives_the_bits_of_the_cpu() {
             assert_eq!(found, cpu, "sm_{arch}");
         }
     }
+}
+
+#[test]
+fn a_driver_of_cuda_12_is_enough_and_an_older_one_is_refused() {
+    let open = |driver: &str| child::finish(child::start("child", &[("FP8_SIM_DRIVER", Path::new(driver))]));
+    let found = open("11080");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("CUDA 11.8") && found[0].contains("CUDA 12.0 or newer"), "{found:?}");
+    assert_eq!(open("12000")[1..], lines(&Device::cpu())[1..]);
 }
 
 #[test]

@@ -214,7 +214,7 @@ fn complain(source: &Source, outputs: &[Output]) -> usize {
             count += 1;
             println!("error: {}: {arch}:\n{}", source.file, output.complaints);
         }
-        let breaches = rules::breaches(&output.ptx);
+        let breaches = rules::breaches(source.stem(), &output.ptx);
         count += breaches.len();
         for breach in breaches.iter().take(SHOWN) {
             println!("error: {}: {arch}: PTX line {breach}", source.file);

@@ -58,12 +58,14 @@ impl Context {
         Self { pool_reuse: [1; 3], ..Self::default() }
     }
 
+    /// Allocates; what is `pooled` is there when its stream runs [`Work::Allocate`].
     pub(crate) fn allocate(&mut self, bytes: u64, function: &str, pooled: bool) -> Outcome<u64> {
         // CUDA Driver API, CUDA_ERROR_OUT_OF_MEMORY: "unable to allocate enough memory or other resources".
         let size = usize::try_from(bytes).map_err(|_| Code::OUT_OF_MEMORY)?;
         self.allocations += 1;
         let label = format!("allocation {} ({function}, {bytes} bytes)", self.allocations);
-        let address = self.memory.allocate(size, &label);
+        let address =
+            if pooled { self.memory.reserve(size, &label) } else { self.memory.allocate(size, &label) };
         self.blocks.insert(address, Block { bytes, label, pooled, freed: false });
         Ok(address)
     }
@@ -71,6 +73,8 @@ impl Context {
     /// Frees without waiting for anybody.
     pub(crate) fn free_now(&mut self, address: u64) -> Outcome {
         self.blocks.remove(address);
+        // Its stream may not have come to the allocation, and need not.
+        self.memory.open(address);
         self.memory.free(address).map_err(|_| Code::INVALID_VALUE)
     }
 
@@ -81,7 +85,10 @@ impl Context {
             match &work {
                 Work::Free { address } => blocks.remove(*address),
                 Work::UploadPinned { from, bytes, .. } if !holds(pinned, *from, *bytes) => {
-                    return Err(unpinned(*from, *bytes));
+                    return Err(unpinned("upload", "from", *from, *bytes));
+                }
+                Work::Download { to, bytes, pinned: true, .. } if !holds(pinned, *to, *bytes) => {
+                    return Err(unpinned("download", "to", *to, *bytes));
                 }
                 _ => {}
             }
@@ -130,10 +137,10 @@ fn holds(pinned: &BTreeMap<usize, Pinned>, host: Host, bytes: usize) -> bool {
     })
 }
 
-/// A graph's upload whose source was freed after the capture.
-fn unpinned(host: Host, bytes: usize) -> Fault {
+/// A graph's copy whose pinned memory was freed after the capture.
+fn unpinned(copy: &str, side: &str, host: Host, bytes: usize) -> Fault {
     let address = host.address();
-    let text = format!("use after free: an upload of {bytes} bytes from {address:#x}, pinned no more");
+    let text = format!("use after free: {copy} of {bytes} bytes {side} {address:#x}, pinned no more");
     Fault { code: Code::ILLEGAL_ADDRESS, text }
 }
 

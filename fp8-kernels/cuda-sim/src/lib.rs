@@ -24,6 +24,7 @@
 //! | variable | type | default | meaning |
 //! |---|---|---|---|
 //! | `FP8_SIM_ARCH` | `80`, `89`, `90`, `100`, `120`, also `sm_90` | `90` | compute capability |
+//! | `FP8_SIM_DRIVER` | 1000 · major + 10 · minor | 13000 | CUDA version the driver says it has; what it can do stays the same |
 //! | `FP8_SIM_MEMORY` | bytes | 2 GiB | device memory |
 //! | `FP8_SIM_SM_COUNT` | 1 to 1024 | 4 | multiprocessors reported |
 //! | `FP8_SIM_SEED` | integer | 0 | order of streams, blocks and warps; 0 leaves everything as late as possible |

@@ -3,6 +3,7 @@
 //! | variable | type | default | meaning |
 //! |---|---|---|---|
 //! | `FP8_SIM_ARCH` | `80`, `89`, `90`, `100`, `120`, also `sm_90` | `90` | compute capability of the device |
+//! | `FP8_SIM_DRIVER` | 1000 · major + 10 · minor | 13000 | CUDA version the driver says it has; what it can do stays the same |
 //! | `FP8_SIM_MEMORY` | bytes | 2 GiB | device memory |
 //! | `FP8_SIM_SM_COUNT` | count | 4 | multiprocessors reported |
 //! | `FP8_SIM_SEED` | integer | 0 | order of runnable streams, and of blocks and warps inside a launch |
@@ -23,6 +24,8 @@ use crate::snapshot::{self, Snapshot};
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) arch: Arch,
+    /// What `cuDriverGetVersion` gives: 1000 · major + 10 · minor.
+    pub(crate) driver: i32,
     pub(crate) memory: u64,
     pub(crate) sm_count: u32,
     pub(crate) seed: u64,
@@ -40,6 +43,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             arch: Arch::DEFAULT,
+            driver: 13_000,
             memory: 2 << 30,
             sm_count: 4,
             seed: 0,
@@ -56,9 +60,18 @@ impl Settings {
     /// Settings from the environment, and the fault list it asks for. An unparsable value is an error that names it.
     pub(crate) fn from_environment() -> Result<(Self, String), String> {
         let mut settings = Self::default();
-        for key in
-            ["arch", "memory_limit", "sm_count", "seed", "eager", "leaks", "nccl_shared", "stub", "snapshots"]
-        {
+        for key in [
+            "arch",
+            "driver",
+            "memory_limit",
+            "sm_count",
+            "seed",
+            "eager",
+            "leaks",
+            "nccl_shared",
+            "stub",
+            "snapshots",
+        ] {
             let name = variable(key);
             if let Some(value) = text(name)? {
                 settings.set(key, &value).map_err(|why| format!("{name}={value}: {why}"))?;
@@ -71,6 +84,7 @@ impl Settings {
     pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         match key {
             "arch" => self.arch = Arch::parse(value)?,
+            "driver" => self.driver = version(value)?,
             "memory_limit" => self.memory = integer(value)?,
             "sm_count" => {
                 self.sm_count = match u32::try_from(integer(value)?) {
@@ -93,6 +107,7 @@ impl Settings {
 fn variable(key: &str) -> &'static str {
     match key {
         "arch" => "FP8_SIM_ARCH",
+        "driver" => "FP8_SIM_DRIVER",
         "memory_limit" => "FP8_SIM_MEMORY",
         "sm_count" => "FP8_SIM_SM_COUNT",
         "seed" => "FP8_SIM_SEED",
@@ -133,6 +148,16 @@ fn snapshots(folder: &Path) -> Result<Vec<Snapshot>, String> {
 
 fn integer(value: &str) -> Result<u64, String> {
     value.trim().parse().map_err(|_| "expected a decimal integer from 0 to 2^64 - 1".into())
+}
+
+/// A version as CUDA writes it. Drivers before CUDA 11 know no stream-ordered memory, which this one has.
+fn version(value: &str) -> Result<i32, String> {
+    let expected =
+        "expected 1000 * major + 10 * minor of a CUDA version from 11.0 to 99.9, such as 12040 for 12.4";
+    match i32::try_from(integer(value).map_err(|_| expected)?) {
+        Ok(version @ 11_000..=99_990) if version % 10 == 0 && version % 1000 < 100 => Ok(version),
+        _ => Err(expected.into()),
+    }
 }
 
 fn switch(value: &str) -> Result<bool, String> {

@@ -161,7 +161,9 @@ impl Driver {
 
     /// Queues work, or notes it where the stream is in capture; in eager mode, and where the stream is as deep as a launch queue, runs work too.
     pub(crate) fn submit(&mut self, stream: StreamId, work: Work) -> Outcome {
-        if self.settings.stub && !matches!(work, Work::Download { .. } | Work::Free { .. }) {
+        if self.settings.stub
+            && !matches!(work, Work::Download { .. } | Work::Allocate { .. } | Work::Free { .. })
+        {
             return Ok(());
         }
         let context = self.context()?;

@@ -29,6 +29,8 @@ pub(crate) enum Work {
         from: u64,
         to: Host,
         bytes: usize,
+        /// To pinned memory, written when the copy runs; to any other before the call returns.
+        pinned: bool,
     },
     Copy {
         to: u64,
@@ -39,6 +41,10 @@ pub(crate) enum Work {
         to: u64,
         pattern: Vec<u8>,
         count: usize,
+    },
+    /// Memory allocated in stream order comes into being.
+    Allocate {
+        address: u64,
     },
     Free {
         address: u64,
@@ -130,7 +136,7 @@ impl Work {
                 memory.write(to, &from.read(bytes).map_err(unreadable)?)?;
                 bytes
             }
-            Self::Download { from, to, bytes } => {
+            Self::Download { from, to, bytes, .. } => {
                 let mut staged = vec![0; bytes];
                 memory.read(from, &mut staged)?;
                 to.write(&staged).map_err(unreadable)?;
@@ -143,6 +149,10 @@ impl Work {
             Self::Fill { to, pattern, count } => {
                 memory.fill(to, &pattern, count)?;
                 pattern.len() * count
+            }
+            Self::Allocate { address } => {
+                memory.open(address);
+                0
             }
             Self::Free { address } => {
                 memory.free(address)?;

@@ -6,8 +6,8 @@ mod rig;
 
 use std::process::{Command, Output};
 
-use cudarc::driver::{CudaContext, result};
-use rig::{code, control};
+use cudarc::driver::{CudaContext, result, sys};
+use rig::{code, control, status};
 
 /// Runs `child` below in a new process with these variables.
 fn start(variables: &[(&str, &str)]) -> Output {
@@ -37,6 +37,10 @@ fn child() {
                 control.get("seed").unwrap()
             );
             println!("allocations {first} {second}");
+            let mut version = 0;
+            // SAFETY: the integer lives through the call.
+            assert_eq!(status(unsafe { sys::cuDriverGetVersion(&mut version) }), 0);
+            println!("driver {version}");
             std::mem::forget(context);
         }
         Err(error) => println!("refused with {}", error.0 as u32),
@@ -55,6 +59,7 @@ fn texts(output: &Output) -> (String, String) {
 fn variables_shape_the_device() {
     let set = [
         ("FP8_SIM_ARCH", "sm_120"),
+        ("FP8_SIM_DRIVER", "12040"),
         ("FP8_SIM_MEMORY", "65536"),
         ("FP8_SIM_SEED", "5"),
         ("FP8_SIM_FAIL", "cuMemAlloc_v2:2:2"),
@@ -63,6 +68,7 @@ fn variables_shape_the_device() {
     let (out, err) = texts(&start(&set));
     assert!(out.contains("PTX interpreter (sm_120) of 65536 bytes, seed 5"), "{out}");
     assert!(out.contains("allocations 0 2"), "{out}");
+    assert!(out.contains("driver 12040"), "{out}");
     assert!(
         err.contains("live at exit") && err.contains("48 bytes: allocation 1 (cuMemAlloc, 48 bytes)"),
         "{err}"
@@ -73,6 +79,9 @@ fn variables_shape_the_device() {
 fn a_value_that_cannot_be_read_fails_the_start_and_is_named() {
     for (name, value) in [
         ("FP8_SIM_ARCH", "hopper"),
+        ("FP8_SIM_DRIVER", "12.4"),
+        ("FP8_SIM_DRIVER", "12004"),
+        ("FP8_SIM_DRIVER", "124"),
         ("FP8_SIM_MEMORY", "2GiB"),
         ("FP8_SIM_SEED", "-1"),
         ("FP8_SIM_EAGER", "yes"),

@@ -424,6 +424,30 @@ fn pinned_memory_is_read_at_each_launch() {
 }
 
 #[test]
+fn a_download_into_memory_pinned_no_more_is_found() {
+    let rig = rig();
+    let (stream, memory, at) = zeros(&rig);
+    // SAFETY: the memory is written before it is read.
+    let mut pinned = unsafe { rig.context.alloc_pinned_with_flags::<u32>(64, 0) }.unwrap();
+    let host = pinned.as_mut_slice().unwrap();
+    host.fill(1);
+    assert_eq!(begin(&stream, RELAXED), 0);
+    // SAFETY: the launch after the block is gone is what the test is about; the simulator writes nothing then.
+    unsafe { result::memcpy_dtoh_async(host, at, stream.cu_stream()) }.unwrap();
+    let graph = Executable::new(end(&stream).unwrap());
+    assert_eq!(graph.launch(&stream), 0);
+    stream.synchronize().unwrap();
+    assert_eq!(host, [0; 64]);
+    drop(pinned);
+    assert_eq!(graph.launch(&stream), 0, "a launch is checked when it runs");
+    assert_eq!(code(stream.synchronize()), 700, "its target is gone");
+    let reports = rig.control.reports();
+    assert!(reports.contains("use after free: download of 256 bytes to 0x"), "{reports}");
+    drop((graph, memory, stream));
+    rig.finish_dead();
+}
+
+#[test]
 fn what_a_graph_here_cannot_hold_is_refused() {
     let rig = rig();
     let (stream, memory, at) = zeros(&rig);

@@ -154,6 +154,56 @@ fn memory_freed_behind_the_back_of_another_stream_is_found() {
 }
 
 #[test]
+fn memory_that_its_own_stream_has_not_allocated_yet_is_found() {
+    type Use = fn(u64, &CudaStream, &CudaFunction) -> u32;
+    // SAFETY: the early use is what the test is about; the simulator finds it.
+    let fill: Use = |at, other, _| code(unsafe { result::memset_d8_async(at, 0, 256, other.cu_stream()) });
+    let launch: Use = |at, other, kernel| code(add_one(other, kernel, at, 64));
+    // SAFETY: as above.
+    let free: Use = |at, other, _| code(unsafe { result::free_async(at, other.cu_stream()) });
+    for (name, use_it) in [("fill", fill), ("add_one", launch), ("free", free)] {
+        for (seed, joined) in (0..SEEDS).flat_map(|seed| [(seed, true), (seed, false)]) {
+            let rig = rig();
+            rig.control.set("seed", &seed.to_string()).unwrap();
+            let (owner, other) = (rig.context.new_stream().unwrap(), rig.context.new_stream().unwrap());
+            let kernel = rig.load("add_one");
+            // SAFETY: freed below, or with its context.
+            let at = unsafe { result::malloc_async(owner.cu_stream(), 256) }.unwrap();
+            if joined && name == "add_one" {
+                // SAFETY: the memory is live and as long.
+                unsafe { result::memset_d8_async(at, 0, 256, owner.cu_stream()) }.unwrap();
+            }
+            if joined {
+                other.join(&owner).unwrap();
+            }
+            assert_eq!(use_it(at, &other, &kernel), 0, "{name}: found when it runs");
+            let outcome = code(other.synchronize());
+            let dead = code(owner.synchronize()) != 0;
+            if name != "free" {
+                // SAFETY: the memory is live; a dead device gives it back and its error.
+                assert_eq!(code(unsafe { result::free_sync(at) }) != 0, dead);
+            }
+            drop((kernel, owner, other));
+            if joined {
+                assert_eq!(outcome, 0, "{name}, seed {seed}");
+                rig.finish();
+            } else if dead {
+                let reports = rig.control.reports();
+                assert!(
+                    reports.contains("not allocated yet") || (name == "add_one" && seed > 0),
+                    "{reports}"
+                );
+                assert!(reports.contains(name), "{reports}");
+                rig.finish_dead();
+            } else {
+                assert_ne!(seed, 0, "{name}: seed 0 runs the other stream first");
+                rig.finish();
+            }
+        }
+    }
+}
+
+#[test]
 fn pool_memory_freed_without_the_stream_is_not_waited_for() {
     let rig = rig();
     let stream = rig.context.new_stream().unwrap();

@@ -73,8 +73,9 @@ pub struct Allocation {
     pub label: String,
 }
 
+/// An allocation that is not live: no more, or not yet.
 #[derive(Clone, Debug)]
-struct Freed {
+struct Absent {
     bytes: u64,
     label: String,
 }
@@ -84,7 +85,9 @@ pub(crate) struct Space {
     /// Live allocations by rising address.
     pub(crate) live: Vec<Region>,
     /// By first address; addresses rise, so that the first is the longest gone.
-    freed: BTreeMap<u64, Freed>,
+    freed: BTreeMap<u64, Absent>,
+    /// By first address, what was reserved and is not open.
+    reserved: BTreeMap<u64, Absent>,
     next: u64,
     /// The last phase any launch used.
     pub(crate) phase: u32,
@@ -111,12 +114,16 @@ impl Space {
 
     /// Says where `address` is.
     pub(crate) fn place(&self, address: u64) -> Place {
-        let below = self.freed.range(..=address).next_back();
-        if let Some((base, Freed { bytes, label })) =
-            below.filter(|(base, freed)| address < **base + freed.bytes.max(1))
+        for (absent, why, freed) in
+            [(&self.freed, "was freed", true), (&self.reserved, "is not allocated yet", false)]
         {
-            let text = format!("byte {} of '{label}' ({bytes} bytes), which was freed", address - base);
-            return Place { text, label: Some(label.clone()), freed: true };
+            let below = absent.range(..=address).next_back();
+            if let Some((base, Absent { bytes, label })) =
+                below.filter(|(base, absent)| address < **base + absent.bytes.max(1))
+            {
+                let text = format!("byte {} of '{label}' ({bytes} bytes), which {why}", address - base);
+                return Place { text, label: Some(label.clone()), freed };
+            }
         }
         let below = self.find(address).and_then(|i| self.live.get(i));
         let above = self.live.get(self.live.partition_point(|region| region.base <= address));
@@ -183,7 +190,14 @@ impl Memory {
     /// Memory without any allocation.
     #[must_use]
     pub fn new() -> Self {
-        Self { space: Mutex::new(Space { live: Vec::new(), freed: BTreeMap::new(), next: FIRST, phase: 0 }) }
+        let space = Space {
+            live: Vec::new(),
+            freed: BTreeMap::new(),
+            reserved: BTreeMap::new(),
+            next: FIRST,
+            phase: 0,
+        };
+        Self { space: Mutex::new(space) }
     }
 
     /// Locked for as long as a launch runs; a panic of another holder leaves nothing half-written that matters here.
@@ -193,11 +207,27 @@ impl Memory {
 
     /// Makes an allocation named `label` in reports and returns its address, a multiple of 256 not used before.
     pub fn allocate(&self, bytes: usize, label: &str) -> u64 {
+        let address = self.reserve(bytes, label);
+        self.open(address);
+        address
+    }
+
+    /// As `allocate`, for memory that is not there before `open`: until then accesses to it are reported.
+    pub fn reserve(&self, bytes: usize, label: &str) -> u64 {
         let mut space = self.space();
         let base = space.next;
         space.next = (base + bytes as u64).next_multiple_of(ALIGN) + ALIGN;
-        space.live.push(Region::new(base, bytes, label));
+        space.reserved.insert(base, Absent { bytes: bytes as u64, label: label.to_owned() });
         base
+    }
+
+    /// Makes what was reserved at `address` live; does nothing to what is live or was freed.
+    pub fn open(&self, address: u64) {
+        let mut space = self.space();
+        if let Some(Absent { bytes, label }) = space.reserved.remove(&address) {
+            let at = space.live.partition_point(|region| region.base < address);
+            space.live.insert(at, Region::new(address, bytes as usize, &label));
+        }
     }
 
     /// Frees the allocation that starts at `address`; later accesses to it are reported as such.
@@ -211,7 +241,7 @@ impl Memory {
             return Err(MemoryError::NotAllocated { address, place: space.place(address).text });
         };
         let region = space.live.remove(index);
-        let freed = Freed { bytes: region.data.len() as u64, label: region.label };
+        let freed = Absent { bytes: region.data.len() as u64, label: region.label };
         space.freed.insert(region.base, freed);
         if space.freed.len() > REMEMBERED {
             space.freed.pop_first();

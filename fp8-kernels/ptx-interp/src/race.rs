@@ -5,7 +5,7 @@
 //! restarts), the thread, its warp clock and flags. A stamp from before the launch means nothing, so nothing is ever cleared.
 //!
 //! Two accesses, one a write, race unless both are atomic or something orders them: the same thread, a barrier of the
-//! block (different phases of one block), or within a warp a `.sync` operation (a larger warp clock). Nothing orders
+//! block (different phases of one block), or within a warp a shuffle or its barrier (a larger warp clock). Nothing orders
 //! different blocks of a launch. The clock is a Lamport clock: what it calls a race is one; it may miss some between
 //! lanes that synchronised with others only.
 

@@ -243,6 +243,30 @@ fn shuffles_need_the_lanes_of_their_mask() {
 }
 
 #[test]
+fn only_shuffles_and_barriers_of_a_warp_order_its_memory() {
+    let across = |operation: &str| {
+        format!(
+            "xor.b32 %r2, %r1, 1; mul.wide.u32 %rd6, %r2, 4; add.s64 %rd7, %rd2, %rd6; setp.gt.u32 %p1, %r1, 20;\n\
+             st.global.u32 [%rd5], %r1; {operation} ld.global.u32 %r3, [%rd7]; bar.warp.sync -1; st.global.u32 [%rd5], %r3;"
+        )
+    };
+    let crossed: Vec<u32> = (0..32).map(|i| i ^ 1).collect();
+    for order in ["bar.warp.sync -1;", "shfl.sync.bfly.b32 %r4, %r1, 1, 31, -1;"] {
+        assert_eq!(run_words(&across(order), &[0; 32], 32, 32).unwrap(), crossed, "{order}");
+    }
+    for none in [
+        "",
+        "vote.sync.ballot.b32 %r4, %p1, -1;",
+        "vote.sync.any.pred %p2, %p1, -1;",
+        "redux.sync.add.u32 %r4, %r1, -1;",
+        "match.any.sync.b32 %r4, %r1, -1;",
+        "match.all.sync.b32 %r4, %r1, -1;",
+    ] {
+        assert_eq!(kind(&across(none), 32), Kind::Race, "{none}");
+    }
+}
+
+#[test]
 fn warp_operations_compute() {
     let run =
         |code: &str| run_words(&format!("{code} st.global.u32 [%rd5], %r2;"), &[0; 32], 32, 32).unwrap();
@@ -272,6 +296,11 @@ fn warp_operations_compute() {
         want(|i| 0x5555_5555 << (i & 1))
     );
     assert_eq!(run("activemask.b32 %r2;"), want(|_| !0));
+    assert_eq!(
+        run("mov.u32 %r2, 7; setp.gt.u32 %p1, %r1, 20; @%p1 activemask.b32 %r2;"),
+        want(|i| if i > 20 { 0xffe0_0000 } else { 7 }),
+        "a lane that is predicated off does not count"
+    );
     assert_eq!(run("mov.u32 %r2, %lanemask_lt;"), want(|i| (1 << i) - 1));
 }
 

@@ -118,7 +118,7 @@ fn integers_and_floats() {
         each(
             &format!("cvt.{mode}.s64.f32 %rd6, %f2; shr.u64 %rd7, %rd6, 32; cvt.u32.u64 %r4, %rd7;"),
             &values,
-            |a| ((oracle(f(a)) as i64) >> 32) as u32,
+            |a| if f(a).is_nan() { 1 << 31 } else { ((oracle(f(a)) as i64) >> 32) as u32 },
         );
         each(&format!("cvt.{mode}.f32.f32 %f4, %f2; mov.b32 %r4, %f4;"), &values, |a| {
             let x = oracle(f(a));
@@ -155,4 +155,25 @@ fn integers_and_floats() {
     });
     each("cvt.s16.s8 %rs1, %r2; cvt.u32.u16 %r4, %rs1;", &integers, |a| u32::from(a as i8 as i16 as u16));
     each("cvt.rn.f64.s32 %fd1, %r2; cvt.rzi.s32.f64 %r4, %fd1;", &integers, |a| a);
+}
+
+#[test]
+fn a_nan_becomes_zero_or_the_highest_bit_by_both_widths() {
+    let nans = [0x7fc0_0000, 0xffc0_1234, 0x7f80_0001];
+    let f64 = "or.b32 %r3, %r2, 0x7ff00000; mov.b64 %fd1, {1, %r3};";
+    let halves = ["cvt.u32.u64 %r4, %rd6;", "shr.u64 %rd6, %rd6, 32; cvt.u32.u64 %r4, %rd6;"];
+    for sign in ["s", "u"] {
+        let extended = |bit: u32| if sign == "s" { (1u32 << bit).wrapping_neg() } else { 1 << bit };
+        for (width, high) in [(8, extended(7)), (16, extended(15)), (32, 1 << 31)] {
+            each(&format!("cvt.rzi.{sign}{width}.f32 %r4, %f2;"), &nans, |_| 0);
+            each(&format!("{f64} cvt.rzi.{sign}{width}.f64 %r4, %fd1;"), &nans, |_| high);
+        }
+        for (half, want) in halves.iter().zip([0, 1 << 31]) {
+            each(&format!("cvt.rzi.{sign}64.f32 %rd6, %f2; {half}"), &nans, |_| want);
+            each(&format!("{f64} cvt.rzi.{sign}64.f64 %rd6, %fd1; {half}"), &nans, |_| want);
+        }
+    }
+    let f16 = "cvt.u16.u32 %rs1, %r2;";
+    each(&format!("{f16} cvt.rzi.s32.f16 %r4, %rs1;"), &[0x7e00, 0xfc01], |_| 0);
+    each(&format!("{f16} cvt.rzi.u64.f16 %rd6, %rs1; {}", halves[1]), &[0x7e00, 0xfc01], |_| 1 << 31);
 }

@@ -42,7 +42,7 @@ const RACE: Found = Found::By(&[Kind::Race]);
 const BOUNDS: Found = Found::By(&[Kind::OutOfBounds]);
 const SHUFFLE: Found = Found::By(&[Kind::DivergentShuffle]);
 
-const BUGS: [Bug; 23] = [
+const BUGS: [Bug; 25] = [
     bug!("tiles", "no_tile_barrier", EARLY),
     bug!("tiles", "no_barrier_in_block_max", EARLY),
     bug!("rows", "no_barrier_before_scratch_reuse", RACE),
@@ -66,15 +66,18 @@ const BUGS: [Bug; 23] = [
     bug!("product", "divergent_product", SHUFFLE),
     bug!("product", "wrong_fragment", Found::Result),
     bug!("product", "wrong_result_row", Found::Result),
+    bug!("ranks", "vote_for_barrier", RACE),
+    bug!("ranks", "votes_of_the_next_round", RACE),
 ];
 
-const KERNELS: [(&str, &str); 6] = [
+const KERNELS: [(&str, &str); 7] = [
     ("tiles", include_str!("planted/tiles.ptx")),
     ("rows", include_str!("planted/rows.ptx")),
     ("scales", include_str!("planted/scales.ptx")),
     ("sums", include_str!("planted/sums.ptx")),
     ("flat", include_str!("planted/flat.ptx")),
     ("product", include_str!("planted/product.ptx")),
+    ("ranks", include_str!("planted/ranks.ptx")),
 ];
 
 /// Small integers, and a needle.
@@ -192,6 +195,21 @@ fn product() -> Vec<Case> {
     (0..rows).map(case).collect()
 }
 
+/// Keys of two warps; one of them is rare, in each lane in turn.
+fn ranks() -> Vec<Case> {
+    let words = |values: &[u32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let case = |rare: usize| {
+        let keys: Vec<u32> = (0..128).map(|i| if i % 64 == rare { 9 } else { (i * i % 7) as u32 }).collect();
+        let place = |i: usize| {
+            let warp = i / 64 * 64..i / 64 * 64 + 64;
+            warp.filter(|&j| keys[j] < keys[i] || (keys[j] == keys[i] && j < i)).count() as u32
+        };
+        let places: Vec<u32> = (0..128).map(place).collect();
+        Case::new([1; 3], 64).input(words(&keys)).buffer(None, words(&places))
+    };
+    (0..64).map(case).collect()
+}
+
 fn cases(kernel: &str) -> Vec<Case> {
     match kernel {
         "tiles" => tiles(),
@@ -199,6 +217,7 @@ fn cases(kernel: &str) -> Vec<Case> {
         "scales" => scales(),
         "sums" => sums(),
         "product" => product(),
+        "ranks" => ranks(),
         _ => flat(),
     }
 }

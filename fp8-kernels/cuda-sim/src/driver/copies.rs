@@ -44,7 +44,7 @@ fn download(driver: &mut Driver, stream: StreamId, to: Host, from: u64, bytes: u
         driver.context()?.captures.expect_outside(stream)?;
         driver.drive(Until::Stream(stream))?;
     }
-    driver.submit(stream, Work::Download { from, to, bytes })?;
+    driver.submit(stream, Work::Download { from, to, bytes, pinned })?;
     if pinned { Ok(()) } else { driver.drive(Until::Stream(stream)) }
 }
 

@@ -7,9 +7,6 @@ use crate::entry::entries;
 use crate::ffi::Out;
 use crate::{control, report};
 
-/// CUDA 13.0.
-const VERSION: c_int = 13_000;
-
 entries! {
     Nothing fn cuInit(flags: c_uint) |driver| {
         // CUDA Driver API, cuInit: "Currently, the Flags parameter must be 0."
@@ -29,8 +26,8 @@ entries! {
         Ok(())
     }
 
-    Nothing fn cuDriverGetVersion(version: Out<c_int>) |_| {
-        version.set(VERSION)
+    Nothing fn cuDriverGetVersion(version: Out<c_int>) |driver| {
+        version.set(driver.settings.driver)
     }
 
     // CUDA Driver API, cuGetErrorName: "If the error code is not recognized, CUDA_ERROR_INVALID_VALUE will be returned

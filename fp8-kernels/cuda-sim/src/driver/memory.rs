@@ -1,4 +1,10 @@
 //! Allocation and release of device and pinned host memory.
+//!
+//! Memory allocated in stream order is there from the point where its stream runs the allocation to the one where a
+//! stream runs the free: what another stream does to it before the one or after the other, for want of a wait, is found
+//! when it runs. CUDA C++ Programming Guide, "Stream Ordered Memory Allocator": "the user must guarantee that the access
+//! will happen after the allocation operation, otherwise the behavior is undefined", and "that the free operation happens
+//! after the allocation operation and any use of the allocation".
 
 use core::ffi::c_uint;
 
@@ -15,8 +21,22 @@ const HOST_FLAGS: c_uint = 7;
 
 /// CUDA Driver API, cuMemAlloc: "If bytesize is 0, cuMemAlloc() returns CUDA_ERROR_INVALID_VALUE";
 /// CUDA_ERROR_OUT_OF_MEMORY: "unable to allocate enough memory". Queued frees run before memory counts as used up.
-fn allocate(driver: &mut Driver, pointer: Out<u64>, bytes: usize, function: &str, pooled: bool) -> Outcome {
+///
+/// With a stream the memory is the pool's, and there once the stream gets to this point. In a capture that would be a
+/// memory node of the graph; those are not simulated: CUDA_ERROR_NOT_SUPPORTED.
+fn allocate(
+    driver: &mut Driver,
+    pointer: Out<u64>,
+    bytes: usize,
+    function: &str,
+    stream: Option<u64>,
+) -> Outcome {
     let pointer = pointer.checked()?;
+    let context = driver.context()?;
+    let stream = stream.map(|handle| context.queue.find(handle)).transpose()?;
+    if stream.is_some_and(|stream| context.captures.is_capturing(stream)) {
+        return Err(Code::NOT_SUPPORTED);
+    }
     if bytes == 0 {
         return Err(Code::INVALID_VALUE);
     }
@@ -28,34 +48,29 @@ fn allocate(driver: &mut Driver, pointer: Out<u64>, bytes: usize, function: &str
             return Err(Code::OUT_OF_MEMORY);
         }
     }
-    let address = driver.context()?.allocate(bytes, function, pooled)?;
+    let address = driver.context()?.allocate(bytes, function, stream.is_some())?;
+    if let Some(stream) = stream
+        && let Err(code) = driver.submit(stream, Work::Allocate { address })
+    {
+        driver.context()?.free_now(address)?;
+        return Err(code);
+    }
     pointer.set(address)
 }
 
 entries! {
     Context fn cuMemAlloc_v2(pointer: Out<u64>, bytes: usize) |driver| {
         driver.context()?.captures.expect_unsafe_allowed(thread())?;
-        allocate(driver, pointer, bytes, "cuMemAlloc", false)
+        allocate(driver, pointer, bytes, "cuMemAlloc", None)
     }
 
-    // In capture it would be a memory node.
     Context fn cuMemAllocAsync(pointer: Out<u64>, bytes: usize, stream: u64) |driver| {
-        let context = driver.context()?;
-        let id = context.queue.find(stream)?;
-        if context.captures.is_capturing(id) {
-            return Err(Code::NOT_SUPPORTED);
-        }
-        allocate(driver, pointer, bytes, "cuMemAllocAsync", true)
+        allocate(driver, pointer, bytes, "cuMemAllocAsync", Some(stream))
     }
 
     Context fn cuMemAllocFromPoolAsync(pointer: Out<u64>, bytes: usize, pool: u64, stream: u64) |driver| {
         super::pools::expect_pool(pool)?;
-        let context = driver.context()?;
-        let id = context.queue.find(stream)?;
-        if context.captures.is_capturing(id) {
-            return Err(Code::NOT_SUPPORTED);
-        }
-        allocate(driver, pointer, bytes, "cuMemAllocFromPoolAsync", true)
+        allocate(driver, pointer, bytes, "cuMemAllocFromPoolAsync", Some(stream))
     }
 
     // CUDA Driver API, cuMemFree: "Frees the memory space pointed to by dptr, which must have been returned by a previous
@@ -81,7 +96,8 @@ entries! {
     }
 
     // CUDA Driver API, cuMemFreeAsync: "Inserts a free operation into hStream. The allocation must not be accessed after
-    // stream execution reaches the free." What is no live allocation is CUDA_ERROR_INVALID_VALUE.
+    // stream execution reaches the free." What is no live allocation is CUDA_ERROR_INVALID_VALUE. In a capture the free
+    // would be a memory node, as an allocation: CUDA_ERROR_NOT_SUPPORTED.
     Release fn cuMemFreeAsync(pointer: u64, stream: u64) |driver| {
         let dead = driver.dead.is_some();
         let context = driver.context()?;

@@ -73,9 +73,13 @@ pub(crate) fn convert(cvt: Cvt, bits: u64) -> u64 {
         x = round_to_integer(x, mode);
     }
     if to.integer() {
-        // NaN becomes 0, everything else the nearest value that exists.
-        let value = if x.is_nan() { 0 } else { x.clamp(-1e30, 1e30) as i128 };
-        return to_integer(value, cvt, true);
+        // PTX ISA, cvt: NaN gives 0 "if source is not .f64 and destination is not .s64, .u64", else
+        // "1 << (BitWidth(dst) - 1)". Everything else becomes the nearest value that exists.
+        if x.is_nan() {
+            let wide = from == Ty::F64 || to.bits() == 64;
+            return to_integer(if wide { 1 << (to.bits() - 1) } else { 0 }, cvt, false);
+        }
+        return to_integer(x.clamp(-1e30, 1e30) as i128, cvt, true);
     }
     if sat {
         x = if x > 0.0 { x.min(1.0) } else { 0.0 };

@@ -159,6 +159,11 @@ impl Warp {
                 return self.load_matrix(machine, &mem, d, transposed);
             }
         }
+        // CUDA C++ Programming Guide, "Warp Vote Functions": "These intrinsics do not imply a memory barrier. They do
+        // not guarantee any memory ordering." Likewise reductions and matches.
+        if !matches!(what, Together::Shuffle { .. } | Together::Barrier) {
+            return Ok(());
+        }
         let clock = self.clock;
         let mut latest = 0;
         for (lane, clock) in clock.iter().enumerate() {

@@ -417,7 +417,8 @@ impl Warp {
                 }
             }
             Op::ActiveMask { d } => {
-                let value = u64::from(self.active);
+                // PTX ISA, activemask: an "exited or inactive or predicated-off thread will contribute 0".
+                let value = u64::from(mask);
                 lanes(mask).for_each(|lane| self.regs.put(*d, lane, value));
                 self.regs.mark(*d, mask, !0);
             }
