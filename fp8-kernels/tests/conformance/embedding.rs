@@ -127,9 +127,9 @@ fn backward_adds_in_order(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// So many ids, of rows of one element and of several.
+/// So many ids, of rows of one element and of two; each number of them backward for one of the types.
 fn around_2_16(device: &Device, dtype: DType) -> Outcome {
-    for (len, hidden) in AROUND_2_16.into_iter().zip([1, 2, 1]) {
+    for ((len, hidden), summed) in AROUND_2_16.into_iter().zip([1, 2, 1]).zip(FLOATS) {
         let (ids, what) = (ids(len, 300, device)?, format!("{len} ids, {hidden} columns"));
         let numbers = ids.to_vec::<i32>()?;
         let table = normal([300, hidden], dtype, 1, device)?;
@@ -138,14 +138,16 @@ fn around_2_16(device: &Device, dtype: DType) -> Outcome {
         let want: Vec<f32> = numbers.iter().flat_map(row).copied().collect();
         let y = ops::embedding(&ids, &table)?;
         same(&what, &y.to_f32_vec()?, &want, hidden)?;
-        let mut dtable = Tensor::zeros([300, hidden], DType::F32, device)?;
-        ops::embedding_backward(&y, &ids, &mut dtable, "table.grad")?;
-        let mut sums = vec![0.0f32; 300 * hidden];
-        for (&id, dy) in numbers.iter().zip(want.chunks(hidden)) {
-            let sums = &mut sums[id as usize * hidden..][..hidden];
-            sums.iter_mut().zip(dy).for_each(|(sum, v)| *sum += v);
+        if dtype == summed {
+            let mut dtable = Tensor::zeros([300, hidden], DType::F32, device)?;
+            ops::embedding_backward(&y, &ids, &mut dtable, "table.grad")?;
+            let mut sums = vec![0.0f32; 300 * hidden];
+            for (&id, dy) in numbers.iter().zip(want.chunks(hidden)) {
+                let sums = &mut sums[id as usize * hidden..][..hidden];
+                sums.iter_mut().zip(dy).for_each(|(sum, v)| *sum += v);
+            }
+            same(&what, &dtable.to_vec::<f32>()?, &sums, hidden)?;
         }
-        same(&what, &dtable.to_vec::<f32>()?, &sums, hidden)?;
     }
     Ok(())
 }

@@ -33,7 +33,13 @@ fn the_oracles_agree(_: &Device) -> Outcome {
 
 /// Rows of warps and of blocks, held in registers and read again, with a special value in each.
 fn special_shapes() -> [(usize, Vec<f32>); 5] {
-    [(17, specials()), (40, specials()), (1025, extremes()), (1032, extremes()), (8200, vec![f32::NAN, 1e30])]
+    [
+        (17, specials()),
+        (40, specials()),
+        (1025, extremes()),
+        (1032, extremes()),
+        (8200, vec![f32::NAN, f32::MAX]),
+    ]
 }
 
 fn special_values(device: &Device, dtype: DType) -> Outcome {

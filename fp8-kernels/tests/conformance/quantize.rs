@@ -174,14 +174,14 @@ fn needles(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
     Ok(())
 }
 
-/// In the blocks behind those of [`needles`], and the ends; each place for one of the types.
+/// In the blocks behind those of [`needles`], and the ends; each place for some of the types.
 fn needles_around_2_16(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
     let (cell, rule, turn) =
         (Cell::new(2.0, device)?, exact(encoding), 2 * dtype as usize + encoding as usize);
     for len in AROUND_2_16 {
         let mut values = vec![-0.5; len];
         for place in
-            needle_places(len).into_iter().filter(|&place| place > 2 * 8192).skip(turn % 6).step_by(6)
+            needle_places(len).into_iter().filter(|&place| place > 2 * 8192).skip(turn % 3).step_by(3)
         {
             values[place] = 1e4;
             let x = tensor(values.clone(), [1, len], dtype, device)?;

@@ -61,7 +61,7 @@ fn infinities_come_through(device: &Device) -> Outcome {
 
 /// One among ordinary values, in sums, means and maxima.
 fn special_values(device: &Device, dtype: DType) -> Outcome {
-    let few = specials().into_iter().flat_map(|special| [1, 9, 17].map(|len| (special, len)));
+    let few = specials().into_iter().zip([1, 9, 17].into_iter().cycle());
     let many = extremes().into_iter().map(|special| (special, PIECE + 7));
     for (i, (special, len)) in few.chain(many).enumerate() {
         let mut values = Random::new(2).normals(len);
