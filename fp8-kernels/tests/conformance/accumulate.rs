@@ -1,13 +1,13 @@
 use super::case::{Outcome, cases};
-use super::compare::{refused, same};
-use super::data::{FLOATS, normal};
+use super::compare::{refused, same, same_numbers};
+use super::data::{AROUND_2_16, FLOATS, normal, specials, tensor};
 use fp8_kernels::{DType, Device, Tensor, ops};
 
-cases![adds_in_f32, refuses];
+cases![adds_in_f32, special_values: Dtypes, refuses];
 
 fn adds_in_f32(device: &Device) -> Outcome {
-    // The last two: as many as a simulated device's grid takes at once, and more.
-    let lens = (0..=17).chain([127, 2049, 70_003, 1 << 17, (1 << 17) + 43]);
+    // 2^17 and more: as many as a simulated device's grid takes at once, and more.
+    let lens = (0..=17).chain([127, 2049, 70_003, 1 << 17, (1 << 17) + 43]).chain(AROUND_2_16);
     for (len, dtype) in lens.flat_map(|len| FLOATS.map(|dtype| (len, dtype))) {
         let mut out = normal([len], DType::F32, 1, device)?;
         let x = normal([len], dtype, 2, device)?;
@@ -17,6 +17,18 @@ fn adds_in_f32(device: &Device) -> Outcome {
         same(&format!("{len} of {dtype}"), &out.to_vec::<f32>()?, &want, len)?;
     }
     Ok(())
+}
+
+/// Each beside each, in all places of a vector.
+fn special_values(device: &Device, dtype: DType) -> Outcome {
+    let specials = specials();
+    let pairs = specials.iter().flat_map(|&a| specials.iter().map(move |&b| (a, b)));
+    let (a, b): (Vec<f32>, Vec<f32>) = pairs.unzip();
+    let len = a.len();
+    let (mut out, x) = (Tensor::from_vec(a.clone(), [len], device)?, tensor(b, [len], dtype, device)?);
+    let want: Vec<f32> = a.iter().zip(x.to_f32_vec()?).map(|(a, b)| a + b).collect();
+    ops::accumulate(&mut out, &x, "out")?;
+    same_numbers(dtype.name(), &out.to_vec::<f32>()?, &want, specials.len())
 }
 
 fn refuses(device: &Device) -> Outcome {

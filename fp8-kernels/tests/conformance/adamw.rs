@@ -1,6 +1,6 @@
 use super::case::{Outcome, cases};
-use super::compare::{close, equal, refused, same};
-use super::data::{self, FLOATS, exact, f64s, normal, specials, tolerance};
+use super::compare::{close, equal, quiet, refused, same};
+use super::data::{self, AROUND_2_16, FLOATS, exact, f64s, normal, specials, tolerance};
 use super::reference::{Got, same_as_cpu, same_results};
 use super::threads::same_bits;
 use crate::oracle::adamw::{State, adamw as oracle};
@@ -17,7 +17,9 @@ cases![
     many_quantize_as_quantize_does: DtypesAndFormats,
     first_scales_are_the_cpus: DtypesAndFormats,
     first_scales_by_every_rule,
+    around_2_16: Dtypes,
     special_gradients,
+    special_parameters_and_moments: Dtypes,
     main_parameters_are_rounded_into_the_parameter,
     without_main_parameters_rounds_once,
     zero_gradients_only_decay,
@@ -126,19 +128,66 @@ fn bits_are_the_cpus(device: &Device, dtype: DType) -> Outcome {
 }
 
 fn special_gradients(device: &Device) -> Outcome {
-    let values: Vec<f32> = specials().into_iter().filter(|v| !v.is_nan()).collect();
+    let values = specials();
     let len = values.len();
     same_as_cpu("special gradients", device, |device| {
         let mut param = Tensor::full(1.5, [len], DType::F32, device)?;
         let [mut m, mut v] = moments(len, device)?;
         let grad = Tensor::from_vec(values.clone(), [len], device)?;
         ops::adamw(&mut param, &grad, &mut m, &mut v, None, &AdamWStep { grad_scale: 1.0, ..STEP }, "w")?;
-        let quiet = |x: Tensor| -> Result<Got> {
-            let values = x.to_f32_vec()?.into_iter();
-            Ok(Got::Numbers(values.map(|v| if v.is_nan() { f32::NAN } else { v }).collect()))
-        };
-        [param, m, v].into_iter().map(quiet).collect()
+        numbers([param, m, v])
     })
+}
+
+/// The elements; a NaN's sign and payload are the machine's.
+fn numbers<const N: usize>(tensors: [Tensor; N]) -> Result<Vec<Got>> {
+    tensors.iter().map(|x| Ok(Got::Numbers(quiet(&x.to_f32_vec()?)))).collect()
+}
+
+/// One in each of four elements: the parameter, what it is rounded from, and both moments.
+fn special_parameters_and_moments(device: &Device, dtype: DType) -> Outcome {
+    let specials = specials();
+    let len = 4 * specials.len() + 3;
+    let rule = exact(Encoding::E4M3);
+    for has_main in [false, true] {
+        same_as_cpu(&format!("{dtype}, main parameters: {has_main}"), device, |device| {
+            let with = |place: usize, others: f32, dtype| {
+                let value = |i: usize| if i % 4 == place { specials[i / 4 % specials.len()] } else { others };
+                data::tensor((0..len).map(value).collect(), [1, len], dtype, device)
+            };
+            let (mut param, mut main) = (with(0, 1.5, dtype)?, with(1, -0.75, DType::F32)?);
+            let (mut exp_avg, mut exp_avg_sq) = (with(2, 0.5, DType::F32)?, with(3, 0.25, DType::F32)?);
+            let grad = normal([1, len], DType::F32, 4, device)?;
+            let (cell, amax) = (Cell::new(16.0, device)?, Cell::new(REST, device)?);
+            let tensor = ops::AdamWTensor {
+                name: "w",
+                param: &mut param,
+                main_grad: &grad,
+                exp_avg: &mut exp_avg,
+                exp_avg_sq: &mut exp_avg_sq,
+                main_param: has_main.then_some(&mut main),
+                slot: Some(Slot { amax: Some(&amax), ..Slot::fixed(Encoding::E4M3, &cell, &rule) }),
+            };
+            let codes = ops::adamw_many(&mut [tensor], &STEP)?;
+            let mut results: Vec<Got> = codes.into_iter().flatten().map(Got::from).collect();
+            results.extend(numbers([param, main, exp_avg, exp_avg_sq])?);
+            results.push(Got::Numbers(vec![amax.read()?]));
+            Ok(results)
+        })?;
+    }
+    Ok(())
+}
+
+fn around_2_16(device: &Device, dtype: DType) -> Outcome {
+    for len in AROUND_2_16 {
+        same_as_cpu(&format!("{len} elements"), device, |device| {
+            let (mut param, grad) = (normal([len], dtype, 1, device)?, normal([len], DType::F32, 2, device)?);
+            let [mut m, mut v] = moments(len, device)?;
+            ops::adamw(&mut param, &grad, &mut m, &mut v, None, &STEP, "w")?;
+            Ok([param, m, v].map(Got::Tensor).into())
+        })?;
+    }
+    Ok(())
 }
 
 /// Those behind the first seven count nothing.

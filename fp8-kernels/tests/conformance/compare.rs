@@ -56,6 +56,16 @@ pub(crate) fn same<T: Bits>(what: &str, got: &[T], want: &[T], cols: usize) -> O
     .into())
 }
 
+/// As [`same`], apart from a NaN's sign and payload, which machines choose.
+pub(crate) fn same_numbers(what: &str, got: &[f32], want: &[f32], cols: usize) -> Outcome {
+    same(what, &quiet(got), &quiet(want), cols)
+}
+
+/// With one NaN for all.
+pub(crate) fn quiet(values: &[f32]) -> Vec<f32> {
+    values.iter().map(|&v| if v.is_nan() { f32::NAN } else { v }).collect()
+}
+
 /// `|got − want| ≤ atol + rtol · |want|`; infinities equal, NaN where NaN is wanted.
 pub(crate) fn close(what: &str, got: &[f32], want: &[f64], cols: usize, [rtol, atol]: [f64; 2]) -> Outcome {
     same_length(what, got.len(), want.len())?;

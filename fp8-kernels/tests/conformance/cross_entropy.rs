@@ -1,6 +1,8 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, ensure, equal, refused, refused_on, same};
-use super::data::{FLOATS, Random, f64s, normal, tensor, tolerance};
+use super::data::{
+    FLOATS, Random, extremes, f64s, normal, rounded, special_rows, specials, tensor, tolerance,
+};
 use super::edge::to_the_edge;
 use super::threads::same_bits;
 use crate::oracle::{cross_entropy as oracle, differences};
@@ -19,6 +21,7 @@ cases![
     large_logits_stay_finite,
     confident_rows_keep_their_digits,
     nothing_counts,
+    special_logits: Dtypes,
     nan_reaches_the_loss,
     same_for_any_threads,
     refuses,
@@ -225,6 +228,36 @@ fn nothing_counts(device: &Device) -> Outcome {
         equal("loss", (loss.item()?, saved.count.to_vec::<i32>()?), (0.0, vec![0]))?;
         let dx = ops::cross_entropy_backward(&logits, &target, &saved, &options, 1.0)?;
         same("dx", &dx.to_vec::<f32>()?, &vec![0.0; rows * 4], 4)?;
+    }
+    Ok(())
+}
+
+/// One in each row, which is the target or another: gradients together, losses row by row.
+fn special_logits(device: &Device, dtype: DType) -> Outcome {
+    let options = CrossEntropyOptions { ignore_index: None, normalizer: Some(1.0) };
+    for (vocabulary, specials) in [(7, specials()), (33, specials()), (40, extremes()), (5003, extremes())] {
+        let rows = specials.len();
+        let logits = tensor(special_rows(&specials, vocabulary, 3), [rows, vocabulary], dtype, device)?;
+        let (flat, values) = (logits.to_f32_vec()?, f64s(&logits)?);
+        for is_target in [true, false] {
+            let column = |row: usize| (row * 13 + usize::from(!is_target)) % vocabulary;
+            let targets: Vec<i32> = (0..rows).map(|row| column(row) as i32).collect();
+            let target = Tensor::from_vec(targets.clone(), [rows], device)?;
+            let counted = counted(&targets);
+            let (_, saved) = ops::cross_entropy(&logits, &target, &options)?;
+            let dx = ops::cross_entropy_backward(&logits, &target, &saved, &options, 8.0)?;
+            let want = rounded(oracle::backward(&values, vocabulary, &counted, 0.125), dtype)?;
+            let what = format!("{dtype}, {vocabulary} columns, the target: {is_target}");
+            close(&what, &dx.to_f32_vec()?, &want, vocabulary, tolerance(dtype))?;
+            // A loss does not depend on the type that its logits were stored in.
+            for at in (0..rows).filter(|_| dtype == DType::F32) {
+                let range = at * vocabulary..(at + 1) * vocabulary;
+                let (loss, _) = row(flat[range.clone()].to_vec(), targets[at], device)?;
+                let want = oracle::loss(&values[range], vocabulary, &counted[at..=at], 1.0);
+                let want = rounded(vec![want], DType::F32)?;
+                close(&format!("{what}: {:e}", specials[at]), &[loss], &want, 1, tolerance(DType::F32))?;
+            }
+        }
     }
     Ok(())
 }

@@ -31,6 +31,9 @@ pub(crate) fn rules() -> Vec<ScaleRule> {
     delayed.chain(current).collect()
 }
 
+/// Numbers of elements on both sides of 2¹⁶, and it.
+pub(crate) const AROUND_2_16: [usize; 3] = [(1 << 16) - 1, 1 << 16, (1 << 16) + 1];
+
 /// Matrices around vectors, tiles and chunks of work; empty ones; primes.
 pub(crate) const SHAPES: [[usize; 2]; 24] = [
     [0, 16],
@@ -54,9 +57,9 @@ pub(crate) const SHAPES: [[usize; 2]; 24] = [
     [5, 129],
     [63, 65],
     [97, 101],
-    [1, (1 << 16) - 1],
-    [1 << 16, 1],
-    [1, (1 << 16) + 1],
+    [1, AROUND_2_16[0]],
+    [AROUND_2_16[1], 1],
+    [1, AROUND_2_16[2]],
 ];
 
 /// Signed zeros, subnormals, ties of both formats and of bf16, the ends of all ranges, infinities, NaNs.
@@ -98,6 +101,24 @@ pub(crate) fn specials() -> Vec<f32> {
         f32::NAN,
     ];
     positive.into_iter().flat_map(|v| [v, -v]).collect()
+}
+
+/// Of those the ones that arithmetic treats apart: zeros, subnormals, the largest, infinities, NaNs.
+pub(crate) fn extremes() -> Vec<f32> {
+    specials().into_iter().filter(|v| !v.is_normal() || v.abs() == f32::MAX).collect()
+}
+
+/// Normal values in rows of `cols`, and in each row one of `specials`, whose place moves from row to row.
+pub(crate) fn special_rows(specials: &[f32], cols: usize, seed: u64) -> Vec<f32> {
+    let mut values = Random::new(seed).normals(specials.len() * cols);
+    specials.iter().enumerate().for_each(|(row, &special)| values[row * cols + row * 13 % cols] = special);
+    values
+}
+
+/// What `values` become in `dtype`: beyond its range infinite.
+pub(crate) fn rounded(values: Vec<f64>, dtype: DType) -> Result<Vec<f64>> {
+    let len = values.len();
+    f64s(&tensor(values.into_iter().map(|v| v as f32).collect(), [len], dtype, &Device::cpu())?)
 }
 
 /// SplitMix64.

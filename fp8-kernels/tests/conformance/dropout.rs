@@ -1,6 +1,6 @@
 use super::case::{Outcome, cases};
-use super::compare::{ensure, equal, refused, same};
-use super::data::{FLOATS, normal, tensor};
+use super::compare::{ensure, equal, refused, same, same_numbers};
+use super::data::{AROUND_2_16, FLOATS, normal, specials, tensor};
 use super::threads::same_bits;
 use crate::oracle::philox::philox;
 use fp8_kernels::ops::DropoutKey;
@@ -11,6 +11,8 @@ use proptest::test_runner::{Config, TestRunner};
 cases![
     the_oracle_gives_published_numbers,
     matches_the_oracle,
+    around_2_16: Dtypes,
+    special_values: Dtypes,
     the_threshold_itself_is_kept: Dtypes,
     rounds_once,
     keeps_what_the_probability_says,
@@ -46,6 +48,36 @@ fn matches_the_oracle(device: &Device) -> Outcome {
             same(&what, &ops::dropout(&x, p, key)?.to_vec::<f32>()?, &want, len)?;
             same(&what, &ops::dropout_backward(&x, p, key)?.to_vec::<f32>()?, &want, len)?;
         }
+    }
+    Ok(())
+}
+
+/// The elements that the oracle keeps, times `1 / (1 − p)` and rounded; zeros for the others.
+fn check(what: &str, x: &Tensor, p: f32, key: DropoutKey) -> Outcome {
+    let element = |(i, v): (usize, f32)| if kept(i, p, key) { v * (1.0 / (1.0 - p)) } else { 0.0 };
+    let want = x.to_f32_vec()?.into_iter().enumerate().map(element).collect();
+    let want = tensor(want, *x.shape(), x.dtype(), &Device::cpu())?.to_f32_vec()?;
+    for y in [ops::dropout(x, p, key)?, ops::dropout_backward(x, p, key)?] {
+        same_numbers(what, &y.to_f32_vec()?, &want, want.len())?;
+    }
+    Ok(())
+}
+
+fn around_2_16(device: &Device, dtype: DType) -> Outcome {
+    for len in AROUND_2_16 {
+        let x = normal([len], dtype, 7, device)?;
+        check(&format!("{len} elements"), &x, 0.3, DropoutKey { seed: 9, offset: 4 })?;
+    }
+    Ok(())
+}
+
+/// Kept or dropped, in whole vectors and rests.
+fn special_values(device: &Device, dtype: DType) -> Outcome {
+    let specials = specials();
+    for (len, p) in (0..8).flat_map(|rest| [0.0, 0.4, 0.9].map(|p| (2 * specials.len() + rest, p))) {
+        let values = (0..len).map(|i| specials[i % specials.len()]).collect();
+        let x = tensor(values, [len], dtype, device)?;
+        check(&format!("{len} elements, p {p}"), &x, p, DropoutKey { seed: len as u64, offset: 1 })?;
     }
     Ok(())
 }

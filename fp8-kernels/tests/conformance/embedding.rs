@@ -1,6 +1,6 @@
 use super::case::{Outcome, cases};
-use super::compare::{close, equal, refused, refused_on, same};
-use super::data::{FLOATS, Random, f64s, normal, tolerance};
+use super::compare::{close, equal, refused, refused_on, same, same_numbers};
+use super::data::{AROUND_2_16, FLOATS, Random, f64s, normal, specials, tensor, tolerance};
 use super::threads::same_bits;
 use fp8_kernels::{DType, Device, Result, Shape, Tensor, ops};
 
@@ -8,6 +8,8 @@ cases![
     looks_up_rows,
     backward_adds_up,
     backward_adds_in_order,
+    around_2_16: Dtypes,
+    special_values: Dtypes,
     keeps_what_was_there,
     same_for_any_threads,
     an_error_changes_nothing,
@@ -121,6 +123,58 @@ fn backward_adds_in_order(device: &Device) -> Outcome {
         }
         ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad")?;
         same(&format!("{dtype} {len} of {vocabulary}"), &dtable.to_vec::<f32>()?, &want, hidden)?;
+    }
+    Ok(())
+}
+
+/// So many ids, of rows of one element and of two; each number of them backward for one of the types.
+fn around_2_16(device: &Device, dtype: DType) -> Outcome {
+    for ((len, hidden), summed) in AROUND_2_16.into_iter().zip([1, 2, 1]).zip(FLOATS) {
+        let (ids, what) = (ids(len, 300, device)?, format!("{len} ids, {hidden} columns"));
+        let numbers = ids.to_vec::<i32>()?;
+        let table = normal([300, hidden], dtype, 1, device)?;
+        let rows = table.to_f32_vec()?;
+        let row = |&id: &i32| &rows[id as usize * hidden..][..hidden];
+        let want: Vec<f32> = numbers.iter().flat_map(row).copied().collect();
+        let y = ops::embedding(&ids, &table)?;
+        same(&what, &y.to_f32_vec()?, &want, hidden)?;
+        if dtype == summed {
+            let mut dtable = Tensor::zeros([300, hidden], DType::F32, device)?;
+            ops::embedding_backward(&y, &ids, &mut dtable, "table.grad")?;
+            let mut sums = vec![0.0f32; 300 * hidden];
+            for (&id, dy) in numbers.iter().zip(want.chunks(hidden)) {
+                let sums = &mut sums[id as usize * hidden..][..hidden];
+                sums.iter_mut().zip(dy).for_each(|(sum, v)| *sum += v);
+            }
+            same(&what, &dtable.to_vec::<f32>()?, &sums, hidden)?;
+        }
+    }
+    Ok(())
+}
+
+/// Looked up as they are; in a gradient each reaches its own row, once alone and once behind others.
+fn special_values(device: &Device, dtype: DType) -> Outcome {
+    let specials = specials();
+    let vocabulary = specials.len();
+    for hidden in [1, 2, 4, 7, 8] {
+        let value = |i: usize| specials[(i + i / hidden * 5) % vocabulary];
+        let rows =
+            tensor((0..vocabulary * hidden).map(value).collect(), [vocabulary, hidden], dtype, device)?;
+        let numbers = (0..vocabulary as i32).chain(0..vocabulary as i32 / 2);
+        let ids = Tensor::from_vec(numbers.clone().collect(), [numbers.clone().count()], device)?;
+        let values = rows.to_f32_vec()?;
+        let row = |id: i32| &values[id as usize * hidden..][..hidden];
+        let want: Vec<f32> = numbers.clone().flat_map(row).copied().collect();
+        let y = ops::embedding(&ids, &rows)?;
+        same_numbers(&format!("{hidden} columns"), &y.to_f32_vec()?, &want, hidden)?;
+        let mut dtable = normal([vocabulary, hidden], DType::F32, 3, device)?;
+        let mut sums = dtable.to_vec::<f32>()?;
+        ops::embedding_backward(&y, &ids, &mut dtable, "table.grad")?;
+        for (id, dy) in numbers.zip(want.chunks(hidden)) {
+            let sums = &mut sums[id as usize * hidden..][..hidden];
+            sums.iter_mut().zip(dy).for_each(|(sum, v)| *sum += v);
+        }
+        same_numbers(&format!("{hidden} columns, backward"), &dtable.to_vec::<f32>()?, &sums, hidden)?;
     }
     Ok(())
 }

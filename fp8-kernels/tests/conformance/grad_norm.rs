@@ -1,6 +1,6 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, ensure, equal, refused};
-use super::data::{FLOATS, Random, f64s, normal, tensor, tolerance};
+use super::data::{AROUND_2_16, FLOATS, Random, extremes, f64s, normal, specials, tensor, tolerance};
 use super::edge::{four_squares, to_the_edge};
 use super::threads::same_bits;
 use fp8_kernels::{DType, Device, Tensor, ops};
@@ -13,6 +13,8 @@ cases![
     no_bit_of_a_sum_is_lost,
     no_bit_is_lost_beside_what_follows: Dtypes,
     large_and_small_values_fit,
+    around_2_16: Dtypes,
+    special_values: Dtypes,
     infinity_and_nan_come_through,
     same_for_any_threads,
     refuses,
@@ -203,6 +205,37 @@ fn large_and_small_values_fit(device: &Device) -> Outcome {
     let most = Tensor::full(f32::MAX, [4], DType::F32, device)?;
     equal("beyond f32", ops::grad_norm(&[&most])?.item()?, f32::INFINITY)?;
     equal("no elements", ops::grad_norm(&[&Tensor::zeros([0], DType::F32, device)?])?.item()?, 0.0)
+}
+
+fn around_2_16(device: &Device, dtype: DType) -> Outcome {
+    for len in AROUND_2_16 {
+        let grad = normal([len], dtype, 3, device)?;
+        let want = f64s(&grad)?.iter().map(|v| v * v).sum::<f64>().sqrt();
+        close(&format!("{len}"), &[ops::grad_norm(&[&grad])?.item()?], &[want], 1, [2e-7, 0.0])?;
+    }
+    Ok(())
+}
+
+/// Each alone or among ordinary values, in one tensor or in the second of two.
+fn special_values(device: &Device, dtype: DType) -> Outcome {
+    let few = specials().into_iter().zip([1, 9, 17].into_iter().cycle());
+    let many = extremes().into_iter().map(|special| (special, 16_391));
+    let others = normal([5], dtype, 1, device)?;
+    for (i, (special, len)) in few.chain(many).enumerate() {
+        let mut values = Random::new(2).normals(len);
+        values[i * 7 % len] = special;
+        let grad = tensor(values, [len], dtype, device)?;
+        let grads = if i / 2 % 2 == 0 { vec![&grad] } else { vec![&others, &grad] };
+        let mut sum = 0.0;
+        for grad in &grads {
+            sum += f64s(grad)?.iter().map(|v| v * v).sum::<f64>();
+        }
+        // Beyond f32 it is infinite.
+        let want = f64::from(sum.sqrt() as f32);
+        let what = format!("{special:e} among {len}, {} tensors", grads.len());
+        close(&what, &[ops::grad_norm(&grads)?.item()?], &[want], 1, [3e-7, 0.0])?;
+    }
+    Ok(())
 }
 
 fn infinity_and_nan_come_through(device: &Device) -> Outcome {

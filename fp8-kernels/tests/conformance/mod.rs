@@ -26,6 +26,7 @@ mod gemm_fp8;
 mod grad_norm;
 mod linear;
 mod norm;
+mod norm_specials;
 mod quantize;
 mod quantize_many;
 mod reduce;
@@ -58,6 +59,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     grad_norm::CASES,
     linear::CASES,
     norm::CASES,
+    norm_specials::CASES,
     quantize::CASES,
     quantize_many::CASES,
     reduce::CASES,

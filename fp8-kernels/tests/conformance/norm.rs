@@ -27,7 +27,7 @@ cases![
     refuses,
 ];
 
-const NORMS: [Norm; 2] = [Norm::LayerNorm, Norm::RmsNorm];
+pub(super) const NORMS: [Norm; 2] = [Norm::LayerNorm, Norm::RmsNorm];
 const SHAPES: [[usize; 2]; 12] = [
     [0, 16],
     [1, 1],
@@ -43,7 +43,7 @@ const SHAPES: [[usize; 2]; 12] = [
     [2, 8192],
 ];
 
-fn options(norm: Norm) -> NormOptions {
+pub(super) fn options(norm: Norm) -> NormOptions {
     NormOptions { norm, ..NormOptions::default() }
 }
 

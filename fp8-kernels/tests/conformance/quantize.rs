@@ -1,6 +1,6 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
-use super::data::{self, FLOATS, SHAPES, exact, f64s, needle_places, normal, specials, tensor};
+use super::data::{self, AROUND_2_16, FLOATS, SHAPES, exact, f64s, needle_places, normal, specials, tensor};
 use super::reference::{Got, same_as_cpu};
 use super::threads::same_bits;
 use crate::oracle::fp8;
@@ -17,6 +17,7 @@ cases![
     one_value_everywhere: DtypesAndFormats,
     first_scales_by_every_rule,
     needles: DtypesAndFormats,
+    needles_around_2_16: DtypesAndFormats,
     needles_in_tiles: DtypesAndFormats,
     needles_in_rounds: Dtypes,
     amax_is_merged,
@@ -167,6 +168,30 @@ fn needles(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
             let want = fp8::quantize(&x.to_f32_vec()?, encoding, 2.0);
             let what = format!("a needle at {place} of {len}");
             same(&what, &got, &want.codes, len)?;
+            same(&what, &[amax.read()?], &[want.amax], 1)?;
+        }
+    }
+    Ok(())
+}
+
+/// In the blocks behind those of [`needles`], and the ends; each place for some of the types.
+fn needles_around_2_16(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
+    let (cell, rule, turn) =
+        (Cell::new(2.0, device)?, exact(encoding), 2 * dtype as usize + encoding as usize);
+    for len in AROUND_2_16 {
+        let mut values = vec![-0.5; len];
+        for place in
+            needle_places(len).into_iter().filter(|&place| place > 2 * 8192).skip(turn % 3).step_by(3)
+        {
+            values[place] = 1e4;
+            let x = tensor(values.clone(), [1, len], dtype, device)?;
+            values[place] = -0.5;
+            let amax = Cell::new(REST, device)?;
+            let slot = Slot { amax: Some(&amax), ..Slot::fixed(encoding, &cell, &rule) };
+            let codes = fp8(ops::quantize(&x, &slot)?)?.codes()?;
+            let want = fp8::quantize(&x.to_f32_vec()?, encoding, 2.0);
+            let what = format!("a needle at {place} of {len}");
+            same(&what, &codes, &want.codes, len)?;
             same(&what, &[amax.read()?], &[want.amax], 1)?;
         }
     }

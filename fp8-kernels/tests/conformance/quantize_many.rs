@@ -1,6 +1,6 @@
 use super::case::{Outcome, cases};
 use super::compare::{equal, same};
-use super::data::{self, ENCODINGS, FLOATS, exact, normal, tensor};
+use super::data::{self, ENCODINGS, FLOATS, exact, normal, special_rows, specials, tensor};
 use super::quantize::fp8;
 use crate::oracle::fp8;
 use fp8_kernels::{
@@ -8,7 +8,7 @@ use fp8_kernels::{
     UNSET, ops,
 };
 
-cases![are_each, needles, share_an_unset_cell];
+cases![are_each, needles, special_values: Formats, share_an_unset_cell];
 
 /// As many tensors as slots, in one call or one after the other.
 fn are_each(device: &Device) -> Outcome {
@@ -97,6 +97,41 @@ fn needles(device: &Device) -> Outcome {
     // Nothing is done twice.
     let elements: usize = tensors.iter().map(Tensor::numel).sum();
     equal("elements", counters.read()?.elements, elements as u64)
+}
+
+/// One in each row, and each amax its own, with and without a transpose.
+fn special_values(device: &Device, encoding: Encoding) -> Outcome {
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let (rule, specials) = (exact(encoding), specials());
+    let finite: Vec<f32> = specials.iter().copied().filter(|v| v.is_finite()).collect();
+    let (mut tensors, mut cells) = (Vec::new(), Vec::new());
+    for (i, dtype) in FLOATS.into_iter().enumerate() {
+        for (cols, specials) in [(15, &specials), (16, &specials), (72, &finite)] {
+            let rows = special_rows(specials, cols, i as u64);
+            tensors.push(tensor(rows, [specials.len(), cols], dtype, device)?);
+            let scale = [1.0, 0.125, 448.0][tensors.len() % 3];
+            cells.push((scale, Cell::new(scale, device)?, Cell::new(REST, device)?, Counters::new(device)?));
+        }
+    }
+    let mut pairs = Vec::new();
+    for (i, (x, (_, cell, amax, counters))) in tensors.iter().zip(&cells).enumerate() {
+        let slot = Slot::fixed(encoding, cell, &rule);
+        let (amax, counters) = (Some(amax), Some(counters));
+        pairs.push((x, Slot { amax, counters, columnwise: i % 2 == 0, ..slot }));
+    }
+    let outputs = ops::quantize_many(&pairs)?;
+    for ((got, x), (scale, _, amax, counters)) in outputs.into_iter().zip(&tensors).zip(&cells) {
+        let (got, [rows, cols], what) =
+            (fp8(got)?, x.shape().matrix(), format!("{} {}", x.dtype(), x.shape()));
+        let want = fp8::quantize(&x.to_f32_vec()?, encoding, *scale);
+        same(&what, &got.codes()?, &want.codes, cols)?;
+        same(&what, &got.transposed()?.codes()?, &fp8::transpose(&want.codes, rows, cols), rows)?;
+        same(&what, &[amax.read()?], &[want.amax], 1)?;
+        let counts = counters.read()?;
+        let wanted = [want.saturated, want.underflowed, x.numel() as u64];
+        equal(&what, [counts.saturated, counts.underflowed, counts.elements], wanted)?;
+    }
+    Ok(())
 }
 
 fn share_an_unset_cell(device: &Device) -> Outcome {

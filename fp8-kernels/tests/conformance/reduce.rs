@@ -1,7 +1,9 @@
 use super::cancel::{self, Cancelling, cancelling};
 use super::case::{Outcome, cases};
-use super::compare::{close, equal, refused, same};
-use super::data::{PIECE, Random, SHAPES, exact, f64s, needle_places, normal, tensor};
+use super::compare::{close, equal, refused, same, same_numbers};
+use super::data::{
+    PIECE, Random, SHAPES, exact, extremes, f64s, needle_places, normal, rounded, specials, tensor,
+};
 use super::edge::{beside_the_middle, same_sums, to_the_edge};
 use super::threads::same_bits;
 use fp8_kernels::{Cell, DType, Device, Encoding, Slot, Tensor, ops};
@@ -9,6 +11,8 @@ use fp8_kernels::{Cell, DType, Device, Encoding, Slot, Tensor, ops};
 cases![
     sums: Dtypes,
     infinities_come_through,
+    special_values: Dtypes,
+    special_values_in_columns: Dtypes,
     no_bit_of_a_sum_is_lost,
     no_bit_of_a_column_sum_is_lost,
     no_bit_of_growing_parts_is_lost,
@@ -51,6 +55,49 @@ fn infinities_come_through(device: &Device) -> Outcome {
         equal(&format!("{len} values"), ops::sum(&x)?.item()?, infinity)?;
         let sums = ops::column_sums(&x.reshape([len, 1])?)?.to_f32_vec()?;
         same(&format!("{len} rows"), &sums, &[infinity], 1)?;
+    }
+    Ok(())
+}
+
+/// One among ordinary values, in sums, means and maxima.
+fn special_values(device: &Device, dtype: DType) -> Outcome {
+    let few = specials().into_iter().zip([1, 9, 17].into_iter().cycle());
+    let many = extremes().into_iter().map(|special| (special, PIECE + 7));
+    for (i, (special, len)) in few.chain(many).enumerate() {
+        let mut values = Random::new(2).normals(len);
+        values[i * 7 % len] = special;
+        let x = tensor(values, [len], dtype, device)?;
+        let (values, what) = (f64s(&x)?, format!("{special:e} among {len}"));
+        let (sum, size) = (values.iter().sum::<f64>(), values.iter().map(|v| v.abs()).sum::<f64>());
+        let near = |size: f64| [1.3e-6, if size.is_finite() { 1e-6 * size } else { 0.0 }];
+        close(&what, &[ops::sum(&x)?.item()?], &rounded(vec![sum], DType::F32)?, 1, near(size))?;
+        let (mean, size) = (sum / len as f64, size / len as f64);
+        close(&what, &[ops::mean(&x)?.item()?], &[mean], 1, near(size))?;
+        let larger = |a: f64, b: &f64| if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(*b) };
+        let max = values.iter().fold(f64::NEG_INFINITY, larger);
+        close(&what, &[ops::max(&x)?.item()?], &[max], 1, [0.0, 0.0])?;
+    }
+    Ok(())
+}
+
+/// One in each column: all others have their own sums. With the codes of a quantization, too.
+fn special_values_in_columns(device: &Device, dtype: DType) -> Outcome {
+    let (cell, rule, specials) = (Cell::new(1.0, device)?, exact(Encoding::E5M2), specials());
+    // Columns of whole vectors, and of others; a few tall ones.
+    for (rows, cols, first) in
+        [(70, 72, 0), (131, 67, 0), (300, 8, 60), (300, 7, 61), (2000, 1, 64), (2000, 1, 66)]
+    {
+        let mut values = Random::new(rows as u64).normals(rows * cols);
+        (0..cols)
+            .for_each(|col| values[col * 29 % rows * cols + col] = specials[(first + col) % specials.len()]);
+        let x = tensor(values, [rows, cols], dtype, device)?;
+        let (values, what) = (f64s(&x)?, format!("{dtype} [{rows}, {cols}]"));
+        let column = |col: usize| values.iter().skip(col).step_by(cols);
+        let want = rounded((0..cols).map(|col| column(col).sum()).collect(), DType::F32)?;
+        let sums = ops::column_sums(&x)?.to_f32_vec()?;
+        close(&what, &sums, &want, cols, [1.3e-6, 1e-3])?;
+        let (_, db) = ops::quantize_dbias(&x, &Slot::fixed(Encoding::E5M2, &cell, &rule))?;
+        same_numbers(&what, &db.to_f32_vec()?, &sums, cols)?;
     }
     Ok(())
 }

@@ -1,15 +1,20 @@
 use super::case::{Outcome, cases};
-use super::compare::{close, ensure, refused, same};
-use super::data::{self, FLOATS, f64s, normal, tolerance};
+use super::compare::{close, ensure, quiet, refused, same};
+use super::data::{
+    self, AROUND_2_16, FLOATS, f64s, normal, rounded, special_rows, specials, tensor, tolerance,
+};
+use super::reference::{Got, same_as_cpu};
 use super::threads::same_bits;
 use crate::oracle::differences;
 use fp8_kernels::ops::RopeTable;
-use fp8_kernels::{DType, Device, Tensor, ops};
+use fp8_kernels::{DType, Device, Result, Tensor, ops};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 cases![
     matches_the_oracle,
+    around_2_16: Dtypes,
+    special_values: Dtypes,
     halves_are_rounded_once,
     backward_is_the_transpose,
     norms_and_the_way_back,
@@ -51,6 +56,43 @@ fn matches_the_oracle(device: &Device) -> Outcome {
             let y = ops::rope(&x, &table, start)?;
             close(&format!("{dtype} {shape:?} {start}"), &y.to_f32_vec()?, &want, dim, tolerance(dtype))?;
         }
+    }
+    Ok(())
+}
+
+/// So many tokens, heads or sequences of one pair.
+fn around_2_16(device: &Device, dtype: DType) -> Outcome {
+    let [below, even, above] = AROUND_2_16;
+    for shape in [[1, below, 1, 2], [1, 1, even, 2], [above, 1, 1, 2]] {
+        let [_, sequence, heads, dim] = shape;
+        let table = RopeTable::new(sequence + 1, dim, 10_000.0, device)?;
+        let x = normal(shape, dtype, 1, device)?;
+        let want = rotate(&f64s(&x)?, [sequence, heads, dim], 1, 10_000.0);
+        let y = ops::rope(&x, &table, 1)?;
+        close(&format!("{shape:?}"), &y.to_f32_vec()?, &want, dim, tolerance(dtype))?;
+    }
+    Ok(())
+}
+
+/// One in each head: its pair alone feels it. From position 0, whose sine is 0, and from a later one.
+fn special_values(device: &Device, dtype: DType) -> Outcome {
+    let specials = specials();
+    for (dim, start) in [(6, 0), (16, 3), (48, 0)] {
+        let (sequence, heads) = (specials.len() / 2, 2);
+        let values = special_rows(&specials, dim, 5);
+        let shape = [1, sequence, heads, dim];
+        let what = format!("{dtype} {shape:?} from {start}");
+        let turned = |device: &Device| -> Result<[Tensor; 2]> {
+            let table = RopeTable::new(start + sequence, dim, 10_000.0, device)?;
+            let x = tensor(values.clone(), shape, dtype, device)?;
+            Ok([ops::rope(&x, &table, start)?, ops::rope_backward(&x, &table, start)?])
+        };
+        same_as_cpu(&what, device, |device| {
+            turned(device)?.iter().map(|y| Ok(Got::Numbers(quiet(&y.to_f32_vec()?)))).collect()
+        })?;
+        let x = f64s(&tensor(values.clone(), shape, dtype, device)?)?;
+        let want = rounded(rotate(&x, [sequence, heads, dim], start, 10_000.0), dtype)?;
+        close(&what, &turned(device)?[0].to_f32_vec()?, &want, dim, tolerance(dtype))?;
     }
     Ok(())
 }

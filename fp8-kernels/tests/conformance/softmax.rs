@@ -1,7 +1,9 @@
 use super::cancel::{self, Cancelling, cancelling};
 use super::case::{Outcome, cases};
 use super::compare::{close, ensure, refused, same};
-use super::data::{self, FLOATS, f64s, needle_places, normal, tensor, tolerance};
+use super::data::{
+    self, FLOATS, extremes, f64s, needle_places, normal, rounded, special_rows, specials, tensor, tolerance,
+};
 use super::edge::{beside_the_middle, same_sums, to_the_edge};
 use super::threads::same_bits;
 use crate::oracle::{differences, softmax as oracle};
@@ -28,6 +30,8 @@ cases![
     a_row_without_keys_is_zero,
     large_scores_stay_finite,
     nan_stays_in_its_row,
+    special_scores: Dtypes,
+    special_gradients: Dtypes,
     rows_sum_to_one,
     same_for_any_threads,
     refuses,
@@ -337,6 +341,43 @@ fn nan_stays_in_its_row(device: &Device) -> Outcome {
     let x = tensor(vec![f32::NAN, 1.0, f32::NAN, f32::NAN, 0.0, 0.0], [3, 2], DType::F32, device)?;
     let y = ops::softmax(&x, 1.0, false, None)?.to_vec::<f32>()?;
     ensure(y[..4].iter().all(|v| v.is_nan()) && y[4..] == [0.5, 0.5], || format!("{y:?}"))
+}
+
+/// Rows of warps and of blocks, whole and ragged, with a special value in each.
+fn special_shapes() -> [(usize, Vec<f32>); 5] {
+    [(7, specials()), (24, specials()), (1000, extremes()), (1032, extremes()), (1033, extremes())]
+}
+
+fn special_scores(device: &Device, dtype: DType) -> Outcome {
+    for (keys, specials) in special_shapes() {
+        let x = tensor(special_rows(&specials, keys, 1), [specials.len(), keys], dtype, device)?;
+        let y = ops::softmax(&x, 0.5, false, None)?;
+        let values = f64s(&x)?;
+        let want =
+            values.chunks(keys).flat_map(|row| oracle::softmax(row, 0.5, |_| false)).collect::<Vec<_>>();
+        close(&format!("{keys} keys"), &y.to_f32_vec()?, &want, keys, tolerance(dtype))?;
+    }
+    Ok(())
+}
+
+/// In dy, and in the scores that y came of.
+fn special_gradients(device: &Device, dtype: DType) -> Outcome {
+    for (keys, specials) in special_shapes() {
+        let shape = [specials.len(), keys];
+        let special = tensor(special_rows(&specials, keys, 2), shape, dtype, device)?;
+        let others = normal(shape, dtype, 3, device)?;
+        for (what, dy, scores) in [("dy", &special, &others), ("scores", &others, &special)] {
+            let y = ops::softmax(scores, 1.0, false, None)?;
+            let (dy_values, y_values) = (f64s(dy)?, f64s(&y)?);
+            let rows = dy_values.chunks(keys).zip(y_values.chunks(keys));
+            let want = rows.flat_map(|(dy, y)| oracle::backward(dy, y, 0.5)).collect();
+            let dx = ops::softmax_backward(dy, &y, 0.5)?;
+            let [rtol, atol] = tolerance(dtype);
+            let near = [rtol.max(1e-5), atol];
+            close(&format!("{what}, {keys} keys"), &dx.to_f32_vec()?, &rounded(want, dtype)?, keys, near)?;
+        }
+    }
+    Ok(())
 }
 
 fn rows_sum_to_one(device: &Device) -> Outcome {

@@ -6,7 +6,7 @@ pub(crate) fn loss(logits: &[f64], vocabulary: usize, targets: &[Option<usize>],
         let Some(target) = target else { return 0.0 };
         let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = logits.iter().map(|v| (v - max).exp()).sum();
-        -((logits[*target] - max).exp() / sum).ln()
+        sum.ln() + (max - logits[*target])
     };
     rows.map(row).sum::<f64>() / divisor
 }
