@@ -29,6 +29,9 @@ mod sealed {
 
     pub trait Wide {
         const KIND: Kind;
+
+        /// The element with these bits, the last 16 of them where it has no more.
+        fn of_bits(bits: u32) -> Self;
     }
 }
 
@@ -170,6 +173,11 @@ pub trait Source:
 impl sealed::Sealed for f32 {}
 impl sealed::Wide for f32 {
     const KIND: Kind = Kind::F32;
+
+    #[inline(always)]
+    fn of_bits(bits: u32) -> Self {
+        f32::from_bits(bits)
+    }
 }
 impl Source for f32 {
     #[inline(always)]
@@ -185,6 +193,11 @@ impl Source for f32 {
 impl sealed::Sealed for f16 {}
 impl sealed::Wide for f16 {
     const KIND: Kind = Kind::F16;
+
+    #[inline(always)]
+    fn of_bits(bits: u32) -> Self {
+        f16::from_bits(codec::low_half(bits))
+    }
 }
 impl Source for f16 {
     #[inline(always)]
@@ -200,6 +213,11 @@ impl Source for f16 {
 impl sealed::Sealed for bf16 {}
 impl sealed::Wide for bf16 {
     const KIND: Kind = Kind::BF16;
+
+    #[inline(always)]
+    fn of_bits(bits: u32) -> Self {
+        bf16::from_bits(codec::low_half(bits))
+    }
 }
 impl Source for bf16 {
     #[inline(always)]
