@@ -37,7 +37,7 @@ const AHEAD: usize = 8 << 10;
 fn fetch_ahead<S>(block: &[S; BLOCK]) {
     let first = block.as_ptr().cast::<i8>().wrapping_add(AHEAD);
     for line in 0..size_of_val(block).div_ceil(64) {
-        _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(64 * line));
+        prefetch(first.wrapping_add(64 * line));
     }
 }
 
@@ -60,7 +60,7 @@ fn drive<S: Source>(src: &[S], dst: &mut [u8], streams: bool, mut codes: impl Fn
             unsafe { _mm256_stream_si256(line.as_mut_ptr().cast(), codes) };
         }
         // Streamed lines are seen by others only after this.
-        _mm_sfence();
+        fence();
     } else {
         for (block, line) in blocks.iter().zip(lines) {
             store(line, codes(block));
@@ -269,7 +269,7 @@ fn fill<D: Source>(
         }
     }
     if streams {
-        _mm_sfence();
+        fence();
     }
     for (src, dst) in [(src_head, dst_head), (src_tail, dst_tail)] {
         for (src, dst) in src.chunks(HALF).zip(dst.chunks_mut(HALF)) {
@@ -470,12 +470,24 @@ pub(crate) fn copy(src: &[u8], dst: &mut [u8], streams: bool) {
 pub(crate) fn fetch<S: Source>(src: &[S]) {
     let first = src.as_ptr().cast::<i8>();
     for at in (0..size_of_val(src)).step_by(64) {
-        _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(at));
+        prefetch(first.wrapping_add(at));
     }
 }
 
-/// Makes streamed codes seen by others.
+/// Brings the line of an address into the nearest cache.
+#[inline]
 #[target_feature(enable = "avx2")]
+#[allow(unused_unsafe, reason = "safe in newer Rust")]
+pub(super) fn prefetch(place: *const i8) {
+    // SAFETY: AVX2 implies SSE; fetching ahead is a hint, for any address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(place) };
+}
+
+/// Makes streamed codes seen by others.
+#[inline]
+#[target_feature(enable = "avx2")]
+#[allow(unused_unsafe, reason = "safe in newer Rust")]
 pub(crate) fn fence() {
-    _mm_sfence();
+    // SAFETY: AVX2 implies SSE; a fence orders stores and does nothing else.
+    unsafe { _mm_sfence() };
 }
