@@ -404,8 +404,14 @@ pub(crate) fn stochastic<S: Source, T: Target>(src: &[S], scale: f32, random: Ph
     scalar::stochastic::<S, T>(src, scale, random, dst);
 }
 
-/// Writes the columns of a tile, whose rows begin `src_stride` apart, as rows of `dst`, `stride` apart; streamed ones begin at
-/// multiples of 32 bytes.
+/// Whether this begins at a cache line.
+#[inline]
+pub(super) fn is_aligned(dst: &[u8]) -> bool {
+    dst.as_ptr().align_offset(TILE) == 0
+}
+
+/// Writes the columns of a tile, whose rows begin `src_stride` apart, as rows of `dst`, `stride` apart: past the caches where
+/// that is asked for and these are whole lines.
 #[target_feature(enable = "avx2")]
 pub(crate) fn transpose(src: &[u8], src_stride: usize, dst: &mut [u8], stride: usize, streams: bool) {
     let mut columns = [[0; TILE]; TILE];
@@ -428,14 +434,15 @@ pub(crate) fn transpose(src: &[u8], src_stride: usize, dst: &mut [u8], stride: u
             }
         }
     }
-    let streams = streams && !cfg!(miri);
+    // Then every row of `dst` begins at a line.
+    let streams = streams && !cfg!(miri) && is_aligned(dst) && stride.is_multiple_of(TILE);
     for (column, line) in columns.iter().zip(dst.chunks_mut(stride)) {
         if streams {
             let line = line[..TILE].as_mut_ptr();
             for at in [0, 32] {
                 // SAFETY: half a column.
                 let half = unsafe { _mm256_loadu_si256(column.as_ptr().wrapping_add(at).cast()) };
-                // SAFETY: half of the line's first 64 bytes; aligned, as the caller says.
+                // SAFETY: half of the line's first 64 bytes; aligned, as `dst` is and rows are whole lines.
                 unsafe { _mm256_stream_si256(line.wrapping_add(at).cast(), half) };
             }
         } else {
