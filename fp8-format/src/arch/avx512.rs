@@ -7,8 +7,8 @@
 //!
 //! NaN is a branch per 64 elements that ordinary data never take.
 
-pub(crate) use super::avx2::{copy, fence, fetch};
 use super::avx2::prefetch;
+pub(crate) use super::avx2::{copy, fence, fetch};
 mod products;
 mod rounding;
 mod transpose;

@@ -69,7 +69,16 @@ fn bands(rows: usize) -> impl Iterator<Item = Range<usize>> {
 
 impl Codec {
     /// `dst[c · rows + r] = src[r · cols + c]`, tile by tile; codes are moved as they are, NaN with its bits. O(rows · cols), no
-    /// memory of its own.
+    /// memory of its own but, where threads share a matrix of few columns, 16 bytes for each piece of a column.
+    ///
+    /// ```
+    /// use fp8_format::{E4M3, slice::Codec};
+    ///
+    /// let mut columns = [E4M3::ZERO; 6];
+    /// Codec::new().transpose(&[1, 2, 3, 4, 5, 6].map(E4M3::from_bits), 3, 2, &mut columns)?;
+    /// assert_eq!(columns.map(E4M3::to_bits), [1, 3, 5, 2, 4, 6]);
+    /// # Ok::<(), fp8_format::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Shape`] if a slice does not have `rows · cols` elements; nothing is written then.
@@ -119,6 +128,19 @@ impl Codec {
 
     /// [`Codec::quantize`] of a matrix and of its transpose in one call: one read of `src`, the same codes twice. Rounding, NaN
     /// and saturation are those of `quantize`. Returns the largest magnitude. O(rows · cols).
+    ///
+    /// Where results go past the caches a band of codes lies on the stack: 64 KiB. On threads, and with fewer than 8 rows or
+    /// columns, it is [`Codec::quantize`] and [`Codec::transpose`], one after the other.
+    ///
+    /// ```
+    /// use fp8_format::{E4M3, slice::Codec};
+    ///
+    /// let (mut rows, mut columns) = ([E4M3::ZERO; 4], [E4M3::ZERO; 4]);
+    /// let amax = Codec::new().quantize_transpose(&[1.0_f32, 2.0, -3.0, 4.4], 2, 2, 0.5, &mut rows, &mut columns)?;
+    /// assert_eq!((amax, rows.map(E4M3::to_f32)), (4.4, [0.5, 1.0, -1.5, 2.25])); // the last of 2.2
+    /// assert_eq!(columns.map(E4M3::to_f32), [0.5, -1.5, 1.0, 2.25]);
+    /// # Ok::<(), fp8_format::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Shape`] if a slice does not have `rows · cols` elements; nothing is written then.
