@@ -49,7 +49,7 @@ const fn byte(x: u32) -> u8 {
 
 #[expect(clippy::cast_possible_truncation, reason = "callers want exactly the low half")]
 #[inline(always)]
-const fn low_half(x: u32) -> u16 {
+pub(crate) const fn low_half(x: u32) -> u16 {
     x as u16
 }
 

@@ -59,7 +59,7 @@ impl Encoding {
         }
     }
 
-    /// The value of a code, exact; a NaN code gives the f32 with bits 0x7FFF_FFFF.
+    /// The value of a code, exact; a NaN code gives the f32 with bits 0x7FFF_FFFF. O(1).
     #[must_use]
     #[inline]
     pub const fn to_f32(self, code: u8) -> f32 {
@@ -69,7 +69,8 @@ impl Encoding {
         }
     }
 
-    /// Nearest code, ties to even; beyond the range NaN (E4M3) or infinity (E5M2).
+    /// Nearest code, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
+    /// (E5M2); NaN gives 0x7F. O(1).
     #[must_use]
     #[inline]
     pub const fn from_f32(self, x: f32) -> u8 {
@@ -79,7 +80,8 @@ impl Encoding {
         }
     }
 
-    /// Nearest code, ties to even; beyond the range the largest finite value. NaN gives 0x7F.
+    /// Nearest code, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
+    /// NaN gives 0x7F. O(1).
     #[must_use]
     #[inline]
     pub const fn from_f32_saturating(self, x: f32) -> u8 {
@@ -89,8 +91,9 @@ impl Encoding {
         }
     }
 
-    /// Stochastic rounding, saturating: up in magnitude iff the fraction of an ulp, as 0.32 fixed point, plus `r`
-    /// reaches 2³².
+    /// The code of one of the two neighbours: up in magnitude iff the fraction of an ulp, as 0.32 fixed point, plus `r`
+    /// reaches 2³², so a tie goes up for half of all `r`. Overflow and infinity give the largest finite value with the sign of
+    /// `x`; NaN gives 0x7F. O(1).
     #[must_use]
     #[inline]
     pub const fn from_f32_stochastic(self, x: f32, r: u32) -> u8 {

@@ -29,6 +29,9 @@ mod sealed {
 
     pub trait Wide {
         const KIND: Kind;
+
+        /// The element with these bits, the last 16 of them where it has no more.
+        fn of_bits(bits: u32) -> Self;
     }
 }
 
@@ -63,31 +66,41 @@ pub trait Fp8:
     fn from_bits(bits: u8) -> Self;
     /// The code of this value.
     fn to_bits(self) -> u8;
-    /// Nearest value; overflow gives NaN (E4M3) or infinity (E5M2).
+    /// Nearest value, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
+    /// (E5M2); NaN gives 0x7F. O(1).
     fn from_f32(x: f32) -> Self;
-    /// Nearest value; overflow gives the largest finite value.
+    /// Nearest value, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
+    /// NaN gives 0x7F. O(1).
     fn from_f32_saturating(x: f32) -> Self;
-    /// One of the two neighbours, chosen by `r`; overflow gives the largest finite value.
+    /// One of the two neighbours: the magnitude goes up iff its fraction of an ulp, as 0.32 fixed point, and `r` together
+    /// reach 2³², so a tie goes up for half of all `r`. Overflow and infinity give the largest finite value with the sign of
+    /// `x`; NaN gives 0x7F. O(1).
     fn from_f32_stochastic(x: f32, r: u32) -> Self;
-    /// [`Fp8::from_f32`], rounded once from the double.
+    /// Nearest value, ties to even, rounded once from the double, never by way of f32. Overflow and infinity give NaN with
+    /// the sign of `x` (E4M3) or infinity (E5M2); NaN gives 0x7F. O(1).
     fn from_f64(x: f64) -> Self;
-    /// [`Fp8::from_f32_saturating`], rounded once from the double.
+    /// Nearest value, ties to even, rounded once from the double, never by way of f32. Overflow and infinity give the largest
+    /// finite value with the sign of `x`; NaN gives 0x7F. O(1).
     fn from_f64_saturating(x: f64) -> Self;
-    /// [`Fp8::from_f32`] for an f16.
+    /// Nearest value, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
+    /// (E5M2); NaN gives 0x7F. O(1).
     fn from_f16(x: f16) -> Self;
-    /// [`Fp8::from_f32_saturating`] for an f16.
+    /// Nearest value, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
+    /// NaN gives 0x7F. O(1).
     fn from_f16_saturating(x: f16) -> Self;
-    /// [`Fp8::from_f32`] for a bf16.
+    /// Nearest value, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
+    /// (E5M2); NaN gives 0x7F. O(1).
     fn from_bf16(x: bf16) -> Self;
-    /// [`Fp8::from_f32_saturating`] for a bf16.
+    /// Nearest value, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
+    /// NaN gives 0x7F. O(1).
     fn from_bf16_saturating(x: bf16) -> Self;
-    /// The value, exact.
+    /// The value, exact. NaN gives 0x7FFF_FFFF. O(1).
     fn to_f32(self) -> f32;
-    /// The value, exact.
+    /// The value, exact. NaN gives 0x7FFF_FFFF_FFFF_FFFF. O(1).
     fn to_f64(self) -> f64;
-    /// The value, exact.
+    /// The value, exact. NaN gives 0x7FFF. O(1).
     fn to_f16(self) -> f16;
-    /// The value, exact.
+    /// The value, exact. NaN gives 0x7FFF. O(1).
     fn to_bf16(self) -> bf16;
     /// Whether this is NaN.
     fn is_nan(self) -> bool;
@@ -161,15 +174,21 @@ delegate!(E4M3, E5M2);
 pub trait Source:
     Copy + Debug + Default + PartialEq + PartialOrd + Send + Sync + sealed::Sealed + sealed::Wide + 'static
 {
-    /// The value, exact.
+    /// The value, exact; of NaN the sign and the payload. O(1).
     fn to_f32(self) -> f32;
-    /// The nearest value, ties to even.
+    /// The nearest value, ties to even; beyond the range infinity. NaN stays NaN, with the sign and what fits of the payload,
+    /// as `half` has it. O(1).
     fn from_f32(x: f32) -> Self;
 }
 
 impl sealed::Sealed for f32 {}
 impl sealed::Wide for f32 {
     const KIND: Kind = Kind::F32;
+
+    #[inline(always)]
+    fn of_bits(bits: u32) -> Self {
+        f32::from_bits(bits)
+    }
 }
 impl Source for f32 {
     #[inline(always)]
@@ -185,6 +204,11 @@ impl Source for f32 {
 impl sealed::Sealed for f16 {}
 impl sealed::Wide for f16 {
     const KIND: Kind = Kind::F16;
+
+    #[inline(always)]
+    fn of_bits(bits: u32) -> Self {
+        f16::from_bits(codec::low_half(bits))
+    }
 }
 impl Source for f16 {
     #[inline(always)]
@@ -200,6 +224,11 @@ impl Source for f16 {
 impl sealed::Sealed for bf16 {}
 impl sealed::Wide for bf16 {
     const KIND: Kind = Kind::BF16;
+
+    #[inline(always)]
+    fn of_bits(bits: u32) -> Self {
+        bf16::from_bits(codec::low_half(bits))
+    }
 }
 impl Source for bf16 {
     #[inline(always)]

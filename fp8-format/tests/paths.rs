@@ -291,6 +291,13 @@ fn matrices() {
             (256, 65),
             (192, 1088),
             (70, 2053),
+            (130, 1024),
+            (64, 2048),
+            (1, 200),
+            (200, 1),
+            (7, 300),
+            (300, 8),
+            (9, 71),
             (0, 5),
         ] {
             let x = floats(rows * cols);
@@ -314,6 +321,34 @@ fn matrices() {
     }
 }
 
+/// Stores past the caches are for whole lines alone.
+#[test]
+fn matrices_at_all_places() {
+    let x = floats(128 * 1024);
+    for codec in codecs() {
+        for (rows, cols) in [(128, 1024), (128, 64), (96, 64), (1, 500), (500, 1), (3, 70)] {
+            let x = &x[..rows * cols];
+            for offset in [0, 1, 16, 32, 63] {
+                let mut codes = [vec![E4M3::ZERO; rows * cols + 64], vec![E4M3::ZERO; rows * cols + 64]];
+                let [dst, columns] = &mut codes;
+                let here = offset..offset + rows * cols;
+                let (dst, columns) = (&mut dst[here.clone()], &mut columns[here.clone()]);
+                codec.quantize_transpose(x, rows, cols, 0.7, dst, columns).unwrap();
+                let mut alone = vec![E4M3::ZERO; rows * cols + 64];
+                codec.transpose(dst, rows, cols, &mut alone[here.clone()]).unwrap();
+                for (i, x) in x.iter().enumerate() {
+                    let (want, at) =
+                        (E4M3::from_f32_saturating(x * 0.7).to_bits(), i % cols * rows + i / cols);
+                    let got = [dst[i], columns[at], alone[offset + at]].map(E4M3::to_bits);
+                    assert_eq!(got, [want; 3], "{codec:?} {rows} x {cols} from {offset} on: {i}");
+                }
+                let outside = alone[..offset].iter().chain(&alone[here.end..]);
+                assert!(outside.into_iter().all(|code| code.to_bits() == 0), "{codec:?} {rows} x {cols}");
+            }
+        }
+    }
+}
+
 #[test]
 fn stochastic_slices_however_they_are_cut() {
     let x = floats(1000);
@@ -329,6 +364,30 @@ fn stochastic_slices_however_they_are_cut() {
                     assert_eq!(code.to_bits(), want.to_bits(), "{codec:?}: from {first}, {len}, element {i}");
                 }
             }
+        }
+    }
+}
+
+/// Matrices whose columns, rows or neither are shared between threads.
+#[cfg(feature = "rayon")]
+#[test]
+fn threads_transpose_matrices_of_all_shapes() {
+    let len = 300 << 10;
+    let src: Vec<E5M2> = (0..len).map(|i| E5M2::from_bits(((i * 2_654_435_761) >> 13) as u8)).collect();
+    let codec = Codec::new().parallel();
+    let check = |cols: usize| {
+        let rows = len / cols;
+        let src = &src[..rows * cols];
+        let mut dst = vec![E5M2::ZERO; src.len()];
+        codec.transpose(src, rows, cols, &mut dst).unwrap();
+        for (i, code) in src.iter().enumerate() {
+            assert_eq!(dst[i % cols * rows + i / cols].to_bits(), code.to_bits(), "{rows} x {cols}: {i}");
+        }
+    };
+    for threads in [1, 5] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        for cols in [1, 2, 7, 8, 63, 64, 65, 129, 700, 4800, len / 65, len / 64, len / 7, len / 2, len] {
+            pool.install(|| check(cols));
         }
     }
 }

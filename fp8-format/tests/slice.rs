@@ -66,11 +66,15 @@ fn conversions_equal_the_scalar_ones() {
 
         let codes: Vec<T> = (0..=255).map(T::from_bits).collect();
         let (mut f32s, mut f16s, mut bf16s) = ([0.0_f32; 256], [f16::ZERO; 256], [bf16::ZERO; 256]);
+        let mut f64s = [0.0_f64; 256];
+        slice::to_f64(&codes, &mut f64s).unwrap();
+        assert!(slice::to_f64(&codes[1..], &mut f64s).is_err());
         slice::to_f32(&codes, &mut f32s).unwrap();
         slice::to_f16(&codes, &mut f16s).unwrap();
         slice::to_bf16(&codes, &mut bf16s).unwrap();
         for (i, code) in codes.iter().enumerate() {
             assert_eq!(f32s[i].to_bits(), code.to_f32().to_bits(), "{i:#x}");
+            assert_eq!(f64s[i].to_bits(), code.to_f64().to_bits(), "{i:#x}");
             assert_eq!(f16s[i].to_bits(), code.to_f16().to_bits(), "{i:#x}");
             assert_eq!(bf16s[i].to_bits(), code.to_bf16().to_bits(), "{i:#x}");
         }

@@ -37,7 +37,7 @@ const AHEAD: usize = 8 << 10;
 fn fetch_ahead<S>(block: &[S; BLOCK]) {
     let first = block.as_ptr().cast::<i8>().wrapping_add(AHEAD);
     for line in 0..size_of_val(block).div_ceil(64) {
-        _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(64 * line));
+        prefetch(first.wrapping_add(64 * line));
     }
 }
 
@@ -60,7 +60,7 @@ fn drive<S: Source>(src: &[S], dst: &mut [u8], streams: bool, mut codes: impl Fn
             unsafe { _mm256_stream_si256(line.as_mut_ptr().cast(), codes) };
         }
         // Streamed lines are seen by others only after this.
-        _mm_sfence();
+        fence();
     } else {
         for (block, line) in blocks.iter().zip(lines) {
             store(line, codes(block));
@@ -269,7 +269,7 @@ fn fill<D: Source>(
         }
     }
     if streams {
-        _mm_sfence();
+        fence();
     }
     for (src, dst) in [(src_head, dst_head), (src_tail, dst_tail)] {
         for (src, dst) in src.chunks(HALF).zip(dst.chunks_mut(HALF)) {
@@ -404,8 +404,14 @@ pub(crate) fn stochastic<S: Source, T: Target>(src: &[S], scale: f32, random: Ph
     scalar::stochastic::<S, T>(src, scale, random, dst);
 }
 
-/// Writes the columns of a tile, whose rows begin `src_stride` apart, as rows of `dst`, `stride` apart; streamed ones begin at
-/// multiples of 32 bytes.
+/// Whether this begins at a cache line.
+#[inline]
+pub(super) fn is_aligned(dst: &[u8]) -> bool {
+    dst.as_ptr().align_offset(TILE) == 0
+}
+
+/// Writes the columns of a tile, whose rows begin `src_stride` apart, as rows of `dst`, `stride` apart: past the caches where
+/// that is asked for and these are whole lines.
 #[target_feature(enable = "avx2")]
 pub(crate) fn transpose(src: &[u8], src_stride: usize, dst: &mut [u8], stride: usize, streams: bool) {
     let mut columns = [[0; TILE]; TILE];
@@ -428,14 +434,15 @@ pub(crate) fn transpose(src: &[u8], src_stride: usize, dst: &mut [u8], stride: u
             }
         }
     }
-    let streams = streams && !cfg!(miri);
+    // Then every row of `dst` begins at a line.
+    let streams = streams && !cfg!(miri) && is_aligned(dst) && stride.is_multiple_of(TILE);
     for (column, line) in columns.iter().zip(dst.chunks_mut(stride)) {
         if streams {
             let line = line[..TILE].as_mut_ptr();
             for at in [0, 32] {
                 // SAFETY: half a column.
                 let half = unsafe { _mm256_loadu_si256(column.as_ptr().wrapping_add(at).cast()) };
-                // SAFETY: half of the line's first 64 bytes; aligned, as the caller says.
+                // SAFETY: half of the line's first 64 bytes; aligned, as `dst` is and rows are whole lines.
                 unsafe { _mm256_stream_si256(line.wrapping_add(at).cast(), half) };
             }
         } else {
@@ -470,12 +477,24 @@ pub(crate) fn copy(src: &[u8], dst: &mut [u8], streams: bool) {
 pub(crate) fn fetch<S: Source>(src: &[S]) {
     let first = src.as_ptr().cast::<i8>();
     for at in (0..size_of_val(src)).step_by(64) {
-        _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(at));
+        prefetch(first.wrapping_add(at));
     }
 }
 
-/// Makes streamed codes seen by others.
+/// Brings the line of an address into the nearest cache.
+#[inline]
 #[target_feature(enable = "avx2")]
+#[allow(unused_unsafe, reason = "safe in newer Rust")]
+pub(super) fn prefetch(place: *const i8) {
+    // SAFETY: AVX2 implies SSE; fetching ahead is a hint, for any address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(place) };
+}
+
+/// Makes streamed codes seen by others.
+#[inline]
+#[target_feature(enable = "avx2")]
+#[allow(unused_unsafe, reason = "safe in newer Rust")]
 pub(crate) fn fence() {
-    _mm_sfence();
+    // SAFETY: AVX2 implies SSE; a fence orders stores and does nothing else.
+    unsafe { _mm_sfence() };
 }

@@ -7,6 +7,7 @@
 //!
 //! NaN is a branch per 64 elements that ordinary data never take.
 
+use super::avx2::prefetch;
 pub(crate) use super::avx2::{copy, fence, fetch};
 mod products;
 mod rounding;
@@ -45,7 +46,7 @@ const AHEAD: usize = 8 << 10;
 fn fetch_ahead<S>(block: &[S; BLOCK]) {
     let first = block.as_ptr().cast::<i8>().wrapping_add(AHEAD);
     for line in 0..size_of_val(block).div_ceil(64) {
-        _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(64 * line));
+        prefetch(first.wrapping_add(64 * line));
     }
 }
 
@@ -68,7 +69,7 @@ fn drive<S: Source>(src: &[S], dst: &mut [u8], streams: bool, mut codes: impl Fn
             unsafe { _mm512_stream_si512(line.as_mut_ptr().cast(), codes) };
         }
         // Streamed lines are seen by others only after this.
-        _mm_sfence();
+        fence();
     } else {
         for (block, line) in blocks.iter().zip(lines) {
             store(line, codes(block));
@@ -438,7 +439,7 @@ fn fill<D: Source>(
         }
     }
     if streams {
-        _mm_sfence();
+        fence();
     }
     for (src, dst) in [(src_head, dst_head), (src_tail, dst_tail)] {
         if !src.is_empty() {

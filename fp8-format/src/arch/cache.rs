@@ -11,19 +11,26 @@ pub(crate) fn last_level() -> usize {
     *SIZE.get_or_init(|| largest().filter(|size| *size >= 1 << 20).unwrap_or(UNKNOWN))
 }
 
+/// What the CPU says about itself.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[allow(unused_unsafe, reason = "safe in newer Rust")]
+fn cpuid(leaf: u32, part: u32) -> core::arch::x86_64::CpuidResult {
+    // SAFETY: every x86-64 CPU has this instruction, and it takes any number.
+    unsafe { core::arch::x86_64::__cpuid_count(leaf, part) }
+}
+
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn largest() -> Option<usize> {
-    use core::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max};
     // Caches one by one: Intel's leaf, and AMD's of the same form.
-    let (last, _) = __get_cpuid_max(0);
-    let (last_extended, _) = __get_cpuid_max(0x8000_0000);
-    let is_amd = last_extended >= 0x8000_001D && __cpuid(0x8000_0001).ecx & (1 << 22) != 0;
+    let last = cpuid(0, 0).eax;
+    let last_extended = cpuid(0x8000_0000, 0).eax;
+    let is_amd = last_extended >= 0x8000_001D && cpuid(0x8000_0001, 0).ecx & (1 << 22) != 0;
     let leaf = if is_amd { 0x8000_001D } else { 4 };
     if !is_amd && last < 4 {
         return None;
     }
     (0..16)
-        .map(|index| __cpuid_count(leaf, index))
+        .map(|index| cpuid(leaf, index))
         .take_while(|cache| cache.eax & 0x1F != 0)
         .map(|cache| {
             let field = |bits: u32, shift: u32, width: u32| (bits >> shift & ((1 << width) - 1)) as usize + 1;

@@ -5,7 +5,7 @@ use super::target::Target;
 use super::{Scale, TILE};
 use crate::codec;
 use crate::philox::Philox;
-use crate::traits::Source;
+use crate::traits::{Kind, Source};
 
 /// Elements that loops take at a time: enough for the widest vectors, few enough for registers or the nearest cache.
 const BLOCK: usize = 64;
@@ -90,8 +90,11 @@ pub(crate) fn quantize<S: Source, T: Target>(
 #[inline]
 pub(crate) fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], _streams: bool) {
     for (d, code) in dst.iter_mut().zip(src) {
-        // Exact: the narrower types hold every code's value, and the canonical NaN keeps its upper bits.
-        *d = D::from_f32(T::FORMAT.decode_f32(*code));
+        *d = D::of_bits(match D::KIND {
+            Kind::F32 => T::FORMAT.decode_f32(*code).to_bits(),
+            Kind::F16 => T::FORMAT.decode_f16(*code).into(),
+            Kind::BF16 => T::FORMAT.decode_bf16(*code).into(),
+        });
     }
 }
 

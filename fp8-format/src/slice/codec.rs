@@ -38,6 +38,13 @@ impl Codec {
     }
 
     /// With these instructions.
+    ///
+    /// ```
+    /// use fp8_format::slice::{Codec, Path};
+    ///
+    /// assert_eq!(Codec::new().path(), Path::best());
+    /// assert_eq!(Codec::new().on(Path::SCALAR).path(), Path::SCALAR);
+    /// ```
     #[must_use]
     pub const fn on(self, path: Path) -> Self {
         Self { path, ..self }
@@ -45,13 +52,35 @@ impl Codec {
 
     /// Results go past the caches where source and destination together have more than so many bytes: at once to memory,
     /// without reading first what they overwrite, and without driving other data from the caches. Unless told otherwise
-    /// that is where they do not fit the last-level cache. The scalar path knows no such stores.
+    /// that is where they do not fit the last-level cache.
+    ///
+    /// Such stores belong to AVX2 and AVX-512; the scalar path and NEON have none. Nor have the stochastic functions and those
+    /// from and to f64, on any path, nor `quantize_transpose` unless the columns are a multiple of 1024.
+    ///
+    /// ```
+    /// use fp8_format::{E4M3, slice::Codec};
+    ///
+    /// let codec = Codec::new().streaming_beyond(1 << 20); // bytes: 205 Ki elements of f32 with their codes
+    /// let mut codes = vec![E4M3::ZERO; 1 << 18];
+    /// codec.from_f32(&vec![0.3; 1 << 18], &mut codes)?;
+    /// assert!(codes.iter().all(|x| x.to_f32() == 0.3125));
+    /// # Ok::<(), fp8_format::Error>(())
+    /// ```
     #[must_use]
     pub const fn streaming_beyond(self, bytes: usize) -> Self {
         Self { streaming: Some(bytes), ..self }
     }
 
-    /// Large slices are shared between the threads of rayon's pool.
+    /// Slices of more than 65,536 elements are shared between the threads of rayon's pool.
+    ///
+    /// ```
+    /// use fp8_format::{E4M3, slice::Codec};
+    ///
+    /// let (x, mut codes) = (vec![2.2_f32; 1 << 18], vec![E4M3::ZERO; 1 << 18]);
+    /// assert_eq!(Codec::new().parallel().quantize(&x, 0.5, &mut codes)?, 2.2);
+    /// assert!(codes.iter().all(|x| x.to_f32() == 1.125)); // of 1.1
+    /// # Ok::<(), fp8_format::Error>(())
+    /// ```
     #[cfg(feature = "rayon")]
     #[must_use]
     pub const fn parallel(self) -> Self {

@@ -2,7 +2,9 @@
 //!
 //! Every function gives, element for element, the bits of the scalar conversion it is named after, on every [`Path`]; the
 //! functions are those of [`Codec::new`]. Sources and destinations have equal lengths, or the call is an [`Error`] and nothing
-//! is written. Time is linear in the elements, and no memory is allocated.
+//! is written. Time is linear in the elements. No memory is allocated on the calling thread; [`Codec::quantize_transpose`] of a
+//! large matrix takes 64 KiB of its stack. With [`Codec`]'s `parallel` rayon allocates for its tasks, and `transpose` the list
+//! of the pieces of columns that each has.
 //!
 //! ```
 //! use fp8_format::{E4M3, slice};
@@ -29,7 +31,7 @@ mod transpose;
 pub use codec::Codec;
 pub use convert::{
     from_bf16, from_bf16_saturating, from_f16, from_f16_saturating, from_f32, from_f32_saturating, from_f64,
-    from_f64_saturating, to_bf16, to_f16, to_f32,
+    from_f64_saturating, to_bf16, to_f16, to_f32, to_f64,
 };
 pub use quantize::{amax, dequantize, quantize};
 pub use stochastic::{from_f32_stochastic, quantize_stochastic};

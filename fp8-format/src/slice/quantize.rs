@@ -16,6 +16,15 @@ impl Codec {
     /// NaN is stored as NaN and passed over by the maximum (0 if there is nothing else); ±inf is stored as ±[`Fp8::MAX`] and makes
     /// the maximum infinite. An empty slice gives 0. Any scale is taken as it is: a product that is NaN is stored as NaN.
     ///
+    /// ```
+    /// use fp8_format::{E4M3, slice::Codec};
+    ///
+    /// let mut codes = [E4M3::ZERO; 3];
+    /// let amax = Codec::new().quantize(&[1.0_f32, -3.3, 1e3], 0.5, &mut codes)?;
+    /// assert_eq!((amax, codes.map(E4M3::to_f32)), (1e3, [0.5, -1.625, 448.0])); // of 0.5, -1.65, 500
+    /// # Ok::<(), fp8_format::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.
     pub fn quantize<T: Fp8, S: Source>(&self, src: &[S], scale: f32, dst: &mut [T]) -> Result<f32> {
@@ -28,6 +37,14 @@ impl Codec {
     }
 
     /// The largest magnitude, exact: NaN is passed over, infinity counts, an empty slice gives 0. O(n).
+    ///
+    /// ```
+    /// use fp8_format::slice::{Codec, Path};
+    ///
+    /// let codec = Codec::new().on(Path::SCALAR);
+    /// assert_eq!(codec.amax(&[1.0_f32, f32::NAN, -3.3]), 3.3);
+    /// assert_eq!(codec.amax(&[1.0_f32, f32::NEG_INFINITY]), f32::INFINITY);
+    /// ```
     #[must_use]
     pub fn amax<S: Source>(&self, src: &[S]) -> f32 {
         let path = self.path;
@@ -42,6 +59,15 @@ impl Codec {
 
     /// `dst[i] = f32(src[i]) · scale_inv`, one f32 multiplication, rounded again to nearest, ties to even, where `D` is narrower:
     /// beyond its range infinity. NaN, also of the product, becomes the canonical one. O(n).
+    ///
+    /// ```
+    /// use fp8_format::{E4M3, slice::Codec};
+    ///
+    /// let mut x = [half::f16::ZERO; 2];
+    /// Codec::new().dequantize(&[0x38, 0xFE].map(E4M3::from_bits), 1000.0, &mut x)?;
+    /// assert_eq!(x.map(half::f16::to_f32), [1000.0, f32::NEG_INFINITY]); // of -448000, beyond f16
+    /// # Ok::<(), fp8_format::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.

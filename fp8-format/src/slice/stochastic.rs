@@ -9,8 +9,21 @@ impl Codec {
     /// [`Fp8::from_f32_stochastic`] of each element, with its word of `random`: one of the two neighbours, the nearer one more
     /// often. Overflow and infinity give the largest finite value, NaN gives 0x7F. O(n).
     ///
+    /// f16 and bf16 are converted by [`Codec::quantize_stochastic`] with scale 1, which changes no value.
+    ///
     /// Equal arguments give equal bits; a part of a slice that begins at element `i` gets the same ones with
     /// `random.at(i)`, however a slice is cut.
+    ///
+    /// ```
+    /// use fp8_format::{E4M3, philox::Philox, slice::Codec};
+    ///
+    /// let (x, random) = ([3.3; 10], Philox::new(42, 0));
+    /// let mut codes = [[E4M3::ZERO; 10]; 2];
+    /// Codec::new().from_f32_stochastic(&x, random, &mut codes[0])?;
+    /// Codec::new().from_f32_stochastic(&x[4..], random.at(4), &mut codes[1][4..])?;
+    /// assert_eq!(codes[0][4..], codes[1][4..]);
+    /// # Ok::<(), fp8_format::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.
@@ -21,9 +34,20 @@ impl Codec {
     }
 
     /// [`Codec::quantize`] with stochastic instead of nearest rounding of the product; saturating; NaN stays NaN. Returns the
-    /// same maximum. O(n), two reads of `src`.
+    /// same maximum. O(n), two reads of `src`. With scale 1 it converts f16 and bf16 as they are.
     ///
     /// The random numbers are those of [`Codec::from_f32_stochastic`].
+    ///
+    /// ```
+    /// use fp8_format::{E4M3, philox::Philox, slice::Codec};
+    /// use half::bf16;
+    ///
+    /// let mut codes = [E4M3::ZERO; 1000];
+    /// let x = [bf16::from_f32(3.3); 1000]; // 3.296875
+    /// assert_eq!(Codec::new().quantize_stochastic(&x, 1.0, Philox::new(42, 0), &mut codes)?, 3.296875);
+    /// assert!(codes.iter().all(|x| [3.25, 3.5].contains(&x.to_f32())));
+    /// # Ok::<(), fp8_format::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.
@@ -70,7 +94,18 @@ pub fn from_f32_stochastic<T: Fp8>(src: &[f32], random: Philox, dst: &mut [T]) -
 }
 
 /// [`Codec::quantize_stochastic`] on the fastest path: [`Codec::quantize`] with stochastic rounding; saturating, NaN stays NaN.
-/// O(n).
+/// O(n), two reads of `src`. With scale 1 it converts f16 and bf16 as they are.
+///
+/// ```
+/// use fp8_format::{E4M3, philox::Philox, slice};
+///
+/// let mut codes = [E4M3::ZERO; 1000];
+/// assert_eq!(slice::quantize_stochastic(&[3.3_f32; 1000], 2.0, Philox::new(42, 0), &mut codes)?, 3.3);
+/// assert!(codes.iter().all(|x| [6.5, 7.0].contains(&x.to_f32())));
+/// let mean = codes.iter().map(|x| x.to_f32()).sum::<f32>() / 1000.0;
+/// assert!((mean - 6.6).abs() < 0.02); // always 6.5 if rounded to nearest
+/// # Ok::<(), fp8_format::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Length`](crate::Error::Length) if the lengths differ; nothing is written then.

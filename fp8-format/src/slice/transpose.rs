@@ -13,6 +13,9 @@ const WIDTH: usize = 1024;
 /// Elements that are done at a time while those below them are fetched: more would wait for each other.
 const PIECE: usize = 256;
 
+/// Parts of a tile with fewer rows or columns than this are moved code by code, in less time than a whole tile takes.
+const NARROW: usize = 8;
+
 fn expect_matrix(op: &'static str, name: &'static str, rows: usize, cols: usize, len: usize) -> Result<()> {
     match rows.checked_mul(cols) {
         Some(product) if product == len => Ok(()),
@@ -31,16 +34,17 @@ impl Columns<'_> {
     /// Writes columns, from the first one on, as far as they lie in the rows `band`: `width` of them, the first element of a row
     /// each `stride` in `codes`.
     fn write(&mut self, path: Path, band: Range<usize>, width: usize, codes: &[u8], stride: usize) {
-        let rows = self.rows;
-        // Lines of the columns are aligned where the first is and columns are whole lines.
-        let streams = self.streams
-            && rows.is_multiple_of(TILE)
-            && band.start.is_multiple_of(TILE)
-            && self.dst.as_ptr().align_offset(TILE) == 0;
+        let (rows, streams) = (self.rows, self.streams);
         for left in (0..width).step_by(TILE) {
             let (across, codes) = (TILE.min(width - left), &codes[left..]);
             let place = &mut self.dst[left * rows + band.start..];
-            if across == TILE && band.len() == TILE {
+            if across.min(band.len()) < NARROW {
+                for c in 0..across {
+                    for r in 0..band.len() {
+                        place[c * rows + r] = codes[r * stride + c];
+                    }
+                }
+            } else if across == TILE && band.len() == TILE {
                 let codes = &codes[..(TILE - 1) * stride + TILE];
                 let lines = &mut place[..(TILE - 1) * rows + TILE];
                 arch::transpose(path, codes, stride, lines, rows, streams);
@@ -65,7 +69,16 @@ fn bands(rows: usize) -> impl Iterator<Item = Range<usize>> {
 
 impl Codec {
     /// `dst[c · rows + r] = src[r · cols + c]`, tile by tile; codes are moved as they are, NaN with its bits. O(rows · cols), no
-    /// memory of its own.
+    /// memory of its own but, where threads share a matrix of few columns, 16 bytes for each piece of a column.
+    ///
+    /// ```
+    /// use fp8_format::{E4M3, slice::Codec};
+    ///
+    /// let mut columns = [E4M3::ZERO; 6];
+    /// Codec::new().transpose(&[1, 2, 3, 4, 5, 6].map(E4M3::from_bits), 3, 2, &mut columns)?;
+    /// assert_eq!(columns.map(E4M3::to_bits), [1, 3, 5, 2, 4, 6]);
+    /// # Ok::<(), fp8_format::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Shape`] if a slice does not have `rows · cols` elements; nothing is written then.
@@ -80,7 +93,15 @@ impl Codec {
         if src.is_empty() {
             return;
         }
-        let (path, streams) = (self.path, self.streams(2 * src.len()));
+        let (path, streams) = (self.path, self.streams(src.len().saturating_mul(2)));
+        if rows == 1 || cols == 1 {
+            self.each(src, dst, |_, src, dst| {
+                arch::copy(path, src, dst, streams);
+                arch::fence(path);
+                0.0
+            });
+            return;
+        }
         // Columns next to each other, so that what is read of a row is whole lines.
         let some = |first: usize, dst: &mut [u8]| {
             for (part, dst) in dst.chunks_mut(rows.saturating_mul(WIDTH)).enumerate() {
@@ -96,7 +117,10 @@ impl Codec {
         #[cfg(feature = "rayon")]
         if let Some(part) = self.part(src.len()) {
             use rayon::prelude::*;
-            let width = (part / rows).next_multiple_of(TILE).max(TILE);
+            if cols < rows && cols.div_ceil(TILE) < rayon::current_num_threads() {
+                return by_rows(path, src, cols, part, dst);
+            }
+            let width = whole_tiles(part / rows, cols);
             return dst.par_chunks_mut(width * rows).enumerate().for_each(|(i, dst)| some(i * width, dst));
         }
         some(0, dst);
@@ -104,6 +128,19 @@ impl Codec {
 
     /// [`Codec::quantize`] of a matrix and of its transpose in one call: one read of `src`, the same codes twice. Rounding, NaN
     /// and saturation are those of `quantize`. Returns the largest magnitude. O(rows · cols).
+    ///
+    /// Where results go past the caches a band of codes lies on the stack: 64 KiB. On threads, and with fewer than 8 rows or
+    /// columns, it is [`Codec::quantize`] and [`Codec::transpose`], one after the other.
+    ///
+    /// ```
+    /// use fp8_format::{E4M3, slice::Codec};
+    ///
+    /// let (mut rows, mut columns) = ([E4M3::ZERO; 4], [E4M3::ZERO; 4]);
+    /// let amax = Codec::new().quantize_transpose(&[1.0_f32, 2.0, -3.0, 4.4], 2, 2, 0.5, &mut rows, &mut columns)?;
+    /// assert_eq!((amax, rows.map(E4M3::to_f32)), (4.4, [0.5, 1.0, -1.5, 2.25])); // the last of 2.2
+    /// assert_eq!(columns.map(E4M3::to_f32), [0.5, -1.5, 1.0, 2.25]);
+    /// # Ok::<(), fp8_format::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Shape`] if a slice does not have `rows · cols` elements; nothing is written then.
@@ -120,22 +157,61 @@ impl Codec {
         expect_matrix(OP, "src", rows, cols, src.len())?;
         expect_matrix(OP, "dst", rows, cols, dst.len())?;
         expect_matrix(OP, "dst_t", rows, cols, dst_t.len())?;
+        if src.is_empty() {
+            return Ok(0.0);
+        }
+        // Threads have parts of rows or parts of columns, nobody both; and a narrow matrix has no bands worth the name.
         #[cfg(feature = "rayon")]
-        if self.part(src.len()).is_some() {
-            // Parts of rows and parts of columns are nobody's in common: one after the other.
+        let is_parallel = self.part(src.len()).is_some();
+        #[cfg(not(feature = "rayon"))]
+        let is_parallel = false;
+        if is_parallel || rows.min(cols) < NARROW {
             let amax = self.quantize(src, scale, dst)?;
             self.transpose_bytes(bytes(dst), rows, cols, bytes_mut(dst_t));
             return Ok(amax);
         }
-        let streams = self.streams(size_of_val(src) + dst.len() + dst_t.len());
+        // Rows of fewer columns than are done together come in pieces too short to go past the caches one by one.
+        let streams = cols.is_multiple_of(WIDTH) && self.streams(size_of_val(src) + dst.len() + dst_t.len());
         let (dst, dst_t) = (bytes_mut(dst), bytes_mut(dst_t));
-        if src.is_empty() {
-            return Ok(0.0);
-        }
         let scale = Scale::new::<S, Saturating<T>>(self.path, scale, src.len());
         let run = if streams { beyond_caches::<T, S> } else { within_caches::<T, S> };
         Ok(run(self.path, src, rows, &scale, [dst, dst_t]))
     }
+}
+
+/// At least so many rows or columns as are whole tiles, and at most all.
+#[cfg(feature = "rayon")]
+fn whole_tiles(least: usize, all: usize) -> usize {
+    least.max(1).checked_next_multiple_of(TILE).map_or(all, |count| count.min(all))
+}
+
+/// [`Codec::transpose`] on several threads where columns are too few to be shared: each thread has bands of rows, of about
+/// `part` codes, and with them a piece of every column.
+#[cfg(feature = "rayon")]
+fn by_rows(path: Path, src: &[u8], cols: usize, part: usize, dst: &mut [u8]) {
+    use rayon::prelude::*;
+    let rows = src.len() / cols;
+    let height = whole_tiles(part / cols, rows);
+    let mut parts: Vec<Vec<&mut [u8]>> = Vec::new();
+    parts.resize_with(rows.div_ceil(height), || Vec::with_capacity(cols));
+    for column in dst.chunks_mut(rows) {
+        for (pieces, piece) in parts.iter_mut().zip(column.chunks_mut(height)) {
+            pieces.push(piece);
+        }
+    }
+    src.par_chunks(height * cols).zip(parts).for_each(|(src, mut pieces)| {
+        let mut lines = [0; TILE * TILE];
+        for band in bands(src.len() / cols) {
+            for (tile, pieces) in pieces.chunks_mut(TILE).enumerate() {
+                let codes = &src[band.start * cols + tile * TILE..];
+                let mut columns = Columns { dst: &mut lines, rows: TILE, streams: false };
+                columns.write(path, 0..band.len(), pieces.len(), codes, cols);
+                for (piece, line) in pieces.iter_mut().zip(lines.chunks(TILE)) {
+                    piece[band.clone()].copy_from_slice(&line[..band.len()]);
+                }
+            }
+        }
+    });
 }
 
 /// [`Codec::quantize_transpose`] of a matrix that is not empty, band after band: the codes of one are still near when its
@@ -159,8 +235,8 @@ fn within_caches<T: Fp8, S: Source>(
     amax
 }
 
-/// The same with results that go past the caches: [`WIDTH`] columns at a time, with their codes in a band on the stack, from
-/// where they go to both places, so that neither is read.
+/// The same with results that go past the caches: [`WIDTH`] columns at a time, a divisor of their number, with their codes in
+/// a band on the stack, from where they go to both places, so that neither is read.
 #[inline(never)]
 fn beyond_caches<T: Fp8, S: Source>(
     path: Path,
@@ -173,11 +249,11 @@ fn beyond_caches<T: Fp8, S: Source>(
     let mut amax = 0.0_f32;
     let mut codes = [[0; WIDTH]; TILE];
     for (part, dst_t) in dst_t.chunks_mut(rows.saturating_mul(WIDTH)).enumerate() {
-        let (left, width) = (part * WIDTH, dst_t.len() / rows);
+        let left = part * WIDTH;
         let mut columns = Columns { dst: dst_t, rows, streams: true };
         for band in bands(rows) {
             for (row, codes) in band.clone().zip(&mut codes) {
-                let (here, codes) = (row * cols + left, &mut codes[..width]);
+                let here = row * cols + left;
                 for (piece, codes) in codes.chunks_mut(PIECE).enumerate() {
                     let first = here + piece * PIECE;
                     if let Some(below) = src.get(first + cols..first + cols + codes.len()) {
@@ -187,9 +263,9 @@ fn beyond_caches<T: Fp8, S: Source>(
                     let amax_here = arch::quantize::<S, Saturating<T>>(path, src, scale, codes, false);
                     amax = amax.max(amax_here);
                 }
-                arch::copy(path, codes, &mut dst[here..here + width], true);
+                arch::copy(path, codes, &mut dst[here..here + WIDTH], true);
             }
-            columns.write(path, band, width, codes.as_flattened(), WIDTH);
+            columns.write(path, band, WIDTH, codes.as_flattened(), WIDTH);
         }
     }
     arch::fence(path);
@@ -241,4 +317,19 @@ pub fn quantize_transpose<T: Fp8, S: Source>(
     dst_t: &mut [T],
 ) -> Result<f32> {
     Codec::new().quantize_transpose(src, rows, cols, scale, dst, dst_t)
+}
+
+#[cfg(all(test, feature = "rayon"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_never_have_more_columns_than_there_are() {
+        assert_eq!(whole_tiles(0, 1000), 64);
+        assert_eq!(whole_tiles(64, 1000), 64);
+        assert_eq!(whole_tiles(65, 1000), 128);
+        assert_eq!(whole_tiles(999, 1000), 1000);
+        assert_eq!(whole_tiles(0, 1), 1); // of a matrix with usize::MAX rows
+        assert_eq!(whole_tiles(usize::MAX, usize::MAX), usize::MAX);
+    }
 }

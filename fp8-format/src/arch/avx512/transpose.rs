@@ -1,13 +1,16 @@
 //! A tile of codes, its columns whole lines.
 
 use crate::arch::TILE;
+use crate::arch::avx2::is_aligned;
 use crate::arch::interleave::{sixteen, turn};
 use core::arch::x86_64::*;
 
-/// Writes the columns of a tile, whose rows begin `src_stride` apart, as rows of `dst`, `stride` apart; streamed ones begin at
-/// lines.
+/// Writes the columns of a tile, whose rows begin `src_stride` apart, as rows of `dst`, `stride` apart: past the caches where
+/// that is asked for and these are whole lines.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(crate) fn transpose(src: &[u8], src_stride: usize, dst: &mut [u8], stride: usize, streams: bool) {
+    // Then every row of `dst` begins at a line.
+    let streams = streams && is_aligned(dst) && stride.is_multiple_of(TILE);
     let group = |first: usize| {
         let row = |i: usize| {
             let row = &src[(first + i) * src_stride..][..TILE];
@@ -31,10 +34,10 @@ pub(crate) fn transpose(src: &[u8], src_stride: usize, dst: &mut [u8], stride: u
         for (lane, column) in columns.into_iter().enumerate() {
             let line = dst[(16 * lane + i) * stride..][..TILE].as_mut_ptr();
             if streams {
-                // SAFETY: a line is 64 bytes, and aligned, as the caller says.
+                // SAFETY: a line is 64 bytes, and aligned, as `dst` is and rows are whole lines.
                 unsafe { _mm512_stream_si512(line.cast(), column) };
             } else {
-                // SAFETY: as above.
+                // SAFETY: a line is the 64 bytes that are written.
                 unsafe { _mm512_storeu_si512(line.cast(), column) };
             }
         }
