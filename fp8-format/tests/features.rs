@@ -185,7 +185,7 @@ mod rand {
 
     #[test]
     fn the_mean_is_below_the_middle_by_half_a_gap() {
-        const COUNT: usize = 200_000;
+        const COUNT: usize = if cfg!(miri) { 1000 } else { 200_000 };
         let mut random = ChaCha8Rng::seed_from_u64(5);
         let mean =
             |draw: &mut dyn FnMut() -> f32| (0..COUNT).map(|_| f64::from(draw())).sum::<f64>() / COUNT as f64;
@@ -212,7 +212,7 @@ mod rand {
                 };
                 let count = (place(high) - place(low)) as usize;
                 let (mut seen, mut seen_closed) = (vec![0_u32; count + 1], vec![0_u32; count + 1]);
-                let draws = 400_000;
+                let draws = if cfg!(miri) { 500 } else { 400_000 };
                 for _ in 0..draws {
                     let [x, y] = [half_open.sample(&mut random), closed.sample(&mut random)];
                     assert!(low <= x && x < high, "{x:?} is not in {low:?}..{high:?}");

@@ -6,6 +6,9 @@ use fp8_format::{E4M3, E5M2};
 use half::{bf16, f16};
 use std::path::Path;
 
+/// Recorded values between two that are tried; Miri is slow.
+const STRIDE: usize = if cfg!(miri) { 61 } else { 1 };
+
 fn read(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/codec").join(name);
     std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -64,6 +67,7 @@ fn all_f16_and_bf16_patterns() {
                 $file,
                 (0..=u16::MAX)
                     .zip(expected)
+                    .step_by(STRIDE)
                     .map(|(bits, e)| (bits.into(), $fp8::$convert($source::from_bits(bits)).to_bits(), e)),
             );
         )*};
@@ -86,7 +90,7 @@ fn f32_edges() {
     assert_eq!(file.len(), 22_030 * 8);
     expect_equal(
         "f32 edges (byte order: E4M3 saturating, E4M3, E5M2 saturating, E5M2)",
-        file.chunks_exact(8).map(|r| {
+        file.chunks_exact(8).step_by(STRIDE).map(|r| {
             let bits = u32::from_le_bytes([r[0], r[1], r[2], r[3]]);
             let x = f32::from_bits(bits);
             let got = [
@@ -106,7 +110,7 @@ fn f64_edges() {
     assert_eq!(file.len(), 12_000 * 12);
     expect_equal(
         "f64 edges (byte order: E4M3 saturating, E4M3, E5M2 saturating, E5M2)",
-        file.chunks_exact(12).map(|r| {
+        file.chunks_exact(12).step_by(STRIDE).map(|r| {
             let bits = u64::from_le_bytes([r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7]]);
             let x = f64::from_bits(bits);
             let got = [

@@ -4,6 +4,9 @@ use core::cmp::Ordering;
 use core::num::FpCategory;
 use fp8_format::{E4M3, E5M2, Encoding, Error};
 
+/// Second operands between two that are tried; Miri is slow.
+const STRIDE: usize = if cfg!(miri) { 51 } else { 1 };
+
 macro_rules! for_each {
     ($fp8:ident in E4M3, E5M2 $body:block) => {{
         use fp8_format::E4M3 as $fp8;
@@ -85,7 +88,7 @@ fn classification_equals_that_of_the_value() {
 fn order_and_arithmetic_of_all_pairs() {
     for_each!(T in E4M3, E5M2 {
         for a in (0..=255).map(T::from_bits) {
-            for b in (0..=255).map(T::from_bits) {
+            for b in (0..=255).step_by(STRIDE).map(T::from_bits) {
                 let (x, y) = (a.to_f32(), b.to_f32());
                 assert_eq!(a.partial_cmp(&b), x.partial_cmp(&y));
                 assert_eq!(a == b, x == y);

@@ -1,6 +1,6 @@
 //! `cargo xtask asan`: the tests of fp8-format's slices under AddressSanitizer.
 //!
-//! Its vectors are loaded and stored through pointers, with instructions that Miri does not know. The sanitizer is an unstable
+//! On one thread and split between several. Its vectors are loaded and stored through pointers, with instructions that Miri does not know. The sanitizer is an unstable
 //! option that the stable compiler takes, too, where it is asked to; a target is named so that build scripts go without.
 
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     let sh = shell()?;
     let folder = Workspace::read(&sh)?.target_directory.join("asan");
     let tests = ["--test", "paths", "--test", "slice"];
-    cmd!(sh, "cargo test -p fp8-format --target {TARGET} --target-dir {folder} {tests...}")
+    cmd!(sh, "cargo test -p fp8-format --features rayon --target {TARGET} --target-dir {folder} {tests...}")
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", "-Zsanitizer=address")
         // Leaks are not what is looked for.

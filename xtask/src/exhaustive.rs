@@ -2,11 +2,14 @@
 //! integer oracle of fp8-format's tests; with `--math`, our `exp` and `tanh` over all of f32, judged by f64.
 
 mod codec;
+mod draw;
 mod math;
 #[path = "../../fp8-format/tests/oracle/mod.rs"]
 mod oracle;
+mod places;
 
 use std::error::Error;
+use std::fmt::LowerHex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -93,7 +96,13 @@ impl Path {
     }
 
     /// Compares element by element; prints the first difference that this path ever sees.
-    fn compare(&self, input: impl Fn(usize) -> u64, got: &[u8], expected: &[u8], took: Duration) {
+    fn compare<B: Copy + PartialEq + LowerHex>(
+        &self,
+        input: impl Fn(usize) -> u64,
+        got: &[B],
+        expected: &[B],
+        took: Duration,
+    ) {
         let wrong =
             got.iter().zip(expected).filter(|(g, e)| g != e).count() + got.len().abs_diff(expected.len());
         if wrong > 0

@@ -32,6 +32,9 @@ unsafe impl Plain for fp8_format::E4M3 {}
 // SAFETY: as above.
 unsafe impl Plain for fp8_format::E5M2 {}
 
+// SAFETY: it owns its memory alone, and numbers may be read and written by any thread.
+unsafe impl<T: Plain + Send> Send for Buffer<T> {}
+
 impl<T: Plain> Buffer<T> {
     pub(crate) fn new(len: usize, value: impl Fn(usize) -> T) -> Result<Self, std::alloc::LayoutError> {
         let layout = Layout::array::<T>(len.max(1))?.align_to(PAGE)?;

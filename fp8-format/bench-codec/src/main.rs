@@ -49,30 +49,43 @@ fn run() -> Result<(), Box<dyn Error>> {
         };
         std::fs::write(part, "").map_err(why)?;
     }
-    let threads = std::thread::available_parallelism()?.get();
+    let threads = numbers_of_threads(std::thread::available_parallelism()?.get());
     println!("{}", machine());
     println!(
-        "{:<18} {:<4} {:<4} {:<12} {:>9} {:>2}  {:<16} {:>6}",
-        "work", "from", "to", "scale", "elements", "th", "path or peer", "ratio"
+        "{:<18} {:<4} {:<4} {:<12} {:>8} {:>2}  {:<16} {:>6}",
+        "work", "from", "to", "scale, shape", "elements", "th", "path or peer", "ratio"
     );
     let mut rows = Vec::new();
     for elements in ELEMENTS {
         let mut buffers = Buffers::new(elements)?;
-        let mut groups = work::groups(if elements == ELEMENTS[2] { threads } else { 1 });
+        let mut groups = work::groups(if elements == ELEMENTS[2] { &threads } else { &[] });
         if options.peers.is_some() {
             groups.extend(work::float8());
         }
         for mut group in groups {
-            group.tasks.iter_mut().for_each(|task| task.row.elements = elements);
+            for task in &mut group.tasks {
+                task.row.elements = elements;
+                task.row.shape = task.shape.map(|shape| shape.of(elements));
+            }
+            // In the caches square matrices say what tall ones would.
+            let is_tall = |task: &work::Task| task.shape == Some(work::Shape::Tall);
+            group.tasks.retain(|task| elements == ELEMENTS[2] || !is_tall(task));
             group.tasks.retain(|task| task.row.line().contains(&options.only));
-            for row in measure(&group, &mut buffers) {
+            let measured = match group.threads {
+                1 => measure(&group, &mut buffers),
+                threads => {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+                    pool.install(|| measure(&group, &mut buffers))
+                }
+            };
+            for row in measured {
                 println!("{}", row.line());
                 rows.push(row);
             }
         }
     }
     if let Some(python) = &options.peers {
-        for row in peers::measure(python, &rows)? {
+        for row in peers::measure(python, &threads, &rows)? {
             println!("{}", row.line());
             rows.push(row);
         }
@@ -105,6 +118,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// One, two and all, as far as they are there.
+fn numbers_of_threads(all: usize) -> Vec<usize> {
+    let mut numbers = vec![1, all.min(2), all];
+    numbers.dedup();
+    numbers
 }
 
 /// The CPU's name and what is known of its paths.
@@ -163,7 +183,7 @@ fn measure(group: &Group, buffers: &mut Buffers) -> Vec<Row> {
         let time = median(times);
         let gb_per_s = task.row.bytes() * elements as f64 / time / 1e9;
         // The bytes are the same, so that times compare as throughputs do.
-        Row { elements, gb_per_s, ceiling_ratio: ceiling / time, ..task.row.clone() }
+        Row { elements, gb_per_s, ceiling_ratio: Some(ceiling / time), ..task.row.clone() }
     };
     group.tasks.iter().zip(times).map(row).collect()
 }
@@ -178,4 +198,16 @@ fn copy(read: &[u8], written: &mut [u8], lines: [usize; 2], variant: ceiling::Va
     read.par_chunks(steps * lines[0] * 64)
         .zip(written.par_chunks_mut((steps * lines[1] * 64).max(1)))
         .for_each(|(read, written)| ceiling::run(read, written, lines, variant));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::numbers_of_threads;
+
+    #[test]
+    fn two_threads_are_measured_wherever_there_are_two() {
+        assert_eq!(numbers_of_threads(1), [1]);
+        assert_eq!(numbers_of_threads(2), [1, 2]);
+        assert_eq!(numbers_of_threads(16), [1, 2, 16]);
+    }
 }

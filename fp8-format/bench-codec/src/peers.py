@@ -1,4 +1,7 @@
-"""Casts and fused quantization by torch and ml_dtypes, one JSON row a line; medians of nine, as for the crate."""
+"""Casts and fused quantization by torch and ml_dtypes, a JSON row a line; medians of nine, as for the crate.
+
+The arguments are numbers of threads.
+"""
 
 import json
 import statistics
@@ -32,7 +35,7 @@ def seconds(call):
     return statistics.median(times)
 
 
-def row(work, source, form, elements, threads, peer, call, scale=None, out=1):
+def row(work, source, form, elements, threads, peer, call, scale=None, out=1, shape=None):
     try:
         took = seconds(call)
     except Exception as error:  # a library without this conversion
@@ -41,7 +44,7 @@ def row(work, source, form, elements, threads, peer, call, scale=None, out=1):
     bytes_ = (BYTES[source] + out) * elements
     print(json.dumps({
         "work": work, "path": None, "source": source, "format": form, "scale": scale, "elements": elements,
-        "threads": threads, "gb_per_s": bytes_ / took / 1e9, "ceiling_ratio": 0.0, "peer": peer,
+        "shape": shape, "threads": threads, "gb_per_s": bytes_ / took / 1e9, "ceiling_ratio": None, "peer": peer,
     }), flush=True)
 
 
@@ -53,7 +56,7 @@ def fused(x, scale, top, dtype):
 def main():
     torch.manual_seed(0)
     version = "torch " + torch.__version__.split("+")[0]
-    for threads in sorted({1, torch.get_num_threads()}):
+    for threads in map(int, sys.argv[1:]):
         torch.set_num_threads(threads)
         for elements in SIZES:
             if threads > 1 and elements < SIZES[-1]:
@@ -82,20 +85,23 @@ def main():
                         lambda: compiled(x, SCALE, top, dtype), "any")
                     if threads == 1 and source == "f32":
                         side = 1 << (elements.bit_length() - 1) // 2
-                        matrix = x.view(side, elements // side)
+                        for rows in {side, elements // 64} if elements == SIZES[-1] else {side}:
+                            shape = [rows, elements // rows]
+                            matrix = x.view(shape)
 
-                        def both():
-                            codes = fused(matrix, SCALE, top, dtype)[1]
-                            return codes, codes.t().contiguous()
+                            def both():
+                                codes = fused(matrix, SCALE, top, dtype)[1]
+                                return codes, codes.t().contiguous()
 
-                        row("quantize_transpose", source, form, elements, threads, version, both, "any", 2)
+                            row("quantize_transpose", source, form, elements, threads, version,
+                                both, None, 2, shape)
 
-                        def both_compiled():
-                            codes = compiled(matrix, SCALE, top, dtype)[1]
-                            return codes, codes.t().contiguous()
+                            def both_compiled():
+                                codes = compiled(matrix, SCALE, top, dtype)[1]
+                                return codes, codes.t().contiguous()
 
-                        row("quantize_transpose", source, form, elements, threads, version + " compile",
-                            both_compiled, "any", 2)
+                            row("quantize_transpose", source, form, elements, threads, version + " compile",
+                                both_compiled, None, 2, shape)
             if threads == 1 and elements <= 1 << 20:
                 x = data.numpy()
                 for form, dtype in {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}.items():

@@ -7,9 +7,10 @@ use std::process::Command;
 
 const SCRIPT: &str = include_str!("peers.py");
 
-/// What the script measures, with ratios to the ceilings that were measured here with the same bytes.
-pub(crate) fn measure(python: &Path, ours: &[Row]) -> Result<Vec<Row>, Box<dyn Error>> {
-    let done = Command::new(python).args(["-c", SCRIPT]).output()?;
+/// What the script measures with so many threads, with ratios to the ceilings that were measured here with the same bytes.
+pub(crate) fn measure(python: &Path, threads: &[usize], ours: &[Row]) -> Result<Vec<Row>, Box<dyn Error>> {
+    let threads = threads.iter().map(usize::to_string);
+    let done = Command::new(python).args(["-c", SCRIPT]).args(threads).output()?;
     if !done.status.success() {
         let said = String::from_utf8_lossy(&done.stderr);
         return Err(format!("{}: {}: {said}", python.display(), done.status).into());
@@ -17,15 +18,20 @@ pub(crate) fn measure(python: &Path, ours: &[Row]) -> Result<Vec<Row>, Box<dyn E
     let mut rows = Vec::new();
     for line in String::from_utf8_lossy(&done.stdout).lines() {
         let mut row: Row = serde_json::from_str(line)?;
-        let same = |other: &&Row| {
-            other.bytes() == row.bytes()
-                && (other.elements, other.threads, other.work) == (row.elements, row.threads, row.work)
-        };
-        let ceiling = ours.iter().find(same).map(|row| row.gb_per_s / row.ceiling_ratio);
-        row.ceiling_ratio = ceiling.map_or(0.0, |ceiling| row.gb_per_s / ceiling);
+        row.ceiling_ratio = ceiling(&row, ours).map(|ceiling| row.gb_per_s / ceiling);
         rows.push(row);
     }
     Ok(rows)
+}
+
+/// The ceiling that was measured with the same bytes and threads.
+fn ceiling(row: &Row, ours: &[Row]) -> Option<f64> {
+    let same = |other: &&Row| {
+        other.bytes() == row.bytes()
+            && (other.elements, other.threads, other.work) == (row.elements, row.threads, row.work)
+    };
+    let ours = ours.iter().find(same)?;
+    Some(ours.gb_per_s / ours.ceiling_ratio?)
 }
 
 /// For each work, the fastest path against the fastest peer.
@@ -36,6 +42,7 @@ pub(crate) fn comparison(rows: &[Row]) -> Vec<String> {
                 other.peer.is_some() == is_peer
                     && (other.work, other.source, other.format) == (row.work, row.source, row.format)
                     && (other.elements, other.threads) == (row.elements, row.threads)
+                    && other.shape == row.shape
                     && (path.is_none() || other.path.as_deref() == path)
                     && (row.work != Work::Quantize || other.scale.as_deref() == Some("any"))
             })
@@ -48,11 +55,35 @@ pub(crate) fn comparison(rows: &[Row]) -> Vec<String> {
         if let (Some(best), scalar) = (of(None), of(Some("scalar"))) {
             let scalar =
                 scalar.map_or(String::new(), |scalar| format!(", the scalar path {scalar:.1} times"));
-            lines.push(format!(
-                "{}: {best:.1} times {name}{scalar}",
-                row.line().split("  ").next().unwrap_or("")
-            ));
+            lines.push(format!("{}: {best:.1} times {name}{scalar}", row.key()));
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::{Format, Source};
+
+    fn row(path: &str, peer: Option<&str>, threads: usize, gb_per_s: f64) -> Row {
+        let row = Row::of(Work::Convert, path, Source::F32, Format::E5M2, None, threads);
+        Row { elements: 1 << 20, gb_per_s, peer: peer.map(str::to_owned), ..row }
+    }
+
+    #[test]
+    fn peers_are_compared_by_all_that_is_measured() {
+        let mut ours = [row("scalar", None, 1, 5.0), row("avx2", None, 1, 20.0), row("avx2", None, 2, 30.0)];
+        ours[0].ceiling_ratio = Some(0.25);
+        let theirs = [1, 2, 16].map(|threads| row("", Some("torch"), threads, 10.0));
+        assert_eq!(theirs.each_ref().map(|row| ceiling(row, &ours)), [Some(20.0), None, None]);
+        let all: Vec<Row> = ours.into_iter().chain(theirs).collect();
+        assert_eq!(
+            comparison(&all),
+            [
+                "convert            f32  e5m2                  1 Mi  1: 2.0 times torch, the scalar path 0.5 times",
+                "convert            f32  e5m2                  1 Mi  2: 3.0 times torch",
+            ]
+        );
+    }
 }

@@ -40,13 +40,16 @@ pub(crate) struct Row {
     pub(crate) path: Option<String>,
     pub(crate) source: Source,
     pub(crate) format: Format,
-    /// `any` or `power_of_two`, where there is a scale.
+    /// `any` or `power_of_two`, of `quantize` alone.
     pub(crate) scale: Option<String>,
     pub(crate) elements: usize,
+    /// Rows and columns of a matrix.
+    pub(crate) shape: Option<[usize; 2]>,
     pub(crate) threads: usize,
     /// Bytes in and out.
     pub(crate) gb_per_s: f64,
-    pub(crate) ceiling_ratio: f64,
+    /// None where no ceiling was measured with the same bytes and threads.
+    pub(crate) ceiling_ratio: Option<f64>,
     /// The other library; none for this crate.
     pub(crate) peer: Option<String>,
 }
@@ -67,9 +70,10 @@ impl Row {
             format,
             scale: scale.map(str::to_owned),
             elements: 0,
+            shape: None,
             threads,
             gb_per_s: 0.0,
-            ceiling_ratio: 0.0,
+            ceiling_ratio: None,
             peer: None,
         }
     }
@@ -85,7 +89,8 @@ impl Row {
         }
     }
 
-    pub(crate) fn line(&self) -> String {
+    /// What is measured, in the columns of the table.
+    pub(crate) fn key(&self) -> String {
         let word = |value: serde_json::Value| value.as_str().unwrap_or("").to_owned();
         let [work, source, format] = [
             serde_json::to_value(self.work),
@@ -93,16 +98,41 @@ impl Row {
             serde_json::to_value(self.format),
         ]
         .map(|value| word(value.unwrap_or_default()));
-        let who = self.peer.as_deref().or(self.path.as_deref()).unwrap_or("");
-        let scale = self.scale.as_deref().unwrap_or("");
+        let detail = match (&self.scale, self.shape) {
+            (Some(scale), _) => scale.clone(),
+            (None, Some([rows, cols])) => format!("{rows}x{cols}"),
+            (None, None) => String::new(),
+        };
         let elements = match self.elements {
             n if n >= 1 << 20 => format!("{} Mi", n >> 20),
             n => format!("{} Ki", n >> 10),
         };
+        let threads = self.threads;
+        format!("{work:<18} {source:<4} {format:<4} {detail:<12} {elements:>8} {threads:>2}")
+    }
+
+    pub(crate) fn line(&self) -> String {
+        let who = self.peer.as_deref().or(self.path.as_deref()).unwrap_or("");
+        let ratio = self.ceiling_ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
         let gelem = self.gb_per_s / self.bytes();
-        let Self { threads, gb_per_s, ceiling_ratio, .. } = self;
-        format!(
-            "{work:<18} {source:<4} {format:<4} {scale:<12} {elements:>6} {threads:>2}  {who:<16} {ceiling_ratio:>6.2} {gb_per_s:>7.1} GB/s {gelem:>7.2} Gelem/s"
-        )
+        let (key, gb_per_s) = (self.key(), self.gb_per_s);
+        format!("{key}  {who:<16} {ratio:>6} {gb_per_s:>7.1} GB/s {gelem:>7.2} Gelem/s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_null_in_the_file_and_a_line_has_the_whole_key() {
+        let mut row = Row::of(Work::QuantizeTranspose, "avx2", Source::F32, Format::E4M3, None, 2);
+        (row.elements, row.shape) = (64 << 20, Some([1 << 20, 64]));
+        let value = serde_json::to_value(&row).unwrap();
+        assert!(["scale", "ceiling_ratio", "peer"].iter().all(|name| value[name].is_null()), "{value}");
+        assert_eq!(row.key(), "quantize_transpose f32  e4m3 1048576x64      64 Mi  2");
+        assert!(row.line().starts_with(&(row.key() + "  avx2                  - ")), "{}", row.line());
+        let back: Row = serde_json::from_value(value).unwrap();
+        assert_eq!(back.line(), row.line());
     }
 }

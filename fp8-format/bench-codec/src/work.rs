@@ -52,10 +52,30 @@ impl Buffers {
         })
     }
 
-    /// Rows and columns of a matrix of all elements.
-    fn matrix(&self) -> (usize, usize) {
-        let rows = 1 << (self.elements.ilog2() / 2);
-        (rows, self.elements / rows)
+    /// Rows and columns of all elements as a matrix of this shape.
+    fn matrix(&self, shape: Shape) -> (usize, usize) {
+        let [rows, cols] = shape.of(self.elements);
+        (rows, cols)
+    }
+}
+
+/// Of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// As high as wide, or half as high.
+    Square,
+    /// 64 columns: activations of many tokens by heads.
+    Tall,
+}
+
+impl Shape {
+    /// Rows and columns.
+    pub(crate) fn of(self, elements: usize) -> [usize; 2] {
+        let rows = match self {
+            Self::Square => 1 << (elements.ilog2() / 2),
+            Self::Tall => elements / 64,
+        };
+        [rows, elements / rows]
     }
 }
 
@@ -75,7 +95,9 @@ fn normal(i: u64) -> f32 {
 pub(crate) struct Task {
     /// Without what is measured.
     pub(crate) row: Row,
-    pub(crate) run: Box<dyn Fn(&mut Buffers)>,
+    /// Of what is a matrix.
+    pub(crate) shape: Option<Shape>,
+    pub(crate) run: Box<dyn Fn(&mut Buffers) + Send + Sync>,
 }
 
 /// Tasks that move the same bytes.
@@ -97,12 +119,30 @@ impl Group {
         path: Path,
         (source, format): (Source, Format),
         scale: Option<&'static str>,
-        run: impl Fn(Codec, &mut Buffers) + 'static,
+        run: impl Fn(Codec, &mut Buffers) + Send + Sync + 'static,
     ) {
         let codec = Codec::new().on(path);
         let codec = if self.threads > 1 { codec.parallel() } else { codec };
         let row = Row::of(work, path.name(), source, format, scale, self.threads);
-        self.tasks.push(Task { row, run: Box::new(move |buffers| run(codec, buffers)) });
+        self.tasks.push(Task { row, shape: None, run: Box::new(move |buffers| run(codec, buffers)) });
+    }
+
+    /// A work whose matrix has this shape.
+    fn add_matrix(
+        &mut self,
+        work: Work,
+        path: Path,
+        kind: (Source, Format),
+        shape: Shape,
+        run: impl Fn(Codec, &mut Buffers, (usize, usize)) + Send + Sync + 'static,
+    ) {
+        self.add(work, path, kind, None, move |codec, b| {
+            let matrix = b.matrix(shape);
+            run(codec, b, matrix);
+        });
+        if let Some(task) = self.tasks.last_mut() {
+            task.shape = Some(shape);
+        }
     }
 }
 
@@ -148,16 +188,20 @@ macro_rules! for_sources {
                 });
                 groups.push(group);
                 let mut group = Group::new([$lines, 2], 1);
-                group.add(Work::QuantizeTranspose, path, ($source, Format::E4M3), Some("any"), |codec, b| {
-                    let (rows, cols) = b.matrix();
-                    let (out, columns) = (&mut b.out, &mut b.columns);
-                    done(codec.quantize_transpose(&b.$field, rows, cols, SCALES[0].1, out, columns));
-                });
-                group.add(Work::QuantizeTranspose, path, ($source, Format::E5M2), Some("any"), |codec, b| {
-                    let (rows, cols) = b.matrix();
-                    let (out, columns) = (&mut b.out5, &mut b.columns5);
-                    done(codec.quantize_transpose(&b.$field, rows, cols, SCALES[0].1, out, columns));
-                });
+                // The other paths are slow at them anyway, and take long to say so.
+                let is_best = path == Path::best();
+                for shape in [Shape::Square].into_iter().chain(is_best.then_some(Shape::Tall)) {
+                    let kind = ($source, Format::E4M3);
+                    group.add_matrix(Work::QuantizeTranspose, path, kind, shape, |codec, b, (rows, cols)| {
+                        let (out, columns) = (&mut b.out, &mut b.columns);
+                        done(codec.quantize_transpose(&b.$field, rows, cols, SCALES[0].1, out, columns));
+                    });
+                    let kind = ($source, Format::E5M2);
+                    group.add_matrix(Work::QuantizeTranspose, path, kind, shape, |codec, b, (rows, cols)| {
+                        let (out, columns) = (&mut b.out5, &mut b.columns5);
+                        done(codec.quantize_transpose(&b.$field, rows, cols, SCALES[0].1, out, columns));
+                    });
+                }
                 groups.push(group);
             )*
             groups
@@ -186,8 +230,8 @@ fn decoding(path: Path) -> Vec<Group> {
         }};
     }
     let mut transpose = Group::new([1, 1], 1);
-    transpose.add(Work::Transpose, path, (Source::None, Format::E4M3), None, |codec, b| {
-        let (rows, cols) = b.matrix();
+    let kind = (Source::None, Format::E4M3);
+    transpose.add_matrix(Work::Transpose, path, kind, Shape::Square, |codec, b, (rows, cols)| {
         done(codec.transpose(&b.codes, rows, cols, &mut b.columns));
     });
     vec![
@@ -198,13 +242,14 @@ fn decoding(path: Path) -> Vec<Group> {
     ]
 }
 
-/// All that is measured; tasks of the same bytes beside each other.
-pub(crate) fn groups(threads: usize) -> Vec<Group> {
+/// All that is measured, with each of these numbers of threads; tasks of the same bytes beside each other.
+pub(crate) fn groups(threads: &[usize]) -> Vec<Group> {
     let mut merged: Vec<Group> = Vec::new();
     let single = Path::available().flat_map(|path| {
         encoding(path, 1).into_iter().chain(reading(path)).chain(decoding(path)).collect::<Vec<_>>()
     });
-    let several = if threads > 1 { encoding(Path::best(), threads) } else { Vec::new() };
+    let several = threads.iter().filter(|threads| **threads > 1);
+    let several = several.flat_map(|threads| encoding(Path::best(), *threads));
     for group in single.chain(several) {
         match merged.iter_mut().find(|same| same.lines == group.lines && same.threads == group.threads) {
             Some(same) => same.tasks.extend(group.tasks),
@@ -228,10 +273,12 @@ pub(crate) fn float8() -> Vec<Group> {
     let mut group = Group::new([4, 1], 1);
     group.tasks.push(Task {
         row: row(Format::E4M3),
+        shape: None,
         run: Box::new(|b| convert(&b.f32s, &mut b.out, float8::F8E4M3::from_f32, |x| x.to_bits())),
     });
     group.tasks.push(Task {
         row: row(Format::E5M2),
+        shape: None,
         run: Box::new(|b| convert(&b.f32s, &mut b.out5, float8::F8E5M2::from_f32, |x| x.to_bits())),
     });
     vec![group]

@@ -1,15 +1,15 @@
 //! The sweep over the codec. The oracle is asked once per pattern, format and mode; every path answers to it.
 
 use super::oracle::{self, Spec};
-use super::{Path as Count, for_each_chunk, timed};
+use super::{Path as Count, draw, for_each_chunk, places, timed};
 use fp8_format::slice::{Codec, Path};
 use fp8_format::{E4M3, E5M2, Fp8, Source};
 use half::{bf16, f16};
 use std::time::Duration;
 
 /// Scales for the fused conversion: those that are powers of two and that are not, negative ones, subnormal, huge and
-/// tiny ones, and those that make products NaN or 0.
-const SCALES: [f32; 14] = [
+/// tiny ones, and those that make products NaN or 0. All patterns have the first; [`draw`] says which the others have.
+pub(super) const SCALES: [f32; 14] = [
     0.37,
     1.0,
     448.0 / 6.3,
@@ -25,10 +25,6 @@ const SCALES: [f32; 14] = [
     f32::INFINITY,
     0.0,
 ];
-/// All patterns are quantized with so many of the scales, every so many chunks with the others: parts of each binade.
-const WHOLE: usize = 1;
-const APART: u64 = 16;
-
 /// Returns (conversions, mismatches) of everything.
 pub(super) fn sweep_all(stride: u32) -> (u64, u64) {
     let names: Vec<_> = Path::available().map(Path::name).collect();
@@ -39,13 +35,13 @@ pub(super) fn sweep_all(stride: u32) -> (u64, u64) {
         f32_patterns::<E5M2>(oracle::E5M2, stride),
         small_patterns::<E4M3>(oracle::E4M3),
         small_patterns::<E5M2>(oracle::E5M2),
-        places::<E4M3>(),
-        places::<E5M2>(),
+        places::everywhere::<E4M3>(),
+        places::everywhere::<E5M2>(),
     ];
     reports.into_iter().fold((0, 0), |total, one| (total.0 + one.0, total.1 + one.1))
 }
 
-fn total<'a>(counts: impl IntoIterator<Item = &'a Count>) -> (u64, u64) {
+pub(super) fn total<'a>(counts: impl IntoIterator<Item = &'a Count>) -> (u64, u64) {
     let reports = counts.into_iter().map(Count::report);
     reports.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
@@ -80,12 +76,11 @@ fn f32_patterns<T: Fp8>(spec: Spec, stride: u32) -> (u64, u64) {
         .collect();
     for_each_chunk(stride, |patterns| {
         let input = |i: usize| patterns.get(i).copied().unwrap_or(0).into();
-        let chunk =
-            u64::from(patterns.first().copied().unwrap_or(0)) / (super::CHUNK as u64 * u64::from(stride));
+        let first = patterns.first().copied().unwrap_or(0);
         let x: Vec<f32> = patterns.iter().map(|bits| f32::from_bits(*bits)).collect();
         let mut codes = vec![T::default(); x.len()];
         let mut got = Vec::with_capacity(x.len());
-        let streaming = if chunk.is_multiple_of(2) { 0 } else { usize::MAX };
+        let streaming = |scale| if draw::streams(first, scale) { 0 } else { usize::MAX };
 
         for saturating in [false, true] {
             let judge = |bits: &u32| oracle::encode(spec, oracle::parts_f32(*bits), saturating);
@@ -95,7 +90,7 @@ fn f32_patterns<T: Fp8>(spec: Spec, stride: u32) -> (u64, u64) {
             let took = timed(|| got.extend(x.iter().map(|x| std::hint::black_box(encode(*x)).to_bits()))).1;
             (if saturating { &one_saturating } else { &one }).compare(input, &got, &expected, took);
             for of in &paths {
-                let codec = of.codec.streaming_beyond(streaming);
+                let codec = of.codec.streaming_beyond(streaming(usize::from(saturating)));
                 codes.fill(T::default());
                 let (ok, took) = timed(|| match saturating {
                     false => codec.from_f32(&x, &mut codes).is_ok(),
@@ -107,17 +102,22 @@ fn f32_patterns<T: Fp8>(spec: Spec, stride: u32) -> (u64, u64) {
             }
         }
 
-        // Magnitudes are ordered as their bits; what lies above infinity is NaN.
-        let magnitudes = patterns.iter().map(|bits| bits & 0x7FFF_FFFF);
-        let want = magnitudes.filter(|bits| *bits <= 0x7F80_0000).max().unwrap_or(0);
-        let scales = if chunk.is_multiple_of(APART) { &SCALES[..] } else { &SCALES[..WHOLE] };
-        for scale in scales {
-            let expected: Vec<u8> = x.iter().map(|x| T::from_f32_saturating(x * scale).to_bits()).collect();
+        let mut drawn = Vec::with_capacity(x.len());
+        for (place, scale) in SCALES.into_iter().enumerate() {
+            drawn.clear();
+            drawn.extend(draw::places(first, x.len(), place).map(|i| x[i]));
+            let codes = &mut codes[..drawn.len()];
+            let input = |i: usize| drawn[i].to_bits().into();
+            // Magnitudes are ordered as their bits; what lies above infinity is NaN.
+            let magnitudes = drawn.iter().map(|x| x.to_bits() & 0x7FFF_FFFF);
+            let want = magnitudes.filter(|bits| *bits <= 0x7F80_0000).max().unwrap_or(0);
+            let expected: Vec<u8> =
+                drawn.iter().map(|x| T::from_f32_saturating(x * scale).to_bits()).collect();
             for of in &paths {
-                let codec = of.codec.streaming_beyond(streaming);
+                let codec = of.codec.streaming_beyond(streaming(place));
                 codes.fill(T::default());
-                let (amax, took) = timed(|| codec.quantize(&x, *scale, &mut codes));
-                bytes(&codes, &mut got);
+                let (amax, took) = timed(|| codec.quantize(&drawn, scale, codes));
+                bytes(codes, &mut got);
                 of.quantize.compare(input, &got, &expected, took);
                 let equal = u8::from(amax.is_ok_and(|amax| amax.to_bits() == want));
                 of.amax.compare(|_| input(0), &[equal], &[1], Duration::ZERO);
@@ -240,69 +240,6 @@ fn quantize_halves<T: Fp8, S: Source>(
     count
 }
 
-/// Every length to 257 at every place of a line: what lies outside must stay, what lies inside be right.
-fn places<T: Fp8>() -> (u64, u64) {
-    const LONGEST: usize = 257;
-    const GUARD: u8 = 0x55;
-    let x: Vec<f32> = (0..LONGEST as u32 + 64)
-        .map(|i| {
-            if i % 41 == 40 {
-                f32::NAN
-            } else {
-                f32::from_bits(0x3800_0000 + i.wrapping_mul(0x00F3_4567) % 0x0D00_0000)
-            }
-        })
-        .collect();
-    let halves: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
-    let halves_of_f16: Vec<f16> = x.iter().map(|x| f16::from_f32(*x)).collect();
-    let counts: Vec<Count> = Path::available()
-        .map(|path| {
-            let count = Count::new(format!("{}: lengths and places, {path}", T::ENCODING));
-            let mut dst = [T::from_bits(GUARD); LONGEST + 128];
-            let mut got = Vec::new();
-            let mut at =
-                |x: usize, len: usize, place: usize, want: &dyn Fn(usize) -> u8, run: &dyn Fn(&mut [T])| {
-                    let ((), took) = timed(|| run(&mut dst[place..place + len]));
-                    bytes(&dst[..LONGEST + 128], &mut got);
-                    let expected: Vec<u8> = (0..LONGEST + 128)
-                        .map(|i| if (place..place + len).contains(&i) { want(x + i - place) } else { GUARD })
-                        .collect();
-                    count.compare(|i| i as u64, &got, &expected, took);
-                    dst.fill(T::from_bits(GUARD));
-                };
-            for len in 0..=LONGEST {
-                for place in 0..64 {
-                    let from = (place * 7 + len) % 64;
-                    let codec = Codec::new().on(path).streaming_beyond(if (place + len) % 2 == 0 {
-                        0
-                    } else {
-                        usize::MAX
-                    });
-                    let range = from..from + len;
-                    let code = |x: f32| T::from_f32_saturating(x).to_bits();
-                    at(from, len, place, &|i| T::from_f32(x[i]).to_bits(), &|d| {
-                        done(codec.from_f32(&x[range.clone()], d))
-                    });
-                    at(from, len, place, &|i| code(x[i] * 0.7), &|d| {
-                        done(codec.quantize(&x[range.clone()], 0.7, d))
-                    });
-                    at(from, len, place, &|i| code(halves[i].to_f32() * 0.7), &|d| {
-                        done(codec.quantize(&halves[range.clone()], 0.7, d))
-                    });
-                    at(from, len, place, &|i| code(halves_of_f16[i].to_f32()), &|d| {
-                        done(codec.from_f16_saturating(&halves_of_f16[range.clone()], d))
-                    });
-                }
-            }
-            count
-        })
-        .collect();
-    total(&counts)
-}
-
-/// Slices of one length cannot fail; if they did, what is compared next would differ.
-fn done<V>(_: fp8_format::Result<V>) {}
-
 /// Each of the 256 codes to the four wider types, one comparison a code and type.
 fn decode_all<T: Fp8>(spec: Spec, codec: Codec) -> Count {
     let count = Count::new(format!("{}: codes to f32, f64, f16, bf16, {}", spec.name, codec.path()));
@@ -328,4 +265,21 @@ fn decode_all<T: Fp8>(spec: Spec, codec: Codec) -> Count {
     }
     count.compare(|i| i as u64 / 4, &right, &vec![1; 4 * 256], took);
     count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_coarse_sweep_has_no_mismatch_and_counts_what_it_compares() {
+        const STRIDE: u32 = 40_009;
+        let patterns = u64::from(u32::MAX / STRIDE + 1);
+        let paths = Path::available().count() as u64;
+        let (conversions, mismatches) = f32_patterns::<E5M2>(oracle::E5M2, STRIDE);
+        assert_eq!(mismatches, 0);
+        // Two modes one by one; by each path two modes, a whole scale and a sixteenth of all others.
+        let least = 2 * patterns + paths * (3 * patterns + (SCALES.len() as u64 - 1) * (patterns / 16));
+        assert!((least..least + least / 50).contains(&conversions), "{conversions} of {least}");
+    }
 }

@@ -1,0 +1,125 @@
+//! Which patterns of a chunk are quantized with which scales, and with which stores.
+//!
+//! All patterns have the first scale. Of each row of 16 neighbours each other scale has one, whose place in the row is a
+//! hash: so every sign, exponent and leading part of a significand is there, and over all rows each value of the last four
+//! bits as well. A chunk's first and last row are taken whole: with powers of two as scales, all ties are the first pattern
+//! of a chunk, and what is beside them lies in those two rows. Stores go by another hash.
+
+/// Neighbours of which a scale has one.
+pub(super) const ROW: usize = 16;
+
+/// A bijection whose high bits depend on all bits of `x`.
+fn mixed(x: u32) -> u32 {
+    let x = (x ^ (x >> 15)).wrapping_mul(0x2C1B_3C6D);
+    let x = (x ^ (x >> 12)).wrapping_mul(0x297A_2D39);
+    x ^ (x >> 15)
+}
+
+/// Places of the patterns that scale `scale` has in a chunk of `len`, whose first pattern is `first`; none twice.
+pub(super) fn places(first: u32, len: usize, scale: usize) -> impl Iterator<Item = usize> {
+    let rows = len.div_ceil(ROW);
+    (0..rows).flat_map(move |row| {
+        let here = row * ROW..len.min((row + 1) * ROW);
+        if scale == 0 || row == 0 || row + 1 == rows {
+            return here;
+        }
+        let seed = first.wrapping_add(here.start as u32) ^ (scale as u32).wrapping_mul(0x9E37_79B9);
+        // In range: a row of the middle is whole.
+        let place = here.start + mixed(seed) as usize % ROW;
+        place..place + 1
+    })
+}
+
+/// Whether stores go past the caches: as often as not, whatever the patterns and the scale.
+pub(super) fn streams(first: u32, scale: usize) -> bool {
+    mixed(!first.wrapping_add(scale as u32)) >> 31 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::CHUNK;
+    use super::super::codec::SCALES;
+    use super::*;
+    use fp8_format::{E4M3, E5M2, Fp8};
+    use std::collections::BTreeSet;
+
+    fn chunk_of(pattern: u32) -> (u32, usize) {
+        let place = pattern as usize % CHUNK;
+        (pattern - place as u32, place)
+    }
+
+    /// Middles of two codes, of products that are rounded to them exactly: those whose pattern exists, and those drawn.
+    fn ties<T: Fp8>(scale: usize) -> (usize, usize) {
+        let (mut exist, mut drawn) = (0, 0);
+        let codes = (0..0x7F).map(|code| T::from_bits(code).to_f32());
+        for (low, high) in codes.clone().zip(codes.skip(1)).filter(|(_, high)| high.is_finite()) {
+            let tie = (low + high) / 2.0;
+            let near = ((f64::from(tie) / f64::from(SCALES[scale])).abs() as f32).to_bits();
+            for magnitude in near.saturating_sub(2)..=near + 2 {
+                for pattern in [magnitude, magnitude | 1 << 31] {
+                    if (f32::from_bits(pattern) * SCALES[scale]).abs() == tie {
+                        let (first, place) = chunk_of(pattern);
+                        exist += 1;
+                        drawn += usize::from(places(first, CHUNK, scale).any(|drawn| drawn == place));
+                    }
+                }
+            }
+        }
+        (exist, drawn)
+    }
+
+    /// Of some chunks all over f32: products that are rounded away from 0 and towards it, by plain and by streaming stores.
+    fn rounded<T: Fp8>(scale: usize) -> [[usize; 2]; 2] {
+        let mut counts = [[0; 2]; 2];
+        for first in (0..1 << 14).step_by(61).map(|chunk| chunk << 18) {
+            for place in places(first, CHUNK, scale).step_by(311) {
+                let v = (f32::from_bits(first + place as u32) * SCALES[scale]).abs();
+                let code = T::from_f32_saturating(v).to_f32();
+                if code != v && v <= T::from_bits(T::ENCODING.max_bits()).to_f32() {
+                    counts[usize::from(streams(first, scale))][usize::from(code > v)] += 1;
+                }
+            }
+        }
+        counts
+    }
+
+    #[test]
+    fn every_scale_meets_ties_and_is_rounded_both_ways_by_both_stores() {
+        fn check<T: Fp8>() {
+            for (scale, value) in
+                SCALES.into_iter().enumerate().filter(|(_, value)| *value != 0.0 && value.is_finite())
+            {
+                let (exist, drawn) = ties::<T>(scale);
+                assert!(drawn > 0, "{} {value}: none of {exist} ties is drawn", T::ENCODING);
+                if value.to_bits() & 0x007F_FFFF == 0 || scale == 0 {
+                    assert_eq!(drawn, exist, "{} {value}: not all ties are drawn", T::ENCODING);
+                }
+                let counts = rounded::<T>(scale);
+                assert!(
+                    counts.as_flattened().iter().all(|count| *count > 0),
+                    "{} {value}: {counts:?}",
+                    T::ENCODING
+                );
+            }
+        }
+        check::<E4M3>();
+        check::<E5M2>();
+    }
+
+    #[test]
+    fn a_scale_has_a_sixteenth_of_a_chunk_none_twice_and_in_time_every_place_of_a_row() {
+        for scale in 0..SCALES.len() {
+            let drawn: Vec<usize> = places(0x4100_0000, CHUNK, scale).collect();
+            let count = if scale == 0 { CHUNK } else { CHUNK / ROW + 2 * (ROW - 1) };
+            assert_eq!((drawn.len(), drawn.is_sorted_by(|a, b| a < b)), (count, true));
+            let middle: BTreeSet<usize> =
+                drawn[ROW..drawn.len() - ROW].iter().map(|place| place % ROW).collect();
+            assert_eq!(middle.len(), ROW, "scale {scale}");
+        }
+        // The last chunk of a sweep with a stride may have any length.
+        for len in [0, 1, 15, 16, 17, 33, 100] {
+            let drawn: Vec<usize> = places(7, len, 3).collect();
+            assert!(drawn.iter().all(|place| *place < len) && drawn.len() >= len.min(17), "{len}: {drawn:?}");
+        }
+    }
+}
