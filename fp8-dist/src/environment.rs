@@ -7,6 +7,7 @@
 //! | `LOCAL_RANK` | integer | none | this process among those of its machine: the GPU it takes |
 //! | `MASTER_ADDR` | host name or address | none | where rank 0 runs |
 //! | `MASTER_PORT` | 1 to 65535 | none | the first of the ports where rank 0 may listen |
+//! | `TORCHELASTIC_RUN_ID` | text | empty | the job: ranks of different jobs do not join each other |
 //! | `FP8_PORT` | 1 to 65535 | none | the port where rank 0 listens, instead of those from `MASTER_PORT` on |
 
 use crate::{Error, Result};
@@ -36,6 +37,9 @@ pub struct Environment {
     /// Whether rank 0 listens at [`master_port`](Self::master_port) and nowhere else. If not, it takes the first free port
     /// of the 16 that begin there: `torchrun` itself may hold the first, and each group of a job needs one while it forms.
     pub exact_port: bool,
+    /// The job, if its launcher names it. Ranks join only where this, [`master_port`](Self::master_port) and
+    /// [`world_size`](Self::world_size) are the same.
+    pub run_id: String,
 }
 
 impl Environment {
@@ -58,6 +62,7 @@ impl Environment {
             master_addr: "127.0.0.1".to_owned(),
             master_port: port,
             exact_port: false,
+            run_id: String::new(),
         }
     }
 
@@ -106,6 +111,10 @@ impl Environment {
                 false => number("MASTER_PORT", text("MASTER_PORT")?, PORT)?,
             },
             exact_port,
+            run_id: match variable("TORCHELASTIC_RUN_ID").is_some_and(|id| !id.is_empty()) {
+                true => text("TORCHELASTIC_RUN_ID")?,
+                false => String::new(),
+            },
         };
         environment.check()?;
         Ok(environment)
@@ -150,8 +159,12 @@ mod tests {
             master_addr: "node-0".into(),
             master_port: 29_500,
             exact_port: false,
+            run_id: String::new(),
         };
         assert_eq!(environment, expected);
+        for id in ["", "night 7"] {
+            assert_eq!(read(&[("TORCHELASTIC_RUN_ID", Some(id))]).unwrap().run_id, id);
+        }
         let environment = read(&[("FP8_PORT", Some("4000"))]).unwrap();
         assert_eq!((environment.master_port, environment.exact_port), (4000, true));
     }

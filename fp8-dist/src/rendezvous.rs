@@ -2,12 +2,14 @@
 //!
 //! Rank 0 listens at the first free port of the [`PORTS`] that begin at `MASTER_PORT`, as long as its group is not
 //! complete; the others try these ports in turn until one greets them in this protocol, for this group. So `torchrun` may
-//! hold `MASTER_PORT`, and groups of one job may form one after the other or at once. Whoever connects and does not speak
-//! the protocol is ignored.
+//! hold `MASTER_PORT`, and groups of one job, or of jobs whose ports are neighbours, may form one after the other or at
+//! once. Whoever connects and does not speak the protocol is ignored.
 //!
-//! Rank 0 sends a greeting: 8 bytes of magic, the version (u32), the group's id. A rank answers with the same, the world
-//! size and its rank (u64 each). Rank 0 compares; when all have come it welcomes them, and when one differs, or does not
-//! come in time, tells all that have come.
+//! Rank 0 says hello: 8 bytes of magic, the version (u32), the group's id, its world size and rank (u64 each),
+//! `MASTER_PORT` (u16) and `TORCHELASTIC_RUN_ID`; texts behind their lengths (u32). A rank answers with the same of its
+//! own. Both compare: where the port, the run, the id or the world size differ they part and go on looking, for that may be
+//! a rank of another group or job; the difference is what they report if nobody else comes. When all have come rank 0
+//! welcomes them, and when one does not come in time, or comes twice, tells all that have come.
 
 use crate::wire::{self, Frame};
 use crate::{Environment, Error, Failure, Result};
@@ -23,13 +25,14 @@ use std::time::{Duration, Instant};
 const PORTS: u16 = 16;
 const MAGIC: [u8; 8] = *b"fp8-dist";
 /// Of the protocol. Elements travel in the sender's byte order: machines of different order speak different versions.
-const VERSION: u32 = if cfg!(target_endian = "little") { 1 } else { 1 | 1 << 16 };
+const VERSION: u32 = if cfg!(target_endian = "little") { 2 } else { 2 | 1 << 16 };
 /// How long one that connects may take for its first words; more is only waited for from rank 0.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How many strangers are heard at once.
 const STRANGERS: usize = 64;
 const TICK: Duration = Duration::from_millis(2);
-const MAX_ID: usize = 4096;
+/// Of the id and of the run's.
+const MAX_TEXT: usize = 4096;
 
 /// A point in time, or none where the clocks do not reach.
 #[derive(Debug, Clone, Copy)]
@@ -63,11 +66,23 @@ pub(crate) enum Met {
 /// Brings the ranks of group `id` together.
 pub(crate) fn meet(id: &str, environment: &Environment, deadline: Duration) -> Result<Met> {
     environment.check()?;
-    if id.len() > MAX_ID {
+    if id.len() > MAX_TEXT {
         let remedy = "expected at most 4096 bytes";
         return Err(Error::Option { id: id.to_owned(), option: "id", value: id.to_owned(), remedy });
     }
-    let meeting = Meeting { id, environment, deadline, until: Until::after(deadline) };
+    if environment.run_id.len() > MAX_TEXT {
+        let (value, remedy) = (Some(environment.run_id.clone()), "expected at most 4096 bytes".to_owned());
+        return Err(Error::Environment { name: "TORCHELASTIC_RUN_ID", value, remedy });
+    }
+    let own = Hello {
+        version: VERSION,
+        id: id.to_owned(),
+        world_size: environment.world_size as u64,
+        rank: environment.rank as u64,
+        port: environment.master_port,
+        run_id: environment.run_id.clone(),
+    };
+    let meeting = Meeting { id, environment, deadline, until: Until::after(deadline), own };
     match environment.rank {
         0 if environment.world_size == 1 => Ok(Met::Host(Vec::new())),
         0 => meeting.host().map(Met::Host),
@@ -80,15 +95,18 @@ struct Meeting<'a> {
     environment: &'a Environment,
     deadline: Duration,
     until: Until,
+    own: Hello,
 }
 
 /// What a rank says of itself.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Hello {
     version: u32,
     id: String,
     world_size: u64,
     rank: u64,
+    port: u16,
+    run_id: String,
 }
 
 impl Meeting<'_> {
@@ -106,24 +124,13 @@ impl Meeting<'_> {
         Error::Rendezvous { id: self.id.to_owned(), failure }
     }
 
-    fn differ(
-        &self,
-        property: &str,
-        rank: usize,
-        value: &dyn ToString,
-        other_value: &dyn ToString,
-    ) -> Failure {
-        let (value, other_value) = (value.to_string(), other_value.to_string());
-        Failure::Settings { property: property.to_owned(), rank, value, other: 0, other_value }
-    }
-
     /// Rank 0's part.
     fn host(&self) -> Result<Vec<TcpStream>> {
         let listener = self.listen()?;
         let (come, coming) = mpsc::channel();
         let strangers = Arc::new(AtomicUsize::new(0));
         let mut guests: Vec<Option<TcpStream>> = (1..self.environment.world_size).map(|_| None).collect();
-        let mut elsewhere = None;
+        let mut elsewhere: Option<(usize, Failure)> = None;
         let failure = loop {
             self.hear(&listener, &come, &strangers)?;
             if let Some(failure) = self.seat(&coming, &mut guests, &mut elsewhere) {
@@ -136,9 +143,12 @@ impl Meeting<'_> {
                 return Ok(all);
             }
             if self.until.is_past() {
-                let missing = (1..).zip(&guests).filter(|(_, guest)| guest.is_none()).map(|(rank, _)| rank);
-                let late = Failure::Deadline { missing: missing.collect(), waited: self.deadline };
-                break elsewhere.unwrap_or(late);
+                let missing: Vec<usize> =
+                    (1..).zip(&guests).filter(|(_, guest)| guest.is_none()).map(|(rank, _)| rank).collect();
+                // One whose place is taken was not on its way to this group.
+                let elsewhere = elsewhere.filter(|(rank, _)| missing.contains(rank));
+                let late = Failure::Deadline { missing, waited: self.deadline };
+                break elsewhere.map_or(late, |(_, failure)| failure);
             }
             thread::sleep(TICK);
         };
@@ -151,7 +161,8 @@ impl Meeting<'_> {
             (1..).zip(&guests).filter(|(_, guest)| guest.is_none()).map(|(rank, _)| rank).collect();
         while !missing.is_empty() && !linger.is_past() {
             self.hear(&listener, &come, &strangers)?;
-            for (hello, mut stream) in coming.try_iter() {
+            let ours = |hello: &Hello| hello.version != VERSION || self.own.difference(hello).is_none();
+            for (hello, mut stream) in coming.try_iter().filter(|(hello, _)| ours(hello)) {
                 let _ = wire::send(&mut stream, &Frame::Fail(failure.clone()));
                 missing.retain(|&rank| rank as u64 != hello.rank);
             }
@@ -214,10 +225,10 @@ impl Meeting<'_> {
                 strangers.fetch_sub(1, Ordering::Relaxed);
                 continue; // closes it; a rank tries again
             }
-            let (come, strangers, id) = (come.clone(), strangers.clone(), self.id.to_owned());
+            let (come, strangers, own) = (come.clone(), strangers.clone(), self.own.clone());
             let patience = self.until.left(PATIENCE);
             let talk = move || {
-                if let Ok(hello) = greet(&mut stream, &id, patience) {
+                if let Ok(hello) = greet(&mut stream, &own, patience) {
                     // Fails where the group is complete or has failed.
                     let _ = come.send((hello, stream));
                 }
@@ -235,19 +246,16 @@ impl Meeting<'_> {
         &self,
         coming: &Receiver<(Hello, TcpStream)>,
         guests: &mut [Option<TcpStream>],
-        elsewhere: &mut Option<Failure>,
+        elsewhere: &mut Option<(usize, Failure)>,
     ) -> Option<Failure> {
         while let Ok((hello, mut stream)) = coming.try_recv() {
-            let world_size = self.environment.world_size;
             let rank = usize::try_from(hello.rank).unwrap_or(usize::MAX);
             let failure = if hello.version != VERSION {
-                self.differ("the version of the protocol", rank, &hello.version, &VERSION)
-            } else if hello.id != self.id {
-                // Perhaps on its way to another group of this job: known if nobody else comes.
-                *elsewhere = Some(self.differ("the group's id", rank, &hello.id, &self.id));
+                differ(VERSION_NAME, rank, &hello.version, &VERSION)
+            } else if let Some(failure) = self.own.difference(&hello) {
+                // Perhaps on its way to another group, of this job or another: known if nobody else comes.
+                *elsewhere = Some((rank, failure));
                 continue;
-            } else if hello.world_size != world_size as u64 {
-                self.differ("the world size", rank, &hello.world_size, &world_size)
             } else {
                 match rank.checked_sub(1).and_then(|index| guests.get_mut(index)) {
                     Some(guest @ None) => {
@@ -265,7 +273,6 @@ impl Meeting<'_> {
 
     /// Every other rank's part.
     fn guest(&self) -> Result<TcpStream> {
-        let rank = self.environment.rank;
         let mut elsewhere = None;
         let mut newest = None;
         loop {
@@ -289,7 +296,7 @@ impl Meeting<'_> {
                 let reason = newest.map(|newest| format!("; at {newest}")).unwrap_or_default();
                 let late = Failure::Deadline { missing: vec![0], waited: self.deadline };
                 return Err(match elsewhere {
-                    Some(id) => self.failed(self.differ("the group's id", rank, &self.id, &id)),
+                    Some(failure) => self.failed(failure),
                     None if reason.is_empty() => self.failed(late),
                     None => {
                         let what = format!(
@@ -311,28 +318,23 @@ impl Meeting<'_> {
     fn introduce(
         &self,
         address: SocketAddr,
-        elsewhere: &mut Option<String>,
+        elsewhere: &mut Option<Failure>,
     ) -> Result<Option<TcpStream>, Result<Failure, io::Error>> {
         let mut stream = TcpStream::connect_timeout(&address, self.until.left(PATIENCE)).map_err(Err)?;
         let patience = self.until.left(PATIENCE / 4);
         let mut talk = || {
             stream.set_read_timeout(Some(patience))?;
             stream.set_write_timeout(Some(PATIENCE))?;
-            let greeting = read_greeting(&mut stream)?;
-            let mut hello = introduction(self.id);
-            hello.extend((self.environment.world_size as u64).to_le_bytes());
-            hello.extend((self.environment.rank as u64).to_le_bytes());
-            stream.write_all(&hello)?;
-            io::Result::Ok(greeting)
+            let hello = Hello::read(&mut stream)?;
+            stream.write_all(&self.own.bytes())?;
+            io::Result::Ok(hello)
         };
-        let (version, id) = talk().map_err(Err)?;
-        if version != VERSION {
-            let failure =
-                self.differ("the version of the protocol", self.environment.rank, &VERSION, &version);
-            return Err(Ok(failure));
+        let hello = talk().map_err(Err)?;
+        if hello.version != VERSION {
+            return Err(Ok(differ(VERSION_NAME, self.environment.rank, &VERSION, &hello.version)));
         }
-        if id != self.id {
-            *elsewhere = Some(id);
+        if let Some(failure) = hello.difference(&self.own) {
+            *elsewhere = Some(failure);
             return Ok(None);
         }
         Ok(Some(stream))
@@ -354,45 +356,83 @@ impl Meeting<'_> {
     }
 }
 
-/// Magic, version, id.
-fn introduction(id: &str) -> Vec<u8> {
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend(VERSION.to_le_bytes());
-    bytes.extend((id.len() as u32).to_le_bytes());
-    bytes.extend(id.as_bytes());
-    bytes
+const VERSION_NAME: &str = "the version of the protocol";
+
+fn differ(property: &str, rank: usize, value: &dyn ToString, other_value: &dyn ToString) -> Failure {
+    let (value, other_value) = (value.to_string(), other_value.to_string());
+    Failure::Settings { property: property.to_owned(), rank, value, other: 0, other_value }
 }
 
-fn read_greeting(stream: &mut TcpStream) -> io::Result<(u32, String)> {
-    let stranger = || io::Error::new(io::ErrorKind::InvalidData, "something else than a rank listens there");
-    let mut magic = [0; 8];
-    stream.read_exact(&mut magic)?;
-    if magic != MAGIC {
+impl Hello {
+    /// Why `guest` is no rank of the group whose rank 0 this is.
+    fn difference(&self, guest: &Self) -> Option<Failure> {
+        let rank = usize::try_from(guest.rank).unwrap_or(usize::MAX);
+        let differ = |property, value: &dyn ToString, other: &dyn ToString| {
+            (value.to_string() != other.to_string()).then(|| differ(property, rank, value, other))
+        };
+        differ("the group's id", &guest.id, &self.id)
+            .or_else(|| differ("the port of the job", &guest.port, &self.port))
+            .or_else(|| {
+                let quoted = |hello: &Self| format!("{:?}", hello.run_id);
+                differ("TORCHELASTIC_RUN_ID", &quoted(guest), &quoted(self))
+            })
+            .or_else(|| differ("the world size", &guest.world_size, &self.world_size))
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let text = |text: &str| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.version.to_le_bytes());
+        bytes.extend(text(&self.id));
+        bytes.extend(self.world_size.to_le_bytes());
+        bytes.extend(self.rank.to_le_bytes());
+        bytes.extend(self.port.to_le_bytes());
+        bytes.extend(text(&self.run_id));
+        bytes
+    }
+
+    /// Of another version only what stands before the port.
+    fn read(stream: &mut TcpStream) -> io::Result<Self> {
+        if array(stream)? != MAGIC {
+            return Err(stranger());
+        }
+        let version = u32::from_le_bytes(array(stream)?);
+        let id = read_text(stream)?;
+        let world_size = u64::from_le_bytes(array(stream)?);
+        let rank = u64::from_le_bytes(array(stream)?);
+        let (port, run_id) = match version {
+            VERSION => (u16::from_le_bytes(array(stream)?), read_text(stream)?),
+            _ => (0, String::new()),
+        };
+        Ok(Self { version, id, world_size, rank, port, run_id })
+    }
+}
+
+fn stranger() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "something else than a rank listens there")
+}
+
+fn array<const N: usize>(stream: &mut TcpStream) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn read_text(stream: &mut TcpStream) -> io::Result<String> {
+    let len = u32::from_le_bytes(array(stream)?) as usize;
+    if len > MAX_TEXT {
         return Err(stranger());
     }
-    let (mut version, mut len) = ([0; 4], [0; 4]);
-    stream.read_exact(&mut version)?;
-    stream.read_exact(&mut len)?;
-    let len = u32::from_le_bytes(len) as usize;
-    if len > MAX_ID {
-        return Err(stranger());
-    }
-    let mut id = vec![0; len];
-    stream.read_exact(&mut id)?;
-    Ok((u32::from_le_bytes(version), String::from_utf8(id).map_err(|_| stranger())?))
+    let mut text = vec![0; len];
+    stream.read_exact(&mut text)?;
+    String::from_utf8(text).map_err(|_| stranger())
 }
 
 /// Rank 0's first words to one that has connected, and the answer.
-fn greet(stream: &mut TcpStream, id: &str, patience: Duration) -> io::Result<Hello> {
+fn greet(stream: &mut TcpStream, own: &Hello, patience: Duration) -> io::Result<Hello> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(patience))?;
-    stream.write_all(&introduction(id))?;
-    let (version, id) = read_greeting(stream)?;
-    let mut numbers = [[0; 8]; 2];
-    for number in &mut numbers {
-        stream.read_exact(number)?;
-    }
-    let [world_size, rank] = numbers.map(u64::from_le_bytes);
-    Ok(Hello { version, id, world_size, rank })
+    stream.write_all(&own.bytes())?;
+    Hello::read(stream)
 }

@@ -65,16 +65,41 @@ pub(crate) fn connect(id: &str, environment: &Environment, deadline: Duration) -
 
 /// Rank 0's end: its own seat, and the couriers of the others.
 fn host(id: &str, guests: Vec<TcpStream>, deadline: Duration) -> io::Result<Seat> {
+    seat_all(id, guests, deadline, employ)
+}
+
+/// With `employ`, which starts a rank's couriers. Where that fails all ranks are told, those that have couriers by them.
+fn seat_all(
+    id: &str,
+    guests: Vec<TcpStream>,
+    deadline: Duration,
+    employ: impl Fn(&Arc<Meeting>, usize, &TcpStream, Duration) -> io::Result<()>,
+) -> io::Result<Seat> {
     let world_size = guests.len() + 1;
     let meeting = Meeting::new(world_size, deadline, |rank| rank > 0);
-    for (rank, stream) in (1..).zip(guests) {
-        prepare(&stream, deadline)?;
-        let (incoming, outgoing) = (stream.try_clone()?, stream);
-        let (table, news) = (meeting.clone(), meeting.clone());
-        spawn("fp8-dist from", rank, move || bring_in(&table, rank, incoming))?;
-        spawn("fp8-dist to", rank, move || carry_out(&news, rank, outgoing))?;
+    for (rank, stream) in (1..).zip(&guests) {
+        if let Err(error) = employ(&meeting, rank, stream, deadline) {
+            let reason = format!("it cannot use its connection to rank {rank}: {error}");
+            let failure = Failure::GaveUp { rank: 0, reason };
+            meeting.fail(failure.clone());
+            for (rank, mut stream) in (1..).zip(&guests).skip(rank - 1) {
+                meeting.unlink(rank);
+                let _ = wire::send(&mut stream, &Frame::Fail(failure.clone()));
+                let _ = stream.shutdown(Shutdown::Write);
+            }
+            meeting.flush(deadline.min(Duration::from_secs(5)));
+            return Err(error);
+        }
     }
     Ok(Seat::new(id, 0, world_size, meeting))
+}
+
+fn employ(meeting: &Arc<Meeting>, rank: usize, stream: &TcpStream, deadline: Duration) -> io::Result<()> {
+    prepare(stream, deadline)?;
+    let (incoming, outgoing) = (stream.try_clone()?, stream.try_clone()?);
+    let (table, news) = (meeting.clone(), meeting.clone());
+    spawn("fp8-dist from", rank, move || bring_in(&table, rank, incoming))?;
+    spawn("fp8-dist to", rank, move || carry_out(&news, rank, outgoing))
 }
 
 fn prepare(stream: &TcpStream, deadline: Duration) -> io::Result<()> {
@@ -358,5 +383,40 @@ impl Drop for Guest {
         // thread: a connection closed with bytes unread is reset, and that might take the last word along.
         let _ = self.out.lock().get_ref().shutdown(Shutdown::Write);
         self.inbox.drain(Duration::from_secs(1).min(self.deadline));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_rank_0_that_cannot_start_its_couriers_tells_all() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let pair = || {
+            let guest = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            guest.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            (listener.accept().unwrap().0, guest)
+        };
+        let (hosts, guests): (Vec<_>, Vec<_>) = (0..3).map(|_| pair()).unzip();
+        let start = Instant::now();
+        let error = seat_all("dp", hosts, Duration::from_secs(60), |meeting, rank, stream, deadline| {
+            if rank == 2 {
+                return Err(io::Error::other("no more threads"));
+            }
+            employ(meeting, rank, stream, deadline)
+        })
+        .unwrap_err();
+        assert_eq!(error.to_string(), "no more threads");
+        for mut guest in guests {
+            let frame = wire::receive(&mut guest).unwrap();
+            let reason = "it cannot use its connection to rank 2: no more threads".to_owned();
+            assert!(
+                matches!(&frame, Frame::Fail(f) if *f == Failure::GaveUp { rank: 0, reason }),
+                "{frame:?}"
+            );
+        }
+        assert!(start.elapsed() < Duration::from_secs(4), "nobody is waited for in vain");
     }
 }

@@ -75,7 +75,7 @@ fn another_world_size() {
     environments[2].world_size = 4;
     let message = "group `dp`: the ranks did not meet: the world size is 4 on rank 2 and 3 on rank 0: start all ranks of \
                    a group alike";
-    expect_all(join(dp(environments), Duration::from_secs(3)), message);
+    expect_all(join(dp(environments), SHORT), message);
 }
 
 #[test]
@@ -113,6 +113,64 @@ fn groups_that_form_at_once_on_the_same_ports() {
     while !joined.is_empty() {
         works(joined.drain(..3).collect());
     }
+}
+
+/// Ranks 0 and 1 of `first` and of `second` come so that each would take the other's for its own.
+fn jobs_apart(first: &Environment, second: &Environment) {
+    let sum = |environment: Environment, value: f32| {
+        let group = tcp("dp", &environment, LONG).unwrap();
+        group.all_reduce("x", &f32s(&[value], &[1]), ReduceOp::Sum).unwrap().item().unwrap()
+    };
+    let rank = |job: &Environment, rank| Environment { rank, local_rank: rank, ..job.clone() };
+    thread::scope(|scope| {
+        let come = |environment, value| {
+            let rank = scope.spawn(move || sum(environment, value));
+            thread::sleep(Duration::from_millis(200));
+            rank
+        };
+        let mut all = vec![(come(rank(first, 0), 1.0), 1.0 * first.world_size as f32)];
+        for other in (0..second.world_size).rev() {
+            all.push((come(rank(second, other), 100.0), 100.0 * second.world_size as f32));
+        }
+        for other in 1..first.world_size {
+            all.push((come(rank(first, other), 1.0), 1.0 * first.world_size as f32));
+        }
+        for (rank, expected) in all {
+            assert_eq!(rank.join().unwrap(), expected);
+        }
+    });
+}
+
+#[test]
+fn jobs_with_neighbouring_ports() {
+    let held = TcpListener::bind(("127.0.0.1", ports::free())).unwrap(); // by the first one's launcher
+    let port = held.local_addr().unwrap().port();
+    let first = Environment { world_size: 2, ..Environment::on_this_machine(port) };
+    jobs_apart(&first, &Environment { master_port: port + 1, ..first.clone() });
+}
+
+#[test]
+fn jobs_with_different_names() {
+    let first = Environment { world_size: 2, ..Environment::on_this_machine(ports::free()) };
+    jobs_apart(&first, &Environment { run_id: "night 7".to_owned(), ..first.clone() });
+}
+
+#[test]
+fn jobs_of_different_sizes() {
+    let first = Environment { world_size: 2, ..Environment::on_this_machine(ports::free()) };
+    jobs_apart(&first, &Environment { world_size: 3, ..first.clone() });
+}
+
+#[test]
+fn what_keeps_a_job_from_meeting_is_named() {
+    let mut environments = environments(2);
+    environments[1].run_id = "night 7".to_owned();
+    let message = "group `dp`: the ranks did not meet: TORCHELASTIC_RUN_ID is \"night 7\" on rank 1 and \"\" on rank 0: \
+                   start all ranks of a group alike";
+    expect_all(join(dp(environments), SHORT), message);
+    let alone = Environment { run_id: "7".repeat(5000), ..Environment::on_this_machine(29_500) };
+    let error = tcp("dp", &alone, SHORT).unwrap_err().to_string();
+    assert!(error.ends_with(": expected at most 4096 bytes"), "{error}");
 }
 
 #[test]
@@ -197,7 +255,7 @@ fn another_version() {
     hello.extend(1u64.to_le_bytes());
     guest.write_all(&hello).unwrap();
     let error = host.join().unwrap().unwrap_err().to_string();
-    assert!(error.contains("the version of the protocol is 99 on rank 1 and 1 on rank 0"), "{error}");
+    assert!(error.contains("the version of the protocol is 99 on rank 1 and 2 on rank 0"), "{error}");
     let mut told = Vec::new();
     guest.read_to_end(&mut told).unwrap();
     assert!(String::from_utf8_lossy(&told).contains("the version of the protocol"));
@@ -216,11 +274,13 @@ fn a_member_that_sends_garbage_is_lost() {
         }
     };
     let mut hello = b"fp8-dist".to_vec();
-    hello.extend(1u32.to_le_bytes());
+    hello.extend(2u32.to_le_bytes());
     hello.extend(2u32.to_le_bytes());
     hello.extend(b"dp");
     hello.extend(2u64.to_le_bytes());
     hello.extend(1u64.to_le_bytes());
+    hello.extend(port.to_le_bytes());
+    hello.extend(0u32.to_le_bytes());
     guest.write_all(&hello).unwrap();
     let group = host.join().unwrap().unwrap();
     guest.write_all(&[0xAB; 64]).unwrap();
