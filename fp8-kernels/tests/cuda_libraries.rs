@@ -88,7 +88,26 @@ fn a_machine_without_a_driver_is_told_every_place() {
     places.extend(SYSTEM.map(|folder| format!("{folder}/libcuda.so.1")));
     let list = text.split_once("(looked in ").unwrap().1.split_once("): ").unwrap();
     assert_eq!(list.0.split(", ").collect::<Vec<_>>(), places);
-    assert_eq!(list.1, "install NVIDIA's driver, version 570 or newer (580 without NVRTC), or use Device::cpu()");
+    assert_eq!(
+        list.1,
+        "install NVIDIA's driver, version 570 or newer (580 without NVRTC), or use Device::cpu()"
+    );
+}
+
+#[test]
+fn a_driver_that_is_too_old_is_told_so_before_anything_else() {
+    let folder = folder(&["libcuda.so.1"]);
+    let opened = |version: &'static str| {
+        let variables = [("FP8_CUDA_LIB_DIR", folder.path()), ("FP8_SIM_DRIVER", Path::new(version))];
+        child::run("opens_by_search", &variables)
+    };
+    let [error] = &*opened("12040") else { panic!("CUDA 12.4 is too old") };
+    assert!(
+        error.starts_with("error: device: driver = ") && error.contains("libcuda.so.1, for CUDA 12.4"),
+        "{error}"
+    );
+    assert!(error.contains("CUDA 12.8 or newer") && error.contains("570 or newer"), "{error}");
+    assert!(opened("12080")[0].contains("PTX interpreter"));
 }
 
 #[test]
