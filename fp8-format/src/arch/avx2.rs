@@ -407,7 +407,7 @@ pub(crate) fn stochastic<S: Source, T: Target>(src: &[S], scale: f32, random: Ph
 /// Whether this begins at a cache line.
 #[inline]
 pub(super) fn is_aligned(dst: &[u8]) -> bool {
-    dst.as_ptr().align_offset(TILE) == 0
+    dst.as_ptr().cast::<__m512i>().is_aligned()
 }
 
 /// Writes the columns of a tile, whose rows begin `src_stride` apart, as rows of `dst`, `stride` apart: past the caches where
