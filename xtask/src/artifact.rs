@@ -68,7 +68,7 @@ pub(crate) fn built(message: &str) -> Option<Built> {
 }
 
 /// The program, or the dynamic library, that a message of cargo's announces for this target.
-fn file(message: &str, kind: &str, name: &str) -> Option<PathBuf> {
+pub(crate) fn file(message: &str, kind: &str, name: &str) -> Option<PathBuf> {
     built(message).filter(|built| built.is_a(kind, name)).map(|built| built.file)
 }
 

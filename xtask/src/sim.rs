@@ -41,11 +41,17 @@ fn folder() -> Result<PathBuf> {
     let sh = shell()?;
     let library = artifact::simulator(&sh)?;
     let folder = Workspace::read(&sh)?.target_directory.join("sim");
-    fs::create_dir_all(&folder)?;
-    for name in NAMES {
-        link(&library, &folder.join(name))?;
-    }
+    fill(&folder, &library)?;
     Ok(folder)
+}
+
+/// Makes a folder in which `library` has all the names.
+pub(crate) fn fill(folder: &Path, library: &Path) -> Result {
+    fs::create_dir_all(folder)?;
+    for name in NAMES {
+        link(library, &folder.join(name))?;
+    }
+    Ok(())
 }
 
 /// A fresh link from `link` to `file`, put in place whole, for another process may be reading it.

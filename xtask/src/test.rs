@@ -5,6 +5,8 @@
 //! code a second time, without generating any. Benches run once as tests: criterion does so when it is not
 //! started by `cargo bench`.
 
+mod simulated;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -46,7 +48,10 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
             done(doc.env("RUSTDOCFLAGS", "-D warnings").run())
         });
         report.step("benches, once each", || benches(&sh, &workspace));
-        examples::run(&sh, &mut report);
+        let examples = examples::run(&sh, &mut report);
+        if cfg!(target_os = "linux") {
+            report.step("training and golden data on the simulated GPU", || simulated::run(&examples));
+        }
     }
 
     let ignored = ignored::list(&sh);

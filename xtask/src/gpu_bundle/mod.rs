@@ -274,6 +274,15 @@ mod tests {
     }
 
     #[test]
+    fn the_script_compares_reference_data_on_the_gpu_and_looks_where_that_was() {
+        let (_, script) = TEXTS[0];
+        let lines: Vec<_> = script.lines().map(str::trim).collect();
+        let golden = lines.iter().position(|line| line.starts_with("step golden ")).unwrap();
+        assert!(lines[golden].ends_with(" --device cuda:0"), "{}", lines[golden]);
+        assert_eq!(lines[golden + 1], "demand golden \"device: cuda:0\"");
+    }
+
+    #[test]
     fn the_script_calls_every_program_by_the_name_that_it_has_in_the_bundle() {
         let (_, script) = TEXTS[0];
         for program in PROGRAMS {

@@ -235,6 +235,12 @@ step() {
     record "$suite" "$name" $status $seconds "$passed" "$broken" "$ignored" "$remark"
 }
 
+# demand NAME TEXT: the log of that step has a line that begins so.
+demand() {
+    grep -q "^$2" "$out/logs/$suite-${1//[^A-Za-z0-9]/_}.log" 2>/dev/null ||
+        record "$suite" "$1, where it ran" failed 0 0 1 0 "no line \"$2\" in its log"
+}
+
 skip() { record "$suite" "$1" skipped 0 0 0 0 "$2"; }
 
 # alone NAME PROGRAM FILE: the tests that FILE names, each in a process of its own.
@@ -272,7 +278,8 @@ train() { # NAME OPTION...
 
 suite_smoke() {
     step device program "$bin/gpu_bench" --describe
-    step golden tests "$bin/xtask" golden --dir "$here/tests/golden"
+    step golden tests "$bin/xtask" golden --dir "$here/tests/golden" --device cuda:0
+    demand golden "device: cuda:0"
     conformance cuda::cells
     conformance cuda::transpose
     conformance cuda::gemm_fp8
