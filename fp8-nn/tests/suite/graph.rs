@@ -4,6 +4,7 @@ use crate::support::*;
 use fp8_cuda_sim::{Control, library_path};
 use fp8_nn::fp8_dist::{Environment, nccl};
 use fp8_nn::prelude::*;
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
@@ -150,6 +151,9 @@ fn replays_of_ranks_have_the_bits_of_eager_steps() {
             recorded.optimizer.set_lr(rate(step)).unwrap();
             graph.replay().unwrap();
             assert_eq!(eager.eager(step), read(&results), "step {step}");
+            for training in [&mut eager, &mut recorded] {
+                broadcast_parameters(&mut training.model, &*group).unwrap(); // where they lie
+            }
         }
         let all = |training: &Training| everything(&training.model, &training.scaling);
         assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
@@ -157,6 +161,58 @@ fn replays_of_ranks_have_the_bits_of_eager_steps() {
         all(&recorded)
     });
     assert!(finals[0] == finals[1], "ranks differ");
+}
+
+#[test]
+fn a_recorded_step_goes_on_from_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    for recipe in recipes() {
+        let mut whole = Training::new(recipe.clone());
+        for step in 0..4 {
+            whole.eager(step);
+        }
+        let Training { model, optimizer, scaling, .. } = &whole;
+        checkpoint::save(folder.path(), model, optimizer, scaling, &BTreeMap::new()).unwrap();
+        let mut recorded = Training::new(recipe);
+        for step in 10..12 {
+            recorded.eager(step);
+        }
+        recorded.load(12);
+        let (graph, results) = device().capture(|| recorded.queue(rate(12))).unwrap();
+        let Training { model, optimizer, scaling, .. } = &mut recorded;
+        checkpoint::load(folder.path(), model, optimizer, scaling).unwrap();
+        for step in 4..7 {
+            recorded.load(step);
+            recorded.optimizer.set_lr(rate(step)).unwrap();
+            graph.replay().unwrap();
+            assert_eq!(whole.eager(step), read(&results), "step {step}");
+        }
+        let all = |training: &Training| everything(&training.model, &training.scaling);
+        assert!(all(&whole) == all(&recorded), "parameters, histories, scales and counts of updates");
+        assert_eq!(recorded.optimizer.steps(), 7);
+    }
+}
+
+#[test]
+fn a_recorded_step_goes_on_from_a_checkpoint_without_moments() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut fresh = Training::new(current());
+    let Training { model, optimizer, scaling, .. } = &fresh;
+    checkpoint::save(folder.path(), model, optimizer, scaling, &BTreeMap::new()).unwrap();
+    let mut recorded = Training::new(current());
+    for step in 10..12 {
+        recorded.eager(step);
+    }
+    let (graph, results) = device().capture(|| recorded.queue(rate(12))).unwrap();
+    let Training { model, optimizer, scaling, .. } = &mut recorded;
+    checkpoint::load(folder.path(), model, optimizer, scaling).unwrap();
+    for step in 0..3 {
+        recorded.load(step);
+        recorded.optimizer.set_lr(rate(step)).unwrap();
+        graph.replay().unwrap();
+        assert_eq!(fresh.eager(step), read(&results), "step {step}");
+    }
+    assert!(parameter_bits(&fresh.model) == parameter_bits(&recorded.model));
 }
 
 #[test]
