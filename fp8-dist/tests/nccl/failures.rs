@@ -211,6 +211,7 @@ fn a_queued_collective_that_cannot_be_watched_is_not_trusted() {
         let mut x = Tensor::from_vec(vec![1.0f32], [1], device).unwrap();
         group.all_reduce_in_place("x", &mut x, ReduceOp::Sum).unwrap();
         assert_eq!(x.item().unwrap(), 2.0);
+        thread::sleep(Duration::from_millis(50)); // until the watch has found the collective done
         group.barrier().unwrap();
         if group.rank() == 1 {
             return [message(group.barrier()), String::new()];
