@@ -101,10 +101,15 @@ impl<T: Exchange> ProcessGroup for Member<T> {
 
     fn all_reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()> {
         // Asked before the exchange: if this rank cannot, the others must not go on with the sum.
-        self.own(x.as_mut_slice::<f32>(what).map(drop).map_err(Error::from))?;
+        self.own(expect_own(x, what))?;
         let all = self.call(Operation::AllReduce(op), what, x)?;
         let range = 0..x.numel();
-        host::reduce(x.as_mut_slice(what)?, &data(&all), range, op)
+        if let Ok(out) = x.as_mut_slice(what) {
+            return host::reduce(out, &data(&all), range, op);
+        }
+        let mut out = vec![0.0; x.numel()];
+        host::reduce(&mut out, &data(&all), range, op)?;
+        self.own(x.write(&out, what).map_err(Error::from))
     }
 
     fn all_gather(&self, what: &str, x: &Tensor) -> Result<Tensor> {
@@ -146,6 +151,18 @@ impl<T: Exchange> ProcessGroup for Member<T> {
     fn barrier(&self) -> Result<()> {
         self.0.exchange(Message::new(Operation::Barrier, ""))?;
         Ok(())
+    }
+}
+
+/// f32 that `x` holds alone, wherever they lie.
+fn expect_own(x: &Tensor, what: &str) -> Result<()> {
+    let (op, found, holders) = ("all_reduce_in_place", x.dtype(), x.holders());
+    if found != DType::F32 {
+        return Err(fp8_kernels::Error::DType { op, what: "the tensor", found, expected: "f32" }.into());
+    }
+    match holders {
+        0 => Ok(()),
+        _ => Err(fp8_kernels::Error::Shared { name: what.to_owned(), holders }.into()),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// What the host does with every launch of a graph: counters that a step advances, numbers that it gives the device.
 ///
 /// Handed to [`Device::on_replay`] while a step is recorded, which has advanced the counters once
-/// by itself.
+/// by itself. The graph holds it until its work is gone from the driver.
 pub trait Replayed: Send + Sync + fmt::Debug {
     /// Before a launch other than the first: what one more step changes on the host.
     ///
@@ -30,6 +30,9 @@ pub trait Replayed: Send + Sync + fmt::Debug {
     fn upload(&self) -> Result<()> {
         Ok(())
     }
+
+    /// After every launch, the first too: its work is queued, and none behind it.
+    fn launched(&self) {}
 }
 
 /// What a step queued on a GPU, recorded by [`Device::capture`]: one launch instead of hundreds.

@@ -176,6 +176,40 @@ impl Tensor {
         Ok(())
     }
 
+    /// The elements of `other`, put where this tensor's lie: a recorded step goes on with them. `name` is what an error
+    /// calls the tensor.
+    ///
+    /// # Errors
+    /// Another shape, type or device; storage that others hold too; the device failed.
+    ///
+    /// ```
+    /// use fp8_kernels::{Device, Tensor};
+    /// let mut x = Tensor::from_vec(vec![0i32; 3], [3], &Device::cpu())?;
+    /// x.copy_from(&Tensor::from_vec(vec![1, 2, 3], [3], &Device::cpu())?, "x")?;
+    /// assert_eq!(x.to_vec::<i32>()?, [1, 2, 3]);
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    pub fn copy_from(&mut self, other: &Self, name: &str) -> Result<()> {
+        let op = "copy_from";
+        self.expect_same_shape(op, "the tensor and its new elements", other)?;
+        other.expect_dtype(op, "the new elements", self.dtype())?;
+        self.device.expect_same(op, &other.device)?;
+        match &self.storage {
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(_) => {
+                let (to, from) = (self.cuda_mut(name)?.ptr(), other.cuda(op)?);
+                self.device.gpu(op)?.copy(to, from.ptr(), from.bytes())
+            }
+            Storage::Cpu(_) => match self.dtype() {
+                DType::F32 => self.copy_on_cpu::<f32>(other, name),
+                DType::BF16 => self.copy_on_cpu::<bf16>(other, name),
+                DType::F16 => self.copy_on_cpu::<f16>(other, name),
+                DType::I32 => self.copy_on_cpu::<i32>(other, name),
+                DType::U8 => self.copy_on_cpu::<u8>(other, name),
+            },
+        }
+    }
+
     /// All elements 0, where they lie. `name` is what an error calls the tensor.
     ///
     /// # Errors
@@ -289,6 +323,11 @@ impl Tensor {
         Arc::get_mut(data)
             .map(Vec::as_mut_slice)
             .ok_or_else(|| Error::Shared { name: name.to_owned(), holders })
+    }
+
+    fn copy_on_cpu<T: Element>(&mut self, other: &Self, name: &str) -> Result<()> {
+        self.as_mut_slice::<T>(name)?.copy_from_slice(other.as_slice()?);
+        Ok(())
     }
 
     fn clear_on_cpu(&mut self, name: &str) -> Result<()> {

@@ -71,11 +71,11 @@ pub fn metadata(dir: &Path) -> Result<BTreeMap<String, String>> {
 }
 
 /// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options; returns the caller's
-/// metadata.
+/// metadata. Everything stays where it lies: a recorded step goes on from the checkpoint.
 ///
 /// # Errors
 /// A file that cannot be read, is not a checkpoint, or is one of another model: the first difference, with both shapes.
-/// Nothing has changed then.
+/// Nothing has changed then. A device that fails on the way leaves a part of each.
 pub fn load(
     dir: &Path,
     model: &mut (impl Layer + ?Sized),
@@ -118,7 +118,7 @@ pub fn load(
         Some(value) => parameter.set(value),
         None => Ok(()),
     })?;
-    optimizer.resume(step, state);
+    optimizer.resume(model, step, state)?;
     let user = |(key, value): (&String, &String)| Some((key.strip_prefix(USER)?.to_owned(), value.clone()));
     Ok(reader.all_metadata().iter().filter_map(user).collect())
 }

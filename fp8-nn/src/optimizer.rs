@@ -1,6 +1,6 @@
 //! AdamW, and clipping by the gradients' norm.
 
-use crate::parameter::{Taken, Version};
+use crate::parameter::{Taken, Version, put_into};
 use crate::{Error, Layer, Result};
 use fp8_kernels::ops::{self, AdamWFactors, AdamWStep, AdamWTensor};
 use fp8_kernels::{DType, Device, Replayed, Tensor};
@@ -156,10 +156,34 @@ impl AdamW {
         self.progress.set_lr(lr)
     }
 
-    /// Resumes after that many steps.
-    pub(crate) fn resume(&mut self, steps: u64, state: BTreeMap<Arc<str>, AdamWState>) {
+    /// Resumes after that many steps. State that is here stays where it lies, for recorded steps: a parameter that has none
+    /// in `state` begins anew.
+    pub(crate) fn resume(
+        &mut self,
+        model: &(impl Layer + ?Sized),
+        steps: u64,
+        mut state: BTreeMap<Arc<str>, AdamWState>,
+    ) -> Result<()> {
         self.progress.step.store(steps, Relaxed);
-        self.state = state;
+        let main_params = self.progress.options.main_params;
+        let mut old = std::mem::take(&mut self.state);
+        model.visit(&mut |parameter| {
+            let name = parameter.name();
+            let new = match (state.remove(name), old.remove(name)) {
+                (Some(new), Some(mut old)) => {
+                    old.set(new, name)?;
+                    old
+                }
+                (None, Some(mut old)) => {
+                    old.set(AdamWState::new(parameter.tensor(), main_params)?, name)?;
+                    old
+                }
+                (Some(new), None) => new,
+                (None, None) => return Ok(()),
+            };
+            self.state.insert(name.clone(), new);
+            Ok(())
+        })
     }
 
     /// Updates every parameter from its gradient. Gradients stay: [`zero_grad`](crate::zero_grad) clears them.
@@ -276,6 +300,21 @@ impl AdamW {
 }
 
 impl AdamWState {
+    /// In place, where shapes agree.
+    fn set(&mut self, new: Self, name: &str) -> Result<()> {
+        let is_alike = self.exp_avg.shape() == new.exp_avg.shape();
+        match (&mut self.main_param, new.main_param) {
+            (Some(old), Some(new)) if is_alike => put_into(old, new, name)?,
+            (old, new) => *old = new,
+        }
+        if !is_alike {
+            (self.exp_avg, self.exp_avg_sq) = (new.exp_avg, new.exp_avg_sq);
+            return Ok(());
+        }
+        put_into(&mut self.exp_avg, new.exp_avg, name)?;
+        put_into(&mut self.exp_avg_sq, new.exp_avg_sq, name)
+    }
+
     fn new(parameter: &Tensor, main_params: bool) -> Result<Self> {
         let zeros = || Tensor::zeros(*parameter.shape(), DType::F32, parameter.device());
         let wants = main_params && parameter.dtype() != DType::F32;

@@ -96,10 +96,11 @@ impl Parameter {
         self.tensor = tensor;
     }
 
-    /// Replaces the value.
+    /// Replaces the value, where it lies: a recorded step goes on with it. One whose storage others hold too moves away
+    /// from them, and from recorded steps.
     ///
     /// # Errors
-    /// Another shape or dtype.
+    /// Another shape or dtype; the device failed.
     pub fn set(&mut self, value: Tensor) -> Result<()> {
         let (lhs, rhs) = (*self.tensor.shape(), *value.shape());
         if lhs != rhs {
@@ -110,9 +111,8 @@ impl Parameter {
             let (found, expected) = (value.dtype(), self.dtype().name());
             return Err(Error::DType { op: "set", what: "the value", found, expected }.into());
         }
-        self.tensor = value;
         self.version.advance();
-        Ok(())
+        put_into(&mut self.tensor, value, &self.name)
     }
 
     /// Clears the gradient.
@@ -128,6 +128,16 @@ impl Parameter {
         self.main_grad = Tensor::zeros(*self.tensor.shape(), DType::F32, self.tensor.device())?;
         Ok(())
     }
+}
+
+/// Gives `tensor` the elements of `value`, which has its shape and dtype; in place, unless others hold them too.
+pub(crate) fn put_into(tensor: &mut Tensor, value: Tensor, name: &str) -> Result<()> {
+    let value = value.to_device(tensor.device())?;
+    if tensor.holders() == 0 {
+        return Ok(tensor.copy_from(&value, name)?);
+    }
+    *tensor = value;
+    Ok(())
 }
 
 /// A parameter's value on its way through an update.

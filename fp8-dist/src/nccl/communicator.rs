@@ -105,7 +105,9 @@ impl Communicator {
 
     /// Ends it with all that is queued; nothing is left to use.
     pub(super) fn abort(&self) {
-        if let Some(Handle(comm)) = self.handle.lock().take() {
+        // Not under the lock: with graphs alive it may take until they are gone.
+        let taken = self.handle.lock().take();
+        if let Some(Handle(comm)) = taken {
             // SAFETY: the communicator is alive, and its handle was taken away. A failure leaves nothing to do.
             let _ = unsafe { (self.api.abort)(comm) };
         }
@@ -119,7 +121,8 @@ impl Communicator {
         if finalized.is_err() {
             return self.abort();
         }
-        if let Some(Handle(comm)) = self.handle.lock().take() {
+        let taken = self.handle.lock().take();
+        if let Some(Handle(comm)) = taken {
             // SAFETY: as in `abort`; all operations are done.
             let _ = unsafe { (self.api.destroy)(comm) };
         }

@@ -2,7 +2,7 @@
 
 use super::api::{self, Api, Comm, Status, Stream, UniqueId};
 use super::communicator::{Communicator, Trouble};
-use super::watch::{GRACE, Watched};
+use super::watch::{GRACE, Holder, Watched};
 use crate::member::Exchange;
 use crate::message::{Call, Message, Operation, Part};
 use crate::tcp::{Connected, connect};
@@ -12,7 +12,7 @@ use fp8_recipe::AmaxGroup;
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// A group of GPUs, one a process; this one's handle. `id` and `environment` are those of [`tcp`](crate::tcp()), by which
@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 /// differ; a `barrier`, which is nothing else; every other call when it comes for the first time with this name, dtype and
 /// shape. Later ones go to NCCL as they are: that ranks make calls they have made before in another order is noticed only
 /// where NCCL or a deadline notices it. So the all-reduce of amaxes in a training step costs no host anything, and may be
-/// captured in a graph.
+/// captured in a graph. Each replay has the deadline, and ends with an error where another rank has left; a graph holds the
+/// group, which its handle may leave before: ranks part when both are gone.
 ///
 /// When a group fails while its collectives are queued, they are aborted, and the device refuses later calls with the
 /// reason: results that nobody computed are never read. Open a new device and group to go on.
@@ -55,7 +56,8 @@ pub fn nccl(
                 Error::Network { id: id.to_owned(), what: "starting a thread".to_owned(), source }
             })?;
             let seen = Mutex::default();
-            Ok(Arc::new(Group { watched, watch: Some(watch), seen, turn: Mutex::new(()) }))
+            let holder = Arc::new(Holder { watched, watch: Some(watch) });
+            Ok(Arc::new(Group { holder, seen, turn: Mutex::new(()) }))
         }
         Err(error) => {
             // Where the group has failed, the others know.
@@ -115,8 +117,7 @@ fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<C
 
 #[derive(Debug)]
 struct Group {
-    watched: Arc<Watched>,
-    watch: Option<JoinHandle<()>>,
+    holder: Arc<Holder>,
     /// Calls that were compared.
     seen: Mutex<HashSet<(Call, DType, Shape)>>,
     /// Threads that share a handle come one after the other: calls have one order.
@@ -124,8 +125,12 @@ struct Group {
 }
 
 impl Group {
+    fn watched(&self) -> &Watched {
+        &self.holder.watched
+    }
+
     fn control(&self) -> &dyn Exchange {
-        &*self.watched.control
+        &*self.watched().control
     }
 
     fn expect_alive(&self, call: &Call) -> Result<()> {
@@ -158,11 +163,11 @@ impl Group {
     }
 
     fn expect_device(&self, call: &Call, device: &Device) -> Result<()> {
-        let ours = interop::stream(&self.watched.device)?;
+        let ours = interop::stream(&self.watched().device)?;
         if interop::stream(device).is_ok_and(|stream| Arc::ptr_eq(stream, ours)) {
             return Ok(());
         }
-        let (found, mut expected) = (device.to_string(), self.watched.device.to_string());
+        let (found, mut expected) = (device.to_string(), self.watched().device.to_string());
         if found == expected {
             expected += ", the same that the group was made with";
         }
@@ -176,28 +181,29 @@ impl Group {
         function: &'static str,
         queue: impl FnOnce(&Api, Comm, Stream) -> Status,
     ) -> Result<()> {
-        let stream = self.own(interop::stream(&self.watched.device).map_err(Error::from))?.cu_stream().cast();
+        let stream =
+            self.own(interop::stream(&self.watched().device).map_err(Error::from))?.cu_stream().cast();
         let is_given_up = || self.control().failure().is_some();
         let queued =
-            self.watched.communicator.call(function, &is_given_up, |api, comm| queue(api, comm, stream));
+            self.watched().communicator.call(function, &is_given_up, |api, comm| queue(api, comm, stream));
         let failed = |reason: String| {
-            let failure = self.watched.fail(&reason);
+            let failure = self.watched().fail(&reason);
             // What has begun must not be queued later, when the buffers are gone.
-            self.watched.end(&failure);
+            self.watched().end(&failure);
             Err(Error::Failed { call: call.to_string(), failure })
         };
         match queued {
-            Ok(()) => self.own(self.watched.queued(call.to_string()).map_err(Error::from)),
+            Ok(()) => self.own(self.holder.queued(&call.to_string()).map_err(Error::from)),
             Err(Trouble::Nccl(function, text)) => failed(format!("{call}: {function}: {text}")),
             Err(Trouble::Late(function)) => {
-                failed(format!("{call}: {function} was not queued within {:?}", self.watched.deadline))
+                failed(format!("{call}: {function} was not queued within {:?}", self.watched().deadline))
             }
             Err(Trouble::Aborted) => failed(format!("{call}: the communicator was aborted")),
         }
     }
 
     fn empty(&self, shape: Shape, dtype: DType) -> Result<Tensor> {
-        self.own(interop::unfilled(shape, dtype, &self.watched.device).map_err(Error::from))
+        self.own(interop::unfilled(shape, dtype, &self.watched().device).map_err(Error::from))
     }
 
     fn reduce(&self, call: &Call, x: &Tensor, op: ReduceOp, [from, to]: [u64; 2]) -> Result<()> {
@@ -425,17 +431,6 @@ impl Drop for Group {
     fn drop(&mut self) {
         if thread::panicking() {
             self.poison("its thread panicked");
-        }
-        self.watched.drain();
-        let is_given_up = || self.control().failure().is_some();
-        if !is_given_up() {
-            let _ = interop::stream(&self.watched.device);
-            self.watched.communicator.close(&is_given_up);
-            self.watched.close();
-        }
-        // Either it was told to end, or it ends with the failure, when it has aborted the communicator.
-        if let Some(watch) = self.watch.take() {
-            let _ = watch.join();
         }
     }
 }

@@ -8,12 +8,12 @@
 use super::communicator::Communicator;
 use crate::Failure;
 use crate::member::Exchange;
-use fp8_kernels::{Device, interop};
+use fp8_kernels::{Device, Replayed, interop};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// What a rank that hears of a failure from NCCL gives the others to say why.
@@ -32,7 +32,83 @@ pub(super) struct Watched {
     queued: Mutex<VecDeque<Queued>>,
     /// A captured graph holds collectives, which may be under way whenever it is replayed.
     is_captured: AtomicBool,
+    /// The newest capture whose launches are watched.
+    watched_capture: Mutex<Option<u64>>,
     is_closing: AtomicBool,
+}
+
+/// Who needs the group: its handle, and the graphs that captured its collectives, which may outlive that. The last one
+/// ends the communicator, which NCCL would not let go before the graphs.
+#[derive(Debug)]
+pub(super) struct Holder {
+    pub(super) watched: Arc<Watched>,
+    pub(super) watch: Option<JoinHandle<()>>,
+}
+
+impl Holder {
+    /// A collective has been queued: from now on its deadline runs. One that is recorded runs in each launch of its graph,
+    /// and has as long from there.
+    pub(super) fn queued(self: &Arc<Self>, call: &str) -> fp8_kernels::Result<()> {
+        let watched = &self.watched;
+        let is_watched = || {
+            if !interop::is_capturing(&watched.device)? {
+                return watched.mark(call.to_owned());
+            }
+            watched.is_captured.store(true, Ordering::Relaxed);
+            if let Some(capture) = watched.device.capture_number()
+                && watched.watched_capture.lock().replace(capture) != Some(capture)
+            {
+                let call = format!("a recorded step with {call}");
+                watched.device.on_replay(Arc::new(Recorded { holder: self.clone(), call }));
+            }
+            Ok(())
+        };
+        is_watched().inspect_err(|error: &fp8_kernels::Error| watched.lose(call, error))
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.watched.drain();
+        let is_given_up = || self.watched.control.failure().is_some();
+        if !is_given_up() {
+            let _ = interop::stream(&self.watched.device);
+            self.watched.communicator.close(&is_given_up);
+            self.watched.close();
+        }
+        // Either it was told to end, or it ends with the failure, when it has aborted the communicator.
+        if let Some(watch) = self.watch.take() {
+            let _ = watch.join();
+        }
+    }
+}
+
+/// The launches of a graph with collectives.
+#[derive(Debug)]
+struct Recorded {
+    holder: Arc<Holder>,
+    /// Its first.
+    call: String,
+}
+
+impl Replayed for Recorded {
+    fn advance(&self) -> fp8_kernels::Result<()> {
+        let watched = &self.holder.watched;
+        if let Some(failure) = watched.control.failure() {
+            // Its communicator is gone, or about to go.
+            watched.distrust(&failure);
+            return interop::stream(&watched.device).map(drop);
+        }
+        Ok(())
+    }
+
+    fn launched(&self) {
+        let watched = &self.holder.watched;
+        if let Err(error) = watched.mark(self.call.clone()) {
+            watched.lose(&self.call, &error);
+            watched.control.poison(&error.to_string());
+        }
+    }
 }
 
 /// A collective that has not been found done.
@@ -57,20 +133,30 @@ impl Watched {
             deadline,
             queued: Mutex::default(),
             is_captured: AtomicBool::new(false),
+            watched_capture: Mutex::default(),
             is_closing: AtomicBool::new(false),
         })
     }
 
-    /// A collective has been queued: from now on its deadline runs. In a captured graph there is none, since nobody but the
-    /// device knows when it begins.
-    pub(super) fn queued(&self, call: String) -> fp8_kernels::Result<()> {
-        if interop::is_capturing(&self.device)? {
-            self.is_captured.store(true, Ordering::Relaxed);
-            return Ok(());
-        }
+    /// From now on the deadline runs of all that is queued.
+    fn mark(&self, call: String) -> fp8_kernels::Result<()> {
         let mark = interop::Mark::new(&self.device)?;
         self.queued.lock().push_back(Queued { mark, since: Instant::now(), call });
         Ok(())
+    }
+
+    /// What is queued will not be watched: nobody would learn that it was aborted.
+    fn lose(&self, call: &str, error: &fp8_kernels::Error) {
+        let id = self.control.id();
+        let reason = format!("group `{id}` has queued {call} and could not mark its end: {error}");
+        let _ = interop::poison(&self.device, reason);
+    }
+
+    /// What work that the failure ended should have written is anything.
+    fn distrust(&self, failure: &Failure) {
+        let reason = format!("group `{}` failed while its work was queued: {failure}", self.control.id());
+        // Its device is a GPU.
+        let _ = interop::poison(&self.device, reason);
     }
 
     /// Waits until nothing is queued, or the group has failed.
@@ -103,12 +189,12 @@ impl Watched {
     pub(super) fn end(&self, failure: &Failure) {
         let mut queued = self.queued.lock();
         if !queued.is_empty() || self.is_captured.load(Ordering::Relaxed) {
-            let reason = format!("group `{}` failed while its work was queued: {failure}", self.control.id());
-            // Before the stream goes on. Its device is a GPU.
-            let _ = interop::poison(&self.device, reason);
+            // Before the stream goes on, whichever thread aborts.
+            self.distrust(failure);
         }
-        self.communicator.abort();
         queued.clear();
+        drop(queued);
+        self.communicator.abort();
     }
 
     /// Fails the group for something that NCCL or the device says on this rank, and returns what counts: the cause may be

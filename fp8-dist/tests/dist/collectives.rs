@@ -33,6 +33,29 @@ fn all_reduce_on_two_and_four_ranks() {
     }
 }
 
+#[cfg(feature = "cuda")]
+#[test]
+fn gpus_reduce_in_place_through_their_hosts() {
+    use fp8_kernels::{CudaOptions, interop};
+    let library = fp8_cuda_sim::library_path();
+    let cache_dir = Some(std::env::temp_dir().join("fp8-dist-tests"));
+    let options = CudaOptions { library, cache_dir, ..CudaOptions::default() };
+    let data: Vec<Vec<f32>> = (0..2).map(|rank| noise(35, rank as u64 + 7)).collect();
+    let results = ranks(2, |group| {
+        let device = Device::cuda_with(&options).unwrap();
+        let mut x = tensor(&data[group.rank()], &[5, 7], DType::F32, &device);
+        let address = interop::address(&x).unwrap();
+        group.all_reduce_in_place("x", &mut x, ReduceOp::Sum).unwrap();
+        assert_eq!(interop::address(&x).unwrap(), address);
+        // Refused by all: the group fails.
+        let other = x.clone();
+        let shared = group.all_reduce_in_place("x", &mut x, ReduceOp::Sum).unwrap_err().to_string();
+        assert!(shared.contains("x"), "{shared}");
+        bits(&other.to_vec::<f32>().unwrap())
+    });
+    assert!(results.iter().all(|result| *result == bits(&sum(&data))));
+}
+
 #[test]
 fn a_sum_is_taken_in_rank_order() {
     let values = [1e8f32, 1.0, -1e8, 1.0]; // (1e8 + 1) rounds to 1e8; any other order gives another sum

@@ -203,3 +203,28 @@ fn a_function_of_nccl_that_fails() {
     }
     rig.finish();
 }
+
+#[test]
+fn a_queued_collective_that_cannot_be_watched_is_not_trusted() {
+    let rig = Rig::new();
+    let errors = ranks(2, |group, device| {
+        let mut x = Tensor::from_vec(vec![1.0f32], [1], device).unwrap();
+        group.all_reduce_in_place("x", &mut x, ReduceOp::Sum).unwrap();
+        assert_eq!(x.item().unwrap(), 2.0);
+        thread::sleep(Duration::from_millis(50)); // until the watch has found the collective done
+        group.barrier().unwrap();
+        if group.rank() == 1 {
+            return [message(group.barrier()), String::new()];
+        }
+        rig.control.fail("cuEventCreate", 1, 2).unwrap();
+        [
+            message(group.all_reduce_in_place("x", &mut x, ReduceOp::Sum)),
+            message(x.item().map_err(Into::into)),
+        ]
+    });
+    let [[failed, read], [told, _]] = &errors[..] else { unreachable!() };
+    assert!(failed.contains("bytes asked for"), "{failed}");
+    assert!(read.contains("has queued all_reduce(sum) `x` and could not mark its end"), "{read}");
+    assert!(told.contains("rank 0 gave up"), "{told}");
+    rig.finish();
+}

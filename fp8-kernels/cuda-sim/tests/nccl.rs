@@ -304,3 +304,30 @@ fn calls_fail_as_planned() {
     assert_eq!(rig.control.calls()["ncclCommInitRankConfig"], 2);
     rig.finish();
 }
+
+#[test]
+fn a_graph_holds_the_communicator() {
+    let rig = rig();
+    rig.control.set("nccl_shared", "1").unwrap();
+    ranks(&rig.context, 1, 2, |nccl, _, (status, comm), stream| {
+        assert_eq!(status, SUCCESS);
+        let x = stream.clone_htod(&[1.0f32]).unwrap();
+        let place = cudarc::driver::DevicePtr::device_ptr(&x, &stream).0;
+        stream.synchronize().unwrap();
+        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        assert_eq!(nccl.sum(place, 1, FLOAT32, comm, &stream), SUCCESS);
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the stream is alive and in capture, the handle lives through the call.
+        let ended = unsafe { sys::cuStreamEndCapture(stream.cu_stream(), &mut graph) };
+        ended.result().unwrap();
+        thread::scope(|scope| {
+            let destroyed = scope.spawn(|| nccl.destroy(comm));
+            thread::sleep(Duration::from_millis(50));
+            assert!(!destroyed.is_finished());
+            // SAFETY: destroyed once.
+            unsafe { sys::cuGraphDestroy(graph) }.result().unwrap();
+            assert_eq!(destroyed.join().unwrap(), SUCCESS);
+        });
+    });
+    rig.finish();
+}

@@ -101,7 +101,9 @@ impl CudaGraph {
         self.replayed.iter().try_for_each(|replayed| replayed.upload())?;
         // SAFETY: instantiated in this context and not destroyed; what its work names is held as long as it lives.
         let status = unsafe { sys::cuGraphLaunch(self.executable, self.gpu.raw_stream()) };
-        status.result().map_err(|error| self.gpu.driver_error("cuGraphLaunch", "replay", error))
+        status.result().map_err(|error| self.gpu.driver_error("cuGraphLaunch", "replay", error))?;
+        self.replayed.iter().for_each(|replayed| replayed.launched());
+        Ok(())
     }
 }
 

@@ -1,7 +1,16 @@
 //! Steps recorded as one graph: the bits of steps that are queued one by one.
 
 use crate::support::*;
+use fp8_cuda_sim::{Control, library_path};
+use fp8_nn::fp8_dist::{Environment, nccl};
 use fp8_nn::prelude::*;
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+type Group = Arc<dyn ProcessGroup>;
 
 /// A model in training, with inputs that stay where they are.
 struct Training {
@@ -9,6 +18,7 @@ struct Training {
     optimizer: AdamW,
     scaling: Scaling,
     recipe: Recipe,
+    group: Option<Group>,
     ids: Tensor,
     targets: Tensor,
 }
@@ -19,23 +29,34 @@ impl Training {
         let scaling = Scaling::new(&model, &device()).unwrap();
         let optimizer = AdamW::new(AdamWOptions::default()).unwrap();
         let (ids, targets) = (ids([2, 8], 20, 0), ids([2, 8], 20, 100));
-        Self { model, optimizer, scaling, recipe, ids, targets }
+        Self { model, optimizer, scaling, recipe, group: None, ids, targets }
     }
 
-    /// The batch of a step.
+    /// One of several ranks: amaxes and gradients are those of all.
+    fn of(group: &Group, recipe: Recipe) -> Self {
+        Self { group: Some(group.clone()), ..Self::new(recipe) }
+    }
+
+    /// The batch of a step, each rank's own.
     fn load(&mut self, step: u64) {
+        let step = step + 1000 * self.group.as_ref().map_or(0, |group| group.rank() as u64);
         let values = |seed| ids([2, 8], 20, seed).to_vec::<i32>().unwrap();
         self.ids.write(&values(step), "ids").unwrap();
         self.targets.write(&values(100 + step), "targets").unwrap();
     }
 
     fn queue(&mut self, lr: f32) -> Result<[Tensor; 2]> {
-        let mut cx = self.scaling.autocast(&self.recipe)?;
+        let amax_reduction_group = self.group.clone().map(|group| group as Arc<dyn AmaxGroup>);
+        let options = AutocastOptions { amax_reduction_group, ..Default::default() };
+        let mut cx = self.scaling.scope(&self.recipe, &options)?;
         let (loss, saved) = self.model.loss(&mut cx, &self.ids, &self.targets)?;
         cx.commit()?;
         let mut cx = self.scaling.backward()?;
         self.model.loss_backward(&mut cx, saved)?;
         cx.commit()?;
+        if let Some(group) = &self.group {
+            all_reduce_gradients(&mut self.model, &**group)?;
+        }
         let norm = clip_grad_norm(&mut self.model, 1.0)?;
         self.optimizer.step(&mut self.model, lr)?;
         zero_grad(&mut self.model)?;
@@ -94,6 +115,104 @@ fn replays_have_the_bits_of_eager_steps() {
         let all = |training: &Training| everything(&training.model, &training.scaling);
         assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
     }
+}
+
+/// `f` on each of two ranks that share the simulated GPU.
+fn ranks<T: Send>(f: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    Control::open(&library_path().unwrap()).unwrap().set("nccl_shared", "1").unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    thread::scope(|scope| {
+        let run = |rank| {
+            let alone = Environment::on_this_machine(port);
+            let here = Environment { rank, local_rank: rank, world_size: 2, exact_port: true, ..alone };
+            let f = &f;
+            scope.spawn(move || f(nccl("dp", &here, &device(), Duration::from_secs(60)).unwrap()))
+        };
+        let threads = [0, 1].map(run);
+        threads.map(|thread| thread.join().unwrap()).into_iter().collect()
+    })
+}
+
+#[test]
+fn replays_of_ranks_have_the_bits_of_eager_steps() {
+    if !device().is_simulated() {
+        return; // one GPU holds one rank
+    }
+    let finals = ranks(|group| {
+        let (mut eager, mut recorded) = (Training::of(&group, delayed()), Training::of(&group, delayed()));
+        for step in 0..2 {
+            assert_eq!(eager.eager(step), recorded.eager(step));
+        }
+        recorded.load(2);
+        let (graph, results) = device().capture(|| recorded.queue(rate(2))).unwrap();
+        assert_eq!(eager.eager(2), read(&results), "the recorded step itself");
+        for step in 3..6 {
+            recorded.load(step);
+            recorded.optimizer.set_lr(rate(step)).unwrap();
+            graph.replay().unwrap();
+            assert_eq!(eager.eager(step), read(&results), "step {step}");
+            for training in [&mut eager, &mut recorded] {
+                broadcast_parameters(&mut training.model, &*group).unwrap(); // where they lie
+            }
+        }
+        let all = |training: &Training| everything(&training.model, &training.scaling);
+        assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
+        drop(graph);
+        all(&recorded)
+    });
+    assert!(finals[0] == finals[1], "ranks differ");
+}
+
+#[test]
+fn a_recorded_step_goes_on_from_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    for recipe in recipes() {
+        let mut whole = Training::new(recipe.clone());
+        for step in 0..4 {
+            whole.eager(step);
+        }
+        let Training { model, optimizer, scaling, .. } = &whole;
+        checkpoint::save(folder.path(), model, optimizer, scaling, &BTreeMap::new()).unwrap();
+        let mut recorded = Training::new(recipe);
+        for step in 10..12 {
+            recorded.eager(step);
+        }
+        recorded.load(12);
+        let (graph, results) = device().capture(|| recorded.queue(rate(12))).unwrap();
+        let Training { model, optimizer, scaling, .. } = &mut recorded;
+        checkpoint::load(folder.path(), model, optimizer, scaling).unwrap();
+        for step in 4..7 {
+            recorded.load(step);
+            recorded.optimizer.set_lr(rate(step)).unwrap();
+            graph.replay().unwrap();
+            assert_eq!(whole.eager(step), read(&results), "step {step}");
+        }
+        let all = |training: &Training| everything(&training.model, &training.scaling);
+        assert!(all(&whole) == all(&recorded), "parameters, histories, scales and counts of updates");
+        assert_eq!(recorded.optimizer.steps(), 7);
+    }
+}
+
+#[test]
+fn a_recorded_step_goes_on_from_a_checkpoint_without_moments() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut fresh = Training::new(current());
+    let Training { model, optimizer, scaling, .. } = &fresh;
+    checkpoint::save(folder.path(), model, optimizer, scaling, &BTreeMap::new()).unwrap();
+    let mut recorded = Training::new(current());
+    for step in 10..12 {
+        recorded.eager(step);
+    }
+    let (graph, results) = device().capture(|| recorded.queue(rate(12))).unwrap();
+    let Training { model, optimizer, scaling, .. } = &mut recorded;
+    checkpoint::load(folder.path(), model, optimizer, scaling).unwrap();
+    for step in 0..3 {
+        recorded.load(step);
+        recorded.optimizer.set_lr(rate(step)).unwrap();
+        graph.replay().unwrap();
+        assert_eq!(fresh.eager(step), read(&results), "step {step}");
+    }
+    assert!(parameter_bits(&fresh.model) == parameter_bits(&recorded.model));
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub(crate) struct Collective {
     /// What this rank reads and writes.
     pub(crate) bytes: (usize, usize),
     pub(crate) has_arrived: bool,
+    /// Of a graph, whose copies run.
+    pub(crate) is_node: bool,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -33,7 +35,17 @@ pub(crate) struct Shared {
     pub(crate) is_aborted: AtomicBool,
     /// Collectives that have not run.
     pub(crate) outstanding: AtomicUsize,
+    /// Nodes of graphs that live.
+    pub(crate) nodes: AtomicUsize,
     rounds: AtomicU64,
+}
+
+impl Shared {
+    /// What a communicator waits for that is finalized: its operations, and the end of every graph that captured some (in
+    /// NCCL's source, `commDestroySync` goes on when `localPersistentRefs` is 0).
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.outstanding.load(Ordering::Acquire) > 0 || self.nodes.load(Ordering::Acquire) > 0
+    }
 }
 
 impl Clone for Collective {
@@ -43,6 +55,7 @@ impl Clone for Collective {
             link: self.link.clone(),
             round: None,
             has_arrived: false,
+            is_node: false,
             shared: self.shared.clone(),
             ..*self
         }
@@ -55,6 +68,13 @@ impl Collective {
     pub(crate) fn started(mut self) -> Self {
         self.round = Some(self.shared.rounds.fetch_add(1, Ordering::AcqRel));
         self.shared.outstanding.fetch_add(1, Ordering::AcqRel);
+        self
+    }
+
+    /// Kept by a graph, and never run itself.
+    pub(crate) fn noted(mut self) -> Self {
+        self.is_node = true;
+        self.shared.nodes.fetch_add(1, Ordering::AcqRel);
         self
     }
 
@@ -98,6 +118,9 @@ impl Drop for Collective {
     fn drop(&mut self) {
         if self.round.is_some() {
             self.shared.outstanding.fetch_sub(1, Ordering::AcqRel);
+        }
+        if self.is_node {
+            self.shared.nodes.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }

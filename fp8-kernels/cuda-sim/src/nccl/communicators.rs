@@ -120,6 +120,7 @@ impl Driver {
             to,
             bytes,
             has_arrived: false,
+            is_node: false,
             shared: known.shared.clone(),
         };
         known.posted.push((stream, Box::new(collective)));
@@ -132,7 +133,7 @@ impl Driver {
             let stream = self.context()?.queue.find(stream).map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)?;
             // In capture it becomes a node of the graph, and each launch of that a collective.
             let is_node = self.context()?.captures.is_capturing(stream);
-            let collective = if is_node { collective } else { Box::new(collective.started()) };
+            let collective = Box::new(if is_node { collective.noted() } else { collective.started() });
             self.submit(stream, Work::Collective(collective)).map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)?;
         }
         Ok(())
@@ -146,9 +147,7 @@ impl Communicator {
             None => Err(Code::NCCL_IN_PROGRESS),
             Some(Err(code)) => Err(code),
             Some(Ok(())) if !self.posted.is_empty() => Err(Code::NCCL_IN_PROGRESS),
-            Some(Ok(())) if self.is_finalized && self.shared.outstanding.load(Ordering::Acquire) > 0 => {
-                Err(Code::NCCL_IN_PROGRESS)
-            }
+            Some(Ok(())) if self.is_finalized && self.shared.is_in_use() => Err(Code::NCCL_IN_PROGRESS),
             Some(Ok(())) => Ok(()),
         }
     }
