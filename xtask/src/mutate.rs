@@ -55,7 +55,7 @@ pub(crate) struct Mutate {
     /// Only mutants of this kernel file: quantize, norm, …
     #[arg(long)]
     kernel: Vec<String>,
-    /// Of the draw
+    /// Of the draw; with --kernel the same mutants are drawn of that file
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Seconds for one mutant; one that is alive then is undecided

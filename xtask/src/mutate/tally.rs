@@ -25,7 +25,7 @@ pub(crate) struct Tally {
     unreached: usize,
     /// New and undecided ones, those unreached in kernels that are not on the list, lines of the list without a mutant,
     /// cases that fail without a mutation.
-    pub(crate) problems: usize,
+    pub(super) problems: usize,
     /// Of all mutants together.
     pub(super) seconds: f64,
 }
