@@ -19,6 +19,7 @@ cases![
     small_probabilities_count,
     one_row_counts_wherever_it_stands,
     large_logits_stay_finite,
+    a_large_logit_counts_wherever_it_stands,
     confident_rows_keep_their_digits,
     nothing_counts,
     special_logits: Dtypes,
@@ -41,7 +42,8 @@ fn counted(targets: &[i32]) -> Vec<Option<usize>> {
 }
 
 fn matches_the_oracle(device: &Device) -> Outcome {
-    let sizes = [[1, 1], [1, 15], [3, 16], [15, 17], [16, 101], [17, 1], [101, 257], [3, 1000], [2, 20_011]];
+    let small = [[1, 1], [1, 15], [3, 16], [15, 17], [16, 101], [17, 1], [64, 7], [101, 257]];
+    let sizes = small.into_iter().chain([[3, 1000], [3, 1500], [2, 20_011]]);
     for [rows, vocabulary] in sizes {
         let ids = targets(rows, vocabulary);
         let target = Tensor::from_vec(ids.clone(), [rows], device)?;
@@ -209,6 +211,25 @@ fn large_logits_stay_finite(device: &Device) -> Outcome {
     let (loss, dx) = row(vec![f32::NEG_INFINITY, 0.0], 0, device)?;
     equal("loss of a masked target", loss, f32::INFINITY)?;
     same("dx", &dx, &[-1.0, 1.0], 2)
+}
+
+/// With one, two and more warps to a row: exp of 200 alone would be infinite.
+fn a_large_logit_counts_wherever_it_stands(device: &Device) -> Outcome {
+    for vocabulary in [200, 1024, 1500, 2048, 2056] {
+        for place in
+            [1, 7, 255, 256, 511, 1023, 1024, 1499, 2047, 2055].map(|place: usize| place.min(vocabulary - 1))
+        {
+            let mut logits = vec![0.0; vocabulary];
+            logits[place] = 200.0;
+            let mut want = vec![0.0_f64; vocabulary];
+            (want[0], want[place]) = (-1.0, 1.0);
+            let (loss, dx) = row(logits, 0, device)?;
+            let what = format!("{place} of {vocabulary}");
+            equal(&what, loss, 200.0)?;
+            close(&what, &dx, &want, vocabulary, [0.0, 0.0])?;
+        }
+    }
+    Ok(())
 }
 
 fn confident_rows_keep_their_digits(device: &Device) -> Outcome {

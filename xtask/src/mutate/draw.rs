@@ -9,14 +9,17 @@ use super::edits::Mutant;
 #[derive(Clone, Copy)]
 pub(crate) enum Draw {
     All,
-    /// This many of all that are not known to survive.
+    /// This many of all.
     Sample(usize),
+    /// This many of each kernel file.
+    PerFile(usize),
     /// This many of each kernel.
     PerKernel(usize),
 }
 
 impl Draw {
-    /// The same for the same seed, and hardly others where a few mutants come or go.
+    /// The same for the same seed, and hardly others where a few mutants come or go. Those on the list that are drawn on
+    /// the way come along beyond the number, so that the score is that of all.
     pub(super) fn choose(
         self,
         all: &[Mutant],
@@ -24,23 +27,20 @@ impl Draw {
         is_known: impl Fn(&Mutant) -> bool,
     ) -> Vec<&Mutant> {
         let mut chosen: Vec<&Mutant> = all.iter().collect();
-        match self {
-            Self::All => {}
-            Self::Sample(count) => {
-                chosen.retain(|mutant| !is_known(mutant));
-                shuffle(&mut chosen, seed);
-                chosen.truncate(count);
-            }
-            Self::PerKernel(count) => {
-                shuffle(&mut chosen, seed);
-                let mut taken = HashMap::new();
-                chosen.retain(|mutant| {
-                    let taken: &mut usize = taken.entry((&mutant.file, &mutant.kernel)).or_default();
-                    *taken += 1;
-                    *taken <= count
-                });
-            }
-        }
+        let (most, part): (usize, fn(&Mutant) -> [&str; 2]) = match self {
+            Self::All => return chosen,
+            Self::Sample(most) => (most, |_| ["", ""]),
+            Self::PerFile(most) => (most, |mutant| [&mutant.file, ""]),
+            Self::PerKernel(most) => (most, |mutant| [&mutant.file, &mutant.kernel]),
+        };
+        shuffle(&mut chosen, seed);
+        let mut taken = HashMap::new();
+        chosen.retain(|mutant| {
+            let taken: &mut usize = taken.entry(part(mutant)).or_default();
+            let is_wanted = *taken < most;
+            *taken += usize::from(!is_known(mutant));
+            is_wanted
+        });
         chosen
     }
 
@@ -49,13 +49,13 @@ impl Draw {
         !matches!(self, Self::All)
     }
 
-    pub(super) fn line(self, count: usize, seed: u64) -> String {
+    /// The options that make this draw.
+    pub(super) fn options(self, seed: u64) -> String {
         match self {
-            Self::All => "all are run".to_owned(),
-            Self::Sample(_) => format!("{count} are run, drawn with seed {seed}"),
-            Self::PerKernel(most) => {
-                format!("{count} are run, at most {most} of each kernel, drawn with seed {seed}")
-            }
+            Self::All => String::new(),
+            Self::Sample(count) => format!(" --sample {count} --seed {seed}"),
+            Self::PerFile(count) => format!(" --per-file {count} --seed {seed}"),
+            Self::PerKernel(count) => format!(" --per-kernel {count} --seed {seed}"),
         }
     }
 }
@@ -78,19 +78,37 @@ mod tests {
     #[test]
     fn a_draw_is_the_seeds_and_differs_between_seeds() {
         let all = mutants();
-        let draw = |draw: Draw, seed| draw.choose(&all, seed, |mutant| mutant.kernel == "l");
+        let draw = |draw: Draw, seed| draw.choose(&all, seed, |_| false);
         assert_eq!((all.len(), draw(Draw::All, 1).len()), (100, 100));
+        assert_eq!(draw(Draw::Sample(5), 1).len(), 5);
         assert_eq!(draw(Draw::Sample(5), 1), draw(Draw::Sample(5), 1));
         assert_ne!(draw(Draw::Sample(5), 1), draw(Draw::Sample(5), 2));
-        let known = draw(Draw::Sample(100), 1);
-        assert_eq!((known.len(), known.iter().any(|mutant| mutant.kernel == "l")), (50, false));
     }
 
     #[test]
-    fn each_kernel_has_its_share() {
+    fn what_is_listed_comes_along_and_takes_no_others_place() {
         let all = mutants();
-        let drawn = Draw::PerKernel(7).choose(&all, 3, |_| true);
-        let of = |kernel: &str| drawn.iter().filter(|mutant| mutant.kernel == kernel).count();
-        assert_eq!((of("k"), of("l")), (7, 7));
+        let is_known = |mutant: &Mutant| mutant.kernel == "l";
+        let drawn = Draw::Sample(20).choose(&all, 1, is_known);
+        let known = drawn.iter().filter(|mutant| is_known(mutant)).count();
+        assert_eq!(drawn.len() - known, 20);
+        assert!((8..=40).contains(&known), "about as many as of the others: {known}");
+        assert_eq!(Draw::Sample(100).choose(&all, 1, is_known).len(), 100);
+    }
+
+    #[test]
+    fn each_file_and_each_kernel_has_its_share() {
+        let all = mutants();
+        let of = |draw: Draw, kernel: &str| {
+            draw.choose(&all, 3, |_| false).iter().filter(|mutant| mutant.kernel == kernel).count()
+        };
+        assert_eq!((of(Draw::PerKernel(7), "k"), of(Draw::PerKernel(7), "l")), (7, 7));
+        assert_eq!(of(Draw::PerFile(7), "k") + of(Draw::PerFile(7), "l"), 7);
+    }
+
+    #[test]
+    fn a_draw_tells_the_options_that_repeat_it() {
+        assert_eq!(Draw::PerFile(2).options(7), " --per-file 2 --seed 7");
+        assert_eq!(Draw::All.options(7), "");
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use super::survivors;
 use crate::ptx::statements::{Statement, statements};
 
 /// Beyond it the number that is added is a constant of arithmetic.
@@ -27,17 +28,12 @@ pub(crate) struct Mutant {
 impl Mutant {
     /// Its line in the list of survivors, without the reason.
     pub(crate) fn key(&self) -> String {
-        format!("{} {} {} {} `{}`", self.file, self.kernel, self.kind, self.ordinal, self.instruction)
+        survivors::key(&self.file, &self.kernel, self.kind, self.ordinal, &self.instruction)
     }
 
-    /// The line for all that are spelled and changed alike in this kernel.
+    /// The key of all that are spelled and changed alike in this kernel.
     pub(crate) fn key_of_all(&self) -> String {
-        format!("{} {} {} * `{}`", self.file, self.kernel, self.kind, self.instruction)
-    }
-
-    /// The line for all that are spelled and changed alike in any kernel.
-    pub(crate) fn key_of_any(&self) -> String {
-        format!("* * {} * `{}`", self.kind, self.instruction)
+        survivors::key_of_all(&self.file, &self.kernel, self.kind, &self.instruction)
     }
 
     /// The wrong program.

@@ -1,8 +1,9 @@
 //! One kernel file on trial: its cases, run on mutated PTX until one fails.
 //!
 //! A process of the suite runs many cases, one after the other: those first that found mistakes in the same kernel, then
-//! quick ones, of all that launch the kernel. They were measured without a mutation before; what fails already there
-//! finds nothing.
+//! quick ones, of all that launch the kernel. For many mutants they are measured without a mutation before; for a few
+//! that would take longer than the mutants, and all are taken in the suite's order. What fails without a mutation finds
+//! nothing, either way.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -17,6 +18,8 @@ use crate::workspace::Result;
 
 /// A mutant loops, or nearly so, where its case takes this much longer: seconds, and times the usual.
 const LONGER: (f64, f64) = (20.0, 10.0);
+/// The usual seconds of a case that was not measured: few take longer.
+const USUAL: f64 = 4.0;
 /// No case takes so long.
 const FOR_EVER: Duration = Duration::from_secs(30 * 60);
 
@@ -30,12 +33,45 @@ pub(super) enum Verdict {
     Undecided,
 }
 
-/// A kernel file with its cases.
-pub(super) struct Trial {
+/// The suite's program and what is known of it.
+pub(super) struct Suite {
     program: PathBuf,
+    /// Of all cases on the simulated device.
+    names: Vec<String>,
+    /// Whether a case passes without a mutation, as far as that was tried.
+    sound: Mutex<HashMap<String, bool>>,
+}
+
+impl Suite {
+    pub(super) fn list(program: &Path) -> Result<Self> {
+        let mut command = Job { backend: Backend::CudaSim, seed: None, skipped: Vec::new() }.command(program);
+        command.arg("--list");
+        let listed = process::watch(command, FOR_EVER, |_| false)?.output;
+        let names =
+            listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect();
+        Ok(Self { program: program.to_path_buf(), names, sound: Mutex::default() })
+    }
+
+    /// Those of the file's own operation, and of those that are called after it: `gemm_fp8` pads by kernels of `gemm`.
+    fn cases(&self, file: &str) -> Vec<&str> {
+        let operations: BTreeSet<&str> =
+            self.names.iter().filter_map(|name| name.split("::").nth(1)).collect();
+        let operation = operation(file, &operations);
+        let is_its = |other: &str| {
+            let rest = operation.and_then(|operation| other.strip_prefix(operation));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        };
+        let is_user = |name: &&str| name.split("::").nth(1).is_some_and(is_its);
+        self.names.iter().map(String::as_str).filter(is_user).collect()
+    }
+}
+
+/// A kernel file with its cases.
+pub(super) struct Trial<'a> {
+    suite: &'a Suite,
     file: String,
     ptx: String,
-    /// Those that pass without a mutation.
+    /// Those that pass without a mutation, as far as that is known.
     cases: Mutex<Vec<Case>>,
     problems: Mutex<Vec<String>>,
 }
@@ -45,13 +81,17 @@ struct Case {
     name: String,
     /// Seconds without a mutation.
     length: f64,
-    /// Kernels that it launches.
-    kernels: BTreeSet<String>,
+    /// Kernels that it launches, if it was measured.
+    kernels: Option<BTreeSet<String>>,
     /// Mutants that it killed, by kernel.
     kills: HashMap<String, u32>,
 }
 
 impl Case {
+    fn may_launch(&self, kernel: &str) -> bool {
+        self.kernels.as_ref().is_none_or(|kernels| kernels.contains(kernel))
+    }
+
     /// Seconds until it kills, so to speak.
     fn cost(&self, kernel: &str) -> f64 {
         let all: u32 = self.kills.values().sum();
@@ -78,32 +118,29 @@ fn operation<'a>(file: &str, operations: &BTreeSet<&'a str>) -> Option<&'a str> 
     operations.iter().filter(is_its).max_by_key(|operation| operation.len()).copied()
 }
 
-impl Trial {
-    pub(super) fn new(program: &Path, file: &str, ptx: &str) -> Result<Self> {
-        let mut command = Job { backend: Backend::CudaSim, seed: None, skipped: Vec::new() }.command(program);
-        command.arg("--list");
-        let listed = process::watch(command, FOR_EVER, |_| false)?.output;
-        let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
-        let operations: BTreeSet<&str> = names.clone().filter_map(|name| name.split("::").nth(1)).collect();
-        let operation = operation(file, &operations);
-        // The file's own operation, and those that are called after it: `gemm_fp8` pads by kernels of `gemm`.
-        let is_its = |other: &str| {
-            let rest = operation.and_then(|operation| other.strip_prefix(operation));
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
-        };
-        let is_user = |name: &&str| name.split("::").nth(1).is_some_and(is_its);
-        let names: Vec<&str> = names.filter(is_user).collect();
+impl<'a> Trial<'a> {
+    /// `is_measured`: whether the cases are run without a mutation first.
+    pub(super) fn new(suite: &'a Suite, file: &str, ptx: &str, is_measured: bool) -> Result<Self> {
+        let names = suite.cases(file);
         if names.is_empty() {
             return Err(format!("mutate: {file}: the suite has no cases of it").into());
         }
+        let case = |name: &&str| Case {
+            name: (*name).to_owned(),
+            length: USUAL,
+            kernels: None,
+            kills: HashMap::new(),
+        };
         let trial = Self {
-            program: program.to_path_buf(),
+            suite,
             file: file.to_owned(),
             ptx: ptx.to_owned(),
-            cases: Mutex::default(),
+            cases: Mutex::new(names.iter().map(case).collect()),
             problems: Mutex::default(),
         };
-        trial.measure(&names)?;
+        if is_measured {
+            trial.measure(&names)?;
+        }
         Ok(trial)
     }
 
@@ -134,7 +171,7 @@ impl Trial {
             lock(&self.problems).push(format!("{} without a mutation: {why}", self.file));
         }
         for name in &outcome.failed {
-            lock(&self.problems).push(format!("{name} fails without a mutation: it is passed over"));
+            lock(&self.problems).push(passed_over(name));
         }
         let mut launched: HashMap<&str, BTreeSet<String>> = HashMap::new();
         let lines =
@@ -145,14 +182,12 @@ impl Trial {
             .zip(ended)
             .filter(|(name, _)| !outcome.failed.iter().any(|failed| failed == *name))
             .map(|(name, length)| {
-                let kernels = launched.remove(name).unwrap_or_default();
+                let kernels = Some(launched.remove(name).unwrap_or_default());
                 Case { name: (*name).to_owned(), length, kernels, kills: HashMap::new() }
             })
             .collect();
         let entries = self.ptx.lines().filter_map(|line| line.split_once(".entry ")?.1.split_once('('));
-        for (kernel, _) in
-            entries.filter(|(kernel, _)| !all.iter().any(|case| case.kernels.contains(*kernel)))
-        {
+        for (kernel, _) in entries.filter(|(kernel, _)| !all.iter().any(|case| case.may_launch(kernel))) {
             lock(&self.problems).push(format!("{} {kernel}: no case launches this kernel", self.file));
         }
         *lock(&self.cases) = all;
@@ -179,14 +214,43 @@ impl Trial {
     /// How the cases end with this PTX, a mutation of that kernel.
     fn end(&self, kernel: &str, ptx: &str, patience: Duration) -> Result<End> {
         let folder = self.folder(ptx)?;
-        let mut cases = lock(&self.cases).clone();
-        cases.retain(|case| case.kernels.contains(kernel));
-        cases.sort_by(|a, b| a.cost(kernel).total_cmp(&b.cost(kernel)));
-        let end = self.run(folder.path(), &cases, patience)?;
-        if let End::Failed(Some(name)) = &end {
-            self.credit(kernel, name);
+        loop {
+            let mut cases = lock(&self.cases).clone();
+            cases.retain(|case| case.may_launch(kernel));
+            cases.sort_by(|a, b| a.cost(kernel).total_cmp(&b.cost(kernel)));
+            let end = self.run(folder.path(), &cases, patience)?;
+            if let End::Failed(Some(name)) = &end {
+                let is_measured = cases.iter().any(|case| case.name == *name && case.kernels.is_some());
+                if !is_measured && !self.is_sound(name)? {
+                    self.pass_over(name);
+                    continue;
+                }
+                self.credit(kernel, name);
+            }
+            return Ok(end);
         }
-        Ok(end)
+    }
+
+    /// Whether a case passes without a mutation.
+    fn is_sound(&self, name: &str) -> Result<bool> {
+        if let Some(is_sound) = lock(&self.suite.sound).get(name) {
+            return Ok(*is_sound);
+        }
+        let folder = self.folder(&self.ptx)?;
+        let finished = process::watch(self.command(folder.path(), &[name])?, FOR_EVER, |_| false)?;
+        let is_sound = Outcome::read(&finished.output, finished.succeeded()).is_good();
+        lock(&self.suite.sound).insert(name.to_owned(), is_sound);
+        Ok(is_sound)
+    }
+
+    /// Leaves out a case that finds nothing.
+    fn pass_over(&self, name: &str) {
+        let mut cases = lock(&self.cases);
+        let before = cases.len();
+        cases.retain(|case| case.name != *name);
+        if cases.len() < before {
+            lock(&self.problems).push(passed_over(name));
+        }
     }
 
     /// Notes who found the mistake.
@@ -243,12 +307,16 @@ impl Trial {
     fn command(&self, folder: &Path, names: &[&str]) -> Result<std::process::Command> {
         let list = folder.join("cases");
         fs::write(&list, names.join("\n"))?;
-        let mut command =
-            Job { backend: Backend::CudaSim, seed: Some(0), skipped: Vec::new() }.command(&self.program);
+        let mut command = Job { backend: Backend::CudaSim, seed: Some(0), skipped: Vec::new() }
+            .command(&self.suite.program);
         command.env("FP8_SIM_SNAPSHOTS", folder).env("FP8_CONFORMANCE_CASES", list);
         command.env("RUST_BACKTRACE", "0").arg("--test-threads=1");
         Ok(command)
     }
+}
+
+fn passed_over(name: &str) -> String {
+    format!("{name} fails without a mutation: it is passed over")
 }
 
 /// How a failed case's line ends.
@@ -301,16 +369,41 @@ echo "simulator: 0 reports, 0 leaks"
 exit $status
 "#;
 
+    /// The suite's program, in the folder.
+    #[cfg(unix)]
+    fn suite(folder: &Path) -> Suite {
+        use std::os::unix::fs::PermissionsExt as _;
+        let program = folder.join("suite");
+        fs::write(&program, SUITE).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        Suite::list(&program).unwrap()
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn cases_that_are_not_measured_are_tried_without_the_mutation_where_they_fail() {
+        let folder = tempfile::tempdir().unwrap();
+        let suite = suite(folder.path());
+        let ptx = ".visible .entry k(\n)\n";
+        let trial = Trial::new(&suite, "f", ptx, false).unwrap();
+        let end =
+            |mistake: &str| trial.end("k", &format!("{ptx}{mistake}\n"), Duration::from_secs(60)).unwrap();
+        let by = |name: &str| End::Failed(Some(format!("cuda-sim::f::{name}")));
+        assert_eq!((end("bug"), trial.problems().len()), (by("quick"), 0));
+        assert_eq!(end("harmless"), End::Passed);
+        assert_eq!(trial.problems(), [passed_over("cuda-sim::f::unsound")]);
+        assert_eq!(end("deep"), by("slow"));
+        assert!(!lock(&suite.sound)["cuda-sim::f::unsound"]);
+        assert_eq!(trial.problems().len(), 1, "told once");
+    }
+
     #[cfg(unix)]
     #[test]
     fn a_mutant_is_killed_by_a_case_that_passes_without_it() {
-        use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("suite");
-        fs::write(&program, SUITE).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let suite = suite(folder.path());
         let ptx = ".visible .entry k(\n)\n.visible .entry unused(\n)\n";
-        let trial = Trial::new(&program, "f", ptx).unwrap();
+        let trial = Trial::new(&suite, "f", ptx, true).unwrap();
         let end = |kernel, mistake: &str, patience| {
             trial.end(kernel, &format!("{ptx}{mistake}\n"), Duration::from_secs(patience)).unwrap()
         };
@@ -339,7 +432,7 @@ exit $status
         let case = |length, kills: &[(&str, u32)]| Case {
             name: String::new(),
             length,
-            kernels: BTreeSet::new(),
+            kernels: None,
             kills: kills.iter().map(|(kernel, count)| ((*kernel).to_owned(), *count)).collect(),
         };
         let (quick, killer) = (case(0.1, &[]), case(1.0, &[("k", 1)]));
