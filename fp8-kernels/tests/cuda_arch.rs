@@ -120,12 +120,12 @@ fn every_architecture_gives_the_bits_of_the_cpu() {
 }
 
 #[test]
-fn a_driver_of_cuda_12_is_enough_and_an_older_one_is_refused() {
+fn a_driver_of_cuda_12_8_is_enough_and_an_older_one_is_refused() {
     let open = |driver: &str| child::finish(child::start("child", &[("FP8_SIM_DRIVER", Path::new(driver))]));
-    let found = open("11080");
+    let found = open("12070");
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].contains("CUDA 11.8") && found[0].contains("CUDA 12.0 or newer"), "{found:?}");
-    assert_eq!(open("12000")[1..], lines(&Device::cpu())[1..]);
+    assert!(found[0].contains("CUDA 12.7") && found[0].contains("CUDA 12.8 or newer"), "{found:?}");
+    assert_eq!(open("12080")[1..], lines(&Device::cpu())[1..]);
 }
 
 #[test]
