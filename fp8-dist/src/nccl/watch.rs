@@ -30,7 +30,7 @@ pub(super) struct Watched {
     pub(super) device: Device,
     pub(super) deadline: Duration,
     queued: Mutex<VecDeque<Queued>>,
-    /// A captured graph holds collectives, which may be under way whenever it is replayed.
+    /// A graph has recorded collectives: the device is not trusted once their communicator is gone.
     is_captured: AtomicBool,
     /// The newest capture whose launches are watched.
     watched_capture: Mutex<Option<u64>>,
@@ -50,7 +50,7 @@ impl Holder {
     /// and has as long from there.
     pub(super) fn queued(self: &Arc<Self>, call: &str) -> fp8_kernels::Result<()> {
         let watched = &self.watched;
-        let is_watched = || {
+        let watch = || {
             if !interop::is_capturing(&watched.device)? {
                 return watched.mark(call.to_owned());
             }
@@ -63,7 +63,7 @@ impl Holder {
             }
             Ok(())
         };
-        is_watched().inspect_err(|error: &fp8_kernels::Error| watched.lose(call, error))
+        watch().inspect_err(|error: &fp8_kernels::Error| watched.lose(call, error))
     }
 }
 
