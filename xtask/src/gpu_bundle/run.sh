@@ -273,7 +273,28 @@ tests() {
 train() { # NAME OPTION...
     local name=$1
     shift
+    rm -f "$out/training/$name/summary.json"
     step "$name" program "$bin/train_gpt" --device cuda:0 --quiet --report-dir "$out/training/$name" "$@"
+    case $simulate" $* " in
+    no*" --dtype bf16 "*) gap "$name" judged ;;
+    *) gap "$name" printed ;;
+    esac
+}
+
+# gap NAME judged|printed: how much worse FP8's held-out loss is than that of high precision; judged, 1 % is the most.
+gap() {
+    local file=$out/training/$1/summary.json percent
+    [ -s "$file" ] || return 0 # the training has failed, and says so
+    percent=$(awk '/"heldout_loss"/ { inside = 1 } inside && /"high_precision"/ { h = $2 + 0 }
+        inside && /"fp8"/ { f = $2 + 0; inside = 0 }
+        END { if (h > 0 && f > 0) printf "%+.3f", (f / h - 1) * 100; else print "unknown" }' "$file")
+    if [ "$2" = printed ]; then
+        echo "$1: held-out loss in FP8 $percent % from high precision's"
+    elif awk -v p="$percent" 'BEGIN { exit !(p != "unknown" && p + 0 <= 1) }'; then
+        record "$suite" "$1, FP8 beside bf16" passed 0 1 0 0 "held-out loss $percent %, at most +1 %"
+    else
+        record "$suite" "$1, FP8 beside bf16" failed 0 0 1 0 "held-out loss $percent %, at most +1 %"
+    fi
 }
 
 suite_smoke() {
