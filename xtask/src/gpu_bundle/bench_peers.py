@@ -6,6 +6,10 @@ not installed is skipped by name; a case that fails is a row that says why. Need
 
 The clock is gpu_bench's: a CUDA graph of 20 launches over buffers of more than three L2 caches, replayed between events,
 the median of 15. Each compiled function is compiled for one shape.
+
+Not measured: Transformer Engine's core library through ctypes (nvte_*), that is its cast, cast+transpose, GEMM, Adam and
+scale update by themselves; of Transformer Engine only te.Linear (host) and te.TransformerLayer (layer) are. gpu_bench and
+these peers run in separate processes, one after the other: clocks and temperature may differ between them.
 """
 
 import argparse
@@ -15,7 +19,7 @@ import math
 import sys
 import time
 
-SECTIONS = ["copy", "memory", "scales", "adamw", "gemm", "attention", "host", "layer"]
+SECTIONS = ["copy", "gemm", "memory", "scales", "adamw", "attention", "host", "layer"]
 LAUNCHES, WARM, REPLAYS, PATIENCE = 20, 3, 15, 5.0
 FP8_MAX = 448.0
 SCALE = 64.0
@@ -24,8 +28,9 @@ SCALE = 64.0
 class Bench:
     """A device and the rows measured on it."""
 
-    def __init__(self, torch, out):
+    def __init__(self, torch, out, compiled):
         self.torch, self.out = torch, out
+        self.eager, self.compiled = compiled != "only", compiled != "no"
         self.failures = 0
         self.device = torch.device("cuda")
         properties = torch.cuda.get_device_properties(0)
@@ -115,7 +120,10 @@ class Bench:
     def both(self, section, case, sets, function, inputs, size):
         """Eager, then compiled; `inputs(set)` are the arguments."""
         torch = self.torch
-        self.time(section, case, "torch eager", sets, lambda i: function(*inputs(i)), size)
+        if self.eager:
+            self.time(section, case, "torch eager", sets, lambda i: function(*inputs(i)), size)
+        if not self.compiled:
+            return
         try:
             torch._dynamo.reset()
             compiled = torch.compile(function, dynamic=False)
@@ -131,7 +139,8 @@ def copy(bench):
     target = bench.torch.empty_like(source)
     us, us_min, note = bench.replay(2, lambda _: target.copy_(source), False)
     bench.copy = 2 * size / (us * 1e-6)
-    bench.record("copy", "512 MiB", "torch", us, us_min, 2 * size, note=note)
+    if bench.eager:
+        bench.record("copy", "512 MiB", "torch", us, us_min, 2 * size, note=note)
 
 
 def memory(bench):
@@ -455,12 +464,14 @@ def layer(bench):
                 bench.fail("layer", f"{name} s{length} b{batch} {case}", by, error)
 
         plain = lambda: block(torch, hidden, heads)
-        attempt("bf16 eager", "torch eager", plain)
-        attempt("bf16 graph", "torch.compile", lambda: torch.compile(plain(), dynamic=False))
-        convert = torchao_convert()
+        if bench.eager:
+            attempt("bf16 eager", "torch eager", plain)
+        if bench.compiled:
+            attempt("bf16 graph", "torch.compile", lambda: torch.compile(plain(), dynamic=False))
+        convert = torchao_convert() if bench.compiled else None
         if convert:
             attempt("fp8 graph", "torchao, compiled", lambda: torch.compile(convert(plain()), dynamic=False))
-        te, recipe = transformer_engine()
+        te, recipe = transformer_engine() if bench.eager else (None, None)
         if te:
 
             def theirs():
@@ -482,6 +493,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--section", action="append", choices=SECTIONS, help="what to measure; all unless given")
     parser.add_argument("--out", metavar="FILE", help="add rows to this file")
+    parser.add_argument(
+        "--compiled", choices=["yes", "no", "only"], default="yes",
+        help="torch.compile's cases of memory, scales and layer too, not, or these alone [default: yes]",
+    )
     parser.add_argument("--list", action="store_true", help="print the sections")
     options = parser.parse_args()
     if options.list:
@@ -493,7 +508,7 @@ def main():
         sys.exit(f"bench_peers.py: {error}")
     if not torch.cuda.is_available():
         sys.exit("bench_peers.py: torch sees no GPU")
-    bench = Bench(torch, options.out)
+    bench = Bench(torch, options.out, options.compiled)
     sections = options.section or [name for name in SECTIONS if name != "copy"]
     ran = 0
     for name in sections:

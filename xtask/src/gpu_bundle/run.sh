@@ -5,7 +5,10 @@ export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
 
 readonly ALL="smoke conformance stress recipe layers nccl training benchmarks peers"
-readonly SECTIONS="memory scales adamw gemm attention host layer"
+# What matters most comes first, for time may run out.
+readonly SECTIONS="gemm memory scales adamw attention host layer"
+# Those of them in which torch compiles many functions, which may take minutes.
+readonly COMPILED="layer scales memory"
 # Seconds a suite may take: below the ten minutes after which some machines end a command.
 readonly LIMIT=530
 
@@ -149,7 +152,7 @@ use_simulator() {
 
 # ---- results ------------------------------------------------------------------------------------------------------
 
-rows=() table= failed=0
+rows=() table= failed=0 clocks=
 started=$(date -u +%Y-%m-%dT%H:%M:%SZ)
 
 text() { # a JSON string
@@ -158,11 +161,12 @@ text() { # a JSON string
 
 # suite, step, status, seconds, passed, failed, ignored, remark
 record() {
-    local row
-    row=$(printf '{"suite": %s, "step": %s, "status": "%s", "seconds": %s, "passed": %s, "failed": %s, "ignored": %s, "remark": %s}' \
-        "$(text "$1")" "$(text "$2")" "$3" "$4" "$5" "$6" "$7" "$(text "$8")")
+    local row remark=$8
+    row=$(printf '{"suite": %s, "step": %s, "status": "%s", "seconds": %s, "passed": %s, "failed": %s, "ignored": %s, "remark": %s%s}' \
+        "$(text "$1")" "$(text "$2")" "$3" "$4" "$5" "$6" "$7" "$(text "$8")" "${clocks:+, \"gpu\": {$clocks\}}")
     rows+=("$row")
-    table="$table| $1 | $2 | $3 | $4 | $5 | $6 | $7 | $8 |"$'\n'
+    [ -z "$clocks" ] || remark="${remark:+$remark; }${clocks//\"/}"
+    table="$table| $1 | $2 | $3 | $4 | $5 | $6 | $7 | $remark |"$'\n'
     [ "$3" = passed ] || [ "$3" = skipped ] || failed=$((failed + 1))
     echo "== $1: $2: $3${8:+ ($8)}, $4 s, $5 passed, $6 failed, $7 ignored"
 }
@@ -192,6 +196,44 @@ write_results() {
     } >"$out/results.md.tmp" && mv "$out/results.md.tmp" "$out/results.md"
 }
 
+# ---- the GPU's clocks -----------------------------------------------------------------------------------------------
+
+sampler= samples= with_clocks=
+
+# Asks nvidia-smi five times a second, where it is there.
+watch_clocks() {
+    command -v nvidia-smi >/dev/null 2>&1 || return 0
+    samples=$out/logs/$suite-clocks.csv
+    nvidia-smi -i "${CUDA_VISIBLE_DEVICES:-0}" -lms 200 --format=csv,noheader,nounits \
+        --query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw >"$samples" 2>/dev/null </dev/null &
+    sampler=$!
+}
+
+# Minimum, median and maximum of each into $clocks: "sm_mhz": [210, 1980, 1980], …
+unwatch_clocks() {
+    local column=0 name
+    clocks=
+    [ -n "$sampler" ] || return 0
+    kill "$sampler" 2>/dev/null
+    wait "$sampler" 2>/dev/null
+    sampler=
+    for name in sm_mhz mem_mhz temperature_c power_w; do
+        column=$((column + 1))
+        clocks=$clocks$(awk -F, -v c=$column '$c + 0 > 0 { print $c + 0 }' "$samples" | sort -g |
+            awk -v name=$name -v comma="${clocks:+, }" '{ v[NR] = $1 } END { if (NR)
+                printf "%s\"%s\": [%s, %s, %s]", comma, name, v[1], v[int((NR + 1) / 2)], v[NR] }')
+    done
+}
+
+# timed NAME COMMAND...: a step during which the GPU's clocks are watched.
+timed() {
+    local name=$1
+    shift
+    with_clocks=yes
+    step "$name" program "$@"
+    with_clocks= clocks=
+}
+
 # ---- steps --------------------------------------------------------------------------------------------------------
 
 # step NAME KIND COMMAND...: runs it in what is left of the suite's time. KIND `tests` has to report at least one passed
@@ -206,9 +248,11 @@ step() {
         return
     fi
     echo "-- $suite: $name: $*"
+    [ -z "$with_clocks" ] || watch_clocks
     start=$SECONDS
     timeout -k 5 "$left" "$@" 2>&1 </dev/null | tee "$log"
     status=${PIPESTATUS[0]}
+    [ -z "$with_clocks" ] || unwatch_clocks
     seconds=$((SECONDS - start))
     # The last of "test result: ok. 3 passed; 0 failed; 1 ignored; …" and "3 passed, 0 failed".
     counts=$(awk '/^ +\|/ { next }
@@ -273,7 +317,28 @@ tests() {
 train() { # NAME OPTION...
     local name=$1
     shift
+    rm -f "$out/training/$name/summary.json"
     step "$name" program "$bin/train_gpt" --device cuda:0 --quiet --report-dir "$out/training/$name" "$@"
+    case $simulate" $* " in
+    no*" --dtype bf16 "*) gap "$name" judged ;;
+    *) gap "$name" printed ;;
+    esac
+}
+
+# gap NAME judged|printed: how much worse FP8's held-out loss is than that of high precision; judged, 1 % is the most.
+gap() {
+    local file=$out/training/$1/summary.json percent
+    [ -s "$file" ] || return 0 # the training has failed, and says so
+    percent=$(awk '/"heldout_loss"/ { inside = 1 } inside && /"high_precision"/ { h = $2 + 0 }
+        inside && /"fp8"/ { f = $2 + 0; inside = 0 }
+        END { if (h > 0 && f > 0) printf "%+.3f", (f / h - 1) * 100; else print "unknown" }' "$file")
+    if [ "$2" = printed ]; then
+        echo "$1: held-out loss in FP8 $percent % from high precision's"
+    elif awk -v p="$percent" 'BEGIN { exit !(p != "unknown" && p + 0 <= 1) }'; then
+        record "$suite" "$1, FP8 beside bf16" passed 0 1 0 0 "held-out loss $percent %, at most +1 %"
+    else
+        record "$suite" "$1, FP8 beside bf16" failed 0 0 1 0 "held-out loss $percent %, at most +1 %"
+    fi
 }
 
 suite_smoke() {
@@ -339,12 +404,11 @@ suite_benchmarks() {
     rm -f "$out/ours.jsonl"
     local section
     for section in $SECTIONS; do
-        clocks
-        step "$section" program "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl"
+        timed "$section" "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl"
     done
     export FP8_GEMM_TUNING=8 FP8_GEMM_TUNING_FILE=$out/tuning
     for section in gemm layer; do
-        step "$section, tuned" program "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl" --by "fp8-rs tuned"
+        timed "$section, tuned" "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl" --by "fp8-rs tuned"
     done
     unset FP8_GEMM_TUNING FP8_GEMM_TUNING_FILE
 }
@@ -361,15 +425,12 @@ suite_peers() {
         return
     fi
     for section in $SECTIONS; do
-        clocks
-        step "$section" program "$python" "$here/bench_peers.py" --section "$section" --out "$out/peers.jsonl"
+        timed "$section" "$python" "$here/bench_peers.py" --section "$section" --compiled no --out "$out/peers.jsonl"
     done
-}
-
-clocks() {
-    command -v nvidia-smi >/dev/null 2>&1 &&
-        nvidia-smi --query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu --format=csv,noheader
-    return 0
+    for section in $COMPILED; do
+        timed "$section, compiled" "$python" "$here/bench_peers.py" --section "$section" --compiled only \
+            --out "$out/peers.jsonl"
+    done
 }
 
 # ---- the run ------------------------------------------------------------------------------------------------------
