@@ -183,7 +183,7 @@ fn code(function: &str) -> i32 {
         "cuStreamEndCapture" => 901,
         "nvrtcCreateProgram" => 1,
         "cublasLtCreate" => 3,
-        function if function.starts_with("nvrtc") => 7,
+        function if function.starts_with("nvrtc") => 11,
         function if function.starts_with("cublas") => 14,
         _ => 999,
     }
