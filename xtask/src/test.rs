@@ -84,7 +84,7 @@ fn kernels(sh: &Shell, report: &mut Report) {
     /// The tests themselves run with seed 0.
     const SEED: u64 = 1;
     /// Of each kernel file; others come whenever a kernel or a case changes.
-    const MUTANTS: usize = 2;
+    const MUTANTS: usize = 1;
     report.step("kernels, another seed", || {
         let program = artifact::conformance(sh)?;
         let jobs = conformance::simulated(&program, &[SEED], None)?;
