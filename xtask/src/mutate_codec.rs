@@ -27,13 +27,13 @@ const FILES: [(&str, &str, &[&str], [&str; 3]); 5] = [
     (
         "arch/avx2.rs",
         "avx2",
-        &["head", "drive", "store", "floats", "fill", "transpose"],
+        &["head", "fetch_ahead", "drive", "store", "floats", "fill", "transpose", "copy", "fetch"],
         ["paths", "slice", "codec"],
     ),
     (
         "arch/avx512.rs",
         "avx512",
-        &["head", "drive", "store", "words", "halves", "floats", "table", "fill", "codes"],
+        &["head", "fetch_ahead", "drive", "store", "words", "halves", "floats", "table", "fill", "codes"],
         ["paths", "slice", "codec"],
     ),
     ("arch/avx512/rounding.rs", "avx512", &[], ["paths", "slice", "codec"]),
