@@ -64,9 +64,12 @@ fn values(device: &Device, activation: Activation, dtype: DType) -> Outcome {
 }
 
 fn long_and_tall(device: &Device, dtype: DType) -> Outcome {
-    for (activation, shape) in
-        [Activation::Relu, Activation::Swiglu].into_iter().flat_map(|a| LONG_AND_TALL.map(|s| (a, s)))
-    {
+    // How far a loop goes depends on the shape, and on being gated, not on the type.
+    let some: &[_] = match dtype {
+        DType::F32 => &[Activation::Relu, Activation::Swiglu],
+        _ => &[Activation::Relu],
+    };
+    for (&activation, shape) in some.iter().flat_map(|a| LONG_AND_TALL.map(|s| (a, s))) {
         let h = normal(shape, dtype, 1, device)?;
         let y = ops::activation(&h, activation, &Slot::off(Encoding::E4M3))?.dequantize(dtype)?;
         let last = y.shape().last_dim();
