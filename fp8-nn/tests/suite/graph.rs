@@ -87,24 +87,36 @@ fn recipes() -> [Recipe; 2] {
     [delayed(), current()]
 }
 
+/// Two steps, a third that is recorded, and three replays, each beside an eager step of the same bits and before `between`.
+fn recorded_beside(
+    eager: &mut Training,
+    recorded: &mut Training,
+    between: impl Fn(&mut Training, &mut Training),
+) -> (Graph, [Tensor; 2]) {
+    for step in 0..2 {
+        assert_eq!(eager.eager(step), recorded.eager(step));
+    }
+    recorded.load(2);
+    let (graph, results) = device().capture(|| recorded.queue(rate(2))).unwrap();
+    assert_eq!(eager.eager(2), read(&results), "the recorded step itself");
+    for step in 3..6 {
+        recorded.load(step);
+        recorded.optimizer.set_lr(rate(step)).unwrap();
+        graph.replay().unwrap();
+        assert_eq!(eager.eager(step), read(&results), "step {step}");
+        between(eager, recorded);
+    }
+    (graph, results)
+}
+
 #[test]
 fn replays_have_the_bits_of_eager_steps() {
     for recipe in recipes() {
         let mut eager = Training::new(recipe.clone());
         let mut recorded = Training::new(recipe);
-        for step in 0..2 {
-            assert_eq!(eager.eager(step), recorded.eager(step));
-        }
-        recorded.load(2);
-        let (graph, results) = device().capture(|| recorded.queue(rate(2))).unwrap();
-        assert_eq!(eager.eager(2), read(&results), "the recorded step itself");
-        for step in 3..6 {
-            recorded.load(step);
-            recorded.optimizer.set_lr(rate(step)).unwrap();
-            graph.replay().unwrap();
-            assert_eq!(eager.eager(step), read(&results), "step {step}");
+        let (graph, results) = recorded_beside(&mut eager, &mut recorded, |eager, recorded| {
             assert_eq!(eager.evaluate(), recorded.evaluate(), "an evaluation meets no weights of before");
-        }
+        });
         // Between replays a step may be queued as ever.
         assert_eq!(eager.eager(6), recorded.eager(6));
         recorded.load(7);
@@ -140,21 +152,11 @@ fn replays_of_ranks_have_the_bits_of_eager_steps() {
     }
     let finals = ranks(|group| {
         let (mut eager, mut recorded) = (Training::of(&group, delayed()), Training::of(&group, delayed()));
-        for step in 0..2 {
-            assert_eq!(eager.eager(step), recorded.eager(step));
-        }
-        recorded.load(2);
-        let (graph, results) = device().capture(|| recorded.queue(rate(2))).unwrap();
-        assert_eq!(eager.eager(2), read(&results), "the recorded step itself");
-        for step in 3..6 {
-            recorded.load(step);
-            recorded.optimizer.set_lr(rate(step)).unwrap();
-            graph.replay().unwrap();
-            assert_eq!(eager.eager(step), read(&results), "step {step}");
-            for training in [&mut eager, &mut recorded] {
+        let (graph, _) = recorded_beside(&mut eager, &mut recorded, |eager, recorded| {
+            for training in [eager, recorded] {
                 broadcast_parameters(&mut training.model, &*group).unwrap(); // where they lie
             }
-        }
+        });
         let all = |training: &Training| everything(&training.model, &training.scaling);
         assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
         drop(graph);
