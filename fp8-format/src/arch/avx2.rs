@@ -5,6 +5,8 @@
 //!
 //! NaN is a branch per 32 elements that ordinary data never take.
 
+mod decode;
+
 use super::interleave::{sixteen, turn};
 use super::target::Target;
 use super::{Scale, TILE, scalar};
@@ -12,38 +14,43 @@ use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
 use core::arch::x86_64::*;
+pub(crate) use decode::{decode, dequantize};
 
 /// Elements of a block: a vector of codes.
 const BLOCK: usize = 32;
 
+/// A line of codes. Past the caches lines are written whole: one of which a half is written keeps one of the few buffers
+/// that loads from memory need, too, until the other half comes.
+const LINE: usize = 2 * BLOCK;
+
 /// A block's codes.
 type Codes = __m256i;
 
-/// Elements in front of the first aligned block of `dst`, and whether blocks are to be streamed.
+/// Elements in front of the first line of `dst`, and whether lines are to be streamed.
 #[inline]
 fn head<D>(dst: &[D], streams: bool) -> (usize, bool) {
-    let head = dst.as_ptr().align_offset(32);
+    let head = dst.as_ptr().align_offset(LINE);
     // Streaming stores are inline assembly, which Miri does not run.
-    if streams && head < BLOCK && !cfg!(miri) { (head.min(dst.len()), true) } else { (0, false) }
+    if streams && head < LINE && !cfg!(miri) { (head.min(dst.len()), true) } else { (0, false) }
 }
 
 /// Bytes that a source too large for the caches is fetched ahead: two pages, so that their translation is under way, too.
 /// The hardware fetches within a page, and a block's arithmetic fills the window in which the core itself would look on.
 const AHEAD: usize = 8 << 10;
 
-/// Fetches the block that is read `AHEAD` later.
+/// Fetches what is read `AHEAD` later.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn fetch_ahead<S>(block: &[S; BLOCK]) {
-    let first = block.as_ptr().cast::<i8>().wrapping_add(AHEAD);
-    for line in 0..size_of_val(block).div_ceil(64) {
-        prefetch(first.wrapping_add(64 * line));
+fn fetch_ahead<B>(now: &B) {
+    let first = core::ptr::from_ref(now).cast::<i8>().wrapping_add(AHEAD);
+    for line in 0..size_of::<B>().div_ceil(LINE) {
+        prefetch(first.wrapping_add(LINE * line));
     }
 }
 
 /// Calls `codes` for each block and stores what it gives, the rests at both ends by way of a whole block.
 ///
-/// `streams` says that the codes go past the caches; then the blocks begin where `dst` is aligned.
+/// `streams` says that the codes go past the caches; then the blocks begin where `dst` has a line.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn drive<S: Source>(src: &[S], dst: &mut [u8], streams: bool, mut codes: impl FnMut(&[S; BLOCK]) -> Codes) {
@@ -51,23 +58,34 @@ fn drive<S: Source>(src: &[S], dst: &mut [u8], streams: bool, mut codes: impl Fn
     let (src_head, src) = src.split_at(head);
     let (dst_head, dst) = dst.split_at_mut(head);
     let (blocks, src_tail) = src.as_chunks::<BLOCK>();
-    let (lines, dst_tail) = dst.as_chunks_mut::<BLOCK>();
-    if streams {
-        for (block, line) in blocks.iter().zip(lines) {
-            fetch_ahead(block);
-            let codes = codes(block);
-            // SAFETY: a line is 32 bytes, and aligned, as all before it are lines and the first begins where `dst` is.
-            unsafe { _mm256_stream_si256(line.as_mut_ptr().cast(), codes) };
-        }
-        // Streamed lines are seen by others only after this.
-        fence();
-    } else {
-        for (block, line) in blocks.iter().zip(lines) {
-            store(line, codes(block));
+    let (pairs, src_last) = blocks.as_chunks::<2>();
+    let (halves, dst_tail) = dst.as_chunks_mut::<BLOCK>();
+    let (lines, dst_last) = halves.as_chunks_mut::<2>();
+    for (pair, line) in pairs.iter().zip(lines) {
+        let [low, high] = pair;
+        if streams {
+            fetch_ahead(pair);
+            let (low, high) = (codes(low), codes(high));
+            let line = line.as_mut_ptr().cast::<__m256i>();
+            // SAFETY: the first half of a line, and aligned, as all before it are lines and the first begins where `dst` does.
+            unsafe { _mm256_stream_si256(line, low) };
+            // SAFETY: as above, the second half.
+            unsafe { _mm256_stream_si256(line.wrapping_add(1), high) };
+        } else {
+            let [low_line, high_line] = line;
+            store(low_line, codes(low));
+            store(high_line, codes(high));
         }
     }
+    if streams {
+        // Streamed lines are seen by others only after this.
+        fence();
+    }
+    for (block, line) in src_last.iter().zip(dst_last) {
+        store(line, codes(block));
+    }
     for (src, dst) in [(src_head, dst_head), (src_tail, dst_tail)] {
-        if !src.is_empty() {
+        for (src, dst) in src.chunks(BLOCK).zip(dst.chunks_mut(BLOCK)) {
             let (mut block, mut line) = ([S::default(); BLOCK], [0; BLOCK]);
             block[..src.len()].copy_from_slice(src);
             store(&mut line, codes(&block));
@@ -238,164 +256,6 @@ pub(crate) fn quantize<S: Source, T: Target>(src: &[S], scale: &Scale, dst: &mut
         encode_floats::<T>([mul(a), mul(b), mul(c), mul(d)]).0
     });
     amax.total()
-}
-
-/// Calls `values` for each half block and stores what it gives: a vector of 16-bit elements, or two of f32.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn fill<D: Source>(
-    src: &[u8],
-    dst: &mut [D],
-    streams: bool,
-    mut values: impl FnMut(&[u8; HALF]) -> [__m256i; 2],
-) {
-    let vectors = const { size_of::<[D; HALF]>() / 32 };
-    let (head, streams) = head(dst, streams);
-    let (src_head, src) = src.split_at(head);
-    let (dst_head, dst) = dst.split_at_mut(head);
-    let (blocks, src_tail) = src.as_chunks::<HALF>();
-    let (lines, dst_tail) = dst.as_chunks_mut::<HALF>();
-    for (block, line) in blocks.iter().zip(lines) {
-        let values = values(block);
-        let line = line.as_mut_ptr().cast::<__m256i>();
-        for (at, value) in values.into_iter().enumerate().take(vectors) {
-            if streams {
-                // SAFETY: within the block of `dst`, and aligned, as blocks are vectors and `head` leads to one.
-                unsafe { _mm256_stream_si256(line.wrapping_add(at), value) };
-            } else {
-                // SAFETY: within the block of `dst`.
-                unsafe { _mm256_storeu_si256(line.wrapping_add(at), value) };
-            }
-        }
-    }
-    if streams {
-        fence();
-    }
-    for (src, dst) in [(src_head, dst_head), (src_tail, dst_tail)] {
-        for (src, dst) in src.chunks(HALF).zip(dst.chunks_mut(HALF)) {
-            let (mut block, mut line) = ([0; HALF], [D::default(); HALF]);
-            block[..src.len()].copy_from_slice(src);
-            let first = line.as_mut_ptr().cast::<__m256i>();
-            for (at, value) in values(&block).into_iter().enumerate().take(vectors) {
-                // SAFETY: within the block.
-                unsafe { _mm256_storeu_si256(first.wrapping_add(at), value) };
-            }
-            dst.copy_from_slice(&line[..dst.len()]);
-        }
-    }
-}
-
-/// Codes that are decoded together.
-const HALF: usize = 16;
-
-/// 16 codes with what decoding makes of them.
-struct Decoded {
-    /// The values, but for NaN; as f16, those of E4M3 times 2⁻⁸.
-    words: __m256i,
-    /// Lanes that are NaN.
-    is_nan: __m256i,
-}
-
-impl Decoded {
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    fn new<T: Target>(block: &[u8; HALF]) -> Self {
-        // SAFETY: reads the 16 bytes of the block.
-        let codes = unsafe { _mm_loadu_si128(block.as_ptr().cast()) };
-        let codes = _mm256_cvtepu8_epi16(codes);
-        let magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7F));
-        let high = _mm256_slli_epi16::<8>(codes);
-        let words = if T::FORMAT.bias == 15 {
-            high
-        } else {
-            let sign = _mm256_and_si256(high, _mm256_set1_epi16(i16::MIN));
-            _mm256_or_si256(_mm256_slli_epi16::<7>(magnitude), sign)
-        };
-        let last_number = _mm256_set1_epi16(i16::from(T::FORMAT.first_nan - 1));
-        Self { words, is_nan: _mm256_cmpgt_epi16(magnitude, last_number) }
-    }
-
-    /// As f32, NaN canonical.
-    #[inline]
-    #[target_feature(enable = "avx2,f16c")]
-    fn floats<T: Target>(&self) -> [__m256; 2] {
-        let widen = |words, is_nan| {
-            let x = _mm256_cvtph_ps(words);
-            let x = if T::FORMAT.bias == 15 { x } else { _mm256_mul_ps(x, _mm256_set1_ps(256.0)) };
-            canonical(x, _mm256_cvtepi16_epi32(is_nan))
-        };
-        [
-            widen(_mm256_castsi256_si128(self.words), _mm256_castsi256_si128(self.is_nan)),
-            widen(_mm256_extracti128_si256::<1>(self.words), _mm256_extracti128_si256::<1>(self.is_nan)),
-        ]
-    }
-}
-
-/// The canonical NaN where there is one.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn canonical(x: __m256, is_nan: __m256i) -> __m256 {
-    let nan = _mm256_castsi256_ps(splat(codec::F32_ABS));
-    _mm256_blendv_ps(x, nan, _mm256_castsi256_ps(is_nan))
-}
-
-/// f32, with canonical NaN, as 16-bit elements: rounded to nearest, ties to even.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn narrow<D: Source>([low, high]: [__m256; 2]) -> __m256i {
-    match D::KIND {
-        Kind::F16 => {
-            let narrow = |x| _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(x);
-            _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(narrow(low)), narrow(high))
-        }
-        Kind::BF16 | Kind::F32 => {
-            let narrow = |x| {
-                let bits = _mm256_castps_si256(x);
-                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), splat(1));
-                let up = _mm256_add_epi32(_mm256_add_epi32(bits, splat(0x7FFF)), odd);
-                // The carry would turn NaN into a number.
-                let is_nan = _mm256_cmpeq_epi32(bits, splat(codec::F32_ABS));
-                _mm256_srli_epi32::<16>(_mm256_blendv_epi8(up, bits, is_nan))
-            };
-            _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(narrow(low), narrow(high)))
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,f16c")]
-pub(crate) fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], streams: bool) {
-    fill(src, dst, streams, |block| {
-        let decoded = Decoded::new::<T>(block);
-        let none = _mm256_setzero_si256();
-        match D::KIND {
-            Kind::F32 => {
-                let [low, high] = decoded.floats::<T>();
-                [_mm256_castps_si256(low), _mm256_castps_si256(high)]
-            }
-            Kind::F16 if T::FORMAT.bias == 15 => {
-                let nan = _mm256_set1_epi16(0x7FFF);
-                [_mm256_blendv_epi8(decoded.words, nan, decoded.is_nan), none]
-            }
-            Kind::F16 | Kind::BF16 => [narrow::<D>(decoded.floats::<T>()), none],
-        }
-    });
-}
-
-#[target_feature(enable = "avx2,f16c")]
-pub(crate) fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: &mut [D], streams: bool) {
-    let scale_inv = _mm256_set1_ps(scale_inv);
-    fill(src, dst, streams, |block| {
-        let mul = |x| {
-            let x = _mm256_mul_ps(x, scale_inv);
-            canonical(x, _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x)))
-        };
-        let [low, high] = Decoded::new::<T>(block).floats::<T>();
-        let [low, high] = [mul(low), mul(high)];
-        match D::KIND {
-            Kind::F32 => [_mm256_castps_si256(low), _mm256_castps_si256(high)],
-            Kind::F16 | Kind::BF16 => [narrow::<D>([low, high]), _mm256_setzero_si256()],
-        }
-    });
 }
 
 /// Stochastic rounding: the portable loop, in this path's vectors.
