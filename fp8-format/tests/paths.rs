@@ -264,7 +264,7 @@ fn dequantized_codes() {
 
 #[test]
 fn amax_of_needles() {
-    fn check<S: Source>(codec: Codec) {
+    fn check<S: Source>(codec: Codec, least_nan: S) {
         for len in [1, 63, 64, 65, 200].into_iter().filter(|len| !IS_SLOW || [1, 65].contains(len)) {
             for place in 0..len {
                 let mut x = vec![S::from_f32(-0.5); len];
@@ -276,12 +276,16 @@ fn amax_of_needles() {
                 assert_eq!(codec.quantize(&x, 2.0, &mut codes).unwrap(), want, "{codec:?}");
             }
         }
-        assert_eq!(codec.amax(&[S::from_f32(f32::NAN); 100]), 0.0);
+        for nan in [S::from_f32(f32::NAN), least_nan] {
+            let mut codes = [E4M3::ZERO; 100];
+            assert_eq!(codec.amax(&[nan; 100]), 0.0, "{codec:?} {nan:?}");
+            assert_eq!(codec.quantize(&[nan; 100], 2.0, &mut codes).unwrap(), 0.0, "{codec:?} {nan:?}");
+        }
     }
     for codec in codecs() {
-        check::<f32>(codec);
-        check::<f16>(codec);
-        check::<bf16>(codec);
+        check::<f32>(codec, f32::from_bits(0x7F80_0001));
+        check::<f16>(codec, f16::from_bits(0x7C01));
+        check::<bf16>(codec, bf16::from_bits(0x7F81));
     }
 }
 

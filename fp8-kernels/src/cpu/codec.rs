@@ -3,7 +3,7 @@
 use super::dispatch::{Kernel, vectorized};
 use crate::dtype::Float;
 use crate::{Counters, Encoding, Result};
-use fp8_format::{E4M3, E5M2, Fp8, slice};
+use fp8_format::{E4M3, E5M2, slice};
 
 /// Codes of `data · scale`; returns `max |data|`.
 pub(crate) fn encode<T: Float>(data: &[T], scale: f32, encoding: Encoding, codes: &mut [u8]) -> Result<f32> {
@@ -13,24 +13,27 @@ pub(crate) fn encode<T: Float>(data: &[T], scale: f32, encoding: Encoding, codes
     })
 }
 
-/// The values of codes, each multiplied by `factor` if there is one.
-pub(crate) fn decode(
+/// The values of codes.
+pub(crate) fn decode(codes: &[u8], encoding: Encoding, values: &mut [f32]) -> Result<()> {
+    match encoding {
+        Encoding::E4M3 => slice::to_f32::<E4M3>(bytemuck::cast_slice(codes), values)?,
+        Encoding::E5M2 => slice::to_f32::<E5M2>(bytemuck::cast_slice(codes), values)?,
+    }
+    Ok(())
+}
+
+/// The values of codes, each multiplied by `factor` in f32 and rounded once.
+pub(crate) fn dequantize<T: Float>(
     codes: &[u8],
     encoding: Encoding,
-    factor: Option<f32>,
-    values: &mut [f32],
+    factor: f32,
+    values: &mut [T],
 ) -> Result<()> {
-    fn of<T: Fp8>(codes: &[T], factor: Option<f32>, values: &mut [f32]) -> Result<()> {
-        match factor {
-            None => slice::to_f32(codes, values)?,
-            Some(factor) => slice::dequantize(codes, factor, values)?,
-        }
-        Ok(())
-    }
     match encoding {
-        Encoding::E4M3 => of::<E4M3>(bytemuck::cast_slice(codes), factor, values),
-        Encoding::E5M2 => of::<E5M2>(bytemuck::cast_slice(codes), factor, values),
+        Encoding::E4M3 => slice::dequantize::<E4M3, T>(bytemuck::cast_slice(codes), factor, values)?,
+        Encoding::E5M2 => slice::dequantize::<E5M2, T>(bytemuck::cast_slice(codes), factor, values)?,
     }
+    Ok(())
 }
 
 /// `max |data|`, NaN skipped; 0 for no elements.

@@ -58,7 +58,7 @@ fn with_values<R>(x: &Fp8Tensor, f: impl FnOnce(Strided<'_>) -> R) -> Result<R> 
     };
     let codes = codes.map_or(Ok(&[][..]), |codes| codes.as_slice::<u8>())?;
     scratch::with(codes.len(), |data| {
-        quantize::decode(codes, x.encoding(), None, data)?;
+        quantize::decode(codes, x.encoding(), data)?;
         Ok(f(Strided { data, row_stride, col_stride }))
     })
 }

@@ -2,9 +2,12 @@
 
 use super::{Buffer, codec, parallel, reduce, transpose};
 use crate::dtype::Float;
-use crate::{DType, Device, Encoding, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy};
+use crate::{
+    DType, Device, Encoding, Error, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy,
+};
 use half::{bf16, f16};
 use rayon::prelude::*;
+use std::sync::Arc;
 
 pub(crate) fn quantize(x: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
     match x.cpu_buffer("quantize")? {
@@ -104,22 +107,30 @@ pub(crate) fn amax<T: Float>(data: &[T]) -> f32 {
 }
 
 pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
-    let codes = x.codes()?;
-    let mut values = vec![0.0; codes.len()];
-    decode(&codes, x.encoding(), Some(x.scale_inv().item()?), &mut values)?;
-    let buffer = Buffer::from_f32(values, dtype, "dequantize")?;
+    fn of<T: Float>(x: &Fp8Tensor) -> Result<Buffer> {
+        let codes = x.codes()?;
+        let factor = x.scale_inv().item()?;
+        let mut values = vec![T::default(); codes.len()];
+        let chunks = values.par_chunks_mut(parallel::CHUNK).zip(codes.par_chunks(parallel::CHUNK));
+        chunks.try_for_each(|(values, codes)| codec::dequantize(codes, x.encoding(), factor, values))?;
+        Ok(T::wrap(Arc::new(values)))
+    }
+    let buffer = match dtype {
+        DType::F32 => of::<f32>(x)?,
+        DType::BF16 => of::<bf16>(x)?,
+        DType::F16 => of::<f16>(x)?,
+        found => {
+            let expected = "f32, bf16 or f16";
+            return Err(Error::DType { op: "dequantize", what: "the output", found, expected });
+        }
+    };
     Ok(Tensor::from_buffer(buffer, *x.shape(), x.device()))
 }
 
-/// The values of codes, each multiplied by `factor` if there is one.
-pub(crate) fn decode(
-    codes: &[u8],
-    encoding: Encoding,
-    factor: Option<f32>,
-    values: &mut [f32],
-) -> Result<()> {
+/// The values of codes.
+pub(crate) fn decode(codes: &[u8], encoding: Encoding, values: &mut [f32]) -> Result<()> {
     let chunks = values.par_chunks_mut(parallel::CHUNK).zip(codes.par_chunks(parallel::CHUNK));
-    chunks.try_for_each(|(values, codes)| codec::decode(codes, encoding, factor, values))
+    chunks.try_for_each(|(values, codes)| codec::decode(codes, encoding, values))
 }
 
 /// Codes of one chunk; returns its amax and adds to the slot's counters.
