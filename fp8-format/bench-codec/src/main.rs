@@ -34,7 +34,7 @@ struct Options {
     /// Writes the rows to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Works whose line has this text alone
+    /// Works whose line has this text alone; other libraries do all of theirs
     #[arg(long, default_value = "")]
     only: String,
 }
@@ -84,6 +84,14 @@ fn run() -> Result<(), Box<dyn Error>> {
             }
         }
     }
+    if rows.is_empty() {
+        part.as_ref().map_or(Ok(()), std::fs::remove_file)?;
+        let only = &options.only;
+        return Err(format!(
+            "--only {only:?}: no line has this text; a line reads `quantize           f32  e4m3 any`, …"
+        )
+        .into());
+    }
     if let Some(python) = &options.peers {
         for row in peers::measure(python, &threads, &rows)? {
             println!("{}", row.line());
@@ -92,14 +100,6 @@ fn run() -> Result<(), Box<dyn Error>> {
         for line in peers::comparison(&rows) {
             println!("{line}");
         }
-    }
-    if rows.is_empty() {
-        part.as_ref().map_or(Ok(()), std::fs::remove_file)?;
-        let only = &options.only;
-        return Err(format!(
-            "--only {only:?}: no line has this text; a line reads `quantize           f32  e4m3 any`, …"
-        )
-        .into());
     }
     if let (Some(file), Some(part)) = (&options.json, &part) {
         // Whole or not at all.
