@@ -3,7 +3,8 @@
 //! Every number and every comparison of the scalar codec and of its AVX2 and AVX-512 paths is changed, one at a time, in a copy
 //! of the crate. A mutant is killed by not compiling, by a failing test and by running too long. Survivors stand in
 //! `fp8-format/tests/mutants.txt` with their reasons; one that does not fails the task. Only what this machine's instructions
-//! run is judged: without AVX-512 its files are left out.
+//! run is judged: without AVX-512 its files are left out. The NEON path is judged where `--file` names it, by an emulator,
+//! which takes longer.
 
 mod edits;
 
@@ -17,12 +18,13 @@ use fp8_format::slice::Path as Instructions;
 use sha2::{Digest, Sha256};
 
 use crate::artifact;
+use crate::neon::Emulated;
 use crate::process::watch;
 use crate::workspace::{Result, Workspace, files, root, shell};
 use edits::Edit;
 
 /// Files, the instructions they are for, functions that round nothing, and the tests in the order of their chances.
-const FILES: [(&str, &str, &[&str], [&str; 3]); 7] = [
+const FILES: [(&str, &str, &[&str], [&str; 3]); 8] = [
     ("codec.rs", "scalar", &[], ["codec", "slice", "paths"]),
     (
         "arch/avx2.rs",
@@ -40,7 +42,15 @@ const FILES: [(&str, &str, &[&str], [&str; 3]); 7] = [
     ("arch/avx512/decode.rs", "avx512", &["fill", "codes"], ["paths", "slice", "codec"]),
     ("arch/avx512/rounding.rs", "avx512", &[], ["paths", "slice", "codec"]),
     ("arch/avx512/products.rs", "avx512", &[], ["paths", "slice", "codec"]),
+    (
+        NEON,
+        "neon",
+        &["drive", "store", "floats", "fill", "transpose", "copy", "fetch"],
+        ["paths", "slice", "golden"],
+    ),
 ];
+
+const NEON: &str = "arch/neon.rs";
 
 const LIST: &str = "fp8-format/tests/mutants.txt";
 /// Between a mutant and its reason.
@@ -56,7 +66,7 @@ pub(crate) struct MutateCodec {
     /// Of the draw
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Only mutants of this file: codec.rs, arch/avx512/rounding.rs, …
+    /// Only mutants of this file: codec.rs, arch/avx512/rounding.rs, arch/neon.rs (emulated on x86-64), …
     #[arg(long)]
     file: Option<String>,
     /// Prints the mutants instead of running them
@@ -67,19 +77,23 @@ pub(crate) struct MutateCodec {
 pub(crate) fn run(options: &MutateCodec) -> Result<ExitCode> {
     let start = Instant::now();
     let reasons = parse(&fs::read_to_string(root().join(LIST)).map_err(|error| format!("{LIST}: {error}"))?)?;
+    let is_emulated = options.file.as_deref() == Some(NEON) && !is_here("neon");
     let all = mutants(options.file.as_deref())?;
     if options.list {
         all.iter().for_each(|(edit, _)| println!("{edit}"));
         return Ok(ExitCode::SUCCESS);
     }
     let mut problems = 0;
-    if options.file.is_none() && Instructions::best().name() == "avx512" {
+    if options.file.is_none() {
         for line in reasons.keys().filter(|line| !all.iter().any(|(edit, _)| edit.to_string() == **line)) {
             problems += 1;
             println!("no such mutant any more, remove its line: {line}");
         }
     }
-    let mut chosen: Vec<_> = all.iter().collect();
+    let can_run = |edit: &Edit| {
+        FILES.iter().any(|(file, needs, ..)| *file == edit.file && (is_emulated || is_here(needs)))
+    };
+    let mut chosen: Vec<_> = all.iter().filter(|(edit, _)| can_run(edit)).collect();
     if let Some(count) = options.sample {
         chosen.retain(|(edit, _)| !reasons.contains_key(&edit.to_string()));
         chosen
@@ -88,8 +102,17 @@ pub(crate) fn run(options: &MutateCodec) -> Result<ExitCode> {
     }
     println!("{} mutants, {} are run", all.len(), chosen.len());
 
-    let copy = Copied::new()?;
-    copy.expect_good()?;
+    for (file, needs, ..) in FILES {
+        let is_asked = options.file.as_deref().is_none_or(|name| name == file);
+        if is_asked && !is_emulated && !is_here(needs) {
+            let how = if file == NEON { ": --file arch/neon.rs has it emulated" } else { "" };
+            println!("{file} is left out: this machine has no {needs}{how}");
+        }
+    }
+    let copy = Copied::new(is_emulated)?;
+    if let Some((_, tests)) = chosen.first() {
+        copy.expect_good(tests)?;
+    }
     let [mut uncompiled, mut killed, mut known] = [0; 3];
     for (index, (edit, tests)) in chosen.iter().enumerate() {
         match copy.verdict(edit, tests)? {
@@ -115,22 +138,22 @@ pub(crate) fn run(options: &MutateCodec) -> Result<ExitCode> {
     Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The mutants that this machine can run, each with its tests.
+/// Whether this machine has these instructions.
+fn is_here(instructions: &str) -> bool {
+    Instructions::available().any(|path| path.name() == instructions)
+}
+
+/// All mutants, each with its tests.
 fn mutants(only: Option<&str>) -> Result<Vec<(Edit, [&'static str; 3])>> {
     if let Some(name) = only.filter(|name| !FILES.iter().any(|(file, ..)| file == name)) {
         let known = FILES.map(|(file, ..)| file).join(", ");
         return Err(format!("mutate-codec: no file {name}: expected one of {known}").into());
     }
     let mut all = Vec::new();
-    for (file, instructions, without, tests) in FILES {
-        if only.is_some_and(|name| name != file) {
-            continue;
-        }
-        if Instructions::available().any(|path| path.name() == instructions) {
+    for (file, _, without, tests) in FILES {
+        if only.is_none_or(|name| name == file) {
             let source = fs::read_to_string(root().join("fp8-format/src").join(file))?;
             all.extend(edits::edits(file, &source, without).into_iter().map(|edit| (edit, tests)));
-        } else {
-            println!("{file} is left out: this machine has no {instructions}");
         }
     }
     Ok(all)
@@ -162,10 +185,12 @@ enum Verdict {
 /// A workspace of a copy of fp8-format alone, kept in cargo's folder, so that dependencies are built once.
 struct Copied {
     folder: PathBuf,
+    /// Where tests run if not here.
+    emulated: Option<Emulated>,
 }
 
 impl Copied {
-    fn new() -> Result<Self> {
+    fn new(is_emulated: bool) -> Result<Self> {
         let folder = Workspace::read(&shell()?)?.target_directory.join("mutate-codec");
         let manifest = fs::read_to_string(root().join("Cargo.toml"))?;
         let alone = |text: &str| {
@@ -190,29 +215,29 @@ impl Copied {
                 }
             }
         }
-        Ok(Self { folder })
+        let emulated =
+            is_emulated.then(|| Emulated::new(&folder.join("fp8-format"), "mutants")).transpose()?;
+        Ok(Self { folder, emulated })
     }
 
     /// The program of a test; `Err` with what the compiler said if there is none.
     fn build(&self, test: &str) -> Result<std::result::Result<PathBuf, String>> {
-        let built = Command::new("cargo")
-            .args([
-                "test",
-                "-p",
-                "fp8-format",
-                "--no-run",
-                "--message-format",
-                "json-render-diagnostics",
-                "--test",
-                test,
-            ])
-            .env("CARGO_TARGET_DIR", self.folder.join("target"))
-            .envs([("CARGO_INCREMENTAL", "1"), ("CARGO_PROFILE_DEV_DEBUG", "false")])
-            .current_dir(&self.folder)
-            .output()?;
+        let options = ["--no-run", "--message-format", "json-render-diagnostics", "--test", test];
+        let (built, package) = if let Some(emulated) = &self.emulated {
+            // Compiling takes longer than what it saves.
+            let cargo = emulated.cargo_test().args(options).env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
+            let cargo = cargo.env("CARGO_INCREMENTAL", "1").env("CARGO_PROFILE_RELEASE_DEBUG", "false");
+            (cargo.ignore_status().output()?, "mutants")
+        } else {
+            let mut cargo = Command::new("cargo");
+            cargo.args(["test", "-p", "fp8-format"]).args(options).current_dir(&self.folder);
+            cargo.env("CARGO_TARGET_DIR", self.folder.join("target"));
+            cargo.envs([("CARGO_INCREMENTAL", "1"), ("CARGO_PROFILE_DEV_DEBUG", "false")]);
+            (cargo.output()?, "fp8-format")
+        };
         let messages = String::from_utf8_lossy(&built.stdout);
         let program =
-            messages.lines().filter_map(artifact::built).find(|built| built.is("fp8-format", "test", test));
+            messages.lines().filter_map(artifact::built).find(|built| built.is(package, "test", test));
         Ok(match program {
             Some(program) if built.status.success() => Ok(program.file),
             _ => Err(String::from_utf8_lossy(&built.stderr).into_owned()),
@@ -220,8 +245,8 @@ impl Copied {
     }
 
     /// Whether all is well without a mistake: else no mutant says anything.
-    fn expect_good(&self) -> Result<()> {
-        for test in FILES[0].3 {
+    fn expect_good(&self, tests: &[&str]) -> Result<()> {
+        for test in tests {
             let program = self.build(test)??;
             let finished = watch(self.command(&program), PATIENCE, |_| false)?;
             if !finished.succeeded() {
@@ -236,6 +261,9 @@ impl Copied {
     }
 
     fn command(&self, program: &Path) -> Command {
+        if let Some(emulated) = &self.emulated {
+            return emulated.command(program);
+        }
         let mut command = Command::new(program);
         command.current_dir(self.folder.join("fp8-format"));
         command

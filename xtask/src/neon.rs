@@ -8,8 +8,8 @@
 mod debian;
 
 use std::fs;
-use std::path::Path;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use xshell::{Cmd, Shell, cmd};
@@ -34,34 +34,24 @@ pub(crate) struct Neon {
 }
 
 pub(crate) fn run(options: &Neon) -> Result<ExitCode> {
-    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        return Err("neon: the emulator is set up on Linux on x86-64 only; a machine with AArch64 runs the NEON path \
-                    itself, by cargo test -p fp8-format"
-            .into());
-    }
-    let sh = shell()?;
-    let folder = Workspace::read(&sh)?.target_directory.join("neon");
-    fs::create_dir_all(&folder)?;
-
     let mut times = Vec::new();
     let mut start = Instant::now();
     let mut lap = |what: &str| {
         times.push(format!("{what} {:.0} s", start.elapsed().as_secs_f64()));
         start = Instant::now();
     };
-    let tools = debian::tools(&sh, &folder)?;
+    let machine = Emulated::new(&root().join("fp8-format"), "package")?;
     lap("tools");
-    write_package(&sh, &folder.join("package"))?;
     let all = SUITES.iter().chain([&SWEEP]).flat_map(|suite| ["--test", suite]);
-    cargo_test(&sh, &tools, &folder).args(all).arg("--no-run").run()?;
+    machine.cargo_test().args(all).arg("--no-run").run()?;
     lap("build");
     let suites = SUITES.iter().flat_map(|suite| ["--test", suite]);
-    cargo_test(&sh, &tools, &folder).args(suites).arg("--no-fail-fast").run()?;
+    machine.cargo_test().args(suites).arg("--no-fail-fast").run()?;
     lap("tests");
 
     let stride = if options.all { 1 } else { STRIDE };
     println!("sweep: every {stride}. of 2³² patterns");
-    let sweep = cargo_test(&sh, &tools, &folder).args(["--test", SWEEP, "--", "--nocapture"]);
+    let sweep = machine.cargo_test().args(["--test", SWEEP, "--", "--nocapture"]);
     let finished = sweep.env("FP8_SWEEP_STRIDE", stride.to_string()).ignore_status().output()?;
     let output = String::from_utf8_lossy(&finished.stdout);
     print!("{output}");
@@ -73,16 +63,71 @@ pub(crate) fn run(options: &Neon) -> Result<ExitCode> {
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A package of the test files, with the versions of the workspace's `Cargo.lock`.
-fn write_package(sh: &Shell, folder: &Path) -> Result {
-    fs::create_dir_all(folder)?;
-    let format = root().join("fp8-format");
-    fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock"))?;
-    fs::write(folder.join("lib.rs"), "")?;
+/// A machine that this one emulates, with a package of fp8-format's test files.
+pub(crate) struct Emulated {
+    sh: Shell,
+    tools: Tools,
+    /// Where cargo builds.
+    build: PathBuf,
+    package: PathBuf,
+}
+
+impl Emulated {
+    /// Installs what is missing and writes the package `name`, for the sources and tests in `format`.
+    pub(crate) fn new(format: &Path, name: &str) -> Result<Self> {
+        if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+            return Err(
+                "neon: the emulator is set up on Linux on x86-64 only; a machine with AArch64 runs the NEON \
+                        path itself, by cargo test -p fp8-format"
+                    .into(),
+            );
+        }
+        let sh = shell()?;
+        let folder = Workspace::read(&sh)?.target_directory.join("neon");
+        let (build, package) = (folder.join("build"), folder.join(name));
+        fs::create_dir_all(&folder)?;
+        let tools = debian::tools(&sh, &folder)?;
+        write_package(&sh, format, &package)?;
+        Ok(Self { sh, tools, build, package })
+    }
+
+    /// `cargo test` of the package, for AArch64 and by the emulator.
+    pub(crate) fn cargo_test(&self) -> Cmd<'_> {
+        let (manifest, build) = (self.package.join("Cargo.toml"), &self.build);
+        let emulator = format!("{} -L {}", debian::EMULATOR, debian::SYSROOT);
+        let mut command = cmd!(
+            self.sh,
+            "cargo test --quiet --release --target {TARGET} --manifest-path {manifest} --target-dir {build}"
+        )
+        .quiet()
+        // Flags for this machine's processor are not for that one.
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", debian::LINKER)
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", emulator);
+        if let Tools::Unpacked { rustc, libraries } = &self.tools {
+            command = command.env("RUSTC", rustc).env("LD_LIBRARY_PATH", libraries);
+        }
+        command
+    }
+
+    /// A test program that was built.
+    pub(crate) fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(debian::EMULATOR);
+        command.args(["-L", debian::SYSROOT]).arg(program).current_dir(&self.package);
+        command
+    }
+}
+
+/// A package with the versions of the workspace's `Cargo.lock`.
+fn write_package(sh: &Shell, format: &Path, package: &Path) -> Result {
+    fs::create_dir_all(package)?;
+    fs::copy(root().join("Cargo.lock"), package.join("Cargo.lock"))?;
+    fs::write(package.join("lib.rs"), "")?;
     // Tests read their data below their package.
-    let (tests, link) = (format.join("tests"), folder.join("tests"));
+    let (tests, link) = (format.join("tests"), package.join("tests"));
     cmd!(sh, "ln -sfn {tests} {link}").quiet().run()?;
-    fs::write(folder.join("Cargo.toml"), manifest(&format))?;
+    fs::write(package.join("Cargo.toml"), manifest(format))?;
     Ok(())
 }
 
@@ -91,36 +136,17 @@ fn manifest(format: &Path) -> String {
     let tests = suites.map(|suite| format!("[[test]]\nname = \"{suite}\"\npath = \"tests/{suite}.rs\"\n"));
     format!(
         "[workspace]\n\
-         [package]\nname = \"neon\"\nversion = \"0.0.0\"\nedition = \"2024\"\npublish = false\nautotests = false\n\
+         [package]\nname = \"fp8-format-tests\"\nversion = \"0.0.0\"\nedition = \"2024\"\npublish = false\nautotests = false\n\
          [lib]\npath = \"lib.rs\"\n\
-         [features]\ndefault = [\"rayon\"]\nrayon = []\n\
+         [features]\ndefault = [\"rayon\"]\nrayon = [\"dep:rayon\"]\n\
          [dependencies]\n\
          fp8-format = {{ path = {:?}, features = [\"rayon\"] }}\n\
          half = {{ version = \"*\", default-features = false }}\n\
+         rayon = {{ version = \"*\", optional = true }}\n\
          {}",
         format.display().to_string(),
         tests.collect::<String>()
     )
-}
-
-/// `cargo test` of the package, for AArch64 and by the emulator.
-fn cargo_test<'a>(sh: &'a Shell, tools: &Tools, folder: &Path) -> Cmd<'a> {
-    let (manifest, build) = (folder.join("package/Cargo.toml"), folder.join("build"));
-    let emulator = format!("{} -L {}", debian::EMULATOR, debian::SYSROOT);
-    let mut command = cmd!(
-        sh,
-        "cargo test --quiet --release --target {TARGET} --manifest-path {manifest} --target-dir {build}"
-    )
-    .quiet()
-    // Flags for this machine's processor are not for that one.
-    .env_remove("RUSTFLAGS")
-    .env_remove("CARGO_ENCODED_RUSTFLAGS")
-    .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", debian::LINKER)
-    .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", emulator);
-    if let Tools::Unpacked { rustc, libraries } = tools {
-        command = command.env("RUSTC", rustc).env("LD_LIBRARY_PATH", libraries);
-    }
-    command
 }
 
 #[derive(Debug, PartialEq)]
@@ -167,6 +193,22 @@ mod tests {
         assert_eq!(swept(&both).unwrap(), Swept { conversions: 40, mismatches: 3 });
         assert!(swept(scalar).is_err());
         assert!(swept(&format!("{scalar}neon: 0 conversions, 0 mismatches\n")).is_err());
+    }
+
+    /// What tests use the package must have, which is found out for this machine, without an emulator.
+    #[test]
+    fn the_package_compiles() {
+        let sh = shell().unwrap();
+        let folder = Workspace::read(&sh).unwrap().target_directory.join("neon-check");
+        write_package(&sh, &root().join("fp8-format"), &folder).unwrap();
+        let (manifest, target) = (folder.join("Cargo.toml"), folder.join("target"));
+        let checked =
+            cmd!(sh, "cargo check --offline --tests --manifest-path {manifest} --target-dir {target}")
+                .quiet()
+                .ignore_status()
+                .output()
+                .unwrap();
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     }
 
     #[test]
