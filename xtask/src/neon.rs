@@ -28,7 +28,7 @@ const STRIDE: u32 = 251;
 
 #[derive(clap::Args)]
 pub(crate) struct Neon {
-    /// Sweep all 2³² patterns of f32 instead of every 251st (half an hour)
+    /// Sweep all 2³² patterns of f32 instead of every 251st (an hour and more)
     #[arg(long)]
     all: bool,
 }
