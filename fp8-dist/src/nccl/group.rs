@@ -60,12 +60,16 @@ pub fn nccl(
             Ok(Arc::new(Group { holder, seen, turn: Mutex::new(()) }))
         }
         Err(error) => {
-            // Where the group has failed, the others know.
-            if error.failure().is_none() {
-                control.poison(&error.to_string());
-            }
+            tell(&*control, &error);
             Err(error)
         }
+    }
+}
+
+/// Tells the others why this rank does not go on. Where the group has failed, they know.
+fn tell(control: &dyn Exchange, error: &Error) {
+    if error.failure().is_none() {
+        control.poison(&error.to_string());
     }
 }
 
@@ -109,8 +113,11 @@ fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<C
     let communicator = Communicator::new(api, UniqueId(id), rank, ranks, deadline).map_err(trouble)?;
     let is_given_up = || control.failure().is_some();
     if let Err(found) = communicator.settle("ncclCommInitRankConfig", &is_given_up) {
+        let error = trouble(found);
+        // The others hear why before NCCL tells them that this rank is gone.
+        tell(control, &error);
         communicator.abort();
-        return Err(trouble(found));
+        return Err(error);
     }
     Ok(communicator)
 }
