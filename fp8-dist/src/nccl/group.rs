@@ -170,8 +170,8 @@ impl Group {
     }
 
     fn expect_device(&self, call: &Call, device: &Device) -> Result<()> {
-        let ours = interop::stream(&self.watched().device)?;
-        if interop::stream(device).is_ok_and(|stream| Arc::ptr_eq(stream, ours)) {
+        interop::stream(&self.watched().device)?;
+        if interop::is_same_gpu(device, &self.watched().device) {
             return Ok(());
         }
         let (found, mut expected) = (device.to_string(), self.watched().device.to_string());

@@ -224,6 +224,23 @@ fn of_a_group_of_calls_the_one_that_failed_is_named() {
 }
 
 #[test]
+fn a_driver_that_fails_is_not_taken_for_another_device() {
+    let rig = Rig::new();
+    for count in 1..=8 {
+        let errors = ranks(1, |group, device| {
+            let x = Tensor::from_vec(vec![1.0f32], [1], device).unwrap();
+            rig.control.fail("cuCtxGetCurrent", count, 999).unwrap();
+            let error = message(group.all_reduce("x", &x, ReduceOp::Sum));
+            rig.control.set("clear_fail", "").unwrap();
+            error
+        });
+        let says = errors[0].contains("failed with 999");
+        assert!(says || errors[0].is_empty() && count > 1, "call {count}: {}", errors[0]);
+    }
+    rig.finish();
+}
+
+#[test]
 fn a_queued_collective_that_cannot_be_watched_is_not_trusted() {
     let rig = Rig::new();
     let errors = ranks(2, |group, device| {
