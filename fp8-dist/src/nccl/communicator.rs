@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 /// How often an operation under way is asked for.
 const PACE: Duration = Duration::from_micros(100);
 
+/// A function, and what it returned.
+pub(super) type Answer = (&'static str, Status);
+
 /// Why a call came to nothing.
 #[derive(Debug)]
 pub(super) enum Trouble {
@@ -47,14 +50,13 @@ impl Communicator {
         Ok(Self { api, handle: Mutex::new(Some(Handle(handle))), deadline })
     }
 
-    /// Makes one call, and waits until what it began is done: for a collective, until it is in its stream.
+    /// Makes one call, or several as a group, and waits until what it began is done: for a collective, until it is in its stream.
     pub(super) fn call(
         &self,
-        function: &'static str,
         is_given_up: &dyn Fn() -> bool,
-        call: impl FnOnce(&Api, Comm) -> Status,
+        call: impl FnOnce(&Api, Comm) -> Answer,
     ) -> Result<(), Trouble> {
-        let status = match *self.handle.lock() {
+        let (function, status) = match *self.handle.lock() {
             Some(Handle(comm)) => call(&self.api, comm),
             None => return Err(Trouble::Aborted),
         };
@@ -115,9 +117,10 @@ impl Communicator {
 
     /// Ends it when all that was queued is done, or else aborts it.
     pub(super) fn close(&self, is_given_up: &dyn Fn() -> bool) {
-        // SAFETY: `call` holds the lock, so the communicator is alive.
-        let finalized =
-            self.call("ncclCommFinalize", is_given_up, |api, comm| unsafe { (api.finalize)(comm) });
+        let finalized = self.call(is_given_up, |api, comm| {
+            // SAFETY: `call` holds the lock, so the communicator is alive.
+            ("ncclCommFinalize", unsafe { (api.finalize)(comm) })
+        });
         if finalized.is_err() {
             return self.abort();
         }

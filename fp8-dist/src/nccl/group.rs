@@ -1,7 +1,7 @@
 //! The collectives of GPUs.
 
-use super::api::{self, Api, Comm, Status, Stream, UniqueId};
-use super::communicator::{Communicator, Trouble};
+use super::api::{self, Api, Comm, Stream, UniqueId};
+use super::communicator::{Answer, Communicator, Trouble};
 use super::watch::{GRACE, Holder, Watched};
 use crate::member::Exchange;
 use crate::message::{Call, Message, Operation, Part};
@@ -60,12 +60,16 @@ pub fn nccl(
             Ok(Arc::new(Group { holder, seen, turn: Mutex::new(()) }))
         }
         Err(error) => {
-            // Where the group has failed, the others know.
-            if error.failure().is_none() {
-                control.poison(&error.to_string());
-            }
+            tell(&*control, &error);
             Err(error)
         }
+    }
+}
+
+/// Tells the others why this rank does not go on. Where the group has failed, they know.
+fn tell(control: &dyn Exchange, error: &Error) {
+    if error.failure().is_none() {
+        control.poison(&error.to_string());
     }
 }
 
@@ -109,8 +113,11 @@ fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<C
     let communicator = Communicator::new(api, UniqueId(id), rank, ranks, deadline).map_err(trouble)?;
     let is_given_up = || control.failure().is_some();
     if let Err(found) = communicator.settle("ncclCommInitRankConfig", &is_given_up) {
+        let error = trouble(found);
+        // The others hear why before NCCL tells them that this rank is gone.
+        tell(control, &error);
         communicator.abort();
-        return Err(trouble(found));
+        return Err(error);
     }
     Ok(communicator)
 }
@@ -163,8 +170,8 @@ impl Group {
     }
 
     fn expect_device(&self, call: &Call, device: &Device) -> Result<()> {
-        let ours = interop::stream(&self.watched().device)?;
-        if interop::stream(device).is_ok_and(|stream| Arc::ptr_eq(stream, ours)) {
+        interop::stream(&self.watched().device)?;
+        if interop::is_same_gpu(device, &self.watched().device) {
             return Ok(());
         }
         let (found, mut expected) = (device.to_string(), self.watched().device.to_string());
@@ -175,17 +182,11 @@ impl Group {
     }
 
     /// Queues NCCL's part of a collective on the device's stream.
-    fn queue(
-        &self,
-        call: &Call,
-        function: &'static str,
-        queue: impl FnOnce(&Api, Comm, Stream) -> Status,
-    ) -> Result<()> {
+    fn queue(&self, call: &Call, queue: impl FnOnce(&Api, Comm, Stream) -> Answer) -> Result<()> {
         let stream =
             self.own(interop::stream(&self.watched().device).map_err(Error::from))?.cu_stream().cast();
         let is_given_up = || self.control().failure().is_some();
-        let queued =
-            self.watched().communicator.call(function, &is_given_up, |api, comm| queue(api, comm, stream));
+        let queued = self.watched().communicator.call(&is_given_up, |api, comm| queue(api, comm, stream));
         let failed = |reason: String| {
             let failure = self.watched().fail(&reason);
             // What has begun must not be queued later, when the buffers are gone.
@@ -210,10 +211,12 @@ impl Group {
         if x.numel() == 0 {
             return Ok(());
         }
-        self.queue(call, "ncclAllReduce", |api, comm, stream| {
+        self.queue(call, |api, comm, stream| {
             // SAFETY: `from` and `to` name numel f32 of this device, equal or apart, that live until the stream has passed
             // the collective: memory is reused in stream order. The communicator is alive while it is called.
-            unsafe { (api.all_reduce)(from, to, x.numel(), api::FLOAT32, number(op), comm, stream) }
+            ("ncclAllReduce", unsafe {
+                (api.all_reduce)(from, to, x.numel(), api::FLOAT32, number(op), comm, stream)
+            })
         })
     }
 
@@ -264,9 +267,11 @@ impl AmaxGroup for Group {
         let row = self.own(interop::staged_address(arena).map_err(Error::from))?;
         self.compare_once(&call, DType::F32, [arena.slots()].into())?;
         if arena.slots() > 0 {
-            self.queue(&call, "ncclAllReduce", |api, comm, stream| {
+            self.queue(&call, |api, comm, stream| {
                 // SAFETY: row 0 holds a f32 for each slot, reduced in place; the arena's memory is freed in stream order.
-                unsafe { (api.all_reduce)(row, row, arena.slots(), api::FLOAT32, api::MAX, comm, stream) }
+                ("ncclAllReduce", unsafe {
+                    (api.all_reduce)(row, row, arena.slots(), api::FLOAT32, api::MAX, comm, stream)
+                })
             })?;
         }
         Ok(())
@@ -326,13 +331,13 @@ impl ProcessGroup for Group {
         let bytes: Vec<usize> = parts.iter().map(|shape| shape.numel() * x.dtype().size()).collect();
         let own = bytes.get(self.rank()).copied().unwrap_or_default();
         if bytes.iter().all(|&part| part == own) {
-            self.queue(&call, "ncclAllGather", |api, comm, stream| {
+            self.queue(&call, |api, comm, stream| {
                 // SAFETY: `from` names `own` bytes of this device and `to` as many for each rank; both live until the
                 // stream has passed the collective.
-                unsafe { (api.all_gather)(from, to, own, api::UINT8, comm, stream) }
+                ("ncclAllGather", unsafe { (api.all_gather)(from, to, own, api::UINT8, comm, stream) })
             })?;
         } else {
-            self.queue(&call, "ncclBroadcast", |api, comm, stream| {
+            self.queue(&call, |api, comm, stream| {
                 gather_parts(api, comm, stream, [from, to], &bytes, self.rank())
             })?;
         }
@@ -354,11 +359,13 @@ impl ProcessGroup for Group {
         let out = self.empty(Shape::from_slice(&dims).ok_or_else(uneven)?, DType::F32)?;
         if out.numel() > 0 {
             let [from, to] = [self.own(address(x))?, self.own(address(&out))?];
-            self.queue(&call, "ncclReduceScatter", |api, comm, stream| {
+            self.queue(&call, |api, comm, stream| {
                 let each = out.numel();
                 // SAFETY: `to` names `each` f32 of this device, `from` as many for each rank; both live until the stream
                 // has passed the collective.
-                unsafe { (api.reduce_scatter)(from, to, each, api::FLOAT32, number(op), comm, stream) }
+                ("ncclReduceScatter", unsafe {
+                    (api.reduce_scatter)(from, to, each, api::FLOAT32, number(op), comm, stream)
+                })
             })?;
         }
         Ok(out)
@@ -377,10 +384,12 @@ impl ProcessGroup for Group {
         if out.numel() > 0 {
             let (to, bytes) = (self.own(address(&out))?, out.numel() * out.dtype().size());
             let from = if self.rank() == root { self.own(address(x))? } else { to };
-            self.queue(&call, "ncclBroadcast", |api, comm, stream| {
+            self.queue(&call, |api, comm, stream| {
                 // SAFETY: both name `bytes` bytes of this device, equal or apart, that live until the stream has passed
                 // the collective.
-                unsafe { (api.broadcast)(from, to, bytes, api::UINT8, root as i32, comm, stream) }
+                ("ncclBroadcast", unsafe {
+                    (api.broadcast)(from, to, bytes, api::UINT8, root as i32, comm, stream)
+                })
             })?;
         }
         Ok(out)
@@ -405,26 +414,26 @@ fn gather_parts(
     [from, mut to]: [u64; 2],
     bytes: &[usize],
     own: usize,
-) -> Status {
+) -> Answer {
     // SAFETY: a group may be begun at any time.
     let started = unsafe { (api.group_start)() };
     if started != api::SUCCESS {
-        return started;
+        return ("ncclGroupStart", started);
     }
-    let mut failed = api::SUCCESS;
+    let mut failed = None;
     for (root, &bytes) in bytes.iter().enumerate().filter(|(_, bytes)| **bytes > 0) {
         let from = if root == own { from } else { to };
         // SAFETY: `to` is where this part lies in a buffer that holds all of them, `from` there or this rank's own of as
         // many bytes; both live until the stream has passed the collective.
         let status = unsafe { (api.broadcast)(from, to, bytes, api::UINT8, root as i32, comm, stream) };
-        if failed == api::SUCCESS && status != api::IN_PROGRESS {
-            failed = status;
+        if status != api::SUCCESS && status != api::IN_PROGRESS {
+            failed.get_or_insert(("ncclBroadcast", status));
         }
         to += bytes as u64;
     }
     // SAFETY: ends the group begun above, whatever became of its calls.
     let ended = unsafe { (api.group_end)() };
-    if failed == api::SUCCESS { ended } else { failed }
+    failed.unwrap_or(("ncclGroupEnd", ended))
 }
 
 impl Drop for Group {

@@ -205,6 +205,42 @@ fn a_function_of_nccl_that_fails() {
 }
 
 #[test]
+fn of_a_group_of_calls_the_one_that_failed_is_named() {
+    let rig = Rig::new();
+    for function in ["ncclGroupStart", "ncclBroadcast", "ncclGroupEnd"] {
+        rig.control.set("clear_fail", "").unwrap();
+        rig.control.fail(function, 1, 3).unwrap();
+        let errors = ranks(2, |group, device| {
+            // Parts of different lengths are gathered by a group of broadcasts.
+            let x = Tensor::zeros([1 + group.rank(), 2], DType::F32, device).unwrap();
+            let error = message(group.all_gather("x", &x));
+            if error.is_empty() { message(group.barrier()) } else { error }
+        });
+        for error in errors {
+            assert!(error.contains(&format!("{function}: internal error (3)")), "{function}: {error}");
+        }
+    }
+    rig.finish();
+}
+
+#[test]
+fn a_driver_that_fails_is_not_taken_for_another_device() {
+    let rig = Rig::new();
+    for count in 1..=8 {
+        let errors = ranks(1, |group, device| {
+            let x = Tensor::from_vec(vec![1.0f32], [1], device).unwrap();
+            rig.control.fail("cuCtxGetCurrent", count, 999).unwrap();
+            let error = message(group.all_reduce("x", &x, ReduceOp::Sum));
+            rig.control.set("clear_fail", "").unwrap();
+            error
+        });
+        let says = errors[0].contains("failed with 999");
+        assert!(says || errors[0].is_empty() && count > 1, "call {count}: {}", errors[0]);
+    }
+    rig.finish();
+}
+
+#[test]
 fn a_queued_collective_that_cannot_be_watched_is_not_trusted() {
     let rig = Rig::new();
     let errors = ranks(2, |group, device| {

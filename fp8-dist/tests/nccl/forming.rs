@@ -47,7 +47,7 @@ fn a_function_of_nccl_that_fails_on_one_rank() {
         ("ncclGetVersion", 3, "internal error (3)"),
         ("ncclGetUniqueId", 2, "ncclGetUniqueId: unhandled system error (2)"),
         ("ncclCommInitRankConfig", 1, "ncclCommInitRankConfig: unhandled cuda error (1)"),
-        ("ncclCommGetAsyncError", 6, "remote process exited or there was a network error (6)"),
+        ("ncclCommGetAsyncError", 2, "ncclCommInitRankConfig: unhandled system error (2)"),
     ] {
         rig.control.set("clear_fail", "").unwrap();
         rig.control.fail(function, 1, code).unwrap();

@@ -8,7 +8,7 @@
 //! | `fail` | `name:count:code,…`: the count-th call of `name` from now on returns `code` |
 //! | `clear_fail`, `reset_calls` | ignored; the latter forgets `calls` and `kernels` |
 //! | `snapshot` | the text of a snapshot that NVRTC shall know |
-//! | `reset` | ignored; clears error and reports and forgets handles of cuBLASLt and NVRTC, refused while a context has anything live |
+//! | `reset` | ignored; clears error and reports and forgets handles of cuBLASLt, NVRTC and NCCL, refused while a context has anything live |
 //!
 //! | `fp8_sim_get` | text |
 //! |---|---|
@@ -121,6 +121,7 @@ fn reset(driver: &mut Driver) -> Result<(), String> {
     driver.leaked.clear();
     driver.blas = Blas::default();
     driver.compiler.forget_programs();
+    driver.communicators.forget();
     driver.reseed();
     Ok(())
 }

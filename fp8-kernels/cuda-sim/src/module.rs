@@ -4,12 +4,29 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use ptx_interp::Module;
 
 use crate::code::{Code, Outcome};
 use crate::device::{self, Arch};
 use crate::image::Image;
 use crate::report;
+
+/// What was parsed, by its text: the devices of a process, one after the other, load the same few modules.
+static PARSED: Mutex<BTreeMap<String, Arc<Module>>> = Mutex::new(BTreeMap::new());
+
+/// CUDA Driver API, CUDA_ERROR_INVALID_PTX: "a PTX JIT compilation failed".
+fn parse(ptx: &str) -> Outcome<Arc<Module>> {
+    let mut parsed = PARSED.lock();
+    if let Some(module) = parsed.get(ptx) {
+        return Ok(module.clone());
+    }
+    let module = Module::parse(ptx).map_err(|error| {
+        report::print(&format!("cuModuleLoadData: {error}"));
+        Code::INVALID_PTX
+    })?;
+    Ok(parsed.entry(ptx.to_owned()).or_insert(Arc::new(module)).clone())
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Modules {
@@ -46,13 +63,9 @@ pub(crate) struct Function {
 }
 
 impl Modules {
-    /// CUDA Driver API, CUDA_ERROR_INVALID_PTX: "a PTX JIT compilation failed".
     pub(crate) fn load(&mut self, handle: u64, image: &Image) -> Outcome {
-        let module = Module::parse(&image.ptx).map_err(|error| {
-            report::print(&format!("cuModuleLoadData: {error}"));
-            Code::INVALID_PTX
-        })?;
-        let loaded = Loaded { module: Arc::new(module), target: image.target.number, version: image.version };
+        let loaded =
+            Loaded { module: parse(&image.ptx)?, target: image.target.number, version: image.version };
         self.modules.insert(handle, loaded);
         Ok(())
     }

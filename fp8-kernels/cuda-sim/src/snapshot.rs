@@ -47,7 +47,9 @@ pub(crate) fn find(
     let mut found: Vec<Snapshot> =
         given.iter().chain(replacing).filter(|known| known.hash == hash).cloned().collect();
     let is_replaced = |name: &str| replacing.iter().any(|snapshot| snapshot.name == name);
-    for (name, text) in EMBEDDED.iter().filter(|(name, text)| text.contains(hash) && !is_replaced(name)) {
+    // Only those that are meant are read whole.
+    let is_meant = |text| head(text).any(|line| line.contains(hash));
+    for (name, text) in EMBEDDED.iter().filter(|(name, text)| is_meant(text) && !is_replaced(name)) {
         let snapshot = Snapshot::parse(name, text)?;
         if snapshot.hash == hash {
             found.push(snapshot);
@@ -57,11 +59,16 @@ pub(crate) fn find(
     Ok((!found.is_empty()).then(|| found.swap_remove(exact)))
 }
 
+/// The lines before the PTX.
+fn head(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().take_while(|line| line.starts_with("//") || line.trim().is_empty())
+}
+
 impl Snapshot {
     pub(crate) fn parse(name: &str, text: &str) -> Result<Self, String> {
         let field = |key: &str| {
-            let head = text.lines().take_while(|line| line.starts_with("//") || line.trim().is_empty());
-            head.filter_map(|line| line.strip_prefix("// ")?.strip_prefix(key)?.strip_prefix(':'))
+            head(text)
+                .filter_map(|line| line.strip_prefix("// ")?.strip_prefix(key)?.strip_prefix(':'))
                 .map(str::trim)
                 .next()
         };

@@ -54,6 +54,11 @@ pub fn stream(device: &Device) -> Result<&Arc<CudaStream>> {
     Ok(gpu.stream())
 }
 
+/// Whether both are the same opened GPU. Asks nothing of the driver.
+pub fn is_same_gpu(lhs: &Device, rhs: &Device) -> bool {
+    matches!((lhs.gpu("is_same_gpu"), rhs.gpu("is_same_gpu")), (Ok(lhs), Ok(rhs)) if lhs == rhs)
+}
+
 /// Whether the device's stream is being captured into a graph.
 ///
 /// # Errors
