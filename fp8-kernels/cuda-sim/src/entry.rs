@@ -84,6 +84,9 @@ pub(crate) fn call(name: &'static str, needs: Needs, mut body: impl FnMut(&mut D
             }
         }
     }));
+    if let Ok(Err(code)) = outcome {
+        crate::nccl::heed(name, code);
+    }
     match outcome {
         Ok(Ok(())) => 0,
         Ok(Err(Code(number))) => number,

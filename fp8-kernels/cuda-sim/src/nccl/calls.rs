@@ -40,12 +40,30 @@ struct Config {
 struct Group {
     depth: usize,
     communicators: Vec<u64>,
+    /// What the first call answered that failed.
+    failed: Option<Code>,
 }
 
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
     /// The communicator of a blocking call that waits for other ranks.
     static FORMING: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// A call failed. NCCL remembers it where a group is open: nothing of that group is launched, and its end fails alike.
+pub(crate) fn heed(name: &str, code: Code) {
+    let is_collective =
+        ["ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast"].contains(&name);
+    if code == Code::NCCL_IN_PROGRESS {
+        return;
+    }
+    GROUP.with_borrow_mut(|group| {
+        if name == "ncclGroupEnd" {
+            *group = Group::default(); // ended, whatever it answers
+        } else if is_collective && group.depth > 0 {
+            group.failed.get_or_insert(code);
+        }
+    });
 }
 
 fn invalid<T>(outcome: Outcome<T>) -> Outcome<T> {
@@ -85,12 +103,12 @@ fn collective(driver: &mut Driver, handle: u64, shape: Shape, buffers: [u64; 2],
         return Err(Code::NCCL_INVALID_USAGE);
     }
     let is_blocking = known.is_blocking;
-    driver.post(handle, shape, from, to, stream)?;
-    let is_in_group = GROUP.with_borrow_mut(|group| {
-        if group.depth > 0 && !group.communicators.contains(&handle) {
+    let is_in_group = GROUP.with_borrow(|group| group.depth > 0);
+    driver.post(handle, shape, [from, to], stream, is_in_group)?;
+    GROUP.with_borrow_mut(|group| {
+        if is_in_group && !group.communicators.contains(&handle) {
             group.communicators.push(handle);
         }
-        group.depth > 0
     });
     match (is_in_group, is_blocking) {
         (true, _) => Ok(()),
@@ -266,17 +284,20 @@ entries! {
     Nothing fn ncclGroupEnd() |driver| {
         let ended = GROUP.with_borrow_mut(|group| {
             group.depth = group.depth.checked_sub(1)?;
-            Some(if group.depth == 0 { std::mem::take(&mut group.communicators) } else { Vec::new() })
+            Some(if group.depth == 0 { std::mem::take(group) } else { Group::default() })
         });
+        let Group { communicators, failed, .. } = ended.ok_or(Code::NCCL_INVALID_USAGE)?;
         let mut outcome = Ok(());
-        for handle in ended.ok_or(Code::NCCL_INVALID_USAGE)? {
-            if driver.communicators.get(handle)?.is_blocking {
+        for handle in communicators {
+            let known = driver.communicators.get(handle)?;
+            known.end_group(failed.is_none());
+            if known.is_blocking {
                 driver.enqueue_posted(handle)?;
             } else {
                 outcome = Err(Code::NCCL_IN_PROGRESS);
             }
         }
-        outcome
+        failed.map_or(outcome, Err)
     }
 }
 

@@ -42,6 +42,8 @@ pub(crate) struct Communicator {
     shared: Arc<Shared>,
     /// Posted, and not yet in their streams: calls of a communicator that does not block.
     posted: Vec<(u64, Box<Collective>)>,
+    /// Posted in a group that is still open.
+    grouped: Vec<(u64, Box<Collective>)>,
     is_finalized: bool,
 }
 
@@ -102,6 +104,7 @@ impl Driver {
             link,
             shared: Arc::default(),
             posted: Vec::new(),
+            grouped: Vec::new(),
             is_finalized: false,
         };
         self.communicators.by_handle.insert(handle, communicator);
@@ -112,8 +115,16 @@ impl Driver {
         Ok(handle)
     }
 
-    /// A call of a collective. It is in its stream at once on a communicator that blocks, else when its state is asked for.
-    pub(crate) fn post(&mut self, handle: u64, shape: Shape, from: u64, to: u64, stream: u64) -> Outcome {
+    /// A call of a collective. It is in its stream at once on a communicator that blocks, else when its state is asked for,
+    /// and of a group not before that ends.
+    pub(crate) fn post(
+        &mut self,
+        handle: u64,
+        shape: Shape,
+        [from, to]: [u64; 2],
+        stream: u64,
+        is_in_group: bool,
+    ) -> Outcome {
         // ncclUnhandledCudaError, "A call to a CUDA function failed", for what is no stream.
         self.context()
             .and_then(|context| context.queue.find(stream))
@@ -131,7 +142,8 @@ impl Driver {
             is_node: false,
             shared: known.shared.clone(),
         };
-        known.posted.push((stream, Box::new(collective)));
+        let place = if is_in_group { &mut known.grouped } else { &mut known.posted };
+        place.push((stream, Box::new(collective)));
         Ok(())
     }
 
@@ -154,9 +166,19 @@ impl Communicator {
         match self.link.state() {
             None => Err(Code::NCCL_IN_PROGRESS),
             Some(Err(code)) => Err(code),
-            Some(Ok(())) if !self.posted.is_empty() => Err(Code::NCCL_IN_PROGRESS),
+            Some(Ok(())) if !self.posted.is_empty() || !self.grouped.is_empty() => {
+                Err(Code::NCCL_IN_PROGRESS)
+            }
             Some(Ok(())) if self.is_finalized && self.shared.is_in_use() => Err(Code::NCCL_IN_PROGRESS),
             Some(Ok(())) => Ok(()),
+        }
+    }
+
+    /// The end of a group, whose calls are launched or forgotten.
+    pub(crate) fn end_group(&mut self, is_launched: bool) {
+        let grouped = std::mem::take(&mut self.grouped);
+        if is_launched {
+            self.posted.extend(grouped);
         }
     }
 

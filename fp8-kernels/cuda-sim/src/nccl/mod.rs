@@ -13,6 +13,6 @@ mod hub;
 mod link;
 mod shape;
 
-pub(crate) use calls::NAMES;
+pub(crate) use calls::{NAMES, heed};
 pub(crate) use collective::Collective;
 pub(crate) use communicators::Communicators;
