@@ -5,7 +5,7 @@
 mod rig;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,7 @@ struct Nccl {
     init: unsafe extern "C" fn(*mut Comm, c_int, Id, c_int, *const Config) -> c_int,
     state: unsafe extern "C" fn(Comm, *mut c_int) -> c_int,
     all_reduce: AllReduce,
+    group_start: unsafe extern "C" fn() -> c_int,
     group_end: unsafe extern "C" fn() -> c_int,
     destroy: unsafe extern "C" fn(Comm) -> c_int,
     abort: unsafe extern "C" fn(Comm) -> c_int,
@@ -82,6 +83,7 @@ fn nccl() -> Nccl {
         init: function!(b"ncclCommInitRankConfig\0"),
         state: function!(b"ncclCommGetAsyncError\0"),
         all_reduce: function!(b"ncclAllReduce\0"),
+        group_start: function!(b"ncclGroupStart\0"),
         group_end: function!(b"ncclGroupEnd\0"),
         destroy: function!(b"ncclCommDestroy\0"),
         abort: function!(b"ncclCommAbort\0"),
@@ -302,6 +304,38 @@ fn calls_fail_as_planned() {
     assert_eq!(nccl.init(nccl.id(), 0, 1, &Config::new(1)), (REMOTE_ERROR, 0));
     assert_eq!(nccl.destroy(comm), SUCCESS);
     assert_eq!(rig.control.calls()["ncclCommInitRankConfig"], 2);
+    rig.finish();
+}
+
+#[test]
+fn of_a_group_in_which_a_call_failed_nothing_is_launched() {
+    let rig = rig();
+    rig.control.set("nccl_shared", "1").unwrap();
+    let together = Barrier::new(2);
+    let sums = ranks(&rig.context, 0, 2, |nccl, rank, (_, comm), stream| {
+        assert_eq!(nccl.settle(comm), SUCCESS);
+        let x = stream.clone_htod(&[1.0f32]).unwrap();
+        let place = cudarc::driver::DevicePtr::device_ptr(&x, &stream).0;
+        if rank == 0 {
+            rig.control.fail("ncclAllReduce", 2, INTERNAL_ERROR).unwrap();
+            // SAFETY: takes nothing.
+            assert_eq!(unsafe { (nccl.group_start)() }, SUCCESS);
+            assert_eq!(nccl.sum(place, 1, FLOAT32, comm, &stream), SUCCESS);
+            assert_eq!(nccl.state(comm), IN_PROGRESS);
+            assert_eq!(nccl.sum(place, 1, FLOAT32, comm, &stream), INTERNAL_ERROR);
+            // SAFETY: takes nothing.
+            assert_eq!(unsafe { (nccl.group_end)() }, INTERNAL_ERROR);
+            assert_eq!(nccl.settle(comm), SUCCESS);
+            stream.synchronize().unwrap(); // the other rank has called nothing
+        }
+        together.wait();
+        assert_eq!(nccl.sum(place, 1, FLOAT32, comm, &stream), IN_PROGRESS);
+        assert_eq!(nccl.settle(comm), SUCCESS);
+        let sum = stream.clone_dtoh(&x).unwrap();
+        assert_eq!(nccl.destroy(comm), SUCCESS);
+        sum
+    });
+    assert_eq!(sums, vec![vec![2.0]; 2]);
     rig.finish();
 }
 
