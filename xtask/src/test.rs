@@ -15,7 +15,7 @@ use xshell::{Shell, cmd};
 use crate::ptx::nvrtc;
 use crate::report::Report;
 use crate::workspace::{Result, Workspace, shell};
-use crate::{artifact, conformance, examples, ignored, mutate, ptx, tidy};
+use crate::{artifact, conformance, examples, gpu_bundle, ignored, mutate, ptx, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Test {
@@ -51,6 +51,7 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
         let examples = examples::run(&sh, &mut report);
         if cfg!(target_os = "linux") {
             report.step("training and golden data on the simulated GPU", || simulated::run(&examples));
+            report.step("the GPU bundle's peers, without a GPU", || gpu_bundle::peers::dry_run(&sh));
         }
     }
 

@@ -7,12 +7,13 @@ not installed is skipped by name; a case that fails is a row that says why. Need
 The clock is gpu_bench's: a CUDA graph of 20 launches over buffers of more than three L2 caches, replayed between events,
 the median of 15. Each compiled function is compiled for one shape.
 
-Not measured: Transformer Engine's core library through ctypes (nvte_*), that is its cast, cast+transpose, GEMM, Adam and
-scale update by themselves; of Transformer Engine only te.Linear (host) and te.TransformerLayer (layer) are. gpu_bench and
-these peers run in separate processes, one after the other: clocks and temperature may differ between them.
+Of Transformer Engine, te.Linear (host) and te.TransformerLayer (layer) are measured here, the functions of its core library
+by bench_te_core.py. gpu_bench and these peers run in separate processes, one after the other: clocks and temperature may
+differ between them.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import math
@@ -25,15 +26,24 @@ FP8_MAX = 448.0
 SCALE = 64.0
 
 
+def write(row, out):
+    """Prints a row, and adds it to a file."""
+    line = json.dumps(row)
+    print(line, flush=True)
+    if out:
+        with open(out, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
 class Bench:
     """A device and the rows measured on it."""
 
-    def __init__(self, torch, out, compiled):
+    def __init__(self, torch, out, compiled, device="cuda"):
         self.torch, self.out = torch, out
         self.eager, self.compiled = compiled != "only", compiled != "no"
         self.failures = 0
-        self.device = torch.device("cuda")
-        properties = torch.cuda.get_device_properties(0)
+        self.device = torch.device(device)
+        properties = torch.cuda.get_device_properties(0) if device == "cuda" else None
         self.cache = getattr(properties, "L2_cache_size", 64 << 20)
         self.copy = None
 
@@ -47,13 +57,6 @@ class Bench:
     def sets(self, size):
         return max(2, min(LAUNCHES, math.ceil(3 * self.cache / size)))
 
-    def write(self, row):
-        line = json.dumps(row)
-        print(line, flush=True)
-        if self.out:
-            with open(self.out, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
-
     def record(self, section, case, by, us, us_min, size=None, flops=None, note=""):
         row = {"section": section, "case": case, "by": by, "us": us, "us_min": us_min, "note": note}
         if size:
@@ -62,13 +65,14 @@ class Bench:
                 row["ratio_to_copy"] = size / (us * 1e-6) / self.copy
         if flops:
             row["tflops"] = flops / us * 1e-6
-        self.write(row)
+        write(row, self.out)
 
     def fail(self, section, case, by, error):
         self.failures += 1
         text = f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        self.write({"section": section, "case": case, "by": by, "note": text[:300]})
-        self.torch.cuda.empty_cache()
+        write({"section": section, "case": case, "by": by, "note": text[:300]}, self.out)
+        with contextlib.suppress(Exception):  # of a device that does not recover
+            self.torch.cuda.empty_cache()
 
     def replay(self, sets, launch, graph):
         torch = self.torch

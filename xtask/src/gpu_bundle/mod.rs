@@ -6,10 +6,13 @@
 //! | `bin/*.gz` | programs, and the simulated device for `--simulate` |
 //! | `tests/golden/` | reference data |
 //! | `bench_peers.py` | the same measurements of other libraries |
+//! | `bench_te_core.py`, `te_core*.py` | and of Transformer Engine's core library by itself |
 //! | `MANIFEST` | every file's size and name |
 //!
 //! All programs come from one build with one profile, which strips symbols. Each has the PTX of all kernels in it, text
 //! that compresses well: they travel compressed, `run.sh` unpacks them beside its results. The folder has a limit.
+
+pub(crate) mod peers;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -26,10 +29,13 @@ const LIMIT: u64 = 40 << 20;
 const PROFILE: &str = "bundle";
 /// Where the folder says what is in it.
 const MANIFEST: &str = "MANIFEST";
-const TEXTS: [(&str, &str); 3] = [
+const TEXTS: [(&str, &str); 6] = [
     ("run.sh", include_str!("run.sh")),
     ("README.txt", include_str!("README.txt")),
     ("bench_peers.py", include_str!("bench_peers.py")),
+    ("bench_te_core.py", include_str!("bench_te_core.py")),
+    ("te_core.py", include_str!("te_core.py")),
+    ("te_core_cases.py", include_str!("te_core_cases.py")),
 ];
 
 /// A target of the workspace that travels.
@@ -71,10 +77,17 @@ pub(crate) struct GpuBundle {
     /// The folder; an older bundle in it is replaced [default: gpu-bundle in cargo's target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Makes no bundle: tries the peers' scripts on a library that stands in for Transformer Engine's, without a GPU
+    #[arg(long, conflicts_with = "out")]
+    check_peers: bool,
 }
 
 pub(crate) fn run(options: &GpuBundle) -> Result<ExitCode> {
     let sh = shell()?;
+    if options.check_peers {
+        println!("{}", peers::dry_run(&sh)?);
+        return Ok(ExitCode::SUCCESS);
+    }
     let out = match &options.out {
         Some(out) => std::path::absolute(out)?,
         None => Workspace::read(&sh)?.target_directory.join("gpu-bundle"),
@@ -287,6 +300,18 @@ mod tests {
         let (_, script) = TEXTS[0];
         for program in PROGRAMS {
             assert!(script.contains(&format!("bin/{}", program.name)), "{}", program.name);
+        }
+    }
+
+    #[test]
+    fn every_python_file_is_started_by_the_script_or_imported_by_another() {
+        let lines: Vec<_> = TEXTS.iter().flat_map(|(_, text)| text.lines()).map(str::trim).collect();
+        for name in TEXTS.iter().filter_map(|(name, _)| name.strip_suffix(".py")) {
+            let started = format!("$here/{name}.py");
+            let imported = [format!("import {name}"), format!("from {name} import ")];
+            let is_used =
+                |line: &&str| line.contains(&started) || imported.iter().any(|i| line.starts_with(i));
+            assert!(lines.iter().any(|line| is_used(&line)), "{name}");
         }
     }
 }

@@ -4,11 +4,13 @@ set -u
 export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}" LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
 
-readonly ALL="smoke conformance stress recipe layers nccl training benchmarks peers"
+readonly ALL="smoke conformance stress recipe layers nccl training benchmarks peers te"
 # What matters most comes first, for time may run out.
 readonly SECTIONS="gemm memory scales adamw attention host layer"
 # Those of them in which torch compiles many functions, which may take minutes.
 readonly COMPILED="layer scales memory"
+# Those that Transformer Engine's core library has functions for.
+readonly CORE="gemm memory scales adamw host"
 # Seconds a suite may take: below the ten minutes after which some machines end a command.
 readonly LIMIT=530
 
@@ -39,6 +41,7 @@ nccl         groups of GPUs
 training     a GPT in high precision and in FP8, eager and as a graph
 benchmarks   times and throughput
 peers        the same of other libraries, where torch is installed
+te           the same of Transformer Engine's core library, where it and torch are installed
 END
 }
 
@@ -177,7 +180,7 @@ joined() { # lines as elements of an array
 
 write_results() {
     local measured=() file
-    for file in "$out/ours.jsonl" "$out/peers.jsonl"; do [ -s "$file" ] && measured+=("$file"); done
+    for file in "$out/ours.jsonl" "$out/peers.jsonl" "$out/te.jsonl"; do [ -s "$file" ] && measured+=("$file"); done
     {
         printf '{\n  "started": "%s",\n  "simulated": %s,\n' "$started" "$([ $simulate = yes ] && echo true || echo false)"
         printf '  "device": %s,\n  "gpu": %s,\n  "libraries": %s,\n' "$(text "$device")" "$(text "$gpu")" "$(text "$libraries")"
@@ -413,23 +416,40 @@ suite_benchmarks() {
     unset FP8_GEMM_TUNING FP8_GEMM_TUNING_FILE
 }
 
-suite_peers() {
-    local section python=${PYTHON:-python3}
+# has_torch PYTHON: or all is skipped.
+has_torch() {
     if [ $simulate = yes ]; then
         skip all "a simulated GPU has no speed"
-        return
+        return 1
     fi
+    "$1" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null && return
+    skip all "$1 has no torch that sees a GPU"
+    return 1
+}
+
+suite_peers() {
+    local section python=${PYTHON:-python3}
+    has_torch "$python" || return
     rm -f "$out/peers.jsonl"
-    if ! "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-        skip all "$python has no torch that sees a GPU"
-        return
-    fi
     for section in $SECTIONS; do
         timed "$section" "$python" "$here/bench_peers.py" --section "$section" --compiled no --out "$out/peers.jsonl"
     done
     for section in $COMPILED; do
         timed "$section, compiled" "$python" "$here/bench_peers.py" --section "$section" --compiled only \
             --out "$out/peers.jsonl"
+    done
+}
+
+suite_te() {
+    local section python=${PYTHON:-python3} found
+    has_torch "$python" || return
+    rm -f "$out/te.jsonl"
+    if ! found=$("$python" "$here/bench_te_core.py" --find 2>&1); then
+        skip all "$found"
+        return
+    fi
+    for section in $CORE; do
+        timed "$section" "$python" "$here/bench_te_core.py" --section "$section" --out "$out/te.jsonl"
     done
 }
 

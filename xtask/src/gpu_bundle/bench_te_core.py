@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""The cases of gpu_bench, run by Transformer Engine's core library: casts, transposes, activations, norms, GEMM, Adam, scales.
+
+Its functions (nvte_*) are called through ctypes, on torch's buffers and with bench_peers.py's clock; Transformer Engine's
+Python packages are not needed, only libtransformer_engine.so, which FP8_TE_LIBRARY can name. What a case computes is
+compared with what torch computes before it is timed: a case that differs is a row that says so. The library ends the process
+if a check of its own fails; cases therefore run in a child, which is started again behind a case that ended it.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+import bench_peers
+import te_core
+import te_core_cases
+
+# A child ends with this after a case from which the device does not recover.
+AGAIN = 75
+
+
+class Dry(bench_peers.Bench):
+    """Calls what a GPU would be timed with, once, on the CPU."""
+
+    def __init__(self, torch, out):
+        super().__init__(torch, out, "only", device="cpu")
+
+    def sets(self, size):
+        return 2
+
+    def time(self, section, case, by, sets, launch, size=None, flops=None, graph=True):
+        for index in range(sets):
+            launch(index)
+        bench_peers.write({"section": section, "case": case, "by": by, "note": "dry run"}, self.out)
+
+
+def version():
+    """Of the package that has the library, if a package has."""
+    for name in ("transformer-engine-cu13", "transformer-engine-cu12", "transformer-engine"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "of unknown version"
+
+
+def headers(folders):
+    """Where the library finds CUDA's headers, for the kernels that it compiles when they are called."""
+    for folder in folders:
+        include = os.path.join(os.path.dirname(folder), "include")
+        if os.path.isfile(os.path.join(include, "cuda_runtime.h")):
+            os.environ.setdefault("NVTE_CUDA_INCLUDE_DIR", include)
+            return
+
+
+# ---- the child ------------------------------------------------------------------------------------------------------
+
+
+def child(options):
+    try:
+        import torch
+    except ImportError as error:
+        sys.exit(f"bench_te_core.py: {error}")
+    if not options.dry_run and not torch.cuda.is_available():
+        sys.exit("bench_te_core.py: torch sees no GPU")
+    try:
+        file = te_core.find()
+        where = te_core.folders()
+        headers(where)
+        core = te_core.load(file, (torch.version.cuda or "13").split(".")[0], where)
+    except te_core.Unavailable as error:
+        sys.exit(f"bench_te_core.py: Transformer Engine's core library: {error}")
+    if options.first == 0:
+        print(f"{file}, {version()}", file=sys.stderr, flush=True)
+    bench = Dry(torch, options.out) if options.dry_run else bench_peers.Bench(torch, options.out, "only")
+    env = te_core_cases.Env(torch, core, bench, options.dry_run)
+    index = 0
+    for section in options.section:
+        for case, by, make in te_core_cases.SECTIONS[section](env):
+            if index >= options.first:
+                with open(options.progress, "w", encoding="utf-8") as progress:
+                    json.dump({"index": index, "section": section, "case": case, "by": by}, progress)
+                if not measure(env, section, case, by, make):
+                    return AGAIN
+            index += 1
+    print(f"{index} cases", file=sys.stderr)
+    return 0
+
+
+def measure(env, section, case, by, make):
+    """False if the device can't go on."""
+    bench = env.bench
+    try:
+        work = make()
+        work.launch(0)
+        work.check()
+        env.synchronize()
+        if work.wall_clock and not env.dry:
+            bench_peers.wall_clock(bench, case, by, lambda: work.launch(0))
+        else:
+            bench.time(section, case, by, work.sets, work.launch, work.size, work.flops)
+    except Exception as error:
+        bench.fail(section, case, by, error)
+    try:
+        env.synchronize()
+    except Exception:
+        return False
+    return True
+
+
+# ---- the parent -----------------------------------------------------------------------------------------------------
+
+
+def run_child(arguments):
+    """Its exit code, and why it ended if the library said so."""
+    process = subprocess.Popen(
+        [sys.executable, os.path.abspath(__file__), "--child", *arguments], stderr=subprocess.PIPE, text=True, errors="replace"
+    )
+    said = []
+
+    def listen():
+        for line in process.stderr:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            if "what():" in line:
+                said.append(line.split("what():", 1)[1].strip())
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    try:
+        code = process.wait()
+    finally:
+        process.kill()
+        listener.join()
+    return code, said[-1] if said else ""
+
+
+def parent(options):
+    with tempfile.TemporaryDirectory() as folder:
+        progress = os.path.join(folder, "progress")
+        first = 0
+        while True:
+            arguments = ["--first", str(first), "--progress", progress]
+            arguments += [f"--section={section}" for section in options.section]
+            arguments += ["--dry-run"] if options.dry_run else []
+            arguments += ["--out", options.out] if options.out else []
+            code, said = run_child(arguments)
+            if code == 0:
+                return 0
+            try:
+                with open(progress, encoding="utf-8") as file:
+                    at = json.load(file)
+            except (OSError, ValueError):
+                return code if code > 0 else 1  # it ended before its first case, and said why
+            if at["index"] < first:
+                return 1
+            if code != AGAIN:
+                end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                note = f"failed: ended by {end}: {said}"[:300]
+                bench_peers.write({"section": at["section"], "case": at["case"], "by": at["by"], "note": note}, options.out)
+            first = at["index"] + 1
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = list(te_core_cases.SECTIONS)
+    parser.add_argument("--section", action="append", choices=names, help="what to measure; all unless given")
+    parser.add_argument("--out", metavar="FILE", help="add rows to this file")
+    parser.add_argument("--list", action="store_true", help="print the sections")
+    parser.add_argument("--find", action="store_true", help="print where the library is, or fail and say why it is not")
+    parser.add_argument(
+        "--dry-run", action="store_true",
+        help="call each function once, on small tensors in the CPU's memory: for a library that computes there",
+    )  # fmt: skip
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--progress", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.section = options.section or names
+    if options.list:
+        print("\n".join(names))
+        return 0
+    if options.find:
+        try:
+            print(te_core.find())
+        except te_core.Unavailable as error:
+            sys.exit(str(error))
+        return 0
+    return child(options) if options.child else parent(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
