@@ -24,6 +24,47 @@ SECTIONS = ["copy", "gemm", "memory", "scales", "adamw", "attention", "host", "l
 LAUNCHES, WARM, REPLAYS, PATIENCE = 20, 3, 15, 5.0
 FP8_MAX = 448.0
 SCALE = 64.0
+# The note of a row that has no time.
+DRY = "dry run"
+
+
+# ---- sizes, those of gpu_bench ---------------------------------------------------------------------------------------
+
+
+def memory_shapes(dry):
+    return [(64, 48)] if dry else [(8192, 8192), (16384, 4096), (2048, 2048)]
+
+
+def scale_shapes(dry):
+    """Slots, rows of the history."""
+    return [(slots, length) for slots in ([64] if dry else [64, 640, 5000]) for length in (16, 1024)]
+
+
+def adamw_shape(dry):
+    """How many matrices, of which side."""
+    return (3, 48) if dry else (64, 2048)
+
+
+def host_sides(dry):
+    return [16] if dry else [16, 256, 1024]
+
+
+def products(torch, dry):
+    """Case, (m, n, k), the left FP8 type, and how sums are kept: fast, split (bf16 knows no such thing) or accumulated."""
+    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+    for side in [16] if dry else [1024, 2048, 4096, 8192]:
+        yield f"cube {side}", (side, side, side), e4m3, "fast"
+        yield f"cube {side} split", (side, side, side), e4m3, "split"
+    tokens, shrink = (32, 128) if dry else (16384, 1)
+    for name, n, k in [("qkv", 12288, 4096), ("proj", 4096, 4096), ("fc1", 16384, 4096), ("fc2", 4096, 16384)]:
+        n, k = n // shrink, k // shrink
+        sizes = f"{name} {tokens}x{n}x{k}"
+        yield f"fprop {sizes}", (tokens, n, k), e4m3, "fast"
+        yield f"dgrad {sizes}", (tokens, k, n), e5m2, "split-backward"
+        yield f"wgrad {sizes}", (n, k, tokens), e5m2, "accumulate"
+
+
+# ---- the clock -------------------------------------------------------------------------------------------------------
 
 
 def write(row, out):
@@ -38,12 +79,12 @@ def write(row, out):
 class Bench:
     """A device and the rows measured on it."""
 
-    def __init__(self, torch, out, compiled, device="cuda"):
-        self.torch, self.out = torch, out
+    def __init__(self, torch, out, compiled, dry=False):
+        self.torch, self.out, self.dry = torch, out, dry
         self.eager, self.compiled = compiled != "only", compiled != "no"
         self.failures = 0
-        self.device = torch.device(device)
-        properties = torch.cuda.get_device_properties(0) if device == "cuda" else None
+        self.device = torch.device("cpu" if dry else "cuda")
+        properties = None if dry else torch.cuda.get_device_properties(0)
         self.cache = getattr(properties, "L2_cache_size", 64 << 20)
         self.copy = None
 
@@ -55,9 +96,12 @@ class Bench:
         return self.normal(*shape, scale=SCALE).clamp(-FP8_MAX, FP8_MAX).to(dtype or self.torch.float8_e4m3fn)
 
     def sets(self, size):
-        return max(2, min(LAUNCHES, math.ceil(3 * self.cache / size)))
+        return 2 if self.dry else max(2, min(LAUNCHES, math.ceil(3 * self.cache / size)))
 
     def record(self, section, case, by, us, us_min, size=None, flops=None, note=""):
+        if self.dry:
+            write({"section": section, "case": case, "by": by, "note": DRY}, self.out)
+            return
         row = {"section": section, "case": case, "by": by, "us": us, "us_min": us_min, "note": note}
         if size:
             row["gb_per_s"] = size / us * 1e-3
@@ -74,8 +118,16 @@ class Bench:
         with contextlib.suppress(Exception):  # of a device that does not recover
             self.torch.cuda.empty_cache()
 
+    def synchronize(self):
+        if not self.dry:
+            self.torch.cuda.synchronize()
+
     def replay(self, sets, launch, graph):
         torch = self.torch
+        if self.dry:
+            for index in range(sets):
+                launch(index)
+            return None, None, DRY
         kept = [None] * sets
 
         def queue(launches):
@@ -137,12 +189,15 @@ class Bench:
         self.time(section, case, "torch.compile", sets, lambda i: compiled(*inputs(i)), size)
 
 
+# ---- sections --------------------------------------------------------------------------------------------------------
+
+
 def copy(bench):
-    size = 512 << 20
+    size = 4096 if bench.dry else 512 << 20
     source = bench.torch.randint(0, 255, (size,), dtype=bench.torch.uint8, device=bench.device)
     target = bench.torch.empty_like(source)
     us, us_min, note = bench.replay(2, lambda _: target.copy_(source), False)
-    bench.copy = 2 * size / (us * 1e-6)
+    bench.copy = 2 * size / (us * 1e-6) if us else None
     if bench.eager:
         bench.record("copy", "512 MiB", "torch", us, us_min, 2 * size, note=note)
 
@@ -181,7 +236,7 @@ def memory(bench):
         dh = torch.cat([dgate, dy * gate * sigma], dim=-1)
         return (*quantize_transpose(dh), dh.sum(0))
 
-    for rows, cols in [(8192, 8192), (16384, 4096), (2048, 2048)]:
+    for rows, cols in memory_shapes(bench.dry):
         n, shape = rows * cols, f"{rows}x{cols}"
         sets = bench.sets(3 * n)
         make = functools.partial(bench.normal, rows, cols)
@@ -236,23 +291,22 @@ def scales(bench):
         staged.zero_()
         return scale
 
-    for slots in (64, 640, 5000):
-        for length in (16, 1024):
-            states = [
-                (
-                    torch.rand(length, slots, device=bench.device),
-                    torch.ones(slots, device=bench.device),
-                    torch.rand(slots, device=bench.device),
-                )
-                for _ in range(LAUNCHES)
-            ]
-            bench.both("scales", f"{slots} slots x {length}", LAUNCHES, update, lambda i: states[i], None)
+    for slots, length in scale_shapes(bench.dry):
+        states = [
+            (
+                torch.rand(length, slots, device=bench.device),
+                torch.ones(slots, device=bench.device),
+                torch.rand(slots, device=bench.device),
+            )
+            for _ in range(LAUNCHES)
+        ]
+        bench.both("scales", f"{slots} slots x {length}", LAUNCHES, update, lambda i: states[i], None)
 
 
 def adamw(bench):
     torch = bench.torch
     copy(bench)
-    count, side = 64, 2048
+    count, side = adamw_shape(bench.dry)
     parameters = [torch.nn.Parameter(bench.normal(side, side, dtype=torch.float32)) for _ in range(count)]
     for parameter in parameters:
         parameter.grad = bench.normal(side, side, dtype=torch.float32)
@@ -274,7 +328,6 @@ def adamw(bench):
 def gemm(bench):
     torch = bench.torch
     one = torch.ones((), device=bench.device)
-    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
 
     def product(case, m, n, k, left, kind):
         sets, flops = bench.sets(m * k + n * k + 2 * m * n), 2.0 * m * n * k
@@ -305,15 +358,8 @@ def gemm(bench):
 
         bench.time("gemm", f"{case} bf16", "torch", sets, high, flops=flops)
 
-    for side in (1024, 2048, 4096, 8192):
-        product(f"cube {side}", side, side, side, e4m3, "fast")
-        product(f"cube {side} split", side, side, side, e4m3, "split")
-    tokens = 16384
-    for name, n, k in [("qkv", 12288, 4096), ("proj", 4096, 4096), ("fc1", 16384, 4096), ("fc2", 4096, 16384)]:
-        sizes = f"{name} {tokens}x{n}x{k}"
-        product(f"fprop {sizes}", tokens, n, k, e4m3, "fast")
-        product(f"dgrad {sizes}", tokens, k, n, e5m2, "split-backward")
-        product(f"wgrad {sizes}", n, k, tokens, e5m2, "accumulate")
+    for case, (m, n, k), left, kind in products(torch, bench.dry):
+        product(case, m, n, k, left, kind)
 
 
 def attention(bench):
@@ -321,6 +367,9 @@ def attention(bench):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     shapes = [(8, 2048, 32, 32, 128), (2, 8192, 32, 32, 128), (8, 2048, 32, 8, 128)]
+    backends = [("torch cuDNN", SDPBackend.CUDNN_ATTENTION), ("torch flash", SDPBackend.FLASH_ATTENTION)]
+    if bench.dry:
+        shapes, backends = [(1, 24, 2, 2, 16), (1, 24, 4, 2, 16)], [("torch", SDPBackend.MATH)]
     for batch, length, heads, groups, dim in shapes:
         case = f"b{batch} s{length} h{heads}/{groups} d{dim}"
         flops = 2.0 * batch * heads * length * length * dim
@@ -329,7 +378,7 @@ def attention(bench):
             made = [bench.normal(batch, length, h, dim).transpose(1, 2) for h in (heads, groups, groups)]
             return [tensor.requires_grad_() for tensor in made]
 
-        for by, backend in [("torch cuDNN", SDPBackend.CUDNN_ATTENTION), ("torch flash", SDPBackend.FLASH_ATTENTION)]:
+        for by, backend in backends:
 
             def forward(q, k, v, backend=backend):
                 with sdpa_kernel(backend):
@@ -355,16 +404,17 @@ def attention(bench):
 
 
 def wall_clock(bench, case, by, call):
+    calls = 3 if bench.dry else 1000
     try:
         times = []
         for _ in range(5):
             call()
-            bench.torch.cuda.synchronize()
+            bench.synchronize()
             start = time.perf_counter()
-            for _ in range(1000):
+            for _ in range(calls):
                 call()
-            times.append((time.perf_counter() - start) * 1e3)
-            bench.torch.cuda.synchronize()
+            times.append((time.perf_counter() - start) * 1e6 / calls)
+            bench.synchronize()
         times.sort()
         bench.record("host", case, by, times[2], times[0], note="wall clock")
     except Exception as error:
@@ -373,7 +423,7 @@ def wall_clock(bench, case, by, call):
 
 def host(bench):
     torch = bench.torch
-    for side in (16, 256, 1024):
+    for side in host_sides(bench.dry):
         model = torch.nn.Linear(side, side, device=bench.device, dtype=torch.bfloat16)
         x = bench.normal(side, side)
         wall_clock(bench, f"linear {side} bf16", "torch", lambda: model(x))
@@ -421,7 +471,7 @@ def transformer_engine():
         return None, None
 
 
-def block(torch, hidden, heads):
+def block(torch, hidden, heads, device):
     """A pre-norm transformer layer as plain torch writes it."""
     nn = torch.nn
 
@@ -439,16 +489,13 @@ def block(torch, hidden, heads):
             x = x + self.proj(y.transpose(1, 2).reshape(batch, length, hidden))
             return x + self.fc2(nn.functional.gelu(self.fc1(self.norm2(x)), approximate="tanh"))
 
-    return Block().to(device="cuda", dtype=torch.bfloat16)
+    return Block().to(device=device, dtype=torch.bfloat16)
 
 
 def layer(bench):
     torch = bench.torch
-    for name, hidden, heads, length, batch in [
-        ("h1024", 1024, 16, 2048, 1),
-        ("h2048", 2048, 16, 2048, 4),
-        ("h4096", 4096, 32, 2048, 8),
-    ]:
+    layers = [("h1024", 1024, 16, 2048, 1), ("h2048", 2048, 16, 2048, 4), ("h4096", 4096, 32, 2048, 8)]
+    for name, hidden, heads, length, batch in [("h32", 32, 2, 16, 1)] if bench.dry else layers:
         tokens = batch * length
         flops = 6.0 * tokens * 12 * hidden * hidden + 7.0 * tokens * length * hidden
         x, dy = bench.normal(batch, length, hidden), bench.normal(batch, length, hidden)
@@ -467,7 +514,7 @@ def layer(bench):
             except Exception as error:
                 bench.fail("layer", f"{name} s{length} b{batch} {case}", by, error)
 
-        plain = lambda: block(torch, hidden, heads)
+        plain = lambda: block(torch, hidden, heads, bench.device)
         if bench.eager:
             attempt("bf16 eager", "torch eager", plain)
         if bench.compiled:
@@ -502,6 +549,7 @@ def main():
         help="torch.compile's cases of memory, scales and layer too, not, or these alone [default: yes]",
     )
     parser.add_argument("--list", action="store_true", help="print the sections")
+    parser.add_argument("--dry-run", action="store_true", help="run every case once in a small size, on the CPU")
     options = parser.parse_args()
     if options.list:
         print("\n".join(SECTIONS))
@@ -510,9 +558,9 @@ def main():
         import torch
     except ImportError as error:
         sys.exit(f"bench_peers.py: {error}")
-    if not torch.cuda.is_available():
+    if not options.dry_run and not torch.cuda.is_available():
         sys.exit("bench_peers.py: torch sees no GPU")
-    bench = Bench(torch, options.out, options.compiled)
+    bench = Bench(torch, options.out, options.compiled, options.dry_run)
     sections = options.section or [name for name in SECTIONS if name != "copy"]
     ran = 0
     for name in sections:

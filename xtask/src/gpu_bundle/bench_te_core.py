@@ -25,21 +25,6 @@ import te_core_cases
 AGAIN = 75
 
 
-class Dry(bench_peers.Bench):
-    """Calls what a GPU would be timed with, once, on the CPU."""
-
-    def __init__(self, torch, out):
-        super().__init__(torch, out, "only", device="cpu")
-
-    def sets(self, size):
-        return 2
-
-    def time(self, section, case, by, sets, launch, size=None, flops=None, graph=True):
-        for index in range(sets):
-            launch(index)
-        bench_peers.write({"section": section, "case": case, "by": by, "note": "dry run"}, self.out)
-
-
 def version():
     """Of the package that has the library, if a package has."""
     for name in ("transformer-engine-cu13", "transformer-engine-cu12", "transformer-engine"):
@@ -78,8 +63,7 @@ def child(options):
         sys.exit(f"bench_te_core.py: Transformer Engine's core library: {error}")
     if options.first == 0:
         print(f"{file}, {version()}", file=sys.stderr, flush=True)
-    bench = Dry(torch, options.out) if options.dry_run else bench_peers.Bench(torch, options.out, "only")
-    env = te_core_cases.Env(torch, core, bench, options.dry_run)
+    env = te_core_cases.Env(torch, core, bench_peers.Bench(torch, options.out, "only", options.dry_run))
     index = 0
     for section in options.section:
         for case, by, make in te_core_cases.SECTIONS[section](env):
@@ -100,15 +84,15 @@ def measure(env, section, case, by, make):
         work = make()
         work.launch(0)
         work.check()
-        env.synchronize()
-        if work.wall_clock and not env.dry:
+        bench.synchronize()
+        if work.wall_clock:
             bench_peers.wall_clock(bench, case, by, lambda: work.launch(0))
         else:
             bench.time(section, case, by, work.sets, work.launch, work.size, work.flops)
     except Exception as error:
         bench.fail(section, case, by, error)
     try:
-        env.synchronize()
+        bench.synchronize()
     except Exception:
         return False
     return True

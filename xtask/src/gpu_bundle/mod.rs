@@ -311,7 +311,7 @@ mod tests {
             let imported = [format!("import {name}"), format!("from {name} import ")];
             let is_used =
                 |line: &&str| line.contains(&started) || imported.iter().any(|i| line.starts_with(i));
-            assert!(lines.iter().any(|line| is_used(&line)), "{name}");
+            assert!(lines.iter().any(is_used), "{name}");
         }
     }
 }

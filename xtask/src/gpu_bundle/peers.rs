@@ -1,91 +1,141 @@
-//! What of the peers' scripts needs no GPU: their calls of Transformer Engine's core library, on a library that stands in
-//! for it and computes in the CPU's memory (`examples/te_core_stand_in.rs`).
+//! What of the peers' scripts needs no GPU: that each case runs, on the CPU and in a small size, under a name that a case of
+//! `gpu_bench` has. Transformer Engine's core library is stood in for by one that computes in the CPU's memory
+//! (`examples/te_core_stand_in`).
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use serde::Deserialize;
 use xshell::{Shell, cmd};
 
-use crate::artifact;
 use crate::workspace::{Result, Workspace, root};
+use crate::{artifact, sim};
 
 /// A function that takes part in two cases, both of which fail if it does.
 const FAILING: &str = "nvte_swiglu";
+const CALLS: &str = "te_core_check.py";
+const CORE: &str = "bench_te_core.py";
+/// Without what torch compiles, which takes minutes.
+const PEERS: [&str; 3] = ["bench_peers.py", "--compiled", "no"];
 
-/// The calls in any Python; all cases where a Python has torch.
+/// The calls of the core library in any Python; all cases where a Python has torch.
 pub(crate) fn dry_run(sh: &Shell) -> Result<String> {
     if cmd!(sh, "python3 --version").quiet().ignore_stderr().ignore_stdout().run().is_err() {
         return Ok("left out: python3 is not at hand".to_owned());
     }
-    let library = stand_in(sh)?;
-    let checks = run(Path::new("python3"), "te_core_check.py", &library, &[])?;
-    let checks = ended_well(&checks)?.trim().to_owned();
+    let built = Programs::build(sh)?;
+    let checks = built.script(Path::new("python3"), &[CALLS], &[])?.trim().to_owned();
     let Some(python) = with_torch(sh)? else {
         return Ok(format!("{checks} of the calls; left out: the cases, for no Python here has torch"));
     };
-    let rows = cases(&python, &library, &[])?;
-    if let Some(row) = rows.iter().find(|row| !row.contains("\"dry run\"")) {
-        return Err(format!("a peer's case did not run: {row}").into());
+    let core = built.rows(&python, &[CORE], &[])?;
+    let peers = built.rows(&python, &PEERS, &[])?;
+    let ours = built.our_cases()?;
+    for row in core.iter().chain(&peers) {
+        if !row.ran() {
+            return Err(format!("a peer's case did not run: {row:?}").into());
+        }
+        if row.section != "copy" && !ours.contains(&format!("{} {}", row.section, row.case)) {
+            return Err(format!("no case of gpu_bench has the name of {row:?}").into());
+        }
     }
-    let failing = cases(&python, &library, &[("FP8_STAND_IN_FAILS", FAILING)])?;
-    let ended = format!("ended by signal SIGABRT: {FAILING} was told to fail");
-    let failed: Vec<_> = failing.iter().filter(|row| !row.contains("\"dry run\"")).collect();
-    if failing.len() != rows.len() || failed.len() != 2 || !failed.iter().all(|row| row.contains(&ended)) {
-        return Err(format!(
-            "{} of {} rows beside a failing function: {failed:?}",
-            failing.len(),
-            rows.len()
-        )
-        .into());
+
+    let failing = built.rows(&python, &[CORE], &[("FP8_STAND_IN_FAILS", FAILING)])?;
+    let ended = format!("failed: ended by signal SIGABRT: {FAILING} was told to fail");
+    let noted = failing.iter().filter(|row| row.note == ended).count();
+    if (failing.len(), noted) != (core.len(), 2) {
+        return Err(format!("{} rows beside a failing function, {noted} that say so", failing.len()).into());
     }
-    let wrong = cases(&python, &library, &[("FP8_STAND_IN_WRONG", FAILING)])?;
-    match wrong.iter().filter(|row| row.contains("failed: Differs")).count() {
-        2 => Ok(format!("{checks} of the calls, {} cases", rows.len())),
+    let wrong = built.rows(&python, &[CORE], &[("FP8_STAND_IN_WRONG", FAILING)])?;
+    match wrong.iter().filter(|row| row.note.starts_with("failed: Differs")).count() {
+        2 => Ok(format!("{checks} of the calls, {} cases", core.len() + peers.len())),
         count => Err(format!("{count} of 2 cases with a wrong result are noticed").into()),
     }
 }
 
-/// The rows that all cases print.
-fn cases(python: &Path, library: &Path, environment: &[(&str, &str)]) -> Result<Vec<String>> {
-    let output = run(python, "bench_te_core.py", library, environment)?;
-    Ok(ended_well(&output)?.lines().map(str::to_owned).collect())
+#[derive(Debug, Deserialize)]
+struct Row {
+    section: String,
+    case: String,
+    note: String,
 }
 
-fn run(python: &Path, script: &str, library: &Path, environment: &[(&str, &str)]) -> Result<Output> {
-    let mut command = Command::new(python);
-    // No __pycache__ beside the sources.
-    command.arg("-B").arg(root().join("xtask/src/gpu_bundle").join(script));
-    if script == "bench_te_core.py" {
-        command.arg("--dry-run");
+impl Row {
+    fn ran(&self) -> bool {
+        self.note == "dry run"
     }
-    command.env("FP8_TE_LIBRARY", library).envs(environment.iter().copied());
-    Ok(command.output().map_err(|error| format!("{}: {error}", python.display()))?)
 }
 
-fn ended_well(output: &Output) -> Result<String> {
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+struct Programs {
+    stand_in: PathBuf,
+    gpu_bench: PathBuf,
+    simulator: PathBuf,
+}
+
+impl Programs {
+    /// All examples: what the step of the examples builds.
+    fn build(sh: &Shell) -> Result<Self> {
+        let format = "json-render-diagnostics";
+        let options = ["--workspace", "--all-features", "--examples"];
+        let messages = cmd!(sh, "cargo build {options...} --message-format {format}").quiet().read()?;
+        let find = |kind, name| {
+            let found = messages.lines().find_map(|line| artifact::file(line, kind, name));
+            found.ok_or_else(|| format!("cargo names no file for the {kind} {name}"))
+        };
+        Ok(Self {
+            stand_in: find("example", "te_core_stand_in")?,
+            gpu_bench: find("example", "gpu_bench")?,
+            simulator: find("cdylib", "fp8_cuda_sim")?,
+        })
+    }
+
+    /// What a script prints.
+    fn script(&self, python: &Path, words: &[&str], environment: &[(&str, &str)]) -> Result<String> {
+        let mut command = Command::new(python);
+        // -B: no __pycache__ beside the sources.
+        command.arg("-B").arg(root().join("xtask/src/gpu_bundle").join(words[0])).args(&words[1..]);
+        if words[0] != CALLS {
+            command.arg("--dry-run");
+        }
+        command.env("FP8_TE_LIBRARY", &self.stand_in).envs(environment.iter().copied());
+        finish(command)
+    }
+
+    fn rows(&self, python: &Path, words: &[&str], environment: &[(&str, &str)]) -> Result<Vec<Row>> {
+        let text = self.script(python, words, environment)?;
+        let row = |line| serde_json::from_str(line).map_err(|error| format!("{line}: {error}").into());
+        text.lines().map(row).collect()
+    }
+
+    /// Section and case of all that `gpu_bench` measures.
+    fn our_cases(&self) -> Result<BTreeSet<String>> {
+        let folder = tempfile::tempdir()?;
+        sim::fill(folder.path(), &self.simulator)?;
+        let mut command = Command::new(&self.gpu_bench);
+        command.arg("--dry-run").env("FP8_CUDA_LIB_DIR", folder.path());
+        // ran SECTION CASE (how)
+        let case = |line: &str| Some(line.strip_prefix("ran ")?.rsplit_once(" (")?.0.to_owned());
+        Ok(finish(command)?.lines().filter_map(case).collect())
+    }
+}
+
+/// What a program says, if it ends well.
+fn finish(mut command: Command) -> Result<String> {
+    let Output { status, stdout, stderr } =
+        command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+    if status.success() {
+        Ok(String::from_utf8_lossy(&stdout).into_owned())
     } else {
-        Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into())
+        Err(format!("{command:?}: {status}: {}", String::from_utf8_lossy(&stderr)).into())
     }
-}
-
-fn stand_in(sh: &Shell) -> Result<PathBuf> {
-    const NAME: &str = "te_core_stand_in";
-    let format = "json-render-diagnostics";
-    // All examples: what the step of the examples builds.
-    let messages = cmd!(sh, "cargo build --workspace --all-features --examples --message-format {format}")
-        .quiet()
-        .read()?;
-    let found = messages.lines().find_map(|line| artifact::file(line, "example", NAME));
-    found.ok_or_else(|| format!("cargo names no library for the example {NAME}").into())
 }
 
 /// That of the codec's benchmark, or the system's.
 fn with_torch(sh: &Shell) -> Result<Option<PathBuf>> {
     let peers = Workspace::read(sh)?.target_directory.join("peers/bin/python");
-    let has_torch = |python: &Path| {
+    let has_torch = |python: &PathBuf| {
         cmd!(sh, "{python} -c").arg("import torch").quiet().ignore_stderr().ignore_stdout().run().is_ok()
     };
-    Ok([peers, PathBuf::from("python3")].into_iter().find(|python| has_torch(python)))
+    Ok([peers, PathBuf::from("python3")].into_iter().find(has_torch))
 }

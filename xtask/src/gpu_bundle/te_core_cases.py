@@ -25,8 +25,8 @@ class Differs(Exception):
 class Env:
     """The library, the clock, and buffers for both."""
 
-    def __init__(self, torch, core, bench, dry):
-        self.torch, self.core, self.bench, self.dry = torch, core, bench, dry
+    def __init__(self, torch, core, bench):
+        self.torch, self.core, self.bench = torch, core, bench
         self.dtypes = {
             torch.float32: FLOAT32,
             torch.bfloat16: BFLOAT16,
@@ -35,7 +35,7 @@ class Env:
             torch.uint8: BYTE,
             torch.int32: INT32,
         }
-        properties = None if dry else torch.cuda.get_device_properties(0)
+        properties = None if bench.dry else torch.cuda.get_device_properties(0)
         self.processors = properties.multi_processor_count if properties else 1
 
     def buffer(self, tensor):
@@ -67,12 +67,8 @@ class Env:
 
     def call(self, name, *arguments):
         """On torch's current stream."""
-        stream = None if self.dry else self.torch.cuda.current_stream().cuda_stream
+        stream = None if self.bench.dry else self.torch.cuda.current_stream().cuda_stream
         self.core.call(name, *arguments, stream)
-
-    def synchronize(self):
-        if not self.dry:
-            self.torch.cuda.synchronize()
 
 
 class Output:
@@ -158,8 +154,8 @@ class Inputs:
 
 
 def memory(env):
-    copied = functools.cache(lambda: env.dry or bench_peers.copy(env.bench))
-    for rows, cols in [(64, 48)] if env.dry else [(8192, 8192), (16384, 4096), (2048, 2048)]:
+    copied = functools.cache(lambda: bench_peers.copy(env.bench))
+    for rows, cols in bench_peers.memory_shapes(env.bench.dry):
         inputs = Inputs(env, rows, cols)
         for name, by, bytes_each, make in memory_cases(env, inputs):
 
@@ -337,29 +333,17 @@ def memory_cases(env, inputs):
 
 
 def gemm(env):
-    torch = env.torch
-    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
-    sides = [64] if env.dry else [1024, 2048, 4096, 8192]
-    products = [(f"cube {side}{kind}", (side, side, side), e4m3, kind == "", False) for side in sides for kind in ("", " split")]
-    tokens = 128 if env.dry else 16384
-    linears = [("fc1", 64, 32)] if env.dry else [
-        ("qkv", 12288, 4096), ("proj", 4096, 4096), ("fc1", 16384, 4096), ("fc2", 4096, 16384)
-    ]  # fmt: skip
-    for name, n, k in linears:
-        sizes = f"{name} {tokens}x{n}x{k}"
-        products.append((f"fprop {sizes}", (tokens, n, k), e4m3, True, False))
-        products.append((f"dgrad {sizes}", (tokens, k, n), e5m2, False, False))
-        products.append((f"wgrad {sizes}", (n, k, tokens), e5m2, False, True))
-    for case, sizes, left, fast, accumulate in products:
-        yield f"{case} fp8", BY, functools.partial(product, env, sizes, left, fast, accumulate)
-        if not case.endswith("split"):
-            yield f"{case} bf16", BY, functools.partial(product, env, sizes, None, fast, accumulate)
+    for case, sizes, left, kind in bench_peers.products(env.torch, env.bench.dry):
+        yield f"{case} fp8", BY, functools.partial(product, env, sizes, left, kind)
+        if kind != "split":
+            yield f"{case} bf16", BY, functools.partial(product, env, sizes, None, kind)
 
 
-def product(env, sizes, left, fast, accumulate):
+def product(env, sizes, left, kind):
     """y[m, n] = a[m, k] b[n, k]^T: `left` is a's FP8 type, b is E4M3; both bf16 without one."""
     torch, bench = env.torch, env.bench
     m, n, k = sizes
+    fast, accumulate = kind == "fast", kind == "accumulate"
     sets = bench.sets(m * k + n * k + 2 * m * n)
     one = env.full(1.0)
     if left:
@@ -399,9 +383,8 @@ def multiplication(env):
 
 
 def scales(env):
-    for slots in (64,) if env.dry else (64, 640, 5000):
-        for length in (16, 1024):
-            yield f"{slots} slots x {length}", BY, functools.partial(update, env, slots, length)
+    for slots, length in bench_peers.scale_shapes(env.bench.dry):
+        yield f"{slots} slots x {length}", BY, functools.partial(update, env, slots, length)
 
 
 def update(env, slots, length):
@@ -451,9 +434,9 @@ SETTINGS = [LR, BETA1, BETA2, ADAM_EPSILON, STEP, ADAMW, CORRECTED, DECAY]
 
 
 def adamw(env):
-    count, side = (3, 48) if env.dry else (64, 2048)
+    count, side = bench_peers.adamw_shape(env.bench.dry)
     case, elements = f"{count} tensors of {side}x{side}, FP8+T", count * side * side
-    copied = functools.cache(lambda: env.dry or bench_peers.copy(env.bench))
+    copied = functools.cache(lambda: bench_peers.copy(env.bench))
 
     def main_is_right(of):
         gradient = of.grad[0]
@@ -514,7 +497,7 @@ def adamw(env):
 
 def host(env):
     """A Linear's forward in FP8 as two calls, what ctypes takes included."""
-    for side in (32,) if env.dry else (16, 256, 1024):
+    for side in bench_peers.host_sides(env.bench.dry):
 
         def work(side=side):
             bench = env.bench
