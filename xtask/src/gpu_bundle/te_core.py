@@ -220,6 +220,8 @@ def folders(environment=os.environ, path=None):
 
 def load(file, cuda, where=None):
     """The library, after those that it needs, of this major version of CUDA."""
+    # By default there is room for 20 000 handles; twenty sets of 5000 slots, three to a tensor, have 67 000.
+    os.environ.setdefault("NVTE_TENSOR_HANDLE_POOL_SIZE_MB", "256")
     for name in (name.format(cuda) for name in NEEDED):
         for folder in folders() if where is None else where:
             if os.path.isfile(os.path.join(folder, name)):
