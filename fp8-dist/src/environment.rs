@@ -68,25 +68,24 @@ impl Environment {
 
     /// A rank and a size that fit each other.
     pub(crate) fn check(&self) -> Result<()> {
-        let contradiction = |name, value: usize| {
-            let remedy = format!("WORLD_SIZE={}: expected 0 to {}", self.world_size, self.world_size - 1);
-            Err(Error::Environment { name, value: Some(value.to_string()), remedy })
-        };
         if self.world_size == 0 {
             let remedy = "expected the number of processes, at least 1".to_owned();
             return Err(Error::Environment { name: "WORLD_SIZE", value: Some("0".to_owned()), remedy });
         }
-        if self.rank >= self.world_size {
-            return contradiction("RANK", self.rank);
-        }
-        if self.local_rank >= self.world_size {
-            return contradiction("LOCAL_RANK", self.local_rank);
-        }
+        self.expect_in_world("RANK", self.rank)?;
         if self.master_port == 0 {
             let remedy = PORT.to_owned();
             return Err(Error::Environment { name: "MASTER_PORT", value: Some("0".to_owned()), remedy });
         }
         Ok(())
+    }
+
+    fn expect_in_world(&self, name: &'static str, rank: usize) -> Result<()> {
+        if rank < self.world_size {
+            return Ok(());
+        }
+        let remedy = format!("WORLD_SIZE={}: expected 0 to {}", self.world_size, self.world_size - 1);
+        Err(Error::Environment { name, value: Some(rank.to_string()), remedy })
     }
 
     fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
@@ -117,6 +116,8 @@ impl Environment {
             },
         };
         environment.check()?;
+        // Of all processes of the machine: by hand, a group may have fewer.
+        environment.expect_in_world("LOCAL_RANK", environment.local_rank)?;
         Ok(environment)
     }
 }
@@ -183,6 +184,9 @@ mod tests {
         assert_eq!(error("RANK", Some("-1")), "RANK=-1: expected an integer from 0 on");
         assert_eq!(error("RANK", Some("4")), "RANK=4: WORLD_SIZE=4: expected 0 to 3");
         assert_eq!(error("LOCAL_RANK", Some("9")), "LOCAL_RANK=9: WORLD_SIZE=4: expected 0 to 3");
+        // By hand, for a group of some of a machine's processes.
+        let pair = Environment { rank: 1, world_size: 2, local_rank: 7, ..Environment::on_this_machine(1) };
+        pair.check().unwrap();
         assert_eq!(
             error("WORLD_SIZE", Some("0")),
             "WORLD_SIZE=0: expected the number of processes, at least 1"

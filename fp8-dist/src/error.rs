@@ -27,7 +27,7 @@ pub enum Error {
     /// Shards of one tensor that were to be quantized with different scales.
     #[error(
         "{call}: the scale is {} on rank {rank} and {} on rank {other}: shards of one tensor need one scale; \
-         commit the same scopes on all ranks, with this group as amax_reduction_group",
+         commit the same scopes on all ranks, with reduce_amax and this group as amax_reduction_group",
         show_scale(.value), show_scale(.other_value)
     )]
     Scales {

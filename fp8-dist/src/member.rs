@@ -103,6 +103,7 @@ impl<T: Exchange> ProcessGroup for Member<T> {
         // Asked before the exchange: if this rank cannot, the others must not go on with the sum.
         self.own(expect_own(x, what))?;
         let all = self.call(Operation::AllReduce(op), what, x)?;
+        expect_f32(&all, x)?;
         let range = 0..x.numel();
         if let Ok(out) = x.as_mut_slice(what) {
             return host::reduce(out, &data(&all), range, op);
@@ -154,15 +155,11 @@ impl<T: Exchange> ProcessGroup for Member<T> {
     }
 }
 
-/// f32 that `x` holds alone, wherever they lie.
+/// Storage that nobody else holds.
 fn expect_own(x: &Tensor, what: &str) -> Result<()> {
-    let (op, found, holders) = ("all_reduce_in_place", x.dtype(), x.holders());
-    if found != DType::F32 {
-        return Err(fp8_kernels::Error::DType { op, what: "the tensor", found, expected: "f32" }.into());
-    }
-    match holders {
+    match x.holders() {
         0 => Ok(()),
-        _ => Err(fp8_kernels::Error::Shared { name: what.to_owned(), holders }.into()),
+        holders => Err(fp8_kernels::Error::Shared { name: what.to_owned(), holders }.into()),
     }
 }
 

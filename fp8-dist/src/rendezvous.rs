@@ -14,7 +14,7 @@
 use crate::wire::{self, Frame};
 use crate::{Environment, Error, Failure, Result};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -171,14 +171,16 @@ impl Meeting<'_> {
         Err(self.failed(failure))
     }
 
-    /// At `MASTER_ADDR` if that is an address of this machine, else at all of its addresses.
+    /// At `MASTER_ADDR` if that is an address of this machine, else at all of its addresses: of its own name a machine may
+    /// believe that it is a loopback address, where the others would not find it.
     fn listen(&self) -> Result<TcpListener> {
         let host = self.environment.master_addr.as_str();
         let mut newest = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for port in self.ports() {
-            let mut named: Vec<SocketAddr> = self.resolve(port)?;
-            named.extend([SocketAddr::from(([0; 16], port)), SocketAddr::from(([0; 4], port))]);
-            for address in named {
+            let is_address = host == "localhost" || host.parse::<IpAddr>().is_ok();
+            let mut addresses = if is_address { self.resolve(port)? } else { Vec::new() };
+            addresses.extend([SocketAddr::from(([0; 16], port)), SocketAddr::from(([0; 4], port))]);
+            for address in addresses {
                 match TcpListener::bind(address) {
                     Ok(listener) => {
                         return match listener.set_nonblocking(true) {

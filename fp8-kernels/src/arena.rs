@@ -9,7 +9,7 @@
 use crate::cells::{Cells, Counts};
 use crate::{Cell, CounterValues, Counters, Device, Error, REST, Replayed, Result, UNSET};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// How an arena starts, and which value means "did not run".
 #[derive(Debug, Clone, Copy)]
@@ -49,16 +49,24 @@ pub struct Arena {
 
 /// How many committed scopes have updated an arena.
 #[derive(Debug, Default)]
-struct Updates(AtomicU64);
+struct Updates {
+    count: AtomicU64,
+    /// Slots that had scales for good have none any more: recorded steps, which rely on them, would quantize with 1.
+    is_set_back: AtomicBool,
+}
 
 impl Replayed for Updates {
     fn advance(&self) -> Result<()> {
-        self.0.fetch_add(1, Relaxed);
+        if self.is_set_back.load(Relaxed) {
+            let remedy = "slots it was recorded with have lost their scales: run and commit a step that is not recorded";
+            return Err(Error::Replay { remedy });
+        }
+        self.count.fetch_add(1, Relaxed);
         Ok(())
     }
 
     fn retreat(&self) {
-        self.0.fetch_sub(1, Relaxed);
+        self.count.fetch_sub(1, Relaxed);
     }
 }
 
@@ -112,12 +120,12 @@ impl Arena {
 
     /// How many committed scopes have updated it.
     pub fn updates(&self) -> u64 {
-        self.updates.0.load(Relaxed)
+        self.updates.count.load(Relaxed)
     }
 
     /// Sets the number of updates, on resuming.
     pub fn set_updates(&mut self, updates: u64) {
-        self.updates.0.store(updates, Relaxed);
+        self.updates.count.store(updates, Relaxed);
     }
 
     /// The staging cell of a slot.
@@ -149,7 +157,13 @@ impl Arena {
     /// Another number of slots; the device failed.
     pub fn set_scales(&mut self, scales: &[f32]) -> Result<()> {
         self.expect_rows("set_scales", scales, scales.len() == self.slots)?;
-        self.scale.write(0, scales)
+        let loses = |(cell, &scale): (&Cell, &f32)| cell.is_known_set() && (scale.is_nan() || scale <= 0.0);
+        let is_set_back = self.scale_cells.iter().zip(scales).any(loses);
+        self.scale.write(0, scales)?;
+        if is_set_back {
+            self.updates.is_set_back.store(true, Relaxed);
+        }
+        Ok(())
     }
 
     /// Copies of all scale cells, which later updates leave as they are: one copy on the device.
@@ -310,7 +324,10 @@ impl Arena {
 
     #[expect(clippy::needless_pass_by_ref_mut, reason = "who updates an arena holds it alone")]
     pub(crate) fn finish_update(&mut self) {
-        self.updates.0.fetch_add(1, Relaxed);
+        self.updates.count.fetch_add(1, Relaxed);
+        if self.device.capture_number().is_none() {
+            self.updates.is_set_back.store(false, Relaxed);
+        }
         self.device.on_replay(self.updates.clone());
     }
 

@@ -3,8 +3,6 @@
 //! They lie in contiguous blocks on a device, so that all of a table is one copy; a [`Cell`] or [`Counters`] is a handle
 //! on one entry. Where the host cannot reach the device's memory, reading one waits for the work that was queued before.
 
-#[cfg(feature = "cuda")]
-use crate::UNSET;
 use crate::backend::Backend;
 use crate::{Device, Error, Result};
 use std::ops::Range;
@@ -72,9 +70,9 @@ impl Cell {
     }
 
     /// Whether the host knows, without asking the device, that a scale stands here for good. False only costs time.
-    #[cfg(feature = "cuda")]
     pub(crate) fn is_known_set(&self) -> bool {
         match &self.cells.block {
+            #[cfg(feature = "cuda")]
             CellBlock::Cuda(_, known) => known.is_set(self.index),
             CellBlock::Cpu(_) => false,
         }
@@ -201,12 +199,11 @@ impl Cells {
                 CellBlock::Cpu(cells.iter().map(|cell| AtomicI32::new(cell.load(Relaxed))).collect())
             }
             #[cfg(feature = "cuda")]
-            CellBlock::Cuda(cells, _) => {
+            CellBlock::Cuda(cells, known) => {
                 let gpu = self.device.gpu("duplicate")?;
                 let copy = gpu.alloc(crate::DType::F32, cells.len())?;
                 gpu.copy(copy.ptr(), cells.ptr(), cells.bytes())?;
-                let known = crate::cuda::Known::new(gpu, copy.len(), UNSET);
-                CellBlock::Cuda(copy, Arc::new(known))
+                CellBlock::Cuda(copy, Arc::new(known.of_copy()))
             }
         };
         Ok(Self { device: self.device.clone(), block })

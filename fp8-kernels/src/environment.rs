@@ -33,7 +33,7 @@ pub(crate) struct Environment {
     pub(crate) allocator: CudaAllocator,
     pub(crate) gemm_tuning: GemmTuning,
     pub(crate) cuda_home: Option<PathBuf>,
-    /// Python environments, whose packages may hold NVIDIA's libraries.
+    /// Python environments, whose packages may hold NVIDIA's libraries; the user's own packages last.
     pub(crate) python_prefixes: Vec<PathBuf>,
 }
 
@@ -80,7 +80,11 @@ impl Environment {
             cache_dir,
             allocator,
             cuda_home: path("CUDA_HOME"),
-            python_prefixes: ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect(),
+            python_prefixes: ["VIRTUAL_ENV", "CONDA_PREFIX"]
+                .into_iter()
+                .filter_map(path)
+                .chain(path("HOME").map(|home| home.join(".local")))
+                .collect(),
         })
     }
 }

@@ -162,7 +162,9 @@ pub enum Error {
         total: usize,
     },
     /// A device on which an earlier operation failed in a way that it does not recover from.
-    #[error("{device}: unusable since an earlier failure: {reason}: start the process again")]
+    #[error(
+        "{device}: unusable since an earlier failure: {reason}: open a new device; if that fails, start the process again"
+    )]
     Poisoned {
         /// The device.
         device: String,
@@ -221,6 +223,12 @@ pub enum Error {
     Capture {
         /// The operation.
         op: String,
+        /// What would be right.
+        remedy: &'static str,
+    },
+    /// A recorded step that cannot go on from here. Nothing was launched.
+    #[error("replay: {remedy}")]
+    Replay {
         /// What would be right.
         remedy: &'static str,
     },
@@ -290,7 +298,8 @@ mod tests {
             ),
             (
                 Error::Poisoned { device: device(), reason: "gemm: an illegal address".to_owned() },
-                "cuda:1: unusable since an earlier failure: gemm: an illegal address: start the process again",
+                "cuda:1: unusable since an earlier failure: gemm: an illegal address: open a new device; \
+                 if that fails, start the process again",
             ),
             (
                 Error::Unsupported { op: "update_scales", device: device(), remedy: "use a named rule" },

@@ -27,6 +27,9 @@ pub use arena::{Arena, ArenaOptions};
 pub use cells::{Cell, CounterValues, Counters};
 #[cfg(feature = "cuda")]
 pub use cuda::{CudaOptions, GemmTuning, interop};
+/// Whose streams [`Device::from_stream`] takes.
+#[cfg(feature = "cuda")]
+pub use cudarc;
 pub use device::{Device, TransposePolicy};
 pub use dtype::{DType, Element};
 #[cfg(feature = "cuda")]

@@ -148,6 +148,23 @@ impl AdamW {
         self.progress.step.load(Relaxed)
     }
 
+    /// Goes on from parameters that something else has set: their f32 copies (`main_params`) become their values, where they
+    /// lie. Without it the next step goes on from the copies and overwrites what was set; f32 parameters have no copies.
+    /// [`checkpoint::load`](crate::checkpoint::load) does this by itself.
+    ///
+    /// # Errors
+    /// While a step is recorded; a parameter of another shape than in the steps before; the device failed.
+    pub fn reload_params(&mut self, model: &(impl Layer + ?Sized)) -> Result<()> {
+        model.visit(&mut |parameter| {
+            let (name, tensor) = (parameter.name(), parameter.tensor());
+            let Some(main) = self.state.get_mut(name).and_then(|state| state.main_param.as_mut()) else {
+                return Ok(());
+            };
+            tensor.device().expect_eager("AdamW", "reload parameters before the step is recorded")?;
+            put_into(main, ops::cast(tensor, DType::F32)?, name)
+        })
+    }
+
     /// The rate of the next replay of a recorded [`step`](Self::step).
     ///
     /// # Errors

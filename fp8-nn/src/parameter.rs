@@ -97,7 +97,8 @@ impl Parameter {
     }
 
     /// Replaces the value, where it lies: a recorded step goes on with it. One whose storage others hold too moves away
-    /// from them, and from recorded steps.
+    /// from them, and from recorded steps. An optimizer that keeps f32 copies overwrites it in its next step, unless
+    /// [`AdamW::reload_params`](crate::AdamW::reload_params) is called before.
     ///
     /// # Errors
     /// Another shape or dtype; the device failed.

@@ -305,7 +305,8 @@ impl Forward<'_> {
         // An evaluation's entry has recorded no amax and has no transpose: only evaluations take it.
         let evaluates = matches!(self.mode, Mode::Evaluate);
         let capture = weight.device().capture_number();
-        let is_within = |cached: &&CachedWeight| capture.is_none() || cached.capture == capture;
+        // Codes of a recording are written when it is replayed, which may never be.
+        let is_within = |cached: &&CachedWeight| cached.capture == capture;
         let cached = self.scaling.weights.get(&key).filter(|_| self.frame.enabled).filter(is_within);
         if let Some(cached) = cached.filter(|c| c.version == version && (c.recorded || evaluates)) {
             return Ok(cached.operand.clone());

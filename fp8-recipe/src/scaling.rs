@@ -121,9 +121,9 @@ impl Scaling {
         self.domains[index].set_group(group);
         if self.domains[index].arenas.is_none() {
             let wanted = records && (matches!(recipe, Recipe::Delayed(_)) || self.counting);
-            if wanted || self.has_pending(index) {
+            if wanted || self.has_pending(index, records) {
                 self.domains[index].make_arenas(slots, &self.device)?;
-                self.load_pending(index)?;
+                self.load_pending(index, records)?;
             }
         }
         Ok(index)

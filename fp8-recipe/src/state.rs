@@ -74,7 +74,7 @@ impl Scaling {
         self.settle()?;
         self.pending = state.clone();
         self.weights.clear();
-        (0..self.domains.len()).try_for_each(|index| self.load_pending(index))
+        (0..self.domains.len()).try_for_each(|index| self.load_pending(index, true))
     }
 
     /// What keeps a saved arena from this model.
@@ -99,12 +99,13 @@ impl Scaling {
     }
 
     /// Whether loaded state waits for a domain's arenas.
-    pub(crate) fn has_pending(&self, index: usize) -> bool {
-        Direction::ALL.into_iter().any(|direction| self.pending_for(index, direction).is_some())
+    pub(crate) fn has_pending(&self, index: usize, records: bool) -> bool {
+        Direction::ALL.into_iter().any(|direction| self.pending_for(index, direction, records).is_some())
     }
 
-    /// Which loaded state is a domain's: of its own group and length, else of another length, else the only other group's.
-    fn pending_for(&self, index: usize, direction: Direction) -> Option<usize> {
+    /// Which loaded state is a domain's: of its own group and length. A scope that records takes over one of another length,
+    /// too, or else the only other group's; an evaluation leaves these to the training that goes on with them.
+    fn pending_for(&self, index: usize, direction: Direction, records: bool) -> Option<usize> {
         let domain = &self.domains[index];
         let Recipe::Delayed(recipe) = &domain.recipe else { return None };
         let key = domain.recipe.state_key();
@@ -115,18 +116,21 @@ impl Scaling {
         let same_group = || fits.iter().filter(|(_, saved)| saved.group.as_deref() == group);
         let same_length =
             |(_, saved): &&(usize, &ArenaState)| saved.amax_history.len() + 1 == recipe.amax_history_len;
-        let found = same_group().find(same_length).or_else(|| same_group().next()).or_else(|| {
-            let only =
-                fits.first().filter(|first| fits.iter().all(|(_, saved)| saved.group == first.1.group))?;
-            Some(fits.iter().find(same_length).unwrap_or(only))
-        });
-        found.map(|(position, _)| *position)
+        let own = same_group().find(same_length);
+        let others = || {
+            same_group().next().or_else(|| {
+                let first = fits.first()?;
+                let only = fits.iter().all(|(_, saved)| saved.group == first.1.group).then_some(first)?;
+                Some(fits.iter().find(same_length).unwrap_or(only))
+            })
+        };
+        own.or_else(|| if records { others() } else { None }).map(|(position, _)| *position)
     }
 
     /// Puts a domain's arenas to rest and loads what waits for them.
-    pub(crate) fn load_pending(&mut self, index: usize) -> Result<()> {
+    pub(crate) fn load_pending(&mut self, index: usize, records: bool) -> Result<()> {
         for direction in Direction::ALL {
-            let position = self.pending_for(index, direction);
+            let position = self.pending_for(index, direction, records);
             let Some(arenas) = &mut self.domains[index].arenas else { return Ok(()) };
             let arena = &mut arenas[direction as usize];
             let first_scale = arena.options().first_scale;

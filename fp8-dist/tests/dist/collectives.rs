@@ -57,6 +57,16 @@ fn gpus_reduce_in_place_through_their_hosts() {
 }
 
 #[test]
+fn another_type_is_an_error_on_all_ranks_and_the_group_lives_on() {
+    ranks(2, |group| {
+        let mut x = fp8_kernels::ops::cast(&f32s(&[1.0, 2.0], &[2]), DType::BF16).unwrap();
+        let error = group.all_reduce_in_place("x", &mut x, ReduceOp::Sum).unwrap_err().to_string();
+        assert!(error.contains("bf16") && error.contains("f32"), "{error}");
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
 fn a_sum_is_taken_in_rank_order() {
     let values = [1e8f32, 1.0, -1e8, 1.0]; // (1e8 + 1) rounds to 1e8; any other order gives another sum
     let sums = ranks(4, |group| {

@@ -40,6 +40,13 @@ impl Known {
         Self { gpu: gpu.clone(), state: Mutex::new(State { set: vec![value > 0.0; len], readback: None }) }
     }
 
+    /// Of a copy that is queued now.
+    pub(crate) fn of_copy(&self) -> Self {
+        let mut state = self.state.lock();
+        state.receive();
+        Self { gpu: self.gpu.clone(), state: Mutex::new(State { set: state.set.clone(), readback: None }) }
+    }
+
     /// Whether a scale above 0 stands in the cell, now and when what is queued from now on runs.
     pub(crate) fn is_set(&self, index: usize) -> bool {
         let mut state = self.state.lock();

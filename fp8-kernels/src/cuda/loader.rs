@@ -27,7 +27,7 @@ const DRIVER: Wanted = Wanted {
 };
 /// CUDA 12.8, as the driver numbers it: the first whose driver has all of [`DRIVER_FUNCTIONS`].
 const OLDEST_DRIVER: i32 = 12_080;
-/// By the major version of CUDA. A driver loads what compilers of its own version and of older ones make.
+/// By the major version of CUDA, as all that has one: a driver runs what is of its own version or of an older one.
 const NVRTC: [(i32, Wanted); 2] = [
     (
         13,
@@ -52,14 +52,26 @@ const NCCL: Wanted = Wanted {
     packages: &["nvidia/nccl/lib"],
     remedy: "pip install nvidia-nccl-cu13, or nvidia-nccl-cu12 beside CUDA 12",
 };
-const CUBLASLT: [Wanted; 2] = [
-    Wanted { name: "libcublasLt.so.13", packages: &["nvidia/cu13/lib"], remedy: "pip install nvidia-cublas" },
-    Wanted {
-        name: "libcublasLt.so.12",
-        packages: &["nvidia/cublas/lib"],
-        remedy: "pip install nvidia-cublas, or nvidia-cublas-cu12",
-    },
+const CUBLASLT: [(i32, Wanted); 2] = [
+    (
+        13,
+        Wanted {
+            name: "libcublasLt.so.13",
+            packages: &["nvidia/cu13/lib"],
+            remedy: "pip install nvidia-cublas",
+        },
+    ),
+    (
+        12,
+        Wanted {
+            name: "libcublasLt.so.12",
+            packages: &["nvidia/cublas/lib"],
+            remedy: "pip install nvidia-cublas-cu12",
+        },
+    ),
 ];
+/// Where Python of the system keeps its packages, below `lib/python3…`.
+const SYSTEM_PYTHON: [&str; 2] = ["/usr/local", "/usr"];
 
 /// Folders that the linker's own search may leave out.
 const SYSTEM: [&str; 6] = [
@@ -137,6 +149,8 @@ pub(crate) struct Libraries {
     /// What stands for all libraries, instead of a search.
     library: Option<PathBuf>,
     environment: Environment,
+    /// Of CUDA, that the driver is for.
+    version: i32,
     /// Large, so opened by the first matrix product.
     cublaslt: OnceLock<CublasLt>,
 }
@@ -149,7 +163,7 @@ impl Libraries {
         }
         let library = match &self.library {
             Some(path) => open_given(path)?,
-            None => find_any(CUBLASLT.iter(), &self.environment)?,
+            None => find_any(&CUBLASLT, self.version, &self.environment)?,
         };
         // Leaked on purpose: function pointers into it are kept for the life of the process.
         let found = CublasLt::new(Box::leak(Box::new(library)))?;
@@ -182,10 +196,7 @@ pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Re
     let nvrtc = match library {
         // The same file again: a handle of its own.
         Some(path) => open_given(path),
-        None => {
-            let fit = NVRTC.iter().filter(|(major, _)| *major <= version / 1000);
-            find_any(fit.map(|(_, wanted)| wanted), environment)
-        }
+        None => find_any(&NVRTC, version, environment),
     };
     std::mem::forget(driver);
     // Leaked on purpose: function pointers into it are kept for the life of the process.
@@ -194,6 +205,7 @@ pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Re
         nvrtc,
         library: library.map(Path::to_owned),
         environment: environment.clone(),
+        version,
         cublaslt: OnceLock::new(),
     }));
     *loaded = Some(libraries);
@@ -224,10 +236,11 @@ fn open_given(path: &Path) -> Result<Library> {
     })
 }
 
-/// The first of several versions that opens; else the error of the first, with the places of all.
-fn find_any<'a>(versions: impl Iterator<Item = &'a Wanted>, environment: &Environment) -> Result<Library> {
+/// The first of several versions that opens, of those that a driver for CUDA `version` runs; else the error of the first,
+/// with the places of all.
+fn find_any(versions: &[(i32, Wanted)], version: i32, environment: &Environment) -> Result<Library> {
     let mut missing: Option<Error> = None;
-    for wanted in versions {
+    for (_, wanted) in versions.iter().filter(|(major, _)| *major <= version / 1000) {
         match find(wanted, environment) {
             Ok((library, _)) => return Ok(library),
             Err(Error::LibraryMissing { library, searched: more, remedy }) => match &mut missing {
@@ -273,7 +286,8 @@ fn candidates(wanted: &Wanted, environment: &Environment) -> Vec<PathBuf> {
     if let Some(home) = &environment.cuda_home {
         all.extend(["lib64", "compat"].map(|sub| home.join(sub).join(wanted.name)));
     }
-    for prefix in &environment.python_prefixes {
+    let system = SYSTEM_PYTHON.map(PathBuf::from);
+    for prefix in environment.python_prefixes.iter().chain(&system) {
         for packages in site_packages(prefix) {
             all.extend(wanted.packages.iter().map(|sub| packages.join(sub).join(wanted.name)));
         }
@@ -282,12 +296,13 @@ fn candidates(wanted: &Wanted, environment: &Environment) -> Vec<PathBuf> {
     all
 }
 
-/// `lib/python3.*/site-packages` of a Python environment, in order.
+/// `lib/python3.*/site-packages` of a Python environment, in order, and Debian's `dist-packages`.
 fn site_packages(prefix: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = entries
         .filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"))
-        .map(|entry| entry.path().join("site-packages"))
+        .flat_map(|entry| ["site-packages", "dist-packages"].map(|name| entry.path().join(name)))
+        .filter(|packages| packages.is_dir())
         .collect();
     found.sort();
     found
@@ -404,6 +419,18 @@ mod tests {
         ] {
             assert!(text.contains(place), "{place} not in: {text}");
         }
+    }
+
+    #[test]
+    fn versions_newer_than_the_driver_are_passed_over() {
+        let newer = Wanted { name: "libfp8-nowhere.so.13", ..NOWHERE };
+        let older = Wanted { name: "libfp8-nowhere.so.12", remedy: "look for the older", ..NOWHERE };
+        let versions = [(13, newer), (12, older)];
+        let text = |version| find_any(&versions, version, &Environment::default()).unwrap_err().to_string();
+        assert!(text(13_000).contains(".so.13") && text(13_000).contains(".so.12"), "{}", text(13_000));
+        let old = text(12_080);
+        assert!(!old.contains(".so.13") && old.contains("look for the older"), "{old}");
+        assert!(text(11_080).contains("update NVIDIA's driver"));
     }
 
     #[test]

@@ -11,8 +11,10 @@ use std::collections::HashMap;
 
 /// The epilogue that adds a bias of one value a column.
 const BIAS: u32 = 4;
-/// Sums of split products in place or in f32, never in the output's own type, which would round them.
-const EXACT_REDUCTIONS: u64 = 3;
+/// `cublasLtReductionScheme_t`: sums of split products are added up in f32, in the workspace; or in place, which is in the
+/// output's type, where that is f32.
+const REDUCTIONS_IN_F32: u64 = 2;
+const REDUCTIONS_IN_PLACE: u64 = 1;
 /// What NVIDIA recommends for kernels on Hopper and later, and before.
 const WORKSPACE: [usize; 2] = [32 << 20, 4 << 20];
 /// Plans kept at a time. A model needs a few dozen; a text that grows by a token a time, one for each length.
@@ -86,6 +88,11 @@ impl Product {
 
     fn is_fp8(&self) -> bool {
         self.left.size() == 1
+    }
+
+    /// Which ways to add up split products round no partial sum.
+    fn reductions(&self) -> u64 {
+        REDUCTIONS_IN_F32 | if self.out == Type::F32 { REDUCTIONS_IN_PLACE } else { 0 }
     }
 
     /// An FP8 output's C, which is never read, must be of a wider type: the bias's.
@@ -232,7 +239,7 @@ impl Blas {
             return Ok(plan(algo, found.workspace));
         }
         let most = WORKSPACE[usize::from(gpu.capability().0 < 9)];
-        let wishes = [(Wish::WorkspaceBytes, most as u64), (Wish::ReductionSchemes, EXACT_REDUCTIONS)];
+        let wishes = [(Wish::WorkspaceBytes, most as u64), (Wish::ReductionSchemes, product.reductions())];
         let candidates = self.tuner.candidates();
         let found = library.heuristics(self.handle, operation, layouts, &wishes, candidates).map_err(fail)?;
         let Some(mut chosen) = found.first().copied() else {

@@ -1,6 +1,7 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, same};
 use super::data::{exact, f64s, normal, tolerance};
+use super::fp8_product::Expected;
 use crate::oracle::gemm::gemm;
 use fp8_kernels::{Cell, DType, Device, Encoding, Operand, Result, Slot, Tensor, TransposePolicy, ops};
 use ops::Layout;
@@ -26,8 +27,21 @@ fn check(
     let mut dw = Tensor::full(1.0, [n, k], DType::F32, device)?;
     ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw")?;
     equal("shapes", [y.shape().matrix(), dx.shape().matrix()], [[m, n], [m, k]])?;
+    let is_fp8 = x.is_fp8();
     let value = |operand: &Operand| f64s(&operand.dequantize(DType::F32)?);
     let (x, w, dy) = (value(x)?, value(w)?, value(dy)?);
+    if is_fp8 {
+        let ones = vec![1.0; n * k];
+        for (name, got, a, b, layout, dims, added) in [
+            ("y", &y, &x, &w, Layout::Nt, [m, n, k], None),
+            ("dx", &dx, &dy, &w, Layout::Nn, [m, k, n], None),
+            ("dw", &dw, &dy, &x, Layout::Tn, [n, k, m], Some(&*ones)),
+        ] {
+            let want = Expected::new(a, b, layout, dims, added);
+            want.check(&format!("{what}: {name}"), &got.to_f32_vec()?, dims[1], DType::F32, device)?;
+        }
+        return Ok(vec![y.to_f32_vec()?, dx.to_f32_vec()?, dw.to_f32_vec()?]);
+    }
     let near = tolerance(DType::F32);
     close(&format!("{what}: y"), &y.to_f32_vec()?, &gemm(&x, &w, Layout::Nt, [m, n, k], None), n, near)?;
     close(&format!("{what}: dx"), &dx.to_f32_vec()?, &gemm(&dy, &w, Layout::Nn, [m, k, n], None), k, near)?;

@@ -21,6 +21,7 @@ mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod fp8_product;
 mod gemm;
 mod gemm_fp8;
 mod grad_norm;

@@ -12,6 +12,10 @@ const CAST: f64 = 0.85;
 const TRANSPOSING: f64 = 0.80;
 /// Of the fastest peer's speed.
 const PRODUCT: f64 = 0.98;
+/// A case that moves fewer bytes waits for its launch, too, and has no mark against a copy.
+const LEAST_BYTES: f64 = 64e6;
+/// How the note of a case begins that no graph could be recorded of.
+const NOT_RECORDED: &str = "queued: ";
 /// µs for 640 slots.
 const SCALES: f64 = 6.0;
 /// The layer of width 4096 in FP8 as a graph: µs, and times as fast as ours in bf16.
@@ -88,7 +92,7 @@ fn line(text: &mut String, row: &Row, rows: &[Row], mark: Option<Mark>) {
         Some(Mark { text, reached }) => (text, if reached { "reached" } else { "missed" }),
         None => (String::new(), ""),
     };
-    let note = if row.us.is_none() { format!("{verdict} {}", row.note) } else { verdict.to_owned() };
+    let note = if row.note == "graph" { verdict.to_owned() } else { format!("{verdict} {}", row.note) };
     let _ = writeln!(
         text,
         "| {} | {} | {} | {} | {} | {} | {} | {} | {mark} | {} |",
@@ -110,7 +114,7 @@ fn is_ours(row: &Row) -> bool {
 
 /// What a row of ours is to reach, the tuned one where there are two.
 fn mark(row: &Row, rows: &[Row]) -> Option<Mark> {
-    let us = row.us?;
+    let us = row.us.filter(|_| !row.note.starts_with(NOT_RECORDED))?;
     let is_better =
         |of: &&Row| is_ours(of) && of.by != OURS && of.section == row.section && of.case == row.case;
     if row.by == OURS && rows.iter().any(|of| is_better(&of) && of.us.is_some()) {
@@ -119,14 +123,19 @@ fn mark(row: &Row, rows: &[Row]) -> Option<Mark> {
     let at_least = |ratio: f64, wanted: f64, of: &str| {
         Some(Mark { text: format!("{ratio:.2}, at least {wanted:.2} {of}"), reached: ratio >= wanted })
     };
-    // The fastest of the peers that `fits`.
-    let fastest = |fits: &dyn Fn(&str) -> bool| {
+    // Of the peers that do the same by one product, and as a graph.
+    let fastest = || {
         let peers = rows.iter().filter(|of| of.section == row.section && of.case == row.case && !is_ours(of));
-        peers.filter(|of| fits(&of.by)).filter_map(|of| of.us).min_by(f64::total_cmp)
+        let alike = peers.filter(|of| !of.by.ends_with("+ add") && !of.note.starts_with(NOT_RECORDED));
+        alike.filter_map(|of| of.us).min_by(f64::total_cmp)
     };
     match &*row.section {
         "memory" => {
             let ratio = row.ratio_to_copy?;
+            // GB/s times µs are kilobytes.
+            if row.gb_per_s.is_some_and(|speed| speed * us * 1e3 < LEAST_BYTES) {
+                return None;
+            }
             let what = row.case.split_once(' ')?.0;
             match what {
                 "cast" => at_least(ratio, CAST, "of the copy"),
@@ -138,7 +147,7 @@ fn mark(row: &Row, rows: &[Row]) -> Option<Mark> {
         "scales" if row.case.starts_with("640 ") => {
             Some(Mark { text: format!("at most {SCALES} µs"), reached: us <= SCALES })
         }
-        "gemm" if row.case.ends_with("fp8") => at_least(fastest(&|_| true)? / us, PRODUCT, "of the fastest"),
+        "gemm" if row.case.ends_with("fp8") => at_least(fastest()? / us, PRODUCT, "of the fastest"),
         "layer" if row.case.ends_with("fp8 graph") && row.case.starts_with("h4096 ") => {
             let stem = row.case.trim_end_matches("fp8 graph");
             let bf16 = |how| format!("{stem}bf16 {how}");
@@ -151,9 +160,9 @@ fn mark(row: &Row, rows: &[Row]) -> Option<Mark> {
             })
         }
         "layer" if row.case.ends_with("fp8 graph") && row.case.starts_with("h1024 ") => {
-            // Peers have their eager rows under the name of ours.
             let eager = rows.iter().filter(|of| {
-                of.by.contains("eager") && of.section == row.section && of.case.starts_with("h1024 ")
+                let is_alike = of.section == row.section && of.case.starts_with("h1024 ");
+                is_alike && of.case.ends_with(" eager") && !is_ours(of)
             });
             let eager = eager.filter_map(|of| of.us).min_by(f64::total_cmp)?;
             at_least(eager / us, SMALL_LAYER, "x eager peers")
@@ -181,6 +190,42 @@ mod tests {
         assert_eq!(marked(&cast("cast f32 8192x8192", 0.84), &[]), Some(false));
         assert_eq!(marked(&cast("cast+T 8192x8192", 0.84), &[]), Some(true));
         assert_eq!(marked(&cast("dequantize 8192x8192", 0.5), &[]), None);
+    }
+
+    #[test]
+    fn what_waits_for_its_launch_has_no_mark_against_the_copy() {
+        let cast = |gb_per_s| Row {
+            ratio_to_copy: Some(0.7),
+            gb_per_s: Some(gb_per_s),
+            ..row("memory", "cast 2048x2048", OURS, 10.0)
+        };
+        assert_eq!(marked(&cast(1260.0), &[]), None);
+        assert_eq!(marked(&cast(6500.0), &[]), Some(false));
+    }
+
+    #[test]
+    fn rows_that_no_graph_was_recorded_of_have_no_mark_give_none_and_say_why() {
+        let ours = row("gemm", "c fp8", OURS, 20.0);
+        let slow = Row { note: "queued: no memory".into(), ..row("gemm", "c fp8", "a", 90.0) };
+        let sum = row("gemm", "c fp8", "torch._scaled_mm + add", 30.0);
+        assert_eq!(marked(&ours, &[slow.clone(), sum.clone()]), None);
+        assert_eq!(marked(&ours, &[slow.clone(), sum, row("gemm", "c fp8", "b", 21.0)]), Some(true));
+        let refused = Row { note: "queued: refused".into(), ..ours };
+        assert_eq!(marked(&refused, &[row("gemm", "c fp8", "b", 21.0)]), None);
+        let text = markdown(&[refused, slow]);
+        assert!(text.contains("queued: refused") && text.contains("queued: no memory"), "{text}");
+    }
+
+    #[test]
+    fn the_small_layer_has_to_beat_every_eager_peer() {
+        let rows = [
+            row("layer", "h1024 s2048 b1 fp8 graph", OURS, 1000.0),
+            row("layer", "h1024 s2048 b1 fp8 eager", OURS, 1500.0),
+            row("layer", "h1024 s2048 b1 bf16 eager", "torch eager", 4000.0),
+            row("layer", "h1024 s2048 b1 fp8 eager", "Transformer Engine", 2900.0),
+        ];
+        assert_eq!(marked(&rows[0], &rows), Some(false));
+        assert_eq!(marked(&rows[0], &rows[..3]), Some(true));
     }
 
     #[test]

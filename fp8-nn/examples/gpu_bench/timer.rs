@@ -175,7 +175,7 @@ impl Bench {
         prepare: &mut dyn FnMut() -> Result,
     ) -> Result {
         match self.replay(mode, sets, launch, prepare) {
-            Ok((times, how)) => self.record(section, case, times, work, how),
+            Ok((times, how)) => self.record(section, case, times, work, &how),
             Err(error) => {
                 self.fail(&format!("{section} {case}"), &error.to_string());
                 let note = format!("failed: {error}");
@@ -190,14 +190,14 @@ impl Bench {
         }
     }
 
-    /// Median and least µs of a launch.
+    /// Median and least µs of a launch, and how it was launched: where no graph could be recorded, with the reason.
     fn replay(
         &self,
         mode: Mode,
         sets: usize,
         launch: &mut dyn FnMut(usize) -> Result<Kept>,
         prepare: &mut dyn FnMut() -> Result,
-    ) -> Result<([f64; 2], &'static str)> {
+    ) -> Result<([f64; 2], String)> {
         let mut kept: Vec<Option<Kept>> = (0..sets).map(|_| None).collect();
         let mut queue = |launches: usize| -> Result {
             for index in 0..launches {
@@ -219,22 +219,32 @@ impl Bench {
         let affordable = PATIENCE / ((self.replays() + WARM) as f64 * one.max(1e-7));
         let launches = if self.dry { 2 } else { (affordable as usize).clamp(1, LAUNCHES) };
 
+        let mut how = "queued".to_owned();
         let graph: Option<Graph> = match mode {
             Mode::Queued => None,
             Mode::Graph => {
                 prepare()?;
                 let recorded = self.device.capture(|| queue(launches));
                 match recorded {
-                    Ok((graph, ())) => Some(graph),
+                    Ok((graph, ())) => {
+                        how = "graph".to_owned();
+                        Some(graph)
+                    }
                     // On the device of a dry run everything has to be possible that is meant to be.
                     Err(error) if self.dry => return Err(error),
-                    Err(_) => None,
+                    Err(error) => {
+                        how = format!("queued: {error}");
+                        println!("not recorded: {error}");
+                        None
+                    }
                 }
             }
         };
         let mut times = Vec::new();
         for round in 0..self.replays() + WARM {
             prepare()?;
+            // What was prepared must not hide how long it takes to launch a graph.
+            self.device.synchronize()?;
             let start = self.event()?;
             match &graph {
                 Some(graph) => graph.replay()?,
@@ -247,7 +257,7 @@ impl Bench {
             }
         }
         self.device.synchronize()?;
-        Ok((middle(&mut times), if graph.is_some() { "graph" } else { "queued" }))
+        Ok((middle(&mut times), how))
     }
 
     fn replays(&self) -> usize {

@@ -12,7 +12,8 @@ use crate::train::{Metadata, Run, Trainer};
 pub(crate) struct Config {
     pub(crate) settings: Settings,
     pub(crate) place: Place,
-    pub(crate) threads: usize,
+    /// All cores, or what rayon's variable says, if not given.
+    pub(crate) threads: Option<usize>,
     pub(crate) corpus: Corpus,
     pub(crate) report_dir: PathBuf,
     pub(crate) save: Option<PathBuf>,
@@ -52,7 +53,6 @@ impl Config {
             return Err(Failure::input(sentence.to_owned()));
         }
         let stop_at = stop_at(&options, settings.steps, &runs)?;
-        let all_cores = std::thread::available_parallelism().map_or(1, usize::from);
         let save = match (&options.save, options.stop_after) {
             (Some(dir), _) => Some(dir.clone()),
             (None, Some(_)) => Some(options.report_dir.join("checkpoint")),
@@ -61,7 +61,7 @@ impl Config {
         Ok(Self {
             settings,
             place: Place { device: options.device, graph: options.graph },
-            threads: options.threads.unwrap_or(all_cores),
+            threads: options.threads,
             corpus,
             report_dir: options.report_dir,
             save,

@@ -65,8 +65,7 @@ fn run() -> Result<(), Failure> {
         }
     };
     ctrlc::set_handler(handler).map_err(|error| Failure::training(format!("Ctrl-C: {error}")))?;
-    let threads = rayon::ThreadPoolBuilder::new().num_threads(config.threads).build();
-    let threads =
-        threads.map_err(|error| Failure::training(format!("--threads {}: {error}", config.threads)))?;
+    let threads = rayon::ThreadPoolBuilder::new().num_threads(config.threads.unwrap_or(0)).build();
+    let threads = threads.map_err(|error| Failure::training(format!("starting threads: {error}")))?;
     threads.install(|| job::run::<Session>(&config, &interrupt, &mut std::io::stdout()))
 }

@@ -32,7 +32,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) graph: bool,
 
-    /// CPU threads; they change the speed, not one bit of the results [default: all cores]
+    /// CPU threads; they change the speed, not one bit of the results [default: RAYON_NUM_THREADS, or all cores]
     #[arg(long, value_name = "N", value_parser = count::<1024>)]
     pub(crate) threads: Option<usize>,
 

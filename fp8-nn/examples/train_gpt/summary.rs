@@ -127,7 +127,7 @@ impl Summary {
             tokens: config.stop_at as u64 * tokens_per_step as u64,
             seed: settings.seed,
             device: trainer.device(),
-            threads: config.threads,
+            threads: rayon::current_num_threads(),
             dtype: settings.dtype.to_string(),
             recipe: settings.recipe.to_string(),
             layers: settings.layers,

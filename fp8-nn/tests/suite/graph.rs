@@ -245,6 +245,77 @@ fn first_steps_are_refused_and_change_nothing() {
 }
 
 #[test]
+fn a_recording_that_fails_leaves_no_weights_behind() {
+    let (mut training, mut other) = (Training::new(delayed()), Training::new(delayed()));
+    for step in 0..3 {
+        assert_eq!(training.eager(step), other.eager(step));
+    }
+    // Its forward is committed: weights have codes that nothing has written.
+    let Training { model, scaling, recipe, ids, targets, .. } = &mut training;
+    let refused = error(device().capture(|| {
+        let mut cx = scaling.autocast(recipe)?;
+        let (loss, _) = model.loss(&mut cx, ids, targets)?;
+        cx.commit()?;
+        loss.item().map(drop).map_err(Error::from)
+    }));
+    assert!(refused.contains("cannot be recorded"), "{refused}");
+    assert_eq!(training.evaluate(), other.evaluate());
+    assert_eq!(training.eager(3), other.eager(3));
+}
+
+#[test]
+fn a_recorded_step_does_not_go_on_without_scales() {
+    let mut training = Training::new(delayed());
+    for step in 0..2 {
+        training.eager(step);
+    }
+    let (graph, results) = device().capture(|| training.queue(rate(2))).unwrap();
+    graph.replay().unwrap();
+    let steps = training.optimizer.steps();
+    training.scaling.load_state(&Default::default()).unwrap();
+    let refused = error(graph.replay().map_err(Error::from));
+    assert!(refused.contains("lost their scales"), "{refused}");
+    assert_eq!(training.optimizer.steps(), steps, "counters are as they were");
+    // A step that calibrates, and it goes on as it would have without the graph.
+    let updates = |training: &Training| training.scaling.state().unwrap().arenas[0].updates;
+    assert_eq!(updates(&training), 0);
+    training.eager(3);
+    graph.replay().unwrap();
+    assert!(results[0].item().unwrap().is_finite());
+    assert_eq!(updates(&training), 2);
+}
+
+#[test]
+fn a_recorded_step_computes_again_what_was_not_kept() {
+    let run = |is_recorded: bool| {
+        let mut model = Recompute { inner: block("block", 1) };
+        let mut scaling = Scaling::new(&model, &device()).unwrap();
+        let (mut x, dy) = (noise([2, 6, 32], 1), noise([2, 6, 32], 2));
+        let recipe = delayed();
+        let mut queue =
+            |x: &Tensor| step(&mut scaling, &recipe, &AutocastOptions::default(), &mut model, x, &dy);
+        let mut out = Vec::new();
+        for _ in 0..2 {
+            let (y, dx) = queue(&x).unwrap();
+            out.push([bits(&y), bits(&dx)]);
+        }
+        let recorded = is_recorded.then(|| device().capture(|| queue(&x)).unwrap());
+        for seed in 3..5 {
+            x.write(&values(&noise([2, 6, 32], seed)), "x").unwrap();
+            out.push(match &recorded {
+                None => queue(&x).map(|(y, dx)| [bits(&y), bits(&dx)]).unwrap(),
+                Some((graph, (y, dx))) => {
+                    graph.replay().unwrap();
+                    [bits(y), bits(dx)]
+                }
+            });
+        }
+        (out, grads(&model))
+    };
+    assert!(run(false).0 == run(true).0);
+}
+
+#[test]
 fn what_a_graph_cannot_hold_is_refused() {
     let x = noise([4, 4], 1);
     let mut training = Training::new(delayed());

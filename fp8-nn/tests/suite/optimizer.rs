@@ -233,3 +233,27 @@ fn a_parameter_keeps_its_shape_and_dtype() {
     p.set(noise([2, 3], 2)).unwrap();
     assert_ne!(p.version(), version);
 }
+
+#[test]
+fn parameters_that_something_else_set_are_taken_over_when_asked_for() {
+    for reloads in [false, true] {
+        let mut model = fc(DType::BF16);
+        let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+        optimizer.reload_params(&model).unwrap(); // it has no copies yet
+        optimizer.step(&mut model, 0.01).unwrap();
+        let before = parameter_bits(&model);
+        let set = model.visit_mut(&mut |parameter| {
+            let value = noise(*parameter.tensor().shape(), 99);
+            parameter.set(fp8_nn::fp8_kernels::ops::cast(&value, DType::BF16)?)
+        });
+        set.unwrap();
+        let value = parameter_bits(&model);
+        assert!(value != before);
+        if reloads {
+            optimizer.reload_params(&model).unwrap();
+        }
+        // Nothing moves at a rate of 0 but to what the optimizer goes on from.
+        optimizer.step(&mut model, 0.0).unwrap();
+        assert!(parameter_bits(&model) == if reloads { value } else { before }, "{reloads}");
+    }
+}

@@ -15,9 +15,9 @@ pub(crate) fn device() -> Device {
     DEVICE.with(Device::clone)
 }
 
-/// As many repetitions as the device has time for: fewer on one that is simulated.
-pub(crate) fn unless_simulated<T>(all: T, fewer: T) -> T {
-    if device().is_simulated() { fewer } else { all }
+/// As many repetitions as the device has time for, fewer on one that is simulated; what sums may be off by on either.
+pub(crate) fn unless_simulated<T>(hardware: T, simulated: T) -> T {
+    if device().is_simulated() { simulated } else { hardware }
 }
 
 pub(crate) fn rng(seed: u64) -> ChaCha8Rng {

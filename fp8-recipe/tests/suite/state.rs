@@ -75,7 +75,7 @@ fn a_longer_history_gets_zeros_on_its_old_side_a_shorter_one_keeps_the_newest_ro
     {
         let mut resumed = scaling(&["a"]);
         resumed.load_state(&saved.state().unwrap()).unwrap();
-        resumed.eval(&with_len(len)).unwrap().commit().unwrap();
+        resumed.autocast(&with_len(len)).unwrap().discard().unwrap();
         assert_eq!(slot_state(&resumed, &input("a")), (scale, window.to_vec()), "length {len}");
         assert_eq!(updates(&resumed, Direction::Forward), [3]);
     }
@@ -109,10 +109,13 @@ fn loading_takes_the_place_of_what_was_there() {
     assert_eq!(scaling.state().unwrap(), empty.state().unwrap());
 }
 
-#[test]
-fn state_loads_into_a_run_without_the_group() {
-    #[derive(Debug)]
-    struct Alone;
+/// A group of one rank.
+#[derive(Debug)]
+struct Alone;
+
+mod alone {
+    use super::Alone;
+
     impl fp8_recipe::AmaxGroup for Alone {
         fn id(&self) -> &str {
             "dp"
@@ -128,10 +131,41 @@ fn state_loads_into_a_run_without_the_group() {
         }
         fn poison(&self, _: &str) {}
     }
+}
+
+fn in_a_group() -> AutocastOptions {
+    AutocastOptions { amax_reduction_group: Some(std::sync::Arc::new(Alone)), ..Default::default() }
+}
+
+#[test]
+fn an_evaluation_leaves_the_state_to_the_training_that_goes_on() {
+    let (mut saved, recipe) = (scaling(&["a"]), with_len(4));
+    let train = |scaling: &mut Scaling, amax: f32| {
+        let mut cx = scaling.scope(&recipe, &in_a_group()).unwrap();
+        let scale = scale_of(&forward(&mut cx, &input("a"), &[amax]).0);
+        cx.commit().unwrap();
+        scale
+    };
+    train(&mut saved, 7.0);
+    let state = saved.state().unwrap();
+    assert_eq!(train(&mut saved, 1.0), 64.0);
+    // Without the group, and with another length besides: neither is that training.
+    for evaluate in [
+        |scaling: &mut Scaling| drop(scaling.eval(&with_len(4)).unwrap()),
+        |scaling: &mut Scaling| drop(scaling.eval(&with_len(6)).unwrap()),
+    ] {
+        let mut resumed = scaling(&["a"]);
+        resumed.load_state(&state).unwrap();
+        evaluate(&mut resumed);
+        assert_eq!(train(&mut resumed, 1.0), 64.0);
+        assert_eq!(resumed.state().unwrap(), saved.state().unwrap());
+    }
+}
+
+#[test]
+fn state_loads_into_a_run_without_the_group() {
     let (mut saved, mut resumed, recipe) = (scaling(&["a"]), scaling(&["a"]), Recipe::from(short()));
-    let group = Some(std::sync::Arc::new(Alone) as _);
-    let options = AutocastOptions { amax_reduction_group: group, ..Default::default() };
-    let mut cx = saved.scope(&recipe, &options).unwrap();
+    let mut cx = saved.scope(&recipe, &in_a_group()).unwrap();
     forward(&mut cx, &input("a"), &[7.0]);
     cx.commit().unwrap();
     assert_eq!(saved.state().unwrap().arenas[0].group.as_deref(), Some("dp"));
