@@ -31,7 +31,7 @@ use clap::{Parser, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
-  cargo xtask test                        all that CI checks
+  cargo xtask test                        what CI's main job checks
   cargo xtask test --fast                 the same without docs, examples and benches
   cargo xtask bench codec --peers         the codec's speed, beside other libraries'";
 
@@ -45,7 +45,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Everything CI checks: format, lints, tests, docs, examples, benches once (minutes, from nothing about ten)
+    /// What CI's main job checks: format, lints, tests, docs, examples, benches once (minutes, from nothing about ten)
     Test(test::Test),
     /// Rules the compiler does not know: sizes of files, stray words, licences (a second; part of `test`)
     Tidy,
@@ -71,7 +71,7 @@ enum Task {
     Neon(neon::Neon),
     /// Runs criterion benches of the crates (a minute or two each)
     Bench(bench::Bench),
-    /// Compares the codec with an independent oracle over whole input spaces (minutes, with --release)
+    /// Compares the codec with an independent oracle over whole input spaces (minutes; builds itself optimized)
     Exhaustive(exhaustive::Exhaustive),
 }
 

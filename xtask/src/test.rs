@@ -1,4 +1,4 @@
-//! `cargo xtask test`: all that CI checks.
+//! `cargo xtask test`: what CI's main job checks.
 //!
 //! Everything is built in the dev profile (the workspace optimized a little, its dependencies fully) with one set
 //! of features, so that tests, doc tests, examples and benches share one build; only lints and docs check the
