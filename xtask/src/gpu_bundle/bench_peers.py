@@ -5,7 +5,8 @@ Prints a row of JSON per measurement, under the section and case names of gpu_be
 not installed is skipped by name; a case that fails is a row that says why. Needs torch and a GPU; --list needs neither.
 
 The clock is gpu_bench's: a CUDA graph of 20 launches over buffers of more than three L2 caches, replayed between events,
-the median of 15. Each compiled function is compiled for one shape.
+the median of 15. What cannot be recorded is queued call by call, and its note says why. Each compiled function is compiled
+for one shape.
 
 Of Transformer Engine, te.Linear (host) and te.TransformerLayer (layer) are measured here, the functions of its core library
 by bench_te_core.py. gpu_bench and these peers run in separate processes, one after the other: clocks and temperature may
@@ -67,6 +68,11 @@ def products(torch, dry):
 # ---- the clock -------------------------------------------------------------------------------------------------------
 
 
+def reason(error):
+    """Its type and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
 def write(row, out):
     """Prints a row, and adds it to a file."""
     line = json.dumps(row)
@@ -113,8 +119,7 @@ class Bench:
 
     def fail(self, section, case, by, error):
         self.failures += 1
-        text = f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        write({"section": section, "case": case, "by": by, "note": text[:300]}, self.out)
+        write({"section": section, "case": case, "by": by, "note": f"failed: {reason(error)}"[:300]}, self.out)
         with contextlib.suppress(Exception):  # of a device that does not recover
             self.torch.cuda.empty_cache()
 
@@ -147,13 +152,19 @@ class Bench:
             launches = max(1, min(LAUNCHES, int(PATIENCE / ((WARM + REPLAYS) * one))))
             run, note = (lambda: queue(launches)), "queued"
             if graph:
+                cause = None
                 try:
                     recorded = torch.cuda.CUDAGraph()
                     with torch.cuda.graph(recorded, stream=stream):
-                        queue(launches)
+                        try:
+                            queue(launches)
+                        except Exception as error:  # the end of the recording then fails too, and says less
+                            cause = reason(error)
+                            raise
                     run, note = recorded.replay, "graph"
-                except Exception:  # what cannot be recorded is queued
-                    torch.cuda.synchronize()
+                except Exception as error:  # what cannot be recorded is queued
+                    note = f"queued: {cause or reason(error)}"[:200]
+                    self.after_failed_recording()
             times = []
             for index in range(WARM + REPLAYS):
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -165,6 +176,14 @@ class Bench:
                     times.append(begin.elapsed_time(end) * 1e3 / launches)
         times.sort()
         return times[len(times) // 2], times[0], note
+
+    def after_failed_recording(self):
+        """Torch's generator still takes the stream for one that records, and would refuse the next random numbers."""
+        torch = self.torch
+        with contextlib.suppress(Exception):
+            fresh = torch.Generator(device=self.device).graphsafe_get_state()
+            torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
+        torch.cuda.synchronize()
 
     def time(self, section, case, by, sets, launch, size=None, flops=None, graph=True):
         try:
@@ -328,15 +347,17 @@ def adamw(bench):
 def gemm(bench):
     torch = bench.torch
     one = torch.ones((), device=bench.device)
+    accumulates = addmm_accumulates(bench)
 
     def product(case, m, n, k, left, kind):
+        add = " + add" if kind == "accumulate" else ""
         sets, flops = bench.sets(m * k + n * k + 2 * m * n), 2.0 * m * n * k
         try:
             a = [bench.fp8(m, k, dtype=left) for _ in range(sets)]
             b = [bench.fp8(n, k) for _ in range(sets)]
             out = [torch.zeros(m, n, device=bench.device) for _ in range(sets)] if kind == "accumulate" else None
         except Exception as error:
-            bench.fail("gemm", f"{case} fp8", "torch._scaled_mm", error)
+            bench.fail("gemm", f"{case} fp8", f"torch._scaled_mm{add}", error)
             return
 
         def scaled(i):
@@ -346,20 +367,34 @@ def gemm(bench):
             )
             return out[i].add_(y) if out else y
 
-        bench.time("gemm", f"{case} fp8", "torch._scaled_mm", sets, scaled, flops=flops)
+        bench.time("gemm", f"{case} fp8", f"torch._scaled_mm{add}", sets, scaled, flops=flops)
         if case.endswith("split"):
             return
         del a, b
         a, b = [bench.normal(m, k) for _ in range(sets)], [bench.normal(n, k) for _ in range(sets)]
 
         def high(i):
+            if out and accumulates:
+                return torch.addmm(out[i], a[i], b[i].t(), out_dtype=torch.float32, out=out[i])
             y = a[i] @ b[i].t()
             return out[i].add_(y) if out else y
 
-        bench.time("gemm", f"{case} bf16", "torch", sets, high, flops=flops)
+        by = "torch.addmm" if out and accumulates else f"torch{add}"
+        bench.time("gemm", f"{case} bf16", by, sets, high, flops=flops)
 
     for case, (m, n, k), left, kind in products(torch, bench.dry):
         product(case, m, n, k, left, kind)
+
+
+def addmm_accumulates(bench):
+    """Whether torch.addmm adds a product of bf16 matrices to an f32 matrix in place."""
+    torch = bench.torch
+    try:
+        a, y = torch.ones(16, 16, dtype=torch.bfloat16, device=bench.device), torch.ones(16, 16, device=bench.device)
+        torch.addmm(y, a, a.t(), out_dtype=torch.float32, out=y)
+        return bool((y == 17).all())
+    except Exception:
+        return False
 
 
 def attention(bench):
@@ -427,23 +462,22 @@ def host(bench):
         model = torch.nn.Linear(side, side, device=bench.device, dtype=torch.bfloat16)
         x = bench.normal(side, side)
         wall_clock(bench, f"linear {side} bf16", "torch", lambda: model(x))
-        convert = torchao_convert()
+        convert, by = torchao_convert(), "torchao, weight cast each call"
         if convert:
             try:
                 ours = convert(torch.nn.Sequential(model))
-                wall_clock(bench, f"linear {side} fp8", "torchao", lambda: ours(x))
+                wall_clock(bench, f"linear {side} fp8", by, lambda: ours(x))
             except Exception as error:
-                bench.fail("host", f"linear {side} fp8", "torchao", error)
+                bench.fail("host", f"linear {side} fp8", by, error)
         te, recipe = transformer_engine()
         if te:
             try:
                 theirs = te.Linear(side, side, params_dtype=torch.bfloat16)
-
-                def call():
-                    with te.fp8_autocast(enabled=True, fp8_recipe=recipe):
-                        return theirs(x)
-
-                wall_clock(bench, f"linear {side} fp8", "Transformer Engine", call)
+                # One scope, and one cast of the weight, as in ours.
+                with te.fp8_autocast(enabled=True, fp8_recipe=recipe):
+                    theirs(x, is_first_microbatch=True)
+                    call = lambda: theirs(x, is_first_microbatch=False)
+                    wall_clock(bench, f"linear {side} fp8", "Transformer Engine", call)
             except Exception as error:
                 bench.fail("host", f"linear {side} fp8", "Transformer Engine", error)
 
@@ -501,16 +535,17 @@ def layer(bench):
         x, dy = bench.normal(batch, length, hidden), bench.normal(batch, length, hidden)
         x.requires_grad_()
 
-        def measure(case, by, model):
+        def measure(case, by, model, graph):
             def step(_):
+                # Gradients are made before the recording, which adds to them in place.
                 model(x).backward(dy)
 
-            bench.time("layer", f"{name} s{length} b{batch} {case}", by, 1, step, flops=flops, graph=False)
+            bench.time("layer", f"{name} s{length} b{batch} {case}", by, 1, step, flops=flops, graph=graph)
             x.grad = None
 
-        def attempt(case, by, make):
+        def attempt(case, by, make, graph=False):
             try:
-                measure(case, by, make())
+                measure(case, by, make(), graph)
             except Exception as error:
                 bench.fail("layer", f"{name} s{length} b{batch} {case}", by, error)
 
@@ -518,10 +553,11 @@ def layer(bench):
         if bench.eager:
             attempt("bf16 eager", "torch eager", plain)
         if bench.compiled:
-            attempt("bf16 graph", "torch.compile", lambda: torch.compile(plain(), dynamic=False))
+            attempt("bf16 graph", "torch.compile", lambda: torch.compile(plain(), dynamic=False), graph=True)
         convert = torchao_convert() if bench.compiled else None
         if convert:
-            attempt("fp8 graph", "torchao, compiled", lambda: torch.compile(convert(plain()), dynamic=False))
+            make = lambda: torch.compile(convert(plain()), dynamic=False)
+            attempt("fp8 graph", "torchao, compiled", make, graph=True)
         te, recipe = transformer_engine() if bench.eager else (None, None)
         if te:
 

@@ -4,10 +4,13 @@
 Its functions (nvte_*) are called through ctypes, on torch's buffers and with bench_peers.py's clock; Transformer Engine's
 Python packages are not needed, only libtransformer_engine.so, which FP8_TE_LIBRARY can name. What a case computes is
 compared with what torch computes before it is timed: a case that differs is a row that says so. The library ends the process
-if a check of its own fails; cases therefore run in a child, which is started again behind a case that ended it.
+if a check of its own fails; cases therefore run in a child, which is started again behind a case that ended it or that took
+too long.
 """
 
 import argparse
+import contextlib
+import ctypes
 import importlib.metadata
 import json
 import os
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 import bench_peers
 import te_core
@@ -23,6 +27,8 @@ import te_core_cases
 
 # A child ends with this after a case from which the device does not recover.
 AGAIN = 75
+# Seconds that a case may take.
+CASE_LIMIT = 120
 
 
 def version():
@@ -47,7 +53,14 @@ def headers(folders):
 # ---- the child ------------------------------------------------------------------------------------------------------
 
 
+def die_with_parent():
+    pr_set_pdeathsig = 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 def child(options):
+    die_with_parent()
     try:
         import torch
     except ImportError as error:
@@ -68,8 +81,9 @@ def child(options):
     for section in options.section:
         for case, by, make in te_core_cases.SECTIONS[section](env):
             if index >= options.first:
-                with open(options.progress, "w", encoding="utf-8") as progress:
+                with open(options.progress + ".tmp", "w", encoding="utf-8") as progress:
                     json.dump({"index": index, "section": section, "case": case, "by": by}, progress)
+                os.replace(options.progress + ".tmp", options.progress)
                 if not measure(env, section, case, by, make):
                     return AGAIN
             index += 1
@@ -101,8 +115,33 @@ def measure(env, section, case, by, make):
 # ---- the parent -----------------------------------------------------------------------------------------------------
 
 
-def run_child(arguments):
-    """Its exit code, and why it ended if the library said so."""
+def read_progress(file):
+    """The case that a child was last at."""
+    with contextlib.suppress(OSError, ValueError), open(file, encoding="utf-8") as progress:
+        return json.load(progress)
+    return None
+
+
+def wait(process, first, progress):
+    """Its exit code; None if a case took too long, and it was killed."""
+    index, since = None, 0.0
+    while True:
+        try:
+            return process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            at = read_progress(progress)
+        if not at or at["index"] < first:
+            continue
+        if at["index"] != index:
+            index, since = at["index"], time.monotonic()
+        elif time.monotonic() - since > CASE_LIMIT:
+            process.kill()
+            process.wait()
+            return None
+
+
+def run_child(arguments, first, progress):
+    """Its exit code as of `wait`, and why it ended if the library said so."""
     process = subprocess.Popen(
         [sys.executable, os.path.abspath(__file__), "--child", *arguments], stderr=subprocess.PIPE, text=True, errors="replace"
     )
@@ -118,7 +157,7 @@ def run_child(arguments):
     listener = threading.Thread(target=listen)
     listener.start()
     try:
-        code = process.wait()
+        code = wait(process, first, progress)
     finally:
         process.kill()
         listener.join()
@@ -126,6 +165,8 @@ def run_child(arguments):
 
 
 def parent(options):
+    # So that what is below ends its child.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
         progress = os.path.join(folder, "progress")
         first = 0
@@ -134,19 +175,22 @@ def parent(options):
             arguments += [f"--section={section}" for section in options.section]
             arguments += ["--dry-run"] if options.dry_run else []
             arguments += ["--out", options.out] if options.out else []
-            code, said = run_child(arguments)
+            code, said = run_child(arguments, first, progress)
             if code == 0:
                 return 0
-            try:
-                with open(progress, encoding="utf-8") as file:
-                    at = json.load(file)
-            except (OSError, ValueError):
+            at = read_progress(progress)
+            if at is None:
                 return code if code > 0 else 1  # it ended before its first case, and said why
             if at["index"] < first:
                 return 1
+            if code is None:
+                end = f"stopped after {CASE_LIMIT} s"
+            elif code < 0:
+                end = f"ended by signal {signal.Signals(-code).name}: {said}"
+            else:
+                end = f"ended by exit code {code}: {said}"
             if code != AGAIN:
-                end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                note = f"failed: ended by {end}: {said}"[:300]
+                note = f"failed: {end}"[:300]
                 bench_peers.write({"section": at["section"], "case": at["case"], "by": at["by"], "note": note}, options.out)
             first = at["index"] + 1
 
@@ -176,7 +220,13 @@ def main():
         except te_core.Unavailable as error:
             sys.exit(str(error))
         return 0
-    return child(options) if options.child else parent(options)
+    if not options.child:
+        return parent(options)
+    code = child(options)
+    # Not by the way of the library's destructors: a crash there is no case's failure.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -6,20 +6,23 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
 
 readonly ALL="smoke conformance stress recipe layers nccl training benchmarks peers te"
 # What matters most comes first, for time may run out.
-readonly SECTIONS="gemm memory scales adamw attention host layer"
+readonly SECTIONS="gemm layer memory attention scales adamw host"
 # Those of them in which torch compiles many functions, which may take minutes.
 readonly COMPILED="layer scales memory"
 # Those that Transformer Engine's core library has functions for.
 readonly CORE="gemm memory scales adamw host"
 # Seconds a suite may take: below the ten minutes after which some machines end a command.
 readonly LIMIT=530
+# Of these, a section: one that hangs leaves time to the others. The second is for what compiles, and for what ends a case
+# that hangs by itself.
+readonly SECTION_LIMIT=150 LONG_LIMIT=300
 
 usage() {
     cat <<END
 usage: run.sh [SUITE...] [--out DIR] [--simulate] [--list]
 
-Runs all suites, or those named, and writes DIR/results.json and DIR/results.md after each.
-The exit code is 0 if nothing failed.
+Runs all suites, or those named, and writes DIR/results.json and DIR/results.md after each. What other calls with the
+same DIR found stays in there, until its suite runs again. The exit code is 0 if nothing failed in this call.
 
   --out DIR    where results, logs and the unpacked programs go [default: results beside run.sh]
   --simulate   use the simulated GPU that is in this folder: small sizes, nothing timed
@@ -155,7 +158,9 @@ use_simulator() {
 
 # ---- results ------------------------------------------------------------------------------------------------------
 
-rows=() table= failed=0 clocks=
+# Rows of this call; those of earlier ones too are in suites.jsonl.
+rows=() failed=0 clocks=
+simulated=$([ $simulate = yes ] && echo true || echo false)
 started=$(date -u +%Y-%m-%dT%H:%M:%SZ)
 
 text() { # a JSON string
@@ -164,44 +169,64 @@ text() { # a JSON string
 
 # suite, step, status, seconds, passed, failed, ignored, remark
 record() {
-    local row remark=$8
-    row=$(printf '{"suite": %s, "step": %s, "status": "%s", "seconds": %s, "passed": %s, "failed": %s, "ignored": %s, "remark": %s%s}' \
-        "$(text "$1")" "$(text "$2")" "$3" "$4" "$5" "$6" "$7" "$(text "$8")" "${clocks:+, \"gpu\": {$clocks\}}")
+    local row
+    row=$(printf '{"suite": %s, "step": %s, "status": "%s", "seconds": %s, "passed": %s, "failed": %s, "ignored": %s' \
+        "$(text "$1")" "$(text "$2")" "$3" "$4" "$5" "$6" "$7")
+    row=$(printf '%s, "remark": %s, "simulated": %s%s}' \
+        "$row" "$(text "$8")" $simulated "${clocks:+, \"gpu\": {$clocks\}}")
     rows+=("$row")
-    [ -z "$clocks" ] || remark="${remark:+$remark; }${clocks//\"/}"
-    table="$table| $1 | $2 | $3 | $4 | $5 | $6 | $7 | $remark |"$'\n'
+    printf '%s\n' "$row" >>"$out/suites.jsonl"
     [ "$3" = passed ] || [ "$3" = skipped ] || failed=$((failed + 1))
     echo "== $1: $2: $3${8:+ ($8)}, $4 s, $5 passed, $6 failed, $7 ignored"
 }
 
-joined() { # lines as elements of an array
-    awk 'NF { printf "%s    %s", (n++ ? ",\n" : ""), $0 } END { if (n) print "" }' "$@"
+# keep OPTION... PATTERN: those rows of suites.jsonl that grep finds.
+keep() {
+    touch "$out/suites.jsonl" || exit 1
+    grep "$@" "$out/suites.jsonl" >"$out/suites.jsonl.tmp"
+    [ $? -le 1 ] && mv "$out/suites.jsonl.tmp" "$out/suites.jsonl"
+}
+
+# Rows as lines of a Markdown table. A quote inside a string is escaped: what looks like a name or an end is one.
+table() {
+    printf '| suite | step | status | s | passed | failed | ignored | remark |\n|---|---|---|---|---|---|---|---|\n'
+    sed -e 's/|/\\|/g' -e 's/^{"suite": "/| /' -e 's/", "step": "/ | /' -e 's/", "status": "/ | /' \
+        -e 's/", "seconds": / | /' -e 's/, "passed": / | /' -e 's/, "failed": / | /' -e 's/, "ignored": / | /' \
+        -e 's/, "remark": "", "simulated": [a-z]*, "gpu": {/ | /' -e 's/, "remark": "/ | /' \
+        -e 's/", "simulated": [a-z]*, "gpu": {/; /' -e 's/"\([a-z_]*\)": \[/\1: [/g' \
+        -e 's/\]}}$/] |/' -e 's/", "simulated": [a-z]*}$/ |/' -e 's/\\\(["\\]\)/\1/g' "$@"
+}
+
+joined() { # whole lines as elements of an array
+    awk '/^[{].*[}]$/ { printf "%s    %s", (n++ ? ",\n" : ""), $0 } END { if (n) print "" }' "$@"
 }
 
 write_results() {
     local measured=() file
-    for file in "$out/ours.jsonl" "$out/peers.jsonl" "$out/te.jsonl"; do [ -s "$file" ] && measured+=("$file"); done
+    # A simulated GPU has measured nothing: what lies there is an earlier call's.
+    [ $simulate = yes ] ||
+        for file in "$out/ours.jsonl" "$out/peers.jsonl" "$out/te.jsonl"; do [ -s "$file" ] && measured+=("$file"); done
     {
-        printf '{\n  "started": "%s",\n  "simulated": %s,\n' "$started" "$([ $simulate = yes ] && echo true || echo false)"
+        printf '{\n  "started": "%s",\n  "simulated": %s,\n' "$started" $simulated
         printf '  "device": %s,\n  "gpu": %s,\n  "libraries": %s,\n' "$(text "$device")" "$(text "$gpu")" "$(text "$libraries")"
         printf '  "suites": [\n'
-        [ ${#rows[@]} -eq 0 ] || printf '%s\n' "${rows[@]}" | joined
+        joined "$out/suites.jsonl"
         printf '  ],\n  "measurements": [\n'
         [ ${#measured[@]} -eq 0 ] || joined "${measured[@]}"
         printf '  ]\n}\n'
     } >"$out/results.json.tmp" && mv "$out/results.json.tmp" "$out/results.json"
     {
-        printf '# %s\n\nStarted %s.\n\n' "$device" "$started"
+        printf '# %s\n\nLast started %s.\n\n' "$device" "$started"
         printf '```\n%s\n%s```\n\n' "$gpu" "$libraries"
-        printf '| suite | step | status | s | passed | failed | ignored | remark |\n|---|---|---|---|---|---|---|---|\n'
-        printf '%s\n' "$table"
+        table "$out/suites.jsonl"
+        echo
         [ ${#measured[@]} -eq 0 ] || "$bin/gpu_bench" --report "${measured[@]}"
     } >"$out/results.md.tmp" && mv "$out/results.md.tmp" "$out/results.md"
 }
 
 # ---- the GPU's clocks -----------------------------------------------------------------------------------------------
 
-sampler= samples= with_clocks=
+sampler= samples= with_clocks= cap=$LIMIT
 
 # Asks nvidia-smi five times a second, where it is there.
 watch_clocks() {
@@ -228,19 +253,21 @@ unwatch_clocks() {
     done
 }
 
-# timed NAME COMMAND...: a step during which the GPU's clocks are watched.
+# timed SECONDS NAME COMMAND...: a step of at most so long, during which the GPU's clocks are watched. Something may end this
+# script before the suite ends: what was measured is written down at once.
 timed() {
-    local name=$1
-    shift
-    with_clocks=yes
+    local name=$2
+    cap=$1 with_clocks=yes
+    shift 2
     step "$name" program "$@"
-    with_clocks= clocks=
+    cap=$LIMIT with_clocks= clocks=
+    write_results
 }
 
 # ---- steps --------------------------------------------------------------------------------------------------------
 
-# step NAME KIND COMMAND...: runs it in what is left of the suite's time. KIND `tests` has to report at least one passed
-# test, `program` has to end well.
+# step NAME KIND COMMAND...: runs it in what is left of the suite's time, and in $cap seconds at most. KIND `tests` has to
+# report at least one passed test, `program` has to end well.
 step() {
     local name=$1 kind=$2 log start left status remark counts seconds
     shift 2
@@ -250,6 +277,7 @@ step() {
         record "$suite" "$name" failed 0 0 0 0 "no time left in the suite's $LIMIT s"
         return
     fi
+    [ $left -le $cap ] || left=$cap
     echo "-- $suite: $name: $*"
     [ -z "$with_clocks" ] || watch_clocks
     start=$SECONDS
@@ -407,11 +435,12 @@ suite_benchmarks() {
     rm -f "$out/ours.jsonl"
     local section
     for section in $SECTIONS; do
-        timed "$section" "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl"
+        timed $SECTION_LIMIT "$section" "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl"
     done
     export FP8_GEMM_TUNING=8 FP8_GEMM_TUNING_FILE=$out/tuning
     for section in gemm layer; do
-        timed "$section, tuned" "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl" --by "fp8-rs tuned"
+        timed $SECTION_LIMIT "$section, tuned" "$bin/gpu_bench" --section "$section" --out "$out/ours.jsonl" \
+            --by "fp8-rs tuned"
     done
     unset FP8_GEMM_TUNING FP8_GEMM_TUNING_FILE
 }
@@ -432,10 +461,11 @@ suite_peers() {
     has_torch "$python" || return
     rm -f "$out/peers.jsonl"
     for section in $SECTIONS; do
-        timed "$section" "$python" "$here/bench_peers.py" --section "$section" --compiled no --out "$out/peers.jsonl"
+        timed $SECTION_LIMIT "$section" "$python" "$here/bench_peers.py" --section "$section" --compiled no \
+            --out "$out/peers.jsonl"
     done
     for section in $COMPILED; do
-        timed "$section, compiled" "$python" "$here/bench_peers.py" --section "$section" --compiled only \
+        timed $LONG_LIMIT "$section, compiled" "$python" "$here/bench_peers.py" --section "$section" --compiled only \
             --out "$out/peers.jsonl"
     done
 }
@@ -449,7 +479,7 @@ suite_te() {
         return
     fi
     for section in $CORE; do
-        timed "$section" "$python" "$here/bench_te_core.py" --section "$section" --out "$out/te.jsonl"
+        timed $LONG_LIMIT "$section" "$python" "$here/bench_te_core.py" --section "$section" --out "$out/te.jsonl"
     done
 }
 
@@ -478,13 +508,16 @@ if [ $simulate = no ] && command -v "${PYTHON:-python3}" >/dev/null 2>&1; then
 fi
 
 cd "$out" || exit 1
+# Not those of the other kind of device, nor a line that was cut off.
+keep -E "^[{].*\"simulated\": $simulated(,.*)?[}]\$"
 for suite in $suites; do
     suite_start=$SECONDS
+    keep -v "^{\"suite\": \"$suite\","
     echo "==== $suite"
     "suite_$suite"
     write_results
 done
 echo
-printf '| suite | step | status | s | passed | failed | ignored | remark |\n%s' "$table"
+printf '%s\n' "${rows[@]}" | table
 echo "$failed failed; results in $out/results.json and $out/results.md"
 [ $failed -eq 0 ]
