@@ -204,8 +204,8 @@ fn scales_that_differ() {
         let cell =
             |group: &Group, _: &State| (State::new(Mode::Calibrated, Encoding::E4M3), scales[group.rank()]);
         for error in errors(cell) {
-            let remedy = "shards of one tensor need one scale; commit the same scopes on all ranks, with this group as \
-                          amax_reduction_group";
+            let remedy = "shards of one tensor need one scale; commit the same scopes on all ranks, with reduce_amax and \
+                          this group as amax_reduction_group";
             assert_eq!(error.to_string(), format!("quantized_all_gather `x`: {found}: {remedy}"));
         }
     }
