@@ -234,12 +234,14 @@ fn the_oldest_counts_once_more(device: &Device) -> Outcome {
 }
 
 fn did_not_run(device: &Device) -> Outcome {
-    let mut arena = Arena::new(2, ArenaOptions { history_len: 4, ..ArenaOptions::default() }, device)?;
+    let mut arena = Arena::new(3, ArenaOptions { history_len: 4, ..ArenaOptions::default() }, device)?;
     arena.set_window(1, &[1.0, 2.0, 3.0])?;
     arena.scale(1).ok_or("slot 1")?.write(5.0)?;
+    // Not a first scale: those are negative.
+    arena.scale(2).ok_or("slot 2")?.write(0.0)?;
     staging(&arena, 0)?.merge_max(7.0)?;
     ops::update_scales(&mut arena, &update(&exact(Encoding::E4M3)))?;
-    equal("scales", [scale(&arena, 0)?, scale(&arena, 1)?], [64.0, 5.0])?;
+    equal("scales", arena.scales()?, vec![64.0, 5.0, 0.0])?;
     equal("window", arena.window(1)?, vec![1.0, 2.0, 3.0])
 }
 
