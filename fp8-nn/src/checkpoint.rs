@@ -133,7 +133,8 @@ pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()>
     writer.save(path)
 }
 
-/// Reads the parameters of a safetensors file by their names. The file must hold these and no others.
+/// Reads the parameters of a safetensors file by their names. The file must hold these and no others. An optimizer that keeps
+/// f32 copies of them goes on from those, unless [`AdamW::reload_params`](crate::AdamW::reload_params) is called.
 ///
 /// # Errors
 /// As [`load`].

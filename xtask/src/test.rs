@@ -92,6 +92,14 @@ fn kernels(sh: &Shell, report: &mut Report) {
         let total = conformance::check(&program, &jobs, None)?;
         if total.is_good() { Ok(total.line()) } else { Err(total.line().into()) }
     });
+    report.step("kernels, FP8 sums of fewer bits", || {
+        let program = artifact::conformance(sh)?;
+        for cases in ["cuda-sim::gemm_fp8", "cuda-sim::linear"] {
+            // About as many as tensor cores of Ada and Hopper keep.
+            cmd!(sh, "{program} {cases}").env("FP8_SIM_FP8_SUM_BITS", "13").run()?;
+        }
+        Ok(String::new())
+    });
     report.step("kernels, mutants", || {
         let (draw, patience) = (mutate::Draw::PerFile(MUTANTS), Duration::from_secs(mutate::PATIENCE));
         let plan = mutate::Plan { draw, seed: mutate::seed_of_sources()?, patience };

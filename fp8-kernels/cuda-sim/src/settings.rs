@@ -12,6 +12,7 @@
 //! | `FP8_SIM_LEAKS` | `0`, `1` | `0` | print what is still live when the process exits |
 //! | `FP8_SIM_NCCL_SHARED` | `0`, `1` | `0` | several ranks of a communicator may share the device |
 //! | `FP8_SIM_STUB` | `0`, `1` | `0` | run no kernels, products, fills and copies: to time the host |
+//! | `FP8_SIM_FP8_SUM_BITS` | 1 to 23 | none: f32 | how many bits below the largest of 32 products, and of what was there, are kept when FP8 products are added up: 13 is about what tensor cores of Ada and Hopper do |
 //! | `FP8_SIM_SNAPSHOTS` | folder | none | its `*.ptx` files stand for the built-in snapshots of the same names |
 
 use std::fs;
@@ -35,6 +36,8 @@ pub(crate) struct Settings {
     pub(crate) stub: bool,
     /// Several ranks of a communicator may share the device.
     pub(crate) nccl_shared: bool,
+    /// Of sums of FP8 products, below the largest of what is added at a time; none for f32.
+    pub(crate) fp8_sum_bits: Option<u32>,
     /// In place of built-in ones.
     pub(crate) snapshots: Vec<Snapshot>,
 }
@@ -51,6 +54,7 @@ impl Default for Settings {
             leaks: false,
             stub: false,
             nccl_shared: false,
+            fp8_sum_bits: None,
             snapshots: Vec::new(),
         }
     }
@@ -70,6 +74,7 @@ impl Settings {
             "leaks",
             "nccl_shared",
             "stub",
+            "fp8_sum_bits",
             "snapshots",
         ] {
             let name = variable(key);
@@ -97,6 +102,12 @@ impl Settings {
             "leaks" => self.leaks = switch(value)?,
             "stub" => self.stub = switch(value)?,
             "nccl_shared" => self.nccl_shared = switch(value)?,
+            "fp8_sum_bits" => {
+                self.fp8_sum_bits = match u32::try_from(integer(value)?) {
+                    Ok(bits @ 1..=23) => Some(bits),
+                    _ => return Err("f32 keeps 23 bits: 1 to 23".into()),
+                }
+            }
             "snapshots" => self.snapshots = snapshots(Path::new(value))?,
             _ => return Err(format!("no setting of the name {key}")),
         }
@@ -115,6 +126,7 @@ fn variable(key: &str) -> &'static str {
         "nccl_shared" => "FP8_SIM_NCCL_SHARED",
         "snapshots" => "FP8_SIM_SNAPSHOTS",
         "stub" => "FP8_SIM_STUB",
+        "fp8_sum_bits" => "FP8_SIM_FP8_SUM_BITS",
         _ => "FP8_SIM_LEAKS",
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! f32 accumulation, then bias in f32, then one rounding to the output type. E4M3×E4M3, E4M3×E5M2, E5M2×E4M3. Any m, n, k:
 //! where hardware wants multiples of 16 the library pads with zeros inside, which reach no amax.
+//!
+//! That is the CPU's rule, to the bit. On a GPU the product is cuBLASLt's: it may multiply the factors with each other first,
+//! and the tensor cores of Ada and Hopper align what they add at a time to the largest of it, with fewer bits than f32 has.
 
 use super::gemm::{check_bias, check_out, check_output};
 use crate::backend::dispatch;

@@ -166,7 +166,7 @@ fn fp8_output(device: &Device) -> Outcome {
             let want = oracle::fp8::quantize(&values, encoding, 20.0);
             let got = got.as_fp8().ok_or("want FP8")?;
             let (codes, found) = (got.codes()?, amax.read()?);
-            if is_hardware(device) {
+            if is_hardware(device) && m > 0 {
                 near_codes(&what, got, &values, 20.0)?;
                 ensure((found - want.amax).abs() <= 1e-2 * want.amax, || format!("{what}: amax {found}"))?;
             } else {

@@ -15,7 +15,13 @@ pub(crate) fn device() -> Device {
     DEVICE.with(Device::clone)
 }
 
-/// As many repetitions as the device has time for, fewer on one that is simulated; what sums may be off by on either.
+/// What sums with FP8 products in them may be off by, on hardware or where the simulated GPU adds like it.
+pub(crate) fn of_fp8_sums<T>(hardware: T, f32: T) -> T {
+    let adds_alike = std::env::var_os("FP8_SIM_FP8_SUM_BITS").is_some();
+    if adds_alike && device().is_simulated() { hardware } else { unless_simulated(hardware, f32) }
+}
+
+/// As many repetitions as the device has time for: fewer on one that is simulated.
 pub(crate) fn unless_simulated<T>(hardware: T, simulated: T) -> T {
     if device().is_simulated() { simulated } else { hardware }
 }

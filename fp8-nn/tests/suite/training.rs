@@ -62,7 +62,7 @@ fn a_training_follows_that_of_the_cpu() {
     assert!(!gpu[0].codes.is_empty());
     assert!(gpu[0].codes == cpu[0].codes, "weights of the first step have the same codes and scales");
     for (step, (gpu, cpu)) in gpu.iter().zip(&cpu).enumerate() {
-        let most = unless_simulated(1e-2, 1e-3);
+        let most = of_fp8_sums(1e-2, 1e-3);
         assert!((gpu.loss - cpu.loss).abs() < most, "step {step}: {} and {}", gpu.loss, cpu.loss);
     }
     for (ours, theirs) in gpu[0].state.arenas.iter().zip(&cpu[0].state.arenas) {
@@ -70,7 +70,7 @@ fn a_training_follows_that_of_the_cpu() {
         for (gpu, cpu) in rows {
             // Sums in another order, of the first step's activations and gradients: nothing is amplified yet. Tensor
             // cores add FP8 products with fewer bits, which the next layer's codes may show.
-            let most = unless_simulated(2e-2, 1e-5);
+            let most = of_fp8_sums(2e-2, 1e-5);
             assert!((gpu - cpu).abs() <= most * cpu.abs(), "{gpu} and {cpu}");
         }
     }

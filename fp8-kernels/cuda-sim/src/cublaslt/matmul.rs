@@ -163,6 +163,7 @@ entries! {
             return Err(Code::BLAS_INVALID_VALUE);
         }
         let id = context.queue.find(stream).map_err(|_| Code::BLAS_INVALID_VALUE)?;
+        let fp8_sum_bits = driver.settings.fp8_sum_bits;
         let Asked { operation, layouts, shape, .. } = asked;
         let product = Product {
             shape,
@@ -176,6 +177,7 @@ entries! {
             amax_d: operation.amax_d,
             workspace: (workspace, needed),
             slowness,
+            fp8_sum_bits,
         };
         driver.submit(id, Work::Product(product)).map_err(|_| Code::BLAS_EXECUTION_FAILED)
     }

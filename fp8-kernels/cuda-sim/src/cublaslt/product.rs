@@ -27,7 +27,12 @@ pub(crate) struct Product {
     pub(super) workspace: (u64, usize),
     /// What the chosen kernel takes of the usual time.
     pub(super) slowness: u64,
+    /// As the setting of this name.
+    pub(super) fp8_sum_bits: Option<u32>,
 }
+
+/// Of how many products tensor cores take the sum at a time.
+const STEP: usize = 32;
 
 impl Product {
     /// Computes D and answers with the simulated nanoseconds it took.
@@ -52,10 +57,20 @@ impl Product {
         let (mut amax, mut sums) = (0.0f32, vec![0.0f32; m]);
         for j in 0..n {
             sums.fill(0.0);
-            for kk in 0..k {
-                let factor = b[kk + j * k];
-                for (sum, value) in sums.iter_mut().zip(&a[kk * m..][..m]) {
-                    *sum += value * factor;
+            match self.fp8_sum_bits.filter(|_| ta.is_fp8()) {
+                Some(bits) => {
+                    let column = &b[j * k..][..k];
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        *sum = aligned_sum(column.iter().enumerate().map(|(kk, y)| a[i + kk * m] * y), bits);
+                    }
+                }
+                None => {
+                    for kk in 0..k {
+                        let factor = b[kk + j * k];
+                        for (sum, value) in sums.iter_mut().zip(&a[kk * m..][..m]) {
+                            *sum += value * factor;
+                        }
+                    }
                 }
             }
             for (i, sum) in sums.iter_mut().enumerate() {
@@ -111,6 +126,22 @@ impl Product {
     }
 }
 
+/// [`STEP`] products at a time and the sum so far are cut off `bits` below the largest of them, and then added.
+fn aligned_sum(products: impl Iterator<Item = f32>, bits: u32) -> f32 {
+    let products: Vec<f32> = products.collect();
+    products.chunks(STEP).fold(0.0, |sum, step| {
+        let terms = || step.iter().copied().chain([sum]);
+        let largest = terms().fold(0.0f32, |largest, term| largest.max(term.abs()));
+        if largest == 0.0 || !terms().all(f32::is_finite) {
+            return terms().sum();
+        }
+        // Steps of the smallest bit that is kept, in doubles: nothing else is rounded.
+        let unit = f64::from(largest).log2().floor().exp2() / f64::from(bits).exp2();
+        let sum: f64 = terms().map(|term| (f64::from(term) / unit).trunc()).sum();
+        (sum * unit) as f32
+    })
+}
+
 fn read(memory: &Memory, address: u64, bytes: usize) -> Result<Vec<u8>, Fault> {
     let mut all = vec![0; bytes];
     memory.read(address, &mut all)?;
@@ -140,5 +171,24 @@ fn bytes_of(values: &[f32], kind: Type) -> Vec<u8> {
         Type::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
         Type::E4m3 => values.iter().map(|v| E4M3::from_f32_saturating(*v).to_bits()).collect(),
         Type::E5m2 => values.iter().map(|v| E5M2::from_f32_saturating(*v).to_bits()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_terms_beside_a_large_one_lose_their_bits() {
+        let sum = |terms: &[f32], bits| aligned_sum(terms.iter().copied(), bits);
+        assert_eq!(sum(&[1024.0, 0.75, -0.75, 0.25], 13), 1024.25);
+        assert_eq!(sum(&[1024.0, 0.75, 0.75], 10), 1024.0);
+        assert_eq!(sum(&[1024.0, 1.75, -1.75], 10), 1024.0);
+        assert_eq!(sum(&[0.0, -0.0], 13), 0.0);
+        // The sum so far counts, too.
+        let mut long = vec![32.0; 32];
+        long.push(0.75);
+        assert_eq!([10, 12].map(|bits| sum(&long, bits)), [1024.0, 1024.75]);
+        assert!(sum(&[f32::INFINITY, 1.0], 13).is_infinite() && sum(&[f32::NAN], 13).is_nan());
     }
 }
