@@ -221,6 +221,28 @@ def copy(bench):
         bench.record("copy", "512 MiB", "torch", us, us_min, 2 * size, note=note)
 
 
+def activations(torch):
+    """GELU, SwiGLU and the gradients of their inputs, in f32."""
+    functional = torch.nn.functional
+
+    def gelu(h):
+        return functional.gelu(h.float(), approximate="tanh")
+
+    def swiglu(h):
+        gate, up = h.float().chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    def dgelu(dy, h):
+        return torch.ops.aten.gelu_backward(dy.float(), h.float(), approximate="tanh")
+
+    def dswiglu(dy, h):
+        gate, up = h.float().chunk(2, dim=-1)
+        dy, sigma = dy.float(), torch.sigmoid(gate)
+        return torch.cat([dy * up * sigma * (1 + gate * (1 - sigma)), dy * gate * sigma], dim=-1)
+
+    return gelu, swiglu, dgelu, dswiglu
+
+
 def memory(bench):
     torch = bench.torch
     functional = torch.nn.functional
@@ -237,23 +259,14 @@ def memory(bench):
         codes, amax = quantize(x)
         return codes, transposed(codes), amax
 
-    def gelu(h):
-        return functional.gelu(h.float(), approximate="tanh")
+    gelu, swiglu, dgelu, dswiglu = activations(torch)
 
-    def swiglu(h):
-        gate, up = h.float().chunk(2, dim=-1)
-        return functional.silu(gate) * up
+    def with_dbias(derivative):
+        def function(dy, h):
+            dh = derivative(dy, h)
+            return (*quantize_transpose(dh), dh.sum(0))
 
-    def dgelu(dy, h):
-        dh = torch.ops.aten.gelu_backward(dy.float(), h.float(), approximate="tanh")
-        return (*quantize_transpose(dh), dh.sum(0))
-
-    def dswiglu(dy, h):
-        gate, up = h.float().chunk(2, dim=-1)
-        dy, sigma = dy.float(), torch.sigmoid(gate)
-        dgate = dy * up * sigma * (1 + gate * (1 - sigma))
-        dh = torch.cat([dgate, dy * gate * sigma], dim=-1)
-        return (*quantize_transpose(dh), dh.sum(0))
+        return function
 
     for rows, cols in memory_shapes(bench.dry):
         n, shape = rows * cols, f"{rows}x{cols}"
@@ -284,10 +297,10 @@ def memory(bench):
             ("cast f32", 5, quantize, lambda i: (single[i],)),
             ("gelu+cast", 3, lambda h: quantize(gelu(h)), lambda i: (x[i],)),
             ("gelu+cast+T", 4, lambda h: quantize_transpose(gelu(h)), lambda i: (x[i],)),
-            ("dgelu+cast+T+dbias", 6, dgelu, lambda i: (dy[i], x[i])),
+            ("dgelu+cast+T+dbias", 6, with_dbias(dgelu), lambda i: (dy[i], x[i])),
             ("swiglu+cast", 5, lambda h: quantize(swiglu(h)), lambda i: (wide[i],)),
             ("swiglu+cast+T", 6, lambda h: quantize_transpose(swiglu(h)), lambda i: (wide[i],)),
-            ("dswiglu+cast+T+dbias", 10, dswiglu, lambda i: (dy[i], wide[i])),
+            ("dswiglu+cast+T+dbias", 10, with_dbias(dswiglu), lambda i: (dy[i], wide[i])),
             ("layernorm+cast", 3, lambda x: quantize(layernorm(x)), lambda i: (x[i],)),
             ("layernorm+cast+T", 4, lambda x: quantize_transpose(layernorm(x)), lambda i: (x[i],)),
             ("rmsnorm+cast", 3, lambda x: quantize(rmsnorm(x)), lambda i: (x[i],)),

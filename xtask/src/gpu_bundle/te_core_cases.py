@@ -171,21 +171,7 @@ def memory_cases(env, inputs):
     """Name, by, bytes for each element, and a function that makes launch and check."""
     torch, rows, cols = env.torch, inputs.rows, inputs.cols
     functional = torch.nn.functional
-
-    def gelu(h):
-        return functional.gelu(h.float(), approximate="tanh")
-
-    def swiglu(h):
-        gate, up = h.float().chunk(2, dim=-1)
-        return functional.silu(gate) * up
-
-    def dgelu(dy, h):
-        return torch.ops.aten.gelu_backward(dy.float(), h.float(), approximate="tanh")
-
-    def dswiglu(dy, h):
-        gate, up = h.float().chunk(2, dim=-1)
-        dy, sigma = dy.float(), torch.sigmoid(gate)
-        return torch.cat([dy * up * sigma * (1 + gate * (1 - sigma)), dy * gate * sigma], dim=-1)
+    gelu, swiglu, dgelu, dswiglu = bench_peers.activations(torch)
 
     def outputs(turned, width=cols):
         return [Output(env, rows, width, turned) for _ in range(inputs.sets)]
