@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaContext, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use libloading::os::unix::Library;
 use rig::rig;
 
@@ -137,6 +137,13 @@ impl Nccl {
         unsafe { (self.destroy)(comm) }
     }
 
+    /// What has been summed; then this rank leaves.
+    fn leave_with(&self, x: &CudaSlice<f32>, comm: Comm, stream: &Arc<CudaStream>) -> Vec<f32> {
+        let sums = stream.clone_dtoh(x).unwrap();
+        assert_eq!(self.destroy(comm), SUCCESS);
+        sums
+    }
+
     fn abort(&self, comm: Comm) -> c_int {
         // SAFETY: any handle may be given.
         unsafe { (self.abort)(comm) }
@@ -177,9 +184,7 @@ fn blocking_communicators_sum() {
             let x = stream.clone_htod(&[rank as f32, 1.0]).unwrap();
             let place = cudarc::driver::DevicePtr::device_ptr(&x, &stream).0;
             assert_eq!(nccl.sum(place, 2, FLOAT32, comm, &stream), SUCCESS);
-            let sums = stream.clone_dtoh(&x).unwrap();
-            assert_eq!(nccl.destroy(comm), SUCCESS);
-            sums
+            nccl.leave_with(&x, comm, &stream)
         });
         assert_eq!(sums, vec![vec![3.0, 3.0]; 3]);
         rig.finish();
@@ -197,9 +202,7 @@ fn communicators_that_do_not_block_are_asked_for_their_state() {
         assert_eq!(nccl.sum(place, 1, FLOAT32, comm, &stream), IN_PROGRESS);
         assert_eq!(nccl.sum(place, 1, FLOAT32, comm, &stream), INVALID_USAGE, "the first was not asked for");
         assert_eq!(nccl.settle(comm), SUCCESS);
-        let sum = stream.clone_dtoh(&x).unwrap();
-        assert_eq!(nccl.destroy(comm), SUCCESS);
-        sum
+        nccl.leave_with(&x, comm, &stream)
     });
     assert_eq!(sums, vec![vec![2.0]; 2]);
     rig.finish();
@@ -331,9 +334,7 @@ fn of_a_group_in_which_a_call_failed_nothing_is_launched() {
         together.wait();
         assert_eq!(nccl.sum(place, 1, FLOAT32, comm, &stream), IN_PROGRESS);
         assert_eq!(nccl.settle(comm), SUCCESS);
-        let sum = stream.clone_dtoh(&x).unwrap();
-        assert_eq!(nccl.destroy(comm), SUCCESS);
-        sum
+        nccl.leave_with(&x, comm, &stream)
     });
     assert_eq!(sums, vec![vec![2.0]; 2]);
     rig.finish();
