@@ -41,11 +41,12 @@ impl Embedding {
     /// A table at `path`.
     ///
     /// # Errors
-    /// A size of 0, a dtype other than f32 and bf16.
+    /// A size of 0, a table that no memory holds, a dtype other than f32 and bf16.
     pub fn new(path: &str, options: &EmbeddingOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
         let EmbeddingOptions { num_embeddings, hidden_size, params_dtype, init_std } = *options;
         init::check_params_dtype(path, params_dtype)?;
         init::check_positive(path, &[("num_embeddings", num_embeddings), ("hidden_size", hidden_size)])?;
+        init::check_parameter(path, "weight", [num_embeddings, hidden_size])?;
         let table = init::normal([num_embeddings, hidden_size], init_std, params_dtype, device, rng)?;
         Ok(Self { path: path.to_owned(), weight: Parameter::new(format!("{path}.weight"), table)? })
     }

@@ -103,7 +103,7 @@ impl Gpt {
     /// A model at `path` (often "gpt").
     ///
     /// # Errors
-    /// A size of 0, and all errors of its layers.
+    /// A size of 0, more layers than memory holds, and all errors of its layers.
     pub fn new(path: &str, options: &GptOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
         let GptOptions { vocab_size, num_layers, hidden_size, params_dtype, init_std, .. } = *options;
         init::check_positive(
@@ -114,6 +114,13 @@ impl Gpt {
                 ("max_seq_length", options.max_seq_length),
             ],
         )?;
+        let mut blocks = Vec::new();
+        blocks.try_reserve_exact(num_layers).map_err(|_| Error::Option {
+            layer: path.to_owned(),
+            option: "num_layers",
+            value: num_layers.to_string(),
+            remedy: "so many blocks do not fit into memory: use fewer".to_owned(),
+        })?;
         let table = EmbeddingOptions { num_embeddings: vocab_size, hidden_size, params_dtype, init_std };
         let embedding = Embedding::new(&format!("{path}.embedding"), &table, device, rng)?;
         let block = TransformerLayerOptions {
@@ -133,9 +140,9 @@ impl Gpt {
             output_layer_init_std: init_std / (2.0 * num_layers as f32).sqrt(),
             ..Default::default()
         };
-        let blocks = (0..num_layers)
-            .map(|i| TransformerLayer::new(&format!("{path}.blocks.{i}"), block.clone(), device, rng))
-            .collect::<Result<_>>()?;
+        for i in 0..num_layers {
+            blocks.push(TransformerLayer::new(&format!("{path}.blocks.{i}"), block.clone(), device, rng)?);
+        }
         let norm = NormLayerOptions { hidden_size, eps: options.eps, params_dtype, ..Default::default() };
         let head = LinearOptions {
             in_features: hidden_size,

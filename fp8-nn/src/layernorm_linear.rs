@@ -3,7 +3,7 @@
 use crate::layer_norm::NormCore;
 use crate::linear::Quantized;
 use crate::precision::{self, Entered};
-use crate::{Linear, LinearOptions, LinearSaved, Module, NormLayerOptions, Result, composite};
+use crate::{Linear, LinearOptions, LinearSaved, Module, NormLayerOptions, Result, composite, init};
 use fp8_kernels::ops::{self, Norm, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
@@ -86,6 +86,8 @@ impl LayerNormLinear {
         rng: &mut impl Rng,
     ) -> Result<Self> {
         let LayerNormLinearOptions { in_features, out_features, bias, params_dtype, init_std, .. } = options;
+        // Before the norm's parameters, which are as long as the weight's rows.
+        init::check_parameter(linear_path, "weight", [out_features, in_features])?;
         let norm = NormLayerOptions {
             hidden_size: in_features,
             eps: options.eps,

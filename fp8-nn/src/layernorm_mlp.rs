@@ -93,6 +93,7 @@ impl LayerNormMlp {
             value: ffn_hidden_size.to_string(),
             remedy: "twice this many rows do not fit into memory".to_owned(),
         })?;
+        init::check_parameter(&format!("{path}.fc2"), "weight", [hidden_size, ffn_hidden_size])?;
         let fc1 = LayerNormLinearOptions {
             in_features: hidden_size,
             out_features,

@@ -78,11 +78,12 @@ impl Linear {
     /// A layer at `path`, weights drawn from `rng`, bias 0.
     ///
     /// # Errors
-    /// A size of 0, a dtype other than f32 and bf16.
+    /// A size of 0, a weight that no memory holds, a dtype other than f32 and bf16.
     pub fn new(path: &str, options: LinearOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
         let LinearOptions { in_features, out_features, bias, params_dtype, init_std } = options;
         init::check_params_dtype(path, params_dtype)?;
         init::check_positive(path, &[("in_features", in_features), ("out_features", out_features)])?;
+        init::check_parameter(path, "weight", [out_features, in_features])?;
         let weight = init::normal([out_features, in_features], init_std, params_dtype, device, rng)?;
         let zeros = || {
             let zeros = Tensor::zeros([out_features], params_dtype, device)?;

@@ -144,6 +144,7 @@ impl MultiheadAttention {
                 format!("{heads} heads of this size do not fit into memory"),
             );
         };
+        init::check_parameter(&format!("{path}.qkv"), "weight", [qkv_width, hidden_size])?;
         let norm = NormLayerOptions {
             hidden_size,
             eps: options.eps,
@@ -156,12 +157,14 @@ impl MultiheadAttention {
             let options = LinearOptions { in_features, out_features, bias, params_dtype, init_std };
             Linear::new(&format!("{path}.{name}"), options, device, rng)
         };
+        // First: a length that no table has is refused before weights are drawn.
+        let rope = options.rope.then(rope).transpose()?;
         Ok(Self {
             path: path.to_owned(),
             norm: options.input_layernorm.then(norm).transpose()?,
             qkv: linear("qkv", hidden_size, qkv_width, options.init_std, rng)?,
             proj: linear("proj", q_width, hidden_size, options.output_layer_init_std, rng)?,
-            rope: options.rope.then(rope).transpose()?,
+            rope,
             heads,
             groups,
             head_dim,

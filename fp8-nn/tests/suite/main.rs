@@ -14,6 +14,7 @@ mod optimizer;
 mod overrides;
 mod recompute;
 mod scopes;
+mod sizes;
 mod stack;
 mod support;
 
