@@ -109,7 +109,7 @@ impl NormCore {
         Ok(ops::norm(x, self.weight.tensor(), bias, &self.options, slot)?)
     }
 
-    /// Into the input slot of a GEMM, and in high precision too where fprop and wgrad differ in precision.
+    /// Quantizes the norm of `x` for the GEMMs that read `input`: fprop and wgrad.
     pub(crate) fn forward_quantized(
         &self,
         cx: &mut Forward<'_>,
@@ -117,14 +117,9 @@ impl NormCore {
         input: &SlotName,
     ) -> Result<(Quantized, NormStats)> {
         let gemms = cx.fp8_gemms();
-        let slot = cx.slot(input)?;
-        if slot.is_off() || (gemms.fprop && gemms.wgrad) {
-            let (operand, stats) = self.forward_slot(x, &slot)?;
-            return Ok((Quantized { operand, high: None }, stats));
-        }
-        let (y, stats) = self.forward(x)?;
-        let operand = ops::quantize(&y, &slot)?;
-        Ok((Quantized { operand, high: Some(y) }, stats))
+        let (operand, stats) = self.forward_slot(x, &cx.slot(input)?)?;
+        let values = || Ok(self.forward(x)?.0);
+        Ok((Quantized::new(operand, [gemms.fprop, gemms.wgrad], values)?, stats))
     }
 
     pub(crate) fn backward(&mut self, x: &Tensor, stats: &NormStats, dy: &Tensor) -> Result<Tensor> {

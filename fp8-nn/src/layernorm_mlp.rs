@@ -8,7 +8,7 @@ use crate::{
     Module, Result, composite, init,
 };
 use fp8_kernels::ops::{self, Activation, Norm};
-use fp8_kernels::{DType, Device, Tensor};
+use fp8_kernels::{DType, Device, Slot, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 
@@ -127,13 +127,10 @@ impl Module for LayerNormMlp {
         let dtype = fc1.linear.dtype();
         let gemms = cx.fp8_gemms();
         let slot = cx.slot(&self.fc2.slots.input)?;
-        let a = if slot.is_off() || (gemms.fprop && gemms.wgrad) {
-            Quantized { operand: ops::activation(&h, self.activation, &slot)?, high: None }
-        } else {
-            let high = ops::activation(&h, self.activation, &fp8_kernels::Slot::off(slot.encoding))?;
-            let high = high.dequantize(dtype)?;
-            Quantized { operand: ops::quantize(&high, &slot)?, high: Some(high) }
-        };
+        let operand = ops::activation(&h, self.activation, &slot)?;
+        let off = Slot::off(slot.encoding);
+        let values = || Ok(ops::activation(&h, self.activation, &off)?.dequantize(dtype)?);
+        let a = Quantized::new(operand, [gemms.fprop, gemms.wgrad], values)?;
         let (y, fc2) = self.fc2.forward_quantized(cx, &a, dtype, dtype)?;
         Ok((y, LayerNormMlpSaved { fc1, h, fc2 }))
     }
@@ -144,12 +141,9 @@ impl Module for LayerNormMlp {
         let origin = fc1.linear.origin();
         let gemms = cx.fp8_gemms(origin);
         let slot = cx.slot(origin, &self.fc1.linear.slots.grad_output)?;
-        if slot.is_off() || (gemms.dgrad && gemms.wgrad) {
-            let (operand, db) = ops::activation_backward_quantize_dbias(&da, &h, self.activation, &slot)?;
-            return self.fc1.backward_quantized(cx, fc1, &Quantized { operand, high: None }, Some(&db));
-        }
-        let high = ops::activation_backward(&da, &h, self.activation)?;
-        let (operand, db) = ops::quantize_dbias(&high, &slot)?;
-        self.fc1.backward_quantized(cx, fc1, &Quantized { operand, high: Some(high) }, Some(&db))
+        let (operand, db) = ops::activation_backward_quantize_dbias(&da, &h, self.activation, &slot)?;
+        let values = || Ok(ops::activation_backward(&da, &h, self.activation)?);
+        let dh = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], values)?;
+        self.fc1.backward_quantized(cx, fc1, &dh, Some(&db))
     }
 }

@@ -55,16 +55,29 @@ pub struct LinearSaved {
     input_dtype: DType,
 }
 
-/// A tensor on its way into GEMMs, some of which may run in high precision by the recipe.
+/// A tensor that two GEMMs read, either of which the recipe may run in high precision.
 #[derive(Debug)]
 pub(crate) struct Quantized {
-    /// As its slot made it.
-    pub(crate) operand: Operand,
-    /// The values, where a GEMM runs in high precision beside another in FP8.
-    pub(crate) high: Option<Tensor>,
+    /// What the slot returned.
+    operand: Operand,
+    /// The values in high precision, where a GEMM needs them besides the codes.
+    high: Option<Tensor>,
 }
 
 impl Quantized {
+    /// Takes what a slot returned and whether each of the two GEMMs runs in FP8.
+    ///
+    /// `values` computes the same tensor in high precision. It is called only if a GEMM needs it, and codes are never made
+    /// from what it returns: that is rounded, and a slot's codes do not depend on how other GEMMs run.
+    pub(crate) fn new(
+        operand: Operand,
+        in_fp8: [bool; 2],
+        values: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Self> {
+        let high = (operand.is_fp8() && in_fp8.contains(&false)).then(values).transpose()?;
+        Ok(Self { operand, high })
+    }
+
     /// What one GEMM takes.
     pub(crate) fn pick(&self, fp8: bool) -> Operand {
         match (&self.high, fp8) {
@@ -113,12 +126,6 @@ impl Linear {
         self.slots.weight.layer()
     }
 
-    /// Quantizes for `slot`, keeping the values where the recipe runs one of the two GEMMs in high precision.
-    fn quantized(x: &Tensor, operand: Operand, [a, b]: [bool; 2]) -> Quantized {
-        let high = (operand.is_fp8() && !(a && b)).then(|| x.clone());
-        Quantized { operand, high }
-    }
-
     /// From an input that a fused operation may have quantized.
     pub(crate) fn forward_quantized(
         &self,
@@ -134,9 +141,8 @@ impl Linear {
             Operand::High(w) => Operand::High(ops::cast(&w, dtype)?),
             operand => operand,
         };
-        let both = gemms.fprop && gemms.dgrad;
-        let high = (operand.is_fp8() && !both).then(|| ops::cast(self.weight.tensor(), dtype)).transpose()?;
-        let w = Quantized { operand, high };
+        let values = || Ok(ops::cast(self.weight.tensor(), dtype)?);
+        let w = Quantized::new(operand, [gemms.fprop, gemms.dgrad], values)?;
         let bias = self.bias.as_ref().map(Parameter::tensor);
         let y = ops::fprop(&x.pick(gemms.fprop), &w.pick(gemms.fprop), bias, dtype)?;
         let (x, w) = (x.pick(gemms.wgrad).for_backward(), w.pick(gemms.dgrad).for_backward());
@@ -195,7 +201,7 @@ impl Module for Linear {
         };
         let gemms = cx.fp8_gemms();
         let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
-        let quantized = Self::quantized(&x, operand, [gemms.fprop, gemms.wgrad]);
+        let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;
         self.forward_quantized(cx, &quantized, x.dtype(), input_dtype)
     }
 
@@ -209,7 +215,7 @@ impl Module for Linear {
         } else {
             (ops::quantize(&dy, &slot)?, None)
         };
-        let quantized = Self::quantized(&dy, operand, [gemms.dgrad, gemms.wgrad]);
+        let quantized = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], || Ok(dy.clone()))?;
         self.backward_quantized(cx, saved, &quantized, db.as_ref())
     }
 }

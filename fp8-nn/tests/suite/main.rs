@@ -11,6 +11,7 @@ mod golden;
 mod gradients;
 mod modes;
 mod optimizer;
+mod override_slots;
 mod overrides;
 mod recompute;
 mod scopes;

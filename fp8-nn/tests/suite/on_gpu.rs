@@ -14,6 +14,7 @@ mod gradients;
 mod graph;
 mod modes;
 mod optimizer;
+mod override_slots;
 mod overrides;
 mod recompute;
 mod scopes;
