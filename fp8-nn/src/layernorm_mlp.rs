@@ -2,6 +2,7 @@
 //!
 //! Gated activations double fc1's rows: the activated half first, the linear half second.
 
+use crate::arguments::{Argument, Output};
 use crate::linear::Quantized;
 use crate::{
     Error, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions, LinearSaved,
@@ -11,6 +12,7 @@ use fp8_kernels::ops::{self, Activation, Norm};
 use fp8_kernels::{DType, Device, Slot, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
+use std::sync::Arc;
 
 /// How a [`LayerNormMlp`] is made. Sizes have no default.
 #[derive(Debug, Clone)]
@@ -57,6 +59,7 @@ impl Default for LayerNormMlpOptions {
 /// See the module's text. Parameters below `<path>`: `norm.*`, `fc1.*`, `fc2.*`.
 #[derive(Debug)]
 pub struct LayerNormMlp {
+    path: Arc<str>,
     fc1: LayerNormLinear,
     fc2: Linear,
     activation: Activation,
@@ -70,6 +73,7 @@ pub struct LayerNormMlpSaved {
     fc1: LayerNormLinearSaved,
     h: Tensor,
     fc2: LinearSaved,
+    output: Output,
 }
 
 impl LayerNormMlp {
@@ -112,6 +116,7 @@ impl LayerNormMlp {
         };
         let (norm_path, fc1_path) = (format!("{path}.norm"), format!("{path}.fc1"));
         Ok(Self {
+            path: path.into(),
             fc1: LayerNormLinear::with_paths(&norm_path, &fc1_path, fc1, device, rng)?,
             fc2: Linear::new(&format!("{path}.fc2"), fc2, device, rng)?,
             activation,
@@ -123,6 +128,10 @@ impl Module for LayerNormMlp {
     type Saved = LayerNormMlpSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormMlpSaved)> {
+        let weight = self.fc2.weight().tensor();
+        let [hidden_size, _] = weight.shape().matrix();
+        let argument = Argument::new(&self.path, "input", x).float()?.on(weight.device())?;
+        argument.features(hidden_size, "hidden_size")?;
         let (h, fc1) = self.fc1.forward(cx, x)?;
         let dtype = fc1.linear.dtype();
         let gemms = cx.fp8_gemms();
@@ -132,11 +141,13 @@ impl Module for LayerNormMlp {
         let values = || Ok(ops::activation(&h, self.activation, &off)?.dequantize(dtype)?);
         let a = Quantized::new(operand, [gemms.fprop, gemms.wgrad], values)?;
         let (y, fc2) = self.fc2.forward_quantized(cx, &a, dtype, dtype)?;
-        Ok((y, LayerNormMlpSaved { fc1, h, fc2 }))
+        let output = Output::of(&self.path, &y);
+        Ok((y, LayerNormMlpSaved { fc1, h, fc2, output }))
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: LayerNormMlpSaved, dy: &Tensor) -> Result<Tensor> {
-        let LayerNormMlpSaved { fc1, h, fc2 } = saved;
+        let LayerNormMlpSaved { fc1, h, fc2, output } = saved;
+        output.check(dy)?;
         let da = self.fc2.backward(cx, fc2, dy)?;
         let origin = fc1.linear.origin();
         let gemms = cx.fp8_gemms(origin);

@@ -8,11 +8,13 @@
 //!
 //! `db[n]` sums the unquantized `dy` in f32.
 
+use crate::arguments::{Argument, Output};
 use crate::precision::{self, Entered};
-use crate::{Error, Layer, Module, Parameter, Result, init};
+use crate::{Layer, Module, Parameter, Result, init};
 use fp8_kernels::{DType, Device, Operand, Tensor, ops};
 use fp8_recipe::{Backward, Forward, GemmSlots, Origin, SlotName, Slots};
 use rand::Rng;
+use std::sync::Arc;
 
 /// How a [`Linear`] is made. Sizes have no default.
 #[derive(Debug, Clone)]
@@ -53,6 +55,7 @@ pub struct LinearSaved {
     w: Operand,
     dtype: DType,
     input_dtype: DType,
+    output: Output,
 }
 
 /// A tensor that two GEMMs read, either of which the recipe may run in high precision.
@@ -122,7 +125,7 @@ impl Linear {
         [&self.weight].into_iter().chain(&self.bias).collect()
     }
 
-    pub(crate) fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &Arc<str> {
         self.slots.weight.layer()
     }
 
@@ -134,7 +137,6 @@ impl Linear {
         dtype: DType,
         input_dtype: DType,
     ) -> Result<(Tensor, LinearSaved)> {
-        self.check_input(x.operand.shape().last_dim(), *x.operand.shape())?;
         let gemms = cx.fp8_gemms();
         let (name, version) = (&self.slots.weight, self.weight.version());
         let operand = match cx.quantize_weight(name, version, self.weight.tensor())? {
@@ -146,7 +148,8 @@ impl Linear {
         let bias = self.bias.as_ref().map(Parameter::tensor);
         let y = ops::fprop(&x.pick(gemms.fprop), &w.pick(gemms.fprop), bias, dtype)?;
         let (x, w) = (x.pick(gemms.wgrad).for_backward(), w.pick(gemms.dgrad).for_backward());
-        Ok((y, LinearSaved { origin: cx.origin(name), x, w, dtype, input_dtype }))
+        let output = Output::of(self.path(), &y);
+        Ok((y, LinearSaved { origin: cx.origin(name), x, w, dtype, input_dtype, output }))
     }
 
     /// From a gradient that a fused operation may have quantized; `db` are its column sums.
@@ -165,18 +168,14 @@ impl Linear {
             let name = bias.name().clone();
             ops::accumulate(bias.main_grad_mut(), db, &name)?;
         }
-        let shape = saved.x.shape().with_last(dx.shape().last_dim());
-        let dx = if shape.numel() == dx.numel() { dx.reshape(shape)? } else { dx };
+        let dx = dx.reshape(*saved.x.shape())?;
         Ok(ops::cast(&dx, saved.input_dtype)?)
     }
 
-    fn check_input(&self, last: usize, shape: fp8_kernels::Shape) -> Result<()> {
-        let [_, in_features] = self.weight.tensor().shape().matrix();
-        if last == in_features && !shape.is_empty() {
-            return Ok(());
-        }
-        let expected = format!("[…, {in_features}], in_features last");
-        Err(Error::Input { layer: self.path().to_owned(), shape, expected })
+    pub(crate) fn check_input(&self, x: &Tensor) -> Result<()> {
+        let weight = self.weight.tensor();
+        let argument = Argument::new(self.path(), "input", x).float()?.on(weight.device())?;
+        argument.features(weight.shape().last_dim(), "in_features").map(drop)
     }
 }
 
@@ -194,7 +193,7 @@ impl Module for Linear {
     type Saved = LinearSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
-        self.check_input(x.shape().last_dim(), *x.shape())?;
+        self.check_input(x)?;
         let Entered { x, input_dtype } = match &self.bias {
             Some(bias) => precision::enter(cx, self.path(), x, &[&self.weight, bias])?,
             None => precision::enter(cx, self.path(), x, &[&self.weight])?,
@@ -206,6 +205,7 @@ impl Module for Linear {
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: LinearSaved, dy: &Tensor) -> Result<Tensor> {
+        saved.output.check(dy)?;
         let dy = ops::cast(dy, saved.dtype)?;
         let gemms = cx.fp8_gemms(&saved.origin);
         let slot = cx.slot(&saved.origin, &self.slots.grad_output)?;

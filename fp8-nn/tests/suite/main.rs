@@ -14,6 +14,7 @@ mod optimizer;
 mod override_slots;
 mod overrides;
 mod recompute;
+mod refusals;
 mod scopes;
 mod stack;
 mod support;

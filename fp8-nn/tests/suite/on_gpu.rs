@@ -17,6 +17,7 @@ mod optimizer;
 mod override_slots;
 mod overrides;
 mod recompute;
+mod refusals;
 mod scopes;
 mod stack;
 mod support;
