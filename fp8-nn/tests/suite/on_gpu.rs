@@ -12,6 +12,7 @@ mod dtypes;
 mod golden;
 mod gradients;
 mod graph;
+mod llama;
 mod modes;
 mod optimizer;
 mod override_slots;
