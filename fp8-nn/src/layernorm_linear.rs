@@ -110,7 +110,7 @@ impl LayerNormLinear {
         db: Option<&Tensor>,
     ) -> Result<Tensor> {
         let dn = self.linear.backward_quantized(cx, saved.linear, dy, db)?;
-        let dx = self.norm.backward(&saved.x, &saved.stats, &dn.reshape(*saved.x.shape())?)?;
+        let dx = self.norm.backward(&saved.x, &saved.stats, &dn)?;
         Ok(ops::cast(&dx, saved.input_dtype)?)
     }
 }
@@ -119,7 +119,7 @@ impl Module for LayerNormLinear {
     type Saved = LayerNormLinearSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormLinearSaved)> {
-        self.norm.check_input(x)?;
+        self.linear.check_input(x)?;
         let mut parameters = self.norm.parameters();
         parameters.extend(self.linear.parameters());
         let Entered { x, input_dtype } = precision::enter(cx, self.linear.path(), x, &parameters)?;
@@ -136,7 +136,7 @@ impl Module for LayerNormLinear {
     ) -> Result<Tensor> {
         let LayerNormLinearSaved { x, stats, linear, input_dtype } = saved;
         let dn = self.linear.backward(cx, linear, dy)?;
-        let dx = self.norm.backward(&x, &stats, &dn.reshape(*x.shape())?)?;
+        let dx = self.norm.backward(&x, &stats, &dn)?;
         Ok(ops::cast(&dx, input_dtype)?)
     }
 }
