@@ -147,9 +147,9 @@ impl Gpu {
         self.0.capability
     }
 
-    /// Whether FP8 GEMMs read one layout only, so that backward needs transposed copies: all but sm_100 … sm_119.
+    /// Whether its FP8 GEMMs read one layout only, so that backward needs transposed copies.
     pub(crate) fn needs_transposes(&self) -> bool {
-        !(10..12).contains(&self.0.capability.0)
+        needs_transposes(self.0.capability)
     }
 
     /// The number of its multiprocessors.
@@ -413,6 +413,12 @@ impl Gpu {
     }
 }
 
+/// Whether GPUs of a compute capability multiply FP8 matrices in the TN layout alone: sm_89, sm_90 and sm_12x. Those from
+/// sm_100 to sm_119, and from sm_130 on, take every layout.
+const fn needs_transposes((major, _): (i32, i32)) -> bool {
+    major <= 9 || major == 12
+}
+
 fn out_of_memory(context: &CudaContext, requested: usize) -> Error {
     let (free, total) = context.mem_get_info().unwrap_or_default();
     Error::OutOfMemory { device: format!("cuda:{}", context.ordinal()), requested, free, total }
@@ -490,5 +496,20 @@ impl Drop for Inner {
         self.staging.get_mut().release();
         self.modules.get_mut().unload();
         let _ = self.stream.synchronize();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::needs_transposes;
+
+    #[test]
+    fn transposed_copies_are_for_gpus_whose_fp8_products_are_tn_alone() {
+        for capability in [(8, 9), (9, 0), (12, 0), (12, 1)] {
+            assert!(needs_transposes(capability), "{capability:?}");
+        }
+        for capability in [(10, 0), (10, 3), (11, 0), (13, 0), (14, 5)] {
+            assert!(!needs_transposes(capability), "{capability:?}");
+        }
     }
 }
