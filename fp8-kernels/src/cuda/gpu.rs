@@ -91,6 +91,8 @@ impl Gpu {
         options: &CudaOptions,
         environment: &Environment,
     ) -> Result<Self> {
+        let gemm_tuning = options.gemm_tuning.clone().unwrap_or_else(|| environment.gemm_tuning.clone());
+        gemm_tuning.check()?;
         let context = stream.context();
         let error = |call| move |error| describe(call, "opening a device", error);
         context.bind_to_thread().map_err(error("cuCtxSetCurrent"))?;
@@ -117,7 +119,7 @@ impl Gpu {
             capability: found,
             sms: u32::try_from(sms).unwrap_or(1).max(1),
             allocator: options.allocator.unwrap_or(environment.allocator),
-            gemm_tuning: options.gemm_tuning.clone().unwrap_or_else(|| environment.gemm_tuning.clone()),
+            gemm_tuning,
             pool: Mutex::default(),
             modules: Mutex::new(Modules::new(Cache::new(cache), nvrtc)),
             staging: Mutex::default(),
@@ -249,18 +251,23 @@ impl Gpu {
             .map_err(|error| self.driver_error("cuCtxSetCurrent", "any", error))
     }
 
-    /// Waits for all queued work, and reports what it met.
+    /// Waits for all queued work, and reports what it met. A reported id is forgotten, so this is for waits whose error
+    /// reaches the caller; others use [`wait`](Self::wait).
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.ready()?;
         self.expect_eager("synchronize", "read results when the step has been recorded and has run")?;
         let mut fault = [0i64; 4];
         self.queue_download(self.0.fault, &mut fault, "synchronize")?;
-        self.0
-            .stream
-            .synchronize()
-            .map_err(|error| self.driver_error("cuStreamSynchronize", "synchronize", error))?;
-        self.expect_trusted()?; // work that was waited for may have been given up meanwhile
+        self.wait("synchronize")?;
         self.check_fault(fault)
+    }
+
+    /// Waits for all queued work. An id out of range that it met stays for the next [`synchronize`](Self::synchronize) to
+    /// report.
+    pub(super) fn wait(&self, op: &'static str) -> Result<()> {
+        self.ready()?;
+        self.0.stream.synchronize().map_err(|error| self.driver_error("cuStreamSynchronize", op, error))?;
+        self.expect_trusted() // work that was waited for may have been given up meanwhile
     }
 
     /// Copies to the host; waits for all work queued before.
