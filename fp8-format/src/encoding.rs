@@ -42,6 +42,29 @@ impl Encoding {
         }
     }
 
+    /// The largest f32 that rounds to [`max`](Self::max): every larger magnitude saturates, or overflows.
+    ///
+    /// The value half a step above the largest one is a tie. In E4M3 it is 464, which goes down to
+    /// the even 448; in E5M2 it is 61440, which goes up, so the limit is the f32 before it.
+    ///
+    /// ```
+    /// use fp8_format::Encoding;
+    ///
+    /// for encoding in [Encoding::E4M3, Encoding::E5M2] {
+    ///     let limit = encoding.saturation_limit();
+    ///     assert!(encoding.is_finite(encoding.from_f32(limit)));
+    ///     assert!(!encoding.is_finite(encoding.from_f32(limit.next_up())));
+    /// }
+    /// ```
+    #[must_use]
+    #[inline]
+    pub const fn saturation_limit(self) -> f32 {
+        match self {
+            Self::E4M3 => 464.0,
+            Self::E5M2 => 61440.0f32.next_down(),
+        }
+    }
+
     /// The largest finite value's code: 0x7E or 0x7B.
     #[must_use]
     #[inline]

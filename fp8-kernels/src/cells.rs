@@ -83,30 +83,36 @@ impl Cell {
 #[derive(Debug, Clone)]
 pub struct Counters {
     counts: Counts,
-    /// Of the first of its three counts.
+    /// The index of its first count.
     start: usize,
 }
 
 /// What [`Counters`] held when they were read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct CounterValues {
-    /// Finite values whose scaled magnitude was beyond the format's largest.
+    /// Finite values that, scaled, round beyond the format's largest value: above 464 in E4M3, from 61440 on in E5M2.
     pub saturated: u64,
     /// Values other than 0 that became 0.
     pub underflowed: u64,
     /// Values quantized.
     pub elements: u64,
+    /// NaN values. They are stored as NaN and leave the amax alone, so this count is the only trace of them.
+    pub nan: u64,
 }
 
 impl CounterValues {
-    /// How many counts stand in a block for one slot.
-    pub(crate) const LEN: usize = 3;
+    /// The number of counts that one slot has in a block.
+    pub(crate) const LEN: usize = 4;
 
     /// One per slot, from their block.
     pub(crate) fn from_block(counts: &[u64]) -> Vec<Self> {
         let (slots, _) = counts.as_chunks::<{ Self::LEN }>();
-        let values =
-            |&[saturated, underflowed, elements]: &[u64; 3]| Self { saturated, underflowed, elements };
+        let values = |&[saturated, underflowed, elements, nan]: &[u64; Self::LEN]| Self {
+            saturated,
+            underflowed,
+            elements,
+            nan,
+        };
         slots.iter().map(values).collect()
     }
 }
@@ -142,16 +148,17 @@ impl Counters {
         &self.counts.device
     }
 
-    /// Their address on a GPU: three u64.
+    /// Their address on a GPU: [`CounterValues::LEN`] u64.
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
         Ok(self.counts.cuda(op)?.ptr() + 8 * self.start as u64)
     }
 
-    /// Adds one tensor's saturated, underflowed and quantized values, in host memory.
-    pub(crate) fn add(&self, counts: [u64; CounterValues::LEN]) -> Result<()> {
+    /// Adds one tensor's counts, in host memory.
+    pub(crate) fn add(&self, counts: CounterValues) -> Result<()> {
+        let CounterValues { saturated, underflowed, elements, nan } = counts;
         let cells = self.counts.cpu("count")?.get(self.range()).unwrap_or_default();
-        cells.iter().zip(counts).for_each(|(cell, count)| {
+        cells.iter().zip([saturated, underflowed, elements, nan]).for_each(|(cell, count)| {
             cell.fetch_add(count, Relaxed);
         });
         Ok(())
@@ -482,14 +489,16 @@ mod tests {
 
     #[test]
     fn counters_of_one_block_do_not_touch_each_other() {
-        let counts = Counts::new(6, &Device::cpu()).unwrap();
+        let counts = Counts::new(8, &Device::cpu()).unwrap();
         let handles = counts.handles(2).unwrap();
-        handles[1].add([1, 2, 3]).unwrap();
-        handles[1].add([1, 0, 3]).unwrap();
-        handles[0].add([5, 5, 5]).unwrap();
+        let all =
+            |saturated, underflowed, elements, nan| CounterValues { saturated, underflowed, elements, nan };
+        handles[1].add(all(1, 2, 3, 7)).unwrap();
+        handles[1].add(all(1, 0, 3, 1)).unwrap();
+        handles[0].add(all(5, 5, 5, 5)).unwrap();
         handles[0].reset().unwrap();
-        let sums = CounterValues { saturated: 2, underflowed: 2, elements: 6 };
+        let sums = all(2, 2, 6, 8);
         assert_eq!(handles[1].read().unwrap(), sums);
-        assert_eq!(CounterValues::from_block(&counts.read(0..6).unwrap()), [CounterValues::default(), sums]);
+        assert_eq!(CounterValues::from_block(&counts.read(0..8).unwrap()), [CounterValues::default(), sums]);
     }
 }

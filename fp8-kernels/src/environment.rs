@@ -5,7 +5,7 @@
 //! | `FP8_CUDA_LIB_DIR` | folders | none | where NVIDIA's libraries are looked for first |
 //! | `FP8_CACHE_DIR` | folder, empty for none | `$XDG_CACHE_HOME/fp8`, `~/.cache/fp8` | compiled kernels |
 //! | `FP8_CUDA_ALLOCATOR` | `caching` or `exact` | `caching` | keep freed device memory, or give each block back at once |
-//! | `FP8_GEMM_TUNING` | count | 0 | how many of cuBLASLt's kernels a matrix product tries at its first use |
+//! | `FP8_GEMM_TUNING` | count, up to 1024 | 0 | how many of cuBLASLt's kernels a matrix product tries at its first use |
 //! | `FP8_GEMM_TUNING_FILE` | file | none | where the fastest are kept |
 //!
 //! `CUDA_HOME`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `XDG_CACHE_HOME` and `HOME` mean what they mean elsewhere.
@@ -68,11 +68,16 @@ impl Environment {
         };
         let candidates = match variable("FP8_GEMM_TUNING") {
             None => 0,
-            Some(value) => value.to_str().and_then(|value| value.trim().parse().ok()).ok_or_else(|| {
-                let value = value.to_string_lossy().into_owned();
-                let remedy = "expected a count, 0 for no tuning".to_owned();
-                Error::Environment { name: "FP8_GEMM_TUNING", value, remedy }
-            })?,
+            Some(value) => value
+                .to_str()
+                .and_then(|value| value.trim().parse().ok())
+                .filter(|candidates| *candidates <= GemmTuning::MOST_CANDIDATES)
+                .ok_or_else(|| {
+                    let value = value.to_string_lossy().into_owned();
+                    let most = GemmTuning::MOST_CANDIDATES;
+                    let remedy = format!("expected a count up to {most}, 0 for no tuning");
+                    Error::Environment { name: "FP8_GEMM_TUNING", value, remedy }
+                })?,
         };
         Ok(Self {
             gemm_tuning: GemmTuning { candidates, file: path("FP8_GEMM_TUNING_FILE") },
@@ -118,8 +123,13 @@ mod tests {
     #[test]
     fn tuning_is_a_count() {
         assert_eq!(read(&[("FP8_GEMM_TUNING", "8")]).unwrap().gemm_tuning.candidates, 8);
-        let error = read(&[("FP8_GEMM_TUNING", "many")]).unwrap_err().to_string();
-        assert_eq!(error, "FP8_GEMM_TUNING=many: expected a count, 0 for no tuning");
+        for wrong in ["many", "-1", "1025", "1000000000000"] {
+            let error = read(&[("FP8_GEMM_TUNING", wrong)]).unwrap_err().to_string();
+            assert_eq!(
+                error,
+                format!("FP8_GEMM_TUNING={wrong}: expected a count up to 1024, 0 for no tuning")
+            );
+        }
     }
 
     #[test]

@@ -82,6 +82,44 @@ fn a_kernel_that_does_not_run_is_not_the_fastest() {
 }
 
 #[test]
+fn an_id_out_of_range_outlives_a_product_that_is_tuned() {
+    let rig = Rig::new();
+    let device = open(&rig, 3, &rig.cache().join("gemm.json"));
+    let table = Tensor::zeros([4, 8], DType::F32, &device).unwrap();
+    let ids = Tensor::from_vec(vec![0i32, 9], [2], &device).unwrap();
+    let rows = ops::embedding(&ids, &table).unwrap();
+    let x = Tensor::zeros([64, 64], DType::F32, &device).unwrap();
+    let launches = rig.calls(PRODUCTS);
+    let y = ops::gemm(&x, &x, Layout::Nt, None, DType::F32).unwrap();
+    assert!(rig.calls(PRODUCTS) > launches + 3 * 10, "nothing was tuned");
+    let error = device.synchronize().unwrap_err().to_string();
+    assert!(error.contains("embedding") && error.contains('9'), "{error}");
+    // It is reported once; the tuned product is there.
+    device.synchronize().unwrap();
+    assert!(y.to_vec::<f32>().unwrap().iter().all(|v| *v == 0.0));
+    drop((table, ids, rows, x, y, device));
+    rig.finish();
+}
+
+#[test]
+fn more_candidates_than_any_product_has_are_refused() {
+    let rig = Rig::new();
+    let open = |candidates| {
+        let gemm_tuning = Some(GemmTuning { candidates, file: None });
+        Device::cuda_with(&CudaOptions { gemm_tuning, ..rig.options() })
+    };
+    for candidates in [GemmTuning::MOST_CANDIDATES + 1, 1_000_000_000_000, usize::MAX] {
+        let error = open(candidates).unwrap_err().to_string();
+        let wanted = format!("gemm_tuning.candidates = {candidates}");
+        assert!(error.contains(&wanted) && error.contains("at most 1024"), "{error}");
+    }
+    let device = open(GemmTuning::MOST_CANDIDATES).unwrap();
+    assert_eq!(product(&device, 64).len(), 64 * 64);
+    drop(device);
+    rig.finish();
+}
+
+#[test]
 fn a_file_that_cannot_be_used_is_an_error_each_time() {
     let rig = Rig::new();
     let no_tuning = rig.cache().join("gemm.json");

@@ -1,6 +1,7 @@
 //! What the scales are doing, slot by slot.
 
 use crate::{Direction, Result, Scaling, SlotRole};
+use std::fmt;
 use std::sync::Arc;
 
 /// One slot under one recipe.
@@ -20,14 +21,40 @@ pub struct SlotReport {
     pub scale: f32,
     /// Whether it has been calibrated: a finite amax > 0 in a committed scope.
     pub calibrated: bool,
-    /// Finite values beyond the format's largest, since the last reset.
+    /// Finite values that rounded beyond the format's largest, since the last reset.
     pub saturated: u64,
     /// Values other than 0 that became 0, since the last reset.
     pub underflowed: u64,
     /// Values counted, since the last reset.
     pub elements: u64,
+    /// NaN values, since the last reset. NaN leaves the amax alone: a tensor of nothing else has amax 0.
+    pub nan: u64,
     /// How often its amax was infinite or NaN and was left out.
     pub non_finite: u64,
+}
+
+/// One line: name, amax, scale, and each count that is not 0.
+impl fmt::Display for SlotReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, direction, amax, scale, elements, .. } = self;
+        write!(f, "{name} ({direction}): amax {amax}, scale {scale}")?;
+        if !self.calibrated {
+            f.write_str(", not calibrated")?;
+        }
+        if *elements > 0 {
+            write!(f, ", {elements} values")?;
+        }
+        let counts = [
+            (self.saturated, "saturated"),
+            (self.underflowed, "underflowed"),
+            (self.nan, "NaN"),
+            (self.non_finite, "amaxes not finite"),
+        ];
+        counts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .try_for_each(|(count, what)| write!(f, ", {count} {what}"))
+    }
 }
 
 impl Scaling {
@@ -55,6 +82,7 @@ impl Scaling {
                         saturated: counters.saturated,
                         underflowed: counters.underflowed,
                         elements: counters.elements,
+                        nan: counters.nan,
                         non_finite,
                     });
                 }

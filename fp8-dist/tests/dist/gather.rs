@@ -70,9 +70,9 @@ impl State {
         }
     }
 
-    fn counts(&self) -> [u64; 3] {
+    fn counts(&self) -> [u64; 4] {
         let counts = self.counters.read().unwrap();
-        [counts.saturated, counts.underflowed, counts.elements]
+        [counts.saturated, counts.underflowed, counts.elements, counts.nan]
     }
 }
 
@@ -117,7 +117,7 @@ fn check(
         assert_eq!(state.scale.read().unwrap().to_bits(), alone.scale.read().unwrap().to_bits(), "{case}");
         state.counts()
     });
-    let counts = results.iter().fold([0; 3], |sum, counts| [0, 1, 2].map(|i| sum[i] + counts[i]));
+    let counts = results.iter().fold([0; 4], |sum, counts| [0, 1, 2, 3].map(|i| sum[i] + counts[i]));
     assert_eq!(counts, alone.counts(), "{case}");
 }
 

@@ -11,7 +11,7 @@ mod lt;
 mod rig;
 
 use cudarc::driver::CudaSlice;
-use lt::{BF16, Case, E4M3, E5M2, F16, F32, Found, INVALID, Lab, NOT_SUPPORTED, decode, round, value};
+use lt::{BF16, Case, E4M3, E5M2, F16, F32, INVALID, Lab, NOT_SUPPORTED, decode, round, value};
 use rig::{code, rig};
 
 const FP8: [[i32; 4]; 9] = [
@@ -291,64 +291,6 @@ fn attributes_have_their_sizes_and_values() {
     assert_eq!((refused, made), (NOT_SUPPORTED, 0), "sums in f16");
     lab.destroy_operation(operation);
     drop(lab);
-    rig.finish();
-}
-
-#[test]
-fn heuristics_keep_to_the_workspace() {
-    let rig = rig();
-    let lab = Lab::new(&rig);
-    let case = Case::default();
-    let found = |room, most| -> Vec<usize> {
-        lab.heuristics(&case, room, most).unwrap().iter().map(|found| found.workspace).collect()
-    };
-    assert_eq!(found(0, 8), [0]);
-    assert_eq!(found((64 << 10) - 1, 8), [0]);
-    assert_eq!(found(64 << 10, 8), [0, 64 << 10]);
-    assert_eq!(found(32 << 20, 8), [0, 64 << 10, 1 << 20]);
-    assert_eq!((found(32 << 20, 2).len(), found(32 << 20, 1).len()), (2, 1));
-    assert_eq!(lab.heuristics(&case, 0, 0).err(), Some(INVALID));
-    drop(lab);
-    rig.finish();
-}
-
-#[test]
-fn a_kernel_needs_its_workspace_and_its_product() {
-    let rig = rig();
-    let lab = Lab::new(&rig);
-    let case = Case::default();
-    let buffer = lab.stream.alloc_zeros::<u8>(4096).unwrap();
-    let room = lab.stream.alloc_zeros::<u8>(64 << 10).unwrap();
-    let (at, workspace) = (lab.address(&buffer), lab.address(&room));
-    let found = lab.heuristics(&case, 1 << 20, 3).unwrap();
-    let run = |case: &Case, found: &Found, workspace| {
-        let operation = lab.operation(case);
-        let code = lab.multiply(operation, case.layouts(), [at; 4], 0.0, Some(&found.algo), workspace);
-        lab.destroy_operation(operation);
-        code
-    };
-    let enough = (workspace, 64 << 10);
-    assert_eq!((run(&case, &found[0], (0, 0)), run(&case, &found[1], enough)), (0, 0));
-    assert_eq!(run(&case, &found[1], (workspace, (64 << 10) - 1)), INVALID, "too small");
-    assert_eq!(run(&case, &found[1], (workspace + 8, 64 << 10)), INVALID, "beyond its allocation");
-    assert_eq!(run(&case, &found[1], (0, 64 << 10)), INVALID, "null");
-    assert_eq!(run(&case, &found[2], enough), INVALID, "of another kernel");
-    let other = Case { sizes: [32, 32, 32], ..case };
-    let fast = Case { fast: true, ..case };
-    for (what, other) in [("other sizes", &other), ("fewer bits in sums", &fast)] {
-        assert_eq!(run(other, &found[0], (0, 0)), NOT_SUPPORTED, "{what}");
-        assert_eq!(lab.check(other, &found[0].algo).err(), Some(NOT_SUPPORTED), "{what}");
-    }
-    for found in &found {
-        assert_eq!(lab.check(&case, &found.algo).map(|checked| checked.workspace), Ok(found.workspace));
-    }
-    let mut invented = found[0];
-    invented.algo[0] ^= 7;
-    assert_eq!(run(&case, &invented, (0, 0)), INVALID);
-    lab.stream.synchronize().unwrap();
-    // What a kernel was lent is not as before.
-    assert_ne!(lab.stream.clone_dtoh(&room).unwrap()[0], 0);
-    drop((buffer, room, lab));
     rig.finish();
 }
 

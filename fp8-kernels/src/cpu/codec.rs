@@ -2,7 +2,7 @@
 
 use super::dispatch::{Kernel, vectorized};
 use crate::dtype::Float;
-use crate::{Counters, Encoding, Result, host};
+use crate::{CounterValues, Counters, Encoding, Result, host};
 use fp8_format::{E4M3, E5M2, slice};
 
 /// Codes of `data · scale`; returns `max |data|`.
@@ -41,36 +41,43 @@ pub(crate) fn amax<T: Float>(data: &[T]) -> f32 {
     slice::amax(data)
 }
 
-/// Adds to `counters` what quantizing `data` into `codes` saturated and flushed to zero.
+/// Adds to `counters` what quantizing `data` into `codes` saturated and flushed to zero, and the NaNs in it.
 pub(crate) fn count<T: Float>(
     data: &[T],
     scale: f32,
-    max: f32,
+    encoding: Encoding,
     codes: &[u8],
     counters: &Counters,
 ) -> Result<()> {
     struct Count<'a, T> {
         data: &'a [T],
         scale: f32,
-        max: f32,
+        limit: f32,
         codes: &'a [u8],
     }
     impl<T: Float> Kernel for Count<'_, T> {
-        type Output = [u32; 2];
+        type Output = [u32; 3];
 
         #[inline(always)]
-        fn run(self) -> [u32; 2] {
-            let [mut saturated, mut underflowed] = [0; 2];
+        fn run(self) -> [u32; 3] {
+            let [mut saturated, mut underflowed, mut nan] = [0; 3];
             for (&x, &code) in self.data.iter().zip(self.codes) {
                 let v = x.to_f32();
-                saturated += u32::from((v.abs() < f32::INFINITY) & ((v * self.scale).abs() > self.max));
+                saturated += u32::from((v.abs() < f32::INFINITY) & ((v * self.scale).abs() > self.limit));
                 underflowed += u32::from((v != 0.0) & (code & 0x7F == 0));
+                nan += u32::from(v.is_nan());
             }
-            [saturated, underflowed]
+            [saturated, underflowed, nan]
         }
     }
-    let [saturated, underflowed] = vectorized(Count { data, scale, max, codes });
-    counters.add([saturated.into(), underflowed.into(), data.len() as u64])
+    let limit = encoding.saturation_limit();
+    let [saturated, underflowed, nan] = vectorized(Count { data, scale, limit, codes });
+    counters.add(CounterValues {
+        saturated: saturated.into(),
+        underflowed: underflowed.into(),
+        elements: data.len() as u64,
+        nan: nan.into(),
+    })
 }
 
 /// Sums of the columns of whole rows, row after row.

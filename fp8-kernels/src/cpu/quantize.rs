@@ -140,7 +140,7 @@ pub(crate) fn decode(codes: &[u8], encoding: Encoding, values: &mut [f32]) -> Re
 fn encode<T: Float>(data: &[T], scale: f32, slot: &Slot<'_>, codes: &mut [u8]) -> Result<f32> {
     let amax = codec::encode(data, scale, slot.encoding, codes)?;
     if let Some(counters) = slot.counters {
-        codec::count(data, scale, slot.encoding.max(), codes, counters)?;
+        codec::count(data, scale, slot.encoding, codes, counters)?;
     }
     Ok(amax)
 }

@@ -82,6 +82,10 @@ pub(super) enum Attribute {
 pub(super) enum Wish {
     WorkspaceBytes = 1,
     ReductionSchemes = 3,
+    AlignmentA = 5,
+    AlignmentB = 6,
+    AlignmentC = 7,
+    AlignmentD = 8,
 }
 
 /// `cublasLtMatmulAlgo_t`: a kernel, in words that only the library reads.

@@ -91,6 +91,8 @@ impl Gpu {
         options: &CudaOptions,
         environment: &Environment,
     ) -> Result<Self> {
+        let gemm_tuning = options.gemm_tuning.clone().unwrap_or_else(|| environment.gemm_tuning.clone());
+        gemm_tuning.check()?;
         let context = stream.context();
         let error = |call| move |error| describe(call, "opening a device", error);
         context.bind_to_thread().map_err(error("cuCtxSetCurrent"))?;
@@ -117,7 +119,7 @@ impl Gpu {
             capability: found,
             sms: u32::try_from(sms).unwrap_or(1).max(1),
             allocator: options.allocator.unwrap_or(environment.allocator),
-            gemm_tuning: options.gemm_tuning.clone().unwrap_or_else(|| environment.gemm_tuning.clone()),
+            gemm_tuning,
             pool: Mutex::default(),
             modules: Mutex::new(Modules::new(Cache::new(cache), nvrtc)),
             staging: Mutex::default(),
@@ -147,9 +149,9 @@ impl Gpu {
         self.0.capability
     }
 
-    /// Whether FP8 GEMMs read one layout only, so that backward needs transposed copies: all but sm_100 … sm_119.
+    /// Whether its FP8 GEMMs read one layout only, so that backward needs transposed copies.
     pub(crate) fn needs_transposes(&self) -> bool {
-        !(10..12).contains(&self.0.capability.0)
+        needs_transposes(self.0.capability)
     }
 
     /// The number of its multiprocessors.
@@ -249,18 +251,23 @@ impl Gpu {
             .map_err(|error| self.driver_error("cuCtxSetCurrent", "any", error))
     }
 
-    /// Waits for all queued work, and reports what it met.
+    /// Waits for all queued work, and reports what it met. A reported id is forgotten, so this is for waits whose error
+    /// reaches the caller; others use [`wait`](Self::wait).
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.ready()?;
         self.expect_eager("synchronize", "read results when the step has been recorded and has run")?;
         let mut fault = [0i64; 4];
         self.queue_download(self.0.fault, &mut fault, "synchronize")?;
-        self.0
-            .stream
-            .synchronize()
-            .map_err(|error| self.driver_error("cuStreamSynchronize", "synchronize", error))?;
-        self.expect_trusted()?; // work that was waited for may have been given up meanwhile
+        self.wait("synchronize")?;
         self.check_fault(fault)
+    }
+
+    /// Waits for all queued work. An id out of range that it met stays for the next [`synchronize`](Self::synchronize) to
+    /// report.
+    pub(super) fn wait(&self, op: &'static str) -> Result<()> {
+        self.ready()?;
+        self.0.stream.synchronize().map_err(|error| self.driver_error("cuStreamSynchronize", op, error))?;
+        self.expect_trusted() // work that was waited for may have been given up meanwhile
     }
 
     /// Copies to the host; waits for all work queued before.
@@ -413,6 +420,12 @@ impl Gpu {
     }
 }
 
+/// Whether GPUs of a compute capability multiply FP8 matrices in the TN layout alone: sm_89, sm_90 and sm_12x. Those from
+/// sm_100 to sm_119, and from sm_130 on, take every layout.
+const fn needs_transposes((major, _): (i32, i32)) -> bool {
+    major <= 9 || major == 12
+}
+
 fn out_of_memory(context: &CudaContext, requested: usize) -> Error {
     let (free, total) = context.mem_get_info().unwrap_or_default();
     Error::OutOfMemory { device: format!("cuda:{}", context.ordinal()), requested, free, total }
@@ -490,5 +503,20 @@ impl Drop for Inner {
         self.staging.get_mut().release();
         self.modules.get_mut().unload();
         let _ = self.stream.synchronize();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::needs_transposes;
+
+    #[test]
+    fn transposed_copies_are_for_gpus_whose_fp8_products_are_tn_alone() {
+        for capability in [(8, 9), (9, 0), (12, 0), (12, 1)] {
+            assert!(needs_transposes(capability), "{capability:?}");
+        }
+        for capability in [(10, 0), (10, 3), (11, 0), (13, 0), (14, 5)] {
+            assert!(!needs_transposes(capability), "{capability:?}");
+        }
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! cuBLAS is column-major, so the row-major `y[m, n] = left · right` is its `yᵀ = rightᵀ · leftᵀ`: A is the right operand,
 //! B the left one. A plan holds descriptors and the kernel; a call sets the addresses and enqueues, and allocates nothing.
+//!
+//! The library chooses a kernel by the descriptor as it finds it. One without the addresses of scales, amax and bias may get
+//! a kernel that ignores them, so every address that a launch sets is set before the library is asked.
 
 use super::cublaslt::{Algo, Attribute, CublasLt, Failure, Found, Handle, Layouts, Type, Wish};
 use super::gpu::Gpu;
@@ -17,6 +20,8 @@ const REDUCTIONS_IN_F32: u64 = 2;
 const REDUCTIONS_IN_PLACE: u64 = 1;
 /// What NVIDIA recommends for kernels on Hopper and later, and before.
 const WORKSPACE: [usize; 2] = [32 << 20, 4 << 20];
+/// The alignment, in bytes, that the library assumes of matrices unless it is told less.
+const ALIGNMENT: u64 = 256;
 /// Plans kept at a time. A model needs a few dozen; a text that grows by a token a time, one for each length.
 const MOST_PLANS: usize = 1024;
 
@@ -56,6 +61,21 @@ pub(super) struct Places {
     /// The scale of an FP8 output, and where its amax goes.
     pub(super) out_scale: u64,
     pub(super) out_amax: u64,
+}
+
+impl Places {
+    /// The largest power of two up to [`ALIGNMENT`] that divides the addresses of all matrices and of the bias.
+    fn alignment(&self) -> u64 {
+        let all = self.left | self.right | self.out | self.bias | ALIGNMENT;
+        1 << all.trailing_zeros()
+    }
+}
+
+/// What a plan serves: a product whose matrices and bias have at least this alignment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    product: Product,
+    alignment: u64,
 }
 
 impl Product {
@@ -109,7 +129,7 @@ impl Product {
 pub(super) struct Blas {
     library: CublasLt,
     handle: Handle,
-    plans: HashMap<Product, Plan>,
+    plans: HashMap<Key, Plan>,
     tuner: Tuner,
     /// The largest that a plan has asked for; the ones before stay, since captured work may still use them.
     workspace: (u64, usize),
@@ -139,15 +159,16 @@ impl Blas {
     }
 
     fn run(&mut self, gpu: &Gpu, op: &'static str, product: &Product, places: &Places) -> Result<()> {
-        let plan = match self.plans.get(product) {
+        let key = Key { product: *product, alignment: places.alignment() };
+        let plan = match self.plans.get(&key) {
             Some(plan) => *plan,
             None => {
                 gpu.expect_eager(op, "the product is not planned yet: run the step a few times before")?;
-                let plan = self.plan(gpu, op, product)?;
+                let plan = self.plan(gpu, op, &key, places)?;
                 if self.plans.len() >= MOST_PLANS {
                     self.forget_plans();
                 }
-                self.plans.insert(*product, plan);
+                self.plans.insert(key, plan);
                 plan
             }
         };
@@ -165,7 +186,7 @@ impl Blas {
         self.reserve(gpu, plan.workspace)?;
         let library = self.library;
         let fail = |failure| error(&library, op, Some(product), failure);
-        self.set_addresses(plan, product, places).map_err(fail)?;
+        self.set_addresses(plan.operation, product, places).map_err(fail)?;
         // In FP8 the output is no C; nothing is read there.
         let c = if product.out.size() == 1 { 0 } else { places.out };
         let matrices = [places.right, places.left, c, places.out];
@@ -194,8 +215,8 @@ impl Blas {
         })
     }
 
-    fn set_addresses(&self, plan: &Plan, product: &Product, places: &Places) -> Result<(), Failure> {
-        let set = |attribute, address: u64| self.library.set(plan.operation, attribute, address);
+    fn set_addresses(&self, operation: Handle, product: &Product, places: &Places) -> Result<(), Failure> {
+        let set = |attribute, address: u64| self.library.set(operation, attribute, address);
         if product.is_fp8() {
             set(Attribute::ScaleA, places.right_scale)?;
             set(Attribute::ScaleB, places.left_scale)?;
@@ -224,23 +245,35 @@ impl Blas {
         Ok(())
     }
 
-    fn plan(&mut self, gpu: &Gpu, op: &'static str, product: &Product) -> Result<Plan> {
+    /// Chooses a kernel for products like this one, by the addresses of its first launch.
+    fn plan(&mut self, gpu: &Gpu, op: &'static str, key: &Key, places: &Places) -> Result<Plan> {
+        let Key { product, alignment } = key;
         let library = self.library;
         let fail = |failure| error(&library, op, Some(product), failure);
         let (operation, layouts) = (std::ptr::null_mut(), [std::ptr::null_mut(); 4]);
         let mut draft = Draft { library: &library, operation, layouts };
         draft.fill(product).map_err(fail)?;
         let (operation, layouts) = (draft.operation, draft.layouts);
+        self.set_addresses(operation, product, places).map_err(fail)?;
         let plan = |algo, workspace| Plan { operation, layouts, algo, workspace };
-        if let Some(algo) = self.tuner.known(product)
+        // Kernels are timed on aligned matrices: what is known of them holds for those alone.
+        let is_tuned = *alignment == ALIGNMENT;
+        if let Some(algo) = self.tuner.known(product).filter(|_| is_tuned)
             && let Some(found) = library.check(self.handle, operation, layouts, &algo)
         {
             draft.keep();
             return Ok(plan(algo, found.workspace));
         }
         let most = WORKSPACE[usize::from(gpu.capability().0 < 9)];
-        let wishes = [(Wish::WorkspaceBytes, most as u64), (Wish::ReductionSchemes, product.reductions())];
-        let candidates = self.tuner.candidates();
+        let wishes = [
+            (Wish::WorkspaceBytes, most as u64),
+            (Wish::ReductionSchemes, product.reductions()),
+            (Wish::AlignmentA, *alignment),
+            (Wish::AlignmentB, *alignment),
+            (Wish::AlignmentC, *alignment),
+            (Wish::AlignmentD, *alignment),
+        ];
+        let candidates = if is_tuned { self.tuner.candidates() } else { 1 };
         let found = library.heuristics(self.handle, operation, layouts, &wishes, candidates).map_err(fail)?;
         let Some(mut chosen) = found.first().copied() else {
             return Err(fail(("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED)));
@@ -368,5 +401,22 @@ impl Gpu {
             none => none.insert(Blas::open(self)?),
         };
         blas.run(self, op, product, places)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_for_the_alignment_of_all_matrices_and_the_bias() {
+        let aligned = Places { left: 0x1000, right: 0x2100, out: 0x300, ..Places::default() };
+        assert_eq!(aligned.alignment(), 256);
+        // One f32 each: where they are makes no difference.
+        let factors = Places { left_scale: 4, right_scale: 8, out_scale: 12, out_amax: 20, ..aligned };
+        assert_eq!(factors.alignment(), 256);
+        assert_eq!(Places { bias: 0x4010, ..aligned }.alignment(), 16);
+        assert_eq!(Places { left: 0x1002, ..aligned }.alignment(), 2);
+        assert_eq!(Places { out: 0x1001, ..aligned }.alignment(), 1);
     }
 }

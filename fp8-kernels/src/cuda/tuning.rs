@@ -31,11 +31,29 @@ const COPIES: usize = 8;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GemmTuning {
-    /// How many of cuBLASLt's choices are timed; at most 1 takes its first without timing.
+    /// How many of cuBLASLt's choices are timed, up to [`MOST_CANDIDATES`](Self::MOST_CANDIDATES); at most 1 takes its
+    /// first without timing.
     pub candidates: usize,
     /// Where results are kept, as JSON; made if it is not there, with a file `….lock` beside it. `None`: for this device's
     /// life only.
     pub file: Option<PathBuf>,
+}
+
+impl GemmTuning {
+    /// The most choices that can be asked for: opening a device with more is an error. No product has as many.
+    pub const MOST_CANDIDATES: usize = 1024;
+
+    pub(super) fn check(&self) -> Result<()> {
+        if self.candidates <= Self::MOST_CANDIDATES {
+            return Ok(());
+        }
+        Err(Error::Option {
+            op: "device",
+            option: "gemm_tuning.candidates",
+            value: self.candidates.to_string(),
+            remedy: format!("expected at most {}, 0 for no tuning", Self::MOST_CANDIDATES),
+        })
+    }
 }
 
 /// One line of the file.
@@ -304,7 +322,7 @@ impl Event {
 
     /// Microseconds from `start` on; waits until both have happened.
     fn since(&self, gpu: &Gpu, start: &Self) -> Result<f32> {
-        gpu.synchronize()?;
+        gpu.wait("gemm tuning")?;
         // SAFETY: both events are alive, were made with timing and recorded, and have happened.
         let elapsed = unsafe { result::event::elapsed(start.0, self.0) };
         elapsed

@@ -1,5 +1,8 @@
 //! Matrix product in high precision: f32 sums, then bias in f32, then one rounding to the output type.
 //!
+//! An f32 bias is first rounded to the type of a 16-bit output, as Transformer Engine does: cuBLASLt takes no other. With an
+//! f32 output it is added as it is.
+//!
 //! Operands f32, bf16 or f16 in any mixture, taken as matrices `[product of the leading dimensions, last]`.
 
 use crate::backend::dispatch;
@@ -33,7 +36,8 @@ pub fn gemm(a: &Tensor, b: &Tensor, layout: Layout, bias: Option<&Tensor>, dtype
     let dims = check("gemm", a, b, layout)?;
     check_bias("gemm", bias, dims[1], a)?;
     check_output("gemm", dtype)?;
-    dispatch!(a.device(), gemm::gemm(a, b, layout, dims, bias, dtype))
+    let bias = rounded_bias(bias, dtype)?;
+    dispatch!(a.device(), gemm::gemm(a, b, layout, dims, bias.as_ref(), dtype))
 }
 
 /// `out += a · b`, into f32. `name` is what an error calls `out`.
@@ -86,6 +90,12 @@ pub(super) fn check_bias(op: &'static str, bias: Option<&Tensor>, n: usize, like
         rhs,
         remedy: "a bias has one value per column",
     })
+}
+
+/// The bias that a product adds to an output of `dtype`: one in f32 is rounded to a 16-bit output's type.
+pub(super) fn rounded_bias(bias: Option<&Tensor>, dtype: DType) -> Result<Option<Tensor>> {
+    let is_rounded = |bias: &Tensor| bias.dtype() == DType::F32 && dtype != DType::F32;
+    bias.map(|bias| if is_rounded(bias) { super::cast(bias, dtype) } else { Ok(bias.clone()) }).transpose()
 }
 
 pub(super) fn check_output(op: &'static str, dtype: DType) -> Result<()> {

@@ -1,12 +1,13 @@
 //! FP8 matrix product, TN in BLAS words: `y[m, n] = ((Σₖ a[m, k] · b[n, k]) · scale_inv_a) · scale_inv_b`.
 //!
-//! f32 accumulation, then bias in f32, then one rounding to the output type. E4M3×E4M3, E4M3×E5M2, E5M2×E4M3. Any m, n, k:
+//! f32 accumulation, then bias in f32, then one rounding to the output type. An f32 bias is first rounded to the type of a
+//! 16-bit output, as in [`gemm()`](super::gemm()); into f32 and into FP8 codes it is added as it is. E4M3×E4M3, E4M3×E5M2, E5M2×E4M3. Any m, n, k:
 //! where hardware wants multiples of 16 the library pads with zeros inside, which reach no amax.
 //!
 //! That is the CPU's rule, to the bit. On a GPU the product is cuBLASLt's: it may multiply the factors with each other first,
 //! and the tensor cores of Ada and Hopper align what they add at a time to the largest of it, with fewer bits than f32 has.
 
-use super::gemm::{check_bias, check_out, check_output};
+use super::gemm::{check_bias, check_out, check_output, rounded_bias};
 use crate::backend::dispatch;
 use crate::{DType, Encoding, Error, Fp8Tensor, Operand, Result, Slot, Tensor};
 
@@ -34,7 +35,8 @@ pub fn gemm_fp8(
     let dims = check("gemm_fp8", a, b)?;
     check_bias("gemm_fp8", bias, dims[1], a.scale_inv())?;
     check_output("gemm_fp8", dtype)?;
-    dispatch!(a.device(), gemm_fp8::gemm_fp8(a, b, dims, bias, dtype, accumulation))
+    let bias = rounded_bias(bias, dtype)?;
+    dispatch!(a.device(), gemm_fp8::gemm_fp8(a, b, dims, bias.as_ref(), dtype, accumulation))
 }
 
 /// `out += a · bᵀ`, into f32: a weight gradient's accumulation. `name` is what an error calls `out`.

@@ -112,7 +112,8 @@ fn bits_are_the_cpus(device: &Device, activation: Activation, dtype: DType) -> O
             let codes = ops::activation(&h, activation, &slot)?;
             results.extend(codes.as_fp8().cloned().map(Got::from));
             let counts = counters.read()?;
-            let counts = [counts.saturated, counts.underflowed, counts.elements].map(|count| count as f32);
+            let counts =
+                [counts.saturated, counts.underflowed, counts.elements, counts.nan].map(|count| count as f32);
             results.push(Got::Numbers([[amax.read()?].as_slice(), &counts].concat()));
             Ok(results)
         })?;
@@ -217,7 +218,8 @@ fn codes_at_the_edges_of_counts(device: &Device) -> Outcome {
                 };
                 results.extend(codes.as_fp8().cloned().map(Got::from));
                 let counts = counters.read()?;
-                let counts = [counts.saturated, counts.underflowed, counts.elements].map(|n| n as f32);
+                let counts =
+                    [counts.saturated, counts.underflowed, counts.elements, counts.nan].map(|n| n as f32);
                 results.push(Got::Numbers([[amax.read()?].as_slice(), &counts].concat()));
             }
             Ok(results)

@@ -291,7 +291,8 @@ fn steps(
     for Parameter { param, moments, main, cells: (cell, amax, counters), .. } in parameters {
         results.extend(std::iter::once(param).chain(moments).chain(main).map(Got::Tensor));
         let counts = counters.read()?;
-        let counts = [counts.saturated, counts.underflowed, counts.elements].map(|count| count as f32);
+        let counts =
+            [counts.saturated, counts.underflowed, counts.elements, counts.nan].map(|count| count as f32);
         results.push(Got::Numbers([vec![cell.read()?, amax.read()?], counts.to_vec()].concat()));
     }
     Ok(results)

@@ -53,7 +53,7 @@ fn counts_beside_infinities(device: &Device, dtype: DType, encoding: Encoding) -
             let mut results: Vec<Got> = codes.into_iter().flatten().map(Got::from).collect();
             for (.., (_, counters)) in &parameters {
                 let counts = counters.read()?;
-                let counts = [counts.saturated, counts.underflowed, counts.elements];
+                let counts = [counts.saturated, counts.underflowed, counts.elements, counts.nan];
                 results.push(Got::Numbers(counts.map(|count| count as f32).to_vec()));
             }
             Ok(results)

@@ -9,6 +9,7 @@ use ops::Layout;
 cases![
     against_three_loops,
     bias_and_output_types,
+    an_f32_bias_is_rounded_to_a_16_bit_outputs_type,
     accumulates,
     leading_dimensions_are_rows,
     same_for_any_threads,
@@ -70,12 +71,44 @@ fn bias_and_output_types(device: &Device) -> Outcome {
         equal("dtype", got.dtype(), dtype)?;
         let want = oracle::gemm::gemm(&f64s(&a)?, &f64s(&b)?, Layout::Nt, dims, Some(&f64s(&bias)?));
         close(&format!("{dtype}, bias {bias_dtype}"), &got.to_f32_vec()?, &want, cols, tolerance(dtype))?;
-        // One rounding: the f32 result, cast.
+        // One rounding: the f32 result, cast; of the bias that such an output gets.
+        let bias = if bias_dtype == DType::F32 { ops::cast(&bias, dtype)? } else { bias };
         let wide = ops::gemm(&a, &b, Layout::Nt, Some(&bias), DType::F32)?;
         same("one rounding", &got.to_f32_vec()?, &ops::cast(&wide, dtype)?.to_f32_vec()?, cols)?;
         let got = ops::gemm(&a, &b, Layout::Nt, None, dtype)?;
         let want = oracle::gemm::gemm(&f64s(&a)?, &f64s(&b)?, Layout::Nt, dims, None);
         close(&format!("{dtype}, no bias"), &got.to_f32_vec()?, &want, cols, tolerance(dtype))?;
+    }
+    Ok(())
+}
+
+/// Biases a little above half a step of the output at 1: 1 + bias is nearer to the next value, and 1 + the rounded bias is a
+/// tie that goes back to 1. `product` adds a bias of `n` values to products that are all 1.
+pub(super) fn check_rounded_bias(
+    device: &Device,
+    n: usize,
+    product: impl Fn(&Tensor, DType) -> Result<Tensor>,
+) -> Outcome {
+    for (dtype, step) in [(DType::BF16, f32::powi(2.0, -7)), (DType::F16, f32::powi(2.0, -10))] {
+        let bias = step * (0.5 + f32::powi(2.0, -13));
+        let as_given = Tensor::full(bias, [n], DType::F32, device)?;
+        let got = product(&as_given, dtype)?;
+        let what = format!("{dtype}, n = {n}");
+        same(&what, &got.to_f32_vec()?, &vec![1.0; got.numel()], n)?;
+        let rounded = product(&ops::cast(&as_given, dtype)?, dtype)?;
+        same(&format!("{what}: rounded before"), &got.to_f32_vec()?, &rounded.to_f32_vec()?, n)?;
+        // In f32 the bias is added as it is.
+        let wide = product(&as_given, DType::F32)?.to_f32_vec()?;
+        same(&format!("{what}: f32"), &wide, &vec![1.0 + bias; wide.len()], n)?;
+    }
+    Ok(())
+}
+
+fn an_f32_bias_is_rounded_to_a_16_bit_outputs_type(device: &Device) -> Outcome {
+    for (n, dtype) in [1, 5, 16, 33].into_iter().flat_map(|n| FLOATS.map(|dtype| (n, dtype))) {
+        let a = Tensor::full(0.5, [3, 2], dtype, device)?;
+        let b = Tensor::full(1.0, [n, 2], dtype, device)?;
+        check_rounded_bias(device, n, |bias, out| ops::gemm(&a, &b, Layout::Nt, Some(bias), out))?;
     }
     Ok(())
 }

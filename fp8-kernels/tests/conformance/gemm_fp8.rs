@@ -2,7 +2,7 @@ use super::case::{Outcome, cases};
 use super::compare::{ensure, equal, refused, same};
 use super::data::{FLOATS, exact, f64s, normal};
 use super::fp8_product::{Expected, is_hardware};
-use super::gemm::DIMS;
+use super::gemm::{DIMS, check_rounded_bias};
 use super::threads::same_bits;
 use crate::oracle;
 use fp8_kernels::{Cell, DType, Device, Encoding, Fp8Tensor, REST, Result, Slot, Tensor, ops};
@@ -14,6 +14,7 @@ cases![
     every_ragged_extent,
     factors_are_applied_one_after_the_other,
     bias_and_output_types,
+    an_f32_bias_is_rounded_to_a_16_bit_outputs_type,
     accumulates,
     fp8_output,
     same_for_any_threads,
@@ -112,8 +113,10 @@ fn bias_and_output_types(device: &Device) -> Outcome {
         quantized([31, 33], Encoding::E4M3, 30.0, 2, device)?,
     );
     for (dtype, bias_dtype) in FLOATS.into_iter().flat_map(|d| FLOATS.map(|b| (d, b))) {
-        let bias = normal([31], bias_dtype, 3, device)?;
-        let got = ops::gemm_fp8(&a, &b, Some(&bias), dtype, Accumulation::Fast)?;
+        let given = normal([31], bias_dtype, 3, device)?;
+        let got = ops::gemm_fp8(&a, &b, Some(&given), dtype, Accumulation::Fast)?;
+        // What such an output gets.
+        let bias = if bias_dtype == DType::F32 { ops::cast(&given, dtype)? } else { given };
         let added = f64s(&bias)?.repeat(17);
         let want = Expected::new(&decoded(&a)?, &decoded(&b)?, Layout::Nt, [17, 31, 33], Some(&added));
         equal("dtype", got.dtype(), dtype)?;
@@ -123,6 +126,26 @@ fn bias_and_output_types(device: &Device) -> Outcome {
             let wide = ops::gemm_fp8(&a, &b, Some(&bias), DType::F32, Accumulation::Fast)?;
             same("one rounding", &got.to_f32_vec()?, &ops::cast(&wide, dtype)?.to_f32_vec()?, 31)?;
         }
+    }
+    Ok(())
+}
+
+/// With extents that a library takes and with extents that are padded; where the slot is off, a product that could be
+/// quantized is one like any other.
+fn an_f32_bias_is_rounded_to_a_16_bit_outputs_type(device: &Device) -> Outcome {
+    for (m, n) in [(16, 16), (32, 48), (17, 16), (16, 5), (1, 1)] {
+        let ones = |rows: usize, value: f32| {
+            let code = Encoding::E4M3.from_f32(value);
+            let codes = Tensor::from_vec(vec![code; rows * 2], [rows, 2], device)?;
+            Fp8Tensor::from_codes(codes, [rows, 2], Encoding::E4M3, Tensor::scalar(1.0, device)?)
+        };
+        let (a, b) = (ones(m, 0.5)?, ones(n, 1.0)?);
+        for accumulation in [Accumulation::Fast, Accumulation::Split] {
+            check_rounded_bias(device, n, |bias, out| ops::gemm_fp8(&a, &b, Some(bias), out, accumulation))?;
+        }
+        check_rounded_bias(device, n, |bias, out| {
+            ops::gemm_fp8_quantize(&a, &b, Some(bias), &Slot::off(Encoding::E4M3), out)?.dequantize(out)
+        })?;
     }
     Ok(())
 }

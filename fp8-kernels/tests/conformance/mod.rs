@@ -17,6 +17,7 @@ mod attention;
 mod attention_bits;
 mod cast;
 mod cells;
+mod counters;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
@@ -51,6 +52,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     attention_bits::CASES,
     cast::CASES,
     cells::CASES,
+    counters::CASES,
     cross_entropy::CASES,
     dropout::CASES,
     elementwise::CASES,

@@ -150,8 +150,8 @@ fn codes_are_those_of_the_f32_result(device: &Device, dtype: DType, encoding: En
             let want = fp8::quantize(&values, encoding, 300.0);
             let what = format!("{norm} {dtype} {shape:?}");
             let counts = counters.read()?;
-            let counts = [counts.saturated, counts.underflowed, counts.elements];
-            equal(&what, counts, [want.saturated, want.underflowed, values.len() as u64])?;
+            let counts = [counts.saturated, counts.underflowed, counts.elements, counts.nan];
+            equal(&what, counts, [want.saturated, want.underflowed, values.len() as u64, want.nan])?;
             let got = got.as_fp8().ok_or("got high precision, want FP8")?;
             same(&what, &got.codes()?, &want.codes, shape[1])?;
             same(&what, &[got.scale_inv().item()?], &[1.0 / 300.0], 1)?;
@@ -330,8 +330,8 @@ fn one_value_everywhere(device: &Device, encoding: Encoding) -> Outcome {
             same(&what, &y.as_fp8().ok_or("got high precision, want FP8")?.codes()?, &want.codes, cols)?;
             same(&what, &[amax.read()?], &[want.amax], 1)?;
             let counts = counters.read()?;
-            let wanted = [want.saturated, want.underflowed, (rows * cols) as u64];
-            equal(&what, [counts.saturated, counts.underflowed, counts.elements], wanted)?;
+            let wanted = [want.saturated, want.underflowed, (rows * cols) as u64, want.nan];
+            equal(&what, [counts.saturated, counts.underflowed, counts.elements, counts.nan], wanted)?;
         }
         // And a largest value that stands in one place.
         for (place, columnwise) in (0..16).map(|k| (k * 293 % cols, k % 2 == 1)) {

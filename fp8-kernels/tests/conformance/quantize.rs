@@ -102,9 +102,9 @@ fn one_value_everywhere(device: &Device, dtype: DType, encoding: Encoding) -> Ou
                 let what = format!("{value} in [{rows}, {cols}], together: {together}");
                 same(&what, &fp8(codes)?.codes()?, &want.codes, cols)?;
                 same(&what, &[amax.read()?], &[want.amax], 1)?;
-                let CounterValues { saturated, underflowed, elements } = counters.read()?;
-                let wanted = [want.saturated, want.underflowed, (rows * cols) as u64];
-                equal(&what, [saturated, underflowed, elements], wanted)?;
+                let CounterValues { saturated, underflowed, elements, nan } = counters.read()?;
+                let wanted = [want.saturated, want.underflowed, (rows * cols) as u64, want.nan];
+                equal(&what, [saturated, underflowed, elements, nan], wanted)?;
             }
         }
     }
@@ -148,10 +148,10 @@ fn check(x: &Tensor, encoding: Encoding, scale: f32) -> Outcome {
     same(&format!("{what}: scale_inv"), &[got.scale_inv().item()?], &[1.0 / scale], 1)?;
     let amax_wanted = if x.numel() == 0 { REST } else { want.amax };
     same(&format!("{what}: amax"), &[amax.read()?], &[amax_wanted], 1)?;
-    let CounterValues { saturated, underflowed, elements } = counters.read()?;
-    let counts = [saturated, underflowed, elements];
-    let counts_wanted = [want.saturated, want.underflowed, x.numel() as u64];
-    equal(&format!("{what}: saturated, underflowed, elements"), counts, counts_wanted)
+    let CounterValues { saturated, underflowed, elements, nan } = counters.read()?;
+    let counts = [saturated, underflowed, elements, nan];
+    let counts_wanted = [want.saturated, want.underflowed, x.numel() as u64, want.nan];
+    equal(&format!("{what}: saturated, underflowed, elements, NaN"), counts, counts_wanted)
 }
 
 fn needles(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {

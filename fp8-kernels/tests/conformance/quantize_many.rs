@@ -128,8 +128,8 @@ fn special_values(device: &Device, encoding: Encoding) -> Outcome {
         same(&what, &got.transposed()?.codes()?, &fp8::transpose(&want.codes, rows, cols), rows)?;
         same(&what, &[amax.read()?], &[want.amax], 1)?;
         let counts = counters.read()?;
-        let wanted = [want.saturated, want.underflowed, x.numel() as u64];
-        equal(&what, [counts.saturated, counts.underflowed, counts.elements], wanted)?;
+        let wanted = [want.saturated, want.underflowed, x.numel() as u64, want.nan];
+        equal(&what, [counts.saturated, counts.underflowed, counts.elements, counts.nan], wanted)?;
     }
     Ok(())
 }

@@ -28,7 +28,8 @@ fn quantized(
         };
         let codes = ops::quantize(&x, &slot)?;
         let counts = counters.read()?;
-        let counts = [counts.saturated, counts.underflowed, counts.elements].map(|count| count as f32);
+        let counts =
+            [counts.saturated, counts.underflowed, counts.elements, counts.nan].map(|count| count as f32);
         let mut results = vec![Got::Numbers(vec![amax.read()?]), Got::Numbers(counts.to_vec())];
         results.extend(codes.as_fp8().cloned().map(Got::from));
         Ok(results)

@@ -7,17 +7,22 @@ pub(crate) struct Quantized {
     pub(crate) amax: f32,
     pub(crate) saturated: u64,
     pub(crate) underflowed: u64,
+    pub(crate) nan: u64,
 }
 
 pub(crate) fn quantize(values: &[f32], encoding: Encoding, scale: f32) -> Quantized {
-    let mut out = Quantized { codes: Vec::new(), amax: 0.0, saturated: 0, underflowed: 0 };
+    let mut out = Quantized { codes: Vec::new(), amax: 0.0, saturated: 0, underflowed: 0, nan: 0 };
     for &v in values {
         let code = encoding.from_f32_saturating(v * scale);
         if !v.is_nan() && v.abs() > out.amax {
             out.amax = v.abs();
         }
-        if v.is_finite() && (v * scale).abs() > encoding.max() {
+        // Where there is a choice, what is too large becomes an infinity, or NaN.
+        if v.is_finite() && !encoding.is_finite(encoding.from_f32(v * scale)) {
             out.saturated += 1;
+        }
+        if v.is_nan() {
+            out.nan += 1;
         }
         if v != 0.0 && code & 0x7F == 0 {
             out.underflowed += 1;

@@ -1,7 +1,8 @@
 //! What a kernel's PTX may not contain, so that its results are the same bits everywhere.
 //!
 //! `add.f32` without a rounding may be fused with a multiplication by the assembler; `.approx` results differ between
-//! architectures; `.ftz` drops subnormals; atomic float sums depend on the order in which threads come, and products of
+//! architectures, and no kernel needs one even to start an iteration, since divisions and roots are `.rn`; `div.full` is off
+//! by up to two units and names no rounding either; `.ftz` drops subnormals; atomic float sums depend on the order in which threads come, and products of
 //! matrix units on the order in which the hardware adds; doubles and local memory are slow and never meant.
 
 /// Kernel files whose results need not be the same bits everywhere: what each may use all the same, and why.
@@ -83,6 +84,15 @@ mod tests {
             "call.uni (retval0), f, (param0);",
             ".visible .func f()",
             "sqrt.approx.f32 %f1, %f2;",
+            "rsqrt.approx.ftz.f32 %f1, %f2;",
+            "rcp.approx.f32 %f1, %f2;",
+            "div.approx.f32 %f1, %f2, %f3;",
+            "div.full.f32 %f1, %f2, %f3;",
+            "lg2.approx.f32 %f1, %f2;",
+            "sin.approx.f32 %f1, %f2;",
+            "tanh.approx.f32 %f1, %f2;",
+            "tanh.approx.bf16x2 %r1, %r2;",
+            "ex2.approx.f16x2 %r1, %r2;",
             "atom.global.add.f32 %f1, [%rd1], %f2;",
             "atom.add.noftz.f16x2 %r1, [%rd1], %r2;",
             "red.global.add.f32 [%rd1], %f1;",

@@ -85,6 +85,7 @@ impl Trainer for Fake {
                         saturated: self.steps * if backward { 1 } else { (seed as u64) % 5 },
                         underflowed: self.steps * (seed as u64) * if backward { 40 } else { 3 },
                         elements: self.steps * 98_304,
+                        nan: 0,
                     });
                 }
             }

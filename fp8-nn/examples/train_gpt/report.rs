@@ -57,6 +57,9 @@ const SCALE_NOTE: &str =
 const BARS_NOTE: &str = "Values beyond the largest of the format were set to it; values below half its smallest \
                          became zero. Each column has its own scale.";
 
+const NAN_NOTE: &str = "Tensors that held NaN when they were quantized. NaN is stored as NaN and changes no scale; it spreads \
+                        through every product.";
+
 fn section(page: &mut String, title: &str, note: &str, body: &str) {
     let _ = writeln!(page, "<section>\n<h2>{title}</h2>");
     if !note.is_empty() {
@@ -182,7 +185,24 @@ fn slots(telemetry: &Telemetry) -> Result<String, String> {
         let _ = write!(note, " The {MAX_BARS} slots of {all} that lose most.");
     }
     section(&mut html, "Saturation and underflow", &note, &plot::bars(&slots));
+    if let Some(table) = nan_table(telemetry) {
+        section(&mut html, "NaN", NAN_NOTE, &table);
+    }
     Ok(html)
+}
+
+/// None unless a tensor held NaN.
+fn nan_table(telemetry: &Telemetry) -> Option<String> {
+    let mut rows = telemetry.with_nan().peekable();
+    rows.peek()?;
+    let mut html = String::from(
+        "<table class=\"numbers\">\n<thead><tr><th>tensor</th><th>NaN</th><th>values</th></tr></thead>\n<tbody>\n",
+    );
+    for SlotState { name, nan, elements, .. } in rows {
+        let (name, nan, elements) = (escape(name), grouped(*nan), grouped(*elements));
+        let _ = writeln!(html, "<tr><th>{name}</th><td>{nan}</td><td>{elements}</td></tr>");
+    }
+    Some(html + "</tbody>\n</table>\n")
 }
 
 fn configuration(summary: &Summary) -> String {
@@ -226,6 +246,30 @@ fn grouped(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tensors_with_nan_are_listed() {
+        let slot = |name: &str, nan| SlotState {
+            name: name.into(),
+            backward: false,
+            amax: 1.0,
+            scale: 2.0,
+            saturated: 0,
+            underflowed: 0,
+            elements: 4096,
+            nan,
+        };
+        let page = |slots| {
+            let mut telemetry = Telemetry::new(1);
+            telemetry.record(1, slots);
+            super::slots(&telemetry).unwrap()
+        };
+        let found = page(vec![slot("fc1.input", 0), slot("fc2.input", 1234)]);
+        assert!(found.contains("<h2>NaN</h2>"), "{found}");
+        assert!(found.contains("<tr><th>fc2.input</th><td>1,234</td><td>4,096</td></tr>"), "{found}");
+        assert!(!found.contains("<tr><th>fc1.input"), "{found}");
+        assert!(!page(vec![slot("fc1.input", 0)]).contains("NaN"));
+    }
 
     #[test]
     fn numbers_are_grouped() {

@@ -199,6 +199,7 @@ impl Trainer for Session {
             saturated: report.saturated,
             underflowed: report.underflowed,
             elements: report.elements,
+            nan: report.nan,
         });
         Ok(states.collect())
     }

@@ -20,6 +20,8 @@ pub(crate) struct SlotState {
     pub(crate) underflowed: u64,
     /// Values quantized, likewise.
     pub(crate) elements: u64,
+    /// NaN values, likewise.
+    pub(crate) nan: u64,
 }
 
 impl SlotState {
@@ -73,6 +75,11 @@ impl Telemetry {
     /// Every slot as the last recorded step left it.
     pub(crate) fn slots(&self) -> &[SlotState] {
         &self.last
+    }
+
+    /// The slots that saw NaN.
+    pub(crate) fn with_nan(&self) -> impl Iterator<Item = &SlotState> {
+        self.last.iter().filter(|slot| slot.nan > 0)
     }
 
     /// (step, amax) of a slot, where there was an amax above zero.
@@ -134,6 +141,7 @@ mod tests {
             saturated: 1,
             underflowed: 2,
             elements: 8,
+            nan: 0,
         }
     }
 
@@ -153,6 +161,14 @@ mod tests {
         let recorded = (1..=5001).filter(|&step| telemetry.wants(step, 5001)).count();
         assert!((80..=MAX_SAMPLES + 1).contains(&recorded), "{recorded}");
         assert!(telemetry.wants(5001, 5001));
+    }
+
+    #[test]
+    fn slots_with_nan_are_found() {
+        let mut telemetry = Telemetry::new(1);
+        telemetry.record(1, vec![slot("a", false), SlotState { nan: 3, ..slot("b", true) }]);
+        let found: Vec<_> = telemetry.with_nan().map(|slot| (&*slot.name, slot.nan)).collect();
+        assert_eq!(found, [("b", 3)]);
     }
 
     #[test]

@@ -32,9 +32,9 @@ fn what_a_scale_costs_is_counted_where_asked() {
     step(&mut scaling, &recipe, &input("a"), &[448.0]).unwrap(); // scale 1
     assert_eq!(report(&scaling, &input("a")).elements, 0);
     scaling.set_counting(true);
-    step(&mut scaling, &recipe, &input("a"), &[1000.0, 449.0, 448.0, 1e-9, 0.0]).unwrap();
+    step(&mut scaling, &recipe, &input("a"), &[1000.0, 465.0, 464.0, 449.0, 448.0, 1e-9, 0.0]).unwrap();
     let counted = report(&scaling, &input("a"));
-    assert_eq!((counted.saturated, counted.underflowed, counted.elements), (2, 1, 5));
+    assert_eq!((counted.saturated, counted.underflowed, counted.elements), (2, 1, 7));
     let mut cx = scaling.eval(&recipe).unwrap();
     forward(&mut cx, &input("a"), &[1e9]); // an evaluation counts nothing
     drop(cx);
@@ -54,6 +54,41 @@ fn non_finite_amaxes_are_counted() {
         step(&mut scaling, &short().into(), &input("a"), &[amax]).unwrap();
     }
     assert_eq!(report(&scaling, &input("a")).non_finite, 2);
+}
+
+#[test]
+fn nan_is_reported() {
+    for counting in [false, true] {
+        let mut scaling = scaling(&["a"]);
+        scaling.set_counting(counting);
+        step(&mut scaling, &short().into(), &input("a"), &[2.0, f32::NAN]).unwrap();
+        step(&mut scaling, &short().into(), &input("a"), &[f32::NAN; 3]).unwrap();
+        let x = report(&scaling, &input("a"));
+        // Not by the amax, which is finite, and so is not counted either.
+        assert_eq!((x.amax, x.non_finite), (0.0, 0));
+        assert_eq!((x.nan, x.elements), if counting { (4, 5) } else { (0, 0) });
+        scaling.reset_counters().unwrap();
+        assert_eq!(report(&scaling, &input("a")).nan, 0);
+    }
+}
+
+#[test]
+fn a_report_is_a_line_that_names_what_went_wrong() {
+    let mut scaling = scaling(&["a"]);
+    let recipe = DelayedScaling { amax_history_len: 1, ..short() }.into();
+    assert!(scaling.slot_reports().unwrap().is_empty());
+    step(&mut scaling, &recipe, &input("a"), &[448.0]).unwrap(); // scale 1
+    let line = |scaling: &Scaling| report(scaling, &input("a")).to_string();
+    let calm = format!("{} (forward): amax 0, scale 1", input("a").name());
+    assert_eq!(line(&scaling), calm);
+    scaling.set_counting(true);
+    step(&mut scaling, &recipe, &input("a"), &[448.0, 1.0]).unwrap();
+    assert_eq!(line(&scaling), format!("{calm}, 2 values"));
+    step(&mut scaling, &recipe, &input("a"), &[448.0, f32::NAN, 1e-9, f32::NAN]).unwrap();
+    assert_eq!(line(&scaling), format!("{calm}, 6 values, 1 underflowed, 2 NaN"));
+    step(&mut scaling, &recipe, &input("a"), &[f32::INFINITY, 1e6]).unwrap();
+    let all = format!("{calm}, 8 values, 1 saturated, 1 underflowed, 2 NaN, 1 amaxes not finite");
+    assert_eq!(line(&scaling), all);
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn expect_types([a, b, c, d]: [Type; 4]) -> Outcome {
 /// alignment)"; "A must be transposed and B non-transposed (The "TN" format)" on compute capability 8.9, 9.0 and 12.0;
 /// "The compute type must be CUBLAS_COMPUTE_32F"; "The scale type must be CUDA_R_32F".
 fn expect_fp8(arch: Arch, operation: &Operation, layouts: [&Layout; 4]) -> Outcome {
-    let any_layout = (100..120).contains(&arch.number());
+    let any_layout = matches!(arch.number(), 100..120 | 130..);
     if !any_layout && operation.transposed != [true, false] {
         return Err(Code::BLAS_NOT_SUPPORTED);
     }

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::check::{Shape, check};
 use super::product::Product;
-use super::types::{Layout, Operation};
+use super::types::{Layout, Operation, Type};
 use super::{find, invalid};
 use crate::code::{Code, Outcome};
 use crate::entry::entries;
@@ -58,10 +58,25 @@ fn asked(driver: &Driver, library: u64, operation: u64, layouts: [u64; 4]) -> Ou
     }
     let [a, b, c, d] = &found;
     let shape = check(driver.settings.arch, &operation, [a, b, c, d])?;
-    // A kernel is chosen for types and sizes; pointers may change.
+    // A kernel is chosen for types and sizes, and for which factors, amax and bias there are; where they are may change.
     let mut hasher = DefaultHasher::new();
-    (operation.transposed, operation.epilogue, operation.fast, found).hash(&mut hasher);
+    let present =
+        [operation.scales[0], operation.scales[1], operation.scales[3], operation.amax_d, operation.bias];
+    (operation.transposed, operation.epilogue, operation.fast, present.map(|at| at != 0), found)
+        .hash(&mut hasher);
     Ok(Asked { operation, layouts: found, shape, hash: hasher.finish() })
+}
+
+/// What the simulator demands of a query beyond the documentation: the addresses of the factors of FP8 operands, of an FP8
+/// output's scale, and of the bias. The library answers without them, and may answer with a kernel that computes other
+/// numbers once they are set (openxla/xla pull request 40747, cuBLASLt 12.8.3).
+fn expect_addresses(asked: &Asked) -> Outcome {
+    let Asked { operation, shape, .. } = asked;
+    let [a, b, _, d] = shape.types.map(Type::is_fp8);
+    let [scale_a, scale_b, _, scale_d] = operation.scales;
+    let needed = [(a, scale_a), (b, scale_b), (d, scale_d), (shape.bias.is_some(), operation.bias)];
+    let is_missing = |(is_needed, address): (bool, u64)| is_needed && address == 0;
+    if needed.into_iter().any(is_missing) { Err(Code::BLAS_INVALID_VALUE) } else { Ok(()) }
 }
 
 /// cublasLtMatmulAlgoCheck: CUBLAS_STATUS_NOT_SUPPORTED for an algorithm that does not fit the product.
@@ -114,6 +129,7 @@ entries! {
         let requested = usize::try_from(requested).ok().filter(|count| *count > 0).ok_or(Code::BLAS_INVALID_VALUE)?;
         let preference = *find(&driver.blas.preferences, preference)?;
         let asked = asked(driver, library, operation, [a, b, c, d])?;
+        expect_addresses(&asked)?;
         // "pointers … must support 16-byte alignment": what a caller promises decides.
         let promised = preference.alignment.iter().all(|bytes| bytes.is_none_or(|bytes| bytes >= 16));
         if asked.shape.types[0].is_fp8() && !promised {
@@ -131,6 +147,7 @@ entries! {
     ) |driver| {
         let out = invalid(out.checked())?;
         let asked = asked(driver, library, operation, [a, b, c, d])?;
+        expect_addresses(&asked)?;
         let algo = invalid(algo.take(1))?;
         kernel(&algo[0], asked.hash)?;
         invalid(out.set(result((algo[0].number ^ TAG) as usize, asked.hash)))

@@ -1,5 +1,6 @@
 //! cuBLASLt's functions from the loaded library, and products made with them.
 
+#![allow(dead_code, reason = "every test binary uses a part")]
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::ffi::{c_int, c_void};
@@ -113,6 +114,22 @@ impl Default for Case {
 }
 
 impl Case {
+    /// With a scale for every matrix in FP8, as heuristics want it.
+    pub(crate) fn scaled(&self) -> Self {
+        let mut scales = self.scales;
+        for i in [0, 1, 3] {
+            scales[i] = scales[i].or(is_fp8(self.types[i]).then_some(1.0));
+        }
+        Self { scales, ..*self }
+    }
+
+    /// The attributes with the addresses that it sets: scales, amax and bias.
+    fn attributes(&self) -> Vec<c_int> {
+        let scales = [17, 18, 19, 20].into_iter().zip(self.scales.map(|scale| scale.is_some()));
+        let all = scales.chain([(21, self.amax), (8, self.bias.is_some())]);
+        all.filter(|(_, is_set)| *is_set).map(|(attribute, _)| attribute).collect()
+    }
+
     pub(crate) fn layouts(&self) -> Layouts {
         let [m, n, k] = self.sizes;
         let flip = |rows, cols, flipped| if flipped { [cols, rows] } else { [rows, cols] };
@@ -123,6 +140,11 @@ impl Case {
         };
         [layout(0), layout(1), layout(2), layout(3)]
     }
+}
+
+/// Whether a type is FP8.
+const fn is_fp8(kind: i32) -> bool {
+    kind == E4M3 || kind == E5M2
 }
 
 /// The element of matrix `which` at row `i`, column `j`: an integer from −2 to 2.
@@ -188,6 +210,8 @@ pub(crate) struct Lab<'a> {
     pub(crate) api: Api,
     pub(crate) stream: Arc<CudaStream>,
     pub(crate) library: u64,
+    /// Zeros, for the addresses of factors and biases that no product reads.
+    zeros: CudaSlice<u8>,
     _rig: &'a Rig,
 }
 
@@ -203,7 +227,9 @@ impl<'a> Lab<'a> {
         let (api, mut library) = (Api::load(), 0);
         // SAFETY: the handle lives through the call.
         assert_eq!(unsafe { (api.cublasLtCreate)(&mut library) }, 0);
-        Self { api, stream: rig.context.new_stream().unwrap(), library, _rig: rig }
+        let stream = rig.context.new_stream().unwrap();
+        let zeros = stream.alloc_zeros(4096).unwrap();
+        Self { api, stream, library, zeros, _rig: rig }
     }
 
     pub(crate) fn address(&self, slice: &CudaSlice<u8>) -> u64 {
@@ -238,6 +264,15 @@ impl<'a> Lab<'a> {
         if let Some(kind) = case.bias {
             assert_eq!(self.set(operation, 7, &4u32.to_le_bytes()), 0);
             assert_eq!(self.set(operation, 26, &kind.to_le_bytes()), 0);
+        }
+        operation
+    }
+
+    /// A descriptor with the addresses that the case sets, each of zeros.
+    pub(crate) fn addressed(&self, case: &Case) -> u64 {
+        let (operation, at) = (self.operation(case), self.address(&self.zeros));
+        for attribute in case.attributes() {
+            assert_eq!(self.set(operation, attribute, &at.to_le_bytes()), 0);
         }
         operation
     }
@@ -280,20 +315,34 @@ impl<'a> Lab<'a> {
         if status == 0 { Ok(found) } else { Err(status) }
     }
 
+    /// With the addresses of all scales that there are.
     pub(crate) fn heuristics(&self, case: &Case, room: u64, most: usize) -> Result<Vec<Found>, i32> {
-        let operation = self.operation(case);
+        let operation = self.addressed(&case.scaled());
         let found = self.find(operation, case.layouts(), room, most);
         self.destroy_operation(operation);
         found
     }
 
+    /// What heuristics answer about a descriptor as it is.
+    pub(crate) fn heuristics_of(&self, operation: u64, case: &Case) -> Result<Vec<Found>, i32> {
+        self.find(operation, case.layouts(), 0, 1)
+    }
+
+    /// With the addresses of all scales that there are.
     pub(crate) fn check(&self, case: &Case, algo: &Algo) -> Result<Found, i32> {
-        let (operation, mut found) = (self.operation(case), Found::default());
+        let operation = self.addressed(&case.scaled());
+        let found = self.check_of(operation, case, algo);
+        self.destroy_operation(operation);
+        found
+    }
+
+    /// What a check of a kernel answers about a descriptor as it is.
+    pub(crate) fn check_of(&self, operation: u64, case: &Case, algo: &Algo) -> Result<Found, i32> {
+        let mut found = Found::default();
         // SAFETY: all handles are alive, `algo` and `found` live through the call.
         let status = self.with_layouts(case.layouts(), |[a, b, c, d]| unsafe {
             (self.api.cublasLtMatmulAlgoCheck)(self.library, operation, a, b, c, d, algo, &mut found)
         });
-        self.destroy_operation(operation);
         if status == 0 { Ok(found) } else { Err(status) }
     }
 
@@ -352,17 +401,7 @@ impl<'a> Lab<'a> {
     }
 
     pub(crate) fn codes_of(&self, case: &Case, layouts: Layouts, places: [u64; 4]) -> [i32; 2] {
-        let operation = self.operation(case);
-        let factors = self.stream.alloc_zeros::<u8>(4096);
-        // On a dead device there is none, and none is needed.
-        let at = factors.as_ref().map_or(0, |factors| self.address(factors));
-        let wanted = case.scales.map(|scale| scale.is_some());
-        let attributes = [17, 18, 19, 20].into_iter().zip(wanted);
-        for (attribute, _) in
-            attributes.chain([(21, case.amax), (8, case.bias.is_some())]).filter(|set| set.1)
-        {
-            assert_eq!(self.set(operation, attribute, &at.to_le_bytes()), 0);
-        }
+        let operation = self.addressed(&case.scaled());
         let found = self.find(operation, layouts, 0, 1).err().unwrap_or(0);
         let run = self.multiply(operation, layouts, places, case.beta, None, (0, 0));
         self.destroy_operation(operation);
@@ -371,7 +410,7 @@ impl<'a> Lab<'a> {
 
     /// D without its gaps, and the amax. Gaps stay as they were.
     pub(crate) fn run(&self, case: &Case) -> (Vec<f64>, f32) {
-        let layouts = case.layouts();
+        let (case, layouts) = (&case.scaled(), case.layouts());
         let upload = |bytes: &[u8]| self.stream.clone_htod(bytes).unwrap();
         let matrix = |which: usize| {
             let (kind, rows, cols, ld) = layouts[which];

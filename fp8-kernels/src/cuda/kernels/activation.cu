@@ -136,8 +136,8 @@ __device__ __forceinline__ void forward(const void* h, int dtype, int kind, u64 
     const int n = tile_width(col, cols), whole = cols % 8 == 0;
     Codes out = begin_codes(sink.scale, sink.format, sink.counters);
     write_scale_inv(sink.scale, sink.scale_inv);
-    for (u64 i = strip.first; i < strip.first + run && i * TILE_ROWS < rows; i++) {
-        const u64 row0 = i * TILE_ROWS;
+    const u64 below = (strip.first + run) * TILE_ROWS, end = below < rows ? below : rows;
+    for (u64 row0 = strip.first * TILE_ROWS; row0 < end; row0 += TILE_ROWS) {
         u64 row = row0 + tile_row();
         u32 columns[8];
 #pragma unroll

@@ -136,7 +136,10 @@ __device__ __forceinline__ void decode2(u32 codes, int format, float* low, float
     *high = f16_to_f32(halves >> 16);
 }
 
-__device__ __forceinline__ float fp8_max(int format) { return format == E4M3 ? 448.0f : 57344.0f; }
+// The largest magnitude that rounds to the format's largest value; every larger one saturates. Encoding::saturation_limit.
+__device__ __forceinline__ float saturation_limit(int format) {
+    return format == E4M3 ? 464.0f : __int_as_float(0x476fffff);  // the float below 61440
+}
 
 // ---- exp, tanh, sigmoid: src/math.rs, operation by operation ----
 
@@ -260,16 +263,18 @@ struct Codes {
     float amax;
     u32 saturated;
     u32 underflowed;
+    u32 nan;
 };
 
 // `scale` is a scale cell: its magnitude counts. Null: values are only looked at for their amax.
 __device__ __forceinline__ Codes begin_codes(const float* scale, int format, const u64* counters) {
-    return {scale ? fabsf(*scale) : 1.0f, format, counters != nullptr, 0.0f, 0, 0};
+    return {scale ? fabsf(*scale) : 1.0f, format, counters != nullptr, 0.0f, 0, 0, 0};
 }
 
 __device__ __forceinline__ void count_code(Codes& out, float v, u32 code) {
-    out.saturated += fabsf(v) < INFINITY_F && fabsf(v * out.scale) > fp8_max(out.format);
+    out.saturated += fabsf(v) < INFINITY_F && fabsf(v * out.scale) > saturation_limit(out.format);
     out.underflowed += v != 0.0f && (code & 0x7fu) == 0;
+    out.nan += v != v;
 }
 
 // The code of one value; amax and counts are kept.
@@ -314,9 +319,11 @@ __device__ __forceinline__ void finish_codes(const Codes& out, int* amax, u64* c
     }
     if (counters) {
         u32 saturated = warp_count(out.saturated), underflowed = warp_count(out.underflowed);
+        u32 nan = warp_count(out.nan);
         if (threadIdx.x % WARP == 0) {
             if (saturated) atomicAdd(counters, (u64)saturated);
             if (underflowed) atomicAdd(counters + 1, (u64)underflowed);
+            if (nan) atomicAdd(counters + 3, (u64)nan);
         }
         if (elements && threadIdx.x == 0) atomicAdd(counters + 2, elements);
     }
