@@ -263,7 +263,7 @@ impl AdamW {
         let factors = self.progress.factors(device)?;
         let [decayed, undecayed] = &mut groups;
         // Together: what fails before the first launch has changed nothing.
-        ops::adamw_groups(&mut [(decayed, &factors[0]), (undecayed, &factors[1])])?;
+        ops::adamw_groups(&mut [(decayed, &factors[0]), (undecayed, &factors[1])], None)?;
         Ok(())
     }
 
