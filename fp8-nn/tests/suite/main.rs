@@ -3,6 +3,7 @@
 
 use fp8_nn::prelude::Device;
 
+mod all_or_nothing;
 mod checkpoint;
 mod checkpoint_files;
 mod data_parallel;
@@ -14,6 +15,7 @@ mod optimizer;
 mod overrides;
 mod recompute;
 mod scopes;
+mod skipped_steps;
 mod stack;
 mod support;
 
