@@ -301,3 +301,66 @@ impl<'a> Reader<'a> {
         ))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(path: &Path) -> Tensor {
+        let values = (0..3 * CHUNK / 8).map(|i| i as f32).collect();
+        let tensor = Tensor::from_vec(values, [3, CHUNK / 8], &Device::cpu()).unwrap();
+        let mut writer = Writer::default();
+        writer.tensor("x", &tensor).unwrap();
+        writer.floats("y", &[2], &[1.0, 2.0]);
+        writer.save(path).unwrap();
+        tensor
+    }
+
+    fn read(reader: &Reader<'_>, like: &Tensor) -> Result<Tensor> {
+        reader.tensor("x", like.shape(), like.dtype(), like.device())
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_meanwhile_stays_the_one_that_was_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let tensor = written(&path);
+        let reader = Reader::open(&path).unwrap();
+        reader.read_through().unwrap();
+        Writer::default().save(&path).unwrap();
+        reader.begin_loading();
+        let values = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
+        assert_eq!(values(&read(&reader, &tensor).unwrap()), values(&tensor));
+        assert!(Reader::open(&path).unwrap().expect("x", tensor.shape(), tensor.dtype()).is_err());
+    }
+
+    #[test]
+    fn a_file_that_is_written_to_meanwhile_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        for (loading, end) in
+            [(false, "nothing has been loaded"), (true, "a part of the file has been loaded")]
+        {
+            let tensor = written(&path);
+            let bytes = std::fs::read(&path).unwrap();
+            let reader = Reader::open(&path).unwrap();
+            reader.read_through().unwrap();
+            if loading {
+                reader.begin_loading();
+            }
+            let mut other = bytes.clone();
+            *other.last_mut().unwrap() ^= 1; // in `y`
+            other[bytes.len() / 2] ^= 1; // in `x`
+            std::fs::write(&path, &other).unwrap();
+            let refused = read(&reader, &tensor).unwrap_err().to_string();
+            assert!(
+                refused.contains("`x` changed while the file was being read (it has other bytes"),
+                "{refused}"
+            );
+            assert!(refused.contains(end), "{refused}");
+            assert!(reader.floats("y").is_err());
+            std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+            assert!(read(&reader, &tensor).is_err(), "a file that was cut");
+        }
+    }
+}

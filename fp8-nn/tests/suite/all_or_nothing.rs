@@ -1,7 +1,10 @@
 //! Functions over many tensors change all of them or none.
 
-use crate::support::{block, delayed, device, error, first_step, grads, noise, off, parameter_bits};
+use crate::support::{block, delayed, device, error, first_step, grads, linear, noise, off, parameter_bits};
+use fp8_nn::fp8_dist::local;
 use fp8_nn::prelude::*;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// A layer with gradients, and one gradient in the middle that something else holds, too.
 fn with_a_shared_gradient() -> (TransformerLayer, Tensor) {
@@ -96,4 +99,24 @@ fn reloading_refuses_another_models_parameters_before_it_changes_any() {
     // Without gradients a step writes what the f32 copies hold.
     optimizer.step(&mut ours, 0.1).unwrap();
     assert!(before == parameter_bits(&ours), "some f32 copies were replaced");
+}
+
+#[test]
+fn a_broadcast_that_fails_half_way_changes_nothing() {
+    let groups = local("dp", 2, Duration::from_secs(60)).unwrap();
+    let run = |group: Arc<dyn ProcessGroup>| {
+        // The first layers agree, the second ones do not.
+        let seed = group.rank() as u64;
+        let second = if seed == 0 { "b" } else { "c" };
+        let mut model = Stack(vec![Box::new(linear("a", 4, 4, seed)), Box::new(linear(second, 4, 4, seed))]);
+        let before = parameter_bits(&model);
+        error(broadcast_parameters(&mut model, &*group));
+        before == parameter_bits(&model)
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| run(group))).collect();
+        for thread in threads {
+            assert!(thread.join().unwrap(), "some parameters were replaced");
+        }
+    });
 }
