@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 mod arena;
+mod atomic_file;
 mod backend;
 mod cells;
 mod cpu;
@@ -25,6 +26,7 @@ mod slot;
 mod tensor;
 
 pub use arena::{Arena, ArenaOptions};
+pub use atomic_file::AtomicFile;
 pub use cells::{Cell, CounterValues, Counters};
 #[cfg(feature = "cuda")]
 pub use cuda::{CudaOptions, GemmTuning, interop};

@@ -90,8 +90,8 @@ fn train(group: Option<Group>, bad_step: Option<usize>) -> Outcome {
             loss = group.all_reduce("loss", &loss, ReduceOp::Sum)?;
         }
         losses.push(loss.item()?);
-        clip_grad_norm(&mut model, 1.0)?;
-        optimizer.step(&mut model, 3e-3)?;
+        let norm = clip_grad_norm(&mut model, 1.0)?;
+        optimizer.step_with_norm(&mut model, 3e-3, &norm)?; // all ranks skip it where the norm is not finite
         zero_grad(&mut model)?;
     }
     Ok((losses, scaling.state()?))

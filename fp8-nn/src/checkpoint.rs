@@ -1,19 +1,31 @@
 //! Checkpoints: one safetensors file, named and typed, from which training resumes bit for bit.
 //!
 //! `DIR/checkpoint.safetensors` holds `model.<parameter>`, `optimizer.<parameter>.{exp_avg,exp_avg_sq,main_param}` and
-//! `scaling.<n>.{scale,amax_history}`; what has no tensor stands in the metadata. It is written beside its place, flushed
-//! to disk and renamed, so that a reader sees the old file or the new one, whole. It is read, not mapped, and checked
-//! completely before anything changes.
+//! `scaling.<n>.{scale,amax_history}`; what is not a tensor is in the metadata.
+//!
+//! Saving writes a temporary file in the same folder, flushes it to disk and renames it
+//! ([`AtomicFile`](fp8_kernels::AtomicFile)): a reader sees the old file or the new one, whole. Temporary files of programs
+//! that were killed while they saved are removed by the next save.
+//!
+//! Loading reads the file twice, with read calls. The first pass checks everything: the header, names, shapes and dtypes
+//! against the model, the scaling state, the step count, and that every byte can be read. Only the second changes anything.
+//! A save that replaces the file in between is harmless, since the open file stays the old one. Where another program
+//! writes into the open file, the second pass meets other bytes than the first; it is an error that says that a part has
+//! been loaded.
+//!
+//! Both keep one tensor in memory besides what is saved or loaded.
 
 mod file;
+mod finite;
+mod header;
 mod scaling_state;
 
-use crate::optimizer::AdamWState;
-use crate::{AdamW, Layer, Result};
+use crate::{AdamW, Error, Layer, Result};
 use file::{Reader, Writer};
-use fp8_kernels::{DType, Tensor};
+pub use finite::expect_finite;
+use fp8_kernels::DType;
 use fp8_recipe::Scaling;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,18 +34,24 @@ const FILE: &str = "checkpoint.safetensors";
 const VERSION_KEY: &str = "fp8.version";
 const VERSION: &str = "1";
 const STEP_KEY: &str = "fp8.optimizer.step";
+/// How many of the steps were skipped; 0 in files without it.
+const SKIPPED_KEY: &str = "fp8.optimizer.skipped";
+/// The largest step count that is loaded: f64, in which the bias corrections are computed, has all integers up to it.
+const MAX_STEPS: u64 = 1 << f64::MANTISSA_DIGITS;
 /// The caller's own keys are kept apart by this prefix.
 const USER: &str = "user.";
 
-/// Where the checkpoint of a directory lies.
+/// The path of the checkpoint in a folder.
 pub fn path(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
-/// Writes model, optimizer, scaling state and the caller's metadata into `dir`, which is made if it is not there.
+/// Writes model, optimizer, scaling state and the caller's metadata into `dir`, which is created if it does not exist.
 ///
 /// # Errors
-/// A directory or file that cannot be written; the old checkpoint is whole then.
+/// A parameter without moments although the optimizer has taken steps, moments of a parameter that the model does not
+/// have: [`load`] would refuse the file. A folder or file that cannot be written. In all these cases the old checkpoint is
+/// untouched. A folder that cannot be flushed to disk: the new checkpoint is in place, and the error says so.
 pub fn save(
     dir: &Path,
     model: &(impl Layer + ?Sized),
@@ -41,10 +59,21 @@ pub fn save(
     scaling: &Scaling,
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let mut writer = Writer::default();
-    model
-        .visit(&mut |parameter| writer.tensor(&format!("model.{}", parameter.name()), parameter.tensor()))?;
+    let (mut writer, mut names, steps) = (Writer::default(), BTreeSet::new(), optimizer.steps());
+    let problem = |problem: String| Error::Checkpoint { path: path(dir), problem };
+    model.visit(&mut |parameter| {
+        names.insert(parameter.name().clone());
+        writer.tensor(&format!("model.{}", parameter.name()), parameter.tensor())
+    })?;
+    model.visit(&mut |parameter| match optimizer.state.get(parameter.name()) {
+        None if steps > 0 => Err(problem(without_moments(parameter.name(), steps))),
+        _ => Ok(()),
+    })?;
     for (name, state) in &optimizer.state {
+        if !names.contains(name) {
+            let text = format!("the optimizer has moments of `{name}`, which is no parameter of this model");
+            return Err(problem(format!("{text}: save the model that it trains")));
+        }
         writer.tensor(&format!("optimizer.{name}.exp_avg"), &state.exp_avg)?;
         writer.tensor(&format!("optimizer.{name}.exp_avg_sq"), &state.exp_avg_sq)?;
         if let Some(main_param) = &state.main_param {
@@ -53,29 +82,27 @@ pub fn save(
     }
     scaling_state::write(&scaling.state()?, &mut writer)?;
     writer.metadata(VERSION_KEY, VERSION);
-    writer.metadata(STEP_KEY, &optimizer.steps().to_string());
+    writer.metadata(STEP_KEY, &steps.to_string());
+    writer.metadata(SKIPPED_KEY, &optimizer.skipped_steps()?.to_string());
     metadata.iter().for_each(|(key, value)| writer.metadata(&format!("{USER}{key}"), value));
     writer.save(&path(dir))
 }
 
-/// The caller's metadata of the checkpoint in `dir`.
+/// The caller's metadata of the checkpoint in `dir`. Reads the file's header alone.
 ///
 /// # Errors
 /// A file that cannot be read or is not a checkpoint.
 pub fn metadata(dir: &Path) -> Result<BTreeMap<String, String>> {
-    let path = path(dir);
-    let bytes = file::read(&path)?;
-    let reader = open(&path, &bytes)?;
-    let user = |(key, value): (&String, &String)| Some((key.strip_prefix(USER)?.to_owned(), value.clone()));
-    Ok(reader.all_metadata().iter().filter_map(user).collect())
+    Ok(user_metadata(&open(&path(dir))?))
 }
 
 /// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options; returns the caller's
-/// metadata. Everything stays where it lies: a recorded step goes on from the checkpoint.
+/// metadata. Everything keeps its place in memory: a recorded step goes on from the checkpoint.
 ///
 /// # Errors
-/// A file that cannot be read, is not a checkpoint, or is one of another model: the first difference, with both shapes.
-/// Nothing has changed then. A device that fails on the way leaves a part of each.
+/// A file that cannot be read, is not a checkpoint, or is one of another model: the first difference, with both shapes. A
+/// parameter without moments although the optimizer had taken steps; a step count above 2⁵³. Nothing has changed then.
+/// A device that fails on the way, or a file that another program writes to meanwhile, leaves a part of each.
 pub fn load(
     dir: &Path,
     model: &mut (impl Layer + ?Sized),
@@ -83,50 +110,32 @@ pub fn load(
     scaling: &mut Scaling,
 ) -> Result<BTreeMap<String, String>> {
     let path = path(dir);
-    let bytes = file::read(&path)?;
-    let reader = open(&path, &bytes)?;
-    let mut values = model_values(&reader, model, "model.")?;
-    let mut state = BTreeMap::new();
-    for (name, value) in &values {
-        let read = |part: &str| {
-            let key = format!("optimizer.{name}.{part}");
-            reader.optional(&key, value.shape(), DType::F32, value.device())
-        };
-        match (read("exp_avg")?, read("exp_avg_sq")?) {
-            (Some(exp_avg), Some(exp_avg_sq)) => {
-                let main_param = read("main_param")?;
-                let wants = optimizer.has_main_param(value);
-                if main_param.is_some() != wants {
-                    let [has, want] = [main_param.is_some(), wants].map(|has| if has { "an" } else { "no" });
-                    let problem =
-                        format!("`{name}` has {has} f32 copy in the optimizer, this one wants {want}");
-                    return Err(reader.problem(format!("{problem}: set AdamWOptions::main_params as it was")));
-                }
-                state.insert(name.clone(), AdamWState { exp_avg, exp_avg_sq, main_param });
-            }
-            (None, None) => {}
-            _ => return Err(reader.problem(format!("only one of `{name}`'s two moments is there"))),
-        }
-    }
-    let step = reader.all_metadata().get(STEP_KEY).and_then(|step| step.parse().ok());
-    let step =
-        step.ok_or_else(|| reader.problem(format!("metadata `{STEP_KEY}` is missing or not a number")))?;
+    let reader = open(&path)?;
+    expect_parameters(&reader, model, "model.")?;
+    let [steps, skipped] = counts(&reader)?;
+    let moments = expect_moments(&reader, model, optimizer, steps)?;
+    reader.read_through()?;
     let scaling_state = scaling_state::read(&reader)?;
     reader.expect_all_used()?;
+    let new = optimizer.new_state(model, &moments)?;
+
+    // Everything fits: from here on it is put in place.
     scaling.load_state(&scaling_state)?;
-    model.visit_mut(&mut |parameter| match values.remove(parameter.name()) {
-        Some(value) => parameter.set(value),
-        None => Ok(()),
+    read_parameters(&reader, model, "model.")?;
+    optimizer.resume(model, [steps, skipped], new, &mut |name, part, like| {
+        if !moments.contains(name) {
+            return Ok(None);
+        }
+        let key = format!("optimizer.{name}.{part}");
+        reader.tensor(&key, like.shape(), DType::F32, like.device()).map(Some)
     })?;
-    optimizer.resume(model, step, state)?;
-    let user = |(key, value): (&String, &String)| Some((key.strip_prefix(USER)?.to_owned(), value.clone()));
-    Ok(reader.all_metadata().iter().filter_map(user).collect())
+    Ok(user_metadata(&reader))
 }
 
 /// Writes the parameters alone, under their names, to a safetensors file.
 ///
 /// # Errors
-/// A file that cannot be written; an old one is whole then.
+/// A file that cannot be written: as [`save`].
 pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()> {
     let mut writer = Writer::default();
     model.visit(&mut |parameter| writer.tensor(parameter.name(), parameter.tensor()))?;
@@ -139,18 +148,15 @@ pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()>
 /// # Errors
 /// As [`load`].
 pub fn load_parameters(path: &Path, model: &mut (impl Layer + ?Sized)) -> Result<()> {
-    let bytes = file::read(path)?;
-    let reader = Reader::new(path, &bytes)?;
-    let mut values = model_values(&reader, model, "")?;
+    let reader = Reader::open(path)?;
+    expect_parameters(&reader, model, "")?;
     reader.expect_all_used()?;
-    model.visit_mut(&mut |parameter| match values.remove(parameter.name()) {
-        Some(value) => parameter.set(value),
-        None => Ok(()),
-    })
+    reader.read_through()?;
+    read_parameters(&reader, model, "")
 }
 
-fn open<'a>(path: &'a Path, bytes: &'a [u8]) -> Result<Reader<'a>> {
-    let reader = Reader::new(path, bytes)?;
+fn open(path: &Path) -> Result<Reader<'_>> {
+    let reader = Reader::open(path)?;
     match reader.all_metadata().get(VERSION_KEY).map(String::as_str) {
         Some(VERSION) => Ok(reader),
         Some(other) => {
@@ -160,18 +166,81 @@ fn open<'a>(path: &'a Path, bytes: &'a [u8]) -> Result<Reader<'a>> {
     }
 }
 
-/// Every parameter's value, checked against the model's shapes and dtypes.
-fn model_values(
+fn user_metadata(reader: &Reader<'_>) -> BTreeMap<String, String> {
+    let user = |(key, value): (&String, &String)| Some((key.strip_prefix(USER)?.to_owned(), value.clone()));
+    reader.all_metadata().iter().filter_map(user).collect()
+}
+
+/// The optimizer's steps, and how many of them were skipped.
+fn counts(reader: &Reader<'_>) -> Result<[u64; 2]> {
+    let count = |key: &str, missing: Option<u64>, most: u64| {
+        let Some(text) = reader.all_metadata().get(key) else {
+            return missing.ok_or_else(|| reader.problem(format!("metadata `{key}` is missing")));
+        };
+        match text.parse() {
+            Ok(count) if count <= most => Ok(count),
+            _ => Err(reader.problem(format!("metadata `{key}` is {text}: expected a number up to {most}"))),
+        }
+    };
+    let steps = count(STEP_KEY, None, MAX_STEPS)?;
+    Ok([steps, count(SKIPPED_KEY, Some(0), steps)?])
+}
+
+/// Fails unless the file has every parameter, with the model's shape and dtype.
+fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized), prefix: &str) -> Result<()> {
+    let mut names = BTreeSet::new();
+    model.visit(&mut |parameter| {
+        let (name, like) = (parameter.name(), parameter.tensor());
+        if !names.insert(name.clone()) {
+            return Err(Error::DuplicateParameter(name.clone()));
+        }
+        reader.expect(&format!("{prefix}{name}"), like.shape(), like.dtype())
+    })
+}
+
+/// The names of parameters whose moments the file has: of all after the first step.
+fn expect_moments(
     reader: &Reader<'_>,
     model: &(impl Layer + ?Sized),
-    prefix: &str,
-) -> Result<BTreeMap<Arc<str>, Tensor>> {
-    let mut values = BTreeMap::new();
+    optimizer: &AdamW,
+    steps: u64,
+) -> Result<BTreeSet<Arc<str>>> {
+    let mut names = BTreeSet::new();
     model.visit(&mut |parameter| {
-        let (key, like) = (format!("{prefix}{}", parameter.name()), parameter.tensor());
-        let value = reader.tensor(&key, like.shape(), like.dtype(), like.device())?;
-        values.insert(parameter.name().clone(), value);
+        let (name, like) = (parameter.name(), parameter.tensor());
+        let has = |part: &str| reader.has(&format!("optimizer.{name}.{part}"), like.shape(), DType::F32);
+        match (has("exp_avg")?, has("exp_avg_sq")?) {
+            (true, true) => {}
+            (false, false) if steps == 0 => return Ok(()),
+            (false, false) => return Err(reader.problem(without_moments(name, steps))),
+            _ => return Err(reader.problem(format!("only one of `{name}`'s two moments is there"))),
+        }
+        let (has, wants) = (has("main_param")?, optimizer.has_main_param(like));
+        if has != wants {
+            let [has, want] = [has, wants].map(|has| if has { "an" } else { "no" });
+            let problem = format!("`{name}` has {has} f32 copy in the optimizer, this one wants {want}");
+            return Err(reader.problem(format!("{problem}: set AdamWOptions::main_params as it was")));
+        }
+        names.insert(name.clone());
         Ok(())
     })?;
-    Ok(values)
+    Ok(names)
+}
+
+fn without_moments(name: &str, steps: u64) -> String {
+    let s = if steps == 1 { "" } else { "s" };
+    format!(
+        "the optimizer has taken {steps} step{s}, but `{name}` has no moments: expected those of every parameter, or of \
+         none before the first step"
+    )
+}
+
+/// Puts every parameter's value in its place.
+fn read_parameters(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), prefix: &str) -> Result<()> {
+    reader.begin_loading();
+    model.visit_mut(&mut |parameter| {
+        let (key, like) = (format!("{prefix}{}", parameter.name()), parameter.tensor());
+        let value = reader.tensor(&key, like.shape(), like.dtype(), like.device())?;
+        parameter.set(value)
+    })
 }

@@ -112,6 +112,21 @@ pub enum Error {
         /// What does not fit.
         problem: String,
     },
+    /// A parameter, moment or f32 copy that is not worth saving.
+    #[error(
+        "`{name}` is {value} at element {index} of {elements}: training has diverged; go on from an earlier checkpoint, \
+         with a lower rate"
+    )]
+    NotFinite {
+        /// The parameter, or the part of its state.
+        name: String,
+        /// The element.
+        value: f32,
+        /// Its place.
+        index: usize,
+        /// How many there are.
+        elements: usize,
+    },
     /// From the operations.
     #[error(transparent)]
     Kernels(#[from] fp8_kernels::Error),

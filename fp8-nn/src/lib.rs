@@ -4,6 +4,7 @@
 
 mod arguments;
 pub mod checkpoint;
+mod clip;
 mod data_parallel;
 mod embedding;
 mod error;
@@ -25,6 +26,7 @@ mod scopes;
 mod stack;
 mod transformer_layer;
 
+pub use clip::clip_grad_norm;
 pub use data_parallel::{all_reduce_gradients, broadcast_parameters};
 pub use embedding::{Embedding, EmbeddingOptions, EmbeddingSaved};
 pub use error::{Error, Result};
@@ -35,7 +37,7 @@ pub use layernorm_mlp::{LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved};
 pub use linear::{Linear, LinearOptions, LinearSaved};
 pub use module::{Layer, Module, num_parameters, parameters, zero_grad};
 pub use multihead_attention::{MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved};
-pub use optimizer::{AdamW, AdamWOptions, clip_grad_norm};
+pub use optimizer::{AdamW, AdamWOptions};
 pub use parameter::Parameter;
 pub use recompute::{Recompute, RecomputeSaved};
 pub use schedule::CosineSchedule;

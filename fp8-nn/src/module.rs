@@ -3,6 +3,7 @@
 use crate::{Parameter, Result};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward, Slots};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -53,12 +54,26 @@ pub trait Module: Layer {
     fn backward(&mut self, cx: &mut Backward<'_>, saved: Self::Saved, dy: &Tensor) -> Result<Tensor>;
 }
 
-/// Clears every gradient.
+/// Clears every gradient, in place. One whose storage others hold too moves away from them.
 ///
 /// # Errors
-/// The device is out of memory or failed; none on the CPU.
+/// In a step that is being recorded, a gradient whose storage others hold too; the device is out of memory. No gradient has
+/// been cleared then. The device failed.
 pub fn zero_grad(model: &mut (impl Layer + ?Sized)) -> Result<()> {
-    model.visit_mut(&mut |parameter| parameter.zero_grad())
+    let mut new = BTreeMap::new();
+    model.visit(&mut |parameter| {
+        if let Some(grad) = parameter.new_grad()? {
+            new.insert(parameter.name().clone(), grad);
+        }
+        Ok(())
+    })?;
+    model.visit_mut(&mut |parameter| match new.remove(parameter.name()) {
+        Some(grad) => {
+            *parameter.main_grad_mut() = grad;
+            Ok(())
+        }
+        None => parameter.zero_grad(),
+    })
 }
 
 /// Names and values of all parameters, in the order of the visit. Values share the parameters' storage: drop them

@@ -1,10 +1,10 @@
-//! AdamW, and clipping by the gradients' norm.
+//! AdamW.
 
+use crate::clip::grad_norm;
 use crate::parameter::{Taken, Version, put_into};
-use crate::{Error, Layer, Result};
-use fp8_kernels::ops::{self, AdamWFactors, AdamWStep, AdamWTensor};
+use crate::{Error, Layer, Parameter, Result};
+use fp8_kernels::ops::{self, AdamWFactors, AdamWStep, AdamWTensor, NormCheck, SkippedSteps};
 use fp8_kernels::{DType, Device, Replayed, Tensor};
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -37,6 +37,16 @@ impl Default for AdamWOptions {
 ///
 /// On a GPU all parameters are updated in one launch for each of the two weight decays. A step that is recorded by
 /// [`Device::capture`] takes its rate from [`set_lr`](Self::set_lr) at each replay.
+///
+/// # Gradients that are not finite
+/// An infinite or NaN gradient would make its parameter and moments NaN for good. So a step changes nothing where the norm
+/// of all gradients is not finite: no parameter, moment or f32 copy. The device decides, without a wait and in recorded
+/// steps, too, and counts ([`skipped_steps`](Self::skipped_steps)). The norm is computed without overflow: it is infinite
+/// only where a gradient is, or where the norm itself is greater than `f32::MAX`.
+///
+/// The number of steps goes on, since the host does not know what the device decided, and schedules and data go by it.
+/// A skipped step therefore counts in Adam's bias correction: right after the start the next updates are a little smaller
+/// than without it, after a few hundred steps it makes no difference.
 #[derive(Debug)]
 pub struct AdamW {
     progress: Arc<Progress>,
@@ -49,8 +59,17 @@ struct Progress {
     options: AdamWOptions,
     step: AtomicU64,
     lr: Mutex<f32>,
-    /// Where the device reads a step's numbers: with weight decay, and without.
-    factors: OnceLock<[Arc<AdamWFactors>; 2]>,
+    /// Steps that were skipped before those that the device has counted.
+    skipped_before: AtomicU64,
+    on_device: OnceLock<OnDevice>,
+}
+
+/// What the device reads and writes.
+#[derive(Debug)]
+struct OnDevice {
+    /// A step's numbers: with weight decay, and without.
+    factors: [Arc<AdamWFactors>; 2],
+    skipped: SkippedSteps,
 }
 
 impl Progress {
@@ -63,13 +82,14 @@ impl Progress {
         AdamWStep { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 1.0 }
     }
 
-    fn factors(&self, device: &Device) -> Result<&[Arc<AdamWFactors>; 2]> {
-        if let Some(factors) = self.factors.get() {
-            return Ok(factors);
+    fn on_device(&self, device: &Device) -> Result<&OnDevice> {
+        if let Some(made) = self.on_device.get() {
+            return Ok(made);
         }
-        let new = |decays| AdamWFactors::new(&self.numbers(decays), device);
-        let made = [new(true)?, new(false)?];
-        Ok(self.factors.get_or_init(|| made))
+        let factors = |decays| AdamWFactors::new(&self.numbers(decays), device);
+        let made =
+            OnDevice { factors: [factors(true)?, factors(false)?], skipped: SkippedSteps::new(device)? };
+        Ok(self.on_device.get_or_init(|| made))
     }
 
     fn set_lr(&self, lr: f32) -> Result<()> {
@@ -89,7 +109,9 @@ impl Progress {
 impl Replayed for Progress {
     fn advance(&self) -> fp8_kernels::Result<()> {
         self.step.fetch_add(1, Relaxed);
-        let Some([decayed, undecayed]) = self.factors.get() else { return Ok(()) };
+        let Some(OnDevice { factors: [decayed, undecayed], .. }) = self.on_device.get() else {
+            return Ok(());
+        };
         let set = decayed.set(&self.numbers(true)).and_then(|()| undecayed.set(&self.numbers(false)));
         set.inspect_err(|_| self.retreat())
     }
@@ -139,13 +161,30 @@ impl AdamW {
                 return error(option, value, "expected finite and 0 or more");
             }
         }
-        let (step, lr, factors) = (AtomicU64::new(0), Mutex::new(0.0), OnceLock::new());
-        Ok(Self { progress: Arc::new(Progress { options, step, lr, factors }), state: BTreeMap::new() })
+        let progress = Progress {
+            options,
+            step: AtomicU64::new(0),
+            lr: Mutex::new(0.0),
+            skipped_before: AtomicU64::new(0),
+            on_device: OnceLock::new(),
+        };
+        Ok(Self { progress: Arc::new(progress), state: BTreeMap::new() })
     }
 
-    /// Steps taken.
+    /// Steps taken, those that were skipped included.
     pub fn steps(&self) -> u64 {
         self.progress.step.load(Relaxed)
+    }
+
+    /// How many of the [`steps`](Self::steps) changed nothing, because their gradients had no finite norm. On a GPU this
+    /// waits until all work queued so far is done.
+    ///
+    /// # Errors
+    /// While a step is recorded; the device failed.
+    pub fn skipped_steps(&self) -> Result<u64> {
+        let on_device = self.progress.on_device.get();
+        let counted = on_device.map_or(Ok(0), |on_device| on_device.skipped.read())?;
+        Ok(self.progress.skipped_before.load(Relaxed).saturating_add(counted))
     }
 
     /// Goes on from parameters that something else has set: their f32 copies (`main_params`) become their values, where they
@@ -155,12 +194,20 @@ impl AdamW {
     /// # Errors
     /// While a step is recorded; a parameter of another shape than in the steps before; the device failed.
     pub fn reload_params(&mut self, model: &(impl Layer + ?Sized)) -> Result<()> {
+        // All of them fit, before the first is changed.
+        model.visit(&mut |parameter| {
+            let Some(state) = self.state.get(parameter.name()) else { return Ok(()) };
+            state.expect_shape_of(parameter)?;
+            Ok(parameter
+                .tensor()
+                .device()
+                .expect_eager("AdamW", "reload parameters before the step is recorded")?)
+        })?;
         model.visit(&mut |parameter| {
             let (name, tensor) = (parameter.name(), parameter.tensor());
             let Some(main) = self.state.get_mut(name).and_then(|state| state.main_param.as_mut()) else {
                 return Ok(());
             };
-            tensor.device().expect_eager("AdamW", "reload parameters before the step is recorded")?;
             put_into(main, ops::cast(tensor, DType::F32)?, name)
         })
     }
@@ -173,47 +220,123 @@ impl AdamW {
         self.progress.set_lr(lr)
     }
 
-    /// Resumes after that many steps. State that is here stays where it lies, for recorded steps: a parameter that has none
-    /// in `state` begins anew.
+    /// State for those of a model's parameters that have moments in a file, but none of their shape here.
+    pub(crate) fn new_state(
+        &self,
+        model: &(impl Layer + ?Sized),
+        moments: &BTreeSet<Arc<str>>,
+    ) -> Result<BTreeMap<Arc<str>, AdamWState>> {
+        let mut new = BTreeMap::new();
+        model.visit(&mut |parameter| {
+            let (name, tensor) = (parameter.name(), parameter.tensor());
+            let fits = |state: &AdamWState| {
+                state.exp_avg.shape() == tensor.shape()
+                    && state.main_param.is_some() == self.has_main_param(tensor)
+            };
+            if moments.contains(name) && !self.state.get(name).is_some_and(fits) {
+                new.insert(name.clone(), AdamWState::new(tensor, self.progress.options.main_params)?);
+            }
+            Ok(())
+        })?;
+        Ok(new)
+    }
+
+    /// Resumes after that many steps and skipped steps, with what `read` returns for a parameter's name, the part of its
+    /// state and a tensor of its shape; where it returns nothing, the parameter begins anew. State that is here keeps its
+    /// place, for recorded steps; `new` is that of other parameters.
     pub(crate) fn resume(
         &mut self,
         model: &(impl Layer + ?Sized),
-        steps: u64,
-        mut state: BTreeMap<Arc<str>, AdamWState>,
+        [steps, skipped]: [u64; 2],
+        new: BTreeMap<Arc<str>, AdamWState>,
+        read: &mut dyn FnMut(&Arc<str>, &str, &Tensor) -> Result<Option<Tensor>>,
     ) -> Result<()> {
-        self.progress.step.store(steps, Relaxed);
-        let main_params = self.progress.options.main_params;
-        let mut old = std::mem::take(&mut self.state);
+        self.state.extend(new);
+        let mut names = BTreeSet::new();
         model.visit(&mut |parameter| {
-            let name = parameter.name();
-            let new = match (state.remove(name), old.remove(name)) {
-                (Some(new), Some(mut old)) => {
-                    old.set(new, name)?;
-                    old
-                }
-                (None, Some(mut old)) => {
-                    old.set(AdamWState::new(parameter.tensor(), main_params)?, name)?;
-                    old
-                }
-                (Some(new), None) => new,
-                (None, None) => return Ok(()),
-            };
-            self.state.insert(name.clone(), new);
+            let (name, tensor) = (parameter.name(), parameter.tensor());
+            names.insert(name.clone());
+            let Some(state) = self.state.get_mut(name) else { return Ok(()) };
+            if state.exp_avg.shape() != tensor.shape() {
+                // Without moments in the file, or there would be new ones.
+                *state = AdamWState::new(tensor, state.main_param.is_some())?;
+            }
+            for (part, moment) in [("exp_avg", &mut state.exp_avg), ("exp_avg_sq", &mut state.exp_avg_sq)] {
+                let value = match read(name, part, tensor)? {
+                    Some(value) => value,
+                    None => Tensor::zeros(*tensor.shape(), DType::F32, tensor.device())?,
+                };
+                put_into(moment, value, name)?;
+            }
+            if let Some(main_param) = &mut state.main_param {
+                let value = match read(name, "main_param", tensor)? {
+                    Some(value) => value,
+                    None => ops::cast(tensor, DType::F32)?,
+                };
+                put_into(main_param, value, name)?;
+            }
             Ok(())
-        })
+        })?;
+        self.state.retain(|name, _| names.contains(name));
+        self.progress.on_device.get().map_or(Ok(()), |on_device| on_device.skipped.reset())?;
+        self.progress.skipped_before.store(skipped, Relaxed);
+        self.progress.step.store(steps, Relaxed);
+        Ok(())
     }
 
-    /// Updates every parameter from its gradient. Gradients stay: [`zero_grad`](crate::zero_grad) clears them.
+    /// Updates every parameter from its gradient, unless the norm of all gradients is not finite: then nothing changes but
+    /// the counts (see the type's text). Gradients stay: [`zero_grad`](crate::zero_grad) clears them.
+    ///
+    /// This reads all gradients once more, for their norm. After [`clip_grad_norm`](crate::clip_grad_norm), give
+    /// [`step_with_norm`](Self::step_with_norm) the norm that it returns.
     ///
     /// # Errors
     /// A rate that is negative or not finite, a parameter whose storage others hold too, two parameters of one name, a
     /// parameter of another shape than in the steps before. Nothing has changed then.
     pub fn step(&mut self, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
+        self.step_if_finite(model, lr, None)
+    }
+
+    /// [`step`](Self::step) with the norm of all gradients, one f32 on their device: what
+    /// [`clip_grad_norm`](crate::clip_grad_norm) returns. Among several ranks it must be the norm of the summed gradients,
+    /// so that all skip a step or none.
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    /// let mut rng = fp8_nn::rand::rng();
+    /// let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+    /// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+    /// let mut optimizer = AdamW::new(AdamWOptions::default())?;
+    /// let norm = clip_grad_norm(&mut fc, 1.0)?;
+    /// optimizer.step_with_norm(&mut fc, 1e-3, &norm)?;
+    /// assert_eq!((optimizer.steps(), optimizer.skipped_steps()?), (1, 0));
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`step`](Self::step); a norm that is not one f32, or that is on another device.
+    pub fn step_with_norm(
+        &mut self,
+        model: &mut (impl Layer + ?Sized),
+        lr: f32,
+        norm: &Tensor,
+    ) -> Result<()> {
+        self.step_if_finite(model, lr, Some(norm))
+    }
+
+    fn step_if_finite(
+        &mut self,
+        model: &mut (impl Layer + ?Sized),
+        lr: f32,
+        norm: Option<&Tensor>,
+    ) -> Result<()> {
         self.check(model)?;
         let Some(device) = self.prepare(model)? else { return self.progress.set_lr(lr) };
+        let computed = if norm.is_none() { Some(grad_norm(model)?) } else { None };
+        let Some(norm) = norm.or(computed.as_ref()) else { return Ok(()) };
         self.progress.set_lr(lr)?;
         let progress = self.progress.clone();
-        progress.factors(&device)?;
+        progress.on_device(&device)?;
         progress.advance()?;
         device.on_replay(progress.clone());
         let mut taken = Vec::new();
@@ -222,7 +345,7 @@ impl AdamW {
             taken.push(parameter.take(&placeholder));
             Ok(())
         });
-        let updated = visited.and_then(|()| self.update(&device, &mut taken));
+        let updated = visited.and_then(|()| self.update(&device, &mut taken, norm));
         let mut tensors: BTreeMap<_, _> = taken.into_iter().map(|taken| (taken.name, taken.tensor)).collect();
         let returned = model.visit_mut(&mut |parameter| {
             if let Some(tensor) = tensors.remove(parameter.name()) {
@@ -238,7 +361,7 @@ impl AdamW {
     }
 
     /// All in one launch for each weight decay.
-    fn update(&mut self, device: &Device, taken: &mut [Taken]) -> Result<()> {
+    fn update(&mut self, device: &Device, taken: &mut [Taken], norm: &Tensor) -> Result<()> {
         let mut states: BTreeMap<&str, &mut AdamWState> =
             self.state.iter_mut().map(|(name, state)| (&**name, state)).collect();
         let mut groups: [Vec<AdamWTensor<'_>>; 2] = Default::default();
@@ -260,27 +383,29 @@ impl AdamW {
         }
         versions.iter().for_each(|version| version.advance());
         device.on_replay(Arc::new(Versions(versions)));
-        let factors = self.progress.factors(device)?;
+        let OnDevice { factors, skipped } = self.progress.on_device(device)?;
         let [decayed, undecayed] = &mut groups;
         // Together: what fails before the first launch has changed nothing.
-        ops::adamw_groups(&mut [(decayed, &factors[0]), (undecayed, &factors[1])])?;
+        let groups = &mut [(&mut **decayed, &factors[0]), (&mut **undecayed, &factors[1])];
+        ops::adamw_groups(groups, Some(NormCheck { norm, skipped }))?;
         Ok(())
     }
 
     /// Moments of parameters that are new here; answers with the device of all, if there is any parameter.
     fn prepare(&mut self, model: &(impl Layer + ?Sized)) -> Result<Option<Device>> {
-        let Self { progress, state } = self;
-        let mut device = None;
+        let (mut device, mut new) = (None, BTreeMap::new());
         model.visit(&mut |parameter| {
             let tensor = parameter.tensor();
             device.get_or_insert_with(|| tensor.device().clone());
-            if let Entry::Vacant(entry) = state.entry(parameter.name().clone()) {
+            if !self.state.contains_key(parameter.name()) {
                 let remedy = "the optimizer's first step makes its state: run it before";
                 tensor.device().expect_eager("AdamW", remedy)?;
-                entry.insert(AdamWState::new(tensor, progress.options.main_params)?);
+                let state = AdamWState::new(tensor, self.progress.options.main_params)?;
+                new.insert(parameter.name().clone(), state);
             }
             Ok(())
         })?;
+        self.state.extend(new);
         Ok(device)
     }
 }
@@ -298,15 +423,7 @@ impl AdamW {
                 let (name, holders) = (name.to_string(), tensor.holders());
                 return Err(fp8_kernels::Error::Shared { name, holders }.into());
             }
-            match self.state.get(name) {
-                Some(state) if state.exp_avg.shape() != tensor.shape() => {
-                    let (lhs, rhs) = (*tensor.shape(), *state.exp_avg.shape());
-                    let (what, remedy) =
-                        ("parameter and its moments", "each model has an optimizer of its own");
-                    Err(fp8_kernels::Error::Shapes { op: "AdamW", what, lhs, rhs, remedy }.into())
-                }
-                _ => Ok(()),
-            }
+            self.state.get(name).map_or(Ok(()), |state| state.expect_shape_of(parameter))
         })
     }
 
@@ -317,19 +434,13 @@ impl AdamW {
 }
 
 impl AdamWState {
-    /// In place, where shapes agree.
-    fn set(&mut self, new: Self, name: &str) -> Result<()> {
-        let is_alike = self.exp_avg.shape() == new.exp_avg.shape();
-        match (&mut self.main_param, new.main_param) {
-            (Some(old), Some(new)) if is_alike => put_into(old, new, name)?,
-            (old, new) => *old = new,
-        }
-        if !is_alike {
-            (self.exp_avg, self.exp_avg_sq) = (new.exp_avg, new.exp_avg_sq);
+    fn expect_shape_of(&self, parameter: &Parameter) -> Result<()> {
+        let (lhs, rhs) = (*parameter.tensor().shape(), *self.exp_avg.shape());
+        if lhs == rhs {
             return Ok(());
         }
-        put_into(&mut self.exp_avg, new.exp_avg, name)?;
-        put_into(&mut self.exp_avg_sq, new.exp_avg_sq, name)
+        let (what, remedy) = ("parameter and its moments", "each model has an optimizer of its own");
+        Err(fp8_kernels::Error::Shapes { op: "AdamW", what, lhs, rhs, remedy }.into())
     }
 
     fn new(parameter: &Tensor, main_params: bool) -> Result<Self> {
@@ -338,33 +449,4 @@ impl AdamWState {
         let main_param = wants.then(|| ops::cast(parameter, DType::F32)).transpose()?;
         Ok(Self { exp_avg: zeros()?, exp_avg_sq: zeros()?, main_param })
     }
-}
-
-/// Scales all gradients so that their common L2 norm is at most `max_norm`; returns the norm before, one f32, which stays
-/// on the device until it is read: the host waits for nothing. A norm that is not finite scales nothing: who reads it may
-/// skip the step.
-///
-/// # Errors
-/// A `max_norm` that is not greater than 0; gradients whose storage others hold too.
-pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Result<Tensor> {
-    if max_norm.is_nan() || max_norm <= 0.0 {
-        return Err(Error::Option {
-            layer: "clip_grad_norm".to_owned(),
-            option: "max_norm",
-            value: max_norm.to_string(),
-            remedy: "expected greater than 0".to_owned(),
-        });
-    }
-    let mut grads = Vec::new();
-    model.visit(&mut |parameter| {
-        grads.push(parameter.main_grad().clone());
-        Ok(())
-    })?;
-    let norm = ops::grad_norm(&grads.iter().collect::<Vec<_>>())?;
-    drop(grads); // gradients are scaled in place, which needs them unshared
-    model.visit_mut(&mut |parameter| {
-        let name = parameter.name().clone();
-        Ok(ops::clip_in_place(parameter.main_grad_mut(), &norm, max_norm, &name)?)
-    })?;
-    Ok(norm)
 }

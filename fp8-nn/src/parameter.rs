@@ -121,13 +121,21 @@ impl Parameter {
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
     pub fn zero_grad(&mut self) -> Result<()> {
-        // In place, where recorded steps find it; but not under others who still read it.
+        if let Some(grad) = self.new_grad()? {
+            self.main_grad = grad;
+            return Ok(());
+        }
+        // In place, where recorded steps find it.
+        Ok(self.main_grad.set_zero(&self.name)?)
+    }
+
+    /// A cleared gradient in a place of its own, if others hold the gradient's storage, who may still read it.
+    pub(crate) fn new_grad(&self) -> Result<Option<Tensor>> {
         if self.main_grad.holders() == 0 {
-            return Ok(self.main_grad.set_zero(&self.name)?);
+            return Ok(None);
         }
         self.tensor.device().expect_eager("zero_grad", "drop what shares the gradient's storage before")?;
-        self.main_grad = Tensor::zeros(*self.tensor.shape(), DType::F32, self.tensor.device())?;
-        Ok(())
+        Ok(Some(Tensor::zeros(*self.tensor.shape(), DType::F32, self.tensor.device())?))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Buffer, dispatch::vectorized, parallel::CHUNK, quantize};
 use crate::dtype::Float;
-use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, Numbers};
+use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, NormCheck, Numbers};
 use crate::{Fp8Tensor, Result};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -18,15 +18,29 @@ pub(crate) fn adamw_many(
 ) -> Result<Vec<Option<Fp8Tensor>>> {
     let factors = Factors::new(&numbers.step());
     tensors.iter_mut().try_for_each(|tensor| one(tensor, &factors))?;
+    quantize_all(tensors)
+}
+
+pub(crate) fn adamw_groups(
+    groups: &mut [AdamWGroup<'_, '_>],
+    check: Option<NormCheck<'_>>,
+) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
+    if let Some(NormCheck { norm, skipped }) = check
+        && !norm.item()?.is_finite()
+    {
+        skipped.add_one()?;
+        return groups.iter().map(|(tensors, _)| quantize_all(tensors)).collect();
+    }
+    groups.iter_mut().map(|(tensors, factors)| adamw_many(tensors, Numbers::OnDevice(factors))).collect()
+}
+
+/// The codes of those that have a slot.
+fn quantize_all(tensors: &[AdamWTensor<'_>]) -> Result<Vec<Option<Fp8Tensor>>> {
     let quantized = |tensor: &AdamWTensor<'_>| -> Result<Option<Fp8Tensor>> {
         let Some(slot) = tensor.slot else { return Ok(None) };
         Ok(quantize::quantize(tensor.param, &slot)?.as_fp8().cloned())
     };
     tensors.iter().map(quantized).collect()
-}
-
-pub(crate) fn adamw_groups(groups: &mut [AdamWGroup<'_, '_>]) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
-    groups.iter_mut().map(|(tensors, factors)| adamw_many(tensors, Numbers::OnDevice(factors))).collect()
 }
 
 fn one(tensor: &mut AdamWTensor<'_>, factors: &Factors) -> Result<()> {

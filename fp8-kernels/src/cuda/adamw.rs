@@ -4,13 +4,16 @@
 //! of a step. Codes whose scale stands in its cell are written by the update. A slot without a scale, or with the tensor's
 //! own, needs the new parameter's amax first: the device decides that, in two more launches. Rules that run on the host
 //! are left to `quantize`, and so are slots that share a cell: the first of them may set it.
+//!
+//! The kernels read the gradients' norm from the device and leave everything as it is where that is not finite; codes are
+//! then those of the parameters that stay. The first launch of a step counts it.
 
 use super::launch::{self, Kernel};
 use super::quantize;
 use super::rule::RuleArgs;
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number, format_number};
 use crate::Error;
-use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, Numbers};
+use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, NormCheck, Numbers};
 use crate::{DType, Fp8Tensor, Result, Scale, Shape, Slot, Tensor, TransposePolicy};
 use std::collections::HashSet;
 
@@ -41,7 +44,7 @@ pub(crate) fn adamw_many(
     numbers: Numbers<'_>,
 ) -> Result<Vec<Option<Fp8Tensor>>> {
     let (plan, outputs) = Plan::of(gpu, tensors)?;
-    if let Some(update) = plan.prepare(gpu, numbers)? {
+    if let Some(update) = plan.prepare(gpu, numbers, Check::default())? {
         update.run(gpu)?;
     }
     finish(gpu, outputs, tensors)
@@ -50,16 +53,35 @@ pub(crate) fn adamw_many(
 pub(crate) fn adamw_groups(
     gpu: &Gpu,
     groups: &mut [AdamWGroup<'_, '_>],
+    check: Option<NormCheck<'_>>,
 ) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
+    let mut check = check.map_or_else(|| Ok(Check::default()), |check| Check::new(&check))?;
     let plans = groups.iter_mut().map(|(tensors, _)| Plan::of(gpu, tensors)).collect::<Result<Vec<_>>>()?;
     let prepare = |((plan, _), (_, factors)): (&(Plan, _), &AdamWGroup<'_, '_>)| {
-        plan.prepare(gpu, Numbers::OnDevice(factors)).transpose()
+        let update = plan.prepare(gpu, Numbers::OnDevice(factors), check).transpose();
+        if update.is_some() {
+            check.skipped = 0; // one launch counts for all
+        }
+        update
     };
     let updates = plans.iter().zip(&*groups).filter_map(prepare).collect::<Result<Vec<_>>>()?;
     updates.iter().try_for_each(|update| update.run(gpu))?;
     let finish =
         |((_, outputs), (tensors, _)): ((Plan, _), &AdamWGroup<'_, '_>)| finish(gpu, outputs, tensors);
     plans.into_iter().zip(&*groups).map(finish).collect()
+}
+
+/// Addresses of a step's norm and of the count of skipped steps; 0 for none.
+#[derive(Clone, Copy, Default)]
+struct Check {
+    norm: u64,
+    skipped: u64,
+}
+
+impl Check {
+    fn new(check: &NormCheck<'_>) -> Result<Self> {
+        Ok(Self { norm: check.norm.cuda("adamw")?.ptr(), skipped: check.skipped.cuda("adamw")? })
+    }
 }
 
 /// The codes of each tensor, whose update has been queued.
@@ -112,6 +134,7 @@ struct Update {
     table: Buffer,
     tiles_at: u64,
     factors_at: u64,
+    check: Check,
     amaxes: Buffer,
     late: Buffer,
     grid: Grid,
@@ -207,7 +230,7 @@ impl Plan {
     }
 
     /// All that may fail without harm; None for no tensors.
-    fn prepare(&self, gpu: &Gpu, numbers: Numbers<'_>) -> Result<Option<Update>> {
+    fn prepare(&self, gpu: &Gpu, numbers: Numbers<'_>, check: Check) -> Result<Option<Update>> {
         let count = self.records.len();
         launch::count("adamw", count)?;
         let Some(&tiles) = self.ends.last() else { return Ok(None) };
@@ -231,23 +254,37 @@ impl Plan {
             Some(_) => (gpu.filled_f32(crate::REST, count)?, gpu.alloc(DType::F32, count)?),
             None => (gpu.alloc(DType::F32, 0)?, gpu.alloc(DType::F32, 0)?),
         };
-        let grid = Grid { blocks: gpu.blocks(tiles, 1, PER_SM), threads: THREADS, shared: 0 };
-        Ok(Some(Update { update, scales, codes, count, table, tiles_at, factors_at, amaxes, late, grid }))
+        // One block at least: without any element a skipped step is counted, too.
+        let grid = Grid { blocks: gpu.blocks(tiles, 1, PER_SM).max(1), threads: THREADS, shared: 0 };
+        Ok(Some(Update {
+            update,
+            scales,
+            codes,
+            count,
+            table,
+            tiles_at,
+            factors_at,
+            check,
+            amaxes,
+            late,
+            grid,
+        }))
     }
 }
 
 impl Update {
     fn run(&self, gpu: &Gpu) -> Result<()> {
-        let Self { count, ref table, tiles_at, factors_at, ref amaxes, ref late, grid, .. } = *self;
+        let Self { count, ref table, tiles_at, factors_at, check, ref amaxes, ref late, grid, .. } = *self;
+        let Check { norm, skipped } = check;
         let each = Grid { blocks: (count as u32).div_ceil(THREADS), threads: THREADS, shared: 0 };
         let launched = || -> Result<()> {
-            // SAFETY: parameters are (records, first_tiles, tensors, factors, amaxes) in this order and these types
-            // (kernels/adamw.cu). The table holds `count` records, `count + 1` numbers of tiles and eight factors; its
+            // SAFETY: parameters are (records, first_tiles, tensors, factors, amaxes, norm, skipped) in this order and these
+            // types (kernels/adamw.cu). The table holds `count` records, `count + 1` numbers of tiles and eight factors; its
             // addresses are of tensors of the record's extents, alike by ops::adamw_many's checks, each held by the caller,
-            // and of codes made for them; `amaxes` has `count` f32 wherever a record names a slot.
-            unsafe {
-                self.update.launch(gpu, grid, &args![table, tiles_at, count as i32, factors_at, amaxes])
-            }?;
+            // and of codes made for them; `amaxes` has `count` f32 wherever a record names a slot. The norm is null or one
+            // f32, the count of skipped steps null or one u64, both held by the caller.
+            let args = args![table, tiles_at, count as i32, factors_at, amaxes, norm, skipped];
+            unsafe { self.update.launch(gpu, grid, &args) }?;
             if let Some(scales) = &self.scales {
                 // SAFETY: parameters are (records, tensors, amaxes, late); both workspaces have `count` f32, and cells
                 // named by records are alive: the slots that lent them are.

@@ -1,9 +1,10 @@
 //! Compiled kernels on disk. Anything wrong with a file means "not there": the kernel is compiled again.
 //!
 //! A file is magic, payload length (u64, little-endian), SHA-256 of the payload, payload. The driver takes a CUBIN's
-//! length from the CUBIN itself, so a truncated file must never reach it. Files are written beside their place, synced
-//! and renamed: a reader sees a whole file or none, however many processes write. Failing to write is no error.
+//! length from the CUBIN itself, so a truncated file must never reach it. Files are written atomically ([`AtomicFile`]): a
+//! reader sees a whole file or none, however many processes write. Failing to write is no error.
 
+use crate::AtomicFile;
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::io::Write;
@@ -51,15 +52,12 @@ impl Cache {
     pub(crate) fn write(&self, key: &str, payload: &[u8]) {
         let Some(folder) = &self.folder else { return };
         let write = || -> std::io::Result<()> {
-            fs::create_dir_all(folder)?;
-            let mut file = tempfile::Builder::new().prefix(key).suffix(".tmp").tempfile_in(folder)?;
+            let mut file = AtomicFile::create(&folder.join(key))?;
             file.write_all(MAGIC)?;
             file.write_all(&(payload.len() as u64).to_le_bytes())?;
             file.write_all(&Sha256::digest(payload))?;
             file.write_all(payload)?;
-            file.as_file().sync_all()?;
-            file.persist(folder.join(key))?;
-            Ok(())
+            file.commit()
         };
         // A cache that cannot be written costs the next process a compilation, nothing else.
         drop(write());
@@ -128,6 +126,17 @@ mod tests {
             cache.write(&key, b"again");
             assert_eq!(cache.read(&key).unwrap(), b"again");
         }
+    }
+
+    #[test]
+    fn a_write_removes_what_killed_processes_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cache, key) = written(dir.path());
+        let left = dir.path().join("cubin").join(format!("{}1-0-{key}", AtomicFile::PREFIX));
+        fs::write(&left, b"half a kern").unwrap();
+        cache.write("other", b"machine code");
+        assert!(!left.exists());
+        assert_eq!(cache.read(&key).unwrap(), b"machine code");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use super::cublaslt::{Algo, Found, Type};
 use super::gpu::Gpu;
 use super::matmul::{Places, Product};
-use crate::{DType, Error, Result};
+use crate::{AtomicFile, DType, Error, Result};
 use cudarc::driver::{result, sys};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -143,7 +143,7 @@ fn change(file: &Path, edit: impl FnOnce(&mut Vec<Entry>)) -> Result<Vec<Entry>>
     let _lock = lock().map_err(|error| unusable(file, &error.to_string()))?;
     let mut all = Entries { entries: read(file)? };
     edit(&mut all.entries);
-    write(folder, file, &all)?;
+    write(file, &all)?;
     Ok(all.entries)
 }
 
@@ -159,13 +159,12 @@ fn read(file: &Path) -> Result<Vec<Entry>> {
 }
 
 /// Whole or not at all.
-fn write(folder: &Path, file: &Path, entries: &Entries) -> Result<()> {
+fn write(file: &Path, entries: &Entries) -> Result<()> {
     let attempt = || -> std::io::Result<()> {
-        let mut temporary = tempfile::NamedTempFile::new_in(folder)?;
-        serde_json::to_writer_pretty(&mut temporary, entries)?;
-        temporary.write_all(b"\n")?;
-        temporary.persist(file)?;
-        Ok(())
+        let mut out = AtomicFile::create(file)?;
+        serde_json::to_writer_pretty(&mut out, entries)?;
+        out.write_all(b"\n")?;
+        out.commit()
     };
     attempt().map_err(|error| unusable(file, &error.to_string()))
 }
@@ -377,6 +376,16 @@ mod tests {
         for (gpu, version) in [("H200", 130_100), ("H100", 130_101)] {
             assert_eq!(Tuner::new(&tuning, gpu, version).unwrap().known(&product(16)), None);
         }
+    }
+
+    #[test]
+    fn a_write_removes_what_killed_processes_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = folder.path().join(format!("{}1-0-gemm.json", AtomicFile::PREFIX));
+        fs::write(&left, "{ \"entr").unwrap();
+        let tuning = GemmTuning { candidates: 4, file: Some(folder.path().join("gemm.json")) };
+        Tuner::new(&tuning, "H100", 130_100).unwrap();
+        assert!(!left.exists());
     }
 
     #[test]

@@ -7,10 +7,13 @@
 //! The factors are computed in f64 on the host and rounded to f32 once. With f32 main parameters those are updated and
 //! rounded into `param`; without, `param` itself is updated in f32 and rounded once. The same bits for any number of
 //! threads.
+//!
+//! A step can depend on the norm of its gradients ([`NormCheck`]): one that is not finite changes nothing.
 
 #[cfg(feature = "cuda")]
 use crate::backend::Backend;
 use crate::backend::dispatch;
+use crate::cells::Counts;
 use crate::{DType, Device, Error, Fp8Tensor, Replayed, Result, Slot, Tensor};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -149,6 +152,84 @@ impl Replayed for AdamWFactors {
     }
 }
 
+/// Skips a step whose gradients have no finite norm. The device decides, so that the host waits for nothing and a recorded
+/// step decides anew at each replay.
+///
+/// A skipped step changes no parameter, moment or f32 copy. Tensors with a slot are quantized as they are: their codes
+/// are those of the parameters that have stayed.
+#[derive(Debug, Clone, Copy)]
+pub struct NormCheck<'a> {
+    /// One f32, such as [`grad_norm`](super::grad_norm) of all gradients of the step. That is computed without overflow: it
+    /// is infinite where a gradient is, and where the norm itself is greater than `f32::MAX`.
+    pub norm: &'a Tensor,
+    /// Counts the steps that were skipped.
+    pub skipped: &'a SkippedSteps,
+}
+
+impl NormCheck<'_> {
+    fn check(&self, op: &'static str, device: &Device) -> Result<()> {
+        self.norm.expect_dtype(op, "norm", DType::F32)?;
+        device.expect_same(op, self.norm.device())?;
+        device.expect_same(op, &self.skipped.device)?;
+        if self.norm.numel() == 1 {
+            return Ok(());
+        }
+        Err(Error::Shape {
+            op,
+            shape: *self.norm.shape(),
+            remedy: "expected one number, the norm".to_owned(),
+        })
+    }
+}
+
+/// A count of skipped steps, on a device. Clones share it.
+#[derive(Debug, Clone)]
+pub struct SkippedSteps {
+    device: Device,
+    counts: Counts,
+}
+
+impl SkippedSteps {
+    /// None so far.
+    ///
+    /// # Errors
+    /// A step that is being recorded, whose replays would need the count to be there already; the device is out of memory
+    /// or failed.
+    pub fn new(device: &Device) -> Result<Self> {
+        device.expect_eager("adamw", "the optimizer's first step makes its state: run it before")?;
+        Ok(Self { device: device.clone(), counts: Counts::new(1, device)? })
+    }
+
+    /// The count. On a GPU this waits until all work queued so far is done.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn read(&self) -> Result<u64> {
+        Ok(self.counts.read(0..1)?.first().copied().unwrap_or(0))
+    }
+
+    /// Sets the count back to 0, behind the work queued so far.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn reset(&self) -> Result<()> {
+        self.counts.reset(0..1)
+    }
+
+    /// One more, in host memory.
+    pub(crate) fn add_one(&self) -> Result<()> {
+        self.counts.cpu("adamw")?.iter().for_each(|count| {
+            count.fetch_add(1, Relaxed);
+        });
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
+        Ok(self.counts.cuda(op)?.ptr())
+    }
+}
+
 /// One tensor of [`adamw_many`].
 #[derive(Debug)]
 pub struct AdamWTensor<'a> {
@@ -253,18 +334,45 @@ pub fn adamw_many_from(
     tensors: &mut [AdamWTensor<'_>],
     factors: &Arc<AdamWFactors>,
 ) -> Result<Vec<Option<Fp8Tensor>>> {
-    Ok(adamw_groups(&mut [(tensors, factors)])?.pop().unwrap_or_default())
+    Ok(adamw_groups(&mut [(tensors, factors)], None)?.pop().unwrap_or_default())
 }
 
 /// Tensors that are updated with one set of numbers.
 pub type AdamWGroup<'a, 't> = (&'a mut [AdamWTensor<'t>], &'a Arc<AdamWFactors>);
 
 /// [`adamw_many_from`] for groups with numbers of their own, as with weight decay and without: all are made ready before
-/// the first is updated.
+/// the first is updated. With a `check`, only if it lets the step pass.
 ///
 /// # Errors
-/// As [`adamw_many_from`].
-pub fn adamw_groups(groups: &mut [AdamWGroup<'_, '_>]) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
+/// As [`adamw_many_from`]; a norm that is not one f32, or that is on another device.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let mut w = Tensor::from_vec(vec![1.0f32, 2.0], [2], &cpu)?;
+/// let grad = Tensor::from_vec(vec![0.5, f32::INFINITY], [2], &cpu)?;
+/// let zeros = || Tensor::from_vec(vec![0.0f32; 2], [2], &cpu);
+/// let (mut m, mut v) = (zeros()?, zeros()?);
+/// let (norm, skipped) = (ops::grad_norm(&[&grad])?, ops::SkippedSteps::new(&cpu)?);
+/// let factors = ops::AdamWFactors::new(&ops::AdamWStep::default(), &cpu)?;
+/// let tensor = ops::AdamWTensor {
+///     name: "w",
+///     param: &mut w,
+///     main_grad: &grad,
+///     exp_avg: &mut m,
+///     exp_avg_sq: &mut v,
+///     main_param: None,
+///     slot: None,
+/// };
+/// let check = ops::NormCheck { norm: &norm, skipped: &skipped };
+/// ops::adamw_groups(&mut [(&mut [tensor], &factors)], Some(check))?;
+/// assert_eq!((w.to_vec::<f32>()?, skipped.read()?), (vec![1.0, 2.0], 1));
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn adamw_groups(
+    groups: &mut [AdamWGroup<'_, '_>],
+    check: Option<NormCheck<'_>>,
+) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
     let op = "adamw_groups";
     let mut device: Option<Device> = None;
     for (tensors, factors) in &*groups {
@@ -273,12 +381,13 @@ pub fn adamw_groups(groups: &mut [AdamWGroup<'_, '_>]) -> Result<Vec<Vec<Option<
         device.get_or_insert(found).expect_same(op, &factors.device)?;
     }
     let Some(device) = device else { return Ok(groups.iter().map(|_| Vec::new()).collect()) };
+    check.map_or(Ok(()), |check| check.check(op, &device))?;
     for (tensors, factors) in &*groups {
         if !tensors.is_empty() {
             device.on_replay((*factors).clone());
         }
     }
-    dispatch!(device, adamw::adamw_groups(groups))
+    dispatch!(device, adamw::adamw_groups(groups, check))
 }
 
 /// Where an update finds its numbers.

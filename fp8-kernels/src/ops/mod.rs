@@ -28,7 +28,8 @@ mod update_scales;
 pub use accumulate::accumulate;
 pub use activation::{Activation, activation, activation_backward, activation_backward_quantize_dbias};
 pub use adamw::{
-    AdamWFactors, AdamWGroup, AdamWStep, AdamWTensor, adamw, adamw_groups, adamw_many, adamw_many_from,
+    AdamWFactors, AdamWGroup, AdamWStep, AdamWTensor, NormCheck, SkippedSteps, adamw, adamw_groups,
+    adamw_many, adamw_many_from,
 };
 pub(crate) use adamw::{Factors, Numbers};
 pub use amax::amax;

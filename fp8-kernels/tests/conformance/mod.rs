@@ -12,6 +12,7 @@ mod accumulate;
 mod activation;
 mod adamw;
 mod adamw_codes;
+mod adamw_skips;
 mod amax;
 mod attention;
 mod attention_bits;
@@ -47,6 +48,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     activation::CASES,
     adamw::CASES,
     adamw_codes::CASES,
+    adamw_skips::CASES,
     amax::CASES,
     attention::CASES,
     attention_bits::CASES,

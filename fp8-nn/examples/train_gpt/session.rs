@@ -111,7 +111,8 @@ impl Session {
         self.model.loss_backward(&mut cx, saved)?;
         cx.commit()?;
         let grad_norm = clip_grad_norm(&mut self.model, MAX_GRAD_NORM)?;
-        self.optimizer.step(&mut self.model, lr)?;
+        // Gradients without a finite norm change nothing.
+        self.optimizer.step_with_norm(&mut self.model, lr, &grad_norm)?;
         zero_grad(&mut self.model)?;
         Ok([loss, grad_norm])
     }
@@ -172,6 +173,10 @@ impl Trainer for Session {
     }
 
     fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String> {
+        if let Err(error) = checkpoint::expect_finite(&self.model, &self.optimizer) {
+            let old = if checkpoint::path(dir).exists() { "; the checkpoint there is untouched" } else { "" };
+            return Err(format!("nothing was saved{old}: {error}"));
+        }
         checkpoint::save(dir, &self.model, &self.optimizer, &self.scaling, metadata).map_err(sentence)
     }
 
@@ -217,5 +222,79 @@ impl Trainer for Session {
 
     fn fp8_gemms_per_step(&self) -> usize {
         self.model.fp8_gemms_per_step()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::parse_from;
+    use std::fs;
+
+    fn session(recipe: &str) -> Session {
+        let line = format!("train_gpt --layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --recipe {recipe}");
+        let settings = parse_from(line.split_whitespace()).unwrap().0.settings;
+        Session::start(&settings, Place { device: DeviceName::Cpu, graph: false }, Run::Fp8).unwrap()
+    }
+
+    fn batch() -> Batch {
+        let ids = (0..16).map(|i| i * 7 % 256).collect::<Vec<i32>>();
+        Batch { rows: 2, len: 8, targets: ids.iter().map(|id| (id + 7) % 256).collect(), ids }
+    }
+
+    /// Puts `value` into the parameter's middle.
+    fn inject(session: &mut Session, name: &str, value: f32) {
+        let injected = session.model.visit_mut(&mut |parameter| {
+            if &**parameter.name() == name {
+                let (mut values, shape) = (parameter.tensor().to_vec::<f32>()?, *parameter.tensor().shape());
+                let middle = values.len() / 2;
+                values[middle] = value;
+                parameter.set(Tensor::from_vec(values, shape, &Device::cpu())?)?;
+            }
+            Ok(())
+        });
+        injected.unwrap();
+    }
+
+    #[test]
+    fn a_model_that_is_not_finite_is_not_saved_over_a_good_one() {
+        for value in [f32::NAN, f32::INFINITY] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut session = session("delayed");
+            session.step(&batch(), 1e-3, false).unwrap();
+            session.save(folder.path(), &Metadata::new()).unwrap();
+            let good = fs::read(checkpoint::path(folder.path())).unwrap();
+            inject(&mut session, "gpt.blocks.0.mlp.fc1.weight", value);
+            let refused = session.save(folder.path(), &Metadata::new()).unwrap_err();
+            let expected =
+                "nothing was saved; the checkpoint there is untouched: `gpt.blocks.0.mlp.fc1.weight` is";
+            assert!(refused.starts_with(&format!("{expected} {value} at element 2048 of 4096")), "{refused}");
+            assert!(good == fs::read(checkpoint::path(folder.path())).unwrap());
+            // Nor where there is none yet.
+            let other = folder.path().join("other");
+            let refused = session.save(&other, &Metadata::new()).unwrap_err();
+            assert!(refused.starts_with("nothing was saved: `gpt.blocks.0"), "{refused}");
+            assert!(!other.exists());
+        }
+    }
+
+    #[test]
+    fn gradients_that_are_not_finite_skip_a_step() {
+        let mut session = session("current");
+        let loss = session.step(&batch(), 1e-2, false).unwrap().loss;
+        let before = session.evaluate(&batch()).unwrap();
+        assert!(before < loss);
+        let spoilt = session.model.visit_mut(&mut |parameter| {
+            let shape = *parameter.tensor().shape();
+            *parameter.main_grad_mut() = Tensor::full(f32::NAN, shape, DType::F32, &Device::cpu())?;
+            Ok(())
+        });
+        spoilt.unwrap();
+        let result = session.step(&batch(), 1e-2, false).unwrap();
+        assert!(result.grad_norm.is_nan() && result.loss.is_finite());
+        assert_eq!(session.evaluate(&batch()).unwrap(), before);
+        assert_eq!(session.optimizer.skipped_steps().unwrap(), 1);
+        assert!(session.step(&batch(), 1e-2, false).unwrap().grad_norm.is_finite());
+        assert!(session.evaluate(&batch()).unwrap() < before);
     }
 }

@@ -1,10 +1,10 @@
 //! summary.json, steps.csv, the table on stdout, and the folder they go to.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use fp8_nn::fp8_kernels::AtomicFile;
 use serde::Serialize;
 
 use crate::config::Config;
@@ -31,8 +31,8 @@ impl ReportDir {
         if path.exists() && !path.is_dir() {
             return Err(refuse(&"it is not a folder"));
         }
-        fs::create_dir_all(path).map_err(|error| refuse(&error))?;
-        tempfile::NamedTempFile::new_in(path).map_err(|error| refuse(&error))?;
+        // Nothing is committed: the file that is started is removed again.
+        AtomicFile::create(&path.join(FILES[0])).map_err(|error| refuse(&error))?;
         match FILES.iter().find(|name| path.join(name).is_dir()) {
             Some(name) => Err(refuse(&format!("{name} in it is a folder"))),
             None => Ok(Self(path.to_path_buf())),
@@ -42,17 +42,9 @@ impl ReportDir {
     /// Writes a file so that at no time a part of it can be seen.
     pub(crate) fn write(&self, name: &str, contents: &str) -> Result<(), Failure> {
         let write = || -> std::io::Result<()> {
-            let mut builder = tempfile::Builder::new();
-            #[cfg(unix)]
-            {
-                use std::os::unix::fs::PermissionsExt as _;
-                builder.permissions(fs::Permissions::from_mode(0o666)); // less what the umask takes
-            }
-            let mut file = builder.tempfile_in(&self.0)?;
+            let mut file = AtomicFile::create(&self.0.join(name))?;
             file.write_all(contents.as_bytes())?;
-            file.as_file().sync_all()?;
-            file.persist(self.0.join(name))?;
-            Ok(())
+            file.commit()
         };
         write()
             .map_err(|error| Failure::training(format!("writing {}: {error}", self.0.join(name).display())))
@@ -95,6 +87,8 @@ pub(crate) struct Summary {
     pub(crate) heldout_loss: Both,
     /// Of the last step's batch.
     pub(crate) final_loss: Both,
+    /// Steps of this process that changed nothing, because their gradients had no finite norm.
+    pub(crate) skipped_steps: Both,
     pub(crate) median_step_ms: Both,
     /// At the median step.
     pub(crate) tokens_per_s: Both,
@@ -147,6 +141,7 @@ impl Summary {
             final_loss: Both::new(outcomes, |outcome| {
                 outcome.records.last().map(|last| f64::from(last.loss))
             }),
+            skipped_steps: Both::new(outcomes, |outcome| Some(outcome.skipped_steps() as f64)),
             median_step_ms: Both::new(outcomes, Outcome::median_step_ms),
             tokens_per_s: Both::new(outcomes, |outcome| {
                 Some(tokens_per_step as f64 * 1e3 / outcome.median_step_ms()?)
@@ -167,12 +162,17 @@ impl Summary {
             };
             [what.to_owned(), number(both.high_precision), number(both.fp8)]
         };
-        vec![
+        let mut rows = vec![
             row("held-out loss, nats per byte", self.heldout_loss, 4),
             row("loss of the last step", self.final_loss, 4),
             row("median step, ms", self.median_step_ms, 2),
             row("tokens per second", self.tokens_per_s, 0),
-        ]
+        ];
+        let skipped = [self.skipped_steps.high_precision, self.skipped_steps.fp8];
+        if skipped.into_iter().flatten().any(|count| count > 0.0) {
+            rows.push(row("steps skipped", self.skipped_steps, 0));
+        }
+        rows
     }
 
     /// The comparison for a terminal.
@@ -208,6 +208,7 @@ mod tests {
     use super::*;
     use crate::telemetry::Telemetry;
     use crate::train::Record;
+    use std::fs;
 
     #[test]
     fn losses_keep_all_their_digits() {

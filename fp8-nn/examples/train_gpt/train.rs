@@ -50,7 +50,7 @@ pub(crate) trait Trainer: Sized {
     fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String>;
     /// The strings that [`Trainer::save`] left in `dir`.
     fn metadata(dir: &Path) -> Result<Metadata, String>;
-    /// Writes everything that decides the next step to `dir`: all of it, or nothing.
+    /// Writes everything that decides the next step to `dir`: all of it, or nothing. Refuses a model that is not finite.
     fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String>;
     /// One optimizer step; the loss is that of the weights before it. When `observed`, its quantizers count what
     /// they lose; that takes time and changes no bit.
@@ -107,6 +107,11 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
+    /// Steps that changed nothing: the optimizer leaves everything as it is where gradients have no finite norm.
+    pub(crate) fn skipped_steps(&self) -> usize {
+        self.records.iter().filter(|record| !record.grad_norm.is_finite()).count()
+    }
+
     /// Median milliseconds of a step; none if there was no step.
     pub(crate) fn median_step_ms(&self) -> Option<f64> {
         let mut ms: Vec<f64> = self.records.iter().map(|record| record.ms).collect();

@@ -1,199 +1,366 @@
-//! Safetensors files: written atomically, read with every expectation checked.
+//! Safetensors files: written atomically, read with every expectation checked, one tensor in memory at a time.
 
+use super::header::{Header, ReadError};
 use crate::{Error, Result};
-use fp8_kernels::{DType, Device, Shape, Tensor, bf16, f16};
-use safetensors::tensor::{Dtype, TensorView};
-use safetensors::{SafeTensors, serialize};
-use std::cell::RefCell;
+use fp8_kernels::{AtomicFile, DType, Device, Element, Shape, Tensor, bf16, f16};
+use safetensors::tensor::{Dtype, TensorInfo};
+use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
+use std::fs::File;
+use std::hash::{DefaultHasher, Hasher as _};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// The whole file.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|source| Error::Io { path: path.to_owned(), source })
-}
+/// Bytes that are converted at a time.
+const CHUNK: usize = 1 << 20;
 
-/// Tensors and metadata on their way into a file.
+/// Tensors and metadata on their way into a file. Tensors share their storage with the model's until they are written.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
-    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
-    metadata: BTreeMap<String, String>,
+    tensors: BTreeMap<String, Source>,
+    header: Header,
+}
+
+/// Where a tensor's elements come from.
+#[derive(Debug)]
+enum Source {
+    Tensor(Tensor),
+    Floats(Vec<f32>),
 }
 
 impl Writer {
     pub(super) fn tensor(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
-        let (dtype, bytes) = match tensor.dtype() {
-            DType::F32 => (Dtype::F32, le_bytes(&tensor.to_vec::<f32>()?, |v| v.to_le_bytes())),
-            DType::BF16 => (Dtype::BF16, le_bytes(&tensor.to_vec::<bf16>()?, |v| v.to_le_bytes())),
-            DType::F16 => (Dtype::F16, le_bytes(&tensor.to_vec::<f16>()?, |v| v.to_le_bytes())),
-            DType::I32 => (Dtype::I32, le_bytes(&tensor.to_vec::<i32>()?, |v| v.to_le_bytes())),
-            DType::U8 => (Dtype::U8, tensor.to_vec::<u8>()?),
-        };
-        match self.tensors.insert(name.to_owned(), (dtype, tensor.shape().to_vec(), bytes)) {
-            None => Ok(()),
+        let (dtype, shape) = (file_dtype(tensor.dtype()), tensor.shape().to_vec());
+        match self.tensors.insert(name.to_owned(), Source::Tensor(tensor.clone())) {
+            None => {
+                self.describe(name, dtype, shape);
+                Ok(())
+            }
             Some(_) => Err(Error::DuplicateParameter(name.into())),
         }
     }
 
     pub(super) fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) {
-        let bytes = le_bytes(values, |v| v.to_le_bytes());
-        self.tensors.insert(name.to_owned(), (Dtype::F32, shape.to_vec(), bytes));
+        self.tensors.insert(name.to_owned(), Source::Floats(values.to_vec()));
+        self.describe(name, Dtype::F32, shape.to_vec());
     }
 
     pub(super) fn metadata(&mut self, key: &str, value: &str) {
-        self.metadata.insert(key.to_owned(), value.to_owned());
+        self.header.metadata.insert(key.to_owned(), value.to_owned());
     }
 
-    /// Beside its place, flushed to disk, renamed.
+    fn describe(&mut self, name: &str, dtype: Dtype, shape: Vec<usize>) {
+        self.header.tensors.insert(name.to_owned(), TensorInfo { dtype, shape, data_offsets: (0, 0) });
+    }
+
+    /// Writes all of it to a temporary file, which then takes the place of the one at `path`.
     pub(super) fn save(mut self, path: &Path) -> Result<()> {
         let io = |source| Error::Io { path: path.to_owned(), source };
-        let problem = |e: safetensors::SafeTensorError| Error::Checkpoint {
+        let unwritable = |why: &dyn std::fmt::Display| Error::Checkpoint {
             path: path.to_owned(),
-            problem: format!("cannot be written as safetensors: {e}"),
+            problem: format!("cannot be written as safetensors: {why}"),
         };
         // Readers of other libraries refuse files without it.
         self.metadata("format", "pt");
-        let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
-            TensorView::new(*dtype, shape.clone(), bytes).map(|view| (name.clone(), view))
-        });
-        let views = views.collect::<std::result::Result<Vec<_>, _>>().map_err(problem)?;
-        let bytes = serialize(views, None).map_err(problem)?;
-        let bytes = with_metadata(&bytes, &self.metadata).ok_or_else(|| Error::Checkpoint {
-            path: path.to_owned(),
-            problem: "has no header".to_owned(),
-        })?;
-        let dir = match path.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() => dir,
-            _ => Path::new("."),
-        };
-        std::fs::create_dir_all(dir).map_err(io)?;
-        let mut temporary = temporary(dir).map_err(io)?;
-        temporary.write_all(&bytes).map_err(io)?;
-        temporary.as_file().sync_all().map_err(io)?;
-        temporary.persist(path).map_err(|error| io(error.error))?;
-        // The rename itself lasts once the directory is on disk; where directories cannot be opened, it lasts anyway.
-        if let Ok(dir) = std::fs::File::open(dir) {
-            dir.sync_all().map_err(io)?;
+        let order = self.header.layout();
+        let order = order.ok_or_else(|| unwritable(&"its tensors have too many bytes to count"))?;
+        let header = self.header.to_bytes().map_err(|why| unwritable(&why))?;
+        let mut file = AtomicFile::create(path).map_err(io)?;
+        file.write_all(&header).map_err(io)?;
+        for name in order {
+            match self.tensors.remove(&name) {
+                Some(Source::Tensor(tensor)) => {
+                    Elements::of(&tensor)?.write(&mut file).map_err(io)?;
+                }
+                Some(Source::Floats(values)) => {
+                    write_values(&values, f32::to_le_bytes, &mut file).map_err(io)?;
+                }
+                None => {}
+            }
         }
-        Ok(())
+        file.commit().map_err(io)
     }
 }
 
-/// A file with the permissions of any other new file: temporary ones are private by default, and the name is not all that
-/// a rename keeps.
-fn temporary(dir: &Path) -> std::io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the process's umask
-    builder.tempfile_in(dir)
+/// A tensor's elements in host memory: borrowed where they are there already.
+enum Elements<'a> {
+    F32(Cow<'a, [f32]>),
+    BF16(Cow<'a, [bf16]>),
+    F16(Cow<'a, [f16]>),
+    I32(Cow<'a, [i32]>),
+    U8(Cow<'a, [u8]>),
 }
 
-/// The same file with metadata in its header: sorted, so that equal contents are equal bytes, which the library's hash
-/// map does not give. Header: its length in 8 bytes, JSON, spaces up to a multiple of 8; the data's offsets count from
-/// its end.
-fn with_metadata(file: &[u8], metadata: &BTreeMap<String, String>) -> Option<Vec<u8>> {
-    let (len, rest) = file.split_first_chunk::<8>()?;
-    let (header, data) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
-    let mut header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
-    header.insert("__metadata__".to_owned(), serde_json::to_value(metadata).ok()?);
-    let mut header = serde_json::to_vec(&header).ok()?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    let len = u64::try_from(header.len()).ok()?.to_le_bytes();
-    Some([&len[..], &header, data].concat())
+impl<'a> Elements<'a> {
+    fn of(tensor: &'a Tensor) -> Result<Self> {
+        Ok(match tensor.dtype() {
+            DType::F32 => Self::F32(on_host(tensor)?),
+            DType::BF16 => Self::BF16(on_host(tensor)?),
+            DType::F16 => Self::F16(on_host(tensor)?),
+            DType::I32 => Self::I32(on_host(tensor)?),
+            DType::U8 => Self::U8(on_host(tensor)?),
+        })
+    }
+
+    fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+        match self {
+            Self::F32(values) => write_values(values, f32::to_le_bytes, out),
+            Self::BF16(values) => write_values(values, bf16::to_le_bytes, out),
+            Self::F16(values) => write_values(values, f16::to_le_bytes, out),
+            Self::I32(values) => write_values(values, i32::to_le_bytes, out),
+            Self::U8(values) => out.write_all(values),
+        }
+    }
 }
 
-/// A parsed file, and which of its tensors were asked for.
+fn on_host<T: Element>(tensor: &Tensor) -> Result<Cow<'_, [T]>> {
+    match tensor.as_slice() {
+        Ok(values) => Ok(Cow::Borrowed(values)),
+        Err(_) => Ok(Cow::Owned(tensor.to_vec()?)),
+    }
+}
+
+fn write_values<T: Copy, const N: usize>(
+    values: &[T],
+    bytes: impl Fn(T) -> [u8; N],
+    out: &mut impl Write,
+) -> std::io::Result<()> {
+    let mut chunk = Vec::with_capacity(CHUNK);
+    for values in values.chunks(CHUNK / N) {
+        chunk.clear();
+        values.iter().for_each(|&value| chunk.extend_from_slice(&bytes(value)));
+        out.write_all(&chunk)?;
+    }
+    Ok(())
+}
+
+fn file_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F32 => Dtype::F32,
+        DType::BF16 => Dtype::BF16,
+        DType::F16 => Dtype::F16,
+        DType::I32 => Dtype::I32,
+        DType::U8 => Dtype::U8,
+    }
+}
+
+/// An open file whose header has been read, and which of its tensors were asked for. It stays the same file when a save
+/// puts another one in its place.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     path: &'a Path,
-    tensors: SafeTensors<'a>,
-    metadata: BTreeMap<String, String>,
+    file: File,
+    header: Header,
+    /// Where the data begins.
+    start: u64,
     used: RefCell<BTreeSet<String>>,
+    /// A hash of each tensor's bytes, since [`read_through`](Self::read_through).
+    hashes: RefCell<BTreeMap<String, u64>>,
+    /// Whether what is being loaded into has been changed.
+    loading: Cell<bool>,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(path: &'a Path, bytes: &'a [u8]) -> Result<Self> {
-        let problem = |e: safetensors::SafeTensorError| Error::Checkpoint {
-            path: path.to_owned(),
-            problem: format!("not a readable safetensors file: {e}"),
-        };
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(problem)?;
-        let metadata = header.metadata().clone().unwrap_or_default().into_iter().collect();
-        let tensors = SafeTensors::deserialize(bytes).map_err(problem)?;
-        Ok(Self { path, tensors, metadata, used: RefCell::default() })
+    /// Reads the header alone.
+    pub(super) fn open(path: &'a Path) -> Result<Self> {
+        let io = |source| Error::Io { path: path.to_owned(), source };
+        let mut file = File::open(path).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len();
+        let (header, start) = Header::read(&mut file, len).map_err(|error| match error {
+            ReadError::Io(source) => io(source),
+            ReadError::Malformed(why) => Error::Checkpoint {
+                path: path.to_owned(),
+                problem: format!("not a readable safetensors file: {why}"),
+            },
+        })?;
+        let (used, hashes, loading) = (RefCell::default(), RefCell::default(), Cell::new(false));
+        Ok(Self { path, file, header, start, used, hashes, loading })
     }
 
     pub(super) fn all_metadata(&self) -> &BTreeMap<String, String> {
-        &self.metadata
+        &self.header.metadata
     }
 
     pub(super) fn problem(&self, problem: String) -> Error {
         Error::Checkpoint { path: self.path.to_owned(), problem }
     }
 
-    /// A tensor of this shape and dtype.
-    pub(super) fn tensor(&self, name: &str, shape: &Shape, dtype: DType, device: &Device) -> Result<Tensor> {
+    /// Fails where there is no tensor of this name, shape and dtype.
+    pub(super) fn expect(&self, name: &str, shape: &Shape, dtype: DType) -> Result<()> {
         let missing = || self.problem(format!("tensor `{name}` is missing: it was saved from another model"));
-        self.optional(name, shape, dtype, device)?.ok_or_else(missing)
+        if self.has(name, shape, dtype)? { Ok(()) } else { Err(missing()) }
     }
 
-    /// The same, or `None` if there is no tensor of this name.
-    pub(super) fn optional(
-        &self,
-        name: &str,
-        shape: &Shape,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<Option<Tensor>> {
-        let Ok(view) = self.tensors.tensor(name) else { return Ok(None) };
+    /// Whether there is a tensor of this name; fails where it has another shape or dtype.
+    pub(super) fn has(&self, name: &str, shape: &Shape, dtype: DType) -> Result<bool> {
+        let Some(info) = self.header.tensors.get(name) else { return Ok(false) };
         self.used.borrow_mut().insert(name.to_owned());
-        if view.shape() != &**shape {
-            let found = view.shape();
+        if info.shape != **shape {
+            let found = &info.shape;
             return Err(self.problem(format!("`{name}` has shape {found:?}, this model wants {shape}")));
         }
-        let data = view.data();
-        let tensor = match (view.dtype(), dtype) {
-            (Dtype::F32, DType::F32) => Tensor::from_vec(values(data, f32::from_le_bytes), *shape, device)?,
-            (Dtype::BF16, DType::BF16) => {
-                Tensor::from_vec(values(data, bf16::from_le_bytes), *shape, device)?
-            }
-            (Dtype::F16, DType::F16) => Tensor::from_vec(values(data, f16::from_le_bytes), *shape, device)?,
-            (Dtype::I32, DType::I32) => Tensor::from_vec(values(data, i32::from_le_bytes), *shape, device)?,
-            (Dtype::U8, DType::U8) => Tensor::from_vec(data.to_vec(), *shape, device)?,
-            (found, _) => {
-                return Err(self.problem(format!("`{name}` is {found:?}, this model wants {dtype}")));
-            }
-        };
-        Ok(Some(tensor))
+        if info.dtype != file_dtype(dtype) {
+            return Err(self.problem(format!("`{name}` is {:?}, this model wants {dtype}", info.dtype)));
+        }
+        Ok(true)
+    }
+
+    /// Reads a tensor that [`expect`](Self::expect) or [`has`](Self::has) has found.
+    pub(super) fn tensor(&self, name: &str, shape: &Shape, dtype: DType, device: &Device) -> Result<Tensor> {
+        self.expect(name, shape, dtype)?;
+        Ok(match dtype {
+            DType::F32 => Tensor::from_vec(self.values(name, f32::from_le_bytes)?, *shape, device)?,
+            DType::BF16 => Tensor::from_vec(self.values(name, bf16::from_le_bytes)?, *shape, device)?,
+            DType::F16 => Tensor::from_vec(self.values(name, f16::from_le_bytes)?, *shape, device)?,
+            DType::I32 => Tensor::from_vec(self.values(name, i32::from_le_bytes)?, *shape, device)?,
+            DType::U8 => Tensor::from_vec(self.values(name, u8::from_le_bytes)?, *shape, device)?,
+        })
     }
 
     /// f32 values of a tensor of any shape, and the shape.
     pub(super) fn floats(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
-        let view =
-            self.tensors.tensor(name).map_err(|_| self.problem(format!("tensor `{name}` is missing")))?;
+        let info = self.header.tensors.get(name);
+        let info = info.ok_or_else(|| self.problem(format!("tensor `{name}` is missing")))?;
         self.used.borrow_mut().insert(name.to_owned());
-        if view.dtype() != Dtype::F32 {
-            return Err(self.problem(format!("`{name}` is {:?}, expected f32", view.dtype())));
+        if info.dtype != Dtype::F32 {
+            return Err(self.problem(format!("`{name}` is {:?}, expected f32", info.dtype)));
         }
-        Ok((view.shape().to_vec(), values(view.data(), f32::from_le_bytes)))
+        Ok((info.shape.clone(), self.values(name, f32::from_le_bytes)?))
     }
 
-    /// Fails on tensors that nobody asked for: they belong to another model.
+    /// Fails on tensors that have not been asked for: they belong to another model.
     pub(super) fn expect_all_used(&self) -> Result<()> {
         let used = self.used.borrow();
-        match self.tensors.names().into_iter().find(|name| !used.contains(*name)) {
+        match self.header.tensors.keys().find(|name| !used.contains(*name)) {
             None => Ok(()),
             Some(name) => Err(self.problem(format!("tensor `{name}` has no place in this model"))),
         }
     }
+
+    /// Reads every byte of the data once, so that a file that cannot be read is refused before anything changes, and notes
+    /// what it holds: tensors that are read later must be the same.
+    pub(super) fn read_through(&self) -> Result<()> {
+        for name in self.header.tensors.keys() {
+            let hash = self.chunks(name, |_| {})?;
+            self.hashes.borrow_mut().insert(name.clone(), hash);
+        }
+        Ok(())
+    }
+
+    /// From here on what is read is put into the model, so that an error leaves a part of it there, and says so.
+    pub(super) fn begin_loading(&self) {
+        self.loading.set(true);
+    }
+
+    fn values<T, const N: usize>(&self, name: &str, value: impl Fn([u8; N]) -> T) -> Result<Vec<T>> {
+        let bytes = self.header.tensors.get(name).map_or(0, |info| info.data_offsets.1 - info.data_offsets.0);
+        let mut values = Vec::new();
+        values.try_reserve_exact(bytes / N).map_err(|_| {
+            self.problem(format!("`{name}` has {bytes} bytes, more than there is memory for"))
+        })?;
+        let hash = self.chunks(name, |chunk| {
+            values.extend(chunk.as_chunks::<N>().0.iter().map(|&element| value(element)));
+        })?;
+        match self.hashes.borrow().get(name) {
+            Some(&before) if before != hash => Err(self.interrupted(name, &"it has other bytes than before")),
+            _ => Ok(values),
+        }
+    }
+
+    /// Hands `f` the bytes of a tensor, chunk by chunk; returns their hash.
+    fn chunks(&self, name: &str, mut f: impl FnMut(&[u8])) -> Result<u64> {
+        let (begin, end) = self.header.tensors.get(name).map_or((0, 0), |info| info.data_offsets);
+        let mut file = &self.file;
+        let failed = |source: std::io::Error| match self.loading.get() {
+            true => self.interrupted(name, &source),
+            false => Error::Io { path: self.path.to_owned(), source },
+        };
+        file.seek(SeekFrom::Start(self.start + begin as u64)).map_err(failed)?;
+        let mut chunk = vec![0; CHUNK.min(end - begin)];
+        let mut hasher = DefaultHasher::new();
+        let mut left = end - begin;
+        while left > 0 {
+            let chunk = &mut chunk[..left.min(CHUNK)];
+            file.read_exact(chunk).map_err(failed)?;
+            hasher.write(chunk);
+            f(chunk);
+            left -= chunk.len();
+        }
+        Ok(hasher.finish())
+    }
+
+    fn interrupted(&self, name: &str, why: &dyn std::fmt::Display) -> Error {
+        let changed = match self.loading.get() {
+            true => "a part of the file has been loaded",
+            false => "nothing has been loaded",
+        };
+        self.problem(format!(
+            "`{name}` changed while the file was being read ({why}), and {changed}: load a file that no other program \
+             writes to"
+        ))
+    }
 }
 
-fn le_bytes<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
-    values.iter().flat_map(|&v| bytes(v)).collect()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn values<T, const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> T) -> Vec<T> {
-    let whole = data.chunks_exact(N);
-    whole.filter_map(|chunk| chunk.try_into().ok()).map(value).collect()
+    fn written(path: &Path) -> Tensor {
+        let values = (0..3 * CHUNK / 8).map(|i| i as f32).collect();
+        let tensor = Tensor::from_vec(values, [3, CHUNK / 8], &Device::cpu()).unwrap();
+        let mut writer = Writer::default();
+        writer.tensor("x", &tensor).unwrap();
+        writer.floats("y", &[2], &[1.0, 2.0]);
+        writer.save(path).unwrap();
+        tensor
+    }
+
+    fn read(reader: &Reader<'_>, like: &Tensor) -> Result<Tensor> {
+        reader.tensor("x", like.shape(), like.dtype(), like.device())
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_meanwhile_stays_the_one_that_was_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let tensor = written(&path);
+        let reader = Reader::open(&path).unwrap();
+        reader.read_through().unwrap();
+        Writer::default().save(&path).unwrap();
+        reader.begin_loading();
+        let values = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
+        assert_eq!(values(&read(&reader, &tensor).unwrap()), values(&tensor));
+        assert!(Reader::open(&path).unwrap().expect("x", tensor.shape(), tensor.dtype()).is_err());
+    }
+
+    #[test]
+    fn a_file_that_is_written_to_meanwhile_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        for (loading, end) in
+            [(false, "nothing has been loaded"), (true, "a part of the file has been loaded")]
+        {
+            let tensor = written(&path);
+            let bytes = std::fs::read(&path).unwrap();
+            let reader = Reader::open(&path).unwrap();
+            reader.read_through().unwrap();
+            if loading {
+                reader.begin_loading();
+            }
+            let mut other = bytes.clone();
+            *other.last_mut().unwrap() ^= 1; // in `y`
+            other[bytes.len() / 2] ^= 1; // in `x`
+            std::fs::write(&path, &other).unwrap();
+            let refused = read(&reader, &tensor).unwrap_err().to_string();
+            assert!(
+                refused.contains("`x` changed while the file was being read (it has other bytes"),
+                "{refused}"
+            );
+            assert!(refused.contains(end), "{refused}");
+            assert!(reader.floats("y").is_err());
+            std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+            assert!(read(&reader, &tensor).is_err(), "a file that was cut");
+        }
+    }
 }

@@ -74,10 +74,10 @@ impl Training {
         cx.commit()?;
         self.stage = Stage::Clip;
         before(self)?;
-        clip_grad_norm(&mut self.model, 1.0)?;
+        let norm = clip_grad_norm(&mut self.model, 1.0)?;
         self.stage = Stage::Optimize;
         before(self)?;
-        self.optimizer.step(&mut self.model, 1e-2)?;
+        self.optimizer.step_with_norm(&mut self.model, 1e-2, &norm)?;
         self.stage = Stage::Clear;
         before(self)?;
         zero_grad(&mut self.model)?;

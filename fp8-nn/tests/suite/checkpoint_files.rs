@@ -183,7 +183,7 @@ fn what_does_not_fit_is_named() {
     );
     refuses(
         |parts| drop(parts.1.insert("fp8.optimizer.step".into(), "-1".into())),
-        "missing or not a number",
+        "metadata `fp8.optimizer.step` is -1: expected a number up to 9007199254740992",
     );
     let direction = |parts: &mut Parts| {
         let scaling = parts.1["fp8.scaling"].replace("backward", "sideways");
@@ -196,6 +196,134 @@ fn what_does_not_fit_is_named() {
     };
     refuses(slots, "it has slot `fd.input` where this model has `fc.input`");
     assert_eq!(before, job.fingerprint());
+}
+
+#[test]
+fn a_parameter_without_moments_is_refused_after_the_first_step() {
+    let (bytes, dir, mut job) = (saved(), tempfile::tempdir().unwrap(), Job::new(2));
+    let refused = job.refuses(
+        dir.path(),
+        &edited(&bytes, |parts| parts.0.retain(|name, _| !name.starts_with("optimizer.fc.weight"))),
+    );
+    let expected = "the optimizer has taken 1 step, but `fc.weight` has no moments";
+    assert!(refused.contains(expected), "{refused}");
+    // Before the first step there are none.
+    let fresh = edited(&bytes, |parts| {
+        parts.0.retain(|name, _| !name.starts_with("optimizer."));
+        parts.1.insert("fp8.optimizer.step".into(), "0".into());
+    });
+    std::fs::write(checkpoint::path(dir.path()), fresh).unwrap();
+    job.load(dir.path()).unwrap();
+    assert_eq!(job.optimizer.steps(), 0);
+}
+
+#[test]
+fn step_counts_that_would_overflow_are_refused() {
+    let (bytes, dir, mut job) = (saved(), tempfile::tempdir().unwrap(), Job::new(2));
+    for steps in ["18446744073709551615", "9223372036854775808", "9007199254740993"] {
+        let refused = job.refuses(
+            dir.path(),
+            &edited(&bytes, |parts| drop(parts.1.insert("fp8.optimizer.step".into(), steps.into()))),
+        );
+        assert!(refused.contains(&format!("`fp8.optimizer.step` is {steps}")), "{refused}");
+    }
+}
+
+#[test]
+fn more_skipped_steps_than_steps_are_refused() {
+    let (bytes, dir, mut job) = (saved(), tempfile::tempdir().unwrap(), Job::new(2));
+    let with = |skipped: &str| {
+        edited(&bytes, |parts| drop(parts.1.insert("fp8.optimizer.skipped".into(), skipped.into())))
+    };
+    let refused = job.refuses(dir.path(), &with("2"));
+    assert!(refused.contains("`fp8.optimizer.skipped` is 2: expected a number up to 1"), "{refused}");
+    // Files of before have no such count.
+    let without = edited(&bytes, |parts| drop(parts.1.remove("fp8.optimizer.skipped")));
+    for (file, skipped) in [(with("1"), 1), (without, 0)] {
+        std::fs::write(checkpoint::path(dir.path()), file).unwrap();
+        job.load(dir.path()).unwrap();
+        assert_eq!(job.optimizer.skipped_steps().unwrap(), skipped);
+    }
+}
+
+#[test]
+fn a_save_refuses_what_load_would_refuse() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut job = Job::new(1);
+    job.save(dir.path()).unwrap();
+    let bytes = std::fs::read(checkpoint::path(dir.path())).unwrap();
+    // One layer was trained, and two are saved.
+    let two = Stack(vec![Box::new(linear("fc", 2, 3, 1)), Box::new(linear("head", 3, 2, 2))]);
+    let refused = error(checkpoint::save(dir.path(), &two, &job.optimizer, &job.scaling, &BTreeMap::new()));
+    assert!(refused.contains("taken 1 step, but `head.weight` has no moments"), "{refused}");
+    let other = linear("other", 2, 3, 1);
+    job.optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    let refused =
+        error(checkpoint::save(dir.path(), &other, &Job::new(1).optimizer, &job.scaling, &BTreeMap::new()));
+    assert!(refused.contains("`other.weight` has no moments"), "{refused}");
+    assert_eq!(bytes, std::fs::read(checkpoint::path(dir.path())).unwrap());
+}
+
+#[test]
+fn a_file_is_laid_out_as_the_safetensors_library_does() {
+    let bytes = saved();
+    let (len, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let theirs = safetensors::serialize(tensors.iter(), header.metadata().clone()).unwrap();
+    let (their_len, theirs_header) = SafeTensors::read_metadata(&theirs).unwrap();
+    assert_eq!(header.offset_keys(), theirs_header.offset_keys());
+    assert_eq!(bytes[8 + len..], theirs[8 + their_len..]);
+    // Equal contents are equal bytes.
+    assert_eq!(bytes, saved());
+}
+
+/// A file whose data are a hole: reading them would take minutes, or memory that is not there.
+#[test]
+fn metadata_are_read_without_the_data() {
+    let (dir, huge) = (tempfile::tempdir().unwrap(), 1u64 << 40);
+    let json = format!(
+        "{{\"__metadata__\":{{\"fp8.version\":\"1\",\"user.note\":\"kept\"}},\
+         \"x\":{{\"dtype\":\"U8\",\"shape\":[{huge}],\"data_offsets\":[0,{huge}]}}}}"
+    );
+    let file = std::fs::File::create(checkpoint::path(dir.path())).unwrap();
+    let header = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat();
+    std::io::Write::write_all(&mut &file, &header).unwrap();
+    if file.set_len(header.len() as u64 + huge).is_err() {
+        file.set_len(header.len() as u64).unwrap(); // a file system without holes
+        assert!(checkpoint::metadata(dir.path()).is_err());
+        return;
+    }
+    assert_eq!(checkpoint::metadata(dir.path()).unwrap()["note"], "kept");
+    let mut job = Job::new(1);
+    assert!(error(job.load(dir.path())).contains("`model.fc.weight` is missing"));
+}
+
+#[test]
+fn headers_beyond_the_limit_are_refused() {
+    let (dir, mut job) = (tempfile::tempdir().unwrap(), Job::new(2));
+    let path = checkpoint::path(dir.path());
+    for len in [100_000_001u64, 1 << 40, u64::MAX] {
+        let file = std::fs::File::create(&path).unwrap();
+        std::io::Write::write_all(&mut &file, &len.to_le_bytes()).unwrap();
+        file.set_len(200_000_000).unwrap();
+        let refused = error(job.load(dir.path()));
+        assert!(refused.contains(&format!("a header of {len} bytes: at most 100000000 fit")), "{refused}");
+    }
+}
+
+#[test]
+fn a_name_that_occurs_twice_is_refused() {
+    let (bytes, dir, mut job) = (saved(), tempfile::tempdir().unwrap(), Job::new(2));
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = std::str::from_utf8(&bytes[8..8 + len]).unwrap().trim_end();
+    let bias = header.find("\"model.fc.bias\":").unwrap();
+    let entry = &header[bias..=bias + header[bias..].find('}').unwrap()];
+    for twice in [entry, "\"__metadata__\":{\"fp8.version\":\"1\"}"] {
+        let header = format!("{{{twice},{}", &header[1..]);
+        let bad = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes[8 + len..]].concat();
+        let refused = job.refuses(dir.path(), &bad);
+        assert!(refused.contains("not a readable safetensors file"), "{refused}");
+    }
 }
 
 #[test]

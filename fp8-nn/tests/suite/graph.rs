@@ -21,6 +21,8 @@ struct Training {
     group: Option<Group>,
     ids: Tensor,
     targets: Tensor,
+    /// Whether the optimizer gets the norm of clipping, or computes one.
+    gives_norm: bool,
 }
 
 impl Training {
@@ -29,7 +31,7 @@ impl Training {
         let scaling = Scaling::new(&model, &device()).unwrap();
         let optimizer = AdamW::new(AdamWOptions::default()).unwrap();
         let (ids, targets) = (ids([2, 8], 20, 0), ids([2, 8], 20, 100));
-        Self { model, optimizer, scaling, recipe, group: None, ids, targets }
+        Self { model, optimizer, scaling, recipe, group: None, ids, targets, gives_norm: true }
     }
 
     /// One of several ranks: amaxes and gradients are those of all.
@@ -58,7 +60,11 @@ impl Training {
             all_reduce_gradients(&mut self.model, &**group)?;
         }
         let norm = clip_grad_norm(&mut self.model, 1.0)?;
-        self.optimizer.step(&mut self.model, lr)?;
+        if self.gives_norm {
+            self.optimizer.step_with_norm(&mut self.model, lr, &norm)?;
+        } else {
+            self.optimizer.step(&mut self.model, lr)?;
+        }
         zero_grad(&mut self.model)?;
         Ok([loss, norm])
     }
@@ -124,6 +130,52 @@ fn replays_have_the_bits_of_eager_steps() {
         graph.replay().unwrap();
         assert_eq!(eager.eager(7), read(&results));
         assert_eq!((eager.optimizer.steps(), recorded.optimizer.steps()), (8, 8));
+        let all = |training: &Training| everything(&training.model, &training.scaling);
+        assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
+    }
+}
+
+/// Makes one element of a gradient infinite. Backward adds to it.
+fn spoil(training: &mut Training) {
+    let mut last = None;
+    let spoilt = training.model.visit_mut(&mut |parameter| {
+        let grad = parameter.main_grad_mut();
+        let mut values = vec![0.0f32; grad.numel()];
+        if last.is_none() {
+            values[grad.numel() / 2] = f32::INFINITY;
+        }
+        last = Some(());
+        Ok(grad.write(&values, "grad")?)
+    });
+    spoilt.unwrap();
+}
+
+#[test]
+fn a_recorded_step_skips_gradients_that_are_not_finite() {
+    for gives_norm in [true, false] {
+        let [mut eager, mut recorded] = [(); 2].map(|()| Training { gives_norm, ..Training::new(delayed()) });
+        let (graph, results) = recorded_beside(&mut eager, &mut recorded, |_, _| ());
+        let values = |training: &Training| {
+            let parameters = fp8_nn::parameters(&training.model).unwrap();
+            parameters.iter().map(|(_, value)| bits(value)).collect::<Vec<_>>()
+        };
+        for (step, bad, skipped) in [(6, true, 1), (7, false, 1), (8, true, 2), (9, true, 3), (10, false, 3)]
+        {
+            let before = values(&recorded);
+            if bad {
+                spoil(&mut eager);
+                spoil(&mut recorded);
+            }
+            recorded.load(step);
+            recorded.optimizer.set_lr(rate(step)).unwrap();
+            graph.replay().unwrap();
+            assert_eq!(eager.eager(step), read(&results), "step {step}");
+            assert_eq!(values(&recorded) == before, bad, "step {step}");
+            for training in [&eager, &recorded] {
+                let optimizer = &training.optimizer;
+                assert_eq!((optimizer.steps(), optimizer.skipped_steps().unwrap()), (step + 1, skipped));
+            }
+        }
         let all = |training: &Training| everything(&training.model, &training.scaling);
         assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
     }

@@ -3,6 +3,7 @@
 
 use fp8_nn::prelude::Device;
 
+mod all_or_nothing;
 mod checkpoint;
 mod checkpoint_files;
 mod data_parallel;
@@ -21,6 +22,7 @@ mod recompute;
 mod refusals;
 mod scopes;
 mod sizes;
+mod skipped_steps;
 mod stack;
 mod support;
 

@@ -5,6 +5,7 @@ use fp8_cuda_sim::library_path;
 use fp8_nn::fp8_kernels::CudaOptions;
 use fp8_nn::prelude::Device;
 
+mod all_or_nothing;
 mod checkpoint;
 mod checkpoint_files;
 mod data_parallel;
@@ -20,6 +21,7 @@ mod overrides;
 mod recompute;
 mod refusals;
 mod scopes;
+mod skipped_steps;
 mod stack;
 mod support;
 mod training;

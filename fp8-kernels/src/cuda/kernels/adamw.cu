@@ -6,6 +6,8 @@
 //
 // Codes whose scale is known beforehand are written by the update. The others need the new parameter's own amax: a
 // second, small kernel makes scales of amaxes, and a third writes those codes alone.
+//
+// Where the gradients' norm is there and not finite, nothing is updated, and codes are those of the parameters as they are.
 
 #define FLAT_ELEMENTS 8192
 
@@ -65,14 +67,19 @@ __device__ __forceinline__ float step(const Factors& f, float p, float grad, flo
     return p * f.keep - f.step_size * (m / root);
 }
 
-// The update, leaving the new values of the parameter.
+// The update, leaving the new values of the parameter; where the step is skipped, the old ones.
 struct Update {
     const Record& r;
     const Factors& f;
+    int skips;
 
     // Eight elements from i on, a multiple of eight.
     __device__ __forceinline__ void eight(float p[8], u64 i) const {
         const int dtype = dtype_of(r);
+        if (skips) {
+            plain8(p, r.param, dtype, i);
+            return;
+        }
         float g[8], m[8], v[8];
         if (r.main) plain8(p, r.main, F32, i);
         else plain8(p, r.param, dtype, i);
@@ -91,6 +98,7 @@ struct Update {
 
     __device__ __forceinline__ float one(u64 i) const {
         const int dtype = dtype_of(r);
+        if (skips) return load1(r.param, dtype, i);
         float m = r.exp_avg[i], v = r.exp_avg_sq[i];
         const float p = step(f, r.main ? r.main[i] : load1(r.param, dtype, i), r.grad[i], m, v);
         r.exp_avg[i] = m;
@@ -206,13 +214,17 @@ __device__ __forceinline__ void take_record(Record* to, const Record* from) {
 }
 
 // Updates every tensor; with the codes of those whose scale is known, and the amax of all that have a slot. `first_tiles`
-// ends with the number of tiles.
+// ends with the number of tiles. `norm` may be null; so may `skipped`, which counts steps that are skipped.
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
-    adamw_update(const Record* records, const u64* first_tiles, int tensors, const float* factors, int* amaxes) {
+    adamw_update(const Record* records, const u64* first_tiles, int tensors, const float* factors, int* amaxes,
+                 const float* norm, u64* skipped) {
     __shared__ float scratch[WARP];
     __shared__ __align__(16) u32 tile[TILE_WORDS];
     __shared__ Record r;
     const Factors f = {factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6], factors[7]};
+    // NaN is not less than anything.
+    const int skips = norm && !(fabsf(*norm) < INFINITY_F);
+    if (skips && skipped && blockIdx.x == 0 && threadIdx.x == 0) *skipped += 1;
     const u64 tiles = first_tiles[tensors];
     u64 next = tiles * blockIdx.x / gridDim.x;
     const u64 last = tiles * (blockIdx.x + 1) / gridDim.x;
@@ -221,13 +233,17 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
         take_record(&r, records + tensor);
         const u64 first = first_tiles[tensor], end = first_tiles[tensor + 1] < last ? first_tiles[tensor + 1] : last;
         const int slot = slot_of(r);
+        if (skips && slot == SLOT_NONE) {
+            next = end;
+            continue;
+        }
         float scale = low_float(r.fixed);
         if (slot == SLOT_CELL) scale = *r.scale;
         const int coding = slot == SLOT_FIXED || (slot == SLOT_CELL && scale != -1.0f);
         Codes out = begin_codes(nullptr, format_of(r), r.counters);
         out.scale = fabsf(scale);
         if (!coding) out.counting = 0;
-        const Update update = {r, f};
+        const Update update = {r, f, skips};
         for (; next < end; next++) any_tile(tile, out, r, next - first, coding, update);
         finish_codes(out, slot == SLOT_NONE ? nullptr : amaxes + tensor, coding ? r.counters : nullptr, 0, scratch);
     }

@@ -1,0 +1,290 @@
+//! Files that appear whole or not at all, and survive a power failure.
+//!
+//! A file is written to a temporary one in the same folder, flushed to disk and renamed. The temporary file's name begins
+//! with [`AtomicFile::PREFIX`], and it is locked as long as its writer lives. So a file with that prefix that is not
+//! locked was left by a program that was killed; the next [`AtomicFile::create`] in the folder removes it.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A file on its way to its place: what is written goes to a temporary file until [`commit`](Self::commit). Dropped without
+/// it, the temporary file is removed and the old file, if there is one, stays.
+///
+/// ```
+/// use fp8_kernels::AtomicFile;
+/// use std::io::Write;
+/// let folder = std::env::temp_dir().join(format!("fp8-atomic-file-{}", std::process::id()));
+/// let path = folder.join("numbers.csv");
+/// let mut file = AtomicFile::create(&path)?; // creates the folder, too
+/// writeln!(file, "1,2,3")?;
+/// assert!(!path.exists());
+/// file.commit()?;
+/// assert_eq!(std::fs::read_to_string(&path)?, "1,2,3\n");
+/// # std::fs::remove_dir_all(folder)?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct AtomicFile {
+    target: PathBuf,
+    temporary: PathBuf,
+    folder: PathBuf,
+    /// Locked; `None` once it has been closed.
+    file: Option<BufWriter<File>>,
+}
+
+/// Bytes that are collected before they are written.
+const BUFFER: usize = 1 << 20;
+/// Attempts to find a name that no other writer has.
+const ATTEMPTS: usize = 100;
+
+impl AtomicFile {
+    /// How the names of temporary files begin.
+    pub const PREFIX: &str = ".fp8-partial-";
+
+    /// Starts a file that will be at `path`. Creates its folder if it does not exist, and removes temporary files of
+    /// killed programs from it. Those of programs that are still writing are left alone.
+    ///
+    /// # Errors
+    /// A path without a file name; a folder that cannot be created or written to.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let name = path.file_name().ok_or_else(|| {
+            let text = format!("{}: expected a path that ends in a file name", path.display());
+            io::Error::new(ErrorKind::InvalidInput, text)
+        })?;
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        create_folder(&folder)?;
+        remove_stale(&folder);
+        for _ in 0..ATTEMPTS {
+            if let Some((temporary, file)) = Self::temporary(&folder, name)? {
+                let file = Some(BufWriter::with_capacity(BUFFER, file));
+                return Ok(Self { target: path.to_owned(), temporary, folder, file });
+            }
+        }
+        Err(io::Error::new(ErrorKind::AlreadyExists, "no name is free for a temporary file"))
+    }
+
+    /// A new file, locked; `None` if its name is taken, or if another writer's cleaning was faster than the lock.
+    fn temporary(folder: &Path, name: &OsStr) -> io::Result<Option<(PathBuf, File)>> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let mut temporary = std::ffi::OsString::from(Self::PREFIX);
+        temporary.push(format!("{}-{}-", std::process::id(), COUNT.fetch_add(1, Relaxed)));
+        temporary.push(name);
+        let path = folder.join(temporary);
+        // Created with the permissions of any other new file.
+        let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        // A file system without locks cannot tell a killed writer's files from a living one's, and nothing is removed there.
+        let _ = file.lock();
+        // Whoever removed it held the lock: it is gone for good, or here to stay.
+        Ok(path.exists().then_some((path, file)))
+    }
+
+    /// Flushes what was written to disk and puts it in its place, instead of the file that was there before.
+    ///
+    /// # Errors
+    /// What was written cannot be flushed or renamed: the old file is untouched. The folder cannot be flushed: the error
+    /// says that the new file is in place.
+    pub fn commit(self) -> io::Result<()> {
+        self.commit_with(sync_folder)
+    }
+
+    fn commit_with(mut self, sync_folder: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+        if let Some(mut file) = self.file.take() {
+            // Taken out first, so that the temporary file is removed whatever fails.
+            let written = file.flush().and_then(|()| file.get_ref().sync_all());
+            let renamed = written.and_then(|()| fs::rename(&self.temporary, &self.target));
+            if let Err(error) = renamed {
+                drop(file.into_parts());
+                self.discard();
+                return Err(error);
+            }
+        }
+        sync_folder(&self.folder).map_err(|error| {
+            let text = format!(
+                "the new file is whole and in its place, but its folder could not be flushed to disk ({error}): after a \
+                 power failure the old file may be back; save again"
+            );
+            io::Error::new(error.kind(), text)
+        })
+    }
+
+    fn discard(&self) {
+        // Where it cannot be removed now, a later `create` removes it.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.as_mut().map_or(Ok(0), |file| file.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.as_mut().map_or(Ok(()), Write::flush)
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take() {
+            // What has not been written yet does not have to be.
+            drop(file.into_parts());
+            self.discard();
+        }
+    }
+}
+
+/// Creates `folder` and those above it, and flushes to disk that they exist.
+fn create_folder(folder: &Path) -> io::Result<()> {
+    let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+    let new: Vec<&Path> = folder.ancestors().take_while(missing).collect();
+    fs::create_dir_all(folder)?;
+    for made in new {
+        let above = made.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        sync_folder(above).map_err(|error| {
+            let text = format!(
+                "the new folder {} could not be flushed to disk ({error}): nothing has been written to it",
+                made.display()
+            );
+            io::Error::new(error.kind(), text)
+        })?;
+    }
+    Ok(())
+}
+
+/// Flushes a folder's list of files to disk. Systems other than Unix have no call for it.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+}
+
+/// Removes the temporary files that no living program holds. What cannot be removed costs space, and no save.
+fn remove_stale(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let is_temporary = entry.file_name().as_encoded_bytes().starts_with(AtomicFile::PREFIX.as_bytes())
+            && entry.file_type().is_ok_and(|kind| kind.is_file());
+        if is_temporary {
+            // Held until the file has been removed, so that its writer, if it is just beginning, waits and sees that.
+            let removed = File::open(entry.path()).map_err(TryLockError::Error).and_then(|file| {
+                file.try_lock()?;
+                fs::remove_file(entry.path()).map_err(TryLockError::Error)
+            });
+            drop(removed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let mut names: Vec<String> = fs::read_dir(folder).unwrap().map(name).collect();
+        names.sort();
+        names
+    }
+
+    fn written(path: &Path, text: &str) -> AtomicFile {
+        let mut file = AtomicFile::create(path).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_file_appears_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/er/file");
+        let text = "twice the buffer ".repeat(2 * BUFFER / 17);
+        let file = written(&path, &text);
+        assert!(!path.exists());
+        file.commit().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        drop(written(&path, "never committed"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        written(&path, "new").commit().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(names(path.parent().unwrap()), ["file"]);
+    }
+
+    #[test]
+    fn files_of_killed_writers_are_removed_and_those_of_living_ones_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let stale = folder.path().join(format!("{}4711-0-file", AtomicFile::PREFIX));
+        fs::write(&stale, "half of a fi").unwrap(); // nothing locks it any more
+        fs::write(folder.path().join(".other"), "kept").unwrap();
+        fs::create_dir(folder.path().join(format!("{}folder", AtomicFile::PREFIX))).unwrap();
+        let living = written(&path, "first");
+        assert!(!stale.exists());
+        written(&path, "second").commit().unwrap();
+        assert!(living.temporary.exists(), "a save in progress was removed");
+        living.commit().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "first");
+        assert_eq!(names(folder.path()), [&format!("{}folder", AtomicFile::PREFIX), ".other", "file"]);
+    }
+
+    #[test]
+    fn a_failed_flush_of_the_folder_says_what_is_on_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "old").unwrap();
+        let failing = |_: &Path| Err(io::Error::other("the disk is on fire"));
+        let error = written(&path, "new").commit_with(failing).unwrap_err().to_string();
+        assert!(error.starts_with("the new file is whole and in its place"), "{error}");
+        assert!(
+            error.contains("the disk is on fire") && error.contains("the old file may be back"),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[test]
+    fn a_failed_rename_leaves_the_old_file_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let taken = folder.path().join("taken");
+        fs::create_dir_all(taken.join("by a folder")).unwrap();
+        assert!(written(&taken, "new").commit().is_err());
+        assert_eq!(names(folder.path()), ["taken"]);
+        assert_eq!(names(&taken), ["by a folder"]);
+    }
+
+    #[test]
+    fn paths_that_cannot_be_files_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "x").unwrap();
+        assert!(AtomicFile::create(&file.join("below")).is_err());
+        let error = AtomicFile::create(Path::new("/")).unwrap_err().to_string();
+        assert_eq!(error, "/: expected a path that ends in a file name");
+    }
+
+    #[test]
+    fn many_writers_at_once_all_succeed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::thread::scope(|scope| {
+            for writer in 0..8 {
+                let path = &path;
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        written(path, &writer.to_string().repeat(1000)).commit().unwrap();
+                    }
+                });
+            }
+        });
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.len() == 1000 && text.bytes().all(|byte| byte == text.as_bytes()[0]), "{text}");
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+}

@@ -1,0 +1,54 @@
+//! Whether what would be saved is worth it.
+
+use crate::{AdamW, Error, Layer, Result};
+use fp8_kernels::{Tensor, ops};
+
+/// Fails if a parameter, moment or f32 copy has an infinite or NaN element, and names the first. A program that keeps one
+/// checkpoint calls it before [`save`](super::save), which would put such a state in place of a good one.
+///
+/// Reads everything once where it is, and waits for the result.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+/// let mut rng = fp8_nn::rand::rng();
+/// let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+/// let optimizer = AdamW::new(AdamWOptions::default())?;
+/// checkpoint::expect_finite(&fc, &optimizer)?;
+/// fc.visit_mut(&mut |parameter| {
+///     parameter.set(Tensor::full(f32::NAN, *parameter.tensor().shape(), DType::F32, &Device::cpu())?)
+/// })?;
+/// let error = checkpoint::expect_finite(&fc, &optimizer).unwrap_err();
+/// assert!(error.to_string().starts_with("`fc.weight` is NaN at element 0 of 16"));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::NotFinite`]; the device failed.
+pub fn expect_finite(model: &(impl Layer + ?Sized), optimizer: &AdamW) -> Result<()> {
+    let mut all: Vec<(String, Tensor)> = Vec::new();
+    model.visit(&mut |parameter| {
+        all.push((parameter.name().to_string(), parameter.tensor().clone()));
+        Ok(())
+    })?;
+    for (name, state) in &optimizer.state {
+        all.push((format!("{name}.exp_avg"), state.exp_avg.clone()));
+        all.push((format!("{name}.exp_avg_sq"), state.exp_avg_sq.clone()));
+        all.extend(state.main_param.iter().map(|copy| (format!("{name}.main_param"), copy.clone())));
+    }
+    if all.is_empty() {
+        return Ok(());
+    }
+    // One number for all. It is infinite, too, where finite values are so large that their norm is not.
+    let norm = ops::grad_norm(&all.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
+    if norm.item()?.is_finite() {
+        return Ok(());
+    }
+    for (name, tensor) in all {
+        let values = tensor.to_f32_vec()?;
+        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
+            return Err(Error::NotFinite { name, value: values[index], index, elements: values.len() });
+        }
+    }
+    Ok(())
+}

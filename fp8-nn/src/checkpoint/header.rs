@@ -1,0 +1,167 @@
+//! The header of a safetensors file: its length in 8 bytes, JSON, spaces up to a multiple of 8. The data follows, and
+//! offsets count from its start.
+
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read;
+
+/// Bytes of the header's length.
+pub(super) const LENGTH: usize = 8;
+/// The most bytes of JSON in a header: the limit of the safetensors library.
+pub(super) const MAX_JSON: u64 = 100_000_000;
+
+/// What a file holds: its strings, and where each tensor is.
+#[derive(Debug, Default)]
+pub(super) struct Header {
+    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) tensors: BTreeMap<String, TensorInfo>,
+}
+
+impl Header {
+    /// Lays tensors out one behind the other: those with the largest elements first, so that all are aligned, and by name
+    /// among equals. Their names, in this order.
+    pub(super) fn layout(&mut self) -> Option<Vec<String>> {
+        let mut order: Vec<(&String, &mut TensorInfo)> = self.tensors.iter_mut().collect();
+        order.sort_by(|(a, left), (b, right)| right.dtype.cmp(&left.dtype).then(a.cmp(b)));
+        let mut offset = 0usize;
+        for (_, info) in &mut order {
+            let begin = offset;
+            offset = begin.checked_add(size(info)?)?;
+            info.data_offsets = (begin, offset);
+        }
+        Some(order.into_iter().map(|(name, _)| name.clone()).collect())
+    }
+
+    /// The bytes in front of the data. Keys are sorted, so that equal contents are equal bytes.
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {
+        let mut all = BTreeMap::new();
+        for (name, info) in &self.tensors {
+            all.insert(&**name, serde_json::to_value(info).map_err(|error| error.to_string())?);
+        }
+        let metadata = serde_json::to_value(&self.metadata).map_err(|error| error.to_string())?;
+        all.insert(METADATA, metadata);
+        let mut json = serde_json::to_vec(&all).map_err(|error| error.to_string())?;
+        json.resize(json.len().next_multiple_of(LENGTH), b' ');
+        let len = json.len() as u64;
+        if len > MAX_JSON {
+            return Err(format!("its header would have {len} bytes: at most {MAX_JSON} can be read"));
+        }
+        Ok([&len.to_le_bytes()[..], &json].concat())
+    }
+
+    /// Reads the header of a file of `file_len` bytes, and checks that its tensors fill the rest of it: no gap, no overlap,
+    /// sizes that agree with shapes and dtypes. Returns it with the place where the data begins.
+    pub(super) fn read(file: &mut impl Read, file_len: u64) -> Result<(Self, u64), ReadError> {
+        let mut len = [0; LENGTH];
+        let rest = file_len.checked_sub(LENGTH as u64);
+        let rest =
+            rest.ok_or_else(|| malformed(format!("{file_len} bytes: a header has at least {LENGTH}")))?;
+        file.read_exact(&mut len)?;
+        let len = u64::from_le_bytes(len);
+        if len > rest.min(MAX_JSON) {
+            let text = format!("a header of {len} bytes: at most {} fit", rest.min(MAX_JSON));
+            return Err(malformed(text));
+        }
+        // Below MAX_JSON, and no more than the file has.
+        let mut json = vec![0; usize::try_from(len).unwrap_or(0)];
+        file.read_exact(&mut json)?;
+        let header: Self = serde_json::from_slice(&json).map_err(|error| malformed(error.to_string()))?;
+        let mut order: Vec<(String, TensorInfo)> =
+            header.tensors.iter().map(|(name, info)| (name.clone(), info.clone())).collect();
+        order.sort_by_key(|(_, info)| info.data_offsets);
+        let checked = Metadata::new(None, order).map_err(|error| malformed(error.to_string()))?;
+        let (data, left) = (checked.data_len() as u64, rest - len);
+        if data != left {
+            return Err(malformed(format!("its tensors have {data} bytes, but {left} follow the header")));
+        }
+        Ok((header, LENGTH as u64 + len))
+    }
+}
+
+const METADATA: &str = "__metadata__";
+
+/// Bytes of a tensor; `None` where they cannot be counted.
+fn size(info: &TensorInfo) -> Option<usize> {
+    let elements = info.shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent))?;
+    Some(elements.checked_mul(info.dtype.bitsize())? / 8)
+}
+
+/// Why there is no header.
+#[derive(Debug)]
+pub(super) enum ReadError {
+    Io(std::io::Error),
+    Malformed(String),
+}
+
+impl From<std::io::Error> for ReadError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+fn malformed(text: String) -> ReadError {
+    ReadError::Malformed(text)
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("tensors by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+        let (mut metadata, mut tensors) = (None, BTreeMap::new());
+        while let Some(name) = map.next_key::<String>()? {
+            let is_new = if name == METADATA {
+                metadata.replace(map.next_value::<Strings>()?.0).is_none()
+            } else {
+                tensors.insert(name.clone(), map.next_value()?).is_none()
+            };
+            if !is_new {
+                return Err(A::Error::custom(format!("`{name}` occurs twice")));
+            }
+        }
+        Ok(Header { metadata: metadata.unwrap_or_default(), tensors })
+    }
+}
+
+/// Strings by name, each name once.
+struct Strings(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for Strings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(StringsVisitor).map(Self)
+    }
+}
+
+struct StringsVisitor;
+
+impl<'de> Visitor<'de> for StringsVisitor {
+    type Value = BTreeMap<String, String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("strings by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut strings = BTreeMap::new();
+        while let Some((name, value)) = map.next_entry::<String, String>()? {
+            if strings.insert(name.clone(), value).is_some() {
+                return Err(A::Error::custom(format!("`{METADATA}`: `{name}` occurs twice")));
+            }
+        }
+        Ok(strings)
+    }
+}

@@ -1,0 +1,46 @@
+//! The norm of a model's gradients, and clipping by it.
+
+use crate::{Error, Layer, Result};
+use fp8_kernels::{Tensor, ops};
+
+/// Scales all gradients so that their common L2 norm is at most `max_norm`. Returns the norm before, one f32, which stays
+/// on the device until it is read: the host waits for nothing. A norm that is not finite scales nothing, and
+/// [`AdamW::step_with_norm`](crate::AdamW::step_with_norm) skips the step.
+///
+/// # Errors
+/// A `max_norm` that is not greater than 0; gradients whose storage others hold too. Nothing has changed then.
+pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Result<Tensor> {
+    if max_norm.is_nan() || max_norm <= 0.0 {
+        return Err(Error::Option {
+            layer: "clip_grad_norm".to_owned(),
+            option: "max_norm",
+            value: max_norm.to_string(),
+            remedy: "expected greater than 0".to_owned(),
+        });
+    }
+    // Gradients are scaled in place, which needs them unshared: all of them, before the first is scaled.
+    model.visit(&mut |parameter| {
+        let holders = parameter.main_grad().holders();
+        if holders > 0 {
+            let name = format!("{}.main_grad", parameter.name());
+            return Err(fp8_kernels::Error::Shared { name, holders }.into());
+        }
+        Ok(())
+    })?;
+    let norm = grad_norm(model)?;
+    model.visit_mut(&mut |parameter| {
+        let name = format!("{}.main_grad", parameter.name());
+        Ok(ops::clip_in_place(parameter.main_grad_mut(), &norm, max_norm, &name)?)
+    })?;
+    Ok(norm)
+}
+
+/// The L2 norm of all gradients together, one f32 on their device.
+pub(crate) fn grad_norm(model: &(impl Layer + ?Sized)) -> Result<Tensor> {
+    let mut grads = Vec::new();
+    model.visit(&mut |parameter| {
+        grads.push(parameter.main_grad().clone());
+        Ok(())
+    })?;
+    Ok(ops::grad_norm(&grads.iter().collect::<Vec<_>>())?)
+}
