@@ -5,6 +5,7 @@
 //! code a second time, without generating any. Benches run once as tests: criterion does so when it is not
 //! started by `cargo bench`.
 
+mod package;
 mod simulated;
 
 use std::process::ExitCode;
@@ -47,6 +48,7 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
             let doc = cmd!(sh, "cargo doc --no-deps --workspace --all-features");
             done(doc.env("RUSTDOCFLAGS", "-D warnings").run())
         });
+        report.step("packages", || package::check(&sh, &workspace));
         report.step("benches, once each", || benches(&sh, &workspace));
         let examples = examples::run(&sh, &mut report);
         if cfg!(target_os = "linux") {
