@@ -7,7 +7,7 @@
 //! wants many slots asks for all.
 
 use crate::cells::{Cells, Counts};
-use crate::{Cell, CounterValues, Counters, Device, Error, REST, Replayed, Result, UNSET};
+use crate::{Cell, CounterValues, Counters, Device, Error, REST, Replayed, Result, UNSET, UpdateClock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -40,6 +40,9 @@ pub struct Arena {
     /// [`CounterValues::LEN`] a slot.
     counters: Counts,
     skipped_non_finite: Counts,
+    clock: UpdateClock,
+    /// The clock's reading at each slot's last update.
+    last_updates: Counts,
     updates: Arc<Updates>,
     /// Handles to lend.
     staging_cells: Vec<Cell>,
@@ -71,18 +74,23 @@ impl Replayed for Updates {
 }
 
 impl Arena {
-    /// An arena at rest.
+    /// An arena at rest, with an update clock of its own.
     ///
     /// # Errors
     /// A history of no rows, or one too large for memory's address range.
     pub fn new(slots: usize, options: ArenaOptions, device: &Device) -> Result<Self> {
-        let cells = options.history_len.checked_mul(slots).filter(|_| options.history_len > 0);
-        let cells = cells.filter(|&cells| cells <= isize::MAX as usize / 8).ok_or_else(|| Error::Option {
-            op: "arena",
-            option: "amax_history_len",
-            value: options.history_len.to_string(),
-            remedy: format!("expected at least 1, and at most what fits into memory for {slots} slots"),
-        })?;
+        cells(slots, &options)?;
+        Self::with_clock(&UpdateClock::new(slots, device)?, options)
+    }
+
+    /// An arena at rest for the slots of `clock`, on its device. Arenas that share a clock tell which of them has updated a
+    /// slot last: see [`last_updates`](Self::last_updates).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_clock(clock: &UpdateClock, options: ArenaOptions) -> Result<Self> {
+        let (slots, device) = (clock.slots(), clock.device());
+        let cells = cells(slots, &options)?;
         device.expect_eager("arena", "open a scope of this recipe once before")?;
         let amax_history = Cells::new(cells, 0.0, device)?;
         amax_history.fill(0..slots, options.rest)?;
@@ -96,6 +104,8 @@ impl Arena {
             scale_cells: scale.handles(0..slots),
             slot_counters: counters.handles(slots),
             skipped_non_finite: Counts::new(slots, device)?,
+            clock: clock.clone(),
+            last_updates: Counts::new(slots, device)?,
             amax_history,
             scale,
             counters,
@@ -126,6 +136,28 @@ impl Arena {
     /// Sets the number of updates, on resuming.
     pub fn set_updates(&mut self, updates: u64) {
         self.updates.count.store(updates, Relaxed);
+    }
+
+    /// The reading of the arena's [`UpdateClock`] after each slot's last update here; 0 for a slot that was never updated.
+    /// Of two arenas with one clock, the one with the larger number has the newer history of a slot. An update that leaves a
+    /// slot as it is (it did not run, or its amax was left out) does not count.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn last_updates(&self) -> Result<Vec<u64>> {
+        self.last_updates.read(0..self.slots)
+    }
+
+    /// Replaces what [`last_updates`](Self::last_updates) returns, on resuming. The clock stays as it is.
+    ///
+    /// # Errors
+    /// Another number of slots; the device failed.
+    pub fn set_last_updates(&mut self, last_updates: &[u64]) -> Result<()> {
+        if last_updates.len() != self.slots {
+            let (op, len) = ("set_last_updates", last_updates.len());
+            return Err(Error::Elements { op, len, shape: [self.slots].into() });
+        }
+        self.last_updates.write(last_updates)
     }
 
     /// The staging cell of a slot.
@@ -322,6 +354,11 @@ impl Arena {
         &self.skipped_non_finite
     }
 
+    /// The clock's reading for each slot, and the reading at its last update here.
+    pub(crate) fn update_counts(&self) -> (&Counts, &Counts) {
+        (self.clock.counts(), &self.last_updates)
+    }
+
     #[expect(clippy::needless_pass_by_ref_mut, reason = "who updates an arena holds it alone")]
     pub(crate) fn finish_update(&mut self) {
         self.updates.count.fetch_add(1, Relaxed);
@@ -345,4 +382,15 @@ impl Arena {
         }
         Err(Error::Elements { op, len: values.len(), shape: [self.slots].into() })
     }
+}
+
+/// How many cells the history has, if there can be as many.
+fn cells(slots: usize, options: &ArenaOptions) -> Result<usize> {
+    let cells = options.history_len.checked_mul(slots).filter(|_| options.history_len > 0);
+    cells.filter(|&cells| cells <= isize::MAX as usize / 8).ok_or_else(|| Error::Option {
+        op: "arena",
+        option: "amax_history_len",
+        value: options.history_len.to_string(),
+        remedy: format!("expected at least 1, and at most what fits into memory for {slots} slots"),
+    })
 }

@@ -22,6 +22,7 @@ mod scale_rule;
 mod shape;
 mod slot;
 mod tensor;
+mod update_clock;
 
 pub use arena::{Arena, ArenaOptions};
 pub use cells::{Cell, CounterValues, Counters};
@@ -44,3 +45,4 @@ pub use scale_rule::{CustomPolicy, ScalePolicy, ScaleRule};
 pub use shape::Shape;
 pub use slot::{REST, Scale, Slot, UNSET};
 pub use tensor::Tensor;
+pub use update_clock::UpdateClock;
