@@ -7,7 +7,9 @@
 //! wants many slots asks for all.
 
 use crate::cells::{Cells, Counts};
-use crate::{Cell, CounterValues, Counters, Device, Error, REST, Replayed, Result, Shape, UNSET, host};
+use crate::{
+    Cell, CounterValues, Counters, Device, Error, REST, Replayed, Result, Shape, UNSET, UpdateClock, host,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -40,6 +42,9 @@ pub struct Arena {
     /// [`CounterValues::LEN`] a slot.
     counters: Counts,
     skipped_non_finite: Counts,
+    clock: UpdateClock,
+    /// The clock's reading at each slot's last update.
+    last_updates: Counts,
     updates: Arc<Updates>,
     /// Handles to lend.
     staging_cells: Vec<Cell>,
@@ -71,21 +76,23 @@ impl Replayed for Updates {
 }
 
 impl Arena {
-    /// An arena at rest.
+    /// An arena at rest, with an update clock of its own.
     ///
     /// # Errors
     /// A history of no rows, or one too large for memory.
     pub fn new(slots: usize, options: ArenaOptions, device: &Device) -> Result<Self> {
-        let is_possible =
-            Shape::from([options.history_len, slots, CounterValues::LEN]).check_size("arena").is_ok();
-        if options.history_len == 0 || !is_possible {
-            return Err(Error::Option {
-                op: "arena",
-                option: "amax_history_len",
-                value: options.history_len.to_string(),
-                remedy: format!("expected at least 1, and at most what fits into memory for {slots} slots"),
-            });
-        }
+        check_size(slots, &options)?;
+        Self::with_clock(&UpdateClock::new(slots, device)?, options)
+    }
+
+    /// An arena at rest for the slots of `clock`, on its device. Arenas that share a clock tell which of them has updated a
+    /// slot last: see [`last_updates`](Self::last_updates).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_clock(clock: &UpdateClock, options: ArenaOptions) -> Result<Self> {
+        let (slots, device) = (clock.slots(), clock.device());
+        check_size(slots, &options)?;
         device.expect_eager("arena", "open a scope of this recipe once before")?;
         let amax_history = Cells::new(options.history_len * slots, 0.0, device)?;
         // The handles take the most memory: where there are too many, that is known before cells are written.
@@ -101,6 +108,8 @@ impl Arena {
             scale_cells: scale.handles(0..slots)?,
             slot_counters: counters.handles(slots)?,
             skipped_non_finite: Counts::new(slots, device)?,
+            clock: clock.clone(),
+            last_updates: Counts::new(slots, device)?,
             amax_history,
             scale,
             counters,
@@ -131,6 +140,28 @@ impl Arena {
     /// Sets the number of updates, on resuming.
     pub fn set_updates(&mut self, updates: u64) {
         self.updates.count.store(updates, Relaxed);
+    }
+
+    /// The reading of the arena's [`UpdateClock`] after each slot's last update here; 0 for a slot that was never updated.
+    /// Of two arenas with one clock, the one with the larger number has the newer history of a slot. An update that leaves a
+    /// slot as it is (it did not run, or its amax was left out) does not count.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn last_updates(&self) -> Result<Vec<u64>> {
+        self.last_updates.read(0..self.slots)
+    }
+
+    /// Replaces what [`last_updates`](Self::last_updates) returns, on resuming. The clock stays as it is.
+    ///
+    /// # Errors
+    /// Another number of slots; the device failed.
+    pub fn set_last_updates(&mut self, last_updates: &[u64]) -> Result<()> {
+        if last_updates.len() != self.slots {
+            let (op, len) = ("set_last_updates", last_updates.len());
+            return Err(Error::Elements { op, len, shape: [self.slots].into() });
+        }
+        self.last_updates.write(last_updates)
     }
 
     /// The staging cell of a slot.
@@ -327,6 +358,11 @@ impl Arena {
         &self.skipped_non_finite
     }
 
+    /// The clock's reading for each slot, and the reading at its last update here.
+    pub(crate) fn update_counts(&self) -> (&Counts, &Counts) {
+        (self.clock.counts(), &self.last_updates)
+    }
+
     #[expect(clippy::needless_pass_by_ref_mut, reason = "who updates an arena holds it alone")]
     pub(crate) fn finish_update(&mut self) {
         self.updates.count.fetch_add(1, Relaxed);
@@ -350,4 +386,18 @@ impl Arena {
         }
         Err(Error::Elements { op, len: values.len(), shape: [self.slots].into() })
     }
+}
+
+/// Refuses a history without rows, and an arena that no memory holds.
+fn check_size(slots: usize, options: &ArenaOptions) -> Result<()> {
+    let sizes = Shape::from([options.history_len, slots, CounterValues::LEN]);
+    if options.history_len > 0 && sizes.check_size("arena").is_ok() {
+        return Ok(());
+    }
+    Err(Error::Option {
+        op: "arena",
+        option: "amax_history_len",
+        value: options.history_len.to_string(),
+        remedy: format!("expected at least 1, and at most what fits into memory for {slots} slots"),
+    })
 }

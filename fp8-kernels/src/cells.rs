@@ -402,6 +402,21 @@ impl Counts {
         }
     }
 
+    /// Replaces the first ones.
+    pub(crate) fn write(&self, values: &[u64]) -> Result<()> {
+        match &self.block {
+            CountBlock::Cpu(counts) => {
+                counts.iter().zip(values).for_each(|(count, &value)| count.store(value, Relaxed));
+            }
+            #[cfg(feature = "cuda")]
+            CountBlock::Cuda(counts) => {
+                let len = values.len().min(counts.len() / 8);
+                self.device.gpu("write")?.write(counts.ptr(), bytemuck::cast_slice(&values[..len]))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Back to zero.
     pub(crate) fn reset(&self, range: Range<usize>) -> Result<()> {
         match &self.block {

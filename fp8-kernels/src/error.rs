@@ -118,7 +118,10 @@ pub enum Error {
         holders: usize,
     },
     /// A scale that a user's function returned and no tensor can be quantized with.
-    #[error("scale policy `{policy}` returned {scale} for amax {amax}: a scale is finite and greater than 0")]
+    #[error(
+        "scale policy `{policy}` returned {scale} for amax {amax}: expected a finite scale of at least 2^-126, \
+         so that its inverse is finite, too"
+    )]
     CustomScale {
         /// The policy's name.
         policy: String,

@@ -24,6 +24,7 @@ mod scale_rule;
 mod shape;
 mod slot;
 mod tensor;
+mod update_clock;
 
 pub use arena::{Arena, ArenaOptions};
 pub use atomic_file::AtomicFile;
@@ -47,3 +48,4 @@ pub use scale_rule::{CustomPolicy, ScalePolicy, ScaleRule};
 pub use shape::Shape;
 pub use slot::{REST, Scale, Slot, UNSET};
 pub use tensor::Tensor;
+pub use update_clock::UpdateClock;

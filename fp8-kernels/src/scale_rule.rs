@@ -19,7 +19,7 @@ pub enum ScalePolicy {
     Custom(CustomPolicy),
 }
 
-/// A user's `(amax, old_scale, fp8_max) → scale`; its name is its identity.
+/// A user's `(amax, old_scale, fp8_max) → scale`, finite and at least 2⁻¹²⁶; its name is its identity.
 #[derive(Clone)]
 pub struct CustomPolicy {
     /// What reports, errors and checkpoints call it.
@@ -61,7 +61,7 @@ impl ScaleRule {
     /// The scale for `amax`; `old` is what delayed scaling keeps where amax says nothing.
     ///
     /// # Errors
-    /// A user's function returned something that is not finite and greater than 0.
+    /// A user's function returned something that is not finite or is below 2⁻¹²⁶ (`f32::MIN_POSITIVE`).
     ///
     /// ```
     /// use fp8_kernels::{ScalePolicy, ScaleRule};
@@ -172,7 +172,10 @@ mod tests {
         let error = custom(f32::NAN).scale(1.0, 1.0).unwrap_err().to_string();
         assert_eq!(
             error,
-            "scale policy `mine` returned NaN for amax 1: a scale is finite and greater than 0"
+            "scale policy `mine` returned NaN for amax 1: expected a finite scale of at least 2^-126, so that its \
+             inverse is finite, too"
         );
+        assert_eq!(custom(f32::MIN_POSITIVE).scale(1.0, 1.0).unwrap(), f32::MIN_POSITIVE);
+        assert!(custom(f32::MIN_POSITIVE.next_down()).scale(1.0, 1.0).is_err());
     }
 }

@@ -291,9 +291,9 @@ fn staged(device: &Device) -> Arena {
     arena
 }
 
-fn state(arena: &Arena) -> (Vec<f32>, Vec<f32>, Vec<f32>, Vec<u64>) {
-    let skipped = arena.skipped_non_finite_all().unwrap();
-    (arena.scales().unwrap(), arena.history().unwrap(), arena.staged().unwrap(), skipped)
+fn state(arena: &Arena) -> (Vec<f32>, Vec<f32>, Vec<f32>, [Vec<u64>; 2]) {
+    let counts = [arena.skipped_non_finite_all().unwrap(), arena.last_updates().unwrap()];
+    (arena.scales().unwrap(), arena.history().unwrap(), arena.staged().unwrap(), counts)
 }
 
 #[test]
@@ -310,8 +310,8 @@ fn an_update_by_a_users_rule_is_done_or_not_or_the_device_is_poisoned() {
     assert_eq!(updated.0, [448.0, 224.0, UNSET]);
     drop((arena, device));
 
-    // History, scales and counts are written one after the other.
-    for count in 1..=3 {
+    // History, scales, counts, clock and last updates are written one after the other.
+    for count in 1..=5 {
         let device = rig.open();
         let mut arena = staged(&device);
         let before = state(&arena);

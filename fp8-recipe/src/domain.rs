@@ -2,7 +2,7 @@
 
 use crate::{AmaxGroup, Direction, Recipe, Result};
 use fp8_kernels::ops::{self, AmaxRule, ScaleUpdate};
-use fp8_kernels::{Arena, ArenaOptions, Device, Encoding, REST, ScaleRule, UNSET};
+use fp8_kernels::{Arena, ArenaOptions, Encoding, REST, ScaleRule, UNSET, UpdateClock};
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -14,6 +14,9 @@ pub(crate) struct Domain {
     pub(crate) encodings: [Encoding; 2],
     /// None until the first scope that records. Under current scaling they only serve the report.
     pub(crate) arenas: Option<[Arena; 2]>,
+    /// Of an arena that started from other recipes' amaxes and was not updated since: how often those had been. As they go
+    /// on, it starts anew from them.
+    pub(crate) follows: [Option<u64>; 2],
     group: Option<Arc<dyn AmaxGroup>>,
     agreed: [bool; 2],
     /// Arenas that a scope left and that could not be put back yet.
@@ -28,28 +31,52 @@ impl Domain {
             encodings: Direction::ALL.map(|direction| recipe.format().encoding(direction)),
             recipe: recipe.clone(),
             arenas: None,
+            follows: [None; 2],
             group: None,
             agreed: [false; 2],
             unrestored: [false; 2],
         }
     }
 
-    pub(crate) fn make_arenas(&mut self, slots: [usize; 2], device: &Device) -> Result<()> {
-        let options = match &self.recipe {
+    /// How its arenas are made.
+    pub(crate) fn arena_options(&self) -> ArenaOptions {
+        match &self.recipe {
             Recipe::Delayed(recipe) => ArenaOptions {
                 history_len: recipe.amax_history_len,
                 rest: if recipe.zero_is_skipped { 0.0 } else { REST },
                 first_scale: if recipe.calibrate_first_step { UNSET } else { 1.0 },
             },
             Recipe::Current(_) => ArenaOptions { history_len: 2, rest: REST, first_scale: UNSET },
+        }
+    }
+
+    /// Arenas for the slots of `clocks`. Under current scaling they serve the report alone, and their updates are not counted.
+    pub(crate) fn new_arenas(&self, clocks: &[UpdateClock; 2]) -> Result<[Arena; 2]> {
+        let options = self.arena_options();
+        let arena = |clock: &UpdateClock| match &self.recipe {
+            Recipe::Delayed(_) => Arena::with_clock(clock, options),
+            Recipe::Current(_) => Arena::new(clock.slots(), options, clock.device()),
         };
-        let [forward, backward] = slots;
-        self.arenas = Some([Arena::new(forward, options, device)?, Arena::new(backward, options, device)?]);
-        Ok(())
+        let [forward, backward] = clocks;
+        Ok([arena(forward)?, arena(backward)?])
+    }
+
+    /// What an update of one of its arenas does.
+    pub(crate) fn scale_update(&self, direction: Direction) -> ScaleUpdate<'_> {
+        scale_update(&self.recipe, &self.rules[direction as usize])
     }
 
     pub(crate) fn group(&self) -> Option<&Arc<dyn AmaxGroup>> {
         self.group.as_ref()
+    }
+
+    pub(crate) fn group_id(&self) -> Option<&str> {
+        self.group.as_ref().map(|group| group.id())
+    }
+
+    /// Whether it has arenas whose amaxes last beyond its scopes. Those of current scaling only serve the report.
+    pub(crate) fn has_state(&self) -> bool {
+        self.arenas.is_some() && matches!(self.recipe, Recipe::Delayed(_))
     }
 
     /// The same part in the job. Ranks that joined it anew have names to compare.
@@ -86,9 +113,8 @@ impl Domain {
 
     /// Fails where a user's function would, and changes nothing.
     pub(crate) fn check(&self, direction: Direction) -> Result<()> {
-        let rule = &self.rules[direction as usize];
         if let Some(arenas) = &self.arenas {
-            ops::check_scales(&arenas[direction as usize], &scale_update(&self.recipe, rule))?;
+            ops::check_scales(&arenas[direction as usize], &self.scale_update(direction))?;
         }
         Ok(())
     }

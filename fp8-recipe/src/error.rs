@@ -13,6 +13,12 @@ pub enum Error {
     /// A layer that `Scaling::new` did not see.
     #[error("slot `{0}` is not registered: build Scaling from the model that holds this layer")]
     UnknownSlot(Arc<str>),
+    /// A layer of another model than the one that `Scaling::new` saw.
+    #[error(
+        "slot `{0}` belongs to another layer at the same path: this Scaling serves the model it was made from; \
+         make one for each model by Scaling::new"
+    )]
+    OtherLayer(Arc<str>),
     /// A slot asked of the other pass's guard.
     #[error("slot `{slot}` belongs to the {} pass: a {} scope does not lend it", .slot_direction, .scope)]
     Direction {
@@ -48,16 +54,14 @@ pub enum Error {
         /// What would be right.
         remedy: &'static str,
     },
-    /// Saved scaling state that does not fit this model.
-    #[error(
-        "scaling state of {recipe}, {direction}: {problem}: load it into the model that it was saved from"
-    )]
+    /// Saved scaling state that cannot be loaded.
+    #[error("scaling state of {recipe}, {direction}: {problem}")]
     State {
         /// The recipe's key.
         recipe: String,
         /// Forward or backward.
         direction: &'static str,
-        /// What does not fit.
+        /// The field that is wrong, what it holds, and what would be right.
         problem: String,
     },
     /// From the operations.

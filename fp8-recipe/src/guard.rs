@@ -1,21 +1,11 @@
 //! The guards that lend slots. No layer can commit: layers hold `&mut`, and `commit` takes `self`. Each guard has a
 //! `Drop`, so a second scope opened while one waits for its commit does not compile.
 
-use crate::scaling::{CachedWeight, WeightKey};
-use crate::{AmaxGroup, Direction, Error, Fp8Gemms, Recipe, Result, Scaling, SlotName};
-use fp8_kernels::{Cell, DType, Operand, Slot, Tensor, ops};
-use std::sync::{Arc, OnceLock};
-
-/// What a forward scope leaves to its backward, filled at its commit and shared by all its [`Origin`]s and
-/// [`Snapshot`]s.
-#[derive(Debug, Default)]
-pub(crate) struct Legacy {
-    /// The domains that it touched. Backward touches them all, so that ranks on which some layer had nothing to do still
-    /// take part in its reduction.
-    pub(crate) touched: OnceLock<Vec<usize>>,
-    /// Forward scales by domain and slot, if a snapshot was taken.
-    pub(crate) scales: OnceLock<Vec<Vec<Cell>>>,
-}
+use crate::origin::{Ending, Frame, Legacy};
+use crate::weights::{Added, CachedWeight};
+use crate::{AmaxGroup, Direction, Error, Fp8Gemms, Origin, Recipe, Result, Scaling, SlotName, Snapshot};
+use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
+use std::sync::Arc;
 
 /// Transformer Engine's arguments of `autocast`, and the computation's dtype.
 #[derive(Debug, Clone)]
@@ -41,25 +31,12 @@ impl Default for AutocastOptions {
 pub(crate) struct Scope {
     pub(crate) direction: Direction,
     pub(crate) touched: Vec<usize>,
-    /// Keys of the weights cached in it, each with the evaluation's entry that it replaced.
-    pub(crate) cached: Vec<(WeightKey, Option<CachedWeight>)>,
+    /// The weights cached in it.
+    pub(crate) cached: Vec<Added>,
+    /// How often cached weights had been used before.
+    pub(crate) weight_uses: u64,
     pub(crate) snapshots: bool,
     pub(crate) legacy: Arc<Legacy>,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Frame {
-    pub(crate) domain: usize,
-    pub(crate) enabled: bool,
-    pub(crate) calibrating: bool,
-    pub(crate) compute_dtype: Option<DType>,
-}
-
-impl Frame {
-    /// Whether amaxes are taken down.
-    pub(crate) const fn records(&self) -> bool {
-        self.enabled || self.calibrating
-    }
 }
 
 #[derive(Debug, Clone)]
@@ -67,24 +44,6 @@ pub(crate) enum Mode {
     Record,
     Evaluate,
     Replay(Arc<Legacy>),
-}
-
-/// Where a `Saved` comes from: how its backward finds recipe, group and arena.
-#[derive(Debug, Clone)]
-pub struct Origin {
-    owner: Arc<()>,
-    frame: Frame,
-    /// None for an evaluation.
-    legacy: Option<Arc<Legacy>>,
-    layer: Arc<str>,
-}
-
-/// A scope's scales: one float per slot, one copy for all layers that recompute, filled at the commit.
-#[derive(Debug, Clone)]
-pub struct Snapshot {
-    owner: Arc<()>,
-    frame: Frame,
-    legacy: Arc<Legacy>,
 }
 
 /// A forward scope, or one nested in it.
@@ -150,13 +109,16 @@ impl Scaling {
         match self.frame(recipe, options, true) {
             Ok(frame) => Ok(Forward { scaling: self, frame, mode: Mode::Record, outermost: true }),
             Err(error) => {
-                self.roll_back();
+                self.roll_back(Ending::Left);
                 Err(error)
             }
         }
     }
 
     /// A scope that writes nothing, so that there is nothing to commit; backward refuses its `Saved`s.
+    ///
+    /// It quantizes with the recipe's scales. Under a delayed-scaling recipe that has not been trained with here, and in slots
+    /// that are not calibrated, each tensor takes its own scale (1 under Transformer Engine's first-step rule).
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -185,8 +147,14 @@ impl Scaling {
 
     fn open(&mut self, direction: Direction) -> Result<()> {
         self.settle()?;
-        let (touched, cached) = (Vec::new(), Vec::new());
-        self.scope = Some(Scope { direction, touched, cached, snapshots: false, legacy: Arc::default() });
+        self.scope = Some(Scope {
+            direction,
+            touched: Vec::new(),
+            cached: Vec::new(),
+            weight_uses: self.weights.uses(),
+            snapshots: false,
+            legacy: Arc::default(),
+        });
         Ok(())
     }
 
@@ -288,36 +256,37 @@ impl Forward<'_> {
     /// What a quantizing operation takes, lent for one call: `ops::quantize(x, &cx.slot(&self.slots.input)?)`.
     ///
     /// # Errors
-    /// A slot that was not registered, or one of the backward pass.
+    /// A slot that was not registered, one of another layer at the same path, or one of the backward pass.
     pub fn slot(&mut self, name: &SlotName) -> Result<Slot<'_>> {
         let index = self.scaling.index(name, Direction::Forward)?;
         self.scaling.slot(name, index, self.frame, &self.mode)
     }
 
-    /// Quantizes a parameter once per version. Versions are unique in the process: a copy of a model never meets the
-    /// original's bytes.
+    /// Quantizes a parameter once per version and recipe. Versions are unique in the process: equal versions mean equal
+    /// bytes, and a parameter never returns to an earlier one.
+    ///
+    /// The FP8 copy is kept until the parameter has another version, for every recipe that the scope uses and one or two of
+    /// the last others; see [`Scaling::cached_weights`].
     ///
     /// # Errors
     /// As [`slot`](Self::slot); all errors of quantizing.
     pub fn quantize_weight(&mut self, name: &SlotName, version: u64, weight: &Tensor) -> Result<Operand> {
         let index = self.scaling.index(name, Direction::Forward)?;
-        let key = (self.frame.domain, index);
-        // An evaluation's entry has recorded no amax and has no transpose: only evaluations take it.
+        let domain = self.frame.domain;
         let evaluates = matches!(self.mode, Mode::Evaluate);
         let capture = weight.device().capture_number();
-        // Codes of a recording are written when it is replayed, which may never be.
-        let is_within = |cached: &&CachedWeight| cached.capture == capture;
-        let cached = self.scaling.weights.get(&key).filter(|_| self.frame.enabled).filter(is_within);
-        if let Some(cached) = cached.filter(|c| c.version == version && (c.recorded || evaluates)) {
-            return Ok(cached.operand.clone());
+        if self.frame.enabled
+            && let Some(operand) = self.scaling.weights.find(index, domain, version, capture, evaluates)
+        {
+            return Ok(operand);
         }
         let operand = ops::quantize(weight, &self.scaling.slot(name, index, self.frame, &self.mode)?)?;
         // A replay's scale may be an older one than later scopes use.
         if self.frame.enabled && !matches!(self.mode, Mode::Replay(_)) {
-            let entry = CachedWeight { version, recorded: !evaluates, capture, operand: operand.clone() };
-            let replaced = self.scaling.weights.insert(key, entry).filter(|c| c.version == version);
+            let weight = CachedWeight::new(domain, version, !evaluates, capture, operand.clone());
+            let added = self.scaling.weights.insert(index, weight);
             if let Some(scope) = self.scaling.scope.as_mut().filter(|_| !evaluates) {
-                scope.cached.push((key, replaced));
+                scope.cached.push(added);
             }
         }
         Ok(operand)
@@ -358,30 +327,31 @@ impl Backward<'_> {
     /// The slot `name` in the arena that `origin` names.
     ///
     /// # Errors
-    /// An origin of another layer, another `Scaling` or an evaluation; a slot that was not registered, or one of the
-    /// forward pass.
+    /// An origin of another layer, another `Scaling`, an evaluation, or a forward scope that was not committed; a slot that
+    /// was not registered, or one of the forward pass.
     pub fn slot(&mut self, origin: &Origin, name: &SlotName) -> Result<Slot<'_>> {
-        let found = match &origin.legacy {
-            _ if !Arc::ptr_eq(&origin.owner, &self.scaling.identity) => "another Scaling".to_owned(),
-            None => "an evaluation scope".to_owned(),
-            Some(_) if origin.layer != *name.layer() => format!("layer `{}`", origin.layer),
-            Some(legacy) => {
-                let index = self.scaling.index(name, Direction::Backward)?;
-                self.scaling.touch(legacy.touched.get().map_or(&[], Vec::as_slice));
-                if origin.frame.records() {
-                    self.scaling.touch(&[origin.frame.domain]);
-                }
-                return self.scaling.slot(name, index, origin.frame, &Mode::Record);
-            }
+        let refused = |found: String| Err(Error::Origin { layer: name.layer().to_string(), found });
+        let touched = match origin.touched(self.scaling) {
+            Ok(touched) => touched,
+            Err(found) => return refused(found.to_owned()),
         };
-        Err(Error::Origin { layer: name.layer().to_string(), found })
+        if origin.layer != *name.layer() {
+            return refused(format!("layer `{}`", origin.layer));
+        }
+        let index = self.scaling.index(name, Direction::Backward)?;
+        self.scaling.touch(touched);
+        if origin.frame.records() {
+            self.scaling.touch(&[origin.frame.domain]);
+        }
+        self.scaling.slot(name, index, origin.frame, &Mode::Record)
     }
 
-    /// Which GEMMs of a Linear run in FP8 under `origin`'s recipe.
+    /// Which GEMMs of a Linear run in FP8 under `origin`'s recipe. None for an origin that [`slot`](Self::slot) refuses.
     pub fn fp8_gemms(&self, origin: &Origin) -> Fp8Gemms {
-        let known = Arc::ptr_eq(&origin.owner, &self.scaling.identity);
-        let none = Fp8Gemms { fprop: false, dgrad: false, wgrad: false };
-        if known { self.scaling.fp8_gemms(origin.frame) } else { none }
+        match origin.touched(self.scaling) {
+            Ok(_) => self.scaling.fp8_gemms(origin.frame),
+            Err(_) => Fp8Gemms { fprop: false, dgrad: false, wgrad: false },
+        }
     }
 
     /// Lends a `Forward` with the first run's recipe and scales, which records nothing.
@@ -393,7 +363,7 @@ impl Backward<'_> {
             let found = "another Scaling".to_owned();
             return Err(Error::Origin { layer: "replay".to_owned(), found });
         }
-        snapshot.legacy.scales.get().ok_or(Error::NoSnapshot)?;
+        snapshot.legacy.scales().ok_or(Error::NoSnapshot)?;
         let mode = Mode::Replay(snapshot.legacy.clone());
         Ok(Forward { scaling: self.scaling, frame: snapshot.frame, mode, outermost: false })
     }

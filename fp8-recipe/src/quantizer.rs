@@ -2,7 +2,7 @@
 
 use crate::domain::Domain;
 use crate::{DelayedScaling, Direction, Recipe, Result};
-use fp8_kernels::{Device, Operand, Scale, Slot, Tensor, ops};
+use fp8_kernels::{Device, Operand, Scale, Slot, Tensor, UpdateClock, ops};
 
 /// Delayed scaling for a tensor outside a model: quantizes with the scale that its history gives, then updates both.
 ///
@@ -30,7 +30,8 @@ impl Quantizer {
         let recipe = Recipe::from(recipe);
         recipe.validate()?;
         let mut domain = Domain::new(recipe.key(), &recipe);
-        domain.make_arenas([1, 1], device)?;
+        domain.arenas =
+            Some(domain.new_arenas(&[UpdateClock::new(1, device)?, UpdateClock::new(1, device)?])?);
         Ok(Self { direction, domain })
     }
 

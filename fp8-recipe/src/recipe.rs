@@ -6,6 +6,9 @@ use fp8_kernels::{CustomPolicy, ScalePolicy, ScaleRule};
 use std::fmt;
 use std::sync::Arc;
 
+/// The longest history, the staging row included.
+pub(crate) const MAX_HISTORY_LEN: usize = 1 << 20;
+
 /// Scales predicted from a history of amaxes: quantizing reads a tensor once.
 ///
 /// ```
@@ -71,10 +74,29 @@ impl DelayedScaling {
         }
     }
 
-    /// The same recipe with Transformer Engine's rules for first steps, non-finite amaxes and zeros, bit for bit.
+    /// The same recipe with Transformer Engine's rules for first steps, non-finite amaxes and zeros.
+    ///
+    /// Scales and histories then have the bits of Transformer Engine's own kernel for the update (`Max` and `MostRecent`
+    /// with `Exact`), with one exception, and three more where that kernel does not run:
+    ///
+    /// - a scale below 2⁻¹²⁶ becomes 2⁻¹²⁶, so that its inverse is finite: Transformer Engine keeps the subnormal scale. Only
+    ///   amaxes beyond `fp8_max` · 2^(126 − margin) lead there; with a margin below 7 (E4M3) there is none;
+    /// - with a user's amax or scale function, slots that did not run stay as they are. Transformer Engine rolls a 0 into
+    ///   their histories on this path;
+    /// - what a user's scale function returns is checked ([`CustomScale`]): Transformer Engine stores it unchecked;
+    /// - `PowerOfTwo`, the rule of Transformer Engine up to 0.12, takes the exact floor of log₂, keeps the old scale for an
+    ///   infinite amax, and stays within 2⁻¹²⁶ … 2¹²⁷. There, an infinite amax inverts the scale, an infinite quotient gives
+    ///   an infinite scale, and a quotient one ulp below a power of two counts as that power.
+    ///
+    /// `interval` is read here and in no release of Transformer Engine: with the default, 1, there is no difference.
     #[must_use]
     pub fn with_te_rules(self) -> Self {
         Self { calibrate_first_step: false, record_non_finite: true, zero_is_skipped: true, ..self }
+    }
+
+    /// Whether an amax enters the window.
+    pub(crate) fn records(&self, amax: f32) -> bool {
+        (amax.is_finite() || self.record_non_finite) && !(amax == 0.0 && self.zero_is_skipped)
     }
 
     pub(crate) fn amax_rule(&self) -> AmaxRule<'_> {
@@ -140,7 +162,9 @@ pub(crate) type ScaleFunction = dyn Fn(f32, f32, f32, &DelayedScaling) -> f32 + 
 pub struct CustomScale {
     /// The name.
     pub name: Arc<str>,
-    /// From amax to scale, which must be finite and greater than 0.
+    /// From amax to scale, which must be finite and at least 2⁻¹²⁶ (`f32::MIN_POSITIVE`), so that its inverse is finite, too.
+    /// Anything else is an error of the commit, or of the quantization that asked for a first scale: nothing has changed
+    /// then.
     pub function: Arc<ScaleFunction>,
 }
 
@@ -191,6 +215,25 @@ impl From<DelayedScaling> for Recipe {
 impl From<CurrentScaling> for Recipe {
     fn from(recipe: CurrentScaling) -> Self {
         Self::Current(recipe)
+    }
+}
+
+/// What the name of a saved recipe says about its amaxes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) reduce_amax: bool,
+    pub(crate) record_non_finite: bool,
+}
+
+impl Terms {
+    /// Reads the end of a [`Recipe::state_key`], which no user's function can name; `None` for anything else.
+    pub(crate) fn parse(key: &str) -> Option<Self> {
+        let mut options = key.strip_prefix("delayed(margin=")?.strip_suffix(')')?.rsplitn(5, ',');
+        let mut option = |name: &str| options.next()?.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
+        let _: bool = option("zero_is_skipped")?;
+        let record_non_finite = option("record_non_finite")?;
+        let _: bool = option("calibrate_first_step")?;
+        Some(Self { reduce_amax: option("reduce_amax")?, record_non_finite })
     }
 }
 
@@ -246,7 +289,7 @@ impl Recipe {
             Self::Delayed(r) => {
                 let name = "DelayedScaling";
                 r.fp8_format.validate(name)?;
-                if !(1..=1 << 20).contains(&r.amax_history_len) {
+                if !(1..=MAX_HISTORY_LEN).contains(&r.amax_history_len) {
                     let rows = r.amax_history_len.to_string();
                     return error(name, "amax_history_len", rows, "expected 1 to 1048576 rows");
                 }

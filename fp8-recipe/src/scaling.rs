@@ -1,48 +1,66 @@
 //! The scaling state of one model: every slot registered by name, arenas by recipe and group, cached weights.
 
 use crate::domain::Domain;
-use crate::guard::{Frame, Mode, Scope};
+use crate::guard::{Mode, Scope};
+use crate::origin::{Ending, Frame};
+use crate::start::Saved;
+use crate::weights::WeightCache;
 use crate::{
-    AmaxGroup, AutocastOptions, Direction, Error, Recipe, Result, ScalingState, SlotName, SlotRole, Slots,
+    AmaxGroup, AutocastOptions, Direction, Error, Recipe, Result, SlotName, SlotRole, Slots, StateReport,
 };
-use fp8_kernels::{Cell, Device, Operand, Scale, Slot, UNSET};
+use fp8_kernels::{Cell, Device, Scale, Slot, UNSET, UpdateClock};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// One owner per model. Scopes borrow it: [`autocast`](Self::autocast), [`backward`](Self::backward),
-/// [`eval`](Self::eval).
+/// The scaling state of the model that it was made from. Scopes borrow it: [`autocast`](Self::autocast),
+/// [`backward`](Self::backward), [`eval`](Self::eval).
+///
+/// It serves that model alone: layers of another model are refused, even at the same paths. Other values for the parameters
+/// (`Parameter::set`, loading a checkpoint) make no other model. A model may have several `Scaling`s, each with a state of its
+/// own. To evaluate a second model, such as an average of the weights, with the scales of the first, give it a `Scaling` of
+/// its own and load the first one's state:
+///
+/// ```
+/// # use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// # use fp8_recipe::{DelayedScaling, GemmSlots, Recipe, Scaling};
+/// # let (device, recipe) = (Device::cpu(), Recipe::from(DelayedScaling::default()));
+/// let (trained, average) = (GemmSlots::new("fc"), GemmSlots::new("fc"));
+/// let mut scaling = Scaling::new(&trained, &device)?;
+/// # let x = Tensor::from_vec(vec![3.5f32], [1, 1], &device)?;
+/// let mut cx = scaling.autocast(&recipe)?;
+/// ops::quantize(&x, &cx.slot(&trained.input)?)?;
+/// assert!(cx.slot(&average.input).is_err());
+/// cx.commit()?;
+/// let mut of_average = Scaling::new(&average, &device)?;
+/// of_average.load_state(&scaling.state()?)?;
+/// assert!(of_average.eval(&recipe)?.slot(&average.input).is_ok());
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Scaling {
     pub(crate) device: Device,
-    /// Tells this `Scaling` from others in a `Saved`.
+    /// Identifies this `Scaling` inside a `Saved`.
     pub(crate) identity: Arc<()>,
     /// Sorted, by direction.
     pub(crate) names: [Vec<Arc<str>>; 2],
     pub(crate) roles: [Vec<SlotRole>; 2],
+    /// The layer of each slot, where it is known.
+    owners: [Vec<Option<Arc<()>>>; 2],
+    /// Shared by all arenas of delayed scaling: which of them has updated a slot last.
+    pub(crate) clocks: [UpdateClock; 2],
     indices: HashMap<Arc<str>, usize>,
     group: Option<Arc<dyn AmaxGroup>>,
     pub(crate) domains: Vec<Domain>,
-    pub(crate) weights: HashMap<WeightKey, CachedWeight>,
+    pub(crate) weights: WeightCache,
     pub(crate) scope: Option<Scope>,
-    /// State loaded before the arenas that it is for.
-    pub(crate) pending: ScalingState,
+    /// Loaded state that no recipe has continued yet.
+    pub(crate) pending: Vec<Saved>,
+    /// What the arenas that there are started from.
+    pub(crate) report: StateReport,
     /// What a slot without arena quantizes with: its own tensor's scale, or 1 under Transformer Engine's first-step rule.
     unset: Cell,
     one: Cell,
     counting: bool,
-}
-
-/// Domain and slot.
-pub(crate) type WeightKey = (usize, usize);
-
-#[derive(Debug)]
-pub(crate) struct CachedWeight {
-    pub(crate) version: u64,
-    pub(crate) recorded: bool,
-    /// The capture in which it was quantized: a recorded step quantizes its weights anew at each replay, and reads no
-    /// operand that replays do not.
-    pub(crate) capture: Option<u64>,
-    pub(crate) operand: Operand,
 }
 
 impl Scaling {
@@ -51,32 +69,32 @@ impl Scaling {
     /// # Errors
     /// A name that occurs twice; a device that is out of memory or failed.
     pub fn new(model: &(impl Slots + ?Sized), device: &Device) -> Result<Self> {
-        let mut slots: [Vec<(Arc<str>, SlotRole)>; 2] = Default::default();
-        model.slots(&mut |slot| {
-            slots[slot.direction() as usize].push((slot.name().clone(), slot.role()));
-        });
+        let mut slots: [Vec<SlotName>; 2] = Default::default();
+        model.slots(&mut |slot| slots[slot.direction() as usize].push(slot.clone()));
         let mut indices = HashMap::new();
         for slots in &mut slots {
-            slots.sort_by(|a, b| a.0.cmp(&b.0));
-            for (index, (name, _)) in slots.iter().enumerate() {
-                if indices.insert(name.clone(), index).is_some() {
-                    return Err(Error::DuplicateSlot(name.clone()));
+            slots.sort_by(|a, b| a.name().cmp(b.name()));
+            for (index, slot) in slots.iter().enumerate() {
+                if indices.insert(slot.name().clone(), index).is_some() {
+                    return Err(Error::DuplicateSlot(slot.name().clone()));
                 }
             }
         }
-        let roles = slots.each_ref().map(|slots| slots.iter().map(|(_, role)| *role).collect());
-        let names = slots.map(|slots| slots.into_iter().map(|(name, _)| name).collect());
+        let [forward, backward] = slots.each_ref().map(Vec::len);
         Ok(Self {
             device: device.clone(),
             identity: Arc::new(()),
-            names,
-            roles,
+            names: slots.each_ref().map(|slots| slots.iter().map(|slot| slot.name().clone()).collect()),
+            roles: slots.each_ref().map(|slots| slots.iter().map(SlotName::role).collect()),
+            owners: slots.each_ref().map(|slots| slots.iter().map(|slot| slot.owner().cloned()).collect()),
+            clocks: [UpdateClock::new(forward, device)?, UpdateClock::new(backward, device)?],
             indices,
             group: None,
             domains: Vec::new(),
-            weights: HashMap::new(),
+            weights: WeightCache::default(),
             scope: None,
-            pending: ScalingState::default(),
+            pending: Vec::new(),
+            report: StateReport::default(),
             unset: Cell::new(UNSET, device)?,
             one: Cell::new(1.0, device)?,
             counting: false,
@@ -99,6 +117,43 @@ impl Scaling {
         &self.names[direction as usize]
     }
 
+    /// How many FP8 copies of weights are kept, for microbatches and evaluations that come with the same weights again. A
+    /// weight that has changed has no copies of its older versions; one that has not has a copy for each recipe of the last
+    /// scope, and at most two of others, and as many for evaluations.
+    pub fn cached_weights(&self) -> usize {
+        self.weights.len()
+    }
+
+    /// Makes the arenas of a recipe now, as the first scope of it with these options would: for a report of
+    /// [`load_state`](Self::load_state) that says what becomes of each slot under this recipe, and in front of
+    /// [`Device::capture`], in which arenas cannot be made. Options that are neither enabled nor calibrating make none.
+    ///
+    /// ```
+    /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+    /// use fp8_recipe::{AutocastOptions, DelayedScaling, GemmSlots, Scaling};
+    /// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+    /// let mut trained = Scaling::new(&fc, &device)?;
+    /// let mut cx = trained.autocast(&DelayedScaling::default().into())?;
+    /// ops::quantize(&Tensor::from_vec(vec![3.5f32], [1, 1], &device)?, &cx.slot(&fc.input)?)?;
+    /// cx.commit()?;
+    ///
+    /// let mut resumed = Scaling::new(&fc, &device)?;
+    /// let recipe = DelayedScaling { margin: 1, ..Default::default() }.into();
+    /// resumed.prepare(&recipe, &AutocastOptions::default())?;
+    /// let report = resumed.load_state(&trained.state()?)?;
+    /// assert_eq!((report.taken_over.len(), report.recomputed.len(), report.new.len()), (0, 1, 4));
+    /// assert!(report.to_string().contains("1 slot recomputed (margin=0 → margin=1)"), "{report}");
+    /// # Ok::<(), fp8_recipe::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An option of the recipe that is out of range; a user's scale policy that returns no usable scale for the amaxes of
+    /// earlier recipes; a step is being recorded; the device failed.
+    pub fn prepare(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<()> {
+        self.settle()?;
+        self.domain(recipe, options, options.enabled || options.calibrating).map(drop)
+    }
+
     /// The index of the domain of a recipe and group; its arenas are made by the first scope that records, or by the first
     /// scope at all where loaded state waits for them.
     pub(crate) fn domain(
@@ -117,23 +172,29 @@ impl Scaling {
             self.domains.push(Domain::new(key, recipe));
             self.domains.len() - 1
         });
-        let slots = self.names.each_ref().map(Vec::len);
         self.domains[index].set_group(group);
         if self.domains[index].arenas.is_none() {
             let wanted = records && (matches!(recipe, Recipe::Delayed(_)) || self.counting);
-            if wanted || self.has_pending(index, records) {
-                self.domains[index].make_arenas(slots, &self.device)?;
-                self.load_pending(index, records)?;
+            if wanted || self.has_own_state(index) {
+                self.start(index, records)?;
             }
+        } else if records {
+            self.follow(index)?;
         }
         Ok(index)
     }
 
-    /// Where a slot of `scope`'s pass stands.
+    /// The index of a slot of `scope`'s pass.
     pub(crate) fn index(&self, slot: &SlotName, scope: Direction) -> Result<usize> {
         let index = self.indices.get(slot.name()).ok_or_else(|| Error::UnknownSlot(slot.name().clone()))?;
         if slot.direction() == scope {
-            return Ok(*index);
+            let ours = self.owners[scope as usize].get(*index).and_then(Option::as_ref);
+            return match (ours, slot.owner()) {
+                (Some(ours), Some(theirs)) if !Arc::ptr_eq(ours, theirs) => {
+                    Err(Error::OtherLayer(slot.name().clone()))
+                }
+                _ => Ok(*index),
+            };
         }
         Err(Error::Direction { slot: slot.name().clone(), slot_direction: slot.direction(), scope })
     }
@@ -155,7 +216,7 @@ impl Scaling {
             _ if !frame.enabled => Scale::Off,
             (Recipe::Current(_), _) => Scale::FromTensor(first),
             (Recipe::Delayed(_), Mode::Replay(legacy)) => {
-                let scales = legacy.scales.get().and_then(|all| all.get(frame.domain));
+                let scales = legacy.scales().and_then(|all| all.get(frame.domain));
                 let cell = scales.and_then(|scales| scales.get(index)).ok_or(Error::NoSnapshot)?;
                 Scale::Cell { cell, first, keep }
             }
@@ -191,28 +252,24 @@ impl Scaling {
         for &index in &scope.touched {
             self.domains[index].update(direction)?;
         }
-        if let Some(scope) = self.scope.take().filter(|scope| scope.direction == Direction::Forward) {
-            scope.legacy.touched.get_or_init(|| scope.touched);
-            if let Some(scales) = scales {
-                scope.legacy.scales.get_or_init(|| scales);
-            }
+        if let Some(Scope { touched, legacy, weight_uses, .. }) =
+            self.scope.take().filter(|scope| scope.direction == Direction::Forward)
+        {
+            legacy.end(Ending::Committed { touched, scales });
+            self.weights.trim(weight_uses);
         }
         Ok(())
     }
 
-    /// Staging cells, provisional scales and newly cached weights of the open scope go.
-    pub(crate) fn roll_back(&mut self) -> Option<Scope> {
+    /// Puts back what the open scope has changed: staging cells, provisional scales and cached weights.
+    pub(crate) fn roll_back(&mut self, ending: Ending) -> Option<Scope> {
         let mut scope = self.scope.take()?;
+        scope.legacy.end(ending);
         for domain in &mut self.domains {
             // What fails here is tried again, and told, by the next scope: a guard that is dropped can tell nobody.
             let _ = domain.roll_back(scope.direction);
         }
-        for (key, replaced) in scope.cached.drain(..).rev() {
-            match replaced {
-                Some(weight) => self.weights.insert(key, weight),
-                None => self.weights.remove(&key),
-            };
-        }
+        self.weights.undo(std::mem::take(&mut scope.cached));
         Some(scope)
     }
 
@@ -223,7 +280,7 @@ impl Scaling {
             let groups = distinct(self.domains.iter().filter_map(Domain::reducing_group));
             groups.iter().try_for_each(|group| group.agree_on_names(&key, &[]))?;
         }
-        self.roll_back();
+        self.roll_back(Ending::Discarded);
         self.restore()
     }
 
@@ -241,7 +298,7 @@ impl Scaling {
     /// A guard was dropped (`?`, panic): the other ranks must not wait for this one. Nothing to do after a commit; nobody
     /// waits for a forward scope that records nothing.
     pub(crate) fn abandon(&mut self) {
-        let Some(scope) = self.roll_back() else { return };
+        let Some(scope) = self.roll_back(Ending::Left) else { return };
         if scope.direction == Direction::Forward && scope.touched.is_empty() {
             return;
         }

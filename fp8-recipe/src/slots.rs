@@ -1,6 +1,7 @@
 //! Names of quantized tensors. Made once, from the path that a layer is given at construction; never changed.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// Which pass a slot belongs to.
@@ -73,17 +74,40 @@ impl SlotRole {
 }
 
 /// One quantized tensor's name: `<layer path>.<role>`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+///
+/// Two names are equal if they read the same. A name also knows the [`GemmSlots`] that it was made with, if any: a
+/// [`Scaling`](crate::Scaling) refuses a layer that is not the one that it was made from, though it has the same path.
+#[derive(Debug, Clone)]
 pub struct SlotName {
     layer: Arc<str>,
     name: Arc<str>,
     role: SlotRole,
+    owner: Option<Arc<()>>,
+}
+
+impl PartialEq for SlotName {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for SlotName {}
+
+impl Hash for SlotName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
 }
 
 impl SlotName {
-    /// Of the layer at `path`.
+    /// The name of a slot of the layer at `path`, whichever layer that is: it stands for the slot of any layer there.
     pub fn new(path: &str, role: SlotRole) -> Self {
-        Self { layer: path.into(), name: format!("{path}.{}", role.name()).into(), role }
+        Self { layer: path.into(), name: format!("{path}.{}", role.name()).into(), role, owner: None }
+    }
+
+    /// The layer whose slot this is, where it is known.
+    pub(crate) const fn owner(&self) -> Option<&Arc<()>> {
+        self.owner.as_ref()
     }
 
     /// The layer's path.
@@ -107,7 +131,7 @@ impl SlotName {
     }
 }
 
-/// The five slots of one GEMM; a field of every layer that has one.
+/// The five slots of one GEMM; a field of every layer that has one. Clones are the slots of the same layer.
 #[derive(Debug, Clone)]
 pub struct GemmSlots {
     /// The activation that goes in.
@@ -123,9 +147,10 @@ pub struct GemmSlots {
 }
 
 impl GemmSlots {
-    /// Of the layer at `path`.
+    /// The slots of a new layer at `path`, told from those of any other layer at the same path.
     pub fn new(path: &str) -> Self {
-        let slot = |role| SlotName::new(path, role);
+        let owner = Arc::new(());
+        let slot = |role| SlotName { owner: Some(owner.clone()), ..SlotName::new(path, role) };
         Self {
             input: slot(SlotRole::Input),
             weight: slot(SlotRole::Weight),

@@ -60,8 +60,14 @@ impl<'a, V: Values + ?Sized> Table<'a, V> {
         (0..self.slots).map(|slot| self.change(slot, update)).collect()
     }
 
-    /// Makes `changes` true; `skipped` is called for each slot whose amax was not finite and is left out.
-    pub(crate) fn apply(&self, changes: Vec<Change>, mut skipped: impl FnMut(usize)) {
+    /// Makes `changes` true; `skipped` is called for each slot whose amax was not finite and is left out, `rolled` for each
+    /// slot whose window rolls.
+    pub(crate) fn apply(
+        &self,
+        changes: Vec<Change>,
+        mut skipped: impl FnMut(usize),
+        mut rolled: impl FnMut(usize),
+    ) {
         for (slot, change) in changes.into_iter().enumerate() {
             match change {
                 Change::Rest { non_finite } => {
@@ -80,6 +86,7 @@ impl<'a, V: Values + ?Sized> Table<'a, V> {
                         self.history.put(self.cell(self.rows - 1, slot), amax);
                     }
                     self.scale.put(slot, scale);
+                    rolled(slot);
                 }
             }
             self.history.put(self.cell(0, slot), self.rest);
@@ -104,22 +111,32 @@ impl<'a, V: Values + ?Sized> Table<'a, V> {
             return Ok(Change::Roll { amax: newest, scale: stored });
         }
         let window = (1..self.rows).map(|row| self.history.at(self.cell(row, slot)));
-        let amax = match update.amax {
-            AmaxRule::Max => window.fold(newest, f32::max),
-            AmaxRule::MostRecent => newest,
-            AmaxRule::Custom(function) => {
-                let mut window: Vec<f32> = window.collect();
-                window.push(newest);
-                function(&window)
-            }
-        };
-        // A slot is calibrated from its first finite amax > 0; before that it stays unset.
-        if first && !(amax.is_finite() && amax > 0.0) {
-            return Ok(Change::Roll { amax: newest, scale: UNSET });
-        }
-        let old = if first { 1.0 } else { stored };
-        Ok(Change::Roll { amax: newest, scale: update.rule.scale(amax, old)? })
+        Ok(Change::Roll { amax: newest, scale: scale(update, window, newest, stored)? })
     }
+}
+
+/// The scale for a window and its newest amax. `stored` is what the slot has so far, negative where it has none for good.
+pub(crate) fn scale(
+    update: &ScaleUpdate<'_>,
+    window: impl Iterator<Item = f32>,
+    newest: f32,
+    stored: f32,
+) -> Result<f32> {
+    let amax = match update.amax {
+        AmaxRule::Max => window.fold(newest, f32::max),
+        AmaxRule::MostRecent => newest,
+        AmaxRule::Custom(function) => {
+            let mut window: Vec<f32> = window.collect();
+            window.push(newest);
+            function(&window)
+        }
+    };
+    // A slot is calibrated from its first finite amax > 0; before that it stays unset.
+    let first = stored < 0.0;
+    if first && !(amax.is_finite() && amax > 0.0) {
+        return Ok(UNSET);
+    }
+    update.rule.scale(amax, if first { 1.0 } else { stored })
 }
 
 /// Whether the arena's next update recomputes scales that slots already have.
@@ -130,11 +147,17 @@ pub(crate) fn recompute(arena: &Arena, update: &ScaleUpdate<'_>) -> bool {
 pub(crate) fn update_scales(arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
     let table = table(arena, update)?;
     let skipped = arena.skipped_counts().cpu("update_scales")?;
+    let (clock, last_updates) = arena.update_counts();
+    let (clock, last_updates) = (clock.cpu("update_scales")?, last_updates.cpu("update_scales")?);
     // All scales first: a user's function may refuse, and then nothing has changed.
     let changes = table.changes(update)?;
-    table.apply(changes, |slot| {
-        skipped[slot].fetch_add(1, Relaxed);
-    });
+    table.apply(
+        changes,
+        |slot| {
+            skipped[slot].fetch_add(1, Relaxed);
+        },
+        |slot| last_updates[slot].store(clock[slot].fetch_add(1, Relaxed) + 1, Relaxed),
+    );
     arena.finish_update();
     Ok(())
 }

@@ -26,11 +26,14 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
     let (slots, rows) = (arena.slots() as u64, arena.options().history_len as u64);
     let cells =
         [arena.history_cells().cuda(op)?, arena.scale_cells().cuda(op)?, arena.skipped_counts().cuda(op)?];
+    let (clock, last_updates) = arena.update_counts();
     let kernel = gpu.kernel(Source::UpdateScales, "update_scales")?;
     let args = args![
         cells[0],
         cells[1],
         cells[2],
+        clock.cuda(op)?,
+        last_updates.cuda(op)?,
         slots,
         rows,
         arena.options().rest,
@@ -46,8 +49,9 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
     // A thread takes eight rows at a time; a short window needs few threads.
     let threads = rows.clamp(1, 1024).next_multiple_of(32) as u32;
     let grid = Grid::new(op, slots.div_ceil(SLOTS_PER_BLOCK), threads)?;
-    // SAFETY: the kernel's parameters (history, scale, skipped, slots, rows, rest, recompute, amax_rule, record_non_finite,
-    // kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32, slots f32 and slots u64.
+    // SAFETY: the kernel's parameters (history, scale, skipped, clock, last_updates, slots, rows, rest, recompute, amax_rule,
+    // record_non_finite, kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32, slots f32 and
+    // three times slots u64. Arenas that share a clock have its device, whose stream runs their updates one by one.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     arena.finish_update();
     // The arena is updated: not to know its cells costs time only, and what breaks the device is told by the next call.
@@ -65,18 +69,32 @@ pub(crate) fn check_scales(_: &Gpu, arena: &Arena, update: &ScaleUpdate<'_>) -> 
 fn on_host(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
     let (mut history, mut scale) = copies(arena)?;
     let mut skipped = arena.skipped_non_finite_all()?;
+    let (clock, last_updates) = arena.update_counts();
+    let (mut clock_readings, mut last_readings) =
+        (clock.read(0..arena.slots())?, last_updates.read(0..arena.slots())?);
     let table = Table::new(arena, update, cells(&mut history), cells(&mut scale));
     let changes = table.changes(update)?;
-    table.apply(changes, |slot| {
-        if let Some(count) = skipped.get_mut(slot) {
-            *count += 1;
-        }
-    });
+    table.apply(
+        changes,
+        |slot| {
+            if let Some(count) = skipped.get_mut(slot) {
+                *count += 1;
+            }
+        },
+        |slot| {
+            if let (Some(reading), Some(last)) = (clock_readings.get_mut(slot), last_readings.get_mut(slot)) {
+                *reading += 1;
+                *last = *reading;
+            }
+        },
+    );
     arena.history_cells().write(0, &history)?;
     // From here on the arena is neither as it was nor updated.
     let write_rest = || {
         arena.scale_cells().write(0, &scale)?;
-        gpu.write(arena.skipped_counts().cuda("update_scales")?.ptr(), bytemuck::cast_slice(&skipped))
+        arena.skipped_counts().write(&skipped)?;
+        clock.write(&clock_readings)?;
+        last_updates.write(&last_readings)
     };
     write_rest()
         .inspect_err(|error| gpu.poison(format!("update_scales: scales may be half updated: {error}")))?;

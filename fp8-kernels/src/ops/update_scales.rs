@@ -6,11 +6,12 @@
 //! 2. Else the window rolls: the oldest drops out, r becomes the newest, staging goes back to rest.
 //! 3. amax = the maximum of the old window and r (NaN skipped), or r, or a user's function of the window.
 //! 4. scale = the rule's for amax, if `recompute` or the slot had none yet.
+//! 5. A slot whose window has rolled gets the next reading of the arena's clock.
 //!
 //! Either all slots are updated or, where a user's function returns no usable scale, none.
 
 use crate::backend::dispatch;
-use crate::{Arena, Result, ScalePolicy, ScaleRule};
+use crate::{Arena, Error, Result, ScalePolicy, ScaleRule};
 
 /// Which amax a window gives.
 #[derive(Clone, Copy)]
@@ -44,6 +45,38 @@ pub struct ScaleUpdate<'a> {
     pub interval: u64,
     /// Whether infinite and NaN amaxes enter the window.
     pub record_non_finite: bool,
+}
+
+impl ScaleUpdate<'_> {
+    /// The scale that follows from a slot's past amaxes, by steps 3 and 4 of the module's text: nothing is rolled.
+    ///
+    /// `window` holds them from oldest to newest and is not empty; `stored` is the slot's scale so far, or
+    /// [`UNSET`](crate::UNSET), which stays where the window has no finite amax > 0.
+    ///
+    /// ```
+    /// use fp8_kernels::{ScalePolicy, ScaleRule, UNSET, ops};
+    /// let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 1, policy: ScalePolicy::Exact };
+    /// let update =
+    ///     ops::ScaleUpdate { amax: ops::AmaxRule::Max, rule: &rule, interval: 1, record_non_finite: false };
+    /// assert_eq!(update.scale_of(&[0.0, 7.0, 3.5], UNSET)?, 32.0);
+    /// assert_eq!(update.scale_of(&[0.0, 0.0], UNSET)?, UNSET);
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An empty window; a user's scale policy that returns no usable scale.
+    pub fn scale_of(&self, window: &[f32], stored: f32) -> Result<f32> {
+        let Some((newest, past)) = window.split_last() else {
+            let remedy = "expected at least the newest amax".to_owned();
+            return Err(Error::Option {
+                op: "scale_of",
+                option: "window",
+                value: "empty".to_owned(),
+                remedy,
+            });
+        };
+        crate::cpu::update_scales::scale(self, past.iter().copied(), *newest, stored)
+    }
 }
 
 /// Updates `arena`. See the module's text.

@@ -5,7 +5,7 @@ use super::reference::{Got, same_as_cpu};
 use crate::oracle::scales as oracle;
 use fp8_kernels::{
     Arena, ArenaOptions, Cell, CustomPolicy, Device, Encoding, Error, REST, ScalePolicy, ScaleRule, UNSET,
-    ops,
+    UpdateClock, ops,
 };
 use ops::{AmaxRule, ScaleUpdate};
 use std::collections::VecDeque;
@@ -24,6 +24,7 @@ cases![
     a_non_finite_amax_is_left_out,
     a_first_scale_becomes_final_or_unset,
     interval,
+    arenas_with_one_clock_know_which_updated_a_slot_last,
     custom_functions,
     a_refused_scale_changes_nothing,
 ];
@@ -311,6 +312,59 @@ fn interval(device: &Device) -> Outcome {
         ops::update_scales(&mut arena, &ScaleUpdate { interval: 3, ..update(&rule) })?;
         equal(&format!("scale after update {}", step + 1), scale(&arena, 0)?, want)?;
         equal("newest", arena.window(0)?[1], step as f32 + 1.0)?;
+    }
+    Ok(())
+}
+
+/// Blocks of slots and one more; slots that run in one arena, the other, both or neither; amaxes that are left out.
+fn arenas_with_one_clock_know_which_updated_a_slot_last(device: &Device) -> Outcome {
+    const SLOTS: usize = 17;
+    let rule = exact(Encoding::E4M3);
+    let newest = |window: &[f32]| window.last().copied().unwrap_or(0.0);
+    for amax in [AmaxRule::Max, AmaxRule::Custom(&newest)] {
+        for history_len in [1, 3] {
+            let clock = UpdateClock::new(SLOTS, device)?;
+            let options = ArenaOptions { history_len, ..ArenaOptions::default() };
+            let mut arenas = [Arena::with_clock(&clock, options)?, Arena::with_clock(&clock, options)?];
+            let mut counted = [0u64; SLOTS];
+            let mut last = [[0u64; SLOTS]; 2];
+            for step in 0..6 {
+                let which = step % 3 % 2;
+                let staged: Vec<f32> = (0..SLOTS)
+                    .map(|slot| match (slot + step) % 5 {
+                        0 => REST,
+                        1 => f32::INFINITY,
+                        2 => 0.0,
+                        _ => 1.0 + slot as f32,
+                    })
+                    .collect();
+                arenas[which].merge_staged(&staged)?;
+                // Scales are not recomputed at each update; windows roll all the same.
+                let interval = 1 + step as u64 % 2;
+                ops::update_scales(&mut arenas[which], &ScaleUpdate { amax, interval, ..update(&rule) })?;
+                for slot in (0..SLOTS).filter(|&slot| staged[slot] >= 0.0 && staged[slot].is_finite()) {
+                    counted[slot] += 1;
+                    last[which][slot] = counted[slot];
+                }
+                let what = format!("{amax:?}, {history_len} rows, step {step}");
+                equal(&format!("{what}: clock"), clock.read()?, counted.to_vec())?;
+                for (arena, last) in arenas.iter().zip(&last) {
+                    equal(&what, arena.last_updates()?, last.to_vec())?;
+                }
+            }
+            // Resuming sets both, and counting goes on from there.
+            clock.set(&[40; SLOTS])?;
+            arenas[0].set_last_updates(&[7; SLOTS])?;
+            let mut staged = [REST; SLOTS];
+            staged[16] = 2.0;
+            arenas[0].merge_staged(&staged)?;
+            ops::update_scales(&mut arenas[0], &ScaleUpdate { amax, ..update(&rule) })?;
+            let mut expected = vec![7; SLOTS];
+            expected[16] = 41;
+            equal("last updates after resuming", arenas[0].last_updates()?, expected)?;
+            refused(clock.set(&[1; SLOTS - 1]), "16 elements")?;
+            refused(arenas[0].set_last_updates(&[1; SLOTS + 1]), "18 elements")?;
+        }
     }
     Ok(())
 }

@@ -133,6 +133,53 @@ fn origins_that_do_not_fit_are_refused_by_name() {
     cx.commit().unwrap();
 }
 
+/// A function that returns what backward needs and lets its guard go would train on, with scale 1, for ever.
+#[test]
+fn a_dropped_scopes_saved_is_refused() {
+    let mut scaling = scaling(&["a"]);
+    let text = |found: &str| {
+        format!("backward of `a`: its Saved comes from {found}, not from a recorded forward of `a`")
+    };
+    let open = |scaling: &mut Scaling, leave: fn(fp8_recipe::Forward<'_>)| {
+        let mut cx = scaling.autocast(&margin(0)).unwrap();
+        let (_, origin) = forward(&mut cx, &input("a"), &[1.0]);
+        let (_, nested) = forward(&mut cx.nested(&margin(1)).unwrap(), &input("a"), &[1.0]);
+        leave(cx);
+        [origin, nested]
+    };
+    let uncommitted =
+        "a forward scope that was left without commit: call `commit` on its guard before backward";
+    let discarded = "a forward scope that was discarded";
+    let committed = open(&mut scaling, |cx| cx.commit().unwrap());
+    let ways: [(fn(fp8_recipe::Forward<'_>), &str); 3] = [
+        (|cx| drop(cx), uncommitted),
+        (|cx| std::mem::forget(cx), uncommitted),
+        (|cx| cx.discard().unwrap(), discarded),
+    ];
+    for (leave, found) in ways {
+        for origin in open(&mut scaling, leave) {
+            let mut cx = scaling.backward().unwrap();
+            assert_eq!(message(cx.slot(&origin, &grad("a"))), text(found));
+            assert!(!cx.fp8_gemms(&origin).dgrad);
+        }
+    }
+    let mut cx = scaling.backward().unwrap();
+    for origin in &committed {
+        backward(&mut cx, origin, &grad("a"), &[1.0]);
+    }
+    cx.commit().unwrap();
+}
+
+/// In high precision, too: whether a guard was committed does not depend on the recipe.
+#[test]
+fn a_dropped_scopes_saved_is_refused_without_fp8() {
+    let mut scaling = scaling(&["a"]);
+    let mut cx = scaling.scope(&margin(0), &options(false, false)).unwrap();
+    let (_, origin) = forward(&mut cx, &input("a"), &[1.0]);
+    drop(cx);
+    assert!(message(scaling.backward().unwrap().slot(&origin, &grad("a"))).contains("left without commit"));
+}
+
 #[test]
 fn slots_of_the_other_pass_are_refused() {
     let mut scaling = scaling(&["a"]);
@@ -326,8 +373,8 @@ fn the_dtype_of_what_stays_in_high_precision() {
 
 #[test]
 fn transposes_are_wanted_where_backward_reads_them() {
-    let mut scaling = scaling(&["a"]);
     let slots = GemmSlots::new("a");
+    let mut scaling = Scaling::new(&slots, &device()).unwrap();
     let mut cx = scaling.autocast(&margin(0)).unwrap();
     let wanted = [&slots.input, &slots.weight, &slots.output].map(|slot| cx.slot(slot).unwrap().columnwise);
     assert_eq!(wanted, [true, true, false]);

@@ -1,8 +1,8 @@
 //! State out and in: resuming is exact.
 
 use crate::support::{
-    backward, codes, forward, grad, input, message, scale_of, scaling, short, slot_state, slot_states, step,
-    updates,
+    Alone, backward, codes, forward, grad, input, message, scale_of, scaling, short, slot_state, slot_states,
+    step, updates,
 };
 use fp8_recipe::{AutocastOptions, CurrentScaling, DelayedScaling, Direction, Recipe, Scaling, ScalingState};
 
@@ -109,32 +109,8 @@ fn loading_takes_the_place_of_what_was_there() {
     assert_eq!(scaling.state().unwrap(), empty.state().unwrap());
 }
 
-/// A group of one rank.
-#[derive(Debug)]
-struct Alone;
-
-mod alone {
-    use super::Alone;
-
-    impl fp8_recipe::AmaxGroup for Alone {
-        fn id(&self) -> &str {
-            "dp"
-        }
-        fn world_size(&self) -> usize {
-            1
-        }
-        fn agree_on_names(&self, _: &str, _: &[std::sync::Arc<str>]) -> fp8_recipe::Result<()> {
-            Ok(())
-        }
-        fn all_reduce_max(&self, _: &str, _: &fp8_recipe::fp8_kernels::Arena) -> fp8_recipe::Result<()> {
-            Ok(())
-        }
-        fn poison(&self, _: &str) {}
-    }
-}
-
 fn in_a_group() -> AutocastOptions {
-    AutocastOptions { amax_reduction_group: Some(std::sync::Arc::new(Alone)), ..Default::default() }
+    AutocastOptions { amax_reduction_group: Some(std::sync::Arc::new(Alone("dp"))), ..Default::default() }
 }
 
 #[test]
@@ -200,23 +176,93 @@ fn other_slots_or_impossible_numbers_are_refused_and_change_nothing() {
         assert_eq!(scaling.state().unwrap(), before);
         let (head, problem) = text.split_once(": ").unwrap();
         assert!(head.starts_with("scaling state of delayed(margin=0,"), "{text}");
-        problem.strip_suffix(": load it into the model that it was saved from").unwrap().to_owned()
+        problem.to_owned()
     };
-    assert_eq!(refused(&["a", "c"], &state), "it has slot `b.input` where this model has `c.input`");
-    assert_eq!(refused(&["a"], &state), "it has 6 slots, this model 3");
-    assert_eq!(refused(&["a", "b", "c"], &state), "it has 6 slots, this model 9");
+    let model = "load it into the model that it was saved from";
+    let slots = format!("slots: it has `b.input` where this model has `c.input`: {model}");
+    assert_eq!(refused(&["a", "c"], &state), slots);
+    assert_eq!(refused(&["a"], &state), format!("slots: it has 6, this model 3: {model}"));
+    assert_eq!(refused(&["a", "b", "c"], &state), format!("slots: it has 6, this model 9: {model}"));
     let edited = |edit: &dyn Fn(&mut fp8_recipe::ArenaState)| {
         let mut state = state.clone();
         edit(&mut state.arenas[0]);
         refused(&["a", "b"], &state)
     };
-    let values = "its scale or history does not have one value per slot (6)";
-    assert_eq!(edited(&|arena| arena.scale.truncate(5)), values);
-    assert_eq!(edited(&|arena| arena.amax_history[1].truncate(5)), values);
-    for scale in [0.0, -2.0, f32::NAN, f32::INFINITY] {
-        assert_eq!(edited(&|arena| arena.scale[2] = scale), format!("it has a scale of {scale}"));
+    assert_eq!(edited(&|arena| arena.scale.truncate(5)), "scale: it has 5 values for 6 slots");
+    assert_eq!(
+        edited(&|arena| arena.amax_history[1].truncate(5)),
+        "amax_history: row 1 has 5 values for 6 slots"
+    );
+    assert_eq!(
+        edited(&|arena| arena.amax_history.resize(1 << 20, vec![0.0; 6])),
+        "amax_history: it has 1048576 rows: expected at most 1048575"
+    );
+    assert_eq!(edited(&|arena| arena.last_updates.truncate(5)), "last_updates: it has 5 values for 6 slots");
+    let subnormal = f32::from_bits(0x007F_FFFF);
+    for scale in [0.0, -0.0, -2.0, 1e-45, subnormal, f32::NAN, f32::INFINITY] {
+        let text = format!(
+            "scale: {scale:e} for `a.weight`: expected -1 (not calibrated) or a finite number of at least 2^-126"
+        );
+        assert_eq!(edited(&|arena| arena.scale[2] = scale), text);
     }
-    assert_eq!(edited(&|arena| arena.amax_history[0][3] = -1.0), "it has an amax of -1");
+    for amax in [-1.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let text = format!("amax_history: {amax:e} for `b.input`: expected a finite number of at least 0");
+        assert_eq!(edited(&|arena| arena.amax_history[0][3] = amax), text);
+    }
+    let limit = "expected at most 2^62, which no training reaches";
+    for count in [(1 << 62) + 1, u64::MAX - 1, u64::MAX] {
+        assert_eq!(edited(&|arena| arena.updates = count), format!("updates: {count}: {limit}"));
+        assert_eq!(edited(&|arena| arena.last_updates[1] = count), format!("last_updates: {count}: {limit}"));
+    }
+    let text = "recipe: expected the options of a delayed-scaling recipe, as `state` writes them";
+    assert_eq!(edited(&|arena| arena.recipe = arena.recipe.replace("reduce_amax=true,", "")), text);
+    let mut twice = state.clone();
+    twice.arenas.push(state.arenas[0].clone());
+    let text = "recipe: it occurs twice with the same group and history length";
+    assert_eq!(refused(&["a", "b"], &twice), text);
+}
+
+#[test]
+fn infinite_amaxes_are_taken_where_the_recipe_records_them() {
+    let recipe: Recipe = DelayedScaling { record_non_finite: true, ..short() }.into();
+    let mut saved = scaling(&["a"]);
+    step(&mut saved, &recipe, &input("a"), &[f32::INFINITY]).unwrap();
+    let mut state = saved.state().unwrap();
+    assert_eq!(slot_state(&saved, &input("a")).1, [0.0, 0.0, f32::INFINITY]);
+    let mut resumed = scaling(&["a"]);
+    resumed.prepare(&recipe, &AutocastOptions::default()).unwrap();
+    resumed.load_state(&state).unwrap();
+    assert_eq!(resumed.state().unwrap(), state);
+    state.arenas[0].amax_history[0][0] = f32::NAN;
+    let text = message(resumed.load_state(&state));
+    let problem = "amax_history: NaN for `a.input`: expected a finite number of at least 0 or infinity";
+    assert!(text.ends_with(problem), "{text}");
+    // No user's function can name itself an option.
+    let name = "x\"),record_non_finite=true,zero_is_skipped=true".into();
+    let custom = fp8_recipe::CustomAmax { name, function: std::sync::Arc::new(|_| 1.0) };
+    let recipe = DelayedScaling { amax_compute_algo: fp8_recipe::AmaxComputeAlgo::Custom(custom), ..short() };
+    let mut saved = scaling(&["a"]);
+    step(&mut saved, &recipe.into(), &input("a"), &[1.0]).unwrap();
+    let mut state = saved.state().unwrap();
+    scaling(&["a"]).load_state(&state).unwrap();
+    state.arenas[0].amax_history[0][0] = f32::INFINITY;
+    assert!(scaling(&["a"]).load_state(&state).is_err());
+}
+
+#[test]
+fn the_largest_counts_that_load_can_be_counted_on() {
+    let (mut saved, recipe) = (scaling(&["a"]), with_len(4));
+    step(&mut saved, &recipe, &input("a"), &[1.0]).unwrap();
+    let mut state = saved.state().unwrap();
+    state.arenas[0].updates = 1 << 62;
+    state.arenas[0].last_updates[0] = 1 << 62;
+    let mut resumed = scaling(&["a"]);
+    resumed.load_state(&state).unwrap();
+    for _ in 0..3 {
+        step(&mut resumed, &recipe, &input("a"), &[2.0]).unwrap();
+    }
+    let arena = &resumed.state().unwrap().arenas[0];
+    assert_eq!((arena.updates, arena.last_updates[0]), ((1 << 62) + 3, (1 << 62) + 3));
 }
 
 #[test]
@@ -228,6 +274,7 @@ fn state_has_names_and_leaves_out_recipes_without_any() {
     assert_eq!(state.arenas.len(), 2);
     let arena = &state.arenas[0];
     assert_eq!((arena.direction, arena.updates, &arena.group), (Direction::Forward, 1, &None));
+    assert_eq!(arena.last_updates, [1, 0, 0, 0, 0, 0]); // a.input has run
     assert_eq!(&*arena.slots[0], "a.input");
     assert_eq!(
         arena.recipe,

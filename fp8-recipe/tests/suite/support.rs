@@ -1,11 +1,11 @@
 //! A model that is nothing but slots, tensors of given amaxes, and a look at one slot's state.
 
-use fp8_recipe::fp8_kernels::{Device, Operand, Tensor, ops};
+use fp8_recipe::fp8_kernels::{Arena, Device, Operand, Tensor, ops};
 use fp8_recipe::{
-    Backward, DelayedScaling, Direction, Forward, GemmSlots, Origin, Recipe, Result, Scaling, SlotName,
-    SlotRole, Slots,
+    AmaxGroup, Backward, DelayedScaling, Direction, Forward, GemmSlots, Origin, Recipe, Result, Scaling,
+    SlotName, SlotRole, Slots,
 };
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Where everything here runs. One for the whole process, since tensors of two devices do not mix.
 pub(crate) fn device() -> Device {
@@ -98,6 +98,40 @@ pub(crate) fn slot_states(scaling: &Scaling, slot: &SlotName) -> Vec<(f32, Vec<f
     arenas
         .map(|arena| (arena.scale[position], arena.amax_history.iter().map(|row| row[position]).collect()))
         .collect()
+}
+
+/// The same in the one arena whose recipe says `option`.
+pub(crate) fn of_recipe(scaling: &Scaling, option: &str, slot: &SlotName) -> (f32, Vec<f32>) {
+    let state = scaling.state().unwrap();
+    let arenas = state.arenas.iter().filter(|arena| arena.direction == slot.direction());
+    let found: Vec<_> =
+        arenas.zip(slot_states(scaling, slot)).filter(|(arena, _)| arena.recipe.contains(option)).collect();
+    assert_eq!(found.len(), 1, "arenas with {option}");
+    found[0].1.clone()
+}
+
+/// A group of one rank, with its id.
+#[derive(Debug)]
+pub(crate) struct Alone(pub(crate) &'static str);
+
+impl AmaxGroup for Alone {
+    fn id(&self) -> &str {
+        self.0
+    }
+
+    fn world_size(&self) -> usize {
+        1
+    }
+
+    fn agree_on_names(&self, _: &str, _: &[Arc<str>]) -> Result<()> {
+        Ok(())
+    }
+
+    fn all_reduce_max(&self, _: &str, _: &Arena) -> Result<()> {
+        Ok(())
+    }
+
+    fn poison(&self, _: &str) {}
 }
 
 pub(crate) fn message<T>(result: Result<T>) -> String {

@@ -70,7 +70,7 @@ fn a_scale_function_gets_amax_old_scale_largest_value_and_recipe() {
 
 #[test]
 fn a_result_that_is_no_scale_is_an_error_and_changes_nothing() {
-    for bad in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-45] {
+    for bad in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-45, f32::MIN_POSITIVE.next_down()] {
         let function =
             move |amax: f32, _: f32, _: f32, _: &DelayedScaling| if amax > 10.0 { bad } else { 2.0 };
         let recipe =
@@ -82,8 +82,10 @@ fn a_result_that_is_no_scale_is_an_error_and_changes_nothing() {
         forward(&mut cx, &input("a"), &[11.0]);
         let error = cx.commit().unwrap_err();
         assert!(matches!(error, Error::Kernels(_)));
-        let text =
-            format!("scale policy `mine` returned {bad} for amax 11: a scale is finite and greater than 0");
+        let text = format!(
+            "scale policy `mine` returned {bad} for amax 11: expected a finite scale of at least 2^-126, so that its \
+             inverse is finite, too"
+        );
         assert_eq!(error.to_string(), text);
         assert_eq!(scaling.state().unwrap(), before);
         step(&mut scaling, &recipe, &input("a"), &[2.0]).unwrap(); // nothing of 11 is left

@@ -12,8 +12,9 @@ enum { AMAX_MAX = 0, AMAX_MOST_RECENT = 1 };
 
 // Launch: a block for each 8 slots, 32 to 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024)
-update_scales(float* history, float* scale, u64* skipped, u64 slots, u64 rows, float rest, int recompute, int amax_rule,
-              int record_non_finite, int kind, float largest, float scaled_max, int margin, float epsilon) {
+update_scales(float* history, float* scale, u64* skipped, u64* clock, u64* last_updates, u64 slots, u64 rows, float rest,
+              int recompute, int amax_rule, int record_non_finite, int kind, float largest, float scaled_max, int margin,
+              float epsilon) {
     __shared__ float maxima[MAX_WARPS][SLOTS];
     u64 slot = (u64)blockIdx.x * SLOTS + threadIdx.x % SLOTS;
     int lane_row = (int)threadIdx.x / SLOTS, row_step = (int)blockDim.x / SLOTS;
@@ -57,6 +58,10 @@ update_scales(float* history, float* scale, u64* skipped, u64 slots, u64 rows, f
         if (ran) skipped[slot] += 1;
         return;
     }
+    // This thread alone has the slot: no other launch runs meanwhile.
+    u64 reading = clock[slot] + 1;
+    clock[slot] = reading;
+    last_updates[slot] = reading;
     if (rows > 1) history[(rows - 1) * slots + slot] = newest;
     if (!recompute && !first) return;
     amax = newest;

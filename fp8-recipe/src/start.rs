@@ -1,0 +1,486 @@
+//! Where the arenas of a recipe start from.
+//!
+//! 1. Its own saved state, if one was loaded: history, scales and number of updates go on as they were. The history's
+//!    length may differ, and the group, if all that was saved belongs to one group.
+//! 2. Else, slot by slot, the history that was updated last among all recipes of the same group, live or loaded. An amax is
+//!    an amax whatever the margin, policy or format: the newest `amax_history_len` of those that the recipe would have
+//!    recorded give the scale by its own rules (NUMERICS §3, steps 3 and 4), and the newest `amax_history_len` − 1 stay as its
+//!    window. Where the two recipes differ in the history's length alone, the scale stays as it is.
+//! 3. Else nothing: the slot calibrates, or starts with scale 1 under Transformer Engine's first-step rule. So do slots that
+//!    ran last under a history of length 1, which keeps no amaxes.
+//!
+//! "Updated last" is exact. The arenas of a `Scaling` share an [`UpdateClock`](fp8_kernels::UpdateClock), which counts the
+//! updates of each slot on the device, replays of recorded steps included. An update that leaves a slot as it is (it did not
+//! run, or its amax was left out) does not count. Of two arenas that one commit updated, the later one in the order of their
+//! keys counts as later; that order is the same on all ranks. All inputs are reduced amaxes, so all ranks start alike. A
+//! recipe that reduces takes no amaxes of one that does not (`reduce_amax`), which are each rank's own.
+//!
+//! Until its first update, a recipe is new: a scope that was left without commit does not count. So its arenas start anew
+//! with each scope before that if other recipes were updated meanwhile.
+
+use crate::domain::Domain;
+use crate::recipe::Terms;
+use crate::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport, UnusedArena};
+use crate::{ArenaState, Direction, Recipe, Result, Scaling};
+use fp8_kernels::{Arena, UNSET};
+use std::sync::Arc;
+
+/// A loaded arena that waits for its recipe.
+#[derive(Debug, Clone)]
+pub(crate) struct Saved {
+    pub(crate) arena: ArenaState,
+    pub(crate) terms: Terms,
+    /// Whether a slot of another recipe started from it.
+    pub(crate) is_source: bool,
+}
+
+impl Saved {
+    fn name(&self) -> String {
+        let ArenaState { recipe, group, amax_history, .. } = &self.arena;
+        name(&format!("{recipe},len={}", amax_history.len() + 1), group.as_deref())
+    }
+
+    pub(crate) fn unused(&self) -> UnusedArena {
+        UnusedArena {
+            recipe: self.name().into(),
+            direction: self.arena.direction,
+            updates: self.arena.updates,
+        }
+    }
+}
+
+/// What recipe and group are called.
+pub(crate) fn name(recipe: &str, group: Option<&str>) -> String {
+    match group {
+        Some(group) => format!("{recipe} group={group}"),
+        None => recipe.to_owned(),
+    }
+}
+
+/// All of an arena that is about to start.
+#[derive(Debug)]
+struct Start {
+    updates: u64,
+    /// `[rows][slots]`, oldest row first.
+    history: Vec<f32>,
+    scales: Vec<f32>,
+    last_updates: Vec<u64>,
+    report: StateReport,
+    /// Whether it goes on with state of its recipe's own.
+    is_own: bool,
+    /// The positions of the saved arenas that it starts from.
+    sources: Vec<usize>,
+}
+
+/// An arena whose amaxes a new recipe may take.
+struct Source<'a> {
+    /// All that rules it but the history's length.
+    recipe: String,
+    name: Arc<str>,
+    rows: usize,
+    last_updates: Vec<u64>,
+    held: Held<'a>,
+}
+
+enum Held<'a> {
+    Live(&'a Arena),
+    Saved(usize, &'a ArenaState),
+}
+
+impl Held<'_> {
+    /// History and scales.
+    fn read(&self) -> Result<(Vec<f32>, Vec<f32>)> {
+        Ok(match self {
+            Self::Live(arena) => (arena.history()?, arena.scales()?),
+            Self::Saved(_, arena) => (arena.amax_history.concat(), arena.scale.clone()),
+        })
+    }
+}
+
+impl Start {
+    /// Continues a saved arena of the same recipe.
+    fn own(domain: &Domain, saved: &Saved) -> Self {
+        let ArenaState { direction, updates, slots, scale, amax_history, last_updates, .. } = &saved.arena;
+        let (recipe, from): (Arc<str>, Arc<str>) = (domain.key.as_str().into(), saved.name().into());
+        let loaded = |slot: &Arc<str>| LoadedSlot {
+            slot: slot.clone(),
+            direction: *direction,
+            recipe: recipe.clone(),
+            from: from.clone(),
+        };
+        Self {
+            updates: *updates,
+            history: amax_history.concat(),
+            scales: scale.clone(),
+            last_updates: last_updates.clone(),
+            report: StateReport { taken_over: slots.iter().map(loaded).collect(), ..StateReport::default() },
+            is_own: true,
+            sources: Vec::new(),
+        }
+    }
+
+    /// Starts each slot from the source that was updated last.
+    fn from_sources(
+        domain: &Domain,
+        direction: Direction,
+        names: &[Arc<str>],
+        sources: &[Source<'_>],
+    ) -> Result<Self> {
+        let Recipe::Delayed(recipe) = &domain.recipe else { return Ok(Self::at_rest(domain, names.len())) };
+        let (len, slots) = (recipe.amax_history_len, names.len());
+        let (rule, own_recipe) = (domain.scale_update(direction), domain.recipe.state_key());
+        let key: Arc<str> = domain.key.as_str().into();
+        // Of two that are equally new, one was taken from the other: the longer one knows more.
+        let newest = |slot: usize| {
+            let ran = sources.iter().enumerate().filter(|(_, source)| source.last_updates[slot] > 0);
+            ran.max_by_key(|(_, source)| (source.last_updates[slot], source.rows))
+                .map(|(position, _)| position)
+        };
+        let chosen: Vec<Option<usize>> = (0..slots).map(newest).collect();
+        let mut start = Self::at_rest(domain, slots);
+        let mut columns = vec![Vec::new(); slots];
+        for (position, source) in sources.iter().enumerate() {
+            if !chosen.contains(&Some(position)) {
+                continue;
+            }
+            let (history, scales) = source.held.read()?;
+            if let Held::Saved(position, _) = source.held {
+                start.sources.push(position);
+            }
+            for slot in (0..slots).filter(|&slot| chosen[slot] == Some(position)) {
+                let window = (0..source.rows).map(|row| history[row * slots + slot]);
+                let loaded = || LoadedSlot {
+                    slot: names[slot].clone(),
+                    direction,
+                    recipe: key.clone(),
+                    from: source.name.clone(),
+                };
+                if source.recipe == own_recipe {
+                    start.last_updates[slot] = source.last_updates[slot];
+                    start.scales[slot] = if scales[slot] < 0.0 { UNSET } else { scales[slot] };
+                    columns[slot] = window.collect();
+                    start.report.taken_over.push(loaded());
+                    continue;
+                }
+                if source.rows == 0 {
+                    start.report.new.push(new_slot(names, slot, direction, &key, StartsNew::NoWindow));
+                    continue;
+                }
+                start.last_updates[slot] = source.last_updates[slot];
+                columns[slot] = window.filter(|&amax| recipe.records(amax)).collect();
+                let scale = rule.scale_of(&newest_of(&columns[slot], len), UNSET)?;
+                if scale != UNSET {
+                    start.scales[slot] = scale;
+                    start.report.recomputed.push(loaded());
+                    continue;
+                }
+                start.report.new.push(new_slot(names, slot, direction, &key, StartsNew::NoAmax));
+            }
+        }
+        for slot in (0..slots).filter(|&slot| chosen[slot].is_none()) {
+            start.report.new.push(new_slot(names, slot, direction, &key, StartsNew::NeverRan));
+        }
+        for (slot, column) in columns.iter().enumerate() {
+            for (row, amax) in newest_of(column, len - 1).into_iter().enumerate() {
+                start.history[row * slots + slot] = amax;
+            }
+        }
+        Ok(start)
+    }
+
+    /// Starts as if nothing had ever run.
+    fn at_rest(domain: &Domain, slots: usize) -> Self {
+        let options = domain.arena_options();
+        Self {
+            updates: 0,
+            history: vec![0.0; (options.history_len - 1) * slots],
+            scales: vec![options.first_scale; slots],
+            last_updates: vec![0; slots],
+            report: StateReport::default(),
+            is_own: false,
+            sources: Vec::new(),
+        }
+    }
+
+    fn apply(&self, arena: &mut Arena) -> Result<()> {
+        arena.set_updates(self.updates);
+        arena.set_history(&self.history)?;
+        arena.set_scales(&self.scales)?;
+        // The clocks of current scaling are its own, and count nothing that lasts.
+        Ok(arena.set_last_updates(&self.last_updates)?)
+    }
+}
+
+fn new_slot(
+    names: &[Arc<str>],
+    slot: usize,
+    direction: Direction,
+    recipe: &Arc<str>,
+    reason: StartsNew,
+) -> NewSlot {
+    NewSlot { slot: names[slot].clone(), direction, recipe: recipe.clone(), reason }
+}
+
+/// The newest `len` of `amaxes`, which run from oldest to newest, behind zeros where there are fewer.
+fn newest_of(amaxes: &[f32], len: usize) -> Vec<f32> {
+    let newest = &amaxes[amaxes.len().saturating_sub(len)..];
+    let mut window = vec![0.0; len - newest.len()];
+    window.extend_from_slice(newest);
+    window
+}
+
+impl Scaling {
+    /// Returns what the arenas of this `Scaling` started from since it was made or a state was last loaded: the report of
+    /// [`load_state`](Self::load_state), and what recipes took over that were used for the first time since. Arenas that were
+    /// made before anything had run are not listed.
+    pub fn state_report(&self) -> StateReport {
+        let has_past = |saved: &&Saved| saved.arena.last_updates.iter().any(|&last| last > 0);
+        let unused = self.pending.iter().filter(|saved| !saved.is_source).filter(has_past);
+        let unused = unused.map(Saved::unused).collect();
+        StateReport { unused, ..self.report.clone() }
+    }
+
+    /// Makes a domain's arenas and starts them.
+    pub(crate) fn start(&mut self, index: usize, records: bool) -> Result<()> {
+        self.device.expect_eager("arena", "open a scope of this recipe once before")?;
+        let own = Direction::ALL.map(|direction| self.own_state(index, direction, records, &self.pending));
+        let [forward, backward] = Direction::ALL
+            .map(|direction| self.plan(index, direction, own[direction as usize], &self.pending, true));
+        let starts = [forward?, backward?];
+        let mut arenas = self.domains[index].new_arenas(&self.clocks)?;
+        for (arena, start) in arenas.iter_mut().zip(&starts) {
+            start.apply(arena)?;
+        }
+        self.domains[index].arenas = Some(arenas);
+        self.finish(index, starts);
+        let mut position = 0;
+        self.pending.retain(|_| {
+            position += 1;
+            !own.contains(&Some(position - 1))
+        });
+        Ok(())
+    }
+
+    /// Starts a domain's arenas anew that have not been updated since they started from others that have.
+    pub(crate) fn follow(&mut self, index: usize) -> Result<()> {
+        if self.device.capture_number().is_some() {
+            return Ok(()); // a step is recorded with the scales that there are
+        }
+        for direction in Direction::ALL {
+            let activity = self.activity(index, direction);
+            let domain = &mut self.domains[index];
+            let Some(arenas) = domain.arenas.as_ref().filter(|_| domain.has_state()) else { return Ok(()) };
+            let follows = &mut domain.follows[direction as usize];
+            if arenas[direction as usize].updates() > 0 {
+                *follows = None;
+            }
+            if follows.is_none_or(|then| then == activity) {
+                continue;
+            }
+            let start = self.plan(index, direction, None, &self.pending, true)?;
+            if let Some(arenas) = &mut self.domains[index].arenas {
+                start.apply(&mut arenas[direction as usize])?;
+            }
+            let key = self.domains[index].key.clone();
+            self.report.forget(&key, direction);
+            self.domains[index].follows[direction as usize] = Some(activity);
+            self.note(start);
+        }
+        Ok(())
+    }
+
+    /// Replaces the state of all domains by `saved`, in which what no domain continues waits for others.
+    pub(crate) fn restart(&mut self, mut saved: Vec<Saved>) -> Result<()> {
+        // First whom an arena belongs to, then who may take it over with another length or group.
+        let mut owners = vec![[None; 2]; self.domains.len()];
+        let mut is_free = vec![true; saved.len()];
+        for is_exact in [true, false] {
+            for (index, owned) in owners.iter_mut().enumerate() {
+                for direction in Direction::ALL {
+                    let own = &mut owned[direction as usize];
+                    if own.is_some() || self.domains[index].arenas.is_none() {
+                        continue;
+                    }
+                    let free: Vec<usize> = (0..saved.len()).filter(|&position| is_free[position]).collect();
+                    let left: Vec<&Saved> = free.iter().map(|&position| &saved[position]).collect();
+                    let found = self.own_state_of(index, direction, !is_exact, &left);
+                    *own = found.map(|found| free[found]);
+                    if let Some(position) = *own {
+                        is_free[position] = false;
+                    }
+                }
+            }
+        }
+        let mut starts = Vec::new();
+        for (index, owned) in owners.iter().enumerate() {
+            if self.domains[index].arenas.is_some() {
+                let [forward, backward] = Direction::ALL
+                    .map(|direction| self.plan(index, direction, owned[direction as usize], &saved, false));
+                starts.push((index, [forward?, backward?]));
+            }
+        }
+        // From here on only the device can fail.
+        self.report = StateReport::default();
+        self.weights.clear();
+        for (direction, clock) in Direction::ALL.into_iter().zip(&self.clocks) {
+            let mut readings = vec![0; clock.slots()];
+            for saved in saved.iter().filter(|saved| saved.arena.direction == direction) {
+                let last = readings.iter_mut().zip(&saved.arena.last_updates);
+                last.for_each(|(reading, &last)| *reading = last.max(*reading));
+            }
+            clock.set(&readings)?;
+        }
+        let used = starts.iter().flat_map(|(_, starts)| starts.iter().flat_map(|start| &start.sources));
+        for &position in used {
+            saved[position].is_source = true;
+        }
+        let mut is_free = is_free.into_iter();
+        saved.retain(|_| is_free.next().unwrap_or(true));
+        self.pending = saved;
+        for (index, starts) in &starts {
+            if let Some(arenas) = &mut self.domains[*index].arenas {
+                for (arena, start) in arenas.iter_mut().zip(starts) {
+                    start.apply(arena)?;
+                }
+            }
+        }
+        for (index, mut starts) in starts {
+            starts.iter_mut().for_each(|start| start.sources.clear()); // noted above
+            self.finish(index, starts);
+        }
+        Ok(())
+    }
+
+    /// Notes that a domain's arenas have started.
+    fn finish(&mut self, index: usize, starts: [Start; 2]) {
+        for (direction, start) in Direction::ALL.into_iter().zip(starts) {
+            let follows = (!start.is_own).then(|| self.activity(index, direction));
+            self.domains[index].follows[direction as usize] = follows;
+            self.note(start);
+        }
+    }
+
+    fn note(&mut self, start: Start) {
+        for position in start.sources {
+            if let Some(saved) = self.pending.get_mut(position) {
+                saved.is_source = true;
+            }
+        }
+        self.report.append(start.report);
+    }
+
+    /// How often the arenas of all other recipes have been updated.
+    fn activity(&self, index: usize, direction: Direction) -> u64 {
+        let others =
+            self.domains.iter().enumerate().filter(|(other, domain)| *other != index && domain.has_state());
+        let arenas = others.filter_map(|(_, domain)| domain.arenas.as_ref());
+        arenas.fold(0, |sum, arenas| sum.wrapping_add(arenas[direction as usize].updates()))
+    }
+
+    /// Whether loaded state is a domain's own: of its recipe, length and group.
+    pub(crate) fn has_own_state(&self, index: usize) -> bool {
+        Direction::ALL
+            .into_iter()
+            .any(|direction| self.own_state(index, direction, false, &self.pending).is_some())
+    }
+
+    fn own_state(&self, index: usize, direction: Direction, records: bool, saved: &[Saved]) -> Option<usize> {
+        self.own_state_of(index, direction, records, &saved.iter().collect::<Vec<_>>())
+    }
+
+    /// Which saved arena a domain continues: the one of its own group and length. A scope that records takes over one of
+    /// another length, too, or else the only other group's; an evaluation leaves these to the training that goes on with
+    /// them.
+    fn own_state_of(
+        &self,
+        index: usize,
+        direction: Direction,
+        records: bool,
+        saved: &[&Saved],
+    ) -> Option<usize> {
+        let domain = &self.domains[index];
+        let Recipe::Delayed(recipe) = &domain.recipe else { return None };
+        let (key, group) = (domain.recipe.state_key(), domain.group_id());
+        let fits: Vec<(usize, &ArenaState)> = (saved.iter().map(|saved| &saved.arena).enumerate())
+            .filter(|(_, saved)| saved.direction == direction && saved.recipe == key)
+            .collect();
+        let same_group = || fits.iter().filter(|(_, saved)| saved.group.as_deref() == group);
+        let same_length =
+            |(_, saved): &&(usize, &ArenaState)| saved.amax_history.len() + 1 == recipe.amax_history_len;
+        let own = same_group().find(same_length);
+        let others = || {
+            same_group().next().or_else(|| {
+                let first = fits.first()?;
+                let only = fits.iter().all(|(_, saved)| saved.group == first.1.group).then_some(first)?;
+                Some(fits.iter().find(same_length).unwrap_or(only))
+            })
+        };
+        own.or_else(|| if records { others() } else { None }).map(|(position, _)| *position)
+    }
+
+    /// Where an arena starts, which changes nothing: from `own` of the saved arenas, or from what was updated last among
+    /// them and, where they count (`live`), the arenas that there are.
+    fn plan(
+        &self,
+        index: usize,
+        direction: Direction,
+        own: Option<usize>,
+        saved: &[Saved],
+        live: bool,
+    ) -> Result<Start> {
+        let domain = &self.domains[index];
+        if let Some(own) = own.and_then(|position| saved.get(position)) {
+            return Ok(Start::own(domain, own));
+        }
+        let names = &self.names[direction as usize];
+        let Recipe::Delayed(recipe) = &domain.recipe else { return Ok(Start::at_rest(domain, names.len())) };
+        let group = domain.group_id();
+        // Amaxes that were not reduced are each rank's own.
+        let is_common = |of_group: Option<&str>, reduced: bool| {
+            reduced || !recipe.reduce_amax || group.is_none() || of_group.is_none()
+        };
+        let mut sources = Vec::new();
+        let others = self.domains.iter().enumerate().filter(|(other, _)| live && *other != index);
+        for (_, other) in others.filter(|(_, other)| other.has_state() && other.group_id() == group) {
+            if let (Recipe::Delayed(theirs), Some(arenas)) = (&other.recipe, &other.arenas)
+                && is_common(group, theirs.reduce_amax)
+            {
+                let arena = &arenas[direction as usize];
+                sources.push(Source {
+                    recipe: other.recipe.state_key(),
+                    name: other.key.as_str().into(),
+                    rows: theirs.amax_history_len - 1,
+                    last_updates: arena.last_updates()?,
+                    held: Held::Live(arena),
+                });
+            }
+        }
+        let has_group =
+            !sources.is_empty() || saved.iter().any(|saved| saved.arena.group.as_deref() == group);
+        let only_group = saved.first().map(|saved| &saved.arena.group);
+        let only_group = only_group.filter(|group| saved.iter().all(|saved| saved.arena.group == **group));
+        let from_group = if has_group { Some(group) } else { only_group.map(|group| group.as_deref()) };
+        for (position, saved) in saved.iter().enumerate() {
+            let of_group = saved.arena.group.as_deref();
+            if saved.arena.direction == direction
+                && Some(of_group) == from_group
+                && is_common(of_group, saved.terms.reduce_amax)
+            {
+                sources.push(Source {
+                    recipe: saved.arena.recipe.clone(),
+                    name: saved.name().into(),
+                    rows: saved.arena.amax_history.len(),
+                    last_updates: saved.arena.last_updates.clone(),
+                    held: Held::Saved(position, &saved.arena),
+                });
+            }
+        }
+        let mut start = Start::from_sources(domain, direction, names, &sources)?;
+        let is_past = |source: &Source<'_>| source.last_updates.iter().any(|&last| last > 0);
+        if live && saved.is_empty() && !sources.iter().any(is_past) {
+            // Nothing has run so far: there is nothing to tell.
+            start.report = StateReport::default();
+        }
+        Ok(start)
+    }
+}

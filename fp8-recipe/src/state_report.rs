@@ -1,0 +1,178 @@
+//! What became of a saved state, and of the amaxes of earlier recipes.
+
+use crate::Direction;
+use std::fmt;
+use std::sync::Arc;
+
+/// Where the slots of a [`Scaling`](crate::Scaling) started from: what [`load_state`](crate::Scaling::load_state) did with
+/// a saved state, and what recipes that are new to the model took from earlier ones.
+///
+/// A recipe is named by all its options and the id of its group, as in [`SlotReport`](crate::SlotReport). `Display` writes
+/// one line: "scaling state: 12 slots taken over, 6 slots recomputed (margin=0 → margin=1)".
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Recipe, Scaling};
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// for margin in [0, 1] {
+///     let recipe = Recipe::from(DelayedScaling { margin, ..Default::default() });
+///     let mut cx = scaling.autocast(&recipe)?;
+///     ops::quantize(&Tensor::from_vec(vec![3.5f32], [1, 1], &device)?, &cx.slot(&fc.input)?)?;
+///     cx.commit()?;
+/// }
+/// let report = scaling.state_report();
+/// assert_eq!(&*report.recomputed[0].slot, "fc.input");
+/// assert!(report.recomputed[0].from.contains("margin=0"));
+/// assert_eq!(report.new.len(), 2); // fc.weight and fc.output never ran
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StateReport {
+    /// Slots that go on with a history and scale as they were: their recipe is the one they were made by, or differs from it
+    /// in nothing but the history's length or the group.
+    pub taken_over: Vec<LoadedSlot>,
+    /// Slots that go on with the amaxes of another recipe, by which their own recipe has computed their scales.
+    pub recomputed: Vec<LoadedSlot>,
+    /// Slots that start as if they had never run: they calibrate with their next tensor, or, under Transformer Engine's
+    /// first-step rule, start with scale 1.
+    pub new: Vec<NewSlot>,
+    /// Saved arenas with a past that no recipe has asked for so far. They are kept: the first scope of their recipe continues them, other
+    /// new recipes take amaxes from them, and [`state`](crate::Scaling::state) saves them again.
+    pub unused: Vec<UnusedArena>,
+}
+
+/// A slot that goes on from a history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoadedSlot {
+    /// The slot's name.
+    pub slot: Arc<str>,
+    /// The pass it belongs to.
+    pub direction: Direction,
+    /// The recipe and group that it runs under.
+    pub recipe: Arc<str>,
+    /// The recipe and group that recorded the history.
+    pub from: Arc<str>,
+}
+
+/// A slot without a past.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSlot {
+    /// The slot's name.
+    pub slot: Arc<str>,
+    /// The pass it belongs to.
+    pub direction: Direction,
+    /// The recipe and group that it runs under.
+    pub recipe: Arc<str>,
+    /// Why no scale follows from an earlier recipe's history.
+    pub reason: StartsNew,
+}
+
+/// Why a slot starts anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StartsNew {
+    /// It has not run under any recipe of the group whose amaxes the new recipe can take.
+    NeverRan,
+    /// It ran last under a recipe with a history of length 1, which keeps no amaxes.
+    NoWindow,
+    /// Its history has no finite amax greater than 0.
+    NoAmax,
+}
+
+/// A saved arena that nothing has used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnusedArena {
+    /// The recipe and group that it was saved under.
+    pub recipe: Arc<str>,
+    /// Its pass.
+    pub direction: Direction,
+    /// Committed scopes that had updated it.
+    pub updates: u64,
+}
+
+impl StateReport {
+    /// Whether all of a saved state was taken over as it was: nothing is recomputed, new or unused.
+    pub fn is_plain(&self) -> bool {
+        self.recomputed.is_empty() && self.new.is_empty() && self.unused.is_empty()
+    }
+
+    /// Forgets what was said of an arena that starts anew.
+    pub(crate) fn forget(&mut self, recipe: &str, direction: Direction) {
+        let is_kept = |slot: &LoadedSlot| *slot.recipe != *recipe || slot.direction != direction;
+        self.taken_over.retain(is_kept);
+        self.recomputed.retain(is_kept);
+        self.new.retain(|slot| *slot.recipe != *recipe || slot.direction != direction);
+    }
+
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.taken_over.append(&mut other.taken_over);
+        self.recomputed.append(&mut other.recomputed);
+        self.new.append(&mut other.new);
+        self.unused.append(&mut other.unused);
+    }
+}
+
+impl fmt::Display for StateReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        if !self.taken_over.is_empty() {
+            parts.push(format!("{} taken over", count(self.taken_over.len(), "slot")));
+        }
+        if let Some(first) = self.recomputed.first() {
+            let is_like_first =
+                |slot: &LoadedSlot| (&slot.from, &slot.recipe) == (&first.from, &first.recipe);
+            let more = if self.recomputed.iter().all(is_like_first) { "" } else { ", and others" };
+            let change = difference(&first.from, &first.recipe);
+            parts.push(format!("{} recomputed ({change}{more})", count(self.recomputed.len(), "slot")));
+        }
+        for (reason, text) in [
+            (StartsNew::NeverRan, "never ran"),
+            (StartsNew::NoWindow, "a history of length 1 keeps no amaxes"),
+            (StartsNew::NoAmax, "no finite amax above 0 in the history"),
+        ] {
+            let slots = self.new.iter().filter(|slot| slot.reason == reason).count();
+            if slots > 0 {
+                parts.push(format!("{} new ({text})", count(slots, "slot")));
+            }
+        }
+        if !self.unused.is_empty() {
+            parts.push(format!("{} not used so far", count(self.unused.len(), "saved arena")));
+        }
+        if parts.is_empty() {
+            parts.push("nothing loaded".to_owned());
+        }
+        write!(f, "scaling state: {}", parts.join(", "))
+    }
+}
+
+fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+/// The options in which two recipes differ.
+fn difference(from: &str, to: &str) -> String {
+    let (old, new): (Vec<_>, Vec<_>) = (options(from), options(to));
+    if old.len() != new.len() {
+        return format!("{from} → {to}");
+    }
+    let changed: Vec<_> = old.iter().zip(&new).filter(|(old, new)| old != new).collect();
+    changed.iter().map(|(old, new)| format!("{old} → {new}")).collect::<Vec<_>>().join(", ")
+}
+
+/// `name=value` each.
+fn options(recipe: &str) -> Vec<&str> {
+    let inner = recipe.split_once('(').map_or(recipe, |(_, inner)| inner);
+    // Commas within parentheses belong to a value.
+    let mut depth = 0usize;
+    let separates = move |c: char| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth == 0 && (c == ',' || c == ' ')
+    };
+    let whole = |option| if str::contains(option, '(') { option } else { option.trim_end_matches(')') };
+    inner.split(separates).map(whole).collect()
+}
