@@ -6,6 +6,7 @@
 
 mod artifact;
 mod asan;
+mod attack;
 mod bench;
 mod conformance;
 mod examples;
@@ -61,6 +62,8 @@ enum Task {
     Mutate(mutate::Mutate),
     /// Plants mistakes in the codec's rounding and sees whether its tests find them (with --sample minutes)
     MutateCodec(mutate_codec::MutateCodec),
+    /// Attacks the library: random calls, mutated checkpoints, processes killed while they save (minutes)
+    Attack(attack::Attack),
     /// Runs the tests of the codec's slices under AddressSanitizer (minutes; x86-64 Linux)
     Asan,
     /// Runs the suite on this machine's CUDA device, and fails if there is none (minutes)
@@ -86,14 +89,12 @@ fn main() -> ExitCode {
         Task::Mutate(options) => mutate::run(&options),
         Task::MutateCodec(options) => mutate_codec::run(&options),
         Task::Asan => asan::run(),
+        Task::Attack(options) => attack::run(&options),
         Task::GpuTest => gpu_test::run(),
         Task::GpuBundle(options) => gpu_bundle::run(&options),
         Task::Neon(options) => neon::run(&options),
         Task::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Exhaustive(options) => exhaustive::run(&options).map(|()| ExitCode::SUCCESS),
     };
-    done.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        ExitCode::FAILURE
-    })
+    report::exit_code(done)
 }

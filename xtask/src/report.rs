@@ -1,8 +1,17 @@
 //! Steps of a task: each is run and timed, none stops the others, a table closes the run.
 
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::workspace::Result;
+
+/// What the program ends with; an error is printed.
+pub(crate) fn exit_code(done: Result<ExitCode>) -> ExitCode {
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
 
 #[derive(Default)]
 pub(crate) struct Report {

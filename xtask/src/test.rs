@@ -16,7 +16,7 @@ use xshell::{Shell, cmd};
 use crate::ptx::nvrtc;
 use crate::report::Report;
 use crate::workspace::{Result, Workspace, shell};
-use crate::{artifact, conformance, examples, gpu_bundle, ignored, mutate, ptx, tidy};
+use crate::{artifact, attack, conformance, examples, gpu_bundle, ignored, mutate, ptx, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Test {
@@ -41,6 +41,7 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
     report.step("tests", || tests(&sh));
     if cfg!(target_os = "linux") {
         kernels(&sh, &mut report);
+        report.step("attack, a short draw", || attack::short(&sh));
     }
     if !options.fast {
         report.step("doc tests", || done(cmd!(sh, "cargo test --doc --workspace --all-features").run()));

@@ -1,0 +1,319 @@
+//! Layers and models: built with any options, run forward and backward, and used wrongly.
+
+use fp8_nn::prelude::*;
+use fp8_nn::rand::SeedableRng;
+use fp8_nn::rand::rngs::StdRng;
+
+use super::super::case::{Case, Tolerance};
+use super::super::draw::{Draw, Kind};
+use super::scopes::{options, recipe};
+
+/// Where every attacked layer is: refusals of its backward name it.
+const PATH: &str = "attacked";
+/// Roundings to FP8 that fall to the other side, in a layer or two; masks of relu flip.
+const FORWARD: f64 = 0.12;
+const BACKWARD: f64 = 0.6;
+
+/// A size that is mostly small and positive.
+fn size(draw: &mut Draw) -> usize {
+    match draw.below(40) {
+        0 => 0,
+        1 => draw.huge(),
+        _ => draw.pick(&[1, 2, 3, 8, 15, 16, 17, 24, 32]),
+    }
+}
+
+fn params_dtype(draw: &mut Draw) -> DType {
+    match draw.below(20) {
+        0 => draw.pick(&[DType::F16, DType::I32, DType::U8]),
+        at => [DType::F32, DType::BF16][at % 2],
+    }
+}
+
+fn eps(draw: &mut Draw) -> f32 {
+    draw.option(1e-3)
+}
+
+/// Sizes that fit: a multiple of the heads.
+fn heads(draw: &mut Draw) -> (usize, usize, Option<usize>) {
+    let groups = draw.pick(&[1, 1, 2]);
+    let heads = groups * draw.pick(&[1, 2]);
+    let hidden = heads * 2 * draw.pick(&[1, 3, 4, 8]);
+    match draw.below(12) {
+        0 => (size(draw), size(draw), Some(size(draw))),
+        1 => (hidden, heads, Some(groups + 1)),
+        _ => (hidden, heads, (groups > 1 || draw.flip()).then_some(groups)),
+    }
+}
+
+pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
+    let mut rng = StdRng::seed_from_u64(case.draw.bits());
+    let device = super::tensors::policy(case);
+    let draw = &mut case.draw;
+    let (input, output, params_dtype) = (size(draw), size(draw), params_dtype(draw));
+    let (bias, zero_centered_gamma, eps) = (draw.flip(), draw.flip(), eps(draw));
+    let normalization = draw.pick(&[Norm::LayerNorm, Norm::RmsNorm]);
+    let activation = draw.pick(&Activation::ALL);
+    let (init_std, output_layer_init_std) = (0.2, 0.2);
+    let (which, recomputes) = (draw.below(8), draw.once_in(4));
+    let (hidden_size, num_attention_heads, num_gqa_groups) = heads(draw);
+    let (causal, rope, input_layernorm) = (draw.flip(), draw.flip(), draw.flip());
+    let norm = NormLayerOptions { hidden_size: input, eps, zero_centered_gamma, params_dtype };
+    match which {
+        0 => {
+            let options =
+                LinearOptions { in_features: input, out_features: output, bias, params_dtype, init_std };
+            case.say(|| format!("{options:?}"));
+            let fc = case.call("Linear::new", || Linear::new(PATH, options, &device, &mut rng))?;
+            if recomputes {
+                return drive(case, Recompute { inner: fc }, &device, input, params_dtype);
+            }
+            drive(case, fc, &device, input, params_dtype)
+        }
+        1 => {
+            let options = LayerNormLinearOptions {
+                in_features: input,
+                out_features: output,
+                bias,
+                normalization,
+                eps,
+                zero_centered_gamma,
+                params_dtype,
+                init_std,
+            };
+            case.say(|| format!("{options:?}"));
+            let fc =
+                case.call("LayerNormLinear::new", || LayerNormLinear::new(PATH, options, &device, &mut rng))?;
+            drive(case, fc, &device, input, params_dtype)
+        }
+        2 | 3 => {
+            let options = LayerNormMlpOptions {
+                hidden_size: input,
+                ffn_hidden_size: output,
+                bias,
+                activation,
+                normalization,
+                eps,
+                zero_centered_gamma,
+                params_dtype,
+                init_std,
+                output_layer_init_std,
+            };
+            case.say(|| format!("{options:?}"));
+            let mlp =
+                case.call("LayerNormMlp::new", || LayerNormMlp::new(PATH, options, &device, &mut rng))?;
+            if recomputes {
+                return drive(case, Recompute { inner: mlp }, &device, input, params_dtype);
+            }
+            drive(case, mlp, &device, input, params_dtype)
+        }
+        4 => {
+            let options = MultiheadAttentionOptions {
+                hidden_size,
+                num_attention_heads,
+                num_gqa_groups,
+                causal,
+                rope,
+                max_seq_length: 16,
+                input_layernorm,
+                normalization,
+                eps,
+                bias,
+                params_dtype,
+                init_std,
+                output_layer_init_std,
+                ..Default::default()
+            };
+            case.say(|| format!("{options:?}"));
+            let layer = case.call("MultiheadAttention::new", || {
+                MultiheadAttention::new(PATH, options, &device, &mut rng)
+            })?;
+            drive(case, layer, &device, hidden_size, params_dtype)
+        }
+        5 => {
+            let options = TransformerLayerOptions {
+                hidden_size,
+                ffn_hidden_size: output,
+                num_attention_heads,
+                num_gqa_groups,
+                causal,
+                rope,
+                max_seq_length: 16,
+                activation,
+                normalization,
+                eps,
+                bias,
+                params_dtype,
+                init_std,
+                output_layer_init_std,
+                ..Default::default()
+            };
+            case.say(|| format!("{options:?}"));
+            let layer = case
+                .call("TransformerLayer::new", || TransformerLayer::new(PATH, options, &device, &mut rng))?;
+            drive(case, layer, &device, hidden_size, params_dtype)
+        }
+        6 => {
+            let layer = case.call("LayerNorm::new", || LayerNorm::new(PATH, &norm, &device))?;
+            drive(case, layer, &device, input, params_dtype)
+        }
+        _ => {
+            let layer = case.call("RmsNorm::new", || RmsNorm::new(PATH, &norm, &device))?;
+            drive(case, layer, &device, input, params_dtype)
+        }
+    }
+}
+
+/// Steps of training with a layer, some of them wrong.
+fn drive<M: Module>(
+    case: &mut Case<'_>,
+    mut model: M,
+    device: &Device,
+    input: usize,
+    dtype: DType,
+) -> Option<()> {
+    if input > 1 << 16 {
+        return None;
+    }
+    let mut scaling = case.call("Scaling::new", || Scaling::new(&model, device))?;
+    let mut optimizer = case.call("AdamW::new", || AdamW::new(AdamWOptions::default()))?;
+    let (recipe, mut options) = (recipe(&mut case.draw), options(&mut case.draw));
+    let mut of = dtype;
+    if case.draw.once_in(10) {
+        of = case.draw.dtype();
+    } else if of == DType::BF16 && options.compute_dtype.is_some() && case.draw.flip() {
+        of = DType::F32;
+    }
+    if case.draw.once_in(3) {
+        options.compute_dtype = None;
+    }
+    case.say(|| format!("{recipe:?} {options:?}"));
+    let kind = case.draw.pick(&[Kind::Noise, Kind::Noise, Kind::Special]);
+    let (batch, sequence) = (case.draw.pick(&[1, 2, 3, 0]), case.draw.pick(&[1, 2, 5, 16, 17]));
+    for _ in 0..1 + case.draw.below(3) {
+        let x = case.tensor(&[batch, sequence, input], of, kind)?;
+        let x = case.call("to_device", || x.to_device(device))?;
+        let mut cx = case.call("scope", || scaling.scope(&recipe, &options))?;
+        let (y, saved) = case.call("forward", || model.forward(&mut cx, &x))?;
+        case.near("y", &y, FORWARD);
+        case.text("y", (y.dtype(), y.shape()));
+        if case.draw.once_in(12) {
+            case.run("drop", || drop(cx));
+        } else {
+            case.call("commit", || cx.commit())?;
+        }
+        let like = case.draw.mostly(y.shape());
+        let is_bent = like != **y.shape();
+        let of = case.draw.dtype();
+        let dy = case.tensor(&like, of, kind)?;
+        let is_bent = is_bent || dy.shape() != y.shape();
+        let mut cx = case.call("backward scope", || scaling.backward())?;
+        let dx = case.call("backward", || model.backward(&mut cx, saved, &dy));
+        if is_bent {
+            let refusal = case.events.last().and_then(|event| event.outcome.as_ref().err().cloned());
+            match refusal {
+                None => case.fail(format!(
+                    "backward: accepted a gradient {} of an output {}",
+                    dy.shape(),
+                    y.shape()
+                )),
+                Some(refusal) if !refusal.contains(PATH) && of.is_float() => {
+                    case.fail(format!("backward: the refusal does not name the layer: {refusal}"));
+                }
+                Some(_) => {}
+            }
+        }
+        let dx = dx?;
+        case.near("dx", &dx, BACKWARD);
+        case.text("dx", (dx.dtype(), dx.shape()));
+        case.call("commit", || cx.commit())?;
+        let most = case.draw.option(1.0);
+        if let Some(norm) = case.call("clip_grad_norm", || clip_grad_norm(&mut model, most)) {
+            case.text("norm", norm.shape());
+        }
+        drop((x, y, dx, dy));
+        let lr = case.draw.option(1e-3);
+        let _ = case.call("AdamW::step", || optimizer.step(&mut model, lr));
+        case.call("zero_grad", || zero_grad(&mut model))?;
+        if kind == Kind::Noise && most > 0.0 && lr < 1.0 {
+            all_finite(case, &model);
+        }
+    }
+    Some(())
+}
+
+/// Parameters that were trained on ordinary values.
+fn all_finite(case: &mut Case<'_>, model: &dyn Layer) {
+    let mut broken = None;
+    let visited = model.visit(&mut |parameter| {
+        if parameter.tensor().to_f32_vec()?.iter().any(|value| !value.is_finite()) {
+            broken = Some(parameter.name().clone());
+        }
+        Ok(())
+    });
+    if let Err(error) = visited {
+        case.fail(format!("reading parameters: {error}"));
+    }
+    if let Some(name) = broken {
+        case.fail(format!("`{name}` is not finite after a step on ordinary values"));
+    }
+}
+
+pub(super) fn models(case: &mut Case<'_>) -> Option<()> {
+    let mut rng = StdRng::seed_from_u64(case.draw.bits());
+    let (draw, device) = (&mut case.draw, case.device);
+    let (hidden_size, num_attention_heads, num_gqa_groups) = heads(draw);
+    let vocab_size = if draw.once_in(12) { size(draw) } else { 20 };
+    let options = GptOptions {
+        vocab_size,
+        num_layers: if draw.once_in(16) { draw.pick(&[0, 3]) } else { 1 },
+        hidden_size,
+        ffn_hidden_size: draw.flip().then(|| size(draw)),
+        num_attention_heads,
+        num_gqa_groups,
+        max_seq_length: if draw.once_in(16) { size(draw) } else { 8 },
+        activation: draw.pick(&Activation::ALL),
+        normalization: draw.pick(&[Norm::LayerNorm, Norm::RmsNorm]),
+        bias: draw.flip(),
+        params_dtype: params_dtype(draw),
+        init_std: 0.1,
+        ..Default::default()
+    };
+    case.say(|| format!("{options:?}"));
+    let mut model = case.call("Gpt::new", || Gpt::new(PATH, &options, device, &mut rng))?;
+    let mut scaling = case.call("Scaling::new", || Scaling::new(&model, device))?;
+    let mut optimizer = case.call("AdamW::new", || AdamW::new(AdamWOptions::default()))?;
+    let (recipe, mut autocast) = (recipe(&mut case.draw), self::options(&mut case.draw));
+    if case.draw.flip() {
+        autocast.compute_dtype = None;
+    }
+    let (batch, sequence) = (case.draw.pick(&[1, 2]), case.draw.pick(&[1, 3, 8, 9]));
+    for _ in 0..1 + case.draw.below(2) {
+        let ids = |draw: &mut Draw| -> Vec<i32> {
+            (0..batch * sequence)
+                .map(|_| {
+                    if draw.once_in(300) {
+                        draw.pick(&[-1, i32::MAX, 20])
+                    } else {
+                        draw.below(vocab_size.min(20)) as i32
+                    }
+                })
+                .collect()
+        };
+        let (input, targets) = (ids(&mut case.draw), ids(&mut case.draw));
+        let input = case.integers(input, &[batch, sequence])?;
+        let targets = case.integers(targets, &[batch, sequence])?;
+        let mut cx = case.call("scope", || scaling.scope(&recipe, &autocast))?;
+        let (loss, saved) = case.call("loss", || model.loss(&mut cx, &input, &targets))?;
+        case.close("loss", &loss, Tolerance { rtol: 0.1, atol: 0.1 });
+        case.call("commit", || cx.commit())?;
+        let mut cx = case.call("backward scope", || scaling.backward())?;
+        case.call("loss_backward", || model.loss_backward(&mut cx, saved))?;
+        case.call("commit", || cx.commit())?;
+        case.call("clip_grad_norm", || clip_grad_norm(&mut model, 1.0))?;
+        case.call("AdamW::step", || optimizer.step(&mut model, 1e-3))?;
+        case.call("zero_grad", || zero_grad(&mut model))?;
+        all_finite(case, &model);
+    }
+    Some(())
+}

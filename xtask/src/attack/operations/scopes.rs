@@ -1,0 +1,257 @@
+//! Recipes, and scopes in any order, with slots, weights, backward passes, snapshots and saved state.
+
+use fp8_kernels::{DType, Operand, ops};
+use fp8_recipe::{
+    AmaxComputeAlgo, AutocastOptions, CurrentScaling, DelayedScaling, Format, GemmSlots, Origin, Recipe,
+    Scaling, ScalingFactorComputeAlgo, ScalingState, Snapshot,
+};
+
+use super::super::case::Case;
+use super::super::draw::{Draw, Kind};
+
+/// Mostly options that are in range.
+pub(super) fn delayed(draw: &mut Draw) -> DelayedScaling {
+    let usual = DelayedScaling::default();
+    let (margin, interval, len) =
+        (draw.pick(&[0, 0, 0, 1, 3, -2]), draw.pick(&[1, 1, 1, 2, 3]), draw.pick(&[1, 2, 3, 4, 9]));
+    let mut recipe = DelayedScaling {
+        margin: if draw.once_in(20) { draw.pick(&[100, -100, 101, i32::MIN, i32::MAX]) } else { margin },
+        interval: if draw.once_in(20) { draw.pick(&[0, u64::MAX]) } else { interval },
+        fp8_format: if draw.once_in(20) { Format::E5M2 } else { draw.pick(&[Format::Hybrid, Format::E4M3]) },
+        amax_history_len: if draw.once_in(20) { draw.pick(&[0, 1024, 1 << 40, usize::MAX]) } else { len },
+        ..usual
+    };
+    if draw.once_in(3) {
+        recipe.amax_compute_algo = AmaxComputeAlgo::MostRecent;
+    }
+    if draw.once_in(4) {
+        recipe.scaling_factor_compute_algo = ScalingFactorComputeAlgo::PowerOfTwo;
+    }
+    if draw.once_in(4) {
+        recipe.override_linear_precision = (draw.flip(), draw.flip(), draw.flip());
+    }
+    if draw.once_in(4) { recipe.with_te_rules() } else { recipe }
+}
+
+pub(super) fn recipe(draw: &mut Draw) -> Recipe {
+    if !draw.once_in(3) {
+        return delayed(draw).into();
+    }
+    let epsilon = draw.pick(&[0.0, 1e-3]);
+    let fp8_format = if draw.once_in(20) { Format::E5M2 } else { Format::Hybrid };
+    CurrentScaling { fp8_format, use_power_2_scales: draw.flip(), amax_epsilon: draw.option(epsilon) }.into()
+}
+
+pub(super) fn options(draw: &mut Draw) -> AutocastOptions {
+    let dtype = draw.pick(&[None, None, Some(DType::BF16), Some(DType::F16), Some(DType::F32)]);
+    AutocastOptions {
+        enabled: !draw.once_in(6),
+        calibrating: draw.once_in(6),
+        compute_dtype: if draw.once_in(30) { Some(DType::U8) } else { dtype },
+        ..Default::default()
+    }
+}
+
+pub(super) fn recipes(case: &mut Case<'_>) -> Option<()> {
+    let name = case.draw.pick(&["delayed", "current", "te-v0", "", "Delayed", "te-v1", "mxfp8"]);
+    let _ = case.call("Recipe::from_name", || Recipe::from_name(name).map(drop));
+    let _ = case.call("Format::from_str", || name.parse::<Format>());
+    let recipe = recipe(&mut case.draw);
+    case.say(|| format!("{recipe:?}"));
+    case.call("Recipe::validate", || recipe.validate())?;
+    let encoding = case.draw.encoding();
+    let rule = super::slots::rule(&mut case.draw, encoding);
+    let (amax, old) = (case.draw.option(2.0), case.draw.option(1.0));
+    case.say(|| format!("{rule:?} of {amax}, {old} before"));
+    let scale = case.call("ScaleRule::scale", || rule.scale(amax, old))?;
+    case.numbers("scale", vec![scale]);
+    Some(())
+}
+
+/// What a forward scope left.
+#[derive(Default)]
+struct Left {
+    origins: Vec<(Origin, usize)>,
+    snapshots: Vec<Snapshot>,
+    state: Option<ScalingState>,
+    version: u64,
+}
+
+pub(super) fn scopes(case: &mut Case<'_>) -> Option<()> {
+    let layers = vec![GemmSlots::new("a"), GemmSlots::new("b")];
+    let device = super::tensors::policy(case);
+    let mut scaling = case.call("Scaling::new", || Scaling::new(&layers, &device))?;
+    scaling.set_counting(case.draw.flip());
+    let recipes = [recipe(&mut case.draw), recipe(&mut case.draw)];
+    let mut left = Left::default();
+    for _ in 0..1 + case.draw.below(6) {
+        let recipe = &recipes[case.draw.below(2)];
+        case.say(|| format!("{recipe:?}"));
+        match case.draw.below(8) {
+            0..=2 => forward(case, &mut scaling, recipe, &layers, &mut left),
+            3 | 4 => backward(case, &mut scaling, &layers, &mut left),
+            5 => evaluation(case, &mut scaling, recipe, &layers),
+            6 => {
+                left.state = case.call("state", || scaling.state());
+                Some(())
+            }
+            _ => match &left.state {
+                Some(state) => {
+                    let mut state = state.clone();
+                    if case.draw.once_in(4) {
+                        bend(&mut case.draw, &mut state);
+                    }
+                    case.call("load_state", || scaling.load_state(&state).map(drop))
+                }
+                None => Some(()),
+            },
+        };
+        let state = case.call("state", || scaling.state())?;
+        case.text("state", state);
+        let reports = case.call("slot_reports", || scaling.slot_reports())?;
+        case.text("reports", reports);
+    }
+    Some(())
+}
+
+/// State as no training leaves it.
+fn bend(draw: &mut Draw, state: &mut ScalingState) {
+    let at = draw.below(state.arenas.len());
+    let Some(arena) = state.arenas.get_mut(at) else { return };
+    match draw.below(6) {
+        0 => arena.updates = draw.pick(&[u64::MAX, u64::MAX - 1, 1 << 63]),
+        1 => drop(arena.scale.pop()),
+        2 => {
+            let value = draw.option(f32::NAN);
+            arena.scale.iter_mut().for_each(|scale| *scale = value);
+        }
+        3 => {
+            let value = draw.option(f32::INFINITY);
+            arena.amax_history.iter_mut().flatten().for_each(|amax| *amax = value);
+        }
+        4 => drop(arena.amax_history.pop()),
+        _ => arena.slots.reverse(),
+    }
+}
+
+fn forward(
+    case: &mut Case<'_>,
+    scaling: &mut Scaling,
+    recipe: &Recipe,
+    layers: &[GemmSlots],
+    left: &mut Left,
+) -> Option<()> {
+    let options = options(&mut case.draw);
+    let (device, kind, dtype) = (
+        case.device,
+        case.draw.pick(&[Kind::Tame, Kind::Special]),
+        case.draw.pick(&[DType::F32, DType::BF16]),
+    );
+    let mut inputs = Vec::new();
+    for _ in 0..1 + case.draw.below(4) {
+        inputs.push(case.tensor(&[3, 16], dtype, kind)?);
+    }
+    let mut cx = case.call("scope", || scaling.scope(recipe, &options))?;
+    for x in &inputs {
+        let at = case.draw.below(2);
+        let layer = &layers[at];
+        if case.draw.once_in(4) {
+            left.version += 1;
+        }
+        let operand = match case.draw.below(5) {
+            0 => case.call("quantize_weight", || {
+                cx.quantize_weight(&layer.weight, left.version, &x.to_device(device)?)
+            }),
+            1 => {
+                let mut inner = cx.disabled();
+                case.call("disabled", || quantized(x, inner.slot(&layer.input)))
+            }
+            2 => {
+                let other = self::recipe(&mut case.draw);
+                let nested = case.call("nested", || cx.nested(&other));
+                nested.and_then(|mut nested| case.call("slot", || quantized(x, nested.slot(&layer.output))))
+            }
+            3 => case.call("slot", || quantized(x, cx.slot(&layer.grad_output))),
+            _ => case.call("slot", || quantized(x, cx.slot(&layer.input))),
+        };
+        if let Some(operand) = operand {
+            case.operand("operand", &operand);
+        }
+        left.origins.push((cx.origin(&layer.input), at));
+        if case.draw.once_in(4) {
+            left.snapshots.push(cx.snapshot());
+        }
+    }
+    match case.draw.below(6) {
+        0 => {
+            case.run("drop", || drop(cx));
+            Some(())
+        }
+        1 => case.call("discard", || cx.discard()),
+        _ => case.call("commit", || cx.commit()),
+    }
+}
+
+/// Under a slot that may have been refused.
+fn quantized(
+    x: &fp8_kernels::Tensor,
+    slot: fp8_recipe::Result<fp8_kernels::Slot<'_>>,
+) -> fp8_recipe::Result<Operand> {
+    Ok(ops::quantize(x, &slot?)?)
+}
+
+fn backward(case: &mut Case<'_>, scaling: &mut Scaling, layers: &[GemmSlots], left: &mut Left) -> Option<()> {
+    let kind = case.draw.pick(&[Kind::Tame, Kind::Special]);
+    let dy = case.tensor(&[5, 16], DType::F32, kind)?;
+    let mut cx = case.call("backward", || scaling.backward())?;
+    for (origin, at) in left.origins.drain(..).rev() {
+        // Now and then to another layer, or for another pass's slot.
+        let layer = &layers[if case.draw.once_in(10) { 1 - at } else { at }];
+        let name = if case.draw.once_in(10) { &layer.input } else { &layer.grad_output };
+        let operand = case.call("slot", || quantized(&dy, cx.slot(&origin, name)));
+        if let Some(operand) = operand {
+            case.operand("operand", &operand);
+        }
+        let gemms = cx.fp8_gemms(&origin);
+        case.run("fp8_gemms", || ());
+        case.text("gemms", gemms);
+    }
+    for snapshot in left.snapshots.drain(..) {
+        if let Some(mut replay) = case.call("replay", || cx.replay(&snapshot)) {
+            let operand = case.call("slot", || quantized(&dy, replay.slot(&layers[0].input)));
+            if let Some(operand) = operand {
+                case.operand("operand", &operand);
+            }
+        }
+    }
+    match case.draw.below(6) {
+        0 => {
+            case.run("drop", || drop(cx));
+            Some(())
+        }
+        1 => case.call("discard", || cx.discard()),
+        _ => case.call("commit", || cx.commit()),
+    }
+}
+
+fn evaluation(
+    case: &mut Case<'_>,
+    scaling: &mut Scaling,
+    recipe: &Recipe,
+    layers: &[GemmSlots],
+) -> Option<()> {
+    let x = case.tensor(&[3, 16], DType::F32, Kind::Special)?;
+    let before = case.call("state", || scaling.state())?;
+    let mut cx = case.call("eval", || scaling.eval(recipe))?;
+    let operand = case.call("slot", || quantized(&x, cx.slot(&layers[0].input)));
+    if let Some(operand) = operand {
+        case.operand("operand", &operand);
+    }
+    case.call("commit", || cx.commit())?;
+    let after = case.call("state", || scaling.state())?;
+    // NaN in a history is unequal to itself.
+    if format!("{before:?}") != format!("{after:?}") {
+        case.fail("an evaluation changed the scaling state".to_owned());
+    }
+    Some(())
+}
