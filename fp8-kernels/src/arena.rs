@@ -7,7 +7,7 @@
 //! wants many slots asks for all.
 
 use crate::cells::{Cells, Counts};
-use crate::{Cell, CounterValues, Counters, Device, Error, REST, Replayed, Result, UNSET};
+use crate::{Cell, CounterValues, Counters, Device, Error, REST, Replayed, Result, Shape, UNSET, host};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -74,17 +74,22 @@ impl Arena {
     /// An arena at rest.
     ///
     /// # Errors
-    /// A history of no rows, or one too large for memory's address range.
+    /// A history of no rows, or one too large for memory.
     pub fn new(slots: usize, options: ArenaOptions, device: &Device) -> Result<Self> {
-        let cells = options.history_len.checked_mul(slots).filter(|_| options.history_len > 0);
-        let cells = cells.filter(|&cells| cells <= isize::MAX as usize / 8).ok_or_else(|| Error::Option {
-            op: "arena",
-            option: "amax_history_len",
-            value: options.history_len.to_string(),
-            remedy: format!("expected at least 1, and at most what fits into memory for {slots} slots"),
-        })?;
+        let is_possible =
+            Shape::from([options.history_len, slots, CounterValues::LEN]).check_size("arena").is_ok();
+        if options.history_len == 0 || !is_possible {
+            return Err(Error::Option {
+                op: "arena",
+                option: "amax_history_len",
+                value: options.history_len.to_string(),
+                remedy: format!("expected at least 1, and at most what fits into memory for {slots} slots"),
+            });
+        }
         device.expect_eager("arena", "open a scope of this recipe once before")?;
-        let amax_history = Cells::new(cells, 0.0, device)?;
+        let amax_history = Cells::new(options.history_len * slots, 0.0, device)?;
+        // The handles take the most memory: where there are too many, that is known before cells are written.
+        let staging_cells = amax_history.handles(0..slots)?;
         amax_history.fill(0..slots, options.rest)?;
         let scale = Cells::new(slots, options.first_scale, device)?;
         let counters = Counts::new(slots * CounterValues::LEN, device)?;
@@ -92,9 +97,9 @@ impl Arena {
             device: device.clone(),
             options,
             slots,
-            staging_cells: amax_history.handles(0..slots),
-            scale_cells: scale.handles(0..slots),
-            slot_counters: counters.handles(slots),
+            staging_cells,
+            scale_cells: scale.handles(0..slots)?,
+            slot_counters: counters.handles(slots)?,
             skipped_non_finite: Counts::new(slots, device)?,
             amax_history,
             scale,
@@ -171,7 +176,7 @@ impl Arena {
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
     pub fn copy_scales(&self) -> Result<Vec<Cell>> {
-        Ok(self.scale.duplicate()?.handles(0..self.slots))
+        self.scale.duplicate()?.handles(0..self.slots)
     }
 
     /// The counters of all slots.
@@ -227,8 +232,8 @@ impl Arena {
         )?;
         let len = (self.options.history_len - 1) * self.slots;
         let newest = rows.get(rows.len().saturating_sub(len)..).unwrap_or_default();
-        let mut history = vec![0.0; len - newest.len()];
-        history.extend_from_slice(newest);
+        let mut history = host::zeroed("set_history", len)?;
+        history[len - newest.len()..].copy_from_slice(newest);
         self.amax_history.write(self.slots, &history)
     }
 
@@ -272,7 +277,7 @@ impl Arena {
     /// The device failed; none on the CPU.
     pub fn newest_all(&self) -> Result<Vec<f32>> {
         match self.options.history_len {
-            1 => Ok(vec![0.0; self.slots]),
+            1 => host::zeroed("newest_all", self.slots),
             rows => self.amax_history.read((rows - 1) * self.slots..rows * self.slots),
         }
     }

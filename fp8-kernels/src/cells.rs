@@ -4,7 +4,7 @@
 //! on one entry. Where the host cannot reach the device's memory, reading one waits for the work that was queued before.
 
 use crate::backend::Backend;
-use crate::{Device, Error, Result};
+use crate::{Device, Error, Result, host};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
@@ -173,7 +173,7 @@ pub(crate) struct Cells {
 #[derive(Debug, Clone)]
 enum CellBlock {
     /// The bits of each, so that an integer maximum is the maximum of amaxes.
-    Cpu(Arc<[AtomicI32]>),
+    Cpu(Arc<Vec<AtomicI32>>),
     #[cfg(feature = "cuda")]
     Cuda(crate::cuda::Buffer, Arc<crate::cuda::Known>),
 }
@@ -182,11 +182,18 @@ impl Cells {
     /// `len` times `value`.
     pub(crate) fn new(len: usize, value: f32, device: &Device) -> Result<Self> {
         let block = match device.backend() {
-            Backend::Cpu => CellBlock::Cpu((0..len).map(|_| AtomicI32::new(bits(value))).collect()),
+            Backend::Cpu => {
+                let cells = if bits(value) == 0 {
+                    host::zeroed("cells", len)?
+                } else {
+                    host::collect("cells", (0..len).map(|_| AtomicI32::new(bits(value))))?
+                };
+                CellBlock::Cpu(Arc::new(cells))
+            }
             #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => {
-                let known = crate::cuda::Known::new(gpu, len, value);
-                CellBlock::Cuda(gpu.filled_f32(value, len)?, Arc::new(known))
+                let cells = gpu.filled_f32(value, len)?;
+                CellBlock::Cuda(cells, Arc::new(crate::cuda::Known::new(gpu, len, value)?))
             }
         };
         Ok(Self { device: device.clone(), block })
@@ -196,31 +203,34 @@ impl Cells {
     pub(crate) fn duplicate(&self) -> Result<Self> {
         let block = match &self.block {
             CellBlock::Cpu(cells) => {
-                CellBlock::Cpu(cells.iter().map(|cell| AtomicI32::new(cell.load(Relaxed))).collect())
+                let cells = cells.iter().map(|cell| AtomicI32::new(cell.load(Relaxed)));
+                CellBlock::Cpu(Arc::new(host::collect("cells", cells)?))
             }
             #[cfg(feature = "cuda")]
             CellBlock::Cuda(cells, known) => {
                 let gpu = self.device.gpu("duplicate")?;
                 let copy = gpu.alloc(crate::DType::F32, cells.len())?;
                 gpu.copy(copy.ptr(), cells.ptr(), cells.bytes())?;
-                CellBlock::Cuda(copy, Arc::new(known.of_copy()))
+                CellBlock::Cuda(copy, Arc::new(known.of_copy()?))
             }
         };
         Ok(Self { device: self.device.clone(), block })
     }
 
     /// A handle on each.
-    pub(crate) fn handles(&self, range: Range<usize>) -> Vec<Cell> {
-        range.map(|index| Cell { cells: self.clone(), index }).collect()
+    pub(crate) fn handles(&self, range: Range<usize>) -> Result<Vec<Cell>> {
+        host::collect("cells", range.map(|index| Cell { cells: self.clone(), index }))
     }
 
     pub(crate) fn read(&self, range: Range<usize>) -> Result<Vec<f32>> {
         match &self.block {
-            CellBlock::Cpu(cells) => Ok(cells.get(range).unwrap_or_default().iter().map(value).collect()),
+            CellBlock::Cpu(cells) => {
+                host::collect("cells", cells.get(range).unwrap_or_default().iter().map(value))
+            }
             #[cfg(feature = "cuda")]
             CellBlock::Cuda(cells, _) => {
                 let range = within(range, cells.len());
-                let mut values = vec![0.0f32; range.len()];
+                let mut values = host::zeroed::<f32>("cells", range.len())?;
                 self.device.gpu("read")?.download(cells.ptr() + 4 * range.start as u64, &mut values)?;
                 Ok(values)
             }
@@ -330,7 +340,7 @@ impl Cells {
     /// In host memory, or an error that names `op`.
     pub(crate) fn cpu(&self, op: &'static str) -> Result<&[AtomicI32]> {
         let host = match &self.block {
-            CellBlock::Cpu(cells) => Some(&**cells),
+            CellBlock::Cpu(cells) => Some(cells.as_slice()),
             #[cfg(feature = "cuda")]
             CellBlock::Cuda(..) => None,
         };
@@ -347,7 +357,7 @@ pub(crate) struct Counts {
 
 #[derive(Debug, Clone)]
 enum CountBlock {
-    Cpu(Arc<[AtomicU64]>),
+    Cpu(Arc<Vec<AtomicU64>>),
     /// Eight bytes each.
     #[cfg(feature = "cuda")]
     Cuda(crate::cuda::Buffer),
@@ -356,29 +366,29 @@ enum CountBlock {
 impl Counts {
     pub(crate) fn new(len: usize, device: &Device) -> Result<Self> {
         let block = match device.backend() {
-            Backend::Cpu => CountBlock::Cpu((0..len).map(|_| AtomicU64::new(0)).collect()),
+            Backend::Cpu => CountBlock::Cpu(Arc::new(host::zeroed("counts", len)?)),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => CountBlock::Cuda(gpu.zeros(crate::DType::U8, 8 * len)?),
+            Backend::Cuda(gpu) => CountBlock::Cuda(gpu.zeros(crate::DType::U8, len.saturating_mul(8))?),
         };
         Ok(Self { device: device.clone(), block })
     }
 
     /// The counters of each of `slots` slots.
-    pub(crate) fn handles(&self, slots: usize) -> Vec<Counters> {
-        let start = |slot| slot * CounterValues::LEN;
-        (0..slots).map(|slot| Counters { counts: self.clone(), start: start(slot) }).collect()
+    pub(crate) fn handles(&self, slots: usize) -> Result<Vec<Counters>> {
+        let handle = |slot| Counters { counts: self.clone(), start: slot * CounterValues::LEN };
+        host::collect("counts", (0..slots).map(handle))
     }
 
     pub(crate) fn read(&self, range: Range<usize>) -> Result<Vec<u64>> {
         match &self.block {
             CountBlock::Cpu(counts) => {
                 let counts = counts.get(range).unwrap_or_default();
-                Ok(counts.iter().map(|count| count.load(Relaxed)).collect())
+                host::collect("counts", counts.iter().map(|count| count.load(Relaxed)))
             }
             #[cfg(feature = "cuda")]
             CountBlock::Cuda(counts) => {
                 let range = within(range, counts.len() / 8);
-                let mut values = vec![0u64; range.len()];
+                let mut values = host::zeroed::<u64>("counts", range.len())?;
                 self.device.gpu("read")?.download(counts.ptr() + 8 * range.start as u64, &mut values)?;
                 Ok(values)
             }
@@ -415,7 +425,7 @@ impl Counts {
     /// In host memory, or an error that names `op`.
     pub(crate) fn cpu(&self, op: &'static str) -> Result<&[AtomicU64]> {
         let host = match &self.block {
-            CountBlock::Cpu(counts) => Some(&**counts),
+            CountBlock::Cpu(counts) => Some(counts.as_slice()),
             #[cfg(feature = "cuda")]
             CountBlock::Cuda(_) => None,
         };
@@ -465,7 +475,7 @@ mod tests {
     #[test]
     fn handles_stand_for_one_entry() {
         let cells = Cells::new(3, 0.0, &Device::cpu()).unwrap();
-        let handles = cells.handles(1..3);
+        let handles = cells.handles(1..3).unwrap();
         handles[1].clone().write(7.0).unwrap();
         assert_eq!((handles[0].read().unwrap(), cells.read_one(2).unwrap()), (0.0, 7.0));
     }
@@ -473,7 +483,7 @@ mod tests {
     #[test]
     fn counters_of_one_block_do_not_touch_each_other() {
         let counts = Counts::new(6, &Device::cpu()).unwrap();
-        let handles = counts.handles(2);
+        let handles = counts.handles(2).unwrap();
         handles[1].add([1, 2, 3]).unwrap();
         handles[1].add([1, 0, 3]).unwrap();
         handles[0].add([5, 5, 5]).unwrap();

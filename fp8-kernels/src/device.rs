@@ -136,6 +136,18 @@ impl Device {
         self.transpose_policy
     }
 
+    /// Returns whether tensors on both devices can meet in one operation. Two CUDA devices are the same only if one is a
+    /// clone of the other; transpose policies may differ.
+    ///
+    /// ```
+    /// use fp8_kernels::{Device, TransposePolicy};
+    /// let device = Device::cpu();
+    /// assert!(device.is_same(&device.clone().with_transpose_policy(TransposePolicy::WithCast)));
+    /// ```
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.backend == other.backend
+    }
+
     pub(crate) const fn backend(&self) -> &Backend {
         &self.backend
     }
@@ -150,7 +162,7 @@ impl Device {
     }
 
     pub(crate) fn expect_same(&self, op: &'static str, other: &Self) -> Result<()> {
-        if self.backend == other.backend {
+        if self.is_same(other) {
             return Ok(());
         }
         let (lhs, mut rhs) = (self.to_string(), other.to_string());

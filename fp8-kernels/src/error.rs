@@ -161,6 +161,14 @@ pub enum Error {
         /// Bytes that the device has.
         total: usize,
     },
+    /// An allocation that the host has no room for.
+    #[error("{op}: {bytes} bytes of host memory cannot be allocated: use smaller extents or free tensors")]
+    HostAllocation {
+        /// The operation.
+        op: &'static str,
+        /// Bytes asked for.
+        bytes: usize,
+    },
     /// A device on which an earlier operation failed in a way that it does not recover from.
     #[error(
         "{device}: unusable since an earlier failure: {reason}: open a new device; if that fails, start the process again"

@@ -20,7 +20,8 @@ impl Fp8Tensor {
     /// From codes, in the layout of `shape`, and the factor.
     ///
     /// # Errors
-    /// Codes that are not u8 or do not fill the shape; a factor that is not one f32.
+    /// Codes that are not u8 or do not fill the shape; a factor that is not one f32, or on another device than the codes; a
+    /// shape that no tensor can have ([`Shape::check_size`]).
     pub fn from_codes(
         codes: Tensor,
         shape: impl Into<Shape>,
@@ -29,8 +30,10 @@ impl Fp8Tensor {
     ) -> Result<Self> {
         codes.expect_dtype("from_codes", "codes", DType::U8)?;
         scale_inv.expect_dtype("from_codes", "scale_inv", DType::F32)?;
+        codes.device().expect_same("from_codes", scale_inv.device())?;
         let scale_inv = scale_inv.reshape([])?;
         let shape = shape.into();
+        shape.check_size("from_codes")?;
         Ok(Self { shape, encoding, rowwise: Some(codes.reshape(shape)?), columnwise: None, scale_inv })
     }
 

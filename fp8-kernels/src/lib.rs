@@ -15,6 +15,7 @@ mod environment;
 mod error;
 mod fp8_tensor;
 mod graph;
+mod host;
 pub mod math;
 mod operand;
 pub mod ops;

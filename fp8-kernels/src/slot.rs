@@ -89,7 +89,7 @@ impl<'a> Slot<'a> {
 
     /// The scale to quantize with, or `None` in high precision. `amax` reads the tensor, and is called only where the
     /// scale needs it.
-    pub(crate) fn resolve(&self, amax: impl FnOnce() -> f32) -> Result<Option<f32>> {
+    pub(crate) fn resolve(&self, amax: impl FnOnce() -> Result<f32>) -> Result<Option<f32>> {
         match self.scale {
             Scale::Off => Ok(None),
             Scale::Cell { cell, first, keep } => {
@@ -97,7 +97,7 @@ impl<'a> Slot<'a> {
                 if stored != UNSET {
                     return Ok(Some(stored.abs()));
                 }
-                let amax = amax();
+                let amax = amax()?;
                 // Zero and non-finite amaxes say nothing: scale 1, and the slot stays unset.
                 if !(amax.is_finite() && amax > 0.0) {
                     return Ok(Some(1.0));
@@ -109,7 +109,7 @@ impl<'a> Slot<'a> {
                 }
                 Ok(Some(scale))
             }
-            Scale::FromTensor(rule) => rule.scale(amax(), 1.0).map(Some),
+            Scale::FromTensor(rule) => rule.scale(amax()?, 1.0).map(Some),
             Scale::FromAmax { amax, rule } => rule.scale(amax, 1.0).map(Some),
         }
     }

@@ -6,7 +6,7 @@
 use crate::backend::Backend;
 use crate::cpu::Buffer;
 use crate::dtype::Element;
-use crate::{DType, Device, Error, Result, Shape};
+use crate::{DType, Device, Error, Result, Shape, host};
 use half::{bf16, f16};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -37,12 +37,14 @@ impl Tensor {
     /// Takes `data` as the tensor's elements.
     ///
     /// # Errors
-    /// A number of elements that does not fill the shape.
+    /// A number of elements that does not fill the shape; a shape that no tensor can have
+    /// ([`Shape::check_size`]).
     pub fn from_vec<T: Element>(data: Vec<T>, shape: impl Into<Shape>, device: &Device) -> Result<Self> {
         let shape = shape.into();
         if data.len() != shape.numel() {
             return Err(Error::Elements { op: "from_vec", len: data.len(), shape });
         }
+        shape.check_size("from_vec")?;
         match device.backend() {
             Backend::Cpu => Ok(Self::on_cpu(data, shape, device)),
             #[cfg(feature = "cuda")]
@@ -57,11 +59,14 @@ impl Tensor {
     /// Zeros.
     ///
     /// # Errors
-    /// The device is out of memory or failed; none on the CPU.
+    /// A shape that no tensor can have ([`Shape::check_size`]); the device is out of memory or failed.
     pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let shape = shape.into();
+        shape.check_size("zeros")?;
         match device.backend() {
-            Backend::Cpu => Ok(Self::from_buffer(Buffer::zeros(dtype, shape.numel()), shape, device)),
+            Backend::Cpu => {
+                Ok(Self::from_buffer(Buffer::zeros("zeros", dtype, shape.numel())?, shape, device))
+            }
             #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => Ok(Self::from_cuda(gpu.zeros(dtype, shape.numel())?, shape, device)),
         }
@@ -70,12 +75,14 @@ impl Tensor {
     /// One value everywhere, rounded to `dtype`.
     ///
     /// # Errors
-    /// A dtype that is not a float.
+    /// A dtype that is not a float; a shape that no tensor can have ([`Shape::check_size`]); the device is out of memory or
+    /// failed.
     pub fn full(value: f32, shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let shape = shape.into();
+        shape.check_size("full")?;
         match device.backend() {
             Backend::Cpu => {
-                let buffer = Buffer::from_f32(vec![value; shape.numel()], dtype, "full")?;
+                let buffer = Buffer::full("full", value, dtype, shape.numel())?;
                 Ok(Self::from_buffer(buffer, shape, device))
             }
             #[cfg(feature = "cuda")]
@@ -231,11 +238,11 @@ impl Tensor {
     /// Another element type than `T`.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         match &self.storage {
-            Storage::Cpu(buffer) => Ok(elements::<T>(buffer, "to_vec")?.to_vec()),
+            Storage::Cpu(buffer) => host::copied("to_vec", elements::<T>(buffer, "to_vec")?),
             #[cfg(feature = "cuda")]
             Storage::Cuda(buffer) => {
                 self.expect_dtype("to_vec", "the tensor", T::DTYPE)?;
-                let mut data = vec![T::default(); buffer.len()];
+                let mut data = host::zeroed("to_vec", buffer.len())?;
                 self.device.gpu("to_vec")?.download(buffer.ptr(), &mut data)?;
                 Ok(data)
             }
@@ -248,7 +255,7 @@ impl Tensor {
     /// A dtype that is not a float.
     pub fn to_f32_vec(&self) -> Result<Vec<f32>> {
         match &self.storage {
-            Storage::Cpu(buffer) => Ok(buffer.read_f32("to_f32_vec")?.into_owned()),
+            Storage::Cpu(buffer) => host::owned("to_f32_vec", buffer.read_f32("to_f32_vec")?),
             #[cfg(feature = "cuda")]
             Storage::Cuda(_) => {
                 self.expect_float("to_f32_vec", "the tensor")?;
@@ -262,25 +269,28 @@ impl Tensor {
     /// # Errors
     /// Another number of elements, or a dtype that is not a float.
     pub fn item(&self) -> Result<f32> {
-        match self.to_f32_vec()?.as_slice() {
-            [value] => Ok(*value),
-            _ => Err(Error::Shape {
-                op: "item",
-                shape: self.shape,
-                remedy: "item reads a tensor of one element; use to_vec".to_owned(),
-            }),
+        let other = || Error::Shape {
+            op: "item",
+            shape: self.shape,
+            remedy: "item reads a tensor of one element; use to_vec".to_owned(),
+        };
+        if self.numel() != 1 {
+            self.expect_float("item", "the tensor")?;
+            return Err(other());
         }
+        self.to_f32_vec()?.first().copied().ok_or_else(other)
     }
 
     /// The same elements in another shape; the storage is shared.
     ///
     /// # Errors
-    /// A shape with another number of elements.
+    /// A shape with another number of elements; one that no tensor can have ([`Shape::check_size`]).
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         if shape.numel() != self.numel() {
             return Err(Error::Elements { op: "reshape", len: self.numel(), shape });
         }
+        shape.check_size("reshape")?;
         Ok(Self { shape, ..self.clone() })
     }
 
@@ -341,11 +351,14 @@ impl Tensor {
         Ok(())
     }
 
+    /// The shape has been checked, here and below.
     pub(crate) fn on_cpu<T: Element>(data: Vec<T>, shape: Shape, device: &Device) -> Self {
+        debug_assert!(shape.check_size("on_cpu").is_ok() && data.len() == shape.numel(), "{shape}");
         Self { shape, device: device.clone(), storage: Storage::Cpu(T::wrap(Arc::new(data))) }
     }
 
     pub(crate) fn from_buffer(buffer: Buffer, shape: Shape, device: &Device) -> Self {
+        debug_assert!(shape.check_size("from_buffer").is_ok(), "{shape}");
         Self { shape, device: device.clone(), storage: Storage::Cpu(buffer) }
     }
 
@@ -370,6 +383,7 @@ impl Tensor {
 
     #[cfg(feature = "cuda")]
     pub(crate) fn from_cuda(buffer: crate::cuda::Buffer, shape: Shape, device: &Device) -> Self {
+        debug_assert!(shape.check_size("from_cuda").is_ok() && buffer.len() == shape.numel(), "{shape}");
         Self { shape, device: device.clone(), storage: Storage::Cuda(buffer) }
     }
 

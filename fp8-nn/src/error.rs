@@ -23,14 +23,42 @@ pub enum Error {
         /// Its dtype.
         found: DType,
     },
-    /// An input that the layer cannot take.
-    #[error("{layer}: input of shape {shape}: expected {expected}")]
-    Input {
-        /// The layer.
+    /// An input or gradient whose shape does not fit the layer.
+    #[error("{layer}: {argument} of shape {shape}: expected {expected}")]
+    ArgumentShape {
+        /// The layer's path.
         layer: String,
-        /// What it got.
+        /// The argument, for example `input` or `dy`.
+        argument: &'static str,
+        /// The shape that was passed.
         shape: Shape,
-        /// What would be right.
+        /// The shapes that fit.
+        expected: String,
+    },
+    /// An input or gradient of a dtype that the layer does not take.
+    #[error("{layer}: {argument} has dtype {found}: expected {expected}")]
+    ArgumentDType {
+        /// The layer's path.
+        layer: String,
+        /// The argument, for example `input` or `dy`.
+        argument: &'static str,
+        /// The dtype that was passed.
+        found: DType,
+        /// The dtypes that fit.
+        expected: &'static str,
+    },
+    /// An input or gradient on another device than the layer's parameters.
+    #[error(
+        "{layer}: {argument} is on {found}, the layer on {expected}: move it there with Tensor::to_device"
+    )]
+    ArgumentDevice {
+        /// The layer's path.
+        layer: String,
+        /// The argument, for example `input` or `dy`.
+        argument: &'static str,
+        /// The device of what was passed.
+        found: String,
+        /// The layer's device.
         expected: String,
     },
     /// An option outside its range.

@@ -2,9 +2,10 @@
 //!
 //! The blocks' GEMMs run in FP8; embedding, norms, attention, head and loss in high precision.
 
+use crate::arguments::{Argument, Output};
 use crate::layer_norm::NormCore;
 use crate::{
-    Embedding, EmbeddingOptions, EmbeddingSaved, Error, Linear, LinearOptions, LinearSaved, Module,
+    Embedding, EmbeddingOptions, EmbeddingSaved, Linear, LinearOptions, LinearSaved, Module,
     NormLayerOptions, Result, TransformerLayer, TransformerLayerOptions, TransformerLayerSaved, composite,
     init,
 };
@@ -12,6 +13,7 @@ use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved,
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
+use std::sync::Arc;
 
 /// How a [`Gpt`] is made. Sizes have no default.
 #[derive(Debug, Clone)]
@@ -70,7 +72,8 @@ impl Default for GptOptions {
 /// See the module's text. Parameters below `<path>`: `embedding.*`, `blocks.N.*`, `norm.*`, `head.weight`.
 #[derive(Debug)]
 pub struct Gpt {
-    path: String,
+    path: Arc<str>,
+    max_seq_length: usize,
     embedding: Embedding,
     blocks: Vec<TransformerLayer>,
     norm: NormCore,
@@ -87,6 +90,7 @@ pub struct GptSaved {
     normed: Tensor,
     stats: NormStats,
     head: LinearSaved,
+    output: Output,
 }
 
 /// What backward from the loss needs.
@@ -103,7 +107,7 @@ impl Gpt {
     /// A model at `path` (often "gpt").
     ///
     /// # Errors
-    /// A size of 0, and all errors of its layers.
+    /// A size of 0, more layers than memory holds, and all errors of its layers.
     pub fn new(path: &str, options: &GptOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
         let GptOptions { vocab_size, num_layers, hidden_size, params_dtype, init_std, .. } = *options;
         init::check_positive(
@@ -114,6 +118,13 @@ impl Gpt {
                 ("max_seq_length", options.max_seq_length),
             ],
         )?;
+        let mut blocks = Vec::new();
+        blocks.try_reserve_exact(num_layers).map_err(|_| Error::Option {
+            layer: path.to_owned(),
+            option: "num_layers",
+            value: num_layers.to_string(),
+            remedy: "so many blocks do not fit into memory: use fewer".to_owned(),
+        })?;
         let table = EmbeddingOptions { num_embeddings: vocab_size, hidden_size, params_dtype, init_std };
         let embedding = Embedding::new(&format!("{path}.embedding"), &table, device, rng)?;
         let block = TransformerLayerOptions {
@@ -133,9 +144,9 @@ impl Gpt {
             output_layer_init_std: init_std / (2.0 * num_layers as f32).sqrt(),
             ..Default::default()
         };
-        let blocks = (0..num_layers)
-            .map(|i| TransformerLayer::new(&format!("{path}.blocks.{i}"), block.clone(), device, rng))
-            .collect::<Result<_>>()?;
+        for i in 0..num_layers {
+            blocks.push(TransformerLayer::new(&format!("{path}.blocks.{i}"), block.clone(), device, rng)?);
+        }
         let norm = NormLayerOptions { hidden_size, eps: options.eps, params_dtype, ..Default::default() };
         let head = LinearOptions {
             in_features: hidden_size,
@@ -145,7 +156,8 @@ impl Gpt {
             init_std,
         };
         Ok(Self {
-            path: path.to_owned(),
+            path: path.into(),
+            max_seq_length: options.max_seq_length,
             embedding,
             blocks,
             norm: NormCore::new(&format!("{path}.norm"), options.normalization, &norm, device)?,
@@ -161,12 +173,10 @@ impl Gpt {
     /// `ids` `[batch, seq]` (i32) → logits `[batch, seq, vocab_size]`.
     ///
     /// # Errors
-    /// Ids that are not `[batch, seq]` or out of range, a sequence longer than `max_seq_length`.
+    /// Ids that are not `[batch, seq]`, not i32, on another device or out of range; a sequence longer than
+    /// `max_seq_length`.
     pub fn forward(&self, cx: &mut Forward<'_>, ids: &Tensor) -> Result<(Tensor, GptSaved)> {
-        if ids.shape().len() != 2 {
-            let expected = "ids of shape [batch, seq]".to_owned();
-            return Err(Error::Input { layer: self.path.clone(), shape: *ids.shape(), expected });
-        }
+        self.check_ids(ids)?;
         let (mut x, embedding) = self.embedding.forward(cx, ids)?;
         let mut blocks = Vec::with_capacity(self.blocks.len());
         for block in &self.blocks {
@@ -177,7 +187,19 @@ impl Gpt {
         let (y, stats) = self.norm.forward(&x)?;
         // The head decides between many close logits: it stays in high precision.
         let (logits, head) = self.head.forward(&mut cx.disabled(), &y)?;
-        Ok((logits, GptSaved { embedding, blocks, normed: x, stats, head }))
+        let output = Output::of(&self.path, &logits);
+        Ok((logits, GptSaved { embedding, blocks, normed: x, stats, head, output }))
+    }
+
+    fn check_ids(&self, ids: &Tensor) -> Result<()> {
+        let longest = self.max_seq_length;
+        let fits = matches!(**ids.shape(), [_, seq] if seq <= longest);
+        let expected = || format!("[batch, seq] with seq at most {longest}, the max_seq_length");
+        self.integers("ids", ids)?.shape(fits, expected).map(drop)
+    }
+
+    fn integers<'a>(&'a self, name: &'static str, tensor: &'a Tensor) -> Result<Argument<'a>> {
+        Argument::new(&self.path, name, tensor).integer()?.on(self.head.weight().tensor().device())
     }
 
     /// From the gradient of the logits to those of all parameters.
@@ -185,6 +207,7 @@ impl Gpt {
     /// # Errors
     /// A `Saved` of another model or an evaluation; a gradient of the wrong shape.
     pub fn backward(&mut self, cx: &mut Backward<'_>, saved: GptSaved, dlogits: &Tensor) -> Result<()> {
+        saved.output.check(dlogits)?;
         let dy = self.head.backward(cx, saved.head, dlogits)?;
         let mut dx = self.norm.backward(&saved.normed, &saved.stats, &dy)?;
         for (block, saved) in self.blocks.iter_mut().zip(saved.blocks).rev() {
@@ -217,6 +240,9 @@ impl Gpt {
         targets: &Tensor,
         options: CrossEntropyOptions,
     ) -> Result<(Tensor, GptLossSaved)> {
+        self.check_ids(ids)?;
+        let expected = || format!("{}, the shape of ids", ids.shape());
+        self.integers("targets", targets)?.shape(targets.shape() == ids.shape(), expected)?;
         let (logits, model) = self.forward(cx, ids)?;
         let (loss, cross_entropy) = ops::cross_entropy(&logits, targets, &options)?;
         Ok((loss, GptLossSaved { model, logits, targets: targets.clone(), cross_entropy, options }))

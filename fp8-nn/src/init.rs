@@ -12,8 +12,12 @@ pub(crate) fn normal(
     device: &Device,
     rng: &mut impl Rng,
 ) -> Result<Tensor> {
-    let shape = shape.into();
-    let mut values = Vec::with_capacity(shape.numel() + 1);
+    let (op, shape) = ("init", shape.into());
+    shape.check_size(op)?;
+    // One more: values come in pairs.
+    let (mut values, len) = (Vec::new(), shape.numel() + 1);
+    let bytes = len.saturating_mul(size_of::<f32>());
+    values.try_reserve_exact(len).map_err(|_| fp8_kernels::Error::HostAllocation { op, bytes })?;
     // Box and Muller's transform: two uniform values give two normal ones.
     while values.len() < shape.numel() {
         let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt() * f64::from(std);
@@ -22,6 +26,17 @@ pub(crate) fn normal(
     }
     values.truncate(shape.numel());
     Ok(ops::cast(&Tensor::from_vec(values, shape, device)?, dtype)?)
+}
+
+/// Extents of a parameter that a tensor can have.
+pub(crate) fn check_parameter(layer: &str, option: &'static str, shape: impl Into<Shape>) -> Result<()> {
+    let shape = shape.into();
+    shape.check_size(option).map_err(|_| Error::Option {
+        layer: layer.to_owned(),
+        option,
+        value: shape.to_string(),
+        remedy: format!("a parameter has at most {} elements: use smaller sizes", Shape::MAX_NUMEL),
+    })
 }
 
 /// f32 or bf16 parameters.

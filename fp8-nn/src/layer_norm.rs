@@ -2,6 +2,7 @@
 //!
 //! Statistics and arithmetic are f32. With `zero_centered_gamma` the stored weight is γ − 1.
 
+use crate::arguments::{Argument, Output};
 use crate::linear::Quantized;
 use crate::precision::{self, Entered};
 use crate::{Error, Layer, Module, Parameter, Result, init};
@@ -86,13 +87,10 @@ impl NormCore {
         [&self.weight].into_iter().chain(&self.bias).collect()
     }
 
-    pub(crate) fn check_input(&self, x: &Tensor) -> Result<()> {
-        let hidden = self.weight.tensor().numel();
-        if x.shape().last_dim() == hidden && !x.shape().is_empty() {
-            return Ok(());
-        }
-        let expected = format!("[…, {hidden}], hidden_size last");
-        Err(Error::Input { layer: self.path.to_string(), shape: *x.shape(), expected })
+    fn check_input(&self, x: &Tensor) -> Result<()> {
+        let weight = self.weight.tensor();
+        let argument = Argument::new(&self.path, "input", x).float()?.on(weight.device())?;
+        argument.features(weight.numel(), "hidden_size").map(drop)
     }
 
     /// In the computation's dtype.
@@ -109,7 +107,7 @@ impl NormCore {
         Ok(ops::norm(x, self.weight.tensor(), bias, &self.options, slot)?)
     }
 
-    /// Into the input slot of a GEMM, and in high precision too where fprop and wgrad differ in precision.
+    /// Quantizes the norm of `x` for the GEMMs that read `input`: fprop and wgrad.
     pub(crate) fn forward_quantized(
         &self,
         cx: &mut Forward<'_>,
@@ -117,14 +115,9 @@ impl NormCore {
         input: &SlotName,
     ) -> Result<(Quantized, NormStats)> {
         let gemms = cx.fp8_gemms();
-        let slot = cx.slot(input)?;
-        if slot.is_off() || (gemms.fprop && gemms.wgrad) {
-            let (operand, stats) = self.forward_slot(x, &slot)?;
-            return Ok((Quantized { operand, high: None }, stats));
-        }
-        let (y, stats) = self.forward(x)?;
-        let operand = ops::quantize(&y, &slot)?;
-        Ok((Quantized { operand, high: Some(y) }, stats))
+        let (operand, stats) = self.forward_slot(x, &cx.slot(input)?)?;
+        let values = || Ok(self.forward(x)?.0);
+        Ok((Quantized::new(operand, [gemms.fprop, gemms.wgrad], values)?, stats))
     }
 
     pub(crate) fn backward(&mut self, x: &Tensor, stats: &NormStats, dy: &Tensor) -> Result<Tensor> {
@@ -150,6 +143,7 @@ impl NormCore {
             let (layer, found) = (self.path.to_string(), format!("layer `{}`", saved.layer));
             return Err(fp8_recipe::Error::Origin { layer, found }.into());
         }
+        Output::of(&saved.layer, &saved.x).check(dy)?;
         let dx = self.backward(&saved.x, &saved.stats, &ops::cast(dy, saved.x.dtype())?)?;
         Ok(ops::cast(&dx, saved.input_dtype)?)
     }

@@ -3,7 +3,7 @@
 use crate::layer_norm::NormCore;
 use crate::linear::Quantized;
 use crate::precision::{self, Entered};
-use crate::{Linear, LinearOptions, LinearSaved, Module, NormLayerOptions, Result, composite};
+use crate::{Linear, LinearOptions, LinearSaved, Module, NormLayerOptions, Result, composite, init};
 use fp8_kernels::ops::{self, Norm, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
@@ -86,6 +86,8 @@ impl LayerNormLinear {
         rng: &mut impl Rng,
     ) -> Result<Self> {
         let LayerNormLinearOptions { in_features, out_features, bias, params_dtype, init_std, .. } = options;
+        // Before the norm's parameters, which are as long as the weight's rows.
+        init::check_parameter(linear_path, "weight", [out_features, in_features])?;
         let norm = NormLayerOptions {
             hidden_size: in_features,
             eps: options.eps,
@@ -108,7 +110,7 @@ impl LayerNormLinear {
         db: Option<&Tensor>,
     ) -> Result<Tensor> {
         let dn = self.linear.backward_quantized(cx, saved.linear, dy, db)?;
-        let dx = self.norm.backward(&saved.x, &saved.stats, &dn.reshape(*saved.x.shape())?)?;
+        let dx = self.norm.backward(&saved.x, &saved.stats, &dn)?;
         Ok(ops::cast(&dx, saved.input_dtype)?)
     }
 }
@@ -117,7 +119,7 @@ impl Module for LayerNormLinear {
     type Saved = LayerNormLinearSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormLinearSaved)> {
-        self.norm.check_input(x)?;
+        self.linear.check_input(x)?;
         let mut parameters = self.norm.parameters();
         parameters.extend(self.linear.parameters());
         let Entered { x, input_dtype } = precision::enter(cx, self.linear.path(), x, &parameters)?;
@@ -134,7 +136,7 @@ impl Module for LayerNormLinear {
     ) -> Result<Tensor> {
         let LayerNormLinearSaved { x, stats, linear, input_dtype } = saved;
         let dn = self.linear.backward(cx, linear, dy)?;
-        let dx = self.norm.backward(&x, &stats, &dn.reshape(*x.shape())?)?;
+        let dx = self.norm.backward(&x, &stats, &dn)?;
         Ok(ops::cast(&dx, input_dtype)?)
     }
 }

@@ -2,15 +2,17 @@
 //!
 //! Gated activations double fc1's rows: the activated half first, the linear half second.
 
+use crate::arguments::{Argument, Output};
 use crate::linear::Quantized;
 use crate::{
     Error, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions, LinearSaved,
     Module, Result, composite, init,
 };
 use fp8_kernels::ops::{self, Activation, Norm};
-use fp8_kernels::{DType, Device, Tensor};
+use fp8_kernels::{DType, Device, Slot, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
+use std::sync::Arc;
 
 /// How a [`LayerNormMlp`] is made. Sizes have no default.
 #[derive(Debug, Clone)]
@@ -57,6 +59,7 @@ impl Default for LayerNormMlpOptions {
 /// See the module's text. Parameters below `<path>`: `norm.*`, `fc1.*`, `fc2.*`.
 #[derive(Debug)]
 pub struct LayerNormMlp {
+    path: Arc<str>,
     fc1: LayerNormLinear,
     fc2: Linear,
     activation: Activation,
@@ -70,6 +73,7 @@ pub struct LayerNormMlpSaved {
     fc1: LayerNormLinearSaved,
     h: Tensor,
     fc2: LinearSaved,
+    output: Output,
 }
 
 impl LayerNormMlp {
@@ -93,6 +97,7 @@ impl LayerNormMlp {
             value: ffn_hidden_size.to_string(),
             remedy: "twice this many rows do not fit into memory".to_owned(),
         })?;
+        init::check_parameter(&format!("{path}.fc2"), "weight", [hidden_size, ffn_hidden_size])?;
         let fc1 = LayerNormLinearOptions {
             in_features: hidden_size,
             out_features,
@@ -112,6 +117,7 @@ impl LayerNormMlp {
         };
         let (norm_path, fc1_path) = (format!("{path}.norm"), format!("{path}.fc1"));
         Ok(Self {
+            path: path.into(),
             fc1: LayerNormLinear::with_paths(&norm_path, &fc1_path, fc1, device, rng)?,
             fc2: Linear::new(&format!("{path}.fc2"), fc2, device, rng)?,
             activation,
@@ -123,33 +129,33 @@ impl Module for LayerNormMlp {
     type Saved = LayerNormMlpSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormMlpSaved)> {
+        let weight = self.fc2.weight().tensor();
+        let [hidden_size, _] = weight.shape().matrix();
+        let argument = Argument::new(&self.path, "input", x).float()?.on(weight.device())?;
+        argument.features(hidden_size, "hidden_size")?;
         let (h, fc1) = self.fc1.forward(cx, x)?;
         let dtype = fc1.linear.dtype();
         let gemms = cx.fp8_gemms();
         let slot = cx.slot(&self.fc2.slots.input)?;
-        let a = if slot.is_off() || (gemms.fprop && gemms.wgrad) {
-            Quantized { operand: ops::activation(&h, self.activation, &slot)?, high: None }
-        } else {
-            let high = ops::activation(&h, self.activation, &fp8_kernels::Slot::off(slot.encoding))?;
-            let high = high.dequantize(dtype)?;
-            Quantized { operand: ops::quantize(&high, &slot)?, high: Some(high) }
-        };
+        let operand = ops::activation(&h, self.activation, &slot)?;
+        let off = Slot::off(slot.encoding);
+        let values = || Ok(ops::activation(&h, self.activation, &off)?.dequantize(dtype)?);
+        let a = Quantized::new(operand, [gemms.fprop, gemms.wgrad], values)?;
         let (y, fc2) = self.fc2.forward_quantized(cx, &a, dtype, dtype)?;
-        Ok((y, LayerNormMlpSaved { fc1, h, fc2 }))
+        let output = Output::of(&self.path, &y);
+        Ok((y, LayerNormMlpSaved { fc1, h, fc2, output }))
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: LayerNormMlpSaved, dy: &Tensor) -> Result<Tensor> {
-        let LayerNormMlpSaved { fc1, h, fc2 } = saved;
+        let LayerNormMlpSaved { fc1, h, fc2, output } = saved;
+        output.check(dy)?;
         let da = self.fc2.backward(cx, fc2, dy)?;
         let origin = fc1.linear.origin();
         let gemms = cx.fp8_gemms(origin);
         let slot = cx.slot(origin, &self.fc1.linear.slots.grad_output)?;
-        if slot.is_off() || (gemms.dgrad && gemms.wgrad) {
-            let (operand, db) = ops::activation_backward_quantize_dbias(&da, &h, self.activation, &slot)?;
-            return self.fc1.backward_quantized(cx, fc1, &Quantized { operand, high: None }, Some(&db));
-        }
-        let high = ops::activation_backward(&da, &h, self.activation)?;
-        let (operand, db) = ops::quantize_dbias(&high, &slot)?;
-        self.fc1.backward_quantized(cx, fc1, &Quantized { operand, high: Some(high) }, Some(&db))
+        let (operand, db) = ops::activation_backward_quantize_dbias(&da, &h, self.activation, &slot)?;
+        let values = || Ok(ops::activation_backward(&da, &h, self.activation)?);
+        let dh = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], values)?;
+        self.fc1.backward_quantized(cx, fc1, &dh, Some(&db))
     }
 }

@@ -2,6 +2,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+mod arguments;
 pub mod checkpoint;
 mod data_parallel;
 mod embedding;

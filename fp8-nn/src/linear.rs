@@ -8,11 +8,13 @@
 //!
 //! `db[n]` sums the unquantized `dy` in f32.
 
+use crate::arguments::{Argument, Output};
 use crate::precision::{self, Entered};
-use crate::{Error, Layer, Module, Parameter, Result, init};
+use crate::{Layer, Module, Parameter, Result, init};
 use fp8_kernels::{DType, Device, Operand, Tensor, ops};
 use fp8_recipe::{Backward, Forward, GemmSlots, Origin, SlotName, Slots};
 use rand::Rng;
+use std::sync::Arc;
 
 /// How a [`Linear`] is made. Sizes have no default.
 #[derive(Debug, Clone)]
@@ -53,18 +55,32 @@ pub struct LinearSaved {
     w: Operand,
     dtype: DType,
     input_dtype: DType,
+    output: Output,
 }
 
-/// A tensor on its way into GEMMs, some of which may run in high precision by the recipe.
+/// A tensor that two GEMMs read, either of which the recipe may run in high precision.
 #[derive(Debug)]
 pub(crate) struct Quantized {
-    /// As its slot made it.
-    pub(crate) operand: Operand,
-    /// The values, where a GEMM runs in high precision beside another in FP8.
-    pub(crate) high: Option<Tensor>,
+    /// What the slot returned.
+    operand: Operand,
+    /// The values in high precision, where a GEMM needs them besides the codes.
+    high: Option<Tensor>,
 }
 
 impl Quantized {
+    /// Takes what a slot returned and whether each of the two GEMMs runs in FP8.
+    ///
+    /// `values` computes the same tensor in high precision. It is called only if a GEMM needs it, and codes are never made
+    /// from what it returns: that is rounded, and a slot's codes do not depend on how other GEMMs run.
+    pub(crate) fn new(
+        operand: Operand,
+        in_fp8: [bool; 2],
+        values: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Self> {
+        let high = (operand.is_fp8() && in_fp8.contains(&false)).then(values).transpose()?;
+        Ok(Self { operand, high })
+    }
+
     /// What one GEMM takes.
     pub(crate) fn pick(&self, fp8: bool) -> Operand {
         match (&self.high, fp8) {
@@ -78,11 +94,12 @@ impl Linear {
     /// A layer at `path`, weights drawn from `rng`, bias 0.
     ///
     /// # Errors
-    /// A size of 0, a dtype other than f32 and bf16.
+    /// A size of 0, a weight that no memory holds, a dtype other than f32 and bf16.
     pub fn new(path: &str, options: LinearOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
         let LinearOptions { in_features, out_features, bias, params_dtype, init_std } = options;
         init::check_params_dtype(path, params_dtype)?;
         init::check_positive(path, &[("in_features", in_features), ("out_features", out_features)])?;
+        init::check_parameter(path, "weight", [out_features, in_features])?;
         let weight = init::normal([out_features, in_features], init_std, params_dtype, device, rng)?;
         let zeros = || {
             let zeros = Tensor::zeros([out_features], params_dtype, device)?;
@@ -109,14 +126,8 @@ impl Linear {
         [&self.weight].into_iter().chain(&self.bias).collect()
     }
 
-    pub(crate) fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &Arc<str> {
         self.slots.weight.layer()
-    }
-
-    /// Quantizes for `slot`, keeping the values where the recipe runs one of the two GEMMs in high precision.
-    fn quantized(x: &Tensor, operand: Operand, [a, b]: [bool; 2]) -> Quantized {
-        let high = (operand.is_fp8() && !(a && b)).then(|| x.clone());
-        Quantized { operand, high }
     }
 
     /// From an input that a fused operation may have quantized.
@@ -127,20 +138,19 @@ impl Linear {
         dtype: DType,
         input_dtype: DType,
     ) -> Result<(Tensor, LinearSaved)> {
-        self.check_input(x.operand.shape().last_dim(), *x.operand.shape())?;
         let gemms = cx.fp8_gemms();
         let (name, version) = (&self.slots.weight, self.weight.version());
         let operand = match cx.quantize_weight(name, version, self.weight.tensor())? {
             Operand::High(w) => Operand::High(ops::cast(&w, dtype)?),
             operand => operand,
         };
-        let both = gemms.fprop && gemms.dgrad;
-        let high = (operand.is_fp8() && !both).then(|| ops::cast(self.weight.tensor(), dtype)).transpose()?;
-        let w = Quantized { operand, high };
+        let values = || Ok(ops::cast(self.weight.tensor(), dtype)?);
+        let w = Quantized::new(operand, [gemms.fprop, gemms.dgrad], values)?;
         let bias = self.bias.as_ref().map(Parameter::tensor);
         let y = ops::fprop(&x.pick(gemms.fprop), &w.pick(gemms.fprop), bias, dtype)?;
         let (x, w) = (x.pick(gemms.wgrad).for_backward(), w.pick(gemms.dgrad).for_backward());
-        Ok((y, LinearSaved { origin: cx.origin(name), x, w, dtype, input_dtype }))
+        let output = Output::of(self.path(), &y);
+        Ok((y, LinearSaved { origin: cx.origin(name), x, w, dtype, input_dtype, output }))
     }
 
     /// From a gradient that a fused operation may have quantized; `db` are its column sums.
@@ -159,18 +169,14 @@ impl Linear {
             let name = bias.name().clone();
             ops::accumulate(bias.main_grad_mut(), db, &name)?;
         }
-        let shape = saved.x.shape().with_last(dx.shape().last_dim());
-        let dx = if shape.numel() == dx.numel() { dx.reshape(shape)? } else { dx };
+        let dx = dx.reshape(*saved.x.shape())?;
         Ok(ops::cast(&dx, saved.input_dtype)?)
     }
 
-    fn check_input(&self, last: usize, shape: fp8_kernels::Shape) -> Result<()> {
-        let [_, in_features] = self.weight.tensor().shape().matrix();
-        if last == in_features && !shape.is_empty() {
-            return Ok(());
-        }
-        let expected = format!("[…, {in_features}], in_features last");
-        Err(Error::Input { layer: self.path().to_owned(), shape, expected })
+    pub(crate) fn check_input(&self, x: &Tensor) -> Result<()> {
+        let weight = self.weight.tensor();
+        let argument = Argument::new(self.path(), "input", x).float()?.on(weight.device())?;
+        argument.features(weight.shape().last_dim(), "in_features").map(drop)
     }
 }
 
@@ -188,18 +194,19 @@ impl Module for Linear {
     type Saved = LinearSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
-        self.check_input(x.shape().last_dim(), *x.shape())?;
+        self.check_input(x)?;
         let Entered { x, input_dtype } = match &self.bias {
             Some(bias) => precision::enter(cx, self.path(), x, &[&self.weight, bias])?,
             None => precision::enter(cx, self.path(), x, &[&self.weight])?,
         };
         let gemms = cx.fp8_gemms();
         let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
-        let quantized = Self::quantized(&x, operand, [gemms.fprop, gemms.wgrad]);
+        let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;
         self.forward_quantized(cx, &quantized, x.dtype(), input_dtype)
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: LinearSaved, dy: &Tensor) -> Result<Tensor> {
+        saved.output.check(dy)?;
         let dy = ops::cast(dy, saved.dtype)?;
         let gemms = cx.fp8_gemms(&saved.origin);
         let slot = cx.slot(&saved.origin, &self.slots.grad_output)?;
@@ -209,7 +216,7 @@ impl Module for Linear {
         } else {
             (ops::quantize(&dy, &slot)?, None)
         };
-        let quantized = Self::quantized(&dy, operand, [gemms.dgrad, gemms.wgrad]);
+        let quantized = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], || Ok(dy.clone()))?;
         self.backward_quantized(cx, saved, &quantized, db.as_ref())
     }
 }

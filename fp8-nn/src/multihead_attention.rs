@@ -3,6 +3,7 @@
 //! `qkv` rows: all query heads, then all key heads, then all value heads. Query head i reads key/value group
 //! `i / (num_attention_heads / num_gqa_groups)`.
 
+use crate::arguments::{Argument, Output};
 use crate::layer_norm::NormCore;
 use crate::precision::{self, Entered};
 use crate::{
@@ -12,6 +13,7 @@ use fp8_kernels::ops::{self, AttentionOptions, AttentionSaved, Norm, NormStats, 
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
+use std::sync::Arc;
 
 /// How a [`MultiheadAttention`] is made. Sizes have no default.
 #[derive(Debug, Clone)]
@@ -76,7 +78,7 @@ impl Default for MultiheadAttentionOptions {
 /// See the module's text. Parameters below `<path>`: `norm.*` (with `input_layernorm`), `qkv.*`, `proj.*`.
 #[derive(Debug)]
 pub struct MultiheadAttention {
-    path: String,
+    path: Arc<str>,
     norm: Option<NormCore>,
     qkv: Linear,
     proj: Linear,
@@ -102,6 +104,7 @@ pub struct MultiheadAttentionSaved {
     attention: AttentionSaved,
     key_lengths: Option<Tensor>,
     proj: LinearSaved,
+    output: Output,
 }
 
 impl MultiheadAttention {
@@ -144,6 +147,7 @@ impl MultiheadAttention {
                 format!("{heads} heads of this size do not fit into memory"),
             );
         };
+        init::check_parameter(&format!("{path}.qkv"), "weight", [qkv_width, hidden_size])?;
         let norm = NormLayerOptions {
             hidden_size,
             eps: options.eps,
@@ -156,12 +160,14 @@ impl MultiheadAttention {
             let options = LinearOptions { in_features, out_features, bias, params_dtype, init_std };
             Linear::new(&format!("{path}.{name}"), options, device, rng)
         };
+        // First: a length that no table has is refused before weights are drawn.
+        let rope = options.rope.then(rope).transpose()?;
         Ok(Self {
-            path: path.to_owned(),
+            path: path.into(),
             norm: options.input_layernorm.then(norm).transpose()?,
             qkv: linear("qkv", hidden_size, qkv_width, options.init_std, rng)?,
             proj: linear("proj", q_width, hidden_size, options.output_layer_init_std, rng)?,
-            rope: options.rope.then(rope).transpose()?,
+            rope,
             heads,
             groups,
             head_dim,
@@ -173,17 +179,15 @@ impl MultiheadAttention {
     /// seen by none.
     ///
     /// # Errors
-    /// An input that is not `[batch, seq, hidden]`; lengths of another batch size; all errors of the Linears.
+    /// An input that is not `[batch, seq, hidden_size]`, or longer than `max_seq_length` under RoPE; lengths of another
+    /// batch size; all errors of the Linears.
     pub fn forward_padded(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
         key_lengths: Option<&Tensor>,
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
-        let &[batch, seq, _] = &**x.shape() else {
-            let expected = "[batch, seq, hidden_size]".to_owned();
-            return Err(Error::Input { layer: self.path.clone(), shape: *x.shape(), expected });
-        };
+        let [batch, seq] = self.check_input(&self.path, x, key_lengths)?;
         let parameters = self.all_parameters();
         let Entered { x, input_dtype } = precision::enter(cx, &self.path, x, &parameters)?;
         let (qkv, qkv_saved, norm) = match &self.norm {
@@ -192,7 +196,6 @@ impl MultiheadAttention {
                 (y, saved, None)
             }
             Some(norm) => {
-                norm.check_input(&x)?;
                 let (normed, stats) = norm.forward_quantized(cx, &x, &self.qkv.slots.input)?;
                 let (y, saved) = self.qkv.forward_quantized(cx, &normed, x.dtype(), x.dtype())?;
                 (y, saved, Some((x.clone(), stats)))
@@ -212,6 +215,7 @@ impl MultiheadAttention {
         let (o, attention) = ops::attention(&q, &k, &v, key_lengths, self.options)?;
         let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
         let key_lengths = key_lengths.cloned();
+        let output = Output::of(&self.path, &y);
         let saved = MultiheadAttentionSaved {
             norm,
             input_dtype,
@@ -223,8 +227,38 @@ impl MultiheadAttention {
             attention,
             key_lengths,
             proj,
+            output,
         };
         Ok((y, saved))
+    }
+
+    /// Returns `[batch, seq]`. `layer` is the path that errors name: this layer's, or that of the block around it.
+    pub(crate) fn check_input(
+        &self,
+        layer: &str,
+        x: &Tensor,
+        key_lengths: Option<&Tensor>,
+    ) -> Result<[usize; 2]> {
+        let weight = self.proj.weight().tensor();
+        let [hidden, _] = weight.shape().matrix();
+        let longest = self.rope.as_ref().map(|table| table.cos().shape().matrix()[0]);
+        let sizes = match **x.shape() {
+            [batch, seq, last] if last == hidden && longest.is_none_or(|longest| seq <= longest) => {
+                Some([batch, seq])
+            }
+            _ => None,
+        };
+        let expected = || {
+            let limit = longest.map(|longest| format!(" with seq at most {longest}, RoPE's max_seq_length"));
+            format!("[batch, seq, {hidden}]{}", limit.unwrap_or_default())
+        };
+        let argument = Argument::new(layer, "input", x).float()?.on(weight.device())?;
+        let [batch, seq] = argument.sizes(sizes, expected)?;
+        if let Some(lengths) = key_lengths {
+            let argument = Argument::new(layer, "key_lengths", lengths).integer()?.on(weight.device())?;
+            argument.shape(**lengths.shape() == [batch], || format!("[{batch}], one per sequence"))?;
+        }
+        Ok([batch, seq])
     }
 
     fn all_parameters(&self) -> Vec<&Parameter> {
@@ -236,7 +270,7 @@ impl MultiheadAttention {
 
     fn inconsistent(&self, found: String) -> Error {
         Error::Option {
-            layer: self.path.clone(),
+            layer: self.path.to_string(),
             option: "qkv",
             value: found,
             remedy: "expected query, key and value".to_owned(),
@@ -257,8 +291,10 @@ impl Module for MultiheadAttention {
         saved: MultiheadAttentionSaved,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        let MultiheadAttentionSaved { norm, input_dtype, qkv, q, k, v, o, attention, key_lengths, proj } =
-            saved;
+        saved.output.check(dy)?;
+        let MultiheadAttentionSaved {
+            norm, input_dtype, qkv, q, k, v, o, attention, key_lengths, proj, ..
+        } = saved;
         let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
         let (dq, dk, dv) =
             ops::attention_backward(&d_o, &q, &k, &v, &o, &attention, key_lengths.as_ref(), self.options)?;
@@ -273,7 +309,7 @@ impl Module for MultiheadAttention {
         let dqkv = ops::concat(&[&flat(&dq)?, &flat(&dk)?, &flat(&dv)?])?;
         let dn = self.qkv.backward(cx, qkv, &dqkv)?;
         let dx = match (&mut self.norm, norm) {
-            (Some(layer), Some((x, stats))) => layer.backward(&x, &stats, &dn.reshape(*x.shape())?)?,
+            (Some(layer), Some((x, stats))) => layer.backward(&x, &stats, &dn)?,
             _ => dn,
         };
         Ok(ops::cast(&dx, input_dtype)?)

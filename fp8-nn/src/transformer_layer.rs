@@ -1,5 +1,6 @@
 //! A pre-norm transformer block: `r = x + attention(norm(x))`, `y = r + mlp(norm(r))`.
 
+use crate::arguments::Output;
 use crate::{
     LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module, MultiheadAttention,
     MultiheadAttentionOptions, MultiheadAttentionSaved, Result, composite,
@@ -8,6 +9,7 @@ use fp8_kernels::ops::{self, Activation, Norm};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
+use std::sync::Arc;
 
 /// How a [`TransformerLayer`] is made. Sizes have no default.
 #[derive(Debug, Clone)]
@@ -75,6 +77,7 @@ impl Default for TransformerLayerOptions {
 /// See the module's text. Parameters below `<path>`: `attention.*`, `mlp.*`.
 #[derive(Debug)]
 pub struct TransformerLayer {
+    path: Arc<str>,
     attention: MultiheadAttention,
     mlp: LayerNormMlp,
 }
@@ -86,6 +89,7 @@ composite!(TransformerLayer { attention, mlp });
 pub struct TransformerLayerSaved {
     attention: MultiheadAttentionSaved,
     mlp: LayerNormMlpSaved,
+    output: Output,
 }
 
 impl TransformerLayer {
@@ -131,6 +135,7 @@ impl TransformerLayer {
             output_layer_init_std: o.output_layer_init_std,
         };
         Ok(Self {
+            path: path.into(),
             attention: MultiheadAttention::new(&format!("{path}.attention"), attention, device, rng)?,
             mlp: LayerNormMlp::new(&format!("{path}.mlp"), mlp, device, rng)?,
         })
@@ -139,17 +144,20 @@ impl TransformerLayer {
     /// With padding, as [`MultiheadAttention::forward_padded`].
     ///
     /// # Errors
-    /// An input that is not `[batch, seq, hidden]`, and all errors of its parts.
+    /// As [`MultiheadAttention::forward_padded`].
     pub fn forward_padded(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
         key_lengths: Option<&Tensor>,
     ) -> Result<(Tensor, TransformerLayerSaved)> {
+        self.attention.check_input(&self.path, x, key_lengths)?;
         let (a, attention) = self.attention.forward_padded(cx, x, key_lengths)?;
         let r = ops::add(&ops::cast(x, a.dtype())?, &a)?;
         let (m, mlp) = self.mlp.forward(cx, &r)?;
-        Ok((ops::add(&r, &m)?, TransformerLayerSaved { attention, mlp }))
+        let y = ops::add(&r, &m)?;
+        let output = Output::of(&self.path, &y);
+        Ok((y, TransformerLayerSaved { attention, mlp, output }))
     }
 }
 
@@ -166,6 +174,7 @@ impl Module for TransformerLayer {
         saved: TransformerLayerSaved,
         dy: &Tensor,
     ) -> Result<Tensor> {
+        saved.output.check(dy)?;
         let dr = ops::add(dy, &self.mlp.backward(cx, saved.mlp, dy)?)?;
         let dx = self.attention.backward(cx, saved.attention, &dr)?;
         Ok(ops::add(&dx, &ops::cast(&dr, dx.dtype())?)?)

@@ -15,6 +15,25 @@ use crate::report;
 /// What was parsed, by its text: the devices of a process, one after the other, load the same few modules.
 static PARSED: Mutex<BTreeMap<String, Arc<Module>>> = Mutex::new(BTreeMap::new());
 
+/// The shared memory that a kernel declares with a size, at most 48 KiB on every GPU.
+///
+/// CUDA C++ Programming Guide, "Shared Memory" of compute capability 7.x and later: "Kernels relying on shared memory
+/// allocations over 48 KB per block […] must use dynamic shared memory (rather than statically sized arrays)". The
+/// compiler fails otherwise: "Entry function uses too much shared data".
+fn check_shared(module: &Module) -> Outcome {
+    for kernel in module.kernels() {
+        let (found, most) = (kernel.static_shared(), device::SHARED_PER_BLOCK);
+        if found > most as usize {
+            let name = kernel.name();
+            report::print(&format!(
+                "cuModuleLoadData: entry function {name} uses too much shared data: {found} bytes, {most} at most"
+            ));
+            return Err(Code::INVALID_PTX);
+        }
+    }
+    Ok(())
+}
+
 /// CUDA Driver API, CUDA_ERROR_INVALID_PTX: "a PTX JIT compilation failed".
 fn parse(ptx: &str) -> Outcome<Arc<Module>> {
     let mut parsed = PARSED.lock();
@@ -25,6 +44,7 @@ fn parse(ptx: &str) -> Outcome<Arc<Module>> {
         report::print(&format!("cuModuleLoadData: {error}"));
         Code::INVALID_PTX
     })?;
+    check_shared(&module)?;
     Ok(parsed.entry(ptx.to_owned()).or_insert(Arc::new(module)).clone())
 }
 

@@ -150,6 +150,9 @@ fn launches_that_cannot_be_are_refused_at_the_call() {
     assert_eq!(launch((0, 1, 1), (64, 1, 1), 0), 1);
     assert_eq!(launch((1, 1, 1), (0, 1, 1), 0), 1);
     assert_eq!(launch((1, 65_536, 1), (64, 1, 1), 0), 1);
+    assert_eq!(launch((1, 1, 65_536), (64, 1, 1), 0), 1);
+    assert_eq!(launch((1 << 31, 1, 1), (64, 1, 1), 0), 1);
+    assert_eq!(launch((u32::MAX, 1, 1), (64, 1, 1), 0), 1);
     assert_eq!(launch((1, 1, 1), (1025, 1, 1), 0), 1);
     assert_eq!(launch((1, 1, 1), (512, 2, 2), 0), 1);
     assert_eq!(launch((1, 1, 1), (64, 1, 1), (48 << 10) + 1), 1);
@@ -163,6 +166,24 @@ fn launches_that_cannot_be_are_refused_at_the_call() {
         unsafe { stream.launch_builder(&bounded).arg(&to).arg(&from).arg(&count).launch(shape(1, 65)) };
     assert_eq!(code(many), 701);
     drop((free, bounded, stream));
+    rig.finish();
+}
+
+#[test]
+fn a_kernel_with_more_static_shared_memory_than_a_block_has_is_not_loaded() {
+    let rig = rig();
+    let load = |bytes: u32| {
+        let ptx = format!(
+            ".version 8.0\n.target sm_89\n.address_size 64\n.visible .entry wide()\n{{\n\
+             .shared .align 4 .b8 tile[{}];\n.shared .align 4 .b8 rest[1024];\nret;\n}}\n",
+            bytes - 1024
+        );
+        code(rig.context.load_module(Ptx::from_src(ptx)))
+    };
+    assert_eq!(load(48 << 10), 0);
+    // The driver's compiler fails: CUDA_ERROR_INVALID_PTX.
+    assert_eq!(load((48 << 10) + 1), 218);
+    assert_eq!(load(99 << 10), 218);
     rig.finish();
 }
 

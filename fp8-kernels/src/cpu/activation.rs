@@ -201,7 +201,7 @@ fn forward<C: Curve>(h: &Tensor, gated: bool, shape: Shape, slot: &Slot<'_>) -> 
             vectorized(Forward { curve, h, out })
         }
     };
-    let rows = Rows { shape, device: h.device(), dtype: h.dtype(), produce };
+    let rows = Rows { op: "activation", shape, device: h.device(), dtype: h.dtype(), produce };
     quantize_rows(&rows, slot, false).map(|(y, _)| y)
 }
 
@@ -228,7 +228,7 @@ fn backward<C: Curve>(
             vectorized(Backward { curve, dy, h, out });
         }
     };
-    let rows = Rows { shape: *h.shape(), device: h.device(), dtype: h.dtype(), produce };
+    let rows = Rows { op, shape: *h.shape(), device: h.device(), dtype: h.dtype(), produce };
     quantize_rows(&rows, slot, dbias)
 }
 

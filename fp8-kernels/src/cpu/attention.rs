@@ -7,7 +7,7 @@ use super::dispatch::{Kernel, Strided, gemm_f32_serial, vectorized};
 use super::softmax::origin;
 use super::{Buffer, lanes, parallel};
 use crate::ops::{AttentionSaved, Problem};
-use crate::{DType, Device, Error, Result, Shape, Tensor, math};
+use crate::{DType, Device, Error, Result, Shape, Tensor, host, math};
 use rayon::prelude::*;
 
 /// Queries and keys of one block of scores: 16 KiB, and its operands, in the first cache.
@@ -21,12 +21,12 @@ pub(crate) fn attention(
     p: &Problem,
 ) -> Result<(Tensor, AttentionSaved)> {
     let op = "attention";
-    let lengths = lengths(op, key_lengths, p)?;
+    let lengths = Lengths::new(op, key_lengths, p)?;
     let (dtype, device) = (q.dtype(), q.device());
     let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
     let rows = p.batch * p.heads * p.queries;
-    let (mut o, mut max, mut sum) =
-        (vec![0.0; rows * p.head_dim], vec![f32::NEG_INFINITY; rows], vec![0.0; rows]);
+    let (mut o, mut sum) = (host::zeroed(op, rows * p.head_dim)?, host::zeroed(op, rows)?);
+    let mut max = host::filled(op, f32::NEG_INFINITY, rows)?;
     let (head_step, block_step) = (p.queries.max(1), BLOCK * p.head_dim);
     let heads = o.par_chunks_mut(head_step * p.head_dim).zip(max.par_chunks_mut(head_step));
     heads.zip(sum.par_chunks_mut(head_step)).enumerate().for_each(|(index, ((o, max), sum))| {
@@ -37,7 +37,7 @@ pub(crate) fn attention(
         let blocks =
             o.par_chunks_mut(block_step).zip(max.par_chunks_mut(BLOCK)).zip(sum.par_chunks_mut(BLOCK));
         blocks.enumerate().for_each(|(block, ((o, max), sum))| {
-            let (first, length) = (block * BLOCK, lengths[batch]);
+            let (first, length) = (block * BLOCK, lengths.of(batch));
             vectorized(ForwardBlock { q, k, v, first, o, max, sum, length, p });
         });
     });
@@ -53,16 +53,17 @@ pub(crate) fn attention_backward(
     p: &Problem,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let op = "attention_backward";
-    let lengths = lengths(op, key_lengths, p)?;
+    let lengths = Lengths::new(op, key_lengths, p)?;
     let (dtype, device) = (q.dtype(), q.device());
     let (dy, o) = (dy.cpu_f32(op)?, o.cpu_f32(op)?);
     let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
     let (max, sum) = (saved.row_max.as_slice::<f32>()?, saved.row_sum.as_slice::<f32>()?);
-    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+    let (mut dq, mut dk) = (host::zeroed(op, q.len())?, host::zeroed(op, k.len())?);
+    let mut dv = host::zeroed(op, v.len())?;
     let per_group = p.heads / p.groups;
     let (q_step, k_step) = (p.queries * p.head_dim, p.keys * p.head_dim);
     // Without queries or keys nothing was seen, and all gradients are 0.
-    if q_step * k_step * per_group > 0 {
+    if ![q_step, k_step, per_group].contains(&0) {
         let tasks = dq.par_chunks_mut(per_group * q_step).zip(dk.par_chunks_mut(k_step));
         tasks.zip(dv.par_chunks_mut(k_step)).enumerate().for_each(|(index, ((dq, dk), dv))| {
             let (batch, group) = (index / p.groups, index % p.groups);
@@ -73,7 +74,7 @@ pub(crate) fn attention_backward(
                     [&q, &dy, &o].map(|data| Head::new(data, p.queries, p.heads, p.head_dim, batch, head));
                 let rows = (batch * p.heads + head) * p.queries;
                 let rows = rows..rows + p.queries;
-                let (max, sum, length) = (&max[rows.clone()], &sum[rows], lengths[batch]);
+                let (max, sum, length) = (&max[rows.clone()], &sum[rows], lengths.of(batch));
                 let inputs = Inputs { q, k, v, dy, o, max, sum, length };
                 vectorized(BackwardHead { x: &inputs, dq, dk, dv, p });
             }
@@ -255,18 +256,31 @@ impl Kernel for BackwardHead<'_> {
 }
 
 /// The number of keys that are not padding, per batch entry.
-fn lengths(op: &'static str, key_lengths: Option<&Tensor>, p: &Problem) -> Result<Vec<usize>> {
-    let Some(lengths) = key_lengths else { return Ok(vec![p.keys; p.batch]) };
-    let length = |(position, &length): (usize, &i32)| {
-        usize::try_from(length).ok().filter(|&length| length <= p.keys).ok_or(Error::Index {
-            op,
-            what: "key length",
-            value: length.into(),
-            position,
-            limit: p.keys + 1,
-        })
-    };
-    lengths.as_slice::<i32>()?.iter().enumerate().map(length).collect()
+#[derive(Clone, Copy)]
+struct Lengths<'a> {
+    /// One for each batch entry; without them all keys count.
+    given: Option<&'a [i32]>,
+    keys: usize,
+}
+
+impl<'a> Lengths<'a> {
+    fn new(op: &'static str, key_lengths: Option<&'a Tensor>, p: &Problem) -> Result<Self> {
+        let given = key_lengths.map(Tensor::as_slice::<i32>).transpose()?;
+        let is_valid = |length: i32| usize::try_from(length).is_ok_and(|length| length <= p.keys);
+        let wrong = given.unwrap_or_default().iter().enumerate().find(|&(_, &length)| !is_valid(length));
+        match wrong {
+            None => Ok(Self { given, keys: p.keys }),
+            Some((position, &length)) => {
+                let (what, value, limit) = ("key length", length.into(), p.keys + 1);
+                Err(Error::Index { op, what, value, position, limit })
+            }
+        }
+    }
+
+    fn of(self, batch: usize) -> usize {
+        let given = self.given.and_then(|given| given.get(batch));
+        given.map_or(self.keys, |&length| usize::try_from(length).unwrap_or(0))
+    }
 }
 
 /// `[batch, heads, rows, dim]` to `[batch, rows, heads, dim]`, rounded to `dtype`.
@@ -276,7 +290,7 @@ fn token_major(
     dtype: DType,
     device: &Device,
 ) -> Result<Tensor> {
-    let mut out = vec![0.0; data.len()];
+    let mut out = host::zeroed("attention", data.len())?;
     parallel::rows(&mut out, heads * dim, |first, out| {
         for (i, token) in out.chunks_exact_mut(heads * dim).enumerate() {
             let (batch, row) = ((first + i) / rows, (first + i) % rows);

@@ -7,7 +7,7 @@ use crate::{DType, Result, Tensor};
 pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     use crate::dtype::Float;
     let floats = Floats::of(x, "cast", "x")?;
-    build_flat(*x.shape(), dtype, x.device(), |start, out| {
+    build_flat("cast", *x.shape(), dtype, x.device(), |start, out| {
         let range = start..start + out.len();
         match floats {
             Floats::F32(data) => out.copy_from_slice(&data[range]),

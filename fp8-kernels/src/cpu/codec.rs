@@ -2,7 +2,7 @@
 
 use super::dispatch::{Kernel, vectorized};
 use crate::dtype::Float;
-use crate::{Counters, Encoding, Result};
+use crate::{Counters, Encoding, Result, host};
 use fp8_format::{E4M3, E5M2, slice};
 
 /// Codes of `data · scale`; returns `max |data|`.
@@ -74,7 +74,7 @@ pub(crate) fn count<T: Float>(
 }
 
 /// Sums of the columns of whole rows, row after row.
-pub(crate) fn column_sums(rows: &[f32], cols: usize) -> Vec<f32> {
+pub(crate) fn column_sums(op: &'static str, rows: &[f32], cols: usize) -> Result<Vec<f32>> {
     struct Sums<'a> {
         rows: &'a [f32],
         sums: &'a mut [f32],
@@ -89,9 +89,9 @@ pub(crate) fn column_sums(rows: &[f32], cols: usize) -> Vec<f32> {
             }
         }
     }
-    let mut sums = vec![0.0; cols];
+    let mut sums = host::zeroed(op, cols)?;
     if cols > 0 {
         vectorized(Sums { rows, sums: &mut sums });
     }
-    sums
+    Ok(sums)
 }

@@ -4,7 +4,7 @@ use super::floats::{Floats, build};
 use super::softmax::{exponentials, origin};
 use super::{dispatch, parallel};
 use crate::ops::{CrossEntropyOptions, CrossEntropySaved};
-use crate::{Error, Result, Shape, Tensor, math};
+use crate::{Error, Result, Shape, Tensor, host, math};
 
 pub(crate) fn cross_entropy(
     logits: &Tensor,
@@ -16,9 +16,9 @@ pub(crate) fn cross_entropy(
     let targets = columns(op, targets, vocabulary, options)?;
     let data = Floats::of(logits, op, "logits")?;
     // Of each piece: maximum and sum of its rows, and its part of the loss.
-    let pieces = parallel::map_rows(rows, vocabulary, |first, last| {
-        let (mut scratch, mut values) = (Vec::new(), vec![0.0; vocabulary]);
-        let (mut stats, mut loss) = (Vec::with_capacity(last - first), 0.0);
+    let pieces = parallel::map_rows(rows, vocabulary.max(1), |first, last| {
+        let (mut scratch, mut values) = (Vec::new(), host::zeroed(op, vocabulary)?);
+        let (mut stats, mut loss) = (host::room(op, last - first)?, 0.0);
         for (row, target) in (first..last).zip(&targets[first..last]) {
             let &Some(target) = target else {
                 stats.push((0.0, 1.0));
@@ -30,13 +30,18 @@ pub(crate) fn cross_entropy(
             loss += f64::from(sum).ln() + (f64::from(origin(max)) - f64::from(logits[target]));
             stats.push((max, sum));
         }
-        (stats, loss)
+        Ok((stats, loss))
     });
+    let pieces = pieces.into_iter().collect::<Result<Vec<_>>>()?;
     let count = targets.iter().flatten().count();
     // In the order of the pieces, which depends on the shape alone.
     let sum: f64 = pieces.iter().map(|(_, loss)| loss).sum();
     let loss = if count == 0 { 0.0 } else { sum / divisor(options, count) };
-    let (row_max, row_sum) = pieces.into_iter().flat_map(|(stats, _)| stats).unzip();
+    let (mut row_max, mut row_sum) = (host::room(op, rows)?, host::room(op, rows)?);
+    for (max, sum) in pieces.into_iter().flat_map(|(stats, _)| stats) {
+        row_max.push(max);
+        row_sum.push(sum);
+    }
     let device = logits.device();
     let stats = |data: Vec<f32>| Tensor::on_cpu(data, Shape::from([rows]), device);
     let count = Tensor::on_cpu(vec![i32::try_from(count).unwrap_or(i32::MAX)], Shape::from([]), device);
@@ -59,7 +64,7 @@ pub(crate) fn cross_entropy_backward(
     let count = targets.iter().flatten().count();
     let factor = (f64::from(loss_scale) / divisor(options, count)) as f32;
     let step = parallel::row_elements(vocabulary);
-    build(*logits.shape(), logits.dtype(), logits.device(), step, |first, out| {
+    build(op, *logits.shape(), logits.dtype(), logits.device(), step, |first, out| {
         let mut scratch = Vec::new();
         let logits = data.read(first..first + out.len(), &mut scratch).chunks_exact(vocabulary.max(1));
         for (i, (out, logits)) in out.chunks_exact_mut(vocabulary.max(1)).zip(logits).enumerate() {
@@ -118,5 +123,5 @@ fn columns(
         let value = target.into();
         column.map(Some).ok_or(Error::Index { op, what: "target", value, position, limit: vocabulary })
     };
-    targets.as_slice::<i32>()?.iter().enumerate().map(column).collect()
+    host::try_collect(op, targets.as_slice::<i32>()?.iter().enumerate().map(column))
 }

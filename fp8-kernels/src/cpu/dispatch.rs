@@ -76,8 +76,12 @@ fn gemm(
     accumulate: bool,
     parallelism: gemm::Parallelism,
 ) {
-    let last = |x: &Strided<'_>, rows: usize, cols: usize| {
-        (rows.max(1) - 1) * x.row_stride + (cols.max(1) - 1) * x.col_stride
+    // Whether the last element of a matrix, at the largest offset, is in its slice.
+    let fits = |x: &Strided<'_>, rows: usize, cols: usize| {
+        let last_row = (rows - 1).checked_mul(x.row_stride);
+        let last_col = (cols - 1).checked_mul(x.col_stride);
+        let last = last_row.zip(last_col).and_then(|(row, col)| row.checked_add(col));
+        last.is_some_and(|last| last < x.data.len())
     };
     if m == 0 || n == 0 {
         return;
@@ -89,7 +93,7 @@ fn gemm(
         return;
     }
     // Not reachable from the operations, which check shapes; it keeps the call below sound on its own.
-    assert!(last(&a, m, k) < a.data.len() && last(&b, k, n) < b.data.len() && m * n <= out.len());
+    assert!(fits(&a, m, k) && fits(&b, k, n) && m.checked_mul(n).is_some_and(|len| len <= out.len()));
     let stride = |stride: usize| stride as isize;
     // SAFETY: `out` holds m·n elements and is borrowed uniquely; the largest offsets into `a` and `b` were just checked
     // against their lengths, and all offsets in between are smaller because strides are not negative.

@@ -16,7 +16,7 @@ pub(crate) fn dropout(x: &Tensor, p: f32, key: DropoutKey) -> Result<Tensor> {
     // Exact: p has 24 significant bits, and p < 1.
     let threshold = (f64::from(p) * 2f64.powi(32)) as u32;
     let factor = 1.0 / (1.0 - p);
-    build_flat(*x.shape(), x.dtype(), x.device(), |first, out| {
+    build_flat("dropout", *x.shape(), x.dtype(), x.device(), |first, out| {
         let mut scratch = Vec::new();
         let data = data.read(first..first + out.len(), &mut scratch);
         for (i, (out, data)) in out.chunks_mut(LANES).zip(data.chunks(LANES)).enumerate() {

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (left, right) = (Floats::of(a, "add", "a")?, Floats::of(b, "add", "b")?);
-    build_flat(*a.shape(), a.dtype(), a.device(), |start, out| {
+    build_flat("add", *a.shape(), a.dtype(), a.device(), |start, out| {
         let range = start..start + out.len();
         let (mut a, mut b) = (Vec::new(), Vec::new());
         let (a, b) = (left.read(range.clone(), &mut a), right.read(range, &mut b));
@@ -21,7 +21,7 @@ pub(crate) fn bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
     let cols = x.shape().last_dim().max(1);
     let (values, mut widened) = (Floats::of(x, "bias", "x")?, Vec::new());
     let bias = Floats::of(bias, "bias", "bias")?.read(0..bias.numel(), &mut widened);
-    build(*x.shape(), x.dtype(), x.device(), parallel::rows_per_chunk(cols) * cols, |start, out| {
+    build("bias", *x.shape(), x.dtype(), x.device(), parallel::rows_per_chunk(cols) * cols, |start, out| {
         let mut scratch = Vec::new();
         let x = values.read(start..start + out.len(), &mut scratch);
         for (out, x) in out.chunks_exact_mut(cols).zip(x.chunks_exact(cols)) {
@@ -32,7 +32,7 @@ pub(crate) fn bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
 
 pub(crate) fn scale(x: &Tensor, factor: f32) -> Result<Tensor> {
     let values = Floats::of(x, "scale", "x")?;
-    build_flat(*x.shape(), x.dtype(), x.device(), |start, out| {
+    build_flat("scale", *x.shape(), x.dtype(), x.device(), |start, out| {
         let mut scratch = Vec::new();
         let x = values.read(start..start + out.len(), &mut scratch);
         out.iter_mut().zip(x).for_each(|(o, x)| *o = x * factor);

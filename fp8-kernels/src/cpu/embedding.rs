@@ -2,26 +2,27 @@
 
 use super::{Buffer, parallel};
 use crate::dtype::Element;
-use crate::{Error, Result, Shape, Tensor};
+use crate::{Error, Result, Shape, Tensor, host};
 use rayon::prelude::*;
 
 pub(crate) fn embedding(ids: &Tensor, table: &Tensor, shape: Shape) -> Result<Tensor> {
-    let rows = rows("embedding", ids, table)?;
-    fn gather<T: Element>(rows: &[usize], table: &[T], shape: Shape, like: &Tensor) -> Tensor {
+    let op = "embedding";
+    let rows = rows(op, ids, table)?;
+    fn gather<T: Element>(rows: &[usize], table: &[T], shape: Shape, like: &Tensor) -> Result<Tensor> {
         let hidden = shape.last_dim();
-        let mut out = vec![T::default(); shape.numel()];
+        let mut out = host::zeroed("embedding", shape.numel())?;
         parallel::rows(&mut out, hidden, |first, out| {
             for (out, &row) in out.chunks_exact_mut(hidden).zip(&rows[first..]) {
                 out.copy_from_slice(&table[row * hidden..(row + 1) * hidden]);
             }
         });
-        Tensor::on_cpu(out, shape, like.device())
+        Ok(Tensor::on_cpu(out, shape, like.device()))
     }
-    match table.cpu_buffer("embedding")? {
-        Buffer::F32(data) => Ok(gather(&rows, data, shape, table)),
-        Buffer::BF16(data) => Ok(gather(&rows, data, shape, table)),
-        Buffer::F16(data) => Ok(gather(&rows, data, shape, table)),
-        _ => table.expect_float("embedding", "table").map(|()| table.clone()),
+    match table.cpu_buffer(op)? {
+        Buffer::F32(data) => gather(&rows, data, shape, table),
+        Buffer::BF16(data) => gather(&rows, data, shape, table),
+        Buffer::F16(data) => gather(&rows, data, shape, table),
+        _ => table.expect_float(op, "table").map(|()| table.clone()),
     }
 }
 
@@ -35,7 +36,7 @@ pub(crate) fn embedding_backward(dy: &Tensor, ids: &Tensor, dtable: &mut Tensor,
         return Ok(());
     }
     // Positions by row, those of one row in their order: each task adds to rows of its own, always in the same order.
-    let mut order: Vec<usize> = (0..rows.len()).collect();
+    let mut order = host::collect(op, 0..rows.len())?;
     order.sort_by_key(|&position| rows[position]);
     let step = parallel::rows_per_chunk(hidden);
     out.par_chunks_mut(step * hidden).enumerate().for_each(|(chunk, out)| {
@@ -60,5 +61,5 @@ fn rows(op: &'static str, ids: &Tensor, table: &Tensor) -> Result<Vec<usize>> {
         let row = usize::try_from(id).ok().filter(|&row| row < limit);
         row.ok_or(Error::Index { op, what: "id", value: id.into(), position, limit })
     };
-    ids.as_slice::<i32>()?.iter().enumerate().map(row).collect()
+    host::try_collect(op, ids.as_slice::<i32>()?.iter().enumerate().map(row))
 }

@@ -2,7 +2,7 @@
 
 use super::{Buffer, dispatch::vectorized, parallel};
 use crate::dtype::Float;
-use crate::{DType, Device, Error, Result, Shape, Tensor};
+use crate::{DType, Device, Error, Result, Shape, Tensor, host};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -43,16 +43,22 @@ impl<'a> Floats<'a> {
 }
 
 /// A tensor of `dtype` whose values `fill(first element, values)` computes in f32, in pieces of `step` elements, each
-/// rounded once.
+/// rounded once. `op` is what errors name.
 pub(crate) fn build(
+    op: &'static str,
     shape: Shape,
     dtype: DType,
     device: &Device,
     step: usize,
     fill: impl Fn(usize, &mut [f32]) + Sync,
 ) -> Result<Tensor> {
-    fn rounded<T: Float>(len: usize, step: usize, fill: impl Fn(usize, &mut [f32]) + Sync) -> Buffer {
-        let mut out = vec![T::default(); len];
+    fn rounded<T: Float>(
+        op: &'static str,
+        len: usize,
+        step: usize,
+        fill: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Result<Buffer> {
+        let mut out = host::zeroed::<T>(op, len)?;
         out.par_chunks_mut(step).enumerate().for_each_init(Vec::new, |scratch, (piece, out)| {
             vectorized(|| {
                 scratch.resize(out.len(), 0.0);
@@ -60,12 +66,12 @@ pub(crate) fn build(
                 T::round(scratch, out);
             });
         });
-        T::wrap(Arc::new(out))
+        Ok(T::wrap(Arc::new(out)))
     }
     let len = shape.numel();
     let buffer = match dtype {
         DType::F32 => {
-            let mut out = vec![0.0; len];
+            let mut out = host::zeroed(op, len)?;
             let piece = |(piece, out): (usize, &mut [f32])| vectorized(|| fill(piece * step, out));
             if len <= step {
                 piece((0, &mut out));
@@ -74,15 +80,10 @@ pub(crate) fn build(
             }
             Buffer::F32(Arc::new(out))
         }
-        DType::BF16 => rounded::<bf16>(len, step, fill),
-        DType::F16 => rounded::<f16>(len, step, fill),
+        DType::BF16 => rounded::<bf16>(op, len, step, fill)?,
+        DType::F16 => rounded::<f16>(op, len, step, fill)?,
         found => {
-            return Err(Error::DType {
-                op: "build",
-                what: "the output",
-                found,
-                expected: "f32, bf16 or f16",
-            });
+            return Err(Error::DType { op, what: "the output", found, expected: "f32, bf16 or f16" });
         }
     };
     Ok(Tensor::from_buffer(buffer, shape, device))
@@ -90,10 +91,11 @@ pub(crate) fn build(
 
 /// [`build`] in pieces that only depend on the number of elements.
 pub(crate) fn build_flat(
+    op: &'static str,
     shape: Shape,
     dtype: DType,
     device: &Device,
     fill: impl Fn(usize, &mut [f32]) + Sync,
 ) -> Result<Tensor> {
-    build(shape, dtype, device, parallel::CHUNK, fill)
+    build(op, shape, dtype, device, parallel::CHUNK, fill)
 }

@@ -2,8 +2,8 @@
 
 use super::dispatch::{Strided, gemm_f32};
 use super::{Buffer, parallel};
-use crate::ops::Layout;
-use crate::{DType, Result, Shape, Tensor};
+use crate::ops::{Layout, output_shape};
+use crate::{DType, Result, Tensor, host};
 
 pub(crate) fn gemm(
     a: &Tensor,
@@ -13,11 +13,16 @@ pub(crate) fn gemm(
     bias: Option<&Tensor>,
     dtype: DType,
 ) -> Result<Tensor> {
-    let mut out = vec![0.0; m * n];
-    product(a, b, layout, [m, n, k], &mut out, false)?;
-    epilogue(&mut out, n, [1.0, 1.0], bias)?;
-    let shape = if layout == Layout::Tn { Shape::from([m, n]) } else { a.shape().with_last(n) };
-    Ok(Tensor::from_buffer(Buffer::from_f32(out, dtype, "gemm")?, shape, a.device()))
+    let (op, shape) = ("gemm", output_shape(a, layout, [m, n]));
+    let buffer = if k == 0 && bias.is_none() {
+        Buffer::zeros(op, dtype, shape.numel())?
+    } else {
+        let mut out = host::zeroed(op, shape.numel())?;
+        product(a, b, layout, [m, n, k], &mut out, false)?;
+        epilogue(&mut out, n, [1.0, 1.0], bias)?;
+        Buffer::from_f32(out, dtype, op)?
+    };
+    Ok(Tensor::from_buffer(buffer, shape, a.device()))
 }
 
 pub(crate) fn gemm_accumulate(

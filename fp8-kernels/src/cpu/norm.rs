@@ -4,7 +4,7 @@ use super::dispatch::{Kernel, vectorized};
 use super::quantize::{Rows, quantize_rows};
 use super::{Buffer, Floats, lanes, parallel};
 use crate::ops::{Norm, NormOptions, NormStats};
-use crate::{Operand, Result, Shape, Slot, Tensor};
+use crate::{Operand, Result, Shape, Slot, Tensor, host};
 
 /// A row's `[μ, rsigma]`; RMSNorm's μ is 0.
 type RowStats = [f32; 2];
@@ -17,8 +17,9 @@ pub(crate) fn norm(
     slot: &Slot<'_>,
 ) -> Result<(Operand, NormStats)> {
     let values = Floats::of(x, "norm", "x")?;
-    let [_, cols] = x.shape().matrix();
-    let stats = statistics(x, values, options);
+    let op = "norm";
+    let [rows, cols] = x.shape().matrix();
+    let stats = statistics(x, values, options)?;
     let gamma = factor(gamma, options)?;
     let beta = beta.map(|beta| beta.cpu_f32("norm")).transpose()?;
     let centered = options.norm == Norm::LayerNorm;
@@ -28,14 +29,16 @@ pub(crate) fn norm(
         let (gamma, beta, stats) = (gamma.as_slice(), beta.as_deref(), &stats[first..]);
         vectorized(Forward { x, gamma, beta, centered, stats, out });
     };
-    let rows = Rows { shape: *x.shape(), device: x.device(), dtype: x.dtype(), produce };
-    let (y, _) = quantize_rows(&rows, slot, false)?;
-    let tensor = |part: usize| {
-        let values: Vec<f32> = stats.iter().map(|row| row[part]).collect();
-        let shape = Shape::from([values.len()]);
-        Tensor::on_cpu(values, shape, x.device())
+    let produced = Rows { op, shape: *x.shape(), device: x.device(), dtype: x.dtype(), produce };
+    let (y, _) = quantize_rows(&produced, slot, false)?;
+    let tensor = |part: usize| -> Result<Tensor> {
+        let values = match cols {
+            0 => host::zeroed(op, rows)?,
+            _ => host::collect(op, stats.iter().map(|row| row[part]))?,
+        };
+        Ok(Tensor::on_cpu(values, Shape::from([rows]), x.device()))
     };
-    Ok((y, NormStats { mean: centered.then(|| tensor(0)), rsigma: tensor(1) }))
+    Ok((y, NormStats { mean: centered.then(|| tensor(0)).transpose()?, rsigma: tensor(1)? }))
 }
 
 pub(crate) fn norm_backward(
@@ -53,7 +56,7 @@ pub(crate) fn norm_backward(
     let rsigma = stats.rsigma.as_slice::<f32>()?;
     let mean = stats.mean.as_ref().map(Tensor::as_slice::<f32>).transpose()?;
     let [_, cols] = x.shape().matrix();
-    let mut dx = vec![0.0; x.numel()];
+    let mut dx = host::zeroed(op, x.numel())?;
     let parts = parallel::map_rows_mut(&mut dx, cols, |first, dx| {
         let range = first * cols..first * cols + dx.len();
         let (mut x, mut dy) = (Vec::new(), Vec::new());
@@ -68,30 +71,31 @@ pub(crate) fn norm_backward(
         sums
     });
     let width = if mean.is_some() { 2 * cols } else { cols };
-    let mut dgamma = parallel::sum_in_order(parts, width);
+    let mut dgamma = parallel::sum_in_order(op, parts, width)?;
     let dbeta = dgamma.split_off(cols);
     let tensor = |sums: Vec<f32>| Tensor::on_cpu(sums, Shape::from([cols]), x.device());
     let dx = Tensor::from_buffer(Buffer::from_f32(dx, x.dtype(), op)?, *x.shape(), x.device());
     Ok((dx, tensor(dgamma), mean.is_some().then(|| tensor(dbeta))))
 }
 
-fn statistics(x: &Tensor, values: Floats<'_>, options: &NormOptions) -> Vec<RowStats> {
+/// None where there are no columns.
+fn statistics(x: &Tensor, values: Floats<'_>, options: &NormOptions) -> Result<Vec<RowStats>> {
     let [rows, cols] = x.shape().matrix();
-    if cols == 0 {
-        // Nothing varies.
-        return vec![[0.0, 1.0 / options.eps.sqrt()]; rows];
-    }
+    let mut stats = host::room("norm", if cols == 0 { 0 } else { rows })?;
     let pieces = parallel::map_rows(rows, cols, |first, last| {
         let mut scratch = Vec::new();
         let x = values.read(first * cols..last * cols, &mut scratch);
         vectorized(Statistics { x, cols, options })
     });
-    pieces.concat()
+    for piece in pieces {
+        stats.extend(piece?);
+    }
+    Ok(stats)
 }
 
 /// γ, or 1 + γ.
 fn factor(gamma: &Tensor, options: &NormOptions) -> Result<Vec<f32>> {
-    let mut gamma = gamma.cpu_f32("norm")?.into_owned();
+    let mut gamma = host::owned("norm", gamma.cpu_f32("norm")?)?;
     if options.zero_centered_gamma {
         gamma.iter_mut().for_each(|g| *g += 1.0);
     }
@@ -139,16 +143,17 @@ struct Backward<'a> {
 }
 
 impl Kernel for Backward<'_> {
-    type Output = Vec<f32>;
+    type Output = Result<Vec<f32>>;
 
     #[inline(always)]
-    fn run(self) -> Vec<f32> {
+    fn run(self) -> Result<Vec<f32>> {
         let Self { dy, x, gamma, rsigma, mean, dx } = self;
         let cols = gamma.len();
         let per_column = 1.0 / cols as f32;
-        let mut sums = vec![0.0; if mean.is_some() { 2 * cols } else { cols }];
+        let op = "norm_backward";
+        let mut sums = host::zeroed(op, if mean.is_some() { 2 * cols } else { cols })?;
         let (dgamma, dbeta) = sums.split_at_mut(cols);
-        let (mut normed, mut scaled) = (vec![0.0; cols], vec![0.0; cols]);
+        let (mut normed, mut scaled) = (host::zeroed::<f32>(op, cols)?, host::zeroed::<f32>(op, cols)?);
         let rows = dx.chunks_exact_mut(cols).zip(x.chunks_exact(cols).zip(dy.chunks_exact(cols)));
         for (row, (dx, (x, dy))) in rows.enumerate() {
             let (mu, rsigma) = (mean.map_or(0.0, |mean| mean[row]), rsigma[row]);
@@ -164,7 +169,7 @@ impl Kernel for Backward<'_> {
             let columns = dx.iter_mut().zip(scaled.iter().zip(&normed));
             columns.for_each(|(dx, (s, n))| *dx = n.mul_add(-along, s - level) * rsigma);
         }
-        sums
+        Ok(sums)
     }
 }
 
@@ -176,12 +181,12 @@ struct Statistics<'a> {
 }
 
 impl Kernel for Statistics<'_> {
-    type Output = Vec<RowStats>;
+    type Output = Result<Vec<RowStats>>;
 
     #[inline(always)]
-    fn run(self) -> Vec<RowStats> {
+    fn run(self) -> Result<Vec<RowStats>> {
         let count = self.cols as f32;
-        let mut stats = Vec::with_capacity(self.x.len() / self.cols);
+        let mut stats = host::room("norm", self.x.len() / self.cols)?;
         for x in self.x.chunks_exact(self.cols) {
             let mean = match self.options.norm {
                 Norm::LayerNorm => lanes::sum(x) / count,
@@ -190,6 +195,6 @@ impl Kernel for Statistics<'_> {
             let variance = lanes::sum_by(x, |x| (x - mean) * (x - mean)) / count;
             stats.push([mean, 1.0 / (variance + self.options.eps).sqrt()]);
         }
-        stats
+        Ok(stats)
     }
 }

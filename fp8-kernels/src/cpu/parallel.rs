@@ -1,6 +1,7 @@
 //! How work is split over threads: by shape alone, so that results do not depend on how many there are.
 
 use super::dispatch::vectorized;
+use crate::{Result, host};
 use rayon::prelude::*;
 
 /// Elements of one piece of elementwise work: large enough to outweigh a task, small enough for the first caches.
@@ -36,8 +37,12 @@ pub(crate) fn rows<T: Send>(out: &mut [T], cols: usize, f: impl Fn(usize, &mut [
     out.par_chunks_mut(step * cols).enumerate().for_each(|(chunk, out)| vectorized(|| f(chunk * step, out)));
 }
 
-/// `f(first row, one past the last)` for each piece of `rows`, results in the order of the pieces.
+/// `f(first row, one past the last)` for each piece of `rows`, results in the order of the pieces; none where there are no
+/// elements.
 pub(crate) fn map_rows<R: Send>(rows: usize, cols: usize, f: impl Fn(usize, usize) -> R + Sync) -> Vec<R> {
+    if cols == 0 {
+        return Vec::new();
+    }
     let step = rows_per_chunk(cols);
     let piece = |chunk: usize| vectorized(|| f(chunk * step, rows.min((chunk + 1) * step)));
     let chunks = rows.div_ceil(step);
@@ -59,12 +64,16 @@ pub(crate) fn map_rows_mut<T: Send, R: Send>(
     out.par_chunks_mut(step * cols.max(1)).enumerate().map(piece).collect()
 }
 
-/// Adds vectors of one length in their order.
-pub(crate) fn sum_in_order(parts: Vec<Vec<f32>>, len: usize) -> Vec<f32> {
+/// Adds vectors of one length in their order; zeros for none.
+pub(crate) fn sum_in_order(
+    op: &'static str,
+    parts: impl IntoIterator<Item = Result<Vec<f32>>>,
+    len: usize,
+) -> Result<Vec<f32>> {
     let mut parts = parts.into_iter();
-    let mut sum = parts.next().unwrap_or_else(|| vec![0.0; len]);
+    let mut sum = parts.next().unwrap_or_else(|| host::zeroed(op, len))?;
     for part in parts {
-        sum.iter_mut().zip(part).for_each(|(sum, v)| *sum += v);
+        sum.iter_mut().zip(part?).for_each(|(sum, v)| *sum += v);
     }
-    sum
+    Ok(sum)
 }

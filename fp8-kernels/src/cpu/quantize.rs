@@ -3,7 +3,7 @@
 use super::{Buffer, codec, parallel, reduce, transpose};
 use crate::dtype::Float;
 use crate::{
-    DType, Device, Encoding, Error, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy,
+    DType, Device, Encoding, Error, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy, host,
 };
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -27,13 +27,13 @@ pub(crate) fn quantize_many(tensors: &[(&Tensor, Slot<'_>)]) -> Result<Vec<Opera
 }
 
 fn quantize_elements<T: Float>(x: &Tensor, data: &[T], slot: &Slot<'_>) -> Result<Operand> {
-    let Some(scale) = slot.resolve(|| amax(data))? else {
+    let Some(scale) = slot.resolve(|| Ok(amax(data)))? else {
         if slot.amax.is_some() && !data.is_empty() {
             slot.record(amax(data))?;
         }
         return Ok(Operand::High(x.clone()));
     };
-    let mut codes = vec![0; data.len()];
+    let mut codes = host::zeroed("quantize", data.len())?;
     let amaxes = codes
         .par_chunks_mut(parallel::CHUNK)
         .zip(data.par_chunks(parallel::CHUNK))
@@ -44,6 +44,8 @@ fn quantize_elements<T: Float>(x: &Tensor, data: &[T], slot: &Slot<'_>) -> Resul
 
 /// What an operation that computes its values row by row hands to its slot.
 pub(crate) struct Rows<'a, F: Fn(usize, &mut [f32]) + Sync> {
+    /// The operation.
+    pub(crate) op: &'static str,
     /// The output's extents.
     pub(crate) shape: Shape,
     pub(crate) device: &'a Device,
@@ -57,20 +59,20 @@ pub(crate) struct Rows<'a, F: Fn(usize, &mut [f32]) + Sync> {
 pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
     rows: &Rows<'_, F>,
     slot: &Slot<'_>,
-    dbias: bool,
+    is_summed: bool,
 ) -> Result<(Operand, Option<Tensor>)> {
-    let [count, cols] = rows.shape.matrix();
-    let mut whole = None;
-    let compute = || {
-        let mut values = vec![0.0; count * cols];
+    let (op, len, cols) = (rows.op, rows.shape.numel(), rows.shape.last_dim());
+    let compute = || -> Result<Vec<f32>> {
+        let mut values = host::zeroed(op, len)?;
         parallel::rows(&mut values, cols, |first, out| (rows.produce)(first, out));
-        values
+        Ok(values)
     };
-    let scale = slot.resolve(|| amax(whole.insert(compute())))?;
-    let sums = |values: &[f32]| if dbias { codec::column_sums(values, cols) } else { Vec::new() };
+    let mut whole = None;
+    let scale = slot.resolve(|| Ok(amax(whole.insert(compute()?))))?;
+    let sums = |values: &[f32]| if is_summed { codec::column_sums(op, values, cols) } else { Ok(Vec::new()) };
     let step = parallel::rows_per_chunk(cols) * cols.max(1);
     let (operand, parts) = if let Some(scale) = scale {
-        let mut codes = vec![0; count * cols];
+        let mut codes = host::zeroed(op, len)?;
         let chunk = |(index, codes): (usize, &mut [u8])| {
             let mut scratch = Vec::new();
             let values = match &whole {
@@ -84,21 +86,22 @@ pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
             encode(values, scale, slot, codes).map(|amax| (amax, sums(values)))
         };
         let done = codes.par_chunks_mut(step).enumerate().map(chunk).collect::<Result<Vec<_>>>()?;
-        let (amaxes, parts): (Vec<f32>, Vec<Vec<f32>>) = done.into_iter().unzip();
+        let (amaxes, parts): (Vec<f32>, Vec<Result<Vec<f32>>>) = done.into_iter().unzip();
         record(slot, amaxes)?;
         (finish(codes, rows.shape, rows.device, slot, scale)?, parts)
     } else {
-        let values = whole.take().unwrap_or_else(compute);
+        let values = whole.map_or_else(compute, Ok)?;
         if slot.amax.is_some() && !values.is_empty() {
             slot.record(amax(&values))?;
         }
         let parts = values.par_chunks(step).map(sums).collect();
-        let buffer = Buffer::from_f32(values, rows.dtype, "quantize")?;
+        let buffer = Buffer::from_f32(values, rows.dtype, op)?;
         (Operand::High(Tensor::from_buffer(buffer, rows.shape, rows.device)), parts)
     };
-    let dbias =
-        dbias.then(|| Tensor::on_cpu(parallel::sum_in_order(parts, cols), Shape::from([cols]), rows.device));
-    Ok((operand, dbias))
+    let dbias = || -> Result<Tensor> {
+        Ok(Tensor::on_cpu(parallel::sum_in_order(op, parts, cols)?, Shape::from([cols]), rows.device))
+    };
+    Ok((operand, is_summed.then(dbias).transpose()?))
 }
 
 /// `max |x|`, NaN skipped; 0 for no elements.
@@ -110,7 +113,7 @@ pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
     fn of<T: Float>(x: &Fp8Tensor) -> Result<Buffer> {
         let codes = x.codes()?;
         let factor = x.scale_inv().item()?;
-        let mut values = vec![T::default(); codes.len()];
+        let mut values = host::zeroed::<T>("dequantize", codes.len())?;
         let chunks = values.par_chunks_mut(parallel::CHUNK).zip(codes.par_chunks(parallel::CHUNK));
         chunks.try_for_each(|(values, codes)| codec::dequantize(codes, x.encoding(), factor, values))?;
         Ok(T::wrap(Arc::new(values)))

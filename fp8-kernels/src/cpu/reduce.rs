@@ -2,7 +2,7 @@
 
 use super::dispatch::vectorized;
 use super::{Floats, lanes, parallel};
-use crate::{Result, Shape, Tensor};
+use crate::{Result, Shape, Tensor, host};
 use rayon::prelude::*;
 
 pub(crate) fn sum(x: &Tensor) -> Result<Tensor> {
@@ -26,14 +26,15 @@ pub(crate) fn max(x: &Tensor) -> Result<Tensor> {
 
 pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
     let [rows, cols] = x.shape().matrix();
-    let values = Floats::of(x, "column_sums", "x")?;
+    let op = "column_sums";
+    let values = Floats::of(x, op, "x")?;
     let parts = parallel::map_rows(rows, cols, |first, last| {
-        let (mut scratch, mut sums) = (Vec::new(), vec![0.0; cols]);
+        let (mut scratch, mut sums) = (Vec::new(), host::zeroed(op, cols)?);
         let values = values.read(first * cols..last * cols, &mut scratch);
         add_rows(&mut sums, values);
-        sums
+        Ok(sums)
     });
-    Ok(Tensor::on_cpu(parallel::sum_in_order(parts, cols), Shape::from([cols]), x.device()))
+    Ok(Tensor::on_cpu(parallel::sum_in_order(op, parts, cols)?, Shape::from([cols]), x.device()))
 }
 
 /// `sums += row` for each row of `values`, from the first on.

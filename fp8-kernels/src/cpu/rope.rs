@@ -13,7 +13,7 @@ pub(crate) fn rope(x: &Tensor, table: &RopeTable, start: usize, back: bool) -> R
     let [sequence, heads] = [1, 2].map(|dim| x.shape().get(dim).copied().unwrap_or(1));
     let token = (heads * 2 * half).max(1);
     let direction = if back { -1.0 } else { 1.0 };
-    build(*x.shape(), x.dtype(), x.device(), parallel::row_elements(token), |first, out| {
+    build("rope", *x.shape(), x.dtype(), x.device(), parallel::row_elements(token), |first, out| {
         let mut scratch = Vec::new();
         let data = data.read(first..first + out.len(), &mut scratch);
         for (i, (out, x)) in out.chunks_exact_mut(token).zip(data.chunks_exact(token)).enumerate() {

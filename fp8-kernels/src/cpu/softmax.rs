@@ -10,7 +10,7 @@ pub(crate) fn softmax(x: &Tensor, scale: f32, causal: bool, mask: Option<&Tensor
     let mask = mask.map(|mask| Mask::new(mask, x.shape())).transpose()?;
     let keys = x.shape().last_dim();
     let queries = x.shape().iter().rev().nth(1).copied().unwrap_or(1);
-    build(*x.shape(), x.dtype(), x.device(), parallel::row_elements(keys), |first, out| {
+    build(op, *x.shape(), x.dtype(), x.device(), parallel::row_elements(keys), |first, out| {
         let mut scratch = Vec::new();
         let scores = data.read(first..first + out.len(), &mut scratch).chunks_exact(keys.max(1));
         for (i, (out, scores)) in out.chunks_exact_mut(keys.max(1)).zip(scores).enumerate() {
@@ -34,7 +34,7 @@ pub(crate) fn softmax_backward(dy: &Tensor, y: &Tensor, scale: f32) -> Result<Te
     let op = "softmax_backward";
     let (dy, values) = (Floats::of(dy, op, "dy")?, Floats::of(y, op, "y")?);
     let keys = y.shape().last_dim();
-    build(*y.shape(), y.dtype(), y.device(), parallel::row_elements(keys), |first, dx| {
+    build(op, *y.shape(), y.dtype(), y.device(), parallel::row_elements(keys), |first, dx| {
         let (mut dy_scratch, mut y_scratch) = (Vec::new(), Vec::new());
         let range = first..first + dx.len();
         let dy = dy.read(range.clone(), &mut dy_scratch).chunks_exact(keys.max(1));

@@ -2,7 +2,7 @@
 
 use super::Buffer;
 use crate::dtype::Element;
-use crate::{Result, Shape, Tensor};
+use crate::{Result, Shape, Tensor, host};
 use fp8_format::E4M3;
 use fp8_format::slice::Codec;
 use rayon::prelude::*;
@@ -11,34 +11,35 @@ const BLOCK: usize = 32;
 
 pub(crate) fn transpose(x: &Tensor) -> Result<Tensor> {
     let [rows, cols] = x.shape().matrix();
-    fn of<T: Element>(x: &Tensor, data: &[T], rows: usize, cols: usize) -> Tensor {
-        Tensor::on_cpu(transpose_slice(data, rows, cols), Shape::from([cols, rows]), x.device())
+    fn of<T: Element>(x: &Tensor, data: &[T], rows: usize, cols: usize) -> Result<Tensor> {
+        Ok(Tensor::on_cpu(transpose_slice(data, rows, cols)?, Shape::from([cols, rows]), x.device()))
     }
-    Ok(match x.cpu_buffer("transpose")? {
+    match x.cpu_buffer("transpose")? {
         Buffer::F32(data) => of(x, data, rows, cols),
         Buffer::BF16(data) => of(x, data, rows, cols),
         Buffer::F16(data) => of(x, data, rows, cols),
         Buffer::I32(data) => of(x, data, rows, cols),
         Buffer::U8(data) => {
-            Tensor::on_cpu(transpose_codes(data, rows, cols)?, Shape::from([cols, rows]), x.device())
+            Ok(Tensor::on_cpu(transpose_codes(data, rows, cols)?, Shape::from([cols, rows]), x.device()))
         }
-    })
+    }
 }
 
 /// `data` is `[rows, cols]`, codes or other bytes.
 pub(crate) fn transpose_codes(data: &[u8], rows: usize, cols: usize) -> Result<Vec<u8>> {
-    let mut out = vec![0; data.len()];
+    let mut out = host::zeroed("transpose", data.len())?;
     // Bytes of either encoding move alike.
-    let (codes, columns) = (bytemuck::cast_slice::<u8, E4M3>(data), bytemuck::cast_slice_mut(&mut out));
+    let (codes, columns) =
+        (bytemuck::cast_slice::<u8, E4M3>(data), bytemuck::cast_slice_mut::<u8, E4M3>(&mut out));
     Codec::new().parallel().transpose(codes, rows, cols, columns)?;
     Ok(out)
 }
 
 /// `data` is `[rows, cols]`.
-fn transpose_slice<T: Element>(data: &[T], rows: usize, cols: usize) -> Vec<T> {
-    let mut out = vec![T::default(); data.len()];
+fn transpose_slice<T: Element>(data: &[T], rows: usize, cols: usize) -> Result<Vec<T>> {
+    let mut out = host::zeroed("transpose", data.len())?;
     if data.is_empty() {
-        return out;
+        return Ok(out);
     }
     out.par_chunks_mut(BLOCK * rows).enumerate().for_each(|(block, out)| {
         let first = block * BLOCK;
@@ -52,5 +53,5 @@ fn transpose_slice<T: Element>(data: &[T], rows: usize, cols: usize) -> Vec<T> {
             }
         }
     });
-    out
+    Ok(out)
 }

@@ -66,7 +66,7 @@ pub(crate) fn activation(
     let launch = |sink: &Sink| {
         let name = if activation.is_gated() { "activation_gated" } else { "activation" };
         let kernel = gpu.kernel(Source::Activation, name)?;
-        let (grid, run) = strips(gpu, rows, cols);
+        let (grid, run) = strips(gpu, op, rows, cols)?;
         let args = args![
             h.cuda(op)?,
             dtype_number(h.dtype()),
@@ -123,7 +123,7 @@ pub(crate) fn activation_backward_quantize_dbias(
     let pieces = if h.numel() == 0 { 0 } else { column_pieces(rows) };
     let partial = gpu.alloc(DType::F32, pieces * cols)?;
     let dh = backward(gpu, op, dy, h, activation, slot, Some(&partial))?;
-    let dbias = finish_columns(gpu, &partial, pieces, cols)?;
+    let dbias = finish_columns(gpu, op, &partial, pieces, cols)?;
     Ok((dh, Tensor::from_cuda(dbias, Shape::from([cols]), h.device())))
 }
 
@@ -140,7 +140,7 @@ fn backward(
     let launch = |sink: &Sink, partial: Option<&Buffer>| {
         let name = if activation.is_gated() { "activation_backward_gated" } else { "activation_backward" };
         let kernel = gpu.kernel(Source::Activation, name)?;
-        let (grid, run) = strips(gpu, rows, cols);
+        let (grid, run) = strips(gpu, op, rows, cols)?;
         let args = args![
             dy.cuda(op)?,
             dtype_number(dy.dtype()),

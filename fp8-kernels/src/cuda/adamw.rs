@@ -5,7 +5,7 @@
 //! own, needs the new parameter's amax first: the device decides that, in two more launches. Rules that run on the host
 //! are left to `quantize`, and so are slots that share a cell: the first of them may set it.
 
-use super::launch::Kernel;
+use super::launch::{self, Kernel};
 use super::quantize;
 use super::rule::RuleArgs;
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number, format_number};
@@ -209,6 +209,7 @@ impl Plan {
     /// All that may fail without harm; None for no tensors.
     fn prepare(&self, gpu: &Gpu, numbers: Numbers<'_>) -> Result<Option<Update>> {
         let count = self.records.len();
+        launch::count("adamw", count)?;
         let Some(&tiles) = self.ends.last() else { return Ok(None) };
         let [update, scales, codes] = ["adamw_update", "adamw_scales", "adamw_codes"];
         let update = gpu.kernel(Source::AdamW, update)?;

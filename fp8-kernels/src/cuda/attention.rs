@@ -33,7 +33,7 @@ pub(crate) fn attention(
     let (queries, keys, values) = (q.cuda(op)?, k.cuda(op)?, v.cuda(op)?);
     let [n, m, heads, groups, dim, causal] = sizes.numbers;
     let Sizes { scale, path, .. } = sizes;
-    let grid = sizes.grid(op, q, sizes.query_tiles, path.forward_shared())?;
+    let grid = Grid::new(op, sizes.query_tiles, THREADS)?.with_shared(path.forward_shared());
     match path {
         Path::Matrices(names) => {
             let kernel = gpu.kernel(Source::Attention, names.forward)?;
@@ -84,8 +84,13 @@ pub(crate) fn attention_backward(
     let none = None::<&Buffer>;
     let shared = sizes.path.backward_shared();
     let launches = [
-        (sizes.path.backward_q(), &dq, none, sizes.grid(op, q, sizes.query_tiles, shared)?),
-        (sizes.path.backward_kv(), &dk, Some(&dv), sizes.grid(op, k, sizes.key_tiles, shared)?),
+        (sizes.path.backward_q(), &dq, none, Grid::new(op, sizes.query_tiles, THREADS)?.with_shared(shared)),
+        (
+            sizes.path.backward_kv(),
+            &dk,
+            Some(&dv),
+            Grid::new(op, sizes.key_tiles, THREADS)?.with_shared(shared),
+        ),
     ];
     for ((source, name), first, second, grid) in launches {
         let kernel = gpu.kernel(source, name)?;
@@ -241,6 +246,8 @@ impl Sizes {
     /// Sizes that the kernels count in 32 bits.
     fn new(op: &'static str, q: &Tensor, k: &Tensor, p: &Problem) -> Result<Self> {
         let number = |size: usize, tensor: &Tensor| {
+            // The extents of an empty tensor decide nothing.
+            let size = if tensor.numel() == 0 { size.min(i32::MAX as usize) } else { size };
             // Half the range: the kernels look a tile beyond the end.
             i32::try_from(size).map(i32::unsigned_abs).map_err(|_| Error::Shape {
                 op,
@@ -248,10 +255,12 @@ impl Sizes {
                 remedy: format!("a GPU's attention takes sizes up to {}", i32::MAX),
             })
         };
+        // A kernel that owns keys goes over all heads of a group, also where these have no queries.
+        let (queries, heads) = if q.numel() == 0 { (0, p.groups) } else { (p.queries, p.heads) };
         let numbers = [
-            number(p.queries, q)?,
+            number(queries, q)?,
             number(p.keys, k)?,
-            number(p.heads, q)?,
+            number(heads, q)?,
             number(p.groups, k)?,
             number(p.head_dim, q)?,
             u32::from(p.causal),
@@ -267,15 +276,5 @@ impl Sizes {
         };
         let (query_tiles, key_tiles) = (tiles(p.queries, p.heads), tiles(p.keys, p.groups));
         Ok(Self { numbers, scale: p.scale, path, query_tiles, key_tiles })
-    }
-
-    fn grid(&self, op: &'static str, tensor: &Tensor, tiles: u64, shared: u32) -> Result<Grid> {
-        let too_many = |_| Error::Shape {
-            op,
-            shape: *tensor.shape(),
-            remedy: format!("{tiles} blocks of {ROWS} rows: a GPU starts at most {}", i32::MAX),
-        };
-        let blocks = i32::try_from(tiles).map_err(too_many)?.unsigned_abs();
-        Ok(Grid { blocks, threads: THREADS, shared })
     }
 }

@@ -52,6 +52,9 @@ pub(crate) fn embedding_backward(
     if n == 0 {
         return Ok(());
     }
+    if hidden == 0 {
+        return report(gpu, ids, bound(limit));
+    }
     let sorted = sort(gpu, ids, bound(limit))?;
     let kernel = gpu.kernel(Source::Embedding, "embedding_backward_add")?;
     let items = n.div_ceil(GROUP) as u64 * hidden.div_ceil(SLICE) as u64;
@@ -63,6 +66,17 @@ pub(crate) fn embedding_backward(
     // `ops::embedding_backward` and above); n entries whose positions are less than n, of which those with an id below
     // `limit` are followed.
     unsafe { kernel.launch(gpu, grid, &args) }
+}
+
+/// Reports ids out of range where there is nothing to add.
+fn report(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<()> {
+    let blocks = ids.len().div_ceil(TILE) as u32;
+    let counts = gpu.alloc(DType::U8, 4 * (1 << BITS) * blocks as usize)?;
+    let count = gpu.kernel(Source::Embedding, "embedding_backward_count")?;
+    let args = args![ids, None::<&Buffer>, ids.len() as u64, limit, 0i32, &counts, gpu.fault()];
+    // SAFETY: the kernel's parameters (ids, entries, n, limit, shift, counts, fault); n ids, a count for each of the bins and
+    // blocks.
+    unsafe { count.launch(gpu, Grid { blocks, threads: THREADS, shared: 0 }, &args) }
 }
 
 /// Entries `id << 32 | position` in the order of the ids, those of one id in the order of the positions; ids out of range,

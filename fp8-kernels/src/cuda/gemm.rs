@@ -4,8 +4,8 @@ use super::cublaslt::Type;
 use super::elementwise::flat;
 use super::matmul::{Places, Product};
 use super::{Buffer, Gpu, Source, args, dtype_number};
-use crate::ops::{self, Layout};
-use crate::{DType, Result, Shape, Tensor};
+use crate::ops::{self, Layout, output_shape};
+use crate::{DType, Result, Tensor};
 
 pub(super) const fn type_of(dtype: DType) -> Type {
     match dtype {
@@ -25,11 +25,10 @@ pub(crate) fn gemm(
     dtype: DType,
 ) -> Result<Tensor> {
     let op = "gemm";
-    let shape = if layout == Layout::Tn { Shape::from([m, n]) } else { a.shape().with_last(n) };
-    if m * n * k == 0 {
-        let empty = gpu.zeros(DType::F32, m * n)?;
-        return finish(gpu, op, &empty, n, bias, [m, n], dtype)
-            .map(|y| Tensor::from_cuda(y, shape, a.device()));
+    let shape = output_shape(a, layout, [m, n]);
+    if [m, n, k].contains(&0) {
+        let y = no_products(gpu, op, bias, [m, n], dtype)?;
+        return Ok(Tensor::from_cuda(y, shape, a.device()));
     }
     let [a, b] = one_type(a, b)?;
     // The library adds a bias of the output's type; its output is its operands' type, or f32.
@@ -97,6 +96,20 @@ fn product(a: &Tensor, b: &Tensor, layout: Layout, [m, n, k]: [usize; 3], out: D
         bias: None,
         accumulate: false,
         fast: false,
+    }
+}
+
+/// `[m, n]` sums of nothing, plus the bias.
+pub(super) fn no_products(
+    gpu: &Gpu,
+    op: &'static str,
+    bias: Option<&Tensor>,
+    [m, n]: [usize; 2],
+    dtype: DType,
+) -> Result<Buffer> {
+    match bias {
+        None => gpu.zeros(dtype, m * n),
+        Some(_) => finish(gpu, op, &gpu.zeros(DType::F32, m * n)?, n, bias, [m, n], dtype),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::cublaslt::Type;
 use super::elementwise::grid;
-use super::gemm::{finish, finish_accumulate, type_of};
+use super::gemm::{finish, finish_accumulate, no_products, type_of};
 use super::matmul::{Places, Product};
 use super::slot::{self, DeviceScale, Output};
 use super::{Buffer, Gpu, Source, args};
@@ -24,8 +24,8 @@ pub(crate) fn gemm_fp8(
     let op = "gemm_fp8";
     let shape = a.shape().with_last(n);
     let tensor = |y| Tensor::from_cuda(y, shape, a.device());
-    if m * n * k == 0 {
-        return finish(gpu, op, &gpu.zeros(DType::F32, m * n)?, n, bias, [m, n], dtype).map(tensor);
+    if [m, n, k].contains(&0) {
+        return no_products(gpu, op, bias, [m, n], dtype).map(tensor);
     }
     let is_padded = [m, n].iter().any(|extent| !extent.is_multiple_of(MULTIPLE));
     // The library adds a bias of 16 bits to an output of the same type.
@@ -40,7 +40,7 @@ pub(crate) fn gemm_fp8(
         fast: accumulation == Accumulation::Fast,
         ..operands.product
     };
-    let y = gpu.alloc(out, product.m * product.n)?;
+    let y = gpu.alloc(out, product.m.saturating_mul(product.n))?;
     let bias_place = own_bias.map(|bias| bias.cuda(op)).transpose()?.map_or(0, Buffer::ptr);
     let places = Places { out: y.ptr(), bias: bias_place, ..operands.places };
     // SAFETY: operands of the product's extents and types, an output made for it, a bias of n values.
@@ -61,13 +61,13 @@ pub(crate) fn gemm_fp8_accumulate(
 ) -> Result<()> {
     let op = "gemm_fp8_accumulate";
     let out = out.cuda_mut(name)?;
-    if m * n * k == 0 {
+    if [m, n, k].contains(&0) {
         return Ok(());
     }
     let operands = Operands::new(gpu, op, a, b)?;
     let is_padded = [m, n].iter().any(|extent| !extent.is_multiple_of(MULTIPLE));
     let product = Product { accumulate: !is_padded, ..operands.product };
-    let padded = is_padded.then(|| gpu.alloc(DType::F32, product.m * product.n)).transpose()?;
+    let padded = is_padded.then(|| gpu.alloc(DType::F32, product.m.saturating_mul(product.n))).transpose()?;
     let places = Places { out: padded.as_ref().unwrap_or(out).ptr(), ..operands.places };
     // SAFETY: operands of the product's extents and types, an f32 output of the same extents.
     unsafe { gpu.matmul(op, &product, &places) }?;
@@ -202,7 +202,7 @@ fn padded(gpu: &Gpu, op: &'static str, codes: Tensor) -> Result<Tensor> {
     if dims == [padded_rows, padded_cols] {
         return Ok(codes);
     }
-    let out = gpu.alloc(DType::U8, padded_rows * padded_cols)?;
+    let out = gpu.alloc(DType::U8, padded_rows.saturating_mul(padded_cols))?;
     let kernel = gpu.kernel(Source::Gemm, "gemm_pad")?;
     let args = args![codes.cuda(op)?, rows as u64, cols as u64, &out, padded_rows as u64, padded_cols as u64];
     // SAFETY: the kernel's parameters (x, rows, cols, y, padded_rows, padded_cols); x has rows · cols codes, y was made for

@@ -159,8 +159,8 @@ impl Gpu {
 
     /// Blocks for `items` at `per_block`, at most `per_sm` a multiprocessor: what a grid-stride kernel is launched with.
     pub(crate) fn blocks(&self, items: u64, per_block: u64, per_sm: u32) -> u32 {
-        let most = self.sms().saturating_mul(per_sm);
-        u32::try_from(items.div_ceil(per_block.max(1))).unwrap_or(u32::MAX).min(most)
+        let most = self.sms().saturating_mul(per_sm).min(i32::MAX as u32);
+        u32::try_from(items.div_ceil(per_block.max(1))).map_or(most, |blocks| blocks.min(most))
     }
 
     /// The stream that all its work is on.

@@ -37,9 +37,10 @@ pub fn staged_address(arena: &Arena) -> Result<u64> {
 /// A tensor that work which is queued next fills: its elements are anything until then.
 ///
 /// # Errors
-/// A device that is no GPU, is out of memory or failed.
+/// A device that is no GPU, is out of memory or failed; a shape that no tensor can have.
 pub fn unfilled(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     let shape = shape.into();
+    shape.check_size("unfilled")?;
     let buffer = device.gpu("unfilled")?.alloc(dtype, shape.numel())?;
     Ok(Tensor::from_cuda(buffer, shape, device))
 }

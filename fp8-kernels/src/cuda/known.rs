@@ -5,7 +5,7 @@
 //! all of it is known; whoever asks later looks whether the copy has arrived.
 
 use super::{Buffer, Gpu};
-use crate::Result;
+use crate::{Result, host};
 use cudarc::driver::{result, sys};
 use parking_lot::Mutex;
 use std::fmt;
@@ -36,15 +36,17 @@ unsafe impl Send for Readback {}
 
 impl Known {
     /// Of a block of `len` times `value`.
-    pub(crate) fn new(gpu: &Gpu, len: usize, value: f32) -> Self {
-        Self { gpu: gpu.clone(), state: Mutex::new(State { set: vec![value > 0.0; len], readback: None }) }
+    pub(crate) fn new(gpu: &Gpu, len: usize, value: f32) -> Result<Self> {
+        let set = host::filled("cells", value > 0.0, len)?;
+        Ok(Self { gpu: gpu.clone(), state: Mutex::new(State { set, readback: None }) })
     }
 
     /// Of a copy that is queued now.
-    pub(crate) fn of_copy(&self) -> Self {
+    pub(crate) fn of_copy(&self) -> Result<Self> {
         let mut state = self.state.lock();
         state.receive();
-        Self { gpu: self.gpu.clone(), state: Mutex::new(State { set: state.set.clone(), readback: None }) }
+        let set = host::copied("cells", &state.set)?;
+        Ok(Self { gpu: self.gpu.clone(), state: Mutex::new(State { set, readback: None }) })
     }
 
     /// Whether a scale above 0 stands in the cell, now and when what is queued from now on runs.

@@ -24,6 +24,45 @@ pub(crate) struct Grid {
     pub(crate) shared: u32,
 }
 
+/// The most blocks that a grid has in its first dimension, on every GPU.
+const MOST_BLOCKS: u64 = i32::MAX as u64;
+
+impl Grid {
+    /// `blocks` blocks of `threads` threads, no dynamic shared memory.
+    ///
+    /// # Errors
+    /// More blocks than a grid can have.
+    pub(crate) fn new(op: &'static str, blocks: u64, threads: u32) -> Result<Self> {
+        match u32::try_from(blocks) {
+            Ok(count) if blocks <= MOST_BLOCKS => Ok(Self { blocks: count, threads, shared: 0 }),
+            _ => Err(Error::Option {
+                op,
+                option: "blocks",
+                value: blocks.to_string(),
+                remedy: format!("a GPU starts at most {MOST_BLOCKS} at once: use smaller tensors"),
+            }),
+        }
+    }
+
+    /// The same grid, with `bytes` of dynamic shared memory in each block.
+    pub(crate) const fn with_shared(self, bytes: u32) -> Self {
+        Self { shared: bytes, ..self }
+    }
+}
+
+/// A number of tensors as kernels count them.
+///
+/// # Errors
+/// More than fit into 31 bits.
+pub(crate) fn count(op: &'static str, tensors: usize) -> Result<i32> {
+    i32::try_from(tensors).map_err(|_| Error::Option {
+        op,
+        option: "tensors",
+        value: tensors.to_string(),
+        remedy: format!("give at most {} at once", i32::MAX),
+    })
+}
+
 /// One argument: a device address or a number of four or eight bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arg {
@@ -168,5 +207,27 @@ impl Kernel {
                 self.parameters
             ),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grid_of_more_blocks_than_a_gpu_starts_is_refused() {
+        let blocks = |blocks| Grid::new("sum", blocks, 256).map(|grid| grid.blocks);
+        assert_eq!((blocks(0).unwrap(), blocks(MOST_BLOCKS).unwrap()), (0, i32::MAX as u32));
+        for many in [MOST_BLOCKS + 1, u64::from(u32::MAX), 1 << 40, u64::MAX] {
+            let remedy = "a GPU starts at most 2147483647 at once: use smaller tensors";
+            assert_eq!(blocks(many).unwrap_err().to_string(), format!("sum: blocks = {many}: {remedy}"));
+        }
+    }
+
+    #[test]
+    fn more_tensors_than_kernels_count_are_refused() {
+        assert_eq!(count("adamw", 7).unwrap(), 7);
+        let text = count("adamw", 1 << 31).unwrap_err().to_string();
+        assert_eq!(text, "adamw: tensors = 2147483648: give at most 2147483647 at once");
     }
 }

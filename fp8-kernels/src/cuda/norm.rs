@@ -74,15 +74,14 @@ struct Stats {
 }
 
 impl Stats {
-    /// Room for those of `rows` rows, and their values if there are no columns: nothing varies then.
+    /// Room for those of `rows` rows; zeros if there are no columns.
     fn new(gpu: &Gpu, rows: usize, cols: usize, options: &NormOptions) -> Result<Self> {
-        let vector = |value: f32| match cols {
-            0 => gpu.filled_f32(value, rows),
+        let vector = || match cols {
+            0 => gpu.zeros(DType::F32, rows),
             _ => gpu.alloc(DType::F32, rows),
         };
         let centered = options.norm == Norm::LayerNorm;
-        let mean = centered.then(|| vector(0.0)).transpose()?;
-        Ok(Self { mean, rsigma: vector(1.0 / options.eps.sqrt())? })
+        Ok(Self { mean: centered.then(vector).transpose()?, rsigma: vector()? })
     }
 
     fn addresses(&self) -> [u64; 2] {
@@ -285,7 +284,7 @@ impl Backward<'_> {
         let partial_gamma = partial()?;
         let partial_beta = dbeta.map(|_| partial()).transpose()?;
         if held {
-            let grid = Grid { blocks: parts as u32, threads, shared: 0 };
+            let grid = Grid::new("norm_backward", parts, threads)?;
             self.launch("norm_backward_held", grid, dx, Some([Some(&partial_gamma), partial_beta.as_ref()]))?;
         } else {
             let (name, at_once) = if self.cols <= WARP_COLUMNS {
@@ -299,7 +298,7 @@ impl Backward<'_> {
         }
         let kernel = self.gpu.kernel(Source::Norm, "norm_backward_sums")?;
         let blocks = strips * if dbeta.is_some() { 2 } else { 1 };
-        let grid = Grid { blocks: blocks as u32, threads: 1024, shared: 0 };
+        let grid = Grid::new("norm_backward", blocks, 1024)?;
         let arguments = args![&partial_gamma, partial_beta.as_ref(), parts, self.cols, dgamma, dbeta];
         // SAFETY: parameters are those of norm_backward_sums in kernels/norm.cu: partial sums hold [parts, cols], written by
         // the launches before, results `cols`; the second half of the blocks exists only where there is a dβ.
@@ -343,7 +342,7 @@ impl Backward<'_> {
     /// Partial sums over rows, `parts` for each column.
     fn columns(&self, parts: u64, strips: u64, gamma: &Buffer, beta: Option<&Buffer>) -> Result<()> {
         let kernel = self.gpu.kernel(Source::Norm, "norm_backward_columns")?;
-        let grid = Grid { blocks: (strips * parts) as u32, threads: 256, shared: 0 };
+        let grid = Grid::new("norm_backward", strips * parts, 256)?;
         let arguments = args![
             self.dy,
             dtype_number(self.dy.dtype()),

@@ -5,7 +5,7 @@
 use super::reduce::{self, column_pieces, finish_columns};
 use super::slot::{self, Output};
 use super::tiles::{run, strips, tiles};
-use super::{Buffer, Gpu, Grid, Source, amax, args, dtype_number, format_number, transpose};
+use super::{Buffer, Gpu, Grid, Source, amax, args, dtype_number, format_number, launch, transpose};
 use crate::{DType, Fp8Tensor, Operand, Result, Slot, Tensor};
 
 const THREADS: u32 = 256;
@@ -39,7 +39,7 @@ pub(crate) fn quantize_dbias(gpu: &Gpu, dy: &Tensor, slot: &Slot<'_>) -> Result<
     let pieces = column_pieces(rows);
     let partial = gpu.alloc(DType::F32, pieces * cols)?;
     by_tiles(gpu, op, dy, &output, Some(&partial))?;
-    let dbias = finish_columns(gpu, &partial, pieces, cols)?;
+    let dbias = finish_columns(gpu, op, &partial, pieces, cols)?;
     Ok((output.finish(), Tensor::from_cuda(dbias, [cols].into(), dy.device())))
 }
 
@@ -75,13 +75,13 @@ pub(crate) fn quantize_many(gpu: &Gpu, tensors: &[(&Tensor, Slot<'_>)]) -> Resul
     if !table.is_empty() {
         let uploaded = gpu.upload(&table)?;
         let run = run(gpu, first_tile);
-        let blocks = u32::try_from(first_tile.div_ceil(run)).unwrap_or(u32::MAX);
-        let entries = i32::try_from(table.len()).unwrap_or(i32::MAX);
+        let grid = Grid::new(op, first_tile.div_ceil(run) as u64, THREADS)?;
+        let entries = launch::count(op, table.len())?;
         let kernel = gpu.kernel(Source::Quantize, "quantize_many")?;
         let args = args![&uploaded, entries, first_tile as u64, run as u64];
         // SAFETY: the kernel's parameters (table, entries, tiles, run); each entry names a live tensor of rows · cols elements
         // of its type, outputs of as many codes, cells of its slot and the first of its tiles, which rise from 0.
-        unsafe { kernel.launch(gpu, Grid { blocks, threads: THREADS, shared: 0 }, &args) }?;
+        unsafe { kernel.launch(gpu, grid, &args) }?;
     }
     let finish = |done| match done {
         Done::Alone(operand) => operand,
@@ -165,7 +165,7 @@ fn by_tiles(
 ) -> Result<()> {
     let [rows, cols] = x.shape().matrix();
     let kernel = gpu.kernel(Source::Quantize, "quantize_tiles")?;
-    let (grid, run) = strips(gpu, rows, cols);
+    let (grid, run) = strips(gpu, op, rows, cols)?;
     let args = args![
         x.cuda(op)?,
         dtype_number(x.dtype()),

@@ -46,7 +46,7 @@ pub(crate) fn column_sums(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
         // there is one partial row for each TILE[0] rows.
         unsafe { kernel.launch(gpu, grid, &args) }?;
     }
-    let sums = finish_columns(gpu, &partial, pieces, cols)?;
+    let sums = finish_columns(gpu, "column_sums", &partial, pieces, cols)?;
     Ok(Tensor::from_cuda(sums, Shape::from([cols]), x.device()))
 }
 
@@ -56,18 +56,24 @@ pub(super) const fn column_pieces(rows: usize) -> usize {
 }
 
 /// The sums of the columns of `partial`, `[pieces, cols]` in f32: what ends every sum over rows. Zeros for no pieces.
-pub(super) fn finish_columns(gpu: &Gpu, partial: &Buffer, pieces: usize, cols: usize) -> Result<Buffer> {
+pub(super) fn finish_columns(
+    gpu: &Gpu,
+    op: &'static str,
+    partial: &Buffer,
+    pieces: usize,
+    cols: usize,
+) -> Result<Buffer> {
     if pieces == 0 {
         return gpu.zeros(DType::F32, cols);
     }
     let sums = gpu.alloc(DType::F32, cols)?;
     let kernel = gpu.kernel(Source::Reduce, "reduce_columns_finish")?;
     let lanes = cols.next_power_of_two().clamp(1, 32);
-    let blocks = u32::try_from(cols.div_ceil(lanes)).unwrap_or(u32::MAX);
+    let grid = Grid::new(op, cols.div_ceil(lanes) as u64, THREADS)?;
     let args = args![partial, pieces as u64, cols as u64, lanes as i32, &sums];
     // SAFETY: the kernel's parameters (partial, pieces, cols, lanes, out); the caller's buffer holds pieces · cols f32,
     // `out` cols, and the blocks cover all columns.
-    unsafe { kernel.launch(gpu, Grid { blocks, threads: THREADS, shared: 0 }, &args) }?;
+    unsafe { kernel.launch(gpu, grid, &args) }?;
     Ok(sums)
 }
 

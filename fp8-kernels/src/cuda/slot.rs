@@ -96,18 +96,8 @@ fn on_host(
         gpu.download(found.ptr(), &mut value)?;
         Ok(value[0].max(0.0))
     };
-    let mut failure = None;
-    let scale = slot.resolve(|| {
-        read().unwrap_or_else(|error| {
-            failure = Some(error);
-            0.0
-        })
-    });
-    if let Some(error) = failure {
-        return Err(error);
-    }
     // In high precision there is no scale, and nobody comes here.
-    let scale = scale?.unwrap_or(1.0);
+    let scale = slot.resolve(read)?.unwrap_or(1.0);
     debug_assert!(cell.is_none() || !slot.is_off(), "a slot that is off has no scale to resolve");
     Ok(DeviceScale::owned(gpu.filled_f32(scale, 1)?, 0))
 }

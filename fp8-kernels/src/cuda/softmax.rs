@@ -16,15 +16,18 @@ pub(crate) fn softmax(
     mask: Option<&Tensor>,
 ) -> Result<Tensor> {
     let op = "softmax";
+    let (scores, y) = (x.cuda(op)?, gpu.alloc(x.dtype(), x.numel())?);
+    if x.numel() == 0 {
+        return Ok(Tensor::from_cuda(y, *x.shape(), x.device()));
+    }
     let (rows, keys) = rows(op, x)?;
     let queries = x.shape().iter().rev().nth(1).copied().unwrap_or(1) as u64;
-    let (scores, y) = (x.cuda(op)?, gpu.alloc(x.dtype(), x.numel())?);
     let (bytes, layout) = match mask {
         Some(mask) => (Some(mask.cuda(op)?), MaskLayout::new(mask.shape(), x.shape())),
         None => (None, MaskLayout::default()),
     };
     let (name, grid) = match keys {
-        0..=WARP_KEYS => ("softmax_warp", warps(gpu, rows, keys)),
+        0..=WARP_KEYS => ("softmax_warp", warps(gpu, rows)),
         _ if keys.is_multiple_of(8) => ("softmax_block", row_blocks(gpu, rows)),
         _ => ("softmax_block_ragged", row_blocks(gpu, rows)),
     };
@@ -61,10 +64,13 @@ pub(crate) fn softmax(
 
 pub(crate) fn softmax_backward(gpu: &Gpu, dy: &Tensor, y: &Tensor, scale: f32) -> Result<Tensor> {
     let op = "softmax_backward";
-    let (rows, keys) = rows(op, y)?;
     let dx = gpu.alloc(y.dtype(), y.numel())?;
+    if y.numel() == 0 {
+        return Ok(Tensor::from_cuda(dx, *y.shape(), y.device()));
+    }
+    let (rows, keys) = rows(op, y)?;
     let (name, grid) = match keys {
-        0..=WARP_KEYS => ("softmax_backward_warp", warps(gpu, rows, keys)),
+        0..=WARP_KEYS => ("softmax_backward_warp", warps(gpu, rows)),
         _ => ("softmax_backward_block", row_blocks(gpu, rows)),
     };
     let kernel = gpu.kernel(Source::Softmax, name)?;
@@ -80,7 +86,7 @@ pub(crate) fn softmax_backward(gpu: &Gpu, dy: &Tensor, y: &Tensor, scale: f32) -
 fn rows(op: &'static str, x: &Tensor) -> Result<(u64, u32)> {
     let [rows, keys] = x.shape().matrix();
     let too_long = |_| {
-        let remedy = format!("a row of a GPU's softmax has at most {} keys", u32::MAX / 2);
+        let remedy = format!("a row of a GPU's softmax has at most {} keys", i32::MAX);
         Error::Shape { op, shape: *x.shape(), remedy }
     };
     // Half the range: the kernels look a little beyond the end.
@@ -88,9 +94,8 @@ fn rows(op: &'static str, x: &Tensor) -> Result<(u64, u32)> {
     Ok((rows as u64, keys.unsigned_abs()))
 }
 
-fn warps(gpu: &Gpu, rows: u64, keys: u32) -> Grid {
-    let blocks = if keys == 0 { 0 } else { gpu.blocks(rows, (WARP_THREADS / 32).into(), 32) };
-    Grid { blocks, threads: WARP_THREADS, shared: 0 }
+fn warps(gpu: &Gpu, rows: u64) -> Grid {
+    Grid { blocks: gpu.blocks(rows, (WARP_THREADS / 32).into(), 32), threads: WARP_THREADS, shared: 0 }
 }
 
 fn row_blocks(gpu: &Gpu, rows: u64) -> Grid {

@@ -2,7 +2,7 @@
 
 use super::elementwise::grid;
 use super::{Buffer, Gpu, Source, args};
-use crate::{Result, Tensor};
+use crate::{Result, Shape, Tensor};
 
 /// Where columns lie in a matrix: how far its rows are apart, and where they start; in elements.
 #[derive(Clone, Copy)]
@@ -44,11 +44,10 @@ pub(crate) fn split(gpu: &Gpu, x: &Tensor, sizes: &[usize]) -> Result<Vec<Tensor
     sizes.iter().map(part).collect()
 }
 
-/// `first` is the first of `parts`; all have its dtype and leading dimensions.
-pub(crate) fn concat(gpu: &Gpu, first: &Tensor, parts: &[&Tensor]) -> Result<Tensor> {
-    let rows = first.shape().matrix()[0];
-    let cols = parts.iter().map(|part| part.shape().last_dim()).sum();
-    let out = gpu.alloc(first.dtype(), rows * cols)?;
+/// `first` is the first of `parts`; all have its dtype and leading dimensions. `shape` is the result's.
+pub(crate) fn concat(gpu: &Gpu, first: &Tensor, parts: &[&Tensor], shape: Shape) -> Result<Tensor> {
+    let [rows, cols] = shape.matrix();
+    let out = gpu.alloc(first.dtype(), shape.numel())?;
     let mut offset = 0;
     for part in parts {
         let width = part.shape().last_dim();
@@ -56,7 +55,7 @@ pub(crate) fn concat(gpu: &Gpu, first: &Tensor, parts: &[&Tensor]) -> Result<Ten
         copy(gpu, [part.cuda("concat")?, &out], [rows, width], [from, to])?;
         offset += width;
     }
-    Ok(Tensor::from_cuda(out, first.shape().with_last(cols), first.device()))
+    Ok(Tensor::from_cuda(out, shape, first.device()))
 }
 
 #[cfg(test)]

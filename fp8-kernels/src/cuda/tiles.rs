@@ -1,6 +1,7 @@
 //! Grids of kernels that go by tiles of 128 rows and 64 columns.
 
 use super::{Gpu, Grid};
+use crate::Result;
 
 /// Rows and columns of a tile, as the kernels' prelude has them.
 pub(super) const TILE: [usize; 2] = [128, 64];
@@ -16,11 +17,14 @@ pub(super) const fn tiles(rows: usize, cols: usize) -> usize {
 }
 
 /// One block for each run of tiles below each other, and the length of a run.
-pub(super) fn strips(gpu: &Gpu, rows: usize, cols: usize) -> (Grid, u64) {
+///
+/// # Errors
+/// More blocks than a grid can have.
+pub(super) fn strips(gpu: &Gpu, op: &'static str, rows: usize, cols: usize) -> Result<(Grid, u64)> {
     let (down, across) = (rows.div_ceil(TILE[0]), cols.div_ceil(TILE[1]));
     let run = run(gpu, down * across);
-    let blocks = u32::try_from(across * down.div_ceil(run)).unwrap_or(u32::MAX);
-    (Grid { blocks, threads: THREADS, shared: 0 }, run as u64)
+    let blocks = across * down.div_ceil(run);
+    Ok((Grid::new(op, blocks as u64, THREADS)?, run as u64))
 }
 
 /// How many tiles each block takes where there are `tiles`.

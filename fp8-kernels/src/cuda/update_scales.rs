@@ -43,12 +43,12 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
         rule.margin,
         rule.epsilon,
     ];
-    let blocks = u32::try_from(slots.div_ceil(SLOTS_PER_BLOCK)).unwrap_or(u32::MAX);
     // A thread takes eight rows at a time; a short window needs few threads.
-    let threads = rows.next_multiple_of(32).clamp(32, 1024) as u32;
+    let threads = rows.clamp(1, 1024).next_multiple_of(32) as u32;
+    let grid = Grid::new(op, slots.div_ceil(SLOTS_PER_BLOCK), threads)?;
     // SAFETY: the kernel's parameters (history, scale, skipped, slots, rows, rest, recompute, amax_rule, record_non_finite,
     // kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32, slots f32 and slots u64.
-    unsafe { kernel.launch(gpu, Grid { blocks, threads, shared: 0 }, &args) }?;
+    unsafe { kernel.launch(gpu, grid, &args) }?;
     arena.finish_update();
     // The arena is updated: not to know its cells costs time only, and what breaks the device is told by the next call.
     drop(arena.scale_cells().refresh_known());

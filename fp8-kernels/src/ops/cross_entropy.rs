@@ -31,7 +31,7 @@ pub struct CrossEntropySaved {
 /// The mean loss, one f32; 0 if no target counts.
 ///
 /// # Errors
-/// Another number of targets than rows, a target out of range, other dtypes than the module names, a normalizer that is
+/// Another number of targets than rows, more rows than 2³¹ − 1, a target out of range, other dtypes than the module names, a normalizer that is
 /// not finite and greater than 0.
 ///
 /// ```
@@ -99,6 +99,10 @@ fn check(op: &'static str, logits: &Tensor, targets: &Tensor, options: &CrossEnt
         let (lhs, rhs) = (*logits.shape(), *targets.shape());
         let remedy = "give one target per row of logits";
         return Err(Error::Shapes { op, what: "logits and targets", lhs, rhs, remedy });
+    }
+    if i32::try_from(rows).is_err() {
+        let remedy = format!("{rows} rows: give at most {}, since targets are counted in an i32", i32::MAX);
+        return Err(Error::Shape { op, shape: *logits.shape(), remedy });
     }
     match options.normalizer {
         Some(n) if !(n.is_finite() && n > 0.0) => {

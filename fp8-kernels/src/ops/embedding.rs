@@ -52,9 +52,11 @@ fn check(op: &'static str, ids: &Tensor, table: &Tensor) -> Result<Shape> {
     };
     let mut dims = ids.shape().to_vec();
     dims.push(hidden);
-    Shape::from_slice(&dims).ok_or_else(|| Error::Shape {
+    let shape = Shape::from_slice(&dims).ok_or_else(|| Error::Shape {
         op,
         shape: *ids.shape(),
         remedy: format!("ids have at most {} dimensions, the result one more", Shape::MAX_RANK - 1),
-    })
+    })?;
+    shape.check_size(op)?;
+    Ok(shape)
 }

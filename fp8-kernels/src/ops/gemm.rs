@@ -19,7 +19,8 @@ pub enum Layout {
 /// `a · b` as `layout` says, `[m, n]`, plus `bias[n]` on each row.
 ///
 /// # Errors
-/// Dimensions that do not fit, a bias of another length than n, dtypes that are not floats.
+/// Dimensions that do not fit, a bias of another length than n, dtypes that are not floats; a product of more elements than
+/// a tensor can have, or than fit into memory.
 ///
 /// ```
 /// use fp8_kernels::{DType, Device, Tensor, ops};
@@ -61,7 +62,13 @@ fn check(op: &'static str, a: &Tensor, b: &Tensor, layout: Layout) -> Result<[us
         let (lhs, rhs) = (*a.shape(), *b.shape());
         return Err(Error::Shapes { op, what: "a and b", lhs, rhs, remedy });
     }
+    output_shape(a, layout, [m, n]).check_size(op)?;
     Ok([m, n, k])
+}
+
+/// The product's shape: `a`'s leading dimensions before n where they are the rows, else `[m, n]`.
+pub(crate) fn output_shape(a: &Tensor, layout: Layout, [m, n]: [usize; 2]) -> Shape {
+    if layout == Layout::Tn { Shape::from([m, n]) } else { a.shape().with_last(n) }
 }
 
 pub(super) fn check_bias(op: &'static str, bias: Option<&Tensor>, n: usize, like: &Tensor) -> Result<()> {

@@ -22,7 +22,8 @@ pub enum Accumulation {
 /// `a[m, k] · b[n, k]ᵀ` with the operands' factors, plus `bias[n]`.
 ///
 /// # Errors
-/// Last dimensions that differ, E5M2×E5M2, a bias of another length than n, an output type that is not a float.
+/// Last dimensions that differ, E5M2×E5M2, a bias of another length than n, an output type that is not a float; a product
+/// of more elements than a tensor can have, or than fit into memory.
 pub fn gemm_fp8(
     a: &Fp8Tensor,
     b: &Fp8Tensor,
@@ -96,5 +97,6 @@ fn check(op: &'static str, a: &Fp8Tensor, b: &Fp8Tensor) -> Result<[usize; 3]> {
             remedy: "a · bᵀ needs equal last dimensions",
         });
     }
+    a.shape().with_last(n).check_size(op)?;
     Ok([m, n, k])
 }

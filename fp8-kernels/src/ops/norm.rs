@@ -70,7 +70,7 @@ impl Default for NormOptions {
     }
 }
 
-/// What backward needs besides `x`: `[rows]` in f32.
+/// What backward needs besides `x`: `[rows]` in f32. Zeros where there are no columns.
 #[derive(Debug, Clone)]
 pub struct NormStats {
     /// Means; RMSNorm has none.

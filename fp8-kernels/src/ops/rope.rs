@@ -6,7 +6,10 @@
 //! gradient is the rotation by −θ.
 
 use crate::backend::dispatch;
-use crate::{DType, Error, Result, Shape, Tensor};
+use crate::{DType, Error, Result, Shape, Tensor, host};
+
+/// The most positions, and elements of a head: as many as attention on a GPU takes.
+const MOST: usize = i32::MAX as usize;
 
 /// Cosines and sines of all positions, f32 `[max_sequence, head_dim / 2]` each, computed in f64 on the host.
 #[derive(Debug, Clone)]
@@ -19,7 +22,8 @@ impl RopeTable {
     /// For positions 0 .. `max_sequence`. The usual `base` is 10000.
     ///
     /// # Errors
-    /// An odd head_dim or 0, a base that is not finite and greater than 0.
+    /// An odd head_dim or 0, a base that is not finite and greater than 0; a head_dim or max_sequence beyond 2³¹ − 1; a table
+    /// that does not fit into memory.
     pub fn new(max_sequence: usize, head_dim: usize, base: f64, device: &crate::Device) -> Result<Self> {
         let op = "rope";
         let option =
@@ -34,16 +38,25 @@ impl RopeTable {
         if !(base.is_finite() && base > 0.0) {
             return Err(option("base", base.to_string(), "give a finite base greater than 0, such as 10000"));
         }
-        let half = head_dim / 2;
-        let frequencies: Vec<f64> =
-            (0..half).map(|j| base.powf(-((2 * j) as f64) / head_dim as f64)).collect();
-        let table = |f: fn(f64) -> f64| {
-            let positions = 0..max_sequence;
-            let angles =
-                positions.flat_map(|p| frequencies.iter().map(move |frequency| p as f64 * frequency));
-            Tensor::from_vec(angles.map(|angle| f(angle) as f32).collect(), [max_sequence, half], device)
-        };
-        Ok(Self { cos: table(f64::cos)?, sin: table(f64::sin)? })
+        for (name, value) in [("max_sequence", max_sequence), ("head_dim", head_dim)] {
+            if value > MOST {
+                return Err(option(name, value.to_string(), &format!("give at most {MOST}")));
+            }
+        }
+        let shape = Shape::from([max_sequence, head_dim / 2]);
+        shape.check_size(op)?;
+        // Memory first: what does not fit is refused before anything is computed.
+        let mut tables = [host::room(op, shape.numel())?, host::room(op, shape.numel())?];
+        let frequency = |j: usize| base.powf(-((2 * j) as f64) / head_dim as f64);
+        let frequencies = host::collect(op, (0..head_dim / 2).map(frequency))?;
+        for (table, f) in tables.iter_mut().zip([f64::cos, f64::sin]) {
+            for position in 0..max_sequence {
+                let angles = frequencies.iter().map(|frequency| position as f64 * frequency);
+                table.extend(angles.map(|angle| f(angle) as f32));
+            }
+        }
+        let [cos, sin] = tables.map(|table| Tensor::from_vec(table, shape, device));
+        Ok(Self { cos: cos?, sin: sin? })
     }
 
     /// `[max_sequence, head_dim / 2]`.

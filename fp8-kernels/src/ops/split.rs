@@ -28,7 +28,8 @@ pub fn split(x: &Tensor, sizes: &[usize]) -> Result<Vec<Tensor>> {
 /// Joins `[.., n₀]`, `[.., n₁]`, … to `[.., n₀ + n₁ + …]`.
 ///
 /// # Errors
-/// No parts; parts of different leading dimensions, dtypes or devices.
+/// No parts; parts of different leading dimensions, dtypes or devices; parts that together have more elements than a tensor
+/// can have.
 pub fn concat(parts: &[&Tensor]) -> Result<Tensor> {
     let Some((&first, others)) = parts.split_first() else {
         return Err(Error::Option {
@@ -48,5 +49,8 @@ pub fn concat(parts: &[&Tensor]) -> Result<Tensor> {
             return Err(Error::Shapes { op: "concat", what: "two parts", lhs, rhs, remedy });
         }
     }
-    dispatch!(first.device(), split::concat(first, parts))
+    let cols = parts.iter().fold(0, |cols: usize, part| cols.saturating_add(part.shape().last_dim()));
+    let shape = first.shape().with_last(cols);
+    shape.check_size("concat")?;
+    dispatch!(first.device(), split::concat(first, parts, shape))
 }

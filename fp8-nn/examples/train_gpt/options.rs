@@ -36,8 +36,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = count::<1024>)]
     pub(crate) threads: Option<usize>,
 
-    /// A file, or a folder whose files (all of them, subfolders too) are joined in path order [default: the
-    /// sources of this workspace]
+    /// A file, or a folder whose files (all of them, subfolders too) are joined in path order [default:
+    /// plays by Shakespeare, built in]
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) text: Option<PathBuf>,
 

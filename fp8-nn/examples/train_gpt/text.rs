@@ -7,18 +7,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use include_dir::{Dir, include_dir};
-
 use crate::failure::Failure;
 
-/// The workspace's own sources, in the order of their paths.
-static SOURCES: [Dir<'static>; 5] = [
-    include_dir!("$CARGO_MANIFEST_DIR/../fp8-dist/src"),
-    include_dir!("$CARGO_MANIFEST_DIR/../fp8-format/src"),
-    include_dir!("$CARGO_MANIFEST_DIR/../fp8-kernels/src"),
-    include_dir!("$CARGO_MANIFEST_DIR/../fp8-nn/src"),
-    include_dir!("$CARGO_MANIFEST_DIR/../fp8-recipe/src"),
-];
+/// Plays by Shakespeare, the same bytes in every version; `data/README.md` names their source.
+const BUILT_IN_TEXT: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/data/shakespeare.txt"));
 
 /// Name of the built-in text in checkpoints and reports.
 const BUILT_IN: &str = "built-in";
@@ -34,7 +26,7 @@ impl Corpus {
     /// Reads `path`, or takes the built-in text, for sequences of `seq` bytes.
     pub(crate) fn load(path: Option<&Path>, seq: usize) -> Result<Self, Failure> {
         let (bytes, source) = match path {
-            None => (built_in(), BUILT_IN.to_owned()),
+            None => (BUILT_IN_TEXT.to_vec(), BUILT_IN.to_owned()),
             Some(path) => {
                 let absolute = fs::canonicalize(path).map_err(|error| unreadable(path, &error))?;
                 (read(path)?, absolute.to_string_lossy().into_owned())
@@ -114,23 +106,6 @@ fn split(len: usize) -> usize {
     len / 10 * 9 + len % 10 * 9 / 10
 }
 
-fn built_in() -> Vec<u8> {
-    fn collect(folder: &'static Dir<'static>, files: &mut Vec<(&'static Path, &'static [u8])>) {
-        let rust =
-            folder.files().filter(|file| file.path().extension().is_some_and(|extension| extension == "rs"));
-        files.extend(rust.map(|file| (file.path(), file.contents())));
-        folder.dirs().for_each(|folder| collect(folder, files));
-    }
-    let mut bytes = Vec::new();
-    for folder in &SOURCES {
-        let mut files = Vec::new();
-        collect(folder, &mut files);
-        files.sort();
-        files.iter().for_each(|(_, contents)| bytes.extend_from_slice(contents));
-    }
-    bytes
-}
-
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let kind = fs::metadata(path).map_err(|error| unreadable(path, &error))?;
     if kind.is_file() {
@@ -168,6 +143,8 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest as _, Sha256};
+
     use super::*;
 
     fn corpus(bytes: &[u8], seq: usize) -> Result<Corpus, Failure> {
@@ -228,8 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_text_is_rust() {
-        let text = built_in();
-        assert!(text.starts_with(b"//!"), "sources begin with their module documentation");
+    fn the_built_in_text_never_changes() {
+        let corpus = Corpus::load(None, 64).unwrap();
+        assert_eq!((corpus.bytes().len(), corpus.source()), (499_949, BUILT_IN));
+        let hash: String = Sha256::digest(corpus.bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hash, "ec01df44e82107018c4403dac8155c9308b1789812529021ad7fe5788f9afaa1");
+        let readme = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/data/README.md"));
+        assert!(readme.contains(&hash) && readme.contains("| 499,949 |"));
     }
 }

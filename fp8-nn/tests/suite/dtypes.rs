@@ -124,7 +124,10 @@ fn what_does_not_fit_is_refused_with_the_shape() {
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut cx = scaling.autocast(&delayed()).unwrap();
     let refused = error(model.forward(&mut cx, &noise([4, 32], 1)));
-    assert_eq!(refused, "block.attention: input of shape [4, 32]: expected [batch, seq, hidden_size]");
+    assert_eq!(
+        refused,
+        "block: input of shape [4, 32]: expected [batch, seq, 32] with seq at most 16, RoPE's max_seq_length"
+    );
     assert!(model.forward(&mut cx, &noise([1, 17, 32], 1)).is_err()); // longer than max_seq_length
     let lengths = Tensor::from_vec(vec![1i32, 2], [2], &device()).unwrap();
     assert!(model.forward_padded(&mut cx, &noise([1, 8, 32], 1), Some(&lengths)).is_err());

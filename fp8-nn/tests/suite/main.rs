@@ -9,11 +9,18 @@ mod data_parallel;
 mod dtypes;
 mod golden;
 mod gradients;
+mod initialization;
+mod llama;
 mod modes;
 mod optimizer;
+mod options;
+mod oracle;
+mod override_slots;
 mod overrides;
 mod recompute;
+mod refusals;
 mod scopes;
+mod sizes;
 mod stack;
 mod support;
 

@@ -1,0 +1,206 @@
+//! No operation takes tensors of two devices: it says so before it reads anything, whichever operand is elsewhere.
+
+#![cfg(feature = "cuda")]
+
+mod cuda;
+
+use cuda::Rig;
+use fp8_kernels::ops::{self, Accumulation, Activation, AdamWFactors, AdamWStep, AdamWTensor, Layout, Norm};
+use fp8_kernels::{
+    Cell, Counters, DType, Device, Encoding, Error, Fp8Tensor, Operand, Result, Scale, ScalePolicy,
+    ScaleRule, Slot, Tensor,
+};
+use ops::{AttentionOptions, AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats};
+
+const RULE: ScaleRule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+const OFF: Slot<'_> = Slot::off(Encoding::E4M3);
+
+/// A call whose operands are on the devices given for each.
+struct Call {
+    name: &'static str,
+    operands: usize,
+    run: fn(&[&Device]) -> Result<()>,
+}
+
+/// `calls![name(operand, …): body]`: each operand is a device.
+macro_rules! calls {
+    ($($name:ident($($operand:ident),*): $body:expr;)*) => {
+        const CALLS: &[Call] = &[$(Call {
+            name: stringify!($name),
+            operands: [$(stringify!($operand)),*].len(),
+            run: |devices| {
+                let &[$($operand),*] = devices else { unreachable!("as many devices as operands") };
+                $body;
+                Ok(())
+            },
+        }),*];
+    };
+}
+
+fn floats<const N: usize>(shape: [usize; N], device: &Device) -> Result<Tensor> {
+    Tensor::full(1.0, shape, DType::F32, device)
+}
+
+fn ints<const N: usize>(shape: [usize; N], device: &Device) -> Result<Tensor> {
+    Tensor::zeros(shape, DType::I32, device)
+}
+
+fn codes(device: &Device) -> Result<Fp8Tensor> {
+    let codes = Tensor::zeros([16, 16], DType::U8, device)?;
+    Fp8Tensor::from_codes(codes, [16, 16], Encoding::E4M3, floats([1], device)?)
+}
+
+/// Runs `f` with a slot whose scale, amax and counters are on these devices.
+fn slot<T>([scale, amax, counters]: [&Device; 3], f: impl FnOnce(&Slot<'_>) -> Result<T>) -> Result<T> {
+    let (scale, amax, counters) = (Cell::new(2.0, scale)?, Cell::new(-1.0, amax)?, Counters::new(counters)?);
+    f(&Slot {
+        encoding: Encoding::E4M3,
+        scale: Scale::Cell { cell: &scale, first: &RULE, keep: false },
+        amax: Some(&amax),
+        counters: Some(&counters),
+        columnwise: true,
+    })
+}
+
+calls! {
+    from_codes(c, scale_inv): {
+        let codes = Tensor::zeros([4, 4], DType::U8, c)?;
+        Fp8Tensor::from_codes(codes, [4, 4], Encoding::E4M3, floats([1], scale_inv)?)?
+    };
+    copy_from(to, from): floats([3], to)?.copy_from(&floats([3], from)?, "to")?;
+    accumulate(out, x): ops::accumulate(&mut floats([3], out)?, &floats([3], x)?, "out")?;
+    add(a, b): ops::add(&floats([3], a)?, &floats([3], b)?)?;
+    bias(x, b): ops::bias(&floats([2, 3], x)?, &floats([3], b)?)?;
+    clip_in_place(x, norm): ops::clip_in_place(&mut floats([3], x)?, &floats([1], norm)?, 1.0, "x")?;
+    grad_norm(a, b, c): ops::grad_norm(&[&floats([3], a)?, &floats([3], b)?, &floats([3], c)?])?;
+    concat(a, b, c): ops::concat(&[&floats([2, 3], a)?, &floats([2, 3], b)?, &floats([2, 3], c)?])?;
+    gemm(a, b, row): ops::gemm(&floats([2, 3], a)?, &floats([4, 3], b)?, Layout::Nt, Some(&floats([4], row)?), DType::F32)?;
+    gemm_accumulate(a, b, out): {
+        let mut out = floats([2, 4], out)?;
+        ops::gemm_accumulate(&floats([2, 3], a)?, &floats([4, 3], b)?, Layout::Nt, &mut out, "out")?;
+    };
+    gemm_fp8(a, b, row): ops::gemm_fp8(&codes(a)?, &codes(b)?, Some(&floats([16], row)?), DType::F32, Accumulation::Fast)?;
+    gemm_fp8_accumulate(a, b, out): ops::gemm_fp8_accumulate(&codes(a)?, &codes(b)?, &mut floats([16, 16], out)?, "out")?;
+    gemm_fp8_quantize(a, b, row, scale, amax, counters): {
+        let (a, b, row) = (codes(a)?, codes(b)?, floats([16], row)?);
+        slot([scale, amax, counters], |slot| ops::gemm_fp8_quantize(&a, &b, Some(&row), slot, DType::BF16))?
+    };
+    fprop(x, w): ops::fprop(&Operand::Fp8(codes(x)?), &Operand::Fp8(codes(w)?), None, DType::F32)?;
+    dgrad(dy, w): ops::dgrad(&Operand::Fp8(codes(dy)?), &Operand::Fp8(codes(w)?), DType::F32)?;
+    wgrad(dy, x, dw): ops::wgrad(&Operand::Fp8(codes(dy)?), &Operand::Fp8(codes(x)?), &mut floats([16, 16], dw)?, "dw")?;
+    quantize(x, scale, amax, counters): {
+        slot([scale, amax, counters], |slot| ops::quantize(&floats([4, 4], x)?, slot))?
+    };
+    quantize_dbias(x, scale, amax, counters): {
+        slot([scale, amax, counters], |slot| ops::quantize_dbias(&floats([4, 4], x)?, slot))?
+    };
+    quantize_many(x, y, scale, amax, counters): {
+        let (x, y) = (floats([4, 4], x)?, floats([4, 4], y)?);
+        slot([scale, amax, counters], |slot| ops::quantize_many(&[(&x, OFF), (&y, *slot)]))?
+    };
+    activation(h, scale, amax, counters): {
+        let h = floats([4, 4], h)?;
+        slot([scale, amax, counters], |slot| ops::activation(&h, Activation::Swiglu, slot))?
+    };
+    activation_backward(dy, h): ops::activation_backward(&floats([4, 4], dy)?, &floats([4, 4], h)?, Activation::Gelu)?;
+    activation_backward_quantize_dbias(dy, h, scale, amax, counters): {
+        let (dy, h, gelu) = (floats([4, 4], dy)?, floats([4, 4], h)?, Activation::Gelu);
+        slot([scale, amax, counters], |slot| ops::activation_backward_quantize_dbias(&dy, &h, gelu, slot))?
+    };
+    norm(x, gamma, beta, scale, amax, counters): {
+        let (x, gamma, beta) = (floats([4, 4], x)?, floats([4], gamma)?, floats([4], beta)?);
+        slot([scale, amax, counters], |slot| ops::norm(&x, &gamma, Some(&beta), &NormOptions::default(), slot))?
+    };
+    norm_backward(dy, x, gamma, mean, rsigma): {
+        let stats = NormStats { mean: Some(floats([4], mean)?), rsigma: floats([4], rsigma)? };
+        let (dy, x, gamma) = (floats([4, 4], dy)?, floats([4, 4], x)?, floats([4], gamma)?);
+        ops::norm_backward(&dy, &x, &gamma, &stats, &NormOptions::default())?
+    };
+    norm_backward_add(dy, x, gamma, rsigma, residual): {
+        let stats = NormStats { mean: None, rsigma: floats([4], rsigma)? };
+        let (dy, x, gamma) = (floats([4, 4], dy)?, floats([4, 4], x)?, floats([4], gamma)?);
+        let options = NormOptions { norm: Norm::RmsNorm, ..NormOptions::default() };
+        ops::norm_backward_add(&dy, &x, &gamma, &stats, &options, &floats([4, 4], residual)?)?
+    };
+    softmax(x, mask): {
+        let mask = Tensor::zeros([4, 4], DType::U8, mask)?;
+        ops::softmax(&floats([4, 4], x)?, 1.0, false, Some(&mask))?
+    };
+    softmax_backward(dy, y): ops::softmax_backward(&floats([4, 4], dy)?, &floats([4, 4], y)?, 1.0)?;
+    cross_entropy(logits, targets): {
+        ops::cross_entropy(&floats([4, 4], logits)?, &ints([4], targets)?, &CrossEntropyOptions::default())?
+    };
+    cross_entropy_backward(logits, targets, row_max, row_sum, count): {
+        let (row_max, row_sum) = (floats([4], row_max)?, floats([4], row_sum)?);
+        let saved = CrossEntropySaved { row_max, row_sum, count: ints([], count)? };
+        let (logits, targets) = (floats([4, 4], logits)?, ints([4], targets)?);
+        ops::cross_entropy_backward(&logits, &targets, &saved, &CrossEntropyOptions::default(), 1.0)?
+    };
+    embedding(ids, table): ops::embedding(&ints([3], ids)?, &floats([4, 2], table)?)?;
+    embedding_backward(dy, ids, table): {
+        ops::embedding_backward(&floats([3, 2], dy)?, &ints([3], ids)?, &mut floats([4, 2], table)?, "table")?
+    };
+    attention(q, k, v, lengths): {
+        let [q, k, v] = [floats([1, 4, 1, 4], q)?, floats([1, 4, 1, 4], k)?, floats([1, 4, 1, 4], v)?];
+        ops::attention(&q, &k, &v, Some(&ints([1], lengths)?), AttentionOptions::default())?
+    };
+    attention_backward(dy, q, k, v, o, row_max, row_sum, lengths): {
+        let make = |device| floats([1, 4, 1, 4], device);
+        let saved = AttentionSaved { row_max: floats([1, 1, 4], row_max)?, row_sum: floats([1, 1, 4], row_sum)? };
+        let (lengths, options) = (ints([1], lengths)?, AttentionOptions::default());
+        ops::attention_backward(&make(dy)?, &make(q)?, &make(k)?, &make(v)?, &make(o)?, &saved, Some(&lengths), options)?
+    };
+    rope(x, table): {
+        let table = ops::RopeTable::new(4, 4, 1e4, table)?;
+        let y = ops::rope(&floats([1, 4, 1, 4], x)?, &table, 0)?;
+        ops::rope_backward(&y, &table, 0)?
+    };
+    adamw(param, grad, m, v, main): {
+        let (mut param, grad) = (Tensor::zeros([4], DType::BF16, param)?, floats([4], grad)?);
+        let (mut m, mut v, mut main) = (floats([4], m)?, floats([4], v)?, floats([4], main)?);
+        ops::adamw(&mut param, &grad, &mut m, &mut v, Some(&mut main), &AdamWStep::default(), "w")?
+    };
+    adamw_many_from(a, b, scale, amax, counters, factors): {
+        let make = |device| floats([4, 4], device);
+        let factors = AdamWFactors::new(&AdamWStep::default(), factors)?;
+        let [(mut p, g, mut m, mut v), (mut p2, g2, mut m2, mut v2)] =
+            [(make(a)?, make(a)?, make(a)?, make(a)?), (make(b)?, make(b)?, make(b)?, make(b)?)];
+        slot([scale, amax, counters], |slot| {
+            let [first, second] = [("a", &mut p, &g, &mut m, &mut v, None), ("b", &mut p2, &g2, &mut m2, &mut v2, Some(*slot))]
+                .map(|(name, param, main_grad, exp_avg, exp_avg_sq, slot)| AdamWTensor {
+                    name, param, main_grad, exp_avg, exp_avg_sq, main_param: None, slot,
+                });
+            ops::adamw_many_from(&mut [first, second], &factors)
+        })?
+    };
+}
+
+#[test]
+fn an_operand_on_another_device_is_refused() {
+    let rig = Rig::new();
+    let (cpu, gpu, other) = (Device::cpu(), rig.open(), rig.open());
+    let mut wrong = Vec::new();
+    for (home, away) in [(&cpu, &gpu), (&gpu, &cpu), (&gpu, &other), (&other, &gpu)] {
+        for Call { name, operands, run } in CALLS {
+            if let Err(error) = run(&vec![home; *operands]) {
+                wrong.push(format!("{name} on {home}: {error}"));
+            }
+            for operand in 0..*operands {
+                let mut devices = vec![home; *operands];
+                devices[operand] = away;
+                match run(&devices) {
+                    Err(Error::Devices { .. }) => {}
+                    result => {
+                        wrong.push(format!("{name}, operand {operand} on {away}, not {home}: {result:?}"))
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(wrong, Vec::<String>::new());
+    for device in [&gpu, &other] {
+        device.synchronize().unwrap();
+    }
+    drop((gpu, other));
+    rig.finish();
+}

@@ -1,0 +1,255 @@
+//! Every function that takes extents or tensors, to be called with any sizes. Tensors are only made where they are small
+//! or empty: what is looked for are products, allocations and loops that go by extents, not by elements.
+
+use fp8_kernels::ops::{
+    self, Activation, AttentionOptions, CrossEntropyOptions, DropoutKey, Layout, NormOptions,
+};
+use fp8_kernels::{
+    Arena, ArenaOptions, Cell, DType, Device, Encoding, Error, Fp8Tensor, ScalePolicy, ScaleRule, Shape,
+    Slot, Tensor,
+};
+
+/// What became of a call.
+pub(crate) enum Outcome {
+    Accepted,
+    Refused,
+    /// Its arguments could exist, but would take long to work through.
+    TooLargeToRun,
+}
+
+/// Why a call did not come to its end.
+enum Stop {
+    Refused,
+    TooLargeToRun,
+}
+
+impl From<Error> for Stop {
+    fn from(_: Error) -> Self {
+        Self::Refused
+    }
+}
+
+type Result<T = ()> = std::result::Result<T, Stop>;
+
+pub(crate) struct Call {
+    pub(crate) name: &'static str,
+    /// How many sizes it takes.
+    pub(crate) places: usize,
+    pub(crate) run: fn(&Device, &[usize]) -> Outcome,
+}
+
+/// `calls![name/places: |device, [a, b]| body]`: the body's `?` takes refusals.
+macro_rules! calls {
+    ($($name:ident / $places:literal: |$device:ident, [$($size:ident),*]| $body:expr;)*) => {
+        pub(crate) const CALLS: &[Call] = &[$(Call {
+            name: stringify!($name),
+            places: $places,
+            run: |$device, sizes| {
+                fn run($device: &Device, sizes: &[usize]) -> Result {
+                    let &[$($size),*] = sizes else { return Err(Stop::Refused) };
+                    $body;
+                    Ok(())
+                }
+                match run($device, sizes) {
+                    Ok(()) => Outcome::Accepted,
+                    Err(Stop::Refused) => Outcome::Refused,
+                    Err(Stop::TooLargeToRun) => Outcome::TooLargeToRun,
+                }
+            },
+        }),*];
+    };
+}
+
+/// Zeros, if they are few.
+fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    let shape = shape.into();
+    if (4097..1 << 34).contains(&shape.numel()) {
+        return Err(Stop::TooLargeToRun);
+    }
+    Ok(Tensor::zeros(shape, dtype, device)?)
+}
+
+fn floats(shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
+    zeros(shape, DType::F32, device)
+}
+
+fn fp8(shape: [usize; 2], device: &Device) -> Result<Fp8Tensor> {
+    let codes = zeros([shape[0], shape[1]], DType::U8, device)?;
+    Ok(Fp8Tensor::from_codes(codes, shape, Encoding::E4M3, Tensor::scalar(1.0, device)?)?)
+}
+
+const RULE: ScaleRule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+const OFF: Slot<'_> = Slot::off(Encoding::E4M3);
+
+/// Runs `f` with slots that are off, set, and not set yet.
+fn slots(device: &Device, f: impl Fn(&Slot<'_>) -> Result) -> Result {
+    f(&OFF)?;
+    for scale in [2.0, fp8_kernels::UNSET] {
+        let cell = Cell::new(scale, device)?;
+        f(&Slot { columnwise: true, ..Slot::fixed(Encoding::E4M3, &cell, &RULE) })?;
+    }
+    Ok(())
+}
+
+calls! {
+    zeros/3: |device, [a, b, c]| Tensor::zeros([a, b, c], DType::BF16, device)?;
+    full/2: |device, [a, b]| Tensor::full(0.0, [a, b], DType::F32, device)?;
+    from_vec/3: |device, [a, b, c]| Tensor::from_vec(Vec::<f32>::new(), [a, b, c], device)?;
+    reshape/3: |device, [a, b, c]| zeros([0], DType::I32, device)?.reshape([a, b, c])?;
+    shape/4: |_device, [a, b, c, d]| {
+        let shape = Shape::from([a, b, c, d]);
+        let _ = (shape.numel(), shape.matrix(), shape.last_dim(), shape.with_last(a));
+    };
+    copies/2: |device, [a, b]| {
+        let (mut x, y) = (floats([a, b], device)?, floats([a, b], device)?);
+        x.copy_from(&y, "x")?;
+        x.write(&y.to_device(&Device::cpu())?.to_vec::<f32>()?, "x")?;
+        x.set_zero("x")?;
+        x.to_f32_vec()?;
+    };
+    from_codes/3: |device, [a, b, c]| {
+        let codes = zeros([0], DType::U8, device)?;
+        let x = Fp8Tensor::from_codes(codes, [a, b, c], Encoding::E5M2, Tensor::scalar(1.0, device)?)?;
+        x.codes()?;
+        x.dequantize(DType::BF16)?;
+        x.transposed()?.with_columnwise()?.for_backward().dequantize(DType::F32)?;
+    };
+    split/4: |device, [a, b, c, d]| ops::split(&floats([a, b], device)?, &[c, d])?;
+    concat/3: |device, [a, b, c]| {
+        let (x, y) = (floats([a, b], device)?, floats([a, c], device)?);
+        ops::concat(&[&x, &y, &x, &y, &x, &y, &x, &y])?;
+    };
+    transpose/3: |device, [a, b, c]| {
+        for dtype in [DType::F32, DType::BF16, DType::U8] {
+            ops::transpose(&zeros([a, b, c], dtype, device)?)?;
+        }
+    };
+    cast/2: |device, [a, b]| ops::cast(&zeros([a, b], DType::F16, device)?, DType::F32)?;
+    elementwise/2: |device, [a, b]| {
+        let (mut x, row) = (floats([a, b], device)?, floats([b], device)?);
+        ops::add(&x, &x)?;
+        ops::bias(&x, &row)?;
+        ops::scale(&x, 2.0)?;
+        ops::scale_in_place(&mut x, 2.0, "x")?;
+        ops::clip_in_place(&mut x, &Tensor::scalar(3.0, device)?, 1.0, "x")?;
+        let y = floats([a, b], device)?;
+        ops::accumulate(&mut x, &y, "x")?;
+    };
+    sums/3: |device, [a, b, c]| {
+        let x = floats([a, b, c], device)?;
+        ops::sum(&x)?;
+        ops::amax(&x)?;
+        ops::grad_norm(&[&x, &x])?;
+        let _ = (ops::mean(&x), ops::max(&x));
+    };
+    column_sums/3: |device, [a, b, c]| ops::column_sums(&floats([a, b, c], device)?)?;
+    dropout/2: |device, [a, b]| {
+        let key = DropoutKey { seed: a as u64, offset: b as u64 };
+        ops::dropout(&floats([5], device)?, 0.5, key)?;
+        ops::dropout(&floats([a, b], device)?, 0.5, key)?;
+    };
+    gemm/3: |device, [m, n, k]| {
+        let shapes = [(Layout::Nn, [m, k], [k, n]), (Layout::Nt, [m, k], [n, k]), (Layout::Tn, [k, m], [k, n])];
+        for (layout, a, b) in shapes {
+            let (a, b) = (floats(a, device)?, floats(b, device)?);
+            for dtype in [DType::F32, DType::BF16] {
+                ops::gemm(&a, &b, layout, None, dtype)?;
+            }
+            let mut out = floats([m, n], device)?;
+            ops::gemm_accumulate(&a, &b, layout, &mut out, "out")?;
+        }
+    };
+    gemm_of_matrices_in_a_row/4: |device, [a, b, n, k]| {
+        ops::gemm(&floats([a, b, k], device)?, &floats([n, k], device)?, Layout::Nt, None, DType::F32)?;
+    };
+    gemm_fp8/3: |device, [m, n, k]| {
+        let (a, b) = (fp8([m, k], device)?, fp8([n, k], device)?);
+        ops::gemm_fp8(&a, &b, None, DType::BF16, ops::Accumulation::Fast)?;
+        let mut out = floats([m, n], device)?;
+        ops::gemm_fp8_accumulate(&a, &b, &mut out, "out")?;
+        slots(device, |slot| Ok(ops::gemm_fp8_quantize(&a, &b, None, slot, DType::BF16).map(drop)?))?;
+    };
+    quantize/3: |device, [a, b, c]| {
+        let x = floats([a, b, c], device)?;
+        slots(device, |slot| {
+            ops::quantize(&x, slot)?;
+            ops::quantize_dbias(&x, slot)?;
+            ops::quantize_many(&[(&x, *slot), (&x, OFF)])?;
+            Ok(())
+        })?;
+    };
+    activation/3: |device, [a, b, c]| {
+        let h = floats([a, b, c], device)?;
+        slots(device, |slot| {
+            for activation in [Activation::Gelu, Activation::Swiglu] {
+                let y = ops::activation(&h, activation, slot)?;
+                let dy = floats(*y.shape(), device)?;
+                ops::activation_backward(&dy, &h, activation)?;
+                ops::activation_backward_quantize_dbias(&dy, &h, activation, slot)?;
+            }
+            Ok(())
+        })?;
+    };
+    norm/3: |device, [a, b, c]| {
+        let (x, gamma, options) = (floats([a, b, c], device)?, floats([c], device)?, NormOptions::default());
+        slots(device, |slot| {
+            let (_, stats) = ops::norm(&x, &gamma, Some(&gamma), &options, slot)?;
+            ops::norm_backward_add(&x, &x, &gamma, &stats, &options, &x)?;
+            Ok(())
+        })?;
+    };
+    softmax/3: |device, [a, b, c]| {
+        let x = floats([a, b, c], device)?;
+        let mask = zeros([a, 1, c], DType::U8, device)?;
+        let y = ops::softmax(&x, 1.0, true, Some(&mask))?;
+        ops::softmax_backward(&x, &y, 1.0)?;
+    };
+    cross_entropy/3: |device, [a, b, c]| {
+        let (x, targets) = (floats([a, b, c], device)?, zeros([a, b], DType::I32, device)?);
+        let options = CrossEntropyOptions::default();
+        let (_, saved) = ops::cross_entropy(&x, &targets, &options)?;
+        ops::cross_entropy_backward(&x, &targets, &saved, &options, 1.0)?;
+        device.synchronize()?;
+    };
+    embedding/4: |device, [a, b, c, d]| {
+        let (ids, mut table) = (zeros([a, b], DType::I32, device)?, floats([c, d], device)?);
+        let y = ops::embedding(&ids, &table)?;
+        let dy = y.reshape(*y.shape())?;
+        ops::embedding_backward(&dy, &ids, &mut table, "table")?;
+        device.synchronize()?;
+    };
+    attention/4: |device, [a, b, c, d]| {
+        for (q, k) in [([a, b, c, d], [a, b, c, d]), ([a, b, c, 1], [a, d, 1, 1]), ([1, a, b, c], [1, d, 1, c])] {
+            let (q, k) = (floats(q, device)?, floats(k, device)?);
+            let (o, saved) = ops::attention(&q, &k, &k, None, AttentionOptions::default())?;
+            ops::attention_backward(&o, &q, &k, &k, &o, &saved, None, AttentionOptions::default())?;
+        }
+    };
+    rope_table/2: |device, [a, b]| ops::RopeTable::new(a, b.saturating_mul(2), 1e4, device)?;
+    rope/4: |device, [a, b, c, d]| {
+        let table = ops::RopeTable::new(4, 2, 1e4, device)?;
+        ops::rope_backward(&floats([a, b, c, 2], device)?, &table, d)?;
+    };
+    adamw/2: |device, [a, b]| {
+        let (mut param, grad) = (floats([a, b], device)?, floats([a, b], device)?);
+        let (mut m, mut v) = (floats([a, b], device)?, floats([a, b], device)?);
+        let step = ops::AdamWStep { step: a as u64, ..Default::default() };
+        ops::adamw(&mut param, &grad, &mut m, &mut v, None, &step, "w")?;
+    };
+    arena/2: |device, [a, b]| {
+        if a == 1 && b == 1 << 32 {
+            return Err(Stop::TooLargeToRun);
+        }
+        let mut arena = Arena::new(a, ArenaOptions { history_len: b, ..ArenaOptions::default() }, device)?;
+        let rule = ops::ScaleUpdate { amax: ops::AmaxRule::Max, rule: &RULE, interval: 1, record_non_finite: false };
+        ops::update_scales(&mut arena, &rule)?;
+    };
+    slots_of_an_arena/1: |device, [a]| {
+        let mut arena = Arena::new(2, ArenaOptions { history_len: 3, ..ArenaOptions::default() }, device)?;
+        let _ = (arena.staging(a), arena.scale(a), arena.counters(a));
+        arena.set_window(a, &[1.0, 2.0, 3.0, 4.0])?;
+        arena.window(a)?;
+        arena.newest(a)?;
+        arena.skipped_non_finite(a)?;
+    };
+}
