@@ -1,9 +1,9 @@
 //! `attention` on a GPU: one launch forward, three backward, none of which keeps scores in memory.
 //!
 //! 16-bit tensors whose head_dim is a multiple of eight, at most 128, go through the tensor cores; anything else through
-//! plain f32 arithmetic, which computes scores again for every 64 columns of a head. On the tensor cores forward keeps the
-//! probabilities' rounding below that of the result; backward narrows probabilities and the scores' gradients to the
-//! tensors' type before it multiplies them. A key length out of range is told at the next call that waits for the device.
+//! plain f32 arithmetic, which computes scores again for every 64 columns of a head. On the tensor cores probabilities, and
+//! in backward the scores' gradients, are narrowed to the tensors' type before they are multiplied. A key length out of
+//! range is told at the next call that waits for the device.
 
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
 use crate::ops::{AttentionSaved, Problem};
@@ -33,7 +33,7 @@ pub(crate) fn attention(
     let (queries, keys, values) = (q.cuda(op)?, k.cuda(op)?, v.cuda(op)?);
     let [n, m, heads, groups, dim, causal] = sizes.numbers;
     let Sizes { scale, path, .. } = sizes;
-    let grid = Grid::new(op, sizes.query_tiles, THREADS)?;
+    let grid = Grid::new(op, sizes.query_tiles, THREADS)?.with_shared(path.forward_shared());
     match path {
         Path::Matrices(names) => {
             let kernel = gpu.kernel(Source::Attention, names.forward)?;
@@ -82,9 +82,15 @@ pub(crate) fn attention_backward(
     let [n, m, heads, groups, dim, causal] = sizes.numbers;
     let (scale, fault) = (sizes.scale, gpu.fault());
     let none = None::<&Buffer>;
+    let shared = sizes.path.backward_shared();
     let launches = [
-        (sizes.path.backward_q(), &dq, none, Grid::new(op, sizes.query_tiles, THREADS)?),
-        (sizes.path.backward_kv(), &dk, Some(&dv), Grid::new(op, sizes.key_tiles, THREADS)?),
+        (sizes.path.backward_q(), &dq, none, Grid::new(op, sizes.query_tiles, THREADS)?.with_shared(shared)),
+        (
+            sizes.path.backward_kv(),
+            &dk,
+            Some(&dv),
+            Grid::new(op, sizes.key_tiles, THREADS)?.with_shared(shared),
+        ),
     ];
     for ((source, name), first, second, grid) in launches {
         let kernel = gpu.kernel(source, name)?;
@@ -166,23 +172,26 @@ enum Path {
 
 /// The kernels for one type and padded head size.
 struct Names {
+    /// Elements of a head in shared memory.
+    padded: u32,
     forward: &'static str,
     backward_q: &'static str,
     backward_kv: &'static str,
 }
 
 macro_rules! names {
-    ($kind:literal) => {
+    ($type:literal, $padded:literal) => {
         Names {
-            forward: concat!("attention_", $kind),
-            backward_q: concat!("attention_backward_q_", $kind),
-            backward_kv: concat!("attention_backward_kv_", $kind),
+            padded: $padded,
+            forward: concat!("attention_", $type, "_", $padded),
+            backward_q: concat!("attention_backward_q_", $type, "_", $padded),
+            backward_kv: concat!("attention_backward_kv_", $type, "_", $padded),
         }
     };
 }
 
-static BF16: [Names; 2] = [names!("bf16_64"), names!("bf16_128")];
-static F16: [Names; 2] = [names!("f16_64"), names!("f16_128")];
+static BF16: [Names; 2] = [names!("bf16", 64), names!("bf16", 128)];
+static F16: [Names; 2] = [names!("f16", 64), names!("f16", 128)];
 
 impl Path {
     fn new(dtype: DType, head_dim: usize) -> Self {
@@ -195,6 +204,26 @@ impl Path {
             1..=64 if head_dim.is_multiple_of(8) => Self::Matrices(&names[0]),
             65..=128 if head_dim.is_multiple_of(8) => Self::Matrices(&names[1]),
             _ => Self::Plain(dtype_number(dtype)),
+        }
+    }
+
+    /// Bytes of dynamic shared memory: two stages of 64 keys and values.
+    fn forward_shared(self) -> u32 {
+        match self {
+            Self::Matrices(names) => 2 * 2 * 64 * names.padded * 2,
+            Self::Plain(_) => 0,
+        }
+    }
+
+    /// The same backward: the two tensors that a block owns rows of, and two stages of the other two, with the numbers of
+    /// their rows.
+    fn backward_shared(self) -> u32 {
+        match self {
+            Self::Matrices(names) => {
+                let columns = if names.padded == 128 { 64 } else { 32 };
+                2 * ROWS as u32 * names.padded * 2 + 2 * columns * (2 * names.padded * 2 + ROW as u32 * 4)
+            }
+            Self::Plain(_) => 0,
         }
     }
 

@@ -6,9 +6,12 @@ use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// The most parameters a kernel here has.
 const MAX_ARGS: usize = 32;
+/// Bytes of dynamic shared memory that every kernel may have; more must be asked for once per function.
+const SHARED_BYTES: u32 = 48 << 10;
 
 /// How many threads run, in one dimension.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +42,11 @@ impl Grid {
                 remedy: format!("a GPU starts at most {MOST_BLOCKS} at once: use smaller tensors"),
             }),
         }
+    }
+
+    /// The same grid, with `bytes` of dynamic shared memory in each block.
+    pub(crate) const fn with_shared(self, bytes: u32) -> Self {
+        Self { shared: bytes, ..self }
     }
 }
 
@@ -112,6 +120,8 @@ pub(crate) struct Kernel {
     pub(super) name: &'static str,
     /// Sizes of its parameters, as the driver tells them.
     pub(super) parameters: Arc<[usize]>,
+    /// Bytes of dynamic shared memory that the driver has granted it.
+    shared: Arc<AtomicU32>,
 }
 
 /// A driver handle; the module it belongs to lives as long as the device.
@@ -124,6 +134,24 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Kernel {
+    pub(super) fn new(function: sys::CUfunction, name: &'static str, parameters: Vec<usize>) -> Self {
+        let shared = Arc::new(AtomicU32::new(SHARED_BYTES));
+        Self { function: Function(function), name, parameters: parameters.into(), shared }
+    }
+
+    /// Asks the driver for more than the usual dynamic shared memory, once for each function.
+    fn allow_shared(&self, gpu: &Gpu, bytes: u32) -> Result<()> {
+        if bytes <= self.shared.load(Relaxed) {
+            return Ok(());
+        }
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is loaded in the context that `gpu` has made current; the call keeps no pointer.
+        let status = unsafe { sys::cuFuncSetAttribute(self.function.0, attribute, bytes.cast_signed()) };
+        status.result().map_err(|error| gpu.driver_error("cuFuncSetAttribute", self.name, error))?;
+        self.shared.fetch_max(bytes, Relaxed);
+        Ok(())
+    }
+
     /// Enqueues the kernel on the device's stream.
     ///
     /// # Safety
@@ -134,6 +162,7 @@ impl Kernel {
             return Ok(());
         }
         self.check(args)?;
+        self.allow_shared(gpu, grid.shared)?;
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
         for (pointer, arg) in pointers.iter_mut().zip(args) {
             // Little-endian: a four-byte parameter is the first half of its eight bytes.

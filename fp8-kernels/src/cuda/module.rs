@@ -2,7 +2,7 @@
 
 use super::cache::{self, Cache};
 use super::gpu::Gpu;
-use super::launch::{Function, Kernel};
+use super::launch::Kernel;
 use super::nvrtc::{Compiled, Nvrtc};
 use super::source::{OPTIONS, Source};
 use crate::{Error, Result};
@@ -62,7 +62,7 @@ impl Modules {
             .map_err(|error| gpu.driver_error("cuModuleGetFunction", name, error))?;
         let parameters =
             parameters(function).map_err(|error| gpu.driver_error("cuFuncGetParamInfo", name, error))?;
-        let kernel = Kernel { function: Function(function), name, parameters: parameters.into() };
+        let kernel = Kernel::new(function, name, parameters);
         loaded.kernels.insert(name, kernel.clone());
         Ok(kernel)
     }

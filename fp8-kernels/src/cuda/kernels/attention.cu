@@ -2,7 +2,9 @@
 // Attention with the tensor cores, for 16-bit elements and head sizes up to 128 that are multiples of eight; anything else
 // is attention_plain.cu's.
 //
-// A block owns 64 queries and goes through the keys they see in rising order. Scores, softmax and sums are f32.
+// A block owns 64 queries and goes through the keys they see in rising order. Scores, softmax and sums are f32;
+// probabilities are narrowed to the elements' type as operands of the second product, as in backward. Shared memory is
+// dynamic: two stages of keys and values.
 
 // The largest and the sum over the four lanes that share a row.
 __device__ __forceinline__ float row_max_of(float v) {
@@ -15,7 +17,6 @@ __device__ __forceinline__ float row_sum_of(float v) {
     return v + __shfl_xor_sync(FULL_WARP, v, 2);
 }
 
-// Probabilities keep twice the digits of their type: as a value and what it drops, each with a product of its own.
 template <int DTYPE, int D, int KEYS>
 __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k, const u16* v, u16* o, float* row_max,
                                         float* row_sum, const int* key_lengths, i64* fault, const Call& call) {
@@ -48,6 +49,7 @@ __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k
     const u32 own = first + warp * 16, query0 = own + lane / 4;
     float out[D / 8][4], max[2] = {-INFINITY_F, -INFINITY_F}, sum[2] = {0.0f, 0.0f};
     clear(out);
+    const float scale = call.scale * LOG2_E;
     u32 stage = 0;
 #pragma unroll 1
     for (u32 start = 0; start < reach; start += KEYS) {
@@ -76,7 +78,7 @@ __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) scores[n][e] *= call.scale;
+            for (int e = 0; e < 4; e++) scores[n][e] *= scale;
         }
         if (start + KEYS > seen(call, length, own)) {
             const u32 limits[2] = {seen(call, length, query0), seen(call, length, query0 + 8)};
@@ -99,12 +101,12 @@ __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k
             largest = fmaxf(max[half], row_max_of(largest));
             // Where nothing was seen, -inf - -inf would be NaN.
             const float origin = largest == -INFINITY_F ? 0.0f : largest;
-            const float shrink = fp8_exp(max[half] - origin);
+            const float shrink = exp2_approx(max[half] - origin);
             float added = 0.0f;
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) {
-                scores[n][2 * half] = fp8_exp(scores[n][2 * half] - origin);
-                scores[n][2 * half + 1] = fp8_exp(scores[n][2 * half + 1] - origin);
+                scores[n][2 * half] = exp2_approx(scores[n][2 * half] - origin);
+                scores[n][2 * half + 1] = exp2_approx(scores[n][2 * half + 1] - origin);
                 added += scores[n][2 * half] + scores[n][2 * half + 1];
             }
             max[half] = largest;
@@ -117,22 +119,9 @@ __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k
         }
 #pragma unroll
         for (int i = 0; i < KEYS / 16; i++) {
-            u32 high[4], low[4];
-            narrow_pairs<DTYPE>(high, scores + 2 * i);
-#pragma unroll
-            for (int part = 0; part < 4; part++) {
-                const float* pair = scores[2 * i + part / 2] + part % 2 * 2;
-                low[part] = remainder<DTYPE>(high[part], pair[0], pair[1]);
-            }
-#pragma unroll
-            for (int n = 0; n < D / 16; n++) {
-                u32 m[4];
-                load_right_rows<D>(m, tile + TILE, i * 16, n);
-                multiply<DTYPE>(out[2 * n], high, m[0], m[1]);
-                multiply<DTYPE>(out[2 * n], low, m[0], m[1]);
-                multiply<DTYPE>(out[2 * n + 1], high, m[2], m[3]);
-                multiply<DTYPE>(out[2 * n + 1], low, m[2], m[3]);
-            }
+            u32 w[4];
+            narrow_pairs<DTYPE>(w, scores + 2 * i);
+            add_product<DTYPE, D>(out, w, tile + TILE, i * 16);
         }
     }
     float factors[2];
@@ -142,22 +131,22 @@ __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k
         factors[half] = sum[half] != 0.0f ? 1.0f / sum[half] : 0.0f;
         const u32 query = query0 + 8 * half;
         if (lane % 4 == 0 && query < call.queries) {
-            row_max[(u64)above * call.queries + query] = max[half];
+            row_max[(u64)above * call.queries + query] = max[half] * LN_2;
             row_sum[(u64)above * call.queries + query] = sum[half];
         }
     }
     store_rows<DTYPE, D>(o + q_start, q_stride, own, call.queries, call.head_dim, out, factors[0], factors[1]);
 }
 
-#define FORWARD(NAME, DTYPE, D, KEYS)                                                                              \
+#define FORWARD(NAME, DTYPE, D)                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)                                         \
     NAME(const u16* q, const u16* k, const u16* v, u16* o, float* row_max, float* row_sum, CALL_PARAMETERS) {      \
-        __shared__ __align__(16) char memory[4 * KEYS * D * 2];                                                   \
+        extern __shared__ __align__(16) char memory[];                                                            \
         Call call = CALL_OF_PARAMETERS;                                                                            \
-        forward<DTYPE, D, KEYS>(memory, q, k, v, o, row_max, row_sum, key_lengths, fault, call);                   \
+        forward<DTYPE, D, 64>(memory, q, k, v, o, row_max, row_sum, key_lengths, fault, call);                     \
     }
 
-FORWARD(attention_bf16_64, BF16, 64, 64)
-FORWARD(attention_bf16_128, BF16, 128, 32)
-FORWARD(attention_f16_64, F16, 64, 64)
-FORWARD(attention_f16_128, F16, 128, 32)
+FORWARD(attention_bf16_64, BF16, 64)
+FORWARD(attention_bf16_128, BF16, 128)
+FORWARD(attention_f16_64, F16, 64)
+FORWARD(attention_f16_128, F16, 128)

@@ -8,6 +8,17 @@
 #define ROWS 64
 #define THREADS 128
 
+// Scores are multiplied by log2(e) besides the call's scale, so that one instruction gives their exponential, within 2 ulp.
+// Attention is compared within a tolerance; no code depends on it.
+#define LOG2_E 1.44269504088896340736f
+#define LN_2 0.69314718055994530942f
+
+__device__ __forceinline__ float exp2_approx(float v) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+    return power;
+}
+
 // Sizes of one call.
 struct Call {
     u32 queries, keys, heads, groups, head_dim;
@@ -100,13 +111,6 @@ __device__ __forceinline__ void narrow_pairs(u32 w[4], const float (*c)[4]) {
         const float* pair = c[part / 2] + part % 2 * 2;
         w[part] = narrow<DTYPE>(pair[0], pair[1]);
     }
-}
-
-// What `narrow` has dropped of both values, narrowed in turn.
-template <int DTYPE>
-__device__ __forceinline__ u32 remainder(u32 pair, float low, float high) {
-    if (DTYPE == BF16) return narrow<BF16>(low - bf16_to_f32(pair & 0xffffu), high - bf16_to_f32(pair >> 16));
-    return narrow<F16>(low - f16_to_f32(pair & 0xffffu), high - f16_to_f32(pair >> 16));
 }
 
 // ---- tiles ----

@@ -3,11 +3,12 @@
 // One program, two launches: for dq a block owns 64 queries and goes through the keys they
 // see, for dk and dv it owns 64 keys and goes through the queries that see them, head after head of the group, in rising
 // order. Both compute probabilities again: p = exp(score - max) / sum, ds = p · (dp - mean) · scale, in f32; p and ds are
-// narrowed to the elements' type as operands of the products that follow. No atomics: each sum has one order.
+// narrowed to the elements' type as operands of the products that follow. No atomics: each sum has one order. While one
+// tile of the other side is used, the next is copied to shared memory, which is dynamic.
 
 // Of a row of scores, by attention_backward_rows.
 struct __align__(16) Row {
-    float origin, inverse, mean, unused;
+    float origin, inverse, mean, origin_log2;
 };
 
 // Where there is no query, probabilities are 0.
@@ -21,9 +22,11 @@ template <int DTYPE, int D, int OWNS_KEYS>
 __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* k, const u16* v, const u16* dy,
                                          const Row* row_numbers, u16* d_first, u16* d_second, const int* key_lengths,
                                          i64* fault, const Call& call) {
-    constexpr int COLUMNS = 32, STEP = OWNS_KEYS && D == 128 ? 16 : COLUMNS;
-    constexpr u32 LEFT = ROWS * D * 2, RIGHT = COLUMNS * D * 2;
-    const u32 lefts = shared_address(memory), rights = lefts + 2 * LEFT;
+    constexpr int COLUMNS = D == 128 ? 64 : 32, STEP = OWNS_KEYS && D == 128 ? 16 : COLUMNS;
+    // The owned rows, then two stages of the other side's, then the numbers of those rows where they are queries.
+    constexpr u32 LEFT = ROWS * D * 2, RIGHT = COLUMNS * D * 2, NUMBERS = 2 * LEFT + 4 * RIGHT;
+    const u32 lefts = shared_address(memory);
+    const float scale_log2 = call.scale * LOG2_E;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const u32 per_group = call.heads / call.groups;
     const u32 owned = OWNS_KEYS ? call.keys : call.queries, owners = OWNS_KEYS ? call.groups : call.heads;
@@ -64,82 +67,102 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
     } else {
         end = seen(call, length, first + ROWS < call.queries ? first + ROWS - 1 : call.queries - 1);
     }
-#pragma unroll 1
-    for (u32 member = 0; member < (OWNS_KEYS ? per_group : 1); member++) {
+    // The other side's tiles, those of each head of the group in turn.
+    const u32 per_head = begin < end ? (end - begin + COLUMNS - 1) / COLUMNS : 0;
+    const u32 turns = per_head * (OWNS_KEYS ? per_group : 1);
+    const u32 right_limit = OWNS_KEYS ? call.queries : length;
+    auto fetch = [&](u32 member, u32 start, u32 stage) {
         const u32 head = OWNS_KEYS ? owner * per_group + member : owner;
         const u64 right_start = OWNS_KEYS ? q_start + (u64)head * call.head_dim : k_start;
-        const Row* of_head = row_numbers + ((u64)batch * call.heads + head) * call.queries;
+        const u32 rights = lefts + 2 * LEFT + stage * 2 * RIGHT;
+        load_tile<D, COLUMNS>(rights, right1 + right_start, right_stride, start, right_limit, call.head_dim);
+        load_tile<D, COLUMNS>(rights + RIGHT, right2 + right_start, right_stride, start, right_limit, call.head_dim);
+        if (OWNS_KEYS && threadIdx.x < COLUMNS) {
+            const Row* of_head = row_numbers + ((u64)batch * call.heads + head) * call.queries;
+            const u32 query = start + threadIdx.x;
+            const int there = query < call.queries;
+            // Where there is no query, zeros make probabilities 0.
+            copy16(lefts + NUMBERS + (stage * COLUMNS + threadIdx.x) * sizeof(Row), of_head + (there ? query : 0),
+                   there ? sizeof(Row) : 0);
+        }
+    };
+    u32 member = 0, start = begin;
+    if (turns > 0) fetch(member, start, 0);
+    commit_copies();
 #pragma unroll 1
-        for (u32 start = begin; start < end; start += COLUMNS) {
-            __syncthreads();
-            const u32 right_limit = OWNS_KEYS ? call.queries : length;
-            load_tile<D, COLUMNS>(rights, right1 + right_start, right_stride, start, right_limit, call.head_dim);
-            load_tile<D, COLUMNS>(rights + RIGHT, right2 + right_start, right_stride, start, right_limit, call.head_dim);
-            commit_copies();
-            wait_copies<0>();
-            __syncthreads();
-            // A part of the tile at a time, as registers allow.
+    for (u32 turn = 0; turn < turns; turn++) {
+        u32 next_member = member, next = start + COLUMNS;
+        if (OWNS_KEYS && next >= end) next = begin, next_member++;
+        if (turn + 1 < turns) fetch(next_member, next, (turn + 1) % 2);
+        commit_copies();
+        wait_copies<1>();
+        __syncthreads();
+        const u32 rights = lefts + 2 * LEFT + turn % 2 * 2 * RIGHT;
+        const Row* numbers_here = (const Row*)(memory + NUMBERS) + turn % 2 * COLUMNS;
+        // A part of the tile at a time, as registers allow.
 #pragma unroll 1
-            for (int part = 0; part < COLUMNS; part += STEP) {
-                float p[STEP / 8][4], ds[STEP / 8][4];
-                clear(p);
-                clear(ds);
-#pragma unroll (D == 128 ? 1 : 2)
-                for (int i = 0; i < D / 16; i++) {
-                    u32 a[4], b[4];
-                    load_left<D>(a, lefts, warp * 16, i);
-                    load_left<D>(b, lefts + LEFT, warp * 16, i);
+        for (int part = 0; part < COLUMNS; part += STEP) {
+            float p[STEP / 8][4], ds[STEP / 8][4];
+            clear(p);
+            clear(ds);
+#pragma unroll (D == 128 && !OWNS_KEYS ? 1 : 2)
+            for (int i = 0; i < D / 16; i++) {
+                u32 a[4], b[4];
+                load_left<D>(a, lefts, warp * 16, i);
+                load_left<D>(b, lefts + LEFT, warp * 16, i);
 #pragma unroll
-                    for (int n = 0; n < STEP / 16; n++) {
-                        u32 m[4];
-                        load_right<D>(m, rights, part + n * 16, i);
-                        multiply<DTYPE>(p[2 * n], a, m[0], m[1]);
-                        multiply<DTYPE>(p[2 * n + 1], a, m[2], m[3]);
-                        load_right<D>(m, rights + RIGHT, part + n * 16, i);
-                        multiply<DTYPE>(ds[2 * n], b, m[0], m[1]);
-                        multiply<DTYPE>(ds[2 * n + 1], b, m[2], m[3]);
-                    }
+                for (int n = 0; n < STEP / 16; n++) {
+                    u32 m[4];
+                    load_right<D>(m, rights, part + n * 16, i);
+                    multiply<DTYPE>(p[2 * n], a, m[0], m[1]);
+                    multiply<DTYPE>(p[2 * n + 1], a, m[2], m[3]);
+                    load_right<D>(m, rights + RIGHT, part + n * 16, i);
+                    multiply<DTYPE>(ds[2 * n], b, m[0], m[1]);
+                    multiply<DTYPE>(ds[2 * n + 1], b, m[2], m[3]);
                 }
-                // Whether some query here does not see some key here.
-                const u32 earliest = OWNS_KEYS ? start + part : own, latest = OWNS_KEYS ? own + 16 : start + part + STEP;
-                const int partial = latest > seen(call, length, earliest);
+            }
+            // Whether some query here does not see some key here.
+            const u32 earliest = OWNS_KEYS ? start + part : own, latest = OWNS_KEYS ? own + 16 : start + part + STEP;
+            const int partial = latest > seen(call, length, earliest);
 #pragma unroll
-                for (int n = 0; n < STEP / 8; n++) {
-                    const u32 columns = start + part + 8 * n + lane % 4 * 2;
-                    Row of_columns[2];
+            for (int n = 0; n < STEP / 8; n++) {
+                const u32 columns = start + part + 8 * n + lane % 4 * 2;
+                Row of_columns[2];
 #pragma unroll
-                    for (int i = 0; i < 2 * OWNS_KEYS; i++) of_columns[i] = load_row(of_head, columns + i, call.queries);
+                for (int i = 0; i < 2 * OWNS_KEYS; i++) of_columns[i] = numbers_here[part + 8 * n + lane % 4 * 2 + i];
 #pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const u32 row = row0 + e / 2 * 8, column = columns + e % 2;
-                        const Row& numbers = OWNS_KEYS ? of_columns[e % 2] : of_rows[e / 2];
-                        float probability = fp8_exp(p[n][e] * call.scale - numbers.origin) * numbers.inverse;
-                        float slope = probability * (ds[n][e] - numbers.mean) * call.scale;
-                        if (partial) {
-                            const u32 query = OWNS_KEYS ? column : row, key = OWNS_KEYS ? row : column;
-                            const int visible = key < seen(call, length, query);
-                            probability = visible ? probability : 0.0f;
-                            slope = visible ? slope : 0.0f;
-                        }
-                        p[n][e] = probability;
-                        ds[n][e] = slope;
+                for (int e = 0; e < 4; e++) {
+                    const u32 row = row0 + e / 2 * 8, column = columns + e % 2;
+                    const Row& numbers = OWNS_KEYS ? of_columns[e % 2] : of_rows[e / 2];
+                    float probability = exp2_approx(fmaf(p[n][e], scale_log2, -numbers.origin_log2)) * numbers.inverse;
+                    float slope = probability * (ds[n][e] - numbers.mean) * call.scale;
+                    if (partial) {
+                        const u32 query = OWNS_KEYS ? column : row, key = OWNS_KEYS ? row : column;
+                        const int visible = key < seen(call, length, query);
+                        probability = visible ? probability : 0.0f;
+                        slope = visible ? slope : 0.0f;
                     }
+                    p[n][e] = probability;
+                    ds[n][e] = slope;
                 }
-                u32 w[2 * (STEP / 16)][4];
+            }
+            u32 w[2 * (STEP / 16)][4];
 #pragma unroll
-                for (int i = 0; i < STEP / 16; i++) {
-                    narrow_pairs<DTYPE>(w[2 * i], ds + 2 * i);
-                    narrow_pairs<DTYPE>(w[2 * i + 1], p + 2 * i);
-                }
+            for (int i = 0; i < STEP / 16; i++) {
+                narrow_pairs<DTYPE>(w[2 * i], ds + 2 * i);
+                narrow_pairs<DTYPE>(w[2 * i + 1], p + 2 * i);
+            }
 #pragma unroll
-                for (int i = 0; i < STEP / 16; i++) {
-                    add_product<DTYPE, D>(first_sums, w[2 * i], rights, part + i * 16);
-                    if constexpr (OWNS_KEYS) {
-                        add_product<DTYPE, D>(second_sums, w[2 * i + 1], rights + RIGHT, part + i * 16);
-                    }
+            for (int i = 0; i < STEP / 16; i++) {
+                add_product<DTYPE, D>(first_sums, w[2 * i], rights, part + i * 16);
+                if constexpr (OWNS_KEYS) {
+                    add_product<DTYPE, D>(second_sums, w[2 * i + 1], rights + RIGHT, part + i * 16);
                 }
             }
         }
+        // The stage is free for the tile after the next.
+        __syncthreads();
+        member = next_member, start = next;
     }
     store_rows<DTYPE, D>(d_first + left_start, left_stride, own, owned, call.head_dim, first_sums, 1.0f, 1.0f);
     if constexpr (OWNS_KEYS) {
@@ -151,7 +174,7 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                       \
     NAME(const u16* q, const u16* k, const u16* v, const u16* dy, const Row* row_numbers, u16* d_first,            \
          u16* d_second, CALL_PARAMETERS) {                                                                         \
-        __shared__ __align__(16) char memory[(ROWS + 32) * 2 * D * 2];                                             \
+        extern __shared__ __align__(16) char memory[];                                                            \
         Call call = CALL_OF_PARAMETERS;                                                                            \
         backward<DTYPE, D, OWNS_KEYS>(memory, q, k, v, dy, row_numbers, d_first, d_second, key_lengths, fault,     \
                                       call);                                                                       \

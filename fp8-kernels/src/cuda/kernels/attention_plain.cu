@@ -13,7 +13,7 @@
 
 // Of a row of scores: what turns them into probabilities again, p = exp(score - origin) · inverse, and the mean of dp.
 struct __align__(16) Row {
-    float origin, inverse, mean, unused;
+    float origin, inverse, mean, origin_log2;
 };
 
 struct Tiles {
@@ -238,7 +238,7 @@ attention_backward_rows(const void* dy, const void* o, int dtype, const float* r
         if (lane == 0) {
             const float largest = row_max[row], sum = row_sum[row];
             const float origin = largest == -INFINITY_F ? 0.0f : largest;
-            *(float4*)(rows + row) = make_float4(origin, sum != 0.0f ? 1.0f / sum : 0.0f, mean, 0.0f);
+            *(float4*)(rows + row) = make_float4(origin, sum != 0.0f ? 1.0f / sum : 0.0f, mean, origin * LOG2_E);
         }
     }
 }
