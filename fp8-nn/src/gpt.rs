@@ -5,7 +5,7 @@
 use crate::arguments::{Argument, Output};
 use crate::layer_norm::NormCore;
 use crate::{
-    Embedding, EmbeddingOptions, EmbeddingSaved, Linear, LinearOptions, LinearSaved, Module,
+    Embedding, EmbeddingOptions, EmbeddingSaved, Error, Linear, LinearOptions, LinearSaved, Module,
     NormLayerOptions, Result, TransformerLayer, TransformerLayerOptions, TransformerLayerSaved, composite,
     init,
 };
