@@ -12,7 +12,7 @@ use crate::optimizer::AdamWState;
 use crate::{AdamW, Layer, Result};
 use file::{Reader, Writer};
 use fp8_kernels::{DType, Tensor};
-use fp8_recipe::Scaling;
+use fp8_recipe::{Scaling, StateReport};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +24,17 @@ const VERSION: &str = "1";
 const STEP_KEY: &str = "fp8.optimizer.step";
 /// The caller's own keys are kept apart by this prefix.
 const USER: &str = "user.";
+
+/// What [`load`] returns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// The caller's metadata, as [`metadata`] returns it.
+    pub metadata: BTreeMap<String, String>,
+    /// What became of the scaling state: taken over as it was saved, recomputed for another recipe, new, or not used so far.
+    /// It is complete for recipes that were made ready by [`Scaling::prepare`] before; what others make of it,
+    /// [`Scaling::state_report`] tells after their first scope.
+    pub scaling: StateReport,
+}
 
 /// Where the checkpoint of a directory lies.
 pub fn path(dir: &Path) -> PathBuf {
@@ -71,7 +82,7 @@ pub fn metadata(dir: &Path) -> Result<BTreeMap<String, String>> {
 }
 
 /// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options; returns the caller's
-/// metadata. Everything stays where it lies: a recorded step goes on from the checkpoint.
+/// metadata and what became of the scaling state, which may go on under another recipe. Everything stays where it lies: a recorded step goes on from the checkpoint.
 ///
 /// # Errors
 /// A file that cannot be read, is not a checkpoint, or is one of another model: the first difference, with both shapes.
@@ -81,7 +92,7 @@ pub fn load(
     model: &mut (impl Layer + ?Sized),
     optimizer: &mut AdamW,
     scaling: &mut Scaling,
-) -> Result<BTreeMap<String, String>> {
+) -> Result<Loaded> {
     let path = path(dir);
     let bytes = file::read(&path)?;
     let reader = open(&path, &bytes)?;
@@ -113,14 +124,14 @@ pub fn load(
         step.ok_or_else(|| reader.problem(format!("metadata `{STEP_KEY}` is missing or not a number")))?;
     let scaling_state = scaling_state::read(&reader)?;
     reader.expect_all_used()?;
-    scaling.load_state(&scaling_state)?;
+    let scaling = scaling.load_state(&scaling_state)?;
     model.visit_mut(&mut |parameter| match values.remove(parameter.name()) {
         Some(value) => parameter.set(value),
         None => Ok(()),
     })?;
     optimizer.resume(model, step, state)?;
     let user = |(key, value): (&String, &String)| Some((key.strip_prefix(USER)?.to_owned(), value.clone()));
-    Ok(reader.all_metadata().iter().filter_map(user).collect())
+    Ok(Loaded { metadata: reader.all_metadata().iter().filter_map(user).collect(), scaling })
 }
 
 /// Writes the parameters alone, under their names, to a safetensors file.
