@@ -24,7 +24,7 @@ use crate::{AdamW, Error, Layer, Result};
 use file::{Reader, Writer};
 pub use finite::expect_finite;
 use fp8_kernels::DType;
-use fp8_recipe::Scaling;
+use fp8_recipe::{Scaling, StateReport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -40,6 +40,17 @@ const SKIPPED_KEY: &str = "fp8.optimizer.skipped";
 const MAX_STEPS: u64 = 1 << f64::MANTISSA_DIGITS;
 /// The caller's own keys are kept apart by this prefix.
 const USER: &str = "user.";
+
+/// What [`load`] returns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// The caller's metadata, as [`metadata`] returns it.
+    pub metadata: BTreeMap<String, String>,
+    /// What became of the scaling state: taken over as it was saved, recomputed for another recipe, new, or not used so far.
+    /// It is complete for recipes that were made ready by [`Scaling::prepare`] before; what others make of it,
+    /// [`Scaling::state_report`] tells after their first scope.
+    pub scaling: StateReport,
+}
 
 /// The path of the checkpoint in a folder.
 pub fn path(dir: &Path) -> PathBuf {
@@ -97,7 +108,8 @@ pub fn metadata(dir: &Path) -> Result<BTreeMap<String, String>> {
 }
 
 /// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options; returns the caller's
-/// metadata. Everything keeps its place in memory: a recorded step goes on from the checkpoint.
+/// metadata and what became of the scaling state, which may go on under another recipe. Everything keeps its place in memory:
+/// a recorded step goes on from the checkpoint.
 ///
 /// # Errors
 /// A file that cannot be read, is not a checkpoint, or is one of another model: the first difference, with both shapes. A
@@ -108,7 +120,7 @@ pub fn load(
     model: &mut (impl Layer + ?Sized),
     optimizer: &mut AdamW,
     scaling: &mut Scaling,
-) -> Result<BTreeMap<String, String>> {
+) -> Result<Loaded> {
     let path = path(dir);
     let reader = open(&path)?;
     expect_parameters(&reader, model, "model.")?;
@@ -120,7 +132,7 @@ pub fn load(
     let new = optimizer.new_state(model, &moments)?;
 
     // Everything fits: from here on it is put in place.
-    scaling.load_state(&scaling_state)?;
+    let scaling = scaling.load_state(&scaling_state)?;
     read_parameters(&reader, model, "model.")?;
     optimizer.resume(model, [steps, skipped], new, &mut |name, part, like| {
         if !moments.contains(name) {
@@ -129,7 +141,7 @@ pub fn load(
         let key = format!("optimizer.{name}.{part}");
         reader.tensor(&key, like.shape(), DType::F32, like.device()).map(Some)
     })?;
-    Ok(user_metadata(&reader))
+    Ok(Loaded { metadata: user_metadata(&reader), scaling })
 }
 
 /// Writes the parameters alone, under their names, to a safetensors file.

@@ -50,7 +50,8 @@ pub trait Module: Layer {
     /// The gradient of the input; those of the parameters are added to their `main_grad`.
     ///
     /// # Errors
-    /// A `Saved` of another layer, another `Scaling` or an evaluation; a gradient of the wrong shape.
+    /// A `Saved` of another layer, another `Scaling`, an evaluation or a forward scope that was not committed; a gradient of the
+    /// wrong shape.
     fn backward(&mut self, cx: &mut Backward<'_>, saved: Self::Saved, dy: &Tensor) -> Result<Tensor>;
 }
 

@@ -265,8 +265,8 @@ impl Forward<'_> {
     /// Quantizes a parameter once per version and recipe. Versions are unique in the process: equal versions mean equal
     /// bytes, and a parameter never returns to an earlier one.
     ///
-    /// The FP8 copy is kept until the parameter has another version, for every recipe that the scope uses and one or two of
-    /// the last others; see [`Scaling::cached_weights`].
+    /// The FP8 copy is kept until the parameter has another version, or other recipes have taken its place: see
+    /// [`Scaling::cached_weights`]. A parameter that is quantized again for the same version and recipe records its amax again.
     ///
     /// # Errors
     /// As [`slot`](Self::slot); all errors of quantizing.

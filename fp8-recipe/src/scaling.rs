@@ -117,9 +117,10 @@ impl Scaling {
         &self.names[direction as usize]
     }
 
-    /// How many FP8 copies of weights are kept, for microbatches and evaluations that come with the same weights again. A
-    /// weight that has changed has no copies of its older versions; one that has not has a copy for each recipe of the last
-    /// scope, and at most two of others, and as many for evaluations.
+    /// Returns how many FP8 copies of weights are kept for microbatches and evaluations that come with the same weights again.
+    ///
+    /// A weight has copies of its newest version alone: one for each recipe that the last committed forward scope used it
+    /// with, or for the two recipes that were used last where that scope used fewer. Evaluations keep at most two more.
     pub fn cached_weights(&self) -> usize {
         self.weights.len()
     }

@@ -4,8 +4,8 @@
 //!    length may differ, and the group, if all that was saved belongs to one group.
 //! 2. Else, slot by slot, the history that was updated last among all recipes of the same group, live or loaded. An amax is
 //!    an amax whatever the margin, policy or format: the newest `amax_history_len` of those that the recipe would have
-//!    recorded give the scale by its own rules (NUMERICS §3, steps 3 and 4), and the newest `amax_history_len` − 1 stay as its
-//!    window. Where the two recipes differ in the history's length alone, the scale stays as it is.
+//!    recorded give the scale by its own rules, and the newest `amax_history_len` − 1 stay as its window. Where the two
+//!    recipes differ in the history's length alone, the scale stays as it is.
 //! 3. Else nothing: the slot calibrates, or starts with scale 1 under Transformer Engine's first-step rule. So do slots that
 //!    ran last under a history of length 1, which keeps no amaxes.
 //!

@@ -2,14 +2,16 @@
 //!
 //! A copy can be used again as long as its weight has the version that it was made from and its recipe is used again. So a
 //! copy of a newer version removes all older ones of its slot, whatever recipe they were made for. While a weight does not
-//! change, each recipe that a scope uses keeps its copy; of the others, the [`KEPT`] used last stay.
+//! change, a commit leaves the copies that its scope used, and of all others those among the [`KEPT`] used last: recipes that
+//! are nested at each step keep theirs, and so do two that take turns. A recipe beyond that quantizes the weight again, and
+//! records its amax again.
 //!
-//! Evaluations keep copies of their own, which have recorded no amax and have no transpose, and remove no others.
+//! Evaluations keep copies of their own, which have recorded no amax and have no transpose. They remove none of training's.
 
 use fp8_kernels::Operand;
 use std::collections::HashMap;
 
-/// Copies of one version of a weight that stay for recipes beside those of the last scope: recipes that take turns.
+/// How many copies of one version of a weight stay although the last scope did not use them all.
 const KEPT: usize = 2;
 
 /// The copies of all slots.

@@ -23,7 +23,12 @@ pub(crate) fn run<T: Trainer>(
             None => (T::start(settings, config.place, run).map_err(Failure::input)?, 0),
             Some(checkpoint) => {
                 let trainer = T::resume(settings, config.place, run, &checkpoint.dir);
-                (trainer.map_err(|error| config::bad(&checkpoint.dir, &error))?, checkpoint.step)
+                let trainer = trainer.map_err(|error| config::bad(&checkpoint.dir, &error))?;
+                if let Some(note) = trainer.resume_note().filter(|_| !config.quiet) {
+                    // A note that cannot be shown is no reason to end a training.
+                    let _ = writeln!(std::io::stderr(), "{}: {note}", checkpoint.dir.display());
+                }
+                (trainer, checkpoint.step)
             }
         };
         journeys.push(Journey { run, trainer, step });

@@ -26,6 +26,8 @@ pub(crate) struct Session {
     /// Steps since the start that were not recorded.
     eager_steps: u32,
     recorded: Option<Recorded>,
+    /// What resuming changed about the scaling state, if anything.
+    resume_note: Option<String>,
 }
 
 /// A step as a graph, and the tensors that it reads and leaves.
@@ -65,13 +67,27 @@ impl Session {
         };
         let autocast = AutocastOptions { enabled: run == Run::Fp8, compute_dtype, ..Default::default() };
         let recipe = recipe(settings);
-        let (graph, eager_steps, recorded) = (place.graph, 0, None);
-        Ok(Self { device, model, optimizer, scaling, recipe, autocast, graph, eager_steps, recorded })
+        let graph = place.graph;
+        let (eager_steps, recorded, resume_note) = (0, None, None);
+        Ok(Self {
+            device,
+            model,
+            optimizer,
+            scaling,
+            recipe,
+            autocast,
+            graph,
+            eager_steps,
+            recorded,
+            resume_note,
+        })
     }
 
     fn loaded(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self> {
         let mut session = Self::new(settings, place, run)?;
-        checkpoint::load(dir, &mut session.model, &mut session.optimizer, &mut session.scaling)?;
+        session.scaling.prepare(&session.recipe, &session.autocast)?;
+        let loaded = checkpoint::load(dir, &mut session.model, &mut session.optimizer, &mut session.scaling)?;
+        session.resume_note = (!loaded.scaling.is_plain()).then(|| loaded.scaling.to_string());
         Ok(session)
     }
 
@@ -166,6 +182,10 @@ impl Trainer for Session {
 
     fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String> {
         Self::loaded(settings, place, run, dir).map_err(sentence)
+    }
+
+    fn resume_note(&self) -> Option<&str> {
+        self.resume_note.as_deref()
     }
 
     fn metadata(dir: &Path) -> Result<Metadata, String> {

@@ -48,6 +48,10 @@ pub(crate) trait Trainer: Sized {
     fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String>;
     /// The state that [`Trainer::save`] left in `dir`.
     fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String>;
+    /// What resuming could not take over as it was saved, in one line; none where all was.
+    fn resume_note(&self) -> Option<&str> {
+        None
+    }
     /// The strings that [`Trainer::save`] left in `dir`.
     fn metadata(dir: &Path) -> Result<Metadata, String>;
     /// Writes everything that decides the next step to `dir`: all of it, or nothing. Refuses a model that is not finite.

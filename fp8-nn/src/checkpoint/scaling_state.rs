@@ -16,6 +16,9 @@ struct Header {
     direction: String,
     updates: u64,
     slots: Vec<String>,
+    /// Missing in files of older versions.
+    #[serde(default)]
+    last_updates: Vec<u64>,
 }
 
 pub(super) fn write(state: &ScalingState, writer: &mut Writer) -> Result<()> {
@@ -31,6 +34,7 @@ pub(super) fn write(state: &ScalingState, writer: &mut Writer) -> Result<()> {
             direction: arena.direction.name().to_owned(),
             updates: arena.updates,
             slots: arena.slots.iter().map(|name| name.to_string()).collect(),
+            last_updates: arena.last_updates.clone(),
         });
     }
     let json = serde_json::to_string(&headers).map_err(|error| fp8_recipe::Error::State {
@@ -69,6 +73,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<ScalingState> {
             slots,
             scale,
             amax_history,
+            last_updates: header.last_updates,
         });
     }
     Ok(state)

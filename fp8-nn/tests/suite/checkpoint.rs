@@ -46,7 +46,8 @@ impl Job {
     }
 
     fn load(&mut self, dir: &Path) -> Result<BTreeMap<String, String>> {
-        checkpoint::load(dir, &mut self.model, &mut self.optimizer, &mut self.scaling)
+        let loaded = checkpoint::load(dir, &mut self.model, &mut self.optimizer, &mut self.scaling);
+        loaded.map(|loaded| loaded.metadata)
     }
 
     fn everything(&self) -> (ParameterBits, ScalingState, u64) {
@@ -100,6 +101,57 @@ fn a_running_job_goes_back_to_a_checkpoint() {
     let first = job.run(&delayed(), &AutocastOptions::default(), 3..6);
     job.load(dir.path()).unwrap();
     assert!(first == job.run(&delayed(), &AutocastOptions::default(), 3..6));
+}
+
+/// Saves as versions did that kept no order of updates.
+fn without_last_updates(dir: &Path) {
+    let path = checkpoint::path(dir);
+    let file = std::fs::read(&path).unwrap();
+    let (len, rest) = file.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    let mut header: serde_json::Value = serde_json::from_slice(header).unwrap();
+    let scaling = &mut header["__metadata__"]["fp8.scaling"];
+    let mut arenas: serde_json::Value = serde_json::from_str(scaling.as_str().unwrap()).unwrap();
+    for arena in arenas.as_array_mut().unwrap() {
+        arena.as_object_mut().unwrap().remove("last_updates").unwrap();
+    }
+    *scaling = arenas.to_string().into();
+    let mut header = header.to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let len = (header.len() as u64).to_le_bytes();
+    std::fs::write(path, [&len[..], &header, data].concat()).unwrap();
+}
+
+#[test]
+fn training_goes_on_from_a_checkpoint_with_another_recipe() {
+    let margin = |margin| Recipe::from(DelayedScaling { margin, ..short() });
+    let options = AutocastOptions::default();
+    let dir = tempfile::tempdir().unwrap();
+    let mut job = Job::new(1, DType::F32, AdamWOptions::default());
+    job.run(&margin(0), &options, 0..3);
+    job.save(dir.path()).unwrap();
+    let went_on = job.run(&margin(1), &options, 3..5);
+    for is_old in [false, true] {
+        if is_old {
+            without_last_updates(dir.path());
+        }
+        let mut resumed = Job::new(2, DType::F32, AdamWOptions::default());
+        resumed.scaling.prepare(&margin(1), &options).unwrap();
+        let Job { model, optimizer, scaling } = &mut resumed;
+        let report = checkpoint::load(dir.path(), model, optimizer, scaling).unwrap().scaling;
+        assert!(report.taken_over.is_empty() && report.unused.is_empty() && !report.is_plain(), "{report}");
+        assert!(
+            report.recomputed.iter().any(|slot| &*slot.slot == "block.attention.qkv.input"),
+            "{report:?}"
+        );
+        assert!(report.to_string().contains("(margin=0 → margin=1)"), "{report}");
+        assert!(went_on == resumed.run(&margin(1), &options, 3..5), "old file: {is_old}");
+    }
+    let mut same = Job::new(3, DType::F32, AdamWOptions::default());
+    same.scaling.prepare(&margin(0), &options).unwrap();
+    let Job { model, optimizer, scaling } = &mut same;
+    let report = checkpoint::load(dir.path(), model, optimizer, scaling).unwrap().scaling;
+    assert!(report.is_plain() && !report.taken_over.is_empty(), "{report}");
 }
 
 #[test]

@@ -172,7 +172,7 @@ fn what_does_not_fit_is_named() {
         let data = &mut parts.0.get_mut("scaling.0.scale").unwrap().2;
         data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
     };
-    refuses(scale, "it has a scale of NaN");
+    refuses(scale, "scale: NaN for `fc.input`: expected -1 (not calibrated)");
     let version = |parts: &mut Parts| drop(parts.1.insert("fp8.version".into(), "2".into()));
     refuses(version, "layout version 2; this library reads version 1");
     refuses(|parts| drop(parts.1.remove("fp8.version")), "a safetensors file, but not a training checkpoint");
@@ -194,7 +194,7 @@ fn what_does_not_fit_is_named() {
         let scaling = parts.1["fp8.scaling"].replace("fc.input", "fd.input");
         parts.1.insert("fp8.scaling".into(), scaling);
     };
-    refuses(slots, "it has slot `fd.input` where this model has `fc.input`");
+    refuses(slots, "slots: it has `fd.input` where this model has `fc.input`");
     assert_eq!(before, job.fingerprint());
 }
 

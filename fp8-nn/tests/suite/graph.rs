@@ -248,6 +248,30 @@ fn a_recorded_step_goes_on_from_a_checkpoint() {
 }
 
 #[test]
+fn a_recipe_new_after_replays_takes_the_amaxes_that_they_recorded() {
+    let margin = |margin| Recipe::from(DelayedScaling { margin, ..short() });
+    let (mut eager, mut recorded) = (Training::new(margin(1)), Training::new(margin(1)));
+    for training in [&mut eager, &mut recorded] {
+        training.eager(50);
+        training.recipe = margin(0);
+    }
+    // The other recipe's only step is as recent as the first of these; replays make them the newer ones.
+    let (graph, _) = recorded_beside(&mut eager, &mut recorded, |_, _| {});
+    for training in [&mut eager, &mut recorded] {
+        training.recipe = margin(2);
+    }
+    for step in 6..8 {
+        assert_eq!(eager.eager(step), recorded.eager(step), "step {step}");
+    }
+    let all = |training: &Training| everything(&training.model, &training.scaling);
+    assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
+    let report = recorded.scaling.state_report();
+    let taken: Vec<_> = report.recomputed.iter().filter(|slot| slot.recipe.contains("margin=2")).collect();
+    assert!(!taken.is_empty() && taken.iter().all(|slot| slot.from.contains("margin=0")), "{report}");
+    drop(graph);
+}
+
+#[test]
 fn a_recorded_step_goes_on_from_a_checkpoint_without_moments() {
     let folder = tempfile::tempdir().unwrap();
     let mut fresh = Training::new(current());

@@ -57,10 +57,10 @@ fn disturb(model: &mut Gpt, scaling: &mut Scaling, recipe: &Recipe, trouble: Tro
             cx.discard().unwrap();
         }
         Trouble::BackwardDropped | Trouble::BackwardFailed => {
-            // Its forward is lost as well: a backward that fails belongs to a step that is done again.
-            let mut cx = scaling.autocast(recipe).unwrap();
-            let (_, saved) = model.loss(&mut cx, &x, &targets).unwrap();
-            cx.discard().unwrap();
+            // Its forward is taken back as well: a backward that fails belongs to a step that is done again.
+            let before = scaling.state().unwrap();
+            let (_, saved) = scaling.autocast_with(recipe, |cx| model.loss(cx, &x, &targets)).unwrap();
+            scaling.load_state(&before).unwrap();
             let mut cx = scaling.backward().unwrap();
             let result = model.loss_backward(&mut cx, saved);
             result.unwrap();
@@ -93,6 +93,78 @@ fn a_failed_scope_and_a_good_step_are_the_good_step_alone() {
             }
         }
     }
+}
+
+#[test]
+fn a_dropped_scopes_saved_is_refused_by_every_layer() {
+    let returns_what_backward_needs = |scaling: &mut Scaling, model: &Gpt| {
+        let mut cx = scaling.autocast(&delayed())?;
+        let (_, saved) = model.loss(&mut cx, &ids([2, 8], 20, 1), &ids([2, 8], 20, 2))?;
+        Ok::<_, Error>(saved) // and drops the guard
+    };
+    let mut model = gpt(1);
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
+    let saved = returns_what_backward_needs(&mut scaling, &model).unwrap();
+    let refused = error(scaling.backward_with(|cx| model.loss_backward(cx, saved)));
+    assert!(
+        refused.contains("its Saved comes from a forward scope that was left without commit"),
+        "{refused}"
+    );
+
+    let x = noise([4, 16], 1);
+    let mut fc = linear("fc", 16, 16, 1);
+    let mut mlp = fp8_nn::Recompute { inner: linear("mlp", 16, 16, 1) };
+    for discards in [false, true] {
+        let mut scaling = Scaling::new(&fc, &device()).unwrap();
+        let mut cx = scaling.autocast(&current()).unwrap();
+        let (y, saved) = fc.forward(&mut cx, &x).unwrap();
+        if discards {
+            cx.discard().unwrap()
+        } else {
+            drop(cx)
+        }
+        let refused = error(scaling.backward_with(|cx| fc.backward(cx, saved, &y)));
+        let how = if discards { "discarded" } else { "left without commit" };
+        assert!(refused.starts_with("backward of `fc`") && refused.contains(how), "{refused}");
+
+        let mut scaling = Scaling::new(&mlp, &device()).unwrap();
+        let mut cx = scaling.autocast(&current()).unwrap();
+        let (y, saved) = mlp.forward(&mut cx, &x).unwrap();
+        if discards {
+            cx.discard().unwrap()
+        } else {
+            drop(cx)
+        }
+        let refused = error(scaling.backward_with(|cx| mlp.backward(cx, saved, &y)));
+        assert!(refused.contains("left without commit"), "{refused}");
+    }
+}
+
+#[test]
+fn a_second_model_under_the_firsts_scaling_is_refused() {
+    let (mut first, mut second) = (gpt(1), gpt(2));
+    let mut scaling = Scaling::new(&first, &device()).unwrap();
+    let (x, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
+    let step = |scaling: &mut Scaling, model: &mut Gpt| {
+        let (loss, saved) = scaling.autocast_with(&delayed(), |cx| model.loss(cx, &x, &targets))?;
+        scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
+        Ok::<_, Error>(bits(&loss))
+    };
+    step(&mut scaling, &mut first).unwrap();
+    let before = scaling.state().unwrap();
+    let refused = error(step(&mut scaling, &mut second));
+    assert!(refused.contains("belongs to another layer at the same path"), "{refused}");
+    assert_eq!(scaling.state().unwrap(), before);
+    // The first model is itself whatever its parameters are.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("second.safetensors");
+    checkpoint::save_parameters(&file, &second).unwrap();
+    checkpoint::load_parameters(&file, &mut first).unwrap();
+    step(&mut scaling, &mut first).unwrap();
+    // And the second has scales of its own, or the first one's.
+    let mut own = Scaling::new(&second, &device()).unwrap();
+    own.load_state(&scaling.state().unwrap()).unwrap();
+    step(&mut own, &mut second).unwrap();
 }
 
 #[test]
