@@ -1,7 +1,7 @@
 //! Bounds for a training in FP8, compared with the same training in high precision.
 //!
-//! The largest values of the 12 FP8 trainings in `main.rs`, on an x86-64 CPU with AVX-512. Another CPU adds in another order, so
-//! its losses differ by about as much as FP8's do.
+//! The largest values of the 12 FP8 trainings in `main.rs`, on an x86-64 CPU with AVX-512. Another CPU may
+//! add in another order and find other values, for which the bounds leave room.
 //!
 //! | | largest | bound |
 //! |---|---|---|
@@ -16,7 +16,7 @@ use crate::training::Outcome;
 use fp8_nn::fp8_recipe::SlotReport;
 use fp8_nn::prelude::Direction;
 
-/// NUMERICS: training in FP8 ends within 1 % of high precision.
+/// Training in FP8 ends within 1 % of high precision.
 const LOSS: f64 = 0.01;
 const SATURATED: f64 = 1e-3;
 const UNDERFLOWED_FORWARD: f64 = 1e-2;
