@@ -67,16 +67,23 @@ impl Form {
         let high = self.high_precision(seed);
         let fp8 = train(&self.options(), seed as u64, Some(recipe));
         let percent = |fp8: f64, high: f64| 100.0 * (fp8 / high - 1.0);
+        let share = |direction, count: fn(&SlotReport) -> u64| {
+            let slots = fp8.slots.iter().filter(|slot| slot.direction == direction);
+            largest(slots.map(|slot| count(slot) as f64 / slot.elements as f64))
+        };
         println!(
             "{self:?}, seed {seed}, {}: held-out loss {:.4}, in FP8 {:+.2} %; training loss {:.4}, in FP8 {:+.2} %; \
-             most saturated {:.1e}, most underflowed {:.1e}, worst gradient {:.2}",
+             of a slot's values, forward and backward, at most {:.1e} and {:.1e} saturated, {:.1e} and {:.1e} \
+             underflowed; gradients off by at most {:.2}",
             name(recipe),
             high.held_out,
             percent(fp8.held_out, high.held_out),
             high.training,
             percent(fp8.training, high.training),
-            largest(fp8.slots.iter().map(|slot| slot.saturated as f64 / slot.elements as f64)),
-            largest(fp8.slots.iter().map(|slot| slot.underflowed as f64 / slot.elements as f64)),
+            share(Direction::Forward, |slot| slot.saturated),
+            share(Direction::Backward, |slot| slot.saturated),
+            share(Direction::Forward, |slot| slot.underflowed),
+            share(Direction::Backward, |slot| slot.underflowed),
             largest(fp8.gradients.iter().map(|(_, error)| *error)),
         );
         violations(high, &fp8, self.fp8_linears())
