@@ -278,12 +278,12 @@ impl Update {
         let Check { norm, skipped } = check;
         let each = Grid { blocks: (count as u32).div_ceil(THREADS), threads: THREADS, shared: 0 };
         let launched = || -> Result<()> {
+            let args = args![table, tiles_at, count as i32, factors_at, amaxes, norm, skipped];
             // SAFETY: parameters are (records, first_tiles, tensors, factors, amaxes, norm, skipped) in this order and these
             // types (kernels/adamw.cu). The table holds `count` records, `count + 1` numbers of tiles and eight factors; its
             // addresses are of tensors of the record's extents, alike by ops::adamw_many's checks, each held by the caller,
             // and of codes made for them; `amaxes` has `count` f32 wherever a record names a slot. The norm is null or one
             // f32, the count of skipped steps null or one u64, both held by the caller.
-            let args = args![table, tiles_at, count as i32, factors_at, amaxes, norm, skipped];
             unsafe { self.update.launch(gpu, grid, &args) }?;
             if let Some(scales) = &self.scales {
                 // SAFETY: parameters are (records, tensors, amaxes, late); both workspaces have `count` f32, and cells

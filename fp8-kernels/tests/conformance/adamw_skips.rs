@@ -263,6 +263,6 @@ fn refuses(device: &Device) -> Outcome {
         let check = NormCheck { norm, skipped: &skipped };
         ops::adamw_groups(&mut [(&mut tensors, &factors)], Some(check)).map(drop)
     };
-    refused(step(&Tensor::zeros([2], DType::F32, device)?), "adamw_groups: got [2]: expected one number")?;
+    refused(step(&Tensor::zeros([2], DType::F32, device)?), "adamw_groups: shape [2]: expected one number")?;
     refused(step(&Tensor::zeros([1], DType::BF16, device)?), "norm has dtype bf16: expected f32")
 }
