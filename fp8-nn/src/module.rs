@@ -27,6 +27,26 @@ pub trait Layer: Slots + Debug + Send {
 /// What backward needs is a value: `forward` returns it, `backward` takes it, so the compiler sees that each is used
 /// once.
 ///
+/// The layers of this crate check their input and `dy` before they compute anything: `dy` must be a float tensor of the
+/// output's shape, on its device. Its dtype may differ from the output's. A refused `dy` changes no gradient.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+///
+/// let device = Device::cpu();
+/// let options = LinearOptions { in_features: 32, out_features: 16, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &device, &mut StdRng::seed_from_u64(1))?;
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let x = Tensor::full(1.0, [4, 32], DType::F32, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let (_, saved) = scaling.autocast_with(&recipe, |cx| fc.forward(cx, &x))?;
+/// let dy = Tensor::full(1.0, [5, 16], DType::F32, &device)?;
+/// let refused = scaling.backward_with(|cx| fc.backward(cx, saved, &dy)).unwrap_err();
+/// assert_eq!(refused.to_string(), "fc: dy of shape [5, 16]: expected [4, 16], the output's shape");
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+///
 /// ```compile_fail,E0382
 /// # use fp8_nn::prelude::*;
 /// fn twice(fc: &mut Linear, scaling: &mut Scaling, recipe: &Recipe, x: &Tensor) -> Result<()> {
@@ -44,14 +64,14 @@ pub trait Module: Layer {
     /// The output, and what backward needs.
     ///
     /// # Errors
-    /// Shapes and dtypes that do not fit; a layer that the scope's `Scaling` does not know.
+    /// An input whose shape, dtype or device does not fit; a layer that the scope's `Scaling` does not know.
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)>;
 
     /// The gradient of the input; those of the parameters are added to their `main_grad`.
     ///
     /// # Errors
-    /// A `Saved` of another layer, another `Scaling`, an evaluation or a forward scope that was not committed; a gradient of the
-    /// wrong shape.
+    /// A `dy` of another shape than the output's, on another device, or not a float; a `Saved` of another layer, another
+    /// `Scaling`, an evaluation, or a forward scope that was not committed.
     fn backward(&mut self, cx: &mut Backward<'_>, saved: Self::Saved, dy: &Tensor) -> Result<Tensor>;
 }
 

@@ -95,7 +95,7 @@ fn delayed_scaling_reads_a_tensor_once_and_current_scaling_twice() {
     let (device, control) = open();
     let x = Tensor::full(0.5, [4, 16], fp8_recipe::fp8_kernels::DType::F32, &device).unwrap();
     let name = SlotName::new("fc", SlotRole::Input);
-    let mut kernels = |recipe: Recipe| {
+    let kernels = |recipe: Recipe| {
         let mut scaling = Scaling::new(&Model(vec![GemmSlots::new("fc")]), &device).unwrap();
         let mut quantize = || {
             let mut cx = scaling.autocast(&recipe).unwrap();

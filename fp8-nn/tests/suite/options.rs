@@ -76,8 +76,11 @@ fn check<M: Module>(
     values(&y)
 }
 
+/// What it changes, and how.
+type Change<O> = (&'static str, fn(&mut O));
+
 /// Runs `check` under the options as they are and under each change alone, which must move the output.
-fn each<O: Clone>(options: &O, changes: &[(&str, fn(&mut O))], check: impl Fn(&str, O) -> Vec<f32>) {
+fn each<O: Clone>(options: &O, changes: &[Change<O>], check: impl Fn(&str, O) -> Vec<f32>) {
     let plain = check("no change", options.clone());
     for (name, change) in changes {
         let mut options = options.clone();
@@ -202,7 +205,7 @@ fn of_linear() {
 fn of_norm_and_linear() {
     let options =
         LayerNormLinearOptions { in_features: 24, out_features: 10, init_std: 0.2, ..Default::default() };
-    let changes: [(&str, fn(&mut LayerNormLinearOptions)); 5] = [
+    let changes: [Change<LayerNormLinearOptions>; 5] = [
         ("no bias", |o| o.bias = false),
         ("RMSNorm", |o| o.normalization = Norm::RmsNorm),
         ("eps", |o| o.eps = 0.3),
@@ -249,7 +252,7 @@ fn of_mlp() {
         output_layer_init_std: 0.3,
         ..Default::default()
     };
-    let changes: [(&str, fn(&mut LayerNormMlpOptions)); 10] = [
+    let changes: [Change<LayerNormMlpOptions>; 10] = [
         ("no bias", |o| o.bias = false),
         ("ffn_hidden_size", |o| o.ffn_hidden_size = 40),
         ("RMSNorm", |o| o.normalization = Norm::RmsNorm),
@@ -285,7 +288,7 @@ fn of_attention() {
         output_layer_init_std: 0.4,
         ..Default::default()
     };
-    let changes: [(&str, fn(&mut MultiheadAttentionOptions)); 9] = [
+    let changes: [Change<MultiheadAttentionOptions>; 9] = [
         ("no bias", |o| o.bias = false),
         ("two groups", |o| o.num_gqa_groups = Some(2)),
         ("one group", |o| o.num_gqa_groups = Some(1)),
@@ -335,7 +338,7 @@ fn of_transformer_layer() {
         output_layer_init_std: 0.4,
         ..Default::default()
     };
-    let changes: [(&str, fn(&mut TransformerLayerOptions)); 12] = [
+    let changes: [Change<TransformerLayerOptions>; 12] = [
         ("no bias", |o| o.bias = false),
         ("ffn_hidden_size", |o| o.ffn_hidden_size = 48),
         ("two groups", |o| o.num_gqa_groups = Some(2)),
@@ -385,7 +388,7 @@ fn of_a_language_model() {
         init_std: 0.4,
         ..Default::default()
     };
-    let changes: [(&str, fn(&mut GptOptions)); 8] = [
+    let changes: [Change<GptOptions>; 8] = [
         ("no bias", |o| o.bias = false),
         ("ffn_hidden_size", |o| o.ffn_hidden_size = Some(24)),
         ("two groups", |o| o.num_gqa_groups = Some(2)),
