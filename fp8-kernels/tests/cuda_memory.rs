@@ -7,7 +7,7 @@ mod cuda;
 
 use cuda::Rig;
 use cuda::step::Step;
-use fp8_kernels::{CudaAllocator, CudaOptions, DType, Device, Error, Tensor};
+use fp8_kernels::{CudaAllocator, CudaOptions, DType, Device, Error, Shape, Tensor};
 
 fn open(rig: &Rig, allocator: CudaAllocator) -> Device {
     Device::cuda_with(&CudaOptions { allocator: Some(allocator), ..rig.options() }).unwrap()
@@ -74,11 +74,14 @@ fn kept_memory_is_given_back_before_there_is_none() {
 fn a_size_beyond_every_address_is_an_error() {
     let rig = Rig::new();
     let device = rig.open();
-    assert_eq!(out_of_memory(Tensor::zeros([usize::MAX / 4], DType::F32, &device))[0], usize::MAX);
-    assert_eq!(out_of_memory(bytes(isize::MAX as usize, &device))[0], isize::MAX as usize);
+    let most = Shape::MAX_NUMEL;
+    let floats = |device: &Device| Tensor::zeros([most], DType::F32, device);
+    assert_eq!(out_of_memory(floats(&device))[0], 4 * most);
+    assert_eq!(out_of_memory(bytes(most, &device))[0], most);
     drop(device);
     let device = open(&rig, CudaAllocator::Caching);
-    assert!(out_of_memory(bytes(isize::MAX as usize, &device))[0] >= isize::MAX as usize);
+    assert!(out_of_memory(floats(&device))[0] >= 4 * most);
+    assert!(out_of_memory(bytes(most, &device))[0] >= most);
     drop(device);
     rig.finish();
 }

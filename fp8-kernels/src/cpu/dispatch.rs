@@ -121,3 +121,21 @@ fn gemm(
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_whose_size_overflows_is_not_computed() {
+        let (data, mut out) = ([1.0], []);
+        let one = Strided { data: &data, row_stride: 0, col_stride: 0 };
+        let far = Strided { row_stride: 1 << 32, col_stride: 1 << 32, ..one };
+        for (dims, a) in [([1 << 32, 1 << 32, 1], one), ([1 << 32, 1, 1 << 32], far)] {
+            let computed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                gemm_f32_serial(dims, a, one, &mut out, true);
+            }));
+            assert!(computed.is_err(), "{dims:?}");
+        }
+    }
+}

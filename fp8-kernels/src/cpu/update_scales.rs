@@ -141,7 +141,7 @@ pub(crate) fn scale(
 
 /// Whether the arena's next update recomputes scales that slots already have.
 pub(crate) fn recompute(arena: &Arena, update: &ScaleUpdate<'_>) -> bool {
-    (arena.updates() + 1).is_multiple_of(update.interval.max(1))
+    arena.updates().wrapping_add(1).is_multiple_of(update.interval.max(1))
 }
 
 pub(crate) fn update_scales(arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {

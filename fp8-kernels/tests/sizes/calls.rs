@@ -247,6 +247,9 @@ calls! {
     slots_of_an_arena/1: |device, [a]| {
         let mut arena = Arena::new(2, ArenaOptions { history_len: 3, ..ArenaOptions::default() }, device)?;
         let _ = (arena.staging(a), arena.scale(a), arena.counters(a));
+        arena.set_updates(a as u64);
+        let rule = ops::ScaleUpdate { amax: ops::AmaxRule::Max, rule: &RULE, interval: 2, record_non_finite: false };
+        ops::update_scales(&mut arena, &rule)?;
         arena.set_window(a, &[1.0, 2.0, 3.0, 4.0])?;
         arena.window(a)?;
         arena.newest(a)?;
