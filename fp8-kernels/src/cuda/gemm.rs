@@ -7,6 +7,9 @@ use super::{Buffer, Gpu, Source, args, dtype_number};
 use crate::ops::{self, Layout, output_shape};
 use crate::{DType, Result, Tensor};
 
+/// Rows of an output that begin at multiples of these many bytes get their bias from cuBLASLt.
+const ROW_BYTES: usize = 16;
+
 pub(super) const fn type_of(dtype: DType) -> Type {
     match dtype {
         DType::BF16 => Type::Bf16,
@@ -31,8 +34,11 @@ pub(crate) fn gemm(
         return Ok(Tensor::from_cuda(y, shape, a.device()));
     }
     let [a, b] = one_type(a, b)?;
-    // The library adds a bias of the output's type; its output is its operands' type, or f32.
-    let is_direct = [DType::F32, a.dtype()].contains(&dtype) && bias.is_none_or(|bias| bias.dtype() == dtype);
+    // The library adds a bias of the output's type; its output is its operands' type, or f32. Where rows of a 16-bit output do
+    // not begin at multiples of 16 bytes, cuBLASLt was seen on an H100 to round the product before it added the bias.
+    let is_aligned = dtype == DType::F32 || (n * dtype.size()).is_multiple_of(ROW_BYTES);
+    let adds_bias = |bias: &Tensor| bias.dtype() == dtype && is_aligned;
+    let is_direct = [DType::F32, a.dtype()].contains(&dtype) && bias.is_none_or(adds_bias);
     let out = if is_direct { dtype } else { DType::F32 };
     let own_bias = bias.filter(|_| is_direct);
     let product = Product {

@@ -113,12 +113,17 @@ __device__ __forceinline__ void store8(void* p, int dtype, u64 i, const float v[
 
 // ---- FP8 ----
 
-// Codes of two values, `low` in the low byte: to nearest, ties to even, saturating; NaN is 0x7F whatever its sign.
-__device__ __forceinline__ u32 encode2(float low, float high, int format) {
+// Codes of two values that are not NaN, `low` in the low byte: to nearest, ties to even, saturating.
+__device__ __forceinline__ u32 encode2_numbers(float low, float high, int format) {
     u16 pair;
     if (format == E4M3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-    u32 codes = pair;
+    return pair;
+}
+
+// The same of any two values: NaN is 0x7F whatever its sign.
+__device__ __forceinline__ u32 encode2(float low, float high, int format) {
+    u32 codes = encode2_numbers(low, high, format);
     if (low != low) codes = (codes & 0xff00u) | 0x7fu;
     if (high != high) codes = (codes & 0x00ffu) | 0x7f00u;
     return codes;
@@ -285,22 +290,44 @@ __device__ __forceinline__ u32 code1(Codes& out, float v) {
     return code;
 }
 
+// The larger; NaN wins.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
+}
+
 // The codes of eight values, in memory order. A zero changes neither amax nor counts.
+//
+// Values of which none is NaN and none is lost to the format, as they nearly always are, take few instructions: the largest
+// and the smallest of the eight tell. `least` rounds to zero, as does every smaller magnitude.
 __device__ __forceinline__ uint2 code8(Codes& out, const float v[8]) {
+    const float least = out.format == E4M3 ? 0.0009765625f : 7.62939453125e-06f;
+    float scaled[8], largest = fabsf(v[0]), smallest = INFINITY_F;
+#pragma unroll
+    for (int k = 0; k < 8; k++) scaled[k] = v[k] * out.scale;
+#pragma unroll
+    for (int k = 1; k < 8; k++) largest = max_or_nan(largest, fabsf(v[k]));
+#pragma unroll
+    for (int k = 0; k < 8; k++) smallest = fminf(smallest, fabsf(scaled[k]));
     u32 words[2];
 #pragma unroll
     for (int w = 0; w < 2; w++) {
-        const float* four = v + 4 * w;
-        u32 low = encode2(four[0] * out.scale, four[1] * out.scale, out.format);
-        u32 high = encode2(four[2] * out.scale, four[3] * out.scale, out.format);
-        words[w] = low | (high << 16);
+        const float* four = scaled + 4 * w;
+        words[w] = encode2_numbers(four[0], four[1], out.format) | encode2_numbers(four[2], four[3], out.format) << 16;
     }
+    const int is_usual = largest * out.scale <= saturation_limit(out.format) && smallest > least;
+    if (!is_usual && (out.counting || largest != largest)) {
+        largest = 0.0f;
 #pragma unroll
-    for (int k = 0; k < 8; k++) out.amax = fmaxf(out.amax, fabsf(v[k]));
-    if (out.counting) {
-#pragma unroll
-        for (int k = 0; k < 8; k++) count_code(out, v[k], (words[k / 4] >> (8 * (k % 4))) & 0xffu);
+        for (int k = 0; k < 8; k++) {
+            const int at = 8 * (k % 4);
+            if (v[k] != v[k]) words[k / 4] = (words[k / 4] & ~(0xffu << at)) | (0x7fu << at);
+            largest = fmaxf(largest, fabsf(v[k]));
+            count_code(out, v[k], words[k / 4] >> at & 0xffu);
+        }
     }
+    out.amax = fmaxf(out.amax, largest);
     return make_uint2(words[0], words[1]);
 }
 

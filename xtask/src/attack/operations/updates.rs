@@ -1,6 +1,6 @@
 //! AdamW in all its forms.
 
-use fp8_kernels::ops::{self, AdamWFactors, AdamWStep, AdamWTensor};
+use fp8_kernels::ops::{self, AdamWFactors, AdamWStep, AdamWTensor, NormCheck, SkippedSteps};
 use fp8_kernels::{DType, Tensor};
 
 use super::super::case::Case;
@@ -98,11 +98,19 @@ pub(super) fn adamw(case: &mut Case<'_>) -> Option<()> {
             let factors = case.aside("AdamWFactors::new", || AdamWFactors::new(&numbers, device))?;
             let other = step(&mut case.draw);
             let _ = case.aside("set", || factors.set(&other));
+            let skipped = case.aside("SkippedSteps::new", || SkippedSteps::new(device))?;
+            let norm = if case.draw.once_in(3) {
+                None
+            } else {
+                let (shape, of) = (vec![case.draw.pick(&[1, 1, 1, 0, 2])], case.draw.dtype_like(DType::F32));
+                Some(case.tensor(&shape, of, kind)?.tensor)
+            };
             let mut tensors: Vec<_> = states.iter_mut().map(State::tensor).collect();
             let at = case.draw.below(tensors.len() + 1);
             let (first, second) = tensors.split_at_mut(at);
             let groups = &mut [(first, &factors), (second, &factors)];
-            let codes = case.call("adamw_groups", || ops::adamw_groups(groups));
+            let check = norm.as_ref().map(|norm| NormCheck { norm, skipped: &skipped });
+            let codes = case.call("adamw_groups", || ops::adamw_groups(groups, check));
             for codes in codes.into_iter().flatten().flatten().flatten() {
                 case.codes("codes", &codes);
             }
