@@ -29,6 +29,15 @@ pub enum TransposePolicy {
     Never,
 }
 
+impl TransposePolicy {
+    /// The default of GPUs of a compute capability. FP8 products of sm_89, sm_90 and sm_12x read the TN layout alone; those
+    /// of sm_100 to sm_119, and from sm_130 on, read every layout.
+    #[cfg(feature = "cuda")]
+    pub(crate) const fn of_gpu((major, _): (i32, i32)) -> Self {
+        if major <= 9 || major == 12 { Self::WithCast } else { Self::Never }
+    }
+}
+
 impl Device {
     /// The CPU: a real backend and the reference for the others. Its GEMM reads either layout, so no copies are
     /// transposed.
@@ -72,8 +81,8 @@ impl Device {
 
     #[cfg(feature = "cuda")]
     fn on_gpu(gpu: Gpu) -> Self {
-        let policy = if gpu.needs_transposes() { TransposePolicy::WithCast } else { TransposePolicy::Never };
-        Self { backend: Backend::Cuda(gpu), transpose_policy: policy }
+        let transpose_policy = TransposePolicy::of_gpu(gpu.capability());
+        Self { backend: Backend::Cuda(gpu), transpose_policy }
     }
 
     /// Waits until all work queued on it is done, and reports what that work met: an id out of range, a failed launch.
@@ -179,6 +188,21 @@ impl fmt::Display for Device {
             Backend::Cpu => f.pad("cpu"),
             #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => fmt::Display::fmt(gpu, f),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::TransposePolicy;
+
+    #[test]
+    fn transposed_copies_are_for_gpus_whose_fp8_products_are_tn_alone() {
+        for capability in [(8, 9), (9, 0), (12, 0), (12, 1)] {
+            assert_eq!(TransposePolicy::of_gpu(capability), TransposePolicy::WithCast, "{capability:?}");
+        }
+        for capability in [(10, 0), (10, 3), (11, 0), (13, 0), (14, 5)] {
+            assert_eq!(TransposePolicy::of_gpu(capability), TransposePolicy::Never, "{capability:?}");
         }
     }
 }

@@ -15,7 +15,7 @@ use super::source::Source;
 use super::staging::Staging;
 use super::{Buffer, CudaOptions, GemmTuning};
 use crate::environment::{CudaAllocator, Environment};
-use crate::{DType, Error, Result};
+use crate::{DType, Error, Result, TransposePolicy};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaStream, sys};
 use parking_lot::Mutex;
@@ -151,7 +151,7 @@ impl Gpu {
 
     /// Whether its FP8 GEMMs read one layout only, so that backward needs transposed copies.
     pub(crate) fn needs_transposes(&self) -> bool {
-        needs_transposes(self.0.capability)
+        TransposePolicy::of_gpu(self.0.capability) != TransposePolicy::Never
     }
 
     /// The number of its multiprocessors.
@@ -262,8 +262,7 @@ impl Gpu {
         self.check_fault(fault)
     }
 
-    /// Waits for all queued work. An id out of range that it met stays for the next [`synchronize`](Self::synchronize) to
-    /// report.
+    /// Waits for all queued work. What it met of ids stays for the next [`synchronize`](Self::synchronize) to report.
     pub(super) fn wait(&self, op: &'static str) -> Result<()> {
         self.ready()?;
         self.0.stream.synchronize().map_err(|error| self.driver_error("cuStreamSynchronize", op, error))?;
@@ -420,12 +419,6 @@ impl Gpu {
     }
 }
 
-/// Whether GPUs of a compute capability multiply FP8 matrices in the TN layout alone: sm_89, sm_90 and sm_12x. Those from
-/// sm_100 to sm_119, and from sm_130 on, take every layout.
-const fn needs_transposes((major, _): (i32, i32)) -> bool {
-    major <= 9 || major == 12
-}
-
 fn out_of_memory(context: &CudaContext, requested: usize) -> Error {
     let (free, total) = context.mem_get_info().unwrap_or_default();
     Error::OutOfMemory { device: format!("cuda:{}", context.ordinal()), requested, free, total }
@@ -503,20 +496,5 @@ impl Drop for Inner {
         self.staging.get_mut().release();
         self.modules.get_mut().unload();
         let _ = self.stream.synchronize();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::needs_transposes;
-
-    #[test]
-    fn transposed_copies_are_for_gpus_whose_fp8_products_are_tn_alone() {
-        for capability in [(8, 9), (9, 0), (12, 0), (12, 1)] {
-            assert!(needs_transposes(capability), "{capability:?}");
-        }
-        for capability in [(10, 0), (10, 3), (11, 0), (13, 0), (14, 5)] {
-            assert!(!needs_transposes(capability), "{capability:?}");
-        }
     }
 }
