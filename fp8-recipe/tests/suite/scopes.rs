@@ -151,7 +151,8 @@ fn a_dropped_scopes_saved_is_refused() {
         "a forward scope that was left without commit: call `commit` on its guard before backward";
     let discarded = "a forward scope that was discarded";
     let committed = open(&mut scaling, |cx| cx.commit().unwrap());
-    let ways: [(fn(fp8_recipe::Forward<'_>), &str); 3] = [
+    type Leave = fn(fp8_recipe::Forward<'_>);
+    let ways: [(Leave, &str); 3] = [
         (|cx| drop(cx), uncommitted),
         (|cx| std::mem::forget(cx), uncommitted),
         (|cx| cx.discard().unwrap(), discarded),
