@@ -132,6 +132,9 @@ impl Replayed for Versions {
     }
 }
 
+/// Reads the part of a parameter's state that has this name, such as `exp_avg`; `None` where there is none.
+type ReadState<'a> = dyn FnMut(&Arc<str>, &str, &Tensor) -> Result<Option<Tensor>> + 'a;
+
 /// One parameter's moments, and its f32 copy.
 #[derive(Debug)]
 pub(crate) struct AdamWState {
@@ -249,7 +252,7 @@ impl AdamW {
         model: &(impl Layer + ?Sized),
         [steps, skipped]: [u64; 2],
         new: BTreeMap<Arc<str>, AdamWState>,
-        read: &mut dyn FnMut(&Arc<str>, &str, &Tensor) -> Result<Option<Tensor>>,
+        read: &mut ReadState<'_>,
     ) -> Result<()> {
         self.state.extend(new);
         let mut names = BTreeSet::new();

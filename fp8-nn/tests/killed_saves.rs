@@ -6,7 +6,7 @@ use fp8_nn::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn child() {
     let job = Job::new(1);
     loop {
         job.save(Path::new(&folder));
-        eprintln!("saved");
+        writeln!(std::io::stderr(), "saved").unwrap();
     }
 }
 
