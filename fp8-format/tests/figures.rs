@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 /// Bits as the figures print them: sign, exponent and mantissa in one row.
 fn bits(row: &str) -> u32 {
-    row.split(' ').fold(0, |bits, digit| 2 * bits + digit.parse::<u32>().unwrap())
+    row.split(' ').fold(0, |bits, digit| 2 * bits + u32::from(digit == "1"))
 }
 
 /// The value of `bits` from its fields: `(−1)^sign · 1.mantissa · 2^(exponent − bias)`, of a normal number.
