@@ -81,7 +81,7 @@ pub(super) fn check_bias(op: &'static str, bias: Option<&Tensor>, n: usize, like
     })
 }
 
-pub(super) fn check_output(op: &'static str, dtype: DType) -> Result<()> {
+pub(crate) fn check_output(op: &'static str, dtype: DType) -> Result<()> {
     if dtype.is_float() {
         return Ok(());
     }
