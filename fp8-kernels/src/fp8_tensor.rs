@@ -157,6 +157,7 @@ impl Fp8Tensor {
     /// # Errors
     /// A dtype that is not a float.
     pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
+        ops::check_output("dequantize", dtype)?;
         dispatch!(self.device(), quantize::dequantize(self, dtype))
     }
 }

@@ -294,9 +294,10 @@ impl Tensor {
         Ok(Self { shape, ..self.clone() })
     }
 
-    /// How many other tensors share this storage.
+    /// How many other tensors share this storage; 0 for a tensor without elements, which has none to share.
     pub fn holders(&self) -> usize {
         match &self.storage {
+            Storage::Cpu(_) if self.numel() == 0 => 0,
             Storage::Cpu(buffer) => buffer.holders(),
             #[cfg(feature = "cuda")]
             Storage::Cuda(buffer) => buffer.holders(),
@@ -330,6 +331,9 @@ impl Tensor {
             found: dtype,
             expected: T::DTYPE.name(),
         })?;
+        if data.is_empty() {
+            return Ok(&mut []);
+        }
         Arc::get_mut(data)
             .map(Vec::as_mut_slice)
             .ok_or_else(|| Error::Shared { name: name.to_owned(), holders })

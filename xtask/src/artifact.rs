@@ -9,11 +9,22 @@ use crate::workspace::Result;
 
 /// The conformance suite's program. Beside it lies the simulated device's library, which it loads.
 pub(crate) fn conformance(sh: &Shell) -> Result<PathBuf> {
+    let found = of_tests(sh, "test", "conformance")?;
+    found.ok_or_else(|| "cargo names no program for the test conformance".into())
+}
+
+/// The simulated device's library as the workspace's tests use it.
+pub(crate) fn simulator_of_tests(sh: &Shell) -> Result<PathBuf> {
+    let found = of_tests(sh, "cdylib", "fp8_cuda_sim")?;
+    found.ok_or_else(|| "cargo names no library for fp8-cuda-sim".into())
+}
+
+/// What the conformance suite's build leaves.
+fn of_tests(sh: &Shell, kind: &str, name: &str) -> Result<Option<PathBuf>> {
     let format = "json-render-diagnostics";
     let options = ["--workspace", "--all-features", "--test", "conformance", "--no-run"];
     let messages = cmd!(sh, "cargo test {options...} --message-format {format}").quiet().read()?;
-    let found = messages.lines().find_map(|line| file(line, "test", "conformance"));
-    found.ok_or_else(|| "cargo names no program for the test conformance".into())
+    Ok(messages.lines().find_map(|line| file(line, kind, name)))
 }
 
 /// The simulated device's library.

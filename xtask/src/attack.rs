@@ -16,6 +16,7 @@ mod files;
 mod kills;
 mod mutation;
 mod operations;
+mod outcome;
 mod tally;
 mod watch;
 
@@ -124,7 +125,8 @@ pub(crate) fn run(options: &Attack) -> Result<ExitCode> {
         None if cfg!(target_os = "linux") => vec!["cpu".to_owned(), SIMULATED.to_owned()],
         None => vec!["cpu".to_owned()],
     };
-    let attacker = Attacker::new(options, &shell()?, devices)?;
+    let library = || artifact::simulator(&shell()?);
+    let attacker = Attacker::new(options, devices, library)?;
     let tally = attacker.all(FULL)?;
     print!("{}", tally.report());
     Ok(if tally.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -145,7 +147,10 @@ pub(crate) fn short(sh: &Shell) -> Result<String> {
         stride: 1,
         folder: None,
     };
-    let attacker = Attacker::new(&options, sh, vec!["cpu".to_owned(), SIMULATED.to_owned()])?;
+    let devices = vec!["cpu".to_owned(), SIMULATED.to_owned()];
+    // The tests have built it, with the same features: nothing is built a second time.
+    let library = || artifact::simulator_of_tests(sh);
+    let attacker = Attacker::new(&options, devices, library)?;
     let tally = attacker.all(SHORT)?;
     if tally.failures.is_empty() {
         return Ok(tally.line());
@@ -162,11 +167,15 @@ struct Attacker<'a> {
 }
 
 impl<'a> Attacker<'a> {
-    fn new(options: &'a Attack, sh: &Shell, devices: Vec<String>) -> Result<Self> {
+    /// `library` is asked for the simulated device's library if that is attacked.
+    fn new(
+        options: &'a Attack,
+        devices: Vec<String>,
+        library: impl FnOnce() -> Result<PathBuf>,
+    ) -> Result<Self> {
         let libraries = if devices.iter().any(|device| device == SIMULATED) {
-            let library = artifact::simulator(sh)?;
-            let folder = Workspace::read(sh)?.target_directory.join("sim");
-            sim::fill(&folder, &library)?;
+            let folder = Workspace::read(&shell()?)?.target_directory.join("attack");
+            sim::fill(&folder, &library()?)?;
             Some(folder)
         } else {
             None

@@ -79,7 +79,7 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().task {
+    report::exit_code(match Cli::parse().task {
         Task::Test(options) => test::run(&options),
         Task::Tidy => tidy::run().map(|()| ExitCode::SUCCESS),
         Task::Golden(options) => golden::run(&options),
@@ -95,6 +95,5 @@ fn main() -> ExitCode {
         Task::Neon(options) => neon::run(&options),
         Task::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Exhaustive(options) => exhaustive::run(&options).map(|()| ExitCode::SUCCESS),
-    };
-    report::exit_code(done)
+    })
 }

@@ -98,7 +98,7 @@ pub(super) fn rounded_bias(bias: Option<&Tensor>, dtype: DType) -> Result<Option
     bias.map(|bias| if is_rounded(bias) { super::cast(bias, dtype) } else { Ok(bias.clone()) }).transpose()
 }
 
-pub(super) fn check_output(op: &'static str, dtype: DType) -> Result<()> {
+pub(crate) fn check_output(op: &'static str, dtype: DType) -> Result<()> {
     if dtype.is_float() {
         return Ok(());
     }

@@ -3,7 +3,17 @@ use super::compare::{close, equal, refused};
 use super::data::{FLOATS, SHAPES, normal, specials, tensor};
 use fp8_kernels::{DType, Device, Tensor, ops};
 
-cases![add, bias, scale, scale_in_place, whole_rows, special_values_of_all_lengths, rounds, refuses];
+cases![
+    add,
+    bias,
+    scale,
+    scale_in_place,
+    whole_rows,
+    special_values_of_all_lengths,
+    rounds,
+    refuses,
+    nothing_is_never_shared
+];
 
 /// f32 arithmetic rounded once to `dtype`: bits apart from the payload of a NaN.
 fn check(what: &str, got: &Tensor, dtype: DType, want: Vec<f32>) -> Outcome {
@@ -133,4 +143,17 @@ fn refuses(device: &Device) -> Outcome {
     let ids = Tensor::zeros([2, 3], DType::I32, device)?;
     refused(ops::add(&x([2, 3])?, &ids), "add: b has dtype i32")?;
     refused(ops::scale(&ids, 1.0), "scale: x has dtype i32")
+}
+
+/// On every backend: a tensor without elements has no storage that a clone could share.
+fn nothing_is_never_shared(device: &Device) -> Outcome {
+    let mut x = Tensor::zeros([3, 0], DType::F32, device)?;
+    let y = x.clone();
+    equal("holders", (x.holders(), y.holders()), (0, 0))?;
+    ops::scale_in_place(&mut x, 2.0, "x")?;
+    ops::accumulate(&mut x, &y, "x")?;
+    x.write::<f32>(&[], "x")?;
+    x.copy_from(&y, "x")?;
+    x.set_zero("x")?;
+    equal("elements", y.to_vec::<f32>()?.len(), 0)
 }

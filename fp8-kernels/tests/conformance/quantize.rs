@@ -33,6 +33,7 @@ cases![
     transpose_policies_give_the_same_bits: Dtypes,
     dequantizes: Formats,
     dequantizes_in_rounds,
+    dequantizing_to_what_is_no_float_is_refused,
     dbias_sums_the_unquantized: Dtypes,
     same_for_any_threads,
     refuses,
@@ -411,6 +412,18 @@ fn dequantizes(device: &Device, encoding: Encoding) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Room for bytes would hold a quarter of what f32 takes.
+fn dequantizing_to_what_is_no_float_is_refused(device: &Device) -> Outcome {
+    let codes = Tensor::from_vec(vec![0x38u8; 56], [7, 8], device)?;
+    let x = Fp8Tensor::from_codes(codes, [7, 8], Encoding::E4M3, Tensor::scalar(1.0, device)?)?;
+    for (dtype, name) in [(DType::I32, "i32"), (DType::U8, "u8")] {
+        let wording = format!("dequantize: the output has dtype {name}: expected f32, bf16 or f16");
+        refused(x.dequantize(dtype), &wording)?;
+        refused(x.clone().with_columnwise()?.for_backward().dequantize(dtype), &wording)?;
+    }
+    equal("the device goes on", x.dequantize(DType::F32)?.to_vec::<f32>()?, vec![1.0; 56])
 }
 
 fn dbias_sums_the_unquantized(device: &Device, dtype: DType) -> Outcome {

@@ -8,6 +8,7 @@ use std::fmt::Debug;
 use fp8_kernels::{DType, Device, Fp8Tensor, Operand, Tensor, bf16, f16};
 
 use super::draw::{Draw, Kind};
+use super::outcome::{Event, Output, Tolerance, quiet};
 
 /// Errors that tell what kind they are.
 pub(super) trait Refusal: std::fmt::Display {
@@ -35,69 +36,6 @@ impl Refusal for fp8_nn::Error {
             _ => false,
         }
     }
-}
-
-/// What an argument's refusal may say on one device and not on the other.
-fn is_about_memory(refusal: &str) -> bool {
-    ["bytes", "memory"].iter().any(|word| refusal.contains(word))
-}
-
-/// How close results have to be: `|a − b| ≤ atol + rtol · max(|a|, |b|)`.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Tolerance {
-    pub(super) rtol: f64,
-    pub(super) atol: f64,
-}
-
-impl Tolerance {
-    /// Of one rounding to `dtype`, and sums that may be off by `atol`.
-    pub(super) fn of(dtype: DType, atol: f64) -> Self {
-        let (rtol, least) = match dtype {
-            DType::BF16 => (1.6e-2, 1e-5),
-            DType::F16 => (2e-3, 1e-5),
-            _ => (1e-5, 1e-5),
-        };
-        Self { rtol, atol: atol + least }
-    }
-}
-
-/// What a call left.
-#[derive(Debug)]
-enum Output {
-    /// Equal bits; NaN is NaN.
-    Exact {
-        what: &'static str,
-        shape: String,
-        bits: Vec<u32>,
-    },
-    Close {
-        what: &'static str,
-        shape: String,
-        values: Vec<f32>,
-        tolerance: Tolerance,
-        largest: f64,
-    },
-    /// ‖a − b‖ ≤ limit · ‖b‖.
-    Norm {
-        what: &'static str,
-        values: Vec<f32>,
-        limit: f64,
-    },
-    Text {
-        what: &'static str,
-        text: String,
-    },
-}
-
-/// One call.
-#[derive(Debug)]
-pub(super) struct Event {
-    pub(super) name: &'static str,
-    /// `Err` if it was refused.
-    pub(super) outcome: Result<(), String>,
-    /// Its arguments are on devices that do not mix.
-    mixed: bool,
-    outputs: Vec<Output>,
 }
 
 /// A tensor, and what is known of its values.
@@ -349,9 +287,21 @@ impl<'a> Case<'a> {
             _ => f64::from(f32::MAX),
         };
         match tensor.to_f32_vec() {
-            Ok(_) if !(tolerance.atol < 1e30) => self.output(Output::Text { what, text: shape }),
+            Ok(_) if tolerance.atol.is_nan() || tolerance.atol >= 1e30 => {
+                self.output(Output::Text { what, text: shape })
+            }
             Ok(values) => self.output(Output::Close { what, shape, values, tolerance, largest }),
             Err(error) => self.fail(format!("reading {what}: {error}")),
+        }
+    }
+
+    /// As [`close`](Self::close), with infinities taken for NaN: a GPU's attention splits probabilities into two parts, and
+    /// an infinity times both may be NaN.
+    pub(super) fn close_if_finite(&mut self, what: &'static str, tensor: &Tensor, tolerance: Tolerance) {
+        self.close(what, tensor, tolerance);
+        if let Some(Output::Close { values, .. }) = self.events.last_mut().and_then(|e| e.outputs.last_mut())
+        {
+            values.iter_mut().filter(|value| value.is_infinite()).for_each(|value| *value = f32::NAN);
         }
     }
 
@@ -377,164 +327,4 @@ fn turned_codes(tensor: &Fp8Tensor) -> Option<Vec<u8>> {
             .map(|(r, c)| codes[r * cols + c])
             .collect(),
     )
-}
-
-/// One NaN for all.
-fn quiet(value: f32) -> u32 {
-    if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }
-}
-
-/// The first thing in which a run differs from the CPU's; `exact`: all bits must be equal.
-pub(super) fn difference(got: &[Event], cpu: &[Event], exact: bool) -> Option<String> {
-    for (event, other) in got.iter().zip(cpu) {
-        let name = event.name;
-        if event.mixed {
-            return event.outcome.is_ok().then(|| format!("{name}: accepted tensors of two devices"));
-        }
-        if name != other.name {
-            return Some(format!("{name}: the CPU's next call is {}", other.name));
-        }
-        match (&event.outcome, &other.outcome) {
-            (Ok(()), Ok(())) => {}
-            (Err(_), Err(_)) => continue,
-            (Ok(()), Err(refusal)) | (Err(refusal), Ok(())) if is_about_memory(refusal) => return None,
-            (Ok(()), Err(refusal)) => {
-                return Some(format!("{name}: accepted, refused on the CPU: {refusal}"));
-            }
-            (Err(refusal), Ok(())) => {
-                return Some(format!("{name}: refused, accepted on the CPU: {refusal}"));
-            }
-        }
-        if event.outputs.len() != other.outputs.len() {
-            let counts = (event.outputs.len(), other.outputs.len());
-            return Some(format!("{name}: {counts:?} results"));
-        }
-        for pair in event.outputs.iter().zip(&other.outputs) {
-            if let Some(what) = unequal(pair.0, pair.1, exact) {
-                return Some(format!("{name}: {what}"));
-            }
-        }
-    }
-    let (got, cpu) = (got.len(), cpu.len());
-    (got != cpu).then(|| format!("{got} calls, {cpu} on the CPU"))
-}
-
-fn unequal(got: &Output, cpu: &Output, exact: bool) -> Option<String> {
-    match (got, cpu) {
-        (Output::Exact { what, shape, bits }, Output::Exact { shape: other, bits: wanted, .. }) => {
-            if shape != other {
-                return Some(format!("{what}: {shape}, on the CPU {other}"));
-            }
-            let at = bits.iter().zip(wanted).position(|(a, b)| a != b)?;
-            let (a, b) = (bits[at], wanted[at]);
-            let (x, y) = (f32::from_bits(a), f32::from_bits(b));
-            Some(format!("{what} {shape}: element {at} is {a:#x} ({x:e}), on the CPU {b:#x} ({y:e})"))
-        }
-        (
-            Output::Close { what, shape, values, tolerance, largest },
-            Output::Close { shape: other, values: wanted, .. },
-        ) => {
-            if shape != other || values.len() != wanted.len() {
-                return Some(format!("{what}: {shape}, on the CPU {other}"));
-            }
-            let differ = |(a, b): (&f32, &f32)| {
-                if exact { quiet(*a) != quiet(*b) } else { !is_close(*a, *b, *tolerance, *largest) }
-            };
-            let at = values.iter().zip(wanted).position(differ)?;
-            let (a, b) = (values[at], wanted[at]);
-            Some(format!("{what} {shape}: element {at} is {a:e}, on the CPU {b:e}, beyond {tolerance:?}"))
-        }
-        (Output::Norm { what, values, limit }, Output::Norm { values: wanted, .. }) => {
-            if values.len() != wanted.len() {
-                return Some(format!("{what}: {} values, on the CPU {}", values.len(), wanted.len()));
-            }
-            if exact {
-                let at = values.iter().zip(wanted).position(|(a, b)| quiet(*a) != quiet(*b))?;
-                let (a, b) = (values[at], wanted[at]);
-                return Some(format!("{what}: element {at} is {a:e}, on the CPU {b:e}"));
-            }
-            let all = || values.iter().zip(wanted).map(|(a, b)| (f64::from(*a), f64::from(*b)));
-            let (difference, size) =
-                all().fold((0.0, 0.0), |(d, s), (a, b)| (d + (a - b) * (a - b), s + b * b));
-            let relative = f64::sqrt(difference / size);
-            (relative > *limit).then(|| format!("{what}: relative RMS {relative:.3}, at most {limit}"))
-        }
-        (Output::Text { what, text }, Output::Text { text: other, .. }) => {
-            (text != other).then(|| format!("{what}: {text}, on the CPU {other}"))
-        }
-        _ => Some("results of two kinds".to_owned()),
-    }
-}
-
-/// Values near the type's largest may be rounded to infinity on one device alone.
-fn is_close(a: f32, b: f32, tolerance: Tolerance, largest: f64) -> bool {
-    if a == b || (a.is_nan() && b.is_nan()) {
-        return true;
-    }
-    let (a, b) = (f64::from(a), f64::from(b));
-    if a.is_infinite() != b.is_infinite() {
-        let finite = if a.is_infinite() { b } else { a };
-        return finite.abs() > 0.97 * largest && a.signum() == b.signum();
-    }
-    (a - b).abs() <= tolerance.atol + tolerance.rtol * a.abs().max(b.abs())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn event(outcome: Result<(), &str>, outputs: Vec<Output>) -> Vec<Event> {
-        let outcome = outcome.map_err(str::to_owned);
-        vec![Event { name: "op", outcome, mixed: false, outputs }]
-    }
-
-    fn close(values: &[f32]) -> Vec<Event> {
-        let tolerance = Tolerance { rtol: 1e-3, atol: 1e-3 };
-        let (shape, largest) = (String::new(), 65504.0);
-        event(Ok(()), vec![Output::Close { what: "y", shape, values: values.to_vec(), tolerance, largest }])
-    }
-
-    fn bits(bits: &[u32]) -> Vec<Event> {
-        event(Ok(()), vec![Output::Exact { what: "y", shape: String::new(), bits: bits.to_vec() }])
-    }
-
-    #[test]
-    fn one_wrong_bit_and_one_misplaced_nan_are_found() {
-        assert_eq!(difference(&bits(&[1, 2]), &bits(&[1, 2]), false), None);
-        assert!(difference(&bits(&[1, 2]), &bits(&[1, 3]), false).is_some());
-        let values = [1.0, f32::NAN, f32::INFINITY, 65504.0];
-        assert_eq!(
-            difference(&close(&values), &close(&[1.001, f32::NAN, f32::INFINITY, 65504.0]), false),
-            None
-        );
-        assert_eq!(
-            difference(&close(&values), &close(&[1.0, f32::NAN, f32::INFINITY, f32::INFINITY]), false),
-            None
-        );
-        for (at, wrong) in [(0, 1.01), (0, f32::NAN), (1, 0.0), (2, f32::NEG_INFINITY)] {
-            let mut other = values;
-            other[at] = wrong;
-            assert!(difference(&close(&values), &close(&other), false).is_some(), "{at} {wrong}");
-        }
-        assert!(difference(&close(&[1.0]), &close(&[1.000_1]), true).is_some());
-    }
-
-    #[test]
-    fn what_one_device_refuses_the_other_refuses_too() {
-        let (accepted, refused) = (event(Ok(()), Vec::new()), event(Err("k = 3"), Vec::new()));
-        assert_eq!(difference(&refused, &refused, false), None);
-        assert!(difference(&accepted, &refused, false).is_some());
-        assert!(difference(&refused, &accepted, false).is_some());
-        let full = event(Err("cuda:0: 8 bytes asked for, 4 of 4 free"), Vec::new());
-        assert_eq!(difference(&full, &accepted, false), None);
-    }
-
-    #[test]
-    fn tensors_of_two_devices_must_be_refused() {
-        let mut events = event(Ok(()), Vec::new());
-        events[0].mixed = true;
-        assert!(
-            difference(&events, &event(Ok(()), Vec::new()), false).is_some_and(|w| w.contains("two devices"))
-        );
-    }
 }

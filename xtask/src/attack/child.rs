@@ -1,6 +1,6 @@
 //! The process that attacks. It may panic, hang or die: another one watches it, and starts it again behind the case.
 //!
-//! On standard output, a line each: `begin NUMBER`, `end NUMBER FAMILY ACCEPTED REFUSED`, `fail NUMBER FAMILY TEXT`,
+//! On standard output, a line each: `begin NUMBER FAMILY`, `end NUMBER FAMILY ACCEPTED REFUSED`, `fail NUMBER FAMILY TEXT`,
 //! with tabs between.
 
 use std::panic::{self, AssertUnwindSafe};
@@ -9,9 +9,10 @@ use std::sync::{Mutex, PoisonError};
 
 use fp8_kernels::Device;
 
-use super::case::{Case, Event, Place, difference};
+use super::case::{Case, Place};
 use super::draw::Draw;
 use super::operations::{self, Family};
+use super::outcome::{Event, difference};
 use super::{Attack, Part};
 use crate::workspace::Result;
 
@@ -44,10 +45,16 @@ pub(super) fn run(options: &Attack) -> Result<ExitCode> {
     };
     let mut number = options.first;
     while number < options.last {
-        println!("begin\t{number}");
         let done = match &mut attacker {
-            Attacker::Operations(operations) => operations.attack(number),
-            Attacker::Files(files) => files.attack(number),
+            Attacker::Operations(operations) => {
+                let (family, draw) = operations.pick(number);
+                println!("begin\t{number}\t{}", family.name);
+                operations.attack(number, family, &draw)
+            }
+            Attacker::Files(files) => {
+                println!("begin\t{number}\tfile");
+                files.attack(number)
+            }
         };
         for failure in &done.failures {
             println!("fail\t{number}\t{}\t{}", done.family, failure.replace('\n', "\\n").replace('\t', " "));
@@ -100,9 +107,12 @@ impl Operations {
         })
     }
 
-    fn attack(&self, number: u64) -> Done {
+    fn pick(&self, number: u64) -> (&'static Family, Draw) {
         let mut draw = Draw::new(self.seed, Part::Operations as u64, number);
-        let family = operations::pick(&mut draw);
+        (operations::pick(&mut draw), draw)
+    }
+
+    fn attack(&self, number: u64, family: &'static Family, draw: &Draw) -> Done {
         if self.talks {
             eprintln!("case {number}: {}", family.name);
         }
@@ -111,7 +121,7 @@ impl Operations {
         let policy = self.place.device.transpose_policy();
         let cpu =
             Place { device: self.cpu.device.clone().with_transpose_policy(policy), foreign: Vec::new() };
-        let other = one.install(|| self.once(family, &draw, &cpu));
+        let other = one.install(|| self.once(family, draw, &cpu));
         let mut done = Done {
             family: family.name,
             accepted: 0,
@@ -121,7 +131,7 @@ impl Operations {
         };
         // What a device would make of what panics on the CPU adds nothing.
         if done.failures.is_empty() {
-            let run = many.install(|| self.once(family, &draw, &self.place));
+            let run = many.install(|| self.once(family, draw, &self.place));
             done.failures.extend(run.failures);
             done.is_broken |= run.is_broken;
             if done.failures.is_empty() {

@@ -81,9 +81,9 @@ pub(super) fn run(range: &Range) -> Result<Tally> {
         let (status, is_late) = (process.end()?, range.deadline.is_some_and(|end| Instant::now() > end));
         let words = last_words(&words);
         match (began, status) {
-            (Begun::Hanging(number), _) => {
+            (Begun::Hanging(number, family), _) => {
                 let what = format!("hang: no end after {:?}", range.limit);
-                tally.fail(range.failure(number, what, &words));
+                tally.fail(Failure { family, ..range.failure(number, what, &words) });
                 next = number + range.stride;
             }
             (Begun::Nothing, _) if is_late => break,
@@ -97,8 +97,8 @@ pub(super) fn run(range: &Range) -> Result<Tally> {
                 tally.explain(&words);
             }
             (Begun::Nothing, status) => return Err(format!("an attacking process: {status}\n{words}").into()),
-            (Begun::Case(number), status) => {
-                tally.fail(range.failure(number, format!("death: {status}"), &words));
+            (Begun::Case(number, family), status) => {
+                tally.fail(Failure { family, ..range.failure(number, format!("death: {status}"), &words) });
                 next = number + range.stride;
             }
         }
@@ -116,8 +116,9 @@ impl Range {
 /// Where a process was when it ended.
 enum Begun {
     Nothing,
-    Case(u64),
-    Hanging(u64),
+    /// A case of a family.
+    Case(u64, String),
+    Hanging(u64, String),
 }
 
 struct Process {
@@ -150,18 +151,17 @@ impl Process {
                 Err(RecvTimeoutError::Timeout) => {
                     self.child.kill()?;
                     return match begun {
-                        Begun::Case(number) => Ok(Begun::Hanging(number)),
+                        Begun::Case(number, family) => Ok(Begun::Hanging(number, family)),
                         _ => Err("an attacking process hangs before its first case".into()),
                     };
                 }
             };
             let fields: Vec<&str> = line.split('\t').collect();
             match fields[..] {
-                ["begin", number] => begun = Begun::Case(number.parse()?),
+                ["begin", number, family] => begun = Begun::Case(number.parse()?, family.to_owned()),
                 ["fail", number, family, what] => {
-                    let mut failure = range.failure(number.parse()?, what.replace("\\n", "\n"), "");
-                    failure.family = family.to_owned();
-                    tally.fail(failure);
+                    let (family, what) = (family.to_owned(), what.replace("\\n", "\n"));
+                    tally.fail(Failure { family, ..range.failure(number.parse()?, what, "") });
                 }
                 ["end", number, family, accepted, refused] => {
                     tally.add(family, accepted.parse()?, refused.parse()?);

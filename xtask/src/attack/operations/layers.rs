@@ -4,8 +4,9 @@ use fp8_nn::prelude::*;
 use fp8_nn::rand::SeedableRng;
 use fp8_nn::rand::rngs::StdRng;
 
-use super::super::case::{Case, Tolerance};
+use super::super::case::Case;
 use super::super::draw::{Draw, Kind};
+use super::super::outcome::Tolerance;
 use super::scopes::{options, recipe};
 
 /// Where every attacked layer is: refusals of its backward name it.
@@ -189,6 +190,8 @@ fn drive<M: Module>(
     }
     case.say(|| format!("{recipe:?} {options:?}"));
     let kind = case.draw.pick(&[Kind::Noise, Kind::Noise, Kind::Special]);
+    // Ordinary values and rates, up to the step at hand.
+    let mut is_usual = kind == Kind::Noise;
     let (batch, sequence) = (case.draw.pick(&[1, 2, 3, 0]), case.draw.pick(&[1, 2, 5, 16, 17]));
     for _ in 0..1 + case.draw.below(3) {
         let x = case.tensor(&[batch, sequence, input], of, kind)?;
@@ -235,7 +238,8 @@ fn drive<M: Module>(
         let lr = case.draw.option(1e-3);
         let _ = case.call("AdamW::step", || optimizer.step(&mut model, lr));
         case.call("zero_grad", || zero_grad(&mut model))?;
-        if kind == Kind::Noise && most > 0.0 && lr < 1.0 {
+        is_usual &= lr.abs() < 1.0;
+        if is_usual {
             all_finite(case, &model);
         }
     }

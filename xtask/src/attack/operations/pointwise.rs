@@ -3,8 +3,9 @@
 use fp8_kernels::ops::{self, Activation, DropoutKey};
 use fp8_kernels::{DType, Tensor};
 
-use super::super::case::{Case, Tolerance};
+use super::super::case::Case;
 use super::super::draw::Kind;
+use super::super::outcome::Tolerance;
 use super::slots::Parts;
 
 pub(super) fn cast(case: &mut Case<'_>) -> Option<()> {

@@ -3,8 +3,9 @@
 use fp8_kernels::ops::{self, Accumulation, Layout};
 use fp8_kernels::{Cell, DType, Device, Encoding, Fp8Tensor, Operand, ScalePolicy, ScaleRule, Slot};
 
-use super::super::case::{Case, Input, Tolerance};
+use super::super::case::{Case, Input};
 use super::super::draw::Kind;
+use super::super::outcome::Tolerance;
 use super::slots::Parts;
 
 /// What sums of `k` products may differ by; without bound where they might overflow.

@@ -3,8 +3,9 @@
 use fp8_kernels::ops::{self, AttentionOptions, CrossEntropyOptions, Norm, NormOptions};
 use fp8_kernels::{DType, Tensor};
 
-use super::super::case::{Case, Tolerance};
+use super::super::case::Case;
 use super::super::draw::Kind;
+use super::super::outcome::Tolerance;
 use super::slots::Parts;
 
 /// `atol` for values of moderate size, no bound for wild ones.
@@ -199,7 +200,7 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     let unless_unusual = |atol: f64| if usual { atol } else { f64::INFINITY };
     // Scores of bf16 values are f32 sums: rounding them to 1e-5 moves exponentials by as much.
     let scores = 1e-5 * (1.0 + q.size * k.size) * q_shape[3] as f64;
-    case.close("o", &o, Tolerance::of(dtype, unless_unusual(scores * (1.0 + v.size))));
+    case.close_if_finite("o", &o, Tolerance::of(dtype, unless_unusual(scores * (1.0 + v.size))));
     let rows = Tolerance { rtol: 1e-3, atol: unless_unusual(scores) };
     case.close("row_max", &saved.row_max, rows);
     case.close("row_sum", &saved.row_sum, rows);
@@ -213,7 +214,7 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     let many = (q_shape[1].max(k_shape[1]) * q_shape[3].max(4)) as f64;
     let near = Tolerance::of(dtype, unless_unusual(size * rounding * many));
     for (name, gradient) in [("dq", &dq), ("dk", &dk), ("dv", &dv)] {
-        case.close(name, gradient, near);
+        case.close_if_finite(name, gradient, near);
     }
     Some(())
 }

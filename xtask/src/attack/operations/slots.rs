@@ -9,8 +9,9 @@ use fp8_kernels::{
 };
 use fp8_recipe::{Direction, Quantizer};
 
-use super::super::case::{Case, Tolerance};
+use super::super::case::Case;
 use super::super::draw::{Draw, Kind};
+use super::super::outcome::Tolerance;
 
 /// What a slot borrows.
 pub(super) struct Parts {
