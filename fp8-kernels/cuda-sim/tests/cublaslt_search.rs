@@ -1,4 +1,8 @@
 //! cuBLASLt's search for kernels: what it demands of a descriptor, and what a kernel that it found may be used for.
+#![expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "calls of the C interface, one after another under one contract"
+)]
 
 mod lt;
 mod rig;
