@@ -242,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
         const int coding = slot == SLOT_FIXED || (slot == SLOT_CELL && scale != -1.0f);
         Codes out = begin_codes(nullptr, format_of(r), r.counters);
         out.scale = fabsf(scale);
-        if (!coding) out.counting = 0;
+        if (!coding) out.counters = nullptr;
         const Update update = {r, f, skips};
         for (; next < end; next++) any_tile(tile, out, r, next - first, coding, update);
         finish_codes(out, slot == SLOT_NONE ? nullptr : amaxes + tensor, coding ? r.counters : nullptr, 0, scratch);

@@ -264,29 +264,33 @@ __device__ __forceinline__ float scale_of(const Rule& rule, float amax, float ol
 struct Codes {
     float scale;
     int format;
-    int counting;
+    u64* counters;  // null: nothing is counted
     float amax;
     u32 saturated;
     u32 underflowed;
-    u32 nan;
 };
 
 // `scale` is a scale cell: its magnitude counts. Null: values are only looked at for their amax.
-__device__ __forceinline__ Codes begin_codes(const float* scale, int format, const u64* counters) {
-    return {scale ? fabsf(*scale) : 1.0f, format, counters != nullptr, 0.0f, 0, 0, 0};
+__device__ __forceinline__ Codes begin_codes(const float* scale, int format, u64* counters) {
+    return {scale ? fabsf(*scale) : 1.0f, format, counters, 0.0f, 0, 0};
 }
 
 __device__ __forceinline__ void count_code(Codes& out, float v, u32 code) {
     out.saturated += fabsf(v) < INFINITY_F && fabsf(v * out.scale) > saturation_limit(out.format);
     out.underflowed += v != 0.0f && (code & 0x7fu) == 0;
-    out.nan += v != v;
+}
+
+// NaN is rare, so it is counted at once: a register less in every kernel.
+__device__ __forceinline__ void count_nan(const Codes& out, u32 n) {
+    if (n > 0 && out.counters) atomicAdd(out.counters + 3, (u64)n);
 }
 
 // The code of one value; amax and counts are kept.
 __device__ __forceinline__ u32 code1(Codes& out, float v) {
     u32 code = encode1(v * out.scale, out.format);
     out.amax = fmaxf(out.amax, fabsf(v));
-    if (out.counting) count_code(out, v, code);
+    if (out.counters) count_code(out, v, code);
+    count_nan(out, v != v);
     return code;
 }
 
@@ -317,15 +321,17 @@ __device__ __forceinline__ uint2 code8(Codes& out, const float v[8]) {
         words[w] = encode2_numbers(four[0], four[1], out.format) | encode2_numbers(four[2], four[3], out.format) << 16;
     }
     const int is_usual = largest * out.scale <= saturation_limit(out.format) && smallest > least;
-    if (!is_usual && (out.counting || largest != largest)) {
+    if (!is_usual && (out.counters || largest != largest)) {
+        u32 nan = 0;
         largest = 0.0f;
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             const int at = 8 * (k % 4);
-            if (v[k] != v[k]) words[k / 4] = (words[k / 4] & ~(0xffu << at)) | (0x7fu << at);
+            if (v[k] != v[k]) words[k / 4] = (words[k / 4] & ~(0xffu << at)) | (0x7fu << at), nan++;
             largest = fmaxf(largest, fabsf(v[k]));
             count_code(out, v[k], words[k / 4] >> at & 0xffu);
         }
+        count_nan(out, nan);
     }
     out.amax = fmaxf(out.amax, largest);
     return make_uint2(words[0], words[1]);
@@ -346,11 +352,9 @@ __device__ __forceinline__ void finish_codes(const Codes& out, int* amax, u64* c
     }
     if (counters) {
         u32 saturated = warp_count(out.saturated), underflowed = warp_count(out.underflowed);
-        u32 nan = warp_count(out.nan);
         if (threadIdx.x % WARP == 0) {
             if (saturated) atomicAdd(counters, (u64)saturated);
             if (underflowed) atomicAdd(counters + 1, (u64)underflowed);
-            if (nan) atomicAdd(counters + 3, (u64)nan);
         }
         if (elements && threadIdx.x == 0) atomicAdd(counters + 2, elements);
     }
