@@ -229,8 +229,9 @@ impl Kernel for BackwardHead<'_> {
                 let rows = probs.chunks_exact_mut(cols).zip(grads.chunks_exact_mut(cols));
                 for (i, (probs, grads)) in rows.enumerate() {
                     let seen = p.seen(first + i, x.length).saturating_sub(start).min(cols);
-                    let (origin, inverse, mean) =
-                        (origin(x.max[first + i]), 1.0 / x.sum[first + i], means[i]);
+                    let (origin, sum, mean) = (origin(x.max[first + i]), x.sum[first + i], means[i]);
+                    // Scores that are all -inf have a sum of 0, and weigh nothing.
+                    let inverse = if sum == 0.0 { 0.0 } else { 1.0 / sum };
                     probs[seen..].fill(0.0);
                     grads[seen..].fill(0.0);
                     for (prob, grad) in probs[..seen].iter_mut().zip(&mut grads[..seen]) {

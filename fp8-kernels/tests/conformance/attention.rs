@@ -21,6 +21,7 @@ cases![
     maxima_that_rise_from_block_to_block,
     large_scores_stay_finite,
     padding_is_not_read,
+    scores_of_minus_infinity_send_no_gradient,
     a_scale_given_or_default,
     no_queries_or_keys,
     same_for_any_threads,
@@ -337,6 +338,20 @@ fn large_scores_stay_finite(device: &Device) -> Outcome {
         ensure(values.iter().all(|v| v.is_finite()), || format!("{name}: {values:?}"))?;
     }
     Ok(())
+}
+
+/// A row of scores that are all -inf sees keys, but gives them no weight: 0, and no gradient.
+fn scores_of_minus_infinity_send_no_gradient(device: &Device) -> Outcome {
+    let shape = [1, 1, 1, 3];
+    let tensor = |values: [f32; 3]| Tensor::from_vec(values.to_vec(), shape, device);
+    let (q, k, v) =
+        (tensor([f32::NEG_INFINITY, 1.0, 1.0])?, tensor([1.0, 2.0, 3.0])?, tensor([4.0, 5.0, 6.0])?);
+    let options = AttentionOptions { causal: false, softmax_scale: Some(1.0) };
+    let (o, saved) = ops::attention(&q, &k, &v, None, options)?;
+    same("o", &o.to_vec::<f32>()?, &[0.0; 3], 3)?;
+    let (dq, _, dv) = ops::attention_backward(&v, &q, &k, &v, &o, &saved, None, options)?;
+    same("dq", &dq.to_vec::<f32>()?, &[0.0; 3], 3)?;
+    same("dv", &dv.to_vec::<f32>()?, &[0.0; 3], 3)
 }
 
 fn padding_is_not_read(device: &Device) -> Outcome {

@@ -162,6 +162,10 @@ fn is_close(a: f32, b: f32, tolerance: Tolerance, largest: f64) -> bool {
         let finite = if a.is_infinite() { b } else { a };
         return finite.abs() > 0.97 * largest && a.signum() == b.signum();
     }
+    // Of opposite signs: their distance, and what it may be, are both infinite.
+    if a.is_infinite() {
+        return false;
+    }
     (a - b).abs() <= tolerance.atol + tolerance.rtol * a.abs().max(b.abs())
 }
 

@@ -35,7 +35,7 @@ enum Source {
 
 /// A rule for first scales, or for all of them.
 pub(super) fn rule(draw: &mut Draw, encoding: Encoding) -> ScaleRule {
-    let fp8_max = if draw.once_in(40) { draw.option(f32::MAX) } else { encoding.max() };
+    let fp8_max = if draw.once_in(40) { draw.pick(&[1.0, f32::MAX, 1e-45]) } else { encoding.max() };
     let margin = draw.pick(&[0, 0, 0, 1, 3, -2, 140, -140, i32::MAX, i32::MIN]);
     match draw.below(4) {
         0 => {
