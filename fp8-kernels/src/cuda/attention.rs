@@ -1,9 +1,9 @@
 //! `attention` on a GPU: one launch forward, three backward, none of which keeps scores in memory.
 //!
 //! 16-bit tensors whose head_dim is a multiple of eight, at most 128, go through the tensor cores; anything else through
-//! plain f32 arithmetic, which computes scores again for every 64 columns of a head. On the tensor cores probabilities, and
-//! in backward the scores' gradients, are narrowed to the tensors' type before they are multiplied. A key length out of
-//! range is told at the next call that waits for the device.
+//! plain f32 arithmetic, which computes scores again for every 64 columns of a head. On the tensor cores forward keeps the
+//! probabilities' rounding below that of the result; backward narrows probabilities and the scores' gradients to the
+//! tensors' type before it multiplies them. A key length out of range is told at the next call that waits for the device.
 
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
 use crate::ops::{AttentionSaved, Problem};
@@ -207,7 +207,7 @@ impl Path {
         }
     }
 
-    /// Bytes of dynamic shared memory: two stages of 64 keys and values.
+    /// Bytes of dynamic shared memory: two stages of up to 64 keys and values.
     fn forward_shared(self) -> u32 {
         match self {
             Self::Matrices(names) => 2 * 2 * 64 * names.padded * 2,

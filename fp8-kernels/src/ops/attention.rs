@@ -59,7 +59,8 @@ impl Problem {
     }
 }
 
-/// `o`, and what backward needs. Keys from `key_lengths` on are padding: no query of that batch entry sees them.
+/// `o`, and what backward needs. Keys from `key_lengths` on are padding: no query of that batch entry sees them. A NaN or an
+/// infinity in a key or value that is hidden from a query may reach its output all the same, as 0 · NaN: keep padding finite.
 ///
 /// # Errors
 /// Shapes other than the module's table, heads that groups do not divide, a head_dim of 0, different dtypes, a key length

@@ -40,8 +40,8 @@ pub use cross_entropy::{CrossEntropyOptions, CrossEntropySaved, cross_entropy, c
 pub use dropout::{DropoutKey, dropout, dropout_backward};
 pub use elementwise::{add, bias, clip_in_place, scale, scale_in_place};
 pub use embedding::{embedding, embedding_backward};
-pub(crate) use gemm::{check_output, output_shape};
 pub use gemm::{Layout, gemm, gemm_accumulate};
+pub(crate) use gemm::{check_output, output_shape};
 pub(crate) use gemm_fp8::product_then_quantize;
 pub use gemm_fp8::{Accumulation, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};
 pub use grad_norm::grad_norm;

@@ -146,9 +146,6 @@ const SCALE: f64 = 0.5;
 /// on tensor cores, which is taken of scores times log2(e) and within 2 ulp.
 const NEAREST: f64 = 2e-6;
 
-/// Keys of a tile on tensor cores.
-const KEYS: usize = 64;
-
 /// Of this score a row has one, with the probability 0.
 const FAR: f32 = -100.0;
 
@@ -283,21 +280,17 @@ fn outputs(dtype: DType, dim: usize, seed: u64, device: &Device) -> Outcome {
     // The largest one stands before all others, or behind: then what was summed up shrinks.
     let largest = if seed.is_multiple_of(2) { 0 } else { keys - 1 };
     let own = |row: usize| (row + 11 * seed as usize) % (keys - 1) + usize::from(largest == 0);
+    // The kernel's probabilities have twice the digits of their type.
+    let nearest = if dtype == DType::BF16 { 1e-5 } else { NEAREST };
     let mut random = Random::new(seed);
     let choice: Vec<f32> = scores(dtype).into_iter().filter(|&score| score < 0.0).collect();
     let score: Vec<f32> = (0..rows).map(|_| choice[random.bits() as usize % choice.len()]).collect();
     let weight = |row: usize| f64::from(score[row]).exp();
-    // Tensor cores multiply a probability that was narrowed to the type, unless it was 1 when its tile of keys was added.
-    let on_tensor_cores = device.to_string() != "cpu" && dim.is_multiple_of(8);
-    let share = |row: usize| {
-        let narrowed = on_tensor_cores && largest / KEYS <= own(row) / KEYS;
-        let numerator = if narrowed { f64::from(round(dtype, weight(row))) } else { weight(row) };
-        numerator / (1.0 + weight(row))
-    };
+    let share = |row: usize| weight(row) / (1.0 + weight(row));
     let mut values = vec![0.0; keys * dim];
     for row in 0..rows {
         for value in &mut values[own(row) * dim..][..dim] {
-            *value = factor(dtype, share(row), 0.0, NEAREST, &mut random);
+            *value = factor(dtype, share(row), 0.0, nearest, &mut random);
         }
     }
     let scores = |key: usize, row: usize| {

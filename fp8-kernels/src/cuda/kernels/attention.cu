@@ -2,9 +2,8 @@
 // Attention with the tensor cores, for 16-bit elements and head sizes up to 128 that are multiples of eight; anything else
 // is attention_plain.cu's.
 //
-// A block owns 64 queries and goes through the keys they see in rising order. Scores, softmax and sums are f32;
-// probabilities are narrowed to the elements' type as operands of the second product, as in backward. Shared memory is
-// dynamic: two stages of keys and values.
+// A block owns 64 queries and goes through the keys they see in rising order. Scores, softmax and sums are f32. Shared memory
+// is dynamic: two stages of keys and values.
 
 // The largest and the sum over the four lanes that share a row.
 __device__ __forceinline__ float row_max_of(float v) {
@@ -17,6 +16,8 @@ __device__ __forceinline__ float row_sum_of(float v) {
     return v + __shfl_xor_sync(FULL_WARP, v, 2);
 }
 
+// Probabilities keep twice the digits of their type: as a value and what it drops, each with a product of its own. With one
+// of them, outputs that nearly cancel would be off by more than the tolerance.
 template <int DTYPE, int D, int KEYS>
 __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k, const u16* v, u16* o, float* row_max,
                                         float* row_sum, const int* key_lengths, i64* fault, const Call& call) {
@@ -119,9 +120,22 @@ __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k
         }
 #pragma unroll
         for (int i = 0; i < KEYS / 16; i++) {
-            u32 w[4];
-            narrow_pairs<DTYPE>(w, scores + 2 * i);
-            add_product<DTYPE, D>(out, w, tile + TILE, i * 16);
+            u32 high[4], low[4];
+            narrow_pairs<DTYPE>(high, scores + 2 * i);
+#pragma unroll
+            for (int part = 0; part < 4; part++) {
+                const float* pair = scores[2 * i + part / 2] + part % 2 * 2;
+                low[part] = remainder<DTYPE>(high[part], pair[0], pair[1]);
+            }
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                u32 m[4];
+                load_right_rows<D>(m, tile + TILE, i * 16, n);
+                multiply<DTYPE>(out[2 * n], high, m[0], m[1]);
+                multiply<DTYPE>(out[2 * n], low, m[0], m[1]);
+                multiply<DTYPE>(out[2 * n + 1], high, m[2], m[3]);
+                multiply<DTYPE>(out[2 * n + 1], low, m[2], m[3]);
+            }
         }
     }
     float factors[2];
@@ -138,15 +152,16 @@ __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k
     store_rows<DTYPE, D>(o + q_start, q_stride, own, call.queries, call.head_dim, out, factors[0], factors[1]);
 }
 
-#define FORWARD(NAME, DTYPE, D)                                                                                    \
+#define FORWARD(NAME, DTYPE, D, KEYS)                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)                                         \
     NAME(const u16* q, const u16* k, const u16* v, u16* o, float* row_max, float* row_sum, CALL_PARAMETERS) {      \
         extern __shared__ __align__(16) char memory[];                                                            \
         Call call = CALL_OF_PARAMETERS;                                                                            \
-        forward<DTYPE, D, 64>(memory, q, k, v, o, row_max, row_sum, key_lengths, fault, call);                     \
+        forward<DTYPE, D, KEYS>(memory, q, k, v, o, row_max, row_sum, key_lengths, fault, call);                   \
     }
 
-FORWARD(attention_bf16_64, BF16, 64)
-FORWARD(attention_bf16_128, BF16, 128)
-FORWARD(attention_f16_64, F16, 64)
-FORWARD(attention_f16_128, F16, 128)
+// With 64 keys at a time the last one would spill on sm_100.
+FORWARD(attention_bf16_64, BF16, 64, 64)
+FORWARD(attention_bf16_128, BF16, 128, 64)
+FORWARD(attention_f16_64, F16, 64, 64)
+FORWARD(attention_f16_128, F16, 128, 32)

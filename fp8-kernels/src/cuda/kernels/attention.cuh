@@ -103,6 +103,13 @@ __device__ __forceinline__ u32 narrow(float low, float high) {
     return pair;
 }
 
+// What `narrow` has dropped of both values, narrowed in turn.
+template <int DTYPE>
+__device__ __forceinline__ u32 remainder(u32 pair, float low, float high) {
+    if (DTYPE == BF16) return narrow<BF16>(low - bf16_to_f32(pair & 0xffffu), high - bf16_to_f32(pair >> 16));
+    return narrow<F16>(low - f16_to_f32(pair & 0xffffu), high - f16_to_f32(pair >> 16));
+}
+
 // Two results of eight columns each as the left operand of 16.
 template <int DTYPE>
 __device__ __forceinline__ void narrow_pairs(u32 w[4], const float (*c)[4]) {
