@@ -1,9 +1,10 @@
 //! What a kernel's PTX may not contain, so that its results are the same bits everywhere.
 //!
-//! `add.f32` without a rounding may be fused with a multiplication by the assembler; `.approx` results differ between
+//! `add.f32` without a rounding may be fused with a multiplication by the assembler. `.approx` results differ between
 //! architectures, and no kernel needs one even to start an iteration, since divisions and roots are `.rn`; `div.full` is off
-//! by up to two units and names no rounding either; `.ftz` drops subnormals; atomic float sums depend on the order in which threads come, and products of
-//! matrix units on the order in which the hardware adds; doubles and local memory are slow and never meant.
+//! by up to two units and names no rounding either. `.ftz` drops subnormals. Atomic float sums depend on the order in which
+//! threads come, and products of matrix units on the order in which the hardware adds. Doubles and local memory are slow and
+//! never meant.
 
 /// Kernel files whose results need not be the same bits everywhere: what each may use all the same, and why.
 pub(crate) const INEXACT: [(&str, &str, &str); 6] = [
@@ -115,6 +116,9 @@ mod tests {
         let product = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r2}, {%f2};";
         assert_eq!(breaches("attention", product), [""; 0]);
         assert_eq!(breaches("attention_plain", product).len(), 1);
-        assert_eq!(breaches("attention", "ex2.approx.f32 %f1, %f2;").len(), 1);
+        let power = "ex2.approx.ftz.f32 %f1, %f2;";
+        assert_eq!(breaches("attention", power), [""; 0]);
+        assert_eq!(breaches("attention_plain", power).len(), 1);
+        assert_eq!(breaches("attention", "add.rn.ftz.f32 %f1, %f2, %f3;").len(), 1);
     }
 }
