@@ -4,6 +4,7 @@
 mod collectives;
 mod failures;
 mod gather;
+mod interleavings;
 mod scaling;
 mod schedules;
 mod support;
