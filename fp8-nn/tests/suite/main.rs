@@ -3,6 +3,7 @@
 
 use fp8_nn::prelude::Device;
 
+mod agreement;
 mod all_or_nothing;
 mod checkpoint;
 mod checkpoint_files;
@@ -13,6 +14,7 @@ mod gradients;
 mod initialization;
 mod llama;
 mod modes;
+mod one_process;
 mod optimizer;
 mod options;
 mod oracle;
