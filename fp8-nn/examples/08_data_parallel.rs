@@ -89,7 +89,8 @@ fn launch() -> Result<ExitCode, Failure> {
     for rank in 0..2 {
         let mut command = Command::new(env::current_exe()?);
         let numbers = [("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank), ("MASTER_PORT", port.into())];
-        command.arg("tcp").env("MASTER_ADDR", "127.0.0.1");
+        command.arg("tcp").env("MASTER_ADDR", "127.0.0.1").env_remove("FP8_PORT");
+        command.env("TORCHELASTIC_RUN_ID", format!("example-08-{port}"));
         children.push(command.envs(numbers.map(|(name, value)| (name, value.to_string()))).spawn()?);
     }
     let mut all = true;
