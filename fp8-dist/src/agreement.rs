@@ -112,7 +112,8 @@ mod tests {
     #[test]
     fn the_first_difference_is_the_first_in_the_order_of_the_names() {
         let ours: &[(&str, u8)] = &[("a", 1), ("b", 2), ("c", 3)];
-        let cases: [(&[(&str, u8)], Option<(&str, [bool; 2])>); 8] = [
+        type Pieces = &'static [(&'static str, u8)];
+        let cases: [(Pieces, Option<(&str, [bool; 2])>); 8] = [
             (ours, None),
             (&[("a", 1), ("b", 9), ("c", 9)], Some(("b", [true, true]))),
             (&[("a", 1), ("c", 3)], Some(("b", [false, true]))),

@@ -259,7 +259,7 @@ fn the_state_of_a_rank_in_training_replaces_that_of_others() {
             replica = Replica::of(&alone);
             (0..2).for_each(|step| replica.step(step, &fp8()).unwrap());
             replica.scaling.set_group(group.clone());
-            replica.group = Some(group.clone());
+            replica.group = Some(group);
         }
         replica.broadcast(0).unwrap(); // of a rank that has not trained
         let before = replica.optimizer.steps();

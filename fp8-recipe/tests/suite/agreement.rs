@@ -126,7 +126,8 @@ fn each_kind_of_state_has_a_digest_of_its_own() {
     both_passes(&mut trained, 1.0).unwrap();
     both_passes(&mut trained, 2.0).unwrap();
     let state = trained.state().unwrap();
-    let changes: [(fn(&mut ScalingState), &str); 4] = [
+    type Change = fn(&mut ScalingState);
+    let changes: [(Change, &str); 4] = [
         (|_| {}, ""),
         (|state| state.arenas[0].scale[0] *= 2.0, "the scale of `a.input` under delayed(margin=0"),
         (
