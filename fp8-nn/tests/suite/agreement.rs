@@ -1,92 +1,23 @@
 //! Replicas that must have one state: what is compared, when, and how all get the state of one.
 
+use crate::counting::Counting;
 use crate::support::{delayed, device, error, noise, off, rng, unless_simulated};
-use fp8_nn::fp8_dist::{self, StateDigest, local};
-use fp8_nn::fp8_kernels::Arena;
+use fp8_nn::fp8_dist::local;
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Duration;
-
-/// A group that counts how often state is compared.
-#[derive(Debug)]
-struct Counting {
-    group: Arc<dyn ProcessGroup>,
-    comparisons: AtomicUsize,
-}
-
-impl AmaxGroup for Counting {
-    fn id(&self) -> &str {
-        self.group.id()
-    }
-
-    fn world_size(&self) -> usize {
-        self.group.world_size()
-    }
-
-    fn agree_on_names(&self, key: &str, names: &[Arc<str>]) -> fp8_nn::fp8_recipe::Result<()> {
-        self.group.agree_on_names(key, names)
-    }
-
-    fn agree_on_state(&self, what: &str, state: &[StateDigest]) -> fp8_nn::fp8_recipe::Result<()> {
-        self.comparisons.fetch_add(1, Relaxed);
-        self.group.agree_on_state(what, state)
-    }
-
-    fn all_reduce_max(&self, key: &str, arena: &Arena) -> fp8_nn::fp8_recipe::Result<()> {
-        self.group.all_reduce_max(key, arena)
-    }
-
-    fn poison(&self, reason: &str) {
-        self.group.poison(reason);
-    }
-}
-
-impl ProcessGroup for Counting {
-    fn rank(&self) -> usize {
-        self.group.rank()
-    }
-
-    fn handle_number(&self) -> u64 {
-        self.group.handle_number()
-    }
-
-    fn all_reduce(&self, what: &str, x: &Tensor, op: ReduceOp) -> fp8_dist::Result<Tensor> {
-        self.group.all_reduce(what, x, op)
-    }
-
-    fn all_reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> fp8_dist::Result<()> {
-        self.group.all_reduce_in_place(what, x, op)
-    }
-
-    fn all_gather(&self, what: &str, x: &Tensor) -> fp8_dist::Result<Tensor> {
-        self.group.all_gather(what, x)
-    }
-
-    fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> fp8_dist::Result<Tensor> {
-        self.group.reduce_scatter(what, x, op)
-    }
-
-    fn broadcast(&self, what: &str, x: &Tensor, root: usize) -> fp8_dist::Result<Tensor> {
-        self.group.broadcast(what, x, root)
-    }
-
-    fn barrier(&self) -> fp8_dist::Result<()> {
-        self.group.barrier()
-    }
-}
 
 /// `f` on every rank, with its handle.
 fn ranks<T: Send>(world_size: usize, f: impl Fn(Arc<Counting>) -> T + Sync) -> Vec<T> {
     let groups = local("dp", world_size, Duration::from_secs(60)).unwrap();
     thread::scope(|scope| {
         let f = &f;
-        let counting = |group| Arc::new(Counting { group, comparisons: AtomicUsize::new(0) });
         let threads: Vec<_> =
-            groups.into_iter().map(|group| scope.spawn(move || f(counting(group)))).collect();
+            groups.into_iter().map(|group| scope.spawn(move || f(Counting::new(group)))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -255,8 +186,7 @@ fn the_state_of_a_rank_in_training_replaces_that_of_others() {
         let mut replica = Replica::of(&group);
         if group.rank() == 1 {
             let alone = local("dp", 1, Duration::from_secs(60)).unwrap().remove(0);
-            let alone = Arc::new(Counting { group: alone, comparisons: AtomicUsize::new(0) });
-            replica = Replica::of(&alone);
+            replica = Replica::of(&Counting::new(alone));
             (0..2).for_each(|step| replica.step(step, &fp8()).unwrap());
             replica.scaling.set_group(group.clone());
             replica.group = Some(group);
@@ -383,8 +313,7 @@ fn two_groups_by_turns_compare_once_each() {
     thread::scope(|scope| {
         for groups in first.into_iter().zip(second) {
             scope.spawn(move || {
-                let counting = |group| Arc::new(Counting { group, comparisons: AtomicUsize::new(0) });
-                let groups = [counting(groups.0), counting(groups.1)];
+                let groups = [Counting::new(groups.0), Counting::new(groups.1)];
                 let mut model = crate::support::linear("fc", 16, 16, 1);
                 for _ in 0..3 {
                     groups.iter().for_each(|group| all_reduce_gradients(&mut model, &**group).unwrap());
@@ -446,6 +375,27 @@ fn ranks_with_different_models_do_not_agree_and_get_no_state() {
             let names = format!("name 1 is `{theirs}` on rank 1 and `fc.weight: bf16 [16, 16]` on rank 0");
             assert!(received.contains(&names), "{received}");
         }
+    }
+}
+
+#[test]
+fn a_broadcast_of_state_that_fails_half_way_changes_nothing() {
+    let folder = trained();
+    // Lengths, text and numbers, and of weight and bias the value, two moments and the f32 copy.
+    for passed in 0..3 + 2 * 4 {
+        let errors = ranks(2, |group| {
+            let mut replica = Replica::of(&group);
+            if group.rank() == 0 {
+                replica.load(folder.path());
+            } else {
+                group.broadcasts_left.store(passed, Relaxed);
+            }
+            let before = replica.bytes();
+            let error = error(replica.broadcast(0));
+            assert!(before == replica.bytes(), "some state was replaced after {passed} broadcasts");
+            error
+        });
+        assert!(errors.iter().all(|error| error.contains("rank 1 gave up: on purpose")), "{errors:?}");
     }
 }
 

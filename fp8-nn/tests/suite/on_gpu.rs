@@ -9,6 +9,7 @@ mod agreement;
 mod all_or_nothing;
 mod checkpoint;
 mod checkpoint_files;
+mod counting;
 mod data_parallel;
 mod dtypes;
 mod golden;
