@@ -113,7 +113,8 @@ mod tests {
     fn the_first_difference_is_the_first_in_the_order_of_the_names() {
         let ours: &[(&str, u8)] = &[("a", 1), ("b", 2), ("c", 3)];
         type Pieces = &'static [(&'static str, u8)];
-        let cases: [(Pieces, Option<(&str, [bool; 2])>); 8] = [
+        type Expected = Option<(&'static str, [bool; 2])>;
+        let cases: [(Pieces, Expected); 8] = [
             (ours, None),
             (&[("a", 1), ("b", 9), ("c", 9)], Some(("b", [true, true]))),
             (&[("a", 1), ("c", 3)], Some(("b", [false, true]))),

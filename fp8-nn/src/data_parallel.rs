@@ -1,7 +1,9 @@
 //! Training on several ranks with one batch each.
 //!
-//! Each rank divides its loss by the *global* batch; summed gradients are then those of one process with the joined
-//! batch, up to the order of sums, and in FP8 up to first scales, which each rank takes from its own part. Ranks that start with equal state end each step with equal state; [`agreement`] sees to the start.
+//! Each rank divides its loss by the *global* batch. Summed gradients are then those of one process with the joined batch,
+//! up to the order of sums, and in FP8 up to first scales, which each rank takes from its own part of the batch.
+//!
+//! Ranks that start a step with equal state end it with equal state. [`agreement`] checks that they start with equal state.
 
 mod agreement;
 mod broadcast_state;
