@@ -6,6 +6,7 @@ use crate::support::{
 use fp8_recipe::fp8_kernels::Arena;
 use fp8_recipe::{
     AmaxGroup, AutocastOptions, CurrentScaling, DelayedScaling, Direction, Error, Recipe, Result, Scaling,
+    StateDigest,
 };
 use std::sync::{Arc, Mutex};
 
@@ -59,6 +60,11 @@ impl AmaxGroup for Others {
     fn agree_on_names(&self, key: &str, names: &[Arc<str>]) -> Result<()> {
         assert!(names.is_sorted());
         self.call(&format!("agree {}", names.len()), key)
+    }
+
+    /// `agreement.rs` has its cases.
+    fn agree_on_state(&self, _: &str, _: &[StateDigest]) -> Result<()> {
+        Ok(())
     }
 
     fn all_reduce_max(&self, key: &str, arena: &Arena) -> Result<()> {
