@@ -13,3 +13,4 @@ mod ports;
 mod processes;
 mod rig;
 mod scaling;
+mod steady;
