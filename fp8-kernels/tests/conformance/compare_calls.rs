@@ -7,7 +7,8 @@ cases![
     one_call_that_differs,
     one_scale_that_differs,
     scales_that_are_not_committed,
-    refuses
+    each_call_is_named,
+    refuses,
 ];
 
 const RANKS: [usize; 8] = [1, 2, 3, 31, 32, 33, 64, 100];
@@ -78,6 +79,20 @@ fn scales_that_are_not_committed(device: &Device) -> Outcome {
             let compared = compare(device, &vec![5; ranks], Some(&vec![value; ranks]));
             refused_on(device, compared, &wording)?;
         }
+    }
+    Ok(())
+}
+
+/// Also by a name that was used before, and where calls of several names are queued.
+fn each_call_is_named(device: &Device) -> Outcome {
+    let calls = |second: i32| Tensor::from_vec(vec![1, second], [2], device);
+    let scales = Tensor::from_vec(vec![2.0f32, 4.0], [2], device)?;
+    for name in ["a", "b", "c", "b", "a"] {
+        ops::compare_calls("right", &calls(1)?, None)?;
+        let compared = ops::compare_calls(name, &calls(2)?, None);
+        refused_on(device, compared, &format!("{name}: rank 1 made another call"))?;
+        let compared = ops::compare_calls(name, &calls(1)?, Some(&scales));
+        refused_on(device, compared, &format!("{name}: the scale is 4 on rank 1 and 2 on rank 0"))?;
     }
     Ok(())
 }
