@@ -14,3 +14,4 @@ mod processes;
 mod rig;
 mod scaling;
 mod steady;
+mod steady_scopes;

@@ -1,13 +1,12 @@
 //! The quantized all-gather once ranks have agreed on a name: nothing is exchanged between hosts, nothing is read from
 //! the device, and the call can be recorded.
 
-use crate::rig::{Group, LONG, Rig, SEEDS, SHORT, join, ranks, tensor, try_ranks};
+use crate::rig::{Rig, SEEDS, SHORT, join, ranks, tensor, try_ranks};
 use fp8_dist::quantized_all_gather;
 use fp8_kernels::{
     Cell, DType, Device, Encoding, Operand, Scale, ScalePolicy, ScaleRule, Slot, Tensor, TransposePolicy,
     UNSET, ops,
 };
-use fp8_recipe::{AutocastOptions, DelayedScaling, Recipe, Scaling, ScalingState, SlotName, SlotRole, Slots};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -17,9 +16,9 @@ const DELAYED: ScaleRule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, polic
 const CURRENT: ScaleRule = ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false };
 
 /// Codes, codes of the transpose, and the factor's bits; of a tensor in high precision its values' bits.
-type Bytes = (Vec<u8>, Option<Vec<u8>>, Option<u32>);
+pub(crate) type Bytes = (Vec<u8>, Option<Vec<u8>>, Option<u32>);
 
-fn bytes(operand: &Operand) -> Bytes {
+pub(crate) fn bytes(operand: &Operand) -> Bytes {
     match operand {
         Operand::High(x) => {
             (x.to_f32_vec().unwrap().iter().flat_map(|x| x.to_le_bytes()).collect(), None, None)
@@ -31,7 +30,7 @@ fn bytes(operand: &Operand) -> Bytes {
     }
 }
 
-fn values(len: usize, seed: usize) -> Vec<f32> {
+pub(crate) fn values(len: usize, seed: usize) -> Vec<f32> {
     (0..len).map(|i| ((i + 31 * seed) as f32 * 0.37).sin() * (seed + 1) as f32).collect()
 }
 
@@ -60,7 +59,14 @@ fn one_after_the_other() -> (Mutex<mpsc::Sender<()>>, Mutex<mpsc::Receiver<()>>)
 }
 
 /// This rank's rows of the whole.
-fn shard(x: &[f32], rows: &[usize], rank: usize, cols: usize, dtype: DType, device: &Device) -> Tensor {
+pub(crate) fn shard(
+    x: &[f32],
+    rows: &[usize],
+    rank: usize,
+    cols: usize,
+    dtype: DType,
+    device: &Device,
+) -> Tensor {
     let start = rows[..rank].iter().sum::<usize>() * cols;
     tensor(&x[start..start + rows[rank] * cols], &[rows[rank], cols], dtype, device)
 }
@@ -416,91 +422,34 @@ fn recording_a_first_call_is_refused_and_the_group_lives() {
     rig.finish();
 }
 
-struct Model(SlotName);
-
-impl Slots for Model {
-    fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
-        f(&self.0);
-    }
-}
-
-/// What becomes of a forward scope.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum End {
-    Commit,
-    Discard,
-    /// A state in which nothing has run is loaded behind the commit.
-    Load,
-}
-
-/// The bytes of one gather in each scope.
-fn train(
-    group: &Group,
-    device: &Device,
-    steps: &[End],
-    x_of: &(dyn Fn(usize) -> Tensor + Sync),
-) -> Vec<Bytes> {
-    let model = Model(SlotName::new("layer", SlotRole::Input));
-    let mut scaling = Scaling::new(&model, device).unwrap();
-    let recipe = Recipe::from(DelayedScaling { amax_history_len: 2, ..Default::default() });
-    let options = AutocastOptions { amax_reduction_group: Some(group.clone()), ..Default::default() };
-    let mut fresh: Option<ScalingState> = None;
-    let mut all = Vec::new();
-    for (round, end) in steps.iter().enumerate() {
-        let mut cx = scaling.scope(&recipe, &options).unwrap();
-        let slot = Slot { columnwise: false, ..cx.slot(&model.0).unwrap() };
-        let whole = quantized_all_gather(&**group, "x", &x_of(round), &slot).unwrap();
-        all.push(bytes(&whole));
-        match end {
-            End::Discard => cx.discard().unwrap(),
-            End::Commit | End::Load => cx.commit().unwrap(),
-        }
-        if *end == End::Load {
-            scaling.load_state(fresh.as_ref().unwrap()).unwrap();
-        }
-        if fresh.is_none() {
-            let mut state = scaling.state().unwrap();
-            for arena in &mut state.arenas {
-                arena.scale.fill(UNSET);
-                arena.amax_history.iter_mut().flatten().for_each(|amax| *amax = 0.0);
-                arena.last_updates.fill(0);
-            }
-            fresh = Some(state);
-        }
-    }
-    all
-}
-
-/// Unset scales are calibrated again from the whole tensor, whatever took them away, and an outlier on the last rank sets
-/// everyone's.
+/// A graph keeps what it was recorded with, and a new cell may get the address of one that is gone.
 #[test]
-fn scales_that_are_lost_are_made_anew() {
-    use End::{Commit, Discard, Load};
+fn a_name_that_goes_on_with_another_slot() {
     let rig = Rig::new();
-    let steps = [Discard, Commit, Commit, Discard, Commit, Load, Discard, Commit, Commit];
-    let whole = |round: usize| {
-        let mut x = values(6 * 16, round);
-        if [0, 1, 6, 7].contains(&round) {
-            x[6 * 16 - 1] = 1e4 / (round + 1) as f32;
-        }
-        x
-    };
-    let alone = fp8_dist::local("alone", 1, LONG).unwrap().remove(0);
-    let cpu = Device::cpu();
-    let wanted = train(&alone, &cpu, &steps, &|round| tensor(&whole(round), &[6, 16], DType::BF16, &cpu));
-    for (seed, rows) in SEEDS.into_iter().zip([[3, 3].as_slice(), &[0, 6], &[5, 0, 1], &[1, 5]]) {
-        rig.control.set("seed", &seed.to_string()).unwrap();
-        let results = ranks(rows.len(), |group, device| {
-            train(&group, device, &steps, &|round| {
-                shard(&whole(round), rows, group.rank(), 16, DType::BF16, device)
-            })
+    let whole = values(2 * 16, 4);
+    let results = ranks(2, |group, device| {
+        let x = shard(&whole, &[1, 1], group.rank(), 16, DType::F32, device);
+        let gather = |scale: &Cell| quantized_all_gather(&*group, "weight", &x, &cell(scale));
+        let scale = Cell::new(2.0, device).unwrap();
+        gather(&scale).unwrap();
+        let (graph, recorded) = device.capture(|| gather(&scale)).unwrap();
+        let others = [8.0, UNSET, 0.5].map(|value| {
+            let scale = Cell::new(value, device).unwrap();
+            let all = [(); 2].map(|()| bytes(&gather(&scale).unwrap()));
+            assert_eq!(all[0], all[1]);
+            all[0].clone()
         });
-        for result in results {
-            let without_columns = |all: &[Bytes]| {
-                all.iter().map(|(codes, _, factor)| (codes.clone(), *factor)).collect::<Vec<_>>()
-            };
-            assert_eq!(without_columns(&result), without_columns(&wanted), "{rows:?}, seed {seed}");
-        }
+        scale.write(4.0).unwrap();
+        graph.replay().unwrap();
+        (bytes(&recorded), others)
+    });
+    let quantized = |scale| expected(&whole, 16, DType::F32, Some(scale));
+    let amax = whole.iter().fold(0.0f32, |amax, x| amax.max(x.abs()));
+    let wanted = (quantized(4.0), [8.0, 448.0 / amax, 0.5].map(quantized));
+    let plain = |(codes, _, factor): &Bytes| (codes.clone(), *factor);
+    for (recorded, others) in results {
+        assert_eq!(plain(&recorded), plain(&wanted.0));
+        assert_eq!(others.each_ref().map(plain), wanted.1.each_ref().map(plain));
     }
     rig.finish();
 }
