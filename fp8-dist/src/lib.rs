@@ -16,6 +16,7 @@ mod message;
 mod nccl;
 mod rendezvous;
 mod tcp;
+mod timed;
 mod wire;
 
 pub use environment::Environment;

@@ -58,6 +58,14 @@ pub(super) fn put_failure(head: &mut Vec<u8>, failure: &Failure) {
             let text = |name: &Option<Arc<str>>| name.clone().unwrap_or_default();
             pair(head, [*rank, *other], [&text(value), &text(other_value)]);
         }
+        Failure::Token { rank } => {
+            head.push(9);
+            put_number(head, *rank as u64);
+        }
+        Failure::SecondJob { port } => {
+            head.push(8);
+            put_number(head, u64::from(*port));
+        }
     }
 }
 
@@ -96,6 +104,11 @@ impl Head<'_> {
                 let (other, other_value) = (self.count()?, name(self.text()?, 2));
                 Failure::Names { index, rank, value, other, other_value }
             }
+            8 => {
+                let port = u16::try_from(self.number()?).map_err(|_| invalid("a port".to_owned()))?;
+                Failure::SecondJob { port }
+            }
+            9 => Failure::Token { rank: self.count()? },
             tag => return Err(invalid(format!("failure {tag}"))),
         })
     }
