@@ -191,17 +191,134 @@ fn closed(error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ReduceOp;
+    use crate::member::Exchange;
+    use crate::message::{Message, Operation, Part};
+    use fp8_kernels::{DType, Device, Tensor};
+    use socket2::SockRef;
+    use std::io::{Read, Write};
     use std::net::TcpListener;
+    use std::time::Instant;
+
+    const SHORT: Duration = Duration::from_millis(600);
+    /// What a rank may take longer than its deadline, with a slow machine's delays.
+    const GRACE: Duration = Duration::from_secs(1);
+
+    /// The two ends of a connection.
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    /// A sum of more data than a connection holds.
+    fn large() -> Message {
+        let x = Tensor::zeros([8 << 20], DType::F32, &Device::cpu()).unwrap();
+        Message::new(Operation::AllReduce(ReduceOp::Sum), "x").with(Part::copy(&x).unwrap())
+    }
+
+    fn guest(stream: TcpStream, deadline: Duration) -> Guest {
+        let environment = Environment { rank: 1, world_size: 2, ..Environment::on_this_machine(1) };
+        Guest::new("dp", &environment, deadline, stream).unwrap()
+    }
+
+    /// Reads a byte every few milliseconds, until the connection closes.
+    fn sip(mut stream: &TcpStream) {
+        while stream.read(&mut [0]).is_ok_and(|len| len > 0) {
+            thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    #[test]
+    fn a_member_that_takes_a_byte_at_a_time_is_lost_at_the_deadline() {
+        let (near, mut far) = pair();
+        let seat = host("dp", vec![near], SHORT).unwrap();
+        thread::spawn(move || {
+            wire::send(&mut far, &Frame::Bring(large())).unwrap();
+            sip(&far);
+        });
+        seat.exchange(large()).unwrap();
+        let started = Instant::now();
+        while seat.failure().is_none() && started.elapsed() < SHORT + GRACE {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let reason = "it does not take what it is sent in time".to_owned();
+        assert_eq!(seat.failure(), Some(Failure::Lost { rank: 1, reason }));
+        let started = Instant::now();
+        drop(seat);
+        assert!(started.elapsed() < GRACE, "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn an_exchange_ends_at_the_deadline_however_slowly_rank_0_reads() {
+        let (near, far) = pair();
+        thread::spawn(move || sip(&far));
+        let guest = guest(near, SHORT);
+        let started = Instant::now();
+        let error = guest.exchange(large()).unwrap_err();
+        assert_eq!(error.failure(), Some(&Failure::Deadline { missing: vec![0], waited: SHORT }), "{error}");
+        assert!(started.elapsed() < SHORT + GRACE, "{:?}", started.elapsed());
+        let started = Instant::now();
+        drop(guest);
+        assert!(started.elapsed() < GRACE, "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn a_rank_that_gives_up_does_not_wait_for_a_rank_0_that_reads_slowly() {
+        let (near, far) = pair();
+        thread::spawn(move || sip(&far));
+        let guest = guest(near, Duration::from_secs(30));
+        thread::scope(|scope| {
+            scope.spawn(|| guest.exchange(large()).unwrap_err());
+            thread::sleep(Duration::from_millis(200));
+            let started = Instant::now();
+            guest.poison("enough");
+            assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+        });
+    }
+
+    #[test]
+    fn an_exchange_ends_at_the_deadline_however_slowly_rank_0_answers() {
+        let (near, mut far) = pair();
+        thread::spawn(move || {
+            // A frame of 1000 bytes, one every 10 ms.
+            let answer = [&[2, 0xE8, 3, 0, 0][..], &[0; 1000]].concat();
+            for byte in answer {
+                if far.write_all(&[byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let guest = guest(near, SHORT);
+        let started = Instant::now();
+        let error = guest.exchange(Message::new(Operation::Barrier, "")).unwrap_err();
+        assert_eq!(error.failure(), Some(&Failure::Deadline { missing: vec![0], waited: SHORT }), "{error}");
+        assert!(started.elapsed() < SHORT + GRACE, "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn both_ends_of_a_group_are_kept_alive() {
+        let (near, far) = pair();
+        let ends = [near.try_clone().unwrap(), far.try_clone().unwrap()];
+        let seat = host("dp", vec![near], SHORT).unwrap();
+        let guest = guest(far, SHORT);
+        for end in ends {
+            let socket = SockRef::from(&end);
+            assert!(socket.keepalive().unwrap() && socket.tcp_nodelay().unwrap());
+            #[cfg(target_os = "linux")]
+            {
+                assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(15));
+                assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(5));
+                assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
+            }
+        }
+        drop((guest, seat));
+    }
 
     #[test]
     fn a_rank_0_that_cannot_start_its_couriers_tells_all() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let pair = || {
-            let guest = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            guest.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-            (listener.accept().unwrap().0, guest)
-        };
-        let (hosts, guests): (Vec<_>, Vec<_>) = (0..3).map(|_| pair()).unzip();
+        let (guests, hosts): (Vec<_>, Vec<_>) = (0..3).map(|_| pair()).unzip();
         let start = Instant::now();
         let error = seat_all("dp", hosts, Duration::from_secs(60), |meeting, rank, stream, deadline| {
             if rank == 2 {
@@ -212,6 +329,7 @@ mod tests {
         .unwrap_err();
         assert_eq!(error.to_string(), "no more threads");
         for mut guest in guests {
+            guest.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             let frame = wire::receive(&mut guest).unwrap();
             let reason = "it cannot use its connection to rank 2: no more threads".to_owned();
             assert!(
