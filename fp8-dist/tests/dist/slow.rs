@@ -37,21 +37,22 @@ pub(crate) fn drip(mut stream: &TcpStream, bytes: &[u8], pace: Duration) {
 #[cfg(target_os = "linux")]
 pub(crate) const NEAR: &str = "127.0.0.2";
 
-/// Passes on what comes to and from `port` of [`NEAR`] to the same port of 127.0.0.1, one connection after the other.
-/// What travels to the one who connected is read at once where `pace` is `None`; otherwise each byte waits for so long.
+/// Passes on what comes to and from `port` of [`NEAR`] to the same port of 127.0.0.1. Whenever `up` or `down` returns a
+/// pause, each byte that goes to 127.0.0.1 or comes from there waits for so long.
 #[cfg(target_os = "linux")]
-pub(crate) fn proxy(port: u16, pace: impl Fn() -> Option<Duration> + Send + 'static) {
+pub(crate) fn proxy<F: Fn() -> Option<Duration> + Copy + Send + 'static>(port: u16, up: F, down: F) {
     let listener = TcpListener::bind((NEAR, port)).unwrap();
     thread::spawn(move || {
         for near in listener.incoming().map_while(Result::ok) {
             let Ok(far) = TcpStream::connect(("127.0.0.1", port)) else { continue };
-            let (mut up_from, mut up_to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
-            thread::spawn(move || {
-                let _ = std::io::copy(&mut up_from, &mut up_to);
-                let _ = up_to.shutdown(Shutdown::Write);
-            });
-            pass_on(&far, &near, &pace);
-            let _ = near.shutdown(Shutdown::Both);
+            for (from, to, pace) in [(&near, &far, up), (&far, &near, down)] {
+                let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                thread::spawn(move || {
+                    pass_on(&from, &to, &pace);
+                    let _ = from.shutdown(Shutdown::Both);
+                    let _ = to.shutdown(Shutdown::Both);
+                });
+            }
         }
     });
 }

@@ -77,3 +77,23 @@ pub(crate) fn join(id: &str, environment: &Environment) -> TcpStream {
     assert_eq!(tag, proof(b"fp8-dist host\0\0", &environment.token, &nonce, &[&own, theirs]));
     stream
 }
+
+/// Rank 0's side of one conversation, up to its own hello. `None`: the other side went.
+pub(crate) fn host(mut stream: &TcpStream, id: &str, environment: &Environment) -> Option<()> {
+    let mut words = [0; 52];
+    stream.read_exact(&mut words).ok()?;
+    stream.write_all(&[&words[..12], &NONCE].concat()).ok()?;
+    let mut len = [0; 4];
+    stream.read_exact(&mut len).ok()?;
+    let mut theirs = vec![0; u32::from_le_bytes(len) as usize + 32];
+    stream.read_exact(&mut theirs).ok()?;
+    theirs.truncate(theirs.len() - 32);
+    let own = hello(id, environment);
+    let mut mac = Hmac::<Sha256>::new_from_slice(environment.token.as_bytes()).unwrap();
+    [b"fp8-dist host\0\0", &words[20..], &NONCE].iter().for_each(|part| mac.update(part));
+    for part in [&theirs, &own] {
+        mac.update(&(part.len() as u64).to_le_bytes());
+        mac.update(part);
+    }
+    stream.write_all(&[&[1], &text(&own)[..], &mac.finalize().into_bytes()].concat()).ok()
+}

@@ -82,7 +82,9 @@ fn a_rank_0_that_drips_its_welcome_does_not_hold_a_rank_for_ever() {
     let port = environments[0].master_port;
     let begun = Instant::now();
     let after = Duration::from_secs(1);
-    slow::proxy(port, move || (begun.elapsed() > after).then_some(Duration::from_secs(3)));
+    let paced =
+        |is_slow: bool| move || (is_slow && begun.elapsed() > after).then_some(Duration::from_secs(3));
+    slow::proxy(port, paced(false), paced(true));
     let deadline = Duration::from_secs(4);
     let [host, mut guest, last] = <[Environment; 3]>::try_from(environments).unwrap();
     guest.master_addr = slow::NEAR.to_owned();
