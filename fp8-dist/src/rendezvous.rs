@@ -26,7 +26,7 @@
 //!
 //! Two jobs with equal settings would mix. So each rank 0 introduces itself at the other ports of its range, as soon as it
 //! holds one of them: of any two, at least one finds the other, and both jobs fail. The group is not complete before these
-//! calls have ended and, where the job has no name, not in its first second.
+//! calls have ended and, where the job has no name, one second after its last rank has come.
 //!
 //! Every conversation has one deadline, however slowly the other side sends; those of rank 0 share one thread.
 

@@ -19,7 +19,8 @@ use std::time::Duration;
 const STRANGERS: usize = 64;
 /// How often the connections of the seated ranks are looked at.
 const GLANCE: Duration = Duration::from_millis(50);
-/// How long a rank 0 whose job has no name waits for another one to show up, at most half its deadline.
+/// How long a rank 0 whose job has no name waits for another one to show up once all ranks have come, at most half its
+/// deadline.
 const SETTLE: Duration = Duration::from_secs(1);
 /// How long a rank 0 that has failed tells those who still come.
 const LINGER: Duration = Duration::from_secs(1);
@@ -44,6 +45,7 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<TcpStream>> {
         seats: (1..meeting.environment.world_size).map(|_| None).collect(),
         told: Vec::new(),
         elsewhere: None,
+        settle,
         settled: Until::after(settle),
         glance: Until::after(GLANCE),
     };
@@ -113,7 +115,9 @@ struct Host<'a> {
     /// Processes that have been told of a failure and have no seat.
     told: Vec<Line>,
     elsewhere: Option<Elsewhere>,
-    /// Before then the group is not complete: another job with the same settings may still show up.
+    /// How long the group waits after the last rank has come: another job with the same settings may still show up, of
+    /// which that rank may be one.
+    settle: Duration,
     settled: Until,
     glance: Until,
 }
@@ -143,7 +147,8 @@ impl Host<'_> {
             if failure.is_none() && self.is_complete() {
                 return self.welcome();
             }
-            if failure.is_none() && self.meeting.until.is_past() {
+            // Where all have come it only lacks a moment.
+            if failure.is_none() && self.meeting.until.is_past() && !self.missing().is_empty() {
                 failure = Some(self.late());
             }
             if let Some(failure) = failure {
@@ -254,6 +259,7 @@ impl Host<'_> {
         }
         let _ = keep_alive(line.stream());
         *seat = Some(Seat { line, attempt: hello.attempt });
+        self.settled = Until::after(self.settle);
         Ok(None)
     }
 
@@ -281,7 +287,8 @@ impl Host<'_> {
 
     fn is_complete(&mut self) -> bool {
         let all = |seats: &[Option<Seat>]| seats.iter().flatten().count() == seats.len();
-        if !all(&self.seats) || !self.search.is_over() || !self.settled.is_past() {
+        let is_settled = self.settled.is_past() || self.meeting.until.is_past();
+        if !all(&self.seats) || !self.search.is_over() || !is_settled {
             return false;
         }
         self.free();

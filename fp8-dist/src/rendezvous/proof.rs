@@ -72,6 +72,9 @@ mod tests {
         let challenge = Challenge { token: "secret", nonces: [[1; NONCE], [2; NONCE]] };
         let words: &[&[u8]] = &[b"hello", b"dp"];
         let tag = challenge.prove(Role::Guest, words).unwrap();
+        // By Python's hmac module.
+        let expected = "b837b4d6d6db4d03a550e661b4caa86998a12cd181f2ac9b3f0e5b78cd59d42d";
+        assert_eq!(tag.map(|byte| format!("{byte:02x}")).concat(), expected);
         let holds = |challenge: &Challenge<'_>, role, words: &[&[u8]]| {
             challenge.is_proven(role, words, &tag).unwrap()
         };

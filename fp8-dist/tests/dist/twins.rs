@@ -67,6 +67,29 @@ fn a_rank_of_another_job_is_not_taken_for_the_own_one() {
     }
 }
 
+/// Rank 0 of the first job has waited for longer than a second when the stray rank comes.
+#[test]
+fn a_rank_of_another_job_is_not_taken_for_a_late_one() {
+    let port = ports::free();
+    let deadline = Duration::from_secs(5);
+    let first = start(nameless(port, 0, 2), ms(0), deadline);
+    let stray = start(nameless(port, 1, 2), ms(1500), deadline);
+    let second = start(nameless(port, 0, 2), ms(2000), deadline);
+    for joined in [first, stray, second] {
+        let error = joined.join().unwrap().map(|_| ()).unwrap_err();
+        assert_eq!(error.failure(), Some(&Failure::SecondJob { port }), "{error}");
+    }
+}
+
+#[test]
+fn a_nameless_job_whose_last_rank_comes_just_in_time_forms() {
+    let port = ports::free();
+    let deadline = Duration::from_secs(2);
+    let ranks =
+        [start(nameless(port, 0, 2), ms(0), deadline), start(nameless(port, 1, 2), ms(1600), deadline)];
+    ranks.into_iter().for_each(|rank| drop(rank.join().unwrap().unwrap()));
+}
+
 #[test]
 fn a_live_rank_is_not_replaced_by_another() {
     let port = ports::free();

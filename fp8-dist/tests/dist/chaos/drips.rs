@@ -45,7 +45,8 @@ fn bytes_that_drip_hold_nobody_up() {
     attack("dripping bytes", [24, 3], 3, |mut draw| {
         let mut environments = environments(3);
         environments[1].master_addr = slow::NEAR.to_owned();
-        let (begun, after, pace) = (Instant::now(), draw.ms(800), Duration::from_millis(20) + draw.ms(400));
+        let (begun, after, pace) =
+            (Instant::now(), draw.ms(800) * draw.below(2) as u32, Duration::from_millis(20) + draw.ms(400));
         let paced = move |is_slow: bool| move || (is_slow && begun.elapsed() > after).then_some(pace);
         let [to_rank_0, to_the_rank] = draw.pick(&[[true, true], [true, false], [false, true]]);
         slow::proxy(environments[0].master_port, paced(to_rank_0), paced(to_the_rank));

@@ -102,7 +102,7 @@ fn before_to_rank_0(draw: &mut Draw, environments: &[Environment]) -> Result<(),
     let hello = speak::proven(&speak::hello("dp", &environments[1]), "", &nonce);
     // What is right would be rank 1.
     let wrong = loop {
-        let wrong = garbage(draw, &[hello.clone()]);
+        let wrong = garbage(draw, std::slice::from_ref(&hello));
         if !wrong.starts_with(&hello) {
             break wrong;
         }

@@ -85,7 +85,7 @@ impl Rank {
     }
 
     /// How it failed: in which call, after how long, and with what words.
-    fn end(&mut self) -> Result<(String, Duration, String), String> {
+    fn end(&self) -> Result<(String, Duration, String), String> {
         let until = Instant::now() + HANG;
         let line = loop {
             match self.next(until) {
@@ -122,7 +122,7 @@ fn a_process_that_is_killed_or_stopped_is_an_error_on_all_others_in_time() {
         let ranks = draw.pick(&[3, 4, 8]);
         let (victim, signal, forming) =
             (draw.below(ranks), draw.pick(&["-KILL", "-STOP"]), draw.below(2) == 0);
-        let mut all: Vec<Rank> = environments(ranks).iter().map(Rank::start).collect();
+        let all: Vec<Rank> = environments(ranks).iter().map(Rank::start).collect();
         if !forming {
             for rank in &all {
                 match rank.next(Instant::now() + HANG) {
@@ -145,7 +145,8 @@ fn a_process_that_is_killed_or_stopped_is_an_error_on_all_others_in_time() {
                 ("-KILL", _) => error.contains(&lost) || error.contains(&late),
                 _ => error.contains(&late),
             };
-            if !is_right && !(victim == 0 && error.contains("looking for rank 0")) {
+            let is_unheard = victim == 0 && error.contains("looking for rank 0");
+            if !is_right && !is_unheard {
                 return Err(format!("{what}: rank {rank}: {error}"));
             }
         }
