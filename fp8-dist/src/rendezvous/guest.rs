@@ -13,8 +13,11 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a port that was no rank 0 of this group is left alone.
+/// How long a port is left alone where nothing listens, or no rank 0 of this group.
 const RETRY: Duration = Duration::from_millis(20);
+/// How many times that doubles, at most, where something listens that does not speak the protocol, such as torchrun's own
+/// store: it may write a warning each time.
+const DOUBLINGS: u32 = 6;
 /// How often a name is looked up: those of machines that are just starting may not be known yet.
 const LOOKUP: Duration = Duration::from_millis(500);
 
@@ -24,6 +27,8 @@ struct Target {
     call: Option<Call>,
     /// When it is called next.
     next: Instant,
+    /// How many calls something that does not speak the protocol has spoiled, one after the other.
+    spoiled: u32,
 }
 
 pub(super) fn guest(meeting: &Meeting<'_>) -> Result<TcpStream> {
@@ -99,8 +104,11 @@ impl Target {
         };
         let answer = call.advance(&meeting.own, &meeting.environment.token);
         if !matches!(answer, Ok(Answer::None)) {
+            let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+            let is_spoiled = answer.as_ref().is_err_and(|error| !is_refused(error));
+            self.spoiled = if is_spoiled { (self.spoiled + 1).min(DOUBLINGS) } else { 0 };
             self.call = None;
-            self.next = Instant::now() + RETRY;
+            self.next = Instant::now() + RETRY * (1 << self.spoiled);
         }
         answer
     }
@@ -110,7 +118,7 @@ fn add(targets: &mut Vec<Target>, found: &[IpAddr], meeting: &Meeting<'_>) {
     for &ip in found {
         for address in meeting.ports().map(|port| SocketAddr::new(ip, port)) {
             if targets.iter().all(|target| target.address != address) {
-                targets.push(Target { address, call: None, next: Instant::now() });
+                targets.push(Target { address, call: None, next: Instant::now(), spoiled: 0 });
             }
         }
     }

