@@ -46,8 +46,8 @@ pub struct Environment {
     pub run_id: String,
     /// The variable that [`run_id`](Self::run_id) was read from. Errors name it.
     pub run_id_variable: &'static str,
-    /// What all ranks must know to join each other; empty: whoever reaches the port can join. It is never sent, only proved,
-    /// and protects joining alone: later traffic is not authenticated. [`Debug`](fmt::Debug) does not show it.
+    /// What all ranks must know to join each other; empty: any process that reaches the port can join. It is never sent, only
+    /// proved, and protects joining alone: later traffic is not authenticated. [`Debug`](fmt::Debug) does not show it.
     pub token: String,
 }
 

@@ -3,9 +3,9 @@
 //! Rank 0 listens at the first free port of the [`PORTS`] that begin at `MASTER_PORT`, as long as its group is not
 //! complete; the others call all of these ports at once, again and again, until a rank 0 of their group answers. So
 //! `torchrun` may hold `MASTER_PORT`, and groups of one job, or of jobs whose ports are neighbours, may form one after the
-//! other or at once. Whoever connects and does not speak the protocol is ignored.
+//! other or at once. Connections that do not speak the protocol are ignored.
 //!
-//! The one who connects speaks first:
+//! The process that connects (the guest) speaks first:
 //!
 //! | from | words |
 //! |---|---|
@@ -17,8 +17,8 @@
 //! A hello is the group's id, its world size and the rank (u64 each), `MASTER_PORT` (u16), the id of the run and the
 //! variable that it comes from, and a number for this attempt to join; texts are behind their lengths (u32). Both sides
 //! compare: where the port, the run, the group's id or the world size differ they part and go on looking, for that may be a
-//! rank of another group or job. The difference is what they report if nobody else comes; so are another version and another
-//! token, which a stranger may claim and which therefore end nothing.
+//! rank of another group or job. They report the difference if no other process comes. The same holds for another version
+//! and another token: any stranger can claim those, so they do not end the group.
 //!
 //! Rank 0 keeps the connection of each rank until all have come, then welcomes them. When one does not come in time, or
 //! comes while another process that says it is the same rank is still connected, it tells all that have come. A rank whose

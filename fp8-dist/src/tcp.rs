@@ -4,8 +4,8 @@
 //! and the outcome back. So what a group of processes computes and reports is what a group of threads does: sums in rank
 //! order, one failure for all. A connection that closes before its rank has left is a failure at once.
 //!
-//! Whatever is sent has one deadline as a whole, so a peer that takes a byte at a time holds nobody up; what arrives is
-//! read by threads for which nobody waits longer than the deadline and a grace.
+//! Each message that is sent has one deadline as a whole, so a peer that takes a byte at a time delays no other rank.
+//! Threads of their own read what arrives, and no call waits for them longer than the deadline and a grace.
 
 mod guest;
 
@@ -13,7 +13,7 @@ use crate::local::check_options;
 use crate::meeting::{Meeting, News, Seat};
 use crate::member::Member;
 use crate::rendezvous::{self, Met};
-use crate::timed::{Timed, Until, keep_alive};
+use crate::timed::{Timed, Until, is_late, keep_alive};
 use crate::wire::{self, Frame};
 use crate::{Environment, Error, Failure, ProcessGroup, Result};
 pub(crate) use guest::Guest;
@@ -166,9 +166,9 @@ fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream, deadline: Durati
         };
         meeting.delivered(rank);
         if let Err(error) = sent {
-            if error.kind() == io::ErrorKind::TimedOut {
-                meeting.fail(Failure::Lost { rank, reason: closed(&error) });
-                // It may never take what it was sent, and so never learn that it is lost.
+            if is_late(&error) {
+                meeting.fail(Failure::Deadline { missing: vec![rank], waited: deadline });
+                // It may never take what it was sent, and so never read of the failure.
                 let _ = out.get_ref().stream.shutdown(Shutdown::Both);
             }
             // A closed connection: whether its rank has left or is lost is in what it sent last, which the other thread
@@ -183,7 +183,7 @@ fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream, deadline: Durati
 fn closed(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::InvalidData => format!("{error}"),
-        io::ErrorKind::TimedOut => "it does not take what it is sent in time".to_owned(),
+        io::ErrorKind::TimedOut => format!("its machine does not answer ({error})"),
         _ => format!("its connection closed, as when its process ends ({error})"),
     }
 }
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_takes_a_byte_at_a_time_is_lost_at_the_deadline() {
+    fn a_member_that_takes_a_byte_at_a_time_fails_the_group_at_the_deadline() {
         let (near, mut far) = pair();
         let seat = host("dp", vec![near], SHORT).unwrap();
         thread::spawn(move || {
@@ -242,8 +242,7 @@ mod tests {
         while seat.failure().is_none() && started.elapsed() < SHORT + GRACE {
             thread::sleep(Duration::from_millis(5));
         }
-        let reason = "it does not take what it is sent in time".to_owned();
-        assert_eq!(seat.failure(), Some(Failure::Lost { rank: 1, reason }));
+        assert_eq!(seat.failure(), Some(Failure::Deadline { missing: vec![1], waited: SHORT }));
         let started = Instant::now();
         drop(seat);
         assert!(started.elapsed() < GRACE, "{:?}", started.elapsed());

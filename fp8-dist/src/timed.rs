@@ -60,24 +60,34 @@ impl Timed {
         let left = self.until.left(DAY);
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
     }
+
+    /// What a socket says when its time is up differs from system to system.
+    fn named(&self, error: io::Error) -> io::Error {
+        match error.kind() {
+            io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+            io::ErrorKind::TimedOut if self.until.is_past() => io::ErrorKind::TimedOut.into(),
+            _ => error,
+        }
+    }
 }
 
-/// What a socket says when its time is up differs from system to system.
-fn timed_out(error: io::Error) -> io::Error {
-    if error.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { error }
+/// Whether a [`Timed`] stream has run into its deadline. A system's own time-out, which has a number, means that the other
+/// machine does not answer any more.
+pub(crate) fn is_late(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::TimedOut && error.raw_os_error().is_none()
 }
 
 impl Read for Timed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(self.left()?))?;
-        self.stream.read(buffer).map_err(timed_out)
+        self.stream.read(buffer).map_err(|error| self.named(error))
     }
 }
 
 impl Write for Timed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(self.left()?))?;
-        self.stream.write(bytes).map_err(timed_out)
+        self.stream.write(bytes).map_err(|error| self.named(error))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -4,7 +4,7 @@ use super::call::{Answer, Call};
 use super::hello::differ;
 use super::line::Line;
 use super::{GRACE, Meeting, TICK, VERSION, VERSION_NAME};
-use crate::timed::{Timed, keep_alive};
+use crate::timed::{Timed, is_late, keep_alive};
 use crate::wire::{self, Frame};
 use crate::{Failure, Result};
 use std::io;
@@ -137,7 +137,7 @@ fn look_up(meeting: &Meeting<'_>) -> Result<Receiver<io::Result<Vec<IpAddr>>>> {
         loop {
             let found = (host.as_str(), 0).to_socket_addrs().map(|all| all.map(|one| one.ip()).collect());
             if send.send(found).is_err() {
-                return; // nobody asks any more
+                return; // the rank has joined, or has failed
             }
             thread::sleep(LOOKUP);
         }
@@ -151,9 +151,9 @@ fn look_up(meeting: &Meeting<'_>) -> Result<Receiver<io::Result<Vec<IpAddr>>>> {
 fn await_welcome(meeting: &Meeting<'_>, line: Line) -> Result<TcpStream> {
     let lost = |error: io::Error| {
         let reason = format!("its connection broke before all ranks had come: {error}");
-        let failure = match error.kind() {
-            io::ErrorKind::TimedOut => Failure::Deadline { missing: vec![0], waited: meeting.deadline },
-            _ => Failure::Lost { rank: 0, reason },
+        let failure = match is_late(&error) {
+            true => Failure::Deadline { missing: vec![0], waited: meeting.deadline },
+            false => Failure::Lost { rank: 0, reason },
         };
         meeting.failed(failure)
     };

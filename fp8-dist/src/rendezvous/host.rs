@@ -1,4 +1,4 @@
-//! Rank 0's part: one thread hears all who connect, seats the ranks, and looks for another job with the same settings.
+//! Rank 0's part: one thread listens to all connections, seats the ranks, and looks for another job with the same settings.
 
 use super::hello::{Hello, differ};
 use super::line::Line;
@@ -127,7 +127,7 @@ struct Seat {
     attempt: [u8; 16],
 }
 
-/// Why a rank that was heard did not join. It explains the rank's absence if nobody else comes in its place.
+/// Why a rank that was heard did not join. It explains the rank's absence if no other process takes its place.
 struct Elsewhere {
     rank: usize,
     failure: Failure,
@@ -166,11 +166,11 @@ impl Host<'_> {
         (1..).zip(&self.seats).filter(|(_, seat)| seat.is_none()).map(|(rank, _)| rank).collect()
     }
 
-    /// Accepts who waits. Where too many are heard already the newest replaces the oldest.
+    /// Accepts the connections that are waiting. Beyond the limit each new one replaces the oldest.
     fn accept(&mut self) {
         let most = STRANGERS.max(2 * self.meeting.environment.world_size);
         for _ in 0..most {
-            // An error: nobody waits, or one has gone again, or too many files are open for a moment.
+            // An error: no connection is waiting, one has closed again, or too many files are open for a moment.
             let Ok((stream, _)) = self.listener.accept() else { return };
             let Ok(visit) = Visit::new(stream) else { continue };
             if self.visits.len() >= most {
@@ -325,7 +325,7 @@ impl Host<'_> {
         for line in self.seats.iter_mut().flatten().map(|seat| &mut seat.line).chain(&mut self.told) {
             tell(line, &failure);
         }
-        // Of a second job nobody knows how many are on their way.
+        // How many ranks of a second job are still to come is not known.
         let linger = match failure {
             Failure::SecondJob { .. } => Until::after(LINGER),
             _ => self.meeting.until.within(LINGER),

@@ -4,7 +4,7 @@ use super::{GOODBYE, closed, prepare, spawn};
 use crate::meeting::All;
 use crate::member::Exchange;
 use crate::message::{Message, Part};
-use crate::timed::{Timed, Until};
+use crate::timed::{Timed, Until, is_late};
 use crate::wire::{self, Frame};
 use crate::{Environment, Error, Failure, Result};
 use parking_lot::{Condvar, Mutex};
@@ -27,7 +27,7 @@ pub(crate) struct Guest {
     /// Threads that share a handle come one after the other.
     turn: Mutex<()>,
     out: Mutex<BufWriter<Timed>>,
-    /// The connection once more, to close it whoever is sending.
+    /// The connection once more, to close it while another thread is sending.
     stream: TcpStream,
     inbox: Arc<Inbox>,
 }
@@ -194,9 +194,7 @@ impl Exchange for Guest {
             Some(Err(failure)) => Err(Error::Failed { call: call.to_string(), failure }),
             None => {
                 let failure = match sent {
-                    Err(error) if error.kind() != io::ErrorKind::TimedOut => {
-                        Failure::Lost { rank: 0, reason: closed(&error) }
-                    }
+                    Err(error) if !is_late(&error) => Failure::Lost { rank: 0, reason: closed(&error) },
                     _ => Failure::Deadline { missing: vec![0], waited: self.deadline },
                 };
                 let failure = self.inbox.state.lock().failure.get_or_insert(failure).clone();
@@ -210,7 +208,7 @@ impl Exchange for Guest {
         {
             let mut state = self.inbox.state.lock();
             if state.closed.is_some() {
-                // Nobody is left to ask.
+                // Rank 0 has left: there is no one to ask.
                 state.failure.get_or_insert(failure);
                 return;
             }

@@ -41,7 +41,7 @@ fn work(environment: &Environment) -> std::result::Result<bool, String> {
 }
 
 #[test]
-fn bytes_that_drip_hold_nobody_up() {
+fn bytes_that_drip_delay_no_rank_beyond_its_deadline() {
     attack("dripping bytes", [24, 3], 3, |mut draw| {
         let mut environments = environments(3);
         environments[1].master_addr = slow::NEAR.to_owned();
