@@ -1,0 +1,249 @@
+//! Each error has a test that asserts its text.
+//!
+//! The variants are those of the public enums of the five crates with an attribute `#[error("…")]`; their placeholders stand for
+//! any text. Tests are what is in a folder `tests` or in a module under `#[cfg(test)]`: one of their string literals must be
+//! the variant's text. Most variants have words of their own, and their longest is enough, in one piece. Where a variant is a
+//! frame such as `{op}: {option} = {value}: {remedy}`, the literal has to fit the whole of it, to fit no longer frame of the
+//! crate, and to contain a text that the crate's sources hold: the remedy.
+
+use std::fs;
+use std::path::Path;
+
+use super::tokens::{Token, tokens};
+use crate::workspace::{Result, files};
+
+const CRATES: [&str; 5] = ["fp8-format", "fp8-kernels", "fp8-recipe", "fp8-dist", "fp8-nn"];
+
+/// So many letters tell one text from others.
+const LETTERS: usize = 8;
+
+/// What the sources of a crate say, and where.
+#[derive(Debug, Default, PartialEq)]
+struct Source {
+    variants: Vec<Variant>,
+    /// Literals of other code.
+    texts: Vec<String>,
+    /// Literals of tests.
+    asserted: Vec<String>,
+}
+
+/// A variant that a public enum of errors has.
+#[derive(Debug, PartialEq)]
+struct Variant {
+    name: String,
+    /// As the attribute has it.
+    format: String,
+}
+
+/// One line for each error without a test.
+pub(super) fn untested(root: &Path) -> Result<Vec<String>> {
+    let mut crates = Vec::new();
+    for name in CRATES {
+        let mut source = Source::default();
+        for part in ["src", "tests"] {
+            for file in files(&root.join(name).join(part))? {
+                if file.extension().is_some_and(|end| end == "rs") {
+                    source.read(&fs::read_to_string(&file)?, name, part == "tests");
+                }
+            }
+        }
+        crates.push(source);
+    }
+    Ok(missing(&crates))
+}
+
+impl Source {
+    fn read(&mut self, text: &str, package: &str, is_test: bool) {
+        let all: Vec<Token> = tokens(text).into_iter().map(|(_, token)| token).collect();
+        let mut enumeration = None;
+        let mut at = 0;
+        while let Some(token) = all.get(at) {
+            if token.is('#')
+                && let Some(end) = attribute(&all[at..]).map(|length| at + length)
+            {
+                if is_of_tests(&all[at..end]) && !is_test {
+                    let body = block(&all[end..]).map_or(0, |length| length);
+                    self.asserted.extend(literals(&all[end..end + body]));
+                    at = end + body;
+                    continue;
+                }
+                if let (Some(enumeration), Some(format)) = (enumeration, format_of(&all[at..end])) {
+                    self.variant(package, enumeration, format, &all[end..]);
+                }
+                at = end;
+                continue;
+            }
+            match (token, all.get(at + 1), all.get(at + 2)) {
+                (Token::Word(is_public), Some(Token::Word(kind)), Some(Token::Word(name)))
+                    if kind == "enum" =>
+                {
+                    enumeration = (is_public == "pub").then_some(name.as_str());
+                }
+                (Token::Text(text), ..) if is_test => self.asserted.push(text.clone()),
+                (Token::Text(text), ..) => self.texts.push(text.clone()),
+                _ => {}
+            }
+            at += 1;
+        }
+    }
+
+    fn variant(&mut self, package: &str, enumeration: &str, format: &str, rest: &[Token]) {
+        let mut at = 0;
+        while let Some(length) = attribute(&rest[at..]) {
+            at += length;
+        }
+        if let Some(variant) = rest.get(at).and_then(Token::word) {
+            let name = format!("{}::{enumeration}::{variant}", package.replace('-', "_"));
+            self.variants.push(Variant { name, format: format.to_owned() });
+        }
+    }
+}
+
+/// How many tokens the attribute has that begins here.
+fn attribute(tokens: &[Token]) -> Option<usize> {
+    let open = match tokens {
+        [hash, open, ..] if hash.is('#') && open.is('[') => 1,
+        [hash, bang, open, ..] if hash.is('#') && bang.is('!') && open.is('[') => 2,
+        _ => return None,
+    };
+    balanced(&tokens[open..], ['[', ']']).map(|length| open + length)
+}
+
+/// How many tokens there are to the end of the first pair of marks.
+fn balanced(tokens: &[Token], [open, close]: [char; 2]) -> Option<usize> {
+    let mut depth = 0;
+    for (index, token) in tokens.iter().enumerate() {
+        if token.is(open) {
+            depth += 1;
+        } else if token.is(close) {
+            depth -= 1;
+            if depth == 0 {
+                return Some(index + 1);
+            }
+        }
+    }
+    None
+}
+
+/// How many tokens an item with a body has.
+fn block(tokens: &[Token]) -> Option<usize> {
+    let open = tokens.iter().position(|token| token.is('{') || token.is(';'))?;
+    if tokens[open].is(';') { Some(open + 1) } else { balanced(tokens, ['{', '}']) }
+}
+
+fn is_of_tests(attribute: &[Token]) -> bool {
+    let words: Vec<&str> = attribute.iter().filter_map(Token::word).collect();
+    words.first() == Some(&"cfg") && words.contains(&"test") && !words.contains(&"not")
+}
+
+/// The text of `#[error("…")]`.
+fn format_of(attribute: &[Token]) -> Option<&str> {
+    match attribute {
+        [_, _, Token::Word(name), _, Token::Text(format), ..] if name == "error" => Some(format),
+        _ => None,
+    }
+}
+
+fn literals(tokens: &[Token]) -> impl Iterator<Item = String> {
+    tokens.iter().filter_map(|token| if let Token::Text(text) = token { Some(text.clone()) } else { None })
+}
+
+fn missing(crates: &[Source]) -> Vec<String> {
+    let asserted: Vec<&str> = crates.iter().flat_map(|source| &source.asserted).map(String::as_str).collect();
+    let variants: Vec<&Variant> = crates.iter().flat_map(|source| &source.variants).collect();
+    let mut missing = Vec::new();
+    for source in crates {
+        let remedies: Vec<String> = source.texts.iter().filter_map(|text| longest(text)).collect();
+        for variant in &source.variants {
+            let is_tested = match telling(variant, &variants) {
+                Some(telling) => asserted.iter().any(|text| text.contains(&telling)),
+                None => {
+                    let is_frame = letters(&parts(&variant.format).concat()) < LETTERS;
+                    let has_remedy = |text: &str| remedies.iter().any(|remedy| text.contains(remedy));
+                    let all = if is_frame { source.variants.iter().collect() } else { variants.clone() };
+                    asserted
+                        .iter()
+                        .any(|text| is_best(variant, text, &all) && (!is_frame || has_remedy(text)))
+                }
+            };
+            if !is_tested {
+                missing.push(format!(
+                    "error `{}` has no test that asserts its text: {}",
+                    variant.name, variant.format
+                ));
+            }
+        }
+    }
+    missing
+}
+
+/// The longest of the parts between placeholders that no other variant has, if it is long enough.
+fn telling(variant: &Variant, all: &[&Variant]) -> Option<String> {
+    let is_shared = |part: &String| {
+        all.iter().any(|other| {
+            other.name != variant.name && parts(&other.format).join("\0").contains(part.as_str())
+        })
+    };
+    let own = parts(&variant.format).into_iter().map(|part| words(&part).to_owned());
+    own.filter(|part| letters(part) >= LETTERS && !is_shared(part)).max_by_key(|part| letters(part))
+}
+
+/// The longest part of a text, if it is long enough.
+fn longest(text: &str) -> Option<String> {
+    let longest = parts(text).into_iter().max_by_key(|part| letters(part))?;
+    let longest = words(&longest);
+    (letters(longest) >= LETTERS && longest.contains(' ')).then(|| longest.to_owned())
+}
+
+/// Without spaces and marks at both ends, by which a test may join the parts of a text.
+fn words(part: &str) -> &str {
+    part.trim_matches(|c: char| !c.is_alphanumeric())
+}
+
+fn letters(text: &str) -> usize {
+    text.chars().filter(|c| c.is_alphabetic()).count()
+}
+
+/// Whether a text fits the variant's format and none that has more letters and marks besides its placeholders.
+fn is_best(variant: &Variant, text: &str, all: &[&Variant]) -> bool {
+    let weight = |variant: &Variant| parts(&variant.format).concat().len();
+    fits(text, &parts(&variant.format))
+        && !all.iter().any(|other| weight(other) > weight(variant) && fits(text, &parts(&other.format)))
+}
+
+/// Whether a text is these parts with something between them.
+fn fits(text: &str, parts: &[String]) -> bool {
+    let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return false };
+    if parts.len() == 1 {
+        return text == first;
+    }
+    let Some(mut rest) = text.strip_prefix(first.as_str()) else { return false };
+    for part in &parts[1..parts.len() - 1] {
+        match rest.char_indices().nth(1).and_then(|(one, _)| Some((one, rest[one..].find(part.as_str())?))) {
+            Some((one, found)) => rest = &rest[one + found + part.len()..],
+            None => return false,
+        }
+    }
+    rest.len() > last.len() && rest.ends_with(last.as_str())
+}
+
+/// What a format has between its placeholders; `{{` and `}}` are single braces.
+fn parts(format: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut chars = format.chars().peekable();
+    while let Some(c) = chars.next() {
+        let is_twice = chars.peek() == Some(&c);
+        match c {
+            '{' if !is_twice => {
+                chars.by_ref().take_while(|c| *c != '}').for_each(drop);
+                parts.push(String::new());
+            }
+            '{' | '}' if is_twice => {
+                chars.next();
+                parts.last_mut().into_iter().for_each(|part| part.push(c));
+            }
+            _ => parts.last_mut().into_iter().for_each(|part| part.push(c)),
+        }
+    }
+    parts
+}
