@@ -44,6 +44,24 @@ fn tensors() {
     }
 }
 
+/// In other words than the table of all operands' devices, which looks at the kind of error.
+#[cfg(feature = "cuda")]
+#[test]
+fn operands_on_two_devices() {
+    let options = fp8_kernels::CudaOptions {
+        library: Some(fp8_cuda_sim::library_path().unwrap()),
+        ..fp8_kernels::CudaOptions::default()
+    };
+    let [gpu, other] = [(); 2].map(|()| Device::cuda_with(&options).unwrap());
+    let x = floats([2]);
+    let [on_gpu, on_other] = [&gpu, &other].map(|device| x.to_device(device).unwrap());
+    refused! {
+        ops::add(&x, &on_gpu) => "add: arguments lie on cpu and cuda:0: move them to one device first";
+        ops::add(&on_gpu, &on_other) =>
+            "add: arguments lie on cuda:0 and another device opened on cuda:0: move them to one device first";
+    }
+}
+
 #[test]
 fn arenas() -> Result<()> {
     let device = Device::cpu();

@@ -6,6 +6,7 @@
 //! frame such as `{op}: {option} = {value}: {remedy}`, the literal has to fit the whole of it, to fit no longer frame of the
 //! crate, and to contain a text that the crate's sources hold: the remedy.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -153,17 +154,23 @@ fn missing(crates: &[Source]) -> Vec<String> {
     let variants: Vec<&Variant> = crates.iter().flat_map(|source| &source.variants).collect();
     let mut missing = Vec::new();
     for source in crates {
-        let remedies: Vec<String> = source.texts.iter().filter_map(|text| longest(text)).collect();
+        let own: Vec<&Variant> = source.variants.iter().collect();
+        let held: Vec<String> = source.texts.iter().filter_map(|text| longest(text)).collect();
         for variant in &source.variants {
             let is_tested = match telling(variant, &variants) {
                 Some(telling) => asserted.iter().any(|text| text.contains(&telling)),
+                None if letters(&parts(&variant.format).concat()) >= LETTERS => {
+                    asserted.iter().any(|text| is_best(variant, text, &variants))
+                }
                 None => {
-                    let is_frame = letters(&parts(&variant.format).concat()) < LETTERS;
-                    let has_remedy = |text: &str| remedies.iter().any(|remedy| text.contains(remedy));
-                    let all = if is_frame { source.variants.iter().collect() } else { variants.clone() };
-                    asserted
-                        .iter()
-                        .any(|text| is_best(variant, text, &all) && (!is_frame || has_remedy(text)))
+                    let is_its = |text: &&str| {
+                        is_best(variant, text, &own) && held.iter().any(|held| text.contains(held))
+                    };
+                    let found: BTreeSet<&str> = asserted.iter().copied().filter(is_its).collect();
+                    // Those of one form need a text each.
+                    let alike =
+                        own.iter().filter(|other| parts(&other.format) == parts(&variant.format)).count();
+                    found.len() >= alike
                 }
             };
             if !is_tested {
@@ -192,7 +199,7 @@ fn telling(variant: &Variant, all: &[&Variant]) -> Option<String> {
 fn longest(text: &str) -> Option<String> {
     let longest = parts(text).into_iter().max_by_key(|part| letters(part))?;
     let longest = words(&longest);
-    (letters(longest) >= LETTERS && longest.contains(' ')).then(|| longest.to_owned())
+    (letters(longest) >= LETTERS).then(|| longest.to_owned())
 }
 
 /// Without spaces and marks at both ends, by which a test may join the parts of a text.
