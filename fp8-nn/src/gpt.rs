@@ -176,19 +176,21 @@ impl Gpt {
     /// Ids that are not `[batch, seq]`, not i32, on another device or out of range; a sequence longer than
     /// `max_seq_length`.
     pub fn forward(&self, cx: &mut Forward<'_>, ids: &Tensor) -> Result<(Tensor, GptSaved)> {
-        self.check_ids(ids)?;
-        let (mut x, embedding) = self.embedding.forward(cx, ids)?;
-        let mut blocks = Vec::with_capacity(self.blocks.len());
-        for block in &self.blocks {
-            let (y, saved) = block.forward(cx, &x)?;
-            blocks.push(saved);
-            x = y;
-        }
-        let (y, stats) = self.norm.forward(&x)?;
-        // The head decides between many close logits: it stays in high precision.
-        let (logits, head) = self.head.forward(&mut cx.disabled(), &y)?;
-        let output = Output::of(&self.path, &logits);
-        Ok((logits, GptSaved { embedding, blocks, normed: x, stats, head, output }))
+        cx.attempt(|cx| {
+            self.check_ids(ids)?;
+            let (mut x, embedding) = self.embedding.forward(cx, ids)?;
+            let mut blocks = Vec::with_capacity(self.blocks.len());
+            for block in &self.blocks {
+                let (y, saved) = block.forward(cx, &x)?;
+                blocks.push(saved);
+                x = y;
+            }
+            let (y, stats) = self.norm.forward(&x)?;
+            // The head decides between many close logits: it stays in high precision.
+            let (logits, head) = self.head.forward(&mut cx.disabled(), &y)?;
+            let output = Output::of(&self.path, &logits);
+            Ok((logits, GptSaved { embedding, blocks, normed: x, stats, head, output }))
+        })
     }
 
     fn check_ids(&self, ids: &Tensor) -> Result<()> {
@@ -207,13 +209,15 @@ impl Gpt {
     /// # Errors
     /// A `Saved` of another model or an evaluation; a gradient of the wrong shape.
     pub fn backward(&mut self, cx: &mut Backward<'_>, saved: GptSaved, dlogits: &Tensor) -> Result<()> {
-        saved.output.check(dlogits)?;
-        let dy = self.head.backward(cx, saved.head, dlogits)?;
-        let mut dx = self.norm.backward(&saved.normed, &saved.stats, &dy)?;
-        for (block, saved) in self.blocks.iter_mut().zip(saved.blocks).rev() {
-            dx = block.backward(cx, saved, &dx)?;
-        }
-        self.embedding.backward(&saved.embedding, &dx)
+        cx.attempt(|cx| {
+            saved.output.check(dlogits)?;
+            let dy = self.head.backward(cx, saved.head, dlogits)?;
+            let mut dx = self.norm.backward(&saved.normed, &saved.stats, &dy)?;
+            for (block, saved) in self.blocks.iter_mut().zip(saved.blocks).rev() {
+                dx = block.backward(cx, saved, &dx)?;
+            }
+            self.embedding.backward(&saved.embedding, &dx)
+        })
     }
 
     /// The mean cross entropy of `targets` `[batch, seq]` (i32), in nats: one f32.
@@ -240,12 +244,14 @@ impl Gpt {
         targets: &Tensor,
         options: CrossEntropyOptions,
     ) -> Result<(Tensor, GptLossSaved)> {
-        self.check_ids(ids)?;
-        let expected = || format!("{}, the shape of ids", ids.shape());
-        self.integers("targets", targets)?.shape(targets.shape() == ids.shape(), expected)?;
-        let (logits, model) = self.forward(cx, ids)?;
-        let (loss, cross_entropy) = ops::cross_entropy(&logits, targets, &options)?;
-        Ok((loss, GptLossSaved { model, logits, targets: targets.clone(), cross_entropy, options }))
+        cx.attempt(|cx| {
+            self.check_ids(ids)?;
+            let expected = || format!("{}, the shape of ids", ids.shape());
+            self.integers("targets", targets)?.shape(targets.shape() == ids.shape(), expected)?;
+            let (logits, model) = self.forward(cx, ids)?;
+            let (loss, cross_entropy) = ops::cross_entropy(&logits, targets, &options)?;
+            Ok((loss, GptLossSaved { model, logits, targets: targets.clone(), cross_entropy, options }))
+        })
     }
 
     /// From the loss to the gradients of all parameters.
@@ -253,9 +259,11 @@ impl Gpt {
     /// # Errors
     /// As [`backward`](Self::backward).
     pub fn loss_backward(&mut self, cx: &mut Backward<'_>, saved: GptLossSaved) -> Result<()> {
-        let GptLossSaved { model, logits, targets, cross_entropy, options } = saved;
-        let dlogits = ops::cross_entropy_backward(&logits, &targets, &cross_entropy, &options, 1.0)?;
-        drop(logits);
-        self.backward(cx, model, &dlogits)
+        cx.attempt(|cx| {
+            let GptLossSaved { model, logits, targets, cross_entropy, options } = saved;
+            let dlogits = ops::cross_entropy_backward(&logits, &targets, &cross_entropy, &options, 1.0)?;
+            drop(logits);
+            self.backward(cx, model, &dlogits)
+        })
     }
 }

@@ -183,16 +183,16 @@ macro_rules! norm_module {
             type Saved = NormSaved;
 
             fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, NormSaved)> {
-                self.0.module_forward(cx, x)
+                cx.attempt(|cx| self.0.module_forward(cx, x))
             }
 
             fn backward(
                 &mut self,
-                _cx: &mut Backward<'_>,
+                cx: &mut Backward<'_>,
                 saved: NormSaved,
                 dy: &Tensor,
             ) -> Result<Tensor> {
-                self.0.module_backward(&saved, dy)
+                cx.attempt(|_| self.0.module_backward(&saved, dy))
             }
         }
     };

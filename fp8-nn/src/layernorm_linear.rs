@@ -119,13 +119,15 @@ impl Module for LayerNormLinear {
     type Saved = LayerNormLinearSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormLinearSaved)> {
-        self.linear.check_input(x)?;
-        let mut parameters = self.norm.parameters();
-        parameters.extend(self.linear.parameters());
-        let Entered { x, input_dtype } = precision::enter(cx, self.linear.path(), x, &parameters)?;
-        let (normed, stats) = self.norm.forward_quantized(cx, &x, &self.linear.slots.input)?;
-        let (y, linear) = self.linear.forward_quantized(cx, &normed, x.dtype(), x.dtype())?;
-        Ok((y, LayerNormLinearSaved { x, stats, linear, input_dtype }))
+        cx.attempt(|cx| {
+            self.linear.check_input(x)?;
+            let mut parameters = self.norm.parameters();
+            parameters.extend(self.linear.parameters());
+            let Entered { x, input_dtype } = precision::enter(cx, self.linear.path(), x, &parameters)?;
+            let (normed, stats) = self.norm.forward_quantized(cx, &x, &self.linear.slots.input)?;
+            let (y, linear) = self.linear.forward_quantized(cx, &normed, x.dtype(), x.dtype())?;
+            Ok((y, LayerNormLinearSaved { x, stats, linear, input_dtype }))
+        })
     }
 
     fn backward(
@@ -134,9 +136,11 @@ impl Module for LayerNormLinear {
         saved: LayerNormLinearSaved,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        let LayerNormLinearSaved { x, stats, linear, input_dtype } = saved;
-        let dn = self.linear.backward(cx, linear, dy)?;
-        let dx = self.norm.backward(&x, &stats, &dn)?;
-        Ok(ops::cast(&dx, input_dtype)?)
+        cx.attempt(|cx| {
+            let LayerNormLinearSaved { x, stats, linear, input_dtype } = saved;
+            let dn = self.linear.backward(cx, linear, dy)?;
+            let dx = self.norm.backward(&x, &stats, &dn)?;
+            Ok(ops::cast(&dx, input_dtype)?)
+        })
     }
 }

@@ -129,33 +129,37 @@ impl Module for LayerNormMlp {
     type Saved = LayerNormMlpSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormMlpSaved)> {
-        let weight = self.fc2.weight().tensor();
-        let [hidden_size, _] = weight.shape().matrix();
-        let argument = Argument::new(&self.path, "input", x).float()?.on(weight.device())?;
-        argument.features(hidden_size, "hidden_size")?;
-        let (h, fc1) = self.fc1.forward(cx, x)?;
-        let dtype = fc1.linear.dtype();
-        let gemms = cx.fp8_gemms();
-        let slot = cx.slot(&self.fc2.slots.input)?;
-        let operand = ops::activation(&h, self.activation, &slot)?;
-        let off = Slot::off(slot.encoding);
-        let values = || Ok(ops::activation(&h, self.activation, &off)?.dequantize(dtype)?);
-        let a = Quantized::new(operand, [gemms.fprop, gemms.wgrad], values)?;
-        let (y, fc2) = self.fc2.forward_quantized(cx, &a, dtype, dtype)?;
-        let output = Output::of(&self.path, &y);
-        Ok((y, LayerNormMlpSaved { fc1, h, fc2, output }))
+        cx.attempt(|cx| {
+            let weight = self.fc2.weight().tensor();
+            let [hidden_size, _] = weight.shape().matrix();
+            let argument = Argument::new(&self.path, "input", x).float()?.on(weight.device())?;
+            argument.features(hidden_size, "hidden_size")?;
+            let (h, fc1) = self.fc1.forward(cx, x)?;
+            let dtype = fc1.linear.dtype();
+            let gemms = cx.fp8_gemms();
+            let slot = cx.slot(&self.fc2.slots.input)?;
+            let operand = ops::activation(&h, self.activation, &slot)?;
+            let off = Slot::off(slot.encoding);
+            let values = || Ok(ops::activation(&h, self.activation, &off)?.dequantize(dtype)?);
+            let a = Quantized::new(operand, [gemms.fprop, gemms.wgrad], values)?;
+            let (y, fc2) = self.fc2.forward_quantized(cx, &a, dtype, dtype)?;
+            let output = Output::of(&self.path, &y);
+            Ok((y, LayerNormMlpSaved { fc1, h, fc2, output }))
+        })
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: LayerNormMlpSaved, dy: &Tensor) -> Result<Tensor> {
-        let LayerNormMlpSaved { fc1, h, fc2, output } = saved;
-        output.check(dy)?;
-        let da = self.fc2.backward(cx, fc2, dy)?;
-        let origin = fc1.linear.origin();
-        let gemms = cx.fp8_gemms(origin);
-        let slot = cx.slot(origin, &self.fc1.linear.slots.grad_output)?;
-        let (operand, db) = ops::activation_backward_quantize_dbias(&da, &h, self.activation, &slot)?;
-        let values = || Ok(ops::activation_backward(&da, &h, self.activation)?);
-        let dh = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], values)?;
-        self.fc1.backward_quantized(cx, fc1, &dh, Some(&db))
+        cx.attempt(|cx| {
+            let LayerNormMlpSaved { fc1, h, fc2, output } = saved;
+            output.check(dy)?;
+            let da = self.fc2.backward(cx, fc2, dy)?;
+            let origin = fc1.linear.origin();
+            let gemms = cx.fp8_gemms(origin);
+            let slot = cx.slot(origin, &self.fc1.linear.slots.grad_output)?;
+            let (operand, db) = ops::activation_backward_quantize_dbias(&da, &h, self.activation, &slot)?;
+            let values = || Ok(ops::activation_backward(&da, &h, self.activation)?);
+            let dh = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], values)?;
+            self.fc1.backward_quantized(cx, fc1, &dh, Some(&db))
+        })
     }
 }

@@ -194,30 +194,34 @@ impl Module for Linear {
     type Saved = LinearSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
-        self.check_input(x)?;
-        let Entered { x, input_dtype } = match &self.bias {
-            Some(bias) => precision::enter(cx, self.path(), x, &[&self.weight, bias])?,
-            None => precision::enter(cx, self.path(), x, &[&self.weight])?,
-        };
-        let gemms = cx.fp8_gemms();
-        let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
-        let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;
-        self.forward_quantized(cx, &quantized, x.dtype(), input_dtype)
+        cx.attempt(|cx| {
+            self.check_input(x)?;
+            let Entered { x, input_dtype } = match &self.bias {
+                Some(bias) => precision::enter(cx, self.path(), x, &[&self.weight, bias])?,
+                None => precision::enter(cx, self.path(), x, &[&self.weight])?,
+            };
+            let gemms = cx.fp8_gemms();
+            let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
+            let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;
+            self.forward_quantized(cx, &quantized, x.dtype(), input_dtype)
+        })
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: LinearSaved, dy: &Tensor) -> Result<Tensor> {
-        saved.output.check(dy)?;
-        let dy = ops::cast(dy, saved.dtype)?;
-        let gemms = cx.fp8_gemms(&saved.origin);
-        let slot = cx.slot(&saved.origin, &self.slots.grad_output)?;
-        let (operand, db) = if self.bias.is_some() {
-            let (operand, db) = ops::quantize_dbias(&dy, &slot)?;
-            (operand, Some(db))
-        } else {
-            (ops::quantize(&dy, &slot)?, None)
-        };
-        let quantized = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], || Ok(dy.clone()))?;
-        self.backward_quantized(cx, saved, &quantized, db.as_ref())
+        cx.attempt(|cx| {
+            saved.output.check(dy)?;
+            let dy = ops::cast(dy, saved.dtype)?;
+            let gemms = cx.fp8_gemms(&saved.origin);
+            let slot = cx.slot(&saved.origin, &self.slots.grad_output)?;
+            let (operand, db) = if self.bias.is_some() {
+                let (operand, db) = ops::quantize_dbias(&dy, &slot)?;
+                (operand, Some(db))
+            } else {
+                (ops::quantize(&dy, &slot)?, None)
+            };
+            let quantized = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], || Ok(dy.clone()))?;
+            self.backward_quantized(cx, saved, &quantized, db.as_ref())
+        })
     }
 }
 

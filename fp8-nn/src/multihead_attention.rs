@@ -187,49 +187,51 @@ impl MultiheadAttention {
         x: &Tensor,
         key_lengths: Option<&Tensor>,
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
-        let [batch, seq] = self.check_input(&self.path, x, key_lengths)?;
-        let parameters = self.all_parameters();
-        let Entered { x, input_dtype } = precision::enter(cx, &self.path, x, &parameters)?;
-        let (qkv, qkv_saved, norm) = match &self.norm {
-            None => {
-                let (y, saved) = self.qkv.forward(cx, &x)?;
-                (y, saved, None)
-            }
-            Some(norm) => {
-                let (normed, stats) = norm.forward_quantized(cx, &x, &self.qkv.slots.input)?;
-                let (y, saved) = self.qkv.forward_quantized(cx, &normed, x.dtype(), x.dtype())?;
-                (y, saved, Some((x.clone(), stats)))
-            }
-        };
-        let sizes = [self.heads, self.groups, self.groups];
-        let parts = ops::split(&qkv, &sizes.map(|heads| heads * self.head_dim))?;
-        let [q, k, v] = <[Tensor; 3]>::try_from(parts)
-            .map_err(|parts| self.inconsistent(format!("qkv split into {} parts", parts.len())))?;
-        let shape = |heads| [batch, seq, heads, self.head_dim];
-        let (q, k, v) =
-            (q.reshape(shape(sizes[0]))?, k.reshape(shape(sizes[1]))?, v.reshape(shape(sizes[2]))?);
-        let (q, k) = match &self.rope {
-            Some(table) => (ops::rope(&q, table, 0)?, ops::rope(&k, table, 0)?),
-            None => (q, k),
-        };
-        let (o, attention) = ops::attention(&q, &k, &v, key_lengths, self.options)?;
-        let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
-        let key_lengths = key_lengths.cloned();
-        let output = Output::of(&self.path, &y);
-        let saved = MultiheadAttentionSaved {
-            norm,
-            input_dtype,
-            qkv: qkv_saved,
-            q,
-            k,
-            v,
-            o,
-            attention,
-            key_lengths,
-            proj,
-            output,
-        };
-        Ok((y, saved))
+        cx.attempt(|cx| {
+            let [batch, seq] = self.check_input(&self.path, x, key_lengths)?;
+            let parameters = self.all_parameters();
+            let Entered { x, input_dtype } = precision::enter(cx, &self.path, x, &parameters)?;
+            let (qkv, qkv_saved, norm) = match &self.norm {
+                None => {
+                    let (y, saved) = self.qkv.forward(cx, &x)?;
+                    (y, saved, None)
+                }
+                Some(norm) => {
+                    let (normed, stats) = norm.forward_quantized(cx, &x, &self.qkv.slots.input)?;
+                    let (y, saved) = self.qkv.forward_quantized(cx, &normed, x.dtype(), x.dtype())?;
+                    (y, saved, Some((x.clone(), stats)))
+                }
+            };
+            let sizes = [self.heads, self.groups, self.groups];
+            let parts = ops::split(&qkv, &sizes.map(|heads| heads * self.head_dim))?;
+            let [q, k, v] = <[Tensor; 3]>::try_from(parts)
+                .map_err(|parts| self.inconsistent(format!("qkv split into {} parts", parts.len())))?;
+            let shape = |heads| [batch, seq, heads, self.head_dim];
+            let (q, k, v) =
+                (q.reshape(shape(sizes[0]))?, k.reshape(shape(sizes[1]))?, v.reshape(shape(sizes[2]))?);
+            let (q, k) = match &self.rope {
+                Some(table) => (ops::rope(&q, table, 0)?, ops::rope(&k, table, 0)?),
+                None => (q, k),
+            };
+            let (o, attention) = ops::attention(&q, &k, &v, key_lengths, self.options)?;
+            let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
+            let key_lengths = key_lengths.cloned();
+            let output = Output::of(&self.path, &y);
+            let saved = MultiheadAttentionSaved {
+                norm,
+                input_dtype,
+                qkv: qkv_saved,
+                q,
+                k,
+                v,
+                o,
+                attention,
+                key_lengths,
+                proj,
+                output,
+            };
+            Ok((y, saved))
+        })
     }
 
     /// Returns `[batch, seq]`. `layer` is the path that errors name: this layer's, or that of the block around it.
@@ -291,27 +293,47 @@ impl Module for MultiheadAttention {
         saved: MultiheadAttentionSaved,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        saved.output.check(dy)?;
-        let MultiheadAttentionSaved {
-            norm, input_dtype, qkv, q, k, v, o, attention, key_lengths, proj, ..
-        } = saved;
-        let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
-        let (dq, dk, dv) =
-            ops::attention_backward(&d_o, &q, &k, &v, &o, &attention, key_lengths.as_ref(), self.options)?;
-        let (dq, dk) = match &self.rope {
-            Some(table) => (ops::rope_backward(&dq, table, 0)?, ops::rope_backward(&dk, table, 0)?),
-            None => (dq, dk),
-        };
-        let flat = |t: &Tensor| {
-            let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
-            t.reshape([batch, seq, heads * d])
-        };
-        let dqkv = ops::concat(&[&flat(&dq)?, &flat(&dk)?, &flat(&dv)?])?;
-        let dn = self.qkv.backward(cx, qkv, &dqkv)?;
-        let dx = match (&mut self.norm, norm) {
-            (Some(layer), Some((x, stats))) => layer.backward(&x, &stats, &dn)?,
-            _ => dn,
-        };
-        Ok(ops::cast(&dx, input_dtype)?)
+        cx.attempt(|cx| {
+            saved.output.check(dy)?;
+            let MultiheadAttentionSaved {
+                norm,
+                input_dtype,
+                qkv,
+                q,
+                k,
+                v,
+                o,
+                attention,
+                key_lengths,
+                proj,
+                ..
+            } = saved;
+            let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
+            let (dq, dk, dv) = ops::attention_backward(
+                &d_o,
+                &q,
+                &k,
+                &v,
+                &o,
+                &attention,
+                key_lengths.as_ref(),
+                self.options,
+            )?;
+            let (dq, dk) = match &self.rope {
+                Some(table) => (ops::rope_backward(&dq, table, 0)?, ops::rope_backward(&dk, table, 0)?),
+                None => (dq, dk),
+            };
+            let flat = |t: &Tensor| {
+                let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
+                t.reshape([batch, seq, heads * d])
+            };
+            let dqkv = ops::concat(&[&flat(&dq)?, &flat(&dk)?, &flat(&dv)?])?;
+            let dn = self.qkv.backward(cx, qkv, &dqkv)?;
+            let dx = match (&mut self.norm, norm) {
+                (Some(layer), Some((x, stats))) => layer.backward(&x, &stats, &dn)?,
+                _ => dn,
+            };
+            Ok(ops::cast(&dx, input_dtype)?)
+        })
     }
 }

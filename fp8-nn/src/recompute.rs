@@ -30,7 +30,9 @@ impl<M: Module> Module for Recompute<M> {
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: RecomputeSaved, dy: &Tensor) -> Result<Tensor> {
-        let (_, inner) = self.inner.forward(&mut cx.replay(&saved.snapshot)?, &saved.x)?;
-        self.inner.backward(cx, inner, dy)
+        cx.attempt(|cx| {
+            let (_, inner) = self.inner.forward(&mut cx.replay(&saved.snapshot)?, &saved.x)?;
+            self.inner.backward(cx, inner, dy)
+        })
     }
 }

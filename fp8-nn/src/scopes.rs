@@ -1,4 +1,5 @@
-//! Closures over the guards: commit where the closure succeeds, drop the guard where it fails.
+//! Closures over the guards: commit where the closure succeeds, drop the guard where it fails. The other ranks of a group are
+//! told the closure's error.
 //!
 //! They live here, where the error type is fixed: a generic one cannot be inferred once `?` stands both inside and
 //! outside the closure.
@@ -32,14 +33,14 @@ impl Scopes for Scaling {
         f: impl FnOnce(&mut Forward<'_>) -> Result<T>,
     ) -> Result<T> {
         let mut cx = self.autocast(recipe)?;
-        let out = f(&mut cx)?;
+        let out = cx.attempt(f)?;
         cx.commit()?;
         Ok(out)
     }
 
     fn backward_with<T>(&mut self, f: impl FnOnce(&mut Backward<'_>) -> Result<T>) -> Result<T> {
         let mut cx = self.backward()?;
-        let out = f(&mut cx)?;
+        let out = cx.attempt(f)?;
         cx.commit()?;
         Ok(out)
     }

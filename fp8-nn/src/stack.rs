@@ -62,24 +62,28 @@ impl Module for Stack {
     type Saved = Vec<AnySaved>;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)> {
-        let mut all = Vec::with_capacity(self.0.len());
-        let mut x = x.clone();
-        for layer in &self.0 {
-            let (y, saved) = layer.forward_dyn(cx, &x)?;
-            all.push(saved);
-            x = y;
-        }
-        Ok((x, all))
+        cx.attempt(|cx| {
+            let mut all = Vec::with_capacity(self.0.len());
+            let mut x = x.clone();
+            for layer in &self.0 {
+                let (y, saved) = layer.forward_dyn(cx, &x)?;
+                all.push(saved);
+                x = y;
+            }
+            Ok((x, all))
+        })
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: Self::Saved, dy: &Tensor) -> Result<Tensor> {
-        if saved.len() != self.0.len() {
-            return Err(Error::StackSaved { layers: self.0.len(), found: saved.len() });
-        }
-        let mut dy = dy.clone();
-        for (index, (layer, saved)) in self.0.iter_mut().zip(saved).enumerate().rev() {
-            dy = layer.backward_dyn(index, cx, saved, &dy)?;
-        }
-        Ok(dy)
+        cx.attempt(|cx| {
+            if saved.len() != self.0.len() {
+                return Err(Error::StackSaved { layers: self.0.len(), found: saved.len() });
+            }
+            let mut dy = dy.clone();
+            for (index, (layer, saved)) in self.0.iter_mut().zip(saved).enumerate().rev() {
+                dy = layer.backward_dyn(index, cx, saved, &dy)?;
+            }
+            Ok(dy)
+        })
     }
 }

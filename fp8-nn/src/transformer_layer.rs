@@ -151,13 +151,15 @@ impl TransformerLayer {
         x: &Tensor,
         key_lengths: Option<&Tensor>,
     ) -> Result<(Tensor, TransformerLayerSaved)> {
-        self.attention.check_input(&self.path, x, key_lengths)?;
-        let (a, attention) = self.attention.forward_padded(cx, x, key_lengths)?;
-        let r = ops::add(&ops::cast(x, a.dtype())?, &a)?;
-        let (m, mlp) = self.mlp.forward(cx, &r)?;
-        let y = ops::add(&r, &m)?;
-        let output = Output::of(&self.path, &y);
-        Ok((y, TransformerLayerSaved { attention, mlp, output }))
+        cx.attempt(|cx| {
+            self.attention.check_input(&self.path, x, key_lengths)?;
+            let (a, attention) = self.attention.forward_padded(cx, x, key_lengths)?;
+            let r = ops::add(&ops::cast(x, a.dtype())?, &a)?;
+            let (m, mlp) = self.mlp.forward(cx, &r)?;
+            let y = ops::add(&r, &m)?;
+            let output = Output::of(&self.path, &y);
+            Ok((y, TransformerLayerSaved { attention, mlp, output }))
+        })
     }
 }
 
@@ -174,9 +176,11 @@ impl Module for TransformerLayer {
         saved: TransformerLayerSaved,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        saved.output.check(dy)?;
-        let dr = ops::add(dy, &self.mlp.backward(cx, saved.mlp, dy)?)?;
-        let dx = self.attention.backward(cx, saved.attention, &dr)?;
-        Ok(ops::add(&dx, &ops::cast(&dr, dx.dtype())?)?)
+        cx.attempt(|cx| {
+            saved.output.check(dy)?;
+            let dr = ops::add(dy, &self.mlp.backward(cx, saved.mlp, dy)?)?;
+            let dx = self.attention.backward(cx, saved.attention, &dr)?;
+            Ok(ops::add(&dx, &ops::cast(&dr, dx.dtype())?)?)
+        })
     }
 }

@@ -2,9 +2,11 @@
 //! `Drop`, so a second scope opened while one waits for its commit does not compile.
 
 use crate::origin::{Ending, Frame, Legacy};
-use crate::weights::{Added, CachedWeight};
+use crate::scope::Scope;
+use crate::weights::CachedWeight;
 use crate::{AmaxGroup, Direction, Error, Fp8Gemms, Origin, Recipe, Result, Scaling, SlotName, Snapshot};
 use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
+use std::fmt::Display;
 use std::sync::Arc;
 
 /// Transformer Engine's arguments of `autocast`, and the computation's dtype.
@@ -24,19 +26,6 @@ impl Default for AutocastOptions {
     fn default() -> Self {
         Self { enabled: true, calibrating: false, amax_reduction_group: None, compute_dtype: None }
     }
-}
-
-/// What an open, recording scope has to commit or to put back.
-#[derive(Debug)]
-pub(crate) struct Scope {
-    pub(crate) direction: Direction,
-    pub(crate) touched: Vec<usize>,
-    /// The weights cached in it.
-    pub(crate) cached: Vec<Added>,
-    /// How often cached weights had been used before.
-    pub(crate) weight_uses: u64,
-    pub(crate) snapshots: bool,
-    pub(crate) legacy: Arc<Legacy>,
 }
 
 #[derive(Debug, Clone)]
@@ -138,6 +127,10 @@ impl Scaling {
 
     /// A backward scope. It takes no recipe: each `Saved` knows the one of its forward.
     ///
+    /// Its commit updates the backward arenas of all recipes under which forward scopes were committed since the last
+    /// backward scope was, whether or not a layer runs backward in it. So a rank whose layers had nothing to do (an expert
+    /// without tokens) takes part in the reductions that the other ranks make.
+    ///
     /// # Errors
     /// The device failed, when an earlier scope was left or since; none on the CPU.
     pub fn backward(&mut self) -> Result<Backward<'_>> {
@@ -147,14 +140,11 @@ impl Scaling {
 
     fn open(&mut self, direction: Direction) -> Result<()> {
         self.settle()?;
-        self.scope = Some(Scope {
-            direction,
-            touched: Vec::new(),
-            cached: Vec::new(),
-            weight_uses: self.weights.uses(),
-            snapshots: false,
-            legacy: Arc::default(),
-        });
+        let touched = match direction {
+            Direction::Forward => Vec::new(),
+            Direction::Backward => self.awaiting.domains().to_vec(),
+        };
+        self.scope = Some(Scope::new(direction, touched, self.weights.uses()));
         Ok(())
     }
 
@@ -178,11 +168,7 @@ impl Scaling {
 
     fn touch(&mut self, domains: &[usize]) {
         if let Some(scope) = &mut self.scope {
-            domains.iter().for_each(|domain| {
-                if !scope.touched.contains(domain) {
-                    scope.touched.push(*domain);
-                }
-            });
+            scope.touch(domains);
         }
     }
 }
@@ -306,6 +292,27 @@ impl Forward<'_> {
         }
     }
 
+    /// Runs a part of the forward pass and returns its result. Among several ranks, an error is remembered: if the scope is
+    /// then left without commit, the other ranks' errors say why. All layers of fp8-nn do this, so a layer of your own needs
+    /// it only for errors that it finds by itself.
+    ///
+    /// ```
+    /// # use fp8_recipe::{Forward, Result};
+    /// fn forward(cx: &mut Forward<'_>, tokens: &[u32]) -> Result<(), String> {
+    ///     cx.attempt(|_| match tokens {
+    ///         [] => Err("expected at least one token".to_owned()),
+    ///         _ => Ok(()),
+    ///     })
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// What `f` returns.
+    pub fn attempt<T, E: Display>(&mut self, f: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
+        let result = f(self);
+        self.scaling.explain(result)
+    }
+
     /// Reduces and updates every arena that the scope touched. Nested, replaying, evaluating: nothing to do.
     ///
     /// # Errors
@@ -366,6 +373,15 @@ impl Backward<'_> {
         snapshot.legacy.scales().ok_or(Error::NoSnapshot)?;
         let mode = Mode::Replay(snapshot.legacy.clone());
         Ok(Forward { scaling: self.scaling, frame: snapshot.frame, mode, outermost: false })
+    }
+
+    /// Runs a part of the backward pass and returns its result: see [`Forward::attempt`].
+    ///
+    /// # Errors
+    /// What `f` returns.
+    pub fn attempt<T, E: Display>(&mut self, f: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
+        let result = f(self);
+        self.scaling.explain(result)
     }
 
     /// Reduces and updates every arena that the scope touched.

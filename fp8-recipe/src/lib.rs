@@ -12,6 +12,7 @@ mod quantizer;
 mod recipe;
 mod report;
 mod scaling;
+mod scope;
 mod slots;
 mod start;
 mod state;

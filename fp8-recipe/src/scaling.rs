@@ -1,8 +1,9 @@
 //! The scaling state of one model: every slot registered by name, arenas by recipe and group, cached weights.
 
 use crate::domain::Domain;
-use crate::guard::{Mode, Scope};
+use crate::guard::Mode;
 use crate::origin::{Ending, Frame};
+use crate::scope::{Awaiting, Scope};
 use crate::start::Saved;
 use crate::weights::WeightCache;
 use crate::{
@@ -53,6 +54,7 @@ pub struct Scaling {
     pub(crate) domains: Vec<Domain>,
     pub(crate) weights: WeightCache,
     pub(crate) scope: Option<Scope>,
+    pub(crate) awaiting: Awaiting,
     /// Loaded state that no recipe has continued yet.
     pub(crate) pending: Vec<Saved>,
     /// What the arenas that there are started from.
@@ -93,6 +95,7 @@ impl Scaling {
             domains: Vec::new(),
             weights: WeightCache::default(),
             scope: None,
+            awaiting: Awaiting::default(),
             pending: Vec::new(),
             report: StateReport::default(),
             unset: Cell::new(UNSET, device)?,
@@ -239,6 +242,11 @@ impl Scaling {
 
     /// First all reductions, then all updates: an error on the way leaves everything to `roll_back`.
     pub(crate) fn commit(&mut self) -> Result<()> {
+        let updated = self.update();
+        self.explain(updated)
+    }
+
+    fn update(&mut self) -> Result<()> {
         let Some(scope) = &mut self.scope else { return Ok(()) };
         let direction = scope.direction;
         scope.touched.sort_by(|&a, &b| self.domains[a].key.cmp(&self.domains[b].key)); // equal on all ranks
@@ -253,11 +261,16 @@ impl Scaling {
         for &index in &scope.touched {
             self.domains[index].update(direction)?;
         }
-        if let Some(Scope { touched, legacy, weight_uses, .. }) =
-            self.scope.take().filter(|scope| scope.direction == Direction::Forward)
-        {
-            legacy.end(Ending::Committed { touched, scales });
-            self.weights.trim(weight_uses);
+        let Some(Scope { direction, touched, legacy, weight_uses, .. }) = self.scope.take() else {
+            return Ok(());
+        };
+        match direction {
+            Direction::Forward => {
+                self.awaiting.forward_committed(&touched);
+                legacy.end(Ending::Committed { touched, scales });
+                self.weights.trim(weight_uses);
+            }
+            Direction::Backward => self.awaiting.backward_committed(),
         }
         Ok(())
     }
@@ -279,7 +292,8 @@ impl Scaling {
         if let Some(scope) = &self.scope {
             let key = format!("discard {}", scope.direction);
             let groups = distinct(self.domains.iter().filter_map(Domain::reducing_group));
-            groups.iter().try_for_each(|group| group.agree_on_names(&key, &[]))?;
+            let agreed = groups.iter().try_for_each(|group| group.agree_on_names(&key, &[]));
+            self.explain(agreed)?;
         }
         self.roll_back(Ending::Discarded);
         self.restore()
@@ -303,7 +317,7 @@ impl Scaling {
         if scope.direction == Direction::Forward && scope.touched.is_empty() {
             return;
         }
-        let reason = format!("left a {} scope without commit", scope.direction);
+        let reason = scope.reason();
         let groups = self.domains.iter().filter_map(Domain::group).filter(|group| group.world_size() > 1);
         distinct(groups).iter().for_each(|group| group.poison(&reason));
     }

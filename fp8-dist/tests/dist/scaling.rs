@@ -181,6 +181,120 @@ fn a_scope_left_without_commit_stops_the_others() {
 }
 
 #[test]
+fn the_others_hear_why_a_scope_was_left() {
+    let results = ranks(2, |group| {
+        let model = Model::new(&["a"]);
+        let mut scaling = Scaling::new(&model, &Device::cpu()).unwrap();
+        let mut cx = scaling.scope(&recipe(), &options(&group)).unwrap();
+        if group.rank() == 1 {
+            return cx.attempt(|_| Err::<(), _>("no tokens")).unwrap_err().to_owned();
+        }
+        ops::quantize(&f32s(&[1.0], &[1, 1]), &cx.slot(&model.0[0][0]).unwrap()).unwrap();
+        cx.commit().unwrap_err().to_string()
+    });
+    assert!(results[0].ends_with(": rank 1 gave up: in a forward scope: no tokens"), "{}", results[0]);
+    assert_eq!(results[1], "no tokens");
+}
+
+/// Which passes a rank's layers run in.
+#[derive(Clone, Copy, PartialEq)]
+enum Runs {
+    Both,
+    Forward,
+    Nothing,
+}
+
+/// Three steps in which the layers of the last rank run as told, under a recipe and one nested in it. States of all ranks.
+fn last_rank_runs(ranks_of: usize, runs: Runs) -> Vec<ScalingState> {
+    ranks(ranks_of, |group| {
+        let is_last = group.rank() + 1 == group.world_size();
+        let runs = if is_last { runs } else { Runs::Both };
+        let inner = Recipe::from(DelayedScaling { margin: 1, amax_history_len: 4, ..Default::default() });
+        let model = Model::new(&["a", "expert"]);
+        let mut scaling = Scaling::new(&model, &Device::cpu()).unwrap();
+        scaling.set_group(group.clone());
+        for step in 0..3 {
+            let value = 1.0 + (step * 10 + group.rank()) as f32;
+            let mut cx = scaling.autocast(&recipe()).unwrap();
+            let mut origins = Vec::new();
+            let mut nested = cx.nested(&inner).unwrap(); // on every rank, tokens or none
+            if runs != Runs::Nothing {
+                ops::quantize(&f32s(&[value], &[1, 1]), &nested.slot(&model.0[1][0]).unwrap()).unwrap();
+                origins.push((1, nested.origin(&model.0[1][0])));
+            }
+            drop(nested);
+            if runs != Runs::Nothing {
+                ops::quantize(&f32s(&[value], &[1, 1]), &cx.slot(&model.0[0][0]).unwrap()).unwrap();
+                origins.push((0, cx.origin(&model.0[0][0])));
+            }
+            cx.commit().unwrap();
+            let mut cx = scaling.backward().unwrap();
+            for (layer, origin) in origins.into_iter().filter(|_| runs == Runs::Both) {
+                let slot = cx.slot(&origin, &model.0[layer][1]).unwrap();
+                ops::quantize(&f32s(&[value / 8.0], &[1, 1]), &slot).unwrap();
+            }
+            cx.commit().unwrap();
+        }
+        scaling.state().unwrap()
+    })
+}
+
+#[test]
+fn a_rank_whose_layers_run_in_no_scope_or_in_forward_alone_holds_up_nobody() {
+    for ranks in [2, 3] {
+        for runs in [Runs::Nothing, Runs::Forward, Runs::Both] {
+            let states = last_rank_runs(ranks, runs);
+            assert!(states.iter().all(|state| *state == states[0]), "{ranks} ranks");
+            // Of the largest amax among the ranks that ran.
+            let most = |runs: bool| 20.0 + if runs { ranks } else { ranks - 1 } as f32;
+            let of_outer = |direction| {
+                let of = |arena: &&fp8_recipe::ArenaState| {
+                    arena.direction == direction && arena.recipe.contains("margin=0")
+                };
+                let arena = states[0].arenas.iter().find(of).unwrap();
+                (arena.updates, arena.amax_history.last().unwrap()[0])
+            };
+            assert_eq!(of_outer(Direction::Forward), (3, most(runs != Runs::Nothing)));
+            assert_eq!(of_outer(Direction::Backward), (3, most(runs == Runs::Both) / 8.0));
+            assert!(states[0].arenas.iter().all(|arena| arena.updates == 3));
+        }
+    }
+}
+
+/// A rank that opens backward scopes alone: what it did not run, the others do.
+#[test]
+fn a_rank_whose_layers_run_in_backward_alone_holds_up_nobody() {
+    for n in [2, 3] {
+        let states = ranks(n, |group| {
+            let is_last = group.rank() + 1 == group.world_size();
+            let model = Model::new(&["a"]);
+            let mut scaling = Scaling::new(&model, &Device::cpu()).unwrap();
+            let mut before = None;
+            for step in 0..4 {
+                // The last rank runs forward in the first of two microbatches, and backward in the second.
+                let mut cx = scaling.scope(&recipe(), &options(&group)).unwrap();
+                if !is_last || step % 2 == 0 {
+                    let slot = cx.slot(&model.0[0][0]).unwrap();
+                    ops::quantize(&f32s(&[2.0], &[1, 1]), &slot).unwrap();
+                    before = Some(cx.origin(&model.0[0][0]));
+                }
+                cx.commit().unwrap();
+                let mut cx = scaling.backward().unwrap();
+                if !is_last || step % 2 == 1 {
+                    let slot = cx.slot(before.as_ref().unwrap(), &model.0[0][1]).unwrap();
+                    ops::quantize(&f32s(&[4.0], &[1, 1]), &slot).unwrap();
+                }
+                cx.commit().unwrap();
+            }
+            scaling.state().unwrap()
+        });
+        assert!(states.iter().all(|state| *state == states[0]), "{n} ranks");
+        assert!(states[0].arenas.iter().all(|arena| arena.updates == 4));
+        assert_eq!(slot(&states[0], Direction::Backward, 0), (57344.0 / 4.0, vec![4.0; 3]));
+    }
+}
+
+#[test]
 fn a_panic_in_a_scope_stops_the_others() {
     let results = try_ranks(2, LONG, |group| {
         let model = Model::new(&["a"]);
@@ -191,7 +305,8 @@ fn a_panic_in_a_scope_stops_the_others() {
         }
         group.barrier().unwrap_err().to_string()
     });
-    assert!(results[0].as_ref().is_ok_and(|error| error.contains("rank 1 gave up")), "{:?}", results[0]);
+    let told = |error: &String| error.ends_with("rank 1 gave up: panicked in a forward scope");
+    assert!(results[0].as_ref().is_ok_and(told), "{:?}", results[0]);
     assert!(results[1].is_err());
 }
 

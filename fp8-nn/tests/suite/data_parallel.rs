@@ -220,7 +220,29 @@ fn a_rank_that_fails_in_a_scope_is_an_error_on_all() {
     });
     let own = all[1].as_ref().unwrap().as_ref().unwrap_err().to_string();
     assert!(own.contains("gpt: ids of shape [8]"), "{own}"); // its own error, not the group's
-    expect_errors(all, "rank 1 gave up: left a forward scope without commit");
+    expect_errors(all, "rank 1 gave up: in a forward scope: gpt: ids of shape [8]");
+}
+
+#[test]
+fn the_others_hear_the_error_of_a_layer_though_its_guard_is_dropped() {
+    let all = lost(|group| {
+        let (model, mut scaling) = begin(&group);
+        let flat = ids([1, 8], 20, 1).reshape([8]).unwrap();
+        let mut cx = scaling.autocast(&delayed())?;
+        model.forward(&mut cx, &flat)?; // drops the guard
+        Ok(cx.commit()?)
+    });
+    expect_errors(all, "rank 1 gave up: in a forward scope: gpt: ids of shape [8]");
+    let all = lost(|group| {
+        let (mut model, mut scaling) = begin(&group);
+        let mut cx = scaling.autocast(&delayed())?;
+        let (logits, saved) = model.forward(&mut cx, &ids([1, 8], 20, 1))?;
+        cx.commit()?;
+        let mut cx = scaling.backward()?;
+        model.backward(&mut cx, saved, &logits.reshape([8, 20])?)?;
+        Ok(cx.commit()?)
+    });
+    expect_errors(all, "rank 1 gave up: in a backward scope: gpt: dy of shape [8, 20]");
 }
 
 #[test]

@@ -185,7 +185,7 @@ fn an_error_in_a_reduction_changes_nothing() {
         group.fail(Some(what));
         assert_eq!(message(run(&mut scaling)), "rank 1 failed: out of memory");
         assert_eq!(scaling.state().unwrap(), before);
-        assert_eq!(group.log().last().unwrap(), "dp poison left a forward scope without commit");
+        assert_eq!(group.log().last().unwrap(), "dp poison in a forward scope: rank 1 failed: out of memory");
     }
     group.fail(None);
     run(&mut scaling).unwrap();
@@ -244,7 +244,7 @@ fn a_drop_poisons_and_a_discard_agrees() {
 
     tp.fail(Some("discard"));
     assert!(scope(&mut scaling, &dp, |cx| cx.discard()).is_err());
-    assert_eq!(dp.log().last().unwrap(), &format!("dp {poison}"));
+    assert_eq!(dp.log().last().unwrap(), "dp poison in a forward scope: rank 1 failed: out of memory");
     assert_eq!(scaling.state().unwrap(), before);
 
     tp.fail(None);
@@ -301,4 +301,76 @@ fn backward_takes_part_in_every_reduction_of_its_forwards() {
     backward(&mut cx, &replayed, &grad("a"), &[1.0]);
     cx.commit().unwrap();
     assert_eq!(reduced(group.log()), 2);
+}
+
+#[test]
+fn the_other_ranks_hear_the_error_for_which_a_scope_was_left() {
+    let (mut scaling, group) = (scaling(&["a"]), group("dp", 2));
+    scaling.set_group(group.clone());
+    let mut cx = scaling.autocast(&margin(0)).unwrap();
+    let full = cx.nested(&margin(1)).unwrap().attempt(|_| Err::<(), _>("the disk is full"));
+    assert_eq!(full, Err("the disk is full"));
+    drop(cx);
+    assert_eq!(group.log(), ["dp poison in a forward scope: the disk is full"]);
+
+    let mut cx = scaling.backward().unwrap();
+    assert!(cx.attempt(|_| Err::<(), _>("handled")).is_err());
+    assert!(cx.attempt(|_| Err::<(), _>("no more memory")).is_err());
+    drop(cx);
+    assert_eq!(group.log(), ["dp poison in a backward scope: no more memory"]);
+
+    // An error that is handled is none for the others, and none for the next scope.
+    let mut cx = scaling.autocast(&margin(0)).unwrap();
+    assert!(cx.attempt(|_| Err::<(), _>("handled")).is_err());
+    assert_eq!(cx.attempt(|cx| Ok::<_, Error>(cx.fp8_gemms().fprop)).unwrap(), true);
+    cx.commit().unwrap();
+    drop(scaling.autocast(&margin(0)).unwrap());
+    assert_eq!(group.log().last().unwrap(), "dp poison left a forward scope without commit");
+    // An evaluation has nobody to tell.
+    assert!(scaling.eval(&margin(0)).unwrap().attempt(|_| Err::<(), _>("anything")).is_err());
+    assert!(group.log().is_empty());
+
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _cx = scaling.autocast(&margin(0)).unwrap();
+        std::panic::resume_unwind(Box::new("a broken layer"));
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(group.log(), ["dp poison panicked in a forward scope"]);
+}
+
+#[test]
+fn a_backward_scope_in_which_nothing_runs_takes_part_in_the_reductions_of_its_forwards() {
+    let (mut scaling, group) = (scaling(&["a"]), group("dp", 2));
+    scaling.set_group(group.clone());
+    *group.row.lock().unwrap() = vec![-1.0, 8.0]; // a.grad_input, a.grad_output: another rank's
+    let forward = |scaling: &mut Scaling, margins: &[i32]| {
+        let mut cx = scaling.autocast(&margin(margins[0])).unwrap();
+        margins[1..].iter().for_each(|&inner| drop(cx.nested(&margin(inner)).unwrap()));
+        cx.commit().unwrap();
+    };
+    let reduced = |scaling: &mut Scaling| {
+        group.log();
+        scaling.backward().unwrap().commit().unwrap();
+        group.log().iter().filter(|entry| entry.contains("reduce backward")).count()
+    };
+    assert_eq!(reduced(&mut scaling), 0); // no forward scope so far
+    forward(&mut scaling, &[0, 1]);
+    forward(&mut scaling, &[0]);
+    assert_eq!(reduced(&mut scaling), 2);
+    assert_eq!(reduced(&mut scaling), 2); // that of the second forward scope
+    assert_eq!(updates(&scaling, Direction::Backward), [2, 2]);
+    assert_eq!(crate::support::slot_states(&scaling, &grad("a"))[0], (7168.0, vec![0.0, 8.0, 8.0]));
+    forward(&mut scaling, &[1]);
+    assert_eq!(reduced(&mut scaling), 1);
+
+    // A forward scope that was discarded or left has no backward.
+    scaling.autocast(&margin(2)).unwrap().discard().unwrap();
+    drop(scaling.autocast(&margin(3)).unwrap());
+    drop(scaling.eval(&margin(4)).unwrap());
+    assert_eq!(reduced(&mut scaling), 1);
+    // A backward scope that was discarded leaves its forward scopes to the next.
+    forward(&mut scaling, &[0]);
+    scaling.backward().unwrap().discard().unwrap();
+    forward(&mut scaling, &[1]);
+    assert_eq!(reduced(&mut scaling), 2);
 }

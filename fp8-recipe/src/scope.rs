@@ -1,0 +1,119 @@
+//! What an open, recording scope keeps until it ends, and what forward scopes leave to the next backward scope.
+
+use crate::origin::Legacy;
+use crate::weights::Added;
+use crate::{Direction, Scaling};
+use std::fmt::Display;
+use std::sync::Arc;
+use std::thread;
+
+/// What an open, recording scope has to commit or to put back.
+#[derive(Debug)]
+pub(crate) struct Scope {
+    pub(crate) direction: Direction,
+    /// The domains whose arenas its commit updates.
+    pub(crate) touched: Vec<usize>,
+    /// The weights cached in it.
+    pub(crate) cached: Vec<Added>,
+    /// How often cached weights had been used before.
+    pub(crate) weight_uses: u64,
+    pub(crate) snapshots: bool,
+    pub(crate) legacy: Arc<Legacy>,
+    /// The newest error in it, which the other ranks are told if the scope is left.
+    cause: Option<String>,
+}
+
+impl Scope {
+    pub(crate) fn new(direction: Direction, touched: Vec<usize>, weight_uses: u64) -> Self {
+        Self {
+            direction,
+            touched,
+            cached: Vec::new(),
+            weight_uses,
+            snapshots: false,
+            legacy: Arc::default(),
+            cause: None,
+        }
+    }
+
+    pub(crate) fn touch(&mut self, domains: &[usize]) {
+        touch(&mut self.touched, domains);
+    }
+
+    /// What the other ranks are told of a scope that was left.
+    pub(crate) fn reason(&self) -> String {
+        let direction = self.direction;
+        match &self.cause {
+            _ if thread::panicking() => format!("panicked in a {direction} scope"),
+            Some(cause) => format!("in a {direction} scope: {cause}"),
+            None => format!("left a {direction} scope without commit"),
+        }
+    }
+}
+
+fn touch(touched: &mut Vec<usize>, domains: &[usize]) {
+    for domain in domains {
+        if !touched.contains(domain) {
+            touched.push(*domain);
+        }
+    }
+}
+
+impl Scaling {
+    /// Remembers an error that occurs in the open scope, for the case that the scope is left because of it.
+    pub(crate) fn explain<T, E: Display>(&mut self, result: Result<T, E>) -> Result<T, E> {
+        if let (Err(error), Some(scope)) = (&result, &mut self.scope) {
+            scope.cause = Some(error.to_string());
+        }
+        result
+    }
+}
+
+/// The domains that forward scopes touched and whose backward is still to come.
+///
+/// Each backward scope updates their arenas, whatever runs in it: a rank on which no layer has anything to do takes part
+/// in the reductions of the others. All ranks commit the same forward scopes, so this is equal on all of them.
+#[derive(Debug, Default)]
+pub(crate) struct Awaiting {
+    domains: Vec<usize>,
+    /// A backward scope was committed since the last forward scope was.
+    is_answered: bool,
+}
+
+impl Awaiting {
+    pub(crate) fn forward_committed(&mut self, touched: &[usize]) {
+        if std::mem::take(&mut self.is_answered) {
+            self.domains.clear();
+        }
+        touch(&mut self.domains, touched);
+    }
+
+    /// The domains stay until the next forward scope: after several forward scopes there may be a backward scope for each.
+    pub(crate) fn backward_committed(&mut self) {
+        self.is_answered = true;
+    }
+
+    pub(crate) fn domains(&self) -> &[usize] {
+        &self.domains
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backward_scopes_await_the_forward_scopes_since_the_last_one() {
+        let mut awaiting = Awaiting::default();
+        assert!(awaiting.domains().is_empty());
+        awaiting.backward_committed(); // a backward scope without forward
+        awaiting.forward_committed(&[2, 0]);
+        awaiting.forward_committed(&[0, 1]);
+        assert_eq!(awaiting.domains(), [2, 0, 1]);
+        awaiting.backward_committed();
+        assert_eq!(awaiting.domains(), [2, 0, 1]); // of the second microbatch
+        awaiting.backward_committed();
+        awaiting.forward_committed(&[1]);
+        assert_eq!(awaiting.domains(), [1]);
+    }
+}
