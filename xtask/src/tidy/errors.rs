@@ -74,14 +74,13 @@ impl Source {
                 at = end;
                 continue;
             }
-            match (token, all.get(at + 1), all.get(at + 2)) {
-                (Token::Word(is_public), Some(Token::Word(kind)), Some(Token::Word(name)))
-                    if kind == "enum" =>
-                {
-                    enumeration = (is_public == "pub").then_some(name.as_str());
+            match token {
+                Token::Word(word) if word == "enum" => {
+                    let is_public = at > 0 && all[at - 1].word() == Some("pub");
+                    enumeration = all.get(at + 1).and_then(Token::word).filter(|_| is_public);
                 }
-                (Token::Text(text), ..) if is_test => self.asserted.push(text.clone()),
-                (Token::Text(text), ..) => self.texts.push(text.clone()),
+                Token::Text(text) if is_test => self.asserted.push(text.clone()),
+                Token::Text(text) => self.texts.push(text.clone()),
                 _ => {}
             }
             at += 1;
@@ -253,4 +252,95 @@ fn parts(format: &str) -> Vec<String> {
         }
     }
     parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ERRORS: &str = r#"
+        /// "Not a literal".
+        #[derive(Debug, thiserror::Error)]
+        pub enum Error {
+            /// A frame.
+            #[error("{op}: {option} = {value}: {remedy}")]
+            Option { op: &'static str },
+            #[error("{op}: shape {shape}: {remedy}")]
+            Shape { op: &'static str },
+            #[error("rank {rank} gave up early")]
+            #[doc = "another attribute"]
+            GaveUp { rank: usize },
+            #[error(transparent)]
+            Io(std::io::Error),
+        }
+        #[derive(thiserror::Error)]
+        enum Private {
+            #[error("a private error")]
+            One,
+        }
+        fn check() -> Error { option("a drop probability is at least 0") }
+    "#;
+
+    /// The names of variants that these tests leave out.
+    fn left_out(tests: &str) -> Vec<String> {
+        let mut source = Source::default();
+        let module = format!(
+            "{ERRORS}\n#[cfg(test)]\nmod tests {{ {tests} }}\nconst LATER: &str = \"rank 3 gave up early\";"
+        );
+        source.read(&module, "fp8-a", false);
+        assert_eq!(source.variants.len(), 3, "{source:?}");
+        let name = |line: &String| line.split('`').nth(1).unwrap().to_owned();
+        missing(&[source]).iter().map(name).collect()
+    }
+
+    #[test]
+    fn a_variant_without_a_test_of_its_text_is_named_with_it() {
+        assert_eq!(left_out("").join(" "), "fp8_a::Error::Option fp8_a::Error::Shape fp8_a::Error::GaveUp");
+        let mut source = Source::default();
+        source.read(ERRORS, "fp8-a", false);
+        let text =
+            "error `fp8_a::Error::GaveUp` has no test that asserts its text: rank {rank} gave up early";
+        assert_eq!(missing(&[source])[2], text);
+    }
+
+    #[test]
+    fn words_of_its_own_are_enough() {
+        assert!(
+            !left_out(r#"assert(e, "rank 3 gave up early");"#).contains(&"fp8_a::Error::GaveUp".to_owned())
+        );
+        assert!(
+            !left_out(r#"assert(e, format!("group: rank {n} gave up early"));"#).join(" ").contains("GaveUp")
+        );
+        assert!(
+            left_out(r#"// "rank 3 gave up early""#).join(" ").contains("GaveUp"),
+            "a comment asserts nothing"
+        );
+    }
+
+    #[test]
+    fn a_frame_needs_the_whole_of_it_and_a_remedy() {
+        let is_tested = |text: &str| !left_out(&format!("assert(e, {text:?});")).join(" ").contains("Option");
+        assert!(is_tested("dropout: p = 1: a drop probability is at least 0"));
+        assert!(!is_tested("a drop probability is at least 0"), "not the whole");
+        assert!(!is_tested("dropout: p = 1: something else that no source says"), "no remedy");
+        // The longest frame that fits takes it.
+        let shape = "dropout: shape [2] = x: a drop probability is at least 0";
+        assert_eq!(left_out(&format!("{shape:?}")), ["fp8_a::Error::Option", "fp8_a::Error::GaveUp"]);
+    }
+
+    #[test]
+    fn a_text_fits_a_format_with_something_in_each_place() {
+        let fits = |text, format| fits(text, &parts(format));
+        assert!(fits("a: b = c: d", "{op}: {option} = {value}: {remedy}"));
+        assert!(!fits("a: b = : d", "{op}: {option} = {value}:{remedy} "));
+        assert!(!fits("a = c: d", "{op}: {option} = {value}: {remedy}"));
+        assert!(fits("replay: d", "replay: {remedy}") && !fits("replay: ", "replay: {remedy}"));
+        assert!(fits("no place", "no place") && !fits("no places", "no place"));
+        assert_eq!(parts("a {{b}} {c:?}d"), ["a {b} ", "d"]);
+    }
+
+    #[test]
+    fn every_error_has_a_test_that_asserts_its_text() {
+        assert_eq!(untested(crate::workspace::root()).unwrap(), [""; 0]);
+    }
 }

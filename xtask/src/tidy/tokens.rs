@@ -187,9 +187,10 @@ mod tests {
     #[test]
     fn literals_are_found_and_comments_are_not() {
         assert_eq!(texts("// \"a\"\n/// \"b\"\n/* \"c\" /* \"d\" */ \"e\" */ \"f\""), ["f"]);
-        assert_eq!(texts(r##"let a = r#"a "b" \n"#; b"c"; br"\d"; 'e'; '"'; '\''; '\u{41}'; "f""##), [
-            "a \"b\" \\n", "c", "\\d", "f"
-        ]);
+        assert_eq!(
+            texts(r##"let a = r#"a "b" \n"#; b"c"; br"\d"; 'e'; '"'; '\''; '\u{41}'; "f""##),
+            ["a \"b\" \\n", "c", "\\d", "f"]
+        );
         assert_eq!(texts("fn a<'a>(b: &'a str) -> &'static str { \"g\" }"), ["g"]);
         assert_eq!(texts("\"a\\\n    b \\\"c\\\" \\\\\""), ["ab \"c\" \\"]);
     }
