@@ -8,8 +8,8 @@ mod cuda;
 use cuda::Rig;
 use fp8_kernels::ops::{self, AdamWFactors, AdamWStep, AmaxRule, DropoutKey, Layout, ScaleUpdate};
 use fp8_kernels::{
-    Arena, ArenaOptions, CustomPolicy, DType, Device, Encoding, Result, Scale, ScalePolicy, ScaleRule, Slot,
-    Tensor, UpdateClock,
+    Arena, ArenaOptions, Cell, CustomPolicy, DType, Device, Encoding, Result, Scale, ScalePolicy, ScaleRule,
+    Slot, Tensor, UNSET, UpdateClock,
 };
 use std::sync::Arc;
 
@@ -114,6 +114,16 @@ fn scales_that_the_host_decides_cannot_be_recorded() {
         refused.to_string(),
         "update_scales: cannot be recorded: whether scales are recomputed is decided on the host: use interval 1"
     );
+    let cell = Cell::new(UNSET, &device).unwrap();
+    let slot =
+        Slot { scale: Scale::Cell { cell: &cell, first: &exact, keep: true }, ..Slot::off(Encoding::E4M3) };
+    let refused = device.capture(|| ops::quantize(&x, &slot)).map(drop).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "quantize: cannot be recorded: a slot has no scale yet: run and commit steps until every quantized tensor has had \
+         a finite amax > 0"
+    );
+    drop(cell);
     let slot = Slot { scale: Scale::FromTensor(&custom), ..Slot::off(Encoding::E4M3) };
     let refused = device.capture(|| ops::quantize(&x, &slot)).map(drop).unwrap_err();
     assert_eq!(
