@@ -232,7 +232,23 @@ fn optimizer_steps_and_scales() {
         let (mut exp_avg, mut exp_avg_sq, mut main) = (floats(exp_avg), floats(exp_avg_sq), floats(main));
         ops::adamw(&mut param, &grad, &mut exp_avg, &mut exp_avg_sq, Some(&mut main), &step, "w")
     };
+    let norms = |norm: &Tensor| {
+        let (mut param, grad, mut exp_avg, mut exp_avg_sq) =
+            (floats([4]), floats([4]), floats([4]), floats([4]));
+        let mut tensors = [ops::AdamWTensor {
+            name: "w",
+            param: &mut param,
+            main_grad: &grad,
+            exp_avg: &mut exp_avg,
+            exp_avg_sq: &mut exp_avg_sq,
+            main_param: None,
+            slot: None,
+        }];
+        let (factors, skipped) = (AdamWFactors::new(&step, &device)?, ops::SkippedSteps::new(&device)?);
+        ops::adamw_groups(&mut [(&mut tensors, &factors)], Some(ops::NormCheck { norm, skipped: &skipped }))
+    };
     refused! {
+        norms(&floats([2])) => "adamw_groups: shape [2]: expected one number, the norm";
         AdamWFactors::new(&AdamWStep { grad_scale: f32::INFINITY, ..step }, &device) =>
             "adamw: grad_scale = inf: give a finite number, or skip the step";
         AdamWFactors::new(&AdamWStep { step: 0, ..step }, &device) =>

@@ -46,25 +46,41 @@ impl<'a> Trial<'a> {
     pub(super) fn verdict(&self, mutant: &Mutant) -> Result<Verdict> {
         let source = self.copy.read(&mutant.file)?;
         self.copy.write(&mutant.file, &mutant.apply(&source)?)?;
-        let verdict = self.tested();
+        let stem = Path::new(&mutant.file).file_stem().unwrap_or_default().to_string_lossy();
+        let verdict = self.tested(&stem);
         self.copy.write(&mutant.file, &source)?;
         verdict
     }
 
-    fn tested(&self) -> Result<Verdict> {
+    /// First the tests that are named like the changed file, then all.
+    fn tested(&self, stem: &str) -> Result<Verdict> {
         let Ok(programs) = self.copy.build(self.suite)? else { return Ok(Verdict::Unviable) };
-        for ((program, target), limit) in programs.iter().zip(self.suite.targets).zip(&self.limits) {
-            if let Some(verdict) = self.run(program, target, *limit)? {
-                return Ok(verdict);
+        for filter in [Some(stem), None] {
+            for ((program, target), limit) in programs.iter().zip(self.suite.targets).zip(&self.limits) {
+                if let Some(verdict) = self.run(program, target, filter, *limit)? {
+                    return Ok(verdict);
+                }
             }
         }
         Ok(Verdict::Survived)
     }
 
     /// `None` where all tests of a program pass.
-    fn run(&self, program: &Path, target: &str, limit: Duration) -> Result<Option<Verdict>> {
+    fn run(
+        &self,
+        program: &Path,
+        target: &str,
+        filter: Option<&str>,
+        limit: Duration,
+    ) -> Result<Option<Verdict>> {
+        let mut command = self.copy.command(program, self.suite);
+        match filter {
+            // Filters add to each other.
+            Some(_) if !self.suite.arguments.is_empty() => return Ok(None),
+            Some(filter) => _ = command.arg(filter),
+            None => {}
+        }
         // One failed test is enough.
-        let command = self.copy.command(program, self.suite);
         let finished = watch(command, limit, |output| failed(output).is_some())?;
         if finished.succeeded() {
             return Ok(None);
