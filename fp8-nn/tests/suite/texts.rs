@@ -171,6 +171,7 @@ fn sizes_beyond_memory() {
     );
     let options = GptOptions {
         vocab_size: 16,
+        max_seq_length: 8,
         num_layers: usize::MAX,
         hidden_size: 32,
         num_attention_heads: 4,
