@@ -1,6 +1,8 @@
 //! What layers, optimizers and checkpoints say of what they refuse, word for word.
 
-use crate::support::{block_options, delayed, device, error, in_dtype, linear, noise, rng, step};
+#[cfg(feature = "cuda")]
+use crate::support::block_options;
+use crate::support::{delayed, device, error, in_dtype, linear, noise, rng, step};
 use fp8_nn::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::BTreeMap;
