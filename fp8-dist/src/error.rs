@@ -42,6 +42,27 @@ pub enum Error {
         /// That one's scale.
         other_value: Option<f32>,
     },
+    /// Replicas with different training state, the same on all ranks: [`AmaxGroup::agree_on_state`](crate::AmaxGroup). The
+    /// group remains usable.
+    #[error(
+        "{call}: {name} {}: ranks that go on from different states drift apart; give all ranks one state: \
+         `broadcast_state`, or load the same checkpoint on all",
+        show_difference([*.rank, *.other], [*.is_there, *.is_on_other])
+    )]
+    State {
+        /// The collective.
+        call: String,
+        /// The first piece of state that differs, such as ``the value of `fc.weight` ``.
+        name: Arc<str>,
+        /// The first rank that differs from rank `other`.
+        rank: usize,
+        /// Whether it has this piece at all.
+        is_there: bool,
+        /// The rank it was compared with.
+        other: usize,
+        /// Whether that one has this piece.
+        is_on_other: bool,
+    },
     /// A shape that the collective cannot take, the same on all ranks.
     #[error("{call}: shape {shape} on {world_size} ranks: {remedy}")]
     Shape {
@@ -230,6 +251,22 @@ pub enum Failure {
         /// What that one came with.
         other_value: String,
     },
+    /// A rank that compares its state, because it was loaded or set there, while another rank goes on.
+    #[error(
+        "rank {comparing} came with {call} and rank {other} with {other_call}: parameters, optimizer or scaling state were \
+         loaded or set on rank {comparing} and not on rank {other}; load or set them on all ranks, or call \
+         `broadcast_state` on all"
+    )]
+    Lone {
+        /// The rank that compares its state.
+        comparing: usize,
+        /// Its call.
+        call: String,
+        /// A rank that does not.
+        other: usize,
+        /// That one's call.
+        other_call: String,
+    },
     /// Ranks whose models have different names.
     #[error(
         "name {index} is {} on rank {rank} and {} on rank {other}: build the same model on all ranks",
@@ -267,6 +304,14 @@ impl From<Error> for fp8_recipe::Error {
 
 fn show_name(name: &Option<Arc<str>>) -> String {
     name.as_ref().map_or_else(|| "missing".to_owned(), |name| format!("`{name}`"))
+}
+
+fn show_difference([rank, other]: [usize; 2], [is_there, is_on_other]: [bool; 2]) -> String {
+    match (is_there, is_on_other) {
+        (true, false) => format!("is missing on rank {other}, and rank {rank} has it"),
+        (false, true) => format!("is missing on rank {rank}, and rank {other} has it"),
+        _ => format!("differs between rank {rank} and rank {other}"),
+    }
 }
 
 fn show_scale(scale: &Option<f32>) -> String {

@@ -4,6 +4,7 @@ use crate::Result;
 use fp8_kernels::Tensor;
 use fp8_recipe::AmaxGroup;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// How values of the ranks become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,6 +48,13 @@ pub trait ProcessGroup: AmaxGroup {
     /// This rank, from 0.
     fn rank(&self) -> usize;
 
+    /// A number that no other handle in this process has, now or earlier. Parameters remember by it with whom their values
+    /// were compared. The default, 0, is for groups that are not told apart: with another such group, values that have
+    /// been compared once are not compared again.
+    fn handle_number(&self) -> u64 {
+        0
+    }
+
     /// Elementwise over the ranks. `x` is f32 and has one shape on all ranks.
     ///
     /// # Errors
@@ -85,4 +93,10 @@ pub trait ProcessGroup: AmaxGroup {
     /// # Errors
     /// A rank that is away, failed or elsewhere.
     fn barrier(&self) -> Result<()>;
+}
+
+/// The [`handle_number`](ProcessGroup::handle_number) of a new handle.
+pub(crate) fn next_handle_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Relaxed)
 }

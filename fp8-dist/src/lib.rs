@@ -3,6 +3,7 @@
 #![cfg_attr(not(feature = "cuda"), forbid(unsafe_code))]
 #![deny(unsafe_code)]
 
+mod agreement;
 mod environment;
 mod error;
 mod gather;
@@ -20,7 +21,7 @@ mod wire;
 
 pub use environment::Environment;
 pub use error::{Error, Failure, Result};
-pub use fp8_recipe::{self, AmaxGroup};
+pub use fp8_recipe::{self, AmaxGroup, StateDigest};
 pub use gather::quantized_all_gather;
 pub use group::{ProcessGroup, ReduceOp};
 pub use local::local;

@@ -29,7 +29,7 @@ pub fn local(id: &str, world_size: usize, deadline: Duration) -> Result<Vec<Arc<
     check_options(id, world_size, deadline)?;
     let meeting = Meeting::new(world_size, deadline, |_| false);
     let seat = |rank| Seat::new(id, rank, world_size, meeting.clone());
-    Ok((0..world_size).map(|rank| Arc::new(Member(seat(rank))) as Arc<dyn ProcessGroup>).collect())
+    Ok((0..world_size).map(|rank| Arc::new(Member::new(seat(rank))) as Arc<dyn ProcessGroup>).collect())
 }
 
 /// What every backend asks of a group's options.

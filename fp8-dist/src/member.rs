@@ -3,8 +3,9 @@
 //! What only a rank's own arguments tell (a root out of range, a dtype) is looked at after the exchange: the arguments
 //! are equal on all ranks then, and so is the error.
 
+use crate::group::next_handle_number;
 use crate::message::{Message, Operation, Part};
-use crate::{Error, Failure, ProcessGroup, ReduceOp, Result, host};
+use crate::{Error, Failure, ProcessGroup, ReduceOp, Result, StateDigest, agreement, host};
 use fp8_kernels::{Arena, DType, Device, Shape, Tensor};
 use fp8_recipe::AmaxGroup;
 use std::fmt::Debug;
@@ -38,37 +39,49 @@ pub(crate) trait Exchange: Debug + Send + Sync {
 
 /// A rank, over some way to exchange messages.
 #[derive(Debug)]
-pub(crate) struct Member<T>(pub(crate) T);
+pub(crate) struct Member<T> {
+    exchange: T,
+    number: u64,
+}
 
 impl<T: Exchange> Member<T> {
+    pub(crate) fn new(exchange: T) -> Self {
+        Self { exchange, number: next_handle_number() }
+    }
+
     /// Nothing but the rank itself can fail here: it tells the others, who would wait for it.
     fn own<V>(&self, result: Result<V>) -> Result<V> {
-        result.inspect_err(|error| self.0.poison(&error.to_string()))
+        result.inspect_err(|error| self.exchange.poison(&error.to_string()))
     }
 
     fn call(&self, operation: Operation, what: &str, x: &Tensor) -> Result<Arc<Vec<Message>>> {
         let part = self.own(Part::copy(x))?;
-        self.0.exchange(Message::new(operation, what).with(part))
+        self.exchange.exchange(Message::new(operation, what).with(part))
     }
 
     fn shape_error(&self, all: &[Message], shape: Shape, remedy: &'static str) -> Error {
-        Error::Shape { call: call_of(all), shape, world_size: self.0.world_size(), remedy }
+        Error::Shape { call: call_of(all), shape, world_size: self.exchange.world_size(), remedy }
     }
 }
 
 impl<T: Exchange> AmaxGroup for Member<T> {
     fn id(&self) -> &str {
-        self.0.id()
+        self.exchange.id()
     }
 
     fn world_size(&self) -> usize {
-        self.0.world_size()
+        self.exchange.world_size()
     }
 
     fn agree_on_names(&self, key: &str, names: &[Arc<str>]) -> fp8_recipe::Result<()> {
         let message = Message { names: names.to_vec(), ..Message::new(Operation::AgreeOnNames, key) };
-        self.0.exchange(message)?;
+        self.exchange.exchange(message)?;
         Ok(())
+    }
+
+    fn agree_on_state(&self, what: &str, state: &[StateDigest]) -> fp8_recipe::Result<()> {
+        let message = self.own(agreement::message(what, state))?;
+        Ok(agreement::expect_agreement(&self.exchange.exchange(message)?)?)
     }
 
     fn all_reduce_max(&self, key: &str, arena: &Arena) -> fp8_recipe::Result<()> {
@@ -82,13 +95,17 @@ impl<T: Exchange> AmaxGroup for Member<T> {
     }
 
     fn poison(&self, reason: &str) {
-        self.0.poison(reason);
+        self.exchange.poison(reason);
     }
 }
 
 impl<T: Exchange> ProcessGroup for Member<T> {
     fn rank(&self) -> usize {
-        self.0.rank()
+        self.exchange.rank()
+    }
+
+    fn handle_number(&self) -> u64 {
+        self.number
     }
 
     fn all_reduce(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
@@ -126,14 +143,14 @@ impl<T: Exchange> ProcessGroup for Member<T> {
     fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
         let all = self.call(Operation::ReduceScatter(op), what, x)?;
         expect_f32(&all, x)?;
-        let (mut dims, parts) = (x.shape().to_vec(), self.0.world_size());
+        let (mut dims, parts) = (x.shape().to_vec(), self.exchange.world_size());
         let uneven =
             || self.shape_error(&all, *x.shape(), "dimension 0 must be a multiple of the world size");
         let rows = dims.first_mut().filter(|rows| rows.is_multiple_of(parts)).ok_or_else(uneven)?;
         *rows /= parts;
         let shape = Shape::from_slice(&dims).ok_or_else(uneven)?;
         let mut out = vec![0.0; shape.numel()];
-        let start = self.0.rank() * out.len();
+        let start = self.exchange.rank() * out.len();
         let range = start..start + out.len();
         host::reduce(&mut out, &data(&all), range, op)?;
         Ok(Tensor::from_vec(out, shape, x.device())?)
@@ -141,16 +158,16 @@ impl<T: Exchange> ProcessGroup for Member<T> {
 
     fn broadcast(&self, what: &str, x: &Tensor, root: usize) -> Result<Tensor> {
         let message = Message::new(Operation::Broadcast { root }, what);
-        let part = if self.0.rank() == root { self.own(Part::copy(x))? } else { Part::expected(x) };
-        let all = self.0.exchange(message.with(part))?;
-        if root >= self.0.world_size() {
-            return Err(Error::Root { call: call_of(&all), root, world_size: self.0.world_size() });
+        let part = if self.exchange.rank() == root { self.own(Part::copy(x))? } else { Part::expected(x) };
+        let all = self.exchange.exchange(message.with(part))?;
+        if root >= self.exchange.world_size() {
+            return Err(Error::Root { call: call_of(&all), root, world_size: self.exchange.world_size() });
         }
         host::concatenate(&data(&all), *x.shape(), x.device()) // only the root brought data
     }
 
     fn barrier(&self) -> Result<()> {
-        self.0.exchange(Message::new(Operation::Barrier, ""))?;
+        self.exchange.exchange(Message::new(Operation::Barrier, ""))?;
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! What a rank brings to an exchange, and the first thing in which two ranks differ.
 
-use crate::{Failure, ReduceOp, Result, host};
+use crate::{Failure, ReduceOp, Result, agreement, host};
 use fp8_kernels::{DType, Shape, Tensor};
 use std::fmt;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Operation {
     AgreeOnNames,
+    AgreeOnState,
     AllReduceArena,
     AllReduce(ReduceOp),
     AllGather,
@@ -27,6 +28,7 @@ impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.operation {
             Operation::AgreeOnNames => write!(f, "agree_on_names"),
+            Operation::AgreeOnState => write!(f, "agree_on_state"),
             Operation::AllReduceArena => write!(f, "all_reduce_max"),
             Operation::AllReduce(op) => write!(f, "all_reduce({op})"),
             Operation::AllGather => write!(f, "all_gather"),
@@ -74,12 +76,18 @@ impl Message {
         Self { part: Some(part), ..self }
     }
 
-    /// Of messages that agree, what the ranks need: where values of all ranks become one, that alone, as rank 0's. A dtype
+    /// Of messages that agree, what the ranks need: where values of all ranks become one, that alone, as rank 0's, and where
+    /// state is compared the first difference. A dtype
     /// that the collective does not take stays as it is: the ranks find out.
     pub(crate) fn reduced(mut all: Vec<Self>) -> Vec<Self> {
         let op = match all.first().map(|first| first.call.operation) {
             Some(Operation::AllReduce(op) | Operation::ReduceScatter(op)) => op,
             Some(Operation::AllReduceArena) => ReduceOp::Max,
+            Some(Operation::AgreeOnState) => {
+                let mut verdict = Some(agreement::verdict(&all));
+                all.iter_mut().for_each(|message| message.part = verdict.take());
+                return all;
+            }
             _ => return all,
         };
         let parts: Vec<&Tensor> =
@@ -107,7 +115,20 @@ impl Message {
             Some(Failure::Disagree { property, rank, value, other: 0, other_value })
         };
         if self.call != first.call {
+            let is_comparison = |message: &Self| message.call.operation == Operation::AgreeOnState;
+            let lone = |comparing: usize, call: &Call, other: usize, other_call: &Call| {
+                let [call, other_call] = [call, other_call].map(Call::to_string);
+                Some(Failure::Lone { comparing, call, other, other_call })
+            };
+            match [self, first].map(is_comparison) {
+                [true, false] => return lone(rank, &self.call, 0, &first.call),
+                [false, true] => return lone(0, &first.call, rank, &self.call),
+                _ => {}
+            }
             return disagree("the call", [self, first].map(|message| message.call.to_string()));
+        }
+        if self.call.operation == Operation::AgreeOnState {
+            return None; // what differs is the result
         }
         if self.names != first.names {
             let pairs = self.names.iter().zip(&first.names);

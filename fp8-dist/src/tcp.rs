@@ -40,8 +40,8 @@ use std::time::{Duration, Instant};
 /// in time, or with another world size, id or version.
 pub fn tcp(id: &str, environment: &Environment, deadline: Duration) -> Result<Arc<dyn ProcessGroup>> {
     Ok(match connect(id, environment, deadline)? {
-        Connected::Host(host) => Arc::new(Member(host)),
-        Connected::Guest(guest) => Arc::new(Member(guest)),
+        Connected::Host(host) => Arc::new(Member::new(host)),
+        Connected::Guest(guest) => Arc::new(Member::new(guest)),
     })
 }
 

@@ -73,6 +73,7 @@ fn bring(out: &mut impl Write, message: &Message) -> io::Result<()> {
         Operation::ReduceScatter(op) => (4, op as u64),
         Operation::Broadcast { root } => (5, root as u64),
         Operation::Barrier => (6, 0),
+        Operation::AgreeOnState => (7, 0),
     };
     head.push(tag);
     put_number(&mut head, argument);
@@ -262,6 +263,7 @@ impl<'a> Head<'a> {
             4 => Operation::ReduceScatter(op()?),
             5 => Operation::Broadcast { root: argument },
             6 => Operation::Barrier,
+            7 => Operation::AgreeOnState,
             _ => return Err(invalid(format!("collective {tag}"))),
         };
         Ok(Call { operation, what: self.text()? })
@@ -322,6 +324,12 @@ mod tests {
                 value: "[3]".into(),
                 other: 0,
                 other_value: "[2]".into(),
+            },
+            Failure::Lone {
+                comparing: 2,
+                call: "agree_on_state `parameters`".into(),
+                other: 0,
+                other_call: "barrier".into(),
             },
             Failure::Names { index: 4, rank: 1, value: None, other: 0, other_value: name("b") },
             Failure::Names { index: 4, rank: 1, value: name(""), other: 0, other_value: None },

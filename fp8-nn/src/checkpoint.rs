@@ -18,11 +18,13 @@
 mod file;
 mod finite;
 mod header;
-mod scaling_state;
+pub(crate) mod scaling_state;
 
+use crate::data_parallel::LoadedState;
 use crate::{AdamW, Error, Layer, Result};
 use file::{Reader, Writer};
 pub use finite::expect_finite;
+use fp8_dist::StateDigest;
 use fp8_kernels::DType;
 use fp8_recipe::{Scaling, StateReport};
 use std::collections::{BTreeMap, BTreeSet};
@@ -111,6 +113,9 @@ pub fn metadata(dir: &Path) -> Result<BTreeMap<String, String>> {
 /// metadata and what became of the scaling state, which may go on under another recipe. Everything keeps its place in memory:
 /// a recorded step goes on from the checkpoint.
 ///
+/// Among several ranks, all load the same file, or one loads it and all call
+/// [`broadcast_state`](crate::broadcast_state). The next step compares what the ranks have loaded.
+///
 /// # Errors
 /// A file that cannot be read, is not a checkpoint, or is one of another model: the first difference, with both shapes. A
 /// parameter without moments although the optimizer had taken steps; a step count above 2⁵³. Nothing has changed then.
@@ -141,7 +146,31 @@ pub fn load(
         let key = format!("optimizer.{name}.{part}");
         reader.tensor(&key, like.shape(), DType::F32, like.device()).map(Some)
     })?;
+    note_loaded(&reader, model, optimizer, [steps, skipped])?;
     Ok(Loaded { metadata: user_metadata(&reader), scaling })
+}
+
+/// Leaves digests of the loaded optimizer state with the parameters, for ranks to compare. Those of a file from before the
+/// first step need none.
+fn note_loaded(
+    reader: &Reader<'_>,
+    model: &mut (impl Layer + ?Sized),
+    optimizer: &AdamW,
+    counts: [u64; 2],
+) -> Result<()> {
+    let life = optimizer.life();
+    model.visit_mut(&mut |parameter| {
+        let name = parameter.name().clone();
+        let part = |part: &str| {
+            let hash = reader.hash(&format!("optimizer.{name}.{part}"))?;
+            Some(StateDigest::new(format!("`{part}` of `{name}`, as it was loaded,"), [hash.to_le_bytes()]))
+        };
+        let parts: Vec<_> = ["exp_avg", "exp_avg_sq", "main_param"].into_iter().filter_map(part).collect();
+        let has_state = counts[0] > 0 || !parts.is_empty();
+        let loaded = has_state.then(|| LoadedState { optimizer: life.clone(), parts, counts });
+        parameter.agreement_mut().set_loaded(loaded);
+        Ok(())
+    })
 }
 
 /// Writes the parameters alone, under their names, to a safetensors file.

@@ -27,7 +27,7 @@ mod stack;
 mod transformer_layer;
 
 pub use clip::clip_grad_norm;
-pub use data_parallel::{all_reduce_gradients, broadcast_parameters};
+pub use data_parallel::{agree, all_reduce_gradients, broadcast_parameters, broadcast_state};
 pub use embedding::{Embedding, EmbeddingOptions, EmbeddingSaved};
 pub use error::{Error, Result};
 pub use gpt::{Gpt, GptLossSaved, GptOptions, GptSaved};

@@ -5,9 +5,10 @@ use crate::parameter::{Taken, Version, put_into};
 use crate::{Error, Layer, Parameter, Result};
 use fp8_kernels::ops::{self, AdamWFactors, AdamWStep, AdamWTensor, NormCheck, SkippedSteps};
 use fp8_kernels::{DType, Device, Replayed, Tensor};
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// How [`AdamW`] works.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -430,6 +431,16 @@ impl AdamW {
         })
     }
 
+    pub(crate) fn options(&self) -> &AdamWOptions {
+        &self.progress.options
+    }
+
+    /// Tells whether this optimizer still exists.
+    pub(crate) fn life(&self) -> Weak<dyn Any + Send + Sync> {
+        let progress: Arc<dyn Any + Send + Sync> = self.progress.clone();
+        Arc::downgrade(&progress)
+    }
+
     /// Whether a parameter has an f32 copy here.
     pub(crate) fn has_main_param(&self, parameter: &Tensor) -> bool {
         self.progress.options.main_params && parameter.dtype() != DType::F32
@@ -437,6 +448,12 @@ impl AdamW {
 }
 
 impl AdamWState {
+    /// Its tensors, with their names in a checkpoint.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
+        let main_param = self.main_param.as_ref().map(|copy| ("main_param", copy));
+        [("exp_avg", &self.exp_avg), ("exp_avg_sq", &self.exp_avg_sq)].into_iter().chain(main_param)
+    }
+
     fn expect_shape_of(&self, parameter: &Parameter) -> Result<()> {
         let (lhs, rhs) = (*parameter.tensor().shape(), *self.exp_avg.shape());
         if lhs == rhs {

@@ -1,6 +1,7 @@
 //! A named tensor that training changes, and its gradient.
 
 use crate::Result;
+use crate::data_parallel::Agreement;
 use fp8_kernels::{DType, Error, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,6 +16,7 @@ pub struct Parameter {
     tensor: Tensor,
     main_grad: Tensor,
     version: Arc<Version>,
+    agreement: Agreement,
 }
 
 /// Shared with recorded steps that change the parameter.
@@ -39,7 +41,13 @@ impl Parameter {
     /// The device is out of memory or failed; none on the CPU.
     pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> Result<Self> {
         let main_grad = Tensor::zeros(*tensor.shape(), DType::F32, tensor.device())?;
-        Ok(Self { name: name.into(), tensor, main_grad, version: Version::new() })
+        Ok(Self {
+            name: name.into(),
+            tensor,
+            main_grad,
+            version: Version::new(),
+            agreement: Agreement::default(),
+        })
     }
 
     /// Its path in the model.
@@ -81,6 +89,15 @@ impl Parameter {
         f(&mut self.tensor, &self.main_grad)
     }
 
+    /// What is known of its equality with other ranks'.
+    pub(crate) fn agreement(&self) -> &Agreement {
+        &self.agreement
+    }
+
+    pub(crate) fn agreement_mut(&mut self) -> &mut Agreement {
+        &mut self.agreement
+    }
+
     /// Hands the value out, to be changed together with others', and returned by [`put`](Self::put).
     pub(crate) fn take(&mut self, placeholder: &Tensor) -> Taken {
         Taken {
@@ -100,6 +117,9 @@ impl Parameter {
     /// from them, and from recorded steps. An optimizer that keeps f32 copies overwrites it in its next step, unless
     /// [`AdamW::reload_params`](crate::AdamW::reload_params) is called before.
     ///
+    /// Among several ranks, all set it, to the same value: the next
+    /// [`all_reduce_gradients`](crate::all_reduce_gradients) compares them.
+    ///
     /// # Errors
     /// Another shape or dtype; the device failed.
     pub fn set(&mut self, value: Tensor) -> Result<()> {
@@ -113,6 +133,7 @@ impl Parameter {
             return Err(Error::DType { op: "set", what: "the value", found, expected }.into());
         }
         self.version.advance();
+        self.agreement.forget_groups();
         put_into(&mut self.tensor, value, &self.name)
     }
 

@@ -18,7 +18,10 @@ pub(crate) struct Domain {
     /// on, it starts anew from them.
     pub(crate) follows: [Option<u64>; 2],
     group: Option<Arc<dyn AmaxGroup>>,
-    agreed: [bool; 2],
+    /// Whether the group has compared an arena's slot names.
+    agreed_on_names: [bool; 2],
+    /// Whether the group has compared an arena's state, since it was last loaded.
+    agreed_on_state: [bool; 2],
     /// Arenas that a scope left and that could not be put back yet.
     unrestored: [bool; 2],
 }
@@ -33,7 +36,8 @@ impl Domain {
             arenas: None,
             follows: [None; 2],
             group: None,
-            agreed: [false; 2],
+            agreed_on_names: [false; 2],
+            agreed_on_state: [false; 2],
             unrestored: [false; 2],
         }
     }
@@ -79,16 +83,22 @@ impl Domain {
         self.arenas.is_some() && matches!(self.recipe, Recipe::Delayed(_))
     }
 
-    /// The same part in the job. Ranks that joined it anew have names to compare.
+    /// The same part in the job. Ranks that joined it anew have names and state to compare.
     pub(crate) fn set_group(&mut self, group: Option<Arc<dyn AmaxGroup>>) {
         let same = match (&self.group, &group) {
             (Some(old), Some(new)) => Arc::ptr_eq(old, new),
             (old, new) => old.is_none() && new.is_none(),
         };
         if !same {
-            self.agreed = [false; 2];
+            self.agreed_on_names = [false; 2];
+            self.agreed_on_state = [false; 2];
             self.group = group;
         }
+    }
+
+    /// Its arenas have other state: the next reductions compare it.
+    pub(crate) fn forget_agreement(&mut self) {
+        self.agreed_on_state = [false; 2];
     }
 
     /// The group that a commit reduces over: the recipe wants it, and there are other ranks.
@@ -99,15 +109,22 @@ impl Domain {
             .filter(|group| recipe.reduce_amax && self.arenas.is_some() && group.world_size() > 1)
     }
 
-    /// Row 0 becomes its maximum over the ranks.
+    /// Row 0 becomes its maximum over the ranks. The first time, and again after state was loaded, the ranks make sure
+    /// before that their scales and histories are equal: from unequal ones they would drift apart without a word.
     pub(crate) fn reduce(&mut self, direction: Direction, names: &[Arc<str>]) -> Result<()> {
         let (Some(group), Some(arenas)) = (self.reducing_group(), &self.arenas) else { return Ok(()) };
-        let key = format!("{direction} {}", self.key);
-        if !self.agreed[direction as usize] {
+        let (key, arena) = (format!("{direction} {}", self.key), &arenas[direction as usize]);
+        if !self.agreed_on_names[direction as usize] {
             group.agree_on_names(&key, names)?;
         }
-        group.all_reduce_max(&key, &arenas[direction as usize])?;
-        self.agreed[direction as usize] = true;
+        if !self.agreed_on_state[direction as usize] {
+            let remedy = "ranks compare loaded state in the next step: run one before a step is recorded";
+            arena.device().expect_eager("agree_on_state", remedy)?;
+            group.agree_on_state(&key, &self.digests(direction, names)?)?;
+        }
+        group.all_reduce_max(&key, arena)?;
+        self.agreed_on_names[direction as usize] = true;
+        self.agreed_on_state[direction as usize] = true;
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+mod agreement;
 mod domain;
 mod error;
 mod format;
@@ -19,6 +20,7 @@ mod state;
 mod state_report;
 mod weights;
 
+pub use agreement::StateDigest;
 pub use error::{Error, Result};
 pub use format::Format;
 pub use fp8_kernels::{self, Encoding};

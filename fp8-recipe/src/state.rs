@@ -1,8 +1,9 @@
 //! What lasts: histories, scales and update counts, by name. Checkpoints store it; resuming from it is exact.
 
+use crate::domain::Domain;
 use crate::recipe::{MAX_HISTORY_LEN, Terms};
 use crate::start::Saved;
-use crate::{Direction, Error, Recipe, Result, Scaling, StateReport};
+use crate::{Direction, Error, Result, Scaling, StateReport};
 use fp8_kernels::UNSET;
 use std::sync::Arc;
 
@@ -47,21 +48,8 @@ impl Scaling {
     pub fn state(&self) -> Result<ScalingState> {
         let mut state = ScalingState::default();
         for domain in &self.domains {
-            let (Recipe::Delayed(recipe), Some(arenas)) = (&domain.recipe, &domain.arenas) else { continue };
-            for (direction, arena) in Direction::ALL.into_iter().zip(arenas) {
-                let (history, slots) = (arena.history()?, arena.slots());
-                let row = |row: usize| history[row * slots..(row + 1) * slots].to_vec();
-                let scales = arena.scales()?.into_iter();
-                state.arenas.push(ArenaState {
-                    recipe: domain.recipe.state_key(),
-                    group: domain.group().map(|group| group.id().to_owned()),
-                    direction,
-                    updates: arena.updates(),
-                    slots: self.names[direction as usize].clone(),
-                    scale: scales.map(|scale| if scale < 0.0 { UNSET } else { scale }).collect(),
-                    amax_history: (0..recipe.amax_history_len - 1).map(row).collect(),
-                    last_updates: arena.last_updates()?,
-                });
+            for direction in Direction::ALL {
+                state.arenas.extend(domain.arena_state(direction, &self.names[direction as usize])?);
             }
         }
         state.arenas.extend(self.pending.iter().map(|saved| saved.arena.clone()));
@@ -77,6 +65,9 @@ impl Scaling {
     ///
     /// A history's length may differ from the recipe's: of a longer one the newest rows stay, a shorter one gets zeros on its
     /// old side. So may the group, if all that was saved belongs to one group.
+    ///
+    /// Among several ranks, all load the same state: the next commit that reduces amaxes compares it, and fails on every rank
+    /// where they do not.
     ///
     /// # Errors
     /// An arena that does not fit this model or that no training leaves behind: other slots, a scale that is neither −1 nor
@@ -111,6 +102,7 @@ impl Scaling {
         }
         self.settle()?;
         self.restart(saved)?;
+        self.domains.iter_mut().for_each(Domain::forget_agreement);
         Ok(self.state_report())
     }
 

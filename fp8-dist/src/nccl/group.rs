@@ -3,10 +3,11 @@
 use super::api::{self, Api, Comm, Stream, UniqueId};
 use super::communicator::{Answer, Communicator, Trouble};
 use super::watch::{GRACE, Holder, Watched};
+use crate::group::next_handle_number;
 use crate::member::Exchange;
 use crate::message::{Call, Message, Operation, Part};
 use crate::tcp::{Connected, connect};
-use crate::{Environment, Error, ProcessGroup, ReduceOp, Result};
+use crate::{Environment, Error, ProcessGroup, ReduceOp, Result, StateDigest, agreement};
 use fp8_kernels::{Arena, DType, Device, Shape, Tensor, interop};
 use fp8_recipe::AmaxGroup;
 use parking_lot::Mutex;
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 /// when work queued later reads them. NCCL takes sums in an order of its own; all ranks get the same bits of an
 /// `all_reduce`, not those of another backend. A maximum has no order; values of NaN are NCCL's affair.
 ///
-/// What ranks compare over their connections, which costs a round trip: names and each `all_gather`, whose shards may
+/// What ranks compare over their connections, which costs a round trip: names, state and each `all_gather`, whose shards may
 /// differ; a `barrier`, which is nothing else; every other call when it comes for the first time with this name, dtype and
 /// shape. Later ones go to NCCL as they are: that ranks make calls they have made before in another order is noticed only
 /// where NCCL or a deadline notices it. So the all-reduce of amaxes in a training step costs no host anything, and may be
@@ -57,7 +58,7 @@ pub fn nccl(
             })?;
             let seen = Mutex::default();
             let holder = Arc::new(Holder { watched, watch: Some(watch) });
-            Ok(Arc::new(Group { holder, seen, turn: Mutex::new(()) }))
+            Ok(Arc::new(Group { holder, number: next_handle_number(), seen, turn: Mutex::new(()) }))
         }
         Err(error) => {
             tell(&*control, &error);
@@ -125,6 +126,7 @@ fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<C
 #[derive(Debug)]
 struct Group {
     holder: Arc<Holder>,
+    number: u64,
     /// Calls that were compared.
     seen: Mutex<HashSet<(Call, DType, Shape)>>,
     /// Threads that share a handle come one after the other: calls have one order.
@@ -259,6 +261,12 @@ impl AmaxGroup for Group {
         Ok(())
     }
 
+    fn agree_on_state(&self, what: &str, state: &[StateDigest]) -> fp8_recipe::Result<()> {
+        let _turn = self.turn.lock();
+        let message = self.own(agreement::message(what, state))?;
+        Ok(agreement::expect_agreement(&self.control().exchange(message)?)?)
+    }
+
     fn all_reduce_max(&self, key: &str, arena: &Arena) -> fp8_recipe::Result<()> {
         let _turn = self.turn.lock();
         let call = call(Operation::AllReduceArena, key);
@@ -285,6 +293,10 @@ impl AmaxGroup for Group {
 impl ProcessGroup for Group {
     fn rank(&self) -> usize {
         self.control().rank()
+    }
+
+    fn handle_number(&self) -> u64 {
+        self.number
     }
 
     fn all_reduce(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {

@@ -51,6 +51,10 @@ pub(super) fn put_failure(head: &mut Vec<u8>, failure: &Failure) {
             head.push(PROPERTIES.iter().position(|known| known == property).unwrap_or_default() as u8);
             pair(head, [*rank, *other], [value, other_value]);
         }
+        Failure::Lone { comparing, call, other, other_call } => {
+            head.push(8);
+            pair(head, [*comparing, *other], [call, other_call]);
+        }
         Failure::Names { index, rank, value, other, other_value } => {
             head.push(7);
             put_number(head, *index as u64);
@@ -95,6 +99,11 @@ impl Head<'_> {
                 let (rank, value) = (self.count()?, name(self.text()?, 1));
                 let (other, other_value) = (self.count()?, name(self.text()?, 2));
                 Failure::Names { index, rank, value, other, other_value }
+            }
+            8 => {
+                let (comparing, call) = (self.count()?, self.text()?);
+                let (other, other_call) = (self.count()?, self.text()?);
+                Failure::Lone { comparing, call, other, other_call }
             }
             tag => return Err(invalid(format!("failure {tag}"))),
         })

@@ -1,9 +1,11 @@
 //! Groups of threads: what they compute together, and what they are told when they cannot.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+mod agreement;
 mod collectives;
 mod failures;
 mod gather;
+mod interleavings;
 mod scaling;
 mod schedules;
 mod support;

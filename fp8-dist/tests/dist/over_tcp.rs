@@ -1,6 +1,7 @@
 //! The same cases over TCP, and what only processes can get wrong together.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+mod agreement;
 mod child;
 mod collectives;
 mod failures;

@@ -1,7 +1,7 @@
 //! A commit over a group of GPUs: scales equal on all ranks, by one collective an arena and no word between the hosts.
 
 use crate::rig::{Group, LONG, Rig, SEEDS, ranks};
-use fp8_dist::local;
+use fp8_dist::{StateDigest, local};
 use fp8_kernels::{Device, Tensor, ops};
 use fp8_recipe::{
     AutocastOptions, DelayedScaling, Recipe, Result, Scaling, ScalingState, SlotName, SlotRole, Slots,
@@ -102,6 +102,23 @@ fn models_with_different_names() {
             "name 1 is `c.input` on rank 1 and `b.input` on rank 0: build the same model on all ranks";
         assert!(error.ends_with(expected), "{error}");
     }
+    rig.finish();
+}
+
+#[test]
+fn state_that_differs_is_named_on_all_ranks_and_the_group_lives_on() {
+    let rig = Rig::new();
+    let errors = ranks(3, |group, device| {
+        let value = |rank: usize| if group.rank() == rank { 1u8 } else { 0 };
+        let state = [("a", 0), ("b", value(2)), ("c", value(1))]
+            .map(|(name, value)| StateDigest::new(name, [[value]]));
+        let error = group.agree_on_state("parameters", &state).unwrap_err().to_string();
+        group.agree_on_state("parameters", &state[..1]).unwrap();
+        assert_eq!(train(&group, device).len(), 5);
+        error
+    });
+    let expected = "agree_on_state `parameters`: b differs between rank 2 and rank 0: ";
+    assert!(errors.iter().all(|error| error.starts_with(expected)), "{errors:?}");
     rig.finish();
 }
 

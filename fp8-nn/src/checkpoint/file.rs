@@ -248,6 +248,11 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// The hash of a tensor's bytes, since [`read_through`](Self::read_through).
+    pub(super) fn hash(&self, name: &str) -> Option<u64> {
+        self.hashes.borrow().get(name).copied()
+    }
+
     /// From here on what is read is put into the model, so that an error leaves a part of it there, and says so.
     pub(super) fn begin_loading(&self) {
         self.loading.set(true);

@@ -4,13 +4,12 @@ use super::file::{Reader, Writer};
 use crate::Result;
 use fp8_recipe::{ArenaState, Direction, ScalingState};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 const KEY: &str = "fp8.scaling";
 
 /// What of an arena is not numbers per slot.
 #[derive(Debug, Serialize, Deserialize)]
-struct Header {
+pub(crate) struct Header {
     recipe: String,
     group: Option<String>,
     direction: String,
@@ -21,6 +20,39 @@ struct Header {
     last_updates: Vec<u64>,
 }
 
+impl Header {
+    pub(crate) fn of(arena: &ArenaState) -> Self {
+        Self {
+            recipe: arena.recipe.clone(),
+            group: arena.group.clone(),
+            direction: arena.direction.name().to_owned(),
+            updates: arena.updates,
+            slots: arena.slots.iter().map(|name| name.to_string()).collect(),
+            last_updates: arena.last_updates.clone(),
+        }
+    }
+
+    /// How many slots.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The arena with a scale for each slot, and rows of amaxes one after the other. The error is what does not fit.
+    pub(crate) fn arena(self, scale: Vec<f32>, history: &[f32]) -> Result<ArenaState, String> {
+        let direction = Direction::ALL.into_iter().find(|direction| direction.name() == self.direction);
+        Ok(ArenaState {
+            direction: direction.ok_or_else(|| format!("unknown direction `{}`", self.direction))?,
+            amax_history: history.chunks(self.slots.len().max(1)).map(<[f32]>::to_vec).collect(),
+            recipe: self.recipe,
+            group: self.group,
+            updates: self.updates,
+            slots: self.slots.into_iter().map(Into::into).collect(),
+            scale,
+            last_updates: self.last_updates,
+        })
+    }
+}
+
 pub(super) fn write(state: &ScalingState, writer: &mut Writer) -> Result<()> {
     let mut headers = Vec::new();
     for (n, arena) in state.arenas.iter().enumerate() {
@@ -28,14 +60,7 @@ pub(super) fn write(state: &ScalingState, writer: &mut Writer) -> Result<()> {
         writer.floats(&format!("scaling.{n}.scale"), &[slots], &arena.scale);
         let history: Vec<f32> = arena.amax_history.concat();
         writer.floats(&format!("scaling.{n}.amax_history"), &[arena.amax_history.len(), slots], &history);
-        headers.push(Header {
-            recipe: arena.recipe.clone(),
-            group: arena.group.clone(),
-            direction: arena.direction.name().to_owned(),
-            updates: arena.updates,
-            slots: arena.slots.iter().map(|name| name.to_string()).collect(),
-            last_updates: arena.last_updates.clone(),
-        });
+        headers.push(Header::of(arena));
     }
     let json = serde_json::to_string(&headers).map_err(|error| fp8_recipe::Error::State {
         recipe: "all".to_owned(),
@@ -53,28 +78,14 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<ScalingState> {
         serde_json::from_str(json).map_err(|e| reader.problem(format!("metadata `{KEY}`: {e}")))?;
     let mut state = ScalingState::default();
     for (n, header) in headers.into_iter().enumerate() {
-        let direction = Direction::ALL.into_iter().find(|direction| direction.name() == header.direction);
-        let direction =
-            direction.ok_or_else(|| reader.problem(format!("unknown direction `{}`", header.direction)))?;
-        let slots: Vec<Arc<str>> = header.slots.into_iter().map(Into::into).collect();
+        let slots = header.slots();
         let (_, scale) = reader.floats(&format!("scaling.{n}.scale"))?;
         let (shape, history) = reader.floats(&format!("scaling.{n}.amax_history"))?;
-        if shape.len() != 2 || shape[1] != slots.len() || scale.len() != slots.len() {
-            let problem =
-                format!("scaling.{n}: shapes {shape:?} and [{}] for {} slots", scale.len(), slots.len());
+        if shape.len() != 2 || shape[1] != slots || scale.len() != slots {
+            let problem = format!("scaling.{n}: shapes {shape:?} and [{}] for {slots} slots", scale.len());
             return Err(reader.problem(problem));
         }
-        let amax_history = history.chunks(slots.len().max(1)).map(<[f32]>::to_vec).collect();
-        state.arenas.push(ArenaState {
-            recipe: header.recipe,
-            group: header.group,
-            direction,
-            updates: header.updates,
-            slots,
-            scale,
-            amax_history,
-            last_updates: header.last_updates,
-        });
+        state.arenas.push(header.arena(scale, &history).map_err(|problem| reader.problem(problem))?);
     }
     Ok(state)
 }

@@ -205,8 +205,9 @@ fn replays_of_ranks_have_the_bits_of_eager_steps() {
     let finals = ranks(|group| {
         let (mut eager, mut recorded) = (Training::of(&group, delayed()), Training::of(&group, delayed()));
         let (graph, _) = recorded_beside(&mut eager, &mut recorded, |eager, recorded| {
-            for training in [eager, recorded] {
-                broadcast_parameters(&mut training.model, &*group).unwrap(); // where they lie
+            for Training { model, optimizer, scaling, .. } in [eager, recorded] {
+                broadcast_parameters(model, &*group).unwrap(); // where they lie
+                broadcast_state(model, optimizer, scaling, &*group, 0).unwrap();
             }
         });
         let all = |training: &Training| everything(&training.model, &training.scaling);
@@ -215,6 +216,37 @@ fn replays_of_ranks_have_the_bits_of_eager_steps() {
         all(&recorded)
     });
     assert!(finals.iter().all(|end| *end == finals[0]), "ranks differ");
+}
+
+#[test]
+fn a_step_in_which_ranks_would_compare_state_is_not_recorded() {
+    if unless_simulated(true, false) {
+        return; // one GPU is one rank, which compares nothing
+    }
+    ranks(|group| {
+        let mut training = Training::of(&group, delayed());
+        for step in 0..2 {
+            training.eager(step);
+        }
+        let compare = |training: &mut Training| {
+            let Training { model, optimizer, scaling, .. } = training;
+            agree(model, optimizer, scaling, &*group)
+        };
+        compare(&mut training).unwrap();
+        let refused = error(device().capture(|| compare(&mut training)));
+        assert!(refused.starts_with("agree") && refused.contains("call it between steps"), "{refused}");
+        let refused = error(device().capture(|| {
+            let Training { model, optimizer, scaling, .. } = &mut training;
+            broadcast_state(model, optimizer, scaling, &*group, 0)
+        }));
+        assert!(refused.starts_with("broadcast_state") && refused.contains("between steps"), "{refused}");
+        broadcast_parameters(&mut training.model, &*group).unwrap();
+        let refused = error(device().capture(|| all_reduce_gradients(&mut training.model, &*group)));
+        assert!(refused.contains("run one step before a step is recorded"), "{refused}");
+        training.eager(2);
+        training.load(3);
+        device().capture(|| training.queue(rate(3))).unwrap();
+    });
 }
 
 #[test]

@@ -3,9 +3,11 @@
 
 use fp8_nn::prelude::Device;
 
+mod agreement;
 mod all_or_nothing;
 mod checkpoint;
 mod checkpoint_files;
+mod counting;
 mod data_parallel;
 mod dtypes;
 mod golden;
@@ -13,6 +15,7 @@ mod gradients;
 mod initialization;
 mod llama;
 mod modes;
+mod one_process;
 mod optimizer;
 mod options;
 mod oracle;

@@ -5,9 +5,11 @@ use fp8_cuda_sim::library_path;
 use fp8_nn::fp8_kernels::CudaOptions;
 use fp8_nn::prelude::Device;
 
+mod agreement;
 mod all_or_nothing;
 mod checkpoint;
 mod checkpoint_files;
+mod counting;
 mod data_parallel;
 mod dtypes;
 mod golden;

@@ -3,6 +3,7 @@
 
 use fp8_recipe::fp8_kernels::Device;
 
+mod agreement;
 mod support;
 
 mod evaluation;

@@ -4,6 +4,7 @@
 use fp8_cuda_sim::library_path;
 use fp8_recipe::fp8_kernels::{CudaAllocator, CudaOptions, Device};
 
+mod agreement;
 mod support;
 
 mod evaluation;

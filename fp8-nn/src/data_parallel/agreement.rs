@@ -1,0 +1,207 @@
+//! Whether replicas have equal parameters, optimizer state and scaling state.
+//!
+//! Gradients and amaxes are reduced over the ranks, so replicas stay equal if they start equal. Nothing in a step notices
+//! where they do not: a rank that alone loaded a checkpoint has other moments, and its weights drift away. So digests of
+//! the state are compared: by [`agree`] whenever a program asks, and by
+//! [`all_reduce_gradients`](crate::all_reduce_gradients) before its first reduction over a group, and again after
+//! parameters were set or loaded.
+//!
+//! The moments are the optimizer's, which `all_reduce_gradients` does not see. So
+//! [`checkpoint::load`](crate::checkpoint::load) leaves digests of what it has loaded with the parameters.
+
+use super::{expect_eager, own, told};
+use crate::{AdamW, Layer, Result};
+use fp8_dist::{ProcessGroup, StateDigest};
+use fp8_kernels::{DType, Element, Tensor, bf16, f16};
+use fp8_recipe::Scaling;
+use std::any::Any;
+use std::borrow::Cow;
+use std::iter;
+use std::sync::Weak;
+
+/// Elements that are converted to bytes at a time.
+const CHUNK: usize = 1 << 16;
+
+/// What is known of a parameter's equality with other ranks'.
+#[derive(Debug, Default)]
+pub(crate) struct Agreement {
+    /// The handles of the groups that have compared the value since it was last set.
+    groups: Vec<u64>,
+    /// The optimizer state that was last loaded with it.
+    loaded: Option<LoadedState>,
+}
+
+/// Digests of the optimizer state of one parameter, as it was loaded.
+#[derive(Debug, Clone)]
+pub(crate) struct LoadedState {
+    /// Nothing is compared once the optimizer has been dropped.
+    pub(crate) optimizer: Weak<dyn Any + Send + Sync>,
+    pub(crate) parts: Vec<StateDigest>,
+    /// Steps, and how many of them were skipped.
+    pub(crate) counts: [u64; 2],
+}
+
+impl Agreement {
+    /// The value was set: it may differ from other ranks'.
+    pub(crate) fn forget_groups(&mut self) {
+        self.groups.clear();
+    }
+
+    pub(crate) fn set_loaded(&mut self, loaded: Option<LoadedState>) {
+        self.loaded = loaded;
+    }
+
+    fn loaded(&self) -> Option<&LoadedState> {
+        self.loaded.as_ref().filter(|loaded| loaded.optimizer.strong_count() > 0)
+    }
+}
+
+/// Compares the training state of this rank with that of all others of `group`: every parameter, AdamW's moments, f32
+/// copies, options and counts of steps, and the scales, amax histories and update counts of every recipe that reduces
+/// its amaxes. Equality is that of bits. A first scale that was not committed counts as not calibrated, and state that was
+/// loaded and not used yet is compared too.
+///
+/// `group` holds the replicas of this rank: the ranks that train the same parameters. After an error the group remains
+/// usable; [`broadcast_state`](crate::broadcast_state) gives all ranks the state of one.
+///
+/// This reads the whole state back to the host once, and on a GPU waits for the work queued so far. Call it after a load,
+/// or every few thousand steps, not in each. What training itself compares, [`all_reduce_gradients`] and
+/// [`Scaling::load_state`] say.
+///
+/// [`all_reduce_gradients`]: crate::all_reduce_gradients
+///
+/// ```
+/// use fp8_nn::fp8_dist::local;
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+/// use std::{thread, time::Duration};
+///
+/// let run = |group: std::sync::Arc<dyn ProcessGroup>| -> Result<()> {
+///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+///     let mut rng = StdRng::seed_from_u64(group.rank() as u64); // different weights on each rank
+///     let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+///     let mut optimizer = AdamW::new(AdamWOptions::default())?;
+///     let mut scaling = Scaling::new(&fc, &Device::cpu())?;
+///     let error = agree(&fc, &optimizer, &scaling, &*group).unwrap_err().to_string();
+///     assert!(error.contains("the value of `fc.weight` differs between rank 1 and rank 0"), "{error}");
+///     broadcast_state(&mut fc, &mut optimizer, &mut scaling, &*group, 0)?;
+///     agree(&fc, &optimizer, &scaling, &*group)
+/// };
+/// thread::scope(|scope| {
+///     let threads: Vec<_> =
+///         local("dp", 2, Duration::from_secs(10))?.into_iter().map(|group| scope.spawn(move || run(group))).collect();
+///     threads.into_iter().try_for_each(|rank| rank.join().unwrap())
+/// })?;
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// State that differs, on every rank, with the first difference; a rank that is away, failed or elsewhere; a step is being
+/// recorded; the device failed.
+pub fn agree(
+    model: &(impl Layer + ?Sized),
+    optimizer: &AdamW,
+    scaling: &Scaling,
+    group: &dyn ProcessGroup,
+) -> Result<()> {
+    if group.world_size() == 1 {
+        return Ok(());
+    }
+    expect_eager(model, "agree", "call it between steps, when none is being recorded")?;
+    let state = own(group, training_state(model, optimizer, scaling))?;
+    told(group.agree_on_state("training state", &state))
+}
+
+fn training_state(
+    model: &(impl Layer + ?Sized),
+    optimizer: &AdamW,
+    scaling: &Scaling,
+) -> Result<Vec<StateDigest>> {
+    let mut all = Vec::new();
+    model.visit(&mut |parameter| {
+        let name = parameter.name();
+        all.push(digest(format!("the value of `{name}`"), parameter.tensor())?);
+        for (part, tensor) in optimizer.state.get(name).iter().flat_map(|state| state.parts()) {
+            all.push(digest(format!("`{part}` of `{name}`"), tensor)?);
+        }
+        Ok(())
+    })?;
+    all.extend(counts([optimizer.steps(), optimizer.skipped_steps()?]));
+    all.push(StateDigest::new("the options of AdamW", [format!("{:?}", optimizer.options())]));
+    all.extend(scaling.state_digests()?);
+    Ok(all)
+}
+
+fn counts([steps, skipped]: [u64; 2]) -> [StateDigest; 2] {
+    [
+        StateDigest::new("the optimizer's number of steps", [steps.to_le_bytes()]),
+        StateDigest::new("the optimizer's number of skipped steps", [skipped.to_le_bytes()]),
+    ]
+}
+
+/// Compares parameters, and optimizer state that was loaded with them, unless this group has done so since they were last
+/// set.
+pub(super) fn before_reduction(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
+    let (number, mut agrees) = (group.handle_number(), true);
+    model.visit(&mut |parameter| {
+        agrees &= parameter.agreement().groups.contains(&number);
+        Ok(())
+    })?;
+    if agrees {
+        return Ok(());
+    }
+    let remedy =
+        "ranks compare parameters that were made, set or loaded: run one step before a step is recorded";
+    expect_eager(model, "all_reduce_gradients", remedy)?;
+    let state = own(group, parameter_state(model))?;
+    told(group.agree_on_state("parameters", &state))?;
+    model.visit_mut(&mut |parameter| {
+        let groups = &mut parameter.agreement_mut().groups;
+        if !groups.contains(&number) {
+            groups.push(number);
+        }
+        Ok(())
+    })
+}
+
+fn parameter_state(model: &(impl Layer + ?Sized)) -> Result<Vec<StateDigest>> {
+    let (mut all, mut loaded_counts) = (Vec::new(), Vec::new());
+    model.visit(&mut |parameter| {
+        all.push(digest(format!("the value of `{}`", parameter.name()), parameter.tensor())?);
+        if let Some(loaded) = parameter.agreement().loaded() {
+            all.extend(loaded.parts.iter().cloned());
+            if !loaded_counts.contains(&loaded.counts) {
+                loaded_counts.push(loaded.counts);
+            }
+        }
+        Ok(())
+    })?;
+    all.extend(loaded_counts.into_iter().flat_map(counts));
+    Ok(all)
+}
+
+/// A digest of dtype, shape and elements.
+fn digest(name: String, tensor: &Tensor) -> Result<StateDigest> {
+    match tensor.dtype() {
+        DType::F32 => of_elements(name, tensor, f32::to_le_bytes),
+        DType::BF16 => of_elements(name, tensor, bf16::to_le_bytes),
+        DType::F16 => of_elements(name, tensor, f16::to_le_bytes),
+        DType::I32 => of_elements(name, tensor, i32::to_le_bytes),
+        DType::U8 => of_elements(name, tensor, u8::to_le_bytes),
+    }
+}
+
+fn of_elements<T: Element, const N: usize>(
+    name: String,
+    tensor: &Tensor,
+    bytes: impl Fn(T) -> [u8; N],
+) -> Result<StateDigest> {
+    let elements = match tensor.as_slice::<T>() {
+        Ok(elements) => Cow::Borrowed(elements),
+        Err(_) => Cow::Owned(tensor.to_vec()?),
+    };
+    let head = format!("{} {}", tensor.dtype(), tensor.shape()).into_bytes();
+    let chunks =
+        elements.chunks(CHUNK).map(|chunk| chunk.iter().flat_map(|&x| bytes(x)).collect::<Vec<u8>>());
+    Ok(StateDigest::new(name, iter::once(head).chain(chunks)))
+}

@@ -1,0 +1,199 @@
+//! All training state of one rank, to all ranks.
+
+use super::{expect_eager, first_device, own, told};
+use crate::checkpoint::scaling_state::Header;
+use crate::optimizer::AdamWState;
+use crate::{AdamW, Error, Layer, Result};
+use fp8_dist::ProcessGroup;
+use fp8_kernels::{Device, Tensor};
+use fp8_recipe::{Direction, Scaling, ScalingState};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Gives every rank the training state of rank `root`: parameters, AdamW's moments, f32 copies and counts of steps, and
+/// the scaling state of all recipes. Afterwards the state is equal on all ranks, bit for bit, and training goes on from it
+/// as on `root`. For a checkpoint that one rank alone can read, ranks that join a running job, and replicas that
+/// [`agree`](crate::agree) found to differ. Gradients are not part of it.
+///
+/// Tensors keep their places in memory, so recorded steps go on from the new state. Parameters that have no moments on
+/// `root` yet get those of a first step.
+///
+/// Everything is received before the first tensor is replaced, which takes memory for a second copy of parameters, moments
+/// and f32 copies, on `root` too.
+///
+/// # Errors
+/// Ranks whose models differ in names, shapes or dtypes, or whose optimizers differ in their options: the first
+/// difference; a `root` that is no rank of the group; a rank that is away, failed or elsewhere; a step is being recorded.
+/// Nothing has changed then. A device that fails while the state is put in place leaves a part of it.
+pub fn broadcast_state(
+    model: &mut (impl Layer + ?Sized),
+    optimizer: &mut AdamW,
+    scaling: &mut Scaling,
+    group: &dyn ProcessGroup,
+    root: usize,
+) -> Result<()> {
+    let (op, world_size) = ("broadcast_state", group.world_size());
+    expect_eager(model, op, "call it between steps, when none is being recorded")?;
+    if world_size > 1 {
+        let form = own(group, form(model, optimizer, scaling, root))?;
+        told(group.agree_on_names(op, &form))?;
+    }
+    if root >= world_size {
+        return Err(fp8_dist::Error::Root { call: op.to_owned(), root, world_size }.into());
+    }
+    if world_size == 1 {
+        return Ok(());
+    }
+    let device = first_device(model)?.unwrap_or_else(Device::cpu);
+    let new = own(group, optimizer.new_state(model, &names(model)?))?;
+    let (head, state) = numbers(optimizer, scaling, group, root, &device)?;
+    let (values, mut moments) = tensors(model, optimizer, &new, group, root)?;
+    own(group, device.synchronize().map_err(Error::from))?;
+    group.barrier()?;
+
+    // All ranks have everything: from here on it is put in place.
+    own(group, scaling.load_state(&state).map_err(Error::from))?;
+    let mut values = values.into_iter();
+    let set = model.visit_mut(&mut |parameter| {
+        parameter.agreement_mut().set_loaded(None);
+        values.next().map_or(Ok(()), |value| parameter.set(value))
+    });
+    own(group, set)?;
+    let resumed = optimizer.resume(model, [head.steps, head.skipped], new, &mut |name, part, _| {
+        Ok(moments.remove(&(name.clone(), part.to_owned())))
+    });
+    own(group, resumed)
+}
+
+/// All that must be equal on all ranks, in words.
+fn form(
+    model: &(impl Layer + ?Sized),
+    optimizer: &AdamW,
+    scaling: &Scaling,
+    root: usize,
+) -> Result<Vec<Arc<str>>> {
+    let (mut form, mut seen) = (vec![format!("root {root}").into()], BTreeSet::new());
+    model.visit(&mut |parameter| {
+        let (name, tensor) = (parameter.name(), parameter.tensor());
+        form.push(format!("{name}: {} {}", tensor.dtype(), tensor.shape()).into());
+        if seen.insert(name.clone()) { Ok(()) } else { Err(Error::DuplicateParameter(name.clone())) }
+    })?;
+    form.push(format!("{:?}", optimizer.options()).into());
+    form.extend(Direction::ALL.iter().flat_map(|&direction| scaling.slot_names(direction)).cloned());
+    Ok(form)
+}
+
+fn names(model: &(impl Layer + ?Sized)) -> Result<BTreeSet<Arc<str>>> {
+    let mut names = BTreeSet::new();
+    model.visit(&mut |parameter| {
+        names.insert(parameter.name().clone());
+        Ok(())
+    })?;
+    Ok(names)
+}
+
+/// What is not a tensor of the model's size.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Head {
+    steps: u64,
+    skipped: u64,
+    arenas: Vec<Header>,
+    /// Of each arena, the rows of its histories.
+    rows: Vec<usize>,
+}
+
+/// The root's counts and scaling state: text for names and integers, f32 for scales, then histories, arena by arena.
+fn numbers(
+    optimizer: &AdamW,
+    scaling: &Scaling,
+    group: &dyn ProcessGroup,
+    root: usize,
+    device: &Device,
+) -> Result<(Head, ScalingState)> {
+    let pack = || -> Result<(Vec<u8>, Vec<f32>)> {
+        let arenas = scaling.state()?.arenas;
+        let head = Head {
+            steps: optimizer.steps(),
+            skipped: optimizer.skipped_steps()?,
+            arenas: arenas.iter().map(Header::of).collect(),
+            rows: arenas.iter().map(|arena| arena.amax_history.len()).collect(),
+        };
+        let floats = arenas.iter().flat_map(|arena| [arena.scale.clone(), arena.amax_history.concat()]);
+        let text = serde_json::to_vec(&head).map_err(|error| unreadable(&error.to_string()))?;
+        Ok((text, floats.flatten().collect()))
+    };
+    let is_root = group.rank() == root;
+    let (text, floats) = if is_root { own(group, pack())? } else { Default::default() };
+    let lengths = [text.len(), floats.len()].map(|len| (len as u64).to_le_bytes()).concat();
+    let lengths = broadcast(group, "lengths of the scaling state", lengths, 16, root, device)?;
+    let mut lengths = lengths.as_chunks::<8>().0.iter().map(|&len| u64::from_le_bytes(len) as usize);
+    let mut next = || lengths.next().unwrap_or_default();
+    let (text_len, floats_len) = (next(), next());
+    let text = broadcast(group, "names of the scaling state", text, text_len, root, device)?;
+    let floats = broadcast(group, "numbers of the scaling state", floats, floats_len, root, device)?;
+    own(group, unpack(&text, &floats))
+}
+
+fn unpack(text: &[u8], mut floats: &[f32]) -> Result<(Head, ScalingState)> {
+    let mut head: Head = serde_json::from_slice(text).map_err(|error| unreadable(&error.to_string()))?;
+    let mut state = ScalingState::default();
+    for (header, &rows) in std::mem::take(&mut head.arenas).into_iter().zip(&head.rows) {
+        let slots = header.slots();
+        let mut take = |len: Option<usize>| {
+            let (taken, rest) = len.and_then(|len| floats.split_at_checked(len))?;
+            floats = rest;
+            Some(taken)
+        };
+        let arena = take(Some(slots)).zip(take(slots.checked_mul(rows)));
+        let (scale, history) = arena.ok_or_else(|| unreadable("it has too few numbers"))?;
+        state.arenas.push(header.arena(scale.to_vec(), history).map_err(|problem| unreadable(&problem))?);
+    }
+    if floats.is_empty() { Ok((head, state)) } else { Err(unreadable("it has too many numbers")) }
+}
+
+fn unreadable(problem: &str) -> Error {
+    let problem = format!("cannot be sent or read: {problem}: run the same program on all ranks");
+    fp8_recipe::Error::State { recipe: "all recipes".to_owned(), direction: "both directions", problem }
+        .into()
+}
+
+/// The root's `values`, of which there are `len`.
+fn broadcast<T: fp8_kernels::Element + Default>(
+    group: &dyn ProcessGroup,
+    what: &str,
+    values: Vec<T>,
+    len: usize,
+    root: usize,
+    device: &Device,
+) -> Result<Vec<T>> {
+    let values = if group.rank() == root { values } else { vec![T::default(); len] };
+    let tensor = own(group, Tensor::from_vec(values, [len], device).map_err(Error::from))?;
+    let received = group.broadcast(what, &tensor, root)?;
+    own(group, received.to_vec().map_err(Error::from))
+}
+
+/// Moments and f32 copies by parameter and part.
+type Moments = BTreeMap<(Arc<str>, String), Tensor>;
+
+/// The root's parameters, in the order of the visit, and the rest of its tensors.
+fn tensors(
+    model: &(impl Layer + ?Sized),
+    optimizer: &AdamW,
+    new: &BTreeMap<Arc<str>, AdamWState>,
+    group: &dyn ProcessGroup,
+    root: usize,
+) -> Result<(Vec<Tensor>, Moments)> {
+    let (mut values, mut moments) = (Vec::new(), BTreeMap::new());
+    model.visit(&mut |parameter| {
+        let name = parameter.name();
+        values.push(group.broadcast(&format!("value of {name}"), parameter.tensor(), root)?);
+        let state = new.get(name).or_else(|| optimizer.state.get(name));
+        for (part, tensor) in state.iter().flat_map(|state| state.parts()) {
+            let received = group.broadcast(&format!("{part} of {name}"), tensor, root)?;
+            moments.insert((name.clone(), part.to_owned()), received);
+        }
+        Ok(())
+    })?;
+    Ok((values, moments))
+}
