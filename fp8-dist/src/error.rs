@@ -63,6 +63,19 @@ pub enum Error {
         /// Whether that one has this piece.
         is_on_other: bool,
     },
+    /// A shard with other extents than its name had in an earlier gather, where the ranks do not ask each other again.
+    #[error(
+        "{call}: a shard of shape {found}, where this name had {expected} before: on GPUs a name keeps its extents; use \
+         another name for other extents"
+    )]
+    Extents {
+        /// The collective.
+        call: String,
+        /// The shape it got.
+        found: Shape,
+        /// The shape it had.
+        expected: Shape,
+    },
     /// A shape that the collective cannot take, the same on all ranks.
     #[error("{call}: shape {shape} on {world_size} ranks: {remedy}")]
     Shape {

@@ -8,6 +8,8 @@
 //!
 //! Gathering the amaxes and comparing scales in one exchange was preferred to a reduction followed by a comparison: a rank
 //! whose slot is calibrated and one whose slot is not then get the error that names their scales.
+//!
+//! On GPUs this is how a name begins. Once its scales are committed, `nccl/gather.rs` does all of it on the devices.
 
 use crate::{Error, ProcessGroup, Result};
 use fp8_kernels::{Cell, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor, TransposePolicy, UNSET, ops};
@@ -21,6 +23,14 @@ use fp8_kernels::{Cell, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor, Tran
 ///   from the amax of the whole tensor and is stored provisionally if the slot keeps it.
 /// - of the tensor (current scaling): from the amax of the whole tensor.
 /// - off: the shards are gathered in high precision.
+///
+/// In a group of GPUs (`nccl`) the hosts take part in the first calls of a name only: they compare the shards'
+/// extents and exchange scales. Once a call has found a committed scale that is equal on all ranks, later calls with the same
+/// name, slot, dtype and extents read nothing from the device and exchange nothing between hosts, so the call can be recorded
+/// in a graph. The devices then compare calls and scales, and the next call that waits for the device returns the error.
+/// Current scaling reduces the amax on the devices, too. For this, `what` keeps its slot and extents: give each tensor a name
+/// of its own. A slot of another name or [`Cell`] is compared by the hosts again, and so is one whose scale the host has unset,
+/// as loading a state may; that has to happen on all ranks alike.
 ///
 /// ```
 /// use fp8_dist::{local, quantized_all_gather};
@@ -43,90 +53,150 @@ use fp8_kernels::{Cell, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor, Tran
 ///
 /// # Errors
 /// Scales, formats, rules, dtypes or trailing extents that differ between ranks; a dtype that is not a float; a user's
-/// scale policy that returns no usable scale; a rank that is away, failed or elsewhere. The group is poisoned then.
+/// scale policy that returns no usable scale; a rank that is away, failed or elsewhere. On GPUs, other extents than a known
+/// name had before. The group is poisoned then. A first call that would have to be recorded, which leaves the group alive.
 pub fn quantized_all_gather(
     group: &dyn ProcessGroup,
     what: &str,
     shard: &Tensor,
     slot: &Slot<'_>,
 ) -> Result<Operand> {
-    let gathered = gather(group, what, shard, slot);
-    // Where the group has failed, the others know; else they must not wait for this rank.
+    let gathered = group.quantized_all_gather(what, shard, slot);
+    // Where the group has failed, the others know; else they must not wait for this rank. A call that cannot be recorded has
+    // told nobody anything.
     if let Err(error) = gathered.as_ref()
         && error.failure().is_none()
+        && !matches!(error, Error::Kernels(error) if matches!(**error, fp8_kernels::Error::Capture { .. }))
     {
         group.poison(&error.to_string());
     }
     gathered
 }
 
-fn gather(group: &dyn ProcessGroup, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
-    let (held, rule) = match slot.scale {
-        Scale::Off => (None, None),
-        Scale::Cell { cell, first, .. } => (Some(cell.read()?).filter(|&scale| scale != UNSET), Some(first)),
-        Scale::FromTensor(rule) => (None, Some(rule)),
-        Scale::FromAmax { amax, rule } => (Some(rule.scale(amax, 1.0)?), Some(rule)),
-    };
-    let shard = match rule {
-        None => ops::quantize(shard, slot)?,
-        Some(rule) => {
-            let scale = one_scale(group, what, shard, slot, held, rule)?;
-            let cell = Cell::new(scale, shard.device())?; // greater than 0, so not unset
-            let scale = Scale::Cell { cell: &cell, first: rule, keep: false };
-            ops::quantize(shard, &Slot { scale, ..slot.rowwise_only() })?
+/// With the hosts taking part: what every backend can do.
+pub(crate) fn by_exchange<G: ProcessGroup + ?Sized>(
+    group: &G,
+    what: &str,
+    shard: &Tensor,
+    slot: &Slot<'_>,
+) -> Result<Operand> {
+    let agreement = agree(group, what, shard, slot)?;
+    let shard = agreement.quantize(shard, slot)?;
+    join(&shard, group.all_gather(what, &elements(&shard)?)?, slot)
+}
+
+/// What the ranks quantize with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Agreement {
+    /// None in high precision.
+    scale: Option<f32>,
+    /// The next call need not exchange anything: where the scale comes from a cell, it is committed on all ranks.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "only GPUs compare scales without the hosts")
+    )]
+    pub(crate) is_lasting: bool,
+}
+
+impl Agreement {
+    /// This rank's shard.
+    pub(crate) fn quantize(self, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
+        match (self.scale, rule(slot)) {
+            (Some(scale), Some(rule)) => {
+                let cell = Cell::new(scale, shard.device())?; // greater than 0, so not unset
+                quantize(shard, slot, &cell, rule)
+            }
+            _ => Ok(ops::quantize(shard, slot)?),
         }
-    };
-    let (codes, shard) = match &shard {
-        Operand::High(values) => return Ok(Operand::High(group.all_gather(what, values)?)),
-        Operand::Fp8(shard) => {
-            let codes = match shard.rowwise() {
-                Some(codes) => codes.reshape(*shard.shape())?,
-                None => Tensor::from_vec(shard.codes()?, *shard.shape(), shard.device())?,
-            };
-            (group.all_gather(what, &codes)?, shard)
+    }
+}
+
+/// The slot's rule, unless it is off.
+pub(crate) const fn rule<'a>(slot: &Slot<'a>) -> Option<&'a ScaleRule> {
+    match slot.scale {
+        Scale::Off => None,
+        Scale::Cell { first: rule, .. } | Scale::FromTensor(rule) | Scale::FromAmax { rule, .. } => {
+            Some(rule)
         }
-    };
-    let shape = *codes.shape();
-    let whole = Fp8Tensor::from_codes(codes, shape, slot.encoding, shard.scale_inv().clone())?;
+    }
+}
+
+/// Quantizes a shard with the scale in `cell`, which is set.
+pub(crate) fn quantize(shard: &Tensor, slot: &Slot<'_>, cell: &Cell, rule: &ScaleRule) -> Result<Operand> {
+    let scale = Scale::Cell { cell, first: rule, keep: false };
+    Ok(ops::quantize(shard, &Slot { scale, ..slot.rowwise_only() })?)
+}
+
+/// What is gathered of a shard: rowwise codes, or values in high precision.
+pub(crate) fn elements(shard: &Operand) -> Result<Tensor> {
+    match shard {
+        Operand::High(values) => Ok(values.clone()),
+        Operand::Fp8(shard) => match shard.rowwise() {
+            Some(codes) => Ok(codes.reshape(*shard.shape())?),
+            None => Ok(Tensor::from_vec(shard.codes()?, *shard.shape(), shard.device())?),
+        },
+    }
+}
+
+/// The whole tensor, of the gathered elements and a shard.
+pub(crate) fn join(shard: &Operand, gathered: Tensor, slot: &Slot<'_>) -> Result<Operand> {
+    let Operand::Fp8(shard) = shard else { return Ok(Operand::High(gathered)) };
+    let shape = *gathered.shape();
+    let whole = Fp8Tensor::from_codes(gathered, shape, slot.encoding, shard.scale_inv().clone())?;
     let with_cast = slot.columnwise && whole.device().transpose_policy() == TransposePolicy::WithCast;
     Ok(Operand::Fp8(if with_cast { whole.with_columnwise()? } else { whole }))
 }
 
-/// What every rank quantizes with: the scale that it holds, or one made of the whole tensor's amax.
-fn one_scale(
-    group: &dyn ProcessGroup,
+/// What must be equal on all ranks besides the scale: types and rule. Ranks that differ in them get an error that shows both.
+pub(crate) fn label(what: &str, shard: &Tensor, slot: &Slot<'_>) -> String {
+    match rule(slot) {
+        Some(rule) => format!("{what}: a scale for {} as {} by {rule:?}", shard.dtype(), slot.encoding),
+        None => format!("{what}: {}", shard.dtype()),
+    }
+}
+
+/// Exchanges what every rank quantizes with: the scale that it holds, or one made of the whole tensor's amax.
+pub(crate) fn agree<G: ProcessGroup + ?Sized>(
+    group: &G,
     what: &str,
     shard: &Tensor,
     slot: &Slot<'_>,
-    held: Option<f32>,
-    rule: &ScaleRule,
-) -> Result<f32> {
+) -> Result<Agreement> {
+    let Some(rule) = rule(slot) else { return Ok(Agreement { scale: None, is_lasting: true }) };
+    let held = match slot.scale {
+        Scale::Cell { cell, .. } => Some(cell.read()?).filter(|&scale| scale != UNSET),
+        Scale::FromAmax { amax, rule } => Some(rule.scale(amax, 1.0)?),
+        Scale::FromTensor(_) | Scale::Off => None,
+    };
     let amax = if held.is_none() { ops::amax(shard)?.item()? } else { 0.0 };
-    let mine = Tensor::from_vec(vec![held.map_or(UNSET, f32::abs), amax], [1, 2], shard.device())?;
-    // Rule and types travel in the name: ranks that differ in them get an error that shows both.
-    let label = format!("{what}: a scale for {} as {} by {rule:?}", shard.dtype(), slot.encoding);
-    let all = group.all_gather(&label, &mine)?.to_vec::<f32>()?;
+    let mine = Tensor::from_vec(vec![held.unwrap_or(UNSET), amax], [1, 2], shard.device())?;
+    let all = group.all_gather(&label(what, shard, slot), &mine)?.to_vec::<f32>()?;
     let (all, _) = all.as_chunks::<2>();
+    let magnitude = |scale: f32| Some(scale).filter(|&scale| scale != UNSET).map(f32::abs);
     if let [[first, _], others @ ..] = all
-        && let Some((rank, [scale, _])) =
-            (1..).zip(others).find(|(_, [scale, _])| scale.to_bits() != first.to_bits())
+        && let Some((rank, [scale, _])) = (1..).zip(others).find(|(_, [scale, _])| {
+            magnitude(*scale).map(f32::to_bits) != magnitude(*first).map(f32::to_bits)
+        })
     {
-        let [value, other_value] = [scale, first].map(|&scale| Some(scale).filter(|&scale| scale != UNSET));
+        let [value, other_value] = [scale, first].map(|&scale| magnitude(scale));
         let call = format!("quantized_all_gather `{what}`");
         return Err(Error::Scales { call, rank, value, other: 0, other_value });
     }
+    let is_committed = all.iter().all(|&[scale, _]| scale.is_finite() && scale > 0.0);
+    let is_lasting = is_committed || matches!(slot.scale, Scale::FromTensor(_));
     let amax = all.iter().map(|&[_, amax]| amax).fold(0.0, f32::max); // none is NaN
-    match (held, slot.scale) {
-        (Some(scale), _) => Ok(scale.abs()),
+    let scale = match (held, slot.scale) {
+        (Some(scale), _) => scale.abs(),
         // As on one device: zero and infinity say nothing, and the slot stays unset.
-        (None, Scale::Cell { .. }) if !(amax.is_finite() && amax > 0.0) => Ok(1.0),
+        (None, Scale::Cell { .. }) if !(amax.is_finite() && amax > 0.0) => 1.0,
         (None, Scale::Cell { cell, keep, .. }) => {
             let scale = rule.scale(amax, 1.0)?;
             if keep {
                 cell.write(-scale)?;
             }
-            Ok(scale)
+            scale
         }
-        (None, _) => Ok(rule.scale(amax, 1.0)?),
-    }
+        (None, _) => rule.scale(amax, 1.0)?,
+    };
+    Ok(Agreement { scale: Some(scale), is_lasting })
 }

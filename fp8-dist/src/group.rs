@@ -1,7 +1,7 @@
 //! The collectives: what many ranks compute together.
 
-use crate::Result;
-use fp8_kernels::Tensor;
+use crate::{Result, gather};
+use fp8_kernels::{Operand, Slot, Tensor};
 use fp8_recipe::AmaxGroup;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -87,6 +87,15 @@ pub trait ProcessGroup: AmaxGroup {
     /// # Errors
     /// A root that is no rank, different dtypes or shapes; a rank that is away, failed or elsewhere.
     fn broadcast(&self, what: &str, x: &Tensor, root: usize) -> Result<Tensor>;
+
+    /// How this backend does [`quantized_all_gather`](crate::quantized_all_gather()), which is the function to call: it also
+    /// tells the other ranks when this one fails. By default the hosts exchange scales at each call.
+    ///
+    /// # Errors
+    /// As [`quantized_all_gather`](crate::quantized_all_gather()).
+    fn quantized_all_gather(&self, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
+        gather::by_exchange(self, what, shard, slot)
+    }
 
     /// Returns when all ranks have come here.
     ///

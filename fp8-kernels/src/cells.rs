@@ -77,6 +77,22 @@ impl Cell {
             CellBlock::Cpu(_) => false,
         }
     }
+
+    /// What the host knows of its block, and its place there. None on the CPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn known(&self) -> Option<(&crate::cuda::Known, usize)> {
+        match &self.cells.block {
+            CellBlock::Cuda(_, known) => Some((known, self.index)),
+            CellBlock::Cpu(_) => None,
+        }
+    }
+
+    /// One f32 on a GPU, which queued work fills.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn from_cuda(buffer: crate::cuda::Buffer, known: crate::cuda::Known, device: &Device) -> Self {
+        let block = CellBlock::Cuda(buffer, Arc::new(known));
+        Self { cells: Cells { device: device.clone(), block }, index: 0 }
+    }
 }
 
 /// What quantizing one slot cost in values, summed over calls. Clones are handles on the same counts.

@@ -1,6 +1,6 @@
 //! What can go wrong, with the numbers, and what would be right.
 
-use crate::{DType, Encoding, Shape};
+use crate::{DType, Encoding, Shape, UNSET};
 use std::path::PathBuf;
 
 /// Every error of this crate. `op` is the operation's name.
@@ -88,6 +88,32 @@ pub enum Error {
         position: usize,
         /// The number of valid ids.
         limit: usize,
+    },
+    /// Shards of one tensor that the ranks of a group quantized with different scales, or with one that is not committed.
+    #[error(
+        "{what}: the scale is {}: shards of one tensor need one scale; commit the same scopes on all ranks, with \
+         reduce_amax and this group as amax_reduction_group",
+        display_scales(*.rank, *.value, *.other_value)
+    )]
+    RankScales {
+        /// The call.
+        what: String,
+        /// The first rank with a wrong scale.
+        rank: usize,
+        /// What its scale cell holds.
+        value: f32,
+        /// What the cell of rank 0 holds.
+        other_value: f32,
+    },
+    /// Ranks of a group that made different calls.
+    #[error(
+        "{what}: rank {rank} made another call than rank 0: all ranks make the same calls in the same order"
+    )]
+    RankCalls {
+        /// The call that this rank made.
+        what: String,
+        /// The first rank that differs from rank 0.
+        rank: usize,
     },
     /// A product of two formats that no FP8 GEMM takes.
     #[error("{op}: {lhs} × {rhs}: FP8 GEMMs take E4M3×E4M3, E4M3×E5M2 and E5M2×E4M3; use E4M3 for one side")]
@@ -287,6 +313,20 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 fn display_paths(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// `2.5 on rank 2 and 2 on rank 0`.
+fn display_scales(rank: usize, value: f32, other_value: f32) -> String {
+    let show = |scale: f32| match scale {
+        UNSET => "unset".to_owned(),
+        scale if scale < 0.0 => format!("{} (provisional)", -scale),
+        scale => scale.to_string(),
+    };
+    let other = match value.to_bits() == other_value.to_bits() {
+        true => String::new(),
+        false => format!(" and {} on rank 0", show(other_value)),
+    };
+    format!("{} on rank {rank}{other}", show(value))
 }
 
 #[cfg(test)]

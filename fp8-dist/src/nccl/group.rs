@@ -2,16 +2,17 @@
 
 use super::api::{self, Api, Comm, Stream, UniqueId};
 use super::communicator::{Answer, Communicator, Trouble};
+use super::gather::Agreed;
 use super::watch::{GRACE, Holder, Watched};
 use crate::group::next_handle_number;
 use crate::member::Exchange;
 use crate::message::{Call, Message, Operation, Part};
 use crate::tcp::{Connected, connect};
 use crate::{Environment, Error, ProcessGroup, ReduceOp, Result, StateDigest, agreement};
-use fp8_kernels::{Arena, DType, Device, Shape, Tensor, interop};
+use fp8_kernels::{Arena, DType, Device, Operand, Shape, Slot, Tensor, interop};
 use fp8_recipe::AmaxGroup;
 use parking_lot::Mutex;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,10 +25,11 @@ use std::time::{Duration, Instant};
 /// when work queued later reads them. NCCL takes sums in an order of its own; all ranks get the same bits of an
 /// `all_reduce`, not those of another backend. A maximum has no order; values of NaN are NCCL's affair.
 ///
-/// What ranks compare over their connections, which costs a round trip: names, state and each `all_gather`, whose shards may
-/// differ; a `barrier`, which is nothing else; every other call when it comes for the first time with this name, dtype and
-/// shape. Later ones go to NCCL as they are: that ranks make calls they have made before in another order is noticed only
-/// where NCCL or a deadline notices it. So the all-reduce of amaxes in a training step costs no host anything, and may be
+/// What ranks compare over their connections, which costs a round trip: names, state and each `all_gather`, whose shards
+/// may differ; a `barrier`, which is nothing else; every other call when it comes for the first time with this name, dtype
+/// and shape; a [`quantized_all_gather`](crate::quantized_all_gather()) until it finds a committed scale. Later ones go to
+/// NCCL as they are: that ranks make calls they have made before in another order is noticed only where NCCL or a deadline
+/// notices it. So the all-reduce of amaxes in a training step costs no host anything, and may be
 /// captured in a graph. Each replay has the deadline, and ends with an error where another rank has left; a graph holds the
 /// group, which its handle may leave before: ranks part when both are gone.
 ///
@@ -56,9 +58,9 @@ pub fn nccl(
                 watched.communicator.abort();
                 Error::Network { id: id.to_owned(), what: "starting a thread".to_owned(), source }
             })?;
-            let seen = Mutex::default();
             let holder = Arc::new(Holder { watched, watch: Some(watch) });
-            Ok(Arc::new(Group { holder, number: next_handle_number(), seen, turn: Mutex::new(()) }))
+            let (seen, agreed, turn) = Default::default();
+            Ok(Arc::new(Group { holder, number: next_handle_number(), seen, agreed, turn }))
         }
         Err(error) => {
             tell(&*control, &error);
@@ -124,13 +126,15 @@ fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<C
 }
 
 #[derive(Debug)]
-struct Group {
+pub(super) struct Group {
     holder: Arc<Holder>,
     number: u64,
     /// Calls that were compared.
     seen: Mutex<HashSet<(Call, DType, Shape)>>,
+    /// Quantized gathers that the hosts need not compare again.
+    pub(super) agreed: Mutex<HashMap<String, Arc<Agreed>>>,
     /// Threads that share a handle come one after the other: calls have one order.
-    turn: Mutex<()>,
+    pub(super) turn: Mutex<()>,
 }
 
 impl Group {
@@ -142,7 +146,7 @@ impl Group {
         &*self.watched().control
     }
 
-    fn expect_alive(&self, call: &Call) -> Result<()> {
+    pub(super) fn expect_alive(&self, call: &Call) -> Result<()> {
         match self.control().failure() {
             Some(failure) => Err(Error::Poisoned { call: call.to_string(), failure }),
             None => Ok(()),
@@ -150,12 +154,12 @@ impl Group {
     }
 
     /// Nothing but the rank itself can fail here: it tells the others, who would wait for it.
-    fn own<V>(&self, result: Result<V>) -> Result<V> {
+    pub(super) fn own<V>(&self, result: Result<V>) -> Result<V> {
         result.inspect_err(|error| self.control().poison(&error.to_string()))
     }
 
     /// Compares a call with the other ranks'.
-    fn compare(&self, call: &Call, x: &Tensor) -> Result<Arc<Vec<Message>>> {
+    pub(super) fn compare(&self, call: &Call, x: &Tensor) -> Result<Arc<Vec<Message>>> {
         let message = Message { call: call.clone(), names: Vec::new(), part: Some(Part::expected(x)) };
         self.control().exchange(message)
     }
@@ -171,7 +175,7 @@ impl Group {
         Ok(())
     }
 
-    fn expect_device(&self, call: &Call, device: &Device) -> Result<()> {
+    pub(super) fn expect_device(&self, call: &Call, device: &Device) -> Result<()> {
         interop::stream(&self.watched().device)?;
         if interop::is_same_gpu(device, &self.watched().device) {
             return Ok(());
@@ -184,7 +188,7 @@ impl Group {
     }
 
     /// Queues NCCL's part of a collective on the device's stream.
-    fn queue(&self, call: &Call, queue: impl FnOnce(&Api, Comm, Stream) -> Answer) -> Result<()> {
+    pub(super) fn queue(&self, call: &Call, queue: impl FnOnce(&Api, Comm, Stream) -> Answer) -> Result<()> {
         let stream =
             self.own(interop::stream(&self.watched().device).map_err(Error::from))?.cu_stream().cast();
         let is_given_up = || self.control().failure().is_some();
@@ -205,11 +209,11 @@ impl Group {
         }
     }
 
-    fn empty(&self, shape: Shape, dtype: DType) -> Result<Tensor> {
+    pub(super) fn empty(&self, shape: Shape, dtype: DType) -> Result<Tensor> {
         self.own(interop::unfilled(shape, dtype, &self.watched().device).map_err(Error::from))
     }
 
-    fn reduce(&self, call: &Call, x: &Tensor, op: ReduceOp, [from, to]: [u64; 2]) -> Result<()> {
+    pub(super) fn reduce(&self, call: &Call, x: &Tensor, op: ReduceOp, [from, to]: [u64; 2]) -> Result<()> {
         if x.numel() == 0 {
             return Ok(());
         }
@@ -222,7 +226,7 @@ impl Group {
         })
     }
 
-    fn shape_error(&self, call: &Call, shape: Shape, remedy: &'static str) -> Error {
+    pub(super) fn shape_error(&self, call: &Call, shape: Shape, remedy: &'static str) -> Error {
         Error::Shape { call: call.to_string(), shape, world_size: self.world_size(), remedy }
     }
 }
@@ -234,7 +238,7 @@ fn number(op: ReduceOp) -> i32 {
     }
 }
 
-fn call(operation: Operation, what: &str) -> Call {
+pub(super) fn call(operation: Operation, what: &str) -> Call {
     Call { operation, what: what.to_owned() }
 }
 
@@ -325,35 +329,11 @@ impl ProcessGroup for Group {
     }
 
     fn all_gather(&self, what: &str, x: &Tensor) -> Result<Tensor> {
-        let _turn = self.turn.lock();
-        let call = call(Operation::AllGather, what);
-        self.expect_alive(&call)?;
-        self.own(self.expect_device(&call, x.device()))?;
-        let all = self.compare(&call, x)?;
-        let mut dims = x.shape().to_vec();
-        let scalar = || self.shape_error(&call, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
-        let parts: Vec<Shape> = all.iter().filter_map(|message| Some(message.part.as_ref()?.shape)).collect();
-        *dims.first_mut().ok_or_else(scalar)? = parts.iter().filter_map(|shape| shape.first()).sum();
-        let shape = Shape::from_slice(&dims).ok_or_else(scalar)?;
-        let out = self.empty(shape, x.dtype())?;
-        if out.numel() == 0 {
-            return Ok(out);
-        }
-        let [from, to] = [self.own(address(x))?, self.own(address(&out))?];
-        let bytes: Vec<usize> = parts.iter().map(|shape| shape.numel() * x.dtype().size()).collect();
-        let own = bytes.get(self.rank()).copied().unwrap_or_default();
-        if bytes.iter().all(|&part| part == own) {
-            self.queue(&call, |api, comm, stream| {
-                // SAFETY: `from` names `own` bytes of this device and `to` as many for each rank; both live until the
-                // stream has passed the collective.
-                ("ncclAllGather", unsafe { (api.all_gather)(from, to, own, api::UINT8, comm, stream) })
-            })?;
-        } else {
-            self.queue(&call, |api, comm, stream| {
-                gather_parts(api, comm, stream, [from, to], &bytes, self.rank())
-            })?;
-        }
-        Ok(out)
+        self.gather(what, x)
+    }
+
+    fn quantized_all_gather(&self, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
+        self.gather_quantized(what, shard, slot)
     }
 
     fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
@@ -414,38 +394,8 @@ impl ProcessGroup for Group {
     }
 }
 
-fn address(x: &Tensor) -> Result<u64> {
+pub(super) fn address(x: &Tensor) -> Result<u64> {
     Ok(interop::address(x)?)
-}
-
-/// Parts of different lengths: each rank broadcasts its own into its place, all in one group of calls.
-fn gather_parts(
-    api: &Api,
-    comm: Comm,
-    stream: Stream,
-    [from, mut to]: [u64; 2],
-    bytes: &[usize],
-    own: usize,
-) -> Answer {
-    // SAFETY: a group may be begun at any time.
-    let started = unsafe { (api.group_start)() };
-    if started != api::SUCCESS {
-        return ("ncclGroupStart", started);
-    }
-    let mut failed = None;
-    for (root, &bytes) in bytes.iter().enumerate().filter(|(_, bytes)| **bytes > 0) {
-        let from = if root == own { from } else { to };
-        // SAFETY: `to` is where this part lies in a buffer that holds all of them, `from` there or this rank's own of as
-        // many bytes; both live until the stream has passed the collective.
-        let status = unsafe { (api.broadcast)(from, to, bytes, api::UINT8, root as i32, comm, stream) };
-        if status != api::SUCCESS && status != api::IN_PROGRESS {
-            failed.get_or_insert(("ncclBroadcast", status));
-        }
-        to += bytes as u64;
-    }
-    // SAFETY: ends the group begun above, whatever became of its calls.
-    let ended = unsafe { (api.group_end)() };
-    failed.unwrap_or(("ncclGroupEnd", ended))
 }
 
 impl Drop for Group {

@@ -8,6 +8,7 @@
 
 mod api;
 mod communicator;
+mod gather;
 mod group;
 mod watch;
 

@@ -13,3 +13,5 @@ mod ports;
 mod processes;
 mod rig;
 mod scaling;
+mod steady;
+mod steady_scopes;

@@ -1,8 +1,8 @@
 //! Changes of cells on a GPU that are more than copies.
 
 use super::elementwise::grid;
-use super::{Buffer, Gpu, Source, args};
-use crate::Result;
+use super::{Buffer, Gpu, Known, Source, args};
+use crate::{Cell, Device, Result};
 
 /// The cells from `address` on keep the larger of themselves and their value.
 pub(crate) fn merge_max(gpu: &Gpu, address: u64, values: &[f32]) -> Result<()> {
@@ -22,4 +22,9 @@ pub(crate) fn replace_negative(gpu: &Gpu, cells: &Buffer, value: f32) -> Result<
     let len = cells.len() as u64;
     // SAFETY: the kernel's parameters (cells, value, n); the buffer holds n f32.
     unsafe { kernel.launch(gpu, grid(gpu, len), &args![cells, value, len]) }
+}
+
+/// The cell of one f32 into which queued work writes a scale above 0.
+pub(crate) fn of_scale(gpu: &Gpu, buffer: Buffer, device: &Device) -> Result<Cell> {
+    Ok(Cell::from_cuda(buffer, Known::new(gpu, 1, 1.0)?, device))
 }

@@ -5,6 +5,7 @@
 
 use super::cache::Cache;
 use super::capture::Session;
+use super::fault::{FAULT, Faults};
 use super::launch::Kernel;
 use super::loader::{self, Libraries};
 use super::matmul::Blas;
@@ -24,8 +25,6 @@ use std::sync::{Arc, OnceLock};
 
 /// FP8 conversions came with this compute capability.
 const NEEDED: (i32, i32) = (8, 9);
-/// Bytes in which kernels report an id: four i64, which are state, value, position and limit.
-const FAULT: usize = 32;
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -48,8 +47,7 @@ struct Inner {
     session: Mutex<Option<Session>>,
     /// For memory while the device's own stream is in capture.
     side_stream: OnceLock<Arc<CudaStream>>,
-    /// [`FAULT`] bytes.
-    fault: u64,
+    faults: Faults,
     poison: OnceLock<String>,
 }
 
@@ -127,7 +125,7 @@ impl Gpu {
             blas: Mutex::default(),
             session: Mutex::default(),
             side_stream: OnceLock::new(),
-            fault,
+            faults: Faults::new(fault),
             poison: OnceLock::new(),
             stream,
         }));
@@ -217,9 +215,8 @@ impl Gpu {
         }
     }
 
-    /// Where kernels report an id that is out of range.
-    pub(crate) fn fault(&self) -> u64 {
-        self.0.fault
+    pub(super) fn faults(&self) -> &Faults {
+        &self.0.faults
     }
 
     /// A kernel, compiled and loaded if this is its first use; its context is current afterwards.
@@ -251,18 +248,18 @@ impl Gpu {
             .map_err(|error| self.driver_error("cuCtxSetCurrent", "any", error))
     }
 
-    /// Waits for all queued work, and reports what it met. A reported id is forgotten, so this is for waits whose error
+    /// Waits for all queued work, and reports what it met. A reported fault is forgotten, so this is for waits whose error
     /// reaches the caller; others use [`wait`](Self::wait).
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.ready()?;
         self.expect_eager("synchronize", "read results when the step has been recorded and has run")?;
         let mut fault = [0i64; 4];
-        self.queue_download(self.0.fault, &mut fault, "synchronize")?;
+        self.queue_download(self.fault(), &mut fault, "synchronize")?;
         self.wait("synchronize")?;
         self.check_fault(fault)
     }
 
-    /// Waits for all queued work. What it met of ids stays for the next [`synchronize`](Self::synchronize) to report.
+    /// Waits for all queued work. A fault that it met stays for the next [`synchronize`](Self::synchronize) to report.
     pub(super) fn wait(&self, op: &'static str) -> Result<()> {
         self.ready()?;
         self.0.stream.synchronize().map_err(|error| self.driver_error("cuStreamSynchronize", op, error))?;
@@ -344,22 +341,6 @@ impl Gpu {
         // waited for the stream.
         unsafe { result::memcpy_dtoh_async(out, address, self.raw_stream()) }
             .map_err(|error| self.driver_error("cuMemcpyDtoHAsync", op, error))
-    }
-
-    /// The error of an id that a kernel met, once.
-    fn check_fault(&self, [state, value, position, limit]: [i64; 4]) -> Result<()> {
-        let (op, what) = match state {
-            0 => return Ok(()),
-            1 => ("embedding", "id"),
-            2 => ("embedding_backward", "id"),
-            3 => ("cross_entropy", "target"),
-            5 => ("attention", "key length"),
-            6 => ("attention_backward", "key length"),
-            _ => ("cross_entropy_backward", "target"),
-        };
-        self.clear_bytes(self.0.fault, FAULT)?;
-        let count = |number: i64| usize::try_from(number).unwrap_or_default();
-        Err(Error::Index { op, what, value, position: count(position), limit: count(limit) })
     }
 
     pub(super) fn driver_malloc(&self, bytes: usize) -> Result<u64> {
@@ -492,7 +473,7 @@ impl Drop for Inner {
             blas.release(free);
         }
         // SAFETY: allocated by `Gpu::new`, freed once; no kernel runs any more.
-        let _ = unsafe { result::free_sync(self.fault) };
+        let _ = unsafe { result::free_sync(self.faults.address) };
         self.staging.get_mut().release();
         self.modules.get_mut().unload();
         let _ = self.stream.synchronize();

@@ -5,7 +5,7 @@
 //! order. Work on another stream has to be ordered with this one, before and behind.
 
 use super::loader;
-use crate::{Arena, DType, Device, Error, Result, Shape, Tensor};
+use crate::{Arena, Cell, DType, Device, Error, Result, Shape, Tensor};
 use cudarc::driver::{CudaStream, result, sys};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +32,40 @@ pub fn address_mut(x: &mut Tensor, name: &str) -> Result<u64> {
 /// An arena that is on no GPU.
 pub fn staged_address(arena: &Arena) -> Result<u64> {
     arena.cuda_staged("staged_address")
+}
+
+/// The address of a cell on its GPU: one f32, which queued work may read.
+///
+/// # Errors
+/// A cell that is on no GPU.
+pub fn cell_address(cell: &Cell) -> Result<u64> {
+    cell.cuda("cell_address")
+}
+
+/// Records that the host has read a committed scale, finite and greater than 0, in a cell on a GPU. Kernels replace such a
+/// scale by another one only, so it holds until the host writes something else into the cell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed((u64, usize, u32));
+
+impl Committed {
+    /// Of `cell`, in which the caller has just read a scale, with no work queued on it since.
+    ///
+    /// # Errors
+    /// A cell that is on no GPU.
+    pub fn new(cell: &Cell) -> Result<Self> {
+        cell.cuda("committed")?;
+        let history = cell.known().map(|(known, index)| {
+            known.was_read(index);
+            known.history(index)
+        });
+        Ok(Self(history.unwrap_or_default()))
+    }
+
+    /// Returns true for the same cell as long as it has a committed scale for all work queued from now on. Asks nothing of the
+    /// device.
+    pub fn holds(&self, cell: &Cell) -> bool {
+        cell.known().is_some_and(|(known, index)| known.history(index) == self.0)
+    }
 }
 
 /// A tensor that work which is queued next fills: its elements are anything until then.

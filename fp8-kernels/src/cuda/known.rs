@@ -10,15 +10,20 @@ use cudarc::driver::{result, sys};
 use parking_lot::Mutex;
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// See the module's text.
 pub(crate) struct Known {
     gpu: Gpu,
+    /// Of no other block in this process.
+    block: u64,
     state: Mutex<State>,
 }
 
 struct State {
     set: Vec<bool>,
+    /// How often the host has written something that is no scale, for each cell.
+    losses: Vec<u32>,
     readback: Option<Readback>,
 }
 
@@ -37,16 +42,21 @@ unsafe impl Send for Readback {}
 impl Known {
     /// Of a block of `len` times `value`.
     pub(crate) fn new(gpu: &Gpu, len: usize, value: f32) -> Result<Self> {
-        let set = host::filled("cells", value > 0.0, len)?;
-        Ok(Self { gpu: gpu.clone(), state: Mutex::new(State { set, readback: None }) })
+        Self::of(gpu, host::filled("cells", value > 0.0, len)?)
+    }
+
+    fn of(gpu: &Gpu, set: Vec<bool>) -> Result<Self> {
+        static BLOCKS: AtomicU64 = AtomicU64::new(0);
+        let losses = host::filled("cells", 0, set.len())?;
+        let state = Mutex::new(State { set, losses, readback: None });
+        Ok(Self { gpu: gpu.clone(), block: BLOCKS.fetch_add(1, Relaxed), state })
     }
 
     /// Of a copy that is queued now.
     pub(crate) fn of_copy(&self) -> Result<Self> {
         let mut state = self.state.lock();
         state.receive();
-        let set = host::copied("cells", &state.set)?;
-        Ok(Self { gpu: self.gpu.clone(), state: Mutex::new(State { set, readback: None }) })
+        Self::of(&self.gpu, host::copied("cells", &state.set)?)
     }
 
     /// Whether a scale above 0 stands in the cell, now and when what is queued from now on runs.
@@ -58,14 +68,34 @@ impl Known {
         state.set.get(index).is_some_and(|&set| set)
     }
 
+    /// The host has read a scale above 0 in the cell, behind all work that was queued.
+    pub(crate) fn was_read(&self, index: usize) {
+        if let Some(set) = self.state.lock().set.get_mut(index) {
+            *set = true;
+        }
+    }
+
+    /// Identifies the cell, and changes when the host writes something into it that is no scale. What the device does
+    /// leaves it alone, so ranks whose hosts do the same see it change together.
+    pub(crate) fn history(&self, index: usize) -> (u64, usize, u32) {
+        (self.block, index, self.state.lock().losses.get(index).copied().unwrap_or_default())
+    }
+
     /// The host writes these cells: `value(0)` into the first.
     pub(crate) fn written(&self, range: Range<usize>, value: impl Fn(usize) -> f32) {
         let mut state = self.state.lock();
         if let Some(readback) = &mut state.readback {
             readback.is_stale = readback.is_in_flight;
         }
-        let cells = state.set.get_mut(range).unwrap_or_default();
-        cells.iter_mut().enumerate().for_each(|(i, set)| *set = value(i) > 0.0);
+        let State { set, losses, .. } = &mut *state;
+        let cells = set.get_mut(range.clone()).unwrap_or_default();
+        let losses = losses.get_mut(range).unwrap_or_default();
+        for (i, (set, losses)) in cells.iter_mut().zip(losses).enumerate() {
+            *set = value(i) > 0.0;
+            if !(value(i).is_finite() && value(i) > 0.0) {
+                *losses = losses.wrapping_add(1);
+            }
+        }
     }
 
     /// Queues a copy of the block behind the work so far, unless nothing could be learned or one is on its way.

@@ -66,14 +66,25 @@ pub(super) fn resolve(
     let found = gpu.filled_f32(REST, 2)?;
     amax(AmaxRequest { unset: cell, cell: found.ptr() })?;
     let scale = DeviceScale::owned(found, 1);
-    let RuleArgs { kind, fp8_max, scaled_max, margin, epsilon } = rule;
-    let (amax, keep) = (scale.address - 4, i32::from(keep));
-    let kernel = gpu.kernel(Source::Quantize, "quantize_scale")?;
-    let args = args![cell, keep, amax, kind, fp8_max, scaled_max, margin, epsilon, scale.address];
-    // SAFETY: the kernel's parameters (cell, keep, amax, kind, fp8_max, scaled_max, margin, epsilon, scale); cell is null or
-    // an f32 of the caller's, amax and scale are the two of `found`.
-    unsafe { kernel.launch(gpu, Grid { blocks: 1, threads: 32, shared: 0 }, &args) }?;
+    launch_scale(gpu, [cell, scale.address - 4], keep, rule, scale.address)?;
     Ok(Some(scale))
+}
+
+/// Writes to `scale` what to quantize with: the cell's magnitude, or while the cell is unset or its address is 0 the rule's
+/// scale for the amax, which an unset cell keeps if `keep`. The three are addresses of one f32 each.
+pub(super) fn launch_scale(
+    gpu: &Gpu,
+    [cell, amax]: [u64; 2],
+    keep: bool,
+    rule: RuleArgs,
+    scale: u64,
+) -> Result<()> {
+    let RuleArgs { kind, fp8_max, scaled_max, margin, epsilon } = rule;
+    let kernel = gpu.kernel(Source::Quantize, "quantize_scale")?;
+    let args = args![cell, i32::from(keep), amax, kind, fp8_max, scaled_max, margin, epsilon, scale];
+    // SAFETY: the kernel's parameters (cell, keep, amax, kind, fp8_max, scaled_max, margin, epsilon, scale); cell is null or
+    // an f32, amax and scale are one f32 each, as the caller says.
+    unsafe { kernel.launch(gpu, Grid { blocks: 1, threads: 32, shared: 0 }, &args) }
 }
 
 /// A graph whose slots have scales reads each tensor once; and it stays as it was recorded.

@@ -47,6 +47,7 @@ sources![
     (AttentionPlain, "attention_plain"),
     (Cast, "cast"),
     (Cells, "cells"),
+    (CompareCalls, "compare_calls"),
     (CrossEntropy, "cross_entropy"),
     (Dropout, "dropout"),
     (Elementwise, "elementwise"),

@@ -18,6 +18,7 @@ mod attention;
 mod attention_bits;
 mod cast;
 mod cells;
+mod compare_calls;
 mod counters;
 mod cross_entropy;
 mod dropout;
@@ -34,6 +35,7 @@ mod quantize;
 mod quantize_many;
 mod reduce;
 mod rope;
+mod scale_from_amax;
 mod softmax;
 mod split;
 mod stress;
@@ -54,6 +56,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     attention_bits::CASES,
     cast::CASES,
     cells::CASES,
+    compare_calls::CASES,
     counters::CASES,
     cross_entropy::CASES,
     dropout::CASES,
@@ -69,6 +72,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     quantize_many::CASES,
     reduce::CASES,
     rope::CASES,
+    scale_from_amax::CASES,
     softmax::CASES,
     split::CASES,
     stress::CASES,

@@ -99,8 +99,8 @@ fn step(training: &mut Training, group: &Group) -> Result<Bits> {
     };
     let mut bits = Vec::new();
     // Shards of one length are gathered by one call, of several by a group of broadcasts.
-    for rows in [2, 1 + rank] {
-        let whole = quantized_all_gather(&**group, "a weight", &values(rows)?, &slot)?;
+    for (what, rows) in [("a weight", 2), ("an uneven weight", 1 + rank)] {
+        let whole = quantized_all_gather(&**group, what, &values(rows)?, &slot)?;
         bits.push(whole.as_fp8().unwrap().codes()?);
     }
     let part = group.reduce_scatter("a gradient", &values(4)?, ReduceOp::Sum)?;

@@ -1,0 +1,10 @@
+//! Reference of `scale_from_amax`.
+
+use crate::{Cell, Result, ScaleRule, Tensor};
+
+pub(crate) fn scale_from_amax(amax: &Tensor, rule: &ScaleRule) -> Result<Cell> {
+    let value = amax.item()?;
+    // Not `max`, which would make a NaN 0.
+    let value = if value < 0.0 { 0.0 } else { value };
+    Cell::new(rule.scale(value, 1.0)?, amax.device())
+}

@@ -1,0 +1,17 @@
+//! `scale_from_amax` on a GPU, by the kernel that makes a first scale (`quantize.cu`).
+
+use super::rule::RuleArgs;
+use super::slot::launch_scale;
+use super::{Gpu, cells};
+use crate::{Cell, DType, Result, ScaleRule, Tensor};
+
+pub(crate) fn scale_from_amax(gpu: &Gpu, amax: &Tensor, rule: &ScaleRule) -> Result<Cell> {
+    let op = "scale_from_amax";
+    let Some(rule) = RuleArgs::new(rule) else {
+        gpu.expect_eager(op, "a user's scale policy runs on the host: use a named rule")?;
+        return Cell::new(rule.scale(amax.item()?.max(0.0), 1.0)?, amax.device());
+    };
+    let scale = gpu.alloc(DType::F32, 1)?;
+    launch_scale(gpu, [0, amax.cuda(op)?.ptr()], false, rule, scale.ptr())?;
+    cells::of_scale(gpu, scale, amax.device())
+}
