@@ -57,7 +57,7 @@ enum Task {
     Mutate(mutate::Mutate),
     /// Plants mistakes in the codec's rounding and sees whether its tests find them (with --sample minutes)
     MutateCodec(mutate_codec::MutateCodec),
-    /// Plants mistakes in the crates above the kernels and sees whether their tests find them (with --count 50 an hour)
+    /// Plants mistakes in the crates above the kernels and sees whether their tests find them (half an hour or more)
     MutateCrates(mutate_crates::MutateCrates),
     /// Attacks the library: random calls, mutated checkpoints, processes killed while they save (minutes)
     Attack(attack::Attack),
