@@ -408,6 +408,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_none_of_this_protocol_is_named() {
+        // A collective whose name is empty, in front of what follows it.
+        let gather = |rest: &[u8]| [&[3][..], &[0; 12], rest].concat();
+        let huge = [&[0; 8][..], &[2, 0, 1], &(1u64 << 39).to_le_bytes()].concat();
+        for (kind, head, what) in [
+            (9, vec![], "a frame of kind 9 with a head of 0 bytes"),
+            (5, vec![0], "a head with bytes left over"),
+            (4, vec![1, 0, 0, 0, 0, 0, 0, 0], "a head that is too short"),
+            (1, [&[9][..], &[0; 8]].concat(), "collective 9"),
+            (1, vec![2, 7, 0, 0, 0, 0, 0, 0, 0], "reduction 7"),
+            (1, [&[3][..], &[0; 8], &[1, 0, 0, 0, 0xff]].concat(), "a text that is not UTF-8"),
+            (1, gather(&[0, 0, 0, 0, 0, 0, 0, 0, 7]), "part 7"),
+            (1, gather(&[0, 0, 0, 0, 0, 0, 0, 0, 2, 9]), "dtype 9"),
+            (1, gather(&huge), "a tensor of shape [549755813888]"),
+        ] {
+            let frame = [&[kind][..], &(head.len() as u32).to_le_bytes(), &head].concat();
+            let error = receive(&mut frame.as_slice()).unwrap_err();
+            assert_eq!(error.to_string(), format!("{what} is none of this protocol"));
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() })]
 

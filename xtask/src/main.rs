@@ -16,6 +16,7 @@ mod gpu_test;
 mod ignored;
 mod mutate;
 mod mutate_codec;
+mod mutate_crates;
 mod neon;
 mod process;
 mod ptx;
@@ -28,14 +29,9 @@ mod workspace;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-const EXAMPLES: &str = "\
-Examples:
-  cargo xtask test                        what CI's main job checks
-  cargo xtask bench codec --peers         the codec's speed, beside other libraries'";
-
 /// Upkeep of the workspace. Needs nothing but cargo; uses cargo-nextest where it is installed.
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", after_help = EXAMPLES)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", after_help = include_str!("help.txt"))]
 struct Cli {
     #[command(subcommand)]
     task: Task,
@@ -59,6 +55,8 @@ enum Task {
     Mutate(mutate::Mutate),
     /// Plants mistakes in the codec's rounding and sees whether its tests find them (with --sample minutes)
     MutateCodec(mutate_codec::MutateCodec),
+    /// Plants mistakes in the crates above the kernels and sees whether their tests find them (half an hour or more)
+    MutateCrates(mutate_crates::MutateCrates),
     /// Attacks the library: random calls, mutated checkpoints, processes killed while they save (minutes)
     Attack(attack::Attack),
     /// Attacks groups of processes: kills and stops ranks, sends garbage, starts two jobs on one port (minutes)
@@ -87,6 +85,7 @@ fn main() -> ExitCode {
         Task::Conformance(options) => conformance::run(&options),
         Task::Mutate(options) => mutate::run(&options),
         Task::MutateCodec(options) => mutate_codec::run(&options),
+        Task::MutateCrates(options) => mutate_crates::run(&options),
         Task::Asan => asan::run(),
         Task::Attack(options) => attack::run(&options),
         Task::Chaos(options) => chaos::run(&options),

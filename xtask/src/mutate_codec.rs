@@ -54,7 +54,7 @@ const NEON: &str = "arch/neon.rs";
 
 const LIST: &str = "fp8-format/tests/mutants.txt";
 /// Between a mutant and its reason.
-const REASON: &str = " // ";
+pub(crate) const REASON: &str = " // ";
 /// For one program of tests; they take seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -76,7 +76,8 @@ pub(crate) struct MutateCodec {
 
 pub(crate) fn run(options: &MutateCodec) -> Result<ExitCode> {
     let start = Instant::now();
-    let reasons = parse(&fs::read_to_string(root().join(LIST)).map_err(|error| format!("{LIST}: {error}"))?)?;
+    let reasons =
+        parse(LIST, &fs::read_to_string(root().join(LIST)).map_err(|error| format!("{LIST}: {error}"))?)?;
     let is_emulated = options.file.as_deref() == Some(NEON) && !is_here("neon");
     let all = mutants(options.file.as_deref())?;
     if options.list {
@@ -159,18 +160,18 @@ fn mutants(only: Option<&str>) -> Result<Vec<(Edit, [&'static str; 3])>> {
     Ok(all)
 }
 
-/// Reasons by mutant.
-fn parse(list: &str) -> Result<BTreeMap<String, String>> {
+/// Reasons by mutant, of the text of the list that is called `name`.
+pub(crate) fn parse(name: &str, list: &str) -> Result<BTreeMap<String, String>> {
     let mut reasons = BTreeMap::new();
     for (number, line) in
         (1..).zip(list.lines()).filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
     {
         let (mutant, reason) = line.split_once(REASON).unwrap_or((line, ""));
         if reason.trim().is_empty() {
-            return Err(format!("{LIST}:{number}: no reason: MUTANT{REASON}REASON").into());
+            return Err(format!("{name}:{number}: no reason: MUTANT{REASON}REASON").into());
         }
         if reasons.insert(mutant.to_owned(), reason.to_owned()).is_some() {
-            return Err(format!("{LIST}:{number}: listed twice").into());
+            return Err(format!("{name}:{number}: listed twice").into());
         }
     }
     Ok(reasons)
@@ -298,9 +299,9 @@ mod tests {
     #[test]
     fn lines_are_mutants_with_reasons() {
         let list = "# a comment\n\ncodec.rs: a «<→<=» b // = clamped to itself\n";
-        assert_eq!(parse(list).unwrap()["codec.rs: a «<→<=» b"], "= clamped to itself");
-        assert!(parse("codec.rs: a «<→<=» b\n").unwrap_err().to_string().contains(":1: no reason"));
-        assert!(parse(&list.repeat(2)).unwrap_err().to_string().contains(":6: listed twice"));
+        assert_eq!(parse(LIST, list).unwrap()["codec.rs: a «<→<=» b"], "= clamped to itself");
+        assert!(parse(LIST, "codec.rs: a «<→<=» b\n").unwrap_err().to_string().contains(":1: no reason"));
+        assert!(parse(LIST, &list.repeat(2)).unwrap_err().to_string().contains(":6: listed twice"));
     }
 
     #[test]

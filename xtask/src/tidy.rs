@@ -1,5 +1,8 @@
 //! `cargo xtask tidy`: rules of the tree that no compiler checks.
 
+mod errors;
+mod tokens;
+
 use std::fs;
 use std::path::Path;
 
@@ -43,6 +46,8 @@ pub(crate) fn run() -> Result {
             published(&package.name, package.folder(), &mut findings)?;
         }
     }
+
+    findings.errors.extend(errors::untested(root())?);
 
     for warning in &findings.warnings {
         println!("warning: {warning}");

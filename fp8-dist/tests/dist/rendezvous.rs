@@ -88,6 +88,8 @@ fn two_of_one_rank() {
         joined.as_ref().is_err_and(|error| error.failure() == Some(&Failure::Twice { rank: 1 }))
     };
     assert!(joined.iter().all(twice), "{joined:?}");
+    let text = "group `dp`: the ranks did not meet: two processes came as rank 1: give each its own RANK";
+    assert_eq!(joined.into_iter().next().unwrap().unwrap_err().to_string(), text);
 }
 
 #[test]

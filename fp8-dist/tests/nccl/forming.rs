@@ -68,6 +68,28 @@ fn a_function_of_nccl_that_fails_on_one_rank() {
 }
 
 #[test]
+fn an_error_of_nccl_is_told_in_its_own_words() {
+    let rig = Rig::new();
+    for (function, code, text) in [
+        (
+            "ncclGetVersion",
+            3,
+            "group `dp`: ncclGetVersion: internal error (3): see the report of the simulated device",
+        ),
+        (
+            "ncclGetUniqueId",
+            2,
+            "group `dp`: ncclGetUniqueId: unhandled system error (2): see the report of the simulated device",
+        ),
+    ] {
+        rig.control.set("clear_fail", "").unwrap();
+        rig.control.fail(function, 1, code).unwrap();
+        assert_eq!(messages(join(1, LONG, |_, group, _| group)), [text]);
+    }
+    rig.finish();
+}
+
+#[test]
 fn a_rank_that_never_comes() {
     let rig = Rig::new();
     let device = open();

@@ -75,7 +75,10 @@ fn scales_that_are_not_committed(device: &Device) -> Outcome {
             (f32::INFINITY, "inf"),
             (f32::NAN, "NaN"),
         ] {
-            let wording = format!("gather `w`: the scale is {shown} on rank 0: shards of one tensor");
+            let wording = format!(
+                "gather `w`: the scale is {shown} on rank 0: shards of one tensor need one scale; commit the same scopes on \
+                 all ranks, with reduce_amax and this group as amax_reduction_group"
+            );
             let compared = compare(device, &vec![5; ranks], Some(&vec![value; ranks]));
             refused_on(device, compared, &wording)?;
         }

@@ -383,7 +383,8 @@ fn a_recorded_step_does_not_go_on_without_scales() {
     let steps = training.optimizer.steps();
     training.scaling.load_state(&Default::default()).unwrap();
     let refused = error(graph.replay().map_err(Error::from));
-    assert!(refused.contains("lost their scales"), "{refused}");
+    let text = "replay: slots it was recorded with have lost their scales: run and commit a step that is not recorded";
+    assert_eq!(refused, text);
     assert_eq!(training.optimizer.steps(), steps, "counters are as they were");
     // A step that calibrates, and it goes on as it would have without the graph.
     let updates = |training: &Training| training.scaling.state().unwrap().arenas[0].updates;

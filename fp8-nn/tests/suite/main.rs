@@ -28,6 +28,7 @@ mod sizes;
 mod skipped_steps;
 mod stack;
 mod support;
+mod texts;
 
 fn open() -> Device {
     Device::cpu()

@@ -9,6 +9,7 @@ mod support;
 mod evaluation;
 mod golden;
 mod groups;
+mod lone_ranks;
 mod models;
 mod new_recipes;
 mod options;

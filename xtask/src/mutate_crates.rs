@@ -1,0 +1,261 @@
+//! `cargo xtask mutate-crates`: plants small mistakes in fp8-recipe, fp8-dist and fp8-nn and sees whether their tests find them.
+//!
+//! cargo-mutants lists the mistakes: bodies of functions replaced by a constant, operators by others, arms of a `match` deleted.
+//! A seed draws some of each crate. They are built and tested one at a time in a copy of the workspace, with the suites of
+//! [`suites::CRATES`]; the first failing test kills a mutant, as does running too long. Survivors are listed in
+//! `tests/mutants.txt` of their crate with their reasons; one that is not listed fails the task, as does a line without a mutant.
+//! So do fewer than 90 % killed, listed or not, of those that compile.
+//!
+//! Results are kept: a run that was stopped goes on, and after a change only those are run again that the change may affect.
+
+mod copied;
+mod mutant;
+mod results;
+mod suites;
+mod trial;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use crate::mutate_codec::{REASON, parse};
+use crate::workspace::{Result, root};
+use copied::Copied;
+use mutant::Mutant;
+use results::{Results, Verdict};
+use suites::{CRATES, Suite};
+use trial::Trial;
+
+/// In percent of the mutants that compile.
+const BAR: usize = 90;
+
+#[derive(clap::Args)]
+pub(crate) struct MutateCrates {
+    /// Of the draw
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Only mutants of this crate: fp8-recipe, fp8-dist or fp8-nn
+    #[arg(long)]
+    package: Option<String>,
+    /// How many mutants of each crate are drawn
+    #[arg(long, default_value_t = 50)]
+    count: usize,
+    /// Runs all that are drawn, also those whose results are known
+    #[arg(long)]
+    fresh: bool,
+    /// Prints the drawn mutants instead of running them
+    #[arg(long)]
+    list: bool,
+}
+
+pub(crate) fn run(options: &MutateCrates) -> Result<ExitCode> {
+    let asked = |name: &str| options.package.as_deref().is_none_or(|package| package == name);
+    if !CRATES.iter().any(|(package, _)| asked(package)) {
+        let known = CRATES.map(|(package, _)| package).join(", ");
+        let package = options.package.as_deref().unwrap_or_default();
+        return Err(format!("mutate-crates: no package {package}: expected one of {known}").into());
+    }
+    let copy = Copied::new()?;
+    let mut is_good = true;
+    for (package, suites) in CRATES.into_iter().filter(|(package, _)| asked(package)) {
+        let start = Instant::now();
+        let tally = check(&copy, package, suites, options)?;
+        if !options.list {
+            println!("{package}: {}; {:.0} s", tally.line(), start.elapsed().as_secs_f64());
+            is_good &= tally.is_good();
+        }
+    }
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs the draw of one crate.
+fn check(
+    copy: &Copied,
+    package: &'static str,
+    suites: &'static [Suite],
+    options: &MutateCrates,
+) -> Result<Tally> {
+    let list = list(package);
+    let reasons =
+        parse(&list, &fs::read_to_string(root().join(&list)).map_err(|error| format!("{list}: {error}"))?)?;
+    let all = mutant::list(copy, package)?;
+    let mut tally = Tally::default();
+    for line in reasons.keys().filter(|line| !all.iter().any(|mutant| mutant.to_string() == **line)) {
+        tally.problems += 1;
+        println!("{list}: no such mutant any more, remove its line: {line}");
+    }
+    let count = all.len();
+    let drawn = mutant::draw(all, options.count, options.seed);
+    if options.list {
+        drawn.iter().for_each(|mutant| println!("{package}: {mutant}"));
+        return Ok(tally);
+    }
+    println!("{package}: {} of {count} mutants are drawn by seed {}", drawn.len(), options.seed);
+    let verdicts = verdicts(copy, package, suites, &drawn, options.fresh)?;
+    for mutant in &drawn {
+        let verdict = verdicts.get(&mutant.id());
+        let verdict = verdict.ok_or_else(|| format!("{package}: no verdict on {mutant}"))?;
+        tally.count(mutant, verdict, reasons.contains_key(&mutant.to_string()));
+    }
+    Ok(tally)
+}
+
+/// What becomes of each mutant, by its id. What a suite does not kill is left to the next.
+fn verdicts(
+    copy: &Copied,
+    package: &'static str,
+    suites: &'static [Suite],
+    drawn: &[Mutant],
+    is_fresh: bool,
+) -> Result<BTreeMap<String, Verdict>> {
+    let mut tests: Vec<PathBuf> =
+        suites.iter().map(|suite| [suite.package, "tests"].iter().collect()).collect();
+    tests.dedup();
+    let mut results = Results::read(copy, package, tests, is_fresh)?;
+    let mut verdicts = BTreeMap::new();
+    let mut open = Vec::new();
+    for mutant in drawn {
+        match results.get(&mutant.id())? {
+            Some(verdict) => drop(verdicts.insert(mutant.id(), verdict)),
+            None => open.push(mutant),
+        }
+    }
+    println!("{} results are known, {} mutants are run", verdicts.len(), open.len());
+    for (index, suite) in suites.iter().enumerate() {
+        if open.is_empty() {
+            break;
+        }
+        let trial = Trial::new(copy, suite)?;
+        let is_last = index + 1 == suites.len();
+        let mut left = Vec::new();
+        for mutant in open {
+            let start = Instant::now();
+            let verdict = trial.verdict(mutant)?;
+            println!(
+                "{:4.0} s  {}  {mutant}",
+                start.elapsed().as_secs_f64(),
+                verdict.remark(&suite.targets.join(", "))
+            );
+            if verdict == Verdict::Survived && !is_last {
+                left.push(mutant);
+                continue;
+            }
+            results.set(mutant.id(), verdict.clone())?;
+            verdicts.insert(mutant.id(), verdict);
+        }
+        open = left;
+    }
+    Ok(verdicts)
+}
+
+/// The list of a crate's survivors.
+fn list(package: &str) -> String {
+    format!("{package}/tests/mutants.txt")
+}
+
+impl Verdict {
+    fn remark(&self, programs: &str) -> String {
+        match self {
+            Self::Unviable => "does not compile".to_owned(),
+            Self::Killed { test, .. } => format!("killed by {test}"),
+            Self::Stopped { program } => format!("stopped in {program}"),
+            Self::Survived => format!("survives {programs}"),
+        }
+    }
+}
+
+#[derive(Debug, Default, PartialEq)]
+struct Tally {
+    killed: usize,
+    unviable: usize,
+    /// Survivors on the list.
+    listed: usize,
+    /// Survivors that are not.
+    new: usize,
+    /// Of all kinds, with new survivors.
+    problems: usize,
+}
+
+impl Tally {
+    fn count(&mut self, mutant: &Mutant, verdict: &Verdict, is_listed: bool) {
+        match verdict {
+            Verdict::Unviable => self.unviable += 1,
+            Verdict::Killed { .. } | Verdict::Stopped { .. } => self.killed += 1,
+            Verdict::Survived if is_listed => self.listed += 1,
+            Verdict::Survived => {
+                self.new += 1;
+                self.problems += 1;
+                println!(
+                    "SURVIVED; kill it, or list it with its reason ({}:{}):\n{mutant}{REASON}REASON",
+                    mutant.file, mutant.line
+                );
+            }
+        }
+    }
+
+    fn viable(&self) -> usize {
+        self.killed + self.listed + self.new
+    }
+
+    fn is_good(&self) -> bool {
+        self.problems == 0 && self.killed * 100 >= self.viable() * BAR
+    }
+
+    fn line(&self) -> String {
+        let Self { killed, unviable, listed, new, problems } = self;
+        let viable = self.viable();
+        // Rounded down, so that what is below the bar does not look as if it reached it.
+        let tenths = killed * 1000 / viable.max(1);
+        format!(
+            "{killed} of {viable} mutants killed ({}.{} %, at least {BAR} % are asked for), {unviable} do not compile, \
+             {} survived, {listed} of them listed; {problems} problems",
+            tenths / 10,
+            tenths % 10,
+            listed + new
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_tells_the_score_and_both_kinds_of_survivors() {
+        let tally = Tally { killed: 44, unviable: 3, listed: 2, new: 1, problems: 1 };
+        assert_eq!(
+            tally.line(),
+            "44 of 47 mutants killed (93.6 %, at least 90 % are asked for), 3 do not compile, 3 survived, 2 of them listed; \
+             1 problems"
+        );
+    }
+
+    #[test]
+    fn problems_and_fewer_than_the_bar_fail() {
+        let is_good = |killed, listed| Tally { killed, listed, ..Tally::default() }.is_good();
+        assert!(is_good(45, 5) && is_good(0, 0) && !is_good(44, 5));
+        assert!(!Tally { killed: 50, problems: 1, ..Tally::default() }.is_good());
+    }
+
+    #[test]
+    fn lists_are_spelled_right_and_name_lines_and_functions_that_exist() {
+        for (package, _) in CRATES {
+            let list = list(package);
+            for key in parse(&list, &fs::read_to_string(root().join(&list)).unwrap()).unwrap().keys() {
+                let (file, rest) = key.split_once(": ").unwrap();
+                let source = fs::read_to_string(root().join(package).join("src").join(file)).unwrap();
+                let is_there = match (rest.split_once('«'), rest.split_once('»')) {
+                    (Some((before, marked)), Some((_, after))) => {
+                        let (old, _) = marked.split_once('→').unwrap();
+                        let line = format!("{before}{old}{after}");
+                        source.lines().any(|text| text.trim() == line)
+                    }
+                    _ => !rest.is_empty(),
+                };
+                assert!(is_there, "{list}: no such line any more: {key}");
+            }
+        }
+    }
+}

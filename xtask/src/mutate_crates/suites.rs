@@ -1,0 +1,85 @@
+//! Which tests judge the mutants of a crate, and in which order.
+
+use std::path::PathBuf;
+
+/// Programs of one package that are built together and run one after the other.
+#[derive(Debug)]
+pub(super) struct Suite {
+    pub(super) package: &'static str,
+    /// `lib` or the name of a test.
+    pub(super) targets: &'static [&'static str],
+    /// Given to each program.
+    pub(super) arguments: &'static [&'static str],
+}
+
+/// The crates and their suites. A mutant that one suite does not kill is left to the next: first the one that kills
+/// most on the CPU, then the simulated GPU, then tests of the crate above. Unit tests come later: they compile a crate again. Left out are fp8-nn's convergence and its failing calls: minutes each.
+pub(super) const CRATES: [(&str, &[Suite]); 3] = [
+    (
+        "fp8-recipe",
+        &[
+            Suite { package: "fp8-recipe", targets: &["suite"], arguments: &[] },
+            Suite { package: "fp8-recipe", targets: &["suite_on_gpu", "launches_on_gpu"], arguments: &[] },
+            Suite { package: "fp8-dist", targets: &["dist"], arguments: &[] },
+        ],
+    ),
+    (
+        "fp8-dist",
+        &[
+            Suite { package: "fp8-dist", targets: &["dist_over_tcp"], arguments: &[] },
+            Suite { package: "fp8-dist", targets: &["lib", "dist"], arguments: &[] },
+            Suite { package: "fp8-dist", targets: &["nccl"], arguments: &[] },
+            Suite { package: "fp8-nn", targets: &["suite"], arguments: &["data_parallel"] },
+        ],
+    ),
+    (
+        "fp8-nn",
+        &[
+            Suite { package: "fp8-nn", targets: &["suite"], arguments: &[] },
+            Suite { package: "fp8-nn", targets: &["lib", "killed_saves"], arguments: &[] },
+            Suite { package: "fp8-nn", targets: &["suite_on_gpu"], arguments: &[] },
+        ],
+    ),
+];
+
+/// The file or folder of the test that is called `test` in the target's program, relative to the workspace.
+pub(super) fn source(package: &str, target: &str, test: &str) -> PathBuf {
+    let folder = match target {
+        "lib" => return [package, "src"].iter().collect(),
+        "suite_on_gpu" => "suite",
+        "dist_over_tcp" => "dist",
+        other => other,
+    };
+    let tests: PathBuf = [package, "tests"].iter().collect();
+    match test.split_once("::") {
+        Some((module, _)) => tests.join(folder).join(format!("{module}.rs")),
+        None => tests,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::{Workspace, root, shell};
+
+    #[test]
+    fn every_target_is_one_of_its_package() {
+        let workspace = Workspace::read(&shell().unwrap()).unwrap();
+        for suite in CRATES.iter().flat_map(|(_, suites)| *suites) {
+            for target in suite.targets.iter().filter(|target| **target != "lib") {
+                let is_there = |(package, test): (&crate::workspace::Package, &crate::workspace::Target)| {
+                    package.name == suite.package && test.name == **target
+                };
+                assert!(workspace.targets("test").any(is_there), "{suite:?} has no {target}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_test_is_in_the_file_of_its_module() {
+        let file = source("fp8-recipe", "suite_on_gpu", "scopes::nested::a_test");
+        assert!(root().join(&file).is_file(), "{}", file.display());
+        assert!(root().join(source("fp8-dist", "dist_over_tcp", "failures::a_test")).is_file());
+        assert_eq!(source("fp8-recipe", "launches_on_gpu", "a_test"), PathBuf::from("fp8-recipe/tests"));
+    }
+}

@@ -1,0 +1,115 @@
+//! A suite on trial: its programs, run on a mutated crate until a test fails.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::copied::Copied;
+use super::mutant::Mutant;
+use super::results::Verdict;
+use super::suites::{self, Suite};
+use crate::process::watch;
+use crate::workspace::Result;
+
+/// A mutant loops where a program takes this much longer than usual: seconds, and times the usual.
+const LONGER: (Duration, u32) = (Duration::from_secs(40), 5);
+/// No program takes so long.
+const FOR_EVER: Duration = Duration::from_secs(30 * 60);
+
+/// How the test harness says that a test failed.
+const FAILED: &str = " ... FAILED";
+
+pub(super) struct Trial<'a> {
+    copy: &'a Copied,
+    suite: &'static Suite,
+    /// For each program.
+    limits: Vec<Duration>,
+}
+
+impl<'a> Trial<'a> {
+    /// Measures the suite without a mutation. A test that fails then is an error: it would kill every mutant.
+    pub(super) fn new(copy: &'a Copied, suite: &'static Suite) -> Result<Self> {
+        let programs =
+            copy.build(suite)?.map_err(|error| format!("mutate-crates: does not compile:\n{error}"))?;
+        let mut limits = Vec::new();
+        for (program, target) in programs.iter().zip(suite.targets) {
+            let start = Instant::now();
+            let finished = watch(copy.command(program, suite), FOR_EVER, |_| false)?;
+            if !finished.succeeded() {
+                let output = finished.output;
+                return Err(format!("mutate-crates: {target} fails without a mutation:\n{output}").into());
+            }
+            limits.push(LONGER.0 + start.elapsed() * LONGER.1);
+        }
+        Ok(Self { copy, suite, limits })
+    }
+
+    pub(super) fn verdict(&self, mutant: &Mutant) -> Result<Verdict> {
+        let source = self.copy.read(&mutant.file)?;
+        self.copy.write(&mutant.file, &mutant.apply(&source)?)?;
+        let stem = Path::new(&mutant.file).file_stem().unwrap_or_default().to_string_lossy();
+        let verdict = self.tested(&stem);
+        self.copy.write(&mutant.file, &source)?;
+        verdict
+    }
+
+    /// First the tests that are named like the changed file, then all.
+    fn tested(&self, stem: &str) -> Result<Verdict> {
+        let Ok(programs) = self.copy.build(self.suite)? else { return Ok(Verdict::Unviable) };
+        for filter in [Some(stem), None] {
+            for ((program, target), limit) in programs.iter().zip(self.suite.targets).zip(&self.limits) {
+                if let Some(verdict) = self.run(program, target, filter, *limit)? {
+                    return Ok(verdict);
+                }
+            }
+        }
+        Ok(Verdict::Survived)
+    }
+
+    /// `None` where all tests of a program pass.
+    fn run(
+        &self,
+        program: &Path,
+        target: &str,
+        filter: Option<&str>,
+        limit: Duration,
+    ) -> Result<Option<Verdict>> {
+        let mut command = self.copy.command(program, self.suite);
+        match filter {
+            // Filters add to each other.
+            Some(_) if !self.suite.arguments.is_empty() => return Ok(None),
+            Some(filter) => _ = command.arg(filter),
+            None => {}
+        }
+        // One failed test is enough.
+        let finished = watch(command, limit, |output| failed(output).is_some())?;
+        if finished.succeeded() {
+            return Ok(None);
+        }
+        Ok(Some(match failed(&finished.output) {
+            Some(test) => {
+                let file = suites::source(self.suite.package, target, test);
+                Verdict::Killed { test: format!("{target}: {test}"), file }
+            }
+            None => Verdict::Stopped { program: target.to_owned() },
+        }))
+    }
+}
+
+/// The first test that failed, in the output of the harness. Where a test itself prints, other text may precede its name.
+fn failed(output: &str) -> Option<&str> {
+    let line = output.lines().find(|line| line.ends_with(FAILED))?;
+    let line = line.strip_suffix(FAILED)?.strip_suffix(" - should panic").unwrap_or(line);
+    Some(line.rsplit("test ").next().unwrap_or(line).trim_end_matches(FAILED))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_failed_test_is_found_in_a_harness_output() {
+        let output = "running 3 tests\ntest a::b ... ok\nnoise test c::d ... FAILED\ntest e ... FAILED\n";
+        assert_eq!(failed(output), Some("c::d"));
+        assert_eq!(failed("test a ... ok\ntest a ... FAIL"), None);
+    }
+}
