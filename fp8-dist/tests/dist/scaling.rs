@@ -192,7 +192,7 @@ fn the_others_hear_why_a_scope_was_left() {
         ops::quantize(&f32s(&[1.0], &[1, 1]), &cx.slot(&model.0[0][0]).unwrap()).unwrap();
         cx.commit().unwrap_err().to_string()
     });
-    assert!(results[0].ends_with(": rank 1 gave up: in a forward scope: no tokens"), "{}", results[0]);
+    assert!(results[0].contains("rank 1 gave up: in a forward scope: no tokens"), "{}", results[0]);
     assert_eq!(results[1], "no tokens");
 }
 
