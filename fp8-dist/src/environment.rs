@@ -7,12 +7,16 @@
 //! | `LOCAL_RANK` | integer | none | this process among those of its machine: the GPU it takes |
 //! | `MASTER_ADDR` | host name or address | none | where rank 0 runs |
 //! | `MASTER_PORT` | 1 to 65535 | none | the first of the ports where rank 0 may listen |
-//! | `TORCHELASTIC_RUN_ID` | text | empty | the job: ranks of different jobs do not join each other |
+//! | `TORCHELASTIC_RUN_ID` | text | empty | the job: ranks of different jobs do not join each other; `none` is no job |
+//! | `SLURM_JOB_ID`, `SLURM_STEP_ID` | text | empty | the job, where the one above names none: `123.0` |
+//! | `PMIX_NAMESPACE` | text | empty | the job, where those above name none |
+//! | `FP8_DIST_TOKEN` | text | empty | what a process must know to join |
 //! | `FP8_PORT` | 1 to 65535 | none | the port where rank 0 listens, instead of those from `MASTER_PORT` on |
 
 use crate::{Error, Result};
 use std::env;
 use std::ffi::OsString;
+use std::fmt;
 
 /// What a launcher tells each process of a job: the variables that `torchrun` sets. All fields may also be given by hand,
 /// for a group of some of the job's processes: with their ranks in the group, its size, and where its rank 0 is.
@@ -22,7 +26,7 @@ use std::ffi::OsString;
 /// let alone = Environment { rank: 0, world_size: 1, local_rank: 0, ..Environment::on_this_machine(29_500) };
 /// assert_eq!(alone.master_addr, "127.0.0.1");
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Environment {
     /// This process, from 0.
     pub rank: usize,
@@ -40,7 +44,46 @@ pub struct Environment {
     /// The job, if its launcher names it. Ranks join only where this, [`master_port`](Self::master_port) and
     /// [`world_size`](Self::world_size) are the same.
     pub run_id: String,
+    /// The variable that [`run_id`](Self::run_id) was read from. Errors name it.
+    pub run_id_variable: &'static str,
+    /// What all ranks must know to join each other; empty: any process that reaches the port can join. It is never sent, only
+    /// proved, and protects joining alone: later traffic is not authenticated. [`Debug`](fmt::Debug) does not show it.
+    pub token: String,
 }
+
+impl fmt::Debug for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            rank,
+            world_size,
+            local_rank,
+            master_addr,
+            master_port,
+            exact_port,
+            run_id,
+            run_id_variable,
+            token,
+        } = self;
+        f.debug_struct("Environment")
+            .field("rank", rank)
+            .field("world_size", world_size)
+            .field("local_rank", local_rank)
+            .field("master_addr", master_addr)
+            .field("master_port", master_port)
+            .field("exact_port", exact_port)
+            .field("run_id", run_id)
+            .field("run_id_variable", run_id_variable)
+            .field("token", &if token.is_empty() { "none" } else { "hidden" })
+            .finish()
+    }
+}
+
+/// Where the launcher names the job, the first that does counts.
+const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+const SLURM_JOB_ID: &str = "SLURM_JOB_ID";
+const SLURM_STEP_ID: &str = "SLURM_STEP_ID";
+const PMIX_NAMESPACE: &str = "PMIX_NAMESPACE";
+const TOKEN: &str = "FP8_DIST_TOKEN";
 
 impl Environment {
     /// From this process's variables.
@@ -63,7 +106,15 @@ impl Environment {
             master_port: port,
             exact_port: false,
             run_id: String::new(),
+            run_id_variable: RUN_ID,
+            token: String::new(),
         }
+    }
+
+    /// Whether the id of the run tells this job from all others that may run at the same time. Slurm's without a step does
+    /// not: a script may start several.
+    pub(crate) fn names_one_run(&self) -> bool {
+        !self.run_id.is_empty() && (self.run_id_variable != SLURM_JOB_ID || self.run_id.contains('.'))
     }
 
     /// A rank and a size that fit each other.
@@ -99,6 +150,17 @@ impl Environment {
                 Some(Err(bytes)) => error(Some(bytes.to_string_lossy().into_owned()), "expected UTF-8"),
             }
         };
+        // Empty where it is not set.
+        let optional = |name| match variable(name).is_some_and(|value| !value.is_empty()) {
+            true => text(name),
+            false => Ok(String::new()),
+        };
+        let (run_id_variable, run_id) = run_id(&optional)?;
+        let token = variable(TOKEN).unwrap_or_default().into_string().map_err(|_| Error::Environment {
+            name: TOKEN,
+            value: Some("…".to_owned()), // a secret
+            remedy: "expected UTF-8".to_owned(),
+        })?;
         let exact_port = variable("FP8_PORT").is_some_and(|port| !port.is_empty());
         let environment = Self {
             rank: number("RANK", text("RANK")?, INTEGER)?,
@@ -110,16 +172,30 @@ impl Environment {
                 false => number("MASTER_PORT", text("MASTER_PORT")?, PORT)?,
             },
             exact_port,
-            run_id: match variable("TORCHELASTIC_RUN_ID").is_some_and(|id| !id.is_empty()) {
-                true => text("TORCHELASTIC_RUN_ID")?,
-                false => String::new(),
-            },
+            run_id,
+            run_id_variable,
+            token,
         };
         environment.check()?;
         // Of all processes of the machine: by hand, a group may have fewer.
         environment.expect_in_world("LOCAL_RANK", environment.local_rank)?;
         Ok(environment)
     }
+}
+
+/// The id of the run and the variable that names it.
+fn run_id(optional: &impl Fn(&'static str) -> Result<String>) -> Result<(&'static str, String)> {
+    let torch = optional(RUN_ID)?;
+    // What torchrun says where it was given no name.
+    if !torch.is_empty() && torch != "none" {
+        return Ok((RUN_ID, torch));
+    }
+    let (job, step) = (optional(SLURM_JOB_ID)?, optional(SLURM_STEP_ID)?);
+    if !job.is_empty() {
+        return Ok((SLURM_JOB_ID, if step.is_empty() { job } else { format!("{job}.{step}") }));
+    }
+    let namespace = optional(PMIX_NAMESPACE)?;
+    Ok(if namespace.is_empty() { (RUN_ID, String::new()) } else { (PMIX_NAMESPACE, namespace) })
 }
 
 const INTEGER: &str = "expected an integer from 0 on";
@@ -161,6 +237,8 @@ mod tests {
             master_port: 29_500,
             exact_port: false,
             run_id: String::new(),
+            run_id_variable: "TORCHELASTIC_RUN_ID",
+            token: String::new(),
         };
         assert_eq!(environment, expected);
         for id in ["", "night 7"] {
@@ -168,6 +246,60 @@ mod tests {
         }
         let environment = read(&[("FP8_PORT", Some("4000"))]).unwrap();
         assert_eq!((environment.master_port, environment.exact_port), (4000, true));
+    }
+
+    #[test]
+    fn none_is_no_run_id_and_slurm_or_pmix_may_name_the_job() {
+        let torch = |id| ("TORCHELASTIC_RUN_ID", Some(id));
+        let slurm = |job, step| [("SLURM_JOB_ID", Some(job)), ("SLURM_STEP_ID", step)];
+        let pmix = ("PMIX_NAMESPACE", Some("prterun-7"));
+        type Variables<'a> = Vec<(&'a str, Option<&'a str>)>;
+        let cases: [(Variables<'_>, &str, &str, bool); 8] = [
+            (vec![torch("none")], "TORCHELASTIC_RUN_ID", "", false),
+            (vec![torch("none"), pmix], "PMIX_NAMESPACE", "prterun-7", true),
+            (vec![torch(""), pmix], "PMIX_NAMESPACE", "prterun-7", true),
+            (
+                [vec![torch("none"), pmix], slurm("123", Some("0")).into()].concat(),
+                "SLURM_JOB_ID",
+                "123.0",
+                true,
+            ),
+            // Several may run in one job of Slurm's.
+            ([vec![pmix], slurm("123", None).into()].concat(), "SLURM_JOB_ID", "123", false),
+            (slurm("123", Some("")).into(), "SLURM_JOB_ID", "123", false),
+            (
+                [vec![torch("night 7")], slurm("123", Some("0")).into()].concat(),
+                "TORCHELASTIC_RUN_ID",
+                "night 7",
+                true,
+            ),
+            (vec![("SLURM_STEP_ID", Some("0"))], "TORCHELASTIC_RUN_ID", "", false),
+        ];
+        for (variables, variable, id, names_one_run) in cases {
+            let environment = read(&variables).unwrap();
+            assert_eq!((environment.run_id_variable, &*environment.run_id), (variable, id), "{variables:?}");
+            assert_eq!(environment.names_one_run(), names_one_run, "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn the_token_is_never_shown() {
+        let environment = read(&[("FP8_DIST_TOKEN", Some("hunter2"))]).unwrap();
+        assert_eq!(environment.token, "hunter2");
+        let shown = format!("{environment:?}{environment:#?}");
+        assert!(shown.contains("token: \"hidden\"") && !shown.contains("hunter2"), "{shown}");
+        assert!(format!("{:?}", read(&[]).unwrap()).contains("token: \"none\""));
+        #[cfg(unix)]
+        {
+            use std::os::unix::ffi::OsStringExt;
+            let bytes = |name: &str| match name {
+                "FP8_DIST_TOKEN" => Some(OsString::from_vec(b"hunter2\xFF".to_vec())),
+                _ => TORCHRUN.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()),
+            };
+            let error = Environment::from_variables(bytes).unwrap_err();
+            assert_eq!(error.to_string(), "FP8_DIST_TOKEN=…: expected UTF-8");
+            assert!(!format!("{error:?}").contains("hunter2"));
+        }
     }
 
     #[test]

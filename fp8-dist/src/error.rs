@@ -247,6 +247,23 @@ pub enum Failure {
         /// The rank.
         rank: usize,
     },
+    /// Two jobs with the same settings, whose ranks could join either.
+    #[error(
+        "two jobs use MASTER_PORT {port} at the same time and nothing tells them apart: give each its own MASTER_PORT or \
+         TORCHELASTIC_RUN_ID"
+    )]
+    SecondJob {
+        /// The port of both.
+        port: u16,
+    },
+    /// Ranks that have different tokens, or of which only one has a token.
+    #[error(
+        "FP8_DIST_TOKEN is not the same on rank {rank} and on rank 0: give all ranks of a job one token, or none at all"
+    )]
+    Token {
+        /// The rank that differs from rank 0.
+        rank: usize,
+    },
     /// Ranks that came with different calls.
     #[error(
         "{property} is {value} on rank {rank} and {other_value} on rank {other}: \

@@ -17,6 +17,7 @@ mod message;
 mod nccl;
 mod rendezvous;
 mod tcp;
+mod timed;
 mod wire;
 
 pub use environment::Environment;

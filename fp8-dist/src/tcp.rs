@@ -3,26 +3,31 @@
 //! Rank 0 holds the table on which all messages come together; two threads for each other rank carry its messages there
 //! and the outcome back. So what a group of processes computes and reports is what a group of threads does: sums in rank
 //! order, one failure for all. A connection that closes before its rank has left is a failure at once.
+//!
+//! Each message that is sent has one deadline as a whole, so a peer that takes a byte at a time delays no other rank.
+//! Threads of their own read what arrives, and no call waits for them longer than the deadline and a grace.
+
+mod guest;
 
 use crate::local::check_options;
-use crate::meeting::{All, Meeting, News, Seat};
-use crate::member::{Exchange, Member};
-use crate::message::{Message, Part};
+use crate::meeting::{Meeting, News, Seat};
+use crate::member::Member;
 use crate::rendezvous::{self, Met};
+use crate::timed::{Timed, Until, is_late, keep_alive};
 use crate::wire::{self, Frame};
 use crate::{Environment, Error, Failure, ProcessGroup, Result};
-use parking_lot::{Condvar, Mutex};
+pub(crate) use guest::Guest;
 use std::io::{self, BufReader, BufWriter};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A group of processes; this one's handle. `id` is the group's part in the job ("dp"); `deadline` is how long a rank
 /// waits for the others, first for them to come and then in each collective, with the time that the data take.
 ///
-/// Rank 0 listens where `environment` says; see [`Environment`]. All traffic goes through it and is neither encrypted nor
-/// authenticated: for the networks that other training traffic is on.
+/// Rank 0 listens where `environment` says; see [`Environment`]. All traffic goes through it. It is not encrypted, and
+/// nothing but joining is authenticated, by [`Environment::token`]: for the networks that other training traffic is on.
 ///
 /// ```no_run
 /// use fp8_dist::{Environment, ReduceOp, tcp};
@@ -37,13 +42,16 @@ use std::time::{Duration, Instant};
 ///
 /// # Errors
 /// A deadline of 0, an environment that contradicts itself, no port to listen at; on every rank: a rank that does not come
-/// in time, or with another world size, id or version.
+/// in time, or with another world size, id, version or token; another job with the same settings.
 pub fn tcp(id: &str, environment: &Environment, deadline: Duration) -> Result<Arc<dyn ProcessGroup>> {
     Ok(match connect(id, environment, deadline)? {
         Connected::Host(host) => Arc::new(Member::new(host)),
         Connected::Guest(guest) => Arc::new(Member::new(guest)),
     })
 }
+
+/// How long a rank that goes tries to say so.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 /// A rank's end of a group of processes.
 pub(crate) enum Connected {
@@ -82,10 +90,12 @@ fn seat_all(
             let reason = format!("it cannot use its connection to rank {rank}: {error}");
             let failure = Failure::GaveUp { rank: 0, reason };
             meeting.fail(failure.clone());
-            for (rank, mut stream) in (1..).zip(&guests).skip(rank - 1) {
+            let until = Until::after(GOODBYE.min(deadline));
+            for (rank, stream) in (1..).zip(guests).skip(rank - 1) {
                 meeting.unlink(rank);
+                let mut stream = Timed::new(stream, until);
                 let _ = wire::send(&mut stream, &Frame::Fail(failure.clone()));
-                let _ = stream.shutdown(Shutdown::Write);
+                let _ = stream.stream.shutdown(Shutdown::Write);
             }
             meeting.flush(deadline.min(Duration::from_secs(5)));
             return Err(error);
@@ -95,18 +105,18 @@ fn seat_all(
 }
 
 fn employ(meeting: &Arc<Meeting>, rank: usize, stream: &TcpStream, deadline: Duration) -> io::Result<()> {
-    prepare(stream, deadline)?;
+    prepare(stream)?;
     let (incoming, outgoing) = (stream.try_clone()?, stream.try_clone()?);
     let (table, news) = (meeting.clone(), meeting.clone());
     spawn("fp8-dist from", rank, move || bring_in(&table, rank, incoming))?;
-    spawn("fp8-dist to", rank, move || carry_out(&news, rank, outgoing))
+    spawn("fp8-dist to", rank, move || carry_out(&news, rank, outgoing, deadline))
 }
 
-fn prepare(stream: &TcpStream, deadline: Duration) -> io::Result<()> {
+/// What a connection needs for the life of a group. Reads wait as long as the connection lasts; writes are [`Timed`].
+fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(None)?;
-    // One who does not read must not hold up the others for ever.
-    stream.set_write_timeout(Some(deadline.min(Duration::from_secs(86_400))))
+    keep_alive(stream)
 }
 
 fn spawn(what: &str, rank: usize, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
@@ -142,11 +152,13 @@ fn bring_in(meeting: &Meeting, rank: usize, stream: TcpStream) {
     meeting.unlink(rank);
 }
 
-/// Tells a rank what it is to know, until there is nothing more.
-fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream) {
-    let mut out = BufWriter::with_capacity(1 << 16, stream);
+/// Tells a rank what it is to know, until there is nothing more. Each piece of news has the deadline.
+fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream, deadline: Duration) {
+    let mut out = BufWriter::with_capacity(1 << 16, Timed::new(stream, Until::after(deadline)));
     loop {
-        let sent = match meeting.news(rank) {
+        let news = meeting.news(rank);
+        out.get_mut().until = Until::after(deadline);
+        let sent = match news {
             News::Complete(all) => wire::send_all(&mut out, &all),
             News::Failed(failure) => wire::send(&mut out, &Frame::Fail(failure)),
             News::Left(ranks) => wire::send(&mut out, &Frame::Left(ranks)),
@@ -154,12 +166,14 @@ fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream) {
         };
         meeting.delivered(rank);
         if let Err(error) = sent {
-            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
-                meeting.fail(Failure::Lost { rank, reason: closed(&error) });
+            if is_late(&error) {
+                meeting.fail(Failure::Deadline { missing: vec![rank], waited: deadline });
+                // It may never take what it was sent, and so never read of the failure.
+                let _ = out.get_ref().stream.shutdown(Shutdown::Both);
             }
-            // A closed connection: whether its rank has left or is lost stands in what it sent last, which the other
-            // thread reads.
-            let _ = out.get_ref().shutdown(Shutdown::Write);
+            // A closed connection: whether its rank has left or is lost is in what it sent last, which the other thread
+            // reads.
+            let _ = out.get_ref().stream.shutdown(Shutdown::Write);
             meeting.unlink(rank);
             break;
         }
@@ -169,237 +183,141 @@ fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream) {
 fn closed(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::InvalidData => format!("{error}"),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it takes no data".to_owned(),
+        io::ErrorKind::TimedOut => format!("its machine does not answer ({error})"),
         _ => format!("its connection closed, as when its process ends ({error})"),
-    }
-}
-
-/// The end of every other rank. Dropped with the last handle.
-#[derive(Debug)]
-pub(crate) struct Guest {
-    id: String,
-    rank: usize,
-    world_size: usize,
-    deadline: Duration,
-    /// Threads that share a handle come one after the other.
-    turn: Mutex<()>,
-    out: Mutex<BufWriter<TcpStream>>,
-    inbox: Arc<Inbox>,
-}
-
-#[derive(Debug, Default)]
-struct Inbox {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    reply: Option<Vec<Option<Part>>>,
-    failure: Option<Failure>,
-    /// What this rank has told rank 0, whose word on that, or on what came first, is on its way.
-    own_failure: Option<Failure>,
-    left: Vec<usize>,
-    /// The connection was closed by a rank 0 that had left: no failure for one who needs no more of it.
-    closed: Option<Failure>,
-    /// Nothing more is read.
-    is_at_end: bool,
-}
-
-impl Guest {
-    fn new(id: &str, environment: &Environment, deadline: Duration, stream: TcpStream) -> io::Result<Self> {
-        prepare(&stream, deadline)?;
-        let inbox = Arc::new(Inbox::default());
-        let (incoming, received) = (stream.try_clone()?, inbox.clone());
-        spawn("fp8-dist inbox of", environment.rank, move || received.fill(incoming))?;
-        Ok(Self {
-            id: id.to_owned(),
-            rank: environment.rank,
-            world_size: environment.world_size,
-            deadline,
-            turn: Mutex::new(()),
-            out: Mutex::new(BufWriter::with_capacity(1 << 16, stream)),
-            inbox,
-        })
-    }
-
-    fn send(&self, frame: &Frame) -> io::Result<()> {
-        wire::send(&mut *self.out.lock(), frame)
-    }
-
-    /// Rank 0 keeps the deadline; this is for its word to arrive, and for a rank 0 that says nothing.
-    fn patience(&self) -> Duration {
-        let grace = (self.deadline / 4).clamp(Duration::from_millis(100), Duration::from_secs(2));
-        self.deadline.saturating_add(grace)
-    }
-}
-
-impl Inbox {
-    /// Takes in what rank 0 sends, until the connection closes.
-    fn fill(&self, stream: TcpStream) {
-        let mut stream = BufReader::new(stream);
-        loop {
-            let frame = wire::receive(&mut stream);
-            let mut state = self.state.lock();
-            match frame {
-                Ok(Frame::Complete(parts)) => state.reply = Some(parts),
-                Ok(Frame::Fail(failure)) => drop(state.failure.get_or_insert(failure)),
-                Ok(Frame::Left(ranks)) => state.left = ranks,
-                Ok(Frame::Bring(_) | Frame::Welcome) | Err(_) => {
-                    let reason =
-                        frame.err().map_or("it sent what only other ranks send".to_owned(), |e| closed(&e));
-                    if state.left.contains(&0) {
-                        state.closed = Some(Failure::Left { ranks: vec![0] });
-                        state.failure = state.failure.take().or(state.own_failure.take());
-                    } else {
-                        state.failure.get_or_insert(Failure::Lost { rank: 0, reason });
-                    }
-                    state.is_at_end = true;
-                    drop(state);
-                    self.changed.notify_all();
-                    return;
-                }
-            }
-            drop(state);
-            self.changed.notify_all();
-        }
-    }
-
-    /// Waits until nothing more is read, at most for `patience`.
-    fn drain(&self, patience: Duration) {
-        let until = Instant::now() + patience;
-        let mut state = self.state.lock();
-        while !state.is_at_end && !self.changed.wait_until(&mut state, until).timed_out() {}
-    }
-
-    /// What rank 0 says next, at most for `patience`.
-    fn outcome(&self, patience: Duration) -> Option<Result<Vec<Option<Part>>, Failure>> {
-        let until = Instant::now().checked_add(patience);
-        let mut state = self.state.lock();
-        loop {
-            if let Some(parts) = state.reply.take() {
-                return Some(Ok(parts));
-            }
-            if let Some(failure) = state.failure.clone().or_else(|| state.closed.clone()) {
-                return Some(Err(failure));
-            }
-            match until {
-                Some(until) if until <= Instant::now() => return None,
-                Some(until) => drop(self.changed.wait_until(&mut state, until)),
-                None => self.changed.wait(&mut state),
-            }
-        }
-    }
-}
-
-impl Exchange for Guest {
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.world_size
-    }
-
-    fn exchange(&self, message: Message) -> Result<All> {
-        let _turn = self.turn.lock(); // whoever has it keeps the deadline, too
-        let call = message.call.clone();
-        let poisoned = |failure| Err(Error::Poisoned { call: call.to_string(), failure });
-        {
-            let state = self.inbox.state.lock();
-            if let Some(failure) = state.failure.clone() {
-                return poisoned(failure);
-            }
-            if state.own_failure.is_some() {
-                drop(state);
-                return poisoned(
-                    self.failure().unwrap_or(Failure::Deadline { missing: vec![0], waited: self.deadline }),
-                );
-            }
-        }
-        // Where it cannot be sent the connection is closed, which the inbox finds out.
-        let sent = self.send(&Frame::Bring(message));
-        let patience = if sent.is_ok() { self.patience() } else { Duration::from_secs(1).min(self.deadline) };
-        match self.inbox.outcome(patience) {
-            Some(Ok(parts)) => {
-                let message = |part| Message { call: call.clone(), names: Vec::new(), part };
-                Ok(Arc::new(parts.into_iter().map(message).collect()))
-            }
-            Some(Err(failure)) => Err(Error::Failed { call: call.to_string(), failure }),
-            None => {
-                let failure = match sent {
-                    Ok(()) => Failure::Deadline { missing: vec![0], waited: self.deadline },
-                    Err(error) => Failure::Lost { rank: 0, reason: closed(&error) },
-                };
-                let failure = self.inbox.state.lock().failure.get_or_insert(failure).clone();
-                let _ = self.out.lock().get_ref().shutdown(Shutdown::Both);
-                Err(Error::Failed { call: call.to_string(), failure })
-            }
-        }
-    }
-
-    fn fail(&self, failure: Failure) {
-        {
-            let mut state = self.inbox.state.lock();
-            if state.closed.is_some() {
-                // Nobody is left to ask.
-                state.failure.get_or_insert(failure);
-                return;
-            }
-            state.own_failure.get_or_insert_with(|| failure.clone());
-        }
-        // Where it cannot be sent the connection is closed, which tells rank 0.
-        let _ = self.send(&Frame::Fail(failure));
-    }
-
-    fn failure(&self) -> Option<Failure> {
-        let until = Instant::now() + self.deadline.min(Duration::from_secs(2));
-        let mut state = self.inbox.state.lock();
-        while state.own_failure.is_some() && state.failure.is_none() {
-            if self.inbox.changed.wait_until(&mut state, until).timed_out() {
-                break;
-            }
-        }
-        state.failure.clone()
-    }
-
-    #[cfg(feature = "cuda")]
-    fn left(&self) -> Vec<usize> {
-        self.inbox.state.lock().left.clone()
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.poison("its thread panicked");
-        }
-        let _ = self.send(&Frame::Left(vec![self.rank]));
-        // What rank 0 is still sending is read until it has read this and closes the connection, which ends the inbox's
-        // thread: a connection closed with bytes unread is reset, and that might take the last word along.
-        let _ = self.out.lock().get_ref().shutdown(Shutdown::Write);
-        self.inbox.drain(Duration::from_secs(1).min(self.deadline));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ReduceOp;
+    use crate::member::Exchange;
+    use crate::message::{Message, Operation, Part};
+    use fp8_kernels::{DType, Device, Tensor};
+    use socket2::SockRef;
+    use std::io::{Read, Write};
     use std::net::TcpListener;
+    use std::time::Instant;
+
+    const SHORT: Duration = Duration::from_millis(600);
+    /// What a rank may take longer than its deadline, with a slow machine's delays.
+    const GRACE: Duration = Duration::from_secs(1);
+
+    /// The two ends of a connection.
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    /// A sum of more data than a connection holds.
+    fn large() -> Message {
+        let x = Tensor::zeros([8 << 20], DType::F32, &Device::cpu()).unwrap();
+        Message::new(Operation::AllReduce(ReduceOp::Sum), "x").with(Part::copy(&x).unwrap())
+    }
+
+    fn guest(stream: TcpStream, deadline: Duration) -> Guest {
+        let environment = Environment { rank: 1, world_size: 2, ..Environment::on_this_machine(1) };
+        Guest::new("dp", &environment, deadline, stream).unwrap()
+    }
+
+    /// Reads a byte every few milliseconds, until the connection closes.
+    fn sip(mut stream: &TcpStream) {
+        while stream.read(&mut [0]).is_ok_and(|len| len > 0) {
+            thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    #[test]
+    fn a_member_that_takes_a_byte_at_a_time_fails_the_group_at_the_deadline() {
+        let (near, mut far) = pair();
+        let seat = host("dp", vec![near], SHORT).unwrap();
+        thread::spawn(move || {
+            wire::send(&mut far, &Frame::Bring(large())).unwrap();
+            sip(&far);
+        });
+        seat.exchange(large()).unwrap();
+        let started = Instant::now();
+        while seat.failure().is_none() && started.elapsed() < SHORT + GRACE {
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(seat.failure(), Some(Failure::Deadline { missing: vec![1], waited: SHORT }));
+        let started = Instant::now();
+        drop(seat);
+        assert!(started.elapsed() < GRACE, "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn an_exchange_ends_at_the_deadline_however_slowly_rank_0_reads() {
+        let (near, far) = pair();
+        thread::spawn(move || sip(&far));
+        let guest = guest(near, SHORT);
+        let started = Instant::now();
+        let error = guest.exchange(large()).unwrap_err();
+        assert_eq!(error.failure(), Some(&Failure::Deadline { missing: vec![0], waited: SHORT }), "{error}");
+        assert!(started.elapsed() < SHORT + GRACE, "{:?}", started.elapsed());
+        let started = Instant::now();
+        drop(guest);
+        assert!(started.elapsed() < GRACE, "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn a_rank_that_gives_up_does_not_wait_for_a_rank_0_that_reads_slowly() {
+        let (near, far) = pair();
+        thread::spawn(move || sip(&far));
+        let guest = guest(near, Duration::from_secs(30));
+        thread::scope(|scope| {
+            scope.spawn(|| guest.exchange(large()).unwrap_err());
+            thread::sleep(Duration::from_millis(200));
+            let started = Instant::now();
+            guest.poison("enough");
+            assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+        });
+    }
+
+    #[test]
+    fn an_exchange_ends_at_the_deadline_however_slowly_rank_0_answers() {
+        let (near, mut far) = pair();
+        thread::spawn(move || {
+            // A frame of 1000 bytes, one every 10 ms.
+            let answer = [&[2, 0xE8, 3, 0, 0][..], &[0; 1000]].concat();
+            for byte in answer {
+                if far.write_all(&[byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let guest = guest(near, SHORT);
+        let started = Instant::now();
+        let error = guest.exchange(Message::new(Operation::Barrier, "")).unwrap_err();
+        assert_eq!(error.failure(), Some(&Failure::Deadline { missing: vec![0], waited: SHORT }), "{error}");
+        assert!(started.elapsed() < SHORT + GRACE, "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn both_ends_of_a_group_are_kept_alive() {
+        let (near, far) = pair();
+        let ends = [near.try_clone().unwrap(), far.try_clone().unwrap()];
+        let seat = host("dp", vec![near], SHORT).unwrap();
+        let guest = guest(far, SHORT);
+        for end in ends {
+            let socket = SockRef::from(&end);
+            assert!(socket.keepalive().unwrap() && socket.tcp_nodelay().unwrap());
+            #[cfg(target_os = "linux")]
+            {
+                assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(15));
+                assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(5));
+                assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
+            }
+        }
+        drop((guest, seat));
+    }
 
     #[test]
     fn a_rank_0_that_cannot_start_its_couriers_tells_all() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let pair = || {
-            let guest = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            guest.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-            (listener.accept().unwrap().0, guest)
-        };
-        let (hosts, guests): (Vec<_>, Vec<_>) = (0..3).map(|_| pair()).unzip();
+        let (guests, hosts): (Vec<_>, Vec<_>) = (0..3).map(|_| pair()).unzip();
         let start = Instant::now();
         let error = seat_all("dp", hosts, Duration::from_secs(60), |meeting, rank, stream, deadline| {
             if rank == 2 {
@@ -410,6 +328,7 @@ mod tests {
         .unwrap_err();
         assert_eq!(error.to_string(), "no more threads");
         for mut guest in guests {
+            guest.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             let frame = wire::receive(&mut guest).unwrap();
             let reason = "it cannot use its connection to rank 2: no more threads".to_owned();
             assert!(

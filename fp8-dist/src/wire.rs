@@ -318,6 +318,8 @@ mod tests {
                 other_value: "2".into(),
             },
             Failure::Twice { rank: 7 },
+            Failure::SecondJob { port: 29_500 },
+            Failure::Token { rank: 2 },
             Failure::Disagree {
                 property: "the shape, dimension 0 aside,",
                 rank: 2,

@@ -1,6 +1,4 @@
-//! Upkeep of the workspace: `cargo xtask --help`.
-//!
-//! Flags in, one `match`, one file a task.
+//! Upkeep of the workspace: `cargo xtask --help`. Flags in, one `match`, one file a task.
 #![deny(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
@@ -8,6 +6,7 @@ mod artifact;
 mod asan;
 mod attack;
 mod bench;
+mod chaos;
 mod conformance;
 mod examples;
 mod exhaustive;
@@ -27,9 +26,8 @@ mod test;
 mod tidy;
 mod workspace;
 
-use std::process::ExitCode;
-
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 
 /// Upkeep of the workspace. Needs nothing but cargo; uses cargo-nextest where it is installed.
 #[derive(Parser)]
@@ -61,6 +59,8 @@ enum Task {
     MutateCrates(mutate_crates::MutateCrates),
     /// Attacks the library: random calls, mutated checkpoints, processes killed while they save (minutes)
     Attack(attack::Attack),
+    /// Attacks groups of processes: kills and stops ranks, sends garbage, starts two jobs on one port (minutes)
+    Chaos(chaos::Chaos),
     /// Runs the tests of the codec's slices under AddressSanitizer (minutes; x86-64 Linux)
     Asan,
     /// Runs the suite on this machine's CUDA device, and fails if there is none (minutes)
@@ -88,6 +88,7 @@ fn main() -> ExitCode {
         Task::MutateCrates(options) => mutate_crates::run(&options),
         Task::Asan => asan::run(),
         Task::Attack(options) => attack::run(&options),
+        Task::Chaos(options) => chaos::run(&options),
         Task::GpuTest => gpu_test::run(),
         Task::GpuBundle(options) => gpu_bundle::run(&options),
         Task::Neon(options) => neon::run(&options),

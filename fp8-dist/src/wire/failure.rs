@@ -52,7 +52,7 @@ pub(super) fn put_failure(head: &mut Vec<u8>, failure: &Failure) {
             pair(head, [*rank, *other], [value, other_value]);
         }
         Failure::Lone { comparing, call, other, other_call } => {
-            head.push(8);
+            head.push(10);
             pair(head, [*comparing, *other], [call, other_call]);
         }
         Failure::Names { index, rank, value, other, other_value } => {
@@ -61,6 +61,14 @@ pub(super) fn put_failure(head: &mut Vec<u8>, failure: &Failure) {
             head.push(u8::from(value.is_some()) | u8::from(other_value.is_some()) << 1);
             let text = |name: &Option<Arc<str>>| name.clone().unwrap_or_default();
             pair(head, [*rank, *other], [&text(value), &text(other_value)]);
+        }
+        Failure::Token { rank } => {
+            head.push(9);
+            put_number(head, *rank as u64);
+        }
+        Failure::SecondJob { port } => {
+            head.push(8);
+            put_number(head, u64::from(*port));
         }
     }
 }
@@ -101,6 +109,11 @@ impl Head<'_> {
                 Failure::Names { index, rank, value, other, other_value }
             }
             8 => {
+                let port = u16::try_from(self.number()?).map_err(|_| invalid("a port".to_owned()))?;
+                Failure::SecondJob { port }
+            }
+            9 => Failure::Token { rank: self.count()? },
+            10 => {
                 let (comparing, call) = (self.count()?, self.text()?);
                 let (other, other_call) = (self.count()?, self.text()?);
                 Failure::Lone { comparing, call, other, other_call }

@@ -36,7 +36,8 @@ pub(crate) fn start(name: &str, environment: &Environment, more: &[(&str, &str)]
     ];
     command.envs(numbers.map(|(name, value)| (name, value.to_string())));
     command.env("MASTER_ADDR", &environment.master_addr).env_remove("FP8_PORT");
-    command.env("TORCHELASTIC_RUN_ID", &environment.run_id);
+    command.env("TORCHELASTIC_RUN_ID", &environment.run_id).env("FP8_DIST_TOKEN", &environment.token);
+    command.env_remove("SLURM_JOB_ID").env_remove("PMIX_NAMESPACE");
     command.envs(more.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 

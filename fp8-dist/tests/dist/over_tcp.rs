@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 mod agreement;
+mod chaos;
 mod child;
 mod collectives;
 mod failures;
@@ -12,7 +13,12 @@ mod processes;
 mod rendezvous;
 mod scaling;
 mod schedules;
+mod slow;
+mod speak;
+mod strangers;
 mod support;
+mod tokens;
+mod twins;
 
 use fp8_dist::{Environment, tcp};
 use std::thread;
@@ -21,8 +27,13 @@ use support::*;
 
 /// What the process of each rank would be told, with a port of this group alone.
 fn environments(ranks: usize) -> Vec<Environment> {
-    let alone =
-        Environment { world_size: ranks, exact_port: true, ..Environment::on_this_machine(ports::free()) };
+    let alone = Environment {
+        world_size: ranks,
+        exact_port: true,
+        // Without a name a group waits for other jobs to show up.
+        run_id: "test".to_owned(),
+        ..Environment::on_this_machine(ports::free())
+    };
     (0..ranks).map(|rank| Environment { rank, local_rank: rank, ..alone.clone() }).collect()
 }
 

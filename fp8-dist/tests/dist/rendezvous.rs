@@ -1,17 +1,17 @@
 //! How ranks meet, and what keeps them from it.
 
-use crate::{LONG, SHORT, environments, f32s, ports};
+use crate::{LONG, SHORT, environments, f32s, ports, speak};
 use fp8_dist::{Environment, Error, Failure, ProcessGroup, ReduceOp, Result, tcp};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-type Joined = Result<Arc<dyn ProcessGroup>>;
+pub(crate) type Joined = Result<Arc<dyn ProcessGroup>>;
 
 /// Each joins a group as told, in a thread of its own.
-fn join(ranks: Vec<(&'static str, Environment)>, deadline: Duration) -> Vec<Joined> {
+pub(crate) fn join(ranks: Vec<(&'static str, Environment)>, deadline: Duration) -> Vec<Joined> {
     let threads: Vec<_> = ranks
         .into_iter()
         .map(|(id, environment)| thread::spawn(move || tcp(id, &environment, deadline)))
@@ -19,12 +19,12 @@ fn join(ranks: Vec<(&'static str, Environment)>, deadline: Duration) -> Vec<Join
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
-fn dp(environments: Vec<Environment>) -> Vec<(&'static str, Environment)> {
+pub(crate) fn dp(environments: Vec<Environment>) -> Vec<(&'static str, Environment)> {
     environments.into_iter().map(|environment| ("dp", environment)).collect()
 }
 
 #[track_caller]
-fn works(group: Vec<Joined>) {
+pub(crate) fn works(group: Vec<Joined>) {
     let group: Vec<_> = group.into_iter().map(|joined| joined.unwrap()).collect();
     thread::scope(|scope| {
         for rank in &group {
@@ -166,6 +166,7 @@ fn jobs_of_different_sizes() {
 #[test]
 fn what_keeps_a_job_from_meeting_is_named() {
     let mut environments = environments(2);
+    environments[0].run_id = String::new();
     environments[1].run_id = "night 7".to_owned();
     let message = "group `dp`: the ranks did not meet: TORCHELASTIC_RUN_ID is \"night 7\" on rank 1 and \"\" on rank 0: \
                    start all ranks of a group alike";
@@ -238,52 +239,11 @@ fn strangers_are_ignored() {
 }
 
 #[test]
-fn another_version() {
-    let environments = environments(2);
-    let port = environments[0].master_port;
-    let host = environments[0].clone();
-    let host = thread::spawn(move || tcp("dp", &host, LONG));
-    let mut guest = loop {
-        match TcpStream::connect(("127.0.0.1", port)) {
-            Ok(stream) => break stream,
-            Err(_) => thread::sleep(Duration::from_millis(1)),
-        }
-    };
-    let mut hello = b"fp8-dist".to_vec();
-    hello.extend(99u32.to_le_bytes());
-    hello.extend(2u32.to_le_bytes());
-    hello.extend(b"dp");
-    hello.extend(2u64.to_le_bytes());
-    hello.extend(1u64.to_le_bytes());
-    guest.write_all(&hello).unwrap();
-    let error = host.join().unwrap().unwrap_err().to_string();
-    assert!(error.contains("the version of the protocol is 99 on rank 1 and 2 on rank 0"), "{error}");
-    let mut told = Vec::new();
-    guest.read_to_end(&mut told).unwrap();
-    assert!(String::from_utf8_lossy(&told).contains("the version of the protocol"));
-}
-
-#[test]
 fn a_member_that_sends_garbage_is_lost() {
     let environments = environments(2);
-    let port = environments[0].master_port;
     let host = environments[0].clone();
     let host = thread::spawn(move || tcp("dp", &host, LONG));
-    let mut guest = loop {
-        match TcpStream::connect(("127.0.0.1", port)) {
-            Ok(stream) => break stream,
-            Err(_) => thread::sleep(Duration::from_millis(1)),
-        }
-    };
-    let mut hello = b"fp8-dist".to_vec();
-    hello.extend(2u32.to_le_bytes());
-    hello.extend(2u32.to_le_bytes());
-    hello.extend(b"dp");
-    hello.extend(2u64.to_le_bytes());
-    hello.extend(1u64.to_le_bytes());
-    hello.extend(port.to_le_bytes());
-    hello.extend(0u32.to_le_bytes());
-    guest.write_all(&hello).unwrap();
+    let mut guest = speak::join("dp", &environments[1]);
     let group = host.join().unwrap().unwrap();
     guest.write_all(&[0xAB; 64]).unwrap();
     let error = group.barrier().unwrap_err();

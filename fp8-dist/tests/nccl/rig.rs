@@ -63,8 +63,13 @@ pub(crate) fn open() -> Device {
 }
 
 pub(crate) fn environments(ranks: usize) -> Vec<Environment> {
-    let alone =
-        Environment { world_size: ranks, exact_port: true, ..Environment::on_this_machine(ports::free()) };
+    let alone = Environment {
+        world_size: ranks,
+        exact_port: true,
+        // Without a name a group waits for other jobs to show up.
+        run_id: "test".to_owned(),
+        ..Environment::on_this_machine(ports::free())
+    };
     (0..ranks).map(|rank| Environment { rank, local_rank: rank, ..alone.clone() }).collect()
 }
 

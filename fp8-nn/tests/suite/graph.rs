@@ -190,7 +190,8 @@ fn ranks<T: Send>(f: impl Fn(Group) -> T + Sync) -> Vec<T> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     thread::scope(|scope| {
         let run = |rank| {
-            let alone = Environment::on_this_machine(port);
+            let run_id = "test".to_owned(); // without one a group waits for other jobs
+            let alone = Environment { run_id, ..Environment::on_this_machine(port) };
             let here = Environment { rank, local_rank: rank, world_size, exact_port: true, ..alone };
             let f = &f;
             scope.spawn(move || f(nccl("dp", &here, &device(), Duration::from_secs(60)).unwrap()))

@@ -1,0 +1,357 @@
+//! Rank 0's part: one thread listens to all connections, seats the ranks, and looks for another job with the same settings.
+
+use super::hello::{Hello, differ};
+use super::line::Line;
+use super::proof::Nonce;
+use super::search::Search;
+use super::visit::{Visit, Visitor};
+use super::{Meeting, PATIENCE, TICK, VERSION, VERSION_NAME};
+use crate::timed::{Timed, Until, keep_alive};
+use crate::wire::{self, Frame};
+use crate::{Error, Failure, Result};
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::thread;
+use std::time::Duration;
+
+/// How many strangers are heard at once, where the group is not larger.
+const STRANGERS: usize = 64;
+/// How often the connections of the seated ranks are looked at.
+const GLANCE: Duration = Duration::from_millis(50);
+/// How long a rank 0 whose job has no name waits for another one to show up once all ranks have come, at most half its
+/// deadline.
+const SETTLE: Duration = Duration::from_secs(1);
+/// How long a rank 0 that has failed tells those who still come.
+const LINGER: Duration = Duration::from_secs(1);
+
+pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<TcpStream>> {
+    let listener = match listen(meeting) {
+        Ok(listener) => listener,
+        // All ports are taken: perhaps by a job with the same settings, whose rank 0 is to know, too.
+        Err(error) => return Err(if twin_elsewhere(meeting) { second_job(meeting) } else { error }),
+    };
+    let own = listener.local_addr().map_err(|error| meeting.network("listening".to_owned(), error))?;
+    let others = meeting.ports().filter(|&port| port != own.port());
+    let settle = match meeting.environment.names_one_run() {
+        true => Duration::ZERO,
+        false => SETTLE.min(meeting.deadline / 2),
+    };
+    let host = Host {
+        meeting,
+        listener,
+        visits: VecDeque::new(),
+        search: Search::new(own.ip(), others, meeting.until),
+        seats: (1..meeting.environment.world_size).map(|_| None).collect(),
+        told: Vec::new(),
+        elsewhere: None,
+        settle,
+        settled: Until::after(settle),
+        glance: Until::after(GLANCE),
+    };
+    host.run()
+}
+
+fn second_job(meeting: &Meeting<'_>) -> Error {
+    meeting.failed(Failure::SecondJob { port: meeting.environment.master_port })
+}
+
+/// Whether a rank 0 with the same settings holds one of the ports.
+fn twin_elsewhere(meeting: &Meeting<'_>) -> bool {
+    let ip = meeting.environment.master_addr.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let mut search = Search::new(ip, meeting.ports(), meeting.until);
+    while !search.is_over() {
+        if search.finds_twin(&meeting.own, &meeting.environment.token) {
+            return true;
+        }
+        thread::sleep(TICK);
+    }
+    false
+}
+
+/// At `MASTER_ADDR` if that is an address of this machine, else at all of its addresses: of its own name a machine may
+/// believe that it is a loopback address, where the others would not find it.
+fn listen(meeting: &Meeting<'_>) -> Result<TcpListener> {
+    let host = meeting.environment.master_addr.as_str();
+    let mut newest = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for port in meeting.ports() {
+        let is_address = host == "localhost" || host.parse::<IpAddr>().is_ok();
+        let mut addresses: Vec<SocketAddr> = match is_address {
+            true => (host, port).to_socket_addrs().map_err(|error| meeting.unknown_host(error))?.collect(),
+            false => Vec::new(),
+        };
+        addresses.extend([SocketAddr::from(([0; 16], port)), SocketAddr::from(([0; 4], port))]);
+        for address in addresses {
+            match TcpListener::bind(address) {
+                Ok(listener) => {
+                    return match listener.set_nonblocking(true) {
+                        Ok(()) => Ok(listener),
+                        Err(error) => Err(meeting.network(format!("listening at {address}"), error)),
+                    };
+                }
+                Err(error) => {
+                    let is_taken = error.kind() == io::ErrorKind::AddrInUse;
+                    newest = error;
+                    if is_taken {
+                        break; // the next port
+                    }
+                }
+            }
+        }
+    }
+    let first = meeting.environment.master_port;
+    let last = meeting.ports().last().unwrap_or(first);
+    Err(meeting.network(format!("listening at {host}, ports {first} to {last}"), newest))
+}
+
+struct Host<'a> {
+    meeting: &'a Meeting<'a>,
+    listener: TcpListener,
+    /// Those of whom nothing is known yet, and those whom the last word has not reached; the oldest first.
+    visits: VecDeque<Visit>,
+    search: Search,
+    /// Of ranks 1, 2, ….
+    seats: Vec<Option<Seat>>,
+    /// Processes that have been told of a failure and have no seat.
+    told: Vec<Line>,
+    elsewhere: Option<Elsewhere>,
+    /// How long the group waits after the last rank has come: another job with the same settings may still show up, of
+    /// which that rank may be one.
+    settle: Duration,
+    settled: Until,
+    glance: Until,
+}
+
+struct Seat {
+    line: Line,
+    attempt: [u8; 16],
+}
+
+/// Why a rank that was heard did not join. It explains the rank's absence if no other process takes its place.
+struct Elsewhere {
+    rank: usize,
+    failure: Failure,
+    /// It has proved that it knows the token: strangers do not replace what ranks have said.
+    is_known: bool,
+}
+
+impl Host<'_> {
+    fn run(mut self) -> Result<Vec<TcpStream>> {
+        loop {
+            self.accept();
+            let mut failure = self.talk(None);
+            if self.search.finds_twin(&self.meeting.own, &self.meeting.environment.token) {
+                failure = failure.or(Some(self.second_job()));
+            }
+            self.watch();
+            if failure.is_none() && self.is_complete() {
+                return self.welcome();
+            }
+            // Where all have come it only lacks a moment.
+            if failure.is_none() && self.meeting.until.is_past() && !self.missing().is_empty() {
+                failure = Some(self.late());
+            }
+            if let Some(failure) = failure {
+                return Err(self.end(failure));
+            }
+            thread::sleep(TICK);
+        }
+    }
+
+    const fn second_job(&self) -> Failure {
+        Failure::SecondJob { port: self.meeting.environment.master_port }
+    }
+
+    fn missing(&self) -> Vec<usize> {
+        (1..).zip(&self.seats).filter(|(_, seat)| seat.is_none()).map(|(rank, _)| rank).collect()
+    }
+
+    /// Accepts the connections that are waiting. Beyond the limit each new one replaces the oldest.
+    fn accept(&mut self) {
+        let most = STRANGERS.max(2 * self.meeting.environment.world_size);
+        for _ in 0..most {
+            // An error: no connection is waiting, one has closed again, or too many files are open for a moment.
+            let Ok((stream, _)) = self.listener.accept() else { return };
+            let Ok(visit) = Visit::new(stream) else { continue };
+            if self.visits.len() >= most {
+                self.visits.pop_front();
+            }
+            self.visits.push_back(visit);
+        }
+    }
+
+    /// Hears all who have connected; the first thing that is wrong. `ending` is told to every rank of this group that
+    /// still comes.
+    fn talk(&mut self, ending: Option<&Failure>) -> Option<Failure> {
+        let mut failure = None;
+        for _ in 0..self.visits.len() {
+            let Some(mut visit) = self.visits.pop_front() else { break };
+            match visit.advance(&self.meeting.environment.token) {
+                Ok(Visitor::Unknown) => self.visits.push_back(visit),
+                Ok(Visitor::Version(rank, version)) => {
+                    self.note(rank, false, |rank| differ(VERSION_NAME, rank, &version, &VERSION));
+                    self.visits.push_back(visit);
+                }
+                Ok(Visitor::Token(rank)) => {
+                    self.note(rank, false, |rank| Failure::Token { rank });
+                    self.visits.push_back(visit);
+                }
+                Ok(Visitor::Known(hello, nonce)) => {
+                    // An error is one of this connection, whose rank comes again.
+                    let found = self.receive(visit, &hello, nonce, ending).unwrap_or(None);
+                    failure = failure.or(found);
+                }
+                Err(_) => {}
+            }
+        }
+        failure
+    }
+
+    fn note(&mut self, rank: u64, is_known: bool, failure: impl FnOnce(usize) -> Failure) {
+        let rank = usize::try_from(rank).unwrap_or(usize::MAX);
+        if is_known || self.elsewhere.as_ref().is_none_or(|elsewhere| !elsewhere.is_known) {
+            self.elsewhere = Some(Elsewhere { rank, failure: failure(rank), is_known });
+        }
+    }
+
+    /// Seats a process that knows the token, or says why not.
+    fn receive(
+        &mut self,
+        mut visit: Visit,
+        hello: &Hello,
+        nonce: Nonce,
+        ending: Option<&Failure>,
+    ) -> io::Result<Option<Failure>> {
+        let own = &self.meeting.own;
+        let answer = |visit: &mut Visit| visit.answer(hello, nonce, own, &self.meeting.environment.token);
+        if own.is_twin(hello) {
+            answer(&mut visit)?;
+            self.told.push(visit.into_line());
+            return Ok(Some(self.second_job()));
+        }
+        if let Some(failure) = own.difference(hello) {
+            // Perhaps on its way to another group, of this job or another.
+            answer(&mut visit)?;
+            self.visits.push_back(visit);
+            self.note(hello.rank, true, |_| failure);
+            return Ok(None);
+        }
+        let index = usize::try_from(hello.rank).ok().and_then(|rank| rank.checked_sub(1));
+        let Some(seat) = index.and_then(|index| self.seats.get_mut(index)) else { return Ok(None) };
+        let live = seat.as_ref().filter(|seat| seat.line.is_alive());
+        if ending.is_none() && live.is_some_and(|seat| seat.attempt == hello.attempt) {
+            // The same process by another address.
+            visit.say_seated()?;
+            self.visits.push_back(visit);
+            return Ok(None);
+        }
+        answer(&mut visit)?;
+        let mut line = visit.into_line();
+        let is_live = live.is_some();
+        if let Some(failure) = ending {
+            tell(&mut line, failure);
+            self.told.push(line);
+            return Ok(None);
+        }
+        if is_live {
+            self.told.push(line);
+            return Ok(Some(Failure::Twice { rank: index.unwrap_or_default() + 1 }));
+        }
+        let _ = keep_alive(line.stream());
+        *seat = Some(Seat { line, attempt: hello.attempt });
+        self.settled = Until::after(self.settle);
+        Ok(None)
+    }
+
+    /// Frees the seats of those whose connections have closed: they, or others in their places, may come again.
+    fn watch(&mut self) {
+        for seat in &mut self.seats {
+            if let Some(Seat { line, .. }) = seat
+                && !line.is_flushed()
+                && (line.flush().is_err() || line.is_late())
+            {
+                *seat = None;
+            }
+        }
+        if self.glance.is_past() {
+            self.glance = Until::after(GLANCE);
+            self.free();
+        }
+    }
+
+    fn free(&mut self) {
+        for seat in &mut self.seats {
+            seat.take_if(|seat| !seat.line.is_alive());
+        }
+    }
+
+    fn is_complete(&mut self) -> bool {
+        let all = |seats: &[Option<Seat>]| seats.iter().flatten().count() == seats.len();
+        let is_settled = self.settled.is_past() || self.meeting.until.is_past();
+        if !all(&self.seats) || !self.search.is_over() || !is_settled {
+            return false;
+        }
+        self.free();
+        all(&self.seats) && self.seats.iter().flatten().all(|seat| seat.line.is_flushed())
+    }
+
+    fn welcome(self) -> Result<Vec<TcpStream>> {
+        let meeting = self.meeting;
+        let streams = self.seats.into_iter().flatten().map(|seat| seat.line.into_stream());
+        let streams = streams.collect::<io::Result<Vec<_>>>();
+        let streams = streams.map_err(|error| meeting.network("using a connection".to_owned(), error))?;
+        let until = Until::after(PATIENCE);
+        let welcome = |stream| {
+            let mut stream = Timed::new(stream, until);
+            // One that has gone meanwhile is found by the first exchange.
+            let _ = wire::send(&mut stream, &Frame::Welcome);
+            stream.stream
+        };
+        Ok(streams.into_iter().map(welcome).collect())
+    }
+
+    /// What the deadline's end means: who is missing, or why.
+    fn late(&mut self) -> Failure {
+        let missing = self.missing();
+        // One whose place is taken was not on its way to this group.
+        match self.elsewhere.take().filter(|elsewhere| missing.contains(&elsewhere.rank)) {
+            Some(elsewhere) => elsewhere.failure,
+            None => Failure::Deadline { missing, waited: self.meeting.deadline },
+        }
+    }
+
+    /// Tells all who have come, and those on their way.
+    fn end(mut self, failure: Failure) -> Error {
+        for line in self.seats.iter_mut().flatten().map(|seat| &mut seat.line).chain(&mut self.told) {
+            tell(line, &failure);
+        }
+        // How many ranks of a second job are still to come is not known.
+        let linger = match failure {
+            Failure::SecondJob { .. } => Until::after(LINGER),
+            _ => self.meeting.until.within(LINGER),
+        };
+        let awaited = match failure {
+            Failure::SecondJob { .. } => usize::MAX,
+            _ => self.missing().len() + self.told.len(),
+        };
+        while self.told.len() < awaited && !linger.is_past() {
+            self.accept();
+            let _ = self.talk(Some(&failure));
+            for line in self.seats.iter_mut().flatten().map(|seat| &mut seat.line).chain(&mut self.told) {
+                let _ = line.flush();
+            }
+            thread::sleep(TICK);
+        }
+        self.meeting.failed(failure)
+    }
+}
+
+/// Tells a process that is connected why the group does not form.
+fn tell(line: &mut Line, failure: &Failure) {
+    let mut frame = Vec::new();
+    if wire::send(&mut frame, &Frame::Fail(failure.clone())).is_ok() {
+        line.say(&frame);
+        // What the system does not take now is sent while rank 0 lingers.
+        let _ = line.flush();
+    }
+}

@@ -1,0 +1,153 @@
+//! One deadline over a whole exchange of bytes.
+//!
+//! A socket's own time-outs hold for each read and each write, so a peer that sends or takes a byte at a time never runs
+//! into them. [`Timed`] sets them anew before each call, to what is left until one point in time.
+
+use socket2::{SockRef, TcpKeepalive};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Longest time-out a socket is given.
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// A point in time, or none where the clocks do not reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Until(Option<Instant>);
+
+impl Until {
+    pub(crate) fn after(deadline: Duration) -> Self {
+        Self(Instant::now().checked_add(deadline))
+    }
+
+    /// The earlier of this and `patience` from now.
+    pub(crate) fn within(self, patience: Duration) -> Self {
+        Self(Instant::now().checked_add(self.left(patience)))
+    }
+
+    pub(crate) fn plus(self, grace: Duration) -> Self {
+        Self(self.0.and_then(|until| until.checked_add(grace)))
+    }
+
+    pub(crate) fn is_past(self) -> bool {
+        self.0.is_some_and(|until| until <= Instant::now())
+    }
+
+    /// What is left, at most `most`.
+    pub(crate) fn left(self, most: Duration) -> Duration {
+        self.0.map_or(most, |until| until.saturating_duration_since(Instant::now()).min(most))
+    }
+
+    /// `None`: for ever.
+    pub(crate) const fn instant(self) -> Option<Instant> {
+        self.0
+    }
+}
+
+/// A blocking stream whose reads and writes all end at one point in time, with [`io::ErrorKind::TimedOut`].
+#[derive(Debug)]
+pub(crate) struct Timed {
+    pub(crate) stream: TcpStream,
+    pub(crate) until: Until,
+}
+
+impl Timed {
+    pub(crate) const fn new(stream: TcpStream, until: Until) -> Self {
+        Self { stream, until }
+    }
+
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.until.left(DAY);
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+
+    /// What a socket says when its time is up differs from system to system.
+    fn named(&self, error: io::Error) -> io::Error {
+        match error.kind() {
+            io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+            io::ErrorKind::TimedOut if self.until.is_past() => io::ErrorKind::TimedOut.into(),
+            _ => error,
+        }
+    }
+}
+
+/// Whether a [`Timed`] stream has run into its deadline. A system's own time-out, which has a number, means that the other
+/// machine does not answer any more.
+pub(crate) fn is_late(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::TimedOut && error.raw_os_error().is_none()
+}
+
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        self.stream.read(buffer).map_err(|error| self.named(error))
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        self.stream.write(bytes).map_err(|error| self.named(error))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Lets the system find out within half a minute that the other machine is gone, even if neither side sends anything.
+pub(crate) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(15))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::thread;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn a_peer_that_drips_does_not_move_the_deadline() {
+        let (near, mut far) = pair();
+        let dripping = thread::spawn(move || {
+            while far.write_all(&[7]).is_ok() {
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let started = Instant::now();
+        let mut timed = Timed::new(near, Until::after(Duration::from_millis(300)));
+        let error = timed.read_exact(&mut [0; 1000]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(started.elapsed() < Duration::from_millis(600), "{:?}", started.elapsed());
+        drop(timed);
+        dripping.join().unwrap();
+    }
+
+    #[test]
+    fn a_peer_that_takes_a_byte_at_a_time_does_not_move_the_deadline() {
+        let (near, mut far) = pair();
+        let taking = thread::spawn(move || {
+            while far.read(&mut [0; 1]).is_ok_and(|len| len > 0) {
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let started = Instant::now();
+        let mut timed = Timed::new(near, Until::after(Duration::from_millis(300)));
+        let error = timed.write_all(&vec![0; 32 << 20]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(started.elapsed() < Duration::from_millis(900), "{:?}", started.elapsed());
+        let _ = timed.stream.shutdown(std::net::Shutdown::Both);
+        drop(timed);
+        drop(taking); // it reads what was sent before it sees the end
+    }
+}
