@@ -424,3 +424,18 @@ fn one_rank_has_nothing_to_compare() {
         assert_eq!(replica.comparisons(), 0);
     });
 }
+
+#[test]
+fn optimizers_with_other_options_get_no_state() {
+    let errors = ranks(2, |group| {
+        let mut replica = Replica::of(&group);
+        if group.rank() == 1 {
+            let options = AdamWOptions { beta1: 0.5, ..AdamWOptions::default() };
+            replica.optimizer = AdamW::new(options).unwrap();
+        }
+        error(replica.broadcast(0))
+    });
+    for error in errors {
+        assert!(error.contains("AdamWOptions") && error.contains("beta1: 0.5"), "{error}");
+    }
+}

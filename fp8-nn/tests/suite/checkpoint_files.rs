@@ -375,3 +375,20 @@ fn a_checkpoint_has_the_permissions_of_other_files() {
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode();
     assert_eq!(mode(&checkpoint::path(dir.path())), mode(&other));
 }
+
+#[test]
+fn an_optimizer_of_other_shapes_begins_anew_with_a_checkpoint_of_no_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut model = linear("fc", 4, 3, 1);
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
+    let mut fresh = AdamW::new(AdamWOptions::default()).unwrap();
+    checkpoint::save(dir.path(), &model, &fresh, &scaling, &BTreeMap::new()).unwrap();
+    // It has trained parameters of these names, whose moments have other shapes.
+    let mut used = Job::new(2).optimizer;
+    checkpoint::load(dir.path(), &mut model, &mut used, &mut scaling).unwrap();
+    assert_eq!(used.steps(), 0);
+    used.step(&mut model, 0.1).unwrap();
+    let mut other = linear("fc", 4, 3, 1);
+    fresh.step(&mut other, 0.1).unwrap();
+    assert_eq!(bits(model.weight().tensor()), bits(other.weight().tensor()));
+}

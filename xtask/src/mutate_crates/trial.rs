@@ -11,7 +11,7 @@ use crate::process::watch;
 use crate::workspace::Result;
 
 /// A mutant loops where a program takes this much longer than usual: seconds, and times the usual.
-const LONGER: (Duration, u32) = (Duration::from_secs(40), 5);
+const LONGER: (Duration, u32) = (Duration::from_secs(30), 3);
 /// No program takes so long.
 const FOR_EVER: Duration = Duration::from_secs(30 * 60);
 
@@ -46,16 +46,18 @@ impl<'a> Trial<'a> {
     pub(super) fn verdict(&self, mutant: &Mutant) -> Result<Verdict> {
         let source = self.copy.read(&mutant.file)?;
         self.copy.write(&mutant.file, &mutant.apply(&source)?)?;
-        let stem = Path::new(&mutant.file).file_stem().unwrap_or_default().to_string_lossy();
-        let verdict = self.tested(&stem);
+        let file = Path::new(&mutant.file);
+        let names = [file.file_stem(), file.parent().and_then(Path::file_name)];
+        let names = names.map(|name| name.unwrap_or_default().to_string_lossy());
+        let verdict = self.tested([&names[0], &names[1]]);
         self.copy.write(&mutant.file, &source)?;
         verdict
     }
 
-    /// First the tests that are named like the changed file, then all.
-    fn tested(&self, stem: &str) -> Result<Verdict> {
+    /// First the tests that are named like the changed file or its folder, then all.
+    fn tested(&self, [file, folder]: [&str; 2]) -> Result<Verdict> {
         let Ok(programs) = self.copy.build(self.suite)? else { return Ok(Verdict::Unviable) };
-        for filter in [Some(stem), None] {
+        for filter in [Some(file), Some(folder), None] {
             for ((program, target), limit) in programs.iter().zip(self.suite.targets).zip(&self.limits) {
                 if let Some(verdict) = self.run(program, target, filter, *limit)? {
                     return Ok(verdict);
