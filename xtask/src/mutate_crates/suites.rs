@@ -13,7 +13,8 @@ pub(super) struct Suite {
 }
 
 /// The crates and their suites. A mutant that one suite does not kill is left to the next: first the one that kills
-/// most on the CPU, then the simulated GPU, then tests of the crate above. Unit tests come later: they compile a crate again. Left out are fp8-nn's convergence and its failing calls: minutes each.
+/// most on the CPU, then the simulated GPU, then tests of the crate above. Unit tests come later: they compile a crate
+/// again. fp8-nn's tests of convergence and of failing calls are left out: they take minutes each.
 pub(super) const CRATES: [(&str, &[Suite]); 3] = [
     (
         "fp8-recipe",

@@ -11,7 +11,7 @@ use crate::process::watch;
 use crate::workspace::Result;
 
 /// A mutant loops where a program takes this much longer than usual: seconds, and times the usual.
-const LONGER: (Duration, u32) = (Duration::from_secs(30), 3);
+const LONGER: (Duration, u32) = (Duration::from_secs(15), 2);
 /// No program takes so long.
 const FOR_EVER: Duration = Duration::from_secs(30 * 60);
 

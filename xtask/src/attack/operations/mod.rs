@@ -3,6 +3,7 @@
 mod layers;
 mod pointwise;
 mod products;
+mod ranks;
 mod recorded;
 mod rows;
 mod scopes;
@@ -53,6 +54,8 @@ pub(super) const FAMILIES: &[Family] = &[
     family("quantize", 7, slots::quantize),
     family("quantize_many", 3, slots::quantize_many),
     family("update_scales", 4, slots::update_scales),
+    family("compare_calls", 2, ranks::compare_calls),
+    family("scale_from_amax", 2, ranks::scale_from_amax),
     family("quantizer", 3, slots::quantizer),
     family("adamw", 5, updates::adamw),
     family("recipes", 3, scopes::recipes),
