@@ -1,16 +1,32 @@
-//! Ports for groups of one test program, below those that the system hands out by itself.
+//! Ports for the groups of a test, below those that the system hands out by itself.
 
+use std::collections::VecDeque;
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Mutex;
 
-/// A port that nobody listens at, given to one caller only; so are the 15 behind it.
+/// Ports in a row.
+const ROW: u16 = 16;
+const FIRST: u16 = 10_000;
+const ROWS: u32 = 22_000 / (ROW as u32 + 1);
+/// How many rows one process keeps for itself. Groups need theirs only while they form.
+const KEPT: usize = 200;
+
+/// Returns the first of 16 free ports, which this process alone uses: test programs run side by side. Each row has one port
+/// more, whose listener tells the other processes that it is taken.
 pub(crate) fn free() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
+    static TAKEN: Mutex<(u32, VecDeque<TcpListener>)> = Mutex::new((0, VecDeque::new()));
+    let (next, kept) = &mut *TAKEN.lock().unwrap();
+    let listen = |port: u16| TcpListener::bind(("127.0.0.1", port));
     loop {
-        let offset =
-            std::process::id().wrapping_mul(4096).wrapping_add(NEXT.fetch_add(16, Ordering::Relaxed));
-        let port = 10_000 + (offset % 22_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        *next += 1;
+        let row = std::process::id().wrapping_mul(257).wrapping_add(*next) % ROWS;
+        let port = FIRST + row as u16 * (ROW + 1);
+        let Ok(sign) = listen(port + ROW) else { continue };
+        if (port..port + ROW).all(|port| listen(port).is_ok()) {
+            kept.push_back(sign);
+            if kept.len() > KEPT {
+                kept.pop_front();
+            }
             return port;
         }
     }

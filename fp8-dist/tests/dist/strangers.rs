@@ -224,6 +224,7 @@ fn ports_that_answer_nothing_do_not_hold_up_a_rank() {
             let address = SocketAddr::from(([127, 0, 0, 1], port + offset)).into();
             let new = || Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
             let listener = new();
+            listener.set_reuse_address(true).unwrap(); // connections of an earlier test may not have ended
             listener.bind(&address).unwrap();
             listener.listen(0).unwrap();
             let waiting = (0..3).map(|_| {
