@@ -61,6 +61,12 @@ fn every_bit(dtype: DType, dim: usize, device: &Device) -> Outcome {
         key_gradients(&problem, device)?;
         query_gradients(&problem, device)?;
     }
+    // Queries and keys that end in each part of a tile that is copied at once.
+    for extent in [6, 15, 18, 27, 36, 45, 54, 63] {
+        let problem = Problem { dtype, dim, rows: extent, keys: extent, causal: false, length: None };
+        key_gradients(&problem, device)?;
+        query_gradients(&problem, device)?;
+    }
     (0..6).try_for_each(|seed| outputs(dtype, dim, seed, device))
 }
 

@@ -127,6 +127,15 @@ fn bias_and_output_types(device: &Device) -> Outcome {
             same("one rounding", &got.to_f32_vec()?, &ops::cast(&wide, dtype)?.to_f32_vec()?, 31)?;
         }
     }
+    // Sums of every count modulo eight.
+    for (n, bias_dtype) in (1..=8).flat_map(|n| FLOATS.map(|b| (n, b))) {
+        let a = quantized([1, 5], Encoding::E4M3, 30.0, 1, device)?;
+        let b = quantized([n, 5], Encoding::E4M3, 30.0, 2, device)?;
+        let bias = normal([n], bias_dtype, 3, device)?;
+        let got = ops::gemm_fp8(&a, &b, Some(&bias), DType::F32, Accumulation::Fast)?;
+        let want = Expected::new(&decoded(&a)?, &decoded(&b)?, Layout::Nt, [1, n, 5], Some(&f64s(&bias)?));
+        want.check(&format!("{n}, bias {bias_dtype}"), &got.to_f32_vec()?, n, DType::F32, device)?;
+    }
     Ok(())
 }
 
