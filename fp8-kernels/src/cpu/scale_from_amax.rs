@@ -1,4 +1,4 @@
-//! Reference of `scale_from_amax`.
+//! Reference of `scale_from_amax`; of a user's policy, also for an amax on a GPU, which it reads.
 
 use crate::{Cell, Result, ScaleRule, Tensor};
 

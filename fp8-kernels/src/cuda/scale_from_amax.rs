@@ -3,13 +3,14 @@
 use super::rule::RuleArgs;
 use super::slot::launch_scale;
 use super::{Gpu, cells};
+use crate::cpu::scale_from_amax::scale_from_amax as on_host;
 use crate::{Cell, DType, Result, ScaleRule, Tensor};
 
 pub(crate) fn scale_from_amax(gpu: &Gpu, amax: &Tensor, rule: &ScaleRule) -> Result<Cell> {
     let op = "scale_from_amax";
     let Some(rule) = RuleArgs::new(rule) else {
         gpu.expect_eager(op, "a user's scale policy runs on the host: use a named rule")?;
-        return Cell::new(rule.scale(amax.item()?.max(0.0), 1.0)?, amax.device());
+        return on_host(amax, rule);
     };
     let scale = gpu.alloc(DType::F32, 1)?;
     launch_scale(gpu, [0, amax.cuda(op)?.ptr()], false, rule, scale.ptr())?;

@@ -22,10 +22,10 @@ fn rules() -> Vec<ScaleRule> {
     ]
 }
 
-/// Amaxes are at least 0, or at rest.
+/// Amaxes are at least 0, NaN, or at rest.
 fn rules_of_the_host(device: &Device) -> Outcome {
     let amaxes = specials().into_iter().filter(|v| v.to_bits() >> 31 == 0 && !v.is_nan());
-    for amax in amaxes.chain([3.5, 1e4, 0.3]) {
+    for amax in amaxes.chain([3.5, 1e4, 0.3, f32::NAN]) {
         for rule in rules() {
             let scale = ops::scale_from_amax(&Tensor::scalar(amax, device)?, &rule)?;
             same(&format!("{amax} by {rule:?}"), &[scale.read()?], &[rule.scale(amax, 1.0)?], 1)?;
