@@ -235,7 +235,7 @@ fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized), prefix:
         if !names.insert(name.clone()) {
             return Err(Error::DuplicateParameter(name.clone()));
         }
-        reader.expect(&format!("{prefix}{name}"), like.shape(), like.dtype())
+        reader.expect_tensor(&format!("{prefix}{name}"), like.shape(), like.dtype())
     })
 }
 

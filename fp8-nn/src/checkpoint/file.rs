@@ -187,7 +187,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Fails where there is no tensor of this name, shape and dtype.
-    pub(super) fn expect(&self, name: &str, shape: &Shape, dtype: DType) -> Result<()> {
+    pub(super) fn expect_tensor(&self, name: &str, shape: &Shape, dtype: DType) -> Result<()> {
         let missing = || self.problem(format!("tensor `{name}` is missing: it was saved from another model"));
         if self.has(name, shape, dtype)? { Ok(()) } else { Err(missing()) }
     }
@@ -206,9 +206,9 @@ impl<'a> Reader<'a> {
         Ok(true)
     }
 
-    /// Reads a tensor that [`expect`](Self::expect) or [`has`](Self::has) has found.
+    /// Reads a tensor that [`expect_tensor`](Self::expect_tensor) or [`has`](Self::has) has found.
     pub(super) fn tensor(&self, name: &str, shape: &Shape, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.expect(name, shape, dtype)?;
+        self.expect_tensor(name, shape, dtype)?;
         Ok(match dtype {
             DType::F32 => Tensor::from_vec(self.values(name, f32::from_le_bytes)?, *shape, device)?,
             DType::BF16 => Tensor::from_vec(self.values(name, bf16::from_le_bytes)?, *shape, device)?,
@@ -336,7 +336,7 @@ mod tests {
         reader.begin_loading();
         let values = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
         assert_eq!(values(&read(&reader, &tensor).unwrap()), values(&tensor));
-        assert!(Reader::open(&path).unwrap().expect("x", tensor.shape(), tensor.dtype()).is_err());
+        assert!(Reader::open(&path).unwrap().expect_tensor("x", tensor.shape(), tensor.dtype()).is_err());
     }
 
     #[test]
