@@ -5,7 +5,7 @@ use crate::checkpoint::scaling_state::Header;
 use crate::optimizer::AdamWState;
 use crate::{AdamW, Error, Layer, Result};
 use fp8_dist::ProcessGroup;
-use fp8_kernels::{Device, Tensor};
+use fp8_kernels::{Device, Element, Tensor};
 use fp8_recipe::{Direction, Scaling, ScalingState};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -159,7 +159,7 @@ fn unreadable(problem: &str) -> Error {
 }
 
 /// The root's `values`, of which there are `len`.
-fn broadcast<T: fp8_kernels::Element + Default>(
+fn broadcast<T: Element>(
     group: &dyn ProcessGroup,
     what: &str,
     values: Vec<T>,
@@ -167,8 +167,12 @@ fn broadcast<T: fp8_kernels::Element + Default>(
     root: usize,
     device: &Device,
 ) -> Result<Vec<T>> {
-    let values = if group.rank() == root { values } else { vec![T::default(); len] };
-    let tensor = own(group, Tensor::from_vec(values, [len], device).map_err(Error::from))?;
+    // A length that was received may be anything, so the tensor checks it.
+    let tensor = match group.rank() == root {
+        true => Tensor::from_vec(values, [len], device),
+        false => Tensor::zeros([len], T::DTYPE, device),
+    };
+    let tensor = own(group, tensor.map_err(Error::from))?;
     let received = group.broadcast(what, &tensor, root)?;
     own(group, received.to_vec().map_err(Error::from))
 }
