@@ -5,8 +5,7 @@
 
 use crate::domain::Domain;
 use crate::recipe::Terms;
-use crate::{ArenaState, Direction, Recipe, Result, Scaling};
-use fp8_kernels::UNSET;
+use crate::{ArenaState, Direction, Result, Scaling};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
 
@@ -60,25 +59,6 @@ impl ArenaState {
 }
 
 impl Domain {
-    /// The state of one of its arenas: `None` under a recipe without state, or before its first scope.
-    pub(crate) fn arena_state(&self, direction: Direction, names: &[Arc<str>]) -> Result<Option<ArenaState>> {
-        let (Recipe::Delayed(recipe), Some(arenas)) = (&self.recipe, &self.arenas) else { return Ok(None) };
-        let arena = &arenas[direction as usize];
-        let (history, slots) = (arena.history()?, arena.slots());
-        let row = |row: usize| history[row * slots..(row + 1) * slots].to_vec();
-        let scales = arena.scales()?.into_iter();
-        Ok(Some(ArenaState {
-            recipe: self.recipe.state_key(),
-            group: self.group_id().map(str::to_owned),
-            direction,
-            updates: arena.updates(),
-            slots: names.to_vec(),
-            scale: scales.map(|scale| if scale < 0.0 { UNSET } else { scale }).collect(),
-            amax_history: (0..recipe.amax_history_len - 1).map(row).collect(),
-            last_updates: arena.last_updates()?,
-        }))
-    }
-
     /// What the ranks of its group compare before they reduce an arena for the first time.
     pub(crate) fn digests(&self, direction: Direction, names: &[Arc<str>]) -> Result<Vec<StateDigest>> {
         Ok(self.arena_state(direction, names)?.map(|arena| arena.digests("")).unwrap_or_default())
