@@ -333,33 +333,25 @@ trait Guard {
     fn fail(self);
 }
 
-impl Guard for Forward<'_> {
-    fn commit(self) -> fp8_recipe::Result<()> {
-        self.commit()
-    }
+macro_rules! guards {
+    ($($guard:ident),+) => {$(
+        impl Guard for $guard<'_> {
+            fn commit(self) -> fp8_recipe::Result<()> {
+                self.commit()
+            }
 
-    fn discard(self) -> fp8_recipe::Result<()> {
-        self.discard()
-    }
+            fn discard(self) -> fp8_recipe::Result<()> {
+                self.discard()
+            }
 
-    fn fail(mut self) {
-        self.attempt(|_| Err::<(), _>("out of tokens")).unwrap_err();
-    }
+            fn fail(mut self) {
+                self.attempt(|_| Err::<(), _>("out of tokens")).unwrap_err();
+            }
+        }
+    )+};
 }
 
-impl Guard for Backward<'_> {
-    fn commit(self) -> fp8_recipe::Result<()> {
-        self.commit()
-    }
-
-    fn discard(self) -> fp8_recipe::Result<()> {
-        self.discard()
-    }
-
-    fn fail(mut self) {
-        self.attempt(|_| Err::<(), _>("out of tokens")).unwrap_err();
-    }
-}
+guards!(Forward, Backward);
 
 /// Ends a scope as the plan says, or with this rank's fault.
 fn leave(guard: impl Guard, ending: Ending, fault: Option<Fault>) -> fp8_recipe::Result<()> {
