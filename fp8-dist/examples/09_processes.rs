@@ -4,7 +4,7 @@
 //! `cargo run -p fp8-dist --example 09_processes` starts them itself, with the variables that
 //! `torchrun --no-python --nproc-per-node 4 target/debug/examples/09_processes` would set. With the argument `nccl` each
 //! takes the GPU of its `LOCAL_RANK`.
-#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "an example shows what it does")]
 
 use fp8_dist::{Environment, ProcessGroup, ReduceOp, tcp};
 use fp8_kernels::{Device, Tensor};
@@ -19,7 +19,14 @@ const STEPS: usize = 20;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-fn main() -> Outcome<ExitCode> {
+fn main() -> ExitCode {
+    run().unwrap_or_else(|error| {
+        eprintln!("{error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run() -> Outcome<ExitCode> {
     match env::var_os("RANK") {
         Some(_) => work(&Environment::read()?),
         None => launch(),

@@ -10,7 +10,7 @@
 //!
 //! `cargo run --release -p fp8-nn --example 08_data_parallel` trains on four threads, and shows what the ranks are told
 //! when one of them fails. `-- tcp` after it trains in two processes that are connected by TCP.
-#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "an example shows what it does")]
 
 use fp8_nn::fp8_dist::{Environment, local, tcp};
 use fp8_nn::prelude::*;
@@ -32,7 +32,14 @@ const RATE: f32 = 1e-3;
 type Group = Arc<dyn ProcessGroup>;
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-fn main() -> Result<ExitCode, Failure> {
+fn main() -> ExitCode {
+    run().unwrap_or_else(|error| {
+        eprintln!("{error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run() -> Result<ExitCode, Failure> {
     match (env::args().nth(1).as_deref(), env::var_os("RANK")) {
         (None, _) => threads().map(|()| ExitCode::SUCCESS),
         (Some("tcp"), None) => launch(),
