@@ -44,7 +44,8 @@ pub(super) fn untested(root: &Path) -> Result<Vec<String>> {
         for part in ["src", "tests"] {
             for file in files(&root.join(name).join(part))? {
                 if file.extension().is_some_and(|end| end == "rs") {
-                    source.read(&fs::read_to_string(&file)?, name, part == "tests");
+                    let read = source.read(&fs::read_to_string(&file)?, name, part == "tests");
+                    read.map_err(|error| format!("{}: {error}", file.display()))?;
                 }
             }
         }
@@ -54,8 +55,8 @@ pub(super) fn untested(root: &Path) -> Result<Vec<String>> {
 }
 
 impl Source {
-    fn read(&mut self, text: &str, package: &str, is_test: bool) {
-        let all: Vec<Token> = tokens(text).into_iter().map(|(_, token)| token).collect();
+    fn read(&mut self, text: &str, package: &str, is_test: bool) -> Result {
+        let all = tokens(text)?;
         let mut enumeration = None;
         let mut at = 0;
         while let Some(token) = all.get(at) {
@@ -85,6 +86,7 @@ impl Source {
             }
             at += 1;
         }
+        Ok(())
     }
 
     fn variant(&mut self, package: &str, enumeration: &str, format: &str, rest: &[Token]) {
@@ -285,9 +287,9 @@ mod tests {
     fn left_out(tests: &str) -> Vec<String> {
         let mut source = Source::default();
         let module = format!(
-            "{ERRORS}\n#[cfg(test)]\nmod tests {{ {tests} }}\nconst LATER: &str = \"rank 3 gave up early\";"
+            "{ERRORS}\n#[cfg(test)]\nmod tests {{ {tests}\n}}\nconst LATER: &str = \"rank 3 gave up early\";"
         );
-        source.read(&module, "fp8-a", false);
+        source.read(&module, "fp8-a", false).unwrap();
         assert_eq!(source.variants.len(), 3, "{source:?}");
         let name = |line: &String| line.split('`').nth(1).unwrap().to_owned();
         missing(&[source]).iter().map(name).collect()
@@ -297,7 +299,7 @@ mod tests {
     fn a_variant_without_a_test_of_its_text_is_named_with_it() {
         assert_eq!(left_out("").join(" "), "fp8_a::Error::Option fp8_a::Error::Shape fp8_a::Error::GaveUp");
         let mut source = Source::default();
-        source.read(ERRORS, "fp8-a", false);
+        source.read(ERRORS, "fp8-a", false).unwrap();
         let text =
             "error `fp8_a::Error::GaveUp` has no test that asserts its text: rank {rank} gave up early";
         assert_eq!(missing(&[source])[2], text);

@@ -1,5 +1,10 @@
 //! Rust source as words, marks and string literals, without comments: as much as is needed to find errors and tests.
 
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+use syn::Lit;
+
+use crate::workspace::Result;
+
 /// A part of a source.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
@@ -19,160 +24,50 @@ impl Token {
     }
 }
 
-/// Splits a source; each token has its line, from 1 on.
-pub(super) fn tokens(source: &str) -> Vec<(usize, Token)> {
-    let mut reader = Reader { rest: source.chars().collect(), at: 0, line: 1 };
+/// Splits a source. What is in brackets is between their marks.
+pub(super) fn tokens(source: &str) -> Result<Vec<Token>> {
     let mut found = Vec::new();
-    while let Some(c) = reader.peek(0) {
-        let line = reader.line;
-        if let Some(token) = reader.token(c) {
-            found.push((line, token));
-        }
-    }
-    found
+    flatten(source.parse()?, &mut found);
+    Ok(found)
 }
 
-struct Reader {
-    rest: Vec<char>,
-    at: usize,
-    line: usize,
-}
-
-impl Reader {
-    fn peek(&self, ahead: usize) -> Option<char> {
-        self.rest.get(self.at + ahead).copied()
-    }
-
-    fn next(&mut self) -> Option<char> {
-        let c = self.peek(0)?;
-        self.at += 1;
-        self.line += usize::from(c == '\n');
-        Some(c)
-    }
-
-    fn skip(&mut self, count: usize) {
-        for _ in 0..count {
-            self.next();
-        }
-    }
-
-    fn token(&mut self, c: char) -> Option<Token> {
-        match (c, self.peek(1)) {
-            ('/', Some('/')) => {
-                while self.peek(0).is_some_and(|c| c != '\n') {
-                    self.next();
+fn flatten(stream: TokenStream, found: &mut Vec<Token>) {
+    for tree in stream {
+        match tree {
+            TokenTree::Ident(word) => found.push(Token::Word(word.to_string())),
+            TokenTree::Punct(mark) => found.push(Token::Mark(mark.as_char())),
+            TokenTree::Literal(literal) => match Lit::new(literal) {
+                Lit::Str(text) => found.push(Token::Text(text.value())),
+                Lit::ByteStr(text) => {
+                    found.push(Token::Text(String::from_utf8_lossy(&text.value()).into_owned()));
                 }
-                None
-            }
-            ('/', Some('*')) => {
-                self.comment();
-                None
-            }
-            ('"', _) => {
-                self.next();
-                Some(Token::Text(self.string()))
-            }
-            ('\'', _) => {
-                self.character();
-                None
-            }
-            _ if c.is_alphanumeric() || c == '_' => Some(self.word()),
-            _ => {
-                self.next();
-                (!c.is_whitespace()).then_some(Token::Mark(c))
-            }
-        }
-    }
-
-    /// A block comment, with those inside it.
-    fn comment(&mut self) {
-        let mut depth = 0;
-        loop {
-            match (self.peek(0), self.peek(1)) {
-                (Some('/'), Some('*')) => depth += 1,
-                (Some('*'), Some('/')) => depth -= 1,
-                (Some(_), _) => {
-                    self.next();
+                Lit::CStr(text) => found.push(Token::Text(text.value().to_string_lossy().into_owned())),
+                _ => {} // numbers, and characters
+            },
+            TokenTree::Group(group) => {
+                if is_documentation(&group) {
+                    // A comment: its marks are `#`, or `#!` inside a module.
+                    while found.pop_if(|token| token.is('!') || token.is('#')).is_some() {}
                     continue;
                 }
-                (None, _) => return,
-            }
-            self.skip(2);
-            if depth == 0 {
-                return;
+                let marks = match group.delimiter() {
+                    Delimiter::Parenthesis => Some(['(', ')']),
+                    Delimiter::Brace => Some(['{', '}']),
+                    Delimiter::Bracket => Some(['[', ']']),
+                    Delimiter::None => None,
+                };
+                found.extend(marks.map(|[open, _]| Token::Mark(open)));
+                flatten(group.stream(), found);
+                found.extend(marks.map(|[_, close]| Token::Mark(close)));
             }
         }
     }
+}
 
-    /// A word, a number, or the literal whose prefix the word is: `r"…"`, `br#"…"#`, `c"…"`.
-    fn word(&mut self) -> Token {
-        let mut word = String::new();
-        while let Some(c) = self.peek(0).filter(|c| c.is_alphanumeric() || *c == '_') {
-            word.push(c);
-            self.next();
-        }
-        let hashes = (0..).take_while(|ahead| self.peek(*ahead) == Some('#')).count();
-        match word.as_str() {
-            "r" | "br" | "cr" if self.peek(hashes) == Some('"') => {
-                self.skip(hashes + 1);
-                Token::Text(self.raw(hashes))
-            }
-            "b" | "c" if self.peek(0) == Some('"') => {
-                self.next();
-                Token::Text(self.string())
-            }
-            _ => Token::Word(word),
-        }
-    }
-
-    fn raw(&mut self, hashes: usize) -> String {
-        let mut text = String::new();
-        while let Some(c) = self.next() {
-            if c == '"' && (0..hashes).all(|ahead| self.peek(ahead) == Some('#')) {
-                self.skip(hashes);
-                break;
-            }
-            text.push(c);
-        }
-        text
-    }
-
-    /// Behind the opening quote.
-    fn string(&mut self) -> String {
-        let mut text = String::new();
-        while let Some(c) = self.next() {
-            match c {
-                '"' => break,
-                '\\' => match self.next() {
-                    Some('\n') => {
-                        while self.peek(0).is_some_and(char::is_whitespace) {
-                            self.next();
-                        }
-                    }
-                    Some('n') => text.push('\n'),
-                    Some('t') => text.push('\t'),
-                    Some(c) => text.push(c),
-                    None => break,
-                },
-                _ => text.push(c),
-            }
-        }
-        text
-    }
-
-    /// A character, or the quote of a lifetime.
-    fn character(&mut self) {
-        self.next();
-        if self.peek(0) == Some('\\') {
-            self.skip(2);
-            while self.peek(0).is_some_and(|c| c != '\'') {
-                self.next();
-            }
-            self.next();
-        } else if self.peek(1) == Some('\'') {
-            self.skip(2);
-        }
-    }
+/// Whether this is the attribute that a comment of documentation becomes, without its `#`.
+fn is_documentation(group: &Group) -> bool {
+    let first = group.stream().into_iter().next();
+    group.delimiter() == Delimiter::Bracket && matches!(first, Some(TokenTree::Ident(name)) if name == "doc")
 }
 
 #[cfg(test)]
@@ -180,8 +75,8 @@ mod tests {
     use super::*;
 
     fn texts(source: &str) -> Vec<String> {
-        let text = |(_, token)| if let Token::Text(text) = token { Some(text) } else { None };
-        tokens(source).into_iter().filter_map(text).collect()
+        let text = |token| if let Token::Text(text) = token { Some(text) } else { None };
+        tokens(source).unwrap().into_iter().filter_map(text).collect()
     }
 
     #[test]
@@ -193,13 +88,14 @@ mod tests {
         );
         assert_eq!(texts("fn a<'a>(b: &'a str) -> &'static str { \"g\" }"), ["g"]);
         assert_eq!(texts("\"a\\\n    b \\\"c\\\" \\\\\""), ["ab \"c\" \\"]);
+        assert_eq!(texts("//! \"a\"\nmod b { //! \"c\"\n const D: &str = \"e\"; }"), ["e"]);
     }
 
     #[test]
-    fn words_and_marks_have_their_lines() {
-        let found = tokens("pub enum E {\n    A,\n}");
-        assert_eq!(found[1], (1, Token::Word("enum".to_owned())));
-        assert_eq!(found[4], (2, Token::Word("A".to_owned())));
-        assert!(found[6].1.is('}') && found[6].0 == 3);
+    fn words_and_marks_come_in_order() {
+        let found = tokens("pub enum E {\n    A,\n}").unwrap();
+        assert_eq!(found[1], Token::Word("enum".to_owned()));
+        assert_eq!(found[4], Token::Word("A".to_owned()));
+        assert!(found[6].is('}'));
     }
 }
