@@ -201,6 +201,15 @@ mod tests {
     use std::time::Instant;
 
     const SHORT: Duration = Duration::from_millis(600);
+
+    #[test]
+    fn a_machine_that_does_not_answer_is_told_from_a_process_that_ended() {
+        let text = |kind: io::ErrorKind| closed(&kind.into());
+        assert_eq!(text(io::ErrorKind::TimedOut), "its machine does not answer (timed out)");
+        let ended = "its connection closed, as when its process ends (unexpected end of file)";
+        assert_eq!(text(io::ErrorKind::UnexpectedEof), ended);
+        assert_eq!(text(io::ErrorKind::InvalidData), "invalid data");
+    }
     /// What a rank may take longer than its deadline, with a slow machine's delays.
     const GRACE: Duration = Duration::from_secs(1);
 

@@ -134,6 +134,17 @@ mod tests {
     }
 
     #[test]
+    fn a_time_out_of_the_system_is_the_deadline_only_once_that_has_passed() {
+        let system = || io::Error::new(io::ErrorKind::TimedOut, "the system's own");
+        let (near, _far) = pair();
+        let early = Timed::new(near, Until::after(Duration::from_secs(60)));
+        assert_eq!(early.named(system()).to_string(), "the system's own");
+        assert_eq!(early.named(io::ErrorKind::WouldBlock.into()).kind(), io::ErrorKind::TimedOut);
+        let late = Timed { until: Until::after(Duration::ZERO), ..early };
+        assert!(late.named(system()).get_ref().is_none(), "the deadline's error has no text of the system's");
+    }
+
+    #[test]
     fn a_peer_that_takes_a_byte_at_a_time_does_not_move_the_deadline() {
         let (near, mut far) = pair();
         let taking = thread::spawn(move || {

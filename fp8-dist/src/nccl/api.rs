@@ -160,3 +160,62 @@ fn text(text: *const c_char) -> String {
     let text = unsafe { CStr::from_ptr(text) };
     text.to_string_lossy().trim().to_owned()
 }
+
+/// A library whose operations stay in progress until they are aborted.
+#[cfg(test)]
+pub(super) mod unfinished {
+    use super::*;
+
+    unsafe extern "C" fn version(_: *mut c_int) -> Status {
+        SUCCESS
+    }
+    unsafe extern "C" fn error_string(_: Status) -> *const c_char {
+        ptr::null()
+    }
+    unsafe extern "C" fn last_error(_: Comm) -> *const c_char {
+        ptr::null()
+    }
+    unsafe extern "C" fn unique_id(_: *mut UniqueId) -> Status {
+        SUCCESS
+    }
+    unsafe extern "C" fn init(comm: *mut Comm, _: c_int, _: UniqueId, _: c_int, _: *const Config) -> Status {
+        // SAFETY: `Api::init` passes the address of a handle.
+        unsafe { *comm = ptr::dangling_mut() };
+        IN_PROGRESS
+    }
+    unsafe extern "C" fn async_error(_: Comm, state: *mut Status) -> Status {
+        // SAFETY: `Communicator::state` passes the address of a status.
+        unsafe { *state = IN_PROGRESS };
+        SUCCESS
+    }
+    unsafe extern "C" fn of_communicator(_: Comm) -> Status {
+        IN_PROGRESS
+    }
+    unsafe extern "C" fn reduce(_: u64, _: u64, _: usize, _: c_int, _: c_int, _: Comm, _: Stream) -> Status {
+        IN_PROGRESS
+    }
+    unsafe extern "C" fn gather(_: u64, _: u64, _: usize, _: c_int, _: Comm, _: Stream) -> Status {
+        IN_PROGRESS
+    }
+    unsafe extern "C" fn group() -> Status {
+        SUCCESS
+    }
+
+    pub(in super::super) const API: Api = Api {
+        version,
+        error_string,
+        last_error,
+        unique_id,
+        init,
+        async_error,
+        finalize: of_communicator,
+        destroy: of_communicator,
+        abort: of_communicator,
+        all_reduce: reduce,
+        reduce_scatter: reduce,
+        all_gather: gather,
+        broadcast: reduce,
+        group_start: group,
+        group_end: group,
+    };
+}

@@ -131,3 +131,25 @@ impl Communicator {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::api::unfinished::API;
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn an_operation_that_stays_in_progress_ends_with_the_deadline_or_when_it_is_given_up() {
+        let (send, receive) = mpsc::channel();
+        thread::spawn(move || {
+            let deadline = Duration::from_millis(50);
+            let communicator = Communicator::new(API, UniqueId([0; 128]), 0, 2, deadline).unwrap();
+            let late = communicator.settle("ncclAllReduce", &|| false);
+            let given_up = communicator.settle("ncclAllReduce", &|| true);
+            let _ = send.send((late, given_up));
+        });
+        let (late, given_up) = receive.recv_timeout(Duration::from_secs(30)).expect("it waits for ever");
+        assert!(matches!(late, Err(Trouble::Late("ncclAllReduce"))), "{late:?}");
+        assert!(matches!(given_up, Err(Trouble::Aborted)), "{given_up:?}");
+    }
+}

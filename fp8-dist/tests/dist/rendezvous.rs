@@ -70,6 +70,18 @@ fn one_rank_needs_no_port() {
 }
 
 #[test]
+fn a_run_id_has_at_most_4096_bytes() {
+    let alone = |len| {
+        let mut environment = Environment::on_this_machine(1);
+        environment.run_id = "r".repeat(len);
+        join(vec![("dp", environment)], LONG)
+    };
+    works(alone(4096));
+    let error = alone(4097).remove(0).unwrap_err().to_string();
+    assert!(error.ends_with(": expected at most 4096 bytes"), "{error}");
+}
+
+#[test]
 fn another_world_size() {
     let mut environments = environments(3);
     environments[2].world_size = 4;
