@@ -21,7 +21,7 @@ mod header;
 pub(crate) mod scaling_state;
 
 use crate::data_parallel::LoadedState;
-use crate::{AdamW, Error, Layer, Result};
+use crate::{AdamW, Error, Layer, Result, parameters, parameters_mut};
 use file::{Reader, Writer};
 pub use finite::expect_finite;
 use fp8_dist::StateDigest;
@@ -74,14 +74,14 @@ pub fn save(
 ) -> Result<()> {
     let (mut writer, mut names, steps) = (Writer::default(), BTreeSet::new(), optimizer.steps());
     let problem = |problem: String| Error::Checkpoint { path: path(dir), problem };
-    model.visit(&mut |parameter| {
-        names.insert(parameter.name().clone());
-        writer.tensor(&format!("model.{}", parameter.name()), parameter.tensor())
-    })?;
-    model.visit(&mut |parameter| match optimizer.state.get(parameter.name()) {
-        None if steps > 0 => Err(problem(without_moments(parameter.name(), steps))),
-        _ => Ok(()),
-    })?;
+    for parameter in parameters(model) {
+        let name = parameter.name();
+        writer.tensor(&format!("model.{name}"), parameter.tensor())?;
+        if steps > 0 && !optimizer.state.contains_key(name) {
+            return Err(problem(without_moments(name, steps)));
+        }
+        names.insert(name.clone());
+    }
     for (name, state) in &optimizer.state {
         if !names.contains(name) {
             let text = format!("the optimizer has moments of `{name}`, which is no parameter of this model");
@@ -146,20 +146,15 @@ pub fn load(
         let key = format!("optimizer.{name}.{part}");
         reader.tensor(&key, like.shape(), DType::F32, like.device()).map(Some)
     })?;
-    note_loaded(&reader, model, optimizer, [steps, skipped])?;
+    note_loaded(&reader, model, optimizer, [steps, skipped]);
     Ok(Loaded { metadata: user_metadata(&reader), scaling })
 }
 
 /// Leaves digests of the loaded optimizer state with the parameters, for ranks to compare. Those of a file from before the
 /// first step need none.
-fn note_loaded(
-    reader: &Reader<'_>,
-    model: &mut (impl Layer + ?Sized),
-    optimizer: &AdamW,
-    counts: [u64; 2],
-) -> Result<()> {
+fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer: &AdamW, counts: [u64; 2]) {
     let life = optimizer.life();
-    model.visit_mut(&mut |parameter| {
+    for parameter in parameters_mut(model) {
         let name = parameter.name().clone();
         let part = |part: &str| {
             let hash = reader.hash(&format!("optimizer.{name}.{part}"))?;
@@ -169,8 +164,7 @@ fn note_loaded(
         let has_state = counts[0] > 0 || !parts.is_empty();
         let loaded = has_state.then(|| LoadedState { optimizer: life.clone(), parts, counts });
         parameter.agreement_mut().set_loaded(loaded);
-        Ok(())
-    })
+    }
 }
 
 /// Writes the parameters alone, under their names, to a safetensors file.
@@ -179,7 +173,9 @@ fn note_loaded(
 /// A file that cannot be written: as [`save`].
 pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()> {
     let mut writer = Writer::default();
-    model.visit(&mut |parameter| writer.tensor(parameter.name(), parameter.tensor()))?;
+    for parameter in parameters(model) {
+        writer.tensor(parameter.name(), parameter.tensor())?;
+    }
     writer.save(path)
 }
 
@@ -230,13 +226,14 @@ fn counts(reader: &Reader<'_>) -> Result<[u64; 2]> {
 /// Fails unless the file has every parameter, with the model's shape and dtype.
 fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized), prefix: &str) -> Result<()> {
     let mut names = BTreeSet::new();
-    model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         let (name, like) = (parameter.name(), parameter.tensor());
-        if !names.insert(name.clone()) {
+        if !names.insert(name) {
             return Err(Error::DuplicateParameter(name.clone()));
         }
-        reader.expect_tensor(&format!("{prefix}{name}"), like.shape(), like.dtype())
-    })
+        reader.expect_tensor(&format!("{prefix}{name}"), like.shape(), like.dtype())?;
+    }
+    Ok(())
 }
 
 /// The names of parameters whose moments the file has: of all after the first step.
@@ -247,12 +244,12 @@ fn expect_moments(
     steps: u64,
 ) -> Result<BTreeSet<Arc<str>>> {
     let mut names = BTreeSet::new();
-    model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         let (name, like) = (parameter.name(), parameter.tensor());
         let has = |part: &str| reader.has(&format!("optimizer.{name}.{part}"), like.shape(), DType::F32);
         match (has("exp_avg")?, has("exp_avg_sq")?) {
             (true, true) => {}
-            (false, false) if steps == 0 => return Ok(()),
+            (false, false) if steps == 0 => continue,
             (false, false) => return Err(reader.problem(without_moments(name, steps))),
             _ => return Err(reader.problem(format!("only one of `{name}`'s two moments is there"))),
         }
@@ -263,8 +260,7 @@ fn expect_moments(
             return Err(reader.problem(format!("{problem}: set AdamWOptions::main_params as it was")));
         }
         names.insert(name.clone());
-        Ok(())
-    })?;
+    }
     Ok(names)
 }
 
@@ -279,9 +275,10 @@ fn without_moments(name: &str, steps: u64) -> String {
 /// Puts every parameter's value in its place.
 fn read_parameters(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), prefix: &str) -> Result<()> {
     reader.begin_loading();
-    model.visit_mut(&mut |parameter| {
+    for parameter in parameters_mut(model) {
         let (key, like) = (format!("{prefix}{}", parameter.name()), parameter.tensor());
         let value = reader.tensor(&key, like.shape(), like.dtype(), like.device())?;
-        parameter.set(value)
-    })
+        parameter.set(value)?;
+    }
+    Ok(())
 }

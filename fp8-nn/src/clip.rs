@@ -1,6 +1,6 @@
 //! The norm of a model's gradients, and clipping by it.
 
-use crate::{Error, Layer, Result};
+use crate::{Error, Layer, Parameter, Result, parameters_mut};
 use fp8_kernels::{Tensor, ops};
 
 /// Scales all gradients so that their common L2 norm is at most `max_norm`. Returns the norm before, one f32, which stays
@@ -18,29 +18,27 @@ pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Resul
             remedy: "expected greater than 0".to_owned(),
         });
     }
-    // Gradients are scaled in place, which needs them unshared: all of them, before the first is scaled.
-    model.visit(&mut |parameter| {
+    // Gradients are scaled in place, so none may share its storage. All are checked before the first is scaled.
+    let mut parameters = parameters_mut(model);
+    for parameter in &parameters {
         let holders = parameter.main_grad().holders();
         if holders > 0 {
-            let name = format!("{}.main_grad", parameter.name());
-            return Err(fp8_kernels::Error::Shared { name, holders }.into());
+            return Err(fp8_kernels::Error::Shared { name: main_grad_name(parameter), holders }.into());
         }
-        Ok(())
-    })?;
-    let norm = grad_norm(model)?;
-    model.visit_mut(&mut |parameter| {
-        let name = format!("{}.main_grad", parameter.name());
-        Ok(ops::clip_in_place(parameter.main_grad_mut(), &norm, max_norm, &name)?)
-    })?;
+    }
+    let norm = grad_norm(parameters.iter().map(|parameter| &**parameter))?;
+    for parameter in &mut parameters {
+        let name = main_grad_name(parameter);
+        ops::clip_in_place(parameter.main_grad_mut(), &norm, max_norm, &name)?;
+    }
     Ok(norm)
 }
 
-/// The L2 norm of all gradients together, one f32 on their device.
-pub(crate) fn grad_norm(model: &(impl Layer + ?Sized)) -> Result<Tensor> {
-    let mut grads = Vec::new();
-    model.visit(&mut |parameter| {
-        grads.push(parameter.main_grad().clone());
-        Ok(())
-    })?;
-    Ok(ops::grad_norm(&grads.iter().collect::<Vec<_>>())?)
+fn main_grad_name(parameter: &Parameter) -> String {
+    format!("{}.main_grad", parameter.name())
+}
+
+/// Returns the L2 norm of all gradients together, one f32 on their device.
+pub(crate) fn grad_norm<'a>(parameters: impl Iterator<Item = &'a Parameter>) -> Result<Tensor> {
+    Ok(ops::grad_norm(&parameters.map(Parameter::main_grad).collect::<Vec<_>>())?)
 }

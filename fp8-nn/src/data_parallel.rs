@@ -8,7 +8,7 @@
 mod agreement;
 mod broadcast_state;
 
-use crate::{Error, Layer, Result};
+use crate::{Error, Layer, Parameter, Result, parameters, parameters_mut};
 pub use agreement::agree;
 pub(crate) use agreement::{Agreement, LoadedState};
 pub use broadcast_state::broadcast_state;
@@ -32,22 +32,22 @@ pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn Proce
     if group.world_size() == 1 {
         return Ok(());
     }
-    model.visit(&mut |parameter| match parameter.main_grad().holders() {
-        0 => Ok(()),
-        _ => {
+    for parameter in parameters(model) {
+        if parameter.main_grad().holders() > 0 {
             let remedy = "drop what shares the gradients' storage before";
-            Ok(parameter.main_grad().device().expect_eager("all_reduce_gradients", remedy)?)
+            parameter.main_grad().device().expect_eager("all_reduce_gradients", remedy)?;
         }
-    })?;
+    }
     agreement::before_reduction(model, group)?;
-    model.visit_mut(&mut |parameter| {
+    for parameter in parameters_mut(model) {
         let what = format!("gradient of {}", parameter.name());
         if parameter.main_grad().holders() == 0 {
-            return Ok(group.all_reduce_in_place(&what, parameter.main_grad_mut(), ReduceOp::Sum)?);
+            group.all_reduce_in_place(&what, parameter.main_grad_mut(), ReduceOp::Sum)?;
+        } else {
+            *parameter.main_grad_mut() = group.all_reduce(&what, parameter.main_grad(), ReduceOp::Sum)?;
         }
-        *parameter.main_grad_mut() = group.all_reduce(&what, parameter.main_grad(), ReduceOp::Sum)?;
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 /// Gives every rank the parameters of rank 0, before the first step. They keep their places in memory. All are received
@@ -59,14 +59,12 @@ pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn Proce
 /// # Errors
 /// A rank that is away, failed or has another model. No parameter has changed then.
 pub fn broadcast_parameters(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
-    let mut values = Vec::new();
-    model.visit(&mut |parameter| {
-        let what = format!("value of {}", parameter.name());
-        values.push(group.broadcast(&what, parameter.tensor(), 0)?);
-        Ok(())
-    })?;
-    let mut values = values.into_iter();
-    model.visit_mut(&mut |parameter| values.next().map_or(Ok(()), |value| parameter.set(value)))
+    let mut parameters = parameters_mut(model);
+    let receive = |parameter: &&mut Parameter| {
+        group.broadcast(&format!("value of {}", parameter.name()), parameter.tensor(), 0)
+    };
+    let values = parameters.iter().map(receive).collect::<Result<Vec<_>, _>>()?;
+    parameters.iter_mut().zip(values).try_for_each(|(parameter, value)| parameter.set(value))
 }
 
 /// Nothing but this rank can fail in `result`: it tells the others, who would wait for it.
@@ -85,16 +83,12 @@ fn told<T>(result: fp8_recipe::Result<T>) -> Result<T> {
     })
 }
 
-fn first_device(model: &(impl Layer + ?Sized)) -> Result<Option<Device>> {
-    let mut device = None;
-    model.visit(&mut |parameter| {
-        device.get_or_insert_with(|| parameter.tensor().device().clone());
-        Ok(())
-    })?;
-    Ok(device)
+/// The device of the first parameter, on which all others are.
+fn first_device(model: &(impl Layer + ?Sized)) -> Option<Device> {
+    parameters(model).first().map(|parameter| parameter.tensor().device().clone())
 }
 
 /// Fails while a step is being recorded.
 fn expect_eager(model: &(impl Layer + ?Sized), op: &str, remedy: &'static str) -> Result<()> {
-    first_device(model)?.map_or(Ok(()), |device| Ok(device.expect_eager(op, remedy)?))
+    first_device(model).map_or(Ok(()), |device| Ok(device.expect_eager(op, remedy)?))
 }

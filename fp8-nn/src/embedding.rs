@@ -85,11 +85,11 @@ impl Slots for Embedding {
 }
 
 impl Layer for Embedding {
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        f(&self.weight)
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        f(&self.weight);
     }
 
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-        f(&mut self.weight)
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        f(&mut self.weight);
     }
 }

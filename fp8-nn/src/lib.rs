@@ -35,7 +35,7 @@ pub use layer_norm::{LayerNorm, NormLayerOptions, NormSaved, RmsNorm};
 pub use layernorm_linear::{LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved};
 pub use layernorm_mlp::{LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved};
 pub use linear::{Linear, LinearOptions, LinearSaved};
-pub use module::{Layer, Module, num_parameters, parameters, zero_grad};
+pub use module::{Layer, Module, num_parameters, parameters, parameters_mut, zero_grad};
 pub use multihead_attention::{MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved};
 pub use optimizer::{AdamW, AdamWOptions};
 pub use parameter::Parameter;

@@ -232,13 +232,13 @@ impl Slots for Linear {
 }
 
 impl Layer for Linear {
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        f(&self.weight)?;
-        self.bias.iter().try_for_each(f)
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        f(&self.weight);
+        self.bias.iter().for_each(f);
     }
 
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-        f(&mut self.weight)?;
-        self.bias.iter_mut().try_for_each(f)
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        f(&mut self.weight);
+        self.bias.iter_mut().for_each(f);
     }
 }

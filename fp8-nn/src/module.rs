@@ -3,23 +3,19 @@
 use crate::{Parameter, Result};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward, Slots};
-use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::sync::Arc;
 
 /// What every layer has, whatever its forward looks like: slots and parameters. Object-safe.
 pub trait Layer: Slots + Debug + Send {
-    /// Calls `f` with every parameter, in a fixed order.
+    /// Calls `f` with every parameter, in an order that never changes.
     ///
-    /// # Errors
-    /// The first one that `f` returns.
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()>;
+    /// The references live as long as the borrow of the layer, so `f` may collect them: [`parameters`] does.
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter));
 
-    /// Calls `f` with every parameter, to change it.
+    /// Calls `f` with a mutable reference to every parameter, in the order of [`visit`](Self::visit).
     ///
-    /// # Errors
-    /// The first one that `f` returns.
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()>;
+    /// `f` may collect the references, so that a caller holds all parameters at once: [`parameters_mut`] does.
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter));
 }
 
 /// A layer from tensor to tensor.
@@ -81,76 +77,99 @@ pub trait Module: Layer {
 /// In a step that is being recorded, a gradient whose storage others hold too; the device is out of memory. No gradient has
 /// been cleared then. The device failed.
 pub fn zero_grad(model: &mut (impl Layer + ?Sized)) -> Result<()> {
-    let mut new = BTreeMap::new();
-    model.visit(&mut |parameter| {
-        if let Some(grad) = parameter.new_grad()? {
-            new.insert(parameter.name().clone(), grad);
+    let mut parameters = parameters_mut(model);
+    // New gradients are allocated before the first gradient is cleared, so that an error changes nothing.
+    let new = parameters.iter().map(|parameter| parameter.new_grad()).collect::<Result<Vec<_>>>()?;
+    for (parameter, new) in parameters.iter_mut().zip(new) {
+        match new {
+            Some(grad) => *parameter.main_grad_mut() = grad,
+            None => parameter.zero_grad()?,
         }
-        Ok(())
-    })?;
-    model.visit_mut(&mut |parameter| match new.remove(parameter.name()) {
-        Some(grad) => {
-            *parameter.main_grad_mut() = grad;
-            Ok(())
-        }
-        None => parameter.zero_grad(),
-    })
+    }
+    Ok(())
 }
 
-/// Names and values of all parameters, in the order of the visit. Values share the parameters' storage: drop them
-/// before the optimizer's step.
+/// Returns all parameters of a model, in the order of [`Layer::visit`].
 ///
-/// # Errors
-/// None so far.
-pub fn parameters(model: &(impl Layer + ?Sized)) -> Result<Vec<(Arc<str>, Tensor)>> {
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let mut rng = fp8_nn::rand::rng();
+/// let options = LinearOptions { in_features: 8, out_features: 4, ..Default::default() };
+/// let fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+/// let shapes: Vec<_> = parameters(&fc).iter().map(|p| format!("{} {}", p.name(), p.tensor().shape())).collect();
+/// assert_eq!(shapes, ["fc.weight [4, 8]", "fc.bias [4]"]);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+pub fn parameters(model: &(impl Layer + ?Sized)) -> Vec<&Parameter> {
     let mut all = Vec::new();
-    model.visit(&mut |parameter| {
-        all.push((parameter.name().clone(), parameter.tensor().clone()));
-        Ok(())
-    })?;
-    Ok(all)
+    model.visit(&mut |parameter| all.push(parameter));
+    all
 }
 
-/// The number of trainable values.
+/// Returns mutable references to all parameters of a model, in the order of [`Layer::visit`].
 ///
-/// # Errors
-/// None so far.
-pub fn num_parameters(model: &(impl Layer + ?Sized)) -> Result<usize> {
-    let mut count = 0;
-    model.visit(&mut |parameter| {
-        count += parameter.tensor().numel();
-        Ok(())
-    })?;
-    Ok(count)
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let mut rng = fp8_nn::rand::rng();
+/// let options = LinearOptions { in_features: 8, out_features: 4, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+/// for parameter in parameters_mut(&mut fc) {
+///     let ones = Tensor::full(1.0, *parameter.tensor().shape(), DType::F32, &Device::cpu())?;
+///     parameter.set(ones)?;
+/// }
+/// assert_eq!(fc.weight().tensor().to_f32_vec()?, [1.0; 32]);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+pub fn parameters_mut(model: &mut (impl Layer + ?Sized)) -> Vec<&mut Parameter> {
+    let mut all = Vec::new();
+    model.visit_mut(&mut |parameter| all.push(parameter));
+    all
+}
+
+/// Returns the number of trainable values of a model.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let mut rng = fp8_nn::rand::rng();
+/// let options = LinearOptions { in_features: 8, out_features: 4, ..Default::default() };
+/// let fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+/// assert_eq!(num_parameters(&fc), 4 * 8 + 4);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+pub fn num_parameters(model: &(impl Layer + ?Sized)) -> usize {
+    parameters(model).iter().map(|parameter| parameter.tensor().numel()).sum()
 }
 
 impl<L: Layer + ?Sized> Layer for Box<L> {
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        (**self).visit(f)
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        (**self).visit(f);
     }
 
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-        (**self).visit_mut(f)
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        (**self).visit_mut(f);
     }
 }
 
 impl<L: Layer> Layer for Option<L> {
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        self.iter().try_for_each(|layer| layer.visit(f))
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        self.iter().for_each(|layer| layer.visit(f));
     }
 
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|layer| layer.visit_mut(f))
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        self.iter_mut().for_each(|layer| layer.visit_mut(f));
     }
 }
 
 impl<L: Layer> Layer for Vec<L> {
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        self.iter().try_for_each(|layer| layer.visit(f))
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        self.iter().for_each(|layer| layer.visit(f));
     }
 
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|layer| layer.visit_mut(f))
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        self.iter_mut().for_each(|layer| layer.visit_mut(f));
     }
 }
 
@@ -171,20 +190,18 @@ macro_rules! composite {
     ($layer:ident $(<$inner:ident>)? { $($child:tt),+ $(,)? }) => {
         const _: () = {
             use $crate::fp8_recipe::{SlotName, Slots};
-            use $crate::{Layer, Parameter, Result};
+            use $crate::{Layer, Parameter};
             impl $(<$inner: $crate::Module>)? Slots for $layer $(<$inner>)? {
                 fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
                     $(self.$child.slots(f);)+
                 }
             }
             impl $(<$inner: $crate::Module>)? Layer for $layer $(<$inner>)? {
-                fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-                    $(self.$child.visit(f)?;)+
-                    Ok(())
+                fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+                    $(self.$child.visit(f);)+
                 }
-                fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-                    $(self.$child.visit_mut(f)?;)+
-                    Ok(())
+                fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+                    $(self.$child.visit_mut(f);)+
                 }
             }
         };

@@ -1,14 +1,17 @@
 //! AdamW.
 
+mod progress;
+mod state;
+
 use crate::clip::grad_norm;
-use crate::parameter::{Taken, Version, put_into};
-use crate::{Error, Layer, Parameter, Result};
-use fp8_kernels::ops::{self, AdamWFactors, AdamWStep, AdamWTensor, NormCheck, SkippedSteps};
-use fp8_kernels::{DType, Device, Replayed, Tensor};
+use crate::{Error, Layer, Parameter, Result, parameters, parameters_mut};
+use fp8_kernels::ops::{self, AdamWTensor, NormCheck};
+use fp8_kernels::{DType, Device, Replayed as _, Tensor};
+use progress::{OnDevice, Progress, Versions};
+pub(crate) use state::AdamWState;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// How [`AdamW`] works.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,96 +57,6 @@ pub struct AdamW {
     pub(crate) state: BTreeMap<Arc<str>, AdamWState>,
 }
 
-/// What changes from step to step, shared with recorded steps.
-#[derive(Debug)]
-struct Progress {
-    options: AdamWOptions,
-    step: AtomicU64,
-    lr: Mutex<f32>,
-    /// Steps that were skipped before those that the device has counted.
-    skipped_before: AtomicU64,
-    on_device: OnceLock<OnDevice>,
-}
-
-/// What the device reads and writes.
-#[derive(Debug)]
-struct OnDevice {
-    /// A step's numbers: with weight decay, and without.
-    factors: [Arc<AdamWFactors>; 2],
-    skipped: SkippedSteps,
-}
-
-impl Progress {
-    /// The numbers of the step that `step` counts, with weight decay or without.
-    fn numbers(&self, decays: bool) -> AdamWStep {
-        let AdamWOptions { beta1, beta2, eps, weight_decay, .. } = self.options;
-        let weight_decay = if decays { weight_decay } else { 0.0 };
-        let lr = *self.lr.lock().unwrap_or_else(PoisonError::into_inner);
-        let step = self.step.load(Relaxed).max(1);
-        AdamWStep { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 1.0 }
-    }
-
-    fn on_device(&self, device: &Device) -> Result<&OnDevice> {
-        if let Some(made) = self.on_device.get() {
-            return Ok(made);
-        }
-        let factors = |decays| AdamWFactors::new(&self.numbers(decays), device);
-        let made =
-            OnDevice { factors: [factors(true)?, factors(false)?], skipped: SkippedSteps::new(device)? };
-        Ok(self.on_device.get_or_init(|| made))
-    }
-
-    fn set_lr(&self, lr: f32) -> Result<()> {
-        if lr >= 0.0 && lr.is_finite() {
-            *self.lr.lock().unwrap_or_else(PoisonError::into_inner) = lr;
-            return Ok(());
-        }
-        Err(Error::Option {
-            layer: "AdamW".to_owned(),
-            option: "lr",
-            value: lr.to_string(),
-            remedy: "expected finite and 0 or more".to_owned(),
-        })
-    }
-}
-
-impl Replayed for Progress {
-    fn advance(&self) -> fp8_kernels::Result<()> {
-        self.step.fetch_add(1, Relaxed);
-        let Some(OnDevice { factors: [decayed, undecayed], .. }) = self.on_device.get() else {
-            return Ok(());
-        };
-        let set = decayed.set(&self.numbers(true)).and_then(|()| undecayed.set(&self.numbers(false)));
-        set.inspect_err(|_| self.retreat())
-    }
-
-    fn retreat(&self) {
-        self.step.fetch_sub(1, Relaxed);
-    }
-}
-
-/// The versions of parameters that a recorded step changes.
-#[derive(Debug)]
-struct Versions(Vec<Arc<Version>>);
-
-impl Replayed for Versions {
-    fn advance(&self) -> fp8_kernels::Result<()> {
-        self.0.iter().for_each(|version| version.advance());
-        Ok(())
-    }
-}
-
-/// Reads the part of a parameter's state that has this name, such as `exp_avg`; `None` where there is none.
-type ReadState<'a> = dyn FnMut(&Arc<str>, &str, &Tensor) -> Result<Option<Tensor>> + 'a;
-
-/// One parameter's moments, and its f32 copy.
-#[derive(Debug)]
-pub(crate) struct AdamWState {
-    pub(crate) exp_avg: Tensor,
-    pub(crate) exp_avg_sq: Tensor,
-    pub(crate) main_param: Option<Tensor>,
-}
-
 impl AdamW {
     /// Before the first step.
     ///
@@ -165,19 +78,12 @@ impl AdamW {
                 return error(option, value, "expected finite and 0 or more");
             }
         }
-        let progress = Progress {
-            options,
-            step: AtomicU64::new(0),
-            lr: Mutex::new(0.0),
-            skipped_before: AtomicU64::new(0),
-            on_device: OnceLock::new(),
-        };
-        Ok(Self { progress: Arc::new(progress), state: BTreeMap::new() })
+        Ok(Self { progress: Arc::new(Progress::new(options)), state: BTreeMap::new() })
     }
 
     /// Steps taken, those that were skipped included.
     pub fn steps(&self) -> u64 {
-        self.progress.step.load(Relaxed)
+        self.progress.steps()
     }
 
     /// How many of the [`steps`](Self::steps) changed nothing, because their gradients had no finite norm. On a GPU this
@@ -186,9 +92,7 @@ impl AdamW {
     /// # Errors
     /// While a step is recorded; the device failed.
     pub fn skipped_steps(&self) -> Result<u64> {
-        let on_device = self.progress.on_device.get();
-        let counted = on_device.map_or(Ok(0), |on_device| on_device.skipped.read())?;
-        Ok(self.progress.skipped_before.load(Relaxed).saturating_add(counted))
+        self.progress.skipped_steps()
     }
 
     /// Goes on from parameters that something else has set: their f32 copies (`main_params`) become their values, where they
@@ -198,21 +102,17 @@ impl AdamW {
     /// # Errors
     /// While a step is recorded; a parameter of another shape than in the steps before; the device failed.
     pub fn reload_params(&mut self, model: &(impl Layer + ?Sized)) -> Result<()> {
-        // All of them fit, before the first is changed.
-        model.visit(&mut |parameter| {
-            let Some(state) = self.state.get(parameter.name()) else { return Ok(()) };
+        let parameters = parameters(model);
+        // Everything is checked before the first f32 copy changes.
+        for parameter in &parameters {
+            let Some(state) = self.state.get(parameter.name()) else { continue };
             state.expect_shape_of(parameter)?;
-            Ok(parameter
-                .tensor()
-                .device()
-                .expect_eager("AdamW", "reload parameters before the step is recorded")?)
-        })?;
-        model.visit(&mut |parameter| {
-            let (name, tensor) = (parameter.name(), parameter.tensor());
-            let Some(main) = self.state.get_mut(name).and_then(|state| state.main_param.as_mut()) else {
-                return Ok(());
-            };
-            put_into(main, ops::cast(tensor, DType::F32)?, name)
+            let remedy = "reload parameters before the step is recorded";
+            parameter.tensor().device().expect_eager("AdamW", remedy)?;
+        }
+        parameters.into_iter().try_for_each(|parameter| match self.state.get_mut(parameter.name()) {
+            Some(state) => state.reload(parameter),
+            None => Ok(()),
         })
     }
 
@@ -222,70 +122,6 @@ impl AdamW {
     /// A rate that is negative or not finite.
     pub fn set_lr(&self, lr: f32) -> Result<()> {
         self.progress.set_lr(lr)
-    }
-
-    /// State for those of a model's parameters that have moments in a file, but none of their shape here.
-    pub(crate) fn new_state(
-        &self,
-        model: &(impl Layer + ?Sized),
-        moments: &BTreeSet<Arc<str>>,
-    ) -> Result<BTreeMap<Arc<str>, AdamWState>> {
-        let mut new = BTreeMap::new();
-        model.visit(&mut |parameter| {
-            let (name, tensor) = (parameter.name(), parameter.tensor());
-            let fits = |state: &AdamWState| {
-                state.exp_avg.shape() == tensor.shape()
-                    && state.main_param.is_some() == self.has_main_param(tensor)
-            };
-            if moments.contains(name) && !self.state.get(name).is_some_and(fits) {
-                new.insert(name.clone(), AdamWState::new(tensor, self.progress.options.main_params)?);
-            }
-            Ok(())
-        })?;
-        Ok(new)
-    }
-
-    /// Resumes after that many steps and skipped steps, with what `read` returns for a parameter's name, the part of its
-    /// state and a tensor of its shape; where it returns nothing, the parameter begins anew. State that is here keeps its
-    /// place, for recorded steps; `new` is that of other parameters.
-    pub(crate) fn resume(
-        &mut self,
-        model: &(impl Layer + ?Sized),
-        [steps, skipped]: [u64; 2],
-        new: BTreeMap<Arc<str>, AdamWState>,
-        read: &mut ReadState<'_>,
-    ) -> Result<()> {
-        self.state.extend(new);
-        let mut names = BTreeSet::new();
-        model.visit(&mut |parameter| {
-            let (name, tensor) = (parameter.name(), parameter.tensor());
-            names.insert(name.clone());
-            let Some(state) = self.state.get_mut(name) else { return Ok(()) };
-            if state.exp_avg.shape() != tensor.shape() {
-                // Without moments in the file, or there would be new ones.
-                *state = AdamWState::new(tensor, state.main_param.is_some())?;
-            }
-            for (part, moment) in [("exp_avg", &mut state.exp_avg), ("exp_avg_sq", &mut state.exp_avg_sq)] {
-                let value = match read(name, part, tensor)? {
-                    Some(value) => value,
-                    None => Tensor::zeros(*tensor.shape(), DType::F32, tensor.device())?,
-                };
-                put_into(moment, value, name)?;
-            }
-            if let Some(main_param) = &mut state.main_param {
-                let value = match read(name, "main_param", tensor)? {
-                    Some(value) => value,
-                    None => ops::cast(tensor, DType::F32)?,
-                };
-                put_into(main_param, value, name)?;
-            }
-            Ok(())
-        })?;
-        self.state.retain(|name, _| names.contains(name));
-        self.progress.on_device.get().map_or(Ok(()), |on_device| on_device.skipped.reset())?;
-        self.progress.skipped_before.store(skipped, Relaxed);
-        self.progress.step.store(steps, Relaxed);
-        Ok(())
     }
 
     /// Updates every parameter from its gradient, unless the norm of all gradients is not finite: then nothing changes but
@@ -334,50 +170,45 @@ impl AdamW {
         lr: f32,
         norm: Option<&Tensor>,
     ) -> Result<()> {
-        self.check(model)?;
-        let Some(device) = self.prepare(model)? else { return self.progress.set_lr(lr) };
-        let computed = if norm.is_none() { Some(grad_norm(model)?) } else { None };
+        let all = parameters(model);
+        self.check(&all)?;
+        let Some(first) = all.first() else { return self.progress.set_lr(lr) };
+        let device = first.tensor().device().clone();
+        self.prepare(&all)?;
+        let computed = match norm {
+            Some(_) => None,
+            None => Some(grad_norm(all.into_iter())?),
+        };
         let Some(norm) = norm.or(computed.as_ref()) else { return Ok(()) };
         self.progress.set_lr(lr)?;
         let progress = self.progress.clone();
         progress.on_device(&device)?;
         progress.advance()?;
         device.on_replay(progress.clone());
-        let mut taken = Vec::new();
-        let placeholder = Tensor::zeros([0], DType::F32, &Device::cpu())?;
-        let visited = model.visit_mut(&mut |parameter| {
-            taken.push(parameter.take(&placeholder));
-            Ok(())
-        });
-        let updated = visited.and_then(|()| self.update(&device, &mut taken, norm));
-        let mut tensors: BTreeMap<_, _> = taken.into_iter().map(|taken| (taken.name, taken.tensor)).collect();
-        let returned = model.visit_mut(&mut |parameter| {
-            if let Some(tensor) = tensors.remove(parameter.name()) {
-                parameter.put(tensor);
-            }
-            Ok(())
-        });
+        let updated = self.update(&device, parameters_mut(model), norm);
         // A recorded step that fails takes its count back by itself.
         if updated.is_err() && device.capture_number().is_none() {
             progress.retreat();
         }
-        updated.and(returned)
+        updated
     }
 
-    /// All in one launch for each weight decay.
-    fn update(&mut self, device: &Device, taken: &mut [Taken], norm: &Tensor) -> Result<()> {
+    /// Updates all parameters, with one launch for each of the two weight decays.
+    fn update(&mut self, device: &Device, parameters: Vec<&mut Parameter>, norm: &Tensor) -> Result<()> {
         let mut states: BTreeMap<&str, &mut AdamWState> =
             self.state.iter_mut().map(|(name, state)| (&**name, state)).collect();
         let mut groups: [Vec<AdamWTensor<'_>>; 2] = Default::default();
-        let versions: Vec<Arc<Version>> = taken.iter().map(|taken| taken.version.clone()).collect();
-        for Taken { name, tensor, main_grad, .. } in taken {
+        let mut versions = Vec::with_capacity(parameters.len());
+        for parameter in parameters {
+            let (name, param, main_grad, version) = parameter.parts_mut();
+            versions.push(version.clone());
             let Some(AdamWState { exp_avg, exp_avg_sq, main_param }) = states.remove(&**name) else {
                 continue;
             };
-            let decays = tensor.shape().len() >= 2;
+            let decays = param.shape().len() >= 2;
             groups[usize::from(!decays)].push(AdamWTensor {
                 name,
-                param: tensor,
+                param,
                 main_grad,
                 exp_avg,
                 exp_avg_sq,
@@ -389,46 +220,44 @@ impl AdamW {
         device.on_replay(Arc::new(Versions(versions)));
         let OnDevice { factors, skipped } = self.progress.on_device(device)?;
         let [decayed, undecayed] = &mut groups;
-        // Together: what fails before the first launch has changed nothing.
+        // One call checks both groups, so an error before the first launch changes nothing.
         let groups = &mut [(&mut **decayed, &factors[0]), (&mut **undecayed, &factors[1])];
         ops::adamw_groups(groups, Some(NormCheck { norm, skipped }))?;
         Ok(())
     }
 
-    /// Moments of parameters that are new here; answers with the device of all, if there is any parameter.
-    fn prepare(&mut self, model: &(impl Layer + ?Sized)) -> Result<Option<Device>> {
-        let (mut device, mut new) = (None, BTreeMap::new());
-        model.visit(&mut |parameter| {
-            let tensor = parameter.tensor();
-            device.get_or_insert_with(|| tensor.device().clone());
+    /// Allocates the state of parameters that have none yet.
+    fn prepare(&mut self, parameters: &[&Parameter]) -> Result<()> {
+        let mut new = BTreeMap::new();
+        for parameter in parameters {
             if !self.state.contains_key(parameter.name()) {
                 let remedy = "the optimizer's first step makes its state: run it before";
-                tensor.device().expect_eager("AdamW", remedy)?;
-                let state = AdamWState::new(tensor, self.progress.options.main_params)?;
+                parameter.tensor().device().expect_eager("AdamW", remedy)?;
+                let state = AdamWState::new(parameter.tensor(), self.progress.options.main_params)?;
                 new.insert(parameter.name().clone(), state);
             }
-            Ok(())
-        })?;
+        }
         self.state.extend(new);
-        Ok(device)
+        Ok(())
     }
-}
 
-impl AdamW {
-    /// All that could make a step fail: a refusal half-way would leave some parameters a step ahead of others.
-    fn check(&self, model: &(impl Layer + ?Sized)) -> Result<()> {
+    /// Refuses what would make the step fail half-way, which would leave some parameters a step ahead of others.
+    fn check(&self, parameters: &[&Parameter]) -> Result<()> {
         let mut names = BTreeSet::new();
-        model.visit(&mut |parameter| {
+        for parameter in parameters {
             let (name, tensor) = (parameter.name(), parameter.tensor());
-            if !names.insert(name.clone()) {
+            if !names.insert(name) {
                 return Err(Error::DuplicateParameter(name.clone()));
             }
             if tensor.holders() > 0 {
                 let (name, holders) = (name.to_string(), tensor.holders());
                 return Err(fp8_kernels::Error::Shared { name, holders }.into());
             }
-            self.state.get(name).map_or(Ok(()), |state| state.expect_shape_of(parameter))
-        })
+            if let Some(state) = self.state.get(name) {
+                state.expect_shape_of(parameter)?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn options(&self) -> &AdamWOptions {
@@ -444,29 +273,5 @@ impl AdamW {
     /// Whether a parameter has an f32 copy here.
     pub(crate) fn has_main_param(&self, parameter: &Tensor) -> bool {
         self.progress.options.main_params && parameter.dtype() != DType::F32
-    }
-}
-
-impl AdamWState {
-    /// Its tensors, with their names in a checkpoint.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
-        let main_param = self.main_param.as_ref().map(|copy| ("main_param", copy));
-        [("exp_avg", &self.exp_avg), ("exp_avg_sq", &self.exp_avg_sq)].into_iter().chain(main_param)
-    }
-
-    fn expect_shape_of(&self, parameter: &Parameter) -> Result<()> {
-        let (lhs, rhs) = (*parameter.tensor().shape(), *self.exp_avg.shape());
-        if lhs == rhs {
-            return Ok(());
-        }
-        let (what, remedy) = ("parameter and its moments", "each model has an optimizer of its own");
-        Err(fp8_kernels::Error::Shapes { op: "AdamW", what, lhs, rhs, remedy }.into())
-    }
-
-    fn new(parameter: &Tensor, main_params: bool) -> Result<Self> {
-        let zeros = || Tensor::zeros(*parameter.shape(), DType::F32, parameter.device());
-        let wants = main_params && parameter.dtype() != DType::F32;
-        let main_param = wants.then(|| ops::cast(parameter, DType::F32)).transpose()?;
-        Ok(Self { exp_avg: zeros()?, exp_avg_sq: zeros()?, main_param })
     }
 }

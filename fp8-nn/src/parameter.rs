@@ -98,19 +98,9 @@ impl Parameter {
         &mut self.agreement
     }
 
-    /// Hands the value out, to be changed together with others', and returned by [`put`](Self::put).
-    pub(crate) fn take(&mut self, placeholder: &Tensor) -> Taken {
-        Taken {
-            name: self.name.clone(),
-            tensor: std::mem::replace(&mut self.tensor, placeholder.clone()),
-            main_grad: self.main_grad.clone(),
-            version: self.version.clone(),
-        }
-    }
-
-    /// After [`take`](Self::take).
-    pub(crate) fn put(&mut self, tensor: Tensor) {
-        self.tensor = tensor;
+    /// The parts that an optimizer's step uses: the name, the value to change, the gradient and the version.
+    pub(crate) fn parts_mut(&mut self) -> (&Arc<str>, &mut Tensor, &Tensor, &Arc<Version>) {
+        (&self.name, &mut self.tensor, &self.main_grad, &self.version)
     }
 
     /// Replaces the value, where it lies: a recorded step goes on with it. One whose storage others hold too moves away
@@ -134,7 +124,7 @@ impl Parameter {
         }
         self.version.advance();
         self.agreement.forget_groups();
-        put_into(&mut self.tensor, value, &self.name)
+        overwrite(&mut self.tensor, value, &self.name)
     }
 
     /// Clears the gradient.
@@ -160,23 +150,15 @@ impl Parameter {
     }
 }
 
-/// Gives `tensor` the elements of `value`, which has its shape and dtype; in place, unless others hold them too.
-pub(crate) fn put_into(tensor: &mut Tensor, value: Tensor, name: &str) -> Result<()> {
+/// Gives `tensor` the elements of `value`, which has the same shape and dtype. Writes them in place, unless `tensor` shares
+/// its storage: then `value` replaces it.
+pub(crate) fn overwrite(tensor: &mut Tensor, value: Tensor, name: &str) -> Result<()> {
     let value = value.to_device(tensor.device())?;
     if tensor.holders() == 0 {
         return Ok(tensor.copy_from(&value, name)?);
     }
     *tensor = value;
     Ok(())
-}
-
-/// A parameter's value on its way through an update.
-#[derive(Debug)]
-pub(crate) struct Taken {
-    pub(crate) name: Arc<str>,
-    pub(crate) tensor: Tensor,
-    pub(crate) main_grad: Tensor,
-    pub(crate) version: Arc<Version>,
 }
 
 fn next_version() -> u64 {

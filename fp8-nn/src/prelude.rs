@@ -7,7 +7,7 @@ pub use crate::{
     LinearOptions, Module, MultiheadAttention, MultiheadAttentionOptions, NormLayerOptions, Parameter,
     Recompute, Result, RmsNorm, Scopes, Stack, TransformerLayer, TransformerLayerOptions, agree,
     all_reduce_gradients, broadcast_parameters, broadcast_state, clip_grad_norm, composite, num_parameters,
-    parameters, zero_grad,
+    parameters, parameters_mut, zero_grad,
 };
 pub use fp8_dist::{ProcessGroup, ReduceOp};
 pub use fp8_format::{E4M3, E5M2, Fp8};

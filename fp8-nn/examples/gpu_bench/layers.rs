@@ -101,7 +101,9 @@ fn step(
     x: &Tensor,
     dy: &Tensor,
 ) -> Result<crate::timer::Kept> {
-    model.visit_mut(&mut |parameter| parameter.update(|_, _| Ok(())))?;
+    for parameter in parameters_mut(model) {
+        parameter.update(|_, _| Ok(()))?;
+    }
     let mut cx = scaling.scope(recipe, options)?;
     let (y, saved) = model.forward(&mut cx, x)?;
     cx.commit()?;

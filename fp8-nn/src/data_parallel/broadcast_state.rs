@@ -3,7 +3,7 @@
 use super::{expect_eager, first_device, own, told};
 use crate::checkpoint::scaling_state::Header;
 use crate::optimizer::AdamWState;
-use crate::{AdamW, Error, Layer, Result};
+use crate::{AdamW, Error, Layer, Result, parameters, parameters_mut};
 use fp8_dist::ProcessGroup;
 use fp8_kernels::{Device, Element, Tensor};
 use fp8_recipe::{Direction, Scaling, ScalingState};
@@ -45,8 +45,8 @@ pub fn broadcast_state(
     if world_size == 1 {
         return Ok(());
     }
-    let device = first_device(model)?.unwrap_or_else(Device::cpu);
-    let new = own(group, optimizer.new_state(model, &names(model)?))?;
+    let device = first_device(model).unwrap_or_else(Device::cpu);
+    let new = own(group, optimizer.new_state(model, &names(model)))?;
     let (head, state) = numbers(optimizer, scaling, group, root, &device)?;
     let (values, mut moments) = tensors(model, optimizer, &new, group, root)?;
     own(group, device.synchronize().map_err(Error::from))?;
@@ -54,10 +54,9 @@ pub fn broadcast_state(
 
     // All ranks have everything: from here on it is put in place.
     own(group, scaling.load_state(&state).map_err(Error::from))?;
-    let mut values = values.into_iter();
-    let set = model.visit_mut(&mut |parameter| {
+    let set = parameters_mut(model).into_iter().zip(values).try_for_each(|(parameter, value)| {
         parameter.agreement_mut().set_loaded(None);
-        values.next().map_or(Ok(()), |value| parameter.set(value))
+        parameter.set(value)
     });
     own(group, set)?;
     let resumed = optimizer.resume(model, [head.steps, head.skipped], new, &mut |name, part, _| {
@@ -74,23 +73,20 @@ fn form(
     root: usize,
 ) -> Result<Vec<Arc<str>>> {
     let (mut form, mut seen) = (vec![format!("root {root}").into()], BTreeSet::new());
-    model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         let (name, tensor) = (parameter.name(), parameter.tensor());
         form.push(format!("{name}: {} {}", tensor.dtype(), tensor.shape()).into());
-        if seen.insert(name.clone()) { Ok(()) } else { Err(Error::DuplicateParameter(name.clone())) }
-    })?;
+        if !seen.insert(name) {
+            return Err(Error::DuplicateParameter(name.clone()));
+        }
+    }
     form.push(format!("{:?}", optimizer.options()).into());
     form.extend(Direction::ALL.iter().flat_map(|&direction| scaling.slot_names(direction)).cloned());
     Ok(form)
 }
 
-fn names(model: &(impl Layer + ?Sized)) -> Result<BTreeSet<Arc<str>>> {
-    let mut names = BTreeSet::new();
-    model.visit(&mut |parameter| {
-        names.insert(parameter.name().clone());
-        Ok(())
-    })?;
-    Ok(names)
+fn names(model: &(impl Layer + ?Sized)) -> BTreeSet<Arc<str>> {
+    parameters(model).into_iter().map(|parameter| parameter.name().clone()).collect()
 }
 
 /// What is not a tensor of the model's size.
@@ -189,7 +185,7 @@ fn tensors(
     root: usize,
 ) -> Result<(Vec<Tensor>, Moments)> {
     let (mut values, mut moments) = (Vec::new(), BTreeMap::new());
-    model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         let name = parameter.name();
         values.push(group.broadcast(&format!("value of {name}"), parameter.tensor(), root)?);
         let state = new.get(name).or_else(|| optimizer.state.get(name));
@@ -197,7 +193,6 @@ fn tensors(
             let received = group.broadcast(&format!("{part} of {name}"), tensor, root)?;
             moments.insert((name.clone(), part.to_owned()), received);
         }
-        Ok(())
-    })?;
+    }
     Ok((values, moments))
 }

@@ -107,11 +107,10 @@ impl Sample {
     /// Every computed tensor under the name that it has in the file.
     fn run(&self, options: &AutocastOptions) -> BTreeMap<String, Vec<f32>> {
         let mut layer = self.layer();
-        let set = layer.visit_mut(&mut |parameter| {
+        for parameter in parameters_mut(&mut layer) {
             let value = self.tensors[&parameter.name()["layer.".len()..]].clone();
-            parameter.set(value)
-        });
-        set.unwrap();
+            parameter.set(value).unwrap();
+        }
         let mut scaling = Scaling::new(&layer, &device()).unwrap();
         let mut cx = scaling.scope(&delayed(), options).unwrap();
         let (y, saved) = layer.forward_dyn(&mut cx, &self.tensors["x"]).unwrap();
@@ -120,12 +119,10 @@ impl Sample {
         let dx = backward.unwrap();
         let mut all = BTreeMap::from([("y".to_owned(), y.to_f32_vec().unwrap())]);
         all.insert("dx".to_owned(), dx.to_f32_vec().unwrap());
-        let visit = layer.visit(&mut |parameter| {
+        for parameter in parameters(&layer) {
             let name = format!("grad.{}", &parameter.name()["layer.".len()..]);
-            all.insert(name, parameter.main_grad().to_f32_vec()?);
-            Ok(())
-        });
-        visit.unwrap();
+            all.insert(name, parameter.main_grad().to_f32_vec().unwrap());
+        }
         let parameters = self.tensors.keys().filter(|name| name.starts_with("grad.")).count();
         assert_eq!(all.len(), parameters + 2, "the file has parameters that the layer has not");
         all

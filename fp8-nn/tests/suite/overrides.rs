@@ -98,7 +98,7 @@ fn recipe(gemms: Gemms) -> Recipe {
 }
 
 fn parameters(model: &impl Layer) -> BTreeMap<String, Tensor> {
-    fp8_nn::parameters(model).unwrap().into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+    fp8_nn::parameters(model).into_iter().map(|p| (p.name().to_string(), p.tensor().clone())).collect()
 }
 
 fn run<M: Module>(gemms: Gemms, model: &mut M, x: &Tensor, dy: &Tensor) -> BTreeMap<String, Vec<f32>> {

@@ -97,15 +97,13 @@ pub(crate) fn gpt(seed: u64) -> Gpt {
 /// Biases and norms away from 0 and 1, where mistakes would not show.
 pub(crate) fn with_noise<L: Layer>(mut layer: L, seed: u64) -> L {
     let mut count = seed;
-    let vectors = layer.visit_mut(&mut |parameter| {
+    for parameter in parameters_mut(&mut layer) {
         count += 1;
         if parameter.tensor().shape().len() == 1 {
-            let noise = ops::scale(&noise(*parameter.tensor().shape(), 1000 + count), 0.1)?;
-            parameter.set(ops::add(parameter.tensor(), &noise)?)?;
+            let noise = ops::scale(&noise(*parameter.tensor().shape(), 1000 + count), 0.1).unwrap();
+            parameter.set(ops::add(parameter.tensor(), &noise).unwrap()).unwrap();
         }
-        Ok(())
-    });
-    vectors.unwrap();
+    }
     layer
 }
 
@@ -171,22 +169,18 @@ pub(crate) type ParameterBits = Vec<(String, Vec<u32>, Vec<u32>)>;
 /// All parameters, in the order of the visit.
 pub(crate) fn parameter_bits(model: &(impl Layer + ?Sized)) -> ParameterBits {
     let mut all = Vec::new();
-    let visit = model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         let (value, grad) = (bits(parameter.tensor()), bits(parameter.main_grad()));
         all.push((parameter.name().to_string(), value, grad));
-        Ok(())
-    });
-    visit.unwrap();
+    }
     all
 }
 
 pub(crate) fn grads(model: &(impl Layer + ?Sized)) -> Vec<(String, Vec<f32>)> {
     let mut all = Vec::new();
-    let visit = model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         all.push((parameter.name().to_string(), values(parameter.main_grad())));
-        Ok(())
-    });
-    visit.unwrap();
+    }
     all
 }
 

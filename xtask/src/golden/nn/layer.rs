@@ -65,11 +65,10 @@ fn run(layer: &mut dyn DynModule, [x, dy]: &[Tensor; 2], fp8: bool) -> Result<BT
 
     let mut tensors =
         BTreeMap::from([("y".to_owned(), y.to_f32_vec()?), ("dx".to_owned(), dx.to_f32_vec()?)]);
-    layer.visit(&mut |parameter| {
-        tensors
-            .insert(format!("grad.{}", name_in_file(parameter.name())), parameter.main_grad().to_f32_vec()?);
-        Ok(())
-    })?;
+    for parameter in parameters(layer) {
+        let name = format!("grad.{}", name_in_file(parameter.name()));
+        tensors.insert(name, parameter.main_grad().to_f32_vec()?);
+    }
     Ok(tensors)
 }
 
@@ -91,19 +90,14 @@ fn build(sample: &Sample, device: &Device) -> Check<Box<dyn DynModule>> {
     for (name, array) in sample.parameters() {
         values.insert(name, tensor(array, device)?);
     }
-    let mut missing = None;
-    let set = layer.visit_mut(&mut |parameter| match values.remove(name_in_file(parameter.name())) {
-        Some(value) => parameter.set(value),
-        None => {
-            missing.get_or_insert_with(|| parameter.name().to_string());
-            Ok(())
-        }
-    });
-    set.map_err(|error| error.to_string())?;
-    match (missing, values.keys().next()) {
-        (Some(name), _) => Err(format!("the file has no value for {name}")),
-        (None, Some(name)) => Err(format!("{name} is no parameter of this layer")),
-        (None, None) => Ok(layer),
+    for parameter in parameters_mut(&mut layer) {
+        let value = values.remove(name_in_file(parameter.name()));
+        let value = value.ok_or_else(|| format!("the file has no value for {}", parameter.name()))?;
+        parameter.set(value).map_err(|error| error.to_string())?;
+    }
+    match values.keys().next() {
+        Some(name) => Err(format!("{name} is no parameter of this layer")),
+        None => Ok(layer),
     }
 }
 
