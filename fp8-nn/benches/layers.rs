@@ -69,8 +69,7 @@ fn transformer_layer(c: &mut Criterion) {
         let sizes = TransformerLayerOptions {
             hidden_size: 256,
             ffn_hidden_size: 1024,
-            num_attention_heads: 4,
-            rope: true,
+            attention: AttentionOptions { num_attention_heads: 4, rope: true, ..Default::default() },
             ..Default::default()
         };
         let mut model =

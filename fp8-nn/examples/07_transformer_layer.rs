@@ -72,13 +72,16 @@ fn block() -> Result<TransformerLayer> {
     let options = TransformerLayerOptions {
         hidden_size: SHAPE[2],
         ffn_hidden_size: 2 * SHAPE[2],
-        num_attention_heads: 4,
-        num_gqa_groups: Some(2),
-        rope: true,
+        attention: AttentionOptions {
+            num_attention_heads: 4,
+            num_gqa_groups: Some(2),
+            rope: true,
+            max_seq_length: SHAPE[1],
+            ..Default::default()
+        },
         activation: Activation::Swiglu,
-        normalization: Norm::RmsNorm,
-        max_seq_length: SHAPE[1],
-        init_std: 0.1,
+        norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
+        init: InitOptions { init_std: 0.1, ..Default::default() },
         ..Default::default()
     };
     TransformerLayer::new("block", options, &Device::cpu(), &mut StdRng::seed_from_u64(1))

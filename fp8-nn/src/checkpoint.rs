@@ -21,7 +21,7 @@ mod header;
 pub(crate) mod scaling_state;
 
 use crate::data_parallel::LoadedState;
-use crate::{AdamW, Error, Layer, Result, parameters, parameters_mut};
+use crate::{AdamW, Error, Layer, Parameter, Result, parameters, parameters_mut};
 use file::{Reader, Writer};
 pub use finite::expect_finite;
 use fp8_dist::StateDigest;
@@ -74,13 +74,16 @@ pub fn save(
 ) -> Result<()> {
     let (mut writer, mut names, steps) = (Writer::default(), BTreeSet::new(), optimizer.steps());
     let problem = |problem: String| Error::Checkpoint { path: path(dir), problem };
-    for parameter in parameters(model) {
+    let parameters = parameters(model);
+    for parameter in &parameters {
         let name = parameter.name();
         writer.tensor(&format!("model.{name}"), parameter.tensor())?;
-        if steps > 0 && !optimizer.state.contains_key(name) {
-            return Err(problem(without_moments(name, steps)));
-        }
-        names.insert(name.clone());
+        names.insert(name);
+    }
+    let has_moments = |parameter: &&Parameter| optimizer.state.contains_key(parameter.name());
+    match parameters.iter().find(|parameter| !has_moments(parameter)) {
+        Some(parameter) if steps > 0 => return Err(problem(without_moments(parameter.name(), steps))),
+        _ => {}
     }
     for (name, state) in &optimizer.state {
         if !names.contains(name) {

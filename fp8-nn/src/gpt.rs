@@ -5,11 +5,11 @@
 use crate::arguments::{Argument, Output};
 use crate::layer_norm::NormCore;
 use crate::{
-    Embedding, EmbeddingOptions, EmbeddingSaved, Error, Linear, LinearOptions, LinearSaved, Module,
-    NormLayerOptions, Result, TransformerLayer, TransformerLayerOptions, TransformerLayerSaved, composite,
-    init,
+    AttentionOptions, Embedding, EmbeddingOptions, EmbeddingSaved, Error, InitOptions, Linear, LinearOptions,
+    LinearSaved, Module, NormOptions, Result, TransformerLayer, TransformerLayerOptions,
+    TransformerLayerSaved, composite, init,
 };
-use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, Norm, NormStats};
+use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -34,10 +34,8 @@ pub struct GptOptions {
     pub max_seq_length: usize,
     /// The MLPs' function.
     pub activation: Activation,
-    /// LayerNorm or RMSNorm.
-    pub normalization: Norm,
-    /// The norms' ε.
-    pub eps: f32,
+    /// The normalization in the blocks and before the head.
+    pub norm: NormOptions,
     /// RoPE's base.
     pub rope_base: f64,
     /// Whether the Linears have biases.
@@ -59,8 +57,7 @@ impl Default for GptOptions {
             num_gqa_groups: None,
             max_seq_length: 0,
             activation: Activation::Gelu,
-            normalization: Norm::LayerNorm,
-            eps: 1e-5,
+            norm: NormOptions::default(),
             rope_base: 10_000.0,
             bias: true,
             params_dtype: DType::F32,
@@ -130,24 +127,27 @@ impl Gpt {
         let block = TransformerLayerOptions {
             hidden_size,
             ffn_hidden_size: options.ffn_hidden_size.unwrap_or(hidden_size.saturating_mul(4)),
-            num_attention_heads: options.num_attention_heads,
-            num_gqa_groups: options.num_gqa_groups,
-            rope: true,
-            rope_base: options.rope_base,
-            max_seq_length: options.max_seq_length,
+            attention: AttentionOptions {
+                num_attention_heads: options.num_attention_heads,
+                num_gqa_groups: options.num_gqa_groups,
+                kv_channels: None,
+                causal: true,
+                rope: true,
+                rope_base: options.rope_base,
+                max_seq_length: options.max_seq_length,
+            },
             activation: options.activation,
-            normalization: options.normalization,
-            eps: options.eps,
+            norm: options.norm,
             bias: options.bias,
             params_dtype,
-            init_std,
-            output_layer_init_std: init_std / (2.0 * num_layers as f32).sqrt(),
-            ..Default::default()
+            init: InitOptions {
+                init_std,
+                output_layer_init_std: init_std / (2.0 * num_layers as f32).sqrt(),
+            },
         };
         for i in 0..num_layers {
             blocks.push(TransformerLayer::new(&format!("{path}.blocks.{i}"), block.clone(), device, rng)?);
         }
-        let norm = NormLayerOptions { hidden_size, eps: options.eps, params_dtype, ..Default::default() };
         let head = LinearOptions {
             in_features: hidden_size,
             out_features: vocab_size,
@@ -160,7 +160,7 @@ impl Gpt {
             max_seq_length: options.max_seq_length,
             embedding,
             blocks,
-            norm: NormCore::new(&format!("{path}.norm"), options.normalization, &norm, device)?,
+            norm: NormCore::new(&format!("{path}.norm"), hidden_size, options.norm, params_dtype, device)?,
             head: Linear::new(&format!("{path}.head"), head, device, rng)?,
         })
     }

@@ -3,10 +3,9 @@
 //! Statistics and arithmetic are f32. With `zero_centered_gamma` the stored weight is γ − 1.
 
 use crate::arguments::{Argument, Output};
-use crate::linear::Quantized;
 use crate::precision::{self, Entered};
-use crate::{Error, Layer, Module, Parameter, Result, init};
-use fp8_kernels::ops::{self, Norm, NormOptions, NormStats};
+use crate::{Error, Layer, Module, NormOptions, Parameter, Result, init};
+use fp8_kernels::ops::{self, Norm, NormStats};
 use fp8_kernels::{DType, Device, Encoding, Operand, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName, Slots};
 use std::sync::Arc;
@@ -53,12 +52,18 @@ pub(crate) struct NormCore {
     path: Arc<str>,
     weight: Parameter,
     bias: Option<Parameter>,
-    options: NormOptions,
+    options: ops::NormOptions,
 }
 
 impl NormCore {
-    pub(crate) fn new(path: &str, norm: Norm, options: &NormLayerOptions, device: &Device) -> Result<Self> {
-        let NormLayerOptions { hidden_size, eps, zero_centered_gamma, params_dtype } = *options;
+    pub(crate) fn new(
+        path: &str,
+        hidden_size: usize,
+        options: NormOptions,
+        params_dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let NormOptions { normalization, eps, zero_centered_gamma } = options;
         init::check_params_dtype(path, params_dtype)?;
         init::check_positive(path, &[("hidden_size", hidden_size)])?;
         if !(eps > 0.0 && eps.is_finite()) {
@@ -78,8 +83,8 @@ impl NormCore {
         Ok(Self {
             path: path.into(),
             weight: Parameter::new(format!("{path}.weight"), weight)?,
-            bias: (norm == Norm::LayerNorm).then(zeros).transpose()?,
-            options: NormOptions { norm, eps, zero_centered_gamma },
+            bias: (normalization == Norm::LayerNorm).then(zeros).transpose()?,
+            options: options.operation(),
         })
     }
 
@@ -105,19 +110,6 @@ impl NormCore {
     pub(crate) fn forward_slot(&self, x: &Tensor, slot: &Slot<'_>) -> Result<(Operand, NormStats)> {
         let bias = self.bias.as_ref().map(Parameter::tensor);
         Ok(ops::norm(x, self.weight.tensor(), bias, &self.options, slot)?)
-    }
-
-    /// Quantizes the norm of `x` for the GEMMs that read `input`: fprop and wgrad.
-    pub(crate) fn forward_quantized(
-        &self,
-        cx: &mut Forward<'_>,
-        x: &Tensor,
-        input: &SlotName,
-    ) -> Result<(Quantized, NormStats)> {
-        let gemms = cx.fp8_gemms();
-        let (operand, stats) = self.forward_slot(x, &cx.slot(input)?)?;
-        let values = || Ok(self.forward(x)?.0);
-        Ok((Quantized::new(operand, [gemms.fprop, gemms.wgrad], values)?, stats))
     }
 
     pub(crate) fn backward(&mut self, x: &Tensor, stats: &NormStats, dy: &Tensor) -> Result<Tensor> {
@@ -173,7 +165,21 @@ macro_rules! norm_module {
             /// # Errors
             /// A size of 0, an ε that is not finite and greater than 0, a dtype other than f32 and bf16.
             pub fn new(path: &str, options: &NormLayerOptions, device: &Device) -> Result<Self> {
-                NormCore::new(path, $norm, options, device).map(Self)
+                let NormLayerOptions { hidden_size, eps, zero_centered_gamma, params_dtype } = *options;
+                let options = NormOptions { normalization: $norm, eps, zero_centered_gamma };
+                NormCore::new(path, hidden_size, options, params_dtype, device).map(Self)
+            }
+
+            /// Normalizes `x` straight into a Linear's input slot, for [`Linear::forward_fused`](crate::Linear::forward_fused):
+            /// in FP8 the normalized values are never stored in high precision. Computes in `x`'s dtype, so cast `x` to the
+            /// scope's `compute_dtype` first. [`backward`](Module::backward) takes the `Saved`.
+            ///
+            /// # Errors
+            /// An input whose shape, dtype or device does not fit.
+            pub fn forward_slot(&self, x: &Tensor, slot: &Slot<'_>) -> Result<(Operand, NormSaved)> {
+                self.0.check_input(x)?;
+                let (y, stats) = self.0.forward_slot(x, slot)?;
+                Ok((y, NormSaved { x: x.clone(), stats, input_dtype: x.dtype(), layer: self.0.path.clone() }))
             }
         }
 

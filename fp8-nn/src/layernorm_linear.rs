@@ -1,10 +1,9 @@
 //! A norm whose output goes straight into a Linear's input slot: in FP8 it is never written in high precision.
 
 use crate::layer_norm::NormCore;
-use crate::linear::Quantized;
 use crate::precision::{self, Entered};
-use crate::{Linear, LinearOptions, LinearSaved, Module, NormLayerOptions, Result, composite, init};
-use fp8_kernels::ops::{self, Norm, NormStats};
+use crate::{Linear, LinearOptions, LinearSaved, Module, NormOptions, Result, composite, init};
+use fp8_kernels::ops::{self, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -18,12 +17,8 @@ pub struct LayerNormLinearOptions {
     pub out_features: usize,
     /// Whether the Linear has a bias.
     pub bias: bool,
-    /// LayerNorm or RMSNorm.
-    pub normalization: Norm,
-    /// The norm's ε.
-    pub eps: f32,
-    /// Whether the stored norm weight is γ − 1.
-    pub zero_centered_gamma: bool,
+    /// The normalization.
+    pub norm: NormOptions,
     /// f32 or bf16.
     pub params_dtype: DType,
     /// Standard deviation of the weight's initial values.
@@ -36,9 +31,7 @@ impl Default for LayerNormLinearOptions {
             in_features: 0,
             out_features: 0,
             bias: true,
-            normalization: Norm::LayerNorm,
-            eps: 1e-5,
-            zero_centered_gamma: false,
+            norm: NormOptions::default(),
             params_dtype: DType::F32,
             init_std: 0.023,
         }
@@ -57,10 +50,10 @@ composite!(LayerNormLinear { norm, linear });
 /// What its backward needs.
 #[derive(Debug)]
 pub struct LayerNormLinearSaved {
-    x: Tensor,
-    stats: NormStats,
+    pub(crate) x: Tensor,
+    pub(crate) stats: NormStats,
     pub(crate) linear: LinearSaved,
-    input_dtype: DType,
+    pub(crate) input_dtype: DType,
 }
 
 impl LayerNormLinear {
@@ -85,33 +78,15 @@ impl LayerNormLinear {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        let LayerNormLinearOptions { in_features, out_features, bias, params_dtype, init_std, .. } = options;
+        let LayerNormLinearOptions { in_features, out_features, bias, norm, params_dtype, init_std } =
+            options;
         // Before the norm's parameters, which are as long as the weight's rows.
         init::check_parameter(linear_path, "weight", [out_features, in_features])?;
-        let norm = NormLayerOptions {
-            hidden_size: in_features,
-            eps: options.eps,
-            zero_centered_gamma: options.zero_centered_gamma,
-            params_dtype,
-        };
         let linear = LinearOptions { in_features, out_features, bias, params_dtype, init_std };
         Ok(Self {
-            norm: NormCore::new(norm_path, options.normalization, &norm, device)?,
+            norm: NormCore::new(norm_path, in_features, norm, params_dtype, device)?,
             linear: Linear::new(linear_path, linear, device, rng)?,
         })
-    }
-
-    /// From a gradient that a fused operation may have quantized.
-    pub(crate) fn backward_quantized(
-        &mut self,
-        cx: &Backward<'_>,
-        saved: LayerNormLinearSaved,
-        dy: &Quantized,
-        db: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let dn = self.linear.backward_quantized(cx, saved.linear, dy, db)?;
-        let dx = self.norm.backward(&saved.x, &saved.stats, &dn)?;
-        Ok(ops::cast(&dx, saved.input_dtype)?)
     }
 }
 
@@ -124,8 +99,9 @@ impl Module for LayerNormLinear {
             let mut parameters = self.norm.parameters();
             parameters.extend(self.linear.parameters());
             let Entered { x, input_dtype } = precision::enter(cx, self.linear.path(), x, &parameters)?;
-            let (normed, stats) = self.norm.forward_quantized(cx, &x, &self.linear.slots.input)?;
-            let (y, linear) = self.linear.forward_quantized(cx, &normed, x.dtype(), x.dtype())?;
+            let dtype = x.dtype();
+            let (y, linear, stats) =
+                self.linear.forward_with(cx, dtype, dtype, |slot| self.norm.forward_slot(&x, slot))?;
             Ok((y, LayerNormLinearSaved { x, stats, linear, input_dtype }))
         })
     }

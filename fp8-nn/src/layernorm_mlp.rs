@@ -3,12 +3,11 @@
 //! Gated activations double fc1's rows: the activated half first, the linear half second.
 
 use crate::arguments::{Argument, Output};
-use crate::linear::Quantized;
 use crate::{
-    Error, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions, LinearSaved,
-    Module, Result, composite, init,
+    Error, InitOptions, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions,
+    LinearSaved, Module, NormOptions, Result, composite, init,
 };
-use fp8_kernels::ops::{self, Activation, Norm};
+use fp8_kernels::ops::{self, Activation};
 use fp8_kernels::{DType, Device, Slot, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -25,18 +24,12 @@ pub struct LayerNormMlpOptions {
     pub bias: bool,
     /// The function in between.
     pub activation: Activation,
-    /// LayerNorm or RMSNorm.
-    pub normalization: Norm,
-    /// The norm's ε.
-    pub eps: f32,
-    /// Whether the stored norm weight is γ − 1.
-    pub zero_centered_gamma: bool,
+    /// The normalization.
+    pub norm: NormOptions,
     /// f32 or bf16.
     pub params_dtype: DType,
-    /// Standard deviation of fc1's initial weight.
-    pub init_std: f32,
-    /// Standard deviation of fc2's initial weight.
-    pub output_layer_init_std: f32,
+    /// The initial weights.
+    pub init: InitOptions,
 }
 
 impl Default for LayerNormMlpOptions {
@@ -46,12 +39,9 @@ impl Default for LayerNormMlpOptions {
             ffn_hidden_size: 0,
             bias: true,
             activation: Activation::Gelu,
-            normalization: Norm::LayerNorm,
-            eps: 1e-5,
-            zero_centered_gamma: false,
+            norm: NormOptions::default(),
             params_dtype: DType::F32,
-            init_std: 0.023,
-            output_layer_init_std: 0.023,
+            init: InitOptions::default(),
         }
     }
 }
@@ -87,7 +77,7 @@ impl LayerNormMlp {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        let LayerNormMlpOptions { hidden_size, ffn_hidden_size, bias, activation, params_dtype, .. } =
+        let LayerNormMlpOptions { hidden_size, ffn_hidden_size, bias, activation, norm, params_dtype, init } =
             options;
         init::check_positive(path, &[("hidden_size", hidden_size), ("ffn_hidden_size", ffn_hidden_size)])?;
         let halves = if activation.is_gated() { 2 } else { 1 };
@@ -102,18 +92,16 @@ impl LayerNormMlp {
             in_features: hidden_size,
             out_features,
             bias,
-            normalization: options.normalization,
-            eps: options.eps,
-            zero_centered_gamma: options.zero_centered_gamma,
+            norm,
             params_dtype,
-            init_std: options.init_std,
+            init_std: init.init_std,
         };
         let fc2 = LinearOptions {
             in_features: ffn_hidden_size,
             out_features: hidden_size,
             bias,
             params_dtype,
-            init_std: options.output_layer_init_std,
+            init_std: init.output_layer_init_std,
         };
         let (norm_path, fc1_path) = (format!("{path}.norm"), format!("{path}.fc1"));
         Ok(Self {
@@ -135,14 +123,8 @@ impl Module for LayerNormMlp {
             let argument = Argument::new(&self.path, "input", x).float()?.on(weight.device())?;
             argument.features(hidden_size, "hidden_size")?;
             let (h, fc1) = self.fc1.forward(cx, x)?;
-            let dtype = fc1.linear.dtype();
-            let gemms = cx.fp8_gemms();
-            let slot = cx.slot(&self.fc2.slots.input)?;
-            let operand = ops::activation(&h, self.activation, &slot)?;
-            let off = Slot::off(slot.encoding);
-            let values = || Ok(ops::activation(&h, self.activation, &off)?.dequantize(dtype)?);
-            let a = Quantized::new(operand, [gemms.fprop, gemms.wgrad], values)?;
-            let (y, fc2) = self.fc2.forward_quantized(cx, &a, dtype, dtype)?;
+            let activation = |slot: &Slot<'_>| Ok(ops::activation(&h, self.activation, slot)?);
+            let (y, fc2) = self.fc2.forward_fused(cx, h.dtype(), activation)?;
             let output = Output::of(&self.path, &y);
             Ok((y, LayerNormMlpSaved { fc1, h, fc2, output }))
         })
@@ -153,13 +135,11 @@ impl Module for LayerNormMlp {
             let LayerNormMlpSaved { fc1, h, fc2, output } = saved;
             output.check(dy)?;
             let da = self.fc2.backward(cx, fc2, dy)?;
-            let origin = fc1.linear.origin();
-            let gemms = cx.fp8_gemms(origin);
-            let slot = cx.slot(origin, &self.fc1.linear.slots.grad_output)?;
-            let (operand, db) = ops::activation_backward_quantize_dbias(&da, &h, self.activation, &slot)?;
-            let values = || Ok(ops::activation_backward(&da, &h, self.activation)?);
-            let dh = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], values)?;
-            self.fc1.backward_quantized(cx, fc1, &dh, Some(&db))
+            let activation = self.activation;
+            self.fc1.backward_fused(cx, fc1, |slot| {
+                let (dh, db) = ops::activation_backward_quantize_dbias(&da, &h, activation, slot)?;
+                Ok((dh, Some(db)))
+            })
         })
     }
 }

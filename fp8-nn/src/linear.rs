@@ -9,6 +9,7 @@
 //! `db[n]` sums the unquantized `dy` in f32.
 
 use crate::arguments::{Argument, Output};
+use crate::fused::Quantized;
 use crate::precision::{self, Entered};
 use crate::{Layer, Module, Parameter, Result, init};
 use fp8_kernels::{DType, Device, Operand, Tensor, ops};
@@ -48,46 +49,15 @@ pub struct Linear {
 /// Both operands as the GEMMs of backward want them. Each has its own factor, so no scale is kept beside them.
 #[derive(Debug)]
 pub struct LinearSaved {
-    origin: Origin,
+    pub(crate) origin: Origin,
     /// For wgrad.
     x: Operand,
     /// For dgrad.
     w: Operand,
-    dtype: DType,
+    /// What the layer computed in.
+    pub(crate) dtype: DType,
     input_dtype: DType,
-    output: Output,
-}
-
-/// A tensor that two GEMMs read, either of which the recipe may run in high precision.
-#[derive(Debug)]
-pub(crate) struct Quantized {
-    /// What the slot returned.
-    operand: Operand,
-    /// The values in high precision, where a GEMM needs them besides the codes.
-    high: Option<Tensor>,
-}
-
-impl Quantized {
-    /// Takes what a slot returned and whether each of the two GEMMs runs in FP8.
-    ///
-    /// `values` computes the same tensor in high precision. It is called only if a GEMM needs it, and codes are never made
-    /// from what it returns: that is rounded, and a slot's codes do not depend on how other GEMMs run.
-    pub(crate) fn new(
-        operand: Operand,
-        in_fp8: [bool; 2],
-        values: impl FnOnce() -> Result<Tensor>,
-    ) -> Result<Self> {
-        let high = (operand.is_fp8() && in_fp8.contains(&false)).then(values).transpose()?;
-        Ok(Self { operand, high })
-    }
-
-    /// What one GEMM takes.
-    pub(crate) fn pick(&self, fp8: bool) -> Operand {
-        match (&self.high, fp8) {
-            (Some(high), false) => Operand::High(high.clone()),
-            _ => self.operand.clone(),
-        }
-    }
+    pub(crate) output: Output,
 }
 
 impl Linear {
@@ -122,6 +92,11 @@ impl Linear {
         self.bias.as_ref()
     }
 
+    /// The names of the slots that quantize this layer's input, weight and `dy`, as reports and checkpoints show them.
+    pub fn gemm_slots(&self) -> &GemmSlots {
+        &self.slots
+    }
+
     pub(crate) fn parameters(&self) -> Vec<&Parameter> {
         [&self.weight].into_iter().chain(&self.bias).collect()
     }
@@ -130,7 +105,7 @@ impl Linear {
         self.slots.weight.layer()
     }
 
-    /// From an input that a fused operation may have quantized.
+    /// Computes the output from an input that was quantized for fprop and wgrad.
     pub(crate) fn forward_quantized(
         &self,
         cx: &mut Forward<'_>,
@@ -153,7 +128,7 @@ impl Linear {
         Ok((y, LinearSaved { origin: cx.origin(name), x, w, dtype, input_dtype, output }))
     }
 
-    /// From a gradient that a fused operation may have quantized; `db` are its column sums.
+    /// Computes the gradients from a `dy` that was quantized for dgrad and wgrad; `db` holds its column sums.
     pub(crate) fn backward_quantized(
         &mut self,
         cx: &Backward<'_>,
@@ -180,26 +155,13 @@ impl Linear {
     }
 }
 
-impl LinearSaved {
-    pub(crate) fn origin(&self) -> &Origin {
-        &self.origin
-    }
-
-    pub(crate) fn dtype(&self) -> DType {
-        self.dtype
-    }
-}
-
 impl Module for Linear {
     type Saved = LinearSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
         cx.attempt(|cx| {
             self.check_input(x)?;
-            let Entered { x, input_dtype } = match &self.bias {
-                Some(bias) => precision::enter(cx, self.path(), x, &[&self.weight, bias])?,
-                None => precision::enter(cx, self.path(), x, &[&self.weight])?,
-            };
+            let Entered { x, input_dtype } = precision::enter(cx, self.path(), x, &self.parameters())?;
             let gemms = cx.fp8_gemms();
             let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
             let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;

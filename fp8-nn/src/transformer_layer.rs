@@ -2,10 +2,10 @@
 
 use crate::arguments::Output;
 use crate::{
-    LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module, MultiheadAttention,
-    MultiheadAttentionOptions, MultiheadAttentionSaved, Result, composite,
+    AttentionOptions, InitOptions, LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module,
+    MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions, Result, composite,
 };
-use fp8_kernels::ops::{self, Activation, Norm};
+use fp8_kernels::ops::{self, Activation};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -18,36 +18,18 @@ pub struct TransformerLayerOptions {
     pub hidden_size: usize,
     /// The MLP's inner dimension.
     pub ffn_hidden_size: usize,
-    /// Query heads.
-    pub num_attention_heads: usize,
-    /// Key and value heads; `None`: as many as query heads.
-    pub num_gqa_groups: Option<usize>,
-    /// Size of a head; `None`: `hidden_size / num_attention_heads`.
-    pub kv_channels: Option<usize>,
-    /// Whether a position sees only itself and those before it.
-    pub causal: bool,
-    /// Whether queries and keys are rotated by their position.
-    pub rope: bool,
-    /// RoPE's base.
-    pub rope_base: f64,
-    /// The longest sequence that RoPE has angles for.
-    pub max_seq_length: usize,
+    /// Heads, mask and positions.
+    pub attention: AttentionOptions,
     /// The MLP's function.
     pub activation: Activation,
-    /// LayerNorm or RMSNorm.
-    pub normalization: Norm,
-    /// The norms' ε.
-    pub eps: f32,
-    /// Whether stored norm weights are γ − 1.
-    pub zero_centered_gamma: bool,
+    /// The normalization before the attention and before the MLP.
+    pub norm: NormOptions,
     /// Whether the Linears have biases.
     pub bias: bool,
     /// f32 or bf16.
     pub params_dtype: DType,
-    /// Standard deviation of initial weights.
-    pub init_std: f32,
-    /// Standard deviation of proj's and fc2's initial weights.
-    pub output_layer_init_std: f32,
+    /// The initial weights.
+    pub init: InitOptions,
 }
 
 impl Default for TransformerLayerOptions {
@@ -55,21 +37,12 @@ impl Default for TransformerLayerOptions {
         Self {
             hidden_size: 0,
             ffn_hidden_size: 0,
-            num_attention_heads: 0,
-            num_gqa_groups: None,
-            kv_channels: None,
-            causal: true,
-            rope: false,
-            rope_base: 10_000.0,
-            max_seq_length: 2048,
+            attention: AttentionOptions::default(),
             activation: Activation::Gelu,
-            normalization: Norm::LayerNorm,
-            eps: 1e-5,
-            zero_centered_gamma: false,
+            norm: NormOptions::default(),
             bias: true,
             params_dtype: DType::F32,
-            init_std: 0.023,
-            output_layer_init_std: 0.023,
+            init: InitOptions::default(),
         }
     }
 }
@@ -103,37 +76,21 @@ impl TransformerLayer {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        let o = options;
-        let attention = MultiheadAttentionOptions {
-            hidden_size: o.hidden_size,
-            num_attention_heads: o.num_attention_heads,
-            num_gqa_groups: o.num_gqa_groups,
-            kv_channels: o.kv_channels,
-            causal: o.causal,
-            rope: o.rope,
-            rope_base: o.rope_base,
-            max_seq_length: o.max_seq_length,
-            input_layernorm: true,
-            normalization: o.normalization,
-            eps: o.eps,
-            zero_centered_gamma: o.zero_centered_gamma,
-            bias: o.bias,
-            params_dtype: o.params_dtype,
-            init_std: o.init_std,
-            output_layer_init_std: o.output_layer_init_std,
-        };
-        let mlp = LayerNormMlpOptions {
-            hidden_size: o.hidden_size,
-            ffn_hidden_size: o.ffn_hidden_size,
-            bias: o.bias,
-            activation: o.activation,
-            normalization: o.normalization,
-            eps: o.eps,
-            zero_centered_gamma: o.zero_centered_gamma,
-            params_dtype: o.params_dtype,
-            init_std: o.init_std,
-            output_layer_init_std: o.output_layer_init_std,
-        };
+        let TransformerLayerOptions {
+            hidden_size,
+            ffn_hidden_size,
+            attention,
+            activation,
+            norm,
+            bias,
+            params_dtype,
+            init,
+        } = options;
+        let input_layernorm = Some(norm);
+        let attention =
+            MultiheadAttentionOptions { hidden_size, attention, input_layernorm, bias, params_dtype, init };
+        let mlp =
+            LayerNormMlpOptions { hidden_size, ffn_hidden_size, bias, activation, norm, params_dtype, init };
         Ok(Self {
             path: path.into(),
             attention: MultiheadAttention::new(&format!("{path}.attention"), attention, device, rng)?,

@@ -66,9 +66,12 @@ pub(crate) fn layer(bench: &mut Bench) -> Result {
         let sizes = TransformerLayerOptions {
             hidden_size: hidden,
             ffn_hidden_size: 4 * hidden,
-            num_attention_heads: heads,
+            attention: AttentionOptions {
+                num_attention_heads: heads,
+                max_seq_length: length,
+                ..TransformerLayerOptions::default().attention
+            },
             params_dtype: DType::BF16,
-            max_seq_length: length,
             ..TransformerLayerOptions::default()
         };
         let mut model = TransformerLayer::new("layer", sizes, &device, &mut StdRng::seed_from_u64(1))?;

@@ -98,7 +98,11 @@ fn of_norms() {
 fn of_norm_and_linear() {
     for normalization in [Norm::LayerNorm, Norm::RmsNorm] {
         let sizes = LayerNormLinearOptions { in_features: 12, out_features: 9, ..Default::default() };
-        let options = LayerNormLinearOptions { normalization, init_std: 0.2, ..sizes };
+        let options = LayerNormLinearOptions {
+            norm: NormOptions { normalization, ..sizes.norm },
+            init_std: 0.2,
+            ..sizes
+        };
         let layer = LayerNormLinear::new("layer", options, &device(), &mut rng(1)).unwrap();
         check(with_noise(layer, 1), &noise([2, 3, 12], 2));
     }
@@ -118,15 +122,17 @@ fn of_mlp_under_every_smooth_activation() {
 fn attention(causal: bool, rope: bool, groups: usize) -> MultiheadAttention {
     let options = MultiheadAttentionOptions {
         hidden_size: 20,
-        num_attention_heads: 4,
-        num_gqa_groups: Some(groups),
-        kv_channels: Some(6),
-        causal,
-        rope,
-        input_layernorm: groups == 2,
-        max_seq_length: 8,
-        init_std: 0.3,
-        output_layer_init_std: 0.3,
+        attention: AttentionOptions {
+            num_attention_heads: 4,
+            num_gqa_groups: Some(groups),
+            kv_channels: Some(6),
+            causal,
+            rope,
+            max_seq_length: 8,
+            ..Default::default()
+        },
+        input_layernorm: (groups == 2).then(NormOptions::default),
+        init: InitOptions { init_std: 0.3, output_layer_init_std: 0.3 },
         ..Default::default()
     };
     with_noise(MultiheadAttention::new("attention", options, &device(), &mut rng(1)).unwrap(), 1)

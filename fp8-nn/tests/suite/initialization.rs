@@ -72,8 +72,8 @@ fn default_weights_are_normal_with_deviation_0_023_biases_0_and_gammas_1() {
 
     let options = MultiheadAttentionOptions {
         hidden_size: 96,
-        num_attention_heads: 4,
-        input_layernorm: true,
+        attention: AttentionOptions { num_attention_heads: 4, ..Default::default() },
+        input_layernorm: Some(NormOptions::default()),
         ..Default::default()
     };
     assert_initialized(&MultiheadAttention::new("a", options, &device, &mut rng).unwrap(), 1.0, |_| {
@@ -83,7 +83,7 @@ fn default_weights_are_normal_with_deviation_0_023_biases_0_and_gammas_1() {
     let options = TransformerLayerOptions {
         hidden_size: 96,
         ffn_hidden_size: 128,
-        num_attention_heads: 4,
+        attention: AttentionOptions { num_attention_heads: 4, ..Default::default() },
         ..Default::default()
     };
     assert_initialized(&TransformerLayer::new("a", options, &device, &mut rng).unwrap(), 1.0, |_| {
@@ -110,8 +110,8 @@ fn norms_start_as_the_identity_also_with_a_zero_centered_gamma() {
         let options = TransformerLayerOptions {
             hidden_size: 96,
             ffn_hidden_size: 128,
-            num_attention_heads: 4,
-            zero_centered_gamma,
+            attention: AttentionOptions { num_attention_heads: 4, ..Default::default() },
+            norm: NormOptions { zero_centered_gamma, ..Default::default() },
             ..Default::default()
         };
         let layer = TransformerLayer::new("a", options, &device(), &mut rng(1)).unwrap();
@@ -136,9 +136,8 @@ fn init_std_and_output_layer_init_std_are_deviations_of_their_weights() {
     let options = TransformerLayerOptions {
         hidden_size: 96,
         ffn_hidden_size: 128,
-        num_attention_heads: 4,
-        init_std: 0.1,
-        output_layer_init_std: 0.01,
+        attention: AttentionOptions { num_attention_heads: 4, ..Default::default() },
+        init: InitOptions { init_std: 0.1, output_layer_init_std: 0.01 },
         ..Default::default()
     };
     let layer = TransformerLayer::new("a", options, &device(), &mut rng(1)).unwrap();

@@ -14,7 +14,7 @@ fn llama() -> Gpt {
         num_gqa_groups: Some(2),
         max_seq_length: 16,
         activation: Activation::Swiglu,
-        normalization: Norm::RmsNorm,
+        norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
         rope_base: 500_000.0,
         bias: false,
         init_std: 0.1,

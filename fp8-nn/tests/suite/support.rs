@@ -55,9 +55,8 @@ pub(crate) fn mlp(path: &str, activation: Activation, normalization: Norm, seed:
         hidden_size: 24,
         ffn_hidden_size: 40,
         activation,
-        normalization,
-        init_std: 0.2,
-        output_layer_init_std: 0.2,
+        norm: NormOptions { normalization, ..Default::default() },
+        init: InitOptions { init_std: 0.2, output_layer_init_std: 0.2 },
         ..Default::default()
     };
     with_noise(LayerNormMlp::new(path, options, &device(), &mut rng(seed)).unwrap(), seed)
@@ -67,12 +66,14 @@ pub(crate) fn block_options() -> TransformerLayerOptions {
     TransformerLayerOptions {
         hidden_size: 32,
         ffn_hidden_size: 48,
-        num_attention_heads: 4,
-        num_gqa_groups: Some(2),
-        rope: true,
-        max_seq_length: 16,
-        init_std: 0.1,
-        output_layer_init_std: 0.1,
+        attention: AttentionOptions {
+            num_attention_heads: 4,
+            num_gqa_groups: Some(2),
+            rope: true,
+            max_seq_length: 16,
+            ..Default::default()
+        },
+        init: InitOptions { init_std: 0.1, output_layer_init_std: 0.1 },
         ..Default::default()
     }
 }

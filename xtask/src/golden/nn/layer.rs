@@ -112,9 +112,7 @@ fn construct(config: &Config, max_seq_length: usize, device: &Device) -> Result<
             let options = LayerNormLinearOptions {
                 in_features,
                 out_features,
-                normalization,
-                zero_centered_gamma,
-                eps: eps as f32,
+                norm: NormOptions { normalization, zero_centered_gamma, eps: eps as f32 },
                 ..Default::default()
             };
             Box::new(LayerNormLinear::new(PATH, options, device, &mut rng)?)
@@ -130,10 +128,8 @@ fn construct(config: &Config, max_seq_length: usize, device: &Device) -> Result<
             let options = LayerNormMlpOptions {
                 hidden_size,
                 ffn_hidden_size,
-                normalization,
-                zero_centered_gamma,
+                norm: NormOptions { normalization, zero_centered_gamma, eps: eps as f32 },
                 activation,
-                eps: eps as f32,
                 ..Default::default()
             };
             Box::new(LayerNormMlp::new(PATH, options, device, &mut rng)?)
@@ -141,11 +137,14 @@ fn construct(config: &Config, max_seq_length: usize, device: &Device) -> Result<
         Config::MultiheadAttention { hidden_size, num_attention_heads, num_gqa_groups, causal, rope } => {
             let options = MultiheadAttentionOptions {
                 hidden_size,
-                num_attention_heads,
-                num_gqa_groups: Some(num_gqa_groups),
-                causal,
-                rope,
-                max_seq_length,
+                attention: AttentionOptions {
+                    num_attention_heads,
+                    num_gqa_groups: Some(num_gqa_groups),
+                    causal,
+                    rope,
+                    max_seq_length,
+                    ..Default::default()
+                },
                 ..Default::default()
             };
             Box::new(MultiheadAttention::new(PATH, options, device, &mut rng)?)
@@ -165,15 +164,16 @@ fn construct(config: &Config, max_seq_length: usize, device: &Device) -> Result<
             let options = TransformerLayerOptions {
                 hidden_size,
                 ffn_hidden_size,
-                num_attention_heads,
-                num_gqa_groups: Some(num_gqa_groups),
-                normalization,
-                zero_centered_gamma,
+                attention: AttentionOptions {
+                    num_attention_heads,
+                    num_gqa_groups: Some(num_gqa_groups),
+                    causal,
+                    rope,
+                    max_seq_length,
+                    ..Default::default()
+                },
+                norm: NormOptions { normalization, zero_centered_gamma, eps: eps as f32 },
                 activation,
-                causal,
-                rope,
-                eps: eps as f32,
-                max_seq_length,
                 ..Default::default()
             };
             Box::new(TransformerLayer::new(PATH, options, device, &mut rng)?)
