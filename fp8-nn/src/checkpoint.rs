@@ -54,12 +54,38 @@ pub struct Loaded {
     pub scaling: StateReport,
 }
 
-/// The path of the checkpoint in a folder.
+/// Returns the path of the checkpoint file in a folder, `DIR/checkpoint.safetensors`. See [`save`] for an example.
 pub fn path(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
 /// Writes model, optimizer, scaling state and the caller's metadata into `dir`, which is created if it does not exist.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+///
+/// let dir = std::env::temp_dir().join(format!("fp8-doc-save-{}", std::process::id()));
+/// let fc = |seed| {
+///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+///     Linear::new("fc", options, &Device::cpu(), &mut StdRng::seed_from_u64(seed))
+/// };
+/// let (mut model, mut optimizer) = (fc(1)?, AdamW::new(AdamWOptions::default())?);
+/// let scaling = Scaling::new(&model, &Device::cpu())?;
+/// optimizer.step(&mut model, 1e-3)?;
+/// let metadata = [("text".to_owned(), "position 4096".to_owned())].into();
+/// checkpoint::save(&dir, &model, &optimizer, &scaling, &metadata)?;
+///
+/// let (mut other, mut resumed) = (fc(2)?, AdamW::new(AdamWOptions::default())?);
+/// let mut scaling = Scaling::new(&other, &Device::cpu())?;
+/// let loaded = checkpoint::load(&dir, &mut other, &mut resumed, &mut scaling)?;
+/// assert_eq!((resumed.steps(), &loaded.metadata), (1, &metadata));
+/// assert_eq!(other.weight().tensor().to_f32_vec()?, model.weight().tensor().to_f32_vec()?);
+/// assert_eq!(checkpoint::metadata(&dir)?, metadata); // reads the header alone
+/// assert!(checkpoint::path(&dir).is_file());
+/// # std::fs::remove_dir_all(&dir).unwrap();
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 ///
 /// # Errors
 /// A parameter without moments although the optimizer has taken steps, moments of a parameter that the model does not
@@ -104,7 +130,7 @@ pub fn save(
     writer.save(&path(dir))
 }
 
-/// The caller's metadata of the checkpoint in `dir`. Reads the file's header alone.
+/// Returns the caller's metadata of the checkpoint in `dir`. Reads the file's header alone. See [`save`] for an example.
 ///
 /// # Errors
 /// A file that cannot be read or is not a checkpoint.
@@ -112,9 +138,10 @@ pub fn metadata(dir: &Path) -> Result<BTreeMap<String, String>> {
     Ok(user_metadata(&open(&path(dir))?))
 }
 
-/// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options; returns the caller's
-/// metadata and what became of the scaling state, which may go on under another recipe. Everything keeps its place in memory:
-/// a recorded step goes on from the checkpoint.
+/// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options. Returns the caller's metadata
+/// and what became of the scaling state, which may continue under another recipe. See [`save`] for an example.
+///
+/// Tensors are written in place, so recorded steps continue from the checkpoint.
 ///
 /// Among several ranks, all load the same file, or one loads it and all call
 /// [`broadcast_state`](crate::broadcast_state). The next step compares what the ranks have loaded.
@@ -172,6 +199,24 @@ fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer
 
 /// Writes the parameters alone, under their names, to a safetensors file.
 ///
+/// ```
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+///
+/// let dir = std::env::temp_dir().join(format!("fp8-doc-parameters-{}", std::process::id()));
+/// let fc = |seed| {
+///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+///     Linear::new("fc", options, &Device::cpu(), &mut StdRng::seed_from_u64(seed))
+/// };
+/// # std::fs::create_dir_all(&dir).unwrap();
+/// let (first, mut second) = (fc(1)?, fc(2)?);
+/// checkpoint::save_parameters(&dir.join("fc.safetensors"), &first)?;
+/// checkpoint::load_parameters(&dir.join("fc.safetensors"), &mut second)?;
+/// assert_eq!(second.weight().tensor().to_f32_vec()?, first.weight().tensor().to_f32_vec()?);
+/// # std::fs::remove_dir_all(&dir).unwrap();
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+///
 /// # Errors
 /// A file that cannot be written: as [`save`].
 pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()> {
@@ -182,8 +227,11 @@ pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()>
     writer.save(path)
 }
 
-/// Reads the parameters of a safetensors file by their names. The file must hold these and no others. An optimizer that keeps
-/// f32 copies of them goes on from those, unless [`AdamW::reload_params`](crate::AdamW::reload_params) is called.
+/// Reads the parameters of a safetensors file by their names. The file must hold these and no others. See
+/// [`save_parameters`] for an example.
+///
+/// An optimizer that keeps f32 copies continues from those, unless
+/// [`AdamW::reload_params`](crate::AdamW::reload_params) is called.
 ///
 /// # Errors
 /// As [`load`].

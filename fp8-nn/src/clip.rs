@@ -3,12 +3,25 @@
 use crate::{Error, Layer, Parameter, Result, parameters_mut};
 use fp8_kernels::{Tensor, ops};
 
-/// Scales all gradients so that their common L2 norm is at most `max_norm`. Returns the norm before, one f32, which stays
-/// on the device until it is read: the host waits for nothing. A norm that is not finite scales nothing, and
+/// Scales all gradients so that their common L2 norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does. Returns the
+/// norm before, one f32.
+///
+/// The norm stays on the device, so the host does not wait. A norm that is not finite scales nothing, and
 /// [`AdamW::step_with_norm`](crate::AdamW::step_with_norm) skips the step.
 ///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let options = LinearOptions { in_features: 2, out_features: 1, bias: false, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
+/// *parameters_mut(&mut fc)[0].main_grad_mut() = Tensor::from_vec(vec![3.0f32, 4.0], [1, 2], &Device::cpu())?;
+/// assert_eq!(clip_grad_norm(&mut fc, 2.5)?.item()?, 5.0);
+/// assert_eq!(fc.weight().main_grad().to_f32_vec()?, [1.5, 2.0]);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+///
 /// # Errors
-/// A `max_norm` that is not greater than 0; gradients whose storage others hold too. Nothing has changed then.
+/// A `max_norm` that is not greater than 0; a gradient that shares its storage with another tensor. Nothing has changed then.
 pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Result<Tensor> {
     if max_norm.is_nan() || max_norm <= 0.0 {
         return Err(Error::Option {

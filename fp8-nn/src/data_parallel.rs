@@ -15,17 +15,46 @@ pub use broadcast_state::broadcast_state;
 use fp8_dist::{ProcessGroup, ReduceOp};
 use fp8_kernels::Device;
 
-/// Replaces every parameter's gradient by its sum over the ranks, after backward and before the optimizer. The sum is
-/// written where the gradient was, so that a recorded step goes on with it; a gradient whose storage others hold too gets
-/// a new place.
+/// Replaces every parameter's gradient by its sum over the ranks. Call it after backward and before the optimizer's step.
+///
+/// It sums and does not divide: each rank divides its loss by the *global* batch
+/// ([`CrossEntropyOptions::normalizer`](fp8_kernels::ops::CrossEntropyOptions)). PyTorch's `DistributedDataParallel` averages
+/// instead. The sum is written in place, so that a recorded step continues with it; a gradient that shares its storage with
+/// another tensor gets new storage.
 ///
 /// Before its first reduction over a group, and again after parameters were made, set or loaded, it compares the
 /// parameters of all ranks, and the optimizer state that [`checkpoint::load`](crate::checkpoint::load) has loaded with
 /// them: one more collective, for which all parameters are read back once. [`agree`] compares more.
 ///
+/// ```
+/// use fp8_nn::fp8_dist::local;
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+/// use std::{sync::Arc, thread, time::Duration};
+///
+/// let run = |group: Arc<dyn ProcessGroup>| -> Result<()> {
+///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+///     let mut rng = StdRng::seed_from_u64(1); // the same weights on both ranks
+///     let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+///     for parameter in parameters_mut(&mut fc) {
+///         let (value, shape) = (1.0 + group.rank() as f32, *parameter.tensor().shape());
+///         *parameter.main_grad_mut() = Tensor::full(value, shape, DType::F32, &Device::cpu())?;
+///     }
+///     all_reduce_gradients(&mut fc, &*group)?;
+///     assert_eq!(fc.weight().main_grad().to_f32_vec()?, [3.0; 16]); // 1 of rank 0, 2 of rank 1
+///     Ok(())
+/// };
+/// thread::scope(|scope| {
+///     let groups = local("dp", 2, Duration::from_secs(10))?.into_iter();
+///     let ranks: Vec<_> = groups.map(|group| scope.spawn(move || run(group))).collect();
+///     ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
+/// })?;
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+///
 /// # Errors
 /// Parameters or loaded optimizer state that differ between the ranks, on every rank, with the first difference; a rank
-/// that alone has set or loaded parameters. In a step that is being recorded, a gradient whose storage others hold too, or
+/// that alone has set or loaded parameters. In a step that is being recorded, a gradient that shares its storage, or
 /// parameters that have not been compared. Nothing has changed then. A rank that is away, failed or has another model: some
 /// gradients may be sums already, so clear them ([`zero_grad`](crate::zero_grad)) before the next backward.
 pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
@@ -50,11 +79,34 @@ pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn Proce
     Ok(())
 }
 
-/// Gives every rank the parameters of rank 0, before the first step. They keep their places in memory. All are received
-/// before the first is replaced, which takes memory for a second copy of them.
+/// Gives every rank the parameters of rank 0. Call it once, before the first step.
 ///
-/// Parameters alone are enough for a new training. After a checkpoint was loaded on rank 0, moments and scales must be
-/// equal too: use [`broadcast_state`].
+/// Parameters are written in place. All are received before the first is replaced, which takes memory for a second copy of
+/// them. For a new training the parameters are enough; after a checkpoint was loaded on rank 0 alone, moments and scales must
+/// be equal, too: use [`broadcast_state`].
+///
+/// ```
+/// use fp8_nn::fp8_dist::local;
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+/// use std::{sync::Arc, thread, time::Duration};
+///
+/// let run = |group: Arc<dyn ProcessGroup>| -> Result<()> {
+///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+///     let mut rng = StdRng::seed_from_u64(group.rank() as u64); // different weights on each rank
+///     let mut fc = Linear::new("fc", options.clone(), &Device::cpu(), &mut rng)?;
+///     broadcast_parameters(&mut fc, &*group)?;
+///     let first = Linear::new("fc", options, &Device::cpu(), &mut StdRng::seed_from_u64(0))?;
+///     assert_eq!(fc.weight().tensor().to_f32_vec()?, first.weight().tensor().to_f32_vec()?);
+///     Ok(())
+/// };
+/// thread::scope(|scope| {
+///     let groups = local("dp", 2, Duration::from_secs(10))?.into_iter();
+///     let ranks: Vec<_> = groups.map(|group| scope.spawn(move || run(group))).collect();
+///     ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
+/// })?;
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 ///
 /// # Errors
 /// A rank that is away, failed or has another model. No parameter has changed then.

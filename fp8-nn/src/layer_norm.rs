@@ -1,6 +1,4 @@
-//! `LayerNorm`: `y = (x − μ) / √(σ² + ε) · γ + β` · `RmsNorm`: `y = x / √(mean(x²) + ε) · γ`, over the last dimension.
-//!
-//! Statistics and arithmetic are f32. With `zero_centered_gamma` the stored weight is γ − 1.
+//! LayerNorm and RMSNorm.
 
 use crate::arguments::{Argument, Output};
 use crate::precision::{self, Entered};
@@ -10,16 +8,16 @@ use fp8_kernels::{DType, Device, Encoding, Operand, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName, Slots};
 use std::sync::Arc;
 
-/// How a norm is made. `hidden_size` has no default.
+/// Options of a [`LayerNorm`] or [`RmsNorm`]. `hidden_size` is required.
 #[derive(Debug, Clone)]
 pub struct NormLayerOptions {
-    /// The last dimension.
+    /// The last dimension of input and output.
     pub hidden_size: usize,
-    /// ε.
+    /// ε, which is added to the variance or the mean square. 1e-5 by default; finite and greater than 0.
     pub eps: f32,
-    /// Whether the stored weight is γ − 1.
+    /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1. False by default.
     pub zero_centered_gamma: bool,
-    /// f32 or bf16.
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
 }
 
@@ -29,15 +27,60 @@ impl Default for NormLayerOptions {
     }
 }
 
-/// Layer normalization. Parameters: `<path>.weight`, `<path>.bias`.
+/// Layer normalization of the last dimension: `y = (x − μ) / √(σ² + ε) · γ + β`.
+///
+/// μ and σ² are mean and variance of a row, computed in f32. Input and output are `[…, hidden_size]`; the norm runs in high
+/// precision under every recipe. To normalize straight into a GEMM's FP8 input, use
+/// [`LayerNormLinear`](crate::LayerNormLinear), or [`forward_slot`](Self::forward_slot) in a layer of your own.
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.weight` | `[hidden_size]` | γ = 1: stored as 1, or as 0 with `zero_centered_gamma` |
+/// | `<path>.bias` | `[hidden_size]` | β = 0 |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = NormLayerOptions { hidden_size: 2, ..Default::default() };
+/// let norm = LayerNorm::new("norm", &options, &device)?;
+/// let mut scaling = Scaling::new(&norm, &device)?;
+/// let x = Tensor::from_vec(vec![1.0f32, 3.0], [1, 2], &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let (y, _) = scaling.autocast_with(&recipe, |cx| norm.forward(cx, &x))?;
+/// assert_eq!(y.to_f32_vec()?, [-0.999995, 0.999995]); // (1 − 2) / √(1 + 1e-5)
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct LayerNorm(NormCore);
 
-/// Root-mean-square normalization. Parameter: `<path>.weight`.
+/// Root-mean-square normalization of the last dimension: `y = x / √(mean(x²) + ε) · γ`.
+///
+/// The mean square of a row is computed in f32. Input and output are `[…, hidden_size]`; the norm runs in high precision
+/// under every recipe.
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.weight` | `[hidden_size]` | γ = 1: stored as 1, or as 0 with `zero_centered_gamma` |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = NormLayerOptions { hidden_size: 2, ..Default::default() };
+/// let norm = RmsNorm::new("norm", &options, &device)?;
+/// let mut scaling = Scaling::new(&norm, &device)?;
+/// let x = Tensor::from_vec(vec![3.0f32, 4.0], [1, 2], &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let (y, _) = scaling.autocast_with(&recipe, |cx| norm.forward(cx, &x))?;
+/// let y = y.to_f32_vec()?;
+/// assert!((y[0] - 3.0 / 12.5f32.sqrt()).abs() < 1e-5 && (y[1] - 4.0 / 12.5f32.sqrt()).abs() < 1e-5);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct RmsNorm(NormCore);
 
-/// The input and the statistics of its rows.
+/// What the backward of a norm needs: the input and the statistics of its rows.
 #[derive(Debug)]
 pub struct NormSaved {
     x: Tensor,
@@ -160,10 +203,10 @@ impl Layer for NormCore {
 macro_rules! norm_module {
     ($layer:ident, $norm:expr) => {
         impl $layer {
-            /// A norm at `path`: γ 1, β 0.
+            /// Creates a norm at `path`, with γ = 1.
             ///
             /// # Errors
-            /// A size of 0, an ε that is not finite and greater than 0, a dtype other than f32 and bf16.
+            /// A size of 0, an ε that is not finite and greater than 0, a `params_dtype` other than f32 and bf16.
             pub fn new(path: &str, options: &NormLayerOptions, device: &Device) -> Result<Self> {
                 let NormLayerOptions { hidden_size, eps, zero_centered_gamma, params_dtype } = *options;
                 let options = NormOptions { normalization: $norm, eps, zero_centered_gamma };

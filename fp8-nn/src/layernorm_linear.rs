@@ -1,4 +1,4 @@
-//! A norm whose output goes straight into a Linear's input slot: in FP8 it is never written in high precision.
+//! A norm and a Linear in one layer.
 
 use crate::layer_norm::NormCore;
 use crate::precision::{self, Entered};
@@ -8,20 +8,20 @@ use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 
-/// How a [`LayerNormLinear`] is made. Sizes have no default.
+/// Options of a [`LayerNormLinear`]. The two sizes are required; the other fields have defaults.
 #[derive(Debug, Clone)]
 pub struct LayerNormLinearOptions {
-    /// The input's last dimension.
+    /// The last dimension of the input.
     pub in_features: usize,
-    /// The output's last dimension.
+    /// The last dimension of the output.
     pub out_features: usize,
-    /// Whether the Linear has a bias.
+    /// Whether the Linear has a bias; it has by default.
     pub bias: bool,
-    /// The normalization.
+    /// The normalization: LayerNorm with ε = 1e-5 by default.
     pub norm: NormOptions,
-    /// f32 or bf16.
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
-    /// Standard deviation of the weight's initial values.
+    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. 0.023 by default.
     pub init_std: f32,
 }
 
@@ -38,7 +38,36 @@ impl Default for LayerNormLinearOptions {
     }
 }
 
-/// `y = norm(x) · wᵀ + b`. Parameters: `<path>.norm.weight`, `<path>.norm.bias`, `<path>.weight`, `<path>.bias`.
+/// A norm followed by a fully connected layer: `y = norm(x) · wᵀ + b`.
+///
+/// The norm's output is quantized as it is computed: in FP8 it is never stored in high precision, and the bits of its codes
+/// do not depend on a 16-bit rounding in between. The input is `[…, in_features]`, the output `[…, out_features]`; dtypes are
+/// those of [`Linear`].
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.norm.weight` | `[in_features]` | γ = 1 |
+/// | `<path>.norm.bias`, with LayerNorm | `[in_features]` | 0 |
+/// | `<path>.weight` | `[out_features, in_features]` | normal with deviation `init_std` |
+/// | `<path>.bias`, if asked for | `[out_features]` | 0 |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let norm = NormOptions { normalization: Norm::RmsNorm, ..Default::default() };
+/// let options = LayerNormLinearOptions { in_features: 32, out_features: 16, norm, ..Default::default() };
+/// let mut layer = LayerNormLinear::new("qkv", options, &device, &mut fp8_nn::rand::rng())?;
+/// let names: Vec<_> = parameters(&layer).iter().map(|parameter| parameter.name().to_string()).collect();
+/// assert_eq!(names, ["qkv.norm.weight", "qkv.weight", "qkv.bias"]);
+/// let mut scaling = Scaling::new(&layer, &device)?;
+/// let recipe = Recipe::from(CurrentScaling::default());
+/// let x = Tensor::full(0.5, [4, 32], DType::F32, &device)?;
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward(cx, &x))?;
+/// let dx = scaling.backward_with(|cx| layer.backward(cx, saved, &y))?;
+/// assert_eq!((&**y.shape(), &**dx.shape()), (&[4, 16][..], &[4, 32][..]));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct LayerNormLinear {
     pub(crate) norm: NormCore,
@@ -47,7 +76,7 @@ pub struct LayerNormLinear {
 
 composite!(LayerNormLinear { norm, linear });
 
-/// What its backward needs.
+/// What [`LayerNormLinear`]'s backward needs.
 #[derive(Debug)]
 pub struct LayerNormLinearSaved {
     pub(crate) x: Tensor,
@@ -57,10 +86,11 @@ pub struct LayerNormLinearSaved {
 }
 
 impl LayerNormLinear {
-    /// A layer at `path`.
+    /// Creates a layer at `path`, with weights drawn from `rng`.
     ///
     /// # Errors
-    /// A size of 0, an ε out of range, a dtype other than f32 and bf16.
+    /// A size of 0, a weight that is too large for a tensor, an ε that is not finite and greater than 0, a `params_dtype`
+    /// other than f32 and bf16.
     pub fn new(
         path: &str,
         options: LayerNormLinearOptions,

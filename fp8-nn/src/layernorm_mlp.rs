@@ -1,6 +1,4 @@
-//! norm → fc1 → activation → fc2, with the activation fused into fc2's quantization and its backward into fc1's.
-//!
-//! Gated activations double fc1's rows: the activated half first, the linear half second.
+//! A norm and a feed-forward network in one layer.
 
 use crate::arguments::{Argument, Output};
 use crate::{
@@ -13,22 +11,22 @@ use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 use std::sync::Arc;
 
-/// How a [`LayerNormMlp`] is made. Sizes have no default.
+/// Options of a [`LayerNormMlp`]. The two sizes are required; the other fields have defaults.
 #[derive(Debug, Clone)]
 pub struct LayerNormMlpOptions {
-    /// The input's and output's last dimension.
+    /// The last dimension of input and output.
     pub hidden_size: usize,
-    /// The dimension in between.
+    /// The last dimension of the activation's output, which is `fc2`'s input.
     pub ffn_hidden_size: usize,
-    /// Whether the Linears have biases.
+    /// Whether `fc1` and `fc2` have biases; they have by default.
     pub bias: bool,
-    /// The function in between.
+    /// The activation: GELU in its tanh form by default. PyTorch's `GELU` is the exact form by default.
     pub activation: Activation,
-    /// The normalization.
+    /// The normalization: LayerNorm with ε = 1e-5 by default.
     pub norm: NormOptions,
-    /// f32 or bf16.
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
-    /// The initial weights.
+    /// Standard deviations of the initial weights: 0.023 by default.
     pub init: InitOptions,
 }
 
@@ -46,7 +44,41 @@ impl Default for LayerNormMlpOptions {
     }
 }
 
-/// See the module's text. Parameters below `<path>`: `norm.*`, `fc1.*`, `fc2.*`.
+/// A norm followed by a feed-forward network: `y = act(norm(x) · w₁ᵀ + b₁) · w₂ᵀ + b₂`.
+///
+/// Norm and activation are fused into the quantization of the GEMM that follows, the activation's backward into that of the
+/// GEMM before it. Input and output are `[…, hidden_size]`; dtypes are those of [`Linear`]. There is no residual addition:
+/// [`TransformerLayer`](crate::TransformerLayer) adds it.
+///
+/// Gated activations (`Glu`, `Geglu`, `Reglu`, `Swiglu`, `Qgeglu`, `Sreglu`) compute `act(a) · b` for the halves `[a, b]` of
+/// `fc1`'s output, so `fc1` has twice as many rows: the activated half first.
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.norm.weight` | `[hidden_size]` | γ = 1 |
+/// | `<path>.norm.bias`, with LayerNorm | `[hidden_size]` | 0 |
+/// | `<path>.fc1.weight` | `[ffn_hidden_size, hidden_size]`; gated: `[2 · ffn_hidden_size, hidden_size]` | normal, `init_std` |
+/// | `<path>.fc1.bias`, if asked for | `fc1`'s rows | 0 |
+/// | `<path>.fc2.weight` | `[hidden_size, ffn_hidden_size]` | normal, `output_layer_init_std` |
+/// | `<path>.fc2.bias`, if asked for | `[hidden_size]` | 0 |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let activation = Activation::Swiglu;
+/// let options = LayerNormMlpOptions { hidden_size: 32, ffn_hidden_size: 48, activation, ..Default::default() };
+/// let mut mlp = LayerNormMlp::new("mlp", options, &device, &mut fp8_nn::rand::rng())?;
+/// let fc1 = parameters(&mlp)[2];
+/// assert_eq!((&**fc1.name(), &**fc1.tensor().shape()), ("mlp.fc1.weight", &[2 * 48, 32][..]));
+/// let mut scaling = Scaling::new(&mlp, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let x = Tensor::full(0.5, [4, 32], DType::F32, &device)?;
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| mlp.forward(cx, &x))?;
+/// let dx = scaling.backward_with(|cx| mlp.backward(cx, saved, &y))?;
+/// assert_eq!((y.shape(), dx.shape()), (x.shape(), x.shape()));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct LayerNormMlp {
     path: Arc<str>,
@@ -57,7 +89,7 @@ pub struct LayerNormMlp {
 
 composite!(LayerNormMlp { fc1, fc2 });
 
-/// What its backward needs.
+/// What [`LayerNormMlp`]'s backward needs.
 #[derive(Debug)]
 pub struct LayerNormMlpSaved {
     fc1: LayerNormLinearSaved,
@@ -67,10 +99,11 @@ pub struct LayerNormMlpSaved {
 }
 
 impl LayerNormMlp {
-    /// A layer at `path`.
+    /// Creates a layer at `path`, with weights drawn from `rng`: `fc1`'s, then `fc2`'s.
     ///
     /// # Errors
-    /// A size of 0, an ε out of range, a dtype other than f32 and bf16.
+    /// A size of 0, a weight that is too large for a tensor, an ε that is not finite and greater than 0, a `params_dtype`
+    /// other than f32 and bf16.
     pub fn new(
         path: &str,
         options: LayerNormMlpOptions,

@@ -1,12 +1,4 @@
-//! `y = x · wᵀ + b`, three GEMMs in FP8.
-//!
-//! | pass | product | operands |
-//! |---|---|---|
-//! | fprop | `y[m, n] = x[m, k] · w[n, k]ᵀ + b[n]` | E4M3 × E4M3, fast accumulation |
-//! | dgrad | `dx[m, k] = dy[m, n] · w[n, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
-//! | wgrad | `dw[n, k] += dy[m, n]ᵀ · x[m, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
-//!
-//! `db[n]` sums the unquantized `dy` in f32.
+//! Linear layers.
 
 use crate::arguments::{Argument, Output};
 use crate::fused::Quantized;
@@ -17,18 +9,19 @@ use fp8_recipe::{Backward, Forward, GemmSlots, Origin, SlotName, Slots};
 use rand::Rng;
 use std::sync::Arc;
 
-/// How a [`Linear`] is made. Sizes have no default.
+/// Options of a [`Linear`]. The two sizes are required; the other fields have defaults.
 #[derive(Debug, Clone)]
 pub struct LinearOptions {
-    /// k, the last dimension of the input.
+    /// The last dimension of the input, k.
     pub in_features: usize,
-    /// n, the last dimension of the output.
+    /// The last dimension of the output, n.
     pub out_features: usize,
-    /// Whether there is a bias.
+    /// Whether the layer has a bias; it has by default, as in PyTorch.
     pub bias: bool,
-    /// f32 or bf16.
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
-    /// Standard deviation of the weight's initial values.
+    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. 0.023 by default;
+    /// PyTorch's `Linear` draws from a uniform distribution instead.
     pub init_std: f32,
 }
 
@@ -38,7 +31,43 @@ impl Default for LinearOptions {
     }
 }
 
-/// See the module's text. Parameters: `<path>.weight` `[n, k]`, `<path>.bias` `[n]`.
+/// A fully connected layer, `y = x · wᵀ + b`, whose three GEMMs run in FP8.
+///
+/// | pass | product | operands |
+/// |---|---|---|
+/// | fprop | `y[m, n] = x[m, k] · w[n, k]ᵀ + b[n]` | E4M3 × E4M3, fast accumulation |
+/// | dgrad | `dx[m, k] = dy[m, n] · w[n, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
+/// | wgrad | `dw[n, k] += dy[m, n]ᵀ · x[m, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
+///
+/// `db[n]` sums `dy` before it is quantized, in f32. The input is `[…, in_features]` in f32, bf16 or f16, the output
+/// `[…, out_features]` in the scope's `compute_dtype`, or else in the input's dtype. Sizes need not be multiples of 16.
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.weight` | `[out_features, in_features]` | normal with deviation `init_std` |
+/// | `<path>.bias`, if asked for | `[out_features]` | 0 |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = LinearOptions { in_features: 32, out_features: 16, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &device, &mut fp8_nn::rand::rng())?;
+/// // Values whose FP8 scales are powers of two, so that nothing is rounded.
+/// for parameter in parameters_mut(&mut fc) {
+///     parameter.set(Tensor::full(0.875, *parameter.tensor().shape(), DType::F32, &device)?)?;
+/// }
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let x = Tensor::full(1.75, [4, 32], DType::F32, &device)?;
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| fc.forward(cx, &x))?;
+/// assert_eq!(y.to_f32_vec()?, [32.0 * 1.75 * 0.875 + 0.875; 4 * 16]);
+/// let dy = Tensor::full(0.875, [4, 16], DType::F32, &device)?;
+/// let dx = scaling.backward_with(|cx| fc.backward(cx, saved, &dy))?;
+/// assert_eq!(dx.to_f32_vec()?, [16.0 * 0.875 * 0.875; 4 * 32]);
+/// assert_eq!(fc.weight().main_grad().to_f32_vec()?, [4.0 * 0.875 * 1.75; 16 * 32]);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Linear {
     weight: Parameter,
@@ -46,7 +75,7 @@ pub struct Linear {
     pub(crate) slots: GemmSlots,
 }
 
-/// Both operands as the GEMMs of backward want them. Each has its own factor, so no scale is kept beside them.
+/// What [`Linear`]'s backward needs: input and weight, quantized in FP8, in the layout that its GEMMs read.
 #[derive(Debug)]
 pub struct LinearSaved {
     pub(crate) origin: Origin,
@@ -61,10 +90,10 @@ pub struct LinearSaved {
 }
 
 impl Linear {
-    /// A layer at `path`, weights drawn from `rng`, bias 0.
+    /// Creates a layer at `path`, with weights drawn from `rng` and a bias of 0.
     ///
     /// # Errors
-    /// A size of 0, a weight that no memory holds, a dtype other than f32 and bf16.
+    /// A size of 0, a weight that is too large for a tensor, a `params_dtype` other than f32 and bf16.
     pub fn new(path: &str, options: LinearOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
         let LinearOptions { in_features, out_features, bias, params_dtype, init_std } = options;
         init::check_params_dtype(path, params_dtype)?;
@@ -82,17 +111,18 @@ impl Linear {
         })
     }
 
-    /// `[n, k]`.
+    /// Returns the weight, `[out_features, in_features]`.
     pub fn weight(&self) -> &Parameter {
         &self.weight
     }
 
-    /// `[n]`.
+    /// Returns the bias, `[out_features]`, if the layer has one.
     pub fn bias(&self) -> Option<&Parameter> {
         self.bias.as_ref()
     }
 
-    /// The names of the slots that quantize this layer's input, weight and `dy`, as reports and checkpoints show them.
+    /// Returns the names of the slots that quantize this layer's input, weight and `dy`: `<path>.input`, `<path>.weight` and
+    /// `<path>.grad_output`. Reports and checkpoints show them.
     pub fn gemm_slots(&self) -> &GemmSlots {
         &self.slots
     }

@@ -5,7 +5,36 @@ use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward, Slots};
 use std::fmt::Debug;
 
-/// What every layer has, whatever its forward looks like: slots and parameters. Object-safe.
+/// What every layer has, whatever its forward takes and returns: quantizer slots and parameters.
+///
+/// [`composite!`](crate::composite) writes it for a layer made of layers. A layer with parameters of its own writes it by hand:
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// /// A factor per feature.
+/// #[derive(Debug)]
+/// struct Scale {
+///     weight: Parameter,
+/// }
+///
+/// impl Slots for Scale {
+///     fn slots(&self, _: &mut dyn FnMut(&SlotName)) {} // it quantizes nothing
+/// }
+///
+/// impl Layer for Scale {
+///     fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+///         f(&self.weight);
+///     }
+///     fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+///         f(&mut self.weight);
+///     }
+/// }
+///
+/// let weight = Parameter::new("scale.weight", Tensor::full(1.0, [8], DType::F32, &Device::cpu())?)?;
+/// assert_eq!(num_parameters(&Scale { weight }), 8);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 pub trait Layer: Slots + Debug + Send {
     /// Calls `f` with every parameter, in an order that never changes.
     ///
@@ -20,8 +49,8 @@ pub trait Layer: Slots + Debug + Send {
 
 /// A layer from tensor to tensor.
 ///
-/// What backward needs is a value: `forward` returns it, `backward` takes it, so the compiler sees that each is used
-/// once.
+/// What backward needs is a value: `forward` returns it and `backward` consumes it, so the compiler proves that each is used
+/// at most once.
 ///
 /// The layers of this crate check their input and `dy` before they compute anything: `dy` must be a float tensor of the
 /// output's shape, on its device. Its dtype may differ from the output's. A refused `dy` changes no gradient.
@@ -54,16 +83,16 @@ pub trait Layer: Slots + Debug + Send {
 /// }
 /// ```
 pub trait Module: Layer {
-    /// What backward needs.
+    /// What backward needs of a forward pass.
     type Saved: Send + 'static;
 
-    /// The output, and what backward needs.
+    /// Returns the output, and what backward needs.
     ///
     /// # Errors
     /// An input whose shape, dtype or device does not fit; a layer that the scope's `Scaling` does not know.
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)>;
 
-    /// The gradient of the input; those of the parameters are added to their `main_grad`.
+    /// Returns the gradient of the input, and adds those of the parameters to their `main_grad`.
     ///
     /// # Errors
     /// A `dy` of another shape than the output's, on another device, or not a float; a `Saved` of another layer, another
@@ -71,11 +100,22 @@ pub trait Module: Layer {
     fn backward(&mut self, cx: &mut Backward<'_>, saved: Self::Saved, dy: &Tensor) -> Result<Tensor>;
 }
 
-/// Clears every gradient, in place. One whose storage others hold too moves away from them.
+/// Sets every gradient of a model to 0, in place. A gradient that shares its storage with another tensor gets new storage.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let options = LinearOptions { in_features: 2, out_features: 1, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
+/// *parameters_mut(&mut fc)[0].main_grad_mut() = Tensor::full(3.0, [1, 2], DType::F32, &Device::cpu())?;
+/// zero_grad(&mut fc)?;
+/// assert_eq!(fc.weight().main_grad().to_f32_vec()?, [0.0, 0.0]);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 ///
 /// # Errors
-/// In a step that is being recorded, a gradient whose storage others hold too; the device is out of memory. No gradient has
-/// been cleared then. The device failed.
+/// In a step that is being recorded, a gradient that shares its storage; the device is out of memory. No gradient has been
+/// cleared then. The device failed.
 pub fn zero_grad(model: &mut (impl Layer + ?Sized)) -> Result<()> {
     let mut parameters = parameters_mut(model);
     // New gradients are allocated before the first gradient is cleared, so that an error changes nothing.
@@ -173,7 +213,8 @@ impl<L: Layer> Layer for Vec<L> {
     }
 }
 
-/// `Slots` and `Layer` of a layer made of layers: names the fields that are layers.
+/// Implements [`Slots`](crate::fp8_recipe::Slots) and [`Layer`](crate::Layer) for a struct made of layers. It takes the fields
+/// that are layers, in the order in which parameters are visited.
 ///
 /// ```
 /// use fp8_nn::prelude::*;

@@ -1,7 +1,4 @@
-//! [norm →] qkv → [RoPE] → attention → proj. The two Linears run in FP8, attention itself in high precision.
-//!
-//! `qkv` rows: all query heads, then all key heads, then all value heads. Query head i reads key/value group
-//! `i / (num_attention_heads / num_gqa_groups)`.
+//! Self-attention with several heads.
 
 use crate::arguments::{Argument, Output};
 use crate::{
@@ -15,20 +12,21 @@ use fp8_recipe::{Backward, Forward, SlotName, Slots};
 use rand::Rng;
 use std::sync::Arc;
 
-/// How a [`MultiheadAttention`] is made. Sizes have no default.
+/// Options of a [`MultiheadAttention`]. `hidden_size` and `attention.num_attention_heads` are required; the other fields have
+/// defaults.
 #[derive(Debug, Clone)]
 pub struct MultiheadAttentionOptions {
-    /// The input's and output's last dimension.
+    /// The last dimension of input and output.
     pub hidden_size: usize,
-    /// Heads, mask and positions.
+    /// Heads, mask and positions: causal, without RoPE by default.
     pub attention: AttentionOptions,
-    /// The normalization of the input. `None`: the input goes to `qkv` as it is.
+    /// The normalization of the input. `None`, the default: `qkv` reads the input as it is.
     pub input_layernorm: Option<NormOptions>,
-    /// Whether the Linears have biases.
+    /// Whether `qkv` and `proj` have biases; they have by default.
     pub bias: bool,
-    /// f32 or bf16.
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
-    /// The initial weights.
+    /// Standard deviations of the initial weights: 0.023 by default.
     pub init: InitOptions,
 }
 
@@ -45,7 +43,47 @@ impl Default for MultiheadAttentionOptions {
     }
 }
 
-/// See the module's text. Parameters below `<path>`: `norm.*` (with `input_layernorm`), `qkv.*`, `proj.*`.
+/// Self-attention: `y = softmax(q · kᵀ / √d + mask) · v · wₒᵀ + bₒ`, with `[q, k, v] = norm(x) · wᵀ + b`.
+///
+/// The two projections, `qkv` and `proj`, run in FP8; the attention between them runs in high precision, with f32 sums. A norm
+/// before `qkv` and rotary position embeddings (RoPE) are optional. Input and output are `[batch, seq, hidden_size]`; dtypes
+/// are those of [`Linear`].
+///
+/// With H = `num_attention_heads`, G = `num_gqa_groups` and d = `kv_channels`, the rows of `qkv` are all query heads, then
+/// all key heads, then all value heads. Query head i reads key and value head `i / (H / G)`.
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.norm.weight`, with `input_layernorm` | `[hidden_size]` | γ = 1 |
+/// | `<path>.norm.bias`, with LayerNorm | `[hidden_size]` | 0 |
+/// | `<path>.qkv.weight` | `[(H + 2 · G) · d, hidden_size]` | normal, `init_std` |
+/// | `<path>.qkv.bias`, if asked for | `[(H + 2 · G) · d]` | 0 |
+/// | `<path>.proj.weight` | `[hidden_size, H · d]` | normal, `output_layer_init_std` |
+/// | `<path>.proj.bias`, if asked for | `[hidden_size]` | 0 |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = MultiheadAttentionOptions {
+///     hidden_size: 32,
+///     attention: AttentionOptions { num_attention_heads: 4, num_gqa_groups: Some(2), rope: true, ..Default::default() },
+///     input_layernorm: Some(NormOptions::default()),
+///     ..Default::default()
+/// };
+/// let mut layer = MultiheadAttention::new("attention", options, &device, &mut fp8_nn::rand::rng())?;
+/// let qkv = parameters(&layer)[2];
+/// assert_eq!((&**qkv.name(), &**qkv.tensor().shape()), ("attention.qkv.weight", &[(4 + 2 * 2) * 8, 32][..]));
+/// let mut scaling = Scaling::new(&layer, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let x = Tensor::full(0.5, [2, 6, 32], DType::F32, &device)?;
+/// // Of the second sequence only four positions are real.
+/// let lengths = Tensor::from_vec(vec![6i32, 4], [2], &device)?;
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward_padded(cx, &x, Some(&lengths)))?;
+/// let dx = scaling.backward_with(|cx| layer.backward(cx, saved, &y))?;
+/// assert_eq!((y.shape(), dx.shape()), (x.shape(), x.shape()));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct MultiheadAttention {
     path: Arc<str>,
@@ -60,7 +98,7 @@ pub struct MultiheadAttention {
 
 composite!(MultiheadAttention { qkv, proj });
 
-/// What its backward needs.
+/// What [`MultiheadAttention`]'s backward needs.
 #[derive(Debug)]
 pub struct MultiheadAttentionSaved {
     qkv: QkvSaved,
@@ -75,6 +113,7 @@ pub struct MultiheadAttentionSaved {
 }
 
 /// The projection to queries, keys and values, with or without a norm before it.
+#[expect(clippy::large_enum_variant, reason = "one a layer, in the layer's own memory")]
 #[derive(Debug)]
 enum Qkv {
     Plain(Linear),
@@ -82,6 +121,7 @@ enum Qkv {
 }
 
 /// What the backward of either needs.
+#[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
 #[derive(Debug)]
 enum QkvSaved {
     Plain(LinearSaved),
@@ -169,11 +209,12 @@ impl Layer for Qkv {
 }
 
 impl MultiheadAttention {
-    /// A layer at `path`.
+    /// Creates a layer at `path`, with weights drawn from `rng`: `qkv`'s, then `proj`'s.
     ///
     /// # Errors
-    /// A size of 0, heads that do not divide `hidden_size`, groups that do not divide the heads, an odd head size with
-    /// RoPE, an ε out of range, a dtype other than f32 and bf16.
+    /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the heads,
+    /// an odd head size with RoPE, a weight that is too large for a tensor, an ε that is not finite and greater than 0, a
+    /// `params_dtype` other than f32 and bf16.
     pub fn new(
         path: &str,
         options: MultiheadAttentionOptions,
@@ -239,8 +280,8 @@ impl MultiheadAttention {
         })
     }
 
-    /// With padding: `key_lengths` `[batch]` (i32) says how many positions of each sequence are real; the others are
-    /// seen by none.
+    /// Computes the output for sequences with padding. `key_lengths` `[batch]` (i32) says how many positions of each sequence
+    /// are real; no position attends to the others. `None`: all are real.
     ///
     /// # Errors
     /// An input that is not `[batch, seq, hidden_size]`, or longer than `max_seq_length` under RoPE; lengths of another

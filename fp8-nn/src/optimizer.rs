@@ -13,18 +13,37 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
-/// How [`AdamW`] works.
+/// Options of [`AdamW`]. The defaults are those usual for language models, and not PyTorch's.
+///
+/// | field | default | `torch.optim.AdamW` |
+/// |---|---|---|
+/// | `beta1` | 0.9 | 0.9 |
+/// | `beta2` | 0.95 | 0.999 |
+/// | `eps` | 1e-8 | 1e-8 |
+/// | `weight_decay` | 0.1, of parameters with two dimensions or more | 0.01, of all parameters |
+/// | `main_params` | true | none: 16-bit parameters are updated in 16 bits |
+///
+/// The learning rate is an argument of [`AdamW::step`].
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let like_pytorch = AdamWOptions { beta2: 0.999, weight_decay: 0.01, ..Default::default() };
+/// assert_eq!(AdamWOptions::default(), AdamWOptions { beta2: 0.95, weight_decay: 0.1, ..like_pytorch });
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWOptions {
-    /// Decay of the first moment.
+    /// The decay of the first moment, at least 0 and less than 1. 0.9 by default.
     pub beta1: f32,
-    /// Decay of the second moment.
+    /// The decay of the second moment, at least 0 and less than 1. 0.95 by default, PyTorch's is 0.999.
     pub beta2: f32,
-    /// Added to the root of the second moment.
+    /// ε, which is added to the root of the second moment. 1e-8 by default.
     pub eps: f32,
-    /// Decoupled decay, of parameters with two dimensions or more: norms and biases are left alone.
+    /// The decoupled weight decay. 0.1 by default, PyTorch's is 0.01. It applies to parameters with two dimensions or more,
+    /// so not to norms and biases.
     pub weight_decay: f32,
-    /// Whether bf16 parameters have f32 copies that are updated in their place. f32 parameters are their own.
+    /// Whether the optimizer keeps an f32 copy of each bf16 parameter and updates that, so that small updates are not lost to
+    /// rounding. True by default. f32 parameters need no copy.
     pub main_params: bool,
 }
 
@@ -34,10 +53,38 @@ impl Default for AdamWOptions {
     }
 }
 
-/// Adam with decoupled weight decay; its state goes by parameter name.
+/// Adam with decoupled weight decay (Loshchilov and Hutter, <https://arxiv.org/abs/1711.05101>).
 ///
-/// Three places for f32 weights: in the model (f32 parameters), here (bf16 parameters, `main_params`), nowhere (bf16
-/// parameters without).
+/// For step t with gradient g, learning rate `lr` and weight decay λ, in f32:
+///
+/// ```text
+/// p ← p · (1 − lr · λ)
+/// m ← β₁ · m + (1 − β₁) · g        v ← β₂ · v + (1 − β₂) · g²
+/// p ← p − lr · (m / (1 − β₁ᵗ)) / (√(v / (1 − β₂ᵗ)) + ε)
+/// ```
+///
+/// The moments m and v are f32 and kept by parameter name; the first step allocates them. [`AdamWOptions`] has the defaults,
+/// which are not PyTorch's. f32 weights are in the model (f32 parameters), in the optimizer (bf16 parameters with
+/// `main_params`), or nowhere (bf16 parameters without).
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &device, &mut fp8_nn::rand::rng())?;
+/// for parameter in parameters_mut(&mut fc) {
+///     let shape = *parameter.tensor().shape();
+///     parameter.set(Tensor::full(1.0, shape, DType::F32, &device)?)?;
+///     *parameter.main_grad_mut() = Tensor::full(3.0, shape, DType::F32, &device)?;
+/// }
+/// let mut optimizer = AdamW::new(AdamWOptions::default())?;
+/// optimizer.step(&mut fc, 0.5)?;
+/// // The first step is as long as the learning rate. Weights decay by 0.5 · 0.1 before it, biases do not.
+/// assert!((fc.weight().tensor().to_f32_vec()?[0] - (0.95 - 0.5)).abs() < 1e-6);
+/// assert!((parameters(&fc)[1].tensor().to_f32_vec()?[0] - (1.0 - 0.5)).abs() < 1e-6);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 ///
 /// On a GPU all parameters are updated in one launch for each of the two weight decays. A step that is recorded by
 /// [`Device::capture`] takes its rate from [`set_lr`](Self::set_lr) at each replay.
@@ -58,10 +105,10 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// Before the first step.
+    /// Creates an optimizer that has taken no step.
     ///
     /// # Errors
-    /// A decay outside 0 … 1, an ε or weight decay that is negative or not finite.
+    /// A `beta1` or `beta2` that is negative or not less than 1; an `eps` or `weight_decay` that is negative or not finite.
     pub fn new(options: AdamWOptions) -> Result<Self> {
         let AdamWOptions { beta1, beta2, eps, weight_decay, .. } = options;
         let error = |option, value: f32, remedy: &str| {
@@ -81,26 +128,28 @@ impl AdamW {
         Ok(Self { progress: Arc::new(Progress::new(options)), state: BTreeMap::new() })
     }
 
-    /// Steps taken, those that were skipped included.
+    /// Returns the number of steps taken, those that were skipped included.
     pub fn steps(&self) -> u64 {
         self.progress.steps()
     }
 
-    /// How many of the [`steps`](Self::steps) changed nothing, because their gradients had no finite norm. On a GPU this
-    /// waits until all work queued so far is done.
+    /// Returns how many of the [`steps`](Self::steps) changed nothing, because their gradients had no finite norm. On a GPU
+    /// this waits until all work queued so far is done.
     ///
     /// # Errors
-    /// While a step is recorded; the device failed.
+    /// A step is being recorded; the device failed.
     pub fn skipped_steps(&self) -> Result<u64> {
         self.progress.skipped_steps()
     }
 
-    /// Goes on from parameters that something else has set: their f32 copies (`main_params`) become their values, where they
-    /// lie. Without it the next step goes on from the copies and overwrites what was set; f32 parameters have no copies.
-    /// [`checkpoint::load`](crate::checkpoint::load) does this by itself.
+    /// Sets the f32 copies (`main_params`) to the parameters' values, after something else has set those.
+    ///
+    /// Otherwise the next step continues from the copies and overwrites what was set. f32 parameters have no copies, and
+    /// [`checkpoint::load`](crate::checkpoint::load) needs no such call. The copies are written in place, so recorded steps
+    /// continue from the new values.
     ///
     /// # Errors
-    /// While a step is recorded; a parameter of another shape than in the steps before; the device failed.
+    /// A step is being recorded; a parameter of another shape than in the steps before; the device failed.
     pub fn reload_params(&mut self, model: &(impl Layer + ?Sized)) -> Result<()> {
         let parameters = parameters(model);
         // Everything is checked before the first f32 copy changes.
@@ -116,7 +165,7 @@ impl AdamW {
         })
     }
 
-    /// The rate of the next replay of a recorded [`step`](Self::step).
+    /// Sets the learning rate of the next replay of a recorded [`step`](Self::step).
     ///
     /// # Errors
     /// A rate that is negative or not finite.

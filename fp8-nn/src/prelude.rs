@@ -1,4 +1,9 @@
-//! All that a training program needs, of this crate and of those below it.
+//! What a training program needs of this crate and of the crates below it, for one `use fp8_nn::prelude::*`.
+//!
+//! It has the layers with their options, the optimizer and the functions over models, the recipes and scopes, devices and
+//! tensors. [`ops`] is a module, so its items keep the prefix: `ops::NormOptions` are the options of the operation
+//! [`ops::norm`], `NormOptions` those of the layers. The `Saved` types of layers are not in it: name them as
+//! `fp8_nn::LinearSaved`.
 
 pub use crate::checkpoint;
 pub use crate::{

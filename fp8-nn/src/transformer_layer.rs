@@ -1,4 +1,4 @@
-//! A pre-norm transformer block: `r = x + attention(norm(x))`, `y = r + mlp(norm(r))`.
+//! A transformer block.
 
 use crate::arguments::Output;
 use crate::{
@@ -11,24 +11,25 @@ use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 use std::sync::Arc;
 
-/// How a [`TransformerLayer`] is made. Sizes have no default.
+/// Options of a [`TransformerLayer`]. The two sizes and `attention.num_attention_heads` are required; the other fields have
+/// defaults.
 #[derive(Debug, Clone)]
 pub struct TransformerLayerOptions {
-    /// The input's and output's last dimension.
+    /// The last dimension of input and output.
     pub hidden_size: usize,
-    /// The MLP's inner dimension.
+    /// The inner dimension of the MLP; often four times `hidden_size`.
     pub ffn_hidden_size: usize,
-    /// Heads, mask and positions.
+    /// Heads, mask and positions: causal, without RoPE by default.
     pub attention: AttentionOptions,
-    /// The MLP's function.
+    /// The activation of the MLP: GELU in its tanh form by default. PyTorch's `TransformerEncoderLayer` has ReLU.
     pub activation: Activation,
-    /// The normalization before the attention and before the MLP.
+    /// The normalization before the attention and before the MLP: LayerNorm with ε = 1e-5 by default.
     pub norm: NormOptions,
-    /// Whether the Linears have biases.
+    /// Whether the four Linears have biases; they have by default.
     pub bias: bool,
-    /// f32 or bf16.
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
-    /// The initial weights.
+    /// Standard deviations of the initial weights: 0.023 by default.
     pub init: InitOptions,
 }
 
@@ -47,7 +48,39 @@ impl Default for TransformerLayerOptions {
     }
 }
 
-/// See the module's text. Parameters below `<path>`: `attention.*`, `mlp.*`.
+/// A transformer block with the norms in front: `r = x + attention(norm(x))`, `y = r + mlp(norm(r))`.
+///
+/// Its four Linears (`qkv`, `proj`, `fc1`, `fc2`) run in FP8; attention and residual additions run in high precision. Input
+/// and output are `[batch, seq, hidden_size]`; dtypes are those of [`Linear`](crate::Linear). PyTorch's
+/// `TransformerEncoderLayer` normalizes after the addition by default (`norm_first=False`), has dropout and is not causal.
+///
+/// Its parameters are those of [`MultiheadAttention`] with a norm, below `<path>.attention`, and those of [`LayerNormMlp`],
+/// below `<path>.mlp`.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = TransformerLayerOptions {
+///     hidden_size: 32,
+///     ffn_hidden_size: 4 * 32,
+///     attention: AttentionOptions { num_attention_heads: 4, rope: true, ..Default::default() },
+///     norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
+///     activation: Activation::Swiglu,
+///     bias: false,
+///     ..Default::default()
+/// };
+/// let mut block = TransformerLayer::new("blocks.0", options, &device, &mut fp8_nn::rand::rng())?;
+/// let names: Vec<_> = parameters(&block).iter().map(|parameter| parameter.name().to_string()).collect();
+/// assert_eq!(names[..3], ["blocks.0.attention.norm.weight", "blocks.0.attention.qkv.weight", "blocks.0.attention.proj.weight"]);
+/// let mut scaling = Scaling::new(&block, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let x = Tensor::full(0.5, [2, 6, 32], DType::F32, &device)?;
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| block.forward(cx, &x))?;
+/// let dx = scaling.backward_with(|cx| block.backward(cx, saved, &y))?;
+/// assert_eq!((y.shape(), dx.shape()), (x.shape(), x.shape()));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct TransformerLayer {
     path: Arc<str>,
@@ -57,7 +90,7 @@ pub struct TransformerLayer {
 
 composite!(TransformerLayer { attention, mlp });
 
-/// What its backward needs.
+/// What [`TransformerLayer`]'s backward needs.
 #[derive(Debug)]
 pub struct TransformerLayerSaved {
     attention: MultiheadAttentionSaved,
@@ -66,10 +99,10 @@ pub struct TransformerLayerSaved {
 }
 
 impl TransformerLayer {
-    /// A layer at `path`.
+    /// Creates a block at `path`, with weights drawn from `rng`: the attention's, then the MLP's.
     ///
     /// # Errors
-    /// Those of its attention and MLP.
+    /// Those of [`MultiheadAttention::new`] and [`LayerNormMlp::new`].
     pub fn new(
         path: &str,
         options: TransformerLayerOptions,
@@ -98,7 +131,7 @@ impl TransformerLayer {
         })
     }
 
-    /// With padding, as [`MultiheadAttention::forward_padded`].
+    /// Computes the output for sequences with padding, as [`MultiheadAttention::forward_padded`] does.
     ///
     /// # Errors
     /// As [`MultiheadAttention::forward_padded`].

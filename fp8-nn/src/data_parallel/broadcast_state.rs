@@ -12,15 +12,43 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Gives every rank the training state of rank `root`: parameters, AdamW's moments, f32 copies and counts of steps, and
-/// the scaling state of all recipes. Afterwards the state is equal on all ranks, bit for bit, and training goes on from it
-/// as on `root`. For a checkpoint that one rank alone can read, ranks that join a running job, and replicas that
+/// the scaling state of all recipes.
+///
+/// Afterwards the state is equal on all ranks, bit for bit, and training continues from it as on `root`. Use it for a
+/// checkpoint that one rank alone can read, for ranks that join a running job, and for replicas that
 /// [`agree`](crate::agree) found to differ. Gradients are not part of it.
 ///
-/// Tensors keep their places in memory, so recorded steps go on from the new state. Parameters that have no moments on
-/// `root` yet get those of a first step.
+/// Tensors are written in place, so recorded steps continue from the new state. Parameters that have no moments on `root`
+/// yet get those of a first step.
 ///
 /// Everything is received before the first tensor is replaced, which takes memory for a second copy of parameters, moments
 /// and f32 copies, on `root` too.
+///
+/// ```
+/// use fp8_nn::fp8_dist::local;
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+/// use std::{sync::Arc, thread, time::Duration};
+///
+/// let run = |group: Arc<dyn ProcessGroup>| -> Result<()> {
+///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+///     let mut rng = StdRng::seed_from_u64(group.rank() as u64);
+///     let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+///     let (mut optimizer, mut scaling) = (AdamW::new(AdamWOptions::default())?, Scaling::new(&fc, &Device::cpu())?);
+///     if group.rank() == 1 {
+///         optimizer.step(&mut fc, 1e-3)?; // rank 1 is ahead
+///     }
+///     broadcast_state(&mut fc, &mut optimizer, &mut scaling, &*group, 1)?;
+///     assert_eq!(optimizer.steps(), 1);
+///     agree(&fc, &optimizer, &scaling, &*group)
+/// };
+/// thread::scope(|scope| {
+///     let groups = local("dp", 2, Duration::from_secs(10))?.into_iter();
+///     let ranks: Vec<_> = groups.map(|group| scope.spawn(move || run(group))).collect();
+///     ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
+/// })?;
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 ///
 /// # Errors
 /// Ranks whose models differ in names, shapes or dtypes, or whose optimizers differ in their options: the first
