@@ -1,19 +1,24 @@
-//! Checkpoints: one safetensors file, named and typed, from which training resumes bit for bit.
+//! Checkpoints: one safetensors file with named, typed tensors, from which training resumes bit for bit.
 //!
-//! `DIR/checkpoint.safetensors` holds `model.<parameter>`, `optimizer.<parameter>.{exp_avg,exp_avg_sq,main_param}` and
-//! `scaling.<n>.{scale,amax_history}`; what is not a tensor is in the metadata.
+//! | tensors of `DIR/checkpoint.safetensors` | |
+//! |---|---|
+//! | `model.<parameter>` | the parameters |
+//! | `optimizer.<parameter>.{exp_avg,exp_avg_sq,main_param}` | AdamW's moments, and its f32 copies of bf16 parameters |
+//! | `scaling.<n>.{scale,amax_history}` | the scaling state of each recipe and direction |
 //!
-//! Saving writes a temporary file in the same folder, flushes it to disk and renames it
-//! ([`AtomicFile`](fp8_kernels::AtomicFile)): a reader sees the old file or the new one, whole. Temporary files of programs
-//! that were killed while they saved are removed by the next save.
+//! Everything else is in the metadata, the caller's own included.
 //!
-//! Loading reads the file twice, with read calls. The first pass checks everything: the header, names, shapes and dtypes
-//! against the model, the scaling state, the step count, and that every byte can be read. Only the second changes anything.
-//! A save that replaces the file in between is harmless, since the open file stays the old one. Where another program
-//! writes into the open file, the second pass meets other bytes than the first; it is an error that says that a part has
-//! been loaded.
+//! [`save`] writes a temporary file in the same folder, flushes it to disk and renames it
+//! ([`AtomicFile`](fp8_kernels::AtomicFile)), so a reader sees the whole old file or the whole new one. The next save removes
+//! temporary files of programs that were killed while they saved.
 //!
-//! Both keep one tensor in memory besides what is saved or loaded.
+//! [`load`] reads the file twice, with read calls. The first pass checks everything: the header, names, shapes and dtypes
+//! against the model, the scaling state, the step count, and that every byte can be read. Only the second pass changes
+//! anything. A save that replaces the file in between is harmless, since the old file remains open. If another program writes
+//! into the open file, the second pass finds other bytes than the first and returns an error, which says that a part of the
+//! file has been loaded.
+//!
+//! Both need memory for one tensor besides what is saved or loaded.
 
 mod file;
 mod finite;
@@ -48,9 +53,9 @@ const USER: &str = "user.";
 pub struct Loaded {
     /// The caller's metadata, as [`metadata`] returns it.
     pub metadata: BTreeMap<String, String>,
-    /// What became of the scaling state: taken over as it was saved, recomputed for another recipe, new, or not used so far.
-    /// It is complete for recipes that were made ready by [`Scaling::prepare`] before; what others make of it,
-    /// [`Scaling::state_report`] tells after their first scope.
+    /// What became of the scaling state: restored as it was saved, recomputed for another recipe, new, or not used so far. It is
+    /// complete for recipes that [`Scaling::prepare`] has made ready; [`Scaling::state_report`] has the others after their first
+    /// scope.
     pub scaling: StateReport,
 }
 

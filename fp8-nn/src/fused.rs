@@ -5,7 +5,7 @@ use crate::{Error, LayerNormLinear, LayerNormLinearSaved, Linear, LinearSaved, R
 use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
 use fp8_recipe::{Backward, Forward};
 
-/// A tensor that two GEMMs read, either of which the recipe may run in high precision.
+/// A tensor that two GEMMs read. The recipe may run either of them in high precision.
 #[derive(Debug)]
 pub(crate) struct Quantized {
     /// What the slot returned.

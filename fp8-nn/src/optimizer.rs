@@ -90,14 +90,14 @@ impl Default for AdamWOptions {
 /// [`Device::capture`] takes its rate from [`set_lr`](Self::set_lr) at each replay.
 ///
 /// # Gradients that are not finite
-/// An infinite or NaN gradient would make its parameter and moments NaN for good. So a step changes nothing where the norm
-/// of all gradients is not finite: no parameter, moment or f32 copy. The device decides, without a wait and in recorded
-/// steps, too, and counts ([`skipped_steps`](Self::skipped_steps)). The norm is computed without overflow: it is infinite
-/// only where a gradient is, or where the norm itself is greater than `f32::MAX`.
+/// An infinite or NaN gradient would make its parameter and moments NaN for good. So a step changes nothing if the norm of
+/// all gradients is not finite: no parameter, moment or f32 copy. The device decides and counts, so the host does not wait,
+/// and recorded steps are skipped, too ([`skipped_steps`](Self::skipped_steps)). The norm is computed without overflow: it is
+/// infinite only if a gradient is, or if the norm itself is greater than `f32::MAX`.
 ///
-/// The number of steps goes on, since the host does not know what the device decided, and schedules and data go by it.
-/// A skipped step therefore counts in Adam's bias correction: right after the start the next updates are a little smaller
-/// than without it, after a few hundred steps it makes no difference.
+/// A skipped step still counts in [`steps`](Self::steps), because the host does not know what the device decided. It
+/// therefore counts in Adam's bias correction: right after the start the next updates are a little smaller than without it,
+/// after a few hundred steps it makes no difference.
 #[derive(Debug)]
 pub struct AdamW {
     progress: Arc<Progress>,
@@ -173,14 +173,14 @@ impl AdamW {
         self.progress.set_lr(lr)
     }
 
-    /// Updates every parameter from its gradient, unless the norm of all gradients is not finite: then nothing changes but
-    /// the counts (see the type's text). Gradients stay: [`zero_grad`](crate::zero_grad) clears them.
+    /// Updates every parameter from its gradient. If the norm of all gradients is not finite, nothing changes but the counts.
+    /// Gradients are kept: [`zero_grad`](crate::zero_grad) clears them.
     ///
     /// This reads all gradients once more, for their norm. After [`clip_grad_norm`](crate::clip_grad_norm), give
     /// [`step_with_norm`](Self::step_with_norm) the norm that it returns.
     ///
     /// # Errors
-    /// A rate that is negative or not finite, a parameter whose storage others hold too, two parameters of one name, a
+    /// A rate that is negative or not finite, a parameter that shares its storage with a tensor, two parameters of one name, a
     /// parameter of another shape than in the steps before. Nothing has changed then.
     pub fn step(&mut self, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
         self.step_if_finite(model, lr, None)

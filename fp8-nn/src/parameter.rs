@@ -117,7 +117,7 @@ impl Parameter {
         f(&mut self.tensor, &self.main_grad)
     }
 
-    /// What is known of its equality with other ranks'.
+    /// Returns which groups have compared this parameter.
     pub(crate) fn agreement(&self) -> &Agreement {
         &self.agreement
     }
@@ -157,7 +157,7 @@ impl Parameter {
         overwrite(&mut self.tensor, value, &self.name)
     }
 
-    /// Clears the gradient.
+    /// Sets the gradient to 0.
     ///
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
@@ -170,7 +170,7 @@ impl Parameter {
         Ok(self.main_grad.set_zero(&self.name)?)
     }
 
-    /// A cleared gradient in a place of its own, if others hold the gradient's storage, who may still read it.
+    /// Allocates a gradient of 0, if the present one shares its storage with a tensor that may still be read.
     pub(crate) fn new_grad(&self) -> Result<Option<Tensor>> {
         if self.main_grad.holders() == 0 {
             return Ok(None);

@@ -1,12 +1,12 @@
-//! Whether what would be saved is worth it.
+//! Refuses to save a model that has diverged.
 
 use crate::{AdamW, Error, Layer, Result, parameters};
 use fp8_kernels::{Tensor, ops};
 
-/// Fails if a parameter, moment or f32 copy has an infinite or NaN element, and names the first. A program that keeps one
-/// checkpoint calls it before [`save`](super::save), which would put such a state in place of a good one.
+/// Returns an error that names the first infinite or NaN element, if a parameter, moment or f32 copy has one.
 ///
-/// Reads everything once where it is, and waits for the result.
+/// Call it before [`save`](super::save) if you keep one checkpoint: otherwise a diverged model replaces a good one. It reads
+/// all tensors once, on their device, and waits for the result.
 ///
 /// ```
 /// use fp8_nn::prelude::*;

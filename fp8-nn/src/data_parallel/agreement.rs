@@ -56,17 +56,18 @@ impl Agreement {
     }
 }
 
-/// Compares the training state of this rank with that of all others of `group`: every parameter, AdamW's moments, f32
-/// copies, options and counts of steps, and the scales, amax histories and update counts of every recipe that reduces
-/// its amaxes. Equality is that of bits. A first scale that was not committed counts as not calibrated, and state that was
-/// loaded and not used yet is compared too.
+/// Compares the training state of this rank with that of all other ranks of `group`, bit for bit.
+///
+/// The state is every parameter, AdamW's moments, f32 copies, options and counts of steps, and the scales, amax histories and
+/// update counts of every recipe that reduces its amaxes. A first scale that was not committed counts as not calibrated. State
+/// that was loaded and not used yet is compared, too.
 ///
 /// `group` holds the replicas of this rank: the ranks that train the same parameters. After an error the group remains
 /// usable; [`broadcast_state`](crate::broadcast_state) gives all ranks the state of one.
 ///
 /// This reads the whole state back to the host once, and on a GPU waits for the work queued so far. Call it after a load,
-/// or every few thousand steps, not in each. What training itself compares, [`all_reduce_gradients`] and
-/// [`Scaling::load_state`] say.
+/// or every few thousand steps, not in each. [`all_reduce_gradients`] and [`Scaling::load_state`] describe what
+/// training itself compares.
 ///
 /// [`all_reduce_gradients`]: crate::all_reduce_gradients
 ///

@@ -182,7 +182,7 @@ fn unreadable(problem: &str) -> Error {
         .into()
 }
 
-/// The root's `values`, of which there are `len`.
+/// Returns the root's `values`, whose number is `len`, on every rank.
 fn broadcast<T: Element>(
     group: &dyn ProcessGroup,
     what: &str,

@@ -44,12 +44,10 @@ fn adamw_is_the_textbooks_wherever_the_f32_weights_live() {
         let mut optimizer = AdamW::new(AdamWOptions { main_params, ..Default::default() }).unwrap();
         let mut history: Vec<Vec<Vec<f64>>> = vec![Vec::new(); 2];
         for step in 0..10 {
-            let mut index = 0;
-            for p in parameters_mut(&mut model) {
+            for (index, p) in parameters_mut(&mut model).into_iter().enumerate() {
                 let grad = noise(*p.tensor().shape(), 10 * step + index as u64);
                 history[index].push(values(&grad).into_iter().map(f64::from).collect());
                 *p.main_grad_mut() = grad;
-                index += 1;
             }
             optimizer.step(&mut model, 0.01).unwrap();
         }

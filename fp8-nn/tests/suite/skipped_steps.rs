@@ -18,8 +18,7 @@ fn model(params_dtype: DType) -> Linear {
 
 /// Gives every parameter noise as its gradient, with `bad` in the middle of the one at `place`.
 fn set_gradients(model: &mut impl Layer, seed: u64, bad: Option<(usize, f32)>) {
-    let mut index = 0;
-    for parameter in parameters_mut(model) {
+    for (index, parameter) in parameters_mut(model).into_iter().enumerate() {
         let shape = *parameter.tensor().shape();
         let mut grad = values(&noise(shape, 100 * seed + index as u64));
         if let Some((place, bad)) = bad
@@ -29,7 +28,6 @@ fn set_gradients(model: &mut impl Layer, seed: u64, bad: Option<(usize, f32)>) {
             grad[middle] = bad;
         }
         *parameter.main_grad_mut() = Tensor::from_vec(grad, shape, &device()).unwrap();
-        index += 1;
     }
 }
 
