@@ -8,6 +8,8 @@ use rand::Rng;
 use std::sync::Arc;
 
 /// Options of an [`Embedding`]. The two sizes are required.
+///
+/// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct EmbeddingOptions {
     /// The number of rows: ids run from 0 to `num_embeddings − 1`.

@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 /// Options of a [`Gpt`]. `vocab_size`, `num_layers`, `hidden_size`, `num_attention_heads` and `max_seq_length` are required; the
 /// other fields have defaults.
+///
+/// There is an example on the type of the model.
 #[derive(Debug, Clone)]
 pub struct GptOptions {
     /// The number of token ids, which run from 0 to `vocab_size − 1`.

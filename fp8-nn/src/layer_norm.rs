@@ -9,6 +9,8 @@ use fp8_recipe::{Backward, Forward, SlotName, Slots};
 use std::sync::Arc;
 
 /// Options of a [`LayerNorm`] or [`RmsNorm`]. `hidden_size` is required.
+///
+/// There are examples on the types of the layers.
 #[derive(Debug, Clone)]
 pub struct NormLayerOptions {
     /// The last dimension of input and output.

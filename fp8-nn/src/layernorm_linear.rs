@@ -9,6 +9,8 @@ use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 
 /// Options of a [`LayerNormLinear`]. The two sizes are required; the other fields have defaults.
+///
+/// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct LayerNormLinearOptions {
     /// The last dimension of the input.

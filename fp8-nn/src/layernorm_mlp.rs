@@ -12,6 +12,8 @@ use rand::Rng;
 use std::sync::Arc;
 
 /// Options of a [`LayerNormMlp`]. The two sizes are required; the other fields have defaults.
+///
+/// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct LayerNormMlpOptions {
     /// The last dimension of input and output.

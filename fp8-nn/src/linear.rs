@@ -10,6 +10,8 @@ use rand::Rng;
 use std::sync::Arc;
 
 /// Options of a [`Linear`]. The two sizes are required; the other fields have defaults.
+///
+/// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct LinearOptions {
     /// The last dimension of the input, k.

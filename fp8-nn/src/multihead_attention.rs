@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// Options of a [`MultiheadAttention`]. `hidden_size` and `attention.num_attention_heads` are required; the other fields have
 /// defaults.
+///
+/// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct MultiheadAttentionOptions {
     /// The last dimension of input and output.

@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 /// Options of a [`TransformerLayer`]. The two sizes and `attention.num_attention_heads` are required; the other fields have
 /// defaults.
+///
+/// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct TransformerLayerOptions {
     /// The last dimension of input and output.

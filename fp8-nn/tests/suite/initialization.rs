@@ -169,7 +169,7 @@ fn weights_are_drawn_one_after_the_other_by_the_transform_of_box_and_muller() {
             }
             let ends = name.ends_with("proj.weight") || name.ends_with("fc2.weight");
             let std = f64::from(0.023f32 / if ends { (2.0 * num_layers as f32).sqrt() } else { 1.0 });
-            for pair in values(&value).chunks(2) {
+            for pair in values(value).chunks(2) {
                 let (u, v) = (rng.random::<f64>(), rng.random::<f64>());
                 let (radius, angle) = ((-2.0 * (1.0 - u).ln()).sqrt(), std::f64::consts::TAU * v);
                 for (found, expected) in pair.iter().zip([radius * angle.cos(), radius * angle.sin()]) {
