@@ -32,8 +32,9 @@ fn step<M: Module>(
     x: &Tensor,
     dy: &Tensor,
 ) -> Tensor {
-    let touch = model.visit_mut(&mut |parameter| parameter.update(|_, _| Ok(())));
-    touch.unwrap();
+    for parameter in parameters_mut(model) {
+        parameter.update(|_, _| Ok(())).unwrap();
+    }
     let mut cx = scaling.scope(recipe, options).unwrap();
     let (y, saved) = model.forward(&mut cx, x).unwrap();
     cx.commit().unwrap();
@@ -68,8 +69,7 @@ fn transformer_layer(c: &mut Criterion) {
         let sizes = TransformerLayerOptions {
             hidden_size: 256,
             ffn_hidden_size: 1024,
-            num_attention_heads: 4,
-            rope: true,
+            attention: AttentionOptions { num_attention_heads: 4, rope: true, ..Default::default() },
             ..Default::default()
         };
         let mut model =

@@ -48,7 +48,7 @@ impl<M: Module> Job<M> {
 fn main() -> Result<()> {
     let (fp8, off) = (AutocastOptions::default(), AutocastOptions { enabled: false, ..Default::default() });
     let mut job = Job::new(block()?)?;
-    println!("a block of {} parameters learns to look one position back", num_parameters(&job.model)?);
+    println!("a block of {} parameters learns to look one position back", num_parameters(&job.model));
     let losses = job.train(&fp8, 0..STEPS)?;
     let high = Job::new(block()?)?.train(&off, 0..STEPS)?;
     println!("\nstep      FP8      f32");
@@ -72,13 +72,16 @@ fn block() -> Result<TransformerLayer> {
     let options = TransformerLayerOptions {
         hidden_size: SHAPE[2],
         ffn_hidden_size: 2 * SHAPE[2],
-        num_attention_heads: 4,
-        num_gqa_groups: Some(2),
-        rope: true,
+        attention: AttentionOptions {
+            num_attention_heads: 4,
+            num_gqa_groups: Some(2),
+            rope: true,
+            max_seq_length: SHAPE[1],
+            ..Default::default()
+        },
         activation: Activation::Swiglu,
-        normalization: Norm::RmsNorm,
-        max_seq_length: SHAPE[1],
-        init_std: 0.1,
+        norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
+        init: InitOptions { init_std: 0.1, ..Default::default() },
         ..Default::default()
     };
     TransformerLayer::new("block", options, &Device::cpu(), &mut StdRng::seed_from_u64(1))

@@ -4,47 +4,59 @@
 //! was passed and what would be right. Floats of any kind are accepted: layers cast them to the dtype they compute in.
 
 use crate::{Error, Result};
-use fp8_kernels::{DType, Device, Shape, Tensor};
+use fp8_kernels::{DType, Device, Operand, Shape, Tensor};
 use std::sync::Arc;
 
-/// A tensor that a caller passed to a layer. Each check returns the argument, or an error.
+/// A tensor or operand that a caller passed to a layer. Each check returns the argument, or an error.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Argument<'a> {
     layer: &'a str,
     name: &'static str,
-    tensor: &'a Tensor,
+    shape: &'a Shape,
+    device: &'a Device,
+    /// `None` for FP8.
+    dtype: Option<DType>,
 }
 
 impl<'a> Argument<'a> {
     /// `name` is what errors call the tensor.
-    pub(crate) const fn new(layer: &'a str, name: &'static str, tensor: &'a Tensor) -> Self {
-        Self { layer, name, tensor }
+    pub(crate) fn new(layer: &'a str, name: &'static str, tensor: &'a Tensor) -> Self {
+        let (shape, device, dtype) = (tensor.shape(), tensor.device(), Some(tensor.dtype()));
+        Self { layer, name, shape, device, dtype }
+    }
+
+    /// `name` is what errors call the operand.
+    pub(crate) fn operand(layer: &'a str, name: &'static str, operand: &'a Operand) -> Self {
+        let dtype = operand.as_high().map(Tensor::dtype);
+        Self { layer, name, shape: operand.shape(), device: operand.device(), dtype }
     }
 
     /// Refuses a dtype that is not a float.
     pub(crate) fn float(self) -> Result<Self> {
-        self.dtype(self.tensor.dtype().is_float(), "f32, bf16 or f16")
+        self.expect_dtype(DType::is_float, "f32, bf16 or f16")
     }
 
     /// Refuses other integers than ids and lengths are stored in.
     pub(crate) fn integer(self) -> Result<Self> {
-        self.dtype(self.tensor.dtype() == DType::I32, "i32")
+        self.expect_dtype(|dtype| dtype == DType::I32, "i32")
     }
 
-    fn dtype(self, fits: bool, expected: &'static str) -> Result<Self> {
-        if fits {
-            return Ok(self);
+    fn expect_dtype(self, fits: impl Fn(DType) -> bool, expected: &'static str) -> Result<Self> {
+        match self.dtype {
+            Some(found) if !fits(found) => {
+                let (layer, argument) = (self.layer.to_owned(), self.name);
+                Err(Error::ArgumentDType { layer, argument, found, expected })
+            }
+            _ => Ok(self),
         }
-        let (layer, argument, found) = (self.layer.to_owned(), self.name, self.tensor.dtype());
-        Err(Error::ArgumentDType { layer, argument, found, expected })
     }
 
     /// Refuses a tensor that is on another device than the layer's parameters.
     pub(crate) fn on(self, device: &Device) -> Result<Self> {
-        if self.tensor.device().is_same(device) {
+        if self.device.is_same(device) {
             return Ok(self);
         }
-        let (mut found, expected) = (self.tensor.device().to_string(), device.to_string());
+        let (mut found, expected) = (self.device.to_string(), device.to_string());
         if found == expected {
             found = format!("another device opened on {found}");
         }
@@ -53,14 +65,13 @@ impl<'a> Argument<'a> {
 
     /// Refuses a last dimension other than `size`, which is the layer's option `option`.
     pub(crate) fn features(self, size: usize, option: &str) -> Result<Self> {
-        let shape = self.tensor.shape();
-        self.shape(shape.last() == Some(&size), || format!("[…, {size}], {option} last"))
+        self.shape(self.shape.last() == Some(&size), || format!("[…, {size}], {option} last"))
     }
 
     /// Returns the sizes that were read from the tensor's shape, or refuses the shape where they are missing.
     pub(crate) fn sizes<T>(self, sizes: Option<T>, expected: impl FnOnce() -> String) -> Result<T> {
         sizes.ok_or_else(|| {
-            let (layer, argument, shape) = (self.layer.to_owned(), self.name, *self.tensor.shape());
+            let (layer, argument, shape) = (self.layer.to_owned(), self.name, *self.shape);
             Error::ArgumentShape { layer, argument, shape, expected: expected() }
         })
     }
@@ -87,8 +98,17 @@ impl Output {
 
     /// Refuses a `dy` that cannot be the gradient of this output.
     pub(crate) fn check(&self, dy: &Tensor) -> Result<()> {
-        let dy_fits = *dy.shape() == self.shape;
-        let argument = Argument::new(&self.layer, "dy", dy).float()?.on(&self.device)?;
-        argument.shape(dy_fits, || format!("{}, the output's shape", self.shape)).map(drop)
+        self.check_argument(Argument::new(&self.layer, "dy", dy))
+    }
+
+    /// Refuses an operand that cannot be the gradient of this output.
+    pub(crate) fn check_operand(&self, dy: &Operand) -> Result<()> {
+        self.check_argument(Argument::operand(&self.layer, "dy", dy))
+    }
+
+    fn check_argument(&self, dy: Argument<'_>) -> Result<()> {
+        let fits = *dy.shape == self.shape;
+        let dy = dy.float()?.on(&self.device)?;
+        dy.shape(fits, || format!("{}, the output's shape", self.shape)).map(drop)
     }
 }

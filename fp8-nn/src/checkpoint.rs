@@ -1,19 +1,24 @@
-//! Checkpoints: one safetensors file, named and typed, from which training resumes bit for bit.
+//! Checkpoints: one safetensors file with named, typed tensors, from which training resumes bit for bit.
 //!
-//! `DIR/checkpoint.safetensors` holds `model.<parameter>`, `optimizer.<parameter>.{exp_avg,exp_avg_sq,main_param}` and
-//! `scaling.<n>.{scale,amax_history}`; what is not a tensor is in the metadata.
+//! | tensors of `DIR/checkpoint.safetensors` | |
+//! |---|---|
+//! | `model.<parameter>` | the parameters |
+//! | `optimizer.<parameter>.{exp_avg,exp_avg_sq,main_param}` | AdamW's moments, and its f32 copies of bf16 parameters |
+//! | `scaling.<n>.{scale,amax_history}` | the scaling state of each recipe and direction |
 //!
-//! Saving writes a temporary file in the same folder, flushes it to disk and renames it
-//! ([`AtomicFile`](fp8_kernels::AtomicFile)): a reader sees the old file or the new one, whole. Temporary files of programs
-//! that were killed while they saved are removed by the next save.
+//! Everything else is in the metadata, the caller's own included.
 //!
-//! Loading reads the file twice, with read calls. The first pass checks everything: the header, names, shapes and dtypes
-//! against the model, the scaling state, the step count, and that every byte can be read. Only the second changes anything.
-//! A save that replaces the file in between is harmless, since the open file stays the old one. Where another program
-//! writes into the open file, the second pass meets other bytes than the first; it is an error that says that a part has
-//! been loaded.
+//! [`save`] writes a temporary file in the same folder, flushes it to disk and renames it
+//! ([`AtomicFile`](fp8_kernels::AtomicFile)), so a reader sees the whole old file or the whole new one. The next save removes
+//! temporary files of programs that were killed while they saved.
 //!
-//! Both keep one tensor in memory besides what is saved or loaded.
+//! [`load`] reads the file twice, with read calls. The first pass checks everything: the header, names, shapes and dtypes
+//! against the model, the scaling state, the step count, and that every byte can be read. Only the second pass changes
+//! anything. A save that replaces the file in between is harmless, since the old file remains open. If another program writes
+//! into the open file, the second pass finds other bytes than the first and returns an error, which says that a part of the
+//! file has been loaded.
+//!
+//! Both need memory for one tensor besides what is saved or loaded.
 
 mod file;
 mod finite;
@@ -21,7 +26,7 @@ mod header;
 pub(crate) mod scaling_state;
 
 use crate::data_parallel::LoadedState;
-use crate::{AdamW, Error, Layer, Result};
+use crate::{AdamW, Error, Layer, Parameter, Result, parameters, parameters_mut};
 use file::{Reader, Writer};
 pub use finite::expect_finite;
 use fp8_dist::StateDigest;
@@ -48,18 +53,44 @@ const USER: &str = "user.";
 pub struct Loaded {
     /// The caller's metadata, as [`metadata`] returns it.
     pub metadata: BTreeMap<String, String>,
-    /// What became of the scaling state: taken over as it was saved, recomputed for another recipe, new, or not used so far.
-    /// It is complete for recipes that were made ready by [`Scaling::prepare`] before; what others make of it,
-    /// [`Scaling::state_report`] tells after their first scope.
+    /// What became of the scaling state: restored as it was saved, recomputed for another recipe, new, or not used so far. It is
+    /// complete for recipes that [`Scaling::prepare`] has made ready; [`Scaling::state_report`] has the others after their first
+    /// scope.
     pub scaling: StateReport,
 }
 
-/// The path of the checkpoint in a folder.
+/// Returns the path of the checkpoint file in a folder, `DIR/checkpoint.safetensors`. See [`save`] for an example.
 pub fn path(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
 /// Writes model, optimizer, scaling state and the caller's metadata into `dir`, which is created if it does not exist.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+///
+/// let dir = std::env::temp_dir().join(format!("fp8-doc-save-{}", std::process::id()));
+/// let fc = |seed| {
+///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+///     Linear::new("fc", options, &Device::cpu(), &mut StdRng::seed_from_u64(seed))
+/// };
+/// let (mut model, mut optimizer) = (fc(1)?, AdamW::new(AdamWOptions::default())?);
+/// let scaling = Scaling::new(&model, &Device::cpu())?;
+/// optimizer.step(&mut model, 1e-3)?;
+/// let metadata = [("text".to_owned(), "position 4096".to_owned())].into();
+/// checkpoint::save(&dir, &model, &optimizer, &scaling, &metadata)?;
+///
+/// let (mut other, mut resumed) = (fc(2)?, AdamW::new(AdamWOptions::default())?);
+/// let mut scaling = Scaling::new(&other, &Device::cpu())?;
+/// let loaded = checkpoint::load(&dir, &mut other, &mut resumed, &mut scaling)?;
+/// assert_eq!((resumed.steps(), &loaded.metadata), (1, &metadata));
+/// assert_eq!(other.weight().tensor().to_f32_vec()?, model.weight().tensor().to_f32_vec()?);
+/// assert_eq!(checkpoint::metadata(&dir)?, metadata); // reads the header alone
+/// assert!(checkpoint::path(&dir).is_file());
+/// # std::fs::remove_dir_all(&dir).unwrap();
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 ///
 /// # Errors
 /// A parameter without moments although the optimizer has taken steps, moments of a parameter that the model does not
@@ -74,14 +105,17 @@ pub fn save(
 ) -> Result<()> {
     let (mut writer, mut names, steps) = (Writer::default(), BTreeSet::new(), optimizer.steps());
     let problem = |problem: String| Error::Checkpoint { path: path(dir), problem };
-    model.visit(&mut |parameter| {
-        names.insert(parameter.name().clone());
-        writer.tensor(&format!("model.{}", parameter.name()), parameter.tensor())
-    })?;
-    model.visit(&mut |parameter| match optimizer.state.get(parameter.name()) {
-        None if steps > 0 => Err(problem(without_moments(parameter.name(), steps))),
-        _ => Ok(()),
-    })?;
+    let parameters = parameters(model);
+    for parameter in &parameters {
+        let name = parameter.name();
+        writer.tensor(&format!("model.{name}"), parameter.tensor())?;
+        names.insert(name);
+    }
+    let has_moments = |parameter: &&Parameter| optimizer.state.contains_key(parameter.name());
+    match parameters.iter().find(|parameter| !has_moments(parameter)) {
+        Some(parameter) if steps > 0 => return Err(problem(without_moments(parameter.name(), steps))),
+        _ => {}
+    }
     for (name, state) in &optimizer.state {
         if !names.contains(name) {
             let text = format!("the optimizer has moments of `{name}`, which is no parameter of this model");
@@ -101,7 +135,7 @@ pub fn save(
     writer.save(&path(dir))
 }
 
-/// The caller's metadata of the checkpoint in `dir`. Reads the file's header alone.
+/// Returns the caller's metadata of the checkpoint in `dir`. Reads the file's header alone. See [`save`] for an example.
 ///
 /// # Errors
 /// A file that cannot be read or is not a checkpoint.
@@ -109,9 +143,10 @@ pub fn metadata(dir: &Path) -> Result<BTreeMap<String, String>> {
     Ok(user_metadata(&open(&path(dir))?))
 }
 
-/// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options; returns the caller's
-/// metadata and what became of the scaling state, which may go on under another recipe. Everything keeps its place in memory:
-/// a recorded step goes on from the checkpoint.
+/// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options. Returns the caller's metadata
+/// and what became of the scaling state, which may continue under another recipe. See [`save`] for an example.
+///
+/// Tensors are written in place, so recorded steps continue from the checkpoint.
 ///
 /// Among several ranks, all load the same file, or one loads it and all call
 /// [`broadcast_state`](crate::broadcast_state). The next step compares what the ranks have loaded.
@@ -146,20 +181,15 @@ pub fn load(
         let key = format!("optimizer.{name}.{part}");
         reader.tensor(&key, like.shape(), DType::F32, like.device()).map(Some)
     })?;
-    note_loaded(&reader, model, optimizer, [steps, skipped])?;
+    note_loaded(&reader, model, optimizer, [steps, skipped]);
     Ok(Loaded { metadata: user_metadata(&reader), scaling })
 }
 
 /// Leaves digests of the loaded optimizer state with the parameters, for ranks to compare. Those of a file from before the
 /// first step need none.
-fn note_loaded(
-    reader: &Reader<'_>,
-    model: &mut (impl Layer + ?Sized),
-    optimizer: &AdamW,
-    counts: [u64; 2],
-) -> Result<()> {
+fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer: &AdamW, counts: [u64; 2]) {
     let life = optimizer.life();
-    model.visit_mut(&mut |parameter| {
+    for parameter in parameters_mut(model) {
         let name = parameter.name().clone();
         let part = |part: &str| {
             let hash = reader.hash(&format!("optimizer.{name}.{part}"))?;
@@ -169,22 +199,44 @@ fn note_loaded(
         let has_state = counts[0] > 0 || !parts.is_empty();
         let loaded = has_state.then(|| LoadedState { optimizer: life.clone(), parts, counts });
         parameter.agreement_mut().set_loaded(loaded);
-        Ok(())
-    })
+    }
 }
 
 /// Writes the parameters alone, under their names, to a safetensors file.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+///
+/// let dir = std::env::temp_dir().join(format!("fp8-doc-parameters-{}", std::process::id()));
+/// let fc = |seed| {
+///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+///     Linear::new("fc", options, &Device::cpu(), &mut StdRng::seed_from_u64(seed))
+/// };
+/// # std::fs::create_dir_all(&dir).unwrap();
+/// let (first, mut second) = (fc(1)?, fc(2)?);
+/// checkpoint::save_parameters(&dir.join("fc.safetensors"), &first)?;
+/// checkpoint::load_parameters(&dir.join("fc.safetensors"), &mut second)?;
+/// assert_eq!(second.weight().tensor().to_f32_vec()?, first.weight().tensor().to_f32_vec()?);
+/// # std::fs::remove_dir_all(&dir).unwrap();
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 ///
 /// # Errors
 /// A file that cannot be written: as [`save`].
 pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()> {
     let mut writer = Writer::default();
-    model.visit(&mut |parameter| writer.tensor(parameter.name(), parameter.tensor()))?;
+    for parameter in parameters(model) {
+        writer.tensor(parameter.name(), parameter.tensor())?;
+    }
     writer.save(path)
 }
 
-/// Reads the parameters of a safetensors file by their names. The file must hold these and no others. An optimizer that keeps
-/// f32 copies of them goes on from those, unless [`AdamW::reload_params`](crate::AdamW::reload_params) is called.
+/// Reads the parameters of a safetensors file by their names. The file must hold these and no others. See
+/// [`save_parameters`] for an example.
+///
+/// An optimizer that keeps f32 copies continues from those, unless
+/// [`AdamW::reload_params`](crate::AdamW::reload_params) is called.
 ///
 /// # Errors
 /// As [`load`].
@@ -230,13 +282,14 @@ fn counts(reader: &Reader<'_>) -> Result<[u64; 2]> {
 /// Fails unless the file has every parameter, with the model's shape and dtype.
 fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized), prefix: &str) -> Result<()> {
     let mut names = BTreeSet::new();
-    model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         let (name, like) = (parameter.name(), parameter.tensor());
-        if !names.insert(name.clone()) {
+        if !names.insert(name) {
             return Err(Error::DuplicateParameter(name.clone()));
         }
-        reader.expect_tensor(&format!("{prefix}{name}"), like.shape(), like.dtype())
-    })
+        reader.expect_tensor(&format!("{prefix}{name}"), like.shape(), like.dtype())?;
+    }
+    Ok(())
 }
 
 /// The names of parameters whose moments the file has: of all after the first step.
@@ -247,12 +300,12 @@ fn expect_moments(
     steps: u64,
 ) -> Result<BTreeSet<Arc<str>>> {
     let mut names = BTreeSet::new();
-    model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         let (name, like) = (parameter.name(), parameter.tensor());
         let has = |part: &str| reader.has(&format!("optimizer.{name}.{part}"), like.shape(), DType::F32);
         match (has("exp_avg")?, has("exp_avg_sq")?) {
             (true, true) => {}
-            (false, false) if steps == 0 => return Ok(()),
+            (false, false) if steps == 0 => continue,
             (false, false) => return Err(reader.problem(without_moments(name, steps))),
             _ => return Err(reader.problem(format!("only one of `{name}`'s two moments is there"))),
         }
@@ -263,8 +316,7 @@ fn expect_moments(
             return Err(reader.problem(format!("{problem}: set AdamWOptions::main_params as it was")));
         }
         names.insert(name.clone());
-        Ok(())
-    })?;
+    }
     Ok(names)
 }
 
@@ -279,9 +331,10 @@ fn without_moments(name: &str, steps: u64) -> String {
 /// Puts every parameter's value in its place.
 fn read_parameters(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), prefix: &str) -> Result<()> {
     reader.begin_loading();
-    model.visit_mut(&mut |parameter| {
+    for parameter in parameters_mut(model) {
         let (key, like) = (format!("{prefix}{}", parameter.name()), parameter.tensor());
         let value = reader.tensor(&key, like.shape(), like.dtype(), like.device())?;
-        parameter.set(value)
-    })
+        parameter.set(value)?;
+    }
+    Ok(())
 }

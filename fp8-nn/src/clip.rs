@@ -1,14 +1,27 @@
 //! The norm of a model's gradients, and clipping by it.
 
-use crate::{Error, Layer, Result};
+use crate::{Error, Layer, Parameter, Result, parameters_mut};
 use fp8_kernels::{Tensor, ops};
 
-/// Scales all gradients so that their common L2 norm is at most `max_norm`. Returns the norm before, one f32, which stays
-/// on the device until it is read: the host waits for nothing. A norm that is not finite scales nothing, and
+/// Scales all gradients so that their common L2 norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does. Returns the
+/// norm before, one f32.
+///
+/// The norm stays on the device, so the host does not wait. A norm that is not finite scales nothing, and
 /// [`AdamW::step_with_norm`](crate::AdamW::step_with_norm) skips the step.
 ///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let options = LinearOptions { in_features: 2, out_features: 1, bias: false, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
+/// *parameters_mut(&mut fc)[0].main_grad_mut() = Tensor::from_vec(vec![3.0f32, 4.0], [1, 2], &Device::cpu())?;
+/// assert_eq!(clip_grad_norm(&mut fc, 2.5)?.item()?, 5.0);
+/// assert_eq!(fc.weight().main_grad().to_f32_vec()?, [1.5, 2.0]);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+///
 /// # Errors
-/// A `max_norm` that is not greater than 0; gradients whose storage others hold too. Nothing has changed then.
+/// A `max_norm` that is not greater than 0; a gradient that shares its storage with another tensor. Nothing has changed then.
 pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Result<Tensor> {
     if max_norm.is_nan() || max_norm <= 0.0 {
         return Err(Error::Option {
@@ -18,29 +31,27 @@ pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Resul
             remedy: "expected greater than 0".to_owned(),
         });
     }
-    // Gradients are scaled in place, which needs them unshared: all of them, before the first is scaled.
-    model.visit(&mut |parameter| {
+    // Gradients are scaled in place, so none may share its storage. All are checked before the first is scaled.
+    let mut parameters = parameters_mut(model);
+    for parameter in &parameters {
         let holders = parameter.main_grad().holders();
         if holders > 0 {
-            let name = format!("{}.main_grad", parameter.name());
-            return Err(fp8_kernels::Error::Shared { name, holders }.into());
+            return Err(fp8_kernels::Error::Shared { name: main_grad_name(parameter), holders }.into());
         }
-        Ok(())
-    })?;
-    let norm = grad_norm(model)?;
-    model.visit_mut(&mut |parameter| {
-        let name = format!("{}.main_grad", parameter.name());
-        Ok(ops::clip_in_place(parameter.main_grad_mut(), &norm, max_norm, &name)?)
-    })?;
+    }
+    let norm = grad_norm(parameters.iter().map(|parameter| &**parameter))?;
+    for parameter in &mut parameters {
+        let name = main_grad_name(parameter);
+        ops::clip_in_place(parameter.main_grad_mut(), &norm, max_norm, &name)?;
+    }
     Ok(norm)
 }
 
-/// The L2 norm of all gradients together, one f32 on their device.
-pub(crate) fn grad_norm(model: &(impl Layer + ?Sized)) -> Result<Tensor> {
-    let mut grads = Vec::new();
-    model.visit(&mut |parameter| {
-        grads.push(parameter.main_grad().clone());
-        Ok(())
-    })?;
-    Ok(ops::grad_norm(&grads.iter().collect::<Vec<_>>())?)
+fn main_grad_name(parameter: &Parameter) -> String {
+    format!("{}.main_grad", parameter.name())
+}
+
+/// Returns the L2 norm of all gradients together, one f32 on their device.
+pub(crate) fn grad_norm<'a>(parameters: impl Iterator<Item = &'a Parameter>) -> Result<Tensor> {
+    Ok(ops::grad_norm(&parameters.map(Parameter::main_grad).collect::<Vec<_>>())?)
 }

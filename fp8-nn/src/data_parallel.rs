@@ -8,65 +8,115 @@
 mod agreement;
 mod broadcast_state;
 
-use crate::{Error, Layer, Result};
+use crate::{Error, Layer, Parameter, Result, parameters, parameters_mut};
 pub use agreement::agree;
 pub(crate) use agreement::{Agreement, LoadedState};
 pub use broadcast_state::broadcast_state;
 use fp8_dist::{ProcessGroup, ReduceOp};
 use fp8_kernels::Device;
 
-/// Replaces every parameter's gradient by its sum over the ranks, after backward and before the optimizer. The sum is
-/// written where the gradient was, so that a recorded step goes on with it; a gradient whose storage others hold too gets
-/// a new place.
+/// Replaces every parameter's gradient by its sum over the ranks. Call it after backward and before the optimizer's step.
+///
+/// It sums and does not divide: each rank divides its loss by the *global* batch
+/// ([`CrossEntropyOptions::normalizer`](fp8_kernels::ops::CrossEntropyOptions)). PyTorch's `DistributedDataParallel` averages
+/// instead. The sum is written in place, so that a recorded step continues with it; a gradient that shares its storage with
+/// another tensor gets new storage.
 ///
 /// Before its first reduction over a group, and again after parameters were made, set or loaded, it compares the
 /// parameters of all ranks, and the optimizer state that [`checkpoint::load`](crate::checkpoint::load) has loaded with
 /// them: one more collective, for which all parameters are read back once. [`agree`] compares more.
 ///
+/// ```
+/// use fp8_nn::fp8_dist::local;
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+/// use std::{sync::Arc, thread, time::Duration};
+///
+/// let run = |group: Arc<dyn ProcessGroup>| -> Result<()> {
+///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+///     let mut rng = StdRng::seed_from_u64(1); // the same weights on both ranks
+///     let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+///     for parameter in parameters_mut(&mut fc) {
+///         let (value, shape) = (1.0 + group.rank() as f32, *parameter.tensor().shape());
+///         *parameter.main_grad_mut() = Tensor::full(value, shape, DType::F32, &Device::cpu())?;
+///     }
+///     all_reduce_gradients(&mut fc, &*group)?;
+///     assert_eq!(fc.weight().main_grad().to_f32_vec()?, [3.0; 16]); // 1 of rank 0, 2 of rank 1
+///     Ok(())
+/// };
+/// thread::scope(|scope| {
+///     let groups = local("dp", 2, Duration::from_secs(10))?.into_iter();
+///     let ranks: Vec<_> = groups.map(|group| scope.spawn(move || run(group))).collect();
+///     ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
+/// })?;
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+///
 /// # Errors
 /// Parameters or loaded optimizer state that differ between the ranks, on every rank, with the first difference; a rank
-/// that alone has set or loaded parameters. In a step that is being recorded, a gradient whose storage others hold too, or
+/// that alone has set or loaded parameters. In a step that is being recorded, a gradient that shares its storage, or
 /// parameters that have not been compared. Nothing has changed then. A rank that is away, failed or has another model: some
 /// gradients may be sums already, so clear them ([`zero_grad`](crate::zero_grad)) before the next backward.
 pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
     if group.world_size() == 1 {
         return Ok(());
     }
-    model.visit(&mut |parameter| match parameter.main_grad().holders() {
-        0 => Ok(()),
-        _ => {
+    for parameter in parameters(model) {
+        if parameter.main_grad().holders() > 0 {
             let remedy = "drop what shares the gradients' storage before";
-            Ok(parameter.main_grad().device().expect_eager("all_reduce_gradients", remedy)?)
+            parameter.main_grad().device().expect_eager("all_reduce_gradients", remedy)?;
         }
-    })?;
+    }
     agreement::before_reduction(model, group)?;
-    model.visit_mut(&mut |parameter| {
+    for parameter in parameters_mut(model) {
         let what = format!("gradient of {}", parameter.name());
         if parameter.main_grad().holders() == 0 {
-            return Ok(group.all_reduce_in_place(&what, parameter.main_grad_mut(), ReduceOp::Sum)?);
+            group.all_reduce_in_place(&what, parameter.main_grad_mut(), ReduceOp::Sum)?;
+        } else {
+            *parameter.main_grad_mut() = group.all_reduce(&what, parameter.main_grad(), ReduceOp::Sum)?;
         }
-        *parameter.main_grad_mut() = group.all_reduce(&what, parameter.main_grad(), ReduceOp::Sum)?;
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
-/// Gives every rank the parameters of rank 0, before the first step. They keep their places in memory. All are received
-/// before the first is replaced, which takes memory for a second copy of them.
+/// Gives every rank the parameters of rank 0. Call it once, before the first step.
 ///
-/// Parameters alone are enough for a new training. After a checkpoint was loaded on rank 0, moments and scales must be
-/// equal too: use [`broadcast_state`].
+/// Parameters are written in place. All are received before the first is replaced, which takes memory for a second copy of
+/// them. For a new training the parameters are enough; after a checkpoint was loaded on rank 0 alone, moments and scales must
+/// be equal, too: use [`broadcast_state`].
+///
+/// ```
+/// use fp8_nn::fp8_dist::local;
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+/// use std::{sync::Arc, thread, time::Duration};
+///
+/// let run = |group: Arc<dyn ProcessGroup>| -> Result<()> {
+///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+///     let mut rng = StdRng::seed_from_u64(group.rank() as u64); // different weights on each rank
+///     let mut fc = Linear::new("fc", options.clone(), &Device::cpu(), &mut rng)?;
+///     broadcast_parameters(&mut fc, &*group)?;
+///     let first = Linear::new("fc", options, &Device::cpu(), &mut StdRng::seed_from_u64(0))?;
+///     assert_eq!(fc.weight().tensor().to_f32_vec()?, first.weight().tensor().to_f32_vec()?);
+///     Ok(())
+/// };
+/// thread::scope(|scope| {
+///     let groups = local("dp", 2, Duration::from_secs(10))?.into_iter();
+///     let ranks: Vec<_> = groups.map(|group| scope.spawn(move || run(group))).collect();
+///     ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
+/// })?;
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 ///
 /// # Errors
 /// A rank that is away, failed or has another model. No parameter has changed then.
 pub fn broadcast_parameters(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
-    let mut values = Vec::new();
-    model.visit(&mut |parameter| {
-        let what = format!("value of {}", parameter.name());
-        values.push(group.broadcast(&what, parameter.tensor(), 0)?);
-        Ok(())
-    })?;
-    let mut values = values.into_iter();
-    model.visit_mut(&mut |parameter| values.next().map_or(Ok(()), |value| parameter.set(value)))
+    let mut parameters = parameters_mut(model);
+    let receive = |parameter: &&mut Parameter| {
+        group.broadcast(&format!("value of {}", parameter.name()), parameter.tensor(), 0)
+    };
+    let values = parameters.iter().map(receive).collect::<Result<Vec<_>, _>>()?;
+    parameters.iter_mut().zip(values).try_for_each(|(parameter, value)| parameter.set(value))
 }
 
 /// Nothing but this rank can fail in `result`: it tells the others, who would wait for it.
@@ -85,16 +135,12 @@ fn told<T>(result: fp8_recipe::Result<T>) -> Result<T> {
     })
 }
 
-fn first_device(model: &(impl Layer + ?Sized)) -> Result<Option<Device>> {
-    let mut device = None;
-    model.visit(&mut |parameter| {
-        device.get_or_insert_with(|| parameter.tensor().device().clone());
-        Ok(())
-    })?;
-    Ok(device)
+/// The device of the first parameter, on which all others are.
+fn first_device(model: &(impl Layer + ?Sized)) -> Option<Device> {
+    parameters(model).first().map(|parameter| parameter.tensor().device().clone())
 }
 
 /// Fails while a step is being recorded.
 fn expect_eager(model: &(impl Layer + ?Sized), op: &str, remedy: &'static str) -> Result<()> {
-    first_device(model)?.map_or(Ok(()), |device| Ok(device.expect_eager(op, remedy)?))
+    first_device(model).map_or(Ok(()), |device| Ok(device.expect_eager(op, remedy)?))
 }

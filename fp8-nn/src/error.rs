@@ -61,6 +61,30 @@ pub enum Error {
         /// The layer's device.
         expected: String,
     },
+    /// A fused operation that did not quantize with the slot that it was given.
+    #[error(
+        "{layer}: the closure returned {argument} in {found}, its slot asks for {expected}: pass the slot to the operation \
+         that quantizes"
+    )]
+    FusedOperand {
+        /// The layer's path.
+        layer: String,
+        /// The argument: `input` or `dy`.
+        argument: &'static str,
+        /// The format that was returned.
+        found: String,
+        /// The slot's format.
+        expected: String,
+    },
+    /// A fused backward without the gradient of the layer's bias.
+    #[error(
+        "{layer}: the closure returned no gradient of the bias: return the column sums of dy, which \
+         ops::quantize_dbias and ops::activation_backward_quantize_dbias compute"
+    )]
+    BiasGradient {
+        /// The layer's path.
+        layer: String,
+    },
     /// An option outside its range.
     #[error("{layer}: {option} = {value}: {remedy}")]
     Option {

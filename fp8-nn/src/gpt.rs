@@ -1,50 +1,50 @@
-//! A decoder-only language model: embedding → blocks → norm → head.
-//!
-//! The blocks' GEMMs run in FP8; embedding, norms, attention, head and loss in high precision.
+//! A language model.
 
 use crate::arguments::{Argument, Output};
 use crate::layer_norm::NormCore;
 use crate::{
-    Embedding, EmbeddingOptions, EmbeddingSaved, Error, Linear, LinearOptions, LinearSaved, Module,
-    NormLayerOptions, Result, TransformerLayer, TransformerLayerOptions, TransformerLayerSaved, composite,
-    init,
+    AttentionOptions, Embedding, EmbeddingOptions, EmbeddingSaved, Error, InitOptions, Linear, LinearOptions,
+    LinearSaved, Module, NormOptions, Result, TransformerLayer, TransformerLayerOptions,
+    TransformerLayerSaved, composite, init,
 };
-use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, Norm, NormStats};
+use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 use std::sync::Arc;
 
-/// How a [`Gpt`] is made. Sizes have no default.
+/// Options of a [`Gpt`]. `vocab_size`, `num_layers`, `hidden_size`, `num_attention_heads` and `max_seq_length` are required; the
+/// other fields have defaults.
+///
+/// There is an example on the type of the model.
 #[derive(Debug, Clone)]
 pub struct GptOptions {
-    /// Token ids run from 0 to this.
+    /// The number of token ids, which run from 0 to `vocab_size − 1`.
     pub vocab_size: usize,
-    /// Blocks.
+    /// The number of blocks.
     pub num_layers: usize,
-    /// Width of the model.
+    /// The width of the model.
     pub hidden_size: usize,
-    /// Inner width of the MLPs; `None`: four times `hidden_size`.
+    /// The inner width of the MLPs. `None`, the default: four times `hidden_size`.
     pub ffn_hidden_size: Option<usize>,
-    /// Query heads.
+    /// The number of query heads, a divisor of `hidden_size`.
     pub num_attention_heads: usize,
-    /// Key and value heads; `None`: as many as query heads.
+    /// The number of key and value heads. `None`, the default: as many as query heads.
     pub num_gqa_groups: Option<usize>,
     /// The longest sequence.
     pub max_seq_length: usize,
-    /// The MLPs' function.
+    /// The activation of the MLPs: GELU in its tanh form by default.
     pub activation: Activation,
-    /// LayerNorm or RMSNorm.
-    pub normalization: Norm,
-    /// The norms' ε.
-    pub eps: f32,
-    /// RoPE's base.
+    /// The normalization in the blocks and before the head: LayerNorm with ε = 1e-5 by default.
+    pub norm: NormOptions,
+    /// The base of RoPE's frequencies: 10 000 by default.
     pub rope_base: f64,
-    /// Whether the Linears have biases.
+    /// Whether the blocks' Linears have biases; they have by default. The head has none.
     pub bias: bool,
-    /// f32 or bf16.
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
-    /// Standard deviation of initial weights; those that end a residual branch are divided by `√(2 · num_layers)`.
+    /// Standard deviation of the initial weights: 0.023 by default. Those that end a residual branch (`proj` and `fc2`) have
+    /// `init_std / √(2 · num_layers)`.
     pub init_std: f32,
 }
 
@@ -59,8 +59,7 @@ impl Default for GptOptions {
             num_gqa_groups: None,
             max_seq_length: 0,
             activation: Activation::Gelu,
-            normalization: Norm::LayerNorm,
-            eps: 1e-5,
+            norm: NormOptions::default(),
             rope_base: 10_000.0,
             bias: true,
             params_dtype: DType::F32,
@@ -69,7 +68,46 @@ impl Default for GptOptions {
     }
 }
 
-/// See the module's text. Parameters below `<path>`: `embedding.*`, `blocks.N.*`, `norm.*`, `head.weight`.
+/// A decoder-only language model: embedding, causal transformer blocks with RoPE, norm, head.
+///
+/// The blocks' GEMMs run in FP8; embedding, norms, attention, head and loss run in high precision.
+///
+/// | parameters | layer |
+/// |---|---|
+/// | `<path>.embedding.weight` | [`Embedding`], `[vocab_size, hidden_size]` |
+/// | `<path>.blocks.N.*` | [`TransformerLayer`], N from 0 on |
+/// | `<path>.norm.*` | [`LayerNorm`](crate::LayerNorm) or [`RmsNorm`](crate::RmsNorm) |
+/// | `<path>.head.weight` | [`Linear`] without bias, `[vocab_size, hidden_size]`, not shared with the embedding |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = GptOptions {
+///     vocab_size: 16,
+///     num_layers: 2,
+///     hidden_size: 32,
+///     num_attention_heads: 4,
+///     max_seq_length: 8,
+///     ..Default::default()
+/// };
+/// let mut model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?;
+/// let mut scaling = Scaling::new(&model, &device)?;
+/// let mut optimizer = AdamW::new(AdamWOptions::default())?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let ids = Tensor::from_vec(vec![1i32, 2, 3, 4, 5, 6, 7, 8], [1, 8], &device)?;
+/// let targets = Tensor::from_vec(vec![2i32, 3, 4, 5, 6, 7, 8, 9], [1, 8], &device)?;
+/// let mut losses = Vec::new();
+/// for _ in 0..10 {
+///     let (loss, saved) = scaling.autocast_with(&recipe, |cx| model.loss(cx, &ids, &targets))?;
+///     scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
+///     optimizer.step(&mut model, 1e-2)?;
+///     zero_grad(&mut model)?;
+///     losses.push(loss.item()?);
+/// }
+/// assert!((losses[0] - 16f32.ln()).abs() < 0.3 && losses[9] < 1.0); // from ln(vocab_size) down
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Gpt {
     path: Arc<str>,
@@ -82,7 +120,7 @@ pub struct Gpt {
 
 composite!(Gpt { embedding, blocks, norm, head });
 
-/// What backward from the logits needs.
+/// What [`Gpt::backward`] needs.
 #[derive(Debug)]
 pub struct GptSaved {
     embedding: EmbeddingSaved,
@@ -93,7 +131,7 @@ pub struct GptSaved {
     output: Output,
 }
 
-/// What backward from the loss needs.
+/// What [`Gpt::loss_backward`] needs.
 #[derive(Debug)]
 pub struct GptLossSaved {
     model: GptSaved,
@@ -104,7 +142,7 @@ pub struct GptLossSaved {
 }
 
 impl Gpt {
-    /// A model at `path` (often "gpt").
+    /// Creates a model at `path` (often "gpt"), with weights drawn from `rng`.
     ///
     /// # Errors
     /// A size of 0, more layers than memory holds, and all errors of its layers.
@@ -130,24 +168,27 @@ impl Gpt {
         let block = TransformerLayerOptions {
             hidden_size,
             ffn_hidden_size: options.ffn_hidden_size.unwrap_or(hidden_size.saturating_mul(4)),
-            num_attention_heads: options.num_attention_heads,
-            num_gqa_groups: options.num_gqa_groups,
-            rope: true,
-            rope_base: options.rope_base,
-            max_seq_length: options.max_seq_length,
+            attention: AttentionOptions {
+                num_attention_heads: options.num_attention_heads,
+                num_gqa_groups: options.num_gqa_groups,
+                kv_channels: None,
+                causal: true,
+                rope: true,
+                rope_base: options.rope_base,
+                max_seq_length: options.max_seq_length,
+            },
             activation: options.activation,
-            normalization: options.normalization,
-            eps: options.eps,
+            norm: options.norm,
             bias: options.bias,
             params_dtype,
-            init_std,
-            output_layer_init_std: init_std / (2.0 * num_layers as f32).sqrt(),
-            ..Default::default()
+            init: InitOptions {
+                init_std,
+                output_layer_init_std: init_std / (2.0 * num_layers as f32).sqrt(),
+            },
         };
         for i in 0..num_layers {
             blocks.push(TransformerLayer::new(&format!("{path}.blocks.{i}"), block.clone(), device, rng)?);
         }
-        let norm = NormLayerOptions { hidden_size, eps: options.eps, params_dtype, ..Default::default() };
         let head = LinearOptions {
             in_features: hidden_size,
             out_features: vocab_size,
@@ -160,17 +201,17 @@ impl Gpt {
             max_seq_length: options.max_seq_length,
             embedding,
             blocks,
-            norm: NormCore::new(&format!("{path}.norm"), options.normalization, &norm, device)?,
+            norm: NormCore::new(&format!("{path}.norm"), hidden_size, options.norm, params_dtype, device)?,
             head: Linear::new(&format!("{path}.head"), head, device, rng)?,
         })
     }
 
-    /// How many GEMMs of a training step, forward and backward, run in FP8 under a recipe that overrides none.
+    /// Returns how many GEMMs of a training step, forward and backward, run in FP8 under a recipe that overrides none.
     pub fn fp8_gemms_per_step(&self) -> usize {
         self.blocks.len() * 4 * 3
     }
 
-    /// `ids` `[batch, seq]` (i32) → logits `[batch, seq, vocab_size]`.
+    /// Returns the logits `[batch, seq, vocab_size]` of `ids` `[batch, seq]` (i32).
     ///
     /// # Errors
     /// Ids that are not `[batch, seq]`, not i32, on another device or out of range; a sequence longer than
@@ -204,7 +245,7 @@ impl Gpt {
         Argument::new(&self.path, name, tensor).integer()?.on(self.head.weight().tensor().device())
     }
 
-    /// From the gradient of the logits to those of all parameters.
+    /// Adds the gradients of all parameters, from the gradient of the logits.
     ///
     /// # Errors
     /// A `Saved` of another model or an evaluation; a gradient of the wrong shape.
@@ -220,7 +261,7 @@ impl Gpt {
         })
     }
 
-    /// The mean cross entropy of `targets` `[batch, seq]` (i32), in nats: one f32.
+    /// Returns the mean cross entropy of `targets` `[batch, seq]` (i32) in nats, one f32 on the device.
     ///
     /// # Errors
     /// As [`forward`](Self::forward); targets of another shape or out of range.
@@ -254,7 +295,7 @@ impl Gpt {
         })
     }
 
-    /// From the loss to the gradients of all parameters.
+    /// Adds the gradients of all parameters, from the loss.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -1,26 +1,25 @@
-//! `LayerNorm`: `y = (x − μ) / √(σ² + ε) · γ + β` · `RmsNorm`: `y = x / √(mean(x²) + ε) · γ`, over the last dimension.
-//!
-//! Statistics and arithmetic are f32. With `zero_centered_gamma` the stored weight is γ − 1.
+//! LayerNorm and RMSNorm.
 
 use crate::arguments::{Argument, Output};
-use crate::linear::Quantized;
 use crate::precision::{self, Entered};
-use crate::{Error, Layer, Module, Parameter, Result, init};
-use fp8_kernels::ops::{self, Norm, NormOptions, NormStats};
+use crate::{Error, Layer, Module, NormOptions, Parameter, Result, init};
+use fp8_kernels::ops::{self, Norm, NormStats};
 use fp8_kernels::{DType, Device, Encoding, Operand, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName, Slots};
 use std::sync::Arc;
 
-/// How a norm is made. `hidden_size` has no default.
+/// Options of a [`LayerNorm`] or [`RmsNorm`]. `hidden_size` is required.
+///
+/// There are examples on the types of the layers.
 #[derive(Debug, Clone)]
 pub struct NormLayerOptions {
-    /// The last dimension.
+    /// The last dimension of input and output.
     pub hidden_size: usize,
-    /// ε.
+    /// ε, which is added to the variance or the mean square. 1e-5 by default; finite and greater than 0.
     pub eps: f32,
-    /// Whether the stored weight is γ − 1.
+    /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1. False by default.
     pub zero_centered_gamma: bool,
-    /// f32 or bf16.
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
 }
 
@@ -30,15 +29,60 @@ impl Default for NormLayerOptions {
     }
 }
 
-/// Layer normalization. Parameters: `<path>.weight`, `<path>.bias`.
+/// Layer normalization of the last dimension: `y = (x − μ) / √(σ² + ε) · γ + β`.
+///
+/// μ and σ² are mean and variance of a row, computed in f32. Input and output are `[…, hidden_size]`; the norm runs in high
+/// precision under every recipe. To normalize straight into a GEMM's FP8 input, use
+/// [`LayerNormLinear`](crate::LayerNormLinear), or [`forward_slot`](Self::forward_slot) in a layer of your own.
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.weight` | `[hidden_size]` | γ = 1: stored as 1, or as 0 with `zero_centered_gamma` |
+/// | `<path>.bias` | `[hidden_size]` | β = 0 |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = NormLayerOptions { hidden_size: 2, ..Default::default() };
+/// let norm = LayerNorm::new("norm", &options, &device)?;
+/// let mut scaling = Scaling::new(&norm, &device)?;
+/// let x = Tensor::from_vec(vec![1.0f32, 3.0], [1, 2], &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let (y, _) = scaling.autocast_with(&recipe, |cx| norm.forward(cx, &x))?;
+/// assert_eq!(y.to_f32_vec()?, [-0.999995, 0.999995]); // (1 − 2) / √(1 + 1e-5)
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct LayerNorm(NormCore);
 
-/// Root-mean-square normalization. Parameter: `<path>.weight`.
+/// Root-mean-square normalization of the last dimension: `y = x / √(mean(x²) + ε) · γ`.
+///
+/// The mean square of a row is computed in f32. Input and output are `[…, hidden_size]`; the norm runs in high precision
+/// under every recipe.
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.weight` | `[hidden_size]` | γ = 1: stored as 1, or as 0 with `zero_centered_gamma` |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = NormLayerOptions { hidden_size: 2, ..Default::default() };
+/// let norm = RmsNorm::new("norm", &options, &device)?;
+/// let mut scaling = Scaling::new(&norm, &device)?;
+/// let x = Tensor::from_vec(vec![3.0f32, 4.0], [1, 2], &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let (y, _) = scaling.autocast_with(&recipe, |cx| norm.forward(cx, &x))?;
+/// let y = y.to_f32_vec()?;
+/// assert!((y[0] - 3.0 / 12.5f32.sqrt()).abs() < 1e-5 && (y[1] - 4.0 / 12.5f32.sqrt()).abs() < 1e-5);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct RmsNorm(NormCore);
 
-/// The input and the statistics of its rows.
+/// What the backward of a norm needs: the input and the statistics of its rows.
 #[derive(Debug)]
 pub struct NormSaved {
     x: Tensor,
@@ -53,12 +97,18 @@ pub(crate) struct NormCore {
     path: Arc<str>,
     weight: Parameter,
     bias: Option<Parameter>,
-    options: NormOptions,
+    options: ops::NormOptions,
 }
 
 impl NormCore {
-    pub(crate) fn new(path: &str, norm: Norm, options: &NormLayerOptions, device: &Device) -> Result<Self> {
-        let NormLayerOptions { hidden_size, eps, zero_centered_gamma, params_dtype } = *options;
+    pub(crate) fn new(
+        path: &str,
+        hidden_size: usize,
+        options: NormOptions,
+        params_dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let NormOptions { normalization, eps, zero_centered_gamma } = options;
         init::check_params_dtype(path, params_dtype)?;
         init::check_positive(path, &[("hidden_size", hidden_size)])?;
         if !(eps > 0.0 && eps.is_finite()) {
@@ -78,8 +128,8 @@ impl NormCore {
         Ok(Self {
             path: path.into(),
             weight: Parameter::new(format!("{path}.weight"), weight)?,
-            bias: (norm == Norm::LayerNorm).then(zeros).transpose()?,
-            options: NormOptions { norm, eps, zero_centered_gamma },
+            bias: (normalization == Norm::LayerNorm).then(zeros).transpose()?,
+            options: options.operation(),
         })
     }
 
@@ -105,19 +155,6 @@ impl NormCore {
     pub(crate) fn forward_slot(&self, x: &Tensor, slot: &Slot<'_>) -> Result<(Operand, NormStats)> {
         let bias = self.bias.as_ref().map(Parameter::tensor);
         Ok(ops::norm(x, self.weight.tensor(), bias, &self.options, slot)?)
-    }
-
-    /// Quantizes the norm of `x` for the GEMMs that read `input`: fprop and wgrad.
-    pub(crate) fn forward_quantized(
-        &self,
-        cx: &mut Forward<'_>,
-        x: &Tensor,
-        input: &SlotName,
-    ) -> Result<(Quantized, NormStats)> {
-        let gemms = cx.fp8_gemms();
-        let (operand, stats) = self.forward_slot(x, &cx.slot(input)?)?;
-        let values = || Ok(self.forward(x)?.0);
-        Ok((Quantized::new(operand, [gemms.fprop, gemms.wgrad], values)?, stats))
     }
 
     pub(crate) fn backward(&mut self, x: &Tensor, stats: &NormStats, dy: &Tensor) -> Result<Tensor> {
@@ -154,26 +191,40 @@ impl Slots for NormCore {
 }
 
 impl Layer for NormCore {
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        f(&self.weight)?;
-        self.bias.iter().try_for_each(f)
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        f(&self.weight);
+        self.bias.iter().for_each(f);
     }
 
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-        f(&mut self.weight)?;
-        self.bias.iter_mut().try_for_each(f)
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        f(&mut self.weight);
+        self.bias.iter_mut().for_each(f);
     }
 }
 
 macro_rules! norm_module {
     ($layer:ident, $norm:expr) => {
         impl $layer {
-            /// A norm at `path`: γ 1, β 0.
+            /// Creates a norm at `path`, with γ = 1.
             ///
             /// # Errors
-            /// A size of 0, an ε that is not finite and greater than 0, a dtype other than f32 and bf16.
+            /// A size of 0, an ε that is not finite and greater than 0, a `params_dtype` other than f32 and bf16.
             pub fn new(path: &str, options: &NormLayerOptions, device: &Device) -> Result<Self> {
-                NormCore::new(path, $norm, options, device).map(Self)
+                let NormLayerOptions { hidden_size, eps, zero_centered_gamma, params_dtype } = *options;
+                let options = NormOptions { normalization: $norm, eps, zero_centered_gamma };
+                NormCore::new(path, hidden_size, options, params_dtype, device).map(Self)
+            }
+
+            /// Normalizes `x` straight into a Linear's input slot, for [`Linear::forward_fused`](crate::Linear::forward_fused):
+            /// in FP8 the normalized values are never stored in high precision. Computes in `x`'s dtype, so cast `x` to the
+            /// scope's `compute_dtype` first. [`backward`](Module::backward) takes the `Saved`.
+            ///
+            /// # Errors
+            /// An input whose shape, dtype or device does not fit.
+            pub fn forward_slot(&self, x: &Tensor, slot: &Slot<'_>) -> Result<(Operand, NormSaved)> {
+                self.0.check_input(x)?;
+                let (y, stats) = self.0.forward_slot(x, slot)?;
+                Ok((y, NormSaved { x: x.clone(), stats, input_dtype: x.dtype(), layer: self.0.path.clone() }))
             }
         }
 

@@ -1,32 +1,29 @@
-//! A norm whose output goes straight into a Linear's input slot: in FP8 it is never written in high precision.
+//! A norm and a Linear in one layer.
 
 use crate::layer_norm::NormCore;
-use crate::linear::Quantized;
 use crate::precision::{self, Entered};
-use crate::{Linear, LinearOptions, LinearSaved, Module, NormLayerOptions, Result, composite, init};
-use fp8_kernels::ops::{self, Norm, NormStats};
+use crate::{Linear, LinearOptions, LinearSaved, Module, NormOptions, Result, composite, init};
+use fp8_kernels::ops::{self, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 
-/// How a [`LayerNormLinear`] is made. Sizes have no default.
+/// Options of a [`LayerNormLinear`]. The two sizes are required; the other fields have defaults.
+///
+/// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct LayerNormLinearOptions {
-    /// The input's last dimension.
+    /// The last dimension of the input.
     pub in_features: usize,
-    /// The output's last dimension.
+    /// The last dimension of the output.
     pub out_features: usize,
-    /// Whether the Linear has a bias.
+    /// Whether the Linear has a bias; it has by default.
     pub bias: bool,
-    /// LayerNorm or RMSNorm.
-    pub normalization: Norm,
-    /// The norm's ε.
-    pub eps: f32,
-    /// Whether the stored norm weight is γ − 1.
-    pub zero_centered_gamma: bool,
-    /// f32 or bf16.
+    /// The normalization: LayerNorm with ε = 1e-5 by default.
+    pub norm: NormOptions,
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
-    /// Standard deviation of the weight's initial values.
+    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. 0.023 by default.
     pub init_std: f32,
 }
 
@@ -36,16 +33,43 @@ impl Default for LayerNormLinearOptions {
             in_features: 0,
             out_features: 0,
             bias: true,
-            normalization: Norm::LayerNorm,
-            eps: 1e-5,
-            zero_centered_gamma: false,
+            norm: NormOptions::default(),
             params_dtype: DType::F32,
             init_std: 0.023,
         }
     }
 }
 
-/// `y = norm(x) · wᵀ + b`. Parameters: `<path>.norm.weight`, `<path>.norm.bias`, `<path>.weight`, `<path>.bias`.
+/// A norm followed by a fully connected layer: `y = norm(x) · wᵀ + b`.
+///
+/// The norm's output is quantized as it is computed: in FP8 it is never stored in high precision, and the bits of its codes
+/// do not depend on a 16-bit rounding in between. The input is `[…, in_features]`, the output `[…, out_features]`; dtypes are
+/// those of [`Linear`].
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.norm.weight` | `[in_features]` | γ = 1 |
+/// | `<path>.norm.bias`, with LayerNorm | `[in_features]` | 0 |
+/// | `<path>.weight` | `[out_features, in_features]` | normal with deviation `init_std` |
+/// | `<path>.bias`, if asked for | `[out_features]` | 0 |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let norm = NormOptions { normalization: Norm::RmsNorm, ..Default::default() };
+/// let options = LayerNormLinearOptions { in_features: 32, out_features: 16, norm, ..Default::default() };
+/// let mut layer = LayerNormLinear::new("qkv", options, &device, &mut fp8_nn::rand::rng())?;
+/// let names: Vec<_> = parameters(&layer).iter().map(|parameter| parameter.name().to_string()).collect();
+/// assert_eq!(names, ["qkv.norm.weight", "qkv.weight", "qkv.bias"]);
+/// let mut scaling = Scaling::new(&layer, &device)?;
+/// let recipe = Recipe::from(CurrentScaling::default());
+/// let x = Tensor::full(0.5, [4, 32], DType::F32, &device)?;
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward(cx, &x))?;
+/// let dx = scaling.backward_with(|cx| layer.backward(cx, saved, &y))?;
+/// assert_eq!((&**y.shape(), &**dx.shape()), (&[4, 16][..], &[4, 32][..]));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct LayerNormLinear {
     pub(crate) norm: NormCore,
@@ -54,20 +78,21 @@ pub struct LayerNormLinear {
 
 composite!(LayerNormLinear { norm, linear });
 
-/// What its backward needs.
+/// What [`LayerNormLinear`]'s backward needs.
 #[derive(Debug)]
 pub struct LayerNormLinearSaved {
-    x: Tensor,
-    stats: NormStats,
+    pub(crate) x: Tensor,
+    pub(crate) stats: NormStats,
     pub(crate) linear: LinearSaved,
-    input_dtype: DType,
+    pub(crate) input_dtype: DType,
 }
 
 impl LayerNormLinear {
-    /// A layer at `path`.
+    /// Creates a layer at `path`, with weights drawn from `rng`.
     ///
     /// # Errors
-    /// A size of 0, an ε out of range, a dtype other than f32 and bf16.
+    /// A size of 0, a weight that is too large for a tensor, an ε that is not finite and greater than 0, a `params_dtype`
+    /// other than f32 and bf16.
     pub fn new(
         path: &str,
         options: LayerNormLinearOptions,
@@ -85,33 +110,15 @@ impl LayerNormLinear {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        let LayerNormLinearOptions { in_features, out_features, bias, params_dtype, init_std, .. } = options;
+        let LayerNormLinearOptions { in_features, out_features, bias, norm, params_dtype, init_std } =
+            options;
         // Before the norm's parameters, which are as long as the weight's rows.
         init::check_parameter(linear_path, "weight", [out_features, in_features])?;
-        let norm = NormLayerOptions {
-            hidden_size: in_features,
-            eps: options.eps,
-            zero_centered_gamma: options.zero_centered_gamma,
-            params_dtype,
-        };
         let linear = LinearOptions { in_features, out_features, bias, params_dtype, init_std };
         Ok(Self {
-            norm: NormCore::new(norm_path, options.normalization, &norm, device)?,
+            norm: NormCore::new(norm_path, in_features, norm, params_dtype, device)?,
             linear: Linear::new(linear_path, linear, device, rng)?,
         })
-    }
-
-    /// From a gradient that a fused operation may have quantized.
-    pub(crate) fn backward_quantized(
-        &mut self,
-        cx: &Backward<'_>,
-        saved: LayerNormLinearSaved,
-        dy: &Quantized,
-        db: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let dn = self.linear.backward_quantized(cx, saved.linear, dy, db)?;
-        let dx = self.norm.backward(&saved.x, &saved.stats, &dn)?;
-        Ok(ops::cast(&dx, saved.input_dtype)?)
     }
 }
 
@@ -124,8 +131,9 @@ impl Module for LayerNormLinear {
             let mut parameters = self.norm.parameters();
             parameters.extend(self.linear.parameters());
             let Entered { x, input_dtype } = precision::enter(cx, self.linear.path(), x, &parameters)?;
-            let (normed, stats) = self.norm.forward_quantized(cx, &x, &self.linear.slots.input)?;
-            let (y, linear) = self.linear.forward_quantized(cx, &normed, x.dtype(), x.dtype())?;
+            let dtype = x.dtype();
+            let (y, linear, stats) =
+                self.linear.forward_with(cx, dtype, dtype, |slot| self.norm.forward_slot(&x, slot))?;
             Ok((y, LayerNormLinearSaved { x, stats, linear, input_dtype }))
         })
     }

@@ -1,42 +1,35 @@
-//! norm → fc1 → activation → fc2, with the activation fused into fc2's quantization and its backward into fc1's.
-//!
-//! Gated activations double fc1's rows: the activated half first, the linear half second.
+//! A norm and a feed-forward network in one layer.
 
 use crate::arguments::{Argument, Output};
-use crate::linear::Quantized;
 use crate::{
-    Error, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions, LinearSaved,
-    Module, Result, composite, init,
+    Error, InitOptions, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions,
+    LinearSaved, Module, NormOptions, Result, composite, init,
 };
-use fp8_kernels::ops::{self, Activation, Norm};
+use fp8_kernels::ops::{self, Activation};
 use fp8_kernels::{DType, Device, Slot, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 use std::sync::Arc;
 
-/// How a [`LayerNormMlp`] is made. Sizes have no default.
+/// Options of a [`LayerNormMlp`]. The two sizes are required; the other fields have defaults.
+///
+/// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct LayerNormMlpOptions {
-    /// The input's and output's last dimension.
+    /// The last dimension of input and output.
     pub hidden_size: usize,
-    /// The dimension in between.
+    /// The last dimension of the activation's output, which is `fc2`'s input.
     pub ffn_hidden_size: usize,
-    /// Whether the Linears have biases.
+    /// Whether `fc1` and `fc2` have biases; they have by default.
     pub bias: bool,
-    /// The function in between.
+    /// The activation: GELU in its tanh form by default. PyTorch's `GELU` is the exact form by default.
     pub activation: Activation,
-    /// LayerNorm or RMSNorm.
-    pub normalization: Norm,
-    /// The norm's ε.
-    pub eps: f32,
-    /// Whether the stored norm weight is γ − 1.
-    pub zero_centered_gamma: bool,
-    /// f32 or bf16.
+    /// The normalization: LayerNorm with ε = 1e-5 by default.
+    pub norm: NormOptions,
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
-    /// Standard deviation of fc1's initial weight.
-    pub init_std: f32,
-    /// Standard deviation of fc2's initial weight.
-    pub output_layer_init_std: f32,
+    /// Standard deviations of the initial weights: 0.023 by default.
+    pub init: InitOptions,
 }
 
 impl Default for LayerNormMlpOptions {
@@ -46,17 +39,48 @@ impl Default for LayerNormMlpOptions {
             ffn_hidden_size: 0,
             bias: true,
             activation: Activation::Gelu,
-            normalization: Norm::LayerNorm,
-            eps: 1e-5,
-            zero_centered_gamma: false,
+            norm: NormOptions::default(),
             params_dtype: DType::F32,
-            init_std: 0.023,
-            output_layer_init_std: 0.023,
+            init: InitOptions::default(),
         }
     }
 }
 
-/// See the module's text. Parameters below `<path>`: `norm.*`, `fc1.*`, `fc2.*`.
+/// A norm followed by a feed-forward network: `y = act(norm(x) · w₁ᵀ + b₁) · w₂ᵀ + b₂`.
+///
+/// Norm and activation are fused into the quantization of the GEMM that follows, the activation's backward into that of the
+/// GEMM before it. Input and output are `[…, hidden_size]`; dtypes are those of [`Linear`]. There is no residual addition:
+/// [`TransformerLayer`](crate::TransformerLayer) adds it.
+///
+/// Gated activations (`Glu`, `Geglu`, `Reglu`, `Swiglu`, `Qgeglu`, `Sreglu`) compute `act(a) · b` for the halves `[a, b]` of
+/// `fc1`'s output, so `fc1` has twice as many rows: the activated half first.
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.norm.weight` | `[hidden_size]` | γ = 1 |
+/// | `<path>.norm.bias`, with LayerNorm | `[hidden_size]` | 0 |
+/// | `<path>.fc1.weight` | `[ffn_hidden_size, hidden_size]`; gated: `[2 · ffn_hidden_size, hidden_size]` | normal, `init_std` |
+/// | `<path>.fc1.bias`, if asked for | `fc1`'s rows | 0 |
+/// | `<path>.fc2.weight` | `[hidden_size, ffn_hidden_size]` | normal, `output_layer_init_std` |
+/// | `<path>.fc2.bias`, if asked for | `[hidden_size]` | 0 |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let activation = Activation::Swiglu;
+/// let options = LayerNormMlpOptions { hidden_size: 32, ffn_hidden_size: 48, activation, ..Default::default() };
+/// let mut mlp = LayerNormMlp::new("mlp", options, &device, &mut fp8_nn::rand::rng())?;
+/// let fc1 = parameters(&mlp)[2];
+/// assert_eq!((&**fc1.name(), &**fc1.tensor().shape()), ("mlp.fc1.weight", &[2 * 48, 32][..]));
+/// let mut scaling = Scaling::new(&mlp, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let x = Tensor::full(0.5, [4, 32], DType::F32, &device)?;
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| mlp.forward(cx, &x))?;
+/// let dx = scaling.backward_with(|cx| mlp.backward(cx, saved, &y))?;
+/// assert_eq!((y.shape(), dx.shape()), (x.shape(), x.shape()));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct LayerNormMlp {
     path: Arc<str>,
@@ -67,7 +91,7 @@ pub struct LayerNormMlp {
 
 composite!(LayerNormMlp { fc1, fc2 });
 
-/// What its backward needs.
+/// What [`LayerNormMlp`]'s backward needs.
 #[derive(Debug)]
 pub struct LayerNormMlpSaved {
     fc1: LayerNormLinearSaved,
@@ -77,17 +101,18 @@ pub struct LayerNormMlpSaved {
 }
 
 impl LayerNormMlp {
-    /// A layer at `path`.
+    /// Creates a layer at `path`, with weights drawn from `rng`: `fc1`'s, then `fc2`'s.
     ///
     /// # Errors
-    /// A size of 0, an ε out of range, a dtype other than f32 and bf16.
+    /// A size of 0, a weight that is too large for a tensor, an ε that is not finite and greater than 0, a `params_dtype`
+    /// other than f32 and bf16.
     pub fn new(
         path: &str,
         options: LayerNormMlpOptions,
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        let LayerNormMlpOptions { hidden_size, ffn_hidden_size, bias, activation, params_dtype, .. } =
+        let LayerNormMlpOptions { hidden_size, ffn_hidden_size, bias, activation, norm, params_dtype, init } =
             options;
         init::check_positive(path, &[("hidden_size", hidden_size), ("ffn_hidden_size", ffn_hidden_size)])?;
         let halves = if activation.is_gated() { 2 } else { 1 };
@@ -102,18 +127,16 @@ impl LayerNormMlp {
             in_features: hidden_size,
             out_features,
             bias,
-            normalization: options.normalization,
-            eps: options.eps,
-            zero_centered_gamma: options.zero_centered_gamma,
+            norm,
             params_dtype,
-            init_std: options.init_std,
+            init_std: init.init_std,
         };
         let fc2 = LinearOptions {
             in_features: ffn_hidden_size,
             out_features: hidden_size,
             bias,
             params_dtype,
-            init_std: options.output_layer_init_std,
+            init_std: init.output_layer_init_std,
         };
         let (norm_path, fc1_path) = (format!("{path}.norm"), format!("{path}.fc1"));
         Ok(Self {
@@ -135,14 +158,8 @@ impl Module for LayerNormMlp {
             let argument = Argument::new(&self.path, "input", x).float()?.on(weight.device())?;
             argument.features(hidden_size, "hidden_size")?;
             let (h, fc1) = self.fc1.forward(cx, x)?;
-            let dtype = fc1.linear.dtype();
-            let gemms = cx.fp8_gemms();
-            let slot = cx.slot(&self.fc2.slots.input)?;
-            let operand = ops::activation(&h, self.activation, &slot)?;
-            let off = Slot::off(slot.encoding);
-            let values = || Ok(ops::activation(&h, self.activation, &off)?.dequantize(dtype)?);
-            let a = Quantized::new(operand, [gemms.fprop, gemms.wgrad], values)?;
-            let (y, fc2) = self.fc2.forward_quantized(cx, &a, dtype, dtype)?;
+            let activation = |slot: &Slot<'_>| Ok(ops::activation(&h, self.activation, slot)?);
+            let (y, fc2) = self.fc2.forward_fused(cx, h.dtype(), activation)?;
             let output = Output::of(&self.path, &y);
             Ok((y, LayerNormMlpSaved { fc1, h, fc2, output }))
         })
@@ -153,13 +170,11 @@ impl Module for LayerNormMlp {
             let LayerNormMlpSaved { fc1, h, fc2, output } = saved;
             output.check(dy)?;
             let da = self.fc2.backward(cx, fc2, dy)?;
-            let origin = fc1.linear.origin();
-            let gemms = cx.fp8_gemms(origin);
-            let slot = cx.slot(origin, &self.fc1.linear.slots.grad_output)?;
-            let (operand, db) = ops::activation_backward_quantize_dbias(&da, &h, self.activation, &slot)?;
-            let values = || Ok(ops::activation_backward(&da, &h, self.activation)?);
-            let dh = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], values)?;
-            self.fc1.backward_quantized(cx, fc1, &dh, Some(&db))
+            let activation = self.activation;
+            self.fc1.backward_fused(cx, fc1, |slot| {
+                let (dh, db) = ops::activation_backward_quantize_dbias(&da, &h, activation, slot)?;
+                Ok((dh, Some(db)))
+            })
         })
     }
 }

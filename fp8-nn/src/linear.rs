@@ -1,14 +1,7 @@
-//! `y = x · wᵀ + b`, three GEMMs in FP8.
-//!
-//! | pass | product | operands |
-//! |---|---|---|
-//! | fprop | `y[m, n] = x[m, k] · w[n, k]ᵀ + b[n]` | E4M3 × E4M3, fast accumulation |
-//! | dgrad | `dx[m, k] = dy[m, n] · w[n, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
-//! | wgrad | `dw[n, k] += dy[m, n]ᵀ · x[m, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
-//!
-//! `db[n]` sums the unquantized `dy` in f32.
+//! Linear layers.
 
 use crate::arguments::{Argument, Output};
+use crate::fused::Quantized;
 use crate::precision::{self, Entered};
 use crate::{Layer, Module, Parameter, Result, init};
 use fp8_kernels::{DType, Device, Operand, Tensor, ops};
@@ -16,18 +9,21 @@ use fp8_recipe::{Backward, Forward, GemmSlots, Origin, SlotName, Slots};
 use rand::Rng;
 use std::sync::Arc;
 
-/// How a [`Linear`] is made. Sizes have no default.
+/// Options of a [`Linear`]. The two sizes are required; the other fields have defaults.
+///
+/// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct LinearOptions {
-    /// k, the last dimension of the input.
+    /// The last dimension of the input, k.
     pub in_features: usize,
-    /// n, the last dimension of the output.
+    /// The last dimension of the output, n.
     pub out_features: usize,
-    /// Whether there is a bias.
+    /// Whether the layer has a bias; it has by default, as in PyTorch.
     pub bias: bool,
-    /// f32 or bf16.
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
-    /// Standard deviation of the weight's initial values.
+    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. 0.023 by default;
+    /// PyTorch's `Linear` draws from a uniform distribution instead.
     pub init_std: f32,
 }
 
@@ -37,7 +33,43 @@ impl Default for LinearOptions {
     }
 }
 
-/// See the module's text. Parameters: `<path>.weight` `[n, k]`, `<path>.bias` `[n]`.
+/// A fully connected layer, `y = x · wᵀ + b`, whose three GEMMs run in FP8.
+///
+/// | pass | product | operands |
+/// |---|---|---|
+/// | fprop | `y[m, n] = x[m, k] · w[n, k]ᵀ + b[n]` | E4M3 × E4M3, fast accumulation |
+/// | dgrad | `dx[m, k] = dy[m, n] · w[n, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
+/// | wgrad | `dw[n, k] += dy[m, n]ᵀ · x[m, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
+///
+/// `db[n]` sums `dy` before it is quantized, in f32. The input is `[…, in_features]` in f32, bf16 or f16, the output
+/// `[…, out_features]` in the scope's `compute_dtype`, or else in the input's dtype. Sizes need not be multiples of 16.
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.weight` | `[out_features, in_features]` | normal with deviation `init_std` |
+/// | `<path>.bias`, if asked for | `[out_features]` | 0 |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = LinearOptions { in_features: 32, out_features: 16, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &device, &mut fp8_nn::rand::rng())?;
+/// // Values whose FP8 scales are powers of two, so that nothing is rounded.
+/// for parameter in parameters_mut(&mut fc) {
+///     parameter.set(Tensor::full(0.875, *parameter.tensor().shape(), DType::F32, &device)?)?;
+/// }
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let x = Tensor::full(1.75, [4, 32], DType::F32, &device)?;
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| fc.forward(cx, &x))?;
+/// assert_eq!(y.to_f32_vec()?, [32.0 * 1.75 * 0.875 + 0.875; 4 * 16]);
+/// let dy = Tensor::full(0.875, [4, 16], DType::F32, &device)?;
+/// let dx = scaling.backward_with(|cx| fc.backward(cx, saved, &dy))?;
+/// assert_eq!(dx.to_f32_vec()?, [16.0 * 0.875 * 0.875; 4 * 32]);
+/// assert_eq!(fc.weight().main_grad().to_f32_vec()?, [4.0 * 0.875 * 1.75; 16 * 32]);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Linear {
     weight: Parameter,
@@ -45,56 +77,25 @@ pub struct Linear {
     pub(crate) slots: GemmSlots,
 }
 
-/// Both operands as the GEMMs of backward want them. Each has its own factor, so no scale is kept beside them.
+/// What [`Linear`]'s backward needs: input and weight, quantized in FP8, in the layout that its GEMMs read.
 #[derive(Debug)]
 pub struct LinearSaved {
-    origin: Origin,
+    pub(crate) origin: Origin,
     /// For wgrad.
     x: Operand,
     /// For dgrad.
     w: Operand,
-    dtype: DType,
+    /// What the layer computed in.
+    pub(crate) dtype: DType,
     input_dtype: DType,
-    output: Output,
-}
-
-/// A tensor that two GEMMs read, either of which the recipe may run in high precision.
-#[derive(Debug)]
-pub(crate) struct Quantized {
-    /// What the slot returned.
-    operand: Operand,
-    /// The values in high precision, where a GEMM needs them besides the codes.
-    high: Option<Tensor>,
-}
-
-impl Quantized {
-    /// Takes what a slot returned and whether each of the two GEMMs runs in FP8.
-    ///
-    /// `values` computes the same tensor in high precision. It is called only if a GEMM needs it, and codes are never made
-    /// from what it returns: that is rounded, and a slot's codes do not depend on how other GEMMs run.
-    pub(crate) fn new(
-        operand: Operand,
-        in_fp8: [bool; 2],
-        values: impl FnOnce() -> Result<Tensor>,
-    ) -> Result<Self> {
-        let high = (operand.is_fp8() && in_fp8.contains(&false)).then(values).transpose()?;
-        Ok(Self { operand, high })
-    }
-
-    /// What one GEMM takes.
-    pub(crate) fn pick(&self, fp8: bool) -> Operand {
-        match (&self.high, fp8) {
-            (Some(high), false) => Operand::High(high.clone()),
-            _ => self.operand.clone(),
-        }
-    }
+    pub(crate) output: Output,
 }
 
 impl Linear {
-    /// A layer at `path`, weights drawn from `rng`, bias 0.
+    /// Creates a layer at `path`, with weights drawn from `rng` and a bias of 0.
     ///
     /// # Errors
-    /// A size of 0, a weight that no memory holds, a dtype other than f32 and bf16.
+    /// A size of 0, a weight that is too large for a tensor, a `params_dtype` other than f32 and bf16.
     pub fn new(path: &str, options: LinearOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
         let LinearOptions { in_features, out_features, bias, params_dtype, init_std } = options;
         init::check_params_dtype(path, params_dtype)?;
@@ -112,14 +113,20 @@ impl Linear {
         })
     }
 
-    /// `[n, k]`.
+    /// Returns the weight, `[out_features, in_features]`.
     pub fn weight(&self) -> &Parameter {
         &self.weight
     }
 
-    /// `[n]`.
+    /// Returns the bias, `[out_features]`, if the layer has one.
     pub fn bias(&self) -> Option<&Parameter> {
         self.bias.as_ref()
+    }
+
+    /// Returns the names of the slots that quantize this layer's input, weight and `dy`: `<path>.input`, `<path>.weight` and
+    /// `<path>.grad_output`. Reports and checkpoints show them.
+    pub fn gemm_slots(&self) -> &GemmSlots {
+        &self.slots
     }
 
     pub(crate) fn parameters(&self) -> Vec<&Parameter> {
@@ -130,7 +137,7 @@ impl Linear {
         self.slots.weight.layer()
     }
 
-    /// From an input that a fused operation may have quantized.
+    /// Computes the output from an input that was quantized for fprop and wgrad.
     pub(crate) fn forward_quantized(
         &self,
         cx: &mut Forward<'_>,
@@ -153,7 +160,7 @@ impl Linear {
         Ok((y, LinearSaved { origin: cx.origin(name), x, w, dtype, input_dtype, output }))
     }
 
-    /// From a gradient that a fused operation may have quantized; `db` are its column sums.
+    /// Computes the gradients from a `dy` that was quantized for dgrad and wgrad; `db` holds its column sums.
     pub(crate) fn backward_quantized(
         &mut self,
         cx: &Backward<'_>,
@@ -180,26 +187,13 @@ impl Linear {
     }
 }
 
-impl LinearSaved {
-    pub(crate) fn origin(&self) -> &Origin {
-        &self.origin
-    }
-
-    pub(crate) fn dtype(&self) -> DType {
-        self.dtype
-    }
-}
-
 impl Module for Linear {
     type Saved = LinearSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
         cx.attempt(|cx| {
             self.check_input(x)?;
-            let Entered { x, input_dtype } = match &self.bias {
-                Some(bias) => precision::enter(cx, self.path(), x, &[&self.weight, bias])?,
-                None => precision::enter(cx, self.path(), x, &[&self.weight])?,
-            };
+            let Entered { x, input_dtype } = precision::enter(cx, self.path(), x, &self.parameters())?;
             let gemms = cx.fp8_gemms();
             let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
             let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;
@@ -232,13 +226,13 @@ impl Slots for Linear {
 }
 
 impl Layer for Linear {
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        f(&self.weight)?;
-        self.bias.iter().try_for_each(f)
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        f(&self.weight);
+        self.bias.iter().for_each(f);
     }
 
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-        f(&mut self.weight)?;
-        self.bias.iter_mut().try_for_each(f)
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        f(&mut self.weight);
+        self.bias.iter_mut().for_each(f);
     }
 }

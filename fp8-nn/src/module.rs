@@ -3,29 +3,54 @@
 use crate::{Parameter, Result};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward, Slots};
-use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::sync::Arc;
 
-/// What every layer has, whatever its forward looks like: slots and parameters. Object-safe.
+/// What every layer has, whatever its forward takes and returns: quantizer slots and parameters.
+///
+/// [`composite!`](crate::composite) writes it for a layer made of layers. A layer with parameters of its own writes it by hand:
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// /// A factor per feature.
+/// #[derive(Debug)]
+/// struct Scale {
+///     weight: Parameter,
+/// }
+///
+/// impl Slots for Scale {
+///     fn slots(&self, _: &mut dyn FnMut(&SlotName)) {} // it quantizes nothing
+/// }
+///
+/// impl Layer for Scale {
+///     fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+///         f(&self.weight);
+///     }
+///     fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+///         f(&mut self.weight);
+///     }
+/// }
+///
+/// let weight = Parameter::new("scale.weight", Tensor::full(1.0, [8], DType::F32, &Device::cpu())?)?;
+/// assert_eq!(num_parameters(&Scale { weight }), 8);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 pub trait Layer: Slots + Debug + Send {
-    /// Calls `f` with every parameter, in a fixed order.
+    /// Calls `f` with every parameter, in an order that never changes.
     ///
-    /// # Errors
-    /// The first one that `f` returns.
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()>;
+    /// The references live as long as the borrow of the layer, so `f` may collect them: [`parameters`] does.
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter));
 
-    /// Calls `f` with every parameter, to change it.
+    /// Calls `f` with a mutable reference to every parameter, in the order of [`visit`](Self::visit).
     ///
-    /// # Errors
-    /// The first one that `f` returns.
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()>;
+    /// `f` may collect the references, so that a caller holds all parameters at once: [`parameters_mut`] does.
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter));
 }
 
 /// A layer from tensor to tensor.
 ///
-/// What backward needs is a value: `forward` returns it, `backward` takes it, so the compiler sees that each is used
-/// once.
+/// What backward needs is a value: `forward` returns it and `backward` consumes it, so the compiler proves that each is used
+/// at most once.
 ///
 /// The layers of this crate check their input and `dy` before they compute anything: `dy` must be a float tensor of the
 /// output's shape, on its device. Its dtype may differ from the output's. A refused `dy` changes no gradient.
@@ -58,16 +83,16 @@ pub trait Layer: Slots + Debug + Send {
 /// }
 /// ```
 pub trait Module: Layer {
-    /// What backward needs.
+    /// What backward needs of a forward pass.
     type Saved: Send + 'static;
 
-    /// The output, and what backward needs.
+    /// Returns the output, and what backward needs.
     ///
     /// # Errors
     /// An input whose shape, dtype or device does not fit; a layer that the scope's `Scaling` does not know.
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)>;
 
-    /// The gradient of the input; those of the parameters are added to their `main_grad`.
+    /// Returns the gradient of the input, and adds those of the parameters to their `main_grad`.
     ///
     /// # Errors
     /// A `dy` of another shape than the output's, on another device, or not a float; a `Saved` of another layer, another
@@ -75,86 +100,121 @@ pub trait Module: Layer {
     fn backward(&mut self, cx: &mut Backward<'_>, saved: Self::Saved, dy: &Tensor) -> Result<Tensor>;
 }
 
-/// Clears every gradient, in place. One whose storage others hold too moves away from them.
+/// Sets every gradient of a model to 0, in place. A gradient that shares its storage with another tensor gets new storage.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let options = LinearOptions { in_features: 2, out_features: 1, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
+/// *parameters_mut(&mut fc)[0].main_grad_mut() = Tensor::full(3.0, [1, 2], DType::F32, &Device::cpu())?;
+/// zero_grad(&mut fc)?;
+/// assert_eq!(fc.weight().main_grad().to_f32_vec()?, [0.0, 0.0]);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 ///
 /// # Errors
-/// In a step that is being recorded, a gradient whose storage others hold too; the device is out of memory. No gradient has
-/// been cleared then. The device failed.
+/// In a step that is being recorded, a gradient that shares its storage; the device is out of memory. No gradient has been
+/// cleared then. The device failed.
 pub fn zero_grad(model: &mut (impl Layer + ?Sized)) -> Result<()> {
-    let mut new = BTreeMap::new();
-    model.visit(&mut |parameter| {
-        if let Some(grad) = parameter.new_grad()? {
-            new.insert(parameter.name().clone(), grad);
+    let mut parameters = parameters_mut(model);
+    // New gradients are allocated before the first gradient is cleared, so that an error changes nothing.
+    let new = parameters.iter().map(|parameter| parameter.new_grad()).collect::<Result<Vec<_>>>()?;
+    for (parameter, new) in parameters.iter_mut().zip(new) {
+        match new {
+            Some(grad) => *parameter.main_grad_mut() = grad,
+            None => parameter.zero_grad()?,
         }
-        Ok(())
-    })?;
-    model.visit_mut(&mut |parameter| match new.remove(parameter.name()) {
-        Some(grad) => {
-            *parameter.main_grad_mut() = grad;
-            Ok(())
-        }
-        None => parameter.zero_grad(),
-    })
+    }
+    Ok(())
 }
 
-/// Names and values of all parameters, in the order of the visit. Values share the parameters' storage: drop them
-/// before the optimizer's step.
+/// Returns all parameters of a model, in the order of [`Layer::visit`].
 ///
-/// # Errors
-/// None so far.
-pub fn parameters(model: &(impl Layer + ?Sized)) -> Result<Vec<(Arc<str>, Tensor)>> {
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let mut rng = fp8_nn::rand::rng();
+/// let options = LinearOptions { in_features: 8, out_features: 4, ..Default::default() };
+/// let fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+/// let shapes: Vec<_> = parameters(&fc).iter().map(|p| format!("{} {}", p.name(), p.tensor().shape())).collect();
+/// assert_eq!(shapes, ["fc.weight [4, 8]", "fc.bias [4]"]);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+pub fn parameters(model: &(impl Layer + ?Sized)) -> Vec<&Parameter> {
     let mut all = Vec::new();
-    model.visit(&mut |parameter| {
-        all.push((parameter.name().clone(), parameter.tensor().clone()));
-        Ok(())
-    })?;
-    Ok(all)
+    model.visit(&mut |parameter| all.push(parameter));
+    all
 }
 
-/// The number of trainable values.
+/// Returns mutable references to all parameters of a model, in the order of [`Layer::visit`].
 ///
-/// # Errors
-/// None so far.
-pub fn num_parameters(model: &(impl Layer + ?Sized)) -> Result<usize> {
-    let mut count = 0;
-    model.visit(&mut |parameter| {
-        count += parameter.tensor().numel();
-        Ok(())
-    })?;
-    Ok(count)
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let mut rng = fp8_nn::rand::rng();
+/// let options = LinearOptions { in_features: 8, out_features: 4, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+/// for parameter in parameters_mut(&mut fc) {
+///     let ones = Tensor::full(1.0, *parameter.tensor().shape(), DType::F32, &Device::cpu())?;
+///     parameter.set(ones)?;
+/// }
+/// assert_eq!(fc.weight().tensor().to_f32_vec()?, [1.0; 32]);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+pub fn parameters_mut(model: &mut (impl Layer + ?Sized)) -> Vec<&mut Parameter> {
+    let mut all = Vec::new();
+    model.visit_mut(&mut |parameter| all.push(parameter));
+    all
+}
+
+/// Returns the number of trainable values of a model.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let mut rng = fp8_nn::rand::rng();
+/// let options = LinearOptions { in_features: 8, out_features: 4, ..Default::default() };
+/// let fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+/// assert_eq!(num_parameters(&fc), 4 * 8 + 4);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+pub fn num_parameters(model: &(impl Layer + ?Sized)) -> usize {
+    parameters(model).iter().map(|parameter| parameter.tensor().numel()).sum()
 }
 
 impl<L: Layer + ?Sized> Layer for Box<L> {
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        (**self).visit(f)
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        (**self).visit(f);
     }
 
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-        (**self).visit_mut(f)
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        (**self).visit_mut(f);
     }
 }
 
 impl<L: Layer> Layer for Option<L> {
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        self.iter().try_for_each(|layer| layer.visit(f))
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        self.iter().for_each(|layer| layer.visit(f));
     }
 
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|layer| layer.visit_mut(f))
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        self.iter_mut().for_each(|layer| layer.visit_mut(f));
     }
 }
 
 impl<L: Layer> Layer for Vec<L> {
-    fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-        self.iter().try_for_each(|layer| layer.visit(f))
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        self.iter().for_each(|layer| layer.visit(f));
     }
 
-    fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|layer| layer.visit_mut(f))
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        self.iter_mut().for_each(|layer| layer.visit_mut(f));
     }
 }
 
-/// `Slots` and `Layer` of a layer made of layers: names the fields that are layers.
+/// Implements [`Slots`](crate::fp8_recipe::Slots) and [`Layer`](crate::Layer) for a struct made of layers. It takes the fields
+/// that are layers, in the order in which parameters are visited.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -171,20 +231,18 @@ macro_rules! composite {
     ($layer:ident $(<$inner:ident>)? { $($child:tt),+ $(,)? }) => {
         const _: () = {
             use $crate::fp8_recipe::{SlotName, Slots};
-            use $crate::{Layer, Parameter, Result};
+            use $crate::{Layer, Parameter};
             impl $(<$inner: $crate::Module>)? Slots for $layer $(<$inner>)? {
                 fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
                     $(self.$child.slots(f);)+
                 }
             }
             impl $(<$inner: $crate::Module>)? Layer for $layer $(<$inner>)? {
-                fn visit(&self, f: &mut dyn FnMut(&Parameter) -> Result<()>) -> Result<()> {
-                    $(self.$child.visit(f)?;)+
-                    Ok(())
+                fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+                    $(self.$child.visit(f);)+
                 }
-                fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Parameter) -> Result<()>) -> Result<()> {
-                    $(self.$child.visit_mut(f)?;)+
-                    Ok(())
+                fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+                    $(self.$child.visit_mut(f);)+
                 }
             }
         };

@@ -1,102 +1,109 @@
-//! [norm →] qkv → [RoPE] → attention → proj. The two Linears run in FP8, attention itself in high precision.
-//!
-//! `qkv` rows: all query heads, then all key heads, then all value heads. Query head i reads key/value group
-//! `i / (num_attention_heads / num_gqa_groups)`.
+//! Self-attention with several heads.
 
 use crate::arguments::{Argument, Output};
-use crate::layer_norm::NormCore;
-use crate::precision::{self, Entered};
 use crate::{
-    Error, Linear, LinearOptions, LinearSaved, Module, NormLayerOptions, Parameter, Result, composite, init,
+    AttentionOptions, Error, InitOptions, Layer, LayerNormLinear, LayerNormLinearOptions,
+    LayerNormLinearSaved, Linear, LinearOptions, LinearSaved, Module, NormOptions, Parameter, Result,
+    composite, init, parameters, precision,
 };
-use fp8_kernels::ops::{self, AttentionOptions, AttentionSaved, Norm, NormStats, RopeTable};
+use fp8_kernels::ops::{self, AttentionSaved, RopeTable};
 use fp8_kernels::{DType, Device, Tensor};
-use fp8_recipe::{Backward, Forward};
+use fp8_recipe::{Backward, Forward, SlotName, Slots};
 use rand::Rng;
 use std::sync::Arc;
 
-/// How a [`MultiheadAttention`] is made. Sizes have no default.
+/// Options of a [`MultiheadAttention`]. `hidden_size` and `attention.num_attention_heads` are required; the other fields have
+/// defaults.
+///
+/// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct MultiheadAttentionOptions {
-    /// The input's and output's last dimension.
+    /// The last dimension of input and output.
     pub hidden_size: usize,
-    /// Query heads.
-    pub num_attention_heads: usize,
-    /// Key and value heads; `None`: as many as query heads.
-    pub num_gqa_groups: Option<usize>,
-    /// Size of a head; `None`: `hidden_size / num_attention_heads`.
-    pub kv_channels: Option<usize>,
-    /// Whether a position sees only itself and those before it.
-    pub causal: bool,
-    /// Whether queries and keys are rotated by their position (all of the head, rotate-half).
-    pub rope: bool,
-    /// RoPE's base.
-    pub rope_base: f64,
-    /// The longest sequence that RoPE has angles for.
-    pub max_seq_length: usize,
-    /// Whether a norm comes first.
-    pub input_layernorm: bool,
-    /// LayerNorm or RMSNorm.
-    pub normalization: Norm,
-    /// The norm's ε.
-    pub eps: f32,
-    /// Whether the stored norm weight is γ − 1.
-    pub zero_centered_gamma: bool,
-    /// Whether the Linears have biases.
+    /// Heads, mask and positions: causal, without RoPE by default.
+    pub attention: AttentionOptions,
+    /// The normalization of the input. `None`, the default: `qkv` reads the input as it is.
+    pub input_layernorm: Option<NormOptions>,
+    /// Whether `qkv` and `proj` have biases; they have by default.
     pub bias: bool,
-    /// f32 or bf16.
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
-    /// Standard deviation of qkv's initial weight.
-    pub init_std: f32,
-    /// Standard deviation of proj's initial weight.
-    pub output_layer_init_std: f32,
+    /// Standard deviations of the initial weights: 0.023 by default.
+    pub init: InitOptions,
 }
 
 impl Default for MultiheadAttentionOptions {
     fn default() -> Self {
         Self {
             hidden_size: 0,
-            num_attention_heads: 0,
-            num_gqa_groups: None,
-            kv_channels: None,
-            causal: true,
-            rope: false,
-            rope_base: 10_000.0,
-            max_seq_length: 2048,
-            input_layernorm: false,
-            normalization: Norm::LayerNorm,
-            eps: 1e-5,
-            zero_centered_gamma: false,
+            attention: AttentionOptions::default(),
+            input_layernorm: None,
             bias: true,
             params_dtype: DType::F32,
-            init_std: 0.023,
-            output_layer_init_std: 0.023,
+            init: InitOptions::default(),
         }
     }
 }
 
-/// See the module's text. Parameters below `<path>`: `norm.*` (with `input_layernorm`), `qkv.*`, `proj.*`.
+/// Self-attention: `y = softmax(q · kᵀ / √d + mask) · v · wₒᵀ + bₒ`, with `[q, k, v] = norm(x) · wᵀ + b`.
+///
+/// The two projections, `qkv` and `proj`, run in FP8; the attention between them runs in high precision, with f32 sums. A norm
+/// before `qkv` and rotary position embeddings (RoPE) are optional. Input and output are `[batch, seq, hidden_size]`; dtypes
+/// are those of [`Linear`].
+///
+/// With H = `num_attention_heads`, G = `num_gqa_groups` and d = `kv_channels`, the rows of `qkv` are all query heads, then
+/// all key heads, then all value heads. Query head i reads key and value head `i / (H / G)`.
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.norm.weight`, with `input_layernorm` | `[hidden_size]` | γ = 1 |
+/// | `<path>.norm.bias`, with LayerNorm | `[hidden_size]` | 0 |
+/// | `<path>.qkv.weight` | `[(H + 2 · G) · d, hidden_size]` | normal, `init_std` |
+/// | `<path>.qkv.bias`, if asked for | `[(H + 2 · G) · d]` | 0 |
+/// | `<path>.proj.weight` | `[hidden_size, H · d]` | normal, `output_layer_init_std` |
+/// | `<path>.proj.bias`, if asked for | `[hidden_size]` | 0 |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = MultiheadAttentionOptions {
+///     hidden_size: 32,
+///     attention: AttentionOptions { num_attention_heads: 4, num_gqa_groups: Some(2), rope: true, ..Default::default() },
+///     input_layernorm: Some(NormOptions::default()),
+///     ..Default::default()
+/// };
+/// let mut layer = MultiheadAttention::new("attention", options, &device, &mut fp8_nn::rand::rng())?;
+/// let qkv = parameters(&layer)[2];
+/// assert_eq!((&**qkv.name(), &**qkv.tensor().shape()), ("attention.qkv.weight", &[(4 + 2 * 2) * 8, 32][..]));
+/// let mut scaling = Scaling::new(&layer, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let x = Tensor::full(0.5, [2, 6, 32], DType::F32, &device)?;
+/// // Of the second sequence only four positions are real.
+/// let lengths = Tensor::from_vec(vec![6i32, 4], [2], &device)?;
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward_padded(cx, &x, Some(&lengths)))?;
+/// let dx = scaling.backward_with(|cx| layer.backward(cx, saved, &y))?;
+/// assert_eq!((y.shape(), dx.shape()), (x.shape(), x.shape()));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct MultiheadAttention {
     path: Arc<str>,
-    norm: Option<NormCore>,
-    qkv: Linear,
+    qkv: Qkv,
     proj: Linear,
     rope: Option<RopeTable>,
     heads: usize,
     groups: usize,
     head_dim: usize,
-    options: AttentionOptions,
+    options: ops::AttentionOptions,
 }
 
-composite!(MultiheadAttention { norm, qkv, proj });
+composite!(MultiheadAttention { qkv, proj });
 
-/// What its backward needs.
+/// What [`MultiheadAttention`]'s backward needs.
 #[derive(Debug)]
 pub struct MultiheadAttentionSaved {
-    norm: Option<(Tensor, NormStats)>,
-    input_dtype: DType,
-    qkv: LinearSaved,
+    qkv: QkvSaved,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -107,21 +114,119 @@ pub struct MultiheadAttentionSaved {
     output: Output,
 }
 
+/// The projection to queries, keys and values, with or without a norm before it.
+#[expect(clippy::large_enum_variant, reason = "one a layer, in the layer's own memory")]
+#[derive(Debug)]
+enum Qkv {
+    Plain(Linear),
+    Normed(LayerNormLinear),
+}
+
+/// What the backward of either needs.
+#[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
+#[derive(Debug)]
+enum QkvSaved {
+    Plain(LinearSaved),
+    Normed(LayerNormLinearSaved),
+}
+
+impl Qkv {
+    /// Parameters are `<path>.norm.*`, with a norm, and `<path>.qkv.*`.
+    fn new(
+        path: &str,
+        norm: Option<NormOptions>,
+        options: LinearOptions,
+        device: &Device,
+        rng: &mut impl Rng,
+    ) -> Result<Self> {
+        let qkv_path = format!("{path}.qkv");
+        let Some(norm) = norm else {
+            return Linear::new(&qkv_path, options, device, rng).map(Self::Plain);
+        };
+        let LinearOptions { in_features, out_features, bias, params_dtype, init_std } = options;
+        let options =
+            LayerNormLinearOptions { in_features, out_features, bias, norm, params_dtype, init_std };
+        let norm_path = format!("{path}.norm");
+        LayerNormLinear::with_paths(&norm_path, &qkv_path, options, device, rng).map(Self::Normed)
+    }
+
+    fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, QkvSaved)> {
+        Ok(match self {
+            Self::Plain(linear) => {
+                let (y, saved) = linear.forward(cx, x)?;
+                (y, QkvSaved::Plain(saved))
+            }
+            Self::Normed(linear) => {
+                let (y, saved) = linear.forward(cx, x)?;
+                (y, QkvSaved::Normed(saved))
+            }
+        })
+    }
+
+    fn backward(&mut self, cx: &mut Backward<'_>, saved: QkvSaved, dy: &Tensor) -> Result<Tensor> {
+        match (self, saved) {
+            (Self::Plain(linear), QkvSaved::Plain(saved)) => linear.backward(cx, saved, dy),
+            (Self::Normed(linear), QkvSaved::Normed(saved)) => linear.backward(cx, saved, dy),
+            (Self::Plain(linear), QkvSaved::Normed(_)) => Err(another_layer(linear, "with a norm before it")),
+            (Self::Normed(layer), QkvSaved::Plain(_)) => {
+                Err(another_layer(&layer.linear, "without a norm before it"))
+            }
+        }
+    }
+
+    fn layer(&self) -> &dyn Layer {
+        match self {
+            Self::Plain(linear) => linear,
+            Self::Normed(linear) => linear,
+        }
+    }
+
+    fn layer_mut(&mut self) -> &mut dyn Layer {
+        match self {
+            Self::Plain(linear) => linear,
+            Self::Normed(linear) => linear,
+        }
+    }
+}
+
+fn another_layer(linear: &Linear, found: &str) -> Error {
+    let (layer, found) = (linear.path().to_string(), format!("a layer {found}"));
+    fp8_recipe::Error::Origin { layer, found }.into()
+}
+
+impl Slots for Qkv {
+    fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+        self.layer().slots(f);
+    }
+}
+
+impl Layer for Qkv {
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        self.layer().visit(f);
+    }
+
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        self.layer_mut().visit_mut(f);
+    }
+}
+
 impl MultiheadAttention {
-    /// A layer at `path`.
+    /// Creates a layer at `path`, with weights drawn from `rng`: `qkv`'s, then `proj`'s.
     ///
     /// # Errors
-    /// A size of 0, heads that do not divide `hidden_size`, groups that do not divide the heads, an odd head size with
-    /// RoPE, an ε out of range, a dtype other than f32 and bf16.
+    /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the heads,
+    /// an odd head size with RoPE, a weight that is too large for a tensor, an ε that is not finite and greater than 0, a
+    /// `params_dtype` other than f32 and bf16.
     pub fn new(
         path: &str,
         options: MultiheadAttentionOptions,
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        let MultiheadAttentionOptions { hidden_size, num_attention_heads: heads, params_dtype, bias, .. } =
+        let MultiheadAttentionOptions { hidden_size, attention, input_layernorm, bias, params_dtype, init } =
             options;
-        let groups = options.num_gqa_groups.unwrap_or(heads);
+        let heads = attention.num_attention_heads;
+        let groups = attention.num_gqa_groups.unwrap_or(heads);
         init::check_positive(
             path,
             &[("hidden_size", hidden_size), ("num_attention_heads", heads), ("num_gqa_groups", groups)],
@@ -129,14 +234,14 @@ impl MultiheadAttention {
         let refuse = |option, value: usize, remedy: String| {
             Err(Error::Option { layer: path.to_owned(), option, value: value.to_string(), remedy })
         };
-        if options.kv_channels.is_none() && !hidden_size.is_multiple_of(heads) {
+        if attention.kv_channels.is_none() && !hidden_size.is_multiple_of(heads) {
             let remedy = format!("expected a divisor of hidden_size {hidden_size}, or kv_channels given");
             return refuse("num_attention_heads", heads, remedy);
         }
         if !heads.is_multiple_of(groups) {
             return refuse("num_gqa_groups", groups, format!("expected a divisor of the {heads} heads"));
         }
-        let head_dim = options.kv_channels.unwrap_or(hidden_size / heads);
+        let head_dim = attention.kv_channels.unwrap_or(hidden_size / heads);
         init::check_positive(path, &[("kv_channels", head_dim)])?;
         let width = |heads: usize| heads.checked_mul(head_dim);
         let qkv_width = groups.checked_mul(2).and_then(|both| heads.checked_add(both)).and_then(width);
@@ -148,35 +253,37 @@ impl MultiheadAttention {
             );
         };
         init::check_parameter(&format!("{path}.qkv"), "weight", [qkv_width, hidden_size])?;
-        let norm = NormLayerOptions {
-            hidden_size,
-            eps: options.eps,
-            zero_centered_gamma: options.zero_centered_gamma,
-            params_dtype,
-        };
-        let norm = || NormCore::new(&format!("{path}.norm"), options.normalization, &norm, device);
-        let rope = || RopeTable::new(options.max_seq_length, head_dim, options.rope_base, device);
-        let linear = |name: &str, in_features, out_features, init_std, rng: &mut _| {
-            let options = LinearOptions { in_features, out_features, bias, params_dtype, init_std };
-            Linear::new(&format!("{path}.{name}"), options, device, rng)
-        };
+        let rope = || RopeTable::new(attention.max_seq_length, head_dim, attention.rope_base, device);
         // First: a length that no table has is refused before weights are drawn.
-        let rope = options.rope.then(rope).transpose()?;
+        let rope = attention.rope.then(rope).transpose()?;
+        let qkv = LinearOptions {
+            in_features: hidden_size,
+            out_features: qkv_width,
+            bias,
+            params_dtype,
+            init_std: init.init_std,
+        };
+        let proj = LinearOptions {
+            in_features: q_width,
+            out_features: hidden_size,
+            bias,
+            params_dtype,
+            init_std: init.output_layer_init_std,
+        };
         Ok(Self {
             path: path.into(),
-            norm: options.input_layernorm.then(norm).transpose()?,
-            qkv: linear("qkv", hidden_size, qkv_width, options.init_std, rng)?,
-            proj: linear("proj", q_width, hidden_size, options.output_layer_init_std, rng)?,
+            qkv: Qkv::new(path, input_layernorm, qkv, device, rng)?,
+            proj: Linear::new(&format!("{path}.proj"), proj, device, rng)?,
             rope,
             heads,
             groups,
             head_dim,
-            options: AttentionOptions { causal: options.causal, ..Default::default() },
+            options: ops::AttentionOptions { causal: attention.causal, ..Default::default() },
         })
     }
 
-    /// With padding: `key_lengths` `[batch]` (i32) says how many positions of each sequence are real; the others are
-    /// seen by none.
+    /// Computes the output for sequences with padding. `key_lengths` `[batch]` (i32) says how many positions of each sequence
+    /// are real; no position attends to the others. `None`: all are real.
     ///
     /// # Errors
     /// An input that is not `[batch, seq, hidden_size]`, or longer than `max_seq_length` under RoPE; lengths of another
@@ -189,19 +296,9 @@ impl MultiheadAttention {
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
         cx.attempt(|cx| {
             let [batch, seq] = self.check_input(&self.path, x, key_lengths)?;
-            let parameters = self.all_parameters();
-            let Entered { x, input_dtype } = precision::enter(cx, &self.path, x, &parameters)?;
-            let (qkv, qkv_saved, norm) = match &self.norm {
-                None => {
-                    let (y, saved) = self.qkv.forward(cx, &x)?;
-                    (y, saved, None)
-                }
-                Some(norm) => {
-                    let (normed, stats) = norm.forward_quantized(cx, &x, &self.qkv.slots.input)?;
-                    let (y, saved) = self.qkv.forward_quantized(cx, &normed, x.dtype(), x.dtype())?;
-                    (y, saved, Some((x.clone(), stats)))
-                }
-            };
+            // Before the parts compute anything, so that an error names this layer.
+            precision::compute_dtype(cx, &self.path, x.dtype(), &parameters(self))?;
+            let (qkv, qkv_saved) = self.qkv.forward(cx, x)?;
             let sizes = [self.heads, self.groups, self.groups];
             let parts = ops::split(&qkv, &sizes.map(|heads| heads * self.head_dim))?;
             let [q, k, v] = <[Tensor; 3]>::try_from(parts)
@@ -217,19 +314,8 @@ impl MultiheadAttention {
             let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
             let key_lengths = key_lengths.cloned();
             let output = Output::of(&self.path, &y);
-            let saved = MultiheadAttentionSaved {
-                norm,
-                input_dtype,
-                qkv: qkv_saved,
-                q,
-                k,
-                v,
-                o,
-                attention,
-                key_lengths,
-                proj,
-                output,
-            };
+            let saved =
+                MultiheadAttentionSaved { qkv: qkv_saved, q, k, v, o, attention, key_lengths, proj, output };
             Ok((y, saved))
         })
     }
@@ -263,13 +349,6 @@ impl MultiheadAttention {
         Ok([batch, seq])
     }
 
-    fn all_parameters(&self) -> Vec<&Parameter> {
-        let mut parameters: Vec<_> = self.norm.iter().flat_map(NormCore::parameters).collect();
-        parameters.extend(self.qkv.parameters());
-        parameters.extend(self.proj.parameters());
-        parameters
-    }
-
     fn inconsistent(&self, found: String) -> Error {
         Error::Option {
             layer: self.path.to_string(),
@@ -295,19 +374,7 @@ impl Module for MultiheadAttention {
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
             saved.output.check(dy)?;
-            let MultiheadAttentionSaved {
-                norm,
-                input_dtype,
-                qkv,
-                q,
-                k,
-                v,
-                o,
-                attention,
-                key_lengths,
-                proj,
-                ..
-            } = saved;
+            let MultiheadAttentionSaved { qkv, q, k, v, o, attention, key_lengths, proj, .. } = saved;
             let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
             let (dq, dk, dv) = ops::attention_backward(
                 &d_o,
@@ -328,12 +395,7 @@ impl Module for MultiheadAttention {
                 t.reshape([batch, seq, heads * d])
             };
             let dqkv = ops::concat(&[&flat(&dq)?, &flat(&dk)?, &flat(&dv)?])?;
-            let dn = self.qkv.backward(cx, qkv, &dqkv)?;
-            let dx = match (&mut self.norm, norm) {
-                (Some(layer), Some((x, stats))) => layer.backward(&x, &stats, &dn)?,
-                _ => dn,
-            };
-            Ok(ops::cast(&dx, input_dtype)?)
+            self.qkv.backward(cx, qkv, &dqkv)
         })
     }
 }

@@ -1,27 +1,49 @@
 //! AdamW.
 
+mod progress;
+mod state;
+
 use crate::clip::grad_norm;
-use crate::parameter::{Taken, Version, put_into};
-use crate::{Error, Layer, Parameter, Result};
-use fp8_kernels::ops::{self, AdamWFactors, AdamWStep, AdamWTensor, NormCheck, SkippedSteps};
-use fp8_kernels::{DType, Device, Replayed, Tensor};
+use crate::{Error, Layer, Parameter, Result, parameters, parameters_mut};
+use fp8_kernels::ops::{self, AdamWTensor, NormCheck};
+use fp8_kernels::{DType, Device, Replayed as _, Tensor};
+use progress::{OnDevice, Progress, Versions};
+pub(crate) use state::AdamWState;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
-/// How [`AdamW`] works.
+/// Options of [`AdamW`]. The defaults are those usual for language models, and not PyTorch's.
+///
+/// | field | default | `torch.optim.AdamW` |
+/// |---|---|---|
+/// | `beta1` | 0.9 | 0.9 |
+/// | `beta2` | 0.95 | 0.999 |
+/// | `eps` | 1e-8 | 1e-8 |
+/// | `weight_decay` | 0.1, of parameters with two dimensions or more | 0.01, of all parameters |
+/// | `main_params` | true | none: 16-bit parameters are updated in 16 bits |
+///
+/// The learning rate is an argument of [`AdamW::step`].
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let like_pytorch = AdamWOptions { beta2: 0.999, weight_decay: 0.01, ..Default::default() };
+/// assert_eq!(AdamWOptions::default(), AdamWOptions { beta2: 0.95, weight_decay: 0.1, ..like_pytorch });
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWOptions {
-    /// Decay of the first moment.
+    /// The decay of the first moment, at least 0 and less than 1. 0.9 by default.
     pub beta1: f32,
-    /// Decay of the second moment.
+    /// The decay of the second moment, at least 0 and less than 1. 0.95 by default, PyTorch's is 0.999.
     pub beta2: f32,
-    /// Added to the root of the second moment.
+    /// ε, which is added to the root of the second moment. 1e-8 by default.
     pub eps: f32,
-    /// Decoupled decay, of parameters with two dimensions or more: norms and biases are left alone.
+    /// The decoupled weight decay. 0.1 by default, PyTorch's is 0.01. It applies to parameters with two dimensions or more,
+    /// so not to norms and biases.
     pub weight_decay: f32,
-    /// Whether bf16 parameters have f32 copies that are updated in their place. f32 parameters are their own.
+    /// Whether the optimizer keeps an f32 copy of each bf16 parameter and updates that, so that small updates are not lost to
+    /// rounding. True by default. f32 parameters need no copy.
     pub main_params: bool,
 }
 
@@ -31,124 +53,62 @@ impl Default for AdamWOptions {
     }
 }
 
-/// Adam with decoupled weight decay; its state goes by parameter name.
+/// Adam with decoupled weight decay (Loshchilov and Hutter, <https://arxiv.org/abs/1711.05101>).
 ///
-/// Three places for f32 weights: in the model (f32 parameters), here (bf16 parameters, `main_params`), nowhere (bf16
-/// parameters without).
+/// For step t with gradient g, learning rate `lr` and weight decay λ, in f32:
+///
+/// ```text
+/// p ← p · (1 − lr · λ)
+/// m ← β₁ · m + (1 − β₁) · g        v ← β₂ · v + (1 − β₂) · g²
+/// p ← p − lr · (m / (1 − β₁ᵗ)) / (√(v / (1 − β₂ᵗ)) + ε)
+/// ```
+///
+/// The moments m and v are f32 and kept by parameter name; the first step allocates them. [`AdamWOptions`] has the defaults,
+/// which are not PyTorch's. f32 weights are in the model (f32 parameters), in the optimizer (bf16 parameters with
+/// `main_params`), or nowhere (bf16 parameters without).
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &device, &mut fp8_nn::rand::rng())?;
+/// for parameter in parameters_mut(&mut fc) {
+///     let shape = *parameter.tensor().shape();
+///     parameter.set(Tensor::full(1.0, shape, DType::F32, &device)?)?;
+///     *parameter.main_grad_mut() = Tensor::full(3.0, shape, DType::F32, &device)?;
+/// }
+/// let mut optimizer = AdamW::new(AdamWOptions::default())?;
+/// optimizer.step(&mut fc, 0.5)?;
+/// // The first step is as long as the learning rate. Weights decay by 0.5 · 0.1 before it, biases do not.
+/// assert!((fc.weight().tensor().to_f32_vec()?[0] - (0.95 - 0.5)).abs() < 1e-6);
+/// assert!((parameters(&fc)[1].tensor().to_f32_vec()?[0] - (1.0 - 0.5)).abs() < 1e-6);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 ///
 /// On a GPU all parameters are updated in one launch for each of the two weight decays. A step that is recorded by
 /// [`Device::capture`] takes its rate from [`set_lr`](Self::set_lr) at each replay.
 ///
 /// # Gradients that are not finite
-/// An infinite or NaN gradient would make its parameter and moments NaN for good. So a step changes nothing where the norm
-/// of all gradients is not finite: no parameter, moment or f32 copy. The device decides, without a wait and in recorded
-/// steps, too, and counts ([`skipped_steps`](Self::skipped_steps)). The norm is computed without overflow: it is infinite
-/// only where a gradient is, or where the norm itself is greater than `f32::MAX`.
+/// An infinite or NaN gradient would make its parameter and moments NaN for good. So a step changes nothing if the norm of
+/// all gradients is not finite: no parameter, moment or f32 copy. The device decides and counts, so the host does not wait,
+/// and recorded steps are skipped, too ([`skipped_steps`](Self::skipped_steps)). The norm is computed without overflow: it is
+/// infinite only if a gradient is, or if the norm itself is greater than `f32::MAX`.
 ///
-/// The number of steps goes on, since the host does not know what the device decided, and schedules and data go by it.
-/// A skipped step therefore counts in Adam's bias correction: right after the start the next updates are a little smaller
-/// than without it, after a few hundred steps it makes no difference.
+/// A skipped step still counts in [`steps`](Self::steps), because the host does not know what the device decided. It
+/// therefore counts in Adam's bias correction: right after the start the next updates are a little smaller than without it,
+/// after a few hundred steps it makes no difference.
 #[derive(Debug)]
 pub struct AdamW {
     progress: Arc<Progress>,
     pub(crate) state: BTreeMap<Arc<str>, AdamWState>,
 }
 
-/// What changes from step to step, shared with recorded steps.
-#[derive(Debug)]
-struct Progress {
-    options: AdamWOptions,
-    step: AtomicU64,
-    lr: Mutex<f32>,
-    /// Steps that were skipped before those that the device has counted.
-    skipped_before: AtomicU64,
-    on_device: OnceLock<OnDevice>,
-}
-
-/// What the device reads and writes.
-#[derive(Debug)]
-struct OnDevice {
-    /// A step's numbers: with weight decay, and without.
-    factors: [Arc<AdamWFactors>; 2],
-    skipped: SkippedSteps,
-}
-
-impl Progress {
-    /// The numbers of the step that `step` counts, with weight decay or without.
-    fn numbers(&self, decays: bool) -> AdamWStep {
-        let AdamWOptions { beta1, beta2, eps, weight_decay, .. } = self.options;
-        let weight_decay = if decays { weight_decay } else { 0.0 };
-        let lr = *self.lr.lock().unwrap_or_else(PoisonError::into_inner);
-        let step = self.step.load(Relaxed).max(1);
-        AdamWStep { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 1.0 }
-    }
-
-    fn on_device(&self, device: &Device) -> Result<&OnDevice> {
-        if let Some(made) = self.on_device.get() {
-            return Ok(made);
-        }
-        let factors = |decays| AdamWFactors::new(&self.numbers(decays), device);
-        let made =
-            OnDevice { factors: [factors(true)?, factors(false)?], skipped: SkippedSteps::new(device)? };
-        Ok(self.on_device.get_or_init(|| made))
-    }
-
-    fn set_lr(&self, lr: f32) -> Result<()> {
-        if lr >= 0.0 && lr.is_finite() {
-            *self.lr.lock().unwrap_or_else(PoisonError::into_inner) = lr;
-            return Ok(());
-        }
-        Err(Error::Option {
-            layer: "AdamW".to_owned(),
-            option: "lr",
-            value: lr.to_string(),
-            remedy: "expected finite and 0 or more".to_owned(),
-        })
-    }
-}
-
-impl Replayed for Progress {
-    fn advance(&self) -> fp8_kernels::Result<()> {
-        self.step.fetch_add(1, Relaxed);
-        let Some(OnDevice { factors: [decayed, undecayed], .. }) = self.on_device.get() else {
-            return Ok(());
-        };
-        let set = decayed.set(&self.numbers(true)).and_then(|()| undecayed.set(&self.numbers(false)));
-        set.inspect_err(|_| self.retreat())
-    }
-
-    fn retreat(&self) {
-        self.step.fetch_sub(1, Relaxed);
-    }
-}
-
-/// The versions of parameters that a recorded step changes.
-#[derive(Debug)]
-struct Versions(Vec<Arc<Version>>);
-
-impl Replayed for Versions {
-    fn advance(&self) -> fp8_kernels::Result<()> {
-        self.0.iter().for_each(|version| version.advance());
-        Ok(())
-    }
-}
-
-/// Reads the part of a parameter's state that has this name, such as `exp_avg`; `None` where there is none.
-type ReadState<'a> = dyn FnMut(&Arc<str>, &str, &Tensor) -> Result<Option<Tensor>> + 'a;
-
-/// One parameter's moments, and its f32 copy.
-#[derive(Debug)]
-pub(crate) struct AdamWState {
-    pub(crate) exp_avg: Tensor,
-    pub(crate) exp_avg_sq: Tensor,
-    pub(crate) main_param: Option<Tensor>,
-}
-
 impl AdamW {
-    /// Before the first step.
+    /// Creates an optimizer that has taken no step.
     ///
     /// # Errors
-    /// A decay outside 0 … 1, an ε or weight decay that is negative or not finite.
+    /// A `beta1` or `beta2` that is negative or not less than 1; an `eps` or `weight_decay` that is negative or not finite.
     pub fn new(options: AdamWOptions) -> Result<Self> {
         let AdamWOptions { beta1, beta2, eps, weight_decay, .. } = options;
         let error = |option, value: f32, remedy: &str| {
@@ -165,58 +125,47 @@ impl AdamW {
                 return error(option, value, "expected finite and 0 or more");
             }
         }
-        let progress = Progress {
-            options,
-            step: AtomicU64::new(0),
-            lr: Mutex::new(0.0),
-            skipped_before: AtomicU64::new(0),
-            on_device: OnceLock::new(),
-        };
-        Ok(Self { progress: Arc::new(progress), state: BTreeMap::new() })
+        Ok(Self { progress: Arc::new(Progress::new(options)), state: BTreeMap::new() })
     }
 
-    /// Steps taken, those that were skipped included.
+    /// Returns the number of steps taken, those that were skipped included.
     pub fn steps(&self) -> u64 {
-        self.progress.step.load(Relaxed)
+        self.progress.steps()
     }
 
-    /// How many of the [`steps`](Self::steps) changed nothing, because their gradients had no finite norm. On a GPU this
-    /// waits until all work queued so far is done.
+    /// Returns how many of the [`steps`](Self::steps) changed nothing, because their gradients had no finite norm. On a GPU
+    /// this waits until all work queued so far is done.
     ///
     /// # Errors
-    /// While a step is recorded; the device failed.
+    /// A step is being recorded; the device failed.
     pub fn skipped_steps(&self) -> Result<u64> {
-        let on_device = self.progress.on_device.get();
-        let counted = on_device.map_or(Ok(0), |on_device| on_device.skipped.read())?;
-        Ok(self.progress.skipped_before.load(Relaxed).saturating_add(counted))
+        self.progress.skipped_steps()
     }
 
-    /// Goes on from parameters that something else has set: their f32 copies (`main_params`) become their values, where they
-    /// lie. Without it the next step goes on from the copies and overwrites what was set; f32 parameters have no copies.
-    /// [`checkpoint::load`](crate::checkpoint::load) does this by itself.
+    /// Sets the f32 copies (`main_params`) to the parameters' values, after something else has set those.
+    ///
+    /// Otherwise the next step continues from the copies and overwrites what was set. f32 parameters have no copies, and
+    /// [`checkpoint::load`](crate::checkpoint::load) needs no such call. The copies are written in place, so recorded steps
+    /// continue from the new values.
     ///
     /// # Errors
-    /// While a step is recorded; a parameter of another shape than in the steps before; the device failed.
+    /// A step is being recorded; a parameter of another shape than in the steps before; the device failed.
     pub fn reload_params(&mut self, model: &(impl Layer + ?Sized)) -> Result<()> {
-        // All of them fit, before the first is changed.
-        model.visit(&mut |parameter| {
-            let Some(state) = self.state.get(parameter.name()) else { return Ok(()) };
+        let parameters = parameters(model);
+        // Everything is checked before the first f32 copy changes.
+        for parameter in &parameters {
+            let Some(state) = self.state.get(parameter.name()) else { continue };
             state.expect_shape_of(parameter)?;
-            Ok(parameter
-                .tensor()
-                .device()
-                .expect_eager("AdamW", "reload parameters before the step is recorded")?)
-        })?;
-        model.visit(&mut |parameter| {
-            let (name, tensor) = (parameter.name(), parameter.tensor());
-            let Some(main) = self.state.get_mut(name).and_then(|state| state.main_param.as_mut()) else {
-                return Ok(());
-            };
-            put_into(main, ops::cast(tensor, DType::F32)?, name)
+            let remedy = "reload parameters before the step is recorded";
+            parameter.tensor().device().expect_eager("AdamW", remedy)?;
+        }
+        parameters.into_iter().try_for_each(|parameter| match self.state.get_mut(parameter.name()) {
+            Some(state) => state.reload(parameter),
+            None => Ok(()),
         })
     }
 
-    /// The rate of the next replay of a recorded [`step`](Self::step).
+    /// Sets the learning rate of the next replay of a recorded [`step`](Self::step).
     ///
     /// # Errors
     /// A rate that is negative or not finite.
@@ -224,78 +173,14 @@ impl AdamW {
         self.progress.set_lr(lr)
     }
 
-    /// State for those of a model's parameters that have moments in a file, but none of their shape here.
-    pub(crate) fn new_state(
-        &self,
-        model: &(impl Layer + ?Sized),
-        moments: &BTreeSet<Arc<str>>,
-    ) -> Result<BTreeMap<Arc<str>, AdamWState>> {
-        let mut new = BTreeMap::new();
-        model.visit(&mut |parameter| {
-            let (name, tensor) = (parameter.name(), parameter.tensor());
-            let fits = |state: &AdamWState| {
-                state.exp_avg.shape() == tensor.shape()
-                    && state.main_param.is_some() == self.has_main_param(tensor)
-            };
-            if moments.contains(name) && !self.state.get(name).is_some_and(fits) {
-                new.insert(name.clone(), AdamWState::new(tensor, self.progress.options.main_params)?);
-            }
-            Ok(())
-        })?;
-        Ok(new)
-    }
-
-    /// Resumes after that many steps and skipped steps, with what `read` returns for a parameter's name, the part of its
-    /// state and a tensor of its shape; where it returns nothing, the parameter begins anew. State that is here keeps its
-    /// place, for recorded steps; `new` is that of other parameters.
-    pub(crate) fn resume(
-        &mut self,
-        model: &(impl Layer + ?Sized),
-        [steps, skipped]: [u64; 2],
-        new: BTreeMap<Arc<str>, AdamWState>,
-        read: &mut ReadState<'_>,
-    ) -> Result<()> {
-        self.state.extend(new);
-        let mut names = BTreeSet::new();
-        model.visit(&mut |parameter| {
-            let (name, tensor) = (parameter.name(), parameter.tensor());
-            names.insert(name.clone());
-            let Some(state) = self.state.get_mut(name) else { return Ok(()) };
-            if state.exp_avg.shape() != tensor.shape() {
-                // Without moments in the file, or there would be new ones.
-                *state = AdamWState::new(tensor, state.main_param.is_some())?;
-            }
-            for (part, moment) in [("exp_avg", &mut state.exp_avg), ("exp_avg_sq", &mut state.exp_avg_sq)] {
-                let value = match read(name, part, tensor)? {
-                    Some(value) => value,
-                    None => Tensor::zeros(*tensor.shape(), DType::F32, tensor.device())?,
-                };
-                put_into(moment, value, name)?;
-            }
-            if let Some(main_param) = &mut state.main_param {
-                let value = match read(name, "main_param", tensor)? {
-                    Some(value) => value,
-                    None => ops::cast(tensor, DType::F32)?,
-                };
-                put_into(main_param, value, name)?;
-            }
-            Ok(())
-        })?;
-        self.state.retain(|name, _| names.contains(name));
-        self.progress.on_device.get().map_or(Ok(()), |on_device| on_device.skipped.reset())?;
-        self.progress.skipped_before.store(skipped, Relaxed);
-        self.progress.step.store(steps, Relaxed);
-        Ok(())
-    }
-
-    /// Updates every parameter from its gradient, unless the norm of all gradients is not finite: then nothing changes but
-    /// the counts (see the type's text). Gradients stay: [`zero_grad`](crate::zero_grad) clears them.
+    /// Updates every parameter from its gradient. If the norm of all gradients is not finite, nothing changes but the counts.
+    /// Gradients are kept: [`zero_grad`](crate::zero_grad) clears them.
     ///
     /// This reads all gradients once more, for their norm. After [`clip_grad_norm`](crate::clip_grad_norm), give
     /// [`step_with_norm`](Self::step_with_norm) the norm that it returns.
     ///
     /// # Errors
-    /// A rate that is negative or not finite, a parameter whose storage others hold too, two parameters of one name, a
+    /// A rate that is negative or not finite, a parameter that shares its storage with a tensor, two parameters of one name, a
     /// parameter of another shape than in the steps before. Nothing has changed then.
     pub fn step(&mut self, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
         self.step_if_finite(model, lr, None)
@@ -334,50 +219,45 @@ impl AdamW {
         lr: f32,
         norm: Option<&Tensor>,
     ) -> Result<()> {
-        self.check(model)?;
-        let Some(device) = self.prepare(model)? else { return self.progress.set_lr(lr) };
-        let computed = if norm.is_none() { Some(grad_norm(model)?) } else { None };
+        let all = parameters(model);
+        self.check(&all)?;
+        let Some(first) = all.first() else { return self.progress.set_lr(lr) };
+        let device = first.tensor().device().clone();
+        self.prepare(&all)?;
+        let computed = match norm {
+            Some(_) => None,
+            None => Some(grad_norm(all.into_iter())?),
+        };
         let Some(norm) = norm.or(computed.as_ref()) else { return Ok(()) };
         self.progress.set_lr(lr)?;
         let progress = self.progress.clone();
         progress.on_device(&device)?;
         progress.advance()?;
         device.on_replay(progress.clone());
-        let mut taken = Vec::new();
-        let placeholder = Tensor::zeros([0], DType::F32, &Device::cpu())?;
-        let visited = model.visit_mut(&mut |parameter| {
-            taken.push(parameter.take(&placeholder));
-            Ok(())
-        });
-        let updated = visited.and_then(|()| self.update(&device, &mut taken, norm));
-        let mut tensors: BTreeMap<_, _> = taken.into_iter().map(|taken| (taken.name, taken.tensor)).collect();
-        let returned = model.visit_mut(&mut |parameter| {
-            if let Some(tensor) = tensors.remove(parameter.name()) {
-                parameter.put(tensor);
-            }
-            Ok(())
-        });
+        let updated = self.update(&device, parameters_mut(model), norm);
         // A recorded step that fails takes its count back by itself.
         if updated.is_err() && device.capture_number().is_none() {
             progress.retreat();
         }
-        updated.and(returned)
+        updated
     }
 
-    /// All in one launch for each weight decay.
-    fn update(&mut self, device: &Device, taken: &mut [Taken], norm: &Tensor) -> Result<()> {
+    /// Updates all parameters, with one launch for each of the two weight decays.
+    fn update(&mut self, device: &Device, parameters: Vec<&mut Parameter>, norm: &Tensor) -> Result<()> {
         let mut states: BTreeMap<&str, &mut AdamWState> =
             self.state.iter_mut().map(|(name, state)| (&**name, state)).collect();
         let mut groups: [Vec<AdamWTensor<'_>>; 2] = Default::default();
-        let versions: Vec<Arc<Version>> = taken.iter().map(|taken| taken.version.clone()).collect();
-        for Taken { name, tensor, main_grad, .. } in taken {
+        let mut versions = Vec::with_capacity(parameters.len());
+        for parameter in parameters {
+            let (name, param, main_grad, version) = parameter.parts_mut();
+            versions.push(version.clone());
             let Some(AdamWState { exp_avg, exp_avg_sq, main_param }) = states.remove(&**name) else {
                 continue;
             };
-            let decays = tensor.shape().len() >= 2;
+            let decays = param.shape().len() >= 2;
             groups[usize::from(!decays)].push(AdamWTensor {
                 name,
-                param: tensor,
+                param,
                 main_grad,
                 exp_avg,
                 exp_avg_sq,
@@ -389,46 +269,44 @@ impl AdamW {
         device.on_replay(Arc::new(Versions(versions)));
         let OnDevice { factors, skipped } = self.progress.on_device(device)?;
         let [decayed, undecayed] = &mut groups;
-        // Together: what fails before the first launch has changed nothing.
+        // One call checks both groups, so an error before the first launch changes nothing.
         let groups = &mut [(&mut **decayed, &factors[0]), (&mut **undecayed, &factors[1])];
         ops::adamw_groups(groups, Some(NormCheck { norm, skipped }))?;
         Ok(())
     }
 
-    /// Moments of parameters that are new here; answers with the device of all, if there is any parameter.
-    fn prepare(&mut self, model: &(impl Layer + ?Sized)) -> Result<Option<Device>> {
-        let (mut device, mut new) = (None, BTreeMap::new());
-        model.visit(&mut |parameter| {
-            let tensor = parameter.tensor();
-            device.get_or_insert_with(|| tensor.device().clone());
+    /// Allocates the state of parameters that have none yet.
+    fn prepare(&mut self, parameters: &[&Parameter]) -> Result<()> {
+        let mut new = BTreeMap::new();
+        for parameter in parameters {
             if !self.state.contains_key(parameter.name()) {
                 let remedy = "the optimizer's first step makes its state: run it before";
-                tensor.device().expect_eager("AdamW", remedy)?;
-                let state = AdamWState::new(tensor, self.progress.options.main_params)?;
+                parameter.tensor().device().expect_eager("AdamW", remedy)?;
+                let state = AdamWState::new(parameter.tensor(), self.progress.options.main_params)?;
                 new.insert(parameter.name().clone(), state);
             }
-            Ok(())
-        })?;
+        }
         self.state.extend(new);
-        Ok(device)
+        Ok(())
     }
-}
 
-impl AdamW {
-    /// All that could make a step fail: a refusal half-way would leave some parameters a step ahead of others.
-    fn check(&self, model: &(impl Layer + ?Sized)) -> Result<()> {
+    /// Refuses what would make the step fail half-way, which would leave some parameters a step ahead of others.
+    fn check(&self, parameters: &[&Parameter]) -> Result<()> {
         let mut names = BTreeSet::new();
-        model.visit(&mut |parameter| {
+        for parameter in parameters {
             let (name, tensor) = (parameter.name(), parameter.tensor());
-            if !names.insert(name.clone()) {
+            if !names.insert(name) {
                 return Err(Error::DuplicateParameter(name.clone()));
             }
             if tensor.holders() > 0 {
                 let (name, holders) = (name.to_string(), tensor.holders());
                 return Err(fp8_kernels::Error::Shared { name, holders }.into());
             }
-            self.state.get(name).map_or(Ok(()), |state| state.expect_shape_of(parameter))
-        })
+            if let Some(state) = self.state.get(name) {
+                state.expect_shape_of(parameter)?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn options(&self) -> &AdamWOptions {
@@ -444,29 +322,5 @@ impl AdamW {
     /// Whether a parameter has an f32 copy here.
     pub(crate) fn has_main_param(&self, parameter: &Tensor) -> bool {
         self.progress.options.main_params && parameter.dtype() != DType::F32
-    }
-}
-
-impl AdamWState {
-    /// Its tensors, with their names in a checkpoint.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
-        let main_param = self.main_param.as_ref().map(|copy| ("main_param", copy));
-        [("exp_avg", &self.exp_avg), ("exp_avg_sq", &self.exp_avg_sq)].into_iter().chain(main_param)
-    }
-
-    fn expect_shape_of(&self, parameter: &Parameter) -> Result<()> {
-        let (lhs, rhs) = (*parameter.tensor().shape(), *self.exp_avg.shape());
-        if lhs == rhs {
-            return Ok(());
-        }
-        let (what, remedy) = ("parameter and its moments", "each model has an optimizer of its own");
-        Err(fp8_kernels::Error::Shapes { op: "AdamW", what, lhs, rhs, remedy }.into())
-    }
-
-    fn new(parameter: &Tensor, main_params: bool) -> Result<Self> {
-        let zeros = || Tensor::zeros(*parameter.shape(), DType::F32, parameter.device());
-        let wants = main_params && parameter.dtype() != DType::F32;
-        let main_param = wants.then(|| ops::cast(parameter, DType::F32)).transpose()?;
-        Ok(Self { exp_avg: zeros()?, exp_avg_sq: zeros()?, main_param })
     }
 }

@@ -6,10 +6,23 @@ use fp8_kernels::{DType, Error, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A weight, bias or norm factor. Its name is its path in the model and never changes.
+/// A tensor that training changes, such as a weight, with its name and its gradient.
 ///
-/// The gradient, `main_grad`, is f32 whatever the parameter's dtype, and backward adds to it:
-/// [`zero_grad`](crate::zero_grad) clears it.
+/// The name is the parameter's path in the model, such as `blocks.0.mlp.fc1.weight`, and never changes: checkpoints and
+/// optimizers go by it. The gradient, `main_grad`, has the parameter's shape and is f32 whatever the parameter's dtype.
+/// Backward adds to it; [`zero_grad`](crate::zero_grad) clears it.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let mut scale = Parameter::new("head.scale", Tensor::full(1.0, [2], DType::F32, &Device::cpu())?)?;
+/// assert_eq!(scale.main_grad().to_f32_vec()?, [0.0, 0.0]);
+/// let version = scale.version();
+/// scale.set(Tensor::from_vec(vec![2.0f32, 3.0], [2], &Device::cpu())?)?;
+/// assert_eq!(scale.tensor().to_f32_vec()?, [2.0, 3.0]);
+/// assert_ne!(scale.version(), version); // so that layers quantize it again
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Parameter {
     name: Arc<str>,
@@ -35,7 +48,7 @@ impl Version {
 }
 
 impl Parameter {
-    /// With this value and no gradient.
+    /// Creates a parameter with this value and a gradient of 0.
     ///
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
@@ -50,46 +63,61 @@ impl Parameter {
         })
     }
 
-    /// Its path in the model.
+    /// Returns the path in the model.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// Its value.
+    /// Returns the value.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
     }
 
-    /// The element type.
+    /// Returns the dtype of the value.
     pub fn dtype(&self) -> DType {
         self.tensor.dtype()
     }
 
-    /// The accumulated gradient, f32.
+    /// Returns the accumulated gradient, f32.
     pub fn main_grad(&self) -> &Tensor {
         &self.main_grad
     }
 
-    /// The accumulated gradient, to add to.
+    /// Returns the accumulated gradient, for a backward of your own to add to.
     pub fn main_grad_mut(&mut self) -> &mut Tensor {
         &mut self.main_grad
     }
 
-    /// Changes with every update, and is unique in the process: equal versions mean equal bytes.
+    /// Returns the version of the value, which every update changes. Versions are unique in the process: equal versions mean
+    /// equal bytes.
     pub fn version(&self) -> u64 {
         self.version.0.load(Relaxed)
     }
 
-    /// Changes the value in place, with the gradient at hand, and moves on to a new version.
+    /// Calls `f` with the value, to change in place, and the gradient. The parameter gets a new version. For an optimizer of
+    /// your own:
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    ///
+    /// let mut w = Parameter::new("w", Tensor::full(1.0, [2], DType::F32, &Device::cpu())?)?;
+    /// *w.main_grad_mut() = Tensor::from_vec(vec![2.0f32, -2.0], [2], &Device::cpu())?;
+    /// w.update(|value, grad| {
+    ///     *value = ops::add(value, &ops::scale(grad, -0.25)?)?; // SGD with a rate of 0.25
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(w.tensor().to_f32_vec()?, [0.5, 1.5]);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// What `f` returns.
+    /// Those of `f`.
     pub fn update<T>(&mut self, f: impl FnOnce(&mut Tensor, &Tensor) -> Result<T>) -> Result<T> {
         self.version.advance();
         f(&mut self.tensor, &self.main_grad)
     }
 
-    /// What is known of its equality with other ranks'.
+    /// Returns which groups have compared this parameter.
     pub(crate) fn agreement(&self) -> &Agreement {
         &self.agreement
     }
@@ -98,26 +126,18 @@ impl Parameter {
         &mut self.agreement
     }
 
-    /// Hands the value out, to be changed together with others', and returned by [`put`](Self::put).
-    pub(crate) fn take(&mut self, placeholder: &Tensor) -> Taken {
-        Taken {
-            name: self.name.clone(),
-            tensor: std::mem::replace(&mut self.tensor, placeholder.clone()),
-            main_grad: self.main_grad.clone(),
-            version: self.version.clone(),
-        }
+    /// The parts that an optimizer's step uses: the name, the value to change, the gradient and the version.
+    pub(crate) fn parts_mut(&mut self) -> (&Arc<str>, &mut Tensor, &Tensor, &Arc<Version>) {
+        (&self.name, &mut self.tensor, &self.main_grad, &self.version)
     }
 
-    /// After [`take`](Self::take).
-    pub(crate) fn put(&mut self, tensor: Tensor) {
-        self.tensor = tensor;
-    }
-
-    /// Replaces the value, where it lies: a recorded step goes on with it. One whose storage others hold too moves away
-    /// from them, and from recorded steps. An optimizer that keeps f32 copies overwrites it in its next step, unless
+    /// Replaces the value.
+    ///
+    /// It is written in place, so recorded steps continue with it, unless the old value shares its storage with another tensor:
+    /// then the parameter gets new storage. An optimizer that keeps f32 copies overwrites the value in its next step, unless
     /// [`AdamW::reload_params`](crate::AdamW::reload_params) is called before.
     ///
-    /// Among several ranks, all set it, to the same value: the next
+    /// Among several ranks, set it on all of them, to the same value: the next
     /// [`all_reduce_gradients`](crate::all_reduce_gradients) compares them.
     ///
     /// # Errors
@@ -134,10 +154,10 @@ impl Parameter {
         }
         self.version.advance();
         self.agreement.forget_groups();
-        put_into(&mut self.tensor, value, &self.name)
+        overwrite(&mut self.tensor, value, &self.name)
     }
 
-    /// Clears the gradient.
+    /// Sets the gradient to 0.
     ///
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
@@ -150,7 +170,7 @@ impl Parameter {
         Ok(self.main_grad.set_zero(&self.name)?)
     }
 
-    /// A cleared gradient in a place of its own, if others hold the gradient's storage, who may still read it.
+    /// Allocates a gradient of 0, if the present one shares its storage with a tensor that may still be read.
     pub(crate) fn new_grad(&self) -> Result<Option<Tensor>> {
         if self.main_grad.holders() == 0 {
             return Ok(None);
@@ -160,23 +180,15 @@ impl Parameter {
     }
 }
 
-/// Gives `tensor` the elements of `value`, which has its shape and dtype; in place, unless others hold them too.
-pub(crate) fn put_into(tensor: &mut Tensor, value: Tensor, name: &str) -> Result<()> {
+/// Gives `tensor` the elements of `value`, which has the same shape and dtype. Writes them in place, unless `tensor` shares
+/// its storage: then `value` replaces it.
+pub(crate) fn overwrite(tensor: &mut Tensor, value: Tensor, name: &str) -> Result<()> {
     let value = value.to_device(tensor.device())?;
     if tensor.holders() == 0 {
         return Ok(tensor.copy_from(&value, name)?);
     }
     *tensor = value;
     Ok(())
-}
-
-/// A parameter's value on its way through an update.
-#[derive(Debug)]
-pub(crate) struct Taken {
-    pub(crate) name: Arc<str>,
-    pub(crate) tensor: Tensor,
-    pub(crate) main_grad: Tensor,
-    pub(crate) version: Arc<Version>,
 }
 
 fn next_version() -> u64 {

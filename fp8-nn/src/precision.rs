@@ -1,7 +1,7 @@
 //! Which dtype a layer computes in.
 //!
-//! The scope's `compute_dtype` if it has one: inputs and parameters are cast to it. Else the input's, which every
-//! parameter must have. Gradients of inputs go back in the input's dtype; those of parameters are f32.
+//! A scope with a `compute_dtype` decides: inputs and parameters are cast to it. Without one, a layer computes in its input's
+//! dtype, which every parameter must have. Gradients of inputs have the input's dtype, those of parameters are f32.
 
 use crate::{Error, Parameter, Result};
 use fp8_kernels::{DType, Tensor, ops};
@@ -14,11 +14,13 @@ pub(crate) struct Entered {
     pub(crate) input_dtype: DType,
 }
 
+/// Casts a layer's input to the dtype that the layer computes in.
 pub(crate) fn enter(cx: &Forward<'_>, layer: &str, x: &Tensor, parameters: &[&Parameter]) -> Result<Entered> {
     let dtype = compute_dtype(cx, layer, x.dtype(), parameters)?;
     Ok(Entered { x: ops::cast(x, dtype)?, input_dtype: x.dtype() })
 }
 
+/// Returns the dtype that a layer computes in, or an error if a parameter does not have it.
 pub(crate) fn compute_dtype(
     cx: &Forward<'_>,
     layer: &str,

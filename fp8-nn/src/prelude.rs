@@ -1,19 +1,24 @@
-//! All that a training program needs, of this crate and of those below it.
+//! What a training program needs of this crate and of the crates below it, for one `use fp8_nn::prelude::*`.
+//!
+//! It has the layers with their options, the optimizer and the functions over models, the recipes and scopes, devices and
+//! tensors. [`ops`] is a module, so its items keep the prefix: `ops::NormOptions` are the options of the operation
+//! [`ops::norm`], `NormOptions` those of the layers. The `Saved` types of layers are not in it: name them as
+//! `fp8_nn::LinearSaved`.
 
 pub use crate::checkpoint;
 pub use crate::{
-    AdamW, AdamWOptions, CosineSchedule, DynModule, Embedding, EmbeddingOptions, Error, Gpt, GptOptions,
-    Layer, LayerNorm, LayerNormLinear, LayerNormLinearOptions, LayerNormMlp, LayerNormMlpOptions, Linear,
-    LinearOptions, Module, MultiheadAttention, MultiheadAttentionOptions, NormLayerOptions, Parameter,
-    Recompute, Result, RmsNorm, Scopes, Stack, TransformerLayer, TransformerLayerOptions, agree,
-    all_reduce_gradients, broadcast_parameters, broadcast_state, clip_grad_norm, composite, num_parameters,
-    parameters, zero_grad,
+    AdamW, AdamWOptions, AttentionOptions, CosineSchedule, DynModule, Embedding, EmbeddingOptions, Error,
+    Gpt, GptOptions, InitOptions, Layer, LayerNorm, LayerNormLinear, LayerNormLinearOptions, LayerNormMlp,
+    LayerNormMlpOptions, Linear, LinearOptions, Module, MultiheadAttention, MultiheadAttentionOptions,
+    NormLayerOptions, NormOptions, Parameter, Recompute, Result, RmsNorm, Scopes, Stack, TransformerLayer,
+    TransformerLayerOptions, agree, all_reduce_gradients, broadcast_parameters, broadcast_state,
+    clip_grad_norm, composite, num_parameters, parameters, parameters_mut, zero_grad,
 };
 pub use fp8_dist::{ProcessGroup, ReduceOp};
 pub use fp8_format::{E4M3, E5M2, Fp8};
 pub use fp8_kernels::ops::{Activation, Norm};
 pub use fp8_kernels::{
-    DType, Device, Encoding, Fp8Tensor, Graph, Operand, Shape, Tensor, TransposePolicy, bf16, f16, ops,
+    DType, Device, Encoding, Fp8Tensor, Graph, Operand, Shape, Slot, Tensor, TransposePolicy, bf16, f16, ops,
 };
 pub use fp8_recipe::{
     AmaxComputeAlgo, AmaxGroup, AutocastOptions, Backward, CurrentScaling, DelayedScaling, Direction, Format,

@@ -1,20 +1,43 @@
-//! Keeps a layer's input and its scope's scales instead of its activations, and runs it again in backward: less memory,
-//! one more forward, the same bits.
+//! Recomputation of activations.
 
 use crate::{Module, Result, composite};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward, Snapshot};
 
-/// A layer that is computed again in backward. May be nested.
+/// A layer whose activations are computed again in backward, instead of kept: less memory for one more forward.
+///
+/// Between the passes it keeps the layer's input and a handle to the scope's scales, one f32 per slot, which all such layers
+/// of a scope share. Outputs and gradients have the bits of the layer without it: in backward the layer runs with the scales
+/// of its first run and records nothing. It may be nested. Parameters and slots are those of `inner`.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+///
+/// let device = Device::cpu();
+/// let mlp = || {
+///     let options = LayerNormMlpOptions { hidden_size: 32, ffn_hidden_size: 48, ..Default::default() };
+///     LayerNormMlp::new("mlp", options, &device, &mut StdRng::seed_from_u64(1))
+/// };
+/// fn gradient(mut model: impl Module) -> Result<Vec<f32>> {
+///     let mut scaling = Scaling::new(&model, &Device::cpu())?;
+///     let x = Tensor::full(0.5, [4, 32], DType::F32, &Device::cpu())?;
+///     let recipe = Recipe::from(DelayedScaling::default());
+///     let (y, saved) = scaling.autocast_with(&recipe, |cx| model.forward(cx, &x))?;
+///     Ok(scaling.backward_with(|cx| model.backward(cx, saved, &y))?.to_f32_vec()?)
+/// }
+/// assert_eq!(gradient(mlp()?)?, gradient(Recompute { inner: mlp()? })?);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Recompute<M> {
-    /// The layer.
+    /// The layer that is computed again.
     pub inner: M,
 }
 
 composite!(Recompute<M> { inner });
 
-/// The input, and a handle to the scales.
+/// What [`Recompute`]'s backward needs: the input, and a handle to the scales.
 #[derive(Debug)]
 pub struct RecomputeSaved {
     x: Tensor,

@@ -2,7 +2,11 @@
 
 use crate::{Error, Result};
 
-/// Linear warm-up, then a cosine down to a fraction of the peak.
+/// A learning rate that rises linearly to a peak, then falls along a cosine to a fraction of it.
+///
+/// For step s (from 0), w steps of warm-up, n steps in all and a last fraction r: `peak · (s + 1) / w` while s < w, then
+/// `peak · (r + (1 − r) · (1 + cos(π · (s − w + 1) / (n − w))) / 2)`, and `peak · r` from step n on. It depends on the step
+/// alone, so a resumed training needs no state of it.
 ///
 /// ```
 /// use fp8_nn::CosineSchedule;
@@ -20,7 +24,8 @@ pub struct CosineSchedule {
 }
 
 impl CosineSchedule {
-    /// Peak rate, steps of warm-up, steps in all, last rate as a fraction of the peak.
+    /// Creates a schedule from the peak rate, the steps of warm-up, the steps in all, and the last rate as a fraction of the
+    /// peak.
     ///
     /// # Errors
     /// A peak that is not finite and greater than 0, a ratio outside 0 … 1.
@@ -38,7 +43,7 @@ impl CosineSchedule {
         Ok(Self { peak, warmup_steps, total_steps, min_ratio })
     }
 
-    /// The rate of a step, counted from 0.
+    /// Returns the rate of a step, counted from 0.
     pub fn lr(&self, step: u64) -> f32 {
         if step < self.warmup_steps {
             return self.peak * (step + 1) as f32 / self.warmup_steps as f32;

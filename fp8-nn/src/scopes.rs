@@ -1,15 +1,32 @@
-//! Closures over the guards: commit where the closure succeeds, drop the guard where it fails. The other ranks of a group are
-//! told the closure's error.
-//!
-//! They live here, where the error type is fixed: a generic one cannot be inferred once `?` stands both inside and
-//! outside the closure.
+//! Scopes around closures. They are in this crate because its error type is fixed: a generic one cannot be inferred where `?`
+//! is used both inside and outside the closure.
 
 use crate::Result;
 use fp8_recipe::{Backward, Forward, Recipe, Scaling};
 
-/// Methods of [`Scaling`].
+/// Methods of [`Scaling`] that open a scope, run a closure in it and commit.
+///
+/// Where the closure fails, the scope is dropped without a commit: scales and histories are unchanged, and the other ranks of
+/// a group get the closure's error.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = LinearOptions { in_features: 16, out_features: 16, ..Default::default() };
+/// let mut fc = Linear::new("fc", options, &device, &mut fp8_nn::rand::rng())?;
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let x = Tensor::full(1.75, [2, 16], DType::F32, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| fc.forward(cx, &x))?;
+/// scaling.backward_with(|cx| fc.backward(cx, saved, &y))?;
+/// let reports = scaling.slot_reports()?;
+/// let input = reports.iter().find(|slot| &*slot.name == "fc.input").map(|slot| slot.scale);
+/// assert_eq!(input, Some(448.0 / 1.75)); // for the next step: E4M3's largest value by the amax
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 pub trait Scopes {
-    /// A forward scope around `f`, committed where `f` succeeds.
+    /// Opens a forward scope, runs `f` in it, and commits it if `f` succeeds.
     ///
     /// # Errors
     /// Those of `f` and of the commit.
@@ -19,7 +36,7 @@ pub trait Scopes {
         f: impl FnOnce(&mut Forward<'_>) -> Result<T>,
     ) -> Result<T>;
 
-    /// A backward scope around `f`, committed where `f` succeeds.
+    /// Opens a backward scope, runs `f` in it, and commits it if `f` succeeds.
     ///
     /// # Errors
     /// Those of `f` and of the commit.

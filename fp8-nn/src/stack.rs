@@ -5,22 +5,39 @@ use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward};
 use std::any::{Any, type_name};
 
-/// A `Saved` whose type only its layer knows.
+/// The boxed `Saved` of a [`DynModule`].
 #[derive(Debug)]
 pub struct AnySaved {
     saved: Box<dyn Any + Send>,
     layer: &'static str,
 }
 
-/// Every [`Module`], as an object. Its methods have names of their own, else calls on concrete layers would be ambiguous.
+/// An object-safe form of [`Module`], implemented for every `Module`: for models that choose their layers at run time.
+///
+/// Its `Saved` is boxed. The methods have other names than `Module`'s, so that calls on concrete layers are unambiguous.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = LinearOptions { in_features: 8, out_features: 4, ..Default::default() };
+/// let mut layer: Box<dyn DynModule> = Box::new(Linear::new("fc", options, &device, &mut fp8_nn::rand::rng())?);
+/// let mut scaling = Scaling::new(&layer, &device)?;
+/// let x = Tensor::full(1.0, [2, 8], DType::F32, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward_dyn(cx, &x))?;
+/// let dx = scaling.backward_with(|cx| layer.backward_dyn(0, cx, saved, &y))?;
+/// assert_eq!(dx.shape(), x.shape());
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 pub trait DynModule: Layer {
-    /// [`Module::forward`], its `Saved` boxed.
+    /// Calls [`Module::forward`] and boxes its `Saved`.
     ///
     /// # Errors
     /// The layer's.
     fn forward_dyn(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, AnySaved)>;
 
-    /// [`Module::backward`]; `index` is the layer's place, for the error.
+    /// Calls [`Module::backward`]. `index` is the layer's place in its stack, which an error names.
     ///
     /// # Errors
     /// A `Saved` of another kind of layer; the layer's errors.
@@ -52,7 +69,26 @@ impl<M: Module> DynModule for M {
     }
 }
 
-/// Layers of any kind, one after the other.
+/// Layers of any kind, one after the other: the output of each is the input of the next.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let (device, mut rng) = (Device::cpu(), fp8_nn::rand::rng());
+/// let norm = NormLayerOptions { hidden_size: 16, ..Default::default() };
+/// let fc = LinearOptions { in_features: 16, out_features: 4, ..Default::default() };
+/// let mut model = Stack(vec![
+///     Box::new(RmsNorm::new("norm", &norm, &device)?),
+///     Box::new(Linear::new("fc", fc, &device, &mut rng)?),
+/// ]);
+/// let mut scaling = Scaling::new(&model, &device)?;
+/// let x = Tensor::full(1.0, [2, 16], DType::F32, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| model.forward(cx, &x))?;
+/// let dx = scaling.backward_with(|cx| model.backward(cx, saved, &y))?;
+/// assert_eq!((&**y.shape(), dx.shape()), (&[2, 4][..], x.shape()));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Stack(pub Vec<Box<dyn DynModule>>);
 

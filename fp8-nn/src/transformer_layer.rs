@@ -1,53 +1,38 @@
-//! A pre-norm transformer block: `r = x + attention(norm(x))`, `y = r + mlp(norm(r))`.
+//! A transformer block.
 
 use crate::arguments::Output;
 use crate::{
-    LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module, MultiheadAttention,
-    MultiheadAttentionOptions, MultiheadAttentionSaved, Result, composite,
+    AttentionOptions, InitOptions, LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module,
+    MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions, Result, composite,
 };
-use fp8_kernels::ops::{self, Activation, Norm};
+use fp8_kernels::ops::{self, Activation};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 use std::sync::Arc;
 
-/// How a [`TransformerLayer`] is made. Sizes have no default.
+/// Options of a [`TransformerLayer`]. The two sizes and `attention.num_attention_heads` are required; the other fields have
+/// defaults.
+///
+/// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct TransformerLayerOptions {
-    /// The input's and output's last dimension.
+    /// The last dimension of input and output.
     pub hidden_size: usize,
-    /// The MLP's inner dimension.
+    /// The inner dimension of the MLP; often four times `hidden_size`.
     pub ffn_hidden_size: usize,
-    /// Query heads.
-    pub num_attention_heads: usize,
-    /// Key and value heads; `None`: as many as query heads.
-    pub num_gqa_groups: Option<usize>,
-    /// Size of a head; `None`: `hidden_size / num_attention_heads`.
-    pub kv_channels: Option<usize>,
-    /// Whether a position sees only itself and those before it.
-    pub causal: bool,
-    /// Whether queries and keys are rotated by their position.
-    pub rope: bool,
-    /// RoPE's base.
-    pub rope_base: f64,
-    /// The longest sequence that RoPE has angles for.
-    pub max_seq_length: usize,
-    /// The MLP's function.
+    /// Heads, mask and positions: causal, without RoPE by default.
+    pub attention: AttentionOptions,
+    /// The activation of the MLP: GELU in its tanh form by default. PyTorch's `TransformerEncoderLayer` has ReLU.
     pub activation: Activation,
-    /// LayerNorm or RMSNorm.
-    pub normalization: Norm,
-    /// The norms' ε.
-    pub eps: f32,
-    /// Whether stored norm weights are γ − 1.
-    pub zero_centered_gamma: bool,
-    /// Whether the Linears have biases.
+    /// The normalization before the attention and before the MLP: LayerNorm with ε = 1e-5 by default.
+    pub norm: NormOptions,
+    /// Whether the four Linears have biases; they have by default.
     pub bias: bool,
-    /// f32 or bf16.
+    /// The dtype of the parameters, f32 (default) or bf16.
     pub params_dtype: DType,
-    /// Standard deviation of initial weights.
-    pub init_std: f32,
-    /// Standard deviation of proj's and fc2's initial weights.
-    pub output_layer_init_std: f32,
+    /// Standard deviations of the initial weights: 0.023 by default.
+    pub init: InitOptions,
 }
 
 impl Default for TransformerLayerOptions {
@@ -55,26 +40,49 @@ impl Default for TransformerLayerOptions {
         Self {
             hidden_size: 0,
             ffn_hidden_size: 0,
-            num_attention_heads: 0,
-            num_gqa_groups: None,
-            kv_channels: None,
-            causal: true,
-            rope: false,
-            rope_base: 10_000.0,
-            max_seq_length: 2048,
+            attention: AttentionOptions::default(),
             activation: Activation::Gelu,
-            normalization: Norm::LayerNorm,
-            eps: 1e-5,
-            zero_centered_gamma: false,
+            norm: NormOptions::default(),
             bias: true,
             params_dtype: DType::F32,
-            init_std: 0.023,
-            output_layer_init_std: 0.023,
+            init: InitOptions::default(),
         }
     }
 }
 
-/// See the module's text. Parameters below `<path>`: `attention.*`, `mlp.*`.
+/// A transformer block with the norms in front: `r = x + attention(norm(x))`, `y = r + mlp(norm(r))`.
+///
+/// Its four Linears (`qkv`, `proj`, `fc1`, `fc2`) run in FP8; attention and residual additions run in high precision. Input
+/// and output are `[batch, seq, hidden_size]`; dtypes are those of [`Linear`](crate::Linear). PyTorch's
+/// `TransformerEncoderLayer` normalizes after the addition by default (`norm_first=False`), has dropout and is not causal.
+///
+/// Its parameters are those of [`MultiheadAttention`] with a norm, below `<path>.attention`, and those of [`LayerNormMlp`],
+/// below `<path>.mlp`.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = TransformerLayerOptions {
+///     hidden_size: 32,
+///     ffn_hidden_size: 4 * 32,
+///     attention: AttentionOptions { num_attention_heads: 4, rope: true, ..Default::default() },
+///     norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
+///     activation: Activation::Swiglu,
+///     bias: false,
+///     ..Default::default()
+/// };
+/// let mut block = TransformerLayer::new("blocks.0", options, &device, &mut fp8_nn::rand::rng())?;
+/// let names: Vec<_> = parameters(&block).iter().map(|parameter| parameter.name().to_string()).collect();
+/// assert_eq!(names[..3], ["blocks.0.attention.norm.weight", "blocks.0.attention.qkv.weight", "blocks.0.attention.proj.weight"]);
+/// let mut scaling = Scaling::new(&block, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let x = Tensor::full(0.5, [2, 6, 32], DType::F32, &device)?;
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| block.forward(cx, &x))?;
+/// let dx = scaling.backward_with(|cx| block.backward(cx, saved, &y))?;
+/// assert_eq!((y.shape(), dx.shape()), (x.shape(), x.shape()));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct TransformerLayer {
     path: Arc<str>,
@@ -84,7 +92,7 @@ pub struct TransformerLayer {
 
 composite!(TransformerLayer { attention, mlp });
 
-/// What its backward needs.
+/// What [`TransformerLayer`]'s backward needs.
 #[derive(Debug)]
 pub struct TransformerLayerSaved {
     attention: MultiheadAttentionSaved,
@@ -93,47 +101,31 @@ pub struct TransformerLayerSaved {
 }
 
 impl TransformerLayer {
-    /// A layer at `path`.
+    /// Creates a block at `path`, with weights drawn from `rng`: the attention's, then the MLP's.
     ///
     /// # Errors
-    /// Those of its attention and MLP.
+    /// Those of [`MultiheadAttention::new`] and [`LayerNormMlp::new`].
     pub fn new(
         path: &str,
         options: TransformerLayerOptions,
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        let o = options;
-        let attention = MultiheadAttentionOptions {
-            hidden_size: o.hidden_size,
-            num_attention_heads: o.num_attention_heads,
-            num_gqa_groups: o.num_gqa_groups,
-            kv_channels: o.kv_channels,
-            causal: o.causal,
-            rope: o.rope,
-            rope_base: o.rope_base,
-            max_seq_length: o.max_seq_length,
-            input_layernorm: true,
-            normalization: o.normalization,
-            eps: o.eps,
-            zero_centered_gamma: o.zero_centered_gamma,
-            bias: o.bias,
-            params_dtype: o.params_dtype,
-            init_std: o.init_std,
-            output_layer_init_std: o.output_layer_init_std,
-        };
-        let mlp = LayerNormMlpOptions {
-            hidden_size: o.hidden_size,
-            ffn_hidden_size: o.ffn_hidden_size,
-            bias: o.bias,
-            activation: o.activation,
-            normalization: o.normalization,
-            eps: o.eps,
-            zero_centered_gamma: o.zero_centered_gamma,
-            params_dtype: o.params_dtype,
-            init_std: o.init_std,
-            output_layer_init_std: o.output_layer_init_std,
-        };
+        let TransformerLayerOptions {
+            hidden_size,
+            ffn_hidden_size,
+            attention,
+            activation,
+            norm,
+            bias,
+            params_dtype,
+            init,
+        } = options;
+        let input_layernorm = Some(norm);
+        let attention =
+            MultiheadAttentionOptions { hidden_size, attention, input_layernorm, bias, params_dtype, init };
+        let mlp =
+            LayerNormMlpOptions { hidden_size, ffn_hidden_size, bias, activation, norm, params_dtype, init };
         Ok(Self {
             path: path.into(),
             attention: MultiheadAttention::new(&format!("{path}.attention"), attention, device, rng)?,
@@ -141,7 +133,7 @@ impl TransformerLayer {
         })
     }
 
-    /// With padding, as [`MultiheadAttention::forward_padded`].
+    /// Computes the output for sequences with padding, as [`MultiheadAttention::forward_padded`] does.
     ///
     /// # Errors
     /// As [`MultiheadAttention::forward_padded`].

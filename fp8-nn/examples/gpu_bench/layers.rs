@@ -66,9 +66,12 @@ pub(crate) fn layer(bench: &mut Bench) -> Result {
         let sizes = TransformerLayerOptions {
             hidden_size: hidden,
             ffn_hidden_size: 4 * hidden,
-            num_attention_heads: heads,
+            attention: AttentionOptions {
+                num_attention_heads: heads,
+                max_seq_length: length,
+                ..TransformerLayerOptions::default().attention
+            },
             params_dtype: DType::BF16,
-            max_seq_length: length,
             ..TransformerLayerOptions::default()
         };
         let mut model = TransformerLayer::new("layer", sizes, &device, &mut StdRng::seed_from_u64(1))?;
@@ -101,7 +104,9 @@ fn step(
     x: &Tensor,
     dy: &Tensor,
 ) -> Result<crate::timer::Kept> {
-    model.visit_mut(&mut |parameter| parameter.update(|_, _| Ok(())))?;
+    for parameter in parameters_mut(model) {
+        parameter.update(|_, _| Ok(()))?;
+    }
     let mut cx = scaling.scope(recipe, options)?;
     let (y, saved) = model.forward(&mut cx, x)?;
     cx.commit()?;

@@ -1,12 +1,12 @@
-//! Whether what would be saved is worth it.
+//! Refuses to save a model that has diverged.
 
-use crate::{AdamW, Error, Layer, Result};
+use crate::{AdamW, Error, Layer, Result, parameters};
 use fp8_kernels::{Tensor, ops};
 
-/// Fails if a parameter, moment or f32 copy has an infinite or NaN element, and names the first. A program that keeps one
-/// checkpoint calls it before [`save`](super::save), which would put such a state in place of a good one.
+/// Returns an error that names the first infinite or NaN element, if a parameter, moment or f32 copy has one.
 ///
-/// Reads everything once where it is, and waits for the result.
+/// Call it before [`save`](super::save) if you keep one checkpoint: otherwise a diverged model replaces a good one. It reads
+/// all tensors once, on their device, and waits for the result.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -15,9 +15,9 @@ use fp8_kernels::{Tensor, ops};
 /// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
 /// let optimizer = AdamW::new(AdamWOptions::default())?;
 /// checkpoint::expect_finite(&fc, &optimizer)?;
-/// fc.visit_mut(&mut |parameter| {
-///     parameter.set(Tensor::full(f32::NAN, *parameter.tensor().shape(), DType::F32, &Device::cpu())?)
-/// })?;
+/// for parameter in parameters_mut(&mut fc) {
+///     parameter.set(Tensor::full(f32::NAN, *parameter.tensor().shape(), DType::F32, &Device::cpu())?)?;
+/// }
 /// let error = checkpoint::expect_finite(&fc, &optimizer).unwrap_err();
 /// assert!(error.to_string().starts_with("`fc.weight` is NaN at element 0 of 16"));
 /// # Ok::<(), fp8_nn::Error>(())
@@ -26,21 +26,16 @@ use fp8_kernels::{Tensor, ops};
 /// # Errors
 /// [`Error::NotFinite`]; the device failed.
 pub fn expect_finite(model: &(impl Layer + ?Sized), optimizer: &AdamW) -> Result<()> {
-    let mut all: Vec<(String, Tensor)> = Vec::new();
-    model.visit(&mut |parameter| {
-        all.push((parameter.name().to_string(), parameter.tensor().clone()));
-        Ok(())
-    })?;
+    let mut all: Vec<(String, &Tensor)> =
+        parameters(model).into_iter().map(|p| (p.name().to_string(), p.tensor())).collect();
     for (name, state) in &optimizer.state {
-        all.push((format!("{name}.exp_avg"), state.exp_avg.clone()));
-        all.push((format!("{name}.exp_avg_sq"), state.exp_avg_sq.clone()));
-        all.extend(state.main_param.iter().map(|copy| (format!("{name}.main_param"), copy.clone())));
+        all.extend(state.parts().map(|(part, tensor)| (format!("{name}.{part}"), tensor)));
     }
     if all.is_empty() {
         return Ok(());
     }
     // One number for all. It is infinite, too, where finite values are so large that their norm is not.
-    let norm = ops::grad_norm(&all.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
+    let norm = ops::grad_norm(&all.iter().map(|&(_, tensor)| tensor).collect::<Vec<_>>())?;
     if norm.item()?.is_finite() {
         return Ok(());
     }

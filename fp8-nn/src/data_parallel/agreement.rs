@@ -10,7 +10,7 @@
 //! [`checkpoint::load`](crate::checkpoint::load) leaves digests of what it has loaded with the parameters.
 
 use super::{expect_eager, own, told};
-use crate::{AdamW, Layer, Result};
+use crate::{AdamW, Layer, Result, parameters, parameters_mut};
 use fp8_dist::{ProcessGroup, StateDigest};
 use fp8_kernels::{DType, Element, Tensor, bf16, f16};
 use fp8_recipe::Scaling;
@@ -56,17 +56,18 @@ impl Agreement {
     }
 }
 
-/// Compares the training state of this rank with that of all others of `group`: every parameter, AdamW's moments, f32
-/// copies, options and counts of steps, and the scales, amax histories and update counts of every recipe that reduces
-/// its amaxes. Equality is that of bits. A first scale that was not committed counts as not calibrated, and state that was
-/// loaded and not used yet is compared too.
+/// Compares the training state of this rank with that of all other ranks of `group`, bit for bit.
+///
+/// The state is every parameter, AdamW's moments, f32 copies, options and counts of steps, and the scales, amax histories and
+/// update counts of every recipe that reduces its amaxes. A first scale that was not committed counts as not calibrated. State
+/// that was loaded and not used yet is compared, too.
 ///
 /// `group` holds the replicas of this rank: the ranks that train the same parameters. After an error the group remains
 /// usable; [`broadcast_state`](crate::broadcast_state) gives all ranks the state of one.
 ///
 /// This reads the whole state back to the host once, and on a GPU waits for the work queued so far. Call it after a load,
-/// or every few thousand steps, not in each. What training itself compares, [`all_reduce_gradients`] and
-/// [`Scaling::load_state`] say.
+/// or every few thousand steps, not in each. [`all_reduce_gradients`] and [`Scaling::load_state`] describe what
+/// training itself compares.
 ///
 /// [`all_reduce_gradients`]: crate::all_reduce_gradients
 ///
@@ -118,14 +119,13 @@ fn training_state(
     scaling: &Scaling,
 ) -> Result<Vec<StateDigest>> {
     let mut all = Vec::new();
-    model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         let name = parameter.name();
         all.push(digest(format!("the value of `{name}`"), parameter.tensor())?);
         for (part, tensor) in optimizer.state.get(name).iter().flat_map(|state| state.parts()) {
             all.push(digest(format!("`{part}` of `{name}`"), tensor)?);
         }
-        Ok(())
-    })?;
+    }
     all.extend(counts([optimizer.steps(), optimizer.skipped_steps()?]));
     all.push(StateDigest::new("the options of AdamW", [format!("{:?}", optimizer.options())]));
     all.extend(scaling.state_digests()?);
@@ -142,12 +142,8 @@ fn counts([steps, skipped]: [u64; 2]) -> [StateDigest; 2] {
 /// Compares parameters, and optimizer state that was loaded with them, unless this group has done so since they were last
 /// set.
 pub(super) fn before_reduction(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
-    let (number, mut agrees) = (group.handle_number(), true);
-    model.visit(&mut |parameter| {
-        agrees &= parameter.agreement().groups.contains(&number);
-        Ok(())
-    })?;
-    if agrees {
+    let number = group.handle_number();
+    if parameters(model).iter().all(|parameter| parameter.agreement().groups.contains(&number)) {
         return Ok(());
     }
     let remedy =
@@ -155,18 +151,18 @@ pub(super) fn before_reduction(model: &mut (impl Layer + ?Sized), group: &dyn Pr
     expect_eager(model, "all_reduce_gradients", remedy)?;
     let state = own(group, parameter_state(model))?;
     told(group.agree_on_state("parameters", &state))?;
-    model.visit_mut(&mut |parameter| {
+    for parameter in parameters_mut(model) {
         let groups = &mut parameter.agreement_mut().groups;
         if !groups.contains(&number) {
             groups.push(number);
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 fn parameter_state(model: &(impl Layer + ?Sized)) -> Result<Vec<StateDigest>> {
     let (mut all, mut loaded_counts) = (Vec::new(), Vec::new());
-    model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         all.push(digest(format!("the value of `{}`", parameter.name()), parameter.tensor())?);
         if let Some(loaded) = parameter.agreement().loaded() {
             all.extend(loaded.parts.iter().cloned());
@@ -174,8 +170,7 @@ fn parameter_state(model: &(impl Layer + ?Sized)) -> Result<Vec<StateDigest>> {
                 loaded_counts.push(loaded.counts);
             }
         }
-        Ok(())
-    })?;
+    }
     all.extend(loaded_counts.into_iter().flat_map(counts));
     Ok(all)
 }

@@ -3,7 +3,7 @@
 use super::{expect_eager, first_device, own, told};
 use crate::checkpoint::scaling_state::Header;
 use crate::optimizer::AdamWState;
-use crate::{AdamW, Error, Layer, Result};
+use crate::{AdamW, Error, Layer, Result, parameters, parameters_mut};
 use fp8_dist::ProcessGroup;
 use fp8_kernels::{Device, Element, Tensor};
 use fp8_recipe::{Direction, Scaling, ScalingState};
@@ -12,15 +12,43 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Gives every rank the training state of rank `root`: parameters, AdamW's moments, f32 copies and counts of steps, and
-/// the scaling state of all recipes. Afterwards the state is equal on all ranks, bit for bit, and training goes on from it
-/// as on `root`. For a checkpoint that one rank alone can read, ranks that join a running job, and replicas that
+/// the scaling state of all recipes.
+///
+/// Afterwards the state is equal on all ranks, bit for bit, and training continues from it as on `root`. Use it for a
+/// checkpoint that one rank alone can read, for ranks that join a running job, and for replicas that
 /// [`agree`](crate::agree) found to differ. Gradients are not part of it.
 ///
-/// Tensors keep their places in memory, so recorded steps go on from the new state. Parameters that have no moments on
-/// `root` yet get those of a first step.
+/// Tensors are written in place, so recorded steps continue from the new state. Parameters that have no moments on `root`
+/// yet get those of a first step.
 ///
 /// Everything is received before the first tensor is replaced, which takes memory for a second copy of parameters, moments
 /// and f32 copies, on `root` too.
+///
+/// ```
+/// use fp8_nn::fp8_dist::local;
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+/// use std::{sync::Arc, thread, time::Duration};
+///
+/// let run = |group: Arc<dyn ProcessGroup>| -> Result<()> {
+///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+///     let mut rng = StdRng::seed_from_u64(group.rank() as u64);
+///     let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+///     let (mut optimizer, mut scaling) = (AdamW::new(AdamWOptions::default())?, Scaling::new(&fc, &Device::cpu())?);
+///     if group.rank() == 1 {
+///         optimizer.step(&mut fc, 1e-3)?; // rank 1 is ahead
+///     }
+///     broadcast_state(&mut fc, &mut optimizer, &mut scaling, &*group, 1)?;
+///     assert_eq!(optimizer.steps(), 1);
+///     agree(&fc, &optimizer, &scaling, &*group)
+/// };
+/// thread::scope(|scope| {
+///     let groups = local("dp", 2, Duration::from_secs(10))?.into_iter();
+///     let ranks: Vec<_> = groups.map(|group| scope.spawn(move || run(group))).collect();
+///     ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
+/// })?;
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 ///
 /// # Errors
 /// Ranks whose models differ in names, shapes or dtypes, or whose optimizers differ in their options: the first
@@ -45,8 +73,8 @@ pub fn broadcast_state(
     if world_size == 1 {
         return Ok(());
     }
-    let device = first_device(model)?.unwrap_or_else(Device::cpu);
-    let new = own(group, optimizer.new_state(model, &names(model)?))?;
+    let device = first_device(model).unwrap_or_else(Device::cpu);
+    let new = own(group, optimizer.new_state(model, &names(model)))?;
     let (head, state) = numbers(optimizer, scaling, group, root, &device)?;
     let (values, mut moments) = tensors(model, optimizer, &new, group, root)?;
     own(group, device.synchronize().map_err(Error::from))?;
@@ -54,10 +82,9 @@ pub fn broadcast_state(
 
     // All ranks have everything: from here on it is put in place.
     own(group, scaling.load_state(&state).map_err(Error::from))?;
-    let mut values = values.into_iter();
-    let set = model.visit_mut(&mut |parameter| {
+    let set = parameters_mut(model).into_iter().zip(values).try_for_each(|(parameter, value)| {
         parameter.agreement_mut().set_loaded(None);
-        values.next().map_or(Ok(()), |value| parameter.set(value))
+        parameter.set(value)
     });
     own(group, set)?;
     let resumed = optimizer.resume(model, [head.steps, head.skipped], new, &mut |name, part, _| {
@@ -74,23 +101,20 @@ fn form(
     root: usize,
 ) -> Result<Vec<Arc<str>>> {
     let (mut form, mut seen) = (vec![format!("root {root}").into()], BTreeSet::new());
-    model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         let (name, tensor) = (parameter.name(), parameter.tensor());
         form.push(format!("{name}: {} {}", tensor.dtype(), tensor.shape()).into());
-        if seen.insert(name.clone()) { Ok(()) } else { Err(Error::DuplicateParameter(name.clone())) }
-    })?;
+        if !seen.insert(name) {
+            return Err(Error::DuplicateParameter(name.clone()));
+        }
+    }
     form.push(format!("{:?}", optimizer.options()).into());
     form.extend(Direction::ALL.iter().flat_map(|&direction| scaling.slot_names(direction)).cloned());
     Ok(form)
 }
 
-fn names(model: &(impl Layer + ?Sized)) -> Result<BTreeSet<Arc<str>>> {
-    let mut names = BTreeSet::new();
-    model.visit(&mut |parameter| {
-        names.insert(parameter.name().clone());
-        Ok(())
-    })?;
-    Ok(names)
+fn names(model: &(impl Layer + ?Sized)) -> BTreeSet<Arc<str>> {
+    parameters(model).into_iter().map(|parameter| parameter.name().clone()).collect()
 }
 
 /// What is not a tensor of the model's size.
@@ -158,7 +182,7 @@ fn unreadable(problem: &str) -> Error {
         .into()
 }
 
-/// The root's `values`, of which there are `len`.
+/// Returns the root's `values`, whose number is `len`, on every rank.
 fn broadcast<T: Element>(
     group: &dyn ProcessGroup,
     what: &str,
@@ -189,7 +213,7 @@ fn tensors(
     root: usize,
 ) -> Result<(Vec<Tensor>, Moments)> {
     let (mut values, mut moments) = (Vec::new(), BTreeMap::new());
-    model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         let name = parameter.name();
         values.push(group.broadcast(&format!("value of {name}"), parameter.tensor(), root)?);
         let state = new.get(name).or_else(|| optimizer.state.get(name));
@@ -197,7 +221,6 @@ fn tensors(
             let received = group.broadcast(&format!("{part} of {name}"), tensor, root)?;
             moments.insert((name.clone(), part.to_owned()), received);
         }
-        Ok(())
-    })?;
+    }
     Ok((values, moments))
 }

@@ -44,7 +44,7 @@ impl Form {
                 num_gqa_groups: Some(2),
                 ffn_hidden_size: Some(176),
                 activation: Activation::Swiglu,
-                normalization: Norm::RmsNorm,
+                norm: NormOptions { normalization: Norm::RmsNorm, ..gpt.norm },
                 bias: false,
                 ..gpt
             },

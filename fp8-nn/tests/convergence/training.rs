@@ -122,13 +122,11 @@ impl Training<'_> {
     ) -> Vec<(String, Vec<f32>)> {
         self.gradients(batch, autocast);
         let mut all = Vec::new();
-        let visited = self.model.visit(&mut |parameter| {
+        for parameter in parameters(&self.model) {
             if parameter.tensor().shape().len() == 2 {
-                all.push((parameter.name().to_string(), parameter.main_grad().to_f32_vec()?));
+                all.push((parameter.name().to_string(), parameter.main_grad().to_f32_vec().unwrap()));
             }
-            Ok(())
-        });
-        visited.unwrap();
+        }
         zero_grad(&mut self.model).unwrap();
         all
     }

@@ -4,19 +4,17 @@ use crate::fault::{self, Fault, expect_typed, is_dispensable, is_release};
 use crate::rig::Rig;
 use crate::training::{Stage, Training};
 use fp8_nn::fp8_recipe::ScalingState;
-use fp8_nn::prelude::Layer;
+use fp8_nn::prelude::parameters;
 use std::collections::BTreeMap;
 
 type State = (Vec<Vec<f32>>, ScalingState, u64);
 
 fn state(training: &Training) -> State {
-    let mut parameters = Vec::new();
-    let visit = training.model.visit(&mut |parameter| {
-        parameters.push(parameter.tensor().to_f32_vec()?);
-        Ok(())
-    });
-    visit.unwrap();
-    (parameters, training.scaling.state().unwrap(), training.optimizer.steps())
+    let mut values = Vec::new();
+    for parameter in parameters(&training.model) {
+        values.push(parameter.tensor().to_f32_vec().unwrap());
+    }
+    (values, training.scaling.state().unwrap(), training.optimizer.steps())
 }
 
 /// An undisturbed first step.

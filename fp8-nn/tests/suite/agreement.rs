@@ -97,11 +97,10 @@ impl Replica {
     }
 
     fn set_all(&mut self, value: f32) {
-        let set = self.model.visit_mut(&mut |parameter| {
+        for parameter in parameters_mut(&mut self.model) {
             let (shape, dtype) = (*parameter.tensor().shape(), parameter.dtype());
-            parameter.set(Tensor::full(value, shape, dtype, &device())?)
-        });
-        set.unwrap();
+            parameter.set(Tensor::full(value, shape, dtype, &device()).unwrap()).unwrap();
+        }
     }
 
     /// How often state was compared since the last call.

@@ -10,14 +10,8 @@ use std::time::Duration;
 fn with_a_shared_gradient() -> (TransformerLayer, Tensor) {
     let mut model = block("block", 1);
     first_step(&delayed(), &off(), &mut model, &noise([1, 4, 32], 1), &noise([1, 4, 32], 2)).unwrap();
-    let mut held = None;
-    let visited = model.visit(&mut |parameter| {
-        if &**parameter.name() == "block.mlp.fc1.weight" {
-            held = Some(parameter.main_grad().clone());
-        }
-        Ok(())
-    });
-    visited.unwrap();
+    let shared = parameters(&model).into_iter().find(|p| &**p.name() == "block.mlp.fc1.weight");
+    let held = shared.map(|parameter| parameter.main_grad().clone());
     (model, held.unwrap())
 }
 
@@ -37,26 +31,15 @@ fn clipping_refuses_a_shared_gradient_before_it_changes_any() {
 #[test]
 fn clipping_refuses_a_gradient_of_integers_before_it_changes_any() {
     let (mut model, _) = with_a_shared_gradient();
-    let set = model.visit_mut(&mut |parameter| {
+    for parameter in parameters_mut(&mut model) {
         if &**parameter.name() == "block.mlp.fc2.bias" {
-            *parameter.main_grad_mut() = Tensor::zeros([32], DType::I32, &device())?;
+            *parameter.main_grad_mut() = Tensor::zeros([32], DType::I32, &device()).unwrap();
         }
-        Ok(())
-    });
-    set.unwrap();
-    let first = |model: &TransformerLayer| {
-        let mut first = None;
-        model.visit(&mut |parameter| {
-            if first.is_none() {
-                first = Some(parameter.main_grad().to_f32_vec()?);
-            }
-            Ok(())
-        })?;
-        Ok::<_, Error>(first)
-    };
-    let before = first(&model).unwrap();
+    }
+    let first = |model: &TransformerLayer| parameters(model)[0].main_grad().to_f32_vec().unwrap();
+    let before = first(&model);
     assert!(error(clip_grad_norm(&mut model, 1e-3)).contains("has dtype i32"));
-    assert_eq!(before, first(&model).unwrap());
+    assert_eq!(before, first(&model));
 }
 
 #[test]
@@ -64,13 +47,11 @@ fn a_step_refuses_a_gradient_of_another_shape_before_it_changes_anything() {
     let (mut model, _) = with_a_shared_gradient();
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
     optimizer.step(&mut model, 0.1).unwrap();
-    let set = model.visit_mut(&mut |parameter| {
+    for parameter in parameters_mut(&mut model) {
         if &**parameter.name() == "block.mlp.fc2.bias" {
-            *parameter.main_grad_mut() = Tensor::zeros([31], DType::F32, &device())?;
+            *parameter.main_grad_mut() = Tensor::zeros([31], DType::F32, &device()).unwrap();
         }
-        Ok(())
-    });
-    set.unwrap();
+    }
     let before = parameter_bits(&model);
     assert!(error(optimizer.step(&mut model, 0.1)).contains("[32] and [31]"));
     assert!(before == parameter_bits(&model));

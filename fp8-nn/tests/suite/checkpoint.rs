@@ -211,8 +211,7 @@ fn parameters_alone_go_by_their_names() {
         assert_eq!(header.metadata().as_ref().unwrap()["format"], "pt");
         let mut names: Vec<_> = header.tensors().keys().cloned().collect();
         names.sort();
-        let mut expected: Vec<_> =
-            fp8_nn::parameters(&job.model).unwrap().iter().map(|(name, _)| name.to_string()).collect();
+        let mut expected: Vec<_> = parameters(&job.model).iter().map(|p| p.name().to_string()).collect();
         expected.sort();
         assert_eq!(names, expected);
     }

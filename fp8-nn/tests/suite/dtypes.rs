@@ -37,11 +37,9 @@ fn the_scope_says_what_to_compute_in() {
             let errors = [(&high.0, &y), (&high.1, &dx)].map(|(h, t)| relative_rms(&values(h), &values(t)));
             let most = if enabled { 0.20 } else { 0.03 };
             assert!(errors.iter().all(|&e| e > 1e-6 && e < most), "{params} {input} {compute}: {errors:?}");
-            let grads = model.visit(&mut |p| {
+            for p in parameters(&model) {
                 assert_eq!((p.dtype(), p.main_grad().dtype()), (params, DType::F32));
-                Ok(())
-            });
-            grads.unwrap();
+            }
         }
     }
 }
@@ -136,25 +134,34 @@ fn what_does_not_fit_is_refused_with_the_shape() {
 #[test]
 fn options_out_of_range_are_refused() {
     let attention = |change: fn(&mut MultiheadAttentionOptions)| {
-        let mut options =
-            MultiheadAttentionOptions { hidden_size: 32, num_attention_heads: 4, ..Default::default() };
+        let mut options = MultiheadAttentionOptions {
+            hidden_size: 32,
+            attention: AttentionOptions { num_attention_heads: 4, ..Default::default() },
+            ..Default::default()
+        };
         change(&mut options);
         error(MultiheadAttention::new("a", options, &device(), &mut rng(1)))
     };
     assert_eq!(
-        attention(|o| o.num_attention_heads = 5),
+        attention(|o| o.attention.num_attention_heads = 5),
         "a: num_attention_heads = 5: expected a divisor of hidden_size 32, or kv_channels given"
     );
     assert_eq!(
-        attention(|o| o.num_gqa_groups = Some(3)),
+        attention(|o| o.attention.num_gqa_groups = Some(3)),
         "a: num_gqa_groups = 3: expected a divisor of the 4 heads"
     );
-    assert_eq!(attention(|o| o.num_gqa_groups = Some(0)), "a: num_gqa_groups = 0: expected at least 1");
-    assert_eq!(attention(|o| o.num_attention_heads = 0), "a: num_attention_heads = 0: expected at least 1");
+    assert_eq!(
+        attention(|o| o.attention.num_gqa_groups = Some(0)),
+        "a: num_gqa_groups = 0: expected at least 1"
+    );
+    assert_eq!(
+        attention(|o| o.attention.num_attention_heads = 0),
+        "a: num_attention_heads = 0: expected at least 1"
+    );
     assert_eq!(attention(|o| o.hidden_size = 0), "a: hidden_size = 0: expected at least 1");
-    let odd = attention(|o| (o.rope, o.kv_channels) = (true, Some(3)));
+    let odd = attention(|o| (o.attention.rope, o.attention.kv_channels) = (true, Some(3)));
     assert!(odd.contains("head_dim = 3"), "{odd}");
-    let huge = attention(|o| o.kv_channels = Some(usize::MAX / 2));
+    let huge = attention(|o| o.attention.kv_channels = Some(usize::MAX / 2));
     assert!(huge.contains("4 heads of this size do not fit into memory"), "{huge}");
     let linear = |options| error(Linear::new("fc", options, &device(), &mut rng(1)));
     assert_eq!(linear(LinearOptions::default()), "fc: in_features = 0: expected at least 1");

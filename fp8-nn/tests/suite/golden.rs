@@ -54,9 +54,11 @@ impl Sample {
                 let options = LayerNormLinearOptions {
                     in_features: self.size("in_features"),
                     out_features: self.size("out_features"),
-                    normalization: norm,
-                    zero_centered_gamma: self.flag("zero_centered_gamma"),
-                    eps,
+                    norm: NormOptions {
+                        normalization: norm,
+                        zero_centered_gamma: self.flag("zero_centered_gamma"),
+                        eps,
+                    },
                     ..Default::default()
                 };
                 Box::new(LayerNormLinear::new("layer", options, &device, &mut rng).unwrap())
@@ -65,10 +67,12 @@ impl Sample {
                 let options = LayerNormMlpOptions {
                     hidden_size: self.size("hidden_size"),
                     ffn_hidden_size: self.size("ffn_hidden_size"),
-                    normalization: norm,
-                    zero_centered_gamma: self.flag("zero_centered_gamma"),
+                    norm: NormOptions {
+                        normalization: norm,
+                        zero_centered_gamma: self.flag("zero_centered_gamma"),
+                        eps,
+                    },
                     activation: self.text("activation").parse().unwrap(),
-                    eps,
                     ..Default::default()
                 };
                 Box::new(LayerNormMlp::new("layer", options, &device, &mut rng).unwrap())
@@ -76,10 +80,13 @@ impl Sample {
             "MultiheadAttention" => {
                 let options = MultiheadAttentionOptions {
                     hidden_size: self.size("hidden_size"),
-                    num_attention_heads: self.size("num_attention_heads"),
-                    num_gqa_groups: Some(self.size("num_gqa_groups")),
-                    causal: self.flag("causal"),
-                    rope: self.flag("rope"),
+                    attention: AttentionOptions {
+                        num_attention_heads: self.size("num_attention_heads"),
+                        num_gqa_groups: Some(self.size("num_gqa_groups")),
+                        causal: self.flag("causal"),
+                        rope: self.flag("rope"),
+                        ..Default::default()
+                    },
                     ..Default::default()
                 };
                 Box::new(MultiheadAttention::new("layer", options, &device, &mut rng).unwrap())
@@ -88,14 +95,19 @@ impl Sample {
                 let options = TransformerLayerOptions {
                     hidden_size: self.size("hidden_size"),
                     ffn_hidden_size: self.size("ffn_hidden_size"),
-                    num_attention_heads: self.size("num_attention_heads"),
-                    num_gqa_groups: Some(self.size("num_gqa_groups")),
-                    normalization: norm,
-                    zero_centered_gamma: self.flag("zero_centered_gamma"),
+                    attention: AttentionOptions {
+                        num_attention_heads: self.size("num_attention_heads"),
+                        num_gqa_groups: Some(self.size("num_gqa_groups")),
+                        causal: self.flag("causal"),
+                        rope: self.flag("rope"),
+                        ..Default::default()
+                    },
+                    norm: NormOptions {
+                        normalization: norm,
+                        zero_centered_gamma: self.flag("zero_centered_gamma"),
+                        eps,
+                    },
                     activation: self.text("activation").parse().unwrap(),
-                    causal: self.flag("causal"),
-                    rope: self.flag("rope"),
-                    eps,
                     ..Default::default()
                 };
                 Box::new(TransformerLayer::new("layer", options, &device, &mut rng).unwrap())
@@ -107,11 +119,10 @@ impl Sample {
     /// Every computed tensor under the name that it has in the file.
     fn run(&self, options: &AutocastOptions) -> BTreeMap<String, Vec<f32>> {
         let mut layer = self.layer();
-        let set = layer.visit_mut(&mut |parameter| {
+        for parameter in parameters_mut(&mut layer) {
             let value = self.tensors[&parameter.name()["layer.".len()..]].clone();
-            parameter.set(value)
-        });
-        set.unwrap();
+            parameter.set(value).unwrap();
+        }
         let mut scaling = Scaling::new(&layer, &device()).unwrap();
         let mut cx = scaling.scope(&delayed(), options).unwrap();
         let (y, saved) = layer.forward_dyn(&mut cx, &self.tensors["x"]).unwrap();
@@ -120,12 +131,10 @@ impl Sample {
         let dx = backward.unwrap();
         let mut all = BTreeMap::from([("y".to_owned(), y.to_f32_vec().unwrap())]);
         all.insert("dx".to_owned(), dx.to_f32_vec().unwrap());
-        let visit = layer.visit(&mut |parameter| {
+        for parameter in parameters(&layer) {
             let name = format!("grad.{}", &parameter.name()["layer.".len()..]);
-            all.insert(name, parameter.main_grad().to_f32_vec()?);
-            Ok(())
-        });
-        visit.unwrap();
+            all.insert(name, parameter.main_grad().to_f32_vec().unwrap());
+        }
         let parameters = self.tensors.keys().filter(|name| name.starts_with("grad.")).count();
         assert_eq!(all.len(), parameters + 2, "the file has parameters that the layer has not");
         all

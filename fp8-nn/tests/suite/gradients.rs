@@ -36,18 +36,19 @@ fn compare(what: &str, slope: f64, grad: &[f32], direction: &[f32]) {
 /// Every parameter of a model whose gradients are there, for a loss as a function of the model.
 fn check_parameters<M: Layer>(model: &mut M, loss: impl Fn(&M) -> f64) {
     let mut all = Vec::new();
-    let visit = model.visit(&mut |p| {
+    for p in parameters(model) {
         all.push((p.name().clone(), p.tensor().clone(), values(p.main_grad())));
-        Ok(())
-    });
-    visit.unwrap();
+    }
     for (i, (name, value, grad)) in all.into_iter().enumerate() {
         let direction = noise(*value.shape(), 77 + i as u64);
         let mut at = |by: f32| {
-            let set = model.visit_mut(&mut |p| {
-                if *p.name() == name { p.set(moved(&value, &direction, by)) } else { Ok(()) }
-            });
-            set.unwrap();
+            let mut parameters = parameters_mut(model);
+            parameters
+                .iter_mut()
+                .find(|p| *p.name() == name)
+                .unwrap()
+                .set(moved(&value, &direction, by))
+                .unwrap();
             loss(model)
         };
         let slope = (at(STEP) - at(-STEP)) / f64::from(2.0 * STEP);
@@ -97,7 +98,11 @@ fn of_norms() {
 fn of_norm_and_linear() {
     for normalization in [Norm::LayerNorm, Norm::RmsNorm] {
         let sizes = LayerNormLinearOptions { in_features: 12, out_features: 9, ..Default::default() };
-        let options = LayerNormLinearOptions { normalization, init_std: 0.2, ..sizes };
+        let options = LayerNormLinearOptions {
+            norm: NormOptions { normalization, ..sizes.norm },
+            init_std: 0.2,
+            ..sizes
+        };
         let layer = LayerNormLinear::new("layer", options, &device(), &mut rng(1)).unwrap();
         check(with_noise(layer, 1), &noise([2, 3, 12], 2));
     }
@@ -117,15 +122,17 @@ fn of_mlp_under_every_smooth_activation() {
 fn attention(causal: bool, rope: bool, groups: usize) -> MultiheadAttention {
     let options = MultiheadAttentionOptions {
         hidden_size: 20,
-        num_attention_heads: 4,
-        num_gqa_groups: Some(groups),
-        kv_channels: Some(6),
-        causal,
-        rope,
-        input_layernorm: groups == 2,
-        max_seq_length: 8,
-        init_std: 0.3,
-        output_layer_init_std: 0.3,
+        attention: AttentionOptions {
+            num_attention_heads: 4,
+            num_gqa_groups: Some(groups),
+            kv_channels: Some(6),
+            causal,
+            rope,
+            max_seq_length: 8,
+            ..Default::default()
+        },
+        input_layernorm: (groups == 2).then(NormOptions::default),
+        init: InitOptions { init_std: 0.3, output_layer_init_std: 0.3 },
         ..Default::default()
     };
     with_noise(MultiheadAttention::new("attention", options, &device(), &mut rng(1)).unwrap(), 1)
@@ -211,32 +218,22 @@ fn of_the_loss_of_a_language_model() {
     assert!((value.item().unwrap() - 20f32.ln()).abs() < 0.5);
     scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
     // The loss is one f32 near 3: its slopes are coarse, and so is what they can prove.
-    let mut steep = Vec::new();
-    let visit = model.visit(&mut |p| {
-        steep.push(norm(&values(p.main_grad())) > 0.0);
-        Ok(())
-    });
-    visit.unwrap();
-    assert!(steep.iter().all(|&steep| steep));
+    assert!(parameters(&model).iter().all(|p| norm(&values(p.main_grad())) > 0.0));
     check_loss(&mut model, loss);
 }
 
 /// Along the gradient itself, where the slope is largest.
 fn check_loss(model: &mut Gpt, loss: impl Fn(&Gpt) -> f64) {
     let mut all = Vec::new();
-    let visit = model.visit(&mut |p| {
+    for p in parameters(model) {
         all.push((p.name().clone(), p.tensor().clone(), p.main_grad().clone()));
-        Ok(())
-    });
-    visit.unwrap();
+    }
     for (name, value, grad) in all {
         let length = norm(&values(&grad));
         let by = (0.02 / length) as f32;
         let mut at = |by: f32| {
-            let set = model.visit_mut(&mut |p| {
-                if *p.name() == name { p.set(moved(&value, &grad, by)) } else { Ok(()) }
-            });
-            set.unwrap();
+            let mut parameters = parameters_mut(model);
+            parameters.iter_mut().find(|p| *p.name() == name).unwrap().set(moved(&value, &grad, by)).unwrap();
             loss(model)
         };
         let slope = (at(by) - at(-by)) / (2.0 * f64::from(by));

@@ -26,10 +26,11 @@ fn assert_normal(what: &str, values: &[f32], std: f64) {
 /// `std` gives the deviation of a weight from its name. Biases are 0; γ is 1, or stored as 0.
 fn assert_initialized(model: &impl Layer, gamma: f32, std: impl Fn(&str) -> f64) {
     let mut matrices = 0;
-    for (name, value) in fp8_nn::parameters(model).unwrap() {
-        let numbers = values(&value);
+    for parameter in parameters(model) {
+        let (name, value) = (parameter.name(), parameter.tensor());
+        let numbers = values(value);
         if value.shape().len() == 2 {
-            assert_normal(&name, &numbers, std(&name));
+            assert_normal(name, &numbers, std(name));
             matrices += 1;
         } else if name.ends_with("norm.weight") {
             assert!(numbers.iter().all(|&v| v == gamma), "{name}");
@@ -71,8 +72,8 @@ fn default_weights_are_normal_with_deviation_0_023_biases_0_and_gammas_1() {
 
     let options = MultiheadAttentionOptions {
         hidden_size: 96,
-        num_attention_heads: 4,
-        input_layernorm: true,
+        attention: AttentionOptions { num_attention_heads: 4, ..Default::default() },
+        input_layernorm: Some(NormOptions::default()),
         ..Default::default()
     };
     assert_initialized(&MultiheadAttention::new("a", options, &device, &mut rng).unwrap(), 1.0, |_| {
@@ -82,7 +83,7 @@ fn default_weights_are_normal_with_deviation_0_023_biases_0_and_gammas_1() {
     let options = TransformerLayerOptions {
         hidden_size: 96,
         ffn_hidden_size: 128,
-        num_attention_heads: 4,
+        attention: AttentionOptions { num_attention_heads: 4, ..Default::default() },
         ..Default::default()
     };
     assert_initialized(&TransformerLayer::new("a", options, &device, &mut rng).unwrap(), 1.0, |_| {
@@ -97,10 +98,10 @@ fn default_weights_are_normal_with_deviation_0_023_biases_0_and_gammas_1() {
 fn norms_start_as_the_identity_also_with_a_zero_centered_gamma() {
     for (zero_centered_gamma, gamma) in [(false, 1.0), (true, 0.0)] {
         let options = NormLayerOptions { hidden_size: 8, zero_centered_gamma, ..Default::default() };
-        let layer_norm = parameters(&LayerNorm::new("a", &options, &device()).unwrap()).unwrap();
-        let rms_norm = parameters(&RmsNorm::new("a", &options, &device()).unwrap()).unwrap();
-        let named = |all: &[(std::sync::Arc<str>, Tensor)]| -> Vec<(String, Vec<f32>)> {
-            all.iter().map(|(name, value)| (name.to_string(), values(value))).collect()
+        let layer_norm = LayerNorm::new("a", &options, &device()).unwrap();
+        let rms_norm = RmsNorm::new("a", &options, &device()).unwrap();
+        let named = |layer: &dyn Layer| -> Vec<(String, Vec<f32>)> {
+            parameters(layer).iter().map(|p| (p.name().to_string(), values(p.tensor()))).collect()
         };
         let weight = ("a.weight".to_owned(), vec![gamma; 8]);
         assert_eq!(named(&layer_norm), [weight.clone(), ("a.bias".to_owned(), vec![0.0; 8])]);
@@ -109,8 +110,8 @@ fn norms_start_as_the_identity_also_with_a_zero_centered_gamma() {
         let options = TransformerLayerOptions {
             hidden_size: 96,
             ffn_hidden_size: 128,
-            num_attention_heads: 4,
-            zero_centered_gamma,
+            attention: AttentionOptions { num_attention_heads: 4, ..Default::default() },
+            norm: NormOptions { zero_centered_gamma, ..Default::default() },
             ..Default::default()
         };
         let layer = TransformerLayer::new("a", options, &device(), &mut rng(1)).unwrap();
@@ -135,9 +136,8 @@ fn init_std_and_output_layer_init_std_are_deviations_of_their_weights() {
     let options = TransformerLayerOptions {
         hidden_size: 96,
         ffn_hidden_size: 128,
-        num_attention_heads: 4,
-        init_std: 0.1,
-        output_layer_init_std: 0.01,
+        attention: AttentionOptions { num_attention_heads: 4, ..Default::default() },
+        init: InitOptions { init_std: 0.1, output_layer_init_std: 0.01 },
         ..Default::default()
     };
     let layer = TransformerLayer::new("a", options, &device(), &mut rng(1)).unwrap();
@@ -162,13 +162,14 @@ fn weights_are_drawn_one_after_the_other_by_the_transform_of_box_and_muller() {
         let options = GptOptions { vocab_size: 5, hidden_size: 6, num_attention_heads: 1, ..gpt_options() };
         let model = gpt(&GptOptions { num_layers, ffn_hidden_size: Some(3), ..options }, 7);
         let mut rng = rng(7);
-        for (name, value) in parameters(&model).unwrap() {
+        for parameter in parameters(&model) {
+            let (name, value) = (parameter.name(), parameter.tensor());
             if value.shape().len() != 2 {
                 continue;
             }
             let ends = name.ends_with("proj.weight") || name.ends_with("fc2.weight");
             let std = f64::from(0.023f32 / if ends { (2.0 * num_layers as f32).sqrt() } else { 1.0 });
-            for pair in values(&value).chunks(2) {
+            for pair in values(value).chunks(2) {
                 let (u, v) = (rng.random::<f64>(), rng.random::<f64>());
                 let (radius, angle) = ((-2.0 * (1.0 - u).ln()).sqrt(), std::f64::consts::TAU * v);
                 for (found, expected) in pair.iter().zip([radius * angle.cos(), radius * angle.sin()]) {

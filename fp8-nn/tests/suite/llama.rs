@@ -14,7 +14,7 @@ fn llama() -> Gpt {
         num_gqa_groups: Some(2),
         max_seq_length: 16,
         activation: Activation::Swiglu,
-        normalization: Norm::RmsNorm,
+        norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
         rope_base: 500_000.0,
         bias: false,
         init_std: 0.1,
@@ -60,7 +60,7 @@ fn train(recipe: &Recipe, options: &AutocastOptions, steps: i32) -> Vec<f32> {
 
 #[test]
 fn the_form_without_biases_has_none() {
-    let names: Vec<_> = parameters(&llama()).unwrap().into_iter().map(|(name, _)| name.to_string()).collect();
+    let names: Vec<_> = parameters(&llama()).iter().map(|p| p.name().to_string()).collect();
     let block = |i: usize| {
         ["attention.norm", "attention.qkv", "attention.proj", "mlp.norm", "mlp.fc1", "mlp.fc2"]
             .map(|layer| format!("llama.blocks.{i}.{layer}.weight"))

@@ -10,6 +10,7 @@ mod checkpoint_files;
 mod counting;
 mod data_parallel;
 mod dtypes;
+mod fused;
 mod golden;
 mod gradients;
 mod initialization;

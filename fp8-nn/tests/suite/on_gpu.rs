@@ -12,6 +12,7 @@ mod checkpoint_files;
 mod counting;
 mod data_parallel;
 mod dtypes;
+mod fused;
 mod golden;
 mod gradients;
 mod graph;

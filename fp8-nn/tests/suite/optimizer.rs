@@ -40,26 +40,22 @@ fn adamw_is_the_textbooks_wherever_the_f32_weights_live() {
     ];
     for (dtype, main_params, keep, held, tolerance) in places {
         let mut model = fc(dtype);
-        let start: Vec<Vec<f32>> =
-            fp8_nn::parameters(&model).unwrap().iter().map(|(_, t)| values(t)).collect();
+        let start: Vec<Vec<f32>> = parameters(&model).iter().map(|p| values(p.tensor())).collect();
         let mut optimizer = AdamW::new(AdamWOptions { main_params, ..Default::default() }).unwrap();
         let mut history: Vec<Vec<Vec<f64>>> = vec![Vec::new(); 2];
         for step in 0..10 {
-            let mut index = 0;
-            let set = model.visit_mut(&mut |p| {
+            for (index, p) in parameters_mut(&mut model).into_iter().enumerate() {
                 let grad = noise(*p.tensor().shape(), 10 * step + index as u64);
                 history[index].push(values(&grad).into_iter().map(f64::from).collect());
                 *p.main_grad_mut() = grad;
-                index += 1;
-                Ok(())
-            });
-            set.unwrap();
+            }
             optimizer.step(&mut model, 0.01).unwrap();
         }
         assert_eq!(optimizer.steps(), 10);
-        for (index, (name, actual)) in fp8_nn::parameters(&model).unwrap().iter().enumerate() {
+        for (index, parameter) in parameters(&model).into_iter().enumerate() {
+            let name = parameter.name();
             let decay = if index == 0 { 0.1 } else { 0.0 }; // biases do not decay
-            for (i, &actual) in values(actual).iter().enumerate() {
+            for (i, &actual) in values(parameter.tensor()).iter().enumerate() {
                 let grads: Vec<f64> = history[index].iter().map(|grad| grad[i]).collect();
                 let expected = held(oracle(f64::from(start[index][i]), &grads, 0.01, decay, keep));
                 let difference = (f64::from(actual) - expected).abs();
@@ -79,11 +75,10 @@ fn small_updates_survive_where_there_are_f32_weights() {
         let mut model = fc(dtype);
         let ones = Tensor::full(1.0, [6, 8], dtype, &device()).unwrap();
         let mut first = Some(ones);
-        let set = model.visit_mut(&mut |p| {
-            *p.main_grad_mut() = Tensor::full(1.0, *p.tensor().shape(), DType::F32, &device())?;
-            first.take().map_or(Ok(()), |ones| p.set(ones))
-        });
-        set.unwrap();
+        for p in parameters_mut(&mut model) {
+            *p.main_grad_mut() = Tensor::full(1.0, *p.tensor().shape(), DType::F32, &device()).unwrap();
+            first.take().map_or(Ok(()), |ones| p.set(ones)).unwrap();
+        }
         let mut optimizer =
             AdamW::new(AdamWOptions { main_params, weight_decay: 0.0, ..Default::default() }).unwrap();
         (0..100).for_each(|_| optimizer.step(&mut model, 1e-4).unwrap());
@@ -97,13 +92,13 @@ fn small_updates_survive_where_there_are_f32_weights() {
 #[test]
 fn only_matrices_decay() {
     let mut model = block("block", 1);
-    let before = fp8_nn::parameters(&model).unwrap().into_iter();
-    let before: Vec<_> = before.map(|(name, t)| (name, values(&t), t.shape().len())).collect();
+    let before: Vec<_> = parameters(&model).iter().map(|p| values(p.tensor())).collect();
     AdamW::new(AdamWOptions::default()).unwrap().step(&mut model, 0.5).unwrap(); // all gradients are 0
-    for ((name, before, rank), (_, after)) in before.iter().zip(fp8_nn::parameters(&model).unwrap()) {
-        let factor = if *rank < 2 { 1.0 } else { 0.95 };
+    for (before, parameter) in before.iter().zip(parameters(&model)) {
+        let (name, after) = (parameter.name(), parameter.tensor());
+        let factor = if after.shape().len() < 2 { 1.0 } else { 0.95 };
         let expected: Vec<f32> = before.iter().map(|v| v * factor).collect();
-        crate::support::assert_close(name, &expected, &values(&after), 1e-6);
+        crate::support::assert_close(name, &expected, &values(after), 1e-6);
     }
 }
 
@@ -114,17 +109,11 @@ fn a_refused_step_changes_nothing() {
     first_step(&delayed(), &off(), &mut model, &x, &dy).unwrap();
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
     let before = parameter_bits(&model);
-    let versions = |model: &TransformerLayer| {
-        let mut all = Vec::new();
-        model.visit(&mut |p| {
-            all.push(p.version());
-            Ok(())
-        })?;
-        Ok::<_, Error>(all)
-    };
-    let old = versions(&model).unwrap();
+    let versions =
+        |model: &TransformerLayer| -> Vec<u64> { parameters(model).iter().map(|p| p.version()).collect() };
+    let old = versions(&model);
 
-    let held = fp8_nn::parameters(&model).unwrap().pop();
+    let held = parameters(&model).pop().map(|parameter| parameter.tensor().clone());
     assert_eq!(
         error(optimizer.step(&mut model, 0.1)),
         "block.mlp.fc2.bias: in-place update, but 1 more hold its storage: use up or drop the Saved or clone that does"
@@ -134,7 +123,7 @@ fn a_refused_step_changes_nothing() {
         let refused = error(optimizer.step(&mut model, lr));
         assert_eq!(refused, format!("AdamW: lr = {shown}: expected finite and 0 or more"));
     }
-    assert_eq!((optimizer.steps(), versions(&model).unwrap()), (0, old));
+    assert_eq!((optimizer.steps(), versions(&model)), (0, old));
     assert!(before == parameter_bits(&model));
 
     // A Saved in high precision holds the weight itself.
@@ -187,13 +176,12 @@ fn clipping_scales_all_gradients_alike() {
         crate::support::assert_close(name, &expected, &after, 1e-6);
     }
     let mut first = true;
-    let set = model.visit_mut(&mut |p| {
+    for p in parameters_mut(&mut model) {
         if std::mem::take(&mut first) {
-            *p.main_grad_mut() = Tensor::full(f32::INFINITY, *p.tensor().shape(), DType::F32, &device())?;
+            *p.main_grad_mut() =
+                Tensor::full(f32::INFINITY, *p.tensor().shape(), DType::F32, &device()).unwrap();
         }
-        Ok(())
-    });
-    set.unwrap();
+    }
     let before = parameter_bits(&model);
     assert!(!clip_grad_norm(&mut model, 1.0).unwrap().item().unwrap().is_finite());
     assert!(before == parameter_bits(&model)); // the caller sees it and skips
@@ -242,11 +230,10 @@ fn parameters_that_something_else_set_are_taken_over_when_asked_for() {
         optimizer.reload_params(&model).unwrap(); // it has no copies yet
         optimizer.step(&mut model, 0.01).unwrap();
         let before = parameter_bits(&model);
-        let set = model.visit_mut(&mut |parameter| {
+        for parameter in parameters_mut(&mut model) {
             let value = noise(*parameter.tensor().shape(), 99);
-            parameter.set(fp8_nn::fp8_kernels::ops::cast(&value, DType::BF16)?)
-        });
-        set.unwrap();
+            parameter.set(fp8_nn::fp8_kernels::ops::cast(&value, DType::BF16).unwrap()).unwrap();
+        }
         let value = parameter_bits(&model);
         assert!(value != before);
         if reloads {

@@ -11,8 +11,7 @@ fn wide(values: &[f32]) -> Vec<f64> {
 }
 
 fn weights(model: &impl Layer) -> Weights {
-    let all = fp8_nn::parameters(model).unwrap();
-    all.into_iter().map(|(name, value)| (name.to_string(), wide(&values(&value)))).collect()
+    parameters(model).iter().map(|p| (p.name().to_string(), wide(&values(p.tensor())))).collect()
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -91,8 +90,8 @@ fn each<O: Clone>(options: &O, changes: &[Change<O>], check: impl Fn(&str, O) ->
 }
 
 fn assert_biases(model: &impl Layer, bias: bool) {
-    let all = fp8_nn::parameters(model).unwrap();
-    let names = all.iter().map(|(name, _)| &**name).filter(|name| !name.ends_with("norm.bias"));
+    let all = parameters(model);
+    let names = all.iter().map(|p| &**p.name()).filter(|name| !name.ends_with("norm.bias"));
     assert_eq!(names.filter(|name| name.ends_with(".bias")).count() > 0, bias);
 }
 
@@ -155,8 +154,7 @@ fn layers_without_biases_stay_near_high_precision_in_fp8() {
             ffn_hidden_size: 96,
             bias: false,
             activation,
-            init_std,
-            output_layer_init_std: init_std,
+            init: InitOptions { init_std, output_layer_init_std: init_std },
             ..Default::default()
         };
         let make = || LayerNormMlp::new("a", options.clone(), &device, &mut rng(1)).unwrap();
@@ -165,11 +163,9 @@ fn layers_without_biases_stay_near_high_precision_in_fp8() {
 
     let options = MultiheadAttentionOptions {
         hidden_size: 64,
-        num_attention_heads: 4,
-        num_gqa_groups: Some(2),
+        attention: AttentionOptions { num_attention_heads: 4, num_gqa_groups: Some(2), ..Default::default() },
         bias: false,
-        init_std,
-        output_layer_init_std: init_std,
+        init: InitOptions { init_std, output_layer_init_std: init_std },
         ..Default::default()
     };
     check_fp8(|| MultiheadAttention::new("a", options.clone(), &device, &mut rng(1)).unwrap(), 0.08, 0.20);
@@ -177,14 +173,16 @@ fn layers_without_biases_stay_near_high_precision_in_fp8() {
     let options = TransformerLayerOptions {
         hidden_size: 64,
         ffn_hidden_size: 96,
-        num_attention_heads: 4,
-        num_gqa_groups: Some(2),
-        rope: true,
+        attention: AttentionOptions {
+            num_attention_heads: 4,
+            num_gqa_groups: Some(2),
+            rope: true,
+            ..Default::default()
+        },
         bias: false,
-        normalization: Norm::RmsNorm,
+        norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
         activation: Activation::Swiglu,
-        init_std,
-        output_layer_init_std: init_std,
+        init: InitOptions { init_std, output_layer_init_std: init_std },
         ..Default::default()
     };
     check_fp8(|| TransformerLayer::new("a", options.clone(), &device, &mut rng(1)).unwrap(), 0.03, 0.20);
@@ -207,18 +205,19 @@ fn of_norm_and_linear() {
         LayerNormLinearOptions { in_features: 24, out_features: 10, init_std: 0.2, ..Default::default() };
     let changes: [Change<LayerNormLinearOptions>; 5] = [
         ("no bias", |o| o.bias = false),
-        ("RMSNorm", |o| o.normalization = Norm::RmsNorm),
-        ("eps", |o| o.eps = 0.3),
-        ("zero-centered gamma", |o| o.zero_centered_gamma = true),
+        ("RMSNorm", |o| o.norm.normalization = Norm::RmsNorm),
+        ("eps", |o| o.norm.eps = 0.3),
+        ("zero-centered gamma", |o| o.norm.zero_centered_gamma = true),
         ("all", |o| {
-            (o.bias, o.normalization, o.eps, o.zero_centered_gamma) = (false, Norm::RmsNorm, 0.3, true);
+            (o.bias, o.norm.normalization, o.norm.eps, o.norm.zero_centered_gamma) =
+                (false, Norm::RmsNorm, 0.3, true);
         }),
     ];
     each(&options, &changes, |what, o| {
         let oracle = Model {
-            rms_norm: o.normalization == Norm::RmsNorm,
-            eps: o.eps.into(),
-            zero_centered_gamma: o.zero_centered_gamma,
+            rms_norm: o.norm.normalization == Norm::RmsNorm,
+            eps: o.norm.eps.into(),
+            zero_centered_gamma: o.norm.zero_centered_gamma,
             ..plain_model()
         };
         let bias = o.bias;
@@ -233,14 +232,12 @@ fn of_norm_and_linear() {
 
 /// γ of 1 and a stored γ − 1 of 0 are the same norm: moves it away.
 fn shift_gamma(model: &mut impl Layer, by: f32) {
-    let shift = model.visit_mut(&mut |p| {
-        if !p.name().ends_with("norm.weight") {
-            return Ok(());
+    for p in parameters_mut(model) {
+        if p.name().ends_with("norm.weight") {
+            let moved = values(p.tensor()).iter().map(|v| v + by).collect();
+            p.set(Tensor::from_vec(moved, *p.tensor().shape(), &device()).unwrap()).unwrap();
         }
-        let moved = values(p.tensor()).iter().map(|v| v + by).collect();
-        p.set(Tensor::from_vec(moved, *p.tensor().shape(), &device())?)
-    });
-    shift.unwrap();
+    }
 }
 
 #[test]
@@ -248,15 +245,14 @@ fn of_mlp() {
     let options = LayerNormMlpOptions {
         hidden_size: 16,
         ffn_hidden_size: 24,
-        init_std: 0.3,
-        output_layer_init_std: 0.3,
+        init: InitOptions { init_std: 0.3, output_layer_init_std: 0.3 },
         ..Default::default()
     };
     let changes: [Change<LayerNormMlpOptions>; 10] = [
         ("no bias", |o| o.bias = false),
         ("ffn_hidden_size", |o| o.ffn_hidden_size = 40),
-        ("RMSNorm", |o| o.normalization = Norm::RmsNorm),
-        ("eps", |o| o.eps = 0.3),
+        ("RMSNorm", |o| o.norm.normalization = Norm::RmsNorm),
+        ("eps", |o| o.norm.eps = 0.3),
         ("silu", |o| o.activation = Activation::Silu),
         ("srelu", |o| o.activation = Activation::Srelu),
         ("swiglu", |o| o.activation = Activation::Swiglu),
@@ -267,8 +263,8 @@ fn of_mlp() {
     each(&options, &changes, |what, o| {
         let oracle = Model {
             activation: o.activation.name(),
-            rms_norm: o.normalization == Norm::RmsNorm,
-            eps: o.eps.into(),
+            rms_norm: o.norm.normalization == Norm::RmsNorm,
+            eps: o.norm.eps.into(),
             ..plain_model()
         };
         let bias = o.bias;
@@ -282,42 +278,47 @@ fn of_mlp() {
 fn of_attention() {
     let options = MultiheadAttentionOptions {
         hidden_size: 24,
-        num_attention_heads: 4,
-        max_seq_length: 8,
-        init_std: 0.4,
-        output_layer_init_std: 0.4,
+        attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 8, ..Default::default() },
+        init: InitOptions { init_std: 0.4, output_layer_init_std: 0.4 },
         ..Default::default()
     };
     let changes: [Change<MultiheadAttentionOptions>; 9] = [
         ("no bias", |o| o.bias = false),
-        ("two groups", |o| o.num_gqa_groups = Some(2)),
-        ("one group", |o| o.num_gqa_groups = Some(1)),
-        ("kv_channels", |o| o.kv_channels = Some(10)),
-        ("not causal", |o| o.causal = false),
-        ("RoPE", |o| o.rope = true),
-        ("norm", |o| o.input_layernorm = true),
-        ("RMSNorm", |o| (o.input_layernorm, o.normalization) = (true, Norm::RmsNorm)),
+        ("two groups", |o| o.attention.num_gqa_groups = Some(2)),
+        ("one group", |o| o.attention.num_gqa_groups = Some(1)),
+        ("kv_channels", |o| o.attention.kv_channels = Some(10)),
+        ("not causal", |o| o.attention.causal = false),
+        ("RoPE", |o| o.attention.rope = true),
+        ("norm", |o| o.input_layernorm = Some(NormOptions::default())),
+        ("RMSNorm", |o| {
+            o.input_layernorm = Some(NormOptions { normalization: Norm::RmsNorm, ..Default::default() });
+        }),
         ("all", |o| {
-            (o.bias, o.num_gqa_groups, o.kv_channels) = (false, Some(2), Some(8));
-            (o.rope, o.rope_base, o.input_layernorm, o.eps) = (true, 50.0, true, 0.3);
+            (o.bias, o.attention.num_gqa_groups, o.attention.kv_channels) = (false, Some(2), Some(8));
+            (o.attention.rope, o.attention.rope_base) = (true, 50.0);
+            o.input_layernorm = Some(NormOptions { eps: 0.3, ..Default::default() });
         }),
     ];
     each(&options, &changes, check_attention);
 
     // Against another base, not against no RoPE.
-    let options = MultiheadAttentionOptions { rope: true, ..options };
-    each(&options, &[("rope_base", |o| o.rope_base = 50.0)], check_attention);
+    let options = MultiheadAttentionOptions {
+        attention: AttentionOptions { rope: true, ..options.attention },
+        ..options
+    };
+    each(&options, &[("rope_base", |o| o.attention.rope_base = 50.0)], check_attention);
 }
 
 fn check_attention(what: &str, o: MultiheadAttentionOptions) -> Vec<f32> {
+    let norm = o.input_layernorm.unwrap_or_default();
     let oracle = Model {
-        heads: o.num_attention_heads,
-        groups: o.num_gqa_groups.unwrap_or(o.num_attention_heads),
-        head_dim: o.kv_channels.unwrap_or(o.hidden_size / o.num_attention_heads),
-        causal: o.causal,
-        rope_base: o.rope.then_some(o.rope_base),
-        rms_norm: o.normalization == Norm::RmsNorm,
-        eps: o.eps.into(),
+        heads: o.attention.num_attention_heads,
+        groups: o.attention.num_gqa_groups.unwrap_or(o.attention.num_attention_heads),
+        head_dim: o.attention.kv_channels.unwrap_or(o.hidden_size / o.attention.num_attention_heads),
+        causal: o.attention.causal,
+        rope_base: o.attention.rope.then_some(o.attention.rope_base),
+        rms_norm: norm.normalization == Norm::RmsNorm,
+        eps: norm.eps.into(),
         ..plain_model()
     };
     let bias = o.bias;
@@ -331,41 +332,43 @@ fn of_transformer_layer() {
     let options = TransformerLayerOptions {
         hidden_size: 24,
         ffn_hidden_size: 32,
-        num_attention_heads: 4,
-        rope: true,
-        max_seq_length: 8,
-        init_std: 0.4,
-        output_layer_init_std: 0.4,
+        attention: AttentionOptions {
+            num_attention_heads: 4,
+            rope: true,
+            max_seq_length: 8,
+            ..Default::default()
+        },
+        init: InitOptions { init_std: 0.4, output_layer_init_std: 0.4 },
         ..Default::default()
     };
     let changes: [Change<TransformerLayerOptions>; 12] = [
         ("no bias", |o| o.bias = false),
         ("ffn_hidden_size", |o| o.ffn_hidden_size = 48),
-        ("two groups", |o| o.num_gqa_groups = Some(2)),
-        ("kv_channels", |o| o.kv_channels = Some(10)),
-        ("not causal", |o| o.causal = false),
-        ("no RoPE", |o| o.rope = false),
-        ("rope_base", |o| o.rope_base = 50.0),
+        ("two groups", |o| o.attention.num_gqa_groups = Some(2)),
+        ("kv_channels", |o| o.attention.kv_channels = Some(10)),
+        ("not causal", |o| o.attention.causal = false),
+        ("no RoPE", |o| o.attention.rope = false),
+        ("rope_base", |o| o.attention.rope_base = 50.0),
         ("silu", |o| o.activation = Activation::Silu),
-        ("RMSNorm", |o| o.normalization = Norm::RmsNorm),
-        ("eps", |o| o.eps = 0.3),
-        ("zero-centered gamma", |o| o.zero_centered_gamma = true),
+        ("RMSNorm", |o| o.norm.normalization = Norm::RmsNorm),
+        ("eps", |o| o.norm.eps = 0.3),
+        ("zero-centered gamma", |o| o.norm.zero_centered_gamma = true),
         ("Llama", |o| {
-            (o.bias, o.normalization, o.activation) = (false, Norm::RmsNorm, Activation::Swiglu);
-            (o.num_gqa_groups, o.rope_base) = (Some(2), 500_000.0);
+            (o.bias, o.norm.normalization, o.activation) = (false, Norm::RmsNorm, Activation::Swiglu);
+            (o.attention.num_gqa_groups, o.attention.rope_base) = (Some(2), 500_000.0);
         }),
     ];
     each(&options, &changes, |what, o| {
         let oracle = Model {
-            heads: o.num_attention_heads,
-            groups: o.num_gqa_groups.unwrap_or(o.num_attention_heads),
-            head_dim: o.kv_channels.unwrap_or(o.hidden_size / o.num_attention_heads),
-            causal: o.causal,
-            rope_base: o.rope.then_some(o.rope_base),
+            heads: o.attention.num_attention_heads,
+            groups: o.attention.num_gqa_groups.unwrap_or(o.attention.num_attention_heads),
+            head_dim: o.attention.kv_channels.unwrap_or(o.hidden_size / o.attention.num_attention_heads),
+            causal: o.attention.causal,
+            rope_base: o.attention.rope.then_some(o.attention.rope_base),
             activation: o.activation.name(),
-            rms_norm: o.normalization == Norm::RmsNorm,
-            eps: o.eps.into(),
-            zero_centered_gamma: o.zero_centered_gamma,
+            rms_norm: o.norm.normalization == Norm::RmsNorm,
+            eps: o.norm.eps.into(),
+            zero_centered_gamma: o.norm.zero_centered_gamma,
         };
         let bias = o.bias;
         let mut model = with_noise(TransformerLayer::new("a", o, &device(), &mut rng(1)).unwrap(), 1);
@@ -393,11 +396,11 @@ fn of_a_language_model() {
         ("ffn_hidden_size", |o| o.ffn_hidden_size = Some(24)),
         ("two groups", |o| o.num_gqa_groups = Some(2)),
         ("silu", |o| o.activation = Activation::Silu),
-        ("RMSNorm", |o| o.normalization = Norm::RmsNorm),
-        ("eps", |o| o.eps = 0.3),
+        ("RMSNorm", |o| o.norm.normalization = Norm::RmsNorm),
+        ("eps", |o| o.norm.eps = 0.3),
         ("rope_base", |o| o.rope_base = 20.0),
         ("Llama", |o| {
-            (o.bias, o.normalization, o.activation) = (false, Norm::RmsNorm, Activation::Swiglu);
+            (o.bias, o.norm.normalization, o.activation) = (false, Norm::RmsNorm, Activation::Swiglu);
             (o.num_gqa_groups, o.ffn_hidden_size) = (Some(2), Some(40));
         }),
     ];
@@ -409,8 +412,8 @@ fn of_a_language_model() {
             causal: true,
             rope_base: Some(o.rope_base),
             activation: o.activation.name(),
-            rms_norm: o.normalization == Norm::RmsNorm,
-            eps: o.eps.into(),
+            rms_norm: o.norm.normalization == Norm::RmsNorm,
+            eps: o.norm.eps.into(),
             zero_centered_gamma: false,
         };
         let bias = o.bias;

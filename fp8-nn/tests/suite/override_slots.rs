@@ -69,18 +69,17 @@ const CASES: [Case; 7] = [
 
 fn norm_linear(normalization: Norm) -> LayerNormLinear {
     let sizes = LayerNormLinearOptions { in_features: 32, out_features: 32, ..Default::default() };
-    let options = LayerNormLinearOptions { normalization, init_std: 0.2, ..sizes };
+    let options =
+        LayerNormLinearOptions { norm: NormOptions { normalization, ..sizes.norm }, init_std: 0.2, ..sizes };
     with_noise(LayerNormLinear::new("a", options, &device(), &mut rng(1)).unwrap(), 1)
 }
 
 fn attention() -> MultiheadAttention {
     let options = MultiheadAttentionOptions {
         hidden_size: 32,
-        num_attention_heads: 4,
-        num_gqa_groups: Some(2),
-        input_layernorm: true,
-        init_std: 0.2,
-        output_layer_init_std: 0.2,
+        attention: AttentionOptions { num_attention_heads: 4, num_gqa_groups: Some(2), ..Default::default() },
+        input_layernorm: Some(NormOptions::default()),
+        init: InitOptions { init_std: 0.2, output_layer_init_std: 0.2 },
         ..Default::default()
     };
     with_noise(MultiheadAttention::new("a", options, &device(), &mut rng(1)).unwrap(), 1)

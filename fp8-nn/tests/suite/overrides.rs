@@ -7,7 +7,6 @@ use crate::support::{
     assert_close, device, grads, linear, mlp, noise, of_fp8_sums, relative_rms, rng, short, step, values,
     with_noise,
 };
-use fp8_nn::fp8_kernels::ops::NormOptions;
 use fp8_nn::fp8_kernels::{Scale, ScalePolicy, ScaleRule, Slot};
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
@@ -98,7 +97,7 @@ fn recipe(gemms: Gemms) -> Recipe {
 }
 
 fn parameters(model: &impl Layer) -> BTreeMap<String, Tensor> {
-    fp8_nn::parameters(model).unwrap().into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+    fp8_nn::parameters(model).into_iter().map(|p| (p.name().to_string(), p.tensor().clone())).collect()
 }
 
 fn run<M: Module>(gemms: Gemms, model: &mut M, x: &Tensor, dy: &Tensor) -> BTreeMap<String, Vec<f32>> {
@@ -171,9 +170,9 @@ fn normed(p: &BTreeMap<String, Tensor>, x: &Tensor) -> (Tensor, fp8_nn::fp8_kern
     (y.dequantize(DType::F32).unwrap(), stats)
 }
 
-fn norm_options(bias: Option<&Tensor>) -> NormOptions {
+fn norm_options(bias: Option<&Tensor>) -> ops::NormOptions {
     let norm = if bias.is_some() { Norm::LayerNorm } else { Norm::RmsNorm };
-    NormOptions { norm, eps: 1e-5, zero_centered_gamma: false }
+    ops::NormOptions { norm, eps: 1e-5, zero_centered_gamma: false }
 }
 
 /// dx and the norm's gradients.
@@ -198,7 +197,11 @@ fn norm_and_linear_use_what_the_recipe_says() {
     for high in all() {
         for normalization in [Norm::LayerNorm, Norm::RmsNorm] {
             let sizes = LayerNormLinearOptions { in_features: 32, out_features: 32, ..Default::default() };
-            let options = LayerNormLinearOptions { normalization, init_std: 0.2, ..sizes };
+            let options = LayerNormLinearOptions {
+                norm: NormOptions { normalization, ..sizes.norm },
+                init_std: 0.2,
+                ..sizes
+            };
             let mut layer =
                 with_noise(LayerNormLinear::new("layer", options, &device(), &mut rng(1)).unwrap(), 1);
             let gemms = Gemms { high, format: Format::Hybrid };

@@ -120,10 +120,8 @@ fn norm() -> NormLayerOptions {
 fn attention(rope: bool) -> MultiheadAttention {
     let options = MultiheadAttentionOptions {
         hidden_size: 24,
-        num_attention_heads: 2,
-        rope,
-        max_seq_length: 8,
-        input_layernorm: rope,
+        attention: AttentionOptions { num_attention_heads: 2, rope, max_seq_length: 8, ..Default::default() },
+        input_layernorm: rope.then(NormOptions::default),
         ..Default::default()
     };
     MultiheadAttention::new("a", options, &device(), &mut rng(1)).unwrap()

@@ -91,17 +91,16 @@ fn fused_layers_beyond_the_address_range_are_refused() {
 fn attention_beyond_the_address_range_is_refused() {
     let options = MultiheadAttentionOptions {
         hidden_size: 8,
-        num_attention_heads: 2,
-        input_layernorm: true,
-        rope: true,
+        attention: AttentionOptions { num_attention_heads: 2, rope: true, ..Default::default() },
+        input_layernorm: Some(NormOptions::default()),
         ..Default::default()
     };
     let changes: [Change<MultiheadAttentionOptions>; 5] = [
         ("hidden_size", |o, n| o.hidden_size = n),
-        ("num_attention_heads", |o, n| o.num_attention_heads = n),
-        ("num_gqa_groups", |o, n| o.num_gqa_groups = Some(n)),
-        ("kv_channels", |o, n| o.kv_channels = Some(n)),
-        ("max_seq_length", |o, n| o.max_seq_length = n),
+        ("num_attention_heads", |o, n| o.attention.num_attention_heads = n),
+        ("num_gqa_groups", |o, n| o.attention.num_gqa_groups = Some(n)),
+        ("kv_channels", |o, n| o.attention.kv_channels = Some(n)),
+        ("max_seq_length", |o, n| o.attention.max_seq_length = n),
     ];
     refuses("MultiheadAttention", options, &changes, |o| {
         MultiheadAttention::new("attention", o, &device(), &mut rng(1))

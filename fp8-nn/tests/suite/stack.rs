@@ -116,10 +116,8 @@ impl Module for Classifier {
 fn a_nested_recipe_rules_inside_and_in_backward() {
     let (x, dy) = (noise([6, 24], 1), noise([6, 10], 2));
     let mut model = Classifier { body: stack(), head: linear("head", 24, 10, 4) };
-    assert_eq!(fp8_nn::num_parameters(&model).unwrap(), {
-        let body: usize = fp8_nn::parameters(&stack()).unwrap().iter().map(|(_, t)| t.numel()).sum();
-        body + 24 * 10 + 10
-    });
+    let body: usize = parameters(&stack()).iter().map(|p| p.tensor().numel()).sum();
+    assert_eq!(num_parameters(&model), body + 24 * 10 + 10);
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     // Te's rules: scale 1 on the first step, which the head must not see.
     let recipe: Recipe = short().with_te_rules().into();
@@ -128,12 +126,7 @@ fn a_nested_recipe_rules_inside_and_in_backward() {
         let dy = ops::scale(&dy, factor).unwrap();
         let (_, saved) = scaling.autocast_with(&recipe, |cx| model.forward(cx, &x)).unwrap();
         scaling.backward_with(|cx| model.backward(cx, saved, &dy)).unwrap();
-        let mut head = Vec::new();
-        let visit = model.head.visit(&mut |p| {
-            head.push(values(p.main_grad()));
-            Ok(())
-        });
-        visit.unwrap();
+        let head: Vec<_> = parameters(&model.head).iter().map(|p| values(p.main_grad())).collect();
         fp8_nn::zero_grad(&mut model).unwrap();
         outputs.push(head);
     }

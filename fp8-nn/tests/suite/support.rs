@@ -55,9 +55,8 @@ pub(crate) fn mlp(path: &str, activation: Activation, normalization: Norm, seed:
         hidden_size: 24,
         ffn_hidden_size: 40,
         activation,
-        normalization,
-        init_std: 0.2,
-        output_layer_init_std: 0.2,
+        norm: NormOptions { normalization, ..Default::default() },
+        init: InitOptions { init_std: 0.2, output_layer_init_std: 0.2 },
         ..Default::default()
     };
     with_noise(LayerNormMlp::new(path, options, &device(), &mut rng(seed)).unwrap(), seed)
@@ -67,12 +66,14 @@ pub(crate) fn block_options() -> TransformerLayerOptions {
     TransformerLayerOptions {
         hidden_size: 32,
         ffn_hidden_size: 48,
-        num_attention_heads: 4,
-        num_gqa_groups: Some(2),
-        rope: true,
-        max_seq_length: 16,
-        init_std: 0.1,
-        output_layer_init_std: 0.1,
+        attention: AttentionOptions {
+            num_attention_heads: 4,
+            num_gqa_groups: Some(2),
+            rope: true,
+            max_seq_length: 16,
+            ..Default::default()
+        },
+        init: InitOptions { init_std: 0.1, output_layer_init_std: 0.1 },
         ..Default::default()
     }
 }
@@ -97,15 +98,13 @@ pub(crate) fn gpt(seed: u64) -> Gpt {
 /// Biases and norms away from 0 and 1, where mistakes would not show.
 pub(crate) fn with_noise<L: Layer>(mut layer: L, seed: u64) -> L {
     let mut count = seed;
-    let vectors = layer.visit_mut(&mut |parameter| {
+    for parameter in parameters_mut(&mut layer) {
         count += 1;
         if parameter.tensor().shape().len() == 1 {
-            let noise = ops::scale(&noise(*parameter.tensor().shape(), 1000 + count), 0.1)?;
-            parameter.set(ops::add(parameter.tensor(), &noise)?)?;
+            let noise = ops::scale(&noise(*parameter.tensor().shape(), 1000 + count), 0.1).unwrap();
+            parameter.set(ops::add(parameter.tensor(), &noise).unwrap()).unwrap();
         }
-        Ok(())
-    });
-    vectors.unwrap();
+    }
     layer
 }
 
@@ -171,22 +170,18 @@ pub(crate) type ParameterBits = Vec<(String, Vec<u32>, Vec<u32>)>;
 /// All parameters, in the order of the visit.
 pub(crate) fn parameter_bits(model: &(impl Layer + ?Sized)) -> ParameterBits {
     let mut all = Vec::new();
-    let visit = model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         let (value, grad) = (bits(parameter.tensor()), bits(parameter.main_grad()));
         all.push((parameter.name().to_string(), value, grad));
-        Ok(())
-    });
-    visit.unwrap();
+    }
     all
 }
 
 pub(crate) fn grads(model: &(impl Layer + ?Sized)) -> Vec<(String, Vec<f32>)> {
     let mut all = Vec::new();
-    let visit = model.visit(&mut |parameter| {
+    for parameter in parameters(model) {
         all.push((parameter.name().to_string(), values(parameter.main_grad())));
-        Ok(())
-    });
-    visit.unwrap();
+    }
     all
 }
 

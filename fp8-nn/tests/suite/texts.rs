@@ -54,12 +54,8 @@ fn a_model_that_is_not_finite() {
     checkpoint::expect_finite(&job.model, &job.optimizer).unwrap();
     let mut values = vec![1.0; 16];
     values[5] = f32::INFINITY;
-    job.model
-        .visit_mut(&mut |parameter| match parameter.name().ends_with("weight") {
-            true => parameter.set(Tensor::from_vec(values.clone(), [4, 4], &device())?),
-            false => Ok(()),
-        })
-        .unwrap();
+    let weight = parameters_mut(&mut job.model).remove(0);
+    weight.set(Tensor::from_vec(values, [4, 4], &device()).unwrap()).unwrap();
     assert_eq!(
         error(checkpoint::expect_finite(&job.model, &job.optimizer)),
         "`fc.weight` is inf at element 5 of 16: training has diverged; go on from an earlier checkpoint, with a lower rate"
@@ -230,13 +226,7 @@ fn what_an_optimizer_does_not_do_in_a_recorded_step() {
     let refused = error(device.capture(|| optimizer.reload_params(&model)));
     assert_eq!(refused, "AdamW: cannot be recorded: reload parameters before the step is recorded");
     // Someone holds the gradient, who may still read it.
-    let mut held = Vec::new();
-    model
-        .visit(&mut |parameter| {
-            held.push(parameter.main_grad().clone());
-            Ok(())
-        })
-        .unwrap();
+    let _held: Vec<_> = parameters(&model).iter().map(|parameter| parameter.main_grad().clone()).collect();
     let refused = error(device.capture(|| zero_grad(&mut model)));
     assert_eq!(refused, "zero_grad: cannot be recorded: drop what shares the gradient's storage before");
 }

@@ -25,8 +25,12 @@ struct Job {
 impl Job {
     fn new(seed: u64) -> Result<Self> {
         let (device, mut rng) = (Device::cpu(), StdRng::seed_from_u64(seed));
-        let mlp =
-            LayerNormMlpOptions { hidden_size: 6, ffn_hidden_size: 5, init_std: 0.3, ..Default::default() };
+        let mlp = LayerNormMlpOptions {
+            hidden_size: 6,
+            ffn_hidden_size: 5,
+            init: InitOptions { init_std: 0.3, ..Default::default() },
+            ..Default::default()
+        };
         let fc = LinearOptions {
             in_features: 6,
             out_features: 3,

@@ -49,10 +49,10 @@ impl Job {
 
     /// Every parameter says in which round it was saved.
     fn save(&mut self, dir: &Path, round: u64) -> Result<()> {
-        self.model.visit_mut(&mut |parameter| {
+        for parameter in parameters_mut(&mut self.model) {
             let (shape, device) = (*parameter.tensor().shape(), parameter.tensor().device().clone());
-            parameter.set(Tensor::full(round as f32, shape, DType::F32, &device)?)
-        })?;
+            parameter.set(Tensor::full(round as f32, shape, DType::F32, &device)?)?;
+        }
         let metadata = BTreeMap::from([(ROUND.to_owned(), round.to_string())]);
         checkpoint::save(dir, &self.model, &self.optimizer, &self.scaling, &metadata)
     }
@@ -61,17 +61,12 @@ impl Job {
     fn load(&mut self, dir: &Path) -> TaskResult<u64> {
         checkpoint::load(dir, &mut self.model, &mut self.optimizer, &mut self.scaling)?;
         let round: u64 = checkpoint::metadata(dir)?.get(ROUND).ok_or("metadata without a round")?.parse()?;
-        let mut mixed = None;
-        self.model.visit(&mut |parameter| {
+        for parameter in parameters(&self.model) {
             if parameter.tensor().to_f32_vec()?.iter().any(|value| *value != round as f32) {
-                mixed = Some(parameter.name().clone());
+                return Err(format!("`{}` is not of round {round}", parameter.name()).into());
             }
-            Ok(())
-        })?;
-        match mixed {
-            None => Ok(round),
-            Some(name) => Err(format!("`{name}` is not of round {round}").into()),
         }
+        Ok(round)
     }
 }
 

@@ -76,9 +76,7 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                 in_features: input,
                 out_features: output,
                 bias,
-                normalization,
-                eps,
-                zero_centered_gamma,
+                norm: NormOptions { normalization, eps, zero_centered_gamma },
                 params_dtype,
                 init_std,
             };
@@ -93,12 +91,9 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                 ffn_hidden_size: output,
                 bias,
                 activation,
-                normalization,
-                eps,
-                zero_centered_gamma,
+                norm: NormOptions { normalization, eps, zero_centered_gamma },
                 params_dtype,
-                init_std,
-                output_layer_init_std,
+                init: InitOptions { init_std, output_layer_init_std },
             };
             case.say(|| format!("{options:?}"));
             let mlp =
@@ -111,19 +106,22 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
         4 => {
             let options = MultiheadAttentionOptions {
                 hidden_size,
-                num_attention_heads,
-                num_gqa_groups,
-                causal,
-                rope,
-                max_seq_length: 16,
-                input_layernorm,
-                normalization,
-                eps,
+                attention: AttentionOptions {
+                    num_attention_heads,
+                    num_gqa_groups,
+                    causal,
+                    rope,
+                    max_seq_length: 16,
+                    ..Default::default()
+                },
+                input_layernorm: input_layernorm.then_some(NormOptions {
+                    normalization,
+                    eps,
+                    ..Default::default()
+                }),
                 bias,
                 params_dtype,
-                init_std,
-                output_layer_init_std,
-                ..Default::default()
+                init: InitOptions { init_std, output_layer_init_std },
             };
             case.say(|| format!("{options:?}"));
             let layer = case.call("MultiheadAttention::new", || {
@@ -135,19 +133,19 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
             let options = TransformerLayerOptions {
                 hidden_size,
                 ffn_hidden_size: output,
-                num_attention_heads,
-                num_gqa_groups,
-                causal,
-                rope,
-                max_seq_length: 16,
+                attention: AttentionOptions {
+                    num_attention_heads,
+                    num_gqa_groups,
+                    causal,
+                    rope,
+                    max_seq_length: 16,
+                    ..Default::default()
+                },
                 activation,
-                normalization,
-                eps,
+                norm: NormOptions { normalization, eps, ..Default::default() },
                 bias,
                 params_dtype,
-                init_std,
-                output_layer_init_std,
-                ..Default::default()
+                init: InitOptions { init_std, output_layer_init_std },
             };
             case.say(|| format!("{options:?}"));
             let layer = case
@@ -250,18 +248,14 @@ fn drive<M: Module>(
 
 /// Parameters that were trained on ordinary values.
 fn all_finite(case: &mut Case<'_>, model: &dyn Layer) {
-    let mut broken = None;
-    let visited = model.visit(&mut |parameter| {
-        if parameter.tensor().to_f32_vec()?.iter().any(|value| !value.is_finite()) {
-            broken = Some(parameter.name().clone());
+    for parameter in parameters(model) {
+        match parameter.tensor().to_f32_vec() {
+            Err(error) => case.fail(format!("reading parameters: {error}")),
+            Ok(values) if values.iter().all(|value| value.is_finite()) => {}
+            Ok(_) => {
+                case.fail(format!("`{}` is not finite after a step on ordinary values", parameter.name()));
+            }
         }
-        Ok(())
-    });
-    if let Err(error) = visited {
-        case.fail(format!("reading parameters: {error}"));
-    }
-    if let Some(name) = broken {
-        case.fail(format!("`{name}` is not finite after a step on ordinary values"));
     }
 }
 
@@ -279,7 +273,10 @@ pub(super) fn models(case: &mut Case<'_>) -> Option<()> {
         num_gqa_groups,
         max_seq_length: if draw.once_in(16) { size(draw) } else { 8 },
         activation: draw.pick(&Activation::ALL),
-        normalization: draw.pick(&[Norm::LayerNorm, Norm::RmsNorm]),
+        norm: NormOptions {
+            normalization: draw.pick(&[Norm::LayerNorm, Norm::RmsNorm]),
+            ..Default::default()
+        },
         bias: draw.flip(),
         params_dtype: params_dtype(draw),
         init_std: 0.1,

@@ -65,11 +65,10 @@ fn run(layer: &mut dyn DynModule, [x, dy]: &[Tensor; 2], fp8: bool) -> Result<BT
 
     let mut tensors =
         BTreeMap::from([("y".to_owned(), y.to_f32_vec()?), ("dx".to_owned(), dx.to_f32_vec()?)]);
-    layer.visit(&mut |parameter| {
-        tensors
-            .insert(format!("grad.{}", name_in_file(parameter.name())), parameter.main_grad().to_f32_vec()?);
-        Ok(())
-    })?;
+    for parameter in parameters(layer) {
+        let name = format!("grad.{}", name_in_file(parameter.name()));
+        tensors.insert(name, parameter.main_grad().to_f32_vec()?);
+    }
     Ok(tensors)
 }
 
@@ -91,19 +90,14 @@ fn build(sample: &Sample, device: &Device) -> Check<Box<dyn DynModule>> {
     for (name, array) in sample.parameters() {
         values.insert(name, tensor(array, device)?);
     }
-    let mut missing = None;
-    let set = layer.visit_mut(&mut |parameter| match values.remove(name_in_file(parameter.name())) {
-        Some(value) => parameter.set(value),
-        None => {
-            missing.get_or_insert_with(|| parameter.name().to_string());
-            Ok(())
-        }
-    });
-    set.map_err(|error| error.to_string())?;
-    match (missing, values.keys().next()) {
-        (Some(name), _) => Err(format!("the file has no value for {name}")),
-        (None, Some(name)) => Err(format!("{name} is no parameter of this layer")),
-        (None, None) => Ok(layer),
+    for parameter in parameters_mut(&mut layer) {
+        let value = values.remove(name_in_file(parameter.name()));
+        let value = value.ok_or_else(|| format!("the file has no value for {}", parameter.name()))?;
+        parameter.set(value).map_err(|error| error.to_string())?;
+    }
+    match values.keys().next() {
+        Some(name) => Err(format!("{name} is no parameter of this layer")),
+        None => Ok(layer),
     }
 }
 
@@ -118,9 +112,7 @@ fn construct(config: &Config, max_seq_length: usize, device: &Device) -> Result<
             let options = LayerNormLinearOptions {
                 in_features,
                 out_features,
-                normalization,
-                zero_centered_gamma,
-                eps: eps as f32,
+                norm: NormOptions { normalization, zero_centered_gamma, eps: eps as f32 },
                 ..Default::default()
             };
             Box::new(LayerNormLinear::new(PATH, options, device, &mut rng)?)
@@ -136,10 +128,8 @@ fn construct(config: &Config, max_seq_length: usize, device: &Device) -> Result<
             let options = LayerNormMlpOptions {
                 hidden_size,
                 ffn_hidden_size,
-                normalization,
-                zero_centered_gamma,
+                norm: NormOptions { normalization, zero_centered_gamma, eps: eps as f32 },
                 activation,
-                eps: eps as f32,
                 ..Default::default()
             };
             Box::new(LayerNormMlp::new(PATH, options, device, &mut rng)?)
@@ -147,11 +137,14 @@ fn construct(config: &Config, max_seq_length: usize, device: &Device) -> Result<
         Config::MultiheadAttention { hidden_size, num_attention_heads, num_gqa_groups, causal, rope } => {
             let options = MultiheadAttentionOptions {
                 hidden_size,
-                num_attention_heads,
-                num_gqa_groups: Some(num_gqa_groups),
-                causal,
-                rope,
-                max_seq_length,
+                attention: AttentionOptions {
+                    num_attention_heads,
+                    num_gqa_groups: Some(num_gqa_groups),
+                    causal,
+                    rope,
+                    max_seq_length,
+                    ..Default::default()
+                },
                 ..Default::default()
             };
             Box::new(MultiheadAttention::new(PATH, options, device, &mut rng)?)
@@ -171,15 +164,16 @@ fn construct(config: &Config, max_seq_length: usize, device: &Device) -> Result<
             let options = TransformerLayerOptions {
                 hidden_size,
                 ffn_hidden_size,
-                num_attention_heads,
-                num_gqa_groups: Some(num_gqa_groups),
-                normalization,
-                zero_centered_gamma,
+                attention: AttentionOptions {
+                    num_attention_heads,
+                    num_gqa_groups: Some(num_gqa_groups),
+                    causal,
+                    rope,
+                    max_seq_length,
+                    ..Default::default()
+                },
+                norm: NormOptions { normalization, zero_centered_gamma, eps: eps as f32 },
                 activation,
-                causal,
-                rope,
-                eps: eps as f32,
-                max_seq_length,
                 ..Default::default()
             };
             Box::new(TransformerLayer::new(PATH, options, device, &mut rng)?)

@@ -1,0 +1,249 @@
+//! Linears whose operands are quantized by an operation of the caller, such as an activation or a norm.
+
+use crate::arguments::Argument;
+use crate::{Error, LayerNormLinear, LayerNormLinearSaved, Linear, LinearSaved, Result, precision};
+use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
+use fp8_recipe::{Backward, Forward};
+
+/// A tensor that two GEMMs read. The recipe may run either of them in high precision.
+#[derive(Debug)]
+pub(crate) struct Quantized {
+    /// What the slot returned.
+    operand: Operand,
+    /// The values in high precision, where a GEMM needs them besides the codes.
+    high: Option<Tensor>,
+}
+
+impl Quantized {
+    /// Takes what a slot returned and whether each of the two GEMMs runs in FP8.
+    ///
+    /// `values` computes the same tensor in high precision. It is called only if a GEMM needs it, and codes are never made
+    /// from what it returns: that is rounded, and a slot's codes do not depend on how other GEMMs run.
+    pub(crate) fn new(
+        operand: Operand,
+        in_fp8: [bool; 2],
+        values: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Self> {
+        let high = (operand.is_fp8() && in_fp8.contains(&false)).then(values).transpose()?;
+        Ok(Self { operand, high })
+    }
+
+    /// Returns what one GEMM takes.
+    pub(crate) fn pick(&self, fp8: bool) -> Operand {
+        match (&self.high, fp8) {
+            (Some(high), false) => Operand::High(high.clone()),
+            _ => self.operand.clone(),
+        }
+    }
+}
+
+/// A tensor of a layer that a closure of the caller computes and quantizes.
+struct Fused<'a> {
+    layer: &'a str,
+    /// What errors call the tensor.
+    name: &'static str,
+    /// The dtype that the layer computes in.
+    dtype: DType,
+    /// Whether each of the two GEMMs that read the tensor runs in FP8.
+    in_fp8: [bool; 2],
+}
+
+impl Fused<'_> {
+    /// Calls `quantize` with the slot, and a second time with a slot that is off where a GEMM runs in high precision besides
+    /// one in FP8. `check` refuses operands that do not fit the layer.
+    fn run<T>(
+        &self,
+        slot: &Slot<'_>,
+        mut quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
+        check: impl Fn(&Operand) -> Result<()>,
+    ) -> Result<(Quantized, T)> {
+        let mut checked = |slot: &Slot<'_>| {
+            let (operand, rest) = quantize(slot)?;
+            check(&operand)?;
+            self.check_slot(&operand, slot)?;
+            match operand {
+                Operand::High(values) => Ok((Operand::High(ops::cast(&values, self.dtype)?), rest)),
+                operand => Ok::<_, Error>((operand, rest)),
+            }
+        };
+        let (operand, rest) = checked(slot)?;
+        let values = || Ok(checked(&Slot::off(slot.encoding))?.0.dequantize(self.dtype)?);
+        Ok((Quantized::new(operand, self.in_fp8, values)?, rest))
+    }
+
+    /// Refuses an operand in another format than the slot's, which another slot must have quantized.
+    fn check_slot(&self, operand: &Operand, slot: &Slot<'_>) -> Result<()> {
+        let found = operand.as_fp8().map(|codes| codes.encoding());
+        let expected = (!slot.is_off()).then_some(slot.encoding);
+        if found == expected {
+            return Ok(());
+        }
+        let [found, expected] = [found, expected].map(|encoding| match encoding {
+            Some(encoding) => encoding.to_string(),
+            None => "high precision".to_owned(),
+        });
+        Err(Error::FusedOperand { layer: self.layer.to_owned(), argument: self.name, found, expected })
+    }
+}
+
+impl Linear {
+    /// Computes `y = x · wᵀ + b` for an `x` that `quantize` computes and quantizes in one operation, as
+    /// [`LayerNormMlp`](crate::LayerNormMlp) does with its activation: in FP8, `x` is never stored in high precision.
+    ///
+    /// `quantize` gets the slot of this layer's input and passes it to an operation that takes one, such as
+    /// [`ops::activation`], [`ops::norm`] or [`ops::quantize`]. It returns the operand `[…, in_features]`. In high precision
+    /// the slot is off, and the operation returns values. Under a recipe that runs only some GEMMs in FP8
+    /// (`override_linear_precision`), `quantize` is called once more, with a slot that is off and records nothing.
+    ///
+    /// `input_dtype` is the dtype of the tensor that `quantize` reads. The layer computes in the scope's `compute_dtype`, or
+    /// else in `input_dtype`, which its parameters must have then. [`backward`](crate::Module::backward) takes the result's
+    /// `Saved` and returns the gradient of `x` in `input_dtype`.
+    ///
+    /// A gated MLP outside this crate, with the activation fused into both passes:
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    /// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
+    /// use fp8_nn::{LayerNormLinearSaved, LinearSaved};
+    ///
+    /// #[derive(Debug)]
+    /// struct GatedMlp {
+    ///     fc1: LayerNormLinear, // two halves: the activated one first
+    ///     fc2: Linear,
+    /// }
+    /// composite!(GatedMlp { fc1, fc2 });
+    ///
+    /// impl Module for GatedMlp {
+    ///     type Saved = (LayerNormLinearSaved, Tensor, LinearSaved);
+    ///
+    ///     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)> {
+    ///         let (h, fc1) = self.fc1.forward(cx, x)?;
+    ///         let swiglu = |slot: &Slot<'_>| Ok(ops::activation(&h, Activation::Swiglu, slot)?);
+    ///         let (y, fc2) = self.fc2.forward_fused(cx, h.dtype(), swiglu)?;
+    ///         Ok((y, (fc1, h, fc2)))
+    ///     }
+    ///
+    ///     fn backward(&mut self, cx: &mut Backward<'_>, (fc1, h, fc2): Self::Saved, dy: &Tensor) -> Result<Tensor> {
+    ///         let da = self.fc2.backward(cx, fc2, dy)?;
+    ///         self.fc1.backward_fused(cx, fc1, |slot| {
+    ///             let (dh, db) = ops::activation_backward_quantize_dbias(&da, &h, Activation::Swiglu, slot)?;
+    ///             Ok((dh, Some(db)))
+    ///         })
+    ///     }
+    /// }
+    ///
+    /// let (device, mut rng) = (Device::cpu(), StdRng::seed_from_u64(1));
+    /// let fc1 = LayerNormLinearOptions { in_features: 32, out_features: 2 * 48, ..Default::default() };
+    /// let fc2 = LinearOptions { in_features: 48, out_features: 32, ..Default::default() };
+    /// let mut mlp = GatedMlp {
+    ///     fc1: LayerNormLinear::new("mlp.fc1", fc1, &device, &mut rng)?,
+    ///     fc2: Linear::new("mlp.fc2", fc2, &device, &mut rng)?,
+    /// };
+    /// let mut scaling = Scaling::new(&mlp, &device)?;
+    /// let recipe = Recipe::from(DelayedScaling::default());
+    /// let x = Tensor::full(0.5, [4, 32], DType::F32, &device)?;
+    /// let (y, saved) = scaling.autocast_with(&recipe, |cx| mlp.forward(cx, &x))?;
+    /// let dx = scaling.backward_with(|cx| mlp.backward(cx, saved, &y))?;
+    /// assert_eq!(dx.shape(), x.shape());
+    /// let quantized = |name: &str| scaling.slot_reports().map(|all| all.iter().any(|slot| &*slot.name == name));
+    /// assert!(quantized("mlp.fc2.input")? && quantized("mlp.fc1.grad_output")?);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `quantize`. An operand whose last dimension is not `in_features`, on another device, of a dtype that is no
+    /// float, or not quantized as the slot asks. Parameters of another dtype than `input_dtype` in a scope without
+    /// `compute_dtype`. A layer that the scope's `Scaling` does not know.
+    pub fn forward_fused(
+        &self,
+        cx: &mut Forward<'_>,
+        input_dtype: DType,
+        mut quantize: impl FnMut(&Slot<'_>) -> Result<Operand>,
+    ) -> Result<(Tensor, LinearSaved)> {
+        cx.attempt(|cx| {
+            let dtype = precision::compute_dtype(cx, self.path(), input_dtype, &self.parameters())?;
+            let (y, saved, ()) =
+                self.forward_with(cx, dtype, input_dtype, |slot| Ok((quantize(slot)?, ())))?;
+            Ok((y, saved))
+        })
+    }
+
+    /// [`forward_fused`](Self::forward_fused) in `dtype`, for an operation with a second result.
+    pub(crate) fn forward_with<T>(
+        &self,
+        cx: &mut Forward<'_>,
+        dtype: DType,
+        input_dtype: DType,
+        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
+    ) -> Result<(Tensor, LinearSaved, T)> {
+        let gemms = cx.fp8_gemms();
+        let fused = Fused { layer: self.path(), name: "input", dtype, in_fp8: [gemms.fprop, gemms.wgrad] };
+        let weight = self.weight().tensor();
+        let check = |x: &Operand| {
+            let argument = Argument::operand(self.path(), "input", x).float()?.on(weight.device())?;
+            argument.features(weight.shape().last_dim(), "in_features").map(drop)
+        };
+        let (x, rest) = fused.run(&cx.slot(&self.gemm_slots().input)?, quantize, check)?;
+        let (y, saved) = self.forward_quantized(cx, &x, dtype, input_dtype)?;
+        Ok((y, saved, rest))
+    }
+
+    /// Computes the gradients for a `dy` that `quantize` computes and quantizes in one operation, as
+    /// [`LayerNormMlp`](crate::LayerNormMlp) does with its activation's backward. Returns the gradient of the input and adds
+    /// those of the parameters to their `main_grad`.
+    ///
+    /// `quantize` gets the slot of this layer's `dy` and passes it to an operation that takes one, such as
+    /// [`ops::activation_backward_quantize_dbias`]. It returns the operand, which has the output's shape, and for a layer
+    /// with a bias the column sums of `dy` before quantization, `[out_features]`. A layer without a bias ignores them. It may
+    /// be called twice: see [`forward_fused`](Self::forward_fused), where an example is, too.
+    ///
+    /// # Errors
+    /// Those of `quantize`. A `Saved` that [`backward`](crate::Module::backward) would refuse. An operand that is not of the
+    /// output's shape, on another device, of a dtype that is no float, or not quantized as the slot asks; column sums that
+    /// are missing or of another shape. No gradient has changed then.
+    pub fn backward_fused(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LinearSaved,
+        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| {
+            let gemms = cx.fp8_gemms(&saved.origin);
+            let (dtype, in_fp8) = (saved.dtype, [gemms.dgrad, gemms.wgrad]);
+            let fused = Fused { layer: self.path(), name: "dy", dtype, in_fp8 };
+            let slot = cx.slot(&saved.origin, &self.gemm_slots().grad_output)?;
+            let (dy, db) = fused.run(&slot, quantize, |dy| saved.output.check_operand(dy))?;
+            self.check_bias_gradient(db.as_ref())?;
+            self.backward_quantized(cx, saved, &dy, db.as_ref())
+        })
+    }
+
+    fn check_bias_gradient(&self, db: Option<&Tensor>) -> Result<()> {
+        let Some(bias) = self.bias() else { return Ok(()) };
+        let db = db.ok_or_else(|| Error::BiasGradient { layer: self.path().to_string() })?;
+        let argument = Argument::new(self.path(), "db", db).float()?.on(bias.tensor().device())?;
+        let shape = bias.tensor().shape();
+        argument.shape(db.shape() == shape, || format!("{shape}, the bias's shape")).map(drop)
+    }
+}
+
+impl LayerNormLinear {
+    /// [`Linear::backward_fused`], followed by the norm's backward: for a `dy` that `quantize` computes and quantizes in one
+    /// operation.
+    ///
+    /// # Errors
+    /// As [`Linear::backward_fused`].
+    pub fn backward_fused(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LayerNormLinearSaved,
+        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| {
+            let LayerNormLinearSaved { x, stats, linear, input_dtype } = saved;
+            let dn = self.linear.backward_fused(cx, linear, quantize)?;
+            let dx = self.norm.backward(&x, &stats, &dn)?;
+            Ok(ops::cast(&dx, input_dtype)?)
+        })
+    }
+}

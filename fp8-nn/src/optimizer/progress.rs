@@ -1,0 +1,117 @@
+//! The numbers of an optimizer's step, which recorded steps share with the optimizer.
+
+use super::AdamWOptions;
+use crate::parameter::Version;
+use crate::{Error, Result};
+use fp8_kernels::ops::{AdamWFactors, AdamWStep, SkippedSteps};
+use fp8_kernels::{Device, Replayed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// What changes from step to step.
+#[derive(Debug)]
+pub(super) struct Progress {
+    pub(super) options: AdamWOptions,
+    step: AtomicU64,
+    lr: Mutex<f32>,
+    /// Steps that were skipped before those that the device has counted.
+    skipped_before: AtomicU64,
+    on_device: OnceLock<OnDevice>,
+}
+
+/// What the device reads and writes.
+#[derive(Debug)]
+pub(super) struct OnDevice {
+    /// A step's numbers: with weight decay, and without.
+    pub(super) factors: [Arc<AdamWFactors>; 2],
+    pub(super) skipped: SkippedSteps,
+}
+
+impl Progress {
+    pub(super) fn new(options: AdamWOptions) -> Self {
+        Self {
+            options,
+            step: AtomicU64::new(0),
+            lr: Mutex::new(0.0),
+            skipped_before: AtomicU64::new(0),
+            on_device: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn steps(&self) -> u64 {
+        self.step.load(Relaxed)
+    }
+
+    pub(super) fn skipped_steps(&self) -> Result<u64> {
+        let on_device = self.on_device.get();
+        let counted = on_device.map_or(Ok(0), |on_device| on_device.skipped.read())?;
+        Ok(self.skipped_before.load(Relaxed).saturating_add(counted))
+    }
+
+    /// Continues after this many steps, of which `skipped` were skipped.
+    pub(super) fn resume(&self, [steps, skipped]: [u64; 2]) -> Result<()> {
+        self.on_device.get().map_or(Ok(()), |on_device| on_device.skipped.reset())?;
+        self.skipped_before.store(skipped, Relaxed);
+        self.step.store(steps, Relaxed);
+        Ok(())
+    }
+
+    /// Returns the buffers on the device. The first call allocates them.
+    pub(super) fn on_device(&self, device: &Device) -> Result<&OnDevice> {
+        if let Some(made) = self.on_device.get() {
+            return Ok(made);
+        }
+        let factors = |decays| AdamWFactors::new(&self.numbers(decays), device);
+        let made =
+            OnDevice { factors: [factors(true)?, factors(false)?], skipped: SkippedSteps::new(device)? };
+        Ok(self.on_device.get_or_init(|| made))
+    }
+
+    pub(super) fn set_lr(&self, lr: f32) -> Result<()> {
+        if lr >= 0.0 && lr.is_finite() {
+            *self.lr.lock().unwrap_or_else(PoisonError::into_inner) = lr;
+            return Ok(());
+        }
+        Err(Error::Option {
+            layer: "AdamW".to_owned(),
+            option: "lr",
+            value: lr.to_string(),
+            remedy: "expected finite and 0 or more".to_owned(),
+        })
+    }
+
+    /// The numbers of the step that `step` counts, with weight decay or without.
+    fn numbers(&self, decays: bool) -> AdamWStep {
+        let AdamWOptions { beta1, beta2, eps, weight_decay, .. } = self.options;
+        let weight_decay = if decays { weight_decay } else { 0.0 };
+        let lr = *self.lr.lock().unwrap_or_else(PoisonError::into_inner);
+        let step = self.step.load(Relaxed).max(1);
+        AdamWStep { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 1.0 }
+    }
+}
+
+impl Replayed for Progress {
+    fn advance(&self) -> fp8_kernels::Result<()> {
+        self.step.fetch_add(1, Relaxed);
+        let Some(OnDevice { factors: [decayed, undecayed], .. }) = self.on_device.get() else {
+            return Ok(());
+        };
+        let set = decayed.set(&self.numbers(true)).and_then(|()| undecayed.set(&self.numbers(false)));
+        set.inspect_err(|_| self.retreat())
+    }
+
+    fn retreat(&self) {
+        self.step.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The versions of parameters that a recorded step changes.
+#[derive(Debug)]
+pub(super) struct Versions(pub(super) Vec<Arc<Version>>);
+
+impl Replayed for Versions {
+    fn advance(&self) -> fp8_kernels::Result<()> {
+        self.0.iter().for_each(|version| version.advance());
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! Options that several layers share.
+
+use fp8_kernels::ops::{self, Norm};
+
+/// Which normalization a layer applies, and how.
+///
+/// [`LayerNormLinear`](crate::LayerNormLinear), [`LayerNormMlp`](crate::LayerNormMlp),
+/// [`MultiheadAttention`](crate::MultiheadAttention), [`TransformerLayer`](crate::TransformerLayer) and
+/// [`Gpt`](crate::Gpt) take it. The layers [`LayerNorm`](crate::LayerNorm) and [`RmsNorm`](crate::RmsNorm) have
+/// [`NormLayerOptions`](crate::NormLayerOptions) instead, since their type says which normalization they are.
+///
+/// | field | default | PyTorch's default |
+/// |---|---|---|
+/// | `normalization` | `Norm::LayerNorm` | |
+/// | `eps` | 1e-5 | 1e-5 in `LayerNorm`; the dtype's epsilon in `RMSNorm` |
+/// | `zero_centered_gamma` | false | PyTorch always stores γ |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let llama = NormOptions { normalization: Norm::RmsNorm, eps: 1e-6, ..Default::default() };
+/// assert!(!llama.zero_centered_gamma);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NormOptions {
+    /// LayerNorm, with γ and β, or RMSNorm, with γ alone.
+    pub normalization: Norm,
+    /// ε, which is added to the variance or the mean square. Finite and greater than 0.
+    pub eps: f32,
+    /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1 instead of 0.
+    pub zero_centered_gamma: bool,
+}
+
+impl Default for NormOptions {
+    fn default() -> Self {
+        Self { normalization: Norm::LayerNorm, eps: 1e-5, zero_centered_gamma: false }
+    }
+}
+
+impl NormOptions {
+    /// The same options as the operation takes them.
+    pub(crate) fn operation(self) -> ops::NormOptions {
+        let Self { normalization: norm, eps, zero_centered_gamma } = self;
+        ops::NormOptions { norm, eps, zero_centered_gamma }
+    }
+}
+
+/// The heads of an attention layer, its mask and its positions.
+///
+/// [`MultiheadAttention`](crate::MultiheadAttention) and [`TransformerLayer`](crate::TransformerLayer) take it. The
+/// operation [`ops::attention`] has options of its own, of the same name.
+///
+/// | field | default |
+/// |---|---|
+/// | `num_attention_heads` | none: required |
+/// | `num_gqa_groups` | `None`: as many as `num_attention_heads` |
+/// | `kv_channels` | `None`: `hidden_size / num_attention_heads` |
+/// | `causal` | true; PyTorch's `MultiheadAttention` sees all positions unless it is given a mask |
+/// | `rope` | false |
+/// | `rope_base` | 10 000 |
+/// | `max_seq_length` | 2048, used only with `rope` |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let grouped = AttentionOptions { num_attention_heads: 8, num_gqa_groups: Some(2), rope: true, ..Default::default() };
+/// assert!(grouped.causal);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionOptions {
+    /// The number of query heads.
+    pub num_attention_heads: usize,
+    /// The number of key and value heads, a divisor of `num_attention_heads`. `None`: one per query head.
+    pub num_gqa_groups: Option<usize>,
+    /// The size of a head. `None`: `hidden_size / num_attention_heads`.
+    pub kv_channels: Option<usize>,
+    /// Whether a position sees only itself and the positions before it.
+    pub causal: bool,
+    /// Whether queries and keys are rotated by their position (RoPE: the whole head, in the rotate-half form).
+    pub rope: bool,
+    /// The base of RoPE's frequencies.
+    pub rope_base: f64,
+    /// The longest sequence that RoPE has angles for. Without `rope`, sequences have any length.
+    pub max_seq_length: usize,
+}
+
+impl Default for AttentionOptions {
+    fn default() -> Self {
+        Self {
+            num_attention_heads: 0,
+            num_gqa_groups: None,
+            kv_channels: None,
+            causal: true,
+            rope: false,
+            rope_base: 10_000.0,
+            max_seq_length: 2048,
+        }
+    }
+}
+
+/// The standard deviations of a layer's initial weights. Biases start at 0.
+///
+/// [`LayerNormMlp`](crate::LayerNormMlp), [`MultiheadAttention`](crate::MultiheadAttention) and
+/// [`TransformerLayer`](crate::TransformerLayer) take it; layers with one weight have `init_std` alone. Weights are drawn
+/// from a normal distribution with mean 0 and the default deviation 0.023, which is Transformer Engine's. PyTorch's
+/// `Linear` draws from a uniform distribution of width `2 / √in_features` instead.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let num_layers = 12.0f32;
+/// let gpt2 = InitOptions { init_std: 0.02, output_layer_init_std: 0.02 / (2.0 * num_layers).sqrt() };
+/// assert!(gpt2.output_layer_init_std < InitOptions::default().output_layer_init_std);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct InitOptions {
+    /// Of the weights that read the layer's input: `qkv` and `fc1`.
+    pub init_std: f32,
+    /// Of the weights that end a residual branch: `proj` and `fc2`.
+    pub output_layer_init_std: f32,
+}
+
+impl Default for InitOptions {
+    fn default() -> Self {
+        Self { init_std: 0.023, output_layer_init_std: 0.023 }
+    }
+}
