@@ -4,6 +4,7 @@
 
 mod agreement;
 mod domain;
+mod dropped_slots;
 mod error;
 mod format;
 mod group;

@@ -222,6 +222,7 @@ impl From<CurrentScaling> for Recipe {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) reduce_amax: bool,
+    pub(crate) calibrate_first_step: bool,
     pub(crate) record_non_finite: bool,
 }
 
@@ -232,8 +233,8 @@ impl Terms {
         let mut option = |name: &str| options.next()?.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
         let _: bool = option("zero_is_skipped")?;
         let record_non_finite = option("record_non_finite")?;
-        let _: bool = option("calibrate_first_step")?;
-        Some(Self { reduce_amax: option("reduce_amax")?, record_non_finite })
+        let calibrate_first_step = option("calibrate_first_step")?;
+        Some(Self { reduce_amax: option("reduce_amax")?, calibrate_first_step, record_non_finite })
     }
 }
 

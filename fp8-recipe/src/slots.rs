@@ -35,15 +35,15 @@ impl fmt::Display for Direction {
 /// What a slot's tensor is to its GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SlotRole {
-    /// The activation that goes in.
+    /// The activation that the GEMM reads.
     Input,
     /// The weight.
     Weight,
-    /// The activation that comes out, where it is wanted in FP8.
+    /// The activation that the GEMM writes, for layers that write it in FP8. Not part of [`GemmSlots`].
     Output,
-    /// The gradient that comes in.
+    /// The gradient of the GEMM's output.
     GradOutput,
-    /// The gradient that goes out, where it is wanted in FP8.
+    /// The gradient of the GEMM's input, for layers that write it in FP8. Not part of [`GemmSlots`].
     GradInput,
 }
 
@@ -131,19 +131,53 @@ impl SlotName {
     }
 }
 
-/// The five slots of one GEMM; a field of every layer that has one. Clones are the slots of the same layer.
+/// The three slots of one GEMM: what fprop, dgrad and wgrad quantize. A layer with a GEMM has one as a field. Clones are the
+/// slots of the same layer.
+///
+/// | slot | tensor | read by |
+/// |---|---|---|
+/// | `input` | the activation `x` | fprop, wgrad |
+/// | `weight` | the weight `w` | fprop, dgrad |
+/// | `grad_output` | the gradient `dy` | dgrad, wgrad |
+///
+/// A layer that also writes its output or its input's gradient in FP8 registers a slot for it, with
+/// [`SlotRole::Output`] or [`SlotRole::GradInput`], in its own [`Slots`]:
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, Direction, GemmSlots, Scaling, SlotName, SlotRole, Slots};
+///
+/// struct Fp8Output {
+///     gemm: GemmSlots,
+///     output: SlotName,
+/// }
+///
+/// impl Slots for Fp8Output {
+///     fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+///         self.gemm.slots(f);
+///         f(&self.output);
+///     }
+/// }
+///
+/// let layer = Fp8Output { gemm: GemmSlots::new("fc"), output: SlotName::new("fc", SlotRole::Output) };
+/// let mut scaling = Scaling::new(&layer, &Device::cpu())?;
+/// assert_eq!(scaling.slot_names(Direction::Forward).len(), 3); // fc.input, fc.output, fc.weight
+///
+/// let y = Tensor::from_vec(vec![3.5f32], [1, 1], &Device::cpu())?;
+/// let mut cx = scaling.autocast(&DelayedScaling::default().into())?;
+/// let y8 = ops::quantize(&y, &cx.slot(&layer.output)?)?;
+/// cx.commit()?;
+/// assert!(y8.is_fp8());
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct GemmSlots {
-    /// The activation that goes in.
+    /// The activation that the GEMM reads.
     pub input: SlotName,
     /// The weight.
     pub weight: SlotName,
-    /// The activation that comes out.
-    pub output: SlotName,
-    /// The gradient that comes in.
+    /// The gradient of the GEMM's output.
     pub grad_output: SlotName,
-    /// The gradient that goes out.
-    pub grad_input: SlotName,
 }
 
 impl GemmSlots {
@@ -154,9 +188,7 @@ impl GemmSlots {
         Self {
             input: slot(SlotRole::Input),
             weight: slot(SlotRole::Weight),
-            output: slot(SlotRole::Output),
             grad_output: slot(SlotRole::GradOutput),
-            grad_input: slot(SlotRole::GradInput),
         }
     }
 }
@@ -169,9 +201,7 @@ pub trait Slots {
 
 impl Slots for GemmSlots {
     fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
-        [&self.input, &self.weight, &self.output, &self.grad_output, &self.grad_input]
-            .into_iter()
-            .for_each(f);
+        [&self.input, &self.weight, &self.grad_output].into_iter().for_each(f);
     }
 }
 

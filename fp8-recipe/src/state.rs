@@ -66,6 +66,9 @@ impl Scaling {
     /// A history's length may differ from the recipe's: of a longer one the newest rows stay, a shorter one gets zeros on its
     /// old side. So may the group, if all that was saved belongs to one group.
     ///
+    /// States of earlier versions, which had five slots for each GEMM, load too: slots `*.output` and `*.grad_input` that
+    /// this model does not register and that never ran are ignored, and the report does not list them.
+    ///
     /// Among several ranks, all load the same state: the next commit that reduces amaxes compares it, and fails on every rank
     /// where they do not.
     ///
@@ -81,7 +84,8 @@ impl Scaling {
                 let (recipe, direction) = (arena.recipe.clone(), arena.direction.name());
                 Err(Error::State { recipe, direction, problem })
             };
-            if let Some(problem) = self.problem(arena) {
+            let arena = arena.without_dropped_slots(&self.names[arena.direction as usize]);
+            if let Some(problem) = self.problem(&arena) {
                 return refused(problem);
             }
             let is_same = |other: &ArenaState| {
