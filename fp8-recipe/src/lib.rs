@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod by_direction;
 mod domain;
 mod dropped_slots;
 mod error;

@@ -1,8 +1,8 @@
 //! Recipes: plain values that say how scales come about. Field names are Transformer Engine's.
 
 use crate::{Direction, Error, Format, Result};
-use fp8_kernels::ops::AmaxRule;
-use fp8_kernels::{CustomPolicy, ScalePolicy, ScaleRule};
+use fp8_kernels::ops::{AmaxRule, ScaleUpdate};
+use fp8_kernels::{ArenaOptions, CustomPolicy, REST, ScalePolicy, ScaleRule, UNSET};
 use std::fmt;
 use std::sync::Arc;
 
@@ -99,12 +99,24 @@ impl DelayedScaling {
         (amax.is_finite() || self.record_non_finite) && !(amax == 0.0 && self.zero_is_skipped)
     }
 
-    pub(crate) fn amax_rule(&self) -> AmaxRule<'_> {
-        match &self.amax_compute_algo {
+    /// How arenas of this recipe start.
+    pub(crate) fn arena_options(&self) -> ArenaOptions {
+        ArenaOptions {
+            history_len: self.amax_history_len,
+            rest: if self.zero_is_skipped { 0.0 } else { REST },
+            first_scale: if self.calibrate_first_step { UNSET } else { 1.0 },
+        }
+    }
+
+    /// What an update of an arena does; `rule` is this recipe's for the arena's direction.
+    pub(crate) fn scale_update<'a>(&'a self, rule: &'a ScaleRule) -> ScaleUpdate<'a> {
+        let amax = match &self.amax_compute_algo {
             AmaxComputeAlgo::Max => AmaxRule::Max,
             AmaxComputeAlgo::MostRecent => AmaxRule::MostRecent,
             AmaxComputeAlgo::Custom(custom) => AmaxRule::Custom(&*custom.function),
-        }
+        };
+        let (interval, record_non_finite) = (self.interval, self.record_non_finite);
+        ScaleUpdate { amax, rule, interval, record_non_finite }
     }
 
     fn policy(&self) -> ScalePolicy {

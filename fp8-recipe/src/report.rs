@@ -1,5 +1,6 @@
 //! What the scales are doing, slot by slot.
 
+use crate::by_direction::ByDirection;
 use crate::{Direction, Result, Scaling, SlotRole};
 use std::fmt;
 use std::sync::Arc;
@@ -66,8 +67,8 @@ impl Scaling {
         let mut reports = Vec::new();
         for domain in &self.domains {
             let Some(arenas) = &domain.arenas else { continue };
-            for (direction, arena) in Direction::ALL.into_iter().zip(arenas) {
-                let names = self.names[direction as usize].iter().zip(&self.roles[direction as usize]);
+            for (direction, arena) in arenas.each_ref() {
+                let names = self.names[direction].iter().zip(&self.roles[direction]);
                 let amaxes = arena.newest_all()?.into_iter().zip(arena.scales()?);
                 let counts = arena.counters_all()?.into_iter().zip(arena.skipped_non_finite_all()?);
                 for ((name, role), ((amax, scale), (counters, non_finite))) in names.zip(amaxes.zip(counts)) {
@@ -96,7 +97,8 @@ impl Scaling {
     /// # Errors
     /// The device failed; none on the CPU.
     pub fn reset_counters(&mut self) -> Result<()> {
-        let mut arenas = self.domains.iter().filter_map(|domain| domain.arenas.as_ref()).flatten();
-        Ok(arenas.try_for_each(|arena| arena.reset_counters())?)
+        let arenas = self.domains.iter().filter_map(|domain| domain.arenas.as_ref());
+        let mut arenas = arenas.flat_map(ByDirection::each_ref);
+        Ok(arenas.try_for_each(|(_, arena)| arena.reset_counters())?)
     }
 }

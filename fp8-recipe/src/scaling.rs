@@ -1,5 +1,6 @@
 //! The scaling state of one model: every slot registered by name, arenas by recipe and group, cached weights.
 
+use crate::by_direction::ByDirection;
 use crate::domain::Domain;
 use crate::guard::Mode;
 use crate::origin::{Ending, Frame};
@@ -43,12 +44,12 @@ pub struct Scaling {
     /// Identifies this `Scaling` inside a `Saved`.
     pub(crate) identity: Arc<()>,
     /// Sorted, by direction.
-    pub(crate) names: [Vec<Arc<str>>; 2],
-    pub(crate) roles: [Vec<SlotRole>; 2],
+    pub(crate) names: ByDirection<Vec<Arc<str>>>,
+    pub(crate) roles: ByDirection<Vec<SlotRole>>,
     /// The layer of each slot, where it is known.
-    owners: [Vec<Option<Arc<()>>>; 2],
+    owners: ByDirection<Vec<Option<Arc<()>>>>,
     /// Shared by all arenas of delayed scaling: which of them has updated a slot last.
-    pub(crate) clocks: [UpdateClock; 2],
+    pub(crate) clocks: ByDirection<UpdateClock>,
     indices: HashMap<Arc<str>, usize>,
     group: Option<Arc<dyn AmaxGroup>>,
     pub(crate) domains: Vec<Domain>,
@@ -71,10 +72,10 @@ impl Scaling {
     /// # Errors
     /// A name that occurs twice; a device that is out of memory or failed.
     pub fn new(model: &(impl Slots + ?Sized), device: &Device) -> Result<Self> {
-        let mut slots: [Vec<SlotName>; 2] = Default::default();
-        model.slots(&mut |slot| slots[slot.direction() as usize].push(slot.clone()));
+        let mut slots = ByDirection::<Vec<SlotName>>::default();
+        model.slots(&mut |slot| slots[slot.direction()].push(slot.clone()));
         let mut indices = HashMap::new();
-        for slots in &mut slots {
+        for (_, slots) in slots.each_mut() {
             slots.sort_by(|a, b| a.name().cmp(b.name()));
             for (index, slot) in slots.iter().enumerate() {
                 if indices.insert(slot.name().clone(), index).is_some() {
@@ -82,14 +83,13 @@ impl Scaling {
                 }
             }
         }
-        let [forward, backward] = slots.each_ref().map(Vec::len);
         Ok(Self {
             device: device.clone(),
             identity: Arc::new(()),
             names: slots.each_ref().map(|slots| slots.iter().map(|slot| slot.name().clone()).collect()),
             roles: slots.each_ref().map(|slots| slots.iter().map(SlotName::role).collect()),
             owners: slots.each_ref().map(|slots| slots.iter().map(|slot| slot.owner().cloned()).collect()),
-            clocks: [UpdateClock::new(forward, device)?, UpdateClock::new(backward, device)?],
+            clocks: ByDirection::try_from_fn(|direction| UpdateClock::new(slots[direction].len(), device))?,
             indices,
             group: None,
             domains: Vec::new(),
@@ -117,7 +117,7 @@ impl Scaling {
 
     /// The names of a direction's slots, sorted.
     pub fn slot_names(&self, direction: Direction) -> &[Arc<str>] {
-        &self.names[direction as usize]
+        &self.names[direction]
     }
 
     /// Returns how many FP8 copies of weights are kept for microbatches and evaluations that come with the same weights again.
@@ -192,7 +192,7 @@ impl Scaling {
     pub(crate) fn index(&self, slot: &SlotName, scope: Direction) -> Result<usize> {
         let index = self.indices.get(slot.name()).ok_or_else(|| Error::UnknownSlot(slot.name().clone()))?;
         if slot.direction() == scope {
-            let ours = self.owners[scope as usize].get(*index).and_then(Option::as_ref);
+            let ours = self.owners[scope].get(*index).and_then(Option::as_ref);
             return match (ours, slot.owner()) {
                 (Some(ours), Some(theirs)) if !Arc::ptr_eq(ours, theirs) => {
                     Err(Error::OtherLayer(slot.name().clone()))
@@ -211,7 +211,7 @@ impl Scaling {
         frame: Frame,
         mode: &'a Mode,
     ) -> Result<Slot<'a>> {
-        let direction = name.direction() as usize;
+        let direction = name.direction();
         let domain = &self.domains[frame.domain];
         let (encoding, first) = (domain.encodings[direction], &domain.rules[direction]);
         let arena = domain.arenas.as_ref().map(|arenas| &arenas[direction]);
@@ -251,7 +251,7 @@ impl Scaling {
         let direction = scope.direction;
         scope.touched.sort_by(|&a, &b| self.domains[a].key.cmp(&self.domains[b].key)); // equal on all ranks
         for &index in &scope.touched {
-            self.domains[index].reduce(direction, &self.names[direction as usize])?;
+            self.domains[index].reduce(direction, &self.names[direction])?;
         }
         for &index in &scope.touched {
             self.domains[index].check(direction)?;
@@ -324,8 +324,8 @@ impl Scaling {
 }
 
 fn forward_scales(domain: &Domain) -> Result<Vec<Cell>> {
-    let Some([arena, _]) = &domain.arenas else { return Ok(Vec::new()) };
-    Ok(arena.copy_scales()?)
+    let Some(arenas) = &domain.arenas else { return Ok(Vec::new()) };
+    Ok(arenas.forward.copy_scales()?)
 }
 
 /// Each group once, by id: in one order on all ranks.

@@ -49,7 +49,7 @@ impl Scaling {
         let mut state = ScalingState::default();
         for domain in &self.domains {
             for direction in Direction::ALL {
-                state.arenas.extend(domain.arena_state(direction, &self.names[direction as usize])?);
+                state.arenas.extend(domain.arena_state(direction, &self.names[direction])?);
             }
         }
         state.arenas.extend(self.pending.iter().map(|saved| saved.arena.clone()));
@@ -84,7 +84,7 @@ impl Scaling {
                 let (recipe, direction) = (arena.recipe.clone(), arena.direction.name());
                 Err(Error::State { recipe, direction, problem })
             };
-            let arena = arena.without_dropped_slots(&self.names[arena.direction as usize]);
+            let arena = arena.without_dropped_slots(&self.names[arena.direction]);
             if let Some(problem) = self.problem(&arena) {
                 return refused(problem);
             }
@@ -112,7 +112,7 @@ impl Scaling {
 
     /// What keeps a saved arena from this model: the field, what it holds, what would be right.
     fn problem(&self, arena: &ArenaState) -> Option<String> {
-        let names = &self.names[arena.direction as usize];
+        let names = &self.names[arena.direction];
         let slots = names.len();
         let model = "load it into the model that it was saved from";
         if let Some((theirs, ours)) = arena.slots.iter().zip(names).find(|(a, b)| a != b) {
@@ -174,7 +174,7 @@ impl Domain {
     /// The state of one of its arenas: `None` under a recipe without state, or before its first scope.
     pub(crate) fn arena_state(&self, direction: Direction, names: &[Arc<str>]) -> Result<Option<ArenaState>> {
         let (Recipe::Delayed(recipe), Some(arenas)) = (&self.recipe, &self.arenas) else { return Ok(None) };
-        let arena = &arenas[direction as usize];
+        let arena = &arenas[direction];
         let (history, slots) = (arena.history()?, arena.slots());
         let row = |row: usize| history[row * slots..(row + 1) * slots].to_vec();
         let scales = arena.scales()?.into_iter();
