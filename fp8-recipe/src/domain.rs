@@ -1,7 +1,7 @@
 //! A recipe under a group, with its forward and backward arena.
 
 use crate::by_direction::ByDirection;
-use crate::{AmaxGroup, Direction, Recipe, Result};
+use crate::{AmaxGroup, ArenaState, Direction, Recipe, Result, StateDigest};
 use fp8_kernels::ops::{self, AmaxRule, ScaleUpdate};
 use fp8_kernels::{Arena, ArenaOptions, Encoding, REST, ScaleRule, UNSET, UpdateClock};
 use std::sync::Arc;
@@ -155,6 +155,30 @@ impl Domain {
             ops::update_scales(&mut arenas[direction], &scale_update(&self.recipe, rule))?;
         }
         Ok(())
+    }
+
+    /// The state of one of its arenas: `None` under a recipe without state, or before its first scope.
+    pub(crate) fn arena_state(&self, direction: Direction, names: &[Arc<str>]) -> Result<Option<ArenaState>> {
+        let (Recipe::Delayed(recipe), Some(arenas)) = (&self.recipe, &self.arenas) else { return Ok(None) };
+        let arena = &arenas[direction];
+        let (history, slots) = (arena.history()?, arena.slots());
+        let row = |row: usize| history[row * slots..(row + 1) * slots].to_vec();
+        let scales = arena.scales()?.into_iter();
+        Ok(Some(ArenaState {
+            recipe: self.recipe.state_key(),
+            group: self.group_id().map(str::to_owned),
+            direction,
+            updates: arena.updates(),
+            slots: names.to_vec(),
+            scale: scales.map(|scale| if scale < 0.0 { UNSET } else { scale }).collect(),
+            amax_history: (0..recipe.amax_history_len - 1).map(row).collect(),
+            last_updates: arena.last_updates()?,
+        }))
+    }
+
+    /// What the ranks of its group compare before they reduce an arena for the first time.
+    pub(crate) fn digests(&self, direction: Direction, names: &[Arc<str>]) -> Result<Vec<StateDigest>> {
+        Ok(self.arena_state(direction, names)?.map(|arena| arena.digests("")).unwrap_or_default())
     }
 }
 

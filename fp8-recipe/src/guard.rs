@@ -1,39 +1,16 @@
 //! The guards that lend slots. No layer can commit: layers hold `&mut`, and `commit` takes `self`. Each guard has a
 //! `Drop`, so a second scope opened while one waits for its commit does not compile.
 
-use crate::origin::{Ending, Frame, Legacy};
+use crate::frame::{Frame, Mode};
+use crate::outcome::{Ending, Outcome};
 use crate::scope::Scope;
 use crate::weights::CachedWeight;
-use crate::{AmaxGroup, Direction, Error, Fp8Gemms, Origin, Recipe, Result, Scaling, SlotName, Snapshot};
+use crate::{
+    AutocastOptions, Direction, Error, Fp8Gemms, Origin, Recipe, Result, Scaling, SlotName, Snapshot,
+};
 use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
 use std::fmt::Display;
 use std::sync::Arc;
-
-/// Transformer Engine's arguments of `autocast`, and the computation's dtype.
-#[derive(Debug, Clone)]
-pub struct AutocastOptions {
-    /// Whether GEMMs run in FP8.
-    pub enabled: bool,
-    /// Whether amaxes are recorded although they do not.
-    pub calibrating: bool,
-    /// Over whom amaxes are reduced; `None`: the group given by [`Scaling::set_group`].
-    pub amax_reduction_group: Option<Arc<dyn AmaxGroup>>,
-    /// What layers cast inputs and parameters to in high precision; `None`: the input's dtype, which parameters must have.
-    pub compute_dtype: Option<DType>,
-}
-
-impl Default for AutocastOptions {
-    fn default() -> Self {
-        Self { enabled: true, calibrating: false, amax_reduction_group: None, compute_dtype: None }
-    }
-}
-
-#[derive(Debug, Clone)]
-pub(crate) enum Mode {
-    Record,
-    Evaluate,
-    Replay(Arc<Legacy>),
-}
 
 /// A forward scope, or one nested in it.
 ///
@@ -235,8 +212,8 @@ impl Forward<'_> {
         if let (Mode::Record, Some(scope)) = (&self.mode, &mut self.scaling.scope) {
             scope.snapshots = true;
         }
-        let legacy = self.legacy().unwrap_or_default(); // of an evaluation: never filled, and so refused
-        Snapshot { owner: self.scaling.identity.clone(), frame: self.frame, legacy }
+        let outcome = self.outcome().unwrap_or_default(); // of an evaluation: never filled, and so refused
+        Snapshot { owner: self.scaling.identity.clone(), frame: self.frame, outcome }
     }
 
     /// What a quantizing operation takes, lent for one call: `ops::quantize(x, &cx.slot(&self.slots.input)?)`.
@@ -281,13 +258,13 @@ impl Forward<'_> {
     /// What a layer keeps so that its backward finds this scope's recipe and arena.
     pub fn origin(&self, slot: &SlotName) -> Origin {
         let (owner, layer) = (self.scaling.identity.clone(), slot.layer().clone());
-        Origin { owner, frame: self.frame, legacy: self.legacy(), layer }
+        Origin { owner, frame: self.frame, outcome: self.outcome(), layer }
     }
 
-    fn legacy(&self) -> Option<Arc<Legacy>> {
+    fn outcome(&self) -> Option<Arc<Outcome>> {
         match &self.mode {
-            Mode::Record => self.scaling.scope.as_ref().map(|scope| scope.legacy.clone()),
-            Mode::Replay(legacy) => Some(legacy.clone()),
+            Mode::Record => self.scaling.scope.as_ref().map(|scope| scope.outcome.clone()),
+            Mode::Replay(outcome) => Some(outcome.clone()),
             Mode::Evaluate => None,
         }
     }
@@ -338,7 +315,7 @@ impl Backward<'_> {
     /// was not registered, or one of the forward pass.
     pub fn slot(&mut self, origin: &Origin, name: &SlotName) -> Result<Slot<'_>> {
         let refused = |found: String| Err(Error::Origin { layer: name.layer().to_string(), found });
-        let touched = match origin.touched(self.scaling) {
+        let touched = match origin.touched(&self.scaling.identity) {
             Ok(touched) => touched,
             Err(found) => return refused(found.to_owned()),
         };
@@ -355,7 +332,7 @@ impl Backward<'_> {
 
     /// Which GEMMs of a Linear run in FP8 under `origin`'s recipe. None for an origin that [`slot`](Self::slot) refuses.
     pub fn fp8_gemms(&self, origin: &Origin) -> Fp8Gemms {
-        match origin.touched(self.scaling) {
+        match origin.touched(&self.scaling.identity) {
             Ok(_) => self.scaling.fp8_gemms(origin.frame),
             Err(_) => Fp8Gemms { fprop: false, dgrad: false, wgrad: false },
         }
@@ -370,8 +347,8 @@ impl Backward<'_> {
             let found = "another Scaling".to_owned();
             return Err(Error::Origin { layer: "replay".to_owned(), found });
         }
-        snapshot.legacy.scales().ok_or(Error::NoSnapshot)?;
-        let mode = Mode::Replay(snapshot.legacy.clone());
+        snapshot.outcome.scales().ok_or(Error::NoSnapshot)?;
+        let mode = Mode::Replay(snapshot.outcome.clone());
         Ok(Forward { scaling: self.scaling, frame: snapshot.frame, mode, outermost: false })
     }
 

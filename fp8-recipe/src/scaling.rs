@@ -2,16 +2,17 @@
 
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
-use crate::guard::Mode;
-use crate::origin::{Ending, Frame};
+use crate::frame::{Frame, Mode};
+use crate::outcome::Ending;
+use crate::saved::Saved;
 use crate::scope::{Awaiting, Scope};
-use crate::start::Saved;
 use crate::weights::WeightCache;
 use crate::{
     AmaxGroup, AutocastOptions, Direction, Error, Recipe, Result, SlotName, SlotRole, Slots, StateReport,
 };
 use fp8_kernels::{Cell, Device, Scale, Slot, UNSET, UpdateClock};
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::sync::Arc;
 
 /// The scaling state of the model that it was made from. Scopes borrow it: [`autocast`](Self::autocast),
@@ -219,8 +220,8 @@ impl Scaling {
         let scale = match (&domain.recipe, mode) {
             _ if !frame.enabled => Scale::Off,
             (Recipe::Current(_), _) => Scale::FromTensor(first),
-            (Recipe::Delayed(_), Mode::Replay(legacy)) => {
-                let scales = legacy.scales().and_then(|all| all.get(frame.domain));
+            (Recipe::Delayed(_), Mode::Replay(outcome)) => {
+                let scales = outcome.scales().and_then(|all| all.get(frame.domain));
                 let cell = scales.and_then(|scales| scales.get(index)).ok_or(Error::NoSnapshot)?;
                 Scale::Cell { cell, first, keep }
             }
@@ -246,6 +247,14 @@ impl Scaling {
         self.explain(updated)
     }
 
+    /// Remembers an error that occurs in the open scope, for the case that the scope is left because of it.
+    pub(crate) fn explain<T, E: Display>(&mut self, result: Result<T, E>) -> Result<T, E> {
+        if let (Err(error), Some(scope)) = (&result, &mut self.scope) {
+            scope.cause = Some(error.to_string());
+        }
+        result
+    }
+
     fn update(&mut self) -> Result<()> {
         let Some(scope) = &mut self.scope else { return Ok(()) };
         let direction = scope.direction;
@@ -261,13 +270,13 @@ impl Scaling {
         for &index in &scope.touched {
             self.domains[index].update(direction)?;
         }
-        let Some(Scope { direction, touched, legacy, weight_uses, .. }) = self.scope.take() else {
+        let Some(Scope { direction, touched, outcome, weight_uses, .. }) = self.scope.take() else {
             return Ok(());
         };
         match direction {
             Direction::Forward => {
                 self.awaiting.forward_committed(&touched);
-                legacy.end(Ending::Committed { touched, scales });
+                outcome.end(Ending::Committed { touched, scales });
                 self.weights.trim(weight_uses);
             }
             Direction::Backward => self.awaiting.backward_committed(),
@@ -278,7 +287,7 @@ impl Scaling {
     /// Puts back what the open scope has changed: staging cells, provisional scales and cached weights.
     pub(crate) fn roll_back(&mut self, ending: Ending) -> Option<Scope> {
         let mut scope = self.scope.take()?;
-        scope.legacy.end(ending);
+        scope.outcome.end(ending);
         for domain in &mut self.domains {
             // What fails here is tried again, and told, by the next scope: a guard that is dropped can tell nobody.
             let _ = domain.roll_back(scope.direction);

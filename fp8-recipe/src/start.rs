@@ -20,43 +20,11 @@
 
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
-use crate::recipe::Terms;
-use crate::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport, UnusedArena};
+use crate::saved::Saved;
+use crate::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport};
 use crate::{ArenaState, Direction, Recipe, Result, Scaling};
 use fp8_kernels::{Arena, UNSET};
 use std::sync::Arc;
-
-/// A loaded arena that waits for its recipe.
-#[derive(Debug, Clone)]
-pub(crate) struct Saved {
-    pub(crate) arena: ArenaState,
-    pub(crate) terms: Terms,
-    /// Whether a slot of another recipe started from it.
-    pub(crate) is_source: bool,
-}
-
-impl Saved {
-    fn name(&self) -> String {
-        let ArenaState { recipe, group, amax_history, .. } = &self.arena;
-        name(&format!("{recipe},len={}", amax_history.len() + 1), group.as_deref())
-    }
-
-    pub(crate) fn unused(&self) -> UnusedArena {
-        UnusedArena {
-            recipe: self.name().into(),
-            direction: self.arena.direction,
-            updates: self.arena.updates,
-        }
-    }
-}
-
-/// What recipe and group are called.
-pub(crate) fn name(recipe: &str, group: Option<&str>) -> String {
-    match group {
-        Some(group) => format!("{recipe} group={group}"),
-        None => recipe.to_owned(),
-    }
-}
 
 /// All of an arena that is about to start.
 #[derive(Debug)]
