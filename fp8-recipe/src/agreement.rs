@@ -22,11 +22,7 @@ impl Scaling {
             (recipe, arena.amax_history.len(), group, arena.direction as usize)
         };
         arenas.sort_by_cached_key(key);
-        let under = |arena: &ArenaState| {
-            let (recipe, len) = (&arena.recipe, arena.amax_history.len() + 1);
-            let group = arena.group.as_ref().map(|group| format!(", group `{group}`")).unwrap_or_default();
-            format!(" under {recipe}, history length {len}{group}")
-        };
-        Ok(arenas.iter().flat_map(|arena| arena.digests(&under(arena))).collect())
+        let digests = |arena: &ArenaState| arena.digests(&format!(" under {}", arena.label()));
+        Ok(arenas.iter().flat_map(digests).collect())
     }
 }

@@ -1,7 +1,7 @@
 //! What lasts: histories, scales and update counts, by name.
 
 use crate::recipe::{MAX_HISTORY_LEN, Terms};
-use crate::{Direction, StateDigest};
+use crate::{Direction, RecipeLabel, StateDigest};
 use fp8_kernels::UNSET;
 use std::sync::Arc;
 
@@ -39,6 +39,12 @@ pub struct ArenaState {
 }
 
 impl ArenaState {
+    /// Returns what reports call its recipe and group.
+    pub(crate) fn label(&self) -> RecipeLabel {
+        let key = format!("{},len={}", self.recipe, self.amax_history.len() + 1);
+        RecipeLabel::new(&key, self.group.as_deref())
+    }
+
     /// Returns why this arena cannot be loaded into a model with the slots `names`: the field, what it holds, what would be
     /// right.
     pub(crate) fn problem(&self, names: &[Arc<str>]) -> Option<String> {

@@ -1,7 +1,7 @@
 //! A recipe under a group, with its forward and backward arena.
 
 use crate::by_direction::ByDirection;
-use crate::{AmaxGroup, ArenaState, Direction, Recipe, Result, StateDigest};
+use crate::{AmaxGroup, ArenaState, Direction, Recipe, RecipeLabel, Result, StateDigest};
 use fp8_kernels::ops::{self, AmaxRule, ScaleUpdate};
 use fp8_kernels::{Arena, ArenaOptions, Encoding, REST, ScaleRule, UNSET, UpdateClock};
 use std::sync::Arc;
@@ -68,6 +68,11 @@ impl Domain {
         scale_update(&self.recipe, &self.rules[direction])
     }
 
+    /// Returns what reports and collectives call it.
+    pub(crate) fn label(&self) -> RecipeLabel {
+        RecipeLabel::new(&self.recipe.key(), self.group_id())
+    }
+
     pub(crate) fn group(&self) -> Option<&Arc<dyn AmaxGroup>> {
         self.group.as_ref()
     }
@@ -111,7 +116,7 @@ impl Domain {
     /// before that their scales and histories are equal: from unequal ones they would drift apart without a word.
     pub(crate) fn reduce(&mut self, direction: Direction, names: &[Arc<str>]) -> Result<()> {
         let (Some(group), Some(arenas)) = (self.reducing_group(), &self.arenas) else { return Ok(()) };
-        let (key, arena) = (format!("{direction} {}", self.key), &arenas[direction]);
+        let (key, arena) = (format!("{direction} {}", self.label()), &arenas[direction]);
         if !self.agreed_on_names[direction] {
             group.agree_on_names(&key, names)?;
         }

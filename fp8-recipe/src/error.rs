@@ -57,7 +57,7 @@ pub enum Error {
     /// Saved scaling state that cannot be loaded.
     #[error("scaling state of {recipe}, {direction}: {problem}")]
     State {
-        /// The recipe's key.
+        /// The recipe's short name, and its group.
         recipe: String,
         /// Forward or backward.
         direction: &'static str,

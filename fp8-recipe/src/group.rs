@@ -5,8 +5,10 @@ use fp8_kernels::Arena;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// The ranks that share a model's scales. Each call carries the arena's key, so that ranks which come with different
-/// ones get an error; none waits for ever.
+/// The ranks that share a model's scales.
+///
+/// Each call carries a key that names the arena: direction, recipe and group. Ranks that come with different keys get an
+/// error; none waits for ever.
 pub trait AmaxGroup: Debug + Send + Sync {
     /// The group's part in the job ("dp"), the same on all ranks and after a restart.
     fn id(&self) -> &str;

@@ -13,6 +13,7 @@ mod slots;
 mod arena_state;
 mod dropped_slots;
 mod recipe;
+mod recipe_label;
 mod saved;
 mod state_report;
 
@@ -53,6 +54,7 @@ pub use recipe::{
     AmaxComputeAlgo, CurrentScaling, CustomAmax, CustomScale, DelayedScaling, Fp8Gemms, Recipe,
     ScalingFactorComputeAlgo,
 };
+pub use recipe_label::RecipeLabel;
 pub use report::SlotReport;
 pub use scaling::Scaling;
 pub use slots::{Direction, GemmSlots, SlotName, SlotRole, Slots};

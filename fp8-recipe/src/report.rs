@@ -1,7 +1,7 @@
 //! What the scales are doing, slot by slot.
 
 use crate::by_direction::ByDirection;
-use crate::{Direction, Result, Scaling, SlotRole};
+use crate::{Direction, RecipeLabel, Result, Scaling, SlotRole};
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub struct SlotReport {
     /// The pass it belongs to.
     pub direction: Direction,
     /// The recipe and group that it ran under.
-    pub recipe: String,
+    pub recipe: RecipeLabel,
     /// The newest amax of its window (0: none yet; for a history of length 1 see the scale).
     pub amax: f32,
     /// The scale for the next tensor.
@@ -76,7 +76,7 @@ impl Scaling {
                         name: name.clone(),
                         role: *role,
                         direction,
-                        recipe: domain.key.clone(),
+                        recipe: domain.label(),
                         amax,
                         scale: scale.abs(),
                         calibrated: scale > 0.0,

@@ -13,24 +13,11 @@ pub(crate) struct Saved {
 }
 
 impl Saved {
-    pub(crate) fn name(&self) -> String {
-        let ArenaState { recipe, group, amax_history, .. } = &self.arena;
-        name(&format!("{recipe},len={}", amax_history.len() + 1), group.as_deref())
-    }
-
     pub(crate) fn unused(&self) -> UnusedArena {
         UnusedArena {
-            recipe: self.name().into(),
+            recipe: self.arena.label(),
             direction: self.arena.direction,
             updates: self.arena.updates,
         }
-    }
-}
-
-/// What recipe and group are called.
-fn name(recipe: &str, group: Option<&str>) -> String {
-    match group {
-        Some(group) => format!("{recipe} group={group}"),
-        None => recipe.to_owned(),
     }
 }

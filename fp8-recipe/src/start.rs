@@ -22,7 +22,7 @@ use crate::by_direction::ByDirection;
 use crate::domain::Domain;
 use crate::saved::Saved;
 use crate::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport};
-use crate::{ArenaState, Direction, Recipe, Result, Scaling};
+use crate::{ArenaState, Direction, Recipe, RecipeLabel, Result, Scaling};
 use fp8_kernels::{Arena, UNSET};
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ struct Start {
 struct Source<'a> {
     /// All that rules it but the history's length.
     recipe: String,
-    name: Arc<str>,
+    label: RecipeLabel,
     rows: usize,
     last_updates: Vec<u64>,
     held: Held<'a>,
@@ -70,7 +70,7 @@ impl Start {
     /// Continues a saved arena of the same recipe.
     fn own(domain: &Domain, saved: &Saved) -> Self {
         let ArenaState { direction, updates, slots, scale, amax_history, last_updates, .. } = &saved.arena;
-        let (recipe, from): (Arc<str>, Arc<str>) = (domain.key.as_str().into(), saved.name().into());
+        let (recipe, from) = (domain.label(), saved.arena.label());
         let loaded = |slot: &Arc<str>| LoadedSlot {
             slot: slot.clone(),
             direction: *direction,
@@ -98,7 +98,7 @@ impl Start {
         let Recipe::Delayed(recipe) = &domain.recipe else { return Ok(Self::at_rest(domain, names.len())) };
         let (len, slots) = (recipe.amax_history_len, names.len());
         let (rule, own_recipe) = (domain.scale_update(direction), domain.recipe.state_key());
-        let key: Arc<str> = domain.key.as_str().into();
+        let label = domain.label();
         // Of two that are equally new, one was taken from the other: the longer one knows more.
         let newest = |slot: usize| {
             let ran = sources.iter().enumerate().filter(|(_, source)| source.last_updates[slot] > 0);
@@ -121,8 +121,8 @@ impl Start {
                 let loaded = || LoadedSlot {
                     slot: names[slot].clone(),
                     direction,
-                    recipe: key.clone(),
-                    from: source.name.clone(),
+                    recipe: label.clone(),
+                    from: source.label.clone(),
                 };
                 if source.recipe == own_recipe {
                     start.last_updates[slot] = source.last_updates[slot];
@@ -132,7 +132,7 @@ impl Start {
                     continue;
                 }
                 if source.rows == 0 {
-                    start.report.new.push(new_slot(names, slot, direction, &key, StartsNew::NoWindow));
+                    start.report.new.push(new_slot(names, slot, direction, &label, StartsNew::NoWindow));
                     continue;
                 }
                 start.last_updates[slot] = source.last_updates[slot];
@@ -143,11 +143,11 @@ impl Start {
                     start.report.recomputed.push(loaded());
                     continue;
                 }
-                start.report.new.push(new_slot(names, slot, direction, &key, StartsNew::NoAmax));
+                start.report.new.push(new_slot(names, slot, direction, &label, StartsNew::NoAmax));
             }
         }
         for slot in (0..slots).filter(|&slot| chosen[slot].is_none()) {
-            start.report.new.push(new_slot(names, slot, direction, &key, StartsNew::NeverRan));
+            start.report.new.push(new_slot(names, slot, direction, &label, StartsNew::NeverRan));
         }
         for (slot, column) in columns.iter().enumerate() {
             for (row, amax) in newest_of(column, len - 1).into_iter().enumerate() {
@@ -184,7 +184,7 @@ fn new_slot(
     names: &[Arc<str>],
     slot: usize,
     direction: Direction,
-    recipe: &Arc<str>,
+    recipe: &RecipeLabel,
     reason: StartsNew,
 ) -> NewSlot {
     NewSlot { slot: names[slot].clone(), direction, recipe: recipe.clone(), reason }
@@ -250,8 +250,8 @@ impl Scaling {
             if let Some(arenas) = &mut self.domains[index].arenas {
                 start.apply(&mut arenas[direction])?;
             }
-            let key = self.domains[index].key.clone();
-            self.report.forget(&key, direction);
+            let label = self.domains[index].label();
+            self.report.forget(&label, direction);
             self.domains[index].follows[direction] = Some(activity);
             self.note(start);
         }
@@ -416,7 +416,7 @@ impl Scaling {
                 let arena = &arenas[direction];
                 sources.push(Source {
                     recipe: other.recipe.state_key(),
-                    name: other.key.as_str().into(),
+                    label: other.label(),
                     rows: theirs.amax_history_len - 1,
                     last_updates: arena.last_updates()?,
                     held: Held::Live(arena),
@@ -436,7 +436,7 @@ impl Scaling {
             {
                 sources.push(Source {
                     recipe: saved.arena.recipe.clone(),
-                    name: saved.name().into(),
+                    label: saved.arena.label(),
                     rows: saved.arena.amax_history.len(),
                     last_updates: saved.arena.last_updates.clone(),
                     held: Held::Saved(position, &saved.arena),

@@ -46,7 +46,7 @@ impl Scaling {
         let mut saved = Vec::new();
         for (position, arena) in state.arenas.iter().enumerate() {
             let refused = |problem| {
-                let (recipe, direction) = (arena.recipe.clone(), arena.direction.name());
+                let (recipe, direction) = (arena.label().to_string(), arena.direction.name());
                 Err(Error::State { recipe, direction, problem })
             };
             let arena = arena.without_dropped_slots(&self.names[arena.direction]);

@@ -129,12 +129,15 @@ fn each_kind_of_state_has_a_digest_of_its_own() {
     type Change = fn(&mut ScalingState);
     let changes: [(Change, &str); 4] = [
         (|_| {}, ""),
-        (|state| state.arenas[0].scale[0] *= 2.0, "the scale of `a.input` under delayed(margin=0"),
+        (
+            |state| state.arenas[0].scale[0] *= 2.0,
+            "the scale of `a.input` under delayed (amax_history_len=4)",
+        ),
         (
             |state| state.arenas[1].amax_history[2][0] += 1.0,
-            "the amax history of `a.grad_output` under delayed(",
+            "the amax history of `a.grad_output` under delayed (",
         ),
-        (|state| state.arenas[1].updates += 1, "the number of backward updates under delayed("),
+        (|state| state.arenas[1].updates += 1, "the number of backward updates under delayed ("),
     ];
     for (change, name) in changes {
         let mut changed = state.clone();
@@ -148,7 +151,7 @@ fn each_kind_of_state_has_a_digest_of_its_own() {
             let found = differences(&trained, &other);
             assert_eq!(found.len(), usize::from(!name.is_empty()), "{found:?}");
             assert!(found.iter().all(|found| found.starts_with(name)), "{found:?}, expected {name}");
-            assert!(found.iter().all(|found| found.ends_with("history length 4")), "{found:?}");
+            assert!(found.iter().all(|found| found.ends_with("delayed (amax_history_len=4)")), "{found:?}");
         }
     }
 }

@@ -40,7 +40,7 @@ impl Others {
     /// What it was asked since the last time, without the recipes' options.
     fn log(&self) -> Vec<String> {
         let log = std::mem::take(&mut *self.log.lock().unwrap());
-        log.iter().map(|entry| entry.split('(').next().unwrap().to_owned()).collect()
+        log.iter().map(|entry| entry.split(" (").next().unwrap().to_owned()).collect()
     }
 
     fn full_log(&self) -> Vec<String> {
@@ -171,7 +171,7 @@ fn arenas_are_reduced_in_the_order_of_their_keys() {
     assert!(orders.iter().all(|order| order == &orders[0]), "{orders:?}");
     let reduced: Vec<_> = orders[0].iter().filter(|entry| entry.contains("reduce forward")).collect();
     assert!(reduced.is_sorted());
-    assert!(reduced[0].ends_with("len=4 group=dp"), "{}", reduced[0]);
+    assert!(reduced[0].ends_with("delayed (amax_history_len=4), group dp"), "{}", reduced[0]);
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn an_error_in_a_reduction_changes_nothing() {
     };
     run(&mut scaling).unwrap();
     let before = scaling.state().unwrap();
-    for what in ["reduce forward delayed(margin=0", "reduce forward delayed(margin=1"] {
+    for what in ["reduce forward delayed (amax", "reduce forward delayed (margin=1"] {
         group.log();
         group.fail(Some(what));
         assert_eq!(message(run(&mut scaling)), "rank 1 failed: out of memory");

@@ -39,8 +39,10 @@ fn every_slot_of_a_prepared_recipe_is_listed() {
     );
     let slot = &report.recomputed[0];
     assert_eq!((&*slot.slot, slot.direction), ("a.input", Direction::Forward));
-    assert!(slot.recipe.starts_with("delayed(margin=1,") && slot.recipe.ends_with(",len=4"), "{slot:?}");
-    assert!(slot.from.starts_with("delayed(margin=0,") && slot.from.ends_with(",len=4"), "{slot:?}");
+    assert_eq!(slot.recipe.to_string(), "delayed (margin=1, amax_history_len=4)");
+    assert_eq!(slot.from.to_string(), "delayed (amax_history_len=4)");
+    let details = slot.from.details();
+    assert!(details.starts_with("delayed(margin=0,") && details.ends_with(",len=4"), "{details}");
     assert!(report.new.iter().all(|slot| slot.reason == StartsNew::NeverRan));
     assert_eq!(report.new.iter().filter(|slot| slot.direction == Direction::Backward).count(), 2);
     assert!(report.taken_over.is_empty() && report.unused.is_empty() && !report.is_plain());
@@ -59,7 +61,7 @@ fn what_no_recipe_has_asked_for_is_unused_until_one_does() {
     let report = resumed.load_state(&state).unwrap();
     assert_eq!(report.to_string(), "scaling state: 1 saved arena not used so far"); // gradients never ran
     assert_eq!((report.unused[0].direction, report.unused[0].updates), (Direction::Forward, 1));
-    assert!(report.unused[0].recipe.starts_with("delayed(margin=0,"));
+    assert_eq!(report.unused[0].recipe.to_string(), "delayed (amax_history_len=4)");
     assert_eq!(resumed.state_report(), report);
 
     let mut other = scaling(&["a", "b"]);
@@ -96,9 +98,16 @@ fn the_line_names_the_options_that_differ() {
     };
     let most_recent = AmaxComputeAlgo::MostRecent;
     let to = DelayedScaling { margin: 2, amax_compute_algo: most_recent, amax_history_len: 8, ..short() };
-    assert_eq!(difference(to), "margin=0 → margin=2, amax=max → amax=most_recent, len=4 → len=8");
+    assert_eq!(
+        difference(to),
+        "margin=0 → margin=2, amax_compute_algo=max → amax_compute_algo=most_recent, \
+         amax_history_len=4 → amax_history_len=8"
+    );
     let to = DelayedScaling { override_linear_precision: (false, false, true), ..short() };
-    assert_eq!(difference(to), "override=(false, false, false) → override=(false, false, true)");
+    assert_eq!(
+        difference(to),
+        "override_linear_precision=(false, false, false) → override_linear_precision=(false, false, true)"
+    );
 }
 
 #[test]
@@ -171,7 +180,7 @@ fn a_state_of_another_group_is_taken_where_it_is_the_only_one() {
     cx.commit().unwrap();
     let mut alone = prepared(&margin(1));
     let report = alone.load_state(&grouped.state().unwrap()).unwrap();
-    assert!(report.recomputed[0].from.ends_with(" group=dp"), "{report:?}");
+    assert_eq!(report.recomputed[0].from.to_string(), "delayed (amax_history_len=4), group dp");
     assert_eq!(of_recipe(&alone, "margin=1", &input("a")).0, 56.0);
 
     let mut cx = grouped.scope(&margin(0), &of("tp")).unwrap();
