@@ -1,10 +1,11 @@
 //! What can go wrong, with the names, and what would be right.
 
 use crate::Direction;
+use std::fmt;
 use std::sync::Arc;
 
 /// Every error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Two layers of one path.
@@ -72,5 +73,34 @@ pub enum Error {
     Group(Box<dyn std::error::Error + Send + Sync>),
 }
 
+/// Writes the same sentence as `Display`, so that `fn main() -> Result<()>` and `unwrap` print it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// This crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_prints_the_sentence() {
+        let kernels = fp8_kernels::Error::Elements { op: "from_vec", len: 3, shape: [2].into() };
+        let sentence = kernels.to_string();
+        for (error, text) in [
+            (
+                Error::DuplicateSlot("fc.input".into()),
+                "slot `fc.input` occurs twice: give the two layers different paths",
+            ),
+            (Error::Kernels(kernels), sentence.as_str()),
+            (Error::Group("rank 1 failed".into()), "rank 1 failed"),
+        ] {
+            assert_eq!(format!("{error:?}"), text);
+            assert_eq!(error.to_string(), text);
+        }
+    }
+}

@@ -70,7 +70,10 @@ fn state_is_compared_before_the_first_reduction_and_again_after_a_load() {
     both_passes(&mut scaling, 1.0).unwrap();
     let both = calls(&group);
     assert_eq!(both.len(), 2);
-    assert!(both[0].starts_with("forward delayed(") && both[1].starts_with("backward delayed("), "{both:?}");
+    assert!(
+        both[0].starts_with("forward delayed (") && both[1].starts_with("backward delayed ("),
+        "{both:?}"
+    );
     for _ in 0..3 {
         both_passes(&mut scaling, 2.0).unwrap();
     }
