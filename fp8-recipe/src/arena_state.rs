@@ -8,29 +8,51 @@ use std::sync::Arc;
 /// Counts of updates beyond this one are refused: no training reaches it, and nothing that is counted on from it overflows.
 const MAX_UPDATES: u64 = 1 << 62;
 
-/// The state of all arenas of a [`Scaling`](crate::Scaling).
+/// The state of a [`Scaling`](crate::Scaling) between two scopes: the scales and histories of all recipes that have been used.
+/// [`Scaling::state`](crate::Scaling::state) returns it, [`Scaling::load_state`](crate::Scaling::load_state) takes it.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut trained = Scaling::new(&fc, &device)?;
+/// let mut cx = trained.autocast(&DelayedScaling { amax_history_len: 3, ..Default::default() }.into())?;
+/// ops::quantize(&Tensor::from_vec(vec![3.5f32], [1, 1], &device)?, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+///
+/// let state = trained.state()?;
+/// let forward = &state.arenas[0];
+/// assert_eq!(forward.scale, [128.0, -1.0]); // fc.input; fc.weight has not run
+/// assert_eq!(forward.amax_history, [[0.0, 0.0], [3.5, 0.0]]);
+///
+/// let mut resumed = Scaling::new(&fc, &device)?;
+/// resumed.load_state(&state)?;
+/// assert_eq!(resumed.state()?, state);
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ScalingState {
-    /// Two per recipe and group: forward and backward.
+    /// Two arenas for each recipe and group: forward and backward.
     pub arenas: Vec<ArenaState>,
 }
 
-/// One arena: what one recipe and group know of one pass. [`Scaling::load_state`](crate::Scaling::load_state) says what may differ where it is loaded.
+/// The scales and histories of the slots of one pass, under one recipe and group. [`Scaling::load_state`](crate::Scaling::load_state) says what may differ where it is loaded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArenaState {
-    /// The recipe's options, without the history's length.
+    /// All options of the recipe but the history's length: the key by which the state is found again.
     pub recipe: String,
     /// The id of the group that amaxes are reduced over.
     pub group: Option<String>,
     /// The pass.
     pub direction: Direction,
-    /// Committed scopes so far.
+    /// The number of committed scopes that have updated it.
     pub updates: u64,
     /// Slot names, sorted.
     pub slots: Vec<Arc<str>>,
-    /// One scale per slot; −1 is a slot not yet calibrated.
+    /// One scale per slot; −1 for a slot that is not calibrated yet.
     pub scale: Vec<f32>,
-    /// `[rows][slots]`, oldest row first; the staging row is not part of it.
+    /// Past amaxes, `[rows][slots]`, oldest row first. The staging row is not part of it.
     pub amax_history: Vec<Vec<f32>>,
     /// When each slot's history was last updated, counted slot by slot over all recipes: of two arenas, the one with the
     /// larger number has the newer history of a slot; 0 is a slot that was never updated. Empty in states saved by versions

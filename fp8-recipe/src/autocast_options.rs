@@ -4,16 +4,30 @@ use crate::AmaxGroup;
 use fp8_kernels::DType;
 use std::sync::Arc;
 
-/// Transformer Engine's arguments of `autocast`, and the computation's dtype.
+/// The options of a forward scope: Transformer Engine's arguments of `autocast`, and the dtype to compute in.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{DType, Device};
+/// use fp8_recipe::{AutocastOptions, DelayedScaling, GemmSlots, Scaling};
+///
+/// let mut scaling = Scaling::new(&GemmSlots::new("fc"), &Device::cpu())?;
+/// let options = AutocastOptions { compute_dtype: Some(DType::BF16), ..Default::default() };
+/// let cx = scaling.scope(&DelayedScaling::default().into(), &options)?;
+/// assert_eq!(cx.compute_dtype(), Some(DType::BF16));
+/// cx.commit()?;
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct AutocastOptions {
-    /// Whether GEMMs run in FP8.
+    /// Whether GEMMs run in FP8. Default true.
     pub enabled: bool,
-    /// Whether amaxes are recorded although they do not.
+    /// Whether amaxes are recorded although GEMMs run in high precision. No effect if `enabled`. Default false.
     pub calibrating: bool,
-    /// Over whom amaxes are reduced; `None`: the group given by [`Scaling::set_group`].
+    /// The group that amaxes are reduced over. Default `None`: the group that was passed to
+    /// [`Scaling::set_group`](crate::Scaling::set_group), if any.
     pub amax_reduction_group: Option<Arc<dyn AmaxGroup>>,
-    /// What layers cast inputs and parameters to in high precision; `None`: the input's dtype, which parameters must have.
+    /// The dtype that layers cast inputs and parameters to in high precision. Default `None`: the dtype of the input, which
+    /// parameters must have too.
     pub compute_dtype: Option<DType>,
 }
 

@@ -6,7 +6,15 @@
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
 
-/// The name of a piece of training state, and a digest of its value.
+/// The name of a piece of training state, and a digest of its value. Ranks compare digests to find the first piece that
+/// differs.
+///
+/// ```
+/// use fp8_recipe::StateDigest;
+/// let of = |bytes: &[u8]| StateDigest::new("the number of steps", [bytes]);
+/// assert_eq!(of(&7u64.to_le_bytes()), of(&7u64.to_le_bytes()));
+/// assert_ne!(of(&7u64.to_le_bytes()), of(&8u64.to_le_bytes()));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateDigest {
     /// What the piece is, in the words of an error: ``the value of `fc.weight` ``.
@@ -17,13 +25,6 @@ pub struct StateDigest {
 
 impl StateDigest {
     /// Digests the bytes of `parts`, one after the other.
-    ///
-    /// ```
-    /// use fp8_recipe::StateDigest;
-    /// let of = |bytes: &[u8]| StateDigest::new("the number of steps", [bytes]);
-    /// assert_eq!(of(&7u64.to_le_bytes()), of(&7u64.to_le_bytes()));
-    /// assert_ne!(of(&7u64.to_le_bytes()), of(&8u64.to_le_bytes()));
-    /// ```
     pub fn new<P: AsRef<[u8]>>(name: impl Into<Arc<str>>, parts: impl IntoIterator<Item = P>) -> Self {
         let mut hasher = Sha256::new();
         parts.into_iter().for_each(|part| hasher.update(part));

@@ -1,5 +1,5 @@
-//! The guards that lend slots. No layer can commit: layers hold `&mut`, and `commit` takes `self`. Each guard has a
-//! `Drop`, so a second scope opened while one waits for its commit does not compile.
+//! The guards that lend slots. Layers hold a guard by `&mut` and `commit` takes `self`, so layers cannot commit. The guards
+//! implement `Drop`, so opening a second scope before the first is committed does not compile.
 
 use crate::frame::{Frame, Mode};
 use crate::outcome::{Ending, Outcome};
@@ -12,9 +12,23 @@ use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
 use std::fmt::Display;
 use std::sync::Arc;
 
-/// A forward scope, or one nested in it.
+/// A forward scope, or one nested in it. It lends slots and cached weights to layers, and updates the scales when it is
+/// committed.
 ///
-/// A layer borrows it and cannot commit:
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let mut cx = scaling.autocast(&DelayedScaling::default().into())?;
+/// let x8 = ops::quantize(&Tensor::from_vec(vec![3.5f32], [1, 1], &device)?, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+/// assert!(x8.is_fp8());
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+///
+/// A layer borrows the scope and cannot commit it:
 ///
 /// ```compile_fail,E0507
 /// # use fp8_recipe::{Forward, Result};
@@ -23,7 +37,7 @@ use std::sync::Arc;
 /// }
 /// ```
 ///
-/// Nor can a second scope be opened before it is committed, because it has something to put back:
+/// A second scope cannot be opened before the first is committed:
 ///
 /// ```compile_fail,E0499
 /// # use fp8_recipe::{Recipe, Result, Scaling};
@@ -50,7 +64,25 @@ pub struct Forward<'a> {
     outermost: bool,
 }
 
-/// A backward scope.
+/// A backward scope. It lends the slots of gradients, and updates their scales when it is committed.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let cx = scaling.autocast(&DelayedScaling::default().into())?;
+/// let origin = cx.origin(&fc.input);
+/// cx.commit()?;
+///
+/// let mut cx = scaling.backward()?;
+/// let dy = Tensor::from_vec(vec![0.5f32], [1, 1], &device)?;
+/// let dy8 = ops::quantize(&dy, &cx.slot(&origin, &fc.grad_output)?)?; // E5M2
+/// cx.commit()?;
+/// assert!(dy8.is_fp8());
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "a scope updates nothing unless it is committed"]
 pub struct Backward<'a> {
@@ -58,7 +90,7 @@ pub struct Backward<'a> {
 }
 
 impl Scaling {
-    /// A forward scope under `recipe`, with the default options.
+    /// Opens a forward scope under `recipe`, with the default options.
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -66,7 +98,7 @@ impl Scaling {
         self.scope(recipe, &AutocastOptions::default())
     }
 
-    /// A forward scope.
+    /// Opens a forward scope under `recipe`.
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -81,7 +113,8 @@ impl Scaling {
         }
     }
 
-    /// A scope that writes nothing, so that there is nothing to commit; backward refuses its `Saved`s.
+    /// Opens a forward scope for evaluation. It records no amax, so there is nothing to commit, and backward refuses its
+    /// `Saved`s.
     ///
     /// It quantizes with the recipe's scales. Under a delayed-scaling recipe that has not been trained with here, and in slots
     /// that are not calibrated, each tensor takes its own scale (1 under Transformer Engine's first-step rule).
@@ -92,7 +125,7 @@ impl Scaling {
         self.eval_with(recipe, &AutocastOptions::default())
     }
 
-    /// [`eval`](Self::eval) with options.
+    /// Opens a scope for evaluation with options: see [`eval`](Self::eval).
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -102,14 +135,14 @@ impl Scaling {
         Ok(Forward { scaling: self, frame, mode: Mode::Evaluate, outermost: false })
     }
 
-    /// A backward scope. It takes no recipe: each `Saved` knows the one of its forward.
+    /// Opens a backward scope. It takes no recipe, because each `Saved` knows the recipe of its forward.
     ///
     /// Its commit updates the backward arenas of all recipes under which forward scopes were committed since the last
     /// backward scope was, whether or not a layer runs backward in it. So a rank whose layers had nothing to do (an expert
     /// without tokens) takes part in the reductions that the other ranks make.
     ///
     /// # Errors
-    /// The device failed, when an earlier scope was left or since; none on the CPU.
+    /// The device failed; none on the CPU.
     pub fn backward(&mut self) -> Result<Backward<'_>> {
         self.open(Direction::Backward)?;
         Ok(Backward { scaling: self })
@@ -151,8 +184,8 @@ impl Scaling {
 }
 
 impl Forward<'_> {
-    /// Another recipe until the returned guard goes; the group and the computation's dtype stay. Often a temporary:
-    /// `self.head.forward(&mut cx.nested(&recipe)?, &x)?`. All ranks open it, tokens or none.
+    /// Uses another recipe until the returned guard is dropped. The group and the compute dtype stay. The guard is often a
+    /// temporary: `self.head.forward(&mut cx.nested(&recipe)?, &x)?`. Every rank must open it, even one with no tokens.
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -160,7 +193,8 @@ impl Forward<'_> {
         self.nested_scope(recipe, &AutocastOptions::default())
     }
 
-    /// [`nested`](Self::nested) with options; a group or dtype that is `None` is the outer one's.
+    /// Nests a scope with options: see [`nested`](Self::nested). A group or dtype that is `None` is taken from the outer
+    /// scope.
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -174,7 +208,7 @@ impl Forward<'_> {
         Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false })
     }
 
-    /// The same recipe with another dtype for what runs in high precision.
+    /// Uses another dtype for what runs in high precision until the returned guard is dropped.
     ///
     /// # Errors
     /// A dtype that is not a float.
@@ -191,23 +225,23 @@ impl Forward<'_> {
         Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false })
     }
 
-    /// High precision until the returned guard goes: for layers that never run in FP8, as a model's head.
+    /// Runs in high precision until the returned guard is dropped: for layers that never run in FP8, such as a model's head.
     pub fn disabled(&mut self) -> Forward<'_> {
         let frame = Frame { enabled: false, calibrating: false, ..self.frame };
         Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false }
     }
 
-    /// What layers cast inputs and parameters to in high precision, if the scope says so.
+    /// Returns the dtype that layers cast inputs and parameters to in high precision, if the scope sets one.
     pub fn compute_dtype(&self) -> Option<DType> {
         self.frame.compute_dtype
     }
 
-    /// Which GEMMs of a Linear run in FP8 here.
+    /// Returns which GEMMs of a Linear run in FP8 in this scope.
     pub fn fp8_gemms(&self) -> Fp8Gemms {
         self.scaling.fp8_gemms(self.frame)
     }
 
-    /// For a layer that will run again in backward.
+    /// Returns a handle to the scales of this scope, for a layer that will run its forward again in backward.
     pub fn snapshot(&mut self) -> Snapshot {
         if let (Mode::Record, Some(scope)) = (&self.mode, &mut self.scaling.scope) {
             scope.snapshots = true;
@@ -216,7 +250,7 @@ impl Forward<'_> {
         Snapshot { owner: self.scaling.identity.clone(), frame: self.frame, outcome }
     }
 
-    /// What a quantizing operation takes, lent for one call: `ops::quantize(x, &cx.slot(&self.slots.input)?)`.
+    /// Lends a slot for one quantizing operation: `ops::quantize(x, &cx.slot(&self.slots.input)?)`.
     ///
     /// # Errors
     /// A slot that was not registered, one of another layer at the same path, or one of the backward pass.
@@ -255,7 +289,7 @@ impl Forward<'_> {
         Ok(operand)
     }
 
-    /// What a layer keeps so that its backward finds this scope's recipe and arena.
+    /// Returns what a layer keeps in its `Saved`, so that its backward finds this scope's recipe and arena.
     pub fn origin(&self, slot: &SlotName) -> Origin {
         let (owner, layer) = (self.scaling.identity.clone(), slot.layer().clone());
         Origin { owner, frame: self.frame, outcome: self.outcome(), layer }
@@ -290,7 +324,8 @@ impl Forward<'_> {
         self.scaling.explain(result)
     }
 
-    /// Reduces and updates every arena that the scope touched. Nested, replaying, evaluating: nothing to do.
+    /// Reduces the amaxes and updates the scales of every recipe that the scope used. Nested scopes, replays and evaluations
+    /// have nothing to commit.
     ///
     /// # Errors
     /// A group whose ranks disagree or failed, a user's function that returned no usable scale; nothing has changed then.
@@ -298,7 +333,8 @@ impl Forward<'_> {
         if self.outermost { self.scaling.commit() } else { Ok(()) }
     }
 
-    /// Leaves without updating, on all ranks together (a skipped step); a mere drop poisons the group.
+    /// Closes the scope without an update, on all ranks together, as for a skipped step. Dropping the guard instead makes the
+    /// group unusable.
     ///
     /// # Errors
     /// A rank that is away, failed or elsewhere.
@@ -308,7 +344,7 @@ impl Forward<'_> {
 }
 
 impl Backward<'_> {
-    /// The slot `name` in the arena that `origin` names.
+    /// Lends the slot `name` under the recipe and group of `origin`.
     ///
     /// # Errors
     /// An origin of another layer, another `Scaling`, an evaluation, or a forward scope that was not committed; a slot that
@@ -330,7 +366,8 @@ impl Backward<'_> {
         self.scaling.slot(name, index, origin.frame, &Mode::Record)
     }
 
-    /// Which GEMMs of a Linear run in FP8 under `origin`'s recipe. None for an origin that [`slot`](Self::slot) refuses.
+    /// Returns which GEMMs of a Linear run in FP8 under `origin`'s recipe: none for an origin that [`slot`](Self::slot)
+    /// refuses.
     pub fn fp8_gemms(&self, origin: &Origin) -> Fp8Gemms {
         match origin.touched(&self.scaling.identity) {
             Ok(_) => self.scaling.fp8_gemms(origin.frame),
@@ -361,7 +398,7 @@ impl Backward<'_> {
         self.scaling.explain(result)
     }
 
-    /// Reduces and updates every arena that the scope touched.
+    /// Reduces the amaxes and updates the scales of every recipe whose forward was committed since the last backward scope.
     ///
     /// # Errors
     /// As [`Forward::commit`].
@@ -369,7 +406,7 @@ impl Backward<'_> {
         self.scaling.commit()
     }
 
-    /// Leaves without updating, on all ranks together.
+    /// Closes the scope without an update, on all ranks together.
     ///
     /// # Errors
     /// As [`Forward::discard`].

@@ -4,11 +4,28 @@ use crate::frame::Frame;
 use crate::outcome::Outcome;
 use std::sync::Arc;
 
-/// Where a `Saved` comes from: how its backward finds recipe, group and arena.
+/// Identifies the forward scope and the layer that a `Saved` comes from. By it, backward finds the recipe, the group and the
+/// arena.
 ///
 /// [`Backward::slot`](crate::Backward::slot) takes the origins of committed forward scopes of the same [`Scaling`](crate::Scaling). It
-/// refuses those of an evaluation, and those of a scope that was discarded or whose guard was dropped: what such a scope
-/// recorded has been thrown away.
+/// refuses those of an evaluation, and those of a scope that was discarded or whose guard was dropped, because the amaxes of
+/// such a scope have been discarded.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::Device;
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+///
+/// let fc = GemmSlots::new("fc");
+/// let mut scaling = Scaling::new(&fc, &Device::cpu())?;
+/// let cx = scaling.autocast(&DelayedScaling::default().into())?;
+/// let origin = cx.origin(&fc.input); // a layer keeps it in its `Saved`
+/// cx.commit()?;
+///
+/// let mut cx = scaling.backward()?;
+/// assert!(cx.slot(&origin, &fc.grad_output).is_ok());
+/// cx.commit()?;
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Origin {
     pub(crate) owner: Arc<()>,
@@ -29,7 +46,29 @@ impl Origin {
     }
 }
 
-/// A scope's scales: one float per slot, one copy for all layers that recompute, filled at the commit.
+/// The scales of a forward scope, for a layer that runs its forward again in backward.
+///
+/// All snapshots of a scope share one copy: one f32 per slot, stored when the scope is committed.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let x = Tensor::from_vec(vec![3.5f32], [1, 1], &device)?;
+/// let mut cx = scaling.autocast(&DelayedScaling { margin: 1, ..Default::default() }.into())?;
+/// let snapshot = cx.snapshot();
+/// let first = ops::quantize(&x, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+///
+/// let mut cx = scaling.backward()?;
+/// let again = ops::quantize(&x, &cx.replay(&snapshot)?.slot(&fc.input)?)?;
+/// cx.commit()?;
+/// let codes = |operand: &fp8_recipe::fp8_kernels::Operand| operand.as_fp8().map(|x8| x8.codes()).transpose();
+/// assert_eq!(codes(&first)?, codes(&again)?);
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub(crate) owner: Arc<()>,

@@ -15,12 +15,11 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::Arc;
 
-/// The scaling state of the model that it was made from. Scopes borrow it: [`autocast`](Self::autocast),
+/// Owns the scales and amax histories of one model. Scopes borrow it: [`autocast`](Self::autocast),
 /// [`backward`](Self::backward), [`eval`](Self::eval).
 ///
-/// It serves that model alone: layers of another model are refused, even at the same paths. Other values for the parameters
-/// (`Parameter::set`, loading a checkpoint) make no other model. A model may have several `Scaling`s, each with a state of its
-/// own. To evaluate a second model, such as an average of the weights, with the scales of the first, give it a `Scaling` of
+/// A `Scaling` refuses the layers of other models, even at the same paths. Setting new parameter values (`Parameter::set`,
+/// loading a checkpoint) does not make another model. A model may have several `Scaling`s with separate states. To evaluate a second model, such as an average of the weights, with the scales of the first, give it a `Scaling` of
 /// its own and load the first one's state:
 ///
 /// ```
@@ -68,10 +67,10 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// Registers every slot of `model`, in the order of the names, not of the visit.
+    /// Registers every slot of `model`, sorted by name.
     ///
     /// # Errors
-    /// A name that occurs twice; a device that is out of memory or failed.
+    /// A slot's name that occurs twice; a device that is out of memory or failed.
     pub fn new(model: &(impl Slots + ?Sized), device: &Device) -> Result<Self> {
         let mut slots = ByDirection::<Vec<SlotName>>::default();
         model.slots(&mut |slot| slots[slot.direction()].push(slot.clone()));
@@ -105,18 +104,18 @@ impl Scaling {
         })
     }
 
-    /// The group of every scope that names none, so that training and evaluation read as on one device.
+    /// Sets the group of all scopes whose options name none. With it, training code is the same for one rank and many.
     pub fn set_group(&mut self, group: Arc<dyn AmaxGroup>) {
         self.group = Some(group);
     }
 
-    /// Whether scopes count saturated and underflowed values per slot, and, under current scaling, note amaxes and scales
-    /// for [`slot_reports`](Self::slot_reports). Costs one more look at each value; off at first.
+    /// Sets whether scopes count saturated and underflowed values per slot, and, under current scaling, keep amaxes and scales
+    /// for [`slot_reports`](Self::slot_reports). Counting examines each value once more. Default: off.
     pub fn set_counting(&mut self, counting: bool) {
         self.counting = counting;
     }
 
-    /// The names of a direction's slots, sorted.
+    /// Returns the names of a pass's slots, sorted.
     pub fn slot_names(&self, direction: Direction) -> &[Arc<str>] {
         &self.names[direction]
     }

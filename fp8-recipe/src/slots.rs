@@ -1,23 +1,29 @@
-//! Names of quantized tensors. Made once, from the path that a layer is given at construction; never changed.
+//! Names of quantized tensors. A layer makes them from its path when it is constructed and never changes them.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// Which pass a slot belongs to.
+/// The pass that a slot belongs to.
+///
+/// ```
+/// use fp8_recipe::{Direction, SlotRole};
+/// assert_eq!(SlotRole::Weight.direction(), Direction::Forward);
+/// assert_eq!(SlotRole::GradOutput.direction().to_string(), "backward");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
-    /// Inputs, weights, outputs.
+    /// Inputs, weights and outputs.
     Forward,
     /// Gradients.
     Backward,
 }
 
 impl Direction {
-    /// Both, forward first.
+    /// Both passes, forward first.
     pub const ALL: [Self; 2] = [Self::Forward, Self::Backward];
 
-    /// `forward` or `backward`.
+    /// Returns `forward` or `backward`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -32,7 +38,12 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What a slot's tensor is to its GEMM.
+/// The part that a slot's tensor plays in its GEMM.
+///
+/// ```
+/// use fp8_recipe::{SlotName, SlotRole};
+/// assert_eq!(&**SlotName::new("fc", SlotRole::GradOutput).name(), "fc.grad_output");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SlotRole {
     /// The activation that the GEMM reads.
@@ -48,7 +59,7 @@ pub enum SlotRole {
 }
 
 impl SlotRole {
-    /// The last part of the slot's name.
+    /// Returns the last part of the slot's name: `input`, `weight`, `output`, `grad_output` or `grad_input`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Input => "input",
@@ -59,7 +70,7 @@ impl SlotRole {
         }
     }
 
-    /// The pass it belongs to.
+    /// Returns the pass that it belongs to.
     pub const fn direction(self) -> Direction {
         match self {
             Self::Input | Self::Weight | Self::Output => Direction::Forward,
@@ -67,16 +78,24 @@ impl SlotRole {
         }
     }
 
-    /// Whether dgrad or wgrad reads its transpose.
+    /// Returns whether dgrad or wgrad reads its transpose.
     pub(crate) const fn columnwise(self) -> bool {
         matches!(self, Self::Input | Self::Weight | Self::GradOutput)
     }
 }
 
-/// One quantized tensor's name: `<layer path>.<role>`.
+/// The name of one quantized tensor: `<layer path>.<role>`.
 ///
-/// Two names are equal if they read the same. A name also knows the [`GemmSlots`] that it was made with, if any: a
-/// [`Scaling`](crate::Scaling) refuses a layer that is not the one that it was made from, though it has the same path.
+/// Two names are equal if their texts are. A name from [`GemmSlots`] also identifies its layer: a
+/// [`Scaling`](crate::Scaling) refuses the names of a layer that it was not made from, even one with the same path.
+///
+/// ```
+/// use fp8_recipe::{Direction, SlotName, SlotRole};
+/// let slot = SlotName::new("blocks.3.fc1", SlotRole::Weight);
+/// assert_eq!(&**slot.name(), "blocks.3.fc1.weight");
+/// assert_eq!((&**slot.layer(), slot.role()), ("blocks.3.fc1", SlotRole::Weight));
+/// assert_eq!(slot.direction(), Direction::Forward);
+/// ```
 #[derive(Debug, Clone)]
 pub struct SlotName {
     layer: Arc<str>,
@@ -100,32 +119,32 @@ impl Hash for SlotName {
 }
 
 impl SlotName {
-    /// The name of a slot of the layer at `path`, whichever layer that is: it stands for the slot of any layer there.
+    /// Creates the name of a slot of the layer at `path`. It is accepted for any layer at that path.
     pub fn new(path: &str, role: SlotRole) -> Self {
         Self { layer: path.into(), name: format!("{path}.{}", role.name()).into(), role, owner: None }
     }
 
-    /// The layer whose slot this is, where it is known.
+    /// Returns the identity of the slot's layer, if it is known.
     pub(crate) const fn owner(&self) -> Option<&Arc<()>> {
         self.owner.as_ref()
     }
 
-    /// The layer's path.
+    /// Returns the layer's path.
     pub fn layer(&self) -> &Arc<str> {
         &self.layer
     }
 
-    /// The whole name.
+    /// Returns the whole name.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// What the tensor is to its GEMM.
+    /// Returns the part that the tensor plays in its GEMM.
     pub const fn role(&self) -> SlotRole {
         self.role
     }
 
-    /// The pass it belongs to.
+    /// Returns the pass that it belongs to.
     pub const fn direction(&self) -> Direction {
         self.role.direction()
     }
@@ -181,7 +200,7 @@ pub struct GemmSlots {
 }
 
 impl GemmSlots {
-    /// The slots of a new layer at `path`, told from those of any other layer at the same path.
+    /// Creates the slots of a new layer at `path`. They differ from those of any other layer, even at the same path.
     pub fn new(path: &str) -> Self {
         let owner = Arc::new(());
         let slot = |role| SlotName { owner: Some(owner.clone()), ..SlotName::new(path, role) };
@@ -193,7 +212,29 @@ impl GemmSlots {
     }
 }
 
-/// All that [`Scaling`](crate::Scaling) asks of a model.
+/// Something that has quantized tensors: a layer or a model. [`Scaling::new`](crate::Scaling::new) registers its slots.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::Device;
+/// use fp8_recipe::{Direction, GemmSlots, Scaling, SlotName, Slots};
+///
+/// struct Mlp {
+///     fc1: GemmSlots,
+///     fc2: GemmSlots,
+/// }
+///
+/// impl Slots for Mlp {
+///     fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+///         self.fc1.slots(f);
+///         self.fc2.slots(f);
+///     }
+/// }
+///
+/// let mlp = Mlp { fc1: GemmSlots::new("fc1"), fc2: GemmSlots::new("fc2") };
+/// let scaling = Scaling::new(&mlp, &Device::cpu())?;
+/// assert_eq!(scaling.slot_names(Direction::Backward).len(), 2); // fc1.grad_output, fc2.grad_output
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 pub trait Slots {
     /// Calls `f` with every slot, in any order.
     fn slots(&self, f: &mut dyn FnMut(&SlotName));

@@ -6,7 +6,7 @@ use crate::saved::Saved;
 use crate::{ArenaState, Direction, Error, Result, Scaling, ScalingState, StateReport};
 
 impl Scaling {
-    /// The state between two scopes. Recipes without state leave none.
+    /// Returns the state between two scopes. Recipes without state, such as current scaling, have no part in it.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -23,9 +23,9 @@ impl Scaling {
 
     /// Takes a saved state in place of this one, and returns what becomes of it, slot by slot: see [`StateReport`].
     ///
-    /// Recipes that have arenas (they were used, or made ready by [`prepare`](Self::prepare)) go on at once: with their own
-    /// state, or with other recipes' amaxes, from which they compute their scales anew. The rest waits for the first scopes of
-    /// its recipes and is listed as unused until then; [`state_report`](Self::state_report) tells what became of it. The FP8
+    /// Recipes that have been used or prepared ([`prepare`](Self::prepare)) continue at once: from their own state, or from
+    /// other recipes' amaxes, from which they compute new scales. The rest waits for the first scopes of its recipes and is
+    /// listed as unused until then; [`state_report`](Self::state_report) tells what became of it. The FP8
     /// copies of weights are dropped.
     ///
     /// A history's length may differ from the recipe's: of a longer one the newest rows stay, a shorter one gets zeros on its
