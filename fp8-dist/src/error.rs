@@ -1,11 +1,12 @@
 //! What can go wrong between ranks, with their numbers, and what would be right.
 
 use fp8_kernels::{DType, Shape};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Every error of this crate. `call` is the collective and what it was for: ``all_reduce(sum) `grads` ``.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// This call brought the group to its end, or it was waiting when that happened.
@@ -176,6 +177,13 @@ pub enum Error {
     Kernels(Box<fp8_kernels::Error>),
 }
 
+/// Writes the same sentence as `Display`, so that `fn main() -> Result<()>` and `unwrap` print it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl Error {
     /// Why the group came to its end, if this error says so.
     pub const fn failure(&self) -> Option<&Failure> {
@@ -189,7 +197,7 @@ impl Error {
 }
 
 /// Why a group came to its end. All its ranks get the same one.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
     /// A rank said that it does not go on: [`AmaxGroup::poison`](crate::AmaxGroup::poison).
@@ -316,6 +324,13 @@ pub enum Failure {
     },
 }
 
+/// Writes the same sentence as `Display`, so that `fn main() -> Result<()>` and `unwrap` print it.
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// This crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -355,5 +370,19 @@ fn list(ranks: &[usize]) -> String {
         [rank] => format!("rank {rank}"),
         [first @ .., last] => format!("ranks {} and {last}", commas(first)),
         [] => "no rank".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_prints_the_sentence() {
+        let failure = Failure::GaveUp { rank: 1, reason: "out of memory".to_owned() };
+        assert_eq!(format!("{failure:?}"), "rank 1 gave up: out of memory");
+        let error = Error::Failed { call: "barrier".to_owned(), failure };
+        assert_eq!(format!("{error:?}"), "barrier: rank 1 gave up: out of memory");
+        assert_eq!(format!("{error:?}"), error.to_string());
     }
 }

@@ -8,7 +8,7 @@ use core::num::ParseFloatError;
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
 /// Every error of this crate.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Source and destination of a slice conversion differ in length.
@@ -59,6 +59,13 @@ pub enum Error {
         /// Length of the text in bytes.
         len: usize,
     },
+}
+
+/// Writes the same sentence as `Display`, so that `fn main() -> Result<()>` and `unwrap` print it.
+impl core::fmt::Debug for Error {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        core::fmt::Display::fmt(self, f)
+    }
 }
 
 /// A number of elements, or a word where it does not fit a `usize`.

@@ -182,6 +182,7 @@ fn parsing_rounds_once_and_explains_errors() {
         "parse E4M3: invalid float literal: expected a decimal number such as -1.75 or 3e-2, inf or NaN"
     );
     assert!(std::error::Error::source(&e).is_some());
+    assert_eq!(format!("{e:?}"), e.to_string()); // what `fn main() -> Result<()>` prints
     assert!(matches!("".parse::<E5M2>(), Err(Error::Parse { encoding: Encoding::E5M2, .. })));
 }
 

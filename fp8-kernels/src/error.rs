@@ -1,10 +1,11 @@
 //! What can go wrong, with the numbers, and what would be right.
 
 use crate::{DType, Encoding, Shape, UNSET};
+use std::fmt;
 use std::path::PathBuf;
 
 /// Every error of this crate. `op` is the operation's name.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Shapes that do not fit each other.
@@ -308,6 +309,13 @@ pub enum Error {
     Format(#[from] fp8_format::Error),
 }
 
+/// Writes the same sentence as `Display`, so that `fn main() -> Result<()>` and `unwrap` print it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// This crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -392,6 +400,7 @@ mod tests {
         ];
         for (error, text) in cases {
             assert_eq!(error.to_string(), text);
+            assert_eq!(format!("{error:?}"), text);
         }
     }
 }

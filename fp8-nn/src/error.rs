@@ -1,11 +1,12 @@
 //! What can go wrong in layers, optimizers and checkpoints.
 
 use fp8_kernels::{DType, Shape};
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Every error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An input of another dtype than the parameters, outside a scope that says what to compute in.
@@ -162,5 +163,26 @@ pub enum Error {
     Dist(#[from] fp8_dist::Error),
 }
 
+/// Writes the same sentence as `Display`, so that `fn main() -> Result<()>` and `unwrap` print it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// This crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_prints_the_sentence() {
+        let text = "slot `fc.input` is not registered: build Scaling from the model that holds this layer";
+        let error = Error::from(fp8_recipe::Error::UnknownSlot("fc.input".into()));
+        assert_eq!((format!("{error:?}"), error.to_string()), (text.to_owned(), text.to_owned()));
+        let text = "parameter `fc.weight` occurs twice: give the two layers different paths";
+        assert_eq!(format!("{:?}", Error::DuplicateParameter("fc.weight".into())), text);
+    }
+}

@@ -1,6 +1,7 @@
 //! A recipe under a group, with its forward and backward arena.
 
-use crate::{AmaxGroup, Direction, Recipe, Result};
+use crate::by_direction::ByDirection;
+use crate::{AmaxGroup, ArenaState, Direction, Recipe, RecipeLabel, Result, StateDigest};
 use fp8_kernels::ops::{self, AmaxRule, ScaleUpdate};
 use fp8_kernels::{Arena, ArenaOptions, Encoding, REST, ScaleRule, UNSET, UpdateClock};
 use std::sync::Arc;
@@ -10,64 +11,66 @@ pub(crate) struct Domain {
     /// The identity: recipe and group.
     pub(crate) key: String,
     pub(crate) recipe: Recipe,
-    pub(crate) rules: [ScaleRule; 2],
-    pub(crate) encodings: [Encoding; 2],
+    pub(crate) rules: ByDirection<ScaleRule>,
+    pub(crate) encodings: ByDirection<Encoding>,
     /// None until the first scope that records. Under current scaling they only serve the report.
-    pub(crate) arenas: Option<[Arena; 2]>,
+    pub(crate) arenas: Option<ByDirection<Arena>>,
     /// Of an arena that started from other recipes' amaxes and was not updated since: how often those had been. As they go
     /// on, it starts anew from them.
-    pub(crate) follows: [Option<u64>; 2],
+    pub(crate) follows: ByDirection<Option<u64>>,
     group: Option<Arc<dyn AmaxGroup>>,
     /// Whether the group has compared an arena's slot names.
-    agreed_on_names: [bool; 2],
+    agreed_on_names: ByDirection<bool>,
     /// Whether the group has compared an arena's state, since it was last loaded.
-    agreed_on_state: [bool; 2],
+    agreed_on_state: ByDirection<bool>,
     /// Arenas that a scope left and that could not be put back yet.
-    unrestored: [bool; 2],
+    unrestored: ByDirection<bool>,
 }
 
 impl Domain {
     pub(crate) fn new(key: String, recipe: &Recipe) -> Self {
         Self {
             key,
-            rules: Direction::ALL.map(|direction| recipe.rule(direction)),
-            encodings: Direction::ALL.map(|direction| recipe.format().encoding(direction)),
+            rules: ByDirection::from_fn(|direction| recipe.rule(direction)),
+            encodings: ByDirection::from_fn(|direction| recipe.format().encoding(direction)),
             recipe: recipe.clone(),
             arenas: None,
-            follows: [None; 2],
+            follows: ByDirection::default(),
             group: None,
-            agreed_on_names: [false; 2],
-            agreed_on_state: [false; 2],
-            unrestored: [false; 2],
+            agreed_on_names: ByDirection::default(),
+            agreed_on_state: ByDirection::default(),
+            unrestored: ByDirection::default(),
         }
     }
 
     /// How its arenas are made.
     pub(crate) fn arena_options(&self) -> ArenaOptions {
         match &self.recipe {
-            Recipe::Delayed(recipe) => ArenaOptions {
-                history_len: recipe.amax_history_len,
-                rest: if recipe.zero_is_skipped { 0.0 } else { REST },
-                first_scale: if recipe.calibrate_first_step { UNSET } else { 1.0 },
-            },
+            Recipe::Delayed(recipe) => recipe.arena_options(),
             Recipe::Current(_) => ArenaOptions { history_len: 2, rest: REST, first_scale: UNSET },
         }
     }
 
     /// Arenas for the slots of `clocks`. Under current scaling they serve the report alone, and their updates are not counted.
-    pub(crate) fn new_arenas(&self, clocks: &[UpdateClock; 2]) -> Result<[Arena; 2]> {
+    pub(crate) fn new_arenas(&self, clocks: &ByDirection<UpdateClock>) -> Result<ByDirection<Arena>> {
         let options = self.arena_options();
-        let arena = |clock: &UpdateClock| match &self.recipe {
-            Recipe::Delayed(_) => Arena::with_clock(clock, options),
-            Recipe::Current(_) => Arena::new(clock.slots(), options, clock.device()),
+        let arena = |clock: &UpdateClock| -> Result<Arena> {
+            Ok(match &self.recipe {
+                Recipe::Delayed(_) => Arena::with_clock(clock, options)?,
+                Recipe::Current(_) => Arena::new(clock.slots(), options, clock.device())?,
+            })
         };
-        let [forward, backward] = clocks;
-        Ok([arena(forward)?, arena(backward)?])
+        ByDirection::try_from_fn(|direction| arena(&clocks[direction]))
     }
 
     /// What an update of one of its arenas does.
     pub(crate) fn scale_update(&self, direction: Direction) -> ScaleUpdate<'_> {
-        scale_update(&self.recipe, &self.rules[direction as usize])
+        scale_update(&self.recipe, &self.rules[direction])
+    }
+
+    /// Returns what reports and collectives call it.
+    pub(crate) fn label(&self) -> RecipeLabel {
+        RecipeLabel::new(&self.recipe.key(), self.group_id())
     }
 
     pub(crate) fn group(&self) -> Option<&Arc<dyn AmaxGroup>> {
@@ -90,15 +93,15 @@ impl Domain {
             (old, new) => old.is_none() && new.is_none(),
         };
         if !same {
-            self.agreed_on_names = [false; 2];
-            self.agreed_on_state = [false; 2];
+            self.agreed_on_names = ByDirection::default();
+            self.agreed_on_state = ByDirection::default();
             self.group = group;
         }
     }
 
     /// Its arenas have other state: the next reductions compare it.
     pub(crate) fn forget_agreement(&mut self) {
-        self.agreed_on_state = [false; 2];
+        self.agreed_on_state = ByDirection::default();
     }
 
     /// The group that a commit reduces over: the recipe wants it, and there are other ranks.
@@ -113,25 +116,25 @@ impl Domain {
     /// before that their scales and histories are equal: from unequal ones they would drift apart without a word.
     pub(crate) fn reduce(&mut self, direction: Direction, names: &[Arc<str>]) -> Result<()> {
         let (Some(group), Some(arenas)) = (self.reducing_group(), &self.arenas) else { return Ok(()) };
-        let (key, arena) = (format!("{direction} {}", self.key), &arenas[direction as usize]);
-        if !self.agreed_on_names[direction as usize] {
+        let (key, arena) = (format!("{direction} {}", self.label()), &arenas[direction]);
+        if !self.agreed_on_names[direction] {
             group.agree_on_names(&key, names)?;
         }
-        if !self.agreed_on_state[direction as usize] {
+        if !self.agreed_on_state[direction] {
             let remedy = "ranks compare loaded state in the next step: run one before a step is recorded";
             arena.device().expect_eager("agree_on_state", remedy)?;
             group.agree_on_state(&key, &self.digests(direction, names)?)?;
         }
         group.all_reduce_max(&key, arena)?;
-        self.agreed_on_names[direction as usize] = true;
-        self.agreed_on_state[direction as usize] = true;
+        self.agreed_on_names[direction] = true;
+        self.agreed_on_state[direction] = true;
         Ok(())
     }
 
     /// Fails where a user's function would, and changes nothing.
     pub(crate) fn check(&self, direction: Direction) -> Result<()> {
         if let Some(arenas) = &self.arenas {
-            ops::check_scales(&arenas[direction as usize], &self.scale_update(direction))?;
+            ops::check_scales(&arenas[direction], &self.scale_update(direction))?;
         }
         Ok(())
     }
@@ -139,35 +142,54 @@ impl Domain {
     /// Undoes what an open scope wrote. Where the device fails, [`restore`](Self::restore) tries again.
     pub(crate) fn roll_back(&mut self, direction: Direction) -> Result<()> {
         let Some(arenas) = &self.arenas else { return Ok(()) };
-        self.unrestored[direction as usize] = true;
-        arenas[direction as usize].roll_back()?;
-        self.unrestored[direction as usize] = false;
+        self.unrestored[direction] = true;
+        arenas[direction].roll_back()?;
+        self.unrestored[direction] = false;
         Ok(())
     }
 
     /// What an earlier [`roll_back`](Self::roll_back) left.
     pub(crate) fn restore(&mut self) -> Result<()> {
-        let left = Direction::ALL.into_iter().filter(|&direction| self.unrestored[direction as usize]);
+        let left = Direction::ALL.into_iter().filter(|&direction| self.unrestored[direction]);
         left.collect::<Vec<_>>().into_iter().try_for_each(|direction| self.roll_back(direction))
     }
 
     pub(crate) fn update(&mut self, direction: Direction) -> Result<()> {
-        let rule = &self.rules[direction as usize];
+        let rule = &self.rules[direction];
         if let Some(arenas) = &mut self.arenas {
-            ops::update_scales(&mut arenas[direction as usize], &scale_update(&self.recipe, rule))?;
+            ops::update_scales(&mut arenas[direction], &scale_update(&self.recipe, rule))?;
         }
         Ok(())
+    }
+
+    /// The state of one of its arenas: `None` under a recipe without state, or before its first scope.
+    pub(crate) fn arena_state(&self, direction: Direction, names: &[Arc<str>]) -> Result<Option<ArenaState>> {
+        let (Recipe::Delayed(recipe), Some(arenas)) = (&self.recipe, &self.arenas) else { return Ok(None) };
+        let arena = &arenas[direction];
+        let (history, slots) = (arena.history()?, arena.slots());
+        let row = |row: usize| history[row * slots..(row + 1) * slots].to_vec();
+        let scales = arena.scales()?.into_iter();
+        Ok(Some(ArenaState {
+            recipe: self.recipe.state_key(),
+            group: self.group_id().map(str::to_owned),
+            direction,
+            updates: arena.updates(),
+            slots: names.to_vec(),
+            scale: scales.map(|scale| if scale < 0.0 { UNSET } else { scale }).collect(),
+            amax_history: (0..recipe.amax_history_len - 1).map(row).collect(),
+            last_updates: arena.last_updates()?,
+        }))
+    }
+
+    /// What the ranks of its group compare before they reduce an arena for the first time.
+    pub(crate) fn digests(&self, direction: Direction, names: &[Arc<str>]) -> Result<Vec<StateDigest>> {
+        Ok(self.arena_state(direction, names)?.map(|arena| arena.digests("")).unwrap_or_default())
     }
 }
 
 fn scale_update<'a>(recipe: &'a Recipe, rule: &'a ScaleRule) -> ScaleUpdate<'a> {
     match recipe {
-        Recipe::Delayed(recipe) => ScaleUpdate {
-            amax: recipe.amax_rule(),
-            rule,
-            interval: recipe.interval,
-            record_non_finite: recipe.record_non_finite,
-        },
+        Recipe::Delayed(recipe) => recipe.scale_update(rule),
         Recipe::Current(_) => {
             ScaleUpdate { amax: AmaxRule::MostRecent, rule, interval: 1, record_non_finite: false }
         }

@@ -1,25 +1,33 @@
-//! What can go wrong, with the names, and what would be right.
+//! The errors of this crate.
 
 use crate::Direction;
+use std::fmt;
 use std::sync::Arc;
 
-/// Every error of this crate.
-#[derive(Debug, thiserror::Error)]
+/// Every error of this crate. `Display` and `Debug` write one sentence: what was wrong, and what would be right.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::Device;
+/// use fp8_recipe::{GemmSlots, Scaling};
+/// let error = Scaling::new(&vec![GemmSlots::new("fc"), GemmSlots::new("fc")], &Device::cpu()).unwrap_err();
+/// assert_eq!(error.to_string(), "slot `fc.input` occurs twice: give the two layers different paths");
+/// ```
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Two layers of one path.
+    /// Two layers have the same path.
     #[error("slot `{0}` occurs twice: give the two layers different paths")]
     DuplicateSlot(Arc<str>),
-    /// A layer that `Scaling::new` did not see.
+    /// A slot of a layer that was not part of the model passed to `Scaling::new`.
     #[error("slot `{0}` is not registered: build Scaling from the model that holds this layer")]
     UnknownSlot(Arc<str>),
-    /// A layer of another model than the one that `Scaling::new` saw.
+    /// A slot of another model's layer at the same path.
     #[error(
         "slot `{0}` belongs to another layer at the same path: this Scaling serves the model it was made from; \
          make one for each model by Scaling::new"
     )]
     OtherLayer(Arc<str>),
-    /// A slot asked of the other pass's guard.
+    /// A slot of the other pass than the scope's.
     #[error("slot `{slot}` belongs to the {} pass: a {} scope does not lend it", .slot_direction, .scope)]
     Direction {
         /// The slot's name.
@@ -29,7 +37,7 @@ pub enum Error {
         /// The scope's pass.
         scope: Direction,
     },
-    /// A `Saved` in the wrong backward.
+    /// A `Saved` that was passed to the wrong backward.
     #[error("backward of `{layer}`: its Saved comes from {found}, not from a recorded forward of `{layer}`")]
     Origin {
         /// The layer whose backward was called.
@@ -37,7 +45,7 @@ pub enum Error {
         /// Where the `Saved` comes from.
         found: String,
     },
-    /// A replay without scales.
+    /// A replay of a snapshot without scales.
     #[error(
         "replay: no scales were kept: the forward scope of this Saved was an evaluation or left without commit"
     )]
@@ -57,20 +65,49 @@ pub enum Error {
     /// Saved scaling state that cannot be loaded.
     #[error("scaling state of {recipe}, {direction}: {problem}")]
     State {
-        /// The recipe's key.
+        /// The recipe's short name, and its group.
         recipe: String,
         /// Forward or backward.
         direction: &'static str,
         /// The field that is wrong, what it holds, and what would be right.
         problem: String,
     },
-    /// From the operations.
+    /// An error of an operation.
     #[error(transparent)]
     Kernels(#[from] fp8_kernels::Error),
-    /// From an [`AmaxGroup`](crate::AmaxGroup), whose crate lies above this one and implements `From` into here.
+    /// An error of an [`AmaxGroup`](crate::AmaxGroup). The group's crate converts its error type into this variant.
     #[error(transparent)]
     Group(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// This crate's results.
+/// Writes the same sentence as `Display`, so that `fn main() -> Result<()>` and `unwrap` print it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_prints_the_sentence() {
+        let kernels = fp8_kernels::Error::Elements { op: "from_vec", len: 3, shape: [2].into() };
+        let sentence = kernels.to_string();
+        for (error, text) in [
+            (
+                Error::DuplicateSlot("fc.input".into()),
+                "slot `fc.input` occurs twice: give the two layers different paths",
+            ),
+            (Error::Kernels(kernels), sentence.as_str()),
+            (Error::Group("rank 1 failed".into()), "rank 1 failed"),
+        ] {
+            assert_eq!(format!("{error:?}"), text);
+            assert_eq!(error.to_string(), text);
+        }
+    }
+}

@@ -5,12 +5,20 @@ use fp8_kernels::Encoding;
 use std::fmt;
 use std::str::FromStr;
 
-/// FP8 formats of a recipe.
+/// The FP8 formats of a recipe. The default is `Hybrid`.
+///
+/// ```
+/// use fp8_recipe::{Direction, Encoding, Format};
+/// assert_eq!(Format::Hybrid.encoding(Direction::Forward), Encoding::E4M3);
+/// assert_eq!(Format::Hybrid.encoding(Direction::Backward), Encoding::E5M2);
+/// assert_eq!("hybrid".parse::<Format>()?, Format::default());
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Format {
-    /// E4M3 everywhere.
+    /// E4M3 for all tensors.
     E4M3,
-    /// E5M2 everywhere: exists to be refused, since activations and weights need E4M3's precision and no FP8 GEMM
+    /// E5M2 for all tensors. Every recipe refuses it: activations and weights need E4M3's precision, and no FP8 GEMM
     /// multiplies two E5M2 tensors.
     E5M2,
     /// E4M3 for activations and weights, E5M2 for gradients.
@@ -19,7 +27,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The encoding of a direction's tensors.
+    /// Returns the encoding of the tensors of a pass.
     pub const fn encoding(self, direction: Direction) -> Encoding {
         match (self, direction) {
             (Self::E5M2, _) | (Self::Hybrid, Direction::Backward) => Encoding::E5M2,
@@ -27,7 +35,7 @@ impl Format {
         }
     }
 
-    /// `E4M3`, `E5M2` or `HYBRID`.
+    /// Returns `E4M3`, `E5M2` or `HYBRID`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::E4M3 => "E4M3",

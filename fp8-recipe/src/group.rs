@@ -1,23 +1,58 @@
-//! What a commit needs of many ranks.
+//! What a commit needs from a group of ranks.
 
 use crate::{Result, StateDigest};
 use fp8_kernels::Arena;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// The ranks that share a model's scales. Each call carries the arena's key, so that ranks which come with different
-/// ones get an error; none waits for ever.
+/// The ranks that share a model's scales.
+///
+/// Each call carries a key that names the arena: direction, recipe and group. Ranks that come with different keys get an
+/// error within a time limit and never wait for ever. The process groups of fp8-dist implement this trait; implement it
+/// yourself to reduce amaxes over a communication library of your own.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Arena, Device};
+/// use fp8_recipe::{AmaxGroup, DelayedScaling, GemmSlots, Result, Scaling};
+/// use std::sync::Arc;
+///
+/// /// A group of one rank.
+/// #[derive(Debug)]
+/// struct Alone;
+///
+/// impl AmaxGroup for Alone {
+///     fn id(&self) -> &str {
+///         "dp"
+///     }
+///     fn world_size(&self) -> usize {
+///         1
+///     }
+///     fn agree_on_names(&self, _key: &str, _names: &[Arc<str>]) -> Result<()> {
+///         Ok(())
+///     }
+///     fn all_reduce_max(&self, _key: &str, _arena: &Arena) -> Result<()> {
+///         Ok(())
+///     }
+///     fn poison(&self, _reason: &str) {}
+/// }
+///
+/// let mut scaling = Scaling::new(&GemmSlots::new("fc"), &Device::cpu())?;
+/// scaling.set_group(Arc::new(Alone));
+/// scaling.autocast(&DelayedScaling::default().into())?.commit()?;
+/// assert_eq!(scaling.slot_reports()?[0].recipe.to_string(), "delayed, group dp");
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 pub trait AmaxGroup: Debug + Send + Sync {
-    /// The group's part in the job ("dp"), the same on all ranks and after a restart.
+    /// Returns the name of the group's part in the job, such as `dp`. It is the same on all ranks and after a restart.
     fn id(&self) -> &str;
 
-    /// How many ranks.
+    /// Returns the number of ranks.
     fn world_size(&self) -> usize;
 
     /// Compares slot names before the first reduction of an arena.
     ///
     /// # Errors
-    /// Names that differ, on every rank, with the first difference; a rank that is away, failed or elsewhere.
+    /// Names that differ, on every rank, with the first difference; a rank that has left, has failed or makes another call.
     fn agree_on_names(&self, key: &str, names: &[Arc<str>]) -> Result<()>;
 
     /// Compares training state that all ranks should have in common; `what` says which. Scopes call it before they reduce
@@ -27,8 +62,8 @@ pub trait AmaxGroup: Debug + Send + Sync {
     /// have a collective for it, whose error names the piece that differs and after which the group remains usable.
     ///
     /// # Errors
-    /// State that differs, on every rank, with the first difference in the order of `state`; a rank that is away, failed
-    /// or elsewhere.
+    /// State that differs, on every rank, with the first difference in the order of `state`; a rank that has left, has
+    /// failed or makes another call.
     fn agree_on_state(&self, what: &str, state: &[StateDigest]) -> Result<()> {
         let text = |piece: &StateDigest| {
             format!("{} (digest {:032x})", piece.name, u128::from_be_bytes(piece.digest)).into()
@@ -39,9 +74,9 @@ pub trait AmaxGroup: Debug + Send + Sync {
     /// Replaces row 0 of `arena` by its maximum over the ranks.
     ///
     /// # Errors
-    /// A rank that is away, failed or elsewhere.
+    /// A rank that has left, has failed or makes another call.
     fn all_reduce_max(&self, key: &str, arena: &Arena) -> Result<()>;
 
-    /// This rank gave up: the others' pending and later calls fail with the reason.
+    /// Tells the other ranks that this rank gave up: their pending and later calls fail with the reason.
     fn poison(&self, reason: &str);
 }

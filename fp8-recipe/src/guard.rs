@@ -1,43 +1,34 @@
-//! The guards that lend slots. No layer can commit: layers hold `&mut`, and `commit` takes `self`. Each guard has a
-//! `Drop`, so a second scope opened while one waits for its commit does not compile.
+//! The guards that lend slots. Layers hold a guard by `&mut` and `commit` takes `self`, so layers cannot commit. The guards
+//! implement `Drop`, so opening a second scope before the first is committed does not compile.
 
-use crate::origin::{Ending, Frame, Legacy};
+use crate::frame::{Frame, Mode};
+use crate::outcome::{Ending, Outcome};
 use crate::scope::Scope;
 use crate::weights::CachedWeight;
-use crate::{AmaxGroup, Direction, Error, Fp8Gemms, Origin, Recipe, Result, Scaling, SlotName, Snapshot};
+use crate::{
+    AutocastOptions, Direction, Error, Fp8Gemms, Origin, Recipe, Result, Scaling, SlotName, Snapshot,
+};
 use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
 use std::fmt::Display;
 use std::sync::Arc;
 
-/// Transformer Engine's arguments of `autocast`, and the computation's dtype.
-#[derive(Debug, Clone)]
-pub struct AutocastOptions {
-    /// Whether GEMMs run in FP8.
-    pub enabled: bool,
-    /// Whether amaxes are recorded although they do not.
-    pub calibrating: bool,
-    /// Over whom amaxes are reduced; `None`: the group given by [`Scaling::set_group`].
-    pub amax_reduction_group: Option<Arc<dyn AmaxGroup>>,
-    /// What layers cast inputs and parameters to in high precision; `None`: the input's dtype, which parameters must have.
-    pub compute_dtype: Option<DType>,
-}
-
-impl Default for AutocastOptions {
-    fn default() -> Self {
-        Self { enabled: true, calibrating: false, amax_reduction_group: None, compute_dtype: None }
-    }
-}
-
-#[derive(Debug, Clone)]
-pub(crate) enum Mode {
-    Record,
-    Evaluate,
-    Replay(Arc<Legacy>),
-}
-
-/// A forward scope, or one nested in it.
+/// A forward scope, or one nested in it. It lends slots and cached weights to layers, and updates the scales when it is
+/// committed.
 ///
-/// A layer borrows it and cannot commit:
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let mut cx = scaling.autocast(&DelayedScaling::default().into())?;
+/// let x8 = ops::quantize(&Tensor::from_vec(vec![3.5f32], [1, 1], &device)?, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+/// assert!(x8.is_fp8());
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+///
+/// A layer borrows the scope and cannot commit it:
 ///
 /// ```compile_fail,E0507
 /// # use fp8_recipe::{Forward, Result};
@@ -46,7 +37,7 @@ pub(crate) enum Mode {
 /// }
 /// ```
 ///
-/// Nor can a second scope be opened before it is committed, because it has something to put back:
+/// A second scope cannot be opened before the first is committed:
 ///
 /// ```compile_fail,E0499
 /// # use fp8_recipe::{Recipe, Result, Scaling};
@@ -73,7 +64,25 @@ pub struct Forward<'a> {
     outermost: bool,
 }
 
-/// A backward scope.
+/// A backward scope. It lends the slots of gradients, and updates their scales when it is committed.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let cx = scaling.autocast(&DelayedScaling::default().into())?;
+/// let origin = cx.origin(&fc.input);
+/// cx.commit()?;
+///
+/// let mut cx = scaling.backward()?;
+/// let dy = Tensor::from_vec(vec![0.5f32], [1, 1], &device)?;
+/// let dy8 = ops::quantize(&dy, &cx.slot(&origin, &fc.grad_output)?)?; // E5M2
+/// cx.commit()?;
+/// assert!(dy8.is_fp8());
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "a scope updates nothing unless it is committed"]
 pub struct Backward<'a> {
@@ -81,7 +90,7 @@ pub struct Backward<'a> {
 }
 
 impl Scaling {
-    /// A forward scope under `recipe`, with the default options.
+    /// Opens a forward scope under `recipe`, with the default options.
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -89,7 +98,7 @@ impl Scaling {
         self.scope(recipe, &AutocastOptions::default())
     }
 
-    /// A forward scope.
+    /// Opens a forward scope under `recipe`.
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -104,7 +113,8 @@ impl Scaling {
         }
     }
 
-    /// A scope that writes nothing, so that there is nothing to commit; backward refuses its `Saved`s.
+    /// Opens a forward scope for evaluation. It records no amax, so there is nothing to commit, and backward refuses its
+    /// `Saved`s.
     ///
     /// It quantizes with the recipe's scales. Under a delayed-scaling recipe that has not been trained with here, and in slots
     /// that are not calibrated, each tensor takes its own scale (1 under Transformer Engine's first-step rule).
@@ -115,7 +125,7 @@ impl Scaling {
         self.eval_with(recipe, &AutocastOptions::default())
     }
 
-    /// [`eval`](Self::eval) with options.
+    /// Opens a scope for evaluation with options: see [`eval`](Self::eval).
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -125,14 +135,14 @@ impl Scaling {
         Ok(Forward { scaling: self, frame, mode: Mode::Evaluate, outermost: false })
     }
 
-    /// A backward scope. It takes no recipe: each `Saved` knows the one of its forward.
+    /// Opens a backward scope. It takes no recipe, because each `Saved` knows the recipe of its forward.
     ///
     /// Its commit updates the backward arenas of all recipes under which forward scopes were committed since the last
     /// backward scope was, whether or not a layer runs backward in it. So a rank whose layers had nothing to do (an expert
     /// without tokens) takes part in the reductions that the other ranks make.
     ///
     /// # Errors
-    /// The device failed, when an earlier scope was left or since; none on the CPU.
+    /// The device failed; none on the CPU.
     pub fn backward(&mut self) -> Result<Backward<'_>> {
         self.open(Direction::Backward)?;
         Ok(Backward { scaling: self })
@@ -174,8 +184,8 @@ impl Scaling {
 }
 
 impl Forward<'_> {
-    /// Another recipe until the returned guard goes; the group and the computation's dtype stay. Often a temporary:
-    /// `self.head.forward(&mut cx.nested(&recipe)?, &x)?`. All ranks open it, tokens or none.
+    /// Uses another recipe until the returned guard is dropped. The group and the compute dtype stay. The guard is often a
+    /// temporary: `self.head.forward(&mut cx.nested(&recipe)?, &x)?`. Every rank must open it, even one with no tokens.
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -183,7 +193,8 @@ impl Forward<'_> {
         self.nested_scope(recipe, &AutocastOptions::default())
     }
 
-    /// [`nested`](Self::nested) with options; a group or dtype that is `None` is the outer one's.
+    /// Nests a scope with options: see [`nested`](Self::nested). A group or dtype that is `None` is taken from the outer
+    /// scope.
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -197,7 +208,7 @@ impl Forward<'_> {
         Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false })
     }
 
-    /// The same recipe with another dtype for what runs in high precision.
+    /// Uses another dtype for what runs in high precision until the returned guard is dropped.
     ///
     /// # Errors
     /// A dtype that is not a float.
@@ -214,32 +225,32 @@ impl Forward<'_> {
         Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false })
     }
 
-    /// High precision until the returned guard goes: for layers that never run in FP8, as a model's head.
+    /// Runs in high precision until the returned guard is dropped: for layers that never run in FP8, such as a model's head.
     pub fn disabled(&mut self) -> Forward<'_> {
         let frame = Frame { enabled: false, calibrating: false, ..self.frame };
         Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false }
     }
 
-    /// What layers cast inputs and parameters to in high precision, if the scope says so.
+    /// Returns the dtype that layers cast inputs and parameters to in high precision, if the scope sets one.
     pub fn compute_dtype(&self) -> Option<DType> {
         self.frame.compute_dtype
     }
 
-    /// Which GEMMs of a Linear run in FP8 here.
+    /// Returns which GEMMs of a Linear run in FP8 in this scope.
     pub fn fp8_gemms(&self) -> Fp8Gemms {
         self.scaling.fp8_gemms(self.frame)
     }
 
-    /// For a layer that will run again in backward.
+    /// Returns a handle to the scales of this scope, for a layer that will run its forward again in backward.
     pub fn snapshot(&mut self) -> Snapshot {
         if let (Mode::Record, Some(scope)) = (&self.mode, &mut self.scaling.scope) {
             scope.snapshots = true;
         }
-        let legacy = self.legacy().unwrap_or_default(); // of an evaluation: never filled, and so refused
-        Snapshot { owner: self.scaling.identity.clone(), frame: self.frame, legacy }
+        let outcome = self.outcome().unwrap_or_default(); // of an evaluation: never filled, and so refused
+        Snapshot { owner: self.scaling.identity.clone(), frame: self.frame, outcome }
     }
 
-    /// What a quantizing operation takes, lent for one call: `ops::quantize(x, &cx.slot(&self.slots.input)?)`.
+    /// Lends a slot for one quantizing operation: `ops::quantize(x, &cx.slot(&self.slots.input)?)`.
     ///
     /// # Errors
     /// A slot that was not registered, one of another layer at the same path, or one of the backward pass.
@@ -278,16 +289,16 @@ impl Forward<'_> {
         Ok(operand)
     }
 
-    /// What a layer keeps so that its backward finds this scope's recipe and arena.
+    /// Returns what a layer keeps in its `Saved`, so that its backward finds this scope's recipe and arena.
     pub fn origin(&self, slot: &SlotName) -> Origin {
         let (owner, layer) = (self.scaling.identity.clone(), slot.layer().clone());
-        Origin { owner, frame: self.frame, legacy: self.legacy(), layer }
+        Origin { owner, frame: self.frame, outcome: self.outcome(), layer }
     }
 
-    fn legacy(&self) -> Option<Arc<Legacy>> {
+    fn outcome(&self) -> Option<Arc<Outcome>> {
         match &self.mode {
-            Mode::Record => self.scaling.scope.as_ref().map(|scope| scope.legacy.clone()),
-            Mode::Replay(legacy) => Some(legacy.clone()),
+            Mode::Record => self.scaling.scope.as_ref().map(|scope| scope.outcome.clone()),
+            Mode::Replay(outcome) => Some(outcome.clone()),
             Mode::Evaluate => None,
         }
     }
@@ -313,7 +324,8 @@ impl Forward<'_> {
         self.scaling.explain(result)
     }
 
-    /// Reduces and updates every arena that the scope touched. Nested, replaying, evaluating: nothing to do.
+    /// Reduces the amaxes and updates the scales of every recipe that the scope used. Nested scopes, replays and evaluations
+    /// have nothing to commit.
     ///
     /// # Errors
     /// A group whose ranks disagree or failed, a user's function that returned no usable scale; nothing has changed then.
@@ -321,7 +333,8 @@ impl Forward<'_> {
         if self.outermost { self.scaling.commit() } else { Ok(()) }
     }
 
-    /// Leaves without updating, on all ranks together (a skipped step); a mere drop poisons the group.
+    /// Closes the scope without an update, on all ranks together, as for a skipped step. Dropping the guard instead makes the
+    /// group unusable.
     ///
     /// # Errors
     /// A rank that is away, failed or elsewhere.
@@ -331,14 +344,14 @@ impl Forward<'_> {
 }
 
 impl Backward<'_> {
-    /// The slot `name` in the arena that `origin` names.
+    /// Lends the slot `name` under the recipe and group of `origin`.
     ///
     /// # Errors
     /// An origin of another layer, another `Scaling`, an evaluation, or a forward scope that was not committed; a slot that
     /// was not registered, or one of the forward pass.
     pub fn slot(&mut self, origin: &Origin, name: &SlotName) -> Result<Slot<'_>> {
         let refused = |found: String| Err(Error::Origin { layer: name.layer().to_string(), found });
-        let touched = match origin.touched(self.scaling) {
+        let touched = match origin.touched(&self.scaling.identity) {
             Ok(touched) => touched,
             Err(found) => return refused(found.to_owned()),
         };
@@ -353,9 +366,10 @@ impl Backward<'_> {
         self.scaling.slot(name, index, origin.frame, &Mode::Record)
     }
 
-    /// Which GEMMs of a Linear run in FP8 under `origin`'s recipe. None for an origin that [`slot`](Self::slot) refuses.
+    /// Returns which GEMMs of a Linear run in FP8 under `origin`'s recipe: none for an origin that [`slot`](Self::slot)
+    /// refuses.
     pub fn fp8_gemms(&self, origin: &Origin) -> Fp8Gemms {
-        match origin.touched(self.scaling) {
+        match origin.touched(&self.scaling.identity) {
             Ok(_) => self.scaling.fp8_gemms(origin.frame),
             Err(_) => Fp8Gemms { fprop: false, dgrad: false, wgrad: false },
         }
@@ -370,8 +384,8 @@ impl Backward<'_> {
             let found = "another Scaling".to_owned();
             return Err(Error::Origin { layer: "replay".to_owned(), found });
         }
-        snapshot.legacy.scales().ok_or(Error::NoSnapshot)?;
-        let mode = Mode::Replay(snapshot.legacy.clone());
+        snapshot.outcome.scales().ok_or(Error::NoSnapshot)?;
+        let mode = Mode::Replay(snapshot.outcome.clone());
         Ok(Forward { scaling: self.scaling, frame: snapshot.frame, mode, outermost: false })
     }
 
@@ -384,7 +398,7 @@ impl Backward<'_> {
         self.scaling.explain(result)
     }
 
-    /// Reduces and updates every arena that the scope touched.
+    /// Reduces the amaxes and updates the scales of every recipe whose forward was committed since the last backward scope.
     ///
     /// # Errors
     /// As [`Forward::commit`].
@@ -392,7 +406,7 @@ impl Backward<'_> {
         self.scaling.commit()
     }
 
-    /// Leaves without updating, on all ranks together.
+    /// Closes the scope without an update, on all ranks together.
     ///
     /// # Errors
     /// As [`Forward::discard`].

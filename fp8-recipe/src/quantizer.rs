@@ -1,87 +1,122 @@
-//! One tensor with a history of its own, updated by each use: no scope, no name, no group.
+//! Delayed scaling for one tensor that belongs to no model.
 
-use crate::domain::Domain;
-use crate::{DelayedScaling, Direction, Recipe, Result};
-use fp8_kernels::{Device, Operand, Scale, Slot, Tensor, UpdateClock, ops};
+use crate::{DelayedScaling, Direction, Error, Recipe, Result};
+use fp8_kernels::{Arena, Cell, Counters, Device, Encoding, Operand, Scale, ScaleRule, Slot, Tensor, ops};
 
-/// Delayed scaling for a tensor outside a model: quantizes with the scale that its history gives, then updates both.
+/// Delayed scaling for one tensor outside a model: quantizes with the scale that the history gives, then updates both.
+///
+/// It needs no [`Scaling`](crate::Scaling), no scope and no name, and takes part in no group. Each call of
+/// [`quantize`](Self::quantize) is one iteration of the history. The first tensor is quantized with its own scale, or with 1
+/// under [`with_te_rules`](DelayedScaling::with_te_rules).
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor};
 /// use fp8_recipe::{DelayedScaling, Direction, Quantizer};
+///
 /// let device = Device::cpu();
 /// let mut quantizer = Quantizer::new(DelayedScaling::default(), Direction::Forward, &device)?;
-/// quantizer.quantize(&Tensor::from_vec(vec![3.5f32, -1.0], [2], &device)?)?;
+/// let x8 = quantizer.quantize(&Tensor::from_vec(vec![3.5f32, -1.0], [2], &device)?)?;
+/// assert!(x8.is_fp8());
 /// assert_eq!(quantizer.scale()?, 128.0); // 448 / 3.5
+/// assert_eq!(quantizer.amax_history()?.last(), Some(&3.5));
 /// # Ok::<(), fp8_recipe::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Quantizer {
-    direction: Direction,
-    domain: Domain,
+    recipe: DelayedScaling,
+    rule: ScaleRule,
+    encoding: Encoding,
+    /// An arena of one slot. The next three are handles to its cells.
+    arena: Arena,
+    scale: Cell,
+    amax: Cell,
+    counters: Counters,
+    /// The device failed while a call was undone; the next call tries again.
+    is_unrestored: bool,
 }
 
+/// The only slot of the arena.
+const SLOT: usize = 0;
+
 impl Quantizer {
-    /// At rest.
+    /// Creates a quantizer with an empty history. `direction` chooses the encoding under `Format::Hybrid`: E4M3 for forward,
+    /// E5M2 for backward.
     ///
     /// # Errors
-    /// An option of the recipe that is out of range.
+    /// An option of the recipe that is out of range; a device that is out of memory or failed.
     pub fn new(recipe: DelayedScaling, direction: Direction, device: &Device) -> Result<Self> {
-        let recipe = Recipe::from(recipe);
-        recipe.validate()?;
-        let mut domain = Domain::new(recipe.key(), &recipe);
-        domain.arenas =
-            Some(domain.new_arenas(&[UpdateClock::new(1, device)?, UpdateClock::new(1, device)?])?);
-        Ok(Self { direction, domain })
+        let any = Recipe::from(recipe.clone());
+        any.validate()?;
+        let arena = Arena::new(1, recipe.arena_options(), device)?;
+        let (Some(scale), Some(amax), Some(counters)) =
+            (arena.scale(SLOT), arena.staging(SLOT), arena.counters(SLOT))
+        else {
+            return Err(Error::UnknownSlot("quantizer".into()));
+        };
+        Ok(Self {
+            scale: scale.clone(),
+            amax: amax.clone(),
+            counters: counters.clone(),
+            rule: any.rule(direction),
+            encoding: recipe.fp8_format.encoding(direction),
+            arena,
+            recipe,
+            is_unrestored: false,
+        })
     }
 
-    /// Quantizes `x` and updates history and scale.
+    /// Quantizes `x` with the present scale, with a transposed copy, then updates history and scale. The operand is always
+    /// [`Operand::Fp8`].
     ///
     /// # Errors
-    /// A dtype that is not a float; a user's function that returned no usable scale: history and scale are as before.
+    /// A dtype that is not a float; another device than the quantizer's; a user's function that returned no usable scale.
+    /// History and scale are as before then.
     pub fn quantize(&mut self, x: &Tensor) -> Result<Operand> {
-        self.domain.restore()?;
-        let direction = self.direction as usize;
-        let quantized = self.domain.arenas.as_ref().map_or_else(
-            || Ok(Operand::High(x.clone())),
-            |arenas| {
-                let arena = &arenas[direction];
-                let first = &self.domain.rules[direction];
-                let scale = arena.scale(0).map_or(Scale::Off, |cell| Scale::Cell { cell, first, keep: true });
-                let encoding = self.domain.encodings[direction];
-                let (amax, counters) = (arena.staging(0), arena.counters(0));
-                ops::quantize(x, &Slot { encoding, scale, amax, counters, columnwise: true })
-            },
-        );
-        match quantized
-            .map_err(Into::into)
-            .and_then(|operand| Ok((operand, self.domain.update(self.direction)?)))
-        {
-            Ok((operand, ())) => Ok(operand),
-            Err(error) => {
-                // The first error is the one to tell; a second one is left to the next call.
-                let _ = self.domain.roll_back(self.direction);
-                Err(error)
-            }
+        if self.is_unrestored {
+            self.roll_back()?;
         }
+        let quantized = self.quantize_and_update(x);
+        if quantized.is_err() {
+            // The caller gets the first error; if undoing fails as well, the next call tries again.
+            let _ = self.roll_back();
+        }
+        quantized
     }
 
-    /// The scale that the next tensor will be quantized with; 1 before the first.
+    fn quantize_and_update(&mut self, x: &Tensor) -> Result<Operand> {
+        let slot = Slot {
+            encoding: self.encoding,
+            scale: Scale::Cell { cell: &self.scale, first: &self.rule, keep: true },
+            amax: Some(&self.amax),
+            counters: Some(&self.counters),
+            columnwise: true,
+        };
+        let operand = ops::quantize(x, &slot)?;
+        ops::update_scales(&mut self.arena, &self.recipe.scale_update(&self.rule))?;
+        Ok(operand)
+    }
+
+    fn roll_back(&mut self) -> Result<()> {
+        self.is_unrestored = true;
+        self.arena.roll_back()?;
+        self.is_unrestored = false;
+        Ok(())
+    }
+
+    /// Returns the scale that the next tensor will be quantized with; 1 before the first tensor.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
     pub fn scale(&self) -> Result<f32> {
-        let arenas = self.domain.arenas.as_ref();
-        let cell = arenas.and_then(|arenas| arenas[self.direction as usize].scale(0));
-        Ok(cell.map_or(Ok(1.0), |cell| cell.read().map(f32::abs))?)
+        Ok(self.scale.read()?.abs())
     }
 
-    /// Past amaxes, oldest to newest.
+    /// Returns the amaxes of the last `amax_history_len` − 1 tensors, oldest first, with zeros before those of the first
+    /// tensors.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
     pub fn amax_history(&self) -> Result<Vec<f32>> {
-        let arenas = self.domain.arenas.as_ref();
-        Ok(arenas.map_or_else(|| Ok(Vec::new()), |arenas| arenas[self.direction as usize].window(0))?)
+        Ok(self.arena.window(SLOT)?)
     }
 }

@@ -1,45 +1,73 @@
 //! Recipes: plain values that say how scales come about. Field names are Transformer Engine's.
 
 use crate::{Direction, Error, Format, Result};
-use fp8_kernels::ops::AmaxRule;
-use fp8_kernels::{CustomPolicy, ScalePolicy, ScaleRule};
+use fp8_kernels::ops::{AmaxRule, ScaleUpdate};
+use fp8_kernels::{ArenaOptions, CustomPolicy, REST, ScalePolicy, ScaleRule, UNSET};
 use std::fmt;
 use std::sync::Arc;
 
 /// The longest history, the staging row included.
 pub(crate) const MAX_HISTORY_LEN: usize = 1 << 20;
 
-/// Scales predicted from a history of amaxes: quantizing reads a tensor once.
+/// Delayed scaling: each tensor is quantized with a scale that its past amaxes predict, so it is read once.
+///
+/// The amax of a tensor is its largest magnitude before scaling. Each slot keeps the amaxes of its last
+/// `amax_history_len` − 1 scopes. When a scope is committed, the new amax of every slot that ran enters its window, `amax`
+/// is chosen from the window by `amax_compute_algo`, and the scale becomes
+///
+/// ```text
+/// Exact:       scale = (fp8_max · 2^−margin) / amax           in f32, kept within 2⁻¹²⁶ … f32::MAX
+/// PowerOfTwo:  scale = 2^(⌊log₂(fp8_max / amax)⌋ − margin)    exponent kept within −126 … 127
+/// ```
+///
+/// where `fp8_max` is 448 for E4M3 and 57344 for E5M2. An amax of 0, and one that is infinite or NaN, leaves the scale as it
+/// is. Quantizing multiplies by the scale and saturates.
+///
+/// The field names are those of Transformer Engine's `DelayedScaling`. Its other defaults are here too, except for three
+/// rules that [`with_te_rules`](Self::with_te_rules) turns to Transformer Engine's.
 ///
 /// ```
-/// use fp8_recipe::{DelayedScaling, Format};
+/// use fp8_recipe::fp8_kernels::{Device, Tensor};
+/// use fp8_recipe::{DelayedScaling, Direction, Format, Quantizer};
+///
 /// let recipe = DelayedScaling { margin: 2, ..Default::default() };
 /// assert_eq!((recipe.fp8_format, recipe.amax_history_len), (Format::Hybrid, 1024));
+///
+/// let device = Device::cpu();
+/// let mut quantizer = Quantizer::new(recipe, Direction::Forward, &device)?;
+/// for amax in [0.5f32, 7.0, 3.5] {
+///     quantizer.quantize(&Tensor::from_vec(vec![amax], [1], &device)?)?;
+/// }
+/// assert_eq!(quantizer.scale()?, 16.0); // 448 / 2² / 7: the largest amax of the window counts
+/// # Ok::<(), fp8_recipe::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct DelayedScaling {
-    /// Bits of headroom: the scale is divided by `2^margin`.
+    /// Bits of headroom, −100 to 100: the scale is divided by `2^margin`. Default 0.
     pub margin: i32,
-    /// Scales are recomputed at every `interval`-th update of a scope's arena; histories roll at each.
+    /// Scales are recomputed at every `interval`-th commit, at least 1; histories roll at each. Default 1.
     pub interval: u64,
-    /// E4M3 or HYBRID.
+    /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default HYBRID.
     pub fp8_format: Format,
-    /// Rows of the history, the staging row included: 1 to 1048576.
+    /// Rows of the history, 1 to 1048576. One of them is the staging row, which collects the amaxes of the open scope, so
+    /// `amax_history_len` − 1 past amaxes are kept. Default 1024.
     pub amax_history_len: usize,
-    /// Which amax of the window counts.
+    /// Which amax of the window determines the scale. Default [`Max`](AmaxComputeAlgo::Max).
     pub amax_compute_algo: AmaxComputeAlgo,
-    /// How an amax becomes a scale.
+    /// How an amax becomes a scale. Default [`Exact`](ScalingFactorComputeAlgo::Exact).
     pub scaling_factor_compute_algo: ScalingFactorComputeAlgo,
-    /// Whether fprop, dgrad and wgrad run in high precision, in this order.
+    /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: none of them.
     pub override_linear_precision: (bool, bool, bool),
-    /// Whether amaxes are reduced over the scope's group.
+    /// Whether a commit replaces amaxes by their maximum over the ranks of the scope's group. Default true.
     pub reduce_amax: bool,
-    /// A slot's first scale comes from its own tensor, by one extra read. `false` is Transformer Engine's rule: the first
-    /// step quantizes with scale 1.
+    /// Whether a slot's first scale comes from its own tensor, which costs an extra read. `false` is Transformer Engine's
+    /// rule: the first step quantizes with scale 1. Default true.
     pub calibrate_first_step: bool,
-    /// Infinite and NaN amaxes enter the window, as in Transformer Engine. By default they are left out and counted.
+    /// Whether infinite and NaN amaxes enter the window, as in Transformer Engine. Default false: they are left out and
+    /// counted in [`SlotReport::non_finite`](crate::SlotReport::non_finite).
     pub record_non_finite: bool,
-    /// An amax of 0 counts as "did not run", as in Transformer Engine. By default a slot that ran on zeros rolls a 0 in.
+    /// Whether an amax of 0 means that the slot did not run, as in Transformer Engine. Default false: the 0 of a tensor of
+    /// zeros enters the window.
     pub zero_is_skipped: bool,
 }
 
@@ -62,8 +90,15 @@ impl Default for DelayedScaling {
 }
 
 impl DelayedScaling {
-    /// The defaults of Transformer Engine's old Common API page: E4M3, a history of 1, the most recent amax, scales that
-    /// are powers of two.
+    /// Returns the defaults of Transformer Engine's old Common API page: E4M3, a history of 1, the most recent amax, scales
+    /// that are powers of two, and [Transformer Engine's rules](Self::with_te_rules).
+    ///
+    /// ```
+    /// use fp8_recipe::{DelayedScaling, Format};
+    /// let recipe = DelayedScaling::te_v0();
+    /// assert_eq!((recipe.fp8_format, recipe.amax_history_len), (Format::E4M3, 1));
+    /// assert!(!recipe.calibrate_first_step);
+    /// ```
     pub fn te_v0() -> Self {
         Self {
             fp8_format: Format::E4M3,
@@ -74,7 +109,8 @@ impl DelayedScaling {
         }
     }
 
-    /// The same recipe with Transformer Engine's rules for first steps, non-finite amaxes and zeros.
+    /// Returns the recipe with Transformer Engine's rules for first steps, non-finite amaxes and zeros:
+    /// `calibrate_first_step: false`, `record_non_finite: true` and `zero_is_skipped: true`.
     ///
     /// Scales and histories then have the bits of Transformer Engine's own kernel for the update (`Max` and `MostRecent`
     /// with `Exact`), with one exception, and three more where that kernel does not run:
@@ -99,12 +135,24 @@ impl DelayedScaling {
         (amax.is_finite() || self.record_non_finite) && !(amax == 0.0 && self.zero_is_skipped)
     }
 
-    pub(crate) fn amax_rule(&self) -> AmaxRule<'_> {
-        match &self.amax_compute_algo {
+    /// How arenas of this recipe start.
+    pub(crate) fn arena_options(&self) -> ArenaOptions {
+        ArenaOptions {
+            history_len: self.amax_history_len,
+            rest: if self.zero_is_skipped { 0.0 } else { REST },
+            first_scale: if self.calibrate_first_step { UNSET } else { 1.0 },
+        }
+    }
+
+    /// What an update of an arena does; `rule` is this recipe's for the arena's direction.
+    pub(crate) fn scale_update<'a>(&'a self, rule: &'a ScaleRule) -> ScaleUpdate<'a> {
+        let amax = match &self.amax_compute_algo {
             AmaxComputeAlgo::Max => AmaxRule::Max,
             AmaxComputeAlgo::MostRecent => AmaxRule::MostRecent,
             AmaxComputeAlgo::Custom(custom) => AmaxRule::Custom(&*custom.function),
-        }
+        };
+        let (interval, record_non_finite) = (self.interval, self.record_non_finite);
+        ScaleUpdate { amax, rule, interval, record_non_finite }
     }
 
     fn policy(&self) -> ScalePolicy {
@@ -120,51 +168,111 @@ impl DelayedScaling {
     }
 }
 
-/// Which amax of a window counts.
+/// Which amax of the window determines a scale.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor};
+/// use fp8_recipe::{AmaxComputeAlgo, CustomAmax, DelayedScaling, Direction, Quantizer};
+/// use std::sync::Arc;
+///
+/// let second = CustomAmax {
+///     name: "second largest".into(),
+///     function: Arc::new(|window: &[f32]| {
+///         let mut sorted = window.to_vec();
+///         sorted.sort_by(f32::total_cmp);
+///         sorted[sorted.len() - 2]
+///     }),
+/// };
+/// let device = Device::cpu();
+/// let scale = |amax_compute_algo| {
+///     let recipe = DelayedScaling { amax_compute_algo, ..Default::default() };
+///     let mut quantizer = Quantizer::new(recipe, Direction::Forward, &device)?;
+///     for amax in [7.0f32, 2.0, 3.5] {
+///         quantizer.quantize(&Tensor::from_vec(vec![amax], [1], &device)?)?;
+///     }
+///     quantizer.scale()
+/// };
+/// assert_eq!(scale(AmaxComputeAlgo::Max)?, 64.0); // 448 / 7
+/// assert_eq!(scale(AmaxComputeAlgo::MostRecent)?, 128.0); // 448 / 3.5
+/// assert_eq!(scale(AmaxComputeAlgo::Custom(second))?, 128.0);
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub enum AmaxComputeAlgo {
-    /// The largest.
+    /// The largest amax of the window, the new one and the one that drops out included.
     Max,
-    /// The newest.
+    /// The newest amax.
     MostRecent,
-    /// A user's function.
+    /// A function of yours.
     Custom(CustomAmax),
 }
 
 /// The type of a user's amax function: window, oldest to newest → amax.
 pub(crate) type AmaxFunction = dyn Fn(&[f32]) -> f32 + Send + Sync;
 
-/// A user's function of the window, oldest to newest; its name is its identity in arenas and checkpoints.
+/// A function that chooses an amax, with a name: see the example of [`AmaxComputeAlgo`].
+///
+/// Arenas and checkpoints go by the name, so two functions need two names.
 #[derive(Clone)]
 pub struct CustomAmax {
-    /// The name.
+    /// The function's identity.
     pub name: Arc<str>,
-    /// From window to amax.
+    /// Takes the window, oldest amax first, and returns the amax that determines the scale. If it is 0, infinite or NaN, the
+    /// scale stays as it is.
     pub function: Arc<AmaxFunction>,
 }
 
 /// How an amax becomes a scale.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor};
+/// use fp8_recipe::{DelayedScaling, Direction, Quantizer, ScalingFactorComputeAlgo};
+///
+/// let device = Device::cpu();
+/// let scale = |scaling_factor_compute_algo| {
+///     let recipe = DelayedScaling { scaling_factor_compute_algo, ..Default::default() };
+///     let mut quantizer = Quantizer::new(recipe, Direction::Forward, &device)?;
+///     quantizer.quantize(&Tensor::from_vec(vec![5.0f32], [1], &device)?)?;
+///     quantizer.scale()
+/// };
+/// assert_eq!(scale(ScalingFactorComputeAlgo::Exact)?, 89.6); // 448 / 5
+/// assert_eq!(scale(ScalingFactorComputeAlgo::PowerOfTwo)?, 64.0);
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub enum ScalingFactorComputeAlgo {
     /// `(fp8_max · 2^−margin) / amax`.
     Exact,
     /// `2^(floor(log2(fp8_max / amax)) − margin)`.
     PowerOfTwo,
-    /// A user's function.
+    /// A function of yours.
     Custom(CustomScale),
 }
 
 /// The type of a user's scale function: `(amax, old_scale, fp8_max, recipe) → scale`.
 pub(crate) type ScaleFunction = dyn Fn(f32, f32, f32, &DelayedScaling) -> f32 + Send + Sync;
 
-/// A user's function `(amax, old_scale, fp8_max, recipe) → scale`; its name is its identity in arenas and checkpoints.
+/// A function that computes a scale, with a name. Arenas and checkpoints go by the name, so two functions need two names.
+///
+/// ```
+/// use fp8_recipe::{CustomScale, DelayedScaling, Recipe, ScalingFactorComputeAlgo};
+/// use std::sync::Arc;
+///
+/// let half = CustomScale {
+///     name: "half".into(),
+///     function: Arc::new(|amax, _old_scale, fp8_max, _recipe| 0.5 * fp8_max / amax),
+/// };
+/// let scaling_factor_compute_algo = ScalingFactorComputeAlgo::Custom(half);
+/// let recipe = Recipe::from(DelayedScaling { scaling_factor_compute_algo, ..Default::default() });
+/// assert_eq!(recipe.to_string(), r#"delayed (scaling_factor_compute_algo=custom("half"))"#);
+/// ```
 #[derive(Clone)]
 pub struct CustomScale {
-    /// The name.
+    /// The function's identity.
     pub name: Arc<str>,
-    /// From amax to scale, which must be finite and at least 2⁻¹²⁶ (`f32::MIN_POSITIVE`), so that its inverse is finite, too.
-    /// Anything else is an error of the commit, or of the quantization that asked for a first scale: nothing has changed
-    /// then.
+    /// Takes `(amax, old_scale, fp8_max, recipe)` and returns the scale, which must be finite and at least 2⁻¹²⁶
+    /// (`f32::MIN_POSITIVE`), so that its inverse is finite too. Anything else is an error of the commit, or of the
+    /// quantization that asked for a first scale, and changes nothing.
     pub function: Arc<ScaleFunction>,
 }
 
@@ -180,14 +288,35 @@ impl fmt::Debug for CustomScale {
     }
 }
 
-/// Scales from the tensor itself: two reads, no state.
+/// Current scaling: each tensor is quantized with a scale from its own amax. It takes two reads and keeps no state.
+///
+/// ```text
+/// scale = fp8_max / max(amax, amax_epsilon)
+/// ```
+///
+/// `fp8_max` is 448 for E4M3 and 57344 for E5M2. With `use_power_2_scales` the scale is rounded down to a power of two.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{CurrentScaling, GemmSlots, Recipe, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let recipe = Recipe::from(CurrentScaling { use_power_2_scales: true, ..Default::default() });
+/// let mut cx = scaling.autocast(&recipe)?;
+/// let x = Tensor::from_vec(vec![5.0f32], [1, 1], &device)?;
+/// let x8 = ops::quantize(&x, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+/// assert_eq!(x8.as_fp8().map(|x8| x8.scale_inv().item()).transpose()?, Some(1.0 / 64.0)); // 448 / 5 = 89.6
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CurrentScaling {
-    /// E4M3 or HYBRID.
+    /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default HYBRID.
     pub fp8_format: Format,
-    /// Whether scales are powers of two.
+    /// Whether scales are rounded down to powers of two. Default false.
     pub use_power_2_scales: bool,
-    /// Amaxes below it count as it.
+    /// The smallest amax that counts: smaller ones are replaced by it. Finite, at least 0. Default 0.
     pub amax_epsilon: f32,
 }
 
@@ -197,12 +326,30 @@ impl Default for CurrentScaling {
     }
 }
 
-/// Any recipe.
+/// A recipe: how the scale of each quantized tensor is found. [`Scaling::autocast`](crate::Scaling::autocast) takes one.
+///
+/// `Display` writes the short name with the options that differ from its defaults.
+///
+/// ```
+/// use fp8_recipe::{DelayedScaling, Recipe};
+///
+/// let recipe = Recipe::from(DelayedScaling { margin: 1, ..Default::default() });
+/// assert_eq!(recipe.to_string(), "delayed (margin=1)");
+/// recipe.validate()?;
+/// assert_eq!(Recipe::from_name("current")?.to_string(), "current");
+///
+/// let error = Recipe::from(DelayedScaling { interval: 0, ..Default::default() }).validate().unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "DelayedScaling: interval = 0: expected at least 1 (recompute at every update)"
+/// );
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub enum Recipe {
-    /// Scales from a history.
+    /// Scales from a history of amaxes.
     Delayed(DelayedScaling),
-    /// Scales from the tensor.
+    /// Scales from the tensor itself.
     Current(CurrentScaling),
 }
 
@@ -222,6 +369,7 @@ impl From<CurrentScaling> for Recipe {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) reduce_amax: bool,
+    pub(crate) calibrate_first_step: bool,
     pub(crate) record_non_finite: bool,
 }
 
@@ -232,12 +380,26 @@ impl Terms {
         let mut option = |name: &str| options.next()?.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
         let _: bool = option("zero_is_skipped")?;
         let record_non_finite = option("record_non_finite")?;
-        let _: bool = option("calibrate_first_step")?;
-        Some(Self { reduce_amax: option("reduce_amax")?, record_non_finite })
+        let calibrate_first_step = option("calibrate_first_step")?;
+        Some(Self { reduce_amax: option("reduce_amax")?, calibrate_first_step, record_non_finite })
     }
 }
 
-/// Which of a Linear's GEMMs run in FP8.
+/// Which of the three GEMMs of a Linear run in FP8.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::Device;
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+///
+/// let mut scaling = Scaling::new(&GemmSlots::new("fc"), &Device::cpu())?;
+/// let override_linear_precision = (false, false, true); // wgrad in high precision
+/// let recipe = DelayedScaling { override_linear_precision, ..Default::default() };
+/// let cx = scaling.autocast(&recipe.into())?;
+/// let gemms = cx.fp8_gemms();
+/// assert_eq!((gemms.fprop, gemms.dgrad, gemms.wgrad), (true, true, false));
+/// cx.discard()?;
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fp8Gemms {
     /// `y = x · wᵀ`.
@@ -249,10 +411,10 @@ pub struct Fp8Gemms {
 }
 
 impl Recipe {
-    /// The recipes that [`from_name`](Self::from_name) knows.
+    /// The names that [`from_name`](Self::from_name) takes.
     pub const NAMES: [&'static str; 3] = ["delayed", "current", "te-v0"];
 
-    /// By short name, with defaults.
+    /// Returns the recipe with this name, with its defaults.
     ///
     /// # Errors
     /// An unknown name; the error lists the known ones.
@@ -270,7 +432,7 @@ impl Recipe {
         }
     }
 
-    /// The formats.
+    /// Returns the FP8 format.
     pub const fn format(&self) -> Format {
         match self {
             Self::Delayed(recipe) => recipe.fp8_format,

@@ -1,39 +1,55 @@
-//! What the scales are doing, slot by slot.
+//! The scale, amax and counts of each slot.
 
-use crate::{Direction, Result, Scaling, SlotRole};
+use crate::by_direction::ByDirection;
+use crate::{Direction, RecipeLabel, Result, Scaling, SlotRole};
 use std::fmt;
 use std::sync::Arc;
 
-/// One slot under one recipe.
+/// The scale, amax and counts of one slot under one recipe: see [`Scaling::slot_reports`]. `Display` writes one line.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// scaling.set_counting(true);
+/// let mut cx = scaling.autocast(&DelayedScaling::default().into())?;
+/// ops::quantize(&Tensor::from_vec(vec![3.5f32, 1e-9], [1, 2], &device)?, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+/// let report = &scaling.slot_reports()?[0];
+/// assert_eq!(report.to_string(), "fc.input (forward): amax 3.5, scale 128, 2 values, 1 underflowed");
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct SlotReport {
     /// The slot's name.
     pub name: Arc<str>,
-    /// What the tensor is to its GEMM.
+    /// The part that the tensor plays in its GEMM.
     pub role: SlotRole,
     /// The pass it belongs to.
     pub direction: Direction,
     /// The recipe and group that it ran under.
-    pub recipe: String,
-    /// The newest amax of its window (0: none yet; for a history of length 1 see the scale).
+    pub recipe: RecipeLabel,
+    /// The newest amax of the window: 0 if there is none yet, and for a history of length 1, which keeps none.
     pub amax: f32,
     /// The scale for the next tensor.
     pub scale: f32,
-    /// Whether it has been calibrated: a finite amax > 0 in a committed scope.
+    /// Whether a committed scope has set the scale, from a finite amax above 0.
     pub calibrated: bool,
-    /// Finite values that rounded beyond the format's largest, since the last reset.
+    /// The number of finite values that rounded beyond the format's largest value, since the last reset.
     pub saturated: u64,
-    /// Values other than 0 that became 0, since the last reset.
+    /// The number of values other than 0 that became 0, since the last reset.
     pub underflowed: u64,
-    /// Values counted, since the last reset.
+    /// The number of values that were counted, since the last reset.
     pub elements: u64,
-    /// NaN values, since the last reset. NaN leaves the amax alone: a tensor of nothing else has amax 0.
+    /// The number of NaN values, since the last reset. NaN does not enter the amax: a tensor of NaN alone has amax 0.
     pub nan: u64,
-    /// How often its amax was infinite or NaN and was left out.
+    /// How often the amax was infinite or NaN and was left out of the window.
     pub non_finite: u64,
 }
 
-/// One line: name, amax, scale, and each count that is not 0.
+/// Writes one line: name, amax, scale, and each count that is not 0.
 impl fmt::Display for SlotReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, direction, amax, scale, elements, .. } = self;
@@ -58,7 +74,8 @@ impl fmt::Display for SlotReport {
 }
 
 impl Scaling {
-    /// Every slot of every arena; counts are there where [`set_counting`](Self::set_counting) is on.
+    /// Returns a report of every slot under every recipe that has been used. Values are counted only while
+    /// [`set_counting`](Self::set_counting) is on.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -66,8 +83,8 @@ impl Scaling {
         let mut reports = Vec::new();
         for domain in &self.domains {
             let Some(arenas) = &domain.arenas else { continue };
-            for (direction, arena) in Direction::ALL.into_iter().zip(arenas) {
-                let names = self.names[direction as usize].iter().zip(&self.roles[direction as usize]);
+            for (direction, arena) in arenas.each_ref() {
+                let names = self.names[direction].iter().zip(&self.roles[direction]);
                 let amaxes = arena.newest_all()?.into_iter().zip(arena.scales()?);
                 let counts = arena.counters_all()?.into_iter().zip(arena.skipped_non_finite_all()?);
                 for ((name, role), ((amax, scale), (counters, non_finite))) in names.zip(amaxes.zip(counts)) {
@@ -75,7 +92,7 @@ impl Scaling {
                         name: name.clone(),
                         role: *role,
                         direction,
-                        recipe: domain.key.clone(),
+                        recipe: domain.label(),
                         amax,
                         scale: scale.abs(),
                         calibrated: scale > 0.0,
@@ -91,12 +108,13 @@ impl Scaling {
         Ok(reports)
     }
 
-    /// Counters back to zero.
+    /// Sets all counts of values to zero.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
     pub fn reset_counters(&mut self) -> Result<()> {
-        let mut arenas = self.domains.iter().filter_map(|domain| domain.arenas.as_ref()).flatten();
-        Ok(arenas.try_for_each(|arena| arena.reset_counters())?)
+        let arenas = self.domains.iter().filter_map(|domain| domain.arenas.as_ref());
+        let mut arenas = arenas.flat_map(ByDirection::each_ref);
+        Ok(arenas.try_for_each(|(_, arena)| arena.reset_counters())?)
     }
 }

@@ -1,24 +1,25 @@
 //! The scaling state of one model: every slot registered by name, arenas by recipe and group, cached weights.
 
+use crate::by_direction::ByDirection;
 use crate::domain::Domain;
-use crate::guard::Mode;
-use crate::origin::{Ending, Frame};
+use crate::frame::{Frame, Mode};
+use crate::outcome::Ending;
+use crate::saved::Saved;
 use crate::scope::{Awaiting, Scope};
-use crate::start::Saved;
 use crate::weights::WeightCache;
 use crate::{
     AmaxGroup, AutocastOptions, Direction, Error, Recipe, Result, SlotName, SlotRole, Slots, StateReport,
 };
 use fp8_kernels::{Cell, Device, Scale, Slot, UNSET, UpdateClock};
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::sync::Arc;
 
-/// The scaling state of the model that it was made from. Scopes borrow it: [`autocast`](Self::autocast),
+/// Owns the scales and amax histories of one model. Scopes borrow it: [`autocast`](Self::autocast),
 /// [`backward`](Self::backward), [`eval`](Self::eval).
 ///
-/// It serves that model alone: layers of another model are refused, even at the same paths. Other values for the parameters
-/// (`Parameter::set`, loading a checkpoint) make no other model. A model may have several `Scaling`s, each with a state of its
-/// own. To evaluate a second model, such as an average of the weights, with the scales of the first, give it a `Scaling` of
+/// A `Scaling` refuses the layers of other models, even at the same paths. Setting new parameter values (`Parameter::set`,
+/// loading a checkpoint) does not make another model. A model may have several `Scaling`s with separate states. To evaluate a second model, such as an average of the weights, with the scales of the first, give it a `Scaling` of
 /// its own and load the first one's state:
 ///
 /// ```
@@ -43,12 +44,12 @@ pub struct Scaling {
     /// Identifies this `Scaling` inside a `Saved`.
     pub(crate) identity: Arc<()>,
     /// Sorted, by direction.
-    pub(crate) names: [Vec<Arc<str>>; 2],
-    pub(crate) roles: [Vec<SlotRole>; 2],
+    pub(crate) names: ByDirection<Vec<Arc<str>>>,
+    pub(crate) roles: ByDirection<Vec<SlotRole>>,
     /// The layer of each slot, where it is known.
-    owners: [Vec<Option<Arc<()>>>; 2],
+    owners: ByDirection<Vec<Option<Arc<()>>>>,
     /// Shared by all arenas of delayed scaling: which of them has updated a slot last.
-    pub(crate) clocks: [UpdateClock; 2],
+    pub(crate) clocks: ByDirection<UpdateClock>,
     indices: HashMap<Arc<str>, usize>,
     group: Option<Arc<dyn AmaxGroup>>,
     pub(crate) domains: Vec<Domain>,
@@ -66,15 +67,15 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// Registers every slot of `model`, in the order of the names, not of the visit.
+    /// Registers every slot of `model`, sorted by name.
     ///
     /// # Errors
-    /// A name that occurs twice; a device that is out of memory or failed.
+    /// A slot's name that occurs twice; a device that is out of memory or failed.
     pub fn new(model: &(impl Slots + ?Sized), device: &Device) -> Result<Self> {
-        let mut slots: [Vec<SlotName>; 2] = Default::default();
-        model.slots(&mut |slot| slots[slot.direction() as usize].push(slot.clone()));
+        let mut slots = ByDirection::<Vec<SlotName>>::default();
+        model.slots(&mut |slot| slots[slot.direction()].push(slot.clone()));
         let mut indices = HashMap::new();
-        for slots in &mut slots {
+        for (_, slots) in slots.each_mut() {
             slots.sort_by(|a, b| a.name().cmp(b.name()));
             for (index, slot) in slots.iter().enumerate() {
                 if indices.insert(slot.name().clone(), index).is_some() {
@@ -82,14 +83,13 @@ impl Scaling {
                 }
             }
         }
-        let [forward, backward] = slots.each_ref().map(Vec::len);
         Ok(Self {
             device: device.clone(),
             identity: Arc::new(()),
             names: slots.each_ref().map(|slots| slots.iter().map(|slot| slot.name().clone()).collect()),
             roles: slots.each_ref().map(|slots| slots.iter().map(SlotName::role).collect()),
             owners: slots.each_ref().map(|slots| slots.iter().map(|slot| slot.owner().cloned()).collect()),
-            clocks: [UpdateClock::new(forward, device)?, UpdateClock::new(backward, device)?],
+            clocks: ByDirection::try_from_fn(|direction| UpdateClock::new(slots[direction].len(), device))?,
             indices,
             group: None,
             domains: Vec::new(),
@@ -104,20 +104,20 @@ impl Scaling {
         })
     }
 
-    /// The group of every scope that names none, so that training and evaluation read as on one device.
+    /// Sets the group of all scopes whose options name none. With it, training code is the same for one rank and many.
     pub fn set_group(&mut self, group: Arc<dyn AmaxGroup>) {
         self.group = Some(group);
     }
 
-    /// Whether scopes count saturated and underflowed values per slot, and, under current scaling, note amaxes and scales
-    /// for [`slot_reports`](Self::slot_reports). Costs one more look at each value; off at first.
+    /// Sets whether scopes count saturated and underflowed values per slot, and, under current scaling, keep amaxes and scales
+    /// for [`slot_reports`](Self::slot_reports). Counting examines each value once more. Default: off.
     pub fn set_counting(&mut self, counting: bool) {
         self.counting = counting;
     }
 
-    /// The names of a direction's slots, sorted.
+    /// Returns the names of a pass's slots, sorted.
     pub fn slot_names(&self, direction: Direction) -> &[Arc<str>] {
-        &self.names[direction as usize]
+        &self.names[direction]
     }
 
     /// Returns how many FP8 copies of weights are kept for microbatches and evaluations that come with the same weights again.
@@ -145,7 +145,7 @@ impl Scaling {
     /// let recipe = DelayedScaling { margin: 1, ..Default::default() }.into();
     /// resumed.prepare(&recipe, &AutocastOptions::default())?;
     /// let report = resumed.load_state(&trained.state()?)?;
-    /// assert_eq!((report.taken_over.len(), report.recomputed.len(), report.new.len()), (0, 1, 4));
+    /// assert_eq!((report.taken_over.len(), report.recomputed.len(), report.new.len()), (0, 1, 2));
     /// assert!(report.to_string().contains("1 slot recomputed (margin=0 → margin=1)"), "{report}");
     /// # Ok::<(), fp8_recipe::Error>(())
     /// ```
@@ -192,7 +192,7 @@ impl Scaling {
     pub(crate) fn index(&self, slot: &SlotName, scope: Direction) -> Result<usize> {
         let index = self.indices.get(slot.name()).ok_or_else(|| Error::UnknownSlot(slot.name().clone()))?;
         if slot.direction() == scope {
-            let ours = self.owners[scope as usize].get(*index).and_then(Option::as_ref);
+            let ours = self.owners[scope].get(*index).and_then(Option::as_ref);
             return match (ours, slot.owner()) {
                 (Some(ours), Some(theirs)) if !Arc::ptr_eq(ours, theirs) => {
                     Err(Error::OtherLayer(slot.name().clone()))
@@ -211,7 +211,7 @@ impl Scaling {
         frame: Frame,
         mode: &'a Mode,
     ) -> Result<Slot<'a>> {
-        let direction = name.direction() as usize;
+        let direction = name.direction();
         let domain = &self.domains[frame.domain];
         let (encoding, first) = (domain.encodings[direction], &domain.rules[direction]);
         let arena = domain.arenas.as_ref().map(|arenas| &arenas[direction]);
@@ -219,8 +219,8 @@ impl Scaling {
         let scale = match (&domain.recipe, mode) {
             _ if !frame.enabled => Scale::Off,
             (Recipe::Current(_), _) => Scale::FromTensor(first),
-            (Recipe::Delayed(_), Mode::Replay(legacy)) => {
-                let scales = legacy.scales().and_then(|all| all.get(frame.domain));
+            (Recipe::Delayed(_), Mode::Replay(outcome)) => {
+                let scales = outcome.scales().and_then(|all| all.get(frame.domain));
                 let cell = scales.and_then(|scales| scales.get(index)).ok_or(Error::NoSnapshot)?;
                 Scale::Cell { cell, first, keep }
             }
@@ -246,12 +246,20 @@ impl Scaling {
         self.explain(updated)
     }
 
+    /// Remembers an error that occurs in the open scope, for the case that the scope is left because of it.
+    pub(crate) fn explain<T, E: Display>(&mut self, result: Result<T, E>) -> Result<T, E> {
+        if let (Err(error), Some(scope)) = (&result, &mut self.scope) {
+            scope.cause = Some(error.to_string());
+        }
+        result
+    }
+
     fn update(&mut self) -> Result<()> {
         let Some(scope) = &mut self.scope else { return Ok(()) };
         let direction = scope.direction;
         scope.touched.sort_by(|&a, &b| self.domains[a].key.cmp(&self.domains[b].key)); // equal on all ranks
         for &index in &scope.touched {
-            self.domains[index].reduce(direction, &self.names[direction as usize])?;
+            self.domains[index].reduce(direction, &self.names[direction])?;
         }
         for &index in &scope.touched {
             self.domains[index].check(direction)?;
@@ -261,13 +269,13 @@ impl Scaling {
         for &index in &scope.touched {
             self.domains[index].update(direction)?;
         }
-        let Some(Scope { direction, touched, legacy, weight_uses, .. }) = self.scope.take() else {
+        let Some(Scope { direction, touched, outcome, weight_uses, .. }) = self.scope.take() else {
             return Ok(());
         };
         match direction {
             Direction::Forward => {
                 self.awaiting.forward_committed(&touched);
-                legacy.end(Ending::Committed { touched, scales });
+                outcome.end(Ending::Committed { touched, scales });
                 self.weights.trim(weight_uses);
             }
             Direction::Backward => self.awaiting.backward_committed(),
@@ -278,7 +286,7 @@ impl Scaling {
     /// Puts back what the open scope has changed: staging cells, provisional scales and cached weights.
     pub(crate) fn roll_back(&mut self, ending: Ending) -> Option<Scope> {
         let mut scope = self.scope.take()?;
-        scope.legacy.end(ending);
+        scope.outcome.end(ending);
         for domain in &mut self.domains {
             // What fails here is tried again, and told, by the next scope: a guard that is dropped can tell nobody.
             let _ = domain.roll_back(scope.direction);
@@ -324,8 +332,8 @@ impl Scaling {
 }
 
 fn forward_scales(domain: &Domain) -> Result<Vec<Cell>> {
-    let Some([arena, _]) = &domain.arenas else { return Ok(Vec::new()) };
-    Ok(arena.copy_scales()?)
+    let Some(arenas) = &domain.arenas else { return Ok(Vec::new()) };
+    Ok(arenas.forward.copy_scales()?)
 }
 
 /// Each group once, by id: in one order on all ranks.

@@ -1,9 +1,8 @@
 //! What an open, recording scope keeps until it ends, and what forward scopes leave to the next backward scope.
 
-use crate::origin::Legacy;
+use crate::Direction;
+use crate::outcome::Outcome;
 use crate::weights::Added;
-use crate::{Direction, Scaling};
-use std::fmt::Display;
 use std::sync::Arc;
 use std::thread;
 
@@ -18,9 +17,9 @@ pub(crate) struct Scope {
     /// How often cached weights had been used before.
     pub(crate) weight_uses: u64,
     pub(crate) snapshots: bool,
-    pub(crate) legacy: Arc<Legacy>,
+    pub(crate) outcome: Arc<Outcome>,
     /// The newest error in it, which the other ranks are told if the scope is left.
-    cause: Option<String>,
+    pub(crate) cause: Option<String>,
 }
 
 impl Scope {
@@ -31,7 +30,7 @@ impl Scope {
             cached: Vec::new(),
             weight_uses,
             snapshots: false,
-            legacy: Arc::default(),
+            outcome: Arc::default(),
             cause: None,
         }
     }
@@ -56,16 +55,6 @@ fn touch(touched: &mut Vec<usize>, domains: &[usize]) {
         if !touched.contains(domain) {
             touched.push(*domain);
         }
-    }
-}
-
-impl Scaling {
-    /// Remembers an error that occurs in the open scope, for the case that the scope is left because of it.
-    pub(crate) fn explain<T, E: Display>(&mut self, result: Result<T, E>) -> Result<T, E> {
-        if let (Err(error), Some(scope)) = (&result, &mut self.scope) {
-            scope.cause = Some(error.to_string());
-        }
-        result
     }
 }
 

@@ -1,23 +1,29 @@
-//! Names of quantized tensors. Made once, from the path that a layer is given at construction; never changed.
+//! Names of quantized tensors. A layer makes them from its path when it is constructed and never changes them.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// Which pass a slot belongs to.
+/// The pass that a slot belongs to.
+///
+/// ```
+/// use fp8_recipe::{Direction, SlotRole};
+/// assert_eq!(SlotRole::Weight.direction(), Direction::Forward);
+/// assert_eq!(SlotRole::GradOutput.direction().to_string(), "backward");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
-    /// Inputs, weights, outputs.
+    /// Inputs, weights and outputs.
     Forward,
     /// Gradients.
     Backward,
 }
 
 impl Direction {
-    /// Both, forward first.
+    /// Both passes, forward first.
     pub const ALL: [Self; 2] = [Self::Forward, Self::Backward];
 
-    /// `forward` or `backward`.
+    /// Returns `forward` or `backward`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -32,23 +38,28 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What a slot's tensor is to its GEMM.
+/// The part that a slot's tensor plays in its GEMM.
+///
+/// ```
+/// use fp8_recipe::{SlotName, SlotRole};
+/// assert_eq!(&**SlotName::new("fc", SlotRole::GradOutput).name(), "fc.grad_output");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SlotRole {
-    /// The activation that goes in.
+    /// The activation that the GEMM reads.
     Input,
     /// The weight.
     Weight,
-    /// The activation that comes out, where it is wanted in FP8.
+    /// The activation that the GEMM writes, for layers that write it in FP8. Not part of [`GemmSlots`].
     Output,
-    /// The gradient that comes in.
+    /// The gradient of the GEMM's output.
     GradOutput,
-    /// The gradient that goes out, where it is wanted in FP8.
+    /// The gradient of the GEMM's input, for layers that write it in FP8. Not part of [`GemmSlots`].
     GradInput,
 }
 
 impl SlotRole {
-    /// The last part of the slot's name.
+    /// Returns the last part of the slot's name: `input`, `weight`, `output`, `grad_output` or `grad_input`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Input => "input",
@@ -59,7 +70,7 @@ impl SlotRole {
         }
     }
 
-    /// The pass it belongs to.
+    /// Returns the pass that it belongs to.
     pub const fn direction(self) -> Direction {
         match self {
             Self::Input | Self::Weight | Self::Output => Direction::Forward,
@@ -67,16 +78,24 @@ impl SlotRole {
         }
     }
 
-    /// Whether dgrad or wgrad reads its transpose.
+    /// Returns whether dgrad or wgrad reads its transpose.
     pub(crate) const fn columnwise(self) -> bool {
         matches!(self, Self::Input | Self::Weight | Self::GradOutput)
     }
 }
 
-/// One quantized tensor's name: `<layer path>.<role>`.
+/// The name of one quantized tensor: `<layer path>.<role>`.
 ///
-/// Two names are equal if they read the same. A name also knows the [`GemmSlots`] that it was made with, if any: a
-/// [`Scaling`](crate::Scaling) refuses a layer that is not the one that it was made from, though it has the same path.
+/// Two names are equal if their texts are. A name from [`GemmSlots`] also identifies its layer: a
+/// [`Scaling`](crate::Scaling) refuses the names of a layer that it was not made from, even one with the same path.
+///
+/// ```
+/// use fp8_recipe::{Direction, SlotName, SlotRole};
+/// let slot = SlotName::new("blocks.3.fc1", SlotRole::Weight);
+/// assert_eq!(&**slot.name(), "blocks.3.fc1.weight");
+/// assert_eq!((&**slot.layer(), slot.role()), ("blocks.3.fc1", SlotRole::Weight));
+/// assert_eq!(slot.direction(), Direction::Forward);
+/// ```
 #[derive(Debug, Clone)]
 pub struct SlotName {
     layer: Arc<str>,
@@ -100,68 +119,122 @@ impl Hash for SlotName {
 }
 
 impl SlotName {
-    /// The name of a slot of the layer at `path`, whichever layer that is: it stands for the slot of any layer there.
+    /// Creates the name of a slot of the layer at `path`. It is accepted for any layer at that path.
     pub fn new(path: &str, role: SlotRole) -> Self {
         Self { layer: path.into(), name: format!("{path}.{}", role.name()).into(), role, owner: None }
     }
 
-    /// The layer whose slot this is, where it is known.
+    /// Returns the identity of the slot's layer, if it is known.
     pub(crate) const fn owner(&self) -> Option<&Arc<()>> {
         self.owner.as_ref()
     }
 
-    /// The layer's path.
+    /// Returns the layer's path.
     pub fn layer(&self) -> &Arc<str> {
         &self.layer
     }
 
-    /// The whole name.
+    /// Returns the whole name.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// What the tensor is to its GEMM.
+    /// Returns the part that the tensor plays in its GEMM.
     pub const fn role(&self) -> SlotRole {
         self.role
     }
 
-    /// The pass it belongs to.
+    /// Returns the pass that it belongs to.
     pub const fn direction(&self) -> Direction {
         self.role.direction()
     }
 }
 
-/// The five slots of one GEMM; a field of every layer that has one. Clones are the slots of the same layer.
+/// The three slots of one GEMM: what fprop, dgrad and wgrad quantize. A layer with a GEMM has one as a field. Clones are the
+/// slots of the same layer.
+///
+/// | slot | tensor | read by |
+/// |---|---|---|
+/// | `input` | the activation `x` | fprop, wgrad |
+/// | `weight` | the weight `w` | fprop, dgrad |
+/// | `grad_output` | the gradient `dy` | dgrad, wgrad |
+///
+/// A layer that also writes its output or its input's gradient in FP8 registers a slot for it, with
+/// [`SlotRole::Output`] or [`SlotRole::GradInput`], in its own [`Slots`]:
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, Direction, GemmSlots, Scaling, SlotName, SlotRole, Slots};
+///
+/// struct Fp8Output {
+///     gemm: GemmSlots,
+///     output: SlotName,
+/// }
+///
+/// impl Slots for Fp8Output {
+///     fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+///         self.gemm.slots(f);
+///         f(&self.output);
+///     }
+/// }
+///
+/// let layer = Fp8Output { gemm: GemmSlots::new("fc"), output: SlotName::new("fc", SlotRole::Output) };
+/// let mut scaling = Scaling::new(&layer, &Device::cpu())?;
+/// assert_eq!(scaling.slot_names(Direction::Forward).len(), 3); // fc.input, fc.output, fc.weight
+///
+/// let y = Tensor::from_vec(vec![3.5f32], [1, 1], &Device::cpu())?;
+/// let mut cx = scaling.autocast(&DelayedScaling::default().into())?;
+/// let y8 = ops::quantize(&y, &cx.slot(&layer.output)?)?;
+/// cx.commit()?;
+/// assert!(y8.is_fp8());
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct GemmSlots {
-    /// The activation that goes in.
+    /// The activation that the GEMM reads.
     pub input: SlotName,
     /// The weight.
     pub weight: SlotName,
-    /// The activation that comes out.
-    pub output: SlotName,
-    /// The gradient that comes in.
+    /// The gradient of the GEMM's output.
     pub grad_output: SlotName,
-    /// The gradient that goes out.
-    pub grad_input: SlotName,
 }
 
 impl GemmSlots {
-    /// The slots of a new layer at `path`, told from those of any other layer at the same path.
+    /// Creates the slots of a new layer at `path`. They differ from those of any other layer, even at the same path.
     pub fn new(path: &str) -> Self {
         let owner = Arc::new(());
         let slot = |role| SlotName { owner: Some(owner.clone()), ..SlotName::new(path, role) };
         Self {
             input: slot(SlotRole::Input),
             weight: slot(SlotRole::Weight),
-            output: slot(SlotRole::Output),
             grad_output: slot(SlotRole::GradOutput),
-            grad_input: slot(SlotRole::GradInput),
         }
     }
 }
 
-/// All that [`Scaling`](crate::Scaling) asks of a model.
+/// Something that has quantized tensors: a layer or a model. [`Scaling::new`](crate::Scaling::new) registers its slots.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::Device;
+/// use fp8_recipe::{Direction, GemmSlots, Scaling, SlotName, Slots};
+///
+/// struct Mlp {
+///     fc1: GemmSlots,
+///     fc2: GemmSlots,
+/// }
+///
+/// impl Slots for Mlp {
+///     fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+///         self.fc1.slots(f);
+///         self.fc2.slots(f);
+///     }
+/// }
+///
+/// let mlp = Mlp { fc1: GemmSlots::new("fc1"), fc2: GemmSlots::new("fc2") };
+/// let scaling = Scaling::new(&mlp, &Device::cpu())?;
+/// assert_eq!(scaling.slot_names(Direction::Backward).len(), 2); // fc1.grad_output, fc2.grad_output
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 pub trait Slots {
     /// Calls `f` with every slot, in any order.
     fn slots(&self, f: &mut dyn FnMut(&SlotName));
@@ -169,9 +242,7 @@ pub trait Slots {
 
 impl Slots for GemmSlots {
     fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
-        [&self.input, &self.weight, &self.output, &self.grad_output, &self.grad_input]
-            .into_iter()
-            .for_each(f);
+        [&self.input, &self.weight, &self.grad_output].into_iter().for_each(f);
     }
 }
 

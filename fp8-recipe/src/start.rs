@@ -18,44 +18,13 @@
 //! Until its first update, a recipe is new: a scope that was left without commit does not count. So its arenas start anew
 //! with each scope before that if other recipes were updated meanwhile.
 
+use crate::by_direction::ByDirection;
 use crate::domain::Domain;
-use crate::recipe::Terms;
-use crate::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport, UnusedArena};
-use crate::{ArenaState, Direction, Recipe, Result, Scaling};
+use crate::saved::Saved;
+use crate::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport};
+use crate::{ArenaState, Direction, Recipe, RecipeLabel, Result, Scaling};
 use fp8_kernels::{Arena, UNSET};
 use std::sync::Arc;
-
-/// A loaded arena that waits for its recipe.
-#[derive(Debug, Clone)]
-pub(crate) struct Saved {
-    pub(crate) arena: ArenaState,
-    pub(crate) terms: Terms,
-    /// Whether a slot of another recipe started from it.
-    pub(crate) is_source: bool,
-}
-
-impl Saved {
-    fn name(&self) -> String {
-        let ArenaState { recipe, group, amax_history, .. } = &self.arena;
-        name(&format!("{recipe},len={}", amax_history.len() + 1), group.as_deref())
-    }
-
-    pub(crate) fn unused(&self) -> UnusedArena {
-        UnusedArena {
-            recipe: self.name().into(),
-            direction: self.arena.direction,
-            updates: self.arena.updates,
-        }
-    }
-}
-
-/// What recipe and group are called.
-pub(crate) fn name(recipe: &str, group: Option<&str>) -> String {
-    match group {
-        Some(group) => format!("{recipe} group={group}"),
-        None => recipe.to_owned(),
-    }
-}
 
 /// All of an arena that is about to start.
 #[derive(Debug)]
@@ -76,7 +45,7 @@ struct Start {
 struct Source<'a> {
     /// All that rules it but the history's length.
     recipe: String,
-    name: Arc<str>,
+    label: RecipeLabel,
     rows: usize,
     last_updates: Vec<u64>,
     held: Held<'a>,
@@ -101,7 +70,7 @@ impl Start {
     /// Continues a saved arena of the same recipe.
     fn own(domain: &Domain, saved: &Saved) -> Self {
         let ArenaState { direction, updates, slots, scale, amax_history, last_updates, .. } = &saved.arena;
-        let (recipe, from): (Arc<str>, Arc<str>) = (domain.key.as_str().into(), saved.name().into());
+        let (recipe, from) = (domain.label(), saved.arena.label());
         let loaded = |slot: &Arc<str>| LoadedSlot {
             slot: slot.clone(),
             direction: *direction,
@@ -129,7 +98,7 @@ impl Start {
         let Recipe::Delayed(recipe) = &domain.recipe else { return Ok(Self::at_rest(domain, names.len())) };
         let (len, slots) = (recipe.amax_history_len, names.len());
         let (rule, own_recipe) = (domain.scale_update(direction), domain.recipe.state_key());
-        let key: Arc<str> = domain.key.as_str().into();
+        let label = domain.label();
         // Of two that are equally new, one was taken from the other: the longer one knows more.
         let newest = |slot: usize| {
             let ran = sources.iter().enumerate().filter(|(_, source)| source.last_updates[slot] > 0);
@@ -152,8 +121,8 @@ impl Start {
                 let loaded = || LoadedSlot {
                     slot: names[slot].clone(),
                     direction,
-                    recipe: key.clone(),
-                    from: source.name.clone(),
+                    recipe: label.clone(),
+                    from: source.label.clone(),
                 };
                 if source.recipe == own_recipe {
                     start.last_updates[slot] = source.last_updates[slot];
@@ -163,7 +132,7 @@ impl Start {
                     continue;
                 }
                 if source.rows == 0 {
-                    start.report.new.push(new_slot(names, slot, direction, &key, StartsNew::NoWindow));
+                    start.report.new.push(new_slot(names, slot, direction, &label, StartsNew::NoWindow));
                     continue;
                 }
                 start.last_updates[slot] = source.last_updates[slot];
@@ -174,11 +143,11 @@ impl Start {
                     start.report.recomputed.push(loaded());
                     continue;
                 }
-                start.report.new.push(new_slot(names, slot, direction, &key, StartsNew::NoAmax));
+                start.report.new.push(new_slot(names, slot, direction, &label, StartsNew::NoAmax));
             }
         }
         for slot in (0..slots).filter(|&slot| chosen[slot].is_none()) {
-            start.report.new.push(new_slot(names, slot, direction, &key, StartsNew::NeverRan));
+            start.report.new.push(new_slot(names, slot, direction, &label, StartsNew::NeverRan));
         }
         for (slot, column) in columns.iter().enumerate() {
             for (row, amax) in newest_of(column, len - 1).into_iter().enumerate() {
@@ -215,7 +184,7 @@ fn new_slot(
     names: &[Arc<str>],
     slot: usize,
     direction: Direction,
-    recipe: &Arc<str>,
+    recipe: &RecipeLabel,
     reason: StartsNew,
 ) -> NewSlot {
     NewSlot { slot: names[slot].clone(), direction, recipe: recipe.clone(), reason }
@@ -243,20 +212,20 @@ impl Scaling {
     /// Makes a domain's arenas and starts them.
     pub(crate) fn start(&mut self, index: usize, records: bool) -> Result<()> {
         self.device.expect_eager("arena", "open a scope of this recipe once before")?;
-        let own = Direction::ALL.map(|direction| self.own_state(index, direction, records, &self.pending));
-        let [forward, backward] = Direction::ALL
-            .map(|direction| self.plan(index, direction, own[direction as usize], &self.pending, true));
-        let starts = [forward?, backward?];
+        let own = |direction| self.own_state(index, direction, records, &self.pending);
+        let own = ByDirection::from_fn(own);
+        let plan = |direction| self.plan(index, direction, own[direction], &self.pending, true);
+        let starts = ByDirection::try_from_fn(plan)?;
         let mut arenas = self.domains[index].new_arenas(&self.clocks)?;
-        for (arena, start) in arenas.iter_mut().zip(&starts) {
-            start.apply(arena)?;
+        for (direction, arena) in arenas.each_mut() {
+            starts[direction].apply(arena)?;
         }
         self.domains[index].arenas = Some(arenas);
         self.finish(index, starts);
         let mut position = 0;
         self.pending.retain(|_| {
             position += 1;
-            !own.contains(&Some(position - 1))
+            ![own.forward, own.backward].contains(&Some(position - 1))
         });
         Ok(())
     }
@@ -270,8 +239,8 @@ impl Scaling {
             let activity = self.activity(index, direction);
             let domain = &mut self.domains[index];
             let Some(arenas) = domain.arenas.as_ref().filter(|_| domain.has_state()) else { return Ok(()) };
-            let follows = &mut domain.follows[direction as usize];
-            if arenas[direction as usize].updates() > 0 {
+            let follows = &mut domain.follows[direction];
+            if arenas[direction].updates() > 0 {
                 *follows = None;
             }
             if follows.is_none_or(|then| then == activity) {
@@ -279,11 +248,11 @@ impl Scaling {
             }
             let start = self.plan(index, direction, None, &self.pending, true)?;
             if let Some(arenas) = &mut self.domains[index].arenas {
-                start.apply(&mut arenas[direction as usize])?;
+                start.apply(&mut arenas[direction])?;
             }
-            let key = self.domains[index].key.clone();
-            self.report.forget(&key, direction);
-            self.domains[index].follows[direction as usize] = Some(activity);
+            let label = self.domains[index].label();
+            self.report.forget(&label, direction);
+            self.domains[index].follows[direction] = Some(activity);
             self.note(start);
         }
         Ok(())
@@ -292,12 +261,12 @@ impl Scaling {
     /// Replaces the state of all domains by `saved`, in which what no domain continues waits for others.
     pub(crate) fn restart(&mut self, mut saved: Vec<Saved>) -> Result<()> {
         // First whom an arena belongs to, then who may take it over with another length or group.
-        let mut owners = vec![[None; 2]; self.domains.len()];
+        let mut owners = vec![ByDirection::<Option<usize>>::default(); self.domains.len()];
         let mut is_free = vec![true; saved.len()];
         for is_exact in [true, false] {
             for (index, owned) in owners.iter_mut().enumerate() {
                 for direction in Direction::ALL {
-                    let own = &mut owned[direction as usize];
+                    let own = &mut owned[direction];
                     if own.is_some() || self.domains[index].arenas.is_none() {
                         continue;
                     }
@@ -314,15 +283,14 @@ impl Scaling {
         let mut starts = Vec::new();
         for (index, owned) in owners.iter().enumerate() {
             if self.domains[index].arenas.is_some() {
-                let [forward, backward] = Direction::ALL
-                    .map(|direction| self.plan(index, direction, owned[direction as usize], &saved, false));
-                starts.push((index, [forward?, backward?]));
+                let plan = |direction| self.plan(index, direction, owned[direction], &saved, false);
+                starts.push((index, ByDirection::try_from_fn(plan)?));
             }
         }
         // From here on only the device can fail.
         self.report = StateReport::default();
         self.weights.clear();
-        for (direction, clock) in Direction::ALL.into_iter().zip(&self.clocks) {
+        for (direction, clock) in self.clocks.each_ref() {
             let mut readings = vec![0; clock.slots()];
             for saved in saved.iter().filter(|saved| saved.arena.direction == direction) {
                 let last = readings.iter_mut().zip(&saved.arena.last_updates);
@@ -330,8 +298,8 @@ impl Scaling {
             }
             clock.set(&readings)?;
         }
-        let used = starts.iter().flat_map(|(_, starts)| starts.iter().flat_map(|start| &start.sources));
-        for &position in used {
+        let used = starts.iter().flat_map(|(_, starts)| starts.each_ref());
+        for &position in used.flat_map(|(_, start)| &start.sources) {
             saved[position].is_source = true;
         }
         let mut is_free = is_free.into_iter();
@@ -339,23 +307,23 @@ impl Scaling {
         self.pending = saved;
         for (index, starts) in &starts {
             if let Some(arenas) = &mut self.domains[*index].arenas {
-                for (arena, start) in arenas.iter_mut().zip(starts) {
-                    start.apply(arena)?;
+                for (direction, arena) in arenas.each_mut() {
+                    starts[direction].apply(arena)?;
                 }
             }
         }
         for (index, mut starts) in starts {
-            starts.iter_mut().for_each(|start| start.sources.clear()); // noted above
+            starts.each_mut().into_iter().for_each(|(_, start)| start.sources.clear()); // noted above
             self.finish(index, starts);
         }
         Ok(())
     }
 
     /// Notes that a domain's arenas have started.
-    fn finish(&mut self, index: usize, starts: [Start; 2]) {
-        for (direction, start) in Direction::ALL.into_iter().zip(starts) {
+    fn finish(&mut self, index: usize, starts: ByDirection<Start>) {
+        for (direction, start) in starts {
             let follows = (!start.is_own).then(|| self.activity(index, direction));
-            self.domains[index].follows[direction as usize] = follows;
+            self.domains[index].follows[direction] = follows;
             self.note(start);
         }
     }
@@ -374,7 +342,7 @@ impl Scaling {
         let others =
             self.domains.iter().enumerate().filter(|(other, domain)| *other != index && domain.has_state());
         let arenas = others.filter_map(|(_, domain)| domain.arenas.as_ref());
-        arenas.fold(0, |sum, arenas| sum.wrapping_add(arenas[direction as usize].updates()))
+        arenas.fold(0, |sum, arenas| sum.wrapping_add(arenas[direction].updates()))
     }
 
     /// Whether loaded state is a domain's own: of its recipe, length and group.
@@ -432,7 +400,7 @@ impl Scaling {
         if let Some(own) = own.and_then(|position| saved.get(position)) {
             return Ok(Start::own(domain, own));
         }
-        let names = &self.names[direction as usize];
+        let names = &self.names[direction];
         let Recipe::Delayed(recipe) = &domain.recipe else { return Ok(Start::at_rest(domain, names.len())) };
         let group = domain.group_id();
         // Amaxes that were not reduced are each rank's own.
@@ -445,10 +413,10 @@ impl Scaling {
             if let (Recipe::Delayed(theirs), Some(arenas)) = (&other.recipe, &other.arenas)
                 && is_common(group, theirs.reduce_amax)
             {
-                let arena = &arenas[direction as usize];
+                let arena = &arenas[direction];
                 sources.push(Source {
                     recipe: other.recipe.state_key(),
-                    name: other.key.as_str().into(),
+                    label: other.label(),
                     rows: theirs.amax_history_len - 1,
                     last_updates: arena.last_updates()?,
                     held: Held::Live(arena),
@@ -468,7 +436,7 @@ impl Scaling {
             {
                 sources.push(Source {
                     recipe: saved.arena.recipe.clone(),
-                    name: saved.name().into(),
+                    label: saved.arena.label(),
                     rows: saved.arena.amax_history.len(),
                     last_updates: saved.arena.last_updates.clone(),
                     held: Held::Saved(position, &saved.arena),

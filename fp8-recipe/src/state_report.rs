@@ -1,14 +1,13 @@
 //! What became of a saved state, and of the amaxes of earlier recipes.
 
-use crate::Direction;
+use crate::{Direction, RecipeLabel};
 use std::fmt;
 use std::sync::Arc;
 
 /// Where the slots of a [`Scaling`](crate::Scaling) started from: what [`load_state`](crate::Scaling::load_state) did with
 /// a saved state, and what recipes that are new to the model took from earlier ones.
 ///
-/// A recipe is named by all its options and the id of its group, as in [`SlotReport`](crate::SlotReport). `Display` writes
-/// one line: "scaling state: 12 slots taken over, 6 slots recomputed (margin=0 → margin=1)".
+/// Recipes have short names, and all of their options on demand: see [`RecipeLabel`]. `Display` writes one line: "scaling state: 12 slots taken over, 6 slots recomputed (margin=0 → margin=1)".
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
@@ -23,8 +22,9 @@ use std::sync::Arc;
 /// }
 /// let report = scaling.state_report();
 /// assert_eq!(&*report.recomputed[0].slot, "fc.input");
-/// assert!(report.recomputed[0].from.contains("margin=0"));
-/// assert_eq!(report.new.len(), 2); // fc.weight and fc.output never ran
+/// assert_eq!(report.recomputed[0].from.to_string(), "delayed");
+/// assert_eq!(report.recomputed[0].recipe.to_string(), "delayed (margin=1)");
+/// assert_eq!(report.new.len(), 1); // fc.weight never ran
 /// # Ok::<(), fp8_recipe::Error>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -50,9 +50,9 @@ pub struct LoadedSlot {
     /// The pass it belongs to.
     pub direction: Direction,
     /// The recipe and group that it runs under.
-    pub recipe: Arc<str>,
+    pub recipe: RecipeLabel,
     /// The recipe and group that recorded the history.
-    pub from: Arc<str>,
+    pub from: RecipeLabel,
 }
 
 /// A slot without a past.
@@ -63,7 +63,7 @@ pub struct NewSlot {
     /// The pass it belongs to.
     pub direction: Direction,
     /// The recipe and group that it runs under.
-    pub recipe: Arc<str>,
+    pub recipe: RecipeLabel,
     /// Why no scale follows from an earlier recipe's history.
     pub reason: StartsNew,
 }
@@ -84,7 +84,7 @@ pub enum StartsNew {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnusedArena {
     /// The recipe and group that it was saved under.
-    pub recipe: Arc<str>,
+    pub recipe: RecipeLabel,
     /// Its pass.
     pub direction: Direction,
     /// Committed scopes that had updated it.
@@ -98,11 +98,11 @@ impl StateReport {
     }
 
     /// Forgets what was said of an arena that starts anew.
-    pub(crate) fn forget(&mut self, recipe: &str, direction: Direction) {
-        let is_kept = |slot: &LoadedSlot| *slot.recipe != *recipe || slot.direction != direction;
+    pub(crate) fn forget(&mut self, recipe: &RecipeLabel, direction: Direction) {
+        let is_kept = |slot: &LoadedSlot| slot.recipe != *recipe || slot.direction != direction;
         self.taken_over.retain(is_kept);
         self.recomputed.retain(is_kept);
-        self.new.retain(|slot| *slot.recipe != *recipe || slot.direction != direction);
+        self.new.retain(|slot| slot.recipe != *recipe || slot.direction != direction);
     }
 
     pub(crate) fn append(&mut self, mut other: Self) {
@@ -123,7 +123,7 @@ impl fmt::Display for StateReport {
             let is_like_first =
                 |slot: &LoadedSlot| (&slot.from, &slot.recipe) == (&first.from, &first.recipe);
             let more = if self.recomputed.iter().all(is_like_first) { "" } else { ", and others" };
-            let change = difference(&first.from, &first.recipe);
+            let change = first.from.difference(&first.recipe);
             parts.push(format!("{} recomputed ({change}{more})", count(self.recomputed.len(), "slot")));
         }
         for (reason, text) in [
@@ -148,31 +148,4 @@ impl fmt::Display for StateReport {
 
 fn count(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
-/// The options in which two recipes differ.
-fn difference(from: &str, to: &str) -> String {
-    let (old, new): (Vec<_>, Vec<_>) = (options(from), options(to));
-    if old.len() != new.len() {
-        return format!("{from} → {to}");
-    }
-    let changed: Vec<_> = old.iter().zip(&new).filter(|(old, new)| old != new).collect();
-    changed.iter().map(|(old, new)| format!("{old} → {new}")).collect::<Vec<_>>().join(", ")
-}
-
-/// `name=value` each.
-fn options(recipe: &str) -> Vec<&str> {
-    let inner = recipe.split_once('(').map_or(recipe, |(_, inner)| inner);
-    // Commas within parentheses belong to a value.
-    let mut depth = 0usize;
-    let separates = move |c: char| {
-        match c {
-            '(' => depth += 1,
-            ')' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        depth == 0 && (c == ',' || c == ' ')
-    };
-    let whole = |option| if str::contains(option, '(') { option } else { option.trim_end_matches(')') };
-    inner.split(separates).map(whole).collect()
 }

@@ -232,7 +232,7 @@ fn each_kind_of_state_that_differs_alone_is_named() {
             both("the optimizer's number of skipped steps"),
         ),
         ("scaling.0.scale", both("the scale of `fc.input`")),
-        ("scaling.1.amax_history", both("the amax history of `fc.grad_input`")),
+        ("scaling.1.amax_history", both("the amax history of `fc.grad_output`")),
     ];
     for (what, [by_agree, by_step]) in &cases {
         let [ours, theirs] = [trained(), trained()];

@@ -16,6 +16,7 @@ mod gradients;
 mod initialization;
 mod llama;
 mod modes;
+mod old_checkpoints;
 mod one_process;
 mod optimizer;
 mod options;

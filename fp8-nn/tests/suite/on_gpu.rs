@@ -18,6 +18,7 @@ mod gradients;
 mod graph;
 mod llama;
 mod modes;
+mod old_checkpoints;
 mod optimizer;
 mod override_slots;
 mod overrides;

@@ -7,7 +7,7 @@ use crate::support::{
 use fp8_recipe::fp8_kernels::DType;
 use fp8_recipe::{
     AutocastOptions, CurrentScaling, DelayedScaling, Direction, Encoding, Error, Format, GemmSlots, Recipe,
-    Scaling, Snapshot,
+    Scaling, SlotName, SlotRole, Slots, Snapshot,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -372,18 +372,29 @@ fn the_dtype_of_what_stays_in_high_precision() {
     assert_eq!(scaling.eval_with(&margin(0), &options).unwrap().compute_dtype(), Some(DType::BF16));
 }
 
+/// A layer that writes its output and its input's gradient in FP8.
+struct WithOutputs(GemmSlots, [SlotName; 2]);
+
+impl Slots for WithOutputs {
+    fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+        self.0.slots(f);
+        self.1.iter().for_each(f);
+    }
+}
+
 #[test]
 fn transposes_are_wanted_where_backward_reads_them() {
     let slots = GemmSlots::new("a");
-    let mut scaling = Scaling::new(&slots, &device()).unwrap();
+    let [output, grad_input] = [SlotRole::Output, SlotRole::GradInput].map(|role| SlotName::new("a", role));
+    let model = WithOutputs(slots.clone(), [output.clone(), grad_input.clone()]);
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut cx = scaling.autocast(&margin(0)).unwrap();
-    let wanted = [&slots.input, &slots.weight, &slots.output].map(|slot| cx.slot(slot).unwrap().columnwise);
+    let wanted = [&slots.input, &slots.weight, &output].map(|slot| cx.slot(slot).unwrap().columnwise);
     assert_eq!(wanted, [true, true, false]);
     let origin = cx.origin(&slots.input);
     cx.commit().unwrap();
     let mut cx = scaling.backward().unwrap();
-    let wanted =
-        [&slots.grad_output, &slots.grad_input].map(|slot| cx.slot(&origin, slot).unwrap().columnwise);
+    let wanted = [&slots.grad_output, &grad_input].map(|slot| cx.slot(&origin, slot).unwrap().columnwise);
     assert_eq!(wanted, [true, false]);
     cx.commit().unwrap();
     assert!(!scaling.eval(&margin(0)).unwrap().slot(&slots.input).unwrap().columnwise);

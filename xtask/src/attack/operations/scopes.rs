@@ -169,7 +169,7 @@ fn forward(
             2 => {
                 let other = self::recipe(&mut case.draw);
                 let nested = case.call("nested", || cx.nested(&other));
-                nested.and_then(|mut nested| case.call("slot", || quantized(x, nested.slot(&layer.output))))
+                nested.and_then(|mut nested| case.call("slot", || quantized(x, nested.slot(&layer.weight))))
             }
             3 => case.call("slot", || quantized(x, cx.slot(&layer.grad_output))),
             _ => case.call("slot", || quantized(x, cx.slot(&layer.input))),

@@ -1,0 +1,161 @@
+//! What lasts: histories, scales and update counts, by name.
+
+use crate::recipe::{MAX_HISTORY_LEN, Terms};
+use crate::{Direction, RecipeLabel, StateDigest};
+use fp8_kernels::UNSET;
+use std::sync::Arc;
+
+/// Counts of updates beyond this one are refused: no training reaches it, and nothing that is counted on from it overflows.
+const MAX_UPDATES: u64 = 1 << 62;
+
+/// The state of a [`Scaling`](crate::Scaling) between two scopes: the scales and histories of all recipes that have been used.
+/// [`Scaling::state`](crate::Scaling::state) returns it, [`Scaling::load_state`](crate::Scaling::load_state) takes it.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut trained = Scaling::new(&fc, &device)?;
+/// let mut cx = trained.autocast(&DelayedScaling { amax_history_len: 3, ..Default::default() }.into())?;
+/// ops::quantize(&Tensor::from_vec(vec![3.5f32], [1, 1], &device)?, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+///
+/// let state = trained.state()?;
+/// let forward = &state.arenas[0];
+/// assert_eq!(forward.scale, [128.0, -1.0]); // fc.input; fc.weight has not run
+/// assert_eq!(forward.amax_history, [[0.0, 0.0], [3.5, 0.0]]);
+///
+/// let mut resumed = Scaling::new(&fc, &device)?;
+/// resumed.load_state(&state)?;
+/// assert_eq!(resumed.state()?, state);
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ScalingState {
+    /// Two arenas for each recipe and group: forward and backward.
+    pub arenas: Vec<ArenaState>,
+}
+
+/// The scales and histories of the slots of one pass, under one recipe and group. [`Scaling::load_state`](crate::Scaling::load_state) says what may differ where it is loaded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ArenaState {
+    /// All options of the recipe but the history's length: the key by which the state is found again.
+    pub recipe: String,
+    /// The id of the group that amaxes are reduced over.
+    pub group: Option<String>,
+    /// The pass.
+    pub direction: Direction,
+    /// The number of committed scopes that have updated it.
+    pub updates: u64,
+    /// Slot names, sorted.
+    pub slots: Vec<Arc<str>>,
+    /// One scale per slot; −1 for a slot that is not calibrated yet.
+    pub scale: Vec<f32>,
+    /// Past amaxes, `[rows][slots]`, oldest row first. The staging row is not part of it.
+    pub amax_history: Vec<Vec<f32>>,
+    /// When each slot's history was last updated, counted slot by slot over all recipes: of two arenas, the one with the
+    /// larger number has the newer history of a slot; 0 is a slot that was never updated. Empty in states saved by versions
+    /// before this field: slots that have a past then count as updated last by the arena that comes later in the list.
+    pub last_updates: Vec<u64>,
+}
+
+impl ArenaState {
+    /// Returns what reports call its recipe and group.
+    pub(crate) fn label(&self) -> RecipeLabel {
+        let key = format!("{},len={}", self.recipe, self.amax_history.len() + 1);
+        RecipeLabel::new(&key, self.group.as_deref())
+    }
+
+    /// Returns why this arena cannot be loaded into a model with the slots `names`: the field, what it holds, what would be
+    /// right.
+    pub(crate) fn problem(&self, names: &[Arc<str>]) -> Option<String> {
+        let slots = names.len();
+        let model = "load it into the model that it was saved from";
+        if let Some((theirs, ours)) = self.slots.iter().zip(names).find(|(a, b)| a != b) {
+            return Some(format!("slots: it has `{theirs}` where this model has `{ours}`: {model}"));
+        }
+        if self.slots.len() != slots {
+            return Some(format!("slots: it has {}, this model {slots}: {model}", self.slots.len()));
+        }
+        if self.scale.len() != slots {
+            return Some(format!("scale: it has {} values for {slots} slots", self.scale.len()));
+        }
+        if let Some((row, values)) = self.amax_history.iter().enumerate().find(|(_, row)| row.len() != slots)
+        {
+            return Some(format!("amax_history: row {row} has {} values for {slots} slots", values.len()));
+        }
+        if self.amax_history.len() >= MAX_HISTORY_LEN {
+            let rows = self.amax_history.len();
+            return Some(format!(
+                "amax_history: it has {rows} rows: expected at most {}",
+                MAX_HISTORY_LEN - 1
+            ));
+        }
+        if !self.last_updates.is_empty() && self.last_updates.len() != slots {
+            return Some(format!(
+                "last_updates: it has {} values for {slots} slots",
+                self.last_updates.len()
+            ));
+        }
+        let counts = [("updates", Some(&self.updates)), ("last_updates", self.last_updates.iter().max())];
+        for (field, count) in counts {
+            if let Some(count) = count.filter(|&&count| count > MAX_UPDATES) {
+                return Some(format!("{field}: {count}: expected at most 2^62, which no training reaches"));
+            }
+        }
+        let is_scale = |scale: f32| scale == UNSET || scale.is_finite() && scale >= f32::MIN_POSITIVE;
+        if let Some((name, scale)) = names.iter().zip(&self.scale).find(|(_, scale)| !is_scale(**scale)) {
+            return Some(format!(
+                "scale: {scale:e} for `{name}`: expected -1 (not calibrated) or a finite number of at least 2^-126"
+            ));
+        }
+        // NaN is refused under every recipe: quantizing leaves it out of the amax.
+        let records_infinity = Terms::parse(&self.recipe).is_some_and(|terms| terms.record_non_finite);
+        let is_amax = |amax: f32| {
+            !amax.is_sign_negative() && (amax.is_finite() || amax == f32::INFINITY && records_infinity)
+        };
+        for row in &self.amax_history {
+            if let Some((name, amax)) = names.iter().zip(row).find(|(_, amax)| !is_amax(**amax)) {
+                let or_infinity = if records_infinity { " or infinity" } else { "" };
+                return Some(format!(
+                    "amax_history: {amax:e} for `{name}`: expected a finite number of at least 0{or_infinity}"
+                ));
+            }
+        }
+        None
+    }
+
+    /// The same with every slot's last update. Where none were saved, slots that have a past count as updated at `default`.
+    pub(crate) fn with_last_updates(&self, default: u64) -> Self {
+        let mut arena = self.clone();
+        if arena.last_updates.is_empty() {
+            let has_past = |slot: usize| {
+                arena.scale[slot] != UNSET || arena.amax_history.iter().any(|row| row[slot] != 0.0)
+            };
+            arena.last_updates =
+                (0..arena.slots.len()).map(|slot| if has_past(slot) { default } else { 0 }).collect();
+        }
+        arena
+    }
+
+    /// One digest for each slot's scale and history, and one for the number of updates; `of` ends their names.
+    pub(crate) fn digests(&self, of: &str) -> Vec<StateDigest> {
+        let mut all = Vec::new();
+        for (index, (slot, scale)) in self.slots.iter().zip(&self.scale).enumerate() {
+            all.push(StateDigest::new(format!("the scale of `{slot}`{of}"), [scale.to_le_bytes()]));
+            let history =
+                self.amax_history.iter().filter_map(|row| row.get(index)).map(|amax| amax.to_le_bytes());
+            all.push(StateDigest::new(format!("the amax history of `{slot}`{of}"), history));
+        }
+        let name = format!("the number of {} updates{of}", self.direction);
+        all.push(StateDigest::new(name, [self.updates.to_le_bytes()]));
+        all
+    }
+
+    /// Whether all ranks of a group have it in common: it has been updated, from amaxes that were reduced. An arena that
+    /// was never updated starts from others whenever they change, and says nothing by itself.
+    pub(crate) fn is_common(&self) -> bool {
+        self.updates > 0 && Terms::parse(&self.recipe).is_none_or(|terms| terms.reduce_amax)
+    }
+}

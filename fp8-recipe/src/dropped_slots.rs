@@ -1,0 +1,58 @@
+//! Slots that states of earlier versions contain although no layer wrote them.
+//!
+//! Earlier versions registered five slots for each GEMM. The slots `*.output` and `*.grad_input` were never written by the
+//! layers of fp8-nn, so they are registered only by layers that use them now. Where a saved state has such slots, the model
+//! does not register them and they never ran, loading leaves them out.
+
+use crate::recipe::Terms;
+use crate::{ArenaState, SlotRole};
+use fp8_kernels::UNSET;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+impl ArenaState {
+    /// Returns the arena without the output and input-gradient slots that never ran and that are not in `registered`, which
+    /// is sorted. An arena whose parts differ in length is returned as it is, for its check to refuse.
+    pub(crate) fn without_dropped_slots(&self, registered: &[Arc<str>]) -> Cow<'_, Self> {
+        let slots = self.slots.len();
+        let has_all = |len: usize| len == slots;
+        let is_whole = has_all(self.scale.len())
+            && self.amax_history.iter().all(|row| has_all(row.len()))
+            && (self.last_updates.is_empty() || has_all(self.last_updates.len()));
+        let kept: Vec<bool> =
+            (0..slots).map(|slot| !(is_whole && self.is_dropped(slot, registered))).collect();
+        if kept.iter().all(|&kept| kept) {
+            return Cow::Borrowed(self);
+        }
+        Cow::Owned(Self {
+            slots: filtered(&self.slots, &kept),
+            scale: filtered(&self.scale, &kept),
+            amax_history: self.amax_history.iter().map(|row| filtered(row, &kept)).collect(),
+            last_updates: filtered(&self.last_updates, &kept),
+            recipe: self.recipe.clone(),
+            group: self.group.clone(),
+            ..*self
+        })
+    }
+
+    fn is_dropped(&self, slot: usize, registered: &[Arc<str>]) -> bool {
+        let name = &self.slots[slot];
+        let role = name.rsplit_once('.').map(|(_, role)| role);
+        let has_role = [SlotRole::Output, SlotRole::GradInput].iter().any(|of| role == Some(of.name()));
+        has_role && registered.binary_search(name).is_err() && !self.has_run(slot)
+    }
+
+    /// Whether a slot's scale or history was ever updated.
+    fn has_run(&self, slot: usize) -> bool {
+        // Transformer Engine's first-step rule starts with scale 1.
+        let calibrates = Terms::parse(&self.recipe).is_none_or(|terms| terms.calibrate_first_step);
+        let first_scale = if calibrates { UNSET } else { 1.0 };
+        self.scale[slot] != first_scale
+            || self.amax_history.iter().any(|row| row[slot] != 0.0)
+            || self.last_updates.get(slot).is_some_and(|&last| last > 0)
+    }
+}
+
+fn filtered<T: Clone>(values: &[T], kept: &[bool]) -> Vec<T> {
+    values.iter().zip(kept).filter(|(_, kept)| **kept).map(|(value, _)| value.clone()).collect()
+}

@@ -1,0 +1,32 @@
+//! The arguments and the kind of an open scope.
+
+use crate::outcome::Outcome;
+use fp8_kernels::DType;
+use std::sync::Arc;
+
+/// The arguments of one scope or nested scope.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Frame {
+    pub(crate) domain: usize,
+    pub(crate) enabled: bool,
+    pub(crate) calibrating: bool,
+    pub(crate) compute_dtype: Option<DType>,
+}
+
+impl Frame {
+    /// Returns whether amaxes are recorded.
+    pub(crate) const fn records(&self) -> bool {
+        self.enabled || self.calibrating
+    }
+}
+
+/// What a forward scope does with amaxes, and which scales it uses.
+#[derive(Debug, Clone)]
+pub(crate) enum Mode {
+    /// Records amaxes and uses the present scales.
+    Record,
+    /// Records nothing.
+    Evaluate,
+    /// Records nothing and uses the scales that a snapshot kept.
+    Replay(Arc<Outcome>),
+}

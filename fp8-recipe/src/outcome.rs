@@ -1,0 +1,49 @@
+//! How a forward scope ended, as its backward sees it.
+
+use fp8_kernels::Cell;
+use std::sync::OnceLock;
+
+/// How a forward scope ended. All [`Origin`](crate::Origin)s and [`Snapshot`](crate::Snapshot)s of the scope share it; it is
+/// empty while the scope is open.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome(OnceLock<Ending>);
+
+#[derive(Debug)]
+pub(crate) enum Ending {
+    Committed {
+        /// The domains that it touched. Backward touches them all, so that ranks on which some layer had nothing to do
+        /// still take part in its reduction.
+        touched: Vec<usize>,
+        /// Forward scales by domain and slot, if a snapshot was taken.
+        scales: Option<Vec<Vec<Cell>>>,
+    },
+    Discarded,
+    /// Its guard was dropped, or its commit failed.
+    Left,
+}
+
+impl Outcome {
+    /// The first ending is the one that counts.
+    pub(crate) fn end(&self, ending: Ending) {
+        self.0.get_or_init(|| ending);
+    }
+
+    /// The domains that a committed scope touched, or what the scope was instead.
+    pub(crate) fn touched(&self) -> Result<&[usize], &'static str> {
+        match self.0.get() {
+            Some(Ending::Committed { touched, .. }) => Ok(touched),
+            Some(Ending::Discarded) => Err("a forward scope that was discarded"),
+            Some(Ending::Left) | None => Err(
+                "a forward scope that was left without commit: call `commit` on its guard before backward",
+            ),
+        }
+    }
+
+    /// The scales of a committed scope in which a snapshot was taken.
+    pub(crate) fn scales(&self) -> Option<&[Vec<Cell>]> {
+        match self.0.get() {
+            Some(Ending::Committed { scales, .. }) => scales.as_deref(),
+            _ => None,
+        }
+    }
+}

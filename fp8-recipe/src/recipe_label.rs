@@ -1,0 +1,238 @@
+//! Short names of recipes for reports and errors.
+//!
+//! A recipe's key lists all of its options and is what arenas and checkpoints go by. People read a short name instead: the
+//! nearest of the recipes that [`Recipe::from_name`] knows, and the options that differ from it.
+
+use crate::Recipe;
+use std::fmt;
+use std::sync::Arc;
+
+/// Names a recipe, and the group that its amaxes are reduced over, in a report.
+///
+/// `Display` writes a short name with the options that differ from the defaults: `delayed`, `te-v0`, `delayed (margin=1)`,
+/// `delayed (margin=1), group dp`. Labels of different recipes have different names. [`details`](Self::details) lists every
+/// option.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let mut cx = scaling.autocast(&DelayedScaling { margin: 1, ..Default::default() }.into())?;
+/// ops::quantize(&Tensor::from_vec(vec![3.5f32], [1, 1], &device)?, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+///
+/// let label = &scaling.slot_reports()?[0].recipe;
+/// assert_eq!(label.to_string(), "delayed (margin=1)");
+/// assert!(label.details().starts_with("delayed(margin=1,interval=1,fp8_format=HYBRID,"));
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RecipeLabel {
+    key: Arc<str>,
+    group: Option<Arc<str>>,
+}
+
+impl RecipeLabel {
+    /// Labels the recipe with this key, the history's length included.
+    pub(crate) fn new(key: &str, group: Option<&str>) -> Self {
+        Self { key: key.into(), group: group.map(Into::into) }
+    }
+
+    /// Returns all options of the recipe, and the id of its group if it has one.
+    pub fn details(&self) -> String {
+        let Self { key, group } = self;
+        group.as_ref().map_or_else(|| key.to_string(), |group| format!("{key} group={group}"))
+    }
+
+    /// Returns the options in which two recipes differ: `margin=0 → margin=1`. Recipes of different kinds are named.
+    pub(crate) fn difference(&self, to: &Self) -> String {
+        let (Some(old), Some(new)) = (Options::parse(&self.key), Options::parse(&to.key)) else {
+            return format!("{self} → {to}");
+        };
+        if !old.is_comparable(&new) || self.group.is_some() != to.group.is_some() {
+            return format!("{self} → {to}");
+        }
+        let changes = old.0.iter().zip(&new.0).filter(|(old, new)| old != new);
+        let mut changes: Vec<String> = changes
+            .map(|((name, old), (_, new))| format!("{} → {}", Shown(name, old), Shown(name, new)))
+            .collect();
+        if let (Some(old), Some(new)) = (&self.group, &to.group)
+            && old != new
+        {
+            changes.push(format!("group {old} → group {new}"));
+        }
+        changes.join(", ")
+    }
+}
+
+impl fmt::Display for RecipeLabel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let short = short_name(&self.key);
+        match &self.group {
+            Some(group) => f.pad(&format!("{short}, group {group}")),
+            None => f.pad(&short),
+        }
+    }
+}
+
+/// Writes the recipe's short name: `delayed`, `current`, `te-v0`, followed by the options that differ from it.
+///
+/// ```
+/// use fp8_recipe::{CurrentScaling, DelayedScaling, Recipe};
+///
+/// assert_eq!(Recipe::from(CurrentScaling::default()).to_string(), "current");
+/// assert_eq!(Recipe::from(DelayedScaling::te_v0()).to_string(), "te-v0");
+/// let recipe = DelayedScaling { margin: 1, amax_history_len: 16, ..Default::default() };
+/// assert_eq!(Recipe::from(recipe).to_string(), "delayed (margin=1, amax_history_len=16)");
+/// ```
+impl fmt::Display for Recipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&short_name(&self.key()))
+    }
+}
+
+/// The short name of the recipe with this key; the key itself if no recipe has it.
+fn short_name(key: &str) -> String {
+    let Some(options) = Options::parse(key) else { return key.to_owned() };
+    let bases =
+        Recipe::NAMES.into_iter().filter_map(|name| Some((name, Recipe::from_name(name).ok()?.key())));
+    let mut nearest: Option<(&str, Vec<String>)> = None;
+    for (name, base) in bases {
+        let Some(base) = Options::parse(&base).filter(|base| base.is_comparable(&options)) else { continue };
+        let pairs = base.0.iter().zip(&options.0).skip(1);
+        let changes = pairs.filter(|(base, option)| base != option);
+        let changes: Vec<_> = changes.map(|(_, (name, value))| Shown(name, value).to_string()).collect();
+        if nearest.as_ref().is_none_or(|(_, fewest)| changes.len() < fewest.len()) {
+            nearest = Some((name, changes));
+        }
+    }
+    match nearest {
+        Some((name, changes)) if changes.is_empty() => name.to_owned(),
+        Some((name, changes)) => format!("{name} ({})", changes.join(", ")),
+        None => key.to_owned(),
+    }
+}
+
+/// The names and values of a key's options, behind the kind of recipe, whose name is empty.
+struct Options<'a>(Vec<(&'a str, &'a str)>);
+
+impl<'a> Options<'a> {
+    /// Reads `kind(name=value,…),name=value`. Commas and parentheses within parentheses or quotes belong to a value.
+    fn parse(key: &'a str) -> Option<Self> {
+        let (kind, mut rest) = key.split_once('(')?;
+        let mut options = vec![("", kind)];
+        while !rest.is_empty() {
+            let end = end_of_option(rest);
+            let (option, after) = rest.split_at_checked(end)?;
+            if !option.is_empty() {
+                options.push(option.split_once('=')?);
+            }
+            rest = after.get(1..).unwrap_or_default();
+        }
+        Some(Self(options))
+    }
+
+    /// Whether both are of one kind and list the same options.
+    fn is_comparable(&self, other: &Self) -> bool {
+        let names = |options: &Self| options.0.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+        names(self) == names(other) && self.0.first() == other.0.first()
+    }
+}
+
+/// The index of the comma or closing parenthesis that ends the first option of `text`.
+fn end_of_option(text: &str) -> usize {
+    let (mut depth, mut is_quoted, mut is_escaped) = (0usize, false, false);
+    for (index, c) in text.char_indices() {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' if is_quoted => is_escaped = true,
+            '"' => is_quoted = !is_quoted,
+            _ if is_quoted => {}
+            '(' => depth += 1,
+            ')' | ',' if depth == 0 => return index,
+            ')' => depth -= 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// An option under the name of the recipe's field.
+struct Shown<'a>(&'a str, &'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(name, value) = self;
+        let name = match *name {
+            "amax" => "amax_compute_algo",
+            "scale" => "scaling_factor_compute_algo",
+            "override" => "override_linear_precision",
+            "len" => "amax_history_len",
+            name => name,
+        };
+        write!(f, "{name}={value}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AmaxComputeAlgo, CurrentScaling, CustomAmax, DelayedScaling, Format};
+
+    fn short(recipe: impl Into<Recipe>) -> String {
+        recipe.into().to_string()
+    }
+
+    #[test]
+    fn a_short_name_says_what_differs_from_the_nearest_default() {
+        assert_eq!(short(DelayedScaling::default()), "delayed");
+        assert_eq!(short(DelayedScaling { margin: 3, ..DelayedScaling::te_v0() }), "te-v0 (margin=3)");
+        let current = CurrentScaling { fp8_format: Format::E4M3, ..Default::default() };
+        assert_eq!(short(current), "current (fp8_format=E4M3)");
+        let overridden = (false, true, false);
+        let recipe = DelayedScaling {
+            amax_compute_algo: AmaxComputeAlgo::MostRecent,
+            override_linear_precision: overridden,
+            reduce_amax: false,
+            ..Default::default()
+        };
+        let expected = "delayed (amax_compute_algo=most_recent, override_linear_precision=(false, true, false), \
+                        reduce_amax=false)";
+        assert_eq!(short(recipe), expected);
+    }
+
+    #[test]
+    fn no_name_of_a_function_is_taken_for_an_option() {
+        for name in ["a", "a),margin=1", "a\",margin=1", "\\", "(", "a, b"] {
+            let function = CustomAmax { name: name.into(), function: Arc::new(|_| 1.0) };
+            let amax_compute_algo = AmaxComputeAlgo::Custom(function);
+            let recipe = DelayedScaling { amax_compute_algo, margin: 7, ..Default::default() };
+            let expected = format!("delayed (margin=7, amax_compute_algo=custom({name:?}))");
+            assert_eq!(short(recipe), expected);
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_no_key_is_shown_as_it_is() {
+        for text in ["", "x", "delayed", "delayed(", "delayed(margin=0)", "delayed(é,)", "other(a=1)", "x)(,"]
+        {
+            assert_eq!(RecipeLabel::new(text, None).to_string(), text);
+            assert_eq!(RecipeLabel::new(text, Some("dp")).to_string(), format!("{text}, group dp"));
+        }
+    }
+
+    #[test]
+    fn a_difference_names_options_or_both_recipes() {
+        let label = |recipe: Recipe, group| RecipeLabel::new(&recipe.key(), group);
+        let margin = |margin| Recipe::from(DelayedScaling { margin, ..Default::default() });
+        let [zero, one] = [0, 1].map(|m| label(margin(m), Some("dp")));
+        assert_eq!(zero.difference(&one), "margin=0 → margin=1");
+        assert_eq!(zero.difference(&label(margin(0), Some("tp"))), "group dp → group tp");
+        assert_eq!(label(margin(0), None).difference(&one), "delayed → delayed (margin=1), group dp");
+        let current = label(CurrentScaling::default().into(), Some("dp"));
+        assert_eq!(zero.difference(&current), "delayed, group dp → current, group dp");
+        assert!(zero.details().ends_with(",len=1024 group=dp"), "{}", zero.details());
+    }
+}

@@ -1,0 +1,23 @@
+//! Loaded state that waits for its recipe.
+
+use crate::recipe::Terms;
+use crate::{ArenaState, UnusedArena};
+
+/// A loaded arena that waits for its recipe.
+#[derive(Debug, Clone)]
+pub(crate) struct Saved {
+    pub(crate) arena: ArenaState,
+    pub(crate) terms: Terms,
+    /// Whether a slot of another recipe started from it.
+    pub(crate) is_source: bool,
+}
+
+impl Saved {
+    pub(crate) fn unused(&self) -> UnusedArena {
+        UnusedArena {
+            recipe: self.arena.label(),
+            direction: self.arena.direction,
+            updates: self.arena.updates,
+        }
+    }
+}
