@@ -80,7 +80,7 @@ impl Cell {
 
     /// What the host knows of its block, and its place there. None on the CPU.
     #[cfg(feature = "cuda")]
-    pub(crate) fn known(&self) -> Option<(&crate::cuda::Known, usize)> {
+    pub(crate) fn known(&self) -> Option<(&crate::backend::cuda::Known, usize)> {
         match &self.cells.block {
             CellBlock::Cuda(_, known) => Some((known, self.index)),
             CellBlock::Cpu(_) => None,
@@ -89,7 +89,11 @@ impl Cell {
 
     /// One f32 on a GPU, which queued work fills.
     #[cfg(feature = "cuda")]
-    pub(crate) fn from_cuda(buffer: crate::cuda::Buffer, known: crate::cuda::Known, device: &Device) -> Self {
+    pub(crate) fn from_cuda(
+        buffer: crate::backend::cuda::Buffer,
+        known: crate::backend::cuda::Known,
+        device: &Device,
+    ) -> Self {
         let block = CellBlock::Cuda(buffer, Arc::new(known));
         Self { cells: Cells { device: device.clone(), block }, index: 0 }
     }
@@ -198,7 +202,7 @@ enum CellBlock {
     /// The bits of each, so that an integer maximum is the maximum of amaxes.
     Cpu(Arc<Vec<AtomicI32>>),
     #[cfg(feature = "cuda")]
-    Cuda(crate::cuda::Buffer, Arc<crate::cuda::Known>),
+    Cuda(crate::backend::cuda::Buffer, Arc<crate::backend::cuda::Known>),
 }
 
 impl Cells {
@@ -216,7 +220,7 @@ impl Cells {
             #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => {
                 let cells = gpu.filled_f32(value, len)?;
-                CellBlock::Cuda(cells, Arc::new(crate::cuda::Known::new(gpu, len, value)?))
+                CellBlock::Cuda(cells, Arc::new(crate::backend::cuda::Known::new(gpu, len, value)?))
             }
         };
         Ok(Self { device: device.clone(), block })
@@ -315,7 +319,7 @@ impl Cells {
             CellBlock::Cuda(cells, _) => {
                 let range = within(start..start.saturating_add(values.len()), cells.len());
                 let address = cells.ptr() + 4 * range.start as u64;
-                crate::cuda::cells::merge_max(
+                crate::backend::cuda::ops::cells::merge_max(
                     self.device.gpu("merge_max")?,
                     address,
                     &values[..range.len()],
@@ -334,7 +338,11 @@ impl Cells {
             }
             #[cfg(feature = "cuda")]
             CellBlock::Cuda(cells, _) => {
-                crate::cuda::cells::replace_negative(self.device.gpu("replace_negative")?, cells, value)?;
+                crate::backend::cuda::ops::cells::replace_negative(
+                    self.device.gpu("replace_negative")?,
+                    cells,
+                    value,
+                )?;
             }
         }
         Ok(())
@@ -351,7 +359,7 @@ impl Cells {
 
     /// On a GPU, or an error that names `op`.
     #[cfg(feature = "cuda")]
-    pub(crate) fn cuda(&self, op: &'static str) -> Result<&crate::cuda::Buffer> {
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<&crate::backend::cuda::Buffer> {
         match &self.block {
             CellBlock::Cuda(buffer, _) => Ok(buffer),
             CellBlock::Cpu(_) => {
@@ -383,7 +391,7 @@ enum CountBlock {
     Cpu(Arc<Vec<AtomicU64>>),
     /// Eight bytes each.
     #[cfg(feature = "cuda")]
-    Cuda(crate::cuda::Buffer),
+    Cuda(crate::backend::cuda::Buffer),
 }
 
 impl Counts {
@@ -451,7 +459,7 @@ impl Counts {
 
     /// On a GPU, or an error that names `op`.
     #[cfg(feature = "cuda")]
-    pub(crate) fn cuda(&self, op: &'static str) -> Result<&crate::cuda::Buffer> {
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<&crate::backend::cuda::Buffer> {
         match &self.block {
             CountBlock::Cuda(buffer) => Ok(buffer),
             CountBlock::Cpu(_) => {

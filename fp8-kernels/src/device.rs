@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 #[cfg(feature = "cuda")]
-use crate::cuda::{CudaOptions, Gpu};
+use crate::backend::cuda::{CudaOptions, Gpu};
 use crate::{Error, Result};
 use std::fmt;
 

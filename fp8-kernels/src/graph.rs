@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 #[cfg(feature = "cuda")]
-use crate::cuda::CudaGraph;
+use crate::backend::cuda::CudaGraph;
 use crate::{Device, Error, Result};
 use std::fmt;
 use std::sync::Arc;

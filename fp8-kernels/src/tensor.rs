@@ -4,7 +4,7 @@
 //! say who shares it.
 
 use crate::backend::Backend;
-use crate::cpu::Buffer;
+use crate::backend::cpu::Buffer;
 use crate::dtype::Element;
 use crate::{DType, Device, Error, Result, Shape, host};
 use half::{bf16, f16};
@@ -30,7 +30,7 @@ pub struct Tensor {
 pub(crate) enum Storage {
     Cpu(Buffer),
     #[cfg(feature = "cuda")]
-    Cuda(crate::cuda::Buffer),
+    Cuda(crate::backend::cuda::Buffer),
 }
 
 impl Tensor {
@@ -386,14 +386,14 @@ impl Tensor {
     }
 
     #[cfg(feature = "cuda")]
-    pub(crate) fn from_cuda(buffer: crate::cuda::Buffer, shape: Shape, device: &Device) -> Self {
+    pub(crate) fn from_cuda(buffer: crate::backend::cuda::Buffer, shape: Shape, device: &Device) -> Self {
         debug_assert!(shape.check_size("from_cuda").is_ok() && buffer.len() == shape.numel(), "{shape}");
         Self { shape, device: device.clone(), storage: Storage::Cuda(buffer) }
     }
 
     /// The elements of a tensor on a GPU.
     #[cfg(feature = "cuda")]
-    pub(crate) fn cuda(&self, op: &'static str) -> Result<&crate::cuda::Buffer> {
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<&crate::backend::cuda::Buffer> {
         match &self.storage {
             Storage::Cuda(buffer) => Ok(buffer),
             Storage::Cpu(_) => {
@@ -405,7 +405,7 @@ impl Tensor {
     /// The elements of a tensor on a GPU, to change. `name` is what an error calls the buffer.
     #[cfg(feature = "cuda")]
     #[expect(clippy::needless_pass_by_ref_mut, reason = "who changes elements holds the tensor alone")]
-    pub(crate) fn cuda_mut(&mut self, name: &str) -> Result<&crate::cuda::Buffer> {
+    pub(crate) fn cuda_mut(&mut self, name: &str) -> Result<&crate::backend::cuda::Buffer> {
         match self.holders() {
             0 => self.cuda("in-place update"),
             holders => Err(Error::Shared { name: name.to_owned(), holders }),

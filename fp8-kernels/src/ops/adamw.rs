@@ -85,7 +85,7 @@ pub struct AdamWFactors {
     /// The device has older ones.
     is_stale: AtomicBool,
     #[cfg(feature = "cuda")]
-    buffer: Option<crate::cuda::Buffer>,
+    buffer: Option<crate::backend::cuda::Buffer>,
 }
 
 impl AdamWFactors {
@@ -129,7 +129,7 @@ impl AdamWFactors {
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
         let elsewhere = || Error::Devices { op, lhs: self.device.to_string(), rhs: "a GPU".to_owned() };
-        self.buffer.as_ref().map(crate::cuda::Buffer::ptr).ok_or_else(elsewhere)
+        self.buffer.as_ref().map(crate::backend::cuda::Buffer::ptr).ok_or_else(elsewhere)
     }
 
     /// A copy of the numbers: a panic while they are copied leaves them whole.

@@ -109,7 +109,7 @@ impl From<Option<&Buffer>> for Arg {
 
 /// `args![x, n as u64, 0.5f32]`: the arguments of one launch, in the kernel's order.
 macro_rules! args {
-    ($($arg:expr),* $(,)?) => { [$($crate::cuda::launch::Arg::from($arg)),*] };
+    ($($arg:expr),* $(,)?) => { [$($crate::backend::cuda::runtime::launch::Arg::from($arg)),*] };
 }
 pub(crate) use args;
 

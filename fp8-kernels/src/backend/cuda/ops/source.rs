@@ -1,12 +1,12 @@
 //! The kernel files: their text, and the PTX that was made of it for machines without the compiler.
 
 /// The text in front of every kernel file.
-const PRELUDE: &str = include_str!("kernels/prelude.cuh");
+const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
 const HEADERS: [(&str, &str); 2] = [
-    ("attention.cuh", include_str!("kernels/attention.cuh")),
-    ("attention_backward.cuh", include_str!("kernels/attention_backward.cuh")),
+    ("attention.cuh", include_str!("attention.cuh")),
+    ("attention_backward.cuh", include_str!("attention_backward.cuh")),
 ];
 
 /// `sources![(Variant, "stem")]`: one program per kernel file.
@@ -25,12 +25,12 @@ macro_rules! sources {
             }
 
             const fn text(self) -> &'static str {
-                match self { $(Self::$variant => include_str!(concat!("kernels/", $stem, ".cu"))),* }
+                match self { $(Self::$variant => include_str!(concat!($stem, ".cu"))),* }
             }
 
             /// PTX of this very text for sm_89, which every later GPU's driver compiles on loading.
             pub(crate) const fn snapshot(self) -> &'static str {
-                match self { $(Self::$variant => include_str!(concat!("snapshots/", $stem, ".ptx"))),* }
+                match self { $(Self::$variant => include_str!(concat!("../../../cuda/snapshots/", $stem, ".ptx"))),* }
             }
         }
     };

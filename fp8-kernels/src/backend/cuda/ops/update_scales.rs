@@ -2,7 +2,7 @@
 
 use super::rule::RuleArgs;
 use super::{Gpu, Grid, Source, args};
-use crate::cpu::update_scales::{Table, recompute};
+use crate::backend::cpu::update_scales::{Table, recompute};
 use crate::ops::{AmaxRule, ScaleUpdate};
 use crate::{Arena, Result};
 use std::cell::Cell;

@@ -3,7 +3,7 @@
 use super::rule::RuleArgs;
 use super::slot::launch_scale;
 use super::{Gpu, cells};
-use crate::cpu::scale_from_amax::scale_from_amax as on_host;
+use crate::backend::cpu::scale_from_amax::scale_from_amax as on_host;
 use crate::{Cell, DType, Result, ScaleRule, Tensor};
 
 pub(crate) fn scale_from_amax(gpu: &Gpu, amax: &Tensor, rule: &ScaleRule) -> Result<Cell> {

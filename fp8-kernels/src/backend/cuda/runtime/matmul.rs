@@ -27,40 +27,40 @@ const MOST_PLANS: usize = 1024;
 
 /// A kind of product: what a plan is made for. Row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Product {
+pub(crate) struct Product {
     /// `y` is `[m, n]`.
-    pub(super) m: usize,
-    pub(super) n: usize,
+    pub(crate) m: usize,
+    pub(crate) n: usize,
     /// The number of products in a sum.
-    pub(super) k: usize,
+    pub(crate) k: usize,
     /// Stored as `[k, m]`, not `[m, k]`.
-    pub(super) left_transposed: bool,
+    pub(crate) left_transposed: bool,
     /// Stored as `[n, k]`, not `[k, n]`.
-    pub(super) right_transposed: bool,
-    pub(super) left: Type,
-    pub(super) right: Type,
-    pub(super) out: Type,
+    pub(crate) right_transposed: bool,
+    pub(crate) left: Type,
+    pub(crate) right: Type,
+    pub(crate) out: Type,
     /// Added to each row, in this type.
-    pub(super) bias: Option<Type>,
+    pub(crate) bias: Option<Type>,
     /// `y += …`.
-    pub(super) accumulate: bool,
+    pub(crate) accumulate: bool,
     /// Fewer bits in sums.
-    pub(super) fast: bool,
+    pub(crate) fast: bool,
 }
 
 /// Addresses of one call; 0 for what the product does not have.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Places {
-    pub(super) left: u64,
-    pub(super) right: u64,
-    pub(super) out: u64,
-    pub(super) bias: u64,
+pub(crate) struct Places {
+    pub(crate) left: u64,
+    pub(crate) right: u64,
+    pub(crate) out: u64,
+    pub(crate) bias: u64,
     /// Factors of FP8 operands.
-    pub(super) left_scale: u64,
-    pub(super) right_scale: u64,
+    pub(crate) left_scale: u64,
+    pub(crate) right_scale: u64,
     /// The scale of an FP8 output, and where its amax goes.
-    pub(super) out_scale: u64,
-    pub(super) out_amax: u64,
+    pub(crate) out_scale: u64,
+    pub(crate) out_amax: u64,
 }
 
 impl Places {
@@ -393,7 +393,7 @@ impl Gpu {
     /// # Safety
     /// `places` name memory of this device, used on its stream: matrices without gaps of the extents and types of
     /// `product`, a bias of n values, one f32 each for scales and the amax.
-    pub(super) unsafe fn matmul(&self, op: &'static str, product: &Product, places: &Places) -> Result<()> {
+    pub(crate) unsafe fn matmul(&self, op: &'static str, product: &Product, places: &Places) -> Result<()> {
         self.ready()?;
         let mut blas = self.blas().lock();
         let blas = match &mut *blas {

@@ -15,7 +15,7 @@ pub(super) type Handle = *mut c_void;
 
 /// Element types, `cudaDataType_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Type {
+pub(crate) enum Type {
     F32,
     F16,
     Bf16,
