@@ -1,14 +1,21 @@
-//! The backends, and how an operation reaches the one that its arguments lie on.
+//! The backends, and how an operation reaches the one that its arguments are on.
+//!
+//! Without the `cuda` feature `absent` takes the place of `cuda`: the same names with no values, so that no other file asks
+//! which features are on.
 
+#[cfg(not(feature = "cuda"))]
+pub(crate) mod absent;
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 
-/// One variant per backend. Holds what its operations need: nothing on the CPU.
+#[cfg(not(feature = "cuda"))]
+pub(crate) use absent as cuda;
+
+/// The backend of a device, with what its operations need: nothing on the CPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Backend {
     Cpu,
-    #[cfg(feature = "cuda")]
     Cuda(cuda::Gpu),
 }
 
@@ -24,6 +31,8 @@ macro_rules! dispatch {
                 let gpu = gpu.clone();
                 $crate::backend::cuda::ops::$file::$function(&gpu, $($argument),*)
             }
+            #[cfg(not(feature = "cuda"))]
+            $crate::backend::Backend::Cuda(gpu) => match *gpu {},
         }
     };
 }

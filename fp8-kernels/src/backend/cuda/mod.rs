@@ -6,9 +6,11 @@
 
 #![expect(unsafe_code, reason = "the driver's API is C")]
 
+mod device;
 pub(crate) mod ops;
 mod runtime;
 
+pub(crate) use device::open;
 pub use runtime::interop;
 pub(crate) use runtime::{Buffer, CudaGraph, Gpu, Known};
 pub use runtime::{CudaOptions, GemmTuning};

@@ -147,9 +147,18 @@ impl Gpu {
         self.0.capability
     }
 
+    pub(crate) fn transpose_policy(&self) -> TransposePolicy {
+        transpose_policy(self.0.capability)
+    }
+
+    /// Whether it only imitates hardware.
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.name().starts_with("PTX interpreter")
+    }
+
     /// Whether its FP8 GEMMs read one layout only, so that backward needs transposed copies.
     pub(crate) fn needs_transposes(&self) -> bool {
-        TransposePolicy::of_gpu(self.0.capability) != TransposePolicy::Never
+        self.transpose_policy() != TransposePolicy::Never
     }
 
     /// The number of its multiprocessors.
@@ -477,5 +486,26 @@ impl Drop for Inner {
         self.staging.get_mut().release();
         self.modules.get_mut().unload();
         let _ = self.stream.synchronize();
+    }
+}
+
+/// The default of GPUs of a compute capability. FP8 products of sm_89, sm_90 and sm_12x read the TN layout alone; those
+/// of sm_100 to sm_119, and from sm_130 on, read every layout.
+const fn transpose_policy((major, _): (i32, i32)) -> TransposePolicy {
+    if major <= 9 || major == 12 { TransposePolicy::WithCast } else { TransposePolicy::Never }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transposed_copies_are_for_gpus_whose_fp8_products_are_tn_alone() {
+        for capability in [(8, 9), (9, 0), (12, 0), (12, 1)] {
+            assert_eq!(transpose_policy(capability), TransposePolicy::WithCast, "{capability:?}");
+        }
+        for capability in [(10, 0), (10, 3), (11, 0), (13, 0), (14, 5)] {
+            assert_eq!(transpose_policy(capability), TransposePolicy::Never, "{capability:?}");
+        }
     }
 }
