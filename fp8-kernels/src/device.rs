@@ -68,7 +68,8 @@ impl Device {
         }
     }
 
-    /// Whether it only imitates hardware: what it computes is right, how long it takes says nothing.
+    /// Returns whether the device imitates hardware: what it computes is right, but how long it takes means nothing. A GPU is
+    /// simulated if its driver reports neither a core clock nor a memory clock.
     pub fn is_simulated(&self) -> bool {
         match &self.backend {
             Backend::Cpu => false,

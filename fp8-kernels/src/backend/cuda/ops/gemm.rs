@@ -2,7 +2,7 @@
 
 use super::cublaslt::Type;
 use super::elementwise::flat;
-use super::matmul::{Places, Product};
+use super::product::{Places, Product};
 use super::{Buffer, Gpu, Source, args, dtype_number};
 use crate::ops::{self, Layout, output_shape};
 use crate::{DType, Result, Tensor};

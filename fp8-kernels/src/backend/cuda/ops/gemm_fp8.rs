@@ -3,7 +3,7 @@
 use super::cublaslt::Type;
 use super::elementwise::grid;
 use super::gemm::{finish, finish_accumulate, no_products, type_of};
-use super::matmul::{Places, Product};
+use super::product::{Places, Product};
 use super::slot::{self, DeviceScale, Output};
 use super::{Buffer, Gpu, Source, args};
 use crate::ops::{self, Accumulation, product_then_quantize};

@@ -13,6 +13,7 @@ pub(crate) mod cross_entropy;
 pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(super) mod fault;
 pub(crate) mod gemm;
 pub(crate) mod gemm_fp8;
 pub(crate) mod grad_norm;
@@ -24,13 +25,13 @@ mod rule;
 pub(crate) mod scale_from_amax;
 mod slot;
 pub(crate) mod softmax;
-pub(super) mod source;
+mod source;
 pub(crate) mod split;
 mod tiles;
 pub(crate) mod transpose;
 pub(crate) mod update_scales;
 
-use super::runtime::{Buffer, Gpu, Grid, Known, args, cublaslt, launch, matmul};
+use super::runtime::{Buffer, Faults, Gpu, Grid, KernelFile, Known, args, cublaslt, launch, product};
 use crate::{DType, Encoding};
 use source::Source;
 

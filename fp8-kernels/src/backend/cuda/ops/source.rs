@@ -1,5 +1,7 @@
 //! The kernel files: their text, and the PTX that was made of it for machines without the compiler.
 
+use super::KernelFile;
+
 /// The text in front of every kernel file.
 const PRELUDE: &str = include_str!("prelude.cuh");
 
@@ -14,13 +16,13 @@ macro_rules! sources {
     ($(($variant:ident, $stem:literal)),* $(,)?) => {
         /// A kernel file, named after its operation.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub(crate) enum Source {
+        pub(super) enum Source {
             $(#[doc = concat!("`", $stem, ".cu`")] $variant),*
         }
 
         impl Source {
             /// The file's name without its ending.
-            pub(crate) const fn stem(self) -> &'static str {
+            const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $stem),* }
             }
 
@@ -29,7 +31,7 @@ macro_rules! sources {
             }
 
             /// PTX of this very text for sm_89, which every later GPU's driver compiles on loading.
-            pub(crate) const fn snapshot(self) -> &'static str {
+            const fn ptx(self) -> &'static str {
                 match self { $(Self::$variant => include_str!(concat!("../../../cuda/snapshots/", $stem, ".ptx"))),* }
             }
         }
@@ -64,24 +66,23 @@ sources![
     (UpdateScales, "update_scales"),
 ];
 
-/// Without fused multiply-adds of the compiler's own, so that the same expressions give the same bits everywhere.
-pub(crate) const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-lineinfo"];
-
-impl Source {
-    /// What the compiler calls the program, and reports name.
-    pub(crate) fn file(self) -> String {
-        format!("{}.cu", self.stem())
+impl KernelFile for Source {
+    fn stem(&self) -> &'static str {
+        self.name()
     }
 
-    /// The whole program.
-    pub(crate) fn program(self) -> String {
+    fn snapshot(&self) -> &'static str {
+        self.ptx()
+    }
+
+    fn program(&self) -> String {
         let (mut program, mut text, mut line) = (format!("{PRELUDE}\n"), self.text(), 1);
         while let Some((header, rest)) = included(text) {
             let (name, header) = header;
             program += &format!("#line 1 \"{name}\"\n{header}\n");
             (text, line) = (rest, line + 1);
         }
-        format!("{program}#line {line} \"{}\"\n{text}", self.file())
+        format!("{program}#line {line} \"{}.cu\"\n{text}", self.stem())
     }
 }
 

@@ -5,7 +5,8 @@
 //! blocks or from a second stream. Small uploads are copied to pinned memory that the graph keeps, and are constants of
 //! it; numbers that change from launch to launch lie on the device, written before each launch by [`Replayed`](crate::Replayed).
 
-use super::gpu::Gpu;
+use super::context::Context;
+use super::memory::Memory;
 use crate::{Error, Replayed, Result};
 use cudarc::driver::{result, sys};
 use parking_lot::Mutex;
@@ -17,7 +18,7 @@ const PIECE: usize = 256 * 1024;
 
 /// A capture under way on a device.
 #[derive(Default)]
-pub(super) struct Session {
+struct Session {
     replayed: Vec<Arc<dyn Replayed>>,
     pinned: Vec<Piece>,
 }
@@ -36,13 +37,13 @@ unsafe impl Sync for Piece {}
 
 impl Session {
     /// A copy of `bytes` that lives as long as the graph.
-    fn keep(&mut self, gpu: &Gpu, bytes: &[u8]) -> Result<&[u8]> {
+    fn keep(&mut self, context: &Context, bytes: &[u8]) -> Result<&[u8]> {
         let has_room = |piece: &Piece| piece.len - piece.used >= bytes.len();
         if !self.pinned.last().is_some_and(has_room) {
             let len = bytes.len().max(PIECE);
             // SAFETY: flags 0 are plain pinned memory; freed by `release`.
             let memory = unsafe { result::malloc_host(len, 0) }
-                .map_err(|error| gpu.driver_error("cuMemHostAlloc", "capture", error))?;
+                .map_err(|error| context.driver_error("cuMemHostAlloc", "capture", error))?;
             self.pinned.push(Piece { memory: memory.cast(), used: 0, len });
         }
         let Some(piece) = self.pinned.last_mut() else { return Ok(&[]) };
@@ -63,9 +64,9 @@ fn release(pinned: Vec<Piece>) {
     }
 }
 
-/// A step on one device, to be launched again and again.
-pub(crate) struct CudaGraph {
-    gpu: Gpu,
+/// A step on one device, to be launched again and again. The kernels that it names must stay loaded meanwhile.
+pub(super) struct Recorded {
+    memory: Arc<Memory>,
     executable: sys::CUgraphExec,
     capture: u64,
     /// One launch at a time: counters are advanced, written and read by the launch before the next one's.
@@ -76,13 +77,13 @@ pub(crate) struct CudaGraph {
 
 // SAFETY: an executable graph belongs to the process, and the driver allows launches from any thread, one at a time, which
 // `turn` sees to.
-unsafe impl Send for CudaGraph {}
+unsafe impl Send for Recorded {}
 // SAFETY: as above.
-unsafe impl Sync for CudaGraph {}
+unsafe impl Sync for Recorded {}
 
-impl CudaGraph {
+impl Recorded {
     /// Advances the host's counters and launches the step.
-    pub(crate) fn replay(&self) -> Result<()> {
+    pub(super) fn replay(&self) -> Result<()> {
         let _turn = self.turn.lock();
         let mut advanced = 0;
         let result = self
@@ -97,41 +98,40 @@ impl CudaGraph {
     }
 
     fn launch(&self) -> Result<()> {
-        self.gpu.ready()?;
+        self.memory.ready()?;
         self.replayed.iter().try_for_each(|replayed| replayed.upload())?;
         // SAFETY: instantiated in this context and not destroyed; what its work names is held as long as it lives.
-        let status = unsafe { sys::cuGraphLaunch(self.executable, self.gpu.raw_stream()) };
-        status.result().map_err(|error| self.gpu.driver_error("cuGraphLaunch", "replay", error))?;
+        let status = unsafe { sys::cuGraphLaunch(self.executable, self.memory.raw_stream()) };
+        status.result().map_err(|error| self.memory.driver_error("cuGraphLaunch", "replay", error))?;
         self.replayed.iter().for_each(|replayed| replayed.launched());
         Ok(())
     }
 }
 
-impl Drop for CudaGraph {
+impl Drop for Recorded {
     fn drop(&mut self) {
-        let gpu = &self.gpu;
-        let _ = gpu.stream().context().bind_to_thread();
+        let memory = &self.memory;
+        let _ = memory.stream().context().bind_to_thread();
         if !self.pinned.is_empty() {
             // A launch in flight reads the pinned memory.
-            let _ = gpu.stream().synchronize();
+            let _ = memory.stream().synchronize();
         }
         // SAFETY: instantiated once, destroyed once; a launch in flight ends first.
         let _ = unsafe { sys::cuGraphExecDestroy(self.executable) };
         release(std::mem::take(&mut self.pinned));
-        let freed = gpu.pool().lock().drop_graph(self.capture);
-        gpu.recycle(freed);
+        memory.drop_graph(self.capture);
     }
 }
 
-impl fmt::Debug for CudaGraph {
+impl fmt::Debug for Recorded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaGraph({} of {})", self.capture, self.gpu)
+        write!(f, "{} of {}", self.capture, **self.memory)
     }
 }
 
 /// The stream is in capture until this goes.
 struct Recording<'a> {
-    gpu: &'a Gpu,
+    memory: &'a Memory,
     is_open: bool,
 }
 
@@ -140,8 +140,8 @@ impl Recording<'_> {
     fn end(&mut self) -> Result<sys::CUgraph> {
         let mut graph = std::ptr::null_mut();
         // SAFETY: this stream is in capture, `graph` lives through the call.
-        let status = unsafe { sys::cuStreamEndCapture(self.gpu.raw_stream(), &mut graph) };
-        status.result().map_err(|error| self.gpu.driver_error("cuStreamEndCapture", "capture", error))?;
+        let status = unsafe { sys::cuStreamEndCapture(self.memory.raw_stream(), &mut graph) };
+        status.result().map_err(|error| self.memory.driver_error("cuStreamEndCapture", "capture", error))?;
         self.is_open = false;
         Ok(graph)
     }
@@ -166,107 +166,96 @@ fn destroy(graph: sys::CUgraph) {
     }
 }
 
-/// The pool serves the capture until this goes.
+/// The memory serves the capture until this is dropped.
 struct Serving<'a> {
-    gpu: &'a Gpu,
+    captures: &'a Captures,
     capture: u64,
     has_graph: bool,
 }
 
 impl Drop for Serving<'_> {
     fn drop(&mut self) {
-        let session = self.gpu.session().lock().take().unwrap_or_default();
-        let freed = self.gpu.pool().lock().end_capture(self.has_graph);
-        self.gpu.recycle(freed);
-        // None is left where a graph was made of it.
+        let session = self.captures.session.lock().take().unwrap_or_default();
+        self.captures.memory.end_capture(self.has_graph);
+        // Nothing is left where the session became a graph.
         session.replayed.iter().rev().for_each(|replayed| replayed.retreat());
         release(session.pinned);
     }
 }
 
-impl Gpu {
-    /// Records what `step` queues and launches it once.
-    pub(crate) fn capture<T, E: From<Error>>(
+/// The captures of a device, one at a time.
+pub(super) struct Captures {
+    memory: Arc<Memory>,
+    session: Mutex<Option<Session>>,
+}
+
+impl Captures {
+    pub(super) fn new(memory: Arc<Memory>) -> Self {
+        Self { memory, session: Mutex::default() }
+    }
+
+    /// Records what `step` queues and launches it once. The stream has no work left.
+    pub(super) fn record<T, E: From<Error>>(
         &self,
         step: impl FnOnce() -> Result<T, E>,
-    ) -> Result<(CudaGraph, T), E> {
-        // What the host can learn of scales it learns now, and memory that is still in use becomes free.
-        self.synchronize()?;
-        self.open_side_stream()?;
+    ) -> Result<(Recorded, T), E> {
+        let memory = &self.memory;
+        memory.open_side_stream()?;
         let mut serving = {
-            let mut session = self.session().lock();
+            let mut session = self.session.lock();
             if session.is_some() {
-                return Err(refusal("capture", "a capture of this device is under way already").into());
+                let remedy = "a capture of this device is under way already";
+                return Err(Error::Capture { op: "capture".to_owned(), remedy }.into());
             }
             *session = Some(Session::default());
-            Serving { gpu: self, capture: self.pool().lock().begin_capture(), has_graph: false }
+            Serving { captures: self, capture: memory.begin_capture(), has_graph: false }
         };
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is this device's and not in capture: the session was free.
-        let status = unsafe { sys::cuStreamBeginCapture_v2(self.raw_stream(), mode) };
-        status.result().map_err(|error| self.driver_error("cuStreamBeginCapture", "capture", error))?;
-        let mut recording = Recording { gpu: self, is_open: true };
+        let status = unsafe { sys::cuStreamBeginCapture_v2(memory.raw_stream(), mode) };
+        status.result().map_err(|error| memory.driver_error("cuStreamBeginCapture", "capture", error))?;
+        let mut recording = Recording { memory, is_open: true };
         let output = step()?;
         let graph = recording.end()?;
         let executable = self.instantiate(graph);
         destroy(graph);
         let executable = executable?;
-        let session = self.session().lock().take().unwrap_or_default();
+        let Session { replayed, pinned } = self.session.lock().take().unwrap_or_default();
         serving.has_graph = true;
-        let Session { replayed, pinned } = session;
         let capture = serving.capture;
         drop(serving);
-        let graph =
-            CudaGraph { gpu: self.clone(), executable, capture, turn: Mutex::new(()), replayed, pinned };
-        if let Err(error) = graph.launch() {
-            graph.replayed.iter().rev().for_each(|replayed| replayed.retreat());
+        let memory = Arc::clone(memory);
+        let recorded = Recorded { memory, executable, capture, turn: Mutex::new(()), replayed, pinned };
+        if let Err(error) = recorded.launch() {
+            recorded.replayed.iter().rev().for_each(|replayed| replayed.retreat());
             return Err(error.into());
         }
-        Ok((graph, output))
+        Ok((recorded, output))
     }
 
     fn instantiate(&self, graph: sys::CUgraph) -> Result<sys::CUgraphExec> {
         let mut executable = std::ptr::null_mut();
         // SAFETY: `graph` was just captured, `executable` lives through the call.
         let status = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) };
-        status.result().map_err(|error| self.driver_error("cuGraphInstantiate", "capture", error))?;
+        status.result().map_err(|error| self.memory.driver_error("cuGraphInstantiate", "capture", error))?;
         Ok(executable)
     }
 
-    /// Whether what is queued now is recorded.
-    pub(crate) fn is_capturing(&self) -> bool {
-        self.pool().lock().capture().is_some()
-    }
-
-    /// The number of the capture under way.
-    pub(crate) fn capture_number(&self) -> Option<u64> {
-        self.pool().lock().capture()
-    }
-
-    /// Takes part in every launch of the graph that is being recorded; nothing if none is.
-    pub(crate) fn on_replay(&self, replayed: Arc<dyn Replayed>) {
-        if let Some(session) = &mut *self.session().lock() {
+    /// Lets `replayed` take part in every launch of the graph that is being recorded; does nothing if none is.
+    pub(super) fn on_replay(&self, replayed: Arc<dyn Replayed>) {
+        if let Some(session) = &mut *self.session.lock() {
             session.replayed.push(replayed);
         }
     }
 
-    /// An error if a step is being recorded, in which `op` cannot be.
-    pub(crate) fn expect_eager(&self, op: &str, remedy: &'static str) -> Result<()> {
-        if self.is_capturing() { Err(refusal(op, remedy)) } else { Ok(()) }
-    }
-
     /// Records a copy of `bytes` to `address`: a constant of the graph. False outside captures.
     pub(super) fn record_upload(&self, address: u64, bytes: &[u8]) -> Result<bool> {
-        let mut session = self.session().lock();
+        let mut session = self.session.lock();
         let Some(session) = &mut *session else { return Ok(false) };
-        let kept = session.keep(self, bytes)?;
+        let kept = session.keep(&self.memory, bytes)?;
         // SAFETY: `address` has room for `bytes`, as the caller says; what is kept lives as long as the graph.
-        unsafe { result::memcpy_htod_async(address, kept, self.raw_stream()) }
-            .map_err(|error| self.driver_error("cuMemcpyHtoDAsync", "upload", error))?;
+        unsafe { result::memcpy_htod_async(address, kept, self.memory.raw_stream()) }
+            .map_err(|error| self.memory.driver_error("cuMemcpyHtoDAsync", "upload", error))?;
         Ok(true)
     }
-}
-
-fn refusal(op: &str, remedy: &'static str) -> Error {
-    Error::Capture { op: op.to_owned(), remedy }
 }

@@ -4,17 +4,19 @@
 //! the tensor's amax nor a look at the cell first. After an update of scales the block is copied to pinned memory, unless
 //! all of it is known; whoever asks later looks whether the copy has arrived.
 
-use super::{Buffer, Gpu};
+use super::context::Context;
+use super::memory::Buffer;
 use crate::{Result, host};
 use cudarc::driver::{result, sys};
 use parking_lot::Mutex;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// See the module's text.
 pub(crate) struct Known {
-    gpu: Gpu,
+    context: Arc<Context>,
     /// Of no other block in this process.
     block: u64,
     state: Mutex<State>,
@@ -41,22 +43,22 @@ unsafe impl Send for Readback {}
 
 impl Known {
     /// Of a block of `len` times `value`.
-    pub(crate) fn new(gpu: &Gpu, len: usize, value: f32) -> Result<Self> {
-        Self::of(gpu, host::filled("cells", value > 0.0, len)?)
+    pub(crate) fn new(context: &Arc<Context>, len: usize, value: f32) -> Result<Self> {
+        Self::of(context, host::filled("cells", value > 0.0, len)?)
     }
 
-    fn of(gpu: &Gpu, set: Vec<bool>) -> Result<Self> {
+    fn of(context: &Arc<Context>, set: Vec<bool>) -> Result<Self> {
         static BLOCKS: AtomicU64 = AtomicU64::new(0);
         let losses = host::filled("cells", 0, set.len())?;
         let state = Mutex::new(State { set, losses, readback: None });
-        Ok(Self { gpu: gpu.clone(), block: BLOCKS.fetch_add(1, Relaxed), state })
+        Ok(Self { context: Arc::clone(context), block: BLOCKS.fetch_add(1, Relaxed), state })
     }
 
     /// Of a copy that is queued now.
     pub(crate) fn of_copy(&self) -> Result<Self> {
         let mut state = self.state.lock();
         state.receive();
-        Self::of(&self.gpu, host::copied("cells", &state.set)?)
+        Self::of(&self.context, host::copied("cells", &state.set)?)
     }
 
     /// Whether a scale above 0 stands in the cell, now and when what is queued from now on runs.
@@ -101,7 +103,7 @@ impl Known {
     /// Queues a copy of the block behind the work so far, unless nothing could be learned or one is on its way.
     pub(crate) fn refresh(&self, cells: &Buffer) -> Result<()> {
         let mut state = self.state.lock();
-        if self.gpu.is_capturing() {
+        if self.context.is_capturing() {
             // A step is recorded with the scales that are known; who wants to know of more reads them later.
             return Ok(());
         }
@@ -112,12 +114,12 @@ impl Known {
         }
         let readback = match &mut state.readback {
             Some(readback) => readback,
-            none => none.insert(Readback::new(&self.gpu, len)?),
+            none => none.insert(Readback::new(&self.context, len)?),
         };
         if readback.is_in_flight {
             return Ok(());
         }
-        readback.queue(&self.gpu, cells, len)
+        readback.queue(&self.context, cells, len)
     }
 }
 
@@ -136,32 +138,32 @@ impl State {
 }
 
 impl Readback {
-    fn new(gpu: &Gpu, len: usize) -> Result<Self> {
+    fn new(context: &Context, len: usize) -> Result<Self> {
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let copied = result::event::create(flags)
-            .map_err(|error| gpu.driver_error("cuEventCreate", "update_scales", error))?;
+            .map_err(|error| context.driver_error("cuEventCreate", "update_scales", error))?;
         // SAFETY: flags 0 are plain pinned memory; freed by Drop of Known.
         match unsafe { result::malloc_host(4 * len, 0) } {
             Ok(memory) => Ok(Self { memory: memory.cast(), copied, is_in_flight: false, is_stale: false }),
             Err(error) => {
                 // SAFETY: made above, used by nothing.
                 let _ = unsafe { result::event::destroy(copied) };
-                Err(gpu.driver_error("cuMemHostAlloc", "update_scales", error))
+                Err(context.driver_error("cuMemHostAlloc", "update_scales", error))
             }
         }
     }
 
-    fn queue(&mut self, gpu: &Gpu, cells: &Buffer, len: usize) -> Result<()> {
+    fn queue(&mut self, context: &Context, cells: &Buffer, len: usize) -> Result<()> {
         // SAFETY: pinned memory for `len` f32, into which no copy is in flight: any bytes are f32.
         let memory = unsafe { std::slice::from_raw_parts_mut(self.memory, len) };
         // SAFETY: the block holds as many; the memory stays until Known's Drop has waited for the event.
-        unsafe { result::memcpy_dtoh_async(memory, cells.ptr(), gpu.raw_stream()) }
-            .map_err(|error| gpu.driver_error("cuMemcpyDtoHAsync", "update_scales", error))?;
+        unsafe { result::memcpy_dtoh_async(memory, cells.ptr(), context.raw_stream()) }
+            .map_err(|error| context.driver_error("cuMemcpyDtoHAsync", "update_scales", error))?;
         // SAFETY: both are this device's and alive.
-        if let Err(error) = unsafe { result::event::record(self.copied, gpu.raw_stream()) } {
+        if let Err(error) = unsafe { result::event::record(self.copied, context.raw_stream()) } {
             // Nothing tells when the copy is done, so it has to be waited for.
-            let _ = gpu.stream().synchronize();
-            return Err(gpu.driver_error("cuEventRecord", "update_scales", error));
+            let _ = context.stream().synchronize();
+            return Err(context.driver_error("cuEventRecord", "update_scales", error));
         }
         (self.is_in_flight, self.is_stale) = (true, false);
         Ok(())
@@ -176,10 +178,10 @@ impl Readback {
 impl Drop for Known {
     fn drop(&mut self) {
         let Some(readback) = self.state.get_mut().readback.take() else { return };
-        let _ = self.gpu.stream().context().bind_to_thread();
+        let _ = self.context.stream().context().bind_to_thread();
         if readback.is_in_flight {
             // A failure leaves the device unusable: nothing is copied any more.
-            let _ = self.gpu.stream().synchronize();
+            let _ = self.context.stream().synchronize();
         }
         // SAFETY: made by Readback::new and destroyed once.
         let _ = unsafe { result::event::destroy(readback.copied) };

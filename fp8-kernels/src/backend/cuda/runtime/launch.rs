@@ -1,7 +1,7 @@
 //! Launching a kernel: arguments on the stack, nothing allocated.
 
-use super::Buffer;
-use super::gpu::Gpu;
+use super::context::Context;
+use super::memory::Buffer;
 use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::c_void;
@@ -140,14 +140,14 @@ impl Kernel {
     }
 
     /// Asks the driver for more than the usual dynamic shared memory, once for each function.
-    fn allow_shared(&self, gpu: &Gpu, bytes: u32) -> Result<()> {
+    fn allow_shared(&self, context: &Context, bytes: u32) -> Result<()> {
         if bytes <= self.shared.load(Relaxed) {
             return Ok(());
         }
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function is loaded in the context that `gpu` has made current; the call keeps no pointer.
+        // SAFETY: the function is loaded in the context that is current; the call keeps no pointer.
         let status = unsafe { sys::cuFuncSetAttribute(self.function.0, attribute, bytes.cast_signed()) };
-        status.result().map_err(|error| gpu.driver_error("cuFuncSetAttribute", self.name, error))?;
+        status.result().map_err(|error| context.driver_error("cuFuncSetAttribute", self.name, error))?;
         self.shared.fetch_max(bytes, Relaxed);
         Ok(())
     }
@@ -156,20 +156,20 @@ impl Kernel {
     ///
     /// # Safety
     /// `args` are the kernel's parameters, in their order and of their types; every address among them names memory of
-    /// `gpu` that holds what the kernel reads and has room for what it writes, on `gpu`'s stream.
-    pub(crate) unsafe fn launch(&self, gpu: &Gpu, grid: Grid, args: &[Arg]) -> Result<()> {
+    /// the device that holds what the kernel reads and has room for what it writes, on its stream.
+    pub(crate) unsafe fn launch(&self, context: &Context, grid: Grid, args: &[Arg]) -> Result<()> {
         if grid.blocks == 0 {
             return Ok(());
         }
         self.check(args)?;
-        self.allow_shared(gpu, grid.shared)?;
+        self.allow_shared(context, grid.shared)?;
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
         for (pointer, arg) in pointers.iter_mut().zip(args) {
             // Little-endian: a four-byte parameter is the first half of its eight bytes.
             *pointer = std::ptr::from_ref(&arg.bits).cast_mut().cast();
         }
-        let stream = gpu.raw_stream();
-        // SAFETY: the function is loaded in the context that `gpu` has made current; each pointer leads to an argument
+        let stream = context.raw_stream();
+        // SAFETY: the function is loaded in the context that is current; each pointer leads to an argument
         // that lives through the call and has its parameter's size (checked above); the caller vouches for the rest.
         let status = unsafe {
             sys::cuLaunchKernel(
@@ -186,7 +186,7 @@ impl Kernel {
                 std::ptr::null_mut(),
             )
         };
-        status.result().map_err(|error| gpu.driver_error("cuLaunchKernel", self.name, error))
+        status.result().map_err(|error| context.driver_error("cuLaunchKernel", self.name, error))
     }
 
     fn check(&self, args: &[Arg]) -> Result<()> {

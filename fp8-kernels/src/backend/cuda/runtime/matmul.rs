@@ -6,123 +6,27 @@
 //! The library chooses a kernel by the descriptor as it finds it. One without the addresses of scales, amax and bias may get
 //! a kernel that ignores them, so every address that a launch sets is set before the library is asked.
 
-use super::cublaslt::{Algo, Attribute, CublasLt, Failure, Found, Handle, Layouts, Type, Wish};
-use super::gpu::Gpu;
-use super::tuning::{self, Tuner};
+use super::context::Context;
+use super::cublaslt::{Algo, Attribute, CublasLt, Failure, Found, Handle, Layouts, Wish};
+use super::loader::Libraries;
+use super::product::{ALIGNMENT, Places, Product};
+use super::queue::Queue;
+use super::tuning::{self, GemmTuning, Tuner};
 use crate::{Error, Result};
 use std::collections::HashMap;
 
 /// The epilogue that adds a bias of one value a column.
 const BIAS: u32 = 4;
-/// `cublasLtReductionScheme_t`: sums of split products are added up in f32, in the workspace; or in place, which is in the
-/// output's type, where that is f32.
-const REDUCTIONS_IN_F32: u64 = 2;
-const REDUCTIONS_IN_PLACE: u64 = 1;
 /// What NVIDIA recommends for kernels on Hopper and later, and before.
 const WORKSPACE: [usize; 2] = [32 << 20, 4 << 20];
-/// The alignment, in bytes, that the library assumes of matrices unless it is told less.
-const ALIGNMENT: u64 = 256;
 /// Plans kept at a time. A model needs a few dozen; a text that grows by a token a time, one for each length.
 const MOST_PLANS: usize = 1024;
-
-/// A kind of product: what a plan is made for. Row-major.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Product {
-    /// `y` is `[m, n]`.
-    pub(crate) m: usize,
-    pub(crate) n: usize,
-    /// The number of products in a sum.
-    pub(crate) k: usize,
-    /// Stored as `[k, m]`, not `[m, k]`.
-    pub(crate) left_transposed: bool,
-    /// Stored as `[n, k]`, not `[k, n]`.
-    pub(crate) right_transposed: bool,
-    pub(crate) left: Type,
-    pub(crate) right: Type,
-    pub(crate) out: Type,
-    /// Added to each row, in this type.
-    pub(crate) bias: Option<Type>,
-    /// `y += …`.
-    pub(crate) accumulate: bool,
-    /// Fewer bits in sums.
-    pub(crate) fast: bool,
-}
-
-/// Addresses of one call; 0 for what the product does not have.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Places {
-    pub(crate) left: u64,
-    pub(crate) right: u64,
-    pub(crate) out: u64,
-    pub(crate) bias: u64,
-    /// Factors of FP8 operands.
-    pub(crate) left_scale: u64,
-    pub(crate) right_scale: u64,
-    /// The scale of an FP8 output, and where its amax goes.
-    pub(crate) out_scale: u64,
-    pub(crate) out_amax: u64,
-}
-
-impl Places {
-    /// The largest power of two up to [`ALIGNMENT`] that divides the addresses of all matrices and of the bias.
-    fn alignment(&self) -> u64 {
-        let all = self.left | self.right | self.out | self.bias | ALIGNMENT;
-        1 << all.trailing_zeros()
-    }
-}
 
 /// What a plan serves: a product whose matrices and bias have at least this alignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     product: Product,
     alignment: u64,
-}
-
-impl Product {
-    /// `[m, k] · [k, n]: E4M3 × E4M3 → bf16`.
-    fn describe(&self) -> String {
-        let Self { m, n, k, left, right, out, .. } = self;
-        let bias = self.bias.map_or_else(String::new, |bias| format!(", {} bias", bias.name()));
-        let (left, right, out) = (left.name(), right.name(), out.name());
-        format!("[{m}, {k}] · [{k}, {n}], {left} × {right} → {out}{bias}")
-    }
-
-    /// What a file knows it by: all that decides which kernels there are.
-    pub(super) fn name(&self) -> String {
-        let Self { m, n, k, left_transposed, right_transposed, left, right, out, bias, accumulate, fast } =
-            self;
-        let sign = |transposed: &bool| if *transposed { "t" } else { "n" };
-        let flag = |on: &bool, name: &'static str| if *on { name } else { "" };
-        format!(
-            "{m}x{n}x{k} {}{} {} {} {}{}{}{}",
-            sign(left_transposed),
-            sign(right_transposed),
-            left.name(),
-            right.name(),
-            out.name(),
-            bias.map_or_else(String::new, |bias| format!(" bias {}", bias.name())),
-            flag(accumulate, " accumulate"),
-            flag(fast, " fast"),
-        )
-    }
-
-    fn is_fp8(&self) -> bool {
-        self.left.size() == 1
-    }
-
-    /// Which ways to add up split products round no partial sum.
-    fn reductions(&self) -> u64 {
-        REDUCTIONS_IN_F32 | if self.out == Type::F32 { REDUCTIONS_IN_PLACE } else { 0 }
-    }
-
-    /// An FP8 output's C, which is never read, must be of a wider type: the bias's.
-    fn c_type(&self) -> Type {
-        match (self.out.size(), self.bias) {
-            (1, Some(bias)) => bias,
-            (1, None) => Type::Bf16,
-            _ => self.out,
-        }
-    }
 }
 
 /// The library on one device, with the plans made so far.
@@ -149,22 +53,32 @@ struct Plan {
 
 impl Blas {
     /// The device's context is current.
-    fn open(gpu: &Gpu) -> Result<Self> {
-        let library = gpu.libraries().cublaslt()?;
+    pub(super) fn open(
+        context: &Context,
+        libraries: &'static Libraries,
+        tuning: &GemmTuning,
+    ) -> Result<Self> {
+        let library = libraries.cublaslt()?;
         let handle = library.create().map_err(|failure| error(library, "gemm", None, failure))?;
-        let tuner = Tuner::new(gpu.gemm_tuning(), gpu.name(), library.version());
+        let tuner = Tuner::new(tuning, context.name(), library.version());
         let tuner = tuner.inspect_err(|_| library.destroy(handle))?;
         let (plans, workspace, outgrown) = (HashMap::new(), (0, 0), Vec::new());
         Ok(Self { library: *library, handle, plans, tuner, workspace, outgrown })
     }
 
-    fn run(&mut self, gpu: &Gpu, op: &'static str, product: &Product, places: &Places) -> Result<()> {
+    pub(super) fn run(
+        &mut self,
+        queue: &Queue,
+        op: &'static str,
+        product: &Product,
+        places: &Places,
+    ) -> Result<()> {
         let key = Key { product: *product, alignment: places.alignment() };
         let plan = match self.plans.get(&key) {
             Some(plan) => *plan,
             None => {
-                gpu.expect_eager(op, "the product is not planned yet: run the step a few times before")?;
-                let plan = self.plan(gpu, op, &key, places)?;
+                queue.expect_eager(op, "the product is not planned yet: run the step a few times before")?;
+                let plan = self.plan(queue, op, &key, places)?;
                 if self.plans.len() >= MOST_PLANS {
                     self.forget_plans();
                 }
@@ -172,18 +86,18 @@ impl Blas {
                 plan
             }
         };
-        self.launch(gpu, op, product, &plan, places)
+        self.launch(queue, op, product, &plan, places)
     }
 
     fn launch(
         &mut self,
-        gpu: &Gpu,
+        queue: &Queue,
         op: &'static str,
         product: &Product,
         plan: &Plan,
         places: &Places,
     ) -> Result<()> {
-        self.reserve(gpu, plan.workspace)?;
+        self.reserve(queue, plan.workspace)?;
         let library = self.library;
         let fail = |failure| error(&library, op, Some(product), failure);
         self.set_addresses(plan.operation, product, places).map_err(fail)?;
@@ -191,7 +105,7 @@ impl Blas {
         let c = if product.out.size() == 1 { 0 } else { places.out };
         let matrices = [places.right, places.left, c, places.out];
         let beta = if product.accumulate { 1.0 } else { 0.0 };
-        let stream = gpu.raw_stream().cast();
+        let stream = queue.raw_stream().cast();
         // SAFETY: the plan's layouts are those of `product`, which the addresses belong to (the caller vouches for it); the
         // workspace was made at least as large as the plan's; all of it is used on the device's one stream.
         let enqueued = unsafe {
@@ -209,7 +123,7 @@ impl Blas {
         enqueued.map_err(|failure| {
             let failed = fail(failure);
             if failure.1 == EXECUTION_FAILED {
-                gpu.poison(failed.to_string());
+                queue.poison(failed.to_string());
             }
             failed
         })
@@ -232,12 +146,12 @@ impl Blas {
     }
 
     /// Room for what a kernel keeps between its parts.
-    fn reserve(&mut self, gpu: &Gpu, bytes: usize) -> Result<()> {
+    fn reserve(&mut self, queue: &Queue, bytes: usize) -> Result<()> {
         let (address, room) = self.workspace; // always enough for plans made before a capture
         if bytes <= room {
             return Ok(());
         }
-        let larger = gpu.driver_alloc(bytes)?;
+        let larger = queue.driver_alloc(bytes)?;
         if address != 0 {
             self.outgrown.push(address);
         }
@@ -246,7 +160,7 @@ impl Blas {
     }
 
     /// Chooses a kernel for products like this one, by the addresses of its first launch.
-    fn plan(&mut self, gpu: &Gpu, op: &'static str, key: &Key, places: &Places) -> Result<Plan> {
+    fn plan(&mut self, queue: &Queue, op: &'static str, key: &Key, places: &Places) -> Result<Plan> {
         let Key { product, alignment } = key;
         let library = self.library;
         let fail = |failure| error(&library, op, Some(product), failure);
@@ -264,7 +178,7 @@ impl Blas {
             draft.keep();
             return Ok(plan(algo, found.workspace));
         }
-        let most = WORKSPACE[usize::from(gpu.capability().0 < 9)];
+        let most = WORKSPACE[usize::from(queue.capability().0 < 9)];
         let wishes = [
             (Wish::WorkspaceBytes, most as u64),
             (Wish::ReductionSchemes, product.reductions()),
@@ -280,9 +194,9 @@ impl Blas {
         };
         if found.len() > 1 {
             let run = |found: &Found, places: &Places| {
-                self.launch(gpu, op, product, &plan(found.algo, found.workspace), places)
+                self.launch(queue, op, product, &plan(found.algo, found.workspace), places)
             };
-            if let Some((fastest, microseconds)) = tuning::fastest(gpu, product, &found, run)? {
+            if let Some((fastest, microseconds)) = tuning::fastest(queue, product, &found, run)? {
                 chosen = fastest;
                 self.tuner.keep(product, fastest.algo, microseconds);
             }
@@ -384,39 +298,5 @@ fn error(library: &CublasLt, op: &'static str, product: Option<&Product>, (call,
             EXECUTION_FAILED => "the device failed before: start the process again".to_owned(),
             _ => "CUBLASLT_LOG_LEVEL=5 makes the library say more".to_owned(),
         },
-    }
-}
-
-impl Gpu {
-    /// Enqueues a product.
-    ///
-    /// # Safety
-    /// `places` name memory of this device, used on its stream: matrices without gaps of the extents and types of
-    /// `product`, a bias of n values, one f32 each for scales and the amax.
-    pub(crate) unsafe fn matmul(&self, op: &'static str, product: &Product, places: &Places) -> Result<()> {
-        self.ready()?;
-        let mut blas = self.blas().lock();
-        let blas = match &mut *blas {
-            Some(blas) => blas,
-            none => none.insert(Blas::open(self)?),
-        };
-        blas.run(self, op, product, places)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_plan_is_for_the_alignment_of_all_matrices_and_the_bias() {
-        let aligned = Places { left: 0x1000, right: 0x2100, out: 0x300, ..Places::default() };
-        assert_eq!(aligned.alignment(), 256);
-        // One f32 each: where they are makes no difference.
-        let factors = Places { left_scale: 4, right_scale: 8, out_scale: 12, out_amax: 20, ..aligned };
-        assert_eq!(factors.alignment(), 256);
-        assert_eq!(Places { bias: 0x4010, ..aligned }.alignment(), 16);
-        assert_eq!(Places { left: 0x1002, ..aligned }.alignment(), 2);
-        assert_eq!(Places { out: 0x1001, ..aligned }.alignment(), 1);
     }
 }

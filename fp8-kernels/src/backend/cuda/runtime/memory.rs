@@ -1,122 +1,61 @@
 //! Device memory: blocks that are kept when freed, so that a training step in its steady state asks the driver for none.
 //!
 //! Sizes are rounded up to classes that waste at most an eighth, and a freed block serves the next request of its class.
-//! All work of a device is on one stream, so a block may be handed on while work on it is still queued: that work comes
+//! All work of a device is on one stream, so a block may be reused while work on it is still queued: that work comes
 //! first. When the driver has no more, the kept blocks are given back and it is asked once more.
-//!
-//! A captured graph names addresses, so whatever lived or was made while it was captured stays where it is until the graph
-//! is gone: such blocks are held instead of handed on. What a capture itself frees serves its own later requests.
 
-use super::gpu::Gpu;
+use super::context::Context;
+use super::pool::{Freed, Pool};
 use crate::environment::CudaAllocator;
 use crate::{DType, Error, Result};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::{CudaStream, sys};
+use parking_lot::Mutex;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
 /// Vectorised accesses and the driver's own allocations have this alignment.
 const ALIGNMENT: usize = 256;
 
-/// Freed blocks by size, and those that graphs still name.
+/// The memory of one device. It outlives the device while buffers are left.
+pub(crate) struct Memory {
+    context: Arc<Context>,
+    allocator: CudaAllocator,
+    kept: Mutex<Kept>,
+    /// Where memory is requested and freed while the device's own stream is in capture.
+    side_stream: OnceLock<Arc<CudaStream>>,
+}
+
+/// Freed memory that later allocations use.
 #[derive(Debug, Default)]
-pub(super) struct Pool {
-    free: BTreeMap<usize, Vec<u64>>,
-    kept: usize,
-    /// Counts beginnings and ends of captures; a block remembers the count when it was made, a graph that of its capture. So
-    /// a graph may name blocks of its own number and of smaller ones.
-    captures: u64,
-    /// Blocks that the capture under way has freed again; None outside captures.
-    recycled: Option<BTreeMap<usize, Vec<u64>>>,
-    /// Graphs alive, by the number of their capture.
-    graphs: BTreeSet<u64>,
-    held: Vec<Freed>,
+struct Kept {
+    pool: Pool,
     shells: Vec<Arc<Block>>,
 }
 
-/// A block that nobody uses but perhaps graphs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Freed {
-    address: u64,
-    bytes: usize,
-    born: u64,
+impl Deref for Memory {
+    type Target = Arc<Context>;
+
+    fn deref(&self) -> &Arc<Context> {
+        &self.context
+    }
 }
 
-impl Pool {
-    fn take(&mut self, bytes: usize) -> Option<u64> {
-        if let Some(address) = self.recycled.as_mut().and_then(|all| all.get_mut(&bytes)).and_then(Vec::pop) {
-            return Some(address);
-        }
-        let address = self.free.get_mut(&bytes)?.pop()?;
-        self.kept -= bytes;
-        Some(address)
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({})", self.context)
     }
+}
 
-    fn keep(&mut self, address: u64, bytes: usize) {
-        self.free.entry(bytes).or_default().push(address);
-        self.kept += bytes;
-    }
-
-    /// A block that its last holder has let go; given back if no graph names it.
-    fn release(&mut self, freed: Freed, recycles: bool) -> Option<Freed> {
-        match &mut self.recycled {
-            Some(recycled) if recycles && freed.born == self.captures => {
-                recycled.entry(freed.bytes).or_default().push(freed.address);
-                None
-            }
-            recycled => {
-                let is_named = recycled.is_some() || self.graphs.range(freed.born..).next().is_some();
-                if is_named {
-                    self.held.push(freed);
-                }
-                (!is_named).then_some(freed)
-            }
-        }
-    }
-
-    /// A capture begins; answers with its number.
-    pub(super) fn begin_capture(&mut self) -> u64 {
-        self.captures += 1;
-        self.recycled = Some(BTreeMap::new());
-        self.captures
-    }
-
-    /// It ends, and gives a graph or none; answers with what is free now.
-    pub(super) fn end_capture(&mut self, has_graph: bool) -> Vec<Freed> {
-        let born = self.captures;
-        let recycled = self.recycled.take().unwrap_or_default();
-        let freed = |(bytes, addresses): (usize, Vec<u64>)| {
-            addresses.into_iter().map(move |address| Freed { address, bytes, born })
-        };
-        self.held.extend(recycled.into_iter().flat_map(freed));
-        if has_graph {
-            self.graphs.insert(born);
-        }
-        // What is made from now on is named by no graph that is there.
-        self.captures += 1;
-        self.drop_graph(if has_graph { 0 } else { born })
-    }
-
-    /// The number of the capture under way.
-    pub(super) fn capture(&self) -> Option<u64> {
-        self.recycled.as_ref().map(|_| self.captures)
-    }
-
-    /// The graph of that capture is gone; answers with what no other names.
-    pub(super) fn drop_graph(&mut self, capture: u64) -> Vec<Freed> {
-        self.graphs.remove(&capture);
-        let graphs = &self.graphs;
-        let is_named = |freed: &mut Freed| graphs.range(freed.born..).next().is_none();
-        self.held.extract_if(.., is_named).collect()
-    }
-
-    /// All of it, no longer kept.
-    pub(super) fn drain(&mut self) -> Vec<u64> {
-        self.kept = 0;
-        std::mem::take(&mut self.free).into_values().flatten().collect()
-    }
-
-    /// What was held, where no graph is left.
-    pub(super) fn drain_held(&mut self) -> Vec<u64> {
-        self.held.drain(..).map(|freed| freed.address).collect()
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let Kept { pool, .. } = std::mem::take(self.kept.get_mut());
+        let mut pool = pool;
+        let _ = self.stream().context().bind_to_thread();
+        let _ = self.stream().synchronize();
+        pool.drain().into_iter().chain(pool.drain_held()).for_each(|address| self.driver_free(address));
+        let _ = self.stream().synchronize();
     }
 }
 
@@ -127,21 +66,21 @@ const SHELLS: usize = 4096;
 #[derive(Debug)]
 struct Block {
     /// None for a shell: host memory that the next allocation's block takes.
-    gpu: Option<Gpu>,
+    memory: Option<Arc<Memory>>,
     address: u64,
     bytes: usize,
     born: u64,
 }
 
 impl Block {
-    /// Gives its memory back and is a shell; answers with the device.
-    fn free(&mut self) -> Option<Gpu> {
-        let gpu = self.gpu.take()?;
+    /// Gives its memory back and becomes a shell; returns where the memory was from.
+    fn free(&mut self) -> Option<Arc<Memory>> {
+        let memory = self.memory.take()?;
         let Self { address, bytes, born, .. } = *self;
-        let recycles = gpu.allocator() == CudaAllocator::Caching;
-        let freed = gpu.pool().lock().release(Freed { address, bytes, born }, recycles);
-        gpu.recycle(freed);
-        Some(gpu)
+        let recycles = memory.allocator == CudaAllocator::Caching;
+        let freed = memory.kept.lock().pool.release(Freed { address, bytes, born }, recycles);
+        memory.recycle(freed);
+        Some(memory)
     }
 }
 
@@ -164,10 +103,10 @@ impl Drop for Buffer {
     /// The last holder leaves the block's host memory for the next, so that a step in its steady state allocates none.
     fn drop(&mut self) {
         let Some(mut block) = self.block.take() else { return };
-        let Some(gpu) = Arc::get_mut(&mut block).and_then(Block::free) else { return };
-        let mut pool = gpu.pool().lock();
-        if pool.shells.len() < SHELLS {
-            pool.shells.push(block);
+        let Some(memory) = Arc::get_mut(&mut block).and_then(Block::free) else { return };
+        let mut kept = memory.kept.lock();
+        if kept.shells.len() < SHELLS {
+            kept.shells.push(block);
         }
     }
 }
@@ -198,35 +137,40 @@ impl Buffer {
     }
 }
 
-impl Gpu {
+impl Memory {
+    pub(super) fn new(context: Context, allocator: CudaAllocator) -> Self {
+        let context = Arc::new(context);
+        Self { context, allocator, kept: Mutex::default(), side_stream: OnceLock::new() }
+    }
+
     /// Room for `len` elements, which hold anything.
-    pub(crate) fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
+    pub(crate) fn alloc(self: &Arc<Self>, dtype: DType, len: usize) -> Result<Buffer> {
         let bytes = len.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize);
         let Some(bytes) = bytes else { return Err(self.out_of_memory(usize::MAX)) };
         if bytes == 0 {
             return Ok(Buffer { block: None, dtype, len });
         }
         self.ready()?;
-        let bytes = match self.allocator() {
+        let bytes = match self.allocator {
             CudaAllocator::Caching => size_class(bytes),
             CudaAllocator::Exact => bytes,
         };
         let (kept, born, shell) = {
-            let mut pool = self.pool().lock();
-            (pool.take(bytes), pool.captures, pool.shells.pop())
+            let Kept { pool, shells } = &mut *self.kept.lock();
+            (pool.take(bytes), pool.captures, shells.pop())
         };
         let address = match kept {
             Some(address) => address,
             None => self.driver_alloc(bytes)?,
         };
-        let block = Block { gpu: Some(self.clone()), address, bytes, born };
+        let block = Block { memory: Some(Arc::clone(self)), address, bytes, born };
         let block = match shell {
             Some(mut shell) => match Arc::get_mut(&mut shell) {
                 Some(place) => {
                     *place = block;
                     shell
                 }
-                None => Arc::new(block), // nobody else holds a shell
+                None => Arc::new(block), // cannot be: a shell has one holder
             },
             None => Arc::new(block),
         };
@@ -234,24 +178,24 @@ impl Gpu {
     }
 
     /// `len` elements whose bytes are all 0.
-    pub(crate) fn zeros(&self, dtype: DType, len: usize) -> Result<Buffer> {
+    pub(crate) fn zeros(self: &Arc<Self>, dtype: DType, len: usize) -> Result<Buffer> {
         let buffer = self.alloc(dtype, len)?;
         self.clear(&buffer)?;
         Ok(buffer)
     }
 
     /// `len` times `value`, in f32.
-    pub(crate) fn filled_f32(&self, value: f32, len: usize) -> Result<Buffer> {
+    pub(crate) fn filled_f32(self: &Arc<Self>, value: f32, len: usize) -> Result<Buffer> {
         let buffer = self.alloc(DType::F32, len)?;
         self.fill_f32(buffer.ptr(), value, len)?;
         Ok(buffer)
     }
 
     /// Hands freed blocks on: to later requests, or to the driver.
-    pub(super) fn recycle(&self, freed: impl IntoIterator<Item = Freed>) {
+    fn recycle(&self, freed: impl IntoIterator<Item = Freed>) {
         for Freed { address, bytes, .. } in freed {
-            match self.allocator() {
-                CudaAllocator::Caching => self.pool().lock().keep(address, bytes),
+            match self.allocator {
+                CudaAllocator::Caching => self.kept.lock().pool.keep(address, bytes),
                 CudaAllocator::Exact => self.driver_free(address),
             }
         }
@@ -259,7 +203,7 @@ impl Gpu {
 
     /// Bytes that the device's own kept blocks take.
     pub(crate) fn kept_bytes(&self) -> usize {
-        self.pool().lock().kept
+        self.kept.lock().pool.kept
     }
 
     pub(super) fn driver_alloc(&self, bytes: usize) -> Result<u64> {
@@ -271,6 +215,125 @@ impl Gpu {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Copies between two places on the device that do not overlap.
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.ready()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both name `bytes` bytes of this device's memory, as the caller says, used on its one stream.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.raw_stream()) }
+            .map_err(|error| self.driver_error("cuMemcpyDtoDAsync", "copy", error))
+    }
+
+    /// All bytes 0.
+    pub(crate) fn clear(&self, buffer: &Buffer) -> Result<()> {
+        self.clear_bytes(buffer.ptr(), buffer.bytes())
+    }
+
+    pub(crate) fn clear_bytes(&self, address: u64, bytes: usize) -> Result<()> {
+        self.ready()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: `address` names that many bytes of this device's memory, used on its one stream.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.raw_stream()) }
+            .map_err(|error| self.driver_error("cuMemsetD8Async", "zeros", error))
+    }
+
+    /// `count` times `value` from `address` on.
+    pub(crate) fn fill_f32(&self, address: u64, value: f32, count: usize) -> Result<()> {
+        self.ready()?;
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: `address` names that many f32 of this device's memory, used on its one stream.
+        let status = unsafe { sys::cuMemsetD32Async(address, value.to_bits(), count, self.raw_stream()) };
+        status.result().map_err(|error| self.driver_error("cuMemsetD32Async", "fill", error))
+    }
+
+    /// Begins a capture, whose memory comes from kept blocks or through a second stream; returns its number.
+    pub(super) fn begin_capture(&self) -> u64 {
+        let number = self.kept.lock().pool.begin_capture();
+        self.set_capture(Some(number));
+        number
+    }
+
+    /// Ends the capture, and frees what no graph names.
+    pub(super) fn end_capture(&self, has_graph: bool) {
+        let freed = self.kept.lock().pool.end_capture(has_graph);
+        self.set_capture(None);
+        self.recycle(freed);
+    }
+
+    /// Frees what only the graph of that capture named.
+    pub(super) fn drop_graph(&self, capture: u64) {
+        let freed = self.kept.lock().pool.drop_graph(capture);
+        self.recycle(freed);
+    }
+
+    /// Before a capture, in which none can be made.
+    pub(super) fn open_side_stream(&self) -> Result<()> {
+        if self.side_stream.get().is_none() {
+            let stream = self.stream().context().new_stream();
+            let stream = stream.map_err(|error| self.driver_error("cuStreamCreate", "capture", error))?;
+            self.side_stream.get_or_init(|| stream);
+        }
+        Ok(())
+    }
+
+    /// Where memory is asked for and given back: not in the stream while that is in capture, which waits for nobody; all
+    /// work before has been done then.
+    fn memory_stream(&self) -> &Arc<CudaStream> {
+        match self.side_stream.get() {
+            Some(side) if self.is_capturing() => side,
+            _ => self.stream(),
+        }
+    }
+
+    pub(super) fn driver_malloc(&self, bytes: usize) -> Result<u64> {
+        let asynchronous = self.stream().context().has_async_alloc();
+        let stream = self.memory_stream();
+        let address = if asynchronous {
+            // SAFETY: any size may be asked for; the address is freed once, by `driver_free` or `release_kept`.
+            unsafe { result::malloc_async(stream.cu_stream(), bytes) }
+        } else {
+            // SAFETY: as above.
+            unsafe { result::malloc_sync(bytes) }
+        };
+        let address = address.map_err(|error| match error {
+            DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => self.out_of_memory(bytes),
+            error => self.driver_error("cuMemAllocAsync", "allocate", error),
+        })?;
+        if asynchronous && !Arc::ptr_eq(stream, self.stream()) {
+            // Nothing orders the device's own stream behind the other one.
+            stream.synchronize().map_err(|error| {
+                self.driver_free(address);
+                self.driver_error("cuStreamSynchronize", "allocate", error)
+            })?;
+        }
+        Ok(address)
+    }
+
+    /// Gives memory back, behind the work queued on it. In a destructor nothing can be done about a failure.
+    pub(super) fn driver_free(&self, address: u64) {
+        let _ = self.stream().context().bind_to_thread();
+        if self.stream().context().has_async_alloc() {
+            // SAFETY: allocated by `driver_malloc` and freed once.
+            let _ = unsafe { result::free_async(address, self.memory_stream().cu_stream()) };
+        } else {
+            // SAFETY: as above; this waits for the device.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
+    /// Gives all kept memory back to the driver, and waits until it is there.
+    pub(crate) fn release_kept(&self) {
+        let kept = self.kept.lock().pool.drain();
+        kept.into_iter().for_each(|address| self.driver_free(address));
+        let _ = self.memory_stream().synchronize();
     }
 }
 
@@ -295,39 +358,5 @@ mod tests {
             );
             assert_eq!(size_class(class), class);
         }
-    }
-
-    #[test]
-    fn a_pool_gives_back_what_it_was_given() {
-        let mut pool = Pool::default();
-        pool.keep(7, 256);
-        assert_eq!((pool.take(512), pool.take(256), pool.take(256)), (None, Some(7), None));
-        pool.keep(7, 256);
-        pool.keep(9, 512);
-        assert_eq!((pool.kept, pool.drain(), pool.kept), (768, vec![7, 9], 0));
-    }
-
-    #[test]
-    fn what_a_graph_names_is_held_until_it_goes() {
-        let mut pool = Pool::default();
-        let block = |address, born| Freed { address, bytes: 256, born };
-        assert_eq!(pool.release(block(1, 0), true), Some(block(1, 0)));
-        let first = pool.begin_capture();
-        assert_eq!(pool.capture(), Some(first));
-        assert_eq!(pool.release(block(2, 0), true), None); // older than the capture, which may have used it
-        assert_eq!(pool.release(block(3, first), true), None);
-        assert_eq!(pool.take(256), Some(3)); // freed by the capture itself
-        assert_eq!(pool.release(block(3, first), true), None);
-        assert_eq!(pool.end_capture(true), []);
-        let second = pool.begin_capture();
-        assert_eq!(pool.release(block(4, first), true), None);
-        assert_eq!(pool.end_capture(true), []);
-        assert_eq!(pool.release(block(5, second), true), None);
-        assert_eq!(pool.drop_graph(first), []); // the second capture came later than all of them
-        assert_eq!(pool.drop_graph(second).len(), 4);
-        assert_eq!(pool.release(block(6, 0), true), Some(block(6, 0)));
-        pool.begin_capture();
-        assert_eq!(pool.release(block(7, 0), true), None);
-        assert_eq!(pool.end_capture(false), [block(7, 0)]); // no graph came of it
     }
 }

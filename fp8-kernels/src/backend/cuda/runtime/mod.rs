@@ -2,6 +2,7 @@
 
 mod cache;
 mod capture;
+mod context;
 pub(super) mod cublaslt;
 mod fault;
 mod gpu;
@@ -9,19 +10,22 @@ pub mod interop;
 mod known;
 pub(super) mod launch;
 mod loader;
-pub(super) mod matmul;
+mod matmul;
 mod memory;
 mod module;
 mod nvrtc;
 mod options;
+mod pool;
+pub(super) mod product;
+mod queue;
 mod staging;
 mod tuning;
 
-use super::ops::source;
-pub(crate) use capture::CudaGraph;
-pub(crate) use gpu::Gpu;
+pub(super) use fault::Faults;
+pub(crate) use gpu::{CudaGraph, Gpu};
 pub(crate) use known::Known;
 pub(super) use launch::{Grid, args};
 pub(crate) use memory::Buffer;
+pub(super) use module::KernelFile;
 pub use options::CudaOptions;
 pub use tuning::GemmTuning;

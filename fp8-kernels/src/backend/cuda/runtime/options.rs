@@ -1,6 +1,6 @@
 //! How a GPU is opened.
 
-use super::GemmTuning;
+use super::tuning::GemmTuning;
 use crate::CudaAllocator;
 use std::path::PathBuf;
 

@@ -3,7 +3,7 @@
 //! Pageable memory would make the driver wait. A segment is used again when the copies out of it are done; the host waits
 //! for that only if a whole ring of uploads is still in flight.
 
-use super::gpu::Gpu;
+use super::context::Context;
 use crate::Result;
 use cudarc::driver::{result, sys};
 
@@ -30,26 +30,26 @@ unsafe impl Send for Segment {}
 
 impl Staging {
     /// Queues a copy of `bytes` to `address`; false if they are too many for this, or no memory can be pinned.
-    pub(super) fn upload(&mut self, gpu: &Gpu, bytes: &[u8], address: u64) -> Result<bool> {
+    pub(super) fn upload(&mut self, context: &Context, bytes: &[u8], address: u64) -> Result<bool> {
         if bytes.len() > SEGMENT {
             return Ok(false);
         }
-        let Some(memory) = self.room(gpu, bytes.len())? else { return Ok(false) };
+        let Some(memory) = self.room(context, bytes.len())? else { return Ok(false) };
         // SAFETY: `room` found a pinned segment with that many unused bytes behind `memory`, which no copy in flight reads;
         // it and `bytes` are different allocations.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory, bytes.len()) };
         // SAFETY: just written, and not changed before the event behind the copy has happened.
         let staged = unsafe { std::slice::from_raw_parts(memory, bytes.len()) };
         // SAFETY: `address` has room for `bytes`, as the caller says; both live until the stream has passed the copy.
-        unsafe { result::memcpy_htod_async(address, staged, gpu.raw_stream()) }
-            .map_err(|error| gpu.driver_error("cuMemcpyHtoDAsync", "upload", error))?;
+        unsafe { result::memcpy_htod_async(address, staged, context.raw_stream()) }
+            .map_err(|error| context.driver_error("cuMemcpyHtoDAsync", "upload", error))?;
         Ok(true)
     }
 
     /// Where `len` bytes may be written.
-    fn room(&mut self, gpu: &Gpu, len: usize) -> Result<Option<*mut u8>> {
+    fn room(&mut self, context: &Context, len: usize) -> Result<Option<*mut u8>> {
         let fits = |segment: &Segment| segment.used + len <= SEGMENT;
-        if !self.segments.get(self.current).is_some_and(fits) && !self.advance(gpu)? {
+        if !self.segments.get(self.current).is_some_and(fits) && !self.advance(context)? {
             return Ok(None);
         }
         let segment = &mut self.segments[self.current];
@@ -61,14 +61,14 @@ impl Staging {
     }
 
     /// Makes a segment without copies in flight the current one; false if there is none and no memory can be pinned.
-    fn advance(&mut self, gpu: &Gpu) -> Result<bool> {
+    fn advance(&mut self, context: &Context) -> Result<bool> {
         if let Some(full) = self.segments.get(self.current) {
             // SAFETY: both are this device's and alive.
-            unsafe { result::event::record(full.copied, gpu.raw_stream()) }
-                .map_err(|error| gpu.driver_error("cuEventRecord", "upload", error))?;
+            unsafe { result::event::record(full.copied, context.raw_stream()) }
+                .map_err(|error| context.driver_error("cuEventRecord", "upload", error))?;
         }
         if self.segments.len() < SEGMENTS {
-            let Some(segment) = Segment::new(gpu)? else { return Ok(false) };
+            let Some(segment) = Segment::new(context)? else { return Ok(false) };
             self.segments.push(segment);
             self.current = self.segments.len() - 1;
             return Ok(true);
@@ -77,7 +77,7 @@ impl Staging {
         let segment = &mut self.segments[next];
         // SAFETY: the event is alive; it was recorded when the ring moved on from this segment.
         unsafe { result::event::synchronize(segment.copied) }
-            .map_err(|error| gpu.driver_error("cuEventSynchronize", "upload", error))?;
+            .map_err(|error| context.driver_error("cuEventSynchronize", "upload", error))?;
         segment.used = 0;
         self.current = next;
         Ok(true)
@@ -96,10 +96,10 @@ impl Staging {
 
 impl Segment {
     /// None where the system lets no more memory be pinned.
-    fn new(gpu: &Gpu) -> Result<Option<Self>> {
+    fn new(context: &Context) -> Result<Option<Self>> {
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let copied = result::event::create(flags)
-            .map_err(|error| gpu.driver_error("cuEventCreate", "upload", error))?;
+            .map_err(|error| context.driver_error("cuEventCreate", "upload", error))?;
         // SAFETY: flags 0 are plain pinned memory; freed by `release`.
         match unsafe { result::malloc_host(SEGMENT, 0) } {
             Ok(memory) => Ok(Some(Self { memory: memory.cast(), used: 0, copied })),
@@ -108,7 +108,7 @@ impl Segment {
                 let _ = unsafe { result::event::destroy(copied) };
                 match error.0 {
                     sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(None),
-                    _ => Err(gpu.driver_error("cuMemHostAlloc", "upload", error)),
+                    _ => Err(context.driver_error("cuMemHostAlloc", "upload", error)),
                 }
             }
         }

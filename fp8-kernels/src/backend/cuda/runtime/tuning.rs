@@ -6,8 +6,9 @@
 //! longer takes is measured anew.
 
 use super::cublaslt::{Algo, Found, Type};
-use super::gpu::Gpu;
-use super::matmul::{Places, Product};
+use super::memory::Buffer;
+use super::product::{Places, Product};
+use super::queue::Queue;
 use crate::{AtomicFile, DType, Error, Result};
 use cudarc::driver::{result, sys};
 use serde::{Deserialize, Serialize};
@@ -181,23 +182,23 @@ fn unusable(file: &Path, why: &str) -> Error {
 /// The fastest of `found` and its microseconds; none where no memory is left for operands, or where none of them runs. Waits for
 /// the device.
 pub(super) fn fastest(
-    gpu: &Gpu,
+    queue: &Queue,
     product: &Product,
     found: &[Found],
     mut run: impl FnMut(&Found, &Places) -> Result<()>,
 ) -> Result<Option<(Found, f32)>> {
-    let Some(inputs) = Inputs::new(gpu, product)? else { return Ok(None) };
-    let (start, end) = (Event::new(gpu)?, Event::new(gpu)?);
+    let Some(inputs) = Inputs::new(queue, product)? else { return Ok(None) };
+    let (start, end) = (Event::new(queue)?, Event::new(queue)?);
     let mut best: Option<(Found, f32)> = None;
     let mut time = |candidate| -> Result<f32> {
         let mut shortest = f32::INFINITY;
         for round in 0..=ROUNDS {
-            start.record(gpu)?;
+            start.record(queue)?;
             for launch in 0..LAUNCHES {
                 run(candidate, &inputs.places[launch % inputs.places.len()])?;
             }
-            end.record(gpu)?;
-            let elapsed = end.since(gpu, &start)?;
+            end.record(queue)?;
+            let elapsed = end.since(queue, &start)?;
             // The first round warms up.
             if round > 0 {
                 shortest = shortest.min(elapsed / LAUNCHES as f32);
@@ -208,7 +209,7 @@ pub(super) fn fastest(
     for candidate in found {
         let Ok(shortest) = time(candidate) else {
             // One that cannot run is none of the fastest; a device that is of no use any more says so.
-            gpu.ready()?;
+            queue.ready()?;
             continue;
         };
         if best.as_ref().is_none_or(|(_, time)| shortest < *time) {
@@ -221,39 +222,39 @@ pub(super) fn fastest(
 /// Operands of random numbers, enough copies of them that no launch finds its own in the cache.
 struct Inputs {
     places: Vec<Places>,
-    _buffers: Vec<super::Buffer>,
+    _buffers: Vec<Buffer>,
 }
 
 impl Inputs {
     /// None where there is no memory for a single copy.
-    fn new(gpu: &Gpu, product: &Product) -> Result<Option<Self>> {
+    fn new(queue: &Queue, product: &Product) -> Result<Option<Self>> {
         let mut all = Self { places: Vec::new(), _buffers: Vec::new() };
-        match all.fill(gpu, product) {
+        match all.fill(queue, product) {
             Ok(()) | Err(Error::OutOfMemory { .. }) => Ok((!all.places.is_empty()).then_some(all)),
             Err(error) => Err(error),
         }
     }
 
-    fn fill(&mut self, gpu: &Gpu, product: &Product) -> Result<()> {
+    fn fill(&mut self, queue: &Queue, product: &Product) -> Result<()> {
         let Product { m, n, k, .. } = *product;
         let bytes = |count: usize, kind: Type| count * kind.size();
         let sizes = [bytes(m * k, product.left), bytes(n * k, product.right), bytes(m * n, product.out)];
         let l2 = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
-        let l2 = gpu.stream().context().attribute(l2).unwrap_or(0);
+        let l2 = queue.stream().context().attribute(l2).unwrap_or(0);
         let wanted = 2 * usize::try_from(l2).unwrap_or(0) / sizes.iter().sum::<usize>().max(1);
-        let scale = gpu.filled_f32(1.0, 1)?;
-        let amax = gpu.filled_f32(0.0, 1)?;
-        let bias = gpu.zeros(DType::U8, n * product.bias.map_or(0, Type::size))?;
+        let scale = queue.filled_f32(1.0, 1)?;
+        let amax = queue.filled_f32(0.0, 1)?;
+        let bias = queue.zeros(DType::U8, n * product.bias.map_or(0, Type::size))?;
         self._buffers.extend([&scale, &amax, &bias].map(Clone::clone));
         for copy in 0..(wanted + 1).min(COPIES) {
             let [left, right, out] =
                 [(0, product.left), (1, product.right), (2, product.out)].map(|(i, kind)| {
-                    let buffer = gpu.alloc(DType::U8, sizes[i])?;
-                    fill(gpu, &buffer, kind, (copy * 3 + i) as u64)?;
+                    let buffer = queue.alloc(DType::U8, sizes[i])?;
+                    fill(queue, &buffer, kind, (copy * 3 + i) as u64)?;
                     Ok::<_, Error>(buffer)
                 });
             let buffers = [left?, right?, out?];
-            let [left, right, out] = buffers.each_ref().map(super::Buffer::ptr);
+            let [left, right, out] = buffers.each_ref().map(Buffer::ptr);
             self.places.push(Places {
                 left,
                 right,
@@ -271,7 +272,7 @@ impl Inputs {
 }
 
 /// Finite values of either sign over a few powers of two: a block of them, again and again.
-fn fill(gpu: &Gpu, buffer: &super::Buffer, kind: Type, seed: u64) -> Result<()> {
+fn fill(queue: &Queue, buffer: &Buffer, kind: Type, seed: u64) -> Result<()> {
     const BLOCK: usize = 1 << 16;
     let mut state = seed;
     let mut next = || {
@@ -293,11 +294,11 @@ fn fill(gpu: &Gpu, buffer: &super::Buffer, kind: Type, seed: u64) -> Result<()> 
     let block: Vec<u8> = (0..len.div_ceil(words))
         .flat_map(|_| (next() & mask | base).to_le_bytes().into_iter().take(words))
         .collect();
-    gpu.write(buffer.ptr(), &block[..len])?;
+    queue.write(buffer.ptr(), &block[..len])?;
     let mut done = len;
     while done < buffer.bytes() {
         let more = done.min(buffer.bytes() - done);
-        gpu.copy(buffer.ptr() + done as u64, buffer.ptr(), more)?;
+        queue.copy(buffer.ptr() + done as u64, buffer.ptr(), more)?;
         done += more;
     }
     Ok(())
@@ -307,26 +308,26 @@ fn fill(gpu: &Gpu, buffer: &super::Buffer, kind: Type, seed: u64) -> Result<()> 
 struct Event(sys::CUevent);
 
 impl Event {
-    fn new(gpu: &Gpu) -> Result<Self> {
+    fn new(queue: &Queue) -> Result<Self> {
         result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
             .map(Self)
-            .map_err(|error| gpu.driver_error("cuEventCreate", "gemm tuning", error))
+            .map_err(|error| queue.driver_error("cuEventCreate", "gemm tuning", error))
     }
 
-    fn record(&self, gpu: &Gpu) -> Result<()> {
+    fn record(&self, queue: &Queue) -> Result<()> {
         // SAFETY: both are this device's and alive.
-        unsafe { result::event::record(self.0, gpu.raw_stream()) }
-            .map_err(|error| gpu.driver_error("cuEventRecord", "gemm tuning", error))
+        unsafe { result::event::record(self.0, queue.raw_stream()) }
+            .map_err(|error| queue.driver_error("cuEventRecord", "gemm tuning", error))
     }
 
     /// Microseconds from `start` on; waits until both have happened.
-    fn since(&self, gpu: &Gpu, start: &Self) -> Result<f32> {
-        gpu.wait("gemm tuning")?;
+    fn since(&self, queue: &Queue, start: &Self) -> Result<f32> {
+        queue.wait("gemm tuning")?;
         // SAFETY: both events are alive, were made with timing and recorded, and have happened.
         let elapsed = unsafe { result::event::elapsed(start.0, self.0) };
         elapsed
             .map(|milliseconds| milliseconds * 1e3)
-            .map_err(|error| gpu.driver_error("cuEventElapsedTime", "gemm tuning", error))
+            .map_err(|error| queue.driver_error("cuEventElapsedTime", "gemm tuning", error))
     }
 }
 
