@@ -113,21 +113,32 @@ fn on_host(
     Ok(DeviceScale::owned(gpu.filled_f32(scale, 1)?, 0))
 }
 
-/// The buffers that a quantizing operation fills, and what becomes of them.
+/// What a quantizing operation fills, and what it becomes.
 #[derive(Debug)]
 pub(super) struct Output<'a> {
     slot: &'a Slot<'a>,
     shape: Shape,
     device: &'a Device,
-    scale: Option<DeviceScale>,
-    rowwise: Option<Buffer>,
-    columnwise: Option<Buffer>,
-    scale_inv: Option<Buffer>,
-    high: Option<Buffer>,
+    buffers: Buffers,
+}
+
+/// The buffers of an output.
+#[derive(Debug)]
+enum Buffers {
+    /// Values in high precision.
+    High(Buffer),
+    Fp8 {
+        scale: DeviceScale,
+        /// Codes as stored.
+        rowwise: Buffer,
+        /// Codes of the transpose.
+        columnwise: Option<Buffer>,
+        scale_inv: Buffer,
+    },
 }
 
 impl<'a> Output<'a> {
-    /// Room for codes where there is a scale, else for values of `dtype`.
+    /// Allocates room for codes if there is a scale, else for values of `dtype`.
     pub(super) fn new(
         gpu: &Gpu,
         slot: &'a Slot<'a>,
@@ -137,42 +148,56 @@ impl<'a> Output<'a> {
         dtype: DType,
     ) -> Result<Self> {
         let len = shape.numel();
-        let mut output =
-            Self { slot, shape, device, scale, rowwise: None, columnwise: None, scale_inv: None, high: None };
-        if output.scale.is_none() {
-            output.high = Some(gpu.alloc(dtype, len)?);
-            return Ok(output);
-        }
-        output.rowwise = Some(gpu.alloc(DType::U8, len)?);
-        if slot.columnwise && device.transpose_policy() == TransposePolicy::WithCast {
-            output.columnwise = Some(gpu.alloc(DType::U8, len)?);
-        }
-        output.scale_inv = Some(gpu.alloc(DType::F32, 1)?);
-        Ok(output)
+        let buffers = match scale {
+            None => Buffers::High(gpu.alloc(dtype, len)?),
+            Some(scale) => {
+                let rowwise = gpu.alloc(DType::U8, len)?;
+                let is_wanted = slot.columnwise && device.transpose_policy() == TransposePolicy::WithCast;
+                let columnwise = is_wanted.then(|| gpu.alloc(DType::U8, len)).transpose()?;
+                Buffers::Fp8 { scale, rowwise, columnwise, scale_inv: gpu.alloc(DType::F32, 1)? }
+            }
+        };
+        Ok(Self { slot, shape, device, buffers })
     }
 
-    /// Of codes as stored.
+    /// The buffer of codes as stored.
     pub(super) fn rowwise(&self) -> Option<&Buffer> {
-        self.rowwise.as_ref()
+        match &self.buffers {
+            Buffers::High(_) => None,
+            Buffers::Fp8 { rowwise, .. } => Some(rowwise),
+        }
     }
 
-    /// Of the transpose's codes.
+    /// The buffer of the transpose's codes.
     pub(super) fn columnwise(&self) -> Option<&Buffer> {
-        self.columnwise.as_ref()
+        match &self.buffers {
+            Buffers::High(_) => None,
+            Buffers::Fp8 { columnwise, .. } => columnwise.as_ref(),
+        }
     }
 
-    /// Of values in high precision.
+    /// The buffer of values in high precision.
     pub(super) fn high(&self) -> Option<&Buffer> {
-        self.high.as_ref()
+        match &self.buffers {
+            Buffers::High(values) => Some(values),
+            Buffers::Fp8 { .. } => None,
+        }
     }
 
+    /// The buffer of the dequantization factor.
     pub(super) fn scale_inv(&self) -> Option<&Buffer> {
-        self.scale_inv.as_ref()
+        match &self.buffers {
+            Buffers::High(_) => None,
+            Buffers::Fp8 { scale_inv, .. } => Some(scale_inv),
+        }
     }
 
     /// The address of the scale, or 0.
     pub(super) fn scale(&self) -> u64 {
-        self.scale.as_ref().map_or(0, DeviceScale::address)
+        match &self.buffers {
+            Buffers::High(_) => 0,
+            Buffers::Fp8 { scale, .. } => scale.address,
+        }
     }
 
     pub(super) fn format(&self) -> i32 {
@@ -186,13 +211,16 @@ impl<'a> Output<'a> {
 
     /// The address of the slot's counters, or 0: nothing is counted in high precision.
     pub(super) fn counters(&self, op: &'static str) -> Result<u64> {
-        self.slot.counters.filter(|_| self.scale.is_some()).map_or(Ok(0), |counters| counters.cuda(op))
+        match (&self.buffers, self.slot.counters) {
+            (Buffers::Fp8 { .. }, Some(counters)) => counters.cuda(op),
+            (Buffers::High(_), _) | (_, None) => Ok(0),
+        }
     }
 
-    /// Writes the factor where no kernel of an operation's own does: for a tensor of no elements, for codes that a library
-    /// made.
+    /// Writes the dequantization factor if no kernel of the operation does: for a tensor of no elements, and for codes that
+    /// a library made.
     pub(super) fn finish_inverse(self, gpu: &Gpu) -> Result<Operand> {
-        if let (Some(scale), Some(scale_inv)) = (&self.scale, &self.scale_inv) {
+        if let Buffers::Fp8 { scale, scale_inv, .. } = &self.buffers {
             let kernel = gpu.kernel(Source::Quantize, "quantize_f32")?;
             let args = args![0u64, 0u64, 0u64, 0i32, scale.address, scale_inv, 0u64, 0u64];
             // SAFETY: the kernel's parameters (x, n, codes, format, scale, scale_inv, amax, counters); n is 0, the scale and
@@ -202,21 +230,19 @@ impl<'a> Output<'a> {
         Ok(self.finish())
     }
 
-    /// After the launch that fills it.
+    /// Returns what the launch before fills.
     pub(super) fn finish(self) -> Operand {
         let [rows, cols] = self.shape.matrix();
         let tensor = |buffer, shape| Tensor::from_cuda(buffer, shape, self.device);
-        match (self.high, self.scale_inv) {
-            (None, Some(scale_inv)) => Operand::Fp8(Fp8Tensor::from_parts(
+        match self.buffers {
+            Buffers::High(values) => Operand::High(tensor(values, self.shape)),
+            Buffers::Fp8 { rowwise, columnwise, scale_inv, .. } => Operand::Fp8(Fp8Tensor::from_parts(
                 self.shape,
-                self.rowwise.map(|codes| tensor(codes, self.shape)),
-                self.columnwise.map(|codes| tensor(codes, Shape::from([cols, rows]))),
+                Some(tensor(rowwise, self.shape)),
+                columnwise.map(|codes| tensor(codes, Shape::from([cols, rows]))),
                 self.slot.encoding,
                 tensor(scale_inv, Shape::from([])),
             )),
-            (Some(values), _) => Operand::High(tensor(values, self.shape)),
-            // A buffer for values or a factor is always there.
-            (None, None) => unreachable!("an output without buffers"),
         }
     }
 }
