@@ -1,7 +1,6 @@
 //! `accumulate` on a GPU.
 
-use super::elementwise::flat;
-use super::{Gpu, Source, args, dtype_number};
+use super::{Gpu, Grid, Source, args, dtype_number};
 use crate::{Result, Tensor};
 
 pub(crate) fn accumulate(gpu: &Gpu, out: &mut Tensor, x: &Tensor, name: &str) -> Result<()> {
@@ -10,5 +9,7 @@ pub(crate) fn accumulate(gpu: &Gpu, out: &mut Tensor, x: &Tensor, name: &str) ->
     let kernel = gpu.kernel(Source::Accumulate, "accumulate")?;
     // SAFETY: the kernel's parameters (out, x, n, dtype); out has n f32 that nobody else holds, x n elements of that type
     // (checked by `ops::accumulate`).
-    unsafe { kernel.launch(gpu, flat(gpu, len), &args![sum, values, len as u64, dtype_number(x.dtype())]) }
+    unsafe {
+        kernel.launch(gpu, Grid::flat(gpu, len), &args![sum, values, len as u64, dtype_number(x.dtype())])
+    }
 }

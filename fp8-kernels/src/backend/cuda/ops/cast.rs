@@ -1,7 +1,6 @@
 //! `cast` on a GPU.
 
-use super::elementwise::flat;
-use super::{Gpu, Source, args, dtype_number};
+use super::{Gpu, Grid, Source, args, dtype_number};
 use crate::{DType, Result, Tensor};
 
 pub(crate) fn cast(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Tensor> {
@@ -11,6 +10,6 @@ pub(crate) fn cast(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Tensor> {
     let args = args![values, &y, len as u64, dtype_number(x.dtype()), dtype_number(dtype)];
     // SAFETY: the kernel's parameters (x, y, n, from, to); x and y have n elements of those types, which are floats
     // (checked by `ops::cast`).
-    unsafe { kernel.launch(gpu, flat(gpu, len), &args) }?;
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }?;
     Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
 }

@@ -1,7 +1,6 @@
 //! `dropout` on a GPU.
 
-use super::elementwise::flat;
-use super::{Gpu, Source, args, dtype_number};
+use super::{Gpu, Grid, Source, args, dtype_number};
 use crate::ops::DropoutKey;
 use crate::{Result, Tensor};
 
@@ -27,6 +26,6 @@ pub(crate) fn dropout(gpu: &Gpu, x: &Tensor, p: f32, key: DropoutKey) -> Result<
     let args = args![values, &y, len as u64, dtype_number(x.dtype()), &key];
     // SAFETY: the kernel's parameters (x, y, n, dtype, key); x and y have n elements of that type, the key is laid out as
     // the kernel's and freed behind the launch.
-    unsafe { kernel.launch(gpu, flat(gpu, len), &args) }?;
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }?;
     Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
 }

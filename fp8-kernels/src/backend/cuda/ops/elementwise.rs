@@ -3,19 +3,6 @@
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
 use crate::{Result, Tensor};
 
-/// Threads of a block of `flat`.
-const THREADS: u32 = 256;
-
-/// A grid for `len` elements of which each thread takes eight at a time.
-pub(super) fn flat(gpu: &Gpu, len: usize) -> Grid {
-    grid(gpu, len.div_ceil(8) as u64)
-}
-
-/// A grid for `items` of which each thread takes one at a time.
-pub(super) fn grid(gpu: &Gpu, items: u64) -> Grid {
-    Grid { blocks: gpu.blocks(items, THREADS.into(), 8), threads: THREADS, shared: 0 }
-}
-
 /// Room for the elements of `x`.
 fn like(gpu: &Gpu, x: &Tensor) -> Result<Buffer> {
     gpu.alloc(x.dtype(), x.numel())
@@ -28,7 +15,7 @@ pub(crate) fn add(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let args = args![left, right, &y, len as u64, dtype_number(a.dtype()), dtype_number(b.dtype())];
     // SAFETY: the kernel's parameters (a, b, y, n, a_type, b_type); a, b and y have n elements each (checked by
     // `ops::add`; y made above), of those types.
-    unsafe { kernel.launch(gpu, flat(gpu, len), &args) }?;
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }?;
     Ok(Tensor::from_cuda(y, *a.shape(), a.device()))
 }
 
@@ -40,7 +27,7 @@ pub(crate) fn bias(gpu: &Gpu, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
     let args = args![values, row, &y, len as u64, bias.numel() as u64, x_type, bias_type];
     // SAFETY: the kernel's parameters (x, bias, y, n, cols, x_type, bias_type); x and y have n elements, a multiple of
     // cols, the bias cols (checked by `ops::bias`), of those types.
-    unsafe { kernel.launch(gpu, flat(gpu, len), &args) }?;
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }?;
     Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
 }
 
@@ -50,7 +37,7 @@ pub(crate) fn scale(gpu: &Gpu, x: &Tensor, factor: f32) -> Result<Tensor> {
     let kernel = gpu.kernel(Source::Elementwise, "elementwise_scale")?;
     let args = args![values, &y, len as u64, dtype_number(x.dtype()), factor];
     // SAFETY: the kernel's parameters (x, y, n, dtype, factor); x and y have n elements of that type.
-    unsafe { kernel.launch(gpu, flat(gpu, len), &args) }?;
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }?;
     Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
 }
 
@@ -76,5 +63,5 @@ fn launch_in_place(gpu: &Gpu, x: &mut Tensor, factor: f32, norm: u64, name: &str
     let args = args![values, len as u64, dtype, factor, norm];
     // SAFETY: the kernel's parameters (x, n, dtype, factor, norm); x has n elements of that type, which nobody else holds;
     // the norm is null or one f32.
-    unsafe { kernel.launch(gpu, flat(gpu, len), &args) }
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }
 }

@@ -1,6 +1,5 @@
 //! `embedding` on a GPU. An id out of range is reported by the device's next synchronising call.
 
-use super::elementwise::grid;
 use super::split::unit;
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
 use crate::{DType, Error, Result, Shape, Tensor};
@@ -30,7 +29,7 @@ pub(crate) fn embedding(gpu: &Gpu, ids: &Tensor, table: &Tensor, shape: Shape) -
     let args = args![positions, rows, &y, n as u64, limit as u64, width as u64, unit as i32, gpu.fault()];
     // SAFETY: the kernel's parameters (ids, table, y, n, limit, width, unit, fault); n ids, a table of `limit` rows and n
     // rows of y, each of `width` units (checked by `ops::embedding`); ids outside the table are not followed.
-    unsafe { kernel.launch(gpu, grid(gpu, n as u64 * width.max(1) as u64), &args) }?;
+    unsafe { kernel.launch(gpu, Grid::strided(gpu, n as u64 * width.max(1) as u64), &args) }?;
     Ok(Tensor::from_cuda(y, shape, table.device()))
 }
 

@@ -1,9 +1,8 @@
 //! `gemm` on a GPU, by cuBLASLt, and what surrounds its products.
 
 use super::cublaslt::Type;
-use super::elementwise::flat;
 use super::product::{Places, Product};
-use super::{Buffer, Gpu, Source, args, dtype_number};
+use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
 use crate::ops::{self, Layout, output_shape};
 use crate::{DType, Result, Tensor};
 
@@ -171,5 +170,5 @@ fn launch_finish(
     ];
     // SAFETY: the kernel's parameters (x, ld, bias, y, n, cols, bias_type, y_type, add); x has at least `rows` rows of ld
     // f32, ld ≥ cols, y n elements of its type (f32 where it is added to), a bias cols.
-    unsafe { kernel.launch(gpu, flat(gpu, n), &args) }
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, n), &args) }
 }

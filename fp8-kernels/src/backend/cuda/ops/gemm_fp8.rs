@@ -1,11 +1,10 @@
 //! `gemm_fp8` on a GPU, by cuBLASLt: codes and factors where they lie, padded where no kernel takes their extents.
 
 use super::cublaslt::Type;
-use super::elementwise::grid;
 use super::gemm::{finish, finish_accumulate, no_products, type_of};
 use super::product::{Places, Product};
 use super::slot::{self, DeviceScale, Output};
-use super::{Buffer, Gpu, Source, args};
+use super::{Buffer, Gpu, Grid, Source, args};
 use crate::ops::{self, Accumulation, product_then_quantize};
 use crate::{DType, Encoding, Fp8Tensor, Operand, Result, Scale, Slot, Tensor, TransposePolicy};
 
@@ -123,7 +122,7 @@ pub(crate) fn gemm_fp8_quantize(
     if let Some(cell) = slot.amax {
         let kernel = gpu.kernel(Source::Cells, "cells_merge_max")?;
         // SAFETY: the kernel's parameters (cells, values, n): the slot's cell and the amax, one f32 each.
-        unsafe { kernel.launch(gpu, grid(gpu, 1), &args![cell.cuda(op)?, &amax, 1u64]) }?;
+        unsafe { kernel.launch(gpu, Grid::strided(gpu, 1), &args![cell.cuda(op)?, &amax, 1u64]) }?;
     }
     let operand = output.finish_inverse(gpu)?;
     match operand {
@@ -207,6 +206,6 @@ fn padded(gpu: &Gpu, op: &'static str, codes: Tensor) -> Result<Tensor> {
     let args = args![codes.cuda(op)?, rows as u64, cols as u64, &out, padded_rows as u64, padded_cols as u64];
     // SAFETY: the kernel's parameters (x, rows, cols, y, padded_rows, padded_cols); x has rows · cols codes, y was made for
     // the padded ones, whose extents are multiples of 16.
-    unsafe { kernel.launch(gpu, grid(gpu, (padded_rows * padded_cols / 16) as u64), &args) }?;
+    unsafe { kernel.launch(gpu, Grid::strided(gpu, (padded_rows * padded_cols / 16) as u64), &args) }?;
     Ok(Tensor::from_cuda(out, [padded_rows, padded_cols].into(), codes.device()))
 }

@@ -18,6 +18,7 @@ pub(crate) mod gemm;
 pub(crate) mod gemm_fp8;
 pub(crate) mod grad_norm;
 pub(crate) mod norm;
+mod numbers;
 pub(crate) mod quantize;
 pub(crate) mod reduce;
 pub(crate) mod rope;
@@ -32,22 +33,5 @@ pub(crate) mod transpose;
 pub(crate) mod update_scales;
 
 use super::runtime::{Buffer, Faults, Gpu, Grid, KernelFile, Known, args, cublaslt, launch, product};
-use crate::{DType, Encoding};
+use numbers::{dtype_number, format_number};
 use source::Source;
-
-/// What kernels call an element type.
-pub(crate) const fn dtype_number(dtype: DType) -> i32 {
-    match dtype {
-        DType::BF16 => 1,
-        DType::F16 => 2,
-        DType::F32 | DType::I32 | DType::U8 => 0,
-    }
-}
-
-/// What kernels call an FP8 format.
-pub(crate) const fn format_number(encoding: Encoding) -> i32 {
-    match encoding {
-        Encoding::E4M3 => 0,
-        Encoding::E5M2 => 1,
-    }
-}

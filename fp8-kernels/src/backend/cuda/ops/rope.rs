@@ -1,7 +1,6 @@
 //! `rope` on a GPU.
 
-use super::elementwise::grid;
-use super::{Gpu, Source, args, dtype_number};
+use super::{Gpu, Grid, Source, args, dtype_number};
 use crate::ops::RopeTable;
 use crate::{Result, Tensor};
 
@@ -19,7 +18,7 @@ pub(crate) fn rope(gpu: &Gpu, x: &Tensor, table: &RopeTable, start: usize, back:
     let [rows, sequence, heads, half, start] =
         [rows, sequence, heads, half, start].map(|number| number as u64);
     let direction = if back { -1.0f32 } else { 1.0 };
-    let (dtype, grid) = (dtype_number(x.dtype()), grid(gpu, rows * pieces as u64));
+    let (dtype, grid) = (dtype_number(x.dtype()), Grid::strided(gpu, rows * pieces as u64));
     let args = args![values, &y, cos, sin, rows, sequence, heads, half, start, dtype, direction];
     // SAFETY: the kernel's parameters (x, y, cos, sin, rows, sequence, heads, half, start, dtype, direction); x and y have
     // rows · 2 · half elements of that type, both tables at least start + sequence rows of half f32 (checked by `ops::rope`).

@@ -1,7 +1,6 @@
 //! `split` and `concat` on a GPU: one copy of a range of columns per part.
 
-use super::elementwise::grid;
-use super::{Buffer, Gpu, Source, args};
+use super::{Buffer, Gpu, Grid, Source, args};
 use crate::{Result, Shape, Tensor};
 
 /// Where columns lie in a matrix: how far its rows are apart, and where they start; in elements.
@@ -28,7 +27,7 @@ fn copy(gpu: &Gpu, [x, y]: [&Buffer; 2], [rows, width]: [usize; 2], [from, to]: 
     // SAFETY: the kernel's parameters (x, y, rows, width, x_pitch, x_offset, y_pitch, y_offset, unit), in units of which
     // each number is a whole one and to which a buffer's start is aligned; offset + width ≤ pitch on either side, and
     // both have `rows` rows of their pitch: one is the whole matrix, the other a part of it.
-    unsafe { kernel.launch(gpu, grid(gpu, rows * width), &args) }
+    unsafe { kernel.launch(gpu, Grid::strided(gpu, rows * width), &args) }
 }
 
 pub(crate) fn split(gpu: &Gpu, x: &Tensor, sizes: &[usize]) -> Result<Vec<Tensor>> {

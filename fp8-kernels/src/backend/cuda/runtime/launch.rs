@@ -44,6 +44,17 @@ impl Grid {
         }
     }
 
+    /// A grid of 256 threads a block for `len` elements, of which each thread takes eight at a time.
+    pub(crate) fn flat(context: &Context, len: usize) -> Self {
+        Self::strided(context, len.div_ceil(8) as u64)
+    }
+
+    /// A grid of 256 threads a block for `items`, of which each thread takes one at a time.
+    pub(crate) fn strided(context: &Context, items: u64) -> Self {
+        const THREADS: u32 = 256;
+        Self { blocks: context.blocks(items, THREADS.into(), 8), threads: THREADS, shared: 0 }
+    }
+
     /// The same grid, with `bytes` of dynamic shared memory in each block.
     pub(crate) const fn with_shared(self, bytes: u32) -> Self {
         Self { shared: bytes, ..self }
