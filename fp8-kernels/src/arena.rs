@@ -340,7 +340,6 @@ impl Arena {
     }
 
     /// The address of row 0 on a GPU: [`slots`](Self::slots) f32.
-    #[cfg(feature = "cuda")]
     pub(crate) fn cuda_staged(&self, op: &'static str) -> Result<u64> {
         Ok(self.amax_history.cuda(op)?.ptr())
     }

@@ -3,7 +3,7 @@
 //! They lie in contiguous blocks on a device, so that all of a table is one copy; a [`Cell`] or [`Counters`] is a handle
 //! on one entry. Where the host cannot reach the device's memory, reading one waits for the work that was queued before.
 
-use crate::backend::Backend;
+use crate::backend::{Backend, cuda};
 use crate::{Device, Error, Result, host};
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,7 +64,6 @@ impl Cell {
     }
 
     /// Its address on a GPU.
-    #[cfg(feature = "cuda")]
     pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
         Ok(self.cells.cuda(op)?.ptr() + 4 * self.index as u64)
     }
@@ -72,15 +71,13 @@ impl Cell {
     /// Whether the host knows, without asking the device, that a scale stands here for good. False only costs time.
     pub(crate) fn is_known_set(&self) -> bool {
         match &self.cells.block {
-            #[cfg(feature = "cuda")]
             CellBlock::Cuda(_, known) => known.is_set(self.index),
             CellBlock::Cpu(_) => false,
         }
     }
 
     /// What the host knows of its block, and its place there. None on the CPU.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn known(&self) -> Option<(&crate::cuda::Known, usize)> {
+    pub(crate) fn known(&self) -> Option<(&cuda::Known, usize)> {
         match &self.cells.block {
             CellBlock::Cuda(_, known) => Some((known, self.index)),
             CellBlock::Cpu(_) => None,
@@ -88,8 +85,7 @@ impl Cell {
     }
 
     /// One f32 on a GPU, which queued work fills.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn from_cuda(buffer: crate::cuda::Buffer, known: crate::cuda::Known, device: &Device) -> Self {
+    pub(crate) fn from_cuda(buffer: cuda::Buffer, known: cuda::Known, device: &Device) -> Self {
         let block = CellBlock::Cuda(buffer, Arc::new(known));
         Self { cells: Cells { device: device.clone(), block }, index: 0 }
     }
@@ -165,7 +161,6 @@ impl Counters {
     }
 
     /// Their address on a GPU: [`CounterValues::LEN`] u64.
-    #[cfg(feature = "cuda")]
     pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
         Ok(self.counts.cuda(op)?.ptr() + 8 * self.start as u64)
     }
@@ -197,8 +192,7 @@ pub(crate) struct Cells {
 enum CellBlock {
     /// The bits of each, so that an integer maximum is the maximum of amaxes.
     Cpu(Arc<Vec<AtomicI32>>),
-    #[cfg(feature = "cuda")]
-    Cuda(crate::cuda::Buffer, Arc<crate::cuda::Known>),
+    Cuda(cuda::Buffer, Arc<cuda::Known>),
 }
 
 impl Cells {
@@ -213,10 +207,9 @@ impl Cells {
                 };
                 CellBlock::Cpu(Arc::new(cells))
             }
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => {
                 let cells = gpu.filled_f32(value, len)?;
-                CellBlock::Cuda(cells, Arc::new(crate::cuda::Known::new(gpu, len, value)?))
+                CellBlock::Cuda(cells, Arc::new(cuda::Known::new(gpu, len, value)?))
             }
         };
         Ok(Self { device: device.clone(), block })
@@ -229,7 +222,6 @@ impl Cells {
                 let cells = cells.iter().map(|cell| AtomicI32::new(cell.load(Relaxed)));
                 CellBlock::Cpu(Arc::new(host::collect("cells", cells)?))
             }
-            #[cfg(feature = "cuda")]
             CellBlock::Cuda(cells, known) => {
                 let gpu = self.device.gpu("duplicate")?;
                 let copy = gpu.alloc(crate::DType::F32, cells.len())?;
@@ -250,7 +242,6 @@ impl Cells {
             CellBlock::Cpu(cells) => {
                 host::collect("cells", cells.get(range).unwrap_or_default().iter().map(value))
             }
-            #[cfg(feature = "cuda")]
             CellBlock::Cuda(cells, _) => {
                 let range = within(range, cells.len());
                 let mut values = host::zeroed::<f32>("cells", range.len())?;
@@ -263,7 +254,6 @@ impl Cells {
     pub(crate) fn read_one(&self, index: usize) -> Result<f32> {
         match &self.block {
             CellBlock::Cpu(cells) => Ok(cells.get(index).map_or(0.0, value)),
-            #[cfg(feature = "cuda")]
             CellBlock::Cuda(..) => Ok(self.read(index..index + 1)?.first().copied().unwrap_or(0.0)),
         }
     }
@@ -274,7 +264,6 @@ impl Cells {
                 let cells = cells.get(start..).unwrap_or_default();
                 cells.iter().zip(values).for_each(|(cell, &value)| cell.store(bits(value), Relaxed));
             }
-            #[cfg(feature = "cuda")]
             CellBlock::Cuda(cells, known) => {
                 let range = within(start..start.saturating_add(values.len()), cells.len());
                 let bytes = bytemuck::cast_slice(&values[..range.len()]);
@@ -291,7 +280,6 @@ impl Cells {
                 let cells = cells.get(range).unwrap_or_default();
                 cells.iter().for_each(|cell| cell.store(bits(value), Relaxed));
             }
-            #[cfg(feature = "cuda")]
             CellBlock::Cuda(cells, known) => {
                 let range = within(range, cells.len());
                 let address = cells.ptr() + 4 * range.start as u64;
@@ -311,15 +299,10 @@ impl Cells {
                     cell.fetch_max(bits(value), Relaxed);
                 });
             }
-            #[cfg(feature = "cuda")]
             CellBlock::Cuda(cells, _) => {
                 let range = within(start..start.saturating_add(values.len()), cells.len());
                 let address = cells.ptr() + 4 * range.start as u64;
-                crate::cuda::cells::merge_max(
-                    self.device.gpu("merge_max")?,
-                    address,
-                    &values[..range.len()],
-                )?;
+                cuda::ops::cells::merge_max(self.device.gpu("merge_max")?, address, &values[..range.len()])?;
             }
         }
         Ok(())
@@ -332,16 +315,14 @@ impl Cells {
                 let negative = cells.iter().filter(|cell| self::value(cell) < 0.0);
                 negative.for_each(|cell| cell.store(bits(value), Relaxed));
             }
-            #[cfg(feature = "cuda")]
             CellBlock::Cuda(cells, _) => {
-                crate::cuda::cells::replace_negative(self.device.gpu("replace_negative")?, cells, value)?;
+                cuda::ops::cells::replace_negative(self.device.gpu("replace_negative")?, cells, value)?;
             }
         }
         Ok(())
     }
 
     /// Work that may have set scales has been queued.
-    #[cfg(feature = "cuda")]
     pub(crate) fn refresh_known(&self) -> Result<()> {
         match &self.block {
             CellBlock::Cuda(cells, known) => known.refresh(cells),
@@ -350,8 +331,7 @@ impl Cells {
     }
 
     /// On a GPU, or an error that names `op`.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn cuda(&self, op: &'static str) -> Result<&crate::cuda::Buffer> {
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<&cuda::Buffer> {
         match &self.block {
             CellBlock::Cuda(buffer, _) => Ok(buffer),
             CellBlock::Cpu(_) => {
@@ -364,7 +344,6 @@ impl Cells {
     pub(crate) fn cpu(&self, op: &'static str) -> Result<&[AtomicI32]> {
         let host = match &self.block {
             CellBlock::Cpu(cells) => Some(cells.as_slice()),
-            #[cfg(feature = "cuda")]
             CellBlock::Cuda(..) => None,
         };
         host.ok_or_else(|| Error::HostMemory { op, device: self.device.to_string() })
@@ -382,15 +361,13 @@ pub(crate) struct Counts {
 enum CountBlock {
     Cpu(Arc<Vec<AtomicU64>>),
     /// Eight bytes each.
-    #[cfg(feature = "cuda")]
-    Cuda(crate::cuda::Buffer),
+    Cuda(cuda::Buffer),
 }
 
 impl Counts {
     pub(crate) fn new(len: usize, device: &Device) -> Result<Self> {
         let block = match device.backend() {
             Backend::Cpu => CountBlock::Cpu(Arc::new(host::zeroed("counts", len)?)),
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => CountBlock::Cuda(gpu.zeros(crate::DType::U8, len.saturating_mul(8))?),
         };
         Ok(Self { device: device.clone(), block })
@@ -408,7 +385,6 @@ impl Counts {
                 let counts = counts.get(range).unwrap_or_default();
                 host::collect("counts", counts.iter().map(|count| count.load(Relaxed)))
             }
-            #[cfg(feature = "cuda")]
             CountBlock::Cuda(counts) => {
                 let range = within(range, counts.len() / 8);
                 let mut values = host::zeroed::<u64>("counts", range.len())?;
@@ -424,7 +400,6 @@ impl Counts {
             CountBlock::Cpu(counts) => {
                 counts.iter().zip(values).for_each(|(count, &value)| count.store(value, Relaxed));
             }
-            #[cfg(feature = "cuda")]
             CountBlock::Cuda(counts) => {
                 let len = values.len().min(counts.len() / 8);
                 self.device.gpu("write")?.write(counts.ptr(), bytemuck::cast_slice(&values[..len]))?;
@@ -439,7 +414,6 @@ impl Counts {
             CountBlock::Cpu(counts) => {
                 counts.get(range).unwrap_or_default().iter().for_each(|count| count.store(0, Relaxed));
             }
-            #[cfg(feature = "cuda")]
             CountBlock::Cuda(counts) => {
                 let range = within(range, counts.len() / 8);
                 let address = counts.ptr() + 8 * range.start as u64;
@@ -450,8 +424,7 @@ impl Counts {
     }
 
     /// On a GPU, or an error that names `op`.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn cuda(&self, op: &'static str) -> Result<&crate::cuda::Buffer> {
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<&cuda::Buffer> {
         match &self.block {
             CountBlock::Cuda(buffer) => Ok(buffer),
             CountBlock::Cpu(_) => {
@@ -464,7 +437,6 @@ impl Counts {
     pub(crate) fn cpu(&self, op: &'static str) -> Result<&[AtomicU64]> {
         let host = match &self.block {
             CountBlock::Cpu(counts) => Some(counts.as_slice()),
-            #[cfg(feature = "cuda")]
             CountBlock::Cuda(_) => None,
         };
         host.ok_or_else(|| Error::HostMemory { op, device: self.device.to_string() })
@@ -472,7 +444,6 @@ impl Counts {
 }
 
 /// The part of `range` below `len`.
-#[cfg(feature = "cuda")]
 fn within(range: Range<usize>, len: usize) -> Range<usize> {
     let start = range.start.min(len);
     start..range.end.clamp(start, len)

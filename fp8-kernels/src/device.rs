@@ -1,8 +1,7 @@
 //! Where tensors live and operations run.
 
 use crate::backend::Backend;
-#[cfg(feature = "cuda")]
-use crate::cuda::{CudaOptions, Gpu};
+use crate::backend::cuda::{self, Gpu};
 use crate::{Error, Result};
 use std::fmt;
 
@@ -29,15 +28,6 @@ pub enum TransposePolicy {
     Never,
 }
 
-impl TransposePolicy {
-    /// The default of GPUs of a compute capability. FP8 products of sm_89, sm_90 and sm_12x read the TN layout alone; those
-    /// of sm_100 to sm_119, and from sm_130 on, read every layout.
-    #[cfg(feature = "cuda")]
-    pub(crate) const fn of_gpu((major, _): (i32, i32)) -> Self {
-        if major <= 9 || major == 12 { Self::WithCast } else { Self::Never }
-    }
-}
-
 impl Device {
     /// The CPU: a real backend and the reference for the others. Its GEMM reads either layout, so no copies are
     /// transposed.
@@ -51,37 +41,11 @@ impl Device {
     /// Says which library was not found and where it was looked for; a driver that is too old, an ordinal beyond the last
     /// GPU, a GPU without FP8 (older than compute capability 8.9), a crate built without its `cuda` feature.
     pub fn cuda(ordinal: usize) -> Result<Self> {
-        #[cfg(feature = "cuda")]
-        return Self::cuda_with(&CudaOptions { ordinal, ..CudaOptions::default() });
-        #[cfg(not(feature = "cuda"))]
-        Err(Error::Unsupported {
-            op: "device",
-            device: format!("cuda:{ordinal}"),
-            remedy: "this build has no `cuda` feature: enable it, or use Device::cpu()",
-        })
+        cuda::open(ordinal).map(Self::on_gpu)
     }
 
-    /// [`cuda`](Self::cuda), told more. Each call opens a device of its own; tensors of two do not mix.
-    ///
-    /// # Errors
-    /// As [`cuda`](Self::cuda); another library than the one this process already uses.
-    #[cfg(feature = "cuda")]
-    pub fn cuda_with(options: &CudaOptions) -> Result<Self> {
-        Gpu::open(options).map(Self::on_gpu)
-    }
-
-    /// A GPU on a stream of the caller's: work of this crate is ordered with the caller's own.
-    ///
-    /// # Errors
-    /// As [`cuda`](Self::cuda).
-    #[cfg(feature = "cuda")]
-    pub fn from_stream(stream: std::sync::Arc<cudarc::driver::CudaStream>) -> Result<Self> {
-        Gpu::adopt(stream, &CudaOptions::default()).map(Self::on_gpu)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn on_gpu(gpu: Gpu) -> Self {
-        let transpose_policy = TransposePolicy::of_gpu(gpu.capability());
+    pub(crate) fn on_gpu(gpu: Gpu) -> Self {
+        let transpose_policy = gpu.transpose_policy();
         Self { backend: Backend::Cuda(gpu), transpose_policy }
     }
 
@@ -92,7 +56,6 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         match &self.backend {
             Backend::Cpu => Ok(()),
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => gpu.synchronize(),
         }
     }
@@ -101,17 +64,16 @@ impl Device {
     pub fn description(&self) -> String {
         match &self.backend {
             Backend::Cpu => "CPU".to_owned(),
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => gpu.name().to_owned(),
         }
     }
 
-    /// Whether it only imitates hardware: what it computes is right, how long it takes says nothing.
+    /// Returns whether the device imitates hardware: what it computes is right, but how long it takes means nothing. A GPU is
+    /// simulated if its driver reports neither a core clock nor a memory clock.
     pub fn is_simulated(&self) -> bool {
         match &self.backend {
             Backend::Cpu => false,
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.name().starts_with("PTX interpreter"),
+            Backend::Cuda(gpu) => gpu.is_simulated(),
         }
     }
 
@@ -162,7 +124,6 @@ impl Device {
     }
 
     /// The GPU that this is.
-    #[cfg(feature = "cuda")]
     pub(crate) fn gpu(&self, op: &'static str) -> Result<&Gpu> {
         match &self.backend {
             Backend::Cuda(gpu) => Ok(gpu),
@@ -186,23 +147,7 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.backend {
             Backend::Cpu => f.pad("cpu"),
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => fmt::Display::fmt(gpu, f),
-        }
-    }
-}
-
-#[cfg(all(test, feature = "cuda"))]
-mod tests {
-    use super::TransposePolicy;
-
-    #[test]
-    fn transposed_copies_are_for_gpus_whose_fp8_products_are_tn_alone() {
-        for capability in [(8, 9), (9, 0), (12, 0), (12, 1)] {
-            assert_eq!(TransposePolicy::of_gpu(capability), TransposePolicy::WithCast, "{capability:?}");
-        }
-        for capability in [(10, 0), (10, 3), (11, 0), (13, 0), (14, 5)] {
-            assert_eq!(TransposePolicy::of_gpu(capability), TransposePolicy::Never, "{capability:?}");
         }
     }
 }

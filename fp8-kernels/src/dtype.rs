@@ -90,7 +90,7 @@ pub(crate) trait Float: Element + fp8_format::slice::Source {
 }
 
 pub(crate) mod sealed {
-    use crate::cpu::Buffer;
+    use crate::backend::cpu::Buffer;
     use std::sync::Arc;
 
     #[expect(unnameable_types, reason = "so that nobody else implements Element")]
@@ -108,16 +108,18 @@ macro_rules! element {
         }
 
         impl sealed::Sealed for $type {
-            fn wrap(data: std::sync::Arc<Vec<Self>>) -> crate::cpu::Buffer {
-                crate::cpu::Buffer::$variant(data)
+            fn wrap(data: std::sync::Arc<Vec<Self>>) -> crate::backend::cpu::Buffer {
+                crate::backend::cpu::Buffer::$variant(data)
             }
 
-            fn unwrap(buffer: &crate::cpu::Buffer) -> Option<&std::sync::Arc<Vec<Self>>> {
-                if let crate::cpu::Buffer::$variant(data) = buffer { Some(data) } else { None }
+            fn unwrap(buffer: &crate::backend::cpu::Buffer) -> Option<&std::sync::Arc<Vec<Self>>> {
+                if let crate::backend::cpu::Buffer::$variant(data) = buffer { Some(data) } else { None }
             }
 
-            fn unwrap_mut(buffer: &mut crate::cpu::Buffer) -> Option<&mut std::sync::Arc<Vec<Self>>> {
-                if let crate::cpu::Buffer::$variant(data) = buffer { Some(data) } else { None }
+            fn unwrap_mut(
+                buffer: &mut crate::backend::cpu::Buffer,
+            ) -> Option<&mut std::sync::Arc<Vec<Self>>> {
+                if let crate::backend::cpu::Buffer::$variant(data) = buffer { Some(data) } else { None }
             }
         }
     };

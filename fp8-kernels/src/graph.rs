@@ -1,8 +1,7 @@
 //! A recorded step.
 
 use crate::backend::Backend;
-#[cfg(feature = "cuda")]
-use crate::cuda::CudaGraph;
+use crate::backend::cuda::CudaGraph;
 use crate::{Device, Error, Result};
 use std::fmt;
 use std::sync::Arc;
@@ -43,10 +42,7 @@ pub trait Replayed: Send + Sync + fmt::Debug {
 /// operation makes itself, a scale and a step size are new each time.
 #[derive(Debug)]
 pub struct Graph {
-    #[cfg(feature = "cuda")]
     graph: CudaGraph,
-    #[cfg(not(feature = "cuda"))]
-    never: std::convert::Infallible,
 }
 
 impl Graph {
@@ -55,10 +51,7 @@ impl Graph {
     /// # Errors
     /// The device failed; a counter of the step that cannot go on. Nothing has run then.
     pub fn replay(&self) -> Result<()> {
-        #[cfg(feature = "cuda")]
-        return self.graph.replay();
-        #[cfg(not(feature = "cuda"))]
-        match self.never {}
+        self.graph.replay()
     }
 }
 
@@ -73,14 +66,12 @@ impl Device {
     /// What `step` returns; an operation that cannot be recorded, since it reads from the device, or would do the same at
     /// each replay though it should not; a device that records nothing: the CPU. Nothing has run then, and counters are as
     /// they were.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only GPUs record"))]
     pub fn capture<T, E: From<Error>>(&self, step: impl FnOnce() -> Result<T, E>) -> Result<(Graph, T), E> {
         match self.backend() {
             Backend::Cpu => {
                 let remedy = "call the step itself: the CPU has no launches to save";
                 Err(Error::Unsupported { op: "capture", device: self.to_string(), remedy }.into())
             }
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => gpu.capture(step).map(|(graph, output)| (Graph { graph }, output)),
         }
     }
@@ -89,7 +80,6 @@ impl Device {
     pub fn capture_number(&self) -> Option<u64> {
         match self.backend() {
             Backend::Cpu => None,
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => gpu.capture_number(),
         }
     }
@@ -98,21 +88,17 @@ impl Device {
     ///
     /// # Errors
     /// That one.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only GPUs record"))]
     pub fn expect_eager(&self, op: &str, remedy: &'static str) -> Result<()> {
         match self.backend() {
             Backend::Cpu => Ok(()),
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => gpu.expect_eager(op, remedy),
         }
     }
 
     /// Lets `replayed` take part in every launch of the graph that is being recorded; nothing if none is.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only GPUs record"))]
     pub fn on_replay(&self, replayed: Arc<dyn Replayed>) {
         match self.backend() {
             Backend::Cpu => {}
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => gpu.on_replay(replayed),
         }
     }

@@ -5,7 +5,7 @@
 //! vectors. Within 2 ulp over all inputs (`cargo xtask exhaustive --math` sweeps them). Coefficients are minimax fits
 //! (Lawson's iteration on Chebyshev nodes, in high precision), rounded to f32.
 
-use crate::cpu::dispatch::{Kernel, vectorized};
+use crate::backend::cpu::dispatch::{Kernel, vectorized};
 
 /// 1.5 · 2²³: adding it rounds to the nearest integer, ties to even, and leaves that integer in the low bits.
 const ROUND: f32 = 12_582_912.0;

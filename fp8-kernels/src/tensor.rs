@@ -3,8 +3,8 @@
 //! Cloning shares the storage. Shared storage never changes: operations that work in place ask for unique storage, or
 //! say who shares it.
 
-use crate::backend::Backend;
-use crate::cpu::Buffer;
+use crate::backend::cpu::Buffer;
+use crate::backend::{Backend, cuda};
 use crate::dtype::Element;
 use crate::{DType, Device, Error, Result, Shape, host};
 use half::{bf16, f16};
@@ -29,8 +29,7 @@ pub struct Tensor {
 #[derive(Debug, Clone)]
 pub(crate) enum Storage {
     Cpu(Buffer),
-    #[cfg(feature = "cuda")]
-    Cuda(crate::cuda::Buffer),
+    Cuda(cuda::Buffer),
 }
 
 impl Tensor {
@@ -47,7 +46,6 @@ impl Tensor {
         shape.check_size("from_vec")?;
         match device.backend() {
             Backend::Cpu => Ok(Self::on_cpu(data, shape, device)),
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => {
                 let buffer = gpu.alloc(T::DTYPE, data.len())?;
                 gpu.write(buffer.ptr(), bytemuck::cast_slice(&data))?;
@@ -67,7 +65,6 @@ impl Tensor {
             Backend::Cpu => {
                 Ok(Self::from_buffer(Buffer::zeros("zeros", dtype, shape.numel())?, shape, device))
             }
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => Ok(Self::from_cuda(gpu.zeros(dtype, shape.numel())?, shape, device)),
         }
     }
@@ -85,11 +82,9 @@ impl Tensor {
                 let buffer = Buffer::full("full", value, dtype, shape.numel())?;
                 Ok(Self::from_buffer(buffer, shape, device))
             }
-            #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) if dtype == DType::F32 => {
                 Ok(Self::from_cuda(gpu.filled_f32(value, shape.numel())?, shape, device))
             }
-            #[cfg(feature = "cuda")]
             Backend::Cuda(_) => Self::full(value, shape, dtype, &Device::cpu())?.to_device(device),
         }
     }
@@ -137,7 +132,6 @@ impl Tensor {
     pub fn dtype(&self) -> DType {
         match &self.storage {
             Storage::Cpu(buffer) => buffer.dtype(),
-            #[cfg(feature = "cuda")]
             Storage::Cuda(buffer) => buffer.dtype(),
         }
     }
@@ -174,7 +168,6 @@ impl Tensor {
         self.device.expect_eager("write", "write inputs before the replay")?;
         match &self.storage {
             Storage::Cpu(_) => self.as_mut_slice::<T>(name)?.copy_from_slice(values),
-            #[cfg(feature = "cuda")]
             Storage::Cuda(_) => {
                 let address = self.cuda_mut(name)?.ptr();
                 self.device.gpu("write")?.write(address, bytemuck::cast_slice(values))?;
@@ -202,7 +195,6 @@ impl Tensor {
         other.expect_dtype(op, "the new elements", self.dtype())?;
         self.device.expect_same(op, &other.device)?;
         match &self.storage {
-            #[cfg(feature = "cuda")]
             Storage::Cuda(_) => {
                 let (to, from) = (self.cuda_mut(name)?.ptr(), other.cuda(op)?);
                 self.device.gpu(op)?.copy(to, from.ptr(), from.bytes())
@@ -223,10 +215,10 @@ impl Tensor {
     /// Storage that others hold too; the device failed.
     pub fn set_zero(&mut self, name: &str) -> Result<()> {
         match &mut self.storage {
-            #[cfg(feature = "cuda")]
             Storage::Cuda(_) => {
-                let buffer = self.cuda_mut(name)?.clone();
-                self.device.gpu("set_zero")?.clear(&buffer)
+                let buffer = self.cuda_mut(name)?;
+                let (address, bytes) = (buffer.ptr(), buffer.bytes());
+                self.device.gpu("set_zero")?.clear_bytes(address, bytes)
             }
             Storage::Cpu(_) => self.clear_on_cpu(name),
         }
@@ -239,7 +231,6 @@ impl Tensor {
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         match &self.storage {
             Storage::Cpu(buffer) => host::copied("to_vec", elements::<T>(buffer, "to_vec")?),
-            #[cfg(feature = "cuda")]
             Storage::Cuda(buffer) => {
                 self.expect_dtype("to_vec", "the tensor", T::DTYPE)?;
                 let mut data = host::zeroed("to_vec", buffer.len())?;
@@ -256,7 +247,6 @@ impl Tensor {
     pub fn to_f32_vec(&self) -> Result<Vec<f32>> {
         match &self.storage {
             Storage::Cpu(buffer) => host::owned("to_f32_vec", buffer.read_f32("to_f32_vec")?),
-            #[cfg(feature = "cuda")]
             Storage::Cuda(_) => {
                 self.expect_float("to_f32_vec", "the tensor")?;
                 self.to_device(&Device::cpu())?.to_f32_vec()
@@ -299,7 +289,6 @@ impl Tensor {
         match &self.storage {
             Storage::Cpu(_) if self.numel() == 0 => 0,
             Storage::Cpu(buffer) => buffer.holders(),
-            #[cfg(feature = "cuda")]
             Storage::Cuda(buffer) => buffer.holders(),
         }
     }
@@ -321,7 +310,6 @@ impl Tensor {
         let op = "as_mut_slice";
         let buffer = match &mut self.storage {
             Storage::Cpu(buffer) => Some(buffer),
-            #[cfg(feature = "cuda")]
             Storage::Cuda(_) => None,
         };
         let buffer = buffer.ok_or_else(|| Error::HostMemory { op, device: self.device.to_string() })?;
@@ -379,21 +367,18 @@ impl Tensor {
     pub(crate) fn cpu_buffer(&self, op: &'static str) -> Result<&Buffer> {
         let buffer = match &self.storage {
             Storage::Cpu(buffer) => Some(buffer),
-            #[cfg(feature = "cuda")]
             Storage::Cuda(_) => None,
         };
         buffer.ok_or_else(|| Error::HostMemory { op, device: self.device.to_string() })
     }
 
-    #[cfg(feature = "cuda")]
-    pub(crate) fn from_cuda(buffer: crate::cuda::Buffer, shape: Shape, device: &Device) -> Self {
+    pub(crate) fn from_cuda(buffer: cuda::Buffer, shape: Shape, device: &Device) -> Self {
         debug_assert!(shape.check_size("from_cuda").is_ok() && buffer.len() == shape.numel(), "{shape}");
         Self { shape, device: device.clone(), storage: Storage::Cuda(buffer) }
     }
 
     /// The elements of a tensor on a GPU.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn cuda(&self, op: &'static str) -> Result<&crate::cuda::Buffer> {
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<&cuda::Buffer> {
         match &self.storage {
             Storage::Cuda(buffer) => Ok(buffer),
             Storage::Cpu(_) => {
@@ -403,9 +388,8 @@ impl Tensor {
     }
 
     /// The elements of a tensor on a GPU, to change. `name` is what an error calls the buffer.
-    #[cfg(feature = "cuda")]
     #[expect(clippy::needless_pass_by_ref_mut, reason = "who changes elements holds the tensor alone")]
-    pub(crate) fn cuda_mut(&mut self, name: &str) -> Result<&crate::cuda::Buffer> {
+    pub(crate) fn cuda_mut(&mut self, name: &str) -> Result<&cuda::Buffer> {
         match self.holders() {
             0 => self.cuda("in-place update"),
             holders => Err(Error::Shared { name: name.to_owned(), holders }),

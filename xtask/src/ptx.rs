@@ -150,7 +150,7 @@ pub(crate) fn folder() -> PathBuf {
 }
 
 fn sources() -> Result<Vec<Source>> {
-    let kernels = root().join("fp8-kernels/src/cuda/kernels");
+    let kernels = root().join("fp8-kernels/src/backend/cuda/ops");
     let prelude = fs::read_to_string(kernels.join("prelude.cuh"))?;
     let mut sources = Vec::new();
     for path in crate::workspace::files(&kernels)? {

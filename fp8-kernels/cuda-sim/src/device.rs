@@ -85,9 +85,9 @@ pub(crate) fn attribute(arch: Arch, sm_count: u32, attribute: i32) -> Option<i32
         10 => WARP,
         11 => i32::MAX as u32, // pitch
         12 => REGISTERS,
-        13 => 1_000_000, // clock, kHz: the simulated clock counts nanoseconds
-        14 => 512,       // texture alignment
-        15 => 1,         // copies overlap kernels
+        13 | 36 => 0, // no core clock and no memory clock: times on this device say nothing about hardware
+        14 => 512,    // texture alignment
+        15 => 1,      // copies overlap kernels
         16 => sm_count,
         17 => 0,           // no run-time limit on kernels
         18 => 0,           // not integrated
@@ -97,7 +97,6 @@ pub(crate) fn attribute(arch: Arch, sm_count: u32, attribute: i32) -> Option<i32
         32 => 0,           // ECC
         33 | 34 | 50 => 0, // PCI bus, device and domain
         35 => 0,           // not a TCC driver
-        36 => 1_000_000,   // memory clock, kHz
         37 => 1024,        // memory bus width
         38 => 32 << 20,    // L2
         39 => arch.threads_per_sm(),

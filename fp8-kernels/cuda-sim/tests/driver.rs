@@ -24,6 +24,8 @@ fn the_device_describes_itself() {
         attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
         227 << 10
     );
+    assert_eq!(attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE), 0);
+    assert_eq!(attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE), 0);
     assert_eq!(code(CudaContext::new(1)), 101);
     let mut version = 0;
     // SAFETY: the integer lives through the call.

@@ -36,8 +36,9 @@ fn original() -> String {
 /// The text that NVRTC gets for that file.
 fn source() -> String {
     let package = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    let read =
-        |name: &str| fs::read_to_string(Path::new(&package).join("../src/cuda/kernels").join(name)).unwrap();
+    let read = |name: &str| {
+        fs::read_to_string(Path::new(&package).join("../src/backend/cuda/ops").join(name)).unwrap()
+    };
     format!("{}\n#line 1 \"cells.cu\"\n{}", read("prelude.cuh"), read("cells.cu"))
 }
 

@@ -10,9 +10,7 @@
 //!
 //! A step can depend on the norm of its gradients ([`NormCheck`]): one that is not finite changes nothing.
 
-#[cfg(feature = "cuda")]
-use crate::backend::Backend;
-use crate::backend::dispatch;
+use crate::backend::{Backend, cuda, dispatch};
 use crate::cells::Counts;
 use crate::{DType, Device, Error, Fp8Tensor, Replayed, Result, Slot, Tensor};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -84,8 +82,7 @@ pub struct AdamWFactors {
     step: Mutex<AdamWStep>,
     /// The device has older ones.
     is_stale: AtomicBool,
-    #[cfg(feature = "cuda")]
-    buffer: Option<crate::cuda::Buffer>,
+    buffer: Option<cuda::Buffer>,
 }
 
 impl AdamWFactors {
@@ -97,7 +94,6 @@ impl AdamWFactors {
         check_step("adamw", step)?;
         device.expect_eager("adamw", "the optimizer's first step makes its state: run it before")?;
         let factors = Self {
-            #[cfg(feature = "cuda")]
             buffer: match device.backend() {
                 Backend::Cpu => None,
                 Backend::Cuda(gpu) => Some(gpu.alloc(DType::F32, size_of::<Factors>() / 4)?),
@@ -126,10 +122,9 @@ impl AdamWFactors {
         *self.lock()
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
         let elsewhere = || Error::Devices { op, lhs: self.device.to_string(), rhs: "a GPU".to_owned() };
-        self.buffer.as_ref().map(crate::cuda::Buffer::ptr).ok_or_else(elsewhere)
+        self.buffer.as_ref().map(cuda::Buffer::ptr).ok_or_else(elsewhere)
     }
 
     /// A copy of the numbers: a panic while they are copied leaves them whole.
@@ -140,7 +135,6 @@ impl AdamWFactors {
 
 impl Replayed for AdamWFactors {
     fn upload(&self) -> Result<()> {
-        #[cfg(feature = "cuda")]
         if let (Backend::Cuda(gpu), Some(buffer)) = (self.device.backend(), &self.buffer)
             && self.is_stale.swap(false, Relaxed)
         {
@@ -224,7 +218,6 @@ impl SkippedSteps {
         Ok(())
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
         Ok(self.counts.cuda(op)?.ptr())
     }

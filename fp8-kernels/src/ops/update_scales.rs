@@ -75,7 +75,7 @@ impl ScaleUpdate<'_> {
                 remedy,
             });
         };
-        crate::cpu::update_scales::scale(self, past.iter().copied(), *newest, stored)
+        crate::backend::cpu::update_scales::scale(self, past.iter().copied(), *newest, stored)
     }
 }
 

@@ -1,0 +1,120 @@
+//! The CUDA backend of a build without the `cuda` feature: the same names, no values.
+//!
+//! The types are empty enums, so a match on one has no arms and code for a GPU needs no `cfg`: the compiler knows that it
+//! cannot run.
+
+use crate::{DType, Error, Replayed, Result, TransposePolicy};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Returns the error of a build that can open no GPU.
+pub(crate) fn open(ordinal: usize) -> Result<Gpu> {
+    Err(Error::Unsupported {
+        op: "device",
+        device: format!("cuda:{ordinal}"),
+        remedy: "this build has no `cuda` feature: enable it, or use Device::cpu()",
+    })
+}
+
+/// A GPU, which does not exist here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Gpu {}
+
+/// Elements on a GPU.
+#[derive(Debug, Clone)]
+pub(crate) enum Buffer {}
+
+/// What the host knows of the scales in a block on a GPU.
+#[derive(Debug)]
+pub(crate) enum Known {}
+
+/// A step recorded on a GPU.
+#[derive(Debug)]
+pub(crate) enum CudaGraph {}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {}
+    }
+}
+
+/// `absent!(Gpu { fn name(&self) -> &str; })`: methods that cannot be called, since there is no value to call them on.
+macro_rules! absent {
+    ($type:ident { $(fn $name:ident $(<$($generic:ident $(: $bound:path)?),*>)? (&self $(, $argument:ty)*) $(-> $output:ty)?;)* }) => {
+        impl $type {
+            $(pub(crate) fn $name $(<$($generic $(: $bound)?),*>)? (&self $(, _: $argument)*) $(-> $output)? {
+                match *self {}
+            })*
+        }
+    };
+}
+
+absent!(Gpu {
+    fn name(&self) -> &str;
+    fn is_simulated(&self) -> bool;
+    fn transpose_policy(&self) -> TransposePolicy;
+    fn synchronize(&self) -> Result<()>;
+    fn alloc(&self, DType, usize) -> Result<Buffer>;
+    fn zeros(&self, DType, usize) -> Result<Buffer>;
+    fn filled_f32(&self, f32, usize) -> Result<Buffer>;
+    fn write(&self, u64, &[u8]) -> Result<()>;
+    fn download<T: bytemuck::Pod>(&self, u64, &mut [T]) -> Result<()>;
+    fn copy(&self, u64, u64, usize) -> Result<()>;
+    fn clear_bytes(&self, u64, usize) -> Result<()>;
+    fn fill_f32(&self, u64, f32, usize) -> Result<()>;
+    fn capture_number(&self) -> Option<u64>;
+    fn expect_eager(&self, &str, &'static str) -> Result<()>;
+    fn on_replay(&self, Arc<dyn Replayed>);
+});
+
+impl Gpu {
+    pub(crate) fn capture<T, E>(&self, _: impl FnOnce() -> Result<T, E>) -> Result<(CudaGraph, T), E> {
+        match *self {}
+    }
+}
+
+absent!(Buffer {
+    fn ptr(&self) -> u64;
+    fn len(&self) -> usize;
+    fn bytes(&self) -> usize;
+    fn dtype(&self) -> DType;
+    fn holders(&self) -> usize;
+});
+
+absent!(Known {
+    fn of_copy(&self) -> Result<Self>;
+    fn is_set(&self, usize) -> bool;
+    fn refresh(&self, &Buffer) -> Result<()>;
+});
+
+impl Known {
+    pub(crate) fn new(gpu: &Gpu, _: usize, _: f32) -> Result<Self> {
+        match *gpu {}
+    }
+
+    pub(crate) fn written(&self, _: Range<usize>, _: impl Fn(usize) -> f32) {
+        match *self {}
+    }
+}
+
+absent!(CudaGraph {
+    fn replay(&self) -> Result<()>;
+});
+
+pub(crate) mod ops {
+    //! Operations of the backend that [`Cells`](crate::cells) calls by name.
+
+    pub(crate) mod cells {
+        use super::super::{Buffer, Gpu};
+        use crate::Result;
+
+        pub(crate) fn merge_max(gpu: &Gpu, _: u64, _: &[f32]) -> Result<()> {
+            match *gpu {}
+        }
+
+        pub(crate) fn replace_negative(gpu: &Gpu, _: &Buffer, _: f32) -> Result<()> {
+            match *gpu {}
+        }
+    }
+}

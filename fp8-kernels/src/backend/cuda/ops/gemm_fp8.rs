@@ -1,0 +1,211 @@
+//! `gemm_fp8` on a GPU, by cuBLASLt: codes and factors where they lie, padded where no kernel takes their extents.
+
+use super::cublaslt::Type;
+use super::gemm::{finish, finish_accumulate, no_products, type_of};
+use super::product::{Places, Product};
+use super::slot::{self, DeviceScale, Output};
+use super::{Buffer, Gpu, Grid, Source, args};
+use crate::ops::{self, Accumulation, product_then_quantize};
+use crate::{DType, Encoding, Fp8Tensor, Operand, Result, Scale, Slot, Tensor, TransposePolicy};
+
+/// Extents that tensor cores take are multiples of this.
+const MULTIPLE: usize = 16;
+
+pub(crate) fn gemm_fp8(
+    gpu: &Gpu,
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    [m, n, k]: [usize; 3],
+    bias: Option<&Tensor>,
+    dtype: DType,
+    accumulation: Accumulation,
+) -> Result<Tensor> {
+    let op = "gemm_fp8";
+    let shape = a.shape().with_last(n);
+    let tensor = |y| Tensor::from_cuda(y, shape, a.device());
+    if [m, n, k].contains(&0) {
+        return no_products(gpu, op, bias, [m, n], dtype).map(tensor);
+    }
+    let is_padded = [m, n].iter().any(|extent| !extent.is_multiple_of(MULTIPLE));
+    // The library adds a bias of 16 bits to an output of the same type.
+    let own_bias = bias.is_none_or(|bias| bias.dtype() == dtype && dtype != DType::F32);
+    let is_direct = !is_padded && own_bias;
+    let out = if is_direct { dtype } else { DType::F32 };
+    let own_bias = bias.filter(|_| is_direct);
+    let operands = Operands::new(gpu, op, a, b)?;
+    let product = Product {
+        out: type_of(out),
+        bias: own_bias.map(|bias| type_of(bias.dtype())),
+        fast: accumulation == Accumulation::Fast,
+        ..operands.product
+    };
+    let y = gpu.alloc(out, product.m.saturating_mul(product.n))?;
+    let bias_place = own_bias.map(|bias| bias.cuda(op)).transpose()?.map_or(0, Buffer::ptr);
+    let places = Places { out: y.ptr(), bias: bias_place, ..operands.places };
+    // SAFETY: operands of the product's extents and types, an output made for it, a bias of n values.
+    unsafe { gpu.matmul(op, &product, &places) }?;
+    if is_direct {
+        return Ok(tensor(y));
+    }
+    finish(gpu, op, &y, product.n, bias, [m, n], dtype).map(tensor)
+}
+
+pub(crate) fn gemm_fp8_accumulate(
+    gpu: &Gpu,
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    [m, n, k]: [usize; 3],
+    out: &mut Tensor,
+    name: &str,
+) -> Result<()> {
+    let op = "gemm_fp8_accumulate";
+    let out = out.cuda_mut(name)?;
+    if [m, n, k].contains(&0) {
+        return Ok(());
+    }
+    let operands = Operands::new(gpu, op, a, b)?;
+    let is_padded = [m, n].iter().any(|extent| !extent.is_multiple_of(MULTIPLE));
+    let product = Product { accumulate: !is_padded, ..operands.product };
+    let padded = is_padded.then(|| gpu.alloc(DType::F32, product.m.saturating_mul(product.n))).transpose()?;
+    let places = Places { out: padded.as_ref().unwrap_or(out).ptr(), ..operands.places };
+    // SAFETY: operands of the product's extents and types, an f32 output of the same extents.
+    unsafe { gpu.matmul(op, &product, &places) }?;
+    match padded {
+        Some(padded) => finish_accumulate(gpu, &padded, product.n, out, [m, n]),
+        None => Ok(()),
+    }
+}
+
+/// In one kernel of the library's where it can: a scale that stands in its cell, nothing counted, no padding, and a bias
+/// that it need not round. It overwrites its amax, which is then merged into the slot's.
+pub(crate) fn gemm_fp8_quantize(
+    gpu: &Gpu,
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    dims @ [m, n, _]: [usize; 3],
+    bias: Option<&Tensor>,
+    slot: &Slot<'_>,
+    dtype: DType,
+) -> Result<Operand> {
+    let op = "gemm_fp8_quantize";
+    let is_set = matches!(slot.scale, Scale::Cell { cell, .. } if cell.is_known_set());
+    let fits = !dims.contains(&0) && [m, n].iter().all(|extent| extent.is_multiple_of(MULTIPLE));
+    let adds = bias.is_none_or(|bias| bias.dtype() != DType::F32);
+    // An output in E5M2 needs an operand in E5M2.
+    let e5m2 = |encoding| encoding == Encoding::E5M2;
+    let writes = !e5m2(slot.encoding) || e5m2(a.encoding()) || e5m2(b.encoding());
+    if !(is_set && fits && adds && writes && slot.counters.is_none()) {
+        return product_then_quantize(a, b, bias, slot, dtype);
+    }
+    let scale = slot::resolve(gpu, op, slot, |_| Ok(()))?;
+    let scale_address = scale.as_ref().map_or(0, DeviceScale::address);
+    let rowwise = slot.rowwise_only();
+    let output = Output::new(gpu, &rowwise, a.shape().with_last(n), a.device(), scale, dtype)?;
+    let amax = gpu.filled_f32(0.0, 1)?;
+    let operands = Operands::new(gpu, op, a, b)?;
+    let product = Product {
+        out: Type::from(slot.encoding),
+        bias: bias.map(|bias| type_of(bias.dtype())),
+        fast: true,
+        ..operands.product
+    };
+    let places = Places {
+        out: output.rowwise().map_or(0, Buffer::ptr),
+        bias: bias.map(|bias| bias.cuda(op)).transpose()?.map_or(0, Buffer::ptr),
+        out_scale: scale_address,
+        out_amax: amax.ptr(),
+        ..operands.places
+    };
+    // SAFETY: operands of the product's extents and types, codes and a scale for its output, one f32 for the amax, a bias of
+    // n values.
+    unsafe { gpu.matmul(op, &product, &places) }?;
+    if let Some(cell) = slot.amax {
+        let kernel = gpu.kernel(Source::Cells, "cells_merge_max")?;
+        // SAFETY: the kernel's parameters (cells, values, n): the slot's cell and the amax, one f32 each.
+        unsafe { kernel.launch(gpu, Grid::strided(gpu, 1), &args![cell.cuda(op)?, &amax, 1u64]) }?;
+    }
+    let operand = output.finish_inverse(gpu)?;
+    match operand {
+        Operand::Fp8(codes)
+            if slot.columnwise && codes.device().transpose_policy() == TransposePolicy::WithCast =>
+        {
+            codes.with_columnwise().map(Operand::Fp8)
+        }
+        operand => Ok(operand),
+    }
+}
+
+/// Both sides of a product, in a layout and with extents that the GPU's kernels take. The output is f32 until said otherwise.
+struct Operands {
+    product: Product,
+    places: Places,
+    /// What the addresses name.
+    _codes: [Tensor; 2],
+}
+
+impl Operands {
+    fn new(gpu: &Gpu, op: &'static str, a: &Fp8Tensor, b: &Fp8Tensor) -> Result<Self> {
+        let (left, right) = (Side::new(gpu, op, a)?, Side::new(gpu, op, b)?);
+        let product = Product {
+            m: left.rows,
+            n: right.rows,
+            k: left.depth,
+            left_transposed: left.is_transposed,
+            right_transposed: !right.is_transposed,
+            left: Type::from(a.encoding()),
+            right: Type::from(b.encoding()),
+            out: Type::F32,
+            bias: None,
+            accumulate: false,
+            fast: false,
+        };
+        let places = Places {
+            left: left.codes.cuda(op)?.ptr(),
+            right: right.codes.cuda(op)?.ptr(),
+            left_scale: a.scale_inv().cuda(op)?.ptr(),
+            right_scale: b.scale_inv().cuda(op)?.ptr(),
+            ..Places::default()
+        };
+        Ok(Self { product, places, _codes: [left.codes, right.codes] })
+    }
+}
+
+/// One operand: `[rows, depth]`, or its transpose.
+struct Side {
+    codes: Tensor,
+    is_transposed: bool,
+    rows: usize,
+    depth: usize,
+}
+
+impl Side {
+    fn new(gpu: &Gpu, op: &'static str, x: &Fp8Tensor) -> Result<Self> {
+        let (codes, is_transposed) = match (x.rowwise(), x.columnwise()) {
+            (Some(codes), _) => (codes.reshape(x.matrix())?, false),
+            (None, Some(codes)) if gpu.needs_transposes() => (ops::transpose(codes)?, false),
+            (None, Some(codes)) => (codes.clone(), true),
+            // A tensor has at least one of them.
+            (None, None) => (Tensor::zeros(x.matrix(), DType::U8, x.device())?, false),
+        };
+        let codes = padded(gpu, op, codes)?;
+        let [first, second] = codes.shape().matrix();
+        let (rows, depth) = if is_transposed { (second, first) } else { (first, second) };
+        Ok(Self { codes, is_transposed, rows, depth })
+    }
+}
+
+/// With zeros behind rows and columns up to extents that tensor cores take.
+fn padded(gpu: &Gpu, op: &'static str, codes: Tensor) -> Result<Tensor> {
+    let dims @ [rows, cols] = codes.shape().matrix();
+    let [padded_rows, padded_cols] = dims.map(|extent| extent.next_multiple_of(MULTIPLE));
+    if dims == [padded_rows, padded_cols] {
+        return Ok(codes);
+    }
+    let out = gpu.alloc(DType::U8, padded_rows.saturating_mul(padded_cols))?;
+    let kernel = gpu.kernel(Source::Gemm, "gemm_pad")?;
+    let args = args![codes.cuda(op)?, rows as u64, cols as u64, &out, padded_rows as u64, padded_cols as u64];
+    // SAFETY: the kernel's parameters (x, rows, cols, y, padded_rows, padded_cols); x has rows · cols codes, y was made for
+    // the padded ones, whose extents are multiples of 16.
+    unsafe { kernel.launch(gpu, Grid::strided(gpu, (padded_rows * padded_cols / 16) as u64), &args) }?;
+    Ok(Tensor::from_cuda(out, [padded_rows, padded_cols].into(), codes.device()))
+}

@@ -1,0 +1,37 @@
+//! The operations on a GPU: one file each, named as in `crate::ops`, which has checked the arguments. Its kernels are the
+//! `.cu` file of the same name.
+
+pub(crate) mod accumulate;
+pub(crate) mod activation;
+pub(crate) mod adamw;
+pub(crate) mod amax;
+pub(crate) mod attention;
+pub(crate) mod cast;
+pub(crate) mod cells;
+pub(crate) mod compare_calls;
+pub(crate) mod cross_entropy;
+pub(crate) mod dropout;
+pub(crate) mod elementwise;
+pub(crate) mod embedding;
+pub(super) mod fault;
+pub(crate) mod gemm;
+pub(crate) mod gemm_fp8;
+pub(crate) mod grad_norm;
+pub(crate) mod norm;
+mod numbers;
+pub(crate) mod quantize;
+pub(crate) mod reduce;
+pub(crate) mod rope;
+mod rule;
+pub(crate) mod scale_from_amax;
+mod slot;
+pub(crate) mod softmax;
+mod source;
+pub(crate) mod split;
+mod tiles;
+pub(crate) mod transpose;
+pub(crate) mod update_scales;
+
+use super::runtime::{Buffer, Faults, Gpu, Grid, KernelFile, Known, args, cublaslt, launch, product};
+use numbers::{dtype_number, format_number};
+use source::Source;

@@ -1,0 +1,18 @@
+//! `scale_from_amax` on a GPU, by the kernel that makes a first scale (`quantize.cu`).
+
+use super::rule::RuleArgs;
+use super::slot::launch_scale;
+use super::{Gpu, cells};
+use crate::backend::cpu::scale_from_amax::scale_from_amax as on_host;
+use crate::{Cell, DType, Result, ScaleRule, Tensor};
+
+pub(crate) fn scale_from_amax(gpu: &Gpu, amax: &Tensor, rule: &ScaleRule) -> Result<Cell> {
+    let op = "scale_from_amax";
+    let Some(rule) = RuleArgs::new(rule) else {
+        gpu.expect_eager(op, "a user's scale policy runs on the host: use a named rule")?;
+        return on_host(amax, rule);
+    };
+    let scale = gpu.alloc(DType::F32, 1)?;
+    launch_scale(gpu, [0, amax.cuda(op)?.ptr()], false, rule, scale.ptr())?;
+    cells::of_scale(gpu, scale, amax.device())
+}

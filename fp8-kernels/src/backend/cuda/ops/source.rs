@@ -1,0 +1,93 @@
+//! The kernel files: their text, and the PTX that was made of it for machines without the compiler.
+
+use super::KernelFile;
+
+/// The text in front of every kernel file.
+const PRELUDE: &str = include_str!("prelude.cuh");
+
+/// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
+const HEADERS: [(&str, &str); 2] = [
+    ("attention.cuh", include_str!("attention.cuh")),
+    ("attention_backward.cuh", include_str!("attention_backward.cuh")),
+];
+
+/// `sources![(Variant, "stem")]`: one program per kernel file.
+macro_rules! sources {
+    ($(($variant:ident, $stem:literal)),* $(,)?) => {
+        /// A kernel file, named after its operation.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub(super) enum Source {
+            $(#[doc = concat!("`", $stem, ".cu`")] $variant),*
+        }
+
+        impl Source {
+            /// The file's name without its ending.
+            const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $stem),* }
+            }
+
+            const fn text(self) -> &'static str {
+                match self { $(Self::$variant => include_str!(concat!($stem, ".cu"))),* }
+            }
+
+            /// PTX of this very text for sm_89, which every later GPU's driver compiles on loading.
+            const fn ptx(self) -> &'static str {
+                match self { $(Self::$variant => include_str!(concat!("../../../cuda/snapshots/", $stem, ".ptx"))),* }
+            }
+        }
+    };
+}
+
+sources![
+    (Accumulate, "accumulate"),
+    (Activation, "activation"),
+    (AdamW, "adamw"),
+    (Amax, "amax"),
+    (Attention, "attention"),
+    (AttentionBackwardKv, "attention_backward_kv"),
+    (AttentionBackwardQ, "attention_backward_q"),
+    (AttentionPlain, "attention_plain"),
+    (Cast, "cast"),
+    (Cells, "cells"),
+    (CompareCalls, "compare_calls"),
+    (CrossEntropy, "cross_entropy"),
+    (Dropout, "dropout"),
+    (Elementwise, "elementwise"),
+    (Embedding, "embedding"),
+    (Gemm, "gemm"),
+    (GradNorm, "grad_norm"),
+    (Norm, "norm"),
+    (Quantize, "quantize"),
+    (Reduce, "reduce"),
+    (Rope, "rope"),
+    (Softmax, "softmax"),
+    (Split, "split"),
+    (Transpose, "transpose"),
+    (UpdateScales, "update_scales"),
+];
+
+impl KernelFile for Source {
+    fn stem(&self) -> &'static str {
+        self.name()
+    }
+
+    fn snapshot(&self) -> &'static str {
+        self.ptx()
+    }
+
+    fn program(&self) -> String {
+        let (mut program, mut text, mut line) = (format!("{PRELUDE}\n"), self.text(), 1);
+        while let Some((header, rest)) = included(text) {
+            let (name, header) = header;
+            program += &format!("#line 1 \"{name}\"\n{header}\n");
+            (text, line) = (rest, line + 1);
+        }
+        format!("{program}#line {line} \"{}.cu\"\n{text}", self.stem())
+    }
+}
+
+/// The header that a text's first line asks for, and the text behind that line.
+fn included(text: &str) -> Option<(&'static (&'static str, &'static str), &str)> {
+    let (name, rest) = text.strip_prefix("#include \"")?.split_once("\"\n")?;
+    HEADERS.iter().find(|(header, _)| *header == name).map(|header| (header, rest))
+}

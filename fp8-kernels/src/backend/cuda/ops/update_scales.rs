@@ -1,0 +1,113 @@
+//! `update_scales` on a GPU: one launch for an arena; where a user's function decides, on copies in host memory.
+
+use super::rule::RuleArgs;
+use super::{Gpu, Grid, Source, args};
+use crate::backend::cpu::update_scales::{Table, recompute};
+use crate::ops::{AmaxRule, ScaleUpdate};
+use crate::{Arena, Result};
+use std::cell::Cell;
+
+/// As the kernel.
+const SLOTS_PER_BLOCK: u64 = 8;
+
+pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    if update.interval > 1 {
+        gpu.expect_eager(
+            "update_scales",
+            "whether scales are recomputed is decided on the host: use interval 1",
+        )?;
+    }
+    let op = "update_scales";
+    let (amax, rule) = match (update.amax, RuleArgs::new(update.rule)) {
+        (AmaxRule::Max, Some(rule)) => (0, rule),
+        (AmaxRule::MostRecent, Some(rule)) => (1, rule),
+        _ => return on_host(gpu, arena, update),
+    };
+    let (slots, rows) = (arena.slots() as u64, arena.options().history_len as u64);
+    let cells =
+        [arena.history_cells().cuda(op)?, arena.scale_cells().cuda(op)?, arena.skipped_counts().cuda(op)?];
+    let (clock, last_updates) = arena.update_counts();
+    let kernel = gpu.kernel(Source::UpdateScales, "update_scales")?;
+    let args = args![
+        cells[0],
+        cells[1],
+        cells[2],
+        clock.cuda(op)?,
+        last_updates.cuda(op)?,
+        slots,
+        rows,
+        arena.options().rest,
+        i32::from(recompute(arena, update)),
+        amax,
+        i32::from(update.record_non_finite),
+        rule.kind,
+        rule.fp8_max,
+        rule.scaled_max,
+        rule.margin,
+        rule.epsilon,
+    ];
+    // A thread takes eight rows at a time; a short window needs few threads.
+    let threads = rows.clamp(1, 1024).next_multiple_of(32) as u32;
+    let grid = Grid::new(op, slots.div_ceil(SLOTS_PER_BLOCK), threads)?;
+    // SAFETY: the kernel's parameters (history, scale, skipped, clock, last_updates, slots, rows, rest, recompute, amax_rule,
+    // record_non_finite, kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32, slots f32 and
+    // three times slots u64. Arenas that share a clock have its device, whose stream runs their updates one by one.
+    unsafe { kernel.launch(gpu, grid, &args) }?;
+    arena.finish_update();
+    // The arena is updated: not to know its cells costs time only, and what breaks the device is told by the next call.
+    drop(arena.scale_cells().refresh_known());
+    Ok(())
+}
+
+pub(crate) fn check_scales(_: &Gpu, arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    let (mut history, mut scale) = copies(arena)?;
+    let (history, scale) = (cells(&mut history), cells(&mut scale));
+    Table::new(arena, update, history, scale).changes(update).map(drop)
+}
+
+/// Waits for the device, since the user's functions run on the host.
+fn on_host(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    let (mut history, mut scale) = copies(arena)?;
+    let mut skipped = arena.skipped_non_finite_all()?;
+    let (clock, last_updates) = arena.update_counts();
+    let (mut clock_readings, mut last_readings) =
+        (clock.read(0..arena.slots())?, last_updates.read(0..arena.slots())?);
+    let table = Table::new(arena, update, cells(&mut history), cells(&mut scale));
+    let changes = table.changes(update)?;
+    table.apply(
+        changes,
+        |slot| {
+            if let Some(count) = skipped.get_mut(slot) {
+                *count += 1;
+            }
+        },
+        |slot| {
+            if let (Some(reading), Some(last)) = (clock_readings.get_mut(slot), last_readings.get_mut(slot)) {
+                *reading += 1;
+                *last = *reading;
+            }
+        },
+    );
+    arena.history_cells().write(0, &history)?;
+    // From here on the arena is neither as it was nor updated.
+    let write_rest = || {
+        arena.scale_cells().write(0, &scale)?;
+        arena.skipped_counts().write(&skipped)?;
+        clock.write(&clock_readings)?;
+        last_updates.write(&last_readings)
+    };
+    write_rest()
+        .inspect_err(|error| gpu.poison(format!("update_scales: scales may be half updated: {error}")))?;
+    arena.finish_update();
+    Ok(())
+}
+
+/// All rows of the history, and the scales.
+fn copies(arena: &Arena) -> Result<(Vec<f32>, Vec<f32>)> {
+    let len = arena.options().history_len * arena.slots();
+    Ok((arena.history_cells().read(0..len)?, arena.scales()?))
+}
+
+fn cells(values: &mut [f32]) -> &[Cell<f32>] {
+    Cell::from_mut(values).as_slice_of_cells()
+}

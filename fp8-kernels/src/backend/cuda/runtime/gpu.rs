@@ -1,0 +1,172 @@
+//! One GPU: a queue with its memory, the kernels loaded on it, and cuBLASLt.
+
+use super::cache::Cache;
+use super::capture::Recorded;
+use super::context::{self, Context};
+use super::fault::Decode;
+use super::launch::Kernel;
+use super::loader::{self, Libraries};
+use super::matmul::Blas;
+use super::memory::Memory;
+use super::module::{KernelFile, Modules};
+use super::nvrtc::Nvrtc;
+use super::options::CudaOptions;
+use super::product::{Places, Product};
+use super::queue::Queue;
+use super::tuning::GemmTuning;
+use crate::environment::Environment;
+use crate::{Error, Result};
+use cudarc::driver::CudaStream;
+use parking_lot::Mutex;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// Cheap to clone. Dereferences to its [`Queue`], and so to its memory and its context.
+#[derive(Clone)]
+pub(crate) struct Gpu(Arc<Inner>);
+
+struct Inner {
+    queue: Queue,
+    modules: Mutex<Modules>,
+    libraries: &'static Libraries,
+    gemm_tuning: GemmTuning,
+    /// None before the first matrix product.
+    blas: Mutex<Option<Blas>>,
+}
+
+impl Deref for Gpu {
+    type Target = Queue;
+
+    fn deref(&self) -> &Queue {
+        &self.0.queue
+    }
+}
+
+impl Gpu {
+    /// Opens a GPU on a stream of its own. `decode` makes errors of what its kernels report.
+    pub(crate) fn open(options: &CudaOptions, decode: Decode) -> Result<Self> {
+        let environment = Environment::read()?;
+        let libraries = loader::libraries(options.library.as_deref(), &environment)?;
+        let context = context::primary(options.ordinal)?;
+        // cudarc would order work on two streams; everything here is on one.
+        // SAFETY: no CudaSlice is made by this backend.
+        unsafe { context.disable_event_tracking() };
+        Self::new(context::stream_of(&context)?, libraries, options, &environment, decode)
+    }
+
+    /// Opens a GPU on a stream of the caller's.
+    pub(crate) fn adopt(stream: Arc<CudaStream>, options: &CudaOptions, decode: Decode) -> Result<Self> {
+        let environment = Environment::read()?;
+        let libraries = loader::libraries(options.library.as_deref(), &environment)?;
+        Self::new(stream, libraries, options, &environment, decode)
+    }
+
+    fn new(
+        stream: Arc<CudaStream>,
+        libraries: &'static Libraries,
+        options: &CudaOptions,
+        environment: &Environment,
+        decode: Decode,
+    ) -> Result<Self> {
+        let gemm_tuning = options.gemm_tuning.clone().unwrap_or_else(|| environment.gemm_tuning.clone());
+        gemm_tuning.check()?;
+        let context = Context::new(stream)?;
+        let nvrtc = match &libraries.nvrtc {
+            Ok(library) => Ok(Nvrtc::new(library)?),
+            Err(missing) => Err(missing.to_string()),
+        };
+        let cache = options.cache_dir.as_deref().or(environment.cache_dir.as_deref());
+        let memory = Memory::new(context, options.allocator.unwrap_or(environment.allocator));
+        Ok(Self(Arc::new(Inner {
+            queue: Queue::new(memory, decode)?,
+            modules: Mutex::new(Modules::new(Cache::new(cache), nvrtc)),
+            libraries,
+            gemm_tuning,
+            blas: Mutex::default(),
+        })))
+    }
+
+    /// Returns a kernel, compiled and loaded if this is its first use. The device's context is current afterwards.
+    pub(crate) fn kernel(&self, source: impl KernelFile, name: &'static str) -> Result<Kernel> {
+        self.ready()?;
+        self.0.modules.lock().kernel(self, &source, name)
+    }
+
+    /// Enqueues a matrix product.
+    ///
+    /// # Safety
+    /// `places` name memory of this device, used on its stream: matrices without gaps of the extents and types of
+    /// `product`, a bias of n values, one f32 each for scales and the amax.
+    pub(crate) unsafe fn matmul(&self, op: &'static str, product: &Product, places: &Places) -> Result<()> {
+        self.ready()?;
+        let mut blas = self.0.blas.lock();
+        let blas = match &mut *blas {
+            Some(blas) => blas,
+            none => none.insert(Blas::open(self, self.0.libraries, &self.0.gemm_tuning)?),
+        };
+        blas.run(self, op, product, places)
+    }
+
+    /// Records what `step` queues and launches it once.
+    pub(crate) fn capture<T, E: From<Error>>(
+        &self,
+        step: impl FnOnce() -> Result<T, E>,
+    ) -> Result<(CudaGraph, T), E> {
+        let (recorded, output) = self.record(step)?;
+        Ok((CudaGraph { recorded, _gpu: self.clone() }, output))
+    }
+}
+
+/// A step on one device, to be launched again and again.
+pub(crate) struct CudaGraph {
+    recorded: Recorded,
+    /// Keeps the kernels and plans that the step uses.
+    _gpu: Gpu,
+}
+
+impl CudaGraph {
+    /// Advances the host's counters and launches the step.
+    pub(crate) fn replay(&self) -> Result<()> {
+        self.recorded.replay()
+    }
+}
+
+impl fmt::Debug for CudaGraph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaGraph({:?})", self.recorded)
+    }
+}
+
+impl PartialEq for Gpu {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Gpu {}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let context: &Context = self;
+        fmt::Display::fmt(context, f)
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({self}, {})", self.name())
+    }
+}
+
+impl Drop for Inner {
+    // A destructor has no one to report a failure to.
+    fn drop(&mut self) {
+        let _ = self.queue.stream().context().bind_to_thread();
+        let _ = self.queue.stream().synchronize();
+        if let Some(mut blas) = self.blas.get_mut().take() {
+            blas.release(|address| self.queue.driver_free(address));
+        }
+        self.modules.get_mut().unload();
+    }
+}

@@ -1,0 +1,199 @@
+//! Which scales of a block are set for good, as far as the host knows without waiting.
+//!
+//! A scale above 0 stays one: kernels only replace it by another. So once the host has seen it, quantizing needs neither
+//! the tensor's amax nor a look at the cell first. After an update of scales the block is copied to pinned memory, unless
+//! all of it is known; whoever asks later looks whether the copy has arrived.
+
+use super::context::Context;
+use super::memory::Buffer;
+use crate::{Result, host};
+use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// See the module's text.
+pub(crate) struct Known {
+    context: Arc<Context>,
+    /// Of no other block in this process.
+    block: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    set: Vec<bool>,
+    /// How often the host has written something that is no scale, for each cell.
+    losses: Vec<u32>,
+    readback: Option<Readback>,
+}
+
+/// Pinned memory for the block, and the event behind the copy into it.
+struct Readback {
+    memory: *mut f32,
+    copied: sys::CUevent,
+    is_in_flight: bool,
+    /// The host has written cells since: what arrives is not to be used.
+    is_stale: bool,
+}
+
+// SAFETY: the memory and the event belong to the process, not to a thread; they are used behind a lock.
+unsafe impl Send for Readback {}
+
+impl Known {
+    /// Of a block of `len` times `value`.
+    pub(crate) fn new(context: &Arc<Context>, len: usize, value: f32) -> Result<Self> {
+        Self::of(context, host::filled("cells", value > 0.0, len)?)
+    }
+
+    fn of(context: &Arc<Context>, set: Vec<bool>) -> Result<Self> {
+        static BLOCKS: AtomicU64 = AtomicU64::new(0);
+        let losses = host::filled("cells", 0, set.len())?;
+        let state = Mutex::new(State { set, losses, readback: None });
+        Ok(Self { context: Arc::clone(context), block: BLOCKS.fetch_add(1, Relaxed), state })
+    }
+
+    /// Of a copy that is queued now.
+    pub(crate) fn of_copy(&self) -> Result<Self> {
+        let mut state = self.state.lock();
+        state.receive();
+        Self::of(&self.context, host::copied("cells", &state.set)?)
+    }
+
+    /// Whether a scale above 0 stands in the cell, now and when what is queued from now on runs.
+    pub(crate) fn is_set(&self, index: usize) -> bool {
+        let mut state = self.state.lock();
+        if !state.set.get(index).is_some_and(|&set| set) {
+            state.receive();
+        }
+        state.set.get(index).is_some_and(|&set| set)
+    }
+
+    /// The host has read a scale above 0 in the cell, behind all work that was queued.
+    pub(crate) fn was_read(&self, index: usize) {
+        if let Some(set) = self.state.lock().set.get_mut(index) {
+            *set = true;
+        }
+    }
+
+    /// Identifies the cell, and changes when the host writes something into it that is no scale. What the device does
+    /// leaves it alone, so ranks whose hosts do the same see it change together.
+    pub(crate) fn history(&self, index: usize) -> (u64, usize, u32) {
+        (self.block, index, self.state.lock().losses.get(index).copied().unwrap_or_default())
+    }
+
+    /// The host writes these cells: `value(0)` into the first.
+    pub(crate) fn written(&self, range: Range<usize>, value: impl Fn(usize) -> f32) {
+        let mut state = self.state.lock();
+        if let Some(readback) = &mut state.readback {
+            readback.is_stale = readback.is_in_flight;
+        }
+        let State { set, losses, .. } = &mut *state;
+        let cells = set.get_mut(range.clone()).unwrap_or_default();
+        let losses = losses.get_mut(range).unwrap_or_default();
+        for (i, (set, losses)) in cells.iter_mut().zip(losses).enumerate() {
+            *set = value(i) > 0.0;
+            if !(value(i).is_finite() && value(i) > 0.0) {
+                *losses = losses.wrapping_add(1);
+            }
+        }
+    }
+
+    /// Queues a copy of the block behind the work so far, unless nothing could be learned or one is on its way.
+    pub(crate) fn refresh(&self, cells: &Buffer) -> Result<()> {
+        let mut state = self.state.lock();
+        if self.context.is_capturing() {
+            // A step is recorded with the scales that are known; who wants to know of more reads them later.
+            return Ok(());
+        }
+        state.receive();
+        let len = state.set.len();
+        if state.set.iter().all(|&set| set) {
+            return Ok(());
+        }
+        let readback = match &mut state.readback {
+            Some(readback) => readback,
+            none => none.insert(Readback::new(&self.context, len)?),
+        };
+        if readback.is_in_flight {
+            return Ok(());
+        }
+        readback.queue(&self.context, cells, len)
+    }
+}
+
+impl State {
+    /// Takes in what has arrived.
+    fn receive(&mut self) {
+        let Some(readback) = self.readback.as_mut().filter(|readback| readback.has_arrived()) else { return };
+        readback.is_in_flight = false;
+        if readback.is_stale {
+            return;
+        }
+        // SAFETY: the block has as many cells, all copied before the event that has happened.
+        let values = unsafe { std::slice::from_raw_parts(readback.memory, self.set.len()) };
+        self.set.iter_mut().zip(values).for_each(|(set, &value)| *set |= value > 0.0);
+    }
+}
+
+impl Readback {
+    fn new(context: &Context, len: usize) -> Result<Self> {
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        let copied = result::event::create(flags)
+            .map_err(|error| context.driver_error("cuEventCreate", "update_scales", error))?;
+        // SAFETY: flags 0 are plain pinned memory; freed by Drop of Known.
+        match unsafe { result::malloc_host(4 * len, 0) } {
+            Ok(memory) => Ok(Self { memory: memory.cast(), copied, is_in_flight: false, is_stale: false }),
+            Err(error) => {
+                // SAFETY: made above, used by nothing.
+                let _ = unsafe { result::event::destroy(copied) };
+                Err(context.driver_error("cuMemHostAlloc", "update_scales", error))
+            }
+        }
+    }
+
+    fn queue(&mut self, context: &Context, cells: &Buffer, len: usize) -> Result<()> {
+        // SAFETY: pinned memory for `len` f32, into which no copy is in flight: any bytes are f32.
+        let memory = unsafe { std::slice::from_raw_parts_mut(self.memory, len) };
+        // SAFETY: the block holds as many; the memory stays until Known's Drop has waited for the event.
+        unsafe { result::memcpy_dtoh_async(memory, cells.ptr(), context.raw_stream()) }
+            .map_err(|error| context.driver_error("cuMemcpyDtoHAsync", "update_scales", error))?;
+        // SAFETY: both are this device's and alive.
+        if let Err(error) = unsafe { result::event::record(self.copied, context.raw_stream()) } {
+            // Nothing tells when the copy is done, so it has to be waited for.
+            let _ = context.stream().synchronize();
+            return Err(context.driver_error("cuEventRecord", "update_scales", error));
+        }
+        (self.is_in_flight, self.is_stale) = (true, false);
+        Ok(())
+    }
+
+    fn has_arrived(&self) -> bool {
+        // SAFETY: the event is alive, and recorded behind the copy in flight.
+        self.is_in_flight && unsafe { result::event::query(self.copied) }.is_ok()
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        let Some(readback) = self.state.get_mut().readback.take() else { return };
+        let _ = self.context.stream().context().bind_to_thread();
+        if readback.is_in_flight {
+            // A failure leaves the device unusable: nothing is copied any more.
+            let _ = self.context.stream().synchronize();
+        }
+        // SAFETY: made by Readback::new and destroyed once.
+        let _ = unsafe { result::event::destroy(readback.copied) };
+        // SAFETY: as above; no copy into it is in flight any more.
+        let _ = unsafe { result::free_host(readback.memory.cast()) };
+    }
+}
+
+impl fmt::Debug for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        let known = state.set.iter().filter(|&&set| set).count();
+        write!(f, "Known({known} of {})", state.set.len())
+    }
+}

@@ -1,0 +1,31 @@
+//! One GPU: its libraries, stream, memory, launches and graphs.
+
+mod cache;
+mod capture;
+mod context;
+pub(super) mod cublaslt;
+mod fault;
+mod gpu;
+pub mod interop;
+mod known;
+pub(super) mod launch;
+mod loader;
+mod matmul;
+mod memory;
+mod module;
+mod nvrtc;
+mod options;
+mod pool;
+pub(super) mod product;
+mod queue;
+mod staging;
+mod tuning;
+
+pub(super) use fault::Faults;
+pub(crate) use gpu::{CudaGraph, Gpu};
+pub(crate) use known::Known;
+pub(super) use launch::{Grid, args};
+pub(crate) use memory::Buffer;
+pub(super) use module::KernelFile;
+pub use options::CudaOptions;
+pub use tuning::GemmTuning;

@@ -1,0 +1,192 @@
+//! From a kernel file to a loaded function: compiled at first use, kept on disk, kept in the process.
+
+use super::cache::{self, Cache};
+use super::context::Context;
+use super::launch::Kernel;
+use super::nvrtc::{Compiled, Nvrtc};
+use crate::{Error, Result};
+use cudarc::driver::{result, sys};
+use std::collections::HashMap;
+use std::ffi::CString;
+
+/// The compiler's options: without fused multiply-adds of its own, so that the same expressions give the same bits
+/// everywhere.
+const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-lineinfo"];
+
+/// A file of kernels.
+pub(crate) trait KernelFile {
+    /// Its name without the ending: no two files have the same.
+    fn stem(&self) -> &'static str;
+
+    /// The whole program.
+    fn program(&self) -> String;
+
+    /// PTX of this very program for sm_89, which every later GPU's driver compiles on loading.
+    fn snapshot(&self) -> &'static str;
+}
+
+/// What the compiler calls the program, and reports name.
+fn file_name(source: &dyn KernelFile) -> String {
+    format!("{}.cu", source.stem())
+}
+
+/// The modules of one device, each loaded when one of its kernels is first requested.
+#[derive(Debug)]
+pub(super) struct Modules {
+    cache: Cache,
+    /// The compiler, or why there is none.
+    nvrtc: Result<Nvrtc, String>,
+    /// By the stem of the file.
+    modules: HashMap<&'static str, Module>,
+    /// By name, which no kernel of another file has.
+    kernels: HashMap<&'static str, Kernel>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Module(sys::CUmodule);
+
+// SAFETY: a CUmodule is a handle that the driver lets every thread use.
+unsafe impl Send for Module {}
+
+/// What the driver loads, and the name under which it was kept on disk.
+struct Image {
+    bytes: Vec<u8>,
+    key: Option<String>,
+    /// Why nothing was compiled, if it is PTX from inside the crate.
+    instead: Option<String>,
+}
+
+impl Modules {
+    pub(super) fn new(cache: Cache, nvrtc: Result<Nvrtc, String>) -> Self {
+        Self { cache, nvrtc, modules: HashMap::new(), kernels: HashMap::new() }
+    }
+
+    /// The function `name` of `source`. The device's context is current.
+    pub(super) fn kernel(
+        &mut self,
+        context: &Context,
+        source: &dyn KernelFile,
+        name: &'static str,
+    ) -> Result<Kernel> {
+        if let Some(kernel) = self.kernels.get(name) {
+            return Ok(kernel.clone());
+        }
+        context.expect_eager(name, "its kernel is not loaded yet: run the step a few times before")?;
+        let module = match self.modules.get(source.stem()) {
+            Some(module) => *module,
+            None => {
+                let module = self.load(context, source)?;
+                self.modules.insert(source.stem(), module);
+                module
+            }
+        };
+        let missing =
+            |_| Error::Compile { kernel: file_name(source), log: format!("defines no kernel {name}") };
+        let text = CString::new(name).map_err(missing)?;
+        // SAFETY: the module was loaded in this context and is unloaded only with the device.
+        let function = unsafe { result::module::get_function(module.0, text) }
+            .map_err(|error| context.driver_error("cuModuleGetFunction", name, error))?;
+        let parameters =
+            parameters(function).map_err(|error| context.driver_error("cuFuncGetParamInfo", name, error))?;
+        let kernel = Kernel::new(function, name, parameters);
+        self.kernels.insert(name, kernel.clone());
+        Ok(kernel)
+    }
+
+    fn load(&self, context: &Context, source: &dyn KernelFile) -> Result<Module> {
+        let image = self.image(context, source)?;
+        let error = match load_image(&image.bytes) {
+            Ok(module) => return Ok(module),
+            Err(error) => error,
+        };
+        // A kept kernel that this driver does not take: compiled anew, once.
+        let (image, error) = match &image.key {
+            Some(key) => {
+                self.cache.remove(key);
+                let image = self.image(context, source)?;
+                match load_image(&image.bytes) {
+                    Ok(module) => return Ok(module),
+                    Err(error) => (image, error),
+                }
+            }
+            None => (image, error),
+        };
+        let error = context.driver_error("cuModuleLoadData", source.stem(), error);
+        match image.instead {
+            // The driver may be too old for the PTX inside the crate: a compiler would help.
+            Some(why) if is_refusal(&error) => Err(Error::Compile {
+                kernel: file_name(source),
+                log: format!("{error}; that was the PTX inside the crate, because of this: {why}"),
+            }),
+            _ => Err(error),
+        }
+    }
+
+    fn image(&self, context: &Context, source: &dyn KernelFile) -> Result<Image> {
+        let nvrtc = match &self.nvrtc {
+            Ok(nvrtc) => nvrtc,
+            Err(missing) => return Ok(snapshot(source, missing.clone())),
+        };
+        let (major, minor) = context.capability();
+        let arch = format!("sm_{major}{minor}");
+        let program = source.program();
+        let options: Vec<String> =
+            std::iter::once(format!("-arch={arch}")).chain(OPTIONS.map(str::to_owned)).collect();
+        // Without a version nothing says which compiler a kept kernel came from: none is used or kept.
+        let key = nvrtc.version().map(|version| {
+            cache::key(&[&program, &options.join(" "), &format!("{version:?}"), context.name()])
+        });
+        if let Some(bytes) = key.as_ref().and_then(|key| self.cache.read(key)) {
+            return Ok(Image { bytes, key, instead: None });
+        }
+        match nvrtc.compile(&file_name(source), &program, &options)? {
+            Compiled::Cubin(bytes) => {
+                if let Some(key) = &key {
+                    self.cache.write(key, &bytes);
+                }
+                Ok(Image { bytes, key: None, instead: None })
+            }
+            Compiled::Unable(why) => Ok(snapshot(source, why)),
+        }
+    }
+
+    /// Unloads everything. The device's context is current, and none of its kernels runs any more.
+    pub(super) fn unload(&mut self) {
+        self.kernels.clear();
+        for (_, module) in self.modules.drain() {
+            // SAFETY: loaded by this value in this context, and forgotten here; a failure leaves nothing to do.
+            let _ = unsafe { result::module::unload(module.0) };
+        }
+    }
+}
+
+/// Whether the driver takes no such program: of a newer PTX than it knows, for another GPU, without a compiler of its own.
+fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Driver { code: 200 | 209 | 218 | 221 | 222 | 223, .. })
+}
+
+fn snapshot(source: &dyn KernelFile, why: String) -> Image {
+    let mut bytes = source.snapshot().as_bytes().to_vec();
+    bytes.push(0);
+    Image { bytes, key: None, instead: Some(why) }
+}
+
+fn load_image(bytes: &[u8]) -> Result<Module, result::DriverError> {
+    // SAFETY: `bytes` is a whole CUBIN, just compiled or checked by the cache, or zero-terminated PTX.
+    unsafe { result::module::load_data(bytes.as_ptr().cast()) }.map(Module)
+}
+
+/// The sizes of a function's parameters.
+fn parameters(function: sys::CUfunction) -> Result<Vec<usize>, result::DriverError> {
+    let mut sizes = Vec::new();
+    loop {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: the function is loaded; both numbers live through the call. An index past the last is refused.
+        let status = unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &mut offset, &mut size) };
+        match status {
+            sys::CUresult::CUDA_SUCCESS => sizes.push(size),
+            sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(sizes),
+            status => return Err(result::DriverError(status)),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A matrix product as cuBLASLt is asked for it: extents, layouts and types, and the addresses of one call.
+
+use super::cublaslt::Type;
+
+/// The alignment, in bytes, that the library assumes of matrices unless it is told less.
+pub(super) const ALIGNMENT: u64 = 256;
+/// `cublasLtReductionScheme_t`: sums of split products are added up in f32, in the workspace; or in place, which is in the
+/// output's type, where that is f32.
+const REDUCTIONS_IN_F32: u64 = 2;
+const REDUCTIONS_IN_PLACE: u64 = 1;
+
+/// A kind of product: what a plan is made for. Row-major.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Product {
+    /// `y` is `[m, n]`.
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    /// The number of products in a sum.
+    pub(crate) k: usize,
+    /// Stored as `[k, m]`, not `[m, k]`.
+    pub(crate) left_transposed: bool,
+    /// Stored as `[n, k]`, not `[k, n]`.
+    pub(crate) right_transposed: bool,
+    pub(crate) left: Type,
+    pub(crate) right: Type,
+    pub(crate) out: Type,
+    /// Added to each row, in this type.
+    pub(crate) bias: Option<Type>,
+    /// `y += …`.
+    pub(crate) accumulate: bool,
+    /// Fewer bits in sums.
+    pub(crate) fast: bool,
+}
+
+/// Addresses of one call; 0 for what the product does not have.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Places {
+    pub(crate) left: u64,
+    pub(crate) right: u64,
+    pub(crate) out: u64,
+    pub(crate) bias: u64,
+    /// Factors of FP8 operands.
+    pub(crate) left_scale: u64,
+    pub(crate) right_scale: u64,
+    /// The scale of an FP8 output, and where its amax goes.
+    pub(crate) out_scale: u64,
+    pub(crate) out_amax: u64,
+}
+
+impl Places {
+    /// The largest power of two up to [`ALIGNMENT`] that divides the addresses of all matrices and of the bias.
+    pub(super) fn alignment(&self) -> u64 {
+        let all = self.left | self.right | self.out | self.bias | ALIGNMENT;
+        1 << all.trailing_zeros()
+    }
+}
+
+impl Product {
+    /// `[m, k] · [k, n]: E4M3 × E4M3 → bf16`.
+    pub(super) fn describe(&self) -> String {
+        let Self { m, n, k, left, right, out, .. } = self;
+        let bias = self.bias.map_or_else(String::new, |bias| format!(", {} bias", bias.name()));
+        let (left, right, out) = (left.name(), right.name(), out.name());
+        format!("[{m}, {k}] · [{k}, {n}], {left} × {right} → {out}{bias}")
+    }
+
+    /// What a file knows it by: all that decides which kernels there are.
+    pub(super) fn name(&self) -> String {
+        let Self { m, n, k, left_transposed, right_transposed, left, right, out, bias, accumulate, fast } =
+            self;
+        let sign = |transposed: &bool| if *transposed { "t" } else { "n" };
+        let flag = |on: &bool, name: &'static str| if *on { name } else { "" };
+        format!(
+            "{m}x{n}x{k} {}{} {} {} {}{}{}{}",
+            sign(left_transposed),
+            sign(right_transposed),
+            left.name(),
+            right.name(),
+            out.name(),
+            bias.map_or_else(String::new, |bias| format!(" bias {}", bias.name())),
+            flag(accumulate, " accumulate"),
+            flag(fast, " fast"),
+        )
+    }
+
+    pub(super) fn is_fp8(&self) -> bool {
+        self.left.size() == 1
+    }
+
+    /// Which ways to add up split products round no partial sum.
+    pub(super) fn reductions(&self) -> u64 {
+        REDUCTIONS_IN_F32 | if self.out == Type::F32 { REDUCTIONS_IN_PLACE } else { 0 }
+    }
+
+    /// An FP8 output's C, which is never read, must be of a wider type: the bias's.
+    pub(super) fn c_type(&self) -> Type {
+        match (self.out.size(), self.bias) {
+            (1, Some(bias)) => bias,
+            (1, None) => Type::Bf16,
+            _ => self.out,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_for_the_alignment_of_all_matrices_and_the_bias() {
+        let aligned = Places { left: 0x1000, right: 0x2100, out: 0x300, ..Places::default() };
+        assert_eq!(aligned.alignment(), 256);
+        // One f32 each: where they are makes no difference.
+        let factors = Places { left_scale: 4, right_scale: 8, out_scale: 12, out_amax: 20, ..aligned };
+        assert_eq!(factors.alignment(), 256);
+        assert_eq!(Places { bias: 0x4010, ..aligned }.alignment(), 16);
+        assert_eq!(Places { left: 0x1002, ..aligned }.alignment(), 2);
+        assert_eq!(Places { out: 0x1001, ..aligned }.alignment(), 1);
+    }
+}

@@ -1,0 +1,127 @@
+//! The queue of a GPU as the host uses it: uploads, downloads, waiting, recording.
+//!
+//! All work goes to one stream in the order of the calls, so memory may be freed and reused without waiting. The host
+//! waits in [`Queue::synchronize`] and in downloads only.
+
+use super::capture::{Captures, Recorded};
+use super::fault::{Decode, FAULT, Faults};
+use super::memory::{Buffer, Memory};
+use super::staging::Staging;
+use crate::{DType, Error, Replayed, Result};
+use cudarc::driver::result;
+use parking_lot::Mutex;
+use std::ops::Deref;
+use std::sync::Arc;
+
+pub(crate) struct Queue {
+    memory: Arc<Memory>,
+    captures: Captures,
+    staging: Mutex<Staging>,
+    faults: Faults,
+}
+
+impl Deref for Queue {
+    type Target = Arc<Memory>;
+
+    fn deref(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+}
+
+impl Queue {
+    /// `decode` makes errors of what kernels report.
+    pub(super) fn new(memory: Memory, decode: Decode) -> Result<Self> {
+        let memory = Arc::new(memory);
+        let faults = Faults::new(&memory, decode)?;
+        let captures = Captures::new(Arc::clone(&memory));
+        Ok(Self { memory, captures, staging: Mutex::default(), faults })
+    }
+
+    /// Waits for all queued work, and reports what it met. A reported fault is forgotten, so this is for waits whose error
+    /// reaches the caller; others use `wait`.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.ready()?;
+        self.expect_eager("synchronize", "read results when the step has been recorded and has run")?;
+        let mut fault = [0i64; 4];
+        self.queue_download(self.fault(), &mut fault, "synchronize")?;
+        self.wait("synchronize")?;
+        let Some(error) = self.faults.error(fault) else { return Ok(()) };
+        self.clear_bytes(self.fault(), FAULT)?;
+        Err(error)
+    }
+
+    /// Copies to the host; waits for all work queued before.
+    pub(crate) fn download<T: bytemuck::Pod>(&self, address: u64, out: &mut [T]) -> Result<()> {
+        self.ready()?;
+        self.expect_eager("download", "read results when the step has been recorded and has run")?;
+        if !out.is_empty() {
+            self.queue_download(address, out, "download")?;
+        }
+        self.synchronize()
+    }
+
+    /// Copies from the host; the bytes are read before this returns.
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        self.ready()?;
+        if bytes.is_empty() || self.captures.record_upload(address, bytes)? {
+            return Ok(());
+        }
+        if self.staging.lock().upload(self, bytes, address)? {
+            return Ok(());
+        }
+        // SAFETY: `address` has room for `bytes`, as the caller says; from pageable memory the driver has copied them when
+        // it returns.
+        unsafe { result::memcpy_htod_async(address, bytes, self.raw_stream()) }
+            .map_err(|error| self.driver_error("cuMemcpyHtoDAsync", "upload", error))
+    }
+
+    /// A buffer of bytes with these values.
+    pub(crate) fn upload<T: bytemuck::Pod>(&self, values: &[T]) -> Result<Buffer> {
+        let bytes = bytemuck::cast_slice(values);
+        let buffer = self.alloc(DType::U8, bytes.len())?;
+        self.write(buffer.ptr(), bytes)?;
+        Ok(buffer)
+    }
+
+    /// The address where kernels report what they met.
+    pub(crate) fn fault(&self) -> u64 {
+        self.faults.address
+    }
+
+    /// The number by which kernels report `name`.
+    pub(crate) fn fault_name(&self, name: &str) -> u64 {
+        self.faults.number(name)
+    }
+
+    /// Records what `step` queues.
+    pub(super) fn record<T, E: From<Error>>(
+        &self,
+        step: impl FnOnce() -> Result<T, E>,
+    ) -> Result<(Recorded, T), E> {
+        // The host learns now what it can of scales, and memory that was in use becomes free.
+        self.synchronize()?;
+        self.captures.record(step)
+    }
+
+    /// Lets `replayed` take part in every launch of the graph that is being recorded; does nothing if none is.
+    pub(crate) fn on_replay(&self, replayed: Arc<dyn Replayed>) {
+        self.captures.on_replay(replayed);
+    }
+
+    fn queue_download<T: bytemuck::Pod>(&self, address: u64, out: &mut [T], op: &'static str) -> Result<()> {
+        // SAFETY: `address` names as many bytes as `out` has, as the caller says; `out` is borrowed until the caller has
+        // waited for the stream.
+        unsafe { result::memcpy_dtoh_async(out, address, self.raw_stream()) }
+            .map_err(|error| self.driver_error("cuMemcpyDtoHAsync", op, error))
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let _ = self.stream().context().bind_to_thread();
+        let _ = self.stream().synchronize();
+        // SAFETY: allocated by `Faults::new`, freed once; no kernel runs any more.
+        let _ = unsafe { result::free_sync(self.faults.address) };
+        self.staging.get_mut().release();
+    }
+}
