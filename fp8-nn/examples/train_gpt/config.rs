@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::failure::Failure;
 use crate::options::{DeviceName, Given, Options, Place, RecipeName, Settings};
 use crate::text::Corpus;
-use crate::train::{Metadata, Run, Trainer};
+use crate::trainer::{Metadata, Run, Trainer};
 
 /// A job to do. Whoever holds one needs to check nothing any more.
 #[derive(Debug)]

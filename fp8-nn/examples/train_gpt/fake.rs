@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::batches::Batch;
 use crate::options::{DeviceName, Place, Settings};
 use crate::telemetry::SlotState;
-use crate::train::{Metadata, Run, StepResult, Trainer};
+use crate::trainer::{Metadata, Run, StepResult, Trainer};
 
 #[derive(Debug)]
 pub(crate) struct Fake {

@@ -8,7 +8,8 @@ use crate::failure::Failure;
 use crate::report;
 use crate::sample::{self, Sample, printable};
 use crate::summary::{self, ReportDir, Summary};
-use crate::train::{self, Journey, Run, Trainer};
+use crate::train::{self, Journey};
+use crate::trainer::{Run, Trainer};
 
 /// Does it. What is wrong with checkpoints or folders shows before the first step.
 pub(crate) fn run<T: Trainer>(

@@ -25,6 +25,7 @@ mod summary;
 mod telemetry;
 mod text;
 mod train;
+mod trainer;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 //! The command line: every option with its default, and errors of one sentence.
 //!
-//! What parses here is in range by itself; what depends on several options, on files or on a checkpoint is
-//! checked in [`crate::config`].
+//! Each value is checked against the range of its own option here. `config.rs` checks what depends on several
+//! options, on files or on a checkpoint.
 
 use std::error::Error as _;
 use std::ffi::OsString;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::config::Config;
-use crate::train::Run;
+use crate::trainer::Run;
 
 /// The progress of one training.
 #[derive(Debug)]

@@ -7,7 +7,8 @@ use crate::plot::{self, Chart, PALETTE, Series, Weight, escape};
 use crate::sample::{Sample, printable};
 use crate::summary::Summary;
 use crate::telemetry::{SlotState, Telemetry};
-use crate::train::{Outcome, Run};
+use crate::train::Outcome;
+use crate::trainer::Run;
 
 /// At most this many slots have bars: those that lose most.
 const MAX_BARS: usize = 64;

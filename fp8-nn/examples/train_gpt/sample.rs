@@ -4,7 +4,7 @@ use rand::Rng;
 
 use crate::batches;
 use crate::config::Config;
-use crate::train::{Run, Trainer};
+use crate::trainer::{Run, Trainer};
 
 const TEMPERATURE: f64 = 0.8;
 

@@ -8,7 +8,7 @@ use fp8_nn::prelude::*;
 use crate::batches::{self, Batch};
 use crate::options::{DeviceName, Dtype, FormatName, Place, RecipeName, Settings};
 use crate::telemetry::SlotState;
-use crate::train::{Metadata, Run, StepResult, Trainer};
+use crate::trainer::{Metadata, Run, StepResult, Trainer};
 
 /// Gradients are scaled down to this norm where theirs is larger.
 const MAX_GRAD_NORM: f32 = 1.0;

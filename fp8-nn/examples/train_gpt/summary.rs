@@ -10,7 +10,8 @@ use serde::Serialize;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::options::RecipeName;
-use crate::train::{Outcome, Run, Trainer};
+use crate::train::Outcome;
+use crate::trainer::{Run, Trainer};
 
 /// The names of the files in the report folder.
 pub(crate) const FILES: [&str; 3] = ["report.html", "steps.csv", "summary.json"];
