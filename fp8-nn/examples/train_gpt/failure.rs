@@ -22,6 +22,16 @@ impl Failure {
         Self::Training(sentence.into())
     }
 
+    /// Adds a second clause to the sentence.
+    pub(crate) fn with(self, clause: &str) -> Self {
+        let add = |sentence: String| format!("{sentence}; {clause}");
+        match self {
+            Self::Input(sentence) => Self::Input(add(sentence)),
+            Self::Training(sentence) => Self::Training(add(sentence)),
+            Self::Interrupted(sentence) => Self::Interrupted(add(sentence)),
+        }
+    }
+
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Input(_) => 2,

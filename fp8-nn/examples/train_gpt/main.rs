@@ -15,7 +15,9 @@ mod failure;
 #[cfg(test)]
 mod fake;
 mod job;
+mod machine;
 mod options;
+mod page;
 mod plot;
 mod progress;
 mod report;
@@ -26,6 +28,7 @@ mod telemetry;
 mod text;
 mod train;
 mod trainer;
+mod verdict;
 
 use std::io::Write as _;
 use std::process::ExitCode;

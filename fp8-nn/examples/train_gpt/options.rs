@@ -59,6 +59,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR")]
     pub(crate) resume: Option<PathBuf>,
 
+    /// Evaluate a part of the held-out text every N steps, for the report's validation curve; 0 for never [default: a
+    /// twentieth of the steps]
+    #[arg(long, value_name = "N", value_parser = number::<0, MAX_STEPS>)]
+    pub(crate) eval_every: Option<usize>,
+
     /// How many bytes to generate at the end; 0 for no sample
     #[arg(long, value_name = "BYTES", default_value = "200", value_parser = number::<0, 1_000_000>)]
     pub(crate) sample: usize,

@@ -8,10 +8,7 @@ use fp8_nn::prelude::*;
 use crate::batches::{self, Batch};
 use crate::options::{DeviceName, Dtype, FormatName, Place, RecipeName, Settings};
 use crate::telemetry::SlotState;
-use crate::trainer::{Metadata, Run, StepResult, Trainer};
-
-/// Gradients are scaled down to this norm where theirs is larger.
-const MAX_GRAD_NORM: f32 = 1.0;
+use crate::trainer::{MAX_GRAD_NORM, Metadata, Run, StepResult, Trainer};
 
 /// Model, optimizer, scaling state and recipe of one training.
 #[derive(Debug)]

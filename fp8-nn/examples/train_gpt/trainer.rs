@@ -32,44 +32,47 @@ impl Run {
     }
 }
 
-/// Strings that a checkpoint keeps beside its tensors.
+/// Gradients are scaled down to this norm if theirs is larger.
+pub(crate) const MAX_GRAD_NORM: f32 = 1.0;
+
+/// Strings that a checkpoint stores besides its tensors.
 pub(crate) type Metadata = BTreeMap<String, String>;
 
-/// A model in training: what the loop asks of it. An error is one sentence.
+/// A model in training. Every error is one sentence.
 pub(crate) trait Trainer: Sized {
-    /// Initial weights from the seed; for [`Run::Fp8`], with the settings' recipe.
+    /// Draws the initial weights from the seed. [`Run::Fp8`] trains with the recipe of the settings.
     fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String>;
-    /// The state that [`Trainer::save`] left in `dir`.
+    /// Loads the state that [`Trainer::save`] wrote to `dir`.
     fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String>;
-    /// What resuming could not take over as it was saved, in one line; none where all was.
+    /// Returns one line about what could not be restored exactly as it was saved, if anything.
     fn resume_note(&self) -> Option<&str> {
         None
     }
-    /// The strings that [`Trainer::save`] left in `dir`.
+    /// Reads the strings that [`Trainer::save`] wrote to `dir`.
     fn metadata(dir: &Path) -> Result<Metadata, String>;
-    /// Writes everything that decides the next step to `dir`: all of it, or nothing. Refuses a model that is not finite.
+    /// Writes everything that the next step depends on to `dir`, atomically. Refuses a model that is not finite.
     fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String>;
-    /// One optimizer step; the loss is that of the weights before it. When `observed`, its quantizers count what
-    /// they lose; that takes time and changes no bit.
+    /// Does one optimizer step and returns the loss of the weights before it. If `observed`, the quantizers count
+    /// saturated and underflowed values, which takes time and changes no bit of the results.
     fn step(&mut self, batch: &batches::Batch, lr: f32, observed: bool) -> Result<StepResult, String>;
-    /// Mean loss over the batch; changes nothing that a later step sees.
+    /// Returns the mean loss over the batch, and changes nothing that a later step reads.
     fn evaluate(&mut self, batch: &batches::Batch) -> Result<f32, String>;
-    /// Scores of the 256 values of the byte after `context`; changes nothing that a later step sees.
+    /// Returns the logits of the byte after `context`, and changes nothing that a later step reads.
     fn next_byte(&mut self, context: &[u8]) -> Result<Vec<f32>, String>;
-    /// The quantizer slots after an observed step, always in the same order; none in high precision.
+    /// Returns the quantizer slots after an observed step, always in the same order. High precision has none.
     fn slots(&self) -> Result<Vec<SlotState>, String>;
-    /// Where it computes, in words.
+    /// Names the device, including the GPU's model.
     fn device(&self) -> String;
     /// Number of parameters.
     fn parameters(&self) -> usize;
-    /// FP8 matrix products of one training step.
+    /// Number of FP8 matrix products in a training step.
     fn fp8_gemms_per_step(&self) -> usize;
 }
 
-/// What a step tells.
+/// What a step returns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct StepResult {
     pub(crate) loss: f32,
-    /// Before clipping.
+    /// Norm of all gradients before clipping.
     pub(crate) grad_norm: f32,
 }
