@@ -128,7 +128,7 @@ impl Chart {
         let beyond = all().filter(|point| !within(&point.1)).count();
         let events = self.events.iter().flat_map(|events| &events.steps).copied();
         let (first, last) = bounds(all().map(|point| point.0).chain(events));
-        let x = Axis::exact(first, last);
+        let x = Axis::whole(first, last);
         // Lines drawn last are on top.
         self.series.sort_by_key(|series| series.style);
 

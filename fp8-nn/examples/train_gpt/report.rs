@@ -201,13 +201,19 @@ fn loss_chart(summary: &Summary, outcomes: &[Outcome]) -> Chart {
         let name = "bigrams, held-out text".to_owned();
         series.push(Series { name, color: Color::Grey, points, style: Style::Reference });
     }
-    // A training that diverges may reach any loss; the axis stays where trainings are.
+    // A training that diverges may reach any loss. The axis leaves out a few such losses; if there are many, it becomes
+    // logarithmic.
     let first = outcomes.iter().filter_map(|outcome| outcome.records.first()).map(|record| record.loss);
     let highest =
         first.filter(|loss| loss.is_finite()).fold(summary.bigram_loss, |most, loss| most.max(loss.into()));
     let limits = 0.0..1.5 * highest;
+    let losses = || outcomes.iter().flat_map(|outcome| &outcome.records).map(|record| f64::from(record.loss));
+    let beyond = losses().filter(|loss| loss.is_finite() && !limits.contains(loss)).count();
+    let many = beyond * 20 > losses().count();
+    let chart =
+        Chart::new("loss, nats per byte", if many { Scale::Logarithmic } else { Scale::Linear }, series);
     let events = divergences(outcomes);
-    Chart { limits, events, ..Chart::new("loss, nats per byte", Scale::Linear, series) }
+    if many { Chart { events, ..chart } } else { Chart { limits, events, ..chart } }
 }
 
 /// `None` unless both trainings did a step that the other did, too.

@@ -177,8 +177,10 @@ impl Summary {
     /// Returns the rows of the comparison: what, high precision, FP8.
     pub(crate) fn rows(&self) -> Vec<[String; 3]> {
         let row = |what: &str, both: Both, digits: usize| {
-            let number = |value: Option<f64>| {
-                value.map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
+            let number = |value: Option<f64>| match value {
+                None => "–".to_owned(),
+                Some(value) if value.abs() >= 1e7 => format!("{value:.3e}"),
+                Some(value) => format!("{value:.digits$}"),
             };
             [what.to_owned(), number(both.high_precision), number(both.fp8)]
         };

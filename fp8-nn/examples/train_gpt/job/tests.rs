@@ -151,7 +151,7 @@ fn a_training_that_diverges_leaves_a_readable_report() {
     assert!((2..40).contains(&records), "{records}");
     let html = fs::read_to_string(place.path("d/report.html")).unwrap();
     assert!(html.contains(&format!("High precision diverged at step {records}")));
-    assert!(html.contains("the loss is not finite") && html.contains("beyond the axis"));
+    assert!(html.contains("the loss is not finite"));
     for wrong in ["=\"NaN", "NaN%", "inf%", "LNaN", "L-inf", "Linf"] {
         assert!(!html.contains(wrong), "{wrong}");
     }

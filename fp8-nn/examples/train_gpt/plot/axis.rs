@@ -10,31 +10,34 @@ pub(crate) struct Axis {
     low: f64,
     high: f64,
     logarithmic: bool,
+    /// The least distance of two labels.
+    least_step: f64,
 }
 
 impl Axis {
     /// An axis with room for the smallest and the largest value.
     pub(crate) fn linear(low: f64, high: f64, margin: f64) -> Self {
         let margin = ((high - low) * margin).max(high.abs().max(low.abs()) * 1e-6).max(1e-9);
-        Self { low: low - margin, high: high + margin, logarithmic: false }
+        Self { low: low - margin, high: high + margin, logarithmic: false, least_step: 0.0 }
     }
 
     /// An axis that begins at zero.
     pub(crate) fn from_zero(high: f64) -> Self {
         let high = if high > 0.0 { high * 1.08 } else { 1.0 };
-        Self { low: 0.0, high, logarithmic: false }
+        Self { low: 0.0, high, logarithmic: false, least_step: 0.0 }
     }
 
-    /// An axis that ends exactly at both values.
-    pub(crate) fn exact(low: f64, high: f64) -> Self {
-        Self { low, high: if high > low { high } else { low + 1.0 }, logarithmic: false }
+    /// An axis of whole numbers that ends exactly at both values.
+    pub(crate) fn whole(low: f64, high: f64) -> Self {
+        let high = if high > low { high } else { low + 1.0 };
+        Self { low, high, logarithmic: false, least_step: 1.0 }
     }
 
     /// A logarithmic axis for values above zero.
     pub(crate) fn logarithmic(low: f64, high: f64) -> Self {
         let (low, high) = (low.log10(), high.log10());
         let margin = ((high - low) * 0.06).max(0.1);
-        Self { low: low - margin, high: high + margin, logarithmic: true }
+        Self { low: low - margin, high: high + margin, logarithmic: true, least_step: 0.0 }
     }
 
     /// The place of a value: 0 is the low end, 1 the high end. Values beyond the ends are placed beyond 0 and 1.
@@ -46,7 +49,8 @@ impl Axis {
     /// Values that get a label, from low to high.
     pub(crate) fn ticks(&self) -> Vec<f64> {
         if !self.logarithmic {
-            return self.even(nice_step((self.high - self.low) / (MAX_TICKS - 1) as f64));
+            return self
+                .even(nice_step((self.high - self.low) / (MAX_TICKS - 1) as f64).max(self.least_step));
         }
         let exponents = self.even(((self.high - self.low) / MAX_TICKS as f64).ceil().max(1.0));
         let decades: Vec<f64> = exponents.iter().map(|exponent| 10_f64.powf(*exponent)).collect();
@@ -106,8 +110,9 @@ mod tests {
 
     #[test]
     fn ticks_are_round_numbers_within_the_axis() {
-        assert_eq!(Axis::exact(1.0, 400.0).ticks(), [100.0, 200.0, 300.0, 400.0]);
-        assert_eq!(Axis::exact(1.0, 1.0).ticks().len(), 6);
+        assert_eq!(Axis::whole(1.0, 400.0).ticks(), [100.0, 200.0, 300.0, 400.0]);
+        assert_eq!(Axis::whole(1.0, 1.0).ticks(), [1.0, 2.0]);
+        assert_eq!(Axis::whole(1.0, 5.0).ticks(), [1.0, 2.0, 3.0, 4.0, 5.0]);
         assert_eq!(
             Axis::from_zero(0.0).ticks(),
             [0.0, 0.2, 0.4, 0.6, 0.8, 1.0].map(|x: f64| (x * 5.0).round() * 0.2)
