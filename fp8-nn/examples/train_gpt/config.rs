@@ -50,6 +50,9 @@ pub(crate) struct Chosen {
     pub(crate) source: &'static str,
 }
 
+/// More bytes in a step need more memory than any machine has.
+const MAX_BATCH_BYTES: usize = 1 << 24;
+
 /// By default, the validation curve of a whole training has about this many points.
 const CURVE_POINTS: usize = 20;
 
@@ -189,7 +192,7 @@ fn resumed<T: Trainer>(
             .all(|key| checkpoint.metadata.get(*key) == first.metadata.get(*key));
         if !same || checkpoint.settings()? != settings {
             return Err(Failure::input(format!(
-                "checkpoint {}: {} and {} are of different trainings",
+                "checkpoint {}: {}/ and {}/ are from different trainings",
                 folder.display(),
                 Run::HighPrecision.name(),
                 run.name()
@@ -216,15 +219,14 @@ impl Checkpoint {
         checkpoint.step =
             step.parse().map_err(|_| bad(&checkpoint.dir, &format!("its step is \"{step}\"")))?;
         if checkpoint.get("run")? != run.name() {
-            return Err(bad(&checkpoint.dir, "it is of another run"));
+            return Err(bad(&checkpoint.dir, "it is of the other training"));
         }
         Ok(checkpoint)
     }
 
     fn get(&self, key: &str) -> Result<String, Failure> {
         let value = self.metadata.get(key).cloned();
-        value
-            .ok_or_else(|| bad(&self.dir, &format!("it does not tell its {key}; was it saved by train_gpt?")))
+        value.ok_or_else(|| bad(&self.dir, &format!("it has no {key}; was it saved by train_gpt?")))
     }
 
     fn settings(&self) -> Result<Settings, Failure> {
@@ -242,14 +244,29 @@ pub(crate) fn bad(dir: &Path, sentence: &str) -> Failure {
 }
 
 fn check_shape(settings: &Settings) -> Result<(), Failure> {
-    let Settings { hidden, heads, .. } = *settings;
-    if hidden.is_multiple_of(heads) {
-        return Ok(());
+    let Settings { hidden, heads, batch, seq, .. } = *settings;
+    if !hidden.is_multiple_of(heads) {
+        let better = hidden.next_multiple_of(heads);
+        return Err(Failure::input(format!(
+            "--hidden {hidden} is not divisible by --heads {heads}; --hidden {better} would be"
+        )));
     }
-    let better = hidden.next_multiple_of(heads);
-    Err(Failure::input(format!(
-        "--hidden {hidden} is not divisible by --heads {heads}; --hidden {better} would be"
-    )))
+    // Rotary position embedding turns pairs of values.
+    if !(hidden / heads).is_multiple_of(2) {
+        let better = hidden.next_multiple_of(2 * heads);
+        return Err(Failure::input(format!(
+            "--hidden {hidden} with --heads {heads} gives heads of {} values, and the number must be even; --hidden \
+             {better} would do",
+            hidden / heads
+        )));
+    }
+    if batch.saturating_mul(seq) > MAX_BATCH_BYTES {
+        return Err(Failure::input(format!(
+            "--batch {batch} with --seq {seq} is {} bytes in a step; at most {MAX_BATCH_BYTES} are supported",
+            batch.saturating_mul(seq)
+        )));
+    }
+    Ok(())
 }
 
 fn stop_at(options: &Options, steps: usize, runs: &[PlannedRun]) -> Result<usize, Failure> {
@@ -287,6 +304,14 @@ mod tests {
     fn shapes_that_do_not_fit_are_refused() {
         for (line, sentence) in [
             ("--hidden 100 --heads 3", "--hidden 100 is not divisible by --heads 3; --hidden 102 would be"),
+            (
+                "--hidden 36 --heads 4",
+                "--hidden 36 with --heads 4 gives heads of 9 values, and the number must be even; --hidden 40 would do",
+            ),
+            (
+                "--seq 1000 --batch 65536",
+                "--batch 65536 with --seq 1000 is 65536000 bytes in a step; at most 16777216 are supported",
+            ),
             ("--steps 5 --stop-after 6", "--stop-after 6 is beyond the last step, 5"),
         ] {
             assert_eq!(config(line).unwrap_err(), Failure::input(sentence), "{line}");

@@ -205,7 +205,7 @@ fn checkpoints_that_do_not_fit_are_refused() {
     assert!(refused("--resume @/ck").contains("fp8"));
     place.run("second", "--steps 8 --stop-after 4 --save @/ck2 --seed 3 --sample 0").unwrap();
     copy(&place.path("ck2/fp8"), &place.path("ck/fp8"));
-    assert!(refused("--resume @/ck").contains("of different trainings"));
+    assert!(refused("--resume @/ck").contains("from different trainings"));
 }
 
 fn copy(from: &Path, to: &Path) {
