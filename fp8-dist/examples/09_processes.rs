@@ -61,7 +61,7 @@ fn join(environment: &Environment) -> Outcome<(Arc<dyn ProcessGroup>, Device)> {
             Ok((fp8_dist::nccl("dp", environment, &device, deadline)?, device))
         }
         Some(other) => {
-            Err(format!("{other}: expected no argument, or nccl in a build with feature cuda").into())
+            Err(format!("argument {other}: expected none, or nccl in a build with the feature cuda").into())
         }
     }
 }
@@ -78,7 +78,7 @@ fn work(environment: &Environment) -> Outcome<ExitCode> {
     let expected = (ranks - 1.0) / 2.0;
     println!("rank {rank}: {w:.4} after {STEPS} steps, expected {expected}");
     if (w - expected).abs() > 1e-3 {
-        return Err("the ranks did not come together".into());
+        return Err(format!("rank {rank}: {w} after {STEPS} steps, expected {expected}").into());
     }
     group.barrier()?;
     if rank + 1 == group.world_size() && rank > 0 {
@@ -89,7 +89,7 @@ fn work(environment: &Environment) -> Outcome<ExitCode> {
     match group.barrier() {
         Err(error) => println!("rank {rank}, {:.1} s later: {error}", start.elapsed().as_secs_f32()),
         Ok(()) if group.world_size() == 1 => {}
-        Ok(()) => return Err("a rank died, and nobody noticed".into()),
+        Ok(()) => return Err("a rank died, and the barrier returned no error".into()),
     }
     Ok(ExitCode::SUCCESS)
 }

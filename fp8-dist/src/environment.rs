@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | `RANK` | integer | none | this process, from 0 |
 //! | `WORLD_SIZE` | integer | none | how many processes |
-//! | `LOCAL_RANK` | integer | none | this process among those of its machine: the GPU it takes |
+//! | `LOCAL_RANK` | integer | `RANK` | this process among those of its machine, which selects its GPU |
 //! | `MASTER_ADDR` | host name or address | none | where rank 0 runs |
 //! | `MASTER_PORT` | 1 to 65535 | none | the first of the ports where rank 0 may listen |
 //! | `TORCHELASTIC_RUN_ID` | text | empty | the job: ranks of different jobs do not join each other; `none` is no job |
@@ -32,7 +32,8 @@ pub struct Environment {
     pub rank: usize,
     /// How many processes.
     pub world_size: usize,
-    /// This process among those of its machine: which GPU it takes.
+    /// This process among those of its machine, which selects its GPU. [`read`](Self::read) sets it to the rank if
+    /// `LOCAL_RANK` is not set, which is right for a job on one machine and not used by a job on CPUs.
     pub local_rank: usize,
     /// Host name or address of rank 0.
     pub master_addr: String,
@@ -86,11 +87,11 @@ const PMIX_NAMESPACE: &str = "PMIX_NAMESPACE";
 const TOKEN: &str = "FP8_DIST_TOKEN";
 
 impl Environment {
-    /// From this process's variables.
+    /// Reads the variables of this process.
     ///
     /// # Errors
-    /// A variable that is missing or cannot be read, a rank that is none of the world's: the variable, its value and what
-    /// would be right.
+    /// A variable that is missing or cannot be read, or a rank outside the world. The error names the variable, its value
+    /// and what would be right. `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` (or `FP8_PORT`) must be set.
     pub fn read() -> Result<Self> {
         Self::from_variables(|name| env::var_os(name))
     }
@@ -162,10 +163,14 @@ impl Environment {
             remedy: "expected UTF-8".to_owned(),
         })?;
         let exact_port = variable("FP8_PORT").is_some_and(|port| !port.is_empty());
+        let rank = number("RANK", text("RANK")?, INTEGER)?;
         let environment = Self {
-            rank: number("RANK", text("RANK")?, INTEGER)?,
+            rank,
             world_size: number("WORLD_SIZE", text("WORLD_SIZE")?, INTEGER)?,
-            local_rank: number("LOCAL_RANK", text("LOCAL_RANK")?, INTEGER)?,
+            local_rank: match variable("LOCAL_RANK") {
+                None => rank,
+                Some(_) => number("LOCAL_RANK", text("LOCAL_RANK")?, INTEGER)?,
+            },
             master_addr: text("MASTER_ADDR")?,
             master_port: match exact_port {
                 true => number("FP8_PORT", text("FP8_PORT")?, PORT)?,
@@ -249,6 +254,12 @@ mod tests {
     }
 
     #[test]
+    fn without_a_local_rank_it_is_the_rank() {
+        assert_eq!(read(&[("LOCAL_RANK", None)]).unwrap().local_rank, 3);
+        assert_eq!(read(&[("LOCAL_RANK", Some("0"))]).unwrap().local_rank, 0);
+    }
+
+    #[test]
     fn none_is_no_run_id_and_slurm_or_pmix_may_name_the_job() {
         let torch = |id| ("TORCHELASTIC_RUN_ID", Some(id));
         let slurm = |job, step| [("SLURM_JOB_ID", Some(job)), ("SLURM_STEP_ID", step)];
@@ -309,7 +320,9 @@ mod tests {
             let expected = format!(
                 "{name} is not set: start the processes with torchrun, or set the variable as it does"
             );
-            assert_eq!(error(name, None), expected);
+            if name != "LOCAL_RANK" {
+                assert_eq!(error(name, None), expected);
+            }
             assert_eq!(error(name, Some("")), format!("{name}=: expected a value"));
         }
         assert_eq!(error("RANK", Some("first")), "RANK=first: expected an integer from 0 on");

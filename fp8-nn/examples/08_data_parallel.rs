@@ -44,7 +44,7 @@ fn run() -> Result<ExitCode, Failure> {
         (None, _) => threads().map(|()| ExitCode::SUCCESS),
         (Some("tcp"), None) => launch(),
         (Some("tcp"), Some(_)) => process().map(|()| ExitCode::SUCCESS),
-        (Some(other), _) => Err(format!("{other}: expected no argument, or tcp").into()),
+        (Some(other), _) => Err(format!("argument {other}: expected none, or tcp").into()),
     }
 }
 
@@ -89,13 +89,13 @@ fn on_all_ranks(case: &Case, bad_step: Option<usize>) -> Result<Vec<Result<Vec<f
     }))
 }
 
-/// Starts two processes, with the variables that `torchrun` would set.
+/// Starts two processes, with the variables that a job on CPUs needs.
 fn launch() -> Result<ExitCode, Failure> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut children = Vec::new();
     for rank in 0..2 {
         let mut command = Command::new(env::current_exe()?);
-        let numbers = [("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank), ("MASTER_PORT", port.into())];
+        let numbers = [("RANK", rank), ("WORLD_SIZE", 2), ("MASTER_PORT", port.into())];
         command.arg("tcp").env("MASTER_ADDR", "127.0.0.1").env_remove("FP8_PORT");
         command.env("TORCHELASTIC_RUN_ID", format!("example-08-{port}"));
         children.push(command.envs(numbers.map(|(name, value)| (name, value.to_string()))).spawn()?);

@@ -24,18 +24,18 @@ pub(crate) fn answer(text: impl std::fmt::Display) {
     println!("{ANSWER}{text}");
 }
 
-/// Starts the test `name` of this program as the rank that `environment` says, with its variables as torchrun sets them.
+/// Starts the test `name` of this program as the rank that `environment` says, with the four variables that a job on CPUs
+/// needs.
 pub(crate) fn start(name: &str, environment: &Environment, more: &[(&str, &str)]) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(MARK, "1");
     let numbers = [
         ("RANK", environment.rank),
         ("WORLD_SIZE", environment.world_size),
-        ("LOCAL_RANK", environment.local_rank),
         ("MASTER_PORT", environment.master_port.into()),
     ];
     command.envs(numbers.map(|(name, value)| (name, value.to_string())));
-    command.env("MASTER_ADDR", &environment.master_addr).env_remove("FP8_PORT");
+    command.env("MASTER_ADDR", &environment.master_addr).env_remove("FP8_PORT").env_remove("LOCAL_RANK");
     command.env("TORCHELASTIC_RUN_ID", &environment.run_id).env("FP8_DIST_TOKEN", &environment.token);
     command.env_remove("SLURM_JOB_ID").env_remove("PMIX_NAMESPACE");
     command.envs(more.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()

@@ -1,14 +1,12 @@
-//! Batches: windows of the text, as functions of (seed, step), so that a resumed training sees what it would have.
+//! Batches: windows of the text. A batch depends on the seed and the step alone, so a resumed training sees the same
+//! batches as one that was never stopped.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::text::Corpus;
 
-/// At most this many windows of the held-out text are evaluated, spread evenly over it.
-const MAX_HELD_OUT_WINDOWS: usize = 256;
-
-/// `rows` windows of `len` bytes, row by row, and for each byte the one that follows it.
+/// `rows` windows of `len` bytes, row by row, and as targets the byte after each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Batch {
     pub(crate) rows: usize,
@@ -29,15 +27,15 @@ impl Batch {
     }
 }
 
-/// The random stream `stream` of `seed`: 0 is for the initial weights, `step` (from 1) for a step's batch,
-/// `u64::MAX` for the sample.
+/// Returns the random stream `stream` of `seed`: 0 draws the initial weights, `step` (from 1) the batch of that step,
+/// and `u64::MAX` the sample.
 pub(crate) fn stream(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
     rng
 }
 
-/// The training batch of `step`, from 1: `rows` windows at random places.
+/// Returns the training batch of `step` (counted from 1): `rows` windows from random places.
 pub(crate) fn training(corpus: &Corpus, seed: u64, step: usize, rows: usize, len: usize) -> Batch {
     let text = corpus.train();
     let places = (text.len() - len) as u64; // a window has len + 1 bytes
@@ -46,13 +44,13 @@ pub(crate) fn training(corpus: &Corpus, seed: u64, step: usize, rows: usize, len
     Batch::new(starts.iter().map(|&start| &text[start..=start + len]), len)
 }
 
-/// The held-out text as batches of at most `rows` windows of `len` bytes, none of them twice; of a text shorter than
-/// a window, all as one shorter window.
-pub(crate) fn held_out(corpus: &Corpus, rows: usize, len: usize) -> Vec<Batch> {
+/// Returns at most `most` windows of `len` bytes, spread evenly over the held-out text, in batches of at most `rows`.
+/// Windows do not overlap. A text shorter than a window is one shorter window.
+pub(crate) fn held_out(corpus: &Corpus, rows: usize, len: usize, most: usize) -> Vec<Batch> {
     let text = corpus.held_out();
     let len = len.min(text.len() - 1);
     let all = (text.len() - 1) / len;
-    let count = all.min(MAX_HELD_OUT_WINDOWS);
+    let count = all.min(most);
     let starts: Vec<usize> = (0..count).map(|index| index * all / count * len).collect();
     let windows = |starts: &[usize]| Batch::new(starts.iter().map(|&start| &text[start..=start + len]), len);
     starts.chunks(rows).map(windows).collect()
@@ -93,7 +91,7 @@ mod tests {
     #[test]
     fn held_out_windows_are_taken_once() {
         let corpus = corpus(2000, 16); // 200 bytes held out: 12 windows
-        let batches = held_out(&corpus, 5, 16);
+        let batches = held_out(&corpus, 5, 16, 256);
         let rows: Vec<usize> = batches.iter().map(|batch| batch.rows).collect();
         assert_eq!(rows, [5, 5, 2]);
         let ids: Vec<i32> = batches.iter().flat_map(|batch| batch.ids.iter().copied()).collect();
@@ -104,7 +102,7 @@ mod tests {
     #[test]
     fn a_short_held_out_text_is_one_window() {
         let corpus = corpus(100, 64); // 10 bytes held out
-        let batches = held_out(&corpus, 4, 64);
+        let batches = held_out(&corpus, 4, 64, 256);
         assert_eq!(batches.len(), 1);
         assert_eq!((batches[0].len, batches[0].rows), (9, 1));
     }
@@ -112,8 +110,8 @@ mod tests {
     #[test]
     fn long_held_out_texts_are_sampled_evenly() {
         let corpus = corpus(200_000, 16); // 1249 windows
-        let batches = held_out(&corpus, 8, 16);
-        assert_eq!(batches.iter().map(|batch| batch.rows).sum::<usize>(), MAX_HELD_OUT_WINDOWS);
+        let batches = held_out(&corpus, 8, 16, 256);
+        assert_eq!(batches.iter().map(|batch| batch.rows).sum::<usize>(), 256);
         assert!(batches.iter().all(|batch| batch.rows == 8));
     }
 }

@@ -1,40 +1,60 @@
-//! What a training needs, checked: options, files and checkpoints that fit together.
+//! Checks that options, files and checkpoints fit together, before anything is trained.
 
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 use crate::options::{DeviceName, Given, Options, Place, RecipeName, Settings};
 use crate::text::Corpus;
-use crate::train::{Metadata, Run, Trainer};
+use crate::trainer::{Metadata, Run, Trainer};
 
-/// A job to do. Whoever holds one needs to check nothing any more.
+/// A job to do. Its parts were checked and fit together.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) settings: Settings,
     pub(crate) place: Place,
-    /// All cores, or what rayon's variable says, if not given.
+    /// `None`: RAYON_NUM_THREADS, or all cores.
     pub(crate) threads: Option<usize>,
     pub(crate) corpus: Corpus,
     pub(crate) report_dir: PathBuf,
     pub(crate) save: Option<PathBuf>,
-    /// The step both trainings end with: the last one, or that of `--stop-after`.
+    /// Both trainings end after this step: the last one, or that of `--stop-after`.
     pub(crate) stop_at: usize,
     pub(crate) sample: usize,
     pub(crate) quiet: bool,
-    /// The trainings to do, each with its checkpoint and the step of it, when resumed.
+    /// The validation curve has a point every this many steps; 0: none.
+    pub(crate) eval_every: usize,
+    /// Every option that has a value, for the report.
+    pub(crate) chosen: Vec<Chosen>,
+    /// The trainings to do, each with the checkpoint that it resumes from.
     pub(crate) runs: Vec<PlannedRun>,
 }
 
-/// A training to do, and where it goes on from when resumed.
+/// A training to do, and the checkpoint that it resumes from.
 pub(crate) type PlannedRun = (Run, Option<Checkpoint>);
 
-/// Where a training goes on from.
+/// A checkpoint to resume a training from.
 #[derive(Debug, Clone)]
 pub(crate) struct Checkpoint {
     pub(crate) dir: PathBuf,
     pub(crate) step: usize,
     metadata: Metadata,
 }
+
+/// An option of this run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    /// Its name, without the dashes.
+    pub(crate) name: &'static str,
+    pub(crate) value: String,
+    /// Where the value came from: `default`, `command line` or `checkpoint`.
+    pub(crate) source: &'static str,
+}
+
+/// More bytes in a step need more memory than any machine has.
+const MAX_BATCH_BYTES: usize = 1 << 24;
+
+/// By default, the validation curve of a whole training has about this many points.
+const CURVE_POINTS: usize = 20;
 
 impl Config {
     /// Checks everything but the tensors of checkpoints and the report folder.
@@ -58,8 +78,12 @@ impl Config {
             (None, Some(_)) => Some(options.report_dir.join("checkpoint")),
             (None, None) => None,
         };
+        let eval_every = options.eval_every.unwrap_or_else(|| settings.steps.div_ceil(CURVE_POINTS));
+        let chosen = chosen(&options, given, &settings, eval_every, &corpus);
         Ok(Self {
             settings,
+            eval_every,
+            chosen,
             place: Place { device: options.device, graph: options.graph },
             threads: options.threads,
             corpus,
@@ -72,7 +96,12 @@ impl Config {
         })
     }
 
-    /// What a checkpoint tells beside its tensors.
+    /// Whether the validation curve has a point after `step`. The last step always has one.
+    pub(crate) fn evaluates(&self, step: usize) -> bool {
+        self.eval_every > 0 && (step.is_multiple_of(self.eval_every) || step == self.stop_at)
+    }
+
+    /// Returns the strings that a checkpoint stores besides its tensors.
     pub(crate) fn metadata(&self, run: Run, step: usize) -> Metadata {
         let mut metadata: Metadata =
             self.settings.values().into_iter().map(|(option, value)| (option.to_owned(), value)).collect();
@@ -82,6 +111,39 @@ impl Config {
         metadata.insert("text-fingerprint".to_owned(), self.corpus.fingerprint());
         metadata
     }
+}
+
+/// Every option of this run that has a value.
+fn chosen(
+    options: &Options,
+    given: &Given,
+    settings: &Settings,
+    eval_every: usize,
+    corpus: &Corpus,
+) -> Vec<Chosen> {
+    let stored = if options.resume.is_some() { "checkpoint" } else { "default" };
+    let entry = |name: &'static str, value: String, otherwise| Chosen {
+        name,
+        value,
+        source: if given.contains(name) { "command line" } else { otherwise },
+    };
+    let mut chosen = vec![
+        entry("device", options.device.to_string(), "default"),
+        entry("text", corpus.source().to_owned(), stored),
+    ];
+    chosen.extend(settings.values().into_iter().map(|(name, value)| entry(name, value, stored)));
+    chosen.push(entry("eval-every", eval_every.to_string(), "default"));
+    chosen.push(entry("sample", options.sample.to_string(), "default"));
+    let path = |path: &PathBuf| path.display().to_string();
+    let rest = [
+        ("graph", options.graph.then(|| "on".to_owned())),
+        ("threads", options.threads.map(|threads| threads.to_string())),
+        ("stop-after", options.stop_after.map(|step| step.to_string())),
+        ("resume", options.resume.as_ref().map(path)),
+        ("save", options.save.as_ref().map(path)),
+    ];
+    chosen.extend(rest.into_iter().filter_map(|(name, value)| Some(entry(name, value?, "default"))));
+    chosen
 }
 
 fn runs(recipe: RecipeName) -> &'static [Run] {
@@ -130,7 +192,7 @@ fn resumed<T: Trainer>(
             .all(|key| checkpoint.metadata.get(*key) == first.metadata.get(*key));
         if !same || checkpoint.settings()? != settings {
             return Err(Failure::input(format!(
-                "checkpoint {}: {} and {} are of different trainings",
+                "checkpoint {}: {}/ and {}/ are from different trainings",
                 folder.display(),
                 Run::HighPrecision.name(),
                 run.name()
@@ -157,15 +219,14 @@ impl Checkpoint {
         checkpoint.step =
             step.parse().map_err(|_| bad(&checkpoint.dir, &format!("its step is \"{step}\"")))?;
         if checkpoint.get("run")? != run.name() {
-            return Err(bad(&checkpoint.dir, "it is of another run"));
+            return Err(bad(&checkpoint.dir, "it is of the other training"));
         }
         Ok(checkpoint)
     }
 
     fn get(&self, key: &str) -> Result<String, Failure> {
         let value = self.metadata.get(key).cloned();
-        value
-            .ok_or_else(|| bad(&self.dir, &format!("it does not tell its {key}; was it saved by train_gpt?")))
+        value.ok_or_else(|| bad(&self.dir, &format!("it has no {key}; was it saved by train_gpt?")))
     }
 
     fn settings(&self) -> Result<Settings, Failure> {
@@ -183,14 +244,29 @@ pub(crate) fn bad(dir: &Path, sentence: &str) -> Failure {
 }
 
 fn check_shape(settings: &Settings) -> Result<(), Failure> {
-    let Settings { hidden, heads, .. } = *settings;
-    if hidden.is_multiple_of(heads) {
-        return Ok(());
+    let Settings { hidden, heads, batch, seq, .. } = *settings;
+    if !hidden.is_multiple_of(heads) {
+        let better = hidden.next_multiple_of(heads);
+        return Err(Failure::input(format!(
+            "--hidden {hidden} is not divisible by --heads {heads}; --hidden {better} would be"
+        )));
     }
-    let better = hidden.next_multiple_of(heads);
-    Err(Failure::input(format!(
-        "--hidden {hidden} is not divisible by --heads {heads}; --hidden {better} would be"
-    )))
+    // Rotary position embedding turns pairs of values.
+    if !(hidden / heads).is_multiple_of(2) {
+        let better = hidden.next_multiple_of(2 * heads);
+        return Err(Failure::input(format!(
+            "--hidden {hidden} with --heads {heads} gives heads of {} values, and the number must be even; --hidden \
+             {better} would do",
+            hidden / heads
+        )));
+    }
+    if batch.saturating_mul(seq) > MAX_BATCH_BYTES {
+        return Err(Failure::input(format!(
+            "--batch {batch} with --seq {seq} is {} bytes in a step; at most {MAX_BATCH_BYTES} are supported",
+            batch.saturating_mul(seq)
+        )));
+    }
+    Ok(())
 }
 
 fn stop_at(options: &Options, steps: usize, runs: &[PlannedRun]) -> Result<usize, Failure> {
@@ -228,6 +304,14 @@ mod tests {
     fn shapes_that_do_not_fit_are_refused() {
         for (line, sentence) in [
             ("--hidden 100 --heads 3", "--hidden 100 is not divisible by --heads 3; --hidden 102 would be"),
+            (
+                "--hidden 36 --heads 4",
+                "--hidden 36 with --heads 4 gives heads of 9 values, and the number must be even; --hidden 40 would do",
+            ),
+            (
+                "--seq 1000 --batch 65536",
+                "--batch 65536 with --seq 1000 is 65536000 bytes in a step; at most 16777216 are supported",
+            ),
             ("--steps 5 --stop-after 6", "--stop-after 6 is beyond the last step, 5"),
         ] {
             assert_eq!(config(line).unwrap_err(), Failure::input(sentence), "{line}");

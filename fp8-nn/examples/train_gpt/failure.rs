@@ -5,9 +5,9 @@ use std::fmt;
 /// Why the program stopped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// Something the user gave is wrong; found before training starts. Exit code 2.
+    /// An option, file or checkpoint cannot be used; found before training starts. Exit code 2.
     Input(String),
-    /// Training, or writing what it produced, failed. Exit code 1.
+    /// Training, or writing its results, failed. Exit code 1.
     Training(String),
     /// Ctrl-C. Exit code 130, as shells expect of SIGINT.
     Interrupted(String),
@@ -22,6 +22,16 @@ impl Failure {
         Self::Training(sentence.into())
     }
 
+    /// Adds a second clause to the sentence.
+    pub(crate) fn with(self, clause: &str) -> Self {
+        let add = |sentence: String| format!("{sentence}; {clause}");
+        match self {
+            Self::Input(sentence) => Self::Input(add(sentence)),
+            Self::Training(sentence) => Self::Training(add(sentence)),
+            Self::Interrupted(sentence) => Self::Interrupted(add(sentence)),
+        }
+    }
+
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Input(_) => 2,
@@ -31,7 +41,7 @@ impl Failure {
     }
 }
 
-/// One line, whatever line breaks the cause had.
+/// One line, even if the cause has several.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (prefix, sentence) = match self {

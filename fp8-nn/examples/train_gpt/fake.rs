@@ -1,5 +1,5 @@
-//! A trainer without a model, for tests of everything around it: its "weight" falls with every step, by an amount
-//! that depends on the batch, the learning rate and all that came before.
+//! A trainer without a model, for tests. Its only weight falls with every step by an amount that depends on the batch,
+//! the learning rate and its value.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::batches::Batch;
 use crate::options::{DeviceName, Place, Settings};
 use crate::telemetry::SlotState;
-use crate::train::{Metadata, Run, StepResult, Trainer};
+use crate::trainer::{Metadata, Run, StepResult, Trainer};
 
 #[derive(Debug)]
 pub(crate) struct Fake {

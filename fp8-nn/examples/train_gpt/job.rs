@@ -8,9 +8,11 @@ use crate::failure::Failure;
 use crate::report;
 use crate::sample::{self, Sample, printable};
 use crate::summary::{self, ReportDir, Summary};
-use crate::train::{self, Journey, Run, Trainer};
+use crate::train::{self, Journey, Outcome};
+use crate::trainer::{Run, Trainer};
 
-/// Does it. What is wrong with checkpoints or folders shows before the first step.
+/// Trains, then writes the report and prints the results. Checkpoints and folders that cannot be used are refused before
+/// the first step. A training that diverges or is interrupted leaves a report, too.
 pub(crate) fn run<T: Trainer>(
     config: &Config,
     interrupt: &AtomicBool,
@@ -25,7 +27,7 @@ pub(crate) fn run<T: Trainer>(
                 let trainer = T::resume(settings, config.place, run, &checkpoint.dir);
                 let trainer = trainer.map_err(|error| config::bad(&checkpoint.dir, &error))?;
                 if let Some(note) = trainer.resume_note().filter(|_| !config.quiet) {
-                    // A note that cannot be shown is no reason to end a training.
+                    // Training continues even if stderr is closed.
                     let _ = writeln!(std::io::stderr(), "{}: {note}", checkpoint.dir.display());
                 }
                 (trainer, checkpoint.step)
@@ -34,8 +36,8 @@ pub(crate) fn run<T: Trainer>(
         journeys.push(Journey { run, trainer, step });
     }
     let folder = ReportDir::open(&config.report_dir)?;
-    // From here on the checkpoint folder can always be resumed from, and a folder that cannot be written is found
-    // before an hour of training rather than after it.
+    // From here on, the checkpoint folder can always be resumed from. A folder that cannot be written is refused now
+    // rather than after an hour of training.
     for journey in &journeys {
         train::save(config, journey).map_err(|failure| match failure {
             Failure::Training(sentence) => Failure::Input(sentence),
@@ -43,42 +45,66 @@ pub(crate) fn run<T: Trainer>(
         })?;
     }
 
-    let mut outcomes = Vec::new();
+    let (mut outcomes, mut stopped) = (Vec::new(), None);
     for journey in &mut journeys {
-        outcomes.push(train::train(config, journey, interrupt)?);
+        let outcome = train::train(config, journey, interrupt)?;
+        stopped = train::stopped(config, journey, outcome.end);
+        outcomes.push(outcome);
+        if stopped.is_some() {
+            break;
+        }
     }
     let Some(last) = journeys.last_mut() else { return Ok(()) };
     let failed = |error: String| Failure::training(format!("sample: {error}"));
-    let sample = match config.sample {
-        0 => None,
+    let sample = match (config.sample, &stopped) {
+        (0, _) | (_, Some(_)) => None,
         _ => Some(sample::generate(config, last.run, &mut last.trainer).map_err(failed)?),
     };
     let summary = Summary::new(config, &outcomes, &last.trainer);
-    let report = report::html(config, &summary, &outcomes, sample.as_ref()).map_err(Failure::Training)?;
-    folder.write("steps.csv", &summary::steps_csv(&outcomes))?;
-    folder.write("summary.json", &summary.json()?)?;
-    folder.write("report.html", &report)?;
+    let written = write(config, &folder, &summary, &outcomes, sample.as_ref());
+    if let Some(failure) = stopped {
+        let report = folder.path().join("report.html");
+        return Err(failure.with(&match written {
+            Ok(()) => format!("{} shows the steps until then", report.display()),
+            Err(other) => other.to_string(),
+        }));
+    }
+    written?;
 
     let text = results(config, &summary, sample.as_ref(), &folder);
-    // Whoever closed stdout does not want to read it; the files are written.
+    // If stdout is closed, the files are written all the same.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     Ok(())
 }
 
-/// What stdout shows.
+/// Writes the three files of the report folder.
+fn write(
+    config: &Config,
+    folder: &ReportDir,
+    summary: &Summary,
+    outcomes: &[Outcome],
+    sample: Option<&Sample>,
+) -> Result<(), Failure> {
+    folder.write("steps.csv", &summary::steps_csv(outcomes))?;
+    folder.write("summary.json", &summary.json()?)?;
+    folder.write("report.html", &report::html(config, summary, outcomes, sample))
+}
+
+/// Returns the text for stdout.
 fn results(config: &Config, summary: &Summary, sample: Option<&Sample>, folder: &ReportDir) -> String {
     let mut text = String::new();
     if let Some(sample) = sample {
         let (model, prompt) = (sample.run.title(), printable(&sample.prompt));
         text += &format!(
-            "The {model} model goes on from …\n\n{prompt}\n\n… with\n\n{}\n\n",
+            "Prompt:\n\n{prompt}\n\nThe {model} model continues:\n\n{}\n\n",
             printable(&sample.bytes)
         );
     }
     text += &summary.table();
     text += &format!("\n{}\n", folder.path().join("report.html").display());
     if let Some(dir) = &config.save {
-        let goes_on = if config.stop_at < config.settings.steps { "; --resume goes on from it" } else { "" };
+        let goes_on =
+            if config.stop_at < config.settings.steps { "; --resume continues from there" } else { "" };
         let runs: Vec<&str> = config.runs.iter().map(|(run, _)| Run::name(*run)).collect();
         text += &format!("{}: checkpoints {}{goes_on}\n", dir.display(), runs.join(", "));
     }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Without options it trains on the plays in `data/shakespeare.txt` and takes less than three minutes on two cores.
-//! `session.rs` is the part to read first: there the model, the recipe and the optimizer meet.
+//! Read `session.rs` first: it builds the model, the recipe and the optimizer and does a training step.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +15,9 @@ mod failure;
 #[cfg(test)]
 mod fake;
 mod job;
+mod machine;
 mod options;
+mod page;
 mod plot;
 mod progress;
 mod report;
@@ -25,6 +27,8 @@ mod summary;
 mod telemetry;
 mod text;
 mod train;
+mod trainer;
+mod verdict;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -40,7 +44,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // A closed stderr leaves the exit code to tell.
+            // If stderr is closed, the exit code still tells.
             let _ = writeln!(std::io::stderr(), "{failure}");
             ExitCode::from(failure.code())
         }

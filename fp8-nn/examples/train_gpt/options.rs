@@ -1,7 +1,7 @@
 //! The command line: every option with its default, and errors of one sentence.
 //!
-//! What parses here is in range by itself; what depends on several options, on files or on a checkpoint is
-//! checked in [`crate::config`].
+//! Each value is checked against the range of its own option here. `config.rs` checks what depends on several
+//! options, on files or on a checkpoint.
 
 use std::error::Error as _;
 use std::ffi::OsString;
@@ -24,15 +24,15 @@ pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) settings: Settings,
 
-    /// Where to compute: cpu, or cuda:N for the GPU with index N
+    /// Device to train on: cpu, or cuda:N for the GPU with index N
     #[arg(long, default_value = "cpu", value_parser = device)]
     pub(crate) device: DeviceName,
 
-    /// Record a step as one CUDA graph after the first steps, and replay it: the same bits with less work for the host
+    /// Record a step as a CUDA graph and replay it: the same results, bit for bit, with less work for the host
     #[arg(long)]
     pub(crate) graph: bool,
 
-    /// CPU threads; they change the speed, not one bit of the results [default: RAYON_NUM_THREADS, or all cores]
+    /// CPU threads; they change the speed and no bit of the results [default: RAYON_NUM_THREADS, or all cores]
     #[arg(long, value_name = "N", value_parser = count::<1024>)]
     pub(crate) threads: Option<usize>,
 
@@ -49,15 +49,20 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR")]
     pub(crate) save: Option<PathBuf>,
 
-    /// End each training after this step, and save (without --save: to `checkpoint` in the report folder)
-    /// [default: train to the last step]
+    /// Stop each training after this step and save it, to `checkpoint` in the report folder if there is no --save
+    /// [default: the last step]
     #[arg(long, value_name = "STEP", value_parser = count::<MAX_STEPS>)]
     pub(crate) stop_after: Option<usize>,
 
-    /// Go on from the checkpoints in this folder: model, schedule, seed, text and data position come from them
-    /// [default: start anew]
+    /// Continue from the checkpoints in this folder, which set the model, schedule, seed and text [default: start a new
+    /// training]
     #[arg(long, value_name = "DIR")]
     pub(crate) resume: Option<PathBuf>,
+
+    /// Evaluate a part of the held-out text every N steps, for the report's validation curve; 0 for never [default: a
+    /// twentieth of the steps]
+    #[arg(long, value_name = "N", value_parser = number::<0, MAX_STEPS>)]
+    pub(crate) eval_every: Option<usize>,
 
     /// How many bytes to generate at the end; 0 for no sample
     #[arg(long, value_name = "BYTES", default_value = "200", value_parser = number::<0, 1_000_000>)]
@@ -70,10 +75,10 @@ pub(crate) struct Options {
 
 const MAX_STEPS: usize = 1_000_000_000;
 
-/// What decides every bit of a training: kept in checkpoints, refused when a resumed training's differ.
+/// The options that decide every bit of a training. Checkpoints store them, and a resumed training cannot change them.
 #[derive(Debug, Clone, PartialEq, Args)]
 pub(crate) struct Settings {
-    /// Training steps in all; they rule the learning-rate schedule
+    /// Training steps in all; the learning-rate schedule ends with the last one
     #[arg(long, value_name = "N", default_value = "400", value_parser = count::<MAX_STEPS>)]
     pub(crate) steps: usize,
 
@@ -81,7 +86,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", default_value = "4", value_parser = count::<1024>)]
     pub(crate) layers: usize,
 
-    /// Width of the model; divisible by --heads
+    /// Width of the model; an even multiple of --heads
     #[arg(long, value_name = "N", default_value = "128", value_parser = count::<65_536>)]
     pub(crate) hidden: usize,
 
@@ -97,7 +102,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", default_value = "12", value_parser = count::<65_536>)]
     pub(crate) batch: usize,
 
-    /// Highest learning rate: reached by a linear warm-up, left on a cosine down to a hundredth
+    /// Highest learning rate, at the end of a linear warm-up; a cosine then lowers it to a hundredth
     #[arg(long, value_name = "RATE", default_value = "1e-3", value_parser = learning_rate, allow_hyphen_values = true)]
     pub(crate) lr: f32,
 
@@ -121,7 +126,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", default_value = "1024", value_parser = count::<1_048_576>)]
     pub(crate) history_len: usize,
 
-    /// Scales are divided by 2^margin: room below the largest FP8 value
+    /// Divide scales by 2^N, which leaves room below the largest FP8 value; -100 to 100
     #[arg(long, value_name = "N", default_value = "0", value_parser = margin)]
     pub(crate) margin: i32,
 }
@@ -133,11 +138,11 @@ pub(crate) enum DeviceName {
     Cuda(usize),
 }
 
-/// Where a training computes, and how it queues its steps.
+/// The device of a training, and how its steps are queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) device: DeviceName,
-    /// As one graph.
+    /// Whether a step is replayed as one CUDA graph.
     pub(crate) graph: bool,
 }
 
@@ -164,7 +169,7 @@ pub(crate) enum FormatName {
 }
 
 impl Settings {
-    /// Every setting as (option name, value), which [`Settings::from_values`] reads back to the same bits.
+    /// Returns every setting as (option name, value). [`Settings::from_values`] reads the same bits back.
     pub(crate) fn values(&self) -> Vec<(&'static str, String)> {
         vec![
             ("steps", self.steps.to_string()),
@@ -183,20 +188,19 @@ impl Settings {
         ]
     }
 
-    /// Settings from stored values; `value` gives the one of an option.
+    /// Parses settings from stored values; `value` returns that of an option.
     pub(crate) fn from_values(value: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
         let defaults = parse_from(["train_gpt"])?.0.settings;
         let mut line = vec!["train_gpt".to_owned()];
         for (option, _) in defaults.values() {
-            let value =
-                value(option).ok_or_else(|| Failure::input(format!("it does not tell its --{option}")))?;
+            let value = value(option).ok_or_else(|| Failure::input(format!("it has no --{option}")))?;
             line.push(format!("--{option}={value}"));
         }
         Ok(parse_from(line)?.0.settings)
     }
 }
 
-/// The options that the command line itself names, as opposed to defaults.
+/// The options that the command line names, as opposed to defaults.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Given(Vec<String>);
 
@@ -239,7 +243,7 @@ where
     Ok(Request::Train(Box::new(options), Given(given)))
 }
 
-/// [`parse`] for a line that asks for a training.
+/// Parses a command line that asks for a training.
 pub(crate) fn parse_from<I, T>(line: I) -> Result<(Options, Given), Failure>
 where
     I: IntoIterator<Item = T>,
@@ -251,7 +255,7 @@ where
     }
 }
 
-/// A clap error as one sentence.
+/// Turns an error of clap into one sentence.
 fn sentence(error: &clap::Error) -> String {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.as_str(),
@@ -308,8 +312,8 @@ fn learning_rate(text: &str) -> Result<f32, String> {
 
 fn margin(text: &str) -> Result<i32, String> {
     match text.parse::<i32>() {
-        Ok(margin) if (-64..=64).contains(&margin) => Ok(margin),
-        _ => Err("must be a whole number from -64 to 64".to_owned()),
+        Ok(margin) if (-100..=100).contains(&margin) => Ok(margin),
+        _ => Err("must be a whole number from -100 to 100".to_owned()),
     }
 }
 
@@ -330,7 +334,7 @@ impl fmt::Display for DeviceName {
     }
 }
 
-/// The name clap gave the variant, so that what is printed parses.
+/// Prints the name that clap parses.
 macro_rules! display_as_option {
     ($($name:ty),*) => {$(
         impl fmt::Display for $name {

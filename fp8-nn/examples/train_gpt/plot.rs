@@ -1,132 +1,263 @@
-//! Line charts and bars as inline SVG that follows the page's colours and width.
+//! Line charts as HTML: the lines are inline SVG that stretches with the page, the labels are text beside it. So lines
+//! and letters have the same size on a wide screen and on a narrow one.
+
+mod axis;
 
 use std::fmt::Write as _;
 use std::ops::Range;
 
-use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
-use plotters::prelude::*;
+use crate::page::escape;
+use axis::{Axis, short};
 
-use crate::telemetry::SlotState;
+/// The SVG's own units; the page stretches them.
+const SIZE: (f64, f64) = (1000.0, 300.0);
 
-/// Colours that read on light and on dark ground.
-pub(crate) const PALETTE: [&str; 6] = ["#3b82f6", "#f97316", "#10b981", "#d946ef", "#eab308", "#64748b"];
-
-/// Stands for the text colour of the page until the SVG is finished.
-const INK: RGBColor = RGBColor(1, 2, 3);
-const INK_HEX: &str = "#010203";
-
-const SIZE: (u32, u32) = (960, 340);
-
-/// More points than pixels only make the file larger.
+/// A longer line is thinned: more points than pixels only make the file larger.
 const MAX_POINTS: usize = 1000;
+
+/// Colours of the page's style sheet, which has a light and a dark variant of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Color {
+    Blue,
+    Orange,
+    Green,
+    Purple,
+    Ochre,
+    Grey,
+}
+
+impl Color {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Blue, Self::Orange, Self::Green, Self::Purple, Self::Ochre, Self::Grey];
+
+    /// A CSS value.
+    pub(crate) fn css(self) -> String {
+        format!("var(--c{})", self as usize)
+    }
+}
 
 /// One line of a chart.
 #[derive(Debug, Clone)]
 pub(crate) struct Series {
     pub(crate) name: String,
-    pub(crate) color: &'static str,
+    pub(crate) color: Color,
     pub(crate) points: Vec<(f64, f64)>,
-    pub(crate) weight: Weight,
+    pub(crate) style: Style,
 }
 
-/// How a line is drawn.
+/// How a line is drawn, from back to front.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Weight {
-    /// Behind the others, without an entry in the legend.
+pub(crate) enum Style {
+    /// Thin and pale, without an entry in the legend.
     Faint,
-    /// Wide enough to be seen under another line.
+    /// Dashed, for a constant.
+    Reference,
+    /// Wide enough to be seen below another line.
     Wide,
     Normal,
+    /// Thin and dashed between dots that are large enough to be seen below others.
+    WideDots,
+    /// Thin and dashed between dots.
+    Dots,
+}
+
+impl Style {
+    /// The class of the style sheet.
+    fn class(self) -> &'static str {
+        match self {
+            Self::Faint => "faint",
+            Self::Reference => "reference",
+            Self::Wide => "wide",
+            Self::Normal => "normal",
+            Self::WideDots => "wide-dots",
+            Self::Dots => "dots",
+        }
+    }
+}
+
+/// How values are placed on the vertical axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scale {
+    Linear,
+    FromZero,
+    Logarithmic,
+}
+
+/// Steps at which something happened that has no value, shown as ticks along the upper edge.
+#[derive(Debug, Clone)]
+pub(crate) struct Events {
+    pub(crate) name: String,
+    pub(crate) color: Color,
+    pub(crate) steps: Vec<f64>,
 }
 
 /// A line chart over steps.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
+    /// What the vertical axis shows, with its unit.
     pub(crate) y: &'static str,
-    pub(crate) logarithmic: bool,
+    pub(crate) scale: Scale,
+    /// The vertical axis covers no more than this, however large or small a value is.
+    pub(crate) limits: Range<f64>,
     pub(crate) series: Vec<Series>,
+    pub(crate) events: Vec<Events>,
 }
 
 impl Chart {
-    /// A figure with legend and SVG; a sentence where there is nothing to draw.
-    pub(crate) fn html(&self) -> Result<String, String> {
-        let points = || self.series.iter().flat_map(|series| &series.points);
-        if points().count() == 0 {
-            return Ok("<p class=\"note\">No values were recorded.</p>\n".to_owned());
-        }
-        let bounds = |value: fn(&(f64, f64)) -> f64| {
-            let (low, high) = (f64::INFINITY, f64::NEG_INFINITY);
-            points().map(value).fold((low, high), |(low, high), value| (low.min(value), high.max(value)))
-        };
-        let ((first, last), (low, high)) = (bounds(|point| point.0), bounds(|point| point.1));
-        let steps = first..last.max(first + 1.0);
-        let svg = if self.logarithmic {
-            self.svg(steps, (low / 1.5..high * 1.5).log_scale())
-        } else {
-            let margin = ((high - low) * 0.06).max(high.abs() * 1e-6).max(1e-9);
-            self.svg(steps, low - margin..high + margin)
-        };
-        let mut html = "<figure>\n<figcaption class=\"legend\">".to_owned();
-        for series in self.series.iter().filter(|series| series.weight != Weight::Faint) {
-            let (color, name) = (series.color, escape(&series.name));
-            let _ = write!(html, "<span><i style=\"background:{color}\"></i>{name}</span>");
-        }
-        Ok(html + "</figcaption>\n" + &svg? + "\n</figure>\n")
+    /// A chart without limits and events.
+    pub(crate) fn new(y: &'static str, scale: Scale, series: Vec<Series>) -> Self {
+        Self { y, scale, limits: f64::NEG_INFINITY..f64::INFINITY, series, events: Vec::new() }
     }
 
-    fn svg<Y>(&self, steps: Range<f64>, values: Y) -> Result<String, String>
-    where
-        Y: AsRangedCoord<Value = f64>,
-        Y::CoordDescType: ValueFormatter<f64>,
-    {
-        let mut svg = String::new();
-        let draw = |svg: &mut String| -> Result<(), Box<dyn std::error::Error>> {
-            let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
-            let mut chart = ChartBuilder::on(&area)
-                .margin(8)
-                .margin_right(20)
-                .x_label_area_size(44)
-                .y_label_area_size(76)
-                .build_cartesian_2d(steps, values)?;
-            chart
-                .configure_mesh()
-                .x_desc("step")
-                .y_desc(self.y)
-                .x_label_formatter(&|step| format!("{step:.0}"))
-                .y_label_formatter(&|value| short(*value))
-                .label_style(("sans-serif", 13, &INK))
-                .axis_desc_style(("sans-serif", 14, &INK))
-                .axis_style(INK.mix(0.5))
-                .bold_line_style(INK.mix(0.12))
-                .light_line_style(INK.mix(0.0))
-                .max_light_lines(1)
-                .draw()?;
-            for series in &self.series {
-                let (opacity, width) = match series.weight {
-                    Weight::Faint => (0.28, 1),
-                    Weight::Wide => (0.7, 5),
-                    Weight::Normal => (1.0, 2),
-                };
-                let style = rgb(series.color).mix(opacity).stroke_width(width);
-                chart.draw_series(LineSeries::new(thinned(&series.points), style))?;
-                // A line of one point would not be seen.
-                if let [point] = series.points[..] {
-                    chart.draw_series([Circle::new(point, 3, style.filled())])?;
-                }
-            }
-            area.present()?;
-            Ok(())
+    /// Returns a figure, or a sentence if there is nothing to draw.
+    pub(crate) fn html(mut self) -> String {
+        let logarithmic = self.scale == Scale::Logarithmic;
+        self.events.retain(|events| !events.steps.is_empty());
+        let shown = |value: f64| value.is_finite() && (!logarithmic || value > 0.0);
+        let all = || self.series.iter().flat_map(|series| &series.points).filter(move |point| shown(point.1));
+        if all().count() == 0 {
+            return "<p class=\"note\">No values were recorded.</p>\n".to_owned();
+        }
+        let within = |value: &f64| self.limits.start <= *value && *value <= self.limits.end;
+        let (low, high) = bounds(all().map(|point| point.1.clamp(self.limits.start, self.limits.end)));
+        let y = match self.scale {
+            Scale::Linear => Axis::linear(low, high, 0.06),
+            Scale::FromZero => Axis::from_zero(high),
+            Scale::Logarithmic => Axis::logarithmic(low, high),
         };
-        draw(&mut svg).map_err(|error| format!("drawing a chart: {error}"))?;
-        // Inline SVG needs no namespace; its size comes from the page.
-        let svg = svg.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "").replace(INK_HEX, "currentColor");
-        let size = format!("width=\"{}\" height=\"{}\" ", SIZE.0, SIZE.1);
-        Ok(svg.replacen(&size, &format!("role=\"img\" aria-label=\"{} over steps\" ", self.y), 1))
+        let beyond = all().filter(|point| !within(&point.1)).count();
+        let events = self.events.iter().flat_map(|events| &events.steps).copied();
+        let (first, last) = bounds(all().map(|point| point.0).chain(events));
+        let x = Axis::whole(first, last);
+        // Lines drawn last are on top.
+        self.series.sort_by_key(|series| series.style);
+
+        let mut html = String::from("<figure>\n");
+        html += &self.legend();
+        let _ = writeln!(html, "<div class=\"y-name\">{}</div>", self.y);
+        let _ = writeln!(html, "<div class=\"plot\" role=\"img\" aria-label=\"{} over steps\">", self.y);
+        html += &labels("ys", "top", &y.ticks(), |value| 1.0 - y.place(value));
+        html += &self.svg(&x, &y);
+        html += &labels("xs", "left", &x.ticks(), |value| x.place(value));
+        html += "</div>\n<div class=\"x-name\">step</div>\n";
+        if beyond > 0 {
+            let what = if beyond == 1 { "value is" } else { "values are" };
+            let _ = writeln!(html, "<p class=\"note\">{beyond} {what} beyond the axis.</p>");
+        }
+        html + "</figure>\n"
+    }
+
+    fn legend(&self) -> String {
+        let mut html = String::from("<figcaption class=\"legend\">");
+        let mut entry = |class: &str, color: Color, name: &str| {
+            let (color, name) = (color.css(), escape(name));
+            let _ = write!(html, "<span><i class=\"{class}\" style=\"--c:{color}\"></i>{name}</span>");
+        };
+        for series in self.series.iter().filter(|series| series.style != Style::Faint) {
+            entry(series.style.class(), series.color, &series.name);
+        }
+        for events in &self.events {
+            entry("event", events.color, &events.name);
+        }
+        html + "</figcaption>\n"
+    }
+
+    fn svg(&self, x: &Axis, y: &Axis) -> String {
+        let (width, height) = SIZE;
+        let place = |(step, value): (f64, f64)| (x.place(step) * width, (1.0 - y.place(value)) * height);
+        let mut svg = format!(
+            "<svg viewBox=\"0 0 {width} {height}\" preserveAspectRatio=\"none\">\n<path class=\"grid\" d=\""
+        );
+        for tick in y.ticks() {
+            let _ = write!(svg, "M0 {:.1}H{width}", (1.0 - y.place(tick)) * height);
+        }
+        svg += "\"/>\n";
+        for series in &self.series {
+            let line = path(&thinned(&series.points), place);
+            let (class, color) = (series.style.class(), series.color.css());
+            let _ = writeln!(svg, "<path class=\"{class}\" stroke=\"{color}\" d=\"{line}\"/>");
+            let dotted = matches!(series.style, Style::WideDots | Style::Dots);
+            if dotted || finite(&series.points).count() == 1 {
+                let dots: String = finite(&series.points).map(|&point| dot(place(point))).collect();
+                let _ = writeln!(svg, "<path class=\"points {class}\" stroke=\"{color}\" d=\"{dots}\"/>");
+            }
+        }
+        for events in &self.events {
+            let ticks: String =
+                events.steps.iter().map(|&step| format!("M{:.1} 0V18", x.place(step) * width)).collect();
+            let _ = writeln!(svg, "<path class=\"event\" stroke=\"{}\" d=\"{ticks}\"/>", events.color.css());
+        }
+        svg + "</svg>\n"
     }
 }
 
-/// A centred moving average over a twentieth of the points, narrower at the ends: what noise hides.
+/// Values as dots on one horizontal axis, each group of them in a row of its own.
+pub(crate) fn strip(unit: &str, rows: &[(&str, Color, Vec<f64>)]) -> String {
+    let all = || rows.iter().flat_map(|(_, _, values)| values).copied();
+    let (low, high) = bounds(all().chain([0.0]));
+    let axis = Axis::linear(low, high, 0.12);
+    let mut html = format!("<div class=\"strip\" role=\"img\" aria-label=\"{unit}\">\n");
+    for (name, color, values) in rows {
+        let dots: String = values.iter().map(|&value| dot((axis.place(value) * SIZE.0, 10.0))).collect();
+        let zero = axis.place(0.0) * SIZE.0;
+        let _ = writeln!(
+            html,
+            "<div class=\"name\">{name}</div><svg viewBox=\"0 0 {} 20\" preserveAspectRatio=\"none\">\
+             <path class=\"grid\" d=\"M0 10H{}\"/><path class=\"axis\" d=\"M{zero:.1} 0V20\"/>\
+             <path class=\"points\" stroke=\"{}\" d=\"{dots}\"/></svg>",
+            SIZE.0,
+            SIZE.0,
+            color.css()
+        );
+    }
+    html += &labels("xs", "left", &axis.ticks(), |value| axis.place(value));
+    let _ = writeln!(html, "<div class=\"x-name\">{unit}</div>\n</div>");
+    html
+}
+
+/// Labels along one edge of a plot.
+fn labels(class: &str, edge: &str, ticks: &[f64], place: impl Fn(f64) -> f64) -> String {
+    let mut html = format!("<div class=\"{class}\">");
+    for &tick in ticks {
+        let _ = write!(html, "<span style=\"{edge}:{:.2}%\">{}</span>", 100.0 * place(tick), short(tick));
+    }
+    html + "</div>\n"
+}
+
+/// The smallest and the largest value.
+fn bounds(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
+}
+
+fn finite(points: &[(f64, f64)]) -> impl Iterator<Item = &(f64, f64)> {
+    points.iter().filter(|point| point.1.is_finite())
+}
+
+/// A line through the points that is interrupted wherever a point has no place.
+fn path(points: &[(f64, f64)], place: impl Fn((f64, f64)) -> (f64, f64)) -> String {
+    let (mut text, mut pen_down) = (String::new(), false);
+    for &point in points {
+        let (x, y) = place(point);
+        if !y.is_finite() {
+            pen_down = false;
+            continue;
+        }
+        // Far beyond the edge is as good as infinitely far.
+        let _ = write!(text, "{}{x:.1} {:.1}", if pen_down { 'L' } else { 'M' }, y.clamp(-1e4, 1e4));
+        pen_down = true;
+    }
+    text
+}
+
+/// A line of no length, which round caps make a dot.
+fn dot((x, y): (f64, f64)) -> String {
+    if y.is_finite() { format!("M{x:.1} {y:.1}h0") } else { String::new() }
+}
+
+/// A moving average over a twentieth of the points, centred, and narrower at the ends. Points without a finite value
+/// are left out.
 pub(crate) fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let points: Vec<(f64, f64)> = finite(points).copied().collect();
     let half = points.len() / 40;
     let sums: Vec<f64> = std::iter::once(0.0)
         .chain(points.iter().scan(0.0, |sum, point| {
@@ -141,115 +272,67 @@ pub(crate) fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     average.collect()
 }
 
-/// Every `n`th point, and the last.
-fn thinned(points: &[(f64, f64)]) -> impl Iterator<Item = (f64, f64)> {
-    let every = points.len().div_ceil(MAX_POINTS).max(1);
-    let kept =
-        points.iter().enumerate().filter(move |(index, _)| index % every == 0 || index + 1 == points.len());
-    kept.map(|(_, &point)| point)
-}
-
-fn rgb(hex: &str) -> RGBColor {
-    let value = u32::from_str_radix(hex.trim_start_matches('#'), 16).unwrap_or(0x80_80_80);
-    let [_, red, green, blue] = value.to_be_bytes();
-    RGBColor(red, green, blue)
-}
-
-/// A number in few characters.
-fn short(value: f64) -> String {
-    let size = value.abs();
-    if value == 0.0 {
-        "0".to_owned()
-    } else if (1e-2..1e5).contains(&size) {
-        let text = format!("{value:.3}");
-        text.trim_end_matches('0').trim_end_matches('.').to_owned()
-    } else {
-        let text = format!("{value:.1e}");
-        text.replace(".0e", "e")
+/// At most [`MAX_POINTS`] points: of each group of neighbours the smallest and the largest, so that every peak remains,
+/// and those without a finite value, so that gaps remain.
+fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    if points.len() <= MAX_POINTS {
+        return points.to_vec();
     }
-}
-
-/// A share as a percentage.
-pub(crate) fn percent(share: f64) -> String {
-    match share * 100.0 {
-        0.0 => "0".to_owned(),
-        percent if percent < 1e-4 => "<0.0001".to_owned(),
-        percent if percent < 0.1 => format!("{percent:.4}"),
-        percent => format!("{percent:.2}"),
+    let group = points.len().div_ceil(MAX_POINTS / 2);
+    let mut kept = Vec::with_capacity(MAX_POINTS);
+    for group in points.chunks(group) {
+        let by_value = |index: &usize, other: &usize| group[*index].1.total_cmp(&group[*other].1);
+        let ends = [(0..group.len()).min_by(by_value), (0..group.len()).max_by(by_value)];
+        let mut ends: Vec<usize> = ends.into_iter().flatten().collect();
+        ends.sort_unstable();
+        ends.dedup();
+        kept.extend(ends.into_iter().map(|index| group[index]));
     }
-}
-
-/// Saturated and underflowed shares of every slot as pairs of bars, each kind on its own scale.
-pub(crate) fn bars(slots: &[&SlotState]) -> String {
-    const ROW: usize = 22;
-    type Share = fn(&SlotState) -> f64;
-    let most = |share: Share| slots.iter().map(|slot| share(slot)).fold(0.0, f64::max);
-    let columns: [(&str, &str, Share, usize); 2] = [
-        ("saturated, % of values", PALETTE[1], SlotState::saturated_share, 380),
-        ("underflowed to zero, % of values", PALETTE[0], SlotState::underflowed_share, 680),
-    ];
-    let height = ROW * (slots.len() + 1) + 6;
-    let mut svg = format!(
-        "<svg viewBox=\"0 0 960 {height}\" role=\"img\" aria-label=\"saturation and underflow per slot\" \
-         font-size=\"12.5\" fill=\"currentColor\">\n"
-    );
-    for (title, _, _, x) in columns {
-        let _ = writeln!(svg, "<text x=\"{x}\" y=\"14\" font-weight=\"600\">{title}</text>");
-    }
-    for (index, slot) in slots.iter().enumerate() {
-        let y = ROW * (index + 1) + 4;
-        let _ = write!(svg, "<text x=\"0\" y=\"{}\">{}</text>", y + 12, escape(&slot.name));
-        for (_, color, share, x) in columns {
-            let value = share(slot);
-            let width = 190.0 * value / most(share).max(f64::MIN_POSITIVE);
-            let _ = write!(
-                svg,
-                "<rect x=\"{x}\" y=\"{y}\" width=\"190\" height=\"14\" rx=\"3\" opacity=\"0.08\"/>\
-                 <rect x=\"{x}\" y=\"{y}\" width=\"{width:.1}\" height=\"14\" rx=\"3\" fill=\"{color}\"/>\
-                 <text x=\"{}\" y=\"{}\">{}</text>",
-                x + 198,
-                y + 12,
-                percent(value)
-            );
-        }
-        svg.push('\n');
-    }
-    svg + "</svg>\n"
-}
-
-/// Text that HTML shows as it is.
-pub(crate) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    kept
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn chart(points: Vec<(f64, f64)>, logarithmic: bool) -> Chart {
-        let series = Series { name: "a < b".to_owned(), color: PALETTE[0], points, weight: Weight::Normal };
-        Chart { y: "loss", logarithmic, series: vec![series] }
+    fn chart(points: Vec<(f64, f64)>, scale: Scale) -> Chart {
+        let series = Series { name: "a < b".to_owned(), color: Color::Blue, points, style: Style::Normal };
+        Chart::new("loss", scale, vec![series])
     }
 
     #[test]
     fn charts_of_any_size_are_drawn() {
         for count in [0, 1, 2, 5000] {
-            for logarithmic in [false, true] {
+            for scale in [Scale::Linear, Scale::FromZero, Scale::Logarithmic] {
                 let points = (0..count).map(|step| (f64::from(step), 1.0 + f64::from(step % 7))).collect();
-                let html = chart(points, logarithmic).html().unwrap();
+                let html = chart(points, scale).html();
                 assert_eq!(html.contains("<svg"), count > 0);
-                assert!(!html.contains("http") && !html.contains(INK_HEX), "self-contained");
+                assert!(!html.contains("http") && !html.contains("NaN"), "self-contained");
                 assert!(html.len() < 60_000);
             }
         }
+        assert!(chart(vec![(0.0, 1e-38), (1.0, 3e38)], Scale::Logarithmic).html().contains("a &lt; b"));
     }
 
     #[test]
-    fn constant_curves_have_a_range() {
-        for value in [0.0, -3.0, 1e9] {
-            assert!(chart(vec![(0.0, value), (1.0, value)], false).html().unwrap().contains("<svg"));
-        }
-        assert!(chart(vec![(0.0, 1e-38), (1.0, 3e38)], true).html().unwrap().contains("a &lt; b"));
+    fn values_that_are_not_finite_leave_a_gap() {
+        let points =
+            vec![(1.0, 2.0), (2.0, 3.0), (3.0, f64::NAN), (4.0, f64::INFINITY), (5.0, 2.5), (6.0, 2.0)];
+        let html = chart(points, Scale::Linear).html();
+        assert!(!html.contains("NaN") && !html.contains("inf"), "{html}");
+        let line = html.split("class=\"normal\" stroke").nth(1).unwrap();
+        let line = &line[..line.find("/>").unwrap()];
+        assert_eq!((line.matches('M').count(), line.matches('L').count()), (2, 2), "{line}");
+        let none = chart(vec![(1.0, f64::NAN)], Scale::Linear).html();
+        assert!(none.contains("No values were recorded"), "{none}");
+    }
+
+    #[test]
+    fn limits_keep_an_exploding_curve_readable() {
+        let points = vec![(1.0, 5.0), (2.0, 4.0), (3.0, 1e30)];
+        let html = Chart { limits: 0.0..8.0, ..chart(points, Scale::Linear) }.html();
+        assert!(html.contains(">8</span>") && html.contains("1 value is beyond the axis"), "{html}");
+        assert!(!html.contains("e30"));
     }
 
     #[test]
@@ -261,13 +344,17 @@ mod tests {
         let few = [(1.0, 3.0), (2.0, 4.0)];
         assert_eq!(smoothed(&few), few);
         assert_eq!(smoothed(&[]), []);
+        assert_eq!(smoothed(&[(1.0, f64::NAN), (2.0, 1.0)]), [(2.0, 1.0)]);
     }
 
     #[test]
-    fn numbers_are_short() {
-        let texts: Vec<String> = [0.0, 0.05, 2.5, 448.0, 12_000.0, 1e5, 3.2e-4, -0.5].map(short).into();
-        assert_eq!(texts, ["0", "0.05", "2.5", "448", "12000", "1e5", "3.2e-4", "-0.5"]);
-        let shares: Vec<String> = [0.0, 1e-7, 1e-5, 0.25].map(percent).into();
-        assert_eq!(shares, ["0", "<0.0001", "0.0010", "25.00"]);
+    fn thinning_keeps_peaks_and_gaps() {
+        let mut points: Vec<(f64, f64)> = (0..100_000).map(|step| (f64::from(step), 1.0)).collect();
+        points[54_321].1 = 9.0;
+        points[77_777].1 = f64::NAN;
+        let thin = thinned(&points);
+        assert!(thin.len() <= MAX_POINTS);
+        assert!(thin.contains(&(54_321.0, 9.0)) && thin.iter().any(|point| point.1.is_nan()));
+        assert!(thin.windows(2).all(|pair| pair[0].0 < pair[1].0));
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::config::Config;
-use crate::train::Run;
+use crate::trainer::Run;
 
 /// The progress of one training.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ enum Output {
 }
 
 impl Progress {
-    /// Begins after step `done`.
+    /// Starts to show progress after step `done`.
     pub(crate) fn new(config: &Config, run: Run, done: usize) -> Self {
         let output = match (config.quiet, std::io::stderr().is_terminal()) {
             (true, _) => Output::Nothing,
@@ -38,7 +38,7 @@ impl Progress {
         Self { output, run, first: done, last: config.stop_at, tokens_per_step, start: Instant::now() }
     }
 
-    /// Step `step` is done.
+    /// Shows that `step` is done.
     pub(crate) fn step(&self, step: usize, loss: f32) {
         let message = |progress: &Self| {
             let tokens = ((step - progress.first) * progress.tokens_per_step) as f64;
@@ -51,7 +51,7 @@ impl Progress {
             }
             Output::Lines if self.is_tenth(step) => {
                 let title = self.run.title();
-                // Progress that cannot be shown is no reason to end a training.
+                // Training continues even if stderr is closed.
                 let _ =
                     writeln!(std::io::stderr(), "{title:>14}  step {step}/{}  {}", self.last, message(self));
             }
@@ -59,7 +59,7 @@ impl Progress {
         }
     }
 
-    /// No more steps will come.
+    /// Ends the progress of this training.
     pub(crate) fn finish(&self) {
         if let Output::Bar(bar) = &self.output {
             bar.abandon();

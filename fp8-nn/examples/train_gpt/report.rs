@@ -1,38 +1,50 @@
-//! report.html: one page that needs nothing else.
+//! report.html: one self-contained page.
+
+mod run;
+mod slots;
 
 use std::fmt::Write as _;
 
 use crate::config::Config;
-use crate::plot::{self, Chart, PALETTE, Series, Weight, escape};
+use crate::page::{escape, grouped, section};
+use crate::plot::{self, Chart, Color, Events, Scale, Series, Style};
 use crate::sample::{Sample, printable};
 use crate::summary::Summary;
-use crate::telemetry::{SlotState, Telemetry};
-use crate::train::{Outcome, Run};
-
-/// At most this many slots have bars: those that lose most.
-const MAX_BARS: usize = 64;
+use crate::train::{CURVE_WINDOWS, End, Outcome, Record};
+use crate::trainer::{MAX_GRAD_NORM, Run};
+use crate::verdict;
 
 const STYLE: &str = include_str!("report.css");
 
-/// The page for what was trained.
+/// The difference of the losses is plotted up to this many percent. A training this far behind has failed.
+const MAX_DIFFERENCE: f64 = 25.0;
+
+/// Returns the page for what was trained.
 pub(crate) fn html(
     config: &Config,
     summary: &Summary,
     outcomes: &[Outcome],
     sample: Option<&Sample>,
-) -> Result<String, String> {
+) -> String {
     let mut page = String::from("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
     page += "<meta name=\"color-scheme\" content=\"light dark\">\n<title>train_gpt</title>\n";
     let _ = write!(page, "<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n");
     page += &heading(config, summary);
-    page += &comparison(summary);
-    section(&mut page, "Loss", LOSS_NOTE, &loss_chart(summary, outcomes).html()?);
+    page += &comparison(config, summary);
+    page += &section("Loss", &loss_note(config), &loss_chart(summary, outcomes).html());
     if let Some(difference) = difference_chart(outcomes) {
-        section(&mut page, "Difference", DIFFERENCE_NOTE, &difference.html()?);
+        page += &section("FP8 against high precision", DIFFERENCE_NOTE, &difference.html());
     }
+    page += &pair([
+        section("Gradient norm", &norm_note(), &norm_chart(outcomes).html()),
+        section("Learning rate", RATE_NOTE, &rate_chart(outcomes).html()),
+    ]);
     if let Some(outcome) = outcomes.iter().find(|outcome| outcome.run == Run::Fp8) {
-        page += &slots(&outcome.telemetry)?;
+        page += &pair(slots::lost(&outcome.telemetry));
+        page += &pair(slots::ranges(&outcome.telemetry));
+        page += &slots::bars(&outcome.telemetry);
+        page += &slots::nan(&outcome.telemetry);
     }
     if let Some(sample) = sample {
         let text = format!(
@@ -40,40 +52,28 @@ pub(crate) fn html(
             escape(&printable(&sample.prompt)),
             escape(&printable(&sample.bytes))
         );
-        let note = format!("The {} model goes on from the greyed bytes of the text.", sample.run.title());
-        section(&mut page, "Sample", &note, &text);
+        let note = format!("The grey text is the prompt; the {} model wrote the rest.", sample.run.title());
+        page += &section("Sample", &note, &text);
     }
-    section(&mut page, "Configuration", "", &configuration(summary));
-    page += "</main>\n</body>\n</html>\n";
-    Ok(page)
+    page += &pair([run::facts(summary), run::options(config)]);
+    page + "</main>\n</body>\n</html>\n"
 }
 
-const LOSS_NOTE: &str = "Training loss of each step (faint) and its moving average. Both trainings started from the \
-                         same weights and saw the same batches.";
-const DIFFERENCE_NOTE: &str = "FP8 minus high precision, on the same batch: above zero, FP8 is behind.";
-const AMAX_NOTE: &str = "Largest absolute value of a tensor at each step, for some of the slots.";
-const SCALE_NOTE: &str =
-    "The factor that brings these tensors into the range of their format before the cast.";
-const BARS_NOTE: &str = "Values beyond the largest of the format were set to it; values below half its smallest \
-                         became zero. Each column has its own scale.";
+const DIFFERENCE_NOTE: &str = "How much higher the loss in FP8 is than the loss in high precision, for the same batch \
+                               and the same validation text. Below zero, FP8 is ahead.";
+const RATE_NOTE: &str = "A linear warm-up, then a cosine. It is the same for both trainings.";
 
-const NAN_NOTE: &str = "Tensors that held NaN when they were quantized. NaN is stored as NaN and changes no scale; it spreads \
-                        through every product.";
-
-fn section(page: &mut String, title: &str, note: &str, body: &str) {
-    let _ = writeln!(page, "<section>\n<h2>{title}</h2>");
-    if !note.is_empty() {
-        let _ = writeln!(page, "<p class=\"note\">{note}</p>");
-    }
-    let _ = writeln!(page, "{body}</section>");
+/// Two cards side by side where there is room.
+fn pair(sections: [String; 2]) -> String {
+    format!("<div class=\"pair\">\n{}</div>\n", sections.concat())
 }
 
 fn heading(config: &Config, summary: &Summary) -> String {
     let settings = &config.settings;
     let (title, how) = match summary.fp8_gemms_per_step {
         Some(gemms) => {
-            let how =
-                format!("{} scaling, {} FP8 matrix products a step", summary.recipe, grouped(gemms as u64));
+            let gemms = grouped(gemms as u64);
+            let how = format!("{} scaling, {gemms} FP8 matrix products in a step", summary.recipe);
             ("A GPT trained in high precision and in FP8", how)
         }
         None => ("A GPT trained in high precision", "without FP8".to_owned()),
@@ -85,13 +85,24 @@ fn heading(config: &Config, summary: &Summary) -> String {
         settings.layers,
         grouped(summary.steps as u64),
         grouped((settings.batch * settings.seq) as u64),
-        summary.device,
+        escape(&summary.device),
         escape(&how)
     )
 }
 
-fn comparison(summary: &Summary) -> String {
-    let mut html = String::from("<section>\n<table class=\"numbers\">\n<thead><tr><th></th>");
+/// The verdict, the spread of the training test, and the numbers of both trainings.
+fn comparison(config: &Config, summary: &Summary) -> String {
+    let mut html = String::from("<section>\n");
+    let recipe = config.settings.recipe;
+    let class = if summary.verdict.percent().is_some() { "verdict" } else { "verdict stopped" };
+    let _ = writeln!(html, "<p class=\"{class}\">{}</p>", escape(&summary.verdict.headline()));
+    let _ = writeln!(html, "<p class=\"note\">{}</p>", escape(&summary.verdict.explanation(recipe)));
+    if let Some(percent) = summary.verdict.percent() {
+        let test = ("training test", Color::Grey, verdict::spread(recipe));
+        let rows = [("this run", Color::Orange, vec![percent]), test];
+        html += &plot::strip("held-out loss in FP8, % above high precision", &rows);
+    }
+    html += "<table class=\"numbers\">\n<thead><tr><th></th>";
     for run in [Run::HighPrecision, Run::Fp8] {
         let _ = write!(html, "<th>{}</th>", run.title());
     }
@@ -107,172 +118,164 @@ fn comparison(summary: &Summary) -> String {
     html + "</tbody>\n</table>\n</section>\n"
 }
 
-fn losses(outcome: &Outcome) -> Vec<(f64, f64)> {
-    outcome.records.iter().map(|record| (record.step as f64, f64::from(record.loss))).collect()
+/// (step, value) of every record.
+fn points(outcome: &Outcome, value: impl Fn(&Record) -> f64) -> Vec<(f64, f64)> {
+    outcome.records.iter().map(|record| (record.step as f64, value(record))).collect()
+}
+
+/// (step, loss) wherever the validation text was evaluated.
+fn validation(outcome: &Outcome) -> Vec<(f64, f64)> {
+    let evaluated = |record: &Record| Some((record.step as f64, record.validation_loss?));
+    outcome.records.iter().filter_map(evaluated).collect()
+}
+
+fn color(run: Run) -> Color {
+    match run {
+        Run::HighPrecision => Color::Blue,
+        Run::Fp8 => Color::Orange,
+    }
+}
+
+/// Where the two trainings agree, the wider line shows on both sides of the other.
+fn style(run: Run) -> Style {
+    match run {
+        Run::HighPrecision => Style::Wide,
+        Run::Fp8 => Style::Normal,
+    }
+}
+
+/// The same for points.
+fn dots(run: Run) -> Style {
+    match run {
+        Run::HighPrecision => Style::WideDots,
+        Run::Fp8 => Style::Dots,
+    }
+}
+
+/// The steps at which trainings diverged.
+fn divergences(outcomes: &[Outcome]) -> Vec<Events> {
+    let diverged = outcomes.iter().filter_map(|outcome| match outcome.end {
+        End::Diverged { step, .. } => Some(Events {
+            name: format!("{}: the loss is not finite", outcome.run.title()),
+            color: color(outcome.run),
+            steps: vec![step as f64],
+        }),
+        End::Complete | End::Interrupted { .. } => None,
+    });
+    diverged.collect()
+}
+
+fn loss_note(config: &Config) -> String {
+    let mut note = "Training loss of each step (faint) and its moving average. ".to_owned();
+    if config.eval_every > 0 {
+        let every = match config.eval_every {
+            1 => "after each step".to_owned(),
+            steps => format!("every {} steps", grouped(steps as u64)),
+        };
+        let _ = write!(
+            note,
+            "Validation loss on at most {CURVE_WINDOWS} sequences of the held-out text, {every}; the table above has \
+             the loss on more of them. "
+        );
+    }
+    note + "Both trainings start from the same weights and see the same batches."
 }
 
 fn loss_chart(summary: &Summary, outcomes: &[Outcome]) -> Chart {
     let mut series = Vec::new();
-    for (outcome, color) in outcomes.iter().zip(PALETTE) {
-        let points = losses(outcome);
-        let smoothed = plot::smoothed(&points);
-        let name = outcome.run.title().to_owned();
-        // Where the two agree, the wider line shows on both sides of the other.
-        let weight = if outcome.run == Run::HighPrecision { Weight::Wide } else { Weight::Normal };
-        series.push(Series { name: name.clone(), color, points, weight: Weight::Faint });
-        series.push(Series { name, color, points: smoothed, weight });
+    for outcome in outcomes {
+        let (color, title) = (color(outcome.run), outcome.run.title());
+        let losses = points(outcome, |record| record.loss.into());
+        let (smoothed, name) = (plot::smoothed(&losses), format!("{title}, training"));
+        series.push(Series { name: name.clone(), color, points: losses, style: Style::Faint });
+        series.push(Series { name, color, points: smoothed, style: style(outcome.run) });
+        let (points, name) = (validation(outcome), format!("{title}, validation"));
+        if !points.is_empty() {
+            series.push(Series { name, color, points, style: dots(outcome.run) });
+        }
     }
     let steps = || outcomes.iter().flat_map(|outcome| &outcome.records).map(|record| record.step as f64);
     let ends = [steps().fold(f64::INFINITY, f64::min), steps().fold(0.0, f64::max)];
     if ends[0].is_finite() {
         let points = ends.map(|step| (step, summary.bigram_loss)).to_vec();
-        series.push(Series {
-            name: "bigrams, held-out text".to_owned(),
-            color: PALETTE[5],
-            points,
-            weight: Weight::Normal,
-        });
+        let name = "bigrams, held-out text".to_owned();
+        series.push(Series { name, color: Color::Grey, points, style: Style::Reference });
     }
-    // Lines drawn last lie on top.
-    series.sort_by_key(|series| series.weight);
-    Chart { y: "loss, nats per byte", logarithmic: false, series }
+    // A training that diverges may reach any loss. The axis leaves out a few such losses; if there are many, it becomes
+    // logarithmic.
+    let first = outcomes.iter().filter_map(|outcome| outcome.records.first()).map(|record| record.loss);
+    let highest =
+        first.filter(|loss| loss.is_finite()).fold(summary.bigram_loss, |most, loss| most.max(loss.into()));
+    let limits = 0.0..1.5 * highest;
+    let losses = || outcomes.iter().flat_map(|outcome| &outcome.records).map(|record| f64::from(record.loss));
+    let beyond = losses().filter(|loss| loss.is_finite() && !limits.contains(loss)).count();
+    let many = beyond * 20 > losses().count();
+    let chart =
+        Chart::new("loss, nats per byte", if many { Scale::Logarithmic } else { Scale::Linear }, series);
+    let events = divergences(outcomes);
+    if many { Chart { events, ..chart } } else { Chart { limits, events, ..chart } }
 }
 
-/// None unless both trainings did a step that the other did too.
+/// `None` unless both trainings did a step that the other did, too.
 fn difference_chart(outcomes: &[Outcome]) -> Option<Chart> {
     let [high_precision, fp8] = outcomes else { return None };
-    let mut points = Vec::new();
-    let mut others = high_precision.records.iter().peekable();
-    for record in &fp8.records {
-        while others.next_if(|other| other.step < record.step).is_some() {}
-        if let Some(other) = others.next_if(|other| other.step == record.step) {
-            points.push((record.step as f64, f64::from(record.loss) - f64::from(other.loss)));
-        }
-    }
-    if points.is_empty() {
+    let training = differences(
+        &points(high_precision, |record| record.loss.into()),
+        &points(fp8, |record| record.loss.into()),
+    );
+    if training.is_empty() {
         return None;
     }
-    let name = "moving average".to_owned();
-    let line = Series { name, color: PALETTE[2], points: plot::smoothed(&points), weight: Weight::Normal };
-    let faint = Series { name: String::new(), color: PALETTE[2], points, weight: Weight::Faint };
-    Some(Chart { y: "difference, nats per byte", logarithmic: false, series: vec![faint, line] })
-}
-
-fn slots(telemetry: &Telemetry) -> Result<String, String> {
-    let chart = |y, points: &dyn Fn(usize) -> Vec<(f64, f64)>| {
-        let series = telemetry.chosen().into_iter().zip(PALETTE).map(|(slot, color)| Series {
-            name: telemetry.slots()[slot].name.clone(),
-            color,
-            points: points(slot),
-            weight: Weight::Normal,
-        });
-        Chart { y, logarithmic: true, series: series.collect() }
-    };
-    let mut html = String::new();
-    section(&mut html, "Amax", AMAX_NOTE, &chart("amax", &|slot| telemetry.amaxes(slot)).html()?);
-    section(&mut html, "Scale", SCALE_NOTE, &chart("scale", &|slot| telemetry.scales(slot)).html()?);
-
-    let mut slots: Vec<&SlotState> = telemetry.slots().iter().collect();
-    let all = slots.len();
-    let mut note = BARS_NOTE.to_owned();
-    if telemetry.every() > 1 {
-        let _ = write!(note, " Counted every {} steps.", telemetry.every());
-    }
-    if all > MAX_BARS {
-        let lost = |slot: &SlotState| slot.saturated_share() + slot.underflowed_share();
-        slots.sort_by(|a, b| lost(b).total_cmp(&lost(a)));
-        slots.truncate(MAX_BARS);
-        let _ = write!(note, " The {MAX_BARS} slots of {all} that lose most.");
-    }
-    section(&mut html, "Saturation and underflow", &note, &plot::bars(&slots));
-    if let Some(table) = nan_table(telemetry) {
-        section(&mut html, "NaN", NAN_NOTE, &table);
-    }
-    Ok(html)
-}
-
-/// None unless a tensor held NaN.
-fn nan_table(telemetry: &Telemetry) -> Option<String> {
-    let mut rows = telemetry.with_nan().peekable();
-    rows.peek()?;
-    let mut html = String::from(
-        "<table class=\"numbers\">\n<thead><tr><th>tensor</th><th>NaN</th><th>values</th></tr></thead>\n<tbody>\n",
-    );
-    for SlotState { name, nan, elements, .. } in rows {
-        let (name, nan, elements) = (escape(name), grouped(*nan), grouped(*elements));
-        let _ = writeln!(html, "<tr><th>{name}</th><td>{nan}</td><td>{elements}</td></tr>");
-    }
-    Some(html + "</tbody>\n</table>\n")
-}
-
-fn configuration(summary: &Summary) -> String {
-    let or_none = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());
-    let rows = [
-        ("parameters", grouped(summary.params as u64)),
-        ("layers, hidden, heads", format!("{}, {}, {}", summary.layers, summary.hidden, summary.heads)),
-        ("sequence, batch", format!("{}, {}", summary.seq, summary.batch)),
-        ("steps", format!("{} of {}", summary.steps, summary.total_steps)),
-        ("tokens", grouped(summary.tokens)),
-        ("highest learning rate", summary.lr.to_string()),
-        ("seed", summary.seed.to_string()),
-        ("device, threads", format!("{}, {}", summary.device, summary.threads)),
-        ("dtype", summary.dtype.clone()),
-        ("recipe", summary.recipe.clone()),
-        ("format", or_none(summary.fp8_format.clone())),
-        ("amax history", or_none(summary.fp8_history_len.map(|len| len.to_string()))),
-        ("margin", or_none(summary.fp8_margin.map(|margin| margin.to_string()))),
-        ("text", format!("{}, {} bytes", summary.text, grouped(summary.text_bytes as u64))),
+    let validation = differences(&validation(high_precision), &validation(fp8));
+    let zero = [training[0].0, training[training.len() - 1].0].map(|step| (step, 0.0)).to_vec();
+    let smoothed = plot::smoothed(&training);
+    let name = || "training, moving average".to_owned();
+    let mut series = vec![
+        Series { name: name(), color: Color::Green, points: training, style: Style::Faint },
+        Series { name: name(), color: Color::Green, points: smoothed, style: Style::Normal },
+        Series { name: "equal losses".to_owned(), color: Color::Grey, points: zero, style: Style::Reference },
     ];
-    let mut html = String::from("<table>\n<tbody>\n");
-    for (what, value) in rows {
-        let _ = writeln!(html, "<tr><th>{what}</th><td>{}</td></tr>", escape(&value));
+    if !validation.is_empty() {
+        let name = "validation".to_owned();
+        series.push(Series { name, color: Color::Purple, points: validation, style: Style::Dots });
     }
-    html + "</tbody>\n</table>\n"
+    let chart = Chart::new("difference, % of high precision's loss", Scale::Linear, series);
+    Some(Chart { limits: -MAX_DIFFERENCE..MAX_DIFFERENCE, ..chart })
 }
 
-/// 1234567 as 1,234,567.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
+/// How many percent the second value is above the first, at steps that have both.
+fn differences(high_precision: &[(f64, f64)], fp8: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut others = high_precision.iter().peekable();
+    let mut points = Vec::new();
+    for &(step, loss) in fp8 {
+        while others.next_if(|other| other.0 < step).is_some() {}
+        if let Some(other) = others.next_if(|other| other.0 == step) {
+            points.push((step, 100.0 * (loss / other.1 - 1.0)));
         }
-        text.push(digit);
     }
-    text
+    points
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn norm_note() -> String {
+    format!("Norm of all gradients before they are clipped to {MAX_GRAD_NORM}.")
+}
 
-    #[test]
-    fn tensors_with_nan_are_listed() {
-        let slot = |name: &str, nan| SlotState {
-            name: name.into(),
-            backward: false,
-            amax: 1.0,
-            scale: 2.0,
-            saturated: 0,
-            underflowed: 0,
-            elements: 4096,
-            nan,
-        };
-        let page = |slots| {
-            let mut telemetry = Telemetry::new(1);
-            telemetry.record(1, slots);
-            super::slots(&telemetry).unwrap()
-        };
-        let found = page(vec![slot("fc1.input", 0), slot("fc2.input", 1234)]);
-        assert!(found.contains("<h2>NaN</h2>"), "{found}");
-        assert!(found.contains("<tr><th>fc2.input</th><td>1,234</td><td>4,096</td></tr>"), "{found}");
-        assert!(!found.contains("<tr><th>fc1.input"), "{found}");
-        assert!(!page(vec![slot("fc1.input", 0)]).contains("NaN"));
+fn norm_chart(outcomes: &[Outcome]) -> Chart {
+    let (mut series, mut events) = (Vec::new(), Vec::new());
+    for outcome in outcomes {
+        let (name, color) = (outcome.run.title().to_owned(), color(outcome.run));
+        let points = points(outcome, |record| record.grad_norm.into());
+        let steps = points.iter().filter(|point| !point.1.is_finite()).map(|point| point.0).collect();
+        events.push(Events { name: format!("{name}: not finite, step skipped"), color, steps });
+        series.push(Series { name, color, points, style: style(outcome.run) });
     }
+    Chart { events, ..Chart::new("gradient norm (no unit)", Scale::Logarithmic, series) }
+}
 
-    #[test]
-    fn numbers_are_grouped() {
-        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
-    }
+fn rate_chart(outcomes: &[Outcome]) -> Chart {
+    let longest = outcomes.iter().max_by_key(|outcome| outcome.records.len());
+    let points = longest.map(|outcome| points(outcome, |record| record.lr.into())).unwrap_or_default();
+    let name = "learning rate".to_owned();
+    let line = Series { name, color: Color::Purple, points, style: Style::Normal };
+    Chart::new("learning rate (no unit)", Scale::FromZero, vec![line])
 }

@@ -1,14 +1,14 @@
-//! Text that a trained model makes up.
+//! Text that a trained model generates.
 
 use rand::Rng;
 
 use crate::batches;
 use crate::config::Config;
-use crate::train::{Run, Trainer};
+use crate::trainer::{Run, Trainer};
 
 const TEMPERATURE: f64 = 0.8;
 
-/// Bytes that a model generated, and those it was given to go on from.
+/// Bytes that a model generated, and the prompt before them.
 #[derive(Debug)]
 pub(crate) struct Sample {
     pub(crate) run: Run,
@@ -16,8 +16,8 @@ pub(crate) struct Sample {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Goes on from the first sequence of the held-out text (or, if that is shorter, the last of the whole text), byte
-/// by byte, drawing from the model's distribution at temperature 0.8.
+/// Generates bytes one by one from the model's distribution at temperature 0.8. The prompt is the first sequence of the
+/// held-out text or, if that is shorter, the last sequence of the whole text.
 pub(crate) fn generate<T: Trainer>(config: &Config, run: Run, trainer: &mut T) -> Result<Sample, String> {
     let seq = config.settings.seq;
     let text = config.corpus.bytes();
@@ -32,7 +32,7 @@ pub(crate) fn generate<T: Trainer>(config: &Config, run: Run, trainer: &mut T) -
     Ok(Sample { run, prompt, bytes: all.split_off(seq) })
 }
 
-/// The byte at `point` of 0…1 of the cumulated probabilities.
+/// Returns the byte at `point` (0 to 1) of the cumulative distribution.
 fn draw(scores: &[f32], point: f64) -> Result<u8, String> {
     let highest = f64::from(scores.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let weights: Vec<f64> =
@@ -48,12 +48,12 @@ fn draw(scores: &[f32], point: f64) -> Result<u8, String> {
             return u8::try_from(byte).map_err(|_| format!("the model scores {} bytes", scores.len()));
         }
     }
-    // Rounding left a little of `point`: the most probable byte will do.
+    // Rounding errors left a small rest of `point`: take the most probable byte.
     let most = weights.iter().zip(0_u8..=255).max_by(|a, b| a.0.total_cmp(b.0));
     most.map(|(_, byte)| byte).ok_or_else(|| "the model scores no bytes".to_owned())
 }
 
-/// Bytes as text: valid UTF-8 as it is, line breaks too, everything else as `\xNN` (tabs as `\t`).
+/// Returns bytes as text. Valid UTF-8 and line breaks stay as they are; everything else becomes `\xNN`, and tabs `\t`.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     let mut text = String::new();
     let escape = |text: &mut String, byte: u8| text.push_str(&format!("\\x{byte:02x}"));

@@ -1,17 +1,15 @@
-//! The model in training: all that this program asks of the library, in one place.
+//! The model in training: everything this program uses of the library, in one place.
 
 use std::path::Path;
 
 use fp8_nn::checkpoint;
+use fp8_nn::fp8_kernels::Error as KernelError;
 use fp8_nn::prelude::*;
 
 use crate::batches::{self, Batch};
 use crate::options::{DeviceName, Dtype, FormatName, Place, RecipeName, Settings};
 use crate::telemetry::SlotState;
-use crate::train::{Metadata, Run, StepResult, Trainer};
-
-/// Gradients are scaled down to this norm where theirs is larger.
-const MAX_GRAD_NORM: f32 = 1.0;
+use crate::trainer::{MAX_GRAD_NORM, Metadata, Run, StepResult, Trainer};
 
 /// Model, optimizer, scaling state and recipe of one training.
 #[derive(Debug)]
@@ -23,14 +21,14 @@ pub(crate) struct Session {
     recipe: Recipe,
     autocast: AutocastOptions,
     graph: bool,
-    /// Steps since the start that were not recorded.
+    /// Number of steps that were queued before one was recorded.
     eager_steps: u32,
     recorded: Option<Recorded>,
-    /// What resuming changed about the scaling state, if anything.
+    /// What could not be restored of the scaling state exactly as it was saved, if anything.
     resume_note: Option<String>,
 }
 
-/// A step as a graph, and the tensors that it reads and leaves.
+/// A step as a graph, with the tensors that it reads and writes.
 #[derive(Debug)]
 struct Recorded {
     graph: Graph,
@@ -39,7 +37,7 @@ struct Recorded {
     results: [Tensor; 2],
 }
 
-/// Before one is recorded: kernels are compiled, state is made and scales are calibrated.
+/// Steps before one is recorded. They compile kernels, allocate state and calibrate scales.
 const EAGER_STEPS: u32 = 2;
 
 impl Session {
@@ -56,7 +54,7 @@ impl Session {
             max_seq_length: settings.seq,
             ..Default::default()
         };
-        // The stream that no batch is drawn from.
+        // Batches are drawn from the other streams.
         let mut rng = batches::stream(settings.seed, 0);
         let model = Gpt::new("gpt", &options, &device, &mut rng)?;
         let optimizer = AdamW::new(AdamWOptions::default())?;
@@ -105,7 +103,7 @@ impl Session {
             recorded.graph.replay()?;
             return read(&recorded.results);
         }
-        // A recorded step counts always: it is one and the same.
+        // A recorded step is replayed as it is, so it counts at every step or never.
         self.scaling.set_counting(observed || self.graph);
         let (ids, targets) = self.tensors(batch)?;
         if !self.graph || self.eager_steps < EAGER_STEPS {
@@ -118,7 +116,7 @@ impl Session {
         read(&recorded.results)
     }
 
-    /// Queues a step; answers with the loss and the gradients' norm, when they are there.
+    /// Queues a step and returns its loss and the norm of its gradients, without waiting for them.
     fn queue(&mut self, ids: &Tensor, targets: &Tensor, lr: f32) -> Result<[Tensor; 2]> {
         let mut cx = self.scaling.scope(&self.recipe, &self.autocast)?;
         let (loss, saved) = self.model.loss(&mut cx, ids, targets)?;
@@ -127,7 +125,7 @@ impl Session {
         self.model.loss_backward(&mut cx, saved)?;
         cx.commit()?;
         let grad_norm = clip_grad_norm(&mut self.model, MAX_GRAD_NORM)?;
-        // Gradients without a finite norm change nothing.
+        // The optimizer skips a step whose gradients have no finite norm.
         self.optimizer.step_with_norm(&mut self.model, lr, &grad_norm)?;
         zero_grad(&mut self.model)?;
         Ok([loss, grad_norm])
@@ -140,7 +138,7 @@ impl Session {
         Ok(loss.item()?)
     }
 
-    /// Scores of the byte after `context`.
+    /// Returns the logits of the byte after `context`.
     fn scores(&mut self, context: &[u8]) -> Result<Vec<f32>> {
         let ids = context.iter().map(|&byte| i32::from(byte)).collect();
         let ids = Tensor::from_vec::<i32>(ids, [1, context.len()], &self.device)?;
@@ -150,12 +148,12 @@ impl Session {
     }
 }
 
-/// Waits for the step.
+/// Waits for the step and reads its results.
 fn read([loss, grad_norm]: &[Tensor; 2]) -> Result<StepResult> {
     Ok(StepResult { loss: loss.item()?, grad_norm: grad_norm.item()? })
 }
 
-/// In high precision the recipe is there, and nothing asks it.
+/// Returns the recipe of the settings. High precision has one, too, and does not use it.
 fn recipe(settings: &Settings) -> Recipe {
     let fp8_format = match settings.format {
         FormatName::Hybrid => Format::Hybrid,
@@ -170,9 +168,21 @@ fn recipe(settings: &Settings) -> Recipe {
     }
 }
 
-/// The sentence of an error.
-fn sentence(error: impl std::fmt::Display) -> String {
-    error.to_string()
+/// The message of a library error, in terms of this program's options.
+fn sentence(error: impl Into<Error>) -> String {
+    const LESS: &str = "a smaller --hidden, --layers, --batch or --seq needs less";
+    let error = error.into();
+    match &error {
+        Error::Kernels(KernelError::HostAllocation { bytes, .. }) => {
+            format!("{bytes} bytes of host memory cannot be allocated: {LESS}")
+        }
+        Error::Kernels(KernelError::OutOfMemory { device, requested, free, total }) => {
+            format!(
+                "--device {device}: {requested} bytes cannot be allocated, {free} of {total} are free: {LESS}"
+            )
+        }
+        _ => error.to_string().replace("Device::cpu()", "--device cpu"),
+    }
 }
 
 impl Trainer for Session {
@@ -213,7 +223,7 @@ impl Trainer for Session {
     }
 
     fn slots(&self) -> Result<Vec<SlotState>, String> {
-        // Slots that quantized nothing belong to tensors that this model keeps in high precision.
+        // Slots without values belong to tensors that this model does not quantize.
         let reports = self.scaling.slot_reports().map_err(sentence)?.into_iter();
         let reports = reports.filter(|report| report.elements > 0);
         let states = reports.map(|report| SlotState {
@@ -295,6 +305,19 @@ mod tests {
             assert!(refused.starts_with("nothing was saved: `gpt.blocks.0"), "{refused}");
             assert!(!other.exists());
         }
+    }
+
+    #[test]
+    fn errors_name_the_options_of_this_program() {
+        let error = KernelError::HostAllocation { op: "init", bytes: 99 };
+        let expected = "99 bytes of host memory cannot be allocated: a smaller --hidden, --layers, --batch or --seq needs less";
+        assert_eq!(sentence(error), expected);
+        let error = KernelError::OutOfMemory { device: "cuda:0".into(), requested: 3, free: 1, total: 2 };
+        assert!(sentence(error).starts_with("--device cuda:0: 3 bytes cannot be allocated, 1 of 2 are free"));
+        let error =
+            KernelError::LibraryMissing { library: "x", searched: Vec::new(), remedy: "use Device::cpu()" };
+        let text = sentence(error);
+        assert!(text.ends_with("use --device cpu"), "{text}");
     }
 
     #[test]

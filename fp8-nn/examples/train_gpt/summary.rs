@@ -1,4 +1,4 @@
-//! summary.json, steps.csv, the table on stdout, and the folder they go to.
+//! summary.json, steps.csv, the table on stdout, and the report folder.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -9,18 +9,22 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::failure::Failure;
+use crate::machine::Origin;
 use crate::options::RecipeName;
-use crate::train::{Outcome, Run, Trainer};
+use crate::page::signed;
+use crate::train::Outcome;
+use crate::trainer::{Run, Trainer};
+use crate::verdict::Verdict;
 
 /// The names of the files in the report folder.
 pub(crate) const FILES: [&str; 3] = ["report.html", "steps.csv", "summary.json"];
 
-/// A folder that exists and can be written to.
+/// A report folder that exists and can be written to.
 #[derive(Debug)]
 pub(crate) struct ReportDir(PathBuf);
 
 impl ReportDir {
-    /// Makes the folder where it is missing, and tries to write to it.
+    /// Creates the folder if it is missing, and checks that it can be written to.
     pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
         let refuse = |reason: &dyn std::fmt::Display| {
             Failure::input(format!(
@@ -39,7 +43,7 @@ impl ReportDir {
         }
     }
 
-    /// Writes a file so that at no time a part of it can be seen.
+    /// Writes a file atomically: readers see the old file or the whole new one.
     pub(crate) fn write(&self, name: &str, contents: &str) -> Result<(), Failure> {
         let write = || -> std::io::Result<()> {
             let mut file = AtomicFile::create(&self.0.join(name))?;
@@ -55,15 +59,24 @@ impl ReportDir {
     }
 }
 
-/// summary.json. Under `--recipe none` everything of FP8 is null.
+/// The contents of summary.json. With `--recipe none`, everything about FP8 is null.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Summary {
+    #[serde(flatten)]
+    pub(crate) origin: Origin,
+    /// How the comparison ended.
+    #[serde(skip)]
+    pub(crate) verdict: Verdict,
+    /// The same in a few words.
+    pub(crate) result: String,
+    /// How much higher FP8's held-out loss is, in percent. Null if a training did not complete.
+    pub(crate) fp8_heldout_loss_percent: Option<f64>,
     pub(crate) params: usize,
-    /// Steps that each model has behind it.
+    /// The last step that was done.
     pub(crate) steps: usize,
-    /// Steps of the schedule.
+    /// Number of steps in the schedule.
     pub(crate) total_steps: usize,
-    /// Bytes that each model was trained on so far.
+    /// Number of bytes that each model was trained on until then.
     pub(crate) tokens: u64,
     pub(crate) seed: u64,
     pub(crate) device: String,
@@ -82,12 +95,12 @@ pub(crate) struct Summary {
     pub(crate) fp8_history_len: Option<usize>,
     pub(crate) fp8_margin: Option<i32>,
     pub(crate) fp8_gemms_per_step: Option<usize>,
-    /// Nats per byte, like every loss.
+    /// In nats per byte, like every loss.
     pub(crate) bigram_loss: f64,
     pub(crate) heldout_loss: Both,
-    /// Of the last step's batch.
+    /// The loss of the last step's batch. Null if it is not finite.
     pub(crate) final_loss: Both,
-    /// Steps of this process that changed nothing, because their gradients had no finite norm.
+    /// Steps of this process that changed no weight, because their gradients had no finite norm.
     pub(crate) skipped_steps: Both,
     pub(crate) median_step_ms: Both,
     /// At the median step.
@@ -114,11 +127,18 @@ impl Summary {
         let tokens_per_step = settings.batch * settings.seq;
         let fp8 = settings.recipe != RecipeName::None;
         let delayed = settings.recipe == RecipeName::Delayed;
+        let verdict = Verdict::new(outcomes);
+        let last = outcomes.iter().rev().find_map(|outcome| outcome.records.last());
+        let steps = last.map_or(config.stop_at, |record| record.step);
         Self {
+            origin: Origin::here(),
+            result: verdict.headline(),
+            fp8_heldout_loss_percent: verdict.percent(),
+            verdict,
             params: trainer.parameters(),
-            steps: config.stop_at,
+            steps,
             total_steps: settings.steps,
-            tokens: config.stop_at as u64 * tokens_per_step as u64,
+            tokens: steps as u64 * tokens_per_step as u64,
             seed: settings.seed,
             device: trainer.device(),
             threads: rayon::current_num_threads(),
@@ -137,7 +157,7 @@ impl Summary {
             fp8_margin: delayed.then_some(settings.margin),
             fp8_gemms_per_step: fp8.then(|| trainer.fp8_gemms_per_step()),
             bigram_loss: config.corpus.bigram_loss(),
-            heldout_loss: Both::new(outcomes, |outcome| Some(outcome.held_out_loss)),
+            heldout_loss: Both::new(outcomes, |outcome| outcome.held_out_loss),
             final_loss: Both::new(outcomes, |outcome| {
                 outcome.records.last().map(|last| f64::from(last.loss))
             }),
@@ -154,11 +174,13 @@ impl Summary {
         json.map(|json| json + "\n").map_err(|error| Failure::training(format!("summary.json: {error}")))
     }
 
-    /// The comparison: (what, high precision, FP8).
+    /// Returns the rows of the comparison: what, high precision, FP8.
     pub(crate) fn rows(&self) -> Vec<[String; 3]> {
         let row = |what: &str, both: Both, digits: usize| {
-            let number = |value: Option<f64>| {
-                value.map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
+            let number = |value: Option<f64>| match value {
+                None => "–".to_owned(),
+                Some(value) if value.abs() >= 1e7 => format!("{value:.3e}"),
+                Some(value) => format!("{value:.digits$}"),
             };
             [what.to_owned(), number(both.high_precision), number(both.fp8)]
         };
@@ -175,28 +197,41 @@ impl Summary {
         rows
     }
 
-    /// The comparison for a terminal.
+    /// Returns the comparison for a terminal.
     pub(crate) fn table(&self) -> String {
         let mut text = format!("{:<30}{:>16}{:>16}\n", "", Run::HighPrecision.title(), Run::Fp8.title());
         for [what, high_precision, fp8] in self.rows() {
             text += &format!("{what:<30}{high_precision:>16}{fp8:>16}\n");
         }
-        let _ = writeln!(text, "{:<30}{:>16.4}{:>16}", "bigrams, for comparison", self.bigram_loss, "");
+        let _ = writeln!(text, "{:<30}{:>16.4}", "bigrams, for comparison", self.bigram_loss);
+        if let Some(percent) = self.verdict.percent() {
+            let _ = writeln!(
+                text,
+                "\nIn FP8, the held-out loss is {} % from that of high precision.",
+                signed(percent)
+            );
+        }
         text
     }
 }
 
-/// steps.csv: every step of this process, the losses with all their digits.
+/// Returns steps.csv: every step of this process, with all digits of the losses. The last field is empty where the
+/// validation loss was not evaluated.
 pub(crate) fn steps_csv(outcomes: &[Outcome]) -> String {
-    let mut csv = "run,step,loss,grad_norm,lr,ms\n".to_owned();
+    let mut csv = "run,step,loss,grad_norm,lr,ms,validation_loss\n".to_owned();
     for outcome in outcomes {
         for record in &outcome.records {
             let run = outcome.run.name();
-            // `{}` prints an f32 with as many digits as it takes to read the same f32 back.
+            // `{}` prints as many digits of an f32 as are needed to read the same f32 back.
             let _ = writeln!(
                 csv,
-                "{run},{},{},{},{},{:.3}",
-                record.step, record.loss, record.grad_norm, record.lr, record.ms
+                "{run},{},{},{},{},{:.3},{}",
+                record.step,
+                record.loss,
+                record.grad_norm,
+                record.lr,
+                record.ms,
+                record.validation_loss.map(|loss| loss.to_string()).unwrap_or_default()
             );
         }
     }
@@ -207,7 +242,7 @@ pub(crate) fn steps_csv(outcomes: &[Outcome]) -> String {
 mod tests {
     use super::*;
     use crate::telemetry::Telemetry;
-    use crate::train::Record;
+    use crate::train::{End, Record};
     use std::fs;
 
     #[test]
@@ -215,13 +250,25 @@ mod tests {
         let loss = f32::from_bits(0x4033_3334);
         let outcome = Outcome {
             run: Run::Fp8,
-            records: vec![Record { step: 3, loss, grad_norm: 0.1, lr: 2e-3, ms: 1.23456 }],
+            records: vec![
+                Record { step: 3, loss, grad_norm: 0.1, lr: 2e-3, ms: 1.23456, validation_loss: None },
+                Record {
+                    step: 4,
+                    loss: f32::NAN,
+                    grad_norm: 0.1,
+                    lr: 2e-3,
+                    ms: 1.0,
+                    validation_loss: Some(2.5),
+                },
+            ],
             telemetry: Telemetry::new(0),
-            held_out_loss: 1.0,
+            end: End::Complete,
+            held_out_loss: Some(1.0),
         };
         let csv = steps_csv(&[outcome]);
+        assert_eq!(csv.lines().nth(2), Some("fp8,4,NaN,0.1,0.002,1.000,2.5"));
         let line = csv.lines().nth(1).unwrap();
-        assert_eq!(line, "fp8,3,2.8000002,0.1,0.002,1.235");
+        assert_eq!(line, "fp8,3,2.8000002,0.1,0.002,1.235,");
         assert_eq!(line.split(',').nth(2).unwrap().parse::<f32>().unwrap().to_bits(), loss.to_bits());
     }
 

@@ -1,6 +1,6 @@
-//! What the quantizer slots of the FP8 training showed: amax and scale over time, and values lost to the format.
+//! The quantizer slots of the FP8 training over time: amax, scale, and how many values saturated or underflowed.
 
-/// About this many steps are observed, spread evenly: few enough to leave the median time of a step alone.
+/// About this many steps are observed, spread evenly. They are few enough not to affect the median time of a step.
 const MAX_SAMPLES: usize = 100;
 
 /// One quantizer slot after a step.
@@ -10,17 +10,17 @@ pub(crate) struct SlotState {
     pub(crate) name: String,
     /// Whether it belongs to the backward pass.
     pub(crate) backward: bool,
-    /// Largest absolute value of the last step; negative or NaN where there was none.
+    /// Largest absolute value of the last step; negative or NaN if there was none.
     pub(crate) amax: f32,
     /// The factor before the cast.
     pub(crate) scale: f32,
     /// Values beyond the format's largest, over the observed steps.
     pub(crate) saturated: u64,
-    /// Values other than zero that became zero, likewise.
+    /// Values other than zero that became zero, over the observed steps.
     pub(crate) underflowed: u64,
-    /// Values quantized, likewise.
+    /// Values quantized, over the observed steps.
     pub(crate) elements: u64,
-    /// NaN values, likewise.
+    /// NaN values, over the observed steps.
     pub(crate) nan: u64,
 }
 
@@ -38,20 +38,46 @@ fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
+/// One slot after an observed step.
+#[derive(Debug, Clone, Copy)]
+struct Point {
+    amax: f32,
+    scale: f32,
+    saturated: u64,
+    underflowed: u64,
+    elements: u64,
+}
+
+/// Which values a format loses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Loss {
+    Saturated,
+    Underflowed,
+}
+
+/// The slots of one kind of tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Kind {
+    /// The last part of their names: `input`, `weight`, `grad_output`.
+    pub(crate) name: String,
+    backward: bool,
+    slots: Vec<usize>,
+}
+
 /// The slots over time.
 #[derive(Debug, Default)]
 pub(crate) struct Telemetry {
     every: usize,
-    /// Steps recorded.
+    /// The observed steps.
     steps: Vec<usize>,
-    /// For each of them (amax, scale) of every slot.
-    values: Vec<Vec<(f32, f32)>>,
-    /// Last state of each slot.
+    /// Every slot after each of them.
+    points: Vec<Vec<Point>>,
+    /// The last state of each slot.
     last: Vec<SlotState>,
 }
 
 impl Telemetry {
-    /// For a training of `steps` steps.
+    /// Prepares for a training of `steps` steps.
     pub(crate) fn new(steps: usize) -> Self {
         Self { every: steps.div_ceil(MAX_SAMPLES).max(1), ..Self::default() }
     }
@@ -63,60 +89,98 @@ impl Telemetry {
 
     pub(crate) fn record(&mut self, step: usize, slots: Vec<SlotState>) {
         self.steps.push(step);
-        self.values.push(slots.iter().map(|slot| (slot.amax, slot.scale)).collect());
+        let point = |slot: &SlotState| Point {
+            amax: slot.amax,
+            scale: slot.scale,
+            saturated: slot.saturated,
+            underflowed: slot.underflowed,
+            elements: slot.elements,
+        };
+        self.points.push(slots.iter().map(point).collect());
         self.last = slots;
     }
 
-    /// Every how many steps one is observed.
+    /// One of this many steps is observed.
     pub(crate) fn every(&self) -> usize {
         self.every
     }
 
-    /// Every slot as the last recorded step left it.
+    /// Returns every slot after the last observed step.
     pub(crate) fn slots(&self) -> &[SlotState] {
         &self.last
     }
 
-    /// The slots that saw NaN.
+    /// Returns the slots that saw NaN.
     pub(crate) fn with_nan(&self) -> impl Iterator<Item = &SlotState> {
         self.last.iter().filter(|slot| slot.nan > 0)
     }
 
-    /// (step, amax) of a slot, where there was an amax above zero.
+    /// Returns (step, amax) of a slot wherever its amax was above zero.
     pub(crate) fn amaxes(&self, slot: usize) -> Vec<(f64, f64)> {
-        self.series(slot, |(amax, _)| amax)
+        self.series(slot, |point| point.amax)
     }
 
-    /// (step, scale) of a slot.
+    /// Returns (step, scale) of a slot.
     pub(crate) fn scales(&self, slot: usize) -> Vec<(f64, f64)> {
-        self.series(slot, |(_, scale)| scale)
+        self.series(slot, |point| point.scale)
     }
 
-    fn series(&self, slot: usize, value: impl Fn((f32, f32)) -> f32) -> Vec<(f64, f64)> {
-        let points = self.steps.iter().zip(&self.values);
+    fn series(&self, slot: usize, value: impl Fn(&Point) -> f32) -> Vec<(f64, f64)> {
+        let points = self.steps.iter().zip(&self.points);
         let points =
-            points.filter_map(|(&step, values)| Some((step as f64, f64::from(value(*values.get(slot)?)))));
+            points.filter_map(|(&step, slots)| Some((step as f64, f64::from(value(slots.get(slot)?)))));
         points.filter(|(_, value)| value.is_finite() && *value > 0.0).collect()
     }
 
-    /// Slots worth a curve, at most six: of each kind of tensor (the last part of a name, and the pass) in the
-    /// order of how many there are, the first and the last in natural order. With few layers these are the ends of
-    /// the model.
-    pub(crate) fn chosen(&self) -> Vec<usize> {
-        let mut kinds: Vec<(&str, bool, Vec<usize>)> = Vec::new();
-        for (index, slot) in self.last.iter().enumerate() {
-            let kind = slot.name.rsplit(['.', '/']).next().unwrap_or_default();
-            match kinds.iter_mut().find(|(name, backward, _)| *name == kind && *backward == slot.backward) {
-                Some((_, _, slots)) => slots.push(index),
-                None => kinds.push((kind, slot.backward, vec![index])),
+    /// Returns (step, percentage) of the values that the slots of a kind lost since the observed step before.
+    pub(crate) fn lost(&self, kind: &Kind, loss: Loss) -> Vec<(f64, f64)> {
+        let mut before = [0, 0];
+        let mut points = Vec::new();
+        for (&step, slots) in self.steps.iter().zip(&self.points) {
+            let mut sums = [0, 0];
+            for point in kind.slots.iter().filter_map(|&slot| slots.get(slot)) {
+                let lost = match loss {
+                    Loss::Saturated => point.saturated,
+                    Loss::Underflowed => point.underflowed,
+                };
+                sums = [sums[0] + lost, sums[1] + point.elements];
+            }
+            let [lost, elements] = [0, 1].map(|index| sums[index].saturating_sub(before[index]));
+            before = sums;
+            if elements > 0 {
+                points.push((step as f64, 100.0 * share(lost, elements)));
             }
         }
-        kinds.sort_by_key(|(_, _, slots)| std::cmp::Reverse(slots.len()));
+        points
+    }
+
+    /// Returns the kinds of tensors, those with the most slots first. The slots of a kind are in natural order.
+    pub(crate) fn kinds(&self) -> Vec<Kind> {
+        let mut kinds: Vec<Kind> = Vec::new();
+        for (index, slot) in self.last.iter().enumerate() {
+            let name = slot.name.rsplit(['.', '/']).next().unwrap_or_default();
+            match kinds.iter_mut().find(|kind| kind.name == name && kind.backward == slot.backward) {
+                Some(kind) => kind.slots.push(index),
+                None => {
+                    let name = name.to_owned();
+                    kinds.push(Kind { name, backward: slot.backward, slots: vec![index] });
+                }
+            }
+        }
+        for kind in &mut kinds {
+            kind.slots.sort_by_key(|&slot| natural(&self.last[slot].name));
+        }
+        kinds.sort_by_key(|kind| std::cmp::Reverse(kind.slots.len()));
+        kinds
+    }
+
+    /// Returns the slots to plot, at most six: the first and the last of each kind. In a model of layers, these are at
+    /// its two ends.
+    pub(crate) fn chosen(&self) -> Vec<usize> {
         let mut chosen = Vec::new();
-        for (_, _, mut slots) in kinds {
-            slots.sort_by_key(|&slot| natural(&self.last[slot].name));
-            chosen.extend(slots.first());
-            chosen.extend(slots.last().filter(|_| slots.len() > 1));
+        for kind in self.kinds() {
+            chosen.extend(kind.slots.first());
+            chosen.extend(kind.slots.last().filter(|_| kind.slots.len() > 1));
         }
         chosen.truncate(6);
         chosen
@@ -161,6 +225,20 @@ mod tests {
         let recorded = (1..=5001).filter(|&step| telemetry.wants(step, 5001)).count();
         assert!((80..=MAX_SAMPLES + 1).contains(&recorded), "{recorded}");
         assert!(telemetry.wants(5001, 5001));
+    }
+
+    #[test]
+    fn lost_values_are_counted_between_observed_steps() {
+        let mut telemetry = Telemetry::new(4);
+        let at = |saturated, elements| SlotState { saturated, elements, ..slot("a.x", false) };
+        for (step, slots) in [(1, [at(1, 100), at(3, 100)]), (3, [at(1, 200), at(5, 200)])] {
+            telemetry.record(step, slots.into());
+        }
+        telemetry.record(4, [at(1, 200), at(5, 200)].into());
+        let kinds = telemetry.kinds();
+        assert_eq!(kinds.len(), 1);
+        assert_eq!(telemetry.lost(&kinds[0], Loss::Saturated), [(1.0, 2.0), (3.0, 1.0)]);
+        assert_eq!(telemetry.lost(&kinds[0], Loss::Underflowed), [(1.0, 2.0), (3.0, 0.0)]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! The last tenth of the bytes is held out: of `n` bytes the first `⌊9n / 10⌋` are trained on. A folder gives all
 //! its files, subfolders and hidden ones included, joined without separator in the order of their paths (compared
-//! component by component); links to folders are not followed, since they may lead in a circle.
+//! component by component). Links to folders are not followed, since they may form a cycle.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ const BUILT_IN_TEXT: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), 
 /// Name of the built-in text in checkpoints and reports.
 const BUILT_IN: &str = "built-in";
 
-/// A text long enough to train on sequences of a given length.
+/// A text that is long enough for sequences of a given length.
 #[derive(Debug, Clone)]
 pub(crate) struct Corpus {
     bytes: Vec<u8>,
@@ -35,7 +35,7 @@ impl Corpus {
         Self::new(bytes, source, seq)
     }
 
-    /// Reads again what [`Corpus::source`] named.
+    /// Reads the text that [`Corpus::source`] named.
     pub(crate) fn reload(source: &str, seq: usize) -> Result<Self, Failure> {
         let path = (source != BUILT_IN).then(|| Path::new(source));
         Self::load(path, seq)
@@ -49,15 +49,14 @@ impl Corpus {
         if !fits(bytes.len()) {
             let needed = (seq..).find(|&len| fits(len)).unwrap_or(usize::MAX);
             return Err(Failure::input(format!(
-                "text {source}: {} bytes are less than one sequence: with --seq {seq}, and a tenth held out, at \
-                 least {needed} are needed",
+                "text {source}: {} bytes are too few: --seq {seq} needs at least {needed}, since a tenth is held out",
                 bytes.len()
             )));
         }
         Ok(Self { bytes, source })
     }
 
-    /// Where the text came from: an absolute path, or the word for the built-in one.
+    /// Where the text came from: an absolute path, or `built-in`.
     pub(crate) fn source(&self) -> &str {
         &self.source
     }
@@ -76,7 +75,7 @@ impl Corpus {
         &self.bytes[split(self.bytes.len())..]
     }
 
-    /// Length and FNV-1a hash of the bytes: whether a checkpoint's text is still the same.
+    /// Returns length and FNV-1a hash of the bytes, to compare the text of a checkpoint with.
     pub(crate) fn fingerprint(&self) -> String {
         let hash = self.bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -187,8 +186,7 @@ mod tests {
         let short = corpus(&[b'x'; 30], 64).unwrap_err();
         assert_eq!(
             short.to_string(),
-            "error: text t: 30 bytes are less than one sequence: with --seq 64, and a tenth held out, at least 73 \
-             are needed"
+            "error: text t: 30 bytes are too few: --seq 64 needs at least 73, since a tenth is held out"
         );
         assert!(corpus(&[b'x'; 72], 64).is_err());
         assert!(corpus(&[b'x'; 73], 64).is_ok());

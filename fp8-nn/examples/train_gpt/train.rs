@@ -1,7 +1,5 @@
 //! One training: the loop over steps, what it records, and how it ends.
 
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -10,94 +8,46 @@ use fp8_nn::CosineSchedule;
 use crate::batches;
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::options::{Place, Settings};
 use crate::progress::Progress;
-use crate::telemetry::{SlotState, Telemetry};
+use crate::telemetry::Telemetry;
+use crate::trainer::{Run, Trainer};
 
-/// Which of the two trainings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Run {
-    HighPrecision,
-    Fp8,
-}
+/// At most this many windows of the held-out text are evaluated after the last step.
+const FINAL_WINDOWS: usize = 256;
 
-impl Run {
-    /// Its name in files and folders.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::HighPrecision => "high_precision",
-            Self::Fp8 => "fp8",
-        }
-    }
-
-    /// Its name in prose.
-    pub(crate) fn title(self) -> &'static str {
-        match self {
-            Self::HighPrecision => "high precision",
-            Self::Fp8 => "FP8",
-        }
-    }
-}
-
-/// Strings that a checkpoint keeps beside its tensors.
-pub(crate) type Metadata = BTreeMap<String, String>;
-
-/// A model in training: what the loop asks of it. An error is one sentence.
-pub(crate) trait Trainer: Sized {
-    /// Initial weights from the seed; for [`Run::Fp8`], with the settings' recipe.
-    fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String>;
-    /// The state that [`Trainer::save`] left in `dir`.
-    fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String>;
-    /// What resuming could not take over as it was saved, in one line; none where all was.
-    fn resume_note(&self) -> Option<&str> {
-        None
-    }
-    /// The strings that [`Trainer::save`] left in `dir`.
-    fn metadata(dir: &Path) -> Result<Metadata, String>;
-    /// Writes everything that decides the next step to `dir`: all of it, or nothing. Refuses a model that is not finite.
-    fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String>;
-    /// One optimizer step; the loss is that of the weights before it. When `observed`, its quantizers count what
-    /// they lose; that takes time and changes no bit.
-    fn step(&mut self, batch: &batches::Batch, lr: f32, observed: bool) -> Result<StepResult, String>;
-    /// Mean loss over the batch; changes nothing that a later step sees.
-    fn evaluate(&mut self, batch: &batches::Batch) -> Result<f32, String>;
-    /// Scores of the 256 values of the byte after `context`; changes nothing that a later step sees.
-    fn next_byte(&mut self, context: &[u8]) -> Result<Vec<f32>, String>;
-    /// The quantizer slots after an observed step, always in the same order; none in high precision.
-    fn slots(&self) -> Result<Vec<SlotState>, String>;
-    /// Where it computes, in words.
-    fn device(&self) -> String;
-    /// Number of parameters.
-    fn parameters(&self) -> usize;
-    /// FP8 matrix products of one training step.
-    fn fp8_gemms_per_step(&self) -> usize;
-}
-
-/// What a step tells.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct StepResult {
-    pub(crate) loss: f32,
-    /// Before clipping.
-    pub(crate) grad_norm: f32,
-}
+/// At most this many windows are evaluated for a point of the validation curve.
+pub(crate) const CURVE_WINDOWS: usize = 48;
 
 /// One line of steps.csv.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Record {
-    /// From 1.
+    /// Counted from 1.
     pub(crate) step: usize,
     pub(crate) loss: f32,
     pub(crate) grad_norm: f32,
     pub(crate) lr: f32,
     pub(crate) ms: f64,
+    /// Loss on a part of the held-out text after this step, if it was evaluated.
+    pub(crate) validation_loss: Option<f64>,
 }
 
-/// A model on its way: how many steps it has behind it.
+/// A model and the number of steps it was trained for.
 #[derive(Debug)]
 pub(crate) struct Journey<T> {
     pub(crate) run: Run,
     pub(crate) trainer: T,
     pub(crate) step: usize,
+}
+
+/// How a training ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum End {
+    /// It did the last step asked for.
+    Complete,
+    /// The loss of this step was not finite.
+    Diverged { step: usize, loss: f64 },
+    /// Ctrl-C came during this step.
+    Interrupted { step: usize },
 }
 
 /// What one training showed.
@@ -106,17 +56,18 @@ pub(crate) struct Outcome {
     pub(crate) run: Run,
     pub(crate) records: Vec<Record>,
     pub(crate) telemetry: Telemetry,
-    /// Nats per byte.
-    pub(crate) held_out_loss: f64,
+    pub(crate) end: End,
+    /// Loss on the held-out text after the last step, in nats per byte. `None` unless the training is complete.
+    pub(crate) held_out_loss: Option<f64>,
 }
 
 impl Outcome {
-    /// Steps that changed nothing: the optimizer leaves everything as it is where gradients have no finite norm.
+    /// Counts the steps that changed no weight: the optimizer skips a step whose gradients have no finite norm.
     pub(crate) fn skipped_steps(&self) -> usize {
         self.records.iter().filter(|record| !record.grad_norm.is_finite()).count()
     }
 
-    /// Median milliseconds of a step; none if there was no step.
+    /// Median milliseconds of a step; `None` if there was no step.
     pub(crate) fn median_step_ms(&self) -> Option<f64> {
         let mut ms: Vec<f64> = self.records.iter().map(|record| record.ms).collect();
         ms.sort_by(f64::total_cmp);
@@ -129,7 +80,7 @@ impl Outcome {
     }
 }
 
-/// The last learning rate as a part of the highest: low enough for both trainings to settle.
+/// The last learning rate as a fraction of the highest, low enough for both trainings to settle.
 const LAST_RATE: f32 = 0.01;
 
 /// A linear warm-up over a tenth of `steps`, at most a hundred, then a cosine from `highest` down to a hundredth of it.
@@ -138,7 +89,8 @@ fn schedule(steps: usize, highest: f32) -> Result<CosineSchedule, String> {
     CosineSchedule::new(highest, warmup as u64, steps as u64, LAST_RATE).map_err(|error| error.to_string())
 }
 
-/// Trains to the last step asked for, saves, and evaluates.
+/// Trains to the last step asked for, saves, and evaluates. A training that diverges or is interrupted returns what it
+/// recorded until then.
 pub(crate) fn train<T: Trainer>(
     config: &Config,
     journey: &mut Journey<T>,
@@ -151,41 +103,61 @@ pub(crate) fn train<T: Trainer>(
     };
     let schedule = schedule(settings.steps, settings.lr).map_err(Failure::training)?;
     let progress = Progress::new(config, run, journey.step);
-    let mut records = Vec::with_capacity(config.stop_at.saturating_sub(journey.step).min(1 << 20));
-    let mut telemetry = Telemetry::new(config.stop_at.saturating_sub(journey.step));
+    let steps = config.stop_at.saturating_sub(journey.step);
+    let validation = batches::held_out(&config.corpus, settings.batch, settings.seq, CURVE_WINDOWS);
+    let mut outcome = Outcome {
+        run,
+        records: Vec::with_capacity(steps.min(1 << 20)),
+        telemetry: Telemetry::new(steps),
+        end: End::Complete,
+        held_out_loss: None,
+    };
     while journey.step < config.stop_at {
         let step = journey.step + 1;
         let batch = batches::training(&config.corpus, settings.seed, step, settings.batch, settings.seq);
         let lr = schedule.lr(step as u64 - 1);
-        let observed = run == Run::Fp8 && telemetry.wants(step, config.stop_at);
+        let observed = run == Run::Fp8 && outcome.telemetry.wants(step, config.stop_at);
         let start = Instant::now();
         let result = journey.trainer.step(&batch, lr, observed).map_err(|error| failed(step, error))?;
         let ms = start.elapsed().as_secs_f64() * 1e3;
-        if !result.loss.is_finite() {
-            let sentence =
-                format!("the loss is {}: training diverged, and a lower --lr may help", result.loss);
-            return Err(failed(step, sentence));
+        let (loss, grad_norm) = (result.loss, result.grad_norm);
+        let mut record = Record { step, loss, grad_norm, lr, ms, validation_loss: None };
+        if !loss.is_finite() {
+            outcome.records.push(record);
+            outcome.end = End::Diverged { step, loss: loss.into() };
+            progress.finish();
+            return Ok(outcome);
         }
         journey.step = step;
-        records.push(Record { step, loss: result.loss, grad_norm: result.grad_norm, lr, ms });
         if observed {
-            telemetry.record(step, journey.trainer.slots().map_err(|error| failed(step, error))?);
+            outcome.telemetry.record(step, journey.trainer.slots().map_err(|error| failed(step, error))?);
         }
-        progress.step(step, result.loss);
+        if config.evaluates(step) {
+            let loss = evaluate(&validation, &mut journey.trainer).map_err(|error| failed(step, error))?;
+            record.validation_loss = Some(loss);
+        }
+        outcome.records.push(record);
+        progress.step(step, loss);
         if interrupt.load(Ordering::Relaxed) {
             progress.finish();
-            return Err(interrupted(config, journey));
+            outcome.end = End::Interrupted { step };
+            return Ok(outcome);
         }
     }
     progress.finish();
     save(config, journey)?;
-    let held_out_loss = evaluate(config, &mut journey.trainer).map_err(|error| {
+    let held_out = batches::held_out(&config.corpus, settings.batch, settings.seq, FINAL_WINDOWS);
+    let loss = evaluate(&held_out, &mut journey.trainer).map_err(|error| {
         Failure::training(format!("held-out loss of the {} training: {error}", run.title()))
     })?;
-    Ok(Outcome { run, records, telemetry, held_out_loss })
+    match loss.is_finite() {
+        true => outcome.held_out_loss = Some(loss),
+        false => outcome.end = End::Diverged { step: journey.step, loss },
+    }
+    Ok(outcome)
 }
 
-/// Saves where the configuration says, if it does.
+/// Saves a checkpoint if the configuration names a folder for it.
 pub(crate) fn save<T: Trainer>(config: &Config, journey: &Journey<T>) -> Result<(), Failure> {
     let Some(folder) = &config.save else { return Ok(()) };
     let dir = folder.join(journey.run.name());
@@ -194,21 +166,35 @@ pub(crate) fn save<T: Trainer>(config: &Config, journey: &Journey<T>) -> Result<
     saved.map_err(|error| Failure::training(format!("saving to {}: {error}", dir.display())))
 }
 
-fn interrupted<T: Trainer>(config: &Config, journey: &Journey<T>) -> Failure {
-    let place = format!("interrupted after step {} of the {} training", journey.step, journey.run.title());
-    match (&config.save, save(config, journey)) {
-        (_, Err(failure)) => failure,
-        (Some(dir), Ok(())) => {
-            Failure::Interrupted(format!("{place}; saved: --resume {} goes on from there", dir.display()))
+/// Turns a training that did not complete into the failure that the program ends with. Saves an interrupted one.
+pub(crate) fn stopped<T: Trainer>(config: &Config, journey: &Journey<T>, end: End) -> Option<Failure> {
+    let title = journey.run.title();
+    match end {
+        End::Complete => None,
+        End::Diverged { step, loss } => Some(Failure::training(format!(
+            "step {step} of the {title} training: the loss is {loss}: training diverged, and a lower --lr may help"
+        ))),
+        End::Interrupted { step } => {
+            let place = format!("interrupted after step {step} of the {title} training");
+            Some(match (&config.save, save(config, journey)) {
+                (_, Err(failure)) => failure,
+                (Some(dir), Ok(())) => {
+                    let dir = dir.display();
+                    Failure::Interrupted(format!("{place}; saved: --resume {dir} continues from there"))
+                }
+                (None, Ok(())) => {
+                    Failure::Interrupted(format!("{place}; nothing is saved without --save DIR"))
+                }
+            })
         }
-        (None, Ok(())) => Failure::Interrupted(format!("{place}; nothing is saved without --save DIR")),
     }
 }
 
-fn evaluate<T: Trainer>(config: &Config, trainer: &mut T) -> Result<f64, String> {
+/// Mean loss over all windows of the batches.
+fn evaluate<T: Trainer>(batches: &[batches::Batch], trainer: &mut T) -> Result<f64, String> {
     let (mut sum, mut windows) = (0.0, 0);
-    for batch in batches::held_out(&config.corpus, config.settings.batch, config.settings.seq) {
-        sum += f64::from(trainer.evaluate(&batch)?) * batch.rows as f64;
+    for batch in batches {
+        sum += f64::from(trainer.evaluate(batch)?) * batch.rows as f64;
         windows += batch.rows;
     }
     Ok(sum / windows as f64)
@@ -240,10 +226,11 @@ mod tests {
             run: Run::Fp8,
             records: ms
                 .iter()
-                .map(|&ms| Record { step: 1, loss: 0.0, grad_norm: 0.0, lr: 0.0, ms })
+                .map(|&ms| Record { step: 1, loss: 0.0, grad_norm: 0.0, lr: 0.0, ms, validation_loss: None })
                 .collect(),
             telemetry: Telemetry::new(0),
-            held_out_loss: 0.0,
+            end: End::Complete,
+            held_out_loss: None,
         };
         assert_eq!(outcome(&[]).median_step_ms(), None);
         assert_eq!(outcome(&[3.0, 1.0, 2.0]).median_step_ms(), Some(2.0));

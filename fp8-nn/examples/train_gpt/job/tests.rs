@@ -51,7 +51,7 @@ impl Place {
 fn a_job_leaves_three_files() {
     let place = Place::new();
     let out = place.run("r", "--steps 40 --sample 30").unwrap();
-    assert!(out.contains("held-out loss") && out.contains("goes on from"), "{out}");
+    assert!(out.contains("held-out loss") && out.contains("The FP8 model continues:"), "{out}");
     let mut files: Vec<String> = fs::read_dir(place.path("r"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -67,7 +67,26 @@ fn a_job_leaves_three_files() {
         assert!(summary[field]["high_precision"].is_f64() && summary[field]["fp8"].is_f64(), "{field}");
     }
     let html = fs::read_to_string(place.path("r").join("report.html")).unwrap();
-    assert_eq!(html.matches("<svg").count(), 5);
+    assert_eq!(html.matches("<svg").count(), 10, "eight charts and a strip of two rows");
+    for title in [
+        "Loss",
+        "Gradient norm",
+        "Learning rate",
+        "Saturation",
+        "Underflow",
+        "Amax",
+        "Scale",
+        "Run",
+        "Options",
+    ] {
+        assert!(html.contains(&format!("<h2>{title}</h2>")), "{title}");
+    }
+    assert!(html.contains("% held-out loss in FP8") && html.contains("−0.14 % and +0.18 %"));
+    assert!(html.contains("high precision, validation"));
+    let origin = crate::machine::Origin::here();
+    assert!(html.contains(&origin.date[..10]) && html.contains(&crate::page::escape(&origin.cpu)));
+    assert!(html.contains("<tr><th>--steps</th><td>40</td><td>command line</td></tr>"));
+    assert!(html.contains("<tr><th>--layers</th><td>4</td><td>default</td></tr>"));
     assert!(!html.contains("http") && !html.contains("src="), "the page needs nothing else");
 }
 
@@ -107,13 +126,54 @@ fn an_interrupted_job_can_be_resumed() {
     let failure = place.run_with("cut", &format!("{shape} --save @/ck"), true).unwrap_err();
     assert_eq!(failure.code(), 130);
     assert!(failure.to_string().contains("after step 1 of the high precision training"), "{failure}");
-    assert!(!place.path("cut/steps.csv").exists());
+    assert_eq!(place.losses("cut").len(), 1);
+    assert!(failure.to_string().contains("report.html shows the steps until then"), "{failure}");
+    let html = fs::read_to_string(place.path("cut/report.html")).unwrap();
+    assert!(html.contains("Interrupted after step 1 of the high precision training"));
+    assert_eq!(place.summary("cut")["steps"], 1);
     place.run_with("rest", "--resume @/ck --sample 0", false).unwrap();
     let whole: Vec<String> =
         place.losses("whole").into_iter().filter(|line| line != &place.losses("whole")[0]).collect();
     assert_eq!(place.losses("rest"), whole);
     let failure = place.run_with("cut", shape, true).unwrap_err();
     assert!(failure.to_string().contains("nothing is saved"), "{failure}");
+}
+
+#[test]
+fn a_training_that_diverges_leaves_a_readable_report() {
+    let place = Place::new();
+    let failure = place.run("d", "--steps 40 --lr 1e5 --eval-every 1").unwrap_err();
+    assert_eq!(failure.code(), 1);
+    let text = failure.to_string();
+    assert!(text.contains("of the high precision training: the loss is"), "{text}");
+    assert!(text.ends_with("report.html shows the steps until then"), "{text}");
+    let records = place.losses("d").len();
+    assert!((2..40).contains(&records), "{records}");
+    let html = fs::read_to_string(place.path("d/report.html")).unwrap();
+    assert!(html.contains(&format!("High precision diverged at step {records}")));
+    assert!(html.contains("the loss is not finite"));
+    for wrong in ["=\"NaN", "NaN%", "inf%", "LNaN", "L-inf", "Linf"] {
+        assert!(!html.contains(wrong), "{wrong}");
+    }
+    let summary = place.summary("d");
+    assert_eq!(summary["result"], format!("High precision diverged at step {records}"));
+    assert!(summary["fp8_heldout_loss_percent"].is_null() && summary["heldout_loss"]["fp8"].is_null());
+}
+
+#[test]
+fn the_validation_loss_is_evaluated_as_often_as_asked() {
+    let place = Place::new();
+    let evaluated = |report: &str, options: &str| -> Vec<usize> {
+        place.run(report, &format!("--steps 10 --recipe none --sample 0 {options}")).unwrap();
+        let csv = fs::read_to_string(place.path(report).join("steps.csv")).unwrap();
+        let steps = csv.lines().skip(1).filter(|line| !line.ends_with(','));
+        steps.map(|line| line.split(',').nth(1).unwrap().parse().unwrap()).collect()
+    };
+    assert_eq!(evaluated("a", "--eval-every 4"), [4, 8, 10]);
+    assert_eq!(evaluated("b", "--eval-every 0"), [] as [usize; 0]);
+    assert_eq!(evaluated("c", ""), (1..=10).collect::<Vec<_>>());
+    assert_eq!(evaluated("e", "--eval-every 99"), [10]);
+    assert_eq!(place.losses("a"), place.losses("b"));
 }
 
 #[test]
@@ -145,7 +205,7 @@ fn checkpoints_that_do_not_fit_are_refused() {
     assert!(refused("--resume @/ck").contains("fp8"));
     place.run("second", "--steps 8 --stop-after 4 --save @/ck2 --seed 3 --sample 0").unwrap();
     copy(&place.path("ck2/fp8"), &place.path("ck/fp8"));
-    assert!(refused("--resume @/ck").contains("of different trainings"));
+    assert!(refused("--resume @/ck").contains("from different trainings"));
 }
 
 fn copy(from: &Path, to: &Path) {

@@ -36,7 +36,7 @@ fn wrong_values_are_refused_in_one_sentence() {
         ("--device gpu", "error: --device gpu: unknown device; the known ones are cpu and cuda:N"),
         ("--device cuda:-1", "error: --device cuda:-1: unknown device; the known ones are cpu and cuda:N"),
         ("--seed -1", "error: --seed -1: must be a whole number from 0 to 18446744073709551615"),
-        ("--margin 65", "error: --margin 65: must be a whole number from -64 to 64"),
+        ("--margin 101", "error: --margin 101: must be a whole number from -100 to 100"),
         ("--stepz 3", "error: unknown option --stepz; did you mean --steps?"),
         ("--zzzzzz", "error: unknown option --zzzzzz; --help lists the options"),
         ("stray", "error: unknown option stray; --help lists the options"),
@@ -77,7 +77,7 @@ fn settings_survive_as_text() {
 
     let without = |name: &str| find(name).filter(|_| name != "margin");
     let failure = Settings::from_values(without).unwrap_err();
-    assert_eq!(failure.to_string(), "error: it does not tell its --margin");
+    assert_eq!(failure.to_string(), "error: it has no --margin");
 }
 
 #[test]

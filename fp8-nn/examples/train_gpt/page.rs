@@ -1,0 +1,66 @@
+//! Pieces of HTML that all parts of the report share.
+
+use std::fmt::Write as _;
+
+/// A card with a title, a note and a body of HTML.
+pub(crate) fn section(title: &str, note: &str, body: &str) -> String {
+    let mut html = format!("<section>\n<h2>{title}</h2>\n");
+    if !note.is_empty() {
+        let _ = writeln!(html, "<p class=\"note\">{note}</p>");
+    }
+    html + body + "</section>\n"
+}
+
+/// Escapes text for HTML.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// Writes 1234567 as 1,234,567.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Writes a share of 0 to 1 as a percentage.
+pub(crate) fn percent(share: f64) -> String {
+    match share * 100.0 {
+        0.0 => "0".to_owned(),
+        percent if percent < 1e-4 => "<0.0001".to_owned(),
+        percent if percent < 0.1 => format!("{percent:.4}"),
+        percent => format!("{percent:.2}"),
+    }
+}
+
+/// Writes a difference in percent with its sign, as `+0.12` or `−0.12`.
+pub(crate) fn signed(percent: f64) -> String {
+    // Zero gets no minus sign, even if it was rounded to zero.
+    let text = format!("{percent:+.2}");
+    match text.as_str() {
+        "-0.00" => "+0.00".to_owned(),
+        _ => text.replace('-', "−"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+
+    #[test]
+    fn percentages_are_short() {
+        assert_eq!([0.0, 1e-7, 1e-5, 0.25].map(percent), ["0", "<0.0001", "0.0010", "25.00"]);
+        assert_eq!([0.123, -0.123, -0.001, 0.0].map(signed), ["+0.12", "−0.12", "+0.00", "+0.00"]);
+    }
+}

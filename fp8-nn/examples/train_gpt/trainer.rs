@@ -1,0 +1,78 @@
+//! What the training loop asks of a model, so that everything around the model can be tested without one.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::batches;
+use crate::options::{Place, Settings};
+use crate::telemetry::SlotState;
+
+/// Which of the two trainings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Run {
+    HighPrecision,
+    Fp8,
+}
+
+impl Run {
+    /// Its name in files and folders.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::HighPrecision => "high_precision",
+            Self::Fp8 => "fp8",
+        }
+    }
+
+    /// Its name in prose.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::HighPrecision => "high precision",
+            Self::Fp8 => "FP8",
+        }
+    }
+}
+
+/// Gradients are scaled down to this norm if theirs is larger.
+pub(crate) const MAX_GRAD_NORM: f32 = 1.0;
+
+/// Strings that a checkpoint stores besides its tensors.
+pub(crate) type Metadata = BTreeMap<String, String>;
+
+/// A model in training. Every error is one sentence.
+pub(crate) trait Trainer: Sized {
+    /// Draws the initial weights from the seed. [`Run::Fp8`] trains with the recipe of the settings.
+    fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String>;
+    /// Loads the state that [`Trainer::save`] wrote to `dir`.
+    fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String>;
+    /// Returns one line about what could not be restored exactly as it was saved, if anything.
+    fn resume_note(&self) -> Option<&str> {
+        None
+    }
+    /// Reads the strings that [`Trainer::save`] wrote to `dir`.
+    fn metadata(dir: &Path) -> Result<Metadata, String>;
+    /// Writes everything that the next step depends on to `dir`, atomically. Refuses a model that is not finite.
+    fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String>;
+    /// Does one optimizer step and returns the loss of the weights before it. If `observed`, the quantizers count
+    /// saturated and underflowed values, which takes time and changes no bit of the results.
+    fn step(&mut self, batch: &batches::Batch, lr: f32, observed: bool) -> Result<StepResult, String>;
+    /// Returns the mean loss over the batch, and changes nothing that a later step reads.
+    fn evaluate(&mut self, batch: &batches::Batch) -> Result<f32, String>;
+    /// Returns the logits of the byte after `context`, and changes nothing that a later step reads.
+    fn next_byte(&mut self, context: &[u8]) -> Result<Vec<f32>, String>;
+    /// Returns the quantizer slots after an observed step, always in the same order. High precision has none.
+    fn slots(&self) -> Result<Vec<SlotState>, String>;
+    /// Names the device, including the GPU's model.
+    fn device(&self) -> String;
+    /// Number of parameters.
+    fn parameters(&self) -> usize;
+    /// Number of FP8 matrix products in a training step.
+    fn fp8_gemms_per_step(&self) -> usize;
+}
+
+/// What a step returns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct StepResult {
+    pub(crate) loss: f32,
+    /// Norm of all gradients before clipping.
+    pub(crate) grad_norm: f32,
+}
