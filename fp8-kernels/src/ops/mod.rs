@@ -5,6 +5,7 @@
 mod accumulate;
 mod activation;
 mod adamw;
+mod adamw_step;
 mod amax;
 mod attention;
 mod cast;
@@ -29,11 +30,13 @@ mod update_scales;
 
 pub use accumulate::accumulate;
 pub use activation::{Activation, activation, activation_backward, activation_backward_quantize_dbias};
+pub(crate) use adamw::Numbers;
 pub use adamw::{
-    AdamWFactors, AdamWGroup, AdamWStep, AdamWTensor, NormCheck, SkippedSteps, adamw, adamw_groups,
-    adamw_many, adamw_many_from,
+    AdamWFactors, AdamWGroup, AdamWTensor, NormCheck, SkippedSteps, adamw, adamw_groups, adamw_many,
+    adamw_many_from,
 };
-pub(crate) use adamw::{Factors, Numbers};
+pub use adamw_step::AdamWStep;
+pub(crate) use adamw_step::Factors;
 pub use amax::amax;
 pub(crate) use attention::Problem;
 pub use attention::{AttentionOptions, AttentionSaved, attention, attention_backward};
