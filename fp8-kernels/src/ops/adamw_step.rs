@@ -2,22 +2,31 @@
 
 use crate::{Error, Result};
 
-/// The numbers of one step.
+/// The numbers of one step of [`adamw`](super::adamw()). The defaults are those of PyTorch's `AdamW`.
+///
+/// The update of a parameter `p` with moments `m` and `v`, in f32, where `g = main_grad · grad_scale` and `t = step`:
+///
+/// 1. `p = p · (1 − lr·weight_decay)`
+/// 2. `m = m + (1 − beta1)·(g − m)` and `v = beta2·v + (1 − beta2)·g²`
+/// 3. `p = p − lr / (1 − beta1ᵗ) · m / (√v / √(1 − beta2ᵗ) + eps)`
+///
+/// The factors that do not depend on the tensors, such as `1 − lr·weight_decay`, are computed in f64 on the host and
+/// rounded to f32 once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWStep {
-    /// Learning rate.
+    /// Learning rate, at least 0. Default: 1e-3.
     pub lr: f32,
-    /// Decay of the first moment, in `[0, 1)`.
+    /// Decay of the first moment, in `[0, 1)`. Default: 0.9.
     pub beta1: f32,
-    /// Decay of the second moment, in `[0, 1)`.
+    /// Decay of the second moment, in `[0, 1)`. Default: 0.999.
     pub beta2: f32,
-    /// Added to the root of the second moment.
+    /// Added to the root of the second moment; at least 0. Default: 1e-8.
     pub eps: f32,
-    /// Decoupled weight decay.
+    /// Decoupled weight decay, at least 0. Default: 0.01.
     pub weight_decay: f32,
-    /// The step's number, from 1 on.
+    /// The number of the step, counted from 1, for the bias corrections. Default: 1.
     pub step: u64,
-    /// Multiplies gradients first: undoes a loss scale, or clips a norm.
+    /// Factor applied to gradients before anything else, to undo a loss scale or to clip a norm. Default: 1.
     pub grad_scale: f32,
 }
 
@@ -28,7 +37,7 @@ impl Default for AdamWStep {
     }
 }
 
-/// What one step multiplies by, in the order in which kernels read it.
+/// The factors of one step, in the order in which kernels read them.
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Factors {
