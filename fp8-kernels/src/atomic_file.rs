@@ -1,8 +1,7 @@
-//! Files that appear whole or not at all, and survive a power failure.
+//! Files that are replaced as a whole or not at all.
 //!
-//! A file is written to a temporary one in the same folder, flushed to disk and renamed. The temporary file's name begins
-//! with [`AtomicFile::PREFIX`], and it is locked as long as its writer lives. So a file with that prefix that is not
-//! locked was left by a program that was killed; the next [`AtomicFile::create`] in the folder removes it.
+//! A temporary file stays locked while its writer lives. So a file with the prefix that is not locked was left by a program
+//! that was killed.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -10,8 +9,12 @@ use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A file on its way to its place: what is written goes to a temporary file until [`commit`](Self::commit). Dropped without
-/// it, the temporary file is removed and the old file, if there is one, stays.
+/// A file that is replaced as a whole or not at all, also if the program is killed or the power fails.
+///
+/// Writes go to a temporary file in the same folder, whose name begins with [`PREFIX`](Self::PREFIX).
+/// [`commit`](Self::commit) flushes it to disk and renames it. If the `AtomicFile` is dropped instead, the temporary file is
+/// removed and the old file, if any, stays. A temporary file that a killed program left is removed by the next
+/// [`create`](Self::create) in the folder.
 ///
 /// ```
 /// use fp8_kernels::AtomicFile;
@@ -31,21 +34,23 @@ pub struct AtomicFile {
     target: PathBuf,
     temporary: PathBuf,
     folder: PathBuf,
-    /// Locked; `None` once it has been closed.
+    /// The temporary file, locked; `None` after it has been closed.
     file: Option<BufWriter<File>>,
 }
 
-/// Bytes that are collected before they are written.
+/// The size of the write buffer in bytes.
 const BUFFER: usize = 1 << 20;
-/// Attempts to find a name that no other writer has.
+/// The number of attempts to find a name that no other writer uses.
 const ATTEMPTS: usize = 100;
 
 impl AtomicFile {
-    /// How the names of temporary files begin.
+    /// The beginning of the names of temporary files.
     pub const PREFIX: &str = ".fp8-partial-";
 
-    /// Starts a file that will be at `path`. Creates its folder if it does not exist, and removes temporary files of
-    /// killed programs from it. Those of programs that are still writing are left alone.
+    /// Creates a temporary file that will replace `path`.
+    ///
+    /// Creates the folder if it does not exist, and removes temporary files of killed programs from it. Those of programs
+    /// that are still writing stay.
     ///
     /// # Errors
     /// A path without a file name; a folder that cannot be created or written to.
@@ -69,7 +74,7 @@ impl AtomicFile {
         Err(io::Error::new(ErrorKind::AlreadyExists, "no name is free for a temporary file"))
     }
 
-    /// A new file, locked; `None` if its name is taken, or if another writer's cleaning was faster than the lock.
+    /// Creates a file and locks it; returns `None` if its name is taken, or if another writer removed it before it was locked.
     fn temporary(folder: &Path, name: &OsStr) -> io::Result<Option<(PathBuf, File)>> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let mut temporary = std::ffi::OsString::from(Self::PREFIX);
@@ -82,24 +87,24 @@ impl AtomicFile {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(None),
             Err(error) => return Err(error),
         };
-        // A file system without locks cannot tell a killed writer's files from a living one's, and nothing is removed there.
+        // On a file system without locks, nothing is removed: a killed writer's files look like a living one's.
         let _ = file.lock();
-        // Whoever removed it held the lock: it is gone for good, or here to stay.
+        // A writer removes a file only while it holds the lock, so from here on the file either is gone or stays.
         Ok(path.exists().then_some((path, file)))
     }
 
-    /// Flushes what was written to disk and puts it in its place, instead of the file that was there before.
+    /// Flushes the file to disk and renames it to its path, where it replaces the old file.
     ///
     /// # Errors
-    /// What was written cannot be flushed or renamed: the old file is untouched. The folder cannot be flushed: the error
-    /// says that the new file is in place.
+    /// The file cannot be flushed or renamed; the old file is unchanged. Or the folder cannot be flushed; the error says that
+    /// the new file is in place.
     pub fn commit(self) -> io::Result<()> {
         self.commit_with(sync_folder)
     }
 
     fn commit_with(mut self, sync_folder: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
         if let Some(mut file) = self.file.take() {
-            // Taken out first, so that the temporary file is removed whatever fails.
+            // Taken out first, so that the temporary file is removed on any failure.
             let written = file.flush().and_then(|()| file.get_ref().sync_all());
             let renamed = written.and_then(|()| fs::rename(&self.temporary, &self.target));
             if let Err(error) = renamed {
@@ -110,15 +115,15 @@ impl AtomicFile {
         }
         sync_folder(&self.folder).map_err(|error| {
             let text = format!(
-                "the new file is whole and in its place, but its folder could not be flushed to disk ({error}): after a \
-                 power failure the old file may be back; save again"
+                "the new file is complete and in place, but its folder could not be flushed to disk ({error}): after a power \
+                 failure, the old file may be back; save again"
             );
             io::Error::new(error.kind(), text)
         })
     }
 
     fn discard(&self) {
-        // Where it cannot be removed now, a later `create` removes it.
+        // If it cannot be removed now, a later `create` removes it.
         let _ = fs::remove_file(&self.temporary);
     }
 }
@@ -136,14 +141,14 @@ impl Write for AtomicFile {
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
-            // What has not been written yet does not have to be.
+            // Discards the buffer without writing it.
             drop(file.into_parts());
             self.discard();
         }
     }
 }
 
-/// Creates `folder` and those above it, and flushes to disk that they exist.
+/// Creates `folder` and its parents, and flushes the new entries to disk.
 fn create_folder(folder: &Path) -> io::Result<()> {
     let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
     let new: Vec<&Path> = folder.ancestors().take_while(missing).collect();
@@ -161,19 +166,19 @@ fn create_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Flushes a folder's list of files to disk. Systems other than Unix have no call for it.
+/// Flushes a folder's entries to disk. Only Unix has a call for it.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }
 
-/// Removes the temporary files that no living program holds. What cannot be removed costs space, and no save.
+/// Removes the temporary files that no running program has locked. Failures are ignored: they cost only disk space.
 fn remove_stale(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let is_temporary = entry.file_name().as_encoded_bytes().starts_with(AtomicFile::PREFIX.as_bytes())
             && entry.file_type().is_ok_and(|kind| kind.is_file());
         if is_temporary {
-            // Held until the file has been removed, so that its writer, if it is just beginning, waits and sees that.
+            // The lock is held until the file is removed, so that a writer that has just created it waits and notices.
             let removed = File::open(entry.path()).map_err(TryLockError::Error).and_then(|file| {
                 file.try_lock()?;
                 fs::remove_file(entry.path()).map_err(TryLockError::Error)
@@ -240,7 +245,7 @@ mod tests {
         fs::write(&path, "old").unwrap();
         let failing = |_: &Path| Err(io::Error::other("the disk is on fire"));
         let error = written(&path, "new").commit_with(failing).unwrap_err().to_string();
-        assert!(error.starts_with("the new file is whole and in its place"), "{error}");
+        assert!(error.starts_with("the new file is complete and in place"), "{error}");
         assert!(
             error.contains("the disk is on fire") && error.contains("the old file may be back"),
             "{error}"

@@ -1,27 +1,38 @@
-//! What a tensor's elements are.
+//! The element types of tensors.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::fmt;
 use std::str::FromStr;
 
-/// Element types of a [`Tensor`](crate::Tensor).
+/// The element type of a [`Tensor`](crate::Tensor), parsed from and displayed as its Rust name.
+///
+/// f32, bf16 and f16 are the *floats* of the operations' documentation. FP8 codes are [`DType::U8`]; their format is the
+/// [`Encoding`](crate::Encoding) of an [`Fp8Tensor`](crate::Fp8Tensor).
+///
+/// ```
+/// use fp8_kernels::DType;
+/// assert_eq!("bf16".parse::<DType>()?, DType::BF16);
+/// assert_eq!(DType::BF16.size(), 2);
+/// assert!(DType::BF16.is_float() && !DType::I32.is_float());
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// IEEE single precision.
+    /// IEEE single precision, 32 bits.
     F32,
-    /// The upper half of an f32.
+    /// bfloat16: 8 exponent bits, as f32, and 7 mantissa bits.
     BF16,
-    /// IEEE half precision.
+    /// IEEE half precision: 5 exponent bits and 10 mantissa bits.
     F16,
-    /// Token ids, targets, lengths.
+    /// 32-bit signed integers, for token ids, targets and lengths.
     I32,
-    /// FP8 codes and masks.
+    /// Bytes, for FP8 codes and masks.
     U8,
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Returns the size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
             Self::F32 | Self::I32 => 4,
@@ -30,12 +41,12 @@ impl DType {
         }
     }
 
-    /// Whether it is one of the three high-precision types.
+    /// Returns true for f32, bf16 and f16.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::BF16 | Self::F16)
     }
 
-    /// `f32`, `bf16`, `f16`, `i32` or `u8`.
+    /// Returns `f32`, `bf16`, `f16`, `i32` or `u8`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -69,14 +80,25 @@ impl FromStr for DType {
     }
 }
 
-/// A Rust type that tensors can hold.
+/// A Rust type that can be an element of a [`Tensor`](crate::Tensor): f32, [`bf16`], [`f16`], i32 or u8.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Element, Tensor, bf16};
+/// fn first<T: Element>(x: &Tensor) -> fp8_kernels::Result<Option<T>> {
+///     Ok(x.to_vec::<T>()?.first().copied())
+/// }
+/// assert_eq!(bf16::DTYPE, DType::BF16);
+/// let x = Tensor::from_vec(vec![bf16::ONE], [1], &Device::cpu())?;
+/// assert_eq!(first::<bf16>(&x)?, Some(bf16::ONE));
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub trait Element: sealed::Sealed + bytemuck::Pod + Default + PartialEq + Send + Sync + fmt::Debug {
-    /// Its tag.
+    /// The type as a value.
     const DTYPE: DType;
 }
 
-/// An [`Element`] with a value in f32, exact; and the nearest one to an f32, ties to even. Whole slices, of one length, go
-/// through vectors.
+/// An [`Element`] that is converted to f32 exactly and from f32 to the nearest value, ties to even. The methods convert slices
+/// of equal length with vector instructions.
 pub(crate) trait Float: Element + fp8_format::slice::Source {
     #[inline(always)]
     fn widen(data: &[Self], out: &mut [f32]) {
@@ -93,7 +115,7 @@ pub(crate) mod sealed {
     use crate::backend::cpu::Buffer;
     use std::sync::Arc;
 
-    #[expect(unnameable_types, reason = "so that nobody else implements Element")]
+    #[expect(unnameable_types, reason = "so that other crates cannot implement Element")]
     pub trait Sealed: Sized {
         fn wrap(data: Arc<Vec<Self>>) -> Buffer;
         fn unwrap(buffer: &Buffer) -> Option<&Arc<Vec<Self>>>;
@@ -134,7 +156,7 @@ element!(u8, U8);
 impl Float for f32 {}
 
 impl Float for bf16 {
-    /// Without branches; a NaN stays one.
+    /// Rounds without branches, so that the loop is vectorized; NaN stays NaN.
     #[inline(always)]
     fn round(values: &[f32], out: &mut [Self]) {
         for (o, v) in out.iter_mut().zip(values) {
@@ -146,7 +168,7 @@ impl Float for bf16 {
     }
 }
 
-// half looks for the CPU's instructions once a call: here once a slice.
+// `half` detects the CPU's instructions at each call, so this converts a whole slice per call.
 impl Float for f16 {
     fn widen(data: &[Self], out: &mut [f32]) {
         data.convert_to_f32_slice(out);

@@ -1,19 +1,31 @@
-//! What can go wrong, with the numbers, and what would be right.
+//! The errors of this crate.
 
 use crate::{DType, Encoding, Shape, UNSET};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Every error of this crate. `op` is the operation's name.
+/// An error of this crate.
+///
+/// The text says which operation failed, what was wrong, with the numbers, and what would be right. `op` is the name of the
+/// operation.
+///
+/// ```
+/// use fp8_kernels::{Device, Error, Tensor, ops};
+/// let x = Tensor::from_vec(vec![1.0f32; 6], [2, 3], &Device::cpu())?;
+/// let error = ops::split(&x, &[1, 1]).unwrap_err();
+/// assert_eq!(error.to_string(), "split: shape [2, 3]: sizes [1, 1] add up to 2: expected 3, the last dimension");
+/// assert!(matches!(error, Error::Shape { op: "split", .. }));
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Shapes that do not fit each other.
+    /// Two shapes do not match.
     #[error("{op}: {what}: got {lhs} and {rhs}: {remedy}")]
     Shapes {
         /// The operation.
         op: &'static str,
-        /// Which arguments.
+        /// The arguments.
         what: &'static str,
         /// The first one's shape.
         lhs: Shape,
@@ -22,40 +34,40 @@ pub enum Error {
         /// What would be right.
         remedy: &'static str,
     },
-    /// One shape that the operation cannot take.
+    /// The operation does not take a shape.
     #[error("{op}: shape {shape}: {remedy}")]
     Shape {
         /// The operation.
         op: &'static str,
-        /// The shape it got.
+        /// The shape.
         shape: Shape,
         /// What would be right.
         remedy: String,
     },
-    /// A number of elements that does not fill a shape.
+    /// The number of elements is not that of a shape.
     #[error("{op}: {len} elements do not fill shape {shape}, which has {}", .shape.numel())]
     Elements {
         /// The operation.
         op: &'static str,
-        /// Elements given.
+        /// The number of elements given.
         len: usize,
-        /// Shape asked for.
+        /// The shape.
         shape: Shape,
     },
-    /// A data type that the operation does not take.
+    /// The operation does not take a dtype.
     #[error("{op}: {what} has dtype {found}: expected {expected}")]
     DType {
         /// The operation.
         op: &'static str,
-        /// Which argument.
+        /// The argument.
         what: &'static str,
-        /// The type it has.
+        /// The dtype it has.
         found: DType,
-        /// The types that are allowed.
+        /// The dtypes that are allowed.
         expected: &'static str,
     },
-    /// Tensors of two devices in one call.
-    #[error("{op}: arguments lie on {lhs} and {rhs}: move them to one device first")]
+    /// The arguments of a call are on different devices.
+    #[error("{op}: arguments are on {lhs} and {rhs}: move them to one device first")]
     Devices {
         /// The operation.
         op: &'static str,
@@ -64,7 +76,7 @@ pub enum Error {
         /// The other one.
         rhs: String,
     },
-    /// An option outside its range.
+    /// An option is outside its range.
     #[error("{op}: {option} = {value}: {remedy}")]
     Option {
         /// The operation.
@@ -76,21 +88,21 @@ pub enum Error {
         /// What would be right.
         remedy: String,
     },
-    /// An id outside its table.
+    /// An id is outside its table.
     #[error("{op}: {what} {value} at position {position} is out of range 0..{limit}")]
     Index {
         /// The operation.
         op: &'static str,
-        /// What the id names.
+        /// The kind of id, such as a target.
         what: &'static str,
         /// The id.
         value: i64,
-        /// Where it stands.
+        /// The index of the id in its tensor.
         position: usize,
         /// The number of valid ids.
         limit: usize,
     },
-    /// Shards of one tensor that the ranks of a group quantized with different scales, or with one that is not committed.
+    /// The ranks of a group quantized shards of one tensor with different scales, or with a scale that is not committed.
     #[error(
         "{what}: the scale is {}: shards of one tensor need one scale; commit the same scopes on all ranks, with \
          reduce_amax and this group as amax_reduction_group",
@@ -101,12 +113,12 @@ pub enum Error {
         what: String,
         /// The first rank with a wrong scale.
         rank: usize,
-        /// What its scale cell holds.
+        /// The value of its scale cell.
         value: f32,
-        /// What the cell of rank 0 holds.
+        /// The value of rank 0's scale cell.
         other_value: f32,
     },
-    /// Ranks of a group that made different calls.
+    /// The ranks of a group made different calls.
     #[error(
         "{what}: rank {rank} made another call than rank 0: all ranks make the same calls in the same order"
     )]
@@ -116,35 +128,37 @@ pub enum Error {
         /// The first rank that differs from rank 0.
         rank: usize,
     },
-    /// A product of two formats that no FP8 GEMM takes.
+    /// No FP8 GEMM takes the formats of the operands.
     #[error("{op}: {lhs} × {rhs}: FP8 GEMMs take E4M3×E4M3, E4M3×E5M2 and E5M2×E4M3; use E4M3 for one side")]
     Encodings {
         /// The operation.
         op: &'static str,
-        /// Left operand.
+        /// The format of the left operand.
         lhs: Encoding,
-        /// Right operand.
+        /// The format of the right operand.
         rhs: Encoding,
     },
-    /// One operand in FP8, the other not.
+    /// One operand is in FP8 and the other is not.
     #[error("{op}: one operand is FP8 and the other {high}: quantize both or neither")]
     MixedOperands {
         /// The operation.
         op: &'static str,
-        /// The high-precision operand's type.
+        /// The dtype of the operand in high precision.
         high: DType,
     },
-    /// An in-place operation on storage that others hold too.
+    /// An in-place operation got a tensor whose storage is shared.
     #[error(
-        "{name}: in-place update, but {holders} more hold its storage: use up or drop the Saved or clone that does"
+        "{name}: cannot be changed in place, because {holders} other {} its storage: drop every clone of it, and every \
+         Saved that contains one, first",
+        if *.holders == 1 { "tensor shares" } else { "tensors share" }
     )]
     Shared {
-        /// The buffer.
+        /// The tensor.
         name: String,
-        /// How many others hold it.
+        /// The number of other tensors that share the storage.
         holders: usize,
     },
-    /// A scale that a user's function returned and no tensor can be quantized with.
+    /// A custom scale policy returned a scale that cannot be used.
     #[error(
         "scale policy `{policy}` returned {scale} for amax {amax}: expected a finite scale of at least 2^-126, \
          so that its inverse is finite, too"
@@ -152,56 +166,56 @@ pub enum Error {
     CustomScale {
         /// The policy's name.
         policy: String,
-        /// What it got.
+        /// The amax it got.
         amax: f32,
-        /// What it returned.
+        /// The scale it returned.
         scale: f32,
     },
-    /// A library that was not found.
+    /// A library was not found.
     #[error("{library} not found (looked in {}): {remedy}", display_paths(.searched))]
     LibraryMissing {
         /// Its file name.
         library: &'static str,
-        /// Every place looked at.
+        /// The places that were searched.
         searched: Vec<PathBuf>,
         /// What would help.
         remedy: &'static str,
     },
-    /// Elements asked for as a slice, of a tensor that does not lie in host memory.
+    /// A slice was requested of a tensor that is not in host memory.
     #[error(
-        "{op}: the tensor lies on {device}, whose memory the host cannot reach; copy it with to_vec or move it with to_device"
+        "{op}: the tensor is on {device}, whose memory the host cannot access; copy it with to_vec or move it with to_device"
     )]
     HostMemory {
         /// The operation.
         op: &'static str,
-        /// Where the tensor lies.
+        /// The device that the tensor is on.
         device: String,
     },
-    /// An allocation that the device has no room for.
+    /// The device is out of memory.
     #[error(
-        "{device}: {requested} bytes asked for, {free} of {total} free: use a smaller batch, recompute activations, or free tensors"
+        "{device}: {requested} bytes requested, {free} of {total} free: use a smaller batch, recompute activations, or free tensors"
     )]
     OutOfMemory {
         /// The device.
         device: String,
-        /// Bytes asked for.
+        /// The number of bytes requested.
         requested: usize,
-        /// Bytes free on the device.
+        /// The number of bytes free on the device.
         free: usize,
-        /// Bytes that the device has.
+        /// The number of bytes that the device has.
         total: usize,
     },
-    /// An allocation that the host has no room for.
+    /// The host is out of memory.
     #[error("{op}: {bytes} bytes of host memory cannot be allocated: use smaller extents or free tensors")]
     HostAllocation {
         /// The operation.
         op: &'static str,
-        /// Bytes asked for.
+        /// The number of bytes requested.
         bytes: usize,
     },
-    /// A device on which an earlier operation failed in a way that it does not recover from.
+    /// The device cannot be used any more, since an earlier operation failed.
     #[error(
-        "{device}: unusable since an earlier failure: {reason}: open a new device; if that fails, start the process again"
+        "{device}: unusable since an earlier failure: {reason}: open a new device; if that fails, restart the process"
     )]
     Poisoned {
         /// The device.
@@ -209,8 +223,8 @@ pub enum Error {
         /// The earlier failure.
         reason: String,
     },
-    /// An operation that a device does not have.
-    #[error("{op}: not on {device}: {remedy}")]
+    /// The device does not support an operation.
+    #[error("{op}: not supported on {device}: {remedy}")]
     Unsupported {
         /// The operation.
         op: &'static str,
@@ -219,7 +233,7 @@ pub enum Error {
         /// What to do instead.
         remedy: &'static str,
     },
-    /// A GPU that is too old.
+    /// The GPU is too old.
     #[error(
         "{device}: {name} has compute capability {}.{}: expected {}.{} or newer; use another GPU or Device::cpu()",
         .found.0, .found.1, .needed.0, .needed.1
@@ -227,36 +241,36 @@ pub enum Error {
     Capability {
         /// The device.
         device: String,
-        /// What its driver calls it.
+        /// The name that the driver gives it.
         name: String,
-        /// Major and minor number that it has.
+        /// The compute capability that it has.
         found: (i32, i32),
-        /// Major and minor number that the kernels need.
+        /// The compute capability that the kernels need.
         needed: (i32, i32),
     },
-    /// A library that was found, but is not the one expected.
+    /// A library was found but lacks a function.
     #[error("{library} has no {symbol}: {remedy}")]
     SymbolMissing {
         /// Its path.
         library: String,
-        /// The function that it does not have.
+        /// The missing function.
         symbol: String,
         /// What would be right.
         remedy: String,
     },
-    /// A call into the driver, or one of its libraries, that failed.
+    /// A call of the driver or one of NVIDIA's libraries failed.
     #[error("{op}: {call} failed with {code}: {text}")]
     Driver {
         /// The function that was called.
         call: &'static str,
-        /// What it was called for.
+        /// The operation that called it.
         op: String,
-        /// The code that it returned.
+        /// The error code.
         code: u32,
-        /// What the code means.
+        /// The meaning of the code.
         text: String,
     },
-    /// An operation that a step being recorded cannot have.
+    /// An operation cannot be recorded in a graph.
     #[error("{op}: cannot be recorded: {remedy}")]
     Capture {
         /// The operation.
@@ -264,13 +278,13 @@ pub enum Error {
         /// What would be right.
         remedy: &'static str,
     },
-    /// A recorded step that cannot go on from here. Nothing was launched.
+    /// A graph cannot be replayed in the current state. Nothing was launched.
     #[error("replay: {remedy}")]
     Replay {
         /// What would be right.
         remedy: &'static str,
     },
-    /// A matrix product that cuBLASLt did not take.
+    /// cuBLASLt refused a matrix product.
     #[error("{op}: {product}: {call} failed with {code}, {text}: {remedy}")]
     Gemm {
         /// The operation.
@@ -279,22 +293,22 @@ pub enum Error {
         product: String,
         /// The function that was called.
         call: &'static str,
-        /// The code that it returned.
+        /// The error code.
         code: i32,
-        /// What the code means.
+        /// The meaning of the code.
         text: String,
         /// What would help.
         remedy: String,
     },
-    /// A kernel that the GPU's compiler refused.
+    /// The CUDA compiler refused a kernel.
     #[error("kernel {kernel} does not compile:\n{log}")]
     Compile {
         /// The kernel.
         kernel: String,
-        /// What the compiler said.
+        /// The compiler's output.
         log: String,
     },
-    /// An environment variable whose value cannot be used.
+    /// An environment variable has a value that cannot be used.
     #[error("{name}={value}: {remedy}")]
     Environment {
         /// The variable.
@@ -304,7 +318,7 @@ pub enum Error {
         /// What would be right.
         remedy: String,
     },
-    /// From the codec.
+    /// An error of the FP8 codec.
     #[error(transparent)]
     Format(#[from] fp8_format::Error),
 }
@@ -316,14 +330,14 @@ impl fmt::Debug for Error {
     }
 }
 
-/// This crate's results.
+/// A result whose error is [`Error`](enum@Error).
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 fn display_paths(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// `2.5 on rank 2 and 2 on rank 0`.
+/// Describes two scales, as in `2.5 on rank 2 and 2 on rank 0`.
 fn display_scales(rank: usize, value: f32, other_value: f32) -> String {
     let show = |scale: f32| match scale {
         UNSET => "unset".to_owned(),
@@ -342,27 +356,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_says_what_is_wrong_and_what_would_be_right() {
+    fn device_errors_say_what_is_wrong_and_what_would_be_right() {
         let device = || "cuda:1".to_owned();
         let cases = [
             (
                 Error::HostMemory { op: "as_slice", device: device() },
-                "as_slice: the tensor lies on cuda:1, whose memory the host cannot reach; copy it with to_vec or move it \
+                "as_slice: the tensor is on cuda:1, whose memory the host cannot access; copy it with to_vec or move it \
                  with to_device",
             ),
             (
                 Error::OutOfMemory { device: device(), requested: 4096, free: 1024, total: 8192 },
-                "cuda:1: 4096 bytes asked for, 1024 of 8192 free: use a smaller batch, recompute activations, or free \
+                "cuda:1: 4096 bytes requested, 1024 of 8192 free: use a smaller batch, recompute activations, or free \
                  tensors",
             ),
             (
                 Error::Poisoned { device: device(), reason: "gemm: an illegal address".to_owned() },
                 "cuda:1: unusable since an earlier failure: gemm: an illegal address: open a new device; \
-                 if that fails, start the process again",
+                 if that fails, restart the process",
             ),
             (
                 Error::Unsupported { op: "update_scales", device: device(), remedy: "use a named rule" },
-                "update_scales: not on cuda:1: use a named rule",
+                "update_scales: not supported on cuda:1: use a named rule",
             ),
             (
                 Error::Capability { device: device(), name: "T4".to_owned(), found: (7, 5), needed: (8, 9) },

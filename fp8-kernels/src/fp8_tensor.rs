@@ -3,10 +3,23 @@
 use crate::backend::dispatch;
 use crate::{DType, Device, Encoding, Result, Shape, Tensor, TransposePolicy, ops};
 
-/// A tensor in FP8: `value = code · scale_inv`.
+/// A tensor in FP8: codes and a dequantization factor, with `value = code · scale_inv`.
 ///
-/// `rowwise` are the codes of the `[rows, cols]` matrix as stored, `columnwise` those of its transpose; at least one is
-/// there. The dequantization factor belongs to the tensor, so a cached one stays right when its slot's scale moves on.
+/// It has up to two copies of its codes: `rowwise`, those of the `[rows, cols]` matrix, and `columnwise`, those of its
+/// transpose. At least one exists. The factor belongs to the tensor, so a cached tensor stays valid when the scale of its
+/// slot changes. [`ops::quantize`](crate::ops::quantize()) returns one inside an [`Operand`](crate::Operand);
+/// [`from_codes`](Self::from_codes) creates one from codes that you have.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor};
+/// let cpu = Device::cpu();
+/// let codes = Tensor::from_vec(vec![0x38u8, 0x40, 0x44, 0x48], [2, 2], &cpu)?; // 1, 2, 3 and 4 in E4M3
+/// let x = Fp8Tensor::from_codes(codes, [2, 2], Encoding::E4M3, Tensor::scalar(0.5, &cpu)?)?;
+/// assert_eq!(x.dequantize(DType::F32)?.to_vec::<f32>()?, [0.5, 1.0, 1.5, 2.0]);
+/// let transposed = x.transposed()?;
+/// assert_eq!(transposed.codes()?, [0x38, 0x44, 0x40, 0x48]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Fp8Tensor {
     shape: Shape,
@@ -17,11 +30,11 @@ pub struct Fp8Tensor {
 }
 
 impl Fp8Tensor {
-    /// From codes, in the layout of `shape`, and the factor.
+    /// Creates a tensor from row-major `codes` for `shape` and the dequantization factor.
     ///
     /// # Errors
-    /// Codes that are not u8 or do not fill the shape; a factor that is not one f32, or on another device than the codes; a
-    /// shape that no tensor can have ([`Shape::check_size`]).
+    /// Codes that are not u8 or whose number is not that of the shape's elements; a factor that is not one f32 or is on
+    /// another device; a shape that a tensor cannot have ([`Shape::check_size`]).
     pub fn from_codes(
         codes: Tensor,
         shape: impl Into<Shape>,
@@ -37,7 +50,7 @@ impl Fp8Tensor {
         Ok(Self { shape, encoding, rowwise: Some(codes.reshape(shape)?), columnwise: None, scale_inv })
     }
 
-    /// What a quantization on the host made.
+    /// Creates a tensor from the codes of a quantization on the CPU.
     pub(crate) fn on_cpu(
         rowwise: Tensor,
         columnwise: Option<Tensor>,
@@ -49,7 +62,7 @@ impl Fp8Tensor {
         Self::from_parts(shape, Some(rowwise), columnwise, encoding, scale_inv)
     }
 
-    /// `scale_inv` is one f32 on the codes' device.
+    /// Creates a tensor from its parts. `scale_inv` is one f32 on the codes' device.
     pub(crate) fn from_parts(
         shape: Shape,
         rowwise: Option<Tensor>,
@@ -60,10 +73,10 @@ impl Fp8Tensor {
         Self { shape, encoding, rowwise, columnwise, scale_inv }
     }
 
-    /// The same tensor with the codes of its transpose, made from those as stored where they are missing.
+    /// Returns the tensor with columnwise codes, made from the rowwise ones if they do not exist yet.
     ///
     /// # Errors
-    /// None on the CPU.
+    /// The device is out of memory or failed.
     pub fn with_columnwise(mut self) -> Result<Self> {
         if let (None, Some(codes)) = (&self.columnwise, &self.rowwise) {
             self.columnwise = Some(ops::transpose(&codes.reshape(self.matrix())?)?);
@@ -71,45 +84,46 @@ impl Fp8Tensor {
         Ok(self)
     }
 
-    /// The extents of the tensor that was quantized.
+    /// Returns the shape of the tensor that was quantized.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// `[product of the leading dimensions, last dimension]`.
+    /// Returns `[product of the leading dimensions, last dimension]`.
     pub fn matrix(&self) -> [usize; 2] {
         self.shape.matrix()
     }
 
-    /// The format of the codes.
+    /// Returns the format of the codes.
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }
 
-    /// The dequantization factor, one f32.
+    /// Returns the dequantization factor, one f32.
     pub fn scale_inv(&self) -> &Tensor {
         &self.scale_inv
     }
 
-    /// Where it lies.
+    /// Returns the device that the tensor is on.
     pub fn device(&self) -> &Device {
         self.scale_inv.device()
     }
 
-    /// The codes as stored, if they were kept.
+    /// Returns the codes of the matrix, `[rows, cols]` or in the tensor's shape, if they exist.
     pub fn rowwise(&self) -> Option<&Tensor> {
         self.rowwise.as_ref()
     }
 
-    /// The codes of the transpose, `[cols, rows]`, if they were made.
+    /// Returns the codes of the transpose, `[cols, rows]`, if they exist.
     pub fn columnwise(&self) -> Option<&Tensor> {
         self.columnwise.as_ref()
     }
 
-    /// The codes as stored, copied to the host, from whichever layout is there.
+    /// Copies the codes of the matrix to the host, transposed back if only the columnwise ones exist. On a GPU this waits
+    /// until all work queued so far is done.
     ///
     /// # Errors
-    /// None on the CPU.
+    /// The device is out of memory or failed.
     pub fn codes(&self) -> Result<Vec<u8>> {
         match (&self.rowwise, &self.columnwise) {
             (Some(codes), _) => codes.to_vec(),
@@ -118,7 +132,8 @@ impl Fp8Tensor {
         }
     }
 
-    /// What backward needs of an operand: the transpose alone where it was made, else the codes as stored.
+    /// Returns what a backward pass needs: the columnwise codes alone if they exist, else the rowwise ones. The codes are
+    /// shared, not copied.
     #[must_use]
     pub fn for_backward(&self) -> Self {
         let mut kept = self.clone();
@@ -128,11 +143,13 @@ impl Fp8Tensor {
         kept
     }
 
-    /// The transposed matrix. The bytes are shared; they are copied only where the device's policy is
-    /// [`TransposePolicy::OnDemand`] and no copy exists yet.
+    /// Returns the transposed matrix, whose rowwise codes are this tensor's columnwise ones and the other way round.
+    ///
+    /// The codes are shared. A transposed copy is made only if it does not exist yet and the device's policy is
+    /// [`TransposePolicy::OnDemand`].
     ///
     /// # Errors
-    /// None on the CPU.
+    /// The device is out of memory or failed.
     pub fn transposed(&self) -> Result<Self> {
         let [rows, cols] = self.matrix();
         let flat = |codes: &Tensor, shape: [usize; 2]| codes.reshape(shape);
@@ -152,7 +169,7 @@ impl Fp8Tensor {
         })
     }
 
-    /// `code · scale_inv` in f32, rounded to `dtype`.
+    /// Returns the values, `code · scale_inv` in f32, rounded to `dtype`.
     ///
     /// # Errors
     /// A dtype that is not a float.

@@ -1,36 +1,36 @@
-//! Host memory whose size a caller decides: an allocation that fails is an error.
+//! Allocations in host memory whose size depends on a caller's arguments: failures are errors, not aborts.
 
 use crate::{Error, Result};
 use bytemuck::Zeroable;
 use std::borrow::Cow;
 
-/// `len` zeros. Large blocks are not touched: the system supplies pages of zeros when they are first used.
+/// Returns `len` zeros. Large blocks are not written: the system supplies zeroed pages when they are first used.
 pub(crate) fn zeroed<T: Zeroable>(op: &'static str, len: usize) -> Result<Vec<T>> {
     bytemuck::allocation::try_zeroed_vec(len).map_err(|()| failed::<T>(op, len))
 }
 
-/// An empty vector with room for `len` elements.
+/// Returns an empty vector with capacity for `len` elements.
 pub(crate) fn room<T>(op: &'static str, len: usize) -> Result<Vec<T>> {
     let mut values = Vec::new();
     values.try_reserve_exact(len).map_err(|_| failed::<T>(op, len))?;
     Ok(values)
 }
 
-/// `len` times `value`.
+/// Returns a vector of `len` copies of `value`.
 pub(crate) fn filled<T: Copy>(op: &'static str, value: T, len: usize) -> Result<Vec<T>> {
     let mut values = room(op, len)?;
     values.resize(len, value);
     Ok(values)
 }
 
-/// All elements of an iterator that knows how many it has.
+/// Collects an iterator of known length.
 pub(crate) fn collect<T>(op: &'static str, elements: impl ExactSizeIterator<Item = T>) -> Result<Vec<T>> {
     let mut values = room(op, elements.len())?;
     values.extend(elements);
     Ok(values)
 }
 
-/// [`collect`] up to the first error.
+/// Collects an iterator of known length, up to the first error.
 pub(crate) fn try_collect<T>(
     op: &'static str,
     elements: impl ExactSizeIterator<Item = Result<T>>,
@@ -42,14 +42,14 @@ pub(crate) fn try_collect<T>(
     Ok(values)
 }
 
-/// A copy of a slice.
+/// Copies a slice to a vector.
 pub(crate) fn copied<T: Copy>(op: &'static str, slice: &[T]) -> Result<Vec<T>> {
     let mut values = room(op, slice.len())?;
     values.extend_from_slice(slice);
     Ok(values)
 }
 
-/// The values themselves, copied if they are borrowed.
+/// Returns the values as a vector, copied if they are borrowed.
 pub(crate) fn owned<T: Copy>(op: &'static str, values: Cow<'_, [T]>) -> Result<Vec<T>> {
     match values {
         Cow::Borrowed(values) => copied(op, values),

@@ -1,9 +1,10 @@
-//! `exp`, `tanh` and the logistic function in f32, the project's own.
+//! `exp`, `tanh` and the logistic function in f32, with the same bits on every backend.
 //!
-//! Only additions, multiplications, divisions and fused multiply-adds, each correctly rounded, in a fixed order and
-//! without branches: every device that spells the same expressions gets the same bits, and loops over them become
-//! vectors. Within 2 ulp over all inputs (`cargo xtask exhaustive --math` sweeps them). Coefficients are minimax fits
-//! (Lawson's iteration on Chebyshev nodes, in high precision), rounded to f32.
+//! The CPU and the CUDA kernels use these instead of their libraries' functions, so that an activation is quantized to the
+//! same FP8 codes everywhere. Each function is a fixed sequence of correctly rounded additions, multiplications, divisions
+//! and fused multiply-adds without branches, which compilers can vectorize. The results are within 2 ulp for all inputs
+//! (`cargo xtask exhaustive --math` checks all of them). The coefficients are minimax fits rounded to f32, computed by Lawson's
+//! iteration on Chebyshev nodes.
 
 use crate::backend::cpu::dispatch::{Kernel, vectorized};
 
@@ -13,7 +14,7 @@ const ROUND: f32 = 12_582_912.0;
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -0.000_212_194_44;
 
-/// eˣ. Inputs beyond the range give 0 and infinity, NaN gives NaN.
+/// Returns eˣ: 0 or infinity if the result is out of range, and NaN for NaN.
 ///
 /// ```
 /// assert_eq!(fp8_kernels::math::exp(0.0), 1.0);
@@ -41,7 +42,7 @@ pub fn exp(x: f32) -> f32 {
     p * power_of_two(half) * power_of_two(k.wrapping_sub(half))
 }
 
-/// The hyperbolic tangent. ±0 keep their sign, NaN gives NaN.
+/// Returns the hyperbolic tangent of x. A zero keeps its sign, and NaN gives NaN.
 ///
 /// ```
 /// assert_eq!(fp8_kernels::math::tanh(0.5), 0.46211717);
@@ -64,7 +65,7 @@ pub fn tanh(x: f32) -> f32 {
     (if a < 0.625 { small } else { large }).copysign(x)
 }
 
-/// `1 / (1 + e⁻ˣ)`.
+/// Returns the logistic function of x, σ(x) = `1 / (1 + e⁻ˣ)`.
 ///
 /// ```
 /// assert_eq!(fp8_kernels::math::sigmoid(0.0), 0.5);
@@ -74,12 +75,26 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// [`exp`] of every element, as vectors where the CPU has FMA; the bits are the same. Stops at the shorter slice's end.
+/// Writes [`exp`] of every element of `x` to `out`, with vector instructions if the CPU has FMA. The bits are those of `exp`.
+///
+/// If the slices have different lengths, the rest of the longer one is ignored.
+///
+/// ```
+/// let mut out = [0.0; 2];
+/// fp8_kernels::math::exp_slice(&[0.0, 1.0], &mut out);
+/// assert_eq!(out, [1.0, 2.7182817]);
+/// ```
 pub fn exp_slice(x: &[f32], out: &mut [f32]) {
     vectorized(Map { x, out, f: |x| exp(x) });
 }
 
-/// [`tanh`] of every element, as [`exp_slice`].
+/// Writes [`tanh`] of every element of `x` to `out`, as [`exp_slice`] does for `exp`.
+///
+/// ```
+/// let mut out = [0.0; 2];
+/// fp8_kernels::math::tanh_slice(&[0.5, -20.0], &mut out);
+/// assert_eq!(out, [0.46211717, -1.0]);
+/// ```
 pub fn tanh_slice(x: &[f32], out: &mut [f32]) {
     vectorized(Map { x, out, f: |x| tanh(x) });
 }

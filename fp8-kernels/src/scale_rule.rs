@@ -1,30 +1,47 @@
-//! From an amax to a scale.
-//!
-//! Delayed: `(fp8_max · 2^−margin) / amax` in f32, or the old scale where amax is 0, infinite or NaN.
-//! Current: amax raised to epsilon, then `fp8_max / amax`, or 1 where amax is 0, infinite or NaN.
-//! An infinite quotient becomes `f32::MAX`, one below 2⁻¹²⁶ becomes 2⁻¹²⁶: scale and 1/scale are finite.
+//! The rules that compute a scale from an amax.
 
 use crate::{Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
-/// How delayed scaling turns an amax into a scale.
+/// The formula by which delayed scaling computes a scale: see [`ScaleRule::Delayed`].
+///
+/// ```
+/// use fp8_kernels::{ScalePolicy, ScaleRule};
+/// let scale = |policy| ScaleRule::Delayed { fp8_max: 448.0, margin: 1, policy }.scale(3.0, 1.0);
+/// assert_eq!(scale(ScalePolicy::Exact)?, 448.0 / 2.0 / 3.0); // 74.67
+/// assert_eq!(scale(ScalePolicy::PowerOfTwo)?, 64.0); // 2⁷ ≤ 448 / 3 = 149.3, halved by the margin
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub enum ScalePolicy {
-    /// The f32 quotient.
+    /// `(fp8_max · 2^−margin) / amax` in f32.
     Exact,
-    /// The largest power of two that is not larger than `fp8_max / amax`, divided by `2^margin`.
+    /// The largest power of two that is at most `fp8_max / amax`, divided by `2^margin`; between 2⁻¹²⁶ and 2¹²⁷.
     PowerOfTwo,
-    /// A user's function.
+    /// A function of yours.
     Custom(CustomPolicy),
 }
 
-/// A user's `(amax, old_scale, fp8_max) → scale`, finite and at least 2⁻¹²⁶; its name is its identity.
+/// A scale policy of your own: a name and a function `(amax, old_scale, fp8_max) → scale`.
+///
+/// The scale must be finite and at least 2⁻¹²⁶. The name identifies the policy: two policies of one name are taken to be the
+/// same. The function runs on the host, so on a GPU operations that need it wait for the device and cannot be recorded in a
+/// graph.
+///
+/// ```
+/// use fp8_kernels::{CustomPolicy, ScalePolicy, ScaleRule};
+/// use std::sync::Arc;
+/// let half = CustomPolicy { name: "half".into(), function: Arc::new(|amax, _old, fp8_max| fp8_max / amax / 2.0) };
+/// let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Custom(half) };
+/// assert_eq!(rule.scale(3.5, 1.0)?, 64.0);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct CustomPolicy {
-    /// What reports, errors and checkpoints call it.
+    /// The name in reports, errors and checkpoints.
     pub name: Arc<str>,
-    /// The function.
+    /// The function `(amax, old_scale, fp8_max) → scale`. It also gets amaxes of 0, infinity and NaN.
     pub function: Arc<dyn Fn(f32, f32, f32) -> f32 + Send + Sync>,
 }
 
@@ -34,34 +51,43 @@ impl fmt::Debug for CustomPolicy {
     }
 }
 
-/// One tensor's rule. See the module's text.
+/// The rule that computes a tensor's scale from an amax.
+///
+/// | amax | [`Delayed`](Self::Delayed) | [`Current`](Self::Current) |
+/// |---|---|---|
+/// | finite and greater than 0 | `(fp8_max · 2^−margin) / amax` | `fp8_max / max(amax, epsilon)` |
+/// | 0 | the old scale | `fp8_max / epsilon`, or 1 if epsilon is 0 |
+/// | infinite or NaN | the old scale | 1 |
+///
+/// Computed in f32. An infinite quotient becomes `f32::MAX` and one below 2⁻¹²⁶ becomes 2⁻¹²⁶, so that a scale and its
+/// inverse are finite. A [`ScalePolicy`] replaces the formula of `Delayed`.
 #[derive(Debug, Clone)]
 pub enum ScaleRule {
-    /// From a window of past amaxes.
+    /// Delayed scaling: the amax comes from a window of past amaxes.
     Delayed {
         /// Largest finite value of the format.
         fp8_max: f32,
-        /// Bits of headroom; may be negative.
+        /// Bits of headroom: the scale is divided by `2^margin`. May be negative.
         margin: i32,
-        /// How the quotient becomes a scale.
+        /// The formula.
         policy: ScalePolicy,
     },
-    /// From the tensor itself.
+    /// Current scaling: the amax is that of the tensor itself.
     Current {
         /// Largest finite value of the format.
         fp8_max: f32,
-        /// Amaxes below it count as it.
+        /// The smallest amax: smaller ones are raised to it.
         epsilon: f32,
-        /// Whether the scale's mantissa is cleared.
+        /// Whether the scale is rounded down to a power of two.
         power_2_scales: bool,
     },
 }
 
 impl ScaleRule {
-    /// The scale for `amax`; `old` is what delayed scaling keeps where amax says nothing.
+    /// Returns the scale for `amax`. `old` is the scale that delayed scaling keeps if the amax is 0, infinite or NaN.
     ///
     /// # Errors
-    /// A user's function returned something that is not finite or is below 2⁻¹²⁶ (`f32::MIN_POSITIVE`).
+    /// A custom policy that returns a scale that is not finite or is below 2⁻¹²⁶ (`f32::MIN_POSITIVE`).
     ///
     /// ```
     /// use fp8_kernels::{ScalePolicy, ScaleRule};

@@ -1,13 +1,16 @@
-//! The extents of a tensor, outermost first, kept inline: making one allocates nothing.
+//! The extents of a tensor, stored inline.
 //!
-//! A shape can be made of any extents. A tensor has only shapes that pass [`Shape::check_size`], so no product of extents of
-//! a tensor overflows, not even where another extent is 0.
+//! A shape can have any extents, but the shape of a tensor has passed [`Shape::check_size`]. So no product of extents of a
+//! tensor overflows, even if another extent is 0.
 
 use crate::{Error, Result};
 use std::fmt;
 use std::ops::Deref;
 
-/// Up to six dimensions. Derefs to a slice.
+/// The extents of a tensor, outermost first: up to six dimensions, stored without an allocation. Derefs to a slice.
+///
+/// An array becomes a shape with `Shape::from`; functions that take `impl Into<Shape>` take the array itself. An array of more
+/// than six extents does not compile.
 ///
 /// ```
 /// use fp8_kernels::Shape;
@@ -25,27 +28,29 @@ impl Shape {
     /// The largest number of dimensions.
     pub const MAX_RANK: usize = 6;
 
-    /// The most elements that a tensor can have: as many f32 as fit into the address range, `isize::MAX / 4`.
+    /// The largest number of elements of a tensor: as many f32 as an allocation can have, `isize::MAX / 4`.
     pub const MAX_NUMEL: usize = isize::MAX as usize / size_of::<f32>();
 
-    /// From a slice; `None` for more than [`MAX_RANK`](Self::MAX_RANK) dimensions.
+    /// Creates a shape from a slice; returns `None` for more than [`MAX_RANK`](Self::MAX_RANK) dimensions.
     pub fn from_slice(dims: &[usize]) -> Option<Self> {
         let mut shape = Self { dims: [0; Self::MAX_RANK], rank: dims.len() };
         shape.dims.get_mut(..dims.len())?.copy_from_slice(dims);
         Some(shape)
     }
 
-    /// The number of elements (1 for a scalar; saturating).
+    /// Returns the number of elements; 1 for a scalar. Saturates at `usize::MAX`.
     pub fn numel(&self) -> usize {
         self.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim))
     }
 
-    /// Checks that a tensor can have this shape: the extents other than 0 multiply to at most
-    /// [`MAX_NUMEL`](Self::MAX_NUMEL). Extents of 0 are left out, so that the product of any of a tensor's extents is a
-    /// number of elements that fits. `op` is what the error names.
+    /// Checks that a tensor can have this shape: the product of the extents other than 0 is at most
+    /// [`MAX_NUMEL`](Self::MAX_NUMEL).
+    ///
+    /// Extents of 0 are left out so that the product of any of a tensor's extents fits, too. `op` names the operation in the
+    /// error.
     ///
     /// # Errors
-    /// Extents that multiply to more.
+    /// A larger product.
     ///
     /// ```
     /// use fp8_kernels::Shape;
@@ -66,19 +71,19 @@ impl Shape {
         Err(Error::Shape { op, shape: *self, remedy })
     }
 
-    /// The last dimension; 1 for a scalar.
+    /// Returns the last dimension; 1 for a scalar.
     pub fn last_dim(&self) -> usize {
         self.last().copied().unwrap_or(1)
     }
 
-    /// `[product of the leading dimensions, last dimension]` (saturating).
+    /// Returns `[product of the leading dimensions, last dimension]`. Saturates at `usize::MAX`.
     pub fn matrix(&self) -> [usize; 2] {
         let leading = &self[..self.rank.saturating_sub(1)];
         let rows = leading.iter().fold(1, |product: usize, &extent| product.saturating_mul(extent));
         [rows, self.last_dim()]
     }
 
-    /// The same leading dimensions with another last one.
+    /// Returns the same leading dimensions with another last one.
     pub fn with_last(&self, last: usize) -> Self {
         let mut shape = *self;
         if self.rank == 0 {

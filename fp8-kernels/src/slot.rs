@@ -1,60 +1,93 @@
-//! What a quantizing operation is told about one tensor: its format, where its scale comes from, where its amax goes.
-//!
-//! This covers every mode (recording, evaluation, replay, first step, current scaling, calibrating, off), so neither
-//! layers nor kernels have a branch for modes.
+//! The description of one tensor's quantization: its format, the source of its scale, the place of its amax.
 
 use crate::{Cell, Counters, Device, Encoding, Result, ScaleRule};
 
-/// A staging cell at rest: its tensor did not run. As an integer it lies below the bits of every amax, so that an
-/// integer maximum serves all devices.
+/// The value of an amax cell into which no amax has been recorded yet.
+///
+/// Amaxes are 0 or greater, so −1 means that the tensor was not quantized at all, and 0 that it contained only zeros. As a
+/// signed integer, its bits are less than those of every amax, so devices combine amaxes with an integer maximum.
 pub const REST: f32 = -1.0;
 
-/// A scale cell before its slot's first finite amax > 0; its magnitude, 1, is the scale. A first-step scale is stored as
-/// `-scale` until its scope is committed: the sign bit says "provisional", kernels use the magnitude.
+/// The value of a scale cell before its slot has seen a finite amax greater than 0.
+///
+/// The sign bit of a scale cell means *provisional*, and operations use the magnitude. A scale that was calibrated from its
+/// first tensor is stored as `-scale` until [`ops::update_scales`](crate::ops::update_scales()) confirms it. `UNSET`, −1,
+/// means a scale of 1 that no tensor has determined.
 pub const UNSET: f32 = -1.0;
 
-/// Lent for one call; every quantizing operation, fused or not, takes one.
+/// Tells a quantizing operation how to quantize one tensor and where to record its amax.
+///
+/// The combinations of a slot's fields cover every mode, so neither layers nor kernels distinguish modes:
+///
+/// | mode | `scale` | `amax` |
+/// |---|---|---|
+/// | delayed scaling, training | [`Scale::Cell`], with `keep` | a cell of the arena |
+/// | delayed scaling, evaluation | [`Scale::Cell`], without `keep` | `None` |
+/// | current scaling | [`Scale::FromTensor`], or [`Scale::FromAmax`] for an amax that was reduced over ranks | `None` |
+/// | high precision | [`Scale::Off`] | `None`, or a cell to calibrate |
+///
+/// [`ops::quantize`](crate::ops::quantize()) and every fused operation take one. A slot borrows its cells; recipes in
+/// `fp8-recipe` lend slots for the tensors of a model.
+///
+/// ```
+/// use fp8_kernels::{Cell, Device, Encoding, REST, Scale, ScalePolicy, ScaleRule, Slot, Tensor, UNSET, ops};
+/// let cpu = Device::cpu();
+/// let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+/// let (scale, amax) = (Cell::new(UNSET, &cpu)?, Cell::new(REST, &cpu)?);
+/// let slot = Slot {
+///     scale: Scale::Cell { cell: &scale, first: &rule, keep: true },
+///     amax: Some(&amax),
+///     ..Slot::off(Encoding::E4M3)
+/// };
+/// ops::quantize(&Tensor::from_vec(vec![1.0f32, -3.5], [2], &cpu)?, &slot)?;
+/// assert_eq!(amax.read()?, 3.5);
+/// assert_eq!(scale.read()?, -128.0); // 448 / 3.5, provisional
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Slot<'a> {
     /// The format of the codes.
     pub encoding: Encoding,
-    /// Where the scale comes from.
+    /// The source of the scale, or [`Scale::Off`].
     pub scale: Scale<'a>,
-    /// Where the amax is max-combined into, if anywhere.
+    /// The cell into which the amax is max-combined, if any.
     pub amax: Option<&'a Cell>,
-    /// Where saturation and underflow are counted, if anywhere.
+    /// The counters of saturated and underflowed values, if they are to be counted.
     pub counters: Option<&'a Counters>,
-    /// Whether backward will read the tensor's transpose.
+    /// Whether a later product reads the tensor's transpose, as in a backward pass. If so, the codes of the transpose are made
+    /// with the cast, or later from the codes: see [`TransposePolicy`](crate::TransposePolicy).
     pub columnwise: bool,
 }
 
-/// Where a scale comes from.
+/// The source of the scale of a [`Slot`].
 #[derive(Debug, Clone, Copy)]
 pub enum Scale<'a> {
-    /// Nowhere: the tensor stays in high precision.
+    /// No scale: the tensor stays in high precision.
     Off,
-    /// The cell's magnitude; while that is [`UNSET`] the tensor's own by `first`, stored provisionally if `keep`.
+    /// The magnitude of a cell. If the cell is [`UNSET`], the scale is computed by `first` from the tensor's own amax, which
+    /// costs a second read of the tensor.
     Cell {
-        /// Magnitude: the scale. Sign: provisional.
+        /// The cell. Its magnitude is the scale; a negative sign means that the scale is provisional.
         cell: &'a Cell,
-        /// The rule for a slot still unset.
+        /// The rule for the first scale.
         first: &'a ScaleRule,
-        /// Whether a first scale is put into the cell.
+        /// Whether a first scale is stored in the cell, as provisional.
         keep: bool,
     },
-    /// The tensor's own, by a first read.
+    /// A scale computed from the tensor's own amax, which costs a second read of the tensor.
     FromTensor(&'a ScaleRule),
-    /// From this amax, reduced over ranks beforehand.
+    /// A scale computed from an amax that is known beforehand, for example reduced over ranks.
     FromAmax {
         /// The amax of the whole tensor.
         amax: f32,
-        /// The rule.
+        /// The rule for the scale.
         rule: &'a ScaleRule,
     },
 }
 
 impl<'a> Slot<'a> {
-    /// Quantizes with one given scale and records nothing: for tests, tools and tensors outside a model.
+    /// Creates a slot that quantizes with the scale in `cell` and records nothing, for tests, tools and tensors outside a
+    /// model. `first` is used only if the cell is [`UNSET`].
     ///
     /// ```
     /// use fp8_kernels::{Cell, Device, Encoding, ScalePolicy, ScaleRule, Slot, Tensor, ops};
@@ -70,25 +103,25 @@ impl<'a> Slot<'a> {
         Self { encoding, scale, amax: None, counters: None, columnwise: false }
     }
 
-    /// Stays in high precision and records nothing.
+    /// Creates a slot that leaves the tensor in high precision and records nothing.
     pub const fn off(encoding: Encoding) -> Self {
         Self { encoding, scale: Scale::Off, amax: None, counters: None, columnwise: false }
     }
 
-    /// Whether the tensor stays in high precision.
+    /// Returns true if the tensor stays in high precision.
     pub const fn is_off(&self) -> bool {
         matches!(self.scale, Scale::Off)
     }
 
-    /// The same slot, wanting no transposed copy.
+    /// Returns the same slot without a columnwise copy.
     #[must_use]
     pub const fn rowwise_only(mut self) -> Self {
         self.columnwise = false;
         self
     }
 
-    /// The scale to quantize with, or `None` in high precision. `amax` reads the tensor, and is called only where the
-    /// scale needs it.
+    /// Returns the scale to quantize with, or `None` in high precision. `amax` reads the tensor and is called only if the
+    /// scale depends on it.
     pub(crate) fn resolve(&self, amax: impl FnOnce() -> Result<f32>) -> Result<Option<f32>> {
         match self.scale {
             Scale::Off => Ok(None),
@@ -98,12 +131,12 @@ impl<'a> Slot<'a> {
                     return Ok(Some(stored.abs()));
                 }
                 let amax = amax()?;
-                // Zero and non-finite amaxes say nothing: scale 1, and the slot stays unset.
+                // A zero or non-finite amax gives a scale of 1, and the slot stays unset.
                 if !(amax.is_finite() && amax > 0.0) {
                     return Ok(Some(1.0));
                 }
                 let scale = first.scale(amax, 1.0)?;
-                // A first scale of exactly 1 is stored like any other: -1 is UNSET, which means the same magnitude.
+                // A first scale of exactly 1 is stored as -1, which is UNSET and has the same magnitude.
                 if keep {
                     cell.write(-scale)?;
                 }
@@ -119,7 +152,7 @@ impl<'a> Slot<'a> {
         self.amax.map_or(Ok(()), |cell| cell.merge_max(amax))
     }
 
-    /// Cells and counters where the tensor lies, or an error.
+    /// Checks that cells and counters are on the tensor's device.
     pub(crate) fn expect_device(&self, op: &'static str, device: &Device) -> Result<()> {
         if let Scale::Cell { cell, .. } = self.scale {
             device.expect_same(op, cell.device())?;

@@ -1,30 +1,30 @@
-//! Which of several arenas has updated a slot last.
+//! Counts of updates per slot, by which several arenas are ordered.
 //!
-//! Each slot has a count of its own, on the device: an update that rolls the slot's window adds one to it and notes the
-//! result as the slot's last update in its arena ([`Arena::last_updates`](crate::Arena::last_updates)). One thread owns a
-//! slot, and updates are queued one after the other, so this needs no atomics, no further launch, and nothing from the
-//! host: replays of a recorded step count as well.
+//! The counts are on the device. In an update, one thread owns a slot, and updates are queued one after the other, so counting
+//! needs no atomics, no further launch and no work of the host; replays of a recorded step count, too.
 
 use crate::cells::Counts;
 use crate::{Device, Error, Result};
 
-/// Orders the updates of each slot over all arenas that share it. Clones share the same counts.
+/// Counts the updates of each slot over all arenas that share the clock, to tell which arena updated a slot last.
+///
+/// An update that rolls a slot's history adds one to the slot's count, and the arena stores the new count as the slot's last
+/// update ([`Arena::last_updates`](crate::Arena::last_updates)). Clones share the counts.
 ///
 /// ```
 /// use fp8_kernels::{Arena, ArenaOptions, Device, ScalePolicy, ScaleRule, UpdateClock, ops};
 /// let clock = UpdateClock::new(1, &Device::cpu())?;
-/// let mut arenas = [(); 2].map(|()| Arena::with_clock(&clock, ArenaOptions::default()));
+/// let mut first = Arena::with_clock(&clock, ArenaOptions::default())?;
+/// let mut second = Arena::with_clock(&clock, ArenaOptions::default())?;
 /// let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
 /// let update =
 ///     ops::ScaleUpdate { amax: ops::AmaxRule::Max, rule: &rule, interval: 1, record_non_finite: false };
-/// for arena in &mut arenas {
-///     let arena = arena.as_mut().map_err(|error| format!("{error}"))?;
+/// for arena in [&mut first, &mut second] {
 ///     arena.merge_staged(&[3.5])?;
 ///     ops::update_scales(arena, &update)?;
 /// }
-/// let last: Vec<_> = arenas.iter().flatten().flat_map(Arena::last_updates).collect();
-/// assert_eq!(last, [[1], [2]]); // the second arena's history is the newer one
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// assert_eq!((first.last_updates()?, second.last_updates()?), (vec![1], vec![2])); // the second has the newer history
+/// # Ok::<(), fp8_kernels::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct UpdateClock {
@@ -34,10 +34,10 @@ pub struct UpdateClock {
 }
 
 impl UpdateClock {
-    /// A clock for `slots` slots, all at 0.
+    /// Creates a clock for `slots` slots, with all counts 0.
     ///
     /// # Errors
-    /// More slots than memory's address range holds; a step is being recorded; the device is out of memory or failed.
+    /// More slots than fit into memory; a step is being recorded in a graph; the device is out of memory or failed.
     pub fn new(slots: usize, device: &Device) -> Result<Self> {
         if slots > isize::MAX as usize / 8 {
             let remedy = "expected at most what fits into memory".to_owned();
@@ -52,17 +52,18 @@ impl UpdateClock {
         Ok(Self { device: device.clone(), slots, readings: Counts::new(slots, device)? })
     }
 
-    /// The device that it is on.
+    /// Returns the device that the counts are on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The number of slots.
+    /// Returns the number of slots.
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// How often each slot has been updated, over all arenas. On a GPU this waits until all work queued so far is done.
+    /// Returns how often each slot has been updated, over all arenas. On a GPU this waits until all work queued so far is
+    /// done.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -70,10 +71,10 @@ impl UpdateClock {
         self.readings.read(0..self.slots)
     }
 
-    /// Replaces the readings of all slots, on resuming.
+    /// Sets the counts of all slots, when training resumes from a checkpoint.
     ///
     /// # Errors
-    /// Another number of slots; the device failed.
+    /// A number of counts that is not the number of slots; the device failed.
     pub fn set(&self, readings: &[u64]) -> Result<()> {
         if readings.len() != self.slots {
             return Err(Error::Elements {

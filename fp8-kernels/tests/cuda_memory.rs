@@ -40,7 +40,7 @@ fn where_memory_ends_the_error_has_the_numbers_and_the_device_goes_on() {
     let error = bytes(30_000, &device).unwrap_err().to_string();
     assert_eq!(
         error,
-        "cuda:0: 30000 bytes asked for, 25504 of 65536 free: use a smaller batch, recompute activations, or free tensors"
+        "cuda:0: 30000 bytes requested, 25504 of 65536 free: use a smaller batch, recompute activations, or free tensors"
     );
     let rest = Tensor::from_vec(vec![7u8; 25_504], [25_504], &device).unwrap();
     assert_eq!(out_of_memory(Tensor::scalar(1.0, &device)), [4, 0, 65_536]);

@@ -39,7 +39,7 @@ fn tensors() {
         floats([2]).copy_from(&ints([2]), "x") => "copy_from: the new elements has dtype i32: expected f32";
         Device::from_name("gpu") => "device: name = gpu: expected cpu or cuda:N, for example cuda:0";
         Device::cpu().capture(|| Ok::<_, fp8_kernels::Error>(())) =>
-            "capture: not on cpu: call the step itself: the CPU has no launches to save";
+            "capture: not supported on cpu: call the step itself: the CPU has no launches to save";
         "f64".parse::<DType>() => "dtype: name = f64: expected f32, bf16, f16, i32 or u8";
     }
 }
@@ -56,9 +56,9 @@ fn operands_on_two_devices() {
     let x = floats([2]);
     let [on_gpu, on_other] = [&gpu, &other].map(|device| x.to_device(device).unwrap());
     refused! {
-        ops::add(&x, &on_gpu) => "add: arguments lie on cpu and cuda:0: move them to one device first";
+        ops::add(&x, &on_gpu) => "add: arguments are on cpu and cuda:0: move them to one device first";
         ops::add(&on_gpu, &on_other) =>
-            "add: arguments lie on cuda:0 and another device opened on cuda:0: move them to one device first";
+            "add: arguments are on cuda:0 and another device opened on cuda:0: move them to one device first";
     }
 }
 

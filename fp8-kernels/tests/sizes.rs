@@ -122,7 +122,7 @@ fn memory_that_cannot_be_allocated_is_an_error() {
     let rig = Rig::new();
     let device = rig.open();
     let text = text(Tensor::zeros([1 << 50], DType::F32, &device));
-    assert!(text.starts_with("cuda:0: 4503599627370496 bytes asked for"), "{text}");
+    assert!(text.starts_with("cuda:0: 4503599627370496 bytes requested"), "{text}");
     drop(device);
     rig.finish();
 }

@@ -238,7 +238,9 @@ fn shared_storage_in_place_is_told_to_all() {
         error
     });
     assert!(
-        results[1].starts_with("fc.weight.grad: in-place update, but 1 more hold its storage"),
+        results[1].starts_with(
+            "fc.weight.grad: cannot be changed in place, because 1 other tensor shares its storage"
+        ),
         "{}",
         results[1]
     );

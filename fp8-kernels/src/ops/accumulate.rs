@@ -1,12 +1,24 @@
-//! `out += x` in f32: gradients of parameters that no GEMM accumulates.
+//! `out += x` in f32.
 
 use crate::backend::dispatch;
 use crate::{DType, Result, Tensor};
 
-/// Adds `x`, of any float type, to `out` in place. `name` is what an error calls `out`.
+/// Adds `x` to `out` in place: `out += f32(x)`.
+///
+/// Use it for gradients that no GEMM accumulates, such as those of biases and norm weights. `out` is f32; `x` is f32, bf16 or
+/// f16 and has the same shape. `name` identifies `out` in errors.
 ///
 /// # Errors
-/// Shapes that differ, `out` not f32 or shared, `x` not a float.
+/// Different shapes or devices; `out` that is not f32 or shares its storage; `x` that is not a float.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let mut main_grad = Tensor::from_vec(vec![1.0f32, 2.0], [2], &Device::cpu())?;
+/// let dbias = Tensor::from_vec(vec![0.5f32, -4.0], [2], &Device::cpu())?;
+/// ops::accumulate(&mut main_grad, &dbias, "fc1.bias.main_grad")?;
+/// assert_eq!(main_grad.to_vec::<f32>()?, [1.5, -2.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn accumulate(out: &mut Tensor, x: &Tensor, name: &str) -> Result<()> {
     let op = "accumulate";
     out.expect_dtype(op, "out", DType::F32)?;

@@ -1,32 +1,42 @@
 //! Activation functions, plain and gated, fused with quantization and with a bias gradient.
 //!
-//! In f32, with σ = [`math::sigmoid`](crate::math::sigmoid) and every multiply-add that is one written `fma(a, b, c)` =
-//! a·b + c rounded once; all else is rounded operation by operation, from left to right:
-//!
-//! | name | f(x) | f′(x) |
-//! |---|---|---|
-//! | gelu, geglu | `x·σ(x·fma(x·x, 0.071354814, 1.595769))` | `s·fma(c·(1 − s), fma(c·c, 0.21406444, 1.595769), 1)` |
-//! | silu, swiglu | `x·σ(x)` | `s·fma(c, 1 − s, 1)` |
-//! | qgelu, qgeglu | `x·σ(1.702·x)` | `s·fma(1.702·c, 1 − s, 1)` |
-//! | relu, reglu | `0 if x ≤ 0 else x` | `0 if x ≤ 0 else 1` |
-//! | srelu, sreglu | `r·r`, r = relu(x) | `2·r` |
-//! | glu | `σ(x)` | `s·(1 − s)` |
-//!
-//! `s` is f's σ at `c`, and `c` is x clamped to ±128, where every σ is 0 or 1: so derivatives at infinity are right. gelu
-//! is the tanh form, since ½ + ½·tanh(u) = σ(2u); σ keeps relative precision in the left tail, where the sum cancels.
-//!
-//! Gated: rows of `h` are [activated half | gate half], the output `f(first)·second` has half the columns, and the
-//! gradient is laid out as `h` is: `[(f′(first)·dy)·second | f(first)·dy]`.
+//! The formulas are in the documentation of [`Activation`]; every backend spells them operation by operation.
 
 use crate::backend::dispatch;
 use crate::{Error, Operand, Result, Shape, Slot, Tensor};
 use std::fmt;
 use std::str::FromStr;
 
-/// See the module's table.
+/// An activation function, with Transformer Engine's names.
+///
+/// Everything is computed in f32. σ is [`math::sigmoid`](crate::math::sigmoid), and `fma(a, b, c)` is `a·b + c` rounded once;
+/// all other operations are rounded one by one, from left to right. So the results have the same bits on every backend.
+///
+/// | name | f(x) | f′(x) |
+/// |---|---|---|
+/// | gelu, geglu | `x·σ(x·fma(x·x, 0.071354814, 1.595769))` | `s·fma(c·(1 − s), fma(c·c, 0.21406444, 1.595769), 1)` |
+/// | silu, swiglu | `x·σ(x)` | `s·fma(c, 1 − s, 1)` |
+/// | qgelu, qgeglu | `x·σ(1.702·x)` | `s·fma(1.702·c, 1 − s, 1)` |
+/// | relu, reglu | `0 if x ≤ 0 else x` | `0 if x ≤ 0 else 1` |
+/// | srelu, sreglu | `r·r`, where r = relu(x) | `2·r` |
+/// | glu | `σ(x)` | `s·(1 − s)` |
+///
+/// In f′, `c` is x clamped to ±128, where every σ is 0 or 1, and `s` is the σ of f(c); this keeps derivatives at infinity
+/// finite. gelu is the tanh approximation, written with `½ + ½·tanh(u) = σ(2u)` because σ keeps its relative precision in
+/// the left tail.
+///
+/// A *gated* activation (the names that end in "glu") splits each row `[.., 2n]` of its input into two halves and returns
+/// `f(first)·second`, `[.., n]`. The gradient has the layout of the input: `[f′(first)·dy·second | f(first)·dy]`.
+///
+/// ```
+/// use fp8_kernels::ops::Activation;
+/// assert_eq!("swiglu".parse::<Activation>()?, Activation::Swiglu);
+/// assert!(Activation::Swiglu.is_gated() && !Activation::Silu.is_gated());
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// x·Φ(x), tanh form.
+    /// x·Φ(x), in the tanh approximation.
     Gelu,
     /// max(x, 0).
     Relu,
@@ -36,22 +46,22 @@ pub enum Activation {
     Qgelu,
     /// max(x, 0)².
     Srelu,
-    /// σ, gated.
+    /// Gated σ.
     Glu,
-    /// gelu, gated.
+    /// Gated gelu.
     Geglu,
-    /// relu, gated.
+    /// Gated relu.
     Reglu,
-    /// silu, gated.
+    /// Gated silu.
     Swiglu,
-    /// qgelu, gated.
+    /// Gated qgelu.
     Qgeglu,
-    /// srelu, gated.
+    /// Gated srelu.
     Sreglu,
 }
 
 impl Activation {
-    /// All of them.
+    /// All activations.
     pub const ALL: [Self; 11] = [
         Self::Gelu,
         Self::Relu,
@@ -66,7 +76,7 @@ impl Activation {
         Self::Sreglu,
     ];
 
-    /// Its name in lower case.
+    /// Returns the name in lower case, as [`FromStr`] takes it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gelu => "gelu",
@@ -83,7 +93,7 @@ impl Activation {
         }
     }
 
-    /// Whether it takes two halves and halves the last dimension.
+    /// Returns true for the gated activations, whose output has half the columns of their input.
     pub const fn is_gated(self) -> bool {
         matches!(self, Self::Glu | Self::Geglu | Self::Reglu | Self::Swiglu | Self::Qgeglu | Self::Sreglu)
     }
@@ -120,13 +130,15 @@ impl FromStr for Activation {
     }
 }
 
-/// The activation of `h`, quantized as `slot` says without being rounded in between; in `h`'s dtype where the slot is off.
+/// Applies an activation to `h` and quantizes the result as `slot` says, without rounding it in between.
 ///
-/// `h` is f32, bf16 or f16, of any shape; a gated activation halves the last dimension.
+/// `h` is f32, bf16 or f16 of any shape. The output has the same shape; a gated activation halves the last dimension. If
+/// the slot is off, the output stays in high precision and has `h`'s dtype. FP8 codes and amaxes have the same bits on
+/// every backend.
 ///
 /// # Errors
-/// A dtype that is not a float; an odd last dimension under a gated activation; a user's scale policy that returns no
-/// usable scale.
+/// A dtype that is not a float; an odd last dimension under a gated activation; a custom scale policy that returns an
+/// unusable scale.
 ///
 /// ```
 /// use fp8_kernels::{Device, Encoding, Slot, Tensor, ops};
@@ -142,20 +154,48 @@ pub fn activation(h: &Tensor, activation: Activation, slot: &Slot<'_>) -> Result
     dispatch!(h.device(), activation::activation(h, activation, shape, slot))
 }
 
-/// The gradient of `h` for `dy`, the output's: `h`'s shape and dtype.
+/// Returns the gradient of `h`, given `dy`, the gradient of [`activation`](activation())'s output.
+///
+/// `dy` has the output's shape, and `h` is the input of the forward call; both are f32, bf16 or f16. The result has `h`'s
+/// shape and dtype.
 ///
 /// # Errors
-/// A `dy` of another shape than the output's; dtypes that are not floats; an odd last dimension under a gated activation.
+/// A `dy` whose shape is not the output's; dtypes that are not floats; an odd last dimension under a gated activation.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let h = Tensor::from_vec(vec![2.0f32, 3.0], [1, 2], &cpu)?; // f(2)·3
+/// let dy = Tensor::from_vec(vec![10.0f32], [1, 1], &cpu)?;
+/// let dh = ops::activation_backward(&dy, &h, ops::Activation::Reglu)?;
+/// assert_eq!(dh.to_vec::<f32>()?, [30.0, 20.0]); // f′(2)·10·3 and f(2)·10
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn activation_backward(dy: &Tensor, h: &Tensor, activation: Activation) -> Result<Tensor> {
     check_backward("activation_backward", dy, h, activation)?;
     dispatch!(h.device(), activation::activation_backward(dy, h, activation))
 }
 
-/// [`activation_backward`] quantized as `slot` says without being rounded in between, and its column sums in f32: the bias
-/// gradient of the layer before.
+/// Computes [`activation_backward`], quantizes it as `slot` says, and returns it with its column sums.
+///
+/// This is the backward pass between the two GEMMs of an MLP, in one pass over memory. The gradient is quantized without
+/// being rounded in between; if the slot is off, it has `h`'s dtype. The sums, f32 `[cols]`, are those of the unquantized
+/// gradient: the bias gradient of the layer in front of the activation.
 ///
 /// # Errors
-/// As [`activation_backward`]; a user's scale policy that returns no usable scale.
+/// Those of [`activation_backward`]; a custom scale policy that returns an unusable scale.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Encoding, Slot, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let h = Tensor::from_vec(vec![-1.0f32, 2.0, 3.0, 4.0], [2, 2], &cpu)?;
+/// let dy = Tensor::from_vec(vec![5.0f32, 6.0, 7.0, 8.0], [2, 2], &cpu)?;
+/// let slot = Slot::off(Encoding::E5M2);
+/// let (dh, dbias) = ops::activation_backward_quantize_dbias(&dy, &h, ops::Activation::Relu, &slot)?;
+/// assert_eq!(dh.dequantize(DType::F32)?.to_vec::<f32>()?, [0.0, 6.0, 7.0, 8.0]);
+/// assert_eq!(dbias.to_vec::<f32>()?, [7.0, 14.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn activation_backward_quantize_dbias(
     dy: &Tensor,
     h: &Tensor,

@@ -1,81 +1,16 @@
-//! AdamW, in place, one parameter or all of a step a call. In f32, with g = main_grad · grad_scale and t = step:
-//!
-//! 1. `p = p · (1 − lr·weight_decay)`
-//! 2. `m = m + (1 − beta1)·(g − m)`, `v = beta2·v + (1 − beta2)·g²`
-//! 3. `p = p − lr / (1 − beta1ᵗ) · m / (√v / √(1 − beta2ᵗ) + eps)`
-//!
-//! The factors are computed in f64 on the host and rounded to f32 once. With f32 main parameters those are updated and
-//! rounded into `param`; without, `param` itself is updated in f32 and rounded once. The same bits for any number of
-//! threads.
-//!
-//! A step can depend on the norm of its gradients ([`NormCheck`]): one that is not finite changes nothing.
+//! AdamW in place: one parameter, or all parameters of a step, per call. [`AdamWStep`] has the formula.
 
+use super::adamw_step::{AdamWStep, check_step};
 use crate::backend::{Backend, cuda, dispatch};
 use crate::cells::Counts;
 use crate::{DType, Device, Error, Fp8Tensor, Replayed, Result, Slot, Tensor};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The numbers of one step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamWStep {
-    /// Learning rate.
-    pub lr: f32,
-    /// Decay of the first moment, in `[0, 1)`.
-    pub beta1: f32,
-    /// Decay of the second moment, in `[0, 1)`.
-    pub beta2: f32,
-    /// Added to the root of the second moment.
-    pub eps: f32,
-    /// Decoupled weight decay.
-    pub weight_decay: f32,
-    /// The step's number, from 1 on.
-    pub step: u64,
-    /// Multiplies gradients first: undoes a loss scale, or clips a norm.
-    pub grad_scale: f32,
-}
-
-impl Default for AdamWStep {
-    fn default() -> Self {
-        let (lr, beta1, beta2, eps) = (1e-3, 0.9, 0.999, 1e-8);
-        Self { lr, beta1, beta2, eps, weight_decay: 0.01, step: 1, grad_scale: 1.0 }
-    }
-}
-
-/// What one step multiplies by, in the order in which kernels read it.
-#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub(crate) struct Factors {
-    pub(crate) grad_scale: f32,
-    pub(crate) keep: f32,
-    pub(crate) new_first: f32,
-    pub(crate) beta2: f32,
-    pub(crate) new_second: f32,
-    pub(crate) step_size: f32,
-    pub(crate) root_correction: f32,
-    pub(crate) eps: f32,
-}
-
-impl Factors {
-    pub(crate) fn new(step: &AdamWStep) -> Self {
-        let [lr, beta1, beta2] = [step.lr, step.beta1, step.beta2].map(f64::from);
-        let power = |beta: f64| beta.powf(step.step as f64);
-        Self {
-            grad_scale: step.grad_scale,
-            keep: (1.0 - lr * f64::from(step.weight_decay)) as f32,
-            new_first: (1.0 - beta1) as f32,
-            beta2: step.beta2,
-            new_second: (1.0 - beta2) as f32,
-            step_size: (lr / (1.0 - power(beta1))) as f32,
-            root_correction: (1.0 - power(beta2)).sqrt() as f32,
-            eps: step.eps,
-        }
-    }
-}
-
-/// A step's numbers where the device reads them, so that a recorded step has new ones at each replay.
+/// The numbers of a step in device memory, so that a recorded step can use new ones at each replay.
 ///
-/// What was [`set`](Self::set) last counts when the update runs, or, for a recorded one, when its graph is launched.
+/// An update uses the numbers that were [`set`](Self::set) last before it runs. If it was recorded in a
+/// [`Graph`](crate::Graph), it uses those that were set last before the replay. [`adamw_many_from`] has an example.
 #[derive(Debug)]
 pub struct AdamWFactors {
     device: Device,
@@ -86,17 +21,17 @@ pub struct AdamWFactors {
 }
 
 impl AdamWFactors {
-    /// For updates on `device`.
+    /// Creates the numbers for updates on `device`.
     ///
     /// # Errors
-    /// As [`set`](Self::set); the device is out of memory or failed.
+    /// Those of [`set`](Self::set); a step is being recorded; the device is out of memory or failed.
     pub fn new(step: &AdamWStep, device: &Device) -> Result<Arc<Self>> {
         check_step("adamw", step)?;
         device.expect_eager("adamw", "the optimizer's first step makes its state: run it before")?;
         let factors = Self {
             buffer: match device.backend() {
                 Backend::Cpu => None,
-                Backend::Cuda(gpu) => Some(gpu.alloc(DType::F32, size_of::<Factors>() / 4)?),
+                Backend::Cuda(gpu) => Some(gpu.alloc(DType::F32, size_of::<super::Factors>() / 4)?),
             },
             device: device.clone(),
             step: Mutex::new(*step),
@@ -106,10 +41,11 @@ impl AdamWFactors {
         Ok(Arc::new(factors))
     }
 
-    /// The numbers of the next step. While a step is being recorded they reach the device when it is launched.
+    /// Sets the numbers of the next step. While a step is being recorded, they are copied to the device when it is
+    /// launched.
     ///
     /// # Errors
-    /// A step of 0, an option outside its range; the device failed.
+    /// A step number of 0 or an option outside its range; the device failed.
     pub fn set(&self, step: &AdamWStep) -> Result<()> {
         check_step("adamw", step)?;
         *self.lock() = *step;
@@ -117,7 +53,7 @@ impl AdamWFactors {
         if self.device.capture_number().is_some() { Ok(()) } else { self.upload() }
     }
 
-    /// The numbers as they are set.
+    /// Returns the numbers that were set last.
     pub fn step(&self) -> AdamWStep {
         *self.lock()
     }
@@ -127,7 +63,7 @@ impl AdamWFactors {
         self.buffer.as_ref().map(cuda::Buffer::ptr).ok_or_else(elsewhere)
     }
 
-    /// A copy of the numbers: a panic while they are copied leaves them whole.
+    /// Locks the numbers. They are plain data, so a poisoned lock is still valid.
     fn lock(&self) -> std::sync::MutexGuard<'_, AdamWStep> {
         self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -138,7 +74,7 @@ impl Replayed for AdamWFactors {
         if let (Backend::Cuda(gpu), Some(buffer)) = (self.device.backend(), &self.buffer)
             && self.is_stale.swap(false, Relaxed)
         {
-            let factors = Factors::new(&self.step());
+            let factors = super::Factors::new(&self.step());
             let written = gpu.write(buffer.ptr(), bytemuck::bytes_of(&factors));
             return written.inspect_err(|_| self.is_stale.store(true, Relaxed));
         }
@@ -146,17 +82,16 @@ impl Replayed for AdamWFactors {
     }
 }
 
-/// Skips a step whose gradients have no finite norm. The device decides, so that the host waits for nothing and a recorded
-/// step decides anew at each replay.
+/// Skips a step if the norm of its gradients is infinite or NaN.
 ///
-/// A skipped step changes no parameter, moment or f32 copy. Tensors with a slot are quantized as they are: their codes
-/// are those of the parameters that have stayed.
+/// A skipped step changes no parameter, moment or main parameter. Tensors with a slot are still quantized: their codes are
+/// those of the unchanged parameters. The device decides, so the host does not wait, and a recorded step decides at each
+/// replay. Pass it to [`adamw_groups`], which has an example.
 #[derive(Debug, Clone, Copy)]
 pub struct NormCheck<'a> {
-    /// One f32, such as [`grad_norm`](super::grad_norm) of all gradients of the step. That is computed without overflow: it
-    /// is infinite where a gradient is, and where the norm itself is greater than `f32::MAX`.
+    /// The norm, one f32: usually [`grad_norm`](super::grad_norm()) of all gradients of the step.
     pub norm: &'a Tensor,
-    /// Counts the steps that were skipped.
+    /// Counts the skipped steps.
     pub skipped: &'a SkippedSteps,
 }
 
@@ -176,7 +111,8 @@ impl NormCheck<'_> {
     }
 }
 
-/// A count of skipped steps, on a device. Clones share it.
+/// The number of steps that a [`NormCheck`] has skipped, counted on the device. Clones share the count.
+/// [`adamw_groups`] has an example.
 #[derive(Debug, Clone)]
 pub struct SkippedSteps {
     device: Device,
@@ -184,17 +120,16 @@ pub struct SkippedSteps {
 }
 
 impl SkippedSteps {
-    /// None so far.
+    /// Creates a count of 0.
     ///
     /// # Errors
-    /// A step that is being recorded, whose replays would need the count to be there already; the device is out of memory
-    /// or failed.
+    /// A step is being recorded; the device is out of memory or failed.
     pub fn new(device: &Device) -> Result<Self> {
         device.expect_eager("adamw", "the optimizer's first step makes its state: run it before")?;
         Ok(Self { device: device.clone(), counts: Counts::new(1, device)? })
     }
 
-    /// The count. On a GPU this waits until all work queued so far is done.
+    /// Returns the count. On a GPU this waits until all work queued so far is done.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -202,7 +137,7 @@ impl SkippedSteps {
         Ok(self.counts.read(0..1)?.first().copied().unwrap_or(0))
     }
 
-    /// Sets the count back to 0, behind the work queued so far.
+    /// Sets the count to 0, after the work queued so far.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -223,27 +158,28 @@ impl SkippedSteps {
     }
 }
 
-/// One tensor of [`adamw_many`].
+/// One parameter of [`adamw_many`], with its gradient and optimizer state. All tensors have the parameter's shape.
 #[derive(Debug)]
 pub struct AdamWTensor<'a> {
-    /// What errors call the parameter.
+    /// Identifies the parameter in errors.
     pub name: &'a str,
-    /// The parameter: f32, bf16 or f16.
+    /// The parameter, f32, bf16 or f16.
     pub param: &'a mut Tensor,
-    /// Its accumulated gradient, f32.
+    /// The accumulated gradient, f32.
     pub main_grad: &'a Tensor,
     /// The first moment, f32.
     pub exp_avg: &'a mut Tensor,
     /// The second moment, f32.
     pub exp_avg_sq: &'a mut Tensor,
-    /// The parameter in f32, if it is kept.
+    /// An f32 copy of the parameter, if there is one. The update then reads and writes this copy and rounds it into `param`;
+    /// without it, `param` itself is updated in f32 and rounded once.
     pub main_param: Option<&'a mut Tensor>,
-    /// How the new parameter is quantized, if it is.
+    /// How to quantize the updated parameter; `None` to leave that to a later [`quantize`](super::quantize()).
     pub slot: Option<Slot<'a>>,
 }
 
 impl AdamWTensor<'_> {
-    /// Dtypes, shapes and devices.
+    /// Checks dtypes, shapes and devices.
     fn check(&self, op: &'static str) -> Result<()> {
         let param = &*self.param;
         param.expect_float(op, "param")?;
@@ -262,7 +198,7 @@ impl AdamWTensor<'_> {
         self.slot.map_or(Ok(()), |slot| slot.expect_device(op, param.device()))
     }
 
-    /// Whether nobody else holds what changes.
+    /// Checks that no tensor that changes shares its storage.
     fn check_unique(&self) -> Result<()> {
         let changed = [
             ("", Some(&*self.param)),
@@ -280,13 +216,17 @@ impl AdamWTensor<'_> {
     }
 }
 
-/// Updates all `tensors` of one step, as [`adamw`] does one after the other, and quantizes those new parameters that have
-/// a slot, as [`quantize`](super::quantize) would: the same bits in fewer passes over memory, and on a GPU in one launch.
-/// Returns for each what was quantized. Everything is checked before anything changes.
+/// Updates all `tensors` of one step and quantizes the updated parameters that have a slot.
+///
+/// Each parameter gets the bits that [`adamw`](adamw()) followed by [`quantize`](super::quantize()) gives it, in fewer passes over
+/// memory and, on a GPU, in one launch. Returns the quantized parameter for each tensor that has a slot, and `None` for the
+/// others. All arguments are checked before anything changes.
+///
+/// The numbers of `step` are arguments of the launch, so the call cannot be recorded in a graph: use [`adamw_many_from`].
 ///
 /// # Errors
-/// As [`adamw`]; tensors on different devices. Where a user's scale policy returns no usable scale, or memory for codes is
-/// lacking, parameters may have been updated already.
+/// Those of [`adamw`](adamw()); tensors on different devices. If a custom scale policy returns an unusable scale, or there is no
+/// memory for the codes, some parameters may already have been updated.
 ///
 /// ```
 /// use fp8_kernels::{Cell, Device, Encoding, ScalePolicy, ScaleRule, Slot, Tensor, ops};
@@ -308,7 +248,7 @@ impl AdamWTensor<'_> {
 /// let step = ops::AdamWStep { lr: 0.5, weight_decay: 0.0, ..Default::default() };
 /// let quantized = ops::adamw_many(&mut [tensor], &step)?;
 /// let codes = quantized[0].as_ref().map(|q| q.dequantize(w.dtype())?.to_vec::<f32>()).transpose()?;
-/// assert_eq!(codes, Some(vec![1.5, -2.5])); // one step of 0.5, and on the grid of E4M3
+/// assert_eq!(codes, Some(vec![1.5, -2.5])); // one step of 0.5; E4M3 has both values
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
 pub fn adamw_many(tensors: &mut [AdamWTensor<'_>], step: &AdamWStep) -> Result<Vec<Option<Fp8Tensor>>> {
@@ -319,10 +259,38 @@ pub fn adamw_many(tensors: &mut [AdamWTensor<'_>], step: &AdamWStep) -> Result<V
     dispatch!(device, adamw::adamw_many(tensors, Numbers::Given(step)))
 }
 
-/// [`adamw_many`] with numbers that lie where the device reads them: for steps that are recorded.
+/// Updates all `tensors` of one step with numbers that are stored on the device.
+///
+/// The same as [`adamw_many`], for steps that are recorded in a [`Graph`](crate::Graph): a replay uses the numbers that were
+/// set last. For parameters with different options, such as some without weight decay, use [`adamw_groups`].
 ///
 /// # Errors
-/// As [`adamw_many`]; numbers on another device.
+/// Those of [`adamw_many`]; numbers on another device.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let (mut w, grad) = (Tensor::scalar(1.0, &cpu)?, Tensor::scalar(-3.0, &cpu)?);
+/// let (mut m, mut v) = (Tensor::scalar(0.0, &cpu)?, Tensor::scalar(0.0, &cpu)?);
+/// let mut step = ops::AdamWStep { lr: 0.5, weight_decay: 0.0, ..Default::default() };
+/// let factors = ops::AdamWFactors::new(&step, &cpu)?;
+/// for t in 1..=2 {
+///     step.step = t;
+///     factors.set(&step)?;
+///     let tensor = ops::AdamWTensor {
+///         name: "w",
+///         param: &mut w,
+///         main_grad: &grad,
+///         exp_avg: &mut m,
+///         exp_avg_sq: &mut v,
+///         main_param: None,
+///         slot: None,
+///     };
+///     ops::adamw_many_from(&mut [tensor], &factors)?;
+/// }
+/// assert!((w.item()? - 2.0).abs() < 1e-6); // with a constant gradient, each step is as long as `lr`
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn adamw_many_from(
     tensors: &mut [AdamWTensor<'_>],
     factors: &Arc<AdamWFactors>,
@@ -330,14 +298,16 @@ pub fn adamw_many_from(
     Ok(adamw_groups(&mut [(tensors, factors)], None)?.pop().unwrap_or_default())
 }
 
-/// Tensors that are updated with one set of numbers.
+/// Parameters that are updated with the same numbers.
 pub type AdamWGroup<'a, 't> = (&'a mut [AdamWTensor<'t>], &'a Arc<AdamWFactors>);
 
-/// [`adamw_many_from`] for groups with numbers of their own, as with weight decay and without: all are made ready before
-/// the first is updated. With a `check`, only if it lets the step pass.
+/// Updates several groups of parameters, each with its own numbers, such as one with and one without weight decay.
+///
+/// All groups are checked, and their memory is allocated, before the first is updated. With a `check`, the device skips the
+/// step if the norm of its gradients is not finite. Returns the quantized parameters of each group, as [`adamw_many`] does.
 ///
 /// # Errors
-/// As [`adamw_many_from`]; a norm that is not one f32, or that is on another device.
+/// Those of [`adamw_many_from`]; a norm that is not one f32 or is on another device.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};
@@ -383,7 +353,7 @@ pub fn adamw_groups(
     dispatch!(device, adamw::adamw_groups(groups, check))
 }
 
-/// Where an update finds its numbers.
+/// The numbers of an update: passed with it, or stored on the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Numbers<'a> {
     Given(&'a AdamWStep),
@@ -391,7 +361,7 @@ pub(crate) enum Numbers<'a> {
 }
 
 impl Numbers<'_> {
-    /// As the host knows them.
+    /// Returns the numbers as the host knows them.
     pub(crate) fn step(self) -> AdamWStep {
         match self {
             Self::Given(step) => *step,
@@ -400,7 +370,7 @@ impl Numbers<'_> {
     }
 }
 
-/// The device that all lie on, if there are any.
+/// Checks all tensors and returns their device; `None` if there are no tensors.
 fn check_all(op: &'static str, tensors: &[AdamWTensor<'_>]) -> Result<Option<Device>> {
     let Some(first) = tensors.first() else { return Ok(None) };
     let device = first.param.device().clone();
@@ -412,11 +382,17 @@ fn check_all(op: &'static str, tensors: &[AdamWTensor<'_>]) -> Result<Option<Dev
     Ok(Some(device))
 }
 
-/// Updates `param` (f32, bf16 or f16) and its moments (f32), and `main_param` (f32) if there is one. Where an error is
-/// returned nothing has changed. `name` is what it calls the parameter.
+/// Updates one parameter in place by AdamW; [`AdamWStep`] has the formula.
+///
+/// `param` is f32, bf16 or f16. Its gradient `main_grad`, its moments `exp_avg` and `exp_avg_sq`, and `main_param` are f32
+/// and have its shape. With a `main_param`, the update reads and writes that and rounds it into `param`; without, `param`
+/// itself is updated in f32 and rounded once. If an error is returned, nothing has changed. `name` identifies the parameter
+/// in errors.
+///
+/// The numbers of `step` are arguments of the launch, so the call cannot be recorded in a graph: use [`adamw_many_from`].
 ///
 /// # Errors
-/// Shapes that differ, other dtypes, shared storage, a step of 0, an option outside its range.
+/// Different shapes or devices; other dtypes; shared storage; a step number of 0 or an option outside its range.
 ///
 /// ```
 /// use fp8_kernels::{DType, Device, Tensor, ops};
@@ -425,7 +401,7 @@ fn check_all(op: &'static str, tensors: &[AdamWTensor<'_>]) -> Result<Option<Dev
 /// let (mut m, mut v) = (Tensor::scalar(0.0, &cpu)?, Tensor::scalar(0.0, &cpu)?);
 /// let step = ops::AdamWStep { lr: 0.5, weight_decay: 0.0, ..Default::default() };
 /// ops::adamw(&mut w, &Tensor::scalar(-3.0, &cpu)?, &mut m, &mut v, None, &step, "w")?;
-/// assert!((w.item()? - 1.5).abs() < 1e-6); // the first step is as long as the learning rate
+/// assert!((w.item()? - 1.5).abs() < 1e-6); // the first step is as long as `lr`, whatever the gradient
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
 pub fn adamw(
@@ -445,31 +421,4 @@ pub fn adamw(
     let device = tensor.param.device().clone();
     device.expect_eager(op, "its numbers would be the same at each replay: use adamw_many_from")?;
     dispatch!(device, adamw::adamw(tensor, step))
-}
-
-fn check_step(op: &'static str, step: &AdamWStep) -> Result<()> {
-    let error = |option, value: String, remedy: &str| {
-        Err(Error::Option { op, option, value, remedy: remedy.to_owned() })
-    };
-    for (option, value) in [("beta1", step.beta1), ("beta2", step.beta2)] {
-        if !(0.0..1.0).contains(&value) {
-            return error(option, value.to_string(), "a decay is at least 0 and less than 1");
-        }
-    }
-    for (option, value) in [("lr", step.lr), ("eps", step.eps), ("weight_decay", step.weight_decay)] {
-        if !(value.is_finite() && value >= 0.0) {
-            return error(option, value.to_string(), "give a finite number of at least 0");
-        }
-    }
-    if !step.grad_scale.is_finite() {
-        return error("grad_scale", step.grad_scale.to_string(), "give a finite number, or skip the step");
-    }
-    if step.step == 0 {
-        return error(
-            "step",
-            step.step.to_string(),
-            "steps are numbered from 1: the bias corrections need it",
-        );
-    }
-    Ok(())
 }

@@ -1,24 +1,15 @@
-//! Attention: `o = softmax(softmax_scale · q·kᵀ + mask) · v` for each batch and head, in blocks.
-//!
-//! | tensor | shape | dtype |
-//! |---|---|---|
-//! | q, o, dy, dq | `[batch, queries, heads, head_dim]` | f32, bf16 or f16, one for all |
-//! | k, v, dk, dv | `[batch, keys, groups, head_dim]` | the same |
-//! | key_lengths | `[batch]` | i32 |
-//!
-//! Query head i reads group `i / (heads / groups)`. Scores, softmax and sums are f32; each result is rounded once.
-//! Scores exist one block at a time, in forward and in backward, which computes them again from two numbers a row:
-//! memory grows linearly with the sequence. A row that sees no key gives 0 and sends no gradient.
+//! Attention in blocks: scores are never stored as a whole.
 
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Shape, Tensor};
 
-/// Options of [`attention`].
+/// Options of [`attention`](attention()).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionOptions {
-    /// Query i sees keys 0 ..= i: the diagonal starts at the top left, also where there are more keys than queries.
+    /// Whether query i sees keys 0 ..= i only. The diagonal starts at the top left, even if there are more keys than
+    /// queries. Default: true.
     pub causal: bool,
-    /// What scores are multiplied by; `None` is 1/√head_dim.
+    /// The factor for scores; `None` means 1/√head_dim. Default: `None`.
     pub softmax_scale: Option<f32>,
 }
 
@@ -28,9 +19,10 @@ impl Default for AttentionOptions {
     }
 }
 
-/// What [`attention_backward`] needs beyond inputs and output: the two numbers that make scores probabilities again,
-/// `p = exp(score − row_max) / row_sum`. They are kept apart because their one logarithm would lose the digits of the sum
-/// where scores are large.
+/// What [`attention_backward`] needs besides the inputs and the output of [`attention`](attention()).
+///
+/// Two numbers per row turn scores back into probabilities: `p = exp(score − row_max) / row_sum`. They are not combined into
+/// one log-sum-exp, which would lose digits of the sum if scores are large.
 #[derive(Debug, Clone)]
 pub struct AttentionSaved {
     /// The largest scaled score of each row, f32 `[batch, heads, queries]`; −∞ for a row that sees no key.
@@ -39,7 +31,7 @@ pub struct AttentionSaved {
     pub row_sum: Tensor,
 }
 
-/// One checked call.
+/// The arguments of a call after they have been checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Problem {
     pub(crate) batch: usize,
@@ -53,18 +45,31 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    /// How many keys `query` sees where `length` are not padding.
+    /// Returns how many keys `query` sees, of which the first `length` are not padding.
     pub(crate) fn seen(&self, query: usize, length: usize) -> usize {
         if self.causal { length.min(query + 1) } else { length }
     }
 }
 
-/// `o`, and what backward needs. Keys from `key_lengths` on are padding: no query of that batch entry sees them. A NaN or an
-/// infinity in a key or value that is hidden from a query may reach its output all the same, as 0 · NaN: keep padding finite.
+/// Computes scaled dot-product attention, `o = softmax(softmax_scale · q·kᵀ + mask) · v`, for each batch entry and head.
+///
+/// | tensor | shape | dtype |
+/// |---|---|---|
+/// | `q`, `o` | `[batch, queries, heads, head_dim]` | f32, bf16 or f16, the same for all |
+/// | `k`, `v` | `[batch, keys, groups, head_dim]` | the same |
+/// | `key_lengths` | `[batch]` | i32 |
+///
+/// `groups` divides `heads`: query head i uses key and value head `i / (heads / groups)` (grouped-query attention). Batch
+/// entry b sees its first `key_lengths[b]` keys; the others are padding. A row that sees no key gives 0 and has no gradient.
+/// Hidden keys and values are multiplied by 0, so an infinity or NaN in them can still reach the output: fill padding with
+/// finite numbers.
+///
+/// Scores, softmax and sums are f32, and the result is rounded once. Scores are computed in blocks and never stored as a
+/// whole, so memory grows linearly with the sequence length. Returns `o` and what [`attention_backward`] needs.
 ///
 /// # Errors
-/// Shapes other than the module's table, heads that groups do not divide, a head_dim of 0, different dtypes, a key length
-/// outside 0 ..= keys, a softmax scale that is not finite.
+/// Shapes other than these; heads that are not a multiple of groups; a head_dim of 0; different dtypes; a softmax scale that
+/// is not finite; a key length outside 0 ..= keys, which a GPU reports at the next call that waits for it.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};
@@ -85,10 +90,26 @@ pub fn attention(
     dispatch!(q.device(), attention::attention(q, k, v, key_lengths, &problem))
 }
 
-/// `(dq, dk, dv)`. A group's gradients add its query heads in their order.
+/// Returns `(dq, dk, dv)`, the gradients of [`attention`](attention())'s inputs, given `dy`, the gradient of its output `o`.
+///
+/// Pass the inputs, options and results of the forward call. Scores are computed again, block by block. Each gradient has
+/// the shape and dtype of its tensor; those of a key and value head sum over its query heads, in their order.
 ///
 /// # Errors
-/// As [`attention`]; dy or o of another shape or type than q, a saved state of another call.
+/// Those of [`attention`](attention()); a `dy` or `o` whose shape or dtype is not that of `q`; a `saved` of another call.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let of = |value| Tensor::from_vec(vec![value], [1, 1, 1, 1], &Device::cpu());
+/// let (q, k, v, dy) = (of(1.0f32)?, of(2.0)?, of(5.0)?, of(3.0)?);
+/// let options = ops::AttentionOptions::default();
+/// let (o, saved) = ops::attention(&q, &k, &v, None, options)?;
+/// let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, None, options)?;
+/// // The only key has probability 1, whatever its score: o = v.
+/// assert_eq!((o.to_f32_vec()?, dv.to_f32_vec()?), (vec![5.0], vec![3.0]));
+/// assert_eq!((dq.to_f32_vec()?, dk.to_f32_vec()?), (vec![0.0], vec![0.0]));
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[expect(clippy::too_many_arguments, reason = "the tensors of the forward call, its results, and dy")]
 pub fn attention_backward(
     dy: &Tensor,

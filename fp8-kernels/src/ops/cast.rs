@@ -1,12 +1,15 @@
-//! Conversion between f32, bf16 and f16: to nearest, ties to even, one rounding (f16 and bf16 widen to f32 exactly).
+//! Conversion between f32, bf16 and f16.
 
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Tensor};
 
-/// `x` in `dtype`, any shape. The same dtype shares the storage.
+/// Converts `x` to `dtype`: to the nearest value, ties to even.
+///
+/// Both types are f32, bf16 or f16. Values are rounded once, and widening to f32 is exact; values beyond the range of f16
+/// become infinite. If `x` already has the dtype, the result shares its storage.
 ///
 /// # Errors
-/// A dtype on either side that is not a float.
+/// A dtype that is not a float.
 ///
 /// ```
 /// use fp8_kernels::{DType, Device, Tensor, bf16, ops};

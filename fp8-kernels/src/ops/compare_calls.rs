@@ -1,19 +1,21 @@
-//! Compares what the ranks of a group brought to one call: which call it was, and the scale of their shard.
-//!
-//! `calls` is i32 `[ranks]`, a number that is equal where the call is. `scales` is f32 `[ranks]`, the scale cells of the
-//! ranks: they must have equal bits, and be committed (finite and greater than 0). On a GPU the comparison is queued like
-//! every operation, can be recorded, and its error comes from the next call that waits for the device. The first rank that
-//! differs from rank 0 is named.
+//! Compares what the ranks of a group pass to one collective call.
 
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Shape, Tensor};
 
-/// Compares the ranks of the call that errors name `what`.
+/// Checks that all ranks of a group made the same call, with the same scale for their shards of one tensor.
+///
+/// Use it before gathering quantized shards yourself: codes of different scales cannot be joined. `calls` is i32 `[ranks]`
+/// and contains, for each rank, a number that is equal for equal calls. `scales` is f32 `[ranks]` and contains the ranks'
+/// scale cells; they must have equal bits and be committed, that is, finite and greater than 0. `what` names the call in
+/// errors.
+///
+/// On a GPU the comparison is queued like every operation and can be recorded in a graph; the next call that waits for the
+/// device returns its error.
 ///
 /// # Errors
-/// Ranks that differ, or a scale that is not committed ([`Error::RankCalls`], [`Error::RankScales`]), at once or from the next
-/// call that waits for the device; other dtypes than the module names, more than one dimension, or as many scales as calls
-/// are not there.
+/// [`Error::RankCalls`] or [`Error::RankScales`] with the first rank that differs from rank 0 or has no committed scale.
+/// Other dtypes; more than one dimension; a different number of scales than calls.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};

@@ -1,38 +1,41 @@
-//! Cross-entropy of logits and target ids: `loss = Σ (ln Σⱼ exp xᵢⱼ − xᵢ,ₜᵢ) / n`, over rows whose target counts.
-//!
-//! `logits` is `[.., vocabulary]`, f32, bf16 or f16; `targets` i32, one per row. The loss is one f32: exponentials and their
-//! sums in f32 relative to the row's largest logit, logarithms and the sum of rows in f64. n is the number of targets
-//! that count, or the caller's. `dxᵢⱼ = loss_scale / n · (softmax(xᵢ)ⱼ − [j = tᵢ])`, 0 for ignored rows, in the logits' type.
+//! The cross-entropy of logits and target ids, and its gradient.
 
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Shape, Tensor};
 
-/// Options of [`cross_entropy`].
+/// Options of [`cross_entropy`](cross_entropy()).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CrossEntropyOptions {
-    /// Rows with this target count for nothing; it may lie outside the vocabulary.
+    /// Rows with this target are ignored; it may be outside the vocabulary. Default: `None` (PyTorch's is -100).
     pub ignore_index: Option<i32>,
-    /// What the sum is divided by, where it is only a part: targets of the whole global batch, for example. `None`: the
-    /// number of targets that count here.
+    /// What the sum of losses is divided by, for example the number of targets in the global batch if this call sees only a
+    /// part of it. `None` means the number of targets in this call that are not ignored. Default: `None`.
     pub normalizer: Option<f32>,
 }
 
-/// What [`cross_entropy_backward`] needs beyond its inputs: `softmax(x)ⱼ = exp(xⱼ − row_max) / row_sum`.
+/// What [`cross_entropy_backward`] needs besides the inputs: `softmax(x)ⱼ = exp(xⱼ − row_max) / row_sum`.
 #[derive(Debug, Clone)]
 pub struct CrossEntropySaved {
     /// The largest logit of each row, f32 `[rows]`.
     pub row_max: Tensor,
     /// `Σ exp(x − row_max)`, f32 `[rows]`.
     pub row_sum: Tensor,
-    /// How many targets counted, one i32.
+    /// The number of targets that were not ignored, one i32.
     pub count: Tensor,
 }
 
-/// The mean loss, one f32; 0 if no target counts.
+/// Computes the mean cross-entropy of logits and target ids: `Σᵢ (ln Σⱼ exp xᵢⱼ − xᵢ,ₜᵢ) / n`.
+///
+/// `logits` is `[.., vocabulary]` in f32, bf16 or f16, and `targets` has one i32 per row. The sum is over the rows whose
+/// target is not ignored, and n is their number unless [`CrossEntropyOptions::normalizer`] is set. Returns the loss, one f32,
+/// which is 0 if all targets are ignored, and what [`cross_entropy_backward`] needs.
+///
+/// Exponentials and their sums are f32, relative to the row's largest logit. Logarithms and the sum over rows are f64 on the
+/// CPU, and pairs of f32, which are nearly as precise, on a GPU.
 ///
 /// # Errors
-/// Another number of targets than rows, more rows than 2³¹ − 1, a target out of range, other dtypes than the module names, a normalizer that is
-/// not finite and greater than 0.
+/// A number of targets that is not the number of rows; more than 2³¹ − 1 rows; other dtypes; a normalizer that is not finite
+/// and greater than 0; a target outside the vocabulary, which a GPU reports at the next call that waits for it.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};
@@ -52,10 +55,24 @@ pub fn cross_entropy(
     dispatch!(logits.device(), cross_entropy::cross_entropy(logits, targets, options))
 }
 
-/// The gradient of the logits, times `loss_scale`, in their type.
+/// Returns the gradient of the logits: `dxᵢⱼ = loss_scale / n · (softmax(xᵢ)ⱼ − [j = tᵢ])`, and 0 for ignored rows.
+///
+/// Pass the inputs and options of the forward call and what it returned; n is that of [`cross_entropy`](cross_entropy()). The result has
+/// the shape and dtype of the logits. Pass a `loss_scale` of 1 unless the gradients would underflow in 16 bits.
 ///
 /// # Errors
-/// As [`cross_entropy`]; a saved state of another call.
+/// Those of [`cross_entropy`](cross_entropy()); a `saved` of another call.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let logits = Tensor::from_vec(vec![0.0f32; 4], [1, 4], &Device::cpu())?;
+/// let targets = Tensor::from_vec(vec![3], [1], &Device::cpu())?;
+/// let options = ops::CrossEntropyOptions::default();
+/// let (_, saved) = ops::cross_entropy(&logits, &targets, &options)?;
+/// let dx = ops::cross_entropy_backward(&logits, &targets, &saved, &options, 1.0)?;
+/// assert_eq!(dx.to_vec::<f32>()?, [0.25, 0.25, 0.25, -0.75]); // softmax, less 1 at the target
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn cross_entropy_backward(
     logits: &Tensor,
     targets: &Tensor,

@@ -1,16 +1,16 @@
 //! Sums and products element by element, in f32, rounded once.
-//!
-//! `add`: `f32(a) + f32(b)`. `bias`: `f32(x) + f32(bias)` on every row. `scale`: `f32(x) · factor`. Arguments f32, bf16 or
-//! f16, also of different types; the output has the first one's shape and dtype.
 
 use super::gemm::check_bias;
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Tensor};
 
-/// `a + b` in `a`'s dtype.
+/// Returns `a + b`, as when a residual connection is added.
+///
+/// Both have the same shape and are f32, bf16 or f16, also different ones. They are added in f32 and rounded once to `a`'s
+/// dtype.
 ///
 /// # Errors
-/// Different shapes, dtypes that are not floats.
+/// Different shapes or devices; dtypes that are not floats.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};
@@ -26,39 +26,72 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     dispatch!(a.device(), elementwise::add(a, b))
 }
 
-/// `x` plus `bias` on each row: `[.., n]` and `[n]`, in `x`'s dtype.
+/// Adds `bias`, `[n]`, to each row of `x`, `[.., n]`.
+///
+/// Both are f32, bf16 or f16. They are added in f32 and rounded once to the dtype of `x`. [`fprop`](super::fprop) and the
+/// other GEMMs take a bias themselves; use `bias` after a product whose bias has to be added later, such as that of a
+/// row-parallel layer, which must be added once after the ranks' results have been summed.
 ///
 /// # Errors
-/// A bias of another length than the last dimension, dtypes that are not floats.
+/// A bias whose length is not the last dimension; different devices; dtypes that are not floats.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::cpu())?;
+/// let b = Tensor::from_vec(vec![10.0f32, 20.0], [2], &Device::cpu())?;
+/// assert_eq!(ops::bias(&x, &b)?.to_vec::<f32>()?, [11.0, 22.0, 13.0, 24.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
     x.expect_float("bias", "x")?;
     check_bias("bias", Some(bias), x.shape().last_dim(), x)?;
     dispatch!(x.device(), elementwise::bias(x, bias))
 }
 
-/// `x · factor` in `x`'s dtype.
+/// Returns `x · factor`, computed in f32 and rounded once to the dtype of `x`.
+///
+/// `factor` is an argument of the launch: a graph that records the call uses the same factor at each replay.
 ///
 /// # Errors
 /// A dtype that is not a float.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let x = Tensor::from_vec(vec![1.0f32, -3.0], [2], &Device::cpu())?;
+/// assert_eq!(ops::scale(&x, 0.5)?.to_vec::<f32>()?, [0.5, -1.5]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn scale(x: &Tensor, factor: f32) -> Result<Tensor> {
     x.expect_float("scale", "x")?;
     dispatch!(x.device(), elementwise::scale(x, factor))
 }
 
-/// `x *= factor`. `name` is what an error calls `x`.
+/// Multiplies `x` by `factor` in place, for example to average accumulated gradients. `name` identifies `x` in errors.
+///
+/// The product is computed in f32 and rounded once. A graph that records the call uses the same factor at each replay.
 ///
 /// # Errors
-/// Shared storage, a dtype that is not a float.
+/// Shared storage; a dtype that is not a float.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let mut main_grad = Tensor::from_vec(vec![8.0f32, -4.0], [2], &Device::cpu())?;
+/// ops::scale_in_place(&mut main_grad, 0.25, "fc1.weight.main_grad")?; // the mean over four micro-batches
+/// assert_eq!(main_grad.to_vec::<f32>()?, [2.0, -1.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn scale_in_place(x: &mut Tensor, factor: f32, name: &str) -> Result<()> {
     x.expect_float("scale_in_place", "x")?;
     dispatch!(x.device(), elementwise::scale_in_place(x, factor, name))
 }
 
-/// `x *= max_norm / norm` where the `norm`, one f32 on the device of `x`, is larger than `max_norm` and finite; else nothing.
-/// The host does not wait for it. `name` is what an error calls `x`.
+/// Multiplies `x` by `max_norm / norm` in place if `norm` is finite and larger than `max_norm`; else leaves it unchanged.
+///
+/// Clips gradients: pass the [`grad_norm`](super::grad_norm()) of all of them and call this for each. `norm` is one f32 on the
+/// device of `x`, which is not read to the host. `name` identifies `x` in errors.
 ///
 /// # Errors
-/// Shared storage, a dtype that is not a float, a norm that is not one f32, a `max_norm` that is not greater than 0.
+/// Shared storage; a dtype that is not a float; a norm that is not one f32; a `max_norm` that is not greater than 0.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};

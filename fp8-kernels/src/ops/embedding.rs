@@ -1,15 +1,16 @@
-//! Rows of a table by id: `y[i, :] = table[ids[i], :]`; backward adds `dy[i, :]` to row `ids[i]`.
-//!
-//! `ids` is i32 of any shape, `table` `[vocabulary, hidden]` in f32, bf16 or f16; the result has the shape of `ids` with
-//! `hidden` behind it, and the table's type. Gradients are f32; a row's are added in the order of the ids.
+//! Looks up rows of a table by id, and adds their gradients.
 
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Shape, Tensor};
 
-/// Looks up `ids`.
+/// Looks up rows of a table: `y[i, :] = table[ids[i], :]`.
+///
+/// `ids` is i32 of up to five dimensions, and `table` is `[vocabulary, hidden]` in f32, bf16 or f16. The result has the
+/// shape of `ids` followed by `hidden`, and the table's dtype.
 ///
 /// # Errors
-/// Ids of another type than i32 or out of range, a table that is not a float matrix.
+/// Ids that are not i32; a table that is not a float matrix; an id outside the table, which a GPU reports at the next call
+/// that waits for it.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};
@@ -25,10 +26,24 @@ pub fn embedding(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
     dispatch!(table.device(), embedding::embedding(ids, table, shape))
 }
 
-/// `dtable[ids[i], :] += dy[i, :]`, in f32. `name` is what an error calls `dtable`.
+/// Adds the gradient of [`embedding`](embedding())'s table to `dtable`: `dtable[ids[i], :] += dy[i, :]`.
+///
+/// `dy` has the shape of the lookup's result and is f32, bf16 or f16; `dtable` is f32 `[vocabulary, hidden]`. Rows of `dy`
+/// with the same id are added in the order of the ids, so the result is the same each time. `name` identifies `dtable` in
+/// errors.
 ///
 /// # Errors
-/// As [`embedding`]; `dy` of another shape than the lookup's result, `dtable` of another type than f32, or shared.
+/// Those of [`embedding`](embedding()); a `dy` of another shape; a `dtable` that is not f32 or shares its storage.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Tensor, ops};
+/// let ids = Tensor::from_vec(vec![1, 1, 0], [3], &Device::cpu())?;
+/// let dy = Tensor::from_vec(vec![1.0f32, 2.0, 4.0], [3, 1], &Device::cpu())?;
+/// let mut dtable = Tensor::zeros([2, 1], DType::F32, &Device::cpu())?;
+/// ops::embedding_backward(&dy, &ids, &mut dtable, "embedding.weight.main_grad")?;
+/// assert_eq!(dtable.to_vec::<f32>()?, [4.0, 3.0]); // row 0 from the last id, row 1 from the first two
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn embedding_backward(dy: &Tensor, ids: &Tensor, dtable: &mut Tensor, name: &str) -> Result<()> {
     let op = "embedding_backward";
     dy.expect_float(op, "dy")?;
@@ -42,7 +57,7 @@ pub fn embedding_backward(dy: &Tensor, ids: &Tensor, dtable: &mut Tensor, name: 
     dispatch!(dtable.device(), embedding::embedding_backward(dy, ids, dtable, name))
 }
 
-/// The result's shape.
+/// Returns the result's shape.
 fn check(op: &'static str, ids: &Tensor, table: &Tensor) -> Result<Shape> {
     ids.expect_dtype(op, "ids", DType::I32)?;
     table.device().expect_same(op, ids.device())?;

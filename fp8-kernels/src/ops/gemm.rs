@@ -1,14 +1,9 @@
-//! Matrix product in high precision: f32 sums, then bias in f32, then one rounding to the output type.
-//!
-//! An f32 bias is first rounded to the type of a 16-bit output, as Transformer Engine does: cuBLASLt takes no other. With an
-//! f32 output it is added as it is.
-//!
-//! Operands f32, bf16 or f16 in any mixture, taken as matrices `[product of the leading dimensions, last]`.
+//! The matrix product in high precision: f32 sums, then the bias in f32, then one rounding to the output's type.
 
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Shape, Tensor};
 
-/// Which operands are read transposed, in row-major terms.
+/// Selects the operands of a [`gemm`](gemm()) that are transposed. All matrices are row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// `a[m, k] · b[k, n]`.
@@ -19,16 +14,23 @@ pub enum Layout {
     Tn,
 }
 
-/// `a · b` as `layout` says, `[m, n]`, plus `bias[n]` on each row.
+/// Returns the matrix product of `a` and `b`, transposed as `layout` says, plus `bias` on each row.
+///
+/// The operands are f32, bf16 or f16, also different ones, and are used as matrices `[product of the leading dimensions,
+/// last dimension]`. The result is `[m, n]` in `dtype`; if the rows of `a` are those of the result (`Nn`, `Nt`), it keeps
+/// `a`'s leading dimensions. Products are summed in f32, the `[n]` bias is added in f32, and the result is rounded once.
+/// For a 16-bit `dtype`, an f32 bias is first rounded to `dtype`, as in Transformer Engine.
+///
+/// On a GPU this is a product of cuBLASLt, whose order of summation differs from the CPU's.
 ///
 /// # Errors
-/// Dimensions that do not fit, a bias of another length than n, dtypes that are not floats; a product of more elements than
-/// a tensor can have, or than fit into memory.
+/// Dimensions that do not match; a bias whose length is not n; dtypes that are not floats; a result with more elements than
+/// a tensor can have or memory holds.
 ///
 /// ```
 /// use fp8_kernels::{DType, Device, Tensor, ops};
 /// let a = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::cpu())?;
-/// let y = ops::gemm(&a, &a, ops::Layout::Nt, None, DType::F32)?;
+/// let y = ops::gemm(&a, &a, ops::Layout::Nt, None, DType::F32)?; // a · aᵀ
 /// assert_eq!(y.to_vec::<f32>()?, [5.0, 11.0, 11.0, 25.0]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
@@ -40,10 +42,23 @@ pub fn gemm(a: &Tensor, b: &Tensor, layout: Layout, bias: Option<&Tensor>, dtype
     dispatch!(a.device(), gemm::gemm(a, b, layout, dims, bias.as_ref(), dtype))
 }
 
-/// `out += a · b`, into f32. `name` is what an error calls `out`.
+/// Adds the matrix product of `a` and `b`, transposed as `layout` says, to `out` in place.
+///
+/// `out` is f32 `[m, n]`. Weight gradients are accumulated in this way. `name` identifies `out` in errors.
 ///
 /// # Errors
-/// As [`gemm()`]; `out` of another shape or type, or shared.
+/// Those of [`gemm`](gemm()); an `out` that has another shape, is not f32 or shares its storage.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let dy = Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &cpu)?;
+/// let x = Tensor::from_vec(vec![3.0f32, 4.0], [1, 2], &cpu)?;
+/// let mut dw = Tensor::from_vec(vec![10.0f32; 4], [2, 2], &cpu)?;
+/// ops::gemm_accumulate(&dy, &x, ops::Layout::Tn, &mut dw, "fc1.weight.main_grad")?; // dw += dyᵀ · x
+/// assert_eq!(dw.to_vec::<f32>()?, [13.0, 14.0, 16.0, 18.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn gemm_accumulate(a: &Tensor, b: &Tensor, layout: Layout, out: &mut Tensor, name: &str) -> Result<()> {
     let op = "gemm_accumulate";
     let [m, n, k] = check(op, a, b, layout)?;
@@ -51,7 +66,7 @@ pub fn gemm_accumulate(a: &Tensor, b: &Tensor, layout: Layout, out: &mut Tensor,
     dispatch!(a.device(), gemm::gemm_accumulate(a, b, layout, [m, n, k], out, name))
 }
 
-/// `[m, n, k]`.
+/// Checks the operands and returns `[m, n, k]`.
 fn check(op: &'static str, a: &Tensor, b: &Tensor, layout: Layout) -> Result<[usize; 3]> {
     a.expect_float(op, "a")?;
     b.expect_float(op, "b")?;
@@ -70,7 +85,7 @@ fn check(op: &'static str, a: &Tensor, b: &Tensor, layout: Layout) -> Result<[us
     Ok([m, n, k])
 }
 
-/// The product's shape: `a`'s leading dimensions before n where they are the rows, else `[m, n]`.
+/// Returns the product's shape: `a`'s leading dimensions, then n, if they are its rows; else `[m, n]`.
 pub(crate) fn output_shape(a: &Tensor, layout: Layout, [m, n]: [usize; 2]) -> Shape {
     if layout == Layout::Tn { Shape::from([m, n]) } else { a.shape().with_last(n) }
 }
@@ -92,7 +107,7 @@ pub(super) fn check_bias(op: &'static str, bias: Option<&Tensor>, n: usize, like
     })
 }
 
-/// The bias that a product adds to an output of `dtype`: one in f32 is rounded to a 16-bit output's type.
+/// Returns the bias that a product adds to an output of `dtype`: an f32 bias is rounded to a 16-bit output's type.
 pub(super) fn rounded_bias(bias: Option<&Tensor>, dtype: DType) -> Result<Option<Tensor>> {
     let is_rounded = |bias: &Tensor| bias.dtype() == DType::F32 && dtype != DType::F32;
     bias.map(|bias| if is_rounded(bias) { super::cast(bias, dtype) } else { Ok(bias.clone()) }).transpose()

@@ -1,30 +1,47 @@
-//! FP8 matrix product, TN in BLAS words: `y[m, n] = ((Σₖ a[m, k] · b[n, k]) · scale_inv_a) · scale_inv_b`.
+//! The FP8 matrix product, TN in BLAS terms: `y[m, n] = ((Σₖ a[m, k] · b[n, k]) · scale_inv_a) · scale_inv_b`.
 //!
-//! f32 accumulation, then bias in f32, then one rounding to the output type. An f32 bias is first rounded to the type of a
-//! 16-bit output, as in [`gemm()`](super::gemm()); into f32 and into FP8 codes it is added as it is. E4M3×E4M3, E4M3×E5M2, E5M2×E4M3. Any m, n, k:
-//! where hardware wants multiples of 16 the library pads with zeros inside, which reach no amax.
-//!
-//! That is the CPU's rule, to the bit. On a GPU the product is cuBLASLt's: it may multiply the factors with each other first,
-//! and the tensor cores of Ada and Hopper align what they add at a time to the largest of it, with fewer bits than f32 has.
+//! m, n and k may have any values: where hardware requires multiples of 16, the backend pads with zeros, which reach no amax.
 
 use super::gemm::{check_bias, check_out, check_output, rounded_bias};
 use crate::backend::dispatch;
 use crate::{DType, Encoding, Error, Fp8Tensor, Operand, Result, Slot, Tensor};
 
-/// How tensor cores add up products. The CPU adds in f32 either way.
+/// Selects how tensor cores add up the products of [`gemm_fp8`](gemm_fp8()). The CPU adds in f32 either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Accumulation {
-    /// Inside the tensor core, with fewer bits: for fprop.
+    /// Fast accumulation: inside the tensor core, with fewer bits than f32. The usual choice for fprop.
     Fast,
-    /// Promoted to f32 at intervals: for dgrad and wgrad.
+    /// Split accumulation: partial sums are moved to f32 at intervals. The usual choice for dgrad and wgrad.
     Split,
 }
 
-/// `a[m, k] · b[n, k]ᵀ` with the operands' factors, plus `bias[n]`.
+/// Returns the product of two FP8 tensors, `((Σₖ a[m, k] · b[n, k]) · scale_inv_a) · scale_inv_b`, plus `bias`.
+///
+/// `a` is `[.., k]` and `b` is `[n, k]`; the result is `[.., n]` in `dtype`, which is f32, bf16 or f16. The encodings are
+/// E4M3×E4M3, E4M3×E5M2 or E5M2×E4M3. m, n and k may have any values: where hardware requires multiples of 16, the operands
+/// are padded with zeros inside. Products are summed in f32, the `[n]` bias is added in f32, and the result is rounded once.
+/// For a 16-bit `dtype`, an f32 bias is first rounded to `dtype`, as in Transformer Engine.
+///
+/// On a GPU this is a product of cuBLASLt, which may multiply the two factors with each other first. The tensor cores of Ada
+/// and Hopper sum with fewer bits than f32; `accumulation` selects how.
 ///
 /// # Errors
-/// Last dimensions that differ, E5M2×E5M2, a bias of another length than n, an output type that is not a float; a product
-/// of more elements than a tensor can have, or than fit into memory.
+/// Different last dimensions; E5M2×E5M2; a bias whose length is not n; a `dtype` that is not a float; a result with more
+/// elements than a tensor can have or memory holds.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let fp8 = |codes: [u8; 2], scale_inv: f32| {
+///     let codes = Tensor::from_vec(codes.to_vec(), [1, 2], &cpu)?;
+///     Fp8Tensor::from_codes(codes, [1, 2], Encoding::E4M3, Tensor::scalar(scale_inv, &cpu)?)
+/// };
+/// let a = fp8([0x38, 0x40], 0.5)?; // the codes of 1 and 2, times 0.5
+/// let b = fp8([0x44, 0x48], 10.0)?; // the codes of 3 and 4, times 10
+/// let y = ops::gemm_fp8(&a, &b, None, DType::F32, ops::Accumulation::Fast)?;
+/// assert_eq!(y.to_vec::<f32>()?, [55.0]); // (1·3 + 2·4) · 0.5 · 10
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn gemm_fp8(
     a: &Fp8Tensor,
     b: &Fp8Tensor,
@@ -39,10 +56,23 @@ pub fn gemm_fp8(
     dispatch!(a.device(), gemm_fp8::gemm_fp8(a, b, dims, bias.as_ref(), dtype, accumulation))
 }
 
-/// `out += a · bᵀ`, into f32: a weight gradient's accumulation. `name` is what an error calls `out`.
+/// Adds the product of two FP8 tensors, as [`gemm_fp8`](gemm_fp8()) computes it, to `out` in place, with split accumulation.
+///
+/// `out` is f32 `[m, n]`. Weight gradients are accumulated in this way. `name` identifies `out` in errors.
 ///
 /// # Errors
-/// As [`gemm_fp8`]; `out` of another shape or type, or shared.
+/// Those of [`gemm_fp8`](gemm_fp8()); an `out` that has another shape, is not f32 or shares its storage.
+///
+/// ```
+/// use fp8_kernels::{Device, Encoding, Fp8Tensor, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let codes = Tensor::from_vec(vec![0x38u8, 0x40], [2, 1], &cpu)?; // 1 and 2
+/// let a = Fp8Tensor::from_codes(codes, [2, 1], Encoding::E4M3, Tensor::scalar(1.0, &cpu)?)?;
+/// let mut dw = Tensor::from_vec(vec![10.0f32; 4], [2, 2], &cpu)?;
+/// ops::gemm_fp8_accumulate(&a, &a, &mut dw, "fc1.weight.main_grad")?;
+/// assert_eq!(dw.to_vec::<f32>()?, [11.0, 12.0, 12.0, 14.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn gemm_fp8_accumulate(a: &Fp8Tensor, b: &Fp8Tensor, out: &mut Tensor, name: &str) -> Result<()> {
     let op = "gemm_fp8_accumulate";
     let [m, n, k] = check(op, a, b)?;
@@ -50,11 +80,31 @@ pub fn gemm_fp8_accumulate(a: &Fp8Tensor, b: &Fp8Tensor, out: &mut Tensor, name:
     dispatch!(a.device(), gemm_fp8::gemm_fp8_accumulate(a, b, [m, n, k], out, name))
 }
 
-/// [`gemm_fp8`] with an FP8 output: quantized as `slot` says, its amax taken before scaling and merged. Where the slot is
-/// off the output is `dtype`.
+/// Computes [`gemm_fp8`](gemm_fp8()) with fast accumulation and quantizes the result as `slot` says.
+///
+/// Use it if the next operation takes FP8, as in a chain of products: the high-precision result is never written to memory.
+/// The bias is added in f32, the amax is taken before scaling, and the result is rounded once,
+/// to FP8. If the slot is off, the output stays in high precision and has `dtype`.
+///
+/// On a GPU this is one kernel of cuBLASLt if the slot's scale is already set and nothing is counted; otherwise the product
+/// is quantized in a second pass.
 ///
 /// # Errors
-/// As [`gemm_fp8`].
+/// Those of [`gemm_fp8`](gemm_fp8()); a custom scale policy that returns an unusable scale.
+///
+/// ```
+/// use fp8_kernels::{Cell, DType, Device, Encoding, Fp8Tensor, REST, ScalePolicy, ScaleRule, Slot, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let codes = Tensor::from_vec(vec![0x38u8, 0x40], [1, 2], &cpu)?; // 1 and 2
+/// let a = Fp8Tensor::from_codes(codes, [1, 2], Encoding::E4M3, Tensor::scalar(1.0, &cpu)?)?;
+/// let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+/// let (scale, amax) = (Cell::new(8.0, &cpu)?, Cell::new(REST, &cpu)?);
+/// let slot = Slot { amax: Some(&amax), ..Slot::fixed(Encoding::E4M3, &scale, &rule) };
+/// let y = ops::gemm_fp8_quantize(&a, &a, None, &slot, DType::BF16)?;
+/// assert_eq!(amax.read()?, 5.0); // 1·1 + 2·2, before scaling
+/// assert_eq!(y.dequantize(DType::F32)?.to_vec::<f32>()?, [5.0]); // the code of 40, divided by 8
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn gemm_fp8_quantize(
     a: &Fp8Tensor,
     b: &Fp8Tensor,
@@ -70,7 +120,7 @@ pub fn gemm_fp8_quantize(
     dispatch!(a.device(), gemm_fp8::gemm_fp8_quantize(a, b, dims, bias, slot, dtype))
 }
 
-/// The product in f32, then quantized: the output is rounded once.
+/// Quantizes the product in f32, so that the output is rounded once.
 pub(crate) fn product_then_quantize(
     a: &Fp8Tensor,
     b: &Fp8Tensor,

@@ -1,15 +1,17 @@
-//! The L2 norm over all gradients together: `√(Σ gᵢ²)`.
-//!
-//! f32, bf16 or f16 tensors of any shapes; squares and sums in f64, so that no f32 gradient overflows them, in an order
-//! that depends on the sizes alone. One f32; infinite if a gradient is, NaN if one is.
+//! The L2 norm over several tensors.
 
 use crate::backend::dispatch;
 use crate::{Error, Result, Tensor};
 
-/// The norm of all `grads`, in their order.
+/// Returns the L2 norm over all elements of all `grads`, `√(Σ gᵢ²)`, as one f32 on their device.
+///
+/// The tensors are f32, bf16 or f16 and may have different shapes. Squares and their sum do not overflow: the norm is
+/// infinite only if a gradient is, or if it exceeds `f32::MAX`, and NaN if a gradient is NaN. The order of the sum depends on
+/// the sizes alone, so the result is the same each time. Pass it to [`clip_in_place`](super::clip_in_place) or
+/// [`NormCheck`](super::NormCheck); neither reads it to the host.
 ///
 /// # Errors
-/// No tensor at all, a dtype that is not a float, tensors on two devices.
+/// An empty list; a dtype that is not a float; tensors on different devices.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};

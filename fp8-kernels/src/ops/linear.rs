@@ -1,18 +1,26 @@
 //! The three GEMMs of a Linear, for operands in FP8 or in high precision.
-//!
-//! | pass | product | shapes |
-//! |---|---|---|
-//! | fprop | `y = x · wᵀ + bias` | `[m, k] · [n, k]ᵀ` |
-//! | dgrad | `dx = dy · w` | `[m, n] · [n, k]` |
-//! | wgrad | `dw += dyᵀ · x` | `[m, n]ᵀ · [m, k]` |
 
 use super::{Accumulation, Layout, gemm, gemm_accumulate, gemm_fp8, gemm_fp8_accumulate};
 use crate::{DType, Error, Operand, Result, Tensor};
 
-/// `x · wᵀ + bias` in `dtype`, fast accumulation.
+/// Computes the forward product of a Linear, `y = x · wᵀ + bias`, in `dtype`.
+///
+/// `x` is `[.., k]`, `w` is `[n, k]`, `bias` is `[n]`, and the result is `[.., n]`. Two FP8 operands are multiplied by
+/// [`gemm_fp8`](gemm_fp8()) with fast accumulation, two in high precision by [`gemm`](gemm()); so a layer calls `fprop` with whatever
+/// [`quantize`](super::quantize()) returns.
 ///
 /// # Errors
-/// One operand in FP8 and the other not; all errors of the GEMMs.
+/// One operand in FP8 and the other in high precision; those of the GEMMs.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Operand, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let x = Operand::High(Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &cpu)?);
+/// let w = Operand::High(Tensor::from_vec(vec![3.0f32, 4.0, 5.0, 6.0], [2, 2], &cpu)?);
+/// let bias = Tensor::from_vec(vec![0.5f32, -0.5], [2], &cpu)?;
+/// assert_eq!(ops::fprop(&x, &w, Some(&bias), DType::F32)?.to_vec::<f32>()?, [11.5, 16.5]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn fprop(x: &Operand, w: &Operand, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
     match (x, w) {
         (Operand::Fp8(x), Operand::Fp8(w)) => gemm_fp8(x, w, bias, dtype, Accumulation::Fast),
@@ -21,10 +29,22 @@ pub fn fprop(x: &Operand, w: &Operand, bias: Option<&Tensor>, dtype: DType) -> R
     }
 }
 
-/// `dy · w` in `dtype`, split accumulation.
+/// Computes the gradient of a Linear's input, `dx = dy · w`, in `dtype`.
+///
+/// `dy` is `[.., n]`, `w` is `[n, k]`, and the result is `[.., k]`. FP8 operands are multiplied with split accumulation. The
+/// product reads the transpose of `w`: quantize it with a slot whose `columnwise` is true.
 ///
 /// # Errors
-/// As [`fprop`].
+/// Those of [`fprop`].
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Operand, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let dy = Operand::High(Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &cpu)?);
+/// let w = Operand::High(Tensor::from_vec(vec![3.0f32, 4.0, 5.0, 6.0], [2, 2], &cpu)?);
+/// assert_eq!(ops::dgrad(&dy, &w, DType::F32)?.to_vec::<f32>()?, [13.0, 16.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn dgrad(dy: &Operand, w: &Operand, dtype: DType) -> Result<Tensor> {
     match (dy, w) {
         (Operand::Fp8(dy), Operand::Fp8(w)) => {
@@ -35,10 +55,25 @@ pub fn dgrad(dy: &Operand, w: &Operand, dtype: DType) -> Result<Tensor> {
     }
 }
 
-/// `dw += dyᵀ · x` into f32, split accumulation. `name` is what an error calls `dw`.
+/// Adds the gradient of a Linear's weight to `dw` in place: `dw += dyᵀ · x`.
+///
+/// `dy` is `[.., n]`, `x` is `[.., k]`, and `dw` is f32 `[n, k]`. FP8 operands are multiplied with split accumulation. The
+/// product reads the transposes of both: quantize them with slots whose `columnwise` is true. `name` identifies `dw` in
+/// errors.
 ///
 /// # Errors
-/// As [`fprop`]; `dw` of another shape or type, or shared.
+/// Those of [`fprop`]; a `dw` that has another shape, is not f32 or shares its storage.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Operand, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let dy = Operand::High(Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &cpu)?);
+/// let x = Operand::High(Tensor::from_vec(vec![3.0f32, 4.0], [1, 2], &cpu)?);
+/// let mut dw = Tensor::zeros([2, 2], DType::F32, &cpu)?;
+/// ops::wgrad(&dy, &x, &mut dw, "fc1.weight.main_grad")?;
+/// assert_eq!(dw.to_vec::<f32>()?, [3.0, 4.0, 6.0, 8.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn wgrad(dy: &Operand, x: &Operand, dw: &mut Tensor, name: &str) -> Result<()> {
     match (dy, x) {
         (Operand::Fp8(dy), Operand::Fp8(x)) => {

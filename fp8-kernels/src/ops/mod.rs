@@ -1,10 +1,47 @@
-//! Every operation, one file each: checks shapes, dtypes and devices, then dispatches to the backend.
+//! The operations on tensors: quantization, matrix products, activations, norms, attention, losses and AdamW.
 //!
-//! The file of the same name below a backend computes it, the one below `tests/conformance` proves it.
+//! Every function checks its arguments, runs on their device, and returns its result or an error that states the offending
+//! shapes or values and what would be right. What follows holds for all of them.
+//!
+//! **Shapes.** Tensors are row-major and contiguous. An operation on rows or matrices, `[.., cols]`, takes any number of
+//! leading dimensions and treats their product as the number of rows.
+//!
+//! **Dtypes.** *A float* is f32, bf16 or f16. Unless the documentation says otherwise, float arguments may have different
+//! dtypes, values are computed in f32, and results are rounded once.
+//!
+//! **Slots.** Functions that take a [`Slot`](crate::Slot) quantize their result, or leave it in high precision if the slot is
+//! off. They return an [`Operand`](crate::Operand).
+//!
+//! **In place.** A tensor that is changed must not share its storage with a clone. A function that changes one takes a
+//! `name`, which identifies the tensor in errors.
+//!
+//! **Bits.** Codes, amaxes and scales have the same bits on every backend. Sums (products, norms, reductions) may be ordered
+//! differently by each backend, but in an order that depends on the shapes alone: the same call gives the same bits each
+//! time.
+//!
+//! **On a GPU.** An operation queues its work and returns. It does not wait, except that its first use may compile a kernel
+//! or plan a product, and that custom scale policies and amax rules run on the host. Errors that only the device can detect,
+//! such as an id outside a table, are returned by the next call that waits: [`Tensor::to_vec`](crate::Tensor::to_vec),
+//! [`Cell::read`](crate::Cell::read) or [`Device::synchronize`](crate::Device::synchronize). Any operation can also fail
+//! because the device is out of memory, or because it failed before.
+//!
+//! | | |
+//! |---|---|
+//! | FP8 | [`quantize`](quantize()), [`quantize_dbias`], [`quantize_many`], [`amax`](amax()), [`scale_from_amax`](scale_from_amax()), [`update_scales`](update_scales()), [`check_scales`] |
+//! | matrix products | [`fprop`], [`dgrad`], [`wgrad`], [`gemm`](gemm()), [`gemm_accumulate`], [`gemm_fp8`](gemm_fp8()), [`gemm_fp8_accumulate`], [`gemm_fp8_quantize`] |
+//! | activations | [`activation`](activation()), [`activation_backward`], [`activation_backward_quantize_dbias`] |
+//! | norms | [`norm`](norm()), [`norm_backward`], [`norm_backward_add`] |
+//! | attention | [`attention`](attention()), [`attention_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
+//! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
+//! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_many_from`], [`adamw_groups`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
+//! | element by element | [`add`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`] |
+//! | shapes and sums | [`split`](split()), [`concat`], [`transpose`](transpose()), [`sum`], [`mean`], [`max`], [`column_sums`] |
+//! | many processes | [`compare_calls`](compare_calls()) |
 
 mod accumulate;
 mod activation;
 mod adamw;
+mod adamw_step;
 mod amax;
 mod attention;
 mod cast;
@@ -29,11 +66,13 @@ mod update_scales;
 
 pub use accumulate::accumulate;
 pub use activation::{Activation, activation, activation_backward, activation_backward_quantize_dbias};
+pub(crate) use adamw::Numbers;
 pub use adamw::{
-    AdamWFactors, AdamWGroup, AdamWStep, AdamWTensor, NormCheck, SkippedSteps, adamw, adamw_groups,
-    adamw_many, adamw_many_from,
+    AdamWFactors, AdamWGroup, AdamWTensor, NormCheck, SkippedSteps, adamw, adamw_groups, adamw_many,
+    adamw_many_from,
 };
-pub(crate) use adamw::{Factors, Numbers};
+pub use adamw_step::AdamWStep;
+pub(crate) use adamw_step::Factors;
 pub use amax::amax;
 pub(crate) use attention::Problem;
 pub use attention::{AttentionOptions, AttentionSaved, attention, attention_backward};

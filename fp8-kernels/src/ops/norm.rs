@@ -1,31 +1,32 @@
 //! LayerNorm and RMSNorm over the last dimension, fused with quantization.
 //!
-//! In f32, for every row: `μ = mean(x)` (LayerNorm), `rsigma = 1 / √(var + eps)` with the biased variance around μ, or the
-//! mean square for RMSNorm; then
-//! - LayerNorm: `fma((x − μ)·rsigma, γ, β)`, without β `((x − μ)·rsigma)·γ`;
-//! - RMSNorm: `(x·rsigma)·γ`;
-//!
-//! with γ taken as 1 + γ, one f32 addition, if it is zero-centered. The variance is a second pass over the row, so a large
-//! mean costs no precision. Sums may be ordered differently per backend; given equal statistics the codes are equal.
+//! The variance is computed in a second pass over the row, so a large mean costs no precision. Sums may be ordered differently
+//! on each backend; given equal statistics, the codes are equal.
 
 use crate::backend::dispatch;
 use crate::{DType, Error, Operand, Result, Shape, Slot, Tensor};
 use std::fmt;
 use std::str::FromStr;
 
-/// Which norm.
+/// The kind of a norm, parsed from and displayed as `LayerNorm` or `RMSNorm`, Transformer Engine's names.
+///
+/// ```
+/// use fp8_kernels::ops::Norm;
+/// assert_eq!("RMSNorm".parse::<Norm>()?, Norm::RmsNorm);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Norm {
-    /// Subtracts the mean, divides by the deviation; γ and β.
+    /// Subtracts the mean and divides by the standard deviation; has γ and β.
     LayerNorm,
-    /// Divides by the root of the mean square; γ alone.
+    /// Divides by the root of the mean square; has γ alone.
     RmsNorm,
 }
 
 impl Norm {
     const ALL: [Self; 2] = [Self::LayerNorm, Self::RmsNorm];
 
-    /// `LayerNorm` or `RMSNorm`.
+    /// Returns `LayerNorm` or `RMSNorm`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::LayerNorm => "LayerNorm",
@@ -53,14 +54,14 @@ impl FromStr for Norm {
     }
 }
 
-/// How a norm is taken.
+/// Options of [`norm`](norm()).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormOptions {
-    /// Which one.
+    /// The kind of the norm. Default: [`Norm::LayerNorm`].
     pub norm: Norm,
-    /// Added to the variance; finite and greater than 0.
+    /// Added to the variance; finite and greater than 0. Default: 1e-5.
     pub eps: f32,
-    /// Whether γ is stored as its distance from 1.
+    /// Whether γ is stored as its distance from 1, so that 1 + γ is used. Default: false.
     pub zero_centered_gamma: bool,
 }
 
@@ -70,21 +71,32 @@ impl Default for NormOptions {
     }
 }
 
-/// What backward needs besides `x`: `[rows]` in f32. Zeros where there are no columns.
+/// The statistics that [`norm`](norm()) returns and [`norm_backward`] needs, f32 `[rows]` each; zeros if `x` has no columns.
 #[derive(Debug, Clone)]
 pub struct NormStats {
-    /// Means; RMSNorm has none.
+    /// The mean of each row; `None` for RMSNorm.
     pub mean: Option<Tensor>,
-    /// `1 / √(var + eps)`.
+    /// `1 / √(var + eps)` of each row.
     pub rsigma: Tensor,
 }
 
-/// The norm of each row of `x`, quantized as `slot` says without being rounded in between; in `x`'s dtype where the slot is
-/// off. `x` is `[.., cols]`, `gamma` and `beta` are `[cols]`, each f32, bf16 or f16.
+/// Normalizes each row of `x` and quantizes the result as `slot` says, without rounding it in between.
+///
+/// `x` is `[.., cols]`; `gamma` and `beta` are `[cols]`; each is f32, bf16 or f16. In f32, for every row:
+///
+/// | | rsigma | y |
+/// |---|---|---|
+/// | LayerNorm | `1 / √(var(x) + eps)`, the biased variance | `fma((x − mean)·rsigma, γ, β)` |
+/// | LayerNorm without β | the same | `((x − mean)·rsigma)·γ` |
+/// | RMSNorm | `1 / √(mean(x²) + eps)` | `(x·rsigma)·γ` |
+///
+/// Returns y, with the shape of `x`, and the statistics that [`norm_backward`] needs. If the slot is off, y stays in high
+/// precision and has the dtype of `x`. Backends may order the sums of a row differently; for equal statistics, codes and
+/// amaxes have equal bits.
 ///
 /// # Errors
-/// A γ or β of another length, β for RMSNorm, an eps that is not finite and greater than 0, dtypes that are not floats; a
-/// user's scale policy that returns no usable scale.
+/// A γ or β whose length is not the last dimension; a β for RMSNorm; an eps that is not finite and greater than 0; dtypes
+/// that are not floats; a custom scale policy that returns an unusable scale.
 ///
 /// ```
 /// use fp8_kernels::{Device, Encoding, Slot, Tensor, ops};
@@ -92,8 +104,10 @@ pub struct NormStats {
 /// let gamma = Tensor::from_vec(vec![1.0f32, 1.0], [2], &Device::cpu())?;
 /// let options = ops::NormOptions::default();
 /// let (y, stats) = ops::norm(&x, &gamma, None, &options, &Slot::off(Encoding::E4M3))?;
-/// assert_eq!(y.dequantize(x.dtype())?.to_vec::<f32>()?, [-0.999995, 0.999995]); // 1 / sqrt(1 + 1e-5)
-/// assert_eq!(stats.rsigma.to_vec::<f32>()?, [0.999995]);
+/// let ops::NormStats { mean, rsigma } = stats;
+/// assert_eq!(mean.map(|mean| mean.to_vec::<f32>()).transpose()?, Some(vec![2.0]));
+/// assert_eq!(rsigma.to_vec::<f32>()?, [0.999995]); // 1 / sqrt(1 + 1e-5)
+/// assert_eq!(y.dequantize(x.dtype())?.to_vec::<f32>()?, [-0.999995, 0.999995]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
 pub fn norm(
@@ -120,10 +134,27 @@ pub fn norm(
     dispatch!(x.device(), norm::norm(x, gamma, beta, options, slot))
 }
 
-/// The gradients for `dy`: of `x` in `x`'s dtype, of γ and (LayerNorm) of β, both `[cols]` in f32.
+/// Returns the gradients of [`norm`](norm())'s inputs, given `dy`, the gradient of its output: `(dx, dγ, dβ)`.
+///
+/// With `g = dy·γ`, `x̂ = (x − mean)·rsigma` and means over the row, `dx = rsigma·(g − mean(g) − x̂·mean(g·x̂))`; RMSNorm has
+/// no `mean(x)` and no `mean(g)`. `dγ = Σ dy·x̂` and `dβ = Σ dy` over all rows. `dx` has the shape and dtype of `x`; the other two
+/// are f32 `[cols]`, and `dβ` is `None` for RMSNorm. Pass the inputs and options of the forward call and the statistics that
+/// it returned.
 ///
 /// # Errors
-/// As [`norm`]; a `dy` of another shape than `x`; statistics of another norm or number of rows.
+/// Those of [`norm`](norm()); a `dy` whose shape is not that of `x`; statistics of another norm or number of rows.
+///
+/// ```
+/// use fp8_kernels::{Device, Encoding, Slot, Tensor, ops};
+/// let row = |values: [f32; 2]| Tensor::from_vec(values.to_vec(), [1, 2], &Device::cpu());
+/// let (x, gamma, options) = (row([1.0, 3.0])?, row([1.0, 1.0])?.reshape([2])?, ops::NormOptions::default());
+/// let (_, stats) = ops::norm(&x, &gamma, None, &options, &Slot::off(Encoding::E4M3))?;
+/// let (dx, dgamma, dbeta) = ops::norm_backward(&row([5.0, 5.0])?, &x, &gamma, &stats, &options)?;
+/// assert_eq!(dx.to_vec::<f32>()?, [0.0, 0.0]); // adding a constant to y does not change x
+/// assert_eq!(dgamma.to_vec::<f32>()?, [5.0 * -0.999995, 5.0 * 0.999995]); // dy·x̂
+/// assert_eq!(dbeta.map(|dbeta| dbeta.to_vec::<f32>()).transpose()?, Some(vec![5.0, 5.0]));
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn norm_backward(
     dy: &Tensor,
     x: &Tensor,
@@ -134,11 +165,24 @@ pub fn norm_backward(
     backward("norm_backward", dy, x, gamma, stats, options, None)
 }
 
-/// [`norm_backward`], with the gradient that reaches `x` past the norm, `residual`, added to dx before that is rounded:
-/// what a block with a residual connection needs, in one pass.
+/// Computes [`norm_backward`] and adds `residual` to `dx` before it is rounded.
+///
+/// In a block `x + f(norm(x))`, the gradient of `x` is that of the norm's input plus that of the residual connection. This
+/// adds the two in one pass over memory and with one rounding.
 ///
 /// # Errors
-/// As [`norm_backward`]; a `residual` of another shape than `x`, or not a float.
+/// Those of [`norm_backward`]; a `residual` whose shape is not that of `x`, or that is not a float.
+///
+/// ```
+/// use fp8_kernels::{Device, Encoding, Slot, Tensor, ops};
+/// let row = |values: [f32; 2]| Tensor::from_vec(values.to_vec(), [1, 2], &Device::cpu());
+/// let (x, gamma, options) = (row([1.0, 3.0])?, row([1.0, 1.0])?.reshape([2])?, ops::NormOptions::default());
+/// let (_, stats) = ops::norm(&x, &gamma, None, &options, &Slot::off(Encoding::E4M3))?;
+/// let (dy, residual) = (row([5.0, 5.0])?, row([2.0, 7.0])?);
+/// let (dx, _, _) = ops::norm_backward_add(&dy, &x, &gamma, &stats, &options, &residual)?;
+/// assert_eq!(dx.to_vec::<f32>()?, [2.0, 7.0]); // the norm adds 0: its dy is constant
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn norm_backward_add(
     dy: &Tensor,
     x: &Tensor,

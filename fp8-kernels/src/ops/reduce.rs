@@ -1,38 +1,69 @@
-//! Sums, means and maxima of a float tensor, in f32. Orders depend on the shape alone: equal on any number of threads.
+//! Sums, means and maxima of a float tensor, in f32. Their order depends on the shape alone, not on the number of threads.
 
 use crate::backend::dispatch;
 use crate::{Error, Result, Tensor};
 
-/// The sum of all elements, one f32; 0 for none.
+/// Returns the sum of all elements, as one f32 on the device of `x`; 0 if there are none.
+///
+/// `x` is f32, bf16 or f16 of any shape. Use `sum` and [`mean`] for the loss of a head of your own. The order of the sum
+/// depends on the shape alone, so a result is the same each time.
 ///
 /// # Errors
 /// A dtype that is not a float.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::cpu())?;
+/// assert_eq!(ops::sum(&x)?.item()?, 10.0);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn sum(x: &Tensor) -> Result<Tensor> {
     x.expect_float("sum", "x")?;
     dispatch!(x.device(), reduce::sum(x))
 }
 
-/// The mean of all elements, one f32.
+/// Returns the mean of all elements, as one f32 on the device of `x`.
+///
+/// `x` is f32, bf16 or f16 of any shape. The elements are added as [`sum`] adds them.
 ///
 /// # Errors
-/// No elements, a dtype that is not a float.
+/// A tensor without elements; a dtype that is not a float.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::cpu())?;
+/// assert_eq!(ops::mean(&x)?.item()?, 2.5);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn mean(x: &Tensor) -> Result<Tensor> {
     x.expect_float("mean", "x")?;
     expect_elements("mean", x)?;
     dispatch!(x.device(), reduce::mean(x))
 }
 
-/// The largest element, one f32; NaN if there is one.
+/// Returns the largest element, as one f32 on the device of `x`; NaN if any element is NaN.
+///
+/// `x` is f32, bf16 or f16 of any shape. The largest element, unlike [`amax`](super::amax()), has its sign and does not skip
+/// NaN: use it to watch logits or attention scores, whose growth announces a divergence.
 ///
 /// # Errors
-/// No elements, a dtype that is not a float.
+/// A tensor without elements; a dtype that is not a float.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let logits = Tensor::from_vec(vec![1.0f32, -7.0, 3.0], [3], &Device::cpu())?;
+/// assert_eq!(ops::max(&logits)?.item()?, 3.0);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn max(x: &Tensor) -> Result<Tensor> {
     x.expect_float("max", "x")?;
     expect_elements("max", x)?;
     dispatch!(x.device(), reduce::max(x))
 }
 
-/// The sum of each column: `[.., cols]` → `[cols]` in f32, whatever the dtype of `x`. Zeros for no rows.
+/// Returns the sum of each column of `x`, `[.., cols]`, as f32 `[cols]`; zeros if there are no rows.
+///
+/// `x` is f32, bf16 or f16. This is the gradient of a vector that [`bias`](super::bias()) added to each row.
 ///
 /// # Errors
 /// A dtype that is not a float.

@@ -1,17 +1,14 @@
 //! Rotary position embedding over all of head_dim, in rotate-half pairs.
-//!
-//! With d = head_dim, j < d/2, position p and the angle `θ = p · base^(−2j/d)`:
-//! `yⱼ = xⱼ·cos θ − xⱼ₊d/₂·sin θ` and `yⱼ₊d/₂ = xⱼ₊d/₂·cos θ + xⱼ·sin θ`.
-//! `x` is `[batch, sequence, heads, head_dim]`, f32, bf16 or f16; computed in f32, rounded once to the type of `x`. The
-//! gradient is the rotation by −θ.
 
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Shape, Tensor, host};
 
-/// The most positions, and elements of a head: as many as attention on a GPU takes.
+/// The largest number of positions, and of elements of a head: as many as attention on a GPU takes.
 const MOST: usize = i32::MAX as usize;
 
-/// Cosines and sines of all positions, f32 `[max_sequence, head_dim / 2]` each, computed in f64 on the host.
+/// The cosines and sines that [`rope`](rope()) uses, f32 `[max_sequence, head_dim / 2]` each.
+///
+/// They are computed in f64 on the host, once, and rounded to f32.
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     cos: Tensor,
@@ -19,11 +16,11 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// For positions 0 .. `max_sequence`. The usual `base` is 10000.
+    /// Computes the table for positions 0 .. `max_sequence` and heads of `head_dim` elements. The usual `base` is 10000.
     ///
     /// # Errors
-    /// An odd head_dim or 0, a base that is not finite and greater than 0; a head_dim or max_sequence beyond 2³¹ − 1; a table
-    /// that does not fit into memory.
+    /// A head_dim that is odd or 0; a base that is not finite and greater than 0; a head_dim or max_sequence greater than
+    /// 2³¹ − 1; a table that does not fit into memory.
     pub fn new(max_sequence: usize, head_dim: usize, base: f64, device: &crate::Device) -> Result<Self> {
         let op = "rope";
         let option =
@@ -45,7 +42,7 @@ impl RopeTable {
         }
         let shape = Shape::from([max_sequence, head_dim / 2]);
         shape.check_size(op)?;
-        // Memory first: what does not fit is refused before anything is computed.
+        // Allocates first, so that a table that does not fit is refused before anything is computed.
         let mut tables = [host::room(op, shape.numel())?, host::room(op, shape.numel())?];
         let frequency = |j: usize| base.powf(-((2 * j) as f64) / head_dim as f64);
         let frequencies = host::collect(op, (0..head_dim / 2).map(frequency))?;
@@ -59,22 +56,30 @@ impl RopeTable {
         Ok(Self { cos: cos?, sin: sin? })
     }
 
-    /// `[max_sequence, head_dim / 2]`.
+    /// Returns the cosines, f32 `[max_sequence, head_dim / 2]`.
     pub fn cos(&self) -> &Tensor {
         &self.cos
     }
 
-    /// `[max_sequence, head_dim / 2]`.
+    /// Returns the sines, f32 `[max_sequence, head_dim / 2]`.
     pub fn sin(&self) -> &Tensor {
         &self.sin
     }
 }
 
-/// Rotates `x`, whose first token stands at position `start`.
+/// Applies rotary position embeddings to queries or keys `x`, whose first token has position `start`.
+///
+/// `x` is `[batch, sequence, heads, head_dim]` in f32, bf16 or f16. With d = head_dim, j < d/2, position p and the angle
+/// `θ = p · base^(−2j/d)`, elements j and j + d/2 are rotated as a pair (Transformer Engine's non-interleaved form):
+///
+/// - `yⱼ = xⱼ·cos θ − xⱼ₊d/₂·sin θ`
+/// - `yⱼ₊d/₂ = xⱼ₊d/₂·cos θ + xⱼ·sin θ`
+///
+/// Computed in f32 and rounded once to the dtype of `x`.
 ///
 /// # Errors
-/// Another number of dimensions than four, a head_dim other than the table's, positions beyond the table, a dtype that
-/// is not a float.
+/// A number of dimensions that is not four; a head_dim that is not the table's; positions beyond the table; a dtype that is
+/// not a float.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};
@@ -89,10 +94,19 @@ pub fn rope(x: &Tensor, table: &RopeTable, start: usize) -> Result<Tensor> {
     dispatch!(x.device(), rope::rope(x, table, start, false))
 }
 
-/// The gradient of [`rope`]'s input: `dy` rotated back.
+/// Returns the gradient of [`rope`](rope())'s input: `dy`, rotated by −θ.
 ///
 /// # Errors
-/// As [`rope`].
+/// Those of [`rope`](rope()).
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let table = ops::RopeTable::new(8, 2, 10000.0, &Device::cpu())?;
+/// let dy = Tensor::from_vec(vec![1.0f32, 0.0], [1, 1, 1, 2], &Device::cpu())?;
+/// let dx = ops::rope_backward(&dy, &table, 1)?.to_vec::<f32>()?; // position 1: an angle of 1
+/// assert_eq!(dx, [1f64.cos() as f32, -(1f64.sin() as f32)]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn rope_backward(dy: &Tensor, table: &RopeTable, start: usize) -> Result<Tensor> {
     check("rope_backward", dy, "dy", table, start)?;
     dispatch!(dy.device(), rope::rope(dy, table, start, true))

@@ -1,13 +1,20 @@
-//! The scale that a rule gives for an amax, as a cell on the amax's device: what [`ScaleRule::scale`] returns for it and an
-//! old scale of 1. A rest value of −1 (no element was read) counts as 0.
+//! The scale that a rule gives for an amax on the device.
 
 use crate::backend::dispatch;
 use crate::{Cell, DType, Error, Result, ScaleRule, Tensor};
 
-/// Computes the scale without reading the amax to the host, except for a user's policy, which runs there.
+/// Returns the scale that `rule` gives for `amax`, as a cell on the amax's device.
+///
+/// This is current scaling with an amax that was reduced over ranks: take the [`amax`](super::amax()), reduce it, compute
+/// the scale, and quantize with [`Scale::Cell`](crate::Scale::Cell). `amax` is one f32; the result is what
+/// [`ScaleRule::scale`] returns for it and an old scale of 1. An amax of −1 ([`REST`](crate::REST): no element was read)
+/// counts as 0.
+///
+/// The amax is not read to the host, so nothing waits, except for a custom scale policy, which runs there.
 ///
 /// # Errors
-/// An amax that is not one f32; a user's scale policy that returns no usable scale, or whose call would have to be recorded.
+/// An `amax` that is not one f32; a custom scale policy that returns an unusable scale; on a GPU, a custom policy in a step
+/// that is being recorded in a graph.
 ///
 /// ```
 /// use fp8_kernels::{Device, ScaleRule, Tensor, ops};

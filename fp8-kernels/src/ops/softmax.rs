@@ -1,18 +1,20 @@
-//! Softmax over the last dimension: `yᵢ = exp(scale·xᵢ − m) / Σⱼ exp(scale·xⱼ − m)`, m the row's largest `scale·x`.
-//!
-//! `x` is `[.., q, k]`, f32, bf16 or f16; computed in f32, rounded once to the type of `x`. Masked scores, and scores of
-//! −∞, count as −∞: their probability is 0, and a row of nothing else is 0 throughout. NaN makes its row NaN.
-//! `dxᵢ = scale · yᵢ · (dyᵢ − Σⱼ yⱼ·dyⱼ)`.
+//! Softmax over the last dimension, with masks, and its gradient.
 
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Tensor};
 
-/// Probabilities of `scale · x`. `causal` masks keys behind the query (column > row, the diagonal at the top left).
-/// `mask` holds bytes, 1 = masked out; its dimensions are those of `x`, or 1 where it is the same all along one, as in
-/// `[batch, 1, 1, k]`.
+/// Returns the softmax of `scale · x` over the last dimension: `yᵢ = exp(scale·xᵢ − m) / Σⱼ exp(scale·xⱼ − m)`, where m is the
+/// row's largest `scale·x`.
+///
+/// `x` is `[.., q, k]` in f32, bf16 or f16; computed in f32 and rounded once to the dtype of `x`. Use it to turn logits into
+/// probabilities, and to write an attention that [`attention`](super::attention()) does not cover.
+///
+/// `causal` masks the keys after the query: column > row, with the diagonal at the top left. `mask` is u8 and 1 where a
+/// score is masked out; each of its dimensions is that of `x` or 1, as in `[batch, 1, 1, k]`. Masked scores and scores of −∞
+/// get probability 0, and a row without any other score is all 0. A NaN makes its row NaN.
 ///
 /// # Errors
-/// Fewer than two dimensions, a dtype that is not a float, a mask of another type than u8 or that does not broadcast.
+/// Fewer than two dimensions; a dtype that is not a float; a mask that is not u8 or does not broadcast to `x`.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};
@@ -33,10 +35,21 @@ pub fn softmax(x: &Tensor, scale: f32, causal: bool, mask: Option<&Tensor>) -> R
     dispatch!(x.device(), softmax::softmax(x, scale, causal, mask))
 }
 
-/// The gradient of [`softmax`]'s input, in the type of `y`. Masks need not be given again: `y` is 0 there.
+/// Returns the gradient of [`softmax`](softmax())'s input: `dxᵢ = scale · yᵢ · (dyᵢ − Σⱼ yⱼ·dyⱼ)`.
+///
+/// `y` is the output of the forward call, and `dy` its gradient, of the same shape; the result has `y`'s dtype. Masks are
+/// not needed again, since `y` is 0 where a score was masked.
 ///
 /// # Errors
-/// Two shapes, a dtype that is not a float.
+/// Different shapes; a dtype that is not a float.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let y = Tensor::from_vec(vec![0.5f32, 0.5], [1, 2], &Device::cpu())?;
+/// let dy = Tensor::from_vec(vec![1.0f32, 0.0], [1, 2], &Device::cpu())?;
+/// assert_eq!(ops::softmax_backward(&dy, &y, 1.0)?.to_vec::<f32>()?, [0.25, -0.25]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn softmax_backward(dy: &Tensor, y: &Tensor, scale: f32) -> Result<Tensor> {
     let op = "softmax_backward";
     dy.expect_float(op, "dy")?;

@@ -1,9 +1,11 @@
-//! Cutting a tensor along its last dimension, and joining tensors along it. Any element type; bytes are copied.
+//! Splits a tensor along its last dimension, and joins tensors along it.
 
 use crate::backend::dispatch;
 use crate::{Error, Result, Tensor};
 
-/// Cuts `[.., n]` into `[.., sizes[0]]`, `[.., sizes[1]]`, …
+/// Splits `x`, `[.., n]`, along its last dimension into `[.., sizes[0]]`, `[.., sizes[1]]`, …
+///
+/// For example, this splits the output of a fused QKV projection. The elements, of any dtype, are copied.
 ///
 /// # Errors
 /// Sizes that do not add up to the last dimension.
@@ -25,11 +27,23 @@ pub fn split(x: &Tensor, sizes: &[usize]) -> Result<Vec<Tensor>> {
     dispatch!(x.device(), split::split(x, sizes))
 }
 
-/// Joins `[.., n₀]`, `[.., n₁]`, … to `[.., n₀ + n₁ + …]`.
+/// Joins `[.., n₀]`, `[.., n₁]`, … along their last dimension to `[.., n₀ + n₁ + …]`.
+///
+/// The elements, of any dtype, are copied.
 ///
 /// # Errors
-/// No parts; parts of different leading dimensions, dtypes or devices; parts that together have more elements than a tensor
-/// can have.
+/// An empty list; parts with different leading dimensions, dtypes or devices; a result with more elements than a tensor can
+/// have.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let a = Tensor::from_vec(vec![1.0f32, 4.0], [2, 1], &Device::cpu())?;
+/// let b = Tensor::from_vec(vec![2.0f32, 3.0, 5.0, 6.0], [2, 2], &Device::cpu())?;
+/// let x = ops::concat(&[&a, &b])?;
+/// assert_eq!(x.shape().to_string(), "[2, 3]");
+/// assert_eq!(x.to_vec::<f32>()?, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn concat(parts: &[&Tensor]) -> Result<Tensor> {
     let Some((&first, others)) = parts.split_first() else {
         return Err(Error::Option {

@@ -1,26 +1,17 @@
 //! The update of delayed scaling: every slot of an arena in one call.
-//!
-//! With `r` a slot's staging value, reduced over ranks:
-//! 1. r at rest: the slot did not run; nothing rolls, the scale stays. A provisional scale is unset again. A non-finite r
-//!    counts the same, plus a counter, unless `record_non_finite`.
-//! 2. Else the window rolls: the oldest drops out, r becomes the newest, staging goes back to rest.
-//! 3. amax = the maximum of the old window and r (NaN skipped), or r, or a user's function of the window.
-//! 4. scale = the rule's for amax, if `recompute` or the slot had none yet.
-//! 5. A slot whose window has rolled gets the next reading of the arena's clock.
-//!
-//! Either all slots are updated or, where a user's function returns no usable scale, none.
 
 use crate::backend::dispatch;
 use crate::{Arena, Error, Result, ScalePolicy, ScaleRule};
 
-/// Which amax a window gives.
+/// The rule by which [`update_scales`](update_scales()) takes an amax from a slot's window of past amaxes.
 #[derive(Clone, Copy)]
 pub enum AmaxRule<'a> {
-    /// The largest.
+    /// The largest amax; NaN is skipped.
     Max,
-    /// The newest.
+    /// The newest amax.
     MostRecent,
-    /// A user's function of the window, oldest to newest.
+    /// A function of the window, which is ordered from oldest to newest. It runs on the host, so on a GPU the update waits
+    /// for the device and cannot be recorded in a graph.
     Custom(&'a (dyn Fn(&[f32]) -> f32 + Send + Sync)),
 }
 
@@ -34,24 +25,26 @@ impl std::fmt::Debug for AmaxRule<'_> {
     }
 }
 
-/// What an update does.
+/// The rules of an update; [`update_scales`](update_scales()) has the steps.
 #[derive(Debug, Clone, Copy)]
 pub struct ScaleUpdate<'a> {
-    /// From window to amax.
+    /// How the amax is taken from the window.
     pub amax: AmaxRule<'a>,
-    /// From amax to scale.
+    /// How the scale is computed from the amax.
     pub rule: &'a ScaleRule,
-    /// Every how many updates scales are recomputed; histories roll at each.
+    /// The number of updates between two that recompute scales; histories roll at each. On a GPU, an interval greater than 1
+    /// cannot be recorded in a graph.
     pub interval: u64,
     /// Whether infinite and NaN amaxes enter the window.
     pub record_non_finite: bool,
 }
 
 impl ScaleUpdate<'_> {
-    /// The scale that follows from a slot's past amaxes, by steps 3 and 4 of the module's text: nothing is rolled.
+    /// Returns the scale that follows from a window of amaxes, by steps 3 and 4 of
+    /// [`update_scales`](update_scales()). Rolls nothing.
     ///
-    /// `window` holds them from oldest to newest and is not empty; `stored` is the slot's scale so far, or
-    /// [`UNSET`](crate::UNSET), which stays where the window has no finite amax > 0.
+    /// `window` is ordered from oldest to newest and not empty. `stored` is the slot's scale so far, or
+    /// [`UNSET`](crate::UNSET), which is returned if the window has no finite amax greater than 0.
     ///
     /// ```
     /// use fp8_kernels::{ScalePolicy, ScaleRule, UNSET, ops};
@@ -64,7 +57,7 @@ impl ScaleUpdate<'_> {
     /// ```
     ///
     /// # Errors
-    /// An empty window; a user's scale policy that returns no usable scale.
+    /// An empty window; a custom scale policy that returns an unusable scale.
     pub fn scale_of(&self, window: &[f32], stored: f32) -> Result<f32> {
         let Some((newest, past)) = window.split_last() else {
             let remedy = "expected at least the newest amax".to_owned();
@@ -79,20 +72,66 @@ impl ScaleUpdate<'_> {
     }
 }
 
-/// Updates `arena`. See the module's text.
+/// Updates the amax history and the scale of every slot of `arena`, as delayed scaling does after each step.
+///
+/// With `r` the slot's staging value, that is, the amax of this step, which ranks have already reduced:
+///
+/// 1. If `r` is at rest ([`REST`](crate::REST)), the slot did not run: its history does not roll and its scale stays; a
+///    provisional scale becomes unset again. An infinite or NaN `r` has the same effect, and is counted, unless
+///    `record_non_finite` is true.
+/// 2. Otherwise the history rolls: the oldest amax drops out, `r` becomes the newest, and staging is put back to rest.
+/// 3. The amax is taken by `update.amax` from the window before it rolled and `r`: their maximum, or `r`, or a function.
+/// 4. The scale is computed by `update.rule` if this update recomputes scales or the slot has no scale yet.
+/// 5. A slot whose history has rolled gets the next reading of the arena's [`UpdateClock`](crate::UpdateClock).
+///
+/// All slots are updated in one launch on a GPU, and nothing waits unless a rule is a function of yours. Histories and
+/// scales have the same bits on every backend.
 ///
 /// # Errors
-/// A user's scale policy that returns no usable scale; the arena is as before.
+/// A custom scale policy that returns an unusable scale; the arena is unchanged. On a GPU, an interval greater than 1 or a
+/// custom rule in a step that is being recorded in a graph.
+///
+/// ```
+/// use fp8_kernels::{Arena, ArenaOptions, Device, ScalePolicy, ScaleRule, ops};
+/// let mut arena = Arena::new(1, ArenaOptions { history_len: 3, ..Default::default() }, &Device::cpu())?;
+/// let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+/// let update =
+///     ops::ScaleUpdate { amax: ops::AmaxRule::Max, rule: &rule, interval: 1, record_non_finite: false };
+/// for (amax, scale) in [(3.5, 128.0), (1.75, 128.0), (1.75, 128.0), (1.75, 256.0)] {
+///     arena.merge_staged(&[amax])?; // quantizing operations do this through the arena's cells
+///     ops::update_scales(&mut arena, &update)?;
+///     assert_eq!(arena.scales()?, [scale]);
+/// }
+/// assert_eq!(arena.window(0)?, [1.75, 1.75]); // oldest to newest: 3.5 has dropped out
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn update_scales(arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
     dispatch!(arena.device(), update_scales::update_scales(arena, update))
 }
 
-/// Whether [`update_scales`] would succeed; changes nothing. Lets several arenas change together or not at all.
+/// Checks that [`update_scales`](update_scales()) would succeed for `arena`, without changing it.
+///
+/// Check several arenas before you update the first, so that all are updated or none. Only a custom scale policy can fail;
+/// on a GPU, its check waits for the device.
 ///
 /// # Errors
-/// A user's scale policy that returns no usable scale.
+/// A custom scale policy that returns an unusable scale.
+///
+/// ```
+/// use fp8_kernels::{Arena, ArenaOptions, CustomPolicy, Device, ScalePolicy, ScaleRule, ops};
+/// use std::sync::Arc;
+/// let arena = Arena::new(1, ArenaOptions::default(), &Device::cpu())?;
+/// let zero = CustomPolicy { name: "zero".into(), function: Arc::new(|_amax, _old, _fp8_max| 0.0) };
+/// let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Custom(zero) };
+/// let update =
+///     ops::ScaleUpdate { amax: ops::AmaxRule::Max, rule: &rule, interval: 1, record_non_finite: false };
+/// assert!(ops::check_scales(&arena, &update).is_ok()); // the slot is at rest, so no scale is computed
+/// arena.merge_staged(&[3.5])?;
+/// assert!(ops::check_scales(&arena, &update).is_err()); // a scale of 0 cannot be used
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub fn check_scales(arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()> {
-    // Every other rule always has a scale: nothing to read.
+    // No other rule can fail, so there is nothing to read.
     let ScaleRule::Delayed { policy: ScalePolicy::Custom(_), .. } = update.rule else { return Ok(()) };
     dispatch!(arena.device(), update_scales::check_scales(arena, update))
 }

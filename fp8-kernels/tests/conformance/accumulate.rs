@@ -43,6 +43,6 @@ fn refuses(device: &Device) -> Outcome {
         "accumulate: out has dtype bf16: expected f32",
     )?;
     let _holder = out.clone();
-    let shared = "w.grad: in-place update, but 1 more hold its storage";
+    let shared = "w.grad: cannot be changed in place, because 1 other tensor shares its storage";
     refused(ops::accumulate(&mut out, &x(4, DType::F32)?, "w.grad"), shared)
 }

@@ -263,7 +263,7 @@ fn refuses(device: &Device) -> Outcome {
         "dtable has dtype bf16: expected f32",
     )?;
     let (dy, held) = (normal([2, 2], DType::F32, 1, device)?, dtable.clone());
-    let shared = "w.grad: in-place update, but 1 more hold its storage";
+    let shared = "w.grad: cannot be changed in place, because 1 other tensor shares its storage";
     refused(ops::embedding_backward(&dy, &ids, &mut dtable, "w.grad"), shared)?;
     equal("holders", held.holders(), 1)
 }

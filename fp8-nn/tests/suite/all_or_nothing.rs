@@ -21,7 +21,7 @@ fn clipping_refuses_a_shared_gradient_before_it_changes_any() {
     let before = grads(&model);
     let refused = error(clip_grad_norm(&mut model, 1e-3));
     assert!(before == grads(&model), "some gradients were clipped");
-    let expected = "block.mlp.fc1.weight.main_grad: in-place update, but 1 more hold its storage";
+    let expected = "block.mlp.fc1.weight.main_grad: cannot be changed in place, because 1 other tensor shares its storage";
     assert!(refused.starts_with(expected), "{refused}");
     drop(held);
     clip_grad_norm(&mut model, 1e-3).unwrap();

@@ -116,7 +116,8 @@ fn a_refused_step_changes_nothing() {
     let held = parameters(&model).pop().map(|parameter| parameter.tensor().clone());
     assert_eq!(
         error(optimizer.step(&mut model, 0.1)),
-        "block.mlp.fc2.bias: in-place update, but 1 more hold its storage: use up or drop the Saved or clone that does"
+        "block.mlp.fc2.bias: cannot be changed in place, because 1 other tensor shares its storage: drop every clone of it, and \
+         every Saved that contains one, first"
     );
     drop(held);
     for (lr, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (-0.1, "-0.1")] {
@@ -131,7 +132,7 @@ fn a_refused_step_changes_nothing() {
     let mut cx = scaling.scope(&delayed(), &off()).unwrap();
     let saved = model.forward(&mut cx, &x).unwrap();
     cx.commit().unwrap();
-    assert!(error(optimizer.step(&mut model, 0.1)).contains("more hold its storage"));
+    assert!(error(optimizer.step(&mut model, 0.1)).contains("shares its storage"));
     drop(saved);
     optimizer.step(&mut model, 0.1).unwrap();
     assert_eq!(optimizer.steps(), 1);

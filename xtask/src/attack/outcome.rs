@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(difference(&refused, &refused, false), None);
         assert!(difference(&accepted, &refused, false).is_some());
         assert!(difference(&refused, &accepted, false).is_some());
-        let full = event(Err("cuda:0: 8 bytes asked for, 4 of 4 free"), Vec::new());
+        let full = event(Err("cuda:0: 8 bytes requested, 4 of 4 free"), Vec::new());
         assert_eq!(difference(&full, &accepted, false), None);
     }
 
