@@ -132,7 +132,10 @@ pub fn save(
     writer.metadata(STEP_KEY, &steps.to_string());
     writer.metadata(SKIPPED_KEY, &optimizer.skipped_steps()?.to_string());
     metadata.iter().for_each(|(key, value)| writer.metadata(&format!("{USER}{key}"), value));
-    writer.save(&path(dir))
+    let path = path(dir);
+    writer.save(&path)?;
+    tracing::info!(path = %path.display(), step = steps, "checkpoint written");
+    Ok(())
 }
 
 /// Returns the caller's metadata of the checkpoint in `dir`. Reads the file's header alone. See [`save`] for an example.
@@ -182,6 +185,7 @@ pub fn load(
         reader.tensor(&key, like.shape(), DType::F32, like.device()).map(Some)
     })?;
     note_loaded(&reader, model, optimizer, [steps, skipped]);
+    tracing::info!(path = %path.display(), step = steps, "checkpoint loaded");
     Ok(Loaded { metadata: user_metadata(&reader), scaling })
 }
 

@@ -75,7 +75,8 @@ impl fmt::Display for SlotReport {
 
 impl Scaling {
     /// Returns a report of every slot under every recipe that has been used. Values are counted only while
-    /// [`set_counting`](Self::set_counting) is on.
+    /// [`set_counting`](Self::set_counting) is on. If amaxes that are not finite were left out of a history, this also emits
+    /// one `tracing` event of level `WARN`, which names the first of these slots.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -104,6 +105,12 @@ impl Scaling {
                     });
                 }
             }
+        }
+        let mut skipped = reports.iter().filter(|report| report.non_finite > 0).peekable();
+        if let Some(first) = skipped.peek().map(|report| report.name.clone()) {
+            let (slots, amaxes) =
+                skipped.fold((0u64, 0), |(slots, amaxes), report| (slots + 1, amaxes + report.non_finite));
+            tracing::warn!(slots, amaxes, %first, "amaxes that are not finite were left out of the history");
         }
         Ok(reports)
     }

@@ -318,14 +318,15 @@ impl Scaling {
         self.restore()
     }
 
-    /// A guard was dropped (`?`, panic): the other ranks must not wait for this one. Nothing to do after a commit; nobody
-    /// waits for a forward scope that records nothing.
+    /// Handles a guard that was dropped without commit, by `?` or a panic: the other ranks must not wait for this one. Does
+    /// nothing after a commit, and tells no one of a forward scope that recorded nothing.
     pub(crate) fn abandon(&mut self) {
         let Some(scope) = self.roll_back(Ending::Left) else { return };
         if scope.direction == Direction::Forward && scope.touched.is_empty() {
             return;
         }
         let reason = scope.reason();
+        tracing::warn!(direction = %scope.direction, reason, "a scope was dropped without commit; scales are unchanged");
         let groups = self.domains.iter().filter_map(Domain::group).filter(|group| group.world_size() > 1);
         distinct(groups).iter().for_each(|group| group.poison(&reason));
     }
