@@ -8,22 +8,22 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 pub(crate) struct Domain {
-    /// The identity: recipe and group.
+    /// Recipe and group, which identify it.
     pub(crate) key: String,
     pub(crate) recipe: Recipe,
     pub(crate) rules: ByDirection<ScaleRule>,
     pub(crate) encodings: ByDirection<Encoding>,
-    /// None until the first scope that records. Under current scaling they only serve the report.
+    /// `None` until the first scope that records. Under current scaling they are only used for the report.
     pub(crate) arenas: Option<ByDirection<Arena>>,
-    /// Of an arena that started from other recipes' amaxes and was not updated since: how often those had been. As they go
-    /// on, it starts anew from them.
+    /// For an arena that started from other recipes' amaxes and was not updated since: how often those recipes had been
+    /// updated by then. When they are updated further, the arena starts again from them.
     pub(crate) follows: ByDirection<Option<u64>>,
     group: Option<Arc<dyn AmaxGroup>>,
     /// Whether the group has compared an arena's slot names.
     agreed_on_names: ByDirection<bool>,
     /// Whether the group has compared an arena's state, since it was last loaded.
     agreed_on_state: ByDirection<bool>,
-    /// Arenas that a scope left and that could not be put back yet.
+    /// Arenas of a scope that was left, which could not be rolled back yet.
     unrestored: ByDirection<bool>,
 }
 
@@ -43,7 +43,7 @@ impl Domain {
         }
     }
 
-    /// How its arenas are made.
+    /// Returns the options that its arenas are created with.
     pub(crate) fn arena_options(&self) -> ArenaOptions {
         match &self.recipe {
             Recipe::Delayed(recipe) => recipe.arena_options(),
@@ -51,7 +51,8 @@ impl Domain {
         }
     }
 
-    /// Arenas for the slots of `clocks`. Under current scaling they serve the report alone, and their updates are not counted.
+    /// Creates arenas for the slots of `clocks`. Under current scaling they are only used for the report, and the clocks do not
+    /// count their updates.
     pub(crate) fn new_arenas(&self, clocks: &ByDirection<UpdateClock>) -> Result<ByDirection<Arena>> {
         let options = self.arena_options();
         let arena = |clock: &UpdateClock| -> Result<Arena> {
@@ -63,7 +64,7 @@ impl Domain {
         ByDirection::try_from_fn(|direction| arena(&clocks[direction]))
     }
 
-    /// What an update of one of its arenas does.
+    /// Returns what an update of one of its arenas does.
     pub(crate) fn scale_update(&self, direction: Direction) -> ScaleUpdate<'_> {
         scale_update(&self.recipe, &self.rules[direction])
     }
@@ -81,12 +82,12 @@ impl Domain {
         self.group.as_ref().map(|group| group.id())
     }
 
-    /// Whether it has arenas whose amaxes last beyond its scopes. Those of current scaling only serve the report.
+    /// Returns whether it has arenas with amaxes that outlast a scope. Those of current scaling are only used for the report.
     pub(crate) fn has_state(&self) -> bool {
         self.arenas.is_some() && matches!(self.recipe, Recipe::Delayed(_))
     }
 
-    /// The same part in the job. Ranks that joined it anew have names and state to compare.
+    /// Sets the group, which may be a new one with the same id. The ranks of a new group compare names and state.
     pub(crate) fn set_group(&mut self, group: Option<Arc<dyn AmaxGroup>>) {
         let same = match (&self.group, &group) {
             (Some(old), Some(new)) => Arc::ptr_eq(old, new),
@@ -99,12 +100,12 @@ impl Domain {
         }
     }
 
-    /// Its arenas have other state: the next reductions compare it.
+    /// Makes the next reductions compare the arenas' state, which has been replaced.
     pub(crate) fn forget_agreement(&mut self) {
         self.agreed_on_state = ByDirection::default();
     }
 
-    /// The group that a commit reduces over: the recipe wants it, and there are other ranks.
+    /// Returns the group that a commit reduces over, if the recipe asks for it and the group has other ranks.
     pub(crate) fn reducing_group(&self) -> Option<&Arc<dyn AmaxGroup>> {
         let Recipe::Delayed(recipe) = &self.recipe else { return None };
         self.group
@@ -112,8 +113,8 @@ impl Domain {
             .filter(|group| recipe.reduce_amax && self.arenas.is_some() && group.world_size() > 1)
     }
 
-    /// Row 0 becomes its maximum over the ranks. The first time, and again after state was loaded, the ranks make sure
-    /// before that their scales and histories are equal: from unequal ones they would drift apart without a word.
+    /// Replaces row 0 by its maximum over the ranks. Before the first reduction, and again after state was loaded, the ranks
+    /// compare their scales and histories, since unequal ones would diverge unnoticed.
     pub(crate) fn reduce(&mut self, direction: Direction, names: &[Arc<str>]) -> Result<()> {
         let (Some(group), Some(arenas)) = (self.reducing_group(), &self.arenas) else { return Ok(()) };
         let (key, arena) = (format!("{direction} {}", self.label()), &arenas[direction]);
@@ -131,7 +132,7 @@ impl Domain {
         Ok(())
     }
 
-    /// Fails where a user's function would, and changes nothing.
+    /// Returns the error that a user's function would cause in the update. Changes nothing.
     pub(crate) fn check(&self, direction: Direction) -> Result<()> {
         if let Some(arenas) = &self.arenas {
             ops::check_scales(&arenas[direction], &self.scale_update(direction))?;
@@ -139,7 +140,7 @@ impl Domain {
         Ok(())
     }
 
-    /// Undoes what an open scope wrote. Where the device fails, [`restore`](Self::restore) tries again.
+    /// Undoes what an open scope wrote. If the device fails, [`restore`](Self::restore) tries again later.
     pub(crate) fn roll_back(&mut self, direction: Direction) -> Result<()> {
         let Some(arenas) = &self.arenas else { return Ok(()) };
         self.unrestored[direction] = true;
@@ -148,7 +149,7 @@ impl Domain {
         Ok(())
     }
 
-    /// What an earlier [`roll_back`](Self::roll_back) left.
+    /// Repeats a [`roll_back`](Self::roll_back) that failed.
     pub(crate) fn restore(&mut self) -> Result<()> {
         let left = Direction::ALL.into_iter().filter(|&direction| self.unrestored[direction]);
         left.collect::<Vec<_>>().into_iter().try_for_each(|direction| self.roll_back(direction))
@@ -162,7 +163,7 @@ impl Domain {
         Ok(())
     }
 
-    /// The state of one of its arenas: `None` under a recipe without state, or before its first scope.
+    /// Returns the state of one of its arenas: `None` under a recipe without state, or before its first scope.
     pub(crate) fn arena_state(&self, direction: Direction, names: &[Arc<str>]) -> Result<Option<ArenaState>> {
         let (Recipe::Delayed(recipe), Some(arenas)) = (&self.recipe, &self.arenas) else { return Ok(None) };
         let arena = &arenas[direction];
@@ -181,7 +182,7 @@ impl Domain {
         }))
     }
 
-    /// What the ranks of its group compare before they reduce an arena for the first time.
+    /// Returns what the ranks of its group compare before they reduce an arena for the first time.
     pub(crate) fn digests(&self, direction: Direction, names: &[Arc<str>]) -> Result<Vec<StateDigest>> {
         Ok(self.arena_state(direction, names)?.map(|arena| arena.digests("")).unwrap_or_default())
     }

@@ -11,6 +11,8 @@ mod slots;
 
 // Recipes, and what is saved of a recipe's arenas.
 mod arena_state;
+mod current_scaling;
+mod delayed_scaling;
 mod dropped_slots;
 mod recipe;
 mod recipe_label;
@@ -42,6 +44,10 @@ mod state;
 
 pub use arena_state::{ArenaState, ScalingState};
 pub use autocast_options::AutocastOptions;
+pub use current_scaling::CurrentScaling;
+pub use delayed_scaling::{
+    AmaxComputeAlgo, CustomAmax, CustomScale, DelayedScaling, ScalingFactorComputeAlgo,
+};
 pub use digest::StateDigest;
 pub use error::{Error, Result};
 pub use format::Format;
@@ -50,10 +56,7 @@ pub use group::AmaxGroup;
 pub use guard::{Backward, Forward};
 pub use origin::{Origin, Snapshot};
 pub use quantizer::Quantizer;
-pub use recipe::{
-    AmaxComputeAlgo, CurrentScaling, CustomAmax, CustomScale, DelayedScaling, Fp8Gemms, Recipe,
-    ScalingFactorComputeAlgo,
-};
+pub use recipe::{Fp8Gemms, Recipe};
 pub use recipe_label::RecipeLabel;
 pub use report::SlotReport;
 pub use scaling::Scaling;

@@ -19,8 +19,9 @@ use std::sync::Arc;
 /// [`backward`](Self::backward), [`eval`](Self::eval).
 ///
 /// A `Scaling` refuses the layers of other models, even at the same paths. Setting new parameter values (`Parameter::set`,
-/// loading a checkpoint) does not make another model. A model may have several `Scaling`s with separate states. To evaluate a second model, such as an average of the weights, with the scales of the first, give it a `Scaling` of
-/// its own and load the first one's state:
+/// loading a checkpoint) does not make another model. A model may have several `Scaling`s with separate states. To evaluate
+/// a second model, such as an average of the weights, with the scales of the first, give it a `Scaling` of its own and load
+/// the first one's state:
 ///
 /// ```
 /// # use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
@@ -43,12 +44,12 @@ pub struct Scaling {
     pub(crate) device: Device,
     /// Identifies this `Scaling` inside a `Saved`.
     pub(crate) identity: Arc<()>,
-    /// Sorted, by direction.
+    /// The slots' names, sorted.
     pub(crate) names: ByDirection<Vec<Arc<str>>>,
     pub(crate) roles: ByDirection<Vec<SlotRole>>,
-    /// The layer of each slot, where it is known.
+    /// The identity of each slot's layer, if it is known.
     owners: ByDirection<Vec<Option<Arc<()>>>>,
-    /// Shared by all arenas of delayed scaling: which of them has updated a slot last.
+    /// All arenas of delayed scaling share them, to tell which arena updated a slot last.
     pub(crate) clocks: ByDirection<UpdateClock>,
     indices: HashMap<Arc<str>, usize>,
     group: Option<Arc<dyn AmaxGroup>>,
@@ -58,9 +59,10 @@ pub struct Scaling {
     pub(crate) awaiting: Awaiting,
     /// Loaded state that no recipe has continued yet.
     pub(crate) pending: Vec<Saved>,
-    /// What the arenas that there are started from.
+    /// Reports what the present arenas started from.
     pub(crate) report: StateReport,
-    /// What a slot without arena quantizes with: its own tensor's scale, or 1 under Transformer Engine's first-step rule.
+    /// Scale cells of slots without an arena: unset, so that a tensor uses its own scale, or 1 under Transformer Engine's
+    /// first-step rule.
     unset: Cell,
     one: Cell,
     counting: bool,
@@ -120,17 +122,19 @@ impl Scaling {
         &self.names[direction]
     }
 
-    /// Returns how many FP8 copies of weights are kept for microbatches and evaluations that come with the same weights again.
+    /// Returns the number of cached FP8 copies of weights, which microbatches and evaluations with the same weights reuse.
     ///
-    /// A weight has copies of its newest version alone: one for each recipe that the last committed forward scope used it
-    /// with, or for the two recipes that were used last where that scope used fewer. Evaluations keep at most two more.
+    /// Only the newest version of a weight is cached: one copy for each recipe that the last committed forward scope used it
+    /// with, and at least for the two recipes that were used last. Evaluations keep at most two more.
     pub fn cached_weights(&self) -> usize {
         self.weights.len()
     }
 
-    /// Makes the arenas of a recipe now, as the first scope of it with these options would: for a report of
-    /// [`load_state`](Self::load_state) that says what becomes of each slot under this recipe, and in front of
-    /// [`Device::capture`], in which arenas cannot be made. Options that are neither enabled nor calibrating make none.
+    /// Creates the arenas of a recipe now, as its first scope with these options would.
+    ///
+    /// Call it before [`load_state`](Self::load_state), so that the report covers each slot under this recipe, and before
+    /// [`Device::capture`], during which arenas cannot be created. Options that are neither enabled nor calibrating create
+    /// none.
     ///
     /// ```
     /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
@@ -158,8 +162,8 @@ impl Scaling {
         self.domain(recipe, options, options.enabled || options.calibrating).map(drop)
     }
 
-    /// The index of the domain of a recipe and group; its arenas are made by the first scope that records, or by the first
-    /// scope at all where loaded state waits for them.
+    /// Returns the index of the domain of a recipe and group. The first scope that records creates its arenas; if loaded state
+    /// waits for them, the first scope of any kind does.
     pub(crate) fn domain(
         &mut self,
         recipe: &Recipe,
@@ -188,7 +192,7 @@ impl Scaling {
         Ok(index)
     }
 
-    /// The index of a slot of `scope`'s pass.
+    /// Returns the index of a slot, which must belong to the pass of `scope`.
     pub(crate) fn index(&self, slot: &SlotName, scope: Direction) -> Result<usize> {
         let index = self.indices.get(slot.name()).ok_or_else(|| Error::UnknownSlot(slot.name().clone()))?;
         if slot.direction() == scope {
@@ -203,7 +207,7 @@ impl Scaling {
         Err(Error::Direction { slot: slot.name().clone(), slot_direction: slot.direction(), scope })
     }
 
-    /// A slot as frame and mode want it used.
+    /// Returns a slot with the scale and amax cells that frame and mode call for.
     pub(crate) fn slot<'a>(
         &'a self,
         name: &SlotName,
@@ -240,13 +244,13 @@ impl Scaling {
         })
     }
 
-    /// First all reductions, then all updates: an error on the way leaves everything to `roll_back`.
+    /// Runs all reductions, then all updates. After an error, `roll_back` undoes the scope.
     pub(crate) fn commit(&mut self) -> Result<()> {
         let updated = self.update();
         self.explain(updated)
     }
 
-    /// Remembers an error that occurs in the open scope, for the case that the scope is left because of it.
+    /// Remembers an error in the open scope. If the scope is then left without commit, the other ranks are told it.
     pub(crate) fn explain<T, E: Display>(&mut self, result: Result<T, E>) -> Result<T, E> {
         if let (Err(error), Some(scope)) = (&result, &mut self.scope) {
             scope.cause = Some(error.to_string());
@@ -283,19 +287,19 @@ impl Scaling {
         Ok(())
     }
 
-    /// Puts back what the open scope has changed: staging cells, provisional scales and cached weights.
+    /// Undoes what the open scope has changed: staging cells, provisional scales and cached weights.
     pub(crate) fn roll_back(&mut self, ending: Ending) -> Option<Scope> {
         let mut scope = self.scope.take()?;
         scope.outcome.end(ending);
         for domain in &mut self.domains {
-            // What fails here is tried again, and told, by the next scope: a guard that is dropped can tell nobody.
+            // A dropped guard cannot return an error. The next scope tries again and returns it.
             let _ = domain.roll_back(scope.direction);
         }
         self.weights.undo(std::mem::take(&mut scope.cached));
         Some(scope)
     }
 
-    /// All ranks leave together; the groups live on.
+    /// Closes the open scope on all ranks together. The groups remain usable.
     pub(crate) fn discard(&mut self) -> Result<()> {
         if let Some(scope) = &self.scope {
             let key = format!("discard {}", scope.direction);
@@ -307,19 +311,19 @@ impl Scaling {
         self.restore()
     }
 
-    /// What rolling back left because the device failed.
+    /// Undoes what an earlier roll-back could not undo because the device failed.
     fn restore(&mut self) -> Result<()> {
         self.domains.iter_mut().try_for_each(Domain::restore)
     }
 
-    /// Before anything is begun: no scope is open, and nothing of an earlier one is left.
+    /// Ends an open scope and undoes what is left of earlier ones. Every scope begins with it.
     pub(crate) fn settle(&mut self) -> Result<()> {
-        self.abandon(); // a guard that was forgotten (`mem::forget`)
+        self.abandon(); // the scope of a guard that was forgotten by `mem::forget`
         self.restore()
     }
 
-    /// Handles a guard that was dropped without commit, by `?` or a panic: the other ranks must not wait for this one. Does
-    /// nothing after a commit, and tells no one of a forward scope that recorded nothing.
+    /// Tells the other ranks that a guard was dropped (by `?` or a panic), so that they do not wait for this rank. Does nothing
+    /// after a commit, and for a forward scope that records nothing, for which no rank waits.
     pub(crate) fn abandon(&mut self) {
         let Some(scope) = self.roll_back(Ending::Left) else { return };
         if scope.direction == Direction::Forward && scope.touched.is_empty() {
@@ -337,7 +341,7 @@ fn forward_scales(domain: &Domain) -> Result<Vec<Cell>> {
     Ok(arenas.forward.copy_scales()?)
 }
 
-/// Each group once, by id: in one order on all ranks.
+/// Returns each group once, sorted by id, so that the order is the same on all ranks.
 fn distinct<'a>(groups: impl Iterator<Item = &'a Arc<dyn AmaxGroup>>) -> Vec<&'a Arc<dyn AmaxGroup>> {
     let mut groups: Vec<_> = groups.collect();
     groups.sort_by(|a, b| a.id().cmp(b.id()));

@@ -6,7 +6,7 @@ use crate::weights::Added;
 use std::sync::Arc;
 use std::thread;
 
-/// What an open, recording scope has to commit or to put back.
+/// What an open, recording scope must commit or undo.
 #[derive(Debug)]
 pub(crate) struct Scope {
     pub(crate) direction: Direction,
@@ -14,11 +14,11 @@ pub(crate) struct Scope {
     pub(crate) touched: Vec<usize>,
     /// The weights cached in it.
     pub(crate) cached: Vec<Added>,
-    /// How often cached weights had been used before.
+    /// The number of uses of cached weights before the scope.
     pub(crate) weight_uses: u64,
     pub(crate) snapshots: bool,
     pub(crate) outcome: Arc<Outcome>,
-    /// The newest error in it, which the other ranks are told if the scope is left.
+    /// The last error in it. The other ranks are told it if the scope is left without commit.
     pub(crate) cause: Option<String>,
 }
 
@@ -39,7 +39,7 @@ impl Scope {
         touch(&mut self.touched, domains);
     }
 
-    /// What the other ranks are told of a scope that was left.
+    /// Returns what the other ranks are told if the scope is left without commit.
     pub(crate) fn reason(&self) -> String {
         let direction = self.direction;
         match &self.cause {
@@ -58,14 +58,14 @@ fn touch(touched: &mut Vec<usize>, domains: &[usize]) {
     }
 }
 
-/// The domains that forward scopes touched and whose backward is still to come.
+/// The domains that forward scopes have touched and whose backward has not run yet.
 ///
-/// Each backward scope updates their arenas, whatever runs in it: a rank on which no layer has anything to do takes part
-/// in the reductions of the others. All ranks commit the same forward scopes, so this is equal on all of them.
+/// Each backward scope updates their arenas, whether or not a layer runs in it, so a rank whose layers have nothing to do takes
+/// part in the reductions of the others. All ranks commit the same forward scopes, so all have the same list.
 #[derive(Debug, Default)]
 pub(crate) struct Awaiting {
     domains: Vec<usize>,
-    /// A backward scope was committed since the last forward scope was.
+    /// Whether a backward scope was committed after the last forward scope.
     is_answered: bool,
 }
 
@@ -77,7 +77,7 @@ impl Awaiting {
         touch(&mut self.domains, touched);
     }
 
-    /// The domains stay until the next forward scope: after several forward scopes there may be a backward scope for each.
+    /// Keeps the domains until the next forward scope, since several forward scopes may each have a backward scope.
     pub(crate) fn backward_committed(&mut self) {
         self.is_answered = true;
     }

@@ -29,20 +29,20 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StateReport {
-    /// Slots that go on with a history and scale as they were: their recipe is the one they were made by, or differs from it
-    /// in nothing but the history's length or the group.
+    /// Slots that continue with their history and scale unchanged: the recipe is the same, or differs only in the history's
+    /// length or in the group.
     pub taken_over: Vec<LoadedSlot>,
-    /// Slots that go on with the amaxes of another recipe, by which their own recipe has computed their scales.
+    /// Slots that continue with the amaxes of another recipe. Their own recipe has computed new scales from them.
     pub recomputed: Vec<LoadedSlot>,
-    /// Slots that start as if they had never run: they calibrate with their next tensor, or, under Transformer Engine's
-    /// first-step rule, start with scale 1.
+    /// Slots that start without a history: their next tensor gives the scale, or the scale is 1 under Transformer Engine's
+    /// first-step rule.
     pub new: Vec<NewSlot>,
-    /// Saved arenas with a past that no recipe has asked for so far. They are kept: the first scope of their recipe continues them, other
-    /// new recipes take amaxes from them, and [`state`](crate::Scaling::state) saves them again.
+    /// Saved arenas with a history that no recipe has used so far. They are kept: the first scope of their recipe continues
+    /// them, other new recipes take amaxes from them, and [`state`](crate::Scaling::state) saves them again.
     pub unused: Vec<UnusedArena>,
 }
 
-/// A slot that goes on from a history.
+/// A slot that continues from a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedSlot {
     /// The slot's name.
@@ -55,7 +55,7 @@ pub struct LoadedSlot {
     pub from: RecipeLabel,
 }
 
-/// A slot without a past.
+/// A slot without a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSlot {
     /// The slot's name.
@@ -68,7 +68,7 @@ pub struct NewSlot {
     pub reason: StartsNew,
 }
 
-/// Why a slot starts anew.
+/// Why a slot starts without a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StartsNew {

@@ -1,0 +1,41 @@
+//! Current scaling: scales from the tensor itself.
+
+use crate::Format;
+
+/// Current scaling: each tensor is quantized with a scale from its own amax. It takes two reads and keeps no state.
+///
+/// ```text
+/// scale = fp8_max / max(amax, amax_epsilon)
+/// ```
+///
+/// `fp8_max` is 448 for E4M3 and 57344 for E5M2. With `use_power_2_scales` the scale is rounded down to a power of two.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{CurrentScaling, GemmSlots, Recipe, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let recipe = Recipe::from(CurrentScaling { use_power_2_scales: true, ..Default::default() });
+/// let mut cx = scaling.autocast(&recipe)?;
+/// let x = Tensor::from_vec(vec![5.0f32], [1, 1], &device)?;
+/// let x8 = ops::quantize(&x, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+/// assert_eq!(x8.as_fp8().map(|x8| x8.scale_inv().item()).transpose()?, Some(1.0 / 64.0)); // 448 / 5 = 89.6
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CurrentScaling {
+    /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default HYBRID.
+    pub fp8_format: Format,
+    /// Whether scales are rounded down to powers of two. Default false.
+    pub use_power_2_scales: bool,
+    /// The smallest amax that counts: smaller ones are replaced by it. Finite, at least 0. Default 0.
+    pub amax_epsilon: f32,
+}
+
+impl Default for CurrentScaling {
+    fn default() -> Self {
+        Self { fp8_format: Format::Hybrid, use_power_2_scales: false, amax_epsilon: 0.0 }
+    }
+}

@@ -1,0 +1,286 @@
+//! Delayed scaling: scales from a history of amaxes. Field names are Transformer Engine's.
+
+use crate::Format;
+use fp8_kernels::ops::{AmaxRule, ScaleUpdate};
+use fp8_kernels::{ArenaOptions, CustomPolicy, REST, ScalePolicy, ScaleRule, UNSET};
+use std::fmt;
+use std::sync::Arc;
+
+/// Delayed scaling: each tensor is quantized with a scale that its past amaxes predict, so it is read once.
+///
+/// The amax of a tensor is its largest magnitude before scaling. Each slot keeps the amaxes of its last
+/// `amax_history_len` − 1 scopes. When a scope is committed, the new amax of every slot that ran enters its window, `amax`
+/// is chosen from the window by `amax_compute_algo`, and the scale becomes
+///
+/// ```text
+/// Exact:       scale = (fp8_max · 2^−margin) / amax           in f32, kept within 2⁻¹²⁶ … f32::MAX
+/// PowerOfTwo:  scale = 2^(⌊log₂(fp8_max / amax)⌋ − margin)    exponent kept within −126 … 127
+/// ```
+///
+/// where `fp8_max` is 448 for E4M3 and 57344 for E5M2. An amax of 0, and one that is infinite or NaN, leaves the scale as it
+/// is. Quantizing multiplies by the scale and saturates.
+///
+/// The field names are those of Transformer Engine's `DelayedScaling`. Its other defaults are here too, except for three
+/// rules that [`with_te_rules`](Self::with_te_rules) turns to Transformer Engine's.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor};
+/// use fp8_recipe::{DelayedScaling, Direction, Format, Quantizer};
+///
+/// let recipe = DelayedScaling { margin: 2, ..Default::default() };
+/// assert_eq!((recipe.fp8_format, recipe.amax_history_len), (Format::Hybrid, 1024));
+///
+/// let device = Device::cpu();
+/// let mut quantizer = Quantizer::new(recipe, Direction::Forward, &device)?;
+/// for amax in [0.5f32, 7.0, 3.5] {
+///     quantizer.quantize(&Tensor::from_vec(vec![amax], [1], &device)?)?;
+/// }
+/// assert_eq!(quantizer.scale()?, 16.0); // 448 / 2² / 7: the largest amax of the window counts
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct DelayedScaling {
+    /// Bits of headroom, −100 to 100: the scale is divided by `2^margin`. Default 0.
+    pub margin: i32,
+    /// Scales are recomputed at every `interval`-th commit, at least 1; histories roll at each. Default 1.
+    pub interval: u64,
+    /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default HYBRID.
+    pub fp8_format: Format,
+    /// Rows of the history, 1 to 1048576. One of them is the staging row, which collects the amaxes of the open scope, so
+    /// `amax_history_len` − 1 past amaxes are kept. Default 1024.
+    pub amax_history_len: usize,
+    /// Which amax of the window determines the scale. Default [`Max`](AmaxComputeAlgo::Max).
+    pub amax_compute_algo: AmaxComputeAlgo,
+    /// How an amax becomes a scale. Default [`Exact`](ScalingFactorComputeAlgo::Exact).
+    pub scaling_factor_compute_algo: ScalingFactorComputeAlgo,
+    /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: none of them.
+    pub override_linear_precision: (bool, bool, bool),
+    /// Whether a commit replaces amaxes by their maximum over the ranks of the scope's group. Default true.
+    pub reduce_amax: bool,
+    /// Whether a slot's first scale comes from its own tensor, which costs an extra read. `false` is Transformer Engine's
+    /// rule: the first step quantizes with scale 1. Default true.
+    pub calibrate_first_step: bool,
+    /// Whether infinite and NaN amaxes enter the window, as in Transformer Engine. Default false: they are left out and
+    /// counted in [`SlotReport::non_finite`](crate::SlotReport::non_finite).
+    pub record_non_finite: bool,
+    /// Whether an amax of 0 means that the slot did not run, as in Transformer Engine. Default false: the 0 of a tensor of
+    /// zeros enters the window.
+    pub zero_is_skipped: bool,
+}
+
+impl Default for DelayedScaling {
+    fn default() -> Self {
+        Self {
+            margin: 0,
+            interval: 1,
+            fp8_format: Format::Hybrid,
+            amax_history_len: 1024,
+            amax_compute_algo: AmaxComputeAlgo::Max,
+            scaling_factor_compute_algo: ScalingFactorComputeAlgo::Exact,
+            override_linear_precision: (false, false, false),
+            reduce_amax: true,
+            calibrate_first_step: true,
+            record_non_finite: false,
+            zero_is_skipped: false,
+        }
+    }
+}
+
+impl DelayedScaling {
+    /// Returns the defaults of Transformer Engine's old Common API page: E4M3, a history of 1, the most recent amax, scales
+    /// that are powers of two, and [Transformer Engine's rules](Self::with_te_rules).
+    ///
+    /// ```
+    /// use fp8_recipe::{DelayedScaling, Format};
+    /// let recipe = DelayedScaling::te_v0();
+    /// assert_eq!((recipe.fp8_format, recipe.amax_history_len), (Format::E4M3, 1));
+    /// assert!(!recipe.calibrate_first_step);
+    /// ```
+    pub fn te_v0() -> Self {
+        Self {
+            fp8_format: Format::E4M3,
+            amax_history_len: 1,
+            amax_compute_algo: AmaxComputeAlgo::MostRecent,
+            scaling_factor_compute_algo: ScalingFactorComputeAlgo::PowerOfTwo,
+            ..Self::default().with_te_rules()
+        }
+    }
+
+    /// Returns the recipe with Transformer Engine's rules for first steps, non-finite amaxes and zeros:
+    /// `calibrate_first_step: false`, `record_non_finite: true` and `zero_is_skipped: true`.
+    ///
+    /// Scales and histories then have the bits of Transformer Engine's own kernel for the update (`Max` and `MostRecent`
+    /// with `Exact`), with one exception, and three more where that kernel does not run:
+    ///
+    /// - a scale below 2⁻¹²⁶ becomes 2⁻¹²⁶, so that its inverse is finite: Transformer Engine keeps the subnormal scale. Only
+    ///   amaxes beyond `fp8_max` · 2^(126 − margin) lead there; with a margin below 7 (E4M3) there is none;
+    /// - with a user's amax or scale function, slots that did not run stay as they are. Transformer Engine rolls a 0 into
+    ///   their histories on this path;
+    /// - what a user's scale function returns is checked ([`CustomScale`]): Transformer Engine stores it unchecked;
+    /// - `PowerOfTwo`, the rule of Transformer Engine up to 0.12, takes the exact floor of log₂, keeps the old scale for an
+    ///   infinite amax, and stays within 2⁻¹²⁶ … 2¹²⁷. There, an infinite amax inverts the scale, an infinite quotient gives
+    ///   an infinite scale, and a quotient one ulp below a power of two counts as that power.
+    ///
+    /// `interval` is read here and in no release of Transformer Engine: with the default, 1, there is no difference.
+    #[must_use]
+    pub fn with_te_rules(self) -> Self {
+        Self { calibrate_first_step: false, record_non_finite: true, zero_is_skipped: true, ..self }
+    }
+
+    /// Whether an amax enters the window.
+    pub(crate) fn records(&self, amax: f32) -> bool {
+        (amax.is_finite() || self.record_non_finite) && !(amax == 0.0 && self.zero_is_skipped)
+    }
+
+    /// How arenas of this recipe start.
+    pub(crate) fn arena_options(&self) -> ArenaOptions {
+        ArenaOptions {
+            history_len: self.amax_history_len,
+            rest: if self.zero_is_skipped { 0.0 } else { REST },
+            first_scale: if self.calibrate_first_step { UNSET } else { 1.0 },
+        }
+    }
+
+    /// What an update of an arena does; `rule` is this recipe's for the arena's direction.
+    pub(crate) fn scale_update<'a>(&'a self, rule: &'a ScaleRule) -> ScaleUpdate<'a> {
+        let amax = match &self.amax_compute_algo {
+            AmaxComputeAlgo::Max => AmaxRule::Max,
+            AmaxComputeAlgo::MostRecent => AmaxRule::MostRecent,
+            AmaxComputeAlgo::Custom(custom) => AmaxRule::Custom(&*custom.function),
+        };
+        let (interval, record_non_finite) = (self.interval, self.record_non_finite);
+        ScaleUpdate { amax, rule, interval, record_non_finite }
+    }
+
+    pub(crate) fn policy(&self) -> ScalePolicy {
+        match &self.scaling_factor_compute_algo {
+            ScalingFactorComputeAlgo::Exact => ScalePolicy::Exact,
+            ScalingFactorComputeAlgo::PowerOfTwo => ScalePolicy::PowerOfTwo,
+            ScalingFactorComputeAlgo::Custom(custom) => {
+                let (recipe, function) = (self.clone(), custom.function.clone());
+                let function = move |amax, old, fp8_max| function(amax, old, fp8_max, &recipe);
+                ScalePolicy::Custom(CustomPolicy { name: custom.name.clone(), function: Arc::new(function) })
+            }
+        }
+    }
+}
+
+/// Which amax of the window determines a scale.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor};
+/// use fp8_recipe::{AmaxComputeAlgo, CustomAmax, DelayedScaling, Direction, Quantizer};
+/// use std::sync::Arc;
+///
+/// let second = CustomAmax {
+///     name: "second largest".into(),
+///     function: Arc::new(|window: &[f32]| {
+///         let mut sorted = window.to_vec();
+///         sorted.sort_by(f32::total_cmp);
+///         sorted[sorted.len() - 2]
+///     }),
+/// };
+/// let device = Device::cpu();
+/// let scale = |amax_compute_algo| {
+///     let recipe = DelayedScaling { amax_compute_algo, ..Default::default() };
+///     let mut quantizer = Quantizer::new(recipe, Direction::Forward, &device)?;
+///     for amax in [7.0f32, 2.0, 3.5] {
+///         quantizer.quantize(&Tensor::from_vec(vec![amax], [1], &device)?)?;
+///     }
+///     quantizer.scale()
+/// };
+/// assert_eq!(scale(AmaxComputeAlgo::Max)?, 64.0); // 448 / 7
+/// assert_eq!(scale(AmaxComputeAlgo::MostRecent)?, 128.0); // 448 / 3.5
+/// assert_eq!(scale(AmaxComputeAlgo::Custom(second))?, 128.0);
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub enum AmaxComputeAlgo {
+    /// The largest amax of the window, the new one and the one that drops out included.
+    Max,
+    /// The newest amax.
+    MostRecent,
+    /// A function of yours.
+    Custom(CustomAmax),
+}
+
+/// The type of a user's amax function: window, oldest to newest → amax.
+pub(crate) type AmaxFunction = dyn Fn(&[f32]) -> f32 + Send + Sync;
+
+/// A function that chooses an amax, with a name: see the example of [`AmaxComputeAlgo`].
+///
+/// Arenas and checkpoints go by the name, so two functions need two names.
+#[derive(Clone)]
+pub struct CustomAmax {
+    /// The function's identity.
+    pub name: Arc<str>,
+    /// Takes the window, oldest amax first, and returns the amax that determines the scale. If it is 0, infinite or NaN, the
+    /// scale stays as it is.
+    pub function: Arc<AmaxFunction>,
+}
+
+/// How an amax becomes a scale.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor};
+/// use fp8_recipe::{DelayedScaling, Direction, Quantizer, ScalingFactorComputeAlgo};
+///
+/// let device = Device::cpu();
+/// let scale = |scaling_factor_compute_algo| {
+///     let recipe = DelayedScaling { scaling_factor_compute_algo, ..Default::default() };
+///     let mut quantizer = Quantizer::new(recipe, Direction::Forward, &device)?;
+///     quantizer.quantize(&Tensor::from_vec(vec![5.0f32], [1], &device)?)?;
+///     quantizer.scale()
+/// };
+/// assert_eq!(scale(ScalingFactorComputeAlgo::Exact)?, 89.6); // 448 / 5
+/// assert_eq!(scale(ScalingFactorComputeAlgo::PowerOfTwo)?, 64.0);
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub enum ScalingFactorComputeAlgo {
+    /// `(fp8_max · 2^−margin) / amax`.
+    Exact,
+    /// `2^(floor(log2(fp8_max / amax)) − margin)`.
+    PowerOfTwo,
+    /// A function of yours.
+    Custom(CustomScale),
+}
+
+/// The type of a user's scale function: `(amax, old_scale, fp8_max, recipe) → scale`.
+pub(crate) type ScaleFunction = dyn Fn(f32, f32, f32, &DelayedScaling) -> f32 + Send + Sync;
+
+/// A function that computes a scale, with a name. Arenas and checkpoints go by the name, so two functions need two names.
+///
+/// ```
+/// use fp8_recipe::{CustomScale, DelayedScaling, Recipe, ScalingFactorComputeAlgo};
+/// use std::sync::Arc;
+///
+/// let half = CustomScale {
+///     name: "half".into(),
+///     function: Arc::new(|amax, _old_scale, fp8_max, _recipe| 0.5 * fp8_max / amax),
+/// };
+/// let scaling_factor_compute_algo = ScalingFactorComputeAlgo::Custom(half);
+/// let recipe = Recipe::from(DelayedScaling { scaling_factor_compute_algo, ..Default::default() });
+/// assert_eq!(recipe.to_string(), r#"delayed (scaling_factor_compute_algo=custom("half"))"#);
+/// ```
+#[derive(Clone)]
+pub struct CustomScale {
+    /// The function's identity.
+    pub name: Arc<str>,
+    /// Takes `(amax, old_scale, fp8_max, recipe)` and returns the scale, which must be finite and at least 2⁻¹²⁶
+    /// (`f32::MIN_POSITIVE`), so that its inverse is finite too. Anything else is an error of the commit, or of the
+    /// quantization that asked for a first scale, and changes nothing.
+    pub function: Arc<ScaleFunction>,
+}
+
+impl fmt::Debug for CustomAmax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CustomAmax({})", self.name)
+    }
+}
+
+impl fmt::Debug for CustomScale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CustomScale({})", self.name)
+    }
+}
