@@ -1,7 +1,7 @@
-//! Delayed scaling by example: histories, a spike, an infinity, Transformer Engine's rules, a scope that failed.
+//! Shows delayed scaling at work: histories, a spike, an infinity, Transformer Engine's rules, and a scope that fails.
 //!
 //! `cargo run -p fp8-recipe --example 03_delayed_scaling`
-#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use fp8_recipe::fp8_kernels::{Device, Operand, Tensor, ops};
 use fp8_recipe::{DelayedScaling, Direction, GemmSlots, Quantizer, Recipe, Result, Scaling};
@@ -18,7 +18,7 @@ fn constant(value: f32) -> Result<Tensor> {
     Ok(Tensor::from_vec(vec![value; 64], [4, 16], &Device::cpu())?)
 }
 
-/// Scale and history of a slot.
+/// Returns the scale and the amax history of a slot as text.
 fn show(scaling: &Scaling, direction: Direction, name: &str) -> Result<String> {
     let state = scaling.state()?;
     let found = state.arenas.iter().find(|arena| arena.direction == direction).and_then(|arena| {
@@ -29,9 +29,11 @@ fn show(scaling: &Scaling, direction: Direction, name: &str) -> Result<String> {
     Ok(found.unwrap_or_default())
 }
 
-/// Three tensors that grow by 1 a step, with two bits of headroom.
+/// Quantizes an input, a weight and a gradient that grow by 1 in each step, with two bits of headroom.
 fn worked_run() -> Result<()> {
-    println!("input s + 0.25, weight s + 0.5, gradient s + 0.75; margin 2, HYBRID");
+    println!(
+        "In step s the input is s + 0.25, the weight s + 0.5 and the gradient s + 0.75 (HYBRID, margin 2):"
+    );
     let fc = GemmSlots::new("fc");
     let mut scaling = Scaling::new(&fc, &Device::cpu())?;
     let recipe = Recipe::from(DelayedScaling { margin: 2, amax_history_len: 5, ..Default::default() });
@@ -54,9 +56,9 @@ fn worked_run() -> Result<()> {
     Ok(())
 }
 
-/// What the largest amax, an infinity and zeros do to a window of three.
+/// Shows how a spike, an infinity and zeros affect the scale, with a window of three amaxes.
 fn a_spike(recipe: DelayedScaling, rules: &str) -> Result<()> {
-    println!("\na spike, an infinity and zeros under {rules}");
+    println!("\nA spike, an infinity and zeros, with {rules}:");
     let fc = GemmSlots::new("fc");
     let mut scaling = Scaling::new(&fc, &Device::cpu())?;
     let recipe = Recipe::from(DelayedScaling { amax_history_len: 4, ..recipe });
@@ -66,14 +68,14 @@ fn a_spike(recipe: DelayedScaling, rules: &str) -> Result<()> {
         cx.commit()?;
         let used = x8.as_fp8().map_or(Ok(1.0), |x8| x8.scale_inv().item())?.recip();
         let after = show(&scaling, Direction::Forward, fc.input.name())?;
-        println!("  amax {amax:<5} quantized with scale {used:<7.2} then {after}");
+        println!("  amax {amax:<5} quantized with scale {used:<7.2}  after the step: {after}");
     }
     Ok(())
 }
 
-/// A guard that goes without commit leaves nothing behind.
+/// Shows that a scope that is dropped without commit changes nothing.
 fn a_failed_scope() -> Result<()> {
-    println!("\na scope that fails");
+    println!("\nA scope that fails:");
     let fc = GemmSlots::new("fc");
     let mut scaling = Scaling::new(&fc, &Device::cpu())?;
     let recipe = Recipe::from(DelayedScaling { amax_history_len: 4, ..Default::default() });
@@ -90,15 +92,15 @@ fn a_failed_scope() -> Result<()> {
         Ok(logits)
     };
     if let Err(error) = step() {
-        println!("  {error}");
+        println!("  error: {error}");
     }
-    println!("  state as before: {}", scaling.state()? == before);
+    println!("  The state is as before: {}.", scaling.state()? == before);
     Ok(())
 }
 
-/// Without a model: one tensor, updated by each use.
+/// Quantizes one tensor without a model, with a `Quantizer`, which updates its history with each use.
 fn one_tensor_alone() -> Result<()> {
-    println!("\na tensor alone, powers of two");
+    println!("\nOne tensor with a history of its own, and scales that are powers of two:");
     let recipe = DelayedScaling { amax_history_len: 4, ..DelayedScaling::te_v0() };
     let mut quantizer = Quantizer::new(recipe, Direction::Forward, &Device::cpu())?;
     for amax in [3.0, 5.0, 0.7] {

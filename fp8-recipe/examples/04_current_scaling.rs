@@ -1,13 +1,13 @@
-//! Current scaling by example, and the same tensors under delayed scaling: what a late scale costs.
+//! Compares current and delayed scaling for tensors whose magnitude grows, and nests one recipe in the other.
 //!
 //! `cargo run -p fp8-recipe --example 04_current_scaling`
-#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use fp8_recipe::fp8_kernels::{DType, Device, Tensor, ops};
 use fp8_recipe::{CurrentScaling, DelayedScaling, GemmSlots, Recipe, Result, Scaling};
 
 fn main() -> Result<()> {
-    println!("relative RMS error of tensors whose magnitude grows tenfold a step");
+    println!("Relative RMS error of quantized tensors whose magnitude grows tenfold in each step:");
     let power_2 = CurrentScaling { use_power_2_scales: true, ..Default::default() };
     compare(&[
         ("current", CurrentScaling::default().into()),
@@ -18,7 +18,7 @@ fn main() -> Result<()> {
     nested()
 }
 
-/// 4096 values with a bell-like spread.
+/// Returns 4096 values with a bell-shaped distribution.
 fn tensor(magnitude: f32) -> Result<Tensor> {
     let mut seed = 1_u32;
     let mut uniform = || {
@@ -47,15 +47,15 @@ fn compare(recipes: &[(&str, Recipe)]) -> Result<()> {
         }
         let report = scaling.slot_reports()?.into_iter().find(|report| report.name == *fc.input.name());
         let (saturated, elements) = report.map_or((0, 0), |report| (report.saturated, report.elements));
-        println!("   {saturated} of {elements} values clipped");
+        println!("   {saturated} of {elements} values saturated");
     }
     println!(
-        "  Delayed scaling learns of a new magnitude one step late; a margin is room for it to grow into."
+        "  Delayed scaling adapts to a new magnitude one step late; a margin leaves headroom for growth."
     );
     Ok(())
 }
 
-/// A head under current scaling in a model under delayed scaling.
+/// Uses current scaling for a model's head and delayed scaling for its body.
 fn nested() -> Result<()> {
     let (body, head) = (GemmSlots::new("body"), GemmSlots::new("head"));
     let model = [&body, &head];
@@ -67,7 +67,7 @@ fn nested() -> Result<()> {
     }
     let mut scaling = Scaling::new(&Model(model), &Device::cpu())?;
     let [delayed, current] = [DelayedScaling::default().into(), Recipe::from(CurrentScaling::default())];
-    println!("\nbody under delayed, head nested under current scaling: scales used");
+    println!("\nScales of a body with delayed scaling and a head with current scaling, nested in it:");
     for magnitude in [1.0, 4.0, 0.5] {
         let x = tensor(magnitude)?;
         let mut cx = scaling.autocast(&delayed)?;
