@@ -28,7 +28,8 @@ use std::time::Duration;
 /// A world size or a deadline of 0.
 pub fn local(id: &str, world_size: usize, deadline: Duration) -> Result<Vec<Arc<dyn ProcessGroup>>> {
     check_options(id, world_size, deadline)?;
-    let meeting = Meeting::new(world_size, deadline, |_| false);
+    let meeting = Meeting::new(id, world_size, deadline, |_| false);
+    tracing::info!(group = id, world_size, "group formed");
     let seat = |rank| Seat::new(id, rank, world_size, meeting.clone());
     Ok((0..world_size).map(|rank| Arc::new(Member::new(seat(rank))) as Arc<dyn ProcessGroup>).collect())
 }

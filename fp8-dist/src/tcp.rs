@@ -75,7 +75,11 @@ pub(crate) fn connect(id: &str, environment: &Environment, deadline: Duration) -
     check_options(id, environment.world_size, deadline)?;
     let network =
         |source| Error::Network { id: id.to_owned(), what: "using a connection".to_owned(), source };
-    match rendezvous::meet(id, environment, deadline)? {
+    let met = rendezvous::meet(id, environment, deadline)?;
+    let Environment { rank, world_size, master_addr, .. } = environment;
+    let port = met.port().unwrap_or(environment.master_port);
+    tracing::info!(group = id, rank, world_size, address = %format_args!("{master_addr}:{port}"), "group formed");
+    match met {
         Met::Host(guests) => host(id, guests, deadline).map(Connected::Host).map_err(network),
         Met::Guest(stream) => {
             Guest::new(id, environment, deadline, stream).map(Connected::Guest).map_err(network)
@@ -97,7 +101,7 @@ fn seat_all(
     employ: impl Fn(&Arc<Meeting>, usize, &TcpStream, Duration) -> io::Result<()>,
 ) -> io::Result<Seat> {
     let world_size = guests.len() + 1;
-    let meeting = Meeting::new(world_size, deadline, |rank| rank > 0);
+    let meeting = Meeting::new(id, world_size, deadline, |rank| rank > 0);
     for (rank, stream) in (1..).zip(&guests) {
         if let Err(error) = employ(&meeting, rank, stream, deadline) {
             let reason = format!("it cannot use its connection to rank {rank}: {error}");
