@@ -1,4 +1,4 @@
-//! Every environment variable this crate reads, read here and nowhere else.
+//! The environment variables of this crate. No other file reads any.
 //!
 //! | variable | type | default | what for |
 //! |---|---|---|---|
@@ -10,7 +10,7 @@
 //! | `TORCHELASTIC_RUN_ID` | text | empty | the job: ranks of different jobs do not join each other; `none` is no job |
 //! | `SLURM_JOB_ID`, `SLURM_STEP_ID` | text | empty | the job, where the one above names none: `123.0` |
 //! | `PMIX_NAMESPACE` | text | empty | the job, where those above name none |
-//! | `FP8_DIST_TOKEN` | text | empty | what a process must know to join |
+//! | `FP8_DIST_TOKEN` | text | empty | the secret that a process needs to join |
 //! | `FP8_PORT` | 1 to 65535 | none | the port where rank 0 listens, instead of those from `MASTER_PORT` on |
 
 use crate::{Error, Result};
@@ -18,8 +18,10 @@ use std::env;
 use std::ffi::OsString;
 use std::fmt;
 
-/// What a launcher tells each process of a job: the variables that `torchrun` sets. All fields may also be given by hand,
-/// for a group of some of the job's processes: with their ranks in the group, its size, and where its rank 0 is.
+/// Which rank a process is, and where rank 0 listens: what `torchrun` and other launchers pass to each process of a job.
+///
+/// [`read`](Self::read) takes it from the environment. For a group of some of the job's processes, set the fields yourself: the
+/// rank within that group, its size, and the address of its rank 0.
 ///
 /// ```
 /// use fp8_dist::Environment;
@@ -28,27 +30,29 @@ use std::fmt;
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Environment {
-    /// This process, from 0.
+    /// The rank of this process: 0 to `world_size - 1`.
     pub rank: usize,
-    /// How many processes.
+    /// The number of processes.
     pub world_size: usize,
-    /// This process among those of its machine, which selects its GPU. [`read`](Self::read) sets it to the rank if
-    /// `LOCAL_RANK` is not set, which is right for a job on one machine and not used by a job on CPUs.
+    /// The index of this process among those of its machine, which selects its GPU. [`read`](Self::read) uses the rank if
+    /// `LOCAL_RANK` is not set, which is right for a job on one machine; a job on CPUs does not use it.
     pub local_rank: usize,
-    /// Host name or address of rank 0.
+    /// The host name or address of rank 0.
     pub master_addr: String,
-    /// The first port where rank 0 may listen.
+    /// The first port that rank 0 may listen on.
     pub master_port: u16,
-    /// Whether rank 0 listens at [`master_port`](Self::master_port) and nowhere else. If not, it takes the first free port
-    /// of the 16 that begin there: `torchrun` itself may hold the first, and each group of a job needs one while it forms.
+    /// If true, rank 0 listens on [`master_port`](Self::master_port) only. If false, it uses the first free one of 16 ports that
+    /// begin there: `torchrun` itself may occupy the first, and each group of a job needs one while it forms.
     pub exact_port: bool,
-    /// The job, if its launcher names it. Ranks join only where this, [`master_port`](Self::master_port) and
-    /// [`world_size`](Self::world_size) are the same.
+    /// The name of the job; empty if the launcher sets none. Ranks form a group only if this, [`master_port`](Self::master_port) and
+    /// [`world_size`](Self::world_size) are equal. An empty name cannot tell two jobs with the same port and size apart: forming a
+    /// group then takes a second longer, and a rank of one job may join the other.
     pub run_id: String,
-    /// The variable that [`run_id`](Self::run_id) was read from. Errors name it.
+    /// The variable that [`run_id`](Self::run_id) was read from, for error messages.
     pub run_id_variable: &'static str,
-    /// What all ranks must know to join each other; empty: any process that reaches the port can join. It is never sent, only
-    /// proved, and protects joining alone: later traffic is not authenticated. [`Debug`](fmt::Debug) does not show it.
+    /// A secret that a process needs to join. With an empty token, any process that can reach the port can join the group. The token
+    /// is never sent: ranks prove that they know it. It authenticates joining only, not later traffic. [`Debug`](fmt::Debug) hides
+    /// it.
     pub token: String,
 }
 
@@ -79,7 +83,7 @@ impl fmt::Debug for Environment {
     }
 }
 
-/// Where the launcher names the job, the first that does counts.
+/// The variables that may name the job. The first one that is set counts.
 const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 const SLURM_JOB_ID: &str = "SLURM_JOB_ID";
 const SLURM_STEP_ID: &str = "SLURM_STEP_ID";
@@ -87,16 +91,18 @@ const PMIX_NAMESPACE: &str = "PMIX_NAMESPACE";
 const TOKEN: &str = "FP8_DIST_TOKEN";
 
 impl Environment {
-    /// Reads the variables of this process.
+    /// Reads the environment variables of this process. `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` (or `FP8_PORT`)
+    /// must be set.
     ///
     /// # Errors
-    /// A variable that is missing or cannot be read, or a rank outside the world. The error names the variable, its value
-    /// and what would be right. `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` (or `FP8_PORT`) must be set.
+    /// A variable is missing or cannot be parsed, or a rank is not less than the world size. The error names the variable, its
+    /// value and what is expected.
     pub fn read() -> Result<Self> {
         Self::from_variables(|name| env::var_os(name))
     }
 
-    /// One process, rank 0 of 1, on this machine's loopback: to fill in.
+    /// Returns the environment of a single process on this machine: rank 0 of 1 at 127.0.0.1, no run id, no token. Change the
+    /// fields you need.
     #[must_use]
     pub fn on_this_machine(port: u16) -> Self {
         Self {
@@ -112,13 +118,13 @@ impl Environment {
         }
     }
 
-    /// Whether the id of the run tells this job from all others that may run at the same time. Slurm's without a step does
-    /// not: a script may start several.
+    /// Returns true if the run id distinguishes this job from all others that may run at the same time. A Slurm job id without
+    /// a step does not, because a script may start several jobs.
     pub(crate) fn names_one_run(&self) -> bool {
         !self.run_id.is_empty() && (self.run_id_variable != SLURM_JOB_ID || self.run_id.contains('.'))
     }
 
-    /// A rank and a size that fit each other.
+    /// Checks rank, world size and port.
     pub(crate) fn check(&self) -> Result<()> {
         if self.world_size == 0 {
             let remedy = "expected the number of processes, at least 1".to_owned();

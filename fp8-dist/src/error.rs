@@ -1,31 +1,40 @@
-//! What can go wrong between ranks, with their numbers, and what would be right.
+//! The errors of groups: which ranks are concerned, what differs, and what would be right.
 
 use fp8_kernels::{DType, Shape};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Every error of this crate. `call` is the collective and what it was for: ``all_reduce(sum) `grads` ``.
+/// Every error of this crate. The field `call` is the collective and the name it was called with: ``all_reduce(sum) `grads` ``.
+///
+/// ```
+/// use fp8_dist::{Environment, Error, tcp};
+/// use std::time::Duration;
+///
+/// let error = tcp("dp", &Environment { rank: 4, world_size: 4, ..Environment::on_this_machine(29_500) }, Duration::from_secs(60));
+/// let Err(error @ Error::Environment { name: "RANK", .. }) = error else { panic!("rank 4 of 4 is no rank") };
+/// assert_eq!(error.to_string(), "RANK=4: WORLD_SIZE=4: expected 0 to 3");
+/// ```
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// This call brought the group to its end, or it was waiting when that happened.
+    /// The group failed during this call. Every rank gets the same [`Failure`].
     #[error("{call}: {failure}")]
     Failed {
         /// The collective.
         call: String,
-        /// Why.
+        /// The reason.
         failure: Failure,
     },
-    /// The group had come to its end before this call.
-    #[error("{call}: this group failed before ({failure}); build a new group to go on")]
+    /// The group had failed before this call.
+    #[error("{call}: this group failed before ({failure}); create a new group to continue")]
     Poisoned {
         /// The collective.
         call: String,
-        /// Why it failed then.
+        /// The reason of the first failure.
         failure: Failure,
     },
-    /// Shards of one tensor that were to be quantized with different scales.
+    /// The ranks hold different scales for the shards of one tensor.
     #[error(
         "{call}: the scale is {} on rank {rank} and {} on rank {other}: shards of one tensor need one scale; \
          commit the same scopes on all ranks, with reduce_amax and this group as amax_reduction_group",
@@ -36,18 +45,17 @@ pub enum Error {
         call: String,
         /// The first rank that differs from rank `other`.
         rank: usize,
-        /// Its scale; `None` before its first.
+        /// The scale on that rank; `None` if unset.
         value: Option<f32>,
         /// The rank it was compared with.
         other: usize,
-        /// That one's scale.
+        /// The scale on rank `other`.
         other_value: Option<f32>,
     },
-    /// Replicas with different training state, the same on all ranks: [`AmaxGroup::agree_on_state`](crate::AmaxGroup). The
+    /// The ranks have different training state ([`AmaxGroup::agree_on_state`](crate::AmaxGroup)). All ranks get this error, and the
     /// group remains usable.
     #[error(
-        "{call}: {name} {}: ranks that go on from different states drift apart; give all ranks one state: \
-         `broadcast_state`, or load the same checkpoint on all",
+        "{call}: {name} {}: replicas must have the same state; call `broadcast_state`, or load the same checkpoint on all ranks",
         show_difference([*.rank, *.other], [*.is_there, *.is_on_other])
     )]
     State {
@@ -57,59 +65,59 @@ pub enum Error {
         name: Arc<str>,
         /// The first rank that differs from rank `other`.
         rank: usize,
-        /// Whether it has this piece at all.
+        /// Whether rank `rank` has this piece.
         is_there: bool,
         /// The rank it was compared with.
         other: usize,
-        /// Whether that one has this piece.
+        /// Whether rank `other` has this piece.
         is_on_other: bool,
     },
-    /// A shard with other extents than its name had in an earlier gather, where the ranks do not ask each other again.
+    /// The shard has another shape than in an earlier gather of the same name, and the hosts no longer exchange shapes for this name.
     #[error(
-        "{call}: a shard of shape {found}, where this name had {expected} before: on GPUs a name keeps its extents; use \
-         another name for other extents"
+        "{call}: a shard of shape {found}, but {expected} in an earlier call: on GPUs the shape for a name must not change; use \
+         another name for another shape"
     )]
     Extents {
         /// The collective.
         call: String,
-        /// The shape it got.
+        /// The shape of the shard.
         found: Shape,
-        /// The shape it had.
+        /// Its shape in the earlier call.
         expected: Shape,
     },
-    /// A shape that the collective cannot take, the same on all ranks.
+    /// The collective does not support this shape. All ranks get this error, and the group remains usable.
     #[error("{call}: shape {shape} on {world_size} ranks: {remedy}")]
     Shape {
         /// The collective.
         call: String,
-        /// The shape it got.
+        /// The shape of the argument.
         shape: Shape,
-        /// How many ranks.
+        /// The number of ranks.
         world_size: usize,
         /// What would be right.
         remedy: &'static str,
     },
-    /// A data type that the collective does not take, the same on all ranks.
+    /// The collective does not support this data type. All ranks get this error, and the group remains usable.
     #[error("{call}: dtype {found}: expected {expected}; cast first")]
     DType {
         /// The collective.
         call: String,
-        /// The type it got.
+        /// The type of the argument.
         found: DType,
-        /// The types that are allowed.
+        /// The supported types.
         expected: &'static str,
     },
-    /// A root that is no rank of the group, the same on all ranks.
+    /// The root is not a rank of the group. All ranks get this error, and the group remains usable.
     #[error("{call}: root {root} is not a rank of this group: expected 0..{world_size}")]
     Root {
         /// The collective.
         call: String,
-        /// The root it got.
+        /// The root that was passed.
         root: usize,
         /// How many ranks.
         world_size: usize,
     },
-    /// An option of a new group outside its range.
+    /// An option of a new group is out of range.
     #[error("group `{id}`: {option} = {value}: {remedy}")]
     Option {
         /// The group's id.
@@ -121,7 +129,7 @@ pub enum Error {
         /// What would be right.
         remedy: &'static str,
     },
-    /// A variable of the environment that is missing, cannot be read or contradicts another.
+    /// An environment variable is missing, cannot be parsed or contradicts another one.
     #[error(
         "{name}{}: {remedy}",
         .value.as_ref().map_or_else(|| " is not set".to_owned(), |value| format!("={value}"))
@@ -129,50 +137,50 @@ pub enum Error {
     Environment {
         /// The variable.
         name: &'static str,
-        /// Its value, if it has one.
+        /// Its value; `None` if it is not set.
         value: Option<String>,
         /// What would be right.
         remedy: String,
     },
-    /// Ranks in processes that did not come together to form a group.
-    #[error("group `{id}`: the ranks did not meet: {failure}")]
+    /// The processes could not form a group.
+    #[error("group `{id}`: cannot form the group: {failure}")]
     Rendezvous {
         /// The group's id.
         id: String,
-        /// Why.
+        /// The reason.
         failure: Failure,
     },
-    /// A system call of the network that failed while a group was formed.
+    /// A network system call failed while the group was formed.
     #[error("group `{id}`: {what}: {source}")]
     Network {
         /// The group's id.
         id: String,
-        /// What was tried, with the address.
+        /// What the call was for, with the address.
         what: String,
-        /// The system's words.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A tensor on another device than the group's.
+    /// A tensor is not on the group's device.
     #[error("{call}: a tensor on {found}: expected one on {expected}")]
     Device {
         /// The collective.
         call: String,
-        /// Where it is.
+        /// The device of the tensor.
         found: String,
-        /// Where it should be.
+        /// The device of the group.
         expected: String,
     },
-    /// What NCCL said while a group was formed.
+    /// NCCL returned an error while the group was formed.
     #[error("group `{id}`: {function}: {text}")]
     Nccl {
         /// The group's id.
         id: String,
-        /// The function of NCCL.
+        /// The NCCL function.
         function: &'static str,
-        /// Its words.
+        /// NCCL's description of the error.
         text: String,
     },
-    /// From the operations on one rank.
+    /// A tensor operation of this rank failed.
     #[error(transparent)]
     Kernels(Box<fp8_kernels::Error>),
 }
@@ -185,7 +193,7 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// Why the group came to its end, if this error says so.
+    /// Returns why the group failed, if this error ended it or it had failed before.
     pub const fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Failed { failure, .. }
@@ -196,27 +204,38 @@ impl Error {
     }
 }
 
-/// Why a group came to its end. All its ranks get the same one.
+/// Why a group failed. All ranks of the group get the same reason, from [`Error::failure`].
+///
+/// ```
+/// use fp8_dist::{Failure, local};
+/// use std::time::Duration;
+///
+/// let [first, second] = <[_; 2]>::try_from(local("dp", 2, Duration::from_secs(10))?).expect("two ranks");
+/// drop(second); // rank 1 leaves
+/// let error = first.barrier().unwrap_err();
+/// assert_eq!(error.failure(), Some(&Failure::Left { ranks: vec![1] }));
+/// # Ok::<(), fp8_dist::Error>(())
+/// ```
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// A rank said that it does not go on: [`AmaxGroup::poison`](crate::AmaxGroup::poison).
+    /// A rank cannot continue and called [`AmaxGroup::poison`](crate::AmaxGroup::poison).
     #[error("rank {rank} gave up: {reason}")]
     GaveUp {
         /// The rank.
         rank: usize,
-        /// Its words.
+        /// What it passed to `poison`.
         reason: String,
     },
-    /// Ranks that dropped their handles while others waited for them.
-    #[error("{} left the group: every rank makes the same number of calls", list(.ranks))]
+    /// Ranks dropped their handles while other ranks waited for them.
+    #[error("{} left the group: every rank must make the same number of calls", list(.ranks))]
     Left {
         /// The ranks.
         ranks: Vec<usize>,
     },
-    /// Ranks that did not come in time.
+    /// Ranks did not arrive within the deadline.
     #[error(
-        "{} did not come within {waited:?}: see where they are, or give the group a longer deadline",
+        "{} did not arrive within {waited:?}: check whether they are still running, or use a longer deadline",
         list(.missing)
     )]
     Deadline {
@@ -225,101 +244,101 @@ pub enum Failure {
         /// The group's deadline.
         waited: Duration,
     },
-    /// A rank whose process ended, or whose connection broke, before it had left the group.
+    /// The process or the connection of a rank ended before the rank had left the group.
     #[error("rank {rank} is lost: {reason}")]
     Lost {
         /// The rank.
         rank: usize,
-        /// How that was noticed.
+        /// How the loss was detected.
         reason: String,
     },
-    /// Ranks that were started with different settings.
+    /// Ranks were started with different settings.
     #[error(
-        "{property} is {value} on rank {rank} and {other_value} on rank {other}: start all ranks of a group alike"
+        "{property} is {value} on rank {rank} and {other_value} on rank {other}: start all ranks of a group with the same settings"
     )]
     Settings {
-        /// The first thing that differs.
+        /// The first setting that differs.
         property: String,
         /// The rank that differs from rank `other`.
         rank: usize,
-        /// Its value there.
+        /// The value on that rank.
         value: String,
         /// The rank it was compared with.
         other: usize,
-        /// That one's value.
+        /// The value on rank `other`.
         other_value: String,
     },
-    /// Two processes that say they are the same rank.
-    #[error("two processes came as rank {rank}: give each its own RANK")]
+    /// Two processes have the same rank.
+    #[error("two processes joined as rank {rank}: set a different RANK for each")]
     Twice {
         /// The rank.
         rank: usize,
     },
-    /// Two jobs with the same settings, whose ranks could join either.
+    /// Two jobs have the same settings, so a rank could join the wrong one.
     #[error(
-        "two jobs use MASTER_PORT {port} at the same time and nothing tells them apart: give each its own MASTER_PORT or \
+        "two jobs use MASTER_PORT {port} at the same time and cannot be told apart: give each its own MASTER_PORT or \
          TORCHELASTIC_RUN_ID"
     )]
     SecondJob {
         /// The port of both.
         port: u16,
     },
-    /// Ranks that have different tokens, or of which only one has a token.
+    /// Two ranks have different tokens, or only one of them has a token.
     #[error(
-        "FP8_DIST_TOKEN is not the same on rank {rank} and on rank 0: give all ranks of a job one token, or none at all"
+        "FP8_DIST_TOKEN differs between rank {rank} and rank 0: set the same token on all ranks of a job, or none"
     )]
     Token {
         /// The rank that differs from rank 0.
         rank: usize,
     },
-    /// Ranks that came with different calls.
+    /// Ranks made different calls.
     #[error(
         "{property} is {value} on rank {rank} and {other_value} on rank {other}: \
-         all ranks make the same calls in the same order, with one dtype and shape"
+         all ranks must make the same calls in the same order, with the same dtype and shape"
     )]
     Disagree {
-        /// The first thing that differs.
+        /// The first property that differs.
         property: &'static str,
         /// The first rank that differs from rank `other`.
         rank: usize,
-        /// What it came with.
+        /// The value on that rank.
         value: String,
         /// The rank it was compared with.
         other: usize,
-        /// What that one came with.
+        /// The value on rank `other`.
         other_value: String,
     },
-    /// A rank that compares its state, because it was loaded or set there, while another rank goes on.
+    /// A rank compares its state, because state was loaded or set there, while another rank makes another call.
     #[error(
-        "rank {comparing} came with {call} and rank {other} with {other_call}: parameters, optimizer or scaling state were \
+        "rank {comparing} called {call} while rank {other} called {other_call}: parameters, optimizer or scaling state were \
          loaded or set on rank {comparing} and not on rank {other}; load or set them on all ranks, or call \
          `broadcast_state` on all"
     )]
     Lone {
         /// The rank that compares its state.
         comparing: usize,
-        /// Its call.
+        /// Its call, which compares states.
         call: String,
-        /// A rank that does not.
+        /// A rank that makes another call.
         other: usize,
-        /// That one's call.
+        /// The call of rank `other`.
         other_call: String,
     },
-    /// Ranks whose models have different names.
+    /// The models of the ranks have different names.
     #[error(
         "name {index} is {} on rank {rank} and {} on rank {other}: build the same model on all ranks",
         show_name(.value), show_name(.other_value)
     )]
     Names {
-        /// Position of the first difference.
+        /// The index of the first difference.
         index: usize,
         /// The first rank that differs from rank `other`.
         rank: usize,
-        /// Its name there; `None` past the end of its list.
+        /// The name on that rank; `None` past the end of its list.
         value: Option<Arc<str>>,
         /// The rank it was compared with.
         other: usize,
-        /// That one's name there.
+        /// The name on rank `other`.
         other_value: Option<Arc<str>>,
     },
 }
@@ -331,7 +350,7 @@ impl fmt::Debug for Failure {
     }
 }
 
-/// This crate's results.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl From<fp8_kernels::Error> for Error {
@@ -340,7 +359,7 @@ impl From<fp8_kernels::Error> for Error {
     }
 }
 
-/// Lets `?` carry this crate's errors through [`AmaxGroup`](crate::AmaxGroup), whose crate does not know them.
+/// Lets `?` convert this crate's errors in functions that return fp8-recipe's, as [`AmaxGroup`](crate::AmaxGroup) does.
 impl From<Error> for fp8_recipe::Error {
     fn from(error: Error) -> Self {
         Self::Group(Box::new(error))

@@ -1,36 +1,36 @@
-//! All-gather of a sharded tensor in FP8: a quarter of f32's traffic, and the bytes that one device would make.
+//! All-gather of a sharded tensor in FP8: a quarter of f32's traffic, and the same bytes that one device would compute.
 //!
-//! 1. The ranks exchange two floats each: the scale they hold and, where a scale has to be made, the shard's amax. Scales
-//!    that differ are an error. The largest amax is the whole tensor's, so an outlier on one rank sets everyone's scale.
-//! 2. Each rank quantizes its shard with that scale, recording its own amax and counters as always.
-//! 3. The rowwise bytes are gathered along dimension 0 as u8. A transposed copy is made of the gathered bytes: the
-//!    transposes of shards would not lie one after the other in the transpose of the whole.
+//! 1. Each rank sends two floats: its scale and, if a scale has to be computed, the amax of its shard. Different scales are an
+//!    error. The largest amax is that of the whole tensor, so an outlier on one rank determines the scale of all.
+//! 2. Each rank quantizes its shard with that scale and records its own amax and counters as usual.
+//! 3. The rowwise bytes are gathered along dimension 0 as u8. A transposed copy is computed from the gathered bytes, because the
+//!    transposes of the shards are not contiguous in the transpose of the whole tensor.
 //!
-//! Gathering the amaxes and comparing scales in one exchange was preferred to a reduction followed by a comparison: a rank
-//! whose slot is calibrated and one whose slot is not then get the error that names their scales.
+//! One exchange carries both amaxes and scales. With a reduction followed by a comparison, a rank with a calibrated slot and one
+//! without would not get the error that names their scales.
 //!
-//! On GPUs this is how a name begins. Once its scales are committed, `nccl/gather.rs` does all of it on the devices.
+//! On GPUs the first calls of a name work this way. Once its scales are committed, `nccl/gather.rs` does all of it on the devices.
 
 use crate::{Error, ProcessGroup, Result};
 use fp8_kernels::{Cell, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor, TransposePolicy, UNSET, ops};
 
-/// The whole tensor, quantized as `slot` says, of which each rank has some rows. Byte for byte what
-/// [`ops::quantize`] makes of the joined tensor.
+/// Quantizes the shards of a tensor and gathers the codes: returns the whole tensor in FP8 on every rank. The result has the same
+/// bytes as [`ops::quantize`] of the concatenated tensor.
 ///
-/// Shards are f32, bf16 or f16, one dtype on all ranks, and may have different extents in dimension 0, also 0. The scale:
+/// Each rank passes some rows of the tensor, in rank order. Shards are f32, bf16 or f16, the same on all ranks. They may differ in
+/// dimension 0, which may be 0, but not in the other dimensions. `slot` determines the format and the scale:
 ///
-/// - of a cell (delayed scaling): that cell's, which must be equal on all ranks. While it is unset, the first scale comes
-///   from the amax of the whole tensor and is stored provisionally if the slot keeps it.
-/// - of the tensor (current scaling): from the amax of the whole tensor.
+/// - from a cell (delayed scaling): the scale in the cell, which must be equal on all ranks. While it is unset, the scale is
+///   computed from the amax of the whole tensor, and stored provisionally if the slot keeps it.
+/// - from the tensor (current scaling): computed from the amax of the whole tensor.
 /// - off: the shards are gathered in high precision.
 ///
-/// In a group of GPUs (`nccl`) the hosts take part in the first calls of a name only: they compare the shards'
-/// extents and exchange scales. Once a call has found a committed scale that is equal on all ranks, later calls with the same
-/// name, slot, dtype and extents read nothing from the device and exchange nothing between hosts, so the call can be recorded
-/// in a graph. The devices then compare calls and scales, and the next call that waits for the device returns the error.
-/// Current scaling reduces the amax on the devices, too. For this, `what` keeps its slot and extents: give each tensor a name
-/// of its own. A slot of another name or [`Cell`] is compared by the hosts again, and so is one whose scale the host has unset,
-/// as loading a state may; that has to happen on all ranks alike.
+/// In a group of GPUs (`nccl`) only the first calls of a name involve the hosts, which compare the shapes of the shards and exchange
+/// scales. Once a call has found a committed scale that is equal on all ranks, later calls with the same name, slot, dtype and shape
+/// read nothing from the device and exchange nothing between hosts, so they can be recorded in a graph. The devices then compare
+/// calls and scales (and reduce the amax of current scaling); if they differ, the next call that waits for the device returns the
+/// error. Use a name of its own for each tensor: a name must keep its slot and shape. The hosts compare again when the slot has
+/// another name or [`Cell`], or when the host has unset its scale, as loading a state may; this must happen on all ranks together.
 ///
 /// ```
 /// use fp8_dist::{local, quantized_all_gather};
@@ -52,9 +52,10 @@ use fp8_kernels::{Cell, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor, Tran
 /// ```
 ///
 /// # Errors
-/// Scales, formats, rules, dtypes or trailing extents that differ between ranks; a dtype that is not a float; a user's
-/// scale policy that returns no usable scale; a rank that is away, failed or elsewhere. On GPUs, other extents than a known
-/// name had before. The group is poisoned then. A first call that would have to be recorded, which leaves the group alive.
+/// Scales, formats, rules, dtypes or shapes (apart from dimension 0) that differ between ranks; a dtype that is not a float; a
+/// user's scale policy that returns no usable scale; on GPUs, another shape than in an earlier call of the name; any failure of the
+/// group. After these errors the group has failed. Recording the first call of a name is an error too, which leaves the group
+/// usable.
 pub fn quantized_all_gather(
     group: &dyn ProcessGroup,
     what: &str,
@@ -62,8 +63,8 @@ pub fn quantized_all_gather(
     slot: &Slot<'_>,
 ) -> Result<Operand> {
     let gathered = group.quantized_all_gather(what, shard, slot);
-    // Where the group has failed, the others know; else they must not wait for this rank. A call that cannot be recorded has
-    // told nobody anything.
+    // If the group has failed, the others know. Otherwise tell them, so that they do not wait for this rank. A call that cannot
+    // be recorded has sent nothing yet.
     if let Err(error) = gathered.as_ref()
         && error.failure().is_none()
         && !matches!(error, Error::Kernels(error) if matches!(**error, fp8_kernels::Error::Capture { .. }))
@@ -73,7 +74,7 @@ pub fn quantized_all_gather(
     gathered
 }
 
-/// With the hosts taking part: what every backend can do.
+/// The implementation in which the hosts exchange scales, for any backend.
 pub(crate) fn by_exchange<G: ProcessGroup + ?Sized>(
     group: &G,
     what: &str,
@@ -85,12 +86,12 @@ pub(crate) fn by_exchange<G: ProcessGroup + ?Sized>(
     join(&shard, group.all_gather(what, &elements(&shard)?)?, slot)
 }
 
-/// What the ranks quantize with.
+/// The scale that the ranks have agreed on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Agreement {
-    /// None in high precision.
+    /// `None` in high precision.
     scale: Option<f32>,
-    /// The next call need not exchange anything: where the scale comes from a cell, it is committed on all ranks.
+    /// Whether later calls need no exchange: a scale that comes from a cell is committed on all ranks.
     #[cfg_attr(
         not(feature = "cuda"),
         expect(dead_code, reason = "only GPUs compare scales without the hosts")
@@ -99,7 +100,7 @@ pub(crate) struct Agreement {
 }
 
 impl Agreement {
-    /// This rank's shard.
+    /// Quantizes this rank's shard.
     pub(crate) fn quantize(self, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
         match (self.scale, rule(slot)) {
             (Some(scale), Some(rule)) => {
@@ -111,7 +112,7 @@ impl Agreement {
     }
 }
 
-/// The slot's rule, unless it is off.
+/// Returns the slot's rule, unless the slot is off.
 pub(crate) const fn rule<'a>(slot: &Slot<'a>) -> Option<&'a ScaleRule> {
     match slot.scale {
         Scale::Off => None,
@@ -127,7 +128,7 @@ pub(crate) fn quantize(shard: &Tensor, slot: &Slot<'_>, cell: &Cell, rule: &Scal
     Ok(ops::quantize(shard, &Slot { scale, ..slot.rowwise_only() })?)
 }
 
-/// What is gathered of a shard: rowwise codes, or values in high precision.
+/// Returns what is gathered: the rowwise codes of a shard, or its values in high precision.
 pub(crate) fn elements(shard: &Operand) -> Result<Tensor> {
     match shard {
         Operand::High(values) => Ok(values.clone()),
@@ -138,7 +139,7 @@ pub(crate) fn elements(shard: &Operand) -> Result<Tensor> {
     }
 }
 
-/// The whole tensor, of the gathered elements and a shard.
+/// Builds the whole tensor from the gathered elements and the factor of a shard.
 pub(crate) fn join(shard: &Operand, gathered: Tensor, slot: &Slot<'_>) -> Result<Operand> {
     let Operand::Fp8(shard) = shard else { return Ok(Operand::High(gathered)) };
     let shape = *gathered.shape();
@@ -147,7 +148,7 @@ pub(crate) fn join(shard: &Operand, gathered: Tensor, slot: &Slot<'_>) -> Result
     Ok(Operand::Fp8(if with_cast { whole.with_columnwise()? } else { whole }))
 }
 
-/// What must be equal on all ranks besides the scale: types and rule. Ranks that differ in them get an error that shows both.
+/// Describes what must be equal on all ranks besides the scale: types and rule. If they differ, the error shows both labels.
 pub(crate) fn label(what: &str, shard: &Tensor, slot: &Slot<'_>) -> String {
     match rule(slot) {
         Some(rule) => format!("{what}: a scale for {} as {} by {rule:?}", shard.dtype(), slot.encoding),
@@ -155,7 +156,7 @@ pub(crate) fn label(what: &str, shard: &Tensor, slot: &Slot<'_>) -> String {
     }
 }
 
-/// Exchanges what every rank quantizes with: the scale that it holds, or one made of the whole tensor's amax.
+/// Agrees with the other ranks on the scale: the one that all hold, or one computed from the amax of the whole tensor.
 pub(crate) fn agree<G: ProcessGroup + ?Sized>(
     group: &G,
     what: &str,
@@ -187,7 +188,7 @@ pub(crate) fn agree<G: ProcessGroup + ?Sized>(
     let amax = all.iter().map(|&[_, amax]| amax).fold(0.0, f32::max); // none is NaN
     let scale = match (held, slot.scale) {
         (Some(scale), _) => scale.abs(),
-        // As on one device: zero and infinity say nothing, and the slot stays unset.
+        // As on one device, an amax of 0 or infinity gives no scale, and the slot stays unset.
         (None, Scale::Cell { .. }) if !(amax.is_finite() && amax > 0.0) => 1.0,
         (None, Scale::Cell { cell, keep, .. }) => {
             let scale = rule.scale(amax, 1.0)?;

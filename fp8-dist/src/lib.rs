@@ -6,6 +6,7 @@
 mod agreement;
 mod environment;
 mod error;
+mod events;
 mod gather;
 mod group;
 mod host;

@@ -8,7 +8,7 @@
 
 use crate::member::Exchange;
 use crate::message::Message;
-use crate::{Error, Failure, Result};
+use crate::{Error, Failure, Result, events};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ pub(crate) type All = Arc<Vec<Message>>;
 
 #[derive(Debug)]
 pub(crate) struct Meeting {
+    id: String,
     table: Mutex<Table>,
     changed: Condvar,
     deadline: Duration,
@@ -57,17 +58,19 @@ pub(crate) enum News {
 }
 
 impl Table {
-    /// Ends the exchange if all have come.
-    fn try_complete(&mut self) -> bool {
+    /// Completes the exchange if all ranks have brought their messages. Returns the failure if the messages differ.
+    fn try_complete(&mut self) -> Option<Failure> {
         if self.messages.iter().any(Option::is_none) {
-            return false;
+            return None;
         }
         let all: Vec<Message> = self.messages.iter_mut().filter_map(Option::take).collect();
         match Message::first_difference(&all) {
             Some(difference) => self.fail(difference),
-            None => self.mailboxes.fill(Some(Arc::new(Message::reduced(all)))),
+            None => {
+                self.mailboxes.fill(Some(Arc::new(Message::reduced(all))));
+                None
+            }
         }
-        true
     }
 
     /// Who has left.
@@ -80,10 +83,13 @@ impl Table {
         (0..self.messages.len()).filter(|&rank| self.messages[rank].is_none()).collect()
     }
 
-    /// The first failure is the one that counts.
-    fn fail(&mut self, failure: Failure) {
-        self.failure.get_or_insert(failure);
+    /// Records a failure. The first one counts and is returned, to be reported.
+    fn fail(&mut self, failure: Failure) -> Option<Failure> {
         self.messages.fill_with(|| None);
+        match self.failure {
+            Some(_) => None,
+            None => Some(self.failure.insert(failure).clone()),
+        }
     }
 
     /// Whether a rank in another process is to be told something.
@@ -98,7 +104,12 @@ impl Table {
 
 impl Meeting {
     /// `remote` says which ranks are in other processes.
-    pub(crate) fn new(world_size: usize, deadline: Duration, remote: impl Fn(usize) -> bool) -> Arc<Self> {
+    pub(crate) fn new(
+        id: &str,
+        world_size: usize,
+        deadline: Duration,
+        remote: impl Fn(usize) -> bool,
+    ) -> Arc<Self> {
         let table = Table {
             messages: (0..world_size).map(|_| None).collect(),
             since: vec![None; world_size],
@@ -107,7 +118,7 @@ impl Meeting {
             links: (0..world_size).map(|rank| remote(rank).then(Link::default)).collect(),
             failure: None,
         };
-        Arc::new(Self { table: Mutex::new(table), changed: Condvar::new(), deadline })
+        Arc::new(Self { id: id.to_owned(), table: Mutex::new(table), changed: Condvar::new(), deadline })
     }
 
     /// Puts a rank's message on the table. False where it has one there already.
@@ -121,9 +132,11 @@ impl Meeting {
         }
         table.messages[rank] = Some(message);
         table.since[rank] = Some(Instant::now());
-        // Also where the exchange is not complete: the rank's own courier starts to watch the deadline.
-        table.try_complete();
+        let failure = table.try_complete();
+        // Also if the exchange is not complete: the thread that serves this rank starts to watch the deadline.
         self.changed.notify_all();
+        drop(table);
+        self.report(failure);
         Ok(true)
     }
 
@@ -201,23 +214,33 @@ impl Meeting {
         let until = table.since[rank].and_then(|since| since.checked_add(self.deadline)); // none: longer than clocks run
         let missing = table.missing();
         let left: Vec<usize> = missing.iter().copied().filter(|&rank| table.left[rank]).collect();
-        if !left.is_empty() {
-            table.fail(Failure::Left { ranks: left });
+        let failure = if !left.is_empty() {
+            table.fail(Failure::Left { ranks: left })
         } else if until.is_some_and(|until| until <= Instant::now()) {
-            table.fail(Failure::Deadline { missing, waited: self.deadline });
+            table.fail(Failure::Deadline { missing, waited: self.deadline })
         } else {
             match until {
                 Some(until) => drop(self.changed.wait_until(table, until)),
                 None => self.changed.wait(table),
             }
             return;
-        }
+        };
         self.changed.notify_all();
+        parking_lot::MutexGuard::unlocked(table, || self.report(failure));
     }
 
     pub(crate) fn fail(&self, failure: Failure) {
-        self.table.lock().fail(failure);
+        let failure = self.table.lock().fail(failure);
         self.changed.notify_all();
+        self.report(failure);
+    }
+
+    /// Emits the event for a failure. The table must not be locked.
+    fn report(&self, failure: Option<Failure>) {
+        if let Some(failure) = failure {
+            let world_size = self.table.lock().messages.len();
+            events::lost(&self.id, world_size, &failure);
+        }
     }
 
     pub(crate) fn failure(&self) -> Option<Failure> {
@@ -267,7 +290,7 @@ impl Exchange for Seat {
     }
 
     fn exchange(&self, message: Message) -> Result<All> {
-        let _turn = self.turn.lock(); // whoever has it keeps the deadline, too
+        let _turn = self.turn.lock(); // its owner waits no longer than the deadline
         let call = message.call.to_string();
         match self.meeting.bring(self.rank, message) {
             Err(failure) => Err(Error::Poisoned { call, failure }),
@@ -295,7 +318,7 @@ impl Drop for Seat {
             self.poison("its thread panicked");
         }
         self.meeting.leave(self.rank);
-        // The process may end with this: then nobody is left to tell the others.
+        // The process may end now, and with it the threads that tell the other ranks.
         self.meeting.flush(self.meeting.deadline.min(Duration::from_secs(5)));
     }
 }

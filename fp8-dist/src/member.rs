@@ -1,7 +1,7 @@
-//! The collectives of every backend in which each rank can read what all ranks brought: one exchange each.
+//! The collectives of all backends in which each rank receives the messages of all ranks: one exchange per collective.
 //!
-//! What only a rank's own arguments tell (a root out of range, a dtype) is looked at after the exchange: the arguments
-//! are equal on all ranks then, and so is the error.
+//! Arguments such as the root or the dtype are checked after the exchange. They are known to be equal on all ranks then, so all
+//! ranks return the same error.
 
 use crate::group::next_handle_number;
 use crate::message::{Message, Operation, Part};
@@ -11,7 +11,7 @@ use fp8_recipe::AmaxGroup;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// How messages travel.
+/// A way to exchange messages with the other ranks.
 pub(crate) trait Exchange: Debug + Send + Sync {
     fn id(&self) -> &str;
 
@@ -19,16 +19,16 @@ pub(crate) trait Exchange: Debug + Send + Sync {
 
     fn world_size(&self) -> usize;
 
-    /// Brings `message` and returns those of all ranks, in rank order, when they have been found to agree.
+    /// Sends `message` and returns the messages of all ranks, in rank order, once they have been compared.
     fn exchange(&self, message: Message) -> Result<Arc<Vec<Message>>>;
 
     /// Ends the group for all ranks. The first failure is the one that counts.
     fn fail(&self, failure: Failure);
 
-    /// Why the group has come to its end, as far as this rank knows.
+    /// Returns why the group has failed, as far as this rank knows.
     fn failure(&self) -> Option<Failure>;
 
-    /// Who has left, as far as this rank knows: a failure for those who need them. Asked by what does not exchange.
+    /// Returns the ranks that have left, as far as this rank knows. For collectives that do not exchange messages.
     #[cfg(feature = "cuda")]
     fn left(&self) -> Vec<usize>;
 
@@ -49,7 +49,7 @@ impl<T: Exchange> Member<T> {
         Self { exchange, number: next_handle_number() }
     }
 
-    /// Nothing but the rank itself can fail here: it tells the others, who would wait for it.
+    /// If an operation of this rank alone fails, tells the other ranks, which would wait for it otherwise.
     fn own<V>(&self, result: Result<V>) -> Result<V> {
         result.inspect_err(|error| self.exchange.poison(&error.to_string()))
     }
@@ -117,7 +117,7 @@ impl<T: Exchange> ProcessGroup for Member<T> {
     }
 
     fn all_reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()> {
-        // Asked before the exchange: if this rank cannot, the others must not go on with the sum.
+        // Checked before the exchange: if this rank fails, the others must not compute the sum.
         self.own(expect_own(x, what))?;
         let all = self.call(Operation::AllReduce(op), what, x)?;
         expect_f32(&all, x)?;
@@ -172,7 +172,7 @@ impl<T: Exchange> ProcessGroup for Member<T> {
     }
 }
 
-/// Storage that nobody else holds.
+/// Returns an error if the storage is shared.
 fn expect_own(x: &Tensor, what: &str) -> Result<()> {
     match x.holders() {
         0 => Ok(()),
@@ -184,7 +184,7 @@ fn data(all: &[Message]) -> Vec<&Tensor> {
     all.iter().filter_map(|message| message.part.as_ref()?.data.as_ref()).collect()
 }
 
-/// Any rank's: they were found to be equal.
+/// Returns the call, which is equal on all ranks.
 fn call_of(all: &[Message]) -> String {
     all.first().map(|message| message.call.to_string()).unwrap_or_default()
 }

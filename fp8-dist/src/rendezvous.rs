@@ -87,6 +87,17 @@ pub(crate) enum Met {
     Guest(TcpStream),
 }
 
+impl Met {
+    /// Returns the port on which rank 0 has listened; `None` for a group of one.
+    pub(crate) fn port(&self) -> Option<u16> {
+        let address = match self {
+            Self::Host(guests) => guests.first()?.local_addr(),
+            Self::Guest(host) => host.peer_addr(),
+        };
+        address.ok().map(|address| address.port())
+    }
+}
+
 /// Brings the ranks of group `id` together.
 pub(crate) fn meet(id: &str, environment: &Environment, deadline: Duration) -> Result<Met> {
     environment.check()?;

@@ -1,11 +1,11 @@
-//! Ranks that are processes, connected to rank 0 by TCP.
+//! Groups whose ranks are processes, connected to rank 0 by TCP.
 //!
-//! Rank 0 holds the table on which all messages come together; two threads for each other rank carry its messages there
-//! and the outcome back. So what a group of processes computes and reports is what a group of threads does: sums in rank
-//! order, one failure for all. A connection that closes before its rank has left is a failure at once.
+//! Rank 0 has the [`Meeting`] of all ranks. Two threads per remote rank receive its messages and send it the outcomes. A group of
+//! processes therefore computes and reports exactly what a group of threads does: sums in rank order, one failure for all ranks.
+//! A connection that closes before its rank has left fails the group immediately.
 //!
-//! Each message that is sent has one deadline as a whole, so a peer that takes a byte at a time delays no other rank.
-//! Threads of their own read what arrives, and no call waits for them longer than the deadline and a grace.
+//! Each message has one deadline as a whole, so a peer that reads one byte at a time delays no other rank. Separate threads read
+//! incoming data, and no call waits for them longer than the deadline plus a grace period.
 
 mod guest;
 
@@ -23,26 +23,38 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// A group of processes; this one's handle. `id` is the group's part in the job ("dp"); `deadline` is how long a rank
-/// waits for the others, first for them to come and then in each collective, with the time that the data take.
+/// Joins a group of processes and returns this process's handle. Every process of the group calls it; it returns when all have.
 ///
-/// Rank 0 listens where `environment` says; see [`Environment`]. All traffic goes through it. It is not encrypted, and
-/// nothing but joining is authenticated, by [`Environment::token`]: for the networks that other training traffic is on.
+/// `id` names the group within the job ("dp"). `environment` says which rank this process is and where rank 0 listens; with a
+/// launcher such as `torchrun`, pass [`Environment::read`]. `deadline` is how long a rank waits for the others: to join, and then
+/// in each collective, including the transfer of the data.
 ///
-/// ```no_run
-/// use fp8_dist::{Environment, ReduceOp, tcp};
+/// Tensors stay on the CPU, and all traffic passes through rank 0. Traffic is not encrypted, and only joining is authenticated
+/// (by [`Environment::token`]), so use a network that you trust.
+///
+/// Two ranks, here in one process so that the example runs:
+///
+/// ```
+/// use fp8_dist::{Environment, ReduceOp, Result, tcp};
 /// use fp8_kernels::{Device, Tensor};
-/// use std::time::Duration;
+/// use std::{thread, time::Duration};
 ///
-/// let group = tcp("dp", &Environment::read()?, Duration::from_secs(60))?; // under torchrun
-/// let x = Tensor::scalar(1.0, &Device::cpu())?;
-/// assert_eq!(group.all_reduce("ranks", &x, ReduceOp::Sum)?.item()?, group.world_size() as f32);
-/// # Ok::<(), fp8_dist::Error>(())
+/// let run = |rank| -> Result<f32> {
+///     let run_id = format!("docs {}", std::process::id());
+///     let environment = Environment { rank, world_size: 2, run_id, ..Environment::on_this_machine(29_640) };
+///     let group = tcp("dp", &environment, Duration::from_secs(30))?;
+///     let x = Tensor::scalar(group.rank() as f32 + 1.0, &Device::cpu())?;
+///     Ok(group.all_reduce("x", &x, ReduceOp::Sum)?.item()?)
+/// };
+/// thread::scope(|scope| {
+///     let ranks = [0, 1].map(|rank| scope.spawn(move || run(rank)));
+///     ranks.map(|rank| assert_eq!(rank.join().unwrap().unwrap(), 3.0));
+/// });
 /// ```
 ///
 /// # Errors
-/// A deadline of 0, an environment that contradicts itself, no port to listen at; on every rank: a rank that does not come
-/// in time, or with another world size, id, version or token; another job with the same settings.
+/// A deadline of 0; an invalid environment; no free port. On every rank: a rank that does not join within the deadline, or joins
+/// with another world size, id, version or token; another job with the same settings.
 pub fn tcp(id: &str, environment: &Environment, deadline: Duration) -> Result<Arc<dyn ProcessGroup>> {
     Ok(match connect(id, environment, deadline)? {
         Connected::Host(host) => Arc::new(Member::new(host)),
@@ -50,10 +62,10 @@ pub fn tcp(id: &str, environment: &Environment, deadline: Duration) -> Result<Ar
     })
 }
 
-/// How long a rank that goes tries to say so.
+/// How long a leaving rank tries to say so.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// A rank's end of a group of processes.
+/// This process's end of a group.
 pub(crate) enum Connected {
     Host(Seat),
     Guest(Guest),
@@ -63,7 +75,11 @@ pub(crate) fn connect(id: &str, environment: &Environment, deadline: Duration) -
     check_options(id, environment.world_size, deadline)?;
     let network =
         |source| Error::Network { id: id.to_owned(), what: "using a connection".to_owned(), source };
-    match rendezvous::meet(id, environment, deadline)? {
+    let met = rendezvous::meet(id, environment, deadline)?;
+    let Environment { rank, world_size, master_addr, .. } = environment;
+    let port = met.port().unwrap_or(environment.master_port);
+    tracing::info!(group = id, rank, world_size, address = %format_args!("{master_addr}:{port}"), "group formed");
+    match met {
         Met::Host(guests) => host(id, guests, deadline).map(Connected::Host).map_err(network),
         Met::Guest(stream) => {
             Guest::new(id, environment, deadline, stream).map(Connected::Guest).map_err(network)
@@ -71,12 +87,13 @@ pub(crate) fn connect(id: &str, environment: &Environment, deadline: Duration) -
     }
 }
 
-/// Rank 0's end: its own seat, and the couriers of the others.
+/// Creates rank 0's seat and the threads that serve the other ranks.
 fn host(id: &str, guests: Vec<TcpStream>, deadline: Duration) -> io::Result<Seat> {
     seat_all(id, guests, deadline, employ)
 }
 
-/// With `employ`, which starts a rank's couriers. Where that fails all ranks are told, those that have couriers by them.
+/// Like [`host`], with `employ` to start the threads of a rank. If that fails, all ranks are told: those that have threads by
+/// them, the others directly.
 fn seat_all(
     id: &str,
     guests: Vec<TcpStream>,
@@ -84,7 +101,7 @@ fn seat_all(
     employ: impl Fn(&Arc<Meeting>, usize, &TcpStream, Duration) -> io::Result<()>,
 ) -> io::Result<Seat> {
     let world_size = guests.len() + 1;
-    let meeting = Meeting::new(world_size, deadline, |rank| rank > 0);
+    let meeting = Meeting::new(id, world_size, deadline, |rank| rank > 0);
     for (rank, stream) in (1..).zip(&guests) {
         if let Err(error) = employ(&meeting, rank, stream, deadline) {
             let reason = format!("it cannot use its connection to rank {rank}: {error}");
@@ -112,7 +129,7 @@ fn employ(meeting: &Arc<Meeting>, rank: usize, stream: &TcpStream, deadline: Dur
     spawn("fp8-dist to", rank, move || carry_out(&news, rank, outgoing, deadline))
 }
 
-/// What a connection needs for the life of a group. Reads wait as long as the connection lasts; writes are [`Timed`].
+/// Sets the socket options of a group's connection. Reads wait as long as the connection lasts; writes are [`Timed`].
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(None)?;
@@ -123,13 +140,13 @@ fn spawn(what: &str, rank: usize, f: impl FnOnce() + Send + 'static) -> io::Resu
     thread::Builder::new().name(format!("{what} {rank}")).spawn(f).map(drop)
 }
 
-/// Puts what a rank sends on the table, until it leaves.
+/// Passes the messages of a rank to the meeting until the rank leaves.
 fn bring_in(meeting: &Meeting, rank: usize, stream: TcpStream) {
     let mut stream = BufReader::new(stream);
     loop {
         let reason = match wire::receive(&mut stream) {
             Ok(Frame::Bring(message)) => match meeting.bring(rank, message) {
-                // A message that comes too late for a group that has failed is answered by the failure.
+                // If the group has failed, the answer to this message is the failure.
                 Ok(true) | Err(_) => continue,
                 Ok(false) => "it sent two messages for one exchange".to_owned(),
             },
@@ -147,12 +164,12 @@ fn bring_in(meeting: &Meeting, rank: usize, stream: TcpStream) {
         meeting.fail(Failure::Lost { rank, reason });
         break;
     }
-    // No more is read: what it may still send shall not fill up anything.
+    // Stop reading, so that what the rank may still send fills no buffer.
     let _ = stream.get_ref().shutdown(Shutdown::Read);
     meeting.unlink(rank);
 }
 
-/// Tells a rank what it is to know, until there is nothing more. Each piece of news has the deadline.
+/// Sends a rank its news until there is nothing more to send. Each piece of news has the deadline.
 fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream, deadline: Duration) {
     let mut out = BufWriter::with_capacity(1 << 16, Timed::new(stream, Until::after(deadline)));
     loop {
@@ -168,11 +185,11 @@ fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream, deadline: Durati
         if let Err(error) = sent {
             if is_late(&error) {
                 meeting.fail(Failure::Deadline { missing: vec![rank], waited: deadline });
-                // It may never take what it was sent, and so never read of the failure.
+                // The rank may never read what it was sent, and so never see the failure.
                 let _ = out.get_ref().stream.shutdown(Shutdown::Both);
             }
-            // A closed connection: whether its rank has left or is lost is in what it sent last, which the other thread
-            // reads.
+            // The connection is closed. Whether the rank has left or is lost follows from what it sent last, which the other
+            // thread reads.
             let _ = out.get_ref().stream.shutdown(Shutdown::Write);
             meeting.unlink(rank);
             break;
@@ -184,7 +201,7 @@ fn closed(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::InvalidData => format!("{error}"),
         io::ErrorKind::TimedOut => format!("its machine does not answer ({error})"),
-        _ => format!("its connection closed, as when its process ends ({error})"),
+        _ => format!("its connection closed; its process has probably ended ({error})"),
     }
 }
 

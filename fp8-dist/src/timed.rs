@@ -38,7 +38,7 @@ impl Until {
         self.0.map_or(most, |until| until.saturating_duration_since(Instant::now()).min(most))
     }
 
-    /// `None`: for ever.
+    /// `None`: no limit.
     pub(crate) const fn instant(self) -> Option<Instant> {
         self.0
     }

@@ -216,7 +216,7 @@ fn read_elements<T: Element>(input: &mut impl Read, len: usize) -> io::Result<Ve
 }
 
 fn invalid(what: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{what} is none of this protocol"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("{what} is not part of the protocol"))
 }
 
 /// What has not been read of a head.
@@ -426,7 +426,7 @@ mod tests {
         ] {
             let frame = [&[kind][..], &(head.len() as u32).to_le_bytes(), &head].concat();
             let error = receive(&mut frame.as_slice()).unwrap_err();
-            assert_eq!(error.to_string(), format!("{what} is none of this protocol"));
+            assert_eq!(error.to_string(), format!("{what} is not part of the protocol"));
         }
     }
 

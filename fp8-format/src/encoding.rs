@@ -1,10 +1,11 @@
-//! The run-time tag: which of the two encodings a buffer of bytes holds.
+//! The run-time tag of the two formats.
 
 use crate::{Error, codec};
 use core::fmt;
 use core::str::FromStr;
 
-/// Which FP8 encoding a byte is in, known only at run time.
+/// The FP8 format of a code, for formats that are known only at run time. For formats known at compile time use
+/// [`E4M3`](crate::E4M3) and [`E5M2`](crate::E5M2).
 ///
 /// ```
 /// use fp8_format::Encoding;
@@ -32,7 +33,7 @@ impl Encoding {
         }
     }
 
-    /// The largest finite value: 448 or 57344.
+    /// Returns the largest finite value: 448 (E4M3) or 57344 (E5M2).
     #[must_use]
     #[inline]
     pub const fn max(self) -> f32 {
@@ -42,10 +43,10 @@ impl Encoding {
         }
     }
 
-    /// The largest f32 that rounds to [`max`](Self::max): every larger magnitude saturates, or overflows.
+    /// Returns the largest f32 that rounds to [`max`](Self::max). Every larger magnitude overflows or saturates.
     ///
-    /// The value half a step above the largest one is a tie. In E4M3 it is 464, which goes down to
-    /// the even 448; in E5M2 it is 61440, which goes up, so the limit is the f32 before it.
+    /// The value half a step above the largest one is a tie. In E4M3 it is 464, which rounds to the even 448. In E5M2 it is
+    /// 61440, which rounds up, so the limit is the preceding f32.
     ///
     /// ```
     /// use fp8_format::Encoding;
@@ -65,14 +66,14 @@ impl Encoding {
         }
     }
 
-    /// The largest finite value's code: 0x7E or 0x7B.
+    /// Returns the code of the largest finite value: 0x7E (E4M3) or 0x7B (E5M2).
     #[must_use]
     #[inline]
     pub const fn max_bits(self) -> u8 {
         self.format().max
     }
 
-    /// The name, as `Display` writes it and `FromStr` reads it.
+    /// Returns `E4M3` or `E5M2`, which `Display` writes and `FromStr` parses in either case.
     #[must_use]
     #[inline]
     pub const fn name(self) -> &'static str {
@@ -82,7 +83,7 @@ impl Encoding {
         }
     }
 
-    /// The value of a code, exact; a NaN code gives the f32 with bits 0x7FFF_FFFF. O(1).
+    /// Returns the value of a code, which is exact. A NaN code gives the f32 with bits 0x7FFF_FFFF. O(1).
     #[must_use]
     #[inline]
     pub const fn to_f32(self, code: u8) -> f32 {
@@ -92,7 +93,7 @@ impl Encoding {
         }
     }
 
-    /// Nearest code, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
+    /// Returns the nearest code, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
     /// (E5M2); NaN gives 0x7F. O(1).
     #[must_use]
     #[inline]
@@ -103,7 +104,7 @@ impl Encoding {
         }
     }
 
-    /// Nearest code, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
+    /// Returns the nearest code, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
     /// NaN gives 0x7F. O(1).
     #[must_use]
     #[inline]
@@ -114,9 +115,9 @@ impl Encoding {
         }
     }
 
-    /// The code of one of the two neighbours: up in magnitude iff the fraction of an ulp, as 0.32 fixed point, plus `r`
-    /// reaches 2³², so a tie goes up for half of all `r`. Overflow and infinity give the largest finite value with the sign of
-    /// `x`; NaN gives 0x7F. O(1).
+    /// Returns the code of one of the two neighbours of `x`. With F the discarded fraction of an ulp in 0.32 fixed point, the
+    /// magnitude is rounded up if F + `r` ≥ 2³²; a tie is rounded up for half of all `r`. Overflow and infinity give the largest
+    /// finite value with the sign of `x`; NaN gives 0x7F. O(1).
     #[must_use]
     #[inline]
     pub const fn from_f32_stochastic(self, x: f32, r: u32) -> u8 {
@@ -126,14 +127,14 @@ impl Encoding {
         }
     }
 
-    /// Whether a code is NaN: 0x7F and 0xFF in E4M3; 0x7D–0x7F and 0xFD–0xFF in E5M2.
+    /// Returns true if a code is NaN: 0x7F and 0xFF in E4M3; 0x7D–0x7F and 0xFD–0xFF in E5M2.
     #[must_use]
     #[inline]
     pub const fn is_nan(self, code: u8) -> bool {
         self.format().is_nan(code)
     }
 
-    /// Whether a code is neither NaN nor infinite.
+    /// Returns true if a code is neither NaN nor infinite.
     #[must_use]
     #[inline]
     pub const fn is_finite(self, code: u8) -> bool {

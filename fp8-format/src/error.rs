@@ -1,4 +1,4 @@
-//! What can go wrong: lengths that differ, text that is not a number.
+//! The crate's errors.
 
 use crate::Encoding;
 use crate::slice::Path;
@@ -21,7 +21,7 @@ pub enum Error {
         /// Elements of the destination.
         dst: usize,
     },
-    /// A slice does not hold the matrix it is said to hold.
+    /// The length of a slice is not `rows · cols`.
     #[error(
         "{op}: {name} has {len} elements, a {rows} x {cols} matrix has {}: pass rows and cols whose product is the \
          length of every slice",
@@ -48,13 +48,13 @@ pub enum Error {
         source: ParseFloatError,
     },
     /// Text that names no path of this machine.
-    #[error("parse Path: a name of {len} bytes that is no path of this machine: expected one of {Paths}")]
+    #[error("parse Path: this machine has no path of this name ({len} bytes): expected one of {Paths}")]
     ParsePath {
         /// Length of the text in bytes.
         len: usize,
     },
     /// Text that names no encoding.
-    #[error("parse Encoding: a name of {len} bytes that is unknown: expected E4M3 or E5M2, in either case")]
+    #[error("parse Encoding: unknown name ({len} bytes): expected E4M3 or E5M2, in either case")]
     ParseEncoding {
         /// Length of the text in bytes.
         len: usize,
@@ -68,7 +68,7 @@ impl core::fmt::Debug for Error {
     }
 }
 
-/// A number of elements, or a word where it does not fit a `usize`.
+/// A number of elements; `None` if it exceeds `usize::MAX`.
 struct Elements(Option<usize>);
 
 impl core::fmt::Display for Elements {

@@ -7,26 +7,26 @@ macro_rules! impl_number {
             pub const ZERO: Self = Self(0x00);
             /// −0.
             pub const NEG_ZERO: Self = Self(0x80);
-            /// The canonical NaN, 0x7F: what every NaN input is encoded as.
+            /// The canonical NaN, 0x7F. Every NaN input is encoded as this code.
             pub const NAN: Self = Self($crate::codec::NAN);
             /// The base of the exponent.
             pub const RADIX: u32 = 2;
 
-            /// The value with these bits. Each of the 256 patterns is valid.
+            /// Returns the value with these bits. All 256 patterns are valid.
             #[must_use]
             #[inline]
             pub const fn from_bits(bits: u8) -> Self {
                 Self(bits)
             }
 
-            /// The bits.
+            /// Returns the bits.
             #[must_use]
             #[inline]
             pub const fn to_bits(self) -> u8 {
                 self.0
             }
 
-            /// Nearest value, ties to even, rounded once.
+            /// Returns the nearest value, ties to even, rounded once.
             #[doc = concat!("Overflow and infinity give ", $overflow, ". NaN gives 0x7F.")]
             #[must_use]
             #[inline]
@@ -34,7 +34,7 @@ macro_rules! impl_number {
                 Self($format.encode_f32(x, $format.overflow))
             }
 
-            /// Nearest value, ties to even, rounded once. Overflow and infinity give the largest finite value with
+            /// Returns the nearest value, ties to even, rounded once. Overflow and infinity give the largest finite value with
             /// the sign of `x`, as CUDA's `satfinite` conversion does. NaN gives 0x7F.
             #[must_use]
             #[inline]
@@ -42,11 +42,12 @@ macro_rules! impl_number {
                 Self($format.encode_f32(x, $format.max))
             }
 
-            /// One of the two neighbours of `x`, chosen by the random number `r`; saturating. NaN gives 0x7F.
+            /// Rounds `x` stochastically: to one of its two neighbours, chosen by the random number `r`. Overflow and infinity
+            /// give the largest finite value, NaN gives 0x7F.
             ///
-            /// With F the distance to the neighbour nearer zero in ulps of the result, as 0.32 fixed point with
-            /// the rest cut off, the magnitude is rounded up iff `F + r ≥ 2³²`. So a value that is representable
-            /// stays, and over uniform `r` the mean of the result is `x` (but for the bits cut off).
+            /// With F the distance to the neighbour nearer zero in ulps of the result, truncated to 0.32 fixed point, the
+            /// magnitude is rounded up if `F + r ≥ 2³²`. A representable value is never changed, and over uniform `r` the
+            /// mean of the result is `x`, except for the truncated bits.
             #[must_use]
             #[inline]
             pub const fn from_f32_stochastic(x: f32, r: u32) -> Self {
@@ -116,77 +117,77 @@ macro_rules! impl_number {
                 Self::from_f32_stochastic($crate::codec::bf16_to_f32(x.to_bits()), r)
             }
 
-            /// The value, exact. NaN gives 0x7FFF_FFFF, whatever its sign and payload.
+            /// Returns the value, which is exact. NaN gives 0x7FFF_FFFF, whatever its sign and payload.
             #[must_use]
             #[inline]
             pub const fn to_f32(self) -> f32 {
                 $format.decode_f32(self.0)
             }
 
-            /// The value, exact. NaN gives 0x7FFF_FFFF_FFFF_FFFF.
+            /// Returns the value, which is exact. NaN gives 0x7FFF_FFFF_FFFF_FFFF.
             #[must_use]
             #[inline]
             pub const fn to_f64(self) -> f64 {
                 $format.decode_f64(self.0)
             }
 
-            /// The value, exact. NaN gives 0x7FFF.
+            /// Returns the value, which is exact. NaN gives 0x7FFF.
             #[must_use]
             #[inline]
             pub const fn to_f16(self) -> half::f16 {
                 half::f16::from_bits($format.decode_f16(self.0))
             }
 
-            /// The value, exact. NaN gives 0x7FFF.
+            /// Returns the value, which is exact. NaN gives 0x7FFF.
             #[must_use]
             #[inline]
             pub const fn to_bf16(self) -> half::bf16 {
                 half::bf16::from_bits($format.decode_bf16(self.0))
             }
 
-            /// Whether this is NaN.
+            /// Returns true if this is NaN.
             #[must_use]
             #[inline]
             pub const fn is_nan(self) -> bool {
                 $format.is_nan(self.0)
             }
 
-            /// Whether this is an infinity. In E4M3, which has none, always false.
+            /// Returns true if this is an infinity. In E4M3, which has none, always false.
             #[must_use]
             #[inline]
             pub const fn is_infinite(self) -> bool {
                 !self.is_finite() && !self.is_nan()
             }
 
-            /// Whether this is a number: neither NaN nor infinite.
+            /// Returns true if this is a number: neither NaN nor infinite.
             #[must_use]
             #[inline]
             pub const fn is_finite(self) -> bool {
                 self.0 & 0x7F <= $format.max
             }
 
-            /// Whether this is a number with a full significand: not zero, subnormal, infinite or NaN.
+            /// Returns true if this is a number with a full significand: not zero, subnormal, infinite or NaN.
             #[must_use]
             #[inline]
             pub const fn is_normal(self) -> bool {
                 self.is_finite() && self.0 & 0x7F >= Self::MIN_POSITIVE.0
             }
 
-            /// Whether this is below the smallest normal value, and not zero.
+            /// Returns true if this is below the smallest normal value, and not zero.
             #[must_use]
             #[inline]
             pub const fn is_subnormal(self) -> bool {
                 !self.is_zero() && self.0 & 0x7F < Self::MIN_POSITIVE.0
             }
 
-            /// Whether this is zero, of either sign.
+            /// Returns true if this is zero, of either sign.
             #[must_use]
             #[inline]
             pub const fn is_zero(self) -> bool {
                 self.0 & 0x7F == 0
             }
 
-            /// The category of the value.
+            /// Returns the category of the value.
             #[must_use]
             pub const fn classify(self) -> core::num::FpCategory {
                 if self.is_nan() {
@@ -202,57 +203,57 @@ macro_rules! impl_number {
                 }
             }
 
-            /// Whether the sign bit is clear, NaN included.
+            /// Returns true if the sign bit is clear, NaN included.
             #[must_use]
             #[inline]
             pub const fn is_sign_positive(self) -> bool {
                 self.0 & 0x80 == 0
             }
 
-            /// Whether the sign bit is set, NaN included.
+            /// Returns true if the sign bit is set, NaN included.
             #[must_use]
             #[inline]
             pub const fn is_sign_negative(self) -> bool {
                 self.0 & 0x80 != 0
             }
 
-            /// 1 or −1 by the sign bit; NaN stays.
+            /// Returns 1 or −1, by the sign bit. NaN stays NaN.
             #[must_use]
             #[inline]
             pub const fn signum(self) -> Self {
                 if self.is_nan() { self } else { Self::ONE.copysign(self) }
             }
 
-            /// This magnitude with the sign of `sign`.
+            /// Returns the magnitude of this value with the sign of `sign`.
             #[must_use]
             #[inline]
             pub const fn copysign(self, sign: Self) -> Self {
                 Self(self.0 & 0x7F | sign.0 & 0x80)
             }
 
-            /// This value with the sign bit clear.
+            /// Returns this value with the sign bit cleared.
             #[must_use]
             #[inline]
             pub const fn abs(self) -> Self {
                 Self(self.0 & 0x7F)
             }
 
-            /// The larger of two values; the other one if either is NaN.
+            /// Returns the larger of two values. If one is NaN, returns the other.
             #[must_use]
             #[inline]
             pub fn max(self, other: Self) -> Self {
                 if self.is_nan() || other > self { other } else { self }
             }
 
-            /// The smaller of two values; the other one if either is NaN.
+            /// Returns the smaller of two values. If one is NaN, returns the other.
             #[must_use]
             #[inline]
             pub fn min(self, other: Self) -> Self {
                 if self.is_nan() || other < self { other } else { self }
             }
 
-            /// This value raised to `min`, then lowered to `max`. NaN stays; a NaN bound does not bind. Unlike the
-            /// standard library's it never panics: where `min > max` the result is `max`.
+            /// Restricts the value to `min..=max`. NaN stays NaN; a NaN bound has no effect. Unlike `f32::clamp` this never
+            /// panics: if `min > max`, the result is `max`.
             #[must_use]
             #[inline]
             pub fn clamp(self, min: Self, max: Self) -> Self {
@@ -260,7 +261,7 @@ macro_rules! impl_number {
                 if raised > max { max } else { raised }
             }
 
-            /// IEEE 754's total order: −NaN, −∞ or −MAX, …, −0, 0, …, MAX, ∞, NaN.
+            /// Compares by IEEE 754's total order: −NaN, −∞ or −MAX, …, −0, 0, …, MAX, ∞, NaN.
             #[must_use]
             #[inline]
             pub const fn total_cmp(&self, other: &Self) -> core::cmp::Ordering {

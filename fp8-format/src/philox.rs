@@ -1,8 +1,8 @@
 //! Philox4x32-10: random numbers as a pure function of (counter, key).
 //!
 //! Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): ten rounds of two 32 × 32 →
-//! 64 bit multiplications on a 128-bit counter, with a 64-bit key that grows by a Weyl constant each round. Having no
-//! state, it gives element `i` of a tensor the same number on every backend and in any order of evaluation.
+//! 64 bit multiplications on a 128-bit counter, with a 64-bit key that grows by a Weyl constant each round. The generator has
+//! no state, so element `i` of a tensor gets the same number on every backend and in any order of evaluation.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -31,7 +31,14 @@ pub const fn philox4x32_10(counter: u64, key: u64) -> [u32; 4] {
     block([c0, c1, 0, 0], halves(key))
 }
 
-/// Philox4x32-10 on a whole 128-bit counter, word 0 the least significant.
+/// Four random words for a 128-bit counter and a 64-bit key. Word 0 is the least significant in both.
+///
+/// ```
+/// use fp8_format::philox::{block, philox4x32_10};
+///
+/// assert_eq!(block([5, 0, 0, 0], [42, 0]), philox4x32_10(5, 42));
+/// assert_eq!(block([0, 0, 0, 1], [42, 0])[0], 0x2043_9B04); // counter 2⁹⁶
+/// ```
 #[must_use]
 #[inline]
 pub const fn block(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
@@ -49,7 +56,7 @@ pub const fn block(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [c0, c1, c2, c3]
 }
 
-/// A stream of random words: element `i` has word `i % 4` of counter `offset + i / 4`.
+/// A stream of random words. Element `i` is word `i % 4` of [`philox4x32_10`]`(offset + i / 4, seed)`.
 ///
 /// ```
 /// use fp8_format::philox::{Philox, philox4x32_10};
@@ -70,14 +77,14 @@ impl Philox {
     /// The words of one block.
     pub(crate) const BLOCK: usize = 64;
 
-    /// The stream of this key, from this counter on.
+    /// Creates the stream of key `seed` that begins at counter `offset`.
     #[must_use]
     #[inline]
     pub const fn new(seed: u64, offset: u64) -> Self {
         Self { seed, offset, skipped: 0 }
     }
 
-    /// The rest of the stream from element `element` on. Counters wrap.
+    /// Returns the rest of the stream, from element `element`. Counters wrap around.
     #[must_use]
     #[inline]
     pub const fn at(self, element: u64) -> Self {
@@ -87,7 +94,7 @@ impl Philox {
         Self { offset, skipped: words.to_le_bytes()[0] % 4, ..self }
     }
 
-    /// The word of element `element`.
+    /// Returns the word of element `element`.
     #[must_use]
     #[inline]
     pub const fn word(self, element: u64) -> u32 {

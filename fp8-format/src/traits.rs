@@ -37,7 +37,7 @@ mod sealed {
 
 pub(crate) use sealed::Kind;
 
-/// An 8-bit float type: [`E4M3`] or [`E5M2`]. Sealed.
+/// The interface that [`E4M3`] and [`E5M2`] share, for code generic over the format. Sealed.
 ///
 /// With feature `bytemuck`, `T: Fp8` implies `T: bytemuck::Pod`.
 ///
@@ -62,49 +62,49 @@ pub trait Fp8:
     /// The canonical NaN, 0x7F.
     const NAN: Self;
 
-    /// The value with this code.
+    /// Returns the value with this code.
     fn from_bits(bits: u8) -> Self;
-    /// The code of this value.
+    /// Returns the code of this value.
     fn to_bits(self) -> u8;
-    /// Nearest value, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
+    /// Returns the nearest value, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
     /// (E5M2); NaN gives 0x7F. O(1).
     fn from_f32(x: f32) -> Self;
-    /// Nearest value, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
+    /// Returns the nearest value, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
     /// NaN gives 0x7F. O(1).
     fn from_f32_saturating(x: f32) -> Self;
-    /// One of the two neighbours: the magnitude goes up iff its fraction of an ulp, as 0.32 fixed point, and `r` together
-    /// reach 2³², so a tie goes up for half of all `r`. Overflow and infinity give the largest finite value with the sign of
-    /// `x`; NaN gives 0x7F. O(1).
+    /// Rounds stochastically to one of the two neighbours. With F the discarded fraction of an ulp in 0.32 fixed point, the
+    /// magnitude is rounded up if F + `r` ≥ 2³²; a tie is rounded up for half of all `r`. Overflow and infinity give the largest
+    /// finite value with the sign of `x`; NaN gives 0x7F. O(1).
     fn from_f32_stochastic(x: f32, r: u32) -> Self;
-    /// Nearest value, ties to even, rounded once from the double, never by way of f32. Overflow and infinity give NaN with
+    /// Returns the nearest value, ties to even, rounded once from the double, not through f32. Overflow and infinity give NaN with
     /// the sign of `x` (E4M3) or infinity (E5M2); NaN gives 0x7F. O(1).
     fn from_f64(x: f64) -> Self;
-    /// Nearest value, ties to even, rounded once from the double, never by way of f32. Overflow and infinity give the largest
+    /// Returns the nearest value, ties to even, rounded once from the double, not through f32. Overflow and infinity give the largest
     /// finite value with the sign of `x`; NaN gives 0x7F. O(1).
     fn from_f64_saturating(x: f64) -> Self;
-    /// Nearest value, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
+    /// Returns the nearest value, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
     /// (E5M2); NaN gives 0x7F. O(1).
     fn from_f16(x: f16) -> Self;
-    /// Nearest value, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
+    /// Returns the nearest value, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
     /// NaN gives 0x7F. O(1).
     fn from_f16_saturating(x: f16) -> Self;
-    /// Nearest value, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
+    /// Returns the nearest value, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
     /// (E5M2); NaN gives 0x7F. O(1).
     fn from_bf16(x: bf16) -> Self;
-    /// Nearest value, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
+    /// Returns the nearest value, ties to even, rounded once. Overflow and infinity give the largest finite value with the sign of `x`;
     /// NaN gives 0x7F. O(1).
     fn from_bf16_saturating(x: bf16) -> Self;
-    /// The value, exact. NaN gives 0x7FFF_FFFF. O(1).
+    /// Returns the value, which is exact. NaN gives 0x7FFF_FFFF. O(1).
     fn to_f32(self) -> f32;
-    /// The value, exact. NaN gives 0x7FFF_FFFF_FFFF_FFFF. O(1).
+    /// Returns the value, which is exact. NaN gives 0x7FFF_FFFF_FFFF_FFFF. O(1).
     fn to_f64(self) -> f64;
-    /// The value, exact. NaN gives 0x7FFF. O(1).
+    /// Returns the value, which is exact. NaN gives 0x7FFF. O(1).
     fn to_f16(self) -> f16;
-    /// The value, exact. NaN gives 0x7FFF. O(1).
+    /// Returns the value, which is exact. NaN gives 0x7FFF. O(1).
     fn to_bf16(self) -> bf16;
-    /// Whether this is NaN.
+    /// Returns true if this is NaN.
     fn is_nan(self) -> bool;
-    /// Whether this is neither NaN nor infinite.
+    /// Returns true if this is neither NaN nor infinite.
     fn is_finite(self) -> bool;
 }
 
@@ -169,15 +169,24 @@ macro_rules! delegate {
 
 delegate!(E4M3, E5M2);
 
-/// A high-precision element, source of a quantization and destination of a dequantization: `f32`,
-/// [`half::f16`] or [`half::bf16`]. Sealed.
+/// An element type that slices are quantized from and dequantized to: `f32`, [`half::f16`] or [`half::bf16`]. Sealed.
+///
+/// ```
+/// use fp8_format::{E4M3, Fp8, Source};
+///
+/// fn quantized<S: Source>(x: S) -> f32 {
+///     E4M3::from_f32_saturating(x.to_f32()).to_f32()
+/// }
+/// assert_eq!(quantized(3.3_f32), 3.25);
+/// assert_eq!(quantized(half::bf16::from_f32(1e4)), 448.0);
+/// ```
 pub trait Source:
     Copy + Debug + Default + PartialEq + PartialOrd + Send + Sync + sealed::Sealed + sealed::Wide + 'static
 {
-    /// The value, exact; of NaN the sign and the payload. O(1).
+    /// Returns the value, which is exact. NaN keeps its sign and payload. O(1).
     fn to_f32(self) -> f32;
-    /// The nearest value, ties to even; beyond the range infinity. NaN stays NaN, with the sign and what fits of the payload,
-    /// as `half` has it. O(1).
+    /// Returns the nearest value, ties to even. Overflow gives infinity. NaN stays NaN and keeps its sign and the upper bits of its
+    /// payload, as in `half`. O(1).
     fn from_f32(x: f32) -> Self;
 }
 

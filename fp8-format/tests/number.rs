@@ -197,7 +197,7 @@ fn encoding_names() {
     assert_eq!(format!("{:>6}", Encoding::E4M3), "  E4M3");
     assert_eq!(
         "e4m3fn".parse::<Encoding>().unwrap_err().to_string(),
-        "parse Encoding: a name of 6 bytes that is unknown: expected E4M3 or E5M2, in either case"
+        "parse Encoding: unknown name (6 bytes): expected E4M3 or E5M2, in either case"
     );
 }
 

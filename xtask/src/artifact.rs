@@ -16,7 +16,7 @@ pub(crate) fn conformance(sh: &Shell) -> Result<PathBuf> {
 /// The simulated device's library as the workspace's tests use it.
 pub(crate) fn simulator_of_tests(sh: &Shell) -> Result<PathBuf> {
     let found = of_tests(sh, "cdylib", "fp8_cuda_sim")?;
-    found.ok_or_else(|| "cargo names no library for fp8-cuda-sim".into())
+    found.ok_or_else(|| "cargo reports no library for fp8-cuda-sim".into())
 }
 
 /// What the conformance suite's build leaves.
@@ -32,7 +32,7 @@ pub(crate) fn simulator(sh: &Shell) -> Result<PathBuf> {
     let format = "json-render-diagnostics";
     let messages = cmd!(sh, "cargo build -p fp8-cuda-sim --message-format {format}").quiet().read()?;
     let found = messages.lines().find_map(|line| file(line, "cdylib", "fp8_cuda_sim"));
-    found.ok_or_else(|| "cargo names no library for fp8-cuda-sim".into())
+    found.ok_or_else(|| "cargo reports no library for fp8-cuda-sim".into())
 }
 
 /// A program or a dynamic library that cargo built.

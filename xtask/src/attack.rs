@@ -56,22 +56,22 @@ impl Part {
 
 #[derive(clap::Args)]
 pub(crate) struct Attack {
-    /// Attacks for this long, instead of with the full number of cases
+    /// Attacks for this many minutes instead of running the full number of cases
     #[arg(long, value_name = "N")]
     minutes: Option<u64>,
-    /// Which cases are drawn
+    /// Seed of the random cases
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// One part alone
+    /// Runs only this part
     #[arg(long)]
     only: Option<Part>,
-    /// cpu, cuda-sim or, on a machine with a GPU, cuda:N [default: cpu and cuda-sim]
+    /// Device to attack: cpu, cuda-sim, or cuda:N on a machine with a GPU [default: cpu and cuda-sim]
     #[arg(long)]
     device: Option<String>,
-    /// Repeats one case and tells what it does
+    /// Repeats one case and prints what it does
     #[arg(long, value_name = "NUMBER")]
     at: Option<u64>,
-    /// How long a case may take, in seconds [default: 30 on the CPU, 180 on a GPU]
+    /// Time limit for a case [default: 30 on the CPU, 180 on a GPU]
     #[arg(long, value_name = "SECONDS")]
     limit: Option<u64>,
     /// This is a process that attacks

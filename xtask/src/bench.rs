@@ -10,18 +10,18 @@ use crate::workspace::{Result, Workspace, shell};
 
 #[derive(clap::Args)]
 pub(crate) struct Bench {
-    /// Benches to run, or packages whose benches to run; all of them if none is named
+    /// Benches, or packages whose benches to run [default: all]
     names: Vec<String>,
-    /// Lists packages and benches and runs nothing
+    /// Lists packages and benches without running them
     #[arg(long)]
     list: bool,
-    /// With `codec`: measures the float8 crate, torch and ml_dtypes, too; installs the latter two in cargo's target folder
+    /// With `codec`: also measures the float8 crate, torch and ml_dtypes; installs the latter two in cargo's target folder
     #[arg(long)]
     peers: bool,
     /// With `codec`: writes all rows to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Arguments for criterion: a filter, --quick, --save-baseline NAME, …
+    /// Arguments for criterion, such as a filter, --quick, --save-baseline NAME, …
     #[arg(last = true)]
     criterion: Vec<String>,
 }
@@ -32,7 +32,7 @@ pub(crate) fn run(options: &Bench) -> Result {
         return codec(&sh, options);
     }
     if options.peers || options.json.is_some() {
-        return Err("bench: --peers and --json go with codec alone: cargo xtask bench codec --peers".into());
+        return Err("bench: --peers and --json work only with codec: cargo xtask bench codec --peers".into());
     }
     let workspace = Workspace::read(&sh)?;
     let found: Vec<_> =
@@ -103,7 +103,7 @@ fn python(sh: &Shell) -> Result<PathBuf> {
 fn select<'a>(found: &[(&'a str, &'a str)], names: &[String]) -> Result<Vec<&'a str>> {
     let known = |name: &String| found.iter().any(|(package, bench)| name == package || name == bench);
     if let Some(name) = names.iter().find(|name| !known(name)) {
-        return Err(format!("bench: nothing is called {name}: see cargo xtask bench --list").into());
+        return Err(format!("bench: unknown name {name}: see cargo xtask bench --list").into());
     }
     let chosen = |package: &str, bench: &str| names.iter().any(|name| name == package || name == bench);
     let selected: Vec<&str> = found
@@ -131,9 +131,6 @@ mod tests {
         assert_eq!(select(&[]), Ok(vec!["codec", "slice", "gemm"]));
         assert_eq!(select(&["gemm", "codec"]), Ok(vec!["codec", "gemm"]));
         assert_eq!(select(&["fp8-format"]), Ok(vec!["codec", "slice"]));
-        assert_eq!(
-            select(&["gem"]),
-            Err("bench: nothing is called gem: see cargo xtask bench --list".to_owned())
-        );
+        assert_eq!(select(&["gem"]), Err("bench: unknown name gem: see cargo xtask bench --list".to_owned()));
     }
 }

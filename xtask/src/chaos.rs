@@ -19,7 +19,7 @@ const MARK: &str = "chaos\t";
 
 #[derive(clap::Args)]
 pub(crate) struct Chaos {
-    /// Which attacks are drawn
+    /// Seed of the random attacks
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
 }
@@ -30,7 +30,7 @@ pub(crate) fn run(options: &Chaos) -> Result<ExitCode> {
     let test = ["-p", "fp8-dist", "--all-features", "--test", "dist_over_tcp", "--no-run"];
     let messages = cmd!(sh, "cargo test {test...} --message-format {format}").quiet().read()?;
     let program = messages.lines().find_map(|line| artifact::file(line, "test", "dist_over_tcp"));
-    let program = program.ok_or("cargo names no program for the test dist_over_tcp")?;
+    let program = program.ok_or("cargo reports no program for the test dist_over_tcp")?;
 
     let mut command = Command::new(program);
     command.args(["chaos::", "--nocapture", "--test-threads=1"]);
@@ -45,8 +45,8 @@ pub(crate) fn run(options: &Chaos) -> Result<ExitCode> {
     }
     print!("{}", finished.output);
     match finished.status {
-        Some(_) => println!("FAILED; the same attacks again: cargo xtask chaos --seed {}", options.seed),
-        None => println!("FAILED: no end after {LIMIT:?}"),
+        Some(_) => println!("FAILED; to repeat these attacks: cargo xtask chaos --seed {}", options.seed),
+        None => println!("FAILED: still running after {LIMIT:?}"),
     }
     Ok(ExitCode::FAILURE)
 }

@@ -21,20 +21,20 @@ const LIMIT: Duration = Duration::from_secs(30 * 60);
 
 #[derive(clap::Args)]
 pub(crate) struct Conformance {
-    /// Only this backend, which may be given several times; all of them otherwise
+    /// Runs only this backend (repeatable) [default: all]
     #[arg(long, value_enum)]
     backend: Vec<Backend>,
-    /// Seeds of the simulated device: 0, 1 and 2 unless given
+    /// Seed of the simulated device (repeatable) [default: 0, 1 and 2]
     #[arg(long)]
     seed: Vec<u64>,
-    /// Only cases whose names contain this
+    /// Runs only cases whose names contain this text
     #[arg(long)]
     filter: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
 pub(crate) enum Backend {
-    /// The CPU: what the others are compared with, too
+    /// The CPU, which is also the reference
     Cpu,
     /// The simulated CUDA device
     CudaSim,

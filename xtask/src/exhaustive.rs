@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 /// Tries every input of the codec, or of the activation functions.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Exhaustive {
-    /// Sweep `exp` and `tanh` over all f32 instead of the codec; fails beyond 2 ulp
+    /// Tests `exp` and `tanh` over all f32 instead of the codec; fails above 2 ulp
     #[arg(long)]
     pub(crate) math: bool,
-    /// Take every N-th f32 pattern only
+    /// Tests only every N-th f32 pattern
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stride: u32,
 }

@@ -29,7 +29,7 @@ mod workspace;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Upkeep of the workspace. Needs nothing but cargo; uses cargo-nextest where it is installed.
+/// Maintenance tasks of the workspace. Need only cargo; use cargo-nextest if it is installed.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", after_help = include_str!("help.txt"))]
 struct Cli {
@@ -39,39 +39,39 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// What CI's main job checks: format, lints, tests, docs, examples, benches once (minutes, from nothing about ten)
+    /// Runs what CI's main job checks: format, lints, tests, docs, examples, benches once (about ten minutes from scratch)
     Test(test::Test),
-    /// Rules the compiler does not know: sizes of files, stray words, licences (a second; part of `test`)
+    /// Checks rules of the tree that no compiler checks: file sizes, error messages, docs (a second; part of `test`)
     Tidy,
-    /// Compares codec, recipes and layers with reference data, case by case (seconds)
+    /// Compares the codec, recipes and layers with reference data, case by case (seconds)
     Golden(golden::Golden),
-    /// Compiles the CUDA kernels, checks what they need and writes the snapshots of their PTX (seconds)
+    /// Compiles the CUDA kernels, checks registers and spills, and writes the PTX snapshots (seconds)
     Ptx(ptx::Ptx),
     /// Runs a command with the simulated CUDA device in place of NVIDIA's libraries
     Sim(sim::Sim),
-    /// Runs the suite of all operations on each backend, on the simulated device with several seeds (minutes)
+    /// Runs the conformance suite on each backend, on the simulated device with several seeds (minutes)
     Conformance(conformance::Conformance),
-    /// Plants mistakes in the kernels and sees whether the suite finds them (hours for all, with --sample minutes)
+    /// Plants mistakes in the kernels and checks that the suite finds them (hours; minutes with --sample)
     Mutate(mutate::Mutate),
-    /// Plants mistakes in the codec's rounding and sees whether its tests find them (with --sample minutes)
+    /// Plants mistakes in the codec's rounding and checks that its tests find them (minutes with --sample)
     MutateCodec(mutate_codec::MutateCodec),
-    /// Plants mistakes in the crates above the kernels and sees whether their tests find them (half an hour or more)
+    /// Plants mistakes in fp8-recipe, fp8-dist and fp8-nn and checks that their tests find them (half an hour or more)
     MutateCrates(mutate_crates::MutateCrates),
-    /// Attacks the library: random calls, mutated checkpoints, processes killed while they save (minutes)
+    /// Attacks the library with random calls, corrupted checkpoints, and kills during saves (minutes)
     Attack(attack::Attack),
-    /// Attacks groups of processes: kills and stops ranks, sends garbage, starts two jobs on one port (minutes)
+    /// Attacks groups of processes: kills and suspends ranks, sends garbage, starts two jobs on one port (minutes)
     Chaos(chaos::Chaos),
     /// Runs the tests of the codec's slices under AddressSanitizer (minutes; x86-64 Linux)
     Asan,
-    /// Runs the suite on this machine's CUDA device, and fails if there is none (minutes)
+    /// Runs the conformance suite on this machine's CUDA device; fails if there is none (minutes)
     GpuTest,
-    /// Gathers what a machine with a GPU and without cargo needs to test and measure: run.sh, programs, data (minutes)
+    /// Builds a folder for a GPU machine without cargo: run.sh, programs and data to test and measure (minutes)
     GpuBundle(gpu_bundle::GpuBundle),
-    /// Runs fp8-format's tests and a sweep over f32 on emulated AArch64, installing what that needs (minutes)
+    /// Runs fp8-format's tests and a sweep over f32 on emulated AArch64; installs the emulator (minutes)
     Neon(neon::Neon),
-    /// Runs criterion benches of the crates (a minute or two each)
+    /// Runs the criterion benches of the crates (a minute or two each)
     Bench(bench::Bench),
-    /// Compares the codec with an independent oracle over whole input spaces (minutes; builds itself optimized)
+    /// Compares the codec with an independent oracle for all inputs (minutes; uses an optimized build)
     Exhaustive(exhaustive::Exhaustive),
 }
 

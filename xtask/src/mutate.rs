@@ -43,25 +43,25 @@ pub(crate) const PATIENCE: u64 = 300;
 
 #[derive(clap::Args)]
 pub(crate) struct Mutate {
-    /// Runs only this many mutants that are not on the list of survivors, drawn by the seed
+    /// Runs a random sample of this many mutants that are not listed as survivors
     #[arg(long, group = "draw")]
     sample: Option<usize>,
-    /// Runs at most this many of each kernel file, drawn alike
+    /// Runs a random sample of at most this many mutants per kernel file
     #[arg(long, group = "draw")]
     per_file: Option<usize>,
-    /// Runs at most this many of each kernel, drawn alike
+    /// Runs a random sample of at most this many mutants per kernel
     #[arg(long, group = "draw")]
     per_kernel: Option<usize>,
-    /// Only mutants of this kernel file: quantize, norm, …
+    /// Runs only mutants of this kernel file: quantize, norm, …
     #[arg(long)]
     kernel: Vec<String>,
-    /// Of the draw; with --kernel the same mutants are drawn of that file
+    /// Seed of the sample; --kernel does not change which mutants of a file are in it
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Seconds for one mutant; one that is alive then is undecided
+    /// Time limit for one mutant in seconds; a mutant that reaches it is undecided
     #[arg(long, default_value_t = PATIENCE)]
     patience: u64,
-    /// The suite's program, instead of building it
+    /// Uses this program of the suite instead of building it
     #[arg(long)]
     program: Option<PathBuf>,
 }
@@ -82,7 +82,7 @@ pub(crate) fn run(options: &Mutate) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The seed that belongs to the kernels and their cases: whoever changes either draws other mutants.
+/// The seed for the current kernels and cases: a change to either draws other mutants.
 pub(crate) fn seed_of_sources() -> Result<u64> {
     let cases = crate::workspace::root().join("fp8-kernels/tests/conformance");
     let mut hash = Sha256::new();

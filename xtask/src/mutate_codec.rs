@@ -60,13 +60,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(clap::Args)]
 pub(crate) struct MutateCodec {
-    /// Runs only this many mutants that are not on the list, drawn by the seed
+    /// Runs a random sample of this many mutants that are not listed as survivors
     #[arg(long)]
     sample: Option<usize>,
-    /// Of the draw
+    /// Seed of the sample
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Only mutants of this file: codec.rs, arch/avx512/rounding.rs, arch/neon.rs (emulated on x86-64), …
+    /// Runs only mutants of this file: codec.rs, arch/avx512/rounding.rs, arch/neon.rs (emulated on x86-64), …
     #[arg(long)]
     file: Option<String>,
     /// Prints the mutants instead of running them
@@ -88,7 +88,7 @@ pub(crate) fn run(options: &MutateCodec) -> Result<ExitCode> {
     if options.file.is_none() {
         for line in reasons.keys().filter(|line| !all.iter().any(|(edit, _)| edit.to_string() == **line)) {
             problems += 1;
-            println!("no such mutant any more, remove its line: {line}");
+            println!("this mutant no longer exists, remove its line: {line}");
         }
     }
     let can_run = |edit: &Edit| {
@@ -101,13 +101,13 @@ pub(crate) fn run(options: &MutateCodec) -> Result<ExitCode> {
             .sort_by_cached_key(|(edit, _)| Sha256::digest(format!("{} {} {edit}", options.seed, edit.line)));
         chosen.truncate(count);
     }
-    println!("{} mutants, {} are run", all.len(), chosen.len());
+    println!("{} mutants, {} to run", all.len(), chosen.len());
 
     for (file, needs, ..) in FILES {
         let is_asked = options.file.as_deref().is_none_or(|name| name == file);
         if is_asked && !is_emulated && !is_here(needs) {
             let how = if file == NEON { ": --file arch/neon.rs has it emulated" } else { "" };
-            println!("{file} is left out: this machine has no {needs}{how}");
+            println!("{file} is skipped: this machine has no {needs}{how}");
         }
     }
     let copy = Copied::new(is_emulated)?;
@@ -199,7 +199,7 @@ impl Copied {
             let (_, after) = rest.split_once(']')?;
             Some(format!("{before}members = [\"fp8-format\"]{after}"))
         };
-        let manifest = alone(&manifest).ok_or("Cargo.toml: no `members = [` in it")?;
+        let manifest = alone(&manifest).ok_or("Cargo.toml contains no `members = [`")?;
         fs::create_dir_all(&folder)?;
         fs::write(folder.join("Cargo.toml"), manifest)?;
         fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock"))?;

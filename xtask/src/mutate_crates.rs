@@ -33,19 +33,19 @@ const BAR: usize = 90;
 
 #[derive(clap::Args)]
 pub(crate) struct MutateCrates {
-    /// Of the draw
+    /// Seed of the sample
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Only mutants of this crate: fp8-recipe, fp8-dist or fp8-nn
+    /// Runs only mutants of this crate: fp8-recipe, fp8-dist or fp8-nn
     #[arg(long)]
     package: Option<String>,
-    /// How many mutants of each crate are drawn
+    /// Size of the sample for each crate
     #[arg(long, default_value_t = 50)]
     count: usize,
-    /// Runs all that are drawn, also those whose results are known
+    /// Also runs mutants whose results are known
     #[arg(long)]
     fresh: bool,
-    /// Prints the drawn mutants instead of running them
+    /// Prints the mutants of the sample instead of running them
     #[arg(long)]
     list: bool,
 }
@@ -84,7 +84,7 @@ fn check(
     let mut tally = Tally::default();
     for line in reasons.keys().filter(|line| !all.iter().any(|mutant| mutant.to_string() == **line)) {
         tally.problems += 1;
-        println!("{list}: no such mutant any more, remove its line: {line}");
+        println!("{list}: this mutant no longer exists, remove its line: {line}");
     }
     let count = all.len();
     let drawn = mutant::draw(all, options.count, options.seed);
@@ -92,7 +92,7 @@ fn check(
         drawn.iter().for_each(|mutant| println!("{package}: {mutant}"));
         return Ok(tally);
     }
-    println!("{package}: {} of {count} mutants are drawn by seed {}", drawn.len(), options.seed);
+    println!("{package}: {} of {count} mutants in the sample of seed {}", drawn.len(), options.seed);
     let verdicts = verdicts(copy, package, suites, &drawn, options.fresh)?;
     for mutant in &drawn {
         let verdict = verdicts.get(&mutant.id());
@@ -122,7 +122,7 @@ fn verdicts(
             None => open.push(mutant),
         }
     }
-    println!("{} results are known, {} mutants are run", verdicts.len(), open.len());
+    println!("{} results are known, {} mutants to run", verdicts.len(), open.len());
     for (index, suite) in suites.iter().enumerate() {
         if open.is_empty() {
             break;

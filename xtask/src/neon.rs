@@ -28,7 +28,7 @@ const STRIDE: u32 = 251;
 
 #[derive(clap::Args)]
 pub(crate) struct Neon {
-    /// Sweep all 2³² patterns of f32 instead of every 251st (an hour and more)
+    /// Tests all 2³² patterns of f32 instead of every 251st (more than an hour)
     #[arg(long)]
     all: bool,
 }
@@ -50,7 +50,7 @@ pub(crate) fn run(options: &Neon) -> Result<ExitCode> {
     lap("tests");
 
     let stride = if options.all { 1 } else { STRIDE };
-    println!("sweep: every {stride}. of 2³² patterns");
+    println!("sweep: one of every {stride} of 2³² patterns");
     let sweep = machine.cargo_test().args(["--test", SWEEP, "--", "--nocapture"]);
     let finished = sweep.env("FP8_SWEEP_STRIDE", stride.to_string()).ignore_status().output()?;
     let output = String::from_utf8_lossy(&finished.stdout);

@@ -38,12 +38,12 @@ const SHOWN: usize = 5;
 
 #[derive(clap::Args)]
 pub(crate) struct Ptx {
-    /// Only these kernel files: quantize, norm, …
+    /// Compiles only these kernel files: quantize, norm, …
     pub(crate) files: Vec<String>,
-    /// Writes nothing and fails where a snapshot or the table would change
+    /// Writes nothing; fails if a snapshot or the table would change
     #[arg(long)]
     pub(crate) check: bool,
-    /// Compiles all files, also those whose snapshots are fresh
+    /// Also compiles files whose snapshots are up to date
     #[arg(long)]
     pub(crate) all: bool,
 }

@@ -20,7 +20,7 @@ use crate::{artifact, attack, conformance, examples, gpu_bundle, ignored, mutate
 
 #[derive(clap::Args)]
 pub(crate) struct Test {
-    /// Leaves out docs, doc tests, examples and benches
+    /// Skips docs, doc tests, examples and benches
     #[arg(long)]
     fast: bool,
 }

@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: rules of the tree that no compiler checks.
 
+mod docs;
 mod errors;
 mod tokens;
 
@@ -48,6 +49,9 @@ pub(crate) fn run() -> Result {
     }
 
     findings.errors.extend(errors::untested(root())?);
+    let (errors, counts) = docs::gaps(root())?;
+    findings.errors.extend(errors);
+    findings.warnings.extend(counts);
 
     for warning in &findings.warnings {
         println!("warning: {warning}");

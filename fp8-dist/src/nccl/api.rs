@@ -133,7 +133,7 @@ impl Api {
             SUCCESS | IN_PROGRESS => Err(3), // no handle: an internal error
             status => {
                 if !comm.is_null() {
-                    // SAFETY: NCCL gave this handle, and nobody else has it.
+                    // SAFETY: NCCL returned this handle, and nothing else uses it.
                     let _ = unsafe { (self.abort)(comm) };
                 }
                 Err(status)
@@ -141,7 +141,7 @@ impl Api {
         }
     }
 
-    /// `invalid usage (5): what NCCL says beside it`.
+    /// `invalid usage (5): NCCL's own message`.
     pub(super) fn describe(&self, status: Status) -> String {
         // SAFETY: takes any integer.
         let name = text(unsafe { (self.error_string)(status) });

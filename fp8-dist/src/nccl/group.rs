@@ -1,4 +1,4 @@
-//! The collectives of GPUs.
+//! The collectives of groups of GPUs.
 
 use super::api::{self, Api, Comm, Stream, UniqueId};
 use super::communicator::{Answer, Communicator, Trouble};
@@ -17,28 +17,43 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A group of GPUs, one a process; this one's handle. `id` and `environment` are those of [`tcp`](crate::tcp()), by which
-/// the ranks meet; `deadline` is how long a rank waits for the others, first for them to come, then in each collective
-/// from the moment it is queued.
+/// Joins a group of GPUs, one per process, and returns this process's handle. Collectives run in NCCL.
 ///
-/// Collectives are queued on the device's stream and nobody waits for them: tensors stay on the GPU, and results are there
-/// when work queued later reads them. NCCL takes sums in an order of its own; all ranks get the same bits of an
-/// `all_reduce`, not those of another backend. A maximum has no order; values of NaN are NCCL's affair.
+/// The ranks first connect as in [`tcp`](crate::tcp()), whose `id` and `environment` these are. `deadline` is how long a rank waits
+/// for the others: to join, and then for each collective to complete after it was queued.
 ///
-/// What ranks compare over their connections, which costs a round trip: names, state and each `all_gather`, whose shards
-/// may differ; a `barrier`, which is nothing else; every other call when it comes for the first time with this name, dtype
-/// and shape; a [`quantized_all_gather`](crate::quantized_all_gather()) until it finds a committed scale. Later ones go to
-/// NCCL as they are: that ranks make calls they have made before in another order is noticed only where NCCL or a deadline
-/// notices it. So the all-reduce of amaxes in a training step costs no host anything, and may be
-/// captured in a graph. Each replay has the deadline, and ends with an error where another rank has left; a graph holds the
-/// group, which its handle may leave before: ranks part when both are gone.
+/// Collectives are queued on the device's stream and return without waiting. Tensors stay on the GPU; work that is queued later
+/// reads the results. NCCL chooses the order of sums: all ranks get the same bits from an `all_reduce`, but other backends may give
+/// other bits. The maximum of NaN is not defined.
 ///
-/// When a group fails while its collectives are queued, they are aborted, and the device refuses later calls with the
-/// reason: results that nobody computed are never read. Open a new device and group to go on.
+/// The hosts compare the following calls over their connections, which costs a round trip: names, state, every `all_gather` (whose
+/// shards may differ in size), every `barrier`, the first call of each other collective with a new name, dtype or shape, and every
+/// [`quantized_all_gather`](crate::quantized_all_gather()) until it finds a committed scale. All other calls are passed straight to
+/// NCCL. In a training step the all-reduce of amaxes therefore involves no host, and can be captured in a graph. If ranks repeat known
+/// calls in different orders, only NCCL or the deadline can detect it.
+///
+/// Each replay of a graph has the deadline, and fails if another rank has left. A graph keeps the group alive until the graph is
+/// dropped, even after the handle is dropped.
+///
+/// When a group fails while collectives are queued, they are aborted and the device refuses all later calls with the reason, so
+/// incomplete results are never read. Open a new device and create a new group to continue.
+///
+/// ```no_run
+/// use fp8_dist::{Environment, ReduceOp, nccl};
+/// use fp8_kernels::{Device, Tensor};
+/// use std::time::Duration;
+///
+/// let environment = Environment::read()?; // under torchrun
+/// let device = Device::cuda(environment.local_rank)?;
+/// let group = nccl("dp", &environment, &device, Duration::from_secs(60))?;
+/// let x = Tensor::scalar(1.0, &device)?;
+/// assert_eq!(group.all_reduce("ranks", &x, ReduceOp::Sum)?.item()?, group.world_size() as f32);
+/// # Ok::<(), fp8_dist::Error>(())
+/// ```
 ///
 /// # Errors
-/// As [`tcp`](crate::tcp()); NCCL was not found, with the places it was looked for; a device that is no GPU; on every rank,
-/// what NCCL says of any, or a rank that has another version of it.
+/// Those of [`tcp`](crate::tcp()); `device` is not a GPU; NCCL was not found (the error lists where it was looked for). On every rank:
+/// an error that NCCL returns on any rank; a rank with another version of NCCL.
 pub fn nccl(
     id: &str,
     environment: &Environment,
@@ -69,14 +84,14 @@ pub fn nccl(
     }
 }
 
-/// Tells the others why this rank does not go on. Where the group has failed, they know.
+/// Tells the other ranks why this rank cannot continue. If the group has failed, they know already.
 fn tell(control: &dyn Exchange, error: &Error) {
     if error.failure().is_none() {
         control.poison(&error.to_string());
     }
 }
 
-/// All ranks' way to a communicator.
+/// Creates the communicator, together with all ranks.
 fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<Communicator> {
     interop::stream(device)?;
     let api = Api::new(&interop::Library::nccl()?)?;
@@ -321,7 +336,7 @@ impl ProcessGroup for Group {
         let call = call(Operation::AllReduce(op), what);
         self.expect_alive(&call)?;
         self.own(self.expect_device(&call, x.device()))?;
-        // Asked before the exchange: if this rank cannot, the others must not go on with the sum.
+        // Checked before the exchange: if this rank fails, the others must not compute the sum.
         let place = self.own(interop::address_mut(x, what).map_err(Error::from))?;
         self.compare_once(&call, x.dtype(), *x.shape())?;
         expect_f32(&call, x)?;

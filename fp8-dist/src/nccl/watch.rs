@@ -2,8 +2,8 @@
 //!
 //! A thread per group looks at three things: whether the ranks' connections say that the group has failed, whether NCCL
 //! says so, and whether the collectives that were queued are done within the deadline. If the group has failed it aborts
-//! the communicator, so that the device's stream goes on and whoever waits for it wakes up; and since what aborted
-//! collectives should have written is anything, the device refuses all later calls with the reason.
+//! the communicator, which lets the device's stream continue and wakes up threads that wait for it. The results of aborted
+//! collectives are undefined, so the device refuses all later calls with the reason.
 
 use super::communicator::Communicator;
 use crate::Failure;
@@ -145,7 +145,7 @@ impl Watched {
         Ok(())
     }
 
-    /// What is queued will not be watched: nobody would learn that it was aborted.
+    /// Poisons the device: what is queued is not watched, so an abort of it would go unnoticed.
     fn lose(&self, call: &str, error: &fp8_kernels::Error) {
         let id = self.control.id();
         let reason = format!("group `{id}` has queued {call} and could not mark its end: {error}");
@@ -189,7 +189,7 @@ impl Watched {
     pub(super) fn end(&self, failure: &Failure) {
         let mut queued = self.queued.lock();
         if !queued.is_empty() || self.is_captured.load(Ordering::Relaxed) {
-            // Before the stream goes on, whichever thread aborts.
+            // Before the abort lets the stream continue.
             self.distrust(failure);
         }
         queued.clear();

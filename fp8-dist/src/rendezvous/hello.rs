@@ -152,7 +152,7 @@ mod tests {
     fn a_difference_of_run_ids_names_the_variables() {
         let shown = |own: &Hello, guest: &Hello| own.difference(guest).map(|failure| failure.to_string());
         let [slurm, torch] = ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"];
-        let all = "start all ranks of a group alike";
+        let all = "start all ranks of a group with the same settings";
         assert_eq!(
             shown(&hello(0, "8.0", slurm), &hello(1, "9.0", slurm)),
             Some(format!("SLURM_JOB_ID is \"9.0\" on rank 1 and \"8.0\" on rank 0: {all}"))

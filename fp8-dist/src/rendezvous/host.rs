@@ -258,6 +258,13 @@ impl Host<'_> {
             return Ok(Some(Failure::Twice { rank: index.unwrap_or_default() + 1 }));
         }
         let _ = keep_alive(line.stream());
+        tracing::info!(
+            group = self.meeting.id,
+            rank = hello.rank,
+            world_size = self.meeting.environment.world_size,
+            address = line.stream().peer_addr().ok().map(tracing::field::display),
+            "rank joined"
+        );
         *seat = Some(Seat { line, attempt: hello.attempt });
         self.settled = Until::after(self.settle);
         Ok(None)

@@ -112,5 +112,5 @@ pub(super) fn with_length(text: &[u8]) -> Vec<u8> {
 }
 
 pub(super) fn invalid() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "something else than a rank answers there")
+    io::Error::new(io::ErrorKind::InvalidData, "the peer does not speak the protocol of fp8-dist")
 }

@@ -6,7 +6,7 @@ use crate::member::Exchange;
 use crate::message::{Message, Part};
 use crate::timed::{Timed, Until, is_late};
 use crate::wire::{self, Frame};
-use crate::{Environment, Error, Failure, Result};
+use crate::{Environment, Error, Failure, Result, events};
 use parking_lot::{Condvar, Mutex};
 use std::io::{self, BufReader, BufWriter};
 use std::net::{Shutdown, TcpStream};
@@ -32,8 +32,10 @@ pub(crate) struct Guest {
     inbox: Arc<Inbox>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inbox {
+    group: String,
+    world_size: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -59,7 +61,12 @@ impl Guest {
         stream: TcpStream,
     ) -> io::Result<Self> {
         prepare(&stream)?;
-        let inbox = Arc::new(Inbox::default());
+        let inbox = Arc::new(Inbox {
+            group: id.to_owned(),
+            world_size: environment.world_size,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
         let (incoming, received) = (stream.try_clone()?, inbox.clone());
         let out = Timed::new(stream.try_clone()?, Until::after(deadline));
         spawn("fp8-dist inbox of", environment.rank, move || received.fill(incoming))?;
@@ -94,7 +101,24 @@ impl Guest {
     }
 }
 
+impl State {
+    /// Records a failure. The first one counts and is returned, to be reported.
+    fn fail(&mut self, failure: Failure) -> Option<Failure> {
+        match self.failure {
+            Some(_) => None,
+            None => Some(self.failure.insert(failure).clone()),
+        }
+    }
+}
+
 impl Inbox {
+    /// Emits the event for a failure. The state must not be locked.
+    fn report(&self, failure: Option<Failure>) {
+        if let Some(failure) = failure {
+            events::lost(&self.group, self.world_size, &failure);
+        }
+    }
+
     /// Takes in what rank 0 sends, until the connection closes.
     fn fill(&self, stream: TcpStream) {
         let mut stream = BufReader::new(stream);
@@ -103,21 +127,27 @@ impl Inbox {
             let mut state = self.state.lock();
             match frame {
                 Ok(Frame::Complete(parts)) => state.reply = Some(parts),
-                Ok(Frame::Fail(failure)) => drop(state.failure.get_or_insert(failure)),
+                Ok(Frame::Fail(failure)) => {
+                    let first = state.fail(failure);
+                    drop(state);
+                    self.report(first);
+                    self.changed.notify_all();
+                    continue;
+                }
                 Ok(Frame::Left(ranks)) => state.left = ranks,
                 Ok(Frame::Bring(_) | Frame::Welcome) | Err(_) => {
                     let reason =
                         frame.err().map_or("it sent what only other ranks send".to_owned(), |e| closed(&e));
-                    if state.left.contains(&0) {
+                    let first = if state.left.contains(&0) {
                         state.closed = Some(Failure::Left { ranks: vec![0] });
-                        state.failure = state.failure.take().or(state.own_failure.take());
+                        state.own_failure.take().and_then(|failure| state.fail(failure))
                     } else {
-                        state.failure.get_or_insert(Failure::Lost { rank: 0, reason });
-                    }
+                        state.fail(Failure::Lost { rank: 0, reason })
+                    };
                     state.is_at_end = true;
                     drop(state);
                     self.changed.notify_all();
-                    return;
+                    return self.report(first);
                 }
             }
             drop(state);
@@ -166,7 +196,7 @@ impl Exchange for Guest {
     }
 
     fn exchange(&self, message: Message) -> Result<All> {
-        let _turn = self.turn.lock(); // whoever has it keeps the deadline, too
+        let _turn = self.turn.lock(); // its owner waits no longer than the deadline
         let call = message.call.clone();
         let poisoned = |failure| Err(Error::Poisoned { call: call.to_string(), failure });
         {
@@ -197,7 +227,11 @@ impl Exchange for Guest {
                     Err(error) if !is_late(&error) => Failure::Lost { rank: 0, reason: closed(&error) },
                     _ => Failure::Deadline { missing: vec![0], waited: self.deadline },
                 };
-                let failure = self.inbox.state.lock().failure.get_or_insert(failure).clone();
+                let mut state = self.inbox.state.lock();
+                let first = state.fail(failure.clone());
+                let failure = state.failure.clone().unwrap_or(failure);
+                drop(state);
+                self.inbox.report(first);
                 let _ = self.stream.shutdown(Shutdown::Both);
                 Err(Error::Failed { call: call.to_string(), failure })
             }
@@ -208,9 +242,10 @@ impl Exchange for Guest {
         {
             let mut state = self.inbox.state.lock();
             if state.closed.is_some() {
-                // Rank 0 has left: there is no one to ask.
-                state.failure.get_or_insert(failure);
-                return;
+                // Rank 0 has left and cannot be asked.
+                let first = state.fail(failure);
+                drop(state);
+                return self.inbox.report(first);
             }
             state.own_failure.get_or_insert_with(|| failure.clone());
         }

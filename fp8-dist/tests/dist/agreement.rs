@@ -14,8 +14,8 @@ fn agree(group: &Arc<dyn ProcessGroup>, pieces: &[(&str, f32)]) -> Result<(), St
 
 /// `difference` is what all ranks are told.
 fn expect(results: &[Result<(), String>], difference: &str) {
-    let remedy = "ranks that go on from different states drift apart; give all ranks one state: `broadcast_state`, or \
-                  load the same checkpoint on all";
+    let remedy =
+        "replicas must have the same state; call `broadcast_state`, or load the same checkpoint on all ranks";
     let expected = format!("agree_on_state `parameters`: {difference}: {remedy}");
     for result in results {
         assert_eq!(result.as_ref().unwrap_err(), &expected);
@@ -84,7 +84,7 @@ fn a_rank_that_compares_alone_is_told_what_that_means() {
         });
         let other = 1 - comparing;
         let expected = format!(
-            "rank {comparing} came with agree_on_state `parameters` and rank {other} with all_reduce(sum) `x`: parameters, \
+            "rank {comparing} called agree_on_state `parameters` while rank {other} called all_reduce(sum) `x`: parameters, \
              optimizer or scaling state were loaded or set on rank {comparing} and not on rank {other}; load or set them on \
              all ranks, or call `broadcast_state` on all"
         );

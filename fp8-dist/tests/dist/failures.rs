@@ -19,7 +19,8 @@ fn message<T>(result: Result<T>) -> String {
 fn expect_all(results: Vec<(String, String)>, call: &str, failure: &str) {
     for (rank, (error, later)) in results.into_iter().enumerate() {
         assert_eq!(error, format!("{call}: {failure}"), "rank {rank}");
-        let expected = format!("barrier: this group failed before ({failure}); build a new group to go on");
+        let expected =
+            format!("barrier: this group failed before ({failure}); create a new group to continue");
         assert_eq!(later, expected, "rank {rank}");
     }
 }
@@ -32,10 +33,10 @@ fn different_calls() {
         (error, message(group.barrier()))
     });
     let failure = "the call is barrier on rank 1 and all_reduce(sum) `grads` on rank 0: \
-                   all ranks make the same calls in the same order, with one dtype and shape";
+                   all ranks must make the same calls in the same order, with the same dtype and shape";
     assert_eq!(results[0].0, format!("all_reduce(sum) `grads`: {failure}"));
     assert_eq!(results[1].0, format!("barrier: {failure}"));
-    let later = format!("barrier: this group failed before ({failure}); build a new group to go on");
+    let later = format!("barrier: this group failed before ({failure}); create a new group to continue");
     assert!(results.iter().all(|result| result.1 == later), "{results:?}");
 }
 
@@ -72,7 +73,7 @@ fn different_shapes_and_dtypes() {
             let x = Tensor::zeros(shapes[odd], dtypes[odd], &Device::cpu()).unwrap();
             (message(group.all_reduce("x", &x, ReduceOp::Sum)), message(group.barrier()))
         });
-        let rule = "all ranks make the same calls in the same order, with one dtype and shape";
+        let rule = "all ranks must make the same calls in the same order, with the same dtype and shape";
         expect_all(results, "all_reduce(sum) `x`", &format!("{expected}: {rule}"));
     }
     for error in ranks(2, |group| {
@@ -136,8 +137,8 @@ fn a_rank_that_stays_away() {
         assert_eq!(error.failure(), Some(&Failure::Deadline { missing, waited: SHORT }));
         assert_eq!(
             error.to_string(),
-            "all_reduce(sum) `x`: ranks 1 and 3 did not come within 500ms: see where they are, or give the group a \
-             longer deadline"
+            "all_reduce(sum) `x`: ranks 1 and 3 did not arrive within 500ms: check whether they are still \
+             running, or use a longer deadline"
         );
     }
     // Too late.
@@ -190,7 +191,7 @@ fn a_rank_that_drops_its_handle() {
     assert!(started.elapsed() < LONG);
     let mut results: Vec<_> = results.into_iter().map(|result| result.unwrap()).collect();
     results.remove(1);
-    let failure = "rank 1 left the group: every rank makes the same number of calls";
+    let failure = "rank 1 left the group: every rank must make the same number of calls";
     expect_all(results, "all_reduce(sum) `second`", failure);
 }
 

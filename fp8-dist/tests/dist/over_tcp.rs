@@ -5,6 +5,7 @@ mod agreement;
 mod chaos;
 mod child;
 mod collectives;
+mod events;
 mod failures;
 mod gather;
 mod leaving;

@@ -120,7 +120,7 @@ fn a_process_that_dies_is_noticed_at_once() {
             if rank == dying {
                 continue;
             }
-            let lost = format!("rank {dying} is lost: its connection closed, as when its process ends");
+            let lost = format!("rank {dying} is lost: its connection closed; its process has probably ended");
             let [error, in_time, later] = lines.as_slice() else { panic!("rank {rank}: {lines:?}") };
             assert!(error.contains(&lost), "rank {rank}: {error}");
             assert_eq!(in_time, "true");

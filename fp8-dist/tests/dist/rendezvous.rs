@@ -85,8 +85,8 @@ fn a_run_id_has_at_most_4096_bytes() {
 fn another_world_size() {
     let mut environments = environments(3);
     environments[2].world_size = 4;
-    let message = "group `dp`: the ranks did not meet: the world size is 4 on rank 2 and 3 on rank 0: start all ranks of \
-                   a group alike";
+    let message = "group `dp`: cannot form the group: the world size is 4 on rank 2 and 3 on rank 0: start all ranks of \
+                   a group with the same settings";
     expect_all(join(dp(environments), SHORT), message);
 }
 
@@ -100,7 +100,8 @@ fn two_of_one_rank() {
         joined.as_ref().is_err_and(|error| error.failure() == Some(&Failure::Twice { rank: 1 }))
     };
     assert!(joined.iter().all(twice), "{joined:?}");
-    let text = "group `dp`: the ranks did not meet: two processes came as rank 1: give each its own RANK";
+    let text =
+        "group `dp`: cannot form the group: two processes joined as rank 1: set a different RANK for each";
     assert_eq!(joined.into_iter().next().unwrap().unwrap_err().to_string(), text);
 }
 
@@ -110,7 +111,8 @@ fn another_group() {
     ranks[1].0 = "tp";
     let message = |id: &str| {
         format!(
-            "group `{id}`: the ranks did not meet: the group's id is tp on rank 1 and dp on rank 0: start all ranks of a group alike"
+            "group `{id}`: cannot form the group: the group's id is tp on rank 1 and dp on rank 0: start all \
+             ranks of a group with the same settings"
         )
     };
     let errors: Vec<String> =
@@ -180,8 +182,8 @@ fn what_keeps_a_job_from_meeting_is_named() {
     let mut environments = environments(2);
     environments[0].run_id = String::new();
     environments[1].run_id = "night 7".to_owned();
-    let message = "group `dp`: the ranks did not meet: TORCHELASTIC_RUN_ID is \"night 7\" on rank 1 and \"\" on rank 0: \
-                   start all ranks of a group alike";
+    let message = "group `dp`: cannot form the group: TORCHELASTIC_RUN_ID is \"night 7\" on rank 1 and \"\" on rank 0: \
+                   start all ranks of a group with the same settings";
     expect_all(join(dp(environments), SHORT), message);
     let alone = Environment { run_id: "7".repeat(5000), ..Environment::on_this_machine(29_500) };
     let error = tcp("dp", &alone, SHORT).unwrap_err().to_string();
@@ -194,8 +196,8 @@ fn a_rank_that_never_comes() {
     environments.remove(2);
     expect_all(
         join(dp(environments), SHORT),
-        "group `dp`: the ranks did not meet: rank 2 did not come within 500ms: see where they are, or give the group a \
-         longer deadline",
+        "group `dp`: cannot form the group: rank 2 did not arrive within 500ms: check whether they are still \
+         running, or use a longer deadline",
     );
     let alone = crate::environments(2).remove(1);
     let started = Instant::now();
@@ -260,7 +262,7 @@ fn a_member_that_sends_garbage_is_lost() {
     guest.write_all(&[0xAB; 64]).unwrap();
     let error = group.barrier().unwrap_err();
     assert!(
-        matches!(error.failure(), Some(Failure::Lost { rank: 1, reason }) if reason.contains("none of this protocol")),
+        matches!(error.failure(), Some(Failure::Lost { rank: 1, reason }) if reason.contains("not part of the protocol")),
         "{error}"
     );
 }

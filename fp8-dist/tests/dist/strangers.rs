@@ -99,7 +99,7 @@ fn a_rank_0_that_drips_its_welcome_does_not_hold_a_rank_for_ever() {
     });
     let started = Instant::now();
     let error = tcp("dp", &guest, deadline).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("rank 0 did not come within 4s"), "{error}");
+    assert!(error.contains("rank 0 did not arrive within 4s"), "{error}");
     assert!(started.elapsed() < deadline + GRACE, "{:?}", started.elapsed());
     others.into_iter().for_each(|other| drop(other.join().unwrap()));
 }
@@ -140,9 +140,8 @@ fn a_hello_of_another_version_explains_why_a_rank_did_not_come() {
     stranger.read_exact(&mut answer).unwrap();
     assert_eq!(answer[..12], speak::words(0)[..12]);
     let error = host.join().unwrap().unwrap_err().to_string();
-    let expected =
-        "the version of the protocol is 99 on rank 1 and 3 on rank 0: start all ranks of a group alike";
-    assert_eq!(error, format!("group `dp`: the ranks did not meet: {expected}"));
+    let expected = "the version of the protocol is 99 on rank 1 and 3 on rank 0: start all ranks of a group with the same settings";
+    assert_eq!(error, format!("group `dp`: cannot form the group: {expected}"));
 
     // The other way round: rank 0 is of another version.
     let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
@@ -153,9 +152,8 @@ fn a_hello_of_another_version_explains_why_a_rank_did_not_come() {
         }
     });
     let error = tcp("dp", &environments[1], Duration::from_secs(1)).map(|_| ()).unwrap_err().to_string();
-    let expected =
-        "the version of the protocol is 3 on rank 1 and 99 on rank 0: start all ranks of a group alike";
-    assert_eq!(error, format!("group `dp`: the ranks did not meet: {expected}"));
+    let expected = "the version of the protocol is 3 on rank 1 and 99 on rank 0: start all ranks of a group with the same settings";
+    assert_eq!(error, format!("group `dp`: cannot form the group: {expected}"));
 }
 
 #[test]

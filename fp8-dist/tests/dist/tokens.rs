@@ -26,8 +26,8 @@ fn another_token_is_an_error_on_both_that_does_not_show_it() {
             assert_eq!(error.failure(), Some(&Failure::Token { rank: 1 }), "{tokens:?}: {error}");
             assert_eq!(
                 error.to_string(),
-                "group `dp`: the ranks did not meet: FP8_DIST_TOKEN is not the same on rank 1 and on rank 0: give all \
-                 ranks of a job one token, or none at all"
+                "group `dp`: cannot form the group: FP8_DIST_TOKEN differs between rank 1 and rank 0: set the same token on all \
+                 ranks of a job, or none"
             );
             assert!(!format!("{error:?}").contains("hunter"));
         }

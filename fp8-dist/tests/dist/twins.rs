@@ -44,8 +44,8 @@ fn two_rank_0s_with_the_same_settings_are_an_error_on_both_jobs() {
                 assert_eq!(
                     error.to_string(),
                     format!(
-                        "group `dp`: the ranks did not meet: two jobs use MASTER_PORT {port} at the same time and \
-                         nothing tells them apart: give each its own MASTER_PORT or TORCHELASTIC_RUN_ID"
+                        "group `dp`: cannot form the group: two jobs use MASTER_PORT {port} at the same time and \
+                         cannot be told apart: give each its own MASTER_PORT or TORCHELASTIC_RUN_ID"
                     )
                 );
             }

@@ -87,7 +87,7 @@ fn a_rank_that_leaves_gives_up_or_panics() {
     for (kind, expected) in [
         (0, "rank 2 gave up: out of tokens"),
         (1, "rank 2 gave up: its thread panicked"),
-        (2, "rank 2 left the group: every rank makes the same number of calls"),
+        (2, "rank 2 left the group: every rank must make the same number of calls"),
     ] {
         for seed in SEEDS {
             rig.control.set("seed", &seed.to_string()).unwrap();

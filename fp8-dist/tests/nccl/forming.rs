@@ -95,7 +95,7 @@ fn a_rank_that_never_comes() {
     let device = open();
     let environment = environments(2).remove(0);
     let error = nccl("dp", &environment, &device, SHORT).unwrap_err().to_string();
-    assert!(error.contains("rank 1 did not come within 600ms"), "{error}");
+    assert!(error.contains("rank 1 did not arrive within 600ms"), "{error}");
     drop(device);
     rig.finish();
 }

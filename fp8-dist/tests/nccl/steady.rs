@@ -267,8 +267,8 @@ fn other_extents_under_a_known_name_are_an_error() {
         }
     });
     let [other, own] = [0, 1].map(|rank| results[rank].as_ref().unwrap());
-    let expected = "quantized_all_gather `weight`: a shard of shape [3, 16], where this name had [2, 16] before: on GPUs a \
-                    name keeps its extents; use another name for other extents";
+    let expected = "quantized_all_gather `weight`: a shard of shape [3, 16], but [2, 16] in an earlier call: on GPUs \
+                    the shape for a name must not change; use another name for another shape";
     assert_eq!(own, expected);
     assert!(other.contains(&format!("rank 1 gave up: {expected}")), "{other}");
     rig.finish();

@@ -1,10 +1,10 @@
-//! Which instructions conversions use.
+//! The instruction sets that conversions can use.
 
 use crate::{Error, Result};
 use core::fmt;
 use core::str::FromStr;
 
-/// A set of instructions that slices are converted with. All give the same bits.
+/// An instruction set that slices are converted with: scalar, AVX2, AVX-512 or NEON. All give the same bits.
 ///
 /// ```
 /// use fp8_format::slice::Path;
@@ -70,15 +70,16 @@ impl Kind {
 }
 
 impl Path {
-    /// One element after the other, as far as the compiler does not make vectors of loops.
+    /// Portable code, one element at a time (the compiler may still vectorize its loops).
     pub const SCALAR: Self = Self(Kind::Scalar);
 
-    /// Those that this machine has, from the slowest to the fastest. Without feature `std` that is the first alone.
+    /// Iterates over the paths of this machine, from the slowest to the fastest. Without feature `std`, only
+    /// [`SCALAR`](Self::SCALAR).
     pub fn available() -> impl DoubleEndedIterator<Item = Self> {
         Kind::ALL.iter().filter(|kind| kind.is_available()).map(|kind| Self(*kind))
     }
 
-    /// The fastest that this machine has; looked up once.
+    /// Returns the fastest path of this machine. The CPU is queried once.
     #[must_use]
     #[inline]
     pub fn best() -> Self {
@@ -91,7 +92,7 @@ impl Path {
         Self::SCALAR
     }
 
-    /// `scalar`, `avx2`, `avx512` or `neon`, as `Display` writes it and `FromStr` reads it.
+    /// Returns `scalar`, `avx2`, `avx512` or `neon`, which `Display` writes and `FromStr` parses.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self.0 {

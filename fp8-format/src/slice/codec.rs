@@ -1,8 +1,11 @@
-//! How slices are converted: with which instructions, past which caches, by how many threads.
+//! How slices are converted: the instructions, the use of caches, the number of threads.
 
 use crate::slice::Path;
 
-/// How slices are converted. The functions of this module are those of `Codec::new()`; all others give the same bits.
+/// Chooses how slices are converted: with which instructions, how results are written, on how many threads.
+///
+/// The free functions of [`slice`](crate::slice) use `Codec::new()`. Every `Codec` gives the same bits. Defaults: the fastest path
+/// of this machine, results that bypass the caches if they do not fit the last-level cache, the calling thread alone.
 ///
 /// ```
 /// use fp8_format::slice::{Codec, Path};
@@ -25,7 +28,7 @@ pub struct Codec {
 }
 
 impl Codec {
-    /// The fastest path of this machine, on the calling thread.
+    /// Creates a codec that uses the fastest path of this machine on the calling thread.
     #[must_use]
     #[inline]
     pub fn new() -> Self {
@@ -37,7 +40,7 @@ impl Codec {
         }
     }
 
-    /// With these instructions.
+    /// Uses the instructions of `path`.
     ///
     /// ```
     /// use fp8_format::slice::{Codec, Path};
@@ -50,12 +53,12 @@ impl Codec {
         Self { path, ..self }
     }
 
-    /// Results go past the caches where source and destination together have more than so many bytes: at once to memory,
-    /// without reading first what they overwrite, and without driving other data from the caches. Unless told otherwise
-    /// that is where they do not fit the last-level cache.
+    /// Writes results directly to memory, bypassing the caches, if source and destination together have more than `bytes` bytes.
+    /// Such stores do not read the lines they overwrite and evict nothing from the caches. Default: the size of the last-level
+    /// cache.
     ///
-    /// Such stores belong to AVX2 and AVX-512; the scalar path and NEON have none. Nor have the stochastic functions and those
-    /// from and to f64, on any path, nor `quantize_transpose` unless the columns are a multiple of 1024.
+    /// Only AVX2 and AVX-512 have such stores. The stochastic functions, those from and to f64, and `quantize_transpose` of a
+    /// matrix whose columns are not a multiple of 1024 never use them.
     ///
     /// ```
     /// use fp8_format::{E4M3, slice::Codec};
@@ -71,7 +74,7 @@ impl Codec {
         Self { streaming: Some(bytes), ..self }
     }
 
-    /// Slices of more than 65,536 elements are shared between the threads of rayon's pool.
+    /// Shares slices of more than 65,536 elements between the threads of rayon's pool.
     ///
     /// ```
     /// use fp8_format::{E4M3, slice::Codec};
@@ -87,13 +90,13 @@ impl Codec {
         Self { is_parallel: true, ..self }
     }
 
-    /// The instructions.
+    /// Returns the path in use.
     #[must_use]
     pub const fn path(&self) -> Path {
         self.path
     }
 
-    /// Whether results of so many bytes in and out go past the caches.
+    /// Returns true if a call that reads and writes `bytes` bytes in total bypasses the caches.
     #[inline]
     pub(super) fn streams(&self, bytes: usize) -> bool {
         #[cfg(feature = "std")]
@@ -103,8 +106,8 @@ impl Codec {
         bytes > most
     }
 
-    /// `f` of the slices, or of their parts on several threads with the index of each part's first element; the largest of
-    /// what it gives.
+    /// Calls `f` with the slices, or on several threads with parts of them and the index of each part's first element. Returns the
+    /// largest result.
     #[inline]
     pub(super) fn each<S: Sync, D: Send>(
         &self,
@@ -121,7 +124,7 @@ impl Codec {
         f(0, src, dst)
     }
 
-    /// Elements of each thread's parts, where there is more than one part: whole cache lines.
+    /// Returns how many elements a part has, if there is more than one part. Parts are whole cache lines.
     #[cfg(feature = "rayon")]
     pub(super) fn part(&self, len: usize) -> Option<usize> {
         const LEAST: usize = 1 << 16;

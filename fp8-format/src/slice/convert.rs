@@ -65,7 +65,7 @@ impl Codec {
     }
 }
 
-/// Methods of `Codec`, and functions that call them.
+/// Defines the methods of `Codec` and the functions that call them.
 macro_rules! conversions {
     ($($(#[$doc:meta])* $name:ident<T>($source:ty, $destination:ty) = |$codec:ident, $op:ident, $src:ident, $dst:ident| $convert:expr;)*) => {
         impl Codec {$(
@@ -92,7 +92,7 @@ macro_rules! conversions {
 }
 
 conversions! {
-    /// [`Fp8::from_f32`] of each element: to nearest, ties to even. Overflow and infinity give NaN (E4M3) or infinity (E5M2),
+    /// Converts each element with [`Fp8::from_f32`]: to nearest, ties to even. Overflow and infinity give NaN (E4M3) or infinity (E5M2),
     /// NaN gives 0x7F. O(n).
     ///
     /// ```
@@ -107,7 +107,7 @@ conversions! {
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     from_f32<T>(f32, T) = |codec, op, src, dst| codec.encode(op, src, dst);
-    /// [`Fp8::from_f32_saturating`] of each element: to nearest, ties to even. Overflow and infinity give the largest finite
+    /// Converts each element with [`Fp8::from_f32_saturating`]: to nearest, ties to even. Overflow and infinity give the largest finite
     /// value, NaN gives 0x7F. O(n).
     ///
     /// ```
@@ -119,21 +119,21 @@ conversions! {
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     from_f32_saturating<T>(f32, T) = |codec, op, src, dst| codec.encode_saturating(op, src, dst);
-    /// [`Fp8::from_f64`] of each element: to nearest, ties to even, rounded once; on every path one element after the other.
+    /// Converts each element with [`Fp8::from_f64`]: to nearest, ties to even, rounded once; one element at a time on every path.
     /// Overflow and infinity give NaN (E4M3) or infinity (E5M2), NaN gives 0x7F. O(n).
     ///
     /// ```
     /// use fp8_format::{E4M3, slice};
     ///
-    /// let above_tie = (1.0 + f64::EPSILON) / 1024.0; // as an f32 it would be the tie, and 0
+    /// let above_tie = (1.0 + f64::EPSILON) / 1024.0; // rounded to f32 it would be the tie, and give 0
     /// let mut codes = [E4M3::ZERO; 3];
     /// slice::from_f64(&[0.3, above_tie, -1e300], &mut codes)?;
     /// assert_eq!(codes.map(E4M3::to_bits), [0x2A, 0x01, 0xFF]); // 0.3125, 2⁻⁹, NaN
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     from_f64<T>(f64, T) = |codec, op, src, dst| codec.encode_f64(op, src, dst, T::from_f64);
-    /// [`Fp8::from_f64_saturating`] of each element: to nearest, ties to even, rounded once; on every path one element after the
-    /// other. Overflow and infinity give the largest finite value, NaN gives 0x7F. O(n).
+    /// Converts each element with [`Fp8::from_f64_saturating`]: to nearest, ties to even, rounded once; one element at a time on
+    /// every path. Overflow and infinity give the largest finite value, NaN gives 0x7F. O(n).
     ///
     /// ```
     /// use fp8_format::{E4M3, slice};
@@ -144,7 +144,7 @@ conversions! {
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     from_f64_saturating<T>(f64, T) = |codec, op, src, dst| codec.encode_f64(op, src, dst, T::from_f64_saturating);
-    /// [`Fp8::from_f16`] of each element: to nearest, ties to even. Overflow and infinity give NaN (E4M3) or infinity (E5M2),
+    /// Converts each element with [`Fp8::from_f16`]: to nearest, ties to even. Overflow and infinity give NaN (E4M3) or infinity (E5M2),
     /// NaN gives 0x7F. O(n).
     ///
     /// ```
@@ -156,7 +156,7 @@ conversions! {
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     from_f16<T>(f16, T) = |codec, op, src, dst| codec.encode(op, src, dst);
-    /// [`Fp8::from_f16_saturating`] of each element: to nearest, ties to even. Overflow and infinity give the largest finite
+    /// Converts each element with [`Fp8::from_f16_saturating`]: to nearest, ties to even. Overflow and infinity give the largest finite
     /// value, NaN gives 0x7F. O(n).
     ///
     /// ```
@@ -168,7 +168,7 @@ conversions! {
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     from_f16_saturating<T>(f16, T) = |codec, op, src, dst| codec.encode_saturating(op, src, dst);
-    /// [`Fp8::from_bf16`] of each element: to nearest, ties to even. Overflow and infinity give NaN (E4M3) or infinity (E5M2),
+    /// Converts each element with [`Fp8::from_bf16`]: to nearest, ties to even. Overflow and infinity give NaN (E4M3) or infinity (E5M2),
     /// NaN gives 0x7F. O(n).
     ///
     /// ```
@@ -180,7 +180,7 @@ conversions! {
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     from_bf16<T>(bf16, T) = |codec, op, src, dst| codec.encode(op, src, dst);
-    /// [`Fp8::from_bf16_saturating`] of each element: to nearest, ties to even. Overflow and infinity give the largest finite
+    /// Converts each element with [`Fp8::from_bf16_saturating`]: to nearest, ties to even. Overflow and infinity give the largest finite
     /// value, NaN gives 0x7F. O(n).
     ///
     /// ```
@@ -192,7 +192,7 @@ conversions! {
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     from_bf16_saturating<T>(bf16, T) = |codec, op, src, dst| codec.encode_saturating(op, src, dst);
-    /// [`Fp8::to_f32`] of each element: exact, so that nothing is rounded or saturated; NaN becomes the canonical one. O(n).
+    /// Converts each element with [`Fp8::to_f32`]: exact, nothing is rounded or saturated; NaN becomes the canonical one. O(n).
     ///
     /// ```
     /// use fp8_format::{E4M3, slice};
@@ -204,8 +204,8 @@ conversions! {
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     to_f32<T>(T, f32) = |codec, op, src, dst| codec.decode(op, src, dst);
-    /// [`Fp8::to_f64`] of each element: exact, so that nothing is rounded or saturated; NaN becomes the canonical one; on every
-    /// path one element after the other. O(n).
+    /// Converts each element with [`Fp8::to_f64`]: exact, nothing is rounded or saturated; NaN becomes the canonical one; one element at a
+    /// time on every path. O(n).
     ///
     /// ```
     /// use fp8_format::{E4M3, slice};
@@ -217,7 +217,7 @@ conversions! {
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     to_f64<T>(T, f64) = |codec, op, src, dst| codec.decode_f64(op, src, dst);
-    /// [`Fp8::to_f16`] of each element: exact, so that nothing is rounded or saturated; NaN becomes the canonical one. O(n).
+    /// Converts each element with [`Fp8::to_f16`]: exact, nothing is rounded or saturated; NaN becomes the canonical one. O(n).
     ///
     /// ```
     /// use fp8_format::{E4M3, slice};
@@ -228,7 +228,7 @@ conversions! {
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     to_f16<T>(T, f16) = |codec, op, src, dst| codec.decode(op, src, dst);
-    /// [`Fp8::to_bf16`] of each element: exact, so that nothing is rounded or saturated; NaN becomes the canonical one. O(n).
+    /// Converts each element with [`Fp8::to_bf16`]: exact, nothing is rounded or saturated; NaN becomes the canonical one. O(n).
     ///
     /// ```
     /// use fp8_format::{E4M3, slice};

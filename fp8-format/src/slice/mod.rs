@@ -1,20 +1,20 @@
-//! Whole slices: the conversions of one value over many, quantization with a scale, transposition.
+//! Conversion, quantization and transposition of slices.
 //!
-//! Every function gives, element for element, the bits of the scalar conversion it is named after, on every [`Path`]; the
-//! functions are those of [`Codec::new`]. Sources and destinations have equal lengths, or the call is an [`Error`] and nothing
-//! is written. Time is linear in the elements. No memory is allocated on the calling thread; [`Codec::quantize_transpose`] of a
-//! large matrix takes 64 KiB of its stack. With [`Codec`]'s `parallel` rayon allocates for its tasks, and `transpose` the list
-//! of the pieces of columns that each has.
+//! Every function applies the scalar conversion of the same name to each element, with the same bits on every [`Path`]. The free
+//! functions are the methods of [`Codec::new`]. If source and destination differ in length, a function returns an [`Error`] and
+//! writes nothing. Time is linear in the number of elements. Nothing is allocated on the calling thread;
+//! [`Codec::quantize_transpose`] uses 64 KiB of stack for a large matrix. With `Codec::parallel`, rayon allocates its tasks, and
+//! `transpose` allocates a list of the column pieces of each task.
 //!
 //! ```
 //! use fp8_format::{E4M3, slice};
 //!
 //! let x = [0.1_f32, -0.75, 2.0, 0.0];
-//! let scale = 448.0 / 2.0; // the largest |x| lands on the largest code
+//! let scale = 448.0 / 2.0; // maps the largest |x| to the largest code
 //! let mut codes = [E4M3::ZERO; 4];
 //! let amax = slice::quantize(&x, scale, &mut codes)?;
 //! assert_eq!(amax, 2.0);
-//! assert_eq!(codes.map(E4M3::to_f32), [22.0, -160.0, 448.0, 0.0]); // of 22.4, -168 (a tie), 448, 0
+//! assert_eq!(codes.map(E4M3::to_f32), [22.0, -160.0, 448.0, 0.0]); // from 22.4, -168 (a tie), 448, 0
 //!
 //! let mut back = [0.0_f32; 4];
 //! slice::dequantize(&codes, 1.0 / scale, &mut back)?;

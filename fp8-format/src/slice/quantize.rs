@@ -1,7 +1,7 @@
 //! Quantization of a tensor with one scale.
 //!
-//! `v = f32(x)`; `amax = max |v|`, before scaling, NaN passed over; `code = satfinite(v · scale)`, one f32
-//! multiplication; back, `f32(code) · scale_inv`. One read of the source does all of it.
+//! `v = f32(x)`; `amax = max |v|`, before scaling and ignoring NaN; `code = satfinite(v · scale)` with one f32 multiplication.
+//! Dequantization is `f32(code) · scale_inv`. One read of the source computes codes and amax.
 
 use super::{Codec, equal_lengths};
 use crate::arch::{self, Saturating, Scale, bytes, bytes_mut};
@@ -10,18 +10,18 @@ use crate::{Fp8, Result, Source};
 impl Codec {
     /// Quantizes `src` with one scale and returns the largest magnitude of `src`, before scaling.
     ///
-    /// `dst[i] = T::from_f32_saturating(f32(src[i]) · scale)`: the product is an f32, rounded to nearest, ties to even, as is its
-    /// code; beyond the range it becomes the largest finite value. O(n), one read of `src`.
+    /// `dst[i] = T::from_f32_saturating(f32(src[i]) · scale)`. The product is rounded to f32 and then to `T`, both to nearest, ties
+    /// to even; overflow gives the largest finite value. O(n), one read of `src`.
     ///
-    /// NaN is stored as NaN and passed over by the maximum (0 if there is nothing else); ±inf is stored as ±[`Fp8::MAX`] and makes
-    /// the maximum infinite. An empty slice gives 0. Any scale is taken as it is: a product that is NaN is stored as NaN.
+    /// NaN is stored as NaN and does not count for the maximum. ±inf is stored as ±[`Fp8::MAX`] and makes the maximum infinite. An
+    /// empty slice, or one of NaN alone, returns 0. `scale` is not checked: a product that is NaN is stored as NaN.
     ///
     /// ```
     /// use fp8_format::{E4M3, slice::Codec};
     ///
     /// let mut codes = [E4M3::ZERO; 3];
     /// let amax = Codec::new().quantize(&[1.0_f32, -3.3, 1e3], 0.5, &mut codes)?;
-    /// assert_eq!((amax, codes.map(E4M3::to_f32)), (1e3, [0.5, -1.625, 448.0])); // of 0.5, -1.65, 500
+    /// assert_eq!((amax, codes.map(E4M3::to_f32)), (1e3, [0.5, -1.625, 448.0])); // from 0.5, -1.65, 500
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     ///
@@ -36,7 +36,7 @@ impl Codec {
         }))
     }
 
-    /// The largest magnitude, exact: NaN is passed over, infinity counts, an empty slice gives 0. O(n).
+    /// Returns the largest magnitude, which is exact. NaN is ignored, infinity counts, an empty slice gives 0. O(n).
     ///
     /// ```
     /// use fp8_format::slice::{Codec, Path};
@@ -57,15 +57,15 @@ impl Codec {
         amax(src)
     }
 
-    /// `dst[i] = f32(src[i]) · scale_inv`, one f32 multiplication, rounded again to nearest, ties to even, where `D` is narrower:
-    /// beyond its range infinity. NaN, also of the product, becomes the canonical one. O(n).
+    /// Dequantizes `src`: `dst[i] = f32(src[i]) · scale_inv`, an f32 product. If `D` is f16 or bf16, the product is rounded once
+    /// more, to nearest, ties to even, and overflow gives infinity. Every NaN becomes the canonical one. O(n).
     ///
     /// ```
     /// use fp8_format::{E4M3, slice::Codec};
     ///
     /// let mut x = [half::f16::ZERO; 2];
     /// Codec::new().dequantize(&[0x38, 0xFE].map(E4M3::from_bits), 1000.0, &mut x)?;
-    /// assert_eq!(x.map(half::f16::to_f32), [1000.0, f32::NEG_INFINITY]); // of -448000, beyond f16
+    /// assert_eq!(x.map(half::f16::to_f32), [1000.0, f32::NEG_INFINITY]); // from -448000, out of range of f16
     /// # Ok::<(), fp8_format::Error>(())
     /// ```
     ///
@@ -82,8 +82,9 @@ impl Codec {
     }
 }
 
-/// [`Codec::quantize`] on the fastest path: `dst[i] = T::from_f32_saturating(f32(src[i]) · scale)`; returns the largest magnitude
-/// of `src`. To nearest, ties to even; saturating; NaN stays NaN and does not count for the maximum. O(n).
+/// Quantizes `src` with one scale, `dst[i] = T::from_f32_saturating(f32(src[i]) · scale)`, and returns the largest magnitude of
+/// `src`. Rounds to nearest, ties to even, and saturates; NaN stays NaN and does not count for the maximum. O(n). See
+/// [`Codec::quantize`].
 ///
 /// ```
 /// use fp8_format::{E4M3, slice};
@@ -91,7 +92,7 @@ impl Codec {
 /// let x = [1.0_f32, -3.3, f32::NAN, 1e3];
 /// let mut codes = [E4M3::ZERO; 4];
 /// assert_eq!(slice::quantize(&x, 0.5, &mut codes)?, 1e3);
-/// assert_eq!(codes.map(E4M3::to_bits), [0x30, 0xBD, 0x7F, 0x7E]); // 0.5, -1.625 (of -1.65), NaN, 448 (of 500)
+/// assert_eq!(codes.map(E4M3::to_bits), [0x30, 0xBD, 0x7F, 0x7E]); // 0.5, -1.625 (from -1.65), NaN, 448 (from 500)
 /// # Ok::<(), fp8_format::Error>(())
 /// ```
 ///
@@ -102,7 +103,7 @@ pub fn quantize<T: Fp8, S: Source>(src: &[S], scale: f32, dst: &mut [T]) -> Resu
     Codec::new().quantize(src, scale, dst)
 }
 
-/// [`Codec::amax`] on the fastest path: the largest magnitude, NaN passed over. O(n).
+/// Returns the largest magnitude, ignoring NaN; an empty slice gives 0. O(n). See [`Codec::amax`].
 ///
 /// ```
 /// assert_eq!(fp8_format::slice::amax(&[1.0_f32, -3.3, f32::NAN]), 3.3);
@@ -114,8 +115,8 @@ pub fn amax<S: Source>(src: &[S]) -> f32 {
     Codec::new().amax(src)
 }
 
-/// [`Codec::dequantize`] on the fastest path: `dst[i] = f32(src[i]) · scale_inv`, to nearest where `D` is narrower than f32,
-/// infinity beyond its range; NaN becomes the canonical one. O(n).
+/// Dequantizes `src`: `dst[i] = f32(src[i]) · scale_inv`, rounded to nearest if `D` is narrower than f32. Overflow gives infinity,
+/// NaN becomes the canonical one. O(n). See [`Codec::dequantize`].
 ///
 /// ```
 /// use fp8_format::{E4M3, slice};

@@ -1,4 +1,4 @@
-//! Stochastic rounding of slices, with the words of a Philox stream: element `i` takes the stream's word `i`.
+//! Stochastic rounding of slices. Element `i` takes word `i` of a Philox stream.
 
 use super::{Codec, equal_lengths};
 use crate::arch::{self, Saturating, bytes_mut};
@@ -6,13 +6,13 @@ use crate::philox::Philox;
 use crate::{Fp8, Result, Source};
 
 impl Codec {
-    /// [`Fp8::from_f32_stochastic`] of each element, with its word of `random`: one of the two neighbours, the nearer one more
-    /// often. Overflow and infinity give the largest finite value, NaN gives 0x7F. O(n).
+    /// Rounds each element stochastically to one of its two neighbours, the nearer one more often:
+    /// [`Fp8::from_f32_stochastic`] with word `i` of `random`. Overflow and infinity give the largest finite value, NaN gives
+    /// 0x7F. O(n).
     ///
-    /// f16 and bf16 are converted by [`Codec::quantize_stochastic`] with scale 1, which changes no value.
+    /// For f16 and bf16 use [`Codec::quantize_stochastic`] with scale 1.
     ///
-    /// Equal arguments give equal bits; a part of a slice that begins at element `i` gets the same ones with
-    /// `random.at(i)`, however a slice is cut.
+    /// Equal arguments give equal bits. To convert a slice in parts, pass `random.at(i)` for the part that begins at element `i`.
     ///
     /// ```
     /// use fp8_format::{E4M3, philox::Philox, slice::Codec};
@@ -33,10 +33,8 @@ impl Codec {
         Ok(())
     }
 
-    /// [`Codec::quantize`] with stochastic instead of nearest rounding of the product; saturating; NaN stays NaN. Returns the
-    /// same maximum. O(n), two reads of `src`. With scale 1 it converts f16 and bf16 as they are.
-    ///
-    /// The random numbers are those of [`Codec::from_f32_stochastic`].
+    /// Quantizes like [`Codec::quantize`], but rounds the products stochastically, with the random numbers of
+    /// [`Codec::from_f32_stochastic`]. Saturates; NaN stays NaN. Returns the largest magnitude of `src`. O(n), two reads of `src`.
     ///
     /// ```
     /// use fp8_format::{E4M3, philox::Philox, slice::Codec};
@@ -73,7 +71,8 @@ impl Codec {
     }
 }
 
-/// [`Codec::from_f32_stochastic`] on the fastest path: one of the two neighbours of each element; saturating, NaN gives 0x7F. O(n).
+/// Rounds each element stochastically to one of its two neighbours. Saturates; NaN gives 0x7F. O(n). See
+/// [`Codec::from_f32_stochastic`].
 ///
 /// ```
 /// use fp8_format::{E4M3, philox::Philox, slice};
@@ -93,8 +92,8 @@ pub fn from_f32_stochastic<T: Fp8>(src: &[f32], random: Philox, dst: &mut [T]) -
     Codec::new().from_f32_stochastic(src, random, dst)
 }
 
-/// [`Codec::quantize_stochastic`] on the fastest path: [`Codec::quantize`] with stochastic rounding; saturating, NaN stays NaN.
-/// O(n), two reads of `src`. With scale 1 it converts f16 and bf16 as they are.
+/// Quantizes like [`quantize`](crate::slice::quantize()), but rounds stochastically. Saturates; NaN stays NaN. Returns the largest
+/// magnitude of `src`. O(n), two reads of `src`. Scale 1 converts f16 and bf16. See [`Codec::quantize_stochastic`].
 ///
 /// ```
 /// use fp8_format::{E4M3, philox::Philox, slice};

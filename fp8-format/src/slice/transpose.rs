@@ -5,15 +5,14 @@ use crate::arch::{self, Path, Saturating, Scale, TILE, bytes, bytes_mut};
 use crate::{Error, Fp8, Result, Source};
 use core::ops::Range;
 
-/// Columns that are done together, band after band: a row of them is read as whole pages, and of the pages that they are
-/// written to, one for each column of a tall matrix, the processor knows so many addresses at once. Their codes in a band
-/// take 64 KiB of the stack.
+/// How many columns are transposed together, band after band. Their part of a row fills whole pages, and the TLB can hold the
+/// pages that they are written to, one per column of a tall matrix. Their codes in a band take 64 KiB of stack.
 const WIDTH: usize = 1024;
 
-/// Elements that are done at a time while those below them are fetched: more would wait for each other.
+/// How many elements are converted while the row below them is prefetched. More prefetches would wait for each other.
 const PIECE: usize = 256;
 
-/// Parts of a tile with fewer rows or columns than this are moved code by code, in less time than a whole tile takes.
+/// Parts of a tile with fewer rows or columns than this are copied code by code, which is faster than transposing a whole tile.
 const NARROW: usize = 8;
 
 fn expect_matrix(op: &'static str, name: &'static str, rows: usize, cols: usize, len: usize) -> Result<()> {
@@ -23,7 +22,7 @@ fn expect_matrix(op: &'static str, name: &'static str, rows: usize, cols: usize,
     }
 }
 
-/// Where columns of codes go: they are rows of a matrix whose rows have `rows` elements.
+/// The destination of columns of codes: a matrix whose rows have `rows` elements.
 struct Columns<'a> {
     dst: &'a mut [u8],
     rows: usize,
@@ -31,8 +30,7 @@ struct Columns<'a> {
 }
 
 impl Columns<'_> {
-    /// Writes columns, from the first one on, as far as they lie in the rows `band`: `width` of them, the first element of a row
-    /// each `stride` in `codes`.
+    /// Writes the part of the first `width` columns that is in the rows `band`. Rows in `codes` are `stride` elements apart.
     fn write(&mut self, path: Path, band: Range<usize>, width: usize, codes: &[u8], stride: usize) {
         let (rows, streams) = (self.rows, self.streams);
         for left in (0..width).step_by(TILE) {
@@ -62,14 +60,14 @@ impl Columns<'_> {
     }
 }
 
-/// The rows of a matrix, a tile's at a time.
+/// Splits the rows of a matrix into bands, each as high as a tile.
 fn bands(rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..rows).step_by(TILE).map(move |first| first..rows.min(first + TILE))
 }
 
 impl Codec {
-    /// `dst[c · rows + r] = src[r · cols + c]`, tile by tile; codes are moved as they are, NaN with its bits. O(rows · cols), no
-    /// memory of its own but, where threads share a matrix of few columns, 16 bytes for each piece of a column.
+    /// Transposes a row-major matrix: `dst[c · rows + r] = src[r · cols + c]`. Codes are copied unchanged, also those of NaN.
+    /// O(rows · cols). Allocates only where threads share a matrix of few columns: 16 bytes for each piece of a column.
     ///
     /// ```
     /// use fp8_format::{E4M3, slice::Codec};
@@ -126,11 +124,11 @@ impl Codec {
         some(0, dst);
     }
 
-    /// [`Codec::quantize`] of a matrix and of its transpose in one call: one read of `src`, the same codes twice. Rounding, NaN
-    /// and saturation are those of `quantize`. Returns the largest magnitude. O(rows · cols).
+    /// Quantizes a row-major matrix like [`Codec::quantize`] and writes its codes twice: in order, and transposed. One read of
+    /// `src`. Returns the largest magnitude. O(rows · cols).
     ///
-    /// Where results go past the caches a band of codes lies on the stack: 64 KiB. On threads, and with fewer than 8 rows or
-    /// columns, it is [`Codec::quantize`] and [`Codec::transpose`], one after the other.
+    /// When results bypass the caches, a band of codes takes 64 KiB of stack. With threads, and with fewer than 8 rows or columns,
+    /// it calls [`Codec::quantize`] and then [`Codec::transpose`].
     ///
     /// ```
     /// use fp8_format::{E4M3, slice::Codec};
@@ -160,7 +158,7 @@ impl Codec {
         if src.is_empty() {
             return Ok(0.0);
         }
-        // Threads have parts of rows or parts of columns, nobody both; and a narrow matrix has no bands worth the name.
+        // Threads share either rows or columns; and a narrow matrix has no bands that would pay off.
         #[cfg(feature = "rayon")]
         let is_parallel = self.part(src.len()).is_some();
         #[cfg(not(feature = "rayon"))]
@@ -170,7 +168,7 @@ impl Codec {
             self.transpose_bytes(bytes(dst), rows, cols, bytes_mut(dst_t));
             return Ok(amax);
         }
-        // Rows of fewer columns than are done together come in pieces too short to go past the caches one by one.
+        // Narrower rows would be written in pieces too short to bypass the caches.
         let streams = cols.is_multiple_of(WIDTH) && self.streams(size_of_val(src) + dst.len() + dst_t.len());
         let (dst, dst_t) = (bytes_mut(dst), bytes_mut(dst_t));
         let scale = Scale::new::<S, Saturating<T>>(self.path, scale, src.len());
@@ -179,14 +177,14 @@ impl Codec {
     }
 }
 
-/// At least so many rows or columns as are whole tiles, and at most all.
+/// Rounds a number of rows or columns up to whole tiles, at most all of them.
 #[cfg(feature = "rayon")]
 fn whole_tiles(least: usize, all: usize) -> usize {
     least.max(1).checked_next_multiple_of(TILE).map_or(all, |count| count.min(all))
 }
 
-/// [`Codec::transpose`] on several threads where columns are too few to be shared: each thread has bands of rows, of about
-/// `part` codes, and with them a piece of every column.
+/// [`Codec::transpose`] on several threads if there are too few columns to share. Each thread takes bands of rows, of about `part`
+/// codes, and with them a piece of every column.
 #[cfg(feature = "rayon")]
 fn by_rows(path: Path, src: &[u8], cols: usize, part: usize, dst: &mut [u8]) {
     use rayon::prelude::*;
@@ -214,7 +212,7 @@ fn by_rows(path: Path, src: &[u8], cols: usize, part: usize, dst: &mut [u8]) {
     });
 }
 
-/// [`Codec::quantize_transpose`] of a matrix that is not empty, band after band: the codes of one are still near when its
+/// [`Codec::quantize_transpose`] of a matrix that is not empty, band after band. The codes of a band are still cached when its
 /// columns are written.
 fn within_caches<T: Fp8, S: Source>(
     path: Path,
@@ -235,8 +233,8 @@ fn within_caches<T: Fp8, S: Source>(
     amax
 }
 
-/// The same with results that go past the caches: [`WIDTH`] columns at a time, a divisor of their number, with their codes in
-/// a band on the stack, from where they go to both places, so that neither is read.
+/// The same with results that bypass the caches: [`WIDTH`] columns at a time, which divides their number. The codes of a band are
+/// on the stack and are copied to both destinations from there, so neither destination is read.
 #[inline(never)]
 fn beyond_caches<T: Fp8, S: Source>(
     path: Path,
@@ -272,7 +270,7 @@ fn beyond_caches<T: Fp8, S: Source>(
     amax
 }
 
-/// [`Codec::transpose`] on the fastest path: `dst[c · rows + r] = src[r · cols + c]`. O(rows · cols).
+/// Transposes a row-major matrix: `dst[c · rows + r] = src[r · cols + c]`. O(rows · cols). See [`Codec::transpose`].
 ///
 /// ```
 /// use fp8_format::{E4M3, slice};
@@ -291,8 +289,8 @@ pub fn transpose<T: Fp8>(src: &[T], rows: usize, cols: usize, dst: &mut [T]) -> 
     Codec::new().transpose(src, rows, cols, dst)
 }
 
-/// [`Codec::quantize_transpose`] on the fastest path: [`Codec::quantize`] of a matrix and of its transpose. To nearest, saturating,
-/// NaN stays NaN. O(rows · cols).
+/// Quantizes a row-major matrix like [`quantize`](crate::slice::quantize()) and writes its codes twice: in order, and transposed.
+/// Returns the largest magnitude. O(rows · cols). See [`Codec::quantize_transpose`].
 ///
 /// ```
 /// use fp8_format::{E5M2, slice};

@@ -181,13 +181,15 @@ impl Files {
             }
             Ok(()) => done.accepted += 1,
         }
-        read.map_err(|error| format!("metadata refuses what load takes: {error}"))?;
+        read.map_err(|error| format!("metadata refuses a checkpoint that load accepts: {error}"))?;
         let first = self.state()?;
-        self.job.load(&self.dir("state")).map_err(|error| format!("what was saved is refused: {error}"))?;
+        self.job
+            .load(&self.dir("state"))
+            .map_err(|error| format!("a saved checkpoint is refused: {error}"))?;
         if self.state()? != first {
-            return Err("saved, loaded and saved again: another file".into());
+            return Err("saving, loading and saving again gives another file".into());
         }
-        self.job.step(7).map_err(|error| format!("what was loaded does not train: {error}"))?;
+        self.job.step(7).map_err(|error| format!("a loaded checkpoint does not train: {error}"))?;
         self.restore()
     }
 
@@ -206,7 +208,7 @@ impl Files {
             return Ok(());
         }
         done.accepted += 1;
-        self.job.step(7).map_err(|error| format!("what was loaded does not train: {error}"))?;
+        self.job.step(7).map_err(|error| format!("a loaded checkpoint does not train: {error}"))?;
         self.restore()
     }
 
@@ -216,7 +218,7 @@ impl Files {
         fs::write(checkpoint::path(&dir), &self.own)?;
         self.job.load(&dir).map_err(|error| format!("the job's own checkpoint is refused: {error}"))?;
         if self.state()? != self.own {
-            return Err("the job's own checkpoint does not bring its state back".into());
+            return Err("the job's own checkpoint does not restore its state".into());
         }
         Ok(())
     }

@@ -72,7 +72,7 @@ impl Job {
 
 /// The process that is killed: saves, or compiles kernels, until it is.
 pub(super) fn child(options: &Attack) -> TaskResult<ExitCode> {
-    let folder = options.folder.as_deref().ok_or("attack: a process that saves needs --folder")?;
+    let folder = options.folder.as_deref().ok_or("attack: a saving process needs --folder")?;
     if options.first % KERNELS == KERNELS - 1 {
         compile(options.device_name(), folder, options.stride)?;
         return Ok(ExitCode::SUCCESS);
@@ -151,7 +151,7 @@ fn kill(range: &Range, number: u64, dir: &Path) -> TaskResult<u64> {
         watch::command(&Range { libraries: range.libraries.clone(), stride: 4, ..copy(range) }, number)?;
     command.arg("--folder").arg(dir).stderr(Stdio::null());
     let mut child = command.spawn()?;
-    let output = child.stdout.take().ok_or("a process without output")?;
+    let output = child.stdout.take().ok_or("the process has no output")?;
     let seen = Arc::new(AtomicU64::new(0));
     let last = seen.clone();
     let (send, ready) = std::sync::mpsc::channel();
@@ -194,12 +194,12 @@ fn check(dir: &Path, finished: u64) -> TaskResult {
         round = job.load(dir).map_err(|error| format!("after a kill: {error}"))?;
         // Rounds go on from process to process: 0 says only that this one has begun.
         if finished > 0 && !(finished..=finished + 1).contains(&round) {
-            return Err(format!("round {finished} was saved, round {round} is there").into());
+            return Err(format!("round {finished} was saved, but round {round} was found").into());
         }
     }
     job.save(dir, round + 1).map_err(|error| format!("a save after a kill: {error}"))?;
     if job.load(dir)? != round + 1 {
-        return Err("a save after a kill has saved another round".into());
+        return Err("a save after a kill stored another round".into());
     }
     left(dir, &[checkpoint::path(dir)])
 }
@@ -233,6 +233,6 @@ fn left(dir: &Path, expected: &[PathBuf]) -> TaskResult {
     if extra.is_empty() {
         Ok(())
     } else {
-        Err(format!("left after a later save\n{}", extra.join("\n")).into())
+        Err(format!("files left after a later save\n{}", extra.join("\n")).into())
     }
 }

@@ -82,7 +82,7 @@ pub(super) fn run(range: &Range) -> Result<Tally> {
         let words = last_words(&words);
         match (began, status) {
             (Begun::Hanging(number, family), _) => {
-                let what = format!("hang: no end after {:?}", range.limit);
+                let what = format!("hang: still running after {:?}", range.limit);
                 tally.fail(Failure { family, ..range.failure(number, what, &words) });
                 next = number + range.stride;
             }
@@ -129,7 +129,7 @@ struct Process {
 impl Process {
     fn start(mut command: Command) -> Result<Self> {
         let mut child = command.spawn()?;
-        let output = child.stdout.take().ok_or("a process without output")?;
+        let output = child.stdout.take().ok_or("the process has no output")?;
         let (send, lines) = mpsc::sync_channel(1 << 12);
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(std::result::Result::ok) {
@@ -152,7 +152,7 @@ impl Process {
                     self.child.kill()?;
                     return match begun {
                         Begun::Case(number, family) => Ok(Begun::Hanging(number, family)),
-                        _ => Err("an attacking process hangs before its first case".into()),
+                        _ => Err("the attacking process hangs before its first case".into()),
                     };
                 }
             };
@@ -172,7 +172,7 @@ impl Process {
                         return Ok(begun);
                     }
                 }
-                _ => return Err(format!("an attacking process says {line:?}").into()),
+                _ => return Err(format!("unexpected output of the attacking process: {line:?}").into()),
             }
         }
     }

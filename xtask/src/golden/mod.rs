@@ -20,10 +20,10 @@ use crate::workspace::{Result, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Golden {
-    /// A folder with codec/, recipe/, nn/, or some of them [default: the copies in the crates' tests]
+    /// Folder with some of codec/, recipe/ and nn/ [default: the data in the crates' tests]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Where scales are updated and layers computed, cpu or cuda:N; the codec is always the CPU's
+    /// Device for recipes and layers, cpu or cuda:N; the codec always runs on the CPU
     #[arg(long, default_value = "cpu")]
     device: String,
 }

@@ -74,10 +74,10 @@ const GOLDEN: [(&str, &str); 3] = [("fp8-format", "codec"), ("fp8-recipe", "reci
 
 #[derive(clap::Args)]
 pub(crate) struct GpuBundle {
-    /// The folder; an older bundle in it is replaced [default: gpu-bundle in cargo's target folder]
+    /// Output folder; replaces an older bundle in it [default: gpu-bundle in cargo's target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Makes no bundle: tries the peers' scripts on a library that stands in for Transformer Engine's, without a GPU
+    /// Tests the scripts for peers without a GPU, with a library that imitates Transformer Engine's; builds no bundle
     #[arg(long, conflicts_with = "out")]
     check_peers: bool,
 }
@@ -142,8 +142,9 @@ fn find<'a>(built: &'a [Built], program: &Program) -> Result<&'a Path> {
     let fits = |of: &&Built| of.is(program.package, program.kind, program.target);
     let Program { package, kind, target, .. } = program;
     let found = built.iter().find(fits).map(|built| &*built.file);
-    found
-        .ok_or_else(|| format!("gpu-bundle: cargo names no file for the {kind} {target} of {package}").into())
+    found.ok_or_else(|| {
+        format!("gpu-bundle: cargo reports no file for the {kind} {target} of {package}").into()
+    })
 }
 
 /// By gzip, which every Linux has.

@@ -27,7 +27,7 @@ pub(crate) fn dry_run(sh: &Shell) -> Result<String> {
     let built = Programs::build(sh)?;
     let checks = built.script(Path::new("python3"), &[CALLS], &[])?.trim().to_owned();
     let Some(python) = with_torch(sh)? else {
-        return Ok(format!("{checks} of the calls; left out: the cases, for no Python here has torch"));
+        return Ok(format!("{checks} of the calls; cases skipped: no Python on this machine has torch"));
     };
     let core = built.rows(&python, &[CORE], &[])?;
     let peers = built.rows(&python, &PEERS, &[])?;
@@ -45,12 +45,16 @@ pub(crate) fn dry_run(sh: &Shell) -> Result<String> {
     let ended = format!("failed: ended by signal SIGABRT: {FAILING} was told to fail");
     let noted = failing.iter().filter(|row| row.note == ended).count();
     if (failing.len(), noted) != (core.len(), 2) {
-        return Err(format!("{} rows beside a failing function, {noted} that say so", failing.len()).into());
+        return Err(format!(
+            "{} rows of a failing function, {noted} of them report the failure",
+            failing.len()
+        )
+        .into());
     }
     let wrong = built.rows(&python, &[CORE], &[("FP8_STAND_IN_WRONG", FAILING)])?;
     match wrong.iter().filter(|row| row.note.starts_with("failed: Differs")).count() {
         2 => Ok(format!("{checks} of the calls, {} cases", core.len() + peers.len())),
-        count => Err(format!("{count} of 2 cases with a wrong result are noticed").into()),
+        count => Err(format!("{count} of 2 cases with a wrong result are detected").into()),
     }
 }
 
@@ -81,7 +85,7 @@ impl Programs {
         let messages = cmd!(sh, "cargo build {options...} --message-format {format}").quiet().read()?;
         let find = |kind, name| {
             let found = messages.lines().find_map(|line| artifact::file(line, kind, name));
-            found.ok_or_else(|| format!("cargo names no file for the {kind} {name}"))
+            found.ok_or_else(|| format!("cargo reports no file for the {kind} {name}"))
         };
         Ok(Self {
             stand_in: find("example", "te_core_stand_in")?,

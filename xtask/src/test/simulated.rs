@@ -25,9 +25,9 @@ const NAME: &str = "PTX interpreter";
 
 /// Runs it all with the programs that are there already.
 pub(crate) fn run(examples: &Examples) -> Result<String> {
-    let library = examples.simulator.as_deref().ok_or("cargo names no library for fp8-cuda-sim")?;
+    let library = examples.simulator.as_deref().ok_or("cargo reports no library for fp8-cuda-sim")?;
     let train = examples.programs.iter().find(|(name, _)| name == "train_gpt");
-    let (_, train) = train.ok_or("cargo names no program for the example train_gpt")?;
+    let (_, train) = train.ok_or("cargo reports no program for the example train_gpt")?;
     let folder = tempfile::tempdir()?;
     let libraries = folder.path().join("libraries");
     sim::fill(&libraries, library)?;

@@ -138,7 +138,7 @@ fn a_process_that_is_killed_or_stopped_is_an_error_on_all_others_in_time() {
             let (during, _, error) =
                 all[rank].end().map_err(|error| format!("{what}: rank {rank}: {error}"))?;
             let (lost, late) =
-                (format!("rank {victim} is lost"), format!("rank {victim} did not come within"));
+                (format!("rank {victim} is lost"), format!("rank {victim} did not arrive within"));
             // Of a group that has not formed a dead process is one that did not come.
             let is_right = match (signal, &*during) {
                 ("-KILL", "exchange") => error.contains(&lost),

@@ -164,7 +164,7 @@ fn open(case: &mut Case<'_>, candidates: usize, ordinal: usize) -> Option<()> {
     match multiply() {
         Ok(4.0) => Some(()),
         Ok(other) => {
-            case.fail(format!("a product on a device with {options:?} is {other}, not 4"));
+            case.fail(format!("a product on a device with {options:?} is {other} instead of 4"));
             None
         }
         Err(error) => {
