@@ -41,8 +41,8 @@ struct Cli {
 enum Task {
     /// What CI's main job checks: format, lints, tests, docs, examples, benches once (minutes, from nothing about ten)
     Test(test::Test),
-    /// Rules the compiler does not know: sizes of files, stray words, licences (a second; part of `test`)
-    Tidy,
+    /// Rules the compiler does not know: sizes of files, stray words, import circles (a second; part of `test`)
+    Tidy(tidy::Tidy),
     /// Compares codec, recipes and layers with reference data, case by case (seconds)
     Golden(golden::Golden),
     /// Compiles the CUDA kernels, checks what they need and writes the snapshots of their PTX (seconds)
@@ -78,7 +78,7 @@ enum Task {
 fn main() -> ExitCode {
     report::exit_code(match Cli::parse().task {
         Task::Test(options) => test::run(&options),
-        Task::Tidy => tidy::run().map(|()| ExitCode::SUCCESS),
+        Task::Tidy(options) => tidy::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Golden(options) => golden::run(&options),
         Task::Ptx(options) => ptx::run(&options),
         Task::Sim(options) => sim::run(&options),
