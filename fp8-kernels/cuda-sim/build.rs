@@ -9,7 +9,7 @@ fn main() -> io::Result<()> {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so");
 
     let variable = |name: &str| env::var(name).map_err(io::Error::other);
-    let folder = Path::new(&variable("CARGO_MANIFEST_DIR")?).join("../src/cuda/snapshots");
+    let folder = Path::new(&variable("CARGO_MANIFEST_DIR")?).join("../ptx");
     // A path that does not exist would rebuild every time: then its parent is watched.
     let watched = if folder.is_dir() { folder.as_path() } else { folder.parent().unwrap_or(&folder) };
     println!("cargo:rerun-if-changed={}", watched.display());

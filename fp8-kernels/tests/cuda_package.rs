@@ -14,12 +14,14 @@ fn kernels_and_snapshots_are_packaged() {
     let listed = String::from_utf8(output.stdout).unwrap();
     let listed: Vec<&str> = listed.lines().collect();
     let mut expected = Vec::new();
-    for (sub, ending, least) in [("kernels", ".cu", 16), ("kernels", ".cuh", 3), ("snapshots", ".ptx", 16)] {
-        let files = std::fs::read_dir(folder.join("src/cuda").join(sub)).unwrap();
+    for (sub, ending, least) in
+        [("src/cuda/kernels", ".cu", 16), ("src/cuda/kernels", ".cuh", 3), ("ptx", ".ptx", 16)]
+    {
+        let files = std::fs::read_dir(folder.join(sub)).unwrap();
         let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
         let names: Vec<String> = names.filter(|name| name.ends_with(ending)).collect();
         assert!(names.len() >= least, "{sub}: {names:?}");
-        expected.extend(names.into_iter().map(|name| format!("src/cuda/{sub}/{name}")));
+        expected.extend(names.into_iter().map(|name| format!("{sub}/{name}")));
     }
     // Whatever the packaged sources take in when they are compiled.
     let mut included = 0;

@@ -15,16 +15,18 @@ use std::{env, fs};
 
 use sha2::{Digest, Sha256};
 
+const KERNELS: &str = "src/cuda/kernels";
+const SNAPSHOTS: &str = "ptx";
 const MAX_BYTES: usize = 1 << 20;
 
-fn cuda() -> PathBuf {
+fn folder(name: &str) -> PathBuf {
     let package = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    Path::new(&package).join("src/cuda")
+    Path::new(&package).join(name)
 }
 
 /// Stems and contents of the files with this ending.
-fn read(folder: &str, end: &str) -> BTreeMap<String, String> {
-    let entries = fs::read_dir(cuda().join(folder)).unwrap();
+fn read(folder: &Path, end: &str) -> BTreeMap<String, String> {
+    let entries = fs::read_dir(folder).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
     paths
         .filter(|path| path.extension().is_some_and(|found| found == end))
@@ -35,7 +37,7 @@ fn read(folder: &str, end: &str) -> BTreeMap<String, String> {
 }
 
 fn snapshots() -> BTreeMap<String, String> {
-    read("snapshots", "ptx")
+    read(&folder(SNAPSHOTS), "ptx")
 }
 
 /// Names of all kernels of a snapshot, each with what stands between its name and its body.
@@ -50,12 +52,12 @@ fn expect_none(problems: &[String]) {
 
 #[test]
 fn every_kernel_file_has_a_fresh_snapshot_and_every_snapshot_its_file() {
-    let prelude = fs::read_to_string(cuda().join("kernels/prelude.cuh")).unwrap();
+    let prelude = fs::read_to_string(folder(KERNELS).join("prelude.cuh")).unwrap();
     let snapshots = snapshots();
-    let kernels = read("kernels", "cu");
+    let kernels = read(&folder(KERNELS), "cu");
     let mut problems = Vec::new();
     for (name, text) in &kernels {
-        let read = |header: &str| fs::read_to_string(cuda().join("kernels").join(header));
+        let read = |header: &str| fs::read_to_string(folder(KERNELS).join(header));
         let program = headers::expand(&prelude, &format!("{name}.cu"), text, read).unwrap();
         let hash: String = Sha256::digest(program).iter().map(|byte| format!("{byte:02x}")).collect();
         match snapshots.get(name) {
@@ -115,7 +117,7 @@ fn every_kernel_declares_its_threads_and_no_name_occurs_twice() {
 
 #[test]
 fn snapshots_are_small_and_their_kernels_stand_in_the_table() {
-    let table = fs::read_to_string(cuda().join("snapshots/registers.txt")).unwrap();
+    let table = fs::read_to_string(folder(SNAPSHOTS).join("registers.txt")).unwrap();
     let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().take(2).collect()).collect();
     let bad = table.lines().filter(|line| !line.starts_with('#') && line.ends_with('!'));
     let mut problems: Vec<String> =

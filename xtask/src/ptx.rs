@@ -146,7 +146,7 @@ fn asked<'a>(sources: &'a [Source], names: &[String]) -> Result<Vec<&'a Source>>
 
 /// Where snapshots lie.
 pub(crate) fn folder() -> PathBuf {
-    root().join("fp8-kernels/src/cuda/snapshots")
+    root().join("fp8-kernels/ptx")
 }
 
 fn sources() -> Result<Vec<Source>> {

@@ -30,7 +30,7 @@ macro_rules! sources {
 
             /// PTX of this very text for sm_89, which every later GPU's driver compiles on loading.
             pub(crate) const fn snapshot(self) -> &'static str {
-                match self { $(Self::$variant => include_str!(concat!("snapshots/", $stem, ".ptx"))),* }
+                match self { $(Self::$variant => include_str!(concat!("../../ptx/", $stem, ".ptx"))),* }
             }
         }
     };
