@@ -465,7 +465,7 @@ impl Builder {
             specials: self.specials,
             arrays: self.arrays,
             locations: self.locations,
-            lines: Vec::new(),
+            lines: Arc::from([]),
             variables: Arc::from([]),
         })
     }

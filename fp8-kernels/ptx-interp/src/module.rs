@@ -91,7 +91,7 @@ pub struct Kernel {
     pub(crate) specials: Vec<(Special, Reg, u64)>,
     pub(crate) arrays: Vec<Array>,
     pub(crate) locations: Vec<Location>,
-    pub(crate) lines: Vec<SourceLine>,
+    pub(crate) lines: Arc<[SourceLine]>,
     pub(crate) variables: Arc<[Variable]>,
 }
 
