@@ -16,8 +16,10 @@ use std::{env, fs};
 use sha2::{Digest, Sha256};
 
 const KERNELS: &str = "src/backend/cuda/ops";
-const SNAPSHOTS: &str = "src/cuda/snapshots";
+const SNAPSHOTS: &str = "ptx";
 const MAX_BYTES: usize = 1 << 20;
+/// Of all snapshots, which every user downloads and every program carries.
+const MAX_BYTES_OF_ALL: usize = 3_600_000;
 
 fn folder(name: &str) -> PathBuf {
     let package = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
@@ -133,4 +135,18 @@ fn snapshots_are_small_and_their_kernels_stand_in_the_table() {
         }
     }
     expect_none(&problems);
+}
+
+#[test]
+fn shipped_snapshots_have_no_debug_information_and_are_small_together() {
+    let snapshots = snapshots();
+    let is_debug =
+        |line: &str| [".loc", ".file", ".section"].iter().any(|name| line.trim_start().starts_with(name));
+    let with_debug = snapshots.iter().filter(|(_, ptx)| ptx.lines().any(is_debug));
+    expect_none(
+        &with_debug.map(|(name, _)| format!("{name}.ptx: run `cargo xtask ptx`")).collect::<Vec<_>>(),
+    );
+    let bytes: usize = snapshots.values().map(String::len).sum();
+    assert!(bytes < MAX_BYTES_OF_ALL, "{bytes} bytes of PTX: less than {MAX_BYTES_OF_ALL} are shipped");
+    assert!(bytes > 1 << 20, "{bytes} bytes of PTX: were they all read?");
 }

@@ -41,8 +41,8 @@ struct Cli {
 enum Task {
     /// Runs what CI's main job checks: format, lints, tests, docs, examples, benches once (about ten minutes from scratch)
     Test(test::Test),
-    /// Checks rules of the tree that no compiler checks: file sizes, error messages, docs (a second; part of `test`)
-    Tidy,
+    /// Checks rules of the tree that no compiler checks: file sizes, error messages, docs, import circles (a second; part of `test`)
+    Tidy(tidy::Tidy),
     /// Compares the codec, recipes and layers with reference data, case by case (seconds)
     Golden(golden::Golden),
     /// Compiles the CUDA kernels, checks registers and spills, and writes the PTX snapshots (seconds)
@@ -78,7 +78,7 @@ enum Task {
 fn main() -> ExitCode {
     report::exit_code(match Cli::parse().task {
         Task::Test(options) => test::run(&options),
-        Task::Tidy => tidy::run().map(|()| ExitCode::SUCCESS),
+        Task::Tidy(options) => tidy::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Golden(options) => golden::run(&options),
         Task::Ptx(options) => ptx::run(&options),
         Task::Sim(options) => sim::run(&options),

@@ -82,13 +82,14 @@ pub(crate) fn run(options: &Mutate) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The seed for the current kernels and cases: a change to either draws other mutants.
+/// A seed made from the text of the kernels and of their cases: a change to either draws other mutants, a move does not.
 pub(crate) fn seed_of_sources() -> Result<u64> {
-    let cases = crate::workspace::root().join("fp8-kernels/tests/conformance");
+    let package = crate::workspace::root().join("fp8-kernels");
     let mut hash = Sha256::new();
-    for folder in [ptx::folder(), cases] {
-        let mut files = crate::workspace::files(&folder)?;
-        files.sort();
+    for (folder, endings) in [("src", &["cu", "cuh"][..]), ("tests/conformance", &["rs"][..])] {
+        let mut files = crate::workspace::files(&package.join(folder))?;
+        files.retain(|file| endings.iter().any(|end| file.extension().is_some_and(|found| found == *end)));
+        files.sort_by(|a, b| (a.file_name(), a).cmp(&(b.file_name(), b)));
         for file in files {
             hash.update(Sha256::digest(fs::read(file)?));
         }

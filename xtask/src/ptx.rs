@@ -1,7 +1,8 @@
 //! `cargo xtask ptx`: compiles every kernel file with NVRTC, keeps its PTX as a snapshot and what it needs in a table.
 //!
-//! Snapshots are PTX of sm_89, the oldest architecture with FP8 conversions; simulated devices run them, and tests
-//! read them. All shipped architectures are assembled as well, and a spill, local memory, a double, a warning, or an
+//! Snapshots are PTX of sm_89, the oldest architecture with FP8 conversions; they are shipped, simulated devices run
+//! them, and tests read them. They have no `.loc`: which line of the source an instruction comes from is in a table that
+//! only the simulated device has. All shipped architectures are assembled as well, and a spill, local memory, a double, a warning, or an
 //! operation that may differ in its bits fails the task. A file that does not compile keeps its old snapshot.
 
 pub(crate) mod nvrtc;
@@ -18,6 +19,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use ptx_interp::{lines_of, without_lines};
 use sha2::{Digest, Sha256};
 
 use crate::process;
@@ -64,26 +66,46 @@ impl Source {
         folder().join(format!("{}.ptx", self.stem()))
     }
 
+    fn table_of_lines(&self) -> PathBuf {
+        folder_of_lines().join(format!("{}.txt", self.stem()))
+    }
+
+    fn hash(&self) -> String {
+        Sha256::digest(&self.program).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     fn header(&self) -> String {
-        let hash: String = Sha256::digest(&self.program).iter().map(|byte| format!("{byte:02x}")).collect();
-        let (file, options, version) = (&self.file, OPTIONS.join(" "), nvrtc::VERSION);
+        let (file, hash, options, version) = (&self.file, self.hash(), OPTIONS.join(" "), nvrtc::VERSION);
         format!(
             "// fp8-kernels kernel snapshot: {file}\n// source sha256: {hash}\n// options: {options}\n\
              // nvrtc: {version}\n"
         )
     }
 
+    /// The head of the table of lines, but for the number of lines of the PTX.
+    fn header_of_lines(&self) -> String {
+        format!("// lines of the kernel snapshot: {}\n// source sha256: {}\n", self.file, self.hash())
+    }
+
     /// The compiler gives the same output for the same program: one that was compiled without complaint stays so.
     fn is_fresh(&self, rows: &[Row]) -> bool {
         let mut rows = rows.iter().filter(|row| row.file == self.stem()).peekable();
         let is_good = rows.peek().is_some() && rows.all(|row| !row.is_bad);
-        is_good && fs::read_to_string(self.snapshot()).is_ok_and(|text| text.starts_with(&self.header()))
+        let starts = |path: PathBuf, header: String| {
+            fs::read_to_string(path).is_ok_and(|text| text.starts_with(&header))
+        };
+        is_good
+            && starts(self.snapshot(), self.header())
+            && starts(self.table_of_lines(), self.header_of_lines())
     }
 }
 
 /// What one compilation gave.
 struct Output {
+    /// Below the header of the snapshot, without `.loc`.
     ptx: String,
+    /// What `.loc` said.
+    lines: String,
     resources: Vec<resources::Resources>,
     complaints: String,
 }
@@ -105,7 +127,9 @@ pub(crate) fn run(options: &Ptx) -> Result<ExitCode> {
             Ok(outputs) => {
                 let complaints = complain(source, &outputs);
                 failures += complaints;
-                files.push((source.snapshot(), Some(source.header() + &outputs[0].ptx)));
+                let Output { ptx, lines, .. } = &outputs[0];
+                files.push((source.snapshot(), Some(ptx.clone())));
+                files.push((source.table_of_lines(), Some(lines.clone())));
                 rows.retain(|row| row.file != source.stem());
                 rows.extend(rows_of(source.stem(), &outputs, complaints > 0));
             }
@@ -144,9 +168,14 @@ fn asked<'a>(sources: &'a [Source], names: &[String]) -> Result<Vec<&'a Source>>
     Ok(sources.iter().filter(|source| names.is_empty() || names.contains(&source.stem())).collect())
 }
 
-/// Where snapshots lie.
+/// The folder of the snapshots.
 pub(crate) fn folder() -> PathBuf {
-    root().join("fp8-kernels/src/cuda/snapshots")
+    root().join("fp8-kernels/ptx")
+}
+
+/// The folder of the tables of lines, which are not shipped.
+fn folder_of_lines() -> PathBuf {
+    root().join("fp8-kernels/cuda-sim/lines")
 }
 
 fn sources() -> Result<Vec<Source>> {
@@ -185,8 +214,13 @@ fn compile_one(nvrtc: &Nvrtc, source: &Source, arch: &str) -> Result<Output> {
         .extend(GATES.map(|gate| format!("--ptxas-options={}{gate}", if gate == "-v" { "" } else { "--" })));
     let compiled = nvrtc.compile(&source.file, &source.program, &options)?;
     let ptx = compiled.ptx.ok_or(compiled.log.as_str())?;
+    let ptx = source.header() + &without_folders(&ptx);
+    let short = without_lines(&ptx);
+    // Only the snapshots' own architecture is simulated.
+    let lines = if arch == ARCHITECTURES[0] { lines_of(&ptx)? } else { String::new() };
+    let lines = format!("{}// PTX lines: {}\n{lines}", source.header_of_lines(), short.lines().count());
     let (resources, complaints) = resources::read(&compiled.log);
-    Ok(Output { ptx: without_folders(&ptx), resources, complaints })
+    Ok(Output { ptx: short, lines, resources, complaints })
 }
 
 /// `.file` lines name the program in the current folder of this process: only the name is kept.
@@ -254,15 +288,19 @@ fn threads(ptx: &str, kernel: &str) -> u32 {
     sizes.split(',').map(|size| size.trim().parse().unwrap_or(1)).product()
 }
 
-/// Snapshots whose kernel file is gone.
+/// Snapshots and tables of lines whose kernel file was removed.
 fn orphans(sources: &[Source]) -> Result<Vec<PathBuf>> {
-    fs::create_dir_all(folder())?;
-    let known = |path: &Path| {
+    let is_known = |path: &Path| {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         sources.iter().any(|source| source.stem() == stem)
     };
-    let mut found = crate::workspace::files(&folder())?;
-    found.retain(|path| path.extension().is_some_and(|end| end == "ptx") && !known(path));
+    let mut found = Vec::new();
+    for (folder, ending) in [(folder(), "ptx"), (folder_of_lines(), "txt")] {
+        fs::create_dir_all(&folder)?;
+        let mut files = crate::workspace::files(&folder)?;
+        files.retain(|path| path.extension().is_some_and(|end| end == ending) && !is_known(path));
+        found.extend(files);
+    }
     Ok(found)
 }
 

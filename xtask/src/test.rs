@@ -31,7 +31,7 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
     let mut report = Report::default();
 
     report.step("format", || done(cmd!(sh, "cargo fmt --all --check").run()));
-    report.step("tidy", || tidy::run().map(|()| String::new()));
+    report.step("tidy", || tidy::run(&tidy::Tidy::default()).map(|()| String::new()));
     report.step("lints", || {
         done(cmd!(sh, "cargo clippy --workspace --all-targets --all-features -- -D warnings").run())
     });

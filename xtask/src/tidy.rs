@@ -1,11 +1,12 @@
 //! `cargo xtask tidy`: rules of the tree that no compiler checks.
 
+mod circles;
 mod docs;
 mod errors;
 mod tokens;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::workspace::{Result, Workspace, files, root, shell};
 
@@ -29,7 +30,34 @@ struct Findings {
     warnings: Vec<String>,
 }
 
-pub(crate) fn run() -> Result {
+#[derive(Default, clap::Args)]
+pub(crate) struct Tidy {
+    /// Only lists the import circles, of the checkout in this folder (default: of this one)
+    #[arg(long, value_name = "FOLDER", num_args = 0..=1)]
+    circles: Option<Option<PathBuf>>,
+}
+
+pub(crate) fn run(options: &Tidy) -> Result {
+    let findings = match &options.circles {
+        Some(folder) => {
+            let errors = circles::circles(folder.as_deref().unwrap_or(root()))?;
+            Findings { errors, warnings: Vec::new() }
+        }
+        None => all()?,
+    };
+    for warning in &findings.warnings {
+        println!("warning: {warning}");
+    }
+    for error in &findings.errors {
+        println!("error: {error}");
+    }
+    match findings.errors.len() {
+        0 => Ok(()),
+        count => Err(format!("tidy: {count} errors").into()),
+    }
+}
+
+fn all() -> Result<Findings> {
     let mut findings = Findings::default();
     for path in files(root())? {
         let name = path.strip_prefix(root()).unwrap_or(&path).display().to_string().replace('\\', "/");
@@ -49,20 +77,11 @@ pub(crate) fn run() -> Result {
     }
 
     findings.errors.extend(errors::untested(root())?);
+    findings.errors.extend(circles::circles(root())?);
     let (errors, counts) = docs::gaps(root())?;
     findings.errors.extend(errors);
     findings.warnings.extend(counts);
-
-    for warning in &findings.warnings {
-        println!("warning: {warning}");
-    }
-    for error in &findings.errors {
-        println!("error: {error}");
-    }
-    match findings.errors.len() {
-        0 => Ok(()),
-        count => Err(format!("tidy: {count} errors").into()),
-    }
+    Ok(findings)
 }
 
 fn source(name: &str, text: &str, findings: &mut Findings) {

@@ -8,10 +8,11 @@ use ptx_interp::Memory;
 
 use crate::capture::Captures;
 use crate::code::{Code, Outcome};
+use crate::fault::Fault;
 use crate::ffi::Host;
 use crate::module::Modules;
 use crate::queue::{Queue, Until};
-use crate::work::{Fault, Work};
+use crate::work::Work;
 
 #[derive(Debug, Default)]
 pub(crate) struct Context {

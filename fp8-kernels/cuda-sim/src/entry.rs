@@ -25,6 +25,7 @@ pub(crate) enum Needs {
 macro_rules! entries {
     ($($needs:ident fn $name:ident($($argument:ident: $type:ty),* $(,)?) |$driver:pat_param| $body:block)*) => {
         /// Names of the entry points in this file.
+        #[cfg(test)]
         pub(crate) const NAMES: &[&str] = &[$(stringify!($name)),*];
         $(
             #[unsafe(no_mangle)]

@@ -46,12 +46,14 @@ mod calls;
 mod capture;
 mod client;
 mod code;
+mod compiler;
 mod context;
 mod control;
 mod cublaslt;
 mod device;
 mod driver;
 mod entry;
+mod fault;
 mod ffi;
 mod image;
 mod module;
@@ -62,30 +64,43 @@ mod report;
 mod settings;
 mod snapshot;
 mod state;
+mod thread;
 mod work;
 
 pub use client::{Control, ControlError, library_path};
 
-/// Names of all entry points that can be counted and made to fail.
-fn names() -> impl Iterator<Item = &'static str> {
-    [
-        driver::context::NAMES,
-        driver::copies::NAMES,
-        driver::devices::NAMES,
-        driver::events::NAMES,
-        driver::functions::NAMES,
-        driver::graphs::NAMES,
-        driver::init::NAMES,
-        driver::launch::NAMES,
-        driver::memory::NAMES,
-        driver::modules::NAMES,
-        driver::pools::NAMES,
-        driver::streams::NAMES,
-        nccl::NAMES,
-        nvrtc::NAMES,
-    ]
-    .into_iter()
-    .flatten()
-    .copied()
-    .chain(cublaslt::names())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> impl Iterator<Item = &'static str> {
+        [
+            cublaslt::DESCRIPTOR_NAMES,
+            cublaslt::MATMUL_NAMES,
+            driver::context::NAMES,
+            driver::copies::NAMES,
+            driver::devices::NAMES,
+            driver::events::NAMES,
+            driver::functions::NAMES,
+            driver::graphs::NAMES,
+            driver::init::NAMES,
+            driver::launch::NAMES,
+            driver::memory::NAMES,
+            driver::modules::NAMES,
+            driver::pools::NAMES,
+            driver::streams::NAMES,
+            nccl::NAMES,
+            nvrtc::NAMES,
+        ]
+        .into_iter()
+        .flatten()
+        .copied()
+    }
+
+    #[test]
+    fn the_list_of_entry_points_is_complete() {
+        let mut defined: Vec<&str> = names().collect();
+        defined.sort_unstable();
+        assert_eq!(defined, calls::ENTRY_POINTS);
+    }
 }

@@ -11,6 +11,7 @@ use crate::code::{Code, Outcome};
 use crate::device::{self, Arch};
 use crate::image::Image;
 use crate::report;
+use crate::snapshot;
 
 /// What was parsed, by its text: the devices of a process, one after the other, load the same few modules.
 static PARSED: Mutex<BTreeMap<String, Arc<Module>>> = Mutex::new(BTreeMap::new());
@@ -40,10 +41,14 @@ fn parse(ptx: &str) -> Outcome<Arc<Module>> {
     if let Some(module) = parsed.get(ptx) {
         return Ok(module.clone());
     }
-    let module = Module::parse(ptx).map_err(|error| {
+    let refuse = |error| {
         report::print(&format!("cuModuleLoadData: {error}"));
         Code::INVALID_PTX
-    })?;
+    };
+    let mut module = Module::parse(ptx).map_err(refuse)?;
+    if let Some(lines) = snapshot::lines(ptx) {
+        module.set_lines(lines).map_err(refuse)?;
+    }
     check_shared(&module)?;
     Ok(parsed.entry(ptx.to_owned()).or_insert(Arc::new(module)).clone())
 }
@@ -172,5 +177,34 @@ impl Function {
         let by_shared = u32::try_from(u64::from(arch.shared_per_sm()) / shared).unwrap_or(u32::MAX);
         let by_registers = device::REGISTERS / (self.registers().next_multiple_of(8) * threads).max(1);
         (arch.threads_per_sm() / threads).min(arch.blocks_per_sm()).min(by_shared).min(by_registers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_in_a_shipped_kernel_names_its_line_of_the_source() {
+        let ptx = include_str!("../../ptx/cells.ptx");
+        assert!(!ptx.contains(".loc"));
+        let module = parse(ptx).unwrap();
+        let kernel = module.kernel("cells_merge_max").unwrap();
+        // Two null pointers and a count of one.
+        let mut params = vec![0; kernel.params_size()];
+        params[kernel.params()[2].offset] = 1;
+        let launch = ptx_interp::Launch { params: &params, ..Default::default() };
+        let report = ptx_interp::run(kernel, &launch, &ptx_interp::Memory::new()).unwrap_err();
+        let line = report.line.clone().unwrap();
+        let source =
+            include_str!("../../src/backend/cuda/ops/cells.cu").lines().nth(line.line as usize - 1).unwrap();
+        assert_eq!(
+            (line.file.as_str(), source.trim()),
+            ("cells.cu", "int old = cells[i], value = values[i];")
+        );
+        assert!(
+            report.to_string().contains("out of bounds in cells_merge_max (cells.cu:9), PTX line "),
+            "{report}"
+        );
     }
 }

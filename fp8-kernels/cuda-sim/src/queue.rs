@@ -14,8 +14,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::code::{Code, Outcome};
-use crate::nccl::Collective;
-use crate::work::{Fault, Ran, Work};
+use crate::fault::Fault;
+use crate::nccl::{Collective, Ran};
+use crate::thread::thread;
+use crate::work::Work;
 
 /// Which stream a handle names. The order is by age: created streams are younger than the implicit ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,7 +90,7 @@ impl Queue {
     pub(crate) fn find(&self, handle: u64) -> Outcome<StreamId> {
         match handle {
             0 | 1 => Ok(StreamId::Legacy),
-            2 => Ok(StreamId::PerThread(crate::state::thread())),
+            2 => Ok(StreamId::PerThread(thread())),
             _ => match self.streams.get(&StreamId::Created(handle)) {
                 Some(stream) if stream.open => Ok(StreamId::Created(handle)),
                 _ => Err(Code::INVALID_HANDLE),

@@ -6,6 +6,9 @@
 //! // options: -std=c++17 -fmad=false -lineinfo
 //! // nvrtc: 13.0.88
 //! ```
+//!
+//! The PTX names no lines of the CUDA source. A table beside it does, with the same hash in its head and the number of
+//! lines of the PTX.
 
 use sha2::{Digest, Sha256};
 
@@ -64,16 +67,24 @@ fn head(text: &str) -> impl Iterator<Item = &str> {
     text.lines().take_while(|line| line.starts_with("//") || line.trim().is_empty())
 }
 
+/// A field of the head.
+fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    head(text).find_map(|line| line.strip_prefix("// ")?.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
+}
+
+/// The table of source lines for PTX that was made from a snapshot, or from one with other instructions in the same lines.
+pub(crate) fn lines(ptx: &str) -> Option<&'static str> {
+    let (hash, count) = (field(ptx, "source sha256")?, ptx.lines().count().to_string());
+    let fits = |table: &str| {
+        field(table, "source sha256") == Some(hash) && field(table, "PTX lines") == Some(count.as_str())
+    };
+    LINES.iter().map(|(_, table)| *table).find(|table| fits(table))
+}
+
 impl Snapshot {
     pub(crate) fn parse(name: &str, text: &str) -> Result<Self, String> {
-        let field = |key: &str| {
-            head(text)
-                .filter_map(|line| line.strip_prefix("// ")?.strip_prefix(key)?.strip_prefix(':'))
-                .map(str::trim)
-                .next()
-        };
         let need = |key: &str| {
-            field(key).ok_or_else(|| format!("snapshot {name}: no line `// {key}: …` in its head\n"))
+            field(text, key).ok_or_else(|| format!("snapshot {name}: no line `// {key}: …` in its head\n"))
         };
         need("fp8-kernels kernel snapshot")?;
         let hash = need("source sha256")?.to_ascii_lowercase();
@@ -152,9 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn every_built_in_snapshot_reads() {
+    fn every_built_in_snapshot_reads_and_has_its_table_of_lines() {
+        assert_eq!(EMBEDDED.len(), LINES.len());
         for (name, text) in EMBEDDED {
             Snapshot::parse(name, text).unwrap();
+            let table = lines(text).unwrap_or_else(|| panic!("{name} has no table: run `cargo xtask ptx`"));
+            ptx_interp::Module::parse(text).unwrap().set_lines(table).unwrap();
         }
+        let longer = format!("{}\n", EMBEDDED[0].1);
+        assert_eq!(lines(&longer), None, "a table for other lines");
     }
 }

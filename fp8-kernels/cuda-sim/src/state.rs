@@ -1,21 +1,21 @@
 //! The library's state behind its one lock, and the checks that every call makes of it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::calls::Calls;
 use crate::code::{Code, Outcome};
+use crate::compiler::Compiler;
 use crate::context::Context;
 use crate::cublaslt::Blas;
+use crate::fault::Fault;
 use crate::nccl::Communicators;
-use crate::nvrtc::Compiler;
 use crate::queue::{StreamId, Until};
 use crate::report;
 use crate::settings::Settings;
-use crate::work::{Fault, Work};
+use crate::work::Work;
 
 /// Handle of the device's primary context, the only context there is. No address of the process.
 pub(crate) const CONTEXT: u64 = 0xc0de_0000_0000_0001;
@@ -49,7 +49,6 @@ static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(Driver::new
 thread_local! {
     /// Contexts current on this thread, the top one last.
     static CURRENT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    static THREAD: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Locks the state. Nothing in this crate calls an entry point while it holds the lock.
@@ -60,17 +59,6 @@ pub(crate) fn driver() -> MutexGuard<'static, Driver> {
 /// Locks the state unless it is in use: for the process's end, where a thread may be stuck inside.
 pub(crate) fn driver_at_exit() -> Option<MutexGuard<'static, Driver>> {
     DRIVER.try_lock()
-}
-
-/// A number of the calling host thread, from 1.
-pub(crate) fn thread() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    THREAD.with(|number| {
-        if number.get() == 0 {
-            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        number.get()
-    })
 }
 
 /// The calling thread's stack of current contexts.

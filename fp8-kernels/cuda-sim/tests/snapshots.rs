@@ -30,7 +30,7 @@ fn folder(test: &str) -> PathBuf {
 /// The built-in snapshot that is replaced, as files beside the kernels hold it.
 fn original() -> String {
     let package = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    fs::read_to_string(Path::new(&package).join("../src/cuda/snapshots/cells.ptx")).unwrap()
+    fs::read_to_string(Path::new(&package).join("../ptx/cells.ptx")).unwrap()
 }
 
 /// The text that NVRTC gets for that file.

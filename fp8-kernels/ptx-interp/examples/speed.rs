@@ -115,7 +115,7 @@ fn cases() -> Vec<Case> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut options = std::env::args().skip(1);
-    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/cuda/snapshots");
+    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../ptx");
     let folder = options.next().unwrap_or_else(|| shipped.to_owned());
     let only = options.next().unwrap_or_default();
     let mut out = std::io::stdout();

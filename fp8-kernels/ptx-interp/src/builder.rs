@@ -4,11 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::LoadError;
-use crate::decode::{self, Mods};
 use crate::ir::{Cond, Inst, Op, Special, Together, Ty, VARIABLES};
 use crate::lanes::Reg;
 use crate::module::{Array, Counts, Kernel, Location, Param, Variable};
-use crate::parser::Declared;
 use crate::provenance::{Flow, Provenance};
 
 /// An operand with its names resolved; symbols may still turn out to be labels.
@@ -40,6 +38,15 @@ impl Statement<'_> {
     pub(crate) fn error<T>(&self, what: impl AsRef<str>) -> Result<T, LoadError> {
         Err(LoadError::new(self.line, format!("{}: {}", self.text.trim(), what.as_ref())))
     }
+}
+
+/// A declaration of a variable: its alignment, name and size in bytes; none for `name[]`.
+#[derive(Clone, Debug)]
+pub(crate) struct Declared {
+    pub(crate) align: usize,
+    pub(crate) name: String,
+    pub(crate) bytes: Option<usize>,
+    pub(crate) initial: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -342,18 +349,12 @@ impl Builder {
         self.tables.insert(name, targets);
     }
 
-    /// Decodes an instruction.
-    pub(crate) fn instruction(&mut self, statement: Statement<'_>) -> Result<(), LoadError> {
-        let (base, modifiers) = statement.opcode.split_once('.').unwrap_or((statement.opcode, ""));
-        let mut mods = Mods::new(modifiers);
-        let op = decode::decode(self, base, &mut mods, &statement)?;
-        if let Some(left) = mods.left() {
-            return statement.error(format!("modifier .{left} is not known here"));
-        }
-        self.flow(base, &statement);
-        let Statement { guard, line, .. } = statement;
+    /// Adds a decoded instruction, whose opcode without modifiers is `base`.
+    pub(crate) fn add(&mut self, base: &str, op: Op, statement: &Statement<'_>) -> Result<(), LoadError> {
+        self.flow(base, statement);
+        let Statement { guard, line, .. } = *statement;
         if let Op::Branch { .. } | Op::Jump { .. } = op {
-            let names = self.target_names(base, &statement)?;
+            let names = self.target_names(base, statement)?;
             // The scope path goes along, so that labels of inline assembly may recur.
             let path = self.scope_path.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
             let names = names.into_iter().map(|name| format!("{path}\n{name}")).collect();
@@ -464,7 +465,7 @@ impl Builder {
             specials: self.specials,
             arrays: self.arrays,
             locations: self.locations,
-            lines: Vec::new(),
+            lines: Arc::from([]),
             variables: Arc::from([]),
         })
     }

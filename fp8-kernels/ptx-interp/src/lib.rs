@@ -22,6 +22,7 @@ mod exec;
 mod ir;
 mod lanes;
 mod lexer;
+mod lines;
 mod memory;
 mod module;
 mod numeric;
@@ -32,6 +33,7 @@ mod region;
 mod report;
 
 pub use exec::{Launch, Stats, run};
+pub use lines::{lines_of, without_lines};
 pub use memory::{Allocation, Memory, MemoryError};
 pub use module::{Kernel, Module, Param};
 pub use report::{Kind, LoadError, Report, SourceLine};

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::LoadError;
 use crate::ir::{Inst, Special};
 use crate::lanes::Reg;
 use crate::report::SourceLine;
@@ -16,14 +15,6 @@ pub struct Module {
 }
 
 impl Module {
-    /// Reads PTX text as NVRTC writes it.
-    ///
-    /// # Errors
-    /// For every directive, opcode, modifier, type or operand that is not known, with its line: what loads, runs as PTX says.
-    pub fn parse(ptx: &str) -> Result<Self, LoadError> {
-        crate::parser::parse(ptx)
-    }
-
     /// The kernel of that name.
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|kernel| kernel.name == name)
@@ -100,7 +91,7 @@ pub struct Kernel {
     pub(crate) specials: Vec<(Special, Reg, u64)>,
     pub(crate) arrays: Vec<Array>,
     pub(crate) locations: Vec<Location>,
-    pub(crate) lines: Vec<SourceLine>,
+    pub(crate) lines: Arc<[SourceLine]>,
     pub(crate) variables: Arc<[Variable]>,
 }
 

@@ -6,42 +6,39 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::LoadError;
-use crate::builder::{Builder, Operand, Statement};
+use crate::builder::{Builder, Declared, Operand, Statement};
+use crate::decode;
 use crate::ir::{Cond, Special, Ty};
 use crate::lanes::Reg;
 use crate::lexer::{Lexeme, Token, lex};
 use crate::module::{Kernel, Location, Module, Param, Variable};
 
-/// Reads a module.
-pub(crate) fn parse(ptx: &str) -> Result<Module, LoadError> {
-    let tokens = lex(ptx)?;
-    let mut parser = Parser {
-        tokens,
-        at: 0,
-        version: None,
-        target: None,
-        kernels: Vec::new(),
-        files: HashMap::new(),
-        strings: HashMap::new(),
-        variables: Vec::new(),
-        shared: Vec::new(),
-    };
-    while parser.at < parser.tokens.len() {
-        parser.top_level()?;
+impl Module {
+    /// Reads PTX text as NVRTC writes it.
+    ///
+    /// # Errors
+    /// For every directive, opcode, modifier, type or operand that is not known, with its line: what loads, runs as PTX says.
+    pub fn parse(ptx: &str) -> Result<Self, LoadError> {
+        let tokens = lex(ptx)?;
+        let mut parser = Parser {
+            tokens,
+            at: 0,
+            version: None,
+            target: None,
+            kernels: Vec::new(),
+            files: HashMap::new(),
+            strings: HashMap::new(),
+            variables: Vec::new(),
+            shared: Vec::new(),
+        };
+        while parser.at < parser.tokens.len() {
+            parser.top_level()?;
+        }
+        parser.finish()
     }
-    parser.finish()
 }
 
-/// A declaration of a variable: its alignment, name and size in bytes; none for `name[]`.
-#[derive(Clone, Debug)]
-pub(crate) struct Declared {
-    pub(crate) align: usize,
-    pub(crate) name: String,
-    pub(crate) bytes: Option<usize>,
-    pub(crate) initial: Vec<u8>,
-}
-
-pub(crate) struct Parser {
+struct Parser {
     tokens: Vec<Lexeme>,
     at: usize,
     version: Option<String>,
@@ -503,7 +500,10 @@ impl Parser {
         self.require(';')?;
         let text =
             self.tokens[first..self.at.min(first + 40)].iter().map(|l| show(&l.token)).collect::<String>();
-        builder.instruction(Statement { guard, opcode: &opcode, operands: &operands, line, text: &text })
+        decode::instruction(
+            builder,
+            Statement { guard, opcode: &opcode, operands: &operands, line, text: &text },
+        )
     }
 
     fn operand(&mut self, builder: &mut Builder) -> Result<Operand, LoadError> {

@@ -197,13 +197,13 @@ const BUGS: [Bug; 18] = [
 
 fn file(kernel: &str) -> &'static str {
     match kernel {
-        "quantize_tiles" | "quantize_bf16" => include_str!("../../src/cuda/snapshots/quantize.ptx"),
-        "transpose_u8" => include_str!("../../src/cuda/snapshots/transpose.ptx"),
-        "norm_held_block" => include_str!("../../src/cuda/snapshots/norm.ptx"),
-        "softmax_block" => include_str!("../../src/cuda/snapshots/softmax.ptx"),
-        "reduce_columns_finish" => include_str!("../../src/cuda/snapshots/reduce.ptx"),
-        "amax" => include_str!("../../src/cuda/snapshots/amax.ptx"),
-        "update_scales" => include_str!("../../src/cuda/snapshots/update_scales.ptx"),
+        "quantize_tiles" | "quantize_bf16" => include_str!("../../ptx/quantize.ptx"),
+        "transpose_u8" => include_str!("../../ptx/transpose.ptx"),
+        "norm_held_block" => include_str!("../../ptx/norm.ptx"),
+        "softmax_block" => include_str!("../../ptx/softmax.ptx"),
+        "reduce_columns_finish" => include_str!("../../ptx/reduce.ptx"),
+        "amax" => include_str!("../../ptx/amax.ptx"),
+        "update_scales" => include_str!("../../ptx/update_scales.ptx"),
         _ => panic!("{kernel}: which file has it?"),
     }
 }

@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn paths_are_seen_from_the_sources_folder() {
         assert_eq!(beside("src/lib.rs", "../README.md"), "README.md");
-        assert_eq!(beside("src/cuda/source.rs", "kernels/cast.cu"), "src/cuda/kernels/cast.cu");
+        assert_eq!(beside("src/backend/cuda/ops/source.rs", "cast.cu"), "src/backend/cuda/ops/cast.cu");
         assert_eq!(beside("examples/train/text.rs", "../../data/text.txt"), "data/text.txt");
         assert_eq!(beside("examples/train/text.rs", "../../../other/src/lib.rs"), "../other/src/lib.rs");
         assert_eq!(beside("build.rs", "./a.txt"), "a.txt");

@@ -2,8 +2,8 @@
 
 use core::ffi::{c_char, c_int};
 
+use super::blas::{find, invalid};
 use super::types::{Layout, Operation, Preference};
-use super::{find, invalid};
 use crate::code::{self, Code, Outcome};
 use crate::entry::entries;
 use crate::ffi::{Host, Out};

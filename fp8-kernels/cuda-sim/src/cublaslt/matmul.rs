@@ -3,10 +3,10 @@
 use core::ffi::c_int;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use super::blas::{find, invalid};
 use super::check::{Shape, check};
 use super::product::Product;
 use super::types::{Layout, Operation, Type};
-use super::{find, invalid};
 use crate::code::{Code, Outcome};
 use crate::entry::entries;
 use crate::ffi::{Array, Out};

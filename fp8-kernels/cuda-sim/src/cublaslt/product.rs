@@ -6,7 +6,7 @@ use ptx_interp::Memory;
 
 use super::check::Shape;
 use super::types::Type;
-use crate::work::Fault;
+use crate::fault::Fault;
 
 /// One queued product. Addresses are the device's; 0 stands for none.
 #[derive(Clone, Copy, Debug)]

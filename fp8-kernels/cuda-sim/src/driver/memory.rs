@@ -13,7 +13,8 @@ use crate::context::Pinned;
 use crate::entry::entries;
 use crate::ffi::{Host, Out};
 use crate::queue::Until;
-use crate::state::{Driver, thread};
+use crate::state::Driver;
+use crate::thread::thread;
 use crate::work::Work;
 
 /// `CU_MEMHOSTALLOC_PORTABLE`, `…_DEVICEMAP`, `…_WRITECOMBINED`.

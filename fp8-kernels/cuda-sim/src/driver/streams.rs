@@ -7,7 +7,8 @@ use crate::code::{Code, Outcome};
 use crate::entry::entries;
 use crate::ffi::Out;
 use crate::queue::{StreamId, Until};
-use crate::state::{CONTEXT, Driver, thread, unless_stalled};
+use crate::state::{CONTEXT, Driver, unless_stalled};
+use crate::thread::thread;
 
 /// Tag of stream handles.
 const KIND: u64 = 1;

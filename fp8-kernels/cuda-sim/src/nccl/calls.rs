@@ -1,8 +1,9 @@
 //! NCCL's C functions.
 
 use core::ffi::{c_char, c_int, c_uint};
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 
+use super::group::{GROUP, Group};
 use super::hub::{Hello, ID_BYTES};
 use super::shape::{FLOAT32, Kind, OPS, Shape, size};
 use crate::code::{self, Code, Outcome};
@@ -35,35 +36,9 @@ struct Config {
     blocking: c_int,
 }
 
-/// Calls between ncclGroupStart and ncclGroupEnd of a thread.
-#[derive(Default)]
-struct Group {
-    depth: usize,
-    communicators: Vec<u64>,
-    /// What the first call answered that failed.
-    failed: Option<Code>,
-}
-
 thread_local! {
-    static GROUP: RefCell<Group> = RefCell::default();
     /// The communicator of a blocking call that waits for other ranks.
     static FORMING: Cell<Option<u64>> = const { Cell::new(None) };
-}
-
-/// A call failed. NCCL remembers it where a group is open: nothing of that group is launched, and its end fails alike.
-pub(crate) fn heed(name: &str, code: Code) {
-    let is_collective =
-        ["ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast"].contains(&name);
-    if code == Code::NCCL_IN_PROGRESS {
-        return;
-    }
-    GROUP.with_borrow_mut(|group| {
-        if name == "ncclGroupEnd" {
-            *group = Group::default(); // ended, whatever it answers
-        } else if is_collective && group.depth > 0 {
-            group.failed.get_or_insert(code);
-        }
-    });
 }
 
 fn invalid<T>(outcome: Outcome<T>) -> Outcome<T> {

@@ -11,7 +11,16 @@ use ptx_interp::Memory;
 
 use super::link::Link;
 use super::shape::Shape;
-use crate::work::{Fault, Ran};
+use crate::fault::Fault;
+
+/// What running some work came to.
+#[derive(Debug)]
+pub(crate) enum Ran {
+    /// It is done, after so many simulated nanoseconds.
+    For(u64),
+    /// It has begun, and goes on when [`Collective::is_ready`].
+    Until(Box<Collective>),
+}
 
 #[derive(Debug)]
 pub(crate) struct Collective {

@@ -1,36 +1,21 @@
-//! This process's communicators, and the thread that moves their streams.
-//!
-//! On hardware a collective runs by itself; here work runs where somebody waits for it. So that no rank waits for one
-//! whose host is busy elsewhere, a thread runs each stream that holds a collective up to that collective.
+//! This process's communicators by handle.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
-use std::time::Duration;
 
 use super::collective::{Collective, Shared};
-use super::hub::{self, Hello, Hub, ID_BYTES};
+use super::hub::{Hub, ID_BYTES};
 use super::link::Link;
-use super::shape::Shape;
 use crate::code::{Code, Outcome};
-use crate::queue::{StreamId, Until};
-use crate::state::{self, Driver};
-use crate::work::Work;
-
-/// Tag of communicator handles.
-const KIND: u64 = 9;
-const PACE: Duration = Duration::from_micros(300);
-/// Work that the thread runs before others have their turn.
-const STEPS: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct Communicators {
-    by_handle: BTreeMap<u64, Communicator>,
+    pub(super) by_handle: BTreeMap<u64, Communicator>,
     /// Of ids made here.
-    hubs: BTreeMap<u64, Arc<Hub>>,
-    has_thread: bool,
+    pub(super) hubs: BTreeMap<u64, Arc<Hub>>,
+    pub(super) has_thread: bool,
 }
 
 #[derive(Debug)]
@@ -38,13 +23,13 @@ pub(crate) struct Communicator {
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
     pub(crate) is_blocking: bool,
-    link: Link,
-    shared: Arc<Shared>,
+    pub(super) link: Link,
+    pub(super) shared: Arc<Shared>,
     /// Posted, and not yet in their streams: calls of a communicator that does not block.
-    posted: Vec<(u64, Box<Collective>)>,
+    pub(super) posted: Vec<(u64, Box<Collective>)>,
     /// Posted in a group that is still open.
-    grouped: Vec<(u64, Box<Collective>)>,
-    is_finalized: bool,
+    pub(super) grouped: Vec<(u64, Box<Collective>)>,
+    pub(super) is_finalized: bool,
 }
 
 impl Communicators {
@@ -86,80 +71,6 @@ impl Communicators {
     }
 }
 
-impl Driver {
-    pub(crate) fn new_communicator(&mut self, id: &[u8], hello: &Hello, is_blocking: bool) -> Outcome<u64> {
-        // What ncclGetUniqueId has not made: ncclInvalidArgument.
-        let (nonce, port) = hub::read_id(id).ok_or(Code::NCCL_INVALID_ARGUMENT)?;
-        let link = match self.communicators.hubs.get(&nonce) {
-            Some(hub) => Link::here(hub.clone(), hello),
-            // Nobody listens there any more: ncclRemoteError, "a call failed possibly due to a network error or a remote
-            // process exiting prematurely".
-            None => Link::there(port, nonce, hello).map_err(|_| Code::NCCL_REMOTE_ERROR)?,
-        };
-        let handle = self.handle(KIND);
-        let communicator = Communicator {
-            rank: hello.rank,
-            ranks: hello.ranks,
-            is_blocking,
-            link,
-            shared: Arc::default(),
-            posted: Vec::new(),
-            grouped: Vec::new(),
-            is_finalized: false,
-        };
-        self.communicators.by_handle.insert(handle, communicator);
-        if !self.communicators.has_thread {
-            let started = thread::Builder::new().name("fp8-cuda-sim collectives".into()).spawn(move_streams);
-            self.communicators.has_thread = started.is_ok();
-        }
-        Ok(handle)
-    }
-
-    /// A call of a collective. It is in its stream at once on a communicator that blocks, else when its state is asked for,
-    /// and of a group not before that ends.
-    pub(crate) fn post(
-        &mut self,
-        handle: u64,
-        shape: Shape,
-        [from, to]: [u64; 2],
-        stream: u64,
-        is_in_group: bool,
-    ) -> Outcome {
-        // ncclUnhandledCudaError, "A call to a CUDA function failed", for what is no stream.
-        self.context()
-            .and_then(|context| context.queue.find(stream))
-            .map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)?;
-        let known = self.communicators.get(handle)?;
-        let bytes = shape.bytes(known.rank, known.ranks).ok_or(Code::NCCL_INVALID_ARGUMENT)?;
-        let collective = Collective {
-            link: known.link.clone(),
-            round: None,
-            shape,
-            from,
-            to,
-            bytes,
-            has_arrived: false,
-            is_node: false,
-            shared: known.shared.clone(),
-        };
-        let place = if is_in_group { &mut known.grouped } else { &mut known.posted };
-        place.push((stream, Box::new(collective)));
-        Ok(())
-    }
-
-    /// Puts what was posted into its streams.
-    pub(crate) fn enqueue_posted(&mut self, handle: u64) -> Outcome {
-        for (stream, collective) in std::mem::take(&mut self.communicators.get(handle)?.posted) {
-            let stream = self.context()?.queue.find(stream).map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)?;
-            // In capture it becomes a node of the graph, and each launch of that a collective.
-            let is_node = self.context()?.captures.is_capturing(stream);
-            let collective = Box::new(if is_node { collective.noted() } else { collective.started() });
-            self.submit(stream, Work::Collective(collective)).map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)?;
-        }
-        Ok(())
-    }
-}
-
 impl Communicator {
     /// Success, `ncclInProgress`, or what went wrong.
     pub(crate) fn state(&self) -> Outcome {
@@ -188,32 +99,5 @@ impl Communicator {
 
     pub(crate) fn is_finalized(&self) -> bool {
         self.is_finalized
-    }
-}
-
-/// The thread's life: that of the process.
-fn move_streams() {
-    loop {
-        thread::sleep(PACE);
-        let mut driver = state::driver();
-        if driver.dead.is_some() {
-            continue;
-        }
-        let Some(context) = &driver.context else { continue };
-        for stream in context.queue.collective_streams() {
-            advance(&mut driver, stream);
-        }
-    }
-}
-
-/// Runs a stream while a collective is in it and nothing holds it up. What goes wrong the next call of the host hears.
-fn advance(driver: &mut Driver, stream: StreamId) {
-    for _ in 0..STEPS {
-        let Some(context) = &driver.context else { return };
-        if !context.queue.collective_streams().contains(&stream)
-            || !driver.step(Until::Stream(stream)).unwrap_or(false)
-        {
-            return;
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Comparisons, branches, barriers and what lanes of a warp do together.
 
-use super::{Mods, Result};
+use super::operands::{Mods, Result};
 use crate::builder::{Builder, Operand, Statement};
 use crate::ir::{Logic, Op, Reduce, Shuffle, Together, Ty, Vote};
 use crate::lanes::{Compare, Reg, compare};
@@ -94,8 +94,7 @@ pub(super) fn compare(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Stateme
     }
     let number = m.one_of(&[("num", true), ("nan", false)]);
     let order = if number.is_some() { None } else { m.one_of(&TESTS) };
-    let unsigned_name =
-        matches!(m.at.checked_sub(1).and_then(|i| m.parts.get(i)), Some(&("lo" | "ls" | "hi" | "hs")));
+    let unsigned_name = matches!(m.last_taken(), Some("lo" | "ls" | "hi" | "hs"));
     let combine = m.one_of(&[("and", Logic::And), ("or", Logic::Or), ("xor", Logic::Xor)]);
     let ftz = m.take("ftz");
     let result = if base == "set" { m.ty() } else { None };
@@ -300,8 +299,7 @@ fn reduce(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
     if !m.take("sync") {
         return s.unknown();
     }
-    let name = m.left().unwrap_or_default();
-    m.at += 1;
+    let name = m.take_any().unwrap_or_default();
     let kind = match (name, m.ty()) {
         ("add", Some(Ty::U32 | Ty::S32)) => Reduce::Add,
         ("min", Some(Ty::U32)) => Reduce::MinU,

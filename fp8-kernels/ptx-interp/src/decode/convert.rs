@@ -1,6 +1,6 @@
 //! `cvt`: every form that NVRTC or a prelude of inline assembly writes.
 
-use super::{Mods, Result};
+use super::operands::{Mods, Result};
 use crate::builder::{Builder, Statement};
 use crate::ir::{Cvt, Op, Rounding, Ty};
 use crate::lanes::{Map, map};

@@ -3,7 +3,7 @@
 //! Exact operations round once, as IEEE 754 says. Approximate ones are computed in f64 and rounded to f32: near what a
 //! device gives, not equal to it. `.ftz` flushes subnormal inputs and results to zero of their sign.
 
-use super::{Mods, Result};
+use super::operands::{Mods, Result};
 use crate::builder::{Builder, Statement};
 use crate::ir::{Op, Ty};
 use crate::lanes::{Map, map};

@@ -1,6 +1,6 @@
 //! Integer arithmetic, logic, shifts and bit fields.
 
-use super::{Mods, Result};
+use super::operands::{Mods, Result};
 use crate::builder::{Builder, Operand, Statement};
 use crate::ir::{Cond, Logic, Op, Ty};
 use crate::lanes::{Map, Reg, map};

@@ -1,7 +1,7 @@
 //! Matrices of a warp, and the asynchronous copies that bring them: `mma`, `ldmatrix`, `cp.async`.
 
 use super::memory::memory;
-use super::{Mods, Result};
+use super::operands::{Mods, Result};
 use crate::builder::{Builder, Operand, Statement};
 use crate::ir::{Half, Op, Space, Together, Ty};
 use crate::lanes::Reg;

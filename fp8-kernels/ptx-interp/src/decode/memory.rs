@@ -1,6 +1,6 @@
 //! Moves, address conversions, loads, stores and atomics.
 
-use super::{Mods, Result};
+use super::operands::{Mods, Result};
 use crate::builder::{Builder, Operand, Statement};
 use crate::ir::{AtomOp, LOCAL_WINDOW, Mem, Op, PARAM_WINDOW, SHARED_WINDOW, Space, Ty};
 use crate::lanes::{Map, Reg, map};

@@ -1,6 +1,6 @@
 //! Arithmetic of f16 and bf16, alone and in pairs. Each half is computed exactly and rounded once.
 
-use super::{Mods, Result};
+use super::operands::{Mods, Result};
 use crate::builder::{Builder, Statement};
 use crate::ir::{Op, Ty};
 use crate::lanes::{Map, map};

@@ -1,9 +1,9 @@
 //! Loads and stores with every check: bounds, alignment, unwritten bytes, races.
 
-use super::fault::Fault;
+use super::fault::{Fault, Step};
 use super::group::extended;
+use super::machine::Machine;
 use super::warp::Warp;
-use super::{Machine, Step};
 use crate::ir::{LOCAL_WINDOW, Mem, PARAM_WINDOW, SHARED_WINDOW, Space, WINDOW_BYTES};
 use crate::lanes::{Reg, lanes};
 use crate::race::{Access, Stamp};

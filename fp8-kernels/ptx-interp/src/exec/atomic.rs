@@ -1,8 +1,8 @@
 //! Atomics: read, modify, write, lane after lane in the launch's order.
 
-use super::fault::Fault;
+use super::fault::{Fault, Step};
+use super::machine::Machine;
 use super::warp::Warp;
-use super::{Machine, Step};
 use crate::ir::{AtomOp, Mem, Space, Ty};
 use crate::lanes::Reg;
 use crate::numeric::{canonical, flush};

@@ -4,35 +4,13 @@
 //! hardware allows: until then the destination is unwritten, and whoever touches it races with the copy, its own thread
 //! too. From then on the copy is a write of its thread, which others may read behind a barrier.
 
+use super::copies::Pending;
+use super::fault::{Fault, Step};
+use super::machine::Machine;
 use super::warp::Warp;
-use super::{Machine, Step};
 use crate::ir::Mem;
 use crate::lanes::{Reg, lanes};
 use crate::report::Kind;
-
-/// The copies that a warp's lanes have not waited for.
-#[derive(Debug, Default)]
-pub(crate) struct Copies {
-    pending: Vec<Pending>,
-    /// Of each lane, how many groups are complete: the number of the one that copies join.
-    groups: [u32; 32],
-}
-
-#[derive(Debug)]
-struct Pending {
-    lane: usize,
-    group: u32,
-    offset: usize,
-    bytes: usize,
-    data: [u8; 16],
-}
-
-impl Copies {
-    /// `cp.async.commit_group`: what the lanes have started so far is a group.
-    pub(super) fn commit(&mut self, mask: u32) {
-        lanes(mask).for_each(|lane| self.groups[lane] += 1);
-    }
-}
 
 impl Warp {
     /// `cp.async`
@@ -101,7 +79,7 @@ impl Warp {
             if !written {
                 let (text, label) = machine.describe(&part, spot);
                 let detail = format!("the source of this copy was never written: {text}");
-                let fault = super::fault::Fault::new(Kind::Uninitialised, lane, detail);
+                let fault = Fault::new(Kind::Uninitialised, lane, detail);
                 return fault.address(spot.address, label).fail();
             }
         }

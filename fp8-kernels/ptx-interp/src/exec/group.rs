@@ -3,8 +3,9 @@
 //! Whatever is not so plain (local memory, lanes of several allocations, anything out of place or unwritten where that
 //! matters) is left to the lane by lane form of [`super::access`], which names what is wrong.
 
+use super::fault::Step;
+use super::machine::Machine;
 use super::warp::Warp;
-use super::{Machine, Step};
 use crate::ir::{Mem, SHARED_WINDOW, Space};
 use crate::lanes::{Reg, lanes};
 use crate::race::Conflict;

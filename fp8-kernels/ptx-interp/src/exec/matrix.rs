@@ -14,9 +14,9 @@
 //! Here a sum starts at C and takes its products, which are exact, by rising k, each addition rounded to nearest.
 //! Hardware's order and its roundings inside of a sum are its own: results agree within a tolerance, not in their bits.
 
-use super::fault::Fault;
+use super::fault::{Fault, Step};
+use super::machine::Machine;
 use super::warp::Warp;
-use super::{Machine, Step};
 use crate::ir::{Half, Mem};
 use crate::lanes::Reg;
 use crate::report::Kind;

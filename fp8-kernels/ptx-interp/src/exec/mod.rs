@@ -2,106 +2,33 @@
 
 mod access;
 mod atomic;
+mod blame;
 mod convert;
+mod copies;
 mod copy;
 mod fault;
 mod group;
+mod machine;
 mod matrix;
 mod together;
 mod warp;
 
 use crate::ir::{Op, VARIABLES};
 use crate::lanes::lanes;
-use crate::memory::{Memory, Space};
+use crate::memory::Memory;
 use crate::module::Kernel;
 use crate::race::Span;
 use crate::region::Region;
 use crate::report::{Kind, Report};
-use fault::{Fault, Outcome, report};
+use blame::report;
+use fault::Fault;
+use machine::{Machine, Order};
 use warp::Warp;
+
+pub use machine::{Launch, Stats};
 
 /// The most shared memory a block can have.
 const SHARED_LIMIT: usize = 227 << 10;
-
-/// How a kernel is started.
-///
-/// ```
-/// let launch = ptx_interp::Launch { grid: [4, 1, 1], block: [256, 1, 1], ..Default::default() };
-/// assert_eq!(launch.seed, 0);
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct Launch<'a> {
-    /// Blocks in each direction.
-    pub grid: [u32; 3],
-    /// Threads of a block in each direction.
-    pub block: [u32; 3],
-    /// Bytes of dynamic shared memory.
-    pub dynamic_shared: usize,
-    /// The parameters' bytes, laid out as [`Kernel::params`] says.
-    pub params: &'a [u8],
-    /// 0 runs blocks, warps and lanes in order; any other number permutes blocks, warps and the order of atomics, and
-    /// interrupts warps anywhere.
-    pub seed: u64,
-    /// Instructions one warp may run in a block before it counts as stuck.
-    pub step_limit: u64,
-}
-
-impl Default for Launch<'_> {
-    fn default() -> Self {
-        Self { grid: [1; 3], block: [1; 3], dynamic_shared: 0, params: &[], seed: 0, step_limit: 1 << 25 }
-    }
-}
-
-/// What a launch did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Instructions, counted once for each thread that ran them.
-    pub thread_instructions: u64,
-    /// Instructions, counted once for each group of lanes that ran them together.
-    pub warp_instructions: u64,
-    /// Barriers of blocks.
-    pub barriers: u64,
-}
-
-/// A small generator for orders.
-#[derive(Clone, Debug)]
-pub(crate) struct Order(u64);
-
-impl Order {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-
-    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last + 1));
-        }
-    }
-}
-
-/// The state of a launch that its warps share.
-pub(crate) struct Machine<'a> {
-    pub(crate) kernel: &'a Kernel,
-    pub(crate) launch: &'a Launch<'a>,
-    pub(crate) space: &'a mut Space,
-    pub(crate) shared: Region,
-    pub(crate) variables: Vec<Region>,
-    /// The allocation each instruction met last.
-    pub(crate) met: Vec<usize>,
-    pub(crate) span: Span,
-    pub(crate) phase: u32,
-    pub(crate) block: [u32; 3],
-    pub(crate) order: Option<Order>,
-    pub(crate) stats: Stats,
-}
 
 /// Runs `kernel` to its end.
 ///
@@ -239,7 +166,7 @@ impl Machine<'_> {
                     format!("lane {waits} of the warp waits at the barrier, lane {left} has left the kernel");
                 return self.fail(
                     warp,
-                    Fault::new(Kind::DivergentBarrier, waits as usize, detail).at(warp, waits as usize),
+                    Fault::new(Kind::DivergentBarrier, waits as usize, detail).at(warp.pc[waits as usize]),
                 );
             }
             if let Some(other) = lanes(warp.at_barrier).find(|&l| warp.pc[l] != place) {
@@ -247,7 +174,7 @@ impl Machine<'_> {
                 let detail = format!(
                     "this thread waits at the barrier of PTX line {there}, others at that of line {line}"
                 );
-                return self.fail(warp, Fault::new(Kind::DivergentBarrier, other, detail).at(warp, other));
+                return self.fail(warp, Fault::new(Kind::DivergentBarrier, other, detail).at(warp.pc[other]));
             }
         }
         let reduction = match self.kernel.code.get(place).map(|inst| &inst.op) {
@@ -259,12 +186,12 @@ impl Machine<'_> {
                         if warp.regs.lane(*id, l) != name {
                             let detail =
                                 format!("threads wait at barriers {name} and {}", warp.regs.lane(*id, l));
-                            return self.fail(warp, Fault::new(Kind::Deadlock, l, detail).at(warp, l));
+                            return self.fail(warp, Fault::new(Kind::Deadlock, l, detail).at(warp.pc[l]));
                         }
                         let counted = count.map_or(u64::from(threads), |count| warp.regs.lane(count, l));
                         if counted != u64::from(threads) {
                             let detail = format!("a barrier of {counted} of {threads} threads");
-                            return self.fail(warp, Fault::new(Kind::Unsupported, l, detail).at(warp, l));
+                            return self.fail(warp, Fault::new(Kind::Unsupported, l, detail).at(warp.pc[l]));
                         }
                     }
                 }
@@ -296,20 +223,8 @@ impl Machine<'_> {
         self.stats.barriers += 1;
         Ok(true)
     }
-
-    /// The lanes of `mask` in the order in which their atomics happen.
-    pub(crate) fn atomic_order(&mut self, mask: u32) -> Vec<usize> {
-        let mut all: Vec<usize> = lanes(mask).collect();
-        if let Some(order) = &mut self.order {
-            order.shuffle(&mut all);
-        }
-        all
-    }
 }
 
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
-
-/// What a step of a warp returns.
-pub(crate) type Step<T = ()> = Outcome<T>;

@@ -1,8 +1,8 @@
 //! What the lanes of a warp do together: shuffles, votes, reductions, matches; and how they wait for each other.
 
-use super::fault::Fault;
+use super::fault::{Fault, Step};
+use super::machine::Machine;
 use super::warp::Warp;
-use super::{Machine, Step};
 use crate::ir::{Inst, Op, Reduce, Shuffle, Together, Vote};
 use crate::lanes::{BITS, Reg, every, lanes};
 use crate::race::CLOCK_MAX;
@@ -93,7 +93,7 @@ impl Warp {
                 format!("waits at PTX line {}", line(other))
             };
             let detail = format!("lane {other} is in the mask {wanted:#010x} and not here: it {place}");
-            return Fault::new(Kind::DivergentShuffle, lane, detail).at(self, lane).fail();
+            return Fault::new(Kind::DivergentShuffle, lane, detail).at(self.pc[lane]).fail();
         }
         Ok(went)
     }

@@ -3,9 +3,10 @@
 //! Lanes that jump back run later than those behind them in the text, so structured code comes together again without
 //! any knowledge of its structure.
 
-use super::copy::Copies;
-use super::fault::Fault;
-use super::{Machine, Step, convert};
+use super::convert;
+use super::copies::Copies;
+use super::fault::{Fault, Step};
+use super::machine::{Machine, coordinates};
 use crate::ir::{Cond, Inst, Logic, Op, Special};
 use crate::lanes::{BITS, Reg, Registers, lanes};
 use crate::region::Region;
@@ -108,7 +109,7 @@ impl Warp {
         let launch = machine.launch;
         let threads = launch.block.iter().product::<u32>();
         for lane in 0..32u32 {
-            let thread = super::fault::coordinates(self.index as u32 * 32 + lane, launch.block);
+            let thread = coordinates(self.index as u32 * 32 + lane, launch.block);
             let value = match special {
                 Special::Tid(axis) => thread[axis],
                 Special::Ntid(axis) => launch.block[axis],

@@ -32,7 +32,7 @@ macro_rules! sources {
 
             /// PTX of this very text for sm_89, which every later GPU's driver compiles on loading.
             const fn ptx(self) -> &'static str {
-                match self { $(Self::$variant => include_str!(concat!("../../../cuda/snapshots/", $stem, ".ptx"))),* }
+                match self { $(Self::$variant => include_str!(concat!("../../../../ptx/", $stem, ".ptx"))),* }
             }
         }
     };
