@@ -80,7 +80,7 @@ impl FromStr for DType {
     }
 }
 
-/// A Rust type that can be an element of a [`Tensor`](crate::Tensor): f32, [`bf16`], [`f16`], i32 or u8.
+/// A Rust type that can be an element of a [`Tensor`](crate::Tensor): f32, bf16, f16, i32 or u8.
 ///
 /// ```
 /// use fp8_kernels::{DType, Device, Element, Tensor, bf16};

@@ -45,7 +45,7 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    /// Returns how many keys `query` sees, of which the first `length` are not padding.
+    /// Returns how many keys `query` sees if only the first `length` are not padding.
     pub(crate) fn seen(&self, query: usize, length: usize) -> usize {
         if self.causal { length.min(query + 1) } else { length }
     }

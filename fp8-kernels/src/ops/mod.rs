@@ -35,7 +35,7 @@
 //! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
 //! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_many_from`], [`adamw_groups`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
 //! | element by element | [`add`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`] |
-//! | shapes and sums | [`split`](split()), [`concat`], [`transpose`](transpose()), [`sum`], [`mean`], [`max`], [`column_sums`] |
+//! | shapes and sums | [`split`](split()), [`concat`](concat()), [`transpose`](transpose()), [`sum`], [`mean`], [`max`], [`column_sums`] |
 //! | many processes | [`compare_calls`](compare_calls()) |
 
 mod accumulate;
