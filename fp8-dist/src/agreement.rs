@@ -1,7 +1,6 @@
-//! Comparing training state: each rank brings names and digests, and all get the first difference.
+//! Comparison of training state: each rank sends names and digests, and all ranks get the first difference.
 //!
-//! A difference is a result, the same on all ranks, not the end of the group: the ranks can bring themselves to one state
-//! over the same group.
+//! A difference does not fail the group. All ranks get the same result and can use the group to synchronize their state.
 
 use crate::message::{Message, Operation, Part};
 use crate::{Error, Result};
@@ -9,7 +8,7 @@ use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::StateDigest;
 use std::sync::Arc;
 
-/// Bytes of a digest.
+/// The length of a digest in bytes.
 const DIGEST: usize = 16;
 
 /// The first piece of state in which a rank differs from rank 0.
@@ -21,7 +20,7 @@ pub(crate) struct Difference {
     has: [bool; 2],
 }
 
-/// What a rank brings.
+/// Builds the message of a rank.
 pub(crate) fn message(what: &str, state: &[StateDigest]) -> Result<Message> {
     let digests: Vec<u8> = state.iter().flat_map(|piece| piece.digest).collect();
     let shape = [state.len(), DIGEST];
@@ -31,14 +30,14 @@ pub(crate) fn message(what: &str, state: &[StateDigest]) -> Result<Message> {
     Ok(Message { names, ..Message::new(Operation::AgreeOnState, what).with(part) })
 }
 
-/// The part that takes the place of rank 0's when all have come: the first difference, or nothing.
+/// Returns the part that replaces rank 0's when all ranks have arrived: the first difference, or nothing.
 pub(crate) fn verdict(all: &[Message]) -> Part {
     let bytes = first_difference(all).map(|difference| difference.to_bytes()).unwrap_or_default();
     let shape = [bytes.len()];
     Part { dtype: DType::U8, shape: shape.into(), data: Tensor::from_vec(bytes, shape, &Device::cpu()).ok() }
 }
 
-/// An error if the ranks differ.
+/// Returns an error if the ranks differ.
 pub(crate) fn expect_agreement(all: &[Message]) -> Result<()> {
     let Some(first) = all.first() else { return Ok(()) };
     let verdict = first.part.as_ref().and_then(|part| part.data.as_ref());
@@ -50,7 +49,7 @@ pub(crate) fn expect_agreement(all: &[Message]) -> Result<()> {
     Err(Error::State { call: first.call.to_string(), name, rank, is_there, other: 0, is_on_other })
 }
 
-/// In the order of the names, the first rank's before the others'.
+/// Returns the first difference in the order of the names; of several ranks that differ there, the lowest.
 fn first_difference(all: &[Message]) -> Option<Difference> {
     let (first, others) = all.split_first()?;
     let differences = others.iter().zip(1..).filter_map(|(message, rank)| difference(message, rank, first));

@@ -4,12 +4,12 @@ use crate::{ReduceOp, Result};
 use fp8_kernels::{DType, Device, Element, Shape, Tensor, bf16, f16};
 use std::ops::Range;
 
-/// The elements of `x` in host memory of their own.
+/// Copies the elements of `x` to host memory.
 pub(crate) fn copy(x: &Tensor) -> Result<Tensor> {
     concatenate(&[x], *x.shape(), &Device::cpu())
 }
 
-/// The elements of `parts`, which have one dtype, one after the other; together they fill `shape`.
+/// Concatenates the elements of `parts`, which have the same dtype and together fill `shape`.
 pub(crate) fn concatenate(parts: &[&Tensor], shape: Shape, device: &Device) -> Result<Tensor> {
     match parts.first().map_or(DType::F32, |part| part.dtype()) {
         DType::F32 => join::<f32>(parts, shape, device),
@@ -31,7 +31,7 @@ fn join<T: Element>(parts: &[&Tensor], shape: Shape, device: &Device) -> Result<
     Ok(Tensor::from_vec(data, shape, device)?)
 }
 
-/// Elements `range` of the reduction over `parts`, which have one shape, into `out`; in the order of the parts.
+/// Stores elements `range` of the reduction over `parts`, which have the same shape, in `out`. Reduces in the order of the parts.
 pub(crate) fn reduce(out: &mut [f32], parts: &[&Tensor], range: Range<usize>, op: ReduceOp) -> Result<()> {
     for (index, part) in parts.iter().enumerate() {
         // Checked when the ranks compared their shapes.
@@ -47,7 +47,7 @@ pub(crate) fn reduce(out: &mut [f32], parts: &[&Tensor], range: Range<usize>, op
     Ok(())
 }
 
-/// The reduction over f32 `parts` of one shape.
+/// Returns the reduction over f32 `parts` of one shape.
 pub(crate) fn reduce_all(parts: &[&Tensor], shape: Shape, op: ReduceOp) -> Result<Tensor> {
     let mut out = vec![0.0; shape.numel()];
     let range = 0..out.len();
@@ -55,7 +55,7 @@ pub(crate) fn reduce_all(parts: &[&Tensor], shape: Shape, op: ReduceOp) -> Resul
     Ok(Tensor::from_vec(out, shape, &Device::cpu())?)
 }
 
-/// Of values ≥ 0 and −1 ("did not run") what a staging cell keeps: the larger bits.
+/// Returns the maximum as a staging cell computes it: of values ≥ 0 and −1 ("did not run"), the one with the larger bits.
 fn max(a: f32, b: f32) -> f32 {
     let nan_largest = |value: f32| if value.is_nan() { value.abs() } else { value };
     let (a, b) = (nan_largest(a), nan_largest(b));

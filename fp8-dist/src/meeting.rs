@@ -1,10 +1,9 @@
-//! Where the messages of one exchange come together: in the process whose threads the ranks are, or in rank 0's.
+//! Collects the messages of one exchange: in the process whose threads are the ranks, or in the process of rank 0.
 //!
-//! A collective is one exchange: each rank puts its message on the table; who comes last compares them all, reduces what
-//! is to be reduced, and puts them into every rank's mailbox. A message on the table belongs to the exchange under way and
-//! no other: no rank can come to the next one before it has emptied its mailbox, and none is complete before all have
-//! come. An exchange that was completed is completed for all ranks, whatever happens before the slowest has looked into
-//! its mailbox.
+//! A collective is one exchange. Each rank puts its message on the table. The last one to arrive compares all messages, computes
+//! reductions, and puts the result into every rank's mailbox. Messages of different exchanges never mix: an exchange is complete
+//! only when all ranks have arrived, and a rank cannot start the next one before it has emptied its mailbox. A completed exchange
+//! succeeds on all ranks, even if the group fails before the slowest rank reads its mailbox.
 
 use crate::member::Exchange;
 use crate::message::Message;
@@ -13,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What all ranks brought, in rank order.
+/// The messages of all ranks, in rank order.
 pub(crate) type All = Arc<Vec<Message>>;
 
 #[derive(Debug)]
@@ -24,36 +23,36 @@ pub(crate) struct Meeting {
     deadline: Duration,
 }
 
-/// One entry per rank each.
+/// The state of all ranks. Each list has one entry per rank.
 #[derive(Debug)]
 struct Table {
     messages: Vec<Option<Message>>,
-    /// When each message came.
+    /// When each message arrived.
     since: Vec<Option<Instant>>,
     mailboxes: Vec<Option<All>>,
     left: Vec<bool>,
-    /// What is on its way to ranks in other processes; `None` for ranks that look into their mailboxes themselves.
+    /// What remote ranks have been sent; `None` for ranks in this process, which read their mailboxes themselves.
     links: Vec<Option<Link>>,
     failure: Option<Failure>,
 }
 
-/// What a rank in another process has not been told yet.
+/// What a remote rank has been sent.
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
     is_sending: bool,
     knows_failure: bool,
-    /// How many have left.
+    /// How many ranks it knows to have left.
     knows_left: usize,
 }
 
-/// What is to be sent to a rank in another process next.
+/// What is sent to a remote rank next.
 #[derive(Debug)]
 pub(crate) enum News {
     Complete(All),
     Failed(Failure),
-    /// These have left, after the exchanges they took part in.
+    /// These ranks have left.
     Left(Vec<usize>),
-    /// Nothing any more.
+    /// Nothing more will be sent.
     End,
 }
 
@@ -73,12 +72,12 @@ impl Table {
         }
     }
 
-    /// Who has left.
+    /// Returns the ranks that have left.
     fn left(&self) -> Vec<usize> {
         (0..self.left.len()).filter(|&rank| self.left[rank]).collect()
     }
 
-    /// Who has not come yet.
+    /// Returns the ranks that have not arrived yet.
     fn missing(&self) -> Vec<usize> {
         (0..self.messages.len()).filter(|&rank| self.messages[rank].is_none()).collect()
     }
@@ -92,7 +91,7 @@ impl Table {
         }
     }
 
-    /// Whether a rank in another process is to be told something.
+    /// Returns true if something remains to be sent to a remote rank.
     fn owes(&self, rank: usize) -> bool {
         self.links[rank].is_some_and(|link| {
             let failure = self.failure.is_some() && !link.knows_failure;
@@ -103,7 +102,7 @@ impl Table {
 }
 
 impl Meeting {
-    /// `remote` says which ranks are in other processes.
+    /// Creates the meeting of a group. `remote` says which ranks are in other processes.
     pub(crate) fn new(
         id: &str,
         world_size: usize,
@@ -121,7 +120,7 @@ impl Meeting {
         Arc::new(Self { id: id.to_owned(), table: Mutex::new(table), changed: Condvar::new(), deadline })
     }
 
-    /// Puts a rank's message on the table. False where it has one there already.
+    /// Puts a rank's message on the table. Returns false if the rank has one there already.
     pub(crate) fn bring(&self, rank: usize, message: Message) -> Result<bool, Failure> {
         let mut table = self.table.lock();
         if let Some(failure) = table.failure.clone() {
@@ -140,7 +139,7 @@ impl Meeting {
         Ok(true)
     }
 
-    /// What the exchange ends with for a rank that has brought its message.
+    /// Waits for the result of the exchange, for a rank that has brought its message.
     fn outcome(&self, rank: usize) -> Result<All, Failure> {
         let mut table = self.table.lock();
         loop {
@@ -154,7 +153,7 @@ impl Meeting {
         }
     }
 
-    /// What a rank in another process is to be told next; waits for it.
+    /// Waits for the next thing to send to a remote rank.
     pub(crate) fn news(&self, rank: usize) -> News {
         let mut table = self.table.lock();
         loop {
@@ -180,7 +179,7 @@ impl Meeting {
         }
     }
 
-    /// What [`news`](Self::news) gave has been sent.
+    /// Records that the result of [`news`](Self::news) has been sent.
     pub(crate) fn delivered(&self, rank: usize) {
         if let Some(link) = &mut self.table.lock().links[rank] {
             link.is_sending = false;
@@ -188,13 +187,13 @@ impl Meeting {
         self.changed.notify_all();
     }
 
-    /// The connection to a rank is closed.
+    /// Records that the connection to a rank is closed.
     pub(crate) fn unlink(&self, rank: usize) {
         self.table.lock().links[rank] = None;
         self.changed.notify_all();
     }
 
-    /// Waits until ranks in other processes know all there is to know, at most for `patience`.
+    /// Waits until everything has been sent to remote ranks, at most for `patience`.
     pub(crate) fn flush(&self, patience: Duration) {
         let until = Instant::now() + patience;
         let mut table = self.table.lock();
@@ -205,7 +204,7 @@ impl Meeting {
         }
     }
 
-    /// Waits for a change; finds that others have left or are late.
+    /// Waits for a change. Fails the group if other ranks have left or the deadline has passed.
     fn wait(&self, table: &mut parking_lot::MutexGuard<'_, Table>, rank: usize) {
         if table.messages[rank].is_none() {
             self.changed.wait(table);
@@ -252,20 +251,20 @@ impl Meeting {
         self.table.lock().left()
     }
 
-    /// A rank will bring no more messages.
+    /// Records that a rank will bring no more messages.
     pub(crate) fn leave(&self, rank: usize) {
         self.table.lock().left[rank] = true;
         self.changed.notify_all();
     }
 }
 
-/// One rank's place in this process. Dropped with the last handle.
+/// A rank in this process. Dropped with its last handle.
 #[derive(Debug)]
 pub(crate) struct Seat {
     id: String,
     rank: usize,
     world_size: usize,
-    /// Threads that share a handle come one after the other.
+    /// Serializes threads that share a handle.
     turn: Mutex<()>,
     meeting: Arc<Meeting>,
 }

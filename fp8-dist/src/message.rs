@@ -1,4 +1,4 @@
-//! What a rank brings to an exchange, and the first thing in which two ranks differ.
+//! The message that a rank brings to an exchange, and the comparison of messages.
 
 use crate::{Failure, ReduceOp, Result, agreement, host};
 use fp8_kernels::{DType, Shape, Tensor};
@@ -17,7 +17,7 @@ pub(crate) enum Operation {
     Barrier,
 }
 
-/// A collective and what it is for.
+/// A collective and the name it was called with.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
     pub(crate) operation: Operation,
@@ -47,7 +47,7 @@ pub(crate) struct Message {
     pub(crate) part: Option<Part>,
 }
 
-/// A rank's share of the data. Only a broadcast's root has some that others do not.
+/// The tensor of a rank. In a broadcast only the root sends data.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     pub(crate) dtype: DType,
@@ -56,12 +56,12 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// A copy: the others may read it after this rank has gone on and changed the tensor.
+    /// Copies the tensor, because others may read the message after this rank has changed it.
     pub(crate) fn copy(x: &Tensor) -> Result<Self> {
         Ok(Self { data: Some(host::copy(x)?), ..Self::expected(x) })
     }
 
-    /// What a rank expects of the one that has the data.
+    /// Describes the dtype and shape that a rank expects from the root.
     pub(crate) fn expected(x: &Tensor) -> Self {
         Self { dtype: x.dtype(), shape: *x.shape(), data: None }
     }
@@ -76,9 +76,8 @@ impl Message {
         Self { part: Some(part), ..self }
     }
 
-    /// Of messages that agree, what the ranks need: where values of all ranks become one, that alone, as rank 0's, and where
-    /// state is compared the first difference. A dtype
-    /// that the collective does not take stays as it is: the ranks find out.
+    /// Reduces messages that agree to what the ranks need: for a reduction the result alone, as rank 0's part; for a comparison of
+    /// state the first difference. Dtypes that the collective does not support are left unchanged; the ranks return the error.
     pub(crate) fn reduced(mut all: Vec<Self>) -> Vec<Self> {
         let op = match all.first().map(|first| first.call.operation) {
             Some(Operation::AllReduce(op) | Operation::ReduceScatter(op)) => op,
@@ -103,7 +102,7 @@ impl Message {
         all
     }
 
-    /// The first difference between rank 0 and another one, in rank order.
+    /// Returns the first difference between rank 0 and another rank, in rank order.
     pub(crate) fn first_difference(all: &[Self]) -> Option<Failure> {
         let (first, others) = all.split_first()?;
         others.iter().zip(1..).find_map(|(message, rank)| message.difference(rank, first))

@@ -1,34 +1,34 @@
-//! How ranks in processes find each other.
+//! How the processes of a group find each other.
 //!
-//! Rank 0 listens at the first free port of the [`PORTS`] that begin at `MASTER_PORT`, as long as its group is not
-//! complete; the others call all of these ports at once, again and again, until a rank 0 of their group answers. So
-//! `torchrun` may hold `MASTER_PORT`, and groups of one job, or of jobs whose ports are neighbours, may form one after the
-//! other or at once. Connections that do not speak the protocol are ignored.
+//! Until its group is complete, rank 0 listens on the first free one of the [`PORTS`] ports that begin at `MASTER_PORT`. The
+//! other ranks repeatedly call all of these ports at once until a rank 0 of their group answers. Therefore `torchrun` may occupy
+//! `MASTER_PORT`, and several groups of one job, or of jobs with neighbouring ports, may form at the same time. Connections that
+//! do not speak the protocol are ignored.
 //!
 //! The process that connects (the guest) speaks first:
 //!
-//! | from | words |
+//! | from | bytes |
 //! |---|---|
 //! | guest | 8 bytes of magic, the version (u32), its rank (u64), a nonce (32 bytes) |
 //! | rank 0 | magic, version, a nonce |
-//! | guest | its hello behind its length (u32), and the proof of it ([`proof`]) |
-//! | rank 0 | one byte ([`Verdict`]); if the guest's proof is right, its own hello and the proof of that |
+//! | guest | the length of its hello (u32), the hello, and the proof of it ([`proof`]) |
+//! | rank 0 | one byte ([`Verdict`]); if the guest's proof is correct, rank 0's hello and its proof |
 //!
-//! A hello is the group's id, its world size and the rank (u64 each), `MASTER_PORT` (u16), the id of the run and the
-//! variable that it comes from, and a number for this attempt to join; texts are behind their lengths (u32). Both sides
-//! compare: where the port, the run, the group's id or the world size differ they part and go on looking, for that may be a
-//! rank of another group or job. They report the difference if no other process comes. The same holds for another version
-//! and another token: any stranger can claim those, so they do not end the group.
+//! A hello contains the group's id, the world size and the rank (u64 each), `MASTER_PORT` (u16), the run id and the variable that
+//! it was read from, and a random number for this attempt to join. Each text follows its length (u32). Both sides compare hellos.
+//! If port, run id, group id or world size differ, they disconnect and keep looking, because the other side may belong to another
+//! group or job. They report the difference only if no other process arrives. The same applies to another version or token: any
+//! stranger can claim those, so they do not end the group.
 //!
-//! Rank 0 keeps the connection of each rank until all have come, then welcomes them. When one does not come in time, or
-//! comes while another process that says it is the same rank is still connected, it tells all that have come. A rank whose
-//! connection has closed may come again.
+//! Rank 0 keeps the connection of each rank until all have arrived, and then welcomes them. If a rank does not arrive in time, or
+//! two connected processes have the same rank, rank 0 tells all that have arrived. A rank whose connection has closed may connect
+//! again.
 //!
-//! Two jobs with equal settings would mix. So each rank 0 introduces itself at the other ports of its range, as soon as it
-//! holds one of them: of any two, at least one finds the other, and both jobs fail. The group is not complete before these
-//! calls have ended and, where the job has no name, one second after its last rank has come.
+//! The ranks of two jobs with equal settings could mix. Therefore each rank 0 introduces itself on the other ports of its range as
+//! soon as it listens on one of them. Of any two, at least one finds the other, and both jobs fail. A group is complete only after
+//! these calls have ended and, if the job has no run id, one second after its last rank has arrived.
 //!
-//! Every conversation has one deadline, however slowly the other side sends; those of rank 0 share one thread.
+//! Every conversation has one deadline, however slowly the other side sends. Those of rank 0 share one thread.
 
 mod call;
 mod guest;
@@ -46,18 +46,19 @@ use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// How many ports rank 0 may choose from.
+/// The number of ports that rank 0 may choose from.
 const PORTS: u16 = 16;
 const MAGIC: [u8; 8] = *b"fp8-dist";
-/// Of the protocol. Elements travel in the sender's byte order: machines of different order speak different versions.
+/// The version of the protocol. Elements are sent in the sender's byte order, so machines of different byte order have different
+/// versions.
 const VERSION: u32 = if cfg!(target_endian = "little") { 3 } else { 3 | 1 << 16 };
 const VERSION_NAME: &str = "the version of the protocol";
-/// How long two that do not know each other may take to introduce themselves.
+/// The time limit for two processes to introduce themselves.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a rank that rank 0 knows waits for its word after the deadline, which rank 0 keeps.
+/// How long a seated rank waits for rank 0's message after the deadline, which rank 0 enforces.
 const GRACE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(2);
-/// Longest id of a group or a run, in bytes.
+/// The longest group id or run id, in bytes.
 const MAX_TEXT: usize = 4096;
 
 /// Rank 0's answer to a guest's proof.
@@ -68,7 +69,7 @@ enum Verdict {
     Token = 0,
     /// Rank 0's hello and proof follow.
     Hello = 1,
-    /// This very process is connected already. Nothing follows.
+    /// This process is already connected. Nothing follows.
     Seated = 2,
 }
 
@@ -78,12 +79,12 @@ impl Verdict {
     }
 }
 
-/// The connections of a group that is complete.
+/// The connections of a complete group.
 #[derive(Debug)]
 pub(crate) enum Met {
-    /// This is rank 0: to ranks 1, 2, ….
+    /// On rank 0: the connections to ranks 1, 2, ….
     Host(Vec<TcpStream>),
-    /// To rank 0.
+    /// On the other ranks: the connection to rank 0.
     Guest(TcpStream),
 }
 
@@ -98,7 +99,7 @@ impl Met {
     }
 }
 
-/// Brings the ranks of group `id` together.
+/// Connects the ranks of group `id`.
 pub(crate) fn meet(id: &str, environment: &Environment, deadline: Duration) -> Result<Met> {
     environment.check()?;
     if id.len() > MAX_TEXT {

@@ -1,17 +1,17 @@
-//! One deadline over a whole exchange of bytes.
+//! Streams with one deadline for a whole exchange.
 //!
-//! A socket's own time-outs hold for each read and each write, so a peer that sends or takes a byte at a time never runs
-//! into them. [`Timed`] sets them anew before each call, to what is left until one point in time.
+//! A socket's own time-outs apply to each read and write separately, so a peer that sends or receives one byte at a time never
+//! exceeds them. [`Timed`] sets them before each call to the time that is left until a deadline.
 
 use socket2::{SockRef, TcpKeepalive};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Longest time-out a socket is given.
+/// The longest time-out that a socket is given.
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// A point in time, or none where the clocks do not reach.
+/// A point in time; none if it is beyond the range of the clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Until(Option<Instant>);
 
@@ -20,7 +20,7 @@ impl Until {
         Self(Instant::now().checked_add(deadline))
     }
 
-    /// The earlier of this and `patience` from now.
+    /// Returns the earlier of this and `patience` from now.
     pub(crate) fn within(self, patience: Duration) -> Self {
         Self(Instant::now().checked_add(self.left(patience)))
     }
@@ -33,7 +33,7 @@ impl Until {
         self.0.is_some_and(|until| until <= Instant::now())
     }
 
-    /// What is left, at most `most`.
+    /// Returns the time that is left, at most `most`.
     pub(crate) fn left(self, most: Duration) -> Duration {
         self.0.map_or(most, |until| until.saturating_duration_since(Instant::now()).min(most))
     }
@@ -44,7 +44,7 @@ impl Until {
     }
 }
 
-/// A blocking stream whose reads and writes all end at one point in time, with [`io::ErrorKind::TimedOut`].
+/// A blocking stream whose reads and writes fail with [`io::ErrorKind::TimedOut`] from a point in time on.
 #[derive(Debug)]
 pub(crate) struct Timed {
     pub(crate) stream: TcpStream,
@@ -61,7 +61,7 @@ impl Timed {
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
     }
 
-    /// What a socket says when its time is up differs from system to system.
+    /// The error of a socket's time-out differs between operating systems.
     fn named(&self, error: io::Error) -> io::Error {
         match error.kind() {
             io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
@@ -71,8 +71,8 @@ impl Timed {
     }
 }
 
-/// Whether a [`Timed`] stream has run into its deadline. A system's own time-out, which has a number, means that the other
-/// machine does not answer any more.
+/// Returns true if a [`Timed`] stream has reached its deadline. The system's own time-out, which has an error number, means that
+/// the other machine no longer answers.
 pub(crate) fn is_late(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::TimedOut && error.raw_os_error().is_none()
 }
@@ -95,7 +95,7 @@ impl Write for Timed {
     }
 }
 
-/// Lets the system find out within half a minute that the other machine is gone, even if neither side sends anything.
+/// Enables keep-alive, which detects within half a minute that the other machine is gone even if neither side sends data.
 pub(crate) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(15))

@@ -1,11 +1,11 @@
-//! Messages as bytes.
+//! The encoding of messages.
 //!
 //! A frame is a kind (u8), the length of its head (u32), the head, and the elements of the tensors that the head
 //! announces, in order. Numbers are little-endian, texts are a u32 length and UTF-8, elements are in the sender's byte
-//! order, which ranks compare when they meet.
+//! order, which ranks compare when they connect.
 //!
-//! Nothing is believed of the other side: heads have a limit, elements are read piece by piece, so that a length costs no
-//! memory before its bytes have come, and whatever does not fit is an error.
+//! Input is not trusted. The length of a head is limited. Elements are read piece by piece, so memory is allocated only for bytes
+//! that have arrived. Anything else than a well-formed frame is an error.
 
 mod failure;
 
@@ -15,25 +15,25 @@ use failure::put_failure;
 use fp8_kernels::{DType, Device, Element, Shape, Tensor, bf16, f16};
 use std::io::{self, Read, Write};
 
-/// Longest head: the names of half a million slots.
+/// The longest head, which is enough for the names of half a million slots.
 const MAX_HEAD: usize = 64 << 20;
 /// Elements are read and written in pieces of this many bytes.
 const PIECE: usize = 1 << 20;
-/// A tensor beyond this is a mistake: 1 TiB.
+/// Larger tensors are refused: 1 TiB.
 const MAX_TENSOR: usize = 1 << 40;
 
-/// What ranks say to each other once they have met.
+/// The frames that ranks exchange once they are connected.
 #[derive(Debug)]
 pub(crate) enum Frame {
-    /// A rank's message for the exchange under way.
+    /// A rank's message for the current exchange.
     Bring(Message),
-    /// What all ranks brought: the parts, in rank order.
+    /// The result of an exchange: the parts of all ranks, in rank order.
     Complete(Vec<Option<Part>>),
-    /// The group has come to its end.
+    /// The group has failed.
     Fail(Failure),
-    /// These ranks need no more of the group; from a rank, itself alone.
+    /// These ranks have left the group. A rank sends only itself.
     Left(Vec<usize>),
-    /// All ranks are there.
+    /// All ranks have joined.
     Welcome,
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn send(out: &mut impl Write, frame: &Frame) -> io::Result<()> {
     out.flush()
 }
 
-/// As a [`Frame::Complete`], of messages that others hold too.
+/// Sends shared messages as a [`Frame::Complete`].
 pub(crate) fn send_all(out: &mut impl Write, all: &[Message]) -> io::Result<()> {
     complete(out, all.len(), all.iter().map(|message| message.part.as_ref()))?;
     out.flush()
@@ -100,7 +100,7 @@ fn complete<'a>(
 fn start(out: &mut impl Write, kind: u8, head: &[u8]) -> io::Result<()> {
     let len = u32::try_from(head.len()).ok().filter(|&len| len as usize <= MAX_HEAD);
     let len = len.ok_or_else(|| invalid(format!("a head of {} bytes", head.len())))?;
-    // One write for what is small: one packet.
+    // One write, so that a small frame is one packet.
     let mut bytes = Vec::with_capacity(head.len() + 5);
     bytes.push(kind);
     bytes.extend_from_slice(&len.to_le_bytes());
@@ -129,7 +129,7 @@ fn put_number(head: &mut Vec<u8>, number: u64) {
 }
 
 fn put_text(head: &mut Vec<u8>, text: &str) {
-    // Longer ones than a head may be are found by `start`.
+    // `start` refuses texts that exceed the limit of a head.
     head.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes());
     head.extend_from_slice(text.as_bytes());
 }
@@ -149,7 +149,7 @@ fn put_ranks(head: &mut Vec<u8>, ranks: &[usize]) {
     ranks.iter().for_each(|&rank| put_number(head, rank as u64));
 }
 
-/// Receives one frame; an end of the stream before its first byte is [`io::ErrorKind::UnexpectedEof`] as any other.
+/// Receives one frame. If the stream ends, also before the first byte, the error is [`io::ErrorKind::UnexpectedEof`].
 pub(crate) fn receive(input: &mut impl Read) -> io::Result<Frame> {
     let mut first = [0; 5];
     input.read_exact(&mut first)?;
@@ -219,7 +219,7 @@ fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{what} is not part of the protocol"))
 }
 
-/// What has not been read of a head.
+/// The part of a head that has not been read.
 struct Head<'a>(&'a [u8]);
 
 impl<'a> Head<'a> {
@@ -269,7 +269,7 @@ impl<'a> Head<'a> {
         Ok(Call { operation, what: self.text()? })
     }
 
-    /// A part without its elements, and whether they follow.
+    /// Returns a part without its elements, and whether they follow.
     fn part(&mut self) -> io::Result<Option<(Part, bool)>> {
         let has_data = match self.byte()? {
             0 => return Ok(None),

@@ -10,7 +10,7 @@ use crate::workspace::Result;
 /// The conformance suite's program. Beside it lies the simulated device's library, which it loads.
 pub(crate) fn conformance(sh: &Shell) -> Result<PathBuf> {
     let found = of_tests(sh, "test", "conformance")?;
-    found.ok_or_else(|| "cargo names no program for the test conformance".into())
+    found.ok_or_else(|| "cargo reports no program for the test conformance".into())
 }
 
 /// The simulated device's library as the workspace's tests use it.

@@ -172,7 +172,7 @@ fn wrong_lines(known: &Known, all: &[Mutant], is_read: impl Fn(&str) -> bool) ->
     for (key, reason) in known.iter().filter(|(key, _)| is_read(key.split(' ').next().unwrap_or_default())) {
         let number = reason.number;
         match (counts.get(key), reason.count) {
-            (None, _) => wrong.push(format!("mutants.txt:{number}: no such mutant any more, remove it: {key}")),
+            (None, _) => wrong.push(format!("mutants.txt:{number}: this mutant no longer exists, remove it: {key}")),
             (Some(found), Some(count)) if *found != count => wrong.push(format!(
                 "mutants.txt:{number}: x{count}, but there are {found} now: if its reason holds for each of them, \
                  write x{found}: {key}"
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(wrong("g k delete 1 `bar.sync 0` of a file that is not read\n"), [""; 0]);
         assert_eq!(
             wrong("f k delete 3 `bar.sync 0` so\n"),
-            ["mutants.txt:1: no such mutant any more, remove it: f k delete 3 `bar.sync 0`"]
+            ["mutants.txt:1: this mutant no longer exists, remove it: f k delete 3 `bar.sync 0`"]
         );
         assert_eq!(wrong("f l delete x2 `bar.sync 0` so\nf l unreached so\n").len(), 2);
         assert_eq!(

@@ -110,7 +110,7 @@ fn kernels(sh: &Shell, report: &mut Report) {
     });
     report.step("kernels, compiled", || {
         if !nvrtc::is_at_hand(sh)? {
-            return Ok("left out: NVRTC is not at hand; cargo xtask ptx fetches it".to_owned());
+            return Ok("skipped: NVRTC is missing; cargo xtask ptx downloads it".to_owned());
         }
         let code = ptx::run(&ptx::Ptx { files: Vec::new(), check: true, all: true })?;
         if code == ExitCode::SUCCESS { Ok(String::new()) } else { Err("see above".into()) }

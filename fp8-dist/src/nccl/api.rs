@@ -1,5 +1,5 @@
-//! The functions of NCCL that this backend calls, through a table of its own: integers for results, an error for a missing
-//! one. Types and numbers are those of `nccl.h`, 2.17 and newer.
+//! A table of the NCCL functions that this backend calls. Results are integers, and a missing function is an error. Types and
+//! constants are those of `nccl.h`, 2.17 and newer.
 
 use crate::Result;
 use fp8_kernels::interop::Library;
@@ -46,7 +46,7 @@ const UNDEFINED: c_int = c_int::MIN;
 type Move = unsafe extern "C" fn(u64, u64, usize, c_int, Comm, Stream) -> Status;
 type Reduce = unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Comm, Stream) -> Status;
 
-/// See the module's text. Its functions may be called from any thread, one at a time for each communicator.
+/// The NCCL functions. They may be called from any thread, but only one at a time for each communicator.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Api {
     version: unsafe extern "C" fn(*mut c_int) -> Status,

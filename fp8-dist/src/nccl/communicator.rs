@@ -1,31 +1,31 @@
-//! One rank's communicator. It does not block: what a call begins is asked for until it is done, under a deadline.
+//! One rank's communicator. It is non-blocking: operations are polled until they are done, with a deadline.
 
 use super::api::{Api, Comm, IN_PROGRESS, SUCCESS, Status, UniqueId};
 use parking_lot::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often an operation under way is asked for.
+/// The interval at which operations in progress are polled.
 const PACE: Duration = Duration::from_micros(100);
 
-/// A function, and what it returned.
+/// An NCCL function and what it returned.
 pub(super) type Answer = (&'static str, Status);
 
-/// Why a call came to nothing.
+/// Why a call failed.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The function, and NCCL's words.
+    /// The function and NCCL's description of the error.
     Nccl(&'static str, String),
     /// The deadline passed.
     Late(&'static str),
-    /// It was aborted.
+    /// The communicator was aborted.
     Aborted,
 }
 
 #[derive(Debug)]
 pub(super) struct Communicator {
     api: Api,
-    /// None once it is aborted or destroyed.
+    /// `None` once it has been aborted or destroyed.
     handle: Mutex<Option<Handle>>,
     deadline: Duration,
 }
@@ -37,7 +37,7 @@ struct Handle(Comm);
 unsafe impl Send for Handle {}
 
 impl Communicator {
-    /// Begins to form; [`settle`](Self::settle) says when all ranks are there.
+    /// Starts creating the communicator; [`settle`](Self::settle) waits until all ranks have joined.
     pub(super) fn new(
         api: Api,
         id: UniqueId,
@@ -50,7 +50,7 @@ impl Communicator {
         Ok(Self { api, handle: Mutex::new(Some(Handle(handle))), deadline })
     }
 
-    /// Makes one call, or several as a group, and waits until what it began is done: for a collective, until it is in its stream.
+    /// Makes one call, or several as a group, and waits until it is done; a collective is done when it is queued on its stream.
     pub(super) fn call(
         &self,
         is_given_up: &dyn Fn() -> bool,
@@ -88,7 +88,7 @@ impl Communicator {
         }
     }
 
-    /// `ncclCommGetAsyncError`: success, in progress, or what went wrong meanwhile. None once it is gone.
+    /// Calls `ncclCommGetAsyncError`: success, in progress, or an asynchronous error. `None` once the communicator is destroyed.
     fn state(&self) -> Option<Status> {
         let handle = self.handle.lock();
         let Handle(comm) = (*handle)?;
@@ -98,16 +98,16 @@ impl Communicator {
         Some(if status == SUCCESS { state } else { status })
     }
 
-    /// What NCCL found wrong by itself, in words.
+    /// Returns the description of an asynchronous error.
     pub(super) fn asynchronous_error(&self) -> Option<String> {
         self.state()
             .filter(|&state| state != SUCCESS && state != IN_PROGRESS)
             .map(|state| self.api.describe(state))
     }
 
-    /// Ends it with all that is queued; nothing is left to use.
+    /// Aborts the communicator and everything that is queued.
     pub(super) fn abort(&self) {
-        // Not under the lock: with graphs alive it may take until they are gone.
+        // Not under the lock, because it may wait until all graphs are dropped.
         let taken = self.handle.lock().take();
         if let Some(Handle(comm)) = taken {
             // SAFETY: the communicator is alive, and its handle was taken away. A failure leaves nothing to do.
@@ -115,7 +115,7 @@ impl Communicator {
         }
     }
 
-    /// Ends it when all that was queued is done, or else aborts it.
+    /// Destroys the communicator when everything that was queued is done, or aborts it.
     pub(super) fn close(&self, is_given_up: &dyn Fn() -> bool) {
         let finalized = self.call(is_given_up, |api, comm| {
             // SAFETY: `call` holds the lock, so the communicator is alive.

@@ -1,17 +1,16 @@
-//! Gathers of shards: `all_gather`, whose extents the hosts compare at each call, and the quantized all-gather, which the
-//! hosts compare until they need not.
+//! Gathers of shards: `all_gather`, where the hosts compare shapes in each call, and the quantized all-gather, where they compare
+//! only the first calls of a name.
 //!
-//! Once a call has found what lasts (the extents of all shards, and a committed scale, equal on all ranks), later calls of the
-//! name leave the hosts out. Each rank quantizes its shard with the scale that is in its cell then. One group of NCCL calls
-//! gathers three things: the codes, the scale cells, and a number that stands for the call, so that ranks that come with
-//! another call are found even if its sizes and scales are equal. A kernel compares the latter two
+//! Once a call has found the shapes of all shards and a committed scale that is equal on all ranks, later calls of the name do not
+//! involve the hosts. Each rank quantizes its shard with the current scale of its cell. One group of NCCL calls gathers the codes,
+//! the scale cells, and a number that identifies the call, so that a different call is detected even if its sizes and scales are
+//! equal. A kernel compares scales and numbers
 //! ([`compare_calls`](fp8_kernels::ops::compare_calls)), and the next call that waits for the device returns its error. All of
 //! this is queued work, so it can be recorded.
 //!
-//! A committed scale stays one as long as the host writes nothing else into its cell: kernels replace it by another, and
-//! leaving a scope touches only provisional ones. What the host writes is known without asking anyone
-//! ([`Committed`](interop::Committed)), and hosts that all do the same decide the same. Where they do not, some wait in an exchange
-//! and others for NCCL, until the deadline ends it.
+//! A committed scale remains committed unless the host writes its cell: kernels replace it by another committed one, and leaving a
+//! scope resets only provisional ones. Each host knows what it has written ([`Committed`](interop::Committed)), so hosts that do the
+//! same make the same decision. If they do not, some wait in an exchange and others for NCCL until the deadline.
 
 use super::api::{self, Api, Comm, Stream};
 use super::communicator::Answer;
@@ -22,7 +21,7 @@ use crate::{Error, ProcessGroup, ReduceOp, Result};
 use fp8_kernels::{Cell, DType, Operand, Scale, Shape, Slot, Tensor, interop, ops};
 use std::sync::Arc;
 
-/// What the ranks found of a name's call, and need not compare again.
+/// What the ranks have agreed on for a name and need not compare again.
 #[derive(Debug)]
 pub(super) struct Agreed {
     /// Types and rule.
@@ -64,7 +63,7 @@ impl Group {
         Ok(all.iter().filter_map(|message| Some(message.part.as_ref()?.shape)).collect())
     }
 
-    /// Room for the shards of all ranks.
+    /// Allocates the tensor for the shards of all ranks.
     fn joined(&self, call: &Call, x: &Tensor, shards: &[Shape]) -> Result<Tensor> {
         let mut dims = x.shape().to_vec();
         let scalar = || self.shape_error(call, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
@@ -72,7 +71,7 @@ impl Group {
         self.empty(Shape::from_slice(&dims).ok_or_else(scalar)?, x.dtype())
     }
 
-    /// See the module's text.
+    /// Gathers a quantized tensor, through the hosts or on the devices alone (see the header of this file).
     pub(super) fn gather_quantized(&self, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
         let label = gather::label(what, shard, slot);
         if let Some(agreed) = self.agreed(what, &label, shard, slot)? {

@@ -98,7 +98,7 @@ fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<C
     let error = |function, text| Error::Nccl { id: control.id().to_owned(), function, text };
     let version = api.version().map_err(|status| error("ncclGetVersion", api.describe(status)))?;
     let root = Operation::Broadcast { root: 0 };
-    // The version travels in the name: ranks with different ones get an error that shows both.
+    // The name contains the version, so ranks with different versions get an error that shows both.
     let message = Message::new(root, &format!("the id of a communicator of NCCL {version}"));
     let part = if control.rank() == 0 {
         let UniqueId(id) =
@@ -132,7 +132,7 @@ fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<C
     let is_given_up = || control.failure().is_some();
     if let Err(found) = communicator.settle("ncclCommInitRankConfig", &is_given_up) {
         let error = trouble(found);
-        // The others hear why before NCCL tells them that this rank is gone.
+        // Tell the others why before NCCL reports that this rank is gone.
         tell(control, &error);
         communicator.abort();
         return Err(error);
@@ -144,11 +144,11 @@ fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<C
 pub(super) struct Group {
     holder: Arc<Holder>,
     number: u64,
-    /// Calls that were compared.
+    /// Calls that have been compared.
     seen: Mutex<HashSet<(Call, DType, Shape)>>,
     /// Quantized gathers that the hosts need not compare again.
     pub(super) agreed: Mutex<HashMap<String, Arc<Agreed>>>,
-    /// Threads that share a handle come one after the other: calls have one order.
+    /// Serializes threads that share a handle, so calls have one order.
     pub(super) turn: Mutex<()>,
 }
 
@@ -168,7 +168,7 @@ impl Group {
         }
     }
 
-    /// Nothing but the rank itself can fail here: it tells the others, who would wait for it.
+    /// If an operation of this rank alone fails, tells the other ranks, which would wait for it otherwise.
     pub(super) fn own<V>(&self, result: Result<V>) -> Result<V> {
         result.inspect_err(|error| self.control().poison(&error.to_string()))
     }
@@ -179,7 +179,7 @@ impl Group {
         self.control().exchange(message)
     }
 
-    /// Compares a call, unless that has been done.
+    /// Compares a call with the other ranks', unless that has been done.
     fn compare_once(&self, call: &Call, dtype: DType, shape: Shape) -> Result<()> {
         let key = (call.clone(), dtype, shape);
         if !self.seen.lock().contains(&key) {
@@ -210,7 +210,7 @@ impl Group {
         let queued = self.watched().communicator.call(&is_given_up, |api, comm| queue(api, comm, stream));
         let failed = |reason: String| {
             let failure = self.watched().fail(&reason);
-            // What has begun must not be queued later, when the buffers are gone.
+            // A call that has begun must not be queued later, when its buffers have been freed.
             self.watched().end(&failure);
             Err(Error::Failed { call: call.to_string(), failure })
         };

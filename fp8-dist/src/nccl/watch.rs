@@ -1,8 +1,8 @@
-//! What NCCL leaves to its caller: a collective whose other ranks do not come never ends by itself.
+//! Watches queued collectives: without it, a collective would wait forever for a rank that does not arrive.
 //!
-//! A thread per group looks at three things: whether the ranks' connections say that the group has failed, whether NCCL
-//! says so, and whether the collectives that were queued are done within the deadline. If the group has failed it aborts
-//! the communicator, which lets the device's stream continue and wakes up threads that wait for it. The results of aborted
+//! A thread per group checks whether the ranks' connections or NCCL report a failure, and whether queued collectives are done within
+//! the deadline. If the group has failed, it aborts the communicator. This lets the device's stream continue and wakes up threads
+//! that wait for it. The results of aborted
 //! collectives are undefined, so the device refuses all later calls with the reason.
 
 use super::communicator::Communicator;
@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// What a rank that hears of a failure from NCCL gives the others to say why.
+/// How long a rank that gets an error from NCCL waits for the other ranks to report the cause.
 pub(super) const GRACE: Duration = Duration::from_millis(100);
-/// How long a collective may still take when a rank has left: if that took part, all ranks had come to it.
+/// How long a collective may still take after a rank has left. If that rank took part in it, all ranks had arrived.
 const LEAVE: Duration = Duration::from_secs(1);
-/// How often it looks: what a failure may take to be noticed.
+/// The polling interval, which is how long a failure may go unnoticed.
 const PACE: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
@@ -30,15 +30,15 @@ pub(super) struct Watched {
     pub(super) device: Device,
     pub(super) deadline: Duration,
     queued: Mutex<VecDeque<Queued>>,
-    /// A graph has recorded collectives: the device is not trusted once their communicator is gone.
+    /// Whether a graph has recorded collectives. Then the device is poisoned when the communicator is aborted.
     is_captured: AtomicBool,
     /// The newest capture whose launches are watched.
     watched_capture: Mutex<Option<u64>>,
     is_closing: AtomicBool,
 }
 
-/// Who needs the group: its handle, and the graphs that captured its collectives, which may outlive that. The last one
-/// ends the communicator, which NCCL would not let go before the graphs.
+/// Shared by the group's handle and the graphs that captured its collectives, which may outlive the handle. The last owner destroys
+/// the communicator, because NCCL requires the graphs to be destroyed first.
 #[derive(Debug)]
 pub(super) struct Holder {
     pub(super) watched: Arc<Watched>,
@@ -46,8 +46,7 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    /// A collective has been queued: from now on its deadline runs. One that is recorded runs in each launch of its graph,
-    /// and has as long from there.
+    /// Starts the deadline of a collective that has been queued. The deadline of a recorded one starts with each launch of its graph.
     pub(super) fn queued(self: &Arc<Self>, call: &str) -> fp8_kernels::Result<()> {
         let watched = &self.watched;
         let watch = || {
@@ -76,7 +75,7 @@ impl Drop for Holder {
             self.watched.communicator.close(&is_given_up);
             self.watched.close();
         }
-        // Either it was told to end, or it ends with the failure, when it has aborted the communicator.
+        // It ends because it was told to, or after it has aborted the communicator.
         if let Some(watch) = self.watch.take() {
             let _ = watch.join();
         }
@@ -87,7 +86,7 @@ impl Drop for Holder {
 #[derive(Debug)]
 struct Recorded {
     holder: Arc<Holder>,
-    /// Its first.
+    /// The first collective.
     call: String,
 }
 
@@ -95,7 +94,7 @@ impl Replayed for Recorded {
     fn advance(&self) -> fp8_kernels::Result<()> {
         let watched = &self.holder.watched;
         if let Some(failure) = watched.control.failure() {
-            // Its communicator is gone, or about to go.
+            // The communicator has been aborted or will be.
             watched.distrust(&failure);
             return interop::stream(&watched.device).map(drop);
         }
@@ -111,7 +110,7 @@ impl Replayed for Recorded {
     }
 }
 
-/// A collective that has not been found done.
+/// A collective that may not be done.
 #[derive(Debug)]
 struct Queued {
     mark: interop::Mark,
@@ -138,7 +137,7 @@ impl Watched {
         })
     }
 
-    /// From now on the deadline runs of all that is queued.
+    /// Starts the deadline of everything that is queued.
     fn mark(&self, call: String) -> fp8_kernels::Result<()> {
         let mark = interop::Mark::new(&self.device)?;
         self.queued.lock().push_back(Queued { mark, since: Instant::now(), call });
@@ -152,7 +151,7 @@ impl Watched {
         let _ = interop::poison(&self.device, reason);
     }
 
-    /// What work that the failure ended should have written is anything.
+    /// Poisons the device, because the results of aborted work are undefined.
     fn distrust(&self, failure: &Failure) {
         let reason = format!("group `{}` failed while its work was queued: {failure}", self.control.id());
         // Its device is a GPU.
@@ -166,14 +165,14 @@ impl Watched {
         }
     }
 
-    /// Lets the thread end.
+    /// Tells the thread to end.
     pub(super) fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
     }
 
-    /// The thread's life.
+    /// The main loop of the thread.
     pub(super) fn watch(&self) {
-        // Makes the device's context this thread's; a device that has failed is noticed by its marks.
+        // Makes the device's context current on this thread. A failed device is detected by its marks.
         let _ = interop::stream(&self.device);
         let mut heard = None;
         while !self.is_closing.load(Ordering::Relaxed) {
@@ -197,8 +196,8 @@ impl Watched {
         self.communicator.abort();
     }
 
-    /// Fails the group for something that NCCL or the device says on this rank, and returns what counts: the cause may be
-    /// on another rank, whose word is on its way.
+    /// Fails the group because of an error of NCCL or the device on this rank. Returns the group's first failure, since the cause may be
+    /// on another rank, whose message is on its way.
     pub(super) fn fail(&self, reason: &str) -> Failure {
         self.listen();
         let ranks = self.control.left();
@@ -210,7 +209,7 @@ impl Watched {
         self.control.failure().unwrap_or(own)
     }
 
-    /// Gives the others time to say what has happened.
+    /// Gives the other ranks time to report the cause.
     fn listen(&self) {
         let until = Instant::now() + GRACE.min(self.deadline);
         while self.control.failure().is_none() && self.control.left().is_empty() && Instant::now() < until {
@@ -224,7 +223,7 @@ impl Watched {
         if !left.is_empty() {
             heard.get_or_insert_with(Instant::now);
         }
-        // Where a rank has left, its part of what is queued is done; NCCL may find its process gone for all that.
+        // If a rank has left, its part of the queued work is done, but NCCL may still report that its process is gone.
         if left.is_empty()
             && let Some(error) = self.communicator.asynchronous_error()
         {

@@ -1,4 +1,4 @@
-//! The side of the one who connects: a rank that looks for its rank 0, and rank 0 that looks for another job's.
+//! The connecting side: a rank that looks for its rank 0, or a rank 0 that looks for the rank 0 of another job.
 
 use super::hello::{Hello, MAX_HELLO};
 use super::line::{Line, invalid, with_length};
@@ -9,7 +9,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
 use std::net::SocketAddr;
 
-/// A conversation with whatever listens at an address.
+/// A conversation with the listener at an address.
 #[derive(Debug)]
 pub(super) struct Call {
     state: State,
@@ -20,36 +20,36 @@ pub(super) struct Call {
 #[derive(Debug)]
 enum State {
     Connecting(Socket),
-    /// The first words are sent.
+    /// The greeting has been sent.
     Asked(Line),
-    /// The own hello is sent.
+    /// The hello has been sent.
     Introduced(Line, Nonce),
-    /// The other side has found the own proof right.
+    /// The other side has accepted the proof.
     Accepted(Line, Nonce),
     Over,
 }
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// Not yet.
+    /// The call has not ended.
     None,
-    /// A rank 0 that knows the token, and its connection.
+    /// A rank 0 that has proved that it knows the token, and the connection to it.
     Rank0(Box<Hello>, Line),
-    /// A rank 0 that speaks another version.
+    /// A rank 0 with another version of the protocol.
     Version(u32),
     /// A rank 0 with another token.
     Token,
-    /// A rank 0 that has this rank on another connection.
+    /// A rank 0 to which this process is already connected.
     Seated,
 }
 
 impl Call {
-    /// Starts to connect.
+    /// Starts connecting.
     pub(super) fn new(address: SocketAddr, until: Until) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
-        // What keeps it from connecting at once, above all that it takes time, is looked at later.
+        // Errors, including one that says that connecting takes time, are handled later.
         let begun = socket.connect(&SockAddr::from(address));
         if let Err(error) = begun
             && !is_pending(&error)
@@ -59,12 +59,12 @@ impl Call {
         Ok(Self { state: State::Connecting(socket), nonce: random()?, until: until.within(PATIENCE) })
     }
 
-    /// Whether something that speaks this protocol has answered.
+    /// Returns true if something that speaks the protocol has answered.
     pub(super) const fn is_answered(&self) -> bool {
         matches!(self.state, State::Introduced(..) | State::Accepted(..))
     }
 
-    /// Goes on as far as it can without waiting. An error, or an answer, ends the call.
+    /// Advances as far as possible without blocking. An error or an answer ends the call.
     pub(super) fn advance(&mut self, own: &Hello, token: &str) -> io::Result<Answer> {
         if self.until.is_past() {
             let silent = match self.state {
@@ -74,7 +74,7 @@ impl Call {
             return Err(io::Error::new(io::ErrorKind::TimedOut, silent));
         }
         loop {
-            // Put back where it must wait.
+            // Put back if it must wait.
             match std::mem::replace(&mut self.state, State::Over) {
                 State::Connecting(socket) => {
                     if let Some(error) = socket.take_error()? {
@@ -84,7 +84,7 @@ impl Call {
                         self.state = State::Connecting(socket);
                         return Ok(Answer::None);
                     };
-                    // Where nothing listens, a socket may be given the very port that it connects to.
+                    // If nothing listens there, the system may assign the socket the port that it connects to.
                     if socket.local_addr()?.as_socket() == peer.as_socket() {
                         return Err(io::ErrorKind::ConnectionRefused.into());
                     }
@@ -147,7 +147,7 @@ impl Call {
     }
 }
 
-/// What a system says of a connection that is being made: on Unix that it is in progress, on Windows that it would block.
+/// Returns true for the error of a connection in progress: "in progress" on Unix, "would block" on Windows.
 fn is_pending(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error().is_some_and(is_in_progress)
 }

@@ -1,4 +1,4 @@
-//! Every other rank's part: it calls all ports of the range at once, until a rank 0 of its group answers.
+//! The part of all ranks except rank 0: they call all ports of the range at once until a rank 0 of their group answers.
 
 use super::call::{Answer, Call};
 use super::hello::differ;
@@ -13,21 +13,21 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a port is left alone where nothing listens, or no rank 0 of this group.
+/// The delay before a port is called again.
 const RETRY: Duration = Duration::from_millis(20);
-/// How many times that doubles, at most, where something listens that does not speak the protocol, such as torchrun's own
-/// store: it may write a warning each time.
+/// How often the delay doubles, at most, if the listener does not speak the protocol. It may be torchrun's store, which may log a
+/// warning for each connection.
 const DOUBLINGS: u32 = 6;
-/// How often a name is looked up: those of machines that are just starting may not be known yet.
+/// The interval of name lookups. The name of a machine that is just starting may not be known yet.
 const LOOKUP: Duration = Duration::from_millis(500);
 
 /// An address where rank 0 may listen.
 struct Target {
     address: SocketAddr,
     call: Option<Call>,
-    /// When it is called next.
+    /// When the address is called next.
     next: Instant,
-    /// How many calls something that does not speak the protocol has spoiled, one after the other.
+    /// How many calls in a row have failed because the listener does not speak the protocol.
     spoiled: u32,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn guest(meeting: &Meeting<'_>) -> Result<TcpStream> {
     let names = look_up(meeting)?;
     let mut targets: Vec<Target> = Vec::new();
     let mut unknown = None;
-    // Why a rank 0 that was heard is not this group's, and whether it has proved that it knows the token.
+    // Why a rank 0 that answered is not this group's, and whether it has proved that it knows the token.
     let mut elsewhere: Option<(Failure, bool)> = None;
     let mut newest = None;
     loop {
@@ -124,8 +124,7 @@ fn add(targets: &mut Vec<Target>, found: &[IpAddr], meeting: &Meeting<'_>) {
     }
 }
 
-/// The addresses of `MASTER_ADDR`: at once if it is one; otherwise from a thread, since a lookup may take long and has no
-/// deadline of its own.
+/// Returns the addresses of `MASTER_ADDR`. A name is looked up by a thread, because a lookup may take long and has no deadline.
 fn look_up(meeting: &Meeting<'_>) -> Result<Receiver<io::Result<Vec<IpAddr>>>> {
     let (send, names) = mpsc::channel();
     let host = meeting.environment.master_addr.clone();
@@ -147,7 +146,7 @@ fn look_up(meeting: &Meeting<'_>) -> Result<Receiver<io::Result<Vec<IpAddr>>>> {
     Ok(names)
 }
 
-/// Rank 0 keeps the deadline, too; a little more is for its word to arrive.
+/// Waits for rank 0's welcome. Rank 0 enforces the deadline; the grace period lets its message arrive.
 fn await_welcome(meeting: &Meeting<'_>, line: Line) -> Result<TcpStream> {
     let lost = |error: io::Error| {
         let reason = format!("its connection broke before all ranks had come: {error}");

@@ -1,9 +1,9 @@
-//! What a rank says of itself, and why two ranks may not be of one group.
+//! How a rank introduces itself, and whether two ranks belong to one group.
 
 use super::MAX_TEXT;
 use crate::{Environment, Failure};
 
-/// Longest hello: four texts, five numbers.
+/// The longest hello: four texts and five numbers.
 pub(super) const MAX_HELLO: usize = 4 * (MAX_TEXT + 4) + 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(super) struct Hello {
     pub(super) run_id: String,
     /// The variable that `run_id` was read from.
     pub(super) run_id_variable: String,
-    /// Tells one attempt of one process to join from all others.
+    /// Identifies one attempt of one process to join.
     pub(super) attempt: [u8; 16],
 }
 
@@ -33,12 +33,12 @@ impl Hello {
         }
     }
 
-    /// Whether this is rank 0 of another job with the settings of this one, as seen by rank 0 of this one.
+    /// Returns true if `other` is rank 0 of another job with the same settings. Called by rank 0.
     pub(super) fn is_twin(&self, other: &Self) -> bool {
         other.rank == 0 && other.attempt != self.attempt && self.difference(other).is_none()
     }
 
-    /// Why `guest` is no rank of the group whose rank 0 this is.
+    /// Returns why `guest` does not belong to the group of this rank 0.
     pub(super) fn difference(&self, guest: &Self) -> Option<Failure> {
         let rank = usize::try_from(guest.rank).unwrap_or(usize::MAX);
         let unequal = |property: &str, value: &dyn ToString, other: &dyn ToString| {
@@ -50,7 +50,7 @@ impl Hello {
             .or_else(|| unequal("the world size", &guest.world_size, &self.world_size))
     }
 
-    /// Names the variable that the ids of the runs come from; both, where there are two.
+    /// Names the variables that the run ids were read from.
     fn another_run(&self, guest: &Self, rank: usize) -> Option<Failure> {
         if guest.run_id == self.run_id {
             return None;
@@ -82,7 +82,7 @@ impl Hello {
         .concat()
     }
 
-    /// `None`: bytes that are no hello.
+    /// Parses a hello; `None` if the bytes are not one.
     pub(super) fn parse(mut bytes: &[u8]) -> Option<Self> {
         let bytes = &mut bytes;
         let hello = Self {
@@ -98,7 +98,7 @@ impl Hello {
     }
 }
 
-/// Takes the next bytes.
+/// Splits off the next bytes.
 pub(super) fn array<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     let (taken, rest) = bytes.split_first_chunk()?;
     *bytes = rest;

@@ -1,4 +1,4 @@
-//! Rank 0's part: one thread listens to all connections, seats the ranks, and looks for another job with the same settings.
+//! Rank 0's part: one thread serves all connections, seats the ranks, and looks for another job with the same settings.
 
 use super::hello::{Hello, differ};
 use super::line::Line;
@@ -15,20 +15,19 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAdd
 use std::thread;
 use std::time::Duration;
 
-/// How many strangers are heard at once, where the group is not larger.
+/// How many unknown connections are served at once, if the group is not larger.
 const STRANGERS: usize = 64;
-/// How often the connections of the seated ranks are looked at.
+/// How often the connections of seated ranks are checked.
 const GLANCE: Duration = Duration::from_millis(50);
-/// How long a rank 0 whose job has no name waits for another one to show up once all ranks have come, at most half its
-/// deadline.
+/// How long rank 0 of a job without a run id waits for another one after all ranks have arrived, at most half the deadline.
 const SETTLE: Duration = Duration::from_secs(1);
-/// How long a rank 0 that has failed tells those who still come.
+/// How long rank 0 reports its failure to ranks that still arrive.
 const LINGER: Duration = Duration::from_secs(1);
 
 pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<TcpStream>> {
     let listener = match listen(meeting) {
         Ok(listener) => listener,
-        // All ports are taken: perhaps by a job with the same settings, whose rank 0 is to know, too.
+        // All ports are in use, perhaps by a job with the same settings, which must learn of this one.
         Err(error) => return Err(if twin_elsewhere(meeting) { second_job(meeting) } else { error }),
     };
     let own = listener.local_addr().map_err(|error| meeting.network("listening".to_owned(), error))?;
@@ -56,7 +55,7 @@ fn second_job(meeting: &Meeting<'_>) -> Error {
     meeting.failed(Failure::SecondJob { port: meeting.environment.master_port })
 }
 
-/// Whether a rank 0 with the same settings holds one of the ports.
+/// Returns true if a rank 0 with the same settings listens on one of the ports.
 fn twin_elsewhere(meeting: &Meeting<'_>) -> bool {
     let ip = meeting.environment.master_addr.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let mut search = Search::new(ip, meeting.ports(), meeting.until);
@@ -69,8 +68,8 @@ fn twin_elsewhere(meeting: &Meeting<'_>) -> bool {
     false
 }
 
-/// At `MASTER_ADDR` if that is an address of this machine, else at all of its addresses: of its own name a machine may
-/// believe that it is a loopback address, where the others would not find it.
+/// Listens at `MASTER_ADDR` if it is an address of this machine, otherwise at all addresses. A name is not used, because a machine
+/// may resolve its own name to a loopback address, where other machines cannot reach it.
 fn listen(meeting: &Meeting<'_>) -> Result<TcpListener> {
     let host = meeting.environment.master_addr.as_str();
     let mut newest = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -107,16 +106,16 @@ fn listen(meeting: &Meeting<'_>) -> Result<TcpListener> {
 struct Host<'a> {
     meeting: &'a Meeting<'a>,
     listener: TcpListener,
-    /// Those of whom nothing is known yet, and those whom the last word has not reached; the oldest first.
+    /// Connections of unknown processes, and those to which the last message has not been sent; the oldest first.
     visits: VecDeque<Visit>,
     search: Search,
-    /// Of ranks 1, 2, ….
+    /// The seats of ranks 1, 2, ….
     seats: Vec<Option<Seat>>,
-    /// Processes that have been told of a failure and have no seat.
+    /// Processes without a seat that have been told of a failure.
     told: Vec<Line>,
     elsewhere: Option<Elsewhere>,
-    /// How long the group waits after the last rank has come: another job with the same settings may still show up, of
-    /// which that rank may be one.
+    /// How long the group waits after the last rank has arrived. Another job with the same settings may still appear, and that rank
+    /// may belong to it.
     settle: Duration,
     settled: Until,
     glance: Until,
@@ -127,11 +126,11 @@ struct Seat {
     attempt: [u8; 16],
 }
 
-/// Why a rank that was heard did not join. It explains the rank's absence if no other process takes its place.
+/// Why a rank that connected did not join. Reported if no other process takes its place.
 struct Elsewhere {
     rank: usize,
     failure: Failure,
-    /// It has proved that it knows the token: strangers do not replace what ranks have said.
+    /// Whether the rank has proved that it knows the token. Such a reason is not replaced by one of an unknown process.
     is_known: bool,
 }
 
@@ -147,7 +146,7 @@ impl Host<'_> {
             if failure.is_none() && self.is_complete() {
                 return self.welcome();
             }
-            // Where all have come it only lacks a moment.
+            // If all ranks have arrived, the group is complete in a moment.
             if failure.is_none() && self.meeting.until.is_past() && !self.missing().is_empty() {
                 failure = Some(self.late());
             }
@@ -166,11 +165,11 @@ impl Host<'_> {
         (1..).zip(&self.seats).filter(|(_, seat)| seat.is_none()).map(|(rank, _)| rank).collect()
     }
 
-    /// Accepts the connections that are waiting. Beyond the limit each new one replaces the oldest.
+    /// Accepts pending connections. Above the limit, each new one replaces the oldest.
     fn accept(&mut self) {
         let most = STRANGERS.max(2 * self.meeting.environment.world_size);
         for _ in 0..most {
-            // An error: no connection is waiting, one has closed again, or too many files are open for a moment.
+            // On an error, no connection is pending, one has closed again, or too many files are open at the moment.
             let Ok((stream, _)) = self.listener.accept() else { return };
             let Ok(visit) = Visit::new(stream) else { continue };
             if self.visits.len() >= most {
@@ -180,8 +179,7 @@ impl Host<'_> {
         }
     }
 
-    /// Hears all who have connected; the first thing that is wrong. `ending` is told to every rank of this group that
-    /// still comes.
+    /// Advances all conversations and returns the first failure. `ending` is sent to every rank of this group that still arrives.
     fn talk(&mut self, ending: Option<&Failure>) -> Option<Failure> {
         let mut failure = None;
         for _ in 0..self.visits.len() {
@@ -197,7 +195,7 @@ impl Host<'_> {
                     self.visits.push_back(visit);
                 }
                 Ok(Visitor::Known(hello, nonce)) => {
-                    // An error is one of this connection, whose rank comes again.
+                    // An error concerns this connection only; its rank will connect again.
                     let found = self.receive(visit, &hello, nonce, ending).unwrap_or(None);
                     failure = failure.or(found);
                 }
@@ -214,7 +212,7 @@ impl Host<'_> {
         }
     }
 
-    /// Seats a process that knows the token, or says why not.
+    /// Seats a process that knows the token, or returns why it cannot.
     fn receive(
         &mut self,
         mut visit: Visit,
@@ -230,7 +228,7 @@ impl Host<'_> {
             return Ok(Some(self.second_job()));
         }
         if let Some(failure) = own.difference(hello) {
-            // Perhaps on its way to another group, of this job or another.
+            // It may belong to another group, of this job or another one.
             answer(&mut visit)?;
             self.visits.push_back(visit);
             self.note(hello.rank, true, |_| failure);
@@ -240,7 +238,7 @@ impl Host<'_> {
         let Some(seat) = index.and_then(|index| self.seats.get_mut(index)) else { return Ok(None) };
         let live = seat.as_ref().filter(|seat| seat.line.is_alive());
         if ending.is_none() && live.is_some_and(|seat| seat.attempt == hello.attempt) {
-            // The same process by another address.
+            // The same process has connected by another address.
             visit.say_seated()?;
             self.visits.push_back(visit);
             return Ok(None);
@@ -270,7 +268,7 @@ impl Host<'_> {
         Ok(None)
     }
 
-    /// Frees the seats of those whose connections have closed: they, or others in their places, may come again.
+    /// Frees the seats of closed connections, so that the ranks can connect again.
     fn watch(&mut self) {
         for seat in &mut self.seats {
             if let Some(Seat { line, .. }) = seat
@@ -310,29 +308,29 @@ impl Host<'_> {
         let until = Until::after(PATIENCE);
         let welcome = |stream| {
             let mut stream = Timed::new(stream, until);
-            // One that has gone meanwhile is found by the first exchange.
+            // The first exchange detects a rank that is lost by now.
             let _ = wire::send(&mut stream, &Frame::Welcome);
             stream.stream
         };
         Ok(streams.into_iter().map(welcome).collect())
     }
 
-    /// What the deadline's end means: who is missing, or why.
+    /// Returns the failure at the deadline: which ranks are missing, or why.
     fn late(&mut self) -> Failure {
         let missing = self.missing();
-        // One whose place is taken was not on its way to this group.
+        // If its place is taken, the process did not belong to this group.
         match self.elsewhere.take().filter(|elsewhere| missing.contains(&elsewhere.rank)) {
             Some(elsewhere) => elsewhere.failure,
             None => Failure::Deadline { missing, waited: self.meeting.deadline },
         }
     }
 
-    /// Tells all who have come, and those on their way.
+    /// Reports the failure to all ranks that have arrived or still arrive.
     fn end(mut self, failure: Failure) -> Error {
         for line in self.seats.iter_mut().flatten().map(|seat| &mut seat.line).chain(&mut self.told) {
             tell(line, &failure);
         }
-        // How many ranks of a second job are still to come is not known.
+        // The number of ranks of a second job that will still arrive is unknown.
         let linger = match failure {
             Failure::SecondJob { .. } => Until::after(LINGER),
             _ => self.meeting.until.within(LINGER),
@@ -353,12 +351,12 @@ impl Host<'_> {
     }
 }
 
-/// Tells a process that is connected why the group does not form.
+/// Tells a connected process why the group cannot form.
 fn tell(line: &mut Line, failure: &Failure) {
     let mut frame = Vec::new();
     if wire::send(&mut frame, &Frame::Fail(failure.clone())).is_ok() {
         line.say(&frame);
-        // What the system does not take now is sent while rank 0 lingers.
+        // Whatever the system does not accept now is sent while rank 0 lingers.
         let _ = line.flush();
     }
 }

@@ -1,4 +1,4 @@
-//! A connection that never blocks: what has come of a message, and what has not been sent yet.
+//! A non-blocking connection with buffers for partial messages in both directions.
 
 use crate::timed::Until;
 use std::io::{self, Read, Write};
@@ -9,7 +9,7 @@ pub(super) struct Line {
     stream: TcpStream,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// When its exchange must be done.
+    /// The deadline of its conversation.
     until: Until,
 }
 
@@ -24,7 +24,7 @@ impl Line {
         &self.stream
     }
 
-    /// Back to a stream that blocks.
+    /// Converts it back to a blocking stream.
     pub(super) fn into_stream(self) -> io::Result<TcpStream> {
         self.stream.set_nonblocking(false)?;
         Ok(self.stream)
@@ -34,7 +34,7 @@ impl Line {
         self.output.extend_from_slice(words);
     }
 
-    /// Whether all that was said has been handed to the system.
+    /// Returns true if all output has been passed to the system.
     pub(super) fn is_flushed(&self) -> bool {
         self.output.is_empty()
     }
@@ -43,7 +43,7 @@ impl Line {
         self.until.is_past()
     }
 
-    /// Sends what the system takes now.
+    /// Sends as much as the system accepts now.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         while !self.output.is_empty() {
             match self.stream.write(&self.output) {
@@ -57,12 +57,12 @@ impl Line {
         Ok(())
     }
 
-    /// The next `len` bytes once they have all come; reads no byte behind them.
+    /// Returns the next `len` bytes once they have all arrived. Reads no byte beyond them.
     pub(super) fn read(&mut self, len: usize) -> io::Result<Option<Vec<u8>>> {
         Ok(self.has(len)?.then(|| std::mem::take(&mut self.input)))
     }
 
-    /// The next text behind its length (u32), of at most `most` bytes, with `tail` bytes more.
+    /// Returns the next text of at most `most` bytes, which follows its length (u32), with `tail` more bytes.
     pub(super) fn read_text(&mut self, most: usize, tail: usize) -> io::Result<Option<Vec<u8>>> {
         if !self.has(4)? {
             return Ok(None);
@@ -74,7 +74,7 @@ impl Line {
         Ok(self.read(4 + len + tail)?.map(|bytes| bytes.get(4..).unwrap_or_default().to_vec()))
     }
 
-    /// Drops what has come. An error: the other side has closed the connection.
+    /// Discards input. Returns an error if the other side has closed the connection.
     pub(super) fn skip(&mut self) -> io::Result<()> {
         while self.has(512)? {
             self.input.clear();
@@ -100,13 +100,13 @@ impl Line {
         Ok(true)
     }
 
-    /// Whether the other side, which has nothing to say now, still holds the connection.
+    /// Returns true if the other side, which sends nothing at this point, still has the connection open.
     pub(super) fn is_alive(&self) -> bool {
         matches!(self.stream.peek(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
-/// A text behind its length.
+/// Returns a text preceded by its length.
 pub(super) fn with_length(text: &[u8]) -> Vec<u8> {
     [&(text.len() as u32).to_le_bytes(), text].concat()
 }

@@ -1,4 +1,4 @@
-//! Rank 0's search for another rank 0 with its settings, at the other ports of its range.
+//! Rank 0's search for another rank 0 with the same settings, on the other ports of its range.
 
 use super::call::{Answer, Call};
 use super::hello::Hello;
@@ -6,7 +6,7 @@ use crate::timed::Until;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-/// How long a listener may be silent before it is taken for something else, such as torchrun's own store.
+/// How long a listener may be silent before it is considered something else, such as torchrun's store.
 const SILENCE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(super) struct Search {
 }
 
 impl Search {
-    /// Calls whatever listens at `ports` where the own listener is, or would be: another job's rank 0 listens there, too.
+    /// Calls `ports` at the address of the own listener, because the rank 0 of another job would listen there too.
     pub(super) fn new(own: IpAddr, ports: impl Iterator<Item = u16>, until: Until) -> Self {
         let addresses = match own.is_unspecified() {
             true => vec![IpAddr::from(Ipv6Addr::LOCALHOST), IpAddr::from(Ipv4Addr::LOCALHOST)],
@@ -31,7 +31,7 @@ impl Search {
         self.calls.is_empty()
     }
 
-    /// Goes on without waiting. Whether another rank 0 with the same settings has answered.
+    /// Advances without blocking. Returns true if another rank 0 with the same settings has answered.
     pub(super) fn finds_twin(&mut self, own: &Hello, token: &str) -> bool {
         let (mut found, is_late) = (false, self.silence.is_past());
         self.calls.retain_mut(|call| match call.advance(own, token) {

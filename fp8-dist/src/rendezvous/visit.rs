@@ -1,4 +1,4 @@
-//! The side of rank 0: one that has connected, of whom nothing is known yet.
+//! Rank 0's side of a connection whose process is not known yet.
 
 use super::hello::{Hello, MAX_HELLO, array};
 use super::line::{Line, invalid, with_length};
@@ -8,7 +8,7 @@ use crate::timed::Until;
 use std::io;
 use std::net::TcpStream;
 
-/// A conversation with one that has connected.
+/// A conversation with a connected process.
 #[derive(Debug)]
 pub(super) struct Visit {
     line: Line,
@@ -18,27 +18,27 @@ pub(super) struct Visit {
 
 #[derive(Debug)]
 enum State {
-    /// Nothing has come yet.
+    /// Nothing has been received.
     New,
-    /// The challenge is sent; the rank that the other side says it is, and its nonce.
+    /// The challenge has been sent. Contains the rank that the other side claims, and its nonce.
     Challenged(u64, Nonce),
-    /// The last words are on their way.
+    /// The last message is being sent.
     Leaving,
-    /// They are, to a process of another version, which may still be talking: a connection that is closed with bytes unread
-    /// is reset, and that might take the words along.
+    /// The last message is being sent to a process of another version, which may still be sending. Closing a connection with unread
+    /// bytes would reset it, and the message might be lost.
     Differing,
 }
 
-/// What a visitor turned out to be.
+/// What is known about a connected process.
 #[derive(Debug)]
 pub(super) enum Visitor {
-    /// Nothing yet.
+    /// Nothing.
     Unknown,
-    /// A process of another version that says it is this rank.
+    /// It has another version, and claims this rank.
     Version(u64, u32),
-    /// One that says it is this rank and has another token.
+    /// It has another token, and claims this rank.
     Token(u64),
-    /// One that knows the token, with its words and its nonce.
+    /// It knows the token. Contains its hello and its nonce.
     Known(Box<Hello>, Nonce),
 }
 
@@ -48,7 +48,7 @@ impl Visit {
         Ok(Self { line, nonce: random()?, state: State::New })
     }
 
-    /// Goes on as far as it can without waiting. An error ends the visit.
+    /// Advances as far as possible without blocking. An error ends the conversation.
     pub(super) fn advance(&mut self, token: &str) -> io::Result<Visitor> {
         self.line.flush()?;
         if self.line.is_late() {
@@ -90,13 +90,13 @@ impl Visit {
         Ok(Visitor::Known(Box::new(hello), nonce))
     }
 
-    /// Tells one that is known that it is connected already.
+    /// Tells a known process that it is already connected.
     pub(super) fn say_seated(&mut self) -> io::Result<()> {
         self.line.say(&[Verdict::Seated as u8]);
         self.line.flush()
     }
 
-    /// Answers one that is known with the own words and their proof.
+    /// Answers a known process with rank 0's hello and its proof.
     pub(super) fn answer(&mut self, guest: &Hello, nonce: Nonce, own: &Hello, token: &str) -> io::Result<()> {
         let challenge = Challenge { token, nonces: [nonce, self.nonce] };
         let words = own.bytes();

@@ -1,4 +1,4 @@
-//! The end of every rank but rank 0: a thread reads what rank 0 sends into an inbox.
+//! The end of the connection of all ranks except rank 0. A thread reads what rank 0 sends into an inbox.
 
 use super::{GOODBYE, closed, prepare, spawn};
 use crate::meeting::All;
@@ -14,20 +14,20 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a rank that says that it gives up tries to, and waits for what rank 0 makes of it.
+/// The time limit for a rank to report that it gives up, and to receive rank 0's answer.
 const WORD: Duration = Duration::from_secs(2);
 
-/// The end of every other rank. Dropped with the last handle.
+/// A rank other than rank 0. Dropped with its last handle.
 #[derive(Debug)]
 pub(crate) struct Guest {
     id: String,
     rank: usize,
     world_size: usize,
     deadline: Duration,
-    /// Threads that share a handle come one after the other.
+    /// Serializes threads that share a handle.
     turn: Mutex<()>,
     out: Mutex<BufWriter<Timed>>,
-    /// The connection once more, to close it while another thread is sending.
+    /// A second handle of the connection, to close it while another thread is sending.
     stream: TcpStream,
     inbox: Arc<Inbox>,
 }
@@ -44,12 +44,12 @@ struct Inbox {
 struct State {
     reply: Option<Vec<Option<Part>>>,
     failure: Option<Failure>,
-    /// What this rank has told rank 0, whose word on that, or on what came first, is on its way.
+    /// The failure that this rank has reported. Rank 0 answers with the group's first failure.
     own_failure: Option<Failure>,
     left: Vec<usize>,
-    /// The connection was closed by a rank 0 that had left: no failure for one who needs no more of it.
+    /// Rank 0 has left and closed the connection. This is a failure only for later calls.
     closed: Option<Failure>,
-    /// Nothing more is read.
+    /// Whether the inbox's thread has ended.
     is_at_end: bool,
 }
 
@@ -82,7 +82,7 @@ impl Guest {
         })
     }
 
-    /// Also waits for another thread that is sending, until then.
+    /// Sends a frame by `until`, including the wait for another thread that is sending.
     fn send(&self, frame: &Frame, until: Until) -> io::Result<()> {
         let out = match until.instant() {
             Some(instant) => self.out.try_lock_until(instant),
@@ -93,8 +93,8 @@ impl Guest {
         wire::send(&mut *out, frame)
     }
 
-    /// How long an exchange may take, with the time that its data take. Rank 0 keeps the deadline; the rest is for its
-    /// word to arrive, and for a rank 0 that says nothing.
+    /// Returns the time limit of an exchange, including the transfer of its data. Rank 0 enforces the deadline; the grace period lets
+    /// its message arrive, and covers a rank 0 that does not answer.
     fn patience(&self) -> Duration {
         let grace = (self.deadline / 4).clamp(Duration::from_millis(100), Duration::from_secs(2));
         self.deadline.saturating_add(grace)
@@ -119,7 +119,7 @@ impl Inbox {
         }
     }
 
-    /// Takes in what rank 0 sends, until the connection closes.
+    /// Receives what rank 0 sends until the connection closes.
     fn fill(&self, stream: TcpStream) {
         let mut stream = BufReader::new(stream);
         loop {
@@ -155,14 +155,14 @@ impl Inbox {
         }
     }
 
-    /// Waits until nothing more is read, at most for `patience`.
+    /// Waits until the inbox's thread has ended, at most for `patience`.
     fn drain(&self, patience: Duration) {
         let until = Instant::now() + patience;
         let mut state = self.state.lock();
         while !state.is_at_end && !self.changed.wait_until(&mut state, until).timed_out() {}
     }
 
-    /// What rank 0 says next, until then.
+    /// Waits for rank 0's next message; `None` if it does not arrive by `until`.
     fn outcome(&self, until: Until) -> Option<Result<Vec<Option<Part>>, Failure>> {
         let until = until.instant();
         let mut state = self.state.lock();
@@ -211,9 +211,9 @@ impl Exchange for Guest {
                 );
             }
         }
-        // One for the whole exchange, however slowly rank 0 reads or answers.
+        // One deadline for the whole exchange, however slowly rank 0 reads or answers.
         let until = Until::after(self.patience());
-        // Where it cannot be sent the connection is closed, which the inbox finds out.
+        // If sending fails, the connection is closed, which the inbox detects.
         let sent = self.send(&Frame::Bring(message), until);
         let heard = if sent.is_ok() { until } else { until.within(GOODBYE) };
         match self.inbox.outcome(heard) {
@@ -249,7 +249,7 @@ impl Exchange for Guest {
             }
             state.own_failure.get_or_insert_with(|| failure.clone());
         }
-        // Where it cannot be sent the connection is closed, which tells rank 0.
+        // If sending fails, closing the connection tells rank 0.
         if self.send(&Frame::Fail(failure), Until::after(WORD.min(self.deadline))).is_err() {
             let _ = self.stream.shutdown(Shutdown::Both);
         }
@@ -279,8 +279,8 @@ impl Drop for Guest {
         }
         let patience = GOODBYE.min(self.deadline);
         let _ = self.send(&Frame::Left(vec![self.rank]), Until::after(patience));
-        // What rank 0 is still sending is read until it has read this and closes the connection, which ends the inbox's
-        // thread: a connection closed with bytes unread is reset, and that might take the last word along.
+        // Keep reading until rank 0 has read this and closes the connection, which ends the inbox's thread. Closing a connection with
+        // unread bytes would reset it, and the message might be lost.
         let _ = self.stream.shutdown(Shutdown::Write);
         self.inbox.drain(patience);
     }

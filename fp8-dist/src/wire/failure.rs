@@ -1,4 +1,4 @@
-//! Failures as bytes.
+//! The encoding of failures.
 
 use super::{Head, invalid, put_number, put_ranks, put_text};
 use crate::Failure;
@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What [`Failure::Disagree`] can name.
+/// The properties that [`Failure::Disagree`] can contain.
 const PROPERTIES: [&str; 4] = ["the call", "the dtype", "the shape", "the shape, dimension 0 aside,"];
 
 pub(super) fn put_failure(head: &mut Vec<u8>, failure: &Failure) {

@@ -22,7 +22,7 @@ const PEERS: [&str; 3] = ["bench_peers.py", "--compiled", "no"];
 /// The calls of the core library in any Python; all cases where a Python has torch.
 pub(crate) fn dry_run(sh: &Shell) -> Result<String> {
     if cmd!(sh, "python3 --version").quiet().ignore_stderr().ignore_stdout().run().is_err() {
-        return Ok("left out: python3 is not at hand".to_owned());
+        return Ok("skipped: python3 is not installed".to_owned());
     }
     let built = Programs::build(sh)?;
     let checks = built.script(Path::new("python3"), &[CALLS], &[])?.trim().to_owned();

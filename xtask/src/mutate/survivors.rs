@@ -232,8 +232,8 @@ mod tests {
     #[test]
     fn what_is_listed_twice_is_named_with_both_lines() {
         let line = "norm k delete 2 `bar.sync 0` so\n";
-        assert!(error(&format!("{line}\n{line}")).ends_with(":3: listed twice, in line 1 as well"));
+        assert!(error(&format!("{line}\n{line}")).ends_with(":3: listed twice, also in line 1"));
         let all = error("norm k delete x2 `ret` so\nnorm j,k delete x3 `ret` so\n");
-        assert!(all.ends_with(":2: listed twice, in line 1 as well"), "{all}");
+        assert!(all.ends_with(":2: listed twice, also in line 1"), "{all}");
     }
 }

@@ -113,7 +113,7 @@ impl Copied {
             };
             let program = all.iter().find(|built| built.is(suite.package, kind, &name));
             programs
-                .push(program.ok_or_else(|| format!("cargo names no program for {target}"))?.file.clone());
+                .push(program.ok_or_else(|| format!("cargo reports no program for {target}"))?.file.clone());
         }
         Ok(Ok(programs))
     }
