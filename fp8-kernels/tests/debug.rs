@@ -1,7 +1,5 @@
 //! `dbg!` of tensors and of what holds many numbers is a line: shapes, types and devices, and only the first values.
 
-#![expect(clippy::unwrap_used, reason = "a failed call is a failed test")]
-
 use fp8_kernels::{
     Arena, ArenaOptions, Cell, Counters, DType, Device, Encoding, Fp8Tensor, Operand, Slot, Tensor, bf16, ops,
 };
