@@ -10,6 +10,7 @@ use crate::cells::{Cells, Counts};
 use crate::{
     Cell, CounterValues, Counters, Device, Error, REST, Replayed, Result, Shape, UNSET, UpdateClock, host,
 };
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -30,8 +31,10 @@ impl Default for ArenaOptions {
     }
 }
 
-/// See the module's text.
-#[derive(Debug)]
+/// The amax histories, scales and counters of all slots of one direction, on a device.
+///
+/// Row 0 of the histories is staging: operations max-combine the current amaxes into it, and ranks reduce it. Rows
+/// 1 … `history_len` − 1 run from the oldest amax to the newest. For a `history_len` of 1, row 0 is both.
 pub struct Arena {
     device: Device,
     options: ArenaOptions,
@@ -384,6 +387,14 @@ impl Arena {
             return Ok(());
         }
         Err(Error::Elements { op, len: values.len(), shape: [self.slots].into() })
+    }
+}
+
+/// Prints sizes, device and the number of updates.
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { slots, options: ArenaOptions { history_len, .. }, device, .. } = self;
+        write!(f, "Arena({slots} slots, history_len {history_len}, {device}, {} updates)", self.updates())
     }
 }
 

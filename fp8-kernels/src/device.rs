@@ -11,7 +11,7 @@ use std::fmt;
 /// use fp8_kernels::Device;
 /// assert_eq!(Device::cpu().to_string(), "cpu");
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Device {
     backend: Backend,
     transpose_policy: TransposePolicy,
@@ -140,6 +140,12 @@ impl Device {
             rhs = format!("another device opened on {rhs}");
         }
         Err(Error::Devices { op, lhs, rhs })
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({self}, transposes {:?})", self.transpose_policy)
     }
 }
 

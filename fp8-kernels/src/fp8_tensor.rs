@@ -2,6 +2,7 @@
 
 use crate::backend::dispatch;
 use crate::{DType, Device, Encoding, Result, Shape, Tensor, TransposePolicy, ops};
+use std::fmt;
 
 /// A tensor in FP8: codes and a dequantization factor, with `value = code · scale_inv`.
 ///
@@ -20,7 +21,7 @@ use crate::{DType, Device, Encoding, Result, Shape, Tensor, TransposePolicy, ops
 /// assert_eq!(transposed.codes()?, [0x38, 0x44, 0x40, 0x48]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Fp8Tensor {
     shape: Shape,
     encoding: Encoding,
@@ -176,5 +177,22 @@ impl Fp8Tensor {
     pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
         ops::check_output("dequantize", dtype)?;
         dispatch!(self.device(), quantize::dequantize(self, dtype))
+    }
+}
+
+/// Prints shape, encoding, device and the layouts that were made, and on the CPU the dequantization factor.
+impl fmt::Debug for Fp8Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let layouts = match (&self.rowwise, &self.columnwise) {
+            (Some(_), Some(_)) => "rowwise and columnwise",
+            (Some(_), None) => "rowwise",
+            (None, Some(_)) => "columnwise",
+            (None, None) => "no codes",
+        };
+        write!(f, "Fp8Tensor({}, {:?}, {}, {layouts}", self.shape, self.encoding, self.device())?;
+        match self.scale_inv.as_slice::<f32>() {
+            Ok([scale_inv]) => write!(f, ", scale_inv {scale_inv:?})"),
+            _ => f.write_str(")"),
+        }
     }
 }

@@ -40,7 +40,6 @@ pub trait Replayed: Send + Sync + fmt::Debug {
 /// in place by [`Tensor::write`](crate::Tensor::write), results are the tensors that the recorded step returned. Numbers that
 /// an operation takes as arguments (a factor, a scale of the loss, a normalizer) stay what they were; a count that the
 /// operation makes itself, a scale and a step size are new each time.
-#[derive(Debug)]
 pub struct Graph {
     graph: CudaGraph,
 }
@@ -52,6 +51,13 @@ impl Graph {
     /// The device failed; a counter of the step that cannot go on. Nothing has run then.
     pub fn replay(&self) -> Result<()> {
         self.graph.replay()
+    }
+}
+
+/// Prints the number of the capture and the device.
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Graph({:?})", self.graph)
     }
 }
 

@@ -9,9 +9,13 @@ use crate::dtype::Element;
 use crate::{DType, Device, Error, Result, Shape, host};
 use half::{bf16, f16};
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 
-/// See the module's text. Shapes have up to six dimensions; dtypes are [`DType`].
+/// A row-major, contiguous array on a device.
+///
+/// Cloning shares the storage, and shared storage never changes: an operation that works in place needs a tensor whose
+/// storage no other tensor shares, or returns an error that names it. A shape has up to six dimensions.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor};
@@ -19,7 +23,7 @@ use std::sync::Arc;
 /// assert_eq!(x.to_vec::<f32>()?, [1.0, 2.0, 3.0, 4.0]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Tensor {
     shape: Shape,
     device: Device,
@@ -136,7 +140,7 @@ impl Tensor {
         }
     }
 
-    /// Where it lies.
+    /// The device that it is on.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -418,6 +422,17 @@ impl Tensor {
         }
         let (lhs, rhs) = (self.shape, other.shape);
         Err(Error::Shapes { op, what, lhs, rhs, remedy: "both must have one shape" })
+    }
+}
+
+/// Prints shape, dtype and device, and of a tensor on the CPU the first values.
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({}, {}, {}", self.shape, self.dtype().name(), self.device)?;
+        match &self.storage {
+            Storage::Cpu(buffer) => write!(f, ", {buffer:?})"),
+            Storage::Cuda(_) => f.write_str(")"),
+        }
     }
 }
 

@@ -315,3 +315,19 @@ fn a_graph_keeps_its_device() {
     elsewhere.join().unwrap();
     rig.finish();
 }
+
+#[test]
+fn debug_of_what_is_on_a_gpu_is_a_line_without_values() {
+    let rig = Rig::new();
+    let device = rig.open();
+    let x = Tensor::full(1.0, [2, 3], DType::F32, &device).unwrap();
+    ops::scale(&x, 2.0).unwrap(); // loads the kernel
+    assert_eq!(format!("{x:?}"), "Tensor([2, 3], f32, cuda:0)");
+    assert_eq!(format!("{:?}", fp8_kernels::Cell::new(2.0, &device).unwrap()), "Cell(cuda:0)");
+    assert_eq!(format!("{device:?}"), "Device(cuda:0, transposes WithCast)");
+    let (graph, y) = device.capture(|| ops::scale(&x, 2.0)).unwrap();
+    assert_eq!(format!("{graph:?}"), "Graph(capture 1 of cuda:0)");
+    assert_eq!(y.to_vec::<f32>().unwrap(), [2.0; 6]);
+    drop((x, y, graph, device));
+    rig.finish();
+}

@@ -5,10 +5,11 @@ use crate::dtype::{Element, Float};
 use crate::{DType, Error, Result, host};
 use half::{bf16, f16};
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 
 #[expect(unnameable_types, reason = "seen by the sealed half of Element alone")]
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub enum Buffer {
     F32(Arc<Vec<f32>>),
     BF16(Arc<Vec<bf16>>),
@@ -28,6 +29,18 @@ macro_rules! each {
             Buffer::U8($data) => $body,
         }
     };
+}
+
+/// Prints the first values.
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 4;
+        each!(self, data => {
+            let mut list = f.debug_list();
+            list.entries(data.iter().take(SHOWN));
+            if data.len() > SHOWN { list.finish_non_exhaustive() } else { list.finish() }
+        })
+    }
 }
 
 impl Buffer {

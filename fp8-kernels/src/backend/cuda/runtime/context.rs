@@ -38,15 +38,13 @@ impl Context {
         }
         let attribute = |attribute| context.attribute(attribute).map_err(error("cuDeviceGetAttribute"));
         let sms = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        // A driver that does not know an attribute says nothing about a clock.
-        let has_no = |clock| matches!(context.attribute(clock), Ok(0));
-        let is_simulated = has_no(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)
-            && has_no(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE);
+        let core_clock = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
+        let memory_clock = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
         Ok(Self {
             name,
             capability,
             sms: u32::try_from(sms).unwrap_or(1).max(1),
-            is_simulated,
+            is_simulated: core_clock == 0 && memory_clock == 0,
             capture: AtomicU64::new(0),
             poison: OnceLock::new(),
             stream,

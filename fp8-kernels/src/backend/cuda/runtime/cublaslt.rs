@@ -142,7 +142,7 @@ type Matmul = unsafe extern "C" fn(
     *mut c_void,
 ) -> Status;
 
-/// See the module's text. Its functions may be called from any thread; descriptors are changed behind a lock.
+/// The library's functions, which may be called from any thread; descriptors are changed behind a lock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CublasLt {
     version: unsafe extern "C" fn() -> usize,

@@ -134,7 +134,7 @@ impl CudaGraph {
 
 impl fmt::Debug for CudaGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaGraph({:?})", self.recorded)
+        write!(f, "capture {:?}", self.recorded)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A scale above 0 stays one: kernels only replace it by another. So once the host has seen it, quantizing needs neither
 //! the tensor's amax nor a look at the cell first. After an update of scales the block is copied to pinned memory, unless
-//! all of it is known; whoever asks later looks whether the copy has arrived.
+//! all of it is known; later questions check whether the copy has arrived.
 
 use super::context::Context;
 use super::memory::Buffer;
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// See the module's text.
+/// Which cells of one block are known to hold a scale above 0.
 pub(crate) struct Known {
     context: Arc<Context>,
     /// Of no other block in this process.

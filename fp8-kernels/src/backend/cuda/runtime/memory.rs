@@ -274,7 +274,7 @@ impl Memory {
         self.recycle(freed);
     }
 
-    /// Before a capture, in which none can be made.
+    /// Opens the second stream. A capture cannot open one, so this comes before it.
     pub(super) fn open_side_stream(&self) -> Result<()> {
         if self.side_stream.get().is_none() {
             let stream = self.stream().context().new_stream();
@@ -284,8 +284,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Where memory is asked for and given back: not in the stream while that is in capture, which waits for nobody; all
-    /// work before has been done then.
+    /// The stream on which memory is allocated and freed. During a capture that is the second one: the first has no work left,
+    /// and an allocation on it would be recorded.
     fn memory_stream(&self) -> &Arc<CudaStream> {
         match self.side_stream.get() {
             Some(side) if self.is_capturing() => side,

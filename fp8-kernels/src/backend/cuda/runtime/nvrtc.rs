@@ -23,7 +23,7 @@ type CreateProgram = unsafe extern "C" fn(
     *const *const c_char,
 ) -> Status;
 
-/// See the module's text. Its functions may be called from any thread.
+/// The compiler's functions, which may be called from any thread.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Nvrtc {
     version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,

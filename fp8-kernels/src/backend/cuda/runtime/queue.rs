@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use std::ops::Deref;
 use std::sync::Arc;
 
+/// A GPU's memory, with what brings data to it and fetches results. Dereferences to the [`Memory`].
 pub(crate) struct Queue {
     memory: Arc<Memory>,
     captures: Captures,

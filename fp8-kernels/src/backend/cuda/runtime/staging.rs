@@ -10,7 +10,7 @@ use cudarc::driver::{result, sys};
 const SEGMENT: usize = 256 * 1024;
 const SEGMENTS: usize = 4;
 
-/// See the module's text.
+/// A ring of pinned segments, one of them in use.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     segments: Vec<Segment>,

@@ -1,0 +1,250 @@
+//! What quantizing a slot cost in values, and the block that holds the counts of many slots.
+
+use super::span::Span;
+use crate::backend::{Backend, cuda};
+use crate::{Device, Error, Result, host};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What quantizing one slot cost in values, summed over calls. Clones are handles on the same counts.
+#[derive(Clone)]
+pub struct Counters {
+    counts: Counts,
+    /// The index of its first count; the block has all four.
+    start: usize,
+}
+
+/// What [`Counters`] held when they were read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct CounterValues {
+    /// Finite values that, scaled, round beyond the format's largest value: above 464 in E4M3, from 61440 on in E5M2.
+    pub saturated: u64,
+    /// Values other than 0 that became 0.
+    pub underflowed: u64,
+    /// Values quantized.
+    pub elements: u64,
+    /// NaN values. They are stored as NaN and leave the amax alone, so this count is the only trace of them.
+    pub nan: u64,
+}
+
+impl CounterValues {
+    /// The number of counts that one slot has in a block.
+    pub(crate) const LEN: usize = 4;
+
+    /// One per slot, from their block.
+    pub(crate) fn from_block(counts: &[u64]) -> Vec<Self> {
+        let (slots, _) = counts.as_chunks::<{ Self::LEN }>();
+        let values = |&[saturated, underflowed, elements, nan]: &[u64; Self::LEN]| Self {
+            saturated,
+            underflowed,
+            elements,
+            nan,
+        };
+        slots.iter().map(values).collect()
+    }
+}
+
+impl Counters {
+    /// Allocates counts for one slot, all zero.
+    ///
+    /// # Errors
+    /// The device is out of memory or failed; none on the CPU.
+    pub fn new(device: &Device) -> Result<Self> {
+        Ok(Self { counts: Counts::new(CounterValues::LEN, device)?, start: 0 })
+    }
+
+    /// Returns the counts. On a GPU this waits until all work queued so far is done.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn read(&self) -> Result<CounterValues> {
+        let counts = self.counts.read(self.range())?;
+        Ok(CounterValues::from_block(&counts).into_iter().next().unwrap_or_default())
+    }
+
+    /// Back to zero.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn reset(&self) -> Result<()> {
+        self.counts.reset(self.range())
+    }
+
+    /// The device that they are on.
+    pub fn device(&self) -> &Device {
+        &self.counts.device
+    }
+
+    /// Their address on a GPU: [`CounterValues::LEN`] u64.
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
+        Ok(self.counts.cuda(op)?.ptr() + 8 * self.start as u64)
+    }
+
+    /// Adds one tensor's counts, in host memory.
+    pub(crate) fn add(&self, counts: CounterValues) -> Result<()> {
+        let CounterValues { saturated, underflowed, elements, nan } = counts;
+        let all = self.counts.cpu("count")?;
+        let cells = Span::within("count", self.range(), all.len())?;
+        cells.of(all).iter().zip([saturated, underflowed, elements, nan]).for_each(|(cell, count)| {
+            cell.fetch_add(count, Relaxed);
+        });
+        Ok(())
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.start..self.start + CounterValues::LEN
+    }
+}
+
+impl fmt::Debug for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.counts.block {
+            CountBlock::Cpu(_) => {
+                let values = self.read().unwrap_or_default();
+                write!(f, "Counters({values:?}, {})", self.counts.device)
+            }
+            CountBlock::Cuda(_) => write!(f, "Counters({})", self.counts.device),
+        }
+    }
+}
+
+/// A block of u64 on a device, all zero at first. Clones share it. A range that the block does not have is an error.
+#[derive(Clone)]
+pub(crate) struct Counts {
+    device: Device,
+    block: CountBlock,
+}
+
+#[derive(Clone)]
+enum CountBlock {
+    Cpu(Arc<Vec<AtomicU64>>),
+    /// Eight bytes each.
+    Cuda(cuda::Buffer),
+}
+
+impl Counts {
+    pub(crate) fn new(len: usize, device: &Device) -> Result<Self> {
+        let block = match device.backend() {
+            Backend::Cpu => CountBlock::Cpu(Arc::new(host::zeroed("counts", len)?)),
+            Backend::Cuda(gpu) => CountBlock::Cuda(gpu.zeros(crate::DType::U8, len.saturating_mul(8))?),
+        };
+        Ok(Self { device: device.clone(), block })
+    }
+
+    fn len(&self) -> usize {
+        match &self.block {
+            CountBlock::Cpu(counts) => counts.len(),
+            CountBlock::Cuda(counts) => counts.len() / 8,
+        }
+    }
+
+    /// Returns the counters of each of `slots` slots.
+    pub(crate) fn handles(&self, slots: usize) -> Result<Vec<Counters>> {
+        Span::within("counts", 0..slots.saturating_mul(CounterValues::LEN), self.len())?;
+        let handle = |slot| Counters { counts: self.clone(), start: slot * CounterValues::LEN };
+        host::collect("counts", (0..slots).map(handle))
+    }
+
+    pub(crate) fn read(&self, range: Range<usize>) -> Result<Vec<u64>> {
+        let span = Span::within("read", range, self.len())?;
+        match &self.block {
+            CountBlock::Cpu(counts) => {
+                host::collect("counts", span.of(counts).iter().map(|count| count.load(Relaxed)))
+            }
+            CountBlock::Cuda(counts) => {
+                let mut values = host::zeroed::<u64>("counts", span.range().len())?;
+                self.device.gpu("read")?.download(counts.ptr() + span.offset::<u64>(), &mut values)?;
+                Ok(values)
+            }
+        }
+    }
+
+    /// Replaces the first counts.
+    pub(crate) fn write(&self, values: &[u64]) -> Result<()> {
+        let span = Span::within("write", 0..values.len(), self.len())?;
+        match &self.block {
+            CountBlock::Cpu(counts) => {
+                let counts = span.of(counts).iter();
+                counts.zip(values).for_each(|(count, &value)| count.store(value, Relaxed));
+            }
+            CountBlock::Cuda(counts) => {
+                self.device.gpu("write")?.write(counts.ptr(), bytemuck::cast_slice(values))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the counts of the range back to zero.
+    pub(crate) fn reset(&self, range: Range<usize>) -> Result<()> {
+        let span = Span::within("reset", range, self.len())?;
+        match &self.block {
+            CountBlock::Cpu(counts) => span.of(counts).iter().for_each(|count| count.store(0, Relaxed)),
+            CountBlock::Cuda(counts) => {
+                let address = counts.ptr() + span.offset::<u64>();
+                self.device.gpu("reset")?.clear_bytes(address, 8 * span.range().len())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// On a GPU, or an error that names `op`.
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<&cuda::Buffer> {
+        match &self.block {
+            CountBlock::Cuda(buffer) => Ok(buffer),
+            CountBlock::Cpu(_) => {
+                Err(Error::Devices { op, lhs: self.device.to_string(), rhs: "a GPU".to_owned() })
+            }
+        }
+    }
+
+    /// In host memory, or an error that names `op`.
+    pub(crate) fn cpu(&self, op: &'static str) -> Result<&[AtomicU64]> {
+        let host = match &self.block {
+            CountBlock::Cpu(counts) => Some(counts.as_slice()),
+            CountBlock::Cuda(_) => None,
+        };
+        host.ok_or_else(|| Error::HostMemory { op, device: self.device.to_string() })
+    }
+}
+
+impl fmt::Debug for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Counts({}, {})", self.len(), self.device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_one_block_do_not_touch_each_other() {
+        let counts = Counts::new(8, &Device::cpu()).unwrap();
+        let handles = counts.handles(2).unwrap();
+        let all =
+            |saturated, underflowed, elements, nan| CounterValues { saturated, underflowed, elements, nan };
+        handles[1].add(all(1, 2, 3, 7)).unwrap();
+        handles[1].add(all(1, 0, 3, 1)).unwrap();
+        handles[0].add(all(5, 5, 5, 5)).unwrap();
+        handles[0].reset().unwrap();
+        let sums = all(2, 2, 6, 8);
+        assert_eq!(handles[1].read().unwrap(), sums);
+        assert_eq!(CounterValues::from_block(&counts.read(0..8).unwrap()), [CounterValues::default(), sums]);
+    }
+
+    #[test]
+    fn counts_that_the_block_does_not_have_are_an_error() {
+        let counts = Counts::new(8, &Device::cpu()).unwrap();
+        let all = [
+            counts.read(8..9).unwrap_err(),
+            counts.write(&[0; 9]).unwrap_err(),
+            counts.reset(0..9).unwrap_err(),
+            counts.handles(3).unwrap_err(),
+        ];
+        for error in all {
+            assert!(error.to_string().contains("this block has 8, numbered from 0"), "{error}");
+        }
+    }
+}
