@@ -12,14 +12,17 @@ use fp8_kernels::{
 
 cases![counts_beside_infinities: DtypesAndFormats, amaxes_of_needles: Dtypes];
 
-/// The scale of what is infinite is 1: larger values saturate, small ones vanish, and both are counted. Two tensors a step.
+/// With a scale of 1, which an infinite tensor has too, large values saturate and small ones vanish, and both are counted;
+/// zeros are not. Two tensors a step, with scales of their own or with committed ones.
 fn counts_beside_infinities(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
     let values = [f32::INFINITY, -6e4, 1e-6, 449.0, 0.0, -3.0, f32::NEG_INFINITY, 6e4, -1e-6];
     let step = AdamWStep { weight_decay: 0.0, ..STEP };
     let rule = ScaleRule::Current { fp8_max: encoding.max(), epsilon: 0.0, power_2_scales: false };
     let pairs = [[[3, 5], [16, 8]], [[130, 66], [128, 64]], [[2, 16], [129, 72]], [[5, 1], [40, 61]]];
-    for (shapes, columnwise) in pairs.into_iter().flat_map(|pair| [(pair, false), (pair, true)]) {
-        same_as_cpu(&format!("{shapes:?}, {columnwise}"), device, |device| {
+    let flags = [(false, false), (true, false), (false, true), (true, true)];
+    let all = pairs.into_iter().flat_map(|pair| flags.map(|(columnwise, is_set)| (pair, columnwise, is_set)));
+    for (shapes, columnwise, is_set) in all {
+        same_as_cpu(&format!("{shapes:?}, {columnwise}, {is_set}"), device, |device| {
             let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
             let mut random = Random::new(7);
             let mut parameters = Vec::new();
@@ -28,15 +31,16 @@ fn counts_beside_infinities(device: &Device, dtype: DType, encoding: Encoding) -
                 let param = (0..rows * cols).map(choice).collect();
                 let [m, v] = [(); 2].map(|()| Tensor::zeros([rows, cols], DType::F32, device));
                 let grad = Tensor::zeros([rows, cols], DType::F32, device)?;
-                let cells = (Cell::new(UNSET, device)?, Counters::new(device)?);
+                let scale = if is_set { 1.0 } else { UNSET };
+                let cells = (Cell::new(scale, device)?, Counters::new(device)?);
                 parameters.push((data::tensor(param, [rows, cols], dtype, device)?, grad, m?, v?, cells));
             }
             let mut tensors = Vec::new();
             for (i, (param, main_grad, exp_avg, exp_avg_sq, (cell, counters))) in
                 parameters.iter_mut().enumerate()
             {
-                let unset = Scale::Cell { cell, first: &rule, keep: false };
-                let scale = if i == 0 { Scale::FromTensor(&rule) } else { unset };
+                let of_cell = Scale::Cell { cell, first: &rule, keep: false };
+                let scale = if i == 0 && !is_set { Scale::FromTensor(&rule) } else { of_cell };
                 let slot = Slot { scale, counters: Some(counters), columnwise, ..Slot::off(encoding) };
                 let (main_param, slot) = (None, Some(slot));
                 tensors.push(ops::AdamWTensor {

@@ -254,8 +254,8 @@ fn dot((x, y): (f64, f64)) -> String {
     if y.is_finite() { format!("M{x:.1} {y:.1}h0") } else { String::new() }
 }
 
-/// A moving average over a twentieth of the points, centred, and narrower at the ends. Points without a finite value
-/// are left out.
+/// A centred moving average over a twentieth of the points. At both ends it averages the points that exist on either side,
+/// so that the last point is not a single value. Points without a finite value are left out.
 pub(crate) fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let points: Vec<(f64, f64)> = finite(points).copied().collect();
     let half = points.len() / 40;
@@ -266,8 +266,8 @@ pub(crate) fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         }))
         .collect();
     let average = points.iter().enumerate().map(|(index, &(step, _))| {
-        let reach = half.min(index).min(points.len() - 1 - index);
-        (step, (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1) as f64)
+        let (start, end) = (index.saturating_sub(half), (index + half + 1).min(points.len()));
+        (step, (sums[end] - sums[start]) / (end - start) as f64)
     });
     average.collect()
 }
@@ -340,7 +340,16 @@ mod tests {
         let points: Vec<(f64, f64)> = (0..400).map(|step| (f64::from(step), 2.5)).collect();
         assert!(smoothed(&points).iter().zip(&points).all(|(a, b)| a.0 == b.0 && (a.1 - b.1).abs() < 1e-12));
         let slope: Vec<(f64, f64)> = (0..400).map(|step| (f64::from(step), f64::from(step))).collect();
-        assert!(smoothed(&slope).iter().zip(&slope).all(|(a, b)| (a.1 - b.1).abs() < 1e-9), "no lag");
+        let inner = |points: &[(f64, f64)]| points[10..390].to_vec();
+        let lag = inner(&smoothed(&slope))
+            .iter()
+            .zip(inner(&slope))
+            .map(|(a, b)| (a.1 - b.1).abs())
+            .fold(0.0, f64::max);
+        assert!(lag < 1e-9, "{lag}");
+        let mut peak = points.clone();
+        peak[399].1 = 13.5;
+        assert!((smoothed(&peak)[399].1 - 3.5).abs() < 1e-9, "the last point is one of eleven");
         let few = [(1.0, 3.0), (2.0, 4.0)];
         assert_eq!(smoothed(&few), few);
         assert_eq!(smoothed(&[]), []);
