@@ -223,7 +223,7 @@ mod tests {
     fn a_machine_that_does_not_answer_is_told_from_a_process_that_ended() {
         let text = |kind: io::ErrorKind| closed(&kind.into());
         assert_eq!(text(io::ErrorKind::TimedOut), "its machine does not answer (timed out)");
-        let ended = "its connection closed, as when its process ends (unexpected end of file)";
+        let ended = "its connection closed; its process has probably ended (unexpected end of file)";
         assert_eq!(text(io::ErrorKind::UnexpectedEof), ended);
         assert_eq!(text(io::ErrorKind::InvalidData), "invalid data");
     }
