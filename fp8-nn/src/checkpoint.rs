@@ -48,7 +48,7 @@ const MAX_STEPS: u64 = 1 << f64::MANTISSA_DIGITS;
 /// The caller's own keys are kept apart by this prefix.
 const USER: &str = "user.";
 
-/// What [`load`] returns.
+/// The result of [`load`]. The example of [`save`] reads both fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
     /// The caller's metadata, as [`metadata`] returns it.
@@ -83,8 +83,10 @@ pub fn path(dir: &Path) -> PathBuf {
 ///
 /// let (mut other, mut resumed) = (fc(2)?, AdamW::new(AdamWOptions::default())?);
 /// let mut scaling = Scaling::new(&other, &Device::cpu())?;
-/// let loaded = checkpoint::load(&dir, &mut other, &mut resumed, &mut scaling)?;
-/// assert_eq!((resumed.steps(), &loaded.metadata), (1, &metadata));
+/// let checkpoint::Loaded { metadata: loaded, scaling: report } =
+///     checkpoint::load(&dir, &mut other, &mut resumed, &mut scaling)?;
+/// assert_eq!((resumed.steps(), &loaded), (1, &metadata));
+/// assert!(report.is_plain()); // no scale was recomputed or lost
 /// assert_eq!(other.weight().tensor().to_f32_vec()?, model.weight().tensor().to_f32_vec()?);
 /// assert_eq!(checkpoint::metadata(&dir)?, metadata); // reads the header alone
 /// assert!(checkpoint::path(&dir).is_file());
@@ -138,7 +140,8 @@ pub fn save(
     Ok(())
 }
 
-/// Returns the caller's metadata of the checkpoint in `dir`. Reads the file's header alone. See [`save`] for an example.
+/// Returns the caller's metadata of the checkpoint in `dir`. It reads only the header
+/// of the file. See [`save`] for an example.
 ///
 /// # Errors
 /// A file that cannot be read or is not a checkpoint.

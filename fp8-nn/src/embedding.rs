@@ -12,14 +12,14 @@ use std::sync::Arc;
 /// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct EmbeddingOptions {
-    /// The number of rows: ids run from 0 to `num_embeddings − 1`.
+    /// The number of rows. Ids run from 0 to `num_embeddings − 1`. Required.
     pub num_embeddings: usize,
-    /// The length of a row.
+    /// The length of a row. Required.
     pub hidden_size: usize,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviation of the initial values, which are normally distributed with mean 0. 0.023 by default; PyTorch's
-    /// `Embedding` has 1.
+    /// Standard deviation of the initial values, which are normally distributed with mean 0. Default: 0.023.
+    /// PyTorch's `Embedding` has 1.
     pub init_std: f32,
 }
 

@@ -13,13 +13,14 @@ use std::sync::Arc;
 /// There are examples on the types of the layers.
 #[derive(Debug, Clone)]
 pub struct NormLayerOptions {
-    /// The last dimension of input and output.
+    /// The last dimension of input and output. Required.
     pub hidden_size: usize,
-    /// ε, which is added to the variance or the mean square. 1e-5 by default; finite and greater than 0.
+    /// ε, which is added to the variance or the mean square. Finite and greater than 0. Default: 1e-5.
+    /// PyTorch's `RMSNorm` uses the epsilon of the dtype.
     pub eps: f32,
-    /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1. False by default.
+    /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1. Default: false.
     pub zero_centered_gamma: bool,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
 }
 

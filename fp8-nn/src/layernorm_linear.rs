@@ -13,17 +13,18 @@ use rand::Rng;
 /// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct LayerNormLinearOptions {
-    /// The last dimension of the input.
+    /// The last dimension of the input. Required.
     pub in_features: usize,
-    /// The last dimension of the output.
+    /// The last dimension of the output. Required.
     pub out_features: usize,
-    /// Whether the Linear has a bias; it has by default.
+    /// Whether the Linear has a bias. Default: true.
     pub bias: bool,
-    /// The normalization: LayerNorm with ε = 1e-5 by default.
+    /// The normalization of the input. Default: `NormOptions::default()`, a LayerNorm with ε = 1e-5.
     pub norm: NormOptions,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. 0.023 by default.
+    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. Default:
+    /// 0.023. PyTorch's `Linear` draws from a uniform distribution instead.
     pub init_std: f32,
 }
 

@@ -16,19 +16,21 @@ use std::sync::Arc;
 /// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct LayerNormMlpOptions {
-    /// The last dimension of input and output.
+    /// The last dimension of input and output. Required.
     pub hidden_size: usize,
-    /// The last dimension of the activation's output, which is `fc2`'s input.
+    /// The last dimension of the activation's output, which is `fc2`'s input. Required.
     pub ffn_hidden_size: usize,
-    /// Whether `fc1` and `fc2` have biases; they have by default.
+    /// Whether `fc1` and `fc2` have biases. Default: true.
     pub bias: bool,
-    /// The activation: GELU in its tanh form by default. PyTorch's `GELU` is the exact form by default.
+    /// The activation. Default: [`Activation::Gelu`], the tanh form. PyTorch's `GELU` is the exact form by
+    /// default.
     pub activation: Activation,
-    /// The normalization: LayerNorm with ε = 1e-5 by default.
+    /// The normalization of the input. Default: `NormOptions::default()`, a LayerNorm with ε = 1e-5.
     pub norm: NormOptions,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviations of the initial weights: 0.023 by default.
+    /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
+    /// weights.
     pub init: InitOptions,
 }
 

@@ -14,16 +14,16 @@ use std::sync::Arc;
 /// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct LinearOptions {
-    /// The last dimension of the input, k.
+    /// k, the last dimension of the input. Required.
     pub in_features: usize,
-    /// The last dimension of the output, n.
+    /// n, the last dimension of the output. Required.
     pub out_features: usize,
-    /// Whether the layer has a bias; it has by default, as in PyTorch.
+    /// Whether the layer has a bias. Default: true, as in PyTorch.
     pub bias: bool,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. 0.023 by default;
-    /// PyTorch's `Linear` draws from a uniform distribution instead.
+    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. Default:
+    /// 0.023. PyTorch's `Linear` draws from a uniform distribution instead.
     pub init_std: f32,
 }
 

@@ -18,17 +18,19 @@ use std::sync::Arc;
 /// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct MultiheadAttentionOptions {
-    /// The last dimension of input and output.
+    /// The last dimension of input and output. Required.
     pub hidden_size: usize,
-    /// Heads, mask and positions: causal, without RoPE by default.
+    /// The heads, the mask and the positions. Required, because `num_attention_heads` is. The other defaults
+    /// are causal attention without RoPE.
     pub attention: AttentionOptions,
-    /// The normalization of the input. `None`, the default: `qkv` reads the input as it is.
+    /// The normalization of the input. Default: `None`, so that `qkv` reads the input unchanged.
     pub input_layernorm: Option<NormOptions>,
-    /// Whether `qkv` and `proj` have biases; they have by default.
+    /// Whether `qkv` and `proj` have biases. Default: true.
     pub bias: bool,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviations of the initial weights: 0.023 by default.
+    /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
+    /// weights.
     pub init: InitOptions,
 }
 

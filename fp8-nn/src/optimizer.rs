@@ -33,17 +33,18 @@ use std::sync::{Arc, Weak};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWOptions {
-    /// The decay of the first moment, at least 0 and less than 1. 0.9 by default.
+    /// The decay of the first moment, at least 0 and less than 1. Default: 0.9, as in PyTorch.
     pub beta1: f32,
-    /// The decay of the second moment, at least 0 and less than 1. 0.95 by default, PyTorch's is 0.999.
+    /// The decay of the second moment, at least 0 and less than 1. Default: 0.95. PyTorch's default is 0.999.
     pub beta2: f32,
-    /// ε, which is added to the root of the second moment. 1e-8 by default.
+    /// ε, which is added to the root of the second moment. Default: 1e-8, as in PyTorch.
     pub eps: f32,
-    /// The decoupled weight decay. 0.1 by default, PyTorch's is 0.01. It applies to parameters with two dimensions or more,
-    /// so not to norms and biases.
+    /// The decoupled weight decay, which applies to parameters with two or more dimensions and therefore not to
+    /// norms and biases. Default: 0.1. PyTorch's default is 0.01, for all parameters.
     pub weight_decay: f32,
-    /// Whether the optimizer keeps an f32 copy of each bf16 parameter and updates that, so that small updates are not lost to
-    /// rounding. True by default. f32 parameters need no copy.
+    /// Whether the optimizer keeps an f32 copy of each bf16 parameter and updates that copy, so that small
+    /// updates are not lost to rounding. f32 parameters need no copy. Default: true. PyTorch's optimizer
+    /// updates bf16 parameters in bf16.
     pub main_params: bool,
 }
 

@@ -17,21 +17,26 @@ use std::sync::Arc;
 /// There is an example on the layer's type.
 #[derive(Debug, Clone)]
 pub struct TransformerLayerOptions {
-    /// The last dimension of input and output.
+    /// The last dimension of input and output. Required.
     pub hidden_size: usize,
-    /// The inner dimension of the MLP; often four times `hidden_size`.
+    /// The inner dimension of the MLP, often four times `hidden_size`. Required. PyTorch's
+    /// `TransformerEncoderLayer` has 2048 by default.
     pub ffn_hidden_size: usize,
-    /// Heads, mask and positions: causal, without RoPE by default.
+    /// The heads, the mask and the positions. Required, because `num_attention_heads` is. The other defaults
+    /// are causal attention without RoPE.
     pub attention: AttentionOptions,
-    /// The activation of the MLP: GELU in its tanh form by default. PyTorch's `TransformerEncoderLayer` has ReLU.
+    /// The activation of the MLP. Default: [`Activation::Gelu`], the tanh form. PyTorch's
+    /// `TransformerEncoderLayer` has ReLU.
     pub activation: Activation,
-    /// The normalization before the attention and before the MLP: LayerNorm with ε = 1e-5 by default.
+    /// The normalization before the attention and before the MLP. Default: `NormOptions::default()`, a
+    /// LayerNorm with ε = 1e-5.
     pub norm: NormOptions,
-    /// Whether the four Linears have biases; they have by default.
+    /// Whether the four Linears have biases. Default: true.
     pub bias: bool,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviations of the initial weights: 0.023 by default.
+    /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
+    /// weights.
     pub init: InitOptions,
 }
 

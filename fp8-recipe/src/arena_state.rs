@@ -13,7 +13,7 @@ const MAX_UPDATES: u64 = 1 << 62;
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
-/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+/// use fp8_recipe::{ArenaState, DelayedScaling, GemmSlots, Scaling};
 ///
 /// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
 /// let mut trained = Scaling::new(&fc, &device)?;
@@ -22,7 +22,7 @@ const MAX_UPDATES: u64 = 1 << 62;
 /// cx.commit()?;
 ///
 /// let state = trained.state()?;
-/// let forward = &state.arenas[0];
+/// let forward: &ArenaState = &state.arenas[0];
 /// assert_eq!(forward.scale, [128.0, -1.0]); // fc.input; fc.weight has not run
 /// assert_eq!(forward.amax_history, [[0.0, 0.0], [3.5, 0.0]]);
 ///
@@ -37,7 +37,10 @@ pub struct ScalingState {
     pub arenas: Vec<ArenaState>,
 }
 
-/// The scales and histories of the slots of one pass, under one recipe and group. [`Scaling::load_state`](crate::Scaling::load_state) says what may differ where it is loaded.
+/// The scales and histories of the slots of one pass, under one recipe and group.
+///
+/// It is a part of a [`ScalingState`], which has an example. [`Scaling::load_state`](crate::Scaling::load_state) says what may
+/// differ in the model that loads it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArenaState {
     /// All options of the recipe but the history's length: the key by which the state is found again.
