@@ -1,13 +1,14 @@
-//! What became of a saved state, and of the amaxes of earlier recipes.
+//! Reports of how a saved state, and the amaxes of earlier recipes, were used.
 
 use crate::{Direction, RecipeLabel};
 use std::fmt;
 use std::sync::Arc;
 
-/// Where the slots of a [`Scaling`](crate::Scaling) started from: what [`load_state`](crate::Scaling::load_state) did with
-/// a saved state, and what recipes that are new to the model took from earlier ones.
+/// Reports from which state the slots of a [`Scaling`](crate::Scaling) started: what
+/// [`load_state`](crate::Scaling::load_state) did with a saved state, and what new recipes took over from earlier ones.
 ///
-/// Recipes have short names, and all of their options on demand: see [`RecipeLabel`]. `Display` writes one line: "scaling state: 12 slots taken over, 6 slots recomputed (margin=0 → margin=1)".
+/// Recipes are shown by short names; [`RecipeLabel`] also has all of their options. `Display` writes one line: "scaling state:
+/// 12 slots taken over, 6 slots recomputed (margin=0 → margin=1)".
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
@@ -66,7 +67,7 @@ pub struct NewSlot {
     pub direction: Direction,
     /// The recipe and group that it runs under.
     pub recipe: RecipeLabel,
-    /// Why no scale follows from an earlier recipe's history.
+    /// Why no scale could be computed from the history of an earlier recipe.
     pub reason: StartsNew,
 }
 
@@ -111,12 +112,12 @@ pub struct UnusedArena {
 }
 
 impl StateReport {
-    /// Whether all of a saved state was taken over as it was: nothing is recomputed, new or unused.
+    /// Returns whether all of a saved state was taken over unchanged: nothing is recomputed, new or unused.
     pub fn is_plain(&self) -> bool {
         self.recomputed.is_empty() && self.new.is_empty() && self.unused.is_empty()
     }
 
-    /// Forgets what was said of an arena that starts anew.
+    /// Removes the entries of an arena that starts again.
     pub(crate) fn forget(&mut self, recipe: &RecipeLabel, direction: Direction) {
         let is_kept = |slot: &LoadedSlot| slot.recipe != *recipe || slot.direction != direction;
         self.taken_over.retain(is_kept);
