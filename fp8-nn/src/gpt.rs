@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Options of a [`Gpt`]. `vocab_size`, `num_layers`, `hidden_size`, `num_attention_heads` and `max_seq_length` are required; the
 /// other fields have defaults.
 ///
-/// There is an example on the type of the model.
+/// See [`Gpt`] for an example.
 #[derive(Debug, Clone)]
 pub struct GptOptions {
     /// The number of token ids, which run from 0 to `vocab_size − 1`. Required.
@@ -121,7 +121,7 @@ pub struct Gpt {
 
 composite!(Gpt { embedding, blocks, norm, head });
 
-/// What [`Gpt::backward`] needs.
+/// The values that [`Gpt::backward`] needs.
 #[derive(Debug)]
 pub struct GptSaved {
     embedding: EmbeddingSaved,
@@ -132,7 +132,7 @@ pub struct GptSaved {
     output: Output,
 }
 
-/// What [`Gpt::loss_backward`] needs.
+/// The values that [`Gpt::loss_backward`] needs.
 #[derive(Debug)]
 pub struct GptLossSaved {
     model: GptSaved,
@@ -228,7 +228,7 @@ impl Gpt {
                 x = y;
             }
             let (y, stats) = self.norm.forward(&x)?;
-            // The head decides between many close logits: it stays in high precision.
+            // The head runs in high precision, because it decides between many close logits.
             let (logits, head) = self.head.forward(&mut cx.disabled(), &y)?;
             let output = Output::of(&self.path, &logits);
             Ok((logits, GptSaved { embedding, blocks, normed: x, stats, head, output }))

@@ -10,7 +10,7 @@ use rand::Rng;
 
 /// Options of a [`LayerNormLinear`]. The two sizes are required; the other fields have defaults.
 ///
-/// There is an example on the layer's type.
+/// See [`LayerNormLinear`] for an example.
 #[derive(Debug, Clone)]
 pub struct LayerNormLinearOptions {
     /// The last dimension of the input. Required.
@@ -43,8 +43,8 @@ impl Default for LayerNormLinearOptions {
 
 /// A norm followed by a fully connected layer: `y = norm(x) · wᵀ + b`.
 ///
-/// The norm's output is quantized as it is computed: in FP8 it is never stored in high precision, and the bits of its codes
-/// do not depend on a 16-bit rounding in between. The input is `[…, in_features]`, the output `[…, out_features]`; dtypes are
+/// The output of the norm is quantized in the same pass that computes it. In FP8 it is never stored in high precision, and it
+/// is not rounded to a 16-bit dtype first. The input is `[…, in_features]`, the output `[…, out_features]`; dtypes are
 /// those of [`Linear`].
 ///
 /// | parameter | shape | initial value |
@@ -79,7 +79,7 @@ pub struct LayerNormLinear {
 
 composite!(LayerNormLinear { norm, linear });
 
-/// What [`LayerNormLinear`]'s backward needs.
+/// The values that the backward pass of [`LayerNormLinear`] needs.
 #[derive(Debug)]
 pub struct LayerNormLinearSaved {
     pub(crate) x: Tensor,
@@ -103,7 +103,7 @@ impl LayerNormLinear {
         Self::with_paths(&format!("{path}.norm"), path, options, device, rng)
     }
 
-    /// With the norm's path beside the Linear's, as in layers that name their parts.
+    /// Creates the layer with separate paths for norm and Linear, for layers that name their parts.
     pub(crate) fn with_paths(
         norm_path: &str,
         linear_path: &str,
@@ -113,7 +113,7 @@ impl LayerNormLinear {
     ) -> Result<Self> {
         let LayerNormLinearOptions { in_features, out_features, bias, norm, params_dtype, init_std } =
             options;
-        // Before the norm's parameters, which are as long as the weight's rows.
+        // Checked before the norm's parameters are allocated, which are as long as the rows of the weight.
         init::check_parameter(linear_path, "weight", [out_features, in_features])?;
         let linear = LinearOptions { in_features, out_features, bias, params_dtype, init_std };
         Ok(Self {

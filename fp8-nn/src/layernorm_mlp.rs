@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Options of a [`LayerNormMlp`]. The two sizes are required; the other fields have defaults.
 ///
-/// There is an example on the layer's type.
+/// See [`LayerNormMlp`] for an example.
 #[derive(Debug, Clone)]
 pub struct LayerNormMlpOptions {
     /// The last dimension of input and output. Required.
@@ -50,8 +50,8 @@ impl Default for LayerNormMlpOptions {
 
 /// A norm followed by a feed-forward network: `y = act(norm(x) · w₁ᵀ + b₁) · w₂ᵀ + b₂`.
 ///
-/// Norm and activation are fused into the quantization of the GEMM that follows, the activation's backward into that of the
-/// GEMM before it. Input and output are `[…, hidden_size]`; dtypes are those of [`Linear`]. There is no residual addition:
+/// Norm and activation are fused into the quantization for the GEMM that follows. The backward of the activation is fused into
+/// the quantization for `fc1`. Input and output are `[…, hidden_size]`; dtypes are those of [`Linear`]. There is no residual addition:
 /// [`TransformerLayer`](crate::TransformerLayer) adds it.
 ///
 /// Gated activations (`Glu`, `Geglu`, `Reglu`, `Swiglu`, `Qgeglu`, `Sreglu`) compute `act(a) · b` for the halves `[a, b]` of
@@ -93,7 +93,7 @@ pub struct LayerNormMlp {
 
 composite!(LayerNormMlp { fc1, fc2 });
 
-/// What [`LayerNormMlp`]'s backward needs.
+/// The values that the backward pass of [`LayerNormMlp`] needs.
 #[derive(Debug)]
 pub struct LayerNormMlpSaved {
     fc1: LayerNormLinearSaved,

@@ -13,7 +13,7 @@ use fp8_kernels::ops::{self, Norm};
 /// |---|---|---|
 /// | `normalization` | `Norm::LayerNorm` | |
 /// | `eps` | 1e-5 | 1e-5 in `LayerNorm`; the dtype's epsilon in `RMSNorm` |
-/// | `zero_centered_gamma` | false | PyTorch always stores γ |
+/// | `zero_centered_gamma` | false | PyTorch always stores γ itself |
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -23,7 +23,7 @@ use fp8_kernels::ops::{self, Norm};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormOptions {
-    /// LayerNorm, with γ and β, or RMSNorm, with γ alone. Default: [`Norm::LayerNorm`].
+    /// LayerNorm, with γ and β, or RMSNorm, with only γ. Default: [`Norm::LayerNorm`].
     pub normalization: Norm,
     /// ε, which is added to the variance or the mean square. Finite and greater than 0. Default: 1e-5.
     /// PyTorch's `RMSNorm` uses the epsilon of the dtype.
@@ -102,10 +102,10 @@ impl Default for AttentionOptions {
     }
 }
 
-/// The standard deviations of a layer's initial weights. Biases start at 0.
+/// The standard deviations of the initial weights of a layer. Biases are 0 initially.
 ///
 /// [`LayerNormMlp`](crate::LayerNormMlp), [`MultiheadAttention`](crate::MultiheadAttention) and
-/// [`TransformerLayer`](crate::TransformerLayer) take it; layers with one weight have `init_std` alone. Weights are drawn
+/// [`TransformerLayer`](crate::TransformerLayer) take it. Layers with one weight have only `init_std`. Weights are drawn
 /// from a normal distribution with mean 0 and the default deviation 0.023, which is Transformer Engine's. PyTorch's
 /// `Linear` draws from a uniform distribution of width `2 / √in_features` instead.
 ///

@@ -6,8 +6,8 @@ use fp8_recipe::{Backward, Forward, Recipe, Scaling};
 
 /// Methods of [`Scaling`] that open a scope, run a closure in it and commit.
 ///
-/// Where the closure fails, the scope is dropped without a commit: scales and histories are unchanged, and the other ranks of
-/// a group get the closure's error.
+/// If the closure returns an error, the scope is dropped without a commit. Scales and histories are then unchanged, and the
+/// other ranks of a group get the closure's error.
 ///
 /// ```
 /// use fp8_nn::prelude::*;

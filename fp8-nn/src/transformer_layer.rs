@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Options of a [`TransformerLayer`]. The two sizes and `attention.num_attention_heads` are required; the other fields have
 /// defaults.
 ///
-/// There is an example on the layer's type.
+/// See [`TransformerLayer`] for an example.
 #[derive(Debug, Clone)]
 pub struct TransformerLayerOptions {
     /// The last dimension of input and output. Required.
@@ -55,7 +55,7 @@ impl Default for TransformerLayerOptions {
     }
 }
 
-/// A transformer block with the norms in front: `r = x + attention(norm(x))`, `y = r + mlp(norm(r))`.
+/// A transformer block with the norms in front of attention and MLP: `r = x + attention(norm(x))`, `y = r + mlp(norm(r))`.
 ///
 /// Its four Linears (`qkv`, `proj`, `fc1`, `fc2`) run in FP8; attention and residual additions run in high precision. Input
 /// and output are `[batch, seq, hidden_size]`; dtypes are those of [`Linear`](crate::Linear). PyTorch's
@@ -97,7 +97,7 @@ pub struct TransformerLayer {
 
 composite!(TransformerLayer { attention, mlp });
 
-/// What [`TransformerLayer`]'s backward needs.
+/// The values that the backward pass of [`TransformerLayer`] needs.
 #[derive(Debug)]
 pub struct TransformerLayerSaved {
     attention: MultiheadAttentionSaved,

@@ -200,9 +200,9 @@ fn newest_of(amaxes: &[f32], len: usize) -> Vec<f32> {
 }
 
 impl Scaling {
-    /// Returns what the arenas of this `Scaling` started from since it was made or a state was last loaded: the report of
-    /// [`load_state`](Self::load_state), and what recipes took over that were used for the first time since. Arenas that were
-    /// made before anything had run are not listed.
+    /// Returns the report of the last [`load_state`](Self::load_state), extended by the recipes that were used for the first time
+    /// since then and by what they took over from other recipes. Arenas that were created before anything had run are not
+    /// listed.
     pub fn state_report(&self) -> StateReport {
         let has_past = |saved: &&Saved| saved.arena.last_updates.iter().any(|&last| last > 0);
         let unused = self.pending.iter().filter(|saved| !saved.is_source).filter(has_past);

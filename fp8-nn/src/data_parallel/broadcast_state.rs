@@ -1,4 +1,4 @@
-//! All training state of one rank, to all ranks.
+//! Copies the training state of one rank to all ranks.
 
 use super::{expect_eager, first_device, own, told};
 use crate::checkpoint::scaling_state::Header;
@@ -11,18 +11,18 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Gives every rank the training state of rank `root`: parameters, AdamW's moments, f32 copies and counts of steps, and
+/// Replaces the training state of every rank by that of rank `root`: parameters, AdamW's moments, f32 copies and counts of steps, and
 /// the scaling state of all recipes.
 ///
 /// Afterwards the state is equal on all ranks, bit for bit, and training continues from it as on `root`. Use it for a
-/// checkpoint that one rank alone can read, for ranks that join a running job, and for replicas that
+/// checkpoint that only one rank can read, for ranks that join a running job, and for replicas that
 /// [`agree`](crate::agree) found to differ. Gradients are not part of it.
 ///
 /// Tensors are written in place, so recorded steps continue from the new state. Parameters that have no moments on `root`
-/// yet get those of a first step.
+/// yet get moments of 0.
 ///
-/// Everything is received before the first tensor is replaced, which takes memory for a second copy of parameters, moments
-/// and f32 copies, on `root` too.
+/// Everything is received before the first tensor is replaced, which needs memory for a second copy of parameters, moments
+/// and f32 copies, also on `root`.
 ///
 /// ```
 /// use fp8_nn::fp8_dist::local;
@@ -52,8 +52,8 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// Ranks whose models differ in names, shapes or dtypes, or whose optimizers differ in their options: the first
-/// difference; a `root` that is no rank of the group; a rank that is away, failed or elsewhere; a step is being recorded.
-/// Nothing has changed then. A device that fails while the state is put in place leaves a part of it.
+/// difference; a `root` that is not a rank of the group; a rank that left, failed or makes another call; a step that is being recorded.
+/// Nothing has changed then. If the device fails while the state is written, a part of it has changed.
 pub fn broadcast_state(
     model: &mut (impl Layer + ?Sized),
     optimizer: &mut AdamW,
@@ -80,7 +80,7 @@ pub fn broadcast_state(
     own(group, device.synchronize().map_err(Error::from))?;
     group.barrier()?;
 
-    // All ranks have everything: from here on it is put in place.
+    // All ranks have received everything, so it is written from here on.
     own(group, scaling.load_state(&state).map_err(Error::from))?;
     let set = parameters_mut(model).into_iter().zip(values).try_for_each(|(parameter, value)| {
         parameter.agreement_mut().set_loaded(None);

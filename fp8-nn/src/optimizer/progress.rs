@@ -48,7 +48,7 @@ impl Progress {
         Ok(self.skipped_before.load(Relaxed).saturating_add(counted))
     }
 
-    /// Continues after this many steps, of which `skipped` were skipped.
+    /// Sets the numbers of steps and of skipped steps after which the optimizer continues.
     pub(super) fn resume(&self, [steps, skipped]: [u64; 2]) -> Result<()> {
         self.on_device.get().map_or(Ok(()), |on_device| on_device.skipped.reset())?;
         self.skipped_before.store(skipped, Relaxed);

@@ -71,8 +71,8 @@ impl AdamW {
     }
 
     /// Continues after `[steps, skipped steps]`, with what `read` returns for a parameter's name, the part of its state
-    /// and a tensor of its shape. Where it returns nothing, the parameter starts anew. Existing state keeps its place in
-    /// memory, for recorded steps; `new` is the state of other parameters.
+    /// and a tensor of its shape. If it returns `None`, the parameter starts from an initial state. Existing state stays at its
+    /// address in memory, which recorded steps use. `new` is the state of other parameters.
     pub(crate) fn resume(
         &mut self,
         model: &(impl Layer + ?Sized),
