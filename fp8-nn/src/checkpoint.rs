@@ -149,8 +149,8 @@ pub fn metadata(dir: &Path) -> Result<BTreeMap<String, String>> {
     Ok(user_metadata(&open(&path(dir))?))
 }
 
-/// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options. Returns the caller's metadata
-/// and a report of the scaling state, which may continue under another recipe. See [`save`] for an example.
+/// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options. Returns the caller's
+/// metadata and a report of the scaling state, which may continue under another recipe. See [`save`] for an example.
 ///
 /// Tensors are written in place, so recorded steps continue from the checkpoint.
 ///
@@ -192,8 +192,8 @@ pub fn load(
     Ok(Loaded { metadata: user_metadata(&reader), scaling })
 }
 
-/// Stores digests of the loaded optimizer state in the parameters, for ranks to compare. A file from before the first step has
-/// no such state.
+/// Stores digests of the loaded optimizer state in the parameters, for ranks to compare. A file from before the first step
+/// has no such state.
 fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer: &AdamW, counts: [u64; 2]) {
     let life = optimizer.life();
     for parameter in parameters_mut(model) {

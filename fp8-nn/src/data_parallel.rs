@@ -22,9 +22,9 @@ use fp8_kernels::Device;
 /// instead. The sum is written in place, so that a recorded step continues with it; a gradient that shares its storage with
 /// another tensor gets new storage.
 ///
-/// Before its first reduction over a group, and again after parameters were created, set or loaded, it compares the parameters
-/// of all ranks and the optimizer state that [`checkpoint::load`](crate::checkpoint::load) has loaded with them. This takes one
-/// more collective and reads all parameters back once. [`agree`] compares more.
+/// Before its first reduction over a group, and again after parameters were created, set or loaded, it compares the
+/// parameters of all ranks and the optimizer state that [`checkpoint::load`](crate::checkpoint::load) has loaded with them.
+/// This takes one more collective and reads all parameters back once. [`agree`] compares more.
 ///
 /// ```
 /// use fp8_nn::fp8_dist::local;

@@ -32,8 +32,8 @@ impl Default for EmbeddingOptions {
 /// A table whose rows are looked up by id: `y[i] = table[ids[i]]`.
 ///
 /// It runs in high precision under every recipe. Ids are i32 of any shape up to five dimensions. The output has one more
-/// dimension, `[…, hidden_size]`, in the scope's `compute_dtype` or, if the scope has none, in `params_dtype`. The input is not
-/// a float tensor, so this is a [`Layer`] with its own forward and backward and not a [`Module`](crate::Module).
+/// dimension, `[…, hidden_size]`, in the scope's `compute_dtype` or, if the scope has none, in `params_dtype`. The input is
+/// not a float tensor, so this is a [`Layer`] with its own forward and backward and not a [`Module`](crate::Module).
 ///
 /// | parameter | shape | initial value |
 /// |---|---|---|

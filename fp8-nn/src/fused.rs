@@ -95,9 +95,9 @@ impl Linear {
     /// the slot is off, and the operation returns values. Under a recipe that runs only some GEMMs in FP8
     /// (`override_linear_precision`), `quantize` is called once more, with a slot that is off and records nothing.
     ///
-    /// `input_dtype` is the dtype of the tensor that `quantize` reads. The layer computes in the scope's `compute_dtype`. If the
-    /// scope has none, it computes in `input_dtype`, which its parameters must then have. [`backward`](crate::Module::backward) takes the result's
-    /// `Saved` and returns the gradient of `x` in `input_dtype`.
+    /// `input_dtype` is the dtype of the tensor that `quantize` reads. The layer computes in the scope's `compute_dtype`. If
+    /// the scope has none, it computes in `input_dtype`, which its parameters must then have.
+    /// [`backward`](crate::Module::backward) takes the result's `Saved` and returns the gradient of `x` in `input_dtype`.
     ///
     /// A gated MLP outside this crate, with the activation fused into both passes:
     ///
@@ -199,8 +199,8 @@ impl Linear {
     ///
     /// # Errors
     /// Those of `quantize`. A `Saved` that [`backward`](crate::Module::backward) would refuse. An operand that is not of the
-    /// output's shape, on another device, of a dtype that is not a float, or not quantized as the slot requires; column sums that
-    /// are missing or of another shape. No gradient has changed then.
+    /// output's shape, on another device, of a dtype that is not a float, or not quantized as the slot requires; column sums
+    /// that are missing or of another shape. No gradient has changed then.
     pub fn backward_fused(
         &mut self,
         cx: &mut Backward<'_>,
@@ -228,8 +228,8 @@ impl Linear {
 }
 
 impl LayerNormLinear {
-    /// Runs [`Linear::backward_fused`], then the backward of the norm, for a `dy` that `quantize` computes and quantizes in one
-    /// operation.
+    /// Runs [`Linear::backward_fused`], then the backward of the norm, for a `dy` that `quantize` computes and quantizes in
+    /// one operation.
     ///
     /// # Errors
     /// As [`Linear::backward_fused`].

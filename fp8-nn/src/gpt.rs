@@ -13,8 +13,8 @@ use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 use std::sync::Arc;
 
-/// Options of a [`Gpt`]. `vocab_size`, `num_layers`, `hidden_size`, `num_attention_heads` and `max_seq_length` are required; the
-/// other fields have defaults.
+/// Options of a [`Gpt`]. `vocab_size`, `num_layers`, `hidden_size`, `num_attention_heads` and `max_seq_length` are required;
+/// the other fields have defaults.
 ///
 /// See [`Gpt`] for an example.
 #[derive(Debug, Clone)]

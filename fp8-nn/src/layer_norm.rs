@@ -216,9 +216,10 @@ macro_rules! norm_module {
                 NormCore::new(path, hidden_size, options, params_dtype, device).map(Self)
             }
 
-            /// Normalizes `x` directly into a Linear's input slot, for [`Linear::forward_fused`](crate::Linear::forward_fused):
-            /// in FP8 the normalized values are never stored in high precision. Computes in `x`'s dtype, so cast `x` to the
-            /// scope's `compute_dtype` first. [`backward`](Module::backward) takes the `Saved`.
+            /// Normalizes `x` directly into a Linear's input slot, for
+            /// [`Linear::forward_fused`](crate::Linear::forward_fused): in FP8 the normalized values are never stored in high
+            /// precision. Computes in `x`'s dtype, so cast `x` to the scope's `compute_dtype` first.
+            /// [`backward`](Module::backward) takes the `Saved`.
             ///
             /// # Errors
             /// An input whose shape, dtype or device does not fit.

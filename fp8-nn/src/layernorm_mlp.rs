@@ -50,9 +50,9 @@ impl Default for LayerNormMlpOptions {
 
 /// A norm followed by a feed-forward network: `y = act(norm(x) · w₁ᵀ + b₁) · w₂ᵀ + b₂`.
 ///
-/// Norm and activation are fused into the quantization for the GEMM that follows. The backward of the activation is fused into
-/// the quantization for `fc1`. Input and output are `[…, hidden_size]`; dtypes are those of [`Linear`]. There is no residual addition:
-/// [`TransformerLayer`](crate::TransformerLayer) adds it.
+/// Norm and activation are fused into the quantization for the GEMM that follows. The backward of the activation is fused
+/// into the quantization for `fc1`. Input and output are `[…, hidden_size]`; dtypes are those of [`Linear`]. There is no
+/// residual addition: [`TransformerLayer`](crate::TransformerLayer) adds it.
 ///
 /// Gated activations (`Glu`, `Geglu`, `Reglu`, `Swiglu`, `Qgeglu`, `Sreglu`) compute `act(a) · b` for the halves `[a, b]` of
 /// `fc1`'s output, so `fc1` has twice as many rows: the activated half first.

@@ -78,7 +78,8 @@ pub struct Linear {
     pub(crate) slots: GemmSlots,
 }
 
-/// The values that the backward pass of [`Linear`] needs: input and weight, quantized in FP8, in the layout that its GEMMs read.
+/// The values that the backward pass of [`Linear`] needs: input and weight, quantized in FP8, in the layout that its GEMMs
+/// read.
 #[derive(Debug)]
 pub struct LinearSaved {
     pub(crate) origin: Origin,

@@ -7,7 +7,8 @@ use std::fmt::Debug;
 
 /// The part that all layers have in common: quantizer slots and parameters.
 ///
-/// [`composite!`](crate::composite) implements it for a layer made of layers. A layer with parameters of its own implements it by hand:
+/// [`composite!`](crate::composite) implements it for a layer made of layers. A layer with parameters of its own implements
+/// it by hand:
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -49,8 +50,8 @@ pub trait Layer: Slots + Debug + Send {
 
 /// A layer that takes a tensor and returns a tensor.
 ///
-/// `forward` returns everything that `backward` needs as a value, and `backward` consumes it. The compiler therefore proves that
-/// it is used at most once.
+/// `forward` returns everything that `backward` needs as a value, and `backward` consumes it. The compiler therefore proves
+/// that it is used at most once.
 ///
 /// The layers of this crate check their input and `dy` before they compute anything: `dy` must be a float tensor of the
 /// output's shape, on its device. Its dtype may differ from the output's. A refused `dy` changes no gradient.
@@ -213,8 +214,8 @@ impl<L: Layer> Layer for Vec<L> {
     }
 }
 
-/// Implements [`Slots`](crate::fp8_recipe::Slots) and [`Layer`](crate::Layer) for a struct made of layers. It takes the fields
-/// that are layers, in the order in which parameters are visited.
+/// Implements [`Slots`](crate::fp8_recipe::Slots) and [`Layer`](crate::Layer) for a struct made of layers. It takes the
+/// fields that are layers, in the order in which parameters are visited.
 ///
 /// ```
 /// use fp8_nn::prelude::*;

@@ -49,9 +49,9 @@ impl Default for MultiheadAttentionOptions {
 
 /// Self-attention: `y = softmax(q · kᵀ / √d + mask) · v · wₒᵀ + bₒ`, with `[q, k, v] = norm(x) · wᵀ + b`.
 ///
-/// The two projections, `qkv` and `proj`, run in FP8; the attention between them runs in high precision, with f32 sums. A norm
-/// before `qkv` and rotary position embeddings (RoPE) are optional. Input and output are `[batch, seq, hidden_size]`; dtypes
-/// are those of [`Linear`].
+/// The two projections, `qkv` and `proj`, run in FP8; the attention between them runs in high precision, with f32 sums. A
+/// norm before `qkv` and rotary position embeddings (RoPE) are optional. Input and output are `[batch, seq, hidden_size]`;
+/// dtypes are those of [`Linear`].
 ///
 /// With H = `num_attention_heads`, G = `num_gqa_groups` and d = `kv_channels`, the rows of `qkv` are all query heads, then
 /// all key heads, then all value heads. Query head i reads key and value head `i / (H / G)`.
@@ -216,9 +216,9 @@ impl MultiheadAttention {
     /// Creates a layer at `path`, with weights drawn from `rng`: `qkv`'s, then `proj`'s.
     ///
     /// # Errors
-    /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the heads,
-    /// an odd head size with RoPE, a weight that is too large for a tensor, an ε that is not finite and greater than 0, a
-    /// `params_dtype` other than f32 and bf16.
+    /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the
+    /// heads, an odd head size with RoPE, a weight that is too large for a tensor, an ε that is not finite and greater than
+    /// 0, a `params_dtype` other than f32 and bf16.
     pub fn new(
         path: &str,
         options: MultiheadAttentionOptions,

@@ -93,8 +93,8 @@ impl Default for AdamWOptions {
 /// # Gradients that are not finite
 /// An infinite or NaN gradient would make its parameter and moments NaN permanently. A step therefore changes no parameter,
 /// moment or f32 copy if the norm of all gradients is not finite. The device makes this check and counts the skipped steps
-/// ([`skipped_steps`](Self::skipped_steps)), so the host does not wait and recorded steps are checked too. The norm is computed without overflow: it is
-/// infinite only if a gradient is, or if the norm itself is greater than `f32::MAX`.
+/// ([`skipped_steps`](Self::skipped_steps)), so the host does not wait and recorded steps are checked too. The norm is
+/// computed without overflow: it is infinite only if a gradient is, or if the norm itself is greater than `f32::MAX`.
 ///
 /// A skipped step still counts in [`steps`](Self::steps), because the host does not know what the device decided. It
 /// therefore counts in Adam's bias correction: early in training, it makes the next updates slightly smaller. After a few
@@ -145,9 +145,9 @@ impl AdamW {
 
     /// Sets the f32 copies (`main_params`) to the values of the parameters. Call it after you have set parameters yourself.
     ///
-    /// Without this call, the next step continues from the copies and overwrites the values that you set. f32 parameters have no copies, and
-    /// [`checkpoint::load`](crate::checkpoint::load) needs no such call. The copies are written in place, so recorded steps
-    /// continue from the new values.
+    /// Without this call, the next step continues from the copies and overwrites the values that you set. f32 parameters have
+    /// no copies, and [`checkpoint::load`](crate::checkpoint::load) needs no such call. The copies are written in place, so
+    /// recorded steps continue from the new values.
     ///
     /// # Errors
     /// A step is being recorded; a parameter of another shape than in the steps before; the device failed.
@@ -177,19 +177,19 @@ impl AdamW {
     /// Updates every parameter from its gradient. If the norm of all gradients is not finite, nothing changes but the counts.
     /// Gradients are kept: [`zero_grad`](crate::zero_grad) clears them.
     ///
-    /// This reads all gradients once more to compute their norm. After [`clip_grad_norm`](crate::clip_grad_norm), pass the norm
-    /// that it returns to [`step_with_norm`](Self::step_with_norm).
+    /// This reads all gradients once more to compute their norm. After [`clip_grad_norm`](crate::clip_grad_norm), pass the
+    /// norm that it returns to [`step_with_norm`](Self::step_with_norm).
     ///
     /// # Errors
-    /// A rate that is negative or not finite, a parameter that shares its storage with a tensor, two parameters of one name, a
-    /// parameter of another shape than in the steps before. Nothing has changed then.
+    /// A rate that is negative or not finite, a parameter that shares its storage with a tensor, two parameters of one name,
+    /// a parameter of another shape than in the steps before. Nothing has changed then.
     pub fn step(&mut self, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
         self.step_if_finite(model, lr, None)
     }
 
     /// Takes a [`step`](Self::step) with a norm that was already computed: one f32 on the device of the gradients, as
-    /// [`clip_grad_norm`](crate::clip_grad_norm) returns it. With several ranks it must be the norm of the summed gradients, so
-    /// that either all ranks skip a step or none does.
+    /// [`clip_grad_norm`](crate::clip_grad_norm) returns it. With several ranks it must be the norm of the summed gradients,
+    /// so that either all ranks skip a step or none does.
     ///
     /// ```
     /// use fp8_nn::prelude::*;

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// A tensor that training changes, such as a weight, with its name and its gradient.
 ///
 /// The name is the parameter's path in the model, such as `blocks.0.mlp.fc1.weight`, and never changes. Checkpoints and
-/// optimizers identify the parameter by it. The gradient, `main_grad`, has the parameter's shape and is f32 whatever the parameter's dtype.
-/// Backward adds to it; [`zero_grad`](crate::zero_grad) clears it.
+/// optimizers identify the parameter by it. The gradient, `main_grad`, has the parameter's shape and is f32 whatever the
+/// parameter's dtype. Backward adds to it; [`zero_grad`](crate::zero_grad) clears it.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -94,8 +94,8 @@ impl Parameter {
         self.version.0.load(Relaxed)
     }
 
-    /// Calls `f` with the value, which it may change in place, and the gradient. Afterwards the parameter has a new version. This
-    /// is for optimizers of your own:
+    /// Calls `f` with the value, which it may change in place, and the gradient. Afterwards the parameter has a new version.
+    /// This is for optimizers of your own:
     ///
     /// ```
     /// use fp8_nn::prelude::*;
@@ -133,9 +133,9 @@ impl Parameter {
 
     /// Replaces the value.
     ///
-    /// It is written in place, so recorded steps continue with it, unless the old value shares its storage with another tensor:
-    /// then the parameter gets new storage. An optimizer that keeps f32 copies overwrites the value in its next step, unless
-    /// [`AdamW::reload_params`](crate::AdamW::reload_params) is called before.
+    /// It is written in place, so recorded steps continue with it, unless the old value shares its storage with another
+    /// tensor: then the parameter gets new storage. An optimizer that keeps f32 copies overwrites the value in its next step,
+    /// unless [`AdamW::reload_params`](crate::AdamW::reload_params) is called before.
     ///
     /// With several ranks, set it to the same value on all of them. The next
     /// [`all_reduce_gradients`](crate::all_reduce_gradients) compares them.

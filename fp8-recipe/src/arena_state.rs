@@ -8,8 +8,9 @@ use std::sync::Arc;
 /// The largest count of updates that is loaded. No training reaches it, and counting on from it does not overflow.
 const MAX_UPDATES: u64 = 1 << 62;
 
-/// The state of a [`Scaling`](crate::Scaling) between two scopes: the scales and histories of all recipes that have been used.
-/// [`Scaling::state`](crate::Scaling::state) returns it, and [`Scaling::load_state`](crate::Scaling::load_state) takes it.
+/// The state of a [`Scaling`](crate::Scaling) between two scopes: the scales and histories of all recipes that have been
+/// used. [`Scaling::state`](crate::Scaling::state) returns it, and [`Scaling::load_state`](crate::Scaling::load_state) takes
+/// it.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
@@ -39,8 +40,8 @@ pub struct ScalingState {
 
 /// The scales and histories of the slots of one pass, under one recipe and group.
 ///
-/// It is a part of a [`ScalingState`], which has an example. [`Scaling::load_state`](crate::Scaling::load_state) says what may
-/// differ in the model that loads it.
+/// It is a part of a [`ScalingState`], which has an example. [`Scaling::load_state`](crate::Scaling::load_state) says what
+/// may differ in the model that loads it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArenaState {
     /// The key of the recipe: all of its options except the length of the history.

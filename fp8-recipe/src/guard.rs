@@ -116,8 +116,8 @@ impl Scaling {
     /// Opens a forward scope for evaluation. It records no amax, so there is nothing to commit, and backward refuses its
     /// `Saved`s.
     ///
-    /// It quantizes with the recipe's scales. Under a delayed-scaling recipe that has not been trained with here, and in slots
-    /// that are not calibrated, each tensor takes its own scale (1 under Transformer Engine's first-step rule).
+    /// It quantizes with the recipe's scales. Under a delayed-scaling recipe that has not been trained with here, and in
+    /// slots that are not calibrated, each tensor takes its own scale (1 under Transformer Engine's first-step rule).
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -263,7 +263,8 @@ impl Forward<'_> {
     /// bytes, and a parameter never returns to an earlier one.
     ///
     /// The FP8 copy is kept until the parameter has another version, or other recipes have taken its place: see
-    /// [`Scaling::cached_weights`]. A parameter that is quantized again for the same version and recipe records its amax again.
+    /// [`Scaling::cached_weights`]. A parameter that is quantized again for the same version and recipe records its amax
+    /// again.
     ///
     /// # Errors
     /// As [`slot`](Self::slot); all errors of quantizing.
@@ -289,7 +290,8 @@ impl Forward<'_> {
         Ok(operand)
     }
 
-    /// Returns the origin of a `Saved`. A layer stores it there, and its backward finds the recipe and arena of this scope by it.
+    /// Returns the origin of a `Saved`. A layer stores it there, and its backward finds the recipe and arena of this scope by
+    /// it.
     pub fn origin(&self, slot: &SlotName) -> Origin {
         let (owner, layer) = (self.scaling.identity.clone(), slot.layer().clone());
         Origin { owner, frame: self.frame, outcome: self.outcome(), layer }
@@ -304,8 +306,8 @@ impl Forward<'_> {
     }
 
     /// Runs a part of the forward pass and returns its result. With several ranks, an error is remembered. If the scope is
-    /// then dropped without commit, the errors of the other ranks contain it. All layers of fp8-nn do this, so a layer of your
-    /// own needs it only for errors that it detects itself.
+    /// then dropped without commit, the errors of the other ranks contain it. All layers of fp8-nn do this, so a layer of
+    /// your own needs it only for errors that it detects itself.
     ///
     /// ```
     /// # use fp8_recipe::{Forward, Result};

@@ -1,7 +1,7 @@
 //! Short names of recipes for reports and errors.
 //!
-//! Arenas and checkpoints identify a recipe by its key, which lists all options. Reports show a short name instead: the closest
-//! of the recipes that [`Recipe::from_name`] knows, and the options that differ from it.
+//! Arenas and checkpoints identify a recipe by its key, which lists all options. Reports show a short name instead: the
+//! closest of the recipes that [`Recipe::from_name`] knows, and the options that differ from it.
 
 use crate::Recipe;
 use std::fmt;

@@ -111,8 +111,8 @@ impl Scaling {
         self.group = Some(group);
     }
 
-    /// Sets whether scopes count saturated and underflowed values per slot, and, under current scaling, keep amaxes and scales
-    /// for [`slot_reports`](Self::slot_reports). Counting examines each value once more. Default: off.
+    /// Sets whether scopes count saturated and underflowed values per slot, and, under current scaling, keep amaxes and
+    /// scales for [`slot_reports`](Self::slot_reports). Counting examines each value once more. Default: off.
     pub fn set_counting(&mut self, counting: bool) {
         self.counting = counting;
     }
@@ -162,8 +162,8 @@ impl Scaling {
         self.domain(recipe, options, options.enabled || options.calibrating).map(drop)
     }
 
-    /// Returns the index of the domain of a recipe and group. The first scope that records creates its arenas; if loaded state
-    /// waits for them, the first scope of any kind does.
+    /// Returns the index of the domain of a recipe and group. The first scope that records creates its arenas; if loaded
+    /// state waits for them, the first scope of any kind does.
     pub(crate) fn domain(
         &mut self,
         recipe: &Recipe,
@@ -322,8 +322,8 @@ impl Scaling {
         self.restore()
     }
 
-    /// Tells the other ranks that a guard was dropped (by `?` or a panic), so that they do not wait for this rank. Does nothing
-    /// after a commit, and for a forward scope that records nothing, for which no rank waits.
+    /// Tells the other ranks that a guard was dropped (by `?` or a panic), so that they do not wait for this rank. Does
+    /// nothing after a commit, and for a forward scope that records nothing, for which no rank waits.
     pub(crate) fn abandon(&mut self) {
         let Some(scope) = self.roll_back(Ending::Left) else { return };
         if scope.direction == Direction::Forward && scope.touched.is_empty() {

@@ -60,8 +60,8 @@ fn touch(touched: &mut Vec<usize>, domains: &[usize]) {
 
 /// The domains that forward scopes have touched and whose backward has not run yet.
 ///
-/// Each backward scope updates their arenas, whether or not a layer runs in it, so a rank whose layers have nothing to do takes
-/// part in the reductions of the others. All ranks commit the same forward scopes, so all have the same list.
+/// Each backward scope updates their arenas, whether or not a layer runs in it, so a rank whose layers have nothing to do
+/// takes part in the reductions of the others. All ranks commit the same forward scopes, so all have the same list.
 #[derive(Debug, Default)]
 pub(crate) struct Awaiting {
     domains: Vec<usize>,

@@ -10,14 +10,14 @@
 //!    slots that last ran under a history of length 1, which keeps no amaxes.
 //!
 //! "Updated last" is exact. The arenas of a `Scaling` share an [`UpdateClock`](fp8_kernels::UpdateClock), which counts the
-//! updates of each slot on the device, including replays of recorded steps. An update that leaves a slot unchanged (because it
-//! did not run, or its amax was left out) does not count. Of two arenas that one commit updated, the one whose key is later in
-//! the order counts as updated later. That order is the same on all ranks, and all inputs are reduced amaxes, so all ranks
-//! start alike. A recipe that reduces amaxes takes none from a recipe that does not (`reduce_amax`), because these differ
-//! between ranks.
+//! updates of each slot on the device, including replays of recorded steps. An update that leaves a slot unchanged (because
+//! it did not run, or its amax was left out) does not count. Of two arenas that one commit updated, the one whose key is
+//! later in the order counts as updated later. That order is the same on all ranks, and all inputs are reduced amaxes, so all
+//! ranks start alike. A recipe that reduces amaxes takes none from a recipe that does not (`reduce_amax`), because these
+//! differ between ranks.
 //!
-//! A recipe is new until its first update; a scope that was dropped without commit does not count. If other recipes are updated
-//! before that first update, each scope of the new recipe starts its arenas again.
+//! A recipe is new until its first update; a scope that was dropped without commit does not count. If other recipes are
+//! updated before that first update, each scope of the new recipe starts its arenas again.
 
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
@@ -200,9 +200,9 @@ fn newest_of(amaxes: &[f32], len: usize) -> Vec<f32> {
 }
 
 impl Scaling {
-    /// Returns the report of the last [`load_state`](Self::load_state), extended by the recipes that were used for the first time
-    /// since then and by what they took over from other recipes. Arenas that were created before anything had run are not
-    /// listed.
+    /// Returns the report of the last [`load_state`](Self::load_state), extended by the recipes that were used for the first
+    /// time since then and by what they took over from other recipes. Arenas that were created before anything had run are
+    /// not listed.
     pub fn state_report(&self) -> StateReport {
         let has_past = |saved: &&Saved| saved.arena.last_updates.iter().any(|&last| last > 0);
         let unused = self.pending.iter().filter(|saved| !saved.is_source).filter(has_past);
@@ -358,8 +358,8 @@ impl Scaling {
         self.own_state_of(index, direction, records, &saved.iter().collect::<Vec<_>>())
     }
 
-    /// Returns the position of the saved arena that a domain continues: the one of its own group and length. If there is none, a
-    /// scope that records takes one of another length, or one of another group if all arenas belong to that group. An
+    /// Returns the position of the saved arena that a domain continues: the one of its own group and length. If there is
+    /// none, a scope that records takes one of another length, or one of another group if all arenas belong to that group. An
     /// evaluation leaves those for the training that will continue them.
     fn own_state_of(
         &self,

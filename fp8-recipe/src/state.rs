@@ -34,8 +34,8 @@ impl Scaling {
     /// States of earlier versions, which had five slots for each GEMM, load too: slots `*.output` and `*.grad_input` that
     /// this model does not register and that never ran are ignored, and the report does not list them.
     ///
-    /// With several ranks, all must load the same state. The next commit that reduces amaxes compares the states and returns an
-    /// error on every rank if they differ.
+    /// With several ranks, all must load the same state. The next commit that reduces amaxes compares the states and returns
+    /// an error on every rank if they differ.
     ///
     /// # Errors
     /// An arena that does not fit this model or that no training run can produce: other slots, a scale that is neither −1 nor

@@ -7,8 +7,8 @@ use std::sync::Arc;
 /// Reports from which state the slots of a [`Scaling`](crate::Scaling) started: what
 /// [`load_state`](crate::Scaling::load_state) did with a saved state, and what new recipes took over from earlier ones.
 ///
-/// Recipes are shown by short names; [`RecipeLabel`] also has all of their options. `Display` writes one line: "scaling state:
-/// 12 slots taken over, 6 slots recomputed (margin=0 → margin=1)".
+/// Recipes are shown by short names; [`RecipeLabel`] also has all of their options. `Display` writes one line: "scaling
+/// state: 12 slots taken over, 6 slots recomputed (margin=0 → margin=1)".
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};

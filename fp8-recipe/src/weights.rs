@@ -1,9 +1,9 @@
 //! The cache of FP8 weights, through which microbatches and evaluations quantize each version of a weight once.
 //!
-//! A copy can be reused while its weight still has the version that was quantized. A copy of a newer version therefore removes
-//! all older copies of its slot, for every recipe. While a weight does not change, a commit keeps the copies that its scope
-//! used and the [`KEPT`] most recently used ones. Recipes that are nested in each step thus keep their copies, and so do two
-//! recipes that alternate. With more recipes than that, a weight is quantized again and its amax is recorded again.
+//! A copy can be reused while its weight still has the version that was quantized. A copy of a newer version therefore
+//! removes all older copies of its slot, for every recipe. While a weight does not change, a commit keeps the copies that its
+//! scope used and the [`KEPT`] most recently used ones. Recipes that are nested in each step thus keep their copies, and so
+//! do two recipes that alternate. With more recipes than that, a weight is quantized again and its amax is recorded again.
 //!
 //! Evaluations have separate copies, which have recorded no amax and have no transpose. They never remove a training copy.
 

@@ -145,8 +145,8 @@ fn file_dtype(dtype: DType) -> Dtype {
     }
 }
 
-/// An open file whose header has been read, with a record of the tensors that were requested. It stays the same file when a save
-/// replaces it.
+/// An open file whose header has been read, with a record of the tensors that were requested. It stays the same file when a
+/// save replaces it.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     path: &'a Path,

@@ -1,7 +1,7 @@
 //! Whether replicas have equal parameters, optimizer state and scaling state.
 //!
-//! Gradients and amaxes are reduced over the ranks, so replicas remain equal if they start equal. If they do not start equal, a
-//! step does not notice: when only one rank loads a checkpoint, its moments differ and its weights diverge. Digests of the
+//! Gradients and amaxes are reduced over the ranks, so replicas remain equal if they start equal. If they do not start equal,
+//! a step does not notice: when only one rank loads a checkpoint, its moments differ and its weights diverge. Digests of the
 //! state are therefore compared by [`agree`], and by [`all_reduce_gradients`](crate::all_reduce_gradients) before its first
 //! reduction over a group and again after parameters were set or loaded.
 //!
@@ -58,8 +58,8 @@ impl Agreement {
 /// Compares the training state of this rank with that of all other ranks of `group`, bit for bit.
 ///
 /// The state is every parameter, AdamW's moments, f32 copies, options and counts of steps, and the scales, amax histories and
-/// update counts of every recipe that reduces its amaxes. A first scale that was not committed counts as not calibrated. State
-/// that was loaded and not used yet is compared too.
+/// update counts of every recipe that reduces its amaxes. A first scale that was not committed counts as not calibrated.
+/// State that was loaded and not used yet is compared too.
 ///
 /// `group` holds the replicas of this rank: the ranks that train the same parameters. After an error the group remains
 /// usable; [`broadcast_state`](crate::broadcast_state) copies the state of one rank to all.

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Replaces the training state of every rank by that of rank `root`: parameters, AdamW's moments, f32 copies and counts of steps, and
-/// the scaling state of all recipes.
+/// Replaces the training state of every rank by that of rank `root`: parameters, AdamW's moments, f32 copies and counts of
+/// steps, and the scaling state of all recipes.
 ///
 /// Afterwards the state is equal on all ranks, bit for bit, and training continues from it as on `root`. Use it for a
 /// checkpoint that only one rank can read, for ranks that join a running job, and for replicas that
@@ -51,8 +51,8 @@ use std::sync::Arc;
 /// ```
 ///
 /// # Errors
-/// Ranks whose models differ in names, shapes or dtypes, or whose optimizers differ in their options: the first
-/// difference; a `root` that is not a rank of the group; a rank that left, failed or makes another call; a step that is being recorded.
+/// Ranks whose models differ in names, shapes or dtypes, or whose optimizers differ in their options: the first difference; a
+/// `root` that is not a rank of the group; a rank that left, failed or makes another call; a step that is being recorded.
 /// Nothing has changed then. If the device fails while the state is written, a part of it has changed.
 pub fn broadcast_state(
     model: &mut (impl Layer + ?Sized),

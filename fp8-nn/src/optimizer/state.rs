@@ -70,8 +70,8 @@ impl AdamW {
         Ok(new)
     }
 
-    /// Continues after `[steps, skipped steps]`, with what `read` returns for a parameter's name, the part of its state
-    /// and a tensor of its shape. If it returns `None`, the parameter starts from an initial state. Existing state stays at its
+    /// Continues after `[steps, skipped steps]`, with what `read` returns for a parameter's name, the part of its state and a
+    /// tensor of its shape. If it returns `None`, the parameter starts from an initial state. Existing state stays at its
     /// address in memory, which recorded steps use. `new` is the state of other parameters.
     pub(crate) fn resume(
         &mut self,
