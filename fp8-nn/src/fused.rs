@@ -151,8 +151,8 @@ impl Linear {
     /// ```
     ///
     /// # Errors
-    /// Those of `quantize`. An operand whose last dimension is not `in_features`, on another device, of a dtype that is not
-    /// a float, or not quantized as the slot requires. Parameters of another dtype than `input_dtype` in a scope without
+    /// The errors of `quantize`. An operand whose last dimension is not `in_features`, on another device, of a dtype that is
+    /// not a float, or not quantized as the slot requires. Parameters of another dtype than `input_dtype` in a scope without
     /// `compute_dtype`. A layer that the scope's `Scaling` does not know.
     pub fn forward_fused(
         &self,
@@ -198,9 +198,9 @@ impl Linear {
     /// be called twice: see [`forward_fused`](Self::forward_fused), which has an example.
     ///
     /// # Errors
-    /// Those of `quantize`. A `Saved` that [`backward`](crate::Module::backward) would refuse. An operand that is not of the
-    /// output's shape, on another device, of a dtype that is not a float, or not quantized as the slot requires; column sums
-    /// that are missing or of another shape. No gradient has changed then.
+    /// The errors of `quantize`. A `Saved` that [`backward`](crate::Module::backward) would refuse. An operand that is not of
+    /// the output's shape, on another device, of a dtype that is not a float, or not quantized as the slot requires; column
+    /// sums that are missing or of another shape. No gradient has changed then.
     pub fn backward_fused(
         &mut self,
         cx: &mut Backward<'_>,

@@ -111,7 +111,7 @@ impl Parameter {
     /// ```
     ///
     /// # Errors
-    /// Those of `f`.
+    /// The errors of `f`.
     pub fn update<T>(&mut self, f: impl FnOnce(&mut Tensor, &Tensor) -> Result<T>) -> Result<T> {
         self.version.advance();
         f(&mut self.tensor, &self.main_grad)

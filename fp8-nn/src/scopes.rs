@@ -29,7 +29,7 @@ pub trait Scopes {
     /// Opens a forward scope, runs `f` in it, and commits it if `f` succeeds.
     ///
     /// # Errors
-    /// Those of `f` and of the commit.
+    /// The errors of `f` and of the commit.
     fn autocast_with<T>(
         &mut self,
         recipe: &Recipe,
@@ -39,7 +39,7 @@ pub trait Scopes {
     /// Opens a backward scope, runs `f` in it, and commits it if `f` succeeds.
     ///
     /// # Errors
-    /// Those of `f` and of the commit.
+    /// The errors of `f` and of the commit.
     fn backward_with<T>(&mut self, f: impl FnOnce(&mut Backward<'_>) -> Result<T>) -> Result<T>;
 }
 

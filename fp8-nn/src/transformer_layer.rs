@@ -109,7 +109,7 @@ impl TransformerLayer {
     /// Creates a block at `path`, with weights drawn from `rng`: the attention's, then the MLP's.
     ///
     /// # Errors
-    /// Those of [`MultiheadAttention::new`] and [`LayerNormMlp::new`].
+    /// The errors of [`MultiheadAttention::new`] and [`LayerNormMlp::new`].
     pub fn new(
         path: &str,
         options: TransformerLayerOptions,

@@ -121,7 +121,7 @@ impl DelayedScaling {
     ///   infinite amax, and stays within 2⁻¹²⁶ … 2¹²⁷. There, an infinite amax inverts the scale, an infinite quotient gives
     ///   an infinite scale, and a quotient one ulp below a power of two counts as that power.
     ///
-    /// `interval` is read here and in no release of Transformer Engine: with the default, 1, there is no difference.
+    /// No release of Transformer Engine reads `interval`. With the default, 1, there is no difference.
     #[must_use]
     pub fn with_te_rules(self) -> Self {
         Self { calibrate_first_step: false, record_non_finite: true, zero_is_skipped: true, ..self }

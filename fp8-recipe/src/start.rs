@@ -235,7 +235,7 @@ impl Scaling {
     /// started from have been.
     pub(crate) fn follow(&mut self, index: usize) -> Result<()> {
         if self.device.capture_number().is_some() {
-            return Ok(()); // a step is recorded with the scales that there are
+            return Ok(()); // a step is recorded with the present scales
         }
         for direction in Direction::ALL {
             let activity = self.activity(index, direction);

@@ -93,7 +93,7 @@ pub fn broadcast_state(
     own(group, resumed)
 }
 
-/// All that must be equal on all ranks, in words.
+/// Describes everything that must be equal on all ranks.
 fn form(
     model: &(impl Layer + ?Sized),
     optimizer: &AdamW,
@@ -117,17 +117,18 @@ fn names(model: &(impl Layer + ?Sized)) -> BTreeSet<Arc<str>> {
     parameters(model).into_iter().map(|parameter| parameter.name().clone()).collect()
 }
 
-/// What is not a tensor of the model's size.
+/// The part of the state that is not in tensors of the model's shapes.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Head {
     steps: u64,
     skipped: u64,
     arenas: Vec<Header>,
-    /// Of each arena, the rows of its histories.
+    /// The number of history rows of each arena.
     rows: Vec<usize>,
 }
 
-/// The root's counts and scaling state: text for names and integers, f32 for scales, then histories, arena by arena.
+/// Broadcasts the root's counts and scaling state: text for names and integers, then f32 for scales and histories, arena by
+/// arena.
 fn numbers(
     optimizer: &AdamW,
     scaling: &Scaling,
@@ -182,7 +183,7 @@ fn unreadable(problem: &str) -> Error {
         .into()
 }
 
-/// Returns the root's `values`, whose number is `len`, on every rank.
+/// Broadcasts the `len` values of the root and returns them on every rank.
 fn broadcast<T: Element>(
     group: &dyn ProcessGroup,
     what: &str,
@@ -191,7 +192,7 @@ fn broadcast<T: Element>(
     root: usize,
     device: &Device,
 ) -> Result<Vec<T>> {
-    // A length that was received may be anything, so the tensor checks it.
+    // The received length may be any number; creating the tensor checks it.
     let tensor = match group.rank() == root {
         true => Tensor::from_vec(values, [len], device),
         false => Tensor::zeros([len], T::DTYPE, device),
@@ -204,7 +205,7 @@ fn broadcast<T: Element>(
 /// Moments and f32 copies by parameter and part.
 type Moments = BTreeMap<(Arc<str>, String), Tensor>;
 
-/// The root's parameters, in the order of the visit, and the rest of its tensors.
+/// Broadcasts the root's parameters, in the order of the visit, and its other tensors.
 fn tensors(
     model: &(impl Layer + ?Sized),
     optimizer: &AdamW,
