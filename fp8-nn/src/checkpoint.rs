@@ -6,7 +6,7 @@
 //! | `optimizer.<parameter>.{exp_avg,exp_avg_sq,main_param}` | AdamW's moments, and its f32 copies of bf16 parameters |
 //! | `scaling.<n>.{scale,amax_history}` | the scaling state of each recipe and direction |
 //!
-//! Everything else is in the metadata, the caller's own included.
+//! Everything else is in the metadata, including the caller's own.
 //!
 //! [`save`] writes a temporary file in the same folder, flushes it to disk and renames it
 //! ([`AtomicFile`](fp8_kernels::AtomicFile)), so a reader sees the whole old file or the whole new one. The next save removes
@@ -48,14 +48,14 @@ const MAX_STEPS: u64 = 1 << f64::MANTISSA_DIGITS;
 /// The caller's own keys are kept apart by this prefix.
 const USER: &str = "user.";
 
-/// What [`load`] returns.
+/// The result of [`load`]. The example of [`save`] reads both fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
     /// The caller's metadata, as [`metadata`] returns it.
     pub metadata: BTreeMap<String, String>,
-    /// What became of the scaling state: restored as it was saved, recomputed for another recipe, new, or not used so far. It is
-    /// complete for recipes that [`Scaling::prepare`] has made ready; [`Scaling::state_report`] has the others after their first
-    /// scope.
+    /// Which slots of the scaling state were restored, recomputed for another recipe, new, or not used so far. The report is
+    /// complete for recipes that were passed to [`Scaling::prepare`]. Other recipes appear in [`Scaling::state_report`] after
+    /// their first scope.
     pub scaling: StateReport,
 }
 
@@ -83,10 +83,12 @@ pub fn path(dir: &Path) -> PathBuf {
 ///
 /// let (mut other, mut resumed) = (fc(2)?, AdamW::new(AdamWOptions::default())?);
 /// let mut scaling = Scaling::new(&other, &Device::cpu())?;
-/// let loaded = checkpoint::load(&dir, &mut other, &mut resumed, &mut scaling)?;
-/// assert_eq!((resumed.steps(), &loaded.metadata), (1, &metadata));
+/// let checkpoint::Loaded { metadata: loaded, scaling: report } =
+///     checkpoint::load(&dir, &mut other, &mut resumed, &mut scaling)?;
+/// assert_eq!((resumed.steps(), &loaded), (1, &metadata));
+/// assert!(report.is_plain()); // no scale was recomputed or lost
 /// assert_eq!(other.weight().tensor().to_f32_vec()?, model.weight().tensor().to_f32_vec()?);
-/// assert_eq!(checkpoint::metadata(&dir)?, metadata); // reads the header alone
+/// assert_eq!(checkpoint::metadata(&dir)?, metadata); // reads only the header
 /// assert!(checkpoint::path(&dir).is_file());
 /// # std::fs::remove_dir_all(&dir).unwrap();
 /// # Ok::<(), fp8_nn::Error>(())
@@ -138,7 +140,8 @@ pub fn save(
     Ok(())
 }
 
-/// Returns the caller's metadata of the checkpoint in `dir`. Reads the file's header alone. See [`save`] for an example.
+/// Returns the caller's metadata of the checkpoint in `dir`. It reads only the header
+/// of the file. See [`save`] for an example.
 ///
 /// # Errors
 /// A file that cannot be read or is not a checkpoint.
@@ -146,18 +149,18 @@ pub fn metadata(dir: &Path) -> Result<BTreeMap<String, String>> {
     Ok(user_metadata(&open(&path(dir))?))
 }
 
-/// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options. Returns the caller's metadata
-/// and what became of the scaling state, which may continue under another recipe. See [`save`] for an example.
+/// Reads the checkpoint in `dir` into a model, optimizer and scaling made with the same options. Returns the caller's
+/// metadata and a report of the scaling state, which may continue under another recipe. See [`save`] for an example.
 ///
 /// Tensors are written in place, so recorded steps continue from the checkpoint.
 ///
-/// Among several ranks, all load the same file, or one loads it and all call
+/// With several ranks, either all load the same file, or one loads it and all call
 /// [`broadcast_state`](crate::broadcast_state). The next step compares what the ranks have loaded.
 ///
 /// # Errors
 /// A file that cannot be read, is not a checkpoint, or is one of another model: the first difference, with both shapes. A
 /// parameter without moments although the optimizer had taken steps; a step count above 2⁵³. Nothing has changed then.
-/// A device that fails on the way, or a file that another program writes to meanwhile, leaves a part of each.
+/// If the device fails while the state is written, or another program writes to the file meanwhile, a part of it has changed.
 pub fn load(
     dir: &Path,
     model: &mut (impl Layer + ?Sized),
@@ -174,7 +177,7 @@ pub fn load(
     reader.expect_all_used()?;
     let new = optimizer.new_state(model, &moments)?;
 
-    // Everything fits: from here on it is put in place.
+    // Everything was checked. From here on it is written into the model.
     let scaling = scaling.load_state(&scaling_state)?;
     read_parameters(&reader, model, "model.")?;
     optimizer.resume(model, [steps, skipped], new, &mut |name, part, like| {
@@ -189,8 +192,8 @@ pub fn load(
     Ok(Loaded { metadata: user_metadata(&reader), scaling })
 }
 
-/// Leaves digests of the loaded optimizer state with the parameters, for ranks to compare. Those of a file from before the
-/// first step need none.
+/// Stores digests of the loaded optimizer state in the parameters, for ranks to compare. A file from before the first step
+/// has no such state.
 fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer: &AdamW, counts: [u64; 2]) {
     let life = optimizer.life();
     for parameter in parameters_mut(model) {
@@ -206,7 +209,7 @@ fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer
     }
 }
 
-/// Writes the parameters alone, under their names, to a safetensors file.
+/// Writes only the parameters, under their names, to a safetensors file.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -268,7 +271,7 @@ fn user_metadata(reader: &Reader<'_>) -> BTreeMap<String, String> {
     reader.all_metadata().iter().filter_map(user).collect()
 }
 
-/// The optimizer's steps, and how many of them were skipped.
+/// Returns the number of steps of the optimizer, and how many of them were skipped.
 fn counts(reader: &Reader<'_>) -> Result<[u64; 2]> {
     let count = |key: &str, missing: Option<u64>, most: u64| {
         let Some(text) = reader.all_metadata().get(key) else {
@@ -283,7 +286,7 @@ fn counts(reader: &Reader<'_>) -> Result<[u64; 2]> {
     Ok([steps, count(SKIPPED_KEY, Some(0), steps)?])
 }
 
-/// Fails unless the file has every parameter, with the model's shape and dtype.
+/// Returns an error unless the file has every parameter, with the model's shape and dtype.
 fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized), prefix: &str) -> Result<()> {
     let mut names = BTreeSet::new();
     for parameter in parameters(model) {
@@ -296,7 +299,7 @@ fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized), prefix:
     Ok(())
 }
 
-/// The names of parameters whose moments the file has: of all after the first step.
+/// Returns the names of the parameters whose moments are in the file. After the first step these are all parameters.
 fn expect_moments(
     reader: &Reader<'_>,
     model: &(impl Layer + ?Sized),
@@ -332,7 +335,7 @@ fn without_moments(name: &str, steps: u64) -> String {
     )
 }
 
-/// Puts every parameter's value in its place.
+/// Reads the value of every parameter.
 fn read_parameters(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), prefix: &str) -> Result<()> {
     reader.begin_loading();
     for parameter in parameters_mut(model) {

@@ -4,9 +4,9 @@ use crate::{Error, Layer, Parameter, Result, parameters_mut};
 use fp8_kernels::{Tensor, ops};
 
 /// Scales all gradients so that their common L2 norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does. Returns the
-/// norm before, one f32.
+/// norm before clipping as a tensor of one f32.
 ///
-/// The norm stays on the device, so the host does not wait. A norm that is not finite scales nothing, and
+/// The norm stays on the device, so the host does not wait. If the norm is not finite, no gradient is scaled, and
 /// [`AdamW::step_with_norm`](crate::AdamW::step_with_norm) skips the step.
 ///
 /// ```

@@ -1,7 +1,7 @@
 //! Training on several ranks with one batch each.
 //!
-//! Each rank divides its loss by the *global* batch. Summed gradients are then those of one process with the joined batch,
-//! up to the order of sums, and in FP8 up to first scales, which each rank takes from its own part of the batch.
+//! Each rank divides its loss by the *global* batch. The summed gradients are then those of one process that has the whole
+//! batch, except for the order of the sums and, in FP8, for first scales, which each rank takes from its part of the batch.
 //!
 //! Ranks that start a step with equal state end it with equal state. [`agreement`] checks that they start with equal state.
 
@@ -17,14 +17,14 @@ use fp8_kernels::Device;
 
 /// Replaces every parameter's gradient by its sum over the ranks. Call it after backward and before the optimizer's step.
 ///
-/// It sums and does not divide: each rank divides its loss by the *global* batch
+/// The sum is not divided by the number of ranks: each rank divides its loss by the *global* batch
 /// ([`CrossEntropyOptions::normalizer`](fp8_kernels::ops::CrossEntropyOptions)). PyTorch's `DistributedDataParallel` averages
 /// instead. The sum is written in place, so that a recorded step continues with it; a gradient that shares its storage with
 /// another tensor gets new storage.
 ///
-/// Before its first reduction over a group, and again after parameters were made, set or loaded, it compares the
-/// parameters of all ranks, and the optimizer state that [`checkpoint::load`](crate::checkpoint::load) has loaded with
-/// them: one more collective, for which all parameters are read back once. [`agree`] compares more.
+/// Before its first reduction over a group, and again after parameters were created, set or loaded, it compares the
+/// parameters of all ranks and the optimizer state that [`checkpoint::load`](crate::checkpoint::load) has loaded with them.
+/// This takes one more collective and reads all parameters back once. [`agree`] compares more.
 ///
 /// ```
 /// use fp8_nn::fp8_dist::local;
@@ -53,10 +53,10 @@ use fp8_kernels::Device;
 /// ```
 ///
 /// # Errors
-/// Parameters or loaded optimizer state that differ between the ranks, on every rank, with the first difference; a rank
-/// that alone has set or loaded parameters. In a step that is being recorded, a gradient that shares its storage, or
-/// parameters that have not been compared. Nothing has changed then. A rank that is away, failed or has another model: some
-/// gradients may be sums already, so clear them ([`zero_grad`](crate::zero_grad)) before the next backward.
+/// Parameters or loaded optimizer state that differ between the ranks, on every rank, with the first difference; parameters
+/// that only one rank has set or loaded. In a step that is being recorded, a gradient that shares its storage, or
+/// parameters that have not been compared. Nothing has changed then. A rank that left, failed or has another model. Some
+/// gradients may already be summed then, so clear them ([`zero_grad`](crate::zero_grad)) before the next backward.
 pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
     if group.world_size() == 1 {
         return Ok(());
@@ -79,11 +79,11 @@ pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn Proce
     Ok(())
 }
 
-/// Gives every rank the parameters of rank 0. Call it once, before the first step.
+/// Replaces the parameters of every rank by those of rank 0. Call it once, before the first step.
 ///
-/// Parameters are written in place. All are received before the first is replaced, which takes memory for a second copy of
-/// them. For a new training the parameters are enough; after a checkpoint was loaded on rank 0 alone, moments and scales must
-/// be equal, too: use [`broadcast_state`].
+/// Parameters are written in place. All are received before the first one is replaced, which needs memory for a second copy.
+/// This is enough for a new training run. If only rank 0 has loaded a checkpoint, use [`broadcast_state`], which also copies
+/// moments and scales.
 ///
 /// ```
 /// use fp8_nn::fp8_dist::local;
@@ -109,7 +109,7 @@ pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn Proce
 /// ```
 ///
 /// # Errors
-/// A rank that is away, failed or has another model. No parameter has changed then.
+/// A rank that left, failed or has another model. No parameter has changed then.
 pub fn broadcast_parameters(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
     let mut parameters = parameters_mut(model);
     let receive = |parameter: &&mut Parameter| {
@@ -119,12 +119,12 @@ pub fn broadcast_parameters(model: &mut (impl Layer + ?Sized), group: &dyn Proce
     parameters.iter_mut().zip(values).try_for_each(|(parameter, value)| parameter.set(value))
 }
 
-/// Nothing but this rank can fail in `result`: it tells the others, who would wait for it.
+/// Returns `result`. If it is an error, which only this rank has, poisons the group so that the other ranks do not wait.
 fn own<T>(group: &dyn ProcessGroup, result: Result<T>) -> Result<T> {
     result.inspect_err(|error| group.poison(&error.to_string()))
 }
 
-/// A group's error as fp8-dist's, where it is one.
+/// Converts the error of a group to fp8-dist's error, if it is one.
 fn told<T>(result: fp8_recipe::Result<T>) -> Result<T> {
     result.map_err(|error| match error {
         fp8_recipe::Error::Group(error) => match error.downcast() {
@@ -135,12 +135,12 @@ fn told<T>(result: fp8_recipe::Result<T>) -> Result<T> {
     })
 }
 
-/// The device of the first parameter, on which all others are.
+/// Returns the device of the first parameter, which is that of all parameters.
 fn first_device(model: &(impl Layer + ?Sized)) -> Option<Device> {
     parameters(model).first().map(|parameter| parameter.tensor().device().clone())
 }
 
-/// Fails while a step is being recorded.
+/// Returns an error while a step is being recorded.
 fn expect_eager(model: &(impl Layer + ?Sized), op: &str, remedy: &'static str) -> Result<()> {
     first_device(model).map_or(Ok(()), |device| Ok(device.expect_eager(op, remedy)?))
 }

@@ -9,17 +9,17 @@ use std::sync::Arc;
 
 /// Options of an [`Embedding`]. The two sizes are required.
 ///
-/// There is an example on the layer's type.
+/// See [`Embedding`] for an example.
 #[derive(Debug, Clone)]
 pub struct EmbeddingOptions {
-    /// The number of rows: ids run from 0 to `num_embeddings − 1`.
+    /// The number of rows. Ids run from 0 to `num_embeddings − 1`. Required.
     pub num_embeddings: usize,
-    /// The length of a row.
+    /// The length of a row. Required.
     pub hidden_size: usize,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviation of the initial values, which are normally distributed with mean 0. 0.023 by default; PyTorch's
-    /// `Embedding` has 1.
+    /// Standard deviation of the initial values, which are normally distributed with mean 0. Default: 0.023.
+    /// PyTorch's `Embedding` has 1.
     pub init_std: f32,
 }
 
@@ -31,9 +31,9 @@ impl Default for EmbeddingOptions {
 
 /// A table whose rows are looked up by id: `y[i] = table[ids[i]]`.
 ///
-/// Runs in high precision under every recipe. Ids are i32 of any shape up to five dimensions, the output has one dimension
-/// more: `[…, hidden_size]`, in the scope's `compute_dtype`, or else in `params_dtype`. Its input is no float tensor, so it is
-/// a [`Layer`] with a forward and backward of its own, not a [`Module`](crate::Module).
+/// It runs in high precision under every recipe. Ids are i32 of any shape up to five dimensions. The output has one more
+/// dimension, `[…, hidden_size]`, in the scope's `compute_dtype` or, if the scope has none, in `params_dtype`. The input is
+/// not a float tensor, so this is a [`Layer`] with its own forward and backward and not a [`Module`](crate::Module).
 ///
 /// | parameter | shape | initial value |
 /// |---|---|---|
@@ -61,7 +61,7 @@ pub struct Embedding {
     weight: Parameter,
 }
 
-/// What [`Embedding`]'s backward needs.
+/// The values that the backward pass of [`Embedding`] needs.
 #[derive(Debug)]
 pub struct EmbeddingSaved {
     ids: Tensor,

@@ -1,4 +1,4 @@
-//! What can go wrong in layers, optimizers and checkpoints.
+//! The errors of layers, optimizers and checkpoints.
 
 use fp8_kernels::{DType, Shape};
 use std::fmt;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An input of another dtype than the parameters, outside a scope that says what to compute in.
+    /// An input of another dtype than the parameters, in a scope without `compute_dtype`.
     #[error(
         "{layer}: the input is {input} and `{parameter}` is {found}: give both one dtype, or set \
          AutocastOptions::compute_dtype"
@@ -21,7 +21,7 @@ pub enum Error {
         input: DType,
         /// The parameter.
         parameter: Arc<str>,
-        /// Its dtype.
+        /// The parameter's dtype.
         found: DType,
     },
     /// An input or gradient whose shape does not fit the layer.
@@ -98,17 +98,17 @@ pub enum Error {
         /// What would be right.
         remedy: String,
     },
-    /// Two layers of one path.
+    /// Two parameters with the same name.
     #[error("parameter `{0}` occurs twice: give the two layers different paths")]
     DuplicateParameter(Arc<str>),
-    /// A boxed `Saved` given to another layer than its own.
+    /// A boxed `Saved` that was passed to the wrong layer.
     #[error("backward of layer {index}: its Saved is of a {found}, not of a {expected}")]
     Saved {
         /// The layer's place in the stack.
         index: usize,
-        /// What the `Saved` is of.
+        /// The kind of layer that the `Saved` comes from.
         found: &'static str,
-        /// What the layer is.
+        /// The kind of layer that it was passed to.
         expected: &'static str,
     },
     /// A `Saved` with more or fewer parts than the stack has layers.
@@ -116,9 +116,9 @@ pub enum Error {
         "backward of a stack of {layers} layers: its Saved has {found} parts: use the one its forward returned"
     )]
     StackSaved {
-        /// Layers in the stack.
+        /// The number of layers in the stack.
         layers: usize,
-        /// Parts in the `Saved`.
+        /// The number of parts in the `Saved`.
         found: usize,
     },
     /// A file that cannot be read or written.
@@ -126,7 +126,7 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// A file that is not a checkpoint of this model.
@@ -152,13 +152,13 @@ pub enum Error {
         /// How many there are.
         elements: usize,
     },
-    /// From the operations.
+    /// An error of an operation.
     #[error(transparent)]
     Kernels(#[from] fp8_kernels::Error),
-    /// From recipes and scopes.
+    /// An error of a recipe or scope.
     #[error(transparent)]
     Recipe(#[from] fp8_recipe::Error),
-    /// From process groups.
+    /// An error of a process group.
     #[error(transparent)]
     Dist(#[from] fp8_dist::Error),
 }
@@ -170,7 +170,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// This crate's results.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Linears whose operands are quantized by an operation of the caller, such as an activation or a norm.
+//! Linears whose input or `dy` is quantized by an operation of the caller, such as an activation or a norm.
 
 use crate::arguments::Argument;
 use crate::{Error, LayerNormLinear, LayerNormLinearSaved, Linear, LinearSaved, Result, precision};
@@ -8,17 +8,17 @@ use fp8_recipe::{Backward, Forward};
 /// A tensor that two GEMMs read. The recipe may run either of them in high precision.
 #[derive(Debug)]
 pub(crate) struct Quantized {
-    /// What the slot returned.
+    /// The operand as it was quantized.
     operand: Operand,
-    /// The values in high precision, where a GEMM needs them besides the codes.
+    /// The values in high precision, if one GEMM needs them in addition to the codes.
     high: Option<Tensor>,
 }
 
 impl Quantized {
-    /// Takes what a slot returned and whether each of the two GEMMs runs in FP8.
+    /// Takes the quantized operand, and for each of the two GEMMs whether it runs in FP8.
     ///
-    /// `values` computes the same tensor in high precision. It is called only if a GEMM needs it, and codes are never made
-    /// from what it returns: that is rounded, and a slot's codes do not depend on how other GEMMs run.
+    /// `values` computes the same tensor in high precision. It is called only if a GEMM needs it. Its result is rounded, so
+    /// it is never quantized: the codes must not depend on the precision of other GEMMs.
     pub(crate) fn new(
         operand: Operand,
         in_fp8: [bool; 2],
@@ -28,7 +28,7 @@ impl Quantized {
         Ok(Self { operand, high })
     }
 
-    /// Returns what one GEMM takes.
+    /// Returns the operand for a GEMM that runs in FP8, or in high precision.
     pub(crate) fn pick(&self, fp8: bool) -> Operand {
         match (&self.high, fp8) {
             (Some(high), false) => Operand::High(high.clone()),
@@ -40,7 +40,7 @@ impl Quantized {
 /// A tensor of a layer that a closure of the caller computes and quantizes.
 struct Fused<'a> {
     layer: &'a str,
-    /// What errors call the tensor.
+    /// The name of the tensor in errors.
     name: &'static str,
     /// The dtype that the layer computes in.
     dtype: DType,
@@ -49,8 +49,8 @@ struct Fused<'a> {
 }
 
 impl Fused<'_> {
-    /// Calls `quantize` with the slot, and a second time with a slot that is off where a GEMM runs in high precision besides
-    /// one in FP8. `check` refuses operands that do not fit the layer.
+    /// Calls `quantize` with the slot. If only one of the two GEMMs runs in FP8, calls it again with a slot that is off.
+    /// `check` refuses operands that do not fit the layer.
     fn run<T>(
         &self,
         slot: &Slot<'_>,
@@ -90,14 +90,14 @@ impl Linear {
     /// Computes `y = x · wᵀ + b` for an `x` that `quantize` computes and quantizes in one operation, as
     /// [`LayerNormMlp`](crate::LayerNormMlp) does with its activation: in FP8, `x` is never stored in high precision.
     ///
-    /// `quantize` gets the slot of this layer's input and passes it to an operation that takes one, such as
+    /// `quantize` takes the slot of this layer's input and passes it to an operation that takes one, such as
     /// [`ops::activation`], [`ops::norm`] or [`ops::quantize`]. It returns the operand `[…, in_features]`. In high precision
     /// the slot is off, and the operation returns values. Under a recipe that runs only some GEMMs in FP8
     /// (`override_linear_precision`), `quantize` is called once more, with a slot that is off and records nothing.
     ///
-    /// `input_dtype` is the dtype of the tensor that `quantize` reads. The layer computes in the scope's `compute_dtype`, or
-    /// else in `input_dtype`, which its parameters must have then. [`backward`](crate::Module::backward) takes the result's
-    /// `Saved` and returns the gradient of `x` in `input_dtype`.
+    /// `input_dtype` is the dtype of the tensor that `quantize` reads. The layer computes in the scope's `compute_dtype`. If
+    /// the scope has none, it computes in `input_dtype`, which its parameters must then have.
+    /// [`backward`](crate::Module::backward) takes the result's `Saved` and returns the gradient of `x` in `input_dtype`.
     ///
     /// A gated MLP outside this crate, with the activation fused into both passes:
     ///
@@ -151,8 +151,8 @@ impl Linear {
     /// ```
     ///
     /// # Errors
-    /// Those of `quantize`. An operand whose last dimension is not `in_features`, on another device, of a dtype that is no
-    /// float, or not quantized as the slot asks. Parameters of another dtype than `input_dtype` in a scope without
+    /// The errors of `quantize`. An operand whose last dimension is not `in_features`, on another device, of a dtype that is
+    /// not a float, or not quantized as the slot requires. Parameters of another dtype than `input_dtype` in a scope without
     /// `compute_dtype`. A layer that the scope's `Scaling` does not know.
     pub fn forward_fused(
         &self,
@@ -168,7 +168,7 @@ impl Linear {
         })
     }
 
-    /// [`forward_fused`](Self::forward_fused) in `dtype`, for an operation with a second result.
+    /// Runs [`forward_fused`](Self::forward_fused) in `dtype`, for an operation with a second result.
     pub(crate) fn forward_with<T>(
         &self,
         cx: &mut Forward<'_>,
@@ -192,15 +192,15 @@ impl Linear {
     /// [`LayerNormMlp`](crate::LayerNormMlp) does with its activation's backward. Returns the gradient of the input and adds
     /// those of the parameters to their `main_grad`.
     ///
-    /// `quantize` gets the slot of this layer's `dy` and passes it to an operation that takes one, such as
+    /// `quantize` takes the slot of this layer's `dy` and passes it to an operation that takes one, such as
     /// [`ops::activation_backward_quantize_dbias`]. It returns the operand, which has the output's shape, and for a layer
     /// with a bias the column sums of `dy` before quantization, `[out_features]`. A layer without a bias ignores them. It may
-    /// be called twice: see [`forward_fused`](Self::forward_fused), where an example is, too.
+    /// be called twice: see [`forward_fused`](Self::forward_fused), which has an example.
     ///
     /// # Errors
-    /// Those of `quantize`. A `Saved` that [`backward`](crate::Module::backward) would refuse. An operand that is not of the
-    /// output's shape, on another device, of a dtype that is no float, or not quantized as the slot asks; column sums that
-    /// are missing or of another shape. No gradient has changed then.
+    /// The errors of `quantize`. A `Saved` that [`backward`](crate::Module::backward) would refuse. An operand that is not of
+    /// the output's shape, on another device, of a dtype that is not a float, or not quantized as the slot requires; column
+    /// sums that are missing or of another shape. No gradient has changed then.
     pub fn backward_fused(
         &mut self,
         cx: &mut Backward<'_>,
@@ -228,8 +228,8 @@ impl Linear {
 }
 
 impl LayerNormLinear {
-    /// [`Linear::backward_fused`], followed by the norm's backward: for a `dy` that `quantize` computes and quantizes in one
-    /// operation.
+    /// Runs [`Linear::backward_fused`], then the backward of the norm, for a `dy` that `quantize` computes and quantizes in
+    /// one operation.
     ///
     /// # Errors
     /// As [`Linear::backward_fused`].

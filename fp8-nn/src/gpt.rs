@@ -13,38 +13,39 @@ use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 use std::sync::Arc;
 
-/// Options of a [`Gpt`]. `vocab_size`, `num_layers`, `hidden_size`, `num_attention_heads` and `max_seq_length` are required; the
-/// other fields have defaults.
+/// Options of a [`Gpt`]. `vocab_size`, `num_layers`, `hidden_size`, `num_attention_heads` and `max_seq_length` are required;
+/// the other fields have defaults.
 ///
-/// There is an example on the type of the model.
+/// See [`Gpt`] for an example.
 #[derive(Debug, Clone)]
 pub struct GptOptions {
-    /// The number of token ids, which run from 0 to `vocab_size − 1`.
+    /// The number of token ids, which run from 0 to `vocab_size − 1`. Required.
     pub vocab_size: usize,
-    /// The number of blocks.
+    /// The number of transformer blocks. Required.
     pub num_layers: usize,
-    /// The width of the model.
+    /// The width of the model. Required.
     pub hidden_size: usize,
-    /// The inner width of the MLPs. `None`, the default: four times `hidden_size`.
+    /// The inner width of the MLPs. Default: `None`, four times `hidden_size`.
     pub ffn_hidden_size: Option<usize>,
-    /// The number of query heads, a divisor of `hidden_size`.
+    /// The number of query heads, a divisor of `hidden_size`. Required.
     pub num_attention_heads: usize,
-    /// The number of key and value heads. `None`, the default: as many as query heads.
+    /// The number of key and value heads. Default: `None`, one for each query head.
     pub num_gqa_groups: Option<usize>,
-    /// The longest sequence.
+    /// The length of the longest sequence. Required.
     pub max_seq_length: usize,
-    /// The activation of the MLPs: GELU in its tanh form by default.
+    /// The activation of the MLPs. Default: [`Activation::Gelu`], the tanh form.
     pub activation: Activation,
-    /// The normalization in the blocks and before the head: LayerNorm with ε = 1e-5 by default.
+    /// The normalization in the blocks and before the head. Default: `NormOptions::default()`, a LayerNorm with
+    /// ε = 1e-5.
     pub norm: NormOptions,
-    /// The base of RoPE's frequencies: 10 000 by default.
+    /// The base of RoPE's frequencies. Default: 10000.
     pub rope_base: f64,
-    /// Whether the blocks' Linears have biases; they have by default. The head has none.
+    /// Whether the Linears of the blocks have biases. The head has none. Default: true.
     pub bias: bool,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviation of the initial weights: 0.023 by default. Those that end a residual branch (`proj` and `fc2`) have
-    /// `init_std / √(2 · num_layers)`.
+    /// Standard deviation of the initial weights. The weights at the end of a residual branch (`proj` and
+    /// `fc2`) have `init_std / √(2 · num_layers)`. Default: 0.023.
     pub init_std: f32,
 }
 
@@ -120,7 +121,7 @@ pub struct Gpt {
 
 composite!(Gpt { embedding, blocks, norm, head });
 
-/// What [`Gpt::backward`] needs.
+/// The values that [`Gpt::backward`] needs.
 #[derive(Debug)]
 pub struct GptSaved {
     embedding: EmbeddingSaved,
@@ -131,7 +132,7 @@ pub struct GptSaved {
     output: Output,
 }
 
-/// What [`Gpt::loss_backward`] needs.
+/// The values that [`Gpt::loss_backward`] needs.
 #[derive(Debug)]
 pub struct GptLossSaved {
     model: GptSaved,
@@ -227,7 +228,7 @@ impl Gpt {
                 x = y;
             }
             let (y, stats) = self.norm.forward(&x)?;
-            // The head decides between many close logits: it stays in high precision.
+            // The head runs in high precision, because it decides between many close logits.
             let (logits, head) = self.head.forward(&mut cx.disabled(), &y)?;
             let output = Output::of(&self.path, &logits);
             Ok((logits, GptSaved { embedding, blocks, normed: x, stats, head, output }))

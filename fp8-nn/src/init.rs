@@ -4,7 +4,7 @@ use crate::{Error, Result};
 use fp8_kernels::{DType, Device, Shape, Tensor, ops};
 use rand::Rng;
 
-/// Normally distributed with mean 0, drawn in f32 and rounded to `dtype`.
+/// Returns normally distributed values with mean 0, drawn in f32 and rounded to `dtype`.
 pub(crate) fn normal(
     shape: impl Into<Shape>,
     std: f32,
@@ -14,7 +14,7 @@ pub(crate) fn normal(
 ) -> Result<Tensor> {
     let (op, shape) = ("init", shape.into());
     shape.check_size(op)?;
-    // One more: values come in pairs.
+    // One more if the number is odd, because values are drawn in pairs.
     let (mut values, len) = (Vec::new(), shape.numel() + 1);
     let bytes = len.saturating_mul(size_of::<f32>());
     values.try_reserve_exact(len).map_err(|_| fp8_kernels::Error::HostAllocation { op, bytes })?;
@@ -28,7 +28,7 @@ pub(crate) fn normal(
     Ok(ops::cast(&Tensor::from_vec(values, shape, device)?, dtype)?)
 }
 
-/// Extents of a parameter that a tensor can have.
+/// Checks that a tensor can have the shape of this parameter.
 pub(crate) fn check_parameter(layer: &str, option: &'static str, shape: impl Into<Shape>) -> Result<()> {
     let shape = shape.into();
     shape.check_size(option).map_err(|_| Error::Option {
@@ -39,7 +39,7 @@ pub(crate) fn check_parameter(layer: &str, option: &'static str, shape: impl Int
     })
 }
 
-/// f32 or bf16 parameters.
+/// Checks that the parameters are f32 or bf16.
 pub(crate) fn check_params_dtype(layer: &str, dtype: DType) -> Result<()> {
     if matches!(dtype, DType::F32 | DType::BF16) {
         return Ok(());
@@ -53,7 +53,7 @@ pub(crate) fn check_params_dtype(layer: &str, dtype: DType) -> Result<()> {
     })
 }
 
-/// Sizes that must be at least 1.
+/// Checks sizes that must be at least 1.
 pub(crate) fn check_positive(layer: &str, sizes: &[(&'static str, usize)]) -> Result<()> {
     match sizes.iter().find(|(_, size)| *size == 0) {
         None => Ok(()),

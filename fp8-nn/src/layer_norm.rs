@@ -10,16 +10,17 @@ use std::sync::Arc;
 
 /// Options of a [`LayerNorm`] or [`RmsNorm`]. `hidden_size` is required.
 ///
-/// There are examples on the types of the layers.
+/// See [`LayerNorm`] and [`RmsNorm`] for examples.
 #[derive(Debug, Clone)]
 pub struct NormLayerOptions {
-    /// The last dimension of input and output.
+    /// The last dimension of input and output. Required.
     pub hidden_size: usize,
-    /// ε, which is added to the variance or the mean square. 1e-5 by default; finite and greater than 0.
+    /// ε, which is added to the variance or the mean square. Finite and greater than 0. Default: 1e-5.
+    /// PyTorch's `RMSNorm` uses the epsilon of the dtype.
     pub eps: f32,
-    /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1. False by default.
+    /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1. Default: false.
     pub zero_centered_gamma: bool,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
 }
 
@@ -32,7 +33,7 @@ impl Default for NormLayerOptions {
 /// Layer normalization of the last dimension: `y = (x − μ) / √(σ² + ε) · γ + β`.
 ///
 /// μ and σ² are mean and variance of a row, computed in f32. Input and output are `[…, hidden_size]`; the norm runs in high
-/// precision under every recipe. To normalize straight into a GEMM's FP8 input, use
+/// precision under every recipe. To normalize directly into a GEMM's FP8 input, use
 /// [`LayerNormLinear`](crate::LayerNormLinear), or [`forward_slot`](Self::forward_slot) in a layer of your own.
 ///
 /// | parameter | shape | initial value |
@@ -82,7 +83,7 @@ pub struct LayerNorm(NormCore);
 #[derive(Debug)]
 pub struct RmsNorm(NormCore);
 
-/// What the backward of a norm needs: the input and the statistics of its rows.
+/// The values that the backward pass of a norm needs: the input and the statistics of its rows.
 #[derive(Debug)]
 pub struct NormSaved {
     x: Tensor,
@@ -91,7 +92,7 @@ pub struct NormSaved {
     layer: Arc<str>,
 }
 
-/// Either norm, alone or in front of a Linear.
+/// LayerNorm or RMSNorm, as a layer of its own or in front of a Linear.
 #[derive(Debug)]
 pub(crate) struct NormCore {
     path: Arc<str>,
@@ -143,7 +144,7 @@ impl NormCore {
         argument.features(weight.numel(), "hidden_size").map(drop)
     }
 
-    /// In the computation's dtype.
+    /// Computes the output in high precision.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<(Tensor, NormStats)> {
         match self.forward_slot(x, &Slot::off(Encoding::E4M3))? {
             (Operand::High(y), stats) => Ok((y, stats)),
@@ -151,7 +152,7 @@ impl NormCore {
         }
     }
 
-    /// Straight into a slot, not rounded in between.
+    /// Computes the output directly into a slot, without rounding it to a 16-bit dtype first.
     pub(crate) fn forward_slot(&self, x: &Tensor, slot: &Slot<'_>) -> Result<(Operand, NormStats)> {
         let bias = self.bias.as_ref().map(Parameter::tensor);
         Ok(ops::norm(x, self.weight.tensor(), bias, &self.options, slot)?)
@@ -215,9 +216,10 @@ macro_rules! norm_module {
                 NormCore::new(path, hidden_size, options, params_dtype, device).map(Self)
             }
 
-            /// Normalizes `x` straight into a Linear's input slot, for [`Linear::forward_fused`](crate::Linear::forward_fused):
-            /// in FP8 the normalized values are never stored in high precision. Computes in `x`'s dtype, so cast `x` to the
-            /// scope's `compute_dtype` first. [`backward`](Module::backward) takes the `Saved`.
+            /// Normalizes `x` directly into a Linear's input slot, for
+            /// [`Linear::forward_fused`](crate::Linear::forward_fused): in FP8 the normalized values are never stored in high
+            /// precision. Computes in `x`'s dtype, so cast `x` to the scope's `compute_dtype` first.
+            /// [`backward`](Module::backward) takes the `Saved`.
             ///
             /// # Errors
             /// An input whose shape, dtype or device does not fit.

@@ -10,20 +10,21 @@ use rand::Rng;
 
 /// Options of a [`LayerNormLinear`]. The two sizes are required; the other fields have defaults.
 ///
-/// There is an example on the layer's type.
+/// See [`LayerNormLinear`] for an example.
 #[derive(Debug, Clone)]
 pub struct LayerNormLinearOptions {
-    /// The last dimension of the input.
+    /// The last dimension of the input. Required.
     pub in_features: usize,
-    /// The last dimension of the output.
+    /// The last dimension of the output. Required.
     pub out_features: usize,
-    /// Whether the Linear has a bias; it has by default.
+    /// Whether the Linear has a bias. Default: true.
     pub bias: bool,
-    /// The normalization: LayerNorm with ε = 1e-5 by default.
+    /// The normalization of the input. Default: `NormOptions::default()`, a LayerNorm with ε = 1e-5.
     pub norm: NormOptions,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. 0.023 by default.
+    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. Default:
+    /// 0.023. PyTorch's `Linear` draws from a uniform distribution instead.
     pub init_std: f32,
 }
 
@@ -42,8 +43,8 @@ impl Default for LayerNormLinearOptions {
 
 /// A norm followed by a fully connected layer: `y = norm(x) · wᵀ + b`.
 ///
-/// The norm's output is quantized as it is computed: in FP8 it is never stored in high precision, and the bits of its codes
-/// do not depend on a 16-bit rounding in between. The input is `[…, in_features]`, the output `[…, out_features]`; dtypes are
+/// The output of the norm is quantized in the same pass that computes it. In FP8 it is never stored in high precision, and it
+/// is not rounded to a 16-bit dtype first. The input is `[…, in_features]`, the output `[…, out_features]`; dtypes are
 /// those of [`Linear`].
 ///
 /// | parameter | shape | initial value |
@@ -78,7 +79,7 @@ pub struct LayerNormLinear {
 
 composite!(LayerNormLinear { norm, linear });
 
-/// What [`LayerNormLinear`]'s backward needs.
+/// The values that the backward pass of [`LayerNormLinear`] needs.
 #[derive(Debug)]
 pub struct LayerNormLinearSaved {
     pub(crate) x: Tensor,
@@ -102,7 +103,7 @@ impl LayerNormLinear {
         Self::with_paths(&format!("{path}.norm"), path, options, device, rng)
     }
 
-    /// With the norm's path beside the Linear's, as in layers that name their parts.
+    /// Creates the layer with separate paths for norm and Linear, for layers that name their parts.
     pub(crate) fn with_paths(
         norm_path: &str,
         linear_path: &str,
@@ -112,7 +113,7 @@ impl LayerNormLinear {
     ) -> Result<Self> {
         let LayerNormLinearOptions { in_features, out_features, bias, norm, params_dtype, init_std } =
             options;
-        // Before the norm's parameters, which are as long as the weight's rows.
+        // Checked before the norm's parameters are allocated, which are as long as the rows of the weight.
         init::check_parameter(linear_path, "weight", [out_features, in_features])?;
         let linear = LinearOptions { in_features, out_features, bias, params_dtype, init_std };
         Ok(Self {

@@ -13,22 +13,24 @@ use std::sync::Arc;
 
 /// Options of a [`LayerNormMlp`]. The two sizes are required; the other fields have defaults.
 ///
-/// There is an example on the layer's type.
+/// See [`LayerNormMlp`] for an example.
 #[derive(Debug, Clone)]
 pub struct LayerNormMlpOptions {
-    /// The last dimension of input and output.
+    /// The last dimension of input and output. Required.
     pub hidden_size: usize,
-    /// The last dimension of the activation's output, which is `fc2`'s input.
+    /// The last dimension of the activation's output, which is `fc2`'s input. Required.
     pub ffn_hidden_size: usize,
-    /// Whether `fc1` and `fc2` have biases; they have by default.
+    /// Whether `fc1` and `fc2` have biases. Default: true.
     pub bias: bool,
-    /// The activation: GELU in its tanh form by default. PyTorch's `GELU` is the exact form by default.
+    /// The activation. Default: [`Activation::Gelu`], the tanh form. PyTorch's `GELU` is the exact form by
+    /// default.
     pub activation: Activation,
-    /// The normalization: LayerNorm with ε = 1e-5 by default.
+    /// The normalization of the input. Default: `NormOptions::default()`, a LayerNorm with ε = 1e-5.
     pub norm: NormOptions,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviations of the initial weights: 0.023 by default.
+    /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
+    /// weights.
     pub init: InitOptions,
 }
 
@@ -48,9 +50,9 @@ impl Default for LayerNormMlpOptions {
 
 /// A norm followed by a feed-forward network: `y = act(norm(x) · w₁ᵀ + b₁) · w₂ᵀ + b₂`.
 ///
-/// Norm and activation are fused into the quantization of the GEMM that follows, the activation's backward into that of the
-/// GEMM before it. Input and output are `[…, hidden_size]`; dtypes are those of [`Linear`]. There is no residual addition:
-/// [`TransformerLayer`](crate::TransformerLayer) adds it.
+/// Norm and activation are fused into the quantization for the GEMM that follows. The backward of the activation is fused
+/// into the quantization for `fc1`. Input and output are `[…, hidden_size]`; dtypes are those of [`Linear`]. There is no
+/// residual addition: [`TransformerLayer`](crate::TransformerLayer) adds it.
 ///
 /// Gated activations (`Glu`, `Geglu`, `Reglu`, `Swiglu`, `Qgeglu`, `Sreglu`) compute `act(a) · b` for the halves `[a, b]` of
 /// `fc1`'s output, so `fc1` has twice as many rows: the activated half first.
@@ -91,7 +93,7 @@ pub struct LayerNormMlp {
 
 composite!(LayerNormMlp { fc1, fc2 });
 
-/// What [`LayerNormMlp`]'s backward needs.
+/// The values that the backward pass of [`LayerNormMlp`] needs.
 #[derive(Debug)]
 pub struct LayerNormMlpSaved {
     fc1: LayerNormLinearSaved,

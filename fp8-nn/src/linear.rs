@@ -11,19 +11,19 @@ use std::sync::Arc;
 
 /// Options of a [`Linear`]. The two sizes are required; the other fields have defaults.
 ///
-/// There is an example on the layer's type.
+/// See [`Linear`] for an example.
 #[derive(Debug, Clone)]
 pub struct LinearOptions {
-    /// The last dimension of the input, k.
+    /// k, the last dimension of the input. Required.
     pub in_features: usize,
-    /// The last dimension of the output, n.
+    /// n, the last dimension of the output. Required.
     pub out_features: usize,
-    /// Whether the layer has a bias; it has by default, as in PyTorch.
+    /// Whether the layer has a bias. Default: true, as in PyTorch.
     pub bias: bool,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. 0.023 by default;
-    /// PyTorch's `Linear` draws from a uniform distribution instead.
+    /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. Default:
+    /// 0.023. PyTorch's `Linear` draws from a uniform distribution instead.
     pub init_std: f32,
 }
 
@@ -41,8 +41,9 @@ impl Default for LinearOptions {
 /// | dgrad | `dx[m, k] = dy[m, n] · w[n, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
 /// | wgrad | `dw[n, k] += dy[m, n]ᵀ · x[m, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
 ///
-/// `db[n]` sums `dy` before it is quantized, in f32. The input is `[…, in_features]` in f32, bf16 or f16, the output
-/// `[…, out_features]` in the scope's `compute_dtype`, or else in the input's dtype. Sizes need not be multiples of 16.
+/// `db[n]` sums the unquantized `dy` in f32. The input is `[…, in_features]` in f32, bf16 or f16. The output is
+/// `[…, out_features]` in the scope's `compute_dtype` or, if the scope has none, in the input's dtype. Sizes need not be
+/// multiples of 16.
 ///
 /// | parameter | shape | initial value |
 /// |---|---|---|
@@ -77,15 +78,16 @@ pub struct Linear {
     pub(crate) slots: GemmSlots,
 }
 
-/// What [`Linear`]'s backward needs: input and weight, quantized in FP8, in the layout that its GEMMs read.
+/// The values that the backward pass of [`Linear`] needs: input and weight, quantized in FP8, in the layout that its GEMMs
+/// read.
 #[derive(Debug)]
 pub struct LinearSaved {
     pub(crate) origin: Origin,
-    /// For wgrad.
+    /// The input, as wgrad reads it.
     x: Operand,
-    /// For dgrad.
+    /// The weight, as dgrad reads it.
     w: Operand,
-    /// What the layer computed in.
+    /// The dtype that the layer computed in.
     pub(crate) dtype: DType,
     input_dtype: DType,
     pub(crate) output: Output,

@@ -5,9 +5,10 @@ use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward, Slots};
 use std::fmt::Debug;
 
-/// What every layer has, whatever its forward takes and returns: quantizer slots and parameters.
+/// The part that all layers have in common: quantizer slots and parameters.
 ///
-/// [`composite!`](crate::composite) writes it for a layer made of layers. A layer with parameters of its own writes it by hand:
+/// [`composite!`](crate::composite) implements it for a layer made of layers. A layer with parameters of its own implements
+/// it by hand:
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -38,19 +39,19 @@ use std::fmt::Debug;
 pub trait Layer: Slots + Debug + Send {
     /// Calls `f` with every parameter, in an order that never changes.
     ///
-    /// The references live as long as the borrow of the layer, so `f` may collect them: [`parameters`] does.
+    /// The references are valid as long as the borrow of the layer, so `f` may collect them, as [`parameters`] does.
     fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter));
 
     /// Calls `f` with a mutable reference to every parameter, in the order of [`visit`](Self::visit).
     ///
-    /// `f` may collect the references, so that a caller holds all parameters at once: [`parameters_mut`] does.
+    /// `f` may collect the references, so that a caller has all parameters at once, as with [`parameters_mut`].
     fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter));
 }
 
-/// A layer from tensor to tensor.
+/// A layer that takes a tensor and returns a tensor.
 ///
-/// What backward needs is a value: `forward` returns it and `backward` consumes it, so the compiler proves that each is used
-/// at most once.
+/// `forward` returns everything that `backward` needs as a value, and `backward` consumes it. The compiler therefore proves
+/// that it is used at most once.
 ///
 /// The layers of this crate check their input and `dy` before they compute anything: `dy` must be a float tensor of the
 /// output's shape, on its device. Its dtype may differ from the output's. A refused `dy` changes no gradient.
@@ -83,10 +84,10 @@ pub trait Layer: Slots + Debug + Send {
 /// }
 /// ```
 pub trait Module: Layer {
-    /// What backward needs of a forward pass.
+    /// The values of a forward pass that its backward pass needs.
     type Saved: Send + 'static;
 
-    /// Returns the output, and what backward needs.
+    /// Returns the output, and the value that [`backward`](Self::backward) takes.
     ///
     /// # Errors
     /// An input whose shape, dtype or device does not fit; a layer that the scope's `Scaling` does not know.
@@ -100,7 +101,7 @@ pub trait Module: Layer {
     fn backward(&mut self, cx: &mut Backward<'_>, saved: Self::Saved, dy: &Tensor) -> Result<Tensor>;
 }
 
-/// Sets every gradient of a model to 0, in place. A gradient that shares its storage with another tensor gets new storage.
+/// Sets every gradient of a model to 0 in place. A gradient that shares its storage with another tensor gets new storage.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -213,8 +214,8 @@ impl<L: Layer> Layer for Vec<L> {
     }
 }
 
-/// Implements [`Slots`](crate::fp8_recipe::Slots) and [`Layer`](crate::Layer) for a struct made of layers. It takes the fields
-/// that are layers, in the order in which parameters are visited.
+/// Implements [`Slots`](crate::fp8_recipe::Slots) and [`Layer`](crate::Layer) for a struct made of layers. It takes the
+/// fields that are layers, in the order in which parameters are visited.
 ///
 /// ```
 /// use fp8_nn::prelude::*;

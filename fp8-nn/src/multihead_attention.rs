@@ -15,20 +15,22 @@ use std::sync::Arc;
 /// Options of a [`MultiheadAttention`]. `hidden_size` and `attention.num_attention_heads` are required; the other fields have
 /// defaults.
 ///
-/// There is an example on the layer's type.
+/// See [`MultiheadAttention`] for an example.
 #[derive(Debug, Clone)]
 pub struct MultiheadAttentionOptions {
-    /// The last dimension of input and output.
+    /// The last dimension of input and output. Required.
     pub hidden_size: usize,
-    /// Heads, mask and positions: causal, without RoPE by default.
+    /// The heads, the mask and the positions. Required, because `num_attention_heads` is. The other defaults
+    /// are causal attention without RoPE.
     pub attention: AttentionOptions,
-    /// The normalization of the input. `None`, the default: `qkv` reads the input as it is.
+    /// The normalization of the input. Default: `None`, so that `qkv` reads the input unchanged.
     pub input_layernorm: Option<NormOptions>,
-    /// Whether `qkv` and `proj` have biases; they have by default.
+    /// Whether `qkv` and `proj` have biases. Default: true.
     pub bias: bool,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviations of the initial weights: 0.023 by default.
+    /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
+    /// weights.
     pub init: InitOptions,
 }
 
@@ -47,9 +49,9 @@ impl Default for MultiheadAttentionOptions {
 
 /// Self-attention: `y = softmax(q · kᵀ / √d + mask) · v · wₒᵀ + bₒ`, with `[q, k, v] = norm(x) · wᵀ + b`.
 ///
-/// The two projections, `qkv` and `proj`, run in FP8; the attention between them runs in high precision, with f32 sums. A norm
-/// before `qkv` and rotary position embeddings (RoPE) are optional. Input and output are `[batch, seq, hidden_size]`; dtypes
-/// are those of [`Linear`].
+/// The two projections, `qkv` and `proj`, run in FP8; the attention between them runs in high precision, with f32 sums. A
+/// norm before `qkv` and rotary position embeddings (RoPE) are optional. Input and output are `[batch, seq, hidden_size]`;
+/// dtypes are those of [`Linear`].
 ///
 /// With H = `num_attention_heads`, G = `num_gqa_groups` and d = `kv_channels`, the rows of `qkv` are all query heads, then
 /// all key heads, then all value heads. Query head i reads key and value head `i / (H / G)`.
@@ -79,7 +81,7 @@ impl Default for MultiheadAttentionOptions {
 /// let mut scaling = Scaling::new(&layer, &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
 /// let x = Tensor::full(0.5, [2, 6, 32], DType::F32, &device)?;
-/// // Of the second sequence only four positions are real.
+/// // Only the first four positions of the second sequence are real.
 /// let lengths = Tensor::from_vec(vec![6i32, 4], [2], &device)?;
 /// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward_padded(cx, &x, Some(&lengths)))?;
 /// let dx = scaling.backward_with(|cx| layer.backward(cx, saved, &y))?;
@@ -100,7 +102,7 @@ pub struct MultiheadAttention {
 
 composite!(MultiheadAttention { qkv, proj });
 
-/// What [`MultiheadAttention`]'s backward needs.
+/// The values that the backward pass of [`MultiheadAttention`] needs.
 #[derive(Debug)]
 pub struct MultiheadAttentionSaved {
     qkv: QkvSaved,
@@ -114,7 +116,7 @@ pub struct MultiheadAttentionSaved {
     output: Output,
 }
 
-/// The projection to queries, keys and values, with or without a norm before it.
+/// The projection to queries, keys and values, with or without a norm in front.
 #[expect(clippy::large_enum_variant, reason = "one a layer, in the layer's own memory")]
 #[derive(Debug)]
 enum Qkv {
@@ -122,7 +124,7 @@ enum Qkv {
     Normed(LayerNormLinear),
 }
 
-/// What the backward of either needs.
+/// The values that the backward pass of the projection needs.
 #[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
 #[derive(Debug)]
 enum QkvSaved {
@@ -214,9 +216,9 @@ impl MultiheadAttention {
     /// Creates a layer at `path`, with weights drawn from `rng`: `qkv`'s, then `proj`'s.
     ///
     /// # Errors
-    /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the heads,
-    /// an odd head size with RoPE, a weight that is too large for a tensor, an ε that is not finite and greater than 0, a
-    /// `params_dtype` other than f32 and bf16.
+    /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the
+    /// heads, an odd head size with RoPE, a weight that is too large for a tensor, an ε that is not finite and greater than
+    /// 0, a `params_dtype` other than f32 and bf16.
     pub fn new(
         path: &str,
         options: MultiheadAttentionOptions,
@@ -254,7 +256,7 @@ impl MultiheadAttention {
         };
         init::check_parameter(&format!("{path}.qkv"), "weight", [qkv_width, hidden_size])?;
         let rope = || RopeTable::new(attention.max_seq_length, head_dim, attention.rope_base, device);
-        // First: a length that no table has is refused before weights are drawn.
+        // Checked first, so that a length for which there is no table is refused before weights are drawn.
         let rope = attention.rope.then(rope).transpose()?;
         let qkv = LinearOptions {
             in_features: hidden_size,
@@ -296,7 +298,7 @@ impl MultiheadAttention {
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
         cx.attempt(|cx| {
             let [batch, seq] = self.check_input(&self.path, x, key_lengths)?;
-            // Before the parts compute anything, so that an error names this layer.
+            // Checked before the parts compute anything, so that an error names this layer.
             precision::compute_dtype(cx, &self.path, x.dtype(), &parameters(self))?;
             let (qkv, qkv_saved) = self.qkv.forward(cx, x)?;
             let sizes = [self.heads, self.groups, self.groups];
@@ -320,7 +322,7 @@ impl MultiheadAttention {
         })
     }
 
-    /// Returns `[batch, seq]`. `layer` is the path that errors name: this layer's, or that of the block around it.
+    /// Returns `[batch, seq]`. Errors name the path `layer`: that of this layer or of the block around it.
     pub(crate) fn check_input(
         &self,
         layer: &str,

@@ -13,7 +13,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
-/// Options of [`AdamW`]. The defaults are those usual for language models, and not PyTorch's.
+/// Options of [`AdamW`]. The defaults are the usual ones for language models and differ from PyTorch's.
 ///
 /// | field | default | `torch.optim.AdamW` |
 /// |---|---|---|
@@ -33,17 +33,18 @@ use std::sync::{Arc, Weak};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWOptions {
-    /// The decay of the first moment, at least 0 and less than 1. 0.9 by default.
+    /// The decay of the first moment, at least 0 and less than 1. Default: 0.9, as in PyTorch.
     pub beta1: f32,
-    /// The decay of the second moment, at least 0 and less than 1. 0.95 by default, PyTorch's is 0.999.
+    /// The decay of the second moment, at least 0 and less than 1. Default: 0.95. PyTorch's default is 0.999.
     pub beta2: f32,
-    /// ε, which is added to the root of the second moment. 1e-8 by default.
+    /// ε, which is added to the root of the second moment. Default: 1e-8, as in PyTorch.
     pub eps: f32,
-    /// The decoupled weight decay. 0.1 by default, PyTorch's is 0.01. It applies to parameters with two dimensions or more,
-    /// so not to norms and biases.
+    /// The decoupled weight decay, which applies to parameters with two or more dimensions and therefore not to
+    /// norms and biases. Default: 0.1. PyTorch's default is 0.01, for all parameters.
     pub weight_decay: f32,
-    /// Whether the optimizer keeps an f32 copy of each bf16 parameter and updates that, so that small updates are not lost to
-    /// rounding. True by default. f32 parameters need no copy.
+    /// Whether the optimizer keeps an f32 copy of each bf16 parameter and updates that copy, so that small
+    /// updates are not lost to rounding. f32 parameters need no copy. Default: true. PyTorch's optimizer
+    /// updates bf16 parameters in bf16.
     pub main_params: bool,
 }
 
@@ -63,9 +64,9 @@ impl Default for AdamWOptions {
 /// p ← p − lr · (m / (1 − β₁ᵗ)) / (√(v / (1 − β₂ᵗ)) + ε)
 /// ```
 ///
-/// The moments m and v are f32 and kept by parameter name; the first step allocates them. [`AdamWOptions`] has the defaults,
-/// which are not PyTorch's. f32 weights are in the model (f32 parameters), in the optimizer (bf16 parameters with
-/// `main_params`), or nowhere (bf16 parameters without).
+/// The moments m and v are f32 and stored by parameter name; the first step allocates them. [`AdamWOptions`] lists the
+/// defaults, which differ from PyTorch's. For bf16 parameters the optimizer stores f32 copies and updates those, unless
+/// `main_params` is false.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -90,14 +91,14 @@ impl Default for AdamWOptions {
 /// [`Device::capture`] takes its rate from [`set_lr`](Self::set_lr) at each replay.
 ///
 /// # Gradients that are not finite
-/// An infinite or NaN gradient would make its parameter and moments NaN for good. So a step changes nothing if the norm of
-/// all gradients is not finite: no parameter, moment or f32 copy. The device decides and counts, so the host does not wait,
-/// and recorded steps are skipped, too ([`skipped_steps`](Self::skipped_steps)). The norm is computed without overflow: it is
-/// infinite only if a gradient is, or if the norm itself is greater than `f32::MAX`.
+/// An infinite or NaN gradient would make its parameter and moments NaN permanently. A step therefore changes no parameter,
+/// moment or f32 copy if the norm of all gradients is not finite. The device makes this check and counts the skipped steps
+/// ([`skipped_steps`](Self::skipped_steps)), so the host does not wait and recorded steps are checked too. The norm is
+/// computed without overflow: it is infinite only if a gradient is, or if the norm itself is greater than `f32::MAX`.
 ///
 /// A skipped step still counts in [`steps`](Self::steps), because the host does not know what the device decided. It
-/// therefore counts in Adam's bias correction: right after the start the next updates are a little smaller than without it,
-/// after a few hundred steps it makes no difference.
+/// therefore counts in Adam's bias correction: early in training, it makes the next updates slightly smaller. After a few
+/// hundred steps it makes no difference.
 #[derive(Debug)]
 pub struct AdamW {
     progress: Arc<Progress>,
@@ -128,7 +129,7 @@ impl AdamW {
         Ok(Self { progress: Arc::new(Progress::new(options)), state: BTreeMap::new() })
     }
 
-    /// Returns the number of steps taken, those that were skipped included.
+    /// Returns the number of steps taken, including those that were skipped.
     pub fn steps(&self) -> u64 {
         self.progress.steps()
     }
@@ -142,11 +143,11 @@ impl AdamW {
         self.progress.skipped_steps()
     }
 
-    /// Sets the f32 copies (`main_params`) to the parameters' values, after something else has set those.
+    /// Sets the f32 copies (`main_params`) to the values of the parameters. Call it after you have set parameters yourself.
     ///
-    /// Otherwise the next step continues from the copies and overwrites what was set. f32 parameters have no copies, and
-    /// [`checkpoint::load`](crate::checkpoint::load) needs no such call. The copies are written in place, so recorded steps
-    /// continue from the new values.
+    /// Without this call, the next step continues from the copies and overwrites the values that you set. f32 parameters have
+    /// no copies, and [`checkpoint::load`](crate::checkpoint::load) needs no such call. The copies are written in place, so
+    /// recorded steps continue from the new values.
     ///
     /// # Errors
     /// A step is being recorded; a parameter of another shape than in the steps before; the device failed.
@@ -176,19 +177,19 @@ impl AdamW {
     /// Updates every parameter from its gradient. If the norm of all gradients is not finite, nothing changes but the counts.
     /// Gradients are kept: [`zero_grad`](crate::zero_grad) clears them.
     ///
-    /// This reads all gradients once more, for their norm. After [`clip_grad_norm`](crate::clip_grad_norm), give
-    /// [`step_with_norm`](Self::step_with_norm) the norm that it returns.
+    /// This reads all gradients once more to compute their norm. After [`clip_grad_norm`](crate::clip_grad_norm), pass the
+    /// norm that it returns to [`step_with_norm`](Self::step_with_norm).
     ///
     /// # Errors
-    /// A rate that is negative or not finite, a parameter that shares its storage with a tensor, two parameters of one name, a
-    /// parameter of another shape than in the steps before. Nothing has changed then.
+    /// A rate that is negative or not finite, a parameter that shares its storage with a tensor, two parameters of one name,
+    /// a parameter of another shape than in the steps before. Nothing has changed then.
     pub fn step(&mut self, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
         self.step_if_finite(model, lr, None)
     }
 
-    /// [`step`](Self::step) with the norm of all gradients, one f32 on their device: what
-    /// [`clip_grad_norm`](crate::clip_grad_norm) returns. Among several ranks it must be the norm of the summed gradients,
-    /// so that all skip a step or none.
+    /// Takes a [`step`](Self::step) with a norm that was already computed: one f32 on the device of the gradients, as
+    /// [`clip_grad_norm`](crate::clip_grad_norm) returns it. With several ranks it must be the norm of the summed gradients,
+    /// so that either all ranks skip a step or none does.
     ///
     /// ```
     /// use fp8_nn::prelude::*;
@@ -235,7 +236,7 @@ impl AdamW {
         progress.advance()?;
         device.on_replay(progress.clone());
         let updated = self.update(&device, parameters_mut(model), norm);
-        // A recorded step that fails takes its count back by itself.
+        // A recorded step that fails undoes its count itself.
         if updated.is_err() && device.capture_number().is_none() {
             progress.retreat();
         }
@@ -290,7 +291,7 @@ impl AdamW {
         Ok(())
     }
 
-    /// Refuses what would make the step fail half-way, which would leave some parameters a step ahead of others.
+    /// Checks everything that could make the step fail halfway, which would leave some parameters a step ahead of others.
     fn check(&self, parameters: &[&Parameter]) -> Result<()> {
         let mut names = BTreeSet::new();
         for parameter in parameters {
@@ -313,13 +314,13 @@ impl AdamW {
         &self.progress.options
     }
 
-    /// Tells whether this optimizer still exists.
+    /// Returns a handle that can be upgraded as long as this optimizer exists.
     pub(crate) fn life(&self) -> Weak<dyn Any + Send + Sync> {
         let progress: Arc<dyn Any + Send + Sync> = self.progress.clone();
         Arc::downgrade(&progress)
     }
 
-    /// Whether a parameter has an f32 copy here.
+    /// Returns whether the optimizer stores an f32 copy of a parameter.
     pub(crate) fn has_main_param(&self, parameter: &Tensor) -> bool {
         self.progress.options.main_params && parameter.dtype() != DType::F32
     }

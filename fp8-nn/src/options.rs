@@ -13,7 +13,7 @@ use fp8_kernels::ops::{self, Norm};
 /// |---|---|---|
 /// | `normalization` | `Norm::LayerNorm` | |
 /// | `eps` | 1e-5 | 1e-5 in `LayerNorm`; the dtype's epsilon in `RMSNorm` |
-/// | `zero_centered_gamma` | false | PyTorch always stores γ |
+/// | `zero_centered_gamma` | false | PyTorch always stores γ itself |
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -23,11 +23,12 @@ use fp8_kernels::ops::{self, Norm};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormOptions {
-    /// LayerNorm, with γ and β, or RMSNorm, with γ alone.
+    /// LayerNorm, with γ and β, or RMSNorm, with only γ. Default: [`Norm::LayerNorm`].
     pub normalization: Norm,
-    /// ε, which is added to the variance or the mean square. Finite and greater than 0.
+    /// ε, which is added to the variance or the mean square. Finite and greater than 0. Default: 1e-5.
+    /// PyTorch's `RMSNorm` uses the epsilon of the dtype.
     pub eps: f32,
-    /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1 instead of 0.
+    /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1 instead of 0. Default: false.
     pub zero_centered_gamma: bool,
 }
 
@@ -68,19 +69,22 @@ impl NormOptions {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionOptions {
-    /// The number of query heads.
+    /// The number of query heads. Required.
     pub num_attention_heads: usize,
-    /// The number of key and value heads, a divisor of `num_attention_heads`. `None`: one per query head.
+    /// The number of key and value heads, a divisor of `num_attention_heads`. Default: `None`, one for each
+    /// query head.
     pub num_gqa_groups: Option<usize>,
-    /// The size of a head. `None`: `hidden_size / num_attention_heads`.
+    /// The size of a head. Default: `None`, which is `hidden_size / num_attention_heads`.
     pub kv_channels: Option<usize>,
-    /// Whether a position sees only itself and the positions before it.
+    /// Whether a position sees only itself and the positions before it. Default: true. PyTorch's
+    /// `MultiheadAttention` attends to all positions unless it is given a mask.
     pub causal: bool,
-    /// Whether queries and keys are rotated by their position (RoPE: the whole head, in the rotate-half form).
+    /// Whether queries and keys are rotated by their position (RoPE over the whole head, in the rotate-half
+    /// form). Default: false.
     pub rope: bool,
-    /// The base of RoPE's frequencies.
+    /// The base of RoPE's frequencies. Default: 10000.
     pub rope_base: f64,
-    /// The longest sequence that RoPE has angles for. Without `rope`, sequences have any length.
+    /// The longest sequence that RoPE has angles for. Without `rope`, sequences have any length. Default: 2048.
     pub max_seq_length: usize,
 }
 
@@ -98,10 +102,10 @@ impl Default for AttentionOptions {
     }
 }
 
-/// The standard deviations of a layer's initial weights. Biases start at 0.
+/// The standard deviations of the initial weights of a layer. Biases are 0 initially.
 ///
 /// [`LayerNormMlp`](crate::LayerNormMlp), [`MultiheadAttention`](crate::MultiheadAttention) and
-/// [`TransformerLayer`](crate::TransformerLayer) take it; layers with one weight have `init_std` alone. Weights are drawn
+/// [`TransformerLayer`](crate::TransformerLayer) take it. Layers with one weight have only `init_std`. Weights are drawn
 /// from a normal distribution with mean 0 and the default deviation 0.023, which is Transformer Engine's. PyTorch's
 /// `Linear` draws from a uniform distribution of width `2 / √in_features` instead.
 ///
@@ -114,9 +118,9 @@ impl Default for AttentionOptions {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct InitOptions {
-    /// Of the weights that read the layer's input: `qkv` and `fc1`.
+    /// The standard deviation of the weights that read the layer's input, `qkv` and `fc1`. Default: 0.023.
     pub init_std: f32,
-    /// Of the weights that end a residual branch: `proj` and `fc2`.
+    /// The standard deviation of the weights at the end of a residual branch, `proj` and `fc2`. Default: 0.023.
     pub output_layer_init_std: f32,
 }
 

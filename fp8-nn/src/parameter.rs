@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A tensor that training changes, such as a weight, with its name and its gradient.
 ///
-/// The name is the parameter's path in the model, such as `blocks.0.mlp.fc1.weight`, and never changes: checkpoints and
-/// optimizers go by it. The gradient, `main_grad`, has the parameter's shape and is f32 whatever the parameter's dtype.
-/// Backward adds to it; [`zero_grad`](crate::zero_grad) clears it.
+/// The name is the parameter's path in the model, such as `blocks.0.mlp.fc1.weight`, and never changes. Checkpoints and
+/// optimizers identify the parameter by it. The gradient, `main_grad`, has the parameter's shape and is f32 whatever the
+/// parameter's dtype. Backward adds to it; [`zero_grad`](crate::zero_grad) clears it.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -41,7 +41,7 @@ impl Version {
         Arc::new(Self(AtomicU64::new(next_version())))
     }
 
-    /// The parameter has other bytes now.
+    /// Changes the version after the value has changed.
     pub(crate) fn advance(&self) {
         self.0.store(next_version(), Relaxed);
     }
@@ -94,8 +94,8 @@ impl Parameter {
         self.version.0.load(Relaxed)
     }
 
-    /// Calls `f` with the value, to change in place, and the gradient. The parameter gets a new version. For an optimizer of
-    /// your own:
+    /// Calls `f` with the value, which it may change in place, and the gradient. Afterwards the parameter has a new version.
+    /// This is for optimizers of your own:
     ///
     /// ```
     /// use fp8_nn::prelude::*;
@@ -111,7 +111,7 @@ impl Parameter {
     /// ```
     ///
     /// # Errors
-    /// Those of `f`.
+    /// The errors of `f`.
     pub fn update<T>(&mut self, f: impl FnOnce(&mut Tensor, &Tensor) -> Result<T>) -> Result<T> {
         self.version.advance();
         f(&mut self.tensor, &self.main_grad)
@@ -133,11 +133,11 @@ impl Parameter {
 
     /// Replaces the value.
     ///
-    /// It is written in place, so recorded steps continue with it, unless the old value shares its storage with another tensor:
-    /// then the parameter gets new storage. An optimizer that keeps f32 copies overwrites the value in its next step, unless
-    /// [`AdamW::reload_params`](crate::AdamW::reload_params) is called before.
+    /// It is written in place, so recorded steps continue with it, unless the old value shares its storage with another
+    /// tensor: then the parameter gets new storage. An optimizer that keeps f32 copies overwrites the value in its next step,
+    /// unless [`AdamW::reload_params`](crate::AdamW::reload_params) is called before.
     ///
-    /// Among several ranks, set it on all of them, to the same value: the next
+    /// With several ranks, set it to the same value on all of them. The next
     /// [`all_reduce_gradients`](crate::all_reduce_gradients) compares them.
     ///
     /// # Errors
@@ -166,11 +166,11 @@ impl Parameter {
             self.main_grad = grad;
             return Ok(());
         }
-        // In place, where recorded steps find it.
+        // In place, because recorded steps read it at this address.
         Ok(self.main_grad.set_zero(&self.name)?)
     }
 
-    /// Allocates a gradient of 0, if the present one shares its storage with a tensor that may still be read.
+    /// Allocates a gradient of 0 if the present one shares its storage with a tensor that may still be read.
     pub(crate) fn new_grad(&self) -> Result<Option<Tensor>> {
         if self.main_grad.holders() == 0 {
             return Ok(None);

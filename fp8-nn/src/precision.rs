@@ -1,4 +1,4 @@
-//! Which dtype a layer computes in.
+//! The dtype that a layer computes in.
 //!
 //! A scope with a `compute_dtype` decides: inputs and parameters are cast to it. Without one, a layer computes in its input's
 //! dtype, which every parameter must have. Gradients of inputs have the input's dtype, those of parameters are f32.
@@ -7,7 +7,7 @@ use crate::{Error, Parameter, Result};
 use fp8_kernels::{DType, Tensor, ops};
 use fp8_recipe::Forward;
 
-/// The input as the layer computes with it.
+/// The input, cast to the dtype that the layer computes in.
 #[derive(Debug)]
 pub(crate) struct Entered {
     pub(crate) x: Tensor,

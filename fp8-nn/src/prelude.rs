@@ -1,8 +1,8 @@
-//! What a training program needs of this crate and of the crates below it, for one `use fp8_nn::prelude::*`.
+//! The items that a training program needs from this crate and the crates below it: `use fp8_nn::prelude::*`.
 //!
-//! It has the layers with their options, the optimizer and the functions over models, the recipes and scopes, devices and
+//! They are the layers with their options, the optimizer and the functions over models, the recipes and scopes, devices and
 //! tensors. [`ops`] is a module, so its items keep the prefix: `ops::NormOptions` are the options of the operation
-//! [`ops::norm`], `NormOptions` those of the layers. The `Saved` types of layers are not in it: name them as
+//! [`ops::norm`], `NormOptions` those of the layers. It does not contain the `Saved` types of layers: write
 //! `fp8_nn::LinearSaved`.
 
 pub use crate::checkpoint;

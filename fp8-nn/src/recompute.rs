@@ -4,11 +4,13 @@ use crate::{Module, Result, composite};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward, Snapshot};
 
-/// A layer whose activations are computed again in backward, instead of kept: less memory for one more forward.
+/// A layer whose activations are not stored but computed again in backward. This saves memory and costs one more forward
+/// pass.
 ///
-/// Between the passes it keeps the layer's input and a handle to the scope's scales, one f32 per slot, which all such layers
-/// of a scope share. Outputs and gradients have the bits of the layer without it: in backward the layer runs with the scales
-/// of its first run and records nothing. It may be nested. Parameters and slots are those of `inner`.
+/// Between the passes it keeps the input of the layer and a handle to the scales of the scope: one f32 per slot, shared by
+/// all such layers of the scope. In backward the layer runs with the scales of its first run and records nothing, so outputs
+/// and gradients are the same as without recomputation, bit for bit. It may be nested. Parameters and slots are those of
+/// `inner`.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -37,7 +39,7 @@ pub struct Recompute<M> {
 
 composite!(Recompute<M> { inner });
 
-/// What [`Recompute`]'s backward needs: the input, and a handle to the scales.
+/// The values that the backward pass of [`Recompute`] needs: the input and a handle to the scales.
 #[derive(Debug)]
 pub struct RecomputeSaved {
     x: Tensor,

@@ -1,12 +1,12 @@
-//! Learning rates as a function of the step alone, so that resuming needs no state.
+//! Learning rates that depend only on the step, so that resuming needs no state.
 
 use crate::{Error, Result};
 
 /// A learning rate that rises linearly to a peak, then falls along a cosine to a fraction of it.
 ///
 /// For step s (from 0), w steps of warm-up, n steps in all and a last fraction r: `peak · (s + 1) / w` while s < w, then
-/// `peak · (r + (1 − r) · (1 + cos(π · (s − w + 1) / (n − w))) / 2)`, and `peak · r` from step n on. It depends on the step
-/// alone, so a resumed training needs no state of it.
+/// `peak · (r + (1 − r) · (1 + cos(π · (s − w + 1) / (n − w))) / 2)`, and `peak · r` from step n on. It depends only on
+/// the step, so a checkpoint need not store it.
 ///
 /// ```
 /// use fp8_nn::CosineSchedule;

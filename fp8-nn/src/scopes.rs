@@ -6,8 +6,8 @@ use fp8_recipe::{Backward, Forward, Recipe, Scaling};
 
 /// Methods of [`Scaling`] that open a scope, run a closure in it and commit.
 ///
-/// Where the closure fails, the scope is dropped without a commit: scales and histories are unchanged, and the other ranks of
-/// a group get the closure's error.
+/// If the closure returns an error, the scope is dropped without a commit. Scales and histories are then unchanged, and the
+/// other ranks of a group get the closure's error.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -29,7 +29,7 @@ pub trait Scopes {
     /// Opens a forward scope, runs `f` in it, and commits it if `f` succeeds.
     ///
     /// # Errors
-    /// Those of `f` and of the commit.
+    /// The errors of `f` and of the commit.
     fn autocast_with<T>(
         &mut self,
         recipe: &Recipe,
@@ -39,7 +39,7 @@ pub trait Scopes {
     /// Opens a backward scope, runs `f` in it, and commits it if `f` succeeds.
     ///
     /// # Errors
-    /// Those of `f` and of the commit.
+    /// The errors of `f` and of the commit.
     fn backward_with<T>(&mut self, f: impl FnOnce(&mut Backward<'_>) -> Result<T>) -> Result<T>;
 }
 

@@ -1,4 +1,4 @@
-//! Layers of any kind, one after the other.
+//! A stack of layers of any kind.
 
 use crate::{Error, Layer, Module, Result, composite};
 use fp8_kernels::Tensor;
@@ -34,7 +34,7 @@ pub trait DynModule: Layer {
     /// Calls [`Module::forward`] and boxes its `Saved`.
     ///
     /// # Errors
-    /// The layer's.
+    /// The errors of the layer.
     fn forward_dyn(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, AnySaved)>;
 
     /// Calls [`Module::backward`]. `index` is the layer's place in its stack, which an error names.

@@ -14,24 +14,29 @@ use std::sync::Arc;
 /// Options of a [`TransformerLayer`]. The two sizes and `attention.num_attention_heads` are required; the other fields have
 /// defaults.
 ///
-/// There is an example on the layer's type.
+/// See [`TransformerLayer`] for an example.
 #[derive(Debug, Clone)]
 pub struct TransformerLayerOptions {
-    /// The last dimension of input and output.
+    /// The last dimension of input and output. Required.
     pub hidden_size: usize,
-    /// The inner dimension of the MLP; often four times `hidden_size`.
+    /// The inner dimension of the MLP, often four times `hidden_size`. Required. PyTorch's
+    /// `TransformerEncoderLayer` has 2048 by default.
     pub ffn_hidden_size: usize,
-    /// Heads, mask and positions: causal, without RoPE by default.
+    /// The heads, the mask and the positions. Required, because `num_attention_heads` is. The other defaults
+    /// are causal attention without RoPE.
     pub attention: AttentionOptions,
-    /// The activation of the MLP: GELU in its tanh form by default. PyTorch's `TransformerEncoderLayer` has ReLU.
+    /// The activation of the MLP. Default: [`Activation::Gelu`], the tanh form. PyTorch's
+    /// `TransformerEncoderLayer` has ReLU.
     pub activation: Activation,
-    /// The normalization before the attention and before the MLP: LayerNorm with ε = 1e-5 by default.
+    /// The normalization before the attention and before the MLP. Default: `NormOptions::default()`, a
+    /// LayerNorm with ε = 1e-5.
     pub norm: NormOptions,
-    /// Whether the four Linears have biases; they have by default.
+    /// Whether the four Linears have biases. Default: true.
     pub bias: bool,
-    /// The dtype of the parameters, f32 (default) or bf16.
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
-    /// Standard deviations of the initial weights: 0.023 by default.
+    /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
+    /// weights.
     pub init: InitOptions,
 }
 
@@ -50,7 +55,7 @@ impl Default for TransformerLayerOptions {
     }
 }
 
-/// A transformer block with the norms in front: `r = x + attention(norm(x))`, `y = r + mlp(norm(r))`.
+/// A transformer block with the norms in front of attention and MLP: `r = x + attention(norm(x))`, `y = r + mlp(norm(r))`.
 ///
 /// Its four Linears (`qkv`, `proj`, `fc1`, `fc2`) run in FP8; attention and residual additions run in high precision. Input
 /// and output are `[batch, seq, hidden_size]`; dtypes are those of [`Linear`](crate::Linear). PyTorch's
@@ -92,7 +97,7 @@ pub struct TransformerLayer {
 
 composite!(TransformerLayer { attention, mlp });
 
-/// What [`TransformerLayer`]'s backward needs.
+/// The values that the backward pass of [`TransformerLayer`] needs.
 #[derive(Debug)]
 pub struct TransformerLayerSaved {
     attention: MultiheadAttentionSaved,
@@ -104,7 +109,7 @@ impl TransformerLayer {
     /// Creates a block at `path`, with weights drawn from `rng`: the attention's, then the MLP's.
     ///
     /// # Errors
-    /// Those of [`MultiheadAttention::new`] and [`LayerNormMlp::new`].
+    /// The errors of [`MultiheadAttention::new`] and [`LayerNormMlp::new`].
     pub fn new(
         path: &str,
         options: TransformerLayerOptions,

@@ -4,7 +4,7 @@ use crate::{ArenaState, Result, Scaling, StateDigest};
 
 impl Scaling {
     /// Returns a digest of every scale, amax history and update count that replicas have in common, in an order that
-    /// depends on names alone. [`AmaxGroup::agree_on_state`](crate::AmaxGroup::agree_on_state) compares them.
+    /// depends only on names. [`AmaxGroup::agree_on_state`](crate::AmaxGroup::agree_on_state) compares them.
     ///
     /// A first scale that was not committed counts as not calibrated. Loaded state that no recipe has continued yet is
     /// included. Arenas that were never updated are left out, and those of recipes without `reduce_amax`, whose amaxes are
@@ -13,7 +13,7 @@ impl Scaling {
     /// This reads all arenas, and on a GPU waits for the work queued so far.
     ///
     /// # Errors
-    /// A step is being recorded; the device failed. None on the CPU.
+    /// A step that is being recorded; a device that failed. None on the CPU.
     pub fn state_digests(&self) -> Result<Vec<StateDigest>> {
         let mut arenas = self.state()?.arenas;
         arenas.retain(ArenaState::is_common);

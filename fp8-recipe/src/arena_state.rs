@@ -1,19 +1,20 @@
-//! What lasts: histories, scales and update counts, by name.
+//! The state that is saved: histories, scales and update counts, by name.
 
 use crate::recipe::{MAX_HISTORY_LEN, Terms};
 use crate::{Direction, RecipeLabel, StateDigest};
 use fp8_kernels::UNSET;
 use std::sync::Arc;
 
-/// Counts of updates beyond this one are refused: no training reaches it, and nothing that is counted on from it overflows.
+/// The largest count of updates that is loaded. No training reaches it, and counting on from it does not overflow.
 const MAX_UPDATES: u64 = 1 << 62;
 
-/// The state of a [`Scaling`](crate::Scaling) between two scopes: the scales and histories of all recipes that have been used.
-/// [`Scaling::state`](crate::Scaling::state) returns it, [`Scaling::load_state`](crate::Scaling::load_state) takes it.
+/// The state of a [`Scaling`](crate::Scaling) between two scopes: the scales and histories of all recipes that have been
+/// used. [`Scaling::state`](crate::Scaling::state) returns it, and [`Scaling::load_state`](crate::Scaling::load_state) takes
+/// it.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
-/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
+/// use fp8_recipe::{ArenaState, DelayedScaling, GemmSlots, Scaling};
 ///
 /// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
 /// let mut trained = Scaling::new(&fc, &device)?;
@@ -22,7 +23,7 @@ const MAX_UPDATES: u64 = 1 << 62;
 /// cx.commit()?;
 ///
 /// let state = trained.state()?;
-/// let forward = &state.arenas[0];
+/// let forward: &ArenaState = &state.arenas[0];
 /// assert_eq!(forward.scale, [128.0, -1.0]); // fc.input; fc.weight has not run
 /// assert_eq!(forward.amax_history, [[0.0, 0.0], [3.5, 0.0]]);
 ///
@@ -37,10 +38,13 @@ pub struct ScalingState {
     pub arenas: Vec<ArenaState>,
 }
 
-/// The scales and histories of the slots of one pass, under one recipe and group. [`Scaling::load_state`](crate::Scaling::load_state) says what may differ where it is loaded.
+/// The scales and histories of the slots of one pass, under one recipe and group.
+///
+/// It is a part of a [`ScalingState`], which has an example. [`Scaling::load_state`](crate::Scaling::load_state) says what
+/// may differ in the model that loads it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArenaState {
-    /// All options of the recipe but the history's length: the key by which the state is found again.
+    /// The key of the recipe: all of its options except the length of the history.
     pub recipe: String,
     /// The id of the group that amaxes are reduced over.
     pub group: Option<String>,
@@ -54,21 +58,21 @@ pub struct ArenaState {
     pub scale: Vec<f32>,
     /// Past amaxes, `[rows][slots]`, oldest row first. The staging row is not part of it.
     pub amax_history: Vec<Vec<f32>>,
-    /// When each slot's history was last updated, counted slot by slot over all recipes: of two arenas, the one with the
-    /// larger number has the newer history of a slot; 0 is a slot that was never updated. Empty in states saved by versions
-    /// before this field: slots that have a past then count as updated last by the arena that comes later in the list.
+    /// When the history of each slot was last updated, as a count of the slot's updates under all recipes. Of two arenas, the
+    /// one with the larger number has the newer history of the slot; 0 means that the slot was never updated. Versions before
+    /// this field saved none. It is then empty, and the last arena in the list counts as the one that was updated last.
     pub last_updates: Vec<u64>,
 }
 
 impl ArenaState {
-    /// Returns what reports call its recipe and group.
+    /// Returns the label that reports show for its recipe and group.
     pub(crate) fn label(&self) -> RecipeLabel {
         let key = format!("{},len={}", self.recipe, self.amax_history.len() + 1);
         RecipeLabel::new(&key, self.group.as_deref())
     }
 
-    /// Returns why this arena cannot be loaded into a model with the slots `names`: the field, what it holds, what would be
-    /// right.
+    /// Returns why this arena cannot be loaded into a model with the slots `names`: the field, its value, and the expected
+    /// value.
     pub(crate) fn problem(&self, names: &[Arc<str>]) -> Option<String> {
         let slots = names.len();
         let model = "load it into the model that it was saved from";
@@ -126,7 +130,8 @@ impl ArenaState {
         None
     }
 
-    /// The same with every slot's last update. Where none were saved, slots that have a past count as updated at `default`.
+    /// Returns a copy with the last update of every slot. If none were saved, slots with a history count as updated at
+    /// `default`.
     pub(crate) fn with_last_updates(&self, default: u64) -> Self {
         let mut arena = self.clone();
         if arena.last_updates.is_empty() {
@@ -139,7 +144,8 @@ impl ArenaState {
         arena
     }
 
-    /// One digest for each slot's scale and history, and one for the number of updates; `of` ends their names.
+    /// Returns a digest of the scale and of the history of each slot, and one of the number of updates. Their names end in
+    /// `of`.
     pub(crate) fn digests(&self, of: &str) -> Vec<StateDigest> {
         let mut all = Vec::new();
         for (index, (slot, scale)) in self.slots.iter().zip(&self.scale).enumerate() {
@@ -153,8 +159,8 @@ impl ArenaState {
         all
     }
 
-    /// Whether all ranks of a group have it in common: it has been updated, from amaxes that were reduced. An arena that
-    /// was never updated starts from others whenever they change, and says nothing by itself.
+    /// Returns whether all ranks of a group must have the same arena: it has been updated with reduced amaxes. An arena that
+    /// was never updated has no state of its own, because it starts again whenever the others change.
     pub(crate) fn is_common(&self) -> bool {
         self.updates > 0 && Terms::parse(&self.recipe).is_none_or(|terms| terms.reduce_amax)
     }

@@ -19,15 +19,16 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug, Clone)]
 pub struct AutocastOptions {
-    /// Whether GEMMs run in FP8. Default true.
+    /// Whether GEMMs run in FP8. Default: true.
     pub enabled: bool,
-    /// Whether amaxes are recorded although GEMMs run in high precision. No effect if `enabled`. Default false.
+    /// Whether amaxes are recorded although GEMMs run in high precision. It has no effect if `enabled`.
+    /// Default: false.
     pub calibrating: bool,
-    /// The group that amaxes are reduced over. Default `None`: the group that was passed to
+    /// The group that amaxes are reduced over. Default: `None`, the group that was passed to
     /// [`Scaling::set_group`](crate::Scaling::set_group), if any.
     pub amax_reduction_group: Option<Arc<dyn AmaxGroup>>,
-    /// The dtype that layers cast inputs and parameters to in high precision. Default `None`: the dtype of the input, which
-    /// parameters must have too.
+    /// The dtype that layers cast inputs and parameters to in high precision. Default: `None`, the dtype of the
+    /// input, which parameters must have too.
     pub compute_dtype: Option<DType>,
 }
 

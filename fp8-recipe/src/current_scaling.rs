@@ -26,11 +26,11 @@ use crate::Format;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CurrentScaling {
-    /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default HYBRID.
+    /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default: HYBRID.
     pub fp8_format: Format,
-    /// Whether scales are rounded down to powers of two. Default false.
+    /// Whether scales are rounded down to powers of two. Default: false.
     pub use_power_2_scales: bool,
-    /// The smallest amax that counts: smaller ones are replaced by it. Finite, at least 0. Default 0.
+    /// The smallest amax that counts: smaller ones are replaced by it. Finite, at least 0. Default: 0.
     pub amax_epsilon: f32,
 }
 

@@ -40,31 +40,31 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug, Clone)]
 pub struct DelayedScaling {
-    /// Bits of headroom, −100 to 100: the scale is divided by `2^margin`. Default 0.
+    /// Bits of headroom, −100 to 100: the scale is divided by `2^margin`. Default: 0.
     pub margin: i32,
-    /// Scales are recomputed at every `interval`-th commit, at least 1; histories roll at each. Default 1.
+    /// Scales are recomputed at every `interval`-th commit, at least 1. Histories roll at each. Default: 1.
     pub interval: u64,
-    /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default HYBRID.
+    /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default: HYBRID.
     pub fp8_format: Format,
-    /// Rows of the history, 1 to 1048576. One of them is the staging row, which collects the amaxes of the open scope, so
-    /// `amax_history_len` − 1 past amaxes are kept. Default 1024.
+    /// The number of rows of the history, 1 to 1048576. One of them is the staging row, which collects the
+    /// amaxes of the open scope, so `amax_history_len` − 1 past amaxes are kept. Default: 1024.
     pub amax_history_len: usize,
-    /// Which amax of the window determines the scale. Default [`Max`](AmaxComputeAlgo::Max).
+    /// Which amax of the window determines the scale. Default: [`Max`](AmaxComputeAlgo::Max).
     pub amax_compute_algo: AmaxComputeAlgo,
-    /// How an amax becomes a scale. Default [`Exact`](ScalingFactorComputeAlgo::Exact).
+    /// How an amax becomes a scale. Default: [`Exact`](ScalingFactorComputeAlgo::Exact).
     pub scaling_factor_compute_algo: ScalingFactorComputeAlgo,
-    /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: none of them.
+    /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: `(false, false, false)`.
     pub override_linear_precision: (bool, bool, bool),
-    /// Whether a commit replaces amaxes by their maximum over the ranks of the scope's group. Default true.
+    /// Whether a commit replaces amaxes by their maximum over the ranks of the scope's group. Default: true.
     pub reduce_amax: bool,
-    /// Whether a slot's first scale comes from its own tensor, which costs an extra read. `false` is Transformer Engine's
-    /// rule: the first step quantizes with scale 1. Default true.
+    /// Whether a slot's first scale comes from its own tensor, which costs an extra read. Default: true.
+    /// `false` is Transformer Engine's rule: the first step quantizes with scale 1.
     pub calibrate_first_step: bool,
-    /// Whether infinite and NaN amaxes enter the window, as in Transformer Engine. Default false: they are left out and
-    /// counted in [`SlotReport::non_finite`](crate::SlotReport::non_finite).
+    /// Whether infinite and NaN amaxes enter the window, as in Transformer Engine. Default: false. They are
+    /// then left out and counted in [`SlotReport::non_finite`](crate::SlotReport::non_finite).
     pub record_non_finite: bool,
-    /// Whether an amax of 0 means that the slot did not run, as in Transformer Engine. Default false: the 0 of a tensor of
-    /// zeros enters the window.
+    /// Whether an amax of 0 means that the slot did not run, as in Transformer Engine. Default: false. The 0 of
+    /// a tensor of zeros then enters the window.
     pub zero_is_skipped: bool,
 }
 
@@ -121,7 +121,7 @@ impl DelayedScaling {
     ///   infinite amax, and stays within 2⁻¹²⁶ … 2¹²⁷. There, an infinite amax inverts the scale, an infinite quotient gives
     ///   an infinite scale, and a quotient one ulp below a power of two counts as that power.
     ///
-    /// `interval` is read here and in no release of Transformer Engine: with the default, 1, there is no difference.
+    /// No release of Transformer Engine reads `interval`. With the default, 1, there is no difference.
     #[must_use]
     pub fn with_te_rules(self) -> Self {
         Self { calibrate_first_step: false, record_non_finite: true, zero_is_skipped: true, ..self }

@@ -51,8 +51,8 @@ impl Domain {
         }
     }
 
-    /// Creates arenas for the slots of `clocks`. Under current scaling they are only used for the report, and the clocks do not
-    /// count their updates.
+    /// Creates arenas for the slots of `clocks`. Under current scaling they are only used for the report, and the clocks do
+    /// not count their updates.
     pub(crate) fn new_arenas(&self, clocks: &ByDirection<UpdateClock>) -> Result<ByDirection<Arena>> {
         let options = self.arena_options();
         let arena = |clock: &UpdateClock| -> Result<Arena> {

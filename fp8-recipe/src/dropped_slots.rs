@@ -1,8 +1,8 @@
 //! Slots that states of earlier versions contain although no layer wrote them.
 //!
 //! Earlier versions registered five slots for each GEMM. The slots `*.output` and `*.grad_input` were never written by the
-//! layers of fp8-nn, so they are registered only by layers that use them now. Where a saved state has such slots, the model
-//! does not register them and they never ran, loading leaves them out.
+//! layers of fp8-nn, so they are registered only by layers that use them now. Loading ignores
+//! such slots of a saved state if the model does not register them and they never ran.
 
 use crate::recipe::Terms;
 use crate::{ArenaState, SlotRole};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 impl ArenaState {
     /// Returns the arena without the output and input-gradient slots that never ran and that are not in `registered`, which
-    /// is sorted. An arena whose parts differ in length is returned as it is, for its check to refuse.
+    /// is sorted. An arena whose parts differ in length is returned unchanged, so that its check refuses it.
     pub(crate) fn without_dropped_slots(&self, registered: &[Arc<str>]) -> Cow<'_, Self> {
         let slots = self.slots.len();
         let has_all = |len: usize| len == slots;
@@ -42,7 +42,7 @@ impl ArenaState {
         has_role && registered.binary_search(name).is_err() && !self.has_run(slot)
     }
 
-    /// Whether a slot's scale or history was ever updated.
+    /// Returns whether the scale or history of a slot was ever updated.
     fn has_run(&self, slot: usize) -> bool {
         // Transformer Engine's first-step rule starts with scale 1.
         let calibrates = Terms::parse(&self.recipe).is_none_or(|terms| terms.calibrate_first_step);

@@ -4,7 +4,7 @@ use crate::Direction;
 use std::fmt;
 use std::sync::Arc;
 
-/// Every error of this crate. `Display` and `Debug` write one sentence: what was wrong, and what would be right.
+/// Every error of this crate. `Display` and `Debug` write one sentence that says what was wrong and what would be right.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::Device;
@@ -32,7 +32,7 @@ pub enum Error {
     Direction {
         /// The slot's name.
         slot: Arc<str>,
-        /// Its pass.
+        /// The slot's pass.
         slot_direction: Direction,
         /// The scope's pass.
         scope: Direction,
@@ -42,7 +42,7 @@ pub enum Error {
     Origin {
         /// The layer whose backward was called.
         layer: String,
-        /// Where the `Saved` comes from.
+        /// The layer or scope that the `Saved` comes from.
         found: String,
     },
     /// A replay of a snapshot without scales.
@@ -53,7 +53,7 @@ pub enum Error {
     /// An option of a recipe outside its range.
     #[error("{recipe}: {option} = {value}: {remedy}")]
     Recipe {
-        /// Which recipe.
+        /// The name of the recipe.
         recipe: &'static str,
         /// The option's name.
         option: &'static str,
@@ -69,7 +69,7 @@ pub enum Error {
         recipe: String,
         /// Forward or backward.
         direction: &'static str,
-        /// The field that is wrong, what it holds, and what would be right.
+        /// The field that is wrong, its value, and the expected value.
         problem: String,
     },
     /// An error of an operation.

@@ -27,6 +27,6 @@ pub(crate) enum Mode {
     Record,
     /// Records nothing.
     Evaluate,
-    /// Records nothing and uses the scales that a snapshot kept.
+    /// Records nothing and uses the scales of a snapshot.
     Replay(Arc<Outcome>),
 }

@@ -1,4 +1,4 @@
-//! What a commit needs from a group of ranks.
+//! The interface through which a commit reduces amaxes over ranks.
 
 use crate::{Result, StateDigest};
 use fp8_kernels::Arena;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 /// The ranks that share a model's scales.
 ///
-/// Each call carries a key that names the arena: direction, recipe and group. Ranks that come with different keys get an
-/// error within a time limit and never wait for ever. The process groups of fp8-dist implement this trait; implement it
+/// Each call carries a key that names the arena: direction, recipe and group. Ranks that pass different keys get an
+/// error within a time limit and never wait forever. The process groups of fp8-dist implement this trait; implement it
 /// yourself to reduce amaxes over a communication library of your own.
 ///
 /// ```

@@ -116,8 +116,8 @@ impl Scaling {
     /// Opens a forward scope for evaluation. It records no amax, so there is nothing to commit, and backward refuses its
     /// `Saved`s.
     ///
-    /// It quantizes with the recipe's scales. Under a delayed-scaling recipe that has not been trained with here, and in slots
-    /// that are not calibrated, each tensor takes its own scale (1 under Transformer Engine's first-step rule).
+    /// It quantizes with the recipe's scales. Under a delayed-scaling recipe that has not been trained with here, and in
+    /// slots that are not calibrated, each tensor takes its own scale (1 under Transformer Engine's first-step rule).
     ///
     /// # Errors
     /// An option of the recipe that is out of range.
@@ -138,8 +138,8 @@ impl Scaling {
     /// Opens a backward scope. It takes no recipe, because each `Saved` knows the recipe of its forward.
     ///
     /// Its commit updates the backward arenas of all recipes under which forward scopes were committed since the last
-    /// backward scope was, whether or not a layer runs backward in it. So a rank whose layers had nothing to do (an expert
-    /// without tokens) takes part in the reductions that the other ranks make.
+    /// backward scope was, whether or not a layer runs backward in it. A rank whose layers had nothing to do (an expert
+    /// without tokens) therefore takes part in the reductions of the other ranks.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -208,7 +208,7 @@ impl Forward<'_> {
         Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false })
     }
 
-    /// Uses another dtype for what runs in high precision until the returned guard is dropped.
+    /// Sets the dtype of operations in high precision until the returned guard is dropped.
     ///
     /// # Errors
     /// A dtype that is not a float.
@@ -263,7 +263,8 @@ impl Forward<'_> {
     /// bytes, and a parameter never returns to an earlier one.
     ///
     /// The FP8 copy is kept until the parameter has another version, or other recipes have taken its place: see
-    /// [`Scaling::cached_weights`]. A parameter that is quantized again for the same version and recipe records its amax again.
+    /// [`Scaling::cached_weights`]. A parameter that is quantized again for the same version and recipe records its amax
+    /// again.
     ///
     /// # Errors
     /// As [`slot`](Self::slot); all errors of quantizing.
@@ -289,7 +290,8 @@ impl Forward<'_> {
         Ok(operand)
     }
 
-    /// Returns what a layer keeps in its `Saved`, so that its backward finds this scope's recipe and arena.
+    /// Returns the origin of a `Saved`. A layer stores it there, and its backward finds the recipe and arena of this scope by
+    /// it.
     pub fn origin(&self, slot: &SlotName) -> Origin {
         let (owner, layer) = (self.scaling.identity.clone(), slot.layer().clone());
         Origin { owner, frame: self.frame, outcome: self.outcome(), layer }
@@ -303,9 +305,9 @@ impl Forward<'_> {
         }
     }
 
-    /// Runs a part of the forward pass and returns its result. Among several ranks, an error is remembered: if the scope is
-    /// then left without commit, the other ranks' errors say why. All layers of fp8-nn do this, so a layer of your own needs
-    /// it only for errors that it finds by itself.
+    /// Runs a part of the forward pass and returns its result. With several ranks, an error is remembered. If the scope is
+    /// then dropped without commit, the errors of the other ranks contain it. All layers of fp8-nn do this, so a layer of
+    /// your own needs it only for errors that it detects itself.
     ///
     /// ```
     /// # use fp8_recipe::{Forward, Result};
@@ -328,7 +330,7 @@ impl Forward<'_> {
     /// have nothing to commit.
     ///
     /// # Errors
-    /// A group whose ranks disagree or failed, a user's function that returned no usable scale; nothing has changed then.
+    /// A group whose ranks disagree or failed; a user's function that returned no usable scale. Nothing has changed then.
     pub fn commit(self) -> Result<()> {
         if self.outermost { self.scaling.commit() } else { Ok(()) }
     }
@@ -337,7 +339,7 @@ impl Forward<'_> {
     /// group unusable.
     ///
     /// # Errors
-    /// A rank that is away, failed or elsewhere.
+    /// A rank that left, failed or makes another call.
     pub fn discard(self) -> Result<()> {
         if self.outermost { self.scaling.discard() } else { Ok(()) }
     }

@@ -19,12 +19,12 @@ mod recipe_label;
 mod saved;
 mod state_report;
 
-// One recipe under one group, and one tensor alone.
+// One recipe under one group, and a single tensor.
 mod domain;
 mod group;
 mod quantizer;
 
-// What open scopes keep, and what they leave to their backward.
+// The state of open scopes, and what their backward passes need.
 mod autocast_options;
 mod frame;
 mod origin;
@@ -35,7 +35,7 @@ mod weights;
 // A model's arenas and cached weights.
 mod scaling;
 
-// What is done with them: scopes, starts, saved state, reports.
+// Operations on them: scopes, initial state, saved state, reports.
 mod agreement;
 mod guard;
 mod report;

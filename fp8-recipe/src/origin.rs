@@ -1,15 +1,14 @@
-//! What a forward scope leaves to its backward, and by which a `Saved` finds it.
+//! Handles by which a backward pass finds its forward scope.
 
 use crate::frame::Frame;
 use crate::outcome::Outcome;
 use std::sync::Arc;
 
-/// Identifies the forward scope and the layer that a `Saved` comes from. By it, backward finds the recipe, the group and the
-/// arena.
+/// Identifies the forward scope and the layer of a `Saved`, so that backward uses the same recipe, group and arena.
 ///
-/// [`Backward::slot`](crate::Backward::slot) takes the origins of committed forward scopes of the same [`Scaling`](crate::Scaling). It
-/// refuses those of an evaluation, and those of a scope that was discarded or whose guard was dropped, because the amaxes of
-/// such a scope have been discarded.
+/// [`Backward::slot`](crate::Backward::slot) takes the origins of committed forward scopes of the same
+/// [`Scaling`](crate::Scaling). It refuses those of an evaluation, and those of a scope that was discarded or whose guard was
+/// dropped, because the amaxes of such a scope have been discarded.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::Device;

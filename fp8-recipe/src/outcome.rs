@@ -23,7 +23,7 @@ pub(crate) enum Ending {
 }
 
 impl Outcome {
-    /// The first ending is the one that counts.
+    /// Sets the outcome, unless it was set before.
     pub(crate) fn end(&self, ending: Ending) {
         self.0.get_or_init(|| ending);
     }

@@ -1,4 +1,4 @@
-//! Any recipe: its options checked, its key, its rules for scales.
+//! Recipes: checks of their options, their keys, and their rules for scales.
 
 use crate::{
     AmaxComputeAlgo, CurrentScaling, DelayedScaling, Direction, Error, Format, Result,
@@ -6,10 +6,10 @@ use crate::{
 };
 use fp8_kernels::ScaleRule;
 
-/// The longest history, the staging row included.
+/// The length of the longest history, including the staging row.
 pub(crate) const MAX_HISTORY_LEN: usize = 1 << 20;
 
-/// A recipe: how the scale of each quantized tensor is found. [`Scaling::autocast`](crate::Scaling::autocast) takes one.
+/// A recipe, which determines the scale of each quantized tensor. [`Scaling::autocast`](crate::Scaling::autocast) takes one.
 ///
 /// `Display` writes the short name with the options that differ from its defaults.
 ///
@@ -190,7 +190,7 @@ impl Recipe {
         Fp8Gemms { fprop: !fprop, dgrad: !dgrad, wgrad: !wgrad }
     }
 
-    /// What checkpoints call this recipe's state: all that rules it but the history's length, which may change.
+    /// Returns the key of this recipe's state in checkpoints: all options except the length of the history, which may change.
     pub(crate) fn state_key(&self) -> String {
         match self {
             Self::Delayed(r) => {

@@ -1,7 +1,7 @@
 //! Short names of recipes for reports and errors.
 //!
-//! A recipe's key lists all of its options and is what arenas and checkpoints go by. People read a short name instead: the
-//! nearest of the recipes that [`Recipe::from_name`] knows, and the options that differ from it.
+//! Arenas and checkpoints identify a recipe by its key, which lists all options. Reports show a short name instead: the
+//! closest of the recipes that [`Recipe::from_name`] knows, and the options that differ from it.
 
 use crate::Recipe;
 use std::fmt;
@@ -35,7 +35,7 @@ pub struct RecipeLabel {
 }
 
 impl RecipeLabel {
-    /// Labels the recipe with this key, the history's length included.
+    /// Creates the label of the recipe with this key, which includes the length of the history.
     pub(crate) fn new(key: &str, group: Option<&str>) -> Self {
         Self { key: key.into(), group: group.map(Into::into) }
     }
@@ -115,7 +115,7 @@ fn short_name(key: &str) -> String {
     }
 }
 
-/// The names and values of a key's options, behind the kind of recipe, whose name is empty.
+/// The names and values of a key's options. The first entry is the kind of recipe, under an empty name.
 struct Options<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Options<'a> {

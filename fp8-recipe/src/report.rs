@@ -43,7 +43,7 @@ pub struct SlotReport {
     pub underflowed: u64,
     /// The number of values that were counted, since the last reset.
     pub elements: u64,
-    /// The number of NaN values, since the last reset. NaN does not enter the amax: a tensor of NaN alone has amax 0.
+    /// The number of NaN values, since the last reset. NaN does not enter the amax: a tensor with only NaN values has amax 0.
     pub nan: u64,
     /// How often the amax was infinite or NaN and was left out of the window.
     pub non_finite: u64,

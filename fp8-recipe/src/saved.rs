@@ -1,9 +1,9 @@
-//! Loaded state that waits for its recipe.
+//! Loaded state that no recipe has used yet.
 
 use crate::recipe::Terms;
 use crate::{ArenaState, UnusedArena};
 
-/// A loaded arena that waits for its recipe.
+/// A loaded arena that no recipe has used yet.
 #[derive(Debug, Clone)]
 pub(crate) struct Saved {
     pub(crate) arena: ArenaState,

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::Arc;
 
-/// Owns the scales and amax histories of one model. Scopes borrow it: [`autocast`](Self::autocast),
+/// The scales and amax histories of one model. Scopes borrow it: [`autocast`](Self::autocast),
 /// [`backward`](Self::backward), [`eval`](Self::eval).
 ///
 /// A `Scaling` refuses the layers of other models, even at the same paths. Setting new parameter values (`Parameter::set`,
@@ -49,7 +49,7 @@ pub struct Scaling {
     pub(crate) roles: ByDirection<Vec<SlotRole>>,
     /// The identity of each slot's layer, if it is known.
     owners: ByDirection<Vec<Option<Arc<()>>>>,
-    /// All arenas of delayed scaling share them, to tell which arena updated a slot last.
+    /// All arenas of delayed scaling share these clocks, which show which arena updated a slot last.
     pub(crate) clocks: ByDirection<UpdateClock>,
     indices: HashMap<Arc<str>, usize>,
     group: Option<Arc<dyn AmaxGroup>>,
@@ -59,7 +59,7 @@ pub struct Scaling {
     pub(crate) awaiting: Awaiting,
     /// Loaded state that no recipe has continued yet.
     pub(crate) pending: Vec<Saved>,
-    /// Reports what the present arenas started from.
+    /// Reports from which state the present arenas started.
     pub(crate) report: StateReport,
     /// Scale cells of slots without an arena: unset, so that a tensor uses its own scale, or 1 under Transformer Engine's
     /// first-step rule.
@@ -111,8 +111,8 @@ impl Scaling {
         self.group = Some(group);
     }
 
-    /// Sets whether scopes count saturated and underflowed values per slot, and, under current scaling, keep amaxes and scales
-    /// for [`slot_reports`](Self::slot_reports). Counting examines each value once more. Default: off.
+    /// Sets whether scopes count saturated and underflowed values per slot, and, under current scaling, keep amaxes and
+    /// scales for [`slot_reports`](Self::slot_reports). Counting examines each value once more. Default: off.
     pub fn set_counting(&mut self, counting: bool) {
         self.counting = counting;
     }
@@ -162,8 +162,8 @@ impl Scaling {
         self.domain(recipe, options, options.enabled || options.calibrating).map(drop)
     }
 
-    /// Returns the index of the domain of a recipe and group. The first scope that records creates its arenas; if loaded state
-    /// waits for them, the first scope of any kind does.
+    /// Returns the index of the domain of a recipe and group. The first scope that records creates its arenas; if loaded
+    /// state waits for them, the first scope of any kind does.
     pub(crate) fn domain(
         &mut self,
         recipe: &Recipe,
@@ -250,7 +250,7 @@ impl Scaling {
         self.explain(updated)
     }
 
-    /// Remembers an error in the open scope. If the scope is then left without commit, the other ranks are told it.
+    /// Remembers an error in the open scope. If the scope is then dropped without commit, the other ranks get this error.
     pub(crate) fn explain<T, E: Display>(&mut self, result: Result<T, E>) -> Result<T, E> {
         if let (Err(error), Some(scope)) = (&result, &mut self.scope) {
             scope.cause = Some(error.to_string());
@@ -311,7 +311,7 @@ impl Scaling {
         self.restore()
     }
 
-    /// Undoes what an earlier roll-back could not undo because the device failed.
+    /// Repeats an earlier roll-back that failed with the device.
     fn restore(&mut self) -> Result<()> {
         self.domains.iter_mut().try_for_each(Domain::restore)
     }
@@ -322,8 +322,8 @@ impl Scaling {
         self.restore()
     }
 
-    /// Tells the other ranks that a guard was dropped (by `?` or a panic), so that they do not wait for this rank. Does nothing
-    /// after a commit, and for a forward scope that records nothing, for which no rank waits.
+    /// Tells the other ranks that a guard was dropped (by `?` or a panic), so that they do not wait for this rank. Does
+    /// nothing after a commit, and for a forward scope that records nothing, for which no rank waits.
     pub(crate) fn abandon(&mut self) {
         let Some(scope) = self.roll_back(Ending::Left) else { return };
         if scope.direction == Direction::Forward && scope.touched.is_empty() {

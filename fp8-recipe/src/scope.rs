@@ -18,7 +18,7 @@ pub(crate) struct Scope {
     pub(crate) weight_uses: u64,
     pub(crate) snapshots: bool,
     pub(crate) outcome: Arc<Outcome>,
-    /// The last error in it. The other ranks are told it if the scope is left without commit.
+    /// The last error in the scope. The other ranks get it if the scope is dropped without commit.
     pub(crate) cause: Option<String>,
 }
 
@@ -39,7 +39,7 @@ impl Scope {
         touch(&mut self.touched, domains);
     }
 
-    /// Returns what the other ranks are told if the scope is left without commit.
+    /// Returns the reason that the other ranks get if the scope is dropped without commit.
     pub(crate) fn reason(&self) -> String {
         let direction = self.direction;
         match &self.cause {
@@ -60,8 +60,8 @@ fn touch(touched: &mut Vec<usize>, domains: &[usize]) {
 
 /// The domains that forward scopes have touched and whose backward has not run yet.
 ///
-/// Each backward scope updates their arenas, whether or not a layer runs in it, so a rank whose layers have nothing to do takes
-/// part in the reductions of the others. All ranks commit the same forward scopes, so all have the same list.
+/// Each backward scope updates their arenas, whether or not a layer runs in it, so a rank whose layers have nothing to do
+/// takes part in the reductions of the others. All ranks commit the same forward scopes, so all have the same list.
 #[derive(Debug, Default)]
 pub(crate) struct Awaiting {
     domains: Vec<usize>,

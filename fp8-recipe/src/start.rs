@@ -1,22 +1,23 @@
-//! Where the arenas of a recipe start from.
+//! The initial state of the arenas of a recipe.
 //!
-//! 1. Its own saved state, if one was loaded: history, scales and number of updates go on as they were. The history's
-//!    length may differ, and the group, if all that was saved belongs to one group.
-//! 2. Else, slot by slot, the history that was updated last among all recipes of the same group, live or loaded. An amax is
-//!    an amax whatever the margin, policy or format: the newest `amax_history_len` of those that the recipe would have
-//!    recorded give the scale by its own rules, and the newest `amax_history_len` − 1 stay as its window. Where the two
-//!    recipes differ in the history's length alone, the scale stays as it is.
-//! 3. Else nothing: the slot calibrates, or starts with scale 1 under Transformer Engine's first-step rule. So do slots that
-//!    ran last under a history of length 1, which keeps no amaxes.
+//! 1. If state of the same recipe was loaded, its history, scales and number of updates are restored. The length of the
+//!    history may differ. The group may differ if all saved arenas belong to one group.
+//! 2. Otherwise each slot starts from the history that was updated last among all recipes of the same group, used or loaded.
+//!    Amaxes do not depend on margin, policy or format, so the recipe selects those that it would have recorded. It computes
+//!    the scale from the newest `amax_history_len` of them by its own rules, and keeps the newest `amax_history_len` − 1 as its
+//!    window. If the two recipes differ only in the length of the history, the scale stays unchanged.
+//! 3. Otherwise the slot calibrates, or starts with scale 1 under Transformer Engine's first-step rule. This also applies to
+//!    slots that last ran under a history of length 1, which keeps no amaxes.
 //!
 //! "Updated last" is exact. The arenas of a `Scaling` share an [`UpdateClock`](fp8_kernels::UpdateClock), which counts the
-//! updates of each slot on the device, replays of recorded steps included. An update that leaves a slot as it is (it did not
-//! run, or its amax was left out) does not count. Of two arenas that one commit updated, the later one in the order of their
-//! keys counts as later; that order is the same on all ranks. All inputs are reduced amaxes, so all ranks start alike. A
-//! recipe that reduces takes no amaxes of one that does not (`reduce_amax`), which are each rank's own.
+//! updates of each slot on the device, including replays of recorded steps. An update that leaves a slot unchanged (because
+//! it did not run, or its amax was left out) does not count. Of two arenas that one commit updated, the one whose key is
+//! later in the order counts as updated later. That order is the same on all ranks, and all inputs are reduced amaxes, so all
+//! ranks start alike. A recipe that reduces amaxes takes none from a recipe that does not (`reduce_amax`), because these
+//! differ between ranks.
 //!
-//! Until its first update, a recipe is new: a scope that was left without commit does not count. So its arenas start anew
-//! with each scope before that if other recipes were updated meanwhile.
+//! A recipe is new until its first update; a scope that was dropped without commit does not count. If other recipes are
+//! updated before that first update, each scope of the new recipe starts its arenas again.
 
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
@@ -26,7 +27,7 @@ use crate::{ArenaState, Direction, Recipe, RecipeLabel, Result, Scaling};
 use fp8_kernels::{Arena, UNSET};
 use std::sync::Arc;
 
-/// All of an arena that is about to start.
+/// The state with which an arena will start.
 #[derive(Debug)]
 struct Start {
     updates: u64,
@@ -35,15 +36,15 @@ struct Start {
     scales: Vec<f32>,
     last_updates: Vec<u64>,
     report: StateReport,
-    /// Whether it goes on with state of its recipe's own.
+    /// Whether it continues saved state of the same recipe.
     is_own: bool,
-    /// The positions of the saved arenas that it starts from.
+    /// The positions of the saved arenas whose state it uses.
     sources: Vec<usize>,
 }
 
 /// An arena whose amaxes a new recipe may take.
 struct Source<'a> {
-    /// All that rules it but the history's length.
+    /// Every option of the recipe except the length of the history.
     recipe: String,
     label: RecipeLabel,
     rows: usize,
@@ -57,7 +58,7 @@ enum Held<'a> {
 }
 
 impl Held<'_> {
-    /// History and scales.
+    /// Reads the history and the scales.
     fn read(&self) -> Result<(Vec<f32>, Vec<f32>)> {
         Ok(match self {
             Self::Live(arena) => (arena.history()?, arena.scales()?),
@@ -99,7 +100,7 @@ impl Start {
         let (len, slots) = (recipe.amax_history_len, names.len());
         let (rule, own_recipe) = (domain.scale_update(direction), domain.recipe.state_key());
         let label = domain.label();
-        // Of two that are equally new, one was taken from the other: the longer one knows more.
+        // If two are equally new, one was started from the other. The longer one has more amaxes.
         let newest = |slot: usize| {
             let ran = sources.iter().enumerate().filter(|(_, source)| source.last_updates[slot] > 0);
             ran.max_by_key(|(_, source)| (source.last_updates[slot], source.rows))
@@ -157,7 +158,7 @@ impl Start {
         Ok(start)
     }
 
-    /// Starts as if nothing had ever run.
+    /// Starts with an empty history.
     fn at_rest(domain: &Domain, slots: usize) -> Self {
         let options = domain.arena_options();
         Self {
@@ -175,7 +176,7 @@ impl Start {
         arena.set_updates(self.updates);
         arena.set_history(&self.history)?;
         arena.set_scales(&self.scales)?;
-        // The clocks of current scaling are its own, and count nothing that lasts.
+        // Current scaling has clocks of its own, which are not saved.
         Ok(arena.set_last_updates(&self.last_updates)?)
     }
 }
@@ -190,7 +191,7 @@ fn new_slot(
     NewSlot { slot: names[slot].clone(), direction, recipe: recipe.clone(), reason }
 }
 
-/// The newest `len` of `amaxes`, which run from oldest to newest, behind zeros where there are fewer.
+/// Returns the newest `len` of `amaxes`, which are ordered from oldest to newest, with zeros in front if there are fewer.
 fn newest_of(amaxes: &[f32], len: usize) -> Vec<f32> {
     let newest = &amaxes[amaxes.len().saturating_sub(len)..];
     let mut window = vec![0.0; len - newest.len()];
@@ -199,9 +200,9 @@ fn newest_of(amaxes: &[f32], len: usize) -> Vec<f32> {
 }
 
 impl Scaling {
-    /// Returns what the arenas of this `Scaling` started from since it was made or a state was last loaded: the report of
-    /// [`load_state`](Self::load_state), and what recipes took over that were used for the first time since. Arenas that were
-    /// made before anything had run are not listed.
+    /// Returns the report of the last [`load_state`](Self::load_state), extended by the recipes that were used for the first
+    /// time since then and by what they took over from other recipes. Arenas that were created before anything had run are
+    /// not listed.
     pub fn state_report(&self) -> StateReport {
         let has_past = |saved: &&Saved| saved.arena.last_updates.iter().any(|&last| last > 0);
         let unused = self.pending.iter().filter(|saved| !saved.is_source).filter(has_past);
@@ -209,7 +210,7 @@ impl Scaling {
         StateReport { unused, ..self.report.clone() }
     }
 
-    /// Makes a domain's arenas and starts them.
+    /// Creates the arenas of a domain and sets their initial state.
     pub(crate) fn start(&mut self, index: usize, records: bool) -> Result<()> {
         self.device.expect_eager("arena", "open a scope of this recipe once before")?;
         let own = |direction| self.own_state(index, direction, records, &self.pending);
@@ -230,10 +231,11 @@ impl Scaling {
         Ok(())
     }
 
-    /// Starts a domain's arenas anew that have not been updated since they started from others that have.
+    /// Starts those arenas of a domain again that have not been updated since they started, while the arenas that they
+    /// started from have been.
     pub(crate) fn follow(&mut self, index: usize) -> Result<()> {
         if self.device.capture_number().is_some() {
-            return Ok(()); // a step is recorded with the scales that there are
+            return Ok(()); // a step is recorded with the present scales
         }
         for direction in Direction::ALL {
             let activity = self.activity(index, direction);
@@ -258,9 +260,9 @@ impl Scaling {
         Ok(())
     }
 
-    /// Replaces the state of all domains by `saved`, in which what no domain continues waits for others.
+    /// Replaces the state of all domains by `saved`. Saved arenas that no domain continues are kept for other recipes.
     pub(crate) fn restart(&mut self, mut saved: Vec<Saved>) -> Result<()> {
-        // First whom an arena belongs to, then who may take it over with another length or group.
+        // The first pass assigns each saved arena to its own domain, the second to one with another length or group.
         let mut owners = vec![ByDirection::<Option<usize>>::default(); self.domains.len()];
         let mut is_free = vec![true; saved.len()];
         for is_exact in [true, false] {
@@ -287,7 +289,7 @@ impl Scaling {
                 starts.push((index, ByDirection::try_from_fn(plan)?));
             }
         }
-        // From here on only the device can fail.
+        // After this line only the device can fail.
         self.report = StateReport::default();
         self.weights.clear();
         for (direction, clock) in self.clocks.each_ref() {
@@ -313,13 +315,13 @@ impl Scaling {
             }
         }
         for (index, mut starts) in starts {
-            starts.each_mut().into_iter().for_each(|(_, start)| start.sources.clear()); // noted above
+            starts.each_mut().into_iter().for_each(|(_, start)| start.sources.clear()); // marked as used above
             self.finish(index, starts);
         }
         Ok(())
     }
 
-    /// Notes that a domain's arenas have started.
+    /// Records in the report that the arenas of a domain have started.
     fn finish(&mut self, index: usize, starts: ByDirection<Start>) {
         for (direction, start) in starts {
             let follows = (!start.is_own).then(|| self.activity(index, direction));
@@ -337,7 +339,7 @@ impl Scaling {
         self.report.append(start.report);
     }
 
-    /// How often the arenas of all other recipes have been updated.
+    /// Returns how often the arenas of all other recipes have been updated.
     fn activity(&self, index: usize, direction: Direction) -> u64 {
         let others =
             self.domains.iter().enumerate().filter(|(other, domain)| *other != index && domain.has_state());
@@ -345,7 +347,7 @@ impl Scaling {
         arenas.fold(0, |sum, arenas| sum.wrapping_add(arenas[direction].updates()))
     }
 
-    /// Whether loaded state is a domain's own: of its recipe, length and group.
+    /// Returns whether there is loaded state of exactly this domain: of its recipe, length and group.
     pub(crate) fn has_own_state(&self, index: usize) -> bool {
         Direction::ALL
             .into_iter()
@@ -356,9 +358,9 @@ impl Scaling {
         self.own_state_of(index, direction, records, &saved.iter().collect::<Vec<_>>())
     }
 
-    /// Which saved arena a domain continues: the one of its own group and length. A scope that records takes over one of
-    /// another length, too, or else the only other group's; an evaluation leaves these to the training that goes on with
-    /// them.
+    /// Returns the position of the saved arena that a domain continues: the one of its own group and length. If there is
+    /// none, a scope that records takes one of another length, or one of another group if all arenas belong to that group. An
+    /// evaluation leaves those for the training that will continue them.
     fn own_state_of(
         &self,
         index: usize,
@@ -386,8 +388,8 @@ impl Scaling {
         own.or_else(|| if records { others() } else { None }).map(|(position, _)| *position)
     }
 
-    /// Where an arena starts, which changes nothing: from `own` of the saved arenas, or from what was updated last among
-    /// them and, where they count (`live`), the arenas that there are.
+    /// Computes the initial state of an arena without changing anything. It continues the saved arena `own`, if there is one.
+    /// Otherwise it uses, slot by slot, what was updated last among the saved arenas and, if `live`, the existing arenas.
     fn plan(
         &self,
         index: usize,
@@ -403,7 +405,7 @@ impl Scaling {
         let names = &self.names[direction];
         let Recipe::Delayed(recipe) = &domain.recipe else { return Ok(Start::at_rest(domain, names.len())) };
         let group = domain.group_id();
-        // Amaxes that were not reduced are each rank's own.
+        // Amaxes that were not reduced differ between ranks.
         let is_common = |of_group: Option<&str>, reduced: bool| {
             reduced || !recipe.reduce_amax || group.is_none() || of_group.is_none()
         };
@@ -446,7 +448,7 @@ impl Scaling {
         let mut start = Start::from_sources(domain, direction, names, &sources)?;
         let is_past = |source: &Source<'_>| source.last_updates.iter().any(|&last| last > 0);
         if live && saved.is_empty() && !sources.iter().any(is_past) {
-            // Nothing has run so far: there is nothing to tell.
+            // Nothing has run so far, so there is nothing to report.
             start.report = StateReport::default();
         }
         Ok(start)

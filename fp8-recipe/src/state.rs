@@ -1,4 +1,4 @@
-//! Takes the state out of a `Scaling` and puts a saved one in. Checkpoints store it; resuming from it is exact.
+//! Saves and loads the state of a `Scaling`. Checkpoints store it; resuming from it is exact.
 
 use crate::domain::Domain;
 use crate::recipe::Terms;
@@ -6,7 +6,7 @@ use crate::saved::Saved;
 use crate::{ArenaState, Direction, Error, Result, Scaling, ScalingState, StateReport};
 
 impl Scaling {
-    /// Returns the state between two scopes. Recipes without state, such as current scaling, have no part in it.
+    /// Returns the present state. It does not include recipes without state, such as current scaling.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -21,24 +21,24 @@ impl Scaling {
         Ok(state)
     }
 
-    /// Takes a saved state in place of this one, and returns what becomes of it, slot by slot: see [`StateReport`].
+    /// Replaces the state by a saved one, and reports for each slot how it was used: see [`StateReport`].
     ///
     /// Recipes that have been used or prepared ([`prepare`](Self::prepare)) continue at once: from their own state, or from
-    /// other recipes' amaxes, from which they compute new scales. The rest waits for the first scopes of its recipes and is
-    /// listed as unused until then; [`state_report`](Self::state_report) tells what became of it. The FP8
-    /// copies of weights are dropped.
+    /// other recipes' amaxes, from which they compute new scales. The rest is used by the first scopes of its recipes and
+    /// listed as unused until then; call [`state_report`](Self::state_report) for a report after that. The FP8 copies of
+    /// weights are dropped.
     ///
-    /// A history's length may differ from the recipe's: of a longer one the newest rows stay, a shorter one gets zeros on its
-    /// old side. So may the group, if all that was saved belongs to one group.
+    /// The length of a saved history may differ from the recipe's. If it is longer, only its newest rows are kept. If it is
+    /// shorter, zeros are added on its old side. The group may differ too if all saved arenas belong to one group.
     ///
     /// States of earlier versions, which had five slots for each GEMM, load too: slots `*.output` and `*.grad_input` that
     /// this model does not register and that never ran are ignored, and the report does not list them.
     ///
-    /// Among several ranks, all load the same state: the next commit that reduces amaxes compares it, and fails on every rank
-    /// where they do not.
+    /// With several ranks, all must load the same state. The next commit that reduces amaxes compares the states and returns
+    /// an error on every rank if they differ.
     ///
     /// # Errors
-    /// An arena that does not fit this model or that no training leaves behind: other slots, a scale that is neither −1 nor
+    /// An arena that does not fit this model or that no training run can produce: other slots, a scale that is neither −1 nor
     /// normal and positive, an amax that is negative or NaN, or infinite although the recipe records none, counts beyond
     /// 2⁶²; a user's scale policy that returns no usable scale for another recipe's amaxes. Nothing has changed then. A
     /// device that failed.

@@ -1,17 +1,19 @@
-//! What became of a saved state, and of the amaxes of earlier recipes.
+//! Reports of how a saved state, and the amaxes of earlier recipes, were used.
 
 use crate::{Direction, RecipeLabel};
 use std::fmt;
 use std::sync::Arc;
 
-/// Where the slots of a [`Scaling`](crate::Scaling) started from: what [`load_state`](crate::Scaling::load_state) did with
-/// a saved state, and what recipes that are new to the model took from earlier ones.
+/// Reports from which state the slots of a [`Scaling`](crate::Scaling) started: what
+/// [`load_state`](crate::Scaling::load_state) did with a saved state, and what new recipes took over from earlier ones.
 ///
-/// Recipes have short names, and all of their options on demand: see [`RecipeLabel`]. `Display` writes one line: "scaling state: 12 slots taken over, 6 slots recomputed (margin=0 → margin=1)".
+/// Recipes are shown by short names; [`RecipeLabel`] also has all of their options. `Display` writes one line: "scaling
+/// state: 12 slots taken over, 6 slots recomputed (margin=0 → margin=1)".
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
-/// use fp8_recipe::{DelayedScaling, GemmSlots, Recipe, Scaling};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, LoadedSlot, NewSlot, Recipe, Scaling, StartsNew};
+///
 /// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
 /// let mut scaling = Scaling::new(&fc, &device)?;
 /// for margin in [0, 1] {
@@ -21,10 +23,11 @@ use std::sync::Arc;
 ///     cx.commit()?;
 /// }
 /// let report = scaling.state_report();
-/// assert_eq!(&*report.recomputed[0].slot, "fc.input");
-/// assert_eq!(report.recomputed[0].from.to_string(), "delayed");
-/// assert_eq!(report.recomputed[0].recipe.to_string(), "delayed (margin=1)");
-/// assert_eq!(report.new.len(), 1); // fc.weight never ran
+/// let LoadedSlot { slot, from, recipe, .. } = &report.recomputed[0];
+/// assert_eq!(&**slot, "fc.input");
+/// assert_eq!((from.to_string(), recipe.to_string()), ("delayed".to_owned(), "delayed (margin=1)".to_owned()));
+/// let NewSlot { slot, reason, .. } = &report.new[0];
+/// assert_eq!((&**slot, *reason), ("fc.weight", StartsNew::NeverRan));
 /// # Ok::<(), fp8_recipe::Error>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -42,7 +45,7 @@ pub struct StateReport {
     pub unused: Vec<UnusedArena>,
 }
 
-/// A slot that continues from a history.
+/// A slot that continues from a history, as listed in a [`StateReport`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedSlot {
     /// The slot's name.
@@ -55,7 +58,7 @@ pub struct LoadedSlot {
     pub from: RecipeLabel,
 }
 
-/// A slot without a history.
+/// A slot without a history, as listed in a [`StateReport`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSlot {
     /// The slot's name.
@@ -64,11 +67,11 @@ pub struct NewSlot {
     pub direction: Direction,
     /// The recipe and group that it runs under.
     pub recipe: RecipeLabel,
-    /// Why no scale follows from an earlier recipe's history.
+    /// Why no scale could be computed from the history of an earlier recipe.
     pub reason: StartsNew,
 }
 
-/// Why a slot starts without a history.
+/// Why a slot starts without a history: see [`StateReport`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StartsNew {
@@ -80,24 +83,41 @@ pub enum StartsNew {
     NoAmax,
 }
 
-/// A saved arena that nothing has used.
+/// A saved arena that no recipe has used since it was loaded, as listed in a [`StateReport`].
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, Direction, GemmSlots, Scaling, UnusedArena};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut trained = Scaling::new(&fc, &device)?;
+/// let mut cx = trained.autocast(&DelayedScaling::default().into())?;
+/// ops::quantize(&Tensor::from_vec(vec![3.5f32], [1, 1], &device)?, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+///
+/// let mut loaded = Scaling::new(&fc, &device)?;
+/// let report = loaded.load_state(&trained.state()?)?; // no scope of the recipe is open yet
+/// let UnusedArena { recipe, direction, updates } = &report.unused[0];
+/// assert_eq!((recipe.to_string(), *direction, *updates), ("delayed".to_owned(), Direction::Forward, 1));
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnusedArena {
     /// The recipe and group that it was saved under.
     pub recipe: RecipeLabel,
-    /// Its pass.
+    /// The pass it belongs to.
     pub direction: Direction,
-    /// Committed scopes that had updated it.
+    /// The number of committed scopes that had updated it.
     pub updates: u64,
 }
 
 impl StateReport {
-    /// Whether all of a saved state was taken over as it was: nothing is recomputed, new or unused.
+    /// Returns whether all of a saved state was taken over unchanged: nothing is recomputed, new or unused.
     pub fn is_plain(&self) -> bool {
         self.recomputed.is_empty() && self.new.is_empty() && self.unused.is_empty()
     }
 
-    /// Forgets what was said of an arena that starts anew.
+    /// Removes the entries of an arena that starts again.
     pub(crate) fn forget(&mut self, recipe: &RecipeLabel, direction: Direction) {
         let is_kept = |slot: &LoadedSlot| slot.recipe != *recipe || slot.direction != direction;
         self.taken_over.retain(is_kept);

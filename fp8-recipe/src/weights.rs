@@ -1,20 +1,19 @@
-//! FP8 copies of weights, so that microbatches and evaluations quantize each version of a weight once.
+//! The cache of FP8 weights, through which microbatches and evaluations quantize each version of a weight once.
 //!
-//! A copy can be used again as long as its weight has the version that it was made from and its recipe is used again. So a
-//! copy of a newer version removes all older ones of its slot, whatever recipe they were made for. While a weight does not
-//! change, a commit leaves the copies that its scope used, and of all others those among the [`KEPT`] used last: recipes that
-//! are nested at each step keep theirs, and so do two that take turns. A recipe beyond that quantizes the weight again, and
-//! records its amax again.
+//! A copy can be reused while its weight still has the version that was quantized. A copy of a newer version therefore
+//! removes all older copies of its slot, for every recipe. While a weight does not change, a commit keeps the copies that its
+//! scope used and the [`KEPT`] most recently used ones. Recipes that are nested in each step thus keep their copies, and so
+//! do two recipes that alternate. With more recipes than that, a weight is quantized again and its amax is recorded again.
 //!
-//! Evaluations keep copies of their own, which have recorded no amax and have no transpose. They remove none of training's.
+//! Evaluations have separate copies, which have recorded no amax and have no transpose. They never remove a training copy.
 
 use fp8_kernels::Operand;
 use std::collections::HashMap;
 
-/// How many copies of one version of a weight stay although the last scope did not use them all.
+/// The number of copies of one version that a commit keeps even if its scope did not use them.
 const KEPT: usize = 2;
 
-/// The copies of all slots.
+/// The FP8 copies of the weights of all slots.
 #[derive(Debug, Default)]
 pub(crate) struct WeightCache {
     by_slot: HashMap<usize, Vec<CachedWeight>>,
@@ -25,16 +24,16 @@ pub(crate) struct WeightCache {
 pub(crate) struct CachedWeight {
     pub(crate) domain: usize,
     pub(crate) version: u64,
-    /// False for an evaluation's.
+    /// Whether its amax was recorded. False for a copy made by an evaluation.
     pub(crate) recorded: bool,
-    /// The capture in which it was quantized: a recorded step quantizes its weights anew at each replay, and reads no
-    /// operand that replays do not.
+    /// The capture in which it was quantized. A recorded step quantizes its weights again at each replay, and reads only
+    /// operands that the replay writes.
     pub(crate) capture: Option<u64>,
     pub(crate) operand: Operand,
     last_use: u64,
 }
 
-/// A copy that an open scope has added, and the evaluation's that it replaced.
+/// A copy that an open scope has added, and the copy of an evaluation that it replaced.
 #[derive(Debug)]
 pub(crate) struct Added {
     slot: usize,
@@ -63,13 +62,13 @@ impl WeightCache {
         self.by_slot.clear();
     }
 
-    /// How often copies have been used: tells later what was used since.
+    /// Returns the number of uses of copies so far, from which [`trim`](Self::trim) later knows what was used since.
     pub(crate) fn uses(&self) -> u64 {
         self.uses
     }
 
-    /// The copy of this version for a domain. Codes of a recording are written when it is replayed, which may never be: a
-    /// copy serves the capture in which it was made. Only evaluations take one that has recorded nothing.
+    /// Returns the copy of this version for a domain. A copy that was made in a capture is used only in that capture, because
+    /// its codes are not written before a replay. A copy that has recorded no amax is used only by evaluations.
     pub(crate) fn find(
         &mut self,
         slot: usize,
@@ -90,7 +89,7 @@ impl WeightCache {
         Some(weight.operand.clone())
     }
 
-    /// Adds a copy, and removes those of other versions: a weight never returns to one.
+    /// Adds a copy and removes those of other versions, to which a weight never returns.
     pub(crate) fn insert(&mut self, slot: usize, mut weight: CachedWeight) -> Added {
         self.uses += 1;
         weight.last_use = self.uses;
@@ -106,7 +105,7 @@ impl WeightCache {
         Added { slot, domain, replaced }
     }
 
-    /// Takes back what a scope has added.
+    /// Removes the copies that a scope has added and restores those that they replaced.
     pub(crate) fn undo(&mut self, added: Vec<Added>) {
         for Added { slot, domain, replaced } in added.into_iter().rev() {
             let weights = self.by_slot.entry(slot).or_default();
@@ -115,7 +114,8 @@ impl WeightCache {
         }
     }
 
-    /// At a commit: removes the copies that were not used since there were `since` uses, but for the last ones.
+    /// Called by a commit: removes the copies that were not used after the first `since` uses, except for the [`KEPT`] most
+    /// recently used.
     pub(crate) fn trim(&mut self, since: u64) {
         for weights in self.by_slot.values_mut() {
             trim(weights, true, since);

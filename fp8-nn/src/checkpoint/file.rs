@@ -15,14 +15,14 @@ use std::path::Path;
 /// Bytes that are converted at a time.
 const CHUNK: usize = 1 << 20;
 
-/// Tensors and metadata on their way into a file. Tensors share their storage with the model's until they are written.
+/// Tensors and metadata that will be written to a file. The tensors share their storage with the model's.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     tensors: BTreeMap<String, Source>,
     header: Header,
 }
 
-/// Where a tensor's elements come from.
+/// The source of a tensor's elements.
 #[derive(Debug)]
 enum Source {
     Tensor(Tensor),
@@ -54,7 +54,7 @@ impl Writer {
         self.header.tensors.insert(name.to_owned(), TensorInfo { dtype, shape, data_offsets: (0, 0) });
     }
 
-    /// Writes all of it to a temporary file, which then takes the place of the one at `path`.
+    /// Writes everything to a temporary file, which then replaces the file at `path`.
     pub(super) fn save(mut self, path: &Path) -> Result<()> {
         let io = |source| Error::Io { path: path.to_owned(), source };
         let unwritable = |why: &dyn std::fmt::Display| Error::Checkpoint {
@@ -145,8 +145,8 @@ fn file_dtype(dtype: DType) -> Dtype {
     }
 }
 
-/// An open file whose header has been read, and which of its tensors were asked for. It stays the same file when a save
-/// puts another one in its place.
+/// An open file whose header has been read, with a record of the tensors that were requested. It stays the same file when a
+/// save replaces it.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     path: &'a Path,
@@ -157,12 +157,12 @@ pub(super) struct Reader<'a> {
     used: RefCell<BTreeSet<String>>,
     /// A hash of each tensor's bytes, since [`read_through`](Self::read_through).
     hashes: RefCell<BTreeMap<String, u64>>,
-    /// Whether what is being loaded into has been changed.
+    /// Whether loading has already changed the model.
     loading: Cell<bool>,
 }
 
 impl<'a> Reader<'a> {
-    /// Reads the header alone.
+    /// Opens the file and reads only its header.
     pub(super) fn open(path: &'a Path) -> Result<Self> {
         let io = |source| Error::Io { path: path.to_owned(), source };
         let mut file = File::open(path).map_err(io)?;
@@ -186,13 +186,13 @@ impl<'a> Reader<'a> {
         Error::Checkpoint { path: self.path.to_owned(), problem }
     }
 
-    /// Fails where there is no tensor of this name, shape and dtype.
+    /// Returns an error unless there is a tensor of this name, shape and dtype.
     pub(super) fn expect_tensor(&self, name: &str, shape: &Shape, dtype: DType) -> Result<()> {
         let missing = || self.problem(format!("tensor `{name}` is missing: it was saved from another model"));
         if self.has(name, shape, dtype)? { Ok(()) } else { Err(missing()) }
     }
 
-    /// Whether there is a tensor of this name; fails where it has another shape or dtype.
+    /// Returns whether there is a tensor of this name. Another shape or dtype is an error.
     pub(super) fn has(&self, name: &str, shape: &Shape, dtype: DType) -> Result<bool> {
         let Some(info) = self.header.tensors.get(name) else { return Ok(false) };
         self.used.borrow_mut().insert(name.to_owned());
@@ -229,7 +229,7 @@ impl<'a> Reader<'a> {
         Ok((info.shape.clone(), self.values(name, f32::from_le_bytes)?))
     }
 
-    /// Fails on tensors that have not been asked for: they belong to another model.
+    /// Returns an error if there are tensors that were not requested, because they belong to another model.
     pub(super) fn expect_all_used(&self) -> Result<()> {
         let used = self.used.borrow();
         match self.header.tensors.keys().find(|name| !used.contains(*name)) {
@@ -253,7 +253,7 @@ impl<'a> Reader<'a> {
         self.hashes.borrow().get(name).copied()
     }
 
-    /// From here on what is read is put into the model, so that an error leaves a part of it there, and says so.
+    /// Notes that the model is changed from here on, so that errors say that a part of the file has been loaded.
     pub(super) fn begin_loading(&self) {
         self.loading.set(true);
     }
@@ -273,7 +273,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Hands `f` the bytes of a tensor, chunk by chunk; returns their hash.
+    /// Passes the bytes of a tensor to `f` chunk by chunk and returns their hash.
     fn chunks(&self, name: &str, mut f: impl FnMut(&[u8])) -> Result<u64> {
         let (begin, end) = self.header.tensors.get(name).map_or((0, 0), |info| info.data_offsets);
         let mut file = &self.file;

@@ -34,7 +34,7 @@ pub fn expect_finite(model: &(impl Layer + ?Sized), optimizer: &AdamW) -> Result
     if all.is_empty() {
         return Ok(());
     }
-    // One number for all. It is infinite, too, where finite values are so large that their norm is not.
+    // One norm for all tensors. It is also infinite if the values are finite but their norm overflows.
     let norm = ops::grad_norm(&all.iter().map(|&(_, tensor)| tensor).collect::<Vec<_>>())?;
     if norm.item()?.is_finite() {
         return Ok(());

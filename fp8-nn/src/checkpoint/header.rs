@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
 
-/// Bytes of the header's length.
+/// The number of bytes that store the length of the header.
 pub(super) const LENGTH: usize = 8;
-/// The most bytes of JSON in a header: the limit of the safetensors library.
+/// The largest size of the JSON in bytes, which is the limit of the safetensors library.
 pub(super) const MAX_JSON: u64 = 100_000_000;
 
-/// What a file holds: its strings, and where each tensor is.
+/// The contents of a file: its strings, and the place of each tensor.
 #[derive(Debug, Default)]
 pub(super) struct Header {
     pub(super) metadata: BTreeMap<String, String>,
@@ -21,8 +21,8 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Lays tensors out one behind the other: those with the largest elements first, so that all are aligned, and by name
-    /// among equals. Their names, in this order.
+    /// Assigns each tensor its place in the file: those with the largest elements first, so that all are aligned, then by
+    /// name. Returns the names in this order.
     pub(super) fn layout(&mut self) -> Option<Vec<String>> {
         let mut order: Vec<(&String, &mut TensorInfo)> = self.tensors.iter_mut().collect();
         order.sort_by(|(a, left), (b, right)| right.dtype.cmp(&left.dtype).then(a.cmp(b)));
@@ -35,7 +35,7 @@ impl Header {
         Some(order.into_iter().map(|(name, _)| name.clone()).collect())
     }
 
-    /// The bytes in front of the data. Keys are sorted, so that equal contents are equal bytes.
+    /// Returns the bytes in front of the data. Keys are sorted, so that equal contents give equal bytes.
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {
         let mut all = BTreeMap::new();
         for (name, info) in &self.tensors {
@@ -65,7 +65,7 @@ impl Header {
             let text = format!("a header of {len} bytes: at most {} fit", rest.min(MAX_JSON));
             return Err(malformed(text));
         }
-        // Below MAX_JSON, and no more than the file has.
+        // At most MAX_JSON, and at most the size of the file.
         let mut json = vec![0; usize::try_from(len).unwrap_or(0)];
         file.read_exact(&mut json)?;
         let header: Self = serde_json::from_slice(&json).map_err(|error| malformed(error.to_string()))?;
@@ -83,13 +83,13 @@ impl Header {
 
 const METADATA: &str = "__metadata__";
 
-/// Bytes of a tensor; `None` where they cannot be counted.
+/// Returns the size of a tensor in bytes, or `None` if it overflows.
 fn size(info: &TensorInfo) -> Option<usize> {
     let elements = info.shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent))?;
     Some(elements.checked_mul(info.dtype.bitsize())? / 8)
 }
 
-/// Why there is no header.
+/// The reason why a file has no valid header.
 #[derive(Debug)]
 pub(super) enum ReadError {
     Io(std::io::Error),
@@ -137,7 +137,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 }
 
-/// Strings by name, each name once.
+/// Strings by name. A name that occurs twice is an error.
 struct Strings(BTreeMap<String, String>);
 
 impl<'de> Deserialize<'de> for Strings {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 const KEY: &str = "fp8.scaling";
 
-/// What of an arena is not numbers per slot.
+/// The fields of an arena that are not numbers per slot.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Header {
     recipe: String,
@@ -15,7 +15,7 @@ pub(crate) struct Header {
     direction: String,
     updates: u64,
     slots: Vec<String>,
-    /// Missing in files of older versions.
+    /// Files of older versions do not have it.
     #[serde(default)]
     last_updates: Vec<u64>,
 }
@@ -32,12 +32,12 @@ impl Header {
         }
     }
 
-    /// How many slots.
+    /// The number of slots.
     pub(crate) fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// The arena with a scale for each slot, and rows of amaxes one after the other. The error is what does not fit.
+    /// Returns the arena with a scale for each slot and consecutive rows of amaxes. The error says what does not fit.
     pub(crate) fn arena(self, scale: Vec<f32>, history: &[f32]) -> Result<ArenaState, String> {
         let direction = Direction::ALL.into_iter().find(|direction| direction.name() == self.direction);
         Ok(ArenaState {

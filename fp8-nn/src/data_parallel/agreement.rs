@@ -1,13 +1,12 @@
 //! Whether replicas have equal parameters, optimizer state and scaling state.
 //!
-//! Gradients and amaxes are reduced over the ranks, so replicas stay equal if they start equal. Nothing in a step notices
-//! where they do not: a rank that alone loaded a checkpoint has other moments, and its weights drift away. So digests of
-//! the state are compared: by [`agree`] whenever a program asks, and by
-//! [`all_reduce_gradients`](crate::all_reduce_gradients) before its first reduction over a group, and again after
-//! parameters were set or loaded.
+//! Gradients and amaxes are reduced over the ranks, so replicas remain equal if they start equal. If they do not start equal,
+//! a step does not notice: when only one rank loads a checkpoint, its moments differ and its weights diverge. Digests of the
+//! state are therefore compared by [`agree`], and by [`all_reduce_gradients`](crate::all_reduce_gradients) before its first
+//! reduction over a group and again after parameters were set or loaded.
 //!
-//! The moments are the optimizer's, which `all_reduce_gradients` does not see. So
-//! [`checkpoint::load`](crate::checkpoint::load) leaves digests of what it has loaded with the parameters.
+//! `all_reduce_gradients` has no access to the optimizer, which owns the moments. For this reason
+//! [`checkpoint::load`](crate::checkpoint::load) stores digests of the loaded optimizer state in the parameters.
 
 use super::{expect_eager, own, told};
 use crate::{AdamW, Layer, Result, parameters, parameters_mut};
@@ -22,7 +21,7 @@ use std::sync::Weak;
 /// Elements that are converted to bytes at a time.
 const CHUNK: usize = 1 << 16;
 
-/// What is known of a parameter's equality with other ranks'.
+/// Records which groups have compared a parameter, and the optimizer state that was loaded with it.
 #[derive(Debug, Default)]
 pub(crate) struct Agreement {
     /// The handles of the groups that have compared the value since it was last set.
@@ -34,15 +33,15 @@ pub(crate) struct Agreement {
 /// Digests of the optimizer state of one parameter, as it was loaded.
 #[derive(Debug, Clone)]
 pub(crate) struct LoadedState {
-    /// Nothing is compared once the optimizer has been dropped.
+    /// A handle to the optimizer. Nothing is compared after the optimizer was dropped.
     pub(crate) optimizer: Weak<dyn Any + Send + Sync>,
     pub(crate) parts: Vec<StateDigest>,
-    /// Steps, and how many of them were skipped.
+    /// The numbers of steps and of skipped steps.
     pub(crate) counts: [u64; 2],
 }
 
 impl Agreement {
-    /// The value was set: it may differ from other ranks'.
+    /// Notes that the value was set, so that it may differ between ranks.
     pub(crate) fn forget_groups(&mut self) {
         self.groups.clear();
     }
@@ -59,11 +58,11 @@ impl Agreement {
 /// Compares the training state of this rank with that of all other ranks of `group`, bit for bit.
 ///
 /// The state is every parameter, AdamW's moments, f32 copies, options and counts of steps, and the scales, amax histories and
-/// update counts of every recipe that reduces its amaxes. A first scale that was not committed counts as not calibrated. State
-/// that was loaded and not used yet is compared, too.
+/// update counts of every recipe that reduces its amaxes. A first scale that was not committed counts as not calibrated.
+/// State that was loaded and not used yet is compared too.
 ///
 /// `group` holds the replicas of this rank: the ranks that train the same parameters. After an error the group remains
-/// usable; [`broadcast_state`](crate::broadcast_state) gives all ranks the state of one.
+/// usable; [`broadcast_state`](crate::broadcast_state) copies the state of one rank to all.
 ///
 /// This reads the whole state back to the host once, and on a GPU waits for the work queued so far. Call it after a load,
 /// or every few thousand steps, not in each. [`all_reduce_gradients`] and [`Scaling::load_state`] describe what
@@ -97,8 +96,8 @@ impl Agreement {
 /// ```
 ///
 /// # Errors
-/// State that differs, on every rank, with the first difference; a rank that is away, failed or elsewhere; a step is being
-/// recorded; the device failed.
+/// State that differs, on every rank, with the first difference; a rank that left, failed or makes another call; a step
+/// that is being recorded; a device that failed.
 pub fn agree(
     model: &(impl Layer + ?Sized),
     optimizer: &AdamW,

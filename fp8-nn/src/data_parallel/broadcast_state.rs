@@ -1,4 +1,4 @@
-//! All training state of one rank, to all ranks.
+//! Copies the training state of one rank to all ranks.
 
 use super::{expect_eager, first_device, own, told};
 use crate::checkpoint::scaling_state::Header;
@@ -11,18 +11,18 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Gives every rank the training state of rank `root`: parameters, AdamW's moments, f32 copies and counts of steps, and
-/// the scaling state of all recipes.
+/// Replaces the training state of every rank by that of rank `root`: parameters, AdamW's moments, f32 copies and counts of
+/// steps, and the scaling state of all recipes.
 ///
 /// Afterwards the state is equal on all ranks, bit for bit, and training continues from it as on `root`. Use it for a
-/// checkpoint that one rank alone can read, for ranks that join a running job, and for replicas that
+/// checkpoint that only one rank can read, for ranks that join a running job, and for replicas that
 /// [`agree`](crate::agree) found to differ. Gradients are not part of it.
 ///
 /// Tensors are written in place, so recorded steps continue from the new state. Parameters that have no moments on `root`
-/// yet get those of a first step.
+/// yet get moments of 0.
 ///
-/// Everything is received before the first tensor is replaced, which takes memory for a second copy of parameters, moments
-/// and f32 copies, on `root` too.
+/// Everything is received before the first tensor is replaced, which needs memory for a second copy of parameters, moments
+/// and f32 copies, also on `root`.
 ///
 /// ```
 /// use fp8_nn::fp8_dist::local;
@@ -51,9 +51,9 @@ use std::sync::Arc;
 /// ```
 ///
 /// # Errors
-/// Ranks whose models differ in names, shapes or dtypes, or whose optimizers differ in their options: the first
-/// difference; a `root` that is no rank of the group; a rank that is away, failed or elsewhere; a step is being recorded.
-/// Nothing has changed then. A device that fails while the state is put in place leaves a part of it.
+/// Ranks whose models differ in names, shapes or dtypes, or whose optimizers differ in their options: the first difference; a
+/// `root` that is not a rank of the group; a rank that left, failed or makes another call; a step that is being recorded.
+/// Nothing has changed then. If the device fails while the state is written, a part of it has changed.
 pub fn broadcast_state(
     model: &mut (impl Layer + ?Sized),
     optimizer: &mut AdamW,
@@ -80,7 +80,7 @@ pub fn broadcast_state(
     own(group, device.synchronize().map_err(Error::from))?;
     group.barrier()?;
 
-    // All ranks have everything: from here on it is put in place.
+    // All ranks have received everything, so it is written from here on.
     own(group, scaling.load_state(&state).map_err(Error::from))?;
     let set = parameters_mut(model).into_iter().zip(values).try_for_each(|(parameter, value)| {
         parameter.agreement_mut().set_loaded(None);
@@ -93,7 +93,7 @@ pub fn broadcast_state(
     own(group, resumed)
 }
 
-/// All that must be equal on all ranks, in words.
+/// Describes everything that must be equal on all ranks.
 fn form(
     model: &(impl Layer + ?Sized),
     optimizer: &AdamW,
@@ -117,17 +117,18 @@ fn names(model: &(impl Layer + ?Sized)) -> BTreeSet<Arc<str>> {
     parameters(model).into_iter().map(|parameter| parameter.name().clone()).collect()
 }
 
-/// What is not a tensor of the model's size.
+/// The part of the state that is not in tensors of the model's shapes.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Head {
     steps: u64,
     skipped: u64,
     arenas: Vec<Header>,
-    /// Of each arena, the rows of its histories.
+    /// The number of history rows of each arena.
     rows: Vec<usize>,
 }
 
-/// The root's counts and scaling state: text for names and integers, f32 for scales, then histories, arena by arena.
+/// Broadcasts the root's counts and scaling state: text for names and integers, then f32 for scales and histories, arena by
+/// arena.
 fn numbers(
     optimizer: &AdamW,
     scaling: &Scaling,
@@ -182,7 +183,7 @@ fn unreadable(problem: &str) -> Error {
         .into()
 }
 
-/// Returns the root's `values`, whose number is `len`, on every rank.
+/// Broadcasts the `len` values of the root and returns them on every rank.
 fn broadcast<T: Element>(
     group: &dyn ProcessGroup,
     what: &str,
@@ -191,7 +192,7 @@ fn broadcast<T: Element>(
     root: usize,
     device: &Device,
 ) -> Result<Vec<T>> {
-    // A length that was received may be anything, so the tensor checks it.
+    // The received length may be any number; creating the tensor checks it.
     let tensor = match group.rank() == root {
         true => Tensor::from_vec(values, [len], device),
         false => Tensor::zeros([len], T::DTYPE, device),
@@ -204,7 +205,7 @@ fn broadcast<T: Element>(
 /// Moments and f32 copies by parameter and part.
 type Moments = BTreeMap<(Arc<str>, String), Tensor>;
 
-/// The root's parameters, in the order of the visit, and the rest of its tensors.
+/// Broadcasts the root's parameters, in the order of the visit, and its other tensors.
 fn tensors(
     model: &(impl Layer + ?Sized),
     optimizer: &AdamW,

@@ -8,21 +8,21 @@ use fp8_kernels::{Device, Replayed};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// What changes from step to step.
+/// The values that change from step to step.
 #[derive(Debug)]
 pub(super) struct Progress {
     pub(super) options: AdamWOptions,
     step: AtomicU64,
     lr: Mutex<f32>,
-    /// Steps that were skipped before those that the device has counted.
+    /// The skipped steps before those that the device has counted.
     skipped_before: AtomicU64,
     on_device: OnceLock<OnDevice>,
 }
 
-/// What the device reads and writes.
+/// The buffers that the device reads and writes.
 #[derive(Debug)]
 pub(super) struct OnDevice {
-    /// A step's numbers: with weight decay, and without.
+    /// The factors of a step, with weight decay and without.
     pub(super) factors: [Arc<AdamWFactors>; 2],
     pub(super) skipped: SkippedSteps,
 }
@@ -48,7 +48,7 @@ impl Progress {
         Ok(self.skipped_before.load(Relaxed).saturating_add(counted))
     }
 
-    /// Continues after this many steps, of which `skipped` were skipped.
+    /// Sets the numbers of steps and of skipped steps after which the optimizer continues.
     pub(super) fn resume(&self, [steps, skipped]: [u64; 2]) -> Result<()> {
         self.on_device.get().map_or(Ok(()), |on_device| on_device.skipped.reset())?;
         self.skipped_before.store(skipped, Relaxed);
@@ -80,7 +80,7 @@ impl Progress {
         })
     }
 
-    /// The numbers of the step that `step` counts, with weight decay or without.
+    /// Returns the factors of the present step, with weight decay or without.
     fn numbers(&self, decays: bool) -> AdamWStep {
         let AdamWOptions { beta1, beta2, eps, weight_decay, .. } = self.options;
         let weight_decay = if decays { weight_decay } else { 0.0 };

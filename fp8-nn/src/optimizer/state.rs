@@ -7,7 +7,7 @@ use fp8_kernels::{DType, Tensor, ops};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Reads the part of a parameter's state that has this name, such as `exp_avg`; `None` where there is none.
+/// Reads the part of a parameter's state that has this name, such as `exp_avg`; `None` if there is none.
 type ReadState<'a> = dyn FnMut(&Arc<str>, &str, &Tensor) -> Result<Option<Tensor>> + 'a;
 
 /// One parameter's moments, and its f32 copy.
@@ -42,7 +42,7 @@ impl AdamWState {
         Err(fp8_kernels::Error::Shapes { op: "AdamW", what, lhs, rhs, remedy }.into())
     }
 
-    /// Sets the f32 copy, where there is one, to the parameter's value.
+    /// Sets the f32 copy, if there is one, to the value of the parameter.
     pub(super) fn reload(&mut self, parameter: &Parameter) -> Result<()> {
         let Some(main_param) = &mut self.main_param else { return Ok(()) };
         overwrite(main_param, ops::cast(parameter.tensor(), DType::F32)?, parameter.name())
@@ -70,9 +70,9 @@ impl AdamW {
         Ok(new)
     }
 
-    /// Continues after `[steps, skipped steps]`, with what `read` returns for a parameter's name, the part of its state
-    /// and a tensor of its shape. Where it returns nothing, the parameter starts anew. Existing state keeps its place in
-    /// memory, for recorded steps; `new` is the state of other parameters.
+    /// Continues after `[steps, skipped steps]`, with what `read` returns for a parameter's name, the part of its state and a
+    /// tensor of its shape. If it returns `None`, the parameter starts from an initial state. Existing state stays at its
+    /// address in memory, which recorded steps use. `new` is the state of other parameters.
     pub(crate) fn resume(
         &mut self,
         model: &(impl Layer + ?Sized),

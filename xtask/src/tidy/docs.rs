@@ -21,9 +21,9 @@ use crate::workspace::Result;
 const CRATES: [(&str, bool); 5] = [
     ("fp8-format", true),
     ("fp8-kernels", false),
-    ("fp8-recipe", false),
+    ("fp8-recipe", true),
     ("fp8-dist", true),
-    ("fp8-nn", false),
+    ("fp8-nn", true),
 ];
 
 /// Items that need no example of their own, and why. A path may contain one `*`. An entry that no item needs is an error.
