@@ -182,6 +182,6 @@ fn refuses(device: &Device) -> Outcome {
     let _holder = out.clone();
     refused(
         ops::gemm_accumulate(&x([2, 3])?, &x([4, 3])?, nt, &mut out, "fc1.weight"),
-        "fc1.weight: in-place update",
+        "fc1.weight: cannot be changed in place",
     )
 }
