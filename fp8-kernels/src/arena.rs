@@ -3,8 +3,8 @@
 //! Row 0 is staging: operations max-combine the current amaxes into it, and it is itself the buffer that ranks reduce.
 //! Rows 1 … len − 1 run from oldest to newest. For len 1, row 0 is staging and window at once.
 //!
-//! Whatever is asked of all slots is one copy between device and host, whatever is asked of one slot at least one: who
-//! wants many slots asks for all.
+//! Reading or writing all slots is one copy between device and host. Reading or writing a single slot is at least one copy
+//! too, so code that needs many slots uses the functions for all of them.
 
 use crate::cells::{Cells, Counts};
 use crate::{
@@ -14,14 +14,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// How an arena starts, and which value means "did not run".
+/// Options of an [`Arena`].
 #[derive(Debug, Clone, Copy)]
 pub struct ArenaOptions {
-    /// Rows, staging included.
+    /// The number of rows of the amax history, including staging. Default: 1024.
     pub history_len: usize,
-    /// What a staging cell holds that nothing ran into: [`REST`], or 0 under Transformer Engine's rule.
+    /// The value of a staging cell whose slot has not run: [`REST`], or 0 for Transformer Engine's rule. Default: [`REST`].
     pub rest: f32,
-    /// What scale cells start with: [`UNSET`] to calibrate on the first step, or 1.
+    /// The initial value of scale cells: [`UNSET`] to calibrate on the first step, or 1. Default: [`UNSET`].
     pub first_scale: f32,
 }
 
@@ -35,6 +35,22 @@ impl Default for ArenaOptions {
 ///
 /// Row 0 of the histories is staging: operations max-combine the current amaxes into it, and ranks reduce it. Rows
 /// 1 … `history_len` − 1 run from the oldest amax to the newest. For a `history_len` of 1, row 0 is both.
+///
+/// ```
+/// use fp8_kernels::{Arena, ArenaOptions, Device, REST, UNSET};
+/// let mut arena = Arena::new(2, ArenaOptions { history_len: 4, ..Default::default() }, &Device::cpu())?;
+/// assert_eq!(arena.staged()?, [REST; 2]); // no slot has run
+/// assert_eq!(arena.scales()?, [UNSET; 2]); // and none has a scale
+///
+/// arena.merge_staged(&[3.5, REST])?; // slot 0 runs
+/// assert_eq!(arena.staged()?, [3.5, REST]);
+/// arena.roll_back()?;
+/// assert_eq!(arena.staged()?, [REST; 2]);
+///
+/// arena.set_window(1, &[1.0, 2.0])?;
+/// assert_eq!(arena.window(1)?, [0.0, 1.0, 2.0]); // oldest to newest
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub struct Arena {
     device: Device,
     options: ArenaOptions,
@@ -59,7 +75,7 @@ pub struct Arena {
 #[derive(Debug, Default)]
 struct Updates {
     count: AtomicU64,
-    /// Slots that had scales for good have none any more: recorded steps, which rely on them, would quantize with 1.
+    /// Whether slots have lost scales that were confirmed. Recorded steps rely on those scales and would quantize with 1.
     is_set_back: AtomicBool,
 }
 
@@ -79,7 +95,7 @@ impl Replayed for Updates {
 }
 
 impl Arena {
-    /// An arena at rest, with an update clock of its own.
+    /// Allocates an arena in which no slot has run, with an update clock of its own.
     ///
     /// # Errors
     /// A history of no rows, or one too large for memory.
@@ -88,8 +104,8 @@ impl Arena {
         Self::with_clock(&UpdateClock::new(slots, device)?, options)
     }
 
-    /// An arena at rest for the slots of `clock`, on its device. Arenas that share a clock tell which of them has updated a
-    /// slot last: see [`last_updates`](Self::last_updates).
+    /// Allocates an arena for the slots of `clock`, on its device. No slot has run yet. Arenas that share a clock can be
+    /// compared to find the one that updated a slot last: see [`last_updates`](Self::last_updates).
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -98,7 +114,7 @@ impl Arena {
         check_size(slots, &options)?;
         device.expect_eager("arena", "open a scope of this recipe once before")?;
         let amax_history = Cells::new(options.history_len * slots, 0.0, device)?;
-        // The handles take the most memory: where there are too many, that is known before cells are written.
+        // The handles need the most memory, so an arena that is too large fails here, before cells are written.
         let staging_cells = amax_history.handles(0..slots)?;
         amax_history.fill(0..slots, options.rest)?;
         let scale = Cells::new(slots, options.first_scale, device)?;
@@ -120,34 +136,34 @@ impl Arena {
         })
     }
 
-    /// Where it lies.
+    /// Returns the device that the arena is on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// How it started.
+    /// Returns the options that the arena was made with.
     pub fn options(&self) -> &ArenaOptions {
         &self.options
     }
 
-    /// The number of slots.
+    /// Returns the number of slots.
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// How many committed scopes have updated it.
+    /// Returns the number of committed scopes that have updated the arena.
     pub fn updates(&self) -> u64 {
         self.updates.count.load(Relaxed)
     }
 
-    /// Sets the number of updates, on resuming.
+    /// Sets the number of updates, when training resumes.
     pub fn set_updates(&mut self, updates: u64) {
         self.updates.count.store(updates, Relaxed);
     }
 
-    /// The reading of the arena's [`UpdateClock`] after each slot's last update here; 0 for a slot that was never updated.
-    /// Of two arenas with one clock, the one with the larger number has the newer history of a slot. An update that leaves a
-    /// slot as it is (it did not run, or its amax was left out) does not count.
+    /// Returns the reading of the arena's [`UpdateClock`] after each slot's last update here, or 0 for a slot that was never
+    /// updated. Of two arenas with one clock, the one with the larger number has the newer history of a slot. An update that
+    /// does not change a slot (it did not run, or its amax was left out) does not count.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -155,7 +171,7 @@ impl Arena {
         self.last_updates.read(0..self.slots)
     }
 
-    /// Replaces what [`last_updates`](Self::last_updates) returns, on resuming. The clock stays as it is.
+    /// Replaces what [`last_updates`](Self::last_updates) returns, when training resumes. The clock stays as it is.
     ///
     /// # Errors
     /// Another number of slots; the device failed.
@@ -167,22 +183,22 @@ impl Arena {
         self.last_updates.write(last_updates)
     }
 
-    /// The staging cell of a slot.
+    /// Returns the staging cell of a slot, or `None` if there is no such slot.
     pub fn staging(&self, slot: usize) -> Option<&Cell> {
         self.staging_cells.get(slot)
     }
 
-    /// The scale cell of a slot.
+    /// Returns the scale cell of a slot, or `None` if there is no such slot.
     pub fn scale(&self, slot: usize) -> Option<&Cell> {
         self.scale_cells.get(slot)
     }
 
-    /// The counters of a slot.
+    /// Returns the counters of a slot, or `None` if there is no such slot.
     pub fn counters(&self, slot: usize) -> Option<&Counters> {
         self.slot_counters.get(slot)
     }
 
-    /// The scale cells of all slots, as they stand.
+    /// Returns the values of the scale cells of all slots; provisional scales are negative.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -205,7 +221,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Copies of all scale cells, which later updates leave as they are: one copy on the device.
+    /// Copies all scale cells in one copy on the device. Later updates do not change the copies.
     ///
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
@@ -213,7 +229,7 @@ impl Arena {
         self.scale.duplicate()?.handles(0..self.slots)
     }
 
-    /// The counters of all slots.
+    /// Returns the values of the counters of all slots.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -221,7 +237,7 @@ impl Arena {
         Ok(CounterValues::from_block(&self.counters.read(0..self.slots * CounterValues::LEN)?))
     }
 
-    /// The counters of all slots back to zero.
+    /// Sets the counters of all slots to zero.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -229,7 +245,7 @@ impl Arena {
         self.counters.reset(0..self.slots * CounterValues::LEN)
     }
 
-    /// How often a slot's amax was not finite and so left out of its window.
+    /// Returns how often a slot's amax was not finite and was therefore left out of its window.
     ///
     /// # Errors
     /// No such slot; the device failed.
@@ -238,7 +254,7 @@ impl Arena {
         Ok(self.skipped_non_finite.read(slot..slot + 1)?.first().copied().unwrap_or(0))
     }
 
-    /// [`skipped_non_finite`](Self::skipped_non_finite) of all slots.
+    /// Returns [`skipped_non_finite`](Self::skipped_non_finite) of all slots.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -246,7 +262,7 @@ impl Arena {
         self.skipped_non_finite.read(0..self.slots)
     }
 
-    /// Rows 1 … len − 1 of all slots, row by row from oldest to newest.
+    /// Returns rows 1 … len − 1 of all slots, row by row from oldest to newest.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -254,7 +270,7 @@ impl Arena {
         self.amax_history.read(self.slots..self.options.history_len * self.slots)
     }
 
-    /// Replaces rows 1 … len − 1 of all slots: by the newest of more rows, or by zeros before fewer.
+    /// Replaces rows 1 … len − 1 of all slots. Of more rows, the newest are taken; fewer rows are preceded by zeros.
     ///
     /// # Errors
     /// Rows that are not one value per slot each; the device failed.
@@ -271,7 +287,7 @@ impl Arena {
         self.amax_history.write(self.slots, &history)
     }
 
-    /// Rows 1 … len − 1 of a slot, oldest to newest.
+    /// Returns rows 1 … len − 1 of a slot, from oldest to newest.
     ///
     /// # Errors
     /// No such slot; the device failed.
@@ -280,7 +296,8 @@ impl Arena {
         Ok(self.history()?.into_iter().skip(slot).step_by(self.slots).collect())
     }
 
-    /// Replaces rows 1 … len − 1 of a slot: the newest values of a longer `window`, zeros before a shorter one.
+    /// Replaces rows 1 … len − 1 of a slot. Of a longer `window`, the newest values are taken; a shorter one is preceded by
+    /// zeros.
     ///
     /// # Errors
     /// No such slot; the device failed.
@@ -293,7 +310,7 @@ impl Arena {
         self.amax_history.write(self.slots, &history)
     }
 
-    /// The newest amax of a slot's window; 0 for a history of length 1, which keeps none.
+    /// Returns the newest amax of a slot's window, or 0 for a history of length 1, which has no past amaxes.
     ///
     /// # Errors
     /// No such slot; the device failed.
@@ -305,7 +322,7 @@ impl Arena {
         }
     }
 
-    /// [`newest`](Self::newest) of all slots.
+    /// Returns [`newest`](Self::newest) of all slots.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -316,7 +333,7 @@ impl Arena {
         }
     }
 
-    /// Row 0, copied to the host.
+    /// Copies row 0 to the host.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -333,7 +350,7 @@ impl Arena {
         self.amax_history.merge_max(0, row)
     }
 
-    /// Undoes what an open scope wrote: staging to rest, provisional scales to unset.
+    /// Discards what an open scope wrote: puts staging back to rest and provisional scales back to [`UNSET`].
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -342,7 +359,7 @@ impl Arena {
         self.scale.replace_negative(UNSET)
     }
 
-    /// The address of row 0 on a GPU: [`slots`](Self::slots) f32.
+    /// Returns the address of row 0 on a GPU, an array of [`slots`](Self::slots) f32.
     pub(crate) fn cuda_staged(&self, op: &'static str) -> Result<u64> {
         Ok(self.amax_history.cuda(op)?.ptr())
     }
@@ -360,12 +377,12 @@ impl Arena {
         &self.skipped_non_finite
     }
 
-    /// The clock's reading for each slot, and the reading at its last update here.
+    /// Returns the clock's reading for each slot, and its reading at the last update of the slot in this arena.
     pub(crate) fn update_counts(&self) -> (&Counts, &Counts) {
         (self.clock.counts(), &self.last_updates)
     }
 
-    #[expect(clippy::needless_pass_by_ref_mut, reason = "who updates an arena holds it alone")]
+    #[expect(clippy::needless_pass_by_ref_mut, reason = "an update needs exclusive access to the arena")]
     pub(crate) fn finish_update(&mut self) {
         self.updates.count.fetch_add(1, Relaxed);
         if self.device.capture_number().is_none() {
@@ -398,7 +415,7 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// Refuses a history without rows, and an arena that no memory holds.
+/// Returns an error for a history without rows, or an arena too large for memory.
 fn check_size(slots: usize, options: &ArenaOptions) -> Result<()> {
     let sizes = Shape::from([options.history_len, slots, CounterValues::LEN]);
     if options.history_len > 0 && sizes.check_size("arena").is_ok() {

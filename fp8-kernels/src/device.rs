@@ -1,11 +1,11 @@
-//! Where tensors live and operations run.
+//! The devices on which tensors are stored and operations run.
 
 use crate::backend::Backend;
 use crate::backend::cuda::{self, Gpu};
 use crate::{Error, Result};
 use std::fmt;
 
-/// A place that holds tensors and runs operations. Cheap to clone.
+/// A device that stores tensors and runs operations: the CPU or a GPU. Cheap to clone.
 ///
 /// ```
 /// use fp8_kernels::Device;
@@ -17,29 +17,30 @@ pub struct Device {
     transpose_policy: TransposePolicy,
 }
 
-/// When the transposed copy of an FP8 tensor is made, which dgrad and wgrad read on hardware whose FP8 GEMM is TN only.
+/// The time at which a [`Device`] makes the transposed copy of an FP8 tensor, which dgrad and wgrad read on hardware whose
+/// FP8 GEMM supports only the TN layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TransposePolicy {
-    /// With the cast, in the same pass over the tensor.
+    /// During the cast, in the same pass over the tensor.
     WithCast,
-    /// From the codes, when backward first needs it: less memory between the passes.
+    /// When backward first needs it, from the codes. This needs less memory between the passes.
     OnDemand,
-    /// Not at all: the GEMM reads either layout.
+    /// Never, because the GEMM reads either layout.
     Never,
 }
 
 impl Device {
-    /// The CPU: a real backend and the reference for the others. Its GEMM reads either layout, so no copies are
-    /// transposed.
+    /// Returns the CPU, a complete backend and the reference for the others. Its GEMM reads either layout, so it makes no
+    /// transposed copies.
     pub const fn cpu() -> Self {
         Self { backend: Backend::Cpu, transpose_policy: TransposePolicy::Never }
     }
 
-    /// The GPU with this ordinal, on a stream of its own.
+    /// Opens the GPU with this ordinal, on a stream of its own.
     ///
     /// # Errors
-    /// Says which library was not found and where it was looked for; a driver that is too old, an ordinal beyond the last
-    /// GPU, a GPU without FP8 (older than compute capability 8.9), a crate built without its `cuda` feature.
+    /// A library that was not found (the error lists the places searched), a driver that is too old, an ordinal beyond the
+    /// last GPU, a GPU without FP8 (older than compute capability 8.9), a crate built without its `cuda` feature.
     pub fn cuda(ordinal: usize) -> Result<Self> {
         cuda::open(ordinal).map(Self::on_gpu)
     }
@@ -49,10 +50,10 @@ impl Device {
         Self { backend: Backend::Cuda(gpu), transpose_policy }
     }
 
-    /// Waits until all work queued on it is done, and reports what that work met: an id out of range, a failed launch.
+    /// Waits until all queued work is done, and returns its first error, such as an id out of range or a failed launch.
     ///
     /// # Errors
-    /// What queued work met; none on the CPU, where operations are done when they return.
+    /// An error of queued work; none on the CPU, where an operation is done when it returns.
     pub fn synchronize(&self) -> Result<()> {
         match &self.backend {
             Backend::Cpu => Ok(()),
@@ -60,7 +61,7 @@ impl Device {
         }
     }
 
-    /// What it is, for reports: the GPU's name as its driver gives it.
+    /// Returns the device's name for reports: `CPU`, or the GPU's name as its driver reports it.
     pub fn description(&self) -> String {
         match &self.backend {
             Backend::Cpu => "CPU".to_owned(),
@@ -68,8 +69,8 @@ impl Device {
         }
     }
 
-    /// Returns whether the device imitates hardware: what it computes is right, but how long it takes means nothing. A GPU is
-    /// simulated if its driver reports neither a core clock nor a memory clock.
+    /// Returns true for the simulated GPU. Its results are exact; its timings are meaningless. A GPU counts as simulated if
+    /// its driver reports neither a core clock nor a memory clock.
     pub fn is_simulated(&self) -> bool {
         match &self.backend {
             Backend::Cpu => false,
@@ -77,7 +78,7 @@ impl Device {
         }
     }
 
-    /// By name: `cpu` or `cuda:N`.
+    /// Opens a device by its name: `cpu`, `cuda` for the first GPU, or `cuda:N`.
     ///
     /// # Errors
     /// An unknown name, and all errors of [`cuda`](Self::cuda).
@@ -95,14 +96,14 @@ impl Device {
         }
     }
 
-    /// The same device with another transpose policy. Results have the same bits under all three.
+    /// Returns the same device with another transpose policy. Results have the same bits under all three.
     #[must_use]
     pub fn with_transpose_policy(mut self, policy: TransposePolicy) -> Self {
         self.transpose_policy = policy;
         self
     }
 
-    /// When transposed copies are made.
+    /// Returns the transpose policy.
     pub const fn transpose_policy(&self) -> TransposePolicy {
         self.transpose_policy
     }
@@ -123,7 +124,7 @@ impl Device {
         &self.backend
     }
 
-    /// The GPU that this is.
+    /// Returns the GPU, or an error for the CPU.
     pub(crate) fn gpu(&self, op: &'static str) -> Result<&Gpu> {
         match &self.backend {
             Backend::Cuda(gpu) => Ok(gpu),

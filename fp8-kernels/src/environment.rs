@@ -1,31 +1,34 @@
-//! Every environment variable this crate reads, read here and nowhere else.
+//! The environment variables of this crate. No other module reads any.
 //!
-//! | variable | type | default | what for |
+//! | variable | type | default | meaning |
 //! |---|---|---|---|
-//! | `FP8_CUDA_LIB_DIR` | folders | none | where NVIDIA's libraries are looked for first |
-//! | `FP8_CACHE_DIR` | folder, empty for none | `$XDG_CACHE_HOME/fp8`, `~/.cache/fp8` | compiled kernels |
-//! | `FP8_CUDA_ALLOCATOR` | `caching` or `exact` | `caching` | keep freed device memory, or give each block back at once |
-//! | `FP8_GEMM_TUNING` | count, up to 1024 | 0 | how many of cuBLASLt's kernels a matrix product tries at its first use |
-//! | `FP8_GEMM_TUNING_FILE` | file | none | where the fastest are kept |
+//! | `FP8_CUDA_LIB_DIR` | folders | none | where NVIDIA's libraries are searched for first |
+//! | `FP8_CACHE_DIR` | folder, empty for none | `$XDG_CACHE_HOME/fp8`, `~/.cache/fp8` | cache of compiled kernels |
+//! | `FP8_CUDA_ALLOCATOR` | `caching` or `exact` | `caching` | keep freed device memory for later tensors, or return each block to the driver at once |
+//! | `FP8_GEMM_TUNING` | count, up to 1024 | 0 | how many of cuBLASLt's kernels the first use of a product times |
+//! | `FP8_GEMM_TUNING_FILE` | file | none | where the fastest kernels are stored |
 //!
-//! `CUDA_HOME`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `XDG_CACHE_HOME` and `HOME` mean what they mean elsewhere.
+//! `CUDA_HOME`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `XDG_CACHE_HOME` and `HOME` have their usual meanings.
 
 use crate::{Error, GemmTuning, Result};
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// How freed device memory is kept.
+/// What happens to freed device memory: [`CudaOptions::allocator`](crate::CudaOptions::allocator).
+///
+/// See [`CudaOptions`](crate::CudaOptions) for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum CudaAllocator {
-    /// For the next allocation of about its size: no driver call in steady state.
+    /// It is kept for later tensors of about the same size, so a training loop soon makes no driver calls for memory.
     #[default]
     Caching,
-    /// Not at all: each tensor is an allocation of its own, so that tools see every byte beyond its end.
+    /// It is returned to the driver at once. Each tensor is a separate allocation, so memory checkers see every access
+    /// beyond its end.
     Exact,
 }
 
-/// The variables as they were when a device was opened.
+/// The values of the variables when a device was opened.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Environment {
     pub(crate) library_dirs: Vec<PathBuf>,
@@ -33,7 +36,7 @@ pub(crate) struct Environment {
     pub(crate) allocator: CudaAllocator,
     pub(crate) gemm_tuning: GemmTuning,
     pub(crate) cuda_home: Option<PathBuf>,
-    /// Python environments, whose packages may hold NVIDIA's libraries; the user's own packages last.
+    /// Python environments whose packages may contain NVIDIA's libraries; the user's own packages come last.
     pub(crate) python_prefixes: Vec<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! A recorded step.
+//! Recording a training step on a GPU and replaying it as one launch.
 
 use crate::backend::Backend;
 use crate::backend::cuda::CudaGraph;
@@ -6,49 +6,96 @@ use crate::{Device, Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
-/// What the host does with every launch of a graph: counters that a step advances, numbers that it gives the device.
+/// The host's part of every launch of a graph, such as counters that a step advances and numbers that it uploads.
 ///
-/// Handed to [`Device::on_replay`] while a step is recorded, which has advanced the counters once
-/// by itself. The graph holds it until its work is gone from the driver.
+/// Pass it to [`Device::on_replay`] while a step is recorded. The recorded step itself has then advanced the counters once. The
+/// graph keeps it alive until the driver has finished the graph's work.
+///
+/// ```
+/// use fp8_kernels::{Device, Replayed, Result};
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+///
+/// /// Counts steps, replayed ones too.
+/// #[derive(Debug, Default)]
+/// struct Steps(AtomicU64);
+///
+/// impl Replayed for Steps {
+///     fn advance(&self) -> Result<()> {
+///         self.0.fetch_add(1, Relaxed);
+///         Ok(())
+///     }
+///
+///     fn retreat(&self) {
+///         self.0.fetch_sub(1, Relaxed);
+///     }
+/// }
+///
+/// let (device, steps) = (Device::cpu(), Arc::new(Steps::default()));
+/// steps.advance()?; // in each step
+/// device.on_replay(steps.clone()); // does nothing unless the step is being recorded
+/// assert_eq!(steps.0.load(Relaxed), 1);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub trait Replayed: Send + Sync + fmt::Debug {
-    /// Before a launch other than the first: what one more step changes on the host.
+    /// Runs before every launch but the first. Makes the changes of one more step on the host.
     ///
     /// # Errors
-    /// Then nothing is launched.
+    /// A step that cannot run. Nothing is launched then.
     fn advance(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Undoes what recording the step, or [`advance`](Self::advance), has done: nothing was launched.
+    /// Undoes the effect of recording the step, or of [`advance`](Self::advance), because nothing was launched.
     fn retreat(&self) {}
 
-    /// After all of a launch's `advance`: brings what has changed to the device, in front of the launch.
+    /// Runs before a launch, after all calls of `advance`. Queues the upload of what has changed.
     ///
     /// # Errors
-    /// Then nothing is launched.
+    /// An upload that failed. Nothing is launched then.
     fn upload(&self) -> Result<()> {
         Ok(())
     }
 
-    /// After every launch, the first too: its work is queued, and none behind it.
+    /// Runs after every launch, including the first, before any other work is queued.
     fn launched(&self) {}
 }
 
-/// What a step queued on a GPU, recorded by [`Device::capture`]: one launch instead of hundreds.
+/// The work of a training step on a GPU, recorded by [`Device::capture`]. It replays as one launch instead of hundreds.
 ///
-/// It holds all memory that lived while it was recorded, and reads and writes the same addresses each time: inputs are put
-/// in place by [`Tensor::write`](crate::Tensor::write), results are the tensors that the recorded step returned. Numbers that
-/// an operation takes as arguments (a factor, a scale of the loss, a normalizer) stay what they were; a count that the
-/// operation makes itself, a scale and a step size are new each time.
+/// A graph keeps all memory alive that was allocated when the step was recorded, and each replay reads and writes the same
+/// addresses. Replace inputs by [`Tensor::write`](crate::Tensor::write); the results are in the tensors that the recorded step
+/// returned. Numbers that an operation takes as arguments (a factor, a loss scale, a normalizer) keep their recorded values.
+/// Counts that the operations compute, scales, and the optimizer's step size are new in each replay.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Result, Tensor, ops};
+/// fn record_and_replay(gpu: &Device) -> Result<()> {
+///     let mut x = Tensor::full([8], 1.0, DType::F32, gpu)?;
+///     ops::sum(&x)?; // compiles the kernel, which cannot be done while recording
+///     let (graph, sum) = gpu.capture(|| ops::sum(&x))?;
+///     assert_eq!(sum.item()?, 8.0);
+///     x.write(&[2.0f32; 8], "x")?;
+///     graph.replay()?;
+///     assert_eq!(sum.item()?, 16.0);
+///     Ok(())
+/// }
+/// # let error = record_and_replay(&Device::cpu()).unwrap_err().to_string();
+/// # assert!(error.contains("capture"), "{error}");
+/// if let Ok(gpu) = Device::cuda(0) {
+///     record_and_replay(&gpu)?;
+/// }
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 pub struct Graph {
     graph: CudaGraph,
 }
 
 impl Graph {
-    /// Runs the step again, behind the work queued so far. Waits for nothing.
+    /// Queues the step again, after the work queued so far, and returns without waiting.
     ///
     /// # Errors
-    /// The device failed; a counter of the step that cannot go on. Nothing has run then.
+    /// The device failed; a counter of the step that cannot advance. Nothing has run then.
     pub fn replay(&self) -> Result<()> {
         self.graph.replay()
     }
@@ -62,16 +109,16 @@ impl fmt::Debug for Graph {
 }
 
 impl Device {
-    /// Records what `step` queues on this GPU as one graph, and runs it once: the host's part of `step` runs here, as if
-    /// it had been called, and the recorded part behind it.
+    /// Records the work that `step` queues on this GPU as one graph, and runs it once. The host's part of `step` runs during
+    /// the call, and the recorded work after it.
     ///
-    /// Run the step a few times before: kernels are compiled, products planned, optimizer state and arenas made and scales
-    /// calibrated by first steps, which cannot be recorded. Other threads leave the device alone meanwhile.
+    /// Run the step a few times before. The first steps compile kernels, plan matrix products, allocate optimizer state and
+    /// arenas and calibrate scales, which cannot be recorded. No other thread may use the device during the call.
     ///
     /// # Errors
-    /// What `step` returns; an operation that cannot be recorded, since it reads from the device, or would do the same at
-    /// each replay though it should not; a device that records nothing: the CPU. Nothing has run then, and counters are as
-    /// they were.
+    /// An error that `step` returns; an operation that cannot be recorded because it reads from the device, or because its
+    /// arguments must change from step to step; the CPU, which records nothing. Nothing has run then, and counters have their
+    /// old values.
     pub fn capture<T, E: From<Error>>(&self, step: impl FnOnce() -> Result<T, E>) -> Result<(Graph, T), E> {
         match self.backend() {
             Backend::Cpu => {
@@ -82,7 +129,7 @@ impl Device {
         }
     }
 
-    /// The number of the capture under way, different for each; `None` where work runs as it is queued.
+    /// Returns a number that identifies the current capture, or `None` if no step is being recorded.
     pub fn capture_number(&self) -> Option<u64> {
         match self.backend() {
             Backend::Cpu => None,
@@ -90,10 +137,10 @@ impl Device {
         }
     }
 
-    /// An error if a step is being recorded, in which `op` cannot take part.
+    /// Checks that no step is being recorded, for an operation `op` that cannot be recorded.
     ///
     /// # Errors
-    /// That one.
+    /// A step that is being recorded; the error contains `op` and `remedy`.
     pub fn expect_eager(&self, op: &str, remedy: &'static str) -> Result<()> {
         match self.backend() {
             Backend::Cpu => Ok(()),
@@ -101,7 +148,7 @@ impl Device {
         }
     }
 
-    /// Lets `replayed` take part in every launch of the graph that is being recorded; nothing if none is.
+    /// Makes `replayed` a part of every launch of the graph that is being recorded. Does nothing if none is.
     pub fn on_replay(&self, replayed: Arc<dyn Replayed>) {
         match self.backend() {
             Backend::Cpu => {}

@@ -1,7 +1,7 @@
 //! A row-major, contiguous array on a device.
 //!
-//! Cloning shares the storage. Shared storage never changes: operations that work in place ask for unique storage, or
-//! say who shares it.
+//! Cloning shares the storage, and shared storage never changes: an operation that works in place needs a tensor that does
+//! not share its storage, or returns an error that names it.
 
 use crate::backend::cpu::Buffer;
 use crate::backend::{Backend, cuda};
@@ -37,7 +37,7 @@ pub(crate) enum Storage {
 }
 
 impl Tensor {
-    /// Takes `data` as the tensor's elements.
+    /// Makes a tensor with `data` as its elements.
     ///
     /// # Errors
     /// A number of elements that does not fill the shape; a shape that no tensor can have
@@ -58,7 +58,7 @@ impl Tensor {
         }
     }
 
-    /// Zeros.
+    /// Makes a tensor of zeros.
     ///
     /// # Errors
     /// A shape that no tensor can have ([`Shape::check_size`]); the device is out of memory or failed.
@@ -73,7 +73,7 @@ impl Tensor {
         }
     }
 
-    /// One value everywhere, rounded to `dtype`.
+    /// Makes a tensor whose elements all have one value, rounded to `dtype`.
     ///
     /// # Errors
     /// A dtype that is not a float; a shape that no tensor can have ([`Shape::check_size`]); the device is out of memory or
@@ -93,7 +93,7 @@ impl Tensor {
         }
     }
 
-    /// One f32.
+    /// Makes a tensor of one f32.
     ///
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
@@ -101,11 +101,11 @@ impl Tensor {
         Self::from_vec(vec![value], [], device)
     }
 
-    /// The same elements on another device, copied through the host. On its own device, or a copy of that with another
-    /// transpose policy, the storage is shared.
+    /// Copies the tensor to another device, through the host. On the same device, whatever its transpose policy, the storage
+    /// is shared instead.
     ///
     /// # Errors
-    /// A device that is out of memory or failed; none from the CPU to itself.
+    /// A device that is out of memory or failed; none if both are the CPU.
     ///
     /// ```
     /// use fp8_kernels::{Device, Tensor, TransposePolicy};
@@ -127,12 +127,12 @@ impl Tensor {
         }
     }
 
-    /// The extents, outermost first.
+    /// Returns the dimensions, outermost first.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         match &self.storage {
             Storage::Cpu(buffer) => buffer.dtype(),
@@ -140,22 +140,21 @@ impl Tensor {
         }
     }
 
-    /// The device that it is on.
+    /// Returns the device that the tensor is on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.shape.numel()
     }
 
-    /// Replaces all elements, where they lie: a recorded step reads them from there. `name` is what an error calls the
-    /// tensor.
+    /// Replaces all elements in place, so that a recorded step reads the new ones. Errors refer to the tensor as `name`.
     ///
     /// # Errors
-    /// Another number of elements or another type; storage that others hold too; a step that is being recorded, in which
-    /// they would be the same at each replay.
+    /// Another number of elements or another type; storage that is shared; a step that is being recorded, because each replay
+    /// would write the same elements.
     ///
     /// ```
     /// use fp8_kernels::{Device, Tensor};
@@ -180,11 +179,11 @@ impl Tensor {
         Ok(())
     }
 
-    /// The elements of `other`, put where this tensor's lie: a recorded step goes on with them. `name` is what an error
-    /// calls the tensor.
+    /// Replaces all elements in place by those of `other`, so that a recorded step reads the new ones. Errors refer to the
+    /// tensor as `name`.
     ///
     /// # Errors
-    /// Another shape, type or device; storage that others hold too; the device failed.
+    /// Another shape, type or device; storage that is shared; the device failed.
     ///
     /// ```
     /// use fp8_kernels::{Device, Tensor};
@@ -213,10 +212,10 @@ impl Tensor {
         }
     }
 
-    /// All elements 0, where they lie. `name` is what an error calls the tensor.
+    /// Sets all elements to 0 in place. Errors refer to the tensor as `name`.
     ///
     /// # Errors
-    /// Storage that others hold too; the device failed.
+    /// Storage that is shared; the device failed.
     pub fn set_zero(&mut self, name: &str) -> Result<()> {
         match &mut self.storage {
             Storage::Cuda(_) => {
@@ -228,7 +227,7 @@ impl Tensor {
         }
     }
 
-    /// The elements, copied to the host.
+    /// Copies the elements to the host.
     ///
     /// # Errors
     /// Another element type than `T`.
@@ -244,7 +243,7 @@ impl Tensor {
         }
     }
 
-    /// The elements as f32, copied to the host, whichever float type they have.
+    /// Copies the elements of a float tensor to the host, as f32.
     ///
     /// # Errors
     /// A dtype that is not a float.
@@ -258,7 +257,7 @@ impl Tensor {
         }
     }
 
-    /// The single element of a one-element float tensor.
+    /// Returns the element of a float tensor that has only one.
     ///
     /// # Errors
     /// Another number of elements, or a dtype that is not a float.
@@ -275,10 +274,10 @@ impl Tensor {
         self.to_f32_vec()?.first().copied().ok_or_else(other)
     }
 
-    /// The same elements in another shape; the storage is shared.
+    /// Returns the same elements in another shape. The storage is shared.
     ///
     /// # Errors
-    /// A shape with another number of elements; one that no tensor can have ([`Shape::check_size`]).
+    /// A shape with another number of elements, or one that no tensor can have ([`Shape::check_size`]).
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         if shape.numel() != self.numel() {
@@ -288,7 +287,7 @@ impl Tensor {
         Ok(Self { shape, ..self.clone() })
     }
 
-    /// How many other tensors share this storage; 0 for a tensor without elements, which has none to share.
+    /// Returns the number of other tensors that share this storage. It is 0 for a tensor without elements.
     pub fn holders(&self) -> usize {
         match &self.storage {
             Storage::Cpu(_) if self.numel() == 0 => 0,
@@ -297,7 +296,7 @@ impl Tensor {
         }
     }
 
-    /// The elements of a tensor in host memory.
+    /// Returns the elements of a tensor in host memory.
     ///
     /// # Errors
     /// Another element type than `T`, or a device whose memory the host cannot read.
@@ -305,7 +304,7 @@ impl Tensor {
         self.cpu_slice("as_slice")
     }
 
-    /// The elements of a tensor in host memory, to change. `name` is what an error calls the buffer.
+    /// Returns the elements of a tensor in host memory, mutably. Errors refer to the tensor as `name`.
     ///
     /// # Errors
     /// Shared storage, another element type than `T`, or a device whose memory the host cannot write.
@@ -347,7 +346,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// The shape has been checked, here and below.
+    /// Makes a tensor on the CPU. The caller has checked the shape, here and below.
     pub(crate) fn on_cpu<T: Element>(data: Vec<T>, shape: Shape, device: &Device) -> Self {
         debug_assert!(shape.check_size("on_cpu").is_ok() && data.len() == shape.numel(), "{shape}");
         Self { shape, device: device.clone(), storage: Storage::Cpu(T::wrap(Arc::new(data))) }
@@ -362,12 +361,12 @@ impl Tensor {
         elements(self.cpu_buffer(op)?, op)
     }
 
-    /// The values in f32: borrowed if they are, widened if not.
+    /// Returns the values in f32: borrowed if they are f32, otherwise widened.
     pub(crate) fn cpu_f32(&self, op: &'static str) -> Result<Cow<'_, [f32]>> {
         self.cpu_buffer(op)?.read_f32(op)
     }
 
-    /// In host memory, or an error that names `op`: what everything that reads or writes elements on the CPU goes through.
+    /// Returns the buffer in host memory, or an error that names `op`. All CPU code that uses elements calls it.
     pub(crate) fn cpu_buffer(&self, op: &'static str) -> Result<&Buffer> {
         let buffer = match &self.storage {
             Storage::Cpu(buffer) => Some(buffer),
@@ -381,7 +380,7 @@ impl Tensor {
         Self { shape, device: device.clone(), storage: Storage::Cuda(buffer) }
     }
 
-    /// The elements of a tensor on a GPU.
+    /// Returns the elements of a tensor on a GPU.
     pub(crate) fn cuda(&self, op: &'static str) -> Result<&cuda::Buffer> {
         match &self.storage {
             Storage::Cuda(buffer) => Ok(buffer),
@@ -391,8 +390,11 @@ impl Tensor {
         }
     }
 
-    /// The elements of a tensor on a GPU, to change. `name` is what an error calls the buffer.
-    #[expect(clippy::needless_pass_by_ref_mut, reason = "who changes elements holds the tensor alone")]
+    /// Returns the elements of a tensor on a GPU, to change. Errors refer to the tensor as `name`.
+    #[expect(
+        clippy::needless_pass_by_ref_mut,
+        reason = "changing elements needs exclusive access to the tensor"
+    )]
     pub(crate) fn cuda_mut(&mut self, name: &str) -> Result<&cuda::Buffer> {
         match self.holders() {
             0 => self.cuda("in-place update"),
@@ -400,7 +402,7 @@ impl Tensor {
         }
     }
 
-    /// Float elements or an error that names the argument.
+    /// Checks that the elements are floats. The error names the argument.
     pub(crate) fn expect_float(&self, op: &'static str, what: &'static str) -> Result<()> {
         if self.dtype().is_float() {
             return Ok(());
@@ -415,7 +417,7 @@ impl Tensor {
         Err(Error::DType { op, what, found: self.dtype(), expected: dtype.name() })
     }
 
-    /// Both of one shape or an error that names the pair.
+    /// Checks that both tensors have one shape. The error names the pair.
     pub(crate) fn expect_same_shape(&self, op: &'static str, what: &'static str, other: &Self) -> Result<()> {
         if self.shape == other.shape {
             return Ok(());
@@ -425,7 +427,7 @@ impl Tensor {
     }
 }
 
-/// Prints shape, dtype and device, and of a tensor on the CPU the first values.
+/// Prints shape, dtype and device, and the first values of a tensor on the CPU.
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tensor({}, {}, {}", self.shape, self.dtype().name(), self.device)?;

@@ -13,6 +13,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use ptx_interp::splitmix64;
+
 use crate::code::{Code, Outcome};
 use crate::fault::Fault;
 use crate::nccl::{Collective, Ran};
@@ -311,9 +313,9 @@ impl Queue {
         if self.random == 0 {
             self.random = seed;
         }
-        if next(&mut self.random).is_multiple_of(4) {
+        if splitmix64(&mut self.random).is_multiple_of(4) {
             for stream in self.streams.values_mut() {
-                stream.weight = next(&mut self.random);
+                stream.weight = splitmix64(&mut self.random);
             }
         }
         let ready =
@@ -351,14 +353,6 @@ impl Stream {
     fn new(blocking: bool, priority: i32) -> Self {
         Self { blocking, priority, open: true, tasks: VecDeque::new(), weight: 0 }
     }
-}
-
-/// splitmix64.
-pub(crate) fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

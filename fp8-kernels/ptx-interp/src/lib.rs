@@ -32,7 +32,7 @@ mod race;
 mod region;
 mod report;
 
-pub use exec::{Launch, Stats, run};
+pub use exec::{Launch, Stats, run, splitmix64};
 pub use lines::{lines_of, without_lines};
 pub use memory::{Allocation, Memory, MemoryError};
 pub use module::{Kernel, Module, Param};

@@ -1,4 +1,4 @@
-//! One f32 of a block, and the block.
+//! Blocks of f32 on a device, and handles on single entries.
 
 use super::span::Span;
 use crate::backend::{Backend, cuda};
@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
-/// One f32 of a block. Clones are handles on the same number.
+/// A single f32 on a device, such as an amax or a scale. Clones are handles on the same number.
 ///
 /// ```
 /// use fp8_kernels::{Cell, Device};
@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 #[derive(Clone)]
 pub struct Cell {
     cells: Cells,
-    /// One that the block has.
+    /// Within the block.
     index: usize,
 }
 
 impl Cell {
-    /// Allocates a block of one cell, with this value.
+    /// Allocates a cell with this value.
     ///
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
@@ -33,7 +33,7 @@ impl Cell {
         Ok(Self { cells: Cells::new(1, value, device)?, index: 0 })
     }
 
-    /// Returns its value. On a GPU this waits until all work queued so far is done.
+    /// Returns the value. On a GPU this waits until all work queued so far is done.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -41,7 +41,7 @@ impl Cell {
         self.cells.read_one(self.index)
     }
 
-    /// Replaces its value.
+    /// Replaces the value.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -49,8 +49,8 @@ impl Cell {
         self.cells.write(self.index, &[value])
     }
 
-    /// Keeps the larger of its value and `amax`. A signed-integer maximum: right for all values ≥ 0 over
-    /// [`REST`](crate::REST); infinity stays, NaN counts as larger still.
+    /// Replaces the value by the larger of itself and `amax`. The bits are compared as signed integers, which is right for
+    /// amaxes and [`REST`](crate::REST). NaN counts as larger than infinity.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -58,17 +58,18 @@ impl Cell {
         self.cells.merge_max(self.index, &[amax])
     }
 
-    /// The device that it is on.
+    /// Returns the device that the cell is on.
     pub fn device(&self) -> &Device {
         &self.cells.device
     }
 
-    /// Its address on a GPU.
+    /// Returns the address of the cell on a GPU.
     pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
         Ok(self.cells.cuda(op)?.ptr() + 4 * self.index as u64)
     }
 
-    /// Whether the host knows, without asking the device, that a scale is stored here for good. False only costs time.
+    /// Returns whether the host knows, without reading from the device, that a confirmed scale is stored here. A false
+    /// negative only costs time.
     pub(crate) fn is_known_set(&self) -> bool {
         match &self.cells.block {
             CellBlock::Cuda(_, known) => known.is_set(self.index),
@@ -76,7 +77,7 @@ impl Cell {
         }
     }
 
-    /// What the host knows of its block, and its place there. None on the CPU.
+    /// Returns what the host knows about the block, and the cell's index in it; `None` on the CPU.
     pub(crate) fn known(&self) -> Option<(&cuda::Known, usize)> {
         match &self.cells.block {
             CellBlock::Cuda(_, known) => Some((known, self.index)),
@@ -84,7 +85,7 @@ impl Cell {
         }
     }
 
-    /// One f32 on a GPU, which queued work fills.
+    /// Makes a cell of one f32 on a GPU, which queued work fills.
     pub(crate) fn from_cuda(buffer: cuda::Buffer, known: cuda::Known, device: &Device) -> Self {
         let block = CellBlock::Cuda(buffer, Arc::new(known));
         Self { cells: Cells { device: device.clone(), block }, index: 0 }
@@ -103,7 +104,7 @@ impl fmt::Debug for Cell {
     }
 }
 
-/// A block of f32 on a device. Clones share it. A range that the block does not have is an error.
+/// A block of f32 on a device. Clones share it. A range beyond the block is an error.
 #[derive(Clone)]
 pub(crate) struct Cells {
     device: Device,
@@ -112,13 +113,13 @@ pub(crate) struct Cells {
 
 #[derive(Clone)]
 enum CellBlock {
-    /// The bits of each, so that an integer maximum is the maximum of amaxes.
+    /// The bits of each value: their integer maximum is the maximum of amaxes.
     Cpu(Arc<Vec<AtomicI32>>),
     Cuda(cuda::Buffer, Arc<cuda::Known>),
 }
 
 impl Cells {
-    /// `len` times `value`.
+    /// Allocates `len` cells of one value.
     pub(crate) fn new(len: usize, value: f32, device: &Device) -> Result<Self> {
         let block = match device.backend() {
             Backend::Cpu => {
@@ -137,7 +138,7 @@ impl Cells {
         Ok(Self { device: device.clone(), block })
     }
 
-    /// Another block with the same values, copied where they lie.
+    /// Copies the block on its device.
     pub(crate) fn duplicate(&self) -> Result<Self> {
         let block = match &self.block {
             CellBlock::Cpu(cells) => {
@@ -224,7 +225,7 @@ impl Cells {
         Ok(())
     }
 
-    /// Each from `start` on keeps the larger of itself and its value, as [`Cell::merge_max`] says.
+    /// Combines the cells from `start` on with `values`, each as [`Cell::merge_max`] does.
     pub(crate) fn merge_max(&self, start: usize, values: &[f32]) -> Result<()> {
         let span = Span::within("merge_max", start..start.saturating_add(values.len()), self.len())?;
         match &self.block {
@@ -241,7 +242,7 @@ impl Cells {
         Ok(())
     }
 
-    /// Each that is below 0 becomes `value`.
+    /// Replaces every negative value by `value`.
     pub(crate) fn replace_negative(&self, value: f32) -> Result<()> {
         match &self.block {
             CellBlock::Cpu(cells) => {
@@ -255,7 +256,7 @@ impl Cells {
         Ok(())
     }
 
-    /// Work that may have set scales has been queued.
+    /// Notes that queued work may have set scales.
     pub(crate) fn refresh_known(&self) -> Result<()> {
         match &self.block {
             CellBlock::Cuda(cells, known) => known.refresh(cells),
@@ -263,7 +264,7 @@ impl Cells {
         }
     }
 
-    /// On a GPU, or an error that names `op`.
+    /// Returns the block on a GPU, or an error that names `op`.
     pub(crate) fn cuda(&self, op: &'static str) -> Result<&cuda::Buffer> {
         match &self.block {
             CellBlock::Cuda(buffer, _) => Ok(buffer),
@@ -273,7 +274,7 @@ impl Cells {
         }
     }
 
-    /// In host memory, or an error that names `op`.
+    /// Returns the block in host memory, or an error that names `op`.
     pub(crate) fn cpu(&self, op: &'static str) -> Result<&[AtomicI32]> {
         let host = match &self.block {
             CellBlock::Cpu(cells) => Some(cells.as_slice()),
@@ -293,12 +294,12 @@ const fn bits(value: f32) -> i32 {
     value.to_bits() as i32
 }
 
-/// Of a cell in host memory.
+/// Returns the value of a cell in host memory.
 pub(crate) fn value(cell: &AtomicI32) -> f32 {
     f32::from_bits(cell.load(Relaxed) as u32)
 }
 
-/// Of a cell in host memory.
+/// Replaces the value of a cell in host memory.
 pub(crate) fn store(cell: &AtomicI32, value: f32) {
     cell.store(bits(value), Relaxed);
 }

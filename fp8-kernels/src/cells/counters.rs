@@ -1,4 +1,4 @@
-//! What quantizing a slot cost in values, and the block that holds the counts of many slots.
+//! Counts of saturated and underflowed values, and the block in which the counts of many slots are stored.
 
 use super::span::Span;
 use crate::backend::{Backend, cuda};
@@ -8,7 +8,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What quantizing one slot cost in values, summed over calls. Clones are handles on the same counts.
+/// Counts of the values that quantizing one slot saturated or flushed to zero, summed over calls.
+///
+/// Clones are handles on the same counts.
+///
+/// ```
+/// use fp8_kernels::{Cell, CounterValues, Counters, Device, Encoding, ScalePolicy, ScaleRule, Slot, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+/// let (scale, counters) = (Cell::new(1.0, &cpu)?, Counters::new(&cpu)?);
+/// let slot = Slot { counters: Some(&counters), ..Slot::fixed(Encoding::E4M3, &scale, &rule) };
+/// ops::quantize(&Tensor::from_vec(vec![1.0f32, 1e3, 1e-6, f32::NAN], [4], &cpu)?, &slot)?;
+/// let expected = CounterValues { saturated: 1, underflowed: 1, elements: 4, nan: 1 };
+/// assert_eq!(counters.read()?, expected);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Counters {
     counts: Counts,
@@ -16,7 +30,7 @@ pub struct Counters {
     start: usize,
 }
 
-/// What [`Counters`] held when they were read.
+/// The values of [`Counters`] at the time they were read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct CounterValues {
     /// Finite values that, scaled, round beyond the format's largest value: above 464 in E4M3, from 61440 on in E5M2.
@@ -64,7 +78,7 @@ impl Counters {
         Ok(CounterValues::from_block(&counts).into_iter().next().unwrap_or_default())
     }
 
-    /// Back to zero.
+    /// Sets the counts to zero.
     ///
     /// # Errors
     /// The device failed; none on the CPU.
@@ -72,7 +86,7 @@ impl Counters {
         self.counts.reset(self.range())
     }
 
-    /// The device that they are on.
+    /// Returns the device that the counts are on.
     pub fn device(&self) -> &Device {
         &self.counts.device
     }

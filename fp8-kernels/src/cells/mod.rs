@@ -1,7 +1,7 @@
-//! Numbers that operations write while others read the table that holds them: amaxes, scales, counts.
+//! Amaxes, scales and counts, which several operations read and write.
 //!
-//! They are in contiguous blocks on a device, so that all of a table is one copy; a [`Cell`] or [`Counters`] is a handle on
-//! one entry. Where the host cannot reach the device's memory, reading one waits for the work that was queued before.
+//! They are stored in contiguous blocks on a device, so that reading all of them is one copy. A [`Cell`] or [`Counters`] is a
+//! handle on one entry. If the host cannot access the device's memory, reading an entry waits for the work queued before.
 
 mod cell;
 mod counters;

@@ -1,9 +1,10 @@
-//! A range of entries that a block has.
+//! Ranges of entries, checked against the size of a block.
 
 use crate::{Error, Result};
 use std::ops::Range;
 
-/// Made by [`within`](Self::within) alone, so that no range beyond a block reaches its memory.
+/// A range within a block. Only [`within`](Self::within) makes one, so code with a span never accesses memory beyond the
+/// block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
     start: usize,
@@ -28,12 +29,12 @@ impl Span {
         self.start..self.end
     }
 
-    /// The entries of the block in host memory.
+    /// Returns the entries of a block in host memory.
     pub(super) fn of<T>(self, block: &[T]) -> &[T] {
         &block[self.start..self.end]
     }
 
-    /// Bytes from the start of a block of `T` to the first entry.
+    /// Returns the bytes from the start of a block of `T` to the first entry.
     pub(super) const fn offset<T>(self) -> u64 {
         (size_of::<T>() * self.start) as u64
     }

@@ -121,7 +121,7 @@ pub(crate) fn expect_useless(training: &mut Training, folder: &Path, old: &[u8])
     results.push(training.device.capture(|| Ok::<_, Error>(())).map(drop));
     for result in results {
         let text = result.unwrap_err().to_string();
-        assert!(text.contains("start the process again") || text.contains("poisoned"), "{text}");
+        assert!(text.contains("restart the process") || text.contains("poisoned"), "{text}");
     }
     assert_eq!(training.optimizer.steps(), steps);
     assert!(std::fs::read(checkpoint::path(folder)).unwrap() == old, "the old checkpoint");

@@ -2,10 +2,11 @@
 
 use core::ffi::c_ulonglong;
 
+use ptx_interp::splitmix64;
+
 use crate::code::Code;
 use crate::entry::entries;
 use crate::ffi::Out;
-use crate::queue;
 use crate::state::Driver;
 use crate::work::Work;
 
@@ -16,7 +17,7 @@ const KIND: u64 = 11;
 fn reseeded(driver: &mut Driver, mut work: Work) -> Work {
     if let Work::Launch(launch) = &mut work {
         let (seed, serial) = (driver.settings.seed, driver.next_launch());
-        launch.seed = if seed == 0 { 0 } else { queue::next(&mut seed.wrapping_add(serial)) | 1 };
+        launch.seed = if seed == 0 { 0 } else { splitmix64(&mut seed.wrapping_add(serial)) | 1 };
     }
     work
 }

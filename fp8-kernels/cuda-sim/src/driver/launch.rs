@@ -2,12 +2,13 @@
 
 use core::ffi::c_uint;
 
+use ptx_interp::splitmix64;
+
 use crate::code::{Code, Outcome};
 use crate::device::{BLOCK_LIMITS, GRID_LIMITS, THREADS_PER_BLOCK};
 use crate::entry::entries;
 use crate::ffi::{Array, Host};
 use crate::module::Function;
-use crate::queue;
 use crate::state::Driver;
 use crate::work::{Launch, Work};
 
@@ -91,7 +92,7 @@ fn launch(driver: &mut Driver, function: u64, shape: Shape, params: Array<usize>
         dynamic_shared: shape.dynamic as usize,
         params: arguments(function, params, extra)?,
         // Seed 0 is "in order" for every launch; others give every launch an order of its own.
-        seed: if seed == 0 { 0 } else { queue::next(&mut seed.wrapping_add(serial)) | 1 },
+        seed: if seed == 0 { 0 } else { splitmix64(&mut seed.wrapping_add(serial)) | 1 },
     });
     if let Work::Launch(launch) = &work {
         driver.calls.launched(&launch.kernel);

@@ -25,7 +25,7 @@ use fault::Fault;
 use machine::{Machine, Order};
 use warp::Warp;
 
-pub use machine::{Launch, Stats};
+pub use machine::{Launch, Stats, splitmix64};
 
 /// The most shared memory a block can have.
 const SHARED_LIMIT: usize = 227 << 10;

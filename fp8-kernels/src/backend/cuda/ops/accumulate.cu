@@ -1,4 +1,4 @@
-// out += x, in f32: src/cpu/accumulate.rs. A thread takes eight elements at a time.
+// out += x, in f32: src/backend/cpu/accumulate.rs. A thread takes eight elements at a time.
 
 extern "C" __global__ void __launch_bounds__(256)
     accumulate(float* out, const void* x, u64 n, int dtype) {

@@ -58,7 +58,7 @@ __device__ __forceinline__ float rounded(float v, int dtype) {
     return dtype == BF16 ? bf16_to_f32(f32_to_bf16(v)) : f16_to_f32(f32_to_f16(v));
 }
 
-// The new parameter; src/cpu/adamw.rs, operation by operation.
+// The new parameter; src/backend/cpu/adamw.rs, operation by operation.
 __device__ __forceinline__ float step(const Factors& f, float p, float grad, float& m, float& v) {
     const float g = grad * f.grad_scale;
     m += f.new_first * (g - m);

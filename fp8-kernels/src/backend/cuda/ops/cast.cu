@@ -1,4 +1,4 @@
-// Conversion between f32, bf16 and f16, bits of NaN included: src/cpu/cast.rs.
+// Conversion between f32, bf16 and f16, bits of NaN included: src/backend/cpu/cast.rs.
 //
 // A thread takes eight elements at a time. Widening f16 keeps a NaN's sign and payload and makes it quiet, which the
 // machine's own conversion need not do.

@@ -1,6 +1,6 @@
 // Calls and scales of the ranks of a group: a difference from rank 0, or a scale that is not committed, is a fault.
 
-// As src/cuda/fault.rs numbers them.
+// As src/backend/cuda/ops/fault.rs numbers them.
 #define FAULT_SCALES 7
 #define FAULT_CALLS 8
 // The bits of infinity, less one: those of finite numbers above 0, less one, are below.

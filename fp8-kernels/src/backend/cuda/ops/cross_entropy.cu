@@ -1,4 +1,4 @@
-// Cross-entropy of logits and targets, and its backward: src/cpu/cross_entropy.rs.
+// Cross-entropy of logits and targets, and its backward: src/backend/cpu/cross_entropy.rs.
 //
 // A block reads a row once: each thread keeps the largest logit it met and the sum of exponentials relative to it.
 // Losses of rows are kept as compensated sums of two floats and added by one block. Rows begin anywhere: groups of eight

@@ -1,4 +1,4 @@
-// Dropout: src/cpu/dropout.rs. Eight elements of a thread take two counters of Philox4x32-10.
+// Dropout: src/backend/cpu/dropout.rs. Eight elements of a thread take two counters of Philox4x32-10.
 
 // What decides the mask, as the host lays it out. In device memory, so that a captured launch can be replayed with
 // another key.

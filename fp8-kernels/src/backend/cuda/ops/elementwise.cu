@@ -1,4 +1,4 @@
-// Sums and products element by element, in f32, rounded once: src/cpu/elementwise.rs.
+// Sums and products element by element, in f32, rounded once: src/backend/cpu/elementwise.rs.
 //
 // A thread takes eight elements at a time; the last ones, fewer than eight, go one by one.
 

@@ -1,4 +1,4 @@
-// Rows of a table by id, and the gradient of the table: src/cpu/embedding.rs.
+// Rows of a table by id, and the gradient of the table: src/backend/cpu/embedding.rs.
 //
 // The gradient's rows are summed in the order of the ids, without float atomics: a stable radix sort of (id, position),
 // eight bits of the id a pass, puts the positions of each id next to each other in their order; then a warp adds the

@@ -2,7 +2,7 @@
 //
 // Self-contained, since NVRTC brings no headers. Compiled with -fmad=false: each `a * b + c` here rounds twice, each
 // fmaf once, as the same expressions do in Rust. Expressions that decide codes are spelled as in src/math.rs and
-// src/cpu, operation by operation.
+// src/backend/cpu, operation by operation.
 
 typedef unsigned char u8;
 typedef unsigned short u16;

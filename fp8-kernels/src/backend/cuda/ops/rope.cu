@@ -1,4 +1,4 @@
-// Rotary position embedding: src/cpu/rope.rs. The gradient turns the other way: `direction` is 1 or -1.
+// Rotary position embedding: src/backend/cpu/rope.rs. The gradient turns the other way: `direction` is 1 or -1.
 //
 // x and y are [rows = batch · sequence · heads, 2 · half], cosines and sines [positions, half] in f32. A thread turns
 // eight pairs at a time, one where half is not a multiple of eight. Heads of a token lie next to each other and share

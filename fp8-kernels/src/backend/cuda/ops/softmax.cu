@@ -1,4 +1,4 @@
-// Softmax of scaled, masked scores and its backward: src/cpu/softmax.rs. Sums run over the lanes of a warp, then warps.
+// Softmax of scaled, masked scores and its backward: src/backend/cpu/softmax.rs. Sums run over the lanes of a warp, then warps.
 //
 // Up to WARP_KEYS keys a warp holds a row in registers: one read. Longer rows have a block each and are read three times,
 // twice from the caches. Rows of a multiple of eight keys move in 16 bytes, others element by element, neighbours in

@@ -1,4 +1,4 @@
-// The update of delayed scaling for a whole arena in one launch: src/cpu/update_scales.rs, slot by slot.
+// The update of delayed scaling for a whole arena in one launch: src/backend/cpu/update_scales.rs, slot by slot.
 //
 // A block owns SLOTS neighbouring slots: 32 bytes of each row, a whole memory sector. Thread t serves slot t % SLOTS and
 // every (blockDim / SLOTS)-th row, so the window moves down by one row in passes: read, barrier, write. A pass reads rows

@@ -3,7 +3,8 @@
 //! While a step is recorded nothing runs, so nothing may wait for the device or read from it, kernels must be loaded and
 //! products planned, and slots must have their scales: all of it is so after a few steps. Memory comes from the kept
 //! blocks or from a second stream. Small uploads are copied to pinned memory that the graph keeps, and are constants of
-//! it; numbers that change from launch to launch lie on the device, written before each launch by [`Replayed`](crate::Replayed).
+//! it. Numbers that change between launches are stored on the device; [`Replayed`](crate::Replayed) writes them before each
+//! launch.
 
 use super::context::Context;
 use super::memory::Memory;

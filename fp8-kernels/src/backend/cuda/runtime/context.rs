@@ -1,4 +1,4 @@
-//! The driver's context of one GPU: its stream, what the GPU is, and whether it can still be used.
+//! The driver's context of one GPU: its stream, its properties, and whether it can still be used.
 //!
 //! Everything else on the device is built on this: memory, uploads, launches and captures.
 
@@ -19,13 +19,13 @@ pub(crate) struct Context {
     capability: (i32, i32),
     sms: u32,
     is_simulated: bool,
-    /// The number of the capture under way, or 0.
+    /// The number of the current capture, or 0.
     capture: AtomicU64,
     poison: OnceLock<String>,
 }
 
 impl Context {
-    /// Reads what the GPU is, and refuses one without FP8.
+    /// Reads the GPU's properties. A GPU without FP8 is an error.
     pub(super) fn new(stream: Arc<CudaStream>) -> Result<Self> {
         let context = stream.context();
         let error = |call| move |error| describe(call, OPENING, error);
@@ -51,7 +51,7 @@ impl Context {
         })
     }
 
-    /// The GPU's name as its driver gives it.
+    /// Returns the GPU's name as its driver reports it.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -60,7 +60,7 @@ impl Context {
         self.stream.context().ordinal()
     }
 
-    /// Its compute capability, `(major, minor)`.
+    /// Returns the compute capability, `(major, minor)`.
     pub(crate) fn capability(&self) -> (i32, i32) {
         self.capability
     }
@@ -69,17 +69,17 @@ impl Context {
         transpose_policy(self.capability)
     }
 
-    /// Whether its FP8 GEMMs read one layout only, so that backward needs transposed copies.
+    /// Returns whether backward needs transposed copies, because FP8 GEMMs of the GPU read only one layout.
     pub(crate) fn needs_transposes(&self) -> bool {
         self.transpose_policy() != TransposePolicy::Never
     }
 
-    /// Whether it has neither a core clock nor a memory clock: what it computes is right, how long it takes means nothing.
+    /// Whether the driver reports neither a core clock nor a memory clock, as the simulated GPU's driver does.
     pub(crate) fn is_simulated(&self) -> bool {
         self.is_simulated
     }
 
-    /// The number of its multiprocessors.
+    /// Returns the number of multiprocessors.
     pub(crate) fn sms(&self) -> u32 {
         self.sms
     }
@@ -90,7 +90,7 @@ impl Context {
         u32::try_from(items.div_ceil(per_block.max(1))).map_or(most, |blocks| blocks.min(most))
     }
 
-    /// The stream that all its work is on.
+    /// Returns the stream of all work on this device.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
@@ -99,7 +99,7 @@ impl Context {
         self.stream.cu_stream()
     }
 
-    /// Makes every later call on this device fail with `reason`, since what it holds may be wrong. The first reason stays.
+    /// Makes every later call on this device fail with `reason`, because its memory may be wrong. The first reason is kept.
     pub(crate) fn poison(&self, reason: String) {
         drop(self.poison.set(reason));
     }
@@ -120,19 +120,19 @@ impl Context {
             .map_err(|error| self.driver_error("cuCtxSetCurrent", "any", error))
     }
 
-    /// Waits for all queued work. A fault that it met stays for the next `synchronize` to report.
+    /// Waits for all queued work. The next `synchronize` reports a fault of that work.
     pub(super) fn wait(&self, op: &'static str) -> Result<()> {
         self.ready()?;
         self.stream.synchronize().map_err(|error| self.driver_error("cuStreamSynchronize", op, error))?;
         self.expect_trusted() // another thread may have poisoned the device meanwhile
     }
 
-    /// Whether what is queued now is recorded.
+    /// Returns whether a step is being recorded.
     pub(crate) fn is_capturing(&self) -> bool {
         self.capture.load(Relaxed) != 0
     }
 
-    /// The number of the capture under way.
+    /// Returns the number of the current capture.
     pub(crate) fn capture_number(&self) -> Option<u64> {
         Some(self.capture.load(Relaxed)).filter(|&number| number != 0)
     }
@@ -142,7 +142,7 @@ impl Context {
         self.capture.store(number.unwrap_or(0), Relaxed);
     }
 
-    /// Returns an error if a step is being recorded, in which `op` cannot take part.
+    /// Returns an error if a step is being recorded, for an operation `op` that cannot be recorded.
     pub(crate) fn expect_eager(&self, op: &str, remedy: &'static str) -> Result<()> {
         if self.is_capturing() { Err(Error::Capture { op: op.to_owned(), remedy }) } else { Ok(()) }
     }
@@ -152,7 +152,7 @@ impl Context {
         Error::OutOfMemory { device: self.to_string(), requested, free, total }
     }
 
-    /// A failed call as an error. One that leaves the context unusable poisons the device.
+    /// Returns the error of a failed call. A failure after which the context is unusable poisons the device.
     pub(super) fn driver_error(&self, call: &'static str, op: &str, error: DriverError) -> Error {
         let described = describe(call, op, error);
         if is_sticky(error) {
@@ -174,7 +174,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// What errors call the opening of a device.
+/// The name of the operation in errors about opening a device.
 const OPENING: &str = "opening a device";
 
 /// Returns the context of the GPU with this ordinal, made current on this thread.
@@ -198,7 +198,7 @@ pub(super) fn stream_of(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>> {
     context.new_stream().map_err(|error| describe("cuStreamCreate", OPENING, error))
 }
 
-/// Errors after which a context answers every call with the same.
+/// Errors that a context returns from every call once it has failed with them.
 fn is_sticky(error: DriverError) -> bool {
     matches!(
         error.0,

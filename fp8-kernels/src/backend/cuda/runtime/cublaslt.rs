@@ -201,7 +201,7 @@ impl CublasLt {
 
     /// `130100` for 13.1.0.
     pub(super) fn version(&self) -> usize {
-        // SAFETY: takes nothing and answers with a number.
+        // SAFETY: the function takes no arguments and returns a number.
         unsafe { (self.version)() }
     }
 
@@ -371,7 +371,7 @@ fn ok(call: &'static str, status: Status) -> Result<(), Failure> {
     if status == 0 { Ok(()) } else { Err((call, status)) }
 }
 
-/// What a search for kernels is told; destroyed when dropped.
+/// The preferences of a search for kernels; destroyed when dropped.
 struct Preference<'a> {
     library: &'a CublasLt,
     handle: Handle,

@@ -10,7 +10,7 @@ use cudarc::driver::{CudaStream, result, sys};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where the elements of `x` lie on its GPU; 0 for none. To read.
+/// Returns the address of the elements of `x` on its GPU, for reading; 0 if there are none.
 ///
 /// # Errors
 /// A tensor that is on no GPU.
@@ -26,7 +26,7 @@ pub fn address_mut(x: &mut Tensor, name: &str) -> Result<u64> {
     Ok(x.cuda_mut(name)?.ptr())
 }
 
-/// Where row 0 of an arena lies on its GPU: `slots()` f32, which queued work may read and max-combine into.
+/// Returns the address of row 0 of an arena on its GPU: `slots()` f32, which queued work may read and max-combine into.
 ///
 /// # Errors
 /// An arena that is on no GPU.
@@ -183,7 +183,7 @@ impl Library {
     /// [`library`](crate::CudaOptions::library) of its own, in that one.
     ///
     /// # Errors
-    /// Says where it was looked for.
+    /// A library that was not found; the error lists the places searched.
     pub fn nccl() -> Result<Self> {
         let (library, path) = loader::nccl()?;
         Ok(Self { library, path })

@@ -1,8 +1,8 @@
-//! Which scales of a block are set for good, as far as the host knows without waiting.
+//! The confirmed scales of a block, as far as the host knows them without waiting.
 //!
-//! A scale above 0 stays one: kernels only replace it by another. So once the host has seen it, quantizing needs neither
-//! the tensor's amax nor a look at the cell first. After an update of scales the block is copied to pinned memory, unless
-//! all of it is known; later questions check whether the copy has arrived.
+//! A scale above 0 is confirmed: kernels only replace it by another scale above 0. Once the host has read one, quantizing
+//! needs neither the tensor's amax nor a read of the cell first. After an update of scales the block is copied to pinned
+//! memory, unless all of its scales are known to be confirmed. Later queries check whether the copy has arrived.
 
 use super::context::Context;
 use super::memory::Buffer;
@@ -14,27 +14,27 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Which cells of one block are known to hold a scale above 0.
+/// The cells of one block that are known to contain a scale above 0.
 pub(crate) struct Known {
     context: Arc<Context>,
-    /// Of no other block in this process.
+    /// Identifies the block in this process.
     block: u64,
     state: Mutex<State>,
 }
 
 struct State {
     set: Vec<bool>,
-    /// How often the host has written something that is no scale, for each cell.
+    /// For each cell, how often the host has written a value that is not a confirmed scale.
     losses: Vec<u32>,
     readback: Option<Readback>,
 }
 
-/// Pinned memory for the block, and the event behind the copy into it.
+/// Pinned memory for the block, and the event recorded after the copy into it.
 struct Readback {
     memory: *mut f32,
     copied: sys::CUevent,
     is_in_flight: bool,
-    /// The host has written cells since: what arrives is not to be used.
+    /// Whether the host has written cells since the copy was queued, so that its values must not be used.
     is_stale: bool,
 }
 
@@ -42,7 +42,7 @@ struct Readback {
 unsafe impl Send for Readback {}
 
 impl Known {
-    /// Of a block of `len` times `value`.
+    /// Describes a new block of `len` cells of one value.
     pub(crate) fn new(context: &Arc<Context>, len: usize, value: f32) -> Result<Self> {
         Self::of(context, host::filled("cells", value > 0.0, len)?)
     }
@@ -54,14 +54,14 @@ impl Known {
         Ok(Self { context: Arc::clone(context), block: BLOCKS.fetch_add(1, Relaxed), state })
     }
 
-    /// Of a copy that is queued now.
+    /// Describes a copy of the block that is queued now.
     pub(crate) fn of_copy(&self) -> Result<Self> {
         let mut state = self.state.lock();
         state.receive();
         Self::of(&self.context, host::copied("cells", &state.set)?)
     }
 
-    /// Whether a scale above 0 stands in the cell, now and when what is queued from now on runs.
+    /// Returns whether the cell contains a scale above 0, both now and when work queued from now on runs.
     pub(crate) fn is_set(&self, index: usize) -> bool {
         let mut state = self.state.lock();
         if !state.set.get(index).is_some_and(|&set| set) {
@@ -70,20 +70,20 @@ impl Known {
         state.set.get(index).is_some_and(|&set| set)
     }
 
-    /// The host has read a scale above 0 in the cell, behind all work that was queued.
+    /// Notes that the host has read a scale above 0 from the cell, after all queued work.
     pub(crate) fn was_read(&self, index: usize) {
         if let Some(set) = self.state.lock().set.get_mut(index) {
             *set = true;
         }
     }
 
-    /// Identifies the cell, and changes when the host writes something into it that is no scale. What the device does
-    /// leaves it alone, so ranks whose hosts do the same see it change together.
+    /// Returns a value that identifies the cell and changes when the host writes a value into it that is not a confirmed
+    /// scale. Work on the device does not change it, so it changes alike on ranks whose hosts make the same calls.
     pub(crate) fn history(&self, index: usize) -> (u64, usize, u32) {
         (self.block, index, self.state.lock().losses.get(index).copied().unwrap_or_default())
     }
 
-    /// The host writes these cells: `value(0)` into the first.
+    /// Notes that the host writes these cells, `value(0)` into the first.
     pub(crate) fn written(&self, range: Range<usize>, value: impl Fn(usize) -> f32) {
         let mut state = self.state.lock();
         if let Some(readback) = &mut state.readback {
@@ -100,11 +100,11 @@ impl Known {
         }
     }
 
-    /// Queues a copy of the block behind the work so far, unless nothing could be learned or one is on its way.
+    /// Queues a copy of the block after the work so far, unless all cells are known or a copy is already in flight.
     pub(crate) fn refresh(&self, cells: &Buffer) -> Result<()> {
         let mut state = self.state.lock();
         if self.context.is_capturing() {
-            // A step is recorded with the scales that are known; who wants to know of more reads them later.
+            // A step is recorded with the scales that are known now. A later refresh finds the others.
             return Ok(());
         }
         state.receive();
@@ -124,7 +124,7 @@ impl Known {
 }
 
 impl State {
-    /// Takes in what has arrived.
+    /// Uses the values of a copy that has arrived.
     fn receive(&mut self) {
         let Some(readback) = self.readback.as_mut().filter(|readback| readback.has_arrived()) else { return };
         readback.is_in_flight = false;
@@ -161,7 +161,7 @@ impl Readback {
             .map_err(|error| context.driver_error("cuMemcpyDtoHAsync", "update_scales", error))?;
         // SAFETY: both are this device's and alive.
         if let Err(error) = unsafe { result::event::record(self.copied, context.raw_stream()) } {
-            // Nothing tells when the copy is done, so it has to be waited for.
+            // Without an event, the host must wait for the copy.
             let _ = context.stream().synchronize();
             return Err(context.driver_error("cuEventRecord", "update_scales", error));
         }

@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// A library of NVIDIA's, and where it may lie.
+/// A library of NVIDIA's, and the folders that may contain it.
 struct Wanted {
     name: &'static str,
-    /// Inside a Python environment's `site-packages`.
+    /// Folders inside a Python environment's `site-packages`.
     packages: &'static [&'static str],
     remedy: &'static str,
 }
@@ -27,7 +27,7 @@ const DRIVER: Wanted = Wanted {
 };
 /// CUDA 12.8, as the driver numbers it: the first whose driver has all of [`DRIVER_FUNCTIONS`].
 const OLDEST_DRIVER: i32 = 12_080;
-/// By the major version of CUDA, as all that has one: a driver runs what is of its own version or of an older one.
+/// By the major version of CUDA. A driver supports libraries of its own major version and of older ones.
 const NVRTC: [(i32, Wanted); 2] = [
     (
         13,
@@ -70,7 +70,7 @@ const CUBLASLT: [(i32, Wanted); 2] = [
         },
     ),
 ];
-/// Where Python of the system keeps its packages, below `lib/python3…`.
+/// The prefixes of the system's Python, whose packages are in `lib/python3…`.
 const SYSTEM_PYTHON: [&str; 2] = ["/usr/local", "/usr"];
 
 /// Folders that the linker's own search may leave out.
@@ -144,14 +144,14 @@ const DRIVER_FUNCTIONS: [&str; 52] = [
 pub(crate) struct Libraries {
     /// Where the driver was found.
     pub(crate) driver: PathBuf,
-    /// The compiler, or where it was looked for.
+    /// The compiler, or an error with the places searched.
     pub(crate) nvrtc: Result<Library>,
-    /// What stands for all libraries, instead of a search.
+    /// A library to use instead of all of NVIDIA's, without a search.
     library: Option<PathBuf>,
     environment: Environment,
-    /// Of CUDA, that the driver is for.
+    /// The version of CUDA that the driver supports.
     version: i32,
-    /// Large, so opened by the first matrix product.
+    /// Opened by the first matrix product, since the library is large.
     cublaslt: OnceLock<CublasLt>,
 }
 
@@ -162,7 +162,7 @@ impl Libraries {
             return Ok(found);
         }
         let library = match &self.library {
-            Some(path) => open_given(path)?,
+            Some(path) => open_given("libcublasLt", path)?,
             None => find_any(&CUBLASLT, self.version, &self.environment)?,
         };
         // Leaked on purpose: function pointers into it are kept for the life of the process.
@@ -173,7 +173,7 @@ impl Libraries {
 
 static LOADED: Mutex<Option<&'static Libraries>> = Mutex::new(None);
 
-/// The process's libraries. `library` stands for the driver and the compiler both, instead of a search.
+/// Returns the process's libraries. If `library` is given, it is used as driver and compiler, without a search.
 pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Result<&'static Libraries> {
     let mut loaded = LOADED.lock();
     if let Some(libraries) = *loaded {
@@ -195,7 +195,7 @@ pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Re
     check_functions(&driver, &path)?;
     let nvrtc = match library {
         // The same file again: a handle of its own.
-        Some(path) => open_given(path),
+        Some(path) => open_given("libnvrtc", path),
         None => find_any(&NVRTC, version, environment),
     };
     std::mem::forget(driver);
@@ -212,11 +212,11 @@ pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Re
     Ok(libraries)
 }
 
-/// NCCL, as the process's other libraries were found, and where. Stays loaded.
+/// Opens NCCL as the process's other libraries were opened, and returns it with its path. It stays loaded.
 pub(crate) fn nccl() -> Result<(&'static Library, PathBuf)> {
     let given = LOADED.lock().and_then(|libraries| libraries.library.as_deref());
     let (library, path) = match given {
-        Some(given) => (open_given(given)?, given.to_owned()),
+        Some(given) => (open_given(NCCL.name, given)?, given.to_owned()),
         None => find(&NCCL, &Environment::read()?)?,
     };
     // Leaked on purpose, as above.
@@ -225,15 +225,18 @@ pub(crate) fn nccl() -> Result<(&'static Library, PathBuf)> {
 
 fn open_driver(library: Option<&Path>, environment: &Environment) -> Result<(Library, PathBuf)> {
     let Some(path) = library else { return find(&DRIVER, environment) };
-    open_given(path).map(|library| (library, path.to_owned()))
+    open_given(DRIVER.name, path).map(|library| (library, path.to_owned()))
 }
 
-fn open_given(path: &Path) -> Result<Library> {
-    open(path).map_err(|reason| Error::LibraryMissing {
+/// Opens the library that the options name, as `library`.
+fn open_given(library: &str, path: &Path) -> Result<Library> {
+    let opened = open(path).map_err(|reason| Error::LibraryMissing {
         library: "the simulated driver",
         searched: vec![with_reason(path, &reason)],
         remedy: "give the path of a library with the CUDA driver's functions",
-    })
+    })?;
+    tracing::debug!(library, path = %path.display(), "library found");
+    Ok(opened)
 }
 
 /// The first of several versions that opens, of those that a driver for CUDA `version` runs; else the error of the first,
@@ -262,8 +265,11 @@ fn find(wanted: &Wanted, environment: &Environment) -> Result<(Library, PathBuf)
     let mut searched = Vec::new();
     for path in candidates(wanted, environment) {
         match open(&path) {
-            Ok(library) => return Ok((library, path)),
-            // Present, and yet of no use: say why.
+            Ok(library) => {
+                tracing::debug!(library = wanted.name, path = %path.display(), "library found");
+                return Ok((library, path));
+            }
+            // The file exists but cannot be loaded: the error says why.
             Err(reason) if path.exists() => searched.push(with_reason(&path, &reason)),
             Err(_) if path.parent() == Some(Path::new("")) => {
                 searched.push(PathBuf::from(format!("the dynamic linker's search for {}", path.display())))
@@ -325,7 +331,7 @@ fn builtins(nvrtc: &Path) -> impl Iterator<Item = Library> {
         .filter_map(|entry| open_global(&entry.path()).ok())
 }
 
-/// So that a later search by name, cudarc's among them, finds this very library.
+/// Opens a library so that later searches by name, such as cudarc's, find the same one.
 #[cfg(unix)]
 fn open_global(path: &Path) -> Result<Library, libloading::Error> {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};

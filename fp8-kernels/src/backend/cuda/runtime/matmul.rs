@@ -176,6 +176,7 @@ impl Blas {
             && let Some(found) = library.check(self.handle, operation, layouts, &algo)
         {
             draft.keep();
+            planned(op, product, "stored", &algo, found.workspace);
             return Ok(plan(algo, found.workspace));
         }
         let most = WORKSPACE[usize::from(queue.capability().0 < 9)];
@@ -192,16 +193,18 @@ impl Blas {
         let Some(mut chosen) = found.first().copied() else {
             return Err(fail(("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED)));
         };
+        let mut choice = "heuristic";
         if found.len() > 1 {
             let run = |found: &Found, places: &Places| {
                 self.launch(queue, op, product, &plan(found.algo, found.workspace), places)
             };
             if let Some((fastest, microseconds)) = tuning::fastest(queue, product, &found, run)? {
-                chosen = fastest;
+                (chosen, choice) = (fastest, "tuned");
                 self.tuner.keep(product, fastest.algo, microseconds);
             }
         }
         draft.keep();
+        planned(op, product, choice, &chosen.algo, chosen.workspace);
         Ok(plan(chosen.algo, chosen.workspace))
     }
 
@@ -219,6 +222,12 @@ impl Blas {
         self.outgrown.drain(..).chain((address != 0).then_some(address)).for_each(gpu_free);
         self.library.destroy(self.handle);
     }
+}
+
+/// Emits the event of a new plan. The first word of a kernel is the one that tells kernels of one product apart.
+fn planned(op: &'static str, product: &Product, choice: &str, algo: &Algo, workspace: usize) {
+    let algo = format_args!("{:016x}", algo.0[0]);
+    tracing::debug!(op, product = %product.describe(), choice, %algo, workspace, "product planned");
 }
 
 /// Descriptors that are destroyed when dropped.

@@ -8,6 +8,7 @@ use crate::{Error, Result};
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::time::Instant;
 
 /// The compiler's options: without fused multiply-adds of its own, so that the same expressions give the same bits
 /// everywhere.
@@ -52,6 +53,8 @@ unsafe impl Send for Module {}
 struct Image {
     bytes: Vec<u8>,
     key: Option<String>,
+    /// Where the bytes come from: `compiler`, `cache` or `crate`.
+    origin: &'static str,
     /// Why nothing was compiled, if it is PTX from inside the crate.
     instead: Option<String>,
 }
@@ -75,7 +78,10 @@ impl Modules {
         let module = match self.modules.get(source.stem()) {
             Some(module) => *module,
             None => {
-                let module = self.load(context, source)?;
+                let start = Instant::now();
+                let (module, origin) = self.load(context, source)?;
+                let milliseconds = start.elapsed().as_secs_f64() * 1e3;
+                tracing::debug!(kernel_file = source.stem(), origin, milliseconds, "kernel file loaded");
                 self.modules.insert(source.stem(), module);
                 module
             }
@@ -93,10 +99,11 @@ impl Modules {
         Ok(kernel)
     }
 
-    fn load(&self, context: &Context, source: &dyn KernelFile) -> Result<Module> {
+    /// Loads a kernel file. Returns its module and the [`origin`](Image::origin) of what was loaded.
+    fn load(&self, context: &Context, source: &dyn KernelFile) -> Result<(Module, &'static str)> {
         let image = self.image(context, source)?;
         let error = match load_image(&image.bytes) {
-            Ok(module) => return Ok(module),
+            Ok(module) => return Ok((module, image.origin)),
             Err(error) => error,
         };
         // A kept kernel that this driver does not take: compiled anew, once.
@@ -105,7 +112,7 @@ impl Modules {
                 self.cache.remove(key);
                 let image = self.image(context, source)?;
                 match load_image(&image.bytes) {
-                    Ok(module) => return Ok(module),
+                    Ok(module) => return Ok((module, image.origin)),
                     Err(error) => (image, error),
                 }
             }
@@ -137,14 +144,14 @@ impl Modules {
             cache::key(&[&program, &options.join(" "), &format!("{version:?}"), context.name()])
         });
         if let Some(bytes) = key.as_ref().and_then(|key| self.cache.read(key)) {
-            return Ok(Image { bytes, key, instead: None });
+            return Ok(Image { bytes, key, origin: "cache", instead: None });
         }
         match nvrtc.compile(&file_name(source), &program, &options)? {
             Compiled::Cubin(bytes) => {
                 if let Some(key) = &key {
                     self.cache.write(key, &bytes);
                 }
-                Ok(Image { bytes, key: None, instead: None })
+                Ok(Image { bytes, key: None, origin: "compiler", instead: None })
             }
             Compiled::Unable(why) => Ok(snapshot(source, why)),
         }
@@ -168,7 +175,7 @@ fn is_refusal(error: &Error) -> bool {
 fn snapshot(source: &dyn KernelFile, why: String) -> Image {
     let mut bytes = source.snapshot().as_bytes().to_vec();
     bytes.push(0);
-    Image { bytes, key: None, instead: Some(why) }
+    Image { bytes, key: None, origin: "crate", instead: Some(why) }
 }
 
 fn load_image(bytes: &[u8]) -> Result<Module, result::DriverError> {

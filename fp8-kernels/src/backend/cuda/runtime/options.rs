@@ -4,17 +4,33 @@ use super::tuning::GemmTuning;
 use crate::CudaAllocator;
 use std::path::PathBuf;
 
-/// What [`Device::cuda_with`](crate::Device::cuda_with) takes; the defaults are [`Device::cuda`](crate::Device::cuda)'s.
+/// Options of [`Device::cuda_with`](crate::Device::cuda_with). The defaults are those of
+/// [`Device::cuda`](crate::Device::cuda).
+///
+/// ```
+/// use fp8_kernels::{CudaAllocator, CudaOptions, Device, GemmTuning};
+/// let options = CudaOptions {
+///     allocator: Some(CudaAllocator::Exact),
+///     gemm_tuning: Some(GemmTuning { candidates: 16, file: Some("gemm.json".into()) }),
+///     ..Default::default()
+/// };
+/// match Device::cuda_with(&options) {
+///     Ok(device) => println!("{device}: {}", device.description()),
+///     Err(error) => println!("{error}"), // names the library or GPU that was not found
+/// }
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// Which GPU, as the driver numbers them.
+    /// The driver's number of the GPU. Default: 0.
     pub ordinal: usize,
-    /// A library that stands for the driver and NVRTC both, instead of a search: a simulated device.
+    /// A library with the functions of the driver and of NVIDIA's other libraries, such as a simulated GPU. Default: `None`,
+    /// which searches for NVIDIA's libraries.
     pub library: Option<PathBuf>,
-    /// Where compiled kernels are kept, instead of what the environment says.
+    /// The folder of the cache of compiled kernels. Default: `None`, which uses the environment variable `FP8_CACHE_DIR`.
     pub cache_dir: Option<PathBuf>,
-    /// How freed memory is kept, instead of what the environment says.
+    /// What happens to freed device memory. Default: `None`, which uses the environment variable `FP8_CUDA_ALLOCATOR`.
     pub allocator: Option<CudaAllocator>,
-    /// How kernels of matrix products are chosen, instead of what the environment says.
+    /// How kernels of matrix products are chosen. Default: `None`, which uses the environment variables `FP8_GEMM_TUNING` and
+    /// `FP8_GEMM_TUNING_FILE`.
     pub gemm_tuning: Option<GemmTuning>,
 }

@@ -1,26 +1,26 @@
-//! Which blocks of device memory are free, and which captured graphs still name.
+//! Freed blocks of device memory, and those that captured graphs still use.
 //!
-//! A captured graph names addresses, so whatever existed or was made while it was captured stays where it is until the
-//! graph is dropped: such blocks are held instead of reused. What a capture itself frees serves its own later requests.
+//! A captured graph contains addresses. Blocks that existed or were allocated during its capture are therefore held, not
+//! reused, until the graph is dropped. A block that the capture itself frees can be reused within the same capture.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Freed blocks by size, and those that graphs still name.
+/// Freed blocks by size, and freed blocks that graphs still use.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     free: BTreeMap<usize, Vec<u64>>,
     pub(super) kept: usize,
-    /// Counts beginnings and ends of captures; a block remembers the count when it was made, a graph that of its capture. So
-    /// a graph may name blocks of its own number and of smaller ones.
+    /// The number of captures begun plus the number ended. A block stores the count at its allocation, and a graph that of its
+    /// capture. A graph may use blocks whose count is at most its own.
     pub(super) captures: u64,
-    /// Blocks that the capture under way has freed again; None outside captures.
+    /// Blocks that were both allocated and freed by the current capture; `None` outside captures.
     recycled: Option<BTreeMap<usize, Vec<u64>>>,
-    /// Graphs alive, by the number of their capture.
+    /// The graphs that have not been dropped, by the number of their capture.
     graphs: BTreeSet<u64>,
     held: Vec<Freed>,
 }
 
-/// A block that nobody uses but perhaps graphs.
+/// A freed block, which captured graphs may still use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Freed {
     pub(super) address: u64,
@@ -44,7 +44,7 @@ impl Pool {
         self.kept += bytes;
     }
 
-    /// A block that its last holder has let go; given back if no graph names it.
+    /// Takes a freed block. Returns it if no graph may use it.
     pub(super) fn release(&mut self, freed: Freed, recycles: bool) -> Option<Freed> {
         match &mut self.recycled {
             Some(recycled) if recycles && freed.born == self.captures => {
@@ -61,14 +61,14 @@ impl Pool {
         }
     }
 
-    /// A capture begins; answers with its number.
+    /// Begins a capture and returns its number.
     pub(super) fn begin_capture(&mut self) -> u64 {
         self.captures += 1;
         self.recycled = Some(BTreeMap::new());
         self.captures
     }
 
-    /// It ends, and gives a graph or none; answers with what is free now.
+    /// Ends the capture, with or without a graph. Returns the blocks that are free now.
     pub(super) fn end_capture(&mut self, has_graph: bool) -> Vec<Freed> {
         let born = self.captures;
         let recycled = self.recycled.take().unwrap_or_default();
@@ -79,12 +79,12 @@ impl Pool {
         if has_graph {
             self.graphs.insert(born);
         }
-        // What is made from now on is named by no graph that is there.
+        // No existing graph uses blocks that are allocated from now on.
         self.captures += 1;
         self.drop_graph(if has_graph { 0 } else { born })
     }
 
-    /// The graph of that capture is gone; answers with what no other names.
+    /// Removes the graph of a capture. Returns the held blocks that no other graph may use.
     pub(super) fn drop_graph(&mut self, capture: u64) -> Vec<Freed> {
         self.graphs.remove(&capture);
         let graphs = &self.graphs;
@@ -92,13 +92,13 @@ impl Pool {
         self.held.extract_if(.., is_named).collect()
     }
 
-    /// All of it, no longer kept.
+    /// Removes and returns all free blocks.
     pub(super) fn drain(&mut self) -> Vec<u64> {
         self.kept = 0;
         std::mem::take(&mut self.free).into_values().flatten().collect()
     }
 
-    /// What was held, where no graph is left.
+    /// Removes and returns all held blocks, once no graph is left.
     pub(super) fn drain_held(&mut self) -> Vec<u64> {
         self.held.drain(..).map(|freed| freed.address).collect()
     }

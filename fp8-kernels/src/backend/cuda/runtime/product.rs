@@ -2,7 +2,7 @@
 
 use super::cublaslt::Type;
 
-/// The alignment, in bytes, that the library assumes of matrices unless it is told less.
+/// The alignment in bytes that the library assumes of matrices unless a smaller one is given.
 pub(super) const ALIGNMENT: u64 = 256;
 /// `cublasLtReductionScheme_t`: sums of split products are added up in f32, in the workspace; or in place, which is in the
 /// output's type, where that is f32.

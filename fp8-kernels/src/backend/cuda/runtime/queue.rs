@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A GPU's memory, with what brings data to it and fetches results. Dereferences to the [`Memory`].
+/// A GPU's memory with its uploads and downloads. Dereferences to the [`Memory`].
 pub(crate) struct Queue {
     memory: Arc<Memory>,
     captures: Captures,
@@ -30,7 +30,7 @@ impl Deref for Queue {
 }
 
 impl Queue {
-    /// `decode` makes errors of what kernels report.
+    /// Makes a queue. `decode` turns the reports of kernels into errors.
     pub(super) fn new(memory: Memory, decode: Decode) -> Result<Self> {
         let memory = Arc::new(memory);
         let faults = Faults::new(&memory, decode)?;
@@ -38,8 +38,8 @@ impl Queue {
         Ok(Self { memory, captures, staging: Mutex::default(), faults })
     }
 
-    /// Waits for all queued work, and reports what it met. A reported fault is forgotten, so this is for waits whose error
-    /// reaches the caller; others use `wait`.
+    /// Waits for all queued work and returns its fault, if any. A fault is returned only once, so callers must pass the error
+    /// on to the user; other waits use `wait`.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.ready()?;
         self.expect_eager("synchronize", "read results when the step has been recorded and has run")?;
@@ -51,7 +51,7 @@ impl Queue {
         Err(error)
     }
 
-    /// Copies to the host; waits for all work queued before.
+    /// Copies to the host, after waiting for all work queued before.
     pub(crate) fn download<T: bytemuck::Pod>(&self, address: u64, out: &mut [T]) -> Result<()> {
         self.ready()?;
         self.expect_eager("download", "read results when the step has been recorded and has run")?;
@@ -61,7 +61,7 @@ impl Queue {
         self.synchronize()
     }
 
-    /// Copies from the host; the bytes are read before this returns.
+    /// Queues a copy from the host. The bytes are read before this returns.
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
         self.ready()?;
         if bytes.is_empty() || self.captures.record_upload(address, bytes)? {
@@ -76,7 +76,7 @@ impl Queue {
             .map_err(|error| self.driver_error("cuMemcpyHtoDAsync", "upload", error))
     }
 
-    /// A buffer of bytes with these values.
+    /// Allocates a buffer with these bytes.
     pub(crate) fn upload<T: bytemuck::Pod>(&self, values: &[T]) -> Result<Buffer> {
         let bytes = bytemuck::cast_slice(values);
         let buffer = self.alloc(DType::U8, bytes.len())?;
@@ -84,27 +84,27 @@ impl Queue {
         Ok(buffer)
     }
 
-    /// The address where kernels report what they met.
+    /// Returns the address at which kernels report faults.
     pub(crate) fn fault(&self) -> u64 {
         self.faults.address
     }
 
-    /// The number by which kernels report `name`.
+    /// Returns the number by which kernels refer to `name` in reports.
     pub(crate) fn fault_name(&self, name: &str) -> u64 {
         self.faults.number(name)
     }
 
-    /// Records what `step` queues.
+    /// Records the work that `step` queues.
     pub(super) fn record<T, E: From<Error>>(
         &self,
         step: impl FnOnce() -> Result<T, E>,
     ) -> Result<(Recorded, T), E> {
-        // The host learns now what it can of scales, and memory that was in use becomes free.
+        // Afterwards the host knows the scales that are set, and freed memory can be reused.
         self.synchronize()?;
         self.captures.record(step)
     }
 
-    /// Lets `replayed` take part in every launch of the graph that is being recorded; does nothing if none is.
+    /// Makes `replayed` a part of every launch of the graph that is being recorded. Does nothing if none is.
     pub(crate) fn on_replay(&self, replayed: Arc<dyn Replayed>) {
         self.captures.on_replay(replayed);
     }

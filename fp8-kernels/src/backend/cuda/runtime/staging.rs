@@ -1,4 +1,4 @@
-//! Small uploads through pinned memory: a ring of segments, so that a copy is queued and the host goes on.
+//! Small uploads through pinned memory: a ring of segments, so that the host queues a copy and continues.
 //!
 //! Pageable memory would make the driver wait. A segment is used again when the copies out of it are done; the host waits
 //! for that only if a whole ring of uploads is still in flight.

@@ -16,32 +16,27 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// How often each choice runs between two events, and how often that is measured.
+/// The number of launches between two events, and the number of times that is measured.
 const LAUNCHES: usize = 10;
 const ROUNDS: usize = 3;
-/// The most copies of the operands.
+/// The largest number of copies of the operands.
 const COPIES: usize = 8;
 
-/// Whether and how products are tuned.
+/// Whether and how the kernels of matrix products are tuned: [`CudaOptions::gemm_tuning`](crate::CudaOptions::gemm_tuning).
 ///
-/// ```no_run
-/// use fp8_kernels::{CudaOptions, Device, GemmTuning};
-/// let tuning = GemmTuning { candidates: 16, file: Some("gemm.json".into()) };
-/// let device = Device::cuda_with(&CudaOptions { gemm_tuning: Some(tuning), ..Default::default() })?;
-/// # Ok::<(), fp8_kernels::Error>(())
-/// ```
+/// See [`CudaOptions`](crate::CudaOptions) for an example.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GemmTuning {
-    /// How many of cuBLASLt's choices are timed, up to [`MOST_CANDIDATES`](Self::MOST_CANDIDATES); at most 1 takes its
-    /// first without timing.
+    /// How many of cuBLASLt's choices are timed, up to [`MOST_CANDIDATES`](Self::MOST_CANDIDATES). With 0 or 1 its first
+    /// choice is taken without timing. Default: 0.
     pub candidates: usize,
-    /// Where results are kept, as JSON; made if it is not there, with a file `….lock` beside it. `None`: for this device's
-    /// life only.
+    /// The JSON file in which results are stored. It is created if it does not exist, with a file `….lock` beside it.
+    /// Without a file, results are lost when the device is dropped. Default: `None`.
     pub file: Option<PathBuf>,
 }
 
 impl GemmTuning {
-    /// The most choices that can be asked for: opening a device with more is an error. No product has as many.
+    /// The largest number of candidates: opening a device with more is an error. No product has as many kernels.
     pub const MOST_CANDIDATES: usize = 1024;
 
     pub(super) fn check(&self) -> Result<()> {
@@ -73,7 +68,7 @@ struct Entries {
     entries: Vec<Entry>,
 }
 
-/// What is known of the fastest kernels of one device.
+/// The fastest kernels found so far on one device.
 #[derive(Debug)]
 pub(super) struct Tuner {
     tuning: GemmTuning,
@@ -85,7 +80,7 @@ pub(super) struct Tuner {
 impl Tuner {
     pub(super) fn new(tuning: &GemmTuning, gpu: &str, cublaslt: usize) -> Result<Self> {
         let entries = match &tuning.file {
-            // Written back at once: a place that cannot be written to is an error before anything is measured.
+            // Written back at once, so that a file that cannot be written is an error before anything is timed.
             Some(file) if tuning.candidates > 1 => change(file, |_| ())?,
             Some(file) => read(file)?,
             None => Vec::new(),
@@ -97,7 +92,7 @@ impl Tuner {
         self.tuning.candidates.max(1)
     }
 
-    /// The kernel kept for a product.
+    /// Returns the stored kernel of a product, if there is one.
     pub(super) fn known(&self, product: &Product) -> Option<Algo> {
         let name = product.name();
         let is_it = |entry: &&Entry| {
@@ -108,8 +103,8 @@ impl Tuner {
         words.try_into().ok().map(Algo)
     }
 
-    /// Keeps what was measured, here and in the file: others may have added to it in the meantime. A disk that is full now
-    /// costs the next process its time, not this one its step.
+    /// Stores a result here and in the file, to which other processes may have added in the meantime. A failed write, as on a
+    /// full disk, is not an error of this step: the next process measures again.
     pub(super) fn keep(&mut self, product: &Product, algo: Algo, microseconds: f32) {
         let entry = Entry {
             gpu: self.gpu.clone(),
@@ -130,7 +125,7 @@ impl Tuner {
     }
 }
 
-/// Reads the file, changes and writes it, alone: ranks of one machine share it. Answers with what it holds now.
+/// Reads, changes and writes the file under a lock, since the ranks of a machine share it. Returns its new entries.
 fn change(file: &Path, edit: impl FnOnce(&mut Vec<Entry>)) -> Result<Vec<Entry>> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut lock = file.as_os_str().to_owned();
@@ -148,7 +143,7 @@ fn change(file: &Path, edit: impl FnOnce(&mut Vec<Entry>)) -> Result<Vec<Entry>>
     Ok(all.entries)
 }
 
-/// What the file holds; nothing if there is none.
+/// Returns the entries of the file, or none if it does not exist.
 fn read(file: &Path) -> Result<Vec<Entry>> {
     let text = match fs::read(file) {
         Ok(text) => text,
@@ -159,7 +154,7 @@ fn read(file: &Path) -> Result<Vec<Entry>> {
     entries.map(|all| all.entries).map_err(|error| unusable(file, &error.to_string()))
 }
 
-/// Whole or not at all.
+/// Writes the file atomically.
 fn write(file: &Path, entries: &Entries) -> Result<()> {
     let attempt = || -> std::io::Result<()> {
         let mut out = AtomicFile::create(file)?;
@@ -179,8 +174,8 @@ fn unusable(file: &Path, why: &str) -> Error {
     }
 }
 
-/// The fastest of `found` and its microseconds; none where no memory is left for operands, or where none of them runs. Waits for
-/// the device.
+/// Returns the fastest of `found` and its microseconds, or `None` if there is no memory for operands or no kernel runs. Waits
+/// for the device.
 pub(super) fn fastest(
     queue: &Queue,
     product: &Product,
@@ -208,7 +203,7 @@ pub(super) fn fastest(
     };
     for candidate in found {
         let Ok(shortest) = time(candidate) else {
-            // One that cannot run is none of the fastest; a device that is of no use any more says so.
+            // A kernel that cannot run is skipped, unless the device itself has failed.
             queue.ready()?;
             continue;
         };
@@ -219,14 +214,14 @@ pub(super) fn fastest(
     Ok(best)
 }
 
-/// Operands of random numbers, enough copies of them that no launch finds its own in the cache.
+/// Operands of random numbers, in enough copies that no launch finds its operands in the cache.
 struct Inputs {
     places: Vec<Places>,
     _buffers: Vec<Buffer>,
 }
 
 impl Inputs {
-    /// None where there is no memory for a single copy.
+    /// Returns `None` if there is no memory for a single copy.
     fn new(queue: &Queue, product: &Product) -> Result<Option<Self>> {
         let mut all = Self { places: Vec::new(), _buffers: Vec::new() };
         match all.fill(queue, product) {
@@ -271,7 +266,7 @@ impl Inputs {
     }
 }
 
-/// Finite values of either sign over a few powers of two: a block of them, again and again.
+/// Fills the buffer by repeating a block of finite values of either sign that span a few powers of two.
 fn fill(queue: &Queue, buffer: &Buffer, kind: Type, seed: u64) -> Result<()> {
     const BLOCK: usize = 1 << 16;
     let mut state = seed;
@@ -282,7 +277,7 @@ fn fill(queue: &Queue, buffer: &Buffer, kind: Type, seed: u64) -> Result<()> {
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
     };
-    // Bits that vary and bits that are set: magnitudes from 1/8 to 2.
+    // The bits that vary and the bits that are always set, for magnitudes from 1/8 to 2.
     let (mask, base, words): (u64, u64, usize) = match kind {
         Type::F32 => (0x81ff_ffff, 0x3e00_0000, 4),
         Type::Bf16 => (0x81ff, 0x3e00, 2),
@@ -304,7 +299,7 @@ fn fill(queue: &Queue, buffer: &Buffer, kind: Type, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// A point in the stream, with its time.
+/// A driver event with timing.
 struct Event(sys::CUevent);
 
 impl Event {
@@ -320,7 +315,7 @@ impl Event {
             .map_err(|error| queue.driver_error("cuEventRecord", "gemm tuning", error))
     }
 
-    /// Microseconds from `start` on; waits until both have happened.
+    /// Returns the microseconds since `start`. Waits until both events have happened.
     fn since(&self, queue: &Queue, start: &Self) -> Result<f32> {
         queue.wait("gemm tuning")?;
         // SAFETY: both events are alive, were made with timing and recorded, and have happened.
