@@ -245,5 +245,9 @@ fn shared_storage_in_place_is_told_to_all() {
         "{}",
         results[1]
     );
-    assert!(results[0].contains("rank 1 gave up: fc.weight.grad: cannot be changed in place"), "{}", results[0]);
+    assert!(
+        results[0].contains("rank 1 gave up: fc.weight.grad: cannot be changed in place"),
+        "{}",
+        results[0]
+    );
 }

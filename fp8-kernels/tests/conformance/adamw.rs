@@ -423,7 +423,9 @@ fn an_error_changes_nothing(device: &Device) -> Outcome {
         Ok([normal([4], DType::F32, 1, device)?, m, v, normal([4], DType::F32, 3, device)?])
     };
     for (held, wording) in
-        ["w: cannot be changed in place", "w.exp_avg: ", "w.exp_avg_sq: ", "w.main_param: "].iter().enumerate()
+        ["w: cannot be changed in place", "w.exp_avg: ", "w.exp_avg_sq: ", "w.main_param: "]
+            .iter()
+            .enumerate()
     {
         let mut tensors = fresh()?;
         let holder = tensors[held].clone();

@@ -73,7 +73,10 @@ fn scale_in_place(device: &Device) -> Outcome {
     }
     let mut x = normal([4], DType::F32, 4, device)?;
     let _holder = x.clone();
-    refused(ops::scale_in_place(&mut x, 2.0, "fc1.weight.main_grad"), "fc1.weight.main_grad: cannot be changed in place")
+    refused(
+        ops::scale_in_place(&mut x, 2.0, "fc1.weight.main_grad"),
+        "fc1.weight.main_grad: cannot be changed in place",
+    )
 }
 
 /// Columns that are a multiple of eight, several rows in each thread's part.
