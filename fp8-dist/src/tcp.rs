@@ -201,6 +201,7 @@ fn closed(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::InvalidData => format!("{error}"),
         io::ErrorKind::TimedOut => format!("its machine does not answer ({error})"),
+        io::ErrorKind::UnexpectedEof => "its connection closed; its process has probably ended".to_owned(),
         _ => format!("its connection closed; its process has probably ended ({error})"),
     }
 }
@@ -223,7 +224,7 @@ mod tests {
     fn a_machine_that_does_not_answer_is_told_from_a_process_that_ended() {
         let text = |kind: io::ErrorKind| closed(&kind.into());
         assert_eq!(text(io::ErrorKind::TimedOut), "its machine does not answer (timed out)");
-        let ended = "its connection closed; its process has probably ended (unexpected end of file)";
+        let ended = "its connection closed; its process has probably ended";
         assert_eq!(text(io::ErrorKind::UnexpectedEof), ended);
         assert_eq!(text(io::ErrorKind::InvalidData), "invalid data");
     }

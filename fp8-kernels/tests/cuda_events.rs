@@ -119,7 +119,7 @@ fn a_kernel_file_is_compiled_once_and_then_read_from_the_cache() {
     let load = |device: &Device| {
         let from = count();
         for _ in 0..2 {
-            let x = Tensor::full([64], 2.0, DType::F32, device).unwrap();
+            let x = Tensor::full(2.0, [64], DType::F32, device).unwrap();
             ops::amax(&x).unwrap();
         }
         let loaded = seen(from, "fp8_kernels::backend::cuda::runtime::module", "kernel file loaded");

@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::data_parallel::Agreement;
 use fp8_kernels::{DType, Error, Tensor};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -23,7 +24,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// assert_ne!(scale.version(), version); // so that layers quantize it again
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Parameter {
     name: Arc<str>,
     tensor: Tensor,
@@ -44,6 +44,13 @@ impl Version {
     /// Changes the version after the value has changed.
     pub(crate) fn advance(&self) {
         self.0.store(next_version(), Relaxed);
+    }
+}
+
+/// Writes one line: `Parameter(fc.weight, [64, 8], f32)`.
+impl fmt::Debug for Parameter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Parameter({}, {}, {})", self.name, self.tensor.shape(), self.tensor.dtype())
     }
 }
 

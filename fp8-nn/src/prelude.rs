@@ -4,6 +4,9 @@
 //! tensors. [`ops`] is a module, so its items keep the prefix: `ops::NormOptions` are the options of the operation
 //! [`ops::norm`], `NormOptions` those of the layers. It does not contain the `Saved` types of layers: write
 //! `fp8_nn::LinearSaved`.
+//!
+//! The pages of items from other crates have examples that name those crates. If your program depends on `fp8-nn` alone, read
+//! `fp8_kernels` there as `fp8_nn::fp8_kernels`, and `fp8_format`, `fp8_recipe` and `fp8_dist` likewise.
 
 pub use crate::checkpoint;
 pub use crate::{
@@ -14,11 +17,12 @@ pub use crate::{
     TransformerLayerOptions, agree, all_reduce_gradients, broadcast_parameters, broadcast_state,
     clip_grad_norm, composite, num_parameters, parameters, parameters_mut, zero_grad,
 };
-pub use fp8_dist::{ProcessGroup, ReduceOp};
+pub use fp8_dist::{Environment, ProcessGroup, ReduceOp, local, tcp};
 pub use fp8_format::{E4M3, E5M2, Fp8};
 pub use fp8_kernels::ops::{Activation, Norm};
 pub use fp8_kernels::{
-    DType, Device, Encoding, Fp8Tensor, Graph, Operand, Shape, Slot, Tensor, TransposePolicy, bf16, f16, ops,
+    Cell, DType, Device, Encoding, Fp8Tensor, Graph, Operand, Scale, Shape, Slot, Tensor, TransposePolicy,
+    bf16, f16, ops,
 };
 pub use fp8_recipe::{
     AmaxComputeAlgo, AmaxGroup, AutocastOptions, Backward, CurrentScaling, DelayedScaling, Direction, Format,

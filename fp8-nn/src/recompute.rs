@@ -28,7 +28,7 @@ use fp8_recipe::{Backward, Forward, Snapshot};
 ///     let (y, saved) = scaling.autocast_with(&recipe, |cx| model.forward(cx, &x))?;
 ///     Ok(scaling.backward_with(|cx| model.backward(cx, saved, &y))?.to_f32_vec()?)
 /// }
-/// assert_eq!(gradient(mlp()?)?, gradient(Recompute { inner: mlp()? })?);
+/// assert_eq!(gradient(mlp()?)?, gradient(Recompute::new(mlp()?))?);
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
 #[derive(Debug)]
@@ -38,6 +38,13 @@ pub struct Recompute<M> {
 }
 
 composite!(Recompute<M> { inner });
+
+impl<M: Module> Recompute<M> {
+    /// Wraps `inner`.
+    pub const fn new(inner: M) -> Self {
+        Self { inner }
+    }
+}
 
 /// The values that the backward pass of [`Recompute`] needs: the input and a handle to the scales.
 #[derive(Debug)]

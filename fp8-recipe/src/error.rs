@@ -38,7 +38,9 @@ pub enum Error {
         scope: Direction,
     },
     /// A `Saved` that was passed to the wrong backward.
-    #[error("backward of `{layer}`: its Saved comes from {found}, not from a recorded forward of `{layer}`")]
+    #[error(
+        "backward of `{layer}`: its Saved comes from {found}: expected one from a committed training scope"
+    )]
     Origin {
         /// The layer whose backward was called.
         layer: String,

@@ -34,7 +34,7 @@ impl Outcome {
             Some(Ending::Committed { touched, .. }) => Ok(touched),
             Some(Ending::Discarded) => Err("a forward scope that was discarded"),
             Some(Ending::Left) | None => Err(
-                "a forward scope that was left without commit: call `commit` on its guard before backward",
+                "a forward scope that was left without commit (call `commit` on its guard before backward)",
             ),
         }
     }

@@ -12,6 +12,7 @@ use crate::{
 };
 use fp8_kernels::{Cell, Device, Scale, Slot, UNSET, UpdateClock};
 use std::collections::HashMap;
+use std::fmt;
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -39,7 +40,6 @@ use std::sync::Arc;
 /// assert!(of_average.eval(&recipe)?.slot(&average.input).is_ok());
 /// # Ok::<(), fp8_recipe::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Scaling {
     pub(crate) device: Device,
     /// Identifies this `Scaling` inside a `Saved`.
@@ -66,6 +66,14 @@ pub struct Scaling {
     unset: Cell,
     one: Cell,
     counting: bool,
+}
+
+/// Writes one line: the number of slots, the recipes that have been used, and the device.
+impl fmt::Debug for Scaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let recipes: Vec<String> = self.domains.iter().map(|domain| domain.label().to_string()).collect();
+        write!(f, "Scaling({} slots, [{}], {})", self.indices.len(), recipes.join("; "), self.device)
+    }
 }
 
 impl Scaling {

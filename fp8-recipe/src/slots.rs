@@ -96,12 +96,19 @@ impl SlotRole {
 /// assert_eq!((&**slot.layer(), slot.role()), ("blocks.3.fc1", SlotRole::Weight));
 /// assert_eq!(slot.direction(), Direction::Forward);
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SlotName {
     layer: Arc<str>,
     name: Arc<str>,
     role: SlotRole,
     owner: Option<Arc<()>>,
+}
+
+/// Writes the name: `SlotName(fc.input)`.
+impl fmt::Debug for SlotName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SlotName({})", self.name)
+    }
 }
 
 impl PartialEq for SlotName {
@@ -189,7 +196,7 @@ impl SlotName {
 /// assert!(y8.is_fp8());
 /// # Ok::<(), fp8_recipe::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct GemmSlots {
     /// The activation that the GEMM reads.
     pub input: SlotName,
@@ -197,6 +204,13 @@ pub struct GemmSlots {
     pub weight: SlotName,
     /// The gradient of the GEMM's output.
     pub grad_output: SlotName,
+}
+
+/// Writes the layer's path: `GemmSlots(fc)`.
+impl fmt::Debug for GemmSlots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GemmSlots({})", self.weight.layer)
+    }
 }
 
 impl GemmSlots {

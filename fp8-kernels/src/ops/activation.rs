@@ -3,7 +3,7 @@
 //! The formulas are in the documentation of [`Activation`]; every backend spells them operation by operation.
 
 use crate::backend::dispatch;
-use crate::{Error, Operand, Result, Shape, Slot, Tensor};
+use crate::{Encoding, Error, Operand, Result, Shape, Slot, Tensor};
 use std::fmt;
 use std::str::FromStr;
 
@@ -152,6 +152,27 @@ pub fn activation(h: &Tensor, activation: Activation, slot: &Slot<'_>) -> Result
     slot.expect_device("activation", h.device())?;
     let shape = activation.output_shape("activation", h)?;
     dispatch!(h.device(), activation::activation(h, activation, shape, slot))
+}
+
+/// Applies an activation in high precision: `y = act(h)`, of `h`'s dtype.
+///
+/// It computes in f32 and rounds once. [`activation`](activation()) quantizes the result to FP8 in the same pass instead. Gated activations
+/// halve the last dimension. On a GPU the operation is queued and returns at once.
+///
+/// ```
+/// use fp8_kernels::ops::{self, Activation};
+/// use fp8_kernels::{Device, Tensor};
+/// let h = Tensor::from_vec(vec![-1.0f32, 0.0, 2.0, 3.0], [2, 2], &Device::cpu())?;
+/// let y = ops::activate(&h, Activation::Relu)?;
+/// assert_eq!(y.to_vec::<f32>()?, [0.0, 0.0, 2.0, 3.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+///
+/// # Errors
+/// A dtype that is not a float; a gated activation of an odd last dimension; the device failed.
+pub fn activate(h: &Tensor, function: Activation) -> Result<Tensor> {
+    // The format of a slot that is off is not used.
+    activation(h, function, &Slot::off(Encoding::E4M3))?.dequantize(h.dtype())
 }
 
 /// Returns the gradient of `h`, given `dy`, the gradient of [`activation`](activation())'s output.

@@ -29,7 +29,7 @@
 //! |---|---|
 //! | FP8 | [`quantize`](quantize()), [`quantize_dbias`], [`quantize_many`], [`amax`](amax()), [`scale_from_amax`](scale_from_amax()), [`update_scales`](update_scales()), [`check_scales`] |
 //! | matrix products | [`fprop`], [`dgrad`], [`wgrad`], [`gemm`](gemm()), [`gemm_accumulate`], [`gemm_fp8`](gemm_fp8()), [`gemm_fp8_accumulate`], [`gemm_fp8_quantize`] |
-//! | activations | [`activation`](activation()), [`activation_backward`], [`activation_backward_quantize_dbias`] |
+//! | activations | [`activation`](activation()), [`activate`], [`activation_backward`], [`activation_backward_quantize_dbias`] |
 //! | norms | [`norm`](norm()), [`norm_backward`], [`norm_backward_add`] |
 //! | attention | [`attention`](attention()), [`attention_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
 //! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
@@ -65,7 +65,9 @@ mod transpose;
 mod update_scales;
 
 pub use accumulate::accumulate;
-pub use activation::{Activation, activation, activation_backward, activation_backward_quantize_dbias};
+pub use activation::{
+    Activation, activate, activation, activation_backward, activation_backward_quantize_dbias,
+};
 pub(crate) use adamw::Numbers;
 pub use adamw::{
     AdamWFactors, AdamWGroup, AdamWTensor, NormCheck, SkippedSteps, adamw, adamw_groups, adamw_many,

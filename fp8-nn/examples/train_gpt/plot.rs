@@ -347,7 +347,7 @@ mod tests {
             .map(|(a, b)| (a.1 - b.1).abs())
             .fold(0.0, f64::max);
         assert!(lag < 1e-9, "{lag}");
-        let mut peak = points.clone();
+        let mut peak = points;
         peak[399].1 = 13.5;
         assert!((smoothed(&peak)[399].1 - 3.5).abs() < 1e-9, "the last point is one of eleven");
         let few = [(1.0, 3.0), (2.0, 4.0)];

@@ -188,7 +188,7 @@ impl<'a> Reader<'a> {
 
     /// Returns an error unless there is a tensor of this name, shape and dtype.
     pub(super) fn expect_tensor(&self, name: &str, shape: &Shape, dtype: DType) -> Result<()> {
-        let missing = || self.problem(format!("tensor `{name}` is missing: it was saved from another model"));
+        let missing = || self.problem(format!("it has no tensor `{name}`: it was saved from another model"));
         if self.has(name, shape, dtype)? { Ok(()) } else { Err(missing()) }
     }
 
@@ -198,10 +198,10 @@ impl<'a> Reader<'a> {
         self.used.borrow_mut().insert(name.to_owned());
         if info.shape != **shape {
             let found = &info.shape;
-            return Err(self.problem(format!("`{name}` has shape {found:?}, this model wants {shape}")));
+            return Err(self.problem(format!("`{name}` has shape {found:?}: expected {shape}, as in this model; make it with the options it was saved with")));
         }
         if info.dtype != file_dtype(dtype) {
-            return Err(self.problem(format!("`{name}` is {:?}, this model wants {dtype}", info.dtype)));
+            return Err(self.problem(format!("`{name}` is {:?}: expected {dtype}, as in this model; make it with the options it was saved with", info.dtype)));
         }
         Ok(true)
     }

@@ -217,5 +217,9 @@ fn parameters_alone_go_by_their_names() {
     }
     let mut f32s = Job::new(2, DType::F32, AdamWOptions::default());
     let refused = error(checkpoint::load_parameters(&path, &mut f32s.model));
-    assert!(refused.ends_with("is BF16, this model wants f32"), "{refused}");
+    assert!(
+        refused
+            .ends_with("is BF16: expected f32, as in this model; make it with the options it was saved with"),
+        "{refused}"
+    );
 }

@@ -155,10 +155,16 @@ fn what_does_not_fit_is_named() {
         assert!(refused.contains(expected), "{refused}");
     };
     let reshape = |parts: &mut Parts| parts.0.get_mut("model.fc.weight").unwrap().1 = vec![2, 3];
-    refuses(reshape, "`model.fc.weight` has shape [2, 3], this model wants [3, 2]");
+    refuses(
+        reshape,
+        "`model.fc.weight` has shape [2, 3]: expected [3, 2], as in this model; make it with the options it was saved with",
+    );
     let retype = |parts: &mut Parts| parts.0.get_mut("model.fc.bias").unwrap().0 = Dtype::I32;
-    refuses(retype, "`model.fc.bias` is I32, this model wants f32");
-    refuses(|parts| drop(parts.0.remove("model.fc.bias")), "tensor `model.fc.bias` is missing");
+    refuses(
+        retype,
+        "`model.fc.bias` is I32: expected f32, as in this model; make it with the options it was saved with",
+    );
+    refuses(|parts| drop(parts.0.remove("model.fc.bias")), "it has no tensor `model.fc.bias`");
     refuses(|parts| drop(parts.0.remove("scaling.0.scale")), "tensor `scaling.0.scale` is missing");
     refuses(
         |parts| drop(parts.0.remove("optimizer.fc.bias.exp_avg")),
@@ -295,7 +301,7 @@ fn metadata_are_read_without_the_data() {
     }
     assert_eq!(checkpoint::metadata(dir.path()).unwrap()["note"], "kept");
     let mut job = Job::new(1);
-    assert!(error(job.load(dir.path())).contains("`model.fc.weight` is missing"));
+    assert!(error(job.load(dir.path())).contains("it has no tensor `model.fc.weight`"));
 }
 
 #[test]

@@ -207,7 +207,7 @@ fn a_saved_of_another_layer_is_refused() {
     }));
     assert_eq!(
         refused,
-        "backward of `second`: its Saved comes from layer `first`, not from a recorded forward of `second`"
+        "backward of `second`: its Saved comes from layer `first`: expected one from a committed training scope"
     );
     assert!(before == grads(&second));
 }

@@ -112,7 +112,7 @@ fn the_saved_of_an_evaluation_is_refused() {
     let error = scaling.backward_with(|cx| fc.backward(cx, saved, &y)).unwrap_err().to_string();
     assert_eq!(
         error,
-        "backward of `fc`: its Saved comes from an evaluation scope, not from a recorded forward of `fc`"
+        "backward of `fc`: its Saved comes from an evaluation scope: expected one from a committed training scope"
     );
 }
 

@@ -186,7 +186,7 @@ fn another_scalings_saved_is_refused() {
     let refused = other.backward_with(|cx| fc.backward(cx, saved, &y));
     assert_eq!(
         error(refused),
-        "backward of `fc`: its Saved comes from another Scaling, not from a recorded forward of `fc`"
+        "backward of `fc`: its Saved comes from another Scaling: expected one from a committed training scope"
     );
 }
 

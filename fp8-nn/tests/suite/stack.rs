@@ -60,7 +60,7 @@ fn a_saved_in_the_wrong_place_is_refused() {
     );
     assert_eq!(
         refused(|saved| saved.swap(0, 3)),
-        "backward of `3`: its Saved comes from layer `0`, not from a recorded forward of `3`"
+        "backward of `3`: its Saved comes from layer `0`: expected one from a committed training scope"
     );
     assert_eq!(
         refused(|saved| drop(saved.pop())),
@@ -84,7 +84,7 @@ fn a_norm_refuses_another_norms_saved() {
     let (y, saved) = scaling.autocast_with(&delayed(), |cx| one.forward(cx, &x)).unwrap();
     assert_eq!(
         error(scaling.backward_with(|cx| other.backward(cx, saved, &y))),
-        "backward of `other`: its Saved comes from layer `one`, not from a recorded forward of `other`"
+        "backward of `other`: its Saved comes from layer `one`: expected one from a committed training scope"
     );
 }
 

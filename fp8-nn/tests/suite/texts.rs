@@ -49,6 +49,17 @@ fn two() -> Stack {
 }
 
 #[test]
+fn debug_of_parameters_slots_and_scaling_state_is_short() {
+    let job = Job::new(fc(), AdamWOptions::default());
+    let fc = &job.model;
+    assert_eq!(format!("{:?}", fc.weight()), "Parameter(fc.weight, [4, 4], f32)");
+    assert_eq!(format!("{:?}", fc.gemm_slots()), "GemmSlots(fc)");
+    assert_eq!(format!("{:?}", fc.gemm_slots().input), "SlotName(fc.input)");
+    assert_eq!(format!("{:?}", job.scaling), "Scaling(3 slots, [delayed (amax_history_len=4)], cpu)");
+    assert!(format!("{fc:#?}").lines().count() < 10, "{fc:#?}");
+}
+
+#[test]
 fn a_model_that_is_not_finite() {
     let mut job = Job::new(fc(), AdamWOptions::default());
     checkpoint::expect_finite(&job.model, &job.optimizer).unwrap();
@@ -82,7 +93,7 @@ fn a_checkpoint_of_another_model_or_optimizer() {
     );
     job.save(dir).unwrap();
     let mut larger = Job::new(two(), AdamWOptions::default());
-    assert_eq!(larger.refused(dir), "tensor `model.head.weight` is missing: it was saved from another model");
+    assert_eq!(larger.refused(dir), "it has no tensor `model.head.weight`: it was saved from another model");
     // bf16 parameters have f32 copies in the optimizer, if it keeps any.
     let bf16 = || {
         let options = LinearOptions {

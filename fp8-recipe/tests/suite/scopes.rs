@@ -122,7 +122,7 @@ fn origins_that_do_not_fit_are_refused_by_name() {
     let mut cx = scaling.backward().unwrap();
     let text = |found: &str, layer: &str| {
         format!(
-            "backward of `{layer}`: its Saved comes from {found}, not from a recorded forward of `{layer}`"
+            "backward of `{layer}`: its Saved comes from {found}: expected one from a committed training scope"
         )
     };
     assert_eq!(message(cx.slot(&origin, &grad("b"))), text("layer `a`", "b"));
@@ -138,7 +138,7 @@ fn origins_that_do_not_fit_are_refused_by_name() {
 fn a_dropped_scopes_saved_is_refused() {
     let mut scaling = scaling(&["a"]);
     let text = |found: &str| {
-        format!("backward of `a`: its Saved comes from {found}, not from a recorded forward of `a`")
+        format!("backward of `a`: its Saved comes from {found}: expected one from a committed training scope")
     };
     let open = |scaling: &mut Scaling, leave: fn(fp8_recipe::Forward<'_>)| {
         let mut cx = scaling.autocast(&margin(0)).unwrap();
@@ -148,7 +148,7 @@ fn a_dropped_scopes_saved_is_refused() {
         [origin, nested]
     };
     let uncommitted =
-        "a forward scope that was left without commit: call `commit` on its guard before backward";
+        "a forward scope that was left without commit (call `commit` on its guard before backward)";
     let discarded = "a forward scope that was discarded";
     let committed = open(&mut scaling, |cx| cx.commit().unwrap());
     type Leave = fn(fp8_recipe::Forward<'_>);
