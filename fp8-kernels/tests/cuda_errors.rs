@@ -84,7 +84,7 @@ fn what_cannot_be_recorded() {
         &mut || AdamWFactors::new(&step, &device).map(drop),
     );
     refuse(
-        "adamw: cannot be recorded: its numbers would be the same at each replay: use adamw_many_from",
+        "adamw: cannot be recorded: its numbers would be the same at each replay: use adamw_groups",
         &mut || ops::adamw(&mut param, &grad, &mut exp_avg, &mut exp_avg_sq, None, &step, "w"),
     );
     refuse(

@@ -160,7 +160,7 @@ calls! {
         let (mut m, mut v, mut main) = (floats([4], m)?, floats([4], v)?, floats([4], main)?);
         ops::adamw(&mut param, &grad, &mut m, &mut v, Some(&mut main), &AdamWStep::default(), "w")?
     };
-    adamw_many_from(a, b, scale, amax, counters, factors): {
+    adamw_groups(a, b, scale, amax, counters, factors): {
         let make = |device| floats([4, 4], device);
         let factors = AdamWFactors::new(&AdamWStep::default(), factors)?;
         let [(mut p, g, mut m, mut v), (mut p2, g2, mut m2, mut v2)] =
@@ -170,7 +170,7 @@ calls! {
                 .map(|(name, param, main_grad, exp_avg, exp_avg_sq, slot)| AdamWTensor {
                     name, param, main_grad, exp_avg, exp_avg_sq, main_param: None, slot,
                 });
-            ops::adamw_many_from(&mut [first, second], &factors)
+            ops::adamw_groups(&mut [(&mut [first, second], &factors)], None)
         })?
     };
 }

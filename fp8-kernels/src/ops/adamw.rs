@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The numbers of a step in device memory, so that a recorded step can use new ones at each replay.
 ///
 /// An update uses the numbers that were [`set`](Self::set) last before it runs. If it was recorded in a
-/// [`Graph`](crate::Graph), it uses those that were set last before the replay. [`adamw_many_from`] has an example.
+/// [`Graph`](crate::Graph), it uses those that were set last before the replay. [`adamw_groups`] has an example.
 #[derive(Debug)]
 pub struct AdamWFactors {
     device: Device,
@@ -222,7 +222,7 @@ impl AdamWTensor<'_> {
 /// memory and, on a GPU, in one launch. Returns the quantized parameter for each tensor that has a slot, and `None` for the
 /// others. All arguments are checked before anything changes.
 ///
-/// The numbers of `step` are arguments of the launch, so the call cannot be recorded in a graph: use [`adamw_many_from`].
+/// The numbers of `step` are arguments of the launch, so the call cannot be recorded in a graph: use [`adamw_groups`].
 ///
 /// # Errors
 /// Those of [`adamw`](adamw()); tensors on different devices. If a custom scale policy returns an unusable scale, or there is no
@@ -255,59 +255,22 @@ pub fn adamw_many(tensors: &mut [AdamWTensor<'_>], step: &AdamWStep) -> Result<V
     let op = "adamw_many";
     check_step(op, step)?;
     let Some(device) = check_all(op, tensors)? else { return Ok(Vec::new()) };
-    device.expect_eager(op, "its numbers would be the same at each replay: use adamw_many_from")?;
+    device.expect_eager(op, "its numbers would be the same at each replay: use adamw_groups")?;
     dispatch!(device, adamw::adamw_many(tensors, Numbers::Given(step)))
-}
-
-/// Updates all `tensors` of one step with numbers that are stored on the device.
-///
-/// The same as [`adamw_many`], for steps that are recorded in a [`Graph`](crate::Graph): a replay uses the numbers that were
-/// set last. For parameters with different options, such as some without weight decay, use [`adamw_groups`].
-///
-/// # Errors
-/// Those of [`adamw_many`]; numbers on another device.
-///
-/// ```
-/// use fp8_kernels::{Device, Tensor, ops};
-/// let cpu = Device::cpu();
-/// let (mut w, grad) = (Tensor::scalar(1.0, &cpu)?, Tensor::scalar(-3.0, &cpu)?);
-/// let (mut m, mut v) = (Tensor::scalar(0.0, &cpu)?, Tensor::scalar(0.0, &cpu)?);
-/// let mut step = ops::AdamWStep { lr: 0.5, weight_decay: 0.0, ..Default::default() };
-/// let factors = ops::AdamWFactors::new(&step, &cpu)?;
-/// for t in 1..=2 {
-///     step.step = t;
-///     factors.set(&step)?;
-///     let tensor = ops::AdamWTensor {
-///         name: "w",
-///         param: &mut w,
-///         main_grad: &grad,
-///         exp_avg: &mut m,
-///         exp_avg_sq: &mut v,
-///         main_param: None,
-///         slot: None,
-///     };
-///     ops::adamw_many_from(&mut [tensor], &factors)?;
-/// }
-/// assert!((w.item()? - 2.0).abs() < 1e-6); // with a constant gradient, each step is as long as `lr`
-/// # Ok::<(), fp8_kernels::Error>(())
-/// ```
-pub fn adamw_many_from(
-    tensors: &mut [AdamWTensor<'_>],
-    factors: &Arc<AdamWFactors>,
-) -> Result<Vec<Option<Fp8Tensor>>> {
-    Ok(adamw_groups(&mut [(tensors, factors)], None)?.pop().unwrap_or_default())
 }
 
 /// Parameters that are updated with the same numbers.
 pub type AdamWGroup<'a, 't> = (&'a mut [AdamWTensor<'t>], &'a Arc<AdamWFactors>);
 
-/// Updates several groups of parameters, each with its own numbers, such as one with and one without weight decay.
+/// Updates several groups of parameters with numbers that are stored on the device, such as one group with and one without weight
+/// decay.
 ///
+/// Unlike [`adamw_many`] it can be recorded in a [`Graph`](crate::Graph): a replay uses the numbers that were set last.
 /// All groups are checked, and their memory is allocated, before the first is updated. With a `check`, the device skips the
 /// step if the norm of its gradients is not finite. Returns the quantized parameters of each group, as [`adamw_many`] does.
 ///
 /// # Errors
-/// Those of [`adamw_many_from`]; a norm that is not one f32 or is on another device.
+/// Those of [`adamw_many`]; numbers on another device; a norm that is not one f32 or is on another device.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};
@@ -389,7 +352,7 @@ fn check_all(op: &'static str, tensors: &[AdamWTensor<'_>]) -> Result<Option<Dev
 /// itself is updated in f32 and rounded once. If an error is returned, nothing has changed. `name` identifies the parameter
 /// in errors.
 ///
-/// The numbers of `step` are arguments of the launch, so the call cannot be recorded in a graph: use [`adamw_many_from`].
+/// The numbers of `step` are arguments of the launch, so the call cannot be recorded in a graph: use [`adamw_groups`].
 ///
 /// # Errors
 /// Different shapes or devices; other dtypes; shared storage; a step number of 0 or an option outside its range.
@@ -419,6 +382,6 @@ pub fn adamw(
     check_step(op, step)?;
     tensor.check_unique()?;
     let device = tensor.param.device().clone();
-    device.expect_eager(op, "its numbers would be the same at each replay: use adamw_many_from")?;
+    device.expect_eager(op, "its numbers would be the same at each replay: use adamw_groups")?;
     dispatch!(device, adamw::adamw(tensor, step))
 }

@@ -33,7 +33,7 @@
 //! | norms | [`norm`](norm()), [`norm_backward`], [`norm_backward_add`] |
 //! | attention | [`attention`](attention()), [`attention_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
 //! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
-//! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_many_from`], [`adamw_groups`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
+//! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_groups`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
 //! | element by element | [`add`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`] |
 //! | shapes and sums | [`split`](split()), [`concat`](concat()), [`transpose`](transpose()), [`sum`], [`mean`], [`max`], [`column_sums`] |
 //! | many processes | [`compare_calls`](compare_calls()) |
@@ -71,7 +71,6 @@ pub use activation::{
 pub(crate) use adamw::Numbers;
 pub use adamw::{
     AdamWFactors, AdamWGroup, AdamWTensor, NormCheck, SkippedSteps, adamw, adamw_groups, adamw_many,
-    adamw_many_from,
 };
 pub use adamw_step::AdamWStep;
 pub(crate) use adamw_step::Factors;

@@ -198,6 +198,6 @@ pub(crate) fn adamw(bench: &mut Bench) -> Result {
                 }
             })
             .collect();
-        Ok(Box::new(ops::adamw_many_from(&mut tensors, &factors)?))
+        Ok(Box::new(ops::adamw_groups(&mut [(&mut tensors, &factors)], None)?))
     })
 }
