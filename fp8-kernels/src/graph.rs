@@ -71,7 +71,7 @@ pub trait Replayed: Send + Sync + fmt::Debug {
 /// ```
 /// use fp8_kernels::{DType, Device, Result, Tensor, ops};
 /// fn record_and_replay(gpu: &Device) -> Result<()> {
-///     let mut x = Tensor::full([8], 1.0, DType::F32, gpu)?;
+///     let mut x = Tensor::full(1.0, [8], DType::F32, gpu)?;
 ///     ops::sum(&x)?; // compiles the kernel, which cannot be done while recording
 ///     let (graph, sum) = gpu.capture(|| ops::sum(&x))?;
 ///     assert_eq!(sum.item()?, 8.0);
