@@ -87,7 +87,7 @@ impl Embedding {
     /// # Errors
     /// Ids that are not i32, on another device, or out of range.
     pub fn forward(&self, cx: &Forward<'_>, ids: &Tensor) -> Result<(Tensor, EmbeddingSaved)> {
-        let dtype = precision::compute_dtype(cx, &self.path, self.weight.dtype(), &[])?;
+        let dtype = precision::compute_dtype(cx, &self.path, self.weight.dtype(), [])?;
         let argument = Argument::new(&self.path, "ids", ids).integer()?.on(self.weight.tensor().device())?;
         argument.shape(ids.shape().len() < Shape::MAX_RANK, || {
             format!("at most {} dimensions: the output has one more", Shape::MAX_RANK - 1)

@@ -161,7 +161,7 @@ impl Linear {
         mut quantize: impl FnMut(&Slot<'_>) -> Result<Operand>,
     ) -> Result<(Tensor, LinearSaved)> {
         cx.attempt(|cx| {
-            let dtype = precision::compute_dtype(cx, self.path(), input_dtype, &self.parameters())?;
+            let dtype = precision::compute_dtype(cx, self.path(), input_dtype, self.parameters())?;
             let (y, saved, ()) =
                 self.forward_with(cx, dtype, input_dtype, |slot| Ok((quantize(slot)?, ())))?;
             Ok((y, saved))

@@ -134,8 +134,8 @@ impl NormCore {
         })
     }
 
-    pub(crate) fn parameters(&self) -> Vec<&Parameter> {
-        [&self.weight].into_iter().chain(&self.bias).collect()
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        [&self.weight].into_iter().chain(&self.bias)
     }
 
     fn check_input(&self, x: &Tensor) -> Result<()> {
@@ -171,7 +171,7 @@ impl NormCore {
 
     fn module_forward(&self, cx: &Forward<'_>, x: &Tensor) -> Result<(Tensor, NormSaved)> {
         self.check_input(x)?;
-        let Entered { x, input_dtype } = precision::enter(cx, &self.path, x, &self.parameters())?;
+        let Entered { x, input_dtype } = precision::enter(cx, &self.path, x, self.parameters())?;
         let (y, stats) = self.forward(&x)?;
         Ok((y, NormSaved { x, stats, input_dtype, layer: self.path.clone() }))
     }

@@ -129,9 +129,8 @@ impl Module for LayerNormLinear {
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormLinearSaved)> {
         cx.attempt(|cx| {
             self.linear.check_input(x)?;
-            let mut parameters = self.norm.parameters();
-            parameters.extend(self.linear.parameters());
-            let Entered { x, input_dtype } = precision::enter(cx, self.linear.path(), x, &parameters)?;
+            let parameters = self.norm.parameters().chain(self.linear.parameters());
+            let Entered { x, input_dtype } = precision::enter(cx, self.linear.path(), x, parameters)?;
             let dtype = x.dtype();
             let (y, linear, stats) =
                 self.linear.forward_with(cx, dtype, dtype, |slot| self.norm.forward_slot(&x, slot))?;

@@ -131,8 +131,8 @@ impl Linear {
         &self.slots
     }
 
-    pub(crate) fn parameters(&self) -> Vec<&Parameter> {
-        [&self.weight].into_iter().chain(&self.bias).collect()
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        [&self.weight].into_iter().chain(&self.bias)
     }
 
     pub(crate) fn path(&self) -> &Arc<str> {
@@ -195,7 +195,7 @@ impl Module for Linear {
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
         cx.attempt(|cx| {
             self.check_input(x)?;
-            let Entered { x, input_dtype } = precision::enter(cx, self.path(), x, &self.parameters())?;
+            let Entered { x, input_dtype } = precision::enter(cx, self.path(), x, self.parameters())?;
             let gemms = cx.fp8_gemms();
             let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
             let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;

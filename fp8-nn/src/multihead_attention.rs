@@ -299,7 +299,7 @@ impl MultiheadAttention {
         cx.attempt(|cx| {
             let [batch, seq] = self.check_input(&self.path, x, key_lengths)?;
             // Checked before the parts compute anything, so that an error names this layer.
-            precision::compute_dtype(cx, &self.path, x.dtype(), &parameters(self))?;
+            precision::compute_dtype(cx, &self.path, x.dtype(), parameters(self))?;
             let (qkv, qkv_saved) = self.qkv.forward(cx, x)?;
             let sizes = [self.heads, self.groups, self.groups];
             let parts = ops::split(&qkv, &sizes.map(|heads| heads * self.head_dim))?;

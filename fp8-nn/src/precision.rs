@@ -15,22 +15,27 @@ pub(crate) struct Entered {
 }
 
 /// Casts a layer's input to the dtype that the layer computes in.
-pub(crate) fn enter(cx: &Forward<'_>, layer: &str, x: &Tensor, parameters: &[&Parameter]) -> Result<Entered> {
+pub(crate) fn enter<'a>(
+    cx: &Forward<'_>,
+    layer: &str,
+    x: &Tensor,
+    parameters: impl IntoIterator<Item = &'a Parameter>,
+) -> Result<Entered> {
     let dtype = compute_dtype(cx, layer, x.dtype(), parameters)?;
     Ok(Entered { x: ops::cast(x, dtype)?, input_dtype: x.dtype() })
 }
 
 /// Returns the dtype that a layer computes in, or an error if a parameter does not have it.
-pub(crate) fn compute_dtype(
+pub(crate) fn compute_dtype<'a>(
     cx: &Forward<'_>,
     layer: &str,
     input: DType,
-    parameters: &[&Parameter],
+    parameters: impl IntoIterator<Item = &'a Parameter>,
 ) -> Result<DType> {
     if let Some(dtype) = cx.compute_dtype() {
         return Ok(dtype);
     }
-    match parameters.iter().find(|parameter| parameter.dtype() != input) {
+    match parameters.into_iter().find(|parameter| parameter.dtype() != input) {
         None => Ok(input),
         Some(parameter) => Err(Error::DTypes {
             layer: layer.to_owned(),
