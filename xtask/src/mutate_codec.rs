@@ -103,11 +103,22 @@ pub(crate) fn run(options: &MutateCodec) -> Result<ExitCode> {
     }
     println!("{} mutants, {} to run", all.len(), chosen.len());
 
+    // Code for instructions that this CPU does not have cannot be run, so each of its mutants would count as a survivor. A run
+    // over all files therefore leaves such files out and says so; one that was asked for by name is an error.
     for (file, needs, ..) in FILES {
-        let is_asked = options.file.as_deref().is_none_or(|name| name == file);
-        if is_asked && !is_emulated && !is_here(needs) {
-            let how = if file == NEON { ": --file arch/neon.rs has it emulated" } else { "" };
-            println!("{file} is skipped: this machine has no {needs}{how}");
+        match &options.file {
+            Some(name) if name == file && !is_emulated && !is_here(needs) => {
+                let remedy = "run it on a CPU that has them, or leave --file out";
+                return Err(format!(
+                    "mutate-codec: --file {file}: this CPU has no {needs} instructions: {remedy}"
+                )
+                .into());
+            }
+            None if !is_here(needs) => {
+                let how = if file == NEON { ": --file arch/neon.rs runs it in emulation" } else { "" };
+                println!("left out: {file}, since this CPU has no {needs} instructions{how}");
+            }
+            _ => {}
         }
     }
     let copy = Copied::new(is_emulated)?;

@@ -18,25 +18,26 @@ use names::Names;
 struct Place {
     /// The first file of the crate that the folder belongs to.
     root: &'static str,
-    /// The folder's path: the first of these that exists.
-    folders: &'static [&'static str],
+    folder: &'static str,
 }
 
 const PLACES: [Place; 5] = [
-    Place { root: "fp8-kernels/src/lib.rs", folders: &["fp8-kernels/src/backend/cuda"] },
-    Place { root: "fp8-kernels/cuda-sim/src/lib.rs", folders: &["fp8-kernels/cuda-sim/src"] },
-    Place { root: "fp8-kernels/ptx-interp/src/lib.rs", folders: &["fp8-kernels/ptx-interp/src"] },
-    Place { root: "fp8-recipe/src/lib.rs", folders: &["fp8-recipe/src"] },
-    Place { root: "fp8-nn/examples/train_gpt/main.rs", folders: &["fp8-nn/examples/train_gpt"] },
+    Place { root: "fp8-kernels/src/lib.rs", folder: "fp8-kernels/src/backend/cuda" },
+    Place { root: "fp8-kernels/cuda-sim/src/lib.rs", folder: "fp8-kernels/cuda-sim/src" },
+    Place { root: "fp8-kernels/ptx-interp/src/lib.rs", folder: "fp8-kernels/ptx-interp/src" },
+    Place { root: "fp8-recipe/src/lib.rs", folder: "fp8-recipe/src" },
+    Place { root: "fp8-nn/examples/train_gpt/main.rs", folder: "fp8-nn/examples/train_gpt" },
 ];
 
 /// Finds the circles in the checkout at `root`: a text for each, with its files and one item for each edge.
 pub(super) fn circles(root: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for place in &PLACES {
-        let Some(folder) = place.folders.iter().find(|folder| root.join(folder).is_dir()) else {
-            return Err(format!("tidy: none of {:?} exists: adapt the list of places", place.folders).into());
-        };
+        let folder = place.folder;
+        if !root.join(folder).is_dir() {
+            let remedy = "expected a checkout of this workspace, or another list of places";
+            return Err(format!("tidy: {} has no folder {folder}: {remedy}", root.display()).into());
+        }
         let names = Names::of_crate(&root.join(place.root))?;
         let graph = Graph::of_folder(&names, &root.join(folder));
         found.extend(graph.circles().iter().map(|circle| format!("{folder}: {circle}")));

@@ -1,7 +1,7 @@
 use super::*;
 use std::fs;
 
-const EXAMPLE: &str = "/// ```\n/// assert!(true);\n/// ```\n";
+const EXAMPLE: &str = "/// ```\n/// assert_eq!(1 + 1, 2);\n/// ```\n";
 
 /// The gaps of a crate `fp8-a` with these files below `src`.
 fn gaps_of(sources: &[(&str, &str)]) -> Gaps {
