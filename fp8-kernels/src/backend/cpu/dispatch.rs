@@ -2,6 +2,8 @@
 //! has, and the matrix product of the `gemm` crate.
 #![expect(unsafe_code, reason = "run-time CPU feature dispatch and the call of gemm; see each SAFETY line")]
 
+use std::sync::OnceLock;
+
 /// A strided view of a matrix inside a slice.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Strided<'a> {
@@ -10,10 +12,10 @@ pub(crate) struct Strided<'a> {
     pub(crate) col_stride: usize,
 }
 
-/// Work that is compiled twice, plainly and for AVX2 and FMA.
+/// Work that is compiled once for each [`Path`].
 ///
 /// Closures are kernels, but the compiler need not inline a long one where the features are, and then its `mul_add`s are
-/// calls: hot loops over `math` are types of their own, with `run` and all below it `#[inline(always)]`.
+/// calls and its vectors are short: hot loops are types of their own, with `run` and all below it `#[inline(always)]`.
 pub(crate) trait Kernel {
     type Output;
 
@@ -29,23 +31,94 @@ impl<R, F: FnOnce() -> R> Kernel for F {
     }
 }
 
-/// Runs `kernel`, compiled with AVX2 and FMA where the CPU has both.
-///
-/// `mul_add` is one instruction then, and loops become vectors. The bits are the same either way: without the feature
-/// `mul_add` calls a correctly rounded function, slowly.
+/// The instructions that kernels use, from the slowest to the fastest. All give the same bits: loops become vectors, but no
+/// sum is reordered, and `mul_add` is correctly rounded everywhere, though slow where it is a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Path {
+    /// Those of the compilation target.
+    Target,
+    /// AVX2 and FMA.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// AVX-512 F, BW, CD, DQ and VL.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Path {
+    #[cfg(target_arch = "x86_64")]
+    const ALL: [Self; 3] = [Self::Target, Self::Avx2, Self::Avx512];
+    #[cfg(not(target_arch = "x86_64"))]
+    const ALL: [Self; 1] = [Self::Target];
+
+    /// Returns the fastest path of this CPU, which is determined once.
+    #[inline]
+    fn current() -> Self {
+        static CURRENT: OnceLock<Path> = OnceLock::new();
+        *CURRENT.get_or_init(|| Self::available().next_back().unwrap_or(Self::Target))
+    }
+
+    /// Iterates over the paths of this CPU.
+    pub(crate) fn available() -> impl DoubleEndedIterator<Item = Self> {
+        Self::ALL.into_iter().filter(|path| path.is_available())
+    }
+
+    fn is_available(self) -> bool {
+        match self {
+            Self::Target => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                Self::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512cd")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+        }
+    }
+}
+
+/// Runs `kernel` with the fastest instructions of this CPU.
 #[inline]
 pub(crate) fn vectorized<K: Kernel>(kernel: K) -> K::Output {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-        // SAFETY: the CPU has the two features that `with_fma` is compiled for; they were just detected.
-        return unsafe { with_fma(kernel) };
+    match Path::current() {
+        Path::Target => kernel.run(),
+        // SAFETY: the CPU has the features that the function is compiled for: `current` returns a path that is available.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx2 => unsafe { with_avx2(kernel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx512 => unsafe { with_avx512(kernel) },
     }
-    kernel.run()
+}
+
+/// Runs `kernel` with the instructions of `path`, which must be available: for tests that compare the paths.
+#[cfg(test)]
+pub(crate) fn on<K: Kernel>(path: Path, kernel: K) -> K::Output {
+    assert!(path.is_available(), "{path:?}");
+    match path {
+        Path::Target => kernel.run(),
+        // SAFETY: the CPU has the features that the function is compiled for, as was just checked.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx2 => unsafe { with_avx2(kernel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx512 => unsafe { with_avx512(kernel) },
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn with_fma<K: Kernel>(kernel: K) -> K::Output {
+fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma")]
+fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run()
 }
 
