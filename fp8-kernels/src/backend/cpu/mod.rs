@@ -22,6 +22,11 @@ pub(crate) mod gemm;
 pub(crate) mod gemm_fp8;
 pub(crate) mod grad_norm;
 mod lanes;
+#[expect(
+    unsafe_code,
+    reason = "vector instructions, and threads that write parts of one output; see each SAFETY line"
+)]
+pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod parallel;
 pub(crate) mod quantize;
@@ -36,3 +41,4 @@ pub(crate) mod update_scales;
 
 pub(crate) use buffer::Buffer;
 pub(crate) use floats::Floats;
+pub use matmul::CpuPath;

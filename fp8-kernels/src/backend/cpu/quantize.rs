@@ -2,9 +2,7 @@
 
 use super::{Buffer, codec, parallel, reduce, transpose};
 use crate::dtype::Float;
-use crate::{
-    DType, Device, Encoding, Error, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy, host,
-};
+use crate::{DType, Device, Error, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy, host};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -128,12 +126,6 @@ pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
         }
     };
     Ok(Tensor::from_buffer(buffer, *x.shape(), x.device()))
-}
-
-/// The values of codes.
-pub(crate) fn decode(codes: &[u8], encoding: Encoding, values: &mut [f32]) -> Result<()> {
-    let chunks = values.par_chunks_mut(parallel::CHUNK).zip(codes.par_chunks(parallel::CHUNK));
-    chunks.try_for_each(|(values, codes)| codec::decode(codes, encoding, values))
 }
 
 /// Codes of one chunk; returns its amax and adds to the slot's counters.
