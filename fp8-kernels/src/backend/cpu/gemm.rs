@@ -2,8 +2,9 @@
 
 use super::dispatch::{Strided, gemm_f32};
 use super::{Buffer, parallel};
+use crate::host::Array;
 use crate::ops::{Layout, output_shape};
-use crate::{DType, Result, Tensor, host};
+use crate::{DType, Result, Tensor};
 
 pub(crate) fn gemm(
     a: &Tensor,
@@ -17,7 +18,7 @@ pub(crate) fn gemm(
     let buffer = if k == 0 && bias.is_none() {
         Buffer::zeros(op, dtype, shape.numel())?
     } else {
-        let mut out = host::zeroed(op, shape.numel())?;
+        let mut out = Array::for_overwrite(op, shape.numel())?;
         product(a, b, layout, [m, n, k], &mut out, false)?;
         epilogue(&mut out, n, [1.0, 1.0], bias)?;
         Buffer::from_f32(out, dtype, op)?

@@ -3,8 +3,9 @@
 use super::dispatch::{Strided, gemm_f32};
 use super::gemm::epilogue;
 use super::{Buffer, parallel, quantize, scratch};
+use crate::host::Array;
 use crate::ops::{Accumulation, product_then_quantize};
-use crate::{DType, Fp8Tensor, Operand, Result, Slot, Tensor, host};
+use crate::{DType, Fp8Tensor, Operand, Result, Slot, Tensor};
 
 pub(crate) fn gemm_fp8(
     a: &Fp8Tensor,
@@ -50,8 +51,8 @@ fn factors(a: &Fp8Tensor, b: &Fp8Tensor) -> Result<[f32; 2]> {
 }
 
 /// `[m, n]`, whose number of elements `ops` has checked.
-fn product(op: &'static str, a: &Fp8Tensor, b: &Fp8Tensor, [m, n, k]: [usize; 3]) -> Result<Vec<f32>> {
-    let mut out = host::zeroed(op, m * n)?;
+fn product(op: &'static str, a: &Fp8Tensor, b: &Fp8Tensor, [m, n, k]: [usize; 3]) -> Result<Array<f32>> {
+    let mut out = Array::for_overwrite(op, m * n)?;
     with_values(op, a, |a| {
         with_values(op, b, |b| {
             let b = Strided { row_stride: b.col_stride, col_stride: b.row_stride, ..b };

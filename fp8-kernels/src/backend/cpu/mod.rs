@@ -34,5 +34,5 @@ pub(crate) mod split;
 pub(crate) mod transpose;
 pub(crate) mod update_scales;
 
-pub(crate) use buffer::Buffer;
+pub(crate) use buffer::{Buffer, Widened};
 pub(crate) use floats::Floats;
