@@ -7,8 +7,9 @@ use super::dispatch::{Kernel, vectorized};
 use super::matmul::{Elements, Epilogue, Matrix, Out, matmul_serial};
 use super::softmax::origin;
 use super::{Buffer, Floats, lanes, parallel};
+use crate::host::Array;
 use crate::ops::{AttentionSaved, Problem};
-use crate::{DType, Device, Error, Result, Shape, Tensor, host, math};
+use crate::{DType, Device, Error, Result, Shape, Tensor, math};
 use rayon::prelude::*;
 
 /// Queries and keys of one block of scores: 16 KiB, and its operands, in the first cache.
@@ -26,8 +27,8 @@ pub(crate) fn attention(
     let (dtype, device) = (q.dtype(), q.device());
     let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
     let rows = p.batch * p.heads * p.queries;
-    let (mut o, mut sum) = (host::zeroed(op, rows * p.head_dim)?, host::zeroed(op, rows)?);
-    let mut max = host::filled(op, f32::NEG_INFINITY, rows)?;
+    let (mut o, mut sum) = (Array::zeroed(op, rows * p.head_dim)?, Array::zeroed(op, rows)?);
+    let mut max = Array::filled(op, f32::NEG_INFINITY, rows)?;
     let (head_step, block_step) = (p.queries.max(1), BLOCK * p.head_dim);
     let heads = o.par_chunks_mut(head_step * p.head_dim).zip(max.par_chunks_mut(head_step));
     heads.zip(sum.par_chunks_mut(head_step)).enumerate().try_for_each(|(index, ((o, max), sum))| {
@@ -59,8 +60,8 @@ pub(crate) fn attention_backward(
     let (dy, o) = (dy.cpu_f32(op)?, o.cpu_f32(op)?);
     let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
     let (max, sum) = (saved.row_max.as_slice::<f32>()?, saved.row_sum.as_slice::<f32>()?);
-    let (mut dq, mut dk) = (host::zeroed(op, q.len())?, host::zeroed(op, k.len())?);
-    let mut dv = host::zeroed(op, v.len())?;
+    let (mut dq, mut dk) = (Array::zeroed(op, q.len())?, Array::zeroed(op, k.len())?);
+    let mut dv = Array::zeroed(op, v.len())?;
     let per_group = p.heads / p.groups;
     let (q_step, k_step) = (p.queries * p.head_dim, p.keys * p.head_dim);
     // Without queries or keys nothing was seen, and all gradients are 0.
@@ -289,7 +290,7 @@ fn token_major(
     dtype: DType,
     device: &Device,
 ) -> Result<Tensor> {
-    let mut out = host::zeroed("attention", data.len())?;
+    let mut out = Array::for_overwrite("attention", data.len())?;
     parallel::rows(&mut out, heads * dim, |first, out| {
         for (i, token) in out.chunks_exact_mut(heads * dim).enumerate() {
             let (batch, row) = ((first + i) / rows, (first + i) % rows);

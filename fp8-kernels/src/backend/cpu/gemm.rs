@@ -2,8 +2,9 @@
 
 use super::matmul::{Elements, Epilogue, Matrix, Out, matmul};
 use super::{Buffer, Floats};
+use crate::host::Array;
 use crate::ops::{Layout, output_shape};
-use crate::{DType, Error, Result, Tensor, host};
+use crate::{DType, Error, Result, Tensor};
 use std::sync::Arc;
 
 pub(crate) fn gemm(
@@ -62,17 +63,17 @@ pub(crate) fn product(
     let len = dims[0] * dims[1]; // checked by `ops`
     Ok(match dtype {
         DType::F32 => {
-            let mut out = host::zeroed(op, len)?;
+            let mut out = Array::for_overwrite(op, len)?;
             matmul(op, dims, a, b, epilogue, Out::f32(&mut out))?;
             Buffer::F32(Arc::new(out))
         }
         DType::BF16 => {
-            let mut out = host::zeroed(op, len)?;
+            let mut out = Array::for_overwrite(op, len)?;
             matmul(op, dims, a, b, epilogue, Out::bf16(&mut out))?;
             Buffer::BF16(Arc::new(out))
         }
         DType::F16 => {
-            let mut out = host::zeroed(op, len)?;
+            let mut out = Array::for_overwrite(op, len)?;
             matmul(op, dims, a, b, epilogue, Out::f16(&mut out))?;
             Buffer::F16(Arc::new(out))
         }

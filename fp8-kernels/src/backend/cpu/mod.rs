@@ -39,6 +39,6 @@ pub(crate) mod split;
 pub(crate) mod transpose;
 pub(crate) mod update_scales;
 
-pub(crate) use buffer::Buffer;
+pub(crate) use buffer::{Buffer, Widened};
 pub(crate) use floats::Floats;
 pub use matmul::CpuPath;
