@@ -113,13 +113,14 @@ pub(crate) trait Float: Element + fp8_format::slice::Source {
 
 pub(crate) mod sealed {
     use crate::backend::cpu::Buffer;
+    use crate::host::Array;
     use std::sync::Arc;
 
     #[expect(unnameable_types, reason = "so that other crates cannot implement Element")]
     pub trait Sealed: Sized {
-        fn wrap(data: Arc<Vec<Self>>) -> Buffer;
-        fn unwrap(buffer: &Buffer) -> Option<&Arc<Vec<Self>>>;
-        fn unwrap_mut(buffer: &mut Buffer) -> Option<&mut Arc<Vec<Self>>>;
+        fn wrap(data: Arc<Array<Self>>) -> Buffer;
+        fn unwrap(buffer: &Buffer) -> Option<&Arc<Array<Self>>>;
+        fn unwrap_mut(buffer: &mut Buffer) -> Option<&mut Arc<Array<Self>>>;
     }
 }
 
@@ -130,17 +131,19 @@ macro_rules! element {
         }
 
         impl sealed::Sealed for $type {
-            fn wrap(data: std::sync::Arc<Vec<Self>>) -> crate::backend::cpu::Buffer {
+            fn wrap(data: std::sync::Arc<crate::host::Array<Self>>) -> crate::backend::cpu::Buffer {
                 crate::backend::cpu::Buffer::$variant(data)
             }
 
-            fn unwrap(buffer: &crate::backend::cpu::Buffer) -> Option<&std::sync::Arc<Vec<Self>>> {
+            fn unwrap(
+                buffer: &crate::backend::cpu::Buffer,
+            ) -> Option<&std::sync::Arc<crate::host::Array<Self>>> {
                 if let crate::backend::cpu::Buffer::$variant(data) = buffer { Some(data) } else { None }
             }
 
             fn unwrap_mut(
                 buffer: &mut crate::backend::cpu::Buffer,
-            ) -> Option<&mut std::sync::Arc<Vec<Self>>> {
+            ) -> Option<&mut std::sync::Arc<crate::host::Array<Self>>> {
                 if let crate::backend::cpu::Buffer::$variant(data) = buffer { Some(data) } else { None }
             }
         }

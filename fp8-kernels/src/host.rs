@@ -1,18 +1,32 @@
 //! Allocations in host memory whose size depends on a caller's arguments: failures are errors, not aborts.
 
+mod array;
+mod pool;
+
+pub(crate) use array::Array;
+
 use crate::{Error, Result};
 use bytemuck::Zeroable;
-use std::borrow::Cow;
 
 /// Returns `len` zeros. Large blocks are not written: the system supplies zeroed pages when they are first used.
 pub(crate) fn zeroed<T: Zeroable>(op: &'static str, len: usize) -> Result<Vec<T>> {
-    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| failed::<T>(op, len))
+    let zeroed = || bytemuck::allocation::try_zeroed_vec(len);
+    zeroed()
+        .or_else(|()| {
+            pool::release_all();
+            zeroed()
+        })
+        .map_err(|()| failed::<T>(op, len))
 }
 
 /// Returns an empty vector with capacity for `len` elements.
 pub(crate) fn room<T>(op: &'static str, len: usize) -> Result<Vec<T>> {
     let mut values = Vec::new();
-    values.try_reserve_exact(len).map_err(|_| failed::<T>(op, len))?;
+    let reserved = values.try_reserve_exact(len).or_else(|_| {
+        pool::release_all();
+        values.try_reserve_exact(len)
+    });
+    reserved.map_err(|_| failed::<T>(op, len))?;
     Ok(values)
 }
 
@@ -47,14 +61,6 @@ pub(crate) fn copied<T: Copy>(op: &'static str, slice: &[T]) -> Result<Vec<T>> {
     let mut values = room(op, slice.len())?;
     values.extend_from_slice(slice);
     Ok(values)
-}
-
-/// Returns the values as a vector, copied if they are borrowed.
-pub(crate) fn owned<T: Copy>(op: &'static str, values: Cow<'_, [T]>) -> Result<Vec<T>> {
-    match values {
-        Cow::Borrowed(values) => copied(op, values),
-        Cow::Owned(values) => Ok(values),
-    }
 }
 
 fn failed<T>(op: &'static str, len: usize) -> Error {

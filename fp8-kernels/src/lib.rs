@@ -15,7 +15,6 @@ mod backend;
 mod cells;
 mod device;
 mod dtype;
-#[cfg(feature = "cuda")]
 mod environment;
 mod error;
 mod fp8_tensor;
@@ -32,16 +31,15 @@ mod update_clock;
 
 pub use arena::{Arena, ArenaOptions};
 pub use atomic_file::AtomicFile;
+pub use backend::cpu::CpuPath;
 #[cfg(feature = "cuda")]
-pub use backend::cuda::{CudaOptions, GemmTuning, interop};
+pub use backend::cuda::{CudaAllocator, CudaOptions, GemmTuning, interop};
 pub use cells::{Cell, CounterValues, Counters};
 /// Whose streams [`Device::from_stream`] takes.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use device::{Device, TransposePolicy};
 pub use dtype::{DType, Element};
-#[cfg(feature = "cuda")]
-pub use environment::CudaAllocator;
 pub use error::{Error, Result};
 pub use fp8_format::{self, Encoding};
 pub use fp8_tensor::Fp8Tensor;

@@ -3,12 +3,12 @@
 //! Cloning shares the storage, and shared storage never changes: an operation that works in place needs a tensor that does
 //! not share its storage, or returns an error that names it.
 
-use crate::backend::cpu::Buffer;
+use crate::backend::cpu::{Buffer, Widened};
 use crate::backend::{Backend, cuda};
 use crate::dtype::Element;
-use crate::{DType, Device, Error, Result, Shape, host};
+use crate::host::{self, Array};
+use crate::{DType, Device, Error, Result, Shape};
 use half::{bf16, f16};
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -249,7 +249,7 @@ impl Tensor {
     /// A dtype that is not a float.
     pub fn to_f32_vec(&self) -> Result<Vec<f32>> {
         match &self.storage {
-            Storage::Cpu(buffer) => host::owned("to_f32_vec", buffer.read_f32("to_f32_vec")?),
+            Storage::Cpu(buffer) => buffer.to_f32_vec("to_f32_vec"),
             Storage::Cuda(_) => {
                 self.expect_float("to_f32_vec", "the tensor")?;
                 self.to_device(&Device::cpu())?.to_f32_vec()
@@ -326,7 +326,7 @@ impl Tensor {
             return Ok(&mut []);
         }
         Arc::get_mut(data)
-            .map(Vec::as_mut_slice)
+            .map(|data| &mut data[..])
             .ok_or_else(|| Error::Shared { name: name.to_owned(), holders })
     }
 
@@ -347,7 +347,8 @@ impl Tensor {
     }
 
     /// Makes a tensor on the CPU. The caller has checked the shape, here and below.
-    pub(crate) fn on_cpu<T: Element>(data: Vec<T>, shape: Shape, device: &Device) -> Self {
+    pub(crate) fn on_cpu<T: Element>(data: impl Into<Array<T>>, shape: Shape, device: &Device) -> Self {
+        let data = data.into();
         debug_assert!(shape.check_size("on_cpu").is_ok() && data.len() == shape.numel(), "{shape}");
         Self { shape, device: device.clone(), storage: Storage::Cpu(T::wrap(Arc::new(data))) }
     }
@@ -362,7 +363,7 @@ impl Tensor {
     }
 
     /// Returns the values in f32: borrowed if they are f32, otherwise widened.
-    pub(crate) fn cpu_f32(&self, op: &'static str) -> Result<Cow<'_, [f32]>> {
+    pub(crate) fn cpu_f32(&self, op: &'static str) -> Result<Widened<'_>> {
         self.cpu_buffer(op)?.read_f32(op)
     }
 
@@ -440,5 +441,5 @@ impl fmt::Debug for Tensor {
 
 fn elements<'a, T: Element>(buffer: &'a Buffer, op: &'static str) -> Result<&'a [T]> {
     let other = || Error::DType { op, what: "the tensor", found: buffer.dtype(), expected: T::DTYPE.name() };
-    T::unwrap(buffer).map(|data| data.as_slice()).ok_or_else(other)
+    T::unwrap(buffer).map(|data| &data[..]).ok_or_else(other)
 }

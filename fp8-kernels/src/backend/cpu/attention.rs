@@ -3,11 +3,13 @@
 //! Tasks own whole heads (forward) or groups (backward), so that every sum has one order. They write head by head; a
 //! last pass brings the results into the layout of the inputs.
 
-use super::dispatch::{Kernel, Strided, gemm_f32_serial, vectorized};
+use super::dispatch::{Kernel, vectorized};
+use super::matmul::{Elements, Epilogue, Matrix, Out, matmul_serial};
 use super::softmax::origin;
-use super::{Buffer, lanes, parallel};
+use super::{Buffer, Floats, lanes, parallel};
+use crate::host::Array;
 use crate::ops::{AttentionSaved, Problem};
-use crate::{DType, Device, Error, Result, Shape, Tensor, host, math};
+use crate::{DType, Device, Error, Result, Shape, Tensor, math};
 use rayon::prelude::*;
 
 /// Queries and keys of one block of scores: 16 KiB, and its operands, in the first cache.
@@ -25,22 +27,22 @@ pub(crate) fn attention(
     let (dtype, device) = (q.dtype(), q.device());
     let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
     let rows = p.batch * p.heads * p.queries;
-    let (mut o, mut sum) = (host::zeroed(op, rows * p.head_dim)?, host::zeroed(op, rows)?);
-    let mut max = host::filled(op, f32::NEG_INFINITY, rows)?;
+    let (mut o, mut sum) = (Array::zeroed(op, rows * p.head_dim)?, Array::zeroed(op, rows)?);
+    let mut max = Array::filled(op, f32::NEG_INFINITY, rows)?;
     let (head_step, block_step) = (p.queries.max(1), BLOCK * p.head_dim);
     let heads = o.par_chunks_mut(head_step * p.head_dim).zip(max.par_chunks_mut(head_step));
-    heads.zip(sum.par_chunks_mut(head_step)).enumerate().for_each(|(index, ((o, max), sum))| {
+    heads.zip(sum.par_chunks_mut(head_step)).enumerate().try_for_each(|(index, ((o, max), sum))| {
         let (batch, head) = (index / p.heads, index % p.heads);
         let q = Head::new(&q, p.queries, p.heads, p.head_dim, batch, head);
         let group = head / (p.heads / p.groups);
         let [k, v] = [&k, &v].map(|data| Head::new(data, p.keys, p.groups, p.head_dim, batch, group));
         let blocks =
             o.par_chunks_mut(block_step).zip(max.par_chunks_mut(BLOCK)).zip(sum.par_chunks_mut(BLOCK));
-        blocks.enumerate().for_each(|(block, ((o, max), sum))| {
+        blocks.enumerate().try_for_each(|(block, ((o, max), sum))| {
             let (first, length) = (block * BLOCK, lengths.of(batch));
-            vectorized(ForwardBlock { q, k, v, first, o, max, sum, length, p });
-        });
-    });
+            vectorized(ForwardBlock { q, k, v, first, o, max, sum, length, p })
+        })
+    })?;
     let o = token_major(&o, [p.batch, p.queries, p.heads, p.head_dim], dtype, device)?;
     let stats = |data| Tensor::on_cpu(data, Shape::from([p.batch, p.heads, p.queries]), device);
     Ok((o, AttentionSaved { row_max: stats(max), row_sum: stats(sum) }))
@@ -58,14 +60,14 @@ pub(crate) fn attention_backward(
     let (dy, o) = (dy.cpu_f32(op)?, o.cpu_f32(op)?);
     let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
     let (max, sum) = (saved.row_max.as_slice::<f32>()?, saved.row_sum.as_slice::<f32>()?);
-    let (mut dq, mut dk) = (host::zeroed(op, q.len())?, host::zeroed(op, k.len())?);
-    let mut dv = host::zeroed(op, v.len())?;
+    let (mut dq, mut dk) = (Array::zeroed(op, q.len())?, Array::zeroed(op, k.len())?);
+    let mut dv = Array::zeroed(op, v.len())?;
     let per_group = p.heads / p.groups;
     let (q_step, k_step) = (p.queries * p.head_dim, p.keys * p.head_dim);
     // Without queries or keys nothing was seen, and all gradients are 0.
     if ![q_step, k_step, per_group].contains(&0) {
         let tasks = dq.par_chunks_mut(per_group * q_step).zip(dk.par_chunks_mut(k_step));
-        tasks.zip(dv.par_chunks_mut(k_step)).enumerate().for_each(|(index, ((dq, dk), dv))| {
+        tasks.zip(dv.par_chunks_mut(k_step)).enumerate().try_for_each(|(index, ((dq, dk), dv))| {
             let (batch, group) = (index / p.groups, index % p.groups);
             let [k, v] = [&k, &v].map(|data| Head::new(data, p.keys, p.groups, p.head_dim, batch, group));
             for (i, dq) in dq.chunks_exact_mut(q_step).enumerate() {
@@ -76,9 +78,10 @@ pub(crate) fn attention_backward(
                 let rows = rows..rows + p.queries;
                 let (max, sum, length) = (&max[rows.clone()], &sum[rows], lengths.of(batch));
                 let inputs = Inputs { q, k, v, dy, o, max, sum, length };
-                vectorized(BackwardHead { x: &inputs, dq, dk, dv, p });
+                vectorized(BackwardHead { x: &inputs, dq, dk, dv, p })?;
             }
-        });
+            Ok::<_, Error>(())
+        })?;
     }
     let q_dims = [p.batch, p.queries, p.heads, p.head_dim];
     let k_dims = [p.batch, p.keys, p.groups, p.head_dim];
@@ -108,14 +111,25 @@ impl<'a> Head<'a> {
         &self.data[i * self.stride..i * self.stride + self.dim]
     }
 
-    fn from(self, first: usize) -> Strided<'a> {
-        Strided { data: &self.data[first * self.stride..], row_stride: self.stride, col_stride: 1 }
+    /// The rows from `first` on as an operand that is summed over `head_dim`.
+    fn along(self, first: usize) -> Matrix<'a> {
+        Matrix::along_k(elements(&self.data[first * self.stride..]), self.stride)
     }
 
-    fn transposed_from(self, first: usize) -> Strided<'a> {
-        let Strided { data, row_stride, col_stride } = self.from(first);
-        Strided { data, row_stride: col_stride, col_stride: row_stride }
+    /// The rows from `first` on as an operand that is summed over the rows.
+    fn across(self, first: usize) -> Matrix<'a> {
+        Matrix::across_k(elements(&self.data[first * self.stride..]), self.stride)
     }
+}
+
+fn elements(data: &[f32]) -> Elements<'_> {
+    Elements::Floats(Floats::F32(data))
+}
+
+/// `out = a · bᵀ`, or plus what `out` holds, on this thread.
+fn product(dims: [usize; 3], a: Matrix<'_>, b: Matrix<'_>, out: &mut [f32], accumulate: bool) -> Result<()> {
+    let epilogue = Epilogue { accumulate, ..Epilogue::default() };
+    matmul_serial("attention", dims, a, b, &epilogue, Out::f32(out))
 }
 
 /// A block of queries against all keys they see.
@@ -132,10 +146,10 @@ struct ForwardBlock<'a> {
 }
 
 impl Kernel for ForwardBlock<'_> {
-    type Output = ();
+    type Output = Result<()>;
 
     #[inline(always)]
-    fn run(self) {
+    fn run(self) -> Result<()> {
         let Self { q, k, v, first, o, max, sum, length, p } = self;
         let (count, dim) = (max.len(), p.head_dim);
         let mut scores = [0.0; BLOCK * BLOCK];
@@ -144,7 +158,7 @@ impl Kernel for ForwardBlock<'_> {
         for start in (0..keys).step_by(BLOCK) {
             let cols = BLOCK.min(keys - start);
             let scores = &mut scores[..count * cols];
-            gemm_f32_serial([count, cols, dim], q.from(first), k.transposed_from(start), scores, false);
+            product([count, cols, dim], q.along(first), k.along(start), scores, false)?;
             for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
                 let (row, hidden) =
                     row.split_at_mut(p.seen(first + i, length).saturating_sub(start).min(cols));
@@ -161,14 +175,15 @@ impl Kernel for ForwardBlock<'_> {
                     o[i * dim..(i + 1) * dim].iter_mut().for_each(|o| *o *= shrink);
                 }
             }
-            let scores = Strided { data: scores, row_stride: cols, col_stride: 1 };
-            gemm_f32_serial([count, dim, cols], scores, v.from(start), o, true);
+            let scores = Matrix::along_k(elements(scores), cols);
+            product([count, dim, cols], scores, v.across(start), o, true)?;
         }
         for (o, &mut sum) in o.chunks_exact_mut(dim).zip(sum) {
             if sum != 0.0 {
                 o.iter_mut().for_each(|o| *o /= sum);
             }
         }
+        Ok(())
     }
 }
 
@@ -194,10 +209,10 @@ struct BackwardHead<'a> {
 }
 
 impl Kernel for BackwardHead<'_> {
-    type Output = ();
+    type Output = Result<()>;
 
     #[inline(always)]
-    fn run(self) {
+    fn run(self) -> Result<()> {
         let Self { x, dq, dk, dv, p } = self;
         let dim = p.head_dim;
         // Probabilities; their gradients, then those of the scores.
@@ -212,20 +227,8 @@ impl Kernel for BackwardHead<'_> {
             for start in (0..keys).step_by(BLOCK) {
                 let cols = BLOCK.min(keys - start);
                 let (probs, grads) = (&mut probabilities[..count * cols], &mut gradients[..count * cols]);
-                gemm_f32_serial(
-                    [count, cols, dim],
-                    x.q.from(first),
-                    x.k.transposed_from(start),
-                    probs,
-                    false,
-                );
-                gemm_f32_serial(
-                    [count, cols, dim],
-                    x.dy.from(first),
-                    x.v.transposed_from(start),
-                    grads,
-                    false,
-                );
+                product([count, cols, dim], x.q.along(first), x.k.along(start), probs, false)?;
+                product([count, cols, dim], x.dy.along(first), x.v.along(start), grads, false)?;
                 let rows = probs.chunks_exact_mut(cols).zip(grads.chunks_exact_mut(cols));
                 for (i, (probs, grads)) in rows.enumerate() {
                     let seen = p.seen(first + i, x.length).saturating_sub(start).min(cols);
@@ -239,20 +242,16 @@ impl Kernel for BackwardHead<'_> {
                         *grad = *prob * (*grad - mean) * p.scale;
                     }
                 }
-                let straight = |data| Strided { data, row_stride: cols, col_stride: 1 };
-                let flipped = |data| Strided { data, row_stride: 1, col_stride: cols };
+                let (probs, grads) = (elements(probs), elements(grads));
                 let keys = start * dim..(start + cols) * dim;
-                gemm_f32_serial(
-                    [cols, dim, count],
-                    flipped(&*probs),
-                    x.dy.from(first),
-                    &mut dv[keys.clone()],
-                    true,
-                );
-                gemm_f32_serial([cols, dim, count], flipped(&*grads), x.q.from(first), &mut dk[keys], true);
-                gemm_f32_serial([count, dim, cols], straight(&*grads), x.k.from(start), dq, true);
+                let (transposed, dy) = (Matrix::across_k(probs, cols), x.dy.across(first));
+                product([cols, dim, count], transposed, dy, &mut dv[keys.clone()], true)?;
+                let transposed = Matrix::across_k(grads, cols);
+                product([cols, dim, count], transposed, x.q.across(first), &mut dk[keys], true)?;
+                product([count, dim, cols], Matrix::along_k(grads, cols), x.k.across(start), dq, true)?;
             }
         }
+        Ok(())
     }
 }
 
@@ -291,7 +290,7 @@ fn token_major(
     dtype: DType,
     device: &Device,
 ) -> Result<Tensor> {
-    let mut out = host::zeroed("attention", data.len())?;
+    let mut out = Array::for_overwrite("attention", data.len())?;
     parallel::rows(&mut out, heads * dim, |first, out| {
         for (i, token) in out.chunks_exact_mut(heads * dim).enumerate() {
             let (batch, row) = ((first + i) / rows, (first + i) % rows);

@@ -1,24 +1,25 @@
-//! Host memory of a tensor: one shared vector per element type.
+//! Host memory of a tensor: one shared array per element type.
 
 use super::parallel;
 use crate::dtype::{Element, Float};
-use crate::{DType, Error, Result, host};
+use crate::host::{self, Array};
+use crate::{DType, Error, Result};
 use half::{bf16, f16};
-use std::borrow::Cow;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 #[expect(unnameable_types, reason = "seen by the sealed half of Element alone")]
 #[derive(Clone)]
 pub enum Buffer {
-    F32(Arc<Vec<f32>>),
-    BF16(Arc<Vec<bf16>>),
-    F16(Arc<Vec<f16>>),
-    I32(Arc<Vec<i32>>),
-    U8(Arc<Vec<u8>>),
+    F32(Arc<Array<f32>>),
+    BF16(Arc<Array<bf16>>),
+    F16(Arc<Array<f16>>),
+    I32(Arc<Array<i32>>),
+    U8(Arc<Array<u8>>),
 }
 
-/// Runs `$body` with `$data` bound to the vector, whichever type it has.
+/// Runs `$body` with `$data` bound to the array, whichever type it has.
 macro_rules! each {
     ($buffer:expr, $data:ident => $body:expr) => {
         match $buffer {
@@ -46,7 +47,7 @@ impl fmt::Debug for Buffer {
 impl Buffer {
     pub(crate) fn zeros(op: &'static str, dtype: DType, len: usize) -> Result<Self> {
         fn zeros<T: Element>(op: &'static str, len: usize) -> Result<Buffer> {
-            Ok(T::wrap(Arc::new(host::zeroed(op, len)?)))
+            Ok(T::wrap(Arc::new(Array::zeroed(op, len)?)))
         }
         match dtype {
             DType::F32 => zeros::<f32>(op, len),
@@ -62,7 +63,7 @@ impl Buffer {
         fn full<T: Float>(op: &'static str, value: f32, len: usize) -> Result<Buffer> {
             let mut rounded = [T::default()];
             T::round(&[value], &mut rounded);
-            Ok(T::wrap(Arc::new(host::filled(op, rounded[0], len)?)))
+            Ok(T::wrap(Arc::new(Array::filled(op, rounded[0], len)?)))
         }
         match dtype {
             _ if value.to_bits() == 0 && dtype.is_float() => Self::zeros(op, dtype, len),
@@ -74,12 +75,13 @@ impl Buffer {
     }
 
     /// Rounds once to `dtype`; f32 is taken as it is.
-    pub(crate) fn from_f32(data: Vec<f32>, dtype: DType, op: &'static str) -> Result<Self> {
-        fn round<T: Float>(data: &[f32], op: &'static str) -> Result<Arc<Vec<T>>> {
-            let mut out = host::zeroed(op, data.len())?;
+    pub(crate) fn from_f32(data: impl Into<Array<f32>>, dtype: DType, op: &'static str) -> Result<Self> {
+        fn round<T: Float>(data: &[f32], op: &'static str) -> Result<Arc<Array<T>>> {
+            let mut out = Array::for_overwrite(op, data.len())?;
             parallel::zip(&mut out, data, |out, data| T::round(data, out));
             Ok(Arc::new(out))
         }
+        let data = data.into();
         match dtype {
             DType::F32 => Ok(Self::F32(Arc::new(data))),
             DType::BF16 => Ok(Self::BF16(round(&data, op)?)),
@@ -88,17 +90,32 @@ impl Buffer {
         }
     }
 
-    /// The values in f32: borrowed if they are, widened if not.
-    pub(crate) fn read_f32(&self, op: &'static str) -> Result<Cow<'_, [f32]>> {
-        fn widen<T: Float>(data: &[T], op: &'static str) -> Result<Cow<'static, [f32]>> {
-            let mut out = host::zeroed(op, data.len())?;
-            parallel::zip(&mut out, data, |out, data| T::widen(data, out));
-            Ok(Cow::Owned(out))
+    /// Returns the values in f32: borrowed if they are f32, otherwise widened.
+    pub(crate) fn read_f32(&self, op: &'static str) -> Result<Widened<'_>> {
+        fn widened<T: Float>(data: &[T], op: &'static str) -> Result<Widened<'static>> {
+            let mut out = Array::for_overwrite(op, data.len())?;
+            widen(data, &mut out);
+            Ok(Widened::Copied(out))
         }
         match self {
-            Self::F32(data) => Ok(Cow::Borrowed(data)),
-            Self::BF16(data) => widen(data, op),
-            Self::F16(data) => widen(data, op),
+            Self::F32(data) => Ok(Widened::Borrowed(data)),
+            Self::BF16(data) => widened(data, op),
+            Self::F16(data) => widened(data, op),
+            _ => Err(not_a_float(op, "the tensor", self.dtype())),
+        }
+    }
+
+    /// Copies the values in f32 to a vector.
+    pub(crate) fn to_f32_vec(&self, op: &'static str) -> Result<Vec<f32>> {
+        fn widened<T: Float>(data: &[T], op: &'static str) -> Result<Vec<f32>> {
+            let mut out = host::zeroed(op, data.len())?;
+            widen(data, &mut out);
+            Ok(out)
+        }
+        match self {
+            Self::F32(data) => host::copied(op, data),
+            Self::BF16(data) => widened(data, op),
+            Self::F16(data) => widened(data, op),
             _ => Err(not_a_float(op, "the tensor", self.dtype())),
         }
     }
@@ -113,6 +130,28 @@ impl Buffer {
     pub(crate) fn holders(&self) -> usize {
         each!(self, data => Arc::strong_count(data) - 1)
     }
+}
+
+/// The values of a float tensor in f32.
+#[derive(Debug)]
+pub(crate) enum Widened<'a> {
+    Borrowed(&'a [f32]),
+    Copied(Array<f32>),
+}
+
+impl Deref for Widened<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Borrowed(values) => values,
+            Self::Copied(values) => values,
+        }
+    }
+}
+
+fn widen<T: Float>(data: &[T], out: &mut [f32]) {
+    parallel::zip(out, data, |out, data| T::widen(data, out));
 }
 
 fn not_a_float(op: &'static str, what: &'static str, found: DType) -> Error {

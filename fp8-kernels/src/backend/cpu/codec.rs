@@ -2,7 +2,8 @@
 
 use super::dispatch::{Kernel, vectorized};
 use crate::dtype::Float;
-use crate::{CounterValues, Counters, Encoding, Result, host};
+use crate::host::Array;
+use crate::{CounterValues, Counters, Encoding, Result};
 use fp8_format::{E4M3, E5M2, slice};
 
 /// Codes of `data · scale`; returns `max |data|`.
@@ -81,7 +82,7 @@ pub(crate) fn count<T: Float>(
 }
 
 /// Sums of the columns of whole rows, row after row.
-pub(crate) fn column_sums(op: &'static str, rows: &[f32], cols: usize) -> Result<Vec<f32>> {
+pub(crate) fn column_sums(op: &'static str, rows: &[f32], cols: usize) -> Result<Array<f32>> {
     struct Sums<'a> {
         rows: &'a [f32],
         sums: &'a mut [f32],
@@ -96,7 +97,7 @@ pub(crate) fn column_sums(op: &'static str, rows: &[f32], cols: usize) -> Result
             }
         }
     }
-    let mut sums = host::zeroed(op, cols)?;
+    let mut sums = Array::zeroed(op, cols)?;
     if cols > 0 {
         vectorized(Sums { rows, sums: &mut sums });
     }

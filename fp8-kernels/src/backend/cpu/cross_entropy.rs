@@ -3,8 +3,9 @@
 use super::floats::{Floats, build};
 use super::softmax::{exponentials, origin};
 use super::{dispatch, parallel};
+use crate::host::{self, Array};
 use crate::ops::{CrossEntropyOptions, CrossEntropySaved};
-use crate::{Error, Result, Shape, Tensor, host, math};
+use crate::{Error, Result, Shape, Tensor, math};
 
 pub(crate) fn cross_entropy(
     logits: &Tensor,
@@ -17,7 +18,7 @@ pub(crate) fn cross_entropy(
     let data = Floats::of(logits, op, "logits")?;
     // Of each piece: maximum and sum of its rows, and its part of the loss.
     let pieces = parallel::map_rows(rows, vocabulary.max(1), |first, last| {
-        let (mut scratch, mut values) = (Vec::new(), host::zeroed(op, vocabulary)?);
+        let (mut scratch, mut values) = (Vec::new(), Array::for_overwrite(op, vocabulary)?);
         let (mut stats, mut loss) = (host::room(op, last - first)?, 0.0);
         for (row, target) in (first..last).zip(&targets[first..last]) {
             let &Some(target) = target else {
@@ -37,13 +38,13 @@ pub(crate) fn cross_entropy(
     // In the order of the pieces, which depends on the shape alone.
     let sum: f64 = pieces.iter().map(|(_, loss)| loss).sum();
     let loss = if count == 0 { 0.0 } else { sum / divisor(options, count) };
-    let (mut row_max, mut row_sum) = (host::room(op, rows)?, host::room(op, rows)?);
-    for (max, sum) in pieces.into_iter().flat_map(|(stats, _)| stats) {
-        row_max.push(max);
-        row_sum.push(sum);
+    let (mut row_max, mut row_sum) = (Array::zeroed(op, rows)?, Array::zeroed(op, rows)?);
+    let stats = pieces.iter().flat_map(|(stats, _)| stats);
+    for ((row_max, row_sum), (max, sum)) in row_max.iter_mut().zip(row_sum.iter_mut()).zip(stats) {
+        (*row_max, *row_sum) = (*max, *sum);
     }
     let device = logits.device();
-    let stats = |data: Vec<f32>| Tensor::on_cpu(data, Shape::from([rows]), device);
+    let stats = |data: Array<f32>| Tensor::on_cpu(data, Shape::from([rows]), device);
     let count = Tensor::on_cpu(vec![i32::try_from(count).unwrap_or(i32::MAX)], Shape::from([]), device);
     let saved = CrossEntropySaved { row_max: stats(row_max), row_sum: stats(row_sum), count };
     Ok((Tensor::scalar(loss as f32, device)?, saved))

@@ -2,7 +2,8 @@
 
 use super::{Buffer, parallel};
 use crate::dtype::Element;
-use crate::{Error, Result, Shape, Tensor, host};
+use crate::host::{self, Array};
+use crate::{Error, Result, Shape, Tensor};
 use rayon::prelude::*;
 
 pub(crate) fn embedding(ids: &Tensor, table: &Tensor, shape: Shape) -> Result<Tensor> {
@@ -10,7 +11,7 @@ pub(crate) fn embedding(ids: &Tensor, table: &Tensor, shape: Shape) -> Result<Te
     let rows = rows(op, ids, table)?;
     fn gather<T: Element>(rows: &[usize], table: &[T], shape: Shape, like: &Tensor) -> Result<Tensor> {
         let hidden = shape.last_dim();
-        let mut out = host::zeroed("embedding", shape.numel())?;
+        let mut out = Array::for_overwrite("embedding", shape.numel())?;
         parallel::rows(&mut out, hidden, |first, out| {
             for (out, &row) in out.chunks_exact_mut(hidden).zip(&rows[first..]) {
                 out.copy_from_slice(&table[row * hidden..(row + 1) * hidden]);

@@ -2,7 +2,8 @@
 
 use super::{Buffer, dispatch::vectorized, parallel};
 use crate::dtype::Float;
-use crate::{DType, Device, Error, Result, Shape, Tensor, host};
+use crate::host::Array;
+use crate::{DType, Device, Error, Result, Shape, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -58,7 +59,7 @@ pub(crate) fn build(
         step: usize,
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<Buffer> {
-        let mut out = host::zeroed::<T>(op, len)?;
+        let mut out = Array::<T>::for_overwrite(op, len)?;
         out.par_chunks_mut(step).enumerate().for_each_init(Vec::new, |scratch, (piece, out)| {
             vectorized(|| {
                 scratch.resize(out.len(), 0.0);
@@ -71,7 +72,7 @@ pub(crate) fn build(
     let len = shape.numel();
     let buffer = match dtype {
         DType::F32 => {
-            let mut out = host::zeroed(op, len)?;
+            let mut out = Array::for_overwrite(op, len)?;
             let piece = |(piece, out): (usize, &mut [f32])| vectorized(|| fill(piece * step, out));
             if len <= step {
                 piece((0, &mut out));

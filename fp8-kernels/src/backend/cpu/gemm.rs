@@ -1,9 +1,11 @@
-//! Reference of `gemm`: f32 sums by the `gemm` crate, then the epilogue row by row.
+//! `gemm` on the CPU: the product of [`matmul`](super::matmul) with the layouts of the operation.
 
-use super::dispatch::{Strided, gemm_f32};
-use super::{Buffer, parallel};
+use super::matmul::{Elements, Epilogue, Matrix, Out, matmul};
+use super::{Buffer, Floats};
+use crate::host::Array;
 use crate::ops::{Layout, output_shape};
-use crate::{DType, Result, Tensor, host};
+use crate::{DType, Error, Result, Tensor};
+use std::sync::Arc;
 
 pub(crate) fn gemm(
     a: &Tensor,
@@ -14,14 +16,10 @@ pub(crate) fn gemm(
     dtype: DType,
 ) -> Result<Tensor> {
     let (op, shape) = ("gemm", output_shape(a, layout, [m, n]));
-    let buffer = if k == 0 && bias.is_none() {
-        Buffer::zeros(op, dtype, shape.numel())?
-    } else {
-        let mut out = host::zeroed(op, shape.numel())?;
-        product(a, b, layout, [m, n, k], &mut out, false)?;
-        epilogue(&mut out, n, [1.0, 1.0], bias)?;
-        Buffer::from_f32(out, dtype, op)?
-    };
+    let bias = bias.map(|bias| bias.cpu_f32(op)).transpose()?;
+    let epilogue = Epilogue { bias: bias.as_deref(), ..Epilogue::default() };
+    let operands = operands(a, b, layout, [m, n, k])?;
+    let buffer = product(op, [m, n, k], operands, &epilogue, dtype)?;
     Ok(Tensor::from_buffer(buffer, shape, a.device()))
 }
 
@@ -33,38 +31,52 @@ pub(crate) fn gemm_accumulate(
     out: &mut Tensor,
     name: &str,
 ) -> Result<()> {
-    product(a, b, layout, dims, out.as_mut_slice(name)?, true)
+    let [a, b] = operands(a, b, layout, dims)?;
+    let epilogue = Epilogue { accumulate: true, ..Epilogue::default() };
+    matmul("gemm_accumulate", dims, a, b, &epilogue, Out::f32(out.as_mut_slice(name)?))
 }
 
-fn product(
-    a: &Tensor,
-    b: &Tensor,
+/// The matrices of `a` and `b` as `[m, k]` and `[n, k]`.
+fn operands<'a>(
+    a: &'a Tensor,
+    b: &'a Tensor,
     layout: Layout,
     [m, n, k]: [usize; 3],
-    out: &mut [f32],
-    accumulate: bool,
-) -> Result<()> {
-    let (a, b) = (a.cpu_f32("gemm")?, b.cpu_f32("gemm")?);
-    let straight = |data, cols| Strided { data, row_stride: cols, col_stride: 1 };
-    let flipped = |data, rows| Strided { data, row_stride: 1, col_stride: rows };
-    let a = if layout == Layout::Tn { flipped(&*a, m) } else { straight(&*a, k) };
-    let b = if layout == Layout::Nt { flipped(&*b, k) } else { straight(&*b, n) };
-    gemm_f32([m, n, k], a, b, out, accumulate);
-    Ok(())
+) -> Result<[Matrix<'a>; 2]> {
+    let a_elements = Elements::Floats(Floats::of(a, "gemm", "a")?);
+    let b_elements = Elements::Floats(Floats::of(b, "gemm", "b")?);
+    let a =
+        if layout == Layout::Tn { Matrix::across_k(a_elements, m) } else { Matrix::along_k(a_elements, k) };
+    let b =
+        if layout == Layout::Nt { Matrix::along_k(b_elements, k) } else { Matrix::across_k(b_elements, n) };
+    Ok([a, b])
 }
 
-/// `(v · factors[0]) · factors[1] + bias`, in this order, in place.
-pub(crate) fn epilogue(out: &mut [f32], n: usize, factors: [f32; 2], bias: Option<&Tensor>) -> Result<()> {
-    let bias = bias.map(|bias| bias.cpu_f32("gemm")).transpose()?;
-    let [first, second] = factors;
-    match bias {
-        None if factors == [1.0, 1.0] => {}
-        None => parallel::rows(out, n, |_, out| out.iter_mut().for_each(|v| *v = *v * first * second)),
-        Some(bias) => parallel::rows(out, n, |_, out| {
-            for row in out.chunks_exact_mut(n) {
-                row.iter_mut().zip(&*bias).for_each(|(v, b)| *v = *v * first * second + b);
-            }
-        }),
-    }
-    Ok(())
+/// Computes a product into a new buffer of `dtype`.
+pub(crate) fn product(
+    op: &'static str,
+    dims: [usize; 3],
+    [a, b]: [Matrix<'_>; 2],
+    epilogue: &Epilogue<'_>,
+    dtype: DType,
+) -> Result<Buffer> {
+    let len = dims[0] * dims[1]; // checked by `ops`
+    Ok(match dtype {
+        DType::F32 => {
+            let mut out = Array::for_overwrite(op, len)?;
+            matmul(op, dims, a, b, epilogue, Out::f32(&mut out))?;
+            Buffer::F32(Arc::new(out))
+        }
+        DType::BF16 => {
+            let mut out = Array::for_overwrite(op, len)?;
+            matmul(op, dims, a, b, epilogue, Out::bf16(&mut out))?;
+            Buffer::BF16(Arc::new(out))
+        }
+        DType::F16 => {
+            let mut out = Array::for_overwrite(op, len)?;
+            matmul(op, dims, a, b, epilogue, Out::f16(&mut out))?;
+            Buffer::F16(Arc::new(out))
+        }
+        found => return Err(Error::DType { op, what: "the output", found, expected: "f32, bf16 or f16" }),
+    })
 }

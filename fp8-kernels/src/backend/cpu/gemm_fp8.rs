@@ -1,10 +1,9 @@
-//! Reference of `gemm_fp8`: both operands decoded to f32 once, exactly; one f32 product; epilogue.
+//! `gemm_fp8` on the CPU: the product of [`matmul`](super::matmul) on codes.
 
-use super::dispatch::{Strided, gemm_f32};
-use super::gemm::epilogue;
-use super::{Buffer, parallel, quantize, scratch};
+use super::gemm::product;
+use super::matmul::{Elements, Epilogue, Matrix, Out, matmul};
 use crate::ops::{Accumulation, product_then_quantize};
-use crate::{DType, Fp8Tensor, Operand, Result, Slot, Tensor, host};
+use crate::{DType, Fp8Tensor, Operand, Result, Slot, Tensor};
 
 pub(crate) fn gemm_fp8(
     a: &Fp8Tensor,
@@ -12,19 +11,15 @@ pub(crate) fn gemm_fp8(
     [m, n, k]: [usize; 3],
     bias: Option<&Tensor>,
     dtype: DType,
-    _: Accumulation, // f32 sums are both
+    _: Accumulation, // sums are f32 either way
 ) -> Result<Tensor> {
-    let (op, shape) = ("gemm_fp8", a.shape().with_last(n));
-    let buffer = if k == 0 && bias.is_none() {
-        Buffer::zeros(op, dtype, shape.numel())?
-    } else {
-        let mut out = product(op, a, b, [m, n, k])?;
-        // Without products there is nothing to multiply, whatever the factors are.
-        let factors = if k == 0 { [1.0, 1.0] } else { factors(a, b)? };
-        epilogue(&mut out, n, factors, bias)?;
-        Buffer::from_f32(out, dtype, op)?
-    };
-    Ok(Tensor::from_buffer(buffer, shape, a.device()))
+    let op = "gemm_fp8";
+    let bias = bias.map(|bias| bias.cpu_f32(op)).transpose()?;
+    // Without products there is nothing to multiply, whatever the factors are.
+    let factors = if k == 0 { None } else { Some(factors(a, b)?) };
+    let epilogue = Epilogue { factors, bias: bias.as_deref(), accumulate: false };
+    let buffer = product(op, [m, n, k], [matrix(a)?, matrix(b)?], &epilogue, dtype)?;
+    Ok(Tensor::from_buffer(buffer, a.shape().with_last(n), a.device()))
 }
 
 pub(crate) fn gemm_fp8_accumulate(
@@ -34,45 +29,28 @@ pub(crate) fn gemm_fp8_accumulate(
     out: &mut Tensor,
     name: &str,
 ) -> Result<()> {
+    let out = out.as_mut_slice::<f32>(name)?;
     if dims.contains(&0) {
-        return out.as_mut_slice::<f32>(name).map(drop);
+        return Ok(());
     }
-    let [first, second] = factors(a, b)?;
-    let product = product("gemm_fp8_accumulate", a, b, dims)?;
-    parallel::zip(out.as_mut_slice::<f32>(name)?, &product, |out, product| {
-        out.iter_mut().zip(product).for_each(|(o, v)| *o += v * first * second);
-    });
-    Ok(())
+    let epilogue = Epilogue { factors: Some(factors(a, b)?), bias: None, accumulate: true };
+    matmul("gemm_fp8_accumulate", dims, matrix(a)?, matrix(b)?, &epilogue, Out::f32(out))
 }
 
 fn factors(a: &Fp8Tensor, b: &Fp8Tensor) -> Result<[f32; 2]> {
     Ok([a.scale_inv().item()?, b.scale_inv().item()?])
 }
 
-/// `[m, n]`, whose number of elements `ops` has checked.
-fn product(op: &'static str, a: &Fp8Tensor, b: &Fp8Tensor, [m, n, k]: [usize; 3]) -> Result<Vec<f32>> {
-    let mut out = host::zeroed(op, m * n)?;
-    with_values(op, a, |a| {
-        with_values(op, b, |b| {
-            let b = Strided { row_stride: b.col_stride, col_stride: b.row_stride, ..b };
-            gemm_f32([m, n, k], a, b, &mut out, false);
-        })
-    })??;
-    Ok(out)
-}
-
-/// Lends the decoded elements, with the strides of rows and columns, from whichever layout is there.
-fn with_values<R>(op: &'static str, x: &Fp8Tensor, f: impl FnOnce(Strided<'_>) -> R) -> Result<R> {
+/// The codes of whichever layout exists, the rowwise one if both do.
+fn matrix(x: &Fp8Tensor) -> Result<Matrix<'_>> {
     let [rows, cols] = x.matrix();
-    let (codes, [row_stride, col_stride]) = match (x.rowwise(), x.columnwise()) {
-        (Some(codes), _) => (Some(codes), [cols, 1]),
-        (None, codes) => (codes, [1, rows]),
-    };
-    let codes = codes.map_or(Ok(&[][..]), |codes| codes.as_slice::<u8>())?;
-    scratch::with(op, codes.len(), |data| {
-        quantize::decode(codes, x.encoding(), data)?;
-        Ok(f(Strided { data, row_stride, col_stride }))
-    })?
+    match x.rowwise() {
+        Some(codes) => Ok(Matrix::along_k(Elements::Codes(codes.as_slice()?, x.encoding()), cols)),
+        None => {
+            let codes = x.columnwise().map_or(Ok(&[][..]), Tensor::as_slice::<u8>)?;
+            Ok(Matrix::across_k(Elements::Codes(codes, x.encoding()), rows))
+        }
+    }
 }
 
 pub(crate) fn gemm_fp8_quantize(

@@ -22,6 +22,11 @@ pub(crate) mod gemm;
 pub(crate) mod gemm_fp8;
 pub(crate) mod grad_norm;
 mod lanes;
+#[expect(
+    unsafe_code,
+    reason = "vector instructions, and threads that write parts of one output; see each SAFETY line"
+)]
+pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod parallel;
 pub(crate) mod quantize;
@@ -34,5 +39,6 @@ pub(crate) mod split;
 pub(crate) mod transpose;
 pub(crate) mod update_scales;
 
-pub(crate) use buffer::Buffer;
+pub(crate) use buffer::{Buffer, Widened};
 pub(crate) use floats::Floats;
+pub use matmul::CpuPath;

@@ -3,8 +3,9 @@
 use super::dispatch::{Kernel, vectorized};
 use super::quantize::{Rows, quantize_rows};
 use super::{Buffer, Floats, lanes, parallel};
+use crate::host::{self, Array};
 use crate::ops::{Norm, NormOptions, NormStats};
-use crate::{Operand, Result, Shape, Slot, Tensor, host};
+use crate::{Operand, Result, Shape, Slot, Tensor};
 
 /// A row's `[μ, rsigma]`; RMSNorm's μ is 0.
 type RowStats = [f32; 2];
@@ -26,15 +27,15 @@ pub(crate) fn norm(
     let produce = |first: usize, out: &mut [f32]| {
         let mut scratch = Vec::new();
         let x = values.read(first * cols..first * cols + out.len(), &mut scratch);
-        let (gamma, beta, stats) = (gamma.as_slice(), beta.as_deref(), &stats[first..]);
+        let (gamma, beta, stats) = (&gamma[..], beta.as_deref(), &stats[first..]);
         vectorized(Forward { x, gamma, beta, centered, stats, out });
     };
     let produced = Rows { op, shape: *x.shape(), device: x.device(), dtype: x.dtype(), produce };
     let (y, _) = quantize_rows(&produced, slot, false)?;
     let tensor = |part: usize| -> Result<Tensor> {
         let values = match cols {
-            0 => host::zeroed(op, rows)?,
-            _ => host::collect(op, stats.iter().map(|row| row[part]))?,
+            0 => Array::zeroed(op, rows)?,
+            _ => Array::collect(op, stats.iter().map(|row| row[part]))?,
         };
         Ok(Tensor::on_cpu(values, Shape::from([rows]), x.device()))
     };
@@ -56,12 +57,12 @@ pub(crate) fn norm_backward(
     let rsigma = stats.rsigma.as_slice::<f32>()?;
     let mean = stats.mean.as_ref().map(Tensor::as_slice::<f32>).transpose()?;
     let [_, cols] = x.shape().matrix();
-    let mut dx = host::zeroed(op, x.numel())?;
+    let mut dx = Array::for_overwrite(op, x.numel())?;
     let parts = parallel::map_rows_mut(&mut dx, cols, |first, dx| {
         let range = first * cols..first * cols + dx.len();
         let (mut x, mut dy) = (Vec::new(), Vec::new());
         let (x, dy) = (values.read(range.clone(), &mut x), gradients.read(range, &mut dy));
-        let (gamma, rsigma, mean) = (gamma.as_slice(), &rsigma[first..], mean.map(|mean| &mean[first..]));
+        let (gamma, rsigma, mean) = (&gamma[..], &rsigma[first..], mean.map(|mean| &mean[first..]));
         let sums = vectorized(Backward { dy, x, gamma, rsigma, mean, dx: &mut *dx });
         if let Some(residual) = residual {
             let mut scratch = Vec::new();
@@ -71,11 +72,13 @@ pub(crate) fn norm_backward(
         sums
     });
     let width = if mean.is_some() { 2 * cols } else { cols };
-    let mut dgamma = parallel::sum_in_order(op, parts, width)?;
-    let dbeta = dgamma.split_off(cols);
-    let tensor = |sums: Vec<f32>| Tensor::on_cpu(sums, Shape::from([cols]), x.device());
+    let sums = parallel::sum_in_order(op, parts, width)?;
+    let (dgamma, dbeta) = sums.split_at(cols);
+    let tensor = |sums| -> Result<Tensor> {
+        Ok(Tensor::on_cpu(Array::copied(op, sums)?, Shape::from([cols]), x.device()))
+    };
     let dx = Tensor::from_buffer(Buffer::from_f32(dx, x.dtype(), op)?, *x.shape(), x.device());
-    Ok((dx, tensor(dgamma), mean.is_some().then(|| tensor(dbeta))))
+    Ok((dx, tensor(dgamma)?, mean.is_some().then(|| tensor(dbeta)).transpose()?))
 }
 
 /// None where there are no columns.
@@ -94,8 +97,8 @@ fn statistics(x: &Tensor, values: Floats<'_>, options: &NormOptions) -> Result<V
 }
 
 /// γ, or 1 + γ.
-fn factor(gamma: &Tensor, options: &NormOptions) -> Result<Vec<f32>> {
-    let mut gamma = host::owned("norm", gamma.cpu_f32("norm")?)?;
+fn factor(gamma: &Tensor, options: &NormOptions) -> Result<Array<f32>> {
+    let mut gamma = Array::copied("norm", &gamma.cpu_f32("norm")?)?;
     if options.zero_centered_gamma {
         gamma.iter_mut().for_each(|g| *g += 1.0);
     }
@@ -143,17 +146,17 @@ struct Backward<'a> {
 }
 
 impl Kernel for Backward<'_> {
-    type Output = Result<Vec<f32>>;
+    type Output = Result<Array<f32>>;
 
     #[inline(always)]
-    fn run(self) -> Result<Vec<f32>> {
+    fn run(self) -> Result<Array<f32>> {
         let Self { dy, x, gamma, rsigma, mean, dx } = self;
         let cols = gamma.len();
         let per_column = 1.0 / cols as f32;
         let op = "norm_backward";
-        let mut sums = host::zeroed(op, if mean.is_some() { 2 * cols } else { cols })?;
+        let mut sums = Array::zeroed(op, if mean.is_some() { 2 * cols } else { cols })?;
         let (dgamma, dbeta) = sums.split_at_mut(cols);
-        let (mut normed, mut scaled) = (host::zeroed::<f32>(op, cols)?, host::zeroed::<f32>(op, cols)?);
+        let (mut normed, mut scaled) = (Array::for_overwrite(op, cols)?, Array::for_overwrite(op, cols)?);
         let rows = dx.chunks_exact_mut(cols).zip(x.chunks_exact(cols).zip(dy.chunks_exact(cols)));
         for (row, (dx, (x, dy))) in rows.enumerate() {
             let (mu, rsigma) = (mean.map_or(0.0, |mean| mean[row]), rsigma[row]);
@@ -166,7 +169,7 @@ impl Kernel for Backward<'_> {
             dbeta.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
             let along = per_column * lanes::dot(&scaled, &normed);
             let level = mean.map_or(0.0, |_| per_column * lanes::sum(&scaled));
-            let columns = dx.iter_mut().zip(scaled.iter().zip(&normed));
+            let columns = dx.iter_mut().zip(scaled.iter().zip(&normed[..]));
             columns.for_each(|(dx, (s, n))| *dx = n.mul_add(-along, s - level) * rsigma);
         }
         Ok(sums)

@@ -1,7 +1,8 @@
 //! How work is split over threads: by shape alone, so that results do not depend on how many there are.
 
 use super::dispatch::vectorized;
-use crate::{Result, host};
+use crate::Result;
+use crate::host::Array;
 use rayon::prelude::*;
 
 /// Elements of one piece of elementwise work: large enough to outweigh a task, small enough for the first caches.
@@ -67,13 +68,13 @@ pub(crate) fn map_rows_mut<T: Send, R: Send>(
 /// Adds vectors of one length in their order; zeros for none.
 pub(crate) fn sum_in_order(
     op: &'static str,
-    parts: impl IntoIterator<Item = Result<Vec<f32>>>,
+    parts: impl IntoIterator<Item = Result<Array<f32>>>,
     len: usize,
-) -> Result<Vec<f32>> {
+) -> Result<Array<f32>> {
     let mut parts = parts.into_iter();
-    let mut sum = parts.next().unwrap_or_else(|| host::zeroed(op, len))?;
+    let mut sum = parts.next().unwrap_or_else(|| Array::zeroed(op, len))?;
     for part in parts {
-        sum.iter_mut().zip(part?).for_each(|(sum, v)| *sum += v);
+        sum.iter_mut().zip(&part?[..]).for_each(|(sum, v)| *sum += v);
     }
     Ok(sum)
 }

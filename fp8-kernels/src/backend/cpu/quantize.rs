@@ -2,9 +2,8 @@
 
 use super::{Buffer, codec, parallel, reduce, transpose};
 use crate::dtype::Float;
-use crate::{
-    DType, Device, Encoding, Error, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy, host,
-};
+use crate::host::Array;
+use crate::{DType, Device, Error, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -33,7 +32,7 @@ fn quantize_elements<T: Float>(x: &Tensor, data: &[T], slot: &Slot<'_>) -> Resul
         }
         return Ok(Operand::High(x.clone()));
     };
-    let mut codes = host::zeroed("quantize", data.len())?;
+    let mut codes = Array::for_overwrite("quantize", data.len())?;
     let amaxes = codes
         .par_chunks_mut(parallel::CHUNK)
         .zip(data.par_chunks(parallel::CHUNK))
@@ -62,31 +61,33 @@ pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
     is_summed: bool,
 ) -> Result<(Operand, Option<Tensor>)> {
     let (op, len, cols) = (rows.op, rows.shape.numel(), rows.shape.last_dim());
-    let compute = || -> Result<Vec<f32>> {
-        let mut values = host::zeroed(op, len)?;
+    let compute = || -> Result<Array<f32>> {
+        let mut values = Array::for_overwrite(op, len)?;
         parallel::rows(&mut values, cols, |first, out| (rows.produce)(first, out));
         Ok(values)
     };
     let mut whole = None;
     let scale = slot.resolve(|| Ok(amax(whole.insert(compute()?))))?;
-    let sums = |values: &[f32]| if is_summed { codec::column_sums(op, values, cols) } else { Ok(Vec::new()) };
+    let sums =
+        |values: &[f32]| if is_summed { codec::column_sums(op, values, cols) } else { Array::zeroed(op, 0) };
     let step = parallel::rows_per_chunk(cols) * cols.max(1);
     let (operand, parts) = if let Some(scale) = scale {
-        let mut codes = host::zeroed(op, len)?;
+        let mut codes = Array::for_overwrite(op, len)?;
         let chunk = |(index, codes): (usize, &mut [u8])| {
-            let mut scratch = Vec::new();
+            let computed;
             let values = match &whole {
                 Some(values) => &values[index * step..index * step + codes.len()],
                 None => {
-                    scratch.resize(codes.len(), 0.0);
-                    (rows.produce)(index * step / cols.max(1), &mut scratch);
-                    &scratch
+                    let mut values = Array::for_overwrite(op, codes.len())?;
+                    (rows.produce)(index * step / cols.max(1), &mut values);
+                    computed = values;
+                    &computed[..]
                 }
             };
             encode(values, scale, slot, codes).map(|amax| (amax, sums(values)))
         };
         let done = codes.par_chunks_mut(step).enumerate().map(chunk).collect::<Result<Vec<_>>>()?;
-        let (amaxes, parts): (Vec<f32>, Vec<Result<Vec<f32>>>) = done.into_iter().unzip();
+        let (amaxes, parts): (Vec<f32>, Vec<Result<Array<f32>>>) = done.into_iter().unzip();
         record(slot, amaxes)?;
         (finish(codes, rows.shape, rows.device, slot, scale)?, parts)
     } else {
@@ -113,7 +114,7 @@ pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
     fn of<T: Float>(x: &Fp8Tensor) -> Result<Buffer> {
         let codes = x.codes()?;
         let factor = x.scale_inv().item()?;
-        let mut values = host::zeroed::<T>("dequantize", codes.len())?;
+        let mut values = Array::<T>::for_overwrite("dequantize", codes.len())?;
         let chunks = values.par_chunks_mut(parallel::CHUNK).zip(codes.par_chunks(parallel::CHUNK));
         chunks.try_for_each(|(values, codes)| codec::dequantize(codes, x.encoding(), factor, values))?;
         Ok(T::wrap(Arc::new(values)))
@@ -130,12 +131,6 @@ pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
     Ok(Tensor::from_buffer(buffer, *x.shape(), x.device()))
 }
 
-/// The values of codes.
-pub(crate) fn decode(codes: &[u8], encoding: Encoding, values: &mut [f32]) -> Result<()> {
-    let chunks = values.par_chunks_mut(parallel::CHUNK).zip(codes.par_chunks(parallel::CHUNK));
-    chunks.try_for_each(|(values, codes)| codec::decode(codes, encoding, values))
-}
-
 /// Codes of one chunk; returns its amax and adds to the slot's counters.
 fn encode<T: Float>(data: &[T], scale: f32, slot: &Slot<'_>, codes: &mut [u8]) -> Result<f32> {
     let amax = codec::encode(data, scale, slot.encoding, codes)?;
@@ -149,7 +144,7 @@ fn record(slot: &Slot<'_>, amaxes: Vec<f32>) -> Result<()> {
     amaxes.into_iter().reduce(f32::max).map_or(Ok(()), |amax| slot.record(amax))
 }
 
-fn finish(codes: Vec<u8>, shape: Shape, device: &Device, slot: &Slot<'_>, scale: f32) -> Result<Operand> {
+fn finish(codes: Array<u8>, shape: Shape, device: &Device, slot: &Slot<'_>, scale: f32) -> Result<Operand> {
     let with_cast = slot.columnwise && device.transpose_policy() == TransposePolicy::WithCast;
     let columnwise = if with_cast {
         let [rows, cols] = shape.matrix();

@@ -2,7 +2,8 @@
 
 use super::dispatch::vectorized;
 use super::{Floats, lanes, parallel};
-use crate::{Result, Shape, Tensor, host};
+use crate::host::Array;
+use crate::{Result, Shape, Tensor};
 use rayon::prelude::*;
 
 pub(crate) fn sum(x: &Tensor) -> Result<Tensor> {
@@ -29,7 +30,7 @@ pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
     let op = "column_sums";
     let values = Floats::of(x, op, "x")?;
     let parts = parallel::map_rows(rows, cols, |first, last| {
-        let (mut scratch, mut sums) = (Vec::new(), host::zeroed(op, cols)?);
+        let (mut scratch, mut sums) = (Vec::new(), Array::zeroed(op, cols)?);
         let values = values.read(first * cols..last * cols, &mut scratch);
         add_rows(&mut sums, values);
         Ok(sums)

@@ -2,7 +2,8 @@
 
 use super::{Buffer, parallel};
 use crate::dtype::Element;
-use crate::{Result, Shape, Tensor, host};
+use crate::host::Array;
+use crate::{Result, Shape, Tensor};
 
 pub(crate) fn split(x: &Tensor, sizes: &[usize]) -> Result<Vec<Tensor>> {
     fn of<T: Element>(x: &Tensor, data: &[T], sizes: &[usize]) -> Result<Vec<Tensor>> {
@@ -12,7 +13,7 @@ pub(crate) fn split(x: &Tensor, sizes: &[usize]) -> Result<Vec<Tensor>> {
             Some(*end)
         });
         let part = |(&size, end): (&usize, usize)| {
-            let mut out = host::zeroed("split", rows * size)?;
+            let mut out = Array::for_overwrite("split", rows * size)?;
             parallel::rows(&mut out, size, |first, out| {
                 let source = data[first * cols..].chunks_exact(cols);
                 out.chunks_exact_mut(size)
@@ -40,7 +41,7 @@ pub(crate) fn concat(first: &Tensor, parts: &[&Tensor], shape: Shape) -> Result<
             .map(|part| Ok((part.cpu_slice::<T>("concat")?, part.shape().last_dim())))
             .collect::<Result<Vec<_>>>()?;
         let cols = shape.last_dim();
-        let mut out = host::zeroed("concat", shape.numel())?;
+        let mut out = Array::for_overwrite("concat", shape.numel())?;
         parallel::rows(&mut out, cols, |first, out| {
             for (row, out) in (first..).zip(out.chunks_exact_mut(cols)) {
                 let mut rest = out;

@@ -2,7 +2,8 @@
 
 use super::Buffer;
 use crate::dtype::Element;
-use crate::{Result, Shape, Tensor, host};
+use crate::host::Array;
+use crate::{Result, Shape, Tensor};
 use fp8_format::E4M3;
 use fp8_format::slice::Codec;
 use rayon::prelude::*;
@@ -26,8 +27,8 @@ pub(crate) fn transpose(x: &Tensor) -> Result<Tensor> {
 }
 
 /// `data` is `[rows, cols]`, codes or other bytes.
-pub(crate) fn transpose_codes(data: &[u8], rows: usize, cols: usize) -> Result<Vec<u8>> {
-    let mut out = host::zeroed("transpose", data.len())?;
+pub(crate) fn transpose_codes(data: &[u8], rows: usize, cols: usize) -> Result<Array<u8>> {
+    let mut out = Array::for_overwrite("transpose", data.len())?;
     // Bytes of either encoding move alike.
     let (codes, columns) =
         (bytemuck::cast_slice::<u8, E4M3>(data), bytemuck::cast_slice_mut::<u8, E4M3>(&mut out));
@@ -36,8 +37,8 @@ pub(crate) fn transpose_codes(data: &[u8], rows: usize, cols: usize) -> Result<V
 }
 
 /// `data` is `[rows, cols]`.
-fn transpose_slice<T: Element>(data: &[T], rows: usize, cols: usize) -> Result<Vec<T>> {
-    let mut out = host::zeroed("transpose", data.len())?;
+fn transpose_slice<T: Element>(data: &[T], rows: usize, cols: usize) -> Result<Array<T>> {
+    let mut out = Array::for_overwrite("transpose", data.len())?;
     if data.is_empty() {
         return Ok(out);
     }

@@ -13,4 +13,4 @@ mod runtime;
 pub(crate) use device::open;
 pub use runtime::interop;
 pub(crate) use runtime::{Buffer, CudaGraph, Gpu, Known};
-pub use runtime::{CudaOptions, GemmTuning};
+pub use runtime::{CudaAllocator, CudaOptions, GemmTuning};

@@ -3,6 +3,7 @@
 use super::cache::Cache;
 use super::capture::Recorded;
 use super::context::{self, Context};
+use super::environment::Environment;
 use super::fault::Decode;
 use super::launch::Kernel;
 use super::loader::{self, Libraries};
@@ -14,7 +15,6 @@ use super::options::CudaOptions;
 use super::product::{Places, Product};
 use super::queue::Queue;
 use super::tuning::GemmTuning;
-use crate::environment::Environment;
 use crate::{Error, Result};
 use cudarc::driver::CudaStream;
 use parking_lot::Mutex;

@@ -5,7 +5,7 @@
 //! the library that is already loaded. Libraries stay loaded for the life of the process.
 
 use super::cublaslt::CublasLt;
-use crate::environment::Environment;
+use super::environment::Environment;
 use crate::{Error, Result};
 use libloading::Library;
 use parking_lot::Mutex;

@@ -5,8 +5,8 @@
 //! first. When the driver has no more, the kept blocks are given back and it is asked once more.
 
 use super::context::Context;
+use super::environment::CudaAllocator;
 use super::pool::{Freed, Pool};
-use crate::environment::CudaAllocator;
 use crate::{DType, Error, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaStream, sys};

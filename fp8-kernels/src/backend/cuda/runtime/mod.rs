@@ -4,6 +4,7 @@ mod cache;
 mod capture;
 mod context;
 pub(super) mod cublaslt;
+mod environment;
 mod fault;
 mod gpu;
 pub mod interop;
@@ -21,6 +22,7 @@ mod queue;
 mod staging;
 mod tuning;
 
+pub use environment::CudaAllocator;
 pub(super) use fault::Faults;
 pub(crate) use gpu::{CudaGraph, Gpu};
 pub(crate) use known::Known;

@@ -1,0 +1,110 @@
+//! The lanes of AVX2 with FMA.
+
+use super::lanes::Lanes;
+use std::arch::x86_64::*;
+
+/// Proof that the CPU has AVX2 and FMA.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    pub(super) fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
+    }
+}
+
+impl Lanes for Avx2 {
+    type Vector = __m256;
+
+    const WIDTH: usize = 8;
+    const ROWS: usize = 6;
+    const PAIRS: bool = false;
+
+    #[inline(always)]
+    fn zero(self) -> __m256 {
+        // SAFETY: `self` proves AVX.
+        unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    fn splat(self, word: u32) -> __m256 {
+        // SAFETY: `self` proves AVX.
+        unsafe { _mm256_set1_ps(f32::from_bits(word)) }
+    }
+
+    #[inline(always)]
+    unsafe fn words(self, from: *const u32) -> __m256 {
+        // SAFETY: `self` proves AVX; the caller vouches for 8 words.
+        unsafe { _mm256_loadu_ps(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(self, from: *const f32) -> __m256 {
+        // SAFETY: `self` proves AVX; the caller vouches for 8 values.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, sums: __m256, to: *mut f32) {
+        // SAFETY: `self` proves AVX; the caller vouches for 8 values.
+        unsafe { _mm256_storeu_ps(to, sums) }
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, sums: __m256, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: `self` proves FMA.
+        unsafe { _mm256_fmadd_ps(a, b, sums) }
+    }
+
+    #[inline(always)]
+    fn canonical(self, sums: __m256) -> __m256 {
+        // SAFETY: `self` proves AVX.
+        let nan = unsafe { _mm256_cmp_ps::<_CMP_UNORD_Q>(sums, sums) };
+        // SAFETY: as above.
+        unsafe { _mm256_blendv_ps(sums, _mm256_set1_ps(f32::NAN), nan) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+        // SAFETY: `self` proves AVX2; the caller vouches for the words.
+        unsafe { transpose(from, from_stride, to, to_stride) }
+    }
+}
+
+/// Transposes 8 × 8 words: within groups of 4 × 4 by two rounds of interleaving, then the groups by 128-bit moves.
+///
+/// # Safety
+/// The CPU must have AVX2. `from` must have 8 rows of 8 readable words, `to` 8 rows of 8 writable ones.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+    let mut rows = [_mm256_setzero_si256(); 8];
+    for (j, row) in rows.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for row j.
+        *row = unsafe { _mm256_loadu_si256(from.add(j * from_stride).cast()) };
+    }
+    let mut pairs = rows;
+    for i in (0..8).step_by(2) {
+        pairs[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for c in 0..4 {
+        // Columns c and 4 + c of the rows 0 … 3 and 4 … 7.
+        let four = |i: usize| match c % 2 {
+            0 => _mm256_unpacklo_epi64(pairs[i + c / 2], pairs[i + c / 2 + 2]),
+            _ => _mm256_unpackhi_epi64(pairs[i + c / 2], pairs[i + c / 2 + 2]),
+        };
+        let (upper, lower) = (four(0), four(4));
+        // SAFETY: the caller vouches for row c.
+        unsafe {
+            _mm256_storeu_si256(to.add(c * to_stride).cast(), _mm256_permute2x128_si256::<0x20>(upper, lower))
+        };
+        // SAFETY: the caller vouches for row c + 4.
+        unsafe {
+            _mm256_storeu_si256(
+                to.add((c + 4) * to_stride).cast(),
+                _mm256_permute2x128_si256::<0x31>(upper, lower),
+            );
+        }
+    }
+}

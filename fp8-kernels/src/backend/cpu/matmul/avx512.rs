@@ -1,0 +1,150 @@
+//! The lanes of AVX-512: f32, and pairs of bf16 values with `vdpbf16ps`.
+
+use super::lanes::Lanes;
+use std::arch::x86_64::*;
+use std::sync::OnceLock;
+
+/// Proof that the CPU has AVX-512 F, BW, DQ and VL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(());
+
+/// Proof that the CPU has AVX-512 F, BW, DQ, VL and BF16, and that `vdpbf16ps` rounds as two fused multiply-adds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512Bf16(Avx512);
+
+impl Avx512 {
+    pub(super) fn detect() -> Option<Self> {
+        let has_all = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma");
+        has_all.then_some(Self(()))
+    }
+}
+
+impl Avx512Bf16 {
+    pub(super) fn detect() -> Option<Self> {
+        static ROUNDS_TWICE: OnceLock<bool> = OnceLock::new();
+        let lanes = Self(Avx512::detect()?);
+        let has_it = is_x86_feature_detected!("avx512bf16");
+        (has_it && *ROUNDS_TWICE.get_or_init(|| super::probe::rounds_twice(lanes))).then_some(lanes)
+    }
+}
+
+/// Writes an implementation of `Lanes` for 16 lanes.
+macro_rules! lanes {
+    ($name:ident, $pairs:literal, |$sums:ident, $a:ident, $b:ident| $multiply_add:expr) => {
+        impl Lanes for $name {
+            type Vector = __m512;
+
+            const WIDTH: usize = 16;
+            const ROWS: usize = 12;
+            const PAIRS: bool = $pairs;
+
+            #[inline(always)]
+            fn zero(self) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F.
+                unsafe { _mm512_setzero_ps() }
+            }
+
+            #[inline(always)]
+            fn splat(self, word: u32) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F.
+                unsafe { _mm512_set1_ps(f32::from_bits(word)) }
+            }
+
+            #[inline(always)]
+            unsafe fn words(self, from: *const u32) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F; the caller vouches for 16 words.
+                unsafe { _mm512_loadu_ps(from.cast()) }
+            }
+
+            #[inline(always)]
+            unsafe fn sums(self, from: *const f32) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F; the caller vouches for 16 values.
+                unsafe { _mm512_loadu_ps(from) }
+            }
+
+            #[inline(always)]
+            unsafe fn store(self, sums: __m512, to: *mut f32) {
+                // SAFETY: `self` proves AVX-512 F; the caller vouches for 16 values.
+                unsafe { _mm512_storeu_ps(to, sums) }
+            }
+
+            #[inline(always)]
+            fn multiply_add(self, $sums: __m512, $a: __m512, $b: __m512) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F and, where it is used, BF16.
+                unsafe { $multiply_add }
+            }
+
+            #[inline(always)]
+            fn canonical(self, sums: __m512) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F.
+                let nan = unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sums, sums) };
+                // SAFETY: as above.
+                unsafe { _mm512_mask_mov_ps(sums, nan, _mm512_set1_ps(f32::NAN)) }
+            }
+
+            #[inline(always)]
+            unsafe fn transpose(self, from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+                // SAFETY: `self` proves AVX-512 F; the caller vouches for the words.
+                unsafe { transpose(from, from_stride, to, to_stride) }
+            }
+        }
+    };
+}
+
+lanes!(Avx512, false, |sums, a, b| _mm512_fmadd_ps(a, b, sums));
+lanes!(Avx512Bf16, true, |sums, a, b| _mm512_dpbf16_ps(sums, pairs(a), pairs(b)));
+
+/// The same bits as pairs of bf16 values.
+#[inline(always)]
+fn pairs(words: __m512) -> __m512bh {
+    // SAFETY: both types are 512 bits of any value.
+    unsafe { std::mem::transmute(words) }
+}
+
+/// Transposes 16 × 16 words: within groups of 4 × 4 by two rounds of interleaving, then the groups by two rounds of 128-bit moves.
+///
+/// # Safety
+/// The CPU must have AVX-512 F. `from` must have 16 rows of 16 readable words, `to` 16 rows of 16 writable ones.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+    let mut rows = [_mm512_setzero_si512(); 16];
+    for (j, row) in rows.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for row j.
+        *row = unsafe { _mm512_loadu_si512(from.add(j * from_stride).cast()) };
+    }
+    let mut pairs = rows;
+    for i in (0..16).step_by(2) {
+        pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    let mut fours = rows;
+    for i in (0..16).step_by(4) {
+        fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+        fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+    }
+    // fours[4g + c] holds the columns c, 4 + c, 8 + c and 12 + c of the rows 4g … 4g + 3.
+    for c in 0..4 {
+        let low = _mm512_shuffle_i32x4::<0x88>(fours[c], fours[c + 4]);
+        let high = _mm512_shuffle_i32x4::<0xDD>(fours[c], fours[c + 4]);
+        let low_2 = _mm512_shuffle_i32x4::<0x88>(fours[c + 8], fours[c + 12]);
+        let high_2 = _mm512_shuffle_i32x4::<0xDD>(fours[c + 8], fours[c + 12]);
+        let columns = [
+            _mm512_shuffle_i32x4::<0x88>(low, low_2),
+            _mm512_shuffle_i32x4::<0x88>(high, high_2),
+            _mm512_shuffle_i32x4::<0xDD>(low, low_2),
+            _mm512_shuffle_i32x4::<0xDD>(high, high_2),
+        ];
+        for (group, column) in columns.into_iter().enumerate() {
+            // SAFETY: the caller vouches for row 4 · group + c.
+            unsafe { _mm512_storeu_si512(to.add((4 * group + c) * to_stride).cast(), column) };
+        }
+    }
+}

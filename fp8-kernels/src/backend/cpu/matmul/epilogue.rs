@@ -1,0 +1,141 @@
+//! What happens to a sum before it is stored: factors, bias, rounding, accumulation.
+
+use crate::dtype::Float;
+use half::{bf16, f16};
+use std::marker::PhantomData;
+
+/// `((sum · factors[0]) · factors[1]) + bias`, in f32, each an operation of its own.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Epilogue<'a> {
+    pub(crate) factors: Option<[f32; 2]>,
+    /// One value for each column.
+    pub(crate) bias: Option<&'a [f32]>,
+    /// Whether the result is added to what the output holds: without factors, sums start from it; with factors, it is added
+    /// last. The output must be f32.
+    pub(crate) accumulate: bool,
+}
+
+impl Epilogue<'_> {
+    /// Whether sums are stored as they are.
+    #[inline(always)]
+    pub(super) fn is_plain(&self) -> bool {
+        self.factors.is_none() && self.bias.is_none()
+    }
+
+    /// Whether sums start from what the output holds.
+    #[inline(always)]
+    pub(super) fn starts_from_output(&self) -> bool {
+        self.accumulate && self.factors.is_none()
+    }
+
+    /// Whether the output is needed until the last moment, so that no unfinished sum may be stored in it.
+    #[inline(always)]
+    pub(super) fn adds_to_output(&self) -> bool {
+        self.accumulate && self.factors.is_some()
+    }
+
+    /// Applies everything to the sums of one row from column `col` on, and stores them in `out`.
+    #[inline(always)]
+    pub(super) fn store(&self, sums: &mut [f32], col: usize, out: RowMut<'_>) {
+        if let Some([first, second]) = self.factors {
+            sums.iter_mut().for_each(|sum| *sum = *sum * first * second);
+        }
+        if let Some(bias) = self.bias {
+            sums.iter_mut().zip(&bias[col..]).for_each(|(sum, bias)| *sum += bias);
+        }
+        match out {
+            RowMut::F32(out) if self.adds_to_output() => {
+                out.iter_mut().zip(sums).for_each(|(out, sum)| *out = canonical(*out + *sum));
+            }
+            RowMut::F32(out) => out.iter_mut().zip(sums).for_each(|(out, sum)| *out = canonical(*sum)),
+            RowMut::BF16(out) => round(sums, out),
+            RowMut::F16(out) => round(sums, out),
+        }
+    }
+}
+
+#[inline(always)]
+fn canonical(value: f32) -> f32 {
+    if value.is_nan() { f32::NAN } else { value }
+}
+
+#[inline(always)]
+fn round<T: Float>(sums: &mut [f32], out: &mut [T]) {
+    sums.iter_mut().for_each(|sum| *sum = canonical(*sum));
+    T::round(sums, out);
+}
+
+/// A row-major output, of which several threads write different parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Out<'a> {
+    elements: Pointer,
+    len: usize,
+    lifetime: PhantomData<&'a mut [f32]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Pointer {
+    F32(*mut f32),
+    BF16(*mut bf16),
+    F16(*mut f16),
+}
+
+// SAFETY: an `Out` is a unique borrow of plain values. Threads that share it write different elements: `row` demands it.
+unsafe impl Send for Out<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Out<'_> {}
+
+/// Part of one row.
+pub(super) enum RowMut<'a> {
+    F32(&'a mut [f32]),
+    BF16(&'a mut [bf16]),
+    F16(&'a mut [f16]),
+}
+
+impl<'a> Out<'a> {
+    pub(crate) fn f32(data: &'a mut [f32]) -> Self {
+        Self { elements: Pointer::F32(data.as_mut_ptr()), len: data.len(), lifetime: PhantomData }
+    }
+
+    pub(crate) fn bf16(data: &'a mut [bf16]) -> Self {
+        Self { elements: Pointer::BF16(data.as_mut_ptr()), len: data.len(), lifetime: PhantomData }
+    }
+
+    pub(crate) fn f16(data: &'a mut [f16]) -> Self {
+        Self { elements: Pointer::F16(data.as_mut_ptr()), len: data.len(), lifetime: PhantomData }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The first element, if they are f32.
+    pub(super) fn as_f32(&self) -> Option<*mut f32> {
+        match self.elements {
+            Pointer::F32(data) => Some(data),
+            Pointer::BF16(_) | Pointer::F16(_) => None,
+        }
+    }
+
+    /// Returns `len` elements from `start` on.
+    ///
+    /// # Safety
+    /// They are in the output, and no other reference to any of them is alive, on this thread or another.
+    #[inline(always)]
+    pub(super) unsafe fn row(&self, start: usize, len: usize) -> RowMut<'_> {
+        match self.elements {
+            // SAFETY: the caller's promise.
+            Pointer::F32(data) => {
+                RowMut::F32(unsafe { std::slice::from_raw_parts_mut(data.add(start), len) })
+            }
+            // SAFETY: as above.
+            Pointer::BF16(data) => {
+                RowMut::BF16(unsafe { std::slice::from_raw_parts_mut(data.add(start), len) })
+            }
+            // SAFETY: as above.
+            Pointer::F16(data) => {
+                RowMut::F16(unsafe { std::slice::from_raw_parts_mut(data.add(start), len) })
+            }
+        }
+    }
+}

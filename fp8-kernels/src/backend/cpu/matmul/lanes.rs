@@ -1,0 +1,124 @@
+//! The vector operations of the micro-kernel, and an implementation of them in plain Rust.
+
+/// Operations on vectors of f32 sums. The micro-kernel is written once over them.
+///
+/// A value of an implementing type is a proof that the CPU has the instructions: [`CpuPath`](super::CpuPath) makes one only
+/// after asking.
+///
+/// Operands are vectors of 32-bit *words*. A word is one f32, or, where [`PAIRS`](Self::PAIRS) holds, two bf16 values of
+/// neighboring k with the first in the high half.
+pub(crate) trait Lanes: Copy + Send + Sync {
+    type Vector: Copy;
+
+    /// Sums per vector.
+    const WIDTH: usize;
+    /// Rows of the largest tile. Together with two vectors per row and the operands they fill the registers.
+    const ROWS: usize;
+    /// Whether a word holds two bf16 values.
+    const PAIRS: bool;
+
+    fn zero(self) -> Self::Vector;
+
+    /// Returns a vector that holds `word` in each lane.
+    fn splat(self, word: u32) -> Self::Vector;
+
+    /// Reads [`WIDTH`](Self::WIDTH) words.
+    ///
+    /// # Safety
+    /// They must be readable.
+    unsafe fn words(self, from: *const u32) -> Self::Vector;
+
+    /// Reads [`WIDTH`](Self::WIDTH) sums.
+    ///
+    /// # Safety
+    /// They must be readable.
+    unsafe fn sums(self, from: *const f32) -> Self::Vector;
+
+    /// Writes [`WIDTH`](Self::WIDTH) sums.
+    ///
+    /// # Safety
+    /// They must be writable.
+    unsafe fn store(self, sums: Self::Vector, to: *mut f32);
+
+    /// Adds the products of two vectors of words to `sums`: one fused multiply-add per f32, or two per pair, the high halves
+    /// first.
+    fn multiply_add(self, sums: Self::Vector, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+
+    /// Replaces every NaN by `f32::NAN`, whose bits are the same on every CPU.
+    fn canonical(self, sums: Self::Vector) -> Self::Vector;
+
+    /// Transposes a block of [`WIDTH`](Self::WIDTH) × [`WIDTH`](Self::WIDTH) words: `to[i · to_stride + j] = from[j · from_stride + i]`.
+    ///
+    /// # Safety
+    /// Every word of the block must be readable in `from` and writable in `to`.
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+        for i in 0..Self::WIDTH {
+            for j in 0..Self::WIDTH {
+                // SAFETY: i and j are below WIDTH, so the caller vouches for both words.
+                let word = unsafe { *from.add(j * from_stride + i) };
+                // SAFETY: as above.
+                unsafe { *to.add(i * to_stride + j) = word };
+            }
+        }
+    }
+}
+
+/// Vectors of `N` lanes as arrays: the model of every other implementation, and what a CPU without vector instructions runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Portable<const N: usize, const PAIRS: bool>;
+
+impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
+    type Vector = [f32; N];
+
+    const WIDTH: usize = N;
+    // As the vector units that it models: 32 registers, but 16 where vectors have 8 lanes.
+    const ROWS: usize = if N == 8 { 6 } else { 12 };
+    const PAIRS: bool = PAIRS;
+
+    #[inline(always)]
+    fn zero(self) -> [f32; N] {
+        [0.0; N]
+    }
+
+    #[inline(always)]
+    fn splat(self, word: u32) -> [f32; N] {
+        [f32::from_bits(word); N]
+    }
+
+    #[inline(always)]
+    unsafe fn words(self, from: *const u32) -> [f32; N] {
+        // SAFETY: the caller vouches for the N words, and an f32 has their size and alignment.
+        unsafe { from.cast::<[f32; N]>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(self, from: *const f32) -> [f32; N] {
+        // SAFETY: the caller vouches for the N values.
+        unsafe { from.cast::<[f32; N]>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, sums: [f32; N], to: *mut f32) {
+        // SAFETY: the caller vouches for the N values.
+        unsafe { to.cast::<[f32; N]>().write(sums) };
+    }
+
+    #[inline(always)]
+    fn multiply_add(self, mut sums: [f32; N], a: [f32; N], b: [f32; N]) -> [f32; N] {
+        let high = |word: f32| f32::from_bits(word.to_bits() & 0xFFFF_0000);
+        let low = |word: f32| f32::from_bits(word.to_bits() << 16);
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum = match PAIRS {
+                false => a.mul_add(b, *sum),
+                true => low(a).mul_add(low(b), high(a).mul_add(high(b), *sum)),
+            };
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn canonical(self, sums: [f32; N]) -> [f32; N] {
+        sums.map(|sum| if sum.is_nan() { f32::NAN } else { sum })
+    }
+}

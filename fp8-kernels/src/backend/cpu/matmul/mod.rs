@@ -1,0 +1,99 @@
+//! The matrix product of the CPU: `out[m, n] = epilogue(Σₖ a[m, k] · b[n, k])`, with the same bits on every CPU.
+//!
+//! Each element of the result is one f32 sum. It starts at 0, or at what `out` holds, and takes the products in the order of k,
+//! each by one fused multiply-add. Nothing else decides the bits: not the instructions, the sizes of blocks, the layout of the
+//! operands or the number of threads. A NaN is always `f32::NAN`.
+//!
+//! Operands are f32, bf16, f16 or FP8 codes, contiguous along k or along the other dimension. Blocks of them are decoded while
+//! they are *packed* into the order in which the micro-kernel reads them; no operand is transposed or decoded as a whole.
+//! Every product of two FP8 values is exact in f32, and every FP8 value is exact in bf16. So `vdpbf16ps` computes the same sums as
+//! f32 arithmetic, at twice its speed, on a CPU where the instruction rounds as two multiply-adds ([`probe`]). It flushes subnormal
+//! numbers, but none occur: products are multiples of 2⁻²⁵, and so are their sums.
+//!
+//! | file | contents |
+//! |---|---|
+//! | [`lanes`], `avx512`, `avx2`, `neon` | vector operations: in plain Rust, and with each set of instructions |
+//! | [`path`] | which of them the CPU has |
+//! | [`tile`] | the micro-kernel: one tile of sums in registers |
+//! | [`pack`] | blocks of the operands in the order of the micro-kernel |
+//! | [`task`] | the loops over blocks and tiles of one thread's part |
+//! | [`epilogue`] | factors, bias, rounding, accumulation |
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod epilogue;
+mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod pack;
+mod path;
+#[cfg(target_arch = "x86_64")]
+mod probe;
+mod task;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+pub(crate) use epilogue::{Epilogue, Out};
+pub(crate) use pack::{Elements, Matrix};
+pub use path::CpuPath;
+
+use crate::Result;
+use path::Vectors;
+use task::{Blocks, Parts, Task};
+
+/// Computes the product on all threads of the current pool.
+///
+/// `a` is `[m, k]` and `b` is `[n, k]`, whatever their layouts; `out` is `[m, n]`, row-major.
+///
+/// # Errors
+/// Memory that cannot be allocated, for `op`; an `FP8_CPU_PATH` that this CPU does not have.
+pub(crate) fn matmul(
+    op: &'static str,
+    dims: [usize; 3],
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    epilogue: &Epilogue<'_>,
+    out: Out<'_>,
+) -> Result<()> {
+    let vectors = CpuPath::current()?.vectors(a.is_fp8() && b.is_fp8());
+    let parts = Parts::new(dims, rayon::current_num_threads());
+    matmul_on(vectors, op, dims, a, b, epilogue, out, parts, Blocks::new(vectors))
+}
+
+/// Computes the product on the calling thread: for small products inside a task.
+///
+/// # Errors
+/// Those of [`matmul`].
+pub(crate) fn matmul_serial(
+    op: &'static str,
+    dims: [usize; 3],
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    epilogue: &Epilogue<'_>,
+    out: Out<'_>,
+) -> Result<()> {
+    let vectors = CpuPath::current()?.vectors(a.is_fp8() && b.is_fp8());
+    matmul_on(vectors, op, dims, a, b, epilogue, out, Parts::ONE, Blocks::new(vectors))
+}
+
+#[expect(clippy::too_many_arguments, reason = "what callers decide, and what tests vary")]
+fn matmul_on(
+    vectors: Vectors,
+    op: &'static str,
+    [m, n, k]: [usize; 3],
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    epilogue: &Epilogue<'_>,
+    out: Out<'_>,
+    parts: Parts,
+    blocks: Blocks,
+) -> Result<()> {
+    if m == 0 || n == 0 {
+        return Ok(());
+    }
+    let task = Task::new(op, [m, n, k], a, b, epilogue, &out, blocks);
+    parts.for_each([m, n], |rows, cols| task.run(vectors, rows, cols))
+}

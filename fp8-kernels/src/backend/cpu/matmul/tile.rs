@@ -1,0 +1,112 @@
+//! The micro-kernel: a tile of sums that stays in registers while k advances.
+
+use super::lanes::Lanes;
+
+/// Rows of f32 values, `stride` values apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows {
+    pub(super) first: *mut f32,
+    pub(super) stride: usize,
+}
+
+/// Packed words of `a`: row i, step p is word `i · row + p · step`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Left {
+    pub(super) words: *const u32,
+    pub(super) row: usize,
+    pub(super) step: usize,
+}
+
+/// What a tile starts from, where it goes, and whether it is a result.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sums {
+    /// Zeros for `None`.
+    pub(super) initial: Option<Rows>,
+    pub(super) out: Rows,
+    /// Whether NaNs become `f32::NAN`.
+    pub(super) canonical: bool,
+}
+
+/// Adds `steps` words of `rows` rows of `a` times a panel of `b`, which is `vectors` vectors wide and has one row a step.
+///
+/// # Safety
+/// `rows` is one of [`HEIGHTS`] and at most `L::ROWS`; `vectors` is 1 or 2. The words that this names must be readable, the
+/// rows of `sums` readable and writable over the panel's width.
+#[inline(always)]
+pub(super) unsafe fn tile<L: Lanes>(
+    lanes: L,
+    [rows, vectors]: [usize; 2],
+    steps: usize,
+    a: Left,
+    b: *const u32,
+    sums: Sums,
+) {
+    macro_rules! of_size {
+        ($($rows:literal)*) => {
+            match (rows, vectors) {
+                $(
+                    // SAFETY: the caller's promises are those of `sized`.
+                    ($rows, 1) if $rows <= L::ROWS => unsafe { sized::<L, $rows, 1>(lanes, steps, a, b, sums) },
+                    // SAFETY: as above.
+                    ($rows, 2) if $rows <= L::ROWS => unsafe { sized::<L, $rows, 2>(lanes, steps, a, b, sums) },
+                )*
+                _ => unreachable!("a tile of {rows} rows and {vectors} vectors"),
+            }
+        };
+    }
+    of_size!(12 8 6 4 2 1)
+}
+
+/// The heights of tiles, the largest first.
+const HEIGHTS: [usize; 6] = [12, 8, 6, 4, 2, 1];
+
+/// Returns the largest height of a tile for `rows` rows, at least 1.
+#[inline(always)]
+pub(super) fn height<L: Lanes>(rows: usize) -> usize {
+    HEIGHTS.into_iter().find(|&height| height <= rows.min(L::ROWS)).unwrap_or(1)
+}
+
+/// # Safety
+/// That of [`tile`].
+#[inline(always)]
+unsafe fn sized<L: Lanes, const ROWS: usize, const VECTORS: usize>(
+    lanes: L,
+    steps: usize,
+    a: Left,
+    b: *const u32,
+    sums: Sums,
+) {
+    let mut tile = [[lanes.zero(); VECTORS]; ROWS];
+    if let Some(initial) = sums.initial {
+        for (i, row) in tile.iter_mut().enumerate() {
+            for (j, vector) in row.iter_mut().enumerate() {
+                // SAFETY: row i of `initial` is readable over the panel's width.
+                *vector = unsafe { lanes.sums(initial.first.add(i * initial.stride + j * L::WIDTH)) };
+            }
+        }
+    }
+    let (mut left, mut right) = (a.words, b);
+    for _ in 0..steps {
+        let mut columns = [lanes.zero(); VECTORS];
+        for (j, column) in columns.iter_mut().enumerate() {
+            // SAFETY: each step has a row of the panel.
+            *column = unsafe { lanes.words(right.add(j * L::WIDTH)) };
+        }
+        for (i, row) in tile.iter_mut().enumerate() {
+            // SAFETY: row i has a word for each step.
+            let word = lanes.splat(unsafe { *left.add(i * a.row) });
+            for (vector, column) in row.iter_mut().zip(columns) {
+                *vector = lanes.multiply_add(*vector, word, column);
+            }
+        }
+        left = left.wrapping_add(a.step);
+        right = right.wrapping_add(VECTORS * L::WIDTH);
+    }
+    for (i, row) in tile.into_iter().enumerate() {
+        for (j, vector) in row.into_iter().enumerate() {
+            let vector = if sums.canonical { lanes.canonical(vector) } else { vector };
+            // SAFETY: row i of `out` is writable over the panel's width.
+            unsafe { lanes.store(vector, sums.out.first.add(i * sums.out.stride + j * L::WIDTH)) };
+        }
+    }
+}
