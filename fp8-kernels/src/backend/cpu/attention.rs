@@ -123,10 +123,11 @@ impl<'a> Head<'a> {
 /// Keys of one block of scores.
 const KEYS: usize = 64;
 /// Queries of one block of scores. Fewer than keys: less is computed of what a causal mask hides.
-const QUERIES: usize = 24;
+const QUERIES: usize = 32;
 /// Rows of scores are computed up to a multiple of this, in vectors without a rest.
 const LANES: usize = 16;
-const _: () = assert!(KEYS.is_multiple_of(LANES));
+// Whole blocks of queries end where blocks of keys do: a row is multiplied with no hidden key behind its own block of keys.
+const _: () = assert!(KEYS.is_multiple_of(LANES) && KEYS.is_multiple_of(QUERIES));
 
 /// A block of scores, one row a query. What a row holds behind its last key is not defined.
 type Block = [f32; QUERIES * KEYS];
