@@ -5,19 +5,45 @@
 //! | `FP8_CUDA_LIB_DIR` | folders | none | where NVIDIA's libraries are searched for first |
 //! | `FP8_CACHE_DIR` | folder, empty for none | `$XDG_CACHE_HOME/fp8`, `~/.cache/fp8` | cache of compiled kernels |
 //! | `FP8_CUDA_ALLOCATOR` | `caching` or `exact` | `caching` | keep freed device memory for later tensors, or return each block to the driver at once |
+//! | `FP8_CPU_ALLOCATOR` | `caching` or `exact` | `caching` | keep freed host memory of tensors for later ones, or return each block to the system at once |
 //! | `FP8_GEMM_TUNING` | count, up to 1024 | 0 | how many of cuBLASLt's kernels the first use of a product times |
 //! | `FP8_GEMM_TUNING_FILE` | file | none | where the fastest kernels are stored |
 //!
 //! `CUDA_HOME`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `XDG_CACHE_HOME` and `HOME` have their usual meanings.
 
-use crate::{Error, GemmTuning, Result};
+#[cfg(feature = "cuda")]
+use crate::GemmTuning;
+use crate::{Error, Result};
 use std::env;
 use std::ffi::OsString;
+#[cfg(feature = "cuda")]
 use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// Returns whether the memory of freed tensors on the CPU is kept for later ones. The variable is read once.
+pub(crate) fn keeps_host_memory() -> Result<bool> {
+    const NAME: &str = "FP8_CPU_ALLOCATOR";
+    static VALUE: OnceLock<Option<OsString>> = OnceLock::new();
+    is_caching(NAME, VALUE.get_or_init(|| env::var_os(NAME)).as_ref())
+}
+
+/// Returns whether `value`, that of the variable `name`, is `caching`, the default, and not `exact`.
+fn is_caching(name: &'static str, value: Option<&OsString>) -> Result<bool> {
+    match value {
+        None => Ok(true),
+        Some(value) if value == "caching" => Ok(true),
+        Some(value) if value == "exact" => Ok(false),
+        Some(value) => {
+            let remedy = "expected caching or exact".to_owned();
+            Err(Error::Environment { name, value: value.to_string_lossy().into_owned(), remedy })
+        }
+    }
+}
 
 /// What happens to freed device memory: [`CudaOptions::allocator`](crate::CudaOptions::allocator).
 ///
 /// See [`CudaOptions`](crate::CudaOptions) for an example.
+#[cfg(feature = "cuda")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum CudaAllocator {
     /// It is kept for later tensors of about the same size, so a training loop soon makes no driver calls for memory.
@@ -28,7 +54,8 @@ pub enum CudaAllocator {
     Exact,
 }
 
-/// The values of the variables when a device was opened.
+/// The values of the variables when a GPU was opened.
+#[cfg(feature = "cuda")]
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Environment {
     pub(crate) library_dirs: Vec<PathBuf>,
@@ -40,6 +67,7 @@ pub(crate) struct Environment {
     pub(crate) python_prefixes: Vec<PathBuf>,
 }
 
+#[cfg(feature = "cuda")]
 impl Environment {
     pub(crate) fn read() -> Result<Self> {
         Self::from_variables(|name| env::var_os(name))
@@ -57,17 +85,10 @@ impl Environment {
                 .or_else(|| path("HOME").map(|home| home.join(".cache")))
                 .map(|cache| cache.join("fp8")),
         };
-        let allocator = match variable("FP8_CUDA_ALLOCATOR") {
-            None => CudaAllocator::default(),
-            Some(value) if value == "caching" => CudaAllocator::Caching,
-            Some(value) if value == "exact" => CudaAllocator::Exact,
-            Some(value) => {
-                return Err(Error::Environment {
-                    name: "FP8_CUDA_ALLOCATOR",
-                    value: value.to_string_lossy().into_owned(),
-                    remedy: "expected caching or exact".to_owned(),
-                });
-            }
+        const ALLOCATOR: &str = "FP8_CUDA_ALLOCATOR";
+        let allocator = match is_caching(ALLOCATOR, variable(ALLOCATOR).as_ref())? {
+            true => CudaAllocator::Caching,
+            false => CudaAllocator::Exact,
         };
         let candidates = match variable("FP8_GEMM_TUNING") {
             None => 0,
@@ -97,7 +118,7 @@ impl Environment {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
 
@@ -121,6 +142,10 @@ mod tests {
     fn an_unknown_allocator_is_an_error() {
         let error = read(&[("FP8_CUDA_ALLOCATOR", "jemalloc")]).unwrap_err().to_string();
         assert_eq!(error, "FP8_CUDA_ALLOCATOR=jemalloc: expected caching or exact");
+        let is_caching = |value: &str| super::is_caching("FP8_CPU_ALLOCATOR", Some(&value.into()));
+        assert!(is_caching("caching").unwrap() && !is_caching("exact").unwrap());
+        let error = is_caching("jemalloc").unwrap_err().to_string();
+        assert_eq!(error, "FP8_CPU_ALLOCATOR=jemalloc: expected caching or exact");
     }
 
     #[test]

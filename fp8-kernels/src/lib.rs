@@ -15,7 +15,6 @@ mod backend;
 mod cells;
 mod device;
 mod dtype;
-#[cfg(feature = "cuda")]
 mod environment;
 mod error;
 mod fp8_tensor;
