@@ -47,17 +47,10 @@ impl Environment {
                 .or_else(|| path("HOME").map(|home| home.join(".cache")))
                 .map(|cache| cache.join("fp8")),
         };
-        let allocator = match variable("FP8_CUDA_ALLOCATOR") {
-            None => CudaAllocator::default(),
-            Some(value) if value == "caching" => CudaAllocator::Caching,
-            Some(value) if value == "exact" => CudaAllocator::Exact,
-            Some(value) => {
-                return Err(Error::Environment {
-                    name: "FP8_CUDA_ALLOCATOR",
-                    value: value.to_string_lossy().into_owned(),
-                    remedy: "expected caching or exact".to_owned(),
-                });
-            }
+        const ALLOCATOR: &str = "FP8_CUDA_ALLOCATOR";
+        let allocator = match environment::is_caching(ALLOCATOR, variable(ALLOCATOR).as_ref())? {
+            true => CudaAllocator::Caching,
+            false => CudaAllocator::Exact,
         };
         let candidates = match variable("FP8_GEMM_TUNING") {
             None => 0,
