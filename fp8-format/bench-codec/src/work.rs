@@ -31,23 +31,25 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    pub(crate) fn new(elements: usize) -> Result<Self, Box<dyn Error>> {
+    /// Allocates the buffers, in pages of 2 MiB if `has_huge_pages`.
+    pub(crate) fn new(elements: usize, has_huge_pages: bool) -> Result<Self, Box<dyn Error>> {
         let value = |i: usize| normal(i as u64);
+        let huge = has_huge_pages;
         Ok(Self {
-            f32s: Buffer::new(elements, value)?,
-            f16s: Buffer::new(elements, |i| f16::from_f32(value(i)))?,
-            bf16s: Buffer::new(elements, |i| bf16::from_f32(value(i)))?,
-            codes: Buffer::new(elements, |i| E4M3::from_f32(value(i) * 40.0))?,
-            codes5: Buffer::new(elements, |i| E5M2::from_f32(value(i) * 40.0))?,
-            out: Buffer::new(elements, |_| E4M3::ZERO)?,
-            out5: Buffer::new(elements, |_| E5M2::ZERO)?,
-            columns: Buffer::new(elements, |_| E4M3::ZERO)?,
-            columns5: Buffer::new(elements, |_| E5M2::ZERO)?,
-            wide: Buffer::new(elements, |_| 0.0)?,
-            wide_f16: Buffer::new(elements, |_| f16::ZERO)?,
-            wide_bf16: Buffer::new(elements, |_| bf16::ZERO)?,
-            read: Buffer::new(4 * elements, |i| (i % 251) as u8)?,
-            written: Buffer::new(4 * elements, |_| 0)?,
+            f32s: Buffer::new(elements, huge, value)?,
+            f16s: Buffer::new(elements, huge, |i| f16::from_f32(value(i)))?,
+            bf16s: Buffer::new(elements, huge, |i| bf16::from_f32(value(i)))?,
+            codes: Buffer::new(elements, huge, |i| E4M3::from_f32(value(i) * 40.0))?,
+            codes5: Buffer::new(elements, huge, |i| E5M2::from_f32(value(i) * 40.0))?,
+            out: Buffer::new(elements, huge, |_| E4M3::ZERO)?,
+            out5: Buffer::new(elements, huge, |_| E5M2::ZERO)?,
+            columns: Buffer::new(elements, huge, |_| E4M3::ZERO)?,
+            columns5: Buffer::new(elements, huge, |_| E5M2::ZERO)?,
+            wide: Buffer::new(elements, huge, |_| 0.0)?,
+            wide_f16: Buffer::new(elements, huge, |_| f16::ZERO)?,
+            wide_bf16: Buffer::new(elements, huge, |_| bf16::ZERO)?,
+            read: Buffer::new(4 * elements, huge, |i| (i % 251) as u8)?,
+            written: Buffer::new(4 * elements, huge, |_| 0)?,
             elements,
         })
     }
