@@ -1,10 +1,12 @@
 //! Code compiled for more CPU features than the target has.
 #![expect(unsafe_code, reason = "run-time dispatch by the features of the CPU; see each SAFETY line")]
 
-/// Work that is compiled twice, plainly and for AVX2 and FMA.
+use super::matmul::CpuPath;
+
+/// Work that is compiled once for each set of instructions.
 ///
 /// Closures are kernels, but the compiler need not inline a long one where the features are, and then its `mul_add`s are
-/// calls: hot loops over `math` are types of their own, with `run` and all below it `#[inline(always)]`.
+/// calls and its vectors are short: hot loops are types of their own, with `run` and all below it `#[inline(always)]`.
 pub(crate) trait Kernel {
     type Output;
 
@@ -20,22 +22,43 @@ impl<R, F: FnOnce() -> R> Kernel for F {
     }
 }
 
-/// Runs `kernel`, compiled with AVX2 and FMA where the CPU has both.
+/// Runs `kernel` with the instructions of [`CpuPath::current`].
 ///
-/// `mul_add` is one instruction then, and loops become vectors. The bits are the same either way: without the feature
-/// `mul_add` calls a correctly rounded function, slowly.
+/// The bits are the same on every path: loops become vectors, but no sum is reordered. `mul_add` is one instruction with FMA,
+/// and otherwise calls a correctly rounded function, which is slow.
 #[inline]
 pub(crate) fn vectorized<K: Kernel>(kernel: K) -> K::Output {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-        // SAFETY: the CPU has the two features that `with_fma` is compiled for; they were just detected.
-        return unsafe { with_fma(kernel) };
+    // A path that this CPU does not have is an error of the matrix product.
+    let path = CpuPath::current().unwrap_or(CpuPath::Scalar);
+    // SAFETY: `current` returns a path that is available.
+    unsafe { on(path, kernel) }
+}
+
+/// Runs `kernel` with the instructions of `path`.
+///
+/// # Safety
+/// `path` must be available.
+#[inline]
+pub(crate) unsafe fn on<K: Kernel>(path: CpuPath, kernel: K) -> K::Output {
+    match path {
+        // SAFETY: the caller promises AVX2 and FMA.
+        #[cfg(target_arch = "x86_64")]
+        CpuPath::Avx2 => unsafe { with_avx2(kernel) },
+        // SAFETY: the caller promises AVX-512 F, BW, DQ and VL, AVX2 and FMA.
+        #[cfg(target_arch = "x86_64")]
+        CpuPath::Avx512 | CpuPath::Avx512Bf16 => unsafe { with_avx512(kernel) },
+        _ => kernel.run(),
     }
-    kernel.run()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn with_fma<K: Kernel>(kernel: K) -> K::Output {
+fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run()
 }

@@ -1,7 +1,8 @@
 //! Reference of `add`, `bias` and `scale`.
 
+use super::dispatch::{Kernel, vectorized};
 use super::floats::{build, build_flat};
-use super::{Floats, dispatch::vectorized, parallel};
+use super::{Floats, parallel};
 use crate::dtype::Float;
 use crate::{DType, Result, Tensor};
 use half::{bf16, f16};
@@ -13,8 +14,24 @@ pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         let range = start..start + out.len();
         let (mut a, mut b) = (Vec::new(), Vec::new());
         let (a, b) = (left.read(range.clone(), &mut a), right.read(range, &mut b));
-        out.iter_mut().zip(a.iter().zip(b)).for_each(|(o, (a, b))| *o = a + b);
+        vectorized(Add { a, b, out });
     })
+}
+
+struct Add<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { a, b, out } = self;
+        out.iter_mut().zip(a.iter().zip(b)).for_each(|(o, (a, b))| *o = a + b);
+    }
 }
 
 pub(crate) fn bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
@@ -24,10 +41,28 @@ pub(crate) fn bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
     build("bias", *x.shape(), x.dtype(), x.device(), parallel::rows_per_chunk(cols) * cols, |start, out| {
         let mut scratch = Vec::new();
         let x = values.read(start..start + out.len(), &mut scratch);
+        vectorized(Bias { x, bias, out });
+    })
+}
+
+/// Rows of the output.
+struct Bias<'a> {
+    x: &'a [f32],
+    bias: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Bias<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, bias, out } = self;
+        let cols = bias.len().max(1);
         for (out, x) in out.chunks_exact_mut(cols).zip(x.chunks_exact(cols)) {
             out.iter_mut().zip(x.iter().zip(bias)).for_each(|(o, (x, b))| *o = x + b);
         }
-    })
+    }
 }
 
 pub(crate) fn scale(x: &Tensor, factor: f32) -> Result<Tensor> {
@@ -35,8 +70,24 @@ pub(crate) fn scale(x: &Tensor, factor: f32) -> Result<Tensor> {
     build_flat("scale", *x.shape(), x.dtype(), x.device(), |start, out| {
         let mut scratch = Vec::new();
         let x = values.read(start..start + out.len(), &mut scratch);
-        out.iter_mut().zip(x).for_each(|(o, x)| *o = x * factor);
+        vectorized(Scale { x, factor, out });
     })
+}
+
+struct Scale<'a> {
+    x: &'a [f32],
+    factor: f32,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Scale<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, factor, out } = self;
+        out.iter_mut().zip(x).for_each(|(o, x)| *o = x * factor);
+    }
 }
 
 pub(crate) fn scale_in_place(x: &mut Tensor, factor: f32, name: &str) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Reference of `rope`.
 
+use super::dispatch::{Kernel, vectorized};
 use super::floats::{Floats, build};
 use super::parallel;
 use crate::ops::RopeTable;
@@ -19,15 +20,36 @@ pub(crate) fn rope(x: &Tensor, table: &RopeTable, start: usize, back: bool) -> R
         for (i, (out, x)) in out.chunks_exact_mut(token).zip(data.chunks_exact(token)).enumerate() {
             let row = (start + (first / token + i) % sequence) * half;
             let (cos, sin) = (&cos[row..row + half], &sin[row..row + half]);
-            for (out, x) in out.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half)) {
-                let ((out_1, out_2), (x_1, x_2)) = (out.split_at_mut(half), x.split_at(half));
-                let pairs = out_1.iter_mut().zip(out_2).zip(x_1.iter().zip(x_2));
-                for (((o_1, o_2), (&x_1, &x_2)), (&cos, &sin)) in pairs.zip(cos.iter().zip(sin)) {
-                    let sin = sin * direction;
-                    *o_1 = x_1 * cos - x_2 * sin;
-                    *o_2 = x_2 * cos + x_1 * sin;
-                }
-            }
+            vectorized(Token { x, cos, sin, direction, out });
         }
     })
+}
+
+/// All heads of one token.
+struct Token<'a> {
+    x: &'a [f32],
+    /// Of the token's position; half as long as a head.
+    cos: &'a [f32],
+    sin: &'a [f32],
+    direction: f32,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Token<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, cos, sin, direction, out } = self;
+        let half = cos.len();
+        for (out, x) in out.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half)) {
+            let ((out_1, out_2), (x_1, x_2)) = (out.split_at_mut(half), x.split_at(half));
+            let pairs = out_1.iter_mut().zip(out_2).zip(x_1.iter().zip(x_2));
+            for (((o_1, o_2), (&x_1, &x_2)), (&cos, &sin)) in pairs.zip(cos.iter().zip(sin)) {
+                let sin = sin * direction;
+                *o_1 = x_1 * cos - x_2 * sin;
+                *o_2 = x_2 * cos + x_1 * sin;
+            }
+        }
+    }
 }
