@@ -24,7 +24,9 @@ pub(crate) fn variable(name: &str) -> Option<OsString> {
 
 /// Returns the value of `FP8_CPU_PATH`. An empty one counts as none.
 pub(crate) fn cpu_path() -> Option<String> {
-    variable("FP8_CPU_PATH").map(|value| value.to_string_lossy().into_owned()).filter(|value| !value.is_empty())
+    variable("FP8_CPU_PATH")
+        .map(|value| value.to_string_lossy().into_owned())
+        .filter(|value| !value.is_empty())
 }
 
 /// Returns whether the memory of freed tensors on the CPU is kept for later ones. The variable is read once.
