@@ -13,8 +13,8 @@ use std::io::Write;
 const FAULTS: usize = 50;
 /// What a process may grow by in 1,000 steps.
 const GROWTH: usize = 1 << 20;
-/// Before anything is counted.
-const WARM_UP: usize = 30;
+/// Steps before anything is counted.
+const WARM_UP: usize = 10;
 
 /// Page faults of this process, with and without a read from a disk.
 fn faults() -> usize {
@@ -41,11 +41,12 @@ struct Training {
 }
 
 impl Training {
-    fn new(hidden_size: usize, [rows, length]: [usize; 2], autocast: AutocastOptions) -> Self {
+    fn new(num_layers: usize, hidden_size: usize, rows: usize, autocast: AutocastOptions) -> Self {
+        let length = hidden_size;
         let device = Device::cpu();
         let options = GptOptions {
             vocab_size: 256,
-            num_layers: 2,
+            num_layers,
             hidden_size,
             num_attention_heads: 2,
             max_seq_length: length,
@@ -86,15 +87,15 @@ fn a_step_in_its_steady_state_faults_no_pages_and_keeps_no_memory() {
     let high = AutocastOptions { enabled: false, ..Default::default() };
     let bf16 = AutocastOptions { compute_dtype: Some(DType::BF16), ..Default::default() };
     for (name, autocast) in [("f32", high), ("FP8", AutocastOptions::default()), ("FP8, bf16", bf16)] {
-        // Activations of half a megabyte, which the system allocator maps and unmaps one by one.
-        let mut training = Training::new(128, [8, 128], autocast.clone());
+        // Activations of a quarter of a megabyte, which the system allocator maps and unmaps one by one.
+        let mut training = Training::new(2, 128, 4, autocast.clone());
         training.steps(WARM_UP);
         let before = faults();
         training.steps(20);
         let per_step = (faults() - before) / 20;
         drop(training);
 
-        let mut training = Training::new(32, [2, 32], autocast);
+        let mut training = Training::new(1, 32, 1, autocast);
         training.steps(WARM_UP);
         let before = resident();
         training.steps(1000);
