@@ -66,11 +66,10 @@ mod tests {
     fn this_process_counts_as_own() {
         let before = Load::now(std::iter::empty()).unwrap();
         let start = std::time::Instant::now();
-        while start.elapsed() < std::time::Duration::from_millis(100) {
-            std::hint::spin_loop();
+        // A busy machine may leave this process little time.
+        while Load::now(std::iter::empty()).unwrap().own <= before.own {
+            assert!(start.elapsed() < std::time::Duration::from_secs(60), "{before:?}");
         }
-        let now = Load::now(std::iter::empty()).unwrap();
-        assert!(now.own > before.own, "{before:?} {now:?}");
         assert!(Load::now([u32::MAX].into_iter()).is_none());
     }
 }
