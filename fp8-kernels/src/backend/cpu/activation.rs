@@ -309,3 +309,46 @@ impl<C: Curve> Kernel for BackwardGated<'_, C> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::dispatch::on_each_path;
+    use super::super::dispatch::tests::{bits, values};
+    use super::*;
+
+    struct All<'a, C>(PhantomData<C>, &'a [f32], &'a [f32]);
+
+    impl<C: Curve> Kernel for All<'_, C> {
+        type Output = Vec<f32>;
+
+        #[inline(always)]
+        fn run(self) -> Vec<f32> {
+            let Self(curve, h, dy) = self;
+            let mut out = vec![0.0; 2 * h.len()];
+            let (forward, backward) = out.split_at_mut(h.len());
+            Forward { curve, h, out: forward }.run();
+            Backward { curve, dy, h, out: backward }.run();
+            out
+        }
+    }
+
+    fn check<C: Curve>() {
+        for len in 1..=70 {
+            let (h, dy) = (values(len, 1), values(len, 2));
+            let want = bits(All(PhantomData::<C>, &h, &dy).run());
+            for (path, got) in on_each_path(|| All(PhantomData::<C>, &h, &dy)) {
+                assert_eq!(bits(got), want, "{path}: {len} values");
+            }
+        }
+    }
+
+    #[test]
+    fn each_path_has_the_same_bits() {
+        check::<Gelu>();
+        check::<Silu>();
+        check::<Qgelu>();
+        check::<Relu>();
+        check::<Srelu>();
+        check::<Sigmoid>();
+    }
+}

@@ -11,13 +11,13 @@ pub(crate) fn adamw(mut tensor: AdamWTensor<'_>, step: &AdamWStep) -> Result<()>
     one(&mut tensor, &Factors::new(step))
 }
 
-/// One after the other, each quantized after its update.
+/// All at a time, then their codes.
 pub(crate) fn adamw_many(
     tensors: &mut [AdamWTensor<'_>],
     numbers: Numbers<'_>,
 ) -> Result<Vec<Option<Fp8Tensor>>> {
     let factors = Factors::new(&numbers.step());
-    tensors.iter_mut().try_for_each(|tensor| one(tensor, &factors))?;
+    tensors.par_iter_mut().try_for_each(|tensor| one(tensor, &factors))?;
     quantize_all(tensors)
 }
 

@@ -4,16 +4,16 @@
 //! last pass brings the results into the layout of the inputs.
 
 use super::dispatch::{Kernel, vectorized};
-use super::matmul::{Elements, Epilogue, Matrix, Out, matmul_serial};
+use super::matmul::{Strided, Unpacked, product, transpose};
 use super::softmax::origin;
-use super::{Buffer, Floats, lanes, parallel};
+use super::{Buffer, lanes, parallel};
 use crate::host::Array;
 use crate::ops::{AttentionSaved, Problem};
 use crate::{DType, Device, Error, Result, Shape, Tensor, math};
 use rayon::prelude::*;
 
-/// Queries and keys of one block of scores: 16 KiB, and its operands, in the first cache.
-const BLOCK: usize = 64;
+/// Queries of one task.
+const TASK: usize = 4 * QUERIES;
 
 pub(crate) fn attention(
     q: &Tensor,
@@ -29,18 +29,18 @@ pub(crate) fn attention(
     let rows = p.batch * p.heads * p.queries;
     let (mut o, mut sum) = (Array::zeroed(op, rows * p.head_dim)?, Array::zeroed(op, rows)?);
     let mut max = Array::filled(op, f32::NEG_INFINITY, rows)?;
-    let (head_step, block_step) = (p.queries.max(1), BLOCK * p.head_dim);
+    let transposed = Transposed::new(op, &k, p)?;
+    let head_step = p.queries.max(1);
     let heads = o.par_chunks_mut(head_step * p.head_dim).zip(max.par_chunks_mut(head_step));
     heads.zip(sum.par_chunks_mut(head_step)).enumerate().try_for_each(|(index, ((o, max), sum))| {
         let (batch, head) = (index / p.heads, index % p.heads);
         let q = Head::new(&q, p.queries, p.heads, p.head_dim, batch, head);
         let group = head / (p.heads / p.groups);
-        let [k, v] = [&k, &v].map(|data| Head::new(data, p.keys, p.groups, p.head_dim, batch, group));
-        let blocks =
-            o.par_chunks_mut(block_step).zip(max.par_chunks_mut(BLOCK)).zip(sum.par_chunks_mut(BLOCK));
-        blocks.enumerate().try_for_each(|(block, ((o, max), sum))| {
-            let (first, length) = (block * BLOCK, lengths.of(batch));
-            vectorized(ForwardBlock { q, k, v, first, o, max, sum, length, p })
+        let (k, length) = (transposed.head(batch * p.groups + group), lengths.of(batch));
+        let v = Head::new(&v, p.keys, p.groups, p.head_dim, batch, group);
+        let tasks = o.par_chunks_mut(TASK * p.head_dim).zip(max.par_chunks_mut(TASK));
+        tasks.zip(sum.par_chunks_mut(TASK)).enumerate().try_for_each(|(task, ((o, max), sum))| {
+            vectorized(Forward { q, k, v, first: task * TASK, o, max, sum, length, p })
         })
     })?;
     let o = token_major(&o, [p.batch, p.queries, p.heads, p.head_dim], dtype, device)?;
@@ -66,10 +66,12 @@ pub(crate) fn attention_backward(
     let (q_step, k_step) = (p.queries * p.head_dim, p.keys * p.head_dim);
     // Without queries or keys nothing was seen, and all gradients are 0.
     if ![q_step, k_step, per_group].contains(&0) {
+        let (k_transposed, v_transposed) = (Transposed::new(op, &k, p)?, Transposed::new(op, &v, p)?);
         let tasks = dq.par_chunks_mut(per_group * q_step).zip(dk.par_chunks_mut(k_step));
         tasks.zip(dv.par_chunks_mut(k_step)).enumerate().try_for_each(|(index, ((dq, dk), dv))| {
             let (batch, group) = (index / p.groups, index % p.groups);
-            let [k, v] = [&k, &v].map(|data| Head::new(data, p.keys, p.groups, p.head_dim, batch, group));
+            let k = Head::new(&k, p.keys, p.groups, p.head_dim, batch, group);
+            let [k_transposed, v_transposed] = [&k_transposed, &v_transposed].map(|x| x.head(index));
             for (i, dq) in dq.chunks_exact_mut(q_step).enumerate() {
                 let head = group * per_group + i;
                 let [q, dy, o] =
@@ -77,8 +79,8 @@ pub(crate) fn attention_backward(
                 let rows = (batch * p.heads + head) * p.queries;
                 let rows = rows..rows + p.queries;
                 let (max, sum, length) = (&max[rows.clone()], &sum[rows], lengths.of(batch));
-                let inputs = Inputs { q, k, v, dy, o, max, sum, length };
-                vectorized(BackwardHead { x: &inputs, dq, dk, dv, p })?;
+                let inputs = Inputs { q, k, k_transposed, v_transposed, dy, o, max, sum, length };
+                vectorized(Backward { x: &inputs, dq, dk, dv, p })?;
             }
             Ok::<_, Error>(())
         })?;
@@ -111,31 +113,88 @@ impl<'a> Head<'a> {
         &self.data[i * self.stride..i * self.stride + self.dim]
     }
 
-    /// The rows from `first` on as an operand that is summed over `head_dim`.
-    fn along(self, first: usize) -> Matrix<'a> {
-        Matrix::along_k(elements(&self.data[first * self.stride..]), self.stride)
-    }
-
-    /// The rows from `first` on as an operand that is summed over the rows.
-    fn across(self, first: usize) -> Matrix<'a> {
-        Matrix::across_k(elements(&self.data[first * self.stride..]), self.stride)
+    /// The rows from `first` on.
+    #[inline(always)]
+    fn from(self, first: usize) -> Strided<'a> {
+        Strided { data: &self.data[first * self.stride..], row: self.stride, step: 1 }
     }
 }
 
-fn elements(data: &[f32]) -> Elements<'_> {
-    Elements::Floats(Floats::F32(data))
+/// Keys of one block of scores.
+const KEYS: usize = 64;
+/// Queries of one block of scores. Fewer than keys: less is computed of what a causal mask hides.
+const QUERIES: usize = 24;
+/// Rows of scores are computed up to a multiple of this, in vectors without a rest.
+const LANES: usize = 16;
+const _: () = assert!(KEYS.is_multiple_of(LANES));
+
+/// A block of scores, one row a query. What a row holds behind its last key is not defined.
+type Block = [f32; QUERIES * KEYS];
+
+/// `[head_dim, keys]` for each batch entry and group, with rows of `stride` values, a multiple of [`LANES`].
+struct Transposed {
+    data: Array<f32>,
+    stride: usize,
+    dim: usize,
 }
 
-/// `out = a · bᵀ`, or plus what `out` holds, on this thread.
-fn product(dims: [usize; 3], a: Matrix<'_>, b: Matrix<'_>, out: &mut [f32], accumulate: bool) -> Result<()> {
-    let epilogue = Epilogue { accumulate, ..Epilogue::default() };
-    matmul_serial("attention", dims, a, b, &epilogue, Out::f32(out))
+impl Transposed {
+    fn new(op: &'static str, data: &[f32], p: &Problem) -> Result<Self> {
+        let (stride, dim) = (p.keys.next_multiple_of(LANES), p.head_dim);
+        let mut out = Array::zeroed(op, p.batch * p.groups * dim * stride)?;
+        if p.keys > 0 {
+            out.par_chunks_mut(dim * stride).enumerate().try_for_each(|(index, out)| {
+                let x = Head::new(data, p.keys, p.groups, dim, index / p.groups, index % p.groups);
+                transpose([p.keys, dim], x.data, x.stride, out, stride)
+            })?;
+        }
+        Ok(Self { data: out, stride, dim })
+    }
+
+    fn head(&self, index: usize) -> TransposedHead<'_> {
+        let len = self.dim * self.stride;
+        TransposedHead { data: &self.data[index * len..(index + 1) * len], stride: self.stride }
+    }
 }
 
-/// A block of queries against all keys they see.
-struct ForwardBlock<'a> {
+#[derive(Clone, Copy)]
+struct TransposedHead<'a> {
+    data: &'a [f32],
+    stride: usize,
+}
+
+/// `out = x · yᵀ` for `count` rows of `x` from `first` on and `cols` keys of `y` from `start` on.
+#[inline(always)]
+fn scores(
+    [first, count]: [usize; 2],
+    [start, cols]: [usize; 2],
+    x: Head<'_>,
+    y: TransposedHead<'_>,
+    out: &mut Block,
+) -> Result<()> {
+    let dims = [count, cols.next_multiple_of(LANES), x.dim];
+    let (b, b_stride, out_stride) = (&y.data[start..], y.stride, KEYS);
+    product(Unpacked { dims, a: x.from(first), b, b_stride, out, out_stride, accumulate: false })
+}
+
+/// `out += x · y`, where `out` has rows of `head_dim`, and `y` begins with row `first`.
+#[inline(always)]
+fn add_product(
+    rows: usize,
+    x: Strided<'_>,
+    y: Head<'_>,
+    [first, k]: [usize; 2],
+    out: &mut [f32],
+) -> Result<()> {
+    let (dims, out_stride) = ([rows, y.dim, k], y.dim);
+    let (b, b_stride) = (y.from(first).data, y.stride);
+    product(Unpacked { dims, a: x, b, b_stride, out, out_stride, accumulate: true })
+}
+
+/// Some queries against all keys they see.
+struct Forward<'a> {
     q: Head<'a>,
-    k: Head<'a>,
+    k: TransposedHead<'a>,
     v: Head<'a>,
     first: usize,
     o: &'a mut [f32],
@@ -145,45 +204,56 @@ struct ForwardBlock<'a> {
     p: &'a Problem,
 }
 
-impl Kernel for ForwardBlock<'_> {
+impl Kernel for Forward<'_> {
     type Output = Result<()>;
 
     #[inline(always)]
     fn run(self) -> Result<()> {
         let Self { q, k, v, first, o, max, sum, length, p } = self;
-        let (count, dim) = (max.len(), p.head_dim);
-        let mut scores = [0.0; BLOCK * BLOCK];
-        // The last row sees the most.
-        let keys = p.seen(first + count - 1, length);
-        for start in (0..keys).step_by(BLOCK) {
-            let cols = BLOCK.min(keys - start);
-            let scores = &mut scores[..count * cols];
-            product([count, cols, dim], q.along(first), k.along(start), scores, false)?;
-            for (i, row) in scores.chunks_exact_mut(cols).enumerate() {
-                let (row, hidden) =
-                    row.split_at_mut(p.seen(first + i, length).saturating_sub(start).min(cols));
-                hidden.fill(0.0);
-                row.iter_mut().for_each(|v| *v *= p.scale);
-                let largest = max[i].max(lanes::max(row));
-                let origin = origin(largest);
-                row.iter_mut().for_each(|v| *v = math::exp(*v - origin));
-                // What was summed so far was relative to the old maximum.
-                let shrink = math::exp(max[i] - origin);
-                sum[i] = sum[i] * shrink + lanes::sum(row);
-                max[i] = largest;
-                if shrink != 1.0 {
-                    o[i * dim..(i + 1) * dim].iter_mut().for_each(|o| *o *= shrink);
+        let dim = p.head_dim;
+        let mut block = [0.0; QUERIES * KEYS];
+        let rows = o.chunks_mut(QUERIES * dim).zip(max.chunks_mut(QUERIES)).zip(sum.chunks_mut(QUERIES));
+        for (i, ((o, max), sum)) in rows.enumerate() {
+            let (first, count) = (first + i * QUERIES, max.len());
+            // The last row sees the most.
+            let keys = p.seen(first + count - 1, length);
+            for start in (0..keys).step_by(KEYS) {
+                let cols = KEYS.min(keys - start);
+                scores([first, count], [start, cols], q, k, &mut block)?;
+                for (i, row) in block.chunks_exact_mut(KEYS).take(count).enumerate() {
+                    let row = &mut row[..cols.next_multiple_of(LANES)];
+                    let seen = p.seen(first + i, length).saturating_sub(start).min(cols);
+                    in_lanes(row, |v| v * p.scale);
+                    row[seen..].fill(f32::NEG_INFINITY);
+                    let largest = max[i].max(lanes::max(row));
+                    let origin = origin(largest);
+                    in_lanes(row, |v| math::exp(v - origin));
+                    // What was summed so far was relative to the old maximum.
+                    let shrink = math::exp(max[i] - origin);
+                    sum[i] = sum[i] * shrink + lanes::sum(row);
+                    max[i] = largest;
+                    if shrink != 1.0 {
+                        o[i * dim..(i + 1) * dim].iter_mut().for_each(|o| *o *= shrink);
+                    }
                 }
+                let probs = Strided { data: &block, row: KEYS, step: 1 };
+                add_product(count, probs, v, [start, cols], o)?;
             }
-            let scores = Matrix::along_k(elements(scores), cols);
-            product([count, dim, cols], scores, v.across(start), o, true)?;
-        }
-        for (o, &mut sum) in o.chunks_exact_mut(dim).zip(sum) {
-            if sum != 0.0 {
-                o.iter_mut().for_each(|o| *o /= sum);
+            for (o, &mut sum) in o.chunks_exact_mut(dim).zip(sum) {
+                if sum != 0.0 {
+                    o.iter_mut().for_each(|o| *o /= sum);
+                }
             }
         }
         Ok(())
+    }
+}
+
+/// Applies `f` to each value of a row whose length is a multiple of [`LANES`].
+#[inline(always)]
+fn in_lanes(row: &mut [f32], f: impl Fn(f32) -> f32) {
+    for lanes in row.chunks_exact_mut(LANES) {
+        lanes.iter_mut().for_each(|v| *v = f(*v));
     }
 }
 
@@ -191,7 +261,8 @@ impl Kernel for ForwardBlock<'_> {
 struct Inputs<'a> {
     q: Head<'a>,
     k: Head<'a>,
-    v: Head<'a>,
+    k_transposed: TransposedHead<'a>,
+    v_transposed: TransposedHead<'a>,
     dy: Head<'a>,
     o: Head<'a>,
     max: &'a [f32],
@@ -199,8 +270,8 @@ struct Inputs<'a> {
     length: usize,
 }
 
-/// Writes `dq`, adds to `dk` and `dv`.
-struct BackwardHead<'a> {
+/// Adds to `dq`, `dk` and `dv`.
+struct Backward<'a> {
     x: &'a Inputs<'a>,
     dq: &'a mut [f32],
     dk: &'a mut [f32],
@@ -208,7 +279,7 @@ struct BackwardHead<'a> {
     p: &'a Problem,
 }
 
-impl Kernel for BackwardHead<'_> {
+impl Kernel for Backward<'_> {
     type Output = Result<()>;
 
     #[inline(always)]
@@ -216,39 +287,41 @@ impl Kernel for BackwardHead<'_> {
         let Self { x, dq, dk, dv, p } = self;
         let dim = p.head_dim;
         // Probabilities; their gradients, then those of the scores.
-        let (mut probabilities, mut gradients) = ([0.0; BLOCK * BLOCK], [0.0; BLOCK * BLOCK]);
-        for (block, dq) in dq.chunks_mut(BLOCK * dim).enumerate() {
-            let (first, count) = (block * BLOCK, dq.len() / dim);
-            let mut means = [0.0; BLOCK];
+        let (mut probs, mut grads) = ([0.0; QUERIES * KEYS], [0.0; QUERIES * KEYS]);
+        for (block, dq) in dq.chunks_mut(QUERIES * dim).enumerate() {
+            let (first, count) = (block * QUERIES, dq.len() / dim);
+            let mut means = [0.0; QUERIES];
             for (i, mean) in means.iter_mut().enumerate().take(count) {
                 *mean = lanes::dot(x.dy.row(first + i), x.o.row(first + i));
             }
             let keys = p.seen(first + count - 1, x.length);
-            for start in (0..keys).step_by(BLOCK) {
-                let cols = BLOCK.min(keys - start);
-                let (probs, grads) = (&mut probabilities[..count * cols], &mut gradients[..count * cols]);
-                product([count, cols, dim], x.q.along(first), x.k.along(start), probs, false)?;
-                product([count, cols, dim], x.dy.along(first), x.v.along(start), grads, false)?;
-                let rows = probs.chunks_exact_mut(cols).zip(grads.chunks_exact_mut(cols));
-                for (i, (probs, grads)) in rows.enumerate() {
+            for start in (0..keys).step_by(KEYS) {
+                let cols = KEYS.min(keys - start);
+                scores([first, count], [start, cols], x.q, x.k_transposed, &mut probs)?;
+                scores([first, count], [start, cols], x.dy, x.v_transposed, &mut grads)?;
+                let rows = probs.chunks_exact_mut(KEYS).zip(grads.chunks_exact_mut(KEYS));
+                for (i, (probs, grads)) in rows.take(count).enumerate() {
                     let seen = p.seen(first + i, x.length).saturating_sub(start).min(cols);
                     let (origin, sum, mean) = (origin(x.max[first + i]), x.sum[first + i], means[i]);
                     // Scores that are all -inf have a sum of 0, and weigh nothing.
                     let inverse = if sum == 0.0 { 0.0 } else { 1.0 / sum };
-                    probs[seen..].fill(0.0);
-                    grads[seen..].fill(0.0);
-                    for (prob, grad) in probs[..seen].iter_mut().zip(&mut grads[..seen]) {
-                        *prob = math::exp(*prob * p.scale - origin) * inverse;
-                        *grad = *prob * (*grad - mean) * p.scale;
+                    let width = seen.next_multiple_of(LANES);
+                    let lanes = probs[..width].chunks_exact_mut(LANES);
+                    for (probs, grads) in lanes.zip(grads[..width].chunks_exact_mut(LANES)) {
+                        for (prob, grad) in probs.iter_mut().zip(grads) {
+                            *prob = math::exp(*prob * p.scale - origin) * inverse;
+                            *grad = *prob * (*grad - mean) * p.scale;
+                        }
                     }
+                    probs[seen..cols].fill(0.0);
+                    grads[seen..cols].fill(0.0);
                 }
-                let (probs, grads) = (elements(probs), elements(grads));
-                let keys = start * dim..(start + cols) * dim;
-                let (transposed, dy) = (Matrix::across_k(probs, cols), x.dy.across(first));
-                product([cols, dim, count], transposed, dy, &mut dv[keys.clone()], true)?;
-                let transposed = Matrix::across_k(grads, cols);
-                product([cols, dim, count], transposed, x.q.across(first), &mut dk[keys], true)?;
-                product([count, dim, cols], Matrix::along_k(grads, cols), x.k.across(start), dq, true)?;
+                let straight = |data| Strided { data, row: KEYS, step: 1 };
+                let flipped = |data| Strided { data, row: 1, step: KEYS };
+                let rows = start * dim..(start + cols) * dim;
+                add_product(cols, flipped(&probs), x.dy, [first, count], &mut dv[rows.clone()])?;
+                add_product(cols, flipped(&grads), x.q, [first, count], &mut dk[rows])?;
+                add_product(count, straight(&grads), x.k, [start, cols], dq)?;
             }
         }
         Ok(())

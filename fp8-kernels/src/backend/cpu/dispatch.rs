@@ -62,3 +62,65 @@ fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
 fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run()
 }
+
+/// Returns the output of each path of this CPU, for the kernel that `make` makes.
+#[cfg(test)]
+pub(crate) fn on_each_path<K: Kernel>(mut make: impl FnMut() -> K) -> Vec<(CpuPath, K::Output)> {
+    // SAFETY: the path is available.
+    CpuPath::available().map(|path| (path, unsafe { on(path, make()) })).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::backend::cpu::lanes;
+    use crate::math;
+
+    /// Ordinary values among subnormals, zeros, infinities and NaN.
+    pub(crate) fn values(len: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed;
+        let mut draw = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            match state >> 26 {
+                0 => f32::from_bits(state & 0x807F_FFFF),
+                1 => 0.0f32.copysign(f32::from_bits(state << 7)),
+                2 if state & 0x100 == 0 => f32::INFINITY.copysign(f32::from_bits(state << 7)),
+                3 if state & 0x100 == 0 => f32::NAN,
+                _ => ((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * 20.0,
+            }
+        };
+        (0..len).map(|_| draw()).collect()
+    }
+
+    /// The bits of all values; all NaNs are one.
+    pub(crate) fn bits(values: impl IntoIterator<Item = f32>) -> Vec<u32> {
+        values.into_iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
+    }
+
+    struct Functions<'a>(&'a [f32], &'a [f32]);
+
+    impl Kernel for Functions<'_> {
+        type Output = Vec<f32>;
+
+        #[inline(always)]
+        fn run(self) -> Vec<f32> {
+            let Self(a, b) = self;
+            let mut out: Vec<f32> = a.iter().map(|&v| math::exp(v)).collect();
+            out.extend(a.iter().map(|&v| math::tanh(v)));
+            out.extend(a.iter().map(|&v| math::sigmoid(v)));
+            out.extend([lanes::sum(a), lanes::dot(a, b), lanes::max(a), lanes::sum_of_squares(a) as f32]);
+            out
+        }
+    }
+
+    #[test]
+    fn functions_and_sums_have_the_same_bits_on_each_path() {
+        for (len, seed) in (1..=70).flat_map(|len| (0..8).map(move |seed| (len, seed))) {
+            let (a, b) = (values(len, seed), values(len, seed + 100));
+            let want = bits(Functions(&a, &b).run());
+            for (path, got) in on_each_path(|| Functions(&a, &b)) {
+                assert_eq!(bits(got), want, "{path}: {len} values of seed {seed}");
+            }
+        }
+    }
+}

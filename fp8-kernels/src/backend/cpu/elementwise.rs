@@ -91,10 +91,20 @@ impl Kernel for Scale<'_> {
 }
 
 pub(crate) fn scale_in_place(x: &mut Tensor, factor: f32, name: &str) -> Result<()> {
+    struct Multiply<'a, T>(&'a mut [T], f32);
+    impl<T: Float> Kernel for Multiply<'_, T> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run(self) {
+            self.0.iter_mut().for_each(|v| *v = T::from_f32(v.to_f32() * self.1));
+        }
+    }
     fn multiply<T: Float>(x: &mut [T], factor: f32) {
-        x.par_chunks_mut(parallel::CHUNK).for_each(|x| {
-            vectorized(|| x.iter_mut().for_each(|v| *v = T::from_f32(v.to_f32() * factor)));
-        });
+        // Nothing to do. A NaN stays a NaN.
+        if factor != 1.0 {
+            x.par_chunks_mut(parallel::CHUNK).for_each(|x| vectorized(Multiply(x, factor)));
+        }
     }
     match x.dtype() {
         DType::F32 => multiply::<f32>(x.as_mut_slice(name)?, factor),

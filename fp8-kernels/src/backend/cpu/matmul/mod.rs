@@ -17,6 +17,7 @@
 //! | [`tile`] | the micro-kernel: one tile of sums in registers |
 //! | [`pack`] | blocks of the operands in the order of the micro-kernel |
 //! | [`task`] | the loops over blocks and tiles of one thread's part |
+//! | [`unpacked`] | small products of f32 operands as they are |
 //! | [`epilogue`] | factors, bias, rounding, accumulation |
 
 #[cfg(target_arch = "x86_64")]
@@ -35,10 +36,12 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod unpacked;
 
 pub(crate) use epilogue::{Epilogue, Out};
 pub(crate) use pack::{Elements, Matrix};
 pub use path::CpuPath;
+pub(crate) use unpacked::{Strided, Unpacked, product, transpose};
 
 use crate::Result;
 use path::Vectors;
@@ -63,10 +66,11 @@ pub(crate) fn matmul(
     matmul_on(vectors, op, dims, a, b, epilogue, out, parts, Blocks::new(vectors))
 }
 
-/// Computes the product on the calling thread: for small products inside a task.
+/// Computes the product on the calling thread: for tests.
 ///
 /// # Errors
 /// Those of [`matmul`].
+#[cfg(test)]
 pub(crate) fn matmul_serial(
     op: &'static str,
     dims: [usize; 3],

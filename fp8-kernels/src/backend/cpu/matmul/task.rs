@@ -5,7 +5,7 @@ use super::epilogue::{Epilogue, Out};
 use super::lanes::Lanes;
 use super::pack::{self, Matrix};
 use super::path::{Job, Vectors};
-use super::tile::{self, Left, Rows, Sums};
+use super::tile::{self, Left, Right, Rows, Sums};
 use crate::Result;
 use std::ops::Range;
 
@@ -226,7 +226,7 @@ impl Block<'_> {
             let words = left.words.wrapping_add((row - rows.start) * left.row);
             for col in (0..cols.len()).step_by(2 * L::WIDTH) {
                 let (panel, width) = pack::panel::<L>(col, padded, steps);
-                let panel = right[panel..][..width * steps].as_ptr();
+                let panel = Right { words: right[panel..][..width * steps].as_ptr(), step: width };
                 let (col, count) = (cols.start + col, width.min(cols.len() - col));
                 // Tiles beyond the last column, and those that an epilogue follows, are stored here first.
                 let local = Rows { first: spare.as_mut_ptr(), stride: 2 * L::WIDTH };

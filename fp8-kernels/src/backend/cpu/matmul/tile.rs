@@ -27,18 +27,26 @@ pub(super) struct Sums {
     pub(super) canonical: bool,
 }
 
-/// Adds `steps` words of `rows` rows of `a` times a panel of `b`, which is `vectors` vectors wide and has one row a step.
+/// Columns of words of `b`, which has one row a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Right {
+    pub(super) words: *const u32,
+    /// From one row to the next.
+    pub(super) step: usize,
+}
+
+/// Adds `steps` words of `rows` rows of `a` times columns of `b`, which are `vectors` vectors.
 ///
 /// # Safety
 /// `rows` is one of [`HEIGHTS`] and at most `L::ROWS`; `vectors` is 1 or 2. The words that this names must be readable, the
-/// rows of `sums` readable and writable over the panel's width.
+/// rows of `sums` readable and writable over the vectors' width.
 #[inline(always)]
 pub(super) unsafe fn tile<L: Lanes>(
     lanes: L,
     [rows, vectors]: [usize; 2],
     steps: usize,
     a: Left,
-    b: *const u32,
+    b: Right,
     sums: Sums,
 ) {
     macro_rules! of_size {
@@ -73,23 +81,23 @@ unsafe fn sized<L: Lanes, const ROWS: usize, const VECTORS: usize>(
     lanes: L,
     steps: usize,
     a: Left,
-    b: *const u32,
+    b: Right,
     sums: Sums,
 ) {
     let mut tile = [[lanes.zero(); VECTORS]; ROWS];
     if let Some(initial) = sums.initial {
         for (i, row) in tile.iter_mut().enumerate() {
             for (j, vector) in row.iter_mut().enumerate() {
-                // SAFETY: row i of `initial` is readable over the panel's width.
+                // SAFETY: row i of `initial` is readable over the vectors' width.
                 *vector = unsafe { lanes.sums(initial.first.add(i * initial.stride + j * L::WIDTH)) };
             }
         }
     }
-    let (mut left, mut right) = (a.words, b);
+    let (mut left, mut right) = (a.words, b.words);
     for _ in 0..steps {
         let mut columns = [lanes.zero(); VECTORS];
         for (j, column) in columns.iter_mut().enumerate() {
-            // SAFETY: each step has a row of the panel.
+            // SAFETY: each step has a row of `b`.
             *column = unsafe { lanes.words(right.add(j * L::WIDTH)) };
         }
         for (i, row) in tile.iter_mut().enumerate() {
@@ -100,12 +108,12 @@ unsafe fn sized<L: Lanes, const ROWS: usize, const VECTORS: usize>(
             }
         }
         left = left.wrapping_add(a.step);
-        right = right.wrapping_add(VECTORS * L::WIDTH);
+        right = right.wrapping_add(b.step);
     }
     for (i, row) in tile.into_iter().enumerate() {
         for (j, vector) in row.into_iter().enumerate() {
             let vector = if sums.canonical { lanes.canonical(vector) } else { vector };
-            // SAFETY: row i of `out` is writable over the panel's width.
+            // SAFETY: row i of `out` is writable over the vectors' width.
             unsafe { lanes.store(vector, sums.out.first.add(i * sums.out.stride + j * L::WIDTH)) };
         }
     }
