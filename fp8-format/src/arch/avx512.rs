@@ -15,7 +15,7 @@ mod transpose;
 use super::avx2::prefetch;
 pub(crate) use super::avx2::{copy, fence, fetch};
 use super::target::Target;
-use super::{Scale, scalar};
+use super::{Scale, needs_prefetch, scalar};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
@@ -38,11 +38,10 @@ fn head<D>(dst: &[D], streams: bool) -> (usize, bool) {
     if streams && head < BLOCK { (head.min(dst.len()), true) } else { (0, false) }
 }
 
-/// Bytes that a source too large for the caches is fetched ahead: two pages, so that their translation is under way, too.
-/// The hardware fetches within a page, and a block's arithmetic fills the window in which the core itself would look on.
+/// How many bytes ahead a source is prefetched: two pages, so that their addresses are translated in time, too.
 const AHEAD: usize = 8 << 10;
 
-/// Fetches the block that is read `AHEAD` later.
+/// Prefetches what is read `AHEAD` bytes after this block.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn fetch_ahead<S>(block: &[S; BLOCK]) {
@@ -52,12 +51,20 @@ fn fetch_ahead<S>(block: &[S; BLOCK]) {
     }
 }
 
-/// Calls `codes` for each block and stores what it gives, the rests at both ends by way of a whole block.
+/// Calls `codes` for each block and stores its result. The elements in front of the first and behind the last whole block are
+/// copied to a block of their own.
 ///
-/// `streams` says that the codes go past the caches; then the blocks begin where `dst` is aligned.
+/// If `streams`, results bypass the caches, and the blocks begin where `dst` is aligned. `prefetches` says whether the source is
+/// then prefetched.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-fn drive<S: Source>(src: &[S], dst: &mut [u8], streams: bool, mut codes: impl FnMut(&[S; BLOCK]) -> Codes) {
+fn drive<S: Source>(
+    src: &[S],
+    dst: &mut [u8],
+    streams: bool,
+    prefetches: bool,
+    mut codes: impl FnMut(&[S; BLOCK]) -> Codes,
+) {
     let (head, streams) = head(dst, streams);
     let (src_head, src) = src.split_at(head);
     let (dst_head, dst) = dst.split_at_mut(head);
@@ -65,7 +72,9 @@ fn drive<S: Source>(src: &[S], dst: &mut [u8], streams: bool, mut codes: impl Fn
     let (lines, dst_tail) = dst.as_chunks_mut::<BLOCK>();
     if streams {
         for (block, line) in blocks.iter().zip(lines) {
-            fetch_ahead(block);
+            if prefetches {
+                fetch_ahead(block);
+            }
             let codes = codes(block);
             // SAFETY: a line is 64 bytes, and aligned, as all before it are lines and the first begins where `dst` is.
             unsafe { _mm512_stream_si512(line.as_mut_ptr().cast(), codes) };
@@ -283,13 +292,12 @@ fn encode_floats<T: Target>(x: [__m512; 4]) -> (Codes, bool) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 pub(crate) fn encode<S: Source, T: Target>(src: &[S], dst: &mut [u8], streams: bool) {
-    match S::KIND {
-        Kind::F32 => drive(src, dst, streams, |block| encode_floats::<T>(floats(block)).0),
-        Kind::F16 => drive(src, dst, streams, |block| encode_words(words(block), &Of::<10, 15, T>::ROUNDING)),
-        Kind::BF16 => {
-            drive(src, dst, streams, |block| encode_words(words(block), &Of::<7, 127, T>::ROUNDING))
-        }
-    }
+    let prefetches = streams && needs_prefetch();
+    drive(src, dst, streams, prefetches, |block| match S::KIND {
+        Kind::F32 => encode_floats::<T>(floats(block)).0,
+        Kind::F16 => encode_words(words(block), &Of::<10, 15, T>::ROUNDING),
+        Kind::BF16 => encode_words(words(block), &Of::<7, 127, T>::ROUNDING),
+    });
 }
 
 /// Largest magnitudes of lanes so far.
@@ -403,7 +411,7 @@ pub(crate) fn quantize<S: Source, T: Target>(src: &[S], scale: &Scale, dst: &mut
 fn quantize_products<S: Source, T: Target>(src: &[S], scale: f32, dst: &mut [u8], streams: bool) -> f32 {
     let scale = _mm512_set1_ps(scale);
     let mut amax = Amax::new();
-    drive(src, dst, streams, |block| {
+    drive(src, dst, streams, streams && needs_prefetch(), |block| {
         let [a, b, c, d] = floats(block);
         let mul = |x| _mm512_mul_ps(x, scale);
         let (codes, is_nan) = encode_floats::<T>([mul(a), mul(b), mul(c), mul(d)]);
