@@ -17,10 +17,10 @@ pub(crate) struct Buffer<T> {
 /// Plain numbers.
 ///
 /// # Safety
-/// Every pattern of bits is a value.
+/// Every pattern of bits is a value, and there is no padding.
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: a number, and transparent wrappers of numbers.
-unsafe impl Plain for u8 {}
+unsafe impl Plain for [u8; 2] {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
 // SAFETY: as above.
@@ -60,6 +60,20 @@ impl<T: Plain> Buffer<T> {
             *place = value(i);
         }
         Ok(buffer)
+    }
+}
+
+impl<T: Plain> Buffer<T> {
+    /// Returns the elements as bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: plain types have no padding; the elements are initialized, and borrowed as long as their bytes.
+        unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), size_of_val::<[T]>(self)) }
+    }
+
+    /// Returns the elements as bytes that may be overwritten with any others.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and any bytes are values of a plain type; borrowed uniquely.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr().cast(), size_of_val::<[T]>(self)) }
     }
 }
 

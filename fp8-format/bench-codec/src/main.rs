@@ -168,10 +168,9 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Ceiling and tasks in turns.
 fn measure(group: &Group, buffers: &mut Buffers, rounds: u16) -> Vec<Row> {
-    let [reads, writes] = group.lines;
     let elements = buffers.elements;
     let copy = |variant, buffers: &mut Buffers| {
-        let (read, written) = (&buffers.read[..reads * elements], &mut buffers.written[..writes * elements]);
+        let (read, written) = buffers.of_ceiling(group.lines);
         copy(read, written, group.lines, variant, group.threads);
     };
     let counts: Vec<usize> =
