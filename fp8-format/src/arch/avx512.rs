@@ -41,12 +41,12 @@ fn head<D>(dst: &[D], streams: bool) -> (usize, bool) {
 /// How many bytes ahead a source is prefetched: two pages, so that their addresses are translated in time, too.
 const AHEAD: usize = 8 << 10;
 
-/// Prefetches what is read `AHEAD` bytes after this block.
+/// Prefetches what is read `AHEAD` bytes later.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn fetch_ahead<S>(block: &[S; BLOCK]) {
-    let first = block.as_ptr().cast::<i8>().wrapping_add(AHEAD);
-    for line in 0..size_of_val(block).div_ceil(64) {
+fn fetch_ahead<B>(now: &B) {
+    let first = core::ptr::from_ref(now).cast::<i8>().wrapping_add(AHEAD);
+    for line in 0..size_of::<B>().div_ceil(64) {
         prefetch(first.wrapping_add(64 * line));
     }
 }
@@ -71,15 +71,29 @@ fn drive<S: Source>(
     let (blocks, src_tail) = src.as_chunks::<BLOCK>();
     let (lines, dst_tail) = dst.as_chunks_mut::<BLOCK>();
     if streams {
+        // Four lines of the source at a time: one block of f32, or two of 16-bit elements.
+        let (pairs, blocks) = if size_of::<S>() == 2 { blocks.as_chunks::<2>() } else { (&[][..], blocks) };
+        let (line_pairs, lines) = lines.split_at_mut(2 * pairs.len());
+        for (pair, [low_line, high_line]) in pairs.iter().zip(line_pairs.as_chunks_mut::<2>().0) {
+            if prefetches {
+                fetch_ahead(pair);
+            }
+            let [low, high] = pair;
+            let (low, high) = (codes(low), codes(high));
+            // SAFETY: a line is 64 bytes, and aligned, as all before it are lines and the first begins where `dst` is.
+            unsafe { _mm512_stream_si512(low_line.as_mut_ptr().cast(), low) };
+            // SAFETY: as above.
+            unsafe { _mm512_stream_si512(high_line.as_mut_ptr().cast(), high) };
+        }
         for (block, line) in blocks.iter().zip(lines) {
             if prefetches {
                 fetch_ahead(block);
             }
             let codes = codes(block);
-            // SAFETY: a line is 64 bytes, and aligned, as all before it are lines and the first begins where `dst` is.
+            // SAFETY: as above.
             unsafe { _mm512_stream_si512(line.as_mut_ptr().cast(), codes) };
         }
-        // Streamed lines are seen by others only after this.
+        // Other threads see streamed lines only after this.
         fence();
     } else {
         for (block, line) in blocks.iter().zip(lines) {
