@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::backend::cuda::{self, Gpu};
-use crate::{Error, Result};
+use crate::{Error, Result, host};
 use std::fmt;
 
 /// A device that stores tensors and runs operations: the CPU or a GPU. Cheap to clone.
@@ -59,6 +59,31 @@ impl Device {
             Backend::Cpu => Ok(()),
             Backend::Cuda(gpu) => gpu.synchronize(),
         }
+    }
+
+    /// Returns the memory of freed tensors, which is kept for later ones, to the system or to the GPU's driver. All CPU
+    /// devices share it, and they never keep more than tensors have recently used at once. On a GPU this waits for all queued
+    /// work first; memory that a recorded step uses stays with its [`Graph`](crate::Graph).
+    ///
+    /// # Errors
+    /// A step that is being recorded; an error of queued work; none on the CPU.
+    ///
+    /// ```
+    /// use fp8_kernels::{DType, Device, Tensor};
+    /// let device = Device::cpu();
+    /// drop(Tensor::zeros([1024, 1024], DType::F32, &device)?); // its 4 MiB are kept
+    /// device.release_memory()?;
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    pub fn release_memory(&self) -> Result<()> {
+        match &self.backend {
+            Backend::Cpu => host::release_all(),
+            Backend::Cuda(gpu) => {
+                gpu.synchronize()?;
+                gpu.release_kept();
+            }
+        }
+        Ok(())
     }
 
     /// Returns the device's name for reports: `CPU`, or the GPU's name as its driver reports it.

@@ -4,6 +4,7 @@ mod array;
 mod pool;
 
 pub(crate) use array::Array;
+pub(crate) use pool::release_all;
 
 use crate::{Error, Result};
 use bytemuck::Zeroable;

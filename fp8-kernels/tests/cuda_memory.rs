@@ -71,6 +71,23 @@ fn kept_memory_is_given_back_before_there_is_none() {
 }
 
 #[test]
+fn kept_memory_can_be_released() {
+    let rig = Rig::new();
+    let device = open(&rig, CudaAllocator::Caching);
+    let x = Tensor::from_vec(vec![7u8; 5000], [5000], &device).unwrap();
+    drop(bytes(4096, &device).unwrap());
+    assert_eq!(rig.calls("cuMemFreeAsync"), 0);
+    let refused = device.capture(|| device.release_memory()).unwrap_err().to_string();
+    assert!(refused.starts_with("synchronize: "), "{refused}");
+    assert_eq!(rig.calls("cuMemFreeAsync"), 0);
+    device.release_memory().unwrap();
+    assert_eq!(rig.calls("cuMemFreeAsync"), 1);
+    assert_eq!(x.to_vec::<u8>().unwrap(), vec![7; 5000]);
+    drop((x, device));
+    rig.finish();
+}
+
+#[test]
 fn a_size_beyond_every_address_is_an_error() {
     let rig = Rig::new();
     let device = rig.open();

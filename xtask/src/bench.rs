@@ -1,8 +1,10 @@
-//! `cargo xtask bench`: criterion benches, found through cargo; `cargo xtask bench codec`: the codec against the memory's
-//! ceiling and against other libraries, by the program `bench-codec`.
+//! `cargo xtask bench`: criterion benches, found through cargo, and three programs that compare with other libraries: `codec`,
+//! by the package `bench-codec`, and `train` and `gemm`, by the package `bench-peers`.
+
+mod peers;
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use xshell::{Shell, cmd};
 
@@ -10,92 +12,90 @@ use crate::workspace::{Result, Workspace, shell};
 
 #[derive(clap::Args)]
 pub(crate) struct Bench {
-    /// Benches, or packages whose benches to run [default: all]
+    /// Benches, or packages whose benches to run [default: all]; or codec, train or gemm
     names: Vec<String>,
     /// Lists packages and benches without running them
     #[arg(long)]
     list: bool,
-    /// With `codec`: also measures the float8 crate, torch and ml_dtypes; installs the latter two in cargo's target folder
+    /// With `codec`, `train` or `gemm`: also measures other libraries; installs them in cargo's target folder
     #[arg(long)]
     peers: bool,
-    /// With `codec`: writes all rows to this file
+    /// With `codec`, `train` or `gemm`: writes all results to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Arguments for criterion, such as a filter, --quick, --save-baseline NAME, …
+    /// Arguments for criterion, such as a filter, --quick, --save-baseline NAME, …; or for codec, train or gemm: see -- --help
     #[arg(last = true)]
-    criterion: Vec<String>,
+    rest: Vec<String>,
 }
+
+/// A program that is no criterion bench.
+struct Program {
+    name: &'static str,
+    package: &'static str,
+    /// The argument that selects it in its package.
+    task: Option<&'static str>,
+}
+
+const PROGRAMS: [Program; 3] = [
+    Program { name: "codec", package: "bench-codec", task: None },
+    Program { name: "train", package: "bench-peers", task: Some("train") },
+    Program { name: "gemm", package: "bench-peers", task: Some("gemm") },
+];
 
 pub(crate) fn run(options: &Bench) -> Result {
     let sh = shell()?;
-    if options.names == [CODEC] && !options.list {
-        return codec(&sh, options);
-    }
-    if options.peers || options.json.is_some() {
-        return Err("bench: --peers and --json work only with codec: cargo xtask bench codec --peers".into());
+    if let (Some(program), false) = (program(options)?, options.list) {
+        return program.run(&sh, options);
     }
     let workspace = Workspace::read(&sh)?;
     let found: Vec<_> =
         workspace.targets("bench").map(|(package, bench)| (&*package.name, &*bench.name)).collect();
     if options.list {
-        for (package, bench) in found {
+        let programs = PROGRAMS.iter().map(|program| (program.package, program.name));
+        for (package, bench) in found.into_iter().chain(programs) {
             println!("{package:12} {bench}");
         }
-        println!("{:12} {CODEC}", "bench-codec");
         return Ok(());
     }
 
     // All features of all packages, whatever was chosen: the next choice finds its build ready.
     let benches = select(&found, &options.names)?.into_iter().flat_map(|bench| ["--bench", bench]);
-    let criterion = &options.criterion;
+    let criterion = &options.rest;
     cmd!(sh, "cargo bench --workspace --all-features {benches...} -- {criterion...}").run()?;
     Ok(())
 }
 
-/// The program that measures the codec.
-const CODEC: &str = "codec";
-
-fn codec(sh: &Shell, options: &Bench) -> Result {
-    let mut arguments: Vec<OsString> = Vec::new();
-    if options.peers {
-        arguments.extend(["--peers".into(), python(sh)?.into()]);
+/// The program that the options name, if they name one.
+fn program(options: &Bench) -> Result<Option<&'static Program>> {
+    let named = PROGRAMS.iter().find(|program| options.names.iter().any(|name| name == program.name));
+    match named {
+        Some(_) if options.names.len() > 1 => {
+            Err("bench: codec, train and gemm run alone: cargo xtask bench train".into())
+        }
+        None if options.peers || options.json.is_some() => {
+            Err("bench: --peers and --json need codec, train or gemm: cargo xtask bench train --peers".into())
+        }
+        _ => Ok(named),
     }
-    if let Some(file) = &options.json {
-        arguments.extend(["--json".into(), std::path::absolute(file)?.into()]);
-    }
-    arguments.extend(options.criterion.iter().map(OsString::from));
-    cmd!(sh, "cargo run --quiet --release --package bench-codec -- {arguments...}").run()?;
-    Ok(())
 }
 
-/// An interpreter with the other libraries, in an environment of its own.
-fn python(sh: &Shell) -> Result<PathBuf> {
-    let folder = Workspace::read(sh)?.target_directory.join("peers");
-    let python = folder.join("bin/python");
-    let has_all = |python: &Path| {
-        cmd!(sh, "{python} -c").arg("import torch, ml_dtypes").quiet().ignore_stderr().run().is_ok()
-    };
-    if has_all(&python) {
-        return Ok(python);
-    }
-    println!("bench: installing torch and ml_dtypes in {}", folder.display());
-    cmd!(sh, "python3 -m venv {folder}").run()?;
-    let pip = folder.join("bin/pip");
-    // The build for CPUs alone is a tenth as large, where its index can be reached.
-    let index = "https://download.pytorch.org/whl/cpu";
-    let small = cmd!(sh, "{pip} install --quiet --retries 0 --timeout 10 torch --index-url {index}");
-    if small.ignore_stderr().run().is_err() {
-        cmd!(sh, "{pip} install --quiet --no-cache-dir torch").run()?;
-    }
-    cmd!(sh, "{pip} install --quiet ml_dtypes numpy setuptools").run()?;
-    if has_all(&python) {
-        Ok(python)
-    } else {
-        Err(format!(
-            "bench: {} cannot import torch and ml_dtypes: remove the folder to install them anew",
-            python.display()
-        )
-        .into())
+impl Program {
+    fn run(&self, sh: &Shell, options: &Bench) -> Result {
+        let mut arguments: Vec<OsString> = self.task.map(OsString::from).into_iter().collect();
+        if options.peers {
+            let folder = Workspace::read(sh)?.target_directory.join("peers");
+            arguments.extend(["--peers".into(), peers::python(sh, &folder)?.into()]);
+            if self.name == "gemm" {
+                arguments.extend(["--faer".into(), peers::faer(sh, &folder)?.into()]);
+            }
+        }
+        if let Some(file) = &options.json {
+            arguments.extend(["--json".into(), std::path::absolute(file)?.into()]);
+        }
+        arguments.extend(options.rest.iter().map(OsString::from));
+        let package = self.package;
+        cmd!(sh, "cargo run --quiet --release --package {package} -- {arguments...}").run()?;
+        Ok(())
     }
 }
 
@@ -120,6 +120,24 @@ fn select<'a>(found: &[(&'a str, &'a str)], names: &[String]) -> Result<Vec<&'a 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_run_alone_and_only_they_have_peers() {
+        let program = |names: &[&str], peers| {
+            let names = names.iter().map(|&name| name.to_owned()).collect();
+            let options = Bench { names, list: false, peers, json: None, rest: Vec::new() };
+            let found = program(&options).map_err(|error| error.to_string());
+            found.map(|program| program.map(|program| (program.package, program.task)))
+        };
+        assert_eq!(program(&["codec"], true), Ok(Some(("bench-codec", None))));
+        assert_eq!(program(&["gemm"], false), Ok(Some(("bench-peers", Some("gemm")))));
+        assert_eq!(program(&["slice"], false), Ok(None));
+        let alone = program(&["train", "gemm"], false).unwrap_err();
+        assert_eq!(alone, "bench: codec, train and gemm run alone: cargo xtask bench train");
+        let needed = program(&[], true).unwrap_err();
+        let expected = "bench: --peers and --json need codec, train or gemm: cargo xtask bench train --peers";
+        assert_eq!(needed, expected);
+    }
 
     #[test]
     fn names_select_benches_and_packages_and_none_selects_all() {

@@ -69,7 +69,7 @@ enum Task {
     GpuBundle(gpu_bundle::GpuBundle),
     /// Runs fp8-format's tests and a sweep over f32 on emulated AArch64; installs the emulator (minutes)
     Neon(neon::Neon),
-    /// Runs the criterion benches of the crates (a minute or two each)
+    /// Runs the criterion benches of the crates (a minute or two each); codec, train and gemm compare with other libraries
     Bench(bench::Bench),
     /// Compares the codec with an independent oracle for all inputs (minutes; uses an optimized build)
     Exhaustive(exhaustive::Exhaustive),

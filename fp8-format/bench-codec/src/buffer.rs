@@ -1,6 +1,6 @@
-//! Memory for measurements: aligned to pages of 2 MiB, touched, of such pages where the system has them.
+//! Memory for measurements: aligned to 2 MiB, written before use, in pages of 2 MiB or of the usual size.
 
-use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::alloc::{Layout, alloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
@@ -17,10 +17,10 @@ pub(crate) struct Buffer<T> {
 /// Plain numbers.
 ///
 /// # Safety
-/// Every pattern of bits is a value.
+/// Every pattern of bits is a value, and there is no padding.
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: a number, and transparent wrappers of numbers.
-unsafe impl Plain for u8 {}
+unsafe impl Plain for [u8; 2] {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
 // SAFETY: as above.
@@ -36,14 +36,25 @@ unsafe impl Plain for fp8_format::E5M2 {}
 unsafe impl<T: Plain + Send> Send for Buffer<T> {}
 
 impl<T: Plain> Buffer<T> {
-    pub(crate) fn new(len: usize, value: impl Fn(usize) -> T) -> Result<Self, std::alloc::LayoutError> {
+    /// Allocates `len` elements, in pages of 2 MiB if `has_huge_pages`, and sets each to `value` of its index.
+    pub(crate) fn new(
+        len: usize,
+        has_huge_pages: bool,
+        value: impl Fn(usize) -> T,
+    ) -> Result<Self, std::alloc::LayoutError> {
         let layout = Layout::array::<T>(len.max(1))?.align_to(PAGE)?;
+        // `alloc_zeroed` would write to the memory, and so fix the size of its pages before the advice below.
         // SAFETY: the size is not 0.
-        let start = unsafe { alloc_zeroed(layout) }.cast::<T>();
+        let start = unsafe { alloc(layout) }.cast::<T>();
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         #[cfg(target_os = "linux")]
-        // SAFETY: the range was just allocated; the advice changes its pages' size alone. Without it pages are small.
-        let _ = unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
+        {
+            let advice = if has_huge_pages { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+            // SAFETY: the range was just allocated; the advice changes only the size of its pages. It may be ignored.
+            let _ = unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), advice) };
+        }
+        // SAFETY: the range was just allocated for `len` elements.
+        unsafe { start.write_bytes(0, len) };
         let mut buffer = Self { start, len, layout };
         for (i, place) in buffer.iter_mut().enumerate() {
             *place = value(i);
@@ -52,11 +63,25 @@ impl<T: Plain> Buffer<T> {
     }
 }
 
+impl<T: Plain> Buffer<T> {
+    /// Returns the elements as bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: plain types have no padding; the elements are initialized, and borrowed as long as their bytes.
+        unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), size_of_val::<[T]>(self)) }
+    }
+
+    /// Returns the elements as bytes that may be overwritten with any others.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and any bytes are values of a plain type; borrowed uniquely.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr().cast(), size_of_val::<[T]>(self)) }
+    }
+}
+
 impl<T> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: `len` elements, zeroed when they were allocated, which is a value of each plain type.
+        // SAFETY: `len` elements, zeroed after their allocation; zero is a value of every plain type.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

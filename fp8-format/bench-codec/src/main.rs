@@ -20,8 +20,6 @@ use work::{Buffers, Group};
 
 /// Elements of a measurement: in the nearest caches, in the last one, in memory.
 const ELEMENTS: [usize; 3] = [16 << 10, 1 << 20, 64 << 20];
-/// What is measured is the median of so many.
-const ROUNDS: usize = 9;
 /// One measurement takes so long at least.
 const LEAST: Duration = Duration::from_micros(500);
 
@@ -34,9 +32,16 @@ struct Options {
     /// Writes the rows to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Works whose line has this text alone; other libraries do all of theirs
-    #[arg(long, default_value = "")]
+    /// Measures only rows that contain this text, such as "f32  e4m3" or "64 Mi  1  avx512"; `--peers` measures all rows of
+    /// other libraries
+    #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
+    /// Takes the median of so many rounds
+    #[arg(long, value_name = "N", default_value = "9", value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Uses pages of 4 KiB instead of 2 MiB
+    #[arg(long)]
+    small_pages: bool,
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
@@ -57,12 +62,11 @@ fn run() -> Result<(), Box<dyn Error>> {
     );
     let mut rows = Vec::new();
     for elements in ELEMENTS {
-        let mut buffers = Buffers::new(elements)?;
         let mut groups = work::groups(if elements == ELEMENTS[2] { &threads } else { &[] });
         if options.peers.is_some() {
             groups.extend(work::float8());
         }
-        for mut group in groups {
+        for group in &mut groups {
             for task in &mut group.tasks {
                 task.row.elements = elements;
                 task.row.shape = task.shape.map(|shape| shape.of(elements));
@@ -71,11 +75,18 @@ fn run() -> Result<(), Box<dyn Error>> {
             let is_tall = |task: &work::Task| task.shape == Some(work::Shape::Tall);
             group.tasks.retain(|task| elements == ELEMENTS[2] || !is_tall(task));
             group.tasks.retain(|task| task.row.line().contains(&options.only));
+        }
+        groups.retain(|group| !group.tasks.is_empty());
+        if groups.is_empty() {
+            continue;
+        }
+        let mut buffers = Buffers::new(elements, !options.small_pages)?;
+        for group in groups {
             let measured = match group.threads {
-                1 => measure(&group, &mut buffers),
+                1 => measure(&group, &mut buffers, options.rounds),
                 threads => {
                     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-                    pool.install(|| measure(&group, &mut buffers))
+                    pool.install(|| measure(&group, &mut buffers, options.rounds))
                 }
             };
             for row in measured {
@@ -135,8 +146,10 @@ fn machine() -> String {
     format!("{}; paths: {}", name.unwrap_or(std::env::consts::ARCH), paths.join(", "))
 }
 
-/// Seconds of one call, in a row of calls that takes long enough.
+/// Returns the seconds of one of `calls` calls. An untimed call comes first: it replaces the lines that the previous work left
+/// in the caches, which otherwise are written to memory at the expense of this one.
 fn seconds(mut call: impl FnMut(), calls: usize) -> f64 {
+    call();
     let start = Instant::now();
     (0..calls).for_each(|_| call());
     start.elapsed().as_secs_f64() / calls as f64
@@ -144,7 +157,6 @@ fn seconds(mut call: impl FnMut(), calls: usize) -> f64 {
 
 /// How many calls take long enough.
 fn calls(mut call: impl FnMut()) -> usize {
-    call();
     let once = seconds(&mut call, 1).max(1e-9);
     ((LEAST.as_secs_f64() / once) as usize).max(1)
 }
@@ -155,14 +167,10 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Ceiling and tasks in turns.
-fn measure(group: &Group, buffers: &mut Buffers) -> Vec<Row> {
-    if group.tasks.is_empty() {
-        return Vec::new();
-    }
-    let [reads, writes] = group.lines;
+fn measure(group: &Group, buffers: &mut Buffers, rounds: u16) -> Vec<Row> {
     let elements = buffers.elements;
     let copy = |variant, buffers: &mut Buffers| {
-        let (read, written) = (&buffers.read[..reads * elements], &mut buffers.written[..writes * elements]);
+        let (read, written) = buffers.of_ceiling(group.lines);
         copy(read, written, group.lines, variant, group.threads);
     };
     let counts: Vec<usize> =
@@ -170,7 +178,7 @@ fn measure(group: &Group, buffers: &mut Buffers) -> Vec<Row> {
     let task_counts: Vec<usize> = group.tasks.iter().map(|task| calls(|| (task.run)(buffers))).collect();
     let mut ceilings = vec![Vec::new(); counts.len()];
     let mut times = vec![Vec::new(); group.tasks.len()];
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         for ((times, variant), count) in ceilings.iter_mut().zip(ceiling::VARIANTS).zip(&counts) {
             times.push(seconds(|| copy(variant, buffers), *count));
         }

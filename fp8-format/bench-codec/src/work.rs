@@ -24,32 +24,51 @@ pub(crate) struct Buffers {
     wide: Buffer<f32>,
     wide_f16: Buffer<f16>,
     wide_bf16: Buffer<bf16>,
-    /// The ceiling's, as large as the largest of the others.
-    pub(crate) read: Buffer<u8>,
-    pub(crate) written: Buffer<u8>,
+    /// What the ceiling writes in place of `out` and `columns` together.
+    pairs: Buffer<[u8; 2]>,
     pub(crate) elements: usize,
 }
 
 impl Buffers {
-    pub(crate) fn new(elements: usize) -> Result<Self, Box<dyn Error>> {
+    /// Allocates the buffers, in pages of 2 MiB if `has_huge_pages`.
+    pub(crate) fn new(elements: usize, has_huge_pages: bool) -> Result<Self, Box<dyn Error>> {
         let value = |i: usize| normal(i as u64);
+        let huge = has_huge_pages;
         Ok(Self {
-            f32s: Buffer::new(elements, value)?,
-            f16s: Buffer::new(elements, |i| f16::from_f32(value(i)))?,
-            bf16s: Buffer::new(elements, |i| bf16::from_f32(value(i)))?,
-            codes: Buffer::new(elements, |i| E4M3::from_f32(value(i) * 40.0))?,
-            codes5: Buffer::new(elements, |i| E5M2::from_f32(value(i) * 40.0))?,
-            out: Buffer::new(elements, |_| E4M3::ZERO)?,
-            out5: Buffer::new(elements, |_| E5M2::ZERO)?,
-            columns: Buffer::new(elements, |_| E4M3::ZERO)?,
-            columns5: Buffer::new(elements, |_| E5M2::ZERO)?,
-            wide: Buffer::new(elements, |_| 0.0)?,
-            wide_f16: Buffer::new(elements, |_| f16::ZERO)?,
-            wide_bf16: Buffer::new(elements, |_| bf16::ZERO)?,
-            read: Buffer::new(4 * elements, |i| (i % 251) as u8)?,
-            written: Buffer::new(4 * elements, |_| 0)?,
+            f32s: Buffer::new(elements, huge, value)?,
+            f16s: Buffer::new(elements, huge, |i| f16::from_f32(value(i)))?,
+            bf16s: Buffer::new(elements, huge, |i| bf16::from_f32(value(i)))?,
+            codes: Buffer::new(elements, huge, |i| E4M3::from_f32(value(i) * 40.0))?,
+            codes5: Buffer::new(elements, huge, |i| E5M2::from_f32(value(i) * 40.0))?,
+            out: Buffer::new(elements, huge, |_| E4M3::ZERO)?,
+            out5: Buffer::new(elements, huge, |_| E5M2::ZERO)?,
+            columns: Buffer::new(elements, huge, |_| E4M3::ZERO)?,
+            columns5: Buffer::new(elements, huge, |_| E5M2::ZERO)?,
+            wide: Buffer::new(elements, huge, |_| 0.0)?,
+            wide_f16: Buffer::new(elements, huge, |_| f16::ZERO)?,
+            wide_bf16: Buffer::new(elements, huge, |_| bf16::ZERO)?,
+            pairs: Buffer::new(elements, huge, |_| [0; 2])?,
             elements,
         })
+    }
+
+    /// Returns the memory that the ceiling of these lines reads and writes: that of the works themselves, since one part of a
+    /// machine's memory can be slower than another.
+    pub(crate) fn of_ceiling(&mut self, [reads, writes]: [usize; 2]) -> (&[u8], &mut [u8]) {
+        let read = match reads {
+            4 => self.f32s.bytes(),
+            2 => self.bf16s.bytes(),
+            _ => self.codes.bytes(),
+        };
+        let written = match (reads, writes) {
+            (_, 0) => &mut [],
+            (1, 1) => self.columns.bytes_mut(),
+            (1, 2) => self.wide_bf16.bytes_mut(),
+            (1, _) => self.wide.bytes_mut(),
+            (_, 1) => self.out.bytes_mut(),
+            _ => self.pairs.bytes_mut(),
+        };
+        (read, written)
     }
 
     /// Rows and columns of all elements as a matrix of this shape.

@@ -9,7 +9,7 @@ mod decode;
 
 use super::interleave::{sixteen, turn};
 use super::target::Target;
-use super::{Scale, TILE, scalar};
+use super::{Scale, TILE, needs_prefetch, scalar};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
@@ -34,11 +34,10 @@ fn head<D>(dst: &[D], streams: bool) -> (usize, bool) {
     if streams && head < LINE && !cfg!(miri) { (head.min(dst.len()), true) } else { (0, false) }
 }
 
-/// Bytes that a source too large for the caches is fetched ahead: two pages, so that their translation is under way, too.
-/// The hardware fetches within a page, and a block's arithmetic fills the window in which the core itself would look on.
+/// How many bytes ahead a source is prefetched: two pages, so that their addresses are translated in time, too.
 const AHEAD: usize = 8 << 10;
 
-/// Fetches what is read `AHEAD` later.
+/// Prefetches what is read `AHEAD` bytes later.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn fetch_ahead<B>(now: &B) {
@@ -61,10 +60,13 @@ fn drive<S: Source>(src: &[S], dst: &mut [u8], streams: bool, mut codes: impl Fn
     let (pairs, src_last) = blocks.as_chunks::<2>();
     let (halves, dst_tail) = dst.as_chunks_mut::<BLOCK>();
     let (lines, dst_last) = halves.as_chunks_mut::<2>();
+    let prefetches = streams && needs_prefetch();
     for (pair, line) in pairs.iter().zip(lines) {
         let [low, high] = pair;
         if streams {
-            fetch_ahead(pair);
+            if prefetches {
+                fetch_ahead(pair);
+            }
             let (low, high) = (codes(low), codes(high));
             let line = line.as_mut_ptr().cast::<__m256i>();
             // SAFETY: the first half of a line, and aligned, as all before it are lines and the first begins where `dst` does.

@@ -15,7 +15,7 @@ mod transpose;
 use super::avx2::prefetch;
 pub(crate) use super::avx2::{copy, fence, fetch};
 use super::target::Target;
-use super::{Scale, scalar};
+use super::{Scale, needs_prefetch, scalar};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
@@ -38,39 +38,62 @@ fn head<D>(dst: &[D], streams: bool) -> (usize, bool) {
     if streams && head < BLOCK { (head.min(dst.len()), true) } else { (0, false) }
 }
 
-/// Bytes that a source too large for the caches is fetched ahead: two pages, so that their translation is under way, too.
-/// The hardware fetches within a page, and a block's arithmetic fills the window in which the core itself would look on.
+/// How many bytes ahead a source is prefetched: two pages, so that their addresses are translated in time, too.
 const AHEAD: usize = 8 << 10;
 
-/// Fetches the block that is read `AHEAD` later.
+/// Prefetches what is read `AHEAD` bytes later.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn fetch_ahead<S>(block: &[S; BLOCK]) {
-    let first = block.as_ptr().cast::<i8>().wrapping_add(AHEAD);
-    for line in 0..size_of_val(block).div_ceil(64) {
+fn fetch_ahead<B>(now: &B) {
+    let first = core::ptr::from_ref(now).cast::<i8>().wrapping_add(AHEAD);
+    for line in 0..size_of::<B>().div_ceil(64) {
         prefetch(first.wrapping_add(64 * line));
     }
 }
 
-/// Calls `codes` for each block and stores what it gives, the rests at both ends by way of a whole block.
+/// Calls `codes` for each block and stores its result. The elements in front of the first and behind the last whole block are
+/// copied to a block of their own.
 ///
-/// `streams` says that the codes go past the caches; then the blocks begin where `dst` is aligned.
+/// If `streams`, results bypass the caches, and the blocks begin where `dst` is aligned. `prefetches` says whether the source is
+/// then prefetched.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-fn drive<S: Source>(src: &[S], dst: &mut [u8], streams: bool, mut codes: impl FnMut(&[S; BLOCK]) -> Codes) {
+fn drive<S: Source>(
+    src: &[S],
+    dst: &mut [u8],
+    streams: bool,
+    prefetches: bool,
+    mut codes: impl FnMut(&[S; BLOCK]) -> Codes,
+) {
     let (head, streams) = head(dst, streams);
     let (src_head, src) = src.split_at(head);
     let (dst_head, dst) = dst.split_at_mut(head);
     let (blocks, src_tail) = src.as_chunks::<BLOCK>();
     let (lines, dst_tail) = dst.as_chunks_mut::<BLOCK>();
     if streams {
-        for (block, line) in blocks.iter().zip(lines) {
-            fetch_ahead(block);
-            let codes = codes(block);
+        // Four lines of the source at a time: one block of f32, or two of 16-bit elements.
+        let (pairs, blocks) = if size_of::<S>() == 2 { blocks.as_chunks::<2>() } else { (&[][..], blocks) };
+        let (line_pairs, lines) = lines.split_at_mut(2 * pairs.len());
+        for (pair, [low_line, high_line]) in pairs.iter().zip(line_pairs.as_chunks_mut::<2>().0) {
+            if prefetches {
+                fetch_ahead(pair);
+            }
+            let [low, high] = pair;
+            let (low, high) = (codes(low), codes(high));
             // SAFETY: a line is 64 bytes, and aligned, as all before it are lines and the first begins where `dst` is.
+            unsafe { _mm512_stream_si512(low_line.as_mut_ptr().cast(), low) };
+            // SAFETY: as above.
+            unsafe { _mm512_stream_si512(high_line.as_mut_ptr().cast(), high) };
+        }
+        for (block, line) in blocks.iter().zip(lines) {
+            if prefetches {
+                fetch_ahead(block);
+            }
+            let codes = codes(block);
+            // SAFETY: as above.
             unsafe { _mm512_stream_si512(line.as_mut_ptr().cast(), codes) };
         }
-        // Streamed lines are seen by others only after this.
+        // Other threads see streamed lines only after this.
         fence();
     } else {
         for (block, line) in blocks.iter().zip(lines) {
@@ -232,11 +255,10 @@ fn pack([low, high]: [__m512i; 2], order: &[u8; BLOCK]) -> Codes {
 #[cold]
 fn cold() {}
 
-/// Codes of two vectors of words, and whether one of them is NaN.
+/// Returns the codes of two vectors of words, whose magnitudes are `a`, and whether one of them is NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
-fn encode_words(x: [__m512i; 2], of: &Rounding, order: &[u8; BLOCK]) -> (Codes, bool) {
-    let a = [abs(x[0]), abs(x[1])];
+fn encode_magnitudes(x: [__m512i; 2], a: [__m512i; 2], of: &Rounding, order: &[u8; BLOCK]) -> (Codes, bool) {
     let mut r = [round(x[0], a[0], of), round(x[1], a[1], of)];
     let infinity = splat(of.infinity);
     let is_nan = _mm512_cmpgt_epu16_mask(_mm512_max_epu16(a[0], a[1]), infinity) != 0;
@@ -249,37 +271,47 @@ fn encode_words(x: [__m512i; 2], of: &Rounding, order: &[u8; BLOCK]) -> (Codes, 
     (pack(r, order), is_nan)
 }
 
-/// Two vectors of f32, rounded to odd, as words: of the first and the second in turns.
+/// Returns the codes of two vectors of 16-bit elements.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn round_to_odd(low: __m512, high: __m512) -> __m512i {
-    let sticky = |x: __m512| {
-        let x = _mm512_castps_si512(x);
-        let is_cut = _mm512_test_epi32_mask(x, _mm512_set1_epi32(0xFFFF));
-        _mm512_mask_or_epi32(x, is_cut, x, _mm512_set1_epi32(0x1_0000))
-    };
-    _mm512_mask_blend_epi16(0xAAAA_AAAA, _mm512_srli_epi32::<16>(sticky(low)), sticky(high))
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+fn encode_words(x: [__m512i; 2], of: &Rounding) -> Codes {
+    encode_magnitudes(x, [abs(x[0]), abs(x[1])], of, &IN_ORDER).0
 }
 
-/// Codes of four vectors of f32, and whether one of them is NaN.
+/// Returns the upper halves of two vectors of f32, with the words of both vectors in turns, and the magnitudes of the same
+/// numbers rounded to odd: their last bits are set if the lower half is not zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn round_to_odd(even: __m512, odd: __m512) -> (__m512i, __m512i) {
+    const ODD: __mmask32 = 0xAAAA_AAAA;
+    let (even, odd) = (_mm512_castps_si512(even), _mm512_castps_si512(odd));
+    let x = _mm512_mask_blend_epi16(ODD, _mm512_srli_epi32::<16>(even), odd);
+    let cut = _mm512_mask_blend_epi16(ODD, even, _mm512_slli_epi32::<16>(odd));
+    // Rounding to a code drops four bits or more, of which the upper one decides and the others break ties. The lower two
+    // are set if the dropped half is not zero. (A minimum with 1 would be compiled to a comparison and two more instructions.)
+    let sticky = _mm512_min_epu16(cut, splat(3));
+    // (x | sticky) & ABS
+    (x, _mm512_ternarylogic_epi32::<0xA8>(x, sticky, splat(ABS)))
+}
+
+/// Returns the codes of four vectors of f32, and whether one of them is NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
 fn encode_floats<T: Target>(x: [__m512; 4]) -> (Codes, bool) {
-    let words = [round_to_odd(x[0], x[1]), round_to_odd(x[2], x[3])];
-    encode_words(words, &Of::<7, 127, T>::ROUNDING, &INTERLEAVED)
+    let (low, low_magnitudes) = round_to_odd(x[0], x[1]);
+    let (high, high_magnitudes) = round_to_odd(x[2], x[3]);
+    let of = &Of::<7, 127, T>::ROUNDING;
+    encode_magnitudes([low, high], [low_magnitudes, high_magnitudes], of, &INTERLEAVED)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 pub(crate) fn encode<S: Source, T: Target>(src: &[S], dst: &mut [u8], streams: bool) {
-    match S::KIND {
-        Kind::F32 => drive(src, dst, streams, |block| encode_floats::<T>(floats(block)).0),
-        Kind::F16 => drive(src, dst, streams, |block| {
-            encode_words(words(block), &Of::<10, 15, T>::ROUNDING, &IN_ORDER).0
-        }),
-        Kind::BF16 => drive(src, dst, streams, |block| {
-            encode_words(words(block), &Of::<7, 127, T>::ROUNDING, &IN_ORDER).0
-        }),
-    }
+    let prefetches = streams && needs_prefetch();
+    drive(src, dst, streams, prefetches, |block| match S::KIND {
+        Kind::F32 => encode_floats::<T>(floats(block)).0,
+        Kind::F16 => encode_words(words(block), &Of::<10, 15, T>::ROUNDING),
+        Kind::BF16 => encode_words(words(block), &Of::<7, 127, T>::ROUNDING),
+    });
 }
 
 /// Largest magnitudes of lanes so far.
@@ -393,7 +425,7 @@ pub(crate) fn quantize<S: Source, T: Target>(src: &[S], scale: &Scale, dst: &mut
 fn quantize_products<S: Source, T: Target>(src: &[S], scale: f32, dst: &mut [u8], streams: bool) -> f32 {
     let scale = _mm512_set1_ps(scale);
     let mut amax = Amax::new();
-    drive(src, dst, streams, |block| {
+    drive(src, dst, streams, streams && needs_prefetch(), |block| {
         let [a, b, c, d] = floats(block);
         let mul = |x| _mm512_mul_ps(x, scale);
         let (codes, is_nan) = encode_floats::<T>([mul(a), mul(b), mul(c), mul(d)]);

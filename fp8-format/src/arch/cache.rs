@@ -1,4 +1,4 @@
-//! The size of the last-level cache, from which on stores past the caches pay.
+//! What depends on the caches of the CPU: from which size on results bypass them, and whether sources are prefetched.
 
 use std::sync::OnceLock;
 
@@ -11,7 +11,36 @@ pub(crate) fn last_level() -> usize {
     *SIZE.get_or_init(|| largest().filter(|size| *size >= 1 << 20).unwrap_or(UNKNOWN))
 }
 
-/// What the CPU says about itself.
+/// Returns true if plain arithmetic loops whose results bypass the caches should prefetch their sources by software. The CPU is
+/// queried once.
+///
+/// Intel's hardware prefetchers stop at the end of a 4 KiB page, and the arithmetic of a block fills the window in which the
+/// core itself would find the loads of the next page. Prefetching two pages ahead hides that; it was measured on Ice Lake. The
+/// prefetchers of AMD's Zen 4 keep up by themselves: there the additional requests made conversion of f32 3 to 15 percent
+/// slower. Every other CPU is treated like AMD's.
+///
+/// Loops that branch on their data, and loops that write more than they read, prefetch on every CPU: a mispredicted branch
+/// discards the loads behind it, and a prefetcher sees only one line for several lines written.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn needs_prefetch() -> bool {
+    static NEEDS: OnceLock<bool> = OnceLock::new();
+    *NEEDS.get_or_init(|| vendor() == *b"GenuineIntel")
+}
+
+/// Returns the twelve letters by which the CPU names its vendor.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn vendor() -> [u8; 12] {
+    let id = cpuid(0, 0);
+    let [[a, b, c, d], [e, f, g, h], [i, j, k, l]] = [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes);
+    [a, b, c, d, e, f, g, h, i, j, k, l]
+}
+
+#[cfg(all(target_arch = "x86_64", miri))]
+fn vendor() -> [u8; 12] {
+    [0; 12]
+}
+
+/// Returns what the CPU says about itself in a leaf of its identification.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[allow(unused_unsafe, reason = "safe in newer Rust")]
 fn cpuid(leaf: u32, part: u32) -> core::arch::x86_64::CpuidResult {

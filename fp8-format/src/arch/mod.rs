@@ -29,6 +29,8 @@ use crate::philox::Philox;
 use crate::traits::{Fp8, Source};
 #[cfg(feature = "std")]
 pub(crate) use cache::last_level;
+#[cfg(all(target_arch = "x86_64", feature = "std"))]
+use cache::needs_prefetch;
 pub(crate) use path::Kind;
 pub use path::Path;
 pub(crate) use target::{Overflowing, Saturating, Target};

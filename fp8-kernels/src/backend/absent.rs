@@ -55,6 +55,7 @@ absent!(Gpu {
     fn is_simulated(&self) -> bool;
     fn transpose_policy(&self) -> TransposePolicy;
     fn synchronize(&self) -> Result<()>;
+    fn release_kept(&self);
     fn alloc(&self, DType, usize) -> Result<Buffer>;
     fn zeros(&self, DType, usize) -> Result<Buffer>;
     fn filled_f32(&self, f32, usize) -> Result<Buffer>;

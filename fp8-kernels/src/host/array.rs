@@ -3,6 +3,7 @@
 use super::failed;
 use super::pool::Block;
 use crate::Result;
+use crate::environment::keeps_host_memory;
 use bytemuck::Pod;
 use std::fmt;
 use std::marker::PhantomData;
@@ -66,7 +67,8 @@ impl<T: Pod> Array<T> {
         if len == 0 {
             return Ok((Self(Memory::Given(Vec::new())), true));
         }
-        let block = len.checked_mul(size_of::<T>()).and_then(Block::new);
+        let keeps = keeps_host_memory()?;
+        let block = len.checked_mul(size_of::<T>()).and_then(|bytes| Block::new(bytes, keeps));
         let (block, is_zero) = block.ok_or_else(|| failed::<T>(op, len))?;
         Ok((Self(Memory::Pooled { block, len, elements: PhantomData }), is_zero))
     }

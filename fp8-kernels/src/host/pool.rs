@@ -52,9 +52,10 @@ pub(super) struct Block {
 
 impl Block {
     /// Allocates a block for at least `bytes` bytes. Returns it and whether all its bytes are 0; otherwise they are what an
-    /// earlier owner wrote. Returns `None` if the system has no memory.
-    pub(super) fn new(bytes: usize) -> Option<(Self, bool)> {
-        let class = size_class(bytes)?;
+    /// earlier owner wrote. Returns `None` if the system has no memory. Only a block that `keeps` comes from the pool and
+    /// returns to it.
+    pub(super) fn new(bytes: usize, keeps: bool) -> Option<(Self, bool)> {
+        let class = if keeps { size_class(bytes)? } else { 0 };
         if class > 0 {
             let (kept, idle) = lock().take(class);
             drop(idle);
@@ -105,12 +106,7 @@ impl Drop for Block {
     }
 }
 
-/// The number of bytes in blocks that are kept.
-pub(crate) fn kept_bytes() -> usize {
-    lock().kept
-}
-
-/// Returns all blocks that are kept to the system.
+/// Returns all blocks that are kept to the system. From now on the pool keeps as much as is used at once from now on.
 pub(crate) fn release_all() {
     let idle = lock().drain();
     drop(idle);
@@ -193,9 +189,9 @@ impl Pool {
         self.idle[index].pop_front().map(|idle| idle.lines)
     }
 
-    /// Removes all blocks.
+    /// Removes all blocks and forgets the peak.
     fn drain(&mut self) -> Vec<Idle> {
-        self.kept = 0;
+        (self.kept, self.peaks) = (0, [self.used; 2]);
         self.idle.iter_mut().flat_map(|blocks| blocks.drain(..)).collect()
     }
 }
@@ -300,14 +296,15 @@ mod tests {
         let mut pool = Pool::new();
         let _ = [CLASS, CLASS, CLASS * 2].map(|class| pool.take(class));
         let _ = [CLASS, CLASS, CLASS * 2].map(|class| assert!(pool.give(Vec::new(), class).is_none()));
-        assert_eq!((pool.kept, pool.drain().len(), pool.kept), (4 * CLASS, 3, 0));
+        assert_eq!((pool.kept, pool.peaks[0], pool.drain().len()), (4 * CLASS, 4 * CLASS, 3));
+        assert_eq!((pool.kept, pool.peaks), (0, [0; 2]));
         assert!(pool.take(CLASS).0.is_none());
     }
 
     #[test]
     fn blocks_are_aligned() {
         for bytes in [1, 100, 4096, 5000, 1 << 20] {
-            let (mut block, _) = Block::new(bytes).unwrap();
+            let (mut block, _) = Block::new(bytes, true).unwrap();
             assert!(std::mem::size_of_val(block.lines()) >= bytes);
             assert!(block.lines().as_ptr().addr().is_multiple_of(ALIGNMENT) || cfg!(miri));
             block.lines_mut().fill(Line([1; LINE]));

@@ -13,7 +13,7 @@ use crate::workspace::{Result, Workspace, files, root, shell};
 
 const MEMBERS: &str = "members = [";
 /// Not copied: packages that only start the others' tests, and what is no package.
-const WITHOUT: [&str; 4] = ["xtask", "fuzz", ".github", "fp8-format/bench-codec"];
+const WITHOUT: [&str; 5] = ["xtask", "fuzz", ".github", "fp8-format/bench-codec", "fp8-nn/bench-peers"];
 
 pub(super) struct Copied {
     /// Of the copy, of what cargo builds of it, and of the results.
@@ -141,8 +141,7 @@ mod tests {
 
     #[test]
     fn packages_that_are_not_copied_are_no_members() {
-        let manifest =
-            "[workspace]\nmembers = [\"fp8-nn\", \"fp8-format/bench-codec\", \"xtask\"]\nexclude = []\n";
+        let manifest = "[workspace]\nmembers = [\"fp8-nn\", \"fp8-format/bench-codec\", \"fp8-nn/bench-peers\", \"xtask\"]\nexclude = []\n";
         assert_eq!(without_members(manifest).unwrap(), "[workspace]\nmembers = [\"fp8-nn\"]\nexclude = []\n");
         assert_eq!(without_members("[package]"), None);
     }

@@ -4,7 +4,6 @@ use super::{Buffer, parallel};
 use crate::dtype::Element;
 use crate::host::{self, Array};
 use crate::{Error, Result, Shape, Tensor};
-use rayon::prelude::*;
 
 pub(crate) fn embedding(ids: &Tensor, table: &Tensor, shape: Shape) -> Result<Tensor> {
     let op = "embedding";
@@ -40,7 +39,7 @@ pub(crate) fn embedding_backward(dy: &Tensor, ids: &Tensor, dtable: &mut Tensor,
     let mut order = host::collect(op, 0..rows.len())?;
     order.sort_by_key(|&position| rows[position]);
     let step = parallel::rows_per_chunk(hidden);
-    out.par_chunks_mut(step * hidden).enumerate().for_each(|(chunk, out)| {
+    parallel::for_each(out.chunks_mut(step * hidden).enumerate(), |(chunk, out)| {
         let (first, last) = (chunk * step, chunk * step + out.len() / hidden);
         let from = order.partition_point(|&position| rows[position] < first);
         let to = order.partition_point(|&position| rows[position] < last);

@@ -1,11 +1,10 @@
 //! Float elements of whichever type, read as f32 in pieces that stay in the first caches, and tensors made that way.
 
-use super::{Buffer, dispatch::vectorized, parallel};
+use super::{Buffer, dispatch::vectorized, parallel, scratch};
 use crate::dtype::Float;
 use crate::host::Array;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 use half::{bf16, f16};
-use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -60,13 +59,14 @@ pub(crate) fn build(
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<Buffer> {
         let mut out = Array::<T>::for_overwrite(op, len)?;
-        out.par_chunks_mut(step).enumerate().for_each_init(Vec::new, |scratch, (piece, out)| {
-            vectorized(|| {
-                scratch.resize(out.len(), 0.0);
-                fill(piece * step, scratch);
-                T::round(scratch, out);
-            });
-        });
+        parallel::try_for_each(out.chunks_mut(step).enumerate(), |(piece, out)| {
+            scratch::with(op, out.len(), |values| {
+                vectorized(|| {
+                    fill(piece * step, values);
+                    T::round(values, out);
+                });
+            })
+        })?;
         Ok(T::wrap(Arc::new(out)))
     }
     let len = shape.numel();
@@ -74,11 +74,7 @@ pub(crate) fn build(
         DType::F32 => {
             let mut out = Array::for_overwrite(op, len)?;
             let piece = |(piece, out): (usize, &mut [f32])| vectorized(|| fill(piece * step, out));
-            if len <= step {
-                piece((0, &mut out));
-            } else {
-                out.par_chunks_mut(step).enumerate().for_each(piece);
-            }
+            parallel::for_each(out.chunks_mut(step).enumerate(), piece);
             Buffer::F32(Arc::new(out))
         }
         DType::BF16 => rounded::<bf16>(op, len, step, fill)?,

@@ -5,7 +5,6 @@ use crate::dtype::Float;
 use crate::host::Array;
 use crate::{DType, Device, Error, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy};
 use half::{bf16, f16};
-use rayon::prelude::*;
 use std::sync::Arc;
 
 pub(crate) fn quantize(x: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
@@ -33,11 +32,9 @@ fn quantize_elements<T: Float>(x: &Tensor, data: &[T], slot: &Slot<'_>) -> Resul
         return Ok(Operand::High(x.clone()));
     };
     let mut codes = Array::for_overwrite("quantize", data.len())?;
-    let amaxes = codes
-        .par_chunks_mut(parallel::CHUNK)
-        .zip(data.par_chunks(parallel::CHUNK))
-        .map(|(codes, data)| encode(data, scale, slot, codes));
-    record(slot, amaxes.collect::<Result<Vec<_>>>()?)?;
+    let chunks = codes.chunks_mut(parallel::CHUNK).zip(data.chunks(parallel::CHUNK));
+    let amaxes = parallel::map(chunks, |(codes, data)| encode(data, scale, slot, codes));
+    record(slot, amaxes.into_iter().collect::<Result<Vec<_>>>()?)?;
     finish(codes, *x.shape(), x.device(), slot, scale)
 }
 
@@ -86,7 +83,8 @@ pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
             };
             encode(values, scale, slot, codes).map(|amax| (amax, sums(values)))
         };
-        let done = codes.par_chunks_mut(step).enumerate().map(chunk).collect::<Result<Vec<_>>>()?;
+        let done = parallel::map(codes.chunks_mut(step).enumerate(), chunk);
+        let done = done.into_iter().collect::<Result<Vec<_>>>()?;
         let (amaxes, parts): (Vec<f32>, Vec<Result<Array<f32>>>) = done.into_iter().unzip();
         record(slot, amaxes)?;
         (finish(codes, rows.shape, rows.device, slot, scale)?, parts)
@@ -95,7 +93,7 @@ pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
         if slot.amax.is_some() && !values.is_empty() {
             slot.record(amax(&values))?;
         }
-        let parts = values.par_chunks(step).map(sums).collect();
+        let parts = parallel::map(values.chunks(step), sums);
         let buffer = Buffer::from_f32(values, rows.dtype, op)?;
         (Operand::High(Tensor::from_buffer(buffer, rows.shape, rows.device)), parts)
     };
@@ -107,7 +105,7 @@ pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
 
 /// `max |x|`, NaN skipped; 0 for no elements.
 pub(crate) fn amax<T: Float>(data: &[T]) -> f32 {
-    data.par_chunks(parallel::CHUNK).map(codec::amax).reduce(|| 0.0, f32::max)
+    parallel::map(data.chunks(parallel::CHUNK), codec::amax).into_iter().fold(0.0, f32::max)
 }
 
 pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
@@ -115,8 +113,10 @@ pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
         let codes = x.codes()?;
         let factor = x.scale_inv().item()?;
         let mut values = Array::<T>::for_overwrite("dequantize", codes.len())?;
-        let chunks = values.par_chunks_mut(parallel::CHUNK).zip(codes.par_chunks(parallel::CHUNK));
-        chunks.try_for_each(|(values, codes)| codec::dequantize(codes, x.encoding(), factor, values))?;
+        let chunks = values.chunks_mut(parallel::CHUNK).zip(codes.chunks(parallel::CHUNK));
+        parallel::try_for_each(chunks, |(values, codes)| {
+            codec::dequantize(codes, x.encoding(), factor, values)
+        })?;
         Ok(T::wrap(Arc::new(values)))
     }
     let buffer = match dtype {

@@ -4,7 +4,6 @@ use super::dispatch::vectorized;
 use super::{Floats, lanes, parallel};
 use crate::host::Array;
 use crate::{Result, Shape, Tensor};
-use rayon::prelude::*;
 
 pub(crate) fn sum(x: &Tensor) -> Result<Tensor> {
     Tensor::scalar(total(x, "sum")? as f32, x.device())
@@ -59,6 +58,5 @@ fn pieces(x: &Tensor, op: &'static str, f: impl Fn(&[f32]) -> f32 + Sync) -> Res
         let end = len.min(start + parallel::CHUNK);
         vectorized(|| f(values.read(start..end, &mut Vec::new())))
     };
-    let starts = (0..len.div_ceil(parallel::CHUNK)).into_par_iter().map(|i| i * parallel::CHUNK);
-    Ok(starts.map(piece).collect())
+    Ok(parallel::map((0..len).step_by(parallel::CHUNK), piece))
 }

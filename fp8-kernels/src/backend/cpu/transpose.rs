@@ -1,12 +1,11 @@
 //! Reference of `transpose`, in blocks that fit the first cache.
 
-use super::Buffer;
+use super::{Buffer, parallel};
 use crate::dtype::Element;
 use crate::host::Array;
 use crate::{Result, Shape, Tensor};
 use fp8_format::E4M3;
 use fp8_format::slice::Codec;
-use rayon::prelude::*;
 
 const BLOCK: usize = 32;
 
@@ -42,7 +41,7 @@ fn transpose_slice<T: Element>(data: &[T], rows: usize, cols: usize) -> Result<A
     if data.is_empty() {
         return Ok(out);
     }
-    out.par_chunks_mut(BLOCK * rows).enumerate().for_each(|(block, out)| {
+    parallel::for_each(out.chunks_mut(BLOCK * rows).enumerate(), |(block, out)| {
         let first = block * BLOCK;
         let width = out.len() / rows;
         for top in (0..rows).step_by(BLOCK) {

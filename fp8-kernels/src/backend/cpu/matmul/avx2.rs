@@ -59,9 +59,10 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn canonical(self, sums: __m256) -> __m256 {
         // SAFETY: `self` proves AVX.
-        let nan = unsafe { _mm256_cmp_ps::<_CMP_UNORD_Q>(sums, sums) };
+        let is_nan = unsafe { _mm256_cmp_ps::<_CMP_UNORD_Q>(sums, sums) };
+        let nan = self.splat(f32::NAN.to_bits());
         // SAFETY: as above.
-        unsafe { _mm256_blendv_ps(sums, _mm256_set1_ps(f32::NAN), nan) }
+        unsafe { _mm256_blendv_ps(sums, nan, is_nan) }
     }
 
     #[inline(always)]
@@ -81,7 +82,7 @@ unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_strid
     let mut rows = [_mm256_setzero_si256(); 8];
     for (j, row) in rows.iter_mut().enumerate() {
         // SAFETY: the caller vouches for row j.
-        *row = unsafe { _mm256_loadu_si256(from.add(j * from_stride).cast()) };
+        *row = unsafe { _mm256_loadu_si256(from.wrapping_add(j * from_stride).cast()) };
     }
     let mut pairs = rows;
     for i in (0..8).step_by(2) {
@@ -95,16 +96,11 @@ unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_strid
             _ => _mm256_unpackhi_epi64(pairs[i + c / 2], pairs[i + c / 2 + 2]),
         };
         let (upper, lower) = (four(0), four(4));
+        let left = _mm256_permute2x128_si256::<0x20>(upper, lower);
+        let right = _mm256_permute2x128_si256::<0x31>(upper, lower);
         // SAFETY: the caller vouches for row c.
-        unsafe {
-            _mm256_storeu_si256(to.add(c * to_stride).cast(), _mm256_permute2x128_si256::<0x20>(upper, lower))
-        };
+        unsafe { _mm256_storeu_si256(to.wrapping_add(c * to_stride).cast(), left) };
         // SAFETY: the caller vouches for row c + 4.
-        unsafe {
-            _mm256_storeu_si256(
-                to.add((c + 4) * to_stride).cast(),
-                _mm256_permute2x128_si256::<0x31>(upper, lower),
-            );
-        }
+        unsafe { _mm256_storeu_si256(to.wrapping_add((c + 4) * to_stride).cast(), right) };
     }
 }

@@ -82,9 +82,10 @@ macro_rules! lanes {
             #[inline(always)]
             fn canonical(self, sums: __m512) -> __m512 {
                 // SAFETY: `self` proves AVX-512 F.
-                let nan = unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sums, sums) };
+                let is_nan = unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sums, sums) };
+                let nan = self.splat(f32::NAN.to_bits());
                 // SAFETY: as above.
-                unsafe { _mm512_mask_mov_ps(sums, nan, _mm512_set1_ps(f32::NAN)) }
+                unsafe { _mm512_mask_mov_ps(sums, is_nan, nan) }
             }
 
             #[inline(always)]
@@ -116,7 +117,7 @@ unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_strid
     let mut rows = [_mm512_setzero_si512(); 16];
     for (j, row) in rows.iter_mut().enumerate() {
         // SAFETY: the caller vouches for row j.
-        *row = unsafe { _mm512_loadu_si512(from.add(j * from_stride).cast()) };
+        *row = unsafe { _mm512_loadu_si512(from.wrapping_add(j * from_stride).cast()) };
     }
     let mut pairs = rows;
     for i in (0..16).step_by(2) {
@@ -144,7 +145,7 @@ unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_strid
         ];
         for (group, column) in columns.into_iter().enumerate() {
             // SAFETY: the caller vouches for row 4 · group + c.
-            unsafe { _mm512_storeu_si512(to.add((4 * group + c) * to_stride).cast(), column) };
+            unsafe { _mm512_storeu_si512(to.wrapping_add((4 * group + c) * to_stride).cast(), column) };
         }
     }
 }

@@ -124,17 +124,17 @@ impl<'a> Out<'a> {
     #[inline(always)]
     pub(super) unsafe fn row(&self, start: usize, len: usize) -> RowMut<'_> {
         match self.elements {
-            // SAFETY: the caller's promise.
             Pointer::F32(data) => {
-                RowMut::F32(unsafe { std::slice::from_raw_parts_mut(data.add(start), len) })
+                // SAFETY: the caller's promise.
+                RowMut::F32(unsafe { std::slice::from_raw_parts_mut(data.wrapping_add(start), len) })
             }
-            // SAFETY: as above.
             Pointer::BF16(data) => {
-                RowMut::BF16(unsafe { std::slice::from_raw_parts_mut(data.add(start), len) })
+                // SAFETY: as above.
+                RowMut::BF16(unsafe { std::slice::from_raw_parts_mut(data.wrapping_add(start), len) })
             }
-            // SAFETY: as above.
             Pointer::F16(data) => {
-                RowMut::F16(unsafe { std::slice::from_raw_parts_mut(data.add(start), len) })
+                // SAFETY: as above.
+                RowMut::F16(unsafe { std::slice::from_raw_parts_mut(data.wrapping_add(start), len) })
             }
         }
     }

@@ -56,9 +56,9 @@ pub(crate) trait Lanes: Copy + Send + Sync {
         for i in 0..Self::WIDTH {
             for j in 0..Self::WIDTH {
                 // SAFETY: i and j are below WIDTH, so the caller vouches for both words.
-                let word = unsafe { *from.add(j * from_stride + i) };
+                let word = unsafe { *from.wrapping_add(j * from_stride + i) };
                 // SAFETY: as above.
-                unsafe { *to.add(i * to_stride + j) = word };
+                unsafe { *to.wrapping_add(i * to_stride + j) = word };
             }
         }
     }

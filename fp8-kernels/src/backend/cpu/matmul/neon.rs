@@ -60,7 +60,8 @@ impl Lanes for Neon {
     fn canonical(self, sums: float32x4_t) -> float32x4_t {
         // SAFETY: `self` proves NEON.
         let is_number = unsafe { vceqq_f32(sums, sums) };
+        let nan = self.splat(f32::NAN.to_bits());
         // SAFETY: as above.
-        unsafe { vbslq_f32(is_number, sums, vdupq_n_f32(f32::NAN)) }
+        unsafe { vbslq_f32(is_number, sums, nan) }
     }
 }

@@ -120,9 +120,18 @@ pub(super) fn right<L: Lanes>(
             transpose(lanes, spare, line, panel, width, steps);
         }
     } else {
-        let words = &mut spare[..cols.len()];
+        let spare = &mut spare[..cols.len()];
         for step in 0..steps {
-            across::<L>(b, cols.clone(), step, &ks, words)?;
+            let words = match b.elements {
+                Elements::Floats(Floats::F32(data)) => {
+                    let start = (ks.start + step) * b.stride + cols.start;
+                    bytemuck::cast_slice(&data[start..start + cols.len()])
+                }
+                _ => {
+                    across::<L>(b, cols.clone(), step, &ks, spare)?;
+                    &*spare
+                }
+            };
             for (first, words) in (0..padded).step_by(2 * L::WIDTH).zip(words.chunks(2 * L::WIDTH)) {
                 let (start, width) = panel::<L>(first, padded, steps);
                 let row = &mut panels[start + step * width..][..width];

@@ -22,7 +22,7 @@ use std::sync::OnceLock;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum CpuPath {
-    /// Portable code without vector instructions of its own.
+    /// Portable code. It uses FMA where the CPU has it, and is slow where not.
     Scalar,
     /// NEON, on AArch64.
     Neon,
@@ -181,7 +181,15 @@ impl Vectors {
     /// Runs `job`, compiled for these lanes.
     pub(super) fn run(self, job: impl Job) -> Result<()> {
         match self {
-            Self::Scalar(lanes) => job.run(lanes),
+            Self::Scalar(lanes) => {
+                // Without the instruction, `mul_add` calls a function.
+                #[cfg(target_arch = "x86_64")]
+                if let Some(proof) = super::avx2::Avx2::detect() {
+                    // SAFETY: `proof` proves the features.
+                    return unsafe { with_fma(job, lanes, proof) };
+                }
+                job.run(lanes)
+            }
             // SAFETY: the value of the lanes proves their features.
             #[cfg(target_arch = "aarch64")]
             Self::Neon(lanes) => unsafe { with_neon(job, lanes) },
@@ -207,6 +215,12 @@ impl Vectors {
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon")]
 fn with_neon(job: impl Job, lanes: super::neon::Neon) -> Result<()> {
+    job.run(lanes)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn with_fma<L: Lanes>(job: impl Job, lanes: L, _: super::avx2::Avx2) -> Result<()> {
     job.run(lanes)
 }
 

@@ -29,8 +29,11 @@ pub(super) fn rounds_twice<L: Lanes>(lanes: L) -> bool {
 
 fn multiply_add<L: Lanes>(lanes: L, sums: &[f32; 16], a: &[u32; 16], b: &[u32; 16], out: &mut [f32; 16]) {
     // SAFETY: each array has 16 elements, the width of the lanes.
-    let (sums, a, b) =
-        unsafe { (lanes.sums(sums.as_ptr()), lanes.words(a.as_ptr()), lanes.words(b.as_ptr())) };
+    let sums = unsafe { lanes.sums(sums.as_ptr()) };
+    // SAFETY: as above.
+    let a = unsafe { lanes.words(a.as_ptr()) };
+    // SAFETY: as above.
+    let b = unsafe { lanes.words(b.as_ptr()) };
     // SAFETY: as above.
     unsafe { lanes.store(lanes.multiply_add(sums, a, b), out.as_mut_ptr()) };
 }

@@ -1,13 +1,12 @@
 //! The loops of one thread: blocks that stay in its caches, tiles that stay in registers.
 
-use super::super::scratch;
+use super::super::{parallel, scratch};
 use super::epilogue::{Epilogue, Out};
 use super::lanes::Lanes;
 use super::pack::{self, Matrix};
 use super::path::{Job, Vectors};
 use super::tile::{self, Left, Right, Rows, Sums};
 use crate::Result;
-use rayon::prelude::*;
 use std::ops::Range;
 
 /// The largest blocks that are packed at a time. They decide speed alone.
@@ -64,11 +63,7 @@ impl Parts {
             let (row, col) = (index / cols * height, index % cols * width);
             f(row..m.min(row + height), col..n.min(col + width))
         };
-        if rows * cols == 1 {
-            part(0)
-        } else {
-            (0..rows * cols).into_par_iter().with_max_len(1).try_for_each(part)
-        }
+        parallel::try_for_each(0..rows * cols, part)
     }
 }
 

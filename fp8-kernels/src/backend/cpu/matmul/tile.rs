@@ -89,7 +89,8 @@ unsafe fn sized<L: Lanes, const ROWS: usize, const VECTORS: usize>(
         for (i, row) in tile.iter_mut().enumerate() {
             for (j, vector) in row.iter_mut().enumerate() {
                 // SAFETY: row i of `initial` is readable over the vectors' width.
-                *vector = unsafe { lanes.sums(initial.first.add(i * initial.stride + j * L::WIDTH)) };
+                *vector =
+                    unsafe { lanes.sums(initial.first.wrapping_add(i * initial.stride + j * L::WIDTH)) };
             }
         }
     }
@@ -98,11 +99,11 @@ unsafe fn sized<L: Lanes, const ROWS: usize, const VECTORS: usize>(
         let mut columns = [lanes.zero(); VECTORS];
         for (j, column) in columns.iter_mut().enumerate() {
             // SAFETY: each step has a row of `b`.
-            *column = unsafe { lanes.words(right.add(j * L::WIDTH)) };
+            *column = unsafe { lanes.words(right.wrapping_add(j * L::WIDTH)) };
         }
         for (i, row) in tile.iter_mut().enumerate() {
             // SAFETY: row i has a word for each step.
-            let word = lanes.splat(unsafe { *left.add(i * a.row) });
+            let word = lanes.splat(unsafe { *left.wrapping_add(i * a.row) });
             for (vector, column) in row.iter_mut().zip(columns) {
                 *vector = lanes.multiply_add(*vector, word, column);
             }
@@ -114,7 +115,7 @@ unsafe fn sized<L: Lanes, const ROWS: usize, const VECTORS: usize>(
         for (j, vector) in row.into_iter().enumerate() {
             let vector = if sums.canonical { lanes.canonical(vector) } else { vector };
             // SAFETY: row i of `out` is writable over the vectors' width.
-            unsafe { lanes.store(vector, sums.out.first.add(i * sums.out.stride + j * L::WIDTH)) };
+            unsafe { lanes.store(vector, sums.out.first.wrapping_add(i * sums.out.stride + j * L::WIDTH)) };
         }
     }
 }

@@ -103,7 +103,7 @@ impl Job for Unpacked<'_> {
                     let out = out.wrapping_add((i + row) * out_stride + j);
                     for (column, value) in tile[..count].iter_mut().enumerate() {
                         // SAFETY: column j + column < n of row i + row < m of `out`.
-                        *value = if starts_from_zero { 0.0 } else { unsafe { *out.add(column) } };
+                        *value = if starts_from_zero { 0.0 } else { unsafe { *out.wrapping_add(column) } };
                     }
                 }
                 let local = Rows { first: tile.as_mut_ptr(), stride: L::WIDTH };
@@ -114,7 +114,7 @@ impl Job for Unpacked<'_> {
                     let out = out.wrapping_add((i + row) * out_stride + j);
                     for (column, value) in tile[..count].iter().enumerate() {
                         // SAFETY: as for the other direction.
-                        unsafe { *out.add(column) = *value };
+                        unsafe { *out.wrapping_add(column) = *value };
                     }
                 }
                 i += rows;

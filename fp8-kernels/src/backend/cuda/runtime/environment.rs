@@ -1,22 +1,10 @@
 //! The values of the environment variables that concern GPUs.
 
+use super::allocator::CudaAllocator;
 use crate::{Error, GemmTuning, Result, environment};
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
-
-/// What happens to freed device memory: [`CudaOptions::allocator`](crate::CudaOptions::allocator).
-///
-/// See [`CudaOptions`](crate::CudaOptions) for an example.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum CudaAllocator {
-    /// It is kept for later tensors of about the same size, so a training loop soon makes no driver calls for memory.
-    #[default]
-    Caching,
-    /// It is returned to the driver at once. Each tensor is a separate allocation, so memory checkers see every access
-    /// beyond its end.
-    Exact,
-}
 
 /// The values of the variables when a device was opened.
 #[derive(Debug, Clone, Default)]
@@ -47,17 +35,10 @@ impl Environment {
                 .or_else(|| path("HOME").map(|home| home.join(".cache")))
                 .map(|cache| cache.join("fp8")),
         };
-        let allocator = match variable("FP8_CUDA_ALLOCATOR") {
-            None => CudaAllocator::default(),
-            Some(value) if value == "caching" => CudaAllocator::Caching,
-            Some(value) if value == "exact" => CudaAllocator::Exact,
-            Some(value) => {
-                return Err(Error::Environment {
-                    name: "FP8_CUDA_ALLOCATOR",
-                    value: value.to_string_lossy().into_owned(),
-                    remedy: "expected caching or exact".to_owned(),
-                });
-            }
+        const ALLOCATOR: &str = "FP8_CUDA_ALLOCATOR";
+        let allocator = match environment::is_caching(ALLOCATOR, variable(ALLOCATOR).as_ref())? {
+            true => CudaAllocator::Caching,
+            false => CudaAllocator::Exact,
         };
         let candidates = match variable("FP8_GEMM_TUNING") {
             None => 0,

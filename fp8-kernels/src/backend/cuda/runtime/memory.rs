@@ -4,8 +4,8 @@
 //! All work of a device is on one stream, so a block may be reused while work on it is still queued: that work comes
 //! first. When the driver has no more, the kept blocks are given back and it is asked once more.
 
+use super::allocator::CudaAllocator;
 use super::context::Context;
-use super::environment::CudaAllocator;
 use super::pool::{Freed, Pool};
 use crate::{DType, Error, Result};
 use cudarc::driver::result::{self, DriverError};

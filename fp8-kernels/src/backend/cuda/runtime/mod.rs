@@ -1,5 +1,6 @@
 //! One GPU: its libraries, stream, memory, launches and graphs.
 
+mod allocator;
 mod cache;
 mod capture;
 mod context;
@@ -22,7 +23,7 @@ mod queue;
 mod staging;
 mod tuning;
 
-pub use environment::CudaAllocator;
+pub use allocator::CudaAllocator;
 pub(super) use fault::Faults;
 pub(crate) use gpu::{CudaGraph, Gpu};
 pub(crate) use known::Known;
