@@ -66,8 +66,12 @@ fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
 /// Returns the output of each path of this CPU, for the kernel that `make` makes.
 #[cfg(test)]
 pub(crate) fn on_each_path<K: Kernel>(mut make: impl FnMut() -> K) -> Vec<(CpuPath, K::Output)> {
-    // SAFETY: the path is available.
-    CpuPath::available().map(|path| (path, unsafe { on(path, make()) })).collect()
+    let run = |path| {
+        // SAFETY: the path is available.
+        let output = unsafe { on(path, make()) };
+        (path, output)
+    };
+    CpuPath::available().map(run).collect()
 }
 
 #[cfg(test)]
