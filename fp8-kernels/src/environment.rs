@@ -2,7 +2,7 @@
 //!
 //! | variable | type | default | meaning |
 //! |---|---|---|---|
-//! | `FP8_CPU_PATH` | name of a [`CpuPath`](crate::CpuPath) | the fastest one | instructions of the CPU's matrix products |
+//! | `FP8_CPU_PATH` | name of a [`CpuPath`](crate::CpuPath) | the fastest one | instructions of the CPU backend |
 //! | `FP8_CUDA_LIB_DIR` | folders | none | where NVIDIA's libraries are searched for first |
 //! | `FP8_CACHE_DIR` | folder, empty for none | `$XDG_CACHE_HOME/fp8`, `~/.cache/fp8` | cache of compiled kernels |
 //! | `FP8_CUDA_ALLOCATOR` | `caching` or `exact` | `caching` | keep freed device memory for later tensors, or return each block to the driver at once |

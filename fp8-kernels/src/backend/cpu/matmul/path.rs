@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-/// The instruction set that the CPU backend computes matrix products with. All give the same bits.
+/// The instruction set that the CPU backend uses. All give the same bits.
 ///
 /// The environment variable `FP8_CPU_PATH` selects one by its name; the default is the fastest one that the CPU has.
 ///
@@ -56,7 +56,7 @@ impl CpuPath {
     /// `FP8_CPU_PATH` is not the name of a path that this CPU has.
     ///
     /// ```
-    /// println!("matrix products use {}", fp8_kernels::CpuPath::current()?);
+    /// println!("the CPU backend uses {}", fp8_kernels::CpuPath::current()?);
     /// # Ok::<(), fp8_kernels::Error>(())
     /// ```
     pub fn current() -> Result<Self> {
