@@ -14,6 +14,9 @@ use std::ops::{Deref, DerefMut};
 #[expect(unnameable_types, reason = "seen by the sealed half of Element alone")]
 pub struct Array<T>(Memory<T>);
 
+/// Bytes of the largest array that debug builds mark as not written.
+const MARKED: usize = 64 << 20;
+
 enum Memory<T> {
     Pooled { block: Block, len: usize, elements: PhantomData<T> },
     Given(Vec<T>),
@@ -23,10 +26,12 @@ impl<T: Pod> Array<T> {
     /// Returns `len` elements that have any values, such as those of an array that was dropped. The caller must overwrite
     /// all of them before a tensor is made of them.
     ///
-    /// In builds with debug assertions all bytes are 0xFF: every float is NaN, as are FP8 codes, and every integer is -1.
+    /// In builds with debug assertions all bytes of an array of up to 64 MiB are 0xFF: every float is NaN, as are FP8 codes, and
+    /// every integer is -1.
     pub(crate) fn for_overwrite(op: &'static str, len: usize) -> Result<Self> {
         let (mut array, _) = Self::of_any_values(op, len)?;
-        if cfg!(debug_assertions) {
+        // Pages of a huge array that is never written stay unmapped, as in other builds.
+        if cfg!(debug_assertions) && size_of_val(&array[..]) <= MARKED {
             bytemuck::cast_slice_mut::<T, u8>(&mut array).fill(0xFF);
         }
         Ok(array)
