@@ -29,14 +29,18 @@ const ALIGNMENT: usize = 64;
 /// Smaller blocks are returned to the system allocator, which keeps them itself.
 const SMALLEST: usize = 4096;
 
+/// Larger blocks are returned to the system at once. Beside the work on one, faulting in its pages costs little, and clearing a
+/// kept block would touch pages that the system supplies cleared only when they are used.
+const LARGEST: usize = 256 << 20;
+
 /// Requests between two checks for idle blocks: those of many steps of a large model.
 const WINDOW: u64 = 1 << 16;
 
 /// Lines before the first aligned one, at most.
 const SLACK: usize = (ALIGNMENT - LINE) / LINE;
 
-/// Eight for each power of two from [`SMALLEST`] on.
-const CLASSES: usize = 8 * (usize::BITS - SMALLEST.ilog2()) as usize;
+/// Eight for each power of two from [`SMALLEST`] to [`LARGEST`].
+const CLASSES: usize = 8 * (LARGEST.ilog2() - SMALLEST.ilog2() + 1) as usize;
 
 static POOL: Mutex<Pool> = Mutex::new(Pool::new());
 
@@ -197,12 +201,13 @@ impl Pool {
 }
 
 /// Returns the number of bytes that are allocated for `bytes`: eight steps for each power of two. Returns 0 for a block that
-/// is too small for the pool, and `None` for one that no system can allocate.
+/// is too small or too large for the pool, and `None` for one that no system can allocate.
 fn size_class(bytes: usize) -> Option<usize> {
     const MOST: usize = 1 << (usize::BITS - 2);
     match bytes {
         0..SMALLEST => Some(0),
-        SMALLEST..=MOST => Some(bytes.next_multiple_of(bytes.next_power_of_two() / 16)),
+        SMALLEST..=LARGEST => Some(bytes.next_multiple_of(bytes.next_power_of_two() / 16)),
+        ..=MOST => Some(0),
         _ => None,
     }
 }
@@ -230,12 +235,13 @@ mod tests {
             [0, 1, 4095, 4096, 4097, 4609, 8193].map(size_class),
             [0, 0, 0, 4096, 4608, 5120, 9216].map(Some)
         );
-        for bytes in (4096..2_000_000).step_by(4093).chain([(1 << (usize::BITS - 2)) - 1]) {
+        for bytes in (4096..2_000_000).step_by(4093).chain([LARGEST - 1, LARGEST]) {
             let class = size_class(bytes).unwrap();
             assert!(class >= bytes && class - bytes <= bytes / 8, "{bytes}: {class}");
             assert_eq!((size_class(class), class_of(index(class))), (Some(class), class));
             assert!(index(class) < CLASSES);
         }
+        assert_eq!([LARGEST + 1, 1 << (usize::BITS - 2)].map(size_class), [Some(0), Some(0)]);
         assert_eq!([(1 << (usize::BITS - 2)) + 1, usize::MAX].map(size_class), [None, None]);
     }
 
