@@ -207,7 +207,7 @@ fn size_class(bytes: usize) -> Option<usize> {
     match bytes {
         0..SMALLEST => Some(0),
         SMALLEST..=LARGEST => Some(bytes.next_multiple_of(bytes.next_power_of_two() / 16)),
-        ..=MOST => Some(0),
+        _ if bytes <= MOST => Some(0),
         _ => None,
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Each element of the result is one f32 sum. It starts at 0, or at what `out` holds, and takes the products in the order of k,
 //! each by one fused multiply-add. Nothing else decides the bits: not the instructions, the sizes of blocks, the layout of the
-//! operands or the number of threads. A NaN is always `f32::NAN`.
+//! operands or the number of threads. A NaN is always `f32::NAN`. A product of no k adds nothing: it leaves an output that it
+//! accumulates into as it is.
 //!
 //! Operands are f32, bf16, f16 or FP8 codes, contiguous along k or along the other dimension. Blocks of them are decoded while
 //! they are *packed* into the order in which the micro-kernel reads them; no operand is transposed or decoded as a whole.

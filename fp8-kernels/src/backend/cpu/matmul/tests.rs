@@ -120,7 +120,10 @@ impl Case {
             if self.accumulate && self.factors.is_some() {
                 sum += old;
             }
-            let sum = if sum.is_nan() { f32::NAN } else { sum };
+            // Nothing is added, so nothing is written.
+            let is_kept = k == 0 && self.accumulate && !self.has_bias;
+            let sum = if is_kept { old } else { sum };
+            let sum = if sum.is_nan() && !is_kept { f32::NAN } else { sum };
             want.push(match self.out {
                 Kind::BF16 => u32::from(bf16::from_f32(sum).to_bits()),
                 Kind::F16 => u32::from(f16::from_f32(sum).to_bits()),
