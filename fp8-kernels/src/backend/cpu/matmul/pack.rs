@@ -108,6 +108,14 @@ pub(super) fn right<L: Lanes>(
         let line = line_words(steps);
         for first in (0..padded).step_by(L::WIDTH) {
             let count = L::WIDTH.min(cols.len() - first);
+            let (start, width) = panel::<L>(first, padded, steps);
+            let panel = &mut panels[start + first % (2 * L::WIDTH)..];
+            if let (Elements::Floats(Floats::F32(data)), true) = (b.elements, count == L::WIDTH) {
+                // Nothing to decode or to fill.
+                let lines = bytemuck::cast_slice(&data[(cols.start + first) * b.stride + ks.start..]);
+                transpose(lanes, lines, b.stride, panel, width, steps);
+                continue;
+            }
             for (j, words) in spare.chunks_exact_mut(line).take(L::WIDTH).enumerate() {
                 if j < count {
                     along::<L>(b, cols.start + first + j, ks.clone(), &mut words[..steps])?;
@@ -115,8 +123,6 @@ pub(super) fn right<L: Lanes>(
                     words[..steps].fill(0);
                 }
             }
-            let (start, width) = panel::<L>(first, padded, steps);
-            let panel = &mut panels[start + first % (2 * L::WIDTH)..];
             transpose(lanes, spare, line, panel, width, steps);
         }
     } else {

@@ -1,6 +1,7 @@
 //! The micro-kernel: a tile of sums that stays in registers while k advances.
 
 use super::lanes::Lanes;
+use std::hint::black_box;
 
 /// Rows of f32 values, `stride` values apart.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +95,11 @@ unsafe fn sized<L: Lanes, const ROWS: usize, const VECTORS: usize>(
             }
         }
     }
-    let (mut left, mut right) = (a.words, b.words);
+    // A pointer to every third row, which the compiler must keep: a chain of additions from row to row would take as long as
+    // the products.
+    let mut left: [*const u32; HEIGHTS[0] / 3] =
+        std::array::from_fn(|i| black_box(a.words.wrapping_add(3 * i * a.row)));
+    let mut right = b.words;
     for _ in 0..steps {
         let mut columns = [lanes.zero(); VECTORS];
         for (j, column) in columns.iter_mut().enumerate() {
@@ -103,12 +108,14 @@ unsafe fn sized<L: Lanes, const ROWS: usize, const VECTORS: usize>(
         }
         for (i, row) in tile.iter_mut().enumerate() {
             // SAFETY: row i has a word for each step.
-            let word = lanes.splat(unsafe { *left.wrapping_add(i * a.row) });
+            let word = lanes.splat(unsafe { *left[i / 3].wrapping_add(i % 3 * a.row) });
             for (vector, column) in row.iter_mut().zip(columns) {
                 *vector = lanes.multiply_add(*vector, word, column);
             }
         }
-        left = left.wrapping_add(a.step);
+        for words in &mut left {
+            *words = words.wrapping_add(a.step);
+        }
         right = right.wrapping_add(b.step);
     }
     for (i, row) in tile.into_iter().enumerate() {
