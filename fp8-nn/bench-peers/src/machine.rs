@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use fp8_nn::fp8_kernels::CpuPath;
 use serde::Serialize;
 
 use crate::load::Load;
@@ -35,8 +36,8 @@ pub(crate) struct Machine {
     cpu: String,
     features: Vec<String>,
     cores: usize,
-    /// `FP8_CPU_PATH`, if it is set.
-    forced_path: Option<String>,
+    /// The instructions that our CPU backend uses.
+    path: String,
     /// Names and versions of what was measured.
     libraries: Vec<String>,
     /// The share of the CPU time that other processes used during the measurements, if it is known.
@@ -70,7 +71,7 @@ impl Machine {
             cpu,
             features: features.map(str::to_owned).collect(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            forced_path: std::env::var("FP8_CPU_PATH").ok(),
+            path: CpuPath::current().map_or_else(|error| error.to_string(), |path| path.to_string()),
             libraries: Vec::new(),
             others: None,
             ticks: [0.0; 2],
@@ -95,8 +96,7 @@ impl Machine {
 
     /// Describes the machine, and warns if it was not quiet.
     pub(crate) fn line(&self) -> String {
-        let Self { cpu, features, cores, forced_path, libraries, others, .. } = self;
-        let path = forced_path.as_ref().map_or(String::new(), |path| format!("; FP8_CPU_PATH={path}"));
+        let Self { cpu, features, cores, path, libraries, others, .. } = self;
         let features = if features.is_empty() { "unknown".to_owned() } else { features.join(" ") };
         let libraries = libraries.join(", ");
         let warning = match others {
@@ -106,7 +106,7 @@ impl Machine {
             ),
             _ => String::new(),
         };
-        format!("{cpu}, {cores} cores; features: {features}{path}; {libraries}{warning}")
+        format!("{cpu}, {cores} cores; features: {features}; our path: {path}; {libraries}{warning}")
     }
 }
 
