@@ -1,7 +1,7 @@
 //! The crate's errors.
 
-use crate::Encoding;
 use crate::slice::Path;
+use crate::Encoding;
 use core::num::ParseFloatError;
 
 /// The crate's result type.
@@ -46,6 +46,15 @@ pub enum Error {
         encoding: Encoding,
         /// What was wrong with the text.
         source: ParseFloatError,
+    },
+    /// Text that is no power of two in the range of E8M0.
+    #[error(
+        "parse E8M0: text of {len} bytes: expected a power of two from 5.877472e-39 (2^-127) to 1.7014118e38 (2^127), \
+         such as 0.25, or NaN"
+    )]
+    ParseE8M0 {
+        /// Length of the text in bytes.
+        len: usize,
     },
     /// Text that names no path of this machine.
     #[error("parse Path: this machine has no path of this name ({len} bytes): expected one of {Paths}")]

@@ -13,6 +13,7 @@ mod arch;
 mod codec;
 mod e4m3;
 mod e5m2;
+mod e8m0;
 mod encoding;
 mod error;
 #[cfg(feature = "num-traits")]
@@ -25,6 +26,7 @@ mod traits;
 
 pub use e4m3::E4M3;
 pub use e5m2::E5M2;
+pub use e8m0::E8M0;
 pub use encoding::Encoding;
 pub use error::{Error, Result};
 pub use traits::{Fp8, Source};
