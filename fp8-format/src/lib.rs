@@ -10,6 +10,7 @@ mod number;
 mod operators;
 
 mod arch;
+mod blocks;
 mod codec;
 mod e4m3;
 mod e5m2;
@@ -24,6 +25,7 @@ mod rand;
 pub mod slice;
 mod traits;
 
+pub use blocks::Blocks;
 pub use e4m3::E4M3;
 pub use e5m2::E5M2;
 pub use e8m0::E8M0;
