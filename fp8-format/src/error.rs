@@ -1,7 +1,7 @@
 //! The crate's errors.
 
-use crate::Encoding;
 use crate::slice::Path;
+use crate::{Blocks, Encoding};
 use core::num::ParseFloatError;
 
 /// The crate's result type.
@@ -39,6 +39,34 @@ pub enum Error {
         /// Columns of the source.
         cols: usize,
     },
+    /// A slice of scales, or of amaxes, does not have one element for each block.
+    #[error(
+        "{op}: {name} has {len} elements, a {rows} x {cols} matrix has {} blocks ({blocks}): pass one element for each \
+         block",
+        Elements(blocks_of(*.blocks, *.rows, *.cols))
+    )]
+    Scales {
+        /// The function that was called.
+        op: &'static str,
+        /// The argument that does not fit.
+        name: &'static str,
+        /// Its elements.
+        len: usize,
+        /// How the matrix is cut.
+        blocks: Blocks,
+        /// Rows of the matrix; of the transpose for columnwise results.
+        rows: usize,
+        /// Columns of the matrix; of the transpose for columnwise results.
+        cols: usize,
+    },
+    /// Blocks whose scales have another type.
+    #[error("{op}: Mx32 blocks have E8M0 scales, not f32: call slice::{mx}")]
+    NotF32 {
+        /// The function that was called.
+        op: &'static str,
+        /// The function for these blocks.
+        mx: &'static str,
+    },
     /// Text that is not a number.
     #[error("parse {encoding}: {source}: expected a decimal number such as -1.75 or 3e-2, inf or NaN")]
     Parse {
@@ -46,6 +74,15 @@ pub enum Error {
         encoding: Encoding,
         /// What was wrong with the text.
         source: ParseFloatError,
+    },
+    /// Text that is no power of two in the range of E8M0.
+    #[error(
+        "parse E8M0: text of {len} bytes: expected a power of two from 5.877472e-39 (2^-127) to 1.7014118e38 (2^127), \
+         such as 0.25, or NaN"
+    )]
+    ParseE8M0 {
+        /// Length of the text in bytes.
+        len: usize,
     },
     /// Text that names no path of this machine.
     #[error("parse Path: this machine has no path of this name ({len} bytes): expected one of {Paths}")]
@@ -78,6 +115,12 @@ impl core::fmt::Display for Elements {
             None => f.write_str("more than usize::MAX"),
         }
     }
+}
+
+/// How many blocks a matrix has.
+fn blocks_of(blocks: Blocks, rows: usize, cols: usize) -> Option<usize> {
+    let [height, width] = blocks.grid(rows, cols);
+    height.checked_mul(width)
 }
 
 /// The paths of this machine.

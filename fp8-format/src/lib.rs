@@ -10,9 +10,11 @@ mod number;
 mod operators;
 
 mod arch;
+mod blocks;
 mod codec;
 mod e4m3;
 mod e5m2;
+mod e8m0;
 mod encoding;
 mod error;
 #[cfg(feature = "num-traits")]
@@ -23,8 +25,10 @@ mod rand;
 pub mod slice;
 mod traits;
 
+pub use blocks::Blocks;
 pub use e4m3::E4M3;
 pub use e5m2::E5M2;
+pub use e8m0::E8M0;
 pub use encoding::Encoding;
 pub use error::{Error, Result};
 pub use traits::{Fp8, Source};

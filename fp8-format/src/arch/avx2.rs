@@ -5,6 +5,7 @@
 //!
 //! NaN is a branch per 32 elements that ordinary data never take.
 
+mod blocks;
 mod decode;
 
 use super::interleave::{sixteen, turn};
@@ -13,6 +14,9 @@ use super::{Scale, TILE, needs_prefetch, scalar};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
+pub(crate) use blocks::{
+    amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, scales,
+};
 use core::arch::x86_64::*;
 pub(crate) use decode::{decode, dequantize};
 
@@ -227,11 +231,10 @@ impl Amax {
     #[target_feature(enable = "avx2")]
     fn total(self) -> f32 {
         let [a, b, c, d] = self.0;
-        let mut lanes = [0.0_f32; 8];
         let most = _mm256_max_ps(_mm256_max_ps(a, b), _mm256_max_ps(c, d));
-        // SAFETY: the 8 floats are the 32 bytes that are written.
-        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), most) };
-        lanes.into_iter().fold(0.0, f32::max)
+        let most = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps::<1>(most));
+        let most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+        _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)))
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! NaN is a branch per 64 elements that ordinary data never take.
 
+mod blocks;
 mod decode;
 mod products;
 mod rounding;
@@ -19,6 +20,9 @@ use super::{Scale, needs_prefetch, scalar};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
+pub(crate) use blocks::{
+    amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, scales,
+};
 use core::arch::x86_64::*;
 pub(crate) use decode::{decode, dequantize};
 pub(super) use products::Products;
@@ -216,14 +220,27 @@ fn round(x: __m512i, a: __m512i, of: &Rounding) -> __m512i {
         let odd = _mm512_and_si512(shift_right(c, of.shift), splat(1));
         _mm512_add_epi16(_mm512_add_epi16(c, splat((1 << (of.shift - 1)) - 1)), odd)
     } else {
-        let c = _mm512_max_epu16(c, splat(of.floor));
-        let h = shift_right(c, of.shift);
-        let is_subnormal = _mm512_cmplt_epu16_mask(c, splat(of.min_normal));
-        // !(K | (h & 1)), and c less that is c + K + (h & 1) + 1.
-        let d = _mm512_ternarylogic_epi32::<0x07>(splat(of.addend), h, splat(1));
-        let d = _mm512_mask_permutexvar_epi16(d, is_subnormal, h, table(&of.subnormal));
-        _mm512_sub_epi16(c, d)
+        uneven(_mm512_max_epu16(c, splat(of.floor)), of)
     };
+    signed(t, x, of)
+}
+
+/// Rounds magnitudes between `of.floor` and `of.clamp` where source and target have different exponents.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+fn uneven(c: __m512i, of: &Rounding) -> __m512i {
+    let h = shift_right(c, of.shift);
+    let is_subnormal = _mm512_cmplt_epu16_mask(c, splat(of.min_normal));
+    // !(K | (h & 1)), and c less that is c + K + (h & 1) + 1.
+    let d = _mm512_ternarylogic_epi32::<0x07>(splat(of.addend), h, splat(1));
+    let d = _mm512_mask_permutexvar_epi16(d, is_subnormal, h, table(&of.subnormal));
+    _mm512_sub_epi16(c, d)
+}
+
+/// Rounded magnitudes with the signs of `x`, as codes in upper bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn signed(t: __m512i, x: __m512i, of: &Rounding) -> __m512i {
     // t | (x & sign)
     _mm512_ternarylogic_epi32::<0xF8>(shift_left(t, 8 - of.shift), x, splat(!ABS))
 }
@@ -259,7 +276,14 @@ fn cold() {}
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
 fn encode_magnitudes(x: [__m512i; 2], a: [__m512i; 2], of: &Rounding, order: &[u8; BLOCK]) -> (Codes, bool) {
-    let mut r = [round(x[0], a[0], of), round(x[1], a[1], of)];
+    let (r, is_nan) = with_nans([round(x[0], a[0], of), round(x[1], a[1], of)], a, of);
+    (pack(r, order), is_nan)
+}
+
+/// Puts the code of NaN where a magnitude of `a` is one, and returns whether there is any.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn with_nans(mut r: [__m512i; 2], a: [__m512i; 2], of: &Rounding) -> ([__m512i; 2], bool) {
     let infinity = splat(of.infinity);
     let is_nan = _mm512_cmpgt_epu16_mask(_mm512_max_epu16(a[0], a[1]), infinity) != 0;
     if is_nan {
@@ -268,7 +292,7 @@ fn encode_magnitudes(x: [__m512i; 2], a: [__m512i; 2], of: &Rounding, order: &[u
         r[0] = _mm512_mask_mov_epi16(r[0], _mm512_cmpgt_epu16_mask(a[0], infinity), nan);
         r[1] = _mm512_mask_mov_epi16(r[1], _mm512_cmpgt_epu16_mask(a[1], infinity), nan);
     }
-    (pack(r, order), is_nan)
+    (r, is_nan)
 }
 
 /// Returns the codes of two vectors of 16-bit elements.

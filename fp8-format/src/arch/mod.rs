@@ -5,6 +5,9 @@
 //! | `encode`, `decode` | conversion |
 //! | `quantize`, `dequantize`, `stochastic` | conversion with a scale |
 //! | `amax` | the largest magnitude |
+//! | `amaxes`, `amax_columns` | the largest magnitudes of blocks in a row, and of columns |
+//! | `scales`, `mx_scales` | the scales of blocks from these |
+//! | `quantize_blocks`, `quantize_columns`, `dequantize_blocks` | conversion with a scale for each block, or column |
 //! | `transpose` | a tile of codes |
 //! | `copy`, `fetch`, `fence` | codes as they are; elements to come; the end of streamed stores by `copy` and `transpose` |
 //!
@@ -15,6 +18,7 @@
 pub(crate) mod avx2;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 pub(crate) mod avx512;
+pub(crate) mod blocks;
 #[cfg(feature = "std")]
 mod cache;
 #[cfg(feature = "std")]
@@ -25,8 +29,10 @@ mod path;
 pub(crate) mod scalar;
 mod target;
 
+use crate::E8M0;
 use crate::philox::Philox;
 use crate::traits::{Fp8, Source};
+use blocks::{F32Rule, MxRule};
 #[cfg(feature = "std")]
 pub(crate) use cache::last_level;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
@@ -91,6 +97,13 @@ dispatch! {
     fn quantize<S: Source, T: Target>(src: &[S], scale: &Scale, dst: &mut [u8], streams: bool) -> f32;
     fn stochastic<S: Source, T: Target>(src: &[S], scale: f32, random: Philox, dst: &mut [u8]);
     fn amax<S: Source>(src: &[S]) -> f32;
+    fn amaxes<S: Source>(src: &[S], block: usize, amaxes: &mut [f32]);
+    fn amax_columns<S: Source>(src: &[S], amaxes: &mut [f32]);
+    fn scales<>(rule: &F32Rule, amaxes: &[f32], scales: &mut [f32], scale_inv: &mut [f32]);
+    fn mx_scales<>(rule: MxRule, amaxes: &[f32], factors: &mut [f32], scales: &mut [E8M0]);
+    fn quantize_blocks<S: Source, T: Target>(src: &[S], block: usize, scales: &[f32], dst: &mut [u8], streams: bool);
+    fn quantize_columns<S: Source, T: Target>(src: &[S], scales: &[f32], dst: &mut [u8]);
+    fn dequantize_blocks<T: Target, D: Source>(src: &[u8], block: usize, scale_inv: &[f32], dst: &mut [D], streams: bool);
     fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], streams: bool);
     fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: &mut [D], streams: bool);
     fn transpose<>(src: &[u8], src_stride: usize, dst: &mut [u8], stride: usize, streams: bool);

@@ -6,12 +6,17 @@
 //!
 //! NaN is a branch per 32 elements that ordinary data never take. Stores past the caches are not used.
 
+mod blocks;
+
 use super::interleave::{sixteen, turn};
 use super::target::Target;
 use super::{Scale, TILE, scalar};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
+pub(crate) use blocks::{
+    amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, scales,
+};
 use core::arch::aarch64::*;
 
 /// Elements of a block.
@@ -414,21 +419,26 @@ fn narrow<D: Source>(x: uint32x4_t) -> uint16x4_t {
 pub(crate) fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: &mut [D], _streams: bool) {
     let decoder = Decoder::new::<T, f32>();
     let scale_inv = vdupq_n_f32(scale_inv);
-    fill(src, dst, |codes| {
-        let products = decoder.floats(codes).map(|x| {
-            let x = vmulq_f32(vreinterpretq_f32_u16(x), scale_inv);
-            vbslq_u32(vceqq_f32(x, x), vreinterpretq_u32_f32(x), vdupq_n_u32(codec::F32_ABS))
-        });
-        match D::KIND {
-            Kind::F32 => products.map(|x| vreinterpretq_u8_u32(x)),
-            Kind::F16 | Kind::BF16 => {
-                let [a, b, c, d] = products.map(|x| narrow::<D>(x));
-                let [low, high] = [vcombine_u16(a, b), vcombine_u16(c, d)];
-                let none = vdupq_n_u8(0);
-                [vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high), none, none]
-            }
-        }
+    fill(src, dst, |codes| scaled::<D>(&decoder, codes, scale_inv));
+}
+
+/// The values of 16 codes, multiplied by a factor.
+#[inline]
+#[target_feature(enable = "neon")]
+fn scaled<D: Source>(decoder: &Decoder, codes: uint8x16_t, scale_inv: float32x4_t) -> [uint8x16_t; 4] {
+    let products = decoder.floats(codes).map(|x| {
+        let x = vmulq_f32(vreinterpretq_f32_u16(x), scale_inv);
+        vbslq_u32(vceqq_f32(x, x), vreinterpretq_u32_f32(x), vdupq_n_u32(codec::F32_ABS))
     });
+    match D::KIND {
+        Kind::F32 => products.map(|x| vreinterpretq_u8_u32(x)),
+        Kind::F16 | Kind::BF16 => {
+            let [a, b, c, d] = products.map(|x| narrow::<D>(x));
+            let [low, high] = [vcombine_u16(a, b), vcombine_u16(c, d)];
+            let none = vdupq_n_u8(0);
+            [vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high), none, none]
+        }
+    }
 }
 
 /// Stochastic rounding: the portable loop, in this path's vectors.

@@ -1,11 +1,16 @@
 //! One element after the other, in loops that the compiler may turn into vectors: the path of every machine, and what the
 //! others are judged by.
 
+mod blocks;
+
 use super::target::Target;
 use super::{Scale, TILE};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
+pub(crate) use blocks::{
+    amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, scales,
+};
 
 /// Elements that loops take at a time: enough for the widest vectors, few enough for registers or the nearest cache.
 const BLOCK: usize = 64;

@@ -22,12 +22,17 @@
 //! # Ok::<(), fp8_format::Error>(())
 //! ```
 
+mod blocks;
 mod codec;
 mod convert;
 mod quantize;
 mod stochastic;
 mod transpose;
 
+pub use blocks::{
+    BlockOutput, BlockScaling, MxOutput, MxRounding, dequantize_blocks, dequantize_mx, quantize_blocks,
+    quantize_blocks_transpose, quantize_mx, quantize_mx_transpose,
+};
 pub use codec::Codec;
 pub use convert::{
     from_bf16, from_bf16_saturating, from_f16, from_f16_saturating, from_f32, from_f32_saturating, from_f64,
@@ -45,4 +50,11 @@ use crate::{Error, Result};
 #[inline(always)]
 fn equal_lengths(op: &'static str, src: usize, dst: usize) -> Result<()> {
     if src == dst { Ok(()) } else { Err(Error::Length { op, src, dst }) }
+}
+
+fn expect_matrix(op: &'static str, name: &'static str, rows: usize, cols: usize, len: usize) -> Result<()> {
+    match rows.checked_mul(cols) {
+        Some(product) if product == len => Ok(()),
+        _ => Err(Error::Shape { op, name, len, rows, cols }),
+    }
 }

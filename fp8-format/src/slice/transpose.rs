@@ -1,8 +1,8 @@
 //! Transposition of codes, alone and together with quantization. Matrices are row-major.
 
-use super::Codec;
+use super::{Codec, expect_matrix};
 use crate::arch::{self, Path, Saturating, Scale, TILE, bytes, bytes_mut};
-use crate::{Error, Fp8, Result, Source};
+use crate::{Fp8, Result, Source};
 use core::ops::Range;
 
 /// How many columns are transposed together, band after band. Their part of a row fills whole pages, and the TLB can hold the
@@ -15,23 +15,23 @@ const PIECE: usize = 256;
 /// Parts of a tile with fewer rows or columns than this are copied code by code, which is faster than transposing a whole tile.
 const NARROW: usize = 8;
 
-fn expect_matrix(op: &'static str, name: &'static str, rows: usize, cols: usize, len: usize) -> Result<()> {
-    match rows.checked_mul(cols) {
-        Some(product) if product == len => Ok(()),
-        _ => Err(Error::Shape { op, name, len, rows, cols }),
-    }
-}
-
 /// The destination of columns of codes: a matrix whose rows have `rows` elements.
-struct Columns<'a> {
-    dst: &'a mut [u8],
-    rows: usize,
-    streams: bool,
+pub(super) struct Columns<'a> {
+    pub(super) dst: &'a mut [u8],
+    pub(super) rows: usize,
+    pub(super) streams: bool,
 }
 
 impl Columns<'_> {
     /// Writes the part of the first `width` columns that is in the rows `band`. Rows in `codes` are `stride` elements apart.
-    fn write(&mut self, path: Path, band: Range<usize>, width: usize, codes: &[u8], stride: usize) {
+    pub(super) fn write(
+        &mut self,
+        path: Path,
+        band: Range<usize>,
+        width: usize,
+        codes: &[u8],
+        stride: usize,
+    ) {
         let (rows, streams) = (self.rows, self.streams);
         for left in (0..width).step_by(TILE) {
             let (across, codes) = (TILE.min(width - left), &codes[left..]);
@@ -79,7 +79,7 @@ impl Codec {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Shape`] if a slice does not have `rows · cols` elements; nothing is written then.
+    /// [`Error::Shape`](crate::Error::Shape) if a slice does not have `rows · cols` elements; nothing is written then.
     pub fn transpose<T: Fp8>(&self, src: &[T], rows: usize, cols: usize, dst: &mut [T]) -> Result<()> {
         expect_matrix("slice::transpose", "src", rows, cols, src.len())?;
         expect_matrix("slice::transpose", "dst", rows, cols, dst.len())?;
@@ -87,7 +87,7 @@ impl Codec {
         Ok(())
     }
 
-    fn transpose_bytes(&self, src: &[u8], rows: usize, cols: usize, dst: &mut [u8]) {
+    pub(super) fn transpose_bytes(&self, src: &[u8], rows: usize, cols: usize, dst: &mut [u8]) {
         if src.is_empty() {
             return;
         }
@@ -141,7 +141,7 @@ impl Codec {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Shape`] if a slice does not have `rows · cols` elements; nothing is written then.
+    /// [`Error::Shape`](crate::Error::Shape) if a slice does not have `rows · cols` elements; nothing is written then.
     pub fn quantize_transpose<T: Fp8, S: Source>(
         &self,
         src: &[S],
@@ -283,7 +283,7 @@ fn beyond_caches<T: Fp8, S: Source>(
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`] if a slice does not have `rows · cols` elements; nothing is written then.
+/// [`Error::Shape`](crate::Error::Shape) if a slice does not have `rows · cols` elements; nothing is written then.
 #[inline]
 pub fn transpose<T: Fp8>(src: &[T], rows: usize, cols: usize, dst: &mut [T]) -> Result<()> {
     Codec::new().transpose(src, rows, cols, dst)
@@ -304,7 +304,7 @@ pub fn transpose<T: Fp8>(src: &[T], rows: usize, cols: usize, dst: &mut [T]) -> 
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`] if a slice does not have `rows · cols` elements; nothing is written then.
+/// [`Error::Shape`](crate::Error::Shape) if a slice does not have `rows · cols` elements; nothing is written then.
 #[inline]
 pub fn quantize_transpose<T: Fp8, S: Source>(
     src: &[S],

@@ -6,6 +6,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod blocks;
+
 /// Parameters of a format, and what an overflow becomes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spec {

@@ -12,7 +12,7 @@ use core::arch::x86_64::*;
 /// `streams` says that the values go past the caches; then the blocks begin where `dst` has a line.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn fill<D: Source>(
+pub(super) fn fill<D: Source>(
     src: &[u8],
     dst: &mut [D],
     streams: bool,
@@ -219,20 +219,25 @@ fn narrow<D: Source>(low: __m256i, high: __m256i) -> __m256i {
 #[target_feature(enable = "avx2,f16c")]
 pub(crate) fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: &mut [D], streams: bool) {
     let scale_inv = _mm256_set1_ps(scale_inv);
-    fill(src, dst, streams, |block| {
-        let mul = |x| {
-            let x = _mm256_mul_ps(_mm256_castsi256_ps(x), scale_inv);
-            let is_nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
-            let nan = _mm256_castsi256_ps(splat(codec::F32_ABS));
-            _mm256_castps_si256(_mm256_blendv_ps(x, nan, is_nan))
-        };
-        let [a, b, c, d] = floats::<T>(block);
-        let [a, b, c, d] = [mul(a), mul(b), mul(c), mul(d)];
-        match D::KIND {
-            Kind::F32 => [a, b, c, d],
-            Kind::F16 | Kind::BF16 => {
-                [narrow::<D>(a, b), narrow::<D>(c, d), _mm256_setzero_si256(), _mm256_setzero_si256()]
-            }
+    fill(src, dst, streams, |block| scaled::<T, D>(block, scale_inv));
+}
+
+/// The values of a block, multiplied by a factor.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn scaled<T: Target, D: Source>(block: &[u8; BLOCK], scale_inv: __m256) -> [__m256i; 4] {
+    let mul = |x| {
+        let x = _mm256_mul_ps(_mm256_castsi256_ps(x), scale_inv);
+        let is_nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
+        let nan = _mm256_castsi256_ps(splat(codec::F32_ABS));
+        _mm256_castps_si256(_mm256_blendv_ps(x, nan, is_nan))
+    };
+    let [a, b, c, d] = floats::<T>(block);
+    let [a, b, c, d] = [mul(a), mul(b), mul(c), mul(d)];
+    match D::KIND {
+        Kind::F32 => [a, b, c, d],
+        Kind::F16 | Kind::BF16 => {
+            [narrow::<D>(a, b), narrow::<D>(c, d), _mm256_setzero_si256(), _mm256_setzero_si256()]
         }
-    });
+    }
 }

@@ -8,7 +8,7 @@ use core::arch::x86_64::*;
 /// Calls `values` for each block and stores what it gives: two vectors of 16-bit elements, or four of f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-fn fill<D: Source>(
+pub(super) fn fill<D: Source>(
     src: &[u8],
     dst: &mut [D],
     streams: bool,
@@ -142,32 +142,38 @@ pub(crate) fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], streams: b
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 pub(crate) fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: &mut [D], streams: bool) {
     let scale_inv = _mm512_set1_ps(scale_inv);
-    fill(src, dst, streams, |block| {
-        let mul = |x| {
-            let x = _mm512_mul_ps(_mm512_castsi512_ps(x), scale_inv);
-            let is_nan = _mm512_cmpunord_ps_mask(x, x);
-            (_mm512_mask_mov_epi32(_mm512_castps_si512(x), is_nan, _mm512_set1_epi32(i32::MAX)), is_nan)
-        };
-        let [a, b, c, d] = decode_floats::<T>(block);
-        let [a, b, c, d] = [mul(a), mul(b), mul(c), mul(d)];
-        let narrow = |(x, is_nan)| match D::KIND {
-            Kind::BF16 => {
-                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(x), _mm512_set1_epi32(1));
-                let x = _mm512_add_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(0x7FFF)), odd);
-                let x = _mm512_mask_mov_epi32(x, is_nan, _mm512_set1_epi32(i32::MAX));
-                _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x))
-            }
-            Kind::F16 | Kind::F32 => {
-                _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm512_castsi512_ps(x))
-            }
-        };
-        let join = |low, high| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
-        match D::KIND {
-            Kind::F32 => [a.0, b.0, c.0, d.0],
-            Kind::F16 | Kind::BF16 => {
-                let none = _mm512_setzero_si512();
-                [join(narrow(a), narrow(b)), join(narrow(c), narrow(d)), none, none]
-            }
+    fill(src, dst, streams, |block| scaled::<T, D>(block, [scale_inv; 2]));
+}
+
+/// The values of a block, the halves each multiplied by a factor.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub(super) fn scaled<T: Target, D: Source>(block: &[u8; BLOCK], scale_inv: [__m512; 2]) -> [__m512i; 4] {
+    let mul = |x, scale_inv| {
+        let x = _mm512_mul_ps(_mm512_castsi512_ps(x), scale_inv);
+        let is_nan = _mm512_cmpunord_ps_mask(x, x);
+        (_mm512_mask_mov_epi32(_mm512_castps_si512(x), is_nan, _mm512_set1_epi32(i32::MAX)), is_nan)
+    };
+    let [a, b, c, d] = decode_floats::<T>(block);
+    let [low, high] = scale_inv;
+    let [a, b, c, d] = [mul(a, low), mul(b, low), mul(c, high), mul(d, high)];
+    let narrow = |(x, is_nan)| match D::KIND {
+        Kind::BF16 => {
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(x), _mm512_set1_epi32(1));
+            let x = _mm512_add_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(0x7FFF)), odd);
+            let x = _mm512_mask_mov_epi32(x, is_nan, _mm512_set1_epi32(i32::MAX));
+            _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x))
         }
-    });
+        Kind::F16 | Kind::F32 => {
+            _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm512_castsi512_ps(x))
+        }
+    };
+    let join = |low, high| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+    match D::KIND {
+        Kind::F32 => [a.0, b.0, c.0, d.0],
+        Kind::F16 | Kind::BF16 => {
+            let none = _mm512_setzero_si512();
+            [join(narrow(a), narrow(b)), join(narrow(c), narrow(d)), none, none]
+        }
+    }
 }

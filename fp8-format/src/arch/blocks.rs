@@ -1,0 +1,89 @@
+//! The scales of blocks from their amaxes, in portable loops that each path compiles for its vectors.
+
+use crate::E8M0;
+
+/// How an amax becomes an f32 scale, by IEEE division:
+///
+/// ```text
+/// a = max(amax, epsilon)
+/// scale = 1 where a is 0 or infinite, else max / a, and `scale_max` where that overflows
+/// scale_inv = 1 / scale
+/// ```
+///
+/// `mask` clears the significand where scales are powers of two.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct F32Rule {
+    /// The largest finite value of the codes.
+    pub(crate) max: f32,
+    pub(crate) epsilon: f32,
+    pub(crate) scale_max: f32,
+    /// Bits of the quotient that stay.
+    pub(crate) mask: u32,
+}
+
+impl F32Rule {
+    /// The scale of a block. `amax` is not NaN.
+    #[inline(always)]
+    pub(crate) fn scale(&self, amax: f32) -> f32 {
+        let a = if amax < self.epsilon { self.epsilon } else { amax };
+        let quotient = self.max / a;
+        let quotient = if quotient == f32::INFINITY { self.scale_max } else { quotient };
+        let quotient = if a == 0.0 || a == f32::INFINITY { 1.0 } else { quotient };
+        f32::from_bits(quotient.to_bits() & self.mask)
+    }
+}
+
+/// How an amax becomes an E8M0 scale.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MxRule {
+    /// The product of `amax` and this factor, 1 / max as an f32, rounded up to a power of two.
+    Ceil { factor: f32 },
+    /// The power of two not greater than `amax`, with an exponent that is less by this one: that of the largest code.
+    Floor { emax: u32 },
+}
+
+impl MxRule {
+    /// The byte of a block's scale. `amax` is not NaN.
+    #[inline(always)]
+    fn exponent(self, amax: f32) -> u32 {
+        const MOST: u32 = E8M0::MAX.to_bits() as u32;
+        let (exponent, amax_bits) = match self {
+            Self::Ceil { factor } => {
+                let bits = (amax * factor).to_bits();
+                // 2⁻¹²⁷ is subnormal.
+                let power = if bits < 0x0080_0000 { 0x0040_0000 } else { 0 };
+                ((bits >> 23) + u32::from(bits & 0x007F_FFFF > power), bits)
+            }
+            Self::Floor { emax } => ((amax.to_bits() >> 23).saturating_sub(emax), amax.to_bits()),
+        };
+        if amax_bits >= 0x7F80_0000 { MOST } else { exponent }
+    }
+
+    /// The scale of a block. `amax` is not NaN.
+    #[inline(always)]
+    pub(crate) fn scale(self, amax: f32) -> E8M0 {
+        let [byte, ..] = self.exponent(amax).to_le_bytes();
+        E8M0::from_bits(byte)
+    }
+}
+
+/// The scales of blocks and their inverses. Slices are equally long.
+#[inline(always)]
+pub(super) fn scales(rule: &F32Rule, amaxes: &[f32], scales: &mut [f32], scale_inv: &mut [f32]) {
+    for ((scale, inverse), amax) in scales.iter_mut().zip(scale_inv).zip(amaxes) {
+        *scale = rule.scale(*amax);
+        *inverse = 1.0 / *scale;
+    }
+}
+
+/// The E8M0 scales of blocks, and the factors by which elements are multiplied. Slices are equally long.
+#[inline(always)]
+pub(super) fn mx_scales(rule: MxRule, amaxes: &[f32], factors: &mut [f32], scales: &mut [E8M0]) {
+    for ((factor, scale), amax) in factors.iter_mut().zip(scales).zip(amaxes) {
+        let exponent = rule.exponent(*amax);
+        let [byte, ..] = exponent.to_le_bytes();
+        *scale = E8M0::from_bits(byte);
+        // 2⁻¹²⁷, the inverse of the largest scale, is subnormal.
+        *factor = f32::from_bits(if exponent == 254 { 0x0040_0000 } else { (254 - exponent) << 23 });
+    }
+}

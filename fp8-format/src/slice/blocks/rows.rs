@@ -1,0 +1,144 @@
+//! Rowwise results. A group of blocks is read from memory for its amaxes; the second read, for the codes, finds it in the
+//! nearest cache.
+
+use super::{Job, Out, columns, count};
+use crate::arch::{self, Path, Saturating, Scale};
+use crate::slice::Codec;
+use crate::traits::Kind;
+use crate::{Blocks, Fp8, Source};
+
+/// Elements that are read for their amaxes and then for their codes.
+const GROUP: usize = 2048;
+
+/// Blocks of these elements, at most.
+const MOST: usize = GROUP / 32;
+
+/// Computes codes and scales of a matrix that is not empty, on the codec's threads.
+pub(super) fn quantize<T: Fp8, S: Source>(
+    codec: &Codec,
+    job: Job,
+    src: &[S],
+    [rows, cols]: [usize; 2],
+    mut out: Out<'_>,
+) {
+    // Blocks that divide the rows make up the matrix in order, whatever the rows.
+    let [height, width] = job.blocks.size(cols);
+    let (rows, cols) =
+        if height == 1 && cols.is_multiple_of(width) { (src.len() / width, width) } else { (rows, cols) };
+    #[cfg(feature = "rayon")]
+    if let Some(part) = codec.part(src.len()) {
+        let least = (part / cols).max(1).next_multiple_of(height);
+        return split::<T, S>(job, src, [rows, cols], least, out);
+    }
+    let _ = codec;
+    part::<T, S>(job, src, [rows, cols], &mut out);
+}
+
+/// Shares rows between threads, down to `least` of them.
+#[cfg(feature = "rayon")]
+fn split<T: Fp8, S: Source>(job: Job, src: &[S], [rows, cols]: [usize; 2], least: usize, mut out: Out<'_>) {
+    let [height, _] = job.blocks.size(cols);
+    let above = (rows / 2).next_multiple_of(height);
+    if rows <= least || above >= rows {
+        return part::<T, S>(job, src, [rows, cols], &mut out);
+    }
+    let (src_above, src_below) = src.split_at(above * cols);
+    let (out_above, out_below) = out.split(above * cols, count(job.blocks, above, cols));
+    rayon::join(
+        || split::<T, S>(job, src_above, [above, cols], least, out_above),
+        || split::<T, S>(job, src_below, [rows - above, cols], least, out_below),
+    );
+}
+
+fn part<T: Fp8, S: Source>(job: Job, src: &[S], [rows, cols]: [usize; 2], out: &mut Out<'_>) {
+    match job.blocks {
+        Blocks::Row => whole_rows::<T, S>(job, src, cols, out),
+        Blocks::B1x128 => blocks::<T, S>(job, src, cols, 128, out),
+        Blocks::Mx32 => blocks::<T, S>(job, src, cols, 32, out),
+        Blocks::B128x128 => columns::tiles::<T, S>(job, src, [rows, cols], 0..cols, Some(out), None),
+    }
+}
+
+/// A scale for each row. A row that exceeds the caches is read from memory twice.
+fn whole_rows<T: Fp8, S: Source>(job: Job, src: &[S], cols: usize, out: &mut Out<'_>) {
+    let Job { path, streams, .. } = job;
+    // bf16 times a power of two needs no multiplication.
+    let are_sums = matches!(S::KIND, Kind::BF16) && out.scales.are_powers_of_two();
+    for (r, (row, codes)) in src.chunks(cols).zip(out.codes.chunks_mut(cols)).enumerate() {
+        let mut scale = [0.0];
+        out.scales.set(path, [r, 1], &[arch::amax::<S>(path, row)], &mut scale);
+        if are_sums {
+            arch::quantize_blocks::<S, Saturating<T>>(path, row, cols, &scale, codes, streams);
+        } else {
+            let scale = Scale::new::<S, Saturating<T>>(path, scale[0], cols);
+            arch::quantize::<S, Saturating<T>>(path, row, &scale, codes, streams);
+        }
+    }
+    arch::fence(path);
+}
+
+/// A scale for each `block` elements of a row.
+fn blocks<T: Fp8, S: Source>(job: Job, src: &[S], cols: usize, block: usize, out: &mut Out<'_>) {
+    let Job { path, streams, .. } = job;
+    let cols = if cols.is_multiple_of(block) { src.len() } else { cols };
+    // Lines of codes that do not begin where a group does are put together first.
+    let is_aligned = out.codes.as_ptr().align_offset(Lines::LINE) == 0;
+    let is_in_lines = is_aligned && (src.len() == cols || cols.is_multiple_of(Lines::LINE));
+    let mut lines = (streams && !is_in_lines).then(|| Lines::new(out.codes));
+    let (mut first, mut at) = (0, 0);
+    for row in src.chunks(cols) {
+        for group in row.chunks(GROUP) {
+            let (mut amaxes, mut factors) = ([0.0; MOST], [0.0; MOST]);
+            let blocks = group.len().div_ceil(block);
+            let (amaxes, factors) = (&mut amaxes[..blocks], &mut factors[..blocks]);
+            arch::amaxes::<S>(path, group, block, amaxes);
+            out.scales.set(path, [first, 1], amaxes, factors);
+            first += blocks;
+            if let Some(lines) = &mut lines {
+                let codes = &mut lines.codes[lines.held..lines.held + group.len()];
+                arch::quantize_blocks::<S, Saturating<T>>(path, group, block, factors, codes, false);
+                lines.write(path, group.len(), out.codes);
+            } else {
+                let codes = &mut out.codes[at..at + group.len()];
+                arch::quantize_blocks::<S, Saturating<T>>(path, group, block, factors, codes, streams);
+                at += group.len();
+            }
+        }
+    }
+    if let Some(lines) = lines {
+        let Lines { codes, held, at, .. } = lines;
+        out.codes[at..at + held].copy_from_slice(&codes[..held]);
+    }
+    arch::fence(path);
+}
+
+/// Codes that wait until they make up whole lines of their destination.
+struct Lines {
+    codes: [u8; GROUP + Self::LINE],
+    /// How many wait.
+    held: usize,
+    /// Where they belong.
+    at: usize,
+    /// Elements in front of the destination's first line.
+    head: usize,
+}
+
+impl Lines {
+    const LINE: usize = 64;
+
+    fn new(dst: &[u8]) -> Self {
+        let head = dst.as_ptr().align_offset(Self::LINE) % Self::LINE;
+        Self { codes: [0; GROUP + Self::LINE], held: 0, at: 0, head }
+    }
+
+    /// Adds `count` codes, which are behind those that wait, and writes what is whole past the caches.
+    fn write(&mut self, path: Path, count: usize, dst: &mut [u8]) {
+        self.held += count;
+        let behind = (self.at + self.held + Self::LINE - self.head) % Self::LINE;
+        let whole = self.held.saturating_sub(behind);
+        arch::copy(path, &self.codes[..whole], &mut dst[self.at..self.at + whole], true);
+        self.codes.copy_within(whole..self.held, 0);
+        self.at += whole;
+        self.held -= whole;
+    }
+}
