@@ -1,6 +1,7 @@
 //! The state that is saved: histories, scales and update counts, by name.
 
-use crate::recipe::{MAX_HISTORY_LEN, Terms};
+use crate::delayed_scaling::MAX_HISTORY_LEN;
+use crate::terms::Terms;
 use crate::{Direction, RecipeLabel, StateDigest};
 use fp8_kernels::UNSET;
 use std::sync::Arc;

@@ -1,6 +1,8 @@
 //! Current scaling: scales from the tensor itself.
 
-use crate::Format;
+use crate::policy::{Policy, out_of_range};
+use crate::{Direction, Format, Recipe, Result};
+use fp8_kernels::ScaleRule;
 
 /// Current scaling: each tensor is quantized with a scale from its own amax. It takes two reads and keeps no state.
 ///
@@ -37,5 +39,45 @@ pub struct CurrentScaling {
 impl Default for CurrentScaling {
     fn default() -> Self {
         Self { fp8_format: Format::Hybrid, use_power_2_scales: false, amax_epsilon: 0.0 }
+    }
+}
+
+impl From<CurrentScaling> for Recipe {
+    fn from(recipe: CurrentScaling) -> Self {
+        Self::new(recipe)
+    }
+}
+
+impl Policy for CurrentScaling {
+    fn format(&self) -> Format {
+        self.fp8_format
+    }
+
+    fn validate(&self) -> Result<()> {
+        let name = "CurrentScaling";
+        self.fp8_format.validate(name)?;
+        if !(self.amax_epsilon >= 0.0 && self.amax_epsilon.is_finite()) {
+            return Err(out_of_range(name, "amax_epsilon", self.amax_epsilon, "expected finite and ≥ 0"));
+        }
+        Ok(())
+    }
+
+    fn override_linear_precision(&self) -> (bool, bool, bool) {
+        (false, false, false)
+    }
+
+    fn state_key(&self) -> String {
+        let Self { fp8_format, use_power_2_scales, amax_epsilon } = self;
+        format!(
+            "current(fp8_format={fp8_format},use_power_2_scales={use_power_2_scales},amax_epsilon={amax_epsilon})"
+        )
+    }
+
+    fn rule(&self, direction: Direction) -> ScaleRule {
+        ScaleRule::Current {
+            fp8_max: self.fp8_format.encoding(direction).max(),
+            epsilon: self.amax_epsilon,
+            power_2_scales: self.use_power_2_scales,
+        }
     }
 }

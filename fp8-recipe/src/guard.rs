@@ -419,7 +419,7 @@ impl Backward<'_> {
 
 impl Scaling {
     fn fp8_gemms(&self, frame: Frame) -> Fp8Gemms {
-        let gemms = self.domains[frame.domain].recipe.fp8_gemms();
+        let gemms = Fp8Gemms::except(self.domains[frame.domain].policy.override_linear_precision());
         Fp8Gemms {
             fprop: frame.enabled && gemms.fprop,
             dgrad: frame.enabled && gemms.dgrad,

@@ -9,15 +9,21 @@ mod error;
 mod format;
 mod slots;
 
-// Recipes, and what is saved of a recipe's arenas.
-mod arena_state;
+// Recipes: what all have in common, each kind, and their names.
 mod current_scaling;
 mod delayed_scaling;
-mod dropped_slots;
+mod fp8_gemms;
+mod policy;
+mod presets;
 mod recipe;
 mod recipe_label;
+
+// What is saved of a recipe's arenas.
+mod arena_state;
+mod dropped_slots;
 mod saved;
 mod state_report;
+mod terms;
 
 // One recipe under one group, and a single tensor.
 mod domain;
@@ -51,12 +57,13 @@ pub use delayed_scaling::{
 pub use digest::StateDigest;
 pub use error::{Error, Result};
 pub use format::Format;
+pub use fp8_gemms::Fp8Gemms;
 pub use fp8_kernels::{self, Encoding};
 pub use group::AmaxGroup;
 pub use guard::{Backward, Forward};
 pub use origin::{Origin, Snapshot};
 pub use quantizer::Quantizer;
-pub use recipe::{Fp8Gemms, Recipe};
+pub use recipe::Recipe;
 pub use recipe_label::RecipeLabel;
 pub use report::SlotReport;
 pub use scaling::Scaling;

@@ -49,7 +49,7 @@ pub struct Scaling {
     pub(crate) roles: ByDirection<Vec<SlotRole>>,
     /// The identity of each slot's layer, if it is known.
     owners: ByDirection<Vec<Option<Arc<()>>>>,
-    /// All arenas of delayed scaling share these clocks, which show which arena updated a slot last.
+    /// All arenas with state share these clocks, which show which arena updated a slot last.
     pub(crate) clocks: ByDirection<UpdateClock>,
     indices: HashMap<Arc<str>, usize>,
     group: Option<Arc<dyn AmaxGroup>>,
@@ -119,8 +119,8 @@ impl Scaling {
         self.group = Some(group);
     }
 
-    /// Sets whether scopes count saturated and underflowed values per slot, and, under current scaling, keep amaxes and
-    /// scales for [`slot_reports`](Self::slot_reports). Counting examines each value once more. Default: off.
+    /// Sets whether scopes count saturated and underflowed values per slot, and, under recipes without state, keep amaxes
+    /// and scales for [`slot_reports`](Self::slot_reports). Counting examines each value once more. Default: off.
     pub fn set_counting(&mut self, counting: bool) {
         self.counting = counting;
     }
@@ -185,12 +185,12 @@ impl Scaling {
             None => recipe.key(),
         };
         let index = self.domains.iter().position(|domain| domain.key == key).unwrap_or_else(|| {
-            self.domains.push(Domain::new(key, recipe));
+            self.domains.push(Domain::new(key, recipe.policy()));
             self.domains.len() - 1
         });
         self.domains[index].set_group(group);
         if self.domains[index].arenas.is_none() {
-            let wanted = records && (matches!(recipe, Recipe::Delayed(_)) || self.counting);
+            let wanted = records && (recipe.policy().state().is_some() || self.counting);
             if wanted || self.has_own_state(index) {
                 self.start(index, records)?;
             }
@@ -228,16 +228,17 @@ impl Scaling {
         let (encoding, first) = (domain.encodings[direction], &domain.rules[direction]);
         let arena = domain.arenas.as_ref().map(|arenas| &arenas[direction]);
         let keep = matches!(mode, Mode::Record) && frame.records();
-        let scale = match (&domain.recipe, mode) {
+        let scale = match (domain.policy.state(), mode) {
             _ if !frame.enabled => Scale::Off,
-            (Recipe::Current(_), _) => Scale::FromTensor(first),
-            (Recipe::Delayed(_), Mode::Replay(outcome)) => {
+            (None, _) => domain.policy.scale(name.role(), first),
+            (Some(_), Mode::Replay(outcome)) => {
                 let scales = outcome.scales().and_then(|all| all.get(frame.domain));
                 let cell = scales.and_then(|scales| scales.get(index)).ok_or(Error::NoSnapshot)?;
                 Scale::Cell { cell, first, keep }
             }
-            (Recipe::Delayed(recipe), _) => {
-                let untouched = if recipe.calibrate_first_step { &self.unset } else { &self.one };
+            (Some(state), _) => {
+                let calibrates = state.arena_options().first_scale == UNSET;
+                let untouched = if calibrates { &self.unset } else { &self.one };
                 let cell = arena.and_then(|arena| arena.scale(index)).unwrap_or(untouched);
                 Scale::Cell { cell, first, keep }
             }

@@ -23,7 +23,7 @@ use crate::by_direction::ByDirection;
 use crate::domain::Domain;
 use crate::saved::Saved;
 use crate::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport};
-use crate::{ArenaState, Direction, Recipe, RecipeLabel, Result, Scaling};
+use crate::{ArenaState, Direction, RecipeLabel, Result, Scaling};
 use fp8_kernels::{Arena, UNSET};
 use std::sync::Arc;
 
@@ -96,9 +96,9 @@ impl Start {
         names: &[Arc<str>],
         sources: &[Source<'_>],
     ) -> Result<Self> {
-        let Recipe::Delayed(recipe) = &domain.recipe else { return Ok(Self::at_rest(domain, names.len())) };
-        let (len, slots) = (recipe.amax_history_len, names.len());
-        let (rule, own_recipe) = (domain.scale_update(direction), domain.recipe.state_key());
+        let Some(state) = domain.policy.state() else { return Ok(Self::at_rest(domain, names.len())) };
+        let (len, slots) = (state.arena_options().history_len, names.len());
+        let (rule, own_recipe) = (domain.scale_update(direction), domain.policy.state_key());
         let label = domain.label();
         // If two are equally new, one was started from the other. The longer one has more amaxes.
         let newest = |slot: usize| {
@@ -137,7 +137,7 @@ impl Start {
                     continue;
                 }
                 start.last_updates[slot] = source.last_updates[slot];
-                columns[slot] = window.filter(|&amax| recipe.records(amax)).collect();
+                columns[slot] = window.filter(|&amax| state.records(amax)).collect();
                 let scale = rule.scale_of(&newest_of(&columns[slot], len), UNSET)?;
                 if scale != UNSET {
                     start.scales[slot] = scale;
@@ -176,7 +176,7 @@ impl Start {
         arena.set_updates(self.updates);
         arena.set_history(&self.history)?;
         arena.set_scales(&self.scales)?;
-        // Current scaling has clocks of its own, which are not saved.
+        // An arena for reports has a clock of its own, which is not saved.
         Ok(arena.set_last_updates(&self.last_updates)?)
     }
 }
@@ -369,14 +369,13 @@ impl Scaling {
         saved: &[&Saved],
     ) -> Option<usize> {
         let domain = &self.domains[index];
-        let Recipe::Delayed(recipe) = &domain.recipe else { return None };
-        let (key, group) = (domain.recipe.state_key(), domain.group_id());
+        let rows = domain.policy.state()?.arena_options().history_len - 1;
+        let (key, group) = (domain.policy.state_key(), domain.group_id());
         let fits: Vec<(usize, &ArenaState)> = (saved.iter().map(|saved| &saved.arena).enumerate())
             .filter(|(_, saved)| saved.direction == direction && saved.recipe == key)
             .collect();
         let same_group = || fits.iter().filter(|(_, saved)| saved.group.as_deref() == group);
-        let same_length =
-            |(_, saved): &&(usize, &ArenaState)| saved.amax_history.len() + 1 == recipe.amax_history_len;
+        let same_length = |(_, saved): &&(usize, &ArenaState)| saved.amax_history.len() == rows;
         let own = same_group().find(same_length);
         let others = || {
             same_group().next().or_else(|| {
@@ -403,23 +402,23 @@ impl Scaling {
             return Ok(Start::own(domain, own));
         }
         let names = &self.names[direction];
-        let Recipe::Delayed(recipe) = &domain.recipe else { return Ok(Start::at_rest(domain, names.len())) };
+        let Some(state) = domain.policy.state() else { return Ok(Start::at_rest(domain, names.len())) };
         let group = domain.group_id();
         // Amaxes that were not reduced differ between ranks.
         let is_common = |of_group: Option<&str>, reduced: bool| {
-            reduced || !recipe.reduce_amax || group.is_none() || of_group.is_none()
+            reduced || !state.reduce_amax() || group.is_none() || of_group.is_none()
         };
         let mut sources = Vec::new();
         let others = self.domains.iter().enumerate().filter(|(other, _)| live && *other != index);
         for (_, other) in others.filter(|(_, other)| other.has_state() && other.group_id() == group) {
-            if let (Recipe::Delayed(theirs), Some(arenas)) = (&other.recipe, &other.arenas)
-                && is_common(group, theirs.reduce_amax)
+            if let (Some(theirs), Some(arenas)) = (other.policy.state(), &other.arenas)
+                && is_common(group, theirs.reduce_amax())
             {
                 let arena = &arenas[direction];
                 sources.push(Source {
-                    recipe: other.recipe.state_key(),
+                    recipe: other.policy.state_key(),
                     label: other.label(),
-                    rows: theirs.amax_history_len - 1,
+                    rows: arena.options().history_len - 1,
                     last_updates: arena.last_updates()?,
                     held: Held::Live(arena),
                 });

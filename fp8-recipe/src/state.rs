@@ -1,8 +1,8 @@
 //! Saves and loads the state of a `Scaling`. Checkpoints store it; resuming from it is exact.
 
 use crate::domain::Domain;
-use crate::recipe::Terms;
 use crate::saved::Saved;
+use crate::terms::Terms;
 use crate::{ArenaState, Direction, Error, Result, Scaling, ScalingState, StateReport};
 
 impl Scaling {

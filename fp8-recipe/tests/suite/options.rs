@@ -109,9 +109,10 @@ fn recipes_by_name() {
     for name in Recipe::NAMES {
         Recipe::from_name(name).unwrap().validate().unwrap();
     }
-    assert!(
-        matches!(Recipe::from_name("te-v0").unwrap(), Recipe::Delayed(recipe) if recipe.amax_history_len == 1)
-    );
+    let te_v0 = Recipe::from_name("te-v0").unwrap();
+    assert_eq!(te_v0.options::<DelayedScaling>().unwrap().amax_history_len, 1);
+    assert!(te_v0.options::<CurrentScaling>().is_none());
+    assert!(Recipe::from_name("current").unwrap().options::<CurrentScaling>().is_some());
     assert_eq!(
         message(Recipe::from_name("block")),
         "recipe: name = block: known recipes are delayed, current and te-v0"

@@ -1,0 +1,73 @@
+//! What a recipe decides: the interface that each kind of recipe implements in a file of its own.
+//!
+//! The rest of the crate asks a [`Policy`] and never which kind it is. A further recipe is one new file, its module and
+//! re-export in `lib.rs`, and its names in `presets.rs`.
+
+use crate::{Direction, Error, Format, Result, SlotRole};
+use fp8_kernels::ops::ScaleUpdate;
+use fp8_kernels::{ArenaOptions, Scale, ScaleRule};
+use std::any::Any;
+use std::fmt::Debug;
+
+/// One kind of recipe with its options.
+pub(crate) trait Policy: Any + Debug + Send + Sync {
+    /// The FP8 formats.
+    fn format(&self) -> Format;
+
+    /// Checks every option.
+    fn validate(&self) -> Result<()>;
+
+    /// Whether fprop, dgrad and wgrad run in high precision, in this order.
+    fn override_linear_precision(&self) -> (bool, bool, bool);
+
+    /// The identity of the recipe's state in checkpoints, `kind(option=value,…)`: all options except the length of a history,
+    /// which may change.
+    fn state_key(&self) -> String;
+
+    /// The identity of the recipe: all options. Arenas and cached weights of equal recipes are shared.
+    fn key(&self) -> String {
+        self.state_key()
+    }
+
+    /// The rule that computes a per-tensor scale from an amax. Without [`state`](Self::state) the amax is that of the tensor
+    /// itself; with it, the rule gives first scales.
+    fn rule(&self, direction: Direction) -> ScaleRule;
+
+    /// What slots of this role quantize with, if there is no [`state`](Self::state). `rule` is this policy's for the pass of
+    /// the slot.
+    fn scale<'a>(&'a self, role: SlotRole, rule: &'a ScaleRule) -> Scale<'a> {
+        let _ = role;
+        Scale::FromTensor(rule)
+    }
+
+    /// What outlasts a scope. `None` if every scale comes from the tensor that it quantizes: such a recipe has no amax cells,
+    /// no collective, and nothing in checkpoints.
+    fn state(&self) -> Option<&dyn State> {
+        None
+    }
+}
+
+/// The part of a policy that keeps a scale and some numbers for each slot from scope to scope, in an arena.
+pub(crate) trait State {
+    /// How arenas start. The rows after row 0 are saved in checkpoints.
+    fn arena_options(&self) -> ArenaOptions;
+
+    /// Whether a commit replaces amaxes by their maximum over the ranks of the group.
+    fn reduce_amax(&self) -> bool;
+
+    /// What a commit does with an arena; `rule` is the policy's for the arena's pass.
+    fn update<'a>(&'a self, rule: &'a ScaleRule) -> ScaleUpdate<'a>;
+
+    /// Whether an amax enters the window.
+    fn records(&self, amax: f32) -> bool;
+}
+
+/// Returns the error of an option that is out of range.
+pub(crate) fn out_of_range(
+    recipe: &'static str,
+    option: &'static str,
+    value: impl ToString,
+    remedy: &'static str,
+) -> Error {
+    Error::Recipe { recipe, option, value: value.to_string(), remedy }
+}
