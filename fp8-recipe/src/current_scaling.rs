@@ -34,11 +34,18 @@ pub struct CurrentScaling {
     pub use_power_2_scales: bool,
     /// The smallest amax that counts: smaller ones are replaced by it. Finite, at least 0. Default: 0.
     pub amax_epsilon: f32,
+    /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: `(false, false, false)`.
+    pub override_linear_precision: (bool, bool, bool),
 }
 
 impl Default for CurrentScaling {
     fn default() -> Self {
-        Self { fp8_format: Format::Hybrid, use_power_2_scales: false, amax_epsilon: 0.0 }
+        Self {
+            fp8_format: Format::Hybrid,
+            use_power_2_scales: false,
+            amax_epsilon: 0.0,
+            override_linear_precision: (false, false, false),
+        }
     }
 }
 
@@ -63,13 +70,14 @@ impl Policy for CurrentScaling {
     }
 
     fn override_linear_precision(&self) -> (bool, bool, bool) {
-        (false, false, false)
+        self.override_linear_precision
     }
 
     fn state_key(&self) -> String {
-        let Self { fp8_format, use_power_2_scales, amax_epsilon } = self;
+        let Self { fp8_format, use_power_2_scales, amax_epsilon, override_linear_precision } = self;
         format!(
-            "current(fp8_format={fp8_format},use_power_2_scales={use_power_2_scales},amax_epsilon={amax_epsilon})"
+            "current(fp8_format={fp8_format},use_power_2_scales={use_power_2_scales},amax_epsilon={amax_epsilon},\
+             override={override_linear_precision:?})"
         )
     }
 
