@@ -1,6 +1,6 @@
 //! Delayed scaling: scales from a history of amaxes. Field names are Transformer Engine's.
 
-use crate::policy::{Policy, State, out_of_range};
+use crate::policy::{Policy, State, Update, out_of_range};
 use crate::{Direction, Format, Recipe, Result};
 use fp8_kernels::ops::{AmaxRule, ScaleUpdate};
 use fp8_kernels::{ArenaOptions, CustomPolicy, REST, ScalePolicy, ScaleRule, UNSET};
@@ -142,6 +142,17 @@ impl DelayedScaling {
         Some((option("reduce_amax")?, calibrate_first_step, record_non_finite))
     }
 
+    /// What an update of an arena does; `rule` is this recipe's for the arena's direction.
+    pub(crate) fn scale_update<'a>(&'a self, rule: &'a ScaleRule) -> ScaleUpdate<'a> {
+        let amax = match &self.amax_compute_algo {
+            AmaxComputeAlgo::Max => AmaxRule::Max,
+            AmaxComputeAlgo::MostRecent => AmaxRule::MostRecent,
+            AmaxComputeAlgo::Custom(custom) => AmaxRule::Custom(&*custom.function),
+        };
+        let (interval, record_non_finite) = (self.interval, self.record_non_finite);
+        ScaleUpdate { amax, rule, interval, record_non_finite }
+    }
+
     fn scale_policy(&self) -> ScalePolicy {
         match &self.scaling_factor_compute_algo {
             ScalingFactorComputeAlgo::Exact => ScalePolicy::Exact,
@@ -239,14 +250,8 @@ impl State for DelayedScaling {
         self.reduce_amax
     }
 
-    fn update<'a>(&'a self, rule: &'a ScaleRule) -> ScaleUpdate<'a> {
-        let amax = match &self.amax_compute_algo {
-            AmaxComputeAlgo::Max => AmaxRule::Max,
-            AmaxComputeAlgo::MostRecent => AmaxRule::MostRecent,
-            AmaxComputeAlgo::Custom(custom) => AmaxRule::Custom(&*custom.function),
-        };
-        let (interval, record_non_finite) = (self.interval, self.record_non_finite);
-        ScaleUpdate { amax, rule, interval, record_non_finite }
+    fn update<'a>(&'a self, rule: &'a ScaleRule) -> Update<'a> {
+        Update::Window(self.scale_update(rule))
     }
 
     fn records(&self, amax: f32) -> bool {

@@ -1,8 +1,9 @@
 //! A recipe under a group, with its forward and backward arena.
 
 use crate::by_direction::ByDirection;
-use crate::policy::{Policy, State};
-use crate::{AmaxGroup, ArenaState, Direction, RecipeLabel, Result, StateDigest};
+use crate::host_update::HostPlan;
+use crate::policy::{Policy, State, Update};
+use crate::{AmaxGroup, ArenaState, Direction, RecipeLabel, Result, SlotRole, StateDigest};
 use fp8_kernels::ops::{self, AmaxRule, ScaleUpdate};
 use fp8_kernels::{Arena, ArenaOptions, Encoding, REST, ScaleRule, UNSET, UpdateClock};
 use std::sync::Arc;
@@ -24,6 +25,8 @@ pub(crate) struct Domain {
     agreed_on_names: ByDirection<bool>,
     /// Whether the group has compared an arena's state, since it was last loaded.
     agreed_on_state: ByDirection<bool>,
+    /// What the commit that is under way makes of arenas whose scales a user's code computes.
+    planned: ByDirection<Option<HostPlan>>,
     /// Arenas of a scope that was left, which could not be rolled back yet.
     unrestored: ByDirection<bool>,
 }
@@ -40,6 +43,7 @@ impl Domain {
             group: None,
             agreed_on_names: ByDirection::default(),
             agreed_on_state: ByDirection::default(),
+            planned: ByDirection::default(),
             unrestored: ByDirection::default(),
         }
     }
@@ -63,9 +67,17 @@ impl Domain {
         ByDirection::try_from_fn(|direction| arena(&clocks[direction]))
     }
 
-    /// Returns what an update of one of its arenas does.
-    pub(crate) fn scale_update(&self, direction: Direction) -> ScaleUpdate<'_> {
-        scale_update(&*self.policy, &self.rules[direction])
+    /// Returns what a commit does with one of its arenas.
+    pub(crate) fn update_rule(&self, direction: Direction) -> Update<'_> {
+        update_rule(&*self.policy, &self.rules[direction])
+    }
+
+    /// Returns the name of a recipe whose scales a user's code computes on the host.
+    pub(crate) fn host_code(&self) -> Option<&str> {
+        match self.update_rule(Direction::Forward) {
+            Update::OnHost(code) => Some(code.name()),
+            Update::Window(_) => None,
+        }
     }
 
     /// Returns what reports and collectives call it.
@@ -129,16 +141,28 @@ impl Domain {
         Ok(())
     }
 
-    /// Returns the error that a user's function would cause in the update. Changes nothing.
-    pub(crate) fn check(&self, direction: Direction) -> Result<()> {
-        if let Some(arenas) = &self.arenas {
-            ops::check_scales(&arenas[direction], &self.scale_update(direction))?;
+    /// Returns the error that a user's function would cause in the update. Changes no arena.
+    pub(crate) fn check(
+        &mut self,
+        direction: Direction,
+        names: &[Arc<str>],
+        roles: &[SlotRole],
+    ) -> Result<()> {
+        let Some(arenas) = &self.arenas else { return Ok(()) };
+        let arena = &arenas[direction];
+        match update_rule(&*self.policy, &self.rules[direction]) {
+            Update::Window(update) => ops::check_scales(arena, &update)?,
+            Update::OnHost(code) => {
+                let plan = HostPlan::new(code, arena, self.encodings[direction].max(), names, roles)?;
+                self.planned[direction] = Some(plan);
+            }
         }
         Ok(())
     }
 
     /// Undoes what an open scope wrote. If the device fails, [`restore`](Self::restore) tries again later.
     pub(crate) fn roll_back(&mut self, direction: Direction) -> Result<()> {
+        self.planned[direction] = None;
         let Some(arenas) = &self.arenas else { return Ok(()) };
         self.unrestored[direction] = true;
         arenas[direction].roll_back()?;
@@ -152,10 +176,15 @@ impl Domain {
         left.collect::<Vec<_>>().into_iter().try_for_each(|direction| self.roll_back(direction))
     }
 
+    /// Changes the scales and rows of one of its arenas, after [`check`](Self::check).
     pub(crate) fn update(&mut self, direction: Direction) -> Result<()> {
         let rule = &self.rules[direction];
-        if let Some(arenas) = &mut self.arenas {
-            ops::update_scales(&mut arenas[direction], &scale_update(&*self.policy, rule))?;
+        let Some(arenas) = &mut self.arenas else { return Ok(()) };
+        let arena = &mut arenas[direction];
+        match (update_rule(&*self.policy, rule), self.planned[direction].take()) {
+            (Update::Window(update), _) => ops::update_scales(arena, &update)?,
+            (Update::OnHost(_), Some(plan)) => plan.apply(arena, rule)?,
+            (Update::OnHost(_), None) => {}
         }
         Ok(())
     }
@@ -185,7 +214,7 @@ impl Domain {
     }
 }
 
-fn scale_update<'a>(policy: &'a dyn Policy, rule: &'a ScaleRule) -> ScaleUpdate<'a> {
+fn update_rule<'a>(policy: &'a dyn Policy, rule: &'a ScaleRule) -> Update<'a> {
     let for_reports = ScaleUpdate { amax: AmaxRule::MostRecent, rule, interval: 1, record_non_finite: false };
-    policy.state().map_or(for_reports, |state| state.update(rule))
+    policy.state().map_or(Update::Window(for_reports), |state| state.update(rule))
 }

@@ -64,6 +64,16 @@ pub enum Error {
         /// What would be right.
         remedy: &'static str,
     },
+    /// A number of a [`CustomRecipe`](crate::CustomRecipe) that cannot be used.
+    #[error("recipe {recipe:?}, slot `{slot}`: {problem}")]
+    CustomRecipe {
+        /// The name of the recipe.
+        recipe: String,
+        /// The slot's name.
+        slot: String,
+        /// The number, and what would be right.
+        problem: String,
+    },
     /// Saved scaling state that cannot be loaded.
     #[error("scaling state of {recipe}, {direction}: {problem}")]
     State {

@@ -11,6 +11,7 @@ mod slots;
 
 // Recipes: what all have in common, each kind, and their names.
 mod current_scaling;
+mod custom_recipe;
 mod delayed_scaling;
 mod fp8_gemms;
 mod policy;
@@ -28,6 +29,7 @@ mod terms;
 // One recipe under one group, and a single tensor.
 mod domain;
 mod group;
+mod host_update;
 mod quantizer;
 
 // The state of open scopes, and what their backward passes need.
@@ -51,6 +53,7 @@ mod state;
 pub use arena_state::{ArenaState, ScalingState};
 pub use autocast_options::AutocastOptions;
 pub use current_scaling::CurrentScaling;
+pub use custom_recipe::CustomRecipe;
 pub use delayed_scaling::{
     AmaxComputeAlgo, CustomAmax, CustomScale, DelayedScaling, ScalingFactorComputeAlgo,
 };
@@ -62,6 +65,7 @@ pub use fp8_kernels::{self, Encoding};
 pub use group::AmaxGroup;
 pub use guard::{Backward, Forward};
 pub use origin::{Origin, Snapshot};
+pub use policy::SlotUpdate;
 pub use quantizer::Quantizer;
 pub use recipe::Recipe;
 pub use recipe_label::RecipeLabel;

@@ -49,17 +49,50 @@ pub(crate) trait Policy: Any + Debug + Send + Sync {
 
 /// The part of a policy that keeps a scale and some numbers for each slot from scope to scope, in an arena.
 pub(crate) trait State {
-    /// How arenas start. The rows after row 0 are saved in checkpoints.
+    /// How arenas start. The rows after row 0 are saved in checkpoints. The last one is the newest amax, if there is one.
     fn arena_options(&self) -> ArenaOptions;
 
     /// Whether a commit replaces amaxes by their maximum over the ranks of the group.
     fn reduce_amax(&self) -> bool;
 
     /// What a commit does with an arena; `rule` is the policy's for the arena's pass.
-    fn update<'a>(&'a self, rule: &'a ScaleRule) -> ScaleUpdate<'a>;
+    fn update<'a>(&'a self, rule: &'a ScaleRule) -> Update<'a>;
 
     /// Whether an amax enters the window.
     fn records(&self, amax: f32) -> bool;
+}
+
+/// What a commit does with an arena.
+pub(crate) enum Update<'a> {
+    /// The rows are past amaxes, and the device updates all slots.
+    Window(ScaleUpdate<'a>),
+    /// The rows are numbers of a user's code, followed by the newest amax. The code runs on the host, slot by slot.
+    OnHost(&'a dyn HostUpdate),
+}
+
+/// A user's code that computes scales.
+pub(crate) trait HostUpdate {
+    /// Returns the scale of a slot that has run, and replaces its numbers in `state`.
+    fn update(&self, slot: &SlotUpdate<'_>, state: &mut [f32]) -> Result<f32>;
+
+    /// Returns the name of the recipe for errors.
+    fn name(&self) -> &str;
+}
+
+/// A slot whose scale a commit computes: what [`CustomRecipe::scale`](crate::CustomRecipe::scale) gets, which has an example.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct SlotUpdate<'a> {
+    /// The slot's name, such as `blocks.3.mlp.fc2.grad_output`.
+    pub name: &'a str,
+    /// The part that the tensor plays in its GEMM.
+    pub role: SlotRole,
+    /// The largest magnitude in the tensor, before scaling, over all ranks and all uses in the scope. Finite and greater than 0.
+    pub amax: f32,
+    /// The largest finite value of the slot's format: 448 for E4M3, 57344 for E5M2.
+    pub fp8_max: f32,
+    /// The scale so far. `None` if no committed scope has set it: the tensor was then quantized with a scale of its own.
+    pub scale: Option<f32>,
 }
 
 /// Returns the error of an option that is out of range.

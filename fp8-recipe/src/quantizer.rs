@@ -92,7 +92,7 @@ impl Quantizer {
             columnwise: true,
         };
         let operand = ops::quantize(x, &slot)?;
-        ops::update_scales(&mut self.arena, &self.recipe.update(&self.rule))?;
+        ops::update_scales(&mut self.arena, &self.recipe.scale_update(&self.rule))?;
         Ok(operand)
     }
 

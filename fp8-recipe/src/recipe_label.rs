@@ -96,6 +96,9 @@ impl fmt::Display for Recipe {
 /// The short name of the recipe with this key; the key itself if no recipe has it.
 fn short_name(key: &str) -> String {
     let Some(options) = Options::parse(key) else { return key.to_owned() };
+    if let Some(("name", name)) = options.0.get(1).filter(|_| options.0[0].1 == "custom") {
+        return custom_name(name, &options);
+    }
     let bases =
         Recipe::NAMES.into_iter().filter_map(|name| Some((name, Recipe::from_name(name).ok()?.key())));
     let mut nearest: Option<(&str, Vec<String>)> = None;
@@ -112,6 +115,26 @@ fn short_name(key: &str) -> String {
         Some((name, changes)) if changes.is_empty() => name.to_owned(),
         Some((name, changes)) => format!("{name} ({})", changes.join(", ")),
         None => key.to_owned(),
+    }
+}
+
+/// The short name of a user's recipe, with the options that differ from the defaults of [`CustomRecipe`](crate::CustomRecipe).
+fn custom_name(name: &str, options: &Options<'_>) -> String {
+    const DEFAULTS: [(&str, &str); 4] = [
+        ("fp8_format", "HYBRID"),
+        ("override", "(false, false, false)"),
+        ("reduce_amax", "true"),
+        ("calibrate_first_step", "true"),
+    ];
+    let differs = |(option, default): &(&str, &str)| {
+        let value = options.0.iter().find(|(name, _)| name == option).map(|(_, value)| *value)?;
+        (value != *default).then(|| Shown(option, value).to_string())
+    };
+    let changes: Vec<String> = DEFAULTS.iter().filter_map(differs).collect();
+    if changes.is_empty() {
+        format!("custom({name})")
+    } else {
+        format!("custom({name}) ({})", changes.join(", "))
     }
 }
 

@@ -275,7 +275,7 @@ impl Scaling {
             self.domains[index].reduce(direction, &self.names[direction])?;
         }
         for &index in &scope.touched {
-            self.domains[index].check(direction)?;
+            self.domains[index].check(direction, &self.names[direction], &self.roles[direction])?;
         }
         let scales = scope.snapshots.then(|| self.domains.iter().map(forward_scales).collect());
         let scales: Option<Vec<_>> = scales.transpose()?;

@@ -9,6 +9,9 @@
 //! 3. Otherwise the slot calibrates, or starts with scale 1 under Transformer Engine's first-step rule. This also applies to
 //!    slots that last ran under a history of length 1, which keeps no amaxes.
 //!
+//! A recipe of the user's own has numbers that only it understands, so it continues only its own state. Other recipes can take
+//! one amax from it, the newest.
+//!
 //! "Updated last" is exact. The arenas of a `Scaling` share an [`UpdateClock`](fp8_kernels::UpdateClock), which counts the
 //! updates of each slot on the device, including replays of recorded steps. An update that leaves a slot unchanged (because
 //! it did not run, or its amax was left out) does not count. Of two arenas that one commit updated, the one whose key is
@@ -21,8 +24,10 @@
 
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
+use crate::policy::Update;
 use crate::saved::Saved;
 use crate::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport};
+use crate::terms::Rows;
 use crate::{ArenaState, Direction, RecipeLabel, Result, Scaling};
 use fp8_kernels::{Arena, UNSET};
 use std::sync::Arc;
@@ -47,6 +52,7 @@ struct Source<'a> {
     /// Every option of the recipe except the length of the history.
     recipe: String,
     label: RecipeLabel,
+    /// The number of its newest rows that are past amaxes.
     rows: usize,
     last_updates: Vec<u64>,
     held: Held<'a>,
@@ -98,8 +104,16 @@ impl Start {
     ) -> Result<Self> {
         let Some(state) = domain.policy.state() else { return Ok(Self::at_rest(domain, names.len())) };
         let (len, slots) = (state.arena_options().history_len, names.len());
-        let (rule, own_recipe) = (domain.scale_update(direction), domain.policy.state_key());
         let label = domain.label();
+        let Update::Window(rule) = domain.update_rule(direction) else {
+            let mut start = Self::at_rest(domain, slots);
+            let has_run = |slot: usize| sources.iter().any(|source| source.last_updates[slot] > 0);
+            let reason = |slot| if has_run(slot) { StartsNew::OwnState } else { StartsNew::NeverRan };
+            let new = |slot| new_slot(names, slot, direction, &label, reason(slot));
+            start.report.new.extend((0..slots).map(new));
+            return Ok(start);
+        };
+        let own_recipe = domain.policy.state_key();
         // If two are equally new, one was started from the other. The longer one has more amaxes.
         let newest = |slot: usize| {
             let ran = sources.iter().enumerate().filter(|(_, source)| source.last_updates[slot] > 0);
@@ -114,6 +128,7 @@ impl Start {
                 continue;
             }
             let (history, scales) = source.held.read()?;
+            let history = &history[history.len().saturating_sub(source.rows * slots)..];
             if let Held::Saved(position, _) = source.held {
                 start.sources.push(position);
             }
@@ -370,9 +385,11 @@ impl Scaling {
     ) -> Option<usize> {
         let domain = &self.domains[index];
         let rows = domain.policy.state()?.arena_options().history_len - 1;
+        let has_any_length = domain.host_code().is_none();
         let (key, group) = (domain.policy.state_key(), domain.group_id());
         let fits: Vec<(usize, &ArenaState)> = (saved.iter().map(|saved| &saved.arena).enumerate())
             .filter(|(_, saved)| saved.direction == direction && saved.recipe == key)
+            .filter(|(_, saved)| has_any_length || saved.amax_history.len() == rows)
             .collect();
         let same_group = || fits.iter().filter(|(_, saved)| saved.group.as_deref() == group);
         let same_length = |(_, saved): &&(usize, &ArenaState)| saved.amax_history.len() == rows;
@@ -418,7 +435,10 @@ impl Scaling {
                 sources.push(Source {
                     recipe: other.policy.state_key(),
                     label: other.label(),
-                    rows: arena.options().history_len - 1,
+                    rows: match other.update_rule(direction) {
+                        Update::Window(_) => arena.options().history_len - 1,
+                        Update::OnHost(_) => 1,
+                    },
                     last_updates: arena.last_updates()?,
                     held: Held::Live(arena),
                 });
@@ -438,7 +458,10 @@ impl Scaling {
                 sources.push(Source {
                     recipe: saved.arena.recipe.clone(),
                     label: saved.arena.label(),
-                    rows: saved.arena.amax_history.len(),
+                    rows: match saved.terms.rows {
+                        Rows::Amaxes { .. } => saved.arena.amax_history.len(),
+                        Rows::Custom => 1,
+                    },
                     last_updates: saved.arena.last_updates.clone(),
                     held: Held::Saved(position, &saved.arena),
                 });

@@ -7,6 +7,7 @@ use fp8_recipe::fp8_kernels::{CudaAllocator, CudaOptions, Device};
 mod agreement;
 mod support;
 
+mod custom_recipes;
 mod dropped_slots;
 mod evaluation;
 mod golden;
