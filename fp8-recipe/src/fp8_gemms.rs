@@ -6,11 +6,12 @@
 /// use fp8_recipe::fp8_kernels::Device;
 /// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
 ///
-/// let mut scaling = Scaling::new(&GemmSlots::new("fc"), &Device::cpu())?;
+/// let fc = GemmSlots::new("fc");
+/// let mut scaling = Scaling::new(&fc, &Device::cpu())?;
 /// let override_linear_precision = (false, false, true); // wgrad in high precision
 /// let recipe = DelayedScaling { override_linear_precision, ..Default::default() };
 /// let cx = scaling.autocast(&recipe.into())?;
-/// let gemms = cx.fp8_gemms();
+/// let gemms = cx.fp8_gemms(&fc.input);
 /// assert_eq!((gemms.fprop, gemms.dgrad, gemms.wgrad), (true, true, false));
 /// cx.discard()?;
 /// # Ok::<(), fp8_recipe::Error>(())
@@ -26,6 +27,9 @@ pub struct Fp8Gemms {
 }
 
 impl Fp8Gemms {
+    /// All GEMMs in high precision.
+    pub(crate) const NONE: Self = Self { fprop: false, dgrad: false, wgrad: false };
+
     /// All GEMMs except those that `override_linear_precision` runs in high precision.
     pub(crate) const fn except((fprop, dgrad, wgrad): (bool, bool, bool)) -> Self {
         Self { fprop: !fprop, dgrad: !dgrad, wgrad: !wgrad }

@@ -10,10 +10,12 @@ mod format;
 mod slots;
 
 // Recipes: what all have in common, each kind, and their names.
+mod by_name;
 mod current_scaling;
 mod custom_recipe;
 mod delayed_scaling;
 mod fp8_gemms;
+mod pattern;
 mod policy;
 mod presets;
 mod recipe;
@@ -26,10 +28,13 @@ mod saved;
 mod state_report;
 mod terms;
 
-// One recipe under one group, and a single tensor.
+// One recipe under one group, a recipe for each slot, and a single tensor.
+mod assignment;
 mod domain;
+mod gemm_pairs;
 mod group;
 mod host_update;
+mod plan;
 mod quantizer;
 
 // The state of open scopes, and what their backward passes need.
@@ -45,6 +50,7 @@ mod scaling;
 
 // Operations on them: scopes, initial state, saved state, reports.
 mod agreement;
+mod explanation;
 mod guard;
 mod report;
 mod start;
@@ -59,6 +65,7 @@ pub use delayed_scaling::{
 };
 pub use digest::StateDigest;
 pub use error::{Error, Result};
+pub use explanation::{ExplainedLayer, ExplainedSlot, Explanation};
 pub use format::Format;
 pub use fp8_gemms::Fp8Gemms;
 pub use fp8_kernels::{self, Encoding};

@@ -4,6 +4,7 @@
 //! closest of the recipes that [`Recipe::from_name`] knows, and the options that differ from it.
 
 use crate::Recipe;
+use crate::recipe::Choice;
 use std::fmt;
 use std::sync::Arc;
 
@@ -77,7 +78,8 @@ impl fmt::Display for RecipeLabel {
     }
 }
 
-/// Writes the recipe's short name: `delayed`, `current`, `te-v0`, followed by the options that differ from it.
+/// Writes the recipe's short name: `delayed`, `current`, `te-v0`, followed by the options that differ from it. A recipe by name
+/// lists its patterns.
 ///
 /// ```
 /// use fp8_recipe::{CurrentScaling, DelayedScaling, Recipe};
@@ -86,10 +88,19 @@ impl fmt::Display for RecipeLabel {
 /// assert_eq!(Recipe::from(DelayedScaling::te_v0()).to_string(), "te-v0");
 /// let recipe = DelayedScaling { margin: 1, amax_history_len: 16, ..Default::default() };
 /// assert_eq!(Recipe::from(recipe).to_string(), "delayed (margin=1, amax_history_len=16)");
+/// let recipe = Recipe::by_name([("*.fc2", Recipe::off())], CurrentScaling::default());
+/// assert_eq!(recipe.to_string(), "by name (*.fc2: off; default: current)");
 /// ```
 impl fmt::Display for Recipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&short_name(&self.key()))
+        let Choice::ByName(recipe) = self.choice() else { return f.pad(&short_name(&self.key())) };
+        let short = |position| match recipe.policy(position) {
+            Some(policy) => short_name(&policy.key()),
+            None => "off".to_owned(),
+        };
+        let rules = recipe.rules.iter().enumerate();
+        let rules = rules.map(|(position, rule)| format!("{}: {}; ", rule.pattern, short(Some(position))));
+        f.pad(&format!("by name ({}default: {})", rules.collect::<String>(), short(None)))
     }
 }
 

@@ -6,6 +6,7 @@ use fp8_recipe::fp8_kernels::Device;
 mod agreement;
 mod support;
 
+mod by_name;
 mod custom_recipes;
 mod dropped_slots;
 mod evaluation;
