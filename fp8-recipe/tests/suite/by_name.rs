@@ -93,6 +93,23 @@ fn the_first_pattern_that_matches_wins() {
 }
 
 #[test]
+fn each_slot_keeps_the_scale_of_its_own_amax() {
+    let mut scaling = scaling(&["a", "b", "c"]);
+    let slots = [input("a"), weight("a"), input("b"), weight("b"), input("c")];
+    let mut quantize = |amaxes: [f32; 5]| {
+        let mut cx = scaling.autocast(&mixed()).unwrap();
+        let pairs = slots.iter().zip(amaxes);
+        let scales: Vec<f32> =
+            pairs.map(|(slot, amax)| scale_of(&forward(&mut cx, slot, &[amax]).0)).collect();
+        cx.commit().unwrap();
+        scales
+    };
+    quantize([1.0, 2.0, 4.0, 8.0, 16.0]);
+    // The last one has a scale of its own each time.
+    assert_eq!(quantize([0.5; 5]), [448.0, 224.0, 14.0, 7.0, 896.0]);
+}
+
+#[test]
 fn each_recipe_is_as_if_it_were_alone() {
     let layers = ["a", "b", "c"];
     let (mut together, mut alone) = (scaling(&layers), [scaling(&layers), scaling(&layers)]);
