@@ -1,6 +1,7 @@
 //! Current scaling: scales from the tensor itself.
 
 use crate::policy::{Policy, out_of_range};
+use crate::recipe_options::Options;
 use crate::{Direction, Format, Recipe, Result};
 use fp8_kernels::ScaleRule;
 
@@ -46,6 +47,17 @@ impl Default for CurrentScaling {
             amax_epsilon: 0.0,
             override_linear_precision: (false, false, false),
         }
+    }
+}
+
+impl CurrentScaling {
+    /// Returns the recipe with the options that a file gives.
+    pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
+        options.read("fp8_format", &mut self.fp8_format)?;
+        options.read("use_power_2_scales", &mut self.use_power_2_scales)?;
+        options.read("amax_epsilon", &mut self.amax_epsilon)?;
+        options.read("override_linear_precision", &mut self.override_linear_precision)?;
+        Ok(self.into())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Delayed scaling: scales from a history of amaxes. Field names are Transformer Engine's.
 
 use crate::policy::{Policy, State, Update, out_of_range};
+use crate::recipe_options::{FromValue, Options, Value};
 use crate::{Direction, Format, Recipe, Result};
 use fp8_kernels::ops::{AmaxRule, ScaleUpdate};
 use fp8_kernels::{ArenaOptions, CustomPolicy, REST, ScalePolicy, ScaleRule, UNSET};
@@ -129,6 +130,22 @@ impl DelayedScaling {
     #[must_use]
     pub fn with_te_rules(self) -> Self {
         Self { calibrate_first_step: false, record_non_finite: true, zero_is_skipped: true, ..self }
+    }
+
+    /// Returns the recipe with the options that a file gives.
+    pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
+        options.read("margin", &mut self.margin)?;
+        options.read("interval", &mut self.interval)?;
+        options.read("fp8_format", &mut self.fp8_format)?;
+        options.read("amax_history_len", &mut self.amax_history_len)?;
+        options.read("amax_compute_algo", &mut self.amax_compute_algo)?;
+        options.read("scaling_factor_compute_algo", &mut self.scaling_factor_compute_algo)?;
+        options.read("override_linear_precision", &mut self.override_linear_precision)?;
+        options.read("reduce_amax", &mut self.reduce_amax)?;
+        options.read("calibrate_first_step", &mut self.calibrate_first_step)?;
+        options.read("record_non_finite", &mut self.record_non_finite)?;
+        options.read("zero_is_skipped", &mut self.zero_is_skipped)?;
+        Ok(self.into())
     }
 
     /// Reads the end of a state key, which no user's function can name: `reduce_amax`, `calibrate_first_step` and
@@ -365,6 +382,30 @@ pub struct CustomScale {
     /// (`f32::MIN_POSITIVE`), so that its inverse is finite too. Anything else is an error of the commit, or of the
     /// quantization that asked for a first scale, and changes nothing.
     pub function: Arc<ScaleFunction>,
+}
+
+impl FromValue for AmaxComputeAlgo {
+    const EXPECTED: &'static str = "\"max\" or \"most_recent\"";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Text(name) if name == "max" => Some(Self::Max),
+            Value::Text(name) if name == "most_recent" => Some(Self::MostRecent),
+            _ => None,
+        }
+    }
+}
+
+impl FromValue for ScalingFactorComputeAlgo {
+    const EXPECTED: &'static str = "\"exact\" or \"power_of_two\"";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Text(name) if name == "exact" => Some(Self::Exact),
+            Value::Text(name) if name == "power_of_two" => Some(Self::PowerOfTwo),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Debug for CustomAmax {

@@ -64,6 +64,12 @@ pub enum Error {
         /// What would be right.
         remedy: &'static str,
     },
+    /// A TOML file that describes no recipe.
+    #[error("recipe file: {problem}")]
+    RecipeFile {
+        /// The line or key that is wrong, and what would be right.
+        problem: String,
+    },
     /// A number of a [`CustomRecipe`](crate::CustomRecipe) that cannot be used.
     #[error("recipe {recipe:?}, slot `{slot}`: {problem}")]
     CustomRecipe {

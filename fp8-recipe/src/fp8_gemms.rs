@@ -13,6 +13,7 @@
 /// let cx = scaling.autocast(&recipe.into())?;
 /// let gemms = cx.fp8_gemms(&fc.input);
 /// assert_eq!((gemms.fprop, gemms.dgrad, gemms.wgrad), (true, true, false));
+/// assert_eq!(gemms.count(), 2);
 /// cx.discard()?;
 /// # Ok::<(), fp8_recipe::Error>(())
 /// ```
@@ -29,6 +30,11 @@ pub struct Fp8Gemms {
 impl Fp8Gemms {
     /// All GEMMs in high precision.
     pub(crate) const NONE: Self = Self { fprop: false, dgrad: false, wgrad: false };
+
+    /// Returns how many of the three run in FP8.
+    pub fn count(self) -> usize {
+        [self.fprop, self.dgrad, self.wgrad].into_iter().filter(|&runs| runs).count()
+    }
 
     /// All GEMMs except those that `override_linear_precision` runs in high precision.
     pub(crate) const fn except((fprop, dgrad, wgrad): (bool, bool, bool)) -> Self {

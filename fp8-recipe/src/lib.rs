@@ -19,7 +19,10 @@ mod pattern;
 mod policy;
 mod presets;
 mod recipe;
+#[cfg(feature = "toml")]
+mod recipe_file;
 mod recipe_label;
+mod recipe_options;
 
 // What is saved of a recipe's arenas.
 mod arena_state;

@@ -1,13 +1,23 @@
 //! The names of recipes. This is the one place that lists the kinds.
 
+use crate::recipe_options::Options;
 use crate::{CurrentScaling, DelayedScaling, Error, Recipe, Result};
 
+/// Creates a recipe with the options that are given. The error says what is wrong with one of them.
+type Preset = fn(&mut Options) -> Result<Recipe, String>;
+
 /// Each name, with the recipe that it stands for.
-const PRESETS: [(&str, fn() -> Recipe); 3] = [
-    ("delayed", || DelayedScaling::default().into()),
-    ("current", || CurrentScaling::default().into()),
-    ("te-v0", || DelayedScaling::te_v0().into()),
+const PRESETS: [(&str, Preset); 3] = [
+    ("delayed", |options| DelayedScaling::default().with_options(options)),
+    ("current", |options| CurrentScaling::default().with_options(options)),
+    ("te-v0", |options| DelayedScaling::te_v0().with_options(options)),
 ];
+
+/// Returns the recipe with this name and these options, or `None` if there is no such name.
+pub(crate) fn preset(name: &str, options: &mut Options) -> Option<Result<Recipe, String>> {
+    let (_, preset) = PRESETS.iter().find(|(known, _)| *known == name)?;
+    Some(preset(options))
+}
 
 /// The end of the error for other names.
 const KNOWN: &str = "known recipes are delayed, current and te-v0";
@@ -31,8 +41,8 @@ impl Recipe {
     /// # Errors
     /// An unknown name; the error lists the known ones.
     pub fn from_name(name: &str) -> Result<Self> {
-        let preset = PRESETS.iter().find(|(known, _)| *known == name);
-        preset.map(|(_, recipe)| recipe()).ok_or_else(|| Error::Recipe {
+        let recipe = preset(name, &mut Options::default()).and_then(Result::ok);
+        recipe.ok_or_else(|| Error::Recipe {
             recipe: "recipe",
             option: "name",
             value: name.to_owned(),

@@ -17,6 +17,8 @@ mod models;
 mod new_recipes;
 mod options;
 mod properties;
+#[cfg(feature = "toml")]
+mod recipe_files;
 mod replay;
 mod report;
 mod scopes;
