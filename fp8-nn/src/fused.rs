@@ -176,7 +176,7 @@ impl Linear {
         input_dtype: DType,
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
     ) -> Result<(Tensor, LinearSaved, T)> {
-        let gemms = cx.fp8_gemms();
+        let gemms = cx.fp8_gemms(&self.gemm_slots().input);
         let fused = Fused { layer: self.path(), name: "input", dtype, in_fp8: [gemms.fprop, gemms.wgrad] };
         let weight = self.weight().tensor();
         let check = |x: &Operand| {

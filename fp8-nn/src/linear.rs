@@ -147,8 +147,8 @@ impl Linear {
         dtype: DType,
         input_dtype: DType,
     ) -> Result<(Tensor, LinearSaved)> {
-        let gemms = cx.fp8_gemms();
         let (name, version) = (&self.slots.weight, self.weight.version());
+        let gemms = cx.fp8_gemms(name);
         let operand = match cx.quantize_weight(name, version, self.weight.tensor())? {
             Operand::High(w) => Operand::High(ops::cast(&w, dtype)?),
             operand => operand,
@@ -196,7 +196,7 @@ impl Module for Linear {
         cx.attempt(|cx| {
             self.check_input(x)?;
             let Entered { x, input_dtype } = precision::enter(cx, self.path(), x, self.parameters())?;
-            let gemms = cx.fp8_gemms();
+            let gemms = cx.fp8_gemms(&self.slots.input);
             let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
             let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;
             self.forward_quantized(cx, &quantized, x.dtype(), input_dtype)

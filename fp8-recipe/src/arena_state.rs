@@ -1,6 +1,7 @@
 //! The state that is saved: histories, scales and update counts, by name.
 
-use crate::recipe::{MAX_HISTORY_LEN, Terms};
+use crate::delayed_scaling::MAX_HISTORY_LEN;
+use crate::terms::{Rows, Terms};
 use crate::{Direction, RecipeLabel, StateDigest};
 use fp8_kernels::UNSET;
 use std::sync::Arc;
@@ -56,7 +57,8 @@ pub struct ArenaState {
     pub slots: Vec<Arc<str>>,
     /// One scale per slot; −1 for a slot that is not calibrated yet.
     pub scale: Vec<f32>,
-    /// Past amaxes, `[rows][slots]`, oldest row first. The staging row is not part of it.
+    /// Past amaxes, `[rows][slots]`, oldest row first. The staging row is not part of it. Under a
+    /// [`CustomRecipe`](crate::CustomRecipe): a row for each number of its state, in their order, then the newest amaxes.
     pub amax_history: Vec<Vec<f32>>,
     /// When the history of each slot was last updated, as a count of the slot's updates under all recipes. Of two arenas, the
     /// one with the larger number has the newer history of the slot; 0 means that the slot was never updated. Versions before
@@ -67,8 +69,14 @@ pub struct ArenaState {
 impl ArenaState {
     /// Returns the label that reports show for its recipe and group.
     pub(crate) fn label(&self) -> RecipeLabel {
-        let key = format!("{},len={}", self.recipe, self.amax_history.len() + 1);
-        RecipeLabel::new(&key, self.group.as_deref())
+        let group = self.group.as_deref();
+        match Terms::parse(&self.recipe) {
+            Some(Terms { rows: Rows::Custom, .. }) => RecipeLabel::new(&self.recipe, group),
+            _ => {
+                let key = format!("{},len={}", self.recipe, self.amax_history.len() + 1);
+                RecipeLabel::new(&key, group)
+            }
+        }
     }
 
     /// Returns why this arena cannot be loaded into a model with the slots `names`: the field, its value, and the expected
@@ -114,17 +122,17 @@ impl ArenaState {
                 "scale: {scale:e} for `{name}`: expected -1 (not calibrated) or a finite number of at least 2^-126"
             ));
         }
-        // NaN is refused under every recipe: quantizing leaves it out of the amax.
-        let records_infinity = Terms::parse(&self.recipe).is_some_and(|terms| terms.record_non_finite);
-        let is_amax = |amax: f32| {
-            !amax.is_sign_negative() && (amax.is_finite() || amax == f32::INFINITY && records_infinity)
-        };
+        let rows = Terms::parse(&self.recipe).map(|terms| terms.rows);
         for row in &self.amax_history {
-            if let Some((name, amax)) = names.iter().zip(row).find(|(_, amax)| !is_amax(**amax)) {
-                let or_infinity = if records_infinity { " or infinity" } else { "" };
-                return Some(format!(
-                    "amax_history: {amax:e} for `{name}`: expected a finite number of at least 0{or_infinity}"
-                ));
+            if let Some((name, value)) = names.iter().zip(row).find(|(_, value)| !is_valid(rows, **value)) {
+                let expected = match rows {
+                    Some(Rows::Custom) => "a finite number",
+                    Some(Rows::Amaxes { record_non_finite: true }) => {
+                        "a finite number of at least 0 or infinity"
+                    }
+                    _ => "a finite number of at least 0",
+                };
+                return Some(format!("amax_history: {value:e} for `{name}`: expected {expected}"));
             }
         }
         None
@@ -163,5 +171,14 @@ impl ArenaState {
     /// was never updated has no state of its own, because it starts again whenever the others change.
     pub(crate) fn is_common(&self) -> bool {
         self.updates > 0 && Terms::parse(&self.recipe).is_none_or(|terms| terms.reduce_amax)
+    }
+}
+
+/// Returns whether saved rows may contain a value. NaN is refused under every recipe: quantizing leaves it out of the amax.
+fn is_valid(rows: Option<Rows>, value: f32) -> bool {
+    match rows {
+        Some(Rows::Custom) => value.is_finite(),
+        Some(Rows::Amaxes { record_non_finite: true }) if value == f32::INFINITY => true,
+        _ => value.is_finite() && !value.is_sign_negative(),
     }
 }

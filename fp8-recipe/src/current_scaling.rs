@@ -1,6 +1,9 @@
 //! Current scaling: scales from the tensor itself.
 
-use crate::Format;
+use crate::policy::{Policy, out_of_range};
+use crate::recipe_options::Options;
+use crate::{Direction, Format, Recipe, Result};
+use fp8_kernels::ScaleRule;
 
 /// Current scaling: each tensor is quantized with a scale from its own amax. It takes two reads and keeps no state.
 ///
@@ -32,10 +35,69 @@ pub struct CurrentScaling {
     pub use_power_2_scales: bool,
     /// The smallest amax that counts: smaller ones are replaced by it. Finite, at least 0. Default: 0.
     pub amax_epsilon: f32,
+    /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: `(false, false, false)`.
+    pub override_linear_precision: (bool, bool, bool),
 }
 
 impl Default for CurrentScaling {
     fn default() -> Self {
-        Self { fp8_format: Format::Hybrid, use_power_2_scales: false, amax_epsilon: 0.0 }
+        Self {
+            fp8_format: Format::Hybrid,
+            use_power_2_scales: false,
+            amax_epsilon: 0.0,
+            override_linear_precision: (false, false, false),
+        }
+    }
+}
+
+impl CurrentScaling {
+    /// Returns the recipe with the options that a file gives.
+    pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
+        options.read("fp8_format", &mut self.fp8_format)?;
+        options.read("use_power_2_scales", &mut self.use_power_2_scales)?;
+        options.read("amax_epsilon", &mut self.amax_epsilon)?;
+        options.read("override_linear_precision", &mut self.override_linear_precision)?;
+        Ok(self.into())
+    }
+}
+
+impl From<CurrentScaling> for Recipe {
+    fn from(recipe: CurrentScaling) -> Self {
+        Self::new(recipe)
+    }
+}
+
+impl Policy for CurrentScaling {
+    fn format(&self) -> Format {
+        self.fp8_format
+    }
+
+    fn validate(&self) -> Result<()> {
+        let name = "CurrentScaling";
+        self.fp8_format.validate(name)?;
+        if !(self.amax_epsilon >= 0.0 && self.amax_epsilon.is_finite()) {
+            return Err(out_of_range(name, "amax_epsilon", self.amax_epsilon, "expected finite and ≥ 0"));
+        }
+        Ok(())
+    }
+
+    fn override_linear_precision(&self) -> (bool, bool, bool) {
+        self.override_linear_precision
+    }
+
+    fn state_key(&self) -> String {
+        let Self { fp8_format, use_power_2_scales, amax_epsilon, override_linear_precision } = self;
+        format!(
+            "current(fp8_format={fp8_format},use_power_2_scales={use_power_2_scales},amax_epsilon={amax_epsilon},\
+             override={override_linear_precision:?})"
+        )
+    }
+
+    fn rule(&self, direction: Direction) -> ScaleRule {
+        ScaleRule::Current {
+            fp8_max: self.fp8_format.encoding(direction).max(),
+            epsilon: self.amax_epsilon,
+            power_2_scales: self.use_power_2_scales,
+        }
     }
 }

@@ -1,10 +1,15 @@
 //! Delayed scaling: scales from a history of amaxes. Field names are Transformer Engine's.
 
-use crate::Format;
+use crate::policy::{Policy, State, Update, out_of_range};
+use crate::recipe_options::{FromValue, Options, Value};
+use crate::{Direction, Format, Recipe, Result};
 use fp8_kernels::ops::{AmaxRule, ScaleUpdate};
 use fp8_kernels::{ArenaOptions, CustomPolicy, REST, ScalePolicy, ScaleRule, UNSET};
 use std::fmt;
 use std::sync::Arc;
+
+/// The length of the longest history, including the staging row.
+pub(crate) const MAX_HISTORY_LEN: usize = 1 << 20;
 
 /// Delayed scaling: each tensor is quantized with a scale that its past amaxes predict, so it is read once.
 ///
@@ -127,18 +132,31 @@ impl DelayedScaling {
         Self { calibrate_first_step: false, record_non_finite: true, zero_is_skipped: true, ..self }
     }
 
-    /// Whether an amax enters the window.
-    pub(crate) fn records(&self, amax: f32) -> bool {
-        (amax.is_finite() || self.record_non_finite) && !(amax == 0.0 && self.zero_is_skipped)
+    /// Returns the recipe with the options that a file gives.
+    pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
+        options.read("margin", &mut self.margin)?;
+        options.read("interval", &mut self.interval)?;
+        options.read("fp8_format", &mut self.fp8_format)?;
+        options.read("amax_history_len", &mut self.amax_history_len)?;
+        options.read("amax_compute_algo", &mut self.amax_compute_algo)?;
+        options.read("scaling_factor_compute_algo", &mut self.scaling_factor_compute_algo)?;
+        options.read("override_linear_precision", &mut self.override_linear_precision)?;
+        options.read("reduce_amax", &mut self.reduce_amax)?;
+        options.read("calibrate_first_step", &mut self.calibrate_first_step)?;
+        options.read("record_non_finite", &mut self.record_non_finite)?;
+        options.read("zero_is_skipped", &mut self.zero_is_skipped)?;
+        Ok(self.into())
     }
 
-    /// How arenas of this recipe start.
-    pub(crate) fn arena_options(&self) -> ArenaOptions {
-        ArenaOptions {
-            history_len: self.amax_history_len,
-            rest: if self.zero_is_skipped { 0.0 } else { REST },
-            first_scale: if self.calibrate_first_step { UNSET } else { 1.0 },
-        }
+    /// Reads the end of a state key, which no user's function can name: `reduce_amax`, `calibrate_first_step` and
+    /// `record_non_finite`. `None` for anything else than a key of delayed scaling.
+    pub(crate) fn read_key(key: &str) -> Option<(bool, bool, bool)> {
+        let mut options = key.strip_prefix("delayed(margin=")?.strip_suffix(')')?.rsplitn(5, ',');
+        let mut option = |name: &str| options.next()?.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
+        let _: bool = option("zero_is_skipped")?;
+        let record_non_finite = option("record_non_finite")?;
+        let calibrate_first_step = option("calibrate_first_step")?;
+        Some((option("reduce_amax")?, calibrate_first_step, record_non_finite))
     }
 
     /// What an update of an arena does; `rule` is this recipe's for the arena's direction.
@@ -152,7 +170,7 @@ impl DelayedScaling {
         ScaleUpdate { amax, rule, interval, record_non_finite }
     }
 
-    pub(crate) fn policy(&self) -> ScalePolicy {
+    fn scale_policy(&self) -> ScalePolicy {
         match &self.scaling_factor_compute_algo {
             ScalingFactorComputeAlgo::Exact => ScalePolicy::Exact,
             ScalingFactorComputeAlgo::PowerOfTwo => ScalePolicy::PowerOfTwo,
@@ -162,6 +180,99 @@ impl DelayedScaling {
                 ScalePolicy::Custom(CustomPolicy { name: custom.name.clone(), function: Arc::new(function) })
             }
         }
+    }
+}
+
+impl From<DelayedScaling> for Recipe {
+    fn from(recipe: DelayedScaling) -> Self {
+        Self::new(recipe)
+    }
+}
+
+impl Policy for DelayedScaling {
+    fn format(&self) -> Format {
+        self.fp8_format
+    }
+
+    fn validate(&self) -> Result<()> {
+        let name = "DelayedScaling";
+        self.fp8_format.validate(name)?;
+        if !(1..=MAX_HISTORY_LEN).contains(&self.amax_history_len) {
+            let remedy = "expected 1 to 1048576 rows";
+            return Err(out_of_range(name, "amax_history_len", self.amax_history_len, remedy));
+        }
+        if self.interval == 0 {
+            let remedy = "expected at least 1 (recompute at every update)";
+            return Err(out_of_range(name, "interval", 0, remedy));
+        }
+        if !(-100..=100).contains(&self.margin) {
+            return Err(out_of_range(name, "margin", self.margin, "expected -100 to 100, in powers of two"));
+        }
+        Ok(())
+    }
+
+    fn override_linear_precision(&self) -> (bool, bool, bool) {
+        self.override_linear_precision
+    }
+
+    fn state_key(&self) -> String {
+        let amax = match &self.amax_compute_algo {
+            AmaxComputeAlgo::Max => "max".to_owned(),
+            AmaxComputeAlgo::MostRecent => "most_recent".to_owned(),
+            AmaxComputeAlgo::Custom(custom) => format!("custom({:?})", custom.name),
+        };
+        let scale = match &self.scaling_factor_compute_algo {
+            ScalingFactorComputeAlgo::Exact => "exact".to_owned(),
+            ScalingFactorComputeAlgo::PowerOfTwo => "power_of_two".to_owned(),
+            ScalingFactorComputeAlgo::Custom(custom) => format!("custom({:?})", custom.name),
+        };
+        format!(
+            "delayed(margin={},interval={},fp8_format={},amax={amax},scale={scale},override={:?},\
+             reduce_amax={},calibrate_first_step={},record_non_finite={},zero_is_skipped={})",
+            self.margin,
+            self.interval,
+            self.fp8_format,
+            self.override_linear_precision,
+            self.reduce_amax,
+            self.calibrate_first_step,
+            self.record_non_finite,
+            self.zero_is_skipped,
+        )
+    }
+
+    fn key(&self) -> String {
+        format!("{},len={}", self.state_key(), self.amax_history_len)
+    }
+
+    fn rule(&self, direction: Direction) -> ScaleRule {
+        let fp8_max = self.fp8_format.encoding(direction).max();
+        ScaleRule::Delayed { fp8_max, margin: self.margin, policy: self.scale_policy() }
+    }
+
+    fn state(&self) -> Option<&dyn State> {
+        Some(self)
+    }
+}
+
+impl State for DelayedScaling {
+    fn arena_options(&self) -> ArenaOptions {
+        ArenaOptions {
+            history_len: self.amax_history_len,
+            rest: if self.zero_is_skipped { 0.0 } else { REST },
+            first_scale: if self.calibrate_first_step { UNSET } else { 1.0 },
+        }
+    }
+
+    fn reduce_amax(&self) -> bool {
+        self.reduce_amax
+    }
+
+    fn update<'a>(&'a self, rule: &'a ScaleRule) -> Update<'a> {
+        Update::Window(self.scale_update(rule))
+    }
+
+    fn records(&self, amax: f32) -> bool {
+        (amax.is_finite() || self.record_non_finite) && !(amax == 0.0 && self.zero_is_skipped)
     }
 }
 
@@ -271,6 +382,30 @@ pub struct CustomScale {
     /// (`f32::MIN_POSITIVE`), so that its inverse is finite too. Anything else is an error of the commit, or of the
     /// quantization that asked for a first scale, and changes nothing.
     pub function: Arc<ScaleFunction>,
+}
+
+impl FromValue for AmaxComputeAlgo {
+    const EXPECTED: &'static str = "\"max\" or \"most_recent\"";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Text(name) if name == "max" => Some(Self::Max),
+            Value::Text(name) if name == "most_recent" => Some(Self::MostRecent),
+            _ => None,
+        }
+    }
+}
+
+impl FromValue for ScalingFactorComputeAlgo {
+    const EXPECTED: &'static str = "\"exact\" or \"power_of_two\"";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Text(name) if name == "exact" => Some(Self::Exact),
+            Value::Text(name) if name == "power_of_two" => Some(Self::PowerOfTwo),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Debug for CustomAmax {

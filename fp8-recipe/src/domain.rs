@@ -1,7 +1,9 @@
 //! A recipe under a group, with its forward and backward arena.
 
 use crate::by_direction::ByDirection;
-use crate::{AmaxGroup, ArenaState, Direction, Recipe, RecipeLabel, Result, StateDigest};
+use crate::host_update::HostPlan;
+use crate::policy::{Policy, State, Update};
+use crate::{AmaxGroup, ArenaState, Direction, RecipeLabel, Result, SlotRole, StateDigest};
 use fp8_kernels::ops::{self, AmaxRule, ScaleUpdate};
 use fp8_kernels::{Arena, ArenaOptions, Encoding, REST, ScaleRule, UNSET, UpdateClock};
 use std::sync::Arc;
@@ -10,10 +12,10 @@ use std::sync::Arc;
 pub(crate) struct Domain {
     /// Recipe and group, which identify it.
     pub(crate) key: String,
-    pub(crate) recipe: Recipe,
+    pub(crate) policy: Arc<dyn Policy>,
     pub(crate) rules: ByDirection<ScaleRule>,
     pub(crate) encodings: ByDirection<Encoding>,
-    /// `None` until the first scope that records. Under current scaling they are only used for the report.
+    /// `None` until the first scope that records. Without state they are only used for the report.
     pub(crate) arenas: Option<ByDirection<Arena>>,
     /// For an arena that started from other recipes' amaxes and was not updated since: how often those recipes had been
     /// updated by then. When they are updated further, the arena starts again from them.
@@ -23,55 +25,64 @@ pub(crate) struct Domain {
     agreed_on_names: ByDirection<bool>,
     /// Whether the group has compared an arena's state, since it was last loaded.
     agreed_on_state: ByDirection<bool>,
+    /// What the commit that is under way makes of arenas whose scales a user's code computes.
+    planned: ByDirection<Option<HostPlan>>,
     /// Arenas of a scope that was left, which could not be rolled back yet.
     unrestored: ByDirection<bool>,
 }
 
 impl Domain {
-    pub(crate) fn new(key: String, recipe: &Recipe) -> Self {
+    pub(crate) fn new(key: String, policy: &Arc<dyn Policy>) -> Self {
         Self {
             key,
-            rules: ByDirection::from_fn(|direction| recipe.rule(direction)),
-            encodings: ByDirection::from_fn(|direction| recipe.format().encoding(direction)),
-            recipe: recipe.clone(),
+            rules: ByDirection::from_fn(|direction| policy.rule(direction)),
+            encodings: ByDirection::from_fn(|direction| policy.format().encoding(direction)),
+            policy: policy.clone(),
             arenas: None,
             follows: ByDirection::default(),
             group: None,
             agreed_on_names: ByDirection::default(),
             agreed_on_state: ByDirection::default(),
+            planned: ByDirection::default(),
             unrestored: ByDirection::default(),
         }
     }
 
     /// Returns the options that its arenas are created with.
     pub(crate) fn arena_options(&self) -> ArenaOptions {
-        match &self.recipe {
-            Recipe::Delayed(recipe) => recipe.arena_options(),
-            Recipe::Current(_) => ArenaOptions { history_len: 2, rest: REST, first_scale: UNSET },
-        }
+        let for_reports = ArenaOptions { history_len: 2, rest: REST, first_scale: UNSET };
+        self.policy.state().map_or(for_reports, State::arena_options)
     }
 
-    /// Creates arenas for the slots of `clocks`. Under current scaling they are only used for the report, and the clocks do
-    /// not count their updates.
+    /// Creates arenas for the slots of `clocks`. Without state they are only used for the report, and the clocks do not count
+    /// their updates.
     pub(crate) fn new_arenas(&self, clocks: &ByDirection<UpdateClock>) -> Result<ByDirection<Arena>> {
         let options = self.arena_options();
         let arena = |clock: &UpdateClock| -> Result<Arena> {
-            Ok(match &self.recipe {
-                Recipe::Delayed(_) => Arena::with_clock(clock, options)?,
-                Recipe::Current(_) => Arena::new(clock.slots(), options, clock.device())?,
+            Ok(match self.policy.state() {
+                Some(_) => Arena::with_clock(clock, options)?,
+                None => Arena::new(clock.slots(), options, clock.device())?,
             })
         };
         ByDirection::try_from_fn(|direction| arena(&clocks[direction]))
     }
 
-    /// Returns what an update of one of its arenas does.
-    pub(crate) fn scale_update(&self, direction: Direction) -> ScaleUpdate<'_> {
-        scale_update(&self.recipe, &self.rules[direction])
+    /// Returns what a commit does with one of its arenas.
+    pub(crate) fn update_rule(&self, direction: Direction) -> Update<'_> {
+        update_rule(&*self.policy, &self.rules[direction])
+    }
+
+    /// Returns the name of a recipe whose scales a user's code computes on the host.
+    pub(crate) fn host_code(&self) -> Option<&str> {
+        match self.update_rule(Direction::Forward) {
+            Update::OnHost(code) => Some(code.name()),
+            Update::Window(_) => None,
+        }
     }
 
     /// Returns what reports and collectives call it.
     pub(crate) fn label(&self) -> RecipeLabel {
-        RecipeLabel::new(&self.recipe.key(), self.group_id())
+        RecipeLabel::new(&self.policy.key(), self.group_id())
     }
 
     pub(crate) fn group(&self) -> Option<&Arc<dyn AmaxGroup>> {
@@ -82,9 +93,9 @@ impl Domain {
         self.group.as_ref().map(|group| group.id())
     }
 
-    /// Returns whether it has arenas with amaxes that outlast a scope. Those of current scaling are only used for the report.
+    /// Returns whether it has arenas with state that outlasts a scope. Those of other recipes are only used for the report.
     pub(crate) fn has_state(&self) -> bool {
-        self.arenas.is_some() && matches!(self.recipe, Recipe::Delayed(_))
+        self.arenas.is_some() && self.policy.state().is_some()
     }
 
     /// Sets the group, which may be a new one with the same id. The ranks of a new group compare names and state.
@@ -107,10 +118,8 @@ impl Domain {
 
     /// Returns the group that a commit reduces over, if the recipe asks for it and the group has other ranks.
     pub(crate) fn reducing_group(&self) -> Option<&Arc<dyn AmaxGroup>> {
-        let Recipe::Delayed(recipe) = &self.recipe else { return None };
-        self.group
-            .as_ref()
-            .filter(|group| recipe.reduce_amax && self.arenas.is_some() && group.world_size() > 1)
+        let reduces = self.arenas.is_some() && self.policy.state()?.reduce_amax();
+        self.group.as_ref().filter(|group| reduces && group.world_size() > 1)
     }
 
     /// Replaces row 0 by its maximum over the ranks. Before the first reduction, and again after state was loaded, the ranks
@@ -132,16 +141,28 @@ impl Domain {
         Ok(())
     }
 
-    /// Returns the error that a user's function would cause in the update. Changes nothing.
-    pub(crate) fn check(&self, direction: Direction) -> Result<()> {
-        if let Some(arenas) = &self.arenas {
-            ops::check_scales(&arenas[direction], &self.scale_update(direction))?;
+    /// Returns the error that a user's function would cause in the update. Changes no arena.
+    pub(crate) fn check(
+        &mut self,
+        direction: Direction,
+        names: &[Arc<str>],
+        roles: &[SlotRole],
+    ) -> Result<()> {
+        let Some(arenas) = &self.arenas else { return Ok(()) };
+        let arena = &arenas[direction];
+        match update_rule(&*self.policy, &self.rules[direction]) {
+            Update::Window(update) => ops::check_scales(arena, &update)?,
+            Update::OnHost(code) => {
+                let plan = HostPlan::new(code, arena, self.encodings[direction].max(), names, roles)?;
+                self.planned[direction] = Some(plan);
+            }
         }
         Ok(())
     }
 
     /// Undoes what an open scope wrote. If the device fails, [`restore`](Self::restore) tries again later.
     pub(crate) fn roll_back(&mut self, direction: Direction) -> Result<()> {
+        self.planned[direction] = None;
         let Some(arenas) = &self.arenas else { return Ok(()) };
         self.unrestored[direction] = true;
         arenas[direction].roll_back()?;
@@ -155,29 +176,34 @@ impl Domain {
         left.collect::<Vec<_>>().into_iter().try_for_each(|direction| self.roll_back(direction))
     }
 
+    /// Changes the scales and rows of one of its arenas, after [`check`](Self::check).
     pub(crate) fn update(&mut self, direction: Direction) -> Result<()> {
         let rule = &self.rules[direction];
-        if let Some(arenas) = &mut self.arenas {
-            ops::update_scales(&mut arenas[direction], &scale_update(&self.recipe, rule))?;
+        let Some(arenas) = &mut self.arenas else { return Ok(()) };
+        let arena = &mut arenas[direction];
+        match (update_rule(&*self.policy, rule), self.planned[direction].take()) {
+            (Update::Window(update), _) => ops::update_scales(arena, &update)?,
+            (Update::OnHost(_), Some(plan)) => plan.apply(arena, rule)?,
+            (Update::OnHost(_), None) => {}
         }
         Ok(())
     }
 
     /// Returns the state of one of its arenas: `None` under a recipe without state, or before its first scope.
     pub(crate) fn arena_state(&self, direction: Direction, names: &[Arc<str>]) -> Result<Option<ArenaState>> {
-        let (Recipe::Delayed(recipe), Some(arenas)) = (&self.recipe, &self.arenas) else { return Ok(None) };
+        let (Some(_), Some(arenas)) = (self.policy.state(), &self.arenas) else { return Ok(None) };
         let arena = &arenas[direction];
         let (history, slots) = (arena.history()?, arena.slots());
         let row = |row: usize| history[row * slots..(row + 1) * slots].to_vec();
         let scales = arena.scales()?.into_iter();
         Ok(Some(ArenaState {
-            recipe: self.recipe.state_key(),
+            recipe: self.policy.state_key(),
             group: self.group_id().map(str::to_owned),
             direction,
             updates: arena.updates(),
             slots: names.to_vec(),
             scale: scales.map(|scale| if scale < 0.0 { UNSET } else { scale }).collect(),
-            amax_history: (0..recipe.amax_history_len - 1).map(row).collect(),
+            amax_history: (0..arena.options().history_len - 1).map(row).collect(),
             last_updates: arena.last_updates()?,
         }))
     }
@@ -188,11 +214,7 @@ impl Domain {
     }
 }
 
-fn scale_update<'a>(recipe: &'a Recipe, rule: &'a ScaleRule) -> ScaleUpdate<'a> {
-    match recipe {
-        Recipe::Delayed(recipe) => recipe.scale_update(rule),
-        Recipe::Current(_) => {
-            ScaleUpdate { amax: AmaxRule::MostRecent, rule, interval: 1, record_non_finite: false }
-        }
-    }
+fn update_rule<'a>(policy: &'a dyn Policy, rule: &'a ScaleRule) -> Update<'a> {
+    let for_reports = ScaleUpdate { amax: AmaxRule::MostRecent, rule, interval: 1, record_non_finite: false };
+    policy.state().map_or(Update::Window(for_reports), |state| state.update(rule))
 }

@@ -4,7 +4,7 @@
 //! layers of fp8-nn, so they are registered only by layers that use them now. Loading ignores
 //! such slots of a saved state if the model does not register them and they never ran.
 
-use crate::recipe::Terms;
+use crate::terms::Terms;
 use crate::{ArenaState, SlotRole};
 use fp8_kernels::UNSET;
 use std::borrow::Cow;

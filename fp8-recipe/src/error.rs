@@ -64,6 +64,40 @@ pub enum Error {
         /// What would be right.
         remedy: &'static str,
     },
+    /// A TOML file that describes no recipe.
+    #[error("recipe file: {problem}")]
+    RecipeFile {
+        /// The line or key that is wrong, and what would be right.
+        problem: String,
+    },
+    /// A number of a [`CustomRecipe`](crate::CustomRecipe) that cannot be used.
+    #[error("recipe {recipe:?}, slot `{slot}`: {problem}")]
+    CustomRecipe {
+        /// The name of the recipe.
+        recipe: String,
+        /// The slot's name.
+        slot: String,
+        /// The number, and what would be right.
+        problem: String,
+    },
+    /// A pattern of [`Recipe::by_name`](crate::Recipe::by_name) that matches no slot of the model.
+    #[error("recipe by name: pattern `{pattern}` matches no slot: {}", listed(.nearest))]
+    Pattern {
+        /// The pattern.
+        pattern: Arc<str>,
+        /// The names that are most like it.
+        nearest: Vec<Arc<str>>,
+    },
+    /// Recipes of two slots whose tensors cannot be multiplied.
+    #[error("recipe by name: {gemm} of `{layer}`: {problem}")]
+    Operands {
+        /// The path of the layer.
+        layer: Arc<str>,
+        /// `fprop`, `dgrad` or `wgrad`.
+        gemm: &'static str,
+        /// Why, and what would be right.
+        problem: String,
+    },
     /// Saved scaling state that cannot be loaded.
     #[error("scaling state of {recipe}, {direction}: {problem}")]
     State {
@@ -80,6 +114,14 @@ pub enum Error {
     /// An error of an [`AmaxGroup`](crate::AmaxGroup). The group's crate converts its error type into this variant.
     #[error(transparent)]
     Group(Box<dyn std::error::Error + Send + Sync>),
+}
+
+fn listed(nearest: &[Arc<str>]) -> String {
+    match nearest {
+        [] => "the model has no slots".to_owned(),
+        [one] => format!("the nearest is `{one}`"),
+        [all @ .., last] => format!("the nearest are `{}` and `{last}`", all.join("`, `")),
+    }
 }
 
 /// Writes the same sentence as `Display`, so that `fn main() -> Result<()>` and `unwrap` print it.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 /// The arguments of one scope or nested scope.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Frame {
-    pub(crate) domain: usize,
+    /// The recipe and group.
+    pub(crate) plan: usize,
     pub(crate) enabled: bool,
     pub(crate) calibrating: bool,
     pub(crate) compute_dtype: Option<DType>,

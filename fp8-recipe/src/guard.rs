@@ -93,7 +93,7 @@ impl Scaling {
     /// Opens a forward scope under `recipe`, with the default options.
     ///
     /// # Errors
-    /// An option of the recipe that is out of range.
+    /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
     pub fn autocast(&mut self, recipe: &Recipe) -> Result<Forward<'_>> {
         self.scope(recipe, &AutocastOptions::default())
     }
@@ -101,7 +101,7 @@ impl Scaling {
     /// Opens a forward scope under `recipe`.
     ///
     /// # Errors
-    /// An option of the recipe that is out of range.
+    /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
     pub fn scope(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
         self.open(Direction::Forward)?;
         match self.frame(recipe, options, true) {
@@ -120,7 +120,7 @@ impl Scaling {
     /// slots that are not calibrated, each tensor takes its own scale (1 under Transformer Engine's first-step rule).
     ///
     /// # Errors
-    /// An option of the recipe that is out of range.
+    /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
     pub fn eval(&mut self, recipe: &Recipe) -> Result<Forward<'_>> {
         self.eval_with(recipe, &AutocastOptions::default())
     }
@@ -128,7 +128,7 @@ impl Scaling {
     /// Opens a scope for evaluation with options: see [`eval`](Self::eval).
     ///
     /// # Errors
-    /// An option of the recipe that is out of range.
+    /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
     pub fn eval_with(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
         self.settle()?;
         let frame = self.frame(recipe, options, false)?;
@@ -168,10 +168,10 @@ impl Scaling {
                 remedy: "expected f32, bf16 or f16",
             });
         }
-        let domain = self.domain(recipe, options, records && (enabled || calibrating))?;
-        let frame = Frame { domain, enabled, calibrating, compute_dtype };
-        if records && frame.records() {
-            self.touch(&[domain]);
+        let plan = self.plan_for(recipe, options, records && (enabled || calibrating))?;
+        let frame = Frame { plan, enabled, calibrating, compute_dtype };
+        if let Some(scope) = self.scope.as_mut().filter(|_| records && frame.records()) {
+            scope.touch_plan(plan, &self.plans[plan].domains);
         }
         Ok(frame)
     }
@@ -188,7 +188,7 @@ impl Forward<'_> {
     /// temporary: `self.head.forward(&mut cx.nested(&recipe)?, &x)?`. Every rank must open it, even one with no tokens.
     ///
     /// # Errors
-    /// An option of the recipe that is out of range.
+    /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
     pub fn nested(&mut self, recipe: &Recipe) -> Result<Forward<'_>> {
         self.nested_scope(recipe, &AutocastOptions::default())
     }
@@ -197,10 +197,10 @@ impl Forward<'_> {
     /// scope.
     ///
     /// # Errors
-    /// An option of the recipe that is out of range.
+    /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
     pub fn nested_scope(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
         let mut options = options.clone();
-        let outer = self.scaling.domains[self.frame.domain].group();
+        let outer = self.scaling.plans[self.frame.plan].group();
         options.amax_reduction_group = options.amax_reduction_group.or_else(|| outer.cloned());
         options.compute_dtype = options.compute_dtype.or(self.frame.compute_dtype);
         let records = matches!(self.mode, Mode::Record);
@@ -236,9 +236,9 @@ impl Forward<'_> {
         self.frame.compute_dtype
     }
 
-    /// Returns which GEMMs of a Linear run in FP8 in this scope.
-    pub fn fp8_gemms(&self) -> Fp8Gemms {
-        self.scaling.fp8_gemms(self.frame)
+    /// Returns which GEMMs of a layer run in FP8 in this scope. `slot` is any slot of the layer.
+    pub fn fp8_gemms(&self, slot: &SlotName) -> Fp8Gemms {
+        self.scaling.fp8_gemms(self.frame, slot.layer())
     }
 
     /// Returns a handle to the scales of this scope, for a layer that will run its forward again in backward.
@@ -270,17 +270,18 @@ impl Forward<'_> {
     /// As [`slot`](Self::slot); all errors of quantizing.
     pub fn quantize_weight(&mut self, name: &SlotName, version: u64, weight: &Tensor) -> Result<Operand> {
         let index = self.scaling.index(name, Direction::Forward)?;
-        let domain = self.frame.domain;
+        let domain = self.scaling.plans[self.frame.plan].domain(Direction::Forward, index);
+        let domain = domain.filter(|_| self.frame.enabled);
         let evaluates = matches!(self.mode, Mode::Evaluate);
         let capture = weight.device().capture_number();
-        if self.frame.enabled
+        if let Some(domain) = domain
             && let Some(operand) = self.scaling.weights.find(index, domain, version, capture, evaluates)
         {
             return Ok(operand);
         }
         let operand = ops::quantize(weight, &self.scaling.slot(name, index, self.frame, &self.mode)?)?;
         // A replay's scale may be an older one than later scopes use.
-        if self.frame.enabled && !matches!(self.mode, Mode::Replay(_)) {
+        if let Some(domain) = domain.filter(|_| !matches!(self.mode, Mode::Replay(_))) {
             let weight = CachedWeight::new(domain, version, !evaluates, capture, operand.clone());
             let added = self.scaling.weights.insert(index, weight);
             if let Some(scope) = self.scaling.scope.as_mut().filter(|_| !evaluates) {
@@ -323,7 +324,7 @@ impl Forward<'_> {
     /// What `f` returns.
     pub fn attempt<T, E: Display>(&mut self, f: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
         let result = f(self);
-        self.scaling.explain(result)
+        self.scaling.remember(result)
     }
 
     /// Reduces the amaxes and updates the scales of every recipe that the scope used. Nested scopes, replays and evaluations
@@ -363,17 +364,20 @@ impl Backward<'_> {
         let index = self.scaling.index(name, Direction::Backward)?;
         self.scaling.touch(touched);
         if origin.frame.records() {
-            self.scaling.touch(&[origin.frame.domain]);
+            let domains = &self.scaling.plans[origin.frame.plan].domains;
+            if let Some(scope) = &mut self.scaling.scope {
+                scope.touch(domains);
+            }
         }
         self.scaling.slot(name, index, origin.frame, &Mode::Record)
     }
 
-    /// Returns which GEMMs of a Linear run in FP8 under `origin`'s recipe: none for an origin that [`slot`](Self::slot)
+    /// Returns which GEMMs of `origin`'s layer run in FP8 under its recipe: none for an origin that [`slot`](Self::slot)
     /// refuses.
     pub fn fp8_gemms(&self, origin: &Origin) -> Fp8Gemms {
         match origin.touched(&self.scaling.identity) {
-            Ok(_) => self.scaling.fp8_gemms(origin.frame),
-            Err(_) => Fp8Gemms { fprop: false, dgrad: false, wgrad: false },
+            Ok(_) => self.scaling.fp8_gemms(origin.frame, &origin.layer),
+            Err(_) => Fp8Gemms::NONE,
         }
     }
 
@@ -397,7 +401,7 @@ impl Backward<'_> {
     /// What `f` returns.
     pub fn attempt<T, E: Display>(&mut self, f: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
         let result = f(self);
-        self.scaling.explain(result)
+        self.scaling.remember(result)
     }
 
     /// Reduces the amaxes and updates the scales of every recipe whose forward was committed since the last backward scope.
@@ -418,13 +422,8 @@ impl Backward<'_> {
 }
 
 impl Scaling {
-    fn fp8_gemms(&self, frame: Frame) -> Fp8Gemms {
-        let gemms = self.domains[frame.domain].recipe.fp8_gemms();
-        Fp8Gemms {
-            fprop: frame.enabled && gemms.fprop,
-            dgrad: frame.enabled && gemms.dgrad,
-            wgrad: frame.enabled && gemms.wgrad,
-        }
+    fn fp8_gemms(&self, frame: Frame, layer: &str) -> Fp8Gemms {
+        if frame.enabled { self.plans[frame.plan].gemms(layer) } else { Fp8Gemms::NONE }
     }
 }
 

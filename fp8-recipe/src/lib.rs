@@ -9,19 +9,35 @@ mod error;
 mod format;
 mod slots;
 
-// Recipes, and what is saved of a recipe's arenas.
-mod arena_state;
+// Recipes: what all have in common, each kind, and their names.
+mod by_name;
 mod current_scaling;
+mod custom_recipe;
 mod delayed_scaling;
-mod dropped_slots;
+mod fp8_gemms;
+mod pattern;
+mod policy;
+mod presets;
 mod recipe;
+#[cfg(feature = "toml")]
+mod recipe_file;
 mod recipe_label;
+mod recipe_options;
+
+// What is saved of a recipe's arenas.
+mod arena_state;
+mod dropped_slots;
 mod saved;
 mod state_report;
+mod terms;
 
-// One recipe under one group, and a single tensor.
+// One recipe under one group, a recipe for each slot, and a single tensor.
+mod assignment;
 mod domain;
+mod gemm_pairs;
 mod group;
+mod host_update;
+mod plan;
 mod quantizer;
 
 // The state of open scopes, and what their backward passes need.
@@ -37,6 +53,7 @@ mod scaling;
 
 // Operations on them: scopes, initial state, saved state, reports.
 mod agreement;
+mod explanation;
 mod guard;
 mod report;
 mod start;
@@ -45,18 +62,22 @@ mod state;
 pub use arena_state::{ArenaState, ScalingState};
 pub use autocast_options::AutocastOptions;
 pub use current_scaling::CurrentScaling;
+pub use custom_recipe::CustomRecipe;
 pub use delayed_scaling::{
     AmaxComputeAlgo, CustomAmax, CustomScale, DelayedScaling, ScalingFactorComputeAlgo,
 };
 pub use digest::StateDigest;
 pub use error::{Error, Result};
+pub use explanation::{ExplainedLayer, ExplainedSlot, Explanation};
 pub use format::Format;
+pub use fp8_gemms::Fp8Gemms;
 pub use fp8_kernels::{self, Encoding};
 pub use group::AmaxGroup;
 pub use guard::{Backward, Forward};
 pub use origin::{Origin, Snapshot};
+pub use policy::SlotUpdate;
 pub use quantizer::Quantizer;
-pub use recipe::{Fp8Gemms, Recipe};
+pub use recipe::Recipe;
 pub use recipe_label::RecipeLabel;
 pub use report::SlotReport;
 pub use scaling::Scaling;

@@ -1,6 +1,7 @@
 //! Delayed scaling for one tensor that belongs to no model.
 
-use crate::{DelayedScaling, Direction, Error, Recipe, Result};
+use crate::policy::{Policy, State};
+use crate::{DelayedScaling, Direction, Error, Result};
 use fp8_kernels::{Arena, Cell, Counters, Device, Encoding, Operand, Scale, ScaleRule, Slot, Tensor, ops};
 
 /// Delayed scaling for one tensor outside a model: quantizes with the scale that the history gives, then updates both.
@@ -45,8 +46,7 @@ impl Quantizer {
     /// # Errors
     /// An option of the recipe that is out of range; a device that is out of memory or failed.
     pub fn new(recipe: DelayedScaling, direction: Direction, device: &Device) -> Result<Self> {
-        let any = Recipe::from(recipe.clone());
-        any.validate()?;
+        recipe.validate()?;
         let arena = Arena::new(1, recipe.arena_options(), device)?;
         let (Some(scale), Some(amax), Some(counters)) =
             (arena.scale(SLOT), arena.staging(SLOT), arena.counters(SLOT))
@@ -57,7 +57,7 @@ impl Quantizer {
             scale: scale.clone(),
             amax: amax.clone(),
             counters: counters.clone(),
-            rule: any.rule(direction),
+            rule: recipe.rule(direction),
             encoding: recipe.fp8_format.encoding(direction),
             arena,
             recipe,

@@ -1,17 +1,18 @@
-//! Recipes: checks of their options, their keys, and their rules for scales.
+//! Recipes, whatever their kind.
 
-use crate::{
-    AmaxComputeAlgo, CurrentScaling, DelayedScaling, Direction, Error, Format, Result,
-    ScalingFactorComputeAlgo,
-};
-use fp8_kernels::ScaleRule;
-
-/// The length of the longest history, including the staging row.
-pub(crate) const MAX_HISTORY_LEN: usize = 1 << 20;
+use crate::by_name::{ByName, Rule};
+use crate::policy::Policy;
+use crate::{Format, Result};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
 
 /// A recipe, which determines the scale of each quantized tensor. [`Scaling::autocast`](crate::Scaling::autocast) takes one.
 ///
-/// `Display` writes the short name with the options that differ from its defaults.
+/// It is made from the options of its kind: [`DelayedScaling`](crate::DelayedScaling) or
+/// [`CurrentScaling`](crate::CurrentScaling). [`custom`](Self::custom) takes code of your own, and
+/// [`by_name`](Self::by_name) a recipe for each slot. `Display` writes the short name with the options that differ from its
+/// defaults. Clones share the options.
 ///
 /// ```
 /// use fp8_recipe::{DelayedScaling, Recipe};
@@ -28,99 +29,106 @@ pub(crate) const MAX_HISTORY_LEN: usize = 1 << 20;
 /// );
 /// # Ok::<(), fp8_recipe::Error>(())
 /// ```
+#[derive(Clone)]
+pub struct Recipe(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Off,
+    One(Arc<dyn Policy>),
+    ByName(Arc<ByName>),
+}
+
+/// What a recipe says about slots.
 #[derive(Debug, Clone)]
-pub enum Recipe {
-    /// Scales from a history of amaxes.
-    Delayed(DelayedScaling),
-    /// Scales from the tensor itself.
-    Current(CurrentScaling),
-}
-
-impl From<DelayedScaling> for Recipe {
-    fn from(recipe: DelayedScaling) -> Self {
-        Self::Delayed(recipe)
-    }
-}
-
-impl From<CurrentScaling> for Recipe {
-    fn from(recipe: CurrentScaling) -> Self {
-        Self::Current(recipe)
-    }
-}
-
-/// What the name of a saved recipe says about its amaxes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Terms {
-    pub(crate) reduce_amax: bool,
-    pub(crate) calibrate_first_step: bool,
-    pub(crate) record_non_finite: bool,
-}
-
-impl Terms {
-    /// Reads the end of a [`Recipe::state_key`], which no user's function can name; `None` for anything else.
-    pub(crate) fn parse(key: &str) -> Option<Self> {
-        let mut options = key.strip_prefix("delayed(margin=")?.strip_suffix(')')?.rsplitn(5, ',');
-        let mut option = |name: &str| options.next()?.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
-        let _: bool = option("zero_is_skipped")?;
-        let record_non_finite = option("record_non_finite")?;
-        let calibrate_first_step = option("calibrate_first_step")?;
-        Some(Self { reduce_amax: option("reduce_amax")?, calibrate_first_step, record_non_finite })
-    }
-}
-
-/// Which of the three GEMMs of a Linear run in FP8.
-///
-/// ```
-/// use fp8_recipe::fp8_kernels::Device;
-/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling};
-///
-/// let mut scaling = Scaling::new(&GemmSlots::new("fc"), &Device::cpu())?;
-/// let override_linear_precision = (false, false, true); // wgrad in high precision
-/// let recipe = DelayedScaling { override_linear_precision, ..Default::default() };
-/// let cx = scaling.autocast(&recipe.into())?;
-/// let gemms = cx.fp8_gemms();
-/// assert_eq!((gemms.fprop, gemms.dgrad, gemms.wgrad), (true, true, false));
-/// cx.discard()?;
-/// # Ok::<(), fp8_recipe::Error>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fp8Gemms {
-    /// `y = x · wᵀ`.
-    pub fprop: bool,
-    /// `dx = dy · w`.
-    pub dgrad: bool,
-    /// `dw = dyᵀ · x`.
-    pub wgrad: bool,
+pub(crate) enum Choice<'a> {
+    /// One policy for all slots; `None` is high precision.
+    All(Option<&'a Arc<dyn Policy>>),
+    /// By the name of the slot.
+    ByName(&'a Arc<ByName>),
 }
 
 impl Recipe {
-    /// The names that [`from_name`](Self::from_name) takes.
-    pub const NAMES: [&'static str; 3] = ["delayed", "current", "te-v0"];
-
-    /// Returns the recipe with this name, with its defaults.
-    ///
-    /// # Errors
-    /// An unknown name; the error lists the known ones.
-    pub fn from_name(name: &str) -> Result<Self> {
-        match name {
-            "delayed" => Ok(DelayedScaling::default().into()),
-            "current" => Ok(CurrentScaling::default().into()),
-            "te-v0" => Ok(DelayedScaling::te_v0().into()),
-            _ => Err(Error::Recipe {
-                recipe: "recipe",
-                option: "name",
-                value: name.to_owned(),
-                remedy: "known recipes are delayed, current and te-v0",
-            }),
-        }
+    /// Creates a recipe from the options of its kind.
+    pub(crate) fn new(policy: impl Policy) -> Self {
+        Self(Kind::One(Arc::new(policy)))
     }
 
-    /// Returns the FP8 format.
-    pub const fn format(&self) -> Format {
-        match self {
-            Self::Delayed(recipe) => recipe.fp8_format,
-            Self::Current(recipe) => recipe.fp8_format,
-        }
+    /// Returns the recipe that leaves tensors in high precision. It is meant for some slots of a recipe
+    /// [`by_name`](Self::by_name). Alone, it runs everything in high precision.
+    pub fn off() -> Self {
+        Self(Kind::Off)
+    }
+
+    /// Creates a recipe that treats slots by their names. Each slot gets the recipe of the first pattern that matches, or
+    /// `default`.
+    ///
+    /// A pattern matches the whole name of a slot (`blocks.3.mlp.fc2.grad_output`), or the path of its layer
+    /// (`blocks.3.mlp.fc2`), which stands for all slots of the layer. `*` stands for any characters, dots included. Opening a
+    /// scope fails if the model has no slot that a pattern matches.
+    ///
+    /// A GEMM runs in FP8 if both of its operands have a recipe and neither recipe overrides its precision. With an operand
+    /// that is [`off`](Self::off), it runs wholly in high precision: `off` for `*.fc2.weight` turns off fprop and dgrad.
+    /// [`Scaling::explain`](crate::Scaling::explain) shows what each slot gets.
+    ///
+    /// Each of the recipes has scales and histories of its own, those that it has when it is used alone. One commit updates
+    /// all of them.
+    ///
+    /// ```
+    /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+    /// use fp8_recipe::{CurrentScaling, DelayedScaling, GemmSlots, Recipe, Scaling};
+    ///
+    /// let model = vec![GemmSlots::new("blocks.0.fc1"), GemmSlots::new("blocks.0.fc2"), GemmSlots::new("head")];
+    /// let recipe = Recipe::by_name(
+    ///     [("*.grad_output", CurrentScaling::default().into()), ("head", Recipe::off())],
+    ///     DelayedScaling::default(),
+    /// );
+    /// let mut scaling = Scaling::new(&model, &Device::cpu())?;
+    /// let mut cx = scaling.autocast(&recipe)?;
+    /// let x = Tensor::from_vec(vec![3.5f32], [1, 1], &Device::cpu())?;
+    /// assert!(ops::quantize(&x, &cx.slot(&model[0].input)?)?.is_fp8()); // by delayed scaling
+    /// assert!(!ops::quantize(&x, &cx.slot(&model[2].input)?)?.is_fp8());
+    /// assert!(cx.fp8_gemms(&model[0].input).fprop && !cx.fp8_gemms(&model[2].input).fprop);
+    /// cx.commit()?;
+    ///
+    /// let recipe = Recipe::by_name([("*.fc3.*", Recipe::off())], DelayedScaling::default());
+    /// assert_eq!(
+    ///     scaling.autocast(&recipe).err().map(|error| error.to_string()).as_deref(),
+    ///     Some(
+    ///         "recipe by name: pattern `*.fc3.*` matches no slot: the nearest are `blocks.0.fc1.grad_output`, \
+    ///          `blocks.0.fc1.input` and `blocks.0.fc1.weight`"
+    ///     )
+    /// );
+    /// # Ok::<(), fp8_recipe::Error>(())
+    /// ```
+    pub fn by_name<P: Into<Arc<str>>>(
+        patterns: impl IntoIterator<Item = (P, Self)>,
+        default: impl Into<Self>,
+    ) -> Self {
+        let mut is_nested = false;
+        let mut single = |recipe: Self| match recipe.0 {
+            Kind::Off => None,
+            Kind::One(policy) => Some(policy),
+            Kind::ByName(_) => {
+                is_nested = true; // `validate` refuses it
+                None
+            }
+        };
+        let rule = |(pattern, recipe): (P, Self)| Rule { pattern: pattern.into(), policy: single(recipe) };
+        let rules = patterns.into_iter().map(rule).collect();
+        let default = single(default.into());
+        Self(Kind::ByName(Arc::new(ByName { rules, default, is_nested })))
+    }
+
+    /// Returns the FP8 formats. Under a recipe [`by_name`](Self::by_name) those of its default, and HYBRID for
+    /// [`off`](Self::off).
+    pub fn format(&self) -> Format {
+        let policy = match &self.0 {
+            Kind::Off => None,
+            Kind::One(policy) => Some(policy),
+            Kind::ByName(recipe) => recipe.default.as_ref(),
+        };
+        policy.map_or(Format::Hybrid, |policy| policy.format())
     }
 
     /// Checks every option.
@@ -128,107 +136,52 @@ impl Recipe {
     /// # Errors
     /// Names the first option that is out of range, and says what would be right.
     pub fn validate(&self) -> Result<()> {
-        let error =
-            |recipe, option, value: String, remedy| Err(Error::Recipe { recipe, option, value, remedy });
-        match self {
-            Self::Delayed(r) => {
-                let name = "DelayedScaling";
-                r.fp8_format.validate(name)?;
-                if !(1..=MAX_HISTORY_LEN).contains(&r.amax_history_len) {
-                    let rows = r.amax_history_len.to_string();
-                    return error(name, "amax_history_len", rows, "expected 1 to 1048576 rows");
-                }
-                if r.interval == 0 {
-                    return error(
-                        name,
-                        "interval",
-                        "0".into(),
-                        "expected at least 1 (recompute at every update)",
-                    );
-                }
-                if !(-100..=100).contains(&r.margin) {
-                    return error(
-                        name,
-                        "margin",
-                        r.margin.to_string(),
-                        "expected -100 to 100, in powers of two",
-                    );
-                }
-                Ok(())
-            }
-            Self::Current(r) => {
-                let name = "CurrentScaling";
-                r.fp8_format.validate(name)?;
-                if !(r.amax_epsilon >= 0.0 && r.amax_epsilon.is_finite()) {
-                    return error(
-                        name,
-                        "amax_epsilon",
-                        r.amax_epsilon.to_string(),
-                        "expected finite and ≥ 0",
-                    );
-                }
-                Ok(())
-            }
+        match &self.0 {
+            Kind::Off => Ok(()),
+            Kind::One(policy) => policy.validate(),
+            Kind::ByName(recipe) => recipe.validate(),
         }
     }
 
-    pub(crate) fn rule(&self, direction: Direction) -> ScaleRule {
-        let fp8_max = self.format().encoding(direction).max();
-        match self {
-            Self::Delayed(r) => ScaleRule::Delayed { fp8_max, margin: r.margin, policy: r.policy() },
-            Self::Current(r) => {
-                ScaleRule::Current { fp8_max, epsilon: r.amax_epsilon, power_2_scales: r.use_power_2_scales }
-            }
+    /// Returns the options of a recipe of the kind `T`, or `None` for a recipe of another kind.
+    ///
+    /// ```
+    /// use fp8_recipe::{CurrentScaling, DelayedScaling, Recipe};
+    /// let recipe = Recipe::from(DelayedScaling { margin: 1, ..Default::default() });
+    /// assert_eq!(recipe.options::<DelayedScaling>().map(|options| options.margin), Some(1));
+    /// assert!(recipe.options::<CurrentScaling>().is_none());
+    /// ```
+    pub fn options<T: Any>(&self) -> Option<&T> {
+        let Kind::One(policy) = &self.0 else { return None };
+        let policy: &dyn Any = &**policy;
+        policy.downcast_ref()
+    }
+
+    pub(crate) fn choice(&self) -> Choice<'_> {
+        match &self.0 {
+            Kind::Off => Choice::All(None),
+            Kind::One(policy) => Choice::All(Some(policy)),
+            Kind::ByName(recipe) => Choice::ByName(recipe),
         }
     }
 
-    pub(crate) fn fp8_gemms(&self) -> Fp8Gemms {
-        let (fprop, dgrad, wgrad) = match self {
-            Self::Delayed(recipe) => recipe.override_linear_precision,
-            Self::Current(_) => (false, false, false),
-        };
-        Fp8Gemms { fprop: !fprop, dgrad: !dgrad, wgrad: !wgrad }
-    }
-
-    /// Returns the key of this recipe's state in checkpoints: all options except the length of the history, which may change.
-    pub(crate) fn state_key(&self) -> String {
-        match self {
-            Self::Delayed(r) => {
-                let amax = match &r.amax_compute_algo {
-                    AmaxComputeAlgo::Max => "max".to_owned(),
-                    AmaxComputeAlgo::MostRecent => "most_recent".to_owned(),
-                    AmaxComputeAlgo::Custom(custom) => format!("custom({:?})", custom.name),
-                };
-                let scale = match &r.scaling_factor_compute_algo {
-                    ScalingFactorComputeAlgo::Exact => "exact".to_owned(),
-                    ScalingFactorComputeAlgo::PowerOfTwo => "power_of_two".to_owned(),
-                    ScalingFactorComputeAlgo::Custom(custom) => format!("custom({:?})", custom.name),
-                };
-                format!(
-                    "delayed(margin={},interval={},fp8_format={},amax={amax},scale={scale},override={:?},\
-                     reduce_amax={},calibrate_first_step={},record_non_finite={},zero_is_skipped={})",
-                    r.margin,
-                    r.interval,
-                    r.fp8_format,
-                    r.override_linear_precision,
-                    r.reduce_amax,
-                    r.calibrate_first_step,
-                    r.record_non_finite,
-                    r.zero_is_skipped,
-                )
-            }
-            Self::Current(r) => format!(
-                "current(fp8_format={},use_power_2_scales={},amax_epsilon={})",
-                r.fp8_format, r.use_power_2_scales, r.amax_epsilon
-            ),
-        }
-    }
-
-    /// The identity of its arenas: the whole recipe.
+    /// Returns the recipe's identity: all of its options.
     pub(crate) fn key(&self) -> String {
-        match self {
-            Self::Delayed(r) => format!("{},len={}", self.state_key(), r.amax_history_len),
-            Self::Current(_) => self.state_key(),
+        match &self.0 {
+            Kind::Off => "off".to_owned(),
+            Kind::One(policy) => policy.key(),
+            Kind::ByName(recipe) => recipe.key(),
+        }
+    }
+}
+
+/// Writes all options.
+impl fmt::Debug for Recipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Off => f.write_str("Off"),
+            Kind::One(policy) => policy.fmt(f),
+            Kind::ByName(recipe) => recipe.fmt(f),
         }
     }
 }

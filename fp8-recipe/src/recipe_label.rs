@@ -4,6 +4,7 @@
 //! closest of the recipes that [`Recipe::from_name`] knows, and the options that differ from it.
 
 use crate::Recipe;
+use crate::recipe::Choice;
 use std::fmt;
 use std::sync::Arc;
 
@@ -77,7 +78,8 @@ impl fmt::Display for RecipeLabel {
     }
 }
 
-/// Writes the recipe's short name: `delayed`, `current`, `te-v0`, followed by the options that differ from it.
+/// Writes the recipe's short name: `delayed`, `current`, `te-v0`, followed by the options that differ from it. A recipe by name
+/// lists its patterns.
 ///
 /// ```
 /// use fp8_recipe::{CurrentScaling, DelayedScaling, Recipe};
@@ -86,16 +88,28 @@ impl fmt::Display for RecipeLabel {
 /// assert_eq!(Recipe::from(DelayedScaling::te_v0()).to_string(), "te-v0");
 /// let recipe = DelayedScaling { margin: 1, amax_history_len: 16, ..Default::default() };
 /// assert_eq!(Recipe::from(recipe).to_string(), "delayed (margin=1, amax_history_len=16)");
+/// let recipe = Recipe::by_name([("*.fc2", Recipe::off())], CurrentScaling::default());
+/// assert_eq!(recipe.to_string(), "by name (*.fc2: off; default: current)");
 /// ```
 impl fmt::Display for Recipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&short_name(&self.key()))
+        let Choice::ByName(recipe) = self.choice() else { return f.pad(&short_name(&self.key())) };
+        let short = |position| match recipe.policy(position) {
+            Some(policy) => short_name(&policy.key()),
+            None => "off".to_owned(),
+        };
+        let rules = recipe.rules.iter().enumerate();
+        let rules = rules.map(|(position, rule)| format!("{}: {}; ", rule.pattern, short(Some(position))));
+        f.pad(&format!("by name ({}default: {})", rules.collect::<String>(), short(None)))
     }
 }
 
 /// The short name of the recipe with this key; the key itself if no recipe has it.
 fn short_name(key: &str) -> String {
     let Some(options) = Options::parse(key) else { return key.to_owned() };
+    if let Some(("name", name)) = options.0.get(1).filter(|_| options.0[0].1 == "custom") {
+        return custom_name(name, &options);
+    }
     let bases =
         Recipe::NAMES.into_iter().filter_map(|name| Some((name, Recipe::from_name(name).ok()?.key())));
     let mut nearest: Option<(&str, Vec<String>)> = None;
@@ -112,6 +126,26 @@ fn short_name(key: &str) -> String {
         Some((name, changes)) if changes.is_empty() => name.to_owned(),
         Some((name, changes)) => format!("{name} ({})", changes.join(", ")),
         None => key.to_owned(),
+    }
+}
+
+/// The short name of a user's recipe, with the options that differ from the defaults of [`CustomRecipe`](crate::CustomRecipe).
+fn custom_name(name: &str, options: &Options<'_>) -> String {
+    const DEFAULTS: [(&str, &str); 4] = [
+        ("fp8_format", "HYBRID"),
+        ("override", "(false, false, false)"),
+        ("reduce_amax", "true"),
+        ("calibrate_first_step", "true"),
+    ];
+    let differs = |(option, default): &(&str, &str)| {
+        let value = options.0.iter().find(|(name, _)| name == option).map(|(_, value)| *value)?;
+        (value != *default).then(|| Shown(option, value).to_string())
+    };
+    let changes: Vec<String> = DEFAULTS.iter().filter_map(differs).collect();
+    if changes.is_empty() {
+        format!("custom({name})")
+    } else {
+        format!("custom({name}) ({})", changes.join(", "))
     }
 }
 

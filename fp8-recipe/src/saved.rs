@@ -1,6 +1,6 @@
 //! Loaded state that no recipe has used yet.
 
-use crate::recipe::Terms;
+use crate::terms::Terms;
 use crate::{ArenaState, UnusedArena};
 
 /// A loaded arena that no recipe has used yet.

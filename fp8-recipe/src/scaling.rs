@@ -1,14 +1,18 @@
 //! The scaling state of one model: every slot registered by name, arenas by recipe and group, cached weights.
 
+use crate::assignment::Assignment;
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
 use crate::frame::{Frame, Mode};
 use crate::outcome::Ending;
+use crate::plan::Plan;
+use crate::policy::Policy;
 use crate::saved::Saved;
 use crate::scope::{Awaiting, Scope};
 use crate::weights::WeightCache;
 use crate::{
-    AmaxGroup, AutocastOptions, Direction, Error, Recipe, Result, SlotName, SlotRole, Slots, StateReport,
+    AmaxGroup, AutocastOptions, Direction, Error, Format, Recipe, Result, SlotName, SlotRole, Slots,
+    StateReport,
 };
 use fp8_kernels::{Cell, Device, Scale, Slot, UNSET, UpdateClock};
 use std::collections::HashMap;
@@ -47,13 +51,13 @@ pub struct Scaling {
     /// The slots' names, sorted.
     pub(crate) names: ByDirection<Vec<Arc<str>>>,
     pub(crate) roles: ByDirection<Vec<SlotRole>>,
-    /// The identity of each slot's layer, if it is known.
-    owners: ByDirection<Vec<Option<Arc<()>>>>,
-    /// All arenas of delayed scaling share these clocks, which show which arena updated a slot last.
+    pub(crate) slots: ByDirection<Vec<SlotName>>,
+    /// All arenas with state share these clocks, which show which arena updated a slot last.
     pub(crate) clocks: ByDirection<UpdateClock>,
     indices: HashMap<Arc<str>, usize>,
     group: Option<Arc<dyn AmaxGroup>>,
     pub(crate) domains: Vec<Domain>,
+    pub(crate) plans: Vec<Plan>,
     pub(crate) weights: WeightCache,
     pub(crate) scope: Option<Scope>,
     pub(crate) awaiting: Awaiting,
@@ -98,11 +102,12 @@ impl Scaling {
             identity: Arc::new(()),
             names: slots.each_ref().map(|slots| slots.iter().map(|slot| slot.name().clone()).collect()),
             roles: slots.each_ref().map(|slots| slots.iter().map(SlotName::role).collect()),
-            owners: slots.each_ref().map(|slots| slots.iter().map(|slot| slot.owner().cloned()).collect()),
             clocks: ByDirection::try_from_fn(|direction| UpdateClock::new(slots[direction].len(), device))?,
+            slots,
             indices,
             group: None,
             domains: Vec::new(),
+            plans: Vec::new(),
             weights: WeightCache::default(),
             scope: None,
             awaiting: Awaiting::default(),
@@ -119,8 +124,8 @@ impl Scaling {
         self.group = Some(group);
     }
 
-    /// Sets whether scopes count saturated and underflowed values per slot, and, under current scaling, keep amaxes and
-    /// scales for [`slot_reports`](Self::slot_reports). Counting examines each value once more. Default: off.
+    /// Sets whether scopes count saturated and underflowed values per slot, and, under recipes without state, keep amaxes
+    /// and scales for [`slot_reports`](Self::slot_reports). Counting examines each value once more. Default: off.
     pub fn set_counting(&mut self, counting: bool) {
         self.counting = counting;
     }
@@ -163,16 +168,16 @@ impl Scaling {
     /// ```
     ///
     /// # Errors
-    /// An option of the recipe that is out of range; a user's scale policy that returns no usable scale for the amaxes of
+    /// An option of the recipe that is out of range; a pattern that matches no slot; a user's scale policy that returns no usable scale for the amaxes of
     /// earlier recipes; a step is being recorded; the device failed.
     pub fn prepare(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<()> {
         self.settle()?;
-        self.domain(recipe, options, options.enabled || options.calibrating).map(drop)
+        self.plan_for(recipe, options, options.enabled || options.calibrating).map(drop)
     }
 
-    /// Returns the index of the domain of a recipe and group. The first scope that records creates its arenas; if loaded
-    /// state waits for them, the first scope of any kind does.
-    pub(crate) fn domain(
+    /// Returns the index of the plan of a recipe and group. The first scope that records creates the arenas of its domains; if
+    /// loaded state waits for them, the first scope of any kind does.
+    pub(crate) fn plan_for(
         &mut self,
         recipe: &Recipe,
         options: &AutocastOptions,
@@ -180,31 +185,49 @@ impl Scaling {
     ) -> Result<usize> {
         recipe.validate()?;
         let group = options.amax_reduction_group.clone().or_else(|| self.group.clone());
-        let key = match &group {
-            Some(group) => format!("{} group={}", recipe.key(), group.id()),
-            None => recipe.key(),
+        let key = within(recipe.key(), group.as_ref());
+        let index = match self.plans.iter().position(|plan| plan.key == key) {
+            Some(index) => index,
+            None => {
+                let assignment = Assignment::new(&recipe.choice(), &self.slots)?;
+                let domains = &mut self.domains;
+                let domain = |policy: &Arc<dyn Policy>| find_or_add(domains, policy, group.as_ref());
+                self.plans.push(Plan::new(key, assignment, domain));
+                self.plans.len() - 1
+            }
         };
-        let index = self.domains.iter().position(|domain| domain.key == key).unwrap_or_else(|| {
-            self.domains.push(Domain::new(key, recipe));
-            self.domains.len() - 1
-        });
-        self.domains[index].set_group(group);
-        if self.domains[index].arenas.is_none() {
-            let wanted = records && (matches!(recipe, Recipe::Delayed(_)) || self.counting);
+        self.plans[index].set_group(group.clone());
+        for position in 0..self.plans[index].domains.len() {
+            let domain = self.plans[index].domains[position];
+            self.domains[domain].set_group(group.clone());
+            self.use_domain(domain, records)?;
+        }
+        Ok(index)
+    }
+
+    /// Creates the arenas of a domain if the scope needs them.
+    fn use_domain(&mut self, index: usize, records: bool) -> Result<()> {
+        let domain = &self.domains[index];
+        if let Some(name) = domain.host_code().filter(|_| records) {
+            let remedy = "its scales are computed on the host: run the step without a graph";
+            self.device.expect_eager(&format!("recipe {name:?}"), remedy)?;
+        }
+        if domain.arenas.is_none() {
+            let wanted = records && (domain.policy.state().is_some() || self.counting);
             if wanted || self.has_own_state(index) {
                 self.start(index, records)?;
             }
         } else if records {
             self.follow(index)?;
         }
-        Ok(index)
+        Ok(())
     }
 
     /// Returns the index of a slot, which must belong to the pass of `scope`.
     pub(crate) fn index(&self, slot: &SlotName, scope: Direction) -> Result<usize> {
         let index = self.indices.get(slot.name()).ok_or_else(|| Error::UnknownSlot(slot.name().clone()))?;
         if slot.direction() == scope {
-            let ours = self.owners[scope].get(*index).and_then(Option::as_ref);
+            let ours = self.slots[scope].get(*index).and_then(SlotName::owner);
             return match (ours, slot.owner()) {
                 (Some(ours), Some(theirs)) if !Arc::ptr_eq(ours, theirs) => {
                     Err(Error::OtherLayer(slot.name().clone()))
@@ -224,20 +247,24 @@ impl Scaling {
         mode: &'a Mode,
     ) -> Result<Slot<'a>> {
         let direction = name.direction();
-        let domain = &self.domains[frame.domain];
+        let Some(of_slot) = self.plans[frame.plan].domain(direction, index) else {
+            return Ok(Slot::off(Format::Hybrid.encoding(direction)));
+        };
+        let domain = &self.domains[of_slot];
         let (encoding, first) = (domain.encodings[direction], &domain.rules[direction]);
         let arena = domain.arenas.as_ref().map(|arenas| &arenas[direction]);
         let keep = matches!(mode, Mode::Record) && frame.records();
-        let scale = match (&domain.recipe, mode) {
+        let scale = match (domain.policy.state(), mode) {
             _ if !frame.enabled => Scale::Off,
-            (Recipe::Current(_), _) => Scale::FromTensor(first),
-            (Recipe::Delayed(_), Mode::Replay(outcome)) => {
-                let scales = outcome.scales().and_then(|all| all.get(frame.domain));
+            (None, _) => domain.policy.scale(name.role(), first),
+            (Some(_), Mode::Replay(outcome)) => {
+                let scales = outcome.scales().and_then(|all| all.get(of_slot));
                 let cell = scales.and_then(|scales| scales.get(index)).ok_or(Error::NoSnapshot)?;
                 Scale::Cell { cell, first, keep }
             }
-            (Recipe::Delayed(recipe), _) => {
-                let untouched = if recipe.calibrate_first_step { &self.unset } else { &self.one };
+            (Some(state), _) => {
+                let calibrates = state.arena_options().first_scale == UNSET;
+                let untouched = if calibrates { &self.unset } else { &self.one };
                 let cell = arena.and_then(|arena| arena.scale(index)).unwrap_or(untouched);
                 Scale::Cell { cell, first, keep }
             }
@@ -255,11 +282,11 @@ impl Scaling {
     /// Runs all reductions, then all updates. After an error, `roll_back` undoes the scope.
     pub(crate) fn commit(&mut self) -> Result<()> {
         let updated = self.update();
-        self.explain(updated)
+        self.remember(updated)
     }
 
     /// Remembers an error in the open scope. If the scope is then dropped without commit, the other ranks get this error.
-    pub(crate) fn explain<T, E: Display>(&mut self, result: Result<T, E>) -> Result<T, E> {
+    pub(crate) fn remember<T, E: Display>(&mut self, result: Result<T, E>) -> Result<T, E> {
         if let (Err(error), Some(scope)) = (&result, &mut self.scope) {
             scope.cause = Some(error.to_string());
         }
@@ -270,11 +297,19 @@ impl Scaling {
         let Some(scope) = &mut self.scope else { return Ok(()) };
         let direction = scope.direction;
         scope.touched.sort_by(|&a, &b| self.domains[a].key.cmp(&self.domains[b].key)); // equal on all ranks
+        scope.plans.sort_by(|&a, &b| self.plans[a].key.cmp(&self.plans[b].key));
+        for &index in &scope.plans {
+            let slots = self.slots.each_ref().into_iter();
+            let slots = slots.flat_map(|(direction, slots)| {
+                slots.iter().enumerate().map(move |(index, slot)| (direction, index, slot))
+            });
+            self.plans[index].agree(&self.domains, slots)?;
+        }
         for &index in &scope.touched {
             self.domains[index].reduce(direction, &self.names[direction])?;
         }
         for &index in &scope.touched {
-            self.domains[index].check(direction)?;
+            self.domains[index].check(direction, &self.names[direction], &self.roles[direction])?;
         }
         let scales = scope.snapshots.then(|| self.domains.iter().map(forward_scales).collect());
         let scales: Option<Vec<_>> = scales.transpose()?;
@@ -313,7 +348,7 @@ impl Scaling {
             let key = format!("discard {}", scope.direction);
             let groups = distinct(self.domains.iter().filter_map(Domain::reducing_group));
             let agreed = groups.iter().try_for_each(|group| group.agree_on_names(&key, &[]));
-            self.explain(agreed)?;
+            self.remember(agreed)?;
         }
         self.roll_back(Ending::Discarded);
         self.restore()
@@ -342,6 +377,27 @@ impl Scaling {
         let groups = self.domains.iter().filter_map(Domain::group).filter(|group| group.world_size() > 1);
         distinct(groups).iter().for_each(|group| group.poison(&reason));
     }
+}
+
+/// Returns the key of a recipe within a group.
+fn within(key: String, group: Option<&Arc<dyn AmaxGroup>>) -> String {
+    match group {
+        Some(group) => format!("{key} group={}", group.id()),
+        None => key,
+    }
+}
+
+/// Returns the index of the domain of a policy and group.
+fn find_or_add(
+    domains: &mut Vec<Domain>,
+    policy: &Arc<dyn Policy>,
+    group: Option<&Arc<dyn AmaxGroup>>,
+) -> usize {
+    let key = within(policy.key(), group);
+    domains.iter().position(|domain| domain.key == key).unwrap_or_else(|| {
+        domains.push(Domain::new(key, policy));
+        domains.len() - 1
+    })
 }
 
 fn forward_scales(domain: &Domain) -> Result<Vec<Cell>> {

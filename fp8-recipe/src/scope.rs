@@ -12,6 +12,8 @@ pub(crate) struct Scope {
     pub(crate) direction: Direction,
     /// The domains whose arenas its commit updates.
     pub(crate) touched: Vec<usize>,
+    /// The plans of the forward scope and of those nested in it.
+    pub(crate) plans: Vec<usize>,
     /// The weights cached in it.
     pub(crate) cached: Vec<Added>,
     /// The number of uses of cached weights before the scope.
@@ -27,6 +29,7 @@ impl Scope {
         Self {
             direction,
             touched,
+            plans: Vec::new(),
             cached: Vec::new(),
             weight_uses,
             snapshots: false,
@@ -37,6 +40,11 @@ impl Scope {
 
     pub(crate) fn touch(&mut self, domains: &[usize]) {
         touch(&mut self.touched, domains);
+    }
+
+    pub(crate) fn touch_plan(&mut self, plan: usize, domains: &[usize]) {
+        touch(&mut self.plans, &[plan]);
+        self.touch(domains);
     }
 
     /// Returns the reason that the other ranks get if the scope is dropped without commit.

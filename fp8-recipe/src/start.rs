@@ -9,6 +9,9 @@
 //! 3. Otherwise the slot calibrates, or starts with scale 1 under Transformer Engine's first-step rule. This also applies to
 //!    slots that last ran under a history of length 1, which keeps no amaxes.
 //!
+//! A recipe of the user's own has numbers that only it understands, so it continues only its own state. Other recipes can take
+//! one amax from it, the newest.
+//!
 //! "Updated last" is exact. The arenas of a `Scaling` share an [`UpdateClock`](fp8_kernels::UpdateClock), which counts the
 //! updates of each slot on the device, including replays of recorded steps. An update that leaves a slot unchanged (because
 //! it did not run, or its amax was left out) does not count. Of two arenas that one commit updated, the one whose key is
@@ -21,9 +24,11 @@
 
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
+use crate::policy::Update;
 use crate::saved::Saved;
 use crate::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport};
-use crate::{ArenaState, Direction, Recipe, RecipeLabel, Result, Scaling};
+use crate::terms::Rows;
+use crate::{ArenaState, Direction, RecipeLabel, Result, Scaling};
 use fp8_kernels::{Arena, UNSET};
 use std::sync::Arc;
 
@@ -47,6 +52,7 @@ struct Source<'a> {
     /// Every option of the recipe except the length of the history.
     recipe: String,
     label: RecipeLabel,
+    /// The number of its newest rows that are past amaxes.
     rows: usize,
     last_updates: Vec<u64>,
     held: Held<'a>,
@@ -96,10 +102,18 @@ impl Start {
         names: &[Arc<str>],
         sources: &[Source<'_>],
     ) -> Result<Self> {
-        let Recipe::Delayed(recipe) = &domain.recipe else { return Ok(Self::at_rest(domain, names.len())) };
-        let (len, slots) = (recipe.amax_history_len, names.len());
-        let (rule, own_recipe) = (domain.scale_update(direction), domain.recipe.state_key());
+        let Some(state) = domain.policy.state() else { return Ok(Self::at_rest(domain, names.len())) };
+        let (len, slots) = (state.arena_options().history_len, names.len());
         let label = domain.label();
+        let Update::Window(rule) = domain.update_rule(direction) else {
+            let mut start = Self::at_rest(domain, slots);
+            let has_run = |slot: usize| sources.iter().any(|source| source.last_updates[slot] > 0);
+            let reason = |slot| if has_run(slot) { StartsNew::OwnState } else { StartsNew::NeverRan };
+            let new = |slot| new_slot(names, slot, direction, &label, reason(slot));
+            start.report.new.extend((0..slots).map(new));
+            return Ok(start);
+        };
+        let own_recipe = domain.policy.state_key();
         // If two are equally new, one was started from the other. The longer one has more amaxes.
         let newest = |slot: usize| {
             let ran = sources.iter().enumerate().filter(|(_, source)| source.last_updates[slot] > 0);
@@ -114,6 +128,7 @@ impl Start {
                 continue;
             }
             let (history, scales) = source.held.read()?;
+            let history = &history[history.len().saturating_sub(source.rows * slots)..];
             if let Held::Saved(position, _) = source.held {
                 start.sources.push(position);
             }
@@ -137,7 +152,7 @@ impl Start {
                     continue;
                 }
                 start.last_updates[slot] = source.last_updates[slot];
-                columns[slot] = window.filter(|&amax| recipe.records(amax)).collect();
+                columns[slot] = window.filter(|&amax| state.records(amax)).collect();
                 let scale = rule.scale_of(&newest_of(&columns[slot], len), UNSET)?;
                 if scale != UNSET {
                     start.scales[slot] = scale;
@@ -176,7 +191,7 @@ impl Start {
         arena.set_updates(self.updates);
         arena.set_history(&self.history)?;
         arena.set_scales(&self.scales)?;
-        // Current scaling has clocks of its own, which are not saved.
+        // An arena for reports has a clock of its own, which is not saved.
         Ok(arena.set_last_updates(&self.last_updates)?)
     }
 }
@@ -369,14 +384,15 @@ impl Scaling {
         saved: &[&Saved],
     ) -> Option<usize> {
         let domain = &self.domains[index];
-        let Recipe::Delayed(recipe) = &domain.recipe else { return None };
-        let (key, group) = (domain.recipe.state_key(), domain.group_id());
+        let rows = domain.policy.state()?.arena_options().history_len - 1;
+        let has_any_length = domain.host_code().is_none();
+        let (key, group) = (domain.policy.state_key(), domain.group_id());
         let fits: Vec<(usize, &ArenaState)> = (saved.iter().map(|saved| &saved.arena).enumerate())
             .filter(|(_, saved)| saved.direction == direction && saved.recipe == key)
+            .filter(|(_, saved)| has_any_length || saved.amax_history.len() == rows)
             .collect();
         let same_group = || fits.iter().filter(|(_, saved)| saved.group.as_deref() == group);
-        let same_length =
-            |(_, saved): &&(usize, &ArenaState)| saved.amax_history.len() + 1 == recipe.amax_history_len;
+        let same_length = |(_, saved): &&(usize, &ArenaState)| saved.amax_history.len() == rows;
         let own = same_group().find(same_length);
         let others = || {
             same_group().next().or_else(|| {
@@ -403,23 +419,26 @@ impl Scaling {
             return Ok(Start::own(domain, own));
         }
         let names = &self.names[direction];
-        let Recipe::Delayed(recipe) = &domain.recipe else { return Ok(Start::at_rest(domain, names.len())) };
+        let Some(state) = domain.policy.state() else { return Ok(Start::at_rest(domain, names.len())) };
         let group = domain.group_id();
         // Amaxes that were not reduced differ between ranks.
         let is_common = |of_group: Option<&str>, reduced: bool| {
-            reduced || !recipe.reduce_amax || group.is_none() || of_group.is_none()
+            reduced || !state.reduce_amax() || group.is_none() || of_group.is_none()
         };
         let mut sources = Vec::new();
         let others = self.domains.iter().enumerate().filter(|(other, _)| live && *other != index);
         for (_, other) in others.filter(|(_, other)| other.has_state() && other.group_id() == group) {
-            if let (Recipe::Delayed(theirs), Some(arenas)) = (&other.recipe, &other.arenas)
-                && is_common(group, theirs.reduce_amax)
+            if let (Some(theirs), Some(arenas)) = (other.policy.state(), &other.arenas)
+                && is_common(group, theirs.reduce_amax())
             {
                 let arena = &arenas[direction];
                 sources.push(Source {
-                    recipe: other.recipe.state_key(),
+                    recipe: other.policy.state_key(),
                     label: other.label(),
-                    rows: theirs.amax_history_len - 1,
+                    rows: match other.update_rule(direction) {
+                        Update::Window(_) => arena.options().history_len - 1,
+                        Update::OnHost(_) => 1,
+                    },
                     last_updates: arena.last_updates()?,
                     held: Held::Live(arena),
                 });
@@ -439,7 +458,10 @@ impl Scaling {
                 sources.push(Source {
                     recipe: saved.arena.recipe.clone(),
                     label: saved.arena.label(),
-                    rows: saved.arena.amax_history.len(),
+                    rows: match saved.terms.rows {
+                        Rows::Amaxes { .. } => saved.arena.amax_history.len(),
+                        Rows::Custom => 1,
+                    },
                     last_updates: saved.arena.last_updates.clone(),
                     held: Held::Saved(position, &saved.arena),
                 });

@@ -1,8 +1,8 @@
 //! Saves and loads the state of a `Scaling`. Checkpoints store it; resuming from it is exact.
 
 use crate::domain::Domain;
-use crate::recipe::Terms;
 use crate::saved::Saved;
+use crate::terms::Terms;
 use crate::{ArenaState, Direction, Error, Result, Scaling, ScalingState, StateReport};
 
 impl Scaling {
@@ -62,8 +62,7 @@ impl Scaling {
             }
             let Some(terms) = Terms::parse(&arena.recipe) else {
                 return refused(
-                    "recipe: expected the options of a delayed-scaling recipe, as `state` writes them"
-                        .to_owned(),
+                    "recipe: expected the options of a recipe with state, as `state` writes them".to_owned(),
                 );
             };
             let arena = arena.with_last_updates(position as u64 + 1);

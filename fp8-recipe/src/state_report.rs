@@ -81,6 +81,9 @@ pub enum StartsNew {
     NoWindow,
     /// Its history has no finite amax greater than 0.
     NoAmax,
+    /// It ran under another recipe, and starts under a [`CustomRecipe`](crate::CustomRecipe), which continues only its own
+    /// state.
+    OwnState,
 }
 
 /// A saved arena that no recipe has used since it was loaded, as listed in a [`StateReport`].
@@ -150,6 +153,7 @@ impl fmt::Display for StateReport {
             (StartsNew::NeverRan, "never ran"),
             (StartsNew::NoWindow, "a history of length 1 keeps no amaxes"),
             (StartsNew::NoAmax, "no finite amax above 0 in the history"),
+            (StartsNew::OwnState, "a custom recipe continues only its own state"),
         ] {
             let slots = self.new.iter().filter(|slot| slot.reason == reason).count();
             if slots > 0 {

@@ -91,11 +91,11 @@ impl Form {
 }
 
 fn name(recipe: &Recipe) -> String {
-    match recipe {
-        Recipe::Delayed(DelayedScaling { amax_compute_algo, scaling_factor_compute_algo, .. }) => {
+    match recipe.options::<DelayedScaling>() {
+        Some(DelayedScaling { amax_compute_algo, scaling_factor_compute_algo, .. }) => {
             format!("delayed scaling ({amax_compute_algo:?}, {scaling_factor_compute_algo:?})")
         }
-        other => format!("{other:?}"),
+        None => format!("{recipe:?}"),
     }
 }
 

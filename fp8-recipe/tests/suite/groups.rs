@@ -328,7 +328,7 @@ fn the_other_ranks_hear_the_error_for_which_a_scope_was_left() {
     // An error that is handled is none for the others, and none for the next scope.
     let mut cx = scaling.autocast(&margin(0)).unwrap();
     assert!(cx.attempt(|_| Err::<(), _>("handled")).is_err());
-    assert!(cx.attempt(|cx| Ok::<_, Error>(cx.fp8_gemms().fprop)).unwrap());
+    assert!(cx.attempt(|cx| Ok::<_, Error>(cx.fp8_gemms(&input("a")).fprop)).unwrap());
     cx.commit().unwrap();
     drop(scaling.autocast(&margin(0)).unwrap());
     assert_eq!(group.log().last().unwrap(), "dp poison left a forward scope without commit");

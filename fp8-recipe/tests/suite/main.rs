@@ -6,6 +6,8 @@ use fp8_recipe::fp8_kernels::Device;
 mod agreement;
 mod support;
 
+mod by_name;
+mod custom_recipes;
 mod dropped_slots;
 mod evaluation;
 mod golden;
@@ -15,6 +17,8 @@ mod models;
 mod new_recipes;
 mod options;
 mod properties;
+#[cfg(feature = "toml")]
+mod recipe_files;
 mod replay;
 mod report;
 mod scopes;

@@ -7,6 +7,8 @@ use fp8_recipe::fp8_kernels::{CudaAllocator, CudaOptions, Device};
 mod agreement;
 mod support;
 
+mod by_name;
+mod custom_recipes;
 mod dropped_slots;
 mod evaluation;
 mod golden;
@@ -15,6 +17,7 @@ mod models;
 mod new_recipes;
 mod options;
 mod properties;
+mod recorded;
 mod replay;
 mod report;
 mod scopes;

@@ -21,6 +21,7 @@ fn defaults() {
     let current = CurrentScaling::default();
     assert_eq!(current.fp8_format, Format::Hybrid);
     assert_eq!((current.use_power_2_scales, current.amax_epsilon), (false, 0.0));
+    assert_eq!(current.override_linear_precision, (false, false, false));
 
     let options = AutocastOptions::default();
     assert!(options.enabled && !options.calibrating);
@@ -109,9 +110,10 @@ fn recipes_by_name() {
     for name in Recipe::NAMES {
         Recipe::from_name(name).unwrap().validate().unwrap();
     }
-    assert!(
-        matches!(Recipe::from_name("te-v0").unwrap(), Recipe::Delayed(recipe) if recipe.amax_history_len == 1)
-    );
+    let te_v0 = Recipe::from_name("te-v0").unwrap();
+    assert_eq!(te_v0.options::<DelayedScaling>().unwrap().amax_history_len, 1);
+    assert!(te_v0.options::<CurrentScaling>().is_none());
+    assert!(Recipe::from_name("current").unwrap().options::<CurrentScaling>().is_some());
     assert_eq!(
         message(Recipe::from_name("block")),
         "recipe: name = block: known recipes are delayed, current and te-v0"
@@ -123,18 +125,23 @@ fn override_linear_precision_in_all_eight_combinations() {
     let mut scaling = scaling(&["fc"]);
     for bits in 0..8_u8 {
         let high = [0, 1, 2].map(|gemm| bits >> gemm & 1 == 1);
-        let recipe = DelayedScaling { override_linear_precision: high.into(), ..short() }.into();
+        let override_linear_precision = high.into();
         let expected = Fp8Gemms { fprop: !high[0], dgrad: !high[1], wgrad: !high[2] };
-        let mut cx = scaling.autocast(&recipe).unwrap();
-        assert_eq!(cx.fp8_gemms(), expected);
-        let (_, origin) = forward(&mut cx, &input("fc"), &[1.0]);
-        cx.commit().unwrap();
-        let cx = scaling.backward().unwrap();
-        assert_eq!(cx.fp8_gemms(&origin), expected);
-        cx.commit().unwrap();
+        let recipes: [Recipe; 2] = [
+            DelayedScaling { override_linear_precision, ..short() }.into(),
+            CurrentScaling { override_linear_precision, ..Default::default() }.into(),
+        ];
+        for recipe in recipes {
+            let mut cx = scaling.autocast(&recipe).unwrap();
+            assert_eq!(cx.fp8_gemms(&input("fc")), expected);
+            let (_, origin) = forward(&mut cx, &input("fc"), &[1.0]);
+            cx.commit().unwrap();
+            let cx = scaling.backward().unwrap();
+            assert_eq!(cx.fp8_gemms(&origin), expected);
+            cx.commit().unwrap();
+            assert_eq!(scaling.eval(&recipe).unwrap().fp8_gemms(&input("fc")), expected);
+        }
     }
-    let all = Fp8Gemms { fprop: true, dgrad: true, wgrad: true };
-    assert_eq!(scaling.eval(&CurrentScaling::default().into()).unwrap().fp8_gemms(), all);
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn it_uses_the_first_runs_scales_and_records_nothing() {
         let mut again = cx.replay(&snapshot).unwrap();
         let (y8, origin) = forward(&mut again, &input("a"), &x);
         let v8 = again.quantize_weight(&weight("a"), 1, &tensor(&w)).unwrap();
-        assert!(again.fp8_gemms().fprop);
+        assert!(again.fp8_gemms(&input("a")).fprop);
         drop(again);
         assert_eq!((codes(&x8), scale_of(&x8)), (codes(&y8), scale_of(&y8)));
         assert_eq!((codes(&w8), scale_of(&w8)), (codes(&v8), scale_of(&v8)));

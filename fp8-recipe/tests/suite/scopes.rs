@@ -53,15 +53,15 @@ fn nesting_goes_deeper_and_mixes_kinds() {
     let mut cx = scaling.autocast(&margin(0)).unwrap();
     {
         let mut off = cx.nested_scope(&margin(0), &options(false, false)).unwrap();
-        assert!(!off.fp8_gemms().fprop);
+        assert!(!off.fp8_gemms(&input("a")).fprop);
         assert!(!forward(&mut off, &input("a"), &[4.0]).0.is_fp8());
         let current = CurrentScaling::default().into();
         let mut inner = off.nested(&current).unwrap();
-        assert!(inner.fp8_gemms().fprop);
+        assert!(inner.fp8_gemms(&input("a")).fprop);
         assert_eq!(scale_of(&forward(&mut inner, &input("a"), &[2.0]).0), 224.0);
         inner.commit().unwrap(); // nothing to do
     }
-    assert!(cx.fp8_gemms().fprop);
+    assert!(cx.fp8_gemms(&input("a")).fprop);
     cx.commit().unwrap();
     assert_eq!(slot_state(&scaling, &input("a")), (-1.0, vec![0.0; 3]));
 }
@@ -295,7 +295,7 @@ fn a_provisional_scale_is_not_in_the_state() {
 fn disabled_records_nothing_and_makes_no_arena() {
     let mut scaling = scaling(&["a"]);
     let mut cx = scaling.scope(&margin(0), &options(false, false)).unwrap();
-    let gemms = cx.fp8_gemms();
+    let gemms = cx.fp8_gemms(&input("a"));
     assert!(!gemms.fprop && !gemms.dgrad && !gemms.wgrad);
     let (x, origin) = forward(&mut cx, &input("a"), &[1.0]);
     let w = cx.quantize_weight(&weight("a"), 1, &tensor(&[1.0])).unwrap();

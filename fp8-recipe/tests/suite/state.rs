@@ -214,7 +214,7 @@ fn other_slots_or_impossible_numbers_are_refused_and_change_nothing() {
         assert_eq!(edited(&|arena| arena.updates = count), format!("updates: {count}: {limit}"));
         assert_eq!(edited(&|arena| arena.last_updates[1] = count), format!("last_updates: {count}: {limit}"));
     }
-    let text = "recipe: expected the options of a delayed-scaling recipe, as `state` writes them";
+    let text = "recipe: expected the options of a recipe with state, as `state` writes them";
     assert_eq!(edited(&|arena| arena.recipe = arena.recipe.replace("reduce_amax=true,", "")), text);
     let mut twice = state.clone();
     twice.arenas.push(state.arenas[0].clone());

@@ -39,7 +39,12 @@ pub(super) fn recipe(draw: &mut Draw) -> Recipe {
     }
     let epsilon = draw.pick(&[0.0, 1e-3]);
     let fp8_format = if draw.once_in(20) { Format::E5M2 } else { Format::Hybrid };
-    CurrentScaling { fp8_format, use_power_2_scales: draw.flip(), amax_epsilon: draw.option(epsilon) }.into()
+    let mut recipe = CurrentScaling { fp8_format, use_power_2_scales: draw.flip(), ..Default::default() };
+    recipe.amax_epsilon = draw.option(epsilon);
+    if draw.once_in(4) {
+        recipe.override_linear_precision = (draw.flip(), draw.flip(), draw.flip());
+    }
+    recipe.into()
 }
 
 pub(super) fn options(draw: &mut Draw) -> AutocastOptions {

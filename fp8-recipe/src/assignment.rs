@@ -1,0 +1,92 @@
+//! Which recipe each slot of a model gets, and which GEMMs run in FP8.
+
+use crate::by_direction::ByDirection;
+use crate::by_name::ByName;
+use crate::gemm_pairs::{Gemm, Operand, pair_problem};
+use crate::pattern::nearest;
+use crate::policy::Policy;
+use crate::recipe::Choice;
+use crate::{Error, Fp8Gemms, Result, SlotName};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// What the recipe of a scope says about the slots of a model.
+#[derive(Debug)]
+pub(crate) enum Assignment {
+    /// One recipe for all slots; `None` is high precision.
+    All(Option<Arc<dyn Policy>>),
+    BySlot(BySlot),
+}
+
+/// A recipe for each slot.
+#[derive(Debug)]
+pub(crate) struct BySlot {
+    pub(crate) recipe: Arc<ByName>,
+    /// For each slot the position of its pattern, or `None` for the default.
+    pub(crate) positions: ByDirection<Vec<Option<usize>>>,
+    /// By the path of the layer.
+    gemms: HashMap<Arc<str>, Fp8Gemms>,
+}
+
+impl Assignment {
+    /// Assigns recipes to `slots`, which are sorted by name.
+    ///
+    /// # Errors
+    /// A pattern that matches no slot; a GEMM whose operands cannot be multiplied.
+    pub(crate) fn new(choice: &Choice<'_>, slots: &ByDirection<Vec<SlotName>>) -> Result<Self> {
+        match choice {
+            Choice::All(policy) => Ok(Self::All(policy.cloned())),
+            Choice::ByName(recipe) => Ok(Self::BySlot(BySlot::new(recipe, slots)?)),
+        }
+    }
+
+    /// Returns which GEMMs of the layer at `path` run in FP8.
+    pub(crate) fn gemms(&self, path: &str) -> Fp8Gemms {
+        match self {
+            Self::All(Some(policy)) => Fp8Gemms::except(policy.override_linear_precision()),
+            Self::All(None) => Fp8Gemms::NONE,
+            Self::BySlot(slots) => slots.gemms.get(path).copied().unwrap_or(Fp8Gemms::NONE),
+        }
+    }
+}
+
+impl BySlot {
+    fn new(recipe: &Arc<ByName>, slots: &ByDirection<Vec<SlotName>>) -> Result<Self> {
+        let all = || slots.each_ref().into_iter().flat_map(|(_, slots)| slots);
+        if let Some(unused) = recipe.rules.iter().find(|rule| !all().any(|slot| rule.is_for(slot))) {
+            let pattern = unused.pattern.clone();
+            let nearest = nearest(&pattern, all().map(|slot| slot.name().clone()));
+            return Err(Error::Pattern { pattern, nearest });
+        }
+        let positions = slots.each_ref().map(|slots| slots.iter().map(|slot| recipe.choose(slot)).collect());
+        let mut layers: HashMap<Arc<str>, Vec<Operand<'_>>> = HashMap::new();
+        for slot in all() {
+            let policy = recipe.policy(recipe.choose(slot)).map(|policy| &**policy);
+            layers.entry(slot.layer().clone()).or_default().push(Operand { role: slot.role(), policy });
+        }
+        let gemms = layers.into_iter().map(|(path, operands)| {
+            let gemms = gemms(&path, &operands)?;
+            Ok((path, gemms))
+        });
+        Ok(Self { recipe: recipe.clone(), positions, gemms: gemms.collect::<Result<_>>()? })
+    }
+}
+
+/// Returns which GEMMs of a layer with these slots run in FP8.
+fn gemms(path: &Arc<str>, operands: &[Operand<'_>]) -> Result<Fp8Gemms> {
+    let runs = |gemm: Gemm| -> Result<bool> {
+        let found = gemm.roles().map(|role| operands.iter().find(|operand| operand.role == role));
+        let [Some(a), Some(b)] = found else { return Ok(false) };
+        if !(gemm.takes(a) && gemm.takes(b)) {
+            return Ok(false);
+        }
+        match pair_problem(a, b) {
+            None => Ok(true),
+            Some(problem) => {
+                let gemm = gemm.name();
+                Err(Error::Operands { layer: path.clone(), gemm, problem })
+            }
+        }
+    };
+    Ok(Fp8Gemms { fprop: runs(Gemm::Fprop)?, dgrad: runs(Gemm::Dgrad)?, wgrad: runs(Gemm::Wgrad)? })
+}

@@ -1,0 +1,154 @@
+//! Which recipe each slot gets, in words.
+
+use crate::assignment::Assignment;
+use crate::{Fp8Gemms, Recipe, RecipeLabel, Result, Scaling, SlotName, SlotRole};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// Which recipe each slot of a model gets and why, and which GEMMs run in FP8: see [`Scaling::explain`].
+///
+/// `Display` writes a line for each layer and one for each of its slots.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::Device;
+/// use fp8_recipe::{CurrentScaling, DelayedScaling, ExplainedLayer, ExplainedSlot, GemmSlots, Recipe, Scaling};
+///
+/// let scaling = Scaling::new(&vec![GemmSlots::new("fc1"), GemmSlots::new("fc2")], &Device::cpu())?;
+/// let recipe = Recipe::by_name(
+///     [("fc1.grad_output", CurrentScaling::default().into()), ("fc2.weight", Recipe::off())],
+///     DelayedScaling::default(),
+/// );
+/// let explanation = scaling.explain(&recipe)?;
+/// assert_eq!(
+///     explanation.to_string(),
+///     "fc1: fprop, dgrad and wgrad run in FP8\n  \
+///        input: delayed (default)\n  \
+///        weight: delayed (default)\n  \
+///        grad_output: current (pattern `fc1.grad_output`)\n\
+///      fc2: wgrad runs in FP8\n  \
+///        input: delayed (default)\n  \
+///        weight: off (pattern `fc2.weight`)\n  \
+///        grad_output: delayed (default)\n"
+/// );
+/// let ExplainedLayer { path, gemms, slots } = &explanation.layers[1];
+/// assert_eq!((&**path, gemms.fprop, gemms.wgrad), ("fc2", false, true));
+/// let ExplainedSlot { pattern, recipe, .. } = &slots[1];
+/// assert_eq!((pattern.as_deref(), recipe), (Some("fc2.weight"), &None));
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explanation {
+    /// The layers, sorted by path.
+    pub layers: Vec<ExplainedLayer>,
+    /// The patterns that match slots of which earlier patterns take all.
+    pub shadowed: Vec<Arc<str>>,
+}
+
+/// A layer and its slots, as listed in an [`Explanation`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExplainedLayer {
+    /// The path of the layer.
+    pub path: Arc<str>,
+    /// Which of its GEMMs run in FP8.
+    pub gemms: Fp8Gemms,
+    /// Its slots: input, weight, output, gradients.
+    pub slots: Vec<ExplainedSlot>,
+}
+
+/// A slot and its recipe, as listed in an [`Explanation`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExplainedSlot {
+    /// The slot's name.
+    pub name: Arc<str>,
+    /// The part that the tensor plays in its GEMM.
+    pub role: SlotRole,
+    /// Its recipe. `None` if it stays in high precision.
+    pub recipe: Option<RecipeLabel>,
+    /// The pattern that chose the recipe. `None` for the default, and for a recipe that treats all slots alike.
+    pub pattern: Option<Arc<str>>,
+}
+
+impl Scaling {
+    /// Explains which recipe each slot would get in a scope under `recipe`, and which GEMMs would run in FP8. It opens no
+    /// scope and creates no arenas. [`Explanation`] has an example.
+    ///
+    /// # Errors
+    /// As [`autocast`](Self::autocast).
+    pub fn explain(&self, recipe: &Recipe) -> Result<Explanation> {
+        recipe.validate()?;
+        let assignment = Assignment::new(&recipe.choice(), &self.slots)?;
+        let mut layers: BTreeMap<Arc<str>, Vec<ExplainedSlot>> = BTreeMap::new();
+        for (direction, slots) in self.slots.each_ref() {
+            for (index, slot) in slots.iter().enumerate() {
+                let (policy, pattern) = match &assignment {
+                    Assignment::All(policy) => (policy.as_ref(), None),
+                    Assignment::BySlot(all) => {
+                        let position = all.positions[direction].get(index).copied().flatten();
+                        let rule = position.and_then(|position| all.recipe.rules.get(position));
+                        (all.recipe.policy(position), rule.map(|rule| rule.pattern.clone()))
+                    }
+                };
+                layers.entry(slot.layer().clone()).or_default().push(explained(
+                    slot,
+                    policy.map(|policy| RecipeLabel::new(&policy.key(), None)),
+                    pattern,
+                ));
+            }
+        }
+        let layers = layers.into_iter().map(|(path, mut slots)| {
+            slots.sort_by_key(|slot| slot.role);
+            ExplainedLayer { gemms: assignment.gemms(&path), path, slots }
+        });
+        let shadowed = match &assignment {
+            Assignment::All(_) => Vec::new(),
+            Assignment::BySlot(all) => {
+                let is_used = |position| {
+                    all.positions.each_ref().into_iter().any(|(_, all)| all.contains(&Some(position)))
+                };
+                let rules = all.recipe.rules.iter().enumerate();
+                rules
+                    .filter(|(position, _)| !is_used(*position))
+                    .map(|(_, rule)| rule.pattern.clone())
+                    .collect()
+            }
+        };
+        Ok(Explanation { layers: layers.collect(), shadowed })
+    }
+}
+
+fn explained(slot: &SlotName, recipe: Option<RecipeLabel>, pattern: Option<Arc<str>>) -> ExplainedSlot {
+    ExplainedSlot { name: slot.name().clone(), role: slot.role(), recipe, pattern }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for ExplainedLayer { path, gemms, slots } in &self.layers {
+            writeln!(f, "{path}: {}", run_in_fp8(*gemms))?;
+            for ExplainedSlot { role, recipe, pattern, .. } in slots {
+                let recipe = recipe.as_ref().map_or("off".to_owned(), RecipeLabel::to_string);
+                match pattern {
+                    Some(pattern) => writeln!(f, "  {}: {recipe} (pattern `{pattern}`)", role.name())?,
+                    None => writeln!(f, "  {}: {recipe} (default)", role.name())?,
+                }
+            }
+        }
+        for pattern in &self.shadowed {
+            writeln!(f, "pattern `{pattern}` decides nothing: earlier patterns match all of its slots")?;
+        }
+        Ok(())
+    }
+}
+
+fn run_in_fp8(gemms: Fp8Gemms) -> &'static str {
+    match (gemms.fprop, gemms.dgrad, gemms.wgrad) {
+        (true, true, true) => "fprop, dgrad and wgrad run in FP8",
+        (true, true, false) => "fprop and dgrad run in FP8",
+        (true, false, true) => "fprop and wgrad run in FP8",
+        (false, true, true) => "dgrad and wgrad run in FP8",
+        (true, false, false) => "fprop runs in FP8",
+        (false, true, false) => "dgrad runs in FP8",
+        (false, false, true) => "wgrad runs in FP8",
+        (false, false, false) => "no GEMM runs in FP8",
+    }
+}

@@ -1,0 +1,106 @@
+//! What a recipe decides: the interface that each kind of recipe implements in a file of its own.
+//!
+//! The rest of the crate asks a [`Policy`] and never which kind it is. A further recipe is one new file, its module and
+//! re-export in `lib.rs`, and its names in `presets.rs`.
+
+use crate::{Direction, Error, Format, Result, SlotRole};
+use fp8_kernels::ops::ScaleUpdate;
+use fp8_kernels::{ArenaOptions, Scale, ScaleRule};
+use std::any::Any;
+use std::fmt::Debug;
+
+/// One kind of recipe with its options.
+pub(crate) trait Policy: Any + Debug + Send + Sync {
+    /// The FP8 formats.
+    fn format(&self) -> Format;
+
+    /// Checks every option.
+    fn validate(&self) -> Result<()>;
+
+    /// Whether fprop, dgrad and wgrad run in high precision, in this order.
+    fn override_linear_precision(&self) -> (bool, bool, bool);
+
+    /// The identity of the recipe's state in checkpoints, `kind(option=value,…)`: all options except the length of a history,
+    /// which may change.
+    fn state_key(&self) -> String;
+
+    /// The identity of the recipe: all options. Arenas and cached weights of equal recipes are shared.
+    fn key(&self) -> String {
+        self.state_key()
+    }
+
+    /// The rule that computes a per-tensor scale from an amax. Without [`state`](Self::state) the amax is that of the tensor
+    /// itself; with it, the rule gives first scales.
+    fn rule(&self, direction: Direction) -> ScaleRule;
+
+    /// What slots of this role quantize with, if there is no [`state`](Self::state). `rule` is this policy's for the pass of
+    /// the slot.
+    fn scale<'a>(&'a self, role: SlotRole, rule: &'a ScaleRule) -> Scale<'a> {
+        let _ = role;
+        Scale::FromTensor(rule)
+    }
+
+    /// What outlasts a scope. `None` if every scale comes from the tensor that it quantizes: such a recipe has no amax cells,
+    /// no collective, and nothing in checkpoints.
+    fn state(&self) -> Option<&dyn State> {
+        None
+    }
+}
+
+/// The part of a policy that keeps a scale and some numbers for each slot from scope to scope, in an arena.
+pub(crate) trait State {
+    /// How arenas start. The rows after row 0 are saved in checkpoints. The last one is the newest amax, if there is one.
+    fn arena_options(&self) -> ArenaOptions;
+
+    /// Whether a commit replaces amaxes by their maximum over the ranks of the group.
+    fn reduce_amax(&self) -> bool;
+
+    /// What a commit does with an arena; `rule` is the policy's for the arena's pass.
+    fn update<'a>(&'a self, rule: &'a ScaleRule) -> Update<'a>;
+
+    /// Whether an amax enters the window.
+    fn records(&self, amax: f32) -> bool;
+}
+
+/// What a commit does with an arena.
+pub(crate) enum Update<'a> {
+    /// The rows are past amaxes, and the device updates all slots.
+    Window(ScaleUpdate<'a>),
+    /// The rows are numbers of a user's code, followed by the newest amax. The code runs on the host, slot by slot.
+    OnHost(&'a dyn HostUpdate),
+}
+
+/// A user's code that computes scales.
+pub(crate) trait HostUpdate {
+    /// Returns the scale of a slot that has run, and replaces its numbers in `state`.
+    fn update(&self, slot: &SlotUpdate<'_>, state: &mut [f32]) -> Result<f32>;
+
+    /// Returns the name of the recipe for errors.
+    fn name(&self) -> &str;
+}
+
+/// A slot whose scale a commit computes: what [`CustomRecipe::scale`](crate::CustomRecipe::scale) gets, which has an example.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct SlotUpdate<'a> {
+    /// The slot's name, such as `blocks.3.mlp.fc2.grad_output`.
+    pub name: &'a str,
+    /// The part that the tensor plays in its GEMM.
+    pub role: SlotRole,
+    /// The largest magnitude in the tensor, before scaling, over all ranks and all uses in the scope. Finite and greater than 0.
+    pub amax: f32,
+    /// The largest finite value of the slot's format: 448 for E4M3, 57344 for E5M2.
+    pub fp8_max: f32,
+    /// The scale so far. `None` if no committed scope has set it: the tensor was then quantized with a scale of its own.
+    pub scale: Option<f32>,
+}
+
+/// Returns the error of an option that is out of range.
+pub(crate) fn out_of_range(
+    recipe: &'static str,
+    option: &'static str,
+    value: impl ToString,
+    remedy: &'static str,
+) -> Error {
+    Error::Recipe { recipe, option, value: value.to_string(), remedy }
+}

@@ -1,0 +1,162 @@
+//! Recipes from TOML files: every option of every recipe, and every mistake.
+
+use crate::support::message;
+use fp8_recipe::{AmaxComputeAlgo, CurrentScaling, DelayedScaling, Format, Recipe, ScalingFactorComputeAlgo};
+
+fn details(recipe: &Recipe) -> String {
+    format!("{recipe:?}")
+}
+
+#[test]
+fn every_option_can_be_written() {
+    let text = r#"
+        recipe = "delayed"
+        margin = -2
+        interval = 3
+        fp8_format = "e4m3"
+        amax_history_len = 16
+        amax_compute_algo = "most_recent"
+        scaling_factor_compute_algo = "power_of_two"
+        override_linear_precision = [false, true, false]
+        reduce_amax = false
+        calibrate_first_step = false
+        record_non_finite = true
+        zero_is_skipped = true
+    "#;
+    let expected = DelayedScaling {
+        margin: -2,
+        interval: 3,
+        fp8_format: Format::E4M3,
+        amax_history_len: 16,
+        amax_compute_algo: AmaxComputeAlgo::MostRecent,
+        scaling_factor_compute_algo: ScalingFactorComputeAlgo::PowerOfTwo,
+        override_linear_precision: (false, true, false),
+        reduce_amax: false,
+        calibrate_first_step: false,
+        record_non_finite: true,
+        zero_is_skipped: true,
+    };
+    assert_eq!(details(&Recipe::from_toml(text).unwrap()), details(&expected.into()));
+    let text = r#"
+        recipe = "current"
+        fp8_format = "e4m3"
+        use_power_2_scales = true
+        amax_epsilon = 1e-4
+        override_linear_precision = [true, false, true]
+    "#;
+    let expected = CurrentScaling {
+        fp8_format: Format::E4M3,
+        use_power_2_scales: true,
+        amax_epsilon: 1e-4,
+        override_linear_precision: (true, false, true),
+    };
+    assert_eq!(details(&Recipe::from_toml(text).unwrap()), details(&expected.into()));
+}
+
+/// The names of a recipe's fields, from its own `Debug`.
+fn fields(recipe: &Recipe) -> Vec<String> {
+    let text = details(recipe);
+    let inside = text.split_once('{').unwrap().1;
+    inside
+        .split(", ")
+        .filter_map(|part| part.split_once(": "))
+        .map(|(name, _)| name.trim().to_owned())
+        .collect()
+}
+
+#[test]
+fn no_option_of_any_recipe_is_left_out() {
+    for name in Recipe::NAMES {
+        let plain = Recipe::from_toml(&format!("recipe = {name:?}")).unwrap();
+        let preset = Recipe::from_name(name).unwrap();
+        assert_eq!(details(&plain), details(&preset));
+        let error = message(Recipe::from_toml(&format!("recipe = {name:?}\nnonsense = 1")));
+        let known = error.split_once(" are ").unwrap().1;
+        assert_eq!(known.split(", ").collect::<Vec<_>>().len(), fields(&preset).len(), "{error}");
+        for field in fields(&preset) {
+            assert!(known.split(", ").any(|option| option == field), "{field}: {error}");
+        }
+    }
+}
+
+#[test]
+fn patterns_keep_their_order() {
+    let text = r#"
+        recipe = "off"
+
+        [[slots]]
+        pattern = "z.*"
+        recipe = "te-v0"
+        margin = 1
+
+        [[slots]]
+        pattern = "a.*"
+        recipe = "off"
+
+        [[slots]]
+        pattern = "*"
+        recipe = "current"
+        amax_epsilon = 1
+    "#;
+    let expected = "by name (z.*: te-v0 (margin=1); a.*: off; *: current (amax_epsilon=1); default: off)";
+    assert_eq!(Recipe::from_toml(text).unwrap().to_string(), expected);
+    assert_eq!(Recipe::from_toml("recipe = \"off\"").unwrap().to_string(), "off");
+}
+
+#[test]
+fn every_mistake_is_named() {
+    let slot = "recipe = \"off\"\n[[slots]]\n";
+    for (text, problem) in [
+        ("", "`recipe` is missing: expected one of delayed, current, te-v0, off"),
+        ("recipe = 3", "recipe = 3: expected one of delayed, current, te-v0, off"),
+        ("recipe = \"mxfp9\"", "recipe = \"mxfp9\": expected one of delayed, current, te-v0, off"),
+        (
+            "recipe = \"current\"\nmargin = 1",
+            "unknown key `margin`: the options of current are fp8_format, use_power_2_scales, amax_epsilon, \
+             override_linear_precision",
+        ),
+        ("recipe = \"off\"\nmargin = 1", "unknown key `margin`: off has no options"),
+        ("recipe = \"delayed\"\nmargin = 1.5", "margin = 1.5: expected a whole number"),
+        ("recipe = \"delayed\"\ninterval = -1", "interval = -1: expected a whole number"),
+        ("recipe = \"delayed\"\nreduce_amax = 1", "reduce_amax = 1: expected true or false"),
+        ("recipe = \"current\"\namax_epsilon = \"x\"", "amax_epsilon = \"x\": expected a number"),
+        (
+            "recipe = \"current\"\nfp8_format = \"e3m4\"",
+            "fp8_format = \"e3m4\": expected \"hybrid\" or \"e4m3\"",
+        ),
+        (
+            "recipe = \"delayed\"\namax_compute_algo = \"mean\"",
+            "amax_compute_algo = \"mean\": expected \"max\" or \"most_recent\"",
+        ),
+        (
+            "recipe = \"delayed\"\nscaling_factor_compute_algo = 1",
+            "scaling_factor_compute_algo = 1: expected \"exact\" or \"power_of_two\"",
+        ),
+        (
+            "recipe = \"current\"\noverride_linear_precision = [true]",
+            "override_linear_precision = [true]: expected three of true and false, for fprop, dgrad and wgrad: [false, \
+             false, true]",
+        ),
+        ("recipe = \"off\"\nslots = 1", "slots = 1: expected [[slots]] tables"),
+        (
+            &format!("{slot}recipe = \"off\""),
+            "[[slots]] number 1: `pattern` is missing: expected a text, such as \"*.fc2.grad_output\"",
+        ),
+        (
+            &format!("{slot}pattern = 1"),
+            "[[slots]] number 1: pattern = 1: expected a text, such as \"*.fc2.grad_output\"",
+        ),
+        (
+            &format!("{slot}pattern = \"a\"\nrecipe = \"off\"\n[[slots]]\npattern = \"b\""),
+            "[[slots]] number 2: `recipe` is missing: expected one of delayed, current, te-v0, off",
+        ),
+        ("recipe = \"off\"\nslots = [1]", "[[slots]] number 1: 1: expected a table"),
+    ] {
+        assert_eq!(message(Recipe::from_toml(text)), format!("recipe file: {problem}"), "{text}");
+    }
+    let error = message(Recipe::from_toml("recipe = \"off\"\n\nmargin = = 1"));
+    assert!(error.starts_with("recipe file: line 3: "), "{error}");
+    let error =
+        message(Recipe::from_toml(&format!("{slot}pattern = \"a\"\nrecipe = \"delayed\"\ninterval = 0")));
+    assert_eq!(error, "DelayedScaling: interval = 0: expected at least 1 (recompute at every update)");
+}
