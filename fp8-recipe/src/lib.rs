@@ -52,13 +52,16 @@ mod weights;
 mod scaling;
 
 // Operations on them: scopes, initial state, saved state, reports.
+mod advice;
 mod agreement;
 mod explanation;
 mod guard;
 mod report;
+mod slot_trace;
 mod start;
 mod state;
 
+pub use advice::Advice;
 pub use arena_state::{ArenaState, ScalingState};
 pub use autocast_options::AutocastOptions;
 pub use current_scaling::CurrentScaling;
@@ -81,5 +84,6 @@ pub use recipe::Recipe;
 pub use recipe_label::RecipeLabel;
 pub use report::SlotReport;
 pub use scaling::Scaling;
+pub use slot_trace::{SlotSeries, SlotTrace, TracePoint};
 pub use slots::{Direction, GemmSlots, SlotName, SlotRole, Slots};
 pub use state_report::{LoadedSlot, NewSlot, StartsNew, StateReport, UnusedArena};

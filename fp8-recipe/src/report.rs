@@ -122,6 +122,7 @@ impl Scaling {
     pub fn reset_counters(&mut self) -> Result<()> {
         let arenas = self.domains.iter().filter_map(|domain| domain.arenas.as_ref());
         let mut arenas = arenas.flat_map(ByDirection::each_ref);
+        self.counter_resets += 1;
         Ok(arenas.try_for_each(|(_, arena)| arena.reset_counters())?)
     }
 }

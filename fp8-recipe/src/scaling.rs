@@ -70,6 +70,8 @@ pub struct Scaling {
     unset: Cell,
     one: Cell,
     counting: bool,
+    /// How often the counters have been reset.
+    pub(crate) counter_resets: u64,
 }
 
 /// Writes one line: the number of slots, the recipes that have been used, and the device.
@@ -116,6 +118,7 @@ impl Scaling {
             unset: Cell::new(UNSET, device)?,
             one: Cell::new(1.0, device)?,
             counting: false,
+            counter_resets: 0,
         })
     }
 

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use fp8_nn::fp8_recipe::Recipe;
+
 use crate::failure::Failure;
 use crate::options::{DeviceName, Given, Options, Place, RecipeName, Settings};
 use crate::text::Corpus;
@@ -58,11 +60,12 @@ const CURVE_POINTS: usize = 20;
 
 impl Config {
     /// Checks everything but the tensors of checkpoints and the report folder.
-    pub(crate) fn new<T: Trainer>(options: Options, given: &Given) -> Result<Self, Failure> {
+    pub(crate) fn new<T: Trainer>(mut options: Options, given: &Given) -> Result<Self, Failure> {
+        read_recipe(&mut options.settings, given)?;
         let (settings, corpus, runs) = match &options.resume {
             None => {
                 let corpus = Corpus::load(options.text.as_deref(), options.settings.seq)?;
-                let runs = runs(options.settings.recipe).iter().map(|&run| (run, None)).collect();
+                let runs = runs(&options.settings.recipe).iter().map(|&run| (run, None)).collect();
                 (options.settings.clone(), corpus, runs)
             }
             Some(folder) => resumed::<T>(&options, given, folder)?,
@@ -105,12 +108,36 @@ impl Config {
     pub(crate) fn metadata(&self, run: Run, step: usize) -> Metadata {
         let mut metadata: Metadata =
             self.settings.values().into_iter().map(|(option, value)| (option.to_owned(), value)).collect();
+        if !self.settings.recipe_toml.is_empty() {
+            metadata.insert(RECIPE_TOML.to_owned(), self.settings.recipe_toml.clone());
+        }
         metadata.insert("run".to_owned(), run.name().to_owned());
         metadata.insert("step".to_owned(), step.to_string());
         metadata.insert("text".to_owned(), self.corpus.source().to_owned());
         metadata.insert("text-fingerprint".to_owned(), self.corpus.fingerprint());
         metadata
     }
+}
+
+/// The key of the recipe's text in checkpoints.
+const RECIPE_TOML: &str = "recipe-toml";
+
+/// Reads the file that `--recipe` names, if it names one.
+fn read_recipe(settings: &mut Settings, given: &Given) -> Result<(), Failure> {
+    let RecipeName::File(path) = &settings.recipe else { return Ok(()) };
+    if let Some(option) =
+        ["format", "history-len", "margin"].into_iter().find(|option| given.contains(option))
+    {
+        return Err(Failure::input(format!(
+            "--{option} goes with --recipe delayed or current: write it into {}",
+            path.display()
+        )));
+    }
+    let refused = |problem: &str| Failure::input(format!("--recipe {}: {problem}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| refused(&error.to_string()))?;
+    Recipe::from_toml(&text).map_err(|error| refused(&error.to_string()))?;
+    settings.recipe_toml = text;
+    Ok(())
 }
 
 /// Every option of this run that has a value.
@@ -146,10 +173,10 @@ fn chosen(
     chosen
 }
 
-fn runs(recipe: RecipeName) -> &'static [Run] {
+fn runs(recipe: &RecipeName) -> &'static [Run] {
     match recipe {
         RecipeName::None => &[Run::HighPrecision],
-        RecipeName::Delayed | RecipeName::Current => &[Run::HighPrecision, Run::Fp8],
+        RecipeName::Delayed | RecipeName::Current | RecipeName::File(_) => &[Run::HighPrecision, Run::Fp8],
     }
 }
 
@@ -170,6 +197,14 @@ fn resumed<T: Trainer>(
             )));
         }
     }
+    if given.contains("recipe") && options.settings.recipe_toml != settings.recipe_toml {
+        return Err(Failure::input(format!(
+            "--recipe {}: the file has changed since the checkpoint {}: leave the option out to resume with the recipe \
+             that is stored there",
+            settings.recipe,
+            folder.display()
+        )));
+    }
     let corpus = match &options.text {
         Some(path) => Corpus::load(Some(path), settings.seq)?,
         None => Corpus::reload(&first.get("text")?, settings.seq)?,
@@ -182,7 +217,7 @@ fn resumed<T: Trainer>(
         )));
     }
     let mut checkpoints = Vec::new();
-    for &run in runs(settings.recipe) {
+    for &run in runs(&settings.recipe) {
         let checkpoint = match run {
             Run::HighPrecision => first.clone(),
             Run::Fp8 => Checkpoint::read::<T>(folder, run)?,
@@ -231,10 +266,15 @@ impl Checkpoint {
 
     fn settings(&self) -> Result<Settings, Failure> {
         let settings = Settings::from_values(|option| self.metadata.get(option).cloned());
-        settings.map_err(|failure| match failure {
+        let mut settings = settings.map_err(|failure| match failure {
             Failure::Input(sentence) => bad(&self.dir, &sentence),
             other => other,
-        })
+        })?;
+        if matches!(settings.recipe, RecipeName::File(_)) {
+            settings.recipe_toml = self.get(RECIPE_TOML)?;
+            Recipe::from_toml(&settings.recipe_toml).map_err(|error| bad(&self.dir, &error.to_string()))?;
+        }
+        Ok(settings)
     }
 }
 
@@ -322,6 +362,37 @@ mod tests {
     fn without_a_recipe_there_is_one_training() {
         assert_eq!(config("--recipe none").unwrap().runs.len(), 1);
         assert_eq!(config("--recipe current").unwrap().runs.len(), 2);
+    }
+
+    #[test]
+    fn the_example_of_a_recipe_file_is_read() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/train_gpt/recipe.toml");
+        let config = config(&format!("--recipe {path}")).unwrap();
+        assert_eq!(config.runs.len(), 2);
+        assert_eq!(config.settings.recipe_toml, include_str!("recipe.toml"));
+        assert_eq!(config.metadata(Run::Fp8, 1)[RECIPE_TOML], include_str!("recipe.toml"));
+        let recipe = Recipe::from_toml(&config.settings.recipe_toml).unwrap();
+        assert_eq!(
+            recipe.to_string(),
+            "by name (*.mlp.fc2.grad_output: current (use_power_2_scales=true); *.blocks.0.attention.*: off; default: \
+             delayed (margin=1, amax_history_len=64))"
+        );
+    }
+
+    #[test]
+    fn recipe_files_that_cannot_be_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.toml");
+        let path = path.display();
+        let refused = |options: &str| config(&format!("--recipe {path} {options}")).unwrap_err().to_string();
+        assert!(refused("").starts_with(&format!("error: --recipe {path}: No such file")), "{}", refused(""));
+        std::fs::write(folder.path().join("r.toml"), "recipe = \"current\"\nmargin = 1").unwrap();
+        let sentence = "recipe file: unknown key `margin`: the options of current are ";
+        assert!(refused("").starts_with(&format!("error: --recipe {path}: {sentence}")), "{}", refused(""));
+        assert_eq!(
+            refused("--margin 1"),
+            format!("error: --margin goes with --recipe delayed or current: write it into {path}")
+        );
     }
 
     #[test]

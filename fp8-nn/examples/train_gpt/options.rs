@@ -114,9 +114,14 @@ pub(crate) struct Settings {
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: Dtype,
 
-    /// FP8 scaling: delayed (from a history of amaxes), current (from each tensor), none (no FP8 training)
-    #[arg(long, value_enum, default_value = "delayed", hide_possible_values = true)]
+    /// FP8 scaling: delayed (from a history of amaxes), current (from each tensor), none (no FP8 training), or a file
+    /// with a recipe and its options for all tensors or for some: see examples/train_gpt/recipe.toml
+    #[arg(long, value_name = "NAME|FILE.toml", default_value = "delayed", value_parser = recipe_name)]
     pub(crate) recipe: RecipeName,
+
+    /// The text of the file that `--recipe` names, once it was read; otherwise empty.
+    #[arg(skip)]
+    pub(crate) recipe_toml: String,
 
     /// FP8 formats: hybrid (E4M3 forward, E5M2 backward) or e4m3 (both)
     #[arg(long, value_enum, default_value = "hybrid", hide_possible_values = true)]
@@ -154,11 +159,13 @@ pub(crate) enum Dtype {
 }
 
 /// `--recipe`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RecipeName {
     Delayed,
     Current,
     None,
+    /// A TOML file.
+    File(PathBuf),
 }
 
 /// `--format`.
@@ -317,6 +324,16 @@ fn margin(text: &str) -> Result<i32, String> {
     }
 }
 
+fn recipe_name(text: &str) -> Result<RecipeName, String> {
+    match text {
+        "delayed" => Ok(RecipeName::Delayed),
+        "current" => Ok(RecipeName::Current),
+        "none" => Ok(RecipeName::None),
+        _ if text.ends_with(".toml") => Ok(RecipeName::File(text.into())),
+        _ => Err("unknown; the known ones are delayed, current, none and files *.toml".to_owned()),
+    }
+}
+
 fn device(text: &str) -> Result<DeviceName, String> {
     if text == "cpu" {
         return Ok(DeviceName::Cpu);
@@ -334,6 +351,17 @@ impl fmt::Display for DeviceName {
     }
 }
 
+impl fmt::Display for RecipeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Delayed => f.write_str("delayed"),
+            Self::Current => f.write_str("current"),
+            Self::None => f.write_str("none"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
 /// Prints the name that clap parses.
 macro_rules! display_as_option {
     ($($name:ty),*) => {$(
@@ -344,7 +372,7 @@ macro_rules! display_as_option {
         }
     )*};
 }
-display_as_option!(Dtype, RecipeName, FormatName);
+display_as_option!(Dtype, FormatName);
 
 #[cfg(test)]
 mod tests;

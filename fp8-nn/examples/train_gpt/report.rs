@@ -6,6 +6,7 @@ mod slots;
 use std::fmt::Write as _;
 
 use crate::config::Config;
+use crate::options::RecipeName;
 use crate::page::{escape, grouped, section};
 use crate::plot::{self, Chart, Color, Events, Scale, Series, Style};
 use crate::sample::{Sample, printable};
@@ -73,7 +74,11 @@ fn heading(config: &Config, summary: &Summary) -> String {
     let (title, how) = match summary.fp8_gemms_per_step {
         Some(gemms) => {
             let gemms = grouped(gemms as u64);
-            let how = format!("{} scaling, {gemms} FP8 matrix products in a step", summary.recipe);
+            let recipe = match &settings.recipe {
+                RecipeName::File(path) => format!("the recipe {}", path.display()),
+                name => format!("{name} scaling"),
+            };
+            let how = format!("{recipe}, {gemms} FP8 matrix products in a step");
             ("A GPT trained in high precision and in FP8", how)
         }
         None => ("A GPT trained in high precision", "without FP8".to_owned()),
@@ -93,13 +98,14 @@ fn heading(config: &Config, summary: &Summary) -> String {
 /// The verdict, the spread of the training test, and the numbers of both trainings.
 fn comparison(config: &Config, summary: &Summary) -> String {
     let mut html = String::from("<section>\n");
-    let recipe = config.settings.recipe;
+    let recipe = &config.settings.recipe;
     let class = if summary.verdict.percent().is_some() { "verdict" } else { "verdict stopped" };
     let _ = writeln!(html, "<p class=\"{class}\">{}</p>", escape(&summary.verdict.headline()));
     let _ = writeln!(html, "<p class=\"note\">{}</p>", escape(&summary.verdict.explanation(recipe)));
     if let Some(percent) = summary.verdict.percent() {
         let test = ("training test", Color::Grey, verdict::spread(recipe));
-        let rows = [("this run", Color::Orange, vec![percent]), test];
+        let mut rows = vec![("this run", Color::Orange, vec![percent])];
+        rows.extend((!test.2.is_empty()).then_some(test));
         html += &plot::strip("held-out loss in FP8, % above high precision", &rows);
     }
     html += "<table class=\"numbers\">\n<thead><tr><th></th>";

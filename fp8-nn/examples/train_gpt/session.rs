@@ -19,6 +19,8 @@ pub(crate) struct Session {
     optimizer: AdamW,
     scaling: Scaling,
     recipe: Recipe,
+    /// The number of GEMMs in a step that run in FP8.
+    fp8_gemms: usize,
     autocast: AutocastOptions,
     graph: bool,
     /// Number of steps that were queued before one was recorded.
@@ -64,7 +66,10 @@ impl Session {
             Dtype::Bf16 => Some(DType::BF16),
         };
         let autocast = AutocastOptions { enabled: run == Run::Fp8, compute_dtype, ..Default::default() };
-        let recipe = recipe(settings);
+        let recipe = recipe(settings)?;
+        let explained = scaling.explain(&recipe)?; // a pattern without slots is an error now, not in the first step
+        let blocks = explained.layers.iter().filter(|layer| layer.path.contains(".blocks."));
+        let fp8_gemms = blocks.map(|layer| layer.gemms.count()).sum();
         let graph = place.graph;
         let (eager_steps, recorded, resume_note) = (0, None, None);
         Ok(Self {
@@ -73,6 +78,7 @@ impl Session {
             optimizer,
             scaling,
             recipe,
+            fp8_gemms,
             autocast,
             graph,
             eager_steps,
@@ -154,18 +160,19 @@ fn read([loss, grad_norm]: &[Tensor; 2]) -> Result<StepResult> {
 }
 
 /// Returns the recipe of the settings. High precision has one, too, and does not use it.
-fn recipe(settings: &Settings) -> Recipe {
+fn recipe(settings: &Settings) -> Result<Recipe> {
     let fp8_format = match settings.format {
         FormatName::Hybrid => Format::Hybrid,
         FormatName::E4m3 => Format::E4M3,
     };
-    match settings.recipe {
+    Ok(match settings.recipe {
         RecipeName::Current => CurrentScaling { fp8_format, ..Default::default() }.into(),
         RecipeName::Delayed | RecipeName::None => {
             let (margin, amax_history_len) = (settings.margin, settings.history_len);
             DelayedScaling { margin, amax_history_len, fp8_format, ..Default::default() }.into()
         }
-    }
+        RecipeName::File(_) => Recipe::from_toml(&settings.recipe_toml)?,
+    })
 }
 
 /// The message of a library error, in terms of this program's options.
@@ -251,7 +258,7 @@ impl Trainer for Session {
     }
 
     fn fp8_gemms_per_step(&self) -> usize {
-        self.model.fp8_gemms_per_step()
+        self.fp8_gemms
     }
 }
 
@@ -318,6 +325,33 @@ mod tests {
             KernelError::LibraryMissing { library: "x", searched: Vec::new(), remedy: "use Device::cpu()" };
         let text = sentence(error);
         assert!(text.ends_with("use --device cpu"), "{text}");
+    }
+
+    #[test]
+    fn the_example_of_a_recipe_file_trains_and_resumes() {
+        let line = "train_gpt --layers 2 --hidden 32 --heads 2 --seq 8 --batch 2 --recipe recipe.toml";
+        let mut settings = parse_from(line.split_whitespace()).unwrap().0.settings;
+        settings.recipe_toml = include_str!("recipe.toml").to_owned();
+        let place = Place { device: DeviceName::Cpu, graph: false };
+        let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
+        // Of 24 products, those of the first block's qkv and proj run in high precision.
+        assert_eq!(session.fp8_gemms_per_step(), 24 - 6);
+        session.step(&batch(), 1e-3, true).unwrap();
+        let slots = session.slots().unwrap();
+        assert!(slots.iter().all(|slot| !slot.name.contains("blocks.0.attention")), "{slots:?}");
+        assert!(slots.iter().any(|slot| slot.name.contains("blocks.1.attention")));
+        let folder = tempfile::tempdir().unwrap();
+        session.save(folder.path(), &Metadata::new()).unwrap();
+        let mut resumed = Session::resume(&settings, place, Run::Fp8, folder.path()).unwrap();
+        assert_eq!(resumed.resume_note(), None);
+        let [went_on, resumed] =
+            [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-3, false).unwrap());
+        assert_eq!(went_on.loss, resumed.loss);
+
+        settings.recipe_toml = settings.recipe_toml.replace("blocks.0", "blocks.9");
+        let refused = Session::start(&settings, place, Run::Fp8).unwrap_err();
+        let expected = "recipe by name: pattern `*.blocks.9.attention.*` matches no slot: the nearest are";
+        assert!(refused.starts_with(expected), "{refused}");
     }
 
     #[test]

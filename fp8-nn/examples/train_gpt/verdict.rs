@@ -56,8 +56,13 @@ impl Verdict {
     }
 
     /// What the headline means, in a sentence or two.
-    pub(crate) fn explanation(&self, recipe: RecipeName) -> String {
+    pub(crate) fn explanation(&self, recipe: &RecipeName) -> String {
         match self {
+            Self::Compared { .. } if spread(recipe).is_empty() => {
+                "How much higher FP8's held-out loss is than high precision's. The training test has no trainings with \
+                 this recipe to compare with."
+                    .to_owned()
+            }
             Self::Compared { percent } => {
                 let spread = spread(recipe);
                 let (low, high) = bounds(&spread);
@@ -96,7 +101,7 @@ fn capitalized(text: &str) -> String {
 }
 
 /// Returns how much higher FP8's held-out loss was in each training of the training test with this recipe, in percent.
-pub(crate) fn spread(recipe: RecipeName) -> Vec<f64> {
+pub(crate) fn spread(recipe: &RecipeName) -> Vec<f64> {
     let lines = CONVERGENCE.lines().map(|line| line.split(',').collect::<Vec<_>>());
     let percents = lines.filter_map(|fields| match fields[..] {
         [_, name, _, _, percent] if name == recipe.to_string() => percent.parse().ok(),
@@ -124,13 +129,13 @@ mod tests {
     #[test]
     fn the_training_test_has_three_seeds_of_two_models_within_its_bound() {
         for recipe in [RecipeName::Delayed, RecipeName::Current] {
-            let spread = spread(recipe);
+            let spread = spread(&recipe);
             assert_eq!(spread.len(), 6);
             assert!(spread.iter().all(|percent| percent.abs() < 1.0), "{spread:?}");
         }
-        assert_eq!(bounds(&spread(RecipeName::Delayed)), (-0.14, 0.18));
-        assert_eq!(bounds(&spread(RecipeName::Current)), (-0.33, 0.39));
-        assert!(spread(RecipeName::None).is_empty());
+        assert_eq!(bounds(&spread(&RecipeName::Delayed)), (-0.14, 0.18));
+        assert_eq!(bounds(&spread(&RecipeName::Current)), (-0.33, 0.39));
+        assert!(spread(&RecipeName::None).is_empty());
     }
 
     #[test]
@@ -146,9 +151,14 @@ mod tests {
         ] {
             let verdict = complete(loss);
             assert_eq!(verdict.headline(), headline);
-            let explanation = verdict.explanation(RecipeName::Delayed);
+            let explanation = verdict.explanation(&RecipeName::Delayed);
             assert!(explanation.contains(&format!("{place} that range")), "{explanation}");
             assert!(explanation.contains("−0.14 % and +0.18 %"), "{explanation}");
+            let explanation = verdict.explanation(&RecipeName::File("mine.toml".into()));
+            assert!(
+                explanation.ends_with("has no trainings with this recipe to compare with."),
+                "{explanation}"
+            );
         }
     }
 
@@ -158,7 +168,7 @@ mod tests {
         let diverged = End::Diverged { step: 37, loss: f64::NAN };
         let verdict = Verdict::new(&[high(), outcome(Run::Fp8, diverged, None)]);
         assert_eq!((verdict.headline().as_str(), verdict.percent()), ("FP8 diverged at step 37", None));
-        assert!(verdict.explanation(RecipeName::Delayed).contains("was NaN"));
+        assert!(verdict.explanation(&RecipeName::Delayed).contains("was NaN"));
         let verdict = Verdict::new(&[outcome(Run::HighPrecision, End::Interrupted { step: 4 }, None)]);
         assert_eq!(verdict.headline(), "Interrupted after step 4 of the high precision training");
         let verdict = Verdict::new(&[high()]);

@@ -1,8 +1,8 @@
 //! Training resumed from a checkpoint has the bits of training that was never interrupted.
 
 use crate::support::{
-    ParameterBits, bits, block_options, current, delayed, device, error, everything, noise, off, rng, short,
-    step, unless_simulated,
+    ParameterBits, bits, block_options, by_name, current, custom, delayed, device, error, everything, noise,
+    off, rng, short, step, unless_simulated,
 };
 use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;
@@ -68,6 +68,8 @@ fn resuming_is_exact() {
         (short().with_te_rules().into(), options(), DType::F32),
         (one_row, options(), DType::F32),
         (current(), options(), DType::F32),
+        (by_name(), options(), DType::F32),
+        (custom(), options(), DType::F32),
         (delayed(), off(), DType::F32),
         (delayed(), bf16(), DType::BF16),
         (delayed(), bf16(), DType::F32),

@@ -1,7 +1,8 @@
 //! Ranks with one batch each against one process with the joined batch, and what they get when one of them is lost.
 
 use crate::support::{
-    ParameterBits, delayed, device, error, gpt, ids, linear, noise, off, parameter_bits, unless_simulated,
+    ParameterBits, delayed, device, error, gpt, ids, linear, noise, off, parameter_bits, short,
+    unless_simulated,
 };
 use fp8_nn::fp8_dist::local;
 use fp8_nn::fp8_recipe::ScalingState;
@@ -36,7 +37,11 @@ fn shard(t: &Tensor, rank: usize, world_size: usize) -> Tensor {
 }
 
 /// The global loss of each step, then parameters and scales.
-fn train(group: Option<Group>, options: &AutocastOptions) -> Result<(Vec<f32>, ParameterBits, ScalingState)> {
+fn train(
+    group: Option<Group>,
+    recipe: &Recipe,
+    options: &AutocastOptions,
+) -> Result<(Vec<f32>, ParameterBits, ScalingState)> {
     let (rank, world_size) = group.as_ref().map_or((0, 1), |group| (group.rank(), group.world_size()));
     let mut model = gpt(if rank == 0 { 1 } else { 99 });
     let mut scaling = Scaling::new(&model, &device())?;
@@ -50,7 +55,7 @@ fn train(group: Option<Group>, options: &AutocastOptions) -> Result<(Vec<f32>, P
     for step in 0..6 {
         let [x, targets] = [0, 50].map(|seed| shard(&ids([BATCH, SEQ], 20, seed + step), rank, world_size));
         let cross_entropy = ops::CrossEntropyOptions { normalizer, ..Default::default() };
-        let mut cx = scaling.scope(&delayed(), options)?;
+        let mut cx = scaling.scope(recipe, options)?;
         let (loss, saved) = model.loss_with(&mut cx, &x, &targets, cross_entropy)?;
         cx.commit()?;
         scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
@@ -67,12 +72,38 @@ fn train(group: Option<Group>, options: &AutocastOptions) -> Result<(Vec<f32>, P
     Ok((losses, parameter_bits(&model), scaling.state().unwrap()))
 }
 
+/// Two recipes with histories; that of the weights is in the first arenas.
+fn weights_apart() -> Recipe {
+    Recipe::by_name([("*.weight", DelayedScaling { margin: 1, ..short() }.into())], short())
+}
+
+#[test]
+fn ranks_with_other_assignments_get_an_error_that_names_the_slot() {
+    let errors = ranks(2, |group| {
+        let mut scaling = Scaling::new(&gpt(1), &device())?;
+        let pattern = ["*.qkv.input", "*.proj.input"][group.rank()];
+        scaling.set_group(group);
+        let recipe = Recipe::by_name([(pattern, DelayedScaling { margin: 1, ..short() }.into())], short());
+        scaling.autocast(&recipe)?.commit()?;
+        Ok::<_, Error>(())
+    });
+    for error in errors {
+        let text = error.unwrap().unwrap_err().to_string();
+        assert!(text.contains("gpt.blocks.0.attention.proj.input under delayed ("), "{text}");
+        assert!(text.contains("margin=1"), "{text}");
+    }
+}
+
 #[test]
 fn ranks_train_as_one_process_with_the_joined_batch() {
-    for (options, tolerance) in [(off(), 1e-5), (AutocastOptions::default(), 0.01)] {
-        let alone = train(None, &options).unwrap();
+    for (recipe, options, tolerance) in [
+        (delayed(), off(), 1e-5),
+        (delayed(), AutocastOptions::default(), 0.01),
+        (weights_apart(), AutocastOptions::default(), 0.01),
+    ] {
+        let alone = train(None, &recipe, &options).unwrap();
         for world_size in unless_simulated(vec![2, 4], vec![2]) {
-            let all: Vec<_> = ranks(world_size, |group| train(Some(group), &options))
+            let all: Vec<_> = ranks(world_size, |group| train(Some(group), &recipe, &options))
                 .into_iter()
                 .map(|r| r.unwrap().unwrap())
                 .collect();
@@ -84,7 +115,7 @@ fn ranks_train_as_one_process_with_the_joined_batch() {
                 assert!(all[0] == *other, "ranks differ");
             }
             if options.enabled {
-                assert_eq!(all[0].2.arenas.len(), 2);
+                assert_eq!(all[0].2.arenas.len(), alone.2.arenas.len());
                 let slots = |state: &ScalingState| state.arenas[0].slots.clone();
                 assert_eq!(slots(&all[0].2), slots(&alone.2));
                 // All ranks' amaxes are in the histories, as of one process: the first forward sees equal weights.
@@ -190,7 +221,7 @@ fn lost(rank_1: impl Fn(Group) -> Result<()> + Sync) -> Vec<Option<Result<()>>> 
         if group.rank() == 1 {
             return rank_1(group);
         }
-        train(Some(group), &AutocastOptions::default()).map(drop)
+        train(Some(group), &delayed(), &AutocastOptions::default()).map(drop)
     });
     assert!(start.elapsed() < DEADLINE / 2, "ranks waited for one that was gone");
     all

@@ -89,8 +89,8 @@ fn rate(step: u64) -> f32 {
     1e-2 / (1.0 + step as f32)
 }
 
-fn recipes() -> [Recipe; 2] {
-    [delayed(), current()]
+fn recipes() -> [Recipe; 3] {
+    [delayed(), current(), by_name()]
 }
 
 /// Two steps, a third that is recorded, and three replays, each beside an eager step of the same bits and before `between`.

@@ -1,8 +1,8 @@
 //! One step under different recipes, transpose policies and kinds of scope.
 
 use crate::support::{
-    bits, block, block_options, current, delayed, device, first_step, gpt, grads, ids, linear, noise, off,
-    parameter_bits, relative_rms, rng, short, step, values,
+    bits, block, block_options, by_name, current, custom, delayed, device, first_step, gpt, grads, ids,
+    linear, noise, off, parameter_bits, relative_rms, rng, short, step, values,
 };
 use fp8_nn::prelude::*;
 
@@ -16,7 +16,8 @@ fn fp8_stays_near_high_precision() {
     };
     let high = run(&delayed(), &off());
     let e4m3 = DelayedScaling { fp8_format: Format::E4M3, ..short() };
-    for recipe in [delayed(), e4m3.into(), current(), DelayedScaling { margin: 1, ..short() }.into()] {
+    let margin = DelayedScaling { margin: 1, ..short() };
+    for recipe in [delayed(), e4m3.into(), current(), margin.into(), by_name(), custom()] {
         let fp8 = run(&recipe, &AutocastOptions::default());
         let (y, dx) = (relative_rms(&high.0, &fp8.0), relative_rms(&high.1, &fp8.1));
         assert!((1e-4..0.03).contains(&y) && (1e-4..0.20).contains(&dx), "{recipe:?}: y {y}, dx {dx}");

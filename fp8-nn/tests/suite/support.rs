@@ -1,6 +1,6 @@
 //! Small models, noise, one training step, and what of it can be compared.
 
-use fp8_nn::fp8_recipe::ScalingState;
+use fp8_nn::fp8_recipe::{CustomRecipe, ScalingState, SlotUpdate};
 use fp8_nn::prelude::*;
 use fp8_nn::rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -118,6 +118,35 @@ pub(crate) fn delayed() -> Recipe {
 
 pub(crate) fn current() -> Recipe {
     CurrentScaling::default().into()
+}
+
+/// A recipe for each slot: gradients have a margin, and weights keep no history.
+pub(crate) fn by_name() -> Recipe {
+    let margin = DelayedScaling { margin: 1, ..short() };
+    Recipe::by_name([("*.grad_output", margin.into()), ("*.weight", current())], short())
+}
+
+/// A recipe of the user's own: a moving average of the amaxes.
+#[derive(Debug)]
+struct MovingAverage;
+
+impl CustomRecipe for MovingAverage {
+    fn name(&self) -> &str {
+        "moving average"
+    }
+
+    fn state(&self) -> &[&str] {
+        &["mean"]
+    }
+
+    fn scale(&self, slot: &SlotUpdate<'_>, state: &mut [f32]) -> f32 {
+        state[0] = if slot.scale.is_none() { slot.amax } else { 0.75 * state[0] + 0.25 * slot.amax };
+        slot.fp8_max / 2.0 / state[0]
+    }
+}
+
+pub(crate) fn custom() -> Recipe {
+    Recipe::custom(MovingAverage)
 }
 
 pub(crate) fn off() -> AutocastOptions {

@@ -226,8 +226,7 @@ fn what_a_recipe_by_name_cannot_be_made_of() {
     assert_eq!(message(nested.validate()), text);
     assert_eq!(message(scaling(&["a"]).autocast(&nested)), text);
     let bad: Recipe = DelayedScaling { interval: 0, ..short() }.into();
-    for recipe in
-        [Recipe::by_name([("a", bad.clone())], margin(0)), Recipe::by_name([("a", margin(0))], bad.clone())]
+    for recipe in [Recipe::by_name([("a", bad.clone())], margin(0)), Recipe::by_name([("a", margin(0))], bad)]
     {
         assert!(message(recipe.validate()).starts_with("DelayedScaling: interval = 0"));
     }

@@ -191,7 +191,7 @@ fn options_out_of_range() {
             1.0
         }
     }
-    const MANY: [&str; 1025] = ["x"; 1025];
+    static MANY: [&str; 1025] = ["x"; 1025];
     for (bad, text) in [
         (
             Bad("", &[], Format::Hybrid),
@@ -357,7 +357,7 @@ fn state_that_cannot_be_loaded() {
         );
     }
     // Numbers are never taken for others: with a row more or less, the arena is not used.
-    let mut longer = state.clone();
+    let mut longer = state;
     longer.arenas[0].amax_history.push(vec![5.0, 5.0]);
     let mut other = scaling(&["a"]);
     other.load_state(&longer).unwrap();

@@ -25,6 +25,7 @@ mod scopes;
 mod state;
 mod state_report;
 mod te_rules;
+mod trace;
 mod update;
 mod user_functions;
 mod weights;

@@ -30,7 +30,10 @@ fn wrong_values_are_refused_in_one_sentence() {
         ("--lr 0", "error: --lr 0: a learning rate must be finite and above zero (in f32)"),
         ("--lr 1e-60", "error: --lr 1e-60: a learning rate must be finite and above zero (in f32)"),
         ("--lr fast", "error: --lr fast: a learning rate must be a number, finite and above zero"),
-        ("--recipe mxfp8", "error: --recipe mxfp8: unknown; the known ones are delayed, current, none"),
+        (
+            "--recipe mxfp8",
+            "error: --recipe mxfp8: unknown; the known ones are delayed, current, none and files *.toml",
+        ),
         ("--dtype f16", "error: --dtype f16: unknown; the known ones are f32, bf16"),
         ("--format e5m2", "error: --format e5m2: unknown; the known ones are hybrid, e4m3"),
         ("--device gpu", "error: --device gpu: unknown device; the known ones are cpu and cuda:N"),
@@ -78,6 +81,16 @@ fn settings_survive_as_text() {
     let without = |name: &str| find(name).filter(|_| name != "margin");
     let failure = Settings::from_values(without).unwrap_err();
     assert_eq!(failure.to_string(), "error: it has no --margin");
+}
+
+#[test]
+fn a_recipe_is_a_name_or_a_file() {
+    for name in ["delayed", "current", "none", "a/b.toml", "x y.toml"] {
+        let line = ["train_gpt".to_owned(), format!("--recipe={name}")];
+        let (options, _) = parse_from(line).unwrap();
+        assert_eq!(options.settings.recipe.to_string(), name);
+        assert_eq!(matches!(options.settings.recipe, RecipeName::File(_)), name.ends_with(".toml"));
+    }
 }
 
 #[test]

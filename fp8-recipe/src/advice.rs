@@ -1,0 +1,222 @@
+//! What to change about slots that lose values.
+
+use crate::{RecipeLabel, SlotSeries, SlotTrace, TracePoint};
+use std::fmt;
+use std::sync::Arc;
+
+/// Shares of values below which a slot is left alone.
+const SATURATED: f64 = 1e-4;
+const UNDERFLOWED: f64 = 0.05;
+
+/// A scale that leaves more than this many bits of the format unused costs precision.
+const UNUSED_BITS: f64 = 4.0;
+
+/// What one slot lost in the last steps, and the change that would help: see [`SlotTrace::advice`]. `Display` writes a
+/// sentence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Advice {
+    /// The slot's name.
+    pub slot: Arc<str>,
+    /// The recipe and group that it ran under.
+    pub recipe: RecipeLabel,
+    /// What was seen, with numbers.
+    pub finding: String,
+    /// The change that would help.
+    pub remedy: String,
+}
+
+/// Writes a sentence: the slot, what was seen, and the change that would help.
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { slot, recipe, finding, remedy } = self;
+        write!(f, "{slot} (under {recipe}) {finding}: {remedy}")
+    }
+}
+
+impl SlotTrace {
+    /// Returns what slots lost in the recorded steps and the changes that would help, in the order of the slots. It is empty
+    /// if nothing was lost that is worth a change.
+    ///
+    /// A slot is mentioned if it had NaN values, if it saturated more than 0.01 % of the values of some step, if it underflowed more than
+    /// 5 % of all values, or if its scale left more than four bits of the format unused in every step.
+    ///
+    /// ```
+    /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+    /// use fp8_recipe::{Advice, DelayedScaling, GemmSlots, Scaling, SlotTrace};
+    ///
+    /// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+    /// let mut scaling = Scaling::new(&fc, &device)?;
+    /// scaling.set_counting(true);
+    /// let mut trace = SlotTrace::new(100);
+    /// for (step, amax) in [1.0f32, 3.0, 2.0].into_iter().enumerate() {
+    ///     let mut cx = scaling.autocast(&DelayedScaling::default().into())?;
+    ///     ops::quantize(&Tensor::from_vec(vec![amax, 0.5], [1, 2], &device)?, &cx.slot(&fc.input)?)?;
+    ///     cx.commit()?;
+    ///     trace.record(step as u64, &scaling)?;
+    /// }
+    /// let advice: &Advice = &trace.advice()[0];
+    /// assert_eq!(
+    ///     advice.to_string(),
+    ///     "fc.input (under delayed) saturated 16.7 % of its values, in 1 of the last 3 steps, because its amax grew to 3.0 times what \
+    ///      its scale allowed for: raise its margin by 2, or use current scaling for this slot"
+    /// );
+    /// # Ok::<(), fp8_recipe::Error>(())
+    /// ```
+    pub fn advice(&self) -> Vec<Advice> {
+        self.series().iter().flat_map(of_slot).collect()
+    }
+}
+
+fn of_slot(series: &SlotSeries) -> Vec<Advice> {
+    let points = &series.points;
+    let mut all = Vec::new();
+    let mut add = |finding: String, remedy: String| {
+        let (slot, recipe) = (series.name.clone(), series.recipe.clone());
+        all.push(Advice { slot, recipe, finding, remedy });
+    };
+    let steps = points.len();
+    let in_steps = |is: &dyn Fn(&TracePoint) -> bool| points.iter().filter(|point| is(point)).count();
+    let total = |value: fn(&TracePoint) -> u64| points.iter().map(value).sum::<u64>();
+    let share = |part: u64| part as f64 / total(|point| point.elements).max(1) as f64;
+
+    let nan = in_steps(&|point| point.nan > 0);
+    if nan > 0 {
+        let remedy = "no recipe helps; find the operation before it that makes them".to_owned();
+        add(format!("had NaN values in {nan} of the last {steps} steps"), remedy);
+    }
+    let saturates = |point: &TracePoint| point.saturated as f64 > SATURATED * point.elements as f64;
+    let saturated = in_steps(&saturates);
+    if saturated > 0 {
+        let percent = percent(share(total(|point| point.saturated)));
+        let finding = format!("saturated {percent} of its values, in {saturated} of the last {steps} steps");
+        // The scale after a step is the one that the next step quantizes with.
+        let overshoots = points.iter().zip(points.iter().skip(1)).filter(|(_, next)| saturates(next));
+        let overshoot = overshoots.map(|(last, next)| bits(next.amax, last.scale, series.fp8_max));
+        let overshoot = overshoot.filter(|bits| bits.is_finite()).fold(0.0, f64::max);
+        if overshoot > 0.0 {
+            add(
+                format!(
+                    "{finding}, because its amax grew to {:.1} times what its scale allowed for",
+                    overshoot.exp2()
+                ),
+                format!(
+                    "raise its margin by {}, or use current scaling for this slot",
+                    overshoot.ceil().max(1.0)
+                ),
+            );
+        } else {
+            add(finding, "raise its margin by 1, or use current scaling for this slot".to_owned());
+        }
+    }
+    let underflowed = share(total(|point| point.underflowed));
+    let unused = points
+        .iter()
+        .zip(points.iter().skip(1))
+        .map(|(last, next)| -bits(next.amax, last.scale, series.fp8_max));
+    let unused = unused.filter(|bits| bits.is_finite()).reduce(f64::min).unwrap_or(0.0);
+    if unused > UNUSED_BITS {
+        add(
+            format!("left at least {unused:.0} bits of its format unused in each of the last {steps} steps"),
+            "lower its margin or amax_history_len, or use current scaling for this slot".to_owned(),
+        );
+    } else if underflowed > UNDERFLOWED {
+        let remedy = if series.fp8_max > 448.0 {
+            "its values span more than E5M2 can hold; leave this slot in high precision if the loss suffers"
+        } else {
+            "its values span more than E4M3 can hold; use HYBRID if it is a gradient, or leave this slot in high precision if \
+             the loss suffers"
+        };
+        add(
+            format!("underflowed {} of its values in the last {steps} steps", percent(underflowed)),
+            remedy.to_owned(),
+        );
+    }
+    all
+}
+
+/// How many bits a scaled amax exceeds the largest value by; negative if it stays below.
+fn bits(amax: f32, scale: f32, fp8_max: f32) -> f64 {
+    (f64::from(amax) * f64::from(scale) / f64::from(fp8_max)).log2()
+}
+
+fn percent(share: f64) -> String {
+    if share < 0.001 { format!("{:.3} %", 100.0 * share) } else { format!("{:.1} %", 100.0 * share) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(step: u64, amax: f32, scale: f32) -> TracePoint {
+        TracePoint { step, amax, scale, elements: 1000, saturated: 0, underflowed: 0, nan: 0 }
+    }
+
+    fn advice(fp8_max: f32, points: Vec<TracePoint>) -> Vec<String> {
+        let trace = SlotTrace::of_points("blocks.3.fc2.grad_output", "delayed", fp8_max, points);
+        trace.advice().iter().map(|advice| advice.to_string()).collect()
+    }
+
+    #[test]
+    fn a_slot_that_loses_nothing_gets_none() {
+        assert_eq!(advice(448.0, vec![]), Vec::<String>::new());
+        assert_eq!(advice(448.0, (0..9).map(|step| point(step, 3.5, 128.0)).collect()), Vec::<String>::new());
+        let few = |step| TracePoint {
+            elements: 100_000,
+            saturated: 10,
+            underflowed: 5000,
+            ..point(step, 3.5, 128.0)
+        };
+        assert_eq!(advice(448.0, (0..9).map(few).collect()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn saturation_names_its_share_and_the_margin_that_would_help() {
+        let mut points: Vec<_> = (0..100).map(|step| point(step, 3.5, 128.0)).collect();
+        for step in [10, 50] {
+            points[step] = TracePoint { saturated: 200, amax: 17.5, ..points[step] };
+        }
+        assert_eq!(
+            advice(448.0, points.clone()),
+            [
+                "blocks.3.fc2.grad_output (under delayed) saturated 0.4 % of its values, in 2 of the last 100 steps, because \
+                 its amax grew to 5.0 times what its scale allowed for: raise its margin by 3, or use current scaling for \
+                 this slot"
+            ]
+        );
+        // Without a step before it, its scale is unknown.
+        let alone = vec![TracePoint { saturated: 1, ..points[0] }];
+        assert_eq!(
+            advice(448.0, alone),
+            [
+                "blocks.3.fc2.grad_output (under delayed) saturated 0.1 % of its values, in 1 of the last 1 steps: raise its \
+                 margin by 1, or use current scaling for this slot"
+            ]
+        );
+    }
+
+    #[test]
+    fn underflow_nan_and_unused_bits_have_sentences_of_their_own() {
+        let lossy = |step| TracePoint { underflowed: 100, ..point(step, 448.0, 1.0) };
+        let found = advice(448.0, (0..4).map(lossy).collect());
+        assert!(found[0].contains("underflowed 10.0 % of its values in the last 4 steps: "), "{found:?}");
+        assert!(found[0].contains("more than E4M3 can hold; use HYBRID if it is a gradient"), "{found:?}");
+        let lossy = |step| TracePoint { underflowed: 100, ..point(step, 57344.0, 1.0) };
+        assert!(advice(57344.0, (0..4).map(lossy).collect())[0].contains("more than E5M2 can hold"));
+        let unused = |step| TracePoint { underflowed: 100, ..point(step, 1.0, 7.0) };
+        assert_eq!(
+            advice(448.0, (0..4).map(unused).collect()),
+            [
+                "blocks.3.fc2.grad_output (under delayed) left at least 6 bits of its format unused in each of the last 4 \
+                 steps: lower its margin or amax_history_len, or use current scaling for this slot"
+            ]
+        );
+        let nan = |step| TracePoint { nan: step % 2, ..point(step, 3.5, 128.0) };
+        assert_eq!(
+            advice(448.0, (0..5).map(nan).collect()),
+            [
+                "blocks.3.fc2.grad_output (under delayed) had NaN values in 2 of the last 5 steps: no recipe helps; find the \
+                 operation before it that makes them"
+            ]
+        );
+    }
+}

@@ -1,0 +1,273 @@
+//! The amaxes, scales and counts of each slot over the last steps.
+
+use crate::{Direction, RecipeLabel, Result, Scaling, SlotReport};
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+/// The amaxes, scales and counts of each slot in the last steps: a ring for each slot.
+///
+/// Call [`record`](Self::record) after each step, with [`Scaling::set_counting`] on. Nothing is read in steps without the call, so
+/// a trace that is not used costs nothing. [`advice`](Self::advice) says what to change.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling, SlotSeries, SlotTrace, TracePoint};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// scaling.set_counting(true);
+/// let mut trace = SlotTrace::new(100);
+/// for (step, amax) in [3.5f32, 7.0, 3.5].into_iter().enumerate() {
+///     let mut cx = scaling.autocast(&DelayedScaling::default().into())?;
+///     ops::quantize(&Tensor::from_vec(vec![amax, 0.5], [1, 2], &device)?, &cx.slot(&fc.input)?)?;
+///     cx.commit()?;
+///     trace.record(step as u64, &scaling)?;
+/// }
+/// let SlotSeries { name, points, .. } = &trace.series()[0];
+/// assert_eq!((&**name, points.len()), ("fc.input", 3));
+/// let TracePoint { step, amax, scale, saturated, .. } = points[1];
+/// assert_eq!((step, amax, scale, saturated), (1, 7.0, 64.0, 1)); // 7 · 128 exceeds 448
+/// assert!(trace.to_csv().ends_with("2,fc.input,forward,delayed,3.5,64,2,0,0,0\n"));
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct SlotTrace {
+    capacity: usize,
+    series: Vec<SlotSeries>,
+    /// How often the counters had been reset at the last call of `record`.
+    resets: u64,
+}
+
+/// One slot under one recipe in the last steps, as recorded by a [`SlotTrace`].
+#[derive(Debug, Clone)]
+pub struct SlotSeries {
+    /// The slot's name.
+    pub name: Arc<str>,
+    /// The pass it belongs to.
+    pub direction: Direction,
+    /// The recipe and group that it ran under.
+    pub recipe: RecipeLabel,
+    /// The largest finite value of its format.
+    pub fp8_max: f32,
+    /// The steps in which it ran, oldest first.
+    pub points: VecDeque<TracePoint>,
+    /// The counts of the last report, from which those of the next step are told apart.
+    seen: Counts,
+}
+
+/// One slot in one step, as recorded by a [`SlotTrace`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TracePoint {
+    /// The step.
+    pub step: u64,
+    /// The amax of the step; 0 under a history of length 1, which keeps none.
+    pub amax: f32,
+    /// The scale after the step.
+    pub scale: f32,
+    /// The number of values that were counted.
+    pub elements: u64,
+    /// The number of finite values that rounded beyond the format's largest value.
+    pub saturated: u64,
+    /// The number of values other than 0 that became 0.
+    pub underflowed: u64,
+    /// The number of NaN values.
+    pub nan: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    elements: u64,
+    saturated: u64,
+    underflowed: u64,
+    nan: u64,
+}
+
+impl Counts {
+    fn of(report: &SlotReport) -> Self {
+        let SlotReport { elements, saturated, underflowed, nan, .. } = *report;
+        Self { elements, saturated, underflowed, nan }
+    }
+
+    /// Returns what was counted since `earlier`.
+    const fn since(self, earlier: Self) -> Self {
+        Self {
+            elements: self.elements.saturating_sub(earlier.elements),
+            saturated: self.saturated.saturating_sub(earlier.saturated),
+            underflowed: self.underflowed.saturating_sub(earlier.underflowed),
+            nan: self.nan.saturating_sub(earlier.nan),
+        }
+    }
+}
+
+impl SlotTrace {
+    /// Creates a trace that keeps the last `steps` steps of each slot.
+    pub const fn new(steps: usize) -> Self {
+        Self { capacity: steps, series: Vec::new(), resets: 0 }
+    }
+
+    /// Records the slots that have run since the last call, as `step`. It reads all slots, so on a GPU it waits for the step.
+    ///
+    /// # Errors
+    /// The device failed; none on the CPU.
+    pub fn record(&mut self, step: u64, scaling: &Scaling) -> Result<()> {
+        let reports = scaling.slot_reports()?;
+        if self.resets != scaling.counter_resets {
+            self.resets = scaling.counter_resets;
+            self.series.iter_mut().for_each(|series| series.seen = Counts::default());
+        }
+        for report in reports {
+            let SlotReport { name, direction, recipe, .. } = &report;
+            let known =
+                self.series.iter().position(|series| (&series.name, &series.recipe) == (name, recipe));
+            let series = match known {
+                Some(position) => &mut self.series[position],
+                None if report.elements == 0 => continue,
+                None => {
+                    self.series.push(SlotSeries {
+                        name: name.clone(),
+                        direction: *direction,
+                        recipe: recipe.clone(),
+                        fp8_max: scaling.fp8_max(recipe, *direction),
+                        points: VecDeque::new(),
+                        seen: Counts::default(),
+                    });
+                    let last = self.series.len() - 1;
+                    &mut self.series[last]
+                }
+            };
+            let counts = Counts::of(&report);
+            let Counts { elements, saturated, underflowed, nan } = counts.since(series.seen);
+            series.seen = counts;
+            if elements == 0 || self.capacity == 0 {
+                continue;
+            }
+            if series.points.len() == self.capacity {
+                series.points.pop_front();
+            }
+            let (amax, scale) = (report.amax, report.scale);
+            series.points.push_back(TracePoint { step, amax, scale, elements, saturated, underflowed, nan });
+        }
+        Ok(())
+    }
+
+    /// Returns the slots that have run, in the order of the reports.
+    pub fn series(&self) -> &[SlotSeries] {
+        &self.series
+    }
+
+    /// Returns all points as CSV, with a line of column names: `step`, `slot`, `direction`, `recipe`, `amax`, `scale`,
+    /// `elements`, `saturated`, `underflowed`, `nan`. Names with commas or quotes are quoted.
+    pub fn to_csv(&self) -> String {
+        let mut csv =
+            String::from("step,slot,direction,recipe,amax,scale,elements,saturated,underflowed,nan\n");
+        for SlotSeries { name, direction, recipe, points, .. } in &self.series {
+            let [name, recipe] = [name.to_string(), recipe.to_string()].map(csv_field);
+            for point in points {
+                let TracePoint { step, amax, scale, elements, saturated, underflowed, nan } = point;
+                let counts = format!("{elements},{saturated},{underflowed},{nan}");
+                let _ = writeln!(csv, "{step},{name},{direction},{recipe},{amax},{scale},{counts}");
+            }
+        }
+        csv
+    }
+
+    /// Returns all points as JSON: a list of slots, each with its `slot`, `direction`, `recipe`, and one list for each column.
+    /// Numbers that are not finite are `null`.
+    pub fn to_json(&self) -> String {
+        let slots = self.series.iter().map(|series| {
+            let column = |name: &str, value: &dyn Fn(&TracePoint) -> String| {
+                let values: Vec<String> = series.points.iter().map(value).collect();
+                format!("\"{name}\":[{}]", values.join(","))
+            };
+            let number = |value: f32| if value.is_finite() { value.to_string() } else { "null".to_owned() };
+            let columns = [
+                column("step", &|point| point.step.to_string()),
+                column("amax", &|point| number(point.amax)),
+                column("scale", &|point| number(point.scale)),
+                column("elements", &|point| point.elements.to_string()),
+                column("saturated", &|point| point.saturated.to_string()),
+                column("underflowed", &|point| point.underflowed.to_string()),
+                column("nan", &|point| point.nan.to_string()),
+            ];
+            format!(
+                "{{\"slot\":{},\"direction\":\"{}\",\"recipe\":{},{}}}",
+                json_text(&series.name),
+                series.direction,
+                json_text(&series.recipe.to_string()),
+                columns.join(",")
+            )
+        });
+        format!("[{}]", slots.collect::<Vec<_>>().join(","))
+    }
+}
+
+#[cfg(test)]
+impl SlotTrace {
+    /// A trace of one slot with these points.
+    pub(crate) fn of_points(name: &str, recipe: &str, fp8_max: f32, points: Vec<TracePoint>) -> Self {
+        let series = SlotSeries {
+            name: name.into(),
+            direction: Direction::Forward,
+            recipe: RecipeLabel::new(recipe, None),
+            fp8_max,
+            points: points.into(),
+            seen: Counts::default(),
+        };
+        Self { capacity: 100, series: vec![series], resets: 0 }
+    }
+}
+
+impl Scaling {
+    /// Returns the largest value of the slots of a pass under a recipe that has been used.
+    fn fp8_max(&self, recipe: &RecipeLabel, direction: Direction) -> f32 {
+        let domain = self.domains.iter().find(|domain| domain.label() == *recipe);
+        domain.map_or(f32::NAN, |domain| domain.encodings[direction].max())
+    }
+}
+
+fn csv_field(text: String) -> String {
+    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+}
+
+fn json_text(text: &str) -> String {
+    let mut json = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => json.extend(['\\', c]),
+            c if c < ' ' => {
+                let _ = write!(json, "\\u{:04x}", u32::from(c));
+            }
+            c => json.push(c),
+        }
+    }
+    json + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted_and_numbers_that_are_not_finite_are_null() {
+        let point = TracePoint {
+            step: 3,
+            amax: f32::INFINITY,
+            scale: 0.5,
+            elements: 9,
+            saturated: 1,
+            underflowed: 2,
+            nan: 4,
+        };
+        let trace = SlotTrace::of_points("a\"b\\c\nd", "x(,y", 448.0, vec![point]);
+        assert_eq!(
+            trace.to_csv().lines().skip(1).collect::<Vec<_>>().join("|"),
+            "3,\"a\"\"b\\c|d\",forward,\"x(,y\",inf,0.5,9,1,2,4"
+        );
+        assert_eq!(
+            trace.to_json(),
+            "[{\"slot\":\"a\\\"b\\\\c\\u000ad\",\"direction\":\"forward\",\"recipe\":\"x(,y\",\"step\":[3],\"amax\":[null],\
+             \"scale\":[0.5],\"elements\":[9],\"saturated\":[1],\"underflowed\":[2],\"nan\":[4]}]"
+        );
+    }
+}
