@@ -81,6 +81,11 @@ pub(crate) fn by_exchange<G: ProcessGroup + ?Sized>(
     shard: &Tensor,
     slot: &Slot<'_>,
 ) -> Result<Operand> {
+    if let Scale::Blocks(_) = slot.scale {
+        // Blocks of the whole tensor may span shards, and its columnwise copy is quantized from the source.
+        let whole = group.all_gather(&label(what, shard, slot), shard)?;
+        return Ok(ops::quantize(&whole, slot)?);
+    }
     let agreement = agree(group, what, shard, slot)?;
     let shard = agreement.quantize(shard, slot)?;
     join(&shard, group.all_gather(what, &elements(&shard)?)?, slot)
@@ -112,10 +117,10 @@ impl Agreement {
     }
 }
 
-/// Returns the slot's rule, unless the slot is off.
+/// Returns the rule of a slot that has one scale.
 pub(crate) const fn rule<'a>(slot: &Slot<'a>) -> Option<&'a ScaleRule> {
     match slot.scale {
-        Scale::Off => None,
+        Scale::Off | Scale::Blocks(_) => None,
         Scale::Cell { first: rule, .. } | Scale::FromTensor(rule) | Scale::FromAmax { rule, .. } => {
             Some(rule)
         }
@@ -150,9 +155,12 @@ pub(crate) fn join(shard: &Operand, gathered: Tensor, slot: &Slot<'_>) -> Result
 
 /// Describes what must be equal on all ranks besides the scale: types and rule. If they differ, the error shows both labels.
 pub(crate) fn label(what: &str, shard: &Tensor, slot: &Slot<'_>) -> String {
-    match rule(slot) {
-        Some(rule) => format!("{what}: a scale for {} as {} by {rule:?}", shard.dtype(), slot.encoding),
-        None => format!("{what}: {}", shard.dtype()),
+    match (rule(slot), slot.scale) {
+        (Some(rule), _) => format!("{what}: a scale for {} as {} by {rule:?}", shard.dtype(), slot.encoding),
+        (None, Scale::Blocks(rule)) => {
+            format!("{what}: scales for {} as {} by {rule:?}", shard.dtype(), slot.encoding)
+        }
+        (None, _) => format!("{what}: {}", shard.dtype()),
     }
 }
 
@@ -167,7 +175,7 @@ pub(crate) fn agree<G: ProcessGroup + ?Sized>(
     let held = match slot.scale {
         Scale::Cell { cell, .. } => Some(cell.read()?).filter(|&scale| scale != UNSET),
         Scale::FromAmax { amax, rule } => Some(rule.scale(amax, 1.0)?),
-        Scale::FromTensor(_) | Scale::Off => None,
+        Scale::FromTensor(_) | Scale::Off | Scale::Blocks(_) => None,
     };
     let amax = if held.is_none() { ops::amax(shard)?.item()? } else { 0.0 };
     let mine = Tensor::from_vec(vec![held.unwrap_or(UNSET), amax], [1, 2], shard.device())?;

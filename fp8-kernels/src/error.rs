@@ -138,6 +138,19 @@ pub enum Error {
         /// The format of the right operand.
         rhs: Encoding,
     },
+    /// The scales of two FP8 operands cannot be multiplied.
+    #[error(
+        "{op}: scales of {lhs} × {rhs}: FP8 GEMMs take tensor or row with tensor or row, 1x128 with 1x128 or 128x128, and mx32 \
+         with mx32"
+    )]
+    Blocks {
+        /// The operation.
+        op: &'static str,
+        /// What shares a scale in `a`: `tensor`, `row`, `1x128`, `128x128` or `mx32`.
+        lhs: &'static str,
+        /// What shares a scale in `b`.
+        rhs: &'static str,
+    },
     /// One operand is in FP8 and the other is not.
     #[error("{op}: one operand is FP8 and the other {high}: quantize both or neither")]
     MixedOperands {

@@ -1,14 +1,17 @@
-//! FP8 codes with the factor that turns them back into numbers.
+//! FP8 codes with the factors that turn them back into numbers.
 
-use crate::backend::dispatch;
-use crate::{DType, Device, Encoding, Result, Shape, Tensor, TransposePolicy, ops};
+use crate::backend::{Backend, dispatch};
+use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor, TransposePolicy, ops};
+use fp8_format::Blocks;
 use std::fmt;
 
-/// A tensor in FP8: codes and a dequantization factor, with `value = code · scale_inv`.
+/// A tensor in FP8: codes and dequantization factors, with `value = code · scale_inv`.
 ///
-/// It has up to two copies of its codes: `rowwise`, those of the `[rows, cols]` matrix, and `columnwise`, those of its
-/// transpose. At least one exists. The factor belongs to the tensor, so a cached tensor stays valid when the scale of its
-/// slot changes. [`ops::quantize`](crate::ops::quantize()) returns one inside an [`Operand`](crate::Operand);
+/// It has one factor, or one for each row or block ([`blocks`](Self::blocks)). It has up to two copies of its codes: `rowwise`,
+/// those of the `[rows, cols]` matrix, and `columnwise`, those of its transpose. At least one exists. Each copy has its own
+/// factors, because other elements share a block in the transpose: with factors for rows, 1 × 128 blocks or MX blocks, the
+/// columnwise copy is quantized from the source and cannot be made from the rowwise codes. The factors belong to the tensor, so a
+/// cached tensor stays valid when the scale of its slot changes. [`ops::quantize`](crate::ops::quantize()) returns one inside an [`Operand`](crate::Operand);
 /// [`from_codes`](Self::from_codes) creates one from codes that you have.
 ///
 /// ```
@@ -25,9 +28,17 @@ use std::fmt;
 pub struct Fp8Tensor {
     shape: Shape,
     encoding: Encoding,
-    rowwise: Option<Tensor>,
-    columnwise: Option<Tensor>,
-    scale_inv: Tensor,
+    blocks: Option<Blocks>,
+    rowwise: Option<Layout>,
+    columnwise: Option<Layout>,
+}
+
+/// The codes of a matrix or of its transpose, with their factors.
+#[derive(Clone)]
+pub(crate) struct Layout {
+    pub(crate) codes: Tensor,
+    /// One f32; or, with blocks, the factors of the matrix that the codes are of: f32, or u8 (E8M0) for MX.
+    pub(crate) scale_inv: Tensor,
 }
 
 impl Fp8Tensor {
@@ -48,10 +59,49 @@ impl Fp8Tensor {
         let scale_inv = scale_inv.reshape([])?;
         let shape = shape.into();
         shape.check_size("from_codes")?;
-        Ok(Self { shape, encoding, rowwise: Some(codes.reshape(shape)?), columnwise: None, scale_inv })
+        Ok(Self::from_parts(shape, Some(codes.reshape(shape)?), None, encoding, scale_inv))
     }
 
-    /// Creates a tensor from the codes of a quantization on the CPU.
+    /// Creates a tensor from row-major `codes` for `shape` and the factors of its rows or blocks.
+    ///
+    /// `scale_inv` has the extents that [`Blocks::grid`] gives for the matrix: f32, or u8 with the bits of
+    /// [`E8M0`](fp8_format::E8M0) for [`Blocks::Mx32`].
+    ///
+    /// # Errors
+    /// Codes that are not u8; factors of another dtype, number or device; a shape that a tensor cannot have; a GPU, which has
+    /// no such tensors yet.
+    ///
+    /// ```
+    /// use fp8_kernels::fp8_format::Blocks;
+    /// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor};
+    /// let cpu = Device::cpu();
+    /// let codes = Tensor::from_vec(vec![0x38u8, 0x40, 0x44, 0x48], [2, 2], &cpu)?; // 1, 2; 3, 4
+    /// let factors = Tensor::from_vec(vec![0.5f32, 10.0], [2, 1], &cpu)?;
+    /// let x = Fp8Tensor::from_blocks(codes, [2, 2], Encoding::E4M3, Blocks::Row, factors)?;
+    /// assert_eq!(x.dequantize(DType::F32)?.to_vec::<f32>()?, [0.5, 1.0, 30.0, 40.0]);
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    pub fn from_blocks(
+        codes: Tensor,
+        shape: impl Into<Shape>,
+        encoding: Encoding,
+        blocks: Blocks,
+        scale_inv: Tensor,
+    ) -> Result<Self> {
+        let op = "from_blocks";
+        codes.expect_dtype(op, "codes", DType::U8)?;
+        scale_inv.expect_dtype(op, "scale_inv", factor_dtype(blocks))?;
+        codes.device().expect_same(op, scale_inv.device())?;
+        expect_blocks_supported(op, codes.device())?;
+        let shape = shape.into();
+        shape.check_size(op)?;
+        let [rows, cols] = shape.matrix();
+        let layout =
+            Layout { codes: codes.reshape(shape)?, scale_inv: scale_inv.reshape(blocks.grid(rows, cols))? };
+        Ok(Self { shape, encoding, blocks: Some(blocks), rowwise: Some(layout), columnwise: None })
+    }
+
+    /// Creates a tensor from the codes of a quantization on the CPU with one scale.
     pub(crate) fn on_cpu(
         rowwise: Tensor,
         columnwise: Option<Tensor>,
@@ -63,7 +113,7 @@ impl Fp8Tensor {
         Self::from_parts(shape, Some(rowwise), columnwise, encoding, scale_inv)
     }
 
-    /// Creates a tensor from its parts. `scale_inv` is one f32 on the codes' device.
+    /// Creates a tensor with one factor from its parts. `scale_inv` is one f32 on the codes' device.
     pub(crate) fn from_parts(
         shape: Shape,
         rowwise: Option<Tensor>,
@@ -71,18 +121,56 @@ impl Fp8Tensor {
         encoding: Encoding,
         scale_inv: Tensor,
     ) -> Self {
-        Self { shape, encoding, rowwise, columnwise, scale_inv }
+        let layout = |codes| Layout { codes, scale_inv: scale_inv.clone() };
+        Self {
+            shape,
+            encoding,
+            blocks: None,
+            rowwise: rowwise.map(layout),
+            columnwise: columnwise.map(layout),
+        }
+    }
+
+    /// Creates a tensor from the layouts of a quantization by rows or blocks.
+    pub(crate) fn from_layouts(
+        shape: Shape,
+        encoding: Encoding,
+        blocks: Blocks,
+        rowwise: Layout,
+        columnwise: Option<Layout>,
+    ) -> Self {
+        Self { shape, encoding, blocks: Some(blocks), rowwise: Some(rowwise), columnwise }
     }
 
     /// Returns the tensor with columnwise codes, made from the rowwise ones if they do not exist yet.
     ///
     /// # Errors
-    /// The device is out of memory or failed.
+    /// Factors for rows, 1 × 128 blocks or MX blocks without a columnwise copy; the device is out of memory or failed.
     pub fn with_columnwise(mut self) -> Result<Self> {
-        if let (None, Some(codes)) = (&self.columnwise, &self.rowwise) {
-            self.columnwise = Some(ops::transpose(&codes.reshape(self.matrix())?)?);
+        if let (None, Some(rowwise)) = (&self.columnwise, &self.rowwise) {
+            self.columnwise = Some(self.turned("with_columnwise", rowwise, self.matrix())?);
         }
         Ok(self)
+    }
+
+    /// Transposes a layout of a `[rows, cols]` matrix.
+    fn turned(&self, op: &'static str, layout: &Layout, [rows, cols]: [usize; 2]) -> Result<Layout> {
+        let scale_inv = match self.blocks {
+            None => layout.scale_inv.clone(),
+            Some(Blocks::B128x128) => {
+                let [height, width] = Blocks::B128x128.grid(rows, cols);
+                let factors = layout.scale_inv.as_slice::<f32>()?;
+                let turned: Vec<f32> =
+                    (0..height * width).map(|i| factors[i % height * width + i / height]).collect();
+                Tensor::on_cpu(turned, Shape::from([width, height]), self.device())
+            }
+            Some(blocks) => {
+                let remedy = "other elements share a scale in the transpose: quantize the source with a slot whose columnwise is true";
+                let value = blocks.to_string();
+                return Err(Error::Option { op, option: "blocks", value, remedy: remedy.to_owned() });
+            }
+        };
+        Ok(Layout { codes: ops::transpose(&layout.codes.reshape([rows, cols])?)?, scale_inv })
     }
 
     /// Returns the shape of the tensor that was quantized.
@@ -100,36 +188,62 @@ impl Fp8Tensor {
         self.encoding
     }
 
-    /// Returns the dequantization factor, one f32.
+    /// Returns which elements share a factor. `None` means that all do.
+    pub fn blocks(&self) -> Option<Blocks> {
+        self.blocks
+    }
+
+    /// Returns the dequantization factors of the rowwise codes, or those of the columnwise ones if they alone exist: one f32; or,
+    /// with [`blocks`](Self::blocks), as many as [`Blocks::grid`] says, f32 or for MX the bits of E8M0 in u8.
     pub fn scale_inv(&self) -> &Tensor {
-        &self.scale_inv
+        &self.layout().scale_inv
+    }
+
+    /// Returns the dequantization factors of the columnwise codes, if those exist. Their grid is that of the transpose.
+    pub fn columnwise_scale_inv(&self) -> Option<&Tensor> {
+        self.columnwise.as_ref().map(|layout| &layout.scale_inv)
+    }
+
+    /// The rowwise layout, or the columnwise one if it alone exists.
+    fn layout(&self) -> &Layout {
+        match (&self.rowwise, &self.columnwise) {
+            (Some(layout), _) | (None, Some(layout)) => layout,
+            (None, None) => unreachable!("constructors and methods keep at least one layout"),
+        }
     }
 
     /// Returns the device that the tensor is on.
     pub fn device(&self) -> &Device {
-        self.scale_inv.device()
+        self.layout().codes.device()
     }
 
     /// Returns the codes of the matrix, `[rows, cols]` or in the tensor's shape, if they exist.
     pub fn rowwise(&self) -> Option<&Tensor> {
-        self.rowwise.as_ref()
+        self.rowwise.as_ref().map(|layout| &layout.codes)
     }
 
     /// Returns the codes of the transpose, `[cols, rows]`, if they exist.
     pub fn columnwise(&self) -> Option<&Tensor> {
-        self.columnwise.as_ref()
+        self.columnwise.as_ref().map(|layout| &layout.codes)
     }
 
     /// Copies the codes of the matrix to the host, transposed back if only the columnwise ones exist. On a GPU this waits
     /// until all work queued so far is done.
     ///
     /// # Errors
-    /// The device is out of memory or failed.
+    /// Factors for rows, 1 × 128 blocks or MX blocks without rowwise codes; the device is out of memory or failed.
     pub fn codes(&self) -> Result<Vec<u8>> {
-        match (&self.rowwise, &self.columnwise) {
-            (Some(codes), _) => codes.to_vec(),
-            (None, Some(codes)) => ops::transpose(codes)?.to_vec(),
-            (None, None) => Ok(Vec::new()),
+        self.rowwise_layout("codes")?.codes.to_vec()
+    }
+
+    /// Returns the rowwise layout, made from the columnwise one if necessary and possible.
+    pub(crate) fn rowwise_layout(&self, op: &'static str) -> Result<Layout> {
+        match &self.rowwise {
+            Some(layout) => Ok(layout.clone()),
+            None => {
+                let [rows, cols] = self.matrix();
+                self.turned(op, self.layout(), [cols, rows])
+            }
         }
     }
 
@@ -146,34 +260,36 @@ impl Fp8Tensor {
 
     /// Returns the transposed matrix, whose rowwise codes are this tensor's columnwise ones and the other way round.
     ///
-    /// The codes are shared. A transposed copy is made only if it does not exist yet and the device's policy is
-    /// [`TransposePolicy::OnDemand`].
+    /// The codes are shared. A transposed copy is made only if it does not exist yet, all elements share one factor and the
+    /// device's policy is [`TransposePolicy::OnDemand`].
     ///
     /// # Errors
     /// The device is out of memory or failed.
     pub fn transposed(&self) -> Result<Self> {
         let [rows, cols] = self.matrix();
-        let flat = |codes: &Tensor, shape: [usize; 2]| codes.reshape(shape);
-        let mut columnwise = self.columnwise.as_ref().map(|c| flat(c, [cols, rows])).transpose()?;
-        let rowwise = self.rowwise.as_ref().map(|c| flat(c, [rows, cols])).transpose()?;
-        if let (None, Some(codes), TransposePolicy::OnDemand) =
-            (&columnwise, &rowwise, self.device().transpose_policy())
+        let flat = |layout: &Layout, shape: [usize; 2]| -> Result<Layout> {
+            Ok(Layout { codes: layout.codes.reshape(shape)?, scale_inv: layout.scale_inv.clone() })
+        };
+        let mut columnwise = self.columnwise.as_ref().map(|layout| flat(layout, [cols, rows])).transpose()?;
+        let rowwise = self.rowwise.as_ref().map(|layout| flat(layout, [rows, cols])).transpose()?;
+        if let (None, Some(layout), TransposePolicy::OnDemand, None) =
+            (&columnwise, &rowwise, self.device().transpose_policy(), self.blocks)
         {
-            columnwise = Some(ops::transpose(codes)?);
+            columnwise = Some(self.turned("transposed", layout, [rows, cols])?);
         }
         Ok(Self {
             shape: [cols, rows].into(),
             encoding: self.encoding,
+            blocks: self.blocks,
             rowwise: columnwise,
             columnwise: rowwise,
-            scale_inv: self.scale_inv.clone(),
         })
     }
 
     /// Returns the values, `code · scale_inv` in f32, rounded to `dtype`.
     ///
     /// # Errors
-    /// A dtype that is not a float.
+    /// A dtype that is not a float; factors for rows, 1 × 128 blocks or MX blocks without rowwise codes.
     pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
         ops::check_output("dequantize", dtype)?;
         dispatch!(self.device(), quantize::dequantize(self, dtype))
@@ -190,9 +306,26 @@ impl fmt::Debug for Fp8Tensor {
             (None, None) => "no codes",
         };
         write!(f, "Fp8Tensor({}, {:?}, {}, {layouts}", self.shape, self.encoding, self.device())?;
-        match self.scale_inv.as_slice::<f32>() {
+        if let Some(blocks) = self.blocks {
+            return write!(f, ", a scale for each {blocks})");
+        }
+        match self.scale_inv().as_slice::<f32>() {
             Ok([scale_inv]) => write!(f, ", scale_inv {scale_inv:?})"),
             _ => f.write_str(")"),
         }
     }
+}
+
+/// The dtype of the factors.
+fn factor_dtype(blocks: Blocks) -> DType {
+    if blocks == Blocks::Mx32 { DType::U8 } else { DType::F32 }
+}
+
+/// Checks that the device has scales for rows and blocks.
+pub(crate) fn expect_blocks_supported(op: &'static str, device: &Device) -> Result<()> {
+    if matches!(device.backend(), Backend::Cpu) {
+        return Ok(());
+    }
+    let remedy = "scales for rows and blocks are computed on the CPU alone so far: use one scale per tensor, or Device::cpu()";
+    Err(Error::Unsupported { op, device: device.to_string(), remedy })
 }

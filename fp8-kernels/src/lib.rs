@@ -12,6 +12,7 @@
 mod arena;
 mod atomic_file;
 mod backend;
+mod block_rule;
 mod cells;
 mod device;
 mod dtype;
@@ -34,6 +35,7 @@ pub use atomic_file::AtomicFile;
 pub use backend::cpu::CpuPath;
 #[cfg(feature = "cuda")]
 pub use backend::cuda::{CudaAllocator, CudaOptions, GemmTuning, interop};
+pub use block_rule::BlockRule;
 pub use cells::{Cell, CounterValues, Counters};
 /// Whose streams [`Device::from_stream`] takes.
 #[cfg(feature = "cuda")]

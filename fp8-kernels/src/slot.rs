@@ -1,6 +1,7 @@
 //! The description of one tensor's quantization: its format, the source of its scale, the place of its amax.
 
-use crate::{Cell, Counters, Device, Encoding, Result, ScaleRule};
+use crate::fp8_tensor::expect_blocks_supported;
+use crate::{BlockRule, Cell, Counters, Device, Encoding, Error, Result, ScaleRule};
 
 /// The value of an amax cell into which no amax has been recorded yet.
 ///
@@ -24,6 +25,7 @@ pub const UNSET: f32 = -1.0;
 /// | delayed scaling, training | [`Scale::Cell`], with `keep` | a cell of the arena |
 /// | delayed scaling, evaluation | [`Scale::Cell`], without `keep` | `None` |
 /// | current scaling | [`Scale::FromTensor`], or [`Scale::FromAmax`] for an amax that was reduced over ranks | `None` |
+/// | a scale for each row or block | [`Scale::Blocks`] | `None` |
 /// | high precision | [`Scale::Off`] | `None`, or a cell to calibrate |
 ///
 /// [`ops::quantize`](crate::ops::quantize()) and every fused operation take one. A slot borrows its cells; recipes in
@@ -83,6 +85,8 @@ pub enum Scale<'a> {
         /// The rule for the scale.
         rule: &'a ScaleRule,
     },
+    /// A scale for each row or block, computed from the elements that share it.
+    Blocks(BlockRule),
 }
 
 impl<'a> Slot<'a> {
@@ -111,6 +115,11 @@ impl<'a> Slot<'a> {
     /// Returns true if the tensor stays in high precision.
     pub const fn is_off(&self) -> bool {
         matches!(self.scale, Scale::Off)
+    }
+
+    /// Returns the rule of a slot that has a scale for each row or block.
+    pub(crate) const fn block_rule(&self) -> Option<BlockRule> {
+        if let Scale::Blocks(rule) = self.scale { Some(rule) } else { None }
     }
 
     /// Returns the same slot without a columnwise copy.
@@ -144,6 +153,15 @@ impl<'a> Slot<'a> {
             }
             Scale::FromTensor(rule) => rule.scale(amax()?, 1.0).map(Some),
             Scale::FromAmax { amax, rule } => rule.scale(amax, 1.0).map(Some),
+            Scale::Blocks(rule) => {
+                let remedy = "this operation quantizes with one scale".to_owned();
+                Err(Error::Option {
+                    op: "quantize",
+                    option: "blocks",
+                    value: rule.blocks().to_string(),
+                    remedy,
+                })
+            }
         }
     }
 
@@ -154,8 +172,10 @@ impl<'a> Slot<'a> {
 
     /// Checks that cells and counters are on the tensor's device.
     pub(crate) fn expect_device(&self, op: &'static str, device: &Device) -> Result<()> {
-        if let Scale::Cell { cell, .. } = self.scale {
-            device.expect_same(op, cell.device())?;
+        match self.scale {
+            Scale::Cell { cell, .. } => device.expect_same(op, cell.device())?,
+            Scale::Blocks(_) => expect_blocks_supported(op, device)?,
+            Scale::Off | Scale::FromTensor(_) | Scale::FromAmax { .. } => {}
         }
         if let Some(cell) = self.amax {
             device.expect_same(op, cell.device())?;

@@ -1,9 +1,33 @@
 //! Current scaling: scales from the tensor itself.
 
 use crate::policy::{Policy, out_of_range};
-use crate::recipe_options::Options;
-use crate::{Direction, Format, Recipe, Result};
-use fp8_kernels::ScaleRule;
+use crate::recipe_options::{FromValue, Options, Value};
+use crate::{Direction, Format, Recipe, Result, SlotRole};
+use fp8_kernels::fp8_format::Blocks;
+use fp8_kernels::fp8_format::slice::BlockScaling;
+use fp8_kernels::{BlockRule, Scale, ScaleRule};
+
+/// How many scales a tensor has under [`CurrentScaling`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Granularity {
+    /// One.
+    #[default]
+    Tensor,
+    /// One for each row of the last dimension: a token, or an output channel of a weight. GPUs do not have it yet.
+    Row,
+}
+
+impl FromValue for Granularity {
+    const EXPECTED: &'static str = "\"tensor\" or \"row\"";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Text(name) if name == "tensor" => Some(Self::Tensor),
+            Value::Text(name) if name == "row" => Some(Self::Row),
+            _ => None,
+        }
+    }
+}
 
 /// Current scaling: each tensor is quantized with a scale from its own amax. It takes two reads and keeps no state.
 ///
@@ -29,6 +53,8 @@ use fp8_kernels::ScaleRule;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CurrentScaling {
+    /// Whether a tensor has one scale, or one for each row. Default: [`Granularity::Tensor`].
+    pub granularity: Granularity,
     /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default: HYBRID.
     pub fp8_format: Format,
     /// Whether scales are rounded down to powers of two. Default: false.
@@ -42,6 +68,7 @@ pub struct CurrentScaling {
 impl Default for CurrentScaling {
     fn default() -> Self {
         Self {
+            granularity: Granularity::Tensor,
             fp8_format: Format::Hybrid,
             use_power_2_scales: false,
             amax_epsilon: 0.0,
@@ -51,8 +78,15 @@ impl Default for CurrentScaling {
 }
 
 impl CurrentScaling {
+    /// Returns the recipe with a scale for each row, in E4M3: for each token of activations and gradients, and for each output
+    /// channel of weights. In the transpose, each column has a scale, computed from the column.
+    pub fn rowwise() -> Self {
+        Self { granularity: Granularity::Row, fp8_format: Format::E4M3, ..Self::default() }
+    }
+
     /// Returns the recipe with the options that a file gives.
     pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
+        options.read("granularity", &mut self.granularity)?;
         options.read("fp8_format", &mut self.fp8_format)?;
         options.read("use_power_2_scales", &mut self.use_power_2_scales)?;
         options.read("amax_epsilon", &mut self.amax_epsilon)?;
@@ -86,9 +120,11 @@ impl Policy for CurrentScaling {
     }
 
     fn state_key(&self) -> String {
-        let Self { fp8_format, use_power_2_scales, amax_epsilon, override_linear_precision } = self;
+        let Self { granularity, fp8_format, use_power_2_scales, amax_epsilon, override_linear_precision } =
+            self;
+        let name = if *granularity == Granularity::Row { "rowwise" } else { "current" };
         format!(
-            "current(fp8_format={fp8_format},use_power_2_scales={use_power_2_scales},amax_epsilon={amax_epsilon},\
+            "{name}(fp8_format={fp8_format},use_power_2_scales={use_power_2_scales},amax_epsilon={amax_epsilon},\
              override={override_linear_precision:?})"
         )
     }
@@ -98,6 +134,17 @@ impl Policy for CurrentScaling {
             fp8_max: self.fp8_format.encoding(direction).max(),
             epsilon: self.amax_epsilon,
             power_2_scales: self.use_power_2_scales,
+        }
+    }
+
+    fn scale<'a>(&'a self, _: SlotRole, rule: &'a ScaleRule) -> Scale<'a> {
+        match self.granularity {
+            Granularity::Tensor => Scale::FromTensor(rule),
+            Granularity::Row => {
+                let (power_2_scales, epsilon) = (self.use_power_2_scales, self.amax_epsilon);
+                let scaling = BlockScaling { power_2_scales, epsilon, ..BlockScaling::new(Blocks::Row) };
+                Scale::Blocks(BlockRule::F32(scaling))
+            }
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::SlotRole;
 use crate::policy::Policy;
-use fp8_kernels::Encoding;
+use fp8_kernels::fp8_format::Blocks;
+use fp8_kernels::{Encoding, Scale, ops};
 
 /// One of the three GEMMs of a Linear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,14 +53,39 @@ impl Gemm {
 
 /// Returns why two quantized operands cannot be multiplied, if they cannot.
 pub(crate) fn pair_problem(a: &Operand<'_>, b: &Operand<'_>) -> Option<String> {
-    let encoding = |operand: &Operand<'_>| {
-        operand.policy.map(|policy| policy.format().encoding(operand.role.direction()))
-    };
-    let is_e5m2 = |operand| encoding(operand) == Some(Encoding::E5M2);
-    (is_e5m2(a) && is_e5m2(b)).then(|| {
+    let (Some(_), Some(_)) = (a.policy, b.policy) else { return None };
+    let is_e5m2 = |operand: &Operand<'_>| operand.encoding() == Some(Encoding::E5M2);
+    if is_e5m2(a) && is_e5m2(b) {
         let (a, b) = (a.role.name(), b.role.name());
-        format!("{a} and {b} are both E5M2, which no FP8 GEMM multiplies: use E4M3 or HYBRID for one of them")
+        return Some(format!(
+            "{a} and {b} are both E5M2, which no FP8 GEMM multiplies: use E4M3 or HYBRID for one of them"
+        ));
+    }
+    let (a_blocks, b_blocks) = (a.blocks(), b.blocks());
+    (!ops::can_multiply(a_blocks, b_blocks)).then(|| {
+        let name = |blocks: Option<Blocks>| blocks.map_or("tensor", Blocks::name);
+        let ((a, b), (a_name, b_name)) = ((a.role.name(), b.role.name()), (name(a_blocks), name(b_blocks)));
+        format!(
+            "{a} has scales of {a_name} and {b} of {b_name}: FP8 GEMMs take tensor or row with tensor or row, 1x128 with 1x128 or \
+             128x128, and mx32 with mx32"
+        )
     })
+}
+
+impl Operand<'_> {
+    fn encoding(&self) -> Option<Encoding> {
+        self.policy.map(|policy| policy.format().encoding(self.role.direction()))
+    }
+
+    /// Which elements share a scale; `None` for one scale.
+    fn blocks(&self) -> Option<Blocks> {
+        let policy = self.policy.filter(|policy| policy.state().is_none())?;
+        let rule = policy.rule(self.role.direction());
+        match policy.scale(self.role, &rule) {
+            Scale::Blocks(rule) => Some(rule.blocks()),
+            Scale::Off | Scale::Cell { .. } | Scale::FromTensor(_) | Scale::FromAmax { .. } => None,
+        }
+    }
 }
 
 #[cfg(test)]

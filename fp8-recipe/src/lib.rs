@@ -10,6 +10,7 @@ mod format;
 mod slots;
 
 // Recipes: what all have in common, each kind, and their names.
+mod block_scaling;
 mod by_name;
 mod current_scaling;
 mod custom_recipe;
@@ -64,7 +65,8 @@ mod state;
 pub use advice::Advice;
 pub use arena_state::{ArenaState, ScalingState};
 pub use autocast_options::AutocastOptions;
-pub use current_scaling::CurrentScaling;
+pub use block_scaling::{BlockScaling, Mxfp8};
+pub use current_scaling::{CurrentScaling, Granularity};
 pub use custom_recipe::CustomRecipe;
 pub use delayed_scaling::{
     AmaxComputeAlgo, CustomAmax, CustomScale, DelayedScaling, ScalingFactorComputeAlgo,

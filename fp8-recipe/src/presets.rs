@@ -1,16 +1,20 @@
 //! The names of recipes. This is the one place that lists the kinds.
 
 use crate::recipe_options::Options;
-use crate::{CurrentScaling, DelayedScaling, Error, Recipe, Result};
+use crate::{BlockScaling, CurrentScaling, DelayedScaling, Error, Mxfp8, Recipe, Result};
 
 /// Creates a recipe with the options that are given. The error says what is wrong with one of them.
 type Preset = fn(&mut Options) -> Result<Recipe, String>;
 
 /// Each name, with the recipe that it stands for.
-const PRESETS: [(&str, Preset); 3] = [
+const PRESETS: [(&str, Preset); 7] = [
     ("delayed", |options| DelayedScaling::default().with_options(options)),
     ("current", |options| CurrentScaling::default().with_options(options)),
     ("te-v0", |options| DelayedScaling::te_v0().with_options(options)),
+    ("rowwise", |options| CurrentScaling::rowwise().with_options(options)),
+    ("block", |options| BlockScaling::default().with_options(options)),
+    ("deepseek", |options| BlockScaling::deepseek().with_options(options)),
+    ("mxfp8", |options| Mxfp8::default().with_options(options)),
 ];
 
 /// Returns the recipe with this name and these options, or `None` if there is no such name.
@@ -20,7 +24,7 @@ pub(crate) fn preset(name: &str, options: &mut Options) -> Option<Result<Recipe,
 }
 
 /// The end of the error for other names.
-const KNOWN: &str = "known recipes are delayed, current and te-v0";
+const KNOWN: &str = "known recipes are delayed, current, te-v0, rowwise, block, deepseek and mxfp8";
 
 const fn names() -> [&'static str; PRESETS.len()] {
     let mut names = [""; PRESETS.len()];

@@ -91,7 +91,7 @@ impl Group {
         };
         let committed = match slot.scale {
             Scale::Cell { cell, .. } => Some(interop::Committed::new(cell)?),
-            Scale::Off | Scale::FromTensor(_) | Scale::FromAmax { .. } => None,
+            Scale::Off | Scale::FromTensor(_) | Scale::FromAmax { .. } | Scale::Blocks(_) => None,
         };
         let number = Tensor::from_vec(vec![number(&label, &shards)], [1], shard.device())?;
         let agreed = Arc::new(Agreed { label, committed, shards, number });
@@ -142,7 +142,7 @@ impl Group {
                 self.reduce(&call, &amax, ReduceOp::Max, [place, place])?;
                 Some(ops::scale_from_amax(&amax, rule)?)
             }
-            (Scale::FromTensor(_) | Scale::Off, _) => None,
+            (Scale::FromTensor(_) | Scale::Off | Scale::Blocks(_), _) => None,
         };
         let shard = match (&scale, gather::rule(slot)) {
             (Some(cell), Some(rule)) => gather::quantize(shard, slot, cell, rule)?,

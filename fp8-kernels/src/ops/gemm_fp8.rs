@@ -5,6 +5,7 @@
 use super::gemm::{check_bias, check_out, check_output, rounded_bias};
 use crate::backend::dispatch;
 use crate::{DType, Encoding, Error, Fp8Tensor, Operand, Result, Slot, Tensor};
+use fp8_format::Blocks;
 
 /// Selects how tensor cores add up the products of [`gemm_fp8`](gemm_fp8()). The CPU adds in f32 either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,11 +23,15 @@ pub enum Accumulation {
 /// are padded with zeros inside. Products are summed in f32, the `[n]` bias is added in f32, and the result is rounded once.
 /// For a 16-bit `dtype`, an f32 bias is first rounded to `dtype`, as in Transformer Engine.
 ///
+/// With factors for blocks of 128 or 32 values of k ([`Fp8Tensor::blocks`]), the sum of each block is multiplied by its two factors,
+/// and these products are summed: `Σ_blocks ((Σₖ a·b) · scale_inv_a) · scale_inv_b`. Allowed are rows with rows or with one factor,
+/// 1 × 128 with 1 × 128 or 128 × 128, and MX with MX.
+///
 /// On a GPU this is a product of cuBLASLt, which may multiply the two factors with each other first. The tensor cores of Ada
 /// and Hopper sum with fewer bits than f32; `accumulation` selects how.
 ///
 /// # Errors
-/// Different last dimensions; E5M2×E5M2; a bias whose length is not n; a `dtype` that is not a float; a result with more
+/// Different last dimensions; E5M2×E5M2; factors that cannot be multiplied, or that belong to the transpose; a bias whose length is not n; a `dtype` that is not a float; a result with more
 /// elements than a tensor can have or memory holds.
 ///
 /// ```
@@ -138,6 +143,23 @@ fn check(op: &'static str, a: &Fp8Tensor, b: &Fp8Tensor) -> Result<[usize; 3]> {
     if (lhs, rhs) == (Encoding::E5M2, Encoding::E5M2) {
         return Err(Error::Encodings { op, lhs, rhs });
     }
+    if !can_multiply(a.blocks(), b.blocks()) {
+        return Err(Error::Blocks { op, lhs: name(a.blocks()), rhs: name(b.blocks()) });
+    }
+    for x in [a, b] {
+        if let (None, Some(blocks @ (Blocks::Row | Blocks::B1x128 | Blocks::Mx32))) =
+            (x.rowwise(), x.blocks())
+        {
+            let remedy = "the product reads the transpose of this operand, which is quantized from the source: give its slot \
+                          columnwise = true";
+            return Err(Error::Option {
+                op,
+                option: "blocks",
+                value: blocks.to_string(),
+                remedy: remedy.to_owned(),
+            });
+        }
+    }
     let ([m, k], [n, kb]) = (a.matrix(), b.matrix());
     if k != kb {
         let (lhs, rhs) = (*a.shape(), *b.shape());
@@ -151,4 +173,29 @@ fn check(op: &'static str, a: &Fp8Tensor, b: &Fp8Tensor) -> Result<[usize; 3]> {
     }
     a.shape().with_last(n).check_size(op)?;
     Ok([m, n, k])
+}
+
+/// Returns whether [`gemm_fp8`](gemm_fp8()) multiplies operands whose scales are shared in this way. `None` is one scale for the
+/// tensor.
+///
+/// ```
+/// use fp8_kernels::fp8_format::Blocks;
+/// use fp8_kernels::ops;
+/// assert!(ops::can_multiply(Some(Blocks::B1x128), Some(Blocks::B128x128)));
+/// assert!(!ops::can_multiply(Some(Blocks::B128x128), Some(Blocks::B128x128)));
+/// assert!(ops::can_multiply(Some(Blocks::Row), None));
+/// ```
+pub const fn can_multiply(a: Option<Blocks>, b: Option<Blocks>) -> bool {
+    match (a, b) {
+        (None | Some(Blocks::Row), None | Some(Blocks::Row)) | (Some(Blocks::Mx32), Some(Blocks::Mx32)) => {
+            true
+        }
+        (Some(Blocks::B1x128), Some(Blocks::B1x128 | Blocks::B128x128))
+        | (Some(Blocks::B128x128), Some(Blocks::B1x128)) => true,
+        _ => false,
+    }
+}
+
+fn name(blocks: Option<Blocks>) -> &'static str {
+    blocks.map_or("tensor", Blocks::name)
 }

@@ -86,7 +86,7 @@ pub use embedding::{embedding, embedding_backward};
 pub use gemm::{Layout, gemm, gemm_accumulate};
 pub(crate) use gemm::{check_output, output_shape};
 pub(crate) use gemm_fp8::product_then_quantize;
-pub use gemm_fp8::{Accumulation, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};
+pub use gemm_fp8::{Accumulation, can_multiply, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};
 pub use grad_norm::grad_norm;
 pub use linear::{dgrad, fprop, wgrad};
 pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_add};

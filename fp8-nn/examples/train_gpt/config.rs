@@ -124,15 +124,17 @@ const RECIPE_TOML: &str = "recipe-toml";
 
 /// Reads the file that `--recipe` names, if it names one.
 fn read_recipe(settings: &mut Settings, given: &Given) -> Result<(), Failure> {
-    let RecipeName::File(path) = &settings.recipe else { return Ok(()) };
+    let remedy = match &settings.recipe {
+        RecipeName::Delayed | RecipeName::Current | RecipeName::None => return Ok(()),
+        RecipeName::Preset(_) => "write both into a file *.toml".to_owned(),
+        RecipeName::File(path) => format!("write it into {}", path.display()),
+    };
     if let Some(option) =
         ["format", "history-len", "margin"].into_iter().find(|option| given.contains(option))
     {
-        return Err(Failure::input(format!(
-            "--{option} goes with --recipe delayed or current: write it into {}",
-            path.display()
-        )));
+        return Err(Failure::input(format!("--{option} goes with --recipe delayed or current: {remedy}")));
     }
+    let RecipeName::File(path) = &settings.recipe else { return Ok(()) };
     let refused = |problem: &str| Failure::input(format!("--recipe {}: {problem}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| refused(&error.to_string()))?;
     Recipe::from_toml(&text).map_err(|error| refused(&error.to_string()))?;
@@ -176,7 +178,7 @@ fn chosen(
 fn runs(recipe: &RecipeName) -> &'static [Run] {
     match recipe {
         RecipeName::None => &[Run::HighPrecision],
-        RecipeName::Delayed | RecipeName::Current | RecipeName::File(_) => &[Run::HighPrecision, Run::Fp8],
+        _ => &[Run::HighPrecision, Run::Fp8],
     }
 }
 

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
+use fp8_nn::fp8_recipe::Recipe;
 
 use crate::failure::Failure;
 
@@ -114,8 +115,8 @@ pub(crate) struct Settings {
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: Dtype,
 
-    /// FP8 scaling: delayed (from a history of amaxes), current (from each tensor), none (no FP8 training), or a file
-    /// with a recipe and its options for all tensors or for some: see examples/train_gpt/recipe.toml
+    /// FP8 scaling: delayed (from a history of amaxes), current (from each tensor), te-v0, rowwise, block, deepseek or
+    /// mxfp8 (scales for rows or blocks), none (no FP8 training), or a file with a recipe and its options for all tensors or for some: see examples/train_gpt/recipe.toml
     #[arg(long, value_name = "NAME|FILE.toml", default_value = "delayed", value_parser = recipe_name)]
     pub(crate) recipe: RecipeName,
 
@@ -164,6 +165,8 @@ pub(crate) enum RecipeName {
     Delayed,
     Current,
     None,
+    /// Another recipe that has a name.
+    Preset(&'static str),
     /// A TOML file.
     File(PathBuf),
 }
@@ -330,7 +333,13 @@ fn recipe_name(text: &str) -> Result<RecipeName, String> {
         "current" => Ok(RecipeName::Current),
         "none" => Ok(RecipeName::None),
         _ if text.ends_with(".toml") => Ok(RecipeName::File(text.into())),
-        _ => Err("unknown; the known ones are delayed, current, none and files *.toml".to_owned()),
+        _ => match Recipe::NAMES.into_iter().find(|&name| name == text) {
+            Some(name) => Ok(RecipeName::Preset(name)),
+            None => Err(format!(
+                "unknown; the known ones are {}, none and files *.toml",
+                Recipe::NAMES.join(", ")
+            )),
+        },
     }
 }
 
@@ -357,6 +366,7 @@ impl fmt::Display for RecipeName {
             Self::Delayed => f.write_str("delayed"),
             Self::Current => f.write_str("current"),
             Self::None => f.write_str("none"),
+            Self::Preset(name) => f.write_str(name),
             Self::File(path) => path.display().fmt(f),
         }
     }

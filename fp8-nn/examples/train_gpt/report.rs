@@ -76,7 +76,8 @@ fn heading(config: &Config, summary: &Summary) -> String {
             let gemms = grouped(gemms as u64);
             let recipe = match &settings.recipe {
                 RecipeName::File(path) => format!("the recipe {}", path.display()),
-                name => format!("{name} scaling"),
+                name @ (RecipeName::Delayed | RecipeName::Current) => format!("{name} scaling"),
+                name => format!("the recipe {name}"),
             };
             let how = format!("{recipe}, {gemms} FP8 matrix products in a step");
             ("A GPT trained in high precision and in FP8", how)

@@ -171,6 +171,7 @@ fn recipe(settings: &Settings) -> Result<Recipe> {
             let (margin, amax_history_len) = (settings.margin, settings.history_len);
             DelayedScaling { margin, amax_history_len, fp8_format, ..Default::default() }.into()
         }
+        RecipeName::Preset(name) => Recipe::from_name(name)?,
         RecipeName::File(_) => Recipe::from_toml(&settings.recipe_toml)?,
     })
 }

@@ -130,6 +130,14 @@ follows_high_precision! {
     llama_with_seed_2_ends_within_one_percent_of_high_precision: Llama, 2;
 }
 
+#[test]
+fn llama_with_scales_for_rows_and_blocks_ends_within_one_percent_of_high_precision() {
+    for name in ["rowwise", "block", "deepseek", "mxfp8"] {
+        let violations = Form::Llama.violations(0, &Recipe::from_name(name).unwrap());
+        assert!(violations.is_empty(), "{name}: {violations:#?}");
+    }
+}
+
 /// Delayed scaling whose scales are off by a power of two.
 fn scales_off_by(power: i32) -> Recipe {
     let function =

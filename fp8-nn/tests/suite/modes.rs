@@ -1,8 +1,8 @@
 //! One step under different recipes, transpose policies and kinds of scope.
 
 use crate::support::{
-    bits, block, block_options, by_name, current, custom, delayed, device, first_step, gpt, grads, ids,
-    linear, noise, off, parameter_bits, relative_rms, rng, short, step, values,
+    bits, block, block_options, by_name, current, custom, delayed, device, finer, first_step, gpt, grads,
+    ids, linear, noise, off, parameter_bits, relative_rms, rng, short, step, values,
 };
 use fp8_nn::prelude::*;
 
@@ -17,7 +17,8 @@ fn fp8_stays_near_high_precision() {
     let high = run(&delayed(), &off());
     let e4m3 = DelayedScaling { fp8_format: Format::E4M3, ..short() };
     let margin = DelayedScaling { margin: 1, ..short() };
-    for recipe in [delayed(), e4m3.into(), current(), margin.into(), by_name(), custom()] {
+    let recipes = [delayed(), e4m3.into(), current(), margin.into(), by_name(), custom()];
+    for recipe in recipes.into_iter().chain(finer()) {
         let fp8 = run(&recipe, &AutocastOptions::default());
         let (y, dx) = (relative_rms(&high.0, &fp8.0), relative_rms(&high.1, &fp8.1));
         assert!((1e-4..0.03).contains(&y) && (1e-4..0.20).contains(&dx), "{recipe:?}: y {y}, dx {dx}");
@@ -61,7 +62,7 @@ fn transpose_policies_give_the_same_bits() {
         DelayedScaling { override_linear_precision: (false, true, false), ..short() }.into(),
         DelayedScaling { override_linear_precision: (true, false, false), ..short() }.into(),
     ];
-    for recipe in recipes {
+    for recipe in recipes.into_iter().chain(finer()) {
         let run = |policy| {
             let device = device().with_transpose_policy(policy);
             let mut model = TransformerLayer::new("block", block_options(), &device, &mut rng(1)).unwrap();

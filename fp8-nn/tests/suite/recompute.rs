@@ -1,8 +1,8 @@
 //! What is computed again in backward has the bits of what was stored.
 
 use crate::support::{
-    ParameterBits, bits, block, by_name, current, custom, delayed, device, error, everything, in_dtype,
-    linear, mlp, noise, short, unless_simulated,
+    ParameterBits, bits, block, by_name, current, custom, delayed, device, error, everything, finer,
+    in_dtype, linear, mlp, noise, short, unless_simulated,
 };
 use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;
@@ -33,9 +33,12 @@ fn train<M: Module>(mut model: M, recipe: &Recipe, options: &AutocastOptions, pi
     (out, parameters, state)
 }
 
-fn recipes() -> [Recipe; 6] {
+fn recipes() -> Vec<Recipe> {
     let overridden = DelayedScaling { override_linear_precision: (false, false, true), ..short() };
-    [delayed(), current(), by_name(), custom(), short().with_te_rules().into(), overridden.into()]
+    let mut recipes =
+        vec![delayed(), current(), by_name(), custom(), short().with_te_rules().into(), overridden.into()];
+    recipes.extend(finer());
+    recipes
 }
 
 #[test]

@@ -37,6 +37,12 @@ pub(crate) fn noise(shape: impl Into<Shape>, seed: u64) -> Tensor {
     Tensor::from_vec((0..shape.numel()).map(|_| value()).collect(), shape, &device()).unwrap()
 }
 
+/// Recipes with scales for rows and blocks, which GPUs do not have yet.
+pub(crate) fn finer() -> Vec<Recipe> {
+    let names = if device() == Device::cpu() { &["rowwise", "block", "deepseek", "mxfp8"][..] } else { &[] };
+    names.iter().map(|name| Recipe::from_name(name).unwrap()).collect()
+}
+
 /// Ids below `limit`.
 pub(crate) fn ids(shape: [usize; 2], limit: i32, seed: u64) -> Tensor {
     let mut rng = rng(seed);

@@ -30,6 +30,7 @@ pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod parallel;
 pub(crate) mod quantize;
+mod quantize_blocks;
 pub(crate) mod reduce;
 pub(crate) mod rope;
 pub(crate) mod scale_from_amax;

@@ -1,5 +1,6 @@
 //! Reference of `quantize`, and the last step of every operation that ends in a slot.
 
+use super::quantize_blocks::{dequantize_blocks, quantize_blocks};
 use super::{Buffer, codec, parallel, reduce, transpose};
 use crate::dtype::Float;
 use crate::host::Array;
@@ -25,6 +26,9 @@ pub(crate) fn quantize_many(tensors: &[(&Tensor, Slot<'_>)]) -> Result<Vec<Opera
 }
 
 fn quantize_elements<T: Float>(x: &Tensor, data: &[T], slot: &Slot<'_>) -> Result<Operand> {
+    if let Some(rule) = slot.block_rule() {
+        return quantize_blocks("quantize", data, *x.shape(), x.device(), slot, &rule);
+    }
     let Some(scale) = slot.resolve(|| Ok(amax(data)))? else {
         if slot.amax.is_some() && !data.is_empty() {
             slot.record(amax(data))?;
@@ -63,6 +67,16 @@ pub(crate) fn quantize_rows<F: Fn(usize, &mut [f32]) + Sync>(
         parallel::rows(&mut values, cols, |first, out| (rows.produce)(first, out));
         Ok(values)
     };
+    if let Some(rule) = slot.block_rule() {
+        let values = compute()?;
+        let operand = quantize_blocks(op, &values, rows.shape, rows.device, slot, &rule)?;
+        let dbias = || -> Result<Tensor> {
+            let step = parallel::rows_per_chunk(cols) * cols.max(1);
+            let parts = parallel::map(values.chunks(step), |values| codec::column_sums(op, values, cols));
+            Ok(Tensor::on_cpu(parallel::sum_in_order(op, parts, cols)?, Shape::from([cols]), rows.device))
+        };
+        return Ok((operand, is_summed.then(dbias).transpose()?));
+    }
     let mut whole = None;
     let scale = slot.resolve(|| Ok(amax(whole.insert(compute()?))))?;
     let sums =
@@ -110,6 +124,9 @@ pub(crate) fn amax<T: Float>(data: &[T]) -> f32 {
 
 pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
     fn of<T: Float>(x: &Fp8Tensor) -> Result<Buffer> {
+        if let Some(blocks) = x.blocks() {
+            return Ok(T::wrap(Arc::new(dequantize_blocks::<T>(x, blocks)?)));
+        }
         let codes = x.codes()?;
         let factor = x.scale_inv().item()?;
         let mut values = Array::<T>::for_overwrite("dequantize", codes.len())?;

@@ -31,8 +31,9 @@ fn wrong_values_are_refused_in_one_sentence() {
         ("--lr 1e-60", "error: --lr 1e-60: a learning rate must be finite and above zero (in f32)"),
         ("--lr fast", "error: --lr fast: a learning rate must be a number, finite and above zero"),
         (
-            "--recipe mxfp8",
-            "error: --recipe mxfp8: unknown; the known ones are delayed, current, none and files *.toml",
+            "--recipe mxfp4",
+            "error: --recipe mxfp4: unknown; the known ones are delayed, current, te-v0, rowwise, block, deepseek, mxfp8, none and \
+             files *.toml",
         ),
         ("--dtype f16", "error: --dtype f16: unknown; the known ones are f32, bf16"),
         ("--format e5m2", "error: --format e5m2: unknown; the known ones are hybrid, e4m3"),

@@ -4,10 +4,34 @@ use crate::dtype::Float;
 use half::{bf16, f16};
 use std::marker::PhantomData;
 
-/// `((sum · factors[0]) · factors[1]) + bias`, in f32, each an operation of its own.
+/// What sums are multiplied by: `(sum · a) · b`, in f32, each an operation of its own.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Factors<'a> {
+    #[default]
+    None,
+    /// One factor for each operand.
+    Tensors([f32; 2]),
+    /// A factor for each row of `a` and for each row of `b`.
+    Rows { a: &'a [f32], b: &'a [f32] },
+    /// Factors for each block of `length` values of k: those of all rows for the first block, then for the second, … The sum of
+    /// a block is multiplied by its factors and added to that of the blocks before it.
+    Blocks { a: &'a [f32], b: &'a [f32], length: usize },
+}
+
+impl Factors<'_> {
+    fn is_none(&self) -> bool {
+        matches!(self, Self::None)
+    }
+
+    fn is_some(&self) -> bool {
+        !self.is_none()
+    }
+}
+
+/// `sum · factors + bias`, in f32, each an operation of its own.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Epilogue<'a> {
-    pub(crate) factors: Option<[f32; 2]>,
+    pub(crate) factors: Factors<'a>,
     /// One value for each column.
     pub(crate) bias: Option<&'a [f32]>,
     /// Whether the result is added to what the output holds: without factors, sums start from it; with factors, it is added
@@ -34,11 +58,17 @@ impl Epilogue<'_> {
         self.accumulate && self.factors.is_some()
     }
 
-    /// Applies everything to the sums of one row from column `col` on, and stores them in `out`.
+    /// Applies everything to the sums of one row from column `col` on, and stores them in `out`. Factors of blocks have been
+    /// applied before.
     #[inline(always)]
-    pub(super) fn store(&self, sums: &mut [f32], col: usize, out: RowMut<'_>) {
-        if let Some([first, second]) = self.factors {
-            sums.iter_mut().for_each(|sum| *sum = *sum * first * second);
+    pub(super) fn store(&self, sums: &mut [f32], row: usize, col: usize, out: RowMut<'_>) {
+        match self.factors {
+            Factors::None | Factors::Blocks { .. } => {}
+            Factors::Tensors([a, b]) => sums.iter_mut().for_each(|sum| *sum = *sum * a * b),
+            Factors::Rows { a, b } => {
+                let a = a[row];
+                sums.iter_mut().zip(&b[col..]).for_each(|(sum, b)| *sum = *sum * a * b);
+            }
         }
         if let Some(bias) = self.bias {
             sums.iter_mut().zip(&bias[col..]).for_each(|(sum, bias)| *sum += bias);

@@ -39,7 +39,7 @@ mod tests;
 mod tile;
 mod unpacked;
 
-pub(crate) use epilogue::{Epilogue, Out};
+pub(crate) use epilogue::{Epilogue, Factors, Out};
 pub(crate) use pack::{Elements, Matrix};
 pub use path::CpuPath;
 pub(crate) use unpacked::{Strided, Unpacked, product, transpose};

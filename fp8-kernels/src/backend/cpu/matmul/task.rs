@@ -1,7 +1,7 @@
 //! The loops of one thread: blocks that stay in its caches, tiles that stay in registers.
 
 use super::super::{parallel, scratch};
-use super::epilogue::{Epilogue, Out};
+use super::epilogue::{Epilogue, Factors, Out};
 use super::lanes::Lanes;
 use super::pack::{self, Matrix};
 use super::path::{Job, Vectors};
@@ -71,6 +71,7 @@ impl Parts {
 #[derive(Debug)]
 pub(super) struct Task<'a> {
     op: &'static str,
+    m: usize,
     n: usize,
     k: usize,
     a: Matrix<'a>,
@@ -93,7 +94,8 @@ impl<'a> Task<'a> {
         // Not reachable from the operations, which check shapes; it keeps the stores below sound on their own.
         assert!(m.checked_mul(n).is_some_and(|len| len <= out.len()));
         assert!(!epilogue.accumulate || out.as_f32().is_some());
-        Self { op, n, k, a, b, epilogue, out, blocks }
+        let ks = if let Factors::Blocks { length, .. } = epilogue.factors { length } else { blocks.ks };
+        Self { op, m, n, k, a, b, epilogue, out, blocks: Blocks { ks, ..blocks } }
     }
 
     /// Computes the part of the output at `rows` × `cols`. Parts that run at a time must not overlap.
@@ -216,8 +218,10 @@ impl Block<'_> {
     fn run<L: Lanes>(self, lanes: L, task: &Task<'_>) {
         let Self { rows, cols, ks, left, right, unfinished } = self;
         let (is_first, is_last) = (ks.start == 0, ks.end == task.k);
-        let starts_from_zero = is_first && !task.epilogue.starts_from_output();
-        let stores_sums = !is_last || task.epilogue.is_plain() && task.out.as_f32().is_some();
+        let folded = Folded::new(task, ks.start);
+        let starts_from_zero = folded.is_some() || is_first && !task.epilogue.starts_from_output();
+        let stores_sums =
+            folded.is_none() && (!is_last || task.epilogue.is_plain() && task.out.as_f32().is_some());
         let (steps, padded) = (pack::steps::<L>(ks.len()), cols.len().next_multiple_of(L::WIDTH));
         let mut spare = [0.0; LARGEST_TILE];
         let mut row = rows.start;
@@ -231,7 +235,7 @@ impl Block<'_> {
                 // Tiles beyond the last column, and those that an epilogue follows, are stored here first.
                 let local = Rows { first: spare.as_mut_ptr(), stride: 2 * L::WIDTH };
                 let waiting = unfinished.map(|unfinished| unfinished.at(row, col));
-                let place = waiting.filter(|_| count == width);
+                let place = waiting.filter(|_| count == width && folded.is_none());
                 let initial = match waiting.filter(|_| !starts_from_zero) {
                     None => None,
                     Some(waiting) if count == width => Some(waiting),
@@ -247,11 +251,19 @@ impl Block<'_> {
                 // SAFETY: `left` and the panel were packed with these rows, columns and steps. The sums are the tile's place in
                 // memory that this part of the output alone uses, or `spare`.
                 unsafe { tile::tile(lanes, size, steps, left, panel, sums) };
-                if !stores_sums {
+                if let Some(folded) = &folded {
+                    let before = waiting.filter(|_| !is_first);
+                    // SAFETY: the sums of the blocks before wait where `waiting` says, `height` rows of `count`.
+                    unsafe { folded.fold(&mut spare, 2 * L::WIDTH, [row, col], [height, count], before) };
+                }
+                if let (Some(_), Some(waiting), false) = (&folded, waiting, is_last) {
+                    // SAFETY: as below.
+                    unsafe { copy(local, waiting, height, count) };
+                } else if !stores_sums {
                     for (i, sums) in spare.chunks_exact_mut(2 * L::WIDTH).take(height).enumerate() {
                         // SAFETY: the row is in the output, which has n columns, and in this part of it alone.
                         let out = unsafe { task.out.row((row + i) * task.n + col, count) };
-                        task.epilogue.store(&mut sums[..count], col, out);
+                        task.epilogue.store(&mut sums[..count], row + i, col, out);
                     }
                 } else if let (Some(waiting), None) = (waiting, place) {
                     // SAFETY: as for the other direction.
@@ -259,6 +271,51 @@ impl Block<'_> {
                 }
             }
             row += height;
+        }
+    }
+}
+
+/// The factors of one block of k.
+struct Folded<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+}
+
+impl<'a> Folded<'a> {
+    /// `None` if the sums of blocks of k have no factors of their own.
+    #[inline(always)]
+    fn new(task: &Task<'a>, first_k: usize) -> Option<Self> {
+        let Factors::Blocks { a, b, length } = task.epilogue.factors else { return None };
+        let block = first_k / length;
+        Some(Self { a: &a[block * task.m..][..task.m], b: &b[block * task.n..][..task.n] })
+    }
+
+    /// Multiplies the sums of a tile by their factors and adds them to those of the blocks before, or to 0.
+    ///
+    /// # Safety
+    /// `before` must have `height` readable rows of `count` values.
+    #[inline(always)]
+    unsafe fn fold(
+        &self,
+        tile: &mut [f32],
+        stride: usize,
+        [row, col]: [usize; 2],
+        [height, count]: [usize; 2],
+        before: Option<Rows>,
+    ) {
+        for (i, sums) in tile.chunks_exact_mut(stride).take(height).enumerate() {
+            let a = self.a[row + i];
+            let sums = sums[..count].iter_mut().zip(&self.b[col..][..count]);
+            match before {
+                None => sums.for_each(|(sum, b)| *sum = 0.0 + *sum * a * b),
+                Some(before) => {
+                    let start = before.first.wrapping_add(i * before.stride);
+                    for (j, (sum, b)) in sums.enumerate() {
+                        // SAFETY: the caller vouches for value j of row i.
+                        *sum = unsafe { *start.wrapping_add(j) } + *sum * a * b;
+                    }
+                }
+            }
         }
     }
 }

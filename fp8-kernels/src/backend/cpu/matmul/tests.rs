@@ -3,7 +3,7 @@
 use super::lanes::Portable;
 use super::path::{CpuPath, Vectors};
 use super::task::{Blocks, Parts};
-use super::{Elements, Epilogue, Matrix, Out, matmul_on};
+use super::{Elements, Epilogue, Factors, Matrix, Out, matmul_on};
 use crate::Encoding;
 use crate::backend::cpu::Floats;
 use half::{bf16, f16};
@@ -52,13 +52,21 @@ enum Kind {
     F16,
 }
 
+/// The factors of a product: two numbers, or random ones for each row, or for each row and so many values of k.
+#[derive(Debug, Clone, Copy)]
+enum Scales {
+    Tensors([f32; 2]),
+    Rows,
+    Blocks(usize),
+}
+
 /// What a product is made of, apart from the lanes, the blocks and the parts that compute it.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     dims: [usize; 3],
     kinds: [Kind; 2],
     is_along_k: [bool; 2],
-    factors: Option<[f32; 2]>,
+    factors: Option<Scales>,
     has_bias: bool,
     accumulate: bool,
     /// f32, bf16 or f16.
@@ -103,16 +111,27 @@ impl Case {
         };
         let bias: Vec<f32> = (0..n).map(|_| random.float(self.specials)).collect();
         let old: Vec<f32> = (0..m * n).map(|_| random.float(self.specials)).collect();
+        let length = if let Some(Scales::Blocks(length)) = self.factors { length } else { k.max(1) };
+        let [fa, fb] = [m, n].map(|outer| -> Vec<f32> {
+            (0..outer * k.div_ceil(length).max(1)).map(|_| random.float(self.specials)).collect()
+        });
 
         let mut want = Vec::new();
         for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
             let old = old[i * n + j];
             let mut sum = if self.accumulate && self.factors.is_none() { old } else { 0.0 };
-            for k in 0..k {
-                sum = a.get(at(0, *a_stride, i, k)).mul_add(b.get(at(1, *b_stride, j, k)), sum);
-            }
-            if let Some([first, second]) = self.factors {
-                sum = sum * first * second;
+            let product = |k: usize| (a.get(at(0, *a_stride, i, k)), b.get(at(1, *b_stride, j, k)));
+            let add = |sum: f32, k: usize| product(k).0.mul_add(product(k).1, sum);
+            match self.factors {
+                None => sum = (0..k).fold(sum, add),
+                Some(Scales::Tensors([first, second])) => sum = (0..k).fold(sum, add) * first * second,
+                Some(Scales::Rows) => sum = (0..k).fold(sum, add) * fa[i] * fb[j],
+                Some(Scales::Blocks(length)) => {
+                    for (block, first) in (0..k).step_by(length).enumerate() {
+                        let part = (first..k.min(first + length)).fold(0.0, add);
+                        sum += part * fa[block * m + i] * fb[block * n + j];
+                    }
+                }
             }
             if self.has_bias {
                 sum += bias[j];
@@ -138,7 +157,14 @@ impl Case {
             }
         });
         let bias = self.has_bias.then_some(&*bias);
-        let epilogue = Epilogue { factors: self.factors, bias, accumulate: self.accumulate };
+        let factors = match self.factors {
+            _ if k == 0 => Factors::None,
+            None => Factors::None,
+            Some(Scales::Tensors(factors)) => Factors::Tensors(factors),
+            Some(Scales::Rows) => Factors::Rows { a: &fa, b: &fb },
+            Some(Scales::Blocks(length)) => Factors::Blocks { a: &fa, b: &fb, length },
+        };
+        let epilogue = Epilogue { factors, bias, accumulate: self.accumulate };
         for &vectors in vectors {
             if vectors.has_pairs() && !(a.is_fp8() && b.is_fp8()) {
                 continue;
@@ -267,12 +293,31 @@ fn products_of_no_elements_are_the_epilogue_of_zero() {
 fn subnormal_outputs_survive_an_accumulation() {
     // `vdpbf16ps` would flush what a sum starts from; FP8 products are added last.
     let case = Case {
-        factors: Some([1e-30, 1e-12]),
+        factors: Some(Scales::Tensors([1e-30, 1e-12])),
         accumulate: true,
         specials: 3,
         ..Case::plain([9, 33, 7], FP8[1], 5)
     };
     case.check(&all_vectors(), Parts::ONE, None);
+}
+
+#[test]
+fn sums_of_blocks_of_k_have_factors_of_their_own() {
+    let vectors = all_vectors();
+    for (seed, kinds) in (0..).zip(FP8) {
+        for (length, dims) in
+            [(32, [14, 40, 300]), (128, [13, 70, 300]), (128, [5, 6, 128]), (32, [25, 33, 31])]
+        {
+            for accumulate in [false, true] {
+                let factors = Some(Scales::Blocks(length));
+                Case { factors, accumulate, ..Case::plain(dims, kinds, seed) }.check(
+                    &vectors,
+                    Parts::ONE,
+                    None,
+                );
+            }
+        }
+    }
 }
 
 #[test]
@@ -323,9 +368,14 @@ fn a_product_larger_than_its_output_is_not_computed() {
 fn case() -> impl Strategy<Value = Case> {
     let kinds = proptest::sample::select(all_kinds().collect::<Vec<_>>());
     let factors = proptest::option::of(proptest::sample::select(vec![
-        [0.01f32, 7.0],
-        [1e-20, 1e-25],
-        [f32::INFINITY, 2.0],
+        Scales::Tensors([0.01f32, 7.0]),
+        Scales::Tensors([1e-20, 1e-25]),
+        Scales::Tensors([f32::INFINITY, 2.0]),
+        Scales::Rows,
+        Scales::Blocks(1),
+        Scales::Blocks(7),
+        Scales::Blocks(32),
+        Scales::Blocks(64),
     ]));
     let outs = proptest::sample::select(vec![Kind::F32, Kind::F32, Kind::BF16, Kind::F16]);
     let shape = ([1usize..71, 1..71, 0..90], kinds, any::<[bool; 2]>());

@@ -46,6 +46,8 @@ pub(super) fn resolve(
 ) -> Result<Option<DeviceScale>> {
     let (cell, rule, keep) = match slot.scale {
         Scale::Off => return Ok(None),
+        // Refused before; the error says so again.
+        Scale::Blocks(_) => return slot.resolve(|| Ok(0.0)).map(|_| None),
         Scale::Cell { cell, .. } if cell.is_known_set() => {
             return Ok(Some(DeviceScale { address: cell.cuda(op)?, _owned: None }));
         }

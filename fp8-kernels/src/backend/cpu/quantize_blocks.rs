@@ -1,0 +1,174 @@
+//! Quantization with a scale for each row or block: the codec of `fp8-format` on tensors.
+//!
+//! The columnwise copy is quantized from the source together with the rowwise one; that of 128 × 128 blocks has the same codes
+//! and scales, transposed.
+
+use super::codec;
+use crate::dtype::Float;
+use crate::fp8_tensor::Layout;
+use crate::host::Array;
+use crate::{BlockRule, Device, Encoding, Fp8Tensor, Operand, Result, Shape, Slot, Tensor};
+use fp8_format::slice::{BlockOutput, Codec, MxOutput};
+use fp8_format::{Blocks, E4M3, E5M2, E8M0, Fp8};
+
+pub(super) fn quantize_blocks<T: Float>(
+    op: &'static str,
+    data: &[T],
+    shape: Shape,
+    device: &Device,
+    slot: &Slot<'_>,
+    rule: &BlockRule,
+) -> Result<Operand> {
+    let matrix = shape.matrix();
+    let mut rowwise = Parts::new(op, rule.blocks(), matrix)?;
+    let mut columnwise = match slot.columnwise {
+        true => Some(Parts::new(op, rule.blocks(), [matrix[1], matrix[0]])?),
+        false => None,
+    };
+    match slot.encoding {
+        Encoding::E4M3 => encode::<T, E4M3>(data, matrix, rule, &mut rowwise, columnwise.as_mut())?,
+        Encoding::E5M2 => encode::<T, E5M2>(data, matrix, rule, &mut rowwise, columnwise.as_mut())?,
+    }
+    if !data.is_empty() {
+        slot.record(rowwise.amaxes.iter().copied().fold(0.0, f32::max))?;
+    }
+    count(data, matrix, rule, &rowwise, slot)?;
+    let [rows, cols] = matrix;
+    let layout = |parts: Parts, shape: Shape, [rows, cols]: [usize; 2]| Layout {
+        codes: Tensor::on_cpu(parts.codes, shape, device),
+        scale_inv: parts.factors.tensor(Shape::from(rule.blocks().grid(rows, cols)), device),
+    };
+    let rowwise = layout(rowwise, shape, matrix);
+    let columnwise = columnwise.map(|parts| layout(parts, Shape::from([cols, rows]), [cols, rows]));
+    Ok(Operand::Fp8(Fp8Tensor::from_layouts(shape, slot.encoding, rule.blocks(), rowwise, columnwise)))
+}
+
+/// What one direction of a quantization fills.
+struct Parts {
+    codes: Array<u8>,
+    factors: Factors,
+    amaxes: Array<f32>,
+}
+
+enum Factors {
+    F32(Array<f32>),
+    Mx(Array<u8>),
+}
+
+impl Parts {
+    fn new(op: &'static str, blocks: Blocks, [rows, cols]: [usize; 2]) -> Result<Self> {
+        let [height, width] = blocks.grid(rows, cols);
+        let count = height * width; // at most one for each element and row
+        Ok(Self {
+            codes: Array::for_overwrite(op, rows * cols)?,
+            factors: match blocks {
+                Blocks::Mx32 => Factors::Mx(Array::for_overwrite(op, count)?),
+                Blocks::Row | Blocks::B1x128 | Blocks::B128x128 => {
+                    Factors::F32(Array::for_overwrite(op, count)?)
+                }
+            },
+            amaxes: Array::for_overwrite(op, count)?,
+        })
+    }
+}
+
+impl Factors {
+    fn tensor(self, shape: Shape, device: &Device) -> Tensor {
+        match self {
+            Self::F32(factors) => Tensor::on_cpu(factors, shape, device),
+            Self::Mx(factors) => Tensor::on_cpu(factors, shape, device),
+        }
+    }
+}
+
+fn encode<T: Float, F: Fp8>(
+    data: &[T],
+    [rows, cols]: [usize; 2],
+    rule: &BlockRule,
+    rowwise: &mut Parts,
+    columnwise: Option<&mut Parts>,
+) -> Result<()> {
+    fn f32_parts<F: Fp8>(parts: &mut Parts) -> Option<BlockOutput<'_, F>> {
+        let Factors::F32(factors) = &mut parts.factors else { return None };
+        let out = BlockOutput::new(bytemuck::cast_slice_mut(&mut parts.codes), factors);
+        Some(BlockOutput { amax: Some(&mut parts.amaxes), ..out })
+    }
+    fn mx_parts<F: Fp8>(parts: &mut Parts) -> Option<MxOutput<'_, F>> {
+        let Factors::Mx(factors) = &mut parts.factors else { return None };
+        let out = MxOutput::new(
+            bytemuck::cast_slice_mut(&mut parts.codes),
+            bytemuck::cast_slice_mut::<u8, E8M0>(factors),
+        );
+        Some(MxOutput { amax: Some(&mut parts.amaxes), ..out })
+    }
+    let codec = Codec::new();
+    match rule {
+        BlockRule::F32(scaling) => {
+            let Some(out) = f32_parts::<F>(rowwise) else { return Ok(()) };
+            match columnwise.and_then(f32_parts::<F>) {
+                None => codec.quantize_blocks(data, rows, cols, scaling, out)?,
+                Some(turned) => {
+                    codec.quantize_blocks_transpose(data, rows, cols, scaling, Some(out), turned)?
+                }
+            }
+        }
+        BlockRule::Mx(rounding) => {
+            let Some(out) = mx_parts::<F>(rowwise) else { return Ok(()) };
+            match columnwise.and_then(mx_parts::<F>) {
+                None => codec.quantize_mx(data, rows, cols, *rounding, out)?,
+                Some(turned) => {
+                    codec.quantize_mx_transpose(data, rows, cols, *rounding, Some(out), turned)?
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds to the slot's counters, row by row and block by block.
+fn count<T: Float>(
+    data: &[T],
+    [rows, cols]: [usize; 2],
+    rule: &BlockRule,
+    parts: &Parts,
+    slot: &Slot<'_>,
+) -> Result<()> {
+    let Some(counters) = slot.counters.filter(|_| !data.is_empty()) else { return Ok(()) };
+    let [height, width] = rule.blocks().size(cols);
+    let across = rule.blocks().grid(rows, cols)[1];
+    for (row, (data, codes)) in data.chunks(cols).zip(parts.codes.chunks(cols)).enumerate() {
+        for (block, (data, codes)) in data.chunks(width).zip(codes.chunks(width)).enumerate() {
+            let amax = parts.amaxes[row / height * across + block];
+            let scale = match rule {
+                BlockRule::F32(scaling) => scaling.scale::<T>(amax, slot.encoding),
+                BlockRule::Mx(rounding) => rounding.scale(amax, slot.encoding).scale(),
+            };
+            codec::count(data, scale, slot.encoding, codes, counters)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn dequantize_blocks<T: Float>(x: &Fp8Tensor, blocks: Blocks) -> Result<Array<T>> {
+    fn of<T: Float, F: Fp8>(
+        layout: &Layout,
+        [rows, cols]: [usize; 2],
+        blocks: Blocks,
+        out: &mut [T],
+    ) -> Result<()> {
+        let codec = Codec::new();
+        let codes: &[F] = bytemuck::cast_slice(layout.codes.as_slice::<u8>()?);
+        if blocks == Blocks::Mx32 {
+            let scales: &[E8M0] = bytemuck::cast_slice(layout.scale_inv.as_slice::<u8>()?);
+            return Ok(codec.dequantize_mx(codes, rows, cols, scales, out)?);
+        }
+        Ok(codec.dequantize_blocks(codes, rows, cols, blocks, layout.scale_inv.as_slice()?, out)?)
+    }
+    let (layout, matrix) = (x.rowwise_layout("dequantize")?, x.matrix());
+    let mut out = Array::for_overwrite("dequantize", matrix[0] * matrix[1])?;
+    match x.encoding() {
+        Encoding::E4M3 => of::<T, E4M3>(&layout, matrix, blocks, &mut out)?,
+        Encoding::E5M2 => of::<T, E5M2>(&layout, matrix, blocks, &mut out)?,
+    }
+    Ok(out)
+}

@@ -1,0 +1,237 @@
+//! Scales for blocks of 128 values, and for MX blocks of 32, from the values themselves.
+
+use crate::policy::{Policy, out_of_range};
+use crate::recipe_options::Options;
+use crate::{Direction, Format, Recipe, Result, SlotRole};
+use fp8_kernels::fp8_format::Blocks;
+use fp8_kernels::fp8_format::slice::{BlockScaling as Scales, MxRounding};
+use fp8_kernels::{BlockRule, Scale, ScaleRule};
+
+/// A scale for each block of 128 values of activations and gradients, and for each 128 × 128 block of a weight: Transformer
+/// Engine's `Float8BlockScaling`.
+///
+/// ```text
+/// scale = fp8_max / max(amax of the block, amax_epsilon)
+/// ```
+///
+/// It keeps no state. Blocks lie along the dimension that a GEMM sums over, so a tensor that is also read transposed is quantized
+/// twice, each time from its values. Activations and gradients have 1 × 128 blocks, weights 128 × 128; the dimensions are options,
+/// of which no two may be 2, because a GEMM multiplies 128 × 128 blocks only with 1 × 128. GPUs do not have this recipe yet.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{BlockScaling, GemmSlots, Recipe, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let recipe = Recipe::from(BlockScaling { power_2_scales: false, ..Default::default() });
+/// let mut cx = scaling.autocast(&recipe)?;
+/// let x = Tensor::from_vec([vec![7.0f32; 128], vec![0.5; 32]].concat(), [1, 160], &device)?;
+/// let x8 = ops::quantize(&x, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+/// let scale_inv = x8.as_fp8().map(|x8| x8.scale_inv().to_vec::<f32>()).transpose()?;
+/// assert_eq!(scale_inv, Some(vec![1.0 / 64.0, 1.0 / 896.0])); // 448 / 7, 448 / 0.5
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BlockScaling {
+    /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default: E4M3.
+    pub fp8_format: Format,
+    /// Whether scales are rounded down to powers of two. Default: true.
+    pub power_2_scales: bool,
+    /// The smallest amax that counts: smaller ones are replaced by it. Finite, at least 0. Default: 0.
+    pub amax_epsilon: f32,
+    /// 1 for 1 × 128 blocks of inputs, 2 for 128 × 128. Default: 1.
+    pub x_block_scaling_dim: usize,
+    /// 1 for 1 × 128 blocks of weights, 2 for 128 × 128. Default: 2.
+    pub w_block_scaling_dim: usize,
+    /// 1 for 1 × 128 blocks of gradients, 2 for 128 × 128. Default: 1.
+    pub grad_block_scaling_dim: usize,
+    /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: `(false, false, false)`.
+    pub override_linear_precision: (bool, bool, bool),
+}
+
+impl Default for BlockScaling {
+    fn default() -> Self {
+        Self {
+            fp8_format: Format::E4M3,
+            power_2_scales: true,
+            amax_epsilon: 0.0,
+            x_block_scaling_dim: 1,
+            w_block_scaling_dim: 2,
+            grad_block_scaling_dim: 1,
+            override_linear_precision: (false, false, false),
+        }
+    }
+}
+
+impl BlockScaling {
+    /// Returns the recipe of DeepSeek-V3: f32 scales that are not rounded, and amaxes of at least 1e-4.
+    pub fn deepseek() -> Self {
+        Self { power_2_scales: false, amax_epsilon: 1e-4, ..Self::default() }
+    }
+
+    /// Returns the recipe with the options that a file gives.
+    pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
+        options.read("fp8_format", &mut self.fp8_format)?;
+        options.read("power_2_scales", &mut self.power_2_scales)?;
+        options.read("amax_epsilon", &mut self.amax_epsilon)?;
+        options.read("x_block_scaling_dim", &mut self.x_block_scaling_dim)?;
+        options.read("w_block_scaling_dim", &mut self.w_block_scaling_dim)?;
+        options.read("grad_block_scaling_dim", &mut self.grad_block_scaling_dim)?;
+        options.read("override_linear_precision", &mut self.override_linear_precision)?;
+        Ok(self.into())
+    }
+}
+
+impl From<BlockScaling> for Recipe {
+    fn from(recipe: BlockScaling) -> Self {
+        Self::new(recipe)
+    }
+}
+
+impl Policy for BlockScaling {
+    fn format(&self) -> Format {
+        self.fp8_format
+    }
+
+    fn validate(&self) -> Result<()> {
+        let name = "BlockScaling";
+        self.fp8_format.validate(name)?;
+        if !(self.amax_epsilon >= 0.0 && self.amax_epsilon.is_finite()) {
+            return Err(out_of_range(name, "amax_epsilon", self.amax_epsilon, "expected finite and ≥ 0"));
+        }
+        let dims = [
+            ("x_block_scaling_dim", self.x_block_scaling_dim),
+            ("w_block_scaling_dim", self.w_block_scaling_dim),
+            ("grad_block_scaling_dim", self.grad_block_scaling_dim),
+        ];
+        if let Some((option, dim)) = dims.into_iter().find(|(_, dim)| !(1..=2).contains(dim)) {
+            return Err(out_of_range(name, option, dim, "expected 1 (1 × 128 blocks) or 2 (128 × 128)"));
+        }
+        let mut twos = dims.into_iter().filter(|(_, dim)| *dim == 2);
+        match (twos.next(), twos.next()) {
+            (Some(_), Some((option, dim))) => {
+                let remedy = "another one is 2, too: no GEMM multiplies 128 × 128 blocks with 128 × 128";
+                Err(out_of_range(name, option, dim, remedy))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn override_linear_precision(&self) -> (bool, bool, bool) {
+        self.override_linear_precision
+    }
+
+    fn state_key(&self) -> String {
+        let Self { fp8_format, power_2_scales, amax_epsilon, override_linear_precision, .. } = self;
+        let Self { x_block_scaling_dim: x, w_block_scaling_dim: w, grad_block_scaling_dim: dy, .. } = self;
+        format!(
+            "block(fp8_format={fp8_format},power_2_scales={power_2_scales},amax_epsilon={amax_epsilon},\
+             dims={x}-{w}-{dy},override={override_linear_precision:?})"
+        )
+    }
+
+    fn rule(&self, direction: Direction) -> ScaleRule {
+        ScaleRule::Current {
+            fp8_max: self.fp8_format.encoding(direction).max(),
+            epsilon: self.amax_epsilon,
+            power_2_scales: self.power_2_scales,
+        }
+    }
+
+    fn scale<'a>(&'a self, role: SlotRole, _: &'a ScaleRule) -> Scale<'a> {
+        let dim = match role {
+            SlotRole::Input | SlotRole::Output => self.x_block_scaling_dim,
+            SlotRole::Weight => self.w_block_scaling_dim,
+            SlotRole::GradOutput | SlotRole::GradInput => self.grad_block_scaling_dim,
+        };
+        let blocks = if dim == 2 { Blocks::B128x128 } else { Blocks::B1x128 };
+        let (power_2_scales, epsilon) = (self.power_2_scales, self.amax_epsilon);
+        Scale::Blocks(BlockRule::F32(Scales { blocks, power_2_scales, epsilon, scale_max: None }))
+    }
+}
+
+/// MXFP8: an E8M0 scale, a power of two, for 32 values. Transformer Engine's `MXFP8BlockScaling`.
+///
+/// It keeps no state. Blocks lie along the dimension that a GEMM sums over, so a tensor that is also read transposed is quantized
+/// twice, each time from its values. GPUs do not have this recipe yet.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::fp8_format::E8M0;
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{GemmSlots, Mxfp8, Recipe, Scaling};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// let mut cx = scaling.autocast(&Recipe::from(Mxfp8::default()))?;
+/// let x = Tensor::from_vec([vec![500.0f32; 32], vec![0.5; 32]].concat(), [1, 64], &device)?;
+/// let x8 = ops::quantize(&x, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+/// let scales = x8.as_fp8().map(|x8| x8.scale_inv().to_vec::<u8>()).transpose()?.unwrap_or_default();
+/// let scales: Vec<f32> = scales.into_iter().map(|bits| E8M0::from_bits(bits).to_f32()).collect();
+/// assert_eq!(scales, [2.0, 1.0 / 512.0]); // 500 / 448 and 0.5 / 448, rounded up to powers of two
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mxfp8 {
+    /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default: E4M3.
+    pub fp8_format: Format,
+    /// How a scale is rounded to a power of two. Default: [`MxRounding::Ceil`], with which no value saturates.
+    pub rounding: MxRounding,
+    /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: `(false, false, false)`.
+    pub override_linear_precision: (bool, bool, bool),
+}
+
+impl Default for Mxfp8 {
+    fn default() -> Self {
+        let override_linear_precision = (false, false, false);
+        Self { fp8_format: Format::E4M3, rounding: MxRounding::Ceil, override_linear_precision }
+    }
+}
+
+impl Mxfp8 {
+    /// Returns the recipe with the options that a file gives.
+    pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
+        let mut floor = self.rounding == MxRounding::Floor;
+        options.read("fp8_format", &mut self.fp8_format)?;
+        options.read("floor", &mut floor)?;
+        options.read("override_linear_precision", &mut self.override_linear_precision)?;
+        self.rounding = if floor { MxRounding::Floor } else { MxRounding::Ceil };
+        Ok(self.into())
+    }
+}
+
+impl From<Mxfp8> for Recipe {
+    fn from(recipe: Mxfp8) -> Self {
+        Self::new(recipe)
+    }
+}
+
+impl Policy for Mxfp8 {
+    fn format(&self) -> Format {
+        self.fp8_format
+    }
+
+    fn validate(&self) -> Result<()> {
+        self.fp8_format.validate("Mxfp8")
+    }
+
+    fn override_linear_precision(&self) -> (bool, bool, bool) {
+        self.override_linear_precision
+    }
+
+    fn state_key(&self) -> String {
+        let Self { fp8_format, rounding, override_linear_precision } = self;
+        format!("mxfp8(fp8_format={fp8_format},rounding={rounding:?},override={override_linear_precision:?})")
+    }
+
+    fn rule(&self, direction: Direction) -> ScaleRule {
+        let fp8_max = self.fp8_format.encoding(direction).max();
+        ScaleRule::Current { fp8_max, epsilon: 0.0, power_2_scales: true }
+    }
+
+    fn scale<'a>(&'a self, _: SlotRole, _: &'a ScaleRule) -> Scale<'a> {
+        Scale::Blocks(BlockRule::Mx(self.rounding))
+    }
+}
