@@ -37,8 +37,8 @@ impl SlotTrace {
     /// Returns what slots lost in the recorded steps and the changes that would help, in the order of the slots. It is empty
     /// if nothing was lost that is worth a change.
     ///
-    /// A slot is mentioned if it had NaN values, if it saturated more than 0.01 % of the values of some step, if it underflowed more than
-    /// 5 % of all values, or if its scale left more than four bits of the format unused in every step.
+    /// A slot is mentioned if it had NaN values, if it saturated more than 0.01 % of the values of some step, if it underflowed
+    /// more than 5 % of all values, or if its scale left more than four bits of the format unused in every step.
     ///
     /// ```
     /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
@@ -57,8 +57,8 @@ impl SlotTrace {
     /// let advice: &Advice = &trace.advice()[0];
     /// assert_eq!(
     ///     advice.to_string(),
-    ///     "fc.input (under delayed) saturated 16.7 % of its values, in 1 of the last 3 steps, because its amax grew to 3.0 times what \
-    ///      its scale allowed for: raise its margin by 2, or use current scaling for this slot"
+    ///     "fc.input (under delayed) saturated 16.7 % of its values, in 1 of the last 3 steps, because its amax grew to 3.0 \
+    ///      times what its scale allowed for: raise its margin by 2, or use current scaling for this slot"
     /// );
     /// # Ok::<(), fp8_recipe::Error>(())
     /// ```

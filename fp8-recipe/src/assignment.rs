@@ -90,3 +90,38 @@ fn gemms(path: &Arc<str>, operands: &[Operand<'_>]) -> Result<Fp8Gemms> {
     };
     Ok(Fp8Gemms { fprop: runs(Gemm::Fprop)?, dgrad: runs(Gemm::Dgrad)?, wgrad: runs(Gemm::Wgrad)? })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::by_name::Rule;
+    use crate::{CurrentScaling, Format, SlotRole};
+
+    #[test]
+    fn operands_that_cannot_be_multiplied_name_their_gemm() {
+        // `validate`, which a scope calls first, refuses E5M2 for all tensors.
+        let policy = |fp8_format| -> Option<Arc<dyn Policy>> {
+            Some(Arc::new(CurrentScaling { fp8_format, ..Default::default() }))
+        };
+        let assign = |pattern: &str| {
+            let rules = vec![Rule { pattern: pattern.into(), policy: policy(Format::E5M2) }];
+            let recipe = ByName { rules, default: policy(Format::Hybrid), is_nested: false };
+            let slots = ByDirection {
+                forward: [SlotRole::Input, SlotRole::Weight].map(|role| SlotName::new("fc", role)).to_vec(),
+                backward: vec![SlotName::new("fc", SlotRole::GradOutput)],
+            };
+            Assignment::new(&Choice::ByName(&Arc::new(recipe)), &slots).map(drop)
+        };
+        for (pattern, gemm, operand) in [("fc.weight", "dgrad", "weight"), ("fc.input", "wgrad", "input")] {
+            assert_eq!(
+                assign(pattern).unwrap_err().to_string(),
+                format!(
+                    "recipe by name: {gemm} of `fc`: grad_output and {operand} are both E5M2, which no FP8 GEMM \
+                     multiplies: use E4M3 or HYBRID for one of them"
+                )
+            );
+        }
+        assert!(assign("fc.grad_output").is_ok());
+        assert!(assign("fc").unwrap_err().to_string().starts_with("recipe by name: fprop of `fc`: "));
+    }
+}

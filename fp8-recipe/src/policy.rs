@@ -87,7 +87,8 @@ pub struct SlotUpdate<'a> {
     pub name: &'a str,
     /// The part that the tensor plays in its GEMM.
     pub role: SlotRole,
-    /// The largest magnitude in the tensor, before scaling, over all ranks and all uses in the scope. Finite and greater than 0.
+    /// The largest magnitude in the tensor, before scaling, over all ranks and all uses in the scope. It is finite and greater
+    /// than 0.
     pub amax: f32,
     /// The largest finite value of the slot's format: 448 for E4M3, 57344 for E5M2.
     pub fp8_max: f32,

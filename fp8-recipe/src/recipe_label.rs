@@ -213,7 +213,10 @@ impl fmt::Display for Shown<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AmaxComputeAlgo, CurrentScaling, CustomAmax, DelayedScaling, Format};
+    use crate::terms::{Rows, Terms};
+    use crate::{
+        AmaxComputeAlgo, CurrentScaling, CustomAmax, CustomRecipe, DelayedScaling, Format, SlotUpdate,
+    };
 
     fn short(recipe: impl Into<Recipe>) -> String {
         recipe.into().to_string()
@@ -245,6 +248,47 @@ mod tests {
             let recipe = DelayedScaling { amax_compute_algo, margin: 7, ..Default::default() };
             let expected = format!("delayed (margin=7, amax_compute_algo=custom({name:?}))");
             assert_eq!(short(recipe), expected);
+        }
+    }
+
+    #[derive(Debug)]
+    struct Named(&'static str);
+
+    impl CustomRecipe for Named {
+        fn name(&self) -> &str {
+            self.0
+        }
+
+        fn state(&self) -> &[&str] {
+            &["a,b", "c)d"]
+        }
+
+        fn scale(&self, slot: &SlotUpdate<'_>, _: &mut [f32]) -> f32 {
+            slot.amax
+        }
+
+        fn reduce_amax(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn no_name_of_a_users_recipe_is_taken_for_an_option() {
+        for name in [
+            "a",
+            "a),reduce_amax=true",
+            "a\",reduce_amax=true,calibrate_first_step=false)",
+            "\\",
+            "(",
+            "delayed",
+        ] {
+            let recipe = Recipe::custom(Named(name));
+            assert_eq!(recipe.to_string(), format!("custom({name:?}) (reduce_amax=false)"));
+            let terms = Terms::parse(&recipe.key()).unwrap();
+            assert_eq!(
+                (terms.reduce_amax, terms.calibrate_first_step, terms.rows),
+                (false, true, Rows::Custom)
+            );
         }
     }
 

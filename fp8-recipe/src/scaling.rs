@@ -171,8 +171,8 @@ impl Scaling {
     /// ```
     ///
     /// # Errors
-    /// An option of the recipe that is out of range; a pattern that matches no slot; a user's scale policy that returns no usable scale for the amaxes of
-    /// earlier recipes; a step is being recorded; the device failed.
+    /// An option of the recipe that is out of range; a pattern that matches no slot; a user's scale policy that returns no
+    /// usable scale for the amaxes of earlier recipes; a step is being recorded; the device failed.
     pub fn prepare(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<()> {
         self.settle()?;
         self.plan_for(recipe, options, options.enabled || options.calibrating).map(drop)

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 /// The amaxes, scales and counts of each slot in the last steps: a ring for each slot.
 ///
-/// Call [`record`](Self::record) after each step, with [`Scaling::set_counting`] on. Nothing is read in steps without the call, so
-/// a trace that is not used costs nothing. [`advice`](Self::advice) says what to change.
+/// Call [`record`](Self::record) after each step, with [`Scaling::set_counting`] on. Nothing is read in steps without the
+/// call, so a trace that is not used costs nothing. [`advice`](Self::advice) says what to change.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};

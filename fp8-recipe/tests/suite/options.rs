@@ -114,10 +114,8 @@ fn recipes_by_name() {
     assert_eq!(te_v0.options::<DelayedScaling>().unwrap().amax_history_len, 1);
     assert!(te_v0.options::<CurrentScaling>().is_none());
     assert!(Recipe::from_name("current").unwrap().options::<CurrentScaling>().is_some());
-    assert_eq!(
-        message(Recipe::from_name("block")),
-        "recipe: name = block: known recipes are delayed, current and te-v0"
-    );
+    let error = message(Recipe::from_name("nonsense"));
+    assert!(error.starts_with("recipe: name = nonsense: known recipes are delayed, current"), "{error}");
 }
 
 #[test]

@@ -119,6 +119,25 @@ fn a_resumed_job_goes_on_as_if_never_stopped() {
 }
 
 #[test]
+fn a_resumed_job_has_the_recipe_of_its_checkpoint() {
+    let place = Place::new();
+    let file = |text: &str| fs::write(place.path("r.toml"), text).unwrap();
+    file("recipe = \"current\"");
+    let shape = "--steps 6 --sample 0 --recipe @/r.toml";
+    place.run("first", &format!("{shape} --stop-after 3 --save @/ck")).unwrap();
+    assert_eq!(place.summary("first")["recipe_toml"], "recipe = \"current\"");
+    let html = fs::read_to_string(place.path("first/report.html")).unwrap();
+    assert!(html.contains("r.toml, 48 FP8 matrix products in a step"), "the recipe's file is named");
+    assert!(html.contains("The training test has no trainings with this recipe"));
+    file("recipe = \"delayed\"");
+    let refused = place.run("second", "--resume @/ck --sample 0 --recipe @/r.toml").unwrap_err().to_string();
+    assert!(refused.contains("r.toml: the file has changed since the checkpoint"), "{refused}");
+    fs::remove_file(place.path("r.toml")).unwrap();
+    place.run("second", "--resume @/ck --sample 0").unwrap();
+    assert_eq!(place.summary("second")["recipe_toml"], "recipe = \"current\"");
+}
+
+#[test]
 fn an_interrupted_job_can_be_resumed() {
     let place = Place::new();
     let shape = "--text @/text --steps 6 --sample 0";

@@ -2,8 +2,8 @@
 
 use fp8_kernels::{DType, Operand, ops};
 use fp8_recipe::{
-    AmaxComputeAlgo, AutocastOptions, CurrentScaling, DelayedScaling, Format, GemmSlots, Origin, Recipe,
-    Scaling, ScalingFactorComputeAlgo, ScalingState, Snapshot,
+    AmaxComputeAlgo, AutocastOptions, CurrentScaling, CustomRecipe, DelayedScaling, Format, GemmSlots,
+    Origin, Recipe, Scaling, ScalingFactorComputeAlgo, ScalingState, SlotUpdate, Snapshot,
 };
 
 use super::super::case::Case;
@@ -34,6 +34,24 @@ pub(super) fn delayed(draw: &mut Draw) -> DelayedScaling {
 }
 
 pub(super) fn recipe(draw: &mut Draw) -> Recipe {
+    if draw.once_in(6) {
+        let patterns = ["*.input", "*.weight", "a", "b.*", "*.grad_output", "*", "c.*"];
+        let count = draw.below(3);
+        let mut rules = Vec::new();
+        for _ in 0..count {
+            let pattern = draw.pick(&patterns);
+            rules.push((pattern, if draw.once_in(4) { Recipe::off() } else { plain(draw) }));
+        }
+        return Recipe::by_name(rules, plain(draw));
+    }
+    plain(draw)
+}
+
+/// One recipe for all slots.
+fn plain(draw: &mut Draw) -> Recipe {
+    if draw.once_in(8) {
+        return Recipe::custom(Average { beta: draw.pick(&[0.0, 0.9, 1.5, -1.0]) });
+    }
     if !draw.once_in(3) {
         return delayed(draw).into();
     }
@@ -45,6 +63,27 @@ pub(super) fn recipe(draw: &mut Draw) -> Recipe {
         recipe.override_linear_precision = (draw.flip(), draw.flip(), draw.flip());
     }
     recipe.into()
+}
+
+/// A moving average of amaxes. With a weight outside of 0 … 1, some scales cannot be used.
+#[derive(Debug)]
+struct Average {
+    beta: f32,
+}
+
+impl CustomRecipe for Average {
+    fn name(&self) -> &str {
+        "average"
+    }
+
+    fn state(&self) -> &[&str] {
+        &["mean"]
+    }
+
+    fn scale(&self, slot: &SlotUpdate<'_>, state: &mut [f32]) -> f32 {
+        state[0] = self.beta * state[0] + (1.0 - self.beta) * slot.amax;
+        slot.fp8_max / state[0]
+    }
 }
 
 pub(super) fn options(draw: &mut Draw) -> AutocastOptions {
