@@ -1,7 +1,7 @@
 //! Every recorded quantization of `golden/blocks` on every path (its README says how the data was made), and of the folder that
 //! `FP8_TEST_GOLDEN_BLOCKS` names.
 
-#![expect(clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 use fp8_format::slice::{BlockOutput, BlockScaling, Codec, MxOutput, MxRounding, Path};
 use fp8_format::{Blocks, E4M3, E5M2, E8M0, Fp8, Source};
@@ -188,7 +188,6 @@ fn every_case_on_every_path() {
             count += 1;
         }
     }
-    println!("{count} cases");
     assert!(count >= 28, "{count} cases");
 }
 
@@ -204,7 +203,8 @@ fn e8m0_conversions() {
     }
     let x: Vec<f32> = file.words("f32_bits").into_iter().map(f32::from_bits).collect();
     assert_eq!(x.len(), 3960);
-    let convert: [(&str, fn(f32) -> E8M0); 4] = [
+    type Convert = fn(f32) -> E8M0;
+    let convert: [(&str, Convert); 4] = [
         ("floor_sat", E8M0::from_f32_floor_saturating),
         ("ceil_sat", E8M0::from_f32_ceil_saturating),
         ("floor_nosat", E8M0::from_f32_floor),

@@ -31,6 +31,8 @@ unsafe impl Plain for half::bf16 {}
 unsafe impl Plain for fp8_format::E4M3 {}
 // SAFETY: as above.
 unsafe impl Plain for fp8_format::E5M2 {}
+// SAFETY: as above.
+unsafe impl Plain for fp8_format::E8M0 {}
 
 // SAFETY: it owns its memory alone, and numbers may be read and written by any thread.
 unsafe impl<T: Plain + Send> Send for Buffer<T> {}

@@ -4,6 +4,7 @@
 //! A ratio compares medians of the same run: ceiling and works take turns, so that a machine that slows down slows both.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
+mod blocks;
 mod buffer;
 mod ceiling;
 mod peers;

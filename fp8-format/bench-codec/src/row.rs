@@ -11,6 +11,21 @@ pub(crate) enum Work {
     Amax,
     Transpose,
     QuantizeTranspose,
+    /// With a scale for each row or block; `Both` writes columnwise results, too.
+    QuantizeRow,
+    QuantizeRowBoth,
+    #[serde(rename = "quantize_1x128")]
+    Quantize1x128,
+    #[serde(rename = "quantize_1x128_both")]
+    Quantize1x128Both,
+    #[serde(rename = "quantize_128x128")]
+    Quantize128x128,
+    #[serde(rename = "quantize_128x128_both")]
+    Quantize128x128Both,
+    #[serde(rename = "quantize_mx32")]
+    QuantizeMx32,
+    #[serde(rename = "quantize_mx32_both")]
+    QuantizeMx32Both,
 }
 
 /// The wide type: what is read, or for decoding what is written.
@@ -40,7 +55,7 @@ pub(crate) struct Row {
     pub(crate) path: Option<String>,
     pub(crate) source: Source,
     pub(crate) format: Format,
-    /// `any` or `power_of_two`, of `quantize` alone.
+    /// `any` or `power_of_two` of quantization, `ceil` of that to MXFP8.
     pub(crate) scale: Option<String>,
     pub(crate) elements: usize,
     /// Rows and columns of a matrix.
@@ -86,6 +101,13 @@ impl Row {
             Work::Amax => wide,
             Work::Transpose => 2.0,
             Work::QuantizeTranspose => wide + 2.0,
+            Work::QuantizeRow | Work::Quantize1x128 | Work::Quantize128x128 | Work::QuantizeMx32 => {
+                wide + 1.0
+            }
+            Work::QuantizeRowBoth
+            | Work::Quantize1x128Both
+            | Work::Quantize128x128Both
+            | Work::QuantizeMx32Both => wide + 2.0,
         }
     }
 

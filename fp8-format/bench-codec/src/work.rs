@@ -1,9 +1,10 @@
 //! What is measured: each work on each path, on buffers that all share.
 
+use crate::blocks;
 use crate::buffer::Buffer;
 use crate::row::{Format, Row, Source, Work};
 use fp8_format::slice::{Codec, Path};
-use fp8_format::{E4M3, E5M2, Fp8};
+use fp8_format::{E4M3, E5M2, E8M0, Fp8};
 use half::{bf16, f16};
 use std::error::Error;
 
@@ -13,17 +14,20 @@ const SCALES: [(&str, f32); 2] = [("any", 448.0 / 6.3), ("power_of_two", 64.0)];
 /// Sources and destinations of a number of elements.
 pub(crate) struct Buffers {
     pub(crate) f32s: Buffer<f32>,
-    f16s: Buffer<f16>,
-    bf16s: Buffer<bf16>,
+    pub(crate) f16s: Buffer<f16>,
+    pub(crate) bf16s: Buffer<bf16>,
     codes: Buffer<E4M3>,
     codes5: Buffer<E5M2>,
     pub(crate) out: Buffer<E4M3>,
     pub(crate) out5: Buffer<E5M2>,
-    columns: Buffer<E4M3>,
+    pub(crate) columns: Buffer<E4M3>,
     columns5: Buffer<E5M2>,
     wide: Buffer<f32>,
     wide_f16: Buffer<f16>,
     wide_bf16: Buffer<bf16>,
+    /// Scales of blocks, rowwise and columnwise: at most one for 32 elements.
+    pub(crate) scales: [Buffer<f32>; 2],
+    pub(crate) e8m0: [Buffer<E8M0>; 2],
     /// What the ceiling writes in place of `out` and `columns` together.
     pairs: Buffer<[u8; 2]>,
     pub(crate) elements: usize,
@@ -47,6 +51,11 @@ impl Buffers {
             wide: Buffer::new(elements, huge, |_| 0.0)?,
             wide_f16: Buffer::new(elements, huge, |_| f16::ZERO)?,
             wide_bf16: Buffer::new(elements, huge, |_| bf16::ZERO)?,
+            scales: [Buffer::new(elements / 32, huge, |_| 0.0)?, Buffer::new(elements / 32, huge, |_| 0.0)?],
+            e8m0: [
+                Buffer::new(elements / 32, huge, |_| E8M0::ONE)?,
+                Buffer::new(elements / 32, huge, |_| E8M0::ONE)?,
+            ],
             pairs: Buffer::new(elements, huge, |_| [0; 2])?,
             elements,
         })
@@ -128,7 +137,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    fn new(lines: [usize; 2], threads: usize) -> Self {
+    pub(crate) fn new(lines: [usize; 2], threads: usize) -> Self {
         Self { lines, threads, tasks: Vec::new() }
     }
 
@@ -147,7 +156,7 @@ impl Group {
     }
 
     /// A work whose matrix has this shape.
-    fn add_matrix(
+    pub(crate) fn add_matrix(
         &mut self,
         work: Work,
         path: Path,
@@ -163,10 +172,17 @@ impl Group {
             task.shape = Some(shape);
         }
     }
+
+    /// Says of which kind the scales of the last task are.
+    pub(crate) fn name_scale(&mut self, scale: &str) {
+        if let Some(task) = self.tasks.last_mut() {
+            task.row.scale = Some(scale.to_owned());
+        }
+    }
 }
 
 /// A call of the crate that cannot fail here: lengths are equal.
-fn done<T, E>(result: Result<T, E>) {
+pub(crate) fn done<T, E>(result: Result<T, E>) {
     assert!(result.is_ok(), "slices of the same length");
 }
 
@@ -265,7 +281,8 @@ fn decoding(path: Path) -> Vec<Group> {
 pub(crate) fn groups(threads: &[usize]) -> Vec<Group> {
     let mut merged: Vec<Group> = Vec::new();
     let single = Path::available().flat_map(|path| {
-        encoding(path, 1).into_iter().chain(reading(path)).chain(decoding(path)).collect::<Vec<_>>()
+        let works = encoding(path, 1).into_iter().chain(blocks::quantization(path));
+        works.chain(reading(path)).chain(decoding(path)).collect::<Vec<_>>()
     });
     let several = threads.iter().filter(|threads| **threads > 1);
     let several = several.flat_map(|threads| encoding(Path::best(), *threads));

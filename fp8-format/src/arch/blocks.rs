@@ -2,6 +2,27 @@
 
 use crate::E8M0;
 
+/// Elements that are read for their amaxes and then for their codes, where that takes two loops.
+pub(super) const GROUP: usize = 2048;
+
+/// How an amax becomes a scale.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rule {
+    F32(F32Rule),
+    Mx(MxRule),
+}
+
+impl Rule {
+    /// What the elements of a block are multiplied by. `amax` is not NaN.
+    #[inline(always)]
+    pub(super) fn factor(&self, amax: f32) -> f32 {
+        match self {
+            Self::F32(rule) => rule.scale(amax),
+            Self::Mx(rule) => rule.factor(amax),
+        }
+    }
+}
+
 /// How an amax becomes an f32 scale, by IEEE division:
 ///
 /// ```text
@@ -59,6 +80,18 @@ impl MxRule {
         if amax_bits >= 0x7F80_0000 { MOST } else { exponent }
     }
 
+    /// What the elements of a block are multiplied by. `amax` is not NaN.
+    #[inline(always)]
+    pub(super) fn factor(self, amax: f32) -> f32 {
+        Self::inverse(self.exponent(amax))
+    }
+
+    /// 2^(127 − exponent). The inverse of the largest scale, 2⁻¹²⁷, is subnormal.
+    #[inline(always)]
+    fn inverse(exponent: u32) -> f32 {
+        f32::from_bits(if exponent == 254 { 0x0040_0000 } else { (254 - exponent) << 23 })
+    }
+
     /// The scale of a block. `amax` is not NaN.
     #[inline(always)]
     pub(crate) fn scale(self, amax: f32) -> E8M0 {
@@ -83,7 +116,6 @@ pub(super) fn mx_scales(rule: MxRule, amaxes: &[f32], factors: &mut [f32], scale
         let exponent = rule.exponent(*amax);
         let [byte, ..] = exponent.to_le_bytes();
         *scale = E8M0::from_bits(byte);
-        // 2⁻¹²⁷, the inverse of the largest scale, is subnormal.
-        *factor = f32::from_bits(if exponent == 254 { 0x0040_0000 } else { (254 - exponent) << 23 });
+        *factor = MxRule::inverse(exponent);
     }
 }

@@ -7,6 +7,7 @@
 //! | `amax` | the largest magnitude |
 //! | `amaxes`, `amax_columns` | the largest magnitudes of blocks in a row, and of columns |
 //! | `scales`, `mx_scales` | the scales of blocks from these |
+//! | `quantize_rows` | the largest magnitudes of blocks in a row, and their conversion |
 //! | `quantize_blocks`, `quantize_columns`, `dequantize_blocks` | conversion with a scale for each block, or column |
 //! | `transpose` | a tile of codes |
 //! | `copy`, `fetch`, `fence` | codes as they are; elements to come; the end of streamed stores by `copy` and `transpose` |
@@ -32,7 +33,7 @@ mod target;
 use crate::E8M0;
 use crate::philox::Philox;
 use crate::traits::{Fp8, Source};
-use blocks::{F32Rule, MxRule};
+use blocks::{F32Rule, MxRule, Rule};
 #[cfg(feature = "std")]
 pub(crate) use cache::last_level;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
@@ -102,6 +103,7 @@ dispatch! {
     fn scales<>(rule: &F32Rule, amaxes: &[f32], scales: &mut [f32], scale_inv: &mut [f32]);
     fn mx_scales<>(rule: MxRule, amaxes: &[f32], factors: &mut [f32], scales: &mut [E8M0]);
     fn quantize_blocks<S: Source, T: Target>(src: &[S], block: usize, scales: &[f32], dst: &mut [u8], streams: bool);
+    fn quantize_rows<S: Source, T: Target>(src: &[S], block: usize, rule: &Rule, amaxes: &mut [f32], dst: &mut [u8], streams: bool);
     fn quantize_columns<S: Source, T: Target>(src: &[S], scales: &[f32], dst: &mut [u8]);
     fn dequantize_blocks<T: Target, D: Source>(src: &[u8], block: usize, scale_inv: &[f32], dst: &mut [D], streams: bool);
     fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], streams: bool);

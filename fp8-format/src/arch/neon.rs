@@ -15,7 +15,8 @@ use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
 pub(crate) use blocks::{
-    amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, scales,
+    amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, quantize_rows,
+    scales,
 };
 use core::arch::aarch64::*;
 

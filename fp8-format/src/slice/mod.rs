@@ -3,7 +3,7 @@
 //! Every function applies the scalar conversion of the same name to each element, with the same bits on every [`Path`]. The free
 //! functions are the methods of [`Codec::new`]. If source and destination differ in length, a function returns an [`Error`] and
 //! writes nothing. Time is linear in the number of elements. Nothing is allocated on the calling thread;
-//! [`Codec::quantize_transpose`] uses 64 KiB of stack for a large matrix. With `Codec::parallel`, rayon allocates its tasks, and
+//! [`Codec::quantize_transpose`] uses 64 KiB of stack for a large matrix, as do columnwise results of blocks and tiles. With `Codec::parallel`, rayon allocates its tasks, and
 //! `transpose` allocates a list of the column pieces of each task.
 //!
 //! ```

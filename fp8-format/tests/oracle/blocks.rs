@@ -36,7 +36,7 @@ fn factors(spec: Spec, rule: Rule, amax: f32) -> (f32, f32, u8) {
             }
             if power_2_scales {
                 let below = (-126..128).rev().map(|e| 2_f64.powi(e)).find(|power| *power <= scale.into());
-                scale = below.unwrap() as f32;
+                scale = below.map_or(0.0, |power| power as f32);
             }
             (scale, (1.0 / f64::from(scale)) as f32, 0)
         }

@@ -3,7 +3,7 @@
 use super::decode::{fill, scaled};
 use super::*;
 use crate::E8M0;
-use crate::arch::blocks::{self, F32Rule, MxRule};
+use crate::arch::blocks::{self, F32Rule, MxRule, Rule};
 
 #[target_feature(enable = "avx2")]
 pub(crate) fn scales(rule: &F32Rule, amaxes: &[f32], scales: &mut [f32], scale_inv: &mut [f32]) {
@@ -87,6 +87,27 @@ fn times<T: Target>([a, b, c, d]: [__m256; 4], scale: f32) -> Codes {
     let scale = _mm256_set1_ps(scale);
     let mul = |x| _mm256_mul_ps(x, scale);
     encode_floats::<T>([mul(a), mul(b), mul(c), mul(d)]).0
+}
+
+/// Codes of blocks with the factors that `rule` makes of their amaxes, which are stored. Groups of blocks stay in the nearest cache
+/// from the first read to the second.
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn quantize_rows<S: Source, T: Target>(
+    src: &[S],
+    block: usize,
+    rule: &Rule,
+    amaxes: &mut [f32],
+    dst: &mut [u8],
+    streams: bool,
+) {
+    let size = blocks::GROUP.next_multiple_of(block);
+    let groups = src.chunks(size).zip(dst.chunks_mut(size)).zip(amaxes.chunks_mut(size / block));
+    for ((src, dst), amaxes) in groups {
+        let mut factors = [1.0; blocks::GROUP / 32];
+        self::amaxes::<S>(src, block, amaxes);
+        factors.iter_mut().zip(&*amaxes).for_each(|(factor, amax)| *factor = rule.factor(*amax));
+        quantize_blocks::<S, T>(src, block, &factors, dst, streams);
+    }
 }
 
 /// Codes of elements, each multiplied by the scale beside it.

@@ -9,7 +9,7 @@ use super::decode::scaled;
 use super::*;
 use crate::E8M0;
 use crate::arch::avx2::is_aligned;
-use crate::arch::blocks::{self, F32Rule, MxRule};
+use crate::arch::blocks::{self, F32Rule, MxRule, Rule};
 use crate::arch::interleave::sixteen;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
@@ -40,39 +40,52 @@ pub(crate) fn amaxes<S: Source>(src: &[S], block: usize, amaxes: &mut [f32]) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 fn amaxes_of<S: Source, const N: usize>(src: &[S], amaxes: &mut [f32]) -> usize {
-    let infinity = if let Kind::F16 = S::KIND { 0x7C00_0000 } else { codec::F32_EXP.cast_signed() };
     let groups = src.as_chunks::<N>().0.as_chunks::<16>().0;
     for (group, amaxes) in groups.iter().zip(amaxes.as_chunks_mut::<16>().0) {
         let magnitude = |i: usize| magnitude(&group[i]);
-        let bits = fold(sixteen!(magnitude));
-        let values = match S::KIND {
-            Kind::F16 => _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits))),
-            Kind::F32 | Kind::BF16 => _mm512_castsi512_ps(bits),
-        };
-        // SAFETY: the 16 floats are the 64 bytes that are written.
-        unsafe { _mm512_storeu_ps(amaxes.as_mut_ptr(), values) };
-        let is_nan = _mm512_cmpgt_epu32_mask(bits, _mm512_set1_epi32(infinity));
-        if is_nan != 0 {
-            cold();
-            for (i, (amax, block)) in amaxes.iter_mut().zip(group).enumerate() {
-                if is_nan >> i & 1 == 1 {
-                    *amax = super::amax::<S>(block);
-                }
+        totals(sixteen!(magnitude), group, amaxes);
+    }
+    16 * groups.len()
+}
+
+/// The amaxes of sixteen blocks, whose lanes have the magnitudes `v`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+fn totals<S: Source, const N: usize>(v: [__m512i; 16], blocks: &[[S; N]; 16], amaxes: &mut [f32; 16]) {
+    let infinity = if let Kind::F16 = S::KIND { 0x7C00_0000 } else { codec::F32_EXP.cast_signed() };
+    let bits = fold(v);
+    let values = match S::KIND {
+        Kind::F16 => _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits))),
+        Kind::F32 | Kind::BF16 => _mm512_castsi512_ps(bits),
+    };
+    // SAFETY: the 16 floats are the 64 bytes that are written.
+    unsafe { _mm512_storeu_ps(amaxes.as_mut_ptr(), values) };
+    let is_nan = _mm512_cmpgt_epu32_mask(bits, _mm512_set1_epi32(infinity));
+    if is_nan != 0 {
+        cold();
+        for (i, (amax, block)) in amaxes.iter_mut().zip(blocks).enumerate() {
+            if is_nan >> i & 1 == 1 {
+                *amax = super::amax::<S>(block);
             }
         }
     }
-    16 * groups.len()
 }
 
 /// The largest magnitudes of a block's lanes, as bits of f32; f16 as if it were the upper half of one.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn magnitude<S: Source, const N: usize>(block: &[S; N]) -> __m512i {
+    widened::<S>(raised(_mm512_setzero_si512(), block))
+}
+
+/// `most` raised to the magnitudes of more elements, lane by lane: of 32 bits for f32, else of 16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn raised<S: Source, const N: usize>(mut most: __m512i, block: &[S; N]) -> __m512i {
     let first = block.as_ptr().cast::<__m512i>();
     // SAFETY: within the block, whose size is a multiple of 64 bytes; `at` is below their number.
     let load = |at: usize| unsafe { _mm512_loadu_si512(first.wrapping_add(at)) };
     let vectors = const { size_of::<[S; N]>() / 64 };
-    let mut most = _mm512_setzero_si512();
     for at in 0..vectors {
         most = match S::KIND {
             Kind::F32 => {
@@ -82,6 +95,13 @@ fn magnitude<S: Source, const N: usize>(block: &[S; N]) -> __m512i {
             Kind::F16 | Kind::BF16 => _mm512_max_epu16(most, abs(load(at))),
         };
     }
+    most
+}
+
+/// Lanes of 32 bits: of two words the larger as the upper half, which makes a bf16 an f32.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn widened<S: Source>(most: __m512i) -> __m512i {
     match S::KIND {
         Kind::F32 => most,
         Kind::F16 | Kind::BF16 => {
@@ -191,19 +211,18 @@ fn are_exponents(scales: &[f32]) -> bool {
     wrong == 0
 }
 
-/// What a power of two adds to the word of a bf16.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn addend(scale: f32) -> __m512i {
-    let exponent = (scale.to_bits() >> 23).cast_signed() - 127;
-    let [low, high, ..] = (exponent << 7).to_le_bytes();
-    _mm512_set1_epi16(i16::from_le_bytes([low, high]))
+/// What a power of two adds to the words of two bf16.
+#[inline(always)]
+fn addend(scale: f32) -> u32 {
+    let word = (scale.to_bits() >> 16).wrapping_sub(127 << 7) & 0xFFFF;
+    word << 16 | word
 }
 
 /// Codes of bf16 times powers of two.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
-fn encode_shifted<T: Target>(x: [__m512i; 2], addends: [__m512i; 2]) -> Codes {
+fn encode_shifted<T: Target>(x: [__m512i; 2], addends: [u32; 2]) -> Codes {
+    let addends = addends.map(|addend| _mm512_set1_epi32(addend.cast_signed()));
     let of = &Of::<7, 127, T>::ROUNDING;
     let a = [abs(x[0]), abs(x[1])];
     let codes = |x, a, addend| {
@@ -252,13 +271,276 @@ fn quantize_halves<S: Source, T: Target>(
             encode_shifted::<T>(words(block), [addend(low), addend(high)])
         });
     }
-    each(src, dst, streams, |i, block| {
-        let [low, high] = of(i);
-        let (low, high) = (_mm512_set1_ps(low), _mm512_set1_ps(high));
-        let [a, b, c, d] = floats(block);
-        let mul = |x, scale| _mm512_mul_ps(x, scale);
-        encode_floats::<T>([mul(a, low), mul(b, low), mul(c, high), mul(d, high)]).0
-    });
+    each(src, dst, streams, |i, block| times::<S, T>(block, of(i)));
+}
+
+/// Codes of blocks with the factors that `rule` makes of their amaxes, which are stored. The source is read once.
+///
+/// While blocks are encoded, the amaxes of blocks a bit ahead are on their way: 1 KiB of f32, or 2 KiB at most of 16-bit elements.
+/// Farther ahead, memory is much slower.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub(crate) fn quantize_rows<S: Source, T: Target>(
+    src: &[S],
+    block: usize,
+    rule: &Rule,
+    amaxes: &mut [f32],
+    dst: &mut [u8],
+    streams: bool,
+) {
+    let done = match (block, rule) {
+        (32, Rule::Mx(rule)) => {
+            groups::<S, T, 32, 4>(src, |amax| mx_factors(*rule, amax), amaxes, dst, streams)
+        }
+        (128, Rule::F32(rule)) if size_of::<S>() == 4 => {
+            groups::<S, T, 128, 2>(src, |amax| f32_factors(rule, amax), amaxes, dst, streams)
+        }
+        (128, Rule::F32(rule)) => {
+            groups::<S, T, 128, 8>(src, |amax| f32_factors(rule, amax), amaxes, dst, streams)
+        }
+        _ => 0,
+    };
+    let (src, dst) = (src.get(done..).unwrap_or_default(), dst.get_mut(done..).unwrap_or_default());
+    let rest = src.chunks(block).zip(dst.chunks_mut(block)).zip(amaxes.iter_mut().skip(done / block));
+    for ((src, dst), amax) in rest {
+        *amax = super::amax::<S>(src);
+        quantize_blocks::<S, T>(src, block, &[rule.factor(*amax)], dst, false);
+    }
+}
+
+/// What a group's elements are multiplied by.
+#[derive(Clone, Copy, Default)]
+struct Factors {
+    products: [f32; 8],
+    /// The same as sums, where all are powers of two and elements are bf16.
+    sums: [u32; 8],
+    are_sums: bool,
+}
+
+/// Groups of `V` vectors of codes in blocks of `N` elements, eight blocks at most. Returns how many elements are done.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+fn groups<S: Source, T: Target, const N: usize, const V: usize>(
+    src: &[S],
+    factors_of: impl Fn(__m256) -> __m256,
+    amaxes: &mut [f32],
+    dst: &mut [u8],
+    streams: bool,
+) -> usize {
+    const { assert!(BLOCK * V / N <= 8 && V <= 8) };
+    let streams = streams && is_aligned(dst);
+    let groups = src.as_chunks::<BLOCK>().0.as_chunks::<V>().0;
+    // Sources of 16 bits gain from it on AMD's CPUs, too.
+    let prefetches = streams && (size_of::<S>() == 2 || needs_prefetch());
+    let count = const { BLOCK * V / N };
+    // Of even and of odd groups.
+    let mut factors = [Factors::default(); 2];
+    // A function of its own would cost the registers that hold constants.
+    macro_rules! set {
+        ($factors:expr, $amaxes:expr) => {
+            let products = factors_of($amaxes);
+            // SAFETY: the 8 floats are the 32 bytes that are written.
+            unsafe { _mm256_storeu_ps($factors.products.as_mut_ptr(), products) };
+            if let Kind::BF16 = S::KIND {
+                let bits = _mm256_castps_si256(products);
+                // As `are_exponents` and `addend` have it.
+                let significand = _mm256_and_si256(bits, _mm256_set1_epi32(0x007F_FFFF));
+                let exponent = _mm256_sub_epi32(_mm256_srli_epi32::<23>(bits), _mm256_set1_epi32(1));
+                let most = _mm256_set1_epi32(MOST_EXPONENT.cast_signed());
+                let is_wrong = _mm256_test_epi32_mask(significand, significand)
+                    | _mm256_cmpge_epu32_mask(exponent, most);
+                $factors.are_sums = is_wrong & (u8::MAX >> (8 - count)) == 0;
+                let word = _mm256_sub_epi32(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(127 << 7));
+                let word = _mm256_and_si256(word, _mm256_set1_epi32(0xFFFF));
+                let both = _mm256_or_si256(_mm256_slli_epi32::<16>(word), word);
+                // SAFETY: the 8 words are the 32 bytes that are written.
+                unsafe { _mm256_storeu_si256($factors.sums.as_mut_ptr().cast(), both) };
+            }
+        };
+    }
+    for ((group, factors), amaxes) in groups.iter().zip(&mut factors).zip(amaxes.chunks_exact_mut(count)) {
+        let mut eight = [0.0; 8];
+        for ((amax, block), place) in
+            amaxes.iter_mut().zip(group.as_flattened().chunks_exact(N)).zip(&mut eight)
+        {
+            *amax = super::amax::<S>(block);
+            *place = *amax;
+        }
+        // SAFETY: the 8 floats are the 32 bytes that are read.
+        let eight = unsafe { _mm256_loadu_ps(eight.as_ptr()) };
+        set!(factors, eight);
+    }
+    let lines = dst.as_chunks_mut::<BLOCK>().0.as_chunks_mut::<V>().0;
+    for (i, (group, lines)) in groups.iter().zip(lines).enumerate() {
+        let here = &mut factors[i % 2];
+        // Two groups ahead: factors take longer than the codes of a group. At the end they serve nothing.
+        let next = groups.get(i + 2).unwrap_or(group);
+        let mut magnitudes = [_mm512_setzero_si512(); 8];
+        // Written out, so that the magnitudes stay in registers.
+        macro_rules! steps {
+            ($($k:literal),*) => {$(
+                if $k < V {
+                    let (vector, line) = (&group[$k % V], &mut lines[$k % V]);
+                    if prefetches {
+                        fetch_ahead(vector);
+                    }
+                    look::<S, N>(&mut magnitudes, $k, &next[$k % V]);
+                    let at = if N < BLOCK { [2 * $k % 8, (2 * $k + 1) % 8] } else { [$k * BLOCK / N; 2] };
+                    let codes = if here.are_sums {
+                        encode_shifted::<T>(words(vector), at.map(|at| here.sums[at]))
+                    } else {
+                        times::<S, T>(vector, at.map(|at| here.products[at]))
+                    };
+                    emit(line, codes, streams);
+                }
+            )*};
+        }
+        steps!(0, 1, 2, 3, 4, 5, 6, 7);
+        if i + 2 < groups.len() {
+            let amaxes = &mut amaxes[(i + 2) * count..][..count];
+            let eight = eight_amaxes::<S, N, V>(magnitudes, next, amaxes);
+            set!(here, eight);
+        }
+    }
+    BLOCK * V * groups.len()
+}
+
+/// Raises the magnitudes of the blocks of `N` elements that a group's vector `k` belongs to.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn look<S: Source, const N: usize>(magnitudes: &mut [__m512i; 8], k: usize, vector: &[S; BLOCK]) {
+    if N < BLOCK {
+        let halves = vector.as_chunks::<32>().0;
+        magnitudes[2 * k] = raised(magnitudes[2 * k], &halves[0]);
+        magnitudes[2 * k + 1] = raised(magnitudes[2 * k + 1], &halves[1]);
+    } else {
+        let place = &mut magnitudes[k * BLOCK / N];
+        *place = raised(*place, vector);
+    }
+}
+
+/// The amaxes of eight blocks, whose lanes have the magnitudes `v`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+fn eight_amaxes<S: Source, const N: usize, const V: usize>(
+    v: [__m512i; 8],
+    group: &[[S; BLOCK]; V],
+    amaxes: &mut [f32],
+) -> __m256 {
+    let max = |a, b| _mm512_max_epu32(a, b);
+    let pair = |i: usize| {
+        let (a, b) = (widened::<S>(v[2 * i]), widened::<S>(v[2 * i + 1]));
+        max(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b))
+    };
+    let four = |i: usize| {
+        let (a, b) = (pair(2 * i), pair(2 * i + 1));
+        max(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b))
+    };
+    // Each quarter of a vector has a lane for each of four blocks now.
+    let (a, b) = (four(0), four(1));
+    let m = max(_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0xEE>(a, b));
+    let m = max(_mm512_shuffle_i32x4::<0x88>(m, m), _mm512_shuffle_i32x4::<0xDD>(m, m));
+    let bits = _mm512_castsi512_si256(m);
+    let (values, infinity) = match S::KIND {
+        Kind::F16 => {
+            let words = _mm256_cvtepi32_epi16(_mm256_srli_epi32::<16>(bits));
+            (_mm256_cvtph_ps(words), 0x7C00_0000)
+        }
+        Kind::F32 | Kind::BF16 => (_mm256_castsi256_ps(bits), codec::F32_EXP.cast_signed()),
+    };
+    if let Ok(eight) = <&mut [f32; 8]>::try_from(&mut *amaxes) {
+        // SAFETY: the 8 floats are the 32 bytes that are written.
+        unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), values) };
+    } else if let Ok(four) = <&mut [f32; 4]>::try_from(&mut *amaxes) {
+        let values = _mm256_castps256_ps128(values);
+        // SAFETY: the 4 floats are the 16 bytes that are written.
+        unsafe { _mm_storeu_ps(four.as_mut_ptr(), values) };
+    } else if let Ok(two) = <&mut [f32; 2]>::try_from(&mut *amaxes) {
+        let values = _mm_castps_si128(_mm256_castps256_ps128(values));
+        // SAFETY: the 2 floats are the 8 bytes that are written.
+        unsafe { _mm_storel_epi64(two.as_mut_ptr().cast(), values) };
+    } else if let [one] = &mut *amaxes {
+        *one = _mm256_cvtss_f32(values);
+    }
+    if _mm256_cmpgt_epu32_mask(bits, _mm256_set1_epi32(infinity)) != 0 {
+        cold();
+        for (amax, block) in amaxes.iter_mut().zip(group.as_flattened().chunks_exact(N)) {
+            *amax = super::amax::<S>(block);
+        }
+        let mut eight = [0.0; 8];
+        eight.iter_mut().zip(amaxes).for_each(|(place, amax)| *place = *amax);
+        // SAFETY: the 8 floats are the 32 bytes that are read.
+        return unsafe { _mm256_loadu_ps(eight.as_ptr()) };
+    }
+    values
+}
+
+/// [`F32Rule::scale`] of eight amaxes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+fn f32_factors(rule: &F32Rule, amax: __m256) -> __m256 {
+    let infinity = _mm256_set1_ps(f32::INFINITY);
+    // Where epsilon is NaN, `max` gives its second operand.
+    let a = _mm256_max_ps(_mm256_set1_ps(rule.epsilon), amax);
+    let quotient = _mm256_div_ps(_mm256_set1_ps(rule.max), a);
+    let is_beyond = _mm256_cmp_ps_mask::<_CMP_EQ_OQ>(quotient, infinity);
+    let quotient = _mm256_mask_mov_ps(quotient, is_beyond, _mm256_set1_ps(rule.scale_max));
+    let is_one = _mm256_cmp_ps_mask::<_CMP_EQ_OQ>(a, _mm256_setzero_ps())
+        | _mm256_cmp_ps_mask::<_CMP_EQ_OQ>(a, infinity);
+    let quotient = _mm256_mask_mov_ps(quotient, is_one, _mm256_set1_ps(1.0));
+    _mm256_and_ps(quotient, _mm256_castsi256_ps(_mm256_set1_epi32(rule.mask.cast_signed())))
+}
+
+/// [`MxRule::factor`] of eight amaxes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+fn mx_factors(rule: MxRule, amax: __m256) -> __m256 {
+    let splat = |x: u32| _mm256_set1_epi32(x.cast_signed());
+    let (exponent, bits) = match rule {
+        MxRule::Ceil { factor } => {
+            let bits = _mm256_castps_si256(_mm256_mul_ps(amax, _mm256_set1_ps(factor)));
+            let exponent = _mm256_srli_epi32::<23>(bits);
+            let significand = _mm256_and_si256(bits, splat(0x007F_FFFF));
+            // 2⁻¹²⁷ is subnormal.
+            let is_subnormal = _mm256_cmplt_epu32_mask(bits, splat(0x0080_0000));
+            let power = _mm256_maskz_mov_epi32(is_subnormal, splat(0x0040_0000));
+            let is_above = _mm256_cmpgt_epu32_mask(significand, power);
+            (_mm256_mask_add_epi32(exponent, is_above, exponent, splat(1)), bits)
+        }
+        MxRule::Floor { emax } => {
+            let bits = _mm256_castps_si256(amax);
+            let exponent = _mm256_max_epi32(
+                _mm256_sub_epi32(_mm256_srli_epi32::<23>(bits), splat(emax)),
+                _mm256_setzero_si256(),
+            );
+            (exponent, bits)
+        }
+    };
+    let is_infinite = _mm256_cmpge_epu32_mask(bits, splat(codec::F32_EXP));
+    let factor = _mm256_slli_epi32::<23>(_mm256_sub_epi32(splat(254), exponent));
+    _mm256_castsi256_ps(_mm256_mask_mov_epi32(factor, is_infinite, splat(0x0040_0000)))
+}
+
+/// Stores a line of codes, past the caches if `streams`, for which it has to be aligned.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn emit(line: &mut [u8; BLOCK], codes: Codes, streams: bool) {
+    if streams {
+        debug_assert!(is_aligned(line));
+        // SAFETY: a line is 64 bytes, and aligned, as the caller makes sure.
+        unsafe { _mm512_stream_si512(line.as_mut_ptr().cast(), codes) };
+    } else {
+        store(line, codes);
+    }
+}
+
+/// The codes of a vector's halves, each multiplied by a scale.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+fn times<S: Source, T: Target>(block: &[S; BLOCK], [low, high]: [f32; 2]) -> Codes {
+    let (low, high) = (_mm512_set1_ps(low), _mm512_set1_ps(high));
+    let [a, b, c, d] = floats(block);
+    let mul = |x, scale| _mm512_mul_ps(x, scale);
+    encode_floats::<T>([mul(a, low), mul(b, low), mul(c, high), mul(d, high)]).0
 }
 
 /// Codes of elements, each multiplied by the scale beside it.

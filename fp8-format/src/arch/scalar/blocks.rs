@@ -2,7 +2,7 @@
 
 use super::{Amax, BLOCK, encode_one};
 use crate::E8M0;
-use crate::arch::blocks::{self, F32Rule, MxRule};
+use crate::arch::blocks::{self, F32Rule, MxRule, Rule};
 use crate::arch::target::Target;
 use crate::traits::Source;
 
@@ -45,6 +45,26 @@ pub(crate) fn quantize_blocks<S: Source, T: Target>(
         for (code, x) in dst.iter_mut().zip(src) {
             *code = encode_one::<f32, T>(x.to_f32() * scale);
         }
+    }
+}
+
+/// Codes of blocks with the factors that `rule` makes of their amaxes, which are stored. Groups of blocks stay in the nearest cache
+/// from the first read to the second.
+pub(crate) fn quantize_rows<S: Source, T: Target>(
+    src: &[S],
+    block: usize,
+    rule: &Rule,
+    amaxes: &mut [f32],
+    dst: &mut [u8],
+    streams: bool,
+) {
+    let size = blocks::GROUP.next_multiple_of(block);
+    let groups = src.chunks(size).zip(dst.chunks_mut(size)).zip(amaxes.chunks_mut(size / block));
+    for ((src, dst), amaxes) in groups {
+        let mut factors = [1.0; blocks::GROUP / 32];
+        self::amaxes::<S>(src, block, amaxes);
+        factors.iter_mut().zip(&*amaxes).for_each(|(factor, amax)| *factor = rule.factor(*amax));
+        quantize_blocks::<S, T>(src, block, &factors, dst, streams);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Columnwise results, which are those of the transpose, and those of tiles. Both are computed in strips of columns, band after
 //! band of 128 rows: such a piece of the source stays in the second cache from its amaxes to its codes.
 
-use super::{Job, Out, count};
+use super::{Job, Out};
 use crate::arch::{self, Path, Saturating, TILE};
 use crate::slice::Codec;
 use crate::slice::transpose::Columns;
@@ -62,7 +62,7 @@ fn split<T: Fp8, S: Source>(
     if here.len() <= least || left >= here.len() {
         return tiles::<T, S>(job, src, [rows, cols], here, None, Some(&mut out));
     }
-    let (out_left, out_right) = out.split(left * rows, count(job.blocks, left, rows));
+    let (out_left, out_right) = out.split(left * rows, super::count(job.blocks, left, rows));
     let middle = here.start + left;
     rayon::join(
         || split::<T, S>(job, src, [rows, cols], here.start..middle, least, out_left),

@@ -1,14 +1,14 @@
 //! Rowwise results. A group of blocks is read from memory for its amaxes; the second read, for the codes, finds it in the
 //! nearest cache.
 
-use super::{Job, Out, columns, count};
+use super::{Job, Out, columns};
 use crate::arch::{self, Path, Saturating, Scale};
 use crate::slice::Codec;
 use crate::traits::Kind;
 use crate::{Blocks, Fp8, Source};
 
-/// Elements that are read for their amaxes and then for their codes.
-const GROUP: usize = 2048;
+/// Elements whose scales are stored together.
+const GROUP: usize = 16384;
 
 /// Blocks of these elements, at most.
 const MOST: usize = GROUP / 32;
@@ -43,7 +43,7 @@ fn split<T: Fp8, S: Source>(job: Job, src: &[S], [rows, cols]: [usize; 2], least
         return part::<T, S>(job, src, [rows, cols], &mut out);
     }
     let (src_above, src_below) = src.split_at(above * cols);
-    let (out_above, out_below) = out.split(above * cols, count(job.blocks, above, cols));
+    let (out_above, out_below) = out.split(above * cols, super::count(job.blocks, above, cols));
     rayon::join(
         || split::<T, S>(job, src_above, [above, cols], least, out_above),
         || split::<T, S>(job, src_below, [rows - above, cols], least, out_below),
@@ -85,24 +85,24 @@ fn blocks<T: Fp8, S: Source>(job: Job, src: &[S], cols: usize, block: usize, out
     let is_aligned = out.codes.as_ptr().align_offset(Lines::LINE) == 0;
     let is_in_lines = is_aligned && (src.len() == cols || cols.is_multiple_of(Lines::LINE));
     let mut lines = (streams && !is_in_lines).then(|| Lines::new(out.codes));
+    let rule = out.scales.rule();
     let (mut first, mut at) = (0, 0);
     for row in src.chunks(cols) {
         for group in row.chunks(GROUP) {
             let (mut amaxes, mut factors) = ([0.0; MOST], [0.0; MOST]);
             let blocks = group.len().div_ceil(block);
             let (amaxes, factors) = (&mut amaxes[..blocks], &mut factors[..blocks]);
-            arch::amaxes::<S>(path, group, block, amaxes);
-            out.scales.set(path, [first, 1], amaxes, factors);
-            first += blocks;
             if let Some(lines) = &mut lines {
                 let codes = &mut lines.codes[lines.held..lines.held + group.len()];
-                arch::quantize_blocks::<S, Saturating<T>>(path, group, block, factors, codes, false);
+                arch::quantize_rows::<S, Saturating<T>>(path, group, block, &rule, amaxes, codes, false);
                 lines.write(path, group.len(), out.codes);
             } else {
                 let codes = &mut out.codes[at..at + group.len()];
-                arch::quantize_blocks::<S, Saturating<T>>(path, group, block, factors, codes, streams);
+                arch::quantize_rows::<S, Saturating<T>>(path, group, block, &rule, amaxes, codes, streams);
                 at += group.len();
             }
+            out.scales.set(path, [first, 1], amaxes, factors);
+            first += blocks;
         }
     }
     if let Some(lines) = lines {

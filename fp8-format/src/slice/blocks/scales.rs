@@ -1,6 +1,6 @@
 //! The rules by which a block's amax becomes its scale, and where scales go.
 
-use crate::arch::blocks::{F32Rule, MxRule};
+use crate::arch::blocks::{F32Rule, MxRule, Rule};
 use crate::arch::{self, Path};
 use crate::traits::Kind;
 use crate::{Blocks, E8M0, Encoding, Source};
@@ -29,15 +29,21 @@ use half::bf16;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlockScaling {
-    /// Which elements share a scale: `Row`, `B1x128` or `B128x128`. Required.
+    /// Which elements share a scale: `Row`, `B1x128` or `B128x128`. Default: `B1x128`.
     pub blocks: Blocks,
-    /// Whether scales are rounded down to powers of two. Default: `false` for `Row`, `true` for blocks.
+    /// Whether scales are rounded down to powers of two. Default: `true`. [`new`](Self::new) sets it to `false` for `Row`.
     pub power_2_scales: bool,
     /// The least amax: smaller ones count as this one. Default: 0.
     pub epsilon: f32,
     /// The scale where `max / amax` overflows. Default: `None`, which means `f32::MAX` for `Row` and the largest finite value
     /// of the source's type for blocks.
     pub scale_max: Option<f32>,
+}
+
+impl Default for BlockScaling {
+    fn default() -> Self {
+        Self { blocks: Blocks::B1x128, power_2_scales: true, epsilon: 0.0, scale_max: None }
+    }
 }
 
 impl BlockScaling {
@@ -156,6 +162,14 @@ impl Scales<'_> {
         }
     }
 
+    /// How amaxes become scales.
+    pub(super) fn rule(&self) -> Rule {
+        match &self.factors {
+            Factors::F32 { rule, .. } => Rule::F32(*rule),
+            Factors::Mx { rule, .. } => Rule::Mx(*rule),
+        }
+    }
+
     /// Whether all scales are powers of two.
     pub(super) fn are_powers_of_two(&self) -> bool {
         match &self.factors {
@@ -169,7 +183,7 @@ impl Scales<'_> {
 impl<'a> Scales<'a> {
     /// The first `count` scales, and the others.
     pub(super) fn split(self, count: usize) -> (Self, Self) {
-        fn split<'a, T>(all: Option<&'a mut [T]>, at: usize) -> (Option<&'a mut [T]>, Option<&'a mut [T]>) {
+        fn split<T>(all: Option<&mut [T]>, at: usize) -> (Option<&mut [T]>, Option<&mut [T]>) {
             all.map(|all| all.split_at_mut(at)).unzip()
         }
         let (low, high) = match self.factors {
