@@ -1,7 +1,7 @@
 //! Scales for blocks of 128 values, and for MX blocks of 32, from the values themselves.
 
 use crate::policy::{Policy, out_of_range};
-use crate::recipe_options::Options;
+use crate::recipe_options::{FromValue, Options, Value};
 use crate::{Direction, Format, Recipe, Result, SlotRole};
 use fp8_kernels::fp8_format::Blocks;
 use fp8_kernels::fp8_format::slice::{BlockScaling as Scales, MxRounding};
@@ -193,12 +193,22 @@ impl Default for Mxfp8 {
 impl Mxfp8 {
     /// Returns the recipe with the options that a file gives.
     pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
-        let mut floor = self.rounding == MxRounding::Floor;
         options.read("fp8_format", &mut self.fp8_format)?;
-        options.read("floor", &mut floor)?;
+        options.read("rounding", &mut self.rounding)?;
         options.read("override_linear_precision", &mut self.override_linear_precision)?;
-        self.rounding = if floor { MxRounding::Floor } else { MxRounding::Ceil };
         Ok(self.into())
+    }
+}
+
+impl FromValue for MxRounding {
+    const EXPECTED: &'static str = "\"ceil\" or \"floor\"";
+
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Text(name) if name == "ceil" => Some(Self::Ceil),
+            Value::Text(name) if name == "floor" => Some(Self::Floor),
+            _ => None,
+        }
     }
 }
 

@@ -8,6 +8,12 @@ use fp8_kernels::fp8_format::slice::BlockScaling;
 use fp8_kernels::{BlockRule, Scale, ScaleRule};
 
 /// How many scales a tensor has under [`CurrentScaling`].
+///
+/// ```
+/// use fp8_recipe::{CurrentScaling, Granularity};
+/// assert_eq!(CurrentScaling::default().granularity, Granularity::Tensor);
+/// assert_eq!(CurrentScaling::rowwise().granularity, Granularity::Row);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Granularity {
     /// One.

@@ -186,14 +186,13 @@ fn check(op: &'static str, a: &Fp8Tensor, b: &Fp8Tensor) -> Result<[usize; 3]> {
 /// assert!(ops::can_multiply(Some(Blocks::Row), None));
 /// ```
 pub const fn can_multiply(a: Option<Blocks>, b: Option<Blocks>) -> bool {
-    match (a, b) {
-        (None | Some(Blocks::Row), None | Some(Blocks::Row)) | (Some(Blocks::Mx32), Some(Blocks::Mx32)) => {
-            true
-        }
-        (Some(Blocks::B1x128), Some(Blocks::B1x128 | Blocks::B128x128))
-        | (Some(Blocks::B128x128), Some(Blocks::B1x128)) => true,
-        _ => false,
-    }
+    matches!(
+        (a, b),
+        (None | Some(Blocks::Row), None | Some(Blocks::Row))
+            | (Some(Blocks::B1x128), Some(Blocks::B1x128 | Blocks::B128x128))
+            | (Some(Blocks::B128x128), Some(Blocks::B1x128))
+            | (Some(Blocks::Mx32), Some(Blocks::Mx32))
+    )
 }
 
 fn name(blocks: Option<Blocks>) -> &'static str {

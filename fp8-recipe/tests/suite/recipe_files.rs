@@ -1,7 +1,9 @@
 //! Recipes from TOML files: every option of every recipe, and every mistake.
 
 use crate::support::message;
-use fp8_recipe::{AmaxComputeAlgo, CurrentScaling, DelayedScaling, Format, Recipe, ScalingFactorComputeAlgo};
+use fp8_recipe::{
+    AmaxComputeAlgo, CurrentScaling, DelayedScaling, Format, Granularity, Recipe, ScalingFactorComputeAlgo,
+};
 
 fn details(recipe: &Recipe) -> String {
     format!("{recipe:?}")
@@ -39,12 +41,14 @@ fn every_option_can_be_written() {
     assert_eq!(details(&Recipe::from_toml(text).unwrap()), details(&expected.into()));
     let text = r#"
         recipe = "current"
+        granularity = "row"
         fp8_format = "e4m3"
         use_power_2_scales = true
         amax_epsilon = 1e-4
         override_linear_precision = [true, false, true]
     "#;
     let expected = CurrentScaling {
+        granularity: Granularity::Row,
         fp8_format: Format::E4M3,
         use_power_2_scales: true,
         amax_epsilon: 1e-4,

@@ -91,6 +91,7 @@ pub(crate) fn quantize_many(gpu: &Gpu, tensors: &[(&Tensor, Slot<'_>)]) -> Resul
 }
 
 /// A tensor of [`quantize_many`]: quantized by itself, or filled by the launch of all.
+#[expect(clippy::large_enum_variant, reason = "a box would cost each tensor an allocation")]
 enum Done<'a> {
     Alone(Operand),
     Together(Output<'a>),
