@@ -4,7 +4,7 @@
 //! `golden/blocks` has f64 results of the three products of a Linear for each pair of granularities, with the sums of absolute
 //! values that bound their errors.
 
-#![expect(clippy::panic, reason = "a test fails by panicking, in its helpers too")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 use fp8_format::Blocks;
 use fp8_format::slice::{BlockScaling, MxRounding};
