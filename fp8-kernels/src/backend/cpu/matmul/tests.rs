@@ -158,7 +158,8 @@ impl Case {
         });
         let bias = self.has_bias.then_some(&*bias);
         let factors = match self.factors {
-            _ if k == 0 => Factors::None,
+            // There is no block whose sum could have factors.
+            Some(Scales::Blocks(_)) if k == 0 => Factors::None,
             None => Factors::None,
             Some(Scales::Tensors(factors)) => Factors::Tensors(factors),
             Some(Scales::Rows) => Factors::Rows { a: &fa, b: &fb },
