@@ -117,7 +117,7 @@ fn every_mistake_is_named() {
         ("recipe = \"mxfp9\"", "recipe = \"mxfp9\": expected one of NAMES, off"),
         (
             "recipe = \"current\"\nmargin = 1",
-            "unknown key `margin`: the options of current are fp8_format, use_power_2_scales, amax_epsilon, \
+            "unknown key `margin`: the options of current are granularity, fp8_format, use_power_2_scales, amax_epsilon, \
              override_linear_precision",
         ),
         ("recipe = \"off\"\nmargin = 1", "unknown key `margin`: off has no options"),
