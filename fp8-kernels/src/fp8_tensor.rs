@@ -29,8 +29,45 @@ pub struct Fp8Tensor {
     shape: Shape,
     encoding: Encoding,
     blocks: Option<Blocks>,
-    rowwise: Option<Layout>,
-    columnwise: Option<Layout>,
+    layouts: Layouts,
+}
+
+/// The layouts that exist: at least one.
+#[derive(Clone)]
+enum Layouts {
+    Rowwise(Layout),
+    Columnwise(Layout),
+    Both { rowwise: Layout, columnwise: Layout },
+}
+
+impl Layouts {
+    fn new(rowwise: Layout, columnwise: Option<Layout>) -> Self {
+        match columnwise {
+            None => Self::Rowwise(rowwise),
+            Some(columnwise) => Self::Both { rowwise, columnwise },
+        }
+    }
+
+    fn rowwise(&self) -> Option<&Layout> {
+        match self {
+            Self::Rowwise(rowwise) | Self::Both { rowwise, .. } => Some(rowwise),
+            Self::Columnwise(_) => None,
+        }
+    }
+
+    fn columnwise(&self) -> Option<&Layout> {
+        match self {
+            Self::Columnwise(columnwise) | Self::Both { columnwise, .. } => Some(columnwise),
+            Self::Rowwise(_) => None,
+        }
+    }
+
+    /// The rowwise layout, or the columnwise one if it alone exists.
+    fn first(&self) -> &Layout {
+        match self {
+            Self::Rowwise(layout) | Self::Columnwise(layout) | Self::Both { rowwise: layout, .. } => layout,
+        }
+    }
 }
 
 /// The codes of a matrix or of its transpose, with their factors.
@@ -59,7 +96,7 @@ impl Fp8Tensor {
         let scale_inv = scale_inv.reshape([])?;
         let shape = shape.into();
         shape.check_size("from_codes")?;
-        Ok(Self::from_parts(shape, Some(codes.reshape(shape)?), None, encoding, scale_inv))
+        Ok(Self::from_parts(shape, codes.reshape(shape)?, None, encoding, scale_inv))
     }
 
     /// Creates a tensor from row-major `codes` for `shape` and the factors of its rows or blocks.
@@ -98,7 +135,7 @@ impl Fp8Tensor {
         let [rows, cols] = shape.matrix();
         let layout =
             Layout { codes: codes.reshape(shape)?, scale_inv: scale_inv.reshape(blocks.grid(rows, cols))? };
-        Ok(Self { shape, encoding, blocks: Some(blocks), rowwise: Some(layout), columnwise: None })
+        Ok(Self::from_layouts(shape, encoding, blocks, layout, None))
     }
 
     /// Creates a tensor from the codes of a quantization on the CPU with one scale.
@@ -110,25 +147,20 @@ impl Fp8Tensor {
     ) -> Self {
         let shape = *rowwise.shape();
         let scale_inv = Tensor::on_cpu(vec![scale.recip()], Shape::from([]), rowwise.device());
-        Self::from_parts(shape, Some(rowwise), columnwise, encoding, scale_inv)
+        Self::from_parts(shape, rowwise, columnwise, encoding, scale_inv)
     }
 
     /// Creates a tensor with one factor from its parts. `scale_inv` is one f32 on the codes' device.
     pub(crate) fn from_parts(
         shape: Shape,
-        rowwise: Option<Tensor>,
+        rowwise: Tensor,
         columnwise: Option<Tensor>,
         encoding: Encoding,
         scale_inv: Tensor,
     ) -> Self {
         let layout = |codes| Layout { codes, scale_inv: scale_inv.clone() };
-        Self {
-            shape,
-            encoding,
-            blocks: None,
-            rowwise: rowwise.map(layout),
-            columnwise: columnwise.map(layout),
-        }
+        let layouts = Layouts::new(layout(rowwise), columnwise.map(layout));
+        Self { shape, encoding, blocks: None, layouts }
     }
 
     /// Creates a tensor from the layouts of a quantization by rows or blocks.
@@ -139,7 +171,7 @@ impl Fp8Tensor {
         rowwise: Layout,
         columnwise: Option<Layout>,
     ) -> Self {
-        Self { shape, encoding, blocks: Some(blocks), rowwise: Some(rowwise), columnwise }
+        Self { shape, encoding, blocks: Some(blocks), layouts: Layouts::new(rowwise, columnwise) }
     }
 
     /// Returns the tensor with columnwise codes, made from the rowwise ones if they do not exist yet.
@@ -147,8 +179,9 @@ impl Fp8Tensor {
     /// # Errors
     /// Factors for rows, 1 × 128 blocks or MX blocks without a columnwise copy; the device is out of memory or failed.
     pub fn with_columnwise(mut self) -> Result<Self> {
-        if let (None, Some(rowwise)) = (&self.columnwise, &self.rowwise) {
-            self.columnwise = Some(self.turned("with_columnwise", rowwise, self.matrix())?);
+        if let Layouts::Rowwise(rowwise) = &self.layouts {
+            let columnwise = self.turned("with_columnwise", rowwise, self.matrix())?;
+            self.layouts = Layouts::new(rowwise.clone(), Some(columnwise));
         }
         Ok(self)
     }
@@ -196,35 +229,27 @@ impl Fp8Tensor {
     /// Returns the dequantization factors of the rowwise codes, or those of the columnwise ones if they alone exist: one f32; or,
     /// with [`blocks`](Self::blocks), as many as [`Blocks::grid`] says, f32 or for MX the bits of E8M0 in u8.
     pub fn scale_inv(&self) -> &Tensor {
-        &self.layout().scale_inv
+        &self.layouts.first().scale_inv
     }
 
     /// Returns the dequantization factors of the columnwise codes, if those exist. Their grid is that of the transpose.
     pub fn columnwise_scale_inv(&self) -> Option<&Tensor> {
-        self.columnwise.as_ref().map(|layout| &layout.scale_inv)
-    }
-
-    /// The rowwise layout, or the columnwise one if it alone exists.
-    fn layout(&self) -> &Layout {
-        match (&self.rowwise, &self.columnwise) {
-            (Some(layout), _) | (None, Some(layout)) => layout,
-            (None, None) => unreachable!("constructors and methods keep at least one layout"),
-        }
+        self.layouts.columnwise().map(|layout| &layout.scale_inv)
     }
 
     /// Returns the device that the tensor is on.
     pub fn device(&self) -> &Device {
-        self.layout().codes.device()
+        self.layouts.first().codes.device()
     }
 
     /// Returns the codes of the matrix, `[rows, cols]` or in the tensor's shape, if they exist.
     pub fn rowwise(&self) -> Option<&Tensor> {
-        self.rowwise.as_ref().map(|layout| &layout.codes)
+        self.layouts.rowwise().map(|layout| &layout.codes)
     }
 
     /// Returns the codes of the transpose, `[cols, rows]`, if they exist.
     pub fn columnwise(&self) -> Option<&Tensor> {
-        self.columnwise.as_ref().map(|layout| &layout.codes)
+        self.layouts.columnwise().map(|layout| &layout.codes)
     }
 
     /// Copies the codes of the matrix to the host, transposed back if only the columnwise ones exist. On a GPU this waits
@@ -238,11 +263,11 @@ impl Fp8Tensor {
 
     /// Returns the rowwise layout, made from the columnwise one if necessary and possible.
     pub(crate) fn rowwise_layout(&self, op: &'static str) -> Result<Layout> {
-        match &self.rowwise {
-            Some(layout) => Ok(layout.clone()),
-            None => {
+        match &self.layouts {
+            Layouts::Rowwise(rowwise) | Layouts::Both { rowwise, .. } => Ok(rowwise.clone()),
+            Layouts::Columnwise(columnwise) => {
                 let [rows, cols] = self.matrix();
-                self.turned(op, self.layout(), [cols, rows])
+                self.turned(op, columnwise, [cols, rows])
             }
         }
     }
@@ -251,11 +276,10 @@ impl Fp8Tensor {
     /// shared, not copied.
     #[must_use]
     pub fn for_backward(&self) -> Self {
-        let mut kept = self.clone();
-        if kept.columnwise.is_some() {
-            kept.rowwise = None;
+        match self.layouts.columnwise() {
+            Some(columnwise) => Self { layouts: Layouts::Columnwise(columnwise.clone()), ..*self },
+            None => self.clone(),
         }
-        kept
     }
 
     /// Returns the transposed matrix, whose rowwise codes are this tensor's columnwise ones and the other way round.
@@ -270,20 +294,21 @@ impl Fp8Tensor {
         let flat = |layout: &Layout, shape: [usize; 2]| -> Result<Layout> {
             Ok(Layout { codes: layout.codes.reshape(shape)?, scale_inv: layout.scale_inv.clone() })
         };
-        let mut columnwise = self.columnwise.as_ref().map(|layout| flat(layout, [cols, rows])).transpose()?;
-        let rowwise = self.rowwise.as_ref().map(|layout| flat(layout, [rows, cols])).transpose()?;
-        if let (None, Some(layout), TransposePolicy::OnDemand, None) =
-            (&columnwise, &rowwise, self.device().transpose_policy(), self.blocks)
-        {
-            columnwise = Some(self.turned("transposed", layout, [rows, cols])?);
-        }
-        Ok(Self {
-            shape: [cols, rows].into(),
-            encoding: self.encoding,
-            blocks: self.blocks,
-            rowwise: columnwise,
-            columnwise: rowwise,
-        })
+        let layouts = match &self.layouts {
+            Layouts::Rowwise(layout)
+                if self.blocks.is_none() && self.device().transpose_policy() == TransposePolicy::OnDemand =>
+            {
+                let made = self.turned("transposed", layout, [rows, cols])?;
+                Layouts::Both { rowwise: made, columnwise: flat(layout, [rows, cols])? }
+            }
+            Layouts::Rowwise(layout) => Layouts::Columnwise(flat(layout, [rows, cols])?),
+            Layouts::Columnwise(layout) => Layouts::Rowwise(flat(layout, [cols, rows])?),
+            Layouts::Both { rowwise, columnwise } => Layouts::Both {
+                rowwise: flat(columnwise, [cols, rows])?,
+                columnwise: flat(rowwise, [rows, cols])?,
+            },
+        };
+        Ok(Self { shape: [cols, rows].into(), encoding: self.encoding, blocks: self.blocks, layouts })
     }
 
     /// Returns the values, `code · scale_inv` in f32, rounded to `dtype`.
@@ -299,11 +324,10 @@ impl Fp8Tensor {
 /// Prints shape, encoding, device and the layouts that were made, and on the CPU the dequantization factor.
 impl fmt::Debug for Fp8Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let layouts = match (&self.rowwise, &self.columnwise) {
-            (Some(_), Some(_)) => "rowwise and columnwise",
-            (Some(_), None) => "rowwise",
-            (None, Some(_)) => "columnwise",
-            (None, None) => "no codes",
+        let layouts = match &self.layouts {
+            Layouts::Both { .. } => "rowwise and columnwise",
+            Layouts::Rowwise(_) => "rowwise",
+            Layouts::Columnwise(_) => "columnwise",
         };
         write!(f, "Fp8Tensor({}, {:?}, {}, {layouts}", self.shape, self.encoding, self.device())?;
         if let Some(blocks) = self.blocks {

@@ -257,7 +257,7 @@ impl Block<'_> {
                     unsafe { folded.fold(&mut spare, 2 * L::WIDTH, [row, col], [height, count], before) };
                 }
                 if let (Some(_), Some(waiting), false) = (&folded, waiting, is_last) {
-                    // SAFETY: as below.
+                    // SAFETY: `spare` has the tile, and the place where its sums wait is of this part of the output alone.
                     unsafe { copy(local, waiting, height, count) };
                 } else if !stores_sums {
                     for (i, sums) in spare.chunks_exact_mut(2 * L::WIDTH).take(height).enumerate() {

@@ -314,10 +314,7 @@ fn codes(gpu: &Gpu, param: &Tensor, slot: &Slot<'_>) -> Result<(Fp8Tensor, [u64;
     let [rows, cols] = shape.matrix();
     let transposed = transposed.map(|codes| tensor(codes, Shape::from([cols, rows])));
     let scale_inv = tensor(scale_inv, Shape::from([]));
-    Ok((
-        Fp8Tensor::from_parts(shape, Some(tensor(codes, shape)), transposed, slot.encoding, scale_inv),
-        pointers,
-    ))
+    Ok((Fp8Tensor::from_parts(shape, tensor(codes, shape), transposed, slot.encoding, scale_inv), pointers))
 }
 
 fn bits(value: f32) -> u64 {

@@ -46,7 +46,7 @@ pub(super) fn resolve(
 ) -> Result<Option<DeviceScale>> {
     let (cell, rule, keep) = match slot.scale {
         Scale::Off => return Ok(None),
-        // Refused before; the error says so again.
+        // `ops` refuses such slots on a GPU. Should one get here, it is an error, too.
         Scale::Blocks(_) => return slot.resolve(|| Ok(0.0)).map(|_| None),
         Scale::Cell { cell, .. } if cell.is_known_set() => {
             return Ok(Some(DeviceScale { address: cell.cuda(op)?, _owned: None }));
@@ -240,7 +240,7 @@ impl<'a> Output<'a> {
             Buffers::High(values) => Operand::High(tensor(values, self.shape)),
             Buffers::Fp8 { rowwise, columnwise, scale_inv, .. } => Operand::Fp8(Fp8Tensor::from_parts(
                 self.shape,
-                Some(tensor(rowwise, self.shape)),
+                tensor(rowwise, self.shape),
                 columnwise.map(|codes| tensor(codes, Shape::from([cols, rows]))),
                 self.slot.encoding,
                 tensor(scale_inv, Shape::from([])),
