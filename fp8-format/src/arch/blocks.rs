@@ -3,7 +3,7 @@
 use crate::E8M0;
 
 /// Elements that are read for their amaxes and then for their codes, where that takes two loops.
-pub(super) const GROUP: usize = 2048;
+const GROUP: usize = 2048;
 
 /// How an amax becomes a scale.
 #[derive(Clone, Copy, Debug)]
@@ -117,5 +117,27 @@ pub(super) fn mx_scales(rule: MxRule, amaxes: &[f32], factors: &mut [f32], scale
         let [byte, ..] = exponent.to_le_bytes();
         *scale = E8M0::from_bits(byte);
         *factor = MxRule::inverse(exponent);
+    }
+}
+
+/// Finds the amaxes of blocks and encodes the blocks with the factors that `rule` makes of them, one group of blocks after the
+/// other, so that a group stays in the nearest cache from the first read to the second.
+#[inline(always)]
+pub(super) fn in_groups<S>(
+    src: &[S],
+    block: usize,
+    rule: &Rule,
+    amaxes: &mut [f32],
+    dst: &mut [u8],
+    find: impl Fn(&[S], &mut [f32]),
+    encode: impl Fn(&[S], &[f32], &mut [u8]),
+) {
+    let size = GROUP.next_multiple_of(block);
+    let groups = src.chunks(size).zip(dst.chunks_mut(size)).zip(amaxes.chunks_mut(size / block));
+    for ((src, dst), amaxes) in groups {
+        let mut factors = [1.0; GROUP / 32];
+        find(src, amaxes);
+        factors.iter_mut().zip(&*amaxes).for_each(|(factor, amax)| *factor = rule.factor(*amax));
+        encode(src, &factors, dst);
     }
 }

@@ -89,8 +89,7 @@ fn times<T: Target>([a, b, c, d]: [__m256; 4], scale: f32) -> Codes {
     encode_floats::<T>([mul(a), mul(b), mul(c), mul(d)]).0
 }
 
-/// Codes of blocks with the factors that `rule` makes of their amaxes, which are stored. Groups of blocks stay in the nearest cache
-/// from the first read to the second.
+/// Codes of blocks with the factors that `rule` makes of their amaxes, which are stored.
 #[target_feature(enable = "avx2,f16c")]
 pub(crate) fn quantize_rows<S: Source, T: Target>(
     src: &[S],
@@ -100,14 +99,11 @@ pub(crate) fn quantize_rows<S: Source, T: Target>(
     dst: &mut [u8],
     streams: bool,
 ) {
-    let size = blocks::GROUP.next_multiple_of(block);
-    let groups = src.chunks(size).zip(dst.chunks_mut(size)).zip(amaxes.chunks_mut(size / block));
-    for ((src, dst), amaxes) in groups {
-        let mut factors = [1.0; blocks::GROUP / 32];
-        self::amaxes::<S>(src, block, amaxes);
-        factors.iter_mut().zip(&*amaxes).for_each(|(factor, amax)| *factor = rule.factor(*amax));
-        quantize_blocks::<S, T>(src, block, &factors, dst, streams);
-    }
+    let find = |src: &[S], amaxes: &mut [f32]| self::amaxes::<S>(src, block, amaxes);
+    let encode = |src: &[S], factors: &[f32], dst: &mut [u8]| {
+        quantize_blocks::<S, T>(src, block, factors, dst, streams);
+    };
+    blocks::in_groups(src, block, rule, amaxes, dst, find, encode);
 }
 
 /// Codes of elements, each multiplied by the scale beside it.
