@@ -28,7 +28,6 @@ use std::fmt;
 pub struct Fp8Tensor {
     shape: Shape,
     encoding: Encoding,
-    blocks: Option<Blocks>,
     layouts: Layouts,
 }
 
@@ -74,8 +73,26 @@ impl Layouts {
 #[derive(Clone)]
 pub(crate) struct Layout {
     pub(crate) codes: Tensor,
-    /// One f32; or, with blocks, the factors of the matrix that the codes are of: f32, or u8 (E8M0) for MX.
     pub(crate) scale_inv: Tensor,
+    pub(crate) sharing: Sharing,
+}
+
+/// Which elements of a layout share a factor, and what is known of the factors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// All: one f32.
+    Tensor,
+    /// Those of a row or block of the matrix that the codes are of: f32, or u8 (E8M0) for MX.
+    Blocks { blocks: Blocks, powers_of_two: bool },
+}
+
+impl Sharing {
+    pub(crate) const fn blocks(self) -> Option<Blocks> {
+        match self {
+            Self::Tensor => None,
+            Self::Blocks { blocks, .. } => Some(blocks),
+        }
+    }
 }
 
 impl Fp8Tensor {
@@ -133,9 +150,10 @@ impl Fp8Tensor {
         let shape = shape.into();
         shape.check_size(op)?;
         let [rows, cols] = shape.matrix();
-        let layout =
-            Layout { codes: codes.reshape(shape)?, scale_inv: scale_inv.reshape(blocks.grid(rows, cols))? };
-        Ok(Self::from_layouts(shape, encoding, blocks, layout, None))
+        let sharing = Sharing::Blocks { blocks, powers_of_two: blocks == Blocks::Mx32 };
+        let scale_inv = scale_inv.reshape(blocks.grid(rows, cols))?;
+        let layout = Layout { codes: codes.reshape(shape)?, scale_inv, sharing };
+        Ok(Self::from_layouts(shape, encoding, layout, None))
     }
 
     /// Creates a tensor from the codes of a quantization on the CPU with one scale.
@@ -158,20 +176,18 @@ impl Fp8Tensor {
         encoding: Encoding,
         scale_inv: Tensor,
     ) -> Self {
-        let layout = |codes| Layout { codes, scale_inv: scale_inv.clone() };
-        let layouts = Layouts::new(layout(rowwise), columnwise.map(layout));
-        Self { shape, encoding, blocks: None, layouts }
+        let layout = |codes| Layout { codes, scale_inv: scale_inv.clone(), sharing: Sharing::Tensor };
+        Self::from_layouts(shape, encoding, layout(rowwise), columnwise.map(layout))
     }
 
-    /// Creates a tensor from the layouts of a quantization by rows or blocks.
+    /// Creates a tensor from the layouts of a quantization.
     pub(crate) fn from_layouts(
         shape: Shape,
         encoding: Encoding,
-        blocks: Blocks,
         rowwise: Layout,
         columnwise: Option<Layout>,
     ) -> Self {
-        Self { shape, encoding, blocks: Some(blocks), layouts: Layouts::new(rowwise, columnwise) }
+        Self { shape, encoding, layouts: Layouts::new(rowwise, columnwise) }
     }
 
     /// Returns the tensor with columnwise codes, made from the rowwise ones if they do not exist yet.
@@ -188,7 +204,7 @@ impl Fp8Tensor {
 
     /// Transposes a layout of a `[rows, cols]` matrix.
     fn turned(&self, op: &'static str, layout: &Layout, [rows, cols]: [usize; 2]) -> Result<Layout> {
-        let scale_inv = match self.blocks {
+        let scale_inv = match layout.sharing.blocks() {
             None => layout.scale_inv.clone(),
             Some(Blocks::B128x128) => {
                 let [height, width] = Blocks::B128x128.grid(rows, cols);
@@ -203,7 +219,8 @@ impl Fp8Tensor {
                 return Err(Error::Option { op, option: "blocks", value, remedy: remedy.to_owned() });
             }
         };
-        Ok(Layout { codes: ops::transpose(&layout.codes.reshape([rows, cols])?)?, scale_inv })
+        let codes = ops::transpose(&layout.codes.reshape([rows, cols])?)?;
+        Ok(Layout { codes, scale_inv, sharing: layout.sharing })
     }
 
     /// Returns the shape of the tensor that was quantized.
@@ -221,9 +238,16 @@ impl Fp8Tensor {
         self.encoding
     }
 
-    /// Returns which elements share a factor. `None` means that all do.
+    /// Returns which elements of the rowwise codes share a factor, or of the columnwise ones if they alone exist. `None` means
+    /// that all do.
     pub fn blocks(&self) -> Option<Blocks> {
-        self.blocks
+        self.layouts.first().sharing.blocks()
+    }
+
+    /// Returns which elements of the columnwise codes share a factor, if those codes exist and not all elements do. It differs from
+    /// [`blocks`](Self::blocks) only under [`BlockRule::RowsThenTensor`](crate::BlockRule::RowsThenTensor).
+    pub fn columnwise_blocks(&self) -> Option<Blocks> {
+        self.layouts.columnwise().and_then(|layout| layout.sharing.blocks())
     }
 
     /// Returns the dequantization factors of the rowwise codes, or those of the columnwise ones if they alone exist: one f32; or,
@@ -292,11 +316,12 @@ impl Fp8Tensor {
     pub fn transposed(&self) -> Result<Self> {
         let [rows, cols] = self.matrix();
         let flat = |layout: &Layout, shape: [usize; 2]| -> Result<Layout> {
-            Ok(Layout { codes: layout.codes.reshape(shape)?, scale_inv: layout.scale_inv.clone() })
+            Ok(Layout { codes: layout.codes.reshape(shape)?, ..layout.clone() })
         };
         let layouts = match &self.layouts {
             Layouts::Rowwise(layout)
-                if self.blocks.is_none() && self.device().transpose_policy() == TransposePolicy::OnDemand =>
+                if self.blocks().is_none()
+                    && self.device().transpose_policy() == TransposePolicy::OnDemand =>
             {
                 let made = self.turned("transposed", layout, [rows, cols])?;
                 Layouts::Both { rowwise: made, columnwise: flat(layout, [rows, cols])? }
@@ -308,7 +333,7 @@ impl Fp8Tensor {
                 columnwise: flat(rowwise, [rows, cols])?,
             },
         };
-        Ok(Self { shape: [cols, rows].into(), encoding: self.encoding, blocks: self.blocks, layouts })
+        Ok(Self { shape: [cols, rows].into(), encoding: self.encoding, layouts })
     }
 
     /// Returns the values, `code · scale_inv` in f32, rounded to `dtype`.
@@ -330,7 +355,7 @@ impl fmt::Debug for Fp8Tensor {
             Layouts::Columnwise(_) => "columnwise",
         };
         write!(f, "Fp8Tensor({}, {:?}, {}, {layouts}", self.shape, self.encoding, self.device())?;
-        if let Some(blocks) = self.blocks {
+        if let Some(blocks) = self.blocks() {
             return write!(f, ", a scale for each {blocks})");
         }
         match self.scale_inv().as_slice::<f32>() {

@@ -174,7 +174,10 @@ impl<'a> Slot<'a> {
     pub(crate) fn expect_device(&self, op: &'static str, device: &Device) -> Result<()> {
         match self.scale {
             Scale::Cell { cell, .. } => device.expect_same(op, cell.device())?,
-            Scale::Blocks(_) => expect_blocks_supported(op, device)?,
+            Scale::Blocks(rule) => {
+                rule.check(op)?;
+                expect_blocks_supported(op, device)?;
+            }
             Scale::Off | Scale::FromTensor(_) | Scale::FromAmax { .. } => {}
         }
         if let Some(cell) = self.amax {

@@ -9,8 +9,8 @@
 use fp8_format::Blocks;
 use fp8_format::slice::{BlockScaling, MxRounding};
 use fp8_kernels::{
-    BlockRule, CounterValues, Counters, DType, Device, Encoding, Fp8Tensor, Operand, Scale, Slot, Tensor,
-    bf16, ops,
+    BlockRule, CounterValues, Counters, DType, Device, Encoding, Fp8Tensor, Operand, Scale, ScaleRule, Slot,
+    Tensor, bf16, ops,
 };
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors};
@@ -202,6 +202,47 @@ fn a_transposed_copy_cannot_be_made_from_codes_unless_blocks_are_square() {
         assert!(turned.codes().is_err() && turned.dequantize(DType::F32).is_err());
         assert!(both.for_backward().codes().is_err(), "rowwise codes were dropped");
     }
+}
+
+#[test]
+fn rows_have_scales_and_the_transpose_has_one() {
+    let (x, cpu) = (matrix(48, 80, 7), Device::cpu());
+    let scaling = BlockScaling { power_2_scales: true, ..BlockScaling::new(Blocks::Row) };
+    for encoding in [Encoding::E4M3, Encoding::E5M2] {
+        let both =
+            quantized(&x, encoding, BlockRule::RowsThenTensor(scaling), true).as_fp8().unwrap().clone();
+        let rows = quantized(&x, encoding, BlockRule::F32(scaling), false).as_fp8().unwrap().clone();
+        assert_eq!((both.blocks(), both.columnwise_blocks()), (Some(Blocks::Row), None));
+        assert_eq!(both.codes().unwrap(), rows.codes().unwrap());
+        let factors = |x: &Fp8Tensor| x.scale_inv().to_vec::<f32>().unwrap();
+        assert_eq!(factors(&both), factors(&rows));
+        let rule = ScaleRule::Current { fp8_max: encoding.max(), epsilon: 0.0, power_2_scales: true };
+        let slot = Slot { scale: Scale::FromTensor(&rule), columnwise: true, ..Slot::off(encoding) };
+        let one = ops::quantize(&x, &slot).unwrap().as_fp8().unwrap().transposed().unwrap();
+        let turned = both.for_backward().transposed().unwrap();
+        assert_eq!(
+            (turned.blocks(), turned.scale_inv().item().unwrap()),
+            (None, one.scale_inv().item().unwrap())
+        );
+        assert_eq!(turned.codes().unwrap(), one.codes().unwrap());
+        // dgrad: rows of dy with the one factor of the transpose.
+        let dy = Operand::Fp8(
+            quantized(&matrix(32, 48, 8), Encoding::E4M3, BlockRule::F32(scaling), false)
+                .as_fp8()
+                .unwrap()
+                .clone(),
+        );
+        let dx = ops::dgrad(&dy, &Operand::Fp8(both.for_backward()), DType::F32).unwrap();
+        let with_one = ops::dgrad(&dy, &Operand::Fp8(one.transposed().unwrap()), DType::F32).unwrap();
+        assert_eq!(dx.to_vec::<f32>().unwrap(), with_one.to_vec::<f32>().unwrap());
+    }
+    let wrong = BlockScaling::new(Blocks::B1x128);
+    let slot = Slot { scale: Scale::Blocks(BlockRule::RowsThenTensor(wrong)), ..Slot::off(Encoding::E4M3) };
+    let refused = ops::quantize(&Tensor::zeros([2, 2], DType::F32, &cpu).unwrap(), &slot).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "quantize: blocks = 1x128: BlockRule::RowsThenTensor has a scale for each row: use Blocks::Row"
+    );
 }
 
 #[test]
