@@ -1,20 +1,38 @@
-//! Products of operands with scales for rows, blocks and MX blocks.
+//! `gemm_fp8` of operands with scales for rows, blocks and MX blocks.
 //!
-//! On a GPU they are the library's, or emulated. Small integers times powers of two have one right result in any order, so
-//! that a factor of another block or a wrong layout shows; the other cases have bounds.
+//! On a GPU products are the library's, or emulated: on the simulated one each case runs with a library that has scale modes and
+//! with one that has none. Small integers times powers of two have one right result in any order, so that a factor of another block or
+//! a wrong layout shows; the other cases have bounds.
 
-use super::blocks::{rules, uneven};
 use super::case::{Outcome, cases};
 use super::compare::{ensure, equal, same};
 use super::data::Random;
 use super::fp8_product::is_hardware;
+use super::quantize_blocks::{rules, uneven};
+use fp8_cuda_sim::{Control, library_path};
 use fp8_format::Blocks;
 use fp8_kernels::{
     BlockRule, DType, Device, Encoding, Fp8Tensor, Operand, Result, Scale, ScaleRule, Slot, Tensor, ops,
 };
 use ops::Accumulation;
+use std::sync::{Mutex, PoisonError};
 
 cases![exact_products, exact_products_of_a_linear, sums_of_normal_numbers, without_products,];
+
+/// Runs a case with every library that a simulated device can have. The version is the process's: cases that depend on it take turns.
+fn with_every_library(device: &Device, run: impl Fn(&Device) -> Outcome) -> Outcome {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    if !device.is_simulated() {
+        return run(device);
+    }
+    let control = Control::open(&library_path().ok_or("the simulated driver was not built")?)?;
+    control.set("cublas", "120805")?;
+    let without_modes = run(device);
+    control.set("cublas", "130100")?;
+    without_modes?;
+    run(device)
+}
 
 /// Of which the sums of products are exact in f32, and each value in bf16: integers up to 4, with a power of two for each row
 /// and for each 32 columns.
@@ -56,6 +74,10 @@ fn is_exact(rule: Option<BlockRule>) -> bool {
 const DIMS: [[usize; 3]; 5] = [[16, 16, 32], [5, 3, 40], [33, 17, 129], [48, 130, 256], [130, 20, 300]];
 
 fn exact_products(device: &Device) -> Outcome {
+    with_every_library(device, products_of_small_integers)
+}
+
+fn products_of_small_integers(device: &Device) -> Outcome {
     for (turn, [a_rule, b_rule]) in pairs().into_iter().enumerate() {
         if !(is_exact(a_rule) && is_exact(b_rule)) {
             continue;
@@ -87,6 +109,10 @@ fn exact_products(device: &Device) -> Outcome {
 
 /// fprop, dgrad and wgrad, which read both layouts, from what a layer keeps.
 fn exact_products_of_a_linear(device: &Device) -> Outcome {
+    with_every_library(device, products_of_a_linear)
+}
+
+fn products_of_a_linear(device: &Device) -> Outcome {
     let [tokens, inputs, outputs] = [40, 130, 33];
     for rule in rules().into_iter().filter(|rule| rule.has_powers_of_two()) {
         let line = match rule {
@@ -120,6 +146,10 @@ fn exact_products_of_a_linear(device: &Device) -> Outcome {
 
 /// Against sums in f64 of the dequantized values, within a bound by the sums of magnitudes.
 fn sums_of_normal_numbers(device: &Device) -> Outcome {
+    with_every_library(device, normal_sums)
+}
+
+fn normal_sums(device: &Device) -> Outcome {
     for (turn, [a_rule, b_rule]) in pairs().into_iter().enumerate() {
         let dims @ [m, n, k] = DIMS[(turn + 2) % DIMS.len()];
         let a = quantized(&uneven([m, k], DType::BF16, 4, device)?, a_rule, Encoding::E4M3)?;

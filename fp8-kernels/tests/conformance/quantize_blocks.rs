@@ -1,5 +1,5 @@
-//! Scales for rows, blocks and MX blocks: quantization, plain and fused, and the way back, bit for bit as on the CPU, which is
-//! compared with recorded data in `fp8-format` and `tests/blocks.rs`.
+//! `quantize` with scales for rows, blocks and MX blocks, and the way back, bit for bit as on the CPU, which is compared with recorded
+//! data in `fp8-format` and `tests/blocks.rs`.
 
 use super::case::{Outcome, cases};
 use super::compare::{equal, same};
@@ -7,7 +7,6 @@ use super::data::{ENCODINGS, FLOATS, Random, specials, tensor};
 use super::reference::{Got, same_as_cpu, same_blocks};
 use fp8_format::Blocks;
 use fp8_format::slice::{BlockScaling, MxRounding};
-use fp8_kernels::ops::{Activation, Norm, NormOptions};
 use fp8_kernels::{
     BlockRule, Cell, Counters, DType, Device, Encoding, Fp8Tensor, Operand, REST, Result, Scale, Slot,
     Tensor, ops,
@@ -19,9 +18,6 @@ cases![
     scales_of_every_exponent: Formats,
     many_tensors,
     dbias_sums_the_unquantized: Dtypes,
-    activations: Dtypes,
-    gradients_of_activations: Dtypes,
-    norms: Dtypes,
     dequantizes: Formats,
     tiles_are_transposed_on_demand,
     tensors_without_elements,
@@ -55,7 +51,7 @@ pub(super) fn uneven([rows, cols]: [usize; 2], dtype: DType, seed: u64, device: 
 }
 
 /// Codes of a tensor under `slot`, its amax and its counters.
-fn results(
+pub(super) fn results(
     device: &Device,
     encoding: Encoding,
     rule: BlockRule,
@@ -163,79 +159,11 @@ fn dbias_sums_the_unquantized(device: &Device, dtype: DType) -> Outcome {
     Ok(())
 }
 
-fn same_fp8(what: &str, got: &Operand, want: &Operand) -> Outcome {
+pub(super) fn same_fp8(what: &str, got: &Operand, want: &Operand) -> Outcome {
     let fp8 = |operand: &Operand| -> Result<Fp8Tensor, String> {
         operand.as_fp8().cloned().ok_or_else(|| "got high precision, want FP8".to_owned())
     };
     same_blocks(what, &fp8(got)?, &fp8(want)?)
-}
-
-fn activations(device: &Device, dtype: DType) -> Outcome {
-    for (i, activation) in Activation::ALL.into_iter().enumerate() {
-        let [rows, cols] = [[40, 72], [130, 33], [5, 136]][i % 3];
-        let width = if activation.is_gated() { 2 * cols } else { cols };
-        for rule in rules().into_iter().skip(i % 3).step_by(3) {
-            same_as_cpu(&format!("{activation} {dtype} [{rows}, {cols}] {rule:?}"), device, |device| {
-                let h = uneven([rows, width], dtype, i as u64, device)?;
-                results(device, Encoding::E4M3, rule, i % 2 == 0, |slot| {
-                    ops::activation(&h, activation, slot)
-                })
-            })?;
-        }
-    }
-    Ok(())
-}
-
-/// With sums of columns, whose order is that of the device's own column sums.
-fn gradients_of_activations(device: &Device, dtype: DType) -> Outcome {
-    for (i, activation) in Activation::ALL.into_iter().enumerate() {
-        let [rows, cols] = [[40, 72], [130, 33], [5, 136], [33, 13]][i % 4];
-        let width = if activation.is_gated() { 2 * cols } else { cols };
-        for rule in rules().into_iter().skip(i % 3).step_by(3) {
-            let what = format!("{activation} {dtype} [{rows}, {cols}] {rule:?}");
-            let gradient = |device: &Device, h: &Tensor, slot: &Slot<'_>| {
-                let dy = uneven([rows, cols], FLOATS[i % 3], 20 + i as u64, device)?;
-                ops::activation_backward_quantize_dbias(&dy, h, activation, slot)
-            };
-            same_as_cpu(&what, device, |device| {
-                let h = uneven([rows, width], dtype, i as u64, device)?;
-                results(device, Encoding::E5M2, rule, i % 2 == 0, |slot| {
-                    gradient(device, &h, slot).map(|(codes, _)| codes)
-                })
-            })?;
-            let h = uneven([rows, width], dtype, i as u64, device)?;
-            let slot = Slot { scale: Scale::Blocks(rule), ..Slot::off(Encoding::E5M2) };
-            let sums = gradient(device, &h, &slot)?.1.to_f32_vec()?;
-            let high = gradient(device, &h, &Slot::off(Encoding::E5M2))?.1.to_f32_vec()?;
-            same(&what, &sums, &high, width)?;
-        }
-    }
-    Ok(())
-}
-
-/// As the norm in f32 on the same device, quantized: sums of rows have an order of each device's own.
-fn norms(device: &Device, dtype: DType) -> Outcome {
-    for (i, norm) in [Norm::LayerNorm, Norm::RmsNorm].into_iter().enumerate() {
-        for (j, shape) in [[5, 129], [130, 72], [40, 264]].into_iter().enumerate() {
-            let x = uneven(shape, dtype, i as u64, device)?;
-            let gamma = uneven([1, shape[1]], DType::BF16, 7, device)?.reshape([shape[1]])?;
-            let beta = (norm == Norm::LayerNorm).then_some(&gamma);
-            let options = NormOptions { norm, zero_centered_gamma: j == 1, ..NormOptions::default() };
-            let wide = ops::cast(&x, DType::F32)?;
-            let (values, _) = ops::norm(&wide, &gamma, beta, &options, &Slot::off(Encoding::E4M3))?;
-            let values = values.dequantize(DType::F32)?;
-            for rule in rules().into_iter().skip((i + j) % 2).step_by(2) {
-                let slot = Slot { scale: Scale::Blocks(rule), columnwise: true, ..Slot::off(Encoding::E4M3) };
-                let (got, _) = ops::norm(&x, &gamma, beta, &options, &slot)?;
-                same_fp8(
-                    &format!("{norm} {dtype} {shape:?} {rule:?}"),
-                    &got,
-                    &ops::quantize(&values, &slot)?,
-                )?;
-            }
-        }
-    }
-    Ok(())
 }
 
 fn dequantizes(device: &Device, encoding: Encoding) -> Outcome {
