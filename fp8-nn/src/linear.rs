@@ -156,7 +156,7 @@ impl Linear {
         let values = || Ok(ops::cast(self.weight.tensor(), dtype)?);
         let w = Quantized::new(operand, [gemms.fprop, gemms.dgrad], values)?;
         let bias = self.bias.as_ref().map(Parameter::tensor);
-        let y = ops::fprop(&x.pick(gemms.fprop), &w.pick(gemms.fprop), bias, dtype)?;
+        let y = ops::fprop(&x.pick(gemms.fprop), &w.pick(gemms.fprop), bias, dtype, ops::Accumulation::Fast)?;
         let (x, w) = (x.pick(gemms.wgrad).for_backward(), w.pick(gemms.dgrad).for_backward());
         let output = Output::of(self.path(), &y);
         Ok((y, LinearSaved { origin: cx.origin(name), x, w, dtype, input_dtype, output }))
@@ -171,9 +171,15 @@ impl Linear {
         db: Option<&Tensor>,
     ) -> Result<Tensor> {
         let gemms = cx.fp8_gemms(&saved.origin);
-        let dx = ops::dgrad(&dy.pick(gemms.dgrad), &saved.w, saved.dtype)?;
+        let dx = ops::dgrad(&dy.pick(gemms.dgrad), &saved.w, saved.dtype, ops::Accumulation::Split)?;
         let name = self.weight.name().clone();
-        ops::wgrad(&dy.pick(gemms.wgrad), &saved.x, self.weight.main_grad_mut(), &name)?;
+        ops::wgrad(
+            &dy.pick(gemms.wgrad),
+            &saved.x,
+            self.weight.main_grad_mut(),
+            &name,
+            ops::Accumulation::Split,
+        )?;
         if let (Some(bias), Some(db)) = (&mut self.bias, db) {
             let name = bias.name().clone();
             ops::accumulate(bias.main_grad_mut(), db, &name)?;
