@@ -1,6 +1,6 @@
 //! FP8 codes with the factors that turn them back into numbers.
 
-use crate::backend::{Backend, dispatch};
+use crate::backend::dispatch;
 use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor, TransposePolicy, ops};
 use fp8_format::Blocks;
 use std::fmt;
@@ -93,6 +93,15 @@ impl Sharing {
             Self::Blocks { blocks, .. } => Some(blocks),
         }
     }
+
+    /// Whether the factors are known to be powers of two.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "only GPUs multiply powers of two in another way")
+    )]
+    pub(crate) const fn has_powers_of_two(self) -> bool {
+        matches!(self, Self::Blocks { powers_of_two: true, .. })
+    }
 }
 
 impl Fp8Tensor {
@@ -122,8 +131,7 @@ impl Fp8Tensor {
     /// [`E8M0`](fp8_format::E8M0) for [`Blocks::Mx32`].
     ///
     /// # Errors
-    /// Codes that are not u8; factors of another dtype, number or device; a shape that a tensor cannot have; a GPU, which has
-    /// no such tensors yet.
+    /// Codes that are not u8; factors of another dtype, number or device; a shape that a tensor cannot have.
     ///
     /// ```
     /// use fp8_kernels::fp8_format::Blocks;
@@ -146,7 +154,6 @@ impl Fp8Tensor {
         codes.expect_dtype(op, "codes", DType::U8)?;
         scale_inv.expect_dtype(op, "scale_inv", factor_dtype(blocks))?;
         codes.device().expect_same(op, scale_inv.device())?;
-        expect_blocks_supported(op, codes.device())?;
         let shape = shape.into();
         shape.check_size(op)?;
         let [rows, cols] = shape.matrix();
@@ -207,11 +214,7 @@ impl Fp8Tensor {
         let scale_inv = match layout.sharing.blocks() {
             None => layout.scale_inv.clone(),
             Some(Blocks::B128x128) => {
-                let [height, width] = Blocks::B128x128.grid(rows, cols);
-                let factors = layout.scale_inv.as_slice::<f32>()?;
-                let turned: Vec<f32> =
-                    (0..height * width).map(|i| factors[i % height * width + i / height]).collect();
-                Tensor::on_cpu(turned, Shape::from([width, height]), self.device())
+                ops::transpose(&layout.scale_inv.reshape(Blocks::B128x128.grid(rows, cols))?)?
             }
             Some(blocks) => {
                 let remedy = "other elements share a scale in the transpose: quantize the source with a slot whose columnwise is true";
@@ -368,13 +371,4 @@ impl fmt::Debug for Fp8Tensor {
 /// The dtype of the factors.
 fn factor_dtype(blocks: Blocks) -> DType {
     if blocks == Blocks::Mx32 { DType::U8 } else { DType::F32 }
-}
-
-/// Checks that the device has scales for rows and blocks.
-pub(crate) fn expect_blocks_supported(op: &'static str, device: &Device) -> Result<()> {
-    if matches!(device.backend(), Backend::Cpu) {
-        return Ok(());
-    }
-    let remedy = "scales for rows and blocks are computed on the CPU alone so far: use one scale per tensor, or Device::cpu()";
-    Err(Error::Unsupported { op, device: device.to_string(), remedy })
 }

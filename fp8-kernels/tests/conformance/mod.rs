@@ -16,6 +16,8 @@ mod adamw_skips;
 mod amax;
 mod attention;
 mod attention_bits;
+mod blocks;
+mod blocks_product;
 mod cast;
 mod cells;
 mod compare_calls;
@@ -54,6 +56,8 @@ pub(crate) const ALL: &[&[Case]] = &[
     amax::CASES,
     attention::CASES,
     attention_bits::CASES,
+    blocks::CASES,
+    blocks_product::CASES,
     cast::CASES,
     cells::CASES,
     compare_calls::CASES,
