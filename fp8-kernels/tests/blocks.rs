@@ -6,6 +6,9 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use fp8_format::Blocks;
 use fp8_format::slice::{BlockScaling, MxRounding};
 use fp8_kernels::{
@@ -27,12 +30,12 @@ fn words<const N: usize, T>(data: &[u8], from: fn([u8; N]) -> T) -> Vec<T> {
     words.iter().map(|&word| from(word)).collect()
 }
 
-fn input(file: &SafeTensors<'_>, name: &str) -> Tensor {
+fn input(file: &SafeTensors<'_>, name: &str, device: &Device) -> Tensor {
     let view = file.tensor(name).unwrap();
-    let (shape, cpu) = ([view.shape()[0], view.shape()[1]], Device::cpu());
+    let shape = [view.shape()[0], view.shape()[1]];
     match view.dtype() {
-        Dtype::F32 => Tensor::from_vec(words(view.data(), f32::from_le_bytes), shape, &cpu).unwrap(),
-        Dtype::BF16 => Tensor::from_vec(words(view.data(), bf16::from_le_bytes), shape, &cpu).unwrap(),
+        Dtype::F32 => Tensor::from_vec(words(view.data(), f32::from_le_bytes), shape, device).unwrap(),
+        Dtype::BF16 => Tensor::from_vec(words(view.data(), bf16::from_le_bytes), shape, device).unwrap(),
         other => panic!("{name}: {other:?}"),
     }
 }
@@ -67,17 +70,38 @@ fn recipes() -> [(&'static str, BlockRule, BlockRule, bool); 9] {
 
 #[test]
 fn products_of_recorded_tensors_are_within_their_bounds() {
+    check_recorded_products(&Device::cpu());
+}
+
+/// By the library's scale modes, and by what takes their place with a cuBLAS that has none.
+#[cfg(feature = "cuda")]
+#[test]
+fn products_of_recorded_tensors_are_within_their_bounds_on_a_simulated_gpu() {
+    let rig = cuda::Rig::new();
+    for version in ["130100", "120805"] {
+        rig.control.set("cublas", version).unwrap();
+        check_recorded_products(&rig.open());
+    }
+}
+
+fn check_recorded_products(device: &Device) {
     for name in ["gemm_small", "gemm_large"] {
         let bytes = read(&format!("{name}.safetensors"));
         let file = SafeTensors::deserialize(&bytes).unwrap();
-        let [x, w, dy] = ["x", "w", "dy"].map(|name| input(&file, name));
+        let [x, w, dy] = ["x", "w", "dy"].map(|name| input(&file, name, device));
         for (recipe, rule, w_rule, hybrid) in recipes() {
             let grad = if hybrid { Encoding::E5M2 } else { Encoding::E4M3 };
+            let (blocks, w_blocks) = (Some(rule.blocks()), Some(w_rule.blocks()));
+            // bf16 rounds both values of a product to 8 bits.
+            let share = match ops::emulation(device, blocks, w_blocks, rule.has_powers_of_two()) {
+                Some(ops::Emulation::Rounded) => 2f64.powi(-7),
+                _ => 32.0 * 2f64.powi(-24),
+            };
             let x = quantized(&x, Encoding::E4M3, rule, true);
             let w = quantized(&w, Encoding::E4M3, w_rule, true);
             let dy = quantized(&dy, grad, rule, true);
             let [n, k] = w.shape().matrix();
-            let mut dw = Tensor::zeros([n, k], DType::F32, &Device::cpu()).unwrap();
+            let mut dw = Tensor::zeros([n, k], DType::F32, device).unwrap();
             // What a layer keeps for the backward pass is enough.
             ops::wgrad(&dy, &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split).unwrap();
             let results = [
@@ -108,7 +132,7 @@ fn products_of_recorded_tensors_are_within_their_bounds() {
                 assert_eq!(places.len(), want.len(), "{name} {key}");
                 for (i, (&place, (&want, &bound))) in places.iter().zip(want.iter().zip(&bound)).enumerate() {
                     let error = (f64::from(got[place]) - want).abs();
-                    let allowed = 32.0 * 2f64.powi(-24) * f64::from(bound);
+                    let allowed = share * f64::from(bound);
                     assert!(
                         error <= allowed,
                         "{name} {key}[{i}]: {} instead of {want}, off by {error:e} > {allowed:e}",

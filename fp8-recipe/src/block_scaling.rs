@@ -15,8 +15,8 @@ use fp8_kernels::{BlockRule, Scale, ScaleRule};
 /// ```
 ///
 /// It keeps no state. Blocks lie along the dimension that a GEMM sums over, so a tensor that is also read transposed is quantized
-/// twice, each time from its values. With the defaults, scales are powers of two. Activations and gradients have 1 × 128 blocks, weights 128 × 128; the dimensions are options,
-/// of which no two may be 2, because a GEMM multiplies 128 × 128 blocks only with 1 × 128. GPUs do not have this recipe yet.
+/// twice, each time from its values. Scales are powers of two by default. Activations and gradients have 1 × 128 blocks and weights
+/// 128 × 128; the dimensions are options, of which no two may be 2, because a GEMM multiplies 128 × 128 blocks only with 1 × 128.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
@@ -166,7 +166,7 @@ impl Policy for BlockScaling {
 /// MXFP8: an E8M0 scale, a power of two, for 32 values. Transformer Engine's `MXFP8BlockScaling`.
 ///
 /// It keeps no state. Blocks lie along the dimension that a GEMM sums over, so a tensor that is also read transposed is quantized
-/// twice, each time from its values. GPUs do not have this recipe yet.
+/// twice, each time from its values.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::fp8_format::E8M0;

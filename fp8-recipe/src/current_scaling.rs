@@ -19,7 +19,7 @@ pub enum Granularity {
     /// One.
     #[default]
     Tensor,
-    /// One for each row of the last dimension: a token, or an output channel of a weight. GPUs do not have it yet.
+    /// One for each row of the last dimension: a token, or an output channel of a weight.
     Row,
 }
 

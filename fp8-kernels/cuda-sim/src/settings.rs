@@ -29,8 +29,6 @@ pub(crate) struct Settings {
     pub(crate) arch: Arch,
     /// What `cuDriverGetVersion` gives: 1000 · major + 10 · minor.
     pub(crate) driver: i32,
-    /// What `cublasLtGetVersion` gives: 10000 · major + 100 · minor + patch.
-    pub(crate) cublas: usize,
     pub(crate) memory: u64,
     pub(crate) sm_count: u32,
     pub(crate) seed: u64,
@@ -51,7 +49,6 @@ impl Default for Settings {
         Self {
             arch: Arch::DEFAULT,
             driver: 13_000,
-            cublas: Self::CUBLAS,
             memory: 2 << 30,
             sm_count: 4,
             seed: 0,
@@ -66,9 +63,6 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The version of cuBLAS unless a setting says otherwise.
-    pub(crate) const CUBLAS: usize = 13_01_00;
-
     /// Settings from the environment, and the fault list it asks for. An unparsable value is an error that names it.
     pub(crate) fn from_environment() -> Result<(Self, String), String> {
         let mut settings = Self::default();
@@ -99,13 +93,10 @@ impl Settings {
         match key {
             "arch" => self.arch = Arch::parse(value)?,
             "driver" => self.driver = version(value)?,
-            "cublas" => {
-                self.cublas = match usize::try_from(integer(value)?) {
-                    Ok(version @ 12_01_00..=99_99_99) => version,
-                    _ => return Err("expected 10000 * major + 100 * minor + patch, from 120100 on".into()),
-                };
-                set_version(self.cublas);
-            }
+            "cublas" => match usize::try_from(integer(value)?) {
+                Ok(version @ 12_01_00..=99_99_99) => set_version(version),
+                _ => return Err("expected 10000 * major + 100 * minor + patch, from 120100 on".into()),
+            },
             "memory_limit" => self.memory = integer(value)?,
             "sm_count" => {
                 self.sm_count = match u32::try_from(integer(value)?) {

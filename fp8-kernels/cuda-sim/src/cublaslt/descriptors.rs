@@ -8,10 +8,9 @@ use super::types::{Layout, Operation, Preference, ScaleMode};
 use crate::code::{self, Code, Outcome};
 use crate::entry::entries;
 use crate::ffi::{Host, Out};
-use crate::settings::Settings;
 
-/// Set by the environment when the library is loaded, or by a control call.
-static VERSION: AtomicUsize = AtomicUsize::new(Settings::CUBLAS);
+/// What `cublasLtGetVersion` gives, 10000 · major + 100 · minor + patch, which settings may change.
+static VERSION: AtomicUsize = AtomicUsize::new(13_01_00);
 
 /// Changes the version that the library says it has, and which scale modes it knows.
 pub(crate) fn set_version(version: usize) {

@@ -85,3 +85,52 @@ fn values(mode: ScaleMode, bytes: &[u8]) -> Vec<f32> {
     }
     bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::SafeTensors;
+
+    /// Recorded buffers hold the recorded factors where the layouts say, and nothing else: zeros are padding.
+    #[test]
+    fn recorded_layouts_are_read() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/blocks/layouts.safetensors");
+        let bytes = std::fs::read(path).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let modes = [
+            ("vec128", ScaleMode::Vec128, 1),
+            ("blk128", ScaleMode::Tile128, 1),
+            ("vec32", ScaleMode::Vec32, 1),
+            ("vec128_as_vec32", ScaleMode::Vec32, 4),
+        ];
+        for (name, mode, repeats) in modes {
+            for index in 0..4 {
+                let logical = file.tensor(&format!("{name}.{index}")).unwrap();
+                let buffer = file.tensor(&format!("{name}.{index}.out")).unwrap();
+                let [rows, wide] = [logical.shape()[0], logical.shape()[1]];
+                // A recorded row of tiles stands for 128 rows of the operand.
+                let tall = if mode == ScaleMode::Tile128 { 128 } else { 1 };
+                let shape = [rows * tall, wide * repeats * mode.depth().unwrap_or(1)];
+                assert_eq!(size(mode, shape).0, buffer.data().len() as u64, "{name}.{index}");
+                let is_e8m0 = logical.data().len() == rows * wide;
+                let wanted =
+                    values(if is_e8m0 { ScaleMode::Vec32 } else { ScaleMode::Outer }, logical.data());
+                let factors = Factors {
+                    mode,
+                    rows: shape[0],
+                    pitch: pitch(mode, shape[1]),
+                    values: values(mode, buffer.data()),
+                };
+                for (i, want) in wanted.iter().enumerate() {
+                    for repeat in 0..repeats {
+                        let got = factors.at(i / wide * tall, i % wide * repeats + repeat);
+                        assert_eq!(got.to_bits(), want.to_bits(), "{name}.{index} [{i}, {repeat}]");
+                    }
+                }
+                let filled = buffer.data().chunks(buffer.data().len() / factors.values.len());
+                let nonzero = filled.filter(|bytes| bytes.iter().any(|byte| *byte != 0)).count();
+                assert!(nonzero <= wanted.len() * repeats, "{name}.{index}");
+            }
+        }
+    }
+}
