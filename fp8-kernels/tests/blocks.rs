@@ -103,10 +103,10 @@ fn check_recorded_products(device: &Device) {
             let [n, k] = w.shape().matrix();
             let mut dw = Tensor::zeros([n, k], DType::F32, device).unwrap();
             // What a layer keeps for the backward pass is enough.
-            ops::wgrad(&dy, &x.for_backward(), &mut dw, "dw").unwrap();
+            ops::wgrad(&dy, &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split).unwrap();
             let results = [
-                ("y", ops::fprop(&x, &w, None, DType::F32).unwrap()),
-                ("dx", ops::dgrad(&dy, &w.for_backward(), DType::F32).unwrap()),
+                ("y", ops::fprop(&x, &w, None, DType::F32, ops::Accumulation::Fast).unwrap()),
+                ("dx", ops::dgrad(&dy, &w.for_backward(), DType::F32, ops::Accumulation::Split).unwrap()),
                 ("dw", dw),
             ];
             for (product, got) in results {
@@ -256,8 +256,11 @@ fn rows_have_scales_and_the_transpose_has_one() {
                 .unwrap()
                 .clone(),
         );
-        let dx = ops::dgrad(&dy, &Operand::Fp8(both.for_backward()), DType::F32).unwrap();
-        let with_one = ops::dgrad(&dy, &Operand::Fp8(one.transposed().unwrap()), DType::F32).unwrap();
+        let dx = ops::dgrad(&dy, &Operand::Fp8(both.for_backward()), DType::F32, ops::Accumulation::Split)
+            .unwrap();
+        let with_one =
+            ops::dgrad(&dy, &Operand::Fp8(one.transposed().unwrap()), DType::F32, ops::Accumulation::Split)
+                .unwrap();
         assert_eq!(dx.to_vec::<f32>().unwrap(), with_one.to_vec::<f32>().unwrap());
     }
     let wrong = BlockScaling::new(Blocks::B1x128);
@@ -318,11 +321,11 @@ fn tensors_of_no_elements_have_products() {
             let x = quantized(&zeros(m, k), Encoding::E4M3, rule, true);
             let w = quantized(&zeros(n, k), Encoding::E4M3, w_rule, true);
             let bias = Tensor::from_vec(vec![2.0f32; n], [n], &cpu).unwrap();
-            let y = ops::fprop(&x, &w, Some(&bias), DType::F32).unwrap();
+            let y = ops::fprop(&x, &w, Some(&bias), DType::F32, ops::Accumulation::Fast).unwrap();
             assert_eq!(y.to_vec::<f32>().unwrap(), vec![2.0; m * n], "{recipe} {m} {n} {k}");
             let mut dw = Tensor::from_vec(vec![3.0f32; n * k], [n, k], &cpu).unwrap();
             let dy = quantized(&zeros(m, n), Encoding::E4M3, rule, true);
-            ops::wgrad(&dy, &x, &mut dw, "dw").unwrap();
+            ops::wgrad(&dy, &x, &mut dw, "dw", ops::Accumulation::Split).unwrap();
             assert_eq!(dw.to_vec::<f32>().unwrap(), vec![3.0; n * k], "{recipe} {m} {n} {k}");
         }
     }
@@ -402,7 +405,7 @@ proptest! {
         let w = quantized(&matrix(n, k, seed ^ 77), Encoding::E4M3, w_rule, false);
         let b: Vec<f32> = (0..n).map(|j| j as f32 * 0.25 - 3.0).collect();
         let bias = bias.then(|| Tensor::from_vec(b.clone(), [n], &Device::cpu()).unwrap());
-        let y = ops::fprop(&x, &w, bias.as_ref(), dtype).unwrap();
+        let y = ops::fprop(&x, &w, bias.as_ref(), dtype, ops::Accumulation::Fast).unwrap();
         let got = ops::cast(&y, DType::F32).unwrap().to_vec::<f32>().unwrap();
 
         let (x, w) = (x.as_fp8().unwrap(), w.as_fp8().unwrap());

@@ -57,10 +57,11 @@ fn products(device: &Device) -> String {
     let x = quantized([m, k], Encoding::E4M3, 1);
     let w = quantized([n, k], Encoding::E4M3, 2);
     let dy = quantized([m, n], Encoding::E5M2, 3);
-    let y = ops::fprop(&x, &w, None, DType::F32).unwrap();
-    let dx = ops::dgrad(&dy.for_backward(), &w.for_backward(), DType::BF16).unwrap();
+    let y = ops::fprop(&x, &w, None, DType::F32, ops::Accumulation::Fast).unwrap();
+    let dx =
+        ops::dgrad(&dy.for_backward(), &w.for_backward(), DType::BF16, ops::Accumulation::Split).unwrap();
     let mut dw = Tensor::full(1.0, [n, k], DType::F32, device).unwrap();
-    ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw").unwrap();
+    ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split).unwrap();
     format!("{:?}", [&y, &dx, &dw].map(|t| t.to_f32_vec().unwrap()))
 }
 

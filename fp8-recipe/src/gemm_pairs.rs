@@ -62,14 +62,21 @@ impl Gemm {
 
     /// Returns whether the operand is quantized and its recipe runs this GEMM in FP8.
     pub(crate) fn takes(self, operand: &Operand<'_>) -> bool {
-        operand.policy.is_some_and(|policy| {
-            let (fprop, dgrad, wgrad) = policy.override_linear_precision();
-            !match self {
-                Self::Fprop => fprop,
-                Self::Dgrad => dgrad,
-                Self::Wgrad => wgrad,
-            }
-        })
+        operand.policy.is_some_and(|policy| !self.of(policy.override_linear_precision()))
+    }
+
+    /// Returns whether the operand's recipe asks for split accumulation in this GEMM.
+    pub(crate) fn splits(self, operand: &Operand<'_>) -> bool {
+        operand.policy.is_some_and(|policy| self.of(policy.use_split_accumulator()))
+    }
+
+    /// Picks this GEMM's of three values.
+    const fn of(self, (fprop, dgrad, wgrad): (bool, bool, bool)) -> bool {
+        match self {
+            Self::Fprop => fprop,
+            Self::Dgrad => dgrad,
+            Self::Wgrad => wgrad,
+        }
     }
 }
 
@@ -107,7 +114,7 @@ impl Operand<'_> {
     /// The rule of scales for rows or blocks; `None` for one scale.
     fn block_rule(&self) -> Option<BlockRule> {
         let policy = self.policy.filter(|policy| policy.state().is_none())?;
-        let rule = policy.rule(self.role.direction());
+        let rule = policy.rule(self.role);
         match policy.scale(self.role, &rule) {
             Scale::Blocks(rule) => Some(rule),
             Scale::Off | Scale::Cell { .. } | Scale::FromTensor(_) | Scale::FromAmax { .. } => None,

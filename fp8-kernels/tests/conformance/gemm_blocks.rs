@@ -95,7 +95,7 @@ fn products_of_small_integers(device: &Device) -> Outcome {
             let bias = (turn % 4 != 0).then_some(&bias);
             let y = ops::gemm_fp8(a, b, bias, dtype, Accumulation::Split)?;
             let mut sum = Tensor::full(3.0, [m, n], DType::F32, device)?;
-            ops::gemm_fp8_accumulate(a, b, &mut sum, "sum")?;
+            ops::gemm_fp8_accumulate(a, b, &mut sum, "sum", ops::Accumulation::Split)?;
             Ok([y, sum])
         };
         let ([y, sum], [want, want_sum]) = (run(device)?, run(&Device::cpu())?);
@@ -126,10 +126,10 @@ fn products_of_a_linear(device: &Device) -> Outcome {
             let x = quantized(&small([tokens, inputs], 1, device)?, Some(line), Encoding::E4M3)?;
             let w = quantized(&small([outputs, inputs], 2, device)?, Some(rule), Encoding::E4M3)?;
             let dy = quantized(&small([tokens, outputs], 3, device)?, Some(line), Encoding::E5M2)?;
-            let y = ops::fprop(&x, &w, None, DType::F32)?;
-            let dx = ops::dgrad(&dy, &w.for_backward(), DType::F32)?;
+            let y = ops::fprop(&x, &w, None, DType::F32, ops::Accumulation::Fast)?;
+            let dx = ops::dgrad(&dy, &w.for_backward(), DType::F32, ops::Accumulation::Split)?;
             let mut dw = Tensor::full(1.0, [outputs, inputs], DType::F32, device)?;
-            ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw")?;
+            ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split)?;
             Ok([y, dx, dw])
         };
         for ((got, want), name) in run(device)?.iter().zip(run(&Device::cpu())?).zip(["y", "dx", "dw"]) {
@@ -191,7 +191,7 @@ fn without_products(device: &Device) -> Outcome {
             let y = ops::gemm_fp8(fp8(&a)?, fp8(&b)?, Some(&bias), DType::F32, Accumulation::Split)?;
             same(&format!("{a_rule:?} {b_rule:?}"), &y.to_f32_vec()?, &vec![2.0; m * n], n)?;
             let mut sum = Tensor::full(3.0, [m, n], DType::F32, device)?;
-            ops::gemm_fp8_accumulate(fp8(&a)?, fp8(&b)?, &mut sum, "sum")?;
+            ops::gemm_fp8_accumulate(fp8(&a)?, fp8(&b)?, &mut sum, "sum", ops::Accumulation::Split)?;
             same("accumulated", &sum.to_f32_vec()?, &vec![3.0; m * n], n)?;
         }
     }

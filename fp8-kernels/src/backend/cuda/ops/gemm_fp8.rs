@@ -64,6 +64,7 @@ pub(crate) fn gemm_fp8_accumulate(
     [m, n, k]: [usize; 3],
     out: &mut Tensor,
     name: &str,
+    accumulation: Accumulation,
 ) -> Result<()> {
     let op = "gemm_fp8_accumulate";
     let out = out.cuda_mut(name)?;
@@ -76,7 +77,8 @@ pub(crate) fn gemm_fp8_accumulate(
     }
     let operands = Operands::new(gpu, op, a, b)?;
     let is_padded = [m, n].iter().any(|extent| !extent.is_multiple_of(MULTIPLE));
-    let product = Product { accumulate: !is_padded, ..operands.product };
+    let fast = accumulation == Accumulation::Fast;
+    let product = Product { accumulate: !is_padded, fast, ..operands.product };
     let padded = is_padded.then(|| gpu.alloc(DType::F32, product.m.saturating_mul(product.n))).transpose()?;
     let places = Places { out: padded.as_ref().unwrap_or(out).ptr(), ..operands.places };
     // SAFETY: operands of the product's extents and types, an f32 output of the same extents.

@@ -98,13 +98,14 @@ impl Places {
 }
 
 impl Product {
-    /// `[m, k] · [k, n]: E4M3 × E4M3 → bf16`.
+    /// `[m, k] · [k, n], E4M3 × E4M3 → bf16, fast`.
     pub(super) fn describe(&self) -> String {
-        let Self { m, n, k, left, right, factors, out, .. } = self;
+        let Self { m, n, k, left, right, factors, out, fast, .. } = self;
         let [left_factors, right_factors] = factors.map(FactorLayout::name);
         let bias = self.bias.map_or_else(String::new, |bias| format!(", {} bias", bias.name()));
         let (left, right, out) = (left.name(), right.name(), out.name());
-        format!("[{m}, {k}] · [{k}, {n}], {left}{left_factors} × {right}{right_factors} → {out}{bias}")
+        let fast = if *fast { ", fast" } else { "" };
+        format!("[{m}, {k}] · [{k}, {n}], {left}{left_factors} × {right}{right_factors} → {out}{bias}{fast}")
     }
 
     /// What a file knows it by: all that decides which kernels there are.

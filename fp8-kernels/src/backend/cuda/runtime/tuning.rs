@@ -360,6 +360,7 @@ mod tests {
             bias: None,
             accumulate: false,
             fast: true,
+            factors: [super::super::product::FactorLayout::Tensor; 2],
         }
     }
 
