@@ -4,8 +4,9 @@ use crate::{RecipeLabel, ScaleSource, SlotSeries, SlotTrace, TracePoint};
 use std::fmt;
 use std::sync::Arc;
 
-/// Shares of values below which a slot is left alone.
+/// Shares of values below which a slot is left alone: of a step's values, and of all.
 const SATURATED: f64 = 1e-4;
+const LEAST_SATURATED: f64 = 1e-5;
 const UNDERFLOWED: f64 = 0.05;
 
 /// A scale that leaves more than this many bits of the format unused costs precision.
@@ -41,9 +42,10 @@ impl SlotTrace {
     /// Returns what slots lost in the recorded steps and the changes that would help, in the order of the slots. It is empty
     /// if nothing was lost that is worth a change.
     ///
-    /// A slot is mentioned if it had NaN values, if it saturated more than 0.01 % of the values of some step, if it underflowed
-    /// more than 5 % of all values, or if its scale left more than four bits of the format unused in every step. If the SQNR was
-    /// measured, a slot is also mentioned if it fell below 25 dB in E4M3 or 19 dB in E5M2 for another reason.
+    /// A slot is mentioned if it had NaN values, if it saturated more than 0.01 % of the values of some step and 0.001 % of all,
+    /// if it underflowed more than 5 % of all values, or if its scale left more than four bits of the format unused in every
+    /// step. If the SQNR was measured, a slot is also mentioned if it fell below 25 dB in E4M3 or 19 dB in E5M2 for another
+    /// reason.
     ///
     /// ```
     /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
@@ -90,8 +92,9 @@ fn of_slot(series: &SlotSeries) -> Vec<Advice> {
         add(format!("had NaN values in {nan} of the last {steps} steps"), remedy);
     }
     let saturated = in_steps(&saturates);
-    if saturated > 0 {
-        let percent = percent(share(total(|point| point.saturated)));
+    let clipped = share(total(|point| point.saturated));
+    if saturated > 0 && clipped >= LEAST_SATURATED {
+        let percent = percent(clipped);
         let finding = format!("saturated {percent} of its values, in {saturated} of the last {steps} steps");
         let (reason, remedy) = against_saturation(series);
         add(finding + &reason, remedy);
@@ -116,8 +119,8 @@ fn of_slot(series: &SlotSeries) -> Vec<Advice> {
         let worst = points.iter().filter_map(|point| point.sqnr).fold(f64::INFINITY, f64::min);
         add(
             format!("had an SQNR of only {worst:.1} dB, below {least} dB in {low} of {measured} measured steps"),
-            "a few of its largest values hold most of the error or its small values underflow; use scales for blocks (block or \
-             mxfp8), or leave it in high precision if the loss suffers"
+            "most of its values are so small that FP8 holds them with fewer bits; lower amax_epsilon, use scales for smaller \
+             blocks, or leave this slot in high precision if the loss suffers"
                 .to_owned(),
         );
     }
@@ -231,6 +234,10 @@ mod tests {
             ..point(step, 3.5, 128.0)
         };
         assert_eq!(advice(448.0, (0..9).map(few).collect()), Vec::<String>::new());
+        // A single step whose share of all values is tiny.
+        let once = |step| TracePoint { saturated: u64::from(step == 5), ..point(step, 3.5, 128.0) };
+        assert_eq!(advice(448.0, (0..1000).map(once).collect()), Vec::<String>::new());
+        assert_eq!(advice(448.0, (0..100).map(once).collect()).len(), 1);
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use crate::support::{forward, grad, input, scaling, short, tensor, weight};
 use fp8_recipe::fp8_kernels::fp8_format::slice::MxRounding;
 use fp8_recipe::fp8_kernels::ops;
-use fp8_recipe::{CurrentScaling, DelayedScaling, Format, Mxfp8, Recipe, ScaleSource, Scaling, SlotTrace};
+use fp8_recipe::{
+    BlockScaling, CurrentScaling, DelayedScaling, Format, Mxfp8, Recipe, ScaleSource, Scaling, SlotTrace,
+};
 
 /// Steps in which `a.input` has these amaxes and `a.weight` always 1, half of the values small.
 fn traced(scaling: &mut Scaling, recipe: &Recipe, trace: &mut SlotTrace, amaxes: &[f32]) {
@@ -138,6 +140,15 @@ fn the_remedies_for_blocks_and_outliers_work() {
     ));
     assert_eq!(advice_for(mxfp8, &[500.0; 32], false), Vec::<String>::new());
 
+    // DeepSeek's smallest amax is 1e-4, so the scale is 448 / 1e-4. 1e-9 becomes 2.29 and is rounded to 2 of the smallest
+    // subnormals, 2⁻⁹.
+    let found = advice_for(BlockScaling::deepseek().into(), &[1e-9; 32], true);
+    assert!(
+        found[0].contains("had an SQNR of only 17.9 dB, below 25 dB in 10 of 10 measured steps"),
+        "{found:?}"
+    );
+    assert!(found[0].contains("lower amax_epsilon"), "{found:?}");
+    assert_eq!(advice_for(BlockScaling::default().into(), &[1e-9; 32], true), Vec::<String>::new());
     let found = advice_for(CurrentScaling::default().into(), &[f32::INFINITY, 1e30], false);
     assert!(found[0].contains("so it had infinite values"), "{found:?}");
 }
