@@ -91,7 +91,7 @@ impl Config {
             settings,
             eval_every,
             chosen,
-            place: Place { device: options.device, graph: options.graph },
+            place: Place { device: options.device, graph: options.graph, sqnr: options.sqnr },
             threads: options.threads,
             corpus,
             report_dir: options.report_dir,
@@ -169,6 +169,7 @@ fn chosen(
     chosen.push(entry("sample", options.sample.to_string(), "default"));
     let path = |path: &PathBuf| path.display().to_string();
     let rest = [
+        ("sqnr", options.sqnr.then(|| "on".to_owned())),
         ("graph", options.graph.then(|| "on".to_owned())),
         ("threads", options.threads.map(|threads| threads.to_string())),
         ("stop-after", options.stop_after.map(|step| step.to_string())),
