@@ -28,6 +28,11 @@ impl Quantized {
         Ok(Self { operand, high })
     }
 
+    /// Returns the operand as it was quantized.
+    pub(crate) fn operand(&self) -> &Operand {
+        &self.operand
+    }
+
     /// Returns the operand for a GEMM that runs in FP8, or in high precision.
     pub(crate) fn pick(&self, fp8: bool) -> Operand {
         match (&self.high, fp8) {
@@ -46,17 +51,27 @@ struct Fused<'a> {
     dtype: DType,
     /// Whether each of the two GEMMs that read the tensor runs in FP8.
     in_fp8: [bool; 2],
+    /// Whether the scope measures how exact the codes are, which needs the values, too.
+    measures: bool,
+}
+
+/// What the closure returned.
+struct Ran<T> {
+    quantized: Quantized,
+    /// The values in the dtype of the layer, if they are measured.
+    values: Option<Tensor>,
+    rest: T,
 }
 
 impl Fused<'_> {
-    /// Calls `quantize` with the slot. If only one of the two GEMMs runs in FP8, calls it again with a slot that is off.
-    /// `check` refuses operands that do not fit the layer.
+    /// Calls `quantize` with the slot. If only one of the two GEMMs runs in FP8, or the codes are measured, calls it again
+    /// with a slot that is off. `check` refuses operands that do not fit the layer.
     fn run<T>(
         &self,
         slot: &Slot<'_>,
         mut quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
         check: impl Fn(&Operand) -> Result<()>,
-    ) -> Result<(Quantized, T)> {
+    ) -> Result<Ran<T>> {
         let mut checked = |slot: &Slot<'_>| {
             let (operand, rest) = quantize(slot)?;
             check(&operand)?;
@@ -67,8 +82,13 @@ impl Fused<'_> {
             }
         };
         let (operand, rest) = checked(slot)?;
-        let values = || Ok(checked(&Slot::off(slot.encoding))?.0.dequantize(self.dtype)?);
-        Ok((Quantized::new(operand, self.in_fp8, values)?, rest))
+        let mut compute = || Ok(checked(&Slot::off(slot.encoding))?.0.dequantize(self.dtype)?);
+        let values = (self.measures && operand.is_fp8()).then(&mut compute).transpose()?;
+        let quantized = Quantized::new(operand, self.in_fp8, || match &values {
+            Some(values) => Ok(values.clone()),
+            None => compute(),
+        })?;
+        Ok(Ran { quantized, values, rest })
     }
 
     /// Refuses an operand in another format than the slot's, which another slot must have quantized.
@@ -93,7 +113,8 @@ impl Linear {
     /// `quantize` takes the slot of this layer's input and passes it to an operation that takes one, such as
     /// [`ops::activation`], [`ops::norm`] or [`ops::quantize`]. It returns the operand `[…, in_features]`. In high precision
     /// the slot is off, and the operation returns values. Under a recipe that runs only some GEMMs in FP8
-    /// (`override_linear_precision`), `quantize` is called once more, with a slot that is off and records nothing.
+    /// (`override_linear_precision`), and while [`Scaling::set_measuring_sqnr`](fp8_recipe::Scaling::set_measuring_sqnr) is on,
+    /// `quantize` is called once more, with a slot that is off and records nothing.
     ///
     /// `input_dtype` is the dtype of the tensor that `quantize` reads. The layer computes in the scope's `compute_dtype`. If
     /// the scope has none, it computes in `input_dtype`, which its parameters must then have.
@@ -177,13 +198,18 @@ impl Linear {
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
     ) -> Result<(Tensor, LinearSaved, T)> {
         let gemms = cx.fp8_gemms(&self.gemm_slots().input);
-        let fused = Fused { layer: self.path(), name: "input", dtype, in_fp8: [gemms.fprop, gemms.wgrad] };
+        let (in_fp8, measures) = ([gemms.fprop, gemms.wgrad], cx.measures_sqnr());
+        let fused = Fused { layer: self.path(), name: "input", dtype, in_fp8, measures };
+        let name = &self.gemm_slots().input;
         let weight = self.weight().tensor();
         let check = |x: &Operand| {
             let argument = Argument::operand(self.path(), "input", x).float()?.on(weight.device())?;
             argument.features(weight.shape().last_dim(), "in_features").map(drop)
         };
-        let (x, rest) = fused.run(&cx.slot(&self.gemm_slots().input)?, quantize, check)?;
+        let Ran { quantized: x, values, rest } = fused.run(&cx.slot(name)?, quantize, check)?;
+        if let Some(values) = values {
+            cx.measure_sqnr(name, &values, x.operand())?;
+        }
         let (y, saved) = self.forward_quantized(cx, &x, dtype, input_dtype)?;
         Ok((y, saved, rest))
     }
@@ -210,9 +236,14 @@ impl Linear {
         cx.attempt(|cx| {
             let gemms = cx.fp8_gemms(&saved.origin);
             let (dtype, in_fp8) = (saved.dtype, [gemms.dgrad, gemms.wgrad]);
-            let fused = Fused { layer: self.path(), name: "dy", dtype, in_fp8 };
+            let measures = cx.measures_sqnr(&saved.origin);
+            let fused = Fused { layer: self.path(), name: "dy", dtype, in_fp8, measures };
             let slot = cx.slot(&saved.origin, &self.gemm_slots().grad_output)?;
-            let (dy, db) = fused.run(&slot, quantize, |dy| saved.output.check_operand(dy))?;
+            let ran = fused.run(&slot, quantize, |dy| saved.output.check_operand(dy))?;
+            let Ran { quantized: dy, values, rest: db } = ran;
+            if let Some(values) = values {
+                cx.measure_sqnr(&saved.origin, &self.gemm_slots().grad_output, &values, dy.operand())?;
+            }
             self.check_bias_gradient(db.as_ref())?;
             self.backward_quantized(cx, saved, &dy, db.as_ref())
         })

@@ -1,3 +1,7 @@
+// These definitions win over those of README, which lead to files.
+#![doc = "[which-recipe]: guide::which_recipe"]
+#![doc = "[delayed-scaling]: guide::delayed_scaling"]
+#![doc = "[from-transformer-engine]: guide::from_transformer_engine\n"]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -10,6 +14,7 @@ mod embedding;
 mod error;
 mod fused;
 mod gpt;
+pub mod guide;
 mod init;
 mod layer_norm;
 mod layernorm_linear;

@@ -156,6 +156,7 @@ impl Linear {
             operand => operand,
         };
         let values = || Ok(ops::cast(self.weight.tensor(), dtype)?);
+        cx.measure_sqnr(name, self.weight.tensor(), &operand)?;
         let w = Quantized::new(operand, [gemms.fprop, gemms.dgrad], values)?;
         let bias = self.bias.as_ref().map(Parameter::tensor);
         let accumulation = cx.accumulation(name).fprop;
@@ -202,6 +203,7 @@ impl Module for Linear {
             let Entered { x, input_dtype } = precision::enter(cx, self.path(), x, self.parameters())?;
             let gemms = cx.fp8_gemms(&self.slots.input);
             let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
+            cx.measure_sqnr(&self.slots.input, &x, &operand)?;
             let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;
             self.forward_quantized(cx, &quantized, x.dtype(), input_dtype)
         })
@@ -219,6 +221,7 @@ impl Module for Linear {
             } else {
                 (ops::quantize(&dy, &slot)?, None)
             };
+            cx.measure_sqnr(&saved.origin, &self.slots.grad_output, &dy, &operand)?;
             let quantized = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], || Ok(dy.clone()))?;
             self.backward_quantized(cx, saved, &quantized, db.as_ref())
         })

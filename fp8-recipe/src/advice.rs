@@ -1,15 +1,20 @@
 //! What to change about slots that lose values.
 
-use crate::{RecipeLabel, SlotSeries, SlotTrace, TracePoint};
+use crate::{RecipeLabel, ScaleSource, SlotSeries, SlotTrace, TracePoint};
 use std::fmt;
 use std::sync::Arc;
 
-/// Shares of values below which a slot is left alone.
+/// Shares of values below which a slot is left alone: of a step's values, and of all.
 const SATURATED: f64 = 1e-4;
+const LEAST_SATURATED: f64 = 1e-5;
 const UNDERFLOWED: f64 = 0.05;
 
 /// A scale that leaves more than this many bits of the format unused costs precision.
 const UNUSED_BITS: f64 = 4.0;
+
+/// The least SQNR in decibels that is left alone: about 6 below that of values that neither saturate nor underflow.
+const LEAST_SQNR_E4M3: f64 = 25.0;
+const LEAST_SQNR_E5M2: f64 = 19.0;
 
 /// What one slot lost in the last steps, and the change that would help: see [`SlotTrace::advice`]. `Display` writes a
 /// sentence.
@@ -37,8 +42,10 @@ impl SlotTrace {
     /// Returns what slots lost in the recorded steps and the changes that would help, in the order of the slots. It is empty
     /// if nothing was lost that is worth a change.
     ///
-    /// A slot is mentioned if it had NaN values, if it saturated more than 0.01 % of the values of some step, if it underflowed
-    /// more than 5 % of all values, or if its scale left more than four bits of the format unused in every step.
+    /// A slot is mentioned if it had NaN values, if it saturated more than 0.01 % of the values of some step and 0.001 % of all,
+    /// if it underflowed more than 5 % of all values, or if its scale left more than four bits of the format unused in every
+    /// step. If the SQNR was measured, a slot is also mentioned if it fell below 25 dB in E4M3 or 19 dB in E5M2 for another
+    /// reason.
     ///
     /// ```
     /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
@@ -84,54 +91,101 @@ fn of_slot(series: &SlotSeries) -> Vec<Advice> {
         let remedy = "no recipe helps; find the operation before it that makes them".to_owned();
         add(format!("had NaN values in {nan} of the last {steps} steps"), remedy);
     }
-    let saturates = |point: &TracePoint| point.saturated as f64 > SATURATED * point.elements as f64;
     let saturated = in_steps(&saturates);
-    if saturated > 0 {
-        let percent = percent(share(total(|point| point.saturated)));
+    let clipped = share(total(|point| point.saturated));
+    if saturated > 0 && clipped >= LEAST_SATURATED {
+        let percent = percent(clipped);
         let finding = format!("saturated {percent} of its values, in {saturated} of the last {steps} steps");
-        // The scale after a step is the one that the next step quantizes with.
-        let overshoots = points.iter().zip(points.iter().skip(1)).filter(|(_, next)| saturates(next));
-        let overshoot = overshoots.map(|(last, next)| bits(next.amax, last.scale, series.fp8_max));
-        let overshoot = overshoot.filter(|bits| bits.is_finite()).fold(0.0, f64::max);
-        if overshoot > 0.0 {
-            add(
-                format!(
-                    "{finding}, because its amax grew to {:.1} times what its scale allowed for",
-                    overshoot.exp2()
-                ),
-                format!(
-                    "raise its margin by {}, or use current scaling for this slot",
-                    overshoot.ceil().max(1.0)
-                ),
-            );
-        } else {
-            add(finding, "raise its margin by 1, or use current scaling for this slot".to_owned());
-        }
+        let (reason, remedy) = against_saturation(series);
+        add(finding + &reason, remedy);
     }
     let underflowed = share(total(|point| point.underflowed));
-    let unused = points
-        .iter()
-        .zip(points.iter().skip(1))
-        .map(|(last, next)| -bits(next.amax, last.scale, series.fp8_max));
-    let unused = unused.filter(|bits| bits.is_finite()).reduce(f64::min).unwrap_or(0.0);
+    let unused = overshoots(series).map(|(_, bits)| -bits).reduce(f64::min).unwrap_or(0.0);
     if unused > UNUSED_BITS {
         add(
             format!("left at least {unused:.0} bits of its format unused in each of the last {steps} steps"),
             "lower its margin or amax_history_len, or use current scaling for this slot".to_owned(),
         );
     } else if underflowed > UNDERFLOWED {
-        let remedy = if series.fp8_max > 448.0 {
-            "its values span more than E5M2 can hold; leave this slot in high precision if the loss suffers"
-        } else {
-            "its values span more than E4M3 can hold; use HYBRID if it is a gradient, or leave this slot in high precision if \
-             the loss suffers"
-        };
         add(
             format!("underflowed {} of its values in the last {steps} steps", percent(underflowed)),
-            remedy.to_owned(),
+            against_underflow(series),
+        );
+    }
+    let least = if series.fp8_max > 448.0 { LEAST_SQNR_E5M2 } else { LEAST_SQNR_E4M3 };
+    let inexact = |point: &TracePoint| point.sqnr.is_some_and(|sqnr| sqnr < least);
+    let (measured, low) = (in_steps(&|point| point.sqnr.is_some()), in_steps(&inexact));
+    if low > 0 && saturated == 0 && unused <= UNUSED_BITS && underflowed <= UNDERFLOWED {
+        let worst = points.iter().filter_map(|point| point.sqnr).fold(f64::INFINITY, f64::min);
+        add(
+            format!("had an SQNR of only {worst:.1} dB, below {least} dB in {low} of {measured} measured steps"),
+            "most of its values are so small that FP8 holds them with fewer bits; lower amax_epsilon, use scales for smaller \
+             blocks, or leave this slot in high precision if the loss suffers"
+                .to_owned(),
         );
     }
     all
+}
+
+fn saturates(point: &TracePoint) -> bool {
+    point.saturated as f64 > SATURATED * point.elements as f64
+}
+
+/// Returns each point that quantized with the scale of the point before, with the bits by which its amax exceeded what that
+/// scale allowed for. Empty if scales come from the tensor itself.
+fn overshoots(series: &SlotSeries) -> impl Iterator<Item = (&TracePoint, f64)> {
+    let steps = series.points.iter().zip(series.points.iter().skip(1));
+    let steps = steps.filter(|_| series.scales == ScaleSource::Past);
+    let steps = steps.filter_map(|(last, next)| Some((next, bits(next.amax, last.scale?, series.fp8_max))));
+    steps.filter(|(_, bits)| bits.is_finite())
+}
+
+/// Returns the reason of saturation, as the end of a sentence, and what helps.
+fn against_saturation(series: &SlotSeries) -> (String, String) {
+    if series.scales != ScaleSource::Past {
+        // Scales from the values themselves leave room for the largest of them, unless MXFP8 rounds them down or an infinity
+        // makes the scale 1.
+        let floor = series.recipe.to_string().contains("rounding=Floor");
+        return match floor {
+            true => (
+                ", because its scales are rounded down".to_owned(),
+                "use MxRounding::Ceil, with which no value saturates".to_owned(),
+            ),
+            false => (
+                String::new(),
+                "scales from the values themselves leave room for the largest finite one, so it had infinite values; find the \
+                 operation before it that makes them"
+                    .to_owned(),
+            ),
+        };
+    }
+    let saturating = overshoots(series).filter(|(point, _)| saturates(point));
+    let overshoot = saturating.map(|(_, bits)| bits).fold(0.0, f64::max);
+    match overshoot > 0.0 {
+        true => (
+            format!(", because its amax grew to {:.1} times what its scale allowed for", overshoot.exp2()),
+            format!(
+                "raise its margin by {}, or use current scaling for this slot",
+                overshoot.ceil().max(1.0)
+            ),
+        ),
+        false => (String::new(), "raise its margin by 1, or use current scaling for this slot".to_owned()),
+    }
+}
+
+fn against_underflow(series: &SlotSeries) -> String {
+    let is_e5m2 = series.fp8_max > 448.0;
+    let (format, hybrid) = if is_e5m2 { ("E5M2", "") } else { ("E4M3", ", use HYBRID if it is a gradient") };
+    match series.scales {
+        ScaleSource::RowsOrBlocks => format!(
+            "the values that share a scale span more than {format} can hold; use smaller blocks{hybrid}, or leave this slot in \
+             high precision if the loss suffers"
+        ),
+        _ => format!(
+            "its values span more than {format} can hold; use scales for blocks (block or mxfp8){hybrid}, or leave this slot \
+             in high precision if the loss suffers"
+        ),
+    }
 }
 
 /// How many bits a scaled amax exceeds the largest value by; negative if it stays below.
@@ -148,11 +202,24 @@ mod tests {
     use super::*;
 
     fn point(step: u64, amax: f32, scale: f32) -> TracePoint {
-        TracePoint { step, amax, scale, elements: 1000, saturated: 0, underflowed: 0, nan: 0 }
+        TracePoint {
+            step,
+            amax,
+            scale: Some(scale),
+            elements: 1000,
+            saturated: 0,
+            underflowed: 0,
+            nan: 0,
+            sqnr: None,
+        }
     }
 
     fn advice(fp8_max: f32, points: Vec<TracePoint>) -> Vec<String> {
-        let trace = SlotTrace::of_points("blocks.3.fc2.grad_output", "delayed", fp8_max, points);
+        under(ScaleSource::Past, "delayed", fp8_max, points)
+    }
+
+    fn under(scales: ScaleSource, recipe: &str, fp8_max: f32, points: Vec<TracePoint>) -> Vec<String> {
+        let trace = SlotTrace::of_points("blocks.3.fc2.grad_output", recipe, fp8_max, scales, points);
         trace.advice().iter().map(|advice| advice.to_string()).collect()
     }
 
@@ -167,6 +234,10 @@ mod tests {
             ..point(step, 3.5, 128.0)
         };
         assert_eq!(advice(448.0, (0..9).map(few).collect()), Vec::<String>::new());
+        // A single step whose share of all values is tiny.
+        let once = |step| TracePoint { saturated: u64::from(step == 5), ..point(step, 3.5, 128.0) };
+        assert_eq!(advice(448.0, (0..1000).map(once).collect()), Vec::<String>::new());
+        assert_eq!(advice(448.0, (0..100).map(once).collect()).len(), 1);
     }
 
     #[test]
@@ -199,7 +270,13 @@ mod tests {
         let lossy = |step| TracePoint { underflowed: 100, ..point(step, 448.0, 1.0) };
         let found = advice(448.0, (0..4).map(lossy).collect());
         assert!(found[0].contains("underflowed 10.0 % of its values in the last 4 steps: "), "{found:?}");
-        assert!(found[0].contains("more than E4M3 can hold; use HYBRID if it is a gradient"), "{found:?}");
+        assert!(
+            found[0].ends_with(
+                "its values span more than E4M3 can hold; use scales for blocks (block or mxfp8), use HYBRID if it is a \
+                 gradient, or leave this slot in high precision if the loss suffers"
+            ),
+            "{found:?}"
+        );
         let lossy = |step| TracePoint { underflowed: 100, ..point(step, 57344.0, 1.0) };
         assert!(advice(57344.0, (0..4).map(lossy).collect())[0].contains("more than E5M2 can hold"));
         let unused = |step| TracePoint { underflowed: 100, ..point(step, 1.0, 7.0) };
@@ -218,5 +295,59 @@ mod tests {
                  operation before it that makes them"
             ]
         );
+    }
+
+    #[test]
+    fn scales_from_the_values_themselves_get_advice_of_their_own() {
+        // The scale of a step says nothing about the next one.
+        let growing: Vec<_> = (0..9).map(|step| point(step, 1e-9 * 3f32.powi(step as i32), 1.0)).collect();
+        assert_eq!(under(ScaleSource::Tensor, "current", 448.0, growing), Vec::<String>::new());
+
+        let saturating = |step| TracePoint { saturated: 100, scale: None, ..point(step, 1.0, 1.0) };
+        let saturating: Vec<_> = (0..3).map(saturating).collect();
+        let label = "mxfp8(fp8_format=E4M3,rounding=Floor,override=(false, false, false))";
+        let found = under(ScaleSource::RowsOrBlocks, label, 448.0, saturating.clone());
+        assert!(
+            found[0].ends_with(
+                "saturated 10.0 % of its values, in 3 of the last 3 steps, because its scales are rounded down: use \
+                 MxRounding::Ceil, with which no value saturates"
+            ),
+            "{found:?}"
+        );
+        let found = under(ScaleSource::Tensor, "current", 448.0, saturating);
+        assert!(
+            found[0].ends_with(
+                "scales from the values themselves leave room for the largest finite one, so it had infinite values; find \
+                 the operation before it that makes them"
+            ),
+            "{found:?}"
+        );
+
+        let lossy = |step| TracePoint { underflowed: 100, scale: None, ..point(step, 1.0, 1.0) };
+        let found = under(ScaleSource::RowsOrBlocks, "rowwise", 448.0, (0..3).map(lossy).collect());
+        assert!(
+            found[0].ends_with(
+                "the values that share a scale span more than E4M3 can hold; use smaller blocks, use HYBRID if it is a \
+                 gradient, or leave this slot in high precision if the loss suffers"
+            ),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn a_low_sqnr_is_mentioned_unless_another_finding_explains_it() {
+        let measured = |step, sqnr| TracePoint { sqnr: Some(sqnr), ..point(step, 3.5, 128.0) };
+        assert_eq!(advice(448.0, vec![measured(0, 31.5), measured(1, 25.1)]), Vec::<String>::new());
+        let low = vec![measured(0, 31.5), point(1, 3.5, 128.0), measured(2, 12.34)];
+        let found = advice(448.0, low.clone());
+        assert!(
+            found[0].contains(" had an SQNR of only 12.3 dB, below 25 dB in 1 of 2 measured steps: "),
+            "{found:?}"
+        );
+        assert_eq!(advice(57344.0, vec![measured(0, 20.0)]), Vec::<String>::new());
+        assert!(advice(57344.0, vec![measured(0, 18.0)])[0].contains("below 19 dB"));
+        let underflowed: Vec<_> =
+            low.into_iter().map(|point| TracePoint { underflowed: 100, ..point }).collect();
+        assert_eq!(advice(448.0, underflowed).len(), 1);
     }
 }

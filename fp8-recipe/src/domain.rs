@@ -4,9 +4,9 @@ use crate::by_direction::ByDirection;
 use crate::by_role::ByRole;
 use crate::host_update::HostPlan;
 use crate::policy::{Policy, State, Update};
-use crate::{AmaxGroup, ArenaState, Direction, RecipeLabel, Result, SlotRole, StateDigest};
+use crate::{AmaxGroup, ArenaState, Direction, RecipeLabel, Result, ScaleSource, SlotRole, StateDigest};
 use fp8_kernels::ops::{self, AmaxRule, ScaleUpdate};
-use fp8_kernels::{Arena, ArenaOptions, Encoding, REST, ScaleRule, UNSET, UpdateClock};
+use fp8_kernels::{Arena, ArenaOptions, Encoding, REST, Scale, ScaleRule, UNSET, UpdateClock};
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -101,6 +101,15 @@ impl Domain {
     /// Returns what reports and collectives call it.
     pub(crate) fn label(&self) -> RecipeLabel {
         RecipeLabel::new(&self.policy.key(), self.group_id())
+    }
+
+    /// Returns where the scales of slots of this role come from.
+    pub(crate) fn scale_source(&self, role: SlotRole) -> ScaleSource {
+        match self.policy.scale(role, &self.rules[role.direction()]) {
+            _ if self.policy.state().is_some() => ScaleSource::Past,
+            Scale::Blocks(_) => ScaleSource::RowsOrBlocks,
+            _ => ScaleSource::Tensor,
+        }
     }
 
     pub(crate) fn group(&self) -> Option<&Arc<dyn AmaxGroup>> {

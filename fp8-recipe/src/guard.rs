@@ -59,9 +59,9 @@ use std::sync::Arc;
 #[derive(Debug)]
 #[must_use = "a scope updates nothing unless it is committed"]
 pub struct Forward<'a> {
-    scaling: &'a mut Scaling,
-    frame: Frame,
-    mode: Mode,
+    pub(crate) scaling: &'a mut Scaling,
+    pub(crate) frame: Frame,
+    pub(crate) mode: Mode,
     outermost: bool,
 }
 
@@ -87,7 +87,7 @@ pub struct Forward<'a> {
 #[derive(Debug)]
 #[must_use = "a scope updates nothing unless it is committed"]
 pub struct Backward<'a> {
-    scaling: &'a mut Scaling,
+    pub(crate) scaling: &'a mut Scaling,
 }
 
 impl Scaling {

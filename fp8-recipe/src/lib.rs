@@ -50,6 +50,7 @@ mod frame;
 mod origin;
 mod outcome;
 mod scope;
+mod squares;
 mod weights;
 
 // A model's arenas and cached weights.
@@ -62,6 +63,7 @@ mod explanation;
 mod guard;
 mod report;
 mod slot_trace;
+mod sqnr;
 mod start;
 mod state;
 
@@ -91,6 +93,6 @@ pub use recipe::Recipe;
 pub use recipe_label::RecipeLabel;
 pub use report::SlotReport;
 pub use scaling::Scaling;
-pub use slot_trace::{SlotSeries, SlotTrace, TracePoint};
+pub use slot_trace::{ScaleSource, SlotSeries, SlotTrace, TracePoint};
 pub use slots::{Direction, GemmSlots, SlotName, SlotRole, Slots};
 pub use state_report::{LoadedSlot, NewSlot, StartsNew, StateReport, UnusedArena};

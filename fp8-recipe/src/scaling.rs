@@ -9,13 +9,14 @@ use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::saved::Saved;
 use crate::scope::{Awaiting, Scope};
+use crate::squares::Measured;
 use crate::weights::WeightCache;
 use crate::{
     AmaxGroup, AutocastOptions, Direction, Error, Format, Recipe, Result, SlotName, SlotRole, Slots,
     StateReport,
 };
 use fp8_kernels::{Cell, Device, Scale, Slot, UNSET, UpdateClock};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -72,6 +73,9 @@ pub struct Scaling {
     counting: bool,
     /// How often the counters have been reset.
     pub(crate) counter_resets: u64,
+    pub(crate) measuring_sqnr: bool,
+    /// The signal-to-quantization-noise ratios, in decibels, of the last committed scope that measured the slot.
+    pub(crate) sqnr: BTreeMap<Measured, f64>,
 }
 
 /// Writes one line: the number of slots, the recipes that have been used, and the device.
@@ -119,6 +123,8 @@ impl Scaling {
             one: Cell::new(1.0, device)?,
             counting: false,
             counter_resets: 0,
+            measuring_sqnr: false,
+            sqnr: BTreeMap::new(),
         })
     }
 
@@ -319,9 +325,10 @@ impl Scaling {
         for &index in &scope.touched {
             self.domains[index].update(direction)?;
         }
-        let Some(Scope { direction, touched, outcome, weight_uses, .. }) = self.scope.take() else {
+        let Some(Scope { direction, touched, outcome, weight_uses, squares, .. }) = self.scope.take() else {
             return Ok(());
         };
+        self.keep_sqnr(squares);
         match direction {
             Direction::Forward => {
                 self.awaiting.forward_committed(&touched);

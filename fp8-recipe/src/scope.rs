@@ -2,7 +2,9 @@
 
 use crate::Direction;
 use crate::outcome::Outcome;
+use crate::squares::{Measured, Squares};
 use crate::weights::Added;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 
@@ -19,6 +21,8 @@ pub(crate) struct Scope {
     /// The number of uses of cached weights before the scope.
     pub(crate) weight_uses: u64,
     pub(crate) snapshots: bool,
+    /// The squares of the tensors that were measured.
+    pub(crate) squares: BTreeMap<Measured, Squares>,
     pub(crate) outcome: Arc<Outcome>,
     /// The last error in the scope. The other ranks get it if the scope is dropped without commit.
     pub(crate) cause: Option<String>,
@@ -33,6 +37,7 @@ impl Scope {
             cached: Vec::new(),
             weight_uses,
             snapshots: false,
+            squares: BTreeMap::new(),
             outcome: Arc::default(),
             cause: None,
         }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 /// The amaxes, scales and counts of each slot in the last steps: a ring for each slot.
 ///
 /// Call [`record`](Self::record) after each step, with [`Scaling::set_counting`] on. Nothing is read in steps without the
-/// call, so a trace that is not used costs nothing. [`advice`](Self::advice) says what to change.
+/// call, so a trace that is not used costs nothing. [`advice`](Self::advice) says what to change. With
+/// [`Scaling::set_measuring_sqnr`] on, points also tell how exact the codes were.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
@@ -27,8 +28,8 @@ use std::sync::Arc;
 /// let SlotSeries { name, points, .. } = &trace.series()[0];
 /// assert_eq!((&**name, points.len()), ("fc.input", 3));
 /// let TracePoint { step, amax, scale, saturated, .. } = points[1];
-/// assert_eq!((step, amax, scale, saturated), (1, 7.0, 64.0, 1)); // 7 · 128 exceeds 448
-/// assert!(trace.to_csv().ends_with("2,fc.input,forward,delayed,3.5,64,2,0,0,0\n"));
+/// assert_eq!((step, amax, scale, saturated), (1, 7.0, Some(64.0), 1)); // 7 · 128 exceeds 448
+/// assert!(trace.to_csv().ends_with("2,fc.input,forward,delayed,3.5,64,2,0,0,0,\n"));
 /// # Ok::<(), fp8_recipe::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -50,10 +51,41 @@ pub struct SlotSeries {
     pub recipe: RecipeLabel,
     /// The largest finite value of its format.
     pub fp8_max: f32,
+    /// Where its scales come from.
+    pub scales: ScaleSource,
     /// The steps in which it ran, oldest first.
     pub points: VecDeque<TracePoint>,
     /// The counts of the last report, from which those of the next step are told apart.
     seen: Counts,
+}
+
+/// Where the scales of a slot come from, which decides what [`SlotTrace::advice`] can suggest.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+/// use fp8_recipe::{CurrentScaling, GemmSlots, ScaleSource, Scaling, SlotTrace};
+///
+/// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+/// let mut scaling = Scaling::new(&fc, &device)?;
+/// scaling.set_counting(true);
+/// let mut trace = SlotTrace::new(100);
+/// let mut cx = scaling.autocast(&CurrentScaling::rowwise().into())?;
+/// ops::quantize(&Tensor::from_vec(vec![3.5f32, 0.5], [1, 2], &device)?, &cx.slot(&fc.input)?)?;
+/// cx.commit()?;
+/// trace.record(0, &scaling)?;
+/// let series = &trace.series()[0];
+/// assert_eq!((series.scales, series.points[0].scale), (ScaleSource::RowsOrBlocks, None));
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ScaleSource {
+    /// One scale, from the steps before: delayed scaling and recipes of your own.
+    Past,
+    /// One scale, from the tensor itself: current scaling.
+    Tensor,
+    /// A scale for each row or block of the tensor, from its own values.
+    RowsOrBlocks,
 }
 
 /// One slot in one step, as recorded by a [`SlotTrace`].
@@ -63,8 +95,8 @@ pub struct TracePoint {
     pub step: u64,
     /// The amax of the step; 0 under a history of length 1, which keeps none.
     pub amax: f32,
-    /// The scale after the step.
-    pub scale: f32,
+    /// The scale after the step. `None` if each row or block of the tensor has a scale of its own.
+    pub scale: Option<f32>,
     /// The number of values that were counted.
     pub elements: u64,
     /// The number of finite values that rounded beyond the format's largest value.
@@ -73,6 +105,8 @@ pub struct TracePoint {
     pub underflowed: u64,
     /// The number of NaN values.
     pub nan: u64,
+    /// How exact the codes were, in decibels, if it was measured: see [`SlotReport::sqnr`].
+    pub sqnr: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -129,6 +163,7 @@ impl SlotTrace {
                         direction: *direction,
                         recipe: recipe.clone(),
                         fp8_max: scaling.fp8_max(recipe, *direction),
+                        scales: scaling.scale_source(&report),
                         points: VecDeque::new(),
                         seen: Counts::default(),
                     });
@@ -145,8 +180,18 @@ impl SlotTrace {
             if series.points.len() == self.capacity {
                 series.points.pop_front();
             }
-            let (amax, scale) = (report.amax, report.scale);
-            series.points.push_back(TracePoint { step, amax, scale, elements, saturated, underflowed, nan });
+            let scale = (series.scales != ScaleSource::RowsOrBlocks).then_some(report.scale);
+            let (amax, sqnr) = (report.amax, report.sqnr);
+            series.points.push_back(TracePoint {
+                step,
+                amax,
+                scale,
+                elements,
+                saturated,
+                underflowed,
+                nan,
+                sqnr,
+            });
         }
         Ok(())
     }
@@ -157,38 +202,45 @@ impl SlotTrace {
     }
 
     /// Returns all points as CSV, with a line of column names: `step`, `slot`, `direction`, `recipe`, `amax`, `scale`,
-    /// `elements`, `saturated`, `underflowed`, `nan`. Names with commas or quotes are quoted.
+    /// `elements`, `saturated`, `underflowed`, `nan`, `sqnr`. Names with commas or quotes are quoted. A scale or SQNR that there
+    /// is none of leaves its field empty.
     pub fn to_csv(&self) -> String {
         let mut csv =
-            String::from("step,slot,direction,recipe,amax,scale,elements,saturated,underflowed,nan\n");
+            String::from("step,slot,direction,recipe,amax,scale,elements,saturated,underflowed,nan,sqnr\n");
         for SlotSeries { name, direction, recipe, points, .. } in &self.series {
             let [name, recipe] = [name.to_string(), recipe.to_string()].map(csv_field);
             for point in points {
-                let TracePoint { step, amax, scale, elements, saturated, underflowed, nan } = point;
+                let TracePoint { step, amax, elements, saturated, underflowed, nan, .. } = point;
+                let scale = point.scale.map(|scale| scale.to_string()).unwrap_or_default();
+                let sqnr = point.sqnr.map(|sqnr| format!("{sqnr:.3}")).unwrap_or_default();
                 let counts = format!("{elements},{saturated},{underflowed},{nan}");
-                let _ = writeln!(csv, "{step},{name},{direction},{recipe},{amax},{scale},{counts}");
+                let _ = writeln!(csv, "{step},{name},{direction},{recipe},{amax},{scale},{counts},{sqnr}");
             }
         }
         csv
     }
 
     /// Returns all points as JSON: a list of slots, each with its `slot`, `direction`, `recipe`, and one list for each column.
-    /// Numbers that are not finite are `null`.
+    /// Numbers that are not finite are `null`, and so is a scale or SQNR that there is none of.
     pub fn to_json(&self) -> String {
         let slots = self.series.iter().map(|series| {
             let column = |name: &str, value: &dyn Fn(&TracePoint) -> String| {
                 let values: Vec<String> = series.points.iter().map(value).collect();
                 format!("\"{name}\":[{}]", values.join(","))
             };
-            let number = |value: f32| if value.is_finite() { value.to_string() } else { "null".to_owned() };
+            let number = |value: f64| if value.is_finite() { value.to_string() } else { "null".to_owned() };
+            // An f32 as it is, with the digits that it needs.
+            let short = |value: f32| if value.is_finite() { value.to_string() } else { "null".to_owned() };
+            let null = || "null".to_owned();
             let columns = [
                 column("step", &|point| point.step.to_string()),
-                column("amax", &|point| number(point.amax)),
-                column("scale", &|point| number(point.scale)),
+                column("amax", &|point| short(point.amax)),
+                column("scale", &|point| point.scale.map_or_else(null, short)),
                 column("elements", &|point| point.elements.to_string()),
                 column("saturated", &|point| point.saturated.to_string()),
                 column("underflowed", &|point| point.underflowed.to_string()),
                 column("nan", &|point| point.nan.to_string()),
+                column("sqnr", &|point| point.sqnr.map_or_else(null, number)),
             ];
             format!(
                 "{{\"slot\":{},\"direction\":\"{}\",\"recipe\":{},{}}}",
@@ -205,12 +257,19 @@ impl SlotTrace {
 #[cfg(test)]
 impl SlotTrace {
     /// A trace of one slot with these points.
-    pub(crate) fn of_points(name: &str, recipe: &str, fp8_max: f32, points: Vec<TracePoint>) -> Self {
+    pub(crate) fn of_points(
+        name: &str,
+        recipe: &str,
+        fp8_max: f32,
+        scales: ScaleSource,
+        points: Vec<TracePoint>,
+    ) -> Self {
         let series = SlotSeries {
             name: name.into(),
             direction: Direction::Forward,
             recipe: RecipeLabel::new(recipe, None),
             fp8_max,
+            scales,
             points: points.into(),
             seen: Counts::default(),
         };
@@ -223,6 +282,12 @@ impl Scaling {
     fn fp8_max(&self, recipe: &RecipeLabel, direction: Direction) -> f32 {
         let domain = self.domains.iter().find(|domain| domain.label() == *recipe);
         domain.map_or(f32::NAN, |domain| domain.encodings[direction].max())
+    }
+
+    /// Returns where the scales of a slot come from.
+    fn scale_source(&self, report: &SlotReport) -> ScaleSource {
+        let mut domains = self.domains.iter().filter(|domain| domain.label() == report.recipe);
+        domains.next().map_or(ScaleSource::Past, |domain| domain.scale_source(report.role))
     }
 }
 
@@ -253,21 +318,25 @@ mod tests {
         let point = TracePoint {
             step: 3,
             amax: f32::INFINITY,
-            scale: 0.5,
+            scale: Some(0.5),
             elements: 9,
             saturated: 1,
             underflowed: 2,
             nan: 4,
+            sqnr: Some(31.25),
         };
-        let trace = SlotTrace::of_points("a\"b\\c\nd", "x(,y", 448.0, vec![point]);
+        let blocks = TracePoint { step: 4, amax: 2.0, scale: None, sqnr: None, ..point };
+        let points = vec![point, blocks];
+        let trace = SlotTrace::of_points("a\"b\\c\nd", "x(,y", 448.0, ScaleSource::Past, points);
         assert_eq!(
             trace.to_csv().lines().skip(1).collect::<Vec<_>>().join("|"),
-            "3,\"a\"\"b\\c|d\",forward,\"x(,y\",inf,0.5,9,1,2,4"
+            "3,\"a\"\"b\\c|d\",forward,\"x(,y\",inf,0.5,9,1,2,4,31.250|4,\"a\"\"b\\c|d\",forward,\"x(,y\",2,,9,1,2,4,"
         );
         assert_eq!(
             trace.to_json(),
-            "[{\"slot\":\"a\\\"b\\\\c\\u000ad\",\"direction\":\"forward\",\"recipe\":\"x(,y\",\"step\":[3],\"amax\":[null],\
-             \"scale\":[0.5],\"elements\":[9],\"saturated\":[1],\"underflowed\":[2],\"nan\":[4]}]"
+            "[{\"slot\":\"a\\\"b\\\\c\\u000ad\",\"direction\":\"forward\",\"recipe\":\"x(,y\",\"step\":[3,4],\"amax\":[null,2],\
+             \"scale\":[0.5,null],\"elements\":[9,9],\"saturated\":[1,1],\"underflowed\":[2,2],\"nan\":[4,4],\
+             \"sqnr\":[31.25,null]}]"
         );
     }
 }

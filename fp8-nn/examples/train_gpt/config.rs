@@ -61,6 +61,10 @@ const CURVE_POINTS: usize = 20;
 impl Config {
     /// Checks everything but the tensors of checkpoints and the report folder.
     pub(crate) fn new<T: Trainer>(mut options: Options, given: &Given) -> Result<Self, Failure> {
+        if !options.seeds.is_empty() {
+            let sentence = "--seeds goes with --compare: name the recipes with --compare, or give one --seed";
+            return Err(Failure::input(sentence));
+        }
         read_recipe(&mut options.settings, given)?;
         let (settings, corpus, runs) = match &options.resume {
             None => {
@@ -87,7 +91,7 @@ impl Config {
             settings,
             eval_every,
             chosen,
-            place: Place { device: options.device, graph: options.graph },
+            place: Place { device: options.device, graph: options.graph, sqnr: options.sqnr },
             threads: options.threads,
             corpus,
             report_dir: options.report_dir,
@@ -123,7 +127,7 @@ impl Config {
 const RECIPE_TOML: &str = "recipe-toml";
 
 /// Reads the file that `--recipe` names, if it names one.
-fn read_recipe(settings: &mut Settings, given: &Given) -> Result<(), Failure> {
+pub(crate) fn read_recipe(settings: &mut Settings, given: &Given) -> Result<(), Failure> {
     let remedy = match &settings.recipe {
         RecipeName::Delayed | RecipeName::Current | RecipeName::None => return Ok(()),
         RecipeName::Preset(_) => "write both into a file *.toml".to_owned(),
@@ -165,6 +169,7 @@ fn chosen(
     chosen.push(entry("sample", options.sample.to_string(), "default"));
     let path = |path: &PathBuf| path.display().to_string();
     let rest = [
+        ("sqnr", options.sqnr.then(|| "on".to_owned())),
         ("graph", options.graph.then(|| "on".to_owned())),
         ("threads", options.threads.map(|threads| threads.to_string())),
         ("stop-after", options.stop_after.map(|step| step.to_string())),
@@ -353,6 +358,10 @@ mod tests {
             (
                 "--seq 1000 --batch 65536",
                 "--batch 65536 with --seq 1000 is 65536000 bytes in a step; at most 16777216 are supported",
+            ),
+            (
+                "--seeds 1,2",
+                "--seeds goes with --compare: name the recipes with --compare, or give one --seed",
             ),
             ("--steps 5 --stop-after 6", "--stop-after 6 is beyond the last step, 5"),
         ] {

@@ -68,7 +68,7 @@ impl Trainer for Fake {
             .collect())
     }
 
-    fn slots(&self) -> Result<Vec<SlotState>, String> {
+    fn slots(&mut self) -> Result<Vec<SlotState>, String> {
         let mut slots = Vec::new();
         for layer in 0..self.layers {
             for linear in ["attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2"] {
@@ -86,6 +86,7 @@ impl Trainer for Fake {
                         underflowed: self.steps * (seed as u64) * if backward { 40 } else { 3 },
                         elements: self.steps * 98_304,
                         nan: 0,
+                        sqnr: None,
                     });
                 }
             }

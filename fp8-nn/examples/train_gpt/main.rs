@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod batches;
+mod compare;
 mod config;
 mod failure;
 #[cfg(test)]
@@ -35,10 +36,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use compare::Comparison;
 use config::Config;
 use failure::Failure;
 use options::Request;
 use session::Session;
+
+/// What a command line asks for, checked.
+#[derive(Debug)]
+enum Job {
+    Train(Box<Config>),
+    Compare(Box<Comparison>),
+}
 
 fn main() -> ExitCode {
     match run() {
@@ -59,7 +68,10 @@ fn run() -> Result<(), Failure> {
             return Ok(());
         }
     };
-    let config = Config::new::<Session>(options, &given)?;
+    let job = match options.compare {
+        Some(_) => Job::Compare(Box::new(Comparison::new::<Session>(options, &given)?)),
+        None => Job::Train(Box::new(Config::new::<Session>(options, &given)?)),
+    };
     let interrupt = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupt);
     let handler = move || {
@@ -69,7 +81,14 @@ fn run() -> Result<(), Failure> {
         }
     };
     ctrlc::set_handler(handler).map_err(|error| Failure::training(format!("Ctrl-C: {error}")))?;
-    let threads = rayon::ThreadPoolBuilder::new().num_threads(config.threads.unwrap_or(0)).build();
+    let threads = match &job {
+        Job::Train(config) => config.threads,
+        Job::Compare(comparison) => comparison.threads(),
+    };
+    let threads = rayon::ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build();
     let threads = threads.map_err(|error| Failure::training(format!("starting threads: {error}")))?;
-    threads.install(|| job::run::<Session>(&config, &interrupt, &mut std::io::stdout()))
+    threads.install(|| match job {
+        Job::Train(config) => job::run::<Session>(&config, &interrupt, &mut std::io::stdout()),
+        Job::Compare(comparison) => comparison.run::<Session>(&interrupt, &mut std::io::stdout()),
+    })
 }

@@ -69,6 +69,20 @@ pub(crate) struct Options {
     #[arg(long, value_name = "BYTES", default_value = "200", value_parser = number::<0, 1_000_000>)]
     pub(crate) sample: usize,
 
+    /// Compare these recipes with high precision: names and files separated by commas, or all. Prints a table of held-out
+    /// losses and writes compare.csv to the report folder [default: train with --recipe and write a report]
+    #[arg(long, value_name = "RECIPES", value_parser = compared)]
+    pub(crate) compare: Option<Compared>,
+
+    /// Seeds of --compare, separated by commas [default: that of --seed]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = seed)]
+    pub(crate) seeds: Vec<u64>,
+
+    /// Measure how exact the FP8 codes of every tensor are, about a hundred times in a training. This takes time, changes no
+    /// result, and adds a heat map to the report
+    #[arg(long, conflicts_with = "graph")]
+    pub(crate) sqnr: bool,
+
     /// Show no progress, only the results
     #[arg(long)]
     pub(crate) quiet: bool,
@@ -150,6 +164,8 @@ pub(crate) struct Place {
     pub(crate) device: DeviceName,
     /// Whether a step is replayed as one CUDA graph.
     pub(crate) graph: bool,
+    /// Whether observed steps measure how exact the codes are.
+    pub(crate) sqnr: bool,
 }
 
 /// `--dtype`.
@@ -170,6 +186,10 @@ pub(crate) enum RecipeName {
     /// A TOML file.
     File(PathBuf),
 }
+
+/// `--compare`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Compared(pub(crate) Vec<RecipeName>);
 
 /// `--format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -340,6 +360,18 @@ fn recipe_name(text: &str) -> Result<RecipeName, String> {
                 Recipe::NAMES.join(", ")
             )),
         },
+    }
+}
+
+fn compared(text: &str) -> Result<Compared, String> {
+    let names = match text {
+        "all" => Recipe::NAMES.to_vec(),
+        list => list.split(',').collect(),
+    };
+    let recipes: Vec<RecipeName> = names.into_iter().map(recipe_name).collect::<Result<_, _>>()?;
+    match recipes.contains(&RecipeName::None) {
+        true => Err("high precision is always compared: leave none out".to_owned()),
+        false => Ok(Compared(recipes)),
     }
 }
 

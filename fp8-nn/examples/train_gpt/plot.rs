@@ -2,12 +2,14 @@
 //! and letters have the same size on a wide screen and on a narrow one.
 
 mod axis;
+mod heat;
 
 use std::fmt::Write as _;
 use std::ops::Range;
 
 use crate::page::escape;
 use axis::{Axis, short};
+pub(crate) use heat::{Map, Shades};
 
 /// The SVG's own units; the page stretches them.
 const SIZE: (f64, f64) = (1000.0, 300.0);

@@ -1,5 +1,6 @@
 //! report.html: one self-contained page.
 
+mod heat;
 mod run;
 mod slots;
 
@@ -44,6 +45,8 @@ pub(crate) fn html(
     if let Some(outcome) = outcomes.iter().find(|outcome| outcome.run == Run::Fp8) {
         page += &pair(slots::lost(&outcome.telemetry));
         page += &pair(slots::ranges(&outcome.telemetry));
+        page += &heat::maps(&outcome.telemetry);
+        page += &advice(&outcome.advice);
         page += &slots::bars(&outcome.telemetry);
         page += &slots::nan(&outcome.telemetry);
     }
@@ -62,6 +65,8 @@ pub(crate) fn html(
 
 const DIFFERENCE_NOTE: &str = "How much higher the loss in FP8 is than the loss in high precision, for the same batch \
                                and the same validation text. Below zero, FP8 is ahead.";
+const ADVICE_NOTE: &str = "Tensors that lost values in the observed steps, and what would change that. A recipe by name \
+                           (--recipe FILE.toml) gives single tensors another recipe.";
 const RATE_NOTE: &str = "A linear warm-up, then a cosine. It is the same for both trainings.";
 
 /// Two cards side by side where there is room.
@@ -123,6 +128,15 @@ fn comparison(config: &Config, summary: &Summary) -> String {
         summary.bigram_loss
     );
     html + "</tbody>\n</table>\n</section>\n"
+}
+
+/// What to change about tensors that lose values; nothing if there is nothing to change.
+fn advice(advice: &[String]) -> String {
+    if advice.is_empty() {
+        return String::new();
+    }
+    let items: String = advice.iter().map(|line| format!("<li>{}</li>\n", escape(line))).collect();
+    section("Advice", ADVICE_NOTE, &format!("<ul class=\"advice\">\n{items}</ul>\n"))
 }
 
 /// (step, value) of every record.

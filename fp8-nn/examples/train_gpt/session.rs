@@ -4,6 +4,7 @@ use std::path::Path;
 
 use fp8_nn::checkpoint;
 use fp8_nn::fp8_kernels::Error as KernelError;
+use fp8_nn::fp8_recipe::SlotTrace;
 use fp8_nn::prelude::*;
 
 use crate::batches::{self, Batch};
@@ -28,6 +29,11 @@ pub(crate) struct Session {
     recorded: Option<Recorded>,
     /// What could not be restored of the scaling state exactly as it was saved, if anything.
     resume_note: Option<String>,
+    /// The slots in the observed steps.
+    trace: SlotTrace,
+    /// The number of observed steps.
+    observed: u64,
+    measures_sqnr: bool,
 }
 
 /// A step as a graph, with the tensors that it reads and writes.
@@ -41,6 +47,9 @@ struct Recorded {
 
 /// Steps before one is recorded. They compile kernels, allocate state and calibrate scales.
 const EAGER_STEPS: u32 = 2;
+
+/// Advice is about this many of the last observed steps.
+const TRACED: usize = 100;
 
 impl Session {
     fn new(settings: &Settings, place: Place, run: Run) -> Result<Self> {
@@ -84,6 +93,9 @@ impl Session {
             eager_steps,
             recorded,
             resume_note,
+            trace: SlotTrace::new(TRACED),
+            observed: 0,
+            measures_sqnr: place.sqnr,
         })
     }
 
@@ -111,6 +123,7 @@ impl Session {
         }
         // A recorded step is replayed as it is, so it counts at every step or never.
         self.scaling.set_counting(observed || self.graph);
+        self.scaling.set_measuring_sqnr(observed && self.measures_sqnr);
         let (ids, targets) = self.tensors(batch)?;
         if !self.graph || self.eager_steps < EAGER_STEPS {
             self.eager_steps += 1;
@@ -230,7 +243,9 @@ impl Trainer for Session {
         self.scores(context).map_err(sentence)
     }
 
-    fn slots(&self) -> Result<Vec<SlotState>, String> {
+    fn slots(&mut self) -> Result<Vec<SlotState>, String> {
+        self.observed += 1;
+        self.trace.record(self.observed, &self.scaling).map_err(sentence)?;
         // Slots without values belong to tensors that this model does not quantize.
         let reports = self.scaling.slot_reports().map_err(sentence)?.into_iter();
         let reports = reports.filter(|report| report.elements > 0);
@@ -243,8 +258,13 @@ impl Trainer for Session {
             underflowed: report.underflowed,
             elements: report.elements,
             nan: report.nan,
+            sqnr: report.sqnr,
         });
         Ok(states.collect())
+    }
+
+    fn advice(&self) -> Vec<String> {
+        self.trace.advice().iter().map(ToString::to_string).collect()
     }
 
     fn device(&self) -> String {
@@ -272,7 +292,8 @@ mod tests {
     fn session(recipe: &str) -> Session {
         let line = format!("train_gpt --layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --recipe {recipe}");
         let settings = parse_from(line.split_whitespace()).unwrap().0.settings;
-        Session::start(&settings, Place { device: DeviceName::Cpu, graph: false }, Run::Fp8).unwrap()
+        Session::start(&settings, Place { device: DeviceName::Cpu, graph: false, sqnr: false }, Run::Fp8)
+            .unwrap()
     }
 
     fn batch() -> Batch {
@@ -333,7 +354,7 @@ mod tests {
         let line = "train_gpt --layers 2 --hidden 32 --heads 2 --seq 8 --batch 2 --recipe recipe.toml";
         let mut settings = parse_from(line.split_whitespace()).unwrap().0.settings;
         settings.recipe_toml = include_str!("recipe.toml").to_owned();
-        let place = Place { device: DeviceName::Cpu, graph: false };
+        let place = Place { device: DeviceName::Cpu, graph: false, sqnr: false };
         let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
         // Of 24 products, those of the first block's qkv and proj run in high precision.
         assert_eq!(session.fp8_gemms_per_step(), 24 - 6);
@@ -353,6 +374,26 @@ mod tests {
         let refused = Session::start(&settings, place, Run::Fp8).unwrap_err();
         let expected = "recipe by name: pattern `*.blocks.9.attention.*` matches no slot: the nearest are";
         assert!(refused.starts_with(expected), "{refused}");
+    }
+
+    #[test]
+    fn observed_steps_give_advice_and_measure_the_sqnr_when_asked() {
+        let line = "train_gpt --layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --margin 9";
+        let settings = parse_from(line.split_whitespace()).unwrap().0.settings;
+        let run = |sqnr| {
+            let place = Place { device: DeviceName::Cpu, graph: false, sqnr };
+            let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
+            let mut losses = Vec::new();
+            for observed in [true, false, true] {
+                losses.push(session.step(&batch(), 1e-3, observed).unwrap().loss);
+                let slots = if observed { session.slots().unwrap() } else { continue };
+                assert!(slots.iter().all(|slot| slot.sqnr.is_some() == sqnr), "{slots:?}");
+            }
+            (losses, session.advice())
+        };
+        let (losses, advice) = run(false);
+        assert_eq!(run(true).0, losses);
+        assert!(advice[0].contains("left at least") && advice[0].contains("lower its margin"), "{advice:?}");
     }
 
     #[test]

@@ -265,6 +265,7 @@ mod tests {
                 },
             ],
             telemetry: Telemetry::new(0),
+            advice: Vec::new(),
             end: End::Complete,
             held_out_loss: Some(1.0),
         };

@@ -22,6 +22,8 @@ pub(crate) struct SlotState {
     pub(crate) elements: u64,
     /// NaN values, over the observed steps.
     pub(crate) nan: u64,
+    /// How exact the codes of the last step were, in decibels, if it was measured.
+    pub(crate) sqnr: Option<f64>,
 }
 
 impl SlotState {
@@ -46,6 +48,7 @@ struct Point {
     saturated: u64,
     underflowed: u64,
     elements: u64,
+    sqnr: Option<f64>,
 }
 
 /// Which values a format loses.
@@ -55,13 +58,22 @@ pub(crate) enum Loss {
     Underflowed,
 }
 
+impl Point {
+    fn lost(&self, loss: Loss) -> u64 {
+        match loss {
+            Loss::Saturated => self.saturated,
+            Loss::Underflowed => self.underflowed,
+        }
+    }
+}
+
 /// The slots of one kind of tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Kind {
     /// The last part of their names: `input`, `weight`, `grad_output`.
     pub(crate) name: String,
     backward: bool,
-    slots: Vec<usize>,
+    pub(crate) slots: Vec<usize>,
 }
 
 /// The slots over time.
@@ -95,6 +107,7 @@ impl Telemetry {
             saturated: slot.saturated,
             underflowed: slot.underflowed,
             elements: slot.elements,
+            sqnr: slot.sqnr,
         };
         self.points.push(slots.iter().map(point).collect());
         self.last = slots;
@@ -125,6 +138,39 @@ impl Telemetry {
         self.series(slot, |point| point.scale)
     }
 
+    /// Returns the observed steps.
+    pub(crate) fn steps(&self) -> &[usize] {
+        &self.steps
+    }
+
+    /// Returns the amax of a slot after each observed step. `None` where there was none above zero.
+    pub(crate) fn amaxes_of(&self, slot: usize) -> Vec<Option<f64>> {
+        let amax = |point: &Point| Some(f64::from(point.amax)).filter(|amax| amax.is_finite() && *amax > 0.0);
+        self.of(slot, amax)
+    }
+
+    /// Returns the SQNR of a slot after each observed step, where it was measured.
+    pub(crate) fn sqnrs_of(&self, slot: usize) -> Vec<Option<f64>> {
+        self.of(slot, |point| point.sqnr)
+    }
+
+    /// Returns the share of the values that a slot lost since the observed step before. `None` where it quantized none.
+    pub(crate) fn lost_by(&self, slot: usize, loss: Loss) -> Vec<Option<f64>> {
+        let mut before = [0, 0];
+        let counts = self.of(slot, |point| Some([point.lost(loss), point.elements]));
+        let shares = counts.into_iter().map(|counts| {
+            let [lost, elements] = counts?;
+            let since = [lost.saturating_sub(before[0]), elements.saturating_sub(before[1])];
+            before = [lost, elements];
+            (since[1] > 0).then(|| share(since[0], since[1]))
+        });
+        shares.collect()
+    }
+
+    fn of<T>(&self, slot: usize, value: impl Fn(&Point) -> Option<T>) -> Vec<Option<T>> {
+        self.points.iter().map(|slots| value(slots.get(slot)?)).collect()
+    }
+
     fn series(&self, slot: usize, value: impl Fn(&Point) -> f32) -> Vec<(f64, f64)> {
         let points = self.steps.iter().zip(&self.points);
         let points =
@@ -139,11 +185,7 @@ impl Telemetry {
         for (&step, slots) in self.steps.iter().zip(&self.points) {
             let mut sums = [0, 0];
             for point in kind.slots.iter().filter_map(|&slot| slots.get(slot)) {
-                let lost = match loss {
-                    Loss::Saturated => point.saturated,
-                    Loss::Underflowed => point.underflowed,
-                };
-                sums = [sums[0] + lost, sums[1] + point.elements];
+                sums = [sums[0] + point.lost(loss), sums[1] + point.elements];
             }
             let [lost, elements] = [0, 1].map(|index| sums[index].saturating_sub(before[index]));
             before = sums;
@@ -206,6 +248,7 @@ mod tests {
             underflowed: 2,
             elements: 8,
             nan: 0,
+            sqnr: None,
         }
     }
 
@@ -239,6 +282,8 @@ mod tests {
         assert_eq!(kinds.len(), 1);
         assert_eq!(telemetry.lost(&kinds[0], Loss::Saturated), [(1.0, 2.0), (3.0, 1.0)]);
         assert_eq!(telemetry.lost(&kinds[0], Loss::Underflowed), [(1.0, 2.0), (3.0, 0.0)]);
+        assert_eq!(telemetry.lost_by(1, Loss::Saturated), [Some(0.03), Some(0.02), None]);
+        assert_eq!(telemetry.steps(), [1, 3, 4]);
     }
 
     #[test]

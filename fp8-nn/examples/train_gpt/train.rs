@@ -26,6 +26,7 @@ pub(crate) struct Record {
     pub(crate) loss: f32,
     pub(crate) grad_norm: f32,
     pub(crate) lr: f32,
+    /// The time of the step, including what is read for the report if it is observed.
     pub(crate) ms: f64,
     /// Loss on a part of the held-out text after this step, if it was evaluated.
     pub(crate) validation_loss: Option<f64>,
@@ -56,6 +57,8 @@ pub(crate) struct Outcome {
     pub(crate) run: Run,
     pub(crate) records: Vec<Record>,
     pub(crate) telemetry: Telemetry,
+    /// What to change about tensors that lost values.
+    pub(crate) advice: Vec<String>,
     pub(crate) end: End,
     /// Loss on the held-out text after the last step, in nats per byte. `None` unless the training is complete.
     pub(crate) held_out_loss: Option<f64>,
@@ -109,6 +112,7 @@ pub(crate) fn train<T: Trainer>(
         run,
         records: Vec::with_capacity(steps.min(1 << 20)),
         telemetry: Telemetry::new(steps),
+        advice: Vec::new(),
         end: End::Complete,
         held_out_loss: None,
     };
@@ -131,6 +135,8 @@ pub(crate) fn train<T: Trainer>(
         journey.step = step;
         if observed {
             outcome.telemetry.record(step, journey.trainer.slots().map_err(|error| failed(step, error))?);
+            record.ms = start.elapsed().as_secs_f64() * 1e3;
+            outcome.advice = journey.trainer.advice();
         }
         if config.evaluates(step) {
             let loss = evaluate(&validation, &mut journey.trainer).map_err(|error| failed(step, error))?;
@@ -229,6 +235,7 @@ mod tests {
                 .map(|&ms| Record { step: 1, loss: 0.0, grad_norm: 0.0, lr: 0.0, ms, validation_loss: None })
                 .collect(),
             telemetry: Telemetry::new(0),
+            advice: Vec::new(),
             end: End::Complete,
             held_out_loss: None,
         };

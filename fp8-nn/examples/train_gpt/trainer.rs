@@ -53,14 +53,19 @@ pub(crate) trait Trainer: Sized {
     /// Writes everything that the next step depends on to `dir`, atomically. Refuses a model that is not finite.
     fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String>;
     /// Does one optimizer step and returns the loss of the weights before it. If `observed`, the quantizers count
-    /// saturated and underflowed values, which takes time and changes no bit of the results.
+    /// saturated and underflowed values, which takes time and changes no bit of the results, and measure how exact the codes
+    /// are if the options ask for it.
     fn step(&mut self, batch: &batches::Batch, lr: f32, observed: bool) -> Result<StepResult, String>;
     /// Returns the mean loss over the batch, and changes nothing that a later step reads.
     fn evaluate(&mut self, batch: &batches::Batch) -> Result<f32, String>;
     /// Returns the logits of the byte after `context`, and changes nothing that a later step reads.
     fn next_byte(&mut self, context: &[u8]) -> Result<Vec<f32>, String>;
     /// Returns the quantizer slots after an observed step, always in the same order. High precision has none.
-    fn slots(&self) -> Result<Vec<SlotState>, String>;
+    fn slots(&mut self) -> Result<Vec<SlotState>, String>;
+    /// Returns what to change about tensors that lost values in the observed steps, in sentences.
+    fn advice(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// Names the device, including the GPU's model.
     fn device(&self) -> String;
     /// Number of parameters.

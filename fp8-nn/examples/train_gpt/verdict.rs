@@ -123,7 +123,14 @@ mod tests {
     use crate::telemetry::Telemetry;
 
     fn outcome(run: Run, end: End, held_out_loss: Option<f64>) -> Outcome {
-        Outcome { run, records: Vec::new(), telemetry: Telemetry::new(0), end, held_out_loss }
+        Outcome {
+            run,
+            records: Vec::new(),
+            telemetry: Telemetry::new(0),
+            advice: Vec::new(),
+            end,
+            held_out_loss,
+        }
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod recompute;
 mod refusals;
 mod scopes;
 mod skipped_steps;
+mod sqnr;
 mod stack;
 mod support;
 mod training;

@@ -67,7 +67,7 @@ fn a_job_leaves_three_files() {
         assert!(summary[field]["high_precision"].is_f64() && summary[field]["fp8"].is_f64(), "{field}");
     }
     let html = fs::read_to_string(place.path("r").join("report.html")).unwrap();
-    assert_eq!(html.matches("<svg").count(), 10, "eight charts and a strip of two rows");
+    assert_eq!(html.matches("<svg").count(), 19, "eight charts, a strip of two rows and nine heat maps");
     for title in [
         "Loss",
         "Gradient norm",
@@ -76,6 +76,9 @@ fn a_job_leaves_three_files() {
         "Underflow",
         "Amax",
         "Scale",
+        "Saturation by layer and step",
+        "Underflow by layer and step",
+        "Amax by layer and step",
         "Run",
         "Options",
     ] {

@@ -35,6 +35,11 @@ fn wrong_values_are_refused_in_one_sentence() {
             "error: --recipe mxfp4: unknown; the known ones are delayed, current, te-v0, rowwise, block, deepseek, mxfp8, none and \
              files *.toml",
         ),
+        (
+            "--compare current,none",
+            "error: --compare current,none: high precision is always compared: leave none out",
+        ),
+        ("--seeds 1,x", "error: --seeds x: must be a whole number from 0 to 18446744073709551615"),
         ("--dtype f16", "error: --dtype f16: unknown; the known ones are f32, bf16"),
         ("--format e5m2", "error: --format e5m2: unknown; the known ones are hybrid, e4m3"),
         ("--device gpu", "error: --device gpu: unknown device; the known ones are cpu and cuda:N"),

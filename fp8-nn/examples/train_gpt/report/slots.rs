@@ -38,7 +38,7 @@ pub(super) fn lost(telemetry: &Telemetry) -> [String; 2] {
 }
 
 /// What a kind of tensor is called in a legend.
-fn tensors(kind: &str) -> String {
+pub(super) fn tensors(kind: &str) -> String {
     match kind {
         "input" => "activations (input)".to_owned(),
         "weight" => "weights (weight)".to_owned(),
@@ -152,6 +152,7 @@ mod tests {
             underflowed: 0,
             elements: 4096,
             nan,
+            sqnr: None,
         }
     }
 
