@@ -103,10 +103,10 @@ fn block_products(device: &Device, rule: BlockRule, w_rule: BlockRule) -> String
     let w = quantized([n, k], w_rule, Encoding::E4M3, 2);
     let dy = quantized([m, n], rule, Encoding::E5M2, 3);
     let bias = Tensor::full(0.5, [n], DType::BF16, device).unwrap();
-    let y = ops::fprop(&x, &w, Some(&bias), DType::BF16).unwrap();
-    let dx = ops::dgrad(&dy, &w.for_backward(), DType::F32).unwrap();
+    let y = ops::fprop(&x, &w, Some(&bias), DType::BF16, ops::Accumulation::Split).unwrap();
+    let dx = ops::dgrad(&dy, &w.for_backward(), DType::F32, ops::Accumulation::Split).unwrap();
     let mut dw = Tensor::full(1.0, [n, k], DType::F32, device).unwrap();
-    ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw").unwrap();
+    ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split).unwrap();
     format!("{rule:?} {:?}", [&y, &dx, &dw].map(|t| t.to_f32_vec().unwrap()))
 }
 

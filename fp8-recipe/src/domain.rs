@@ -105,7 +105,7 @@ impl Domain {
 
     /// Returns where the scales of slots of this role come from.
     pub(crate) fn scale_source(&self, role: SlotRole) -> ScaleSource {
-        match self.policy.scale(role, &self.rules[role.direction()]) {
+        match self.policy.scale(role, self.rule(role)) {
             _ if self.policy.state().is_some() => ScaleSource::Past,
             Scale::Blocks(_) => ScaleSource::RowsOrBlocks,
             _ => ScaleSource::Tensor,
