@@ -29,6 +29,7 @@ mod refusals;
 mod scopes;
 mod sizes;
 mod skipped_steps;
+mod spikes;
 mod stack;
 mod support;
 mod texts;
