@@ -90,7 +90,7 @@ fn gemms(path: &Arc<str>, operands: &[Operand<'_>]) -> Result<Fp8Gemms> {
         if !(gemm.takes(a) && gemm.takes(b)) {
             return Ok(false);
         }
-        match pair_problem(a, b) {
+        match pair_problem(gemm, a, b) {
             None => Ok(true),
             Some(problem) => {
                 let gemm = gemm.name();

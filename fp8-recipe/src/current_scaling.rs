@@ -21,15 +21,18 @@ pub enum Granularity {
     Tensor,
     /// One for each row of the last dimension: a token, or an output channel of a weight.
     Row,
+    /// One for each row, except in the weight that dgrad reads, which has one scale for the tensor.
+    RowTensorDgrad,
 }
 
 impl FromValue for Granularity {
-    const EXPECTED: &'static str = "\"tensor\" or \"row\"";
+    const EXPECTED: &'static str = "\"tensor\", \"row\" or \"row_tensor_dgrad\"";
 
     fn from_value(value: &Value) -> Option<Self> {
         match value {
             Value::Text(name) if name == "tensor" => Some(Self::Tensor),
             Value::Text(name) if name == "row" => Some(Self::Row),
+            Value::Text(name) if name == "row_tensor_dgrad" => Some(Self::RowTensorDgrad),
             _ => None,
         }
     }
@@ -91,6 +94,26 @@ impl CurrentScaling {
         Self { granularity: Granularity::Row, fp8_format: Format::E4M3, ..Self::default() }
     }
 
+    /// Returns torchao's recipe `rowwise_with_gw_hp`: [`rowwise`](Self::rowwise) with scales that are powers of two, wgrad in high
+    /// precision, and one scale for the weight that dgrad reads.
+    ///
+    /// ```
+    /// use fp8_recipe::{CurrentScaling, Granularity, QParams, Recipe};
+    /// let recipe = CurrentScaling::rowwise_gw_hp();
+    /// assert_eq!(recipe.granularity, Granularity::RowTensorDgrad);
+    /// assert_eq!(recipe.quant, QParams::POWER_2.into());
+    /// assert_eq!(recipe.override_linear_precision, (false, false, true));
+    /// assert_eq!(Recipe::from(recipe).to_string(), "rowwise-gw-hp");
+    /// ```
+    pub fn rowwise_gw_hp() -> Self {
+        Self {
+            granularity: Granularity::RowTensorDgrad,
+            quant: QParams::POWER_2.into(),
+            override_linear_precision: (false, false, true),
+            ..Self::rowwise()
+        }
+    }
+
     /// Returns the recipe with the options that a file gives.
     pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
         options.read("granularity", &mut self.granularity)?;
@@ -125,7 +148,11 @@ impl Policy for CurrentScaling {
 
     fn state_key(&self) -> String {
         let Self { granularity, fp8_format, quant, use_split_accumulator, override_linear_precision } = self;
-        let name = if *granularity == Granularity::Row { "rowwise" } else { "current" };
+        let name = match granularity {
+            Granularity::Tensor => "current",
+            Granularity::Row => "rowwise",
+            Granularity::RowTensorDgrad => "rowwise-gw-hp",
+        };
         format!(
             "{name}(fp8_format={fp8_format},{},use_split_accumulator={use_split_accumulator:?},\
              override={override_linear_precision:?})",
@@ -144,9 +171,11 @@ impl Policy for CurrentScaling {
     }
 
     fn scale<'a>(&'a self, role: SlotRole, rule: &'a ScaleRule) -> Scale<'a> {
-        match self.granularity {
-            Granularity::Tensor => Scale::FromTensor(rule),
-            Granularity::Row => Scale::Blocks(BlockRule::F32(self.quant.of(role).block_scaling(Blocks::Row))),
+        let rows = self.quant.of(role).block_scaling(Blocks::Row);
+        match (self.granularity, role) {
+            (Granularity::Tensor, _) => Scale::FromTensor(rule),
+            (Granularity::RowTensorDgrad, SlotRole::Weight) => Scale::Blocks(BlockRule::RowsThenTensor(rows)),
+            (Granularity::Row | Granularity::RowTensorDgrad, _) => Scale::Blocks(BlockRule::F32(rows)),
         }
     }
 }

@@ -51,13 +51,9 @@ impl Gemm {
     /// Returns what the device does if it does not multiply two quantized operands itself.
     pub(crate) fn emulation(self, device: &Device, operands: &[Operand<'_>; 2]) -> Option<Emulation> {
         let rules = operands.each_ref().map(Operand::block_rule);
-        let blocks = |i: usize| {
-            let rule = rules[i]?;
-            let is_turned = self.reads_columnwise(operands[i].role);
-            if is_turned { rule.columnwise_blocks() } else { Some(rule.blocks()) }
-        };
+        let [a, b] = operands.each_ref().map(|operand| operand.blocks(self));
         let powers_of_two = rules.iter().flatten().all(BlockRule::has_powers_of_two);
-        ops::emulation(device, blocks(0), blocks(1), powers_of_two)
+        ops::emulation(device, a, b, powers_of_two)
     }
 
     /// Returns whether the operand is quantized and its recipe runs this GEMM in FP8.
@@ -80,8 +76,8 @@ impl Gemm {
     }
 }
 
-/// Returns why two quantized operands cannot be multiplied, if they cannot.
-pub(crate) fn pair_problem(a: &Operand<'_>, b: &Operand<'_>) -> Option<String> {
+/// Returns why a GEMM cannot multiply two quantized operands, if it cannot.
+pub(crate) fn pair_problem(gemm: Gemm, a: &Operand<'_>, b: &Operand<'_>) -> Option<String> {
     let (Some(_), Some(_)) = (a.policy, b.policy) else { return None };
     let is_e5m2 = |operand: &Operand<'_>| operand.encoding() == Some(Encoding::E5M2);
     if is_e5m2(a) && is_e5m2(b) {
@@ -90,7 +86,7 @@ pub(crate) fn pair_problem(a: &Operand<'_>, b: &Operand<'_>) -> Option<String> {
             "{a} and {b} are both E5M2, which no FP8 GEMM multiplies: use E4M3 or HYBRID for one of them"
         ));
     }
-    let (a_blocks, b_blocks) = (a.blocks(), b.blocks());
+    let (a_blocks, b_blocks) = (a.blocks(gemm), b.blocks(gemm));
     (!ops::can_multiply(a_blocks, b_blocks)).then(|| {
         let name = |blocks: Option<Blocks>| blocks.map_or("tensor", Blocks::name);
         let ((a, b), (a_name, b_name)) = ((a.role.name(), b.role.name()), (name(a_blocks), name(b_blocks)));
@@ -106,9 +102,10 @@ impl Operand<'_> {
         self.policy.map(|policy| policy.format().encoding(self.role.direction()))
     }
 
-    /// Which elements share a scale in the rowwise codes; `None` for one scale.
-    fn blocks(&self) -> Option<Blocks> {
-        self.block_rule().map(|rule| rule.blocks())
+    /// Which elements share a scale in the codes that a GEMM reads; `None` for one scale.
+    fn blocks(&self, gemm: Gemm) -> Option<Blocks> {
+        let rule = self.block_rule()?;
+        if gemm.reads_columnwise(self.role) { rule.columnwise_blocks() } else { Some(rule.blocks()) }
     }
 
     /// The rule of scales for rows or blocks; `None` for one scale.
@@ -134,7 +131,7 @@ mod tests {
         let problem = |dy: &dyn Policy, x: &dyn Policy| {
             let [dy, x] = [(SlotRole::GradOutput, dy), (SlotRole::Input, x)]
                 .map(|(role, policy)| Operand { role, policy: Some(policy) });
-            pair_problem(&dy, &x)
+            pair_problem(Gemm::Wgrad, &dy, &x)
         };
         assert_eq!(
             problem(&hybrid, &e5m2).unwrap(),

@@ -7,11 +7,12 @@ use crate::{BlockScaling, CurrentScaling, DelayedScaling, Error, Mxfp8, Recipe, 
 type Preset = fn(&mut Options) -> Result<Recipe, String>;
 
 /// Each name, with the recipe that it stands for.
-const PRESETS: [(&str, Preset); 7] = [
+const PRESETS: [(&str, Preset); 8] = [
     ("delayed", |options| DelayedScaling::default().with_options(options)),
     ("current", |options| CurrentScaling::default().with_options(options)),
     ("te-v0", |options| DelayedScaling::te_v0().with_options(options)),
     ("rowwise", |options| CurrentScaling::rowwise().with_options(options)),
+    ("rowwise-gw-hp", |options| CurrentScaling::rowwise_gw_hp().with_options(options)),
     ("block", |options| BlockScaling::default().with_options(options)),
     ("deepseek", |options| BlockScaling::deepseek().with_options(options)),
     ("mxfp8", |options| Mxfp8::default().with_options(options)),
@@ -24,7 +25,8 @@ pub(crate) fn preset(name: &str, options: &mut Options) -> Option<Result<Recipe,
 }
 
 /// The end of the error for other names.
-const KNOWN: &str = "known recipes are delayed, current, te-v0, rowwise, block, deepseek and mxfp8";
+const KNOWN: &str =
+    "known recipes are delayed, current, te-v0, rowwise, rowwise-gw-hp, block, deepseek and mxfp8";
 
 const fn names() -> [&'static str; PRESETS.len()] {
     let mut names = [""; PRESETS.len()];

@@ -1,8 +1,8 @@
 //! Training resumed from a checkpoint has the bits of training that was never interrupted.
 
 use crate::support::{
-    ParameterBits, bits, block_options, by_name, current, custom, delayed, device, error, everything, noise,
-    off, rng, short, step, unless_simulated,
+    ParameterBits, bits, block_options, delayed, device, error, everything, noise, off, recipes, rng, short,
+    step, unless_simulated,
 };
 use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;
@@ -61,20 +61,17 @@ fn resuming_is_exact() {
     let options = AutocastOptions::default;
     let bf16 = || AutocastOptions { compute_dtype: Some(DType::BF16), ..options() };
     let one_row: Recipe = DelayedScaling { amax_history_len: 1, ..Default::default() }.into();
+    let every_recipe = recipes().into_iter().map(|recipe| (recipe, options(), DType::F32));
     let cases = [
-        (delayed(), options(), DType::F32),
         (DelayedScaling::default().into(), options(), DType::F32),
         (DelayedScaling { interval: 3, ..short() }.into(), options(), DType::F32),
         (short().with_te_rules().into(), options(), DType::F32),
         (one_row, options(), DType::F32),
-        (current(), options(), DType::F32),
-        (by_name(), options(), DType::F32),
-        (custom(), options(), DType::F32),
         (delayed(), off(), DType::F32),
         (delayed(), bf16(), DType::BF16),
         (delayed(), bf16(), DType::F32),
     ];
-    for (recipe, options, dtype) in cases {
+    for (recipe, options, dtype) in every_recipe.chain(cases) {
         for main_params in unless_simulated(vec![true, false], vec![dtype != DType::BF16]) {
             let adamw = AdamWOptions { main_params, ..Default::default() };
             let dir = tempfile::tempdir().unwrap();

@@ -89,8 +89,9 @@ fn rate(step: u64) -> f32 {
     1e-2 / (1.0 + step as f32)
 }
 
-fn recipes() -> [Recipe; 3] {
-    [delayed(), current(), by_name()]
+/// A recipe of the user's own computes scales on the host, which a graph cannot record.
+fn recordable() -> Vec<Recipe> {
+    recipes().into_iter().filter(|recipe| !recipe.to_string().starts_with("custom")).collect()
 }
 
 /// Two steps, a third that is recorded, and three replays, each beside an eager step of the same bits and before `between`.
@@ -117,7 +118,7 @@ fn recorded_beside(
 
 #[test]
 fn replays_have_the_bits_of_eager_steps() {
-    for recipe in recipes() {
+    for recipe in recordable() {
         let mut eager = Training::new(recipe.clone());
         let mut recorded = Training::new(recipe);
         let (graph, results) = recorded_beside(&mut eager, &mut recorded, |eager, recorded| {
@@ -251,7 +252,7 @@ fn a_step_in_which_ranks_would_compare_state_is_not_recorded() {
 #[test]
 fn a_recorded_step_goes_on_from_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    for recipe in recipes() {
+    for recipe in recordable() {
         let mut whole = Training::new(recipe.clone());
         for step in 0..4 {
             whole.eager(step);

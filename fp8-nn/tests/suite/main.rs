@@ -30,6 +30,7 @@ mod scopes;
 mod sizes;
 mod skipped_steps;
 mod sqnr;
+mod spikes;
 mod stack;
 mod support;
 mod texts;

@@ -1,8 +1,8 @@
 //! What is computed again in backward has the bits of what was stored.
 
 use crate::support::{
-    ParameterBits, bits, block, by_name, current, custom, delayed, device, error, everything, finer,
-    in_dtype, linear, mlp, noise, short, unless_simulated,
+    ParameterBits, bits, block, delayed, device, error, everything, in_dtype, linear, mlp, noise, short,
+    unless_simulated,
 };
 use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;
@@ -35,9 +35,8 @@ fn train<M: Module>(mut model: M, recipe: &Recipe, options: &AutocastOptions, pi
 
 fn recipes() -> Vec<Recipe> {
     let overridden = DelayedScaling { override_linear_precision: (false, false, true), ..short() };
-    let mut recipes =
-        vec![delayed(), current(), by_name(), custom(), short().with_te_rules().into(), overridden.into()];
-    recipes.extend(finer());
+    let mut recipes = crate::support::recipes();
+    recipes.extend([short().with_te_rules().into(), overridden.into()]);
     recipes
 }
 

@@ -37,12 +37,6 @@ pub(crate) fn noise(shape: impl Into<Shape>, seed: u64) -> Tensor {
     Tensor::from_vec((0..shape.numel()).map(|_| value()).collect(), shape, &device()).unwrap()
 }
 
-/// Recipes with scales for rows and blocks, which GPUs do not have yet.
-pub(crate) fn finer() -> Vec<Recipe> {
-    let names = if device() == Device::cpu() { &["rowwise", "block", "deepseek", "mxfp8"][..] } else { &[] };
-    names.iter().map(|name| Recipe::from_name(name).unwrap()).collect()
-}
-
 /// Ids below `limit`.
 pub(crate) fn ids(shape: [usize; 2], limit: i32, seed: u64) -> Tensor {
     let mut rng = rng(seed);
@@ -153,6 +147,23 @@ impl CustomRecipe for MovingAverage {
 
 pub(crate) fn custom() -> Recipe {
     Recipe::custom(MovingAverage)
+}
+
+/// A recipe for each slot: products of rows with tensors.
+fn rows_by_name() -> Recipe {
+    let margin = DelayedScaling { margin: 1, ..short() };
+    let rows = CurrentScaling::rowwise();
+    Recipe::by_name([("*.grad_output", margin.into()), ("*.input", rows.into())], short())
+}
+
+/// Every recipe that has a name, recipes for each slot, and one of the user's own. Histories are short. All devices have all of
+/// them.
+pub(crate) fn recipes() -> Vec<Recipe> {
+    let named = Recipe::NAMES.into_iter().map(|name| match name {
+        "delayed" => delayed(),
+        name => Recipe::from_name(name).unwrap(),
+    });
+    named.chain([by_name(), rows_by_name(), custom()]).collect()
 }
 
 pub(crate) fn off() -> AutocastOptions {
