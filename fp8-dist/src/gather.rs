@@ -11,7 +11,7 @@
 //!
 //! On GPUs the first calls of a name work this way. Once its scales are committed, `nccl/gather.rs` does all of it on the devices.
 
-use crate::{Error, ProcessGroup, Result};
+use crate::{Error, ProcessGroup, Result, gather_blocks};
 use fp8_kernels::{Cell, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor, TransposePolicy, UNSET, ops};
 
 /// Quantizes the shards of a tensor and gathers the codes: returns the whole tensor in FP8 on every rank. The result has the same
@@ -23,6 +23,9 @@ use fp8_kernels::{Cell, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor, Tran
 /// - from a cell (delayed scaling): the scale in the cell, which must be equal on all ranks. While it is unset, the scale is
 ///   computed from the amax of the whole tensor, and stored provisionally if the slot keeps it.
 /// - from the tensor (current scaling): computed from the amax of the whole tensor.
+/// - for rows or blocks: codes and scales are gathered where each block is within one shard. Otherwise the shards are gathered in
+///   high precision and each rank quantizes the whole: for 128 × 128 blocks if a shard other than the last has no multiple of 128
+///   rows; and for the columnwise copy of rows, of 16-bit shards, and of shards without a multiple of 128 rows (MX blocks: 32).
 /// - off: the shards are gathered in high precision.
 ///
 /// In a group of GPUs (`nccl`) only the first calls of a name involve the hosts, which compare the shapes of the shards and exchange
@@ -81,10 +84,8 @@ pub(crate) fn by_exchange<G: ProcessGroup + ?Sized>(
     shard: &Tensor,
     slot: &Slot<'_>,
 ) -> Result<Operand> {
-    if let Scale::Blocks(_) = slot.scale {
-        // Blocks of the whole tensor may span shards, and its columnwise copy is quantized from the source.
-        let whole = group.all_gather(&label(what, shard, slot), shard)?;
-        return Ok(ops::quantize(&whole, slot)?);
+    if let Scale::Blocks(rule) = slot.scale {
+        return gather_blocks::gather(group, what, shard, slot, rule);
     }
     let agreement = agree(group, what, shard, slot)?;
     let shard = agreement.quantize(shard, slot)?;

@@ -8,6 +8,7 @@ mod environment;
 mod error;
 mod events;
 mod gather;
+mod gather_blocks;
 mod group;
 mod host;
 mod local;

@@ -76,8 +76,11 @@ fn gemm(c: &mut Criterion) {
         ])
     };
     let Ok([x8, w8, x, w]) = prepare() else { return };
-    group.bench_function("fp8", |b| b.iter(|| ops::fprop(&x8, &w8, None, DType::BF16)));
-    group.bench_function("f32", |b| b.iter(|| ops::fprop(&x, &w, None, DType::BF16)));
+    group.bench_function("fp8", |b| {
+        b.iter(|| ops::fprop(&x8, &w8, None, DType::BF16, ops::Accumulation::Fast))
+    });
+    group
+        .bench_function("f32", |b| b.iter(|| ops::fprop(&x, &w, None, DType::BF16, ops::Accumulation::Fast)));
     group.finish();
 }
 

@@ -62,7 +62,13 @@ fn main() -> Result<()> {
     let b = Tensor::from_vec(noise(n * k, 2), [n, k], &device)?;
     let own = ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false };
     let slot = Slot { scale: Scale::FromTensor(&own), ..Slot::off(Encoding::E4M3) };
-    let y8 = ops::fprop(&ops::quantize(&a, &slot)?, &ops::quantize(&b, &slot)?, None, DType::F32)?;
+    let y8 = ops::fprop(
+        &ops::quantize(&a, &slot)?,
+        &ops::quantize(&b, &slot)?,
+        None,
+        DType::F32,
+        ops::Accumulation::Fast,
+    )?;
     let y = ops::gemm(&a, &b, ops::Layout::Nt, None, DType::F32)?;
     println!(
         "\nRelative error of [{m}, {k}] · [{n}, {k}]ᵀ in FP8, compared with f32: {:.2} %",

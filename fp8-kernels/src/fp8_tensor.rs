@@ -1,6 +1,6 @@
 //! FP8 codes with the factors that turn them back into numbers.
 
-use crate::backend::{Backend, dispatch};
+use crate::backend::dispatch;
 use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor, TransposePolicy, ops};
 use fp8_format::Blocks;
 use std::fmt;
@@ -28,7 +28,6 @@ use std::fmt;
 pub struct Fp8Tensor {
     shape: Shape,
     encoding: Encoding,
-    blocks: Option<Blocks>,
     layouts: Layouts,
 }
 
@@ -74,8 +73,35 @@ impl Layouts {
 #[derive(Clone)]
 pub(crate) struct Layout {
     pub(crate) codes: Tensor,
-    /// One f32; or, with blocks, the factors of the matrix that the codes are of: f32, or u8 (E8M0) for MX.
     pub(crate) scale_inv: Tensor,
+    pub(crate) sharing: Sharing,
+}
+
+/// Which elements of a layout share a factor, and what is known of the factors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// All: one f32.
+    Tensor,
+    /// Those of a row or block of the matrix that the codes are of: f32, or u8 (E8M0) for MX.
+    Blocks { blocks: Blocks, powers_of_two: bool },
+}
+
+impl Sharing {
+    pub(crate) const fn blocks(self) -> Option<Blocks> {
+        match self {
+            Self::Tensor => None,
+            Self::Blocks { blocks, .. } => Some(blocks),
+        }
+    }
+
+    /// Whether the factors are known to be powers of two.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "only GPUs multiply powers of two in another way")
+    )]
+    pub(crate) const fn has_powers_of_two(self) -> bool {
+        matches!(self, Self::Blocks { powers_of_two: true, .. })
+    }
 }
 
 impl Fp8Tensor {
@@ -105,8 +131,7 @@ impl Fp8Tensor {
     /// [`E8M0`](fp8_format::E8M0) for [`Blocks::Mx32`].
     ///
     /// # Errors
-    /// Codes that are not u8; factors of another dtype, number or device; a shape that a tensor cannot have; a GPU, which has
-    /// no such tensors yet.
+    /// Codes that are not u8; factors of another dtype, number or device; a shape that a tensor cannot have.
     ///
     /// ```
     /// use fp8_kernels::fp8_format::Blocks;
@@ -129,13 +154,13 @@ impl Fp8Tensor {
         codes.expect_dtype(op, "codes", DType::U8)?;
         scale_inv.expect_dtype(op, "scale_inv", factor_dtype(blocks))?;
         codes.device().expect_same(op, scale_inv.device())?;
-        expect_blocks_supported(op, codes.device())?;
         let shape = shape.into();
         shape.check_size(op)?;
         let [rows, cols] = shape.matrix();
-        let layout =
-            Layout { codes: codes.reshape(shape)?, scale_inv: scale_inv.reshape(blocks.grid(rows, cols))? };
-        Ok(Self::from_layouts(shape, encoding, blocks, layout, None))
+        let sharing = Sharing::Blocks { blocks, powers_of_two: blocks == Blocks::Mx32 };
+        let scale_inv = scale_inv.reshape(blocks.grid(rows, cols))?;
+        let layout = Layout { codes: codes.reshape(shape)?, scale_inv, sharing };
+        Ok(Self::from_layouts(shape, encoding, layout, None))
     }
 
     /// Creates a tensor from the codes of a quantization on the CPU with one scale.
@@ -158,20 +183,78 @@ impl Fp8Tensor {
         encoding: Encoding,
         scale_inv: Tensor,
     ) -> Self {
-        let layout = |codes| Layout { codes, scale_inv: scale_inv.clone() };
-        let layouts = Layouts::new(layout(rowwise), columnwise.map(layout));
-        Self { shape, encoding, blocks: None, layouts }
+        let layout = |codes| Layout { codes, scale_inv: scale_inv.clone(), sharing: Sharing::Tensor };
+        Self::from_layouts(shape, encoding, layout(rowwise), columnwise.map(layout))
     }
 
-    /// Creates a tensor from the layouts of a quantization by rows or blocks.
+    /// Creates a tensor from the layouts of a quantization.
     pub(crate) fn from_layouts(
         shape: Shape,
         encoding: Encoding,
-        blocks: Blocks,
         rowwise: Layout,
         columnwise: Option<Layout>,
     ) -> Self {
-        Self { shape, encoding, blocks: Some(blocks), layouts: Layouts::new(rowwise, columnwise) }
+        Self { shape, encoding, layouts: Layouts::new(rowwise, columnwise) }
+    }
+
+    /// Creates a tensor that is quantized as this one is, and of which this one may be a part. Ranks that gather the parts of a
+    /// tensor join them in this way.
+    ///
+    /// The shape is that of `codes`. Which elements share a factor is as in this tensor, which has rowwise codes. `columnwise` are
+    /// the codes of the transpose, `[cols, rows]`, and their factors; this tensor must have columnwise codes then.
+    ///
+    /// # Errors
+    /// Codes that are not u8; factors of another dtype or number than the codes need; columnwise codes of another number; layouts
+    /// that this tensor does not have; another device; a shape that a tensor cannot have.
+    ///
+    /// ```
+    /// use fp8_kernels::fp8_format::Blocks;
+    /// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor};
+    /// let cpu = Device::cpu();
+    /// let row = |codes: [u8; 2], factor: f32| {
+    ///     let codes = Tensor::from_vec(codes.to_vec(), [1, 2], &cpu)?;
+    ///     let factor = Tensor::from_vec(vec![factor], [1, 1], &cpu)?;
+    ///     Fp8Tensor::from_blocks(codes, [1, 2], Encoding::E4M3, Blocks::Row, factor)
+    /// };
+    /// let first = row([0x38, 0x40], 0.5)?; // the codes of 1 and 2
+    /// let codes = Tensor::from_vec(vec![0x38u8, 0x40, 0x44, 0x48], [2, 2], &cpu)?;
+    /// let factors = Tensor::from_vec(vec![0.5f32, 10.0], [2, 1], &cpu)?;
+    /// let whole = first.joined(codes, factors, None)?;
+    /// assert_eq!(whole.dequantize(DType::F32)?.to_vec::<f32>()?, [0.5, 1.0, 30.0, 40.0]);
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    pub fn joined(
+        &self,
+        codes: Tensor,
+        scale_inv: Tensor,
+        columnwise: Option<(Tensor, Tensor)>,
+    ) -> Result<Self> {
+        let op = "joined";
+        let shape = *codes.shape();
+        let [rows, cols] = shape.matrix();
+        let layout = |own: Option<&Layout>, codes: Tensor, scale_inv: Tensor, shape: Shape| {
+            let absent = || Error::Option {
+                op,
+                option: "codes",
+                value: format!("{shape}"),
+                remedy: "expected codes for the layouts that this tensor has".to_owned(),
+            };
+            let own = own.ok_or_else(absent)?;
+            codes.expect_dtype(op, "codes", DType::U8)?;
+            scale_inv.expect_dtype(op, "scale_inv", own.scale_inv.dtype())?;
+            own.codes.device().expect_same(op, codes.device())?;
+            own.codes.device().expect_same(op, scale_inv.device())?;
+            let [height, width] = shape.matrix();
+            let grid =
+                own.sharing.blocks().map_or(Shape::from([]), |blocks| blocks.grid(height, width).into());
+            let (codes, scale_inv) = (codes.reshape(shape)?, scale_inv.reshape(grid)?);
+            Ok::<_, Error>(Layout { codes, scale_inv, sharing: own.sharing })
+        };
+        let rowwise = layout(self.layouts.rowwise(), codes, scale_inv, shape)?;
+        let columnwise = columnwise
+            .map(|(codes, factors)| layout(self.layouts.columnwise(), codes, factors, [cols, rows].into()))
+            .transpose()?;
+        Ok(Self::from_layouts(shape, self.encoding, rowwise, columnwise))
     }
 
     /// Returns the tensor with columnwise codes, made from the rowwise ones if they do not exist yet.
@@ -188,14 +271,10 @@ impl Fp8Tensor {
 
     /// Transposes a layout of a `[rows, cols]` matrix.
     fn turned(&self, op: &'static str, layout: &Layout, [rows, cols]: [usize; 2]) -> Result<Layout> {
-        let scale_inv = match self.blocks {
+        let scale_inv = match layout.sharing.blocks() {
             None => layout.scale_inv.clone(),
             Some(Blocks::B128x128) => {
-                let [height, width] = Blocks::B128x128.grid(rows, cols);
-                let factors = layout.scale_inv.as_slice::<f32>()?;
-                let turned: Vec<f32> =
-                    (0..height * width).map(|i| factors[i % height * width + i / height]).collect();
-                Tensor::on_cpu(turned, Shape::from([width, height]), self.device())
+                ops::transpose(&layout.scale_inv.reshape(Blocks::B128x128.grid(rows, cols))?)?
             }
             Some(blocks) => {
                 let remedy = "other elements share a scale in the transpose: quantize the source with a slot whose columnwise is true";
@@ -203,7 +282,8 @@ impl Fp8Tensor {
                 return Err(Error::Option { op, option: "blocks", value, remedy: remedy.to_owned() });
             }
         };
-        Ok(Layout { codes: ops::transpose(&layout.codes.reshape([rows, cols])?)?, scale_inv })
+        let codes = ops::transpose(&layout.codes.reshape([rows, cols])?)?;
+        Ok(Layout { codes, scale_inv, sharing: layout.sharing })
     }
 
     /// Returns the shape of the tensor that was quantized.
@@ -221,9 +301,16 @@ impl Fp8Tensor {
         self.encoding
     }
 
-    /// Returns which elements share a factor. `None` means that all do.
+    /// Returns which elements of the rowwise codes share a factor, or of the columnwise ones if they alone exist. `None` means
+    /// that all do.
     pub fn blocks(&self) -> Option<Blocks> {
-        self.blocks
+        self.layouts.first().sharing.blocks()
+    }
+
+    /// Returns which elements of the columnwise codes share a factor, if those codes exist and not all elements do. It differs from
+    /// [`blocks`](Self::blocks) only under [`BlockRule::RowsThenTensor`](crate::BlockRule::RowsThenTensor).
+    pub fn columnwise_blocks(&self) -> Option<Blocks> {
+        self.layouts.columnwise().and_then(|layout| layout.sharing.blocks())
     }
 
     /// Returns the dequantization factors of the rowwise codes, or those of the columnwise ones if they alone exist: one f32; or,
@@ -292,11 +379,12 @@ impl Fp8Tensor {
     pub fn transposed(&self) -> Result<Self> {
         let [rows, cols] = self.matrix();
         let flat = |layout: &Layout, shape: [usize; 2]| -> Result<Layout> {
-            Ok(Layout { codes: layout.codes.reshape(shape)?, scale_inv: layout.scale_inv.clone() })
+            Ok(Layout { codes: layout.codes.reshape(shape)?, ..layout.clone() })
         };
         let layouts = match &self.layouts {
             Layouts::Rowwise(layout)
-                if self.blocks.is_none() && self.device().transpose_policy() == TransposePolicy::OnDemand =>
+                if self.blocks().is_none()
+                    && self.device().transpose_policy() == TransposePolicy::OnDemand =>
             {
                 let made = self.turned("transposed", layout, [rows, cols])?;
                 Layouts::Both { rowwise: made, columnwise: flat(layout, [rows, cols])? }
@@ -308,7 +396,7 @@ impl Fp8Tensor {
                 columnwise: flat(rowwise, [rows, cols])?,
             },
         };
-        Ok(Self { shape: [cols, rows].into(), encoding: self.encoding, blocks: self.blocks, layouts })
+        Ok(Self { shape: [cols, rows].into(), encoding: self.encoding, layouts })
     }
 
     /// Returns the values, `code · scale_inv` in f32, rounded to `dtype`.
@@ -330,7 +418,7 @@ impl fmt::Debug for Fp8Tensor {
             Layouts::Columnwise(_) => "columnwise",
         };
         write!(f, "Fp8Tensor({}, {:?}, {}, {layouts}", self.shape, self.encoding, self.device())?;
-        if let Some(blocks) = self.blocks {
+        if let Some(blocks) = self.blocks() {
             return write!(f, ", a scale for each {blocks})");
         }
         match self.scale_inv().as_slice::<f32>() {
@@ -343,13 +431,4 @@ impl fmt::Debug for Fp8Tensor {
 /// The dtype of the factors.
 fn factor_dtype(blocks: Blocks) -> DType {
     if blocks == Blocks::Mx32 { DType::U8 } else { DType::F32 }
-}
-
-/// Checks that the device has scales for rows and blocks.
-pub(crate) fn expect_blocks_supported(op: &'static str, device: &Device) -> Result<()> {
-    if matches!(device.backend(), Backend::Cpu) {
-        return Ok(());
-    }
-    let remedy = "scales for rows and blocks are computed on the CPU alone so far: use one scale per tensor, or Device::cpu()";
-    Err(Error::Unsupported { op, device: device.to_string(), remedy })
 }

@@ -9,7 +9,7 @@ use crate::{DType, Device, Fp8Tensor, Result, Shape, Tensor};
 /// ```
 /// use fp8_kernels::{DType, Device, Encoding, Operand, Scale, ScaleRule, Slot, Tensor, ops};
 /// fn product(x: &Operand, w: &Operand) -> fp8_kernels::Result<f32> {
-///     ops::fprop(x, w, None, DType::F32)?.item()
+///     ops::fprop(x, w, None, DType::F32, ops::Accumulation::Fast)?.item()
 /// }
 /// let x = Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &Device::cpu())?;
 /// let rule = ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false };

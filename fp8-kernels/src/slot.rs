@@ -1,6 +1,5 @@
 //! The description of one tensor's quantization: its format, the source of its scale, the place of its amax.
 
-use crate::fp8_tensor::expect_blocks_supported;
 use crate::{BlockRule, Cell, Counters, Device, Encoding, Error, Result, ScaleRule};
 
 /// The value of an amax cell into which no amax has been recorded yet.
@@ -174,7 +173,7 @@ impl<'a> Slot<'a> {
     pub(crate) fn expect_device(&self, op: &'static str, device: &Device) -> Result<()> {
         match self.scale {
             Scale::Cell { cell, .. } => device.expect_same(op, cell.device())?,
-            Scale::Blocks(_) => expect_blocks_supported(op, device)?,
+            Scale::Blocks(rule) => rule.check(op)?,
             Scale::Off | Scale::FromTensor(_) | Scale::FromAmax { .. } => {}
         }
         if let Some(cell) = self.amax {

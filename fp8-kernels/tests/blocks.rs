@@ -6,11 +6,14 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use fp8_format::Blocks;
 use fp8_format::slice::{BlockScaling, MxRounding};
 use fp8_kernels::{
-    BlockRule, CounterValues, Counters, DType, Device, Encoding, Fp8Tensor, Operand, Scale, Slot, Tensor,
-    bf16, ops,
+    BlockRule, CounterValues, Counters, DType, Device, Encoding, Fp8Tensor, Operand, Scale, ScaleRule, Slot,
+    Tensor, bf16, ops,
 };
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors};
@@ -27,12 +30,12 @@ fn words<const N: usize, T>(data: &[u8], from: fn([u8; N]) -> T) -> Vec<T> {
     words.iter().map(|&word| from(word)).collect()
 }
 
-fn input(file: &SafeTensors<'_>, name: &str) -> Tensor {
+fn input(file: &SafeTensors<'_>, name: &str, device: &Device) -> Tensor {
     let view = file.tensor(name).unwrap();
-    let (shape, cpu) = ([view.shape()[0], view.shape()[1]], Device::cpu());
+    let shape = [view.shape()[0], view.shape()[1]];
     match view.dtype() {
-        Dtype::F32 => Tensor::from_vec(words(view.data(), f32::from_le_bytes), shape, &cpu).unwrap(),
-        Dtype::BF16 => Tensor::from_vec(words(view.data(), bf16::from_le_bytes), shape, &cpu).unwrap(),
+        Dtype::F32 => Tensor::from_vec(words(view.data(), f32::from_le_bytes), shape, device).unwrap(),
+        Dtype::BF16 => Tensor::from_vec(words(view.data(), bf16::from_le_bytes), shape, device).unwrap(),
         other => panic!("{name}: {other:?}"),
     }
 }
@@ -67,22 +70,43 @@ fn recipes() -> [(&'static str, BlockRule, BlockRule, bool); 9] {
 
 #[test]
 fn products_of_recorded_tensors_are_within_their_bounds() {
+    check_recorded_products(&Device::cpu());
+}
+
+/// By the library's scale modes, and by what takes their place with a cuBLAS that has none.
+#[cfg(feature = "cuda")]
+#[test]
+fn products_of_recorded_tensors_are_within_their_bounds_on_a_simulated_gpu() {
+    let rig = cuda::Rig::new();
+    for version in ["130100", "120805"] {
+        rig.control.set("cublas", version).unwrap();
+        check_recorded_products(&rig.open());
+    }
+}
+
+fn check_recorded_products(device: &Device) {
     for name in ["gemm_small", "gemm_large"] {
         let bytes = read(&format!("{name}.safetensors"));
         let file = SafeTensors::deserialize(&bytes).unwrap();
-        let [x, w, dy] = ["x", "w", "dy"].map(|name| input(&file, name));
+        let [x, w, dy] = ["x", "w", "dy"].map(|name| input(&file, name, device));
         for (recipe, rule, w_rule, hybrid) in recipes() {
             let grad = if hybrid { Encoding::E5M2 } else { Encoding::E4M3 };
+            let (blocks, w_blocks) = (Some(rule.blocks()), Some(w_rule.blocks()));
+            // bf16 rounds both values of a product to 8 bits.
+            let share = match ops::emulation(device, blocks, w_blocks, rule.has_powers_of_two()) {
+                Some(ops::Emulation::Rounded) => 2f64.powi(-7),
+                _ => 32.0 * 2f64.powi(-24),
+            };
             let x = quantized(&x, Encoding::E4M3, rule, true);
             let w = quantized(&w, Encoding::E4M3, w_rule, true);
             let dy = quantized(&dy, grad, rule, true);
             let [n, k] = w.shape().matrix();
-            let mut dw = Tensor::zeros([n, k], DType::F32, &Device::cpu()).unwrap();
+            let mut dw = Tensor::zeros([n, k], DType::F32, device).unwrap();
             // What a layer keeps for the backward pass is enough.
-            ops::wgrad(&dy, &x.for_backward(), &mut dw, "dw").unwrap();
+            ops::wgrad(&dy, &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split).unwrap();
             let results = [
-                ("y", ops::fprop(&x, &w, None, DType::F32).unwrap()),
-                ("dx", ops::dgrad(&dy, &w.for_backward(), DType::F32).unwrap()),
+                ("y", ops::fprop(&x, &w, None, DType::F32, ops::Accumulation::Fast).unwrap()),
+                ("dx", ops::dgrad(&dy, &w.for_backward(), DType::F32, ops::Accumulation::Split).unwrap()),
                 ("dw", dw),
             ];
             for (product, got) in results {
@@ -108,7 +132,7 @@ fn products_of_recorded_tensors_are_within_their_bounds() {
                 assert_eq!(places.len(), want.len(), "{name} {key}");
                 for (i, (&place, (&want, &bound))) in places.iter().zip(want.iter().zip(&bound)).enumerate() {
                     let error = (f64::from(got[place]) - want).abs();
-                    let allowed = 32.0 * 2f64.powi(-24) * f64::from(bound);
+                    let allowed = share * f64::from(bound);
                     assert!(
                         error <= allowed,
                         "{name} {key}[{i}]: {} instead of {want}, off by {error:e} > {allowed:e}",
@@ -205,6 +229,50 @@ fn a_transposed_copy_cannot_be_made_from_codes_unless_blocks_are_square() {
 }
 
 #[test]
+fn rows_have_scales_and_the_transpose_has_one() {
+    let (x, cpu) = (matrix(48, 80, 7), Device::cpu());
+    let scaling = BlockScaling { power_2_scales: true, ..BlockScaling::new(Blocks::Row) };
+    for encoding in [Encoding::E4M3, Encoding::E5M2] {
+        let both =
+            quantized(&x, encoding, BlockRule::RowsThenTensor(scaling), true).as_fp8().unwrap().clone();
+        let rows = quantized(&x, encoding, BlockRule::F32(scaling), false).as_fp8().unwrap().clone();
+        assert_eq!((both.blocks(), both.columnwise_blocks()), (Some(Blocks::Row), None));
+        assert_eq!(both.codes().unwrap(), rows.codes().unwrap());
+        let factors = |x: &Fp8Tensor| x.scale_inv().to_vec::<f32>().unwrap();
+        assert_eq!(factors(&both), factors(&rows));
+        let rule = ScaleRule::Current { fp8_max: encoding.max(), epsilon: 0.0, power_2_scales: true };
+        let slot = Slot { scale: Scale::FromTensor(&rule), columnwise: true, ..Slot::off(encoding) };
+        let one = ops::quantize(&x, &slot).unwrap().as_fp8().unwrap().transposed().unwrap();
+        let turned = both.for_backward().transposed().unwrap();
+        assert_eq!(
+            (turned.blocks(), turned.scale_inv().item().unwrap()),
+            (None, one.scale_inv().item().unwrap())
+        );
+        assert_eq!(turned.codes().unwrap(), one.codes().unwrap());
+        // dgrad: rows of dy with the one factor of the transpose.
+        let dy = Operand::Fp8(
+            quantized(&matrix(32, 48, 8), Encoding::E4M3, BlockRule::F32(scaling), false)
+                .as_fp8()
+                .unwrap()
+                .clone(),
+        );
+        let dx = ops::dgrad(&dy, &Operand::Fp8(both.for_backward()), DType::F32, ops::Accumulation::Split)
+            .unwrap();
+        let with_one =
+            ops::dgrad(&dy, &Operand::Fp8(one.transposed().unwrap()), DType::F32, ops::Accumulation::Split)
+                .unwrap();
+        assert_eq!(dx.to_vec::<f32>().unwrap(), with_one.to_vec::<f32>().unwrap());
+    }
+    let wrong = BlockScaling::new(Blocks::B1x128);
+    let slot = Slot { scale: Scale::Blocks(BlockRule::RowsThenTensor(wrong)), ..Slot::off(Encoding::E4M3) };
+    let refused = ops::quantize(&Tensor::zeros([2, 2], DType::F32, &cpu).unwrap(), &slot).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "quantize: blocks = 1x128: BlockRule::RowsThenTensor has a scale for each row: use Blocks::Row"
+    );
+}
+
+#[test]
 fn pairs_that_no_gemm_multiplies_are_refused() {
     let x = matrix(32, 128, 3);
     let kinds: Vec<Option<Blocks>> = [None].into_iter().chain(Blocks::ALL.map(Some)).collect();
@@ -253,11 +321,11 @@ fn tensors_of_no_elements_have_products() {
             let x = quantized(&zeros(m, k), Encoding::E4M3, rule, true);
             let w = quantized(&zeros(n, k), Encoding::E4M3, w_rule, true);
             let bias = Tensor::from_vec(vec![2.0f32; n], [n], &cpu).unwrap();
-            let y = ops::fprop(&x, &w, Some(&bias), DType::F32).unwrap();
+            let y = ops::fprop(&x, &w, Some(&bias), DType::F32, ops::Accumulation::Fast).unwrap();
             assert_eq!(y.to_vec::<f32>().unwrap(), vec![2.0; m * n], "{recipe} {m} {n} {k}");
             let mut dw = Tensor::from_vec(vec![3.0f32; n * k], [n, k], &cpu).unwrap();
             let dy = quantized(&zeros(m, n), Encoding::E4M3, rule, true);
-            ops::wgrad(&dy, &x, &mut dw, "dw").unwrap();
+            ops::wgrad(&dy, &x, &mut dw, "dw", ops::Accumulation::Split).unwrap();
             assert_eq!(dw.to_vec::<f32>().unwrap(), vec![3.0; n * k], "{recipe} {m} {n} {k}");
         }
     }
@@ -337,7 +405,7 @@ proptest! {
         let w = quantized(&matrix(n, k, seed ^ 77), Encoding::E4M3, w_rule, false);
         let b: Vec<f32> = (0..n).map(|j| j as f32 * 0.25 - 3.0).collect();
         let bias = bias.then(|| Tensor::from_vec(b.clone(), [n], &Device::cpu()).unwrap());
-        let y = ops::fprop(&x, &w, bias.as_ref(), dtype).unwrap();
+        let y = ops::fprop(&x, &w, bias.as_ref(), dtype, ops::Accumulation::Fast).unwrap();
         let got = ops::cast(&y, DType::F32).unwrap().to_vec::<f32>().unwrap();
 
         let (x, w) = (x.as_fp8().unwrap(), w.as_fp8().unwrap());

@@ -7,8 +7,12 @@ mod cuda;
 
 use cuda::step::{Codes, Step, numbers};
 use cuda::{child, options};
+use fp8_format::Blocks;
+use fp8_format::slice::{BlockScaling, MxRounding};
+use fp8_kernels::ops::Emulation;
 use fp8_kernels::{
-    Cell, DType, Device, Encoding, ScalePolicy, ScaleRule, Slot, Tensor, TransposePolicy, UNSET, ops,
+    BlockRule, Cell, DType, Device, Encoding, Scale, ScalePolicy, ScaleRule, Slot, Tensor, TransposePolicy,
+    UNSET, ops,
 };
 use std::path::Path;
 
@@ -16,7 +20,8 @@ const SHAPES: [[usize; 2]; 5] = [[1, 1], [16, 16], [33, 31], [64, 128], [5, 129]
 
 /// What a device is, then, line by line, what it computes: the same for all devices.
 fn lines(device: &Device) -> Vec<String> {
-    let mut lines = vec![format!("{} {:?}", device.description(), device.transpose_policy())];
+    let mut lines =
+        vec![format!("{} {:?} {}", device.description(), device.transpose_policy(), ways(device))];
     for (shape, dtype) in
         SHAPES.into_iter().zip([DType::F32, DType::BF16, DType::F16, DType::BF16, DType::F32])
     {
@@ -28,6 +33,7 @@ fn lines(device: &Device) -> Vec<String> {
         }
     }
     lines.push(products(device));
+    lines.extend(block_rules().into_iter().map(|(x, w)| block_products(device, x, w)));
     let mut step = Step::new(device, UNSET).unwrap();
     for _ in 0..2 {
         let outcome = step.run().unwrap();
@@ -51,11 +57,57 @@ fn products(device: &Device) -> String {
     let x = quantized([m, k], Encoding::E4M3, 1);
     let w = quantized([n, k], Encoding::E4M3, 2);
     let dy = quantized([m, n], Encoding::E5M2, 3);
-    let y = ops::fprop(&x, &w, None, DType::F32).unwrap();
-    let dx = ops::dgrad(&dy.for_backward(), &w.for_backward(), DType::BF16).unwrap();
+    let y = ops::fprop(&x, &w, None, DType::F32, ops::Accumulation::Fast).unwrap();
+    let dx =
+        ops::dgrad(&dy.for_backward(), &w.for_backward(), DType::BF16, ops::Accumulation::Split).unwrap();
     let mut dw = Tensor::full(1.0, [n, k], DType::F32, device).unwrap();
-    ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw").unwrap();
+    ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split).unwrap();
     format!("{:?}", [&y, &dx, &dw].map(|t| t.to_f32_vec().unwrap()))
+}
+
+/// Rules of inputs and gradients, and of weights; scales are powers of two.
+fn block_rules() -> [(BlockRule, BlockRule); 4] {
+    let f32_rule =
+        |blocks| BlockRule::F32(BlockScaling { power_2_scales: true, ..BlockScaling::new(blocks) });
+    let [row, line, tile] = [Blocks::Row, Blocks::B1x128, Blocks::B128x128].map(f32_rule);
+    let mx = BlockRule::Mx(MxRounding::Ceil);
+    [(row, row), (line, tile), (line, line), (mx, mx)]
+}
+
+/// How the device multiplies rows, blocks of 128 with powers of two and without, and MX blocks.
+fn ways(device: &Device) -> String {
+    let way = |blocks, powers_of_two| match ops::emulation(device, Some(blocks), Some(blocks), powers_of_two)
+    {
+        None => "native",
+        Some(Emulation::FactorsAfter) => "after",
+        Some(Emulation::Dequantized) => "exact",
+        Some(Emulation::Rounded) => "rounded",
+    };
+    let (row, line, mx) = (Blocks::Row, Blocks::B1x128, Blocks::Mx32);
+    [way(row, false), way(line, true), way(line, false), way(mx, true)].join(",")
+}
+
+/// A Linear's three products with scales for rows or blocks; exact, as values are small integers times powers of two.
+fn block_products(device: &Device, rule: BlockRule, w_rule: BlockRule) -> String {
+    let quantized = |shape: [usize; 2], rule, encoding, seed: usize| {
+        let value = |i: usize| {
+            let size = f32::powi(2.0, (i % shape[1] / 32 % 3) as i32 - (i / shape[1] % 2) as i32);
+            (((i * 7 + seed * 5) % 9) as f32 - 4.0) * size
+        };
+        let x = Tensor::from_vec((0..shape[0] * shape[1]).map(value).collect(), shape, device).unwrap();
+        ops::quantize(&x, &Slot { scale: Scale::Blocks(rule), columnwise: true, ..Slot::off(encoding) })
+            .unwrap()
+    };
+    let (m, n, k) = (20, 48, 161);
+    let x = quantized([m, k], rule, Encoding::E4M3, 1);
+    let w = quantized([n, k], w_rule, Encoding::E4M3, 2);
+    let dy = quantized([m, n], rule, Encoding::E5M2, 3);
+    let bias = Tensor::full(0.5, [n], DType::BF16, device).unwrap();
+    let y = ops::fprop(&x, &w, Some(&bias), DType::BF16, ops::Accumulation::Split).unwrap();
+    let dx = ops::dgrad(&dy, &w.for_backward(), DType::F32, ops::Accumulation::Split).unwrap();
+    let mut dw = Tensor::full(1.0, [n, k], DType::F32, device).unwrap();
+    ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split).unwrap();
+    format!("{rule:?} {:?}", [&y, &dx, &dw].map(|t| t.to_f32_vec().unwrap()))
 }
 
 /// Quantizes for forward and backward, and reads every view of the codes.
@@ -106,12 +158,23 @@ fn every_architecture_gives_the_bits_of_the_cpu() {
     let cpu = lines(&Device::cpu());
     let made = lines(&Device::cpu().with_transpose_policy(TransposePolicy::WithCast));
     assert_eq!(cpu[1..], made[1..]);
-    let devices = ["89", "90", "100", "120"]
-        .map(|arch| (arch, child::start("child", &[("FP8_SIM_ARCH", Path::new(arch))])));
-    for (arch, started) in devices {
+    // The last two have a cuBLAS from before the scale modes.
+    let devices = [
+        ("89", "130100", "after,exact,rounded,exact"),
+        ("90", "120900", "native,native,native,exact"),
+        ("100", "130100", "after,native,rounded,native"),
+        ("120", "120800", "after,native,rounded,native"),
+        ("90", "120805", "after,exact,rounded,exact"),
+        ("100", "120600", "after,exact,rounded,exact"),
+    ];
+    let devices = devices.map(|(arch, version, ways)| {
+        let variables = [("FP8_SIM_ARCH", Path::new(arch)), ("FP8_SIM_CUBLAS", Path::new(version))];
+        (arch, ways, child::start("child", &variables))
+    });
+    for (arch, ways, started) in devices {
         let found = child::finish(started);
         let policy = if arch == "100" { "Never" } else { "WithCast" };
-        assert_eq!(found[0], format!("PTX interpreter (sm_{arch}) {policy}"));
+        assert_eq!(found[0], format!("PTX interpreter (sm_{arch}) {policy} {ways}"));
         assert_eq!(found.len(), cpu.len());
         for (found, cpu) in found.iter().zip(&cpu).skip(1) {
             assert_eq!(found, cpu, "sm_{arch}");

@@ -80,14 +80,14 @@ calls! {
         ops::gemm_accumulate(&floats([2, 3], a)?, &floats([4, 3], b)?, Layout::Nt, &mut out, "out")?;
     };
     gemm_fp8(a, b, row): ops::gemm_fp8(&codes(a)?, &codes(b)?, Some(&floats([16], row)?), DType::F32, Accumulation::Fast)?;
-    gemm_fp8_accumulate(a, b, out): ops::gemm_fp8_accumulate(&codes(a)?, &codes(b)?, &mut floats([16, 16], out)?, "out")?;
+    gemm_fp8_accumulate(a, b, out): ops::gemm_fp8_accumulate(&codes(a)?, &codes(b)?, &mut floats([16, 16], out)?, "out", ops::Accumulation::Split)?;
     gemm_fp8_quantize(a, b, row, scale, amax, counters): {
         let (a, b, row) = (codes(a)?, codes(b)?, floats([16], row)?);
         slot([scale, amax, counters], |slot| ops::gemm_fp8_quantize(&a, &b, Some(&row), slot, DType::BF16))?
     };
-    fprop(x, w): ops::fprop(&Operand::Fp8(codes(x)?), &Operand::Fp8(codes(w)?), None, DType::F32)?;
-    dgrad(dy, w): ops::dgrad(&Operand::Fp8(codes(dy)?), &Operand::Fp8(codes(w)?), DType::F32)?;
-    wgrad(dy, x, dw): ops::wgrad(&Operand::Fp8(codes(dy)?), &Operand::Fp8(codes(x)?), &mut floats([16, 16], dw)?, "dw")?;
+    fprop(x, w): ops::fprop(&Operand::Fp8(codes(x)?), &Operand::Fp8(codes(w)?), None, DType::F32, ops::Accumulation::Fast)?;
+    dgrad(dy, w): ops::dgrad(&Operand::Fp8(codes(dy)?), &Operand::Fp8(codes(w)?), DType::F32, ops::Accumulation::Split)?;
+    wgrad(dy, x, dw): ops::wgrad(&Operand::Fp8(codes(dy)?), &Operand::Fp8(codes(x)?), &mut floats([16, 16], dw)?, "dw", ops::Accumulation::Split)?;
     quantize(x, scale, amax, counters): {
         slot([scale, amax, counters], |slot| ops::quantize(&floats([4, 4], x)?, slot))?
     };

@@ -103,7 +103,7 @@ fn products() {
             "gemm: a and b: got [2, 3] and [4, 3]: aᵀ · b needs equal first dimensions";
         ops::gemm_accumulate(&a, &b, Layout::Nt, &mut floats([4, 2]), "dw") =>
             "gemm_accumulate: out and the product: got [4, 2] and [2, 4]: out must have the product's shape";
-        ops::fprop(&Operand::High(a), &Operand::Fp8(ops_codes()), None, DType::F32) =>
+        ops::fprop(&Operand::High(a), &Operand::Fp8(ops_codes()), None, DType::F32, ops::Accumulation::Fast) =>
             "fprop: one operand is FP8 and the other f32: quantize both or neither";
     }
 }

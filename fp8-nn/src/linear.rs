@@ -41,6 +41,8 @@ impl Default for LinearOptions {
 /// | dgrad | `dx[m, k] = dy[m, n] · w[n, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
 /// | wgrad | `dw[n, k] += dy[m, n]ᵀ · x[m, k]` | E5M2 × E4M3 under HYBRID, split accumulation |
 ///
+/// A recipe may choose other formats and another accumulation, or run a product in high precision.
+///
 /// `db[n]` sums the unquantized `dy` in f32. The input is `[…, in_features]` in f32, bf16 or f16. The output is
 /// `[…, out_features]` in the scope's `compute_dtype` or, if the scope has none, in the input's dtype. Sizes need not be
 /// multiples of 16.
@@ -157,7 +159,8 @@ impl Linear {
         cx.measure_sqnr(name, self.weight.tensor(), &operand)?;
         let w = Quantized::new(operand, [gemms.fprop, gemms.dgrad], values)?;
         let bias = self.bias.as_ref().map(Parameter::tensor);
-        let y = ops::fprop(&x.pick(gemms.fprop), &w.pick(gemms.fprop), bias, dtype)?;
+        let accumulation = cx.accumulation(name).fprop;
+        let y = ops::fprop(&x.pick(gemms.fprop), &w.pick(gemms.fprop), bias, dtype, accumulation)?;
         let (x, w) = (x.pick(gemms.wgrad).for_backward(), w.pick(gemms.dgrad).for_backward());
         let output = Output::of(self.path(), &y);
         Ok((y, LinearSaved { origin: cx.origin(name), x, w, dtype, input_dtype, output }))
@@ -172,9 +175,10 @@ impl Linear {
         db: Option<&Tensor>,
     ) -> Result<Tensor> {
         let gemms = cx.fp8_gemms(&saved.origin);
-        let dx = ops::dgrad(&dy.pick(gemms.dgrad), &saved.w, saved.dtype)?;
-        let name = self.weight.name().clone();
-        ops::wgrad(&dy.pick(gemms.wgrad), &saved.x, self.weight.main_grad_mut(), &name)?;
+        let accumulation = cx.accumulation(&saved.origin);
+        let dx = ops::dgrad(&dy.pick(gemms.dgrad), &saved.w, saved.dtype, accumulation.dgrad)?;
+        let (name, dw) = (self.weight.name().clone(), self.weight.main_grad_mut());
+        ops::wgrad(&dy.pick(gemms.wgrad), &saved.x, dw, &name, accumulation.wgrad)?;
         if let (Some(bias), Some(db)) = (&mut self.bias, db) {
             let name = bias.name().clone();
             ops::accumulate(bias.main_grad_mut(), db, &name)?;

@@ -25,7 +25,8 @@ pub use fp8_kernels::{
     bf16, f16, ops,
 };
 pub use fp8_recipe::{
-    AmaxComputeAlgo, AmaxGroup, AutocastOptions, Backward, CurrentScaling, DelayedScaling, Direction, Format,
-    Forward, GemmSlots, Origin, Quantizer, Recipe, Scaling, ScalingFactorComputeAlgo, SlotName, SlotReport,
-    SlotRole, Slots, Snapshot,
+    Advice, AmaxComputeAlgo, AmaxGroup, AutocastOptions, Backward, BlockScaling, CurrentScaling,
+    CustomRecipe, DelayedScaling, Direction, Format, Forward, GemmSlots, Granularity, Mxfp8, Origin, QParams,
+    QParamsByRole, Quantizer, Recipe, Scaling, ScalingFactorComputeAlgo, SlotName, SlotReport, SlotRole,
+    SlotTrace, SlotUpdate, Slots, Snapshot,
 };

@@ -4,11 +4,11 @@
 #![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use fp8_recipe::fp8_kernels::{DType, Device, Tensor, ops};
-use fp8_recipe::{CurrentScaling, DelayedScaling, GemmSlots, Recipe, Result, Scaling};
+use fp8_recipe::{CurrentScaling, DelayedScaling, GemmSlots, QParams, Recipe, Result, Scaling};
 
 fn main() -> Result<()> {
     println!("Relative RMS error of quantized tensors whose magnitude grows tenfold in each step:");
-    let power_2 = CurrentScaling { use_power_2_scales: true, ..Default::default() };
+    let power_2 = CurrentScaling { quant: QParams::POWER_2.into(), ..Default::default() };
     compare(&[
         ("current", CurrentScaling::default().into()),
         ("current, powers of two", power_2.into()),

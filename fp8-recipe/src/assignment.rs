@@ -6,7 +6,7 @@ use crate::gemm_pairs::{Gemm, Operand, pair_problem};
 use crate::pattern::nearest;
 use crate::policy::Policy;
 use crate::recipe::Choice;
-use crate::{Error, Fp8Gemms, Result, SlotName};
+use crate::{Error, Fp8Gemms, GemmAccumulation, Result, SlotName};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(crate) struct BySlot {
     /// For each slot the position of its pattern, or `None` for the default.
     pub(crate) positions: ByDirection<Vec<Option<usize>>>,
     /// By the path of the layer.
-    gemms: HashMap<Arc<str>, Fp8Gemms>,
+    gemms: HashMap<Arc<str>, (Fp8Gemms, GemmAccumulation)>,
 }
 
 impl Assignment {
@@ -45,8 +45,18 @@ impl Assignment {
         match self {
             Self::All(Some(policy)) => Fp8Gemms::except(policy.override_linear_precision()),
             Self::All(None) => Fp8Gemms::NONE,
-            Self::BySlot(slots) => slots.gemms.get(path).copied().unwrap_or(Fp8Gemms::NONE),
+            Self::BySlot(slots) => slots.gemms.get(path).map_or(Fp8Gemms::NONE, |(gemms, _)| *gemms),
         }
+    }
+
+    /// Returns how the FP8 GEMMs of the layer at `path` accumulate.
+    pub(crate) fn accumulation(&self, path: &str) -> GemmAccumulation {
+        let of_layer = match self {
+            Self::All(Some(policy)) => Some(GemmAccumulation::new(policy.use_split_accumulator())),
+            Self::All(None) => None,
+            Self::BySlot(slots) => slots.gemms.get(path).map(|(_, accumulation)| *accumulation),
+        };
+        of_layer.unwrap_or_default()
     }
 }
 
@@ -66,7 +76,7 @@ impl BySlot {
         }
         let gemms = layers.into_iter().map(|(path, operands)| {
             let gemms = gemms(&path, &operands)?;
-            Ok((path, gemms))
+            Ok((path, (gemms, accumulation(&operands))))
         });
         Ok(Self { recipe: recipe.clone(), positions, gemms: gemms.collect::<Result<_>>()? })
     }
@@ -89,6 +99,14 @@ fn gemms(path: &Arc<str>, operands: &[Operand<'_>]) -> Result<Fp8Gemms> {
         }
     };
     Ok(Fp8Gemms { fprop: runs(Gemm::Fprop)?, dgrad: runs(Gemm::Dgrad)?, wgrad: runs(Gemm::Wgrad)? })
+}
+
+/// Returns how the FP8 GEMMs of a layer with these slots accumulate: split if the recipe of either operand asks for it.
+fn accumulation(operands: &[Operand<'_>]) -> GemmAccumulation {
+    let splits = |gemm: Gemm| {
+        operands.iter().any(|operand| gemm.roles().contains(&operand.role) && gemm.splits(operand))
+    };
+    GemmAccumulation::new((splits(Gemm::Fprop), splits(Gemm::Dgrad), splits(Gemm::Wgrad)))
 }
 
 #[cfg(test)]

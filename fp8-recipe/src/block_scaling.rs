@@ -2,9 +2,9 @@
 
 use crate::policy::{Policy, out_of_range};
 use crate::recipe_options::{FromValue, Options, Value};
-use crate::{Direction, Format, Recipe, Result, SlotRole};
+use crate::{Format, QParams, QParamsByRole, Recipe, Result, SlotRole};
 use fp8_kernels::fp8_format::Blocks;
-use fp8_kernels::fp8_format::slice::{BlockScaling as Scales, MxRounding};
+use fp8_kernels::fp8_format::slice::MxRounding;
 use fp8_kernels::{BlockRule, Scale, ScaleRule};
 
 /// A scale for each block of 128 values of activations and gradients, and for each 128 × 128 block of a weight: Transformer
@@ -15,16 +15,16 @@ use fp8_kernels::{BlockRule, Scale, ScaleRule};
 /// ```
 ///
 /// It keeps no state. Blocks lie along the dimension that a GEMM sums over, so a tensor that is also read transposed is quantized
-/// twice, each time from its values. Activations and gradients have 1 × 128 blocks, weights 128 × 128; the dimensions are options,
-/// of which no two may be 2, because a GEMM multiplies 128 × 128 blocks only with 1 × 128. GPUs do not have this recipe yet.
+/// twice, each time from its values. Scales are powers of two by default. Activations and gradients have 1 × 128 blocks and weights
+/// 128 × 128; the dimensions are options, of which no two may be 2, because a GEMM multiplies 128 × 128 blocks only with 1 × 128.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
-/// use fp8_recipe::{BlockScaling, GemmSlots, Recipe, Scaling};
+/// use fp8_recipe::{BlockScaling, GemmSlots, QParams, Recipe, Scaling};
 ///
 /// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
 /// let mut scaling = Scaling::new(&fc, &device)?;
-/// let recipe = Recipe::from(BlockScaling { power_2_scales: false, ..Default::default() });
+/// let recipe = Recipe::from(BlockScaling { quant: QParams::default().into(), ..Default::default() });
 /// let mut cx = scaling.autocast(&recipe)?;
 /// let x = Tensor::from_vec([vec![7.0f32; 128], vec![0.5; 32]].concat(), [1, 160], &device)?;
 /// let x8 = ops::quantize(&x, &cx.slot(&fc.input)?)?;
@@ -37,29 +37,34 @@ use fp8_kernels::{BlockRule, Scale, ScaleRule};
 pub struct BlockScaling {
     /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default: E4M3.
     pub fp8_format: Format,
-    /// Whether scales are rounded down to powers of two. Default: true.
-    pub power_2_scales: bool,
-    /// The smallest amax that counts: smaller ones are replaced by it. Finite, at least 0. Default: 0.
-    pub amax_epsilon: f32,
+    /// How scales are computed from amaxes, for inputs, weights and gradients. Default: rounded down to powers of two, and an
+    /// epsilon of 0.
+    pub quant: QParamsByRole,
     /// 1 for 1 × 128 blocks of inputs, 2 for 128 × 128. Default: 1.
     pub x_block_scaling_dim: usize,
     /// 1 for 1 × 128 blocks of weights, 2 for 128 × 128. Default: 2.
     pub w_block_scaling_dim: usize,
     /// 1 for 1 × 128 blocks of gradients, 2 for 128 × 128. Default: 1.
     pub grad_block_scaling_dim: usize,
+    /// Whether fprop, dgrad and wgrad use split accumulation, in this order. Default, and the only valid value:
+    /// `(true, true, true)`.
+    pub use_split_accumulator: (bool, bool, bool),
     /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: `(false, false, false)`.
     pub override_linear_precision: (bool, bool, bool),
 }
+
+/// Products of blocks have no fast accumulation.
+const SPLIT: (bool, bool, bool) = (true, true, true);
 
 impl Default for BlockScaling {
     fn default() -> Self {
         Self {
             fp8_format: Format::E4M3,
-            power_2_scales: true,
-            amax_epsilon: 0.0,
+            quant: QParams::POWER_2.into(),
             x_block_scaling_dim: 1,
             w_block_scaling_dim: 2,
             grad_block_scaling_dim: 1,
+            use_split_accumulator: SPLIT,
             override_linear_precision: (false, false, false),
         }
     }
@@ -68,17 +73,18 @@ impl Default for BlockScaling {
 impl BlockScaling {
     /// Returns the recipe of DeepSeek-V3: f32 scales that are not rounded, and amaxes of at least 1e-4.
     pub fn deepseek() -> Self {
-        Self { power_2_scales: false, amax_epsilon: 1e-4, ..Self::default() }
+        let quant = QParams { power_2_scale: false, amax_epsilon: 1e-4 };
+        Self { quant: quant.into(), ..Self::default() }
     }
 
     /// Returns the recipe with the options that a file gives.
     pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
         options.read("fp8_format", &mut self.fp8_format)?;
-        options.read("power_2_scales", &mut self.power_2_scales)?;
-        options.read("amax_epsilon", &mut self.amax_epsilon)?;
+        self.quant.read(options)?;
         options.read("x_block_scaling_dim", &mut self.x_block_scaling_dim)?;
         options.read("w_block_scaling_dim", &mut self.w_block_scaling_dim)?;
         options.read("grad_block_scaling_dim", &mut self.grad_block_scaling_dim)?;
+        options.read("use_split_accumulator", &mut self.use_split_accumulator)?;
         options.read("override_linear_precision", &mut self.override_linear_precision)?;
         Ok(self.into())
     }
@@ -98,8 +104,11 @@ impl Policy for BlockScaling {
     fn validate(&self) -> Result<()> {
         let name = "BlockScaling";
         self.fp8_format.validate(name)?;
-        if !(self.amax_epsilon >= 0.0 && self.amax_epsilon.is_finite()) {
-            return Err(out_of_range(name, "amax_epsilon", self.amax_epsilon, "expected finite and ≥ 0"));
+        self.quant.validate(name)?;
+        if self.use_split_accumulator != SPLIT {
+            let value = format!("{:?}", self.use_split_accumulator);
+            let remedy = "expected (true, true, true): products of blocks have no fast accumulation";
+            return Err(out_of_range(name, "use_split_accumulator", value, remedy));
         }
         let dims = [
             ("x_block_scaling_dim", self.x_block_scaling_dim),
@@ -124,20 +133,23 @@ impl Policy for BlockScaling {
     }
 
     fn state_key(&self) -> String {
-        let Self { fp8_format, power_2_scales, amax_epsilon, override_linear_precision, .. } = self;
+        let Self { fp8_format, quant, use_split_accumulator, override_linear_precision, .. } = self;
         let Self { x_block_scaling_dim: x, w_block_scaling_dim: w, grad_block_scaling_dim: dy, .. } = self;
         format!(
-            "block(fp8_format={fp8_format},power_2_scales={power_2_scales},amax_epsilon={amax_epsilon},\
-             dims={x}-{w}-{dy},override={override_linear_precision:?})"
+            "block(fp8_format={fp8_format},{},dims={x}-{w}-{dy},use_split_accumulator={use_split_accumulator:?},\
+             override={override_linear_precision:?})",
+            quant.key(),
         )
     }
 
-    fn rule(&self, direction: Direction) -> ScaleRule {
-        ScaleRule::Current {
-            fp8_max: self.fp8_format.encoding(direction).max(),
-            epsilon: self.amax_epsilon,
-            power_2_scales: self.power_2_scales,
-        }
+    fn use_split_accumulator(&self) -> (bool, bool, bool) {
+        SPLIT
+    }
+
+    fn rule(&self, role: SlotRole) -> ScaleRule {
+        let fp8_max = self.fp8_format.encoding(role.direction()).max();
+        let QParams { power_2_scale, amax_epsilon } = self.quant.of(role);
+        ScaleRule::Current { fp8_max, epsilon: amax_epsilon, power_2_scales: power_2_scale }
     }
 
     fn scale<'a>(&'a self, role: SlotRole, _: &'a ScaleRule) -> Scale<'a> {
@@ -147,15 +159,14 @@ impl Policy for BlockScaling {
             SlotRole::GradOutput | SlotRole::GradInput => self.grad_block_scaling_dim,
         };
         let blocks = if dim == 2 { Blocks::B128x128 } else { Blocks::B1x128 };
-        let (power_2_scales, epsilon) = (self.power_2_scales, self.amax_epsilon);
-        Scale::Blocks(BlockRule::F32(Scales { blocks, power_2_scales, epsilon, scale_max: None }))
+        Scale::Blocks(BlockRule::F32(self.quant.of(role).block_scaling(blocks)))
     }
 }
 
 /// MXFP8: an E8M0 scale, a power of two, for 32 values. Transformer Engine's `MXFP8BlockScaling`.
 ///
 /// It keeps no state. Blocks lie along the dimension that a GEMM sums over, so a tensor that is also read transposed is quantized
-/// twice, each time from its values. GPUs do not have this recipe yet.
+/// twice, each time from its values.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::fp8_format::E8M0;
@@ -236,8 +247,12 @@ impl Policy for Mxfp8 {
         format!("mxfp8(fp8_format={fp8_format},rounding={rounding:?},override={override_linear_precision:?})")
     }
 
-    fn rule(&self, direction: Direction) -> ScaleRule {
-        let fp8_max = self.fp8_format.encoding(direction).max();
+    fn use_split_accumulator(&self) -> (bool, bool, bool) {
+        SPLIT
+    }
+
+    fn rule(&self, role: SlotRole) -> ScaleRule {
+        let fp8_max = self.fp8_format.encoding(role.direction()).max();
         ScaleRule::Current { fp8_max, epsilon: 0.0, power_2_scales: true }
     }
 

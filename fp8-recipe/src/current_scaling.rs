@@ -1,10 +1,10 @@
 //! Current scaling: scales from the tensor itself.
 
-use crate::policy::{Policy, out_of_range};
+use crate::gemm_accumulation::SPLIT_BY_DEFAULT;
+use crate::policy::Policy;
 use crate::recipe_options::{FromValue, Options, Value};
-use crate::{Direction, Format, Recipe, Result, SlotRole};
+use crate::{Format, QParams, QParamsByRole, Recipe, Result, SlotRole};
 use fp8_kernels::fp8_format::Blocks;
-use fp8_kernels::fp8_format::slice::BlockScaling;
 use fp8_kernels::{BlockRule, Scale, ScaleRule};
 
 /// How many scales a tensor has under [`CurrentScaling`].
@@ -19,7 +19,7 @@ pub enum Granularity {
     /// One.
     #[default]
     Tensor,
-    /// One for each row of the last dimension: a token, or an output channel of a weight. GPUs do not have it yet.
+    /// One for each row of the last dimension: a token, or an output channel of a weight.
     Row,
 }
 
@@ -41,15 +41,15 @@ impl FromValue for Granularity {
 /// scale = fp8_max / max(amax, amax_epsilon)
 /// ```
 ///
-/// `fp8_max` is 448 for E4M3 and 57344 for E5M2. With `use_power_2_scales` the scale is rounded down to a power of two.
+/// `fp8_max` is 448 for E4M3 and 57344 for E5M2. With `power_2_scale` the scale is rounded down to a power of two.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
-/// use fp8_recipe::{CurrentScaling, GemmSlots, Recipe, Scaling};
+/// use fp8_recipe::{CurrentScaling, GemmSlots, QParams, Recipe, Scaling};
 ///
 /// let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
 /// let mut scaling = Scaling::new(&fc, &device)?;
-/// let recipe = Recipe::from(CurrentScaling { use_power_2_scales: true, ..Default::default() });
+/// let recipe = Recipe::from(CurrentScaling { quant: QParams::POWER_2.into(), ..Default::default() });
 /// let mut cx = scaling.autocast(&recipe)?;
 /// let x = Tensor::from_vec(vec![5.0f32], [1, 1], &device)?;
 /// let x8 = ops::quantize(&x, &cx.slot(&fc.input)?)?;
@@ -63,10 +63,11 @@ pub struct CurrentScaling {
     pub granularity: Granularity,
     /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default: HYBRID.
     pub fp8_format: Format,
-    /// Whether scales are rounded down to powers of two. Default: false.
-    pub use_power_2_scales: bool,
-    /// The smallest amax that counts: smaller ones are replaced by it. Finite, at least 0. Default: 0.
-    pub amax_epsilon: f32,
+    /// How scales are computed from amaxes, for inputs, weights and gradients. Default: not rounded, and an epsilon of 0.
+    pub quant: QParamsByRole,
+    /// Whether fprop, dgrad and wgrad use split accumulation, in this order; if not, they use fast accumulation. Default:
+    /// `(false, true, true)`.
+    pub use_split_accumulator: (bool, bool, bool),
     /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: `(false, false, false)`.
     pub override_linear_precision: (bool, bool, bool),
 }
@@ -76,8 +77,8 @@ impl Default for CurrentScaling {
         Self {
             granularity: Granularity::Tensor,
             fp8_format: Format::Hybrid,
-            use_power_2_scales: false,
-            amax_epsilon: 0.0,
+            quant: QParamsByRole::default(),
+            use_split_accumulator: SPLIT_BY_DEFAULT,
             override_linear_precision: (false, false, false),
         }
     }
@@ -94,8 +95,8 @@ impl CurrentScaling {
     pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
         options.read("granularity", &mut self.granularity)?;
         options.read("fp8_format", &mut self.fp8_format)?;
-        options.read("use_power_2_scales", &mut self.use_power_2_scales)?;
-        options.read("amax_epsilon", &mut self.amax_epsilon)?;
+        self.quant.read(options)?;
+        options.read("use_split_accumulator", &mut self.use_split_accumulator)?;
         options.read("override_linear_precision", &mut self.override_linear_precision)?;
         Ok(self.into())
     }
@@ -115,10 +116,7 @@ impl Policy for CurrentScaling {
     fn validate(&self) -> Result<()> {
         let name = "CurrentScaling";
         self.fp8_format.validate(name)?;
-        if !(self.amax_epsilon >= 0.0 && self.amax_epsilon.is_finite()) {
-            return Err(out_of_range(name, "amax_epsilon", self.amax_epsilon, "expected finite and ≥ 0"));
-        }
-        Ok(())
+        self.quant.validate(name)
     }
 
     fn override_linear_precision(&self) -> (bool, bool, bool) {
@@ -126,31 +124,29 @@ impl Policy for CurrentScaling {
     }
 
     fn state_key(&self) -> String {
-        let Self { granularity, fp8_format, use_power_2_scales, amax_epsilon, override_linear_precision } =
-            self;
+        let Self { granularity, fp8_format, quant, use_split_accumulator, override_linear_precision } = self;
         let name = if *granularity == Granularity::Row { "rowwise" } else { "current" };
         format!(
-            "{name}(fp8_format={fp8_format},use_power_2_scales={use_power_2_scales},amax_epsilon={amax_epsilon},\
-             override={override_linear_precision:?})"
+            "{name}(fp8_format={fp8_format},{},use_split_accumulator={use_split_accumulator:?},\
+             override={override_linear_precision:?})",
+            quant.key(),
         )
     }
 
-    fn rule(&self, direction: Direction) -> ScaleRule {
-        ScaleRule::Current {
-            fp8_max: self.fp8_format.encoding(direction).max(),
-            epsilon: self.amax_epsilon,
-            power_2_scales: self.use_power_2_scales,
-        }
+    fn use_split_accumulator(&self) -> (bool, bool, bool) {
+        self.use_split_accumulator
     }
 
-    fn scale<'a>(&'a self, _: SlotRole, rule: &'a ScaleRule) -> Scale<'a> {
+    fn rule(&self, role: SlotRole) -> ScaleRule {
+        let fp8_max = self.fp8_format.encoding(role.direction()).max();
+        let QParams { power_2_scale, amax_epsilon } = self.quant.of(role);
+        ScaleRule::Current { fp8_max, epsilon: amax_epsilon, power_2_scales: power_2_scale }
+    }
+
+    fn scale<'a>(&'a self, role: SlotRole, rule: &'a ScaleRule) -> Scale<'a> {
         match self.granularity {
             Granularity::Tensor => Scale::FromTensor(rule),
-            Granularity::Row => {
-                let (power_2_scales, epsilon) = (self.use_power_2_scales, self.amax_epsilon);
-                let scaling = BlockScaling { power_2_scales, epsilon, ..BlockScaling::new(Blocks::Row) };
-                Scale::Blocks(BlockRule::F32(scaling))
-            }
+            Granularity::Row => Scale::Blocks(BlockRule::F32(self.quant.of(role).block_scaling(Blocks::Row))),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Recipes of the user's own: a function from amax to scale, with state of its own.
 
 use crate::policy::{HostUpdate, Policy, SlotUpdate, State, Update, out_of_range};
-use crate::{Direction, Error, Format, Recipe, Result};
+use crate::{Error, Format, Recipe, Result, SlotRole};
 use fp8_kernels::{ArenaOptions, REST, ScalePolicy, ScaleRule, UNSET};
 use std::fmt;
 use std::sync::Arc;
@@ -186,8 +186,8 @@ impl Policy for Custom {
         )
     }
 
-    fn rule(&self, direction: Direction) -> ScaleRule {
-        let fp8_max = self.fp8_format.encoding(direction).max();
+    fn rule(&self, role: SlotRole) -> ScaleRule {
+        let fp8_max = self.fp8_format.encoding(role.direction()).max();
         ScaleRule::Delayed { fp8_max, margin: 0, policy: ScalePolicy::Exact }
     }
 

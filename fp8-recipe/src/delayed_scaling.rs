@@ -2,7 +2,7 @@
 
 use crate::policy::{Policy, State, Update, out_of_range};
 use crate::recipe_options::{FromValue, Options, Value};
-use crate::{Direction, Format, Recipe, Result};
+use crate::{Format, Recipe, Result, SlotRole};
 use fp8_kernels::ops::{AmaxRule, ScaleUpdate};
 use fp8_kernels::{ArenaOptions, CustomPolicy, REST, ScalePolicy, ScaleRule, UNSET};
 use std::fmt;
@@ -244,8 +244,8 @@ impl Policy for DelayedScaling {
         format!("{},len={}", self.state_key(), self.amax_history_len)
     }
 
-    fn rule(&self, direction: Direction) -> ScaleRule {
-        let fp8_max = self.fp8_format.encoding(direction).max();
+    fn rule(&self, role: SlotRole) -> ScaleRule {
+        let fp8_max = self.fp8_format.encoding(role.direction()).max();
         ScaleRule::Delayed { fp8_max, margin: self.margin, policy: self.scale_policy() }
     }
 

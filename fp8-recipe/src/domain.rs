@@ -1,6 +1,7 @@
 //! A recipe under a group, with its forward and backward arena.
 
 use crate::by_direction::ByDirection;
+use crate::by_role::ByRole;
 use crate::host_update::HostPlan;
 use crate::policy::{Policy, State, Update};
 use crate::{AmaxGroup, ArenaState, Direction, RecipeLabel, Result, ScaleSource, SlotRole, StateDigest};
@@ -13,7 +14,7 @@ pub(crate) struct Domain {
     /// Recipe and group, which identify it.
     pub(crate) key: String,
     pub(crate) policy: Arc<dyn Policy>,
-    pub(crate) rules: ByDirection<ScaleRule>,
+    rules: ByRole<ScaleRule>,
     pub(crate) encodings: ByDirection<Encoding>,
     /// `None` until the first scope that records. Without state they are only used for the report.
     pub(crate) arenas: Option<ByDirection<Arena>>,
@@ -35,7 +36,7 @@ impl Domain {
     pub(crate) fn new(key: String, policy: &Arc<dyn Policy>) -> Self {
         Self {
             key,
-            rules: ByDirection::from_fn(|direction| policy.rule(direction)),
+            rules: ByRole::from_fn(|role| policy.rule(role)),
             encodings: ByDirection::from_fn(|direction| policy.format().encoding(direction)),
             policy: policy.clone(),
             arenas: None,
@@ -69,7 +70,24 @@ impl Domain {
 
     /// Returns what a commit does with one of its arenas.
     pub(crate) fn update_rule(&self, direction: Direction) -> Update<'_> {
-        update_rule(&*self.policy, &self.rules[direction])
+        update_rule(&*self.policy, self.arena_rule(direction))
+    }
+
+    /// Returns the rule of a slot.
+    pub(crate) const fn rule(&self, role: SlotRole) -> &ScaleRule {
+        self.rules.get(role)
+    }
+
+    /// Returns the rule by which an arena is updated.
+    const fn arena_rule(&self, direction: Direction) -> &ScaleRule {
+        self.rule(direction.any_role())
+    }
+
+    /// Returns the scale that a report shows for a slot with this amax. `stored` is the slot's scale cell.
+    pub(crate) fn reported_scale(&self, role: SlotRole, amax: f32, stored: f32) -> Result<f32> {
+        // Without state, the arena was updated by the rule of another role of this pass.
+        let is_own = self.policy.state().is_some() || stored < 0.0;
+        if is_own { Ok(stored.abs()) } else { Ok(self.rule(role).scale(amax, stored)?) }
     }
 
     /// Returns the name of a recipe whose scales a user's code computes on the host.
@@ -87,7 +105,7 @@ impl Domain {
 
     /// Returns where the scales of slots of this role come from.
     pub(crate) fn scale_source(&self, role: SlotRole) -> ScaleSource {
-        match self.policy.scale(role, &self.rules[role.direction()]) {
+        match self.policy.scale(role, self.rule(role)) {
             _ if self.policy.state().is_some() => ScaleSource::Past,
             Scale::Blocks(_) => ScaleSource::RowsOrBlocks,
             _ => ScaleSource::Tensor,
@@ -159,7 +177,7 @@ impl Domain {
     ) -> Result<()> {
         let Some(arenas) = &self.arenas else { return Ok(()) };
         let arena = &arenas[direction];
-        match update_rule(&*self.policy, &self.rules[direction]) {
+        match self.update_rule(direction) {
             Update::Window(update) => ops::check_scales(arena, &update)?,
             Update::OnHost(code) => {
                 let plan = HostPlan::new(code, arena, self.encodings[direction].max(), names, roles)?;
@@ -187,7 +205,7 @@ impl Domain {
 
     /// Changes the scales and rows of one of its arenas, after [`check`](Self::check).
     pub(crate) fn update(&mut self, direction: Direction) -> Result<()> {
-        let rule = &self.rules[direction];
+        let rule = self.rules.get(direction.any_role());
         let Some(arenas) = &mut self.arenas else { return Ok(()) };
         let arena = &mut arenas[direction];
         match (update_rule(&*self.policy, rule), self.planned[direction].take()) {

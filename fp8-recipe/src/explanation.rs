@@ -1,14 +1,17 @@
 //! Which recipe each slot gets, in words.
 
 use crate::assignment::Assignment;
+use crate::gemm_pairs::{Gemm, Operand};
 use crate::{Fp8Gemms, Recipe, RecipeLabel, Result, Scaling, SlotName, SlotRole};
+use fp8_kernels::Device;
+use fp8_kernels::ops::Emulation;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 /// Which recipe each slot of a model gets and why, and which GEMMs run in FP8: see [`Scaling::explain`].
 ///
-/// `Display` writes a line for each layer and one for each of its slots.
+/// `Display` writes a line for each layer, one for each of its slots, and one for each GEMM that the device emulates.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::Device;
@@ -31,7 +34,7 @@ use std::sync::Arc;
 ///        weight: off (pattern `fc2.weight`)\n  \
 ///        grad_output: delayed (default)\n"
 /// );
-/// let ExplainedLayer { path, gemms, slots } = &explanation.layers[1];
+/// let ExplainedLayer { path, gemms, slots, .. } = &explanation.layers[1];
 /// assert_eq!((&**path, gemms.fprop, gemms.wgrad), ("fc2", false, true));
 /// let ExplainedSlot { pattern, recipe, .. } = &slots[1];
 /// assert_eq!((pattern.as_deref(), recipe), (Some("fc2.weight"), &None));
@@ -54,6 +57,8 @@ pub struct ExplainedLayer {
     pub gemms: Fp8Gemms,
     /// Its slots: input, weight, output, gradients.
     pub slots: Vec<ExplainedSlot>,
+    /// The GEMMs in FP8, `fprop`, `dgrad` and `wgrad`, that the device or its cuBLAS does not have, with what takes their place.
+    pub emulated: Vec<(&'static str, Emulation)>,
 }
 
 /// A slot and its recipe, as listed in an [`Explanation`].
@@ -78,7 +83,7 @@ impl Scaling {
     pub fn explain(&self, recipe: &Recipe) -> Result<Explanation> {
         recipe.validate()?;
         let assignment = Assignment::new(&recipe.choice(), &self.slots)?;
-        let mut layers: BTreeMap<Arc<str>, Vec<ExplainedSlot>> = BTreeMap::new();
+        let mut layers: BTreeMap<Arc<str>, (Vec<ExplainedSlot>, Vec<Operand<'_>>)> = BTreeMap::new();
         for (direction, slots) in self.slots.each_ref() {
             for (index, slot) in slots.iter().enumerate() {
                 let (policy, pattern) = match &assignment {
@@ -89,16 +94,20 @@ impl Scaling {
                         (all.recipe.policy(position), rule.map(|rule| rule.pattern.clone()))
                     }
                 };
-                layers.entry(slot.layer().clone()).or_default().push(explained(
+                let (slots, operands) = layers.entry(slot.layer().clone()).or_default();
+                slots.push(explained(
                     slot,
                     policy.map(|policy| RecipeLabel::new(&policy.key(), None)),
                     pattern,
                 ));
+                operands.push(Operand { role: slot.role(), policy: policy.map(|policy| &**policy) });
             }
         }
-        let layers = layers.into_iter().map(|(path, mut slots)| {
+        let layers = layers.into_iter().map(|(path, (mut slots, operands))| {
             slots.sort_by_key(|slot| slot.role);
-            ExplainedLayer { gemms: assignment.gemms(&path), path, slots }
+            let gemms = assignment.gemms(&path);
+            let emulated = emulated(&self.device, gemms, &operands);
+            ExplainedLayer { gemms, path, slots, emulated }
         });
         let shadowed = match &assignment {
             Assignment::All(_) => Vec::new(),
@@ -117,13 +126,25 @@ impl Scaling {
     }
 }
 
+/// Which of a layer's GEMMs in FP8 the device does in another way.
+fn emulated(device: &Device, gemms: Fp8Gemms, operands: &[Operand<'_>]) -> Vec<(&'static str, Emulation)> {
+    let all = [(Gemm::Fprop, gemms.fprop), (Gemm::Dgrad, gemms.dgrad), (Gemm::Wgrad, gemms.wgrad)];
+    let of = |(gemm, runs): (Gemm, bool)| {
+        let operand = |role| operands.iter().find(|operand| operand.role == role).copied();
+        let [a, b] = gemm.roles().map(operand);
+        let emulation = gemm.emulation(device, &[a?, b?]).filter(|_| runs)?;
+        Some((gemm.name(), emulation))
+    };
+    all.into_iter().filter_map(of).collect()
+}
+
 fn explained(slot: &SlotName, recipe: Option<RecipeLabel>, pattern: Option<Arc<str>>) -> ExplainedSlot {
     ExplainedSlot { name: slot.name().clone(), role: slot.role(), recipe, pattern }
 }
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for ExplainedLayer { path, gemms, slots } in &self.layers {
+        for ExplainedLayer { path, gemms, slots, emulated } in &self.layers {
             writeln!(f, "{path}: {}", run_in_fp8(*gemms))?;
             for ExplainedSlot { role, recipe, pattern, .. } in slots {
                 let recipe = recipe.as_ref().map_or("off".to_owned(), RecipeLabel::to_string);
@@ -131,6 +152,9 @@ impl fmt::Display for Explanation {
                     Some(pattern) => writeln!(f, "  {}: {recipe} (pattern `{pattern}`)", role.name())?,
                     None => writeln!(f, "  {}: {recipe} (default)", role.name())?,
                 }
+            }
+            for (gemm, emulation) in emulated {
+                writeln!(f, "  {gemm} is {emulation}")?;
             }
         }
         for pattern in &self.shadowed {

@@ -3,7 +3,8 @@
 use crate::SlotRole;
 use crate::policy::Policy;
 use fp8_kernels::fp8_format::Blocks;
-use fp8_kernels::{Encoding, Scale, ops};
+use fp8_kernels::ops::Emulation;
+use fp8_kernels::{BlockRule, Device, Encoding, Scale, ops};
 
 /// One of the three GEMMs of a Linear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,16 +39,44 @@ impl Gemm {
         }
     }
 
+    /// Returns whether it reads the transpose of an operand, which has scales of its own.
+    const fn reads_columnwise(self, role: SlotRole) -> bool {
+        match self {
+            Self::Fprop => false,
+            Self::Dgrad => matches!(role, SlotRole::Weight),
+            Self::Wgrad => true,
+        }
+    }
+
+    /// Returns what the device does if it does not multiply two quantized operands itself.
+    pub(crate) fn emulation(self, device: &Device, operands: &[Operand<'_>; 2]) -> Option<Emulation> {
+        let rules = operands.each_ref().map(Operand::block_rule);
+        let blocks = |i: usize| {
+            let rule = rules[i]?;
+            let is_turned = self.reads_columnwise(operands[i].role);
+            if is_turned { rule.columnwise_blocks() } else { Some(rule.blocks()) }
+        };
+        let powers_of_two = rules.iter().flatten().all(BlockRule::has_powers_of_two);
+        ops::emulation(device, blocks(0), blocks(1), powers_of_two)
+    }
+
     /// Returns whether the operand is quantized and its recipe runs this GEMM in FP8.
     pub(crate) fn takes(self, operand: &Operand<'_>) -> bool {
-        operand.policy.is_some_and(|policy| {
-            let (fprop, dgrad, wgrad) = policy.override_linear_precision();
-            !match self {
-                Self::Fprop => fprop,
-                Self::Dgrad => dgrad,
-                Self::Wgrad => wgrad,
-            }
-        })
+        operand.policy.is_some_and(|policy| !self.of(policy.override_linear_precision()))
+    }
+
+    /// Returns whether the operand's recipe asks for split accumulation in this GEMM.
+    pub(crate) fn splits(self, operand: &Operand<'_>) -> bool {
+        operand.policy.is_some_and(|policy| self.of(policy.use_split_accumulator()))
+    }
+
+    /// Picks this GEMM's of three values.
+    const fn of(self, (fprop, dgrad, wgrad): (bool, bool, bool)) -> bool {
+        match self {
+            Self::Fprop => fprop,
+            Self::Dgrad => dgrad,
+            Self::Wgrad => wgrad,
+        }
     }
 }
 
@@ -77,12 +106,17 @@ impl Operand<'_> {
         self.policy.map(|policy| policy.format().encoding(self.role.direction()))
     }
 
-    /// Which elements share a scale; `None` for one scale.
+    /// Which elements share a scale in the rowwise codes; `None` for one scale.
     fn blocks(&self) -> Option<Blocks> {
+        self.block_rule().map(|rule| rule.blocks())
+    }
+
+    /// The rule of scales for rows or blocks; `None` for one scale.
+    fn block_rule(&self) -> Option<BlockRule> {
         let policy = self.policy.filter(|policy| policy.state().is_none())?;
-        let rule = policy.rule(self.role.direction());
+        let rule = policy.rule(self.role);
         match policy.scale(self.role, &rule) {
-            Scale::Blocks(rule) => Some(rule.blocks()),
+            Scale::Blocks(rule) => Some(rule),
             Scale::Off | Scale::Cell { .. } | Scale::FromTensor(_) | Scale::FromAmax { .. } => None,
         }
     }

@@ -6,7 +6,8 @@ use crate::outcome::{Ending, Outcome};
 use crate::scope::Scope;
 use crate::weights::CachedWeight;
 use crate::{
-    AutocastOptions, Direction, Error, Fp8Gemms, Origin, Recipe, Result, Scaling, SlotName, Snapshot,
+    AutocastOptions, Direction, Error, Fp8Gemms, GemmAccumulation, Origin, Recipe, Result, Scaling, SlotName,
+    Snapshot,
 };
 use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
 use std::fmt::Display;
@@ -241,6 +242,11 @@ impl Forward<'_> {
         self.scaling.fp8_gemms(self.frame, slot.layer())
     }
 
+    /// Returns how the FP8 GEMMs of a layer accumulate in this scope. `slot` is any slot of the layer.
+    pub fn accumulation(&self, slot: &SlotName) -> GemmAccumulation {
+        self.scaling.plans[self.frame.plan].accumulation(slot.layer())
+    }
+
     /// Returns a handle to the scales of this scope, for a layer that will run its forward again in backward.
     pub fn snapshot(&mut self) -> Snapshot {
         if let (Mode::Record, Some(scope)) = (&self.mode, &mut self.scaling.scope) {
@@ -378,6 +384,15 @@ impl Backward<'_> {
         match origin.touched(&self.scaling.identity) {
             Ok(_) => self.scaling.fp8_gemms(origin.frame, &origin.layer),
             Err(_) => Fp8Gemms::NONE,
+        }
+    }
+
+    /// Returns how the FP8 GEMMs of `origin`'s layer accumulate under its recipe: as by default for an origin that
+    /// [`slot`](Self::slot) refuses.
+    pub fn accumulation(&self, origin: &Origin) -> GemmAccumulation {
+        match origin.touched(&self.scaling.identity) {
+            Ok(_) => self.scaling.plans[origin.frame.plan].accumulation(&origin.layer),
+            Err(_) => GemmAccumulation::default(),
         }
     }
 

@@ -4,6 +4,7 @@
 
 // Names, values and errors.
 mod by_direction;
+mod by_role;
 mod digest;
 mod error;
 mod format;
@@ -16,9 +17,11 @@ mod current_scaling;
 mod custom_recipe;
 mod delayed_scaling;
 mod fp8_gemms;
+mod gemm_accumulation;
 mod pattern;
 mod policy;
 mod presets;
+mod qparams;
 mod recipe;
 #[cfg(feature = "toml")]
 mod recipe_file;
@@ -79,10 +82,12 @@ pub use explanation::{ExplainedLayer, ExplainedSlot, Explanation};
 pub use format::Format;
 pub use fp8_gemms::Fp8Gemms;
 pub use fp8_kernels::{self, Encoding};
+pub use gemm_accumulation::GemmAccumulation;
 pub use group::AmaxGroup;
 pub use guard::{Backward, Forward};
 pub use origin::{Origin, Snapshot};
 pub use policy::SlotUpdate;
+pub use qparams::{QParams, QParamsByRole};
 pub use quantizer::Quantizer;
 pub use recipe::Recipe;
 pub use recipe_label::RecipeLabel;

@@ -2,7 +2,7 @@
 
 use crate::assignment::Assignment;
 use crate::domain::Domain;
-use crate::{AmaxGroup, Direction, Fp8Gemms, RecipeLabel, Result, SlotName};
+use crate::{AmaxGroup, Direction, Fp8Gemms, GemmAccumulation, RecipeLabel, Result, SlotName};
 use std::sync::Arc;
 
 /// The recipe and group of a scope, and the domain of each slot.
@@ -62,6 +62,11 @@ impl Plan {
     /// Returns which GEMMs of the layer at `path` run in FP8.
     pub(crate) fn gemms(&self, path: &str) -> Fp8Gemms {
         self.assignment.gemms(path)
+    }
+
+    /// Returns how the FP8 GEMMs of the layer at `path` accumulate.
+    pub(crate) fn accumulation(&self, path: &str) -> GemmAccumulation {
+        self.assignment.accumulation(path)
     }
 
     pub(crate) fn group(&self) -> Option<&Arc<dyn AmaxGroup>> {

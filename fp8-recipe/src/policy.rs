@@ -3,7 +3,8 @@
 //! The rest of the crate asks a [`Policy`] and never which kind it is. A further recipe is one new file, its module and
 //! re-export in `lib.rs`, and its names in `presets.rs`.
 
-use crate::{Direction, Error, Format, Result, SlotRole};
+use crate::gemm_accumulation::SPLIT_BY_DEFAULT;
+use crate::{Error, Format, Result, SlotRole};
 use fp8_kernels::ops::ScaleUpdate;
 use fp8_kernels::{ArenaOptions, Scale, ScaleRule};
 use std::any::Any;
@@ -20,6 +21,11 @@ pub(crate) trait Policy: Any + Debug + Send + Sync {
     /// Whether fprop, dgrad and wgrad run in high precision, in this order.
     fn override_linear_precision(&self) -> (bool, bool, bool);
 
+    /// Whether fprop, dgrad and wgrad use split accumulation, in this order.
+    fn use_split_accumulator(&self) -> (bool, bool, bool) {
+        SPLIT_BY_DEFAULT
+    }
+
     /// The identity of the recipe's state in checkpoints, `kind(option=value,…)`: all options except the length of a history,
     /// which may change.
     fn state_key(&self) -> String;
@@ -30,11 +36,10 @@ pub(crate) trait Policy: Any + Debug + Send + Sync {
     }
 
     /// The rule that computes a per-tensor scale from an amax. Without [`state`](Self::state) the amax is that of the tensor
-    /// itself; with it, the rule gives first scales.
-    fn rule(&self, direction: Direction) -> ScaleRule;
+    /// itself. With it, the rule gives first scales, and all slots of a pass have the same rule.
+    fn rule(&self, role: SlotRole) -> ScaleRule;
 
-    /// What slots of this role quantize with, if there is no [`state`](Self::state). `rule` is this policy's for the pass of
-    /// the slot.
+    /// What slots of this role quantize with, if there is no [`state`](Self::state). `rule` is this policy's for the role.
     fn scale<'a>(&'a self, role: SlotRole, rule: &'a ScaleRule) -> Scale<'a> {
         let _ = role;
         Scale::FromTensor(rule)

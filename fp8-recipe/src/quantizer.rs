@@ -57,7 +57,7 @@ impl Quantizer {
             scale: scale.clone(),
             amax: amax.clone(),
             counters: counters.clone(),
-            rule: recipe.rule(direction),
+            rule: recipe.rule(direction.any_role()),
             encoding: recipe.fp8_format.encoding(direction),
             arena,
             recipe,

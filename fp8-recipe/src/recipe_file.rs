@@ -44,7 +44,9 @@ impl Recipe {
     /// | key | values |
     /// |---|---|
     /// | `fp8_format` | `"hybrid"`, `"e4m3"` |
-    /// | `override_linear_precision` | `[fprop, dgrad, wgrad]`, each `true` or `false` |
+    /// | `override_linear_precision`, `use_split_accumulator` | `[fprop, dgrad, wgrad]`, each `true` or `false` |
+    /// | `power_2_scale` | `true` or `false`, or `[input, weight, grad_output]`: the fields of [`QParams`](crate::QParams) |
+    /// | `amax_epsilon` | a number, or `[input, weight, grad_output]` |
     /// | `amax_compute_algo` | `"max"`, `"most_recent"` |
     /// | `scaling_factor_compute_algo` | `"exact"`, `"power_of_two"` |
     /// | all others | a number, `true` or `false` |
@@ -113,10 +115,7 @@ fn value(found: Toml) -> Value {
         Toml::Integer(value) => Value::Integer(value),
         Toml::Float(value) => Value::Float(value),
         Toml::Boolean(value) => Value::Flag(value),
-        Toml::Array(values) => {
-            let flags = values.iter().map(Toml::as_bool).collect::<Option<_>>();
-            flags.map_or(Value::Other("an array"), Value::Flags)
-        }
+        Toml::Array(values) => Value::List(values.into_iter().map(value).collect()),
         Toml::Table(_) => Value::Other("a table"),
         Toml::Datetime(_) => Value::Other("a date"),
     }

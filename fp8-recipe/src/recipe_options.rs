@@ -13,7 +13,7 @@ pub(crate) enum Value {
     Integer(i64),
     Float(f64),
     Flag(bool),
-    Flags(Vec<bool>),
+    List(Vec<Self>),
     /// Of a type that no option has: its name.
     Other(&'static str),
 }
@@ -25,7 +25,10 @@ impl fmt::Display for Value {
             Self::Integer(value) => value.fmt(f),
             Self::Float(value) => value.fmt(f),
             Self::Flag(value) => value.fmt(f),
-            Self::Flags(value) => write!(f, "{value:?}"),
+            Self::List(values) => {
+                let values: Vec<String> = values.iter().map(ToString::to_string).collect();
+                write!(f, "[{}]", values.join(", "))
+            }
             Self::Other(name) => f.write_str(name),
         }
     }
@@ -89,8 +92,8 @@ impl FromValue for (bool, bool, bool) {
         "three of true and false, for fprop, dgrad and wgrad: [false, false, true]";
 
     fn from_value(value: &Value) -> Option<Self> {
-        let Value::Flags(flags) = value else { return None };
-        let [fprop, dgrad, wgrad] = flags[..] else { return None };
+        let Value::List(flags) = value else { return None };
+        let [Value::Flag(fprop), Value::Flag(dgrad), Value::Flag(wgrad)] = flags[..] else { return None };
         Some((fprop, dgrad, wgrad))
     }
 }
@@ -136,7 +139,7 @@ mod tests {
     fn options_are_read_by_name_and_the_rest_is_refused() {
         let given = [
             ("a", Value::Integer(3)),
-            ("b", Value::Flags(vec![true, false, true])),
+            ("b", Value::List([true, false, true].map(Value::Flag).to_vec())),
             ("c", Value::Integer(2)),
             ("z", Value::Flag(true)),
         ];
@@ -163,7 +166,7 @@ mod tests {
         assert_eq!(refused::<f32>(Value::Text("x".to_owned())), "a = \"x\": expected a number");
         let flags = "three of true and false, for fprop, dgrad and wgrad: [false, false, true]";
         assert_eq!(
-            refused::<(bool, bool, bool)>(Value::Flags(vec![true])),
+            refused::<(bool, bool, bool)>(Value::List(vec![Value::Flag(true)])),
             format!("a = [true]: expected {flags}")
         );
         assert_eq!(refused::<bool>(Value::Other("a table")), "a = a table: expected true or false");

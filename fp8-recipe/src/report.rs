@@ -101,7 +101,7 @@ impl Scaling {
                         direction,
                         recipe: domain.label(),
                         amax,
-                        scale: scale.abs(),
+                        scale: domain.reported_scale(*role, amax, scale)?,
                         calibrated: scale > 0.0,
                         saturated: counters.saturated,
                         underflowed: counters.underflowed,

@@ -260,7 +260,7 @@ impl Scaling {
             return Ok(Slot::off(Format::Hybrid.encoding(direction)));
         };
         let domain = &self.domains[of_slot];
-        let (encoding, first) = (domain.encodings[direction], &domain.rules[direction]);
+        let (encoding, first) = (domain.encodings[direction], domain.rule(name.role()));
         let arena = domain.arenas.as_ref().map(|arenas| &arenas[direction]);
         let keep = matches!(mode, Mode::Record) && frame.records();
         let scale = match (domain.policy.state(), mode) {

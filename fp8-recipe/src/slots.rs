@@ -23,6 +23,14 @@ impl Direction {
     /// Both passes, forward first.
     pub const ALL: [Self; 2] = [Self::Forward, Self::Backward];
 
+    /// Returns one of the roles of this pass.
+    pub(crate) const fn any_role(self) -> SlotRole {
+        match self {
+            Self::Forward => SlotRole::Input,
+            Self::Backward => SlotRole::GradOutput,
+        }
+    }
+
     /// Returns `forward` or `backward`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -17,7 +17,7 @@ use super::communicator::Answer;
 use super::group::{Group, address, call};
 use crate::gather;
 use crate::message::{Call, Operation};
-use crate::{Error, ProcessGroup, ReduceOp, Result};
+use crate::{Error, ProcessGroup, ReduceOp, Result, gather_blocks};
 use fp8_kernels::{Cell, DType, Operand, Scale, Shape, Slot, Tensor, interop, ops};
 use std::sync::Arc;
 
@@ -73,6 +73,11 @@ impl Group {
 
     /// Gathers a quantized tensor, through the hosts or on the devices alone (see the header of this file).
     pub(super) fn gather_quantized(&self, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
+        if let Scale::Blocks(rule) = slot.scale {
+            let remedy = "run it outside of the recorded step: the hosts compare the shards of a tensor with scales for blocks";
+            shard.device().expect_eager(&named(what), remedy)?;
+            return gather_blocks::gather(self, what, shard, slot, rule);
+        }
         let label = gather::label(what, shard, slot);
         if let Some(agreed) = self.agreed(what, &label, shard, slot)? {
             return self.gather_agreed(what, &agreed, shard, slot);

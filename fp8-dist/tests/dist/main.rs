@@ -5,6 +5,7 @@ mod agreement;
 mod collectives;
 mod failures;
 mod gather;
+mod gather_blocks;
 mod interleavings;
 mod scaling;
 mod schedules;

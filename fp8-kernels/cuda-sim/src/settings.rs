@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | `FP8_SIM_ARCH` | `80`, `89`, `90`, `100`, `120`, also `sm_90` | `90` | compute capability of the device |
 //! | `FP8_SIM_DRIVER` | 1000 · major + 10 · minor | 13000 | CUDA version the driver says it has; what it can do stays the same |
+//! | `FP8_SIM_CUBLAS` | 10000 · major + 100 · minor + patch | 130100 | version of cuBLAS: which scale modes it has |
 //! | `FP8_SIM_MEMORY` | bytes | 2 GiB | device memory |
 //! | `FP8_SIM_SM_COUNT` | count | 4 | multiprocessors reported |
 //! | `FP8_SIM_SEED` | integer | 0 | order of runnable streams, and of blocks and warps inside a launch |
@@ -18,6 +19,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::cublaslt::set_version;
 use crate::device::Arch;
 use crate::snapshot::{self, Snapshot};
 
@@ -67,6 +69,7 @@ impl Settings {
         for key in [
             "arch",
             "driver",
+            "cublas",
             "memory_limit",
             "sm_count",
             "seed",
@@ -90,6 +93,10 @@ impl Settings {
         match key {
             "arch" => self.arch = Arch::parse(value)?,
             "driver" => self.driver = version(value)?,
+            "cublas" => match usize::try_from(integer(value)?) {
+                Ok(version @ 12_01_00..=99_99_99) => set_version(version),
+                _ => return Err("expected 10000 * major + 100 * minor + patch, from 120100 on".into()),
+            },
             "memory_limit" => self.memory = integer(value)?,
             "sm_count" => {
                 self.sm_count = match u32::try_from(integer(value)?) {
@@ -119,6 +126,7 @@ fn variable(key: &str) -> &'static str {
     match key {
         "arch" => "FP8_SIM_ARCH",
         "driver" => "FP8_SIM_DRIVER",
+        "cublas" => "FP8_SIM_CUBLAS",
         "memory_limit" => "FP8_SIM_MEMORY",
         "sm_count" => "FP8_SIM_SM_COUNT",
         "seed" => "FP8_SIM_SEED",

@@ -9,6 +9,8 @@
 
 mod lt;
 mod rig;
+#[path = "lt/scale_modes.rs"]
+mod scale_modes;
 
 use cudarc::driver::CudaSlice;
 use lt::{BF16, Case, E4M3, E5M2, F16, F32, INVALID, Lab, NOT_SUPPORTED, decode, round, value};

@@ -61,7 +61,7 @@ pub fn gemm_fp8(
     dispatch!(a.device(), gemm_fp8::gemm_fp8(a, b, dims, bias.as_ref(), dtype, accumulation))
 }
 
-/// Adds the product of two FP8 tensors, as [`gemm_fp8`](gemm_fp8()) computes it, to `out` in place, with split accumulation.
+/// Adds the product of two FP8 tensors, as [`gemm_fp8`](gemm_fp8()) computes it, to `out` in place.
 ///
 /// `out` is f32 `[m, n]`. Weight gradients are accumulated in this way. `name` identifies `out` in errors.
 ///
@@ -74,15 +74,21 @@ pub fn gemm_fp8(
 /// let codes = Tensor::from_vec(vec![0x38u8, 0x40], [2, 1], &cpu)?; // 1 and 2
 /// let a = Fp8Tensor::from_codes(codes, [2, 1], Encoding::E4M3, Tensor::scalar(1.0, &cpu)?)?;
 /// let mut dw = Tensor::from_vec(vec![10.0f32; 4], [2, 2], &cpu)?;
-/// ops::gemm_fp8_accumulate(&a, &a, &mut dw, "fc1.weight.main_grad")?;
+/// ops::gemm_fp8_accumulate(&a, &a, &mut dw, "fc1.weight.main_grad", ops::Accumulation::Split)?;
 /// assert_eq!(dw.to_vec::<f32>()?, [11.0, 12.0, 12.0, 14.0]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
-pub fn gemm_fp8_accumulate(a: &Fp8Tensor, b: &Fp8Tensor, out: &mut Tensor, name: &str) -> Result<()> {
+pub fn gemm_fp8_accumulate(
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    out: &mut Tensor,
+    name: &str,
+    accumulation: Accumulation,
+) -> Result<()> {
     let op = "gemm_fp8_accumulate";
     let [m, n, k] = check(op, a, b)?;
     check_out(op, out, [m, n], a.scale_inv())?;
-    dispatch!(a.device(), gemm_fp8::gemm_fp8_accumulate(a, b, [m, n, k], out, name))
+    dispatch!(a.device(), gemm_fp8::gemm_fp8_accumulate(a, b, [m, n, k], out, name, accumulation))
 }
 
 /// Computes [`gemm_fp8`](gemm_fp8()) with fast accumulation and quantizes the result as `slot` says.

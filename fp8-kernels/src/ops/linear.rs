@@ -6,8 +6,8 @@ use crate::{DType, Error, Operand, Result, Tensor};
 /// Computes the forward product of a Linear, `y = x · wᵀ + bias`, in `dtype`.
 ///
 /// `x` is `[.., k]`, `w` is `[n, k]`, `bias` is `[n]`, and the result is `[.., n]`. Two FP8 operands are multiplied by
-/// [`gemm_fp8`](gemm_fp8()) with fast accumulation, two in high precision by [`gemm`](gemm()); so a layer calls `fprop` with whatever
-/// [`quantize`](super::quantize()) returns.
+/// [`gemm_fp8`](gemm_fp8()) with this `accumulation`, usually [`Accumulation::Fast`]. Two in high precision are multiplied by
+/// [`gemm`](gemm()), which ignores it. So a layer calls `fprop` with whatever [`quantize`](super::quantize()) returns.
 ///
 /// # Errors
 /// One operand in FP8 and the other in high precision; those of the GEMMs.
@@ -18,12 +18,19 @@ use crate::{DType, Error, Operand, Result, Tensor};
 /// let x = Operand::High(Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &cpu)?);
 /// let w = Operand::High(Tensor::from_vec(vec![3.0f32, 4.0, 5.0, 6.0], [2, 2], &cpu)?);
 /// let bias = Tensor::from_vec(vec![0.5f32, -0.5], [2], &cpu)?;
-/// assert_eq!(ops::fprop(&x, &w, Some(&bias), DType::F32)?.to_vec::<f32>()?, [11.5, 16.5]);
+/// let y = ops::fprop(&x, &w, Some(&bias), DType::F32, ops::Accumulation::Fast)?;
+/// assert_eq!(y.to_vec::<f32>()?, [11.5, 16.5]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
-pub fn fprop(x: &Operand, w: &Operand, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
+pub fn fprop(
+    x: &Operand,
+    w: &Operand,
+    bias: Option<&Tensor>,
+    dtype: DType,
+    accumulation: Accumulation,
+) -> Result<Tensor> {
     match (x, w) {
-        (Operand::Fp8(x), Operand::Fp8(w)) => gemm_fp8(x, w, bias, dtype, Accumulation::Fast),
+        (Operand::Fp8(x), Operand::Fp8(w)) => gemm_fp8(x, w, bias, dtype, accumulation),
         (Operand::High(x), Operand::High(w)) => gemm(x, w, Layout::Nt, bias, dtype),
         (Operand::High(high), _) | (_, Operand::High(high)) => mixed("fprop", high),
     }
@@ -31,8 +38,8 @@ pub fn fprop(x: &Operand, w: &Operand, bias: Option<&Tensor>, dtype: DType) -> R
 
 /// Computes the gradient of a Linear's input, `dx = dy · w`, in `dtype`.
 ///
-/// `dy` is `[.., n]`, `w` is `[n, k]`, and the result is `[.., k]`. FP8 operands are multiplied with split accumulation. The
-/// product reads the transpose of `w`: quantize it with a slot whose `columnwise` is true.
+/// `dy` is `[.., n]`, `w` is `[n, k]`, and the result is `[.., k]`. FP8 operands are multiplied with this `accumulation`, usually
+/// [`Accumulation::Split`]. The product reads the transpose of `w`: quantize it with a slot whose `columnwise` is true.
 ///
 /// # Errors
 /// Those of [`fprop`].
@@ -42,14 +49,13 @@ pub fn fprop(x: &Operand, w: &Operand, bias: Option<&Tensor>, dtype: DType) -> R
 /// let cpu = Device::cpu();
 /// let dy = Operand::High(Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &cpu)?);
 /// let w = Operand::High(Tensor::from_vec(vec![3.0f32, 4.0, 5.0, 6.0], [2, 2], &cpu)?);
-/// assert_eq!(ops::dgrad(&dy, &w, DType::F32)?.to_vec::<f32>()?, [13.0, 16.0]);
+/// let dx = ops::dgrad(&dy, &w, DType::F32, ops::Accumulation::Split)?;
+/// assert_eq!(dx.to_vec::<f32>()?, [13.0, 16.0]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
-pub fn dgrad(dy: &Operand, w: &Operand, dtype: DType) -> Result<Tensor> {
+pub fn dgrad(dy: &Operand, w: &Operand, dtype: DType, accumulation: Accumulation) -> Result<Tensor> {
     match (dy, w) {
-        (Operand::Fp8(dy), Operand::Fp8(w)) => {
-            gemm_fp8(dy, &w.transposed()?, None, dtype, Accumulation::Split)
-        }
+        (Operand::Fp8(dy), Operand::Fp8(w)) => gemm_fp8(dy, &w.transposed()?, None, dtype, accumulation),
         (Operand::High(dy), Operand::High(w)) => gemm(dy, w, Layout::Nn, None, dtype),
         (Operand::High(high), _) | (_, Operand::High(high)) => mixed("dgrad", high),
     }
@@ -57,9 +63,9 @@ pub fn dgrad(dy: &Operand, w: &Operand, dtype: DType) -> Result<Tensor> {
 
 /// Adds the gradient of a Linear's weight to `dw` in place: `dw += dyᵀ · x`.
 ///
-/// `dy` is `[.., n]`, `x` is `[.., k]`, and `dw` is f32 `[n, k]`. FP8 operands are multiplied with split accumulation. The
-/// product reads the transposes of both: quantize them with slots whose `columnwise` is true. `name` identifies `dw` in
-/// errors.
+/// `dy` is `[.., n]`, `x` is `[.., k]`, and `dw` is f32 `[n, k]`. FP8 operands are multiplied with this `accumulation`, usually
+/// [`Accumulation::Split`]. The product reads the transposes of both: quantize them with slots whose `columnwise` is true. `name`
+/// identifies `dw` in errors.
 ///
 /// # Errors
 /// Those of [`fprop`]; a `dw` that has another shape, is not f32 or shares its storage.
@@ -70,14 +76,20 @@ pub fn dgrad(dy: &Operand, w: &Operand, dtype: DType) -> Result<Tensor> {
 /// let dy = Operand::High(Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &cpu)?);
 /// let x = Operand::High(Tensor::from_vec(vec![3.0f32, 4.0], [1, 2], &cpu)?);
 /// let mut dw = Tensor::zeros([2, 2], DType::F32, &cpu)?;
-/// ops::wgrad(&dy, &x, &mut dw, "fc1.weight.main_grad")?;
+/// ops::wgrad(&dy, &x, &mut dw, "fc1.weight.main_grad", ops::Accumulation::Split)?;
 /// assert_eq!(dw.to_vec::<f32>()?, [3.0, 4.0, 6.0, 8.0]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
-pub fn wgrad(dy: &Operand, x: &Operand, dw: &mut Tensor, name: &str) -> Result<()> {
+pub fn wgrad(
+    dy: &Operand,
+    x: &Operand,
+    dw: &mut Tensor,
+    name: &str,
+    accumulation: Accumulation,
+) -> Result<()> {
     match (dy, x) {
         (Operand::Fp8(dy), Operand::Fp8(x)) => {
-            gemm_fp8_accumulate(&dy.transposed()?, &x.transposed()?, dw, name)
+            gemm_fp8_accumulate(&dy.transposed()?, &x.transposed()?, dw, name, accumulation)
         }
         (Operand::High(dy), Operand::High(x)) => gemm_accumulate(dy, x, Layout::Tn, dw, name),
         (Operand::High(high), _) | (_, Operand::High(high)) => mixed("wgrad", high),

@@ -28,7 +28,7 @@
 //! | | |
 //! |---|---|
 //! | FP8 | [`quantize`](quantize()), [`quantize_dbias`], [`quantize_many`], [`amax`](amax()), [`scale_from_amax`](scale_from_amax()), [`update_scales`](update_scales()), [`check_scales`] |
-//! | matrix products | [`fprop`], [`dgrad`], [`wgrad`], [`gemm`](gemm()), [`gemm_accumulate`], [`gemm_fp8`](gemm_fp8()), [`gemm_fp8_accumulate`], [`gemm_fp8_quantize`] |
+//! | matrix products | [`fprop`], [`dgrad`], [`wgrad`], [`gemm`](gemm()), [`gemm_accumulate`], [`gemm_fp8`](gemm_fp8()), [`gemm_fp8_accumulate`], [`gemm_fp8_quantize`], [`can_multiply`], [`emulation`](emulation()) |
 //! | activations | [`activation`](activation()), [`activate`], [`activation_backward`], [`activation_backward_quantize_dbias`] |
 //! | norms | [`norm`](norm()), [`norm_backward`], [`norm_backward_add`] |
 //! | attention | [`attention`](attention()), [`attention_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
@@ -50,6 +50,7 @@ mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod emulation;
 mod gemm;
 mod gemm_fp8;
 mod grad_norm;
@@ -83,6 +84,7 @@ pub use cross_entropy::{CrossEntropyOptions, CrossEntropySaved, cross_entropy, c
 pub use dropout::{DropoutKey, dropout, dropout_backward};
 pub use elementwise::{add, bias, clip_in_place, scale, scale_in_place};
 pub use embedding::{embedding, embedding_backward};
+pub use emulation::{Emulation, emulation};
 pub use gemm::{Layout, gemm, gemm_accumulate};
 pub(crate) use gemm::{check_output, output_shape};
 pub(crate) use gemm_fp8::product_then_quantize;

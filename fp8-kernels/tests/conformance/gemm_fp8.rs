@@ -167,7 +167,7 @@ fn accumulates(device: &Device) -> Outcome {
         let b = quantized([n, k], Encoding::E4M3, 100.0, 2, device)?;
         let mut out = normal([m, n], DType::F32, 5, device)?;
         let before = f64s(&out)?;
-        ops::gemm_fp8_accumulate(&a, &b, &mut out, "dw")?;
+        ops::gemm_fp8_accumulate(&a, &b, &mut out, "dw", ops::Accumulation::Split)?;
         let want = Expected::new(&decoded(&a)?, &decoded(&b)?, Layout::Nt, dims, Some(&before));
         want.check(&format!("{dims:?}"), &out.to_f32_vec()?, n, DType::F32, device)?;
     }
@@ -254,7 +254,13 @@ fn refuses(device: &Device) -> Outcome {
     )?;
     let mut out = Tensor::zeros([2, 2], DType::F32, device)?;
     refused(
-        ops::gemm_fp8_accumulate(&x([2, 16], e5m2)?, &x([2, 16], e5m2)?, &mut out, "dw"),
+        ops::gemm_fp8_accumulate(
+            &x([2, 16], e5m2)?,
+            &x([2, 16], e5m2)?,
+            &mut out,
+            "dw",
+            ops::Accumulation::Split,
+        ),
         "gemm_fp8_accumulate: E5M2 × E5M2",
     )?;
     let codes = Tensor::zeros([2, 2], DType::F32, device)?;

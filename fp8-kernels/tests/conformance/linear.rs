@@ -22,10 +22,10 @@ fn check(
     [m, n, k]: [usize; 3],
 ) -> Result<Vec<Vec<f32>>, libtest_mimic::Failed> {
     let device = x.device();
-    let y = ops::fprop(x, w, None, DType::F32)?;
-    let dx = ops::dgrad(&dy.for_backward(), &w.for_backward(), DType::F32)?;
+    let y = ops::fprop(x, w, None, DType::F32, ops::Accumulation::Fast)?;
+    let dx = ops::dgrad(&dy.for_backward(), &w.for_backward(), DType::F32, ops::Accumulation::Split)?;
     let mut dw = Tensor::full(1.0, [n, k], DType::F32, device)?;
-    ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw")?;
+    ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split)?;
     equal("shapes", [y.shape().matrix(), dx.shape().matrix()], [[m, n], [m, k]])?;
     let is_fp8 = x.is_fp8();
     let value = |operand: &Operand| f64s(&operand.dequantize(DType::F32)?);
@@ -90,7 +90,10 @@ fn refuses(device: &Device) -> Outcome {
     let high = Operand::High(x);
     let mut dw = Tensor::zeros([16, 16], DType::F32, device)?;
     let wording = "one operand is FP8 and the other bf16: quantize both or neither";
-    refused(ops::fprop(&codes, &high, None, DType::F32), &format!("fprop: {wording}"))?;
-    refused(ops::dgrad(&high, &codes, DType::F32), &format!("dgrad: {wording}"))?;
-    refused(ops::wgrad(&codes, &high, &mut dw, "dw"), &format!("wgrad: {wording}"))
+    refused(
+        ops::fprop(&codes, &high, None, DType::F32, ops::Accumulation::Fast),
+        &format!("fprop: {wording}"),
+    )?;
+    refused(ops::dgrad(&high, &codes, DType::F32, ops::Accumulation::Split), &format!("dgrad: {wording}"))?;
+    refused(ops::wgrad(&codes, &high, &mut dw, "dw", ops::Accumulation::Split), &format!("wgrad: {wording}"))
 }

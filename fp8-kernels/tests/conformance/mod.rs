@@ -10,6 +10,7 @@ mod threads;
 
 mod accumulate;
 mod activation;
+mod activation_blocks;
 mod adamw;
 mod adamw_codes;
 mod adamw_skips;
@@ -26,12 +27,15 @@ mod elementwise;
 mod embedding;
 mod fp8_product;
 mod gemm;
+mod gemm_blocks;
 mod gemm_fp8;
 mod grad_norm;
 mod linear;
 mod norm;
+mod norm_blocks;
 mod norm_specials;
 mod quantize;
+mod quantize_blocks;
 mod quantize_many;
 mod reduce;
 mod rope;
@@ -48,6 +52,7 @@ pub(crate) use case::{Case, Outcome};
 pub(crate) const ALL: &[&[Case]] = &[
     accumulate::CASES,
     activation::CASES,
+    activation_blocks::CASES,
     adamw::CASES,
     adamw_codes::CASES,
     adamw_skips::CASES,
@@ -63,12 +68,15 @@ pub(crate) const ALL: &[&[Case]] = &[
     elementwise::CASES,
     embedding::CASES,
     gemm::CASES,
+    gemm_blocks::CASES,
     gemm_fp8::CASES,
     grad_norm::CASES,
     linear::CASES,
     norm::CASES,
+    norm_blocks::CASES,
     norm_specials::CASES,
     quantize::CASES,
+    quantize_blocks::CASES,
     quantize_many::CASES,
     reduce::CASES,
     rope::CASES,

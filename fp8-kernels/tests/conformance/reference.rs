@@ -1,8 +1,8 @@
 //! The same bits as the CPU's.
 
 use super::case::Outcome;
-use super::compare::{ensure, same};
-use fp8_kernels::{Device, Fp8Tensor, Result, Tensor};
+use super::compare::{ensure, equal, same};
+use fp8_kernels::{DType, Device, Fp8Tensor, Result, Tensor};
 
 /// What an operation gave.
 pub(crate) enum Got {
@@ -33,6 +33,7 @@ pub(crate) fn same_results(what: &str, got: Vec<Got>, want: Vec<Got>) -> Outcome
             (Got::Tensor(got), Got::Tensor(want)) => {
                 same(&what, &got.to_f32_vec()?, &want.to_f32_vec()?, want.shape().last_dim())?;
             }
+            (Got::Fp8(got), Got::Fp8(want)) if want.blocks().is_some() => same_blocks(&what, &got, &want)?,
             (Got::Fp8(got), Got::Fp8(want)) => {
                 let [rows, cols] = want.matrix();
                 same(&format!("{what}: codes"), &got.codes()?, &want.codes()?, cols)?;
@@ -43,6 +44,31 @@ pub(crate) fn same_results(what: &str, got: Vec<Got>, want: Vec<Got>) -> Outcome
             }
             (Got::Numbers(got), Got::Numbers(want)) => same(&what, &got, &want, want.len())?,
             _ => return Err(format!("{what}: of another kind").into()),
+        }
+    }
+    Ok(())
+}
+
+/// The codes and factors of both layouts, which are independent of each other.
+pub(super) fn same_blocks(what: &str, got: &Fp8Tensor, want: &Fp8Tensor) -> Outcome {
+    equal(what, (got.blocks(), got.columnwise_blocks()), (want.blocks(), want.columnwise_blocks()))?;
+    let layouts = |x: &Fp8Tensor| {
+        let rowwise = x.rowwise().cloned().zip(Some(x.scale_inv().clone()));
+        [("rowwise", rowwise), ("columnwise", x.columnwise().cloned().zip(x.columnwise_scale_inv().cloned()))]
+    };
+    for ((name, got), (_, want)) in layouts(got).into_iter().zip(layouts(want)) {
+        let (Some((codes, factors)), Some((want_codes, want_factors))) = (&got, &want) else {
+            ensure(got.is_none() && want.is_none(), || format!("{what}: {name} exists on one device only"))?;
+            continue;
+        };
+        let cols = want_codes.shape().last_dim();
+        same(&format!("{what}: {name} codes"), &codes.to_vec::<u8>()?, &want_codes.to_vec::<u8>()?, cols)?;
+        equal(&format!("{what}: {name} grid"), *factors.shape(), *want_factors.shape())?;
+        let (what, cols) = (format!("{what}: {name} scale_inv"), want_factors.shape().last_dim());
+        if want_factors.dtype() == DType::U8 {
+            same(&what, &factors.to_vec::<u8>()?, &want_factors.to_vec::<u8>()?, cols)?;
+        } else {
+            same(&what, &factors.to_vec::<f32>()?, &want_factors.to_vec::<f32>()?, cols)?;
         }
     }
     Ok(())

@@ -18,13 +18,14 @@ use tempfile::TempDir;
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Undoes what an earlier test did to the driver.
-const DEFAULTS: [(&str, &str); 7] = [
+const DEFAULTS: [(&str, &str); 8] = [
     ("stub", "0"),
     ("clear_fail", ""),
     ("memory_limit", "2147483648"),
     ("seed", "0"),
     ("reset", ""),
     ("arch", "90"),
+    ("cublas", "130100"),
     ("reset_calls", ""),
 ];
 

@@ -166,7 +166,7 @@ calls! {
         let (a, b) = (fp8([m, k], device)?, fp8([n, k], device)?);
         ops::gemm_fp8(&a, &b, None, DType::BF16, ops::Accumulation::Fast)?;
         let mut out = floats([m, n], device)?;
-        ops::gemm_fp8_accumulate(&a, &b, &mut out, "out")?;
+        ops::gemm_fp8_accumulate(&a, &b, &mut out, "out", ops::Accumulation::Split)?;
         slots(device, |slot| Ok(ops::gemm_fp8_quantize(&a, &b, None, slot, DType::BF16).map(drop)?))?;
     };
     quantize/3: |device, [a, b, c]| {

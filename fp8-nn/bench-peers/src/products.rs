@@ -91,9 +91,11 @@ impl Work {
         let Self { product, a, b, sum, plain } = self;
         match (plain, product.pass) {
             (Some([a, b, out]), _) => gemm_crate(product, a, b, out),
-            (None, Pass::Fprop) => drop(black_box(ops::fprop(a, b, None, DType::F32)?)),
-            (None, Pass::Dgrad) => drop(black_box(ops::dgrad(a, b, DType::F32)?)),
-            (None, Pass::Wgrad) => ops::wgrad(a, b, sum, "sum")?,
+            (None, Pass::Fprop) => {
+                drop(black_box(ops::fprop(a, b, None, DType::F32, ops::Accumulation::Fast)?))
+            }
+            (None, Pass::Dgrad) => drop(black_box(ops::dgrad(a, b, DType::F32, ops::Accumulation::Split)?)),
+            (None, Pass::Wgrad) => ops::wgrad(a, b, sum, "sum", ops::Accumulation::Split)?,
         }
         Ok(())
     }
@@ -168,11 +170,15 @@ mod tests {
                 let found = match (&work.plain, pass) {
                     (Some([_, _, out]), _) => out.clone(),
                     (None, Pass::Fprop) => {
-                        ops::fprop(&work.a, &work.b, None, DType::F32).unwrap().to_f32_vec().unwrap()
+                        ops::fprop(&work.a, &work.b, None, DType::F32, ops::Accumulation::Fast)
+                            .unwrap()
+                            .to_f32_vec()
+                            .unwrap()
                     }
-                    (None, Pass::Dgrad) => {
-                        ops::dgrad(&work.a, &work.b, DType::F32).unwrap().to_f32_vec().unwrap()
-                    }
+                    (None, Pass::Dgrad) => ops::dgrad(&work.a, &work.b, DType::F32, ops::Accumulation::Split)
+                        .unwrap()
+                        .to_f32_vec()
+                        .unwrap(),
                     (None, Pass::Wgrad) => work.sum.to_f32_vec().unwrap(),
                 };
                 assert_eq!(found.len(), expected.len());

@@ -70,7 +70,7 @@ fn product(bench: &mut Bench, case: &str, of: Product) -> Result {
             Kind::Fast => Ok(Box::new(ops::gemm_fp8(&a[i], &b[i], None, DType::BF16, Accumulation::Fast)?)),
             Kind::Split => Ok(Box::new(ops::gemm_fp8(&a[i], &b[i], None, DType::BF16, Accumulation::Split)?)),
             Kind::Accumulate => {
-                ops::gemm_fp8_accumulate(&a[i], &b[i], &mut dw[i], "dw")?;
+                ops::gemm_fp8_accumulate(&a[i], &b[i], &mut dw[i], "dw", ops::Accumulation::Split)?;
                 Ok(Box::new(()))
             }
         })?;

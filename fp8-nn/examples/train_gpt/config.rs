@@ -385,7 +385,7 @@ mod tests {
         let recipe = Recipe::from_toml(&config.settings.recipe_toml).unwrap();
         assert_eq!(
             recipe.to_string(),
-            "by name (*.mlp.fc2.grad_output: current (use_power_2_scales=true); *.blocks.0.attention.*: off; default: \
+            "by name (*.mlp.fc2.grad_output: current (power_2_scale=true); *.blocks.0.attention.*: off; default: \
              delayed (margin=1, amax_history_len=64))"
         );
     }

@@ -43,7 +43,7 @@ fn an_operand_that_is_off_turns_off_its_gemms() {
 
 #[test]
 fn a_layer_of_a_stack_runs_as_it_does_alone() {
-    let current: Recipe = CurrentScaling { use_power_2_scales: true, ..Default::default() }.into();
+    let current: Recipe = CurrentScaling { quant: QParams::POWER_2.into(), ..Default::default() }.into();
     let plain = delayed((false, false, false));
     let stack = |recipes: [&Recipe; 2]| {
         let mut layers = [linear("a", 32, 32, 1), linear("b", 32, 32, 2)];

@@ -5,6 +5,7 @@ use fp8_cuda_sim::library_path;
 use fp8_nn::fp8_kernels::CudaOptions;
 use fp8_nn::prelude::Device;
 
+mod accumulation;
 mod agreement;
 mod all_or_nothing;
 mod by_name;

@@ -21,6 +21,7 @@ mod properties;
 mod recipe_files;
 mod replay;
 mod report;
+mod role_params;
 mod scopes;
 mod state;
 mod state_report;

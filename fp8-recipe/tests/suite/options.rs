@@ -3,8 +3,9 @@
 use crate::support::{device, forward, grad, input, message, scaling, short};
 use fp8_recipe::fp8_kernels::DType;
 use fp8_recipe::{
-    AmaxComputeAlgo, AutocastOptions, CurrentScaling, CustomAmax, DelayedScaling, Direction, Encoding,
-    Format, Fp8Gemms, Quantizer, Recipe, ScalingFactorComputeAlgo, SlotRole,
+    AmaxComputeAlgo, AutocastOptions, BlockScaling, CurrentScaling, CustomAmax, DelayedScaling, Direction,
+    Encoding, Format, Fp8Gemms, QParams, QParamsByRole, Quantizer, Recipe, ScalingFactorComputeAlgo,
+    SlotRole,
 };
 use std::sync::Arc;
 
@@ -20,7 +21,12 @@ fn defaults() {
 
     let current = CurrentScaling::default();
     assert_eq!(current.fp8_format, Format::Hybrid);
-    assert_eq!((current.use_power_2_scales, current.amax_epsilon), (false, 0.0));
+    assert_eq!(current.quant, QParamsByRole::default());
+    assert_eq!(current.quant.weight, QParams { power_2_scale: false, amax_epsilon: 0.0 });
+    assert_eq!(current.use_split_accumulator, (false, true, true));
+    let block = BlockScaling::default();
+    assert_eq!(block.quant, QParams { power_2_scale: true, amax_epsilon: 0.0 }.into());
+    assert_eq!(block.use_split_accumulator, (true, true, true));
     assert_eq!(current.override_linear_precision, (false, false, false));
 
     let options = AutocastOptions::default();
@@ -87,10 +93,12 @@ fn every_option_out_of_range() {
         "DelayedScaling: interval = 0: expected at least 1 (recompute at every update)"
     );
     for amax_epsilon in [-1.0, f32::NAN, f32::INFINITY] {
-        let recipe = Recipe::from(CurrentScaling { amax_epsilon, ..Default::default() });
+        let weight = QParams { amax_epsilon, ..Default::default() };
+        let quant = QParamsByRole { weight, ..Default::default() };
+        let recipe = Recipe::from(CurrentScaling { quant, ..Default::default() });
         assert_eq!(
             message(recipe.validate()),
-            format!("CurrentScaling: amax_epsilon = {amax_epsilon}: expected finite and ≥ 0")
+            format!("CurrentScaling: quant.weight.amax_epsilon = {amax_epsilon}: expected finite and ≥ 0")
         );
     }
     let options = AutocastOptions { compute_dtype: Some(DType::U8), ..Default::default() };

@@ -2,7 +2,8 @@
 
 use crate::support::message;
 use fp8_recipe::{
-    AmaxComputeAlgo, CurrentScaling, DelayedScaling, Format, Granularity, Recipe, ScalingFactorComputeAlgo,
+    AmaxComputeAlgo, CurrentScaling, DelayedScaling, Format, Granularity, QParams, QParamsByRole, Recipe,
+    ScalingFactorComputeAlgo,
 };
 
 fn details(recipe: &Recipe) -> String {
@@ -43,29 +44,35 @@ fn every_option_can_be_written() {
         recipe = "current"
         granularity = "row"
         fp8_format = "e4m3"
-        use_power_2_scales = true
-        amax_epsilon = 1e-4
+        power_2_scale = true
+        amax_epsilon = [0, 1, 1e-4]
+        use_split_accumulator = [true, false, true]
         override_linear_precision = [true, false, true]
     "#;
     let expected = CurrentScaling {
         granularity: Granularity::Row,
         fp8_format: Format::E4M3,
-        use_power_2_scales: true,
-        amax_epsilon: 1e-4,
+        quant: QParamsByRole {
+            input: QParams::POWER_2,
+            weight: QParams { amax_epsilon: 1.0, ..QParams::POWER_2 },
+            grad_output: QParams { amax_epsilon: 1e-4, ..QParams::POWER_2 },
+        },
+        use_split_accumulator: (true, false, true),
         override_linear_precision: (true, false, true),
     };
     assert_eq!(details(&Recipe::from_toml(text).unwrap()), details(&expected.into()));
 }
 
-/// The names of a recipe's fields, from its own `Debug`.
+/// The names of a recipe's fields, from its own `Debug`. Those of `QParams` are listed once.
 fn fields(recipe: &Recipe) -> Vec<String> {
     let text = details(recipe);
     let inside = text.split_once('{').unwrap().1;
-    inside
-        .split(", ")
-        .filter_map(|part| part.split_once(": "))
-        .map(|(name, _)| name.trim().to_owned())
-        .collect()
+    let words = inside.split(['{', ',']).filter_map(|part| part.trim().split_once(": "));
+    let options = words.filter(|(_, value)| !value.starts_with("QParams"));
+    let mut names: Vec<String> = options.map(|(name, _)| name.to_owned()).collect();
+    names.sort();
+    names.dedup();
+    names
 }
 
 #[test]
@@ -117,14 +124,22 @@ fn every_mistake_is_named() {
         ("recipe = \"mxfp9\"", "recipe = \"mxfp9\": expected one of NAMES, off"),
         (
             "recipe = \"current\"\nmargin = 1",
-            "unknown key `margin`: the options of current are granularity, fp8_format, use_power_2_scales, amax_epsilon, \
-             override_linear_precision",
+            "unknown key `margin`: the options of current are granularity, fp8_format, power_2_scale, amax_epsilon, \
+             use_split_accumulator, override_linear_precision",
         ),
         ("recipe = \"off\"\nmargin = 1", "unknown key `margin`: off has no options"),
         ("recipe = \"delayed\"\nmargin = 1.5", "margin = 1.5: expected a whole number"),
         ("recipe = \"delayed\"\ninterval = -1", "interval = -1: expected a whole number"),
         ("recipe = \"delayed\"\nreduce_amax = 1", "reduce_amax = 1: expected true or false"),
-        ("recipe = \"current\"\namax_epsilon = \"x\"", "amax_epsilon = \"x\": expected a number"),
+        (
+            "recipe = \"current\"\namax_epsilon = \"x\"",
+            "amax_epsilon = \"x\": expected a number, or three, for inputs, weights and gradients: [0, 0, 1e-4]",
+        ),
+        (
+            "recipe = \"block\"\npower_2_scale = [true, false]",
+            "power_2_scale = [true, false]: expected true or false, or three of them, for inputs, weights and gradients: \
+             [false, false, true]",
+        ),
         (
             "recipe = \"current\"\nfp8_format = \"e3m4\"",
             "fp8_format = \"e3m4\": expected \"hybrid\" or \"e4m3\"",

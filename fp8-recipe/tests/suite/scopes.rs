@@ -6,8 +6,8 @@ use crate::support::{
 };
 use fp8_recipe::fp8_kernels::DType;
 use fp8_recipe::{
-    AutocastOptions, CurrentScaling, DelayedScaling, Direction, Encoding, Error, Format, GemmSlots, Recipe,
-    Scaling, SlotName, SlotRole, Slots, Snapshot,
+    AutocastOptions, CurrentScaling, DelayedScaling, Direction, Encoding, Error, Format, GemmSlots, QParams,
+    Recipe, Scaling, SlotName, SlotRole, Slots, Snapshot,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -337,7 +337,11 @@ fn calibrating_records_in_high_precision_the_largest_of_all_batches() {
 
 #[test]
 fn current_scaling_keeps_no_state() {
-    let recipe: Recipe = CurrentScaling { amax_epsilon: 2.0, ..Default::default() }.into();
+    let recipe: Recipe = CurrentScaling {
+        quant: QParams { amax_epsilon: 2.0, ..Default::default() }.into(),
+        ..Default::default()
+    }
+    .into();
     let mut scaling = scaling(&["a"]);
     let mut cx = scaling.autocast(&recipe).unwrap();
     let scales =
@@ -349,7 +353,7 @@ fn current_scaling_keeps_no_state() {
     assert_eq!(scale_of(&backward(&mut cx, &origin, &grad("a"), &[4.0])), 14336.0);
     cx.commit().unwrap();
     assert!(scaling.state().unwrap().arenas.is_empty() && scaling.slot_reports().unwrap().is_empty());
-    let powers = CurrentScaling { use_power_2_scales: true, ..Default::default() }.into();
+    let powers = CurrentScaling { quant: QParams::POWER_2.into(), ..Default::default() }.into();
     let mut cx = scaling.autocast(&powers).unwrap();
     assert_eq!(scale_of(&forward(&mut cx, &input("a"), &[3.0]).0), 128.0);
     cx.commit().unwrap();

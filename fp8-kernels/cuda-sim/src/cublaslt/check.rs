@@ -1,6 +1,6 @@
 //! Which products the library takes.
 
-use super::types::{Layout, Operation, Type};
+use super::types::{Layout, Operation, ScaleMode, Type};
 use crate::code::{Code, Outcome};
 use crate::device::Arch;
 
@@ -50,6 +50,9 @@ pub(super) fn check(arch: Arch, operation: &Operation, layouts: [&Layout; 4]) ->
     if !td.is_fp8() && (operation.scales[3] != 0 || operation.amax_d != 0) {
         return Err(Code::BLAS_NOT_SUPPORTED);
     }
+    if operation.modes != [ScaleMode::Scalar; 2] {
+        expect_scale_modes(arch, operation, types)?;
+    }
     let bias = match operation.epilogue {
         DEFAULT => None,
         BIAS => Some(bias_type(operation, types)?),
@@ -93,6 +96,26 @@ fn expect_fp8(arch: Arch, operation: &Operation, layouts: [&Layout; 4]) -> Outco
         }
     }
     Ok(())
+}
+
+/// cuBLAS documentation, "1D and 2D Block Scaling" and cublasLtMatmulMatrixScale_t: OUTER_VEC_32F and the modes of 128 on compute
+/// capability 9.0, VEC32_UE8M0 from 10.0 on; pairs of outer vectors, of MX blocks, and of 1D blocks with 1D or 2D ones, but not two
+/// 2D ones. Outputs are not FP8. The sums of blocks are not made with fast accumulation. Only operands whose blocks are along memory
+/// ("TN") are simulated.
+fn expect_scale_modes(arch: Arch, operation: &Operation, [a, b, _, d]: [Type; 4]) -> Outcome {
+    use ScaleMode::{Outer, Tile128, Vec32, Vec128};
+    let has_modes = match operation.modes {
+        [Outer, Outer] => arch.number() == 90,
+        [Vec128, Vec128 | Tile128] | [Tile128, Vec128] => arch.number() == 90 && !operation.fast,
+        [Vec32, Vec32] => arch.number() >= 100 && !operation.fast,
+        _ => false,
+    };
+    let is_fp8 = a.is_fp8() && b.is_fp8() && !d.is_fp8();
+    if has_modes && is_fp8 && operation.transposed == [true, false] {
+        Ok(())
+    } else {
+        Err(Code::BLAS_NOT_SUPPORTED)
+    }
 }
 
 /// CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE and the tables of types: bf16 for outputs in bf16, f32 and FP8 of FP8 inputs, f16

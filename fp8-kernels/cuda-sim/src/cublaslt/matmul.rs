@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::blas::{find, invalid};
 use super::check::{Shape, check};
+use super::factors;
 use super::product::Product;
 use super::types::{Layout, Operation, Type};
 use crate::code::{Code, Outcome};
@@ -62,7 +63,14 @@ fn asked(driver: &Driver, library: u64, operation: u64, layouts: [u64; 4]) -> Ou
     let mut hasher = DefaultHasher::new();
     let present =
         [operation.scales[0], operation.scales[1], operation.scales[3], operation.amax_d, operation.bias];
-    (operation.transposed, operation.epilogue, operation.fast, present.map(|at| at != 0), found)
+    (
+        operation.transposed,
+        operation.epilogue,
+        operation.fast,
+        operation.modes,
+        present.map(|at| at != 0),
+        found,
+    )
         .hash(&mut hasher);
     Ok(Asked { operation, layouts: found, shape, hash: hasher.finish() })
 }
@@ -108,7 +116,16 @@ fn expect_memory(driver: &mut Driver, asked: &Asked, addresses: [u64; 4], beta: 
             return Err(Code::BLAS_INVALID_VALUE);
         }
     }
-    let factors = operation.scales.into_iter().chain([operation.amax_d]).filter(|address| *address != 0);
+    let [scale_a, scale_b, scale_c, scale_d] = operation.scales;
+    // Vectors of factors: 16 bytes aligned, as the kernels load them.
+    let operands = [(scale_a, operation.modes[0], shape.m), (scale_b, operation.modes[1], shape.n)];
+    for (address, mode, rows) in operands.into_iter().filter(|(address, ..)| *address != 0) {
+        let (bytes, alignment) = factors::size(mode, [rows, shape.k]);
+        if !address.is_multiple_of(alignment) || !driver.context()?.blocks.holds(address, bytes) {
+            return Err(Code::BLAS_INVALID_VALUE);
+        }
+    }
+    let factors = [scale_c, scale_d, operation.amax_d].into_iter().filter(|address| *address != 0);
     let bias = shape.bias.map(|kind| (operation.bias, shape.m as u64, kind.size() as u64));
     for (address, count, size) in factors.map(|address| (address, 1, 4)).chain(bias) {
         let holds = driver.context()?.blocks.holds(address, count.saturating_mul(size));
@@ -191,6 +208,7 @@ entries! {
             beta,
             bias: operation.bias,
             scales: operation.scales,
+            modes: operation.modes,
             amax_d: operation.amax_d,
             workspace: (workspace, needed),
             slowness,

@@ -5,7 +5,8 @@ use half::{bf16, f16};
 use ptx_interp::Memory;
 
 use super::check::Shape;
-use super::types::Type;
+use super::factors::Factors;
+use super::types::{ScaleMode, Type};
 use crate::fault::Fault;
 
 /// One queued product. Addresses are the device's; 0 stands for none.
@@ -22,6 +23,8 @@ pub(crate) struct Product {
     pub(super) bias: u64,
     /// A, B, C, D.
     pub(super) scales: [u64; 4],
+    /// A, B.
+    pub(super) modes: [ScaleMode; 2],
     pub(super) amax_d: u64,
     /// Address and bytes.
     pub(super) workspace: (u64, usize),
@@ -38,7 +41,10 @@ impl Product {
     /// Computes D and answers with the simulated nanoseconds it took.
     pub(crate) fn perform(&self, memory: &Memory) -> Result<u64, Fault> {
         let Shape { m, n, k, types: [ta, tb, tc, td], bias } = self.shape;
-        let [scale_a, scale_b, scale_c, scale_d] = self.factors(memory)?;
+        let [scale_c, scale_d] = [self.factor(memory, self.scales[2])?, self.factor(memory, self.scales[3])?];
+        let factors_a = Factors::read(memory, self.scales[0], self.modes[0], [m, k])?;
+        let factors_b = Factors::read(memory, self.scales[1], self.modes[1], [n, k])?;
+        let depth = self.modes[0].depth();
         // Columns of A's rows: `a[i + kk·m]`; B by columns: `b[kk + j·k]`.
         let a = self.matrix(memory, 0, ta, if self.transposed[0] { [k, m] } else { [m, k] })?;
         let a = if self.transposed[0] { turned(&a, k, m) } else { a };
@@ -54,28 +60,19 @@ impl Product {
         if bytes > 0 {
             memory.fill(workspace, &[0x5a], bytes)?;
         }
-        let (mut amax, mut sums) = (0.0f32, vec![0.0f32; m]);
+        let (mut amax, mut sums, mut parts) = (0.0f32, vec![0.0f32; m], vec![0.0f32; m]);
         for j in 0..n {
             sums.fill(0.0);
-            match self.fp8_sum_bits.filter(|_| ta.is_fp8()) {
-                Some(bits) => {
-                    let column = &b[j * k..][..k];
-                    for (i, sum) in sums.iter_mut().enumerate() {
-                        *sum = aligned_sum(column.iter().enumerate().map(|(kk, y)| a[i + kk * m] * y), bits);
-                    }
-                }
-                None => {
-                    for kk in 0..k {
-                        let factor = b[kk + j * k];
-                        for (sum, value) in sums.iter_mut().zip(&a[kk * m..][..m]) {
-                            *sum += value * factor;
-                        }
-                    }
+            let column = &b[j * k..][..k];
+            for (block, start) in (0..k).step_by(depth.unwrap_or(k)).enumerate() {
+                let end = depth.map_or(k, |depth| k.min(start + depth));
+                self.add_products(&a, &column[..end], start, &mut parts);
+                for (i, (sum, part)) in sums.iter_mut().zip(&parts).enumerate() {
+                    *sum = self.add_block(*sum, *part, factors_a.at(i, block), factors_b.at(j, block));
                 }
             }
             for (i, sum) in sums.iter_mut().enumerate() {
-                // B first: for the caller's row-major product that is its left operand.
-                *sum = *sum * scale_b * scale_a * self.alpha;
+                *sum *= self.alpha;
                 if self.beta != 0.0 {
                     *sum += self.beta * scale_c * c[i + j * m];
                 }
@@ -96,17 +93,46 @@ impl Product {
         Ok(2000 + (m * n * k) as u64 / 1000 * self.slowness / 4)
     }
 
-    /// 1 for a scale that was not given.
-    fn factors(&self, memory: &Memory) -> Result<[f32; 4], Fault> {
-        let mut factors = [1.0f32; 4];
-        for (factor, address) in factors.iter_mut().zip(self.scales) {
-            if address != 0 {
-                let mut bytes = [0; 4];
-                memory.read(address, &mut bytes)?;
-                *factor = f32::from_le_bytes(bytes);
+    /// Sums of the products of A's rows with a column of B, from k = `start` to the column's end.
+    fn add_products(&self, a: &[f32], column: &[f32], start: usize, sums: &mut [f32]) {
+        let m = self.shape.m;
+        match self.fp8_sum_bits.filter(|_| self.shape.types[0].is_fp8()) {
+            Some(bits) => {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    let products = column.iter().enumerate().skip(start).map(|(kk, y)| a[i + kk * m] * y);
+                    *sum = aligned_sum(products, bits);
+                }
+            }
+            None => {
+                sums.fill(0.0);
+                for (kk, factor) in column.iter().enumerate().skip(start) {
+                    for (sum, value) in sums.iter_mut().zip(&a[kk * m..][..m]) {
+                        *sum += value * factor;
+                    }
+                }
             }
         }
-        Ok(factors)
+    }
+
+    /// Adds a block's sum with its factors. Hopper multiplies by the factor of a 1D operand, and adds the product with the other
+    /// factor by one FMA; B first where both are 1D, as for one factor: for the caller's row-major product that is its left operand.
+    fn add_block(&self, sum: f32, part: f32, factor_a: f32, factor_b: f32) -> f32 {
+        match self.modes {
+            [ScaleMode::Vec128, ScaleMode::Tile128] => (part * factor_a).mul_add(factor_b, sum),
+            [ScaleMode::Vec128 | ScaleMode::Tile128, _] => (part * factor_b).mul_add(factor_a, sum),
+            [ScaleMode::Vec32, _] => sum + part * factor_b * factor_a,
+            [ScaleMode::Scalar | ScaleMode::Outer, _] => part * factor_b * factor_a,
+        }
+    }
+
+    /// 1 for a scale that was not given.
+    fn factor(&self, memory: &Memory, address: u64) -> Result<f32, Fault> {
+        if address == 0 {
+            return Ok(1.0);
+        }
+        let mut bytes = [0; 4];
+        memory.read(address, &mut bytes)?;
+        Ok(f32::from_le_bytes(bytes))
     }
 
     /// The elements of a matrix as stored, column by column without gaps.

@@ -38,6 +38,52 @@ impl Type {
     }
 }
 
+/// `cublasLtMatmulMatrixScale_t`: what the factors of an FP8 operand `[rows, k]` are, k the dimension that is summed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ScaleMode {
+    /// SCALAR_32F: one f32.
+    Scalar,
+    /// VEC32_UE8M0: E8M0 for 32 values of k.
+    Vec32,
+    /// OUTER_VEC_32F: an f32 a row.
+    Outer,
+    /// VEC128_32F: an f32 for 128 values of k.
+    Vec128,
+    /// BLK128x128_32F: an f32 for 128 rows of 128 values of k.
+    Tile128,
+}
+
+impl ScaleMode {
+    /// The first versions of cuBLAS that have a mode.
+    const MX_SINCE: usize = 12_08_00;
+    const HOPPER_SINCE: usize = 12_09_00;
+
+    pub(crate) fn from_number(number: i32, version: usize) -> Outcome<Self> {
+        let (mode, since) = match number {
+            0 => (Self::Scalar, Self::MX_SINCE),
+            2 => (Self::Vec32, Self::MX_SINCE),
+            3 => (Self::Outer, Self::HOPPER_SINCE),
+            4 => (Self::Vec128, Self::HOPPER_SINCE),
+            5 => (Self::Tile128, Self::HOPPER_SINCE),
+            _ => return Err(Code::BLAS_NOT_SUPPORTED),
+        };
+        match version {
+            ..Self::MX_SINCE => Err(Code::BLAS_INVALID_VALUE),
+            version if version < since => Err(Code::BLAS_NOT_SUPPORTED),
+            _ => Ok(mode),
+        }
+    }
+
+    /// Values of k that share a factor.
+    pub(crate) const fn depth(self) -> Option<usize> {
+        match self {
+            Self::Scalar | Self::Outer => None,
+            Self::Vec32 => Some(32),
+            Self::Vec128 | Self::Tile128 => Some(128),
+        }
+    }
+}
+
 /// `cublasLtMatmulDesc_t`. Pointers are device addresses; 0 stands for one that was not set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
@@ -49,6 +95,8 @@ pub(crate) struct Operation {
     pub(crate) bias_type: Option<i32>,
     /// A, B, C, D.
     pub(crate) scales: [u64; 4],
+    /// A, B.
+    pub(crate) modes: [ScaleMode; 2],
     pub(crate) amax_d: u64,
     pub(crate) fast: bool,
 }

@@ -42,6 +42,7 @@ pub(crate) fn turn() -> (Control, MutexGuard<'static, ()>) {
         ("sm_count", "4"),
         ("reset", ""),
         ("arch", "90"),
+        ("cublas", "130100"),
     ] {
         control.set(key, value).unwrap();
     }

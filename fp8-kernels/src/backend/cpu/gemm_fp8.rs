@@ -31,6 +31,7 @@ pub(crate) fn gemm_fp8_accumulate(
     dims: [usize; 3],
     out: &mut Tensor,
     name: &str,
+    _: Accumulation,
 ) -> Result<()> {
     let out = out.as_mut_slice::<f32>(name)?;
     if dims.contains(&0) {

@@ -17,6 +17,7 @@ pub(crate) mod dispatch;
 pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod emulation;
 mod floats;
 pub(crate) mod gemm;
 pub(crate) mod gemm_fp8;

@@ -3,7 +3,7 @@
 //! The columnwise copy is quantized from the source together with the rowwise one; that of 128 × 128 blocks has the same codes
 //! and scales, transposed.
 
-use super::codec;
+use super::{codec, transpose};
 use crate::dtype::Float;
 use crate::fp8_tensor::Layout;
 use crate::host::Array;
@@ -19,28 +19,44 @@ pub(super) fn quantize_blocks<T: Float>(
     slot: &Slot<'_>,
     rule: &BlockRule,
 ) -> Result<Operand> {
-    let matrix = shape.matrix();
+    let matrix @ [rows, cols] = shape.matrix();
+    let [sharing, turned_sharing] = rule.sharing();
     let mut rowwise = Parts::new(op, rule.blocks(), matrix)?;
-    let mut columnwise = match slot.columnwise {
-        true => Some(Parts::new(op, rule.blocks(), [matrix[1], matrix[0]])?),
-        false => None,
+    let mut columnwise = match rule.columnwise_blocks().filter(|_| slot.columnwise) {
+        Some(blocks) => Some(Parts::new(op, blocks, [cols, rows])?),
+        None => None,
     };
     match slot.encoding {
         Encoding::E4M3 => encode::<T, E4M3>(data, matrix, rule, &mut rowwise, columnwise.as_mut())?,
         Encoding::E5M2 => encode::<T, E5M2>(data, matrix, rule, &mut rowwise, columnwise.as_mut())?,
     }
+    let amax = rowwise.amaxes.iter().copied().fold(0.0, f32::max);
     if !data.is_empty() {
-        slot.record(rowwise.amaxes.iter().copied().fold(0.0, f32::max))?;
+        slot.record(amax)?;
     }
     count(data, matrix, rule, &rowwise, slot)?;
-    let [rows, cols] = matrix;
-    let layout = |parts: Parts, shape: Shape, [rows, cols]: [usize; 2]| Layout {
+    let layout = |parts: Parts, shape: Shape, blocks: Blocks, [rows, cols]: [usize; 2], sharing| Layout {
         codes: Tensor::on_cpu(parts.codes, shape, device),
-        scale_inv: parts.factors.tensor(Shape::from(rule.blocks().grid(rows, cols)), device),
+        scale_inv: parts.factors.tensor(Shape::from(blocks.grid(rows, cols)), device),
+        sharing,
     };
-    let rowwise = layout(rowwise, shape, matrix);
-    let columnwise = columnwise.map(|parts| layout(parts, Shape::from([cols, rows]), [cols, rows]));
-    Ok(Operand::Fp8(Fp8Tensor::from_layouts(shape, slot.encoding, rule.blocks(), rowwise, columnwise)))
+    let turned_shape = Shape::from([cols, rows]);
+    let columnwise = match (columnwise, rule) {
+        (Some(parts), _) => Some(layout(parts, turned_shape, rule.blocks(), [cols, rows], turned_sharing)),
+        (None, BlockRule::RowsThenTensor(scaling)) if slot.columnwise => {
+            let scale = scaling.scale::<f32>(amax, slot.encoding);
+            let mut codes = Array::for_overwrite(op, rows * cols)?;
+            codec::encode(data, scale, slot.encoding, &mut codes)?;
+            Some(Layout {
+                codes: Tensor::on_cpu(transpose::transpose_codes(&codes, rows, cols)?, turned_shape, device),
+                scale_inv: Tensor::on_cpu(vec![scale.recip()], Shape::from([]), device),
+                sharing: turned_sharing,
+            })
+        }
+        (None, _) => None,
+    };
+    let rowwise = layout(rowwise, shape, rule.blocks(), matrix, sharing);
+    Ok(Operand::Fp8(Fp8Tensor::from_layouts(shape, slot.encoding, rowwise, columnwise)))
 }
 
 /// What one direction of a quantization fills.
@@ -103,7 +119,7 @@ fn encode<T: Float, F: Fp8>(
     }
     let codec = Codec::new();
     match rule {
-        BlockRule::F32(scaling) => {
+        BlockRule::F32(scaling) | BlockRule::RowsThenTensor(scaling) => {
             let Some(out) = f32_parts::<F>(rowwise) else { return Ok(()) };
             match columnwise.and_then(f32_parts::<F>) {
                 None => codec.quantize_blocks(data, rows, cols, scaling, out)?,
@@ -140,7 +156,9 @@ fn count<T: Float>(
         for (block, (data, codes)) in data.chunks(width).zip(codes.chunks(width)).enumerate() {
             let amax = parts.amaxes[row / height * across + block];
             let scale = match rule {
-                BlockRule::F32(scaling) => scaling.scale::<T>(amax, slot.encoding),
+                BlockRule::F32(scaling) | BlockRule::RowsThenTensor(scaling) => {
+                    scaling.scale::<T>(amax, slot.encoding)
+                }
                 BlockRule::Mx(rounding) => rounding.scale(amax, slot.encoding).scale(),
             };
             codec::count(data, scale, slot.encoding, codes, counters)?;

@@ -97,7 +97,9 @@ pub(super) fn gemm_fp8(case: &mut Case<'_>) -> Option<()> {
             let of = case.draw.dtype_like(DType::F32);
             let shape = if m.checked_mul(n).is_none_or(|len| len > 1 << 16) { [0, n] } else { [m, n] };
             let mut out = case.tensor(&shape, of, Kind::Tame)?;
-            case.call("gemm_fp8_accumulate", || ops::gemm_fp8_accumulate(&a8, &b8, &mut out.tensor, "out"))?;
+            case.call("gemm_fp8_accumulate", || {
+                ops::gemm_fp8_accumulate(&a8, &b8, &mut out.tensor, "out", ops::Accumulation::Split)
+            })?;
             case.close("out", &out.tensor, tolerance(DType::F32, k, [&a, &b], out.size));
         }
         1 => {
@@ -139,18 +141,18 @@ pub(super) fn linear(case: &mut Case<'_>) -> Option<()> {
     let w8 = operand(case, &w, Encoding::E4M3, other_is)?;
     let dy8 = operand(case, &dy, gradients, is_fp8)?;
     let [x, w, dy] = if is_fp8 { [x, w, dy].map(finite) } else { [x, w, dy] };
-    if let Some(y) = case.call("fprop", || ops::fprop(&x8, &w8, None, to)) {
+    if let Some(y) = case.call("fprop", || ops::fprop(&x8, &w8, None, to, ops::Accumulation::Fast)) {
         case.close("y", &y, tolerance(to, k, [&x, &w], 0.0));
     }
     let (x8, w8) = (x8.for_backward(), w8.for_backward());
-    if let Some(dx) = case.call("dgrad", || ops::dgrad(&dy8, &w8, to)) {
+    if let Some(dx) = case.call("dgrad", || ops::dgrad(&dy8, &w8, to, ops::Accumulation::Split)) {
         case.close("dx", &dx, tolerance(to, n, [&dy, &w], 0.0));
     }
     if n.checked_mul(k).is_none_or(|len| len > 1 << 16) {
         return None;
     }
     let mut dw = case.tensor(&[n, k], DType::F32, Kind::Tame)?;
-    case.call("wgrad", || ops::wgrad(&dy8, &x8, &mut dw.tensor, "dw"))?;
+    case.call("wgrad", || ops::wgrad(&dy8, &x8, &mut dw.tensor, "dw", ops::Accumulation::Split))?;
     case.close("dw", &dw.tensor, tolerance(DType::F32, m, [&dy, &x], dw.size));
     Some(())
 }

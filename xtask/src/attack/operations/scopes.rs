@@ -3,7 +3,8 @@
 use fp8_kernels::{DType, Operand, ops};
 use fp8_recipe::{
     AmaxComputeAlgo, AutocastOptions, CurrentScaling, CustomRecipe, DelayedScaling, Format, GemmSlots,
-    Origin, Recipe, Scaling, ScalingFactorComputeAlgo, ScalingState, SlotUpdate, Snapshot,
+    Origin, QParams, QParamsByRole, Recipe, Scaling, ScalingFactorComputeAlgo, ScalingState, SlotUpdate,
+    Snapshot,
 };
 
 use super::super::case::Case;
@@ -57,8 +58,10 @@ fn plain(draw: &mut Draw) -> Recipe {
     }
     let epsilon = draw.pick(&[0.0, 1e-3]);
     let fp8_format = if draw.once_in(20) { Format::E5M2 } else { Format::Hybrid };
-    let mut recipe = CurrentScaling { fp8_format, use_power_2_scales: draw.flip(), ..Default::default() };
-    recipe.amax_epsilon = draw.option(epsilon);
+    let mut params = || QParams { power_2_scale: draw.flip(), amax_epsilon: draw.option(epsilon) };
+    let quant = QParamsByRole { input: params(), weight: params(), grad_output: params() };
+    let mut recipe = CurrentScaling { fp8_format, quant, ..Default::default() };
+    recipe.use_split_accumulator = (draw.flip(), draw.flip(), draw.flip());
     if draw.once_in(4) {
         recipe.override_linear_precision = (draw.flip(), draw.flip(), draw.flip());
     }

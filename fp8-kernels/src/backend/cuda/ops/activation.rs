@@ -1,9 +1,10 @@
 //! `activation` and its gradients on a GPU: one kernel, plain or gated, for every way a result may leave.
 
+use super::blocks::{self, Values};
 use super::reduce::{column_pieces, finish_columns};
 use super::slot::{self, AmaxRequest, Output};
 use super::tiles::strips;
-use super::{Buffer, Gpu, Source, args, dtype_number};
+use super::{Buffer, Gpu, Joined, Source, args, dtype_number};
 use crate::ops::Activation;
 use crate::{DType, Encoding, Operand, Result, Shape, Slot, Tensor};
 
@@ -63,6 +64,17 @@ pub(crate) fn activation(
 ) -> Result<Operand> {
     let op = "activation";
     let [rows, cols] = shape.matrix();
+    if let Some(rule) = slot.block_rule() {
+        let values = Values { op, shape, dtype: DType::F32, device: h.device(), partial_sums: None };
+        return blocks::quantize(gpu, &values, slot, &rule, |grid, sink| {
+            let name = if activation.is_gated() { "activation_blocks_gated" } else { "activation_blocks" };
+            let kernel = gpu.kernel(Source::Activation, name)?;
+            let own = args![h.cuda(op)?, dtype_number(h.dtype()), kind(activation), rows as u64, cols as u64];
+            // SAFETY: the kernel's parameters (h, dtype, kind, rows, cols, BLOCK_PARAMS); h holds rows · cols elements, or twice
+            // as many where gated (checked by `ops::activation`); the rest is what `blocks` made for the output.
+            unsafe { kernel.launch(gpu, grid, &Joined::new(own, *sink)) }
+        });
+    }
     let launch = |sink: &Sink| {
         let name = if activation.is_gated() { "activation_gated" } else { "activation" };
         let kernel = gpu.kernel(Source::Activation, name)?;
@@ -137,6 +149,22 @@ fn backward(
     partial: Option<&Buffer>,
 ) -> Result<Operand> {
     let [rows, cols] = dy.shape().matrix();
+    if let Some(rule) = slot.block_rule() {
+        let values =
+            Values { op, shape: *h.shape(), dtype: DType::F32, device: h.device(), partial_sums: partial };
+        return blocks::quantize(gpu, &values, slot, &rule, |grid, sink| {
+            let gated = activation.is_gated();
+            let name = if gated { "activation_backward_blocks_gated" } else { "activation_backward_blocks" };
+            let kernel = gpu.kernel(Source::Activation, name)?;
+            let (dy_number, h_number) = (dtype_number(dy.dtype()), dtype_number(h.dtype()));
+            let (rows, cols) = (rows as u64, cols as u64);
+            let own = args![dy.cuda(op)?, dy_number, h.cuda(op)?, h_number, kind(activation), rows, cols];
+            // SAFETY: the kernel's parameters (dy, dy_dtype, h, dtype, kind, rows, cols, BLOCK_PARAMS); dy holds rows · cols
+            // elements, h and the output as many, or twice as many where gated (checked by `ops`); the rest is what `blocks`
+            // made for the output.
+            unsafe { kernel.launch(gpu, grid, &Joined::new(own, *sink)) }
+        });
+    }
     let launch = |sink: &Sink, partial: Option<&Buffer>| {
         let name = if activation.is_gated() { "activation_backward_gated" } else { "activation_backward" };
         let kernel = gpu.kernel(Source::Activation, name)?;

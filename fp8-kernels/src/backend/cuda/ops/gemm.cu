@@ -1,3 +1,4 @@
+#include "blocks.cuh"
 // What surrounds a matrix product of cuBLASLt's: zeros around codes whose extents no FP8 kernel takes, and what a library's
 // epilogue cannot do: a bias that it would round, the type of the caller, the sum with a matrix that has no padding.
 
@@ -43,5 +44,61 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int k = 0; k < 7; k++)
                 if (k < count) store1(y, y_type, i + k, v[k]);
         }
+    }
+}
+
+// ---- factors of rows and blocks ----
+
+// Layouts of factors, by cuBLASLt's numbers: E8M0 in tiles of 128 rows by 4 blocks of 32; one f32 a row; [blocks of k, rows];
+// [tiles, blocks of k, a multiple of four].
+enum { FACTORS_VEC32 = 2, FACTORS_OUTER = 3, FACTORS_VEC128 = 4, FACTORS_TILE128 = 5 };
+
+// y is the factors of a [rows, depth] operand with `blocks`, or with one factor where that is negative, in a layout for
+// `padded_rows` rows: n elements, zeros where there is no row or block. Powers of two become E8M0 in VEC32.
+extern "C" __global__ void __launch_bounds__(256)
+    gemm_factors(const void* scale_inv, int blocks, u64 rows, u64 depth, u64 padded_rows, int layout, void* y, u64 n) {
+    const u64 width = blocks == BLOCKS_MX32 ? 32 : BLOCK_TILE, wide = (depth + width - 1) / width;
+    const float* factors = (const float*)scale_inv;
+    for (u64 i = grid_thread(); i < n; i += grid_threads()) {
+        if (layout == FACTORS_VEC32) {
+            const u64 across = ((depth + 31) / 32 + 3) / 4, tile = quotient(i, 512), in = i - tile * 512;
+            const u64 down = quotient(tile, across), row = down * 128 + in % 16 / 4 * 32 + in / 16;
+            const u64 block = (tile - down * across) * 4 + in % 4;
+            u8 byte = 0;
+            if (row < rows && block * 32 < depth) {
+                if (blocks == BLOCKS_MX32) byte = ((const u8*)scale_inv)[row * wide + block];
+                else {
+                    const u64 place = (blocks == BLOCKS_128X128 ? row / BLOCK_TILE : row) * wide + block / 4;
+                    byte = (u8)(__float_as_int(factors[place]) >> 23 & 0xff);
+                }
+            }
+            ((u8*)y)[i] = byte;
+            continue;
+        }
+        float factor = 0.0f;
+        if (layout == FACTORS_OUTER) {
+            if (i < rows) factor = factors[blocks < 0 ? 0 : i];
+        } else if (layout == FACTORS_VEC128) {
+            const u64 block = quotient(i, padded_rows), row = i - block * padded_rows;
+            if (row < rows) factor = factors[row * wide + block];
+        } else {
+            const u64 pitch = (wide + 3) / 4 * 4, down = quotient(i, pitch), block = i - down * pitch;
+            if (block < wide) factor = factors[down * wide + block];
+        }
+        ((float*)y)[i] = factor;
+    }
+}
+
+// As gemm_finish, of sums that have no factors yet: ((x * a) * b) + bias. `a` has a factor for each row, or one if `one_a`; `b`
+// has one for each column.
+extern "C" __global__ void __launch_bounds__(256)
+    gemm_finish_rows(const float* x, u64 ld, const float* a, int one_a, const float* b, int one_b, const void* bias, void* y,
+                     u64 n, u64 cols, int bias_type, int y_type, int add) {
+    for (u64 i = grid_thread(); i < n; i += grid_threads()) {
+        const u64 row = quotient(i, cols), col = i - row * cols;
+        float v = x[row * ld + col] * a[one_a ? 0 : row] * b[one_b ? 0 : col];
+        if (bias) v = v + load1(bias, bias_type, col);
+        if (add) v = v + ((const float*)y)[i];
+        store1(y, y_type, i, v);
     }
 }

@@ -1,7 +1,7 @@
 //! `gemm` on a GPU, by cuBLASLt, and what surrounds its products.
 
 use super::cublaslt::Type;
-use super::product::{Places, Product};
+use super::product::{FactorLayout, Places, Product};
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
 use crate::ops::{self, Layout, output_shape};
 use crate::{DType, Result, Tensor};
@@ -26,13 +26,25 @@ pub(crate) fn gemm(
     bias: Option<&Tensor>,
     dtype: DType,
 ) -> Result<Tensor> {
-    let op = "gemm";
     let shape = output_shape(a, layout, [m, n]);
-    if [m, n, k].contains(&0) {
-        let y = no_products(gpu, op, bias, [m, n], dtype)?;
-        return Ok(Tensor::from_cuda(y, shape, a.device()));
-    }
-    let [a, b] = one_type(a, b)?;
+    let y = if [m, n, k].contains(&0) {
+        no_products(gpu, "gemm", bias, [m, n], dtype)?
+    } else {
+        new_product(gpu, one_type(a, b)?, layout, [m, n, k], bias, dtype)?
+    };
+    Ok(Tensor::from_cuda(y, shape, a.device()))
+}
+
+/// The product of operands of one type, none of whose extents is 0.
+pub(super) fn new_product(
+    gpu: &Gpu,
+    [a, b]: [Tensor; 2],
+    layout: Layout,
+    [m, n, k]: [usize; 3],
+    bias: Option<&Tensor>,
+    dtype: DType,
+) -> Result<Buffer> {
+    let op = "gemm";
     // The library adds a bias of the output's type; its output is its operands' type, or f32. Where rows of a 16-bit output do
     // not begin at multiples of 16 bytes, cuBLASLt was seen on an H100 to round the product before it added the bias.
     let is_aligned = dtype == DType::F32 || (n * dtype.size()).is_multiple_of(ROW_BYTES);
@@ -54,8 +66,7 @@ pub(crate) fn gemm(
     };
     // SAFETY: operands of these extents and one type (checked by `ops::gemm`), an output made for it, a bias of n values.
     unsafe { gpu.matmul(op, &product, &places) }?;
-    let y = if is_direct { y } else { finish(gpu, op, &y, n, bias, [m, n], dtype)? };
-    Ok(Tensor::from_cuda(y, shape, a.device()))
+    if is_direct { Ok(y) } else { finish(gpu, op, &y, n, bias, [m, n], dtype) }
 }
 
 pub(crate) fn gemm_accumulate(
@@ -67,12 +78,22 @@ pub(crate) fn gemm_accumulate(
     out: &mut Tensor,
     name: &str,
 ) -> Result<()> {
-    let op = "gemm_accumulate";
     let out = out.cuda_mut(name)?;
     if dims.contains(&0) {
         return Ok(());
     }
-    let [a, b] = one_type(a, b)?;
+    add_product(gpu, one_type(a, b)?, layout, dims, out)
+}
+
+/// `out +=` the product of operands of one type, none of whose extents is 0.
+pub(super) fn add_product(
+    gpu: &Gpu,
+    [a, b]: [Tensor; 2],
+    layout: Layout,
+    dims: [usize; 3],
+    out: &Buffer,
+) -> Result<()> {
+    let op = "gemm_accumulate";
     let product = Product { accumulate: true, ..product(&a, &b, layout, dims, DType::F32) };
     let (left, right) = (a.cuda(op)?.ptr(), b.cuda(op)?.ptr());
     let places = Places { left, right, out: out.ptr(), ..Places::default() };
@@ -97,6 +118,7 @@ fn product(a: &Tensor, b: &Tensor, layout: Layout, [m, n, k]: [usize; 3], out: D
         right_transposed: layout == Layout::Nt,
         left: type_of(a.dtype()),
         right: type_of(b.dtype()),
+        factors: [FactorLayout::Tensor; 2],
         out: type_of(out),
         bias: None,
         accumulate: false,

@@ -2,14 +2,15 @@
 
 use super::cublaslt::Type;
 use super::gemm::{finish, finish_accumulate, no_products, type_of};
-use super::product::{Places, Product};
+use super::gemm_blocks;
+use super::product::{FactorLayout, Places, Product};
 use super::slot::{self, DeviceScale, Output};
 use super::{Buffer, Gpu, Grid, Source, args};
 use crate::ops::{self, Accumulation, product_then_quantize};
 use crate::{DType, Encoding, Fp8Tensor, Operand, Result, Scale, Slot, Tensor, TransposePolicy};
 
 /// Extents that tensor cores take are multiples of this.
-const MULTIPLE: usize = 16;
+pub(super) const MULTIPLE: usize = 16;
 
 pub(crate) fn gemm_fp8(
     gpu: &Gpu,
@@ -25,6 +26,12 @@ pub(crate) fn gemm_fp8(
     let tensor = |y| Tensor::from_cuda(y, shape, a.device());
     if [m, n, k].contains(&0) {
         return no_products(gpu, op, bias, [m, n], dtype).map(tensor);
+    }
+    if has_blocks(a, b) {
+        let out = gemm_blocks::Out::New { bias, dtype };
+        // A new output was asked for, so there is one.
+        return gemm_blocks::product(gpu, op, [a, b], [m, n, k], &out)?
+            .map_or_else(|| Tensor::zeros(shape, dtype, a.device()), |y| Ok(tensor(y)));
     }
     let is_padded = [m, n].iter().any(|extent| !extent.is_multiple_of(MULTIPLE));
     // The library adds a bias of 16 bits to an output of the same type.
@@ -57,15 +64,21 @@ pub(crate) fn gemm_fp8_accumulate(
     [m, n, k]: [usize; 3],
     out: &mut Tensor,
     name: &str,
+    accumulation: Accumulation,
 ) -> Result<()> {
     let op = "gemm_fp8_accumulate";
     let out = out.cuda_mut(name)?;
     if [m, n, k].contains(&0) {
         return Ok(());
     }
+    if has_blocks(a, b) {
+        let out = gemm_blocks::Out::AddedTo(out);
+        return gemm_blocks::product(gpu, op, [a, b], [m, n, k], &out).map(|_| ());
+    }
     let operands = Operands::new(gpu, op, a, b)?;
     let is_padded = [m, n].iter().any(|extent| !extent.is_multiple_of(MULTIPLE));
-    let product = Product { accumulate: !is_padded, ..operands.product };
+    let fast = accumulation == Accumulation::Fast;
+    let product = Product { accumulate: !is_padded, fast, ..operands.product };
     let padded = is_padded.then(|| gpu.alloc(DType::F32, product.m.saturating_mul(product.n))).transpose()?;
     let places = Places { out: padded.as_ref().unwrap_or(out).ptr(), ..operands.places };
     // SAFETY: operands of the product's extents and types, an f32 output of the same extents.
@@ -94,7 +107,7 @@ pub(crate) fn gemm_fp8_quantize(
     // An output in E5M2 needs an operand in E5M2.
     let e5m2 = |encoding| encoding == Encoding::E5M2;
     let writes = !e5m2(slot.encoding) || e5m2(a.encoding()) || e5m2(b.encoding());
-    if !(is_set && fits && adds && writes && slot.counters.is_none()) {
+    if has_blocks(a, b) || !(is_set && fits && adds && writes && slot.counters.is_none()) {
         return product_then_quantize(a, b, bias, slot, dtype);
     }
     let scale = slot::resolve(gpu, op, slot, |_| Ok(()))?;
@@ -135,6 +148,11 @@ pub(crate) fn gemm_fp8_quantize(
     }
 }
 
+/// Whether an operand has factors for rows or blocks.
+fn has_blocks(a: &Fp8Tensor, b: &Fp8Tensor) -> bool {
+    a.blocks().is_some() || b.blocks().is_some()
+}
+
 /// Both sides of a product, in a layout and with extents that the GPU's kernels take. The output is f32 until said otherwise.
 struct Operands {
     product: Product,
@@ -154,6 +172,7 @@ impl Operands {
             right_transposed: !right.is_transposed,
             left: Type::from(a.encoding()),
             right: Type::from(b.encoding()),
+            factors: [FactorLayout::Tensor; 2],
             out: Type::F32,
             bias: None,
             accumulate: false,
@@ -187,17 +206,23 @@ impl Side {
             // A tensor has at least one of them.
             (None, None) => (Tensor::zeros(x.matrix(), DType::U8, x.device())?, false),
         };
-        let codes = padded(gpu, op, codes)?;
+        let codes = padded(gpu, op, codes, [MULTIPLE; 2])?;
         let [first, second] = codes.shape().matrix();
         let (rows, depth) = if is_transposed { (second, first) } else { (first, second) };
         Ok(Self { codes, is_transposed, rows, depth })
     }
 }
 
-/// With zeros behind rows and columns up to extents that tensor cores take.
-fn padded(gpu: &Gpu, op: &'static str, codes: Tensor) -> Result<Tensor> {
+/// With zeros behind rows and columns up to multiples of these numbers, themselves multiples of 16.
+pub(super) fn padded(
+    gpu: &Gpu,
+    op: &'static str,
+    codes: Tensor,
+    [row_multiple, col_multiple]: [usize; 2],
+) -> Result<Tensor> {
     let dims @ [rows, cols] = codes.shape().matrix();
-    let [padded_rows, padded_cols] = dims.map(|extent| extent.next_multiple_of(MULTIPLE));
+    let [padded_rows, padded_cols] =
+        [rows.next_multiple_of(row_multiple), cols.next_multiple_of(col_multiple)];
     if dims == [padded_rows, padded_cols] {
         return Ok(codes);
     }

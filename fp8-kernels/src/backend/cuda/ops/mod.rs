@@ -6,6 +6,7 @@ pub(crate) mod activation;
 pub(crate) mod adamw;
 pub(crate) mod amax;
 pub(crate) mod attention;
+mod blocks;
 pub(crate) mod cast;
 pub(crate) mod cells;
 pub(crate) mod compare_calls;
@@ -13,8 +14,10 @@ pub(crate) mod cross_entropy;
 pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod emulation;
 pub(super) mod fault;
 pub(crate) mod gemm;
+mod gemm_blocks;
 pub(crate) mod gemm_fp8;
 pub(crate) mod grad_norm;
 pub(crate) mod norm;
@@ -32,6 +35,8 @@ mod tiles;
 pub(crate) mod transpose;
 pub(crate) mod update_scales;
 
-use super::runtime::{Buffer, Faults, Gpu, Grid, KernelFile, Known, args, cublaslt, launch, product};
+use super::runtime::{
+    Arg, Buffer, Faults, Gpu, Grid, Joined, KernelFile, Known, args, cublaslt, launch, product,
+};
 use numbers::{dtype_number, format_number};
 use source::Source;

@@ -1,3 +1,4 @@
+#include "blocks.cuh"
 // LayerNorm and RMSNorm of rows, into high precision or FP8, and their gradients.
 //
 // Statistics are taken twice over the row, mean and then squares around it, in an order that the number of columns alone
@@ -283,6 +284,24 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
         code_tile<1>(tile, out, codes, transposed, rows, cols, row0, col0, values);
     }
     finish_codes(out, amax, counters, blockIdx.x == 0 ? band * cols : 0, scratch);
+}
+
+// The same with a scale for each row or block.
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+    norm_blocks(const void* x, int dtype, const void* gamma, int gamma_dtype, const void* beta, int beta_dtype,
+                int around_one, u64 rows, u64 cols, const float* means, const float* rsigmas, BLOCK_PARAMS) {
+    __shared__ BlockShared shared;
+    const BlockSink sink = BLOCK_SINK;
+    const Norm norm = {x, dtype, gamma, gamma_dtype, beta, beta_dtype, means != nullptr, around_one, 0.0f, rows, cols};
+    const u64 across = (cols + BLOCK_TILE - 1) / BLOCK_TILE, col = blockIdx.x % across * BLOCK_TILE + block_col();
+    Normed values = {norm, means, rsigmas, {}, {}};
+    parameter8(values.g, gamma, gamma_dtype, col, cols);
+    if (beta) parameter8(values.b, beta, beta_dtype, col, cols);
+    if (around_one) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) values.g[k] += 1.0f;
+    }
+    block_tile<1>(shared, sink, rows, cols, values);
 }
 
 // ---- gradients ----

@@ -4,10 +4,11 @@
 //! alone, so that statistics never depend on what becomes of the values. With the transpose, statistics come first, then
 //! tiles that read the rows again: band by band, so that the second read finds them in L2.
 
+use super::blocks::{self, Values};
 use super::slot::{self, AmaxRequest, Output};
-use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
+use super::{Buffer, Gpu, Grid, Joined, Source, args, dtype_number};
 use crate::ops::{Norm, NormOptions, NormStats};
-use crate::{DType, Operand, Result, Shape, Slot, Tensor};
+use crate::{BlockRule, DType, Operand, Result, Shape, Slot, Tensor};
 
 /// Columns that a thread holds.
 const HELD: u64 = 32;
@@ -43,26 +44,10 @@ pub(crate) fn norm(
         rows: rows as u64,
         cols: cols as u64,
     };
-    let scale = slot::resolve(gpu, "norm", slot, |request| forward.amax(&request))?;
-    let output = Output::new(gpu, slot, *x.shape(), x.device(), scale, x.dtype())?;
-    let operand = if x.numel() == 0 {
-        output.finish_inverse(gpu)?
+    let operand = if let Some(rule) = slot.block_rule() {
+        forward.blocks(&stats, x, slot, &rule)?
     } else {
-        match output.columnwise() {
-            Some(columnwise) => forward.tiles(&stats, &output, columnwise)?,
-            None => forward.rows(&Rows {
-                stats: stats.addresses(),
-                y: output.high().map_or(0, Buffer::ptr),
-                codes: output.rowwise().map_or(0, Buffer::ptr),
-                format: output.format(),
-                scale: output.scale(),
-                scale_inv: output.scale_inv().map_or(0, Buffer::ptr),
-                amax: output.amax("norm")?,
-                counters: output.counters("norm")?,
-                ..forward.all()
-            })?,
-        }
-        output.finish()
+        forward.quantize(&stats, x, slot)?
     };
     let vector = |buffer: Buffer| Tensor::from_cuda(buffer, Shape::from([rows]), x.device());
     Ok((operand, NormStats { mean: stats.mean.map(vector), rsigma: vector(stats.rsigma) }))
@@ -119,6 +104,58 @@ struct Rows {
 }
 
 impl Forward<'_> {
+    /// With one scale, or in high precision.
+    fn quantize(&self, stats: &Stats, x: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
+        let scale = slot::resolve(self.gpu, "norm", slot, |request| self.amax(&request))?;
+        let output = Output::new(self.gpu, slot, *x.shape(), x.device(), scale, x.dtype())?;
+        if x.numel() == 0 {
+            return output.finish_inverse(self.gpu);
+        }
+        match output.columnwise() {
+            Some(columnwise) => self.tiles(stats, &output, columnwise)?,
+            None => self.rows(&Rows {
+                stats: stats.addresses(),
+                y: output.high().map_or(0, Buffer::ptr),
+                codes: output.rowwise().map_or(0, Buffer::ptr),
+                format: output.format(),
+                scale: output.scale(),
+                scale_inv: output.scale_inv().map_or(0, Buffer::ptr),
+                amax: output.amax("norm")?,
+                counters: output.counters("norm")?,
+                ..self.all()
+            })?,
+        }
+        Ok(output.finish())
+    }
+
+    /// With a scale for each row or block: statistics first, then tiles that read the rows again.
+    fn blocks(&self, stats: &Stats, x: &Tensor, slot: &Slot<'_>, rule: &BlockRule) -> Result<Operand> {
+        let op = "norm";
+        self.rows(&Rows { stats: stats.addresses(), ..self.all() })?;
+        let values =
+            Values { op, shape: *x.shape(), dtype: DType::F32, device: x.device(), partial_sums: None };
+        blocks::quantize(self.gpu, &values, slot, rule, |grid, sink| {
+            let kernel = self.gpu.kernel(Source::Norm, "norm_blocks")?;
+            let own = args![
+                self.x,
+                dtype_number(self.x.dtype()),
+                self.gamma,
+                dtype_number(self.gamma.dtype()),
+                self.beta,
+                self.beta.map_or(0, |beta| dtype_number(beta.dtype())),
+                i32::from(self.options.zero_centered_gamma),
+                self.rows,
+                self.cols,
+                stats.mean.as_ref(),
+                &stats.rsigma,
+            ];
+            // SAFETY: the kernel's parameters (x, dtype, gamma, gamma_dtype, beta, beta_dtype, around_one, rows, cols, means,
+            // rsigmas, BLOCK_PARAMS). x holds [rows, cols], γ and β `cols`, statistics `rows`, written by the launch before; the
+            // rest is what `blocks` made for such a matrix.
+            unsafe { kernel.launch(self.gpu, grid, &Joined::new(own, *sink)) }
+        })
+    }
+
     /// Every row, with nothing to write.
     fn all(&self) -> Rows {
         Rows { count: self.rows, ..Rows::default() }

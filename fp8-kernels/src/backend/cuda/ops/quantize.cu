@@ -1,3 +1,4 @@
+#include "blocks.cuh"
 // Quantize: codes, their transpose, column sums, amax and counts from one read; and codes back to numbers.
 //
 // code = satfinite_rne(x · scale), amax and counts before scaling; scale_inv = 1 / scale. The flat kernels stream
@@ -116,6 +117,16 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 3)
     finish_codes(out, amax, counters, blockIdx.x == 0 ? rows * cols : 0, scratch);
 }
 
+// ---- a scale for each row or block ----
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2)
+    quantize_blocks(const void* x, int dtype, u64 rows, u64 cols, BLOCK_PARAMS) {
+    __shared__ BlockShared shared;
+    const BlockSink sink = BLOCK_SINK;
+    Elements values = {x, dtype, cols, 0, {}};
+    block_tile<4>(shared, sink, rows, cols, values);
+}
+
 // ---- many tensors in one launch ----
 
 // As the host writes it; addresses are 0 for none.
@@ -216,5 +227,26 @@ extern "C" __global__ void __launch_bounds__(FLAT_THREADS)
         float value, none;
         decode2(codes[rest], format, &value, &none);
         store1(out, dtype, rest, value * factor);
+    }
+}
+
+// Where the factor of an element is among those of a [rows, cols] matrix; `wide` is how many a row of them has.
+__device__ __forceinline__ u64 factor_place(int blocks, u64 row, u64 col, u64 wide) {
+    if (blocks == BLOCKS_ROW) return row;
+    if (blocks == BLOCKS_128X128) return row / BLOCK_TILE * wide + col / BLOCK_TILE;
+    return row * wide + col / (blocks == BLOCKS_MX32 ? 32 : BLOCK_TILE);
+}
+
+// The same with a factor for each row or block: f32, or E8M0 for MX.
+extern "C" __global__ void __launch_bounds__(FLAT_THREADS)
+    dequantize_blocks(const u8* codes, u64 n, u64 cols, int format, int blocks, const void* scale_inv, void* out, int dtype) {
+    const u64 width = blocks == BLOCKS_MX32 ? 32 : BLOCK_TILE, wide = (cols + width - 1) / width;
+    for (u64 i = grid_thread(); i < n; i += grid_threads()) {
+        const u64 row = quotient(i, cols), place = factor_place(blocks, row, i - row * cols, wide);
+        const float factor = blocks == BLOCKS_MX32 ? e8m0_value(((const u8*)scale_inv)[place])
+                                                   : ((const float*)scale_inv)[place];
+        float value, none;
+        decode2(codes[i], format, &value, &none);
+        store1(out, dtype, i, value * factor);
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! Codes alone are a stream; with the transpose or column sums the kernel goes by tiles.
 
+use super::blocks::{self, Values};
 use super::reduce::{self, column_pieces, finish_columns};
 use super::slot::{self, Output};
 use super::tiles::{run, strips, tiles};
-use super::{Buffer, Gpu, Grid, Source, amax, args, dtype_number, format_number, launch, transpose};
-use crate::{DType, Fp8Tensor, Operand, Result, Slot, Tensor};
+use super::{Buffer, Gpu, Grid, Joined, Source, amax, args, dtype_number, format_number, launch, transpose};
+use crate::{BlockRule, DType, Fp8Tensor, Operand, Result, Slot, Tensor};
+use fp8_format::Blocks;
 
 const THREADS: u32 = 256;
 /// Bytes that one step of a block of the flat kernels reads.
@@ -16,6 +18,9 @@ pub(crate) fn quantize(gpu: &Gpu, x: &Tensor, slot: &Slot<'_>) -> Result<Operand
     let op = "quantize";
     if slot.is_off() {
         return hand_through(gpu, op, x, slot);
+    }
+    if let Some(rule) = slot.block_rule() {
+        return by_blocks(gpu, op, x, slot, &rule, None);
     }
     let output = output(gpu, op, x, slot)?;
     if x.numel() == 0 {
@@ -35,19 +40,25 @@ pub(crate) fn quantize_dbias(gpu: &Gpu, dy: &Tensor, slot: &Slot<'_>) -> Result<
         return Ok((quantize(gpu, dy, slot)?, reduce::column_sums(gpu, dy)?));
     }
     let [rows, cols] = dy.shape().matrix();
-    let output = output(gpu, op, dy, slot)?;
     let pieces = column_pieces(rows);
     let partial = gpu.alloc(DType::F32, pieces * cols)?;
-    by_tiles(gpu, op, dy, &output, Some(&partial))?;
+    let operand = match slot.block_rule() {
+        Some(rule) => by_blocks(gpu, op, dy, slot, &rule, Some(&partial))?,
+        None => {
+            let output = output(gpu, op, dy, slot)?;
+            by_tiles(gpu, op, dy, &output, Some(&partial))?;
+            output.finish()
+        }
+    };
     let dbias = finish_columns(gpu, op, &partial, pieces, cols)?;
-    Ok((output.finish(), Tensor::from_cuda(dbias, [cols].into(), dy.device())))
+    Ok((operand, Tensor::from_cuda(dbias, [cols].into(), dy.device())))
 }
 
 pub(crate) fn quantize_many(gpu: &Gpu, tensors: &[(&Tensor, Slot<'_>)]) -> Result<Vec<Operand>> {
     let op = "quantize_many";
     let (mut table, mut outputs, mut first_tile) = (Vec::new(), Vec::with_capacity(tensors.len()), 0);
     for (x, slot) in tensors {
-        if slot.is_off() || x.numel() == 0 {
+        if slot.is_off() || slot.block_rule().is_some() || x.numel() == 0 {
             outputs.push(Done::Alone(quantize(gpu, x, slot)?));
             continue;
         }
@@ -97,8 +108,47 @@ enum Done<'a> {
     Together(Output<'a>),
 }
 
+fn by_blocks(
+    gpu: &Gpu,
+    op: &'static str,
+    x: &Tensor,
+    slot: &Slot<'_>,
+    rule: &BlockRule,
+    partial_sums: Option<&Buffer>,
+) -> Result<Operand> {
+    let [rows, cols] = x.shape().matrix();
+    let (shape, dtype, device) = (*x.shape(), x.dtype(), x.device());
+    let values = Values { op, shape, dtype, device, partial_sums };
+    blocks::quantize(gpu, &values, slot, rule, |grid, sink| {
+        let kernel = gpu.kernel(Source::Quantize, "quantize_blocks")?;
+        let own = args![x.cuda(op)?, dtype_number(dtype), rows as u64, cols as u64];
+        // SAFETY: the kernel's parameters (x, dtype, rows, cols, BLOCK_PARAMS); x holds rows · cols elements, the rest is what
+        // `blocks` made for such a matrix.
+        unsafe { kernel.launch(gpu, grid, &Joined::new(own, *sink)) }
+    })
+}
+
+/// With a factor for each row or block.
+fn dequantize_blocks(gpu: &Gpu, x: &Fp8Tensor, blocks: Blocks, dtype: DType) -> Result<Tensor> {
+    let op = "dequantize";
+    let layout = x.rowwise_layout(op)?;
+    let (n, cols) = (layout.codes.numel(), x.matrix()[1] as u64);
+    let out = gpu.alloc(dtype, n)?;
+    let kernel = gpu.kernel(Source::Quantize, "dequantize_blocks")?;
+    let (codes, factors) = (layout.codes.cuda(op)?, layout.scale_inv.cuda(op)?);
+    let (format, number) = (format_number(x.encoding()), blocks::blocks_number(blocks));
+    let args = args![codes, n as u64, cols, format, number, factors, &out, dtype_number(dtype)];
+    // SAFETY: the kernel's parameters (codes, n, cols, format, blocks, scale_inv, out, dtype); n codes of rows of cols, the
+    // factors of such a matrix, room for n elements.
+    unsafe { kernel.launch(gpu, Grid::strided(gpu, n as u64), &args) }?;
+    Ok(Tensor::from_cuda(out, *x.shape(), x.device()))
+}
+
 pub(crate) fn dequantize(gpu: &Gpu, x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
     let op = "dequantize";
+    if let Some(blocks) = x.blocks() {
+        return dequantize_blocks(gpu, x, blocks, dtype);
+    }
     let turned;
     let codes = match (x.rowwise(), x.columnwise()) {
         (None, Some(columnwise)) => {

@@ -6,7 +6,8 @@ use super::KernelFile;
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 2] = [
+const HEADERS: [(&str, &str); 3] = [
+    ("blocks.cuh", include_str!("blocks.cuh")),
     ("attention.cuh", include_str!("attention.cuh")),
     ("attention_backward.cuh", include_str!("attention_backward.cuh")),
 ];

@@ -75,6 +75,8 @@ pub(super) enum Attribute {
     AmaxD = 21,
     FastAccumulation = 25,
     BiasType = 26,
+    ScaleModeA = 31,
+    ScaleModeB = 32,
 }
 
 /// Attributes of a search for kernels.

@@ -93,11 +93,16 @@ impl Gpu {
         self.0.modules.lock().kernel(self, &source, name)
     }
 
+    /// The version of cuBLAS, `130100` for 13.1.0, or 0 if it cannot be loaded.
+    pub(crate) fn cublas_version(&self) -> usize {
+        self.0.libraries.cublaslt().map_or(0, |library| library.version())
+    }
+
     /// Enqueues a matrix product.
     ///
     /// # Safety
     /// `places` name memory of this device, used on its stream: matrices without gaps of the extents and types of
-    /// `product`, a bias of n values, one f32 each for scales and the amax.
+    /// `product`, a bias of n values, factors as its layouts say, one f32 each for an output's scale and the amax.
     pub(crate) unsafe fn matmul(&self, op: &'static str, product: &Product, places: &Places) -> Result<()> {
         self.ready()?;
         let mut blas = self.0.blas.lock();

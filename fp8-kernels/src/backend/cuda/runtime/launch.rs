@@ -5,6 +5,7 @@ use super::memory::Buffer;
 use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::c_void;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -123,6 +124,30 @@ macro_rules! args {
     ($($arg:expr),* $(,)?) => { [$($crate::backend::cuda::runtime::launch::Arg::from($arg)),*] };
 }
 pub(crate) use args;
+
+/// The arguments `first`, and `second` behind them, without an allocation.
+pub(crate) struct Joined {
+    args: [Arg; MAX_ARGS],
+    len: usize,
+}
+
+impl Joined {
+    /// At most [`MAX_ARGS`] arguments: more do not compile.
+    pub(crate) fn new<const A: usize, const B: usize>(first: [Arg; A], second: [Arg; B]) -> Self {
+        const { assert!(A + B <= MAX_ARGS) };
+        let mut args = [Arg { bits: 0, size: 0 }; MAX_ARGS];
+        args.iter_mut().zip(first.into_iter().chain(second)).for_each(|(place, arg)| *place = arg);
+        Self { args, len: A + B }
+    }
+}
+
+impl Deref for Joined {
+    type Target = [Arg];
+
+    fn deref(&self) -> &[Arg] {
+        &self.args[..self.len]
+    }
+}
 
 /// A loaded function. Cheap to clone.
 #[derive(Debug, Clone)]

@@ -9,11 +9,11 @@
 use super::context::Context;
 use super::cublaslt::{Algo, Attribute, CublasLt, Failure, Found, Handle, Layouts, Wish};
 use super::loader::Libraries;
-use super::product::{ALIGNMENT, Places, Product};
+use super::product::{ALIGNMENT, FactorLayout, Places, Product};
 use super::queue::Queue;
 use super::tuning::{self, GemmTuning, Tuner};
 use crate::{Error, Result};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The epilogue that adds a bias of one value a column.
 const BIAS: u32 = 4;
@@ -34,6 +34,8 @@ pub(super) struct Blas {
     library: CublasLt,
     handle: Handle,
     plans: HashMap<Key, Plan>,
+    /// What the library has no kernel for.
+    refused: HashSet<Key>,
     tuner: Tuner,
     /// The largest that a plan has asked for; the ones before stay, since captured work may still use them.
     workspace: (u64, usize),
@@ -63,7 +65,8 @@ impl Blas {
         let tuner = Tuner::new(tuning, context.name(), library.version());
         let tuner = tuner.inspect_err(|_| library.destroy(handle))?;
         let (plans, workspace, outgrown) = (HashMap::new(), (0, 0), Vec::new());
-        Ok(Self { library: *library, handle, plans, tuner, workspace, outgrown })
+        let refused = HashSet::new();
+        Ok(Self { library: *library, handle, plans, refused, tuner, workspace, outgrown })
     }
 
     pub(super) fn run(
@@ -76,12 +79,20 @@ impl Blas {
         let key = Key { product: *product, alignment: places.alignment() };
         let plan = match self.plans.get(&key) {
             Some(plan) => *plan,
+            None if self.refused.contains(&key) => {
+                let failure = ("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED);
+                return Err(error(&self.library, op, Some(product), failure));
+            }
             None => {
                 queue.expect_eager(op, "the product is not planned yet: run the step a few times before")?;
-                let plan = self.plan(queue, op, &key, places)?;
-                if self.plans.len() >= MOST_PLANS {
+                if self.plans.len() + self.refused.len() >= MOST_PLANS {
                     self.forget_plans();
                 }
+                let plan = self.plan(queue, op, &key, places);
+                if let Err(Error::Gemm { code: NOT_SUPPORTED, .. }) = &plan {
+                    self.refused.insert(key);
+                }
+                let plan = plan?;
                 self.plans.insert(key, plan);
                 plan
             }
@@ -210,6 +221,7 @@ impl Blas {
 
     /// Work that is queued, or recorded, has what it needs of them.
     fn forget_plans(&mut self) {
+        self.refused.clear();
         for (_, plan) in self.plans.drain() {
             drop(Draft { library: &self.library, operation: plan.operation, layouts: plan.layouts });
         }
@@ -239,14 +251,20 @@ struct Draft<'a> {
 
 impl Draft<'_> {
     fn fill(&mut self, product: &Product) -> Result<(), Failure> {
-        let Product { m, n, k, left_transposed, right_transposed, left, right, out, bias, fast, .. } =
-            *product;
+        let Product { m, n, k, left_transposed, right_transposed, left, right, .. } = *product;
+        let Product { factors, out, bias, fast, .. } = *product;
         let library = self.library;
         self.operation = library.operation()?;
         library.set(self.operation, Attribute::TransposeA, i32::from(right_transposed))?;
         library.set(self.operation, Attribute::TransposeB, i32::from(left_transposed))?;
         if product.is_fp8() {
             library.set(self.operation, Attribute::FastAccumulation, i8::from(fast))?;
+            // Libraries from before the modes do not know the attribute.
+            let modes = [(Attribute::ScaleModeA, factors[1]), (Attribute::ScaleModeB, factors[0])];
+            for (attribute, layout) in modes.into_iter().filter(|(_, layout)| *layout != FactorLayout::Tensor)
+            {
+                library.set(self.operation, attribute, layout as i32)?;
+            }
         }
         if let Some(bias) = bias {
             library.set(self.operation, Attribute::Epilogue, BIAS)?;

@@ -27,7 +27,7 @@ pub use allocator::CudaAllocator;
 pub(super) use fault::Faults;
 pub(crate) use gpu::{CudaGraph, Gpu};
 pub(crate) use known::Known;
-pub(super) use launch::{Grid, args};
+pub(super) use launch::{Arg, Grid, Joined, args};
 pub(crate) use memory::Buffer;
 pub(super) use module::KernelFile;
 pub use options::CudaOptions;

@@ -1,6 +1,7 @@
 //! A matrix product as cuBLASLt is asked for it: extents, layouts and types, and the addresses of one call.
 
 use super::cublaslt::Type;
+use crate::DType;
 
 /// The alignment in bytes that the library assumes of matrices unless a smaller one is given.
 pub(super) const ALIGNMENT: u64 = 256;
@@ -8,6 +9,45 @@ pub(super) const ALIGNMENT: u64 = 256;
 /// output's type, where that is f32.
 const REDUCTIONS_IN_F32: u64 = 2;
 const REDUCTIONS_IN_PLACE: u64 = 1;
+
+/// How the factors of an FP8 operand are arranged: `cublasLtMatmulMatrixScale_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum FactorLayout {
+    /// One f32.
+    Tensor = 0,
+    /// E8M0 for 32 values of k, in tiles of 128 rows by 4 blocks.
+    Vec32 = 2,
+    /// An f32 for each row.
+    Outer = 3,
+    /// An f32 for 128 values of k: `[blocks of k, rows]`.
+    Vec128 = 4,
+    /// An f32 for 128 rows of 128 values of k, row by row, rows filled up to a multiple of four.
+    Tile128 = 5,
+}
+
+impl FactorLayout {
+    /// The type of the factors of a `[rows, k]` operand, and how many there are with their padding.
+    pub(crate) fn size(self, rows: usize, k: usize) -> (DType, usize) {
+        match self {
+            Self::Tensor => (DType::F32, 1),
+            Self::Vec32 => (DType::U8, rows.next_multiple_of(128) * k.div_ceil(32).next_multiple_of(4)),
+            Self::Outer => (DType::F32, rows),
+            Self::Vec128 => (DType::F32, k.div_ceil(128) * rows),
+            Self::Tile128 => (DType::F32, rows.div_ceil(128) * k.div_ceil(128).next_multiple_of(4)),
+        }
+    }
+
+    /// What a file knows it by; nothing for one factor.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Tensor => "",
+            Self::Vec32 => " vec32",
+            Self::Outer => " outer",
+            Self::Vec128 => " vec128",
+            Self::Tile128 => " tile128",
+        }
+    }
+}
 
 /// A kind of product: what a plan is made for. Row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,6 +63,8 @@ pub(crate) struct Product {
     pub(crate) right_transposed: bool,
     pub(crate) left: Type,
     pub(crate) right: Type,
+    /// Of the left operand and of the right one.
+    pub(crate) factors: [FactorLayout; 2],
     pub(crate) out: Type,
     /// Added to each row, in this type.
     pub(crate) bias: Option<Type>,
@@ -56,22 +98,25 @@ impl Places {
 }
 
 impl Product {
-    /// `[m, k] · [k, n]: E4M3 × E4M3 → bf16`.
+    /// `[m, k] · [k, n], E4M3 × E4M3 → bf16, fast`.
     pub(super) fn describe(&self) -> String {
-        let Self { m, n, k, left, right, out, .. } = self;
+        let Self { m, n, k, left, right, factors, out, fast, .. } = self;
+        let [left_factors, right_factors] = factors.map(FactorLayout::name);
         let bias = self.bias.map_or_else(String::new, |bias| format!(", {} bias", bias.name()));
         let (left, right, out) = (left.name(), right.name(), out.name());
-        format!("[{m}, {k}] · [{k}, {n}], {left} × {right} → {out}{bias}")
+        let fast = if *fast { ", fast" } else { "" };
+        format!("[{m}, {k}] · [{k}, {n}], {left}{left_factors} × {right}{right_factors} → {out}{bias}{fast}")
     }
 
     /// What a file knows it by: all that decides which kernels there are.
     pub(super) fn name(&self) -> String {
-        let Self { m, n, k, left_transposed, right_transposed, left, right, out, bias, accumulate, fast } =
-            self;
+        let Self { m, n, k, left_transposed, right_transposed, left, right, .. } = self;
+        let Self { factors, out, bias, accumulate, fast, .. } = self;
+        let [left_factors, right_factors] = factors.map(FactorLayout::name);
         let sign = |transposed: &bool| if *transposed { "t" } else { "n" };
         let flag = |on: &bool, name: &'static str| if *on { name } else { "" };
         format!(
-            "{m}x{n}x{k} {}{} {} {} {}{}{}{}",
+            "{m}x{n}x{k} {}{} {}{left_factors} {}{right_factors} {}{}{}{}",
             sign(left_transposed),
             sign(right_transposed),
             left.name(),

@@ -240,7 +240,17 @@ impl Inputs {
         let scale = queue.filled_f32(1.0, 1)?;
         let amax = queue.filled_f32(0.0, 1)?;
         let bias = queue.zeros(DType::U8, n * product.bias.map_or(0, Type::size))?;
-        self._buffers.extend([&scale, &amax, &bias].map(Clone::clone));
+        let [left_factors, right_factors] = [(0, m), (1, n)].map(|(side, rows)| {
+            let (dtype, count) = product.factors[side].size(rows, k);
+            match dtype {
+                // E8M0: 2 to the power of 0.
+                DType::U8 => queue.upload(&vec![127u8; count]),
+                _ => queue.filled_f32(1.0, count),
+            }
+        });
+        let (left_factors, right_factors) = (left_factors?, right_factors?);
+        let (left_scale, right_scale) = (left_factors.ptr(), right_factors.ptr());
+        self._buffers.extend([&scale, &amax, &bias, &left_factors, &right_factors].map(Clone::clone));
         for copy in 0..(wanted + 1).min(COPIES) {
             let [left, right, out] =
                 [(0, product.left), (1, product.right), (2, product.out)].map(|(i, kind)| {
@@ -255,8 +265,8 @@ impl Inputs {
                 right,
                 out,
                 bias: bias.ptr(),
-                left_scale: scale.ptr(),
-                right_scale: scale.ptr(),
+                left_scale,
+                right_scale,
                 out_scale: scale.ptr(),
                 out_amax: amax.ptr(),
             });
@@ -350,6 +360,7 @@ mod tests {
             bias: None,
             accumulate: false,
             fast: true,
+            factors: [super::super::product::FactorLayout::Tensor; 2],
         }
     }
 

@@ -1,0 +1,97 @@
+//! All-gather of a tensor with a scale for each row or block.
+//!
+//! A block that is quantized from the elements of one shard alone has the codes and the scale that it has in the whole tensor. Codes
+//! and factors of such shards, one after the other, are therefore those of the whole:
+//!
+//! | copy | rows | 1 × 128 | 128 × 128 | MX |
+//! |---|---|---|---|---|
+//! | rowwise | any shards | any shards | shards of 128 rows | any shards |
+//! | columnwise | none | shards of 128 rows | as rowwise | shards of 32 rows |
+//!
+//! "Shards of 128 rows" means that each shard except the last has a multiple of 128. In all other cases the shards are gathered in
+//! high precision, and each rank quantizes the whole tensor. That is also done for 16-bit shards whose columnwise copy is wanted:
+//! rowwise and columnwise codes together have more bytes than the values. The columnwise copy of 128 × 128 blocks is not gathered
+//! but made of the rowwise one.
+
+use crate::gather::{elements, label};
+use crate::{ProcessGroup, Result};
+use fp8_kernels::fp8_format::Blocks;
+use fp8_kernels::{BlockRule, DType, Operand, Slot, Tensor, ops};
+
+/// Gathers a tensor that `slot` quantizes by `rule`.
+pub(crate) fn gather<G: ProcessGroup + ?Sized>(
+    group: &G,
+    what: &str,
+    shard: &Tensor,
+    slot: &Slot<'_>,
+    rule: BlockRule,
+) -> Result<Operand> {
+    let label = label(what, shard, slot);
+    let joins = match multiple(rule, slot.columnwise, shard.dtype()) {
+        None => false,
+        Some(1) => true,
+        Some(multiple) => are_multiples(group, &label, shard, multiple)?,
+    };
+    if !joins {
+        let whole = group.all_gather(&label, shard)?;
+        record(shard, slot)?;
+        return Ok(ops::quantize(&whole, &Slot { amax: None, counters: None, ..*slot })?);
+    }
+    let turns = slot.columnwise && rule.blocks() == Blocks::B128x128;
+    let slot = if turns { slot.rowwise_only() } else { *slot };
+    let part = match ops::quantize(shard, &slot)? {
+        Operand::Fp8(part) => part,
+        Operand::High(values) => return Ok(Operand::High(group.all_gather(&label, &values)?)),
+    };
+    let codes = group.all_gather(&label, &elements(&Operand::Fp8(part.clone()))?)?;
+    let factors = group.all_gather(&format!("{what}: scales"), part.scale_inv())?;
+    let columnwise = match (part.columnwise(), part.columnwise_scale_inv()) {
+        (Some(codes), Some(factors)) => {
+            let codes = gather_columns(group, &format!("{what}: columnwise codes"), codes)?;
+            Some((codes, gather_columns(group, &format!("{what}: columnwise scales"), factors)?))
+        }
+        _ => None,
+    };
+    let whole = part.joined(codes, factors, columnwise)?;
+    Ok(Operand::Fp8(if turns { whole.with_columnwise()? } else { whole }))
+}
+
+/// Returns the number of rows of which each shard except the last must have a multiple, so that codes and factors can be gathered.
+/// `None` if they cannot, or if that would move more bytes than the values have.
+fn multiple(rule: BlockRule, columnwise: bool, dtype: DType) -> Option<usize> {
+    match (rule.blocks(), rule.columnwise_blocks()) {
+        (Blocks::B128x128, _) => Some(128),
+        _ if !columnwise => Some(1),
+        _ if dtype.size() <= 2 => None,
+        (Blocks::B1x128, Some(Blocks::B1x128)) => Some(128),
+        (Blocks::Mx32, Some(Blocks::Mx32)) => Some(32),
+        _ => None,
+    }
+}
+
+/// Returns whether each shard except the last has a multiple of `multiple` rows. All ranks get the same answer.
+fn are_multiples<G: ProcessGroup + ?Sized>(
+    group: &G,
+    label: &str,
+    shard: &Tensor,
+    multiple: usize,
+) -> Result<bool> {
+    let [rows, _] = shard.shape().matrix();
+    let is_multiple = i32::from(rows.is_multiple_of(multiple));
+    let mine = Tensor::from_vec(vec![is_multiple], [1], shard.device())?;
+    let all = group.all_gather(label, &mine)?.to_vec::<i32>()?;
+    Ok(all.split_last().is_none_or(|(_, others)| others.iter().all(|&is_multiple| is_multiple == 1)))
+}
+
+/// Gathers `[cols, n]` of each rank along the second dimension.
+fn gather_columns<G: ProcessGroup + ?Sized>(group: &G, what: &str, part: &Tensor) -> Result<Tensor> {
+    Ok(ops::transpose(&group.all_gather(what, &ops::transpose(part)?)?)?)
+}
+
+/// Records amax and counts of this rank's shard, as in gathers of codes.
+fn record(shard: &Tensor, slot: &Slot<'_>) -> Result<()> {
+    if slot.amax.is_some() || slot.counters.is_some() {
+        ops::quantize(shard, &slot.rowwise_only())?;
+    }
+    Ok(())
+}

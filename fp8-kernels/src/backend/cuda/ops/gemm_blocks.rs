@@ -1,0 +1,257 @@
+//! `gemm_fp8` of operands with factors for rows or blocks: by the library's scale modes where a GPU has them, else emulated.
+//!
+//! Rows without a mode are multiplied with factors of 1, and a kernel applies the factors to the sums. Blocks without a mode are
+//! dequantized to bf16: that is exact for powers of two, since a code has at most four significant bits.
+
+use super::blocks::blocks_number;
+use super::cublaslt::Type;
+use super::emulation::Way;
+use super::gemm::{self, finish, finish_accumulate, type_of};
+use super::gemm_fp8::{MULTIPLE, padded};
+use super::product::{FactorLayout, Places, Product};
+use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
+use crate::fp8_tensor::Layout;
+use crate::ops::{self, Emulation};
+use crate::{DType, Error, Fp8Tensor, Result, Tensor};
+
+/// `CUBLAS_STATUS_NOT_SUPPORTED`: no kernel for a product.
+const NOT_SUPPORTED: i32 = 15;
+
+/// What becomes of the sums.
+pub(super) enum Out<'a> {
+    New { bias: Option<&'a Tensor>, dtype: DType },
+    AddedTo(&'a Buffer),
+}
+
+/// The product of operands of which at least one has factors for rows or blocks; all extents are greater than 0. Returns the
+/// new output.
+pub(super) fn product(
+    gpu: &Gpu,
+    op: &'static str,
+    [a, b]: [&Fp8Tensor; 2],
+    dims: [usize; 3],
+    out: &Out<'_>,
+) -> Result<Option<Buffer>> {
+    let layouts = [a.rowwise_layout(op)?, b.rowwise_layout(op)?];
+    let sharing = layouts.each_ref().map(|layout| layout.sharing);
+    let operands = Operands { op, types: [a, b].map(|x| Type::from(x.encoding())), layouts, dims };
+    let emulated = match Way::of(gpu, sharing) {
+        Way::Native(factors) => match operands.native(gpu, factors, out) {
+            // A mode has fewer kernels than the library says: extents decide, too.
+            Err(Error::Gemm { code: NOT_SUPPORTED, .. }) => Way::instead(sharing),
+            done => return done,
+        },
+        emulated => emulated,
+    };
+    match emulated {
+        Way::Emulated(Emulation::FactorsAfter) => operands.factors_after(gpu, out),
+        Way::Emulated(Emulation::Dequantized | Emulation::Rounded) | Way::Native(_) => {
+            dequantized(gpu, [a, b], dims, out)
+        }
+    }
+}
+
+/// Both operands in bf16.
+fn dequantized(
+    gpu: &Gpu,
+    [a, b]: [&Fp8Tensor; 2],
+    dims @ [m, n, k]: [usize; 3],
+    out: &Out<'_>,
+) -> Result<Option<Buffer>> {
+    let [a, b] = [a.dequantize(DType::BF16)?.reshape([m, k])?, b.dequantize(DType::BF16)?.reshape([n, k])?];
+    match out {
+        Out::New { bias, dtype } => {
+            gemm::new_product(gpu, [a, b], ops::Layout::Nt, dims, *bias, *dtype).map(Some)
+        }
+        Out::AddedTo(out) => gemm::add_product(gpu, [a, b], ops::Layout::Nt, dims, out).map(|()| None),
+    }
+}
+
+/// Both operands along k.
+struct Operands {
+    op: &'static str,
+    types: [Type; 2],
+    layouts: [Layout; 2],
+    dims: [usize; 3],
+}
+
+impl Operands {
+    /// By a scale mode of the library's.
+    fn native(&self, gpu: &Gpu, factors: [FactorLayout; 2], out: &Out<'_>) -> Result<Option<Buffer>> {
+        let Self { op, layouts: [a, b], dims: [m, n, k], .. } = self;
+        // Zeros up to the end of a block: its factor exists.
+        let depth = if factors[0] == FactorLayout::Outer { MULTIPLE } else { BLOCK };
+        let codes = self.codes(gpu, depth)?;
+        let [left, right] = [(a, *m, factors[0], &codes[0]), (b, *n, factors[1], &codes[1])].map(
+            |(layout, rows, factors, codes)| {
+                arranged(gpu, op, layout, [rows, *k], codes.shape().matrix()[0], factors)
+            },
+        );
+        let (left, right) = (left?, right?);
+        let scales = [left.ptr(), right.ptr()];
+        self.run(gpu, &codes, factors, scales, out)
+    }
+
+    /// With factors of 1, and the rows' factors applied to the sums.
+    fn factors_after(&self, gpu: &Gpu, out: &Out<'_>) -> Result<Option<Buffer>> {
+        let Self { op, layouts: [a, b], dims: [m, n, _], .. } = self;
+        let codes = self.codes(gpu, MULTIPLE)?;
+        let one = gpu.filled_f32(1.0, 1)?;
+        let product = self.product(&codes, [FactorLayout::Tensor; 2]);
+        let sums = gpu.alloc(DType::F32, product.m.saturating_mul(product.n))?;
+        let [left, right] = [codes[0].cuda(op)?.ptr(), codes[1].cuda(op)?.ptr()];
+        let (left_scale, right_scale) = (one.ptr(), one.ptr());
+        let places = Places { left, right, left_scale, right_scale, out: sums.ptr(), ..Places::default() };
+        // SAFETY: operands of the product's extents and types, an output made for it, one factor for both.
+        unsafe { gpu.matmul(op, &product, &places) }?;
+        let (new, bias) = match out {
+            Out::New { bias, dtype } => (Some(gpu.alloc(*dtype, m * n)?), *bias),
+            Out::AddedTo(_) => (None, None),
+        };
+        let y = match (&new, out) {
+            (Some(new), _) => new,
+            (None, Out::AddedTo(y)) => y,
+            (None, Out::New { .. }) => &sums,
+        };
+        let is_one = |layout: &Layout| i32::from(layout.sharing.blocks().is_none());
+        let kernel = gpu.kernel(Source::Gemm, "gemm_finish_rows")?;
+        let args = args![
+            &sums,
+            product.n as u64,
+            a.scale_inv.cuda(op)?,
+            is_one(a),
+            b.scale_inv.cuda(op)?,
+            is_one(b),
+            bias.map(|bias| bias.cuda(op)).transpose()?,
+            y,
+            (m * n) as u64,
+            *n as u64,
+            bias.map_or(0, |bias| dtype_number(bias.dtype())),
+            dtype_number(y.dtype()),
+            i32::from(new.is_none()),
+        ];
+        // SAFETY: the kernel's parameters (x, ld, a, one_a, b, one_b, bias, y, n, cols, bias_type, y_type, add); x has at least m
+        // rows of ld ≥ n f32, a and b a factor for each row and column or one, y m · n elements of its type, f32 where it is
+        // added to, the bias n.
+        unsafe { kernel.launch(gpu, Grid::strided(gpu, (m * n) as u64), &args) }?;
+        Ok(new)
+    }
+
+    /// The codes with zeros behind them: rows up to a multiple of 16, k up to one of `depth`.
+    fn codes(&self, gpu: &Gpu, depth: usize) -> Result<[Tensor; 2]> {
+        let [m, n, k] = self.dims;
+        let [a, b] = &self.layouts;
+        Ok([
+            padded(gpu, self.op, a.codes.reshape([m, k])?, [MULTIPLE, depth])?,
+            padded(gpu, self.op, b.codes.reshape([n, k])?, [MULTIPLE, depth])?,
+        ])
+    }
+
+    fn product(&self, codes: &[Tensor; 2], factors: [FactorLayout; 2]) -> Product {
+        let [[m, k], [n, _]] = codes.each_ref().map(|codes| codes.shape().matrix());
+        Product {
+            m,
+            n,
+            k,
+            left_transposed: false,
+            right_transposed: true,
+            left: self.types[0],
+            right: self.types[1],
+            factors,
+            out: Type::F32,
+            bias: None,
+            accumulate: false,
+            fast: false,
+        }
+    }
+
+    /// The library's product and what it cannot do: a bias that it would round, the output without padding.
+    fn run(
+        &self,
+        gpu: &Gpu,
+        codes: &[Tensor; 2],
+        factors: [FactorLayout; 2],
+        scales: [u64; 2],
+        out: &Out<'_>,
+    ) -> Result<Option<Buffer>> {
+        let Self { op, dims: [m, n, _], .. } = *self;
+        let product = self.product(codes, factors);
+        let is_padded = [product.m, product.n] != [m, n];
+        let places = Places {
+            left: codes[0].cuda(op)?.ptr(),
+            right: codes[1].cuda(op)?.ptr(),
+            left_scale: scales[0],
+            right_scale: scales[1],
+            ..Places::default()
+        };
+        match out {
+            Out::AddedTo(y) => {
+                let product = Product { accumulate: !is_padded, ..product };
+                let sums = is_padded
+                    .then(|| gpu.alloc(DType::F32, product.m.saturating_mul(product.n)))
+                    .transpose()?;
+                let places = Places { out: sums.as_ref().unwrap_or(y).ptr(), ..places };
+                // SAFETY: operands and factors of the product's extents, types and layouts, an f32 output of them.
+                unsafe { gpu.matmul(op, &product, &places) }?;
+                if let Some(sums) = sums {
+                    finish_accumulate(gpu, &sums, product.n, y, [m, n])?;
+                }
+                Ok(None)
+            }
+            Out::New { bias, dtype } => {
+                // The library adds a bias of 16 bits to an output of the same type.
+                let own_bias = bias.is_none_or(|bias| bias.dtype() == *dtype && *dtype != DType::F32);
+                let is_direct = !is_padded && own_bias;
+                let kind = if is_direct { *dtype } else { DType::F32 };
+                let own_bias = bias.filter(|_| is_direct);
+                let product = Product {
+                    out: type_of(kind),
+                    bias: own_bias.map(|bias| type_of(bias.dtype())),
+                    ..product
+                };
+                let y = gpu.alloc(kind, product.m.saturating_mul(product.n))?;
+                let bias_place = own_bias.map(|bias| bias.cuda(op)).transpose()?.map_or(0, Buffer::ptr);
+                let places = Places { out: y.ptr(), bias: bias_place, ..places };
+                // SAFETY: operands and factors of the product's extents, types and layouts, an output made for it, a bias of
+                // n values.
+                unsafe { gpu.matmul(op, &product, &places) }?;
+                if is_direct {
+                    return Ok(Some(y));
+                }
+                finish(gpu, op, &y, product.n, *bias, [m, n], *dtype).map(Some)
+            }
+        }
+    }
+}
+
+/// Values of k in a block of factors, as codes are padded for the library.
+const BLOCK: usize = 128;
+
+/// The factors of a `[rows, k]` operand in a layout of the library's, for as many rows as its codes have with their padding.
+fn arranged(
+    gpu: &Gpu,
+    op: &'static str,
+    layout: &Layout,
+    [rows, k]: [usize; 2],
+    padded_rows: usize,
+    factors: FactorLayout,
+) -> Result<Buffer> {
+    let (dtype, n) = factors.size(padded_rows, k);
+    let out = gpu.alloc(dtype, n)?;
+    let kernel = gpu.kernel(Source::Gemm, "gemm_factors")?;
+    let blocks = layout.sharing.blocks().map_or(-1, blocks_number);
+    let args = args![
+        layout.scale_inv.cuda(op)?,
+        blocks,
+        rows as u64,
+        k as u64,
+        padded_rows as u64,
+        factors as i32,
+        &out,
+        n as u64
+    ];
+    // SAFETY: the kernel's parameters (scale_inv, blocks, rows, depth, padded_rows, layout, y, n); the factors of such an
+    // operand, room for n of the layout's type.
+    unsafe { kernel.launch(gpu, Grid::strided(gpu, n as u64), &args) }?;
+    Ok(out)
+}

@@ -1,0 +1,216 @@
+//! `quantize` with scales for rows, blocks and MX blocks, and the way back, bit for bit as on the CPU, which is compared with recorded
+//! data in `fp8-format` and `tests/blocks.rs`.
+
+use super::case::{Outcome, cases};
+use super::compare::{equal, same};
+use super::data::{ENCODINGS, FLOATS, Random, specials, tensor};
+use super::reference::{Got, same_as_cpu, same_blocks};
+use fp8_format::Blocks;
+use fp8_format::slice::{BlockScaling, MxRounding};
+use fp8_kernels::{
+    BlockRule, Cell, Counters, DType, Device, Encoding, Fp8Tensor, Operand, REST, Result, Scale, Slot,
+    Tensor, ops,
+};
+
+cases![
+    codes_and_factors: DtypesAndFormats,
+    special_values: DtypesAndFormats,
+    scales_of_every_exponent: Formats,
+    many_tensors,
+    dbias_sums_the_unquantized: Dtypes,
+    dequantizes: Formats,
+    tiles_are_transposed_on_demand,
+    tensors_without_elements,
+];
+
+/// One value, partial blocks in both directions, whole ones, and tiles that end within a block of 32.
+const SHAPES: [[usize; 2]; 8] =
+    [[1, 1], [3, 40], [5, 129], [40, 33], [128, 128], [130, 72], [97, 260], [257, 16]];
+
+/// All rules, with other epsilons and bounds than the defaults among them.
+pub(super) fn rules() -> Vec<BlockRule> {
+    let scaling = |blocks, power_2_scales| BlockScaling { power_2_scales, ..BlockScaling::new(blocks) };
+    let mut rules: Vec<BlockRule> = [Blocks::Row, Blocks::B1x128, Blocks::B128x128]
+        .into_iter()
+        .flat_map(|blocks| [scaling(blocks, false), scaling(blocks, true)])
+        .map(BlockRule::F32)
+        .collect();
+    rules.extend([MxRounding::Ceil, MxRounding::Floor].map(BlockRule::Mx));
+    rules.push(BlockRule::RowsThenTensor(scaling(Blocks::Row, true)));
+    rules.push(BlockRule::F32(BlockScaling { epsilon: 0.25, ..scaling(Blocks::B1x128, false) }));
+    rules.push(BlockRule::F32(BlockScaling { scale_max: Some(3.5e5), ..scaling(Blocks::B128x128, false) }));
+    rules.push(BlockRule::RowsThenTensor(BlockScaling { epsilon: 0.5, ..scaling(Blocks::Row, false) }));
+    rules
+}
+
+/// Rows and columns of sizes that differ from neighbour to neighbour, so that the scale of another block shows.
+pub(super) fn uneven([rows, cols]: [usize; 2], dtype: DType, seed: u64, device: &Device) -> Result<Tensor> {
+    let mut random = Random::new(seed);
+    let size = |i: usize| f32::powi(2.0, (i % cols / 16 % 5) as i32 * 2 - (i / cols / 8 % 3) as i32 * 3);
+    tensor((0..rows * cols).map(|i| random.normal() * size(i)).collect(), [rows, cols], dtype, device)
+}
+
+/// Codes of a tensor under `slot`, its amax and its counters.
+pub(super) fn results(
+    device: &Device,
+    encoding: Encoding,
+    rule: BlockRule,
+    columnwise: bool,
+    run: impl FnOnce(&Slot<'_>) -> Result<Operand>,
+) -> Result<Vec<Got>> {
+    let (amax, counters) = (Cell::new(REST, device)?, Counters::new(device)?);
+    let (amax_cell, counts) = (Some(&amax), Some(&counters));
+    let scale = Scale::Blocks(rule);
+    let slot = Slot { scale, amax: amax_cell, counters: counts, columnwise, ..Slot::off(encoding) };
+    let operand = run(&slot)?;
+    let counts = counters.read()?;
+    let numbers = [counts.saturated, counts.underflowed, counts.elements, counts.nan].map(|n| n as f32);
+    let mut all = vec![Got::Numbers([&numbers[..], &[amax.read()?]].concat())];
+    all.extend(operand.as_fp8().cloned().map(Got::from));
+    Ok(all)
+}
+
+fn codes_and_factors(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
+    for (turn, shape) in SHAPES.into_iter().enumerate() {
+        for (i, rule) in rules().into_iter().enumerate() {
+            // Each shape with half of the rules, and one copy or both.
+            if (turn + i + encoding as usize) % 2 == 0 {
+                continue;
+            }
+            let columnwise = (turn + i / 2 + dtype as usize) % 4 != 0;
+            let what = format!("{dtype} {shape:?} {encoding} {rule:?}, columnwise: {columnwise}");
+            same_as_cpu(&what, device, |device| {
+                let x = uneven(shape, dtype, turn as u64, device)?;
+                results(device, encoding, rule, columnwise, |slot| ops::quantize(&x, slot))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Zeros, subnormals, the largest, infinities and NaN, each in a block with others and in a block of its own.
+fn special_values(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
+    let specials = specials();
+    let cols = 160;
+    let mut random = Random::new(3);
+    let mut values = Vec::new();
+    for &special in &specials {
+        // 32 of this one, 96 among others, 32 of it and a zero.
+        values.extend([special; 32]);
+        values.extend((0..96).map(|i| if i == 50 { special } else { random.normal() }));
+        values.extend((0..32).map(|i| if i % 2 == 0 { special } else { 0.0 }));
+    }
+    for (i, rule) in rules().into_iter().enumerate() {
+        same_as_cpu(&format!("{dtype} {encoding} {rule:?}"), device, |device| {
+            let x = tensor(values.clone(), [specials.len(), cols], dtype, device)?;
+            results(device, encoding, rule, i % 3 != 0, |slot| ops::quantize(&x, slot))
+        })?;
+    }
+    Ok(())
+}
+
+/// Amaxes of every binade, at and beside its powers of two and beside 1.75 times those, where MX scales change.
+fn scales_of_every_exponent(device: &Device, encoding: Encoding) -> Outcome {
+    let amaxes = (0..255u32).flat_map(|exponent| {
+        [0, 1, 0x0060_0000, 0x0060_0001, 0x007f_ffff]
+            .map(|mantissa| f32::from_bits(exponent << 23 | mantissa))
+    });
+    // An amax, and one that is a quarter of it, in each block of 32.
+    let values: Vec<f32> =
+        amaxes.flat_map(|amax| (0..32).map(move |i| if i == 7 { amax } else { amax * 0.25 })).collect();
+    let rows = values.len() / 32;
+    for rule in rules() {
+        same_as_cpu(&format!("{encoding} {rule:?}"), device, |device| {
+            let x = Tensor::from_vec(values.clone(), [rows, 32], device)?;
+            results(device, encoding, rule, false, |slot| ops::quantize(&x, slot))
+        })?;
+    }
+    Ok(())
+}
+
+fn many_tensors(device: &Device) -> Outcome {
+    let rules = rules();
+    let operands = |device: &Device| -> Result<Vec<Got>> {
+        let tensors: Vec<Tensor> = (0..rules.len())
+            .map(|i| uneven([3 + 9 * i, 50 + 30 * i], FLOATS[i % 3], i as u64, device))
+            .collect::<Result<_>>()?;
+        let slots = tensors.iter().zip(&rules).map(|(x, rule)| {
+            (x, Slot { scale: Scale::Blocks(*rule), columnwise: true, ..Slot::off(Encoding::E4M3) })
+        });
+        let operands = ops::quantize_many(&slots.collect::<Vec<_>>())?;
+        Ok(operands.iter().filter_map(Operand::as_fp8).cloned().map(Got::from).collect())
+    };
+    same_as_cpu("many tensors", device, operands)
+}
+
+fn dbias_sums_the_unquantized(device: &Device, dtype: DType) -> Outcome {
+    for (i, shape) in [[5, 129], [140, 72], [300, 16]].into_iter().enumerate() {
+        for rule in rules() {
+            let dy = uneven(shape, dtype, i as u64, device)?;
+            let slot = Slot { scale: Scale::Blocks(rule), columnwise: true, ..Slot::off(Encoding::E5M2) };
+            let (codes, dbias) = ops::quantize_dbias(&dy, &slot)?;
+            let alone = ops::quantize(&dy, &slot)?;
+            let what = format!("{dtype} {shape:?} {rule:?}");
+            same_fp8(&what, &codes, &alone)?;
+            let sums = ops::column_sums(&dy)?.to_f32_vec()?;
+            same(&what, &dbias.to_f32_vec()?, &sums, shape[1])?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn same_fp8(what: &str, got: &Operand, want: &Operand) -> Outcome {
+    let fp8 = |operand: &Operand| -> Result<Fp8Tensor, String> {
+        operand.as_fp8().cloned().ok_or_else(|| "got high precision, want FP8".to_owned())
+    };
+    same_blocks(what, &fp8(got)?, &fp8(want)?)
+}
+
+fn dequantizes(device: &Device, encoding: Encoding) -> Outcome {
+    for shape in [[5, 129], [130, 72]] {
+        for (i, rule) in rules().into_iter().enumerate() {
+            same_as_cpu(&format!("{shape:?} {rule:?}"), device, |device| {
+                let slot = Slot { scale: Scale::Blocks(rule), columnwise: true, ..Slot::off(encoding) };
+                let codes = ops::quantize(&uneven(shape, DType::F32, 5, device)?, &slot)?;
+                let turned = codes.as_fp8().map(Fp8Tensor::transposed).transpose()?;
+                let dtype = FLOATS[i % 3];
+                let mut all = vec![Got::Tensor(codes.dequantize(dtype)?)];
+                all.extend(turned.map(|turned| turned.dequantize(dtype)).transpose()?.map(Got::Tensor));
+                Ok(all)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The only blocks whose transpose can be made from codes.
+fn tiles_are_transposed_on_demand(device: &Device) -> Outcome {
+    for shape in [[130, 260], [3, 300]] {
+        let x = uneven(shape, DType::F32, 5, device)?;
+        let rule = BlockRule::F32(BlockScaling::new(Blocks::B128x128));
+        let slot = |columnwise| Slot { scale: Scale::Blocks(rule), columnwise, ..Slot::off(Encoding::E4M3) };
+        let both = ops::quantize(&x, &slot(true))?.as_fp8().cloned().ok_or("want FP8")?;
+        let made = ops::quantize(&x, &slot(false))?.as_fp8().cloned().ok_or("want FP8")?.with_columnwise()?;
+        same_blocks(&format!("{shape:?}"), &made, &both)?;
+        let back = both.for_backward();
+        equal("without the rowwise codes", back.rowwise().is_none(), true)?;
+        same("codes made back", &back.codes()?, &both.codes()?, shape[1])?;
+        let values = both.dequantize(DType::F32)?.to_f32_vec()?;
+        same("values made back", &back.dequantize(DType::F32)?.to_f32_vec()?, &values, shape[1])?;
+    }
+    Ok(())
+}
+
+fn tensors_without_elements(device: &Device) -> Outcome {
+    for rule in rules() {
+        for shape in [[0, 5], [3, 0]] {
+            for encoding in ENCODINGS {
+                same_as_cpu(&format!("{shape:?} {rule:?}"), device, |device| {
+                    let x = Tensor::zeros(shape, DType::F32, device)?;
+                    results(device, encoding, rule, true, |slot| ops::quantize(&x, slot))
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
