@@ -4,19 +4,21 @@
 // A page links to files, which work where the repository is browsed. The definitions before it win over its own: they lead to
 // the pages here.
 
-#[doc = "[delayed-scaling]: super::delayed_scaling\n"]
+#[doc = "[delayed-scaling]: crate::guide::delayed_scaling\n"]
 #[doc = include_str!("../docs/which-recipe.md")]
 pub mod which_recipe {}
 
 // Here the picture is part of the page, and the image that refers to its file is hidden.
+#[doc = "[which-recipe]: crate::guide::which_recipe\n"]
 #[doc = "A picture, a calculation by hand, and the same in code.\n"]
 #[doc = "<style>img[src=\"delayed-scaling.svg\"] { display: none }</style>\n"]
 #[doc = include_str!("../docs/delayed-scaling.svg")]
-#[doc = "\n[which-recipe]: super::which_recipe\n"]
+#[doc = ""]
+#[doc = ""]
 #[doc = include_str!("../docs/delayed-scaling.md")]
 pub mod delayed_scaling {}
 
-#[doc = "[which-recipe]: super::which_recipe\n"]
+#[doc = "[which-recipe]: crate::guide::which_recipe\n"]
 #[doc = "[recipe-readme]: fp8_recipe\n"]
 #[doc = "[workspace-readme]: https://github.com/fp8-rs/fp8#compared-with-other-libraries\n"]
 #[doc = include_str!("../docs/from-transformer-engine.md")]

@@ -8,6 +8,7 @@ mod by_role;
 mod digest;
 mod error;
 mod format;
+mod scale_source;
 mod slots;
 
 // Recipes: what all have in common, each kind, and their names.
@@ -92,7 +93,8 @@ pub use quantizer::Quantizer;
 pub use recipe::Recipe;
 pub use recipe_label::RecipeLabel;
 pub use report::SlotReport;
+pub use scale_source::ScaleSource;
 pub use scaling::Scaling;
-pub use slot_trace::{ScaleSource, SlotSeries, SlotTrace, TracePoint};
+pub use slot_trace::{SlotSeries, SlotTrace, TracePoint};
 pub use slots::{Direction, GemmSlots, SlotName, SlotRole, Slots};
 pub use state_report::{LoadedSlot, NewSlot, StartsNew, StateReport, UnusedArena};

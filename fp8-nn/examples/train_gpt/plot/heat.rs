@@ -62,7 +62,7 @@ impl Shades {
             let scale = 10_f64.powi(digits);
             format!("from {}{unit}", short((value * scale).round() / scale))
         };
-        // The ends are rounded by `value`, so the first shade has no lower bound.
+        // The first shade has no lower bound, so that rounding in `value` leaves no value without a shade.
         let labels = (0..SHADES).map(|shade| label(bound(shade))).collect();
         Some(Self { bounds: (1..SHADES).map(bound).collect(), labels, zero: None })
     }
