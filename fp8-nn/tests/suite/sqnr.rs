@@ -1,6 +1,6 @@
 //! How exact the codes of every layer's tensors are, measured by the scope.
 
-use crate::support::{bits, block, by_name, current, delayed, finer, noise, parameter_bits};
+use crate::support::{bits, block, delayed, noise, parameter_bits, recipes};
 use fp8_nn::prelude::*;
 
 #[test]
@@ -8,7 +8,7 @@ fn every_slot_is_measured_under_every_recipe_and_no_bit_changes() {
     let (x, dy) = (noise([4, 16, 32], 2), noise([4, 16, 32], 3));
     let override_linear_precision = (false, true, false);
     let mixed = DelayedScaling { override_linear_precision, ..Default::default() };
-    for recipe in [delayed(), current(), by_name(), mixed.into()].into_iter().chain(finer()) {
+    for recipe in recipes().into_iter().chain([mixed.into()]) {
         let run = |measuring| {
             let mut model = block("block", 1);
             let mut scaling = Scaling::new(&model, x.device()).unwrap();
