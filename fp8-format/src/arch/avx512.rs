@@ -9,8 +9,10 @@
 
 mod blocks;
 mod decode;
+mod exponents;
 mod products;
 mod rounding;
+mod rows;
 mod transpose;
 
 use super::avx2::prefetch;
@@ -21,13 +23,13 @@ use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
 pub(crate) use blocks::{
-    amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, quantize_rows,
-    scales,
+    amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, scales,
 };
 use core::arch::x86_64::*;
 pub(crate) use decode::{decode, dequantize};
 pub(super) use products::Products;
 use rounding::Rounding;
+pub(crate) use rows::quantize_rows;
 pub(crate) use transpose::transpose;
 
 /// Elements of a block: a vector of codes, and a cache line of them.

@@ -87,9 +87,9 @@ fn blocks<T: Fp8, S: Source>(job: Job, src: &[S], cols: usize, block: usize, out
     let mut lines = (streams && !is_in_lines).then(|| Lines::new(out.codes));
     let rule = out.scales.rule();
     let (mut first, mut at) = (0, 0);
+    let (mut amaxes, mut factors) = ([0.0; MOST], [0.0; MOST]);
     for row in src.chunks(cols) {
         for group in row.chunks(GROUP) {
-            let (mut amaxes, mut factors) = ([0.0; MOST], [0.0; MOST]);
             let blocks = group.len().div_ceil(block);
             let (amaxes, factors) = (&mut amaxes[..blocks], &mut factors[..blocks]);
             if let Some(lines) = &mut lines {
