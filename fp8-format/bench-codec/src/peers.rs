@@ -5,21 +5,27 @@ use std::error::Error;
 use std::path::Path;
 use std::process::Command;
 
+/// Casts, by numbers of threads.
 const SCRIPT: &str = include_str!("peers.py");
+/// Scales for blocks, on one thread.
+const BLOCKS: &str = include_str!("peers_blocks.py");
 
-/// What the script measures with so many threads, with ratios to the ceilings that were measured here with the same bytes.
+/// Returns what the scripts measure, the casts with so many threads, with ratios to the ceilings that were measured here with the
+/// same bytes.
 pub(crate) fn measure(python: &Path, threads: &[usize], ours: &[Row]) -> Result<Vec<Row>, Box<dyn Error>> {
-    let threads = threads.iter().map(usize::to_string);
-    let done = Command::new(python).args(["-c", SCRIPT]).args(threads).output()?;
-    if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
-        return Err(format!("{}: {}: {said}", python.display(), done.status).into());
-    }
+    let threads: Vec<String> = threads.iter().map(usize::to_string).collect();
     let mut rows = Vec::new();
-    for line in String::from_utf8_lossy(&done.stdout).lines() {
-        let mut row: Row = serde_json::from_str(line)?;
-        row.ceiling_ratio = ceiling(&row, ours).map(|ceiling| row.gb_per_s / ceiling);
-        rows.push(row);
+    for (script, arguments) in [(SCRIPT, threads), (BLOCKS, Vec::new())] {
+        let done = Command::new(python).args(["-c", script]).args(arguments).output()?;
+        if !done.status.success() {
+            let said = String::from_utf8_lossy(&done.stderr);
+            return Err(format!("{}: {}: {said}", python.display(), done.status).into());
+        }
+        for line in String::from_utf8_lossy(&done.stdout).lines() {
+            let mut row: Row = serde_json::from_str(line)?;
+            row.ceiling_ratio = ceiling(&row, ours).map(|ceiling| row.gb_per_s / ceiling);
+            rows.push(row);
+        }
     }
     Ok(rows)
 }
