@@ -1,7 +1,7 @@
 //! `cargo xtask mutate-codec`: plants small mistakes in the rounding code of fp8-format and sees whether its tests find them.
 //!
-//! Every number and every comparison of the scalar codec and of its AVX2 and AVX-512 paths is changed, one at a time, in a copy
-//! of the crate. A mutant is killed by not compiling, by a failing test and by running too long. Survivors stand in
+//! Every number and every comparison of the scalar codec and of its AVX2 and AVX-512 paths, those for scales of blocks included, is
+//! changed, one at a time, in a copy of the crate. A mutant is killed by not compiling, by a failing test and by running too long. Survivors stand in
 //! `fp8-format/tests/mutants.txt` with their reasons; one that does not fails the task. Only what this machine's instructions
 //! run is judged: without AVX-512 its files are left out. The NEON path is judged where `--file` names it, by an emulator,
 //! which takes longer.
@@ -24,7 +24,7 @@ use crate::workspace::{Result, Workspace, files, root, shell};
 use edits::Edit;
 
 /// Files, the instructions they are for, functions that round nothing, and the tests in the order of their chances.
-const FILES: [(&str, &str, &[&str], [&str; 3]); 8] = [
+const FILES: [(&str, &str, &[&str], [&str; 3]); 14] = [
     ("codec.rs", "scalar", &[], ["codec", "slice", "paths"]),
     (
         "arch/avx2.rs",
@@ -42,6 +42,12 @@ const FILES: [(&str, &str, &[&str], [&str; 3]); 8] = [
     ("arch/avx512/decode.rs", "avx512", &["fill", "codes"], ["paths", "slice", "codec"]),
     ("arch/avx512/rounding.rs", "avx512", &[], ["paths", "slice", "codec"]),
     ("arch/avx512/products.rs", "avx512", &[], ["paths", "slice", "codec"]),
+    ("arch/blocks.rs", "scalar", &["in_groups"], BLOCKS),
+    ("arch/scalar/blocks.rs", "scalar", &[], BLOCKS),
+    ("arch/avx2/blocks.rs", "avx2", &[], BLOCKS),
+    ("arch/avx512/blocks.rs", "avx512", &[], BLOCKS),
+    ("arch/avx512/rows.rs", "avx512", &["emit"], BLOCKS),
+    ("arch/avx512/exponents.rs", "avx512", &[], BLOCKS),
     (
         NEON,
         "neon",
@@ -51,6 +57,9 @@ const FILES: [(&str, &str, &[&str], [&str; 3]); 8] = [
 ];
 
 const NEON: &str = "arch/neon.rs";
+
+/// The tests of scales for rows and blocks.
+const BLOCKS: [&str; 3] = ["golden_blocks", "blocks", "slice"];
 
 const LIST: &str = "fp8-format/tests/mutants.txt";
 /// Between a mutant and its reason.

@@ -94,13 +94,18 @@ impl<'a> File<'a> {
         if cases.is_empty() { Err("cases: the list is empty".to_owned()) } else { Ok(cases) }
     }
 
+    /// Says that a case names this tensor.
+    fn name(&self, tensor: &str) {
+        self.named.borrow_mut().insert(tensor.to_owned());
+    }
+
     /// The elements of a tensor of this type.
     fn elements<const N: usize, T>(&self, name: &str, dtype: Dtype, from: fn([u8; N]) -> T) -> Check<Vec<T>> {
         let tensor = self.tensors.tensor(name).map_err(|error| format!("{name}: {error}"))?;
         if tensor.dtype() != dtype {
             return Err(format!("{name}: the dtype is {}, expected {dtype}", tensor.dtype()));
         }
-        self.named.borrow_mut().insert(name.to_owned());
+        self.name(name);
         Ok(tensor.data().as_chunks::<N>().0.iter().map(|element| from(*element)).collect())
     }
 

@@ -6,8 +6,10 @@ use safetensors::Dtype;
 use super::super::{Mismatches, Tally};
 use super::{Check, File};
 
+type Conversion = (&'static str, fn(f32) -> E8M0);
+
 /// Conversions from f32, by the names of the tensors with their results.
-const CONVERSIONS: [(&str, fn(f32) -> E8M0); 4] = [
+const CONVERSIONS: [Conversion; 4] = [
     ("floor_sat", E8M0::from_f32_floor_saturating),
     ("ceil_sat", E8M0::from_f32_ceil_saturating),
     ("floor_nosat", E8M0::from_f32_floor),

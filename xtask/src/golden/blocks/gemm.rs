@@ -29,9 +29,10 @@ pub(super) fn check(file: &File<'_>, name: &str, device: &Device, tally: &mut Ta
     for case in file.cases::<Case>()? {
         let products = case.products(&inputs, device);
         for (product, index) in [("y", 0), ("dx", 1), ("dw", 2)] {
-            let result = products.clone().and_then(|products| {
-                compare(file, &format!("{}.{product}", case.recipe), &products[index], tolerance)
-            });
+            let key = format!("{}.{product}", case.recipe);
+            ["", ".bound", ".at"].iter().for_each(|part| file.name(&format!("{key}{part}")));
+            let result =
+                products.clone().and_then(|products| compare(file, &key, &products[index], tolerance));
             tally.record(&format!("blocks/{name} {} {product}", case.recipe), result);
         }
     }

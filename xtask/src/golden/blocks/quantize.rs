@@ -44,6 +44,9 @@ pub(super) fn check(file: &File<'_>, name: &str, device: &Device, tally: &mut Ta
     let x = file.matrix("x")?;
     for case in file.cases::<Case>()? {
         let direction = if case.columnwise { "columnwise" } else { "rowwise" };
+        // A comparison ends at the first tensor that differs.
+        let optional = [&case.scale, &case.scale_inv, &case.e8m0, &case.dq].into_iter().flatten();
+        optional.chain([&case.codes]).for_each(|tensor| file.name(tensor));
         let what = format!("blocks/{name} {} {} {direction}", case.format, case.mode);
         let slices = Path::available().try_for_each(|path| {
             let result = slices(&x, &case, Codec::new().on(path)).and_then(|got| case.compare(file, &got));
