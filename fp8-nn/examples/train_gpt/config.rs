@@ -21,6 +21,8 @@ pub(crate) struct Config {
     pub(crate) save: Option<PathBuf>,
     /// Both trainings end after this step: the last one, or that of `--stop-after`.
     pub(crate) stop_at: usize,
+    /// A training has diverged when more steps in a row than this have a loss that is not finite.
+    pub(crate) skip_non_finite: usize,
     pub(crate) sample: usize,
     pub(crate) quiet: bool,
     /// The validation curve has a point every this many steps; 0: none.
@@ -97,6 +99,7 @@ impl Config {
             report_dir: options.report_dir,
             save,
             stop_at,
+            skip_non_finite: options.skip_non_finite,
             sample: options.sample,
             quiet: options.quiet,
             runs,
@@ -166,6 +169,7 @@ fn chosen(
     ];
     chosen.extend(settings.values().into_iter().map(|(name, value)| entry(name, value, stored)));
     chosen.push(entry("eval-every", eval_every.to_string(), "default"));
+    chosen.push(entry("skip-non-finite", options.skip_non_finite.to_string(), "default"));
     chosen.push(entry("sample", options.sample.to_string(), "default"));
     let path = |path: &PathBuf| path.display().to_string();
     let rest = [

@@ -9,8 +9,12 @@ use crate::options::{DeviceName, Place, Settings};
 use crate::telemetry::SlotState;
 use crate::trainer::{Metadata, Run, StepResult, Trainer};
 
+/// With this seed, the sixth and the seventh step have a bad batch.
+pub(crate) const BAD_BATCHES: u64 = 13;
+
 #[derive(Debug)]
 pub(crate) struct Fake {
+    has_bad_batches: bool,
     run: Run,
     weight: f32,
     steps: u64,
@@ -20,9 +24,13 @@ pub(crate) struct Fake {
 impl Trainer for Fake {
     fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String> {
         match place.device {
-            DeviceName::Cpu => {
-                Ok(Self { run, weight: settings.hidden as f32 / 40.0, steps: 0, layers: settings.layers })
-            }
+            DeviceName::Cpu => Ok(Self {
+                has_bad_batches: settings.seed == BAD_BATCHES,
+                run,
+                weight: settings.hidden as f32 / 40.0,
+                steps: 0,
+                layers: settings.layers,
+            }),
             DeviceName::Cuda(index) => Err(format!("CUDA device {index}: libcuda.so.1 not found")),
         }
     }
@@ -49,6 +57,10 @@ impl Trainer for Fake {
     }
 
     fn step(&mut self, batch: &Batch, lr: f32, _observed: bool) -> Result<StepResult, String> {
+        if self.has_bad_batches && (5..7).contains(&self.steps) {
+            self.steps += 1;
+            return Ok(StepResult { loss: f32::NAN, grad_norm: f32::NAN });
+        }
         let noise = (batch.ids.iter().map(|&id| f64::from(id)).sum::<f64>().sin() * 0.1) as f32;
         let rounding = if self.run == Run::Fp8 { 0.01 * (self.steps as f32).sin() } else { 0.0 };
         let loss = self.weight + noise + rounding + 1.5;

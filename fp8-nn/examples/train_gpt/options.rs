@@ -65,6 +65,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = number::<0, MAX_STEPS>)]
     pub(crate) eval_every: Option<usize>,
 
+    /// How many steps in a row may have a loss that is not finite, as after a bad batch, before the training counts as diverged.
+    /// Such a step changes no weight; 0 stops at the first
+    #[arg(long, value_name = "N", default_value = "10", value_parser = number::<0, MAX_STEPS>)]
+    pub(crate) skip_non_finite: usize,
+
     /// How many bytes to generate at the end; 0 for no sample
     #[arg(long, value_name = "BYTES", default_value = "200", value_parser = number::<0, 1_000_000>)]
     pub(crate) sample: usize,
@@ -129,8 +134,8 @@ pub(crate) struct Settings {
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: Dtype,
 
-    /// FP8 scaling: delayed (from a history of amaxes), current (from each tensor), te-v0, rowwise, block, deepseek or
-    /// mxfp8 (scales for rows or blocks), none (no FP8 training), or a file with a recipe and its options for all tensors or for some: see examples/train_gpt/recipe.toml
+    /// FP8 scaling: delayed (from a history of amaxes), current (from each tensor), te-v0, rowwise, rowwise-gw-hp, block,
+    /// deepseek or mxfp8 (scales for rows or blocks), none (no FP8 training), or a file with a recipe and its options for all tensors or for some: see examples/train_gpt/recipe.toml
     #[arg(long, value_name = "NAME|FILE.toml", default_value = "delayed", value_parser = recipe_name)]
     pub(crate) recipe: RecipeName,
 

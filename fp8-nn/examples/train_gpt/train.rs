@@ -45,7 +45,7 @@ pub(crate) struct Journey<T> {
 pub(crate) enum End {
     /// It did the last step asked for.
     Complete,
-    /// The loss of this step was not finite.
+    /// The loss of this step was not finite, and neither were those of as many steps before as may be skipped.
     Diverged { step: usize, loss: f64 },
     /// Ctrl-C came during this step.
     Interrupted { step: usize },
@@ -94,6 +94,9 @@ fn schedule(steps: usize, highest: f32) -> Result<CosineSchedule, String> {
 
 /// Trains to the last step asked for, saves, and evaluates. A training that diverges or is interrupted returns what it
 /// recorded until then.
+///
+/// One bad batch does not end it: where the loss is infinite or NaN, so is the norm of the gradients, and the optimizer leaves the
+/// weights as they are. It counts as diverged when more than `skip_non_finite` steps in a row have no finite loss.
 pub(crate) fn train<T: Trainer>(
     config: &Config,
     journey: &mut Journey<T>,
@@ -116,6 +119,7 @@ pub(crate) fn train<T: Trainer>(
         end: End::Complete,
         held_out_loss: None,
     };
+    let mut lost = 0; // steps in a row
     while journey.step < config.stop_at {
         let step = journey.step + 1;
         let batch = batches::training(&config.corpus, settings.seed, step, settings.batch, settings.seq);
@@ -126,21 +130,22 @@ pub(crate) fn train<T: Trainer>(
         let ms = start.elapsed().as_secs_f64() * 1e3;
         let (loss, grad_norm) = (result.loss, result.grad_norm);
         let mut record = Record { step, loss, grad_norm, lr, ms, validation_loss: None };
-        if !loss.is_finite() {
+        lost = if loss.is_finite() { 0 } else { lost + 1 };
+        if lost > config.skip_non_finite {
             outcome.records.push(record);
             outcome.end = End::Diverged { step, loss: loss.into() };
             progress.finish();
             return Ok(outcome);
         }
         journey.step = step;
-        if observed {
+        if observed && loss.is_finite() {
             outcome.telemetry.record(step, journey.trainer.slots().map_err(|error| failed(step, error))?);
             record.ms = start.elapsed().as_secs_f64() * 1e3;
             outcome.advice = journey.trainer.advice();
         }
         if config.evaluates(step) {
             let loss = evaluate(&validation, &mut journey.trainer).map_err(|error| failed(step, error))?;
-            record.validation_loss = Some(loss);
+            record.validation_loss = Some(loss).filter(|loss| loss.is_finite());
         }
         outcome.records.push(record);
         progress.step(step, loss);

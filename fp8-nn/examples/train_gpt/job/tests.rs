@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::fake::Fake;
+use crate::fake::{BAD_BATCHES, Fake};
 use crate::options::parse_from;
 
 struct Place(tempfile::TempDir);
@@ -180,6 +180,23 @@ fn a_training_that_diverges_leaves_a_readable_report() {
     let summary = place.summary("d");
     assert_eq!(summary["result"], format!("High precision diverged at step {records}"));
     assert!(summary["fp8_heldout_loss_percent"].is_null() && summary["heldout_loss"]["fp8"].is_null());
+}
+
+#[test]
+fn bad_batches_are_skipped_up_to_a_number_in_a_row() {
+    let place = Place::new();
+    let line = format!("--steps 12 --eval-every 1 --seed {BAD_BATCHES}");
+    place.run("a", &line).unwrap();
+    assert_eq!(place.losses("a").len(), 2 * 12);
+    let summary = place.summary("a");
+    assert_eq!(summary["skipped_steps"]["high_precision"], 2.0);
+    assert_eq!(summary["skipped_steps"]["fp8"], 2.0);
+    for (most, step) in [(1, 7), (0, 6)] {
+        let failure = place.run("b", &format!("{line} --skip-non-finite {most}")).unwrap_err().to_string();
+        let expected = format!("step {step} of the high precision training: the loss is NaN");
+        assert!(failure.contains(&expected), "{failure}");
+    }
+    place.run("c", &format!("{line} --skip-non-finite 2")).unwrap();
 }
 
 #[test]
