@@ -167,7 +167,7 @@ pub(super) fn same_fp8(what: &str, got: &Operand, want: &Operand) -> Outcome {
 }
 
 fn dequantizes(device: &Device, encoding: Encoding) -> Outcome {
-    for shape in [[5, 129], [130, 72]] {
+    for shape in [[5, 129], [130, 72], [3, 256], [33, 96]] {
         for (i, rule) in rules().into_iter().enumerate() {
             same_as_cpu(&format!("{shape:?} {rule:?}"), device, |device| {
                 let slot = Slot { scale: Scale::Blocks(rule), columnwise: true, ..Slot::off(encoding) };

@@ -333,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     __shared__ BlockShared shared;
     const BlockSink sink = BLOCK_SINK;
     Activated<0> values = {h, dtype, kind, cols};
-    block_tile<1>(shared, sink, rows, cols, values);
+    block_tile<1, 0>(shared, sink, rows, cols, values);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
@@ -341,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     __shared__ BlockShared shared;
     const BlockSink sink = BLOCK_SINK;
     Activated<1> values = {h, dtype, kind, cols};
-    block_tile<1>(shared, sink, rows, cols, values);
+    block_tile<1, 0>(shared, sink, rows, cols, values);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
@@ -350,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     __shared__ BlockShared shared;
     const BlockSink sink = BLOCK_SINK;
     ActivatedBackward<0> values = {dy, dy_dtype, h, dtype, kind, cols};
-    block_tile<1>(shared, sink, rows, cols, values);
+    block_tile<1, 1>(shared, sink, rows, cols, values);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
@@ -359,7 +359,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     __shared__ BlockShared shared;
     const BlockSink sink = BLOCK_SINK;
     ActivatedBackward<1> values = {dy, dy_dtype, h, dtype, kind, cols};
-    block_tile<1>(shared, sink, rows, 2 * cols, values);
+    block_tile<1, 1>(shared, sink, rows, 2 * cols, values);
 }
 
 // ---- entries. `unset`, if not null, is a scale cell: where it is set, nothing is done ----

@@ -154,8 +154,9 @@ __device__ __forceinline__ void rotate(float v[4][8]) {
 
 // The tile at (row0, col0) of a [rows, cols] matrix, for all threads of a block. `values` has two members, of which the first is
 // called for all of a thread's rows before the second: load(v, row, col, n) and compute(v, row, col, n), for the n values of a
-// row from col on, and zeros behind them. UNROLL is 4 where a row takes few instructions, else 1: one body for the four rows.
-template <int UNROLL, typename Values>
+// row from col on, and zeros behind them. UNROLL is 4 where a row takes few instructions, else 1: one body for the four rows. SUMS is 0
+// where no column sums are asked for, unless the kernel has more registers without them than there are.
+template <int UNROLL, int SUMS, typename Values>
 __device__ __forceinline__ void block_tile(BlockShared& shared, const BlockSink& sink, u64 rows, u64 cols, Values& values) {
     const u64 across = (cols + BLOCK_TILE - 1) / BLOCK_TILE;
     const u64 row0 = blockIdx.x / across * BLOCK_TILE, col0 = blockIdx.x % across * BLOCK_TILE;
@@ -280,7 +281,7 @@ __device__ __forceinline__ void block_tile(BlockShared& shared, const BlockSink&
         __syncthreads();
         store_block_columns(shared, sink.columnwise, rows, cols, row0, col0);
     }
-    if (sink.partial_sums) {
+    if (SUMS && sink.partial_sums) {
         // All have read the amaxes that were here. The order is that of tile_sums.
         float sums[8];
 #pragma unroll
