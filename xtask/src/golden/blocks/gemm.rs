@@ -52,9 +52,9 @@ impl Case {
         let w = quantized(w, &self.w, Encoding::E4M3)?;
         let dy = quantized(dy, &self.dy, encoding(&self.grad_format)?)?;
         let mut dw = Tensor::zeros(w.shape().matrix(), DType::F32, device).map_err(error)?;
-        ops::wgrad(&dy, &x.for_backward(), &mut dw, "dw").map_err(error)?;
-        let y = ops::fprop(&x, &w, None, DType::F32).map_err(error)?;
-        let dx = ops::dgrad(&dy, &w.for_backward(), DType::F32).map_err(error)?;
+        ops::wgrad(&dy, &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split).map_err(error)?;
+        let y = ops::fprop(&x, &w, None, DType::F32, ops::Accumulation::Split).map_err(error)?;
+        let dx = ops::dgrad(&dy, &w.for_backward(), DType::F32, ops::Accumulation::Split).map_err(error)?;
         Ok([y, dx, dw])
     }
 }

@@ -78,7 +78,7 @@ fn slices_of<T: Fp8, S: Source>(x: &[S], [rows, cols]: [usize; 2], case: &Case, 
     let mut codes = vec![T::default(); rows * cols];
     let mut values = vec![0.0_f32; rows * cols];
     let (scale, scale_inv) = match rule {
-        BlockRule::F32(scaling) => {
+        BlockRule::F32(scaling) | BlockRule::RowsThenTensor(scaling) => {
             let (mut scale, mut scale_inv) = (vec![0.0; height * width], vec![0.0; height * width]);
             let out = BlockOutput { scale: Some(&mut scale), ..BlockOutput::new(&mut codes, &mut scale_inv) };
             if case.columnwise {
