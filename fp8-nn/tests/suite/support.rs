@@ -156,14 +156,18 @@ fn rows_by_name() -> Recipe {
     Recipe::by_name([("*.grad_output", margin.into()), ("*.input", rows.into())], short())
 }
 
-/// Every recipe that has a name, recipes for each slot, and one of the user's own. Histories are short. All devices have all of
-/// them.
+/// The recipes by name that the simulated GPU has the time for. All other devices run every one.
+const SIMULATED: [&str; 4] = ["delayed", "current", "block", "mxfp8"];
+
+/// Every recipe that has a name, recipes for each slot, and one of the user's own. Histories are short.
 pub(crate) fn recipes() -> Vec<Recipe> {
-    let named = Recipe::NAMES.into_iter().map(|name| match name {
+    let names = unless_simulated(&Recipe::NAMES[..], &SIMULATED[..]);
+    let named = names.iter().map(|name| match *name {
         "delayed" => delayed(),
         name => Recipe::from_name(name).unwrap(),
     });
-    named.chain([by_name(), rows_by_name(), custom()]).collect()
+    let by_slot = unless_simulated(vec![by_name(), rows_by_name()], vec![rows_by_name()]);
+    named.chain(by_slot).chain([custom()]).collect()
 }
 
 pub(crate) fn off() -> AutocastOptions {
