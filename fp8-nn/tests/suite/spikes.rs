@@ -102,7 +102,6 @@ fn fifty_steps_after_a_spike_the_loss_is_as_without_it() {
             let line = format!(
                 "{recipe}: {undisturbed:.4} undisturbed, after {spike} {percent:+.2} %, {skipped} skipped"
             );
-            println!("{line}");
             if skipped != skips || percent.abs() > 2.0 {
                 failures.push(line);
             }

@@ -184,3 +184,43 @@ fn a_gemm_splits_if_either_operand_asks_for_it() {
         assert_eq!(accumulation(&by_name), split(expected), "{pattern}");
     }
 }
+
+/// torchao's recipe: rows everywhere, except in the weight that dgrad reads.
+#[test]
+fn the_weight_that_dgrad_reads_has_one_scale() {
+    let recipe = Recipe::from(CurrentScaling::rowwise_gw_hp());
+    let slots = GemmSlots::new("fc");
+    let mut scaling = Scaling::new(&slots, &device()).unwrap();
+    let x = Tensor::from_vec(ROWS.to_vec(), [2, 2], &device()).unwrap();
+    let mut cx = scaling.autocast(&recipe).unwrap();
+    let gemms = cx.fp8_gemms(&slots.weight);
+    assert_eq!((gemms.fprop, gemms.dgrad, gemms.wgrad), (true, true, false));
+    let [weight, input] =
+        [&slots.weight, &slots.input].map(|slot| ops::quantize(&x, &cx.slot(slot).unwrap()).unwrap());
+    cx.commit().unwrap();
+    let factors = |t: &Tensor| t.to_vec::<f32>().unwrap();
+    let power = |amax: f32| factor(amax, 448.0, QParams::POWER_2);
+    let (weight, input) = (weight.as_fp8().unwrap(), input.as_fp8().unwrap());
+    for x8 in [weight, input] {
+        assert_eq!(factors(x8.scale_inv()), [power(3.0), power(0.001)]);
+    }
+    assert_eq!(factors(weight.columnwise_scale_inv().unwrap()), [power(3.0)]);
+    assert_eq!(factors(input.columnwise_scale_inv().unwrap()), [power(1.0), power(3.0)]); // the columns
+}
+
+/// Which GEMM reads which layout decides what can be multiplied.
+#[test]
+fn a_gemm_is_judged_by_the_layouts_that_it_reads() {
+    let explain = |patterns: [(&'static str, Recipe); 2]| {
+        let default = CurrentScaling::default();
+        let override_linear_precision = (true, false, true); // dgrad alone
+        let default = CurrentScaling { override_linear_precision, ..default };
+        crate::support::scaling(&["a"]).explain(&Recipe::by_name(patterns, default)).map(drop)
+    };
+    let gw_hp = Recipe::from(CurrentScaling::rowwise_gw_hp());
+    let block = Recipe::from(BlockScaling::default());
+    assert!(explain([("a.weight", gw_hp.clone()), ("a.input", Recipe::off())]).is_ok());
+    let refused = message(explain([("a.weight", gw_hp), ("a.grad_output", block)]));
+    let expected = "recipe by name: dgrad of `a`: grad_output has scales of 1x128 and weight of tensor: ";
+    assert!(refused.starts_with(expected), "{refused}");
+}
