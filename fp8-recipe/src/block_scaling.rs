@@ -46,7 +46,7 @@ pub struct BlockScaling {
     pub w_block_scaling_dim: usize,
     /// 1 for 1 × 128 blocks of gradients, 2 for 128 × 128. Default: 1.
     pub grad_block_scaling_dim: usize,
-    /// Whether fprop, dgrad and wgrad use split accumulation, in this order. Default, and the only valid value:
+    /// Whether fprop, dgrad and wgrad use split accumulation, in this order. Nothing else is valid. Default:
     /// `(true, true, true)`.
     pub use_split_accumulator: (bool, bool, bool),
     /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: `(false, false, false)`.
@@ -64,7 +64,7 @@ impl Default for BlockScaling {
             x_block_scaling_dim: 1,
             w_block_scaling_dim: 2,
             grad_block_scaling_dim: 1,
-            use_split_accumulator: SPLIT,
+            use_split_accumulator: (true, true, true),
             override_linear_precision: (false, false, false),
         }
     }

@@ -1,6 +1,5 @@
 //! Current scaling: scales from the tensor itself.
 
-use crate::gemm_accumulation::SPLIT_BY_DEFAULT;
 use crate::policy::Policy;
 use crate::recipe_options::{FromValue, Options, Value};
 use crate::{Format, QParams, QParamsByRole, Recipe, Result, SlotRole};
@@ -81,7 +80,7 @@ impl Default for CurrentScaling {
             granularity: Granularity::Tensor,
             fp8_format: Format::Hybrid,
             quant: QParamsByRole::default(),
-            use_split_accumulator: SPLIT_BY_DEFAULT,
+            use_split_accumulator: (false, true, true),
             override_linear_precision: (false, false, false),
         }
     }

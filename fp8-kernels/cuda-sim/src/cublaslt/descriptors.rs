@@ -1,21 +1,13 @@
 //! Creation, attributes and destruction of descriptors.
 
 use core::ffi::{c_char, c_int};
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::blas::{find, invalid};
 use super::types::{Layout, Operation, Preference, ScaleMode};
+use super::version::version;
 use crate::code::{self, Code, Outcome};
 use crate::entry::entries;
 use crate::ffi::{Host, Out};
-
-/// What `cublasLtGetVersion` gives, 10000 · major + 100 · minor + patch, which settings may change.
-static VERSION: AtomicUsize = AtomicUsize::new(13_01_00);
-
-/// Changes the version that the library says it has, and which scale modes it knows.
-pub(crate) fn set_version(version: usize) {
-    VERSION.store(version, Relaxed);
-}
 
 const LIBRARY: u64 = 6;
 const OPERATION: u64 = 7;
@@ -67,7 +59,7 @@ fn set_operation(operation: &mut Operation, attribute: c_int, from: Host, size: 
         26 => operation.bias_type = Some(integer(from, size)?),
         // A_SCALE_MODE, B_SCALE_MODE; C_SCALE_MODE, D_SCALE_MODE: one f32 a tensor.
         31 | 32 => {
-            let mode = ScaleMode::from_number(integer(from, size)?, VERSION.load(Relaxed))?;
+            let mode = ScaleMode::from_number(integer(from, size)?, version())?;
             operation.modes[(attribute - 31) as usize] = mode;
         }
         33 | 34 if integer(from, size)? == 0 => {}
@@ -173,7 +165,7 @@ entries! {
 /// Not framed as the others are: it answers with the version itself.
 #[unsafe(no_mangle)]
 extern "C" fn cublasLtGetVersion() -> usize {
-    VERSION.load(Relaxed)
+    version()
 }
 
 /// Not framed as the others are: it answers with a pointer and touches no state.

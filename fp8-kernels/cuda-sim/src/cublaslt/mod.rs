@@ -13,10 +13,11 @@ mod factors;
 mod matmul;
 mod product;
 mod types;
+mod version;
 
 pub(crate) use blas::Blas;
-pub(crate) use descriptors::set_version;
 pub(crate) use product::Product;
+pub(crate) use version::set_version;
 
 #[cfg(test)]
 pub(crate) use {descriptors::NAMES as DESCRIPTOR_NAMES, matmul::NAMES as MATMUL_NAMES};

@@ -68,7 +68,7 @@ pub(crate) fn activation(
         let values = Values { op, shape, dtype: DType::F32, device: h.device(), partial_sums: None };
         return blocks::quantize(gpu, &values, slot, &rule, |grid, sink| {
             let name = if activation.is_gated() { "activation_blocks_gated" } else { "activation_blocks" };
-            let kernel = gpu.kernel(Source::Activation, name)?;
+            let kernel = gpu.kernel(Source::ActivationBlocks, name)?;
             let own = args![h.cuda(op)?, dtype_number(h.dtype()), kind(activation), rows as u64, cols as u64];
             // SAFETY: the kernel's parameters (h, dtype, kind, rows, cols, BLOCK_PARAMS); h holds rows · cols elements, or twice
             // as many where gated (checked by `ops::activation`); the rest is what `blocks` made for the output.
@@ -155,7 +155,7 @@ fn backward(
         return blocks::quantize(gpu, &values, slot, &rule, |grid, sink| {
             let gated = activation.is_gated();
             let name = if gated { "activation_backward_blocks_gated" } else { "activation_backward_blocks" };
-            let kernel = gpu.kernel(Source::Activation, name)?;
+            let kernel = gpu.kernel(Source::ActivationBlocks, name)?;
             let (dy_number, h_number) = (dtype_number(dy.dtype()), dtype_number(h.dtype()));
             let (rows, cols) = (rows as u64, cols as u64);
             let own = args![dy.cuda(op)?, dy_number, h.cuda(op)?, h_number, kind(activation), rows, cols];

@@ -7,7 +7,7 @@ use super::blocks::blocks_number;
 use super::cublaslt::Type;
 use super::emulation::Way;
 use super::gemm::{self, finish, finish_accumulate, type_of};
-use super::gemm_fp8::{MULTIPLE, padded};
+use super::padding::{MULTIPLE, padded};
 use super::product::{FactorLayout, Places, Product};
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
 use crate::fp8_tensor::Layout;

@@ -3,14 +3,12 @@
 use super::cublaslt::Type;
 use super::gemm::{finish, finish_accumulate, no_products, type_of};
 use super::gemm_blocks;
+use super::padding::{MULTIPLE, padded};
 use super::product::{FactorLayout, Places, Product};
 use super::slot::{self, DeviceScale, Output};
 use super::{Buffer, Gpu, Grid, Source, args};
 use crate::ops::{self, Accumulation, product_then_quantize};
 use crate::{DType, Encoding, Fp8Tensor, Operand, Result, Scale, Slot, Tensor, TransposePolicy};
-
-/// Extents that tensor cores take are multiples of this.
-pub(super) const MULTIPLE: usize = 16;
 
 pub(crate) fn gemm_fp8(
     gpu: &Gpu,
@@ -211,26 +209,4 @@ impl Side {
         let (rows, depth) = if is_transposed { (second, first) } else { (first, second) };
         Ok(Self { codes, is_transposed, rows, depth })
     }
-}
-
-/// With zeros behind rows and columns up to multiples of these numbers, themselves multiples of 16.
-pub(super) fn padded(
-    gpu: &Gpu,
-    op: &'static str,
-    codes: Tensor,
-    [row_multiple, col_multiple]: [usize; 2],
-) -> Result<Tensor> {
-    let dims @ [rows, cols] = codes.shape().matrix();
-    let [padded_rows, padded_cols] =
-        [rows.next_multiple_of(row_multiple), cols.next_multiple_of(col_multiple)];
-    if dims == [padded_rows, padded_cols] {
-        return Ok(codes);
-    }
-    let out = gpu.alloc(DType::U8, padded_rows.saturating_mul(padded_cols))?;
-    let kernel = gpu.kernel(Source::Gemm, "gemm_pad")?;
-    let args = args![codes.cuda(op)?, rows as u64, cols as u64, &out, padded_rows as u64, padded_cols as u64];
-    // SAFETY: the kernel's parameters (x, rows, cols, y, padded_rows, padded_cols); x has rows · cols codes, y was made for
-    // the padded ones, whose extents are multiples of 16.
-    unsafe { kernel.launch(gpu, Grid::strided(gpu, (padded_rows * padded_cols / 16) as u64), &args) }?;
-    Ok(Tensor::from_cuda(out, [padded_rows, padded_cols].into(), codes.device()))
 }

@@ -22,6 +22,7 @@ pub(crate) mod gemm_fp8;
 pub(crate) mod grad_norm;
 pub(crate) mod norm;
 mod numbers;
+mod padding;
 pub(crate) mod quantize;
 pub(crate) mod reduce;
 pub(crate) mod rope;

@@ -6,7 +6,8 @@ use super::KernelFile;
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 3] = [
+const HEADERS: [(&str, &str); 4] = [
+    ("activation.cuh", include_str!("activation.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("attention.cuh", include_str!("attention.cuh")),
     ("attention_backward.cuh", include_str!("attention_backward.cuh")),
@@ -42,6 +43,7 @@ macro_rules! sources {
 sources![
     (Accumulate, "accumulate"),
     (Activation, "activation"),
+    (ActivationBlocks, "activation_blocks"),
     (AdamW, "adamw"),
     (Amax, "amax"),
     (Attention, "attention"),
