@@ -74,10 +74,10 @@ fn codes_and_factors(device: &Device, dtype: DType, encoding: Encoding) -> Outco
     for (turn, shape) in SHAPES.into_iter().enumerate() {
         for (i, rule) in rules().into_iter().enumerate() {
             // Each shape with half of the rules, and one copy or both.
-            if (turn + i + encoding as usize) % 2 == 0 {
+            if (turn + i + encoding as usize).is_multiple_of(2) {
                 continue;
             }
-            let columnwise = (turn + i / 2 + dtype as usize) % 4 != 0;
+            let columnwise = !(turn + i / 2 + dtype as usize).is_multiple_of(4);
             let what = format!("{dtype} {shape:?} {encoding} {rule:?}, columnwise: {columnwise}");
             same_as_cpu(&what, device, |device| {
                 let x = uneven(shape, dtype, turn as u64, device)?;

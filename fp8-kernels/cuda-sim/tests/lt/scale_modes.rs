@@ -1,5 +1,7 @@
 //! Factors for rows and blocks: which modes, pairs, GPUs and versions there are, and that each factor reaches its block.
 
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
 use crate::lt::{BF16, Case, E4M3, F32, INVALID, Lab, NOT_SUPPORTED};
 use crate::rig;
 
