@@ -84,15 +84,15 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     __shared__ BlockShared shared;
     const BlockSink sink = BLOCK_SINK;
     Activated<0> values = {h, dtype, kind, cols};
-    block_tile<1, 0>(shared, sink, rows, cols, values);
+    block_tile<1, 1, 0>(shared, sink, rows, cols, values);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     activation_blocks_gated(const void* h, int dtype, int kind, u64 rows, u64 cols, BLOCK_PARAMS) {
     __shared__ BlockShared shared;
     const BlockSink sink = BLOCK_SINK;
     Activated<1> values = {h, dtype, kind, cols};
-    block_tile<1, 0>(shared, sink, rows, cols, values);
+    block_tile<1, 1, 0>(shared, sink, rows, cols, values);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     __shared__ BlockShared shared;
     const BlockSink sink = BLOCK_SINK;
     ActivatedBackward<0> values = {dy, dy_dtype, h, dtype, kind, cols};
-    block_tile<1, 1>(shared, sink, rows, cols, values);
+    block_tile<1, 1, 1>(shared, sink, rows, cols, values);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
@@ -110,5 +110,5 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     __shared__ BlockShared shared;
     const BlockSink sink = BLOCK_SINK;
     ActivatedBackward<1> values = {dy, dy_dtype, h, dtype, kind, cols};
-    block_tile<1, 1>(shared, sink, rows, 2 * cols, values);
+    block_tile<1, 1, 1>(shared, sink, rows, 2 * cols, values);
 }

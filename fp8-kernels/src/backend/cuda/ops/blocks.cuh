@@ -154,9 +154,10 @@ __device__ __forceinline__ void rotate(float v[4][8]) {
 
 // The tile at (row0, col0) of a [rows, cols] matrix, for all threads of a block. `values` has two members, of which the first is
 // called for all of a thread's rows before the second: load(v, row, col, n) and compute(v, row, col, n), for the n values of a
-// row from col on, and zeros behind them. UNROLL is 4 where a row takes few instructions, else 1: one body for the four rows. SUMS is 0
-// where no column sums are asked for, unless the kernel has more registers without them than there are.
-template <int UNROLL, int SUMS, typename Values>
+// row from col on, and zeros behind them. LOADS and UNROLL are 4 where the one and the other take few instructions, else 1: one body
+// for the four rows. SUMS is 0
+// where no column sums are asked for; in the norm the compiler spills registers without them.
+template <int LOADS, int UNROLL, int SUMS, typename Values>
 __device__ __forceinline__ void block_tile(BlockShared& shared, const BlockSink& sink, u64 rows, u64 cols, Values& values) {
     const u64 across = (cols + BLOCK_TILE - 1) / BLOCK_TILE;
     const u64 row0 = blockIdx.x / across * BLOCK_TILE, col0 = blockIdx.x % across * BLOCK_TILE;
@@ -173,7 +174,11 @@ __device__ __forceinline__ void block_tile(BlockShared& shared, const BlockSink&
     for (int r = 0; r < 4; r++) {
 #pragma unroll
         for (int k = 0; k < 8; k++) v[r][k] = 0.0f;
-        if (n > 0 && row + r < tile_rows) values.load(v[r], row0 + (row + r), col0 + col, n);
+    }
+#pragma unroll LOADS
+    for (int r = 0; r < 4; r++) {
+        if (n > 0 && row + r < tile_rows) values.load(v[0], row0 + (row + r), col0 + col, n);
+        rotate(v);
     }
 #pragma unroll UNROLL
     for (int r = 0; r < 4; r++) {

@@ -301,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 #pragma unroll
         for (int k = 0; k < 8; k++) values.g[k] += 1.0f;
     }
-    block_tile<1, 1>(shared, sink, rows, cols, values);
+    block_tile<4, 1, 1>(shared, sink, rows, cols, values);
 }
 
 // ---- gradients ----

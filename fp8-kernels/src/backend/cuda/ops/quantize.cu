@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2)
     __shared__ BlockShared shared;
     const BlockSink sink = BLOCK_SINK;
     Elements values = {x, dtype, cols, 0, {}};
-    block_tile<4, 1>(shared, sink, rows, cols, values);
+    block_tile<4, 4, 1>(shared, sink, rows, cols, values);
 }
 
 // ---- many tensors in one launch ----
