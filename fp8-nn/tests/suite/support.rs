@@ -156,8 +156,8 @@ fn rows_by_name() -> Recipe {
     Recipe::by_name([("*.grad_output", margin.into()), ("*.input", rows.into())], short())
 }
 
-/// The recipes by name that the simulated GPU has the time for. All other devices run every one.
-const SIMULATED: [&str; 4] = ["delayed", "current", "block", "mxfp8"];
+/// The recipes by name that the simulated GPU has the time for, beside one for rows of some slots. All other devices run every one.
+const SIMULATED: [&str; 2] = ["delayed", "block"];
 
 /// Every recipe that has a name, recipes for each slot, and one of the user's own. Histories are short.
 pub(crate) fn recipes() -> Vec<Recipe> {
@@ -166,8 +166,8 @@ pub(crate) fn recipes() -> Vec<Recipe> {
         "delayed" => delayed(),
         name => Recipe::from_name(name).unwrap(),
     });
-    let by_slot = unless_simulated(vec![by_name(), rows_by_name()], vec![rows_by_name()]);
-    named.chain(by_slot).chain([custom()]).collect()
+    let others = unless_simulated(vec![by_name(), rows_by_name(), custom()], vec![rows_by_name()]);
+    named.chain(others).collect()
 }
 
 pub(crate) fn off() -> AutocastOptions {
