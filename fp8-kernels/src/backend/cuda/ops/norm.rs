@@ -6,7 +6,7 @@
 
 use super::blocks::{self, Values};
 use super::slot::{self, AmaxRequest, Output};
-use super::{Buffer, Gpu, Grid, Joined, Source, args, dtype_number};
+use super::{Arg, Buffer, Gpu, Grid, Joined, Source, args, dtype_number};
 use crate::ops::{Norm, NormOptions, NormStats};
 use crate::{BlockRule, DType, Operand, Result, Shape, Slot, Tensor};
 
@@ -136,24 +136,27 @@ impl Forward<'_> {
             Values { op, shape: *x.shape(), dtype: DType::F32, device: x.device(), partial_sums: None };
         blocks::quantize(self.gpu, &values, slot, rule, |grid, sink| {
             let kernel = self.gpu.kernel(Source::Norm, "norm_blocks")?;
-            let own = args![
-                self.x,
-                dtype_number(self.x.dtype()),
-                self.gamma,
-                dtype_number(self.gamma.dtype()),
-                self.beta,
-                self.beta.map_or(0, |beta| dtype_number(beta.dtype())),
-                i32::from(self.options.zero_centered_gamma),
-                self.rows,
-                self.cols,
-                stats.mean.as_ref(),
-                &stats.rsigma,
-            ];
+            let [x, x_type, gamma, gamma_type, beta, beta_type, around_one] = self.inputs();
+            let [rows, cols, mean, rsigma] = args![self.rows, self.cols, stats.mean.as_ref(), &stats.rsigma];
+            let own = [x, x_type, gamma, gamma_type, beta, beta_type, around_one, rows, cols, mean, rsigma];
             // SAFETY: the kernel's parameters (x, dtype, gamma, gamma_dtype, beta, beta_dtype, around_one, rows, cols, means,
             // rsigmas, BLOCK_PARAMS). x holds [rows, cols], γ and β `cols`, statistics `rows`, written by the launch before; the
             // rest is what `blocks` made for such a matrix.
             unsafe { kernel.launch(self.gpu, grid, &Joined::new(own, *sink)) }
         })
+    }
+
+    /// The parameters with which kernels of tiles begin.
+    fn inputs(&self) -> [Arg; 7] {
+        args![
+            self.x,
+            dtype_number(self.x.dtype()),
+            self.gamma,
+            dtype_number(self.gamma.dtype()),
+            self.beta,
+            self.beta.map_or(0, |beta| dtype_number(beta.dtype())),
+            i32::from(self.options.zero_centered_gamma),
+        ]
     }
 
     /// Every row, with nothing to write.
@@ -225,14 +228,7 @@ impl Forward<'_> {
             self.rows(&Rows { first, count, stats: stats.addresses(), ..Rows::default() })?;
             let tiles = count.div_ceil(TILE[0]) * self.cols.div_ceil(TILE[1]);
             let grid = Grid { blocks: self.gpu.blocks(tiles, 1, 8), threads: 256, shared: 0 };
-            let arguments = args![
-                self.x,
-                dtype_number(self.x.dtype()),
-                self.gamma,
-                dtype_number(self.gamma.dtype()),
-                self.beta,
-                self.beta.map_or(0, |beta| dtype_number(beta.dtype())),
-                i32::from(self.options.zero_centered_gamma),
+            let rest = args![
                 self.rows,
                 self.cols,
                 first,
@@ -247,6 +243,7 @@ impl Forward<'_> {
                 output.amax("norm")?,
                 output.counters("norm")?,
             ];
+            let arguments = Joined::new(self.inputs(), rest);
             // SAFETY: parameters are those of norm_tiles in kernels/norm.cu. x and both codes hold [rows, cols], γ and β
             // `cols`, statistics `rows`, those of this band written by the launch before; `first` is a multiple of a
             // tile's rows; cells are alive: their slot is borrowed.
