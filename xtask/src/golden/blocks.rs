@@ -15,7 +15,6 @@ mod quantize;
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
-use std::fs;
 use std::path::Path;
 
 use fp8_format::slice::{BlockScaling, MxRounding};
@@ -25,27 +24,19 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 use serde::de::DeserializeOwned;
 
-use super::{Tally, listing, say_ignored};
+use super::{Tally, each_tensor_file};
 use crate::workspace::Result as TaskResult;
 
 type Check<T = ()> = Result<T, String>;
 
 pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResult {
-    let mut ignored = Vec::new();
-    for (name, path) in listing(folder)? {
-        if !name.ends_with(".safetensors") {
-            ignored.push(name);
-            continue;
-        }
-        let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    each_tensor_file("blocks", folder, |name, bytes| {
         let before = (tally.passed, tally.failed);
-        if let Err(error) = File::parse(&bytes).and_then(|file| file.check(&name, device, tally)) {
+        if let Err(error) = File::parse(bytes).and_then(|file| file.check(name, device, tally)) {
             tally.record(&format!("blocks/{name}"), Err(error));
         }
         println!("blocks/{name}: {} passed, {} failed", tally.passed - before.0, tally.failed - before.1);
-    }
-    say_ignored("blocks", &ignored);
-    Ok(())
+    })
 }
 
 /// A file of tensors, each of which a case has to name.
@@ -190,7 +181,7 @@ mod tests {
     /// The recorded cases of a file, after a change of the file's bytes.
     fn results(owner: &str, name: &str, change: impl FnOnce(&mut Vec<u8>)) -> (usize, usize, String) {
         let path: PathBuf = root().join(owner).join("tests/golden/blocks").join(name);
-        let mut bytes = fs::read(path).unwrap();
+        let mut bytes = std::fs::read(path).unwrap();
         change(&mut bytes);
         let mut tally = Tally::default();
         let result = File::parse(&bytes).and_then(|file| file.check(name, &Device::cpu(), &mut tally));

@@ -133,6 +133,21 @@ fn listing(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
+/// Reads the folder's files of tensors one after the other, and says which files are none.
+fn each_tensor_file(name: &str, folder: &Path, mut check: impl FnMut(&str, &[u8])) -> Result {
+    let mut ignored = Vec::new();
+    for (file, path) in listing(folder)? {
+        if file.ends_with(".safetensors") {
+            let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            check(&file, &bytes);
+        } else {
+            ignored.push(file);
+        }
+    }
+    say_ignored(name, &ignored);
+    Ok(())
+}
+
 /// One line on the files that are no reference data, if there are any.
 fn say_ignored(folder: &str, names: &[String]) {
     if !names.is_empty() {

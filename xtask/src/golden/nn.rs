@@ -9,7 +9,6 @@ mod layer;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -18,7 +17,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use super::{Tally, listing, say_ignored};
+use super::{Tally, each_tensor_file};
 use crate::workspace::Result as TaskResult;
 
 /// The largest difference in high precision, relative to the largest value of the tensor.
@@ -29,21 +28,13 @@ const QUANTIZED: f64 = 1e-4;
 type Check<T = ()> = Result<T, String>;
 
 pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResult {
-    let mut ignored = Vec::new();
-    for (name, path) in listing(folder)? {
-        if !name.ends_with(".safetensors") {
-            ignored.push(name);
-            continue;
-        }
-        let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let sample = Sample::parse(&bytes);
+    each_tensor_file("nn", folder, |name, bytes| {
+        let sample = Sample::parse(bytes);
         let sample = sample.as_ref().map_err(String::clone);
         let high_precision = sample.clone().and_then(|sample| layer::check_high_precision(sample, device));
         tally.record(&format!("nn/{name} high precision"), high_precision);
         tally.record(&format!("nn/{name} FP8"), sample.and_then(|sample| layer::check_fp8(sample, device)));
-    }
-    say_ignored("nn", &ignored);
-    Ok(())
+    })
 }
 
 /// The layer of a file, with its options under Transformer Engine's names.
@@ -330,7 +321,7 @@ mod tests {
             });
             let metadata = HashMap::from([("config".to_owned(), config.to_owned())]);
             let file = safetensors::serialize(views, Some(metadata)).unwrap();
-            fs::write(path.path().join("linear.safetensors"), file).unwrap();
+            std::fs::write(path.path().join("linear.safetensors"), file).unwrap();
             let mut tally = Tally::default();
             run(path.path(), &Device::cpu(), &mut tally).unwrap();
             (tally.passed, tally.failed)
