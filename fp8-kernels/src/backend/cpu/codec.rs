@@ -3,7 +3,7 @@
 use super::dispatch::{Kernel, vectorized};
 use crate::dtype::Float;
 use crate::host::Array;
-use crate::{CounterValues, Counters, Encoding, Result};
+use crate::{CounterValues, Encoding, Result};
 use fp8_format::{E4M3, E5M2, slice};
 
 /// Codes of `data · scale`; returns `max |data|`.
@@ -42,43 +42,77 @@ pub(crate) fn amax<T: Float>(data: &[T]) -> f32 {
     slice::amax(data)
 }
 
-/// Adds to `counters` what quantizing `data` into `codes` saturated and flushed to zero, and the NaNs in it.
+/// Returns what quantizing `data` into `codes` saturated and flushed to zero, and the NaNs in it. `amax` is that of `data`.
 pub(crate) fn count<T: Float>(
     data: &[T],
     scale: f32,
+    amax: f32,
     encoding: Encoding,
     codes: &[u8],
-    counters: &Counters,
-) -> Result<()> {
-    struct Count<'a, T> {
+) -> CounterValues {
+    CounterValues { saturated: saturated(data, scale, amax, encoding), ..count_codes(data, codes) }
+}
+
+/// Returns how many finite values of `data`, times `scale`, round beyond the largest code. `amax` is that of `data`.
+///
+/// Rounding is monotonic, so a product of `amax` within the limit means that there are none.
+pub(crate) fn saturated<T: Float>(data: &[T], scale: f32, amax: f32, encoding: Encoding) -> u64 {
+    struct Saturated<'a, T> {
         data: &'a [T],
         scale: f32,
         limit: f32,
-        codes: &'a [u8],
     }
-    impl<T: Float> Kernel for Count<'_, T> {
-        type Output = [u32; 3];
+    impl<T: Float> Kernel for Saturated<'_, T> {
+        type Output = u32;
 
         #[inline(always)]
-        fn run(self) -> [u32; 3] {
-            let [mut saturated, mut underflowed, mut nan] = [0; 3];
-            for (&x, &code) in self.data.iter().zip(self.codes) {
-                let v = x.to_f32();
-                saturated += u32::from((v.abs() < f32::INFINITY) & ((v * self.scale).abs() > self.limit));
-                underflowed += u32::from((v != 0.0) & (code & 0x7F == 0));
-                nan += u32::from(v.is_nan());
-            }
-            [saturated, underflowed, nan]
+        fn run(self) -> u32 {
+            let is_saturated = |v: f32| (v.abs() < f32::INFINITY) & ((v * self.scale).abs() > self.limit);
+            self.data.iter().map(|x| u32::from(is_saturated(x.to_f32()))).sum()
         }
     }
     let limit = encoding.saturation_limit();
-    let [saturated, underflowed, nan] = vectorized(Count { data, scale, limit, codes });
-    counters.add(CounterValues {
-        saturated: saturated.into(),
+    if amax * scale <= limit { 0 } else { vectorized(Saturated { data, scale, limit }).into() }
+}
+
+/// Counts the values of `data` that were flushed to zero in `codes`, and the NaNs. `saturated` is 0.
+///
+/// Every NaN has the code 0x7F, and nothing else has. Only where there are codes of zero, `data` is read, to tell the zeros
+/// in it from values that were flushed.
+pub(crate) fn count_codes<T: Float>(data: &[T], codes: &[u8]) -> CounterValues {
+    struct Codes<'a>(&'a [u8]);
+    impl Kernel for Codes<'_> {
+        type Output = [u32; 2];
+
+        #[inline(always)]
+        fn run(self) -> [u32; 2] {
+            // Counters of a byte for groups that cannot overflow them: a vector then holds as many counters as codes.
+            let [mut zeros, mut nan] = [0; 2];
+            for group in self.0.chunks(255) {
+                let count = |is: fn(u8) -> bool| group.iter().map(|&code| u8::from(is(code))).sum::<u8>();
+                zeros += u32::from(count(|code| code & 0x7F == 0));
+                nan += u32::from(count(|code| code == 0x7F));
+            }
+            [zeros, nan]
+        }
+    }
+    struct Zeros<'a, T>(&'a [T]);
+    impl<T: Float> Kernel for Zeros<'_, T> {
+        type Output = u32;
+
+        #[inline(always)]
+        fn run(self) -> u32 {
+            self.0.iter().map(|x| u32::from(x.to_f32() == 0.0)).sum()
+        }
+    }
+    let [zeros, nan] = vectorized(Codes(codes));
+    let underflowed = if zeros == 0 { 0 } else { zeros.saturating_sub(vectorized(Zeros(data))) };
+    CounterValues {
+        saturated: 0,
         underflowed: underflowed.into(),
         elements: data.len() as u64,
         nan: nan.into(),
-    })
+    }
 }
 
 /// Sums of the columns of whole rows, row after row.

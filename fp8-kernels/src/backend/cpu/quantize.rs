@@ -152,7 +152,7 @@ pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
 fn encode<T: Float>(data: &[T], scale: f32, slot: &Slot<'_>, codes: &mut [u8]) -> Result<f32> {
     let amax = codec::encode(data, scale, slot.encoding, codes)?;
     if let Some(counters) = slot.counters {
-        codec::count(data, scale, slot.encoding, codes, counters)?;
+        counters.add(codec::count(data, scale, amax, slot.encoding, codes))?;
     }
     Ok(amax)
 }

@@ -3,7 +3,7 @@
 //! The columnwise copy is quantized from the source together with the rowwise one; that of 128 × 128 blocks has the same codes
 //! and scales, transposed.
 
-use super::{codec, transpose};
+use super::{codec, parallel, transpose};
 use crate::dtype::Float;
 use crate::fp8_tensor::Layout;
 use crate::host::Array;
@@ -141,7 +141,7 @@ fn encode<T: Float, F: Fp8>(
     Ok(())
 }
 
-/// Adds to the slot's counters, row by row and block by block.
+/// Adds to the slot's counters. Only blocks with values that may saturate are read again.
 fn count<T: Float>(
     data: &[T],
     [rows, cols]: [usize; 2],
@@ -152,19 +152,25 @@ fn count<T: Float>(
     let Some(counters) = slot.counters.filter(|_| !data.is_empty()) else { return Ok(()) };
     let [height, width] = rule.blocks().size(cols);
     let across = rule.blocks().grid(rows, cols)[1];
-    for (row, (data, codes)) in data.chunks(cols).zip(parts.codes.chunks(cols)).enumerate() {
-        for (block, (data, codes)) in data.chunks(width).zip(codes.chunks(width)).enumerate() {
-            let amax = parts.amaxes[row / height * across + block];
-            let scale = match rule {
-                BlockRule::F32(scaling) | BlockRule::RowsThenTensor(scaling) => {
-                    scaling.scale::<T>(amax, slot.encoding)
-                }
-                BlockRule::Mx(rounding) => rounding.scale(amax, slot.encoding).scale(),
-            };
-            codec::count(data, scale, slot.encoding, codes, counters)?;
+    let step = parallel::row_elements(cols);
+    let chunks = data.chunks(step).zip(parts.codes.chunks(step)).enumerate();
+    parallel::try_for_each(chunks, |(index, (data, codes))| {
+        let mut values = codec::count_codes(data, codes);
+        for (row, data) in data.chunks(cols).enumerate() {
+            let row = index * (step / cols) + row;
+            let amaxes = &parts.amaxes[row / height * across..][..across];
+            for (data, &amax) in data.chunks(width).zip(amaxes) {
+                let scale = match rule {
+                    BlockRule::F32(scaling) | BlockRule::RowsThenTensor(scaling) => {
+                        scaling.scale::<T>(amax, slot.encoding)
+                    }
+                    BlockRule::Mx(rounding) => rounding.scale(amax, slot.encoding).scale(),
+                };
+                values.saturated += codec::saturated(data, scale, amax, slot.encoding);
+            }
         }
-    }
-    Ok(())
+        counters.add(values)
+    })
 }
 
 pub(super) fn dequantize_blocks<T: Float>(x: &Fp8Tensor, blocks: Blocks) -> Result<Array<T>> {
