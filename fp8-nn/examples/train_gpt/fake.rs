@@ -117,4 +117,8 @@ impl Trainer for Fake {
     fn fp8_gemms_per_step(&self) -> usize {
         self.layers * 12
     }
+
+    fn emulated_gemms_per_step(&self) -> Vec<(String, usize)> {
+        vec![("emulated: in another way".to_owned(), self.layers * 4)]
+    }
 }

@@ -84,7 +84,10 @@ fn heading(config: &Config, summary: &Summary) -> String {
                 name @ (RecipeName::Delayed | RecipeName::Current) => format!("{name} scaling"),
                 name => format!("the recipe {name}"),
             };
-            let how = format!("{recipe}, {gemms} FP8 matrix products in a step");
+            let mut how = format!("{recipe}, {gemms} FP8 matrix products in a step");
+            for (emulation, count) in &summary.emulated_gemms_per_step {
+                let _ = write!(how, "; {} of them {emulation}", grouped(*count as u64));
+            }
             ("A GPT trained in high precision and in FP8", how)
         }
         None => ("A GPT trained in high precision", "without FP8".to_owned()),

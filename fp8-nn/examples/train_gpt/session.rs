@@ -4,6 +4,7 @@ use std::path::Path;
 
 use fp8_nn::checkpoint;
 use fp8_nn::fp8_kernels::Error as KernelError;
+use fp8_nn::fp8_kernels::ops::Emulation;
 use fp8_nn::fp8_recipe::SlotTrace;
 use fp8_nn::prelude::*;
 
@@ -22,6 +23,8 @@ pub(crate) struct Session {
     recipe: Recipe,
     /// The number of GEMMs in a step that run in FP8.
     fp8_gemms: usize,
+    /// What takes the place of those that the device does not have, and of how many.
+    emulated: Vec<(Emulation, usize)>,
     autocast: AutocastOptions,
     graph: bool,
     /// Number of steps that were queued before one was recorded.
@@ -77,8 +80,9 @@ impl Session {
         let autocast = AutocastOptions { enabled: run == Run::Fp8, compute_dtype, ..Default::default() };
         let recipe = recipe(settings)?;
         let explained = scaling.explain(&recipe)?; // a pattern without slots is an error now, not in the first step
-        let blocks = explained.layers.iter().filter(|layer| layer.path.contains(".blocks."));
-        let fp8_gemms = blocks.map(|layer| layer.gemms.count()).sum();
+        let blocks = || explained.layers.iter().filter(|layer| layer.path.contains(".blocks."));
+        let fp8_gemms = blocks().map(|layer| layer.gemms.count()).sum();
+        let emulated = counts(blocks().flat_map(|layer| &layer.emulated).map(|(_, emulation)| *emulation));
         let graph = place.graph;
         let (eager_steps, recorded, resume_note) = (0, None, None);
         Ok(Self {
@@ -88,6 +92,7 @@ impl Session {
             scaling,
             recipe,
             fp8_gemms,
+            emulated,
             autocast,
             graph,
             eager_steps,
@@ -170,6 +175,18 @@ impl Session {
 /// Waits for the step and reads its results.
 fn read([loss, grad_norm]: &[Tensor; 2]) -> Result<StepResult> {
     Ok(StepResult { loss: loss.item()?, grad_norm: grad_norm.item()? })
+}
+
+/// Returns how often each value occurs, in the order of their first occurrences.
+fn counts<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<(T, usize)> {
+    let mut counts: Vec<(T, usize)> = Vec::new();
+    for value in values {
+        match counts.iter_mut().find(|(known, _)| *known == value) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((value, 1)),
+        }
+    }
+    counts
 }
 
 /// Returns the recipe of the settings. High precision has one, too, and does not use it.
@@ -281,6 +298,10 @@ impl Trainer for Session {
     fn fp8_gemms_per_step(&self) -> usize {
         self.fp8_gemms
     }
+
+    fn emulated_gemms_per_step(&self) -> Vec<(String, usize)> {
+        self.emulated.iter().map(|(emulation, count)| (emulation.to_string(), *count)).collect()
+    }
 }
 
 #[cfg(test)]
@@ -374,6 +395,13 @@ mod tests {
         let refused = Session::start(&settings, place, Run::Fp8).unwrap_err();
         let expected = "recipe by name: pattern `*.blocks.9.attention.*` matches no slot: the nearest are";
         assert!(refused.starts_with(expected), "{refused}");
+    }
+
+    #[test]
+    fn emulated_products_are_counted_by_kind() {
+        let (a, b) = (Emulation::FactorsAfter, Emulation::Rounded);
+        assert_eq!(counts([a, b, b, a, b].into_iter()), [(a, 2), (b, 3)]);
+        assert_eq!(session("mxfp8").emulated_gemms_per_step(), []); // the CPU has every product
     }
 
     #[test]

@@ -97,6 +97,8 @@ pub(crate) struct Summary {
     pub(crate) fp8_history_len: Option<usize>,
     pub(crate) fp8_margin: Option<i32>,
     pub(crate) fp8_gemms_per_step: Option<usize>,
+    /// What takes the place of FP8 matrix products that the device does not have, and of how many in a step.
+    pub(crate) emulated_gemms_per_step: Vec<(String, usize)>,
     /// In nats per byte, like every loss.
     pub(crate) bigram_loss: f64,
     pub(crate) heldout_loss: Both,
@@ -159,6 +161,7 @@ impl Summary {
             fp8_history_len: delayed.then_some(settings.history_len),
             fp8_margin: delayed.then_some(settings.margin),
             fp8_gemms_per_step: fp8.then(|| trainer.fp8_gemms_per_step()),
+            emulated_gemms_per_step: if fp8 { trainer.emulated_gemms_per_step() } else { Vec::new() },
             bigram_loss: config.corpus.bigram_loss(),
             heldout_loss: Both::new(outcomes, |outcome| outcome.held_out_loss),
             final_loss: Both::new(outcomes, |outcome| {

@@ -72,6 +72,10 @@ pub(crate) trait Trainer: Sized {
     fn parameters(&self) -> usize;
     /// Number of FP8 matrix products in a training step.
     fn fp8_gemms_per_step(&self) -> usize;
+    /// Returns what takes the place of FP8 matrix products that the device does not have, and of how many in a step.
+    fn emulated_gemms_per_step(&self) -> Vec<(String, usize)> {
+        Vec::new()
+    }
 }
 
 /// What a step returns.

@@ -63,6 +63,7 @@ fn a_job_leaves_three_files() {
     assert_eq!(summary["steps"], 40);
     assert_eq!(summary["tokens"], 40 * 12 * 64);
     assert_eq!(summary["fp8_gemms_per_step"], 48);
+    assert_eq!(summary["emulated_gemms_per_step"][0][1], 16);
     for field in ["heldout_loss", "median_step_ms", "tokens_per_s"] {
         assert!(summary[field]["high_precision"].is_f64() && summary[field]["fp8"].is_f64(), "{field}");
     }
@@ -131,6 +132,7 @@ fn a_resumed_job_has_the_recipe_of_its_checkpoint() {
     assert_eq!(place.summary("first")["recipe_toml"], "recipe = \"current\"");
     let html = fs::read_to_string(place.path("first/report.html")).unwrap();
     assert!(html.contains("r.toml, 48 FP8 matrix products in a step"), "the recipe's file is named");
+    assert!(html.contains("in a step; 16 of them emulated: in another way."), "emulated products are named");
     assert!(html.contains("The training test has no trainings with this recipe"));
     file("recipe = \"delayed\"");
     let refused = place.run("second", "--resume @/ck --sample 0 --recipe @/r.toml").unwrap_err().to_string();
