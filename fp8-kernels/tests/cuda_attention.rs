@@ -6,7 +6,7 @@ mod cuda;
 
 use cuda::Rig;
 use cuda::step::numbers;
-use fp8_kernels::ops::{self, AttentionOptions};
+use fp8_kernels::ops::{self, AttentionOptions, Sequences};
 use fp8_kernels::{CudaAllocator, CudaOptions, DType, Device, Result, Tensor};
 
 /// o, row_max, row_sum, dq, dk and dv of causal attention with two heads a group.
@@ -18,8 +18,8 @@ fn attend([queries, keys, dim]: [usize; 3], dtype: DType, device: &Device) -> Re
     let (rows, columns) = ([1, queries, 2, dim], [1, keys, 1, dim]);
     let (q, dy, k, v) = (tensor(1, rows)?, tensor(2, rows)?, tensor(3, columns)?, tensor(4, columns)?);
     let options = AttentionOptions::default();
-    let (o, saved) = ops::attention(&q, &k, &v, None, options)?;
-    let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, None, options)?;
+    let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, options)?;
+    let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &Sequences::Full, options)?;
     Ok([o, saved.row_max, saved.row_sum, dq, dk, dv])
 }
 

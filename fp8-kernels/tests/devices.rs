@@ -10,7 +10,10 @@ use fp8_kernels::{
     Cell, Counters, DType, Device, Encoding, Error, Fp8Tensor, Operand, Result, Scale, ScalePolicy,
     ScaleRule, Slot, Tensor,
 };
-use ops::{AttentionOptions, AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats};
+use ops::{
+    AttentionOptions, AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats,
+    Sequences,
+};
 
 const RULE: ScaleRule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
 const OFF: Slot<'_> = Slot::off(Encoding::E4M3);
@@ -142,13 +145,13 @@ calls! {
     };
     attention(q, k, v, lengths): {
         let [q, k, v] = [floats([1, 4, 1, 4], q)?, floats([1, 4, 1, 4], k)?, floats([1, 4, 1, 4], v)?];
-        ops::attention(&q, &k, &v, Some(&ints([1], lengths)?), AttentionOptions::default())?
+        ops::attention(&q, &k, &v, &Sequences::padded(&ints([1], lengths)?), AttentionOptions::default())?
     };
     attention_backward(dy, q, k, v, o, row_max, row_sum, lengths): {
         let make = |device| floats([1, 4, 1, 4], device);
         let saved = AttentionSaved { row_max: floats([1, 1, 4], row_max)?, row_sum: floats([1, 1, 4], row_sum)? };
-        let (lengths, options) = (ints([1], lengths)?, AttentionOptions::default());
-        ops::attention_backward(&make(dy)?, &make(q)?, &make(k)?, &make(v)?, &make(o)?, &saved, Some(&lengths), options)?
+        let (lengths, options) = (Sequences::padded(&ints([1], lengths)?), AttentionOptions::default());
+        ops::attention_backward(&make(dy)?, &make(q)?, &make(k)?, &make(v)?, &make(o)?, &saved, &lengths, options)?
     };
     rope(x, table): {
         let table = ops::RopeTable::new(4, 4, 1e4, table)?;

@@ -7,7 +7,10 @@ use fp8_kernels::{
     Arena, ArenaOptions, DType, Device, Encoding, Operand, Result, ScalePolicy, ScaleRule, Shape, Slot,
     Tensor, UpdateClock,
 };
-use ops::{AttentionOptions, AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats};
+use ops::{
+    AttentionOptions, AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats,
+    Sequences,
+};
 
 const OFF: Slot<'_> = Slot::off(Encoding::E4M3);
 
@@ -118,10 +121,13 @@ fn attention() {
     let x = |shape: [usize; 4]| floats(shape);
     let (q, k) = (x([1, 4, 2, 4]), x([1, 4, 2, 4]));
     let options = AttentionOptions::default();
-    let forward = |k: &Tensor, lengths: Option<&Tensor>, options| ops::attention(&q, k, k, lengths, options);
+    let forward = |k: &Tensor, lengths: Option<&Tensor>, options| {
+        let sequences = lengths.map_or(Sequences::Full, Sequences::padded);
+        ops::attention(&q, k, k, &sequences, options)
+    };
     let backward = |row_max: Tensor, row_sum: Tensor| {
         let saved = AttentionSaved { row_max, row_sum };
-        ops::attention_backward(&q, &q, &k, &k, &q, &saved, None, options)
+        ops::attention_backward(&q, &q, &k, &k, &q, &saved, &Sequences::Full, options)
     };
     refused! {
         forward(&x([1, 4, 2, 8]), None, options) =>

@@ -173,7 +173,8 @@ fn train(group: Option<&Group>, case: &Case, bad_step: Option<usize>) -> Result<
             ids = Tensor::from_vec(vec![VOCABULARY; ids.numel()], *ids.shape(), &device)?;
         }
         let mut cx = scaling.scope(&recipe, &scope)?;
-        let (mut loss, saved) = model.loss_with(&mut cx, &ids, &targets, cross_entropy)?;
+        let (mut loss, saved) =
+            model.loss_with(&mut cx, &ids, &targets, cross_entropy, &SequenceInfo::default())?;
         cx.commit()?;
         scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
         if let Some(group) = group {

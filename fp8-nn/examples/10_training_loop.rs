@@ -63,7 +63,8 @@ impl Training {
                 (0..MICRO_BATCH).map(|_| rng.random_range(0..text.len() - SEQ)).collect();
             let (ids, targets) = batch(text, &starts, &self.device)?;
             let mut cx = self.scaling.autocast(&self.recipe)?;
-            let (part, saved) = self.model.loss_with(&mut cx, &ids, &targets, mean)?;
+            let (part, saved) =
+                self.model.loss_with(&mut cx, &ids, &targets, mean, &SequenceInfo::default())?;
             cx.commit()?; // updates the scales of activations and weights
             let mut cx = self.scaling.backward()?;
             self.model.loss_backward(&mut cx, saved)?; // adds to the gradients

@@ -111,6 +111,15 @@ pub enum Error {
         /// The kind of layer that it was passed to.
         expected: &'static str,
     },
+    /// Padding, packed sequences or positions for a layer that would not heed them.
+    #[error(
+        "{layer}: it takes no padding, packed sequences or positions: implement Module::forward_with, or \
+         Module::is_positionwise if its positions do not depend on each other"
+    )]
+    SequenceInfo {
+        /// The kind of layer.
+        layer: &'static str,
+    },
     /// A `Saved` with more or fewer parts than the stack has layers.
     #[error(
         "backward of a stack of {layers} layers: its Saved has {found} parts: use the one its forward returned"

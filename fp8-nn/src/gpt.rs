@@ -4,7 +4,7 @@ use crate::arguments::{Argument, Output};
 use crate::layer_norm::NormCore;
 use crate::{
     AttentionOptions, Embedding, EmbeddingOptions, EmbeddingSaved, Error, InitOptions, Linear, LinearOptions,
-    LinearSaved, Module, NormOptions, Result, TransformerLayer, TransformerLayerOptions,
+    LinearSaved, Module, NormOptions, Result, SequenceInfo, TransformerLayer, TransformerLayerOptions,
     TransformerLayerSaved, composite, init,
 };
 use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, NormStats};
@@ -172,11 +172,10 @@ impl Gpt {
             attention: AttentionOptions {
                 num_attention_heads: options.num_attention_heads,
                 num_gqa_groups: options.num_gqa_groups,
-                kv_channels: None,
-                causal: true,
                 rope: true,
                 rope_base: options.rope_base,
                 max_seq_length: options.max_seq_length,
+                ..Default::default()
             },
             activation: options.activation,
             norm: options.norm,
@@ -186,6 +185,7 @@ impl Gpt {
                 init_std,
                 output_layer_init_std: init_std / (2.0 * num_layers as f32).sqrt(),
             },
+            ..Default::default()
         };
         for i in 0..num_layers {
             blocks.push(TransformerLayer::new(&format!("{path}.blocks.{i}"), block.clone(), device, rng)?);
@@ -218,12 +218,26 @@ impl Gpt {
     /// Ids that are not `[batch, seq]`, not i32, on another device or out of range; a sequence longer than
     /// `max_seq_length`.
     pub fn forward(&self, cx: &mut Forward<'_>, ids: &Tensor) -> Result<(Tensor, GptSaved)> {
+        self.forward_with(cx, ids, &SequenceInfo::default())
+    }
+
+    /// [`forward`](Self::forward) for ids with padding, packed sequences, or positions of their own. Packed sequences are
+    /// `[1, seq]`; each has at most `max_seq_length` ids.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); an `info` that does not fit the ids.
+    pub fn forward_with(
+        &self,
+        cx: &mut Forward<'_>,
+        ids: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, GptSaved)> {
         cx.attempt(|cx| {
-            self.check_ids(ids)?;
+            self.check_ids(ids, info)?;
             let (mut x, embedding) = self.embedding.forward(cx, ids)?;
             let mut blocks = Vec::with_capacity(self.blocks.len());
             for block in &self.blocks {
-                let (y, saved) = block.forward(cx, &x)?;
+                let (y, saved) = block.forward_with(cx, &x, info)?;
                 blocks.push(saved);
                 x = y;
             }
@@ -235,11 +249,15 @@ impl Gpt {
         })
     }
 
-    fn check_ids(&self, ids: &Tensor) -> Result<()> {
+    fn check_ids(&self, ids: &Tensor, info: &SequenceInfo) -> Result<()> {
         let longest = self.max_seq_length;
-        let fits = matches!(**ids.shape(), [_, seq] if seq <= longest);
+        let sizes = match **ids.shape() {
+            [batch, seq] if info.longest(seq) <= longest => Some([batch, seq]),
+            _ => None,
+        };
         let expected = || format!("[batch, seq] with seq at most {longest}, the max_seq_length");
-        self.integers("ids", ids)?.shape(fits, expected).map(drop)
+        let sizes = self.integers("ids", ids)?.sizes(sizes, expected)?;
+        info.check(&self.path, sizes, self.head.weight().tensor().device())
     }
 
     fn integers<'a>(&'a self, name: &'static str, tensor: &'a Tensor) -> Result<Argument<'a>> {
@@ -272,25 +290,28 @@ impl Gpt {
         ids: &Tensor,
         targets: &Tensor,
     ) -> Result<(Tensor, GptLossSaved)> {
-        self.loss_with(cx, ids, targets, CrossEntropyOptions::default())
+        self.loss_with(cx, ids, targets, CrossEntropyOptions::default(), &SequenceInfo::default())
     }
 
-    /// [`loss`](Self::loss) with an id to ignore, or another divisor (the global batch's, in data-parallel training).
+    /// [`loss`](Self::loss) with an id to ignore, or another divisor (the global batch's, in data-parallel training), and for
+    /// padding, packed sequences or positions: see [`forward_with`](Self::forward_with). Padding has targets, too: give them the
+    /// id to ignore.
     ///
     /// # Errors
-    /// As [`loss`](Self::loss).
+    /// As [`loss`](Self::loss); an `info` that does not fit the ids.
     pub fn loss_with(
         &self,
         cx: &mut Forward<'_>,
         ids: &Tensor,
         targets: &Tensor,
         options: CrossEntropyOptions,
+        info: &SequenceInfo,
     ) -> Result<(Tensor, GptLossSaved)> {
         cx.attempt(|cx| {
-            self.check_ids(ids)?;
+            self.check_ids(ids, info)?;
             let expected = || format!("{}, the shape of ids", ids.shape());
             self.integers("targets", targets)?.shape(targets.shape() == ids.shape(), expected)?;
-            let (logits, model) = self.forward(cx, ids)?;
+            let (logits, model) = self.forward_with(cx, ids, info)?;
             let (loss, cross_entropy) = ops::cross_entropy(&logits, targets, &options)?;
             Ok((loss, GptLossSaved { model, logits, targets: targets.clone(), cross_entropy, options }))
         })

@@ -239,6 +239,10 @@ macro_rules! norm_module {
                 cx.attempt(|cx| self.0.module_forward(cx, x))
             }
 
+            fn is_positionwise(&self) -> bool {
+                true
+            }
+
             fn backward(
                 &mut self,
                 cx: &mut Backward<'_>,

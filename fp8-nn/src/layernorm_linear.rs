@@ -138,6 +138,10 @@ impl Module for LayerNormLinear {
         })
     }
 
+    fn is_positionwise(&self) -> bool {
+        true
+    }
+
     fn backward(
         &mut self,
         cx: &mut Backward<'_>,

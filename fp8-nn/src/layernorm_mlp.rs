@@ -167,6 +167,10 @@ impl Module for LayerNormMlp {
         })
     }
 
+    fn is_positionwise(&self) -> bool {
+        true
+    }
+
     fn backward(&mut self, cx: &mut Backward<'_>, saved: LayerNormMlpSaved, dy: &Tensor) -> Result<Tensor> {
         cx.attempt(|cx| {
             let LayerNormMlpSaved { fc1, h, fc2, output } = saved;

@@ -30,6 +30,7 @@ pub mod prelude;
 mod recompute;
 mod schedule;
 mod scopes;
+mod sequence_info;
 mod stack;
 mod transformer_layer;
 
@@ -50,6 +51,7 @@ pub use parameter::Parameter;
 pub use recompute::{Recompute, RecomputeSaved};
 pub use schedule::CosineSchedule;
 pub use scopes::Scopes;
+pub use sequence_info::SequenceInfo;
 pub use stack::{AnySaved, DynModule, Stack};
 pub use transformer_layer::{TransformerLayer, TransformerLayerOptions, TransformerLayerSaved};
 

@@ -209,6 +209,10 @@ impl Module for Linear {
         })
     }
 
+    fn is_positionwise(&self) -> bool {
+        true
+    }
+
     fn backward(&mut self, cx: &mut Backward<'_>, saved: LinearSaved, dy: &Tensor) -> Result<Tensor> {
         cx.attempt(|cx| {
             saved.output.check(dy)?;

@@ -1,8 +1,9 @@
 //! The traits that every layer implements, and functions over a model's parameters.
 
-use crate::{Parameter, Result};
+use crate::{Error, Parameter, Result, SequenceInfo};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward, Slots};
+use std::any::type_name;
 use std::fmt::Debug;
 
 /// The part that all layers have in common: quantizer slots and parameters.
@@ -92,6 +93,34 @@ pub trait Module: Layer {
     /// # Errors
     /// An input whose shape, dtype or device does not fit; a layer that the scope's `Scaling` does not know.
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)>;
+
+    /// [`forward`](Self::forward) for an input of which [`SequenceInfo`] says more: with padding, packed sequences, or positions
+    /// of its own.
+    ///
+    /// A layer that [is positionwise](Self::is_positionwise) does as without; layers with attention implement this method. A
+    /// layer made of others passes `info` on to them. Backward needs no more than `saved`.
+    ///
+    /// # Errors
+    /// Those of [`forward`](Self::forward); an `info` that does not fit the input; an `info` that says anything, for a layer that
+    /// has no such method of its own and is not positionwise.
+    fn forward_with(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, Self::Saved)> {
+        if info.is_plain() || self.is_positionwise() {
+            self.forward(cx, x)
+        } else {
+            Err(Error::SequenceInfo { layer: type_name::<Self>() })
+        }
+    }
+
+    /// Returns whether each position of the output depends only on the same position of the input, as in linear layers, norms
+    /// and MLPs. Default: false.
+    fn is_positionwise(&self) -> bool {
+        false
+    }
 
     /// Returns the gradient of the input, and adds those of the parameters to their `main_grad`.
     ///

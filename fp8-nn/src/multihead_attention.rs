@@ -4,7 +4,7 @@ use crate::arguments::{Argument, Output};
 use crate::{
     AttentionOptions, Error, InitOptions, Layer, LayerNormLinear, LayerNormLinearOptions,
     LayerNormLinearSaved, Linear, LinearOptions, LinearSaved, Module, NormOptions, Parameter, Result,
-    composite, init, parameters, precision,
+    SequenceInfo, composite, init, parameters, precision,
 };
 use fp8_kernels::ops::{self, AttentionSaved, RopeTable};
 use fp8_kernels::{DType, Device, Tensor};
@@ -83,7 +83,8 @@ impl Default for MultiheadAttentionOptions {
 /// let x = Tensor::full(0.5, [2, 6, 32], DType::F32, &device)?;
 /// // Only the first four positions of the second sequence are real.
 /// let lengths = Tensor::from_vec(vec![6i32, 4], [2], &device)?;
-/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward_padded(cx, &x, Some(&lengths)))?;
+/// let info = SequenceInfo::padded(&lengths);
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward_with(cx, &x, &info))?;
 /// let dx = scaling.backward_with(|cx| layer.backward(cx, saved, &y))?;
 /// assert_eq!((y.shape(), dx.shape()), (x.shape(), x.shape()));
 /// # Ok::<(), fp8_nn::Error>(())
@@ -111,7 +112,7 @@ pub struct MultiheadAttentionSaved {
     v: Tensor,
     o: Tensor,
     attention: AttentionSaved,
-    key_lengths: Option<Tensor>,
+    info: SequenceInfo,
     proj: LinearSaved,
     output: Output,
 }
@@ -217,7 +218,7 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the
-    /// heads, an odd head size with RoPE, a weight that is too large for a tensor, an ε that is not finite and greater than
+    /// heads, an odd head size with RoPE, a softmax scale that is not finite, a weight that is too large for a tensor, an ε that is not finite and greater than
     /// 0, a `params_dtype` other than f32 and bf16.
     pub fn new(
         path: &str,
@@ -255,6 +256,11 @@ impl MultiheadAttention {
             );
         };
         init::check_parameter(&format!("{path}.qkv"), "weight", [qkv_width, hidden_size])?;
+        if let Some(scale) = attention.softmax_scale.filter(|scale| !scale.is_finite()) {
+            let (layer, value) = (path.to_owned(), scale.to_string());
+            let remedy = "expected a finite number, or None for 1/√(size of a head)".to_owned();
+            return Err(Error::Option { layer, option: "softmax_scale", value, remedy });
+        }
         let rope = || RopeTable::new(attention.max_seq_length, head_dim, attention.rope_base, device);
         // Checked first, so that a length for which there is no table is refused before weights are drawn.
         let rope = attention.rope.then(rope).transpose()?;
@@ -280,62 +286,23 @@ impl MultiheadAttention {
             heads,
             groups,
             head_dim,
-            options: ops::AttentionOptions { causal: attention.causal, ..Default::default() },
-        })
-    }
-
-    /// Computes the output for sequences with padding. `key_lengths` `[batch]` (i32) says how many positions of each sequence
-    /// are real; no position attends to the others. `None`: all are real.
-    ///
-    /// # Errors
-    /// An input that is not `[batch, seq, hidden_size]`, or longer than `max_seq_length` under RoPE; lengths of another
-    /// batch size; all errors of the Linears.
-    pub fn forward_padded(
-        &self,
-        cx: &mut Forward<'_>,
-        x: &Tensor,
-        key_lengths: Option<&Tensor>,
-    ) -> Result<(Tensor, MultiheadAttentionSaved)> {
-        cx.attempt(|cx| {
-            let [batch, seq] = self.check_input(&self.path, x, key_lengths)?;
-            // Checked before the parts compute anything, so that an error names this layer.
-            precision::compute_dtype(cx, &self.path, x.dtype(), parameters(self))?;
-            let (qkv, qkv_saved) = self.qkv.forward(cx, x)?;
-            let sizes = [self.heads, self.groups, self.groups];
-            let parts = ops::split(&qkv, &sizes.map(|heads| heads * self.head_dim))?;
-            let [q, k, v] = <[Tensor; 3]>::try_from(parts)
-                .map_err(|parts| self.inconsistent(format!("qkv split into {} parts", parts.len())))?;
-            let shape = |heads| [batch, seq, heads, self.head_dim];
-            let (q, k, v) =
-                (q.reshape(shape(sizes[0]))?, k.reshape(shape(sizes[1]))?, v.reshape(shape(sizes[2]))?);
-            let (q, k) = match &self.rope {
-                Some(table) => (ops::rope(&q, table, 0)?, ops::rope(&k, table, 0)?),
-                None => (q, k),
-            };
-            let (o, attention) = ops::attention(&q, &k, &v, key_lengths, self.options)?;
-            let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
-            let key_lengths = key_lengths.cloned();
-            let output = Output::of(&self.path, &y);
-            let saved =
-                MultiheadAttentionSaved { qkv: qkv_saved, q, k, v, o, attention, key_lengths, proj, output };
-            Ok((y, saved))
+            options: ops::AttentionOptions {
+                causal: attention.causal,
+                window: attention.window,
+                softmax_scale: attention.softmax_scale,
+                ..Default::default()
+            },
         })
     }
 
     /// Returns `[batch, seq]`. Errors name the path `layer`: that of this layer or of the block around it.
-    pub(crate) fn check_input(
-        &self,
-        layer: &str,
-        x: &Tensor,
-        key_lengths: Option<&Tensor>,
-    ) -> Result<[usize; 2]> {
+    pub(crate) fn check_input(&self, layer: &str, x: &Tensor, info: &SequenceInfo) -> Result<[usize; 2]> {
         let weight = self.proj.weight().tensor();
         let [hidden, _] = weight.shape().matrix();
         let longest = self.rope.as_ref().map(|table| table.cos().shape().matrix()[0]);
+        let fits = |seq| longest.is_none_or(|longest| info.longest(seq) <= longest);
         let sizes = match **x.shape() {
-            [batch, seq, last] if last == hidden && longest.is_none_or(|longest| seq <= longest) => {
-                Some([batch, seq])
-            }
+            [batch, seq, last] if last == hidden && fits(seq) => Some([batch, seq]),
             _ => None,
         };
         let expected = || {
@@ -343,12 +310,9 @@ impl MultiheadAttention {
             format!("[batch, seq, {hidden}]{}", limit.unwrap_or_default())
         };
         let argument = Argument::new(layer, "input", x).float()?.on(weight.device())?;
-        let [batch, seq] = argument.sizes(sizes, expected)?;
-        if let Some(lengths) = key_lengths {
-            let argument = Argument::new(layer, "key_lengths", lengths).integer()?.on(weight.device())?;
-            argument.shape(**lengths.shape() == [batch], || format!("[{batch}], one per sequence"))?;
-        }
-        Ok([batch, seq])
+        let sizes = argument.sizes(sizes, expected)?;
+        info.check(layer, sizes, weight.device())?;
+        Ok(sizes)
     }
 
     fn inconsistent(&self, found: String) -> Error {
@@ -365,7 +329,37 @@ impl Module for MultiheadAttention {
     type Saved = MultiheadAttentionSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, MultiheadAttentionSaved)> {
-        self.forward_padded(cx, x, None)
+        self.forward_with(cx, x, &SequenceInfo::default())
+    }
+
+    fn forward_with(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, MultiheadAttentionSaved)> {
+        cx.attempt(|cx| {
+            let [batch, seq] = self.check_input(&self.path, x, info)?;
+            // Checked before the parts compute anything, so that an error names this layer.
+            precision::compute_dtype(cx, &self.path, x.dtype(), parameters(self))?;
+            let (qkv, qkv_saved) = self.qkv.forward(cx, x)?;
+            let sizes = [self.heads, self.groups, self.groups];
+            let parts = ops::split(&qkv, &sizes.map(|heads| heads * self.head_dim))?;
+            let [q, k, v] = <[Tensor; 3]>::try_from(parts)
+                .map_err(|parts| self.inconsistent(format!("qkv split into {} parts", parts.len())))?;
+            let shape = |heads| [batch, seq, heads, self.head_dim];
+            let (q, k, v) =
+                (q.reshape(shape(sizes[0]))?, k.reshape(shape(sizes[1]))?, v.reshape(shape(sizes[2]))?);
+            let (q, k) = match &self.rope {
+                Some(table) => (ops::rope(&q, table, info.rotary())?, ops::rope(&k, table, info.rotary())?),
+                None => (q, k),
+            };
+            let (o, attention) = ops::attention(&q, &k, &v, &info.sequences, self.options)?;
+            let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
+            let (info, output) = (info.clone(), Output::of(&self.path, &y));
+            let saved = MultiheadAttentionSaved { qkv: qkv_saved, q, k, v, o, attention, info, proj, output };
+            Ok((y, saved))
+        })
     }
 
     fn backward(
@@ -376,20 +370,15 @@ impl Module for MultiheadAttention {
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
             saved.output.check(dy)?;
-            let MultiheadAttentionSaved { qkv, q, k, v, o, attention, key_lengths, proj, .. } = saved;
+            let MultiheadAttentionSaved { qkv, q, k, v, o, attention, info, proj, .. } = saved;
             let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
-            let (dq, dk, dv) = ops::attention_backward(
-                &d_o,
-                &q,
-                &k,
-                &v,
-                &o,
-                &attention,
-                key_lengths.as_ref(),
-                self.options,
-            )?;
+            let (dq, dk, dv) =
+                ops::attention_backward(&d_o, &q, &k, &v, &o, &attention, &info.sequences, self.options)?;
             let (dq, dk) = match &self.rope {
-                Some(table) => (ops::rope_backward(&dq, table, 0)?, ops::rope_backward(&dk, table, 0)?),
+                Some(table) => (
+                    ops::rope_backward(&dq, table, info.rotary())?,
+                    ops::rope_backward(&dk, table, info.rotary())?,
+                ),
                 None => (dq, dk),
             };
             let flat = |t: &Tensor| {

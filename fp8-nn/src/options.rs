@@ -57,6 +57,8 @@ impl NormOptions {
 /// | `num_gqa_groups` | `None`: as many as `num_attention_heads` |
 /// | `kv_channels` | `None`: `hidden_size / num_attention_heads` |
 /// | `causal` | true; PyTorch's `MultiheadAttention` sees all positions unless it is given a mask |
+/// | `window` | `(None, None)`: no limit |
+/// | `softmax_scale` | `None`: 1/√head size |
 /// | `rope` | false |
 /// | `rope_base` | 10 000 |
 /// | `max_seq_length` | 2048, used only with `rope` |
@@ -79,6 +81,12 @@ pub struct AttentionOptions {
     /// Whether a position sees only itself and the positions before it. Default: true. PyTorch's
     /// `MultiheadAttention` attends to all positions unless it is given a mask.
     pub causal: bool,
+    /// How many positions to its left and to its right a position sees, `(left, right)`: a sliding window. `None` is no limit;
+    /// `causal` makes the right end 0. Transformer Engine's `window_size` is `(left, right)` with −1 for no limit. Default:
+    /// `(None, None)`.
+    pub window: (Option<usize>, Option<usize>),
+    /// The factor for scores. Default: `None`, which is 1/√(size of a head).
+    pub softmax_scale: Option<f32>,
     /// Whether queries and keys are rotated by their position (RoPE over the whole head, in the rotate-half
     /// form). Default: false.
     pub rope: bool,
@@ -95,6 +103,8 @@ impl Default for AttentionOptions {
             num_gqa_groups: None,
             kv_channels: None,
             causal: true,
+            window: (None, None),
+            softmax_scale: None,
             rope: false,
             rope_base: 10_000.0,
             max_seq_length: 2048,

@@ -1,6 +1,6 @@
 //! Recomputation of activations.
 
-use crate::{Module, Result, composite};
+use crate::{Module, Result, SequenceInfo, composite};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward, Snapshot};
 
@@ -46,10 +46,12 @@ impl<M: Module> Recompute<M> {
     }
 }
 
-/// The values that the backward pass of [`Recompute`] needs: the input and a handle to the scales.
+/// The values that the backward pass of [`Recompute`] needs: the input, what is known of its sequences, and a handle to the
+/// scales.
 #[derive(Debug)]
 pub struct RecomputeSaved {
     x: Tensor,
+    info: SequenceInfo,
     snapshot: Snapshot,
 }
 
@@ -57,13 +59,27 @@ impl<M: Module> Module for Recompute<M> {
     type Saved = RecomputeSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, RecomputeSaved)> {
-        let (y, _) = self.inner.forward(cx, x)?;
-        Ok((y, RecomputeSaved { x: x.clone(), snapshot: cx.snapshot() }))
+        self.forward_with(cx, x, &SequenceInfo::default())
+    }
+
+    fn forward_with(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, RecomputeSaved)> {
+        let (y, _) = self.inner.forward_with(cx, x, info)?;
+        Ok((y, RecomputeSaved { x: x.clone(), info: info.clone(), snapshot: cx.snapshot() }))
+    }
+
+    fn is_positionwise(&self) -> bool {
+        self.inner.is_positionwise()
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: RecomputeSaved, dy: &Tensor) -> Result<Tensor> {
         cx.attempt(|cx| {
-            let (_, inner) = self.inner.forward(&mut cx.replay(&saved.snapshot)?, &saved.x)?;
+            let RecomputeSaved { x, info, snapshot } = saved;
+            let (_, inner) = self.inner.forward_with(&mut cx.replay(&snapshot)?, &x, &info)?;
             self.inner.backward(cx, inner, dy)
         })
     }

@@ -1,6 +1,6 @@
 //! A stack of layers of any kind.
 
-use crate::{Error, Layer, Module, Result, composite};
+use crate::{Error, Layer, Module, Result, SequenceInfo, composite};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward};
 use std::any::{Any, type_name};
@@ -35,7 +35,23 @@ pub trait DynModule: Layer {
     ///
     /// # Errors
     /// The errors of the layer.
-    fn forward_dyn(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, AnySaved)>;
+    fn forward_dyn(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, AnySaved)> {
+        self.forward_with_dyn(cx, x, &SequenceInfo::default())
+    }
+
+    /// Calls [`Module::forward_with`] and boxes its `Saved`.
+    ///
+    /// # Errors
+    /// The errors of the layer.
+    fn forward_with_dyn(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, AnySaved)>;
+
+    /// Calls [`Module::is_positionwise`].
+    fn is_positionwise_dyn(&self) -> bool;
 
     /// Calls [`Module::backward`]. `index` is the layer's place in its stack, which an error names.
     ///
@@ -51,9 +67,18 @@ pub trait DynModule: Layer {
 }
 
 impl<M: Module> DynModule for M {
-    fn forward_dyn(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, AnySaved)> {
-        let (y, saved) = self.forward(cx, x)?;
+    fn forward_with_dyn(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, AnySaved)> {
+        let (y, saved) = self.forward_with(cx, x, info)?;
         Ok((y, AnySaved { saved: Box::new(saved), layer: type_name::<M>() }))
+    }
+
+    fn is_positionwise_dyn(&self) -> bool {
+        self.is_positionwise()
     }
 
     fn backward_dyn(
@@ -98,11 +123,24 @@ impl Module for Stack {
     type Saved = Vec<AnySaved>;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)> {
+        self.forward_with(cx, x, &SequenceInfo::default())
+    }
+
+    fn is_positionwise(&self) -> bool {
+        self.0.iter().all(|layer| layer.is_positionwise_dyn())
+    }
+
+    fn forward_with(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, Self::Saved)> {
         cx.attempt(|cx| {
             let mut all = Vec::with_capacity(self.0.len());
             let mut x = x.clone();
             for layer in &self.0 {
-                let (y, saved) = layer.forward_dyn(cx, &x)?;
+                let (y, saved) = layer.forward_with_dyn(cx, &x, info)?;
                 all.push(saved);
                 x = y;
             }

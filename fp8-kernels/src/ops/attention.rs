@@ -1,22 +1,57 @@
 //! Attention in blocks: scores are never stored as a whole.
 
+use super::Sequences;
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Shape, Tensor};
 
-/// Options of [`attention`](attention()).
+/// Options of [`attention`](attention()): which keys of its sequence a query sees, and the scale.
+///
+/// Query i of a sequence stands at the key c = i, or, where the diagonal ends at the bottom right, c = i + keys − queries. It
+/// sees the keys from c − left to c + right.
+///
+/// ```
+/// use fp8_kernels::ops::{AttentionOptions, Diagonal};
+///
+/// // Four queries behind a cache of other keys, each of which sees itself and the 127 keys before it.
+/// let options = AttentionOptions {
+///     window: (Some(127), None),
+///     diagonal: Diagonal::BottomRight,
+///     ..Default::default()
+/// };
+/// assert!(options.causal); // so the window's right end is 0
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionOptions {
-    /// Whether query i sees keys 0 ..= i only. The diagonal starts at the top left, even if there are more keys than
-    /// queries. Default: true.
+    /// Whether a query sees no key to the right of its own. Default: true.
     pub causal: bool,
+    /// How many keys to the left and to the right of its own a query sees (a sliding window). Default: `(None, None)`, all.
+    pub window: (Option<usize>, Option<usize>),
+    /// Where the diagonal of `causal` and `window` runs. It matters only where queries and keys differ in number. Default:
+    /// [`Diagonal::TopLeft`].
+    pub diagonal: Diagonal,
     /// The factor for scores; `None` means 1/√head_dim. Default: `None`.
     pub softmax_scale: Option<f32>,
 }
 
 impl Default for AttentionOptions {
     fn default() -> Self {
-        Self { causal: true, softmax_scale: None }
+        Self { causal: true, window: (None, None), diagonal: Diagonal::TopLeft, softmax_scale: None }
     }
+}
+
+/// Which key a query stands at, if a sequence has more keys than queries or fewer.
+///
+/// ```
+/// assert_eq!(fp8_kernels::ops::Diagonal::default(), fp8_kernels::ops::Diagonal::TopLeft);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Diagonal {
+    /// The first query stands at the first key.
+    #[default]
+    TopLeft,
+    /// The last query stands at the last key: the queries continue a sequence whose first keys were computed before. The last
+    /// are those that are not padding.
+    BottomRight,
 }
 
 /// What [`attention_backward`] needs besides the inputs and the output of [`attention`](attention()).
@@ -40,15 +75,10 @@ pub(crate) struct Problem {
     pub(crate) heads: usize,
     pub(crate) groups: usize,
     pub(crate) head_dim: usize,
-    pub(crate) causal: bool,
+    /// How many keys to the left and to the right of its own a query sees.
+    pub(crate) window: [Option<usize>; 2],
+    pub(crate) diagonal: Diagonal,
     pub(crate) scale: f32,
-}
-
-impl Problem {
-    /// Returns how many keys `query` sees if only the first `length` are not padding.
-    pub(crate) fn seen(&self, query: usize, length: usize) -> usize {
-        if self.causal { length.min(query + 1) } else { length }
-    }
 }
 
 /// Computes scaled dot-product attention, `o = softmax(softmax_scale · q·kᵀ + mask) · v`, for each batch entry and head.
@@ -57,11 +87,10 @@ impl Problem {
 /// |---|---|---|
 /// | `q`, `o` | `[batch, queries, heads, head_dim]` | f32, bf16 or f16, the same for all |
 /// | `k`, `v` | `[batch, keys, groups, head_dim]` | the same |
-/// | `key_lengths` | `[batch]` | i32 |
 ///
-/// `groups` divides `heads`: query head i uses key and value head `i / (heads / groups)` (grouped-query attention). Batch
-/// entry b sees its first `key_lengths[b]` keys; the others are padding. A row that sees no key gives 0 and has no gradient.
-/// Hidden keys and values are multiplied by 0, so an infinity or NaN in them can still reach the output: fill padding with
+/// `groups` divides `heads`: query head i uses key and value head `i / (heads / groups)` (grouped-query attention). `sequences`
+/// says which queries and keys are real and belong together, `options` which of those a query sees. A query that sees no key
+/// gives 0 and has no gradient. Hidden keys and values are multiplied by 0, so an infinity or NaN in them can still reach the output: fill padding with
 /// finite numbers.
 ///
 /// Scores, softmax and sums are f32, and the result is rounded once. Scores are computed in blocks and never stored as a
@@ -69,13 +98,16 @@ impl Problem {
 ///
 /// # Errors
 /// Shapes other than these; heads that are not a multiple of groups; a head_dim of 0; different dtypes; a softmax scale that
-/// is not finite; a key length outside 0 ..= keys, which a GPU reports at the next call that waits for it.
+/// is not finite; a length outside 0 ..= queries or keys, which a GPU reports at the next call that waits for it; a packing of
+/// other sizes.
 ///
 /// ```
-/// use fp8_kernels::{Device, Tensor, ops};
+/// use fp8_kernels::ops::{self, Sequences};
+/// use fp8_kernels::{Device, Tensor};
+///
 /// let x = Tensor::from_vec(vec![1.0f32, 3.0], [1, 2, 1, 1], &Device::cpu())?;
-/// let options = ops::AttentionOptions { causal: true, softmax_scale: Some(0.0) };
-/// let (o, _) = ops::attention(&x, &x, &x, None, options)?;
+/// let options = ops::AttentionOptions { softmax_scale: Some(0.0), ..Default::default() };
+/// let (o, _) = ops::attention(&x, &x, &x, &Sequences::Full, options)?;
 /// assert_eq!(o.to_vec::<f32>()?, [1.0, 2.0]); // the second query sees both keys, each with 1/2
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
@@ -83,11 +115,11 @@ pub fn attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    key_lengths: Option<&Tensor>,
+    sequences: &Sequences,
     options: AttentionOptions,
 ) -> Result<(Tensor, AttentionSaved)> {
-    let problem = check("attention", q, k, v, key_lengths, options)?;
-    dispatch!(q.device(), attention::attention(q, k, v, key_lengths, &problem))
+    let problem = check("attention", q, k, v, sequences, options)?;
+    dispatch!(q.device(), attention::attention(q, k, v, sequences, &problem))
 }
 
 /// Returns `(dq, dk, dv)`, the gradients of [`attention`](attention())'s inputs, given `dy`, the gradient of its output `o`.
@@ -99,12 +131,14 @@ pub fn attention(
 /// Those of [`attention`](attention()); a `dy` or `o` whose shape or dtype is not that of `q`; a `saved` of another call.
 ///
 /// ```
-/// use fp8_kernels::{Device, Tensor, ops};
+/// use fp8_kernels::ops::{self, Sequences};
+/// use fp8_kernels::{Device, Tensor};
+///
 /// let of = |value| Tensor::from_vec(vec![value], [1, 1, 1, 1], &Device::cpu());
 /// let (q, k, v, dy) = (of(1.0f32)?, of(2.0)?, of(5.0)?, of(3.0)?);
 /// let options = ops::AttentionOptions::default();
-/// let (o, saved) = ops::attention(&q, &k, &v, None, options)?;
-/// let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, None, options)?;
+/// let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, options)?;
+/// let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &Sequences::Full, options)?;
 /// // The only key has probability 1, whatever its score: o = v.
 /// assert_eq!((o.to_f32_vec()?, dv.to_f32_vec()?), (vec![5.0], vec![3.0]));
 /// assert_eq!((dq.to_f32_vec()?, dk.to_f32_vec()?), (vec![0.0], vec![0.0]));
@@ -118,11 +152,11 @@ pub fn attention_backward(
     v: &Tensor,
     o: &Tensor,
     saved: &AttentionSaved,
-    key_lengths: Option<&Tensor>,
+    sequences: &Sequences,
     options: AttentionOptions,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let op = "attention_backward";
-    let problem = check(op, q, k, v, key_lengths, options)?;
+    let problem = check(op, q, k, v, sequences, options)?;
     for (what, pair, tensor) in [("dy", "q and dy", dy), ("o", "q and o", o)] {
         tensor.expect_dtype(op, what, q.dtype())?;
         q.device().expect_same(op, tensor.device())?;
@@ -137,7 +171,7 @@ pub fn attention_backward(
             return Err(Error::Shapes { op, what, lhs, rhs, remedy: "pass what attention returned with o" });
         }
     }
-    dispatch!(q.device(), attention::attention_backward([dy, q, k, v, o], saved, key_lengths, &problem))
+    dispatch!(q.device(), attention::attention_backward([dy, q, k, v, o], saved, sequences, &problem))
 }
 
 fn check(
@@ -145,7 +179,7 @@ fn check(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    key_lengths: Option<&Tensor>,
+    sequences: &Sequences,
     options: AttentionOptions,
 ) -> Result<Problem> {
     q.expect_float(op, "q")?;
@@ -168,21 +202,15 @@ fn check(
     if head_dim == 0 {
         return Err(Error::Shape { op, shape: lhs, remedy: "head_dim must be at least 1".to_owned() });
     }
-    if let Some(lengths) = key_lengths {
-        lengths.expect_dtype(op, "key_lengths", DType::I32)?;
-        q.device().expect_same(op, lengths.device())?;
-        if **lengths.shape() != [batch] {
-            let (lhs, rhs) = (*lengths.shape(), Shape::from([batch]));
-            let what = "key_lengths and the batch";
-            return Err(Error::Shapes { op, what, lhs, rhs, remedy: "give one length per batch entry" });
-        }
-    }
+    sequences.check(op, q, [batch, queries, keys])?;
     let scale = options.softmax_scale.unwrap_or((1.0 / (head_dim as f64).sqrt()) as f32);
     if !scale.is_finite() {
         let remedy = "give a finite number, or None for 1/sqrt(head_dim)".to_owned();
         return Err(Error::Option { op, option: "softmax_scale", value: scale.to_string(), remedy });
     }
-    Ok(Problem { batch, queries, keys, heads, groups, head_dim, causal: options.causal, scale })
+    let right = if options.causal { Some(0) } else { options.window.1 };
+    let window = [options.window.0, right];
+    Ok(Problem { batch, queries, keys, heads, groups, head_dim, window, diagonal: options.diagonal, scale })
 }
 
 fn dims4(op: &'static str, x: &Tensor) -> Result<[usize; 4]> {

@@ -67,7 +67,34 @@ impl RopeTable {
     }
 }
 
-/// Applies rotary position embeddings to queries or keys `x`, whose first token has position `start`.
+/// The positions of the tokens that [`rope`](rope()) rotates.
+///
+/// ```
+/// use fp8_kernels::ops::Positions;
+/// assert!(matches!(Positions::from(7), Positions::From(7)));
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub enum Positions<'a> {
+    /// Every batch entry has rising positions, of which this is the first.
+    From(usize),
+    /// The position of each token, i32 `[batch, sequence]`.
+    Of(&'a Tensor),
+}
+
+impl From<usize> for Positions<'_> {
+    fn from(start: usize) -> Self {
+        Self::From(start)
+    }
+}
+
+impl<'a> From<&'a Tensor> for Positions<'a> {
+    fn from(positions: &'a Tensor) -> Self {
+        Self::Of(positions)
+    }
+}
+
+/// Applies rotary position embeddings to queries or keys `x`, whose tokens have these positions: rising ones from a start on, or
+/// one for each token.
 ///
 /// `x` is `[batch, sequence, heads, head_dim]` in f32, bf16 or f16. With d = head_dim, j < d/2, position p and the angle
 /// `θ = p · base^(−2j/d)`, elements j and j + d/2 are rotated as a pair (Transformer Engine's non-interleaved form):
@@ -78,8 +105,8 @@ impl RopeTable {
 /// Computed in f32 and rounded once to the dtype of `x`.
 ///
 /// # Errors
-/// A number of dimensions that is not four; a head_dim that is not the table's; positions beyond the table; a dtype that is
-/// not a float.
+/// A number of dimensions that is not four; a head_dim that is not the table's; positions beyond the table, which a GPU reports
+/// at the next call that waits for it if they are in a tensor; positions of another shape or dtype; a dtype that is not a float.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};
@@ -89,9 +116,10 @@ impl RopeTable {
 /// assert_eq!(y, [1.0, 0.0, 1f64.cos() as f32, 1f64.sin() as f32]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
-pub fn rope(x: &Tensor, table: &RopeTable, start: usize) -> Result<Tensor> {
-    check("rope", x, "x", table, start)?;
-    dispatch!(x.device(), rope::rope(x, table, start, false))
+pub fn rope<'a>(x: &Tensor, table: &RopeTable, positions: impl Into<Positions<'a>>) -> Result<Tensor> {
+    let positions = positions.into();
+    check("rope", x, "x", table, positions)?;
+    dispatch!(x.device(), rope::rope(x, table, positions, false))
 }
 
 /// Returns the gradient of [`rope`](rope())'s input: `dy`, rotated by −θ.
@@ -107,24 +135,48 @@ pub fn rope(x: &Tensor, table: &RopeTable, start: usize) -> Result<Tensor> {
 /// assert_eq!(dx, [1f64.cos() as f32, -(1f64.sin() as f32)]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
-pub fn rope_backward(dy: &Tensor, table: &RopeTable, start: usize) -> Result<Tensor> {
-    check("rope_backward", dy, "dy", table, start)?;
-    dispatch!(dy.device(), rope::rope(dy, table, start, true))
+pub fn rope_backward<'a>(
+    dy: &Tensor,
+    table: &RopeTable,
+    positions: impl Into<Positions<'a>>,
+) -> Result<Tensor> {
+    let positions = positions.into();
+    check("rope_backward", dy, "dy", table, positions)?;
+    dispatch!(dy.device(), rope::rope(dy, table, positions, true))
 }
 
-fn check(op: &'static str, x: &Tensor, what: &'static str, table: &RopeTable, start: usize) -> Result<()> {
+fn check(
+    op: &'static str,
+    x: &Tensor,
+    what: &'static str,
+    table: &RopeTable,
+    tokens: Positions<'_>,
+) -> Result<()> {
     x.expect_float(op, what)?;
     x.device().expect_same(op, table.cos.device())?;
     table.cos.expect_dtype(op, "cos", DType::F32)?;
     let [positions, half] = table.cos.shape().matrix();
     let shape: Shape = *x.shape();
     let error = |remedy| Err(Error::Shape { op, shape, remedy });
-    let &[_, sequence, _, head_dim] = &*shape else {
+    let &[batch, sequence, _, head_dim] = &*shape else {
         return error("expected [batch, sequence, heads, head_dim]".to_owned());
     };
     if head_dim != 2 * half {
         return error(format!("the table is for head_dim {}; make one for {head_dim}", 2 * half));
     }
+    let start = match tokens {
+        Positions::From(start) => start,
+        Positions::Of(tokens) => {
+            tokens.expect_dtype(op, "positions", DType::I32)?;
+            x.device().expect_same(op, tokens.device())?;
+            let (lhs, rhs) = (*tokens.shape(), Shape::from([batch, sequence]));
+            if lhs != rhs {
+                let (what, remedy) = ("positions and [batch, sequence]", "give one position per token");
+                return Err(Error::Shapes { op, what, lhs, rhs, remedy });
+            }
+            return Ok(());
+        }
+    };
     if start.checked_add(sequence).is_none_or(|end| end > positions) {
         let last = start.saturating_add(sequence);
         return error(format!(

@@ -4,7 +4,7 @@ use super::data::{self, f64s, normal, tensor, tolerance};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
 use crate::oracle::differences;
-use fp8_kernels::ops::AttentionOptions;
+use fp8_kernels::ops::{AttentionOptions, Diagonal, Packing, PackingCapacity, Sequences};
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![
@@ -14,6 +14,10 @@ cases![
     every_length,
     head_sizes_beyond_one_part,
     long_sequences,
+    windows_and_diagonals,
+    packed_sequences_are_those_of_calls_of_their_own,
+    packed_padding_is_zero_and_not_read,
+    packings_are_refilled,
     saved_rows_are_maxima_and_sums,
     lengths_out_of_range_are_told,
     the_oracle_is_its_own_derivative,
@@ -30,11 +34,12 @@ cases![
 
 /// Sizes around one block of scores, primes, odd head dimensions, groups, padding.
 fn problems() -> Vec<Attention> {
-    let problem =
-        |[batch, queries, keys, heads, groups, dim]: [usize; 6], causal, lengths: Option<&[usize]>| {
-            let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
-            Attention { batch, queries, keys, heads, groups, dim, causal, scale, lengths }
-        };
+    let problem = |[batch, queries, keys, heads, groups, dim]: [usize; 6],
+                   causal,
+                   lengths: Option<&[usize]>| {
+        let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
+        Attention { batch, queries, keys, heads, groups, dim, causal, scale, lengths, ..Default::default() }
+    };
     vec![
         problem([1, 1, 1, 1, 1, 1], true, None),
         problem([2, 15, 15, 2, 2, 5], true, None),
@@ -56,11 +61,12 @@ fn problems() -> Vec<Attention> {
 
 /// Head sizes of each padding and around it, with groups, padding, tiles that end inside and one behind the other.
 fn wide_problems() -> Vec<Attention> {
-    let problem =
-        |[batch, queries, keys, heads, groups, dim]: [usize; 6], causal, lengths: Option<&[usize]>| {
-            let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
-            Attention { batch, queries, keys, heads, groups, dim, causal, scale, lengths }
-        };
+    let problem = |[batch, queries, keys, heads, groups, dim]: [usize; 6],
+                   causal,
+                   lengths: Option<&[usize]>| {
+        let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
+        Attention { batch, queries, keys, heads, groups, dim, causal, scale, lengths, ..Default::default() }
+    };
     vec![
         problem([2, 1, 1, 2, 1, 64], true, None),
         problem([1, 65, 65, 2, 1, 40], true, None),
@@ -82,21 +88,30 @@ fn inputs(problem: &Attention, dtype: DType, device: &Device) -> Result<[Tensor;
     Ok([make(q, 1)?, make(k, 2)?, make(k, 3)?, make(q, 4)?])
 }
 
-fn lengths(problem: &Attention, device: &Device) -> Result<Option<Tensor>> {
-    let Some(lengths) = &problem.lengths else { return Ok(None) };
-    Tensor::from_vec(lengths.iter().map(|&n| n as i32).collect(), [problem.batch], device).map(Some)
+fn sequences(problem: &Attention, device: &Device) -> Result<Sequences> {
+    let tensor = |lengths: &Option<Vec<usize>>| {
+        let lengths = lengths.as_ref()?.iter().map(|&n| n as i32).collect();
+        Some(Tensor::from_vec(lengths, [problem.batch], device))
+    };
+    let [queries, keys] = [&problem.query_lengths, &problem.lengths].map(tensor);
+    if queries.is_none() && keys.is_none() {
+        return Ok(Sequences::Full);
+    }
+    Ok(Sequences::Padded { queries: queries.transpose()?, keys: keys.transpose()? })
 }
 
 fn options(problem: &Attention) -> AttentionOptions {
-    AttentionOptions { causal: problem.causal, softmax_scale: None }
+    let diagonal = if problem.bottom_right { Diagonal::BottomRight } else { Diagonal::TopLeft };
+    let [left, right] = problem.window;
+    AttentionOptions { causal: problem.causal, window: (left, right), diagonal, softmax_scale: None }
 }
 
 /// `[o, dq, dk, dv]`.
 fn run(problem: &Attention, inputs: &[Tensor; 4], device: &Device) -> Result<[Tensor; 4]> {
     let [q, k, v, dy] = inputs;
-    let (lengths, options) = (lengths(problem, device)?, options(problem));
-    let (o, saved) = ops::attention(q, k, v, lengths.as_ref(), options)?;
-    let (dq, dk, dv) = ops::attention_backward(dy, q, k, v, &o, &saved, lengths.as_ref(), options)?;
+    let (sequences, options) = (sequences(problem, device)?, options(problem));
+    let (o, saved) = ops::attention(q, k, v, &sequences, options)?;
+    let (dq, dk, dv) = ops::attention_backward(dy, q, k, v, &o, &saved, &sequences, options)?;
     Ok([o, dq, dk, dv])
 }
 
@@ -121,7 +136,8 @@ fn every_length(device: &Device) -> Outcome {
     for (dim, dtype) in [40, 72].into_iter().flat_map(|dim| [DType::BF16, DType::F16].map(|d| (dim, d))) {
         let (scale, lengths) = (1.0 / (dim as f64).sqrt(), Some((1..=64).collect()));
         let (batch, queries, keys, heads, groups) = (64, 9, 64, 1, 1);
-        let problem = Attention { batch, queries, keys, heads, groups, dim, causal: false, scale, lengths };
+        let problem =
+            Attention { batch, queries, keys, heads, groups, dim, scale, lengths, ..Default::default() };
         forward(&problem, &[dtype], device)?;
         backward(&problem, &[dtype], device)?;
     }
@@ -140,6 +156,7 @@ fn head_sizes_beyond_one_part(device: &Device) -> Outcome {
         causal: true,
         scale,
         lengths: Some(vec![33]),
+        ..Default::default()
     };
     forward(&problem, &[DType::F32, DType::BF16], device)?;
     backward(&problem, &[DType::F32, DType::F16], device)
@@ -148,13 +165,187 @@ fn head_sizes_beyond_one_part(device: &Device) -> Outcome {
 fn long_sequences(device: &Device) -> Outcome {
     let problem = |queries, keys, dim: usize, lengths| {
         let scale = 1.0 / (dim as f64).sqrt();
-        Attention { batch: 1, queries, keys, heads: 2, groups: 1, dim, causal: true, scale, lengths }
+        Attention {
+            batch: 1,
+            queries,
+            keys,
+            heads: 2,
+            groups: 1,
+            dim,
+            causal: true,
+            scale,
+            lengths,
+            ..Default::default()
+        }
     };
     let (long, ragged) = (problem(512, 512, 16, None), problem(200, 327, 8, Some(vec![190])));
     forward(&long, &[DType::BF16], device)?;
     backward(&long, &[DType::BF16], device)?;
     forward(&ragged, &[DType::F32], device)?;
     backward(&ragged, &[DType::F32], device)
+}
+
+/// Windows, diagonals, padded queries, each around the edges of tiles.
+fn windows_and_diagonals(device: &Device) -> Outcome {
+    let problem = |[batch, queries, keys, dim]: [usize; 4], window, bottom_right| Attention {
+        batch,
+        queries,
+        keys,
+        heads: 2,
+        groups: 1,
+        dim,
+        scale: 1.0 / (dim as f64).sqrt(),
+        window,
+        bottom_right,
+        ..Default::default()
+    };
+    let problems = [
+        problem([1, 70, 70, 8], [Some(5), None], false),
+        Attention { causal: true, ..problem([1, 130, 130, 8], [Some(63), None], false) },
+        Attention { causal: true, ..problem([1, 5, 70, 8], [None, None], true) },
+        Attention { causal: true, ..problem([1, 70, 5, 8], [Some(3), None], true) },
+        problem([1, 66, 90, 72], [Some(7), Some(2)], true),
+        problem([1, 90, 66, 40], [Some(1), Some(0)], false),
+        problem([1, 67, 131, 8], [None, Some(64)], true),
+        Attention {
+            lengths: Some(vec![70, 0, 33]),
+            query_lengths: Some(vec![66, 40, 1]),
+            ..problem([3, 67, 70, 16], [Some(40), Some(1)], true)
+        },
+        Attention { query_lengths: Some(vec![65]), ..problem([1, 80, 30, 24], [None, None], false) },
+        Attention { lengths: Some(vec![65]), causal: true, ..problem([1, 80, 90, 80], [None, None], true) },
+        problem([1, 9, 9, 8], [Some(usize::MAX), Some(1 << 40)], true),
+    ];
+    for problem in problems {
+        forward(&problem, &[DType::F32, DType::BF16], device)?;
+        backward(&problem, &[DType::F32, DType::F16], device)?;
+    }
+    Ok(())
+}
+
+/// Queries and keys of each sequence, on both sides of a tile's edge; some have none.
+const PACKED: [[usize; 2]; 6] = [[3, 3], [0, 5], [64, 70], [65, 1], [2, 0], [7, 7]];
+
+fn packing(capacity: Option<[usize; 2]>, device: &Device) -> Result<Packing> {
+    let (queries, keys) = (PACKED.map(|[queries, _]| queries), PACKED.map(|[_, keys]| keys));
+    match capacity {
+        None => Packing::cross(&queries, &keys, device),
+        Some([all_queries, all_keys]) => {
+            let room = PackingCapacity { sequences: PACKED.len(), queries: all_queries, keys: all_keys };
+            Packing::with_capacity(&queries, &keys, room, device)
+        }
+    }
+}
+
+/// The packed tensors' rows of one sequence.
+fn rows(x: &Tensor, begin: usize, count: usize) -> Result<Tensor> {
+    let (&[1, _, heads, dim], dtype) = (&**x.shape(), x.dtype()) else { unreachable!("one batch entry") };
+    let values = x.to_f32_vec()?[begin * heads * dim..(begin + count) * heads * dim].to_vec();
+    tensor(values, [1, count, heads, dim], dtype, x.device())
+}
+
+fn packed_sequences_are_those_of_calls_of_their_own(device: &Device) -> Outcome {
+    let sums = PACKED.iter().fold([0, 0], |sums, [queries, keys]| [sums[0] + queries, sums[1] + keys]);
+    for (dtype, dim, options) in [
+        (DType::F32, 5, AttentionOptions::default()),
+        (DType::BF16, 16, AttentionOptions { causal: false, ..Default::default() }),
+        (DType::F16, 72, AttentionOptions { diagonal: Diagonal::BottomRight, ..Default::default() }),
+        (
+            DType::BF16,
+            8,
+            AttentionOptions { window: (Some(2), Some(1)), causal: false, ..Default::default() },
+        ),
+    ] {
+        let make = |count, heads, seed| normal([1, count, heads, dim], dtype, seed, device);
+        let (q, dy) = (make(sums[0], 4, 1)?, make(sums[0], 4, 4)?);
+        let (k, v) = (make(sums[1], 2, 2)?, make(sums[1], 2, 3)?);
+        let packed = Sequences::Packed(packing(None, device)?);
+        let (o, saved) = ops::attention(&q, &k, &v, &packed, options)?;
+        let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &packed, options)?;
+        let mut begin = [0, 0];
+        for [queries, keys] in PACKED {
+            let of = |x: &Tensor| rows(x, begin[0], queries);
+            let of_keys = |x: &Tensor| rows(x, begin[1], keys);
+            let (q, dy, k, v) = (of(&q)?, of(&dy)?, of_keys(&k)?, of_keys(&v)?);
+            let (own, saved) = ops::attention(&q, &k, &v, &Sequences::Full, options)?;
+            let own_grads =
+                ops::attention_backward(&dy, &q, &k, &v, &own, &saved, &Sequences::Full, options)?;
+            let what = |name| format!("{name} of {queries} queries and {keys} keys, {dtype}, {options:?}");
+            // Tiles begin where sequences do: even the bits are equal.
+            for (name, got, want) in [
+                ("o", of(&o)?, own),
+                ("dq", of(&dq)?, own_grads.0),
+                ("dk", of_keys(&dk)?, own_grads.1),
+                ("dv", of_keys(&dv)?, own_grads.2),
+            ] {
+                same(&what(name), &got.to_f32_vec()?, &want.to_f32_vec()?, dim)?;
+            }
+            begin = [begin[0] + queries, begin[1] + keys];
+        }
+    }
+    Ok(())
+}
+
+fn packed_padding_is_zero_and_not_read(device: &Device) -> Outcome {
+    let sums = PACKED.iter().fold([0, 0], |sums, [queries, keys]| [sums[0] + queries, sums[1] + keys]);
+    let room = [sums[0] + 70, sums[1] + 3];
+    for (dtype, dim) in [(DType::F32, 4), (DType::BF16, 8)] {
+        // What is behind the sequences is NaN.
+        let make = |count: usize, real: usize, heads: usize, seed| {
+            let mut values = normal([count, heads, dim], dtype, seed, device)?.to_f32_vec()?;
+            values[real * heads * dim..].fill(f32::NAN);
+            tensor(values, [1, count, heads, dim], dtype, device)
+        };
+        let (q, dy) = (make(room[0], sums[0], 2, 1)?, make(room[0], sums[0], 2, 4)?);
+        let (k, v) = (make(room[1], sums[1], 1, 2)?, make(room[1], sums[1], 1, 3)?);
+        let packed = Sequences::Packed(packing(Some(room), device)?);
+        let options = AttentionOptions::default();
+        let (o, saved) = ops::attention(&q, &k, &v, &packed, options)?;
+        let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &packed, options)?;
+        let exact = Sequences::Packed(packing(None, device)?);
+        let [q, dy] = [&q, &dy].map(|x| rows(x, 0, sums[0]));
+        let [k, v] = [&k, &v].map(|x| rows(x, 0, sums[1]));
+        let (q, dy, k, v) = (q?, dy?, k?, v?);
+        let (want, saved) = ops::attention(&q, &k, &v, &exact, options)?;
+        let grads = ops::attention_backward(&dy, &q, &k, &v, &want, &saved, &exact, options)?;
+        for (name, got, want) in
+            [("o", o, want), ("dq", dq, grads.0), ("dk", dk, grads.1), ("dv", dv, grads.2)]
+        {
+            let mut want = want.to_f32_vec()?;
+            want.resize(got.numel(), 0.0);
+            same(name, &got.to_f32_vec()?, &want, dim)?;
+        }
+    }
+    Ok(())
+}
+
+fn packings_are_refilled(device: &Device) -> Outcome {
+    let room = PackingCapacity { sequences: 3, queries: 140, keys: 140 };
+    let mut packing = Packing::with_capacity(&[100, 20], &[100, 20], room, device)?;
+    let x = normal([1, 140, 1, 8], DType::BF16, 1, device)?;
+    for lengths in [&[1, 69, 70][..], &[140], &[], &[3, 0, 64]] {
+        packing.set(lengths, lengths)?;
+        let (queries, keys) = (packing.queries(), packing.keys());
+        ensure((queries, keys) == (140, 140), || format!("{queries} queries and {keys} keys"))?;
+        let positions: Vec<i32> = lengths.iter().flat_map(|&length| 0..length as i32).collect();
+        ensure(packing.positions().to_vec::<i32>()?[..positions.len()] == positions, || {
+            format!("{lengths:?}")
+        })?;
+        let run = |packing: &Packing| {
+            let packed = Sequences::Packed(packing.clone());
+            ops::attention(&x, &x, &x, &packed, AttentionOptions::default())?.0.to_f32_vec()
+        };
+        let new = Packing::with_capacity(lengths, lengths, room, device)?;
+        same(&format!("{lengths:?}"), &run(&packing)?, &run(&new)?, 8)?;
+    }
+    let shared = packing.clone();
+    refused(packing.set(&[1], &[1]), "")?;
+    drop(shared);
+    refused(packing.set(&[1; 3], &[1; 2]), "3 of queries and 2 of keys")?;
+    refused(packing.set(&[141], &[0]), "queries = 140: the sequences need 141")?;
+    refused(packing.set(&[0], &[141]), "keys = 140: the sequences need 141")?;
+    refused(packing.set(&[1; 4], &[1; 4]), "sequences = 3: the sequences need 4")?;
+    refused(Packing::new(&[usize::MAX, 2], device), "give at most 2147483647 positions")
 }
 
 /// The two numbers of each row, for every type and padding of head sizes.
@@ -168,20 +359,18 @@ fn saved_rows_are_maxima_and_sums(device: &Device) -> Outcome {
         (DType::F16, &wide[2]),
     ] {
         let [q, k, v, _] = inputs(p, dtype, device)?;
-        let (_, saved) = ops::attention(&q, &k, &v, lengths(p, device)?.as_ref(), options(p))?;
+        let (_, saved) = ops::attention(&q, &k, &v, &sequences(p, device)?, options(p))?;
         let (q, k) = (f64s(&q)?, f64s(&k)?);
         let (mut maxima, mut sums) = (Vec::new(), Vec::new());
         for row in 0..p.batch * p.heads * p.queries {
             let (batch, head, query) =
                 (row / p.queries / p.heads, row / p.queries % p.heads, row % p.queries);
-            let length = p.lengths.as_ref().map_or(p.keys, |lengths| lengths[batch]);
-            let seen = if p.causal { length.min(query + 1) } else { length };
             let q_row = &q[((batch * p.queries + query) * p.heads + head) * p.dim..][..p.dim];
             let score = |key: usize| -> f64 {
                 let start = ((batch * p.keys + key) * p.groups + head * p.groups / p.heads) * p.dim;
                 q_row.iter().zip(&k[start..start + p.dim]).map(|(x, y)| x * y).sum::<f64>() * p.scale
             };
-            let scores: Vec<f64> = (0..seen).map(score).collect();
+            let scores: Vec<f64> = (0..p.keys).filter(|&key| p.sees(batch, query, key)).map(score).collect();
             let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             maxima.push(largest);
             sums.push(scores.iter().map(|score| (score - largest).exp()).sum());
@@ -194,18 +383,19 @@ fn saved_rows_are_maxima_and_sums(device: &Device) -> Outcome {
 }
 
 fn lengths_out_of_range_are_told(device: &Device) -> Outcome {
-    let options = AttentionOptions { causal: false, softmax_scale: None };
+    let options = AttentionOptions { causal: false, ..Default::default() };
     for (dtype, dim) in
         [(DType::F32, 70), (DType::BF16, 64), (DType::BF16, 128), (DType::F16, 64), (DType::F16, 128)]
     {
         let (q, k) = (normal([3, 2, 2, dim], dtype, 1, device)?, normal([3, 3, 1, dim], dtype, 2, device)?);
-        let (o, saved) = ops::attention(&q, &k, &k, None, options)?;
+        let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, options)?;
         for (length, other) in [(4, 3), (i32::MIN, 0)] {
             let lengths = Tensor::from_vec(vec![other, length, other], [3], device)?;
             let wording = format!("key length {length} at position 1 is out of range 0..4");
-            let result = ops::attention(&q, &k, &k, Some(&lengths), options);
+            let result = ops::attention(&q, &k, &k, &Sequences::padded(&lengths), options);
             refused_on(device, result, &format!("attention: {wording}"))?;
-            let result = ops::attention_backward(&q, &q, &k, &k, &o, &saved, Some(&lengths), options);
+            let result =
+                ops::attention_backward(&q, &q, &k, &k, &o, &saved, &Sequences::padded(&lengths), options);
             refused_on(device, result, &format!("attention_backward: {wording}"))?;
         }
     }
@@ -215,7 +405,7 @@ fn lengths_out_of_range_are_told(device: &Device) -> Outcome {
 fn forward(problem: &Attention, dtypes: &[DType], device: &Device) -> Outcome {
     for &dtype in dtypes {
         let [q, k, v, _] = inputs(problem, dtype, device)?;
-        let (o, _) = ops::attention(&q, &k, &v, lengths(problem, device)?.as_ref(), options(problem))?;
+        let (o, _) = ops::attention(&q, &k, &v, &sequences(problem, device)?, options(problem))?;
         let want = problem.forward(&f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
         ensure(o.dtype() == dtype && o.shape() == q.shape(), || format!("{} {}", o.dtype(), o.shape()))?;
         close(&format!("{dtype} {problem:?}"), &o.to_f32_vec()?, &want, problem.dim, tolerance(dtype))?;
@@ -257,6 +447,7 @@ fn the_oracle_is_its_own_derivative(_: &Device) -> Outcome {
         causal: true,
         scale: 0.6,
         lengths,
+        ..Default::default()
     };
     let mut random = data::Random::new(5);
     let mut values = |n| random.normals(n).into_iter().map(f64::from).collect::<Vec<_>>();
@@ -280,8 +471,9 @@ fn rows_without_keys_are_zero(device: &Device) -> Outcome {
     let (q, k, v, dy) = (q?, k?, v?, dy?);
     let lengths = Tensor::from_vec(vec![0, 5], [2], device)?;
     let options = AttentionOptions::default();
-    let (o, saved) = ops::attention(&q, &k, &v, Some(&lengths), options)?;
-    let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, Some(&lengths), options)?;
+    let (o, saved) = ops::attention(&q, &k, &v, &Sequences::padded(&lengths), options)?;
+    let (dq, dk, dv) =
+        ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &Sequences::padded(&lengths), options)?;
     for (name, x) in [("o", o), ("dq", dq), ("dk", dk), ("dv", dv)] {
         let values = x.to_vec::<f32>()?;
         same(name, &values[..30], &[0.0; 30], 3)?;
@@ -301,19 +493,19 @@ fn maxima_that_rise_from_block_to_block(device: &Device) -> Outcome {
         dim,
         causal: false,
         scale: 0.5,
-        lengths: None,
+        ..Default::default()
     };
-    let options = AttentionOptions { causal: false, softmax_scale: Some(0.5) };
+    let options = AttentionOptions { causal: false, softmax_scale: Some(0.5), ..Default::default() };
     for direction in [1.0, -1.0] {
         let q = Tensor::full(1.0, [1, s, 1, dim], DType::F32, device)?;
         // Steps of a power of two: scores are exact, and the tolerance is that of the sums.
         let keys = (0..s * dim).map(|i| direction * (i / dim) as f32 / 8.0).collect();
         let k = tensor(keys, [1, s, 1, dim], DType::F32, device)?;
         let v = normal([1, s, 1, dim], DType::F32, 9, device)?;
-        let (o, saved) = ops::attention(&q, &k, &v, None, options)?;
+        let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, options)?;
         let want = problem.forward(&f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
         close("o", &o.to_vec::<f32>()?, &want, dim, tolerance(DType::F32))?;
-        let (dq, dk, dv) = ops::attention_backward(&v, &q, &k, &v, &o, &saved, None, options)?;
+        let (dq, dk, dv) = ops::attention_backward(&v, &q, &k, &v, &o, &saved, &Sequences::Full, options)?;
         let want = problem.backward(&f64s(&v)?, &f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
         for ((name, got), want) in [("dq", dq), ("dk", dk), ("dv", dv)].into_iter().zip(&want) {
             close_norm(name, &got.to_vec::<f32>()?, want, 1e-5)?;
@@ -329,10 +521,10 @@ fn large_scores_stay_finite(device: &Device) -> Outcome {
         make([100.0, -100.0, 99.0, 100.0])?,
         make([1.0, 2.0, 3.0, 5.0])?,
     );
-    let options = AttentionOptions { causal: false, softmax_scale: None };
-    let (o, saved) = ops::attention(&q, &k, &v, None, options)?;
+    let options = AttentionOptions { causal: false, ..Default::default() };
+    let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, options)?;
     same("o", &o.to_vec::<f32>()?, &[3.0, 2.0, 3.0, 2.75], 1)?;
-    let (dq, dk, dv) = ops::attention_backward(&v, &q, &k, &v, &o, &saved, None, options)?;
+    let (dq, dk, dv) = ops::attention_backward(&v, &q, &k, &v, &o, &saved, &Sequences::Full, options)?;
     for (name, x) in [("dq", dq), ("dk", dk), ("dv", dv)] {
         let values = x.to_vec::<f32>()?;
         ensure(values.iter().all(|v| v.is_finite()), || format!("{name}: {values:?}"))?;
@@ -346,10 +538,10 @@ fn scores_of_minus_infinity_send_no_gradient(device: &Device) -> Outcome {
     let tensor = |values: [f32; 3]| Tensor::from_vec(values.to_vec(), shape, device);
     let (q, k, v) =
         (tensor([f32::NEG_INFINITY, 1.0, 1.0])?, tensor([1.0, 2.0, 3.0])?, tensor([4.0, 5.0, 6.0])?);
-    let options = AttentionOptions { causal: false, softmax_scale: Some(1.0) };
-    let (o, saved) = ops::attention(&q, &k, &v, None, options)?;
+    let options = AttentionOptions { causal: false, softmax_scale: Some(1.0), ..Default::default() };
+    let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, options)?;
     same("o", &o.to_vec::<f32>()?, &[0.0; 3], 3)?;
-    let (dq, _, dv) = ops::attention_backward(&v, &q, &k, &v, &o, &saved, None, options)?;
+    let (dq, _, dv) = ops::attention_backward(&v, &q, &k, &v, &o, &saved, &Sequences::Full, options)?;
     same("dq", &dq.to_vec::<f32>()?, &[0.0; 3], 3)?;
     same("dv", &dv.to_vec::<f32>()?, &[0.0; 3], 3)
 }
@@ -361,11 +553,12 @@ fn padding_is_not_read(device: &Device) -> Outcome {
     let mut poisoned = clean.clone();
     poisoned[4..].fill(f32::NAN);
     let lengths = Tensor::from_vec(vec![2], [1], device)?;
-    let options = AttentionOptions { causal: false, softmax_scale: None };
+    let options = AttentionOptions { causal: false, ..Default::default() };
     let run = |k: Vec<f32>| {
         let k = Tensor::from_vec(k, shape, device)?;
-        let (o, saved) = ops::attention(&q, &k, &k, Some(&lengths), options)?;
-        let (dq, dk, dv) = ops::attention_backward(&q, &q, &k, &k, &o, &saved, Some(&lengths), options)?;
+        let (o, saved) = ops::attention(&q, &k, &k, &Sequences::padded(&lengths), options)?;
+        let (dq, dk, dv) =
+            ops::attention_backward(&q, &q, &k, &k, &o, &saved, &Sequences::padded(&lengths), options)?;
         [o, dq, dk, dv].iter().map(Tensor::to_vec::<f32>).collect::<Result<Vec<_>>>()
     };
     for (got, want) in run(poisoned)?.iter().zip(run(clean)?) {
@@ -377,9 +570,15 @@ fn padding_is_not_read(device: &Device) -> Outcome {
 fn a_scale_given_or_default(device: &Device) -> Outcome {
     let x = normal([1, 4, 1, 16], DType::F32, 1, device)?;
     let run = |softmax_scale| {
-        ops::attention(&x, &x, &x, None, AttentionOptions { softmax_scale, ..Default::default() })?
-            .0
-            .to_vec::<f32>()
+        ops::attention(
+            &x,
+            &x,
+            &x,
+            &Sequences::Full,
+            AttentionOptions { softmax_scale, ..Default::default() },
+        )?
+        .0
+        .to_vec::<f32>()
     };
     same("1/sqrt(16)", &run(None)?, &run(Some(0.25))?, 16)?;
     ensure(run(None)? != run(Some(0.5))?, || "the scale has no effect".to_owned())
@@ -389,9 +588,17 @@ fn no_queries_or_keys(device: &Device) -> Outcome {
     for [batch, queries, keys] in [[0, 3, 3], [2, 0, 3], [2, 3, 0]] {
         let q = normal([batch, queries, 2, 4], DType::BF16, 1, device)?;
         let k = normal([batch, keys, 1, 4], DType::BF16, 1, device)?;
-        let (o, saved) = ops::attention(&q, &k, &k, None, AttentionOptions::default())?;
-        let (dq, dk, dv) =
-            ops::attention_backward(&q, &q, &k, &k, &o, &saved, None, AttentionOptions::default())?;
+        let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, AttentionOptions::default())?;
+        let (dq, dk, dv) = ops::attention_backward(
+            &q,
+            &q,
+            &k,
+            &k,
+            &o,
+            &saved,
+            &Sequences::Full,
+            AttentionOptions::default(),
+        )?;
         for (name, x, like) in [("o", o, &q), ("dq", dq, &q), ("dk", dk, &k), ("dv", dv, &k)] {
             ensure(x.shape() == like.shape(), || format!("{name}: {}", x.shape()))?;
             ensure(x.to_f32_vec()?.iter().all(|&v| v == 0.0), || format!("{name} is not 0"))?;
@@ -419,7 +626,7 @@ fn same_for_any_threads(device: &Device) -> Outcome {
 fn refuses(device: &Device) -> Outcome {
     let make = |shape: [usize; 4]| Tensor::zeros(shape, DType::F32, device);
     let (q, options) = (make([2, 3, 4, 8])?, AttentionOptions::default());
-    let attend = |q: &Tensor, k: &Tensor, v: &Tensor| ops::attention(q, k, v, None, options);
+    let attend = |q: &Tensor, k: &Tensor, v: &Tensor| ops::attention(q, k, v, &Sequences::Full, options);
     let with = |k: [usize; 4]| attend(&q, &make(k)?, &make(k)?);
     refused(with([2, 3, 3, 8]), "q and k: got [2, 3, 4, 8] and [2, 3, 3, 8]: the number of groups")?;
     refused(with([2, 3, 0, 8]), "must divide the number of heads")?;
@@ -435,23 +642,30 @@ fn refuses(device: &Device) -> Outcome {
     let half = Tensor::zeros([2, 3, 4, 8], DType::BF16, device)?;
     refused(attend(&q, &half, &half), "k has dtype bf16: expected f32")?;
     let infinite = AttentionOptions { softmax_scale: Some(f32::INFINITY), ..options };
-    refused(ops::attention(&q, &q, &q, None, infinite), "softmax_scale = inf: give a finite number")?;
+    refused(
+        ops::attention(&q, &q, &q, &Sequences::Full, infinite),
+        "softmax_scale = inf: give a finite number",
+    )?;
     let lengths = |values: Vec<i32>| {
         let count = values.len();
         let lengths = Tensor::from_vec(values, [count], device)?;
-        ops::attention(&q, &q, &q, Some(&lengths), options)
+        ops::attention(&q, &q, &q, &Sequences::padded(&lengths), options)
     };
     refused(lengths(vec![3]), "got [1] and [2]: give one length per batch entry")?;
+    let packed = |lengths: &[usize]| {
+        ops::attention(&q, &q, &q, &Sequences::Packed(Packing::new(lengths, device)?), options)
+    };
+    refused(packed(&[1, 2]), "got [2, 3, 3] and [1, 3, 3]: packed sequences are one batch entry")?;
     refused_on(device, lengths(vec![3, 4]), "key length 4 at position 1 is out of range 0..4")?;
     refused_on(device, lengths(vec![-1, 3]), "key length -1 at position 0")?;
-    let (o, saved) = ops::attention(&q, &q, &q, None, options)?;
+    let (o, saved) = ops::attention(&q, &q, &q, &Sequences::Full, options)?;
     let long = Tensor::from_vec(vec![4, 3], [2], device)?;
-    let result = ops::attention_backward(&q, &q, &q, &q, &o, &saved, Some(&long), options);
+    let result = ops::attention_backward(&q, &q, &q, &q, &o, &saved, &Sequences::padded(&long), options);
     refused_on(device, result, "attention_backward: key length 4 at position 0 is out of range 0..4")?;
     let short = make([2, 2, 4, 8])?;
-    refused(ops::attention_backward(&short, &q, &q, &q, &o, &saved, None, options), "q and dy")?;
+    refused(ops::attention_backward(&short, &q, &q, &q, &o, &saved, &Sequences::Full, options), "q and dy")?;
     refused(
-        ops::attention_backward(&short, &short, &q, &q, &short, &saved, None, options),
+        ops::attention_backward(&short, &short, &q, &q, &short, &saved, &Sequences::Full, options),
         "pass what attention returned",
     )
 }

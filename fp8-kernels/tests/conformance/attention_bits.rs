@@ -7,7 +7,7 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, same};
 use super::data::{Random, normal, tensor};
-use fp8_kernels::ops::{AttentionOptions, AttentionSaved};
+use fp8_kernels::ops::{AttentionOptions, AttentionSaved, Sequences};
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![
@@ -85,12 +85,13 @@ impl Problem {
         key < self.length.unwrap_or(self.keys) && (!self.causal || key <= row)
     }
 
-    fn lengths(&self, device: &Device) -> Result<Option<Tensor>> {
-        self.length.map(|length| Tensor::from_vec(vec![length as i32], [1], device)).transpose()
+    fn sequences(&self, device: &Device) -> Result<Sequences> {
+        let Some(length) = self.length else { return Ok(Sequences::Full) };
+        Ok(Sequences::padded(&Tensor::from_vec(vec![length as i32], [1], device)?))
     }
 
     fn options(&self) -> AttentionOptions {
-        AttentionOptions { causal: self.causal, softmax_scale: Some(SCALE as f32) }
+        AttentionOptions { causal: self.causal, softmax_scale: Some(SCALE as f32), ..Default::default() }
     }
 
     /// What `value` says of row and column; zeros in the columns behind.
@@ -253,9 +254,8 @@ fn key_gradients(problem: &Problem, device: &Device) -> Outcome {
     let o = problem.tensor([rows, rows], |row, column| unit(row, column) * mean_of(row), device)?;
     let k = problem.tensor([keys, rows], |key, row| numbers.score(row, key) / SCALE as f32, device)?;
     let v = problem.tensor([keys, rows], |key, row| numbers.product(row, key), device)?;
-    let (saved, lengths) = (problem.saved(device)?, problem.lengths(device)?);
-    let (_, dk, dv) =
-        ops::attention_backward(&q, &q, &k, &v, &o, &saved, lengths.as_ref(), problem.options())?;
+    let (saved, sequences) = (problem.saved(device)?, problem.sequences(device)?);
+    let (_, dk, dv) = ops::attention_backward(&q, &q, &k, &v, &o, &saved, &sequences, problem.options())?;
     let where_seen = |row, key, value| if problem.sees(row, key) { value } else { 0.0 };
     problem.expect("dk", &dk, [keys, rows], |key, row| where_seen(row, key, numbers.slope(row, key)))?;
     problem.expect("dv", &dv, [keys, rows], |key, row| where_seen(row, key, numbers.probability(row, key)))
@@ -272,9 +272,8 @@ fn query_gradients(problem: &Problem, device: &Device) -> Outcome {
     let dy = problem.tensor([rows, keys + 1], product, device)?;
     let mean = |row, key| if key == keys { mean_of(row) } else { 0.0 };
     let o = problem.tensor([rows, keys + 1], mean, device)?;
-    let (saved, lengths) = (problem.saved(device)?, problem.lengths(device)?);
-    let (dq, _, _) =
-        ops::attention_backward(&dy, &q, &k, &k, &o, &saved, lengths.as_ref(), problem.options())?;
+    let (saved, sequences) = (problem.saved(device)?, problem.sequences(device)?);
+    let (dq, _, _) = ops::attention_backward(&dy, &q, &k, &k, &o, &saved, &sequences, problem.options())?;
     let slope = |row, key| if problem.sees(row, key) { numbers.slope(row, key) } else { 0.0 };
     problem.expect("dq", &dq, [rows, keys], slope)
 }
@@ -312,7 +311,7 @@ fn outputs(dtype: DType, dim: usize, seed: u64, device: &Device) -> Outcome {
     let q = problem.tensor([rows, rows], unit, device)?;
     let k = problem.tensor([keys, rows], scores, device)?;
     let v = problem.tensor([keys, dim], |key, column| values[key * dim + column], device)?;
-    let (o, saved) = ops::attention(&q, &k, &v, None, problem.options())?;
+    let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, problem.options())?;
     same("row_max", &saved.row_max.to_vec::<f32>()?, &vec![0.0; rows], rows)?;
     let sums: Vec<f64> = (0..rows).map(|row| 1.0 + weight(row)).collect();
     close("row_sum", &saved.row_sum.to_vec::<f32>()?, &sums, rows, [1e-6, 0.0])?;
@@ -323,7 +322,7 @@ fn outputs(dtype: DType, dim: usize, seed: u64, device: &Device) -> Outcome {
 /// NaN in all keys behind a tile of queries, and in all queries before a tile of keys.
 fn tiles_that_no_query_sees_are_not_read(device: &Device) -> Outcome {
     const HALF: usize = 64;
-    let options = AttentionOptions { causal: true, softmax_scale: None };
+    let options = AttentionOptions::default();
     let types = [(DType::F32, 8), (DType::BF16, 64), (DType::BF16, 128), (DType::F16, 64), (DType::F16, 128)];
     for ((dtype, dim), all) in types.into_iter().flat_map(|t| [(t, 2 * HALF), (t, HALF + 1)]) {
         let shape = [1, all, 1, dim];
@@ -338,16 +337,17 @@ fn tiles_that_no_query_sees_are_not_read(device: &Device) -> Outcome {
             let values = x.to_f32_vec()?;
             Ok(if second { values[HALF * dim..].to_vec() } else { values[..HALF * dim].to_vec() })
         };
-        let (o, saved) = ops::attention(&q, &k, &v, None, options)?;
-        let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, None, options)?;
+        let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, options)?;
+        let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &Sequences::Full, options)?;
         let behind = [poisoned(&k, HALF..all)?, poisoned(&v, HALF..all)?];
-        let (got, _) = ops::attention(&q, &behind[0], &behind[1], None, options)?;
+        let (got, _) = ops::attention(&q, &behind[0], &behind[1], &Sequences::Full, options)?;
         same("o", &half(&got, false)?, &half(&o, false)?, dim)?;
-        let (got, ..) = ops::attention_backward(&dy, &q, &behind[0], &behind[1], &o, &saved, None, options)?;
+        let (got, ..) =
+            ops::attention_backward(&dy, &q, &behind[0], &behind[1], &o, &saved, &Sequences::Full, options)?;
         same("dq", &half(&got, false)?, &half(&dq, false)?, dim)?;
         let before = [poisoned(&q, 0..HALF)?, poisoned(&dy, 0..HALF)?];
         let (_, got_k, got_v) =
-            ops::attention_backward(&before[1], &before[0], &k, &v, &o, &saved, None, options)?;
+            ops::attention_backward(&before[1], &before[0], &k, &v, &o, &saved, &Sequences::Full, options)?;
         same("dk", &half(&got_k, true)?, &half(&dk, true)?, dim)?;
         same("dv", &half(&got_v, true)?, &half(&dv, true)?, dim)?;
     }

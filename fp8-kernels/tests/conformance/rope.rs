@@ -1,5 +1,5 @@
 use super::case::{Outcome, cases};
-use super::compare::{close, ensure, quiet, refused, same};
+use super::compare::{close, ensure, quiet, refused, refused_on, same};
 use super::data::{
     self, AROUND_2_16, FLOATS, f64s, normal, rounded, special_rows, specials, tensor, tolerance,
 };
@@ -19,9 +19,48 @@ cases![
     backward_is_the_transpose,
     norms_and_the_way_back,
     a_start_is_an_offset,
+    positions_of_each_token,
     same_for_any_threads,
     refuses,
 ];
+
+/// A token with a position of its own is what it would be alone.
+fn positions_of_each_token(device: &Device) -> Outcome {
+    for (dtype, dim) in [(DType::F32, 6), (DType::BF16, 16)] {
+        let [batch, sequence, heads] = [2, 5, 3];
+        let table = RopeTable::new(40, dim, 100.0, device)?;
+        let x = normal([batch, sequence, heads, dim], dtype, 1, device)?;
+        let values = vec![0, 39, 7, 7, 1, 12, 0, 0, 38, 2];
+        let positions = Tensor::from_vec(values.clone(), [batch, sequence], device)?;
+        let (y, back) = (ops::rope(&x, &table, &positions)?, ops::rope_backward(&x, &table, &positions)?);
+        let elements = x.to_f32_vec()?;
+        for (token, position) in values.into_iter().enumerate() {
+            let at = token * heads * dim..(token + 1) * heads * dim;
+            let one = tensor(elements[at.clone()].to_vec(), [1, 1, heads, dim], dtype, device)?;
+            let start = position as usize;
+            for (all, one) in
+                [(&y, ops::rope(&one, &table, start)?), (&back, ops::rope_backward(&one, &table, start)?)]
+            {
+                same(&format!("token {token}"), &all.to_f32_vec()?[at.clone()], &one.to_f32_vec()?, dim)?;
+            }
+        }
+        for (token, wrong) in [(0, 40), (9, -1)] {
+            let mut values = vec![0; 10];
+            values[token] = wrong;
+            let positions = Tensor::from_vec(values, [batch, sequence], device)?;
+            let wording = format!("position {wrong} at position {token} is out of range 0..40");
+            refused_on(device, ops::rope(&x, &table, &positions), &format!("rope: {wording}"))?;
+            refused_on(
+                device,
+                ops::rope_backward(&x, &table, &positions),
+                &format!("rope_backward: {wording}"),
+            )?;
+        }
+        let flat = Tensor::from_vec(vec![0; 10], [10], device)?;
+        refused(ops::rope(&x, &table, &flat), "got [10] and [2, 5]: give one position per token")?;
+    }
+    Ok(())
+}
 
 /// Each pair as one complex number, turned.
 fn rotate(x: &[f64], [sequence, heads, dim]: [usize; 3], start: usize, base: f64) -> Vec<f64> {

@@ -2,7 +2,7 @@
 
 use super::softmax;
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Attention {
     pub(crate) batch: usize,
     pub(crate) queries: usize,
@@ -12,7 +12,12 @@ pub(crate) struct Attention {
     pub(crate) dim: usize,
     pub(crate) causal: bool,
     pub(crate) scale: f64,
+    /// Of keys.
     pub(crate) lengths: Option<Vec<usize>>,
+    pub(crate) query_lengths: Option<Vec<usize>>,
+    /// Keys to the left and to the right of a query's own.
+    pub(crate) window: [Option<usize>; 2],
+    pub(crate) bottom_right: bool,
 }
 
 impl Attention {
@@ -35,8 +40,19 @@ impl Attention {
     fn probabilities(&self, q: &[f64], k: &[f64], [b, h, i]: [usize; 3]) -> Vec<f64> {
         let score = |j| (0..self.dim).map(|c| q[self.q(b, i, h, c)] * k[self.k(b, j, h, c)]).sum();
         let scores: Vec<f64> = (0..self.keys).map(score).collect();
-        let length = self.lengths.as_ref().map_or(self.keys, |lengths| lengths[b]);
-        softmax::softmax(&scores, self.scale, |j| j >= length || self.causal && j > i)
+        softmax::softmax(&scores, self.scale, |j| !self.sees(b, i, j))
+    }
+
+    pub(crate) fn sees(&self, b: usize, i: usize, j: usize) -> bool {
+        let length =
+            |lengths: &Option<Vec<usize>>, all| lengths.as_ref().map_or(all, |lengths| lengths[b]) as i64;
+        let (queries, keys) = (length(&self.query_lengths, self.queries), length(&self.lengths, self.keys));
+        let (i, j) = (i as i64, j as i64);
+        let own = if self.bottom_right { i - queries + keys } else { i };
+        let reach = |keys: usize| i64::try_from(keys).unwrap_or(i64::MAX).min(i64::MAX / 2);
+        let [left, right] = self.window.map(|keys| reach(keys.unwrap_or(usize::MAX)));
+        let right = if self.causal { 0 } else { right };
+        i < queries && j < keys && own - left <= j && j <= own + right
     }
 
     pub(crate) fn forward(&self, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {

@@ -2,7 +2,7 @@
 //! or empty: what is looked for are products, allocations and loops that go by extents, not by elements.
 
 use fp8_kernels::ops::{
-    self, Activation, AttentionOptions, CrossEntropyOptions, DropoutKey, Layout, NormOptions,
+    self, Activation, AttentionOptions, CrossEntropyOptions, DropoutKey, Layout, NormOptions, Sequences,
 };
 use fp8_kernels::{
     Arena, ArenaOptions, Cell, DType, Device, Encoding, Error, Fp8Tensor, ScalePolicy, ScaleRule, Shape,
@@ -221,8 +221,8 @@ calls! {
     attention/4: |device, [a, b, c, d]| {
         for (q, k) in [([a, b, c, d], [a, b, c, d]), ([a, b, c, 1], [a, d, 1, 1]), ([1, a, b, c], [1, d, 1, c])] {
             let (q, k) = (floats(q, device)?, floats(k, device)?);
-            let (o, saved) = ops::attention(&q, &k, &k, None, AttentionOptions::default())?;
-            ops::attention_backward(&o, &q, &k, &k, &o, &saved, None, AttentionOptions::default())?;
+            let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, AttentionOptions::default())?;
+            ops::attention_backward(&o, &q, &k, &k, &o, &saved, &Sequences::Full, AttentionOptions::default())?;
         }
     };
     rope_table/2: |device, [a, b]| ops::RopeTable::new(a, b.saturating_mul(2), 1e4, device)?;

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::timer::{Bench, Work};
 use fp8_nn::fp8_kernels::fp8_format::Encoding::{self, E4M3, E5M2};
-use fp8_nn::fp8_kernels::ops::{self, Accumulation, AttentionOptions, Layout};
+use fp8_nn::fp8_kernels::ops::{self, Accumulation, AttentionOptions, Layout, Sequences};
 use fp8_nn::fp8_kernels::{DType, Tensor};
 
 /// The products of a layer of width 4096: name, n, k.
@@ -105,7 +105,7 @@ pub(crate) fn attention(bench: &mut Bench) -> Result {
             .map(|i| {
                 let [q, k] = [input(heads, i)?, input(groups, 10 + i)?];
                 let [v, dy] = [input(groups, 20 + i)?, input(heads, 30 + i)?];
-                let (o, saved) = ops::attention(&q, &k, &v, None, AttentionOptions::default())?;
+                let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, AttentionOptions::default())?;
                 Ok((q, k, v, dy, o, saved))
             })
             .collect::<Result<Vec<_>>>()?;
@@ -114,12 +114,12 @@ pub(crate) fn attention(bench: &mut Bench) -> Result {
         let case = format!("b{batch} s{length} h{heads}/{groups} d{dim}");
         bench.time("attention", &format!("{case} forward"), Work::Flops(flops), sets, &mut |i| {
             let (q, k, v, ..) = &all[i];
-            Ok(Box::new(ops::attention(q, k, v, None, AttentionOptions::default())?))
+            Ok(Box::new(ops::attention(q, k, v, &Sequences::Full, AttentionOptions::default())?))
         })?;
         bench.time("attention", &format!("{case} backward"), Work::Flops(2.5 * flops), sets, &mut |i| {
             let (q, k, v, dy, o, saved) = &all[i];
             let options = AttentionOptions::default();
-            Ok(Box::new(ops::attention_backward(dy, q, k, v, o, saved, None, options)?))
+            Ok(Box::new(ops::attention_backward(dy, q, k, v, o, saved, &Sequences::Full, options)?))
         })?;
     }
     Ok(())

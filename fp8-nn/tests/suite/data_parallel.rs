@@ -56,7 +56,8 @@ fn train(
         let [x, targets] = [0, 50].map(|seed| shard(&ids([BATCH, SEQ], 20, seed + step), rank, world_size));
         let cross_entropy = ops::CrossEntropyOptions { normalizer, ..Default::default() };
         let mut cx = scaling.scope(recipe, options)?;
-        let (loss, saved) = model.loss_with(&mut cx, &x, &targets, cross_entropy)?;
+        let (loss, saved) =
+            model.loss_with(&mut cx, &x, &targets, cross_entropy, &SequenceInfo::default())?;
         cx.commit()?;
         scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
         let mut loss = loss;

@@ -128,7 +128,7 @@ fn what_does_not_fit_is_refused_with_the_shape() {
     );
     assert!(model.forward(&mut cx, &noise([1, 17, 32], 1)).is_err()); // longer than max_seq_length
     let lengths = Tensor::from_vec(vec![1i32, 2], [2], &device()).unwrap();
-    assert!(model.forward_padded(&mut cx, &noise([1, 8, 32], 1), Some(&lengths)).is_err());
+    assert!(model.forward_with(&mut cx, &noise([1, 8, 32], 1), &SequenceInfo::padded(&lengths)).is_err());
 }
 
 #[test]

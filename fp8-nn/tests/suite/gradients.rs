@@ -158,7 +158,7 @@ impl Module for Padded {
     type Saved = MultiheadAttentionSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, MultiheadAttentionSaved)> {
-        self.attention.forward_padded(cx, x, Some(&self.key_lengths))
+        self.attention.forward_with(cx, x, &SequenceInfo::padded(&self.key_lengths))
     }
 
     fn backward(
@@ -190,7 +190,12 @@ fn padding_is_seen_by_none() {
     let mut run = |x: &[f32], seq: usize, lengths: Option<&Tensor>| {
         let x = Tensor::from_vec(x.to_vec(), [1, seq, 20], &device()).unwrap();
         let mut cx = scaling.scope(&delayed(), &off()).unwrap();
-        values(&model.forward_padded(&mut cx, &x, lengths).unwrap().0)
+        values(
+            &model
+                .forward_with(&mut cx, &x, &lengths.map_or_else(SequenceInfo::default, SequenceInfo::padded))
+                .unwrap()
+                .0,
+        )
     };
     let short = run(&x[..60], 3, None);
     let padded = run(&x, 5, Some(&key_lengths));

@@ -27,6 +27,7 @@ mod overrides;
 mod recompute;
 mod refusals;
 mod scopes;
+mod sequences;
 mod skipped_steps;
 mod sqnr;
 mod stack;

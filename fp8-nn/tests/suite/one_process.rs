@@ -90,7 +90,8 @@ fn train(group: Option<&Group>, case: Case, loaded: Option<&ScalingState>, steps
         let normalizer = Some((BATCH * SEQ) as f32);
         let cross_entropy = ops::CrossEntropyOptions { normalizer, ..Default::default() };
         let mut cx = scaling.scope(&case.recipe(), &case.options()).unwrap();
-        let (mut loss, saved) = model.loss_with(&mut cx, &x, &targets, cross_entropy).unwrap();
+        let (mut loss, saved) =
+            model.loss_with(&mut cx, &x, &targets, cross_entropy, &SequenceInfo::default()).unwrap();
         cx.commit().unwrap();
         if step == 0 {
             run.first_scales = scales(&scaling);

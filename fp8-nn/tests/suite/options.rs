@@ -101,11 +101,14 @@ fn plain_model() -> Model {
         groups: 0,
         head_dim: 0,
         causal: false,
+        window: (None, None),
+        softmax_scale: None,
         rope_base: None,
         activation: "gelu",
         rms_norm: false,
         eps: 1e-5,
         zero_centered_gamma: false,
+        is_parallel: false,
     }
 }
 
@@ -282,12 +285,16 @@ fn of_attention() {
         init: InitOptions { init_std: 0.4, output_layer_init_std: 0.4 },
         ..Default::default()
     };
-    let changes: [Change<MultiheadAttentionOptions>; 9] = [
+    let changes: [Change<MultiheadAttentionOptions>; 13] = [
         ("no bias", |o| o.bias = false),
         ("two groups", |o| o.attention.num_gqa_groups = Some(2)),
         ("one group", |o| o.attention.num_gqa_groups = Some(1)),
         ("kv_channels", |o| o.attention.kv_channels = Some(10)),
         ("not causal", |o| o.attention.causal = false),
+        ("window", |o| o.attention.window = (Some(1), None)),
+        ("window to both sides", |o| (o.attention.causal, o.attention.window) = (false, (Some(2), Some(1)))),
+        ("window to the right", |o| (o.attention.causal, o.attention.window) = (false, (None, Some(1)))),
+        ("softmax_scale", |o| o.attention.softmax_scale = Some(1.5)),
         ("RoPE", |o| o.attention.rope = true),
         ("norm", |o| o.input_layernorm = Some(NormOptions::default())),
         ("RMSNorm", |o| {
@@ -316,6 +323,8 @@ fn check_attention(what: &str, o: MultiheadAttentionOptions) -> Vec<f32> {
         groups: o.attention.num_gqa_groups.unwrap_or(o.attention.num_attention_heads),
         head_dim: o.attention.kv_channels.unwrap_or(o.hidden_size / o.attention.num_attention_heads),
         causal: o.attention.causal,
+        window: o.attention.window,
+        softmax_scale: o.attention.softmax_scale.map(f64::from),
         rope_base: o.attention.rope.then_some(o.attention.rope_base),
         rms_norm: norm.normalization == Norm::RmsNorm,
         eps: norm.eps.into(),
@@ -341,7 +350,7 @@ fn of_transformer_layer() {
         init: InitOptions { init_std: 0.4, output_layer_init_std: 0.4 },
         ..Default::default()
     };
-    let changes: [Change<TransformerLayerOptions>; 12] = [
+    let changes: [Change<TransformerLayerOptions>; 15] = [
         ("no bias", |o| o.bias = false),
         ("ffn_hidden_size", |o| o.ffn_hidden_size = 48),
         ("two groups", |o| o.attention.num_gqa_groups = Some(2)),
@@ -353,6 +362,9 @@ fn of_transformer_layer() {
         ("RMSNorm", |o| o.norm.normalization = Norm::RmsNorm),
         ("eps", |o| o.norm.eps = 0.3),
         ("zero-centered gamma", |o| o.norm.zero_centered_gamma = true),
+        ("parallel attention and MLP", |o| o.parallel_attention_mlp = true),
+        ("norm at the end", |o| o.output_layernorm = true),
+        ("window", |o| o.attention.window = (Some(1), None)),
         ("Llama", |o| {
             (o.bias, o.norm.normalization, o.activation) = (false, Norm::RmsNorm, Activation::Swiglu);
             (o.attention.num_gqa_groups, o.attention.rope_base) = (Some(2), 500_000.0);
@@ -364,11 +376,14 @@ fn of_transformer_layer() {
             groups: o.attention.num_gqa_groups.unwrap_or(o.attention.num_attention_heads),
             head_dim: o.attention.kv_channels.unwrap_or(o.hidden_size / o.attention.num_attention_heads),
             causal: o.attention.causal,
+            window: o.attention.window,
             rope_base: o.attention.rope.then_some(o.attention.rope_base),
             activation: o.activation.name(),
             rms_norm: o.norm.normalization == Norm::RmsNorm,
             eps: o.norm.eps.into(),
             zero_centered_gamma: o.norm.zero_centered_gamma,
+            is_parallel: o.parallel_attention_mlp,
+            ..plain_model()
         };
         let bias = o.bias;
         let mut model = with_noise(TransformerLayer::new("a", o, &device(), &mut rng(1)).unwrap(), 1);
@@ -415,6 +430,7 @@ fn of_a_language_model() {
             rms_norm: o.norm.normalization == Norm::RmsNorm,
             eps: o.norm.eps.into(),
             zero_centered_gamma: false,
+            ..plain_model()
         };
         let bias = o.bias;
         let mut model = with_noise(Gpt::new("a", &o, &device(), &mut rng(1)).unwrap(), 1);

@@ -13,6 +13,10 @@ pub(crate) struct Model {
     pub(crate) groups: usize,
     pub(crate) head_dim: usize,
     pub(crate) causal: bool,
+    /// Positions to the left and to the right.
+    pub(crate) window: (Option<usize>, Option<usize>),
+    /// `None`: 1/√head_dim.
+    pub(crate) softmax_scale: Option<f64>,
     /// RoPE's base; `None`: no RoPE.
     pub(crate) rope_base: Option<f64>,
     /// As `Activation::name` gives it.
@@ -20,6 +24,8 @@ pub(crate) struct Model {
     pub(crate) rms_norm: bool,
     pub(crate) eps: f64,
     pub(crate) zero_centered_gamma: bool,
+    /// Whether a block's MLP reads what its attention reads.
+    pub(crate) is_parallel: bool,
 }
 
 /// `x · wᵀ + b` for `x` of rows of `k` values.
@@ -128,16 +134,21 @@ impl Model {
             for i in 0..seq {
                 for head in 0..heads {
                     let group = head / (heads / groups);
-                    let keys = if self.causal { i + 1 } else { seq };
+                    let sees = |j: usize| {
+                        let left = self.window.0.is_none_or(|left| j + left >= i);
+                        let right = if self.causal { Some(0) } else { self.window.1 };
+                        left && right.is_none_or(|right| j <= i + right)
+                    };
+                    let scale = self.softmax_scale.unwrap_or(1.0 / (d as f64).sqrt());
                     let score = |j: usize| {
                         let dot: f64 = at(i, head).iter().zip(at(j, heads + group)).map(|(q, k)| q * k).sum();
-                        (dot / (d as f64).sqrt()).exp()
+                        if sees(j) { (dot * scale).exp() } else { 0.0 }
                     };
-                    let scores: Vec<f64> = (0..keys).map(score).collect();
+                    let scores: Vec<f64> = (0..seq).map(score).collect();
                     let sum: f64 = scores.iter().sum();
                     for c in 0..d {
                         let value = |j: usize| scores[j] / sum * at(j, heads + groups + group)[c];
-                        out.push((0..keys).map(value).sum());
+                        out.push((0..seq).map(value).sum());
                     }
                 }
             }
@@ -148,8 +159,10 @@ impl Model {
     pub(crate) fn block(&self, p: &Weights, path: &str, x: &[f64], [seq, hidden]: [usize; 2]) -> Vec<f64> {
         let attended = self.attention(p, &format!("{path}.attention"), x, [seq, hidden]);
         let r: Vec<f64> = x.iter().zip(&attended).map(|(x, a)| x + a).collect();
-        let m = self.mlp(p, &format!("{path}.mlp"), &r, hidden);
-        r.iter().zip(&m).map(|(r, m)| r + m).collect()
+        let m = self.mlp(p, &format!("{path}.mlp"), if self.is_parallel { x } else { &r }, hidden);
+        let y: Vec<f64> = r.iter().zip(&m).map(|(r, m)| r + m).collect();
+        let norm = format!("{path}.norm");
+        if p.contains_key(&format!("{norm}.weight")) { self.norm(p, &norm, &y) } else { y }
     }
 
     /// The logits of sequences of `seq` ids.

@@ -246,8 +246,8 @@ fn attention_refuses_key_lengths_that_do_not_fit() {
         ];
         all.extend(elsewhere(&integers(&[2])).map(|(t, text)| (t, format!("key_lengths {text}"))));
         for (lengths, text) in all {
-            let refused =
-                scaling.autocast_with(&delayed(), |cx| layer.forward_padded(cx, &x, Some(&lengths)));
+            let refused = scaling
+                .autocast_with(&delayed(), |cx| layer.forward_with(cx, &x, &SequenceInfo::padded(&lengths)));
             assert_eq!(error(refused), format!("a: {text}"));
         }
     }

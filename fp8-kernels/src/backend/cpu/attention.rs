@@ -8,9 +8,10 @@ use super::matmul::{Strided, Unpacked, product, transpose};
 use super::softmax::origin;
 use super::{Buffer, lanes, parallel};
 use crate::host::Array;
-use crate::ops::{AttentionSaved, Problem};
+use crate::ops::{AttentionSaved, Diagonal, Ends, Problem, Sequences};
 use crate::{DType, Device, Error, Result, Shape, Tensor, math};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Queries of one task.
 const TASK: usize = 4 * QUERIES;
@@ -19,29 +20,41 @@ pub(crate) fn attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    key_lengths: Option<&Tensor>,
+    sequences: &Sequences,
     p: &Problem,
 ) -> Result<(Tensor, AttentionSaved)> {
     let op = "attention";
-    let lengths = Lengths::new(op, key_lengths, p)?;
+    let spans = spans(op, sequences, p)?;
     let (dtype, device) = (q.dtype(), q.device());
     let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
     let rows = p.batch * p.heads * p.queries;
     let (mut o, mut sum) = (Array::zeroed(op, rows * p.head_dim)?, Array::zeroed(op, rows)?);
     let mut max = Array::filled(op, f32::NEG_INFINITY, rows)?;
     let transposed = Transposed::new(op, &k, p)?;
-    let head_step = p.queries.max(1);
-    let heads = o.par_chunks_mut(head_step * p.head_dim).zip(max.par_chunks_mut(head_step));
-    heads.zip(sum.par_chunks_mut(head_step)).enumerate().try_for_each(|(index, ((o, max), sum))| {
-        let (batch, head) = (index / p.heads, index % p.heads);
-        let q = Head::new(&q, p.queries, p.heads, p.head_dim, batch, head);
+    // The rows of each head and sequence, a few at a time.
+    let mut tasks = Vec::new();
+    let mut rest = (&mut o[..], &mut max[..], &mut sum[..]);
+    let mut done = 0;
+    for (span, head) in in_order(&spans, p) {
+        let start = (span.batch * p.heads + head) * p.queries + span.queries.start;
+        for first in (0..span.queries.len()).step_by(TASK) {
+            let count = TASK.min(span.queries.len() - first);
+            let skip = start + first - done;
+            let (o, max, sum) = rest;
+            let (o, o_rest) = o[skip * p.head_dim..].split_at_mut(count * p.head_dim);
+            let (max, max_rest) = max[skip..].split_at_mut(count);
+            let (sum, sum_rest) = sum[skip..].split_at_mut(count);
+            rest = (o_rest, max_rest, sum_rest);
+            done += skip + count;
+            tasks.push((span, head, first, o, max, sum));
+        }
+    }
+    tasks.into_par_iter().try_for_each(|(span, head, first, o, max, sum)| {
         let group = head / (p.heads / p.groups);
-        let (k, length) = (transposed.head(batch * p.groups + group), lengths.of(batch));
-        let v = Head::new(&v, p.keys, p.groups, p.head_dim, batch, group);
-        let tasks = o.par_chunks_mut(TASK * p.head_dim).zip(max.par_chunks_mut(TASK));
-        tasks.zip(sum.par_chunks_mut(TASK)).enumerate().try_for_each(|(task, ((o, max), sum))| {
-            vectorized(Forward { q, k, v, first: task * TASK, o, max, sum, length, p })
-        })
+        let q = Head::new(&q, p.queries, p.heads, p.head_dim, span.batch, head).skip(span.queries.start);
+        let v = Head::new(&v, p.keys, p.groups, p.head_dim, span.batch, group).skip(span.keys.start);
+        let k = transposed.head(span.batch * p.groups + group).skip(span.keys.start);
+        vectorized(Forward { q, k, v, first, o, max, sum, visible: span.visible(p), p })
     })?;
     let o = token_major(&o, [p.batch, p.queries, p.heads, p.head_dim], dtype, device)?;
     let stats = |data| Tensor::on_cpu(data, Shape::from([p.batch, p.heads, p.queries]), device);
@@ -51,11 +64,11 @@ pub(crate) fn attention(
 pub(crate) fn attention_backward(
     [dy, q, k, v, o]: [&Tensor; 5],
     saved: &AttentionSaved,
-    key_lengths: Option<&Tensor>,
+    sequences: &Sequences,
     p: &Problem,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let op = "attention_backward";
-    let lengths = Lengths::new(op, key_lengths, p)?;
+    let spans = spans(op, sequences, p)?;
     let (dtype, device) = (q.dtype(), q.device());
     let (dy, o) = (dy.cpu_f32(op)?, o.cpu_f32(op)?);
     let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
@@ -70,17 +83,24 @@ pub(crate) fn attention_backward(
         let tasks = dq.par_chunks_mut(per_group * q_step).zip(dk.par_chunks_mut(k_step));
         tasks.zip(dv.par_chunks_mut(k_step)).enumerate().try_for_each(|(index, ((dq, dk), dv))| {
             let (batch, group) = (index / p.groups, index % p.groups);
-            let k = Head::new(&k, p.keys, p.groups, p.head_dim, batch, group);
-            let [k_transposed, v_transposed] = [&k_transposed, &v_transposed].map(|x| x.head(index));
             for (i, dq) in dq.chunks_exact_mut(q_step).enumerate() {
                 let head = group * per_group + i;
-                let [q, dy, o] =
-                    [&q, &dy, &o].map(|data| Head::new(data, p.queries, p.heads, p.head_dim, batch, head));
-                let rows = (batch * p.heads + head) * p.queries;
-                let rows = rows..rows + p.queries;
-                let (max, sum, length) = (&max[rows.clone()], &sum[rows], lengths.of(batch));
-                let inputs = Inputs { q, k, k_transposed, v_transposed, dy, o, max, sum, length };
-                vectorized(Backward { x: &inputs, dq, dk, dv, p })?;
+                for span in spans.iter().filter(|span| span.batch == batch) {
+                    let k = Head::new(&k, p.keys, p.groups, p.head_dim, batch, group).skip(span.keys.start);
+                    let [k_transposed, v_transposed] =
+                        [&k_transposed, &v_transposed].map(|x| x.head(index).skip(span.keys.start));
+                    let [q, dy, o] = [&q, &dy, &o].map(|data| {
+                        Head::new(data, p.queries, p.heads, p.head_dim, batch, head).skip(span.queries.start)
+                    });
+                    let rows = (batch * p.heads + head) * p.queries;
+                    let rows = rows + span.queries.start..rows + span.queries.end;
+                    let (max, sum, visible) = (&max[rows.clone()], &sum[rows], span.visible(p));
+                    let inputs = Inputs { q, k, k_transposed, v_transposed, dy, o, max, sum, visible };
+                    let elements = |rows: &Range<usize>| rows.start * p.head_dim..rows.end * p.head_dim;
+                    let (dq, keys) = (&mut dq[elements(&span.queries)], elements(&span.keys));
+                    let (dk, dv) = (&mut dk[keys.clone()], &mut dv[keys]);
+                    vectorized(Backward { x: &inputs, dq, dk, dv, p })?;
+                }
             }
             Ok::<_, Error>(())
         })?;
@@ -92,6 +112,77 @@ pub(crate) fn attention_backward(
         token_major(&dk, k_dims, dtype, device)?,
         token_major(&dv, k_dims, dtype, device)?,
     ))
+}
+
+/// A sequence: its queries and keys in a batch entry.
+#[derive(Clone, Debug)]
+struct Span {
+    batch: usize,
+    queries: Range<usize>,
+    keys: Range<usize>,
+}
+
+impl Span {
+    fn visible(&self, p: &Problem) -> Visible {
+        let (queries, keys) = (self.queries.len(), self.keys.len());
+        let [left, right] = p.window;
+        let offset = match p.diagonal {
+            Diagonal::TopLeft => [0, 0],
+            Diagonal::BottomRight => [keys, queries],
+        };
+        Visible { keys, left, right, offset }
+    }
+}
+
+/// Which keys of its sequence a query sees.
+#[derive(Clone, Copy)]
+struct Visible {
+    keys: usize,
+    left: Option<usize>,
+    right: Option<usize>,
+    /// Query i stands at the key i + the first of these − the second.
+    offset: [usize; 2],
+}
+
+impl Visible {
+    /// From the first key that `query` sees to one past the last. Both grow with `query`.
+    #[inline(always)]
+    fn of(&self, query: usize) -> [usize; 2] {
+        let [ahead, behind] = self.offset;
+        let own = query + ahead;
+        let begin = self.left.map_or(0, |left| own.saturating_sub(left.saturating_add(behind)));
+        let end = self
+            .right
+            .map_or(self.keys, |right| own.saturating_add(right).saturating_add(1).saturating_sub(behind));
+        [begin.min(self.keys), end.min(self.keys)]
+    }
+}
+
+/// The sequences of a batch, in the order of their queries.
+fn spans(op: &'static str, sequences: &Sequences, p: &Problem) -> Result<Vec<Span>> {
+    if let Some(packing) = sequences.packing() {
+        // The last one is the padding, which sees nothing and is seen by nothing.
+        let real = packing.sequences().split_last().map_or(&[][..], |(_, real)| real);
+        let span = |&[begin, end, keys, keys_end]: &Ends| Span {
+            batch: 0,
+            queries: begin..end,
+            keys: keys..keys_end,
+        };
+        return Ok(real.iter().map(span).collect());
+    }
+    let [queries, keys] = sequences.lengths();
+    let queries = Lengths::new(op, "query length", queries, p.queries)?;
+    let keys = Lengths::new(op, "key length", keys, p.keys)?;
+    Ok((0..p.batch)
+        .map(|batch| Span { batch, queries: 0..queries.of(batch), keys: 0..keys.of(batch) })
+        .collect())
+}
+
+/// Each sequence with each head, in the order of their rows in `[batch, heads, queries]`.
+fn in_order<'a>(spans: &'a [Span], p: &Problem) -> impl Iterator<Item = (&'a Span, usize)> {
+    let entries = spans.chunk_by(|a, b| a.batch == b.batch);
+    let heads = p.heads;
+    entries.flat_map(move |spans| (0..heads).flat_map(move |head| spans.iter().map(move |span| (span, head))))
 }
 
 /// One head of one batch entry: rows of `[.., heads, head_dim]`.
@@ -111,6 +202,11 @@ impl<'a> Head<'a> {
     #[inline(always)]
     fn row(self, i: usize) -> &'a [f32] {
         &self.data[i * self.stride..i * self.stride + self.dim]
+    }
+
+    /// Without the first `rows`.
+    fn skip(self, rows: usize) -> Self {
+        Self { data: self.data.get(rows * self.stride..).unwrap_or_default(), ..self }
     }
 
     /// The rows from `first` on.
@@ -141,7 +237,8 @@ struct Transposed {
 
 impl Transposed {
     fn new(op: &'static str, data: &[f32], p: &Problem) -> Result<Self> {
-        let (stride, dim) = (p.keys.next_multiple_of(LANES), p.head_dim);
+        // A sequence may begin at any key, and its last vector of scores reaches beyond its keys.
+        let (stride, dim) = (p.keys.next_multiple_of(LANES) + LANES, p.head_dim);
         let mut out = Array::zeroed(op, p.batch * p.groups * dim * stride)?;
         if p.keys > 0 {
             out.par_chunks_mut(dim * stride).enumerate().try_for_each(|(index, out)| {
@@ -162,6 +259,13 @@ impl Transposed {
 struct TransposedHead<'a> {
     data: &'a [f32],
     stride: usize,
+}
+
+impl TransposedHead<'_> {
+    /// Without the first `keys`.
+    fn skip(self, keys: usize) -> Self {
+        Self { data: self.data.get(keys..).unwrap_or_default(), ..self }
+    }
 }
 
 /// `out = x · yᵀ` for `count` rows of `x` from `first` on and `cols` keys of `y` from `start` on.
@@ -201,7 +305,7 @@ struct Forward<'a> {
     o: &'a mut [f32],
     max: &'a mut [f32],
     sum: &'a mut [f32],
-    length: usize,
+    visible: Visible,
     p: &'a Problem,
 }
 
@@ -210,21 +314,21 @@ impl Kernel for Forward<'_> {
 
     #[inline(always)]
     fn run(self) -> Result<()> {
-        let Self { q, k, v, first, o, max, sum, length, p } = self;
+        let Self { q, k, v, first, o, max, sum, visible, p } = self;
         let dim = p.head_dim;
         let mut block = [0.0; QUERIES * KEYS];
         let rows = o.chunks_mut(QUERIES * dim).zip(max.chunks_mut(QUERIES)).zip(sum.chunks_mut(QUERIES));
         for (i, ((o, max), sum)) in rows.enumerate() {
             let (first, count) = (first + i * QUERIES, max.len());
-            // The last row sees the most.
-            let keys = p.seen(first + count - 1, length);
-            for start in (0..keys).step_by(KEYS) {
-                let cols = KEYS.min(keys - start);
+            let ([begin, _], [_, end]) = (visible.of(first), visible.of(first + count - 1));
+            for start in (begin..end).step_by(KEYS) {
+                let cols = KEYS.min(end - start);
                 scores([first, count], [start, cols], q, k, &mut block)?;
                 for (i, row) in block.chunks_exact_mut(KEYS).take(count).enumerate() {
                     let row = &mut row[..cols.next_multiple_of(LANES)];
-                    let seen = p.seen(first + i, length).saturating_sub(start).min(cols);
+                    let [hidden, seen] = visible.of(first + i).map(|key| key.saturating_sub(start).min(cols));
                     in_lanes(row, |v| v * p.scale);
+                    row[..hidden].fill(f32::NEG_INFINITY);
                     row[seen..].fill(f32::NEG_INFINITY);
                     let largest = max[i].max(lanes::max(row));
                     let origin = origin(largest);
@@ -268,7 +372,7 @@ struct Inputs<'a> {
     o: Head<'a>,
     max: &'a [f32],
     sum: &'a [f32],
-    length: usize,
+    visible: Visible,
 }
 
 /// Adds to `dq`, `dk` and `dv`.
@@ -295,14 +399,15 @@ impl Kernel for Backward<'_> {
             for (i, mean) in means.iter_mut().enumerate().take(count) {
                 *mean = lanes::dot(x.dy.row(first + i), x.o.row(first + i));
             }
-            let keys = p.seen(first + count - 1, x.length);
-            for start in (0..keys).step_by(KEYS) {
-                let cols = KEYS.min(keys - start);
+            let ([begin, _], [_, end]) = (x.visible.of(first), x.visible.of(first + count - 1));
+            for start in (begin..end).step_by(KEYS) {
+                let cols = KEYS.min(end - start);
                 scores([first, count], [start, cols], x.q, x.k_transposed, &mut probs)?;
                 scores([first, count], [start, cols], x.dy, x.v_transposed, &mut grads)?;
                 let rows = probs.chunks_exact_mut(KEYS).zip(grads.chunks_exact_mut(KEYS));
                 for (i, (probs, grads)) in rows.take(count).enumerate() {
-                    let seen = p.seen(first + i, x.length).saturating_sub(start).min(cols);
+                    let [hidden, seen] =
+                        x.visible.of(first + i).map(|key| key.saturating_sub(start).min(cols));
                     let (origin, sum, mean) = (origin(x.max[first + i]), x.sum[first + i], means[i]);
                     // Scores that are all -inf have a sum of 0, and weigh nothing.
                     let inverse = if sum == 0.0 { 0.0 } else { 1.0 / sum };
@@ -314,8 +419,10 @@ impl Kernel for Backward<'_> {
                             *grad = *prob * (*grad - mean) * p.scale;
                         }
                     }
-                    probs[seen..cols].fill(0.0);
-                    grads[seen..cols].fill(0.0);
+                    for hidden in [0..hidden, seen..cols] {
+                        probs[hidden.clone()].fill(0.0);
+                        grads[hidden].fill(0.0);
+                    }
                 }
                 let straight = |data| Strided { data, row: KEYS, step: 1 };
                 let flipped = |data| Strided { data, row: 1, step: KEYS };
@@ -329,23 +436,23 @@ impl Kernel for Backward<'_> {
     }
 }
 
-/// The number of keys that are not padding, per batch entry.
+/// The number of queries or keys that are not padding, per batch entry.
 #[derive(Clone, Copy)]
 struct Lengths<'a> {
-    /// One for each batch entry; without them all keys count.
+    /// One for each batch entry; without them all positions count.
     given: Option<&'a [i32]>,
-    keys: usize,
+    most: usize,
 }
 
 impl<'a> Lengths<'a> {
-    fn new(op: &'static str, key_lengths: Option<&'a Tensor>, p: &Problem) -> Result<Self> {
-        let given = key_lengths.map(Tensor::as_slice::<i32>).transpose()?;
-        let is_valid = |length: i32| usize::try_from(length).is_ok_and(|length| length <= p.keys);
+    fn new(op: &'static str, what: &'static str, lengths: Option<&'a Tensor>, most: usize) -> Result<Self> {
+        let given = lengths.map(Tensor::as_slice::<i32>).transpose()?;
+        let is_valid = |length: i32| usize::try_from(length).is_ok_and(|length| length <= most);
         let wrong = given.unwrap_or_default().iter().enumerate().find(|&(_, &length)| !is_valid(length));
         match wrong {
-            None => Ok(Self { given, keys: p.keys }),
+            None => Ok(Self { given, most }),
             Some((position, &length)) => {
-                let (what, value, limit) = ("key length", length.into(), p.keys + 1);
+                let (value, limit) = (length.into(), most + 1);
                 Err(Error::Index { op, what, value, position, limit })
             }
         }
@@ -353,7 +460,7 @@ impl<'a> Lengths<'a> {
 
     fn of(self, batch: usize) -> usize {
         let given = self.given.and_then(|given| given.get(batch));
-        given.map_or(self.keys, |&length| usize::try_from(length).unwrap_or(0))
+        given.map_or(self.most, |&length| usize::try_from(length).unwrap_or(0))
     }
 }
 

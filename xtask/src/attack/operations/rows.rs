@@ -1,6 +1,6 @@
 //! Operations along rows: sums, norms, softmax, attention, losses, lookups.
 
-use fp8_kernels::ops::{self, AttentionOptions, CrossEntropyOptions, Norm, NormOptions};
+use fp8_kernels::ops::{self, AttentionOptions, CrossEntropyOptions, Diagonal, Norm, NormOptions, Sequences};
 use fp8_kernels::{DType, Tensor};
 
 use super::super::case::Case;
@@ -158,8 +158,12 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     case.mixes();
     let (dtype, kind) = (case.draw.dtype(), case.draw.kind());
     let (causal, padded) = (case.draw.flip(), case.draw.once_in(3));
+    let diagonal = case.draw.pick(&[Diagonal::TopLeft, Diagonal::BottomRight]);
+    let mut end = || case.draw.pick(&[None, None, None, Some(0), Some(1), Some(70), Some(usize::MAX)]);
+    let window = (end(), end());
+    let masked = causal || padded || window != (None, None);
     // Where a mask hides a NaN or an infinity, whether it comes through is up to the backend: 0 · NaN is NaN.
-    let kind = if causal || padded { Kind::Tame } else { kind };
+    let kind = if masked { Kind::Tame } else { kind };
     let mut q_shape = case.draw.extents(4, 1500);
     let groups = case.draw.pick(&[1, 1, 2, 3]);
     let huge = q_shape.iter().any(|extent| *extent > 1 << 20);
@@ -192,14 +196,14 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
             })
             .collect();
         let batch = lengths.len();
-        Some(case.integers(lengths, &[batch])?)
+        Sequences::padded(&case.integers(lengths, &[batch])?)
     } else {
-        None
+        Sequences::Full
     };
     let scale = case.draw.pick(&[None, Some(1.0), Some(0.0), Some(-0.5)]);
     let scale = if case.draw.once_in(20) { Some(case.draw.option(f32::NAN)) } else { scale };
-    let options = AttentionOptions { causal, softmax_scale: scale };
-    let (o, saved) = case.call("attention", || ops::attention(&q, &k, &v, lengths.as_ref(), options))?;
+    let options = AttentionOptions { causal, window, diagonal, softmax_scale: scale };
+    let (o, saved) = case.call("attention", || ops::attention(&q, &k, &v, &lengths, options))?;
     let usual = kind != Kind::Wild && scale.is_none_or(|scale| scale.abs() <= 1.0);
     let unless_unusual = |atol: f64| if usual { atol } else { f64::INFINITY };
     // Scores of bf16 values are f32 sums: rounding them to 1e-5 moves exponentials by as much.
@@ -210,7 +214,7 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     case.close("row_sum", &saved.row_sum, rows);
     let dy = case.tensor(&q_shape, dtype, kind)?;
     let (dq, dk, dv) = case.call("attention_backward", || {
-        ops::attention_backward(&dy, &q, &k, &v, &o, &saved, lengths.as_ref(), options)
+        ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &lengths, options)
     })?;
     // The output was rounded to the type on the way: what is subtracted is off by that much, times as many rows.
     let rounding = if dtype == DType::F32 { 1e-4 } else { 4e-2 };

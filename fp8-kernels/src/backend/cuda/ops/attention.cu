@@ -19,49 +19,46 @@ __device__ __forceinline__ float row_sum_of(float v) {
 // Probabilities keep twice the digits of their type: as a value and what it drops, each with a product of its own. With one
 // of them, outputs that nearly cancel would be off by more than the tolerance.
 template <int DTYPE, int D, int KEYS>
-__device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k, const u16* v, u16* o, float* row_max,
-                                        float* row_sum, const int* key_lengths, i64* fault, const Call& call) {
+__device__ __forceinline__ void forward(char* memory, Block& block, const u16* q, const u16* k, const u16* v, u16* o, float* row_max,
+                                        float* row_sum, SEQUENCE_PARAMETERS, const Call& call) {
     constexpr u32 TILE = KEYS * D * 2, STAGE = 2 * TILE;
     const u32 stages = shared_address(memory);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     // The last queries of a causal head see most: they go first.
-    const u32 tiles = (call.queries + ROWS - 1) / ROWS, above = blockIdx.x / tiles;
-    const u32 first = (tiles - 1 - blockIdx.x % tiles) * ROWS;
-    const u32 head = above % call.heads, batch = above / call.heads, group = head / (call.heads / call.groups);
-    const u32 length = length_of(call, key_lengths, fault, batch, head == 0 && first == 0, FAULT_FORWARD);
-    const u32 last = first + ROWS < call.queries ? first + ROWS - 1 : call.queries - 1;
-    const u32 reach = seen(call, length, last);
+    const u32 index = call.tiles - 1 - blockIdx.x % call.tiles;
+    if (!start_block<0, 0>(block, call, SEQUENCES, index, blockIdx.x / call.tiles, 1)) return;
+    const u32 first = block.tile.first, group = block.owner / (call.heads / call.groups);
     const u64 q_stride = (u64)call.heads * call.head_dim, k_stride = (u64)call.groups * call.head_dim;
-    const u64 q_start = (u64)batch * call.queries * q_stride + (u64)head * call.head_dim;
-    const u64 k_start = (u64)batch * call.keys * k_stride + (u64)group * call.head_dim;
+    const u64 q_start = block.elements(call.queries, call.heads, call.head_dim);
+    const u64 k_start = (u64)block.tile.batch * call.keys * k_stride + (u64)group * call.head_dim;
 
     // Queries pass through the second stage into registers.
     u32 rows[D / 16][4];
-    load_tile<D, ROWS>(stages + STAGE, q + q_start, q_stride, first, call.queries, call.head_dim);
+    load_tile<D, ROWS>(stages + STAGE, q + q_start, q_stride, first, block.tile.end, call.head_dim);
     commit_copies();
-    load_tile<D, KEYS>(stages, k + k_start, k_stride, 0, length, call.head_dim);
-    load_tile<D, KEYS>(stages + TILE, v + k_start, k_stride, 0, length, call.head_dim);
+    load_tile<D, KEYS>(stages, k + k_start, k_stride, block.begin(), block.tile.key_end, call.head_dim);
+    load_tile<D, KEYS>(stages + TILE, v + k_start, k_stride, block.begin(), block.tile.key_end, call.head_dim);
     commit_copies();
     wait_copies<1>();
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < D / 16; i++) load_left<D>(rows[i], stages + STAGE, warp * 16, i);
 
-    const u32 own = first + warp * 16, query0 = own + lane / 4;
     float out[D / 8][4], max[2] = {-INFINITY_F, -INFINITY_F}, sum[2] = {0.0f, 0.0f};
     clear(out);
     const float scale = call.scale * LOG2_E;
     u32 stage = 0;
+    const Span* of_warp = block.spans + warp * 16;
 #pragma unroll 1
-    for (u32 start = 0; start < reach; start += KEYS) {
+    for (u32 start = block.begin(); start < block.end(); start += KEYS) {
         wait_copies<0>();
         __syncthreads();
         const u32 tile = stages + stage * STAGE;
         stage ^= 1;
-        if (start + KEYS < reach) {
+        if (start + KEYS < block.end()) {
             const u32 next = stages + stage * STAGE;
-            load_tile<D, KEYS>(next, k + k_start, k_stride, start + KEYS, length, call.head_dim);
-            load_tile<D, KEYS>(next + TILE, v + k_start, k_stride, start + KEYS, length, call.head_dim);
+            load_tile<D, KEYS>(next, k + k_start, k_stride, start + KEYS, block.tile.key_end, call.head_dim);
+            load_tile<D, KEYS>(next + TILE, v + k_start, k_stride, start + KEYS, block.tile.key_end, call.head_dim);
             commit_copies();
         }
         float scores[KEYS / 8][4];
@@ -81,14 +78,17 @@ __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k
 #pragma unroll
             for (int e = 0; e < 4; e++) scores[n][e] *= scale;
         }
-        if (start + KEYS > seen(call, length, own)) {
-            const u32 limits[2] = {seen(call, length, query0), seen(call, length, query0 + 8)};
+        if (is_partial(of_warp, start, start + KEYS)) {
 #pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-                const u32 key = start + 8 * n + lane % 4 * 2;
+            for (int half = 0; half < 2; half++) {
+                // Relative to the lane's first key.
+                const Span span = of_warp[lane / 4 + 8 * half];
+                const u32 own_key = start + lane % 4 * 2;
+                const int begin = (int)(span.begin - own_key), end = (int)(span.end - own_key);
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    if (key + e % 2 >= limits[e / 2]) scores[n][e] = -INFINITY_F;
+                for (int n = 0; n < KEYS / 8; n++) {
+                    if (8 * n < begin || 8 * n >= end) scores[n][2 * half] = -INFINITY_F;
+                    if (8 * n + 1 < begin || 8 * n + 1 >= end) scores[n][2 * half + 1] = -INFINITY_F;
                 }
             }
         }
@@ -139,25 +139,29 @@ __device__ __forceinline__ void forward(char* memory, const u16* q, const u16* k
         }
     }
     float factors[2];
+    const u32 own = block.tile.first + warp * 16;
+    const u64 row_start = ((u64)block.tile.batch * call.heads + block.owner) * call.queries;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         sum[half] = row_sum_of(sum[half]);
         factors[half] = sum[half] != 0.0f ? 1.0f / sum[half] : 0.0f;
-        const u32 query = query0 + 8 * half;
-        if (lane % 4 == 0 && query < call.queries) {
-            row_max[(u64)above * call.queries + query] = max[half] * LN_2;
-            row_sum[(u64)above * call.queries + query] = sum[half];
+        const u32 query = own + lane / 4 + 8 * half;
+        if (lane % 4 == 0 && query < block.tile.end) {
+            row_max[row_start + query] = max[half] * LN_2;
+            row_sum[row_start + query] = sum[half];
         }
     }
-    store_rows<DTYPE, D>(o + q_start, q_stride, own, call.queries, call.head_dim, out, factors[0], factors[1]);
+    store_rows<DTYPE, D>(o + block.elements(call.queries, call.heads, call.head_dim), (u64)call.heads * call.head_dim, own,
+                         block.tile.end, call.head_dim, out, factors[0], factors[1]);
 }
 
 #define FORWARD(NAME, DTYPE, D, KEYS)                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)                                         \
     NAME(const u16* q, const u16* k, const u16* v, u16* o, float* row_max, float* row_sum, CALL_PARAMETERS) {      \
         extern __shared__ __align__(16) char memory[];                                                            \
+        __shared__ Block block;                                                                                    \
         Call call = CALL_OF_PARAMETERS;                                                                            \
-        forward<DTYPE, D, KEYS>(memory, q, k, v, o, row_max, row_sum, key_lengths, fault, call);                   \
+        forward<DTYPE, D, KEYS>(memory, block, q, k, v, o, row_max, row_sum, SEQUENCES, call);                   \
     }
 
 // With 64 keys at a time the last one would spill on sm_100.

@@ -19,31 +19,117 @@ __device__ __forceinline__ float exp2_approx(float v) {
     return power;
 }
 
-// Sizes of one call.
+// Sizes of one call. A query sees keys up to `left` before and `right` behind the one that it stands at; UNLIMITED: all.
 struct Call {
-    u32 queries, keys, heads, groups, head_dim;
-    int causal;
+    u32 tiles, queries, keys, heads, groups, head_dim, left, right;
+    int bottom_right;
     float scale;
 };
 
-#define CALL_PARAMETERS                                                                                            \
-    const int *__restrict__ key_lengths, i64 *fault, u32 queries, u32 keys, u32 heads, u32 groups, u32 head_dim,  \
-        int causal, float scale
-#define CALL_OF_PARAMETERS {queries, keys, heads, groups, head_dim, causal, scale}
-enum { FAULT_FORWARD = 5, FAULT_BACKWARD = 6 };
+#define UNLIMITED 0xffffffffu
 
-__device__ __forceinline__ u32 length_of(const Call& call, const int* key_lengths, i64* fault, u32 batch, int reports,
-                                         i64 code) {
-    if (!key_lengths) return call.keys;
-    int length = key_lengths[batch];
-    if ((u32)length <= call.keys) return (u32)length;
-    if (reports && threadIdx.x == 0) report_fault(fault, code, length, batch, (u64)call.keys + 1);
-    return length < 0 ? 0 : call.keys;
+#define CALL_PARAMETERS                                                                                            \
+    const int *__restrict__ query_lengths, const int *__restrict__ key_lengths, const int *__restrict__ tile_table, \
+        i64 *fault, u32 tiles, u32 queries, u32 keys, u32 heads, u32 groups, u32 head_dim, u32 left, u32 right,    \
+        int bottom_right, float scale
+#define CALL_OF_PARAMETERS {tiles, queries, keys, heads, groups, head_dim, left, right, bottom_right, scale}
+#define SEQUENCES query_lengths, key_lengths, tile_table, fault
+#define SEQUENCE_PARAMETERS const int *query_lengths, const int *key_lengths, const int *tile_table, i64 *fault
+enum { FAULT_FORWARD_KEYS = 5, FAULT_BACKWARD_KEYS = 6, FAULT_FORWARD_QUERIES = 9, FAULT_BACKWARD_QUERIES = 10 };
+
+__device__ __forceinline__ u32 length_of(const int* lengths, u32 most, i64* fault, u32 batch, int reports, i64 code) {
+    if (!lengths) return most;
+    int length = lengths[batch];
+    if ((u32)length <= most) return (u32)length;
+    if (reports && threadIdx.x == 0) report_fault(fault, code, length, batch, (u64)most + 1);
+    return length < 0 ? 0 : most;
 }
 
-// How many keys a query sees.
-__device__ __forceinline__ u32 seen(const Call& call, u32 length, u32 query) {
-    return call.causal && query + 1 < length ? query + 1 : length;
+// What a block owns: rows from `first` to `end`, and the sequence that they belong to. Rows of the sequence beyond `end` are
+// padding, which is written, too.
+struct Tile {
+    u32 batch, first, end, query_begin, query_end, key_begin, key_end;
+};
+
+// The block's tile: number `index` of the batch entry's, or of a packing's table.
+template <int OWNS_KEYS, int BACKWARD>
+__device__ __forceinline__ Tile tile_of(const Call& call, SEQUENCE_PARAMETERS, u32 index, u32 batch, int reports) {
+    if (tile_table) {
+        const int* row = tile_table + 5 * index;
+        const u32 first = row[0], end = row[OWNS_KEYS ? 4 : 2];
+        return {0, first, end, (u32)row[1], (u32)row[2], (u32)row[3], (u32)row[4]};
+    }
+    const u32 query_length = length_of(query_lengths, call.queries, fault, batch, reports,
+                                       BACKWARD ? FAULT_BACKWARD_QUERIES : FAULT_FORWARD_QUERIES);
+    const u32 key_length = length_of(key_lengths, call.keys, fault, batch, reports,
+                                     BACKWARD ? FAULT_BACKWARD_KEYS : FAULT_FORWARD_KEYS);
+    return {batch, index * ROWS, OWNS_KEYS ? call.keys : call.queries, 0, query_length, 0, key_length};
+}
+
+// A range of rows of the other side.
+struct Span {
+    u32 begin, end;
+};
+
+__device__ __forceinline__ u32 clamped(i64 v, u32 least, u32 most) {
+    return v < least ? least : v > most ? most : (u32)v;
+}
+
+// What a row meets of the other side: the keys that a query sees, or the queries that see a key. Both ends grow with the row.
+template <int OWNS_KEYS>
+__device__ __forceinline__ Span span_of(const Call& call, const Tile& tile, u32 row) {
+    const u32 begin = OWNS_KEYS ? tile.query_begin : tile.key_begin, end = OWNS_KEYS ? tile.query_end : tile.key_end;
+    const u32 own_begin = OWNS_KEYS ? tile.key_begin : tile.query_begin, own_end = OWNS_KEYS ? tile.key_end : tile.query_end;
+    if (row >= own_end) return {end, end};
+    i64 own = (i64)begin + (row - own_begin);
+    if (call.bottom_right) own += (i64)(end - begin) - (own_end - own_begin);
+    const u32 before = OWNS_KEYS ? call.right : call.left, behind = OWNS_KEYS ? call.left : call.right;
+    return {before == UNLIMITED ? begin : clamped(own - before, begin, end),
+            behind == UNLIMITED ? end : clamped(own + behind + 1, begin, end)};
+}
+
+// A block's tile, its head or group, and what each of its rows meets. In shared memory: registers are scarce, and what is read
+// again at the end need not be kept in them.
+struct Block {
+    Tile tile;
+    u32 owner;
+    // Rows behind the last one have its span.
+    Span spans[ROWS];
+
+    // What any row meets.
+    __device__ __forceinline__ u32 begin() const { return spans[0].begin; }
+    __device__ __forceinline__ u32 end() const { return spans[ROWS - 1].end; }
+
+    // Where the owner's elements begin in a tensor of `rows` rows and `owners` heads or groups.
+    __device__ __forceinline__ u64 elements(u32 rows, u32 owners, u32 head_dim) const {
+        return ((u64)tile.batch * rows * owners + owner) * head_dim;
+    }
+};
+
+// All threads come here together. False for a tile without rows, of a packing's table.
+template <int OWNS_KEYS, int BACKWARD>
+__device__ __forceinline__ int start_block(Block& block, const Call& call, SEQUENCE_PARAMETERS, u32 index, u32 above,
+                                           int reports) {
+    if (threadIdx.x == 0) {
+        const u32 owners = OWNS_KEYS ? call.groups : call.heads;
+        block.owner = above % owners;
+        reports = reports && index == 0 && block.owner == 0;
+        block.tile = tile_of<OWNS_KEYS, BACKWARD>(call, SEQUENCES, index, above / owners, reports);
+    }
+    __syncthreads();
+    const u32 first = block.tile.first, end = block.tile.end;
+    if (first >= end) return 0;
+    if (threadIdx.x < ROWS) {
+        const u32 row = first + threadIdx.x < end ? first + threadIdx.x : end - 1;
+        block.spans[threadIdx.x] = span_of<OWNS_KEYS>(call, block.tile, row);
+    }
+    __syncthreads();
+    return 1;
+}
+
+// Whether some of a warp's rows do not meet some of the columns from `begin` to `end`.
+__device__ __forceinline__ int is_partial(const Span* of_warp, u32 begin, u32 end) {
+    return begin < of_warp[15].begin || end > of_warp[0].end;
 }
 
 // ---- the instructions ----

@@ -3,15 +3,14 @@
 //! 16-bit tensors whose head_dim is a multiple of eight, at most 128, go through the tensor cores; anything else through
 //! plain f32 arithmetic, which computes scores again for every 64 columns of a head. On the tensor cores forward keeps the
 //! probabilities' rounding below that of the result; backward narrows probabilities and the scores' gradients to the
-//! tensors' type before it multiplies them. A key length out of range is told at the next call that waits for the device.
+//! tensors' type before it multiplies them. A length out of range is told at the next call that waits for the device.
 
-use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
-use crate::ops::{AttentionSaved, Problem};
+use super::{Arg, Buffer, Gpu, Grid, Joined, Source, args, dtype_number};
+use crate::ops::{AttentionSaved, Diagonal, Packing, Problem, Sequences, TILE};
 use crate::{DType, Error, Result, Shape, Tensor};
 
 /// What the kernels have: threads of a block, rows that one owns, columns of a result that a plain one computes.
 const THREADS: u32 = 128;
-const ROWS: u64 = 64;
 const PART: u64 = 64;
 /// f32 that backward keeps for each row of scores.
 const ROW: usize = 4;
@@ -21,40 +20,31 @@ pub(crate) fn attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    key_lengths: Option<&Tensor>,
+    sequences: &Sequences,
     p: &Problem,
 ) -> Result<(Tensor, AttentionSaved)> {
     let op = "attention";
-    let sizes = Sizes::new(op, q, k, p)?;
+    let sizes = Sizes::new(op, q, k, sequences, p)?;
     let o = gpu.alloc(q.dtype(), q.numel())?;
     let rows = Shape::from([p.batch, p.heads, p.queries]);
     let (row_max, row_sum) = (gpu.alloc(DType::F32, rows.numel())?, gpu.alloc(DType::F32, rows.numel())?);
-    let lengths = key_lengths.map(|lengths| lengths.cuda(op)).transpose()?;
     let (queries, keys, values) = (q.cuda(op)?, k.cuda(op)?, v.cuda(op)?);
-    let [n, m, heads, groups, dim, causal] = sizes.numbers;
-    let Sizes { scale, path, .. } = sizes;
-    let grid = Grid::new(op, sizes.query_tiles, THREADS)?.with_shared(path.forward_shared());
+    let path = sizes.path;
+    let grid = Grid::new(op, sizes.query_blocks, THREADS)?.with_shared(path.forward_shared());
+    let call = sizes.args(gpu, op, sequences, 0)?;
     match path {
         Path::Matrices(names) => {
             let kernel = gpu.kernel(Source::Attention, names.forward)?;
-            let fault = gpu.fault();
-            let args = args![
-                queries, keys, values, &o, &row_max, &row_sum, lengths, fault, n, m, heads, groups, dim,
-                causal, scale
-            ];
-            // SAFETY: the kernel's parameters (q, k, v, o, row_max, row_sum, key_lengths, fault, queries, keys, heads,
-            // groups, head_dim, causal, scale); shapes and types are checked by `ops::attention`, head_dim is a multiple of
-            // eight up to the kernel's, the outputs were made above; a block for each 64 queries of a head.
+            let args = Joined::new(args![queries, keys, values, &o, &row_max, &row_sum], call);
+            // SAFETY: the kernel's parameters (q, k, v, o, row_max, row_sum, and those of the call); shapes and types are
+            // checked by `ops::attention`, head_dim is a multiple of eight up to the kernel's, the outputs were made above; a
+            // block for each tile of queries and head.
             unsafe { kernel.launch(gpu, grid, &args) }?;
         }
         Path::Plain(dtype) => {
             let kernel = gpu.kernel(Source::AttentionPlain, "attention_plain")?;
-            let fault = gpu.fault();
-            let args = args![
-                queries, keys, values, &o, dtype, &row_max, &row_sum, lengths, fault, n, m, heads, groups,
-                dim, causal, scale
-            ];
-            // SAFETY: as above with the type behind o; a block for each 64 queries and 64 columns of a head.
+            let args = Joined::new(args![queries, keys, values, &o, dtype, &row_max, &row_sum], call);
+            // SAFETY: as above with the type behind o; a block for each tile of queries and 64 columns of a head.
             unsafe { kernel.launch(gpu, grid, &args) }?;
         }
     }
@@ -69,48 +59,36 @@ pub(crate) fn attention_backward(
     gpu: &Gpu,
     [dy, q, k, v, o]: [&Tensor; 5],
     saved: &AttentionSaved,
-    key_lengths: Option<&Tensor>,
+    sequences: &Sequences,
     p: &Problem,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let op = "attention_backward";
-    let sizes = Sizes::new(op, q, k, p)?;
+    let sizes = Sizes::new(op, q, k, sequences, p)?;
     let [dq, dk, dv] = [q, k, v].map(|tensor| gpu.alloc(tensor.dtype(), tensor.numel()));
     let (dq, dk, dv) = (dq?, dk?, dv?);
-    let lengths = key_lengths.map(|lengths| lengths.cuda(op)).transpose()?;
     let rows = rows(gpu, op, dy, o, saved, p)?;
     let (queries, keys, values, dys) = (q.cuda(op)?, k.cuda(op)?, v.cuda(op)?, dy.cuda(op)?);
-    let [n, m, heads, groups, dim, causal] = sizes.numbers;
-    let (scale, fault) = (sizes.scale, gpu.fault());
     let none = None::<&Buffer>;
     let shared = sizes.path.backward_shared();
     let launches = [
-        (sizes.path.backward_q(), &dq, none, Grid::new(op, sizes.query_tiles, THREADS)?.with_shared(shared)),
-        (
-            sizes.path.backward_kv(),
-            &dk,
-            Some(&dv),
-            Grid::new(op, sizes.key_tiles, THREADS)?.with_shared(shared),
-        ),
+        (sizes.path.backward_q(), &dq, none, sizes.query_blocks),
+        (sizes.path.backward_kv(), &dk, Some(&dv), sizes.key_blocks),
     ];
-    for ((source, name), first, second, grid) in launches {
+    for (side, ((source, name), first, second, blocks)) in launches.into_iter().enumerate() {
+        let grid = Grid::new(op, blocks, THREADS)?.with_shared(shared);
+        let call = sizes.args(gpu, op, sequences, side)?;
         let kernel = gpu.kernel(source, name)?;
         match sizes.path {
             Path::Matrices(_) => {
-                let args = args![
-                    queries, keys, values, dys, &rows, first, second, lengths, fault, n, m, heads, groups,
-                    dim, causal, scale
-                ];
-                // SAFETY: the kernel's parameters (q, k, v, dy, row_numbers, d_first, d_second, key_lengths, fault, queries,
-                // keys, heads, groups, head_dim, causal, scale); shapes and types are checked by `ops::attention_backward`,
-                // head_dim is a multiple of eight up to the kernel's; d_first is dq, or dk beside dv, made above; four f32
-                // for each row; a block for each 64 queries of a head, or keys of a group.
+                let args = Joined::new(args![queries, keys, values, dys, &rows, first, second], call);
+                // SAFETY: the kernel's parameters (q, k, v, dy, row_numbers, d_first, d_second, and those of the call);
+                // shapes and types are checked by `ops::attention_backward`, head_dim is a multiple of eight up to the
+                // kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for each tile of
+                // queries and head, or of keys and group.
                 unsafe { kernel.launch(gpu, grid, &args) }?;
             }
             Path::Plain(dtype) => {
-                let args = args![
-                    queries, keys, values, dys, dtype, &rows, first, second, lengths, fault, n, m, heads,
-                    groups, dim, causal, scale
-                ];
+                let args = Joined::new(args![queries, keys, values, dys, dtype, &rows, first, second], call);
                 // SAFETY: as above with the type behind dy; blocks for each 64 columns besides.
                 unsafe { kernel.launch(gpu, grid, &args) }?;
             }
@@ -154,14 +132,22 @@ fn rows(
 
 /// One call, as the kernels take it.
 struct Sizes {
-    /// queries, keys, heads, groups, head_dim, causal
-    numbers: [u32; 6],
+    /// Tiles of queries and of keys, of a batch entry.
+    tiles: [u32; 2],
+    /// queries, keys, heads, groups, head_dim
+    numbers: [u32; 5],
+    /// How many keys to the left and to the right of its own a query sees.
+    window: [u32; 2],
+    bottom_right: u32,
     scale: f32,
     path: Path,
     /// Blocks of the launches that own queries, and of the one that owns keys.
-    query_tiles: u64,
-    key_tiles: u64,
+    query_blocks: u64,
+    key_blocks: u64,
 }
+
+/// The window's end where there is none.
+const UNLIMITED: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 enum Path {
@@ -221,7 +207,7 @@ impl Path {
         match self {
             Self::Matrices(names) => {
                 let columns = if names.padded == 128 { 64 } else { 32 };
-                2 * ROWS as u32 * names.padded * 2 + 2 * columns * (2 * names.padded * 2 + ROW as u32 * 4)
+                2 * TILE as u32 * names.padded * 2 + 2 * columns * (2 * names.padded * 2 + ROW as u32 * 4)
             }
             Self::Plain(_) => 0,
         }
@@ -244,7 +230,7 @@ impl Path {
 
 impl Sizes {
     /// Sizes that the kernels count in 32 bits.
-    fn new(op: &'static str, q: &Tensor, k: &Tensor, p: &Problem) -> Result<Self> {
+    fn new(op: &'static str, q: &Tensor, k: &Tensor, sequences: &Sequences, p: &Problem) -> Result<Self> {
         let number = |size: usize, tensor: &Tensor| {
             // The extents of an empty tensor decide nothing.
             let size = if tensor.numel() == 0 { size.min(i32::MAX as usize) } else { size };
@@ -263,18 +249,65 @@ impl Sizes {
             number(heads, q)?,
             number(p.groups, k)?,
             number(p.head_dim, q)?,
-            u32::from(p.causal),
         ];
         let path = Path::new(q.dtype(), p.head_dim);
         let parts = match path {
             Path::Matrices(_) => 1,
             Path::Plain(_) => (p.head_dim as u64).div_ceil(PART),
         };
-        let tiles = |rows: usize, owners: usize| {
-            let each = (p.batch as u64).saturating_mul(owners as u64).saturating_mul(parts);
-            (rows as u64).div_ceil(ROWS).saturating_mul(each)
+        let tables = sequences.packing().and_then(Packing::tiles);
+        let tiles = |rows: usize, table: usize| match tables {
+            Some(tables) => tables[table].shape().matrix()[0],
+            None => rows.div_ceil(TILE),
         };
-        let (query_tiles, key_tiles) = (tiles(p.queries, p.heads), tiles(p.keys, p.groups));
-        Ok(Self { numbers, scale: p.scale, path, query_tiles, key_tiles })
+        let tiles = [tiles(p.queries, 0), tiles(p.keys, 1)];
+        let blocks = |tiles: usize, rows: usize, owners: usize| {
+            let each = (p.batch as u64).saturating_mul(owners as u64).saturating_mul(parts);
+            if rows == 0 { 0 } else { (tiles as u64).saturating_mul(each) }
+        };
+        // Any window that reaches so far reaches everything.
+        let reach = |keys: Option<usize>| match keys.map(i32::try_from) {
+            Some(Ok(keys)) => keys.unsigned_abs(),
+            None | Some(Err(_)) => UNLIMITED,
+        };
+        Ok(Self {
+            // At most the sizes above, or a table's, which are at most as many.
+            tiles: tiles.map(|tiles| tiles as u32),
+            numbers,
+            window: p.window.map(reach),
+            bottom_right: u32::from(p.diagonal == Diagonal::BottomRight),
+            scale: p.scale,
+            path,
+            query_blocks: blocks(tiles[0], p.queries, p.heads),
+            key_blocks: blocks(tiles[1], p.keys, p.groups),
+        })
+    }
+
+    /// The parameters that all kernels end with, for one that owns queries (side 0) or keys (side 1): query_lengths,
+    /// key_lengths, tile_table, fault, tiles, queries, keys, heads, groups, head_dim, left, right, bottom_right, scale.
+    fn args(&self, gpu: &Gpu, op: &'static str, sequences: &Sequences, side: usize) -> Result<[Arg; 14]> {
+        let buffer =
+            |tensor: Option<&Tensor>| tensor.map(|tensor| tensor.cuda(op).map(Arg::from)).transpose();
+        let none = Arg::from(None::<&Buffer>);
+        let [query_lengths, key_lengths] = sequences.lengths();
+        let table = sequences.packing().and_then(Packing::tiles).map(|tables| &tables[side]);
+        let ([n, m, heads, groups, dim], [left, right]) = (self.numbers, self.window);
+        let [query_lengths, key_lengths, table] = [query_lengths, key_lengths, table].map(buffer);
+        Ok(args![
+            query_lengths?.unwrap_or(none),
+            key_lengths?.unwrap_or(none),
+            table?.unwrap_or(none),
+            gpu.fault(),
+            self.tiles[side],
+            n,
+            m,
+            heads,
+            groups,
+            dim,
+            left,
+            right,
+            self.bottom_right,
+            self.scale,
+        ])
     }
 }

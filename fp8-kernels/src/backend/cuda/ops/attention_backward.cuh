@@ -19,9 +19,9 @@ __device__ __forceinline__ Row load_row(const Row* rows, u32 query, u32 queries)
 
 // What the block owns is `left`, what it goes through `right`: (q, dy) and (k, v), or (k, v) and (q, dy).
 template <int DTYPE, int D, int OWNS_KEYS>
-__device__ __forceinline__ void backward(char* memory, const u16* q, const u16* k, const u16* v, const u16* dy,
-                                         const Row* row_numbers, u16* d_first, u16* d_second, const int* key_lengths,
-                                         i64* fault, const Call& call) {
+__device__ __forceinline__ void backward(char* memory, Block& block, const u16* q, const u16* k, const u16* v, const u16* dy,
+                                         const Row* row_numbers, u16* d_first, u16* d_second, SEQUENCE_PARAMETERS,
+                                         const Call& call) {
     constexpr int COLUMNS = D == 128 ? 64 : 32, STEP = OWNS_KEYS && D == 128 ? 16 : COLUMNS;
     // The owned rows, then two stages of the other side's, then the numbers of those rows where they are queries.
     constexpr u32 LEFT = ROWS * D * 2, RIGHT = COLUMNS * D * 2, NUMBERS = 2 * LEFT + 4 * RIGHT;
@@ -29,13 +29,11 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
     const float scale_log2 = call.scale * LOG2_E;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const u32 per_group = call.heads / call.groups;
-    const u32 owned = OWNS_KEYS ? call.keys : call.queries, owners = OWNS_KEYS ? call.groups : call.heads;
-    const u32 tiles = (owned + ROWS - 1) / ROWS, above = blockIdx.x / tiles;
     // Who has most to do goes first: the first keys, the last queries.
-    const u32 first = (OWNS_KEYS ? blockIdx.x % tiles : tiles - 1 - blockIdx.x % tiles) * ROWS;
-    const u32 owner = above % owners, batch = above / owners;
+    const u32 place = blockIdx.x % call.tiles, index = OWNS_KEYS ? place : call.tiles - 1 - place;
+    if (!start_block<OWNS_KEYS, 1>(block, call, SEQUENCES, index, blockIdx.x / call.tiles, 1)) return;
+    const u32 batch = block.tile.batch, first = block.tile.first, owner = block.owner;
     const u32 group = OWNS_KEYS ? owner : owner / per_group;
-    const u32 length = length_of(call, key_lengths, fault, batch, owner == 0 && first == 0, FAULT_BACKWARD);
     const u64 q_stride = (u64)call.heads * call.head_dim, k_stride = (u64)call.groups * call.head_dim;
     const u64 q_start = (u64)batch * call.queries * q_stride;
     const u64 k_start = (u64)batch * call.keys * k_stride + (u64)group * call.head_dim;
@@ -44,7 +42,8 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
     const u16 *left1 = OWNS_KEYS ? k : q, *left2 = OWNS_KEYS ? v : dy;
     const u16 *right1 = OWNS_KEYS ? q : k, *right2 = OWNS_KEYS ? dy : v;
 
-    const u32 left_limit = OWNS_KEYS ? length : call.queries;
+    // Of padding nothing is read.
+    const u32 left_limit = OWNS_KEYS ? block.tile.key_end : block.tile.query_end;
     load_tile<D, ROWS>(lefts, left1 + left_start, left_stride, first, left_limit, call.head_dim);
     load_tile<D, ROWS>(lefts + LEFT, left2 + left_start, left_stride, first, left_limit, call.head_dim);
     commit_copies();
@@ -53,24 +52,19 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
     Row of_rows[2];
 #pragma unroll
     for (int half = 0; half < (OWNS_KEYS ? 0 : 2); half++) {
-        of_rows[half] = load_row(row_numbers + (u64)above * call.queries, row0 + 8 * half, call.queries);
+        of_rows[half] = load_row(row_numbers + ((u64)batch * call.heads + owner) * call.queries, row0 + 8 * half, block.tile.query_end);
     }
     float first_sums[D / 8][4], second_sums[OWNS_KEYS ? D / 8 : 1][4];
     clear(first_sums);
     clear(second_sums);
 
-    // The other side's rows that meet any of the block's: queries from the first key on, or keys up to what is seen last.
-    u32 begin = 0, end = call.queries;
-    if (OWNS_KEYS) {
-        begin = call.causal ? first : 0;
-        if (first >= length) end = 0;
-    } else {
-        end = seen(call, length, first + ROWS < call.queries ? first + ROWS - 1 : call.queries - 1);
-    }
+    // The other side's rows that meet any of the block's.
+    const u32 begin = block.begin(), end = block.end();
+    const Span* of_warp = block.spans + warp * 16;
     // The other side's tiles, those of each head of the group in turn.
     const u32 per_head = begin < end ? (end - begin + COLUMNS - 1) / COLUMNS : 0;
     const u32 turns = per_head * (OWNS_KEYS ? per_group : 1);
-    const u32 right_limit = OWNS_KEYS ? call.queries : length;
+    const u32 right_limit = OWNS_KEYS ? block.tile.query_end : block.tile.key_end;
     auto fetch = [&](u32 member, u32 start, u32 stage) {
         const u32 head = OWNS_KEYS ? owner * per_group + member : owner;
         const u64 right_start = OWNS_KEYS ? q_start + (u64)head * call.head_dim : k_start;
@@ -80,7 +74,7 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
         if (OWNS_KEYS && threadIdx.x < COLUMNS) {
             const Row* of_head = row_numbers + ((u64)batch * call.heads + head) * call.queries;
             const u32 query = start + threadIdx.x;
-            const int there = query < call.queries;
+            const int there = query < block.tile.query_end;
             // Where there is no query, zeros make probabilities 0.
             copy16(lefts + NUMBERS + (stage * COLUMNS + threadIdx.x) * sizeof(Row), of_head + (there ? query : 0),
                    there ? sizeof(Row) : 0);
@@ -122,8 +116,7 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
                 }
             }
             // Whether some query here does not see some key here.
-            const u32 earliest = OWNS_KEYS ? start + part : own, latest = OWNS_KEYS ? own + 16 : start + part + STEP;
-            const int partial = latest > seen(call, length, earliest);
+            const int partial = is_partial(of_warp, start + part, start + part + STEP);
 #pragma unroll
             for (int n = 0; n < STEP / 8; n++) {
                 const u32 columns = start + part + 8 * n + lane % 4 * 2;
@@ -132,13 +125,13 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
                 for (int i = 0; i < 2 * OWNS_KEYS; i++) of_columns[i] = numbers_here[part + 8 * n + lane % 4 * 2 + i];
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const u32 row = row0 + e / 2 * 8, column = columns + e % 2;
+                    const u32 column = columns + e % 2;
                     const Row& numbers = OWNS_KEYS ? of_columns[e % 2] : of_rows[e / 2];
                     float probability = exp2_approx(fmaf(p[n][e], scale_log2, -numbers.origin_log2)) * numbers.inverse;
                     float slope = probability * (ds[n][e] - numbers.mean) * call.scale;
                     if (partial) {
-                        const u32 query = OWNS_KEYS ? column : row, key = OWNS_KEYS ? row : column;
-                        const int visible = key < seen(call, length, query);
+                        const Span span = of_warp[lane / 4 + e / 2 * 8];
+                        const int visible = column >= span.begin && column < span.end;
                         probability = visible ? probability : 0.0f;
                         slope = visible ? slope : 0.0f;
                     }
@@ -164,9 +157,9 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
         __syncthreads();
         member = next_member, start = next;
     }
-    store_rows<DTYPE, D>(d_first + left_start, left_stride, own, owned, call.head_dim, first_sums, 1.0f, 1.0f);
+    store_rows<DTYPE, D>(d_first + left_start, left_stride, own, block.tile.end, call.head_dim, first_sums, 1.0f, 1.0f);
     if constexpr (OWNS_KEYS) {
-        store_rows<DTYPE, D>(d_second + left_start, left_stride, own, owned, call.head_dim, second_sums, 1.0f, 1.0f);
+        store_rows<DTYPE, D>(d_second + left_start, left_stride, own, block.tile.end, call.head_dim, second_sums, 1.0f, 1.0f);
     }
 }
 
@@ -175,7 +168,7 @@ __device__ __forceinline__ void backward(char* memory, const u16* q, const u16* 
     NAME(const u16* q, const u16* k, const u16* v, const u16* dy, const Row* row_numbers, u16* d_first,            \
          u16* d_second, CALL_PARAMETERS) {                                                                         \
         extern __shared__ __align__(16) char memory[];                                                            \
+        __shared__ Block block;                                                                                    \
         Call call = CALL_OF_PARAMETERS;                                                                            \
-        backward<DTYPE, D, OWNS_KEYS>(memory, q, k, v, dy, row_numbers, d_first, d_second, key_lengths, fault,     \
-                                      call);                                                                       \
+        backward<DTYPE, D, OWNS_KEYS>(memory, block, q, k, v, dy, row_numbers, d_first, d_second, SEQUENCES, call); \
     }

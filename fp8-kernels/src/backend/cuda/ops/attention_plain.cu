@@ -17,6 +17,7 @@ struct __align__(16) Row {
 };
 
 struct Tiles {
+    Block block;
     float left[ROWS][PITCH];
     float right[COLUMNS][PITCH];
     float weights[ROWS][PITCH];
@@ -125,7 +126,7 @@ __device__ __forceinline__ void clear_sums(float (&sums)[4][8]) {
 __device__ __forceinline__ void store_sums(Tiles& tiles, void* to, int dtype, u64 start, u64 stride, u32 row, u32 limit,
                                            u32 column, u32 head_dim, const float (&sums)[4][8]) {
     const u32 y = threadIdx.x / 8, x = threadIdx.x % 8;
-    float* staged = (float*)&tiles;
+    float* staged = (float*)tiles.left;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -156,37 +157,35 @@ __device__ __forceinline__ float eight_sum(float v) {
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 attention_plain(const void* q, const void* k, const void* v, void* o, int dtype, float* row_max, float* row_sum,
                 CALL_PARAMETERS) {
-    __shared__ Tiles tiles;
+    __shared__ Tiles shared;
     Call call = CALL_OF_PARAMETERS;
     const u32 y = threadIdx.x / 8, x = threadIdx.x % 8;
-    const u32 parts = (head_dim + PART - 1) / PART, blocks = (queries + ROWS - 1) / ROWS;
-    const u32 column = blockIdx.x % parts * PART, rest = blockIdx.x / parts;
-    const u32 first = (blocks - 1 - rest % blocks) * ROWS, above = rest / blocks;
-    const u32 head = above % heads, batch = above / heads, group = head / (heads / groups);
-    const int reports = head == 0 && first == 0 && column == 0;
-    const u32 length = length_of(call, key_lengths, fault, batch, reports, FAULT_FORWARD);
-    const u32 reach = seen(call, length, first + ROWS < queries ? first + ROWS - 1 : queries - 1);
+    const u32 parts = (head_dim + PART - 1) / PART, column = blockIdx.x % parts * PART, rest = blockIdx.x / parts;
+    if (!start_block<0, 0>(shared.block, call, SEQUENCES, tiles - 1 - rest % tiles, rest / tiles, column == 0)) return;
+    const Tile& own = shared.block.tile;
+    const u32 batch = own.batch, first = own.first, head = shared.block.owner, group = head / (heads / groups);
     const u64 q_stride = (u64)heads * head_dim, k_stride = (u64)groups * head_dim;
     const u64 q_start = (u64)batch * queries * q_stride + (u64)head * head_dim;
     const u64 k_start = (u64)batch * keys * k_stride + (u64)group * head_dim;
-    const Matrix q_rows = {q, q_start, q_stride, queries}, k_rows = {k, k_start, k_stride, length};
-    const Matrix v_rows = {v, k_start, k_stride, length};
+    const Matrix q_rows = {q, q_start, q_stride, own.end}, k_rows = {k, k_start, k_stride, own.key_end};
+    const Matrix v_rows = {v, k_start, k_stride, own.key_end};
 
     float out[4][8], max[4], sum[4];
     clear_sums(out);
 #pragma unroll
     for (int i = 0; i < 4; i++) max[i] = -INFINITY_F, sum[i] = 0.0f;
 #pragma unroll 1
-    for (u32 start = 0; start < reach; start += COLUMNS) {
+    for (u32 start = shared.block.begin(); start < shared.block.end(); start += COLUMNS) {
         float scores[4][4];
-        products(scores, tiles, q_rows, first, k_rows, start, dtype, head_dim);
+        products(scores, shared, q_rows, first, k_rows, start, dtype, head_dim);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const u32 limit = seen(call, length, first + 4 * y + i);
+            const Span span = shared.block.spans[4 * y + i];
             float largest = -INFINITY_F, added = 0.0f;
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                scores[i][j] = start + x + 8 * j < limit ? scores[i][j] * scale : -INFINITY_F;
+                const u32 key = start + x + 8 * j;
+                scores[i][j] = key >= span.begin && key < span.end ? scores[i][j] * scale : -INFINITY_F;
                 largest = fmaxf(largest, scores[i][j]);
             }
             largest = fmaxf(max[i], eight_max(largest));
@@ -203,7 +202,7 @@ attention_plain(const void* q, const void* k, const void* v, void* o, int dtype,
 #pragma unroll
             for (int j = 0; j < 8; j++) out[i][j] *= shrink;
         }
-        add_weighted(out, scores, tiles, first, queries, v_rows, start, column, dtype, head_dim);
+        add_weighted(out, scores, shared, first, own.end, v_rows, start, column, dtype, head_dim);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -212,12 +211,12 @@ attention_plain(const void* q, const void* k, const void* v, void* o, int dtype,
 #pragma unroll
         for (int j = 0; j < 8; j++) out[i][j] /= divisor;
         const u32 query = first + 4 * y + i;
-        if (x == 0 && column == 0 && query < queries) {
-            row_max[(u64)above * queries + query] = max[i];
-            row_sum[(u64)above * queries + query] = sum[i];
+        if (x == 0 && column == 0 && query < own.end) {
+            row_max[((u64)batch * heads + head) * queries + query] = max[i];
+            row_sum[((u64)batch * heads + head) * queries + query] = sum[i];
         }
     }
-    store_sums(tiles, o, dtype, q_start, q_stride, first, queries, column, head_dim, out);
+    store_sums(shared, o, dtype, q_start, q_stride, first, own.end, column, head_dim, out);
 }
 
 // A warp for each row: what both kinds of backward read of it.
@@ -247,16 +246,14 @@ attention_backward_rows(const void* dy, const void* o, int dtype, const float* r
 template <int OWNS_KEYS>
 __device__ __forceinline__ void backward_plain(Tiles& tiles, const void* q, const void* k, const void* v, const void* dy,
                                                int dtype, const Row* row_numbers, void* d_first, void* d_second,
-                                               const int* key_lengths, i64* fault, const Call& call) {
+                                               SEQUENCE_PARAMETERS, const Call& call) {
     const u32 y = threadIdx.x / 8, x = threadIdx.x % 8;
     const u32 per_group = call.heads / call.groups, head_dim = call.head_dim;
-    const u32 owned = OWNS_KEYS ? call.keys : call.queries, owners = OWNS_KEYS ? call.groups : call.heads;
-    const u32 parts = (head_dim + PART - 1) / PART, blocks = (owned + ROWS - 1) / ROWS;
-    const u32 part = blockIdx.x % parts * PART, rest = blockIdx.x / parts;
-    const u32 first = (OWNS_KEYS ? rest % blocks : blocks - 1 - rest % blocks) * ROWS, above = rest / blocks;
-    const u32 owner = above % owners, batch = above / owners;
-    const int reports = owner == 0 && first == 0 && part == 0;
-    const u32 length = length_of(call, key_lengths, fault, batch, reports, FAULT_BACKWARD);
+    const u32 parts = (head_dim + PART - 1) / PART, part = blockIdx.x % parts * PART, rest = blockIdx.x / parts;
+    const u32 place = rest % call.tiles, index = OWNS_KEYS ? place : call.tiles - 1 - place;
+    if (!start_block<OWNS_KEYS, 1>(tiles.block, call, SEQUENCES, index, rest / call.tiles, part == 0)) return;
+    const Tile& own = tiles.block.tile;
+    const u32 batch = own.batch, first = own.first, owner = tiles.block.owner;
     const u64 q_stride = (u64)call.heads * head_dim, k_stride = (u64)call.groups * head_dim;
     const u64 q_start = (u64)batch * call.queries * q_stride;
     const u64 k_start = (u64)batch * call.keys * k_stride + (u64)(OWNS_KEYS ? owner : owner / per_group) * head_dim;
@@ -264,36 +261,31 @@ __device__ __forceinline__ void backward_plain(Tiles& tiles, const void* q, cons
     float first_sums[4][8], second_sums[4][8];
     clear_sums(first_sums);
     clear_sums(second_sums);
-    u32 begin = 0, end = call.queries;
-    if (OWNS_KEYS) {
-        begin = call.causal ? first : 0;
-        if (first >= length) end = 0;
-    } else {
-        end = seen(call, length, first + ROWS < call.queries ? first + ROWS - 1 : call.queries - 1);
-    }
 #pragma unroll 1
     for (u32 member = 0; member < (OWNS_KEYS ? per_group : 1); member++) {
         const u32 head = OWNS_KEYS ? owner * per_group + member : owner;
         const u64 start = q_start + (u64)head * head_dim;
-        const Matrix queries[2] = {{q, start, q_stride, call.queries}, {dy, start, q_stride, call.queries}};
-        const Matrix keys[2] = {{k, k_start, k_stride, length}, {v, k_start, k_stride, length}};
+        const Matrix queries[2] = {{q, start, q_stride, own.query_end}, {dy, start, q_stride, own.query_end}};
+        const Matrix keys[2] = {{k, k_start, k_stride, own.key_end}, {v, k_start, k_stride, own.key_end}};
         const Matrix(&left)[2] = OWNS_KEYS ? keys : queries;
         const Matrix(&right)[2] = OWNS_KEYS ? queries : keys;
         const Row* of_head = row_numbers + ((u64)batch * call.heads + head) * call.queries;
 #pragma unroll 1
-        for (u32 from = begin; from < end; from += COLUMNS) {
+        for (u32 from = tiles.block.begin(); from < tiles.block.end(); from += COLUMNS) {
             float p[4][4], ds[4][4];
             products(p, tiles, left[0], first, right[0], from, dtype, head_dim);
             products(ds, tiles, left[1], first, right[1], from, dtype, head_dim);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
+                // Relative to the thread's first column. Rows behind the last one have no numbers.
+                const Span span = tiles.block.spans[4 * y + i];
+                const int begin = (int)(span.begin - from - x);
+                const int end = first + 4 * y + i < own.end ? (int)(span.end - from - x) : begin;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const u32 row = first + 4 * y + i, column = from + x + 8 * j;
-                    const u32 query = OWNS_KEYS ? column : row, key = OWNS_KEYS ? row : column;
-                    const int visible = query < call.queries && key < seen(call, length, query);
+                    const int visible = 8 * j >= begin && 8 * j < end;
                     float4 numbers = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                    if (visible) numbers = *(const float4*)(of_head + query);
+                    if (visible) numbers = *(const float4*)(of_head + (OWNS_KEYS ? from + x + 8 * j : first + 4 * y + i));
                     const float probability = fp8_exp(p[i][j] * call.scale - numbers.x) * numbers.y;
                     const float slope = probability * (ds[i][j] - numbers.z) * call.scale;
                     p[i][j] = visible ? probability : 0.0f;
@@ -307,18 +299,17 @@ __device__ __forceinline__ void backward_plain(Tiles& tiles, const void* q, cons
         }
     }
     const u64 start = OWNS_KEYS ? k_start : q_start + (u64)owner * head_dim, stride = OWNS_KEYS ? k_stride : q_stride;
-    store_sums(tiles, d_first, dtype, start, stride, first, owned, part, head_dim, first_sums);
-    if (OWNS_KEYS) store_sums(tiles, d_second, dtype, start, stride, first, owned, part, head_dim, second_sums);
+    store_sums(tiles, d_first, dtype, start, stride, first, own.end, part, head_dim, first_sums);
+    if (OWNS_KEYS) store_sums(tiles, d_second, dtype, start, stride, first, own.end, part, head_dim, second_sums);
 }
 
 #define BACKWARD_PLAIN(NAME, OWNS_KEYS)                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS, 3)                                                       \
     NAME(const void* q, const void* k, const void* v, const void* dy, int dtype, const Row* row_numbers,           \
          void* d_first, void* d_second, CALL_PARAMETERS) {                                                         \
-        __shared__ Tiles tiles;                                                                                    \
+        __shared__ Tiles shared;                                                                                   \
         Call call = CALL_OF_PARAMETERS;                                                                            \
-        backward_plain<OWNS_KEYS>(tiles, q, k, v, dy, dtype, row_numbers, d_first, d_second, key_lengths, fault,   \
-                                  call);                                                                           \
+        backward_plain<OWNS_KEYS>(shared, q, k, v, dy, dtype, row_numbers, d_first, d_second, SEQUENCES, call);    \
     }
 
 BACKWARD_PLAIN(attention_plain_backward_q, 0)

@@ -47,16 +47,21 @@ __device__ __forceinline__ u64 entry_at(const int* ids, const u64* entries, u64 
 
 __device__ __forceinline__ u32 bin_of(u64 entry, int shift) { return (u32)(entry >> (32 + shift)) & (BINS - 1); }
 
+// The sum over the lanes up to this one.
+__device__ __forceinline__ u32 sum_up_to(u32 v) {
+#pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        u32 before = __shfl_up_sync(FULL_WARP, v, step);
+        if ((int)threadIdx.x % WARP >= step) v += before;
+    }
+    return v;
+}
+
 // The sum over the threads before this one, and the sum over all. `scratch` has a word for each warp and may be used
 // again at once.
 __device__ __forceinline__ u32 sum_before(u32 v, u32* all, u32* scratch) {
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    u32 sum = v;
-#pragma unroll
-    for (int step = 1; step < WARP; step *= 2) {
-        u32 before = __shfl_up_sync(FULL_WARP, sum, step);
-        if (lane >= step) sum += before;
-    }
+    u32 sum = sum_up_to(v);
     if (lane == WARP - 1) scratch[warp] = sum;
     __syncthreads();
     u32 start = 0;
@@ -90,19 +95,19 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     counts[(u64)threadIdx.x * gridDim.x + blockIdx.x] = bins[threadIdx.x];
 }
 
-// A block for each bin: its counts become the number of its entries in the blocks before, totals[bin] that in all.
+// A warp for each bin: its counts become the number of its entries in the blocks before, totals[bin] that in all.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     embedding_backward_scan(u32* counts, u32* totals, u32 blocks) {
-    __shared__ u32 scratch[SORT_WARPS];
-    u32* row = counts + (u64)blockIdx.x * blocks;
+    u32 lane = threadIdx.x % WARP, bin = blockIdx.x * SORT_WARPS + threadIdx.x / WARP;
+    u32* row = counts + (u64)bin * blocks;
     u32 total = 0;
-    for (u32 first = 0; first < blocks; first += SORT_THREADS) {
-        u32 i = first + threadIdx.x, all;
-        u32 before = sum_before(i < blocks ? row[i] : 0, &all, scratch);
-        if (i < blocks) row[i] = total + before;
-        total += all;
+    for (u32 first = 0; first < blocks; first += WARP) {
+        u32 i = first + lane, count = i < blocks ? row[i] : 0;
+        u32 sum = sum_up_to(count);
+        if (i < blocks) row[i] = total + sum - count;
+        total += __shfl_sync(FULL_WARP, sum, WARP - 1);
     }
-    if (threadIdx.x == 0) totals[blockIdx.x] = total;
+    if (lane == 0) totals[bin] = total;
 }
 
 // Writes each entry to its place: behind the smaller bins, the earlier blocks, the earlier warps and the earlier

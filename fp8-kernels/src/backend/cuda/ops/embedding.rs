@@ -101,8 +101,8 @@ fn sort(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<Buffer> {
         // SAFETY: the kernel's parameters (ids, entries, n, limit, shift, counts, fault); n ids or n entries, a count for
         // each of the bins and blocks.
         unsafe { count.launch(gpu, per_block, &args) }?;
-        let per_bin = Grid { blocks: bins as u32, threads: THREADS, shared: 0 };
-        // SAFETY: the kernel's parameters (counts, totals, blocks), with as many of both as above.
+        let per_bin = Grid { blocks: bins as u32 / (THREADS / 32), threads: THREADS, shared: 0 };
+        // SAFETY: the kernel's parameters (counts, totals, blocks), with as many of both as above; a warp for each bin.
         unsafe { scan.launch(gpu, per_bin, &args![&counts, &totals, blocks]) }?;
         let next = gpu.alloc(DType::U8, 8 * n)?;
         let args = args![ids, entries, &next, n as u64, limit, shift, &counts, &totals];

@@ -12,6 +12,10 @@ pub(in crate::backend::cuda) fn error([state, value, position, limit]: [i64; 4],
         3 => ("cross_entropy", "target"),
         5 => ("attention", "key length"),
         6 => ("attention_backward", "key length"),
+        9 => ("attention", "query length"),
+        10 => ("attention_backward", "query length"),
+        11 => ("rope", "position"),
+        12 => ("rope_backward", "position"),
         7 => {
             // The rank's bits, and above them those of rank 0.
             let [value, other_value] = [value, value >> 32].map(|bits| f32::from_bits(bits as u32));

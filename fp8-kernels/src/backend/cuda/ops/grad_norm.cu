@@ -74,10 +74,15 @@ __device__ __forceinline__ void add_tile(Squares& squares, const Entry& entry, u
     }
 }
 
+// Most gradients have one class: the sums of the others are zeros, which need no adding.
+__device__ __forceinline__ Sum block_merge_if_any(Sum sum, float* scratch) {
+    return __syncthreads_or(sum.hi != 0.0f) ? block_merge(sum, scratch) : sum;
+}
+
 __device__ __forceinline__ Squares block_squares(Squares squares, float* scratch) {
-    squares.big = block_merge(squares.big, scratch);
-    squares.medium = block_merge(squares.medium, scratch);
-    squares.small = block_merge(squares.small, scratch);
+    squares.big = block_merge_if_any(squares.big, scratch);
+    squares.medium = block_merge_if_any(squares.medium, scratch);
+    squares.small = block_merge_if_any(squares.small, scratch);
     return squares;
 }
 

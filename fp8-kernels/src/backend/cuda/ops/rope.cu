@@ -1,18 +1,26 @@
 // Rotary position embedding: src/backend/cpu/rope.rs. The gradient turns the other way: `direction` is 1 or -1.
 //
 // x and y are [rows = batch · sequence · heads, 2 · half], cosines and sines [positions, half] in f32. A thread turns
-// eight pairs at a time, one where half is not a multiple of eight. Heads of a token lie next to each other and share
+// eight pairs at a time, one where half is not a multiple of eight. A token's position is given, or counted from `start` on in
+// each sequence; one outside the table is reported and taken for 0. Heads of a token lie next to each other and share
 // a row of the table, which the first of them brings into the cache.
 
 extern "C" __global__ void __launch_bounds__(256)
-    rope(const void* x, void* y, const float* cos, const float* sin, u64 rows, u64 sequence, u64 heads, u64 half,
-         u64 start, int dtype, float direction) {
+    rope(const void* x, void* y, const float* cos, const float* sin, const int* positions, u64 rows, u64 sequence,
+         u64 heads, u64 half, u64 start, u64 limit, int dtype, float direction, i64* fault) {
     int wide = half % 8 == 0 ? 8 : 1;
     u64 pieces = wide == 8 ? half / 8 : half;
     for (u64 item = grid_thread(); item < rows * pieces; item += grid_threads()) {
         u64 row = quotient(item, pieces), j = (item - row * pieces) * wide;
         u64 token = quotient(row, heads);
-        u64 at = (start + token - quotient(token, sequence) * sequence) * half + j;
+        u64 position = start + token - quotient(token, sequence) * sequence;
+        if (positions) {
+            int given = positions[token];
+            int valid = given >= 0 && (u64)given < limit;
+            if (!valid && j == 0 && row == token * heads) report_fault(fault, direction > 0.0f ? 11 : 12, given, token, limit);
+            position = valid ? (u64)given : 0;
+        }
+        u64 at = position * half + j;
         u64 first = row * half * 2 + j, second = first + half;
         if (wide == 8) {
             Raw8 raw_1 = raw8(x, dtype, first), raw_2 = raw8(x, dtype, second);
