@@ -101,6 +101,15 @@ impl Output {
         self.check_argument(Argument::new(&self.layer, "dy", dy))
     }
 
+    /// Refuses what another layer than the one at `path` returned.
+    pub(crate) fn expect_layer(&self, path: &Arc<str>) -> Result<()> {
+        if self.layer == *path {
+            return Ok(());
+        }
+        let (layer, found) = (path.to_string(), format!("layer `{}`", self.layer));
+        Err(fp8_recipe::Error::Origin { layer, found }.into())
+    }
+
     /// Refuses an operand that cannot be the gradient of this output.
     pub(crate) fn check_operand(&self, dy: &Operand) -> Result<()> {
         self.check_argument(Argument::operand(&self.layer, "dy", dy))

@@ -1,11 +1,13 @@
 //! A transformer block.
 
 use crate::arguments::Output;
+use crate::layer_norm::NormCore;
 use crate::{
-    AttentionOptions, InitOptions, LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module,
-    MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions, Result, composite,
+    AttentionOptions, Error, InitOptions, LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module,
+    MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions, Result,
+    SequenceInfo, composite,
 };
-use fp8_kernels::ops::{self, Activation};
+use fp8_kernels::ops::{self, Activation, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -31,6 +33,12 @@ pub struct TransformerLayerOptions {
     /// The normalization before the attention and before the MLP. Default: `NormOptions::default()`, a
     /// LayerNorm with ε = 1e-5.
     pub norm: NormOptions,
+    /// Whether attention and MLP read the same input: `y = x + attention(norm(x)) + mlp(norm(x))`, each with a norm of its own.
+    /// Not together with `output_layernorm`. Default: false.
+    pub parallel_attention_mlp: bool,
+    /// Whether the norm in front of the attention moves to the end of the block: `r = x + attention(x)`,
+    /// `y = norm(r + mlp(norm(r)))`. Default: false.
+    pub output_layernorm: bool,
     /// Whether the four Linears have biases. Default: true.
     pub bias: bool,
     /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
@@ -48,6 +56,8 @@ impl Default for TransformerLayerOptions {
             attention: AttentionOptions::default(),
             activation: Activation::Gelu,
             norm: NormOptions::default(),
+            parallel_attention_mlp: false,
+            output_layernorm: false,
             bias: true,
             params_dtype: DType::F32,
             init: InitOptions::default(),
@@ -62,7 +72,7 @@ impl Default for TransformerLayerOptions {
 /// `TransformerEncoderLayer` normalizes after the addition by default (`norm_first=False`), has dropout and is not causal.
 ///
 /// Its parameters are those of [`MultiheadAttention`] with a norm, below `<path>.attention`, and those of [`LayerNormMlp`],
-/// below `<path>.mlp`.
+/// below `<path>.mlp`; with `output_layernorm`, those of the norm at the end, `<path>.norm.*`, in place of the attention's.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -93,15 +103,21 @@ pub struct TransformerLayer {
     path: Arc<str>,
     attention: MultiheadAttention,
     mlp: LayerNormMlp,
+    /// At the end of the block.
+    norm: Option<NormCore>,
+    /// Whether the MLP reads what the attention reads.
+    is_parallel: bool,
 }
 
-composite!(TransformerLayer { attention, mlp });
+composite!(TransformerLayer { attention, mlp, norm });
 
 /// The values that the backward pass of [`TransformerLayer`] needs.
 #[derive(Debug)]
 pub struct TransformerLayerSaved {
     attention: MultiheadAttentionSaved,
     mlp: LayerNormMlpSaved,
+    /// The input of the norm at the end, and its statistics.
+    normed: Option<(Tensor, NormStats)>,
     output: Output,
 }
 
@@ -109,7 +125,7 @@ impl TransformerLayer {
     /// Creates a block at `path`, with weights drawn from `rng`: the attention's, then the MLP's.
     ///
     /// # Errors
-    /// The errors of [`MultiheadAttention::new`] and [`LayerNormMlp::new`].
+    /// The errors of [`MultiheadAttention::new`] and [`LayerNormMlp::new`]; both `parallel_attention_mlp` and `output_layernorm`.
     pub fn new(
         path: &str,
         options: TransformerLayerOptions,
@@ -122,11 +138,19 @@ impl TransformerLayer {
             attention,
             activation,
             norm,
+            parallel_attention_mlp,
+            output_layernorm,
             bias,
             params_dtype,
             init,
         } = options;
-        let input_layernorm = Some(norm);
+        if parallel_attention_mlp && output_layernorm {
+            let (layer, value) = (path.to_owned(), "true".to_owned());
+            let remedy = "not together with output_layernorm: set one of the two".to_owned();
+            return Err(Error::Option { layer, option: "parallel_attention_mlp", value, remedy });
+        }
+        let input_layernorm = (!output_layernorm).then_some(norm);
+        let output_norm = || NormCore::new(&format!("{path}.norm"), hidden_size, norm, params_dtype, device);
         let attention =
             MultiheadAttentionOptions { hidden_size, attention, input_layernorm, bias, params_dtype, init };
         let mlp =
@@ -135,27 +159,8 @@ impl TransformerLayer {
             path: path.into(),
             attention: MultiheadAttention::new(&format!("{path}.attention"), attention, device, rng)?,
             mlp: LayerNormMlp::new(&format!("{path}.mlp"), mlp, device, rng)?,
-        })
-    }
-
-    /// Computes the output for sequences with padding, as [`MultiheadAttention::forward_padded`] does.
-    ///
-    /// # Errors
-    /// As [`MultiheadAttention::forward_padded`].
-    pub fn forward_padded(
-        &self,
-        cx: &mut Forward<'_>,
-        x: &Tensor,
-        key_lengths: Option<&Tensor>,
-    ) -> Result<(Tensor, TransformerLayerSaved)> {
-        cx.attempt(|cx| {
-            self.attention.check_input(&self.path, x, key_lengths)?;
-            let (a, attention) = self.attention.forward_padded(cx, x, key_lengths)?;
-            let r = ops::add(&ops::cast(x, a.dtype())?, &a)?;
-            let (m, mlp) = self.mlp.forward(cx, &r)?;
-            let y = ops::add(&r, &m)?;
-            let output = Output::of(&self.path, &y);
-            Ok((y, TransformerLayerSaved { attention, mlp, output }))
+            norm: output_layernorm.then(output_norm).transpose()?,
+            is_parallel: parallel_attention_mlp,
         })
     }
 }
@@ -164,7 +169,31 @@ impl Module for TransformerLayer {
     type Saved = TransformerLayerSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, TransformerLayerSaved)> {
-        self.forward_padded(cx, x, None)
+        self.forward_with(cx, x, &SequenceInfo::default())
+    }
+
+    fn forward_with(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, TransformerLayerSaved)> {
+        cx.attempt(|cx| {
+            self.attention.check_input(&self.path, x, info)?;
+            let (a, attention) = self.attention.forward_with(cx, x, info)?;
+            let r = ops::add(&ops::cast(x, a.dtype())?, &a)?;
+            let (m, mlp) = self.mlp.forward(cx, if self.is_parallel { x } else { &r })?;
+            let y = ops::add(&r, &m)?;
+            let (y, normed) = match &self.norm {
+                Some(norm) => {
+                    let (normed, stats) = norm.forward(&y)?;
+                    (normed, Some((y, stats)))
+                }
+                None => (y, None),
+            };
+            let output = Output::of(&self.path, &y);
+            Ok((y, TransformerLayerSaved { attention, mlp, normed, output }))
+        })
     }
 
     fn backward(
@@ -175,7 +204,20 @@ impl Module for TransformerLayer {
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
             saved.output.check(dy)?;
-            let dr = ops::add(dy, &self.mlp.backward(cx, saved.mlp, dy)?)?;
+            saved.output.expect_layer(&self.path)?;
+            let normed = match (&mut self.norm, &saved.normed) {
+                (Some(norm), Some((x, stats))) => {
+                    Some(norm.backward(x, stats, &ops::cast(dy, x.dtype())?)?)
+                }
+                _ => None,
+            };
+            let dy = normed.as_ref().unwrap_or(dy);
+            let dm = self.mlp.backward(cx, saved.mlp, dy)?;
+            if self.is_parallel {
+                let dx = self.attention.backward(cx, saved.attention, dy)?;
+                return Ok(ops::add(&ops::add(&dx, &dm)?, &ops::cast(dy, dx.dtype())?)?);
+            }
+            let dr = ops::add(dy, &dm)?;
             let dx = self.attention.backward(cx, saved.attention, &dr)?;
             Ok(ops::add(&dx, &ops::cast(&dr, dx.dtype())?)?)
         })
