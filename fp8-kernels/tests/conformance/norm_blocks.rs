@@ -3,7 +3,7 @@
 //! The expected results are those of the norm in f32 on the same device, quantized: each device sums rows in an order of its own.
 
 use super::case::{Outcome, cases};
-use super::data::{ENCODINGS, FLOATS, extremes, tensor};
+use super::data::{ENCODINGS, FLOATS, specials, tensor};
 use super::quantize_blocks::{
     TILE, needle_in_each_row_and_column, needle_in_each_warp, results, rules, uneven,
 };
@@ -59,21 +59,32 @@ fn norms(device: &Device, dtype: DType) -> Outcome {
     Ok(())
 }
 
-/// Zeros, subnormals, the largest, infinities and NaN in columns of their own, beside others and in blocks of their own.
+/// Values that are exactly ±γ, whose blocks have the amaxes and the values where rounding, saturating and counting change.
 fn special_values(device: &Device, encoding: Encoding) -> Outcome {
-    let (extremes, cols) = (extremes(), 136);
-    let gamma = (0..cols).map(|col| match col {
-        0..32 => 1.0 + col as f32,
-        32..64 => [0.0, -0.0, f32::MIN_POSITIVE, -1e-40][col % 4],
-        64..96 => [464.0, 1e-3, -480.0, 7e4, 1.0][col % 5],
-        96..128 => extremes[(col - 96) % extremes.len()],
+    let (rows, cols) = (3, 3 * TILE);
+    let specials = specials();
+    let gamma = (0..cols).map(|col| match (col / 32, col % 32) {
+        (0, _) => 448.0,
+        (1, _) => 1.0,
+        (2, lane) => [0.0, -0.0][lane % 2],
+        (3, lane) => [3.3, 2e-3, f32::NAN, 1e-6][lane % 4],
+        (4, _) => f32::MAX,
+        (5, _) => 57344.0,
+        (6, _) => f32::MIN_POSITIVE,
+        (7, lane) => f32::from_bits(1 << (lane % 23)),
+        // Beside an infinity the scale is 1.
+        (8, 0) => f32::INFINITY,
+        (8, lane) => specials[specials.len() - 33 + lane],
+        (9, _) => 464.0,
+        (10, lane) => [f32::powi(2.0, -10), f32::powi(2.0, -17)][lane / 8 % 2],
         _ => f32::NAN,
     });
     let gamma = tensor(gamma.collect(), [cols], DType::F32, device)?;
+    let signs = (0..rows * cols).map(|i| if (i / cols + i).is_multiple_of(2) { 1.0 } else { -1.0 });
+    let signs: Vec<f32> = signs.collect();
     for (i, rule) in rules().into_iter().enumerate() {
-        let norm = NORMS[i % 2];
-        let x = uneven([40, cols], FLOATS[i % 3], 1, device)?;
-        let options = NormOptions { norm, ..NormOptions::default() };
+        let x = tensor(signs.clone(), [rows, cols], FLOATS[i % 3], device)?;
+        let options = NormOptions { norm: NORMS[i / 3 % 2], eps: 1e-30, ..NormOptions::default() };
         Input { x, gamma: gamma.clone(), beta: None, options }.check(device, encoding, rule, true)?;
     }
     Ok(())
@@ -94,10 +105,7 @@ fn needles(device: &Device) -> Outcome {
         let input = input(needle_in_each_row_and_column(), NORMS[i % 2], device)?;
         input.check(device, Encoding::E4M3, rule, true)?;
     }
-    for ([row, col], rule) in needle_in_each_warp() {
-        // All other rows are zero, and remain so.
-        let mut values = vec![0.0; TILE * TILE];
-        values[row * TILE + col] = 30.0;
+    for (values, rule) in needle_in_each_warp() {
         input(values, Norm::RmsNorm, device)?.check(device, Encoding::E4M3, rule, true)?;
     }
     Ok(())

@@ -103,8 +103,13 @@ fn special_rows(specials: &[f32]) -> (Vec<f32>, [usize; 2]) {
 }
 
 fn special_values(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
-    let (values, shape) = special_rows(&specials());
+    let (plain, shape @ [rows, cols]) = special_rows(&specials());
     for (i, rule) in rules().into_iter().enumerate() {
+        let mut values = plain.clone();
+        if i % 2 == 1 {
+            // Beside an infinity the scale is 1, and values saturate.
+            (0..rows).for_each(|row| values[row * cols + 129] = f32::INFINITY);
+        }
         same_as_cpu(&format!("{dtype} {encoding} {rule:?}"), device, |device| {
             let x = tensor(values.clone(), shape, dtype, device)?;
             results(device, encoding, rule, i % 3 != 0, |slot| ops::quantize(&x, slot))
@@ -145,11 +150,16 @@ pub(super) fn needle_in_each_row_and_column() -> Vec<f32> {
     values
 }
 
-/// For each of a thread block's warps a place in one of its rows, and a rule: the tile's amax is found from every quarter
-/// of its rows, and the amax of all columns from every quarter of them.
-pub(super) fn needle_in_each_warp() -> impl Iterator<Item = ([usize; 2], BlockRule)> {
+/// For each of a thread block's warps a tile whose largest value is in one of its rows, and a rule: the tile's amax is found
+/// from every quarter of its rows, and the amax of all columns from every quarter of them. Beside the value are zeros, which
+/// take the longer way to their codes, or not: each lane meets both.
+pub(super) fn needle_in_each_warp() -> impl Iterator<Item = (Vec<f32>, BlockRule)> {
     let rules = rules();
-    (0..16).map(move |warp| ([8 * warp + warp % 8, 8 * warp + 3], rules[[4, 8, 6, 2][warp % 4]]))
+    (0..16).map(move |warp| {
+        let mut values = vec![if warp < 8 { 0.0 } else { 0.5 }; TILE * TILE];
+        values[(8 * warp + warp % 8) * TILE + 8 * warp + warp % 8] = 30.0;
+        (values, rules[[4, 8, 6, 2][warp % 4]])
+    })
 }
 
 /// Each row's, column's and block's largest value in a place of its own, and the tile's in each warp in turn.
@@ -166,9 +176,7 @@ fn needles(device: &Device, dtype: DType) -> Outcome {
         }
     }
     if dtype == DType::F32 {
-        for ([row, col], rule) in needle_in_each_warp() {
-            let mut values = vec![0.5; TILE * TILE];
-            values[row * TILE + col] = 30.0;
+        for (values, rule) in needle_in_each_warp() {
             quantized(&values, rule)?;
         }
     }
