@@ -120,8 +120,8 @@ fn exact_products_of_a_linear(device: &Device) -> Outcome {
 }
 
 fn products_of_a_linear(device: &Device) -> Outcome {
-    // The second one has as many factors as a whole number of thread blocks.
-    [[40, 130, 33], [128, 256, 16]].into_iter().try_for_each(|dims| linear_of(dims, device))
+    // The second one has as many factors as a whole number of thread blocks, the third a whole number of fours of blocks.
+    [[40, 130, 33], [128, 256, 16], [16, 512, 130]].into_iter().try_for_each(|dims| linear_of(dims, device))
 }
 
 fn linear_of([tokens, inputs, outputs]: [usize; 3], device: &Device) -> Outcome {

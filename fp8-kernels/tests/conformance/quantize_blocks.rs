@@ -103,9 +103,11 @@ fn special_rows(specials: &[f32]) -> (Vec<f32>, [usize; 2]) {
 }
 
 fn special_values(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
-    let (plain, shape @ [rows, cols]) = special_rows(&specials());
     for (i, rule) in rules().into_iter().enumerate() {
-        let mut values = plain.clone();
+        // Each value is in each of a thread's four rows in turn.
+        let mut specials = specials();
+        specials.rotate_right(i / 2 % 4);
+        let (mut values, shape @ [rows, cols]) = special_rows(&specials);
         if i % 2 == 1 {
             // Beside an infinity the scale is 1, and values saturate.
             (0..rows).for_each(|row| values[row * cols + 129] = f32::INFINITY);
