@@ -4,16 +4,22 @@ use super::case::{Outcome, cases};
 use super::compare::same;
 use super::data::{ENCODINGS, FLOATS, Random, specials, tensor};
 use super::quantize_blocks::{
-    TILE, needle_in_each_row_and_column, needle_in_each_warp, results, rules, uneven,
+    RAGGED, TILE, needle_in_each_row_and_column, needle_in_each_warp, results, rules, uneven,
 };
 use super::reference::{Got, same_as_cpu};
 use fp8_kernels::ops::Activation;
 use fp8_kernels::{BlockRule, DType, Device, Encoding, Result, Scale, Slot, Tensor, ops};
 
-cases![activations: Dtypes, gradients_of_activations: Dtypes, special_values: DtypesAndFormats, needles];
+cases![
+    activations: Dtypes,
+    gradients_of_activations: Dtypes,
+    special_values: DtypesAndFormats,
+    ragged_columns: Dtypes,
+    needles,
+];
 
 /// Partial blocks in both directions, tiles of one row and of one column, whole tiles one below the other.
-const SHAPES: [[usize; 2]; 5] = [[40, 72], [129, 129], [5, 136], [256, 128], [33, 13]];
+const SHAPES: [[usize; 2]; 5] = [[96, 72], [129, 129], [5, 136], [256, 128], [33, 13]];
 
 /// How a case quantizes.
 struct Turn {
@@ -139,6 +145,18 @@ fn both(h: &Tensor, activation: Activation, rule: BlockRule, device: &Device) ->
         ops::activation_backward_quantize_dbias(&dy, h, activation, slot).map(|(codes, _)| codes)
     })?);
     Ok(all)
+}
+
+/// Columns that leave each number of a thread's eight over.
+fn ragged_columns(device: &Device, dtype: DType) -> Outcome {
+    for activation in [Activation::Relu, Activation::Reglu] {
+        for (cols, rule) in RAGGED.zip(rules()) {
+            same_as_cpu(&format!("{activation} {dtype} {cols} columns {rule:?}"), device, |device| {
+                both(&uneven(input([5, cols], activation), dtype, 1, device)?, activation, rule, device)
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Each row's, column's and block's largest value in a place of its own, and the tile's in each warp in turn.

@@ -5,7 +5,7 @@
 use super::case::{Outcome, cases};
 use super::data::{ENCODINGS, FLOATS, specials, tensor};
 use super::quantize_blocks::{
-    TILE, needle_in_each_row_and_column, needle_in_each_warp, results, rules, uneven,
+    RAGGED, TILE, needle_in_each_row_and_column, needle_in_each_warp, results, rules, uneven,
 };
 use super::reference::same_results;
 use fp8_kernels::ops::{Norm, NormOptions};
@@ -42,7 +42,7 @@ impl Input {
 
 fn norms(device: &Device, dtype: DType) -> Outcome {
     for (i, norm) in NORMS.into_iter().enumerate() {
-        for (j, shape) in [[5, 129], [130, 72], [40, 264], [256, 128]].into_iter().enumerate() {
+        for (j, shape) in [[5, 129], [130, 72], [96, 264], [256, 128]].into_iter().enumerate() {
             let parameter =
                 |seed: u64, dtype: DType| uneven([1, shape[1]], dtype, seed, device)?.reshape([shape[1]]);
             let input = Input {
@@ -55,6 +55,16 @@ fn norms(device: &Device, dtype: DType) -> Outcome {
                 input.check(device, ENCODINGS[k / 2 % 2], rule, k % 5 != 4)?;
             }
         }
+    }
+    for (cols, rule) in RAGGED.zip(rules()) {
+        let x = uneven([5, cols], dtype, 1, device)?;
+        let gamma = uneven([1, cols], dtype, 7, device)?.reshape([cols])?;
+        Input { x, gamma, beta: None, options: NormOptions::default() }.check(
+            device,
+            Encoding::E4M3,
+            rule,
+            true,
+        )?;
     }
     Ok(())
 }

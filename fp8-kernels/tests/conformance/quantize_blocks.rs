@@ -26,7 +26,7 @@ cases![
 
 /// One value, partial blocks in both directions, whole ones, and tiles that end within a block of 32.
 const SHAPES: [[usize; 2]; 8] =
-    [[1, 1], [3, 40], [5, 129], [40, 33], [256, 128], [130, 72], [97, 260], [257, 16]];
+    [[1, 1], [3, 40], [5, 129], [96, 33], [256, 128], [130, 72], [97, 260], [257, 16]];
 
 /// All rules, with other epsilons and bounds than the defaults among them.
 pub(super) fn rules() -> Vec<BlockRule> {
@@ -86,6 +86,12 @@ fn codes_and_factors(device: &Device, dtype: DType, encoding: Encoding) -> Outco
             })?;
         }
     }
+    for (cols, rule) in RAGGED.zip(rules()) {
+        same_as_cpu(&format!("{dtype} {cols} columns, {encoding} {rule:?}"), device, |device| {
+            let x = uneven([5, cols], dtype, 1, device)?;
+            results(device, encoding, rule, true, |slot| ops::quantize(&x, slot))
+        })?;
+    }
     Ok(())
 }
 
@@ -138,6 +144,9 @@ fn scales_of_every_exponent(device: &Device, encoding: Encoding) -> Outcome {
     }
     Ok(())
 }
+
+/// Columns of which a thread's eight leave each number over.
+pub(super) const RAGGED: std::ops::Range<usize> = 9..16;
 
 /// Rows and columns of a whole tile.
 pub(super) const TILE: usize = 128;
