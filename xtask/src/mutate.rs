@@ -55,6 +55,9 @@ pub(crate) struct Mutate {
     /// Runs only mutants of this kernel file: quantize, norm, …
     #[arg(long)]
     kernel: Vec<String>,
+    /// Runs only mutants of this kernel: quantize_blocks, …
+    #[arg(long)]
+    entry: Vec<String>,
     /// Seed of the sample; --kernel does not change which mutants of a file are in it
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -77,7 +80,8 @@ pub(crate) fn run(options: &Mutate) -> Result<ExitCode> {
         (None, None, Some(count)) => Draw::PerKernel(count),
         (None, None, None) => Draw::All,
     };
-    let plan = Plan { draw, seed: options.seed, patience: Duration::from_secs(options.patience) };
+    let patience = Duration::from_secs(options.patience);
+    let plan = Plan { draw, seed: options.seed, patience, entries: options.entry.clone() };
     println!("{}", check(&program, &plan, &options.kernel)?.verdict()?);
     Ok(ExitCode::SUCCESS)
 }
@@ -104,19 +108,22 @@ pub(crate) struct Plan {
     pub(crate) draw: Draw,
     pub(crate) seed: u64,
     pub(crate) patience: Duration,
+    /// Names of kernels; empty: all.
+    pub(crate) entries: Vec<String>,
 }
 
 /// Runs the drawn mutants of these kernel files, or of all.
 pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tally> {
     let known = survivors::read()?;
     let snapshots = snapshots(files)?;
-    let all: Vec<Mutant> = snapshots.iter().flat_map(|(file, ptx)| edits::mutants(file, ptx)).collect();
+    let mut all: Vec<Mutant> = snapshots.iter().flat_map(|(file, ptx)| edits::mutants(file, ptx)).collect();
     let mut total = Tally::default();
     let is_read = |file: &str| files.is_empty() || snapshots.contains_key(file);
     for problem in wrong_lines(&known, &all, is_read) {
         total.problems += 1;
         println!("{problem}");
     }
+    keep_entries(&mut all, &plan.entries)?;
     let jobs = plan.draw.choose(&all, plan.seed, |mutant| reason(mutant, &known).is_some());
     let listed = jobs.iter().filter(|mutant| reason(mutant, &known).is_some()).count();
     println!(
@@ -153,6 +160,17 @@ pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tal
     }
     total.add(&try_out(&few, plan, &known)?);
     Ok(total)
+}
+
+/// Keeps the mutants of these kernels, or of all; a kernel without a mutant is an error.
+fn keep_entries(all: &mut Vec<Mutant>, entries: &[String]) -> Result<()> {
+    if let Some(name) = entries.iter().find(|name| all.iter().all(|mutant| mutant.kernel != **name)) {
+        let known: BTreeSet<&str> = all.iter().map(|mutant| &*mutant.kernel).collect();
+        let known = known.into_iter().collect::<Vec<_>>().join(", ");
+        return Err(format!("mutate: no kernel {name} in these files: expected one of {known}").into());
+    }
+    all.retain(|mutant| entries.is_empty() || entries.contains(&mutant.kernel));
+    Ok(())
 }
 
 /// What is wrong with lines of the list: no mutant, or another number than the line says, in the files that were read.
@@ -257,6 +275,20 @@ mod tests {
         let error = snapshots(&names).unwrap_err().to_string();
         assert!(error.starts_with("mutate: no kernel file cats.cu: expected one of accumulate, "), "{error}");
         assert_eq!(snapshots(&names[..1]).unwrap().into_keys().collect::<Vec<_>>(), ["amax"]);
+    }
+
+    #[test]
+    fn only_mutants_of_the_named_kernels_are_kept() {
+        let kernel = |name: &str| format!(".visible .entry {name}(\n)\n{{\n\tbar.sync 0;\n}}\n");
+        let mut all = edits::mutants("f", &(kernel("k") + &kernel("l")));
+        keep_entries(&mut all, &[]).unwrap();
+        assert_eq!(all.len(), 2);
+        keep_entries(&mut all, &["l".to_owned()]).unwrap();
+        assert_eq!(all.iter().map(|mutant| &*mutant.kernel).collect::<Vec<_>>(), ["l"]);
+        assert_eq!(
+            keep_entries(&mut all, &["k".to_owned()]).unwrap_err().to_string(),
+            "mutate: no kernel k in these files: expected one of l"
+        );
     }
 
     #[test]

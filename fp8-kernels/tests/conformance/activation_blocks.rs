@@ -2,24 +2,54 @@
 
 use super::case::{Outcome, cases};
 use super::compare::same;
-use super::data::{FLOATS, tensor};
-use super::quantize_blocks::{results, rules, uneven};
-use super::reference::same_as_cpu;
+use super::data::{ENCODINGS, FLOATS, Random, specials, tensor};
+use super::quantize_blocks::{
+    RAGGED, TILE, needle_in_each_row_and_column, needle_in_each_warp, results, rules, uneven,
+};
+use super::reference::{Got, same_as_cpu};
 use fp8_kernels::ops::Activation;
-use fp8_kernels::{DType, Device, Encoding, Scale, Slot, Tensor, ops};
+use fp8_kernels::{BlockRule, DType, Device, Encoding, Result, Scale, Slot, Tensor, ops};
 
-cases![activations: Dtypes, gradients_of_activations: Dtypes, needles];
+cases![
+    activations: Dtypes,
+    gradients_of_activations: Dtypes,
+    special_values: DtypesAndFormats,
+    ragged_columns: Dtypes,
+    needles,
+];
+
+/// Partial blocks in both directions, tiles of one row and of one column, whole tiles one below the other.
+const SHAPES: [[usize; 2]; 5] = [[96, 72], [129, 129], [5, 136], [256, 128], [33, 13]];
+
+/// How a case quantizes.
+struct Turn {
+    shape: [usize; 2],
+    rule: BlockRule,
+    encoding: Encoding,
+    columnwise: bool,
+}
+
+/// A third of the rules for the `i`-th activation: over all activations and types each rule meets each shape.
+fn turns(i: usize, dtype: DType) -> impl Iterator<Item = Turn> {
+    rules().into_iter().skip(i % 3).step_by(3).enumerate().map(move |(j, rule)| Turn {
+        shape: SHAPES[(4 * i + j + dtype as usize) % SHAPES.len()],
+        rule,
+        encoding: ENCODINGS[(i + j + dtype as usize) % 2],
+        columnwise: !(i + 2 * j).is_multiple_of(5),
+    })
+}
+
+/// The shape of an activation's input.
+fn input([rows, cols]: [usize; 2], activation: Activation) -> [usize; 2] {
+    [rows, if activation.is_gated() { 2 * cols } else { cols }]
+}
 
 fn activations(device: &Device, dtype: DType) -> Outcome {
     for (i, activation) in Activation::ALL.into_iter().enumerate() {
-        let [rows, cols] = [[40, 72], [130, 33], [5, 136]][i % 3];
-        let width = if activation.is_gated() { 2 * cols } else { cols };
-        for rule in rules().into_iter().skip(i % 3).step_by(3) {
-            same_as_cpu(&format!("{activation} {dtype} [{rows}, {cols}] {rule:?}"), device, |device| {
-                let h = uneven([rows, width], dtype, i as u64, device)?;
-                results(device, Encoding::E4M3, rule, i % 2 == 0, |slot| {
-                    ops::activation(&h, activation, slot)
-                })
+        for Turn { shape, rule, encoding, columnwise } in turns(i, dtype) {
+            same_as_cpu(&format!("{activation} {dtype} {shape:?} {encoding} {rule:?}"), device, |device| {
+                let h = uneven(input(shape, activation), dtype, i as u64, device)?;
+                results(device, encoding, rule, columnwise, |slot| ops::activation(&h, activation, slot))
             })?;
         }
     }
@@ -29,51 +59,124 @@ fn activations(device: &Device, dtype: DType) -> Outcome {
 /// With sums of columns, whose order is that of the device's own column sums.
 fn gradients_of_activations(device: &Device, dtype: DType) -> Outcome {
     for (i, activation) in Activation::ALL.into_iter().enumerate() {
-        let [rows, cols] = [[40, 72], [130, 33], [5, 136], [33, 13]][i % 4];
-        let width = if activation.is_gated() { 2 * cols } else { cols };
-        for rule in rules().into_iter().skip(i % 3).step_by(3) {
-            let what = format!("{activation} {dtype} [{rows}, {cols}] {rule:?}");
+        for Turn { shape, rule, encoding, columnwise } in turns(i, dtype) {
+            let what = format!("{activation} {dtype} {shape:?} {encoding} {rule:?}");
             let gradient = |device: &Device, h: &Tensor, slot: &Slot<'_>| {
-                let dy = uneven([rows, cols], FLOATS[i % 3], 20 + i as u64, device)?;
+                let dy = uneven(shape, FLOATS[i % 3], 20 + i as u64, device)?;
                 ops::activation_backward_quantize_dbias(&dy, h, activation, slot)
             };
+            let [rows, width] = input(shape, activation);
             same_as_cpu(&what, device, |device| {
                 let h = uneven([rows, width], dtype, i as u64, device)?;
-                results(device, Encoding::E5M2, rule, i % 2 == 0, |slot| {
+                results(device, encoding, rule, columnwise, |slot| {
                     gradient(device, &h, slot).map(|(codes, _)| codes)
                 })
             })?;
             let h = uneven([rows, width], dtype, i as u64, device)?;
-            let slot = Slot { scale: Scale::Blocks(rule), ..Slot::off(Encoding::E5M2) };
+            let slot = Slot { scale: Scale::Blocks(rule), columnwise, ..Slot::off(encoding) };
             let sums = gradient(device, &h, &slot)?.1.to_f32_vec()?;
-            let high = gradient(device, &h, &Slot::off(Encoding::E5M2))?.1.to_f32_vec()?;
+            let high = gradient(device, &h, &Slot::off(encoding))?.1.to_f32_vec()?;
             same(&what, &sums, &high, width)?;
         }
     }
     Ok(())
 }
 
-/// The largest value in the rows of each warp, and in each lane's columns.
-fn needles(device: &Device) -> Outcome {
-    for (i, activation) in [Activation::Srelu, Activation::Sreglu].into_iter().enumerate() {
-        let (rows, cols) = (128, 128);
-        let width = if activation.is_gated() { 2 * cols } else { cols };
-        for warp in 0..16 {
-            let rule = rules()[(warp + i) % 9];
-            same_as_cpu(&format!("{activation}, a needle in warp {warp}, {rule:?}"), device, |device| {
-                let place = (8 * warp + warp % 8) * width + (8 * warp + i) % cols;
-                let mut values = vec![0.5; rows * width];
-                values[place] = 30.0;
-                let h = tensor(values, [rows, width], DType::F32, device)?;
-                let dy = Tensor::full(1.0, [rows, cols], DType::F32, device)?;
-                let encoding = Encoding::E4M3;
-                let mut all =
-                    results(device, encoding, rule, false, |slot| ops::activation(&h, activation, slot))?;
-                all.extend(results(device, encoding, rule, false, |slot| {
-                    ops::activation_backward_quantize_dbias(&dy, &h, activation, slot).map(|(codes, _)| codes)
-                })?);
-                Ok(all)
+/// A matrix that has each special value in all lanes, and once among others; in some rows beside an infinity, so that the scale
+/// is 1 and values saturate.
+fn special_matrix(beside_infinity: bool) -> (Vec<f32>, [usize; 2]) {
+    let (specials, cols) = (specials(), 72);
+    let mut random = Random::new(3);
+    let mut values = Vec::new();
+    for (row, &special) in specials.iter().enumerate() {
+        values.extend([special; 32]);
+        values.extend((32..64).map(|col| if col % 32 == row % 32 { special } else { random.normal() }));
+        values.extend((64..72).map(|col| if beside_infinity && col == 64 { f32::INFINITY } else { special }));
+    }
+    (values, [specials.len(), cols])
+}
+
+/// The values themselves, by functions that are the identity for positive inputs and for what they are multiplied by.
+fn special_values(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
+    let first = (dtype as usize + encoding as usize) % 3;
+    for (i, rule) in rules().into_iter().enumerate().skip(first).step_by(3) {
+        let (values, shape @ [rows, cols]) = special_matrix(i / 3 % 2 == 1);
+        let ones = |device: &Device| Tensor::full(1.0, shape, dtype, device);
+        let special = |device: &Device| tensor(values.clone(), shape, dtype, device);
+        // Both halves of each row.
+        let gated = |left: &[f32], right: &[f32], device: &Device| {
+            let halves = left.chunks(cols).zip(right.chunks(cols));
+            tensor(halves.flat_map(|(a, b)| [a, b].concat()).collect(), [rows, 2 * cols], dtype, device)
+        };
+        let one = vec![1.0; rows * cols];
+        let backward = |activation: Activation, dy: Tensor, h: Tensor, device: &Device| {
+            results(device, encoding, rule, true, |slot| {
+                ops::activation_backward_quantize_dbias(&dy, &h, activation, slot).map(|(codes, _)| codes)
+            })
+        };
+        same_as_cpu(&format!("{dtype} {encoding} {rule:?}"), device, |device: &Device| {
+            let (relu, reglu) = (Activation::Relu, Activation::Reglu);
+            let [plain, gate] = [special(device)?, gated(&one, &values, device)?];
+            let mut all = results(device, encoding, rule, true, |slot| ops::activation(&plain, relu, slot))?;
+            all.extend(results(device, encoding, rule, true, |slot| ops::activation(&gate, reglu, slot))?);
+            let values_first = gated(&values, &one, device)?;
+            all.extend(results(device, encoding, rule, true, |slot| {
+                ops::activation(&values_first, reglu, slot)
+            })?);
+            all.extend(backward(relu, special(device)?, ones(device)?, device)?);
+            all.extend(backward(relu, ones(device)?, special(device)?, device)?);
+            all.extend(backward(Activation::Srelu, ones(device)?, special(device)?, device)?);
+            all.extend(backward(reglu, special(device)?, gated(&one, &one, device)?, device)?);
+            all.extend(backward(reglu, ones(device)?, gated(&values, &one, device)?, device)?);
+            all.extend(backward(Activation::Sreglu, ones(device)?, gated(&values, &one, device)?, device)?);
+            Ok::<_, fp8_kernels::Error>(all)
+        })?;
+    }
+    Ok(())
+}
+
+/// Codes of an activation's values and of its gradient.
+fn both(h: &Tensor, activation: Activation, rule: BlockRule, device: &Device) -> Result<Vec<Got>> {
+    let [rows, width] = h.shape().matrix();
+    let cols = if activation.is_gated() { width / 2 } else { width };
+    let dy = Tensor::full(1.0, [rows, cols], DType::F32, device)?;
+    let mut all = results(device, Encoding::E4M3, rule, true, |slot| ops::activation(h, activation, slot))?;
+    all.extend(results(device, Encoding::E4M3, rule, true, |slot| {
+        ops::activation_backward_quantize_dbias(&dy, h, activation, slot).map(|(codes, _)| codes)
+    })?);
+    Ok(all)
+}
+
+/// Columns that leave each number of a thread's eight over.
+fn ragged_columns(device: &Device, dtype: DType) -> Outcome {
+    for activation in [Activation::Relu, Activation::Reglu] {
+        for (cols, rule) in RAGGED.zip(rules()) {
+            same_as_cpu(&format!("{activation} {dtype} {cols} columns {rule:?}"), device, |device| {
+                both(&uneven(input([5, cols], activation), dtype, 1, device)?, activation, rule, device)
             })?;
+        }
+    }
+    Ok(())
+}
+
+/// Each row's, column's and block's largest value in a place of its own, and the tile's in each warp in turn.
+fn needles(device: &Device) -> Outcome {
+    for activation in [Activation::Srelu, Activation::Sreglu] {
+        let check = |tile: &[f32], rule: BlockRule| {
+            same_as_cpu(&format!("{activation} {rule:?}"), device, |device| {
+                let values = tile.chunks(TILE).flat_map(|row| {
+                    let gates = if activation.is_gated() { TILE } else { 0 };
+                    row.iter().copied().chain(std::iter::repeat_n(0.5, gates))
+                });
+                let h = tensor(values.collect(), input([TILE, TILE], activation), DType::F32, device)?;
+                both(&h, activation, rule, device)
+            })
+        };
+        for rule in rules() {
+            check(&needle_in_each_row_and_column(), rule)?;
+        }
+        for (values, rule) in needle_in_each_warp() {
+            check(&values, rule)?;
         }
     }
     Ok(())

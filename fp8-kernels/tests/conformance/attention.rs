@@ -12,6 +12,7 @@ cases![
     backward_matches_the_oracle: Dtypes,
     head_sizes_of_tensor_cores,
     every_length,
+    sizes_that_end_in_each_load,
     head_sizes_beyond_one_part,
     long_sequences,
     windows_and_diagonals,
@@ -140,6 +141,23 @@ fn every_length(device: &Device) -> Outcome {
             Attention { batch, queries, keys, heads, groups, dim, scale, lengths, ..Default::default() };
         forward(&problem, &[dtype], device)?;
         backward(&problem, &[dtype], device)?;
+    }
+    Ok(())
+}
+
+/// As many queries and keys as end inside each of a tile's loads: a row too many would be read behind the tensor's end.
+fn sizes_that_end_in_each_load(device: &Device) -> Outcome {
+    for (dim, step, sizes) in [(64, 16, 8), (128, 8, 16)] {
+        for size in (0..sizes).map(|i| i * step + step / 2) {
+            let (scale, lengths) = (1.0 / (dim as f64).sqrt(), None);
+            let (batch, queries, keys, heads, groups) = (1, size, size, 1, 1);
+            let problem =
+                Attention { batch, queries, keys, heads, groups, dim, causal: false, scale, lengths };
+            for dtype in [DType::BF16, DType::F16] {
+                forward(&problem, &[dtype], device)?;
+                backward(&problem, &[dtype], device)?;
+            }
+        }
     }
     Ok(())
 }

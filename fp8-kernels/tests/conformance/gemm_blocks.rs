@@ -6,18 +6,25 @@
 
 use super::case::{Outcome, cases};
 use super::compare::{ensure, equal, same};
-use super::data::Random;
+use super::data::{FLOATS, Random};
 use super::fp8_product::is_hardware;
 use super::quantize_blocks::{rules, uneven};
 use fp8_cuda_sim::{Control, library_path};
 use fp8_format::Blocks;
+use fp8_format::slice::BlockScaling;
 use fp8_kernels::{
     BlockRule, DType, Device, Encoding, Fp8Tensor, Operand, Result, Scale, ScaleRule, Slot, Tensor, ops,
 };
 use ops::Accumulation;
 use std::sync::{Mutex, PoisonError};
 
-cases![exact_products, exact_products_of_a_linear, sums_of_normal_numbers, without_products,];
+cases![
+    exact_products,
+    exact_products_of_a_linear,
+    rows_with_every_bias_and_type,
+    sums_of_normal_numbers,
+    without_products,
+];
 
 /// Runs a case with every library that a simulated device can have. The version is the process's: cases that depend on it take turns.
 fn with_every_library(device: &Device, run: impl Fn(&Device) -> Outcome) -> Outcome {
@@ -113,11 +120,15 @@ fn exact_products_of_a_linear(device: &Device) -> Outcome {
 }
 
 fn products_of_a_linear(device: &Device) -> Outcome {
-    let [tokens, inputs, outputs] = [40, 130, 33];
+    // The second one has as many factors as a whole number of thread blocks, the third a whole number of fours of blocks.
+    [[40, 130, 33], [128, 256, 16], [16, 512, 130]].into_iter().try_for_each(|dims| linear_of(dims, device))
+}
+
+fn linear_of([tokens, inputs, outputs]: [usize; 3], device: &Device) -> Outcome {
     for rule in rules().into_iter().filter(|rule| rule.has_powers_of_two()) {
         let line = match rule {
             BlockRule::F32(scaling) if scaling.blocks == Blocks::B128x128 => {
-                BlockRule::F32(fp8_format::slice::BlockScaling { blocks: Blocks::B1x128, ..scaling })
+                BlockRule::F32(BlockScaling { blocks: Blocks::B1x128, ..scaling })
             }
             BlockRule::RowsThenTensor(scaling) => BlockRule::F32(scaling),
             other => other,
@@ -134,11 +145,40 @@ fn products_of_a_linear(device: &Device) -> Outcome {
         };
         for ((got, want), name) in run(device)?.iter().zip(run(&Device::cpu())?).zip(["y", "dx", "dw"]) {
             same(
-                &format!("{rule:?} {name}"),
+                &format!("{rule:?} {tokens} tokens: {name}"),
                 &got.to_f32_vec()?,
                 &want.to_f32_vec()?,
                 want.shape().last_dim(),
             )?;
+        }
+    }
+    Ok(())
+}
+
+/// Row factors on either side or on both, whose sums a kernel finishes where the library has no mode for them.
+fn rows_with_every_bias_and_type(device: &Device) -> Outcome {
+    with_every_library(device, finished_rows)
+}
+
+fn finished_rows(device: &Device) -> Outcome {
+    let row = Some(BlockRule::F32(BlockScaling { power_2_scales: true, ..BlockScaling::new(Blocks::Row) }));
+    // As many sums as a thread block has threads.
+    let [m, n, k] = [16, 16, 40];
+    for [a_rule, b_rule] in [[row, row], [row, None], [None, row]] {
+        for bias_dtype in [None].into_iter().chain(FLOATS.map(Some)) {
+            for dtype in FLOATS {
+                let run = |device: &Device| -> Result<Vec<f32>> {
+                    let a = quantized(&small([m, k], 1, device)?, a_rule, Encoding::E5M2)?;
+                    let b = quantized(&small([n, k], 2, device)?, b_rule, Encoding::E4M3)?;
+                    let (Some(a), Some(b)) = (a.as_fp8(), b.as_fp8()) else { return Ok(Vec::new()) };
+                    let bias = small([1, n], 3, device)?.reshape([n])?;
+                    let bias = bias_dtype.map(|dtype| ops::cast(&bias, dtype)).transpose()?;
+                    ops::gemm_fp8(a, b, bias.as_ref(), dtype, Accumulation::Split)?.to_f32_vec()
+                };
+                let (got, want) = (run(device)?, run(&Device::cpu())?);
+                equal("sums", want.len(), m * n)?;
+                same(&format!("{a_rule:?} {b_rule:?} bias {bias_dtype:?} {dtype}"), &got, &want, n)?;
+            }
         }
     }
     Ok(())

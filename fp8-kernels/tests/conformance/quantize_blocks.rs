@@ -16,6 +16,7 @@ cases![
     codes_and_factors: DtypesAndFormats,
     special_values: DtypesAndFormats,
     scales_of_every_exponent: Formats,
+    needles: Dtypes,
     many_tensors,
     dbias_sums_the_unquantized: Dtypes,
     dequantizes: Formats,
@@ -25,7 +26,7 @@ cases![
 
 /// One value, partial blocks in both directions, whole ones, and tiles that end within a block of 32.
 const SHAPES: [[usize; 2]; 8] =
-    [[1, 1], [3, 40], [5, 129], [40, 33], [128, 128], [130, 72], [97, 260], [257, 16]];
+    [[1, 1], [3, 40], [5, 129], [96, 33], [256, 128], [130, 72], [97, 260], [257, 16]];
 
 /// All rules, with other epsilons and bounds than the defaults among them.
 pub(super) fn rules() -> Vec<BlockRule> {
@@ -85,24 +86,40 @@ fn codes_and_factors(device: &Device, dtype: DType, encoding: Encoding) -> Outco
             })?;
         }
     }
+    for (cols, rule) in RAGGED.zip(rules()) {
+        same_as_cpu(&format!("{dtype} {cols} columns, {encoding} {rule:?}"), device, |device| {
+            let x = uneven([5, cols], dtype, 1, device)?;
+            results(device, encoding, rule, true, |slot| ops::quantize(&x, slot))
+        })?;
+    }
     Ok(())
 }
 
-/// Zeros, subnormals, the largest, infinities and NaN, each in a block with others and in a block of its own.
-fn special_values(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
-    let specials = specials();
-    let cols = 160;
+/// Rows of zeros, subnormals, the largest, infinities and NaN, each in a block with others and in a block of its own.
+fn special_rows(specials: &[f32]) -> (Vec<f32>, [usize; 2]) {
     let mut random = Random::new(3);
     let mut values = Vec::new();
-    for &special in &specials {
+    for &special in specials {
         // 32 of this one, 96 among others, 32 of it and a zero.
         values.extend([special; 32]);
         values.extend((0..96).map(|i| if i == 50 { special } else { random.normal() }));
         values.extend((0..32).map(|i| if i % 2 == 0 { special } else { 0.0 }));
     }
+    (values, [specials.len(), 160])
+}
+
+fn special_values(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
     for (i, rule) in rules().into_iter().enumerate() {
+        // Each value is in each of a thread's four rows in turn.
+        let mut specials = specials();
+        specials.rotate_right(i / 2 % 4);
+        let (mut values, shape @ [rows, cols]) = special_rows(&specials);
+        if i % 2 == 1 {
+            // Beside an infinity the scale is 1, and values saturate.
+            (0..rows).for_each(|row| values[row * cols + 129] = f32::INFINITY);
+        }
         same_as_cpu(&format!("{dtype} {encoding} {rule:?}"), device, |device| {
-            let x = tensor(values.clone(), [specials.len(), cols], dtype, device)?;
+            let x = tensor(values.clone(), shape, dtype, device)?;
             results(device, encoding, rule, i % 3 != 0, |slot| ops::quantize(&x, slot))
         })?;
     }
@@ -124,6 +141,55 @@ fn scales_of_every_exponent(device: &Device, encoding: Encoding) -> Outcome {
             let x = Tensor::from_vec(values.clone(), [rows, 32], device)?;
             results(device, encoding, rule, false, |slot| ops::quantize(&x, slot))
         })?;
+    }
+    Ok(())
+}
+
+/// Columns of which a thread's eight leave each number over.
+pub(super) const RAGGED: std::ops::Range<usize> = 9..16;
+
+/// Rows and columns of a whole tile.
+pub(super) const TILE: usize = 128;
+
+/// A tile of 0.5 with one larger value in each row and each column, such that every row of a thread meets every lane of its
+/// columns; no two neighbours are equal.
+pub(super) fn needle_in_each_row_and_column() -> Vec<f32> {
+    let mut values = vec![0.5; TILE * TILE];
+    for row in 0..TILE {
+        values[row * TILE + row / 4 + row % 4 * 32] = 3.0 + 0.37 * (row % 13) as f32;
+    }
+    values
+}
+
+/// For each of a thread block's warps a tile whose largest value is in one of its rows, and a rule: the tile's amax is found
+/// from every quarter of its rows, and the amax of all columns from every quarter of them. Beside the value are zeros, which
+/// take the longer way to their codes, or not: each lane meets both.
+pub(super) fn needle_in_each_warp() -> impl Iterator<Item = (Vec<f32>, BlockRule)> {
+    let rules = rules();
+    (0..16).map(move |warp| {
+        let mut values = vec![if warp < 8 { 0.0 } else { 0.5 }; TILE * TILE];
+        values[(8 * warp + warp % 8) * TILE + 8 * warp + warp % 8] = 30.0;
+        (values, rules[[4, 8, 6, 2][warp % 4]])
+    })
+}
+
+/// Each row's, column's and block's largest value in a place of its own, and the tile's in each warp in turn.
+fn needles(device: &Device, dtype: DType) -> Outcome {
+    let quantized = |values: &[f32], rule: BlockRule| {
+        same_as_cpu(&format!("{dtype} {rule:?}"), device, |device| {
+            let x = tensor(values.to_vec(), [TILE, TILE], dtype, device)?;
+            results(device, Encoding::E4M3, rule, true, |slot| ops::quantize(&x, slot))
+        })
+    };
+    for (i, rule) in rules().into_iter().enumerate() {
+        if i % 3 == dtype as usize % 3 {
+            quantized(&needle_in_each_row_and_column(), rule)?;
+        }
+    }
+    if dtype == DType::F32 {
+        for (values, rule) in needle_in_each_warp() {
+            quantized(&values, rule)?;
+        }
     }
     Ok(())
 }
@@ -166,16 +232,27 @@ pub(super) fn same_fp8(what: &str, got: &Operand, want: &Operand) -> Outcome {
     same_blocks(what, &fp8(got)?, &fp8(want)?)
 }
 
+/// Into every type, both layouts, and special values with the smallest and the largest factors.
 fn dequantizes(device: &Device, encoding: Encoding) -> Outcome {
-    for shape in [[5, 129], [130, 72], [3, 256], [33, 96]] {
-        for (i, rule) in rules().into_iter().enumerate() {
+    let numbers: Vec<f32> = specials().into_iter().step_by(2).filter(|value| !value.is_nan()).collect();
+    let (special, special_shape) = special_rows(&numbers);
+    for shape in [[5, 129], [130, 72], [3, 256], [33, 96], special_shape] {
+        for rule in rules() {
             same_as_cpu(&format!("{shape:?} {rule:?}"), device, |device| {
+                let x = if shape == special_shape {
+                    tensor(special.clone(), shape, DType::F32, device)?
+                } else {
+                    uneven(shape, DType::F32, 5, device)?
+                };
                 let slot = Slot { scale: Scale::Blocks(rule), columnwise: true, ..Slot::off(encoding) };
-                let codes = ops::quantize(&uneven(shape, DType::F32, 5, device)?, &slot)?;
+                let codes = ops::quantize(&x, &slot)?;
                 let turned = codes.as_fp8().map(Fp8Tensor::transposed).transpose()?;
-                let dtype = FLOATS[i % 3];
-                let mut all = vec![Got::Tensor(codes.dequantize(dtype)?)];
-                all.extend(turned.map(|turned| turned.dequantize(dtype)).transpose()?.map(Got::Tensor));
+                let mut all = Vec::new();
+                for dtype in FLOATS {
+                    all.push(Got::Tensor(codes.dequantize(dtype)?));
+                    let turned = turned.as_ref().map(|turned| turned.dequantize(dtype)).transpose()?;
+                    all.extend(turned.map(Got::Tensor));
+                }
                 Ok(all)
             })?;
         }
