@@ -8,7 +8,7 @@ use crate::dtype::Float;
 use crate::fp8_tensor::Layout;
 use crate::host::Array;
 use crate::{BlockRule, Device, Encoding, Fp8Tensor, Operand, Result, Shape, Slot, Tensor};
-use fp8_format::slice::{BlockOutput, Codec, MxOutput};
+use fp8_format::slice::{BlockOutput, Codec, MxOutput, MxRounding};
 use fp8_format::{Blocks, E4M3, E5M2, E8M0, Fp8};
 
 pub(super) fn quantize_blocks<T: Float>(
@@ -159,18 +159,33 @@ fn count<T: Float>(
         for (row, data) in data.chunks(cols).enumerate() {
             let row = index * (step / cols) + row;
             let amaxes = &parts.amaxes[row / height * across..][..across];
-            for (data, &amax) in data.chunks(width).zip(amaxes) {
-                let scale = match rule {
-                    BlockRule::F32(scaling) | BlockRule::RowsThenTensor(scaling) => {
-                        scaling.scale::<T>(amax, slot.encoding)
-                    }
-                    BlockRule::Mx(rounding) => rounding.scale(amax, slot.encoding).scale(),
-                };
-                values.saturated += codec::saturated(data, scale, amax, slot.encoding);
+            if amaxes.iter().any(|&amax| may_saturate(rule, amax)) {
+                for (data, &amax) in data.chunks(width).zip(amaxes) {
+                    let scale = match rule {
+                        BlockRule::F32(scaling) | BlockRule::RowsThenTensor(scaling) => {
+                            scaling.scale::<T>(amax, slot.encoding)
+                        }
+                        BlockRule::Mx(rounding) => rounding.scale(amax, slot.encoding).scale(),
+                    };
+                    values.saturated += codec::saturated(data, scale, amax, slot.encoding);
+                }
             }
         }
         counters.add(values)
     })
+}
+
+/// Whether a block with this amax may have finite values that round beyond the largest code.
+///
+/// A scale that brings the amax to the largest code does so within an ulp, which rounds back. The scale of an infinite amax is 1
+/// for f32 scales, and tiny for MX; MX scales that are rounded down may make the amax almost twice the largest code.
+#[inline(always)]
+fn may_saturate(rule: &BlockRule, amax: f32) -> bool {
+    match rule {
+        BlockRule::F32(_) | BlockRule::RowsThenTensor(_) => amax == f32::INFINITY,
+        BlockRule::Mx(MxRounding::Ceil) => false,
+        BlockRule::Mx(MxRounding::Floor) => true,
+    }
 }
 
 pub(super) fn dequantize_blocks<T: Float>(x: &Fp8Tensor, blocks: Blocks) -> Result<Array<T>> {
