@@ -16,7 +16,7 @@ use crate::philox::Philox;
 use crate::traits::{Kind, Source};
 pub(crate) use blocks::{
     amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, quantize_rows,
-    scales,
+    quantize_tiles, scales,
 };
 use core::arch::x86_64::*;
 pub(crate) use decode::{decode, dequantize};

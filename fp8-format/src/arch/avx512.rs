@@ -13,6 +13,7 @@ mod exponents;
 mod products;
 mod rounding;
 mod rows;
+mod tiles;
 mod transpose;
 
 use super::avx2::prefetch;
@@ -30,6 +31,7 @@ pub(crate) use decode::{decode, dequantize};
 pub(super) use products::Products;
 use rounding::Rounding;
 pub(crate) use rows::quantize_rows;
+pub(crate) use tiles::quantize_tiles;
 pub(crate) use transpose::transpose;
 
 /// Elements of a block: a vector of codes, and a cache line of them.

@@ -1,9 +1,12 @@
 //! The scales of blocks from their amaxes, in portable loops that each path compiles for its vectors.
 
-use crate::E8M0;
+use crate::{E8M0, Source};
 
 /// Elements that are read for their amaxes and then for their codes, where that takes two loops.
 const GROUP: usize = 2048;
+
+/// Rows and columns of a tile with a scale of its own.
+pub(crate) const SIDE: usize = 128;
 
 /// How an amax becomes a scale.
 #[derive(Clone, Copy, Debug)]
@@ -139,5 +142,36 @@ pub(super) fn in_groups<S>(
         find(src, amaxes);
         factors.iter_mut().zip(&*amaxes).for_each(|(factor, amax)| *factor = rule.factor(*amax));
         encode(src, &factors, dst);
+    }
+}
+
+/// Finds the amaxes of a row of tiles and encodes the tiles with the factors that `rule` makes of them. A tile is copied and read
+/// from its copy, since rows that are a power of two apart would push each other out of the caches.
+///
+/// `src` and `dst` hold `rows` rows, `SIDE` at most, of `width` elements each. They begin `stride` elements apart.
+#[inline(always)]
+pub(super) fn in_tiles<S: Source>(
+    src: &[S],
+    [rows, width, stride]: [usize; 3],
+    rule: &Rule,
+    amaxes: &mut [f32],
+    dst: &mut [u8],
+    find: impl Fn(&[S], usize, &mut [f32]),
+    encode: impl Fn(&[S], f32, &mut [u8]),
+) {
+    let mut copy = [S::default(); SIDE * SIDE];
+    for (left, amax) in (0..width).step_by(SIDE).zip(amaxes) {
+        let across = SIDE.min(width - left);
+        let copy = &mut copy[..rows * across];
+        for (copy, row) in copy.chunks_mut(across).zip(src[left..].chunks(stride)) {
+            copy.copy_from_slice(&row[..across]);
+        }
+        let mut of_rows = [0.0; SIDE];
+        find(copy, across, &mut of_rows[..rows]);
+        *amax = of_rows.into_iter().fold(0.0, f32::max);
+        let factor = rule.factor(*amax);
+        for (row, dst) in copy.chunks(across).zip(dst[left..].chunks_mut(stride)) {
+            encode(row, factor, &mut dst[..across]);
+        }
     }
 }

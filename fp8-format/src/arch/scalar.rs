@@ -10,7 +10,7 @@ use crate::philox::Philox;
 use crate::traits::{Kind, Source};
 pub(crate) use blocks::{
     amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, quantize_rows,
-    scales,
+    quantize_tiles, scales,
 };
 
 /// Elements that loops take at a time: enough for the widest vectors, few enough for registers or the nearest cache.

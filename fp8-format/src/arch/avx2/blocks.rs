@@ -106,6 +106,23 @@ pub(crate) fn quantize_rows<S: Source, T: Target>(
     blocks::in_groups(src, block, rule, amaxes, dst, find, encode);
 }
 
+/// Codes of a row of tiles with the factors that `rule` makes of their amaxes, which are stored.
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn quantize_tiles<S: Source, T: Target>(
+    src: &[S],
+    shape: [usize; 3],
+    rule: &Rule,
+    amaxes: &mut [f32],
+    dst: &mut [u8],
+    streams: bool,
+) {
+    let find = |src: &[S], block: usize, amaxes: &mut [f32]| self::amaxes::<S>(src, block, amaxes);
+    let encode = |src: &[S], factor: f32, dst: &mut [u8]| {
+        quantize_blocks::<S, T>(src, src.len(), &[factor], dst, streams);
+    };
+    blocks::in_tiles(src, shape, rule, amaxes, dst, find, encode);
+}
+
 /// Codes of elements, each multiplied by the scale beside it.
 #[target_feature(enable = "avx2,f16c")]
 pub(crate) fn quantize_columns<S: Source, T: Target>(src: &[S], scales: &[f32], dst: &mut [u8]) {

@@ -277,7 +277,7 @@ fn quantize_halves<S: Source, T: Target>(
 /// The codes of a vector's halves, each multiplied by a scale.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-fn times<S: Source, T: Target>(block: &[S; BLOCK], [low, high]: [f32; 2]) -> Codes {
+pub(super) fn times<S: Source, T: Target>(block: &[S; BLOCK], [low, high]: [f32; 2]) -> Codes {
     let (low, high) = (_mm512_set1_ps(low), _mm512_set1_ps(high));
     let [a, b, c, d] = floats(block);
     let mul = |x, scale| _mm512_mul_ps(x, scale);

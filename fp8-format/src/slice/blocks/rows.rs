@@ -1,7 +1,8 @@
 //! Rowwise results. A group of blocks is read from memory for its amaxes; the second read, for the codes, finds it in the
 //! nearest cache.
 
-use super::{Job, Out, columns};
+use super::{Job, Out};
+use crate::arch::blocks::SIDE;
 use crate::arch::{self, Path, Saturating, Scale};
 use crate::slice::Codec;
 use crate::traits::Kind;
@@ -55,7 +56,7 @@ fn part<T: Fp8, S: Source>(job: Job, src: &[S], [rows, cols]: [usize; 2], out: &
         Blocks::Row => whole_rows::<T, S>(job, src, cols, out),
         Blocks::B1x128 => blocks::<T, S>(job, src, cols, 128, out),
         Blocks::Mx32 => blocks::<T, S>(job, src, cols, 32, out),
-        Blocks::B128x128 => columns::tiles::<T, S>(job, src, [rows, cols], 0..cols, Some(out), None),
+        Blocks::B128x128 => tiles::<T, S>(job, src, [rows, cols], out),
     }
 }
 
@@ -108,6 +109,34 @@ fn blocks<T: Fp8, S: Source>(job: Job, src: &[S], cols: usize, block: usize, out
     if let Some(lines) = lines {
         let Lines { codes, held, at, .. } = lines;
         out.codes[at..at + held].copy_from_slice(&codes[..held]);
+    }
+    arch::fence(path);
+}
+
+/// A scale for each tile.
+fn tiles<T: Fp8, S: Source>(job: Job, src: &[S], [rows, cols]: [usize; 2], out: &mut Out<'_>) {
+    const TILES: usize = 64;
+    let Job { path, streams, .. } = job;
+    for top in (0..rows).step_by(SIDE) {
+        for left in (0..cols).step_by(TILES * SIDE) {
+            let shape = [SIDE.min(rows - top), (TILES * SIDE).min(cols - left), cols];
+            let first = top * cols + left;
+            let (mut amaxes, mut factors) = ([0.0; TILES], [0.0; TILES]);
+            let count = shape[1].div_ceil(SIDE);
+            let (amaxes, factors) = (&mut amaxes[..count], &mut factors[..count]);
+            let codes = &mut out.codes[first..];
+            let rule = &out.scales.rule();
+            arch::quantize_tiles::<S, Saturating<T>>(
+                path,
+                &src[first..],
+                shape,
+                rule,
+                amaxes,
+                codes,
+                streams,
+            );
+            out.scales.set(path, [top / SIDE * cols.div_ceil(SIDE) + left / SIDE, 1], amaxes, factors);
+        }
     }
     arch::fence(path);
 }
