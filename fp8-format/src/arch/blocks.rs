@@ -1,12 +1,15 @@
 //! The scales of blocks from their amaxes, in portable loops that each path compiles for its vectors.
 
-use crate::{E8M0, Source};
+use crate::E8M0;
 
 /// Elements that are read for their amaxes and then for their codes, where that takes two loops.
 const GROUP: usize = 2048;
 
 /// Rows and columns of a tile with a scale of its own.
 pub(crate) const SIDE: usize = 128;
+
+/// Tiles in a row of them that are computed together: 4 MiB of f32.
+pub(crate) const TILES: usize = 64;
 
 /// How an amax becomes a scale.
 #[derive(Clone, Copy, Debug)]
@@ -145,33 +148,28 @@ pub(super) fn in_groups<S>(
     }
 }
 
-/// Finds the amaxes of a row of tiles and encodes the tiles with the factors that `rule` makes of them. A tile is copied and read
-/// from its copy, since rows that are a power of two apart would push each other out of the caches.
+/// Finds the amaxes of a row of tiles, and encodes the tiles with the factors that `rule` makes of them.
 ///
-/// `src` and `dst` hold `rows` rows, `SIDE` at most, of `width` elements each. They begin `stride` elements apart.
+/// `src` and `dst` hold `rows` rows of `width` elements each, `TILES` tiles at most. They begin `stride` elements apart.
 #[inline(always)]
-pub(super) fn in_tiles<S: Source>(
+pub(super) fn in_tiles<S>(
     src: &[S],
     [rows, width, stride]: [usize; 3],
     rule: &Rule,
     amaxes: &mut [f32],
     dst: &mut [u8],
-    find: impl Fn(&[S], usize, &mut [f32]),
-    encode: impl Fn(&[S], f32, &mut [u8]),
+    find: impl Fn(&[S], &mut [f32]),
+    encode: impl Fn(&[S], &[f32], &mut [u8]),
 ) {
-    let mut copy = [S::default(); SIDE * SIDE];
-    for (left, amax) in (0..width).step_by(SIDE).zip(amaxes) {
-        let across = SIDE.min(width - left);
-        let copy = &mut copy[..rows * across];
-        for (copy, row) in copy.chunks_mut(across).zip(src[left..].chunks(stride)) {
-            copy.copy_from_slice(&row[..across]);
-        }
-        let mut of_rows = [0.0; SIDE];
-        find(copy, across, &mut of_rows[..rows]);
-        *amax = of_rows.into_iter().fold(0.0, f32::max);
-        let factor = rule.factor(*amax);
-        for (row, dst) in copy.chunks(across).zip(dst[left..].chunks_mut(stride)) {
-            encode(row, factor, &mut dst[..across]);
-        }
+    let count = amaxes.len().min(TILES);
+    let [mut of_row, mut factors] = [[0.0_f32; TILES]; 2];
+    amaxes.fill(0.0);
+    for row in src.chunks(stride).take(rows) {
+        find(&row[..width], &mut of_row[..count]);
+        amaxes.iter_mut().zip(of_row).for_each(|(amax, here)| *amax = here.max(*amax));
+    }
+    factors.iter_mut().zip(&*amaxes).for_each(|(factor, amax)| *factor = rule.factor(*amax));
+    for (row, dst) in src.chunks(stride).zip(dst.chunks_mut(stride)).take(rows) {
+        encode(&row[..width], &factors[..count], &mut dst[..width]);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::E8M0;
-use crate::arch::blocks::{self, F32Rule, MxRule, Rule};
+use crate::arch::blocks::{self, F32Rule, MxRule, Rule, SIDE};
 
 #[target_feature(enable = "neon")]
 pub(crate) fn scales(rule: &F32Rule, amaxes: &[f32], scales: &mut [f32], scale_inv: &mut [f32]) {
@@ -78,9 +78,9 @@ pub(crate) fn quantize_tiles<S: Source, T: Target>(
     dst: &mut [u8],
     streams: bool,
 ) {
-    let find = |src: &[S], block: usize, amaxes: &mut [f32]| self::amaxes::<S>(src, block, amaxes);
-    let encode = |src: &[S], factor: f32, dst: &mut [u8]| {
-        quantize_blocks::<S, T>(src, src.len(), &[factor], dst, streams);
+    let find = |src: &[S], amaxes: &mut [f32]| self::amaxes::<S>(src, SIDE, amaxes);
+    let encode = |src: &[S], factors: &[f32], dst: &mut [u8]| {
+        quantize_blocks::<S, T>(src, SIDE, factors, dst, streams);
     };
     blocks::in_tiles(src, shape, rule, amaxes, dst, find, encode);
 }

@@ -2,7 +2,7 @@
 //! nearest cache.
 
 use super::{Job, Out};
-use crate::arch::blocks::SIDE;
+use crate::arch::blocks::{SIDE, TILES};
 use crate::arch::{self, Path, Saturating, Scale};
 use crate::slice::Codec;
 use crate::traits::Kind;
@@ -115,7 +115,6 @@ fn blocks<T: Fp8, S: Source>(job: Job, src: &[S], cols: usize, block: usize, out
 
 /// A scale for each tile.
 fn tiles<T: Fp8, S: Source>(job: Job, src: &[S], [rows, cols]: [usize; 2], out: &mut Out<'_>) {
-    const TILES: usize = 64;
     let Job { path, streams, .. } = job;
     for top in (0..rows).step_by(SIDE) {
         for left in (0..cols).step_by(TILES * SIDE) {
