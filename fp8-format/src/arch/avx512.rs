@@ -12,6 +12,7 @@ mod decode;
 mod exponents;
 mod products;
 mod rounding;
+mod row;
 mod rows;
 mod tiles;
 mod transpose;
@@ -30,6 +31,7 @@ use core::arch::x86_64::*;
 pub(crate) use decode::{decode, dequantize};
 pub(super) use products::Products;
 use rounding::Rounding;
+pub(crate) use row::quantize_row;
 pub(crate) use rows::quantize_rows;
 pub(crate) use tiles::quantize_tiles;
 pub(crate) use transpose::transpose;
@@ -54,7 +56,14 @@ const AHEAD: usize = 8 << 10;
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn fetch_ahead<B>(now: &B) {
-    let first = core::ptr::from_ref(now).cast::<i8>().wrapping_add(AHEAD);
+    fetch_at(now, AHEAD);
+}
+
+/// Prefetches what is read so many bytes later.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn fetch_at<B>(now: &B, ahead: usize) {
+    let first = core::ptr::from_ref(now).cast::<i8>().wrapping_add(ahead);
     for line in 0..size_of::<B>().div_ceil(64) {
         prefetch(first.wrapping_add(64 * line));
     }

@@ -64,6 +64,18 @@ pub(crate) fn quantize_rows<S: Source, T: Target>(
     blocks::in_groups(src, block, rule, amaxes, dst, find, encode);
 }
 
+/// Codes of a row with the factor that `rule` makes of its amax, which is returned.
+pub(crate) fn quantize_row<S: Source, T: Target>(
+    src: &[S],
+    rule: &Rule,
+    dst: &mut [u8],
+    streams: bool,
+) -> f32 {
+    let amax = super::amax::<S>(src);
+    quantize_blocks::<S, T>(src, src.len(), &[rule.factor(amax)], dst, streams);
+    amax
+}
+
 /// Codes of a row of tiles with the factors that `rule` makes of their amaxes, which are stored.
 pub(crate) fn quantize_tiles<S: Source, T: Target>(
     src: &[S],

@@ -3,9 +3,8 @@
 
 use super::{Job, Out};
 use crate::arch::blocks::{SIDE, TILES};
-use crate::arch::{self, Path, Saturating, Scale};
+use crate::arch::{self, Path, Saturating};
 use crate::slice::Codec;
-use crate::traits::Kind;
 use crate::{Blocks, Fp8, Source};
 
 /// Elements whose scales are stored together.
@@ -62,18 +61,17 @@ fn part<T: Fp8, S: Source>(job: Job, src: &[S], [rows, cols]: [usize; 2], out: &
 
 /// A scale for each row. A row that exceeds the caches is read from memory twice.
 fn whole_rows<T: Fp8, S: Source>(job: Job, src: &[S], cols: usize, out: &mut Out<'_>) {
+    const ROWS: usize = 64;
     let Job { path, streams, .. } = job;
-    // bf16 times a power of two needs no multiplication.
-    let are_sums = matches!(S::KIND, Kind::BF16) && out.scales.are_powers_of_two();
-    for (r, (row, codes)) in src.chunks(cols).zip(out.codes.chunks_mut(cols)).enumerate() {
-        let mut scale = [0.0];
-        out.scales.set(path, [r, 1], &[arch::amax::<S>(path, row)], &mut scale);
-        if are_sums {
-            arch::quantize_blocks::<S, Saturating<T>>(path, row, cols, &scale, codes, streams);
-        } else {
-            let scale = Scale::new::<S, Saturating<T>>(path, scale[0], cols);
-            arch::quantize::<S, Saturating<T>>(path, row, &scale, codes, streams);
+    let rule = out.scales.rule();
+    let groups = src.chunks(ROWS * cols).zip(out.codes.chunks_mut(ROWS * cols));
+    for (group, (src, codes)) in groups.enumerate() {
+        let (mut amaxes, mut factors) = ([0.0; ROWS], [0.0; ROWS]);
+        let rows = src.len() / cols;
+        for ((row, codes), amax) in src.chunks(cols).zip(codes.chunks_mut(cols)).zip(&mut amaxes) {
+            *amax = arch::quantize_row::<S, Saturating<T>>(path, row, &rule, codes, streams);
         }
+        out.scales.set(path, [group * ROWS, 1], &amaxes[..rows], &mut factors[..rows]);
     }
     arch::fence(path);
 }
