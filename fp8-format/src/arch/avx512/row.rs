@@ -37,7 +37,7 @@ pub(crate) fn quantize_row<S: Source, T: Target>(
     let prefetches = streams && length <= LONGEST;
     let fetch = |block: &[S; BLOCK]| {
         if prefetches {
-            fetch_at(block, length);
+            fetch_second(block, length);
         }
     };
     if let Rule::F32(F32Rule { mask: u32::MAX, .. }) = rule {

@@ -93,14 +93,12 @@ fn ordinary<S: Source, T: Target, const N: usize, const V: usize, const POWERS: 
     streams: bool,
 ) -> usize {
     const { assert!(N == 128 && V == 2 || N == 32 && V == 1) };
-    // Sources of 16 bits gain from it on AMD's CPUs, too.
-    let prefetches = streams && (size_of::<S>() == 2 || needs_prefetch());
     let steps = src.as_chunks::<BLOCK>().0.as_chunks::<V>().0;
     let lines = dst.as_chunks_mut::<BLOCK>().0.as_chunks_mut::<V>().0;
     let amaxes = amaxes.chunks_exact_mut(const { BLOCK * V / N });
     for (i, ((step, lines), amaxes)) in steps.iter().zip(lines).zip(amaxes).enumerate() {
-        if prefetches {
-            fetch_ahead(step);
+        if streams {
+            fetch_second(step, AHEAD);
         }
         let bits = amaxes_of::<S, N, V>(step);
         let [low, high] =
@@ -167,12 +165,9 @@ impl Multiplier {
         match S::KIND {
             Kind::F32 if POWERS => {
                 let [a, b, c, d] = floats(block);
-                let ((x, x_magnitudes), (y, y_magnitudes)) = (round_to_odd(a, b), round_to_odd(c, d));
-                encode_exponents::<T, CLAMPS>([x, y], [x_magnitudes, y_magnitudes], self.bases, true)
+                encode_exponents::<T, CLAMPS>([odd_words(a, b), odd_words(c, d)], self.bases, true)
             }
-            Kind::BF16 if POWERS => {
-                encode_exponents::<T, CLAMPS>(words(block), words(block), self.bases, false)
-            }
+            Kind::BF16 if POWERS => encode_exponents::<T, CLAMPS>(words(block), self.bases, false),
             _ => encode_products::<S, T, CLAMPS>(block, self.low, self.high),
         }
     }

@@ -86,7 +86,7 @@ fn encode_row<S: Source, T: Target, const POWERS: bool>(
     let pieces = row.as_chunks::<SIDE>().0.iter().zip(dst.as_chunks_mut::<SIDE>().0);
     for ((piece, place), (amax, factor)) in pieces.zip(amaxes.iter().zip(factors)) {
         if ahead > 0 {
-            fetch_at(piece, ahead);
+            fetch_second(piece, ahead);
         }
         let blocks = piece.as_chunks::<BLOCK>().0.iter().zip(place.as_chunks_mut::<BLOCK>().0);
         if let Some(factor) = factor {
