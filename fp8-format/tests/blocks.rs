@@ -445,6 +445,30 @@ fn scales_of_single_amaxes() {
     }
 }
 
+/// One bit more or less in an amax or a scale.
+#[test]
+fn edges_of_scales() {
+    let codecs = codecs();
+    // Where the power of two of an MX scale, or its subnormal one, is exceeded: around max · 2ᵏ. A block has one such element.
+    let around = |max: f32| {
+        let binades =
+            (-20..3).chain(-136..-124).map(move |k| max * 2_f32.powi(k / 2) * 2_f32.powi(k - k / 2));
+        binades.flat_map(|x| (0..9).map(move |i| f32::from_bits((x.to_bits() + i).saturating_sub(4))))
+    };
+    let blocks = around(448.0).chain(around(57344.0));
+    let x: Vec<f32> =
+        blocks.flat_map(|amax| (0..32).map(move |i| if i == 5 { -amax } else { 0.0 })).collect();
+    for (types, rounding) in [(0, MxRounding::Ceil), (3, MxRounding::Ceil), (0, MxRounding::Floor)] {
+        check_types(&codecs, types, &x, [1, x.len()], Setup::Mx(rounding), 0);
+    }
+    // A scale of 1 + 2⁻²³ is no power of two: it rounds a tie up.
+    let epsilon = 448_f32.next_down();
+    let scaling = BlockScaling { power_2_scales: false, epsilon, ..BlockScaling::new(Blocks::B1x128) };
+    for types in [0, 1, 2] {
+        check_types(&codecs, types, &[1.0625; 300], [1, 300], Setup::F32(scaling), 0);
+    }
+}
+
 #[test]
 fn sizes_of_grids() {
     for blocks in Blocks::ALL {

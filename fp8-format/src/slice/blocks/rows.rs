@@ -1,5 +1,4 @@
-//! Rowwise results. A group of blocks is read from memory for its amaxes; the second read, for the codes, finds it in the
-//! nearest cache.
+//! Rowwise results. Where a source is read for its amaxes and again for its codes, the second read finds it in a cache.
 
 use super::{Job, Out};
 use crate::arch::blocks::{SIDE, TILES};
