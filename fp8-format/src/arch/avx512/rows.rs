@@ -98,7 +98,7 @@ fn ordinary<S: Source, T: Target, const N: usize, const V: usize, const POWERS: 
     let amaxes = amaxes.chunks_exact_mut(const { BLOCK * V / N });
     for (i, ((step, lines), amaxes)) in steps.iter().zip(lines).zip(amaxes).enumerate() {
         if streams {
-            fetch_second(step, AHEAD);
+            fetch_second(step, V * AHEAD);
         }
         let bits = amaxes_of::<S, N, V>(step);
         let [low, high] =
