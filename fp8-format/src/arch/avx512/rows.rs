@@ -97,6 +97,7 @@ fn ordinary<S: Source, T: Target, const N: usize, const V: usize, const POWERS: 
     let lines = dst.as_chunks_mut::<BLOCK>().0.as_chunks_mut::<V>().0;
     let amaxes = amaxes.chunks_exact_mut(const { BLOCK * V / N });
     for (i, ((step, lines), amaxes)) in steps.iter().zip(lines).zip(amaxes).enumerate() {
+        // Prefetches into the nearest cache would compete with the loads for its buffers of missing lines.
         if streams {
             fetch_second(step, V * AHEAD);
         }
