@@ -343,14 +343,6 @@ fn round_to_odd(even: __m512, odd: __m512) -> (__m512i, __m512i) {
     (x, _mm512_ternarylogic_epi32::<0xA8>(x, sticky, splat(ABS)))
 }
 
-/// As [`round_to_odd`], with the signs.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn odd_words(even: __m512, odd: __m512) -> __m512i {
-    let (x, sticky) = halved(even, odd);
-    _mm512_or_si512(x, sticky)
-}
-
 /// Returns the codes of four vectors of f32, and whether one of them is NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]

@@ -45,6 +45,14 @@ pub(super) fn bases<T: Target>(powers: __m128i) -> __m128i {
     _mm_sub_epi32(_mm_set1_epi32(most.cast_signed()), _mm_srli_epi32::<23>(powers))
 }
 
+/// Returns what [`round_to_odd`] does, with the signs of the numbers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn odd_words(even: __m512, odd: __m512) -> __m512i {
+    let (x, sticky) = halved(even, odd);
+    _mm512_or_si512(x, sticky)
+}
+
 /// Codes of words times powers of two, which are given by their bases. If `is_interleaved`, the words are in the order of
 /// [`round_to_odd`].
 ///

@@ -6,7 +6,7 @@
 //! [`quantize_rows`] leaves to the functions for any block.
 
 use super::blocks::quantize_blocks;
-use super::exponents::{bases, encode_exponents};
+use super::exponents::{bases, encode_exponents, odd_words};
 use super::*;
 use crate::arch::avx2::is_aligned;
 use crate::arch::blocks::{F32Rule, MxRule, Rule};
