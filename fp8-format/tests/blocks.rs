@@ -9,6 +9,7 @@ use fp8_format::slice::{BlockOutput, BlockScaling, Codec, MxOutput, MxRounding, 
 use fp8_format::{Blocks, E4M3, E5M2, E8M0, Error, Fp8, Source};
 use half::{bf16, f16};
 use oracle::blocks::{Results, Rule};
+use oracle::matrices::matrix;
 use proptest::prelude::*;
 
 /// Miri is slow: it takes fewer of everything.
@@ -221,54 +222,6 @@ fn check_types(codecs: &[Codec], types: u8, x: &[f32], shape: [usize; 2], setup:
     }
 }
 
-/// Random numbers by a seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let mixed = (self.0 >> 33) ^ self.0;
-        (mixed.wrapping_mul(0xFF51_AFD7_ED55_8CCD) >> 32) as u32
-    }
-
-    fn below(&mut self, n: u32) -> u32 {
-        self.next() % n
-    }
-}
-
-/// A matrix of pieces of 24 to 87 elements, each of a kind: ordinary numbers, a wide range, few significand bits, subnormal
-/// numbers, zeros, all with or without infinities and NaN.
-fn matrix(seed: u64, len: usize) -> Vec<f32> {
-    let mut random = Random(seed ^ 0x9E37_79B9_7F4A_7C15);
-    let mut x = Vec::with_capacity(len);
-    while x.len() < len {
-        let (kind, few, binade) = (random.below(8), random.below(6), random.below(254) << 23);
-        for _ in 0..24 + random.below(64) {
-            let (bits, sign) = (random.next(), random.next() & 0x8000_0000);
-            let magnitude = match kind {
-                0..3 => (bits & 0x007F_FFFF) | ((118 + (bits >> 23) % 12) << 23),
-                3 => (bits & 0x007F_FFFF) | ((70 + (bits >> 23) % 100) << 23),
-                4 => (bits & 0x0070_0000) | (binade & 0x7F80_0000),
-                5 => bits & 0x00FF_FFFF,
-                6 => 0,
-                _ => bits & 0x7FFF_FFFF,
-            };
-            let special = random.below(600);
-            let magnitude = match (few, special) {
-                (0, 0..4) => 0x7F80_0000,
-                (1, 0..20) => 0x7F80_0001 + (bits & 0x007F_FFF0),
-                (2, 0..9) => 0,
-                _ => magnitude,
-            };
-            // Only one kind has NaN by chance.
-            let is_chance = magnitude > 0x7F80_0000 && few != 1 && kind != 7;
-            x.push(f32::from_bits(if is_chance { 0 } else { magnitude } | sign));
-        }
-    }
-    x.truncate(len);
-    x
-}
-
 /// Sizes next to those of blocks and tiles, and any others.
 fn size(most: usize) -> impl Strategy<Value = usize> {
     let edges =
@@ -442,6 +395,30 @@ fn scales_of_single_amaxes() {
                 .unwrap();
             assert_eq!(rounding.scale(amax, E4M3::ENCODING), scales[0], "{amax:e} {rounding:?}");
         }
+    }
+}
+
+/// One bit more or less in an amax or a scale.
+#[test]
+fn edges_of_scales() {
+    let codecs = codecs();
+    // Where the power of two of an MX scale changes: around max · 2ᵏ, or 2ᵏ. A block has one such element.
+    let around = |max: f32| {
+        let binades =
+            (-20..3).chain(-136..-124).map(move |k| max * 2_f32.powi(k / 2) * 2_f32.powi(k - k / 2));
+        binades.flat_map(|x| (0..9).map(move |i| f32::from_bits((x.to_bits() + i).saturating_sub(4))))
+    };
+    let blocks = around(448.0).chain(around(57344.0)).chain(around(512.0));
+    let x: Vec<f32> =
+        blocks.flat_map(|amax| (0..32).map(move |i| if i == 5 { -amax } else { 0.0 })).collect();
+    for (types, rounding) in [(0, MxRounding::Ceil), (3, MxRounding::Ceil), (0, MxRounding::Floor)] {
+        check_types(&codecs, types, &x, [1, x.len()], Setup::Mx(rounding), 0);
+    }
+    // A scale of 1 + 2⁻²³ is no power of two: it rounds a tie up.
+    let epsilon = 448_f32.next_down();
+    let scaling = BlockScaling { power_2_scales: false, epsilon, ..BlockScaling::new(Blocks::B1x128) };
+    for types in [0, 1, 2] {
+        check_types(&codecs, types, &[1.0625; 300], [1, 300], Setup::F32(scaling), 0);
     }
 }
 

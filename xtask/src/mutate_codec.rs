@@ -24,7 +24,7 @@ use crate::workspace::{Result, Workspace, files, root, shell};
 use edits::Edit;
 
 /// Files, the instructions they are for, functions that round nothing, and the tests in the order of their chances.
-const FILES: [(&str, &str, &[&str], [&str; 3]); 14] = [
+const FILES: [(&str, &str, &[&str], [&str; 3]); 16] = [
     ("codec.rs", "scalar", &[], ["codec", "slice", "paths"]),
     (
         "arch/avx2.rs",
@@ -47,6 +47,8 @@ const FILES: [(&str, &str, &[&str], [&str; 3]); 14] = [
     ("arch/avx2/blocks.rs", "avx2", &[], BLOCKS),
     ("arch/avx512/blocks.rs", "avx512", &[], BLOCKS),
     ("arch/avx512/rows.rs", "avx512", &["emit"], BLOCKS),
+    ("arch/avx512/row.rs", "avx512", &[], BLOCKS),
+    ("arch/avx512/tiles.rs", "avx512", &[], BLOCKS),
     ("arch/avx512/exponents.rs", "avx512", &[], BLOCKS),
     (
         NEON,

@@ -12,7 +12,9 @@ mod decode;
 mod exponents;
 mod products;
 mod rounding;
+mod row;
 mod rows;
+mod tiles;
 mod transpose;
 
 use super::avx2::prefetch;
@@ -29,7 +31,9 @@ use core::arch::x86_64::*;
 pub(crate) use decode::{decode, dequantize};
 pub(super) use products::Products;
 use rounding::Rounding;
+pub(crate) use row::quantize_row;
 pub(crate) use rows::quantize_rows;
+pub(crate) use tiles::quantize_tiles;
 pub(crate) use transpose::transpose;
 
 /// Elements of a block: a vector of codes, and a cache line of them.
@@ -55,6 +59,16 @@ fn fetch_ahead<B>(now: &B) {
     let first = core::ptr::from_ref(now).cast::<i8>().wrapping_add(AHEAD);
     for line in 0..size_of::<B>().div_ceil(64) {
         prefetch(first.wrapping_add(64 * line));
+    }
+}
+
+/// Prefetches what is read so many bytes later into the second cache.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn fetch_second<B>(now: &B, ahead: usize) {
+    let first = core::ptr::from_ref(now).cast::<i8>().wrapping_add(ahead);
+    for line in 0..size_of::<B>().div_ceil(64) {
+        _mm_prefetch::<_MM_HINT_T1>(first.wrapping_add(64 * line));
     }
 }
 
@@ -305,18 +319,26 @@ fn encode_words(x: [__m512i; 2], of: &Rounding) -> Codes {
     encode_magnitudes(x, [abs(x[0]), abs(x[1])], of, &IN_ORDER).0
 }
 
+/// Returns the upper halves of two vectors of f32, with the words of both vectors in turns, and words whose last two bits are set
+/// if the lower half is not zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn halved(even: __m512, odd: __m512) -> (__m512i, __m512i) {
+    const ODD: __mmask32 = 0xAAAA_AAAA;
+    let (even, odd) = (_mm512_castps_si512(even), _mm512_castps_si512(odd));
+    let x = _mm512_mask_blend_epi16(ODD, _mm512_srli_epi32::<16>(even), odd);
+    let cut = _mm512_mask_blend_epi16(ODD, even, _mm512_slli_epi32::<16>(odd));
+    // Rounding to a code drops four bits or more, of which the upper one decides and the others break ties. So two bits may be
+    // set. (A minimum with 1 would be compiled to a comparison and two more instructions.)
+    (x, _mm512_min_epu16(cut, splat(3)))
+}
+
 /// Returns the upper halves of two vectors of f32, with the words of both vectors in turns, and the magnitudes of the same
 /// numbers rounded to odd: their last bits are set if the lower half is not zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn round_to_odd(even: __m512, odd: __m512) -> (__m512i, __m512i) {
-    const ODD: __mmask32 = 0xAAAA_AAAA;
-    let (even, odd) = (_mm512_castps_si512(even), _mm512_castps_si512(odd));
-    let x = _mm512_mask_blend_epi16(ODD, _mm512_srli_epi32::<16>(even), odd);
-    let cut = _mm512_mask_blend_epi16(ODD, even, _mm512_slli_epi32::<16>(odd));
-    // Rounding to a code drops four bits or more, of which the upper one decides and the others break ties. The lower two
-    // are set if the dropped half is not zero. (A minimum with 1 would be compiled to a comparison and two more instructions.)
-    let sticky = _mm512_min_epu16(cut, splat(3));
+    let (x, sticky) = halved(even, odd);
     // (x | sticky) & ABS
     (x, _mm512_ternarylogic_epi32::<0xA8>(x, sticky, splat(ABS)))
 }

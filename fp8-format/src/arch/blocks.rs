@@ -5,6 +5,12 @@ use crate::E8M0;
 /// Elements that are read for their amaxes and then for their codes, where that takes two loops.
 const GROUP: usize = 2048;
 
+/// Rows and columns of a tile with a scale of its own.
+pub(crate) const SIDE: usize = 128;
+
+/// Tiles in a row of them that are computed together: 4 MiB of f32.
+pub(crate) const TILES: usize = 64;
+
 /// How an amax becomes a scale.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
@@ -139,5 +145,31 @@ pub(super) fn in_groups<S>(
         find(src, amaxes);
         factors.iter_mut().zip(&*amaxes).for_each(|(factor, amax)| *factor = rule.factor(*amax));
         encode(src, &factors, dst);
+    }
+}
+
+/// Finds the amaxes of a row of tiles, and encodes the tiles with the factors that `rule` makes of them.
+///
+/// `src` and `dst` hold `rows` rows of `width` elements each, `TILES` tiles at most. They begin `stride` elements apart.
+#[inline(always)]
+pub(super) fn in_tiles<S>(
+    src: &[S],
+    [rows, width, stride]: [usize; 3],
+    rule: &Rule,
+    amaxes: &mut [f32],
+    dst: &mut [u8],
+    find: impl Fn(&[S], &mut [f32]),
+    encode: impl Fn(&[S], &[f32], &mut [u8]),
+) {
+    let count = amaxes.len().min(TILES);
+    let [mut of_row, mut factors] = [[0.0_f32; TILES]; 2];
+    amaxes.fill(0.0);
+    for row in src.chunks(stride).take(rows) {
+        find(&row[..width], &mut of_row[..count]);
+        amaxes.iter_mut().zip(of_row).for_each(|(amax, here)| *amax = here.max(*amax));
+    }
+    factors.iter_mut().zip(&*amaxes).for_each(|(factor, amax)| *factor = rule.factor(*amax));
+    for (row, dst) in src.chunks(stride).zip(dst.chunks_mut(stride)).take(rows) {
+        encode(&row[..width], &factors[..count], &mut dst[..width]);
     }
 }

@@ -11,8 +11,8 @@ pub(crate) fn last_level() -> usize {
     *SIZE.get_or_init(|| largest().filter(|size| *size >= 1 << 20).unwrap_or(UNKNOWN))
 }
 
-/// Returns true if plain arithmetic loops whose results bypass the caches should prefetch their sources by software. The CPU is
-/// queried once.
+/// Returns true if plain arithmetic loops whose results bypass the caches should prefetch their sources into the nearest cache by
+/// software. The CPU is queried once.
 ///
 /// Intel's hardware prefetchers stop at the end of a 4 KiB page, and the arithmetic of a block fills the window in which the
 /// core itself would find the loads of the next page. Prefetching two pages ahead hides that; it was measured on Ice Lake. The

@@ -8,6 +8,8 @@
 //! | `amaxes`, `amax_columns` | the largest magnitudes of blocks in a row, and of columns |
 //! | `scales`, `mx_scales` | the scales of blocks from these |
 //! | `quantize_rows` | the largest magnitudes of blocks in a row, and their conversion |
+//! | `quantize_row` | the largest magnitude of a row, and its conversion |
+//! | `quantize_tiles` | the same for tiles, in one row of them |
 //! | `quantize_blocks`, `quantize_columns`, `dequantize_blocks` | conversion with a scale for each block, or column |
 //! | `transpose` | a tile of codes |
 //! | `copy`, `fetch`, `fence` | codes as they are; elements to come; the end of streamed stores by `copy` and `transpose` |
@@ -104,6 +106,8 @@ dispatch! {
     fn mx_scales<>(rule: MxRule, amaxes: &[f32], factors: &mut [f32], scales: &mut [E8M0]);
     fn quantize_blocks<S: Source, T: Target>(src: &[S], block: usize, scales: &[f32], dst: &mut [u8], streams: bool);
     fn quantize_rows<S: Source, T: Target>(src: &[S], block: usize, rule: &Rule, amaxes: &mut [f32], dst: &mut [u8], streams: bool);
+    fn quantize_row<S: Source, T: Target>(src: &[S], rule: &Rule, dst: &mut [u8], streams: bool) -> f32;
+    fn quantize_tiles<S: Source, T: Target>(src: &[S], shape: [usize; 3], rule: &Rule, amaxes: &mut [f32], dst: &mut [u8], streams: bool);
     fn quantize_columns<S: Source, T: Target>(src: &[S], scales: &[f32], dst: &mut [u8]);
     fn dequantize_blocks<T: Target, D: Source>(src: &[u8], block: usize, scale_inv: &[f32], dst: &mut [D], streams: bool);
     fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], streams: bool);

@@ -9,8 +9,8 @@ use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
 pub(crate) use blocks::{
-    amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, quantize_rows,
-    scales,
+    amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, quantize_row,
+    quantize_rows, quantize_tiles, scales,
 };
 
 /// Elements that loops take at a time: enough for the widest vectors, few enough for registers or the nearest cache.

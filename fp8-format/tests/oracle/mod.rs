@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod blocks;
+pub(crate) mod matrices;
 
 /// Parameters of a format, and what an overflow becomes.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 use super::decode::{fill, scaled};
 use super::*;
 use crate::E8M0;
-use crate::arch::blocks::{self, F32Rule, MxRule, Rule};
+use crate::arch::blocks::{self, F32Rule, MxRule, Rule, SIDE};
 
 #[target_feature(enable = "avx2")]
 pub(crate) fn scales(rule: &F32Rule, amaxes: &[f32], scales: &mut [f32], scale_inv: &mut [f32]) {
@@ -104,6 +104,36 @@ pub(crate) fn quantize_rows<S: Source, T: Target>(
         quantize_blocks::<S, T>(src, block, factors, dst, streams);
     };
     blocks::in_groups(src, block, rule, amaxes, dst, find, encode);
+}
+
+/// Codes of a row with the factor that `rule` makes of its amax, which is returned.
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn quantize_row<S: Source, T: Target>(
+    src: &[S],
+    rule: &Rule,
+    dst: &mut [u8],
+    streams: bool,
+) -> f32 {
+    let amax = super::amax::<S>(src);
+    quantize_blocks::<S, T>(src, src.len(), &[rule.factor(amax)], dst, streams);
+    amax
+}
+
+/// Codes of a row of tiles with the factors that `rule` makes of their amaxes, which are stored.
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) fn quantize_tiles<S: Source, T: Target>(
+    src: &[S],
+    shape: [usize; 3],
+    rule: &Rule,
+    amaxes: &mut [f32],
+    dst: &mut [u8],
+    streams: bool,
+) {
+    let find = |src: &[S], amaxes: &mut [f32]| self::amaxes::<S>(src, SIDE, amaxes);
+    let encode = |src: &[S], factors: &[f32], dst: &mut [u8]| {
+        quantize_blocks::<S, T>(src, SIDE, factors, dst, streams);
+    };
+    blocks::in_tiles(src, shape, rule, amaxes, dst, find, encode);
 }
 
 /// Codes of elements, each multiplied by the scale beside it.

@@ -25,11 +25,7 @@ pub(crate) fn mx_scales(rule: MxRule, amaxes: &[f32], factors: &mut [f32], scale
 /// The amaxes of blocks of so many elements; the last may have fewer.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 pub(crate) fn amaxes<S: Source>(src: &[S], block: usize, amaxes: &mut [f32]) {
-    let done = match block {
-        32 => amaxes_of::<S, 32>(src, amaxes),
-        128 => amaxes_of::<S, 128>(src, amaxes),
-        _ => 0,
-    };
+    let done = if block == 32 { amaxes_of::<S, 32>(src, amaxes) } else { 0 };
     let rest = src.get(done * block..).unwrap_or_default();
     for (amax, block) in amaxes[done..].iter_mut().zip(rest.chunks(block)) {
         *amax = super::amax::<S>(block);
@@ -277,7 +273,7 @@ fn quantize_halves<S: Source, T: Target>(
 /// The codes of a vector's halves, each multiplied by a scale.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-fn times<S: Source, T: Target>(block: &[S; BLOCK], [low, high]: [f32; 2]) -> Codes {
+pub(super) fn times<S: Source, T: Target>(block: &[S; BLOCK], [low, high]: [f32; 2]) -> Codes {
     let (low, high) = (_mm512_set1_ps(low), _mm512_set1_ps(high));
     let [a, b, c, d] = floats(block);
     let mul = |x, scale| _mm512_mul_ps(x, scale);

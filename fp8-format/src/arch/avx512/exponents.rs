@@ -45,24 +45,32 @@ pub(super) fn bases<T: Target>(powers: __m128i) -> __m128i {
     _mm_sub_epi32(_mm_set1_epi32(most.cast_signed()), _mm_srli_epi32::<23>(powers))
 }
 
-/// Codes of words times powers of two, which are given by their bases: signs from `x`, magnitudes from `a`. `order` is that of
-/// the codes in upper bytes, [`IN_ORDER`] or [`INTERLEAVED`].
+/// Returns what [`round_to_odd`] does, with the signs of the numbers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn odd_words(even: __m512, odd: __m512) -> __m512i {
+    let (x, sticky) = halved(even, odd);
+    _mm512_or_si512(x, sticky)
+}
+
+/// Codes of words times powers of two, which are given by their bases. If `is_interleaved`, the words are in the order of
+/// [`round_to_odd`].
 ///
 /// No element is NaN, and only with `CLAMPS` a product is beyond the largest code.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 pub(super) fn encode_exponents<T: Target, const CLAMPS: bool>(
     x: [__m512i; 2],
-    a: [__m512i; 2],
     base: __m512i,
     is_interleaved: bool,
 ) -> Codes {
     let bytes = |x: u8| _mm512_set1_epi8(x.cast_signed());
     let (upper, lower) = if is_interleaved { (&INTERLEAVED, &INTERLEAVED_LOW) } else { (&IN_ORDER, &LOW) };
-    let twice = [_mm512_add_epi16(a[0], a[0]), _mm512_add_epi16(a[1], a[1])];
-    let exponent = _mm512_subs_epu8(pack(twice, upper), base);
-    let low = pack(a, lower);
-    let high = pack(x, upper);
+    // The exponent's last bit and the significand; the sign and the rest of the exponent.
+    let (low, high) = (pack(x, lower), pack(x, upper));
+    let twice = _mm512_add_epi8(high, high);
+    let exponent = _mm512_mask_sub_epi8(twice, _mm512_movepi8_mask(low), twice, bytes(0xFF));
+    let exponent = _mm512_subs_epu8(exponent, base);
 
     let lookup = |both: &[u8; 128]| {
         let [first, last] = both.as_chunks::<BLOCK>().0 else { return low };

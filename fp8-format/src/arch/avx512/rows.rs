@@ -6,7 +6,7 @@
 //! [`quantize_rows`] leaves to the functions for any block.
 
 use super::blocks::quantize_blocks;
-use super::exponents::{bases, encode_exponents};
+use super::exponents::{bases, encode_exponents, odd_words};
 use super::*;
 use crate::arch::avx2::is_aligned;
 use crate::arch::blocks::{F32Rule, MxRule, Rule};
@@ -57,7 +57,7 @@ pub(crate) fn quantize_rows<S: Source, T: Target>(
 
 /// The bits of amaxes that are finite, not tiny and at least epsilon.
 #[derive(Clone, Copy)]
-struct Ordinary {
+pub(super) struct Ordinary {
     least: u32,
     span: u32,
 }
@@ -66,7 +66,7 @@ impl Ordinary {
     /// 2⁻⁸⁰: larger amaxes have normal scales, and no subnormal element of bf16 becomes anything but 0.
     const LEAST: u32 = (127 - 80) << 23;
 
-    fn new(rule: &Rule) -> Self {
+    pub(super) fn new(rule: &Rule) -> Self {
         let epsilon = match rule {
             Rule::F32(rule) if rule.epsilon > 0.0 => rule.epsilon.to_bits(),
             _ => 0,
@@ -76,7 +76,7 @@ impl Ordinary {
     }
 
     #[inline(always)]
-    const fn contains(self, amax: u32) -> bool {
+    pub(super) const fn contains(self, amax: u32) -> bool {
         amax.wrapping_sub(self.least) < self.span
     }
 }
@@ -93,14 +93,13 @@ fn ordinary<S: Source, T: Target, const N: usize, const V: usize, const POWERS: 
     streams: bool,
 ) -> usize {
     const { assert!(N == 128 && V == 2 || N == 32 && V == 1) };
-    // Sources of 16 bits gain from it on AMD's CPUs, too.
-    let prefetches = streams && (size_of::<S>() == 2 || needs_prefetch());
     let steps = src.as_chunks::<BLOCK>().0.as_chunks::<V>().0;
     let lines = dst.as_chunks_mut::<BLOCK>().0.as_chunks_mut::<V>().0;
     let amaxes = amaxes.chunks_exact_mut(const { BLOCK * V / N });
     for (i, ((step, lines), amaxes)) in steps.iter().zip(lines).zip(amaxes).enumerate() {
-        if prefetches {
-            fetch_ahead(step);
+        // Prefetches into the nearest cache would compete with the loads for its buffers of missing lines.
+        if streams {
+            fetch_second(step, V * AHEAD);
         }
         let bits = amaxes_of::<S, N, V>(step);
         let [low, high] =
@@ -112,38 +111,67 @@ fn ordinary<S: Source, T: Target, const N: usize, const V: usize, const POWERS: 
         if N < BLOCK {
             amaxes[1] = f32::from_bits(high);
         }
-        let scales = if POWERS {
-            _mm_castsi128_ps(powers::<T, CLAMPS>(bits))
-        } else {
-            let max = f32::from_bits(T::FORMAT.widen_f32(T::TOP.into()));
-            _mm_div_ss(_mm_set_ss(max), _mm_castsi128_ps(bits))
-        };
-        if POWERS && !matches!(S::KIND, Kind::F16) {
-            let bases = bases::<T>(_mm_castps_si128(scales));
-            let bases = if N < BLOCK {
-                _mm512_permutexvar_epi8(table(&FIRST_TWO), _mm512_castsi128_si512(bases))
-            } else {
-                _mm512_broadcastb_epi8(bases)
-            };
-            for (block, line) in step.iter().zip(lines) {
-                let codes = if let Kind::F32 = S::KIND {
-                    let [a, b, c, d] = floats(block);
-                    let ((x, x_magnitudes), (y, y_magnitudes)) = (round_to_odd(a, b), round_to_odd(c, d));
-                    encode_exponents::<T, CLAMPS>([x, y], [x_magnitudes, y_magnitudes], bases, true)
-                } else {
-                    encode_exponents::<T, CLAMPS>(words(block), words(block), bases, false)
-                };
-                emit(line, codes, streams);
-            }
-        } else {
-            let low = _mm512_broadcastss_ps(scales);
-            let high = if N < BLOCK { _mm512_broadcastss_ps(_mm_movehdup_ps(scales)) } else { low };
-            for (block, line) in step.iter().zip(lines) {
-                emit(line, encode_products::<S, T, CLAMPS>(block, low, high), streams);
-            }
+        let by = Multiplier::new::<T, N, POWERS, CLAMPS>(bits);
+        for (block, line) in step.iter().zip(lines) {
+            emit(line, by.codes::<S, T, POWERS, CLAMPS>(block), streams);
         }
     }
     steps.len()
+}
+
+/// What the halves of a vector are multiplied by: scales, and as powers of two the bases of [`encode_exponents`].
+#[derive(Clone, Copy)]
+pub(super) struct Multiplier {
+    low: __m512,
+    high: __m512,
+    bases: __m512i,
+}
+
+impl Multiplier {
+    /// The scale of a block, from the bits of its amax in the first lane.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+    pub(super) fn of_block<T: Target, const POWERS: bool>(amax: __m128i) -> Self {
+        Self::new::<T, 128, POWERS, false>(amax)
+    }
+
+    /// The scales of blocks of `N` elements, from the bits of their amaxes in the first lanes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+    fn new<T: Target, const N: usize, const POWERS: bool, const CLAMPS: bool>(amaxes: __m128i) -> Self {
+        let scales = if POWERS {
+            _mm_castsi128_ps(powers::<T, CLAMPS>(amaxes))
+        } else {
+            let max = f32::from_bits(T::FORMAT.widen_f32(T::TOP.into()));
+            _mm_div_ss(_mm_set_ss(max), _mm_castsi128_ps(amaxes))
+        };
+        let bases = bases::<T>(_mm_castps_si128(scales));
+        let low = _mm512_broadcastss_ps(scales);
+        if N < BLOCK {
+            let high = _mm512_broadcastss_ps(_mm_movehdup_ps(scales));
+            let bases = _mm512_permutexvar_epi8(table(&FIRST_TWO), _mm512_castsi128_si512(bases));
+            Self { low, high, bases }
+        } else {
+            Self { low, high: low, bases: _mm512_broadcastb_epi8(bases) }
+        }
+    }
+
+    /// The codes of a vector. `POWERS` and `CLAMPS` are as in [`ordinary`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+    pub(super) fn codes<S: Source, T: Target, const POWERS: bool, const CLAMPS: bool>(
+        self,
+        block: &[S; BLOCK],
+    ) -> Codes {
+        match S::KIND {
+            Kind::F32 if POWERS => {
+                let [a, b, c, d] = floats(block);
+                encode_exponents::<T, CLAMPS>([odd_words(a, b), odd_words(c, d)], self.bases, true)
+            }
+            Kind::BF16 if POWERS => encode_exponents::<T, CLAMPS>(words(block), self.bases, false),
+            _ => encode_products::<S, T, CLAMPS>(block, self.low, self.high),
+        }
+    }
 }
 
 /// The first byte of a vector for a half, that of the next f32 for the other.
@@ -164,11 +192,7 @@ fn amaxes_of<S: Source, const N: usize, const V: usize>(step: &[[S; BLOCK]; V]) 
     // Of a step of one vector, the second is the first.
     let (first, second) = (&step[0], &step[V - 1]);
     match (S::KIND, N) {
-        (Kind::F32, 128) => {
-            let m = quarter(_mm512_max_epu32(larger(floats(first)), larger(floats(second))));
-            let m = _mm_max_epu32(m, _mm_shuffle_epi32::<0b01_00_11_10>(m));
-            _mm_max_epu32(m, _mm_shuffle_epi32::<0b10_11_00_01>(m))
-        }
+        (Kind::F32, 128) => amax_of::<S>(_mm512_max_epu32(larger(floats(first)), larger(floats(second)))),
         (Kind::F32, _) => {
             let [a, b, c, d] = floats(first);
             let max = |a, b| quarter(_mm512_max_epu32(absolute(a), absolute(b)));
@@ -179,7 +203,7 @@ fn amaxes_of<S: Source, const N: usize, const V: usize>(step: &[[S; BLOCK]; V]) 
         (Kind::F16 | Kind::BF16, 128) => {
             let ([a, b], [c, d]) = (words(first), words(second));
             let least = |a, b| _mm512_min_epu16(negated(a), negated(b));
-            amaxes_of_words::<S>(least_word(_mm512_min_epu16(least(a, b), least(c, d))))
+            amax_of::<S>(_mm512_min_epu16(least(a, b), least(c, d)))
         }
         (Kind::F16 | Kind::BF16, _) => {
             let [a, b] = words(first);
@@ -214,10 +238,27 @@ fn quarter(m: __m512i) -> __m128i {
     _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256::<1>(m))
 }
 
+/// The largest lane of a vector, in all lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+fn largest_lane(m: __m512i) -> __m128i {
+    let m = quarter(m);
+    let m = _mm_max_epu32(m, _mm_shuffle_epi32::<0b01_00_11_10>(m));
+    _mm_max_epu32(m, _mm_shuffle_epi32::<0b10_11_00_01>(m))
+}
+
+/// The bits of a block's amax as f32, from the largest magnitudes of lanes: of 32 bits for f32, else words of 0x7FFF less these.
+/// Those of NaN are beyond those of infinity.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn amax_of<S: Source>(m: __m512i) -> __m128i {
+    if let Kind::F32 = S::KIND { largest_lane(m) } else { amaxes_of_words::<S>(least_word(m)) }
+}
+
 /// 0x7FFF less the magnitudes of 16-bit elements.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn negated(x: __m512i) -> __m512i {
+pub(super) fn negated(x: __m512i) -> __m512i {
     _mm512_andnot_si512(x, splat(ABS))
 }
 
@@ -294,7 +335,7 @@ fn encode_products<S: Source, T: Target, const CLAMPS: bool>(
 /// Stores a line of codes, past the caches if `streams`, for which it has to be aligned.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn emit(line: &mut [u8; BLOCK], codes: Codes, streams: bool) {
+pub(super) fn emit(line: &mut [u8; BLOCK], codes: Codes, streams: bool) {
     if streams {
         debug_assert!(is_aligned(line));
         // SAFETY: a line is 64 bytes, and aligned, as the caller makes sure.

@@ -1,5 +1,5 @@
-//! Columnwise results, which are those of the transpose, and those of tiles. Both are computed in strips of columns, band after
-//! band of 128 rows: such a piece of the source stays in the second cache from its amaxes to its codes.
+//! Columnwise results, which are those of the transpose, alone and together with the rowwise ones. They are computed in strips of
+//! columns, band after band of 128 rows: such a piece of the source stays in the second cache from its amaxes to its codes.
 
 use super::{Job, Out};
 use crate::arch::{self, Path, Saturating, TILE};
@@ -39,12 +39,12 @@ pub(super) fn quantize<T: Fp8, S: Source>(
         // The scales of columns need all rows, and those of rows all columns.
         Some(out) if job.blocks == Blocks::Row => {
             super::rows::quantize::<T, S>(codec, job, src, [rows, cols], out);
-            tiles::<T, S>(job, src, [rows, cols], 0..cols, None, Some(&mut columnwise));
+            tiles::<T, S>(job, src, [rows, cols], 0..cols, None, &mut columnwise);
         }
         Some(mut out) => {
-            tiles::<T, S>(job, src, [rows, cols], 0..cols, Some(&mut out), Some(&mut columnwise));
+            tiles::<T, S>(job, src, [rows, cols], 0..cols, Some(&mut out), &mut columnwise);
         }
-        None => tiles::<T, S>(job, src, [rows, cols], 0..cols, None, Some(&mut columnwise)),
+        None => tiles::<T, S>(job, src, [rows, cols], 0..cols, None, &mut columnwise),
     }
 }
 
@@ -60,7 +60,7 @@ fn split<T: Fp8, S: Source>(
 ) {
     let left = (here.len() / 2).next_multiple_of(HEIGHT);
     if here.len() <= least || left >= here.len() {
-        return tiles::<T, S>(job, src, [rows, cols], here, None, Some(&mut out));
+        return tiles::<T, S>(job, src, [rows, cols], here, None, &mut out);
     }
     let (out_left, out_right) = out.split(left * rows, super::count(job.blocks, left, rows));
     let middle = here.start + left;
@@ -108,13 +108,13 @@ impl<'a, S: Source> Strip<'a, S> {
 /// Computes the results of the columns `here`. `rowwise` receives those of the whole matrix, which then are all columns;
 /// `columnwise` has room for these columns alone.
 #[inline(never)]
-pub(super) fn tiles<T: Fp8, S: Source>(
+fn tiles<T: Fp8, S: Source>(
     job: Job,
     src: &[S],
     [rows, cols]: [usize; 2],
     here: Range<usize>,
     mut rowwise: Option<&mut Out<'_>>,
-    mut columnwise: Option<&mut Out<'_>>,
+    columnwise: &mut Out<'_>,
 ) {
     let mut codes = [[0; WIDTH]; HEIGHT];
     for left in here.clone().step_by(WIDTH) {
@@ -122,41 +122,33 @@ pub(super) fn tiles<T: Fp8, S: Source>(
         let strip = Strip { job, src, rows, cols, left, width, before: left - here.start };
         let mut factors = [0.0; WIDTH];
         let factors = &mut factors[..width];
-        if let (Blocks::Row, Some(out)) = (job.blocks, &mut columnwise) {
-            strip.scales_of_columns(0..rows, out, factors);
+        if job.blocks == Blocks::Row {
+            strip.scales_of_columns(0..rows, columnwise, factors);
         }
         for top in (0..rows).step_by(HEIGHT) {
             let band = top..rows.min(top + HEIGHT);
-            match (job.blocks, &mut columnwise) {
-                (Blocks::B128x128, _) => {
-                    strip.tiles_of_band::<T>(
-                        band.clone(),
-                        rowwise.as_deref_mut(),
-                        columnwise.as_deref_mut(),
-                        &mut codes,
-                    );
+            match job.blocks {
+                Blocks::B128x128 => {
+                    strip.tiles_of_band::<T>(band.clone(), rowwise.as_deref_mut(), columnwise, &mut codes);
                 }
-                (Blocks::Row, _) => strip.codes_of_columns::<T>(band.clone(), factors, &mut codes),
-                (Blocks::B1x128 | Blocks::Mx32, Some(out)) => {
+                Blocks::Row => strip.codes_of_columns::<T>(band.clone(), factors, &mut codes),
+                Blocks::B1x128 | Blocks::Mx32 => {
                     let height = if job.blocks == Blocks::Mx32 { 32 } else { HEIGHT };
                     for first in band.clone().step_by(height) {
                         let block = first..band.end.min(first + height);
                         if let Some(out) = &mut rowwise {
                             strip.blocks_of_rows::<T>(block.clone(), out);
                         }
-                        strip.scales_of_columns(block.clone(), out, factors);
+                        strip.scales_of_columns(block.clone(), columnwise, factors);
                         strip.codes_of_columns::<T>(block, factors, &mut codes[first - top..]);
                     }
                 }
-                (Blocks::B1x128 | Blocks::Mx32, None) => {}
             }
-            if let Some(out) = &mut columnwise {
-                let dst = &mut out.codes[strip.before * rows..];
-                let mut columns = Columns { dst, rows, streams: job.streams };
-                for first in band.clone().step_by(TILE) {
-                    let half = first..band.end.min(first + TILE);
-                    columns.write(job.path, half, width, codes[first - top..].as_flattened(), WIDTH);
-                }
+            let dst = &mut columnwise.codes[strip.before * rows..];
+            let mut columns = Columns { dst, rows, streams: job.streams };
+            for first in band.clone().step_by(TILE) {
+                let half = first..band.end.min(first + TILE);
+                columns.write(job.path, half, width, codes[first - top..].as_flattened(), WIDTH);
             }
         }
     }
@@ -204,7 +196,7 @@ impl<S: Source> Strip<'_, S> {
         &self,
         band: Range<usize>,
         mut rowwise: Option<&mut Out<'_>>,
-        columnwise: Option<&mut Out<'_>>,
+        columnwise: &mut Out<'_>,
         codes: &mut [[u8; WIDTH]; HEIGHT],
     ) {
         let Job { path, streams, .. } = self.job;
@@ -221,9 +213,7 @@ impl<S: Source> Strip<'_, S> {
             let first = band.start / HEIGHT * self.cols.div_ceil(HEIGHT) + self.left / HEIGHT;
             out.scales.set(path, [first, 1], amaxes, factors);
         }
-        if let Some(out) = columnwise {
-            out.scales.set(path, self.places(band.start), amaxes, factors);
-        }
+        columnwise.scales.set(path, self.places(band.start), amaxes, factors);
         for (r, codes) in band.zip(codes) {
             let codes = &mut codes[..self.width];
             arch::quantize_blocks::<S, Saturating<T>>(path, self.row(r), HEIGHT, factors, codes, false);

@@ -132,8 +132,8 @@ impl Codec {
     /// scale)`, and the value of a code is `code · scale_inv`. NaN is stored as NaN and does not count for the amax. ±inf is stored
     /// as ±[`Fp8::MAX`]; it makes the scale of its block 1.
     ///
-    /// `src` is read from memory once, except for rows that exceed the caches with [`Blocks::Row`]: a row is read twice.
-    /// O(rows · cols). 64 KiB of stack for tiles.
+    /// `src` is read from memory once as far as the caches hold what is read twice: a row with [`Blocks::Row`], and 64 tiles, 4 MiB of
+    /// f32, with [`Blocks::B128x128`]. O(rows · cols).
     ///
     /// ```
     /// use fp8_format::slice::{BlockOutput, BlockScaling, Codec};

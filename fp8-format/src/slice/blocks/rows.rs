@@ -1,10 +1,9 @@
-//! Rowwise results. A group of blocks is read from memory for its amaxes; the second read, for the codes, finds it in the
-//! nearest cache.
+//! Rowwise results. Where a source is read for its amaxes and again for its codes, the second read finds it in a cache.
 
-use super::{Job, Out, columns};
-use crate::arch::{self, Path, Saturating, Scale};
+use super::{Job, Out};
+use crate::arch::blocks::{SIDE, TILES};
+use crate::arch::{self, Path, Saturating};
 use crate::slice::Codec;
-use crate::traits::Kind;
 use crate::{Blocks, Fp8, Source};
 
 /// Elements whose scales are stored together.
@@ -55,24 +54,23 @@ fn part<T: Fp8, S: Source>(job: Job, src: &[S], [rows, cols]: [usize; 2], out: &
         Blocks::Row => whole_rows::<T, S>(job, src, cols, out),
         Blocks::B1x128 => blocks::<T, S>(job, src, cols, 128, out),
         Blocks::Mx32 => blocks::<T, S>(job, src, cols, 32, out),
-        Blocks::B128x128 => columns::tiles::<T, S>(job, src, [rows, cols], 0..cols, Some(out), None),
+        Blocks::B128x128 => tiles::<T, S>(job, src, [rows, cols], out),
     }
 }
 
 /// A scale for each row. A row that exceeds the caches is read from memory twice.
 fn whole_rows<T: Fp8, S: Source>(job: Job, src: &[S], cols: usize, out: &mut Out<'_>) {
+    const ROWS: usize = 64;
     let Job { path, streams, .. } = job;
-    // bf16 times a power of two needs no multiplication.
-    let are_sums = matches!(S::KIND, Kind::BF16) && out.scales.are_powers_of_two();
-    for (r, (row, codes)) in src.chunks(cols).zip(out.codes.chunks_mut(cols)).enumerate() {
-        let mut scale = [0.0];
-        out.scales.set(path, [r, 1], &[arch::amax::<S>(path, row)], &mut scale);
-        if are_sums {
-            arch::quantize_blocks::<S, Saturating<T>>(path, row, cols, &scale, codes, streams);
-        } else {
-            let scale = Scale::new::<S, Saturating<T>>(path, scale[0], cols);
-            arch::quantize::<S, Saturating<T>>(path, row, &scale, codes, streams);
+    let rule = out.scales.rule();
+    let groups = src.chunks(ROWS * cols).zip(out.codes.chunks_mut(ROWS * cols));
+    for (group, (src, codes)) in groups.enumerate() {
+        let (mut amaxes, mut factors) = ([0.0; ROWS], [0.0; ROWS]);
+        let rows = src.len() / cols;
+        for ((row, codes), amax) in src.chunks(cols).zip(codes.chunks_mut(cols)).zip(&mut amaxes) {
+            *amax = arch::quantize_row::<S, Saturating<T>>(path, row, &rule, codes, streams);
         }
+        out.scales.set(path, [group * ROWS, 1], &amaxes[..rows], &mut factors[..rows]);
     }
     arch::fence(path);
 }
@@ -108,6 +106,33 @@ fn blocks<T: Fp8, S: Source>(job: Job, src: &[S], cols: usize, block: usize, out
     if let Some(lines) = lines {
         let Lines { codes, held, at, .. } = lines;
         out.codes[at..at + held].copy_from_slice(&codes[..held]);
+    }
+    arch::fence(path);
+}
+
+/// A scale for each tile.
+fn tiles<T: Fp8, S: Source>(job: Job, src: &[S], [rows, cols]: [usize; 2], out: &mut Out<'_>) {
+    let Job { path, streams, .. } = job;
+    for top in (0..rows).step_by(SIDE) {
+        for left in (0..cols).step_by(TILES * SIDE) {
+            let shape = [SIDE.min(rows - top), (TILES * SIDE).min(cols - left), cols];
+            let first = top * cols + left;
+            let (mut amaxes, mut factors) = ([0.0; TILES], [0.0; TILES]);
+            let count = shape[1].div_ceil(SIDE);
+            let (amaxes, factors) = (&mut amaxes[..count], &mut factors[..count]);
+            let codes = &mut out.codes[first..];
+            let rule = &out.scales.rule();
+            arch::quantize_tiles::<S, Saturating<T>>(
+                path,
+                &src[first..],
+                shape,
+                rule,
+                amaxes,
+                codes,
+                streams,
+            );
+            out.scales.set(path, [top / SIDE * cols.div_ceil(SIDE) + left / SIDE, 1], amaxes, factors);
+        }
     }
     arch::fence(path);
 }

@@ -169,14 +169,6 @@ impl Scales<'_> {
             Factors::Mx { rule, .. } => Rule::Mx(*rule),
         }
     }
-
-    /// Whether all scales are powers of two.
-    pub(super) fn are_powers_of_two(&self) -> bool {
-        match &self.factors {
-            Factors::F32 { rule, .. } => rule.mask != u32::MAX,
-            Factors::Mx { .. } => true,
-        }
-    }
 }
 
 #[cfg(feature = "rayon")]
