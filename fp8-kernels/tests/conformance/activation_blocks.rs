@@ -90,7 +90,9 @@ fn special_matrix(beside_infinity: bool) -> (Vec<f32>, [usize; 2]) {
     let mut values = Vec::new();
     for (row, &special) in specials.iter().enumerate() {
         values.extend([special; 32]);
-        values.extend((32..64).map(|col| if col % 32 == row % 32 { special } else { random.normal() }));
+        values.extend((32..48).map(|col| if col % 16 == row % 16 { special } else { random.normal() }));
+        // Beside zeros each lane takes the longer way to codes.
+        values.extend((48..64).map(|col| if (col + col / 8) % 2 == 0 { special } else { 0.0 }));
         values.extend((64..72).map(|col| if beside_infinity && col == 64 { f32::INFINITY } else { special }));
     }
     (values, [specials.len(), cols])

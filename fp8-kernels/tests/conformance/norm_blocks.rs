@@ -85,7 +85,7 @@ fn special_values(device: &Device, encoding: Encoding) -> Outcome {
         // Beside an infinity the scale is 1.
         (8, 0) => f32::INFINITY,
         (8, lane) => specials[specials.len() - 33 + lane],
-        (9, _) => 464.0,
+        (9, lane) => [464.0, 0.0][(lane + lane / 8) % 2],
         (10, lane) => [f32::powi(2.0, -10), f32::powi(2.0, -17)][lane / 8 % 2],
         _ => f32::NAN,
     });
