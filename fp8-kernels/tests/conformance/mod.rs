@@ -17,6 +17,7 @@ mod adamw_skips;
 mod amax;
 mod attention;
 mod attention_bits;
+mod attention_sequences;
 mod cast;
 mod cells;
 mod compare_calls;
@@ -59,6 +60,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     amax::CASES,
     attention::CASES,
     attention_bits::CASES,
+    attention_sequences::CASES,
     cast::CASES,
     cells::CASES,
     compare_calls::CASES,
