@@ -7,7 +7,7 @@ use super::dispatch::{Kernel, vectorized};
 use super::matmul::{Strided, Unpacked, product, transpose};
 use super::softmax::origin;
 use super::{Buffer, lanes, parallel};
-use crate::host::Array;
+use crate::host::{self, Array};
 use crate::ops::{AttentionSaved, Diagonal, Ends, Problem, Sequences};
 use crate::{DType, Device, Error, Result, Shape, Tensor, math};
 use rayon::prelude::*;
@@ -32,7 +32,8 @@ pub(crate) fn attention(
     let mut max = Array::filled(op, f32::NEG_INFINITY, rows)?;
     let transposed = Transposed::new(op, &k, p)?;
     // The rows of each head and sequence, a few at a time.
-    let mut tasks = Vec::new();
+    let count = spans.iter().map(|span| span.queries.len().div_ceil(TASK)).sum::<usize>() * p.heads;
+    let mut tasks = host::room(op, count)?;
     let mut rest = (&mut o[..], &mut max[..], &mut sum[..]);
     let mut done = 0;
     for (span, head) in in_order(&spans, p) {
@@ -85,7 +86,7 @@ pub(crate) fn attention_backward(
             let (batch, group) = (index / p.groups, index % p.groups);
             for (i, dq) in dq.chunks_exact_mut(q_step).enumerate() {
                 let head = group * per_group + i;
-                for span in spans.iter().filter(|span| span.batch == batch) {
+                for span in of_batch(&spans, batch) {
                     let k = Head::new(&k, p.keys, p.groups, p.head_dim, batch, group).skip(span.keys.start);
                     let [k_transposed, v_transposed] =
                         [&k_transposed, &v_transposed].map(|x| x.head(index).skip(span.keys.start));
@@ -168,14 +169,21 @@ fn spans(op: &'static str, sequences: &Sequences, p: &Problem) -> Result<Vec<Spa
             queries: begin..end,
             keys: keys..keys_end,
         };
-        return Ok(real.iter().map(span).collect());
+        return host::collect(op, real.iter().map(span));
     }
     let [queries, keys] = sequences.lengths();
     let queries = Lengths::new(op, "query length", queries, p.queries)?;
     let keys = Lengths::new(op, "key length", keys, p.keys)?;
-    Ok((0..p.batch)
-        .map(|batch| Span { batch, queries: 0..queries.of(batch), keys: 0..keys.of(batch) })
-        .collect())
+    // Nothing is seen, by however many batch entries.
+    let batch = if [p.queries, p.keys, p.heads].contains(&0) { 0 } else { p.batch };
+    let span = |batch| Span { batch, queries: 0..queries.of(batch), keys: 0..keys.of(batch) };
+    host::collect(op, (0..batch).map(span))
+}
+
+/// The sequences of one batch entry.
+fn of_batch(spans: &[Span], batch: usize) -> &[Span] {
+    let [first, end] = [batch, batch + 1].map(|batch| spans.partition_point(|span| span.batch < batch));
+    &spans[first..end]
 }
 
 /// Each sequence with each head, in the order of their rows in `[batch, heads, queries]`.
