@@ -7,6 +7,7 @@ mod cuda;
 
 use cuda::Rig;
 use cuda::step::Step;
+use fp8_kernels::ops::{AttentionOptions, Packing, PackingCapacity, RopeTable, Sequences};
 use fp8_kernels::{CudaAllocator, CudaOptions, DType, Device, Error, Result, Tensor, ops};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -45,6 +46,38 @@ fn live(rig: &Rig, device: &Device) -> Vec<String> {
     let mut lines: Vec<String> = text.lines().map(kind).collect();
     lines.sort();
     lines
+}
+
+#[test]
+fn a_packing_is_refilled_between_replays() {
+    let rig = Rig::new();
+    for allocator in BOTH {
+        let device = open(&rig, allocator);
+        let room = PackingCapacity { sequences: 3, queries: 80, keys: 80 };
+        let packing = |lengths: &[usize]| Packing::with_capacity(lengths, lengths, room, &device).unwrap();
+        let values = (0..640u16).map(|i| f32::from(i * 37 % 101) / 50.0 - 1.0).collect();
+        let x = Tensor::from_vec(values, [1, 80, 1, 8], &device).unwrap();
+        let table = RopeTable::new(80, 8, 100.0, &device).unwrap();
+        let step = |packing: &Packing| -> Result<[Tensor; 4]> {
+            let q = ops::rope(&x, &table, packing.positions())?;
+            let (sequences, options) = (Sequences::Packed(packing.clone()), AttentionOptions::default());
+            let (o, saved) = ops::attention(&q, &q, &x, &sequences, options)?;
+            let (dq, dk, dv) = ops::attention_backward(&x, &q, &q, &x, &o, &saved, &sequences, options)?;
+            Ok([o, dq, dk, dv])
+        };
+        let mut refilled = packing(&[50, 30]);
+        step(&refilled).unwrap();
+        let (graph, recorded) = device.capture(|| step(&refilled)).unwrap();
+        for lengths in [&[80][..], &[1, 64, 9], &[], &[50, 30]] {
+            refilled.set(lengths, lengths).unwrap();
+            graph.replay().unwrap();
+            let eager = step(&packing(lengths)).unwrap();
+            for (recorded, eager) in recorded.iter().zip(&eager) {
+                assert_eq!(recorded.to_vec::<f32>().unwrap(), eager.to_vec::<f32>().unwrap(), "{lengths:?}");
+            }
+        }
+    }
+    rig.finish();
 }
 
 #[test]

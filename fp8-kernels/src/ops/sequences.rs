@@ -195,14 +195,14 @@ impl Packing {
     /// Those of [`with_capacity`](Self::with_capacity); a packing that has clones; a step that is being recorded.
     pub fn set(&mut self, queries: &[usize], keys: &[usize]) -> Result<()> {
         let sequences = sequences(queries, keys, self.positions_of, self.most)?;
-        let positions = positions(&sequences)?;
+        // A clone of the packing shares the positions, and so does a clone of them alone: refused before anything is written.
+        self.positions.write(&positions(&sequences)?, "the packing's positions")?;
         if let Some(tables) = &mut self.tiles {
-            let new = [0, 1].map(|side| tiles(&sequences, side, tables[side].shape().matrix()[0]));
-            for (table, new) in tables.iter_mut().zip(new) {
-                table.write(&new?, "the packing's tiles")?;
+            for (side, table) in tables.iter_mut().enumerate() {
+                let count = table.shape().matrix()[0];
+                table.write(&tiles(&sequences, side, count)?, "the packing's tiles")?;
             }
         }
-        self.positions.write(&positions, "the packing's positions")?;
         self.sequences = sequences;
         Ok(())
     }

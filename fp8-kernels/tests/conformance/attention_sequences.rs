@@ -187,8 +187,17 @@ fn packings_are_refilled(device: &Device) -> Outcome {
         same(&format!("{lengths:?}"), &run(&packing)?, &run(&new)?, 8)?;
     }
     let shared = packing.clone();
-    refused(packing.set(&[1], &[1]), "")?;
+    refused(packing.set(&[1], &[1]), "the packing's positions: cannot be changed in place")?;
     drop(shared);
+    let positions = packing.positions().clone();
+    let before = Packing::with_capacity(&[3, 0, 64], &[3, 0, 64], room, device)?;
+    refused(packing.set(&[1], &[1]), "the packing's positions: cannot be changed in place")?;
+    drop(positions);
+    let run = |packing: &Packing| {
+        let packed = Sequences::Packed(packing.clone());
+        ops::attention(&x, &x, &x, &packed, AttentionOptions::default())?.0.to_f32_vec()
+    };
+    same("after a refusal", &run(&packing)?, &run(&before)?, 8)?;
     refused(packing.set(&[1; 3], &[1; 2]), "3 of queries and 2 of keys")?;
     refused(packing.set(&[141], &[0]), "queries = 140: the sequences need 141")?;
     refused(packing.set(&[0], &[141]), "keys = 140: the sequences need 141")?;
