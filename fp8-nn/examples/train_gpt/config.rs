@@ -143,7 +143,10 @@ pub(crate) fn read_recipe(settings: &mut Settings, given: &Given) -> Result<(), 
     }
     let RecipeName::File(path) = &settings.recipe else { return Ok(()) };
     let refused = |problem: &str| Failure::input(format!("--recipe {}: {problem}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| refused(&error.to_string()))?;
+    let unreadable = |error: std::io::Error| {
+        refused(&format!("{error}; give a TOML file that can be read, or one of the names"))
+    };
+    let text = std::fs::read_to_string(path).map_err(unreadable)?;
     Recipe::from_toml(&text).map_err(|error| refused(&error.to_string()))?;
     settings.recipe_toml = text;
     Ok(())
@@ -401,6 +404,11 @@ mod tests {
         let path = path.display();
         let refused = |options: &str| config(&format!("--recipe {path} {options}")).unwrap_err().to_string();
         assert!(refused("").starts_with(&format!("error: --recipe {path}: No such file")), "{}", refused(""));
+        assert!(
+            refused("").ends_with("; give a TOML file that can be read, or one of the names"),
+            "{}",
+            refused("")
+        );
         std::fs::write(folder.path().join("r.toml"), "recipe = \"current\"\nmargin = 1").unwrap();
         let sentence = "recipe file: unknown key `margin`: the options of current are ";
         assert!(refused("").starts_with(&format!("error: --recipe {path}: {sentence}")), "{}", refused(""));

@@ -137,7 +137,10 @@ fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::input(format!("--text {}: {error}", path.display()))
+    Failure::input(format!(
+        "--text {}: {error}; give a text file that can be read, or a folder of them",
+        path.display()
+    ))
 }
 
 #[cfg(test)]
