@@ -86,7 +86,7 @@ impl Program {
             let folder = Workspace::read(sh)?.target_directory.join("peers");
             arguments.extend(["--peers".into(), peers::python(sh, &folder)?.into()]);
             if self.name == "gemm" {
-                arguments.extend(["--faer".into(), peers::faer(sh, &folder)?.into()]);
+                arguments.extend(["--crates".into(), peers::crates(sh, &folder)?.into()]);
             }
         }
         if let Some(file) = &options.json {

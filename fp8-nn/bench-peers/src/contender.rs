@@ -63,7 +63,7 @@ pub(crate) const GEMM: [Contender; 7] = [F32, Fp8, Gemm, Faer, Numpy, TorchF32, 
 impl Contender {
     /// Returns whether `--peers` is needed to measure it.
     pub(crate) fn is_peer(self) -> bool {
-        !matches!(self, F32 | Bf16 | Fp8 | Fp8Bf16 | Gemm)
+        !matches!(self, F32 | Bf16 | Fp8 | Fp8Bf16)
     }
 
     /// Returns the contenders to measure: those that were `asked` for, which must be among `all`, or by default `usual`, without

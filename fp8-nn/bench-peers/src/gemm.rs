@@ -29,9 +29,9 @@ pub(crate) struct Options {
     #[command(flatten)]
     common: Common,
 
-    /// The program that multiplies with faer [default: faer does not take part]
+    /// The program that multiplies with faer and gemm [default: they do not take part]
     #[arg(long, value_name = "PROGRAM")]
-    faer: Option<PathBuf>,
+    crates: Option<PathBuf>,
 
     /// Seconds of a turn, for each product
     #[arg(long, value_name = "S", default_value = "0.02", value_parser = seconds)]
@@ -73,9 +73,12 @@ struct Comparison {
 
 pub(crate) fn run(options: &Options) -> Result {
     let common = &options.common;
-    let is_there = |contender: &Contender| *contender != Contender::Faer || options.faer.is_some();
-    if common.contenders.iter().any(|contender| !is_there(contender)) {
-        return Err("--contenders: faer needs --faer, which cargo xtask bench gemm --peers gives".into());
+    let is_there = |contender: &Contender| {
+        options.crates.is_some() || Program::of(*contender) != Program::Crates
+    };
+    if let Some(absent) = common.contenders.iter().find(|contender| !is_there(contender)) {
+        let how = "which cargo xtask bench gemm --peers gives";
+        return Err(format!("--contenders: {absent} needs --crates, {how}").into());
     }
     let chosen =
         Contender::choose(&common.contenders, &contender::GEMM, &contender::GEMM, common.peers.is_some())?;
@@ -136,14 +139,14 @@ fn names() -> String {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Program {
     This,
-    Faer,
+    Crates,
     Python,
 }
 
 impl Program {
     fn of(contender: Contender) -> Self {
         match contender {
-            Contender::Faer => Self::Faer,
+            Contender::Faer | Contender::Gemm => Self::Crates,
             contender if contender.is_peer() => Self::Python,
             _ => Self::This,
         }
@@ -203,14 +206,14 @@ impl<'a> Workers<'a> {
     }
 
     fn start(&self, program: Program) -> Result<Worker> {
-        let Options { common, faer, .. } = self.options;
-        let (name, mut command) = match (program, &common.peers, faer) {
+        let Options { common, crates, .. } = self.options;
+        let (name, mut command) = match (program, &common.peers, crates) {
             (Program::Python, Some(python), _) => {
                 let mut command = Command::new(python);
                 command.args(["-c", include_str!("gemm.py"), &self.threads.to_string()]);
                 ("numpy and torch", command)
             }
-            (Program::Faer, _, Some(faer)) => ("faer", Command::new(faer)),
+            (Program::Crates, _, Some(crates)) => ("faer and gemm", Command::new(crates)),
             _ => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.arg("gemm-worker");
@@ -341,8 +344,8 @@ mod tests {
 
     #[test]
     fn contenders_have_programs() {
-        assert_eq!(Program::of(Contender::Gemm), Program::This);
-        assert_eq!(Program::of(Contender::Faer), Program::Faer);
+        assert_eq!(Program::of(Contender::Gemm), Program::Crates);
+        assert_eq!(Program::of(Contender::Faer), Program::Crates);
         assert_eq!(Program::of(Contender::TorchBf16), Program::Python);
     }
 

@@ -1,4 +1,4 @@
-//! Matrix products by this library, as its Linears call them, and by the crate `gemm`.
+//! Matrix products by this library, as its Linears call them.
 
 use std::hint::black_box;
 use std::io::{Write as _, stdin, stdout};
@@ -14,7 +14,7 @@ use crate::size::{Pass, Product};
 /// Answers each line, `CONTENDER LAYOUT M N K SECONDS`, with the seconds of the fastest of as many products as the given
 /// seconds take, after one that does not count. A fastest call shows what a program can do on a machine whose host takes time away.
 pub(crate) fn serve() -> Result {
-    println!("ready fp8-nn {}, gemm 0.19", env!("CARGO_PKG_VERSION"));
+    println!("ready fp8-nn {}", env!("CARGO_PKG_VERSION"));
     let mut last: Option<(String, Work)> = None;
     for line in stdin().lines() {
         let line = line?;
@@ -45,8 +45,6 @@ struct Work {
     b: Operand,
     /// What wgrad adds to.
     sum: Tensor,
-    /// Operands and result of the crate `gemm`, unless this library multiplies.
-    plain: Option<[Vec<f32>; 3]>,
 }
 
 impl Work {
@@ -67,7 +65,6 @@ impl Work {
         let a_shape = if pass == Pass::Wgrad { [k, m] } else { [m, k] };
         let b_shape = if pass == Pass::Fprop { [n, k] } else { [k, n] };
         let (a, b) = (values(m * k, 37), values(n * k, 53));
-        let plain = (contender == Contender::Gemm).then(|| [a.clone(), b.clone(), vec![0.0; m * n]]);
         let cpu = Device::cpu();
         let (a, b) = (Tensor::from_vec(a, a_shape, &cpu)?, Tensor::from_vec(b, b_shape, &cpu)?);
         // Activations and weights are E4M3, gradients E5M2. Sums of wgrad are along the columns of both operands.
@@ -83,19 +80,18 @@ impl Work {
         };
         let (a, b) = (operand(&a, encoding, fp8_max)?, operand(&b, Encoding::E4M3, 448.0)?);
         let sum = if pass == Pass::Wgrad { [m, n] } else { [1, 1] };
-        Ok(Self { product, a, b, sum: Tensor::zeros(sum, DType::F32, &cpu)?, plain })
+        Ok(Self { product, a, b, sum: Tensor::zeros(sum, DType::F32, &cpu)? })
     }
 
     /// Computes the product. Wgrad of this library is added to `sum`, as in training.
     fn multiply(&mut self) -> Result {
-        let Self { product, a, b, sum, plain } = self;
-        match (plain, product.pass) {
-            (Some([a, b, out]), _) => gemm_crate(product, a, b, out),
-            (None, Pass::Fprop) => {
+        let Self { product, a, b, sum } = self;
+        match product.pass {
+            Pass::Fprop => {
                 drop(black_box(ops::fprop(a, b, None, DType::F32, ops::Accumulation::Fast)?))
             }
-            (None, Pass::Dgrad) => drop(black_box(ops::dgrad(a, b, DType::F32, ops::Accumulation::Split)?)),
-            (None, Pass::Wgrad) => ops::wgrad(a, b, sum, "sum", ops::Accumulation::Split)?,
+            Pass::Dgrad => drop(black_box(ops::dgrad(a, b, DType::F32, ops::Accumulation::Split)?)),
+            Pass::Wgrad => ops::wgrad(a, b, sum, "sum", ops::Accumulation::Split)?,
         }
         Ok(())
     }
@@ -104,42 +100,6 @@ impl Work {
 /// Numbers between −1 and 1.
 fn values(len: usize, step: usize) -> Vec<f32> {
     (0..len).map(|i| (i * step % 101) as f32 / 50.5 - 1.0).collect()
-}
-
-#[expect(unsafe_code, reason = "the crate gemm has no safe function")]
-fn gemm_crate(product: &Product, a: &[f32], b: &[f32], out: &mut [f32]) {
-    let Product { pass, m, n, k } = *product;
-    assert_eq!((a.len(), b.len(), out.len()), (m * k, n * k, m * n));
-    // Strides of columns and rows.
-    let a_strides = if pass == Pass::Wgrad { (m, 1) } else { (1, k) };
-    let b_strides = if pass == Pass::Fprop { (k, 1) } else { (1, n) };
-    let signed = |(columns, rows): (usize, usize)| (columns as isize, rows as isize);
-    let ((a_cs, a_rs), (b_cs, b_rs)) = (signed(a_strides), signed(b_strides));
-    // SAFETY: the slices have as many elements as their matrices, as was just checked, and the strides are those of dense
-    // matrices; `out` is borrowed uniquely.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            out.as_mut_ptr(),
-            1,
-            n as isize,
-            false,
-            a.as_ptr(),
-            a_cs,
-            a_rs,
-            b.as_ptr(),
-            b_cs,
-            b_rs,
-            0.0f32,
-            1.0f32,
-            false,
-            false,
-            false,
-            gemm::Parallelism::Rayon(0),
-        );
-    }
 }
 
 #[cfg(test)]
@@ -161,25 +121,22 @@ mod tests {
             let product = Product { pass, m: 10, n: 7, k: 33 };
             let expected = naive(product);
             // E4M3 rounds by 2⁻⁴ at most, E5M2 by 2⁻³, and the values are at most 1.
-            for (contender, tolerance) in
-                [(Contender::F32, 1e-5), (Contender::Gemm, 1e-5), (Contender::Fp8, 33.0 * 0.19)]
-            {
+            for (contender, tolerance) in [(Contender::F32, 1e-5), (Contender::Fp8, 33.0 * 0.19)] {
                 let mut work = Work::new(contender, product).unwrap();
                 assert_eq!(work.a.is_fp8(), contender == Contender::Fp8);
                 work.multiply().unwrap();
-                let found = match (&work.plain, pass) {
-                    (Some([_, _, out]), _) => out.clone(),
-                    (None, Pass::Fprop) => {
+                let found = match pass {
+                    Pass::Fprop => {
                         ops::fprop(&work.a, &work.b, None, DType::F32, ops::Accumulation::Fast)
                             .unwrap()
                             .to_f32_vec()
                             .unwrap()
                     }
-                    (None, Pass::Dgrad) => ops::dgrad(&work.a, &work.b, DType::F32, ops::Accumulation::Split)
+                    Pass::Dgrad => ops::dgrad(&work.a, &work.b, DType::F32, ops::Accumulation::Split)
                         .unwrap()
                         .to_f32_vec()
                         .unwrap(),
-                    (None, Pass::Wgrad) => work.sum.to_f32_vec().unwrap(),
+                    Pass::Wgrad => work.sum.to_f32_vec().unwrap(),
                 };
                 assert_eq!(found.len(), expected.len());
                 for (found, expected) in found.iter().zip(&expected) {

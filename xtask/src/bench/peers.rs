@@ -47,11 +47,12 @@ pub(super) fn python(sh: &Shell, folder: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Returns the program that multiplies with faer. It is a workspace of its own, so that nothing else compiles faer.
-pub(super) fn faer(sh: &Shell, folder: &Path) -> Result<PathBuf> {
-    let (manifest, target) = ("fp8-nn/bench-peers/faer/Cargo.toml", folder.join("faer"));
+/// Returns the program that multiplies with the crates faer and gemm. It is a workspace of its own, so that nothing else
+/// compiles them.
+pub(super) fn crates(sh: &Shell, folder: &Path) -> Result<PathBuf> {
+    let (manifest, target) = ("fp8-nn/bench-peers/crates/Cargo.toml", folder.join("crates"));
     cmd!(sh, "cargo build --quiet --release --manifest-path {manifest} --target-dir {target}").run()?;
-    Ok(target.join(format!("release/bench-faer{EXE_SUFFIX}")))
+    Ok(target.join(format!("release/bench-crates{EXE_SUFFIX}")))
 }
 
 #[cfg(test)]
