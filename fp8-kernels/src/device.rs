@@ -2,7 +2,8 @@
 
 use crate::backend::Backend;
 use crate::backend::cuda::{self, Gpu};
-use crate::{Error, Result, host};
+use crate::memory::{self, Ledger};
+use crate::{Error, MemoryReport, Result, host};
 use std::fmt;
 
 /// A device that stores tensors and runs operations: the CPU or a GPU. Cheap to clone.
@@ -84,6 +85,35 @@ impl Device {
             }
         }
         Ok(())
+    }
+
+    /// Returns the bytes that tensors on the device take, now and at the peak, by what they are used for. All CPU devices of a
+    /// process share one count. Each GPU that is opened has one of its own, which its clones share.
+    ///
+    /// ```
+    /// use fp8_kernels::{DType, Device, Tensor};
+    /// let device = Device::cpu();
+    /// device.reset_peak_memory();
+    /// let before = device.memory_report().now.total();
+    /// drop(Tensor::zeros([1024, 1024], DType::F32, &device)?);
+    /// let report = device.memory_report();
+    /// assert!(report.now.total() == before && report.peak.total() - before >= 4 << 20);
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    pub fn memory_report(&self) -> MemoryReport {
+        self.ledger().report()
+    }
+
+    /// Forgets the peak of [`memory_report`](Self::memory_report): the next peak begins with what is in use.
+    pub fn reset_peak_memory(&self) {
+        self.ledger().reset_peak();
+    }
+
+    fn ledger(&self) -> &Ledger {
+        match &self.backend {
+            Backend::Cpu => memory::cpu(),
+            Backend::Cuda(gpu) => gpu.ledger(),
+        }
     }
 
     /// Returns the device's name for reports: `CPU`, or the GPU's name as its driver reports it.

@@ -7,7 +7,7 @@ use crate::backend::cpu::{Buffer, Widened};
 use crate::backend::{Backend, cuda};
 use crate::dtype::Element;
 use crate::host::{self, Array};
-use crate::{DType, Device, Error, Result, Shape};
+use crate::{DType, Device, Error, MemoryKind, Result, Shape};
 use half::{bf16, f16};
 use std::fmt;
 use std::sync::Arc;
@@ -347,6 +347,15 @@ impl Tensor {
     }
 
     /// Makes a tensor on the CPU. The caller has checked the shape, here and below.
+    /// Counts the memory of the tensor, and of all that share it, as of another kind in
+    /// [`Device::memory_report`].
+    pub fn set_memory_kind(&self, kind: MemoryKind) {
+        match &self.storage {
+            Storage::Cpu(buffer) => buffer.set_memory_kind(kind),
+            Storage::Cuda(buffer) => buffer.set_memory_kind(kind),
+        }
+    }
+
     pub(crate) fn on_cpu<T: Element>(data: impl Into<Array<T>>, shape: Shape, device: &Device) -> Self {
         let data = data.into();
         debug_assert!(shape.check_size("on_cpu").is_ok() && data.len() == shape.numel(), "{shape}");

@@ -98,7 +98,12 @@ impl Output {
 
     /// Refuses a `dy` that cannot be the gradient of this output.
     pub(crate) fn check(&self, dy: &Tensor) -> Result<()> {
-        self.check_argument(Argument::new(&self.layer, "dy", dy))
+        self.check_named("dy", dy)
+    }
+
+    /// Refuses a tensor of this name that cannot be the gradient of this output.
+    pub(crate) fn check_named(&self, name: &'static str, dy: &Tensor) -> Result<()> {
+        self.check_argument(Argument::new(&self.layer, name, dy))
     }
 
     /// Refuses what another layer than the one at `path` returned.

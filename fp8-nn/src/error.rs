@@ -101,6 +101,11 @@ pub enum Error {
     /// Two parameters with the same name.
     #[error("parameter `{0}` occurs twice: give the two layers different paths")]
     DuplicateParameter(Arc<str>),
+    /// A delayed weight gradient of another model.
+    #[error(
+        "backward_dw: the model has no parameter `{0}`: pass the model whose backward delayed the gradient"
+    )]
+    UnknownWeight(Arc<str>),
     /// A boxed `Saved` that was passed to the wrong layer.
     #[error("backward of layer {index}: its Saved is of a {found}, not of a {expected}")]
     Saved {

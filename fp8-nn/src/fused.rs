@@ -1,9 +1,10 @@
 //! Linears whose input or `dy` is quantized by an operation of the caller, such as an activation or a norm.
 
 use crate::arguments::Argument;
+use crate::linear::LinearCore;
 use crate::{Error, LayerNormLinear, LayerNormLinearSaved, Linear, LinearSaved, Result, precision};
 use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
-use fp8_recipe::{Backward, Forward};
+use fp8_recipe::{Backward, Forward, Snapshot};
 
 /// A tensor that two GEMMs read. The recipe may run either of them in high precision.
 #[derive(Debug)]
@@ -183,20 +184,21 @@ impl Linear {
     ) -> Result<(Tensor, LinearSaved)> {
         cx.attempt(|cx| {
             let dtype = precision::compute_dtype(cx, self.path(), input_dtype, self.parameters())?;
-            let (y, saved, ()) =
+            let (y, core, x, ()) =
                 self.forward_with(cx, dtype, input_dtype, |slot| Ok((quantize(slot)?, ())))?;
-            Ok((y, saved))
+            Ok((y, core.with_input(self.for_wgrad(cx, &x))))
         })
     }
 
-    /// Runs [`forward_fused`](Self::forward_fused) in `dtype`, for an operation with a second result.
+    /// Runs [`forward_fused`](Self::forward_fused) in `dtype`, for an operation with a second result. Returns the output, what
+    /// backward needs besides the input, the input and the second result.
     pub(crate) fn forward_with<T>(
         &self,
         cx: &mut Forward<'_>,
         dtype: DType,
         input_dtype: DType,
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
-    ) -> Result<(Tensor, LinearSaved, T)> {
+    ) -> Result<(Tensor, LinearCore, Quantized, T)> {
         let gemms = cx.fp8_gemms(&self.gemm_slots().input);
         let (in_fp8, measures) = ([gemms.fprop, gemms.wgrad], cx.measures_sqnr());
         let fused = Fused { layer: self.path(), name: "input", dtype, in_fp8, measures };
@@ -210,8 +212,24 @@ impl Linear {
         if let Some(values) = values {
             cx.measure_sqnr(name, &values, x.operand())?;
         }
-        let (y, saved) = self.forward_quantized(cx, &x, dtype, input_dtype)?;
-        Ok((y, saved, rest))
+        let (y, core) = self.forward_quantized(cx, &x, dtype, input_dtype)?;
+        Ok((y, core, x, rest))
+    }
+
+    /// Returns the input as wgrad reads it, for an input that `quantize` computes and quantizes again as in the forward pass.
+    pub(crate) fn input_again(
+        &self,
+        cx: &mut Backward<'_>,
+        snapshot: &Snapshot,
+        core: &LinearCore,
+        mut quantize: impl FnMut(&Slot<'_>) -> Result<Operand>,
+    ) -> Result<Operand> {
+        let (dtype, name) = (core.dtype, &self.gemm_slots().input);
+        let in_fp8 = cx.fp8_gemms(&core.origin).wgrad;
+        let fused = Fused { layer: self.path(), name: "input", dtype, in_fp8: [in_fp8; 2], measures: false };
+        let mut cx = cx.replay(snapshot)?;
+        let ran = fused.run(&cx.slot(name)?, |slot| Ok((quantize(slot)?, ())), |_| Ok(()))?;
+        Ok(ran.quantized.pick(in_fp8).for_backward())
     }
 
     /// Computes the gradients for a `dy` that `quantize` computes and quantizes in one operation, as
@@ -234,15 +252,16 @@ impl Linear {
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
-            let gemms = cx.fp8_gemms(&saved.origin);
-            let (dtype, in_fp8) = (saved.dtype, [gemms.dgrad, gemms.wgrad]);
-            let measures = cx.measures_sqnr(&saved.origin);
+            let LinearCore { origin, dtype, output, .. } = &saved.core;
+            let gemms = cx.fp8_gemms(origin);
+            let (dtype, in_fp8) = (*dtype, [gemms.dgrad, gemms.wgrad]);
+            let measures = cx.measures_sqnr(origin);
             let fused = Fused { layer: self.path(), name: "dy", dtype, in_fp8, measures };
-            let slot = cx.slot(&saved.origin, &self.gemm_slots().grad_output)?;
-            let ran = fused.run(&slot, quantize, |dy| saved.output.check_operand(dy))?;
+            let slot = cx.slot(origin, &self.gemm_slots().grad_output)?;
+            let ran = fused.run(&slot, quantize, |dy| output.check_operand(dy))?;
             let Ran { quantized: dy, values, rest: db } = ran;
             if let Some(values) = values {
-                cx.measure_sqnr(&saved.origin, &self.gemm_slots().grad_output, &values, dy.operand())?;
+                cx.measure_sqnr(origin, &self.gemm_slots().grad_output, &values, dy.operand())?;
             }
             self.check_bias_gradient(db.as_ref())?;
             self.backward_quantized(cx, saved, &dy, db.as_ref())
@@ -270,11 +289,19 @@ impl LayerNormLinear {
         saved: LayerNormLinearSaved,
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
     ) -> Result<Tensor> {
-        cx.attempt(|cx| {
-            let LayerNormLinearSaved { x, stats, linear, input_dtype } = saved;
-            let dn = self.linear.backward_fused(cx, linear, quantize)?;
-            let dx = self.norm.backward(&x, &stats, &dn)?;
-            Ok(ops::cast(&dx, input_dtype)?)
-        })
+        cx.attempt(|cx| self.backward_both(cx, saved, None, quantize))
+    }
+
+    /// Runs [`backward_fused`](Self::backward_fused) where the norm's output has another reader, with the gradient `dnormed`.
+    pub(crate) fn backward_both(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LayerNormLinearSaved,
+        dnormed: Option<&Tensor>,
+        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
+    ) -> Result<Tensor> {
+        let (linear, normed) = self.restore(cx, saved)?;
+        let dn = self.linear.backward_fused(cx, linear, quantize)?;
+        self.backward_norm(normed, &dn, dnormed)
     }
 }

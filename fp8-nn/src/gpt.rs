@@ -4,8 +4,8 @@ use crate::arguments::{Argument, Output};
 use crate::layer_norm::NormCore;
 use crate::{
     AttentionOptions, Embedding, EmbeddingOptions, EmbeddingSaved, Error, InitOptions, Linear, LinearOptions,
-    LinearSaved, Module, NormOptions, Result, SequenceInfo, TransformerLayer, TransformerLayerOptions,
-    TransformerLayerSaved, composite, init,
+    LinearSaved, Module, NormOptions, RecomputeLevel, Result, SequenceInfo, TransformerLayer,
+    TransformerLayerOptions, TransformerLayerSaved, composite, init,
 };
 use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
@@ -42,6 +42,11 @@ pub struct GptOptions {
     pub rope_base: f64,
     /// Whether the Linears of the blocks have biases. The head has none. Default: true.
     pub bias: bool,
+    /// What backward computes again in each block, in place of keeping it. Default: [`RecomputeLevel::None`].
+    pub recompute: RecomputeLevel,
+    /// Whether the residual additions of the blocks are f32: see
+    /// [`TransformerLayerOptions::fp32_residual_connection`]. Default: false.
+    pub fp32_residual_connection: bool,
     /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
     pub params_dtype: DType,
     /// Standard deviation of the initial weights. The weights at the end of a residual branch (`proj` and
@@ -63,6 +68,8 @@ impl Default for GptOptions {
             norm: NormOptions::default(),
             rope_base: 10_000.0,
             bias: true,
+            recompute: RecomputeLevel::None,
+            fp32_residual_connection: false,
             params_dtype: DType::F32,
             init_std: 0.023,
         }
@@ -117,6 +124,7 @@ pub struct Gpt {
     blocks: Vec<TransformerLayer>,
     norm: NormCore,
     head: Linear,
+    has_f32_residual: bool,
 }
 
 composite!(Gpt { embedding, blocks, norm, head });
@@ -179,6 +187,8 @@ impl Gpt {
             },
             activation: options.activation,
             norm: options.norm,
+            recompute: options.recompute,
+            fp32_residual_connection: options.fp32_residual_connection,
             bias: options.bias,
             params_dtype,
             init: InitOptions {
@@ -196,6 +206,7 @@ impl Gpt {
             bias: false,
             params_dtype,
             init_std,
+            ..Default::default()
         };
         Ok(Self {
             path: path.into(),
@@ -204,6 +215,7 @@ impl Gpt {
             blocks,
             norm: NormCore::new(&format!("{path}.norm"), hidden_size, options.norm, params_dtype, device)?,
             head: Linear::new(&format!("{path}.head"), head, device, rng)?,
+            has_f32_residual: options.fp32_residual_connection,
         })
     }
 
@@ -240,6 +252,9 @@ impl Gpt {
                 let (y, saved) = block.forward_with(cx, &x, info)?;
                 blocks.push(saved);
                 x = y;
+            }
+            if self.has_f32_residual {
+                x = ops::cast(&x, cx.compute_dtype().unwrap_or(self.head.weight().dtype()))?;
             }
             let (y, stats) = self.norm.forward(&x)?;
             // The head runs in high precision, because it decides between many close logits.

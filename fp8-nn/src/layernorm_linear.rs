@@ -1,11 +1,13 @@
 //! A norm and a Linear in one layer.
 
+use crate::arguments::Output;
 use crate::layer_norm::NormCore;
+use crate::linear::LinearCore;
 use crate::precision::{self, Entered};
 use crate::{Linear, LinearOptions, LinearSaved, Module, NormOptions, Result, composite, init};
 use fp8_kernels::ops::{self, NormStats};
-use fp8_kernels::{DType, Device, Tensor};
-use fp8_recipe::{Backward, Forward};
+use fp8_kernels::{DType, Device, Operand, Slot, Tensor};
+use fp8_recipe::{Backward, Forward, Snapshot};
 use rand::Rng;
 
 /// Options of a [`LayerNormLinear`]. The two sizes are required; the other fields have defaults.
@@ -26,6 +28,11 @@ pub struct LayerNormLinearOptions {
     /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. Default:
     /// 0.023. PyTorch's `Linear` draws from a uniform distribution instead.
     pub init_std: f32,
+    /// Whether adding the bias is left to the caller: see [`LinearOptions::return_bias`]. Default: false.
+    pub return_bias: bool,
+    /// Whether backward normalizes and quantizes the input again, in place of keeping the norm's output. The codes are the same:
+    /// they are made with the scale of the forward pass. Default: false.
+    pub recompute_norm: bool,
 }
 
 impl Default for LayerNormLinearOptions {
@@ -37,6 +44,8 @@ impl Default for LayerNormLinearOptions {
             norm: NormOptions::default(),
             params_dtype: DType::F32,
             init_std: 0.023,
+            return_bias: false,
+            recompute_norm: false,
         }
     }
 }
@@ -75,6 +84,7 @@ impl Default for LayerNormLinearOptions {
 pub struct LayerNormLinear {
     pub(crate) norm: NormCore,
     pub(crate) linear: Linear,
+    recomputes_norm: bool,
 }
 
 composite!(LayerNormLinear { norm, linear });
@@ -82,10 +92,28 @@ composite!(LayerNormLinear { norm, linear });
 /// The values that the backward pass of [`LayerNormLinear`] needs.
 #[derive(Debug)]
 pub struct LayerNormLinearSaved {
-    pub(crate) x: Tensor,
-    pub(crate) stats: NormStats,
-    pub(crate) linear: LinearSaved,
-    pub(crate) input_dtype: DType,
+    normed: Normed,
+    linear: SavedLinear,
+}
+
+/// The values that the backward pass of the norm needs.
+#[derive(Debug)]
+pub(crate) struct Normed {
+    x: Tensor,
+    stats: NormStats,
+    input_dtype: DType,
+}
+
+/// The values that the backward pass of the Linear needs.
+#[derive(Debug)]
+enum SavedLinear {
+    Stored(LinearSaved),
+    /// All but its input. `is_rounded` if the input was rounded before it was quantized, to be returned.
+    WithoutInput {
+        core: LinearCore,
+        snapshot: Snapshot,
+        is_rounded: bool,
+    },
 }
 
 impl LayerNormLinear {
@@ -111,15 +139,143 @@ impl LayerNormLinear {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        let LayerNormLinearOptions { in_features, out_features, bias, norm, params_dtype, init_std } =
+        let LayerNormLinearOptions { in_features, out_features, bias, norm, params_dtype, init_std, .. } =
             options;
         // Checked before the norm's parameters are allocated, which are as long as the rows of the weight.
         init::check_parameter(linear_path, "weight", [out_features, in_features])?;
-        let linear = LinearOptions { in_features, out_features, bias, params_dtype, init_std };
+        let return_bias = options.return_bias;
+        let linear = LinearOptions {
+            in_features,
+            out_features,
+            bias,
+            params_dtype,
+            init_std,
+            return_bias,
+            ..Default::default()
+        };
         Ok(Self {
             norm: NormCore::new(norm_path, in_features, norm, params_dtype, device)?,
             linear: Linear::new(linear_path, linear, device, rng)?,
+            recomputes_norm: options.recompute_norm,
         })
+    }
+
+    /// Returns the output, the output of the norm, and what [`backward_with_layernorm_output`] takes. The output of the norm is in
+    /// the dtype that the layer computes in, and the Linear quantizes it as it is: rounded, unlike in
+    /// [`forward`](Module::forward).
+    ///
+    /// [`backward_with_layernorm_output`]: Self::backward_with_layernorm_output
+    ///
+    /// # Errors
+    /// Those of [`forward`](Module::forward).
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    ///
+    /// let device = Device::cpu();
+    /// let options = LayerNormLinearOptions { in_features: 2, out_features: 2, ..Default::default() };
+    /// let mut layer = LayerNormLinear::new("fc", options, &device, &mut fp8_nn::rand::rng())?;
+    /// let mut scaling = Scaling::new(&layer, &device)?;
+    /// let x = Tensor::from_vec(vec![1.0f32, 3.0], [1, 2], &device)?;
+    /// let recipe = Recipe::from(CurrentScaling::default());
+    /// let (y, normed, saved) = scaling.autocast_with(&recipe, |cx| layer.forward_with_layernorm_output(cx, &x))?;
+    /// assert_eq!(normed.to_f32_vec()?, [-0.999995, 0.999995]);
+    /// // The gradients of both results.
+    /// let dx = scaling.backward_with(|cx| layer.backward_with_layernorm_output(cx, saved, &y, &normed))?;
+    /// assert_eq!(dx.shape(), x.shape());
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    pub fn forward_with_layernorm_output(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+    ) -> Result<(Tensor, Tensor, LayerNormLinearSaved)> {
+        cx.attempt(|cx| {
+            let Entered { x, input_dtype } = self.enter(cx, x)?;
+            let (normed, stats) = self.norm.forward(&x)?;
+            let quantize = |slot: &Slot<'_>| Ok((ops::quantize(&normed, slot)?, ()));
+            let (y, core, operand, ()) = self.linear.forward_with(cx, x.dtype(), x.dtype(), quantize)?;
+            let operand = self.linear.for_wgrad(cx, &operand);
+            let linear = self.saved(cx, core, operand, true);
+            Ok((y, normed, LayerNormLinearSaved { normed: Normed { x, stats, input_dtype }, linear }))
+        })
+    }
+
+    /// Runs backward for the gradients of both results of
+    /// [`forward_with_layernorm_output`](Self::forward_with_layernorm_output): `dy` of the output and `dnormed` of the norm's
+    /// output. Returns the gradient of the input.
+    ///
+    /// # Errors
+    /// Those of [`backward`](Module::backward); a `dnormed` that has not the input's shape. No gradient has changed then.
+    pub fn backward_with_layernorm_output(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LayerNormLinearSaved,
+        dy: &Tensor,
+        dnormed: &Tensor,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| {
+            Output::of(self.linear.path(), &saved.normed.x).check_named("dnormed", dnormed)?;
+            let (linear, normed) = self.restore(cx, saved)?;
+            let dn = self.linear.backward(cx, linear, dy)?;
+            self.backward_norm(normed, &dn, Some(dnormed))
+        })
+    }
+
+    fn enter(&self, cx: &Forward<'_>, x: &Tensor) -> Result<Entered> {
+        self.linear.check_input(x)?;
+        let parameters = self.norm.parameters().chain(self.linear.parameters());
+        precision::enter(cx, self.linear.path(), x, parameters)
+    }
+
+    fn saved(
+        &self,
+        cx: &mut Forward<'_>,
+        core: LinearCore,
+        operand: Operand,
+        is_rounded: bool,
+    ) -> SavedLinear {
+        if self.recomputes_norm {
+            SavedLinear::WithoutInput { core, snapshot: cx.snapshot(), is_rounded }
+        } else {
+            SavedLinear::Stored(core.with_input(operand))
+        }
+    }
+
+    /// Normalizes the input again if its codes were not kept.
+    pub(crate) fn restore(
+        &self,
+        cx: &mut Backward<'_>,
+        saved: LayerNormLinearSaved,
+    ) -> Result<(LinearSaved, Normed)> {
+        let LayerNormLinearSaved { normed, linear } = saved;
+        let linear = match linear {
+            SavedLinear::Stored(linear) => linear,
+            SavedLinear::WithoutInput { core, snapshot, is_rounded } => {
+                let operand = self.linear.input_again(cx, &snapshot, &core, |slot| {
+                    Ok(if is_rounded {
+                        ops::quantize(&self.norm.forward(&normed.x)?.0, slot)?
+                    } else {
+                        self.norm.forward_slot(&normed.x, slot)?.0
+                    })
+                })?;
+                core.with_input(operand)
+            }
+        };
+        Ok((linear, normed))
+    }
+
+    /// Returns the gradient of the input from those of the norm's output: the Linear's, and that of its other reader.
+    pub(crate) fn backward_norm(
+        &mut self,
+        normed: Normed,
+        dn: &Tensor,
+        other: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let Normed { x, stats, input_dtype } = normed;
+        let sum = other.map(|other| ops::add(dn, &ops::cast(other, dn.dtype())?)).transpose()?;
+        let dx = self.norm.backward(&x, &stats, sum.as_ref().unwrap_or(dn))?;
+        Ok(ops::cast(&dx, input_dtype)?)
     }
 }
 
@@ -128,13 +284,13 @@ impl Module for LayerNormLinear {
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormLinearSaved)> {
         cx.attempt(|cx| {
-            self.linear.check_input(x)?;
-            let parameters = self.norm.parameters().chain(self.linear.parameters());
-            let Entered { x, input_dtype } = precision::enter(cx, self.linear.path(), x, parameters)?;
+            let Entered { x, input_dtype } = self.enter(cx, x)?;
             let dtype = x.dtype();
-            let (y, linear, stats) =
+            let (y, core, operand, stats) =
                 self.linear.forward_with(cx, dtype, dtype, |slot| self.norm.forward_slot(&x, slot))?;
-            Ok((y, LayerNormLinearSaved { x, stats, linear, input_dtype }))
+            let operand = self.linear.for_wgrad(cx, &operand);
+            let linear = self.saved(cx, core, operand, false);
+            Ok((y, LayerNormLinearSaved { normed: Normed { x, stats, input_dtype }, linear }))
         })
     }
 
@@ -149,10 +305,9 @@ impl Module for LayerNormLinear {
         dy: &Tensor,
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
-            let LayerNormLinearSaved { x, stats, linear, input_dtype } = saved;
+            let (linear, normed) = self.restore(cx, saved)?;
             let dn = self.linear.backward(cx, linear, dy)?;
-            let dx = self.norm.backward(&x, &stats, &dn)?;
-            Ok(ops::cast(&dx, input_dtype)?)
+            self.backward_norm(normed, &dn, None)
         })
     }
 }

@@ -1,13 +1,14 @@
 //! A norm and a feed-forward network in one layer.
 
 use crate::arguments::{Argument, Output};
+use crate::linear::LinearCore;
 use crate::{
     Error, InitOptions, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions,
-    LinearSaved, Module, NormOptions, Result, composite, init,
+    LinearSaved, Module, NormOptions, Result, composite, init, precision,
 };
 use fp8_kernels::ops::{self, Activation};
 use fp8_kernels::{DType, Device, Slot, Tensor};
-use fp8_recipe::{Backward, Forward};
+use fp8_recipe::{Backward, Forward, Snapshot};
 use rand::Rng;
 use std::sync::Arc;
 
@@ -32,6 +33,13 @@ pub struct LayerNormMlpOptions {
     /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
     /// weights.
     pub init: InitOptions,
+    /// Whether adding `fc2`'s bias is left to the caller: see [`LinearOptions::return_bias`]. Default: false.
+    pub return_bias: bool,
+    /// Whether backward computes the norm's output again: see [`LayerNormLinearOptions::recompute_norm`]. Default: false.
+    pub recompute_norm: bool,
+    /// Whether backward computes the activation's output again and quantizes it with the scale of the forward pass, in place of
+    /// keeping its codes. Default: false.
+    pub recompute_activation: bool,
 }
 
 impl Default for LayerNormMlpOptions {
@@ -44,6 +52,9 @@ impl Default for LayerNormMlpOptions {
             norm: NormOptions::default(),
             params_dtype: DType::F32,
             init: InitOptions::default(),
+            return_bias: false,
+            recompute_norm: false,
+            recompute_activation: false,
         }
     }
 }
@@ -89,6 +100,7 @@ pub struct LayerNormMlp {
     fc1: LayerNormLinear,
     fc2: Linear,
     activation: Activation,
+    recomputes_activation: bool,
 }
 
 composite!(LayerNormMlp { fc1, fc2 });
@@ -98,8 +110,14 @@ composite!(LayerNormMlp { fc1, fc2 });
 pub struct LayerNormMlpSaved {
     fc1: LayerNormLinearSaved,
     h: Tensor,
-    fc2: LinearSaved,
+    fc2: SavedFc2,
     output: Output,
+}
+
+#[derive(Debug)]
+enum SavedFc2 {
+    Stored(LinearSaved),
+    WithoutInput { core: LinearCore, snapshot: Snapshot },
 }
 
 impl LayerNormMlp {
@@ -114,8 +132,10 @@ impl LayerNormMlp {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        let LayerNormMlpOptions { hidden_size, ffn_hidden_size, bias, activation, norm, params_dtype, init } =
-            options;
+        let LayerNormMlpOptions {
+            hidden_size, ffn_hidden_size, bias, activation, norm, params_dtype, ..
+        } = options;
+        let init = options.init;
         init::check_positive(path, &[("hidden_size", hidden_size), ("ffn_hidden_size", ffn_hidden_size)])?;
         let halves = if activation.is_gated() { 2 } else { 1 };
         let out_features = ffn_hidden_size.checked_mul(halves).ok_or_else(|| Error::Option {
@@ -132,6 +152,8 @@ impl LayerNormMlp {
             norm,
             params_dtype,
             init_std: init.init_std,
+            recompute_norm: options.recompute_norm,
+            ..Default::default()
         };
         let fc2 = LinearOptions {
             in_features: ffn_hidden_size,
@@ -139,6 +161,8 @@ impl LayerNormMlp {
             bias,
             params_dtype,
             init_std: init.output_layer_init_std,
+            return_bias: options.return_bias,
+            ..Default::default()
         };
         let (norm_path, fc1_path) = (format!("{path}.norm"), format!("{path}.fc1"));
         Ok(Self {
@@ -146,6 +170,99 @@ impl LayerNormMlp {
             fc1: LayerNormLinear::with_paths(&norm_path, &fc1_path, fc1, device, rng)?,
             fc2: Linear::new(&format!("{path}.fc2"), fc2, device, rng)?,
             activation,
+            recomputes_activation: options.recompute_activation,
+        })
+    }
+}
+
+impl LayerNormMlp {
+    /// Returns the output, the output of the norm, and what [`backward_with_layernorm_output`] takes: see
+    /// [`LayerNormLinear::forward_with_layernorm_output`].
+    ///
+    /// [`backward_with_layernorm_output`]: Self::backward_with_layernorm_output
+    ///
+    /// # Errors
+    /// Those of [`forward`](Module::forward).
+    pub fn forward_with_layernorm_output(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+    ) -> Result<(Tensor, Tensor, LayerNormMlpSaved)> {
+        cx.attempt(|cx| {
+            self.check_input(x)?;
+            let (h, normed, fc1) = self.fc1.forward_with_layernorm_output(cx, x)?;
+            let (y, saved) = self.finish(cx, h, fc1)?;
+            Ok((y, normed, saved))
+        })
+    }
+
+    /// Runs backward for the gradients of both results of
+    /// [`forward_with_layernorm_output`](Self::forward_with_layernorm_output): `dy` of the output and `dnormed` of the norm's
+    /// output. Returns the gradient of the input.
+    ///
+    /// # Errors
+    /// Those of [`backward`](Module::backward); a `dnormed` that has not the input's shape. No gradient has changed then.
+    pub fn backward_with_layernorm_output(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LayerNormMlpSaved,
+        dy: &Tensor,
+        dnormed: &Tensor,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| {
+            saved.output.check_named("dnormed", dnormed)?;
+            self.backward_both(cx, saved, dy, Some(dnormed))
+        })
+    }
+
+    fn check_input(&self, x: &Tensor) -> Result<()> {
+        let weight = self.fc2.weight().tensor();
+        let [hidden_size, _] = weight.shape().matrix();
+        let argument = Argument::new(&self.path, "input", x).float()?.on(weight.device())?;
+        argument.features(hidden_size, "hidden_size").map(drop)
+    }
+
+    /// Computes activation and `fc2`.
+    fn finish(
+        &self,
+        cx: &mut Forward<'_>,
+        h: Tensor,
+        fc1: LayerNormLinearSaved,
+    ) -> Result<(Tensor, LayerNormMlpSaved)> {
+        let activation = |slot: &Slot<'_>| Ok((ops::activation(&h, self.activation, slot)?, ()));
+        let dtype = precision::compute_dtype(cx, self.fc2.path(), h.dtype(), self.fc2.parameters())?;
+        let (y, core, x, ()) = self.fc2.forward_with(cx, dtype, h.dtype(), activation)?;
+        let fc2 = if self.recomputes_activation {
+            SavedFc2::WithoutInput { core, snapshot: cx.snapshot() }
+        } else {
+            SavedFc2::Stored(core.with_input(self.fc2.for_wgrad(cx, &x)))
+        };
+        let output = Output::of(&self.path, &y);
+        Ok((y, LayerNormMlpSaved { fc1, h, fc2, output }))
+    }
+
+    fn backward_both(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LayerNormMlpSaved,
+        dy: &Tensor,
+        dnormed: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let LayerNormMlpSaved { fc1, h, fc2, output } = saved;
+        output.check(dy)?;
+        let activation = self.activation;
+        let fc2 = match fc2 {
+            SavedFc2::Stored(fc2) => fc2,
+            SavedFc2::WithoutInput { core, snapshot } => {
+                let activation = |slot: &Slot<'_>| Ok(ops::activation(&h, activation, slot)?);
+                let x = self.fc2.input_again(cx, &snapshot, &core, activation)?;
+                core.with_input(x)
+            }
+        };
+        let da = self.fc2.backward(cx, fc2, dy)?;
+        self.fc1.backward_both(cx, fc1, dnormed, |slot| {
+            let (dh, db) = ops::activation_backward_quantize_dbias(&da, &h, activation, slot)?;
+            Ok((dh, Some(db)))
         })
     }
 }
@@ -155,15 +272,9 @@ impl Module for LayerNormMlp {
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormMlpSaved)> {
         cx.attempt(|cx| {
-            let weight = self.fc2.weight().tensor();
-            let [hidden_size, _] = weight.shape().matrix();
-            let argument = Argument::new(&self.path, "input", x).float()?.on(weight.device())?;
-            argument.features(hidden_size, "hidden_size")?;
+            self.check_input(x)?;
             let (h, fc1) = self.fc1.forward(cx, x)?;
-            let activation = |slot: &Slot<'_>| Ok(ops::activation(&h, self.activation, slot)?);
-            let (y, fc2) = self.fc2.forward_fused(cx, h.dtype(), activation)?;
-            let output = Output::of(&self.path, &y);
-            Ok((y, LayerNormMlpSaved { fc1, h, fc2, output }))
+            self.finish(cx, h, fc1)
         })
     }
 
@@ -172,15 +283,6 @@ impl Module for LayerNormMlp {
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: LayerNormMlpSaved, dy: &Tensor) -> Result<Tensor> {
-        cx.attempt(|cx| {
-            let LayerNormMlpSaved { fc1, h, fc2, output } = saved;
-            output.check(dy)?;
-            let da = self.fc2.backward(cx, fc2, dy)?;
-            let activation = self.activation;
-            self.fc1.backward_fused(cx, fc1, |slot| {
-                let (dh, db) = ops::activation_backward_quantize_dbias(&da, &h, activation, slot)?;
-                Ok((dh, Some(db)))
-            })
-        })
+        cx.attempt(|cx| self.backward_both(cx, saved, dy, None))
     }
 }

@@ -9,12 +9,16 @@
 mod arguments;
 pub mod checkpoint;
 mod clip;
+mod cross_attention;
 mod data_parallel;
+mod decoder_layer;
+mod delayed_wgrad;
 mod embedding;
 mod error;
 mod fused;
 mod gpt;
 pub mod guide;
+mod heads;
 mod init;
 mod layer_norm;
 mod layernorm_linear;
@@ -27,6 +31,7 @@ mod options;
 mod parameter;
 mod precision;
 pub mod prelude;
+mod projection;
 mod recompute;
 mod schedule;
 mod scopes;
@@ -35,7 +40,12 @@ mod stack;
 mod transformer_layer;
 
 pub use clip::clip_grad_norm;
+pub use cross_attention::{CrossAttention, CrossAttentionOptions, CrossAttentionSaved};
 pub use data_parallel::{agree, all_reduce_gradients, broadcast_parameters, broadcast_state};
+pub use decoder_layer::{
+    TransformerDecoderLayer, TransformerDecoderLayerOptions, TransformerDecoderLayerSaved,
+};
+pub use delayed_wgrad::backward_dw;
 pub use embedding::{Embedding, EmbeddingOptions, EmbeddingSaved};
 pub use error::{Error, Result};
 pub use gpt::{Gpt, GptLossSaved, GptOptions, GptSaved};
@@ -46,7 +56,7 @@ pub use linear::{Linear, LinearOptions, LinearSaved};
 pub use module::{Layer, Module, num_parameters, parameters, parameters_mut, zero_grad};
 pub use multihead_attention::{MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved};
 pub use optimizer::{AdamW, AdamWOptions};
-pub use options::{AttentionOptions, InitOptions, NormOptions};
+pub use options::{AttentionOptions, InitOptions, NormOptions, RecomputeLevel};
 pub use parameter::Parameter;
 pub use recompute::{Recompute, RecomputeSaved};
 pub use schedule::CosineSchedule;

@@ -4,8 +4,8 @@ use crate::arguments::{Argument, Output};
 use crate::fused::Quantized;
 use crate::precision::{self, Entered};
 use crate::{Layer, Module, Parameter, Result, init};
-use fp8_kernels::{DType, Device, Operand, Tensor, ops};
-use fp8_recipe::{Backward, Forward, GemmSlots, Origin, SlotName, Slots};
+use fp8_kernels::{DType, Device, Operand, Shape, Tensor, ops};
+use fp8_recipe::{Backward, DelayedWgrad, Forward, GemmSlots, Origin, SlotName, Slots, Snapshot};
 use rand::Rng;
 use std::sync::Arc;
 
@@ -25,11 +25,26 @@ pub struct LinearOptions {
     /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. Default:
     /// 0.023. PyTorch's `Linear` draws from a uniform distribution instead.
     pub init_std: f32,
+    /// Whether backward keeps the input as it was given and quantizes it again for wgrad, in place of keeping its codes. This saves
+    /// memory if another layer keeps the same tensor. The codes are the same: they are made with the scale of the forward
+    /// pass. Default: false.
+    pub save_original_input: bool,
+    /// Whether adding the bias is left to the caller, who takes it from [`Linear::bias`], for instance to fuse it with another
+    /// addition. Backward takes the gradient of the sum, and computes the bias's gradient from it. Default: false.
+    pub return_bias: bool,
 }
 
 impl Default for LinearOptions {
     fn default() -> Self {
-        Self { in_features: 0, out_features: 0, bias: true, params_dtype: DType::F32, init_std: 0.023 }
+        Self {
+            in_features: 0,
+            out_features: 0,
+            bias: true,
+            params_dtype: DType::F32,
+            init_std: 0.023,
+            save_original_input: false,
+            return_bias: false,
+        }
     }
 }
 
@@ -78,21 +93,45 @@ pub struct Linear {
     weight: Parameter,
     bias: Option<Parameter>,
     pub(crate) slots: GemmSlots,
+    saves_original_input: bool,
+    returns_bias: bool,
 }
 
 /// The values that the backward pass of [`Linear`] needs: input and weight, quantized in FP8, in the layout that its GEMMs
 /// read.
 #[derive(Debug)]
 pub struct LinearSaved {
+    x: SavedInput,
+    pub(crate) core: LinearCore,
+}
+
+/// The input that wgrad reads.
+#[derive(Debug)]
+enum SavedInput {
+    /// As wgrad reads it.
+    Operand(Operand),
+    /// As it was given, with the scale that it was quantized with.
+    Original { x: Tensor, snapshot: Snapshot },
+}
+
+/// What [`LinearSaved`] has besides the input.
+#[derive(Debug)]
+pub(crate) struct LinearCore {
     pub(crate) origin: Origin,
-    /// The input, as wgrad reads it.
-    x: Operand,
     /// The weight, as dgrad reads it.
     w: Operand,
     /// The dtype that the layer computed in.
     pub(crate) dtype: DType,
     input_dtype: DType,
+    input_shape: Shape,
     pub(crate) output: Output,
+}
+
+impl LinearCore {
+    /// Completes it with the input, as wgrad reads it.
+    pub(crate) fn with_input(self, x: Operand) -> LinearSaved {
+        LinearSaved { x: SavedInput::Operand(x), core: self }
+    }
 }
 
 impl Linear {
@@ -101,7 +140,7 @@ impl Linear {
     /// # Errors
     /// A size of 0, a weight that is too large for a tensor, a `params_dtype` other than f32 and bf16.
     pub fn new(path: &str, options: LinearOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
-        let LinearOptions { in_features, out_features, bias, params_dtype, init_std } = options;
+        let LinearOptions { in_features, out_features, bias, params_dtype, init_std, .. } = options;
         init::check_params_dtype(path, params_dtype)?;
         init::check_positive(path, &[("in_features", in_features), ("out_features", out_features)])?;
         init::check_parameter(path, "weight", [out_features, in_features])?;
@@ -114,6 +153,8 @@ impl Linear {
             weight: Parameter::new(format!("{path}.weight"), weight)?,
             bias: bias.then(zeros).transpose()?,
             slots: GemmSlots::new(path),
+            saves_original_input: options.save_original_input,
+            returns_bias: options.return_bias,
         })
     }
 
@@ -141,14 +182,15 @@ impl Linear {
         self.slots.weight.layer()
     }
 
-    /// Computes the output from an input that was quantized for fprop and wgrad.
+    /// Computes the output from an input that was quantized for fprop and wgrad. Returns it with what backward needs besides the
+    /// input.
     pub(crate) fn forward_quantized(
         &self,
         cx: &mut Forward<'_>,
         x: &Quantized,
         dtype: DType,
         input_dtype: DType,
-    ) -> Result<(Tensor, LinearSaved)> {
+    ) -> Result<(Tensor, LinearCore)> {
         let (name, version) = (&self.slots.weight, self.weight.version());
         let gemms = cx.fp8_gemms(name);
         let operand = match cx.quantize_weight(name, version, self.weight.tensor())? {
@@ -158,32 +200,50 @@ impl Linear {
         let values = || Ok(ops::cast(self.weight.tensor(), dtype)?);
         cx.measure_sqnr(name, self.weight.tensor(), &operand)?;
         let w = Quantized::new(operand, [gemms.fprop, gemms.dgrad], values)?;
-        let bias = self.bias.as_ref().map(Parameter::tensor);
+        let bias = self.bias.as_ref().filter(|_| !self.returns_bias).map(Parameter::tensor);
         let accumulation = cx.accumulation(name).fprop;
         let y = ops::fprop(&x.pick(gemms.fprop), &w.pick(gemms.fprop), bias, dtype, accumulation)?;
-        let (x, w) = (x.pick(gemms.wgrad).for_backward(), w.pick(gemms.dgrad).for_backward());
+        let (w, input_shape) = (w.pick(gemms.dgrad).for_backward(), *x.operand().shape());
         let output = Output::of(self.path(), &y);
-        Ok((y, LinearSaved { origin: cx.origin(name), x, w, dtype, input_dtype, output }))
+        let origin = cx.origin(name);
+        Ok((y, LinearCore { origin, w, dtype, input_dtype, input_shape, output }))
+    }
+
+    /// Returns an input as wgrad reads it.
+    pub(crate) fn for_wgrad(&self, cx: &Forward<'_>, x: &Quantized) -> Operand {
+        x.pick(cx.fp8_gemms(&self.slots.input).wgrad).for_backward()
     }
 
     /// Computes the gradients from a `dy` that was quantized for dgrad and wgrad; `db` holds its column sums.
     pub(crate) fn backward_quantized(
         &mut self,
-        cx: &Backward<'_>,
+        cx: &mut Backward<'_>,
         saved: LinearSaved,
         dy: &Quantized,
         db: Option<&Tensor>,
     ) -> Result<Tensor> {
+        let LinearSaved { x, core: saved } = saved;
         let gemms = cx.fp8_gemms(&saved.origin);
         let accumulation = cx.accumulation(&saved.origin);
         let dx = ops::dgrad(&dy.pick(gemms.dgrad), &saved.w, saved.dtype, accumulation.dgrad)?;
-        let (name, dw) = (self.weight.name().clone(), self.weight.main_grad_mut());
-        ops::wgrad(&dy.pick(gemms.wgrad), &saved.x, dw, &name, accumulation.wgrad)?;
+        let x = match x {
+            SavedInput::Operand(x) => x,
+            SavedInput::Original { x, snapshot } => {
+                self.input_again(cx, &snapshot, &saved, |slot| Ok(ops::quantize(&x, slot)?))?
+            }
+        };
+        let (name, dy) = (self.weight.name().clone(), dy.pick(gemms.wgrad));
+        match cx.delayed_wgrads() {
+            Some(delayed) => {
+                delayed.push(DelayedWgrad { weight: name, dy, x, accumulation: accumulation.wgrad })
+            }
+            None => ops::wgrad(&dy, &x, self.weight.main_grad_mut(), &name, accumulation.wgrad)?,
+        }
         if let (Some(bias), Some(db)) = (&mut self.bias, db) {
             let name = bias.name().clone();
             ops::accumulate(bias.main_grad_mut(), db, &name)?;
         }
-        let dx = dx.reshape(*saved.x.shape())?;
+        let dx = dx.reshape(saved.input_shape)?;
         Ok(ops::cast(&dx, saved.input_dtype)?)
     }
 
@@ -205,7 +265,13 @@ impl Module for Linear {
             let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
             cx.measure_sqnr(&self.slots.input, &x, &operand)?;
             let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;
-            self.forward_quantized(cx, &quantized, x.dtype(), input_dtype)
+            let (y, core) = self.forward_quantized(cx, &quantized, x.dtype(), input_dtype)?;
+            let input = if self.saves_original_input {
+                SavedInput::Original { x, snapshot: cx.snapshot() }
+            } else {
+                SavedInput::Operand(self.for_wgrad(cx, &quantized))
+            };
+            Ok((y, LinearSaved { x: input, core }))
         })
     }
 
@@ -215,17 +281,18 @@ impl Module for Linear {
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: LinearSaved, dy: &Tensor) -> Result<Tensor> {
         cx.attempt(|cx| {
-            saved.output.check(dy)?;
-            let dy = ops::cast(dy, saved.dtype)?;
-            let gemms = cx.fp8_gemms(&saved.origin);
-            let slot = cx.slot(&saved.origin, &self.slots.grad_output)?;
+            let core = &saved.core;
+            core.output.check(dy)?;
+            let dy = ops::cast(dy, core.dtype)?;
+            let gemms = cx.fp8_gemms(&core.origin);
+            let slot = cx.slot(&core.origin, &self.slots.grad_output)?;
             let (operand, db) = if self.bias.is_some() {
                 let (operand, db) = ops::quantize_dbias(&dy, &slot)?;
                 (operand, Some(db))
             } else {
                 (ops::quantize(&dy, &slot)?, None)
             };
-            cx.measure_sqnr(&saved.origin, &self.slots.grad_output, &dy, &operand)?;
+            cx.measure_sqnr(&core.origin, &self.slots.grad_output, &dy, &operand)?;
             let quantized = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], || Ok(dy.clone()))?;
             self.backward_quantized(cx, saved, &quantized, db.as_ref())
         })

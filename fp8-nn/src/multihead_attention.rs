@@ -1,14 +1,15 @@
 //! Self-attention with several heads.
 
 use crate::arguments::{Argument, Output};
+use crate::heads::Heads;
+use crate::projection::{Projection, ProjectionSaved};
 use crate::{
-    AttentionOptions, Error, InitOptions, Layer, LayerNormLinear, LayerNormLinearOptions,
-    LayerNormLinearSaved, Linear, LinearOptions, LinearSaved, Module, NormOptions, Parameter, Result,
+    AttentionOptions, Error, InitOptions, Linear, LinearOptions, LinearSaved, Module, NormOptions, Result,
     SequenceInfo, composite, init, parameters, precision,
 };
 use fp8_kernels::ops::{self, AttentionSaved, RopeTable};
 use fp8_kernels::{DType, Device, Tensor};
-use fp8_recipe::{Backward, Forward, SlotName, Slots};
+use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 use std::sync::Arc;
 
@@ -32,6 +33,12 @@ pub struct MultiheadAttentionOptions {
     /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
     /// weights.
     pub init: InitOptions,
+    /// Whether adding `proj`'s bias is left to the caller: see [`LinearOptions::return_bias`]. Default: false.
+    pub return_bias: bool,
+    /// Whether backward computes the norm's output again
+    /// ([`LayerNormLinearOptions::recompute_norm`](crate::LayerNormLinearOptions::recompute_norm)), and quantizes the attention's
+    /// output, which is kept anyway, again for `proj` ([`LinearOptions::save_original_input`]). Default: false.
+    pub recompute_norm: bool,
 }
 
 impl Default for MultiheadAttentionOptions {
@@ -43,6 +50,8 @@ impl Default for MultiheadAttentionOptions {
             bias: true,
             params_dtype: DType::F32,
             init: InitOptions::default(),
+            return_bias: false,
+            recompute_norm: false,
         }
     }
 }
@@ -92,7 +101,7 @@ impl Default for MultiheadAttentionOptions {
 #[derive(Debug)]
 pub struct MultiheadAttention {
     path: Arc<str>,
-    qkv: Qkv,
+    qkv: Projection,
     proj: Linear,
     rope: Option<RopeTable>,
     heads: usize,
@@ -106,7 +115,7 @@ composite!(MultiheadAttention { qkv, proj });
 /// The values that the backward pass of [`MultiheadAttention`] needs.
 #[derive(Debug)]
 pub struct MultiheadAttentionSaved {
-    qkv: QkvSaved,
+    qkv: ProjectionSaved,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -115,102 +124,6 @@ pub struct MultiheadAttentionSaved {
     info: SequenceInfo,
     proj: LinearSaved,
     output: Output,
-}
-
-/// The projection to queries, keys and values, with or without a norm in front.
-#[expect(clippy::large_enum_variant, reason = "one a layer, in the layer's own memory")]
-#[derive(Debug)]
-enum Qkv {
-    Plain(Linear),
-    Normed(LayerNormLinear),
-}
-
-/// The values that the backward pass of the projection needs.
-#[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
-#[derive(Debug)]
-enum QkvSaved {
-    Plain(LinearSaved),
-    Normed(LayerNormLinearSaved),
-}
-
-impl Qkv {
-    /// Parameters are `<path>.norm.*`, with a norm, and `<path>.qkv.*`.
-    fn new(
-        path: &str,
-        norm: Option<NormOptions>,
-        options: LinearOptions,
-        device: &Device,
-        rng: &mut impl Rng,
-    ) -> Result<Self> {
-        let qkv_path = format!("{path}.qkv");
-        let Some(norm) = norm else {
-            return Linear::new(&qkv_path, options, device, rng).map(Self::Plain);
-        };
-        let LinearOptions { in_features, out_features, bias, params_dtype, init_std } = options;
-        let options =
-            LayerNormLinearOptions { in_features, out_features, bias, norm, params_dtype, init_std };
-        let norm_path = format!("{path}.norm");
-        LayerNormLinear::with_paths(&norm_path, &qkv_path, options, device, rng).map(Self::Normed)
-    }
-
-    fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, QkvSaved)> {
-        Ok(match self {
-            Self::Plain(linear) => {
-                let (y, saved) = linear.forward(cx, x)?;
-                (y, QkvSaved::Plain(saved))
-            }
-            Self::Normed(linear) => {
-                let (y, saved) = linear.forward(cx, x)?;
-                (y, QkvSaved::Normed(saved))
-            }
-        })
-    }
-
-    fn backward(&mut self, cx: &mut Backward<'_>, saved: QkvSaved, dy: &Tensor) -> Result<Tensor> {
-        match (self, saved) {
-            (Self::Plain(linear), QkvSaved::Plain(saved)) => linear.backward(cx, saved, dy),
-            (Self::Normed(linear), QkvSaved::Normed(saved)) => linear.backward(cx, saved, dy),
-            (Self::Plain(linear), QkvSaved::Normed(_)) => Err(another_layer(linear, "with a norm before it")),
-            (Self::Normed(layer), QkvSaved::Plain(_)) => {
-                Err(another_layer(&layer.linear, "without a norm before it"))
-            }
-        }
-    }
-
-    fn layer(&self) -> &dyn Layer {
-        match self {
-            Self::Plain(linear) => linear,
-            Self::Normed(linear) => linear,
-        }
-    }
-
-    fn layer_mut(&mut self) -> &mut dyn Layer {
-        match self {
-            Self::Plain(linear) => linear,
-            Self::Normed(linear) => linear,
-        }
-    }
-}
-
-fn another_layer(linear: &Linear, found: &str) -> Error {
-    let (layer, found) = (linear.path().to_string(), format!("a layer {found}"));
-    fp8_recipe::Error::Origin { layer, found }.into()
-}
-
-impl Slots for Qkv {
-    fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
-        self.layer().slots(f);
-    }
-}
-
-impl Layer for Qkv {
-    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
-        self.layer().visit(f);
-    }
-
-    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
-        self.layer_mut().visit_mut(f);
-    }
 }
 
 impl MultiheadAttention {
@@ -226,41 +139,13 @@ impl MultiheadAttention {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        let MultiheadAttentionOptions { hidden_size, attention, input_layernorm, bias, params_dtype, init } =
+        let MultiheadAttentionOptions { hidden_size, attention, input_layernorm, bias, params_dtype, .. } =
             options;
-        let heads = attention.num_attention_heads;
-        let groups = attention.num_gqa_groups.unwrap_or(heads);
-        init::check_positive(
-            path,
-            &[("hidden_size", hidden_size), ("num_attention_heads", heads), ("num_gqa_groups", groups)],
-        )?;
-        let refuse = |option, value: usize, remedy: String| {
-            Err(Error::Option { layer: path.to_owned(), option, value: value.to_string(), remedy })
-        };
-        if attention.kv_channels.is_none() && !hidden_size.is_multiple_of(heads) {
-            let remedy = format!("expected a divisor of hidden_size {hidden_size}, or kv_channels given");
-            return refuse("num_attention_heads", heads, remedy);
-        }
-        if !heads.is_multiple_of(groups) {
-            return refuse("num_gqa_groups", groups, format!("expected a divisor of the {heads} heads"));
-        }
-        let head_dim = attention.kv_channels.unwrap_or(hidden_size / heads);
-        init::check_positive(path, &[("kv_channels", head_dim)])?;
-        let width = |heads: usize| heads.checked_mul(head_dim);
-        let qkv_width = groups.checked_mul(2).and_then(|both| heads.checked_add(both)).and_then(width);
-        let (Some(q_width), Some(qkv_width)) = (width(heads), qkv_width) else {
-            return refuse(
-                "kv_channels",
-                head_dim,
-                format!("{heads} heads of this size do not fit into memory"),
-            );
-        };
+        let init = options.init;
+        let heads = Heads::new(path, hidden_size, &attention)?;
+        let (q_width, qkv_width) = (heads.q_width(), heads.q_width() + heads.kv_width());
+        let Heads { heads, groups, head_dim } = heads;
         init::check_parameter(&format!("{path}.qkv"), "weight", [qkv_width, hidden_size])?;
-        if let Some(scale) = attention.softmax_scale.filter(|scale| !scale.is_finite()) {
-            let (layer, value) = (path.to_owned(), scale.to_string());
-            let remedy = "expected a finite number, or None for 1/√(size of a head)".to_owned();
-            return Err(Error::Option { layer, option: "softmax_scale", value, remedy });
-        }
         let rope = || RopeTable::new(attention.max_seq_length, head_dim, attention.rope_base, device);
         // Checked first, so that a length for which there is no table is refused before weights are drawn.
         let rope = attention.rope.then(rope).transpose()?;
@@ -270,6 +155,7 @@ impl MultiheadAttention {
             bias,
             params_dtype,
             init_std: init.init_std,
+            ..Default::default()
         };
         let proj = LinearOptions {
             in_features: q_width,
@@ -277,21 +163,19 @@ impl MultiheadAttention {
             bias,
             params_dtype,
             init_std: init.output_layer_init_std,
+            return_bias: options.return_bias,
+            save_original_input: options.recompute_norm,
         };
+        let norm = input_layernorm.map(|norm| (norm, options.recompute_norm));
         Ok(Self {
             path: path.into(),
-            qkv: Qkv::new(path, input_layernorm, qkv, device, rng)?,
+            qkv: Projection::new(path, "qkv", norm, qkv, device, rng)?,
             proj: Linear::new(&format!("{path}.proj"), proj, device, rng)?,
             rope,
             heads,
             groups,
             head_dim,
-            options: ops::AttentionOptions {
-                causal: attention.causal,
-                window: attention.window,
-                softmax_scale: attention.softmax_scale,
-                ..Default::default()
-            },
+            options: attention.operation(),
         })
     }
 
@@ -323,6 +207,107 @@ impl MultiheadAttention {
             remedy: "expected query, key and value".to_owned(),
         }
     }
+
+    /// Returns the output, the output of the norm, and what [`backward_with_layernorm_output`] takes: see
+    /// [`LayerNormLinear::forward_with_layernorm_output`](crate::LayerNormLinear::forward_with_layernorm_output).
+    ///
+    /// [`backward_with_layernorm_output`]: Self::backward_with_layernorm_output
+    ///
+    /// # Errors
+    /// Those of [`forward_with`](Module::forward_with); a layer without `input_layernorm`.
+    pub fn forward_with_layernorm_output(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, Tensor, MultiheadAttentionSaved)> {
+        cx.attempt(|cx| {
+            let sizes = self.enter(cx, x, info)?;
+            let (qkv, normed, qkv_saved) = self.qkv.forward_with_layernorm_output(cx, &self.path, x)?;
+            let (y, saved) = self.finish(cx, sizes, &qkv, qkv_saved, info)?;
+            Ok((y, normed, saved))
+        })
+    }
+
+    /// Runs backward for the gradients of both results of
+    /// [`forward_with_layernorm_output`](Self::forward_with_layernorm_output): `dy` of the output and `dnormed` of the norm's
+    /// output. Returns the gradient of the input.
+    ///
+    /// # Errors
+    /// Those of [`backward`](Module::backward); a `dnormed` that has not the input's shape. No gradient has changed then.
+    pub fn backward_with_layernorm_output(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: MultiheadAttentionSaved,
+        dy: &Tensor,
+        dnormed: &Tensor,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| {
+            saved.output.check_named("dnormed", dnormed)?;
+            self.backward_both(cx, saved, dy, Some(dnormed))
+        })
+    }
+
+    /// Checks the input before the parts compute anything, so that an error names this layer. Returns `[batch, seq]`.
+    fn enter(&self, cx: &Forward<'_>, x: &Tensor, info: &SequenceInfo) -> Result<[usize; 2]> {
+        let sizes = self.check_input(&self.path, x, info)?;
+        precision::compute_dtype(cx, &self.path, x.dtype(), parameters(self))?;
+        Ok(sizes)
+    }
+
+    /// Computes attention and `proj`.
+    fn finish(
+        &self,
+        cx: &mut Forward<'_>,
+        [batch, seq]: [usize; 2],
+        qkv: &Tensor,
+        qkv_saved: ProjectionSaved,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, MultiheadAttentionSaved)> {
+        let sizes = [self.heads, self.groups, self.groups];
+        let parts = ops::split(qkv, &sizes.map(|heads| heads * self.head_dim))?;
+        let [q, k, v] = <[Tensor; 3]>::try_from(parts)
+            .map_err(|parts| self.inconsistent(format!("qkv split into {} parts", parts.len())))?;
+        let shape = |heads| [batch, seq, heads, self.head_dim];
+        let (q, k, v) =
+            (q.reshape(shape(sizes[0]))?, k.reshape(shape(sizes[1]))?, v.reshape(shape(sizes[2]))?);
+        let (q, k) = match &self.rope {
+            Some(table) => (ops::rope(&q, table, info.rotary())?, ops::rope(&k, table, info.rotary())?),
+            None => (q, k),
+        };
+        let (o, attention) = ops::attention(&q, &k, &v, &info.sequences, self.options)?;
+        let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
+        let (info, output) = (info.clone(), Output::of(&self.path, &y));
+        let saved = MultiheadAttentionSaved { qkv: qkv_saved, q, k, v, o, attention, info, proj, output };
+        Ok((y, saved))
+    }
+
+    fn backward_both(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: MultiheadAttentionSaved,
+        dy: &Tensor,
+        dnormed: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        saved.output.check(dy)?;
+        let MultiheadAttentionSaved { qkv, q, k, v, o, attention, info, proj, .. } = saved;
+        let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
+        let (dq, dk, dv) =
+            ops::attention_backward(&d_o, &q, &k, &v, &o, &attention, &info.sequences, self.options)?;
+        let (dq, dk) = match &self.rope {
+            Some(table) => (
+                ops::rope_backward(&dq, table, info.rotary())?,
+                ops::rope_backward(&dk, table, info.rotary())?,
+            ),
+            None => (dq, dk),
+        };
+        let flat = |t: &Tensor| {
+            let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
+            t.reshape([batch, seq, heads * d])
+        };
+        let dqkv = ops::concat(&[&flat(&dq)?, &flat(&dk)?, &flat(&dv)?])?;
+        self.qkv.backward(cx, qkv, &dqkv, dnormed)
+    }
 }
 
 impl Module for MultiheadAttention {
@@ -339,26 +324,9 @@ impl Module for MultiheadAttention {
         info: &SequenceInfo,
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
         cx.attempt(|cx| {
-            let [batch, seq] = self.check_input(&self.path, x, info)?;
-            // Checked before the parts compute anything, so that an error names this layer.
-            precision::compute_dtype(cx, &self.path, x.dtype(), parameters(self))?;
+            let sizes = self.enter(cx, x, info)?;
             let (qkv, qkv_saved) = self.qkv.forward(cx, x)?;
-            let sizes = [self.heads, self.groups, self.groups];
-            let parts = ops::split(&qkv, &sizes.map(|heads| heads * self.head_dim))?;
-            let [q, k, v] = <[Tensor; 3]>::try_from(parts)
-                .map_err(|parts| self.inconsistent(format!("qkv split into {} parts", parts.len())))?;
-            let shape = |heads| [batch, seq, heads, self.head_dim];
-            let (q, k, v) =
-                (q.reshape(shape(sizes[0]))?, k.reshape(shape(sizes[1]))?, v.reshape(shape(sizes[2]))?);
-            let (q, k) = match &self.rope {
-                Some(table) => (ops::rope(&q, table, info.rotary())?, ops::rope(&k, table, info.rotary())?),
-                None => (q, k),
-            };
-            let (o, attention) = ops::attention(&q, &k, &v, &info.sequences, self.options)?;
-            let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
-            let (info, output) = (info.clone(), Output::of(&self.path, &y));
-            let saved = MultiheadAttentionSaved { qkv: qkv_saved, q, k, v, o, attention, info, proj, output };
-            Ok((y, saved))
+            self.finish(cx, sizes, &qkv, qkv_saved, info)
         })
     }
 
@@ -368,25 +336,6 @@ impl Module for MultiheadAttention {
         saved: MultiheadAttentionSaved,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        cx.attempt(|cx| {
-            saved.output.check(dy)?;
-            let MultiheadAttentionSaved { qkv, q, k, v, o, attention, info, proj, .. } = saved;
-            let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
-            let (dq, dk, dv) =
-                ops::attention_backward(&d_o, &q, &k, &v, &o, &attention, &info.sequences, self.options)?;
-            let (dq, dk) = match &self.rope {
-                Some(table) => (
-                    ops::rope_backward(&dq, table, info.rotary())?,
-                    ops::rope_backward(&dk, table, info.rotary())?,
-                ),
-                None => (dq, dk),
-            };
-            let flat = |t: &Tensor| {
-                let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
-                t.reshape([batch, seq, heads * d])
-            };
-            let dqkv = ops::concat(&[&flat(&dq)?, &flat(&dk)?, &flat(&dv)?])?;
-            self.qkv.backward(cx, qkv, &dqkv)
-        })
+        cx.attempt(|cx| self.backward_both(cx, saved, dy, None))
     }
 }

@@ -1,6 +1,6 @@
 //! Options that several layers share.
 
-use fp8_kernels::ops::{self, Norm};
+use fp8_kernels::ops::{self, Diagonal, Norm};
 
 /// Which normalization a layer applies, and how.
 ///
@@ -58,6 +58,7 @@ impl NormOptions {
 /// | `kv_channels` | `None`: `hidden_size / num_attention_heads` |
 /// | `causal` | true; PyTorch's `MultiheadAttention` sees all positions unless it is given a mask |
 /// | `window` | `(None, None)`: no limit |
+/// | `diagonal` | `Diagonal::TopLeft` |
 /// | `softmax_scale` | `None`: 1/√head size |
 /// | `rope` | false |
 /// | `rope_base` | 10 000 |
@@ -85,6 +86,9 @@ pub struct AttentionOptions {
     /// `causal` makes the right end 0. Transformer Engine's `window_size` is `(left, right)` with −1 for no limit. Default:
     /// `(None, None)`.
     pub window: (Option<usize>, Option<usize>),
+    /// Where the diagonal of `causal` and `window` runs if queries and keys differ in number: in padded self-attention, and in
+    /// cross attention. Transformer Engine's `causal_bottom_right` is `Diagonal::BottomRight`. Default: [`Diagonal::TopLeft`].
+    pub diagonal: Diagonal,
     /// The factor for scores. Default: `None`, which is 1/√(size of a head).
     pub softmax_scale: Option<f32>,
     /// Whether queries and keys are rotated by their position (RoPE over the whole head, in the rotate-half
@@ -104,12 +108,58 @@ impl Default for AttentionOptions {
             kv_channels: None,
             causal: true,
             window: (None, None),
+            diagonal: Diagonal::TopLeft,
             softmax_scale: None,
             rope: false,
             rope_base: 10_000.0,
             max_seq_length: 2048,
         }
     }
+}
+
+impl AttentionOptions {
+    /// The mask and the scale as the operation takes them.
+    pub(crate) fn operation(&self) -> ops::AttentionOptions {
+        let Self { causal, window, diagonal, softmax_scale, .. } = *self;
+        ops::AttentionOptions { causal, window, diagonal, softmax_scale }
+    }
+}
+
+/// What a transformer block computes again in backward, in place of keeping it. Each level includes those before it, and needs less
+/// memory and more time.
+///
+/// Results are the same at each level, bit for bit: what was quantized is quantized again with the scales of the forward pass, and
+/// masks of dropout are drawn again. [`TransformerLayer`](crate::TransformerLayer) and [`Gpt`](crate::Gpt) take it; a layer of your
+/// own is wrapped in [`Recompute`](crate::Recompute).
+///
+/// | level | computed again | kept of a block besides weights |
+/// |---|---|---|
+/// | `None` (default) | nothing | inputs of norms, quantized inputs of the Linears, q, k, v and output of the attention, `fc1`'s output |
+/// | `Norm` | the norms' outputs | all but the inputs of `qkv` and `fc1` |
+/// | `Activation` | also the MLP's activation | all but these and the input of `fc2` |
+/// | `Attention` | also the whole attention, with its projections | its input, the norm's input and `fc1`'s output of the MLP |
+/// | `Mlp` | also the whole MLP | the inputs of attention and MLP |
+/// | `Block` | the whole block | its input |
+///
+/// ```
+/// use fp8_nn::RecomputeLevel;
+/// assert!(RecomputeLevel::Block > RecomputeLevel::Norm && RecomputeLevel::default() == RecomputeLevel::None);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum RecomputeLevel {
+    /// Everything that backward needs is kept. Default.
+    #[default]
+    None,
+    /// The outputs of norms, which are inputs of `qkv` and `fc1`.
+    Norm,
+    /// Also the output of the MLP's activation.
+    Activation,
+    /// Also everything inside the attention.
+    Attention,
+    /// Also everything inside the MLP.
+    Mlp,
+    /// The whole block, of which only the input is kept.
+    Block,
 }
 
 /// The standard deviations of the initial weights of a layer. Biases are 0 initially.

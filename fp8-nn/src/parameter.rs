@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::data_parallel::Agreement;
-use fp8_kernels::{DType, Error, Tensor};
+use fp8_kernels::{DType, Error, MemoryKind, Tensor};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -60,7 +60,8 @@ impl Parameter {
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
     pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> Result<Self> {
-        let main_grad = Tensor::zeros(*tensor.shape(), DType::F32, tensor.device())?;
+        let main_grad = gradient_of(&tensor)?;
+        tensor.set_memory_kind(MemoryKind::Parameters);
         Ok(Self {
             name: name.into(),
             tensor,
@@ -161,7 +162,9 @@ impl Parameter {
         }
         self.version.advance();
         self.agreement.forget_groups();
-        overwrite(&mut self.tensor, value, &self.name)
+        overwrite(&mut self.tensor, value, &self.name)?;
+        self.tensor.set_memory_kind(MemoryKind::Parameters);
+        Ok(())
     }
 
     /// Sets the gradient to 0.
@@ -183,8 +186,14 @@ impl Parameter {
             return Ok(None);
         }
         self.tensor.device().expect_eager("zero_grad", "drop what shares the gradient's storage before")?;
-        Ok(Some(Tensor::zeros(*self.tensor.shape(), DType::F32, self.tensor.device())?))
+        gradient_of(&self.tensor).map(Some)
     }
+}
+
+/// Allocates a gradient of 0.
+fn gradient_of(parameter: &Tensor) -> Result<Tensor> {
+    let _kind = MemoryKind::Gradients.enter();
+    Ok(Tensor::zeros(*parameter.shape(), DType::F32, parameter.device())?)
 }
 
 /// Gives `tensor` the elements of `value`, which has the same shape and dtype. Writes them in place, unless `tensor` shares

@@ -10,23 +10,26 @@
 
 pub use crate::checkpoint;
 pub use crate::{
-    AdamW, AdamWOptions, AttentionOptions, CosineSchedule, DynModule, Embedding, EmbeddingOptions, Error,
-    Gpt, GptOptions, InitOptions, Layer, LayerNorm, LayerNormLinear, LayerNormLinearOptions, LayerNormMlp,
-    LayerNormMlpOptions, Linear, LinearOptions, Module, MultiheadAttention, MultiheadAttentionOptions,
-    NormLayerOptions, NormOptions, Parameter, Recompute, Result, RmsNorm, Scopes, SequenceInfo, Stack,
-    TransformerLayer, TransformerLayerOptions, agree, all_reduce_gradients, broadcast_parameters,
-    broadcast_state, clip_grad_norm, composite, num_parameters, parameters, parameters_mut, zero_grad,
+    AdamW, AdamWOptions, AttentionOptions, CosineSchedule, CrossAttention, CrossAttentionOptions, DynModule,
+    Embedding, EmbeddingOptions, Error, Gpt, GptOptions, InitOptions, Layer, LayerNorm, LayerNormLinear,
+    LayerNormLinearOptions, LayerNormMlp, LayerNormMlpOptions, Linear, LinearOptions, Module,
+    MultiheadAttention, MultiheadAttentionOptions, NormLayerOptions, NormOptions, Parameter, Recompute,
+    RecomputeLevel, Result, RmsNorm, Scopes, SequenceInfo, Stack, TransformerDecoderLayer,
+    TransformerDecoderLayerOptions, TransformerLayer, TransformerLayerOptions, agree, all_reduce_gradients,
+    backward_dw, broadcast_parameters, broadcast_state, clip_grad_norm, composite, num_parameters,
+    parameters, parameters_mut, zero_grad,
 };
 pub use fp8_dist::{Environment, ProcessGroup, ReduceOp, local, tcp};
 pub use fp8_format::{E4M3, E5M2, Fp8};
-pub use fp8_kernels::ops::{Activation, Norm, Packing, Sequences};
+pub use fp8_kernels::ops::{Activation, Diagonal, Norm, Packing, Sequences};
 pub use fp8_kernels::{
     Cell, DType, Device, Encoding, Fp8Tensor, Graph, Operand, Scale, Shape, Slot, Tensor, TransposePolicy,
     bf16, f16, ops,
 };
+pub use fp8_kernels::{MemoryKind, MemoryReport};
 pub use fp8_recipe::{
     Advice, AmaxComputeAlgo, AmaxGroup, AutocastOptions, Backward, BlockScaling, CurrentScaling,
-    CustomRecipe, DelayedScaling, Direction, Format, Forward, GemmSlots, Granularity, Mxfp8, Origin, QParams,
-    QParamsByRole, Quantizer, Recipe, Scaling, ScalingFactorComputeAlgo, SlotName, SlotReport, SlotRole,
-    SlotTrace, SlotUpdate, Slots, Snapshot,
+    CustomRecipe, DelayedScaling, DelayedWgrad, Direction, Format, Forward, GemmSlots, Granularity, Mxfp8,
+    Origin, QParams, QParamsByRole, Quantizer, Recipe, Scaling, ScalingFactorComputeAlgo, SlotName,
+    SlotReport, SlotRole, SlotTrace, SlotUpdate, Slots, Snapshot,
 };

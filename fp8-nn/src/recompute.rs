@@ -55,6 +55,79 @@ pub struct RecomputeSaved {
     snapshot: Snapshot,
 }
 
+/// A layer that is computed again in backward if it is so chosen.
+#[derive(Debug)]
+pub(crate) struct Recomputable<M> {
+    pub(crate) inner: M,
+    again: bool,
+}
+
+composite!(Recomputable<M> { inner });
+
+/// The values that the backward pass of [`Recomputable`] needs.
+#[derive(Debug)]
+pub(crate) enum RecomputableSaved<S> {
+    Stored(S),
+    Again(RecomputeSaved),
+}
+
+impl<M: Module> Recomputable<M> {
+    pub(crate) const fn new(inner: M, again: bool) -> Self {
+        Self { inner, again }
+    }
+
+    pub(crate) fn forward(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, RecomputableSaved<M::Saved>)> {
+        // Before the layer runs: what it draws from there on is drawn again.
+        let snapshot = self.again.then(|| cx.snapshot());
+        let (y, saved) = self.inner.forward_with(cx, x, info)?;
+        let saved = match snapshot {
+            Some(snapshot) => {
+                RecomputableSaved::Again(RecomputeSaved::new(x.clone(), info.clone(), snapshot))
+            }
+            None => RecomputableSaved::Stored(saved),
+        };
+        Ok((y, saved))
+    }
+
+    pub(crate) fn backward(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: RecomputableSaved<M::Saved>,
+        dy: &Tensor,
+    ) -> Result<Tensor> {
+        match saved {
+            RecomputableSaved::Stored(saved) => self.inner.backward(cx, saved, dy),
+            RecomputableSaved::Again(saved) => saved.backward(&mut self.inner, cx, dy),
+        }
+    }
+}
+
+impl RecomputeSaved {
+    /// For a forward pass that began at `snapshot`.
+    pub(crate) const fn new(x: Tensor, info: SequenceInfo, snapshot: Snapshot) -> Self {
+        Self { x, info, snapshot }
+    }
+
+    /// Runs the forward pass again.
+    pub(crate) fn run<T>(
+        self,
+        cx: &mut Backward<'_>,
+        forward: impl FnOnce(&mut Forward<'_>, &Tensor, &SequenceInfo) -> Result<T>,
+    ) -> Result<T> {
+        forward(&mut cx.replay(&self.snapshot)?, &self.x, &self.info)
+    }
+
+    fn backward<M: Module>(self, layer: &mut M, cx: &mut Backward<'_>, dy: &Tensor) -> Result<Tensor> {
+        let inner = self.run(cx, |cx, x, info| Ok(layer.forward_with(cx, x, info)?.1))?;
+        layer.backward(cx, inner, dy)
+    }
+}
+
 impl<M: Module> Module for Recompute<M> {
     type Saved = RecomputeSaved;
 
@@ -68,8 +141,10 @@ impl<M: Module> Module for Recompute<M> {
         x: &Tensor,
         info: &SequenceInfo,
     ) -> Result<(Tensor, RecomputeSaved)> {
+        // Before the layer runs: what it draws from there on is drawn again.
+        let snapshot = cx.snapshot();
         let (y, _) = self.inner.forward_with(cx, x, info)?;
-        Ok((y, RecomputeSaved { x: x.clone(), info: info.clone(), snapshot: cx.snapshot() }))
+        Ok((y, RecomputeSaved::new(x.clone(), info.clone(), snapshot)))
     }
 
     fn is_positionwise(&self) -> bool {
@@ -77,10 +152,6 @@ impl<M: Module> Module for Recompute<M> {
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: RecomputeSaved, dy: &Tensor) -> Result<Tensor> {
-        cx.attempt(|cx| {
-            let RecomputeSaved { x, info, snapshot } = saved;
-            let (_, inner) = self.inner.forward_with(&mut cx.replay(&snapshot)?, &x, &info)?;
-            self.inner.backward(cx, inner, dy)
-        })
+        cx.attempt(|cx| saved.backward(&mut self.inner, cx, dy))
     }
 }

@@ -86,28 +86,51 @@ impl SequenceInfo {
 
     /// Checks it against the input of self-attention, `[batch, seq, …]`, before anything is computed.
     pub(crate) fn check(&self, layer: &str, [batch, seq]: [usize; 2], device: &Device) -> Result<()> {
-        let integers = |name, tensor| Argument::new(layer, name, tensor).integer()?.on(device);
-        if let Sequences::Padded { queries, keys } = &self.sequences {
+        check_sequences(&self.sequences, layer, [batch, seq, seq], device)?;
+        if let Some(positions) = &self.positions {
+            let fits = **positions.shape() == [batch, seq];
+            let positions = Argument::new(layer, "positions", positions).integer()?.on(device)?;
+            positions.shape(fits, || format!("[{batch}, {seq}], one per token"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks sequences against the `[batch, queries, keys]` of an attention, before anything is computed.
+pub(crate) fn check_sequences(
+    sequences: &Sequences,
+    layer: &str,
+    [batch, queries, keys]: [usize; 3],
+    device: &Device,
+) -> Result<()> {
+    let integers = |name, tensor| Argument::new(layer, name, tensor).integer()?.on(device);
+    match sequences {
+        Sequences::Full => Ok(()),
+        Sequences::Padded { queries, keys } => {
             for (name, lengths) in [("query_lengths", queries), ("key_lengths", keys)] {
                 let Some(lengths) = lengths else { continue };
                 let fits = **lengths.shape() == [batch];
                 integers(name, lengths)?.shape(fits, || format!("[{batch}], one per sequence"))?;
             }
+            Ok(())
         }
-        if let Some(positions) = &self.positions {
-            let fits = **positions.shape() == [batch, seq];
-            integers("positions", positions)?.shape(fits, || format!("[{batch}, {seq}], one per token"))?;
+        Sequences::Packed(packing) => {
+            integers("the packing", packing.positions())?;
+            if (1, packing.queries(), packing.keys()) == (batch, queries, keys) {
+                return Ok(());
+            }
+            let value = format!("{} queries and {} keys", packing.queries(), packing.keys());
+            let remedy = if queries == keys {
+                format!(
+                    "expected as many of both as the input, [{batch}, {queries}, …], has positions, in one batch entry"
+                )
+            } else {
+                format!(
+                    "expected {queries} queries and {keys} keys, as the inputs have positions, in one batch entry"
+                )
+            };
+            Err(Error::Option { layer: layer.to_owned(), option: "packing", value, remedy })
         }
-        let Some(packing) = self.packing() else { return Ok(()) };
-        integers("the packing", packing.positions())?;
-        if (batch, seq) == (1, packing.queries()) && packing.queries() == packing.keys() {
-            return Ok(());
-        }
-        let value = format!("{} queries and {} keys", packing.queries(), packing.keys());
-        let remedy = format!(
-            "expected as many of both as the input, [{batch}, {seq}, …], has positions, in one batch entry"
-        );
-        Err(Error::Option { layer: layer.to_owned(), option: "packing", value, remedy })
     }
 }
 

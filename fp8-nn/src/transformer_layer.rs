@@ -2,10 +2,11 @@
 
 use crate::arguments::Output;
 use crate::layer_norm::NormCore;
+use crate::recompute::{Recomputable, RecomputableSaved, RecomputeSaved};
 use crate::{
     AttentionOptions, Error, InitOptions, LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module,
-    MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions, Result,
-    SequenceInfo, composite,
+    MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions, RecomputeLevel,
+    Result, SequenceInfo, composite,
 };
 use fp8_kernels::ops::{self, Activation, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
@@ -39,6 +40,15 @@ pub struct TransformerLayerOptions {
     /// Whether the norm in front of the attention moves to the end of the block: `r = x + attention(x)`,
     /// `y = norm(r + mlp(norm(r)))`. Default: false.
     pub output_layernorm: bool,
+    /// Whether the residual connections take the outputs of the norms in place of their inputs: `r = n₁ + attention(n₁)` with
+    /// `n₁ = norm(x)`, `y = n₂ + mlp(n₂)` with `n₂ = norm(r)`. Not together with the two options above, nor with recomputation
+    /// of attention or MLP alone. Default: false.
+    pub apply_residual_connection_post_layernorm: bool,
+    /// Whether the residual additions and the output are f32 whatever the layer computes in, so that many layers add up without
+    /// rounding. The output is f32 then. Default: false, they are in the dtype that the layer computes in.
+    pub fp32_residual_connection: bool,
+    /// What backward computes again in place of keeping it. Default: [`RecomputeLevel::None`].
+    pub recompute: RecomputeLevel,
     /// Whether the four Linears have biases. Default: true.
     pub bias: bool,
     /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
@@ -58,6 +68,9 @@ impl Default for TransformerLayerOptions {
             norm: NormOptions::default(),
             parallel_attention_mlp: false,
             output_layernorm: false,
+            apply_residual_connection_post_layernorm: false,
+            fp32_residual_connection: false,
+            recompute: RecomputeLevel::None,
             bias: true,
             params_dtype: DType::F32,
             init: InitOptions::default(),
@@ -101,21 +114,35 @@ impl Default for TransformerLayerOptions {
 #[derive(Debug)]
 pub struct TransformerLayer {
     path: Arc<str>,
-    attention: MultiheadAttention,
-    mlp: LayerNormMlp,
+    attention: Recomputable<MultiheadAttention>,
+    mlp: Recomputable<LayerNormMlp>,
     /// At the end of the block.
     norm: Option<NormCore>,
     /// Whether the MLP reads what the attention reads.
     is_parallel: bool,
+    /// Whether the residual connections take the outputs of the norms.
+    adds_normed: bool,
+    residual: Residual,
+    recompute: RecomputeLevel,
 }
 
 composite!(TransformerLayer { attention, mlp, norm });
 
 /// The values that the backward pass of [`TransformerLayer`] needs.
 #[derive(Debug)]
-pub struct TransformerLayerSaved {
-    attention: MultiheadAttentionSaved,
-    mlp: LayerNormMlpSaved,
+pub struct TransformerLayerSaved(Saved);
+
+#[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
+#[derive(Debug)]
+enum Saved {
+    Stored(Parts),
+    Again { saved: RecomputeSaved, output: Output },
+}
+
+#[derive(Debug)]
+struct Parts {
+    attention: RecomputableSaved<MultiheadAttentionSaved>,
+    mlp: RecomputableSaved<LayerNormMlpSaved>,
     /// The input of the norm at the end, and its statistics.
     normed: Option<(Tensor, NormStats)>,
     output: Output,
@@ -125,7 +152,7 @@ impl TransformerLayer {
     /// Creates a block at `path`, with weights drawn from `rng`: the attention's, then the MLP's.
     ///
     /// # Errors
-    /// The errors of [`MultiheadAttention::new`] and [`LayerNormMlp::new`]; both `parallel_attention_mlp` and `output_layernorm`.
+    /// The errors of [`MultiheadAttention::new`] and [`LayerNormMlp::new`]; options that cannot be combined, as their descriptions say.
     pub fn new(
         path: &str,
         options: TransformerLayerOptions,
@@ -140,28 +167,174 @@ impl TransformerLayer {
             norm,
             parallel_attention_mlp,
             output_layernorm,
+            apply_residual_connection_post_layernorm: adds_normed,
+            fp32_residual_connection,
+            recompute,
             bias,
             params_dtype,
             init,
         } = options;
+        let refuse = |option, value: &str, other: &str| {
+            let (layer, value) = (path.to_owned(), value.to_owned());
+            let remedy = format!("not together with {other}: set one of the two");
+            Err(Error::Option { layer, option, value, remedy })
+        };
+        let post = "apply_residual_connection_post_layernorm";
         if parallel_attention_mlp && output_layernorm {
-            let (layer, value) = (path.to_owned(), "true".to_owned());
-            let remedy = "not together with output_layernorm: set one of the two".to_owned();
-            return Err(Error::Option { layer, option: "parallel_attention_mlp", value, remedy });
+            return refuse("parallel_attention_mlp", "true", "output_layernorm");
+        }
+        if adds_normed && parallel_attention_mlp {
+            return refuse(post, "true", "parallel_attention_mlp");
+        }
+        if adds_normed && output_layernorm {
+            return refuse(post, "true", "output_layernorm");
+        }
+        if adds_normed && matches!(recompute, RecomputeLevel::Attention | RecomputeLevel::Mlp) {
+            return refuse("recompute", &format!("{recompute:?}"), post);
         }
         let input_layernorm = (!output_layernorm).then_some(norm);
         let output_norm = || NormCore::new(&format!("{path}.norm"), hidden_size, norm, params_dtype, device);
-        let attention =
-            MultiheadAttentionOptions { hidden_size, attention, input_layernorm, bias, params_dtype, init };
-        let mlp =
-            LayerNormMlpOptions { hidden_size, ffn_hidden_size, bias, activation, norm, params_dtype, init };
+        // What is computed again as a whole has nothing to leave out.
+        let again = |whole: RecomputeLevel, part: RecomputeLevel| {
+            recompute >= part && recompute < whole.min(RecomputeLevel::Block)
+        };
+        let attention = MultiheadAttentionOptions {
+            hidden_size,
+            attention,
+            input_layernorm,
+            bias,
+            params_dtype,
+            init,
+            return_bias: false,
+            recompute_norm: again(RecomputeLevel::Attention, RecomputeLevel::Norm),
+        };
+        let mlp = LayerNormMlpOptions {
+            hidden_size,
+            ffn_hidden_size,
+            bias,
+            activation,
+            norm,
+            params_dtype,
+            init,
+            return_bias: false,
+            recompute_norm: again(RecomputeLevel::Mlp, RecomputeLevel::Norm),
+            recompute_activation: again(RecomputeLevel::Mlp, RecomputeLevel::Activation),
+        };
+        let attention = MultiheadAttention::new(&format!("{path}.attention"), attention, device, rng)?;
+        let mlp = LayerNormMlp::new(&format!("{path}.mlp"), mlp, device, rng)?;
+        let part = |part| again(RecomputeLevel::Block, part);
         Ok(Self {
             path: path.into(),
-            attention: MultiheadAttention::new(&format!("{path}.attention"), attention, device, rng)?,
-            mlp: LayerNormMlp::new(&format!("{path}.mlp"), mlp, device, rng)?,
+            attention: Recomputable::new(attention, part(RecomputeLevel::Attention)),
+            mlp: Recomputable::new(mlp, part(RecomputeLevel::Mlp)),
             norm: output_layernorm.then(output_norm).transpose()?,
             is_parallel: parallel_attention_mlp,
+            adds_normed,
+            residual: Residual { is_f32: fp32_residual_connection, params_dtype },
+            recompute,
         })
+    }
+
+    fn forward_parts(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, Parts)> {
+        let Self { attention, mlp, residual, .. } = self;
+        let input = residual.input_of_branch(cx, x)?;
+        let (r, attention) = if self.adds_normed {
+            let (a, normed, saved) = attention.inner.forward_with_layernorm_output(cx, &input, info)?;
+            (residual.add(&normed, &a)?, RecomputableSaved::Stored(saved))
+        } else {
+            let (a, saved) = attention.forward(cx, &input, info)?;
+            (residual.add(x, &a)?, saved)
+        };
+        let plain = SequenceInfo::default();
+        let (y, mlp) = if self.is_parallel {
+            let (m, saved) = mlp.forward(cx, &input, &plain)?;
+            (residual.add(&r, &m)?, saved)
+        } else if self.adds_normed {
+            let (m, normed, saved) =
+                mlp.inner.forward_with_layernorm_output(cx, &residual.input_of_branch(cx, &r)?)?;
+            (residual.add(&normed, &m)?, RecomputableSaved::Stored(saved))
+        } else {
+            let (m, saved) = mlp.forward(cx, &residual.input_of_branch(cx, &r)?, &plain)?;
+            (residual.add(&r, &m)?, saved)
+        };
+        let (y, normed) = match &self.norm {
+            Some(norm) => {
+                let sum = residual.input_of_branch(cx, &y)?;
+                let (normed, stats) = norm.forward(&sum)?;
+                (residual.output(&normed)?, Some((sum, stats)))
+            }
+            None => (y, None),
+        };
+        let output = Output::of(&self.path, &y);
+        Ok((y, Parts { attention, mlp, normed, output }))
+    }
+
+    fn backward_parts(&mut self, cx: &mut Backward<'_>, saved: Parts, dy: &Tensor) -> Result<Tensor> {
+        let Self { attention, mlp, residual, .. } = self;
+        let Parts { attention: saved_attention, mlp: saved_mlp, normed, .. } = saved;
+        let normed = match (&mut self.norm, normed) {
+            (Some(norm), Some((x, stats))) => Some(norm.backward(&x, &stats, &ops::cast(dy, x.dtype())?)?),
+            _ => None,
+        };
+        let dy = normed.as_ref().unwrap_or(dy);
+        if self.adds_normed {
+            // The gradient of the addition goes to the branch and to the norm's output.
+            let dr = match saved_mlp {
+                RecomputableSaved::Stored(saved) => {
+                    mlp.inner.backward_with_layernorm_output(cx, saved, dy, dy)?
+                }
+                saved => mlp.backward(cx, saved, dy)?,
+            };
+            return match saved_attention {
+                RecomputableSaved::Stored(saved) => {
+                    attention.inner.backward_with_layernorm_output(cx, saved, &dr, &dr)
+                }
+                saved => attention.backward(cx, saved, &dr),
+            };
+        }
+        let dm = mlp.backward(cx, saved_mlp, dy)?;
+        if self.is_parallel {
+            let dx = attention.backward(cx, saved_attention, dy)?;
+            return residual.add(dy, &ops::add(&dx, &dm)?);
+        }
+        let dr = residual.add(dy, &dm)?;
+        let dx = attention.backward(cx, saved_attention, &dr)?;
+        residual.add(&dr, &dx)
+    }
+}
+
+/// The additions around the branches of a block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Residual {
+    /// Whether sums are f32; otherwise they have the dtype of the branches.
+    pub(crate) is_f32: bool,
+    pub(crate) params_dtype: DType,
+}
+
+impl Residual {
+    /// Returns `x` as a branch reads it.
+    pub(crate) fn input_of_branch(&self, cx: &Forward<'_>, x: &Tensor) -> Result<Tensor> {
+        if self.is_f32 {
+            Ok(ops::cast(x, cx.compute_dtype().unwrap_or(self.params_dtype))?)
+        } else {
+            Ok(x.clone())
+        }
+    }
+
+    /// Returns `x + branch`.
+    pub(crate) fn add(&self, x: &Tensor, branch: &Tensor) -> Result<Tensor> {
+        let dtype = if self.is_f32 { DType::F32 } else { branch.dtype() };
+        Ok(ops::add(&ops::cast(x, dtype)?, &ops::cast(branch, dtype)?)?)
+    }
+
+    /// Returns what follows an addition in the dtype of the additions.
+    fn output(&self, x: &Tensor) -> Result<Tensor> {
+        if self.is_f32 { Ok(ops::cast(x, DType::F32)?) } else { Ok(x.clone()) }
     }
 }
 
@@ -179,20 +352,18 @@ impl Module for TransformerLayer {
         info: &SequenceInfo,
     ) -> Result<(Tensor, TransformerLayerSaved)> {
         cx.attempt(|cx| {
-            self.attention.check_input(&self.path, x, info)?;
-            let (a, attention) = self.attention.forward_with(cx, x, info)?;
-            let r = ops::add(&ops::cast(x, a.dtype())?, &a)?;
-            let (m, mlp) = self.mlp.forward(cx, if self.is_parallel { x } else { &r })?;
-            let y = ops::add(&r, &m)?;
-            let (y, normed) = match &self.norm {
-                Some(norm) => {
-                    let (normed, stats) = norm.forward(&y)?;
-                    (normed, Some((y, stats)))
+            self.attention.inner.check_input(&self.path, x, info)?;
+            // Before the layer runs: what it draws from there on is drawn again.
+            let snapshot = (self.recompute == RecomputeLevel::Block).then(|| cx.snapshot());
+            let (y, parts) = self.forward_parts(cx, x, info)?;
+            let saved = match snapshot {
+                Some(snapshot) => {
+                    let saved = RecomputeSaved::new(x.clone(), info.clone(), snapshot);
+                    Saved::Again { saved, output: parts.output }
                 }
-                None => (y, None),
+                None => Saved::Stored(parts),
             };
-            let output = Output::of(&self.path, &y);
-            Ok((y, TransformerLayerSaved { attention, mlp, normed, output }))
+            Ok((y, TransformerLayerSaved(saved)))
         })
     }
 
@@ -203,23 +374,19 @@ impl Module for TransformerLayer {
         dy: &Tensor,
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
-            saved.output.check(dy)?;
-            saved.output.expect_layer(&self.path)?;
-            let normed = match (&mut self.norm, &saved.normed) {
-                (Some(norm), Some((x, stats))) => {
-                    Some(norm.backward(x, stats, &ops::cast(dy, x.dtype())?)?)
-                }
-                _ => None,
+            let output = match &saved.0 {
+                Saved::Stored(parts) => &parts.output,
+                Saved::Again { output, .. } => output,
             };
-            let dy = normed.as_ref().unwrap_or(dy);
-            let dm = self.mlp.backward(cx, saved.mlp, dy)?;
-            if self.is_parallel {
-                let dx = self.attention.backward(cx, saved.attention, dy)?;
-                return Ok(ops::add(&ops::add(&dx, &dm)?, &ops::cast(dy, dx.dtype())?)?);
-            }
-            let dr = ops::add(dy, &dm)?;
-            let dx = self.attention.backward(cx, saved.attention, &dr)?;
-            Ok(ops::add(&dx, &ops::cast(&dr, dx.dtype())?)?)
+            output.check(dy)?;
+            output.expect_layer(&self.path)?;
+            let parts = match saved.0 {
+                Saved::Stored(parts) => parts,
+                Saved::Again { saved, .. } => {
+                    saved.run(cx, |cx, x, info| Ok(self.forward_parts(cx, x, info)?.1))?
+                }
+            };
+            self.backward_parts(cx, parts, dy)
         })
     }
 }

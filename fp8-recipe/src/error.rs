@@ -98,6 +98,14 @@ pub enum Error {
         /// Why, and what would be right.
         problem: String,
     },
+    /// A backward scope whose delayed weight gradients would be lost.
+    #[error(
+        "{delayed} weight gradients were delayed: take them from the backward scope by take_wgrads() before its commit"
+    )]
+    DelayedWgrads {
+        /// How many there are.
+        delayed: usize,
+    },
     /// Saved scaling state that cannot be loaded.
     #[error("scaling state of {recipe}, {direction}: {problem}")]
     State {

@@ -6,10 +6,10 @@ use crate::outcome::{Ending, Outcome};
 use crate::scope::Scope;
 use crate::weights::CachedWeight;
 use crate::{
-    AutocastOptions, Direction, Error, Fp8Gemms, GemmAccumulation, Origin, Recipe, Result, Scaling, SlotName,
-    Snapshot,
+    AutocastOptions, DelayedWgrad, Direction, Error, Fp8Gemms, GemmAccumulation, Origin, Recipe, Result,
+    Scaling, SlotName, Snapshot,
 };
-use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
+use fp8_kernels::{DType, MemoryKind, MemoryKindGuard, Operand, Slot, Tensor, ops};
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -62,7 +62,8 @@ pub struct Forward<'a> {
     pub(crate) scaling: &'a mut Scaling,
     pub(crate) frame: Frame,
     pub(crate) mode: Mode,
-    outermost: bool,
+    /// For the outermost scope of a training step: what its layers allocate is for backward.
+    outermost: Option<MemoryKindGuard>,
 }
 
 /// A backward scope. It lends the slots of gradients, and updates their scales when it is committed.
@@ -88,6 +89,8 @@ pub struct Forward<'a> {
 #[must_use = "a scope updates nothing unless it is committed"]
 pub struct Backward<'a> {
     pub(crate) scaling: &'a mut Scaling,
+    /// Weight gradients that are left for later; `None` if they are not delayed.
+    pub(crate) wgrads: Option<Vec<DelayedWgrad>>,
 }
 
 impl Scaling {
@@ -106,7 +109,12 @@ impl Scaling {
     pub fn scope(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
         self.open(Direction::Forward)?;
         match self.frame(recipe, options, true) {
-            Ok(frame) => Ok(Forward { scaling: self, frame, mode: Mode::Record, outermost: true }),
+            Ok(frame) => Ok(Forward {
+                scaling: self,
+                frame,
+                mode: Mode::Record,
+                outermost: Some(MemoryKind::Saved.enter()),
+            }),
             Err(error) => {
                 self.roll_back(Ending::Left);
                 Err(error)
@@ -133,7 +141,7 @@ impl Scaling {
     pub fn eval_with(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
         self.settle()?;
         let frame = self.frame(recipe, options, false)?;
-        Ok(Forward { scaling: self, frame, mode: Mode::Evaluate, outermost: false })
+        Ok(Forward { scaling: self, frame, mode: Mode::Evaluate, outermost: None })
     }
 
     /// Opens a backward scope. It takes no recipe, because each `Saved` knows the recipe of its forward.
@@ -146,7 +154,7 @@ impl Scaling {
     /// The device failed; none on the CPU.
     pub fn backward(&mut self) -> Result<Backward<'_>> {
         self.open(Direction::Backward)?;
-        Ok(Backward { scaling: self })
+        Ok(Backward { scaling: self, wgrads: None })
     }
 
     fn open(&mut self, direction: Direction) -> Result<()> {
@@ -206,7 +214,7 @@ impl Forward<'_> {
         options.compute_dtype = options.compute_dtype.or(self.frame.compute_dtype);
         let records = matches!(self.mode, Mode::Record);
         let frame = self.scaling.frame(recipe, &options, records)?;
-        Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false })
+        Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: None })
     }
 
     /// Sets the dtype of operations in high precision until the returned guard is dropped.
@@ -223,13 +231,13 @@ impl Forward<'_> {
             });
         }
         let frame = Frame { compute_dtype: Some(dtype), ..self.frame };
-        Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false })
+        Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: None })
     }
 
     /// Runs in high precision until the returned guard is dropped: for layers that never run in FP8, such as a model's head.
     pub fn disabled(&mut self) -> Forward<'_> {
         let frame = Frame { enabled: false, calibrating: false, ..self.frame };
-        Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: false }
+        Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: None }
     }
 
     /// Returns the dtype that layers cast inputs and parameters to in high precision, if the scope sets one.
@@ -285,9 +293,12 @@ impl Forward<'_> {
         {
             return Ok(operand);
         }
-        let operand = ops::quantize(weight, &self.scaling.slot(name, index, self.frame, &self.mode)?)?;
         // A replay's scale may be an older one than later scopes use.
-        if let Some(domain) = domain.filter(|_| !matches!(self.mode, Mode::Replay(_))) {
+        let domain = domain.filter(|_| !matches!(self.mode, Mode::Replay(_)));
+        let kind = domain.map(|_| MemoryKind::Parameters.enter());
+        let operand = ops::quantize(weight, &self.scaling.slot(name, index, self.frame, &self.mode)?)?;
+        drop(kind);
+        if let Some(domain) = domain {
             let weight = CachedWeight::new(domain, version, !evaluates, capture, operand.clone());
             let added = self.scaling.weights.insert(index, weight);
             if let Some(scope) = self.scaling.scope.as_mut().filter(|_| !evaluates) {
@@ -339,7 +350,7 @@ impl Forward<'_> {
     /// # Errors
     /// A group whose ranks disagree or failed; a user's function that returned no usable scale. Nothing has changed then.
     pub fn commit(self) -> Result<()> {
-        if self.outermost { self.scaling.commit() } else { Ok(()) }
+        if self.outermost.is_some() { self.scaling.commit() } else { Ok(()) }
     }
 
     /// Closes the scope without an update, on all ranks together, as for a skipped step. Dropping the guard instead makes the
@@ -348,7 +359,7 @@ impl Forward<'_> {
     /// # Errors
     /// A rank that left, failed or makes another call.
     pub fn discard(self) -> Result<()> {
-        if self.outermost { self.scaling.discard() } else { Ok(()) }
+        if self.outermost.is_some() { self.scaling.discard() } else { Ok(()) }
     }
 }
 
@@ -407,7 +418,7 @@ impl Backward<'_> {
         }
         snapshot.outcome.scales().ok_or(Error::NoSnapshot)?;
         let mode = Mode::Replay(snapshot.outcome.clone());
-        Ok(Forward { scaling: self.scaling, frame: snapshot.frame, mode, outermost: false })
+        Ok(Forward { scaling: self.scaling, frame: snapshot.frame, mode, outermost: None })
     }
 
     /// Runs a part of the backward pass and returns its result: see [`Forward::attempt`].
@@ -422,8 +433,12 @@ impl Backward<'_> {
     /// Reduces the amaxes and updates the scales of every recipe whose forward was committed since the last backward scope.
     ///
     /// # Errors
-    /// As [`Forward::commit`].
+    /// As [`Forward::commit`]; weight gradients that were delayed and not taken.
     pub fn commit(self) -> Result<()> {
+        let delayed = self.wgrads.as_ref().map_or(0, Vec::len);
+        if delayed > 0 {
+            return self.scaling.remember(Err(Error::DelayedWgrads { delayed }));
+        }
         self.scaling.commit()
     }
 
@@ -444,7 +459,7 @@ impl Scaling {
 
 impl Drop for Forward<'_> {
     fn drop(&mut self) {
-        if self.outermost {
+        if self.outermost.is_some() {
             self.scaling.abandon();
         }
     }

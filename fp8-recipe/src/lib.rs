@@ -47,6 +47,7 @@ mod quantizer;
 
 // The state of open scopes, and what their backward passes need.
 mod autocast_options;
+mod delayed_wgrad;
 mod frame;
 mod origin;
 mod outcome;
@@ -77,6 +78,7 @@ pub use custom_recipe::CustomRecipe;
 pub use delayed_scaling::{
     AmaxComputeAlgo, CustomAmax, CustomScale, DelayedScaling, ScalingFactorComputeAlgo,
 };
+pub use delayed_wgrad::DelayedWgrad;
 pub use digest::StateDigest;
 pub use error::{Error, Result};
 pub use explanation::{ExplainedLayer, ExplainedSlot, Explanation};

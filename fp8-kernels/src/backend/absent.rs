@@ -3,7 +3,8 @@
 //! The types are empty enums, so a match on one has no arms and code for a GPU needs no `cfg`: the compiler knows that it
 //! cannot run.
 
-use crate::{DType, Error, Replayed, Result, TransposePolicy};
+use crate::memory::Ledger;
+use crate::{DType, Error, MemoryKind, Replayed, Result, TransposePolicy};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -56,6 +57,7 @@ absent!(Gpu {
     fn transpose_policy(&self) -> TransposePolicy;
     fn synchronize(&self) -> Result<()>;
     fn release_kept(&self);
+    fn ledger(&self) -> &Ledger;
     fn alloc(&self, DType, usize) -> Result<Buffer>;
     fn zeros(&self, DType, usize) -> Result<Buffer>;
     fn filled_f32(&self, f32, usize) -> Result<Buffer>;
@@ -81,6 +83,7 @@ absent!(Buffer {
     fn bytes(&self) -> usize;
     fn dtype(&self) -> DType;
     fn holders(&self) -> usize;
+    fn set_memory_kind(&self, MemoryKind);
 });
 
 absent!(Known {

@@ -4,6 +4,7 @@ use super::failed;
 use super::pool::Block;
 use crate::Result;
 use crate::environment::keeps_host_memory;
+use crate::memory::{Counted, MemoryKind};
 use bytemuck::Pod;
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,7 +13,10 @@ use std::ops::{Deref, DerefMut};
 /// A fixed number of elements in host memory, aligned to 64 bytes unless a user made them. When it is dropped, later arrays
 /// reuse its memory.
 #[expect(unnameable_types, reason = "seen by the sealed half of Element alone")]
-pub struct Array<T>(Memory<T>);
+pub struct Array<T> {
+    memory: Memory<T>,
+    counted: Counted,
+}
 
 /// Bytes of the largest array that debug builds mark as not written.
 const MARKED: usize = 64 << 20;
@@ -70,18 +74,27 @@ impl<T: Pod> Array<T> {
     /// Returns `len` elements, and whether all are 0.
     fn of_any_values(op: &'static str, len: usize) -> Result<(Self, bool)> {
         if len == 0 {
-            return Ok((Self(Memory::Given(Vec::new())), true));
+            return Ok((Self::from(Vec::new()), true));
         }
         let keeps = keeps_host_memory()?;
         let block = len.checked_mul(size_of::<T>()).and_then(|bytes| Block::new(bytes, keeps));
         let (block, is_zero) = block.ok_or_else(|| failed::<T>(op, len))?;
-        Ok((Self(Memory::Pooled { block, len, elements: PhantomData }), is_zero))
+        let memory = Memory::Pooled { block, len, elements: PhantomData };
+        Ok((Self { memory, counted: Counted::new(None, len * size_of::<T>()) }, is_zero))
+    }
+}
+
+impl<T> Array<T> {
+    /// Counts its memory as of another kind.
+    pub(crate) fn set_memory_kind(&self, kind: MemoryKind) {
+        self.counted.set_kind(kind);
     }
 }
 
 impl<T> From<Vec<T>> for Array<T> {
     fn from(elements: Vec<T>) -> Self {
-        Self(Memory::Given(elements))
+        let counted = Counted::new(None, size_of_val(&*elements));
+        Self { memory: Memory::Given(elements), counted }
     }
 }
 
@@ -89,7 +102,7 @@ impl<T: Pod> Deref for Array<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        match &self.0 {
+        match &self.memory {
             Memory::Pooled { block, len, .. } => &bytemuck::cast_slice(block.lines())[..*len],
             Memory::Given(elements) => elements,
         }
@@ -98,7 +111,7 @@ impl<T: Pod> Deref for Array<T> {
 
 impl<T: Pod> DerefMut for Array<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        match &mut self.0 {
+        match &mut self.memory {
             Memory::Pooled { block, len, .. } => &mut bytemuck::cast_slice_mut(block.lines_mut())[..*len],
             Memory::Given(elements) => elements,
         }

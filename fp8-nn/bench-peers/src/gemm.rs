@@ -73,9 +73,8 @@ struct Comparison {
 
 pub(crate) fn run(options: &Options) -> Result {
     let common = &options.common;
-    let is_there = |contender: &Contender| {
-        options.crates.is_some() || Program::of(*contender) != Program::Crates
-    };
+    let is_there =
+        |contender: &Contender| options.crates.is_some() || Program::of(*contender) != Program::Crates;
     if let Some(absent) = common.contenders.iter().find(|contender| !is_there(contender)) {
         let how = "which cargo xtask bench gemm --peers gives";
         return Err(format!("--contenders: {absent} needs --crates, {how}").into());

@@ -87,9 +87,7 @@ impl Work {
     fn multiply(&mut self) -> Result {
         let Self { product, a, b, sum } = self;
         match product.pass {
-            Pass::Fprop => {
-                drop(black_box(ops::fprop(a, b, None, DType::F32, ops::Accumulation::Fast)?))
-            }
+            Pass::Fprop => drop(black_box(ops::fprop(a, b, None, DType::F32, ops::Accumulation::Fast)?)),
             Pass::Dgrad => drop(black_box(ops::dgrad(a, b, DType::F32, ops::Accumulation::Split)?)),
             Pass::Wgrad => ops::wgrad(a, b, sum, "sum", ops::Accumulation::Split)?,
         }
@@ -126,12 +124,10 @@ mod tests {
                 assert_eq!(work.a.is_fp8(), contender == Contender::Fp8);
                 work.multiply().unwrap();
                 let found = match pass {
-                    Pass::Fprop => {
-                        ops::fprop(&work.a, &work.b, None, DType::F32, ops::Accumulation::Fast)
-                            .unwrap()
-                            .to_f32_vec()
-                            .unwrap()
-                    }
+                    Pass::Fprop => ops::fprop(&work.a, &work.b, None, DType::F32, ops::Accumulation::Fast)
+                        .unwrap()
+                        .to_f32_vec()
+                        .unwrap(),
                     Pass::Dgrad => ops::dgrad(&work.a, &work.b, DType::F32, ops::Accumulation::Split)
                         .unwrap()
                         .to_f32_vec()

@@ -3,7 +3,7 @@
 use super::AdamW;
 use crate::parameter::overwrite;
 use crate::{Layer, Parameter, Result, parameters};
-use fp8_kernels::{DType, Tensor, ops};
+use fp8_kernels::{DType, MemoryKind, Tensor, ops};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ pub(crate) struct AdamWState {
 impl AdamWState {
     /// The state of a parameter before its first step: moments of 0, and an f32 copy if `main_params` asks for one.
     pub(super) fn new(parameter: &Tensor, main_params: bool) -> Result<Self> {
+        let _kind = MemoryKind::Optimizer.enter();
         let zeros = || Tensor::zeros(*parameter.shape(), DType::F32, parameter.device());
         let wants = main_params && parameter.dtype() != DType::F32;
         let main_param = wants.then(|| ops::cast(parameter, DType::F32)).transpose()?;

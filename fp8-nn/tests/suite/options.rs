@@ -6,25 +6,31 @@ use crate::support::{
 };
 use fp8_nn::prelude::*;
 
-fn wide(values: &[f32]) -> Vec<f64> {
+pub(crate) fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&v| f64::from(v)).collect()
 }
 
-fn weights(model: &impl Layer) -> Weights {
+pub(crate) fn weights(model: &impl Layer) -> Weights {
     parameters(model).iter().map(|p| (p.name().to_string(), wide(&values(p.tensor())))).collect()
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn norm(a: &[f64]) -> f64 {
+pub(crate) fn norm(a: &[f64]) -> f64 {
     dot(a, a).sqrt()
 }
 
 /// `gradient` against slopes of `loss` along random directions. `largest` is the norm of the model's largest gradient:
 /// attention ignores a bias that all keys share, so that its gradient is mere rounding.
-fn check_gradient(what: &str, at: &[f64], gradient: &[f32], largest: f64, loss: impl Fn(&[f64]) -> f64) {
+pub(crate) fn check_gradient(
+    what: &str,
+    at: &[f64],
+    gradient: &[f32],
+    largest: f64,
+    loss: impl Fn(&[f64]) -> f64,
+) {
     let gradient = wide(gradient);
     for seed in 0..2 {
         let direction = wide(&values(&noise([at.len()], 70 + seed)));
@@ -35,7 +41,7 @@ fn check_gradient(what: &str, at: &[f64], gradient: &[f32], largest: f64, loss: 
     }
 }
 
-fn check_parameters(what: &str, model: &impl Layer, loss: impl Fn(&Weights) -> f64) {
+pub(crate) fn check_parameters(what: &str, model: &impl Layer, loss: impl Fn(&Weights) -> f64) {
     let (p, grads) = (weights(model), grads(model));
     let largest = grads.iter().map(|(_, gradient)| norm(&wide(gradient))).fold(0.0, f64::max);
     for (name, gradient) in &grads {
@@ -51,7 +57,7 @@ fn check_parameters(what: &str, model: &impl Layer, loss: impl Fn(&Weights) -> f
 }
 
 /// Output, input gradient and parameter gradients of one step in high precision against the oracle's. Returns the output.
-fn check<M: Module>(
+pub(crate) fn check<M: Module>(
     what: &str,
     mut model: M,
     shape: &[usize],
@@ -95,7 +101,7 @@ fn assert_biases(model: &impl Layer, bias: bool) {
     assert_eq!(names.filter(|name| name.ends_with(".bias")).count() > 0, bias);
 }
 
-fn plain_model() -> Model {
+pub(crate) fn plain_model() -> Model {
     Model {
         heads: 0,
         groups: 0,
@@ -109,6 +115,8 @@ fn plain_model() -> Model {
         eps: 1e-5,
         zero_centered_gamma: false,
         is_parallel: false,
+        adds_normed: false,
+        bottom_right: false,
     }
 }
 
@@ -350,7 +358,7 @@ fn of_transformer_layer() {
         init: InitOptions { init_std: 0.4, output_layer_init_std: 0.4 },
         ..Default::default()
     };
-    let changes: [Change<TransformerLayerOptions>; 15] = [
+    let changes: [Change<TransformerLayerOptions>; 16] = [
         ("no bias", |o| o.bias = false),
         ("ffn_hidden_size", |o| o.ffn_hidden_size = 48),
         ("two groups", |o| o.attention.num_gqa_groups = Some(2)),
@@ -365,6 +373,7 @@ fn of_transformer_layer() {
         ("parallel attention and MLP", |o| o.parallel_attention_mlp = true),
         ("norm at the end", |o| o.output_layernorm = true),
         ("window", |o| o.attention.window = (Some(1), None)),
+        ("residual after the norm", |o| o.apply_residual_connection_post_layernorm = true),
         ("Llama", |o| {
             (o.bias, o.norm.normalization, o.activation) = (false, Norm::RmsNorm, Activation::Swiglu);
             (o.attention.num_gqa_groups, o.attention.rope_base) = (Some(2), 500_000.0);
@@ -383,6 +392,7 @@ fn of_transformer_layer() {
             eps: o.norm.eps.into(),
             zero_centered_gamma: o.norm.zero_centered_gamma,
             is_parallel: o.parallel_attention_mlp,
+            adds_normed: o.apply_residual_connection_post_layernorm,
             ..plain_model()
         };
         let bias = o.bias;

@@ -26,6 +26,10 @@ pub(crate) struct Model {
     pub(crate) zero_centered_gamma: bool,
     /// Whether a block's MLP reads what its attention reads.
     pub(crate) is_parallel: bool,
+    /// Whether a block's residual connections take the outputs of its norms.
+    pub(crate) adds_normed: bool,
+    /// Whether the last query stands at the last key.
+    pub(crate) bottom_right: bool,
 }
 
 /// `x · wᵀ + b` for `x` of rows of `k` values.
@@ -128,39 +132,100 @@ impl Model {
                 self.rotate(head, token % seq);
             }
         }
+        let columns = |tokens: &[f64], from: usize, to: usize| -> Vec<f64> {
+            tokens.chunks(width).flat_map(|row| row[from * d..to * d].to_vec()).collect()
+        };
         let mut out = Vec::new();
         for tokens in qkv.chunks(seq * width) {
-            let at = |token: usize, head: usize| &tokens[token * width + head * d..][..d];
-            for i in 0..seq {
-                for head in 0..heads {
-                    let group = head / (heads / groups);
-                    let sees = |j: usize| {
-                        let left = self.window.0.is_none_or(|left| j + left >= i);
-                        let right = if self.causal { Some(0) } else { self.window.1 };
-                        left && right.is_none_or(|right| j <= i + right)
-                    };
-                    let scale = self.softmax_scale.unwrap_or(1.0 / (d as f64).sqrt());
-                    let score = |j: usize| {
-                        let dot: f64 = at(i, head).iter().zip(at(j, heads + group)).map(|(q, k)| q * k).sum();
-                        if sees(j) { (dot * scale).exp() } else { 0.0 }
-                    };
-                    let scores: Vec<f64> = (0..seq).map(score).collect();
-                    let sum: f64 = scores.iter().sum();
-                    for c in 0..d {
-                        let value = |j: usize| scores[j] / sum * at(j, heads + groups + group)[c];
-                        out.push((0..seq).map(value).sum());
-                    }
-                }
-            }
+            let q = columns(tokens, 0, heads);
+            let k = columns(tokens, heads, heads + groups);
+            out.extend(self.attend(&q, &k, &columns(tokens, heads + groups, heads + 2 * groups)));
         }
         linear(p, &format!("{path}.proj"), &out, heads * d)
     }
 
+    /// Attention of one sequence's queries, rows of all heads, to one sequence's keys and values.
+    fn attend(&self, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
+        let (d, heads, groups) = (self.head_dim, self.heads, self.groups);
+        let (queries, keys) = (q.len() / (heads * d), k.len() / (groups * d));
+        let mut out = Vec::new();
+        for i in 0..queries {
+            // The key that it stands at.
+            let own = i as i64 + if self.bottom_right { keys as i64 - queries as i64 } else { 0 };
+            for head in 0..heads {
+                let group = head / (heads / groups);
+                let sees = |j: usize| {
+                    let left = self.window.0.is_none_or(|left| j as i64 + left as i64 >= own);
+                    let right = if self.causal { Some(0) } else { self.window.1 };
+                    left && right.is_none_or(|right| j as i64 <= own + right as i64)
+                };
+                let scale = self.softmax_scale.unwrap_or(1.0 / (d as f64).sqrt());
+                let score = |j: usize| {
+                    let query = &q[(i * heads + head) * d..][..d];
+                    let key = &k[(j * groups + group) * d..][..d];
+                    let dot: f64 = query.iter().zip(key).map(|(q, k)| q * k).sum();
+                    if sees(j) { (dot * scale).exp() } else { 0.0 }
+                };
+                let scores: Vec<f64> = (0..keys).map(score).collect();
+                let sum: f64 = scores.iter().sum();
+                for c in 0..d {
+                    let value = |j: usize| scores[j] * v[(j * groups + group) * d + c];
+                    let total: f64 = (0..keys).map(value).sum();
+                    out.push(if sum == 0.0 { 0.0 } else { total / sum });
+                }
+            }
+        }
+        out
+    }
+
+    /// Cross attention from `x` `[batch, queries, hidden]` to `e` `[batch, keys, encoder_hidden]`.
+    pub(crate) fn cross_attention(
+        &self,
+        p: &Weights,
+        path: &str,
+        [x, e]: [&[f64]; 2],
+        [batch, hidden, encoder_hidden]: [usize; 3],
+    ) -> Vec<f64> {
+        let norm = format!("{path}.norm");
+        let normed =
+            if p.contains_key(&format!("{norm}.weight")) { self.norm(p, &norm, x) } else { x.to_vec() };
+        let q = linear(p, &format!("{path}.q"), &normed, hidden);
+        let kv = linear(p, &format!("{path}.kv"), e, encoder_hidden);
+        let half = self.groups * self.head_dim;
+        let mut out = Vec::new();
+        for (q, kv) in q.chunks(q.len() / batch).zip(kv.chunks(kv.len() / batch)) {
+            let part = |from: usize| -> Vec<f64> {
+                kv.chunks(2 * half).flat_map(|row| row[from..from + half].to_vec()).collect()
+            };
+            out.extend(self.attend(q, &part(0), &part(half)));
+        }
+        linear(p, &format!("{path}.proj"), &out, self.heads * self.head_dim)
+    }
+
+    /// A decoder's block, whose cross attention has the heads of its self-attention and no mask.
+    pub(crate) fn decoder_block(
+        &self,
+        p: &Weights,
+        path: &str,
+        [x, e]: [&[f64]; 2],
+        [batch, seq, hidden, encoder_hidden]: [usize; 4],
+    ) -> Vec<f64> {
+        let add = |a: &[f64], b: &[f64]| -> Vec<f64> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
+        let r = add(x, &self.attention(p, &format!("{path}.attention"), x, [seq, hidden]));
+        let cross = Self { causal: false, window: (None, None), ..self.clone() };
+        let sizes = [batch, hidden, encoder_hidden];
+        let s = add(&r, &cross.cross_attention(p, &format!("{path}.cross_attention"), [&r, e], sizes));
+        add(&s, &self.mlp(p, &format!("{path}.mlp"), &s, hidden))
+    }
+
     pub(crate) fn block(&self, p: &Weights, path: &str, x: &[f64], [seq, hidden]: [usize; 2]) -> Vec<f64> {
         let attended = self.attention(p, &format!("{path}.attention"), x, [seq, hidden]);
-        let r: Vec<f64> = x.iter().zip(&attended).map(|(x, a)| x + a).collect();
+        let residual = |x: &[f64], norm: &str| {
+            if self.adds_normed { self.norm(p, &format!("{path}.{norm}.norm"), x) } else { x.to_vec() }
+        };
+        let r: Vec<f64> = residual(x, "attention").iter().zip(&attended).map(|(x, a)| x + a).collect();
         let m = self.mlp(p, &format!("{path}.mlp"), if self.is_parallel { x } else { &r }, hidden);
-        let y: Vec<f64> = r.iter().zip(&m).map(|(r, m)| r + m).collect();
+        let y: Vec<f64> = residual(&r, "mlp").iter().zip(&m).map(|(r, m)| r + m).collect();
         let norm = format!("{path}.norm");
         if p.contains_key(&format!("{norm}.weight")) { self.norm(p, &norm, &y) } else { y }
     }

@@ -3,7 +3,7 @@
 use super::parallel;
 use crate::dtype::{Element, Float};
 use crate::host::{self, Array};
-use crate::{DType, Error, Result};
+use crate::{DType, Error, MemoryKind, Result};
 use half::{bf16, f16};
 use std::fmt;
 use std::ops::Deref;
@@ -125,6 +125,10 @@ impl Buffer {
             T::DTYPE
         }
         each!(self, data => dtype(data))
+    }
+
+    pub(crate) fn set_memory_kind(&self, kind: MemoryKind) {
+        each!(self, data => data.set_memory_kind(kind));
     }
 
     pub(crate) fn holders(&self) -> usize {

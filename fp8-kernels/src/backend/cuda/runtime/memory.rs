@@ -7,7 +7,8 @@
 use super::allocator::CudaAllocator;
 use super::context::Context;
 use super::pool::{Freed, Pool};
-use crate::{DType, Error, Result};
+use crate::memory::{Counted, Ledger};
+use crate::{DType, Error, MemoryKind, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaStream, sys};
 use parking_lot::Mutex;
@@ -25,6 +26,7 @@ pub(crate) struct Memory {
     kept: Mutex<Kept>,
     /// Where memory is requested and freed while the device's own stream is in capture.
     side_stream: OnceLock<Arc<CudaStream>>,
+    ledger: Arc<Ledger>,
 }
 
 /// Freed memory that later allocations use.
@@ -70,12 +72,15 @@ struct Block {
     address: u64,
     bytes: usize,
     born: u64,
+    /// What its elements take. None for a shell.
+    counted: Option<Counted>,
 }
 
 impl Block {
     /// Gives its memory back and becomes a shell; returns where the memory was from.
     fn free(&mut self) -> Option<Arc<Memory>> {
         let memory = self.memory.take()?;
+        self.counted = None;
         let Self { address, bytes, born, .. } = *self;
         let recycles = memory.allocator == CudaAllocator::Caching;
         let freed = memory.kept.lock().pool.release(Freed { address, bytes, born }, recycles);
@@ -131,6 +136,13 @@ impl Buffer {
         self.len * self.dtype.size()
     }
 
+    /// Counts its memory as of another kind.
+    pub(crate) fn set_memory_kind(&self, kind: MemoryKind) {
+        if let Some(counted) = self.block.as_ref().and_then(|block| block.counted.as_ref()) {
+            counted.set_kind(kind);
+        }
+    }
+
     /// How many others share it.
     pub(crate) fn holders(&self) -> usize {
         self.block.as_ref().map_or(0, |block| Arc::strong_count(block) - 1)
@@ -140,7 +152,13 @@ impl Buffer {
 impl Memory {
     pub(super) fn new(context: Context, allocator: CudaAllocator) -> Self {
         let context = Arc::new(context);
-        Self { context, allocator, kept: Mutex::default(), side_stream: OnceLock::new() }
+        Self {
+            context,
+            allocator,
+            kept: Mutex::default(),
+            side_stream: OnceLock::new(),
+            ledger: Arc::default(),
+        }
     }
 
     /// Room for `len` elements, which hold anything.
@@ -151,6 +169,7 @@ impl Memory {
             return Ok(Buffer { block: None, dtype, len });
         }
         self.ready()?;
+        let used = bytes;
         let bytes = match self.allocator {
             CudaAllocator::Caching => size_class(bytes),
             CudaAllocator::Exact => bytes,
@@ -163,7 +182,8 @@ impl Memory {
             Some(address) => address,
             None => self.driver_alloc(bytes)?,
         };
-        let block = Block { memory: Some(Arc::clone(self)), address, bytes, born };
+        let counted = Some(Counted::new(Some(self.ledger.clone()), used));
+        let block = Block { memory: Some(Arc::clone(self)), address, bytes, born, counted };
         let block = match shell {
             Some(mut shell) => match Arc::get_mut(&mut shell) {
                 Some(place) => {
@@ -199,6 +219,11 @@ impl Memory {
                 CudaAllocator::Exact => self.driver_free(address),
             }
         }
+    }
+
+    /// Counts the bytes of its buffers.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
     /// Bytes that the device's own kept blocks take.

@@ -1,0 +1,255 @@
+//! Attention from one sequence to another.
+
+use crate::arguments::{Argument, Output};
+use crate::heads::Heads;
+use crate::projection::{Projection, ProjectionSaved};
+use crate::sequence_info::check_sequences;
+use crate::{
+    AttentionOptions, Error, InitOptions, Linear, LinearOptions, LinearSaved, Module, NormOptions, Result,
+    composite, init, parameters, precision,
+};
+use fp8_kernels::ops::{self, AttentionSaved, Sequences};
+use fp8_kernels::{DType, Device, Tensor};
+use fp8_recipe::{Backward, Forward};
+use rand::Rng;
+use std::sync::Arc;
+
+/// Options of a [`CrossAttention`]. `hidden_size` and `attention.num_attention_heads` are required; the other fields have defaults.
+///
+/// See [`CrossAttention`] for an example.
+#[derive(Debug, Clone)]
+pub struct CrossAttentionOptions {
+    /// The last dimension of input and output. Required.
+    pub hidden_size: usize,
+    /// The last dimension of the encoder's output, which keys and values are computed from. Default: `None`, which is
+    /// `hidden_size`.
+    pub encoder_hidden_size: Option<usize>,
+    /// The heads and the mask. Required, because `num_attention_heads` is. Default: every query sees every key. `rope` is refused.
+    pub attention: AttentionOptions,
+    /// The normalization of the input. The encoder's output is read as it is. Default: `None`.
+    pub input_layernorm: Option<NormOptions>,
+    /// Whether `q`, `kv` and `proj` have biases. Default: true.
+    pub bias: bool,
+    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
+    pub params_dtype: DType,
+    /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all weights.
+    pub init: InitOptions,
+}
+
+impl Default for CrossAttentionOptions {
+    fn default() -> Self {
+        Self {
+            hidden_size: 0,
+            encoder_hidden_size: None,
+            attention: AttentionOptions { causal: false, ..Default::default() },
+            input_layernorm: None,
+            bias: true,
+            params_dtype: DType::F32,
+            init: InitOptions::default(),
+        }
+    }
+}
+
+/// Cross attention: `y = softmax(q · kᵀ / √d + mask) · v · wₒᵀ + bₒ`, with `q = norm(x) · w_qᵀ + b_q` and
+/// `[k, v] = e · w_kvᵀ + b_kv`, where `e` is the output of an encoder.
+///
+/// The three projections run in FP8; the attention between them runs in high precision, with f32 sums. The input is
+/// `[batch, queries, hidden_size]`, the encoder's output `[batch, keys, encoder_hidden_size]`, the output has the input's shape.
+/// Dtypes are those of [`Linear`]. Transformer Engine's `MultiheadAttention` does this with `attention_type="cross"`.
+///
+/// With H = `num_attention_heads`, G = `num_gqa_groups` and d = `kv_channels`:
+///
+/// | parameter | shape | initial value |
+/// |---|---|---|
+/// | `<path>.norm.*`, with `input_layernorm` | `[hidden_size]` | γ = 1, β = 0 |
+/// | `<path>.q.weight` | `[H · d, hidden_size]` | normal, `init_std` |
+/// | `<path>.kv.weight` | `[2 · G · d, encoder_hidden_size]`, keys first | normal, `init_std` |
+/// | `<path>.proj.weight` | `[hidden_size, H · d]` | normal, `output_layer_init_std` |
+/// | `.bias` of each, if asked for | its rows | 0 |
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let device = Device::cpu();
+/// let options = CrossAttentionOptions {
+///     hidden_size: 32,
+///     encoder_hidden_size: Some(48),
+///     attention: AttentionOptions { num_attention_heads: 4, causal: false, ..Default::default() },
+///     ..Default::default()
+/// };
+/// let mut layer = CrossAttention::new("cross", options, &device, &mut fp8_nn::rand::rng())?;
+/// let mut scaling = Scaling::new(&layer, &device)?;
+/// let recipe = Recipe::from(DelayedScaling::default());
+/// let x = Tensor::full(0.5, [2, 3, 32], DType::F32, &device)?;
+/// let encoder_output = Tensor::full(0.25, [2, 7, 48], DType::F32, &device)?;
+/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward(cx, &x, &encoder_output, &Sequences::Full))?;
+/// let (dx, de) = scaling.backward_with(|cx| layer.backward(cx, saved, &y))?;
+/// assert_eq!((y.shape(), dx.shape(), de.shape()), (x.shape(), x.shape(), encoder_output.shape()));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct CrossAttention {
+    path: Arc<str>,
+    q: Projection,
+    kv: Linear,
+    proj: Linear,
+    heads: Heads,
+    options: ops::AttentionOptions,
+}
+
+composite!(CrossAttention { q, kv, proj });
+
+/// The values that the backward pass of [`CrossAttention`] needs.
+#[derive(Debug)]
+pub struct CrossAttentionSaved {
+    q_saved: ProjectionSaved,
+    kv_saved: LinearSaved,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    attention: AttentionSaved,
+    sequences: Sequences,
+    proj: LinearSaved,
+    output: Output,
+}
+
+impl CrossAttention {
+    /// Creates a layer at `path`, with weights drawn from `rng`: `q`'s, `kv`'s, then `proj`'s.
+    ///
+    /// # Errors
+    /// `rope`; otherwise those of [`MultiheadAttention::new`](crate::MultiheadAttention::new).
+    pub fn new(
+        path: &str,
+        options: CrossAttentionOptions,
+        device: &Device,
+        rng: &mut impl Rng,
+    ) -> Result<Self> {
+        let CrossAttentionOptions {
+            hidden_size, attention, input_layernorm, bias, params_dtype, init, ..
+        } = options;
+        if attention.rope {
+            let (layer, value) = (path.to_owned(), "true".to_owned());
+            let remedy =
+                "queries and keys of cross attention have no common positions: expected false".to_owned();
+            return Err(Error::Option { layer, option: "rope", value, remedy });
+        }
+        let heads = Heads::new(path, hidden_size, &attention)?;
+        let encoder_hidden_size = options.encoder_hidden_size.unwrap_or(hidden_size);
+        init::check_positive(path, &[("encoder_hidden_size", encoder_hidden_size)])?;
+        init::check_parameter(&format!("{path}.q"), "weight", [heads.q_width(), hidden_size])?;
+        init::check_parameter(&format!("{path}.kv"), "weight", [heads.kv_width(), encoder_hidden_size])?;
+        let linear = |in_features, out_features, init_std| LinearOptions {
+            in_features,
+            out_features,
+            bias,
+            params_dtype,
+            init_std,
+            ..Default::default()
+        };
+        let q = linear(hidden_size, heads.q_width(), init.init_std);
+        let kv = linear(encoder_hidden_size, heads.kv_width(), init.init_std);
+        let proj = linear(heads.q_width(), hidden_size, init.output_layer_init_std);
+        let norm = input_layernorm.map(|norm| (norm, false));
+        Ok(Self {
+            path: path.into(),
+            q: Projection::new(path, "q", norm, q, device, rng)?,
+            kv: Linear::new(&format!("{path}.kv"), kv, device, rng)?,
+            proj: Linear::new(&format!("{path}.proj"), proj, device, rng)?,
+            heads,
+            options: attention.operation(),
+        })
+    }
+
+    /// Returns the output for an input, an encoder's output and what is known of their sequences, and the value that
+    /// [`backward`](Self::backward) takes.
+    ///
+    /// # Errors
+    /// An input or encoder's output whose shape, dtype or device does not fit; `sequences` that do not fit them; a layer that the
+    /// scope's `Scaling` does not know.
+    pub fn forward(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        encoder_output: &Tensor,
+        sequences: &Sequences,
+    ) -> Result<(Tensor, CrossAttentionSaved)> {
+        cx.attempt(|cx| {
+            let [batch, queries, keys] = self.check_inputs(&self.path, x, encoder_output, sequences)?;
+            for input in [x, encoder_output] {
+                precision::compute_dtype(cx, &self.path, input.dtype(), parameters(self))?;
+            }
+            let Heads { heads, groups, head_dim } = self.heads;
+            let (q, q_saved) = self.q.forward(cx, x)?;
+            let (kv, kv_saved) = self.kv.forward(cx, encoder_output)?;
+            let parts = ops::split(&kv, &[groups * head_dim; 2])?;
+            let [k, v] = <[Tensor; 2]>::try_from(parts).map_err(|parts| Error::Option {
+                layer: self.path.to_string(),
+                option: "kv",
+                value: format!("split into {} parts", parts.len()),
+                remedy: "expected key and value".to_owned(),
+            })?;
+            let q = q.reshape([batch, queries, heads, head_dim])?;
+            let [k, v] =
+                [k.reshape([batch, keys, groups, head_dim])?, v.reshape([batch, keys, groups, head_dim])?];
+            let (o, attention) = ops::attention(&q, &k, &v, sequences, self.options)?;
+            let (y, proj) = self.proj.forward(cx, &o.reshape([batch, queries, heads * head_dim])?)?;
+            let (sequences, output) = (sequences.clone(), Output::of(&self.path, &y));
+            Ok((y, CrossAttentionSaved { q_saved, kv_saved, q, k, v, o, attention, sequences, proj, output }))
+        })
+    }
+
+    /// Returns the gradients of the input and of the encoder's output, and adds those of the parameters to their `main_grad`.
+    ///
+    /// # Errors
+    /// Those of [`Module::backward`].
+    pub fn backward(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: CrossAttentionSaved,
+        dy: &Tensor,
+    ) -> Result<(Tensor, Tensor)> {
+        cx.attempt(|cx| {
+            saved.output.check(dy)?;
+            let CrossAttentionSaved { q_saved, kv_saved, q, k, v, o, attention, sequences, proj, .. } = saved;
+            let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
+            let (dq, dk, dv) =
+                ops::attention_backward(&d_o, &q, &k, &v, &o, &attention, &sequences, self.options)?;
+            let flat = |t: &Tensor| {
+                let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
+                t.reshape([batch, seq, heads * d])
+            };
+            let de = self.kv.backward(cx, kv_saved, &ops::concat(&[&flat(&dk)?, &flat(&dv)?])?)?;
+            let dx = self.q.backward(cx, q_saved, &flat(&dq)?, None)?;
+            Ok((dx, de))
+        })
+    }
+
+    /// Returns `[batch, queries, keys]`. Errors name the path `layer`: that of this layer or of the block around it.
+    pub(crate) fn check_inputs(
+        &self,
+        layer: &str,
+        x: &Tensor,
+        encoder_output: &Tensor,
+        sequences: &Sequences,
+    ) -> Result<[usize; 3]> {
+        let (device, hidden) =
+            (self.proj.weight().tensor().device(), self.proj.weight().tensor().shape().matrix()[0]);
+        let encoder_hidden = self.kv.weight().tensor().shape().last_dim();
+        let argument = Argument::new(layer, "input", x).float()?.on(device)?;
+        let sizes = match **x.shape() {
+            [batch, queries, last] if last == hidden => Some([batch, queries]),
+            _ => None,
+        };
+        let [batch, queries] = argument.sizes(sizes, || format!("[batch, queries, {hidden}]"))?;
+        let argument = Argument::new(layer, "encoder_output", encoder_output).float()?.on(device)?;
+        let keys = match **encoder_output.shape() {
+            [entries, keys, last] if (entries, last) == (batch, encoder_hidden) => Some(keys),
+            _ => None,
+        };
+        let keys =
+            argument.sizes(keys, || format!("[{batch}, keys, {encoder_hidden}], the input's batch first"))?;
+        check_sequences(sequences, layer, [batch, queries, keys], device)?;
+        Ok([batch, queries, keys])
+    }
+}

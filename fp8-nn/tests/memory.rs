@@ -1,0 +1,90 @@
+//! Bytes that training keeps, counted: in FP8 and in high precision, at each level of recomputation.
+//!
+//! One test, because all tensors on the CPU share one count. `FP8_TEST_HIDDEN` is the width of the model (default: 128).
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use fp8_nn::prelude::*;
+use fp8_nn::rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+const LAYERS: usize = 8;
+
+#[derive(Debug, Clone, Copy)]
+struct Bytes {
+    /// What the blocks and the loss keep for backward.
+    saved: usize,
+    /// The most that is in use in backward, without parameters, gradients and moments.
+    peak: usize,
+}
+
+fn measure(hidden: usize, enabled: bool, recompute: RecomputeLevel) -> Bytes {
+    let device = Device::cpu();
+    let options = GptOptions {
+        vocab_size: 64,
+        num_layers: LAYERS,
+        hidden_size: hidden,
+        num_attention_heads: 4,
+        max_seq_length: 64,
+        params_dtype: DType::BF16,
+        recompute,
+        ..Default::default()
+    };
+    let mut model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
+    let mut scaling = Scaling::new(&model, &device).unwrap();
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    let recipe = Recipe::from(DelayedScaling { amax_history_len: 4, ..Default::default() });
+    let ids = Tensor::from_vec((0..128).map(|i| i * 7 % 64).collect::<Vec<i32>>(), [2, 64], &device).unwrap();
+    let scope = AutocastOptions { enabled, ..Default::default() };
+    let mut bytes = None;
+    // In the second step the optimizer and the scales have all their memory.
+    for _ in 0..2 {
+        let before = device.memory_report().now;
+        let mut cx = scaling.scope(&recipe, &scope).unwrap();
+        let (loss, saved) = model.loss(&mut cx, &ids, &ids).unwrap();
+        cx.commit().unwrap();
+        drop(loss);
+        let kept = device.memory_report().now.saved - before.saved;
+        device.reset_peak_memory();
+        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        let report = device.memory_report();
+        assert_eq!(report.now.saved, before.saved, "what backward needed is freed");
+        bytes = Some(Bytes {
+            saved: kept,
+            peak: report.peak.saved + report.peak.temporary - before.saved - before.temporary,
+        });
+        optimizer.step(&mut model, 1e-3).unwrap();
+        zero_grad(&mut model).unwrap();
+    }
+    let (report, count) = (device.memory_report().now, num_parameters(&model));
+    assert_eq!((report.gradients, report.optimizer), (4 * count, 12 * count));
+    // bf16, and in FP8 the codes of the blocks' weights, which their factors and biases hardly exceed.
+    let weights = if enabled { 12 * hidden * hidden * LAYERS } else { 0 };
+    let expected = 2 * count + weights;
+    assert!((expected..expected + expected / 50).contains(&report.parameters), "{report:?}, {expected}");
+    bytes.unwrap()
+}
+
+#[test]
+fn fp8_and_recomputation_need_less_memory() {
+    let hidden = std::env::var("FP8_TEST_HIDDEN").map_or(128, |text| text.parse().unwrap());
+    let high = measure(hidden, false, RecomputeLevel::None);
+    let levels = [
+        RecomputeLevel::None,
+        RecomputeLevel::Norm,
+        RecomputeLevel::Activation,
+        RecomputeLevel::Attention,
+        RecomputeLevel::Mlp,
+        RecomputeLevel::Block,
+    ];
+    let fp8 = levels.map(|level| measure(hidden, true, level));
+    println!("hidden size {hidden}, {LAYERS} layers, 128 tokens, bf16, bytes kept for backward, and backward's peak");
+    println!("{:<24} {:>12} {:>12}", "high precision", high.saved, high.peak);
+    for (level, bytes) in levels.iter().zip(fp8) {
+        println!("{:<24} {:>12} {:>12}", format!("FP8, {level:?}"), bytes.saved, bytes.peak);
+    }
+    assert!(fp8[0].saved as f64 <= 0.86 * high.saved as f64);
+    for pair in fp8.windows(2) {
+        assert!(pair[1].saved < pair[0].saved, "{pair:?}");
+    }
+    assert!(fp8[5].peak as f64 <= 0.35 * fp8[0].peak as f64);
+}
