@@ -77,7 +77,9 @@ fn fp8_and_recomputation_need_less_memory() {
         RecomputeLevel::Block,
     ];
     let fp8 = levels.map(|level| measure(hidden, true, level));
-    println!("hidden size {hidden}, {LAYERS} layers, 128 tokens, bf16, bytes kept for backward, and backward's peak");
+    println!(
+        "hidden size {hidden}, {LAYERS} layers, 128 tokens, bf16, bytes kept for backward, and backward's peak"
+    );
     println!("{:<24} {:>12} {:>12}", "high precision", high.saved, high.peak);
     for (level, bytes) in levels.iter().zip(fp8) {
         println!("{:<24} {:>12} {:>12}", format!("FP8, {level:?}"), bytes.saved, bytes.peak);

@@ -16,6 +16,7 @@ mod decoder;
 mod dtypes;
 mod fused;
 mod golden;
+mod golden_options;
 mod gradients;
 mod initialization;
 mod llama;

@@ -17,6 +17,7 @@ mod decoder;
 mod dtypes;
 mod fused;
 mod golden;
+mod golden_options;
 mod gradients;
 mod graph;
 mod llama;

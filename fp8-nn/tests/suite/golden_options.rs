@@ -1,0 +1,281 @@
+//! Options of layers against PyTorch in f64: every file of `tests/golden/options`, in high precision and in FP8.
+//!
+//! `generate.py` in that folder made the files and says what is in them.
+
+use crate::support::{assert_close, delayed, device, off, relative_rms, rng};
+use fp8_nn::prelude::*;
+use safetensors::SafeTensors;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+type Tensors = BTreeMap<String, Tensor>;
+
+struct Sample {
+    config: Value,
+    tensors: Tensors,
+}
+
+/// One of the layers that the files are of.
+enum Model {
+    Block(TransformerLayer),
+    Cross(CrossAttention),
+    Decoder(TransformerDecoderLayer),
+    Linear(LayerNormLinear),
+}
+
+impl Sample {
+    fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let config = serde_json::from_str(&header.metadata().as_ref().unwrap()["config"]).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensors = file.iter().map(|(name, view)| {
+            let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+            let shape = Shape::from_slice(view.shape()).unwrap();
+            (name.to_owned(), Tensor::from_vec(values.collect(), shape, &device()).unwrap())
+        });
+        Self { config, tensors: tensors.collect() }
+    }
+
+    fn size(&self, option: &str) -> Option<usize> {
+        self.config[option].as_u64().map(|size| size as usize)
+    }
+
+    fn flag(&self, option: &str) -> bool {
+        self.config[option].as_bool().unwrap()
+    }
+
+    fn float(&self, option: &str) -> f64 {
+        self.config[option].as_f64().unwrap()
+    }
+
+    fn integers(&self, option: &str) -> Option<Vec<i32>> {
+        let values = self.config.get(option)?.as_array().unwrap().iter();
+        let flat = values.flat_map(|value| value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]));
+        Some(flat.map(|value| value.as_i64().unwrap() as i32).collect())
+    }
+
+    fn attention(&self) -> AttentionOptions {
+        let window = |side: usize| self.config["window"][side].as_u64().map(|keys| keys as usize);
+        AttentionOptions {
+            num_attention_heads: self.size("num_attention_heads").unwrap(),
+            num_gqa_groups: self.size("num_gqa_groups"),
+            kv_channels: self.size("kv_channels"),
+            causal: self.flag("causal"),
+            window: (window(0), window(1)),
+            diagonal: match self.config["diagonal"].as_str().unwrap() {
+                "BottomRight" => Diagonal::BottomRight,
+                _ => Diagonal::TopLeft,
+            },
+            softmax_scale: self.config["softmax_scale"].as_f64().map(|scale| scale as f32),
+            rope: self.flag("rope"),
+            rope_base: self.float("rope_base"),
+            ..Default::default()
+        }
+    }
+
+    fn norm(&self) -> NormOptions {
+        NormOptions {
+            normalization: self.config["normalization"].as_str().unwrap().parse().unwrap(),
+            eps: self.float("eps") as f32,
+            zero_centered_gamma: self.flag("zero_centered_gamma"),
+        }
+    }
+
+    fn model(&self) -> Model {
+        let (device, mut rng) = (device(), rng(1));
+        let (hidden_size, bias) = (self.size("hidden_size").unwrap(), self.flag("bias"));
+        let ffn_hidden_size = self.size("ffn_hidden_size").unwrap();
+        let encoder_hidden_size = self.size("encoder_hidden_size");
+        let activation = self.config["activation"].as_str().unwrap().parse().unwrap();
+        match self.config["layer"].as_str().unwrap() {
+            "TransformerLayer" => {
+                let options = TransformerLayerOptions {
+                    hidden_size,
+                    ffn_hidden_size,
+                    attention: self.attention(),
+                    activation,
+                    norm: self.norm(),
+                    parallel_attention_mlp: self.flag("parallel_attention_mlp"),
+                    output_layernorm: self.flag("output_layernorm"),
+                    apply_residual_connection_post_layernorm: self
+                        .flag("apply_residual_connection_post_layernorm"),
+                    bias,
+                    ..Default::default()
+                };
+                Model::Block(TransformerLayer::new("layer", options, &device, &mut rng).unwrap())
+            }
+            "CrossAttention" => {
+                let options = CrossAttentionOptions {
+                    hidden_size,
+                    encoder_hidden_size,
+                    attention: self.attention(),
+                    input_layernorm: Some(self.norm()),
+                    bias,
+                    ..Default::default()
+                };
+                Model::Cross(CrossAttention::new("layer.a", options, &device, &mut rng).unwrap())
+            }
+            "TransformerDecoderLayer" => {
+                let options = TransformerDecoderLayerOptions {
+                    hidden_size,
+                    ffn_hidden_size,
+                    encoder_hidden_size,
+                    attention: self.attention(),
+                    activation,
+                    norm: self.norm(),
+                    bias,
+                    ..Default::default()
+                };
+                Model::Decoder(TransformerDecoderLayer::new("layer", options, &device, &mut rng).unwrap())
+            }
+            "LayerNormLinear" => {
+                let out_features = self.tensors["a.weight"].shape()[0];
+                let options = LayerNormLinearOptions {
+                    in_features: hidden_size,
+                    out_features,
+                    bias,
+                    norm: self.norm(),
+                    ..Default::default()
+                };
+                Model::Linear(LayerNormLinear::new("layer.a", options, &device, &mut rng).unwrap())
+            }
+            other => panic!("layer {other}"),
+        }
+    }
+
+    /// What is known of the sequences, of self-attention and of cross attention.
+    fn sequences(&self) -> (SequenceInfo, Sequences) {
+        let x = self.tensors["x"].shape();
+        let positions = self.integers("positions");
+        let positions = positions.map(|values| Tensor::from_vec(values, [x[0], x[1]], &device()).unwrap());
+        if let Some(lengths) = self.integers("packed") {
+            let lengths: Vec<usize> = lengths.iter().map(|&length| length as usize).collect();
+            let packing = ops::Packing::new(&lengths, &device()).unwrap();
+            return (SequenceInfo::packed(packing), Sequences::Full);
+        }
+        let Some(lengths) = self.integers("lengths") else {
+            return (SequenceInfo { positions, ..Default::default() }, Sequences::Full);
+        };
+        let lengths = Tensor::from_vec(lengths, [x[0]], &device()).unwrap();
+        let both = Sequences::Padded { queries: Some(lengths.clone()), keys: Some(lengths.clone()) };
+        (both.into(), Sequences::padded(&lengths))
+    }
+
+    /// Every computed tensor under the name that it has in the file.
+    fn run(&self, options: &AutocastOptions) -> BTreeMap<String, Vec<f32>> {
+        let mut model = self.model();
+        let layer: &mut dyn Layer = match &mut model {
+            Model::Block(layer) => layer,
+            Model::Cross(layer) => layer,
+            Model::Decoder(layer) => layer,
+            Model::Linear(layer) => layer,
+        };
+        let key = |name: &str| {
+            name["layer.".len()..].replacen(
+                "a.norm.",
+                if self.tensors.contains_key("n") { "norm." } else { "a.norm." },
+                1,
+            )
+        };
+        for parameter in parameters_mut(layer) {
+            parameter.set(self.tensors[&key(parameter.name())].clone()).unwrap();
+        }
+        let mut scaling = Scaling::new(layer, &device()).unwrap();
+        let (own, cross) = self.sequences();
+        let [x, dy] = ["x", "dy"].map(|name| &self.tensors[name]);
+        let e = self.tensors.get("e").unwrap_or(x);
+        let mut cx = scaling.scope(&delayed(), options).unwrap();
+        let mut all: Vec<(&str, Tensor)> = Vec::new();
+        match &mut model {
+            Model::Block(layer) => {
+                let (y, saved) = layer.forward_with(&mut cx, x, &own).unwrap();
+                cx.commit().unwrap();
+                let dx = scaling.backward_with(|cx| layer.backward(cx, saved, dy)).unwrap();
+                all.extend([("y", y), ("dx", dx)]);
+            }
+            Model::Cross(layer) => {
+                let (y, saved) = layer.forward(&mut cx, x, e, &cross).unwrap();
+                cx.commit().unwrap();
+                let (dx, de) = scaling.backward_with(|cx| layer.backward(cx, saved, dy)).unwrap();
+                all.extend([("y", y), ("dx", dx), ("de", de)]);
+            }
+            Model::Decoder(layer) => {
+                let (y, saved) = layer.forward(&mut cx, x, e, &own, &cross).unwrap();
+                cx.commit().unwrap();
+                let (dx, de) = scaling.backward_with(|cx| layer.backward(cx, saved, dy)).unwrap();
+                all.extend([("y", y), ("dx", dx), ("de", de)]);
+            }
+            Model::Linear(layer) => {
+                let (y, n, saved) = layer.forward_with_layernorm_output(&mut cx, x).unwrap();
+                cx.commit().unwrap();
+                let dn = &self.tensors["dn"];
+                let backward =
+                    |cx: &mut Backward<'_>| layer.backward_with_layernorm_output(cx, saved, dy, dn);
+                let dx = scaling.backward_with(backward).unwrap();
+                all.extend([("y", y), ("n", n), ("dx", dx)]);
+            }
+        }
+        let layer: &dyn Layer = match &model {
+            Model::Block(layer) => layer,
+            Model::Cross(layer) => layer,
+            Model::Decoder(layer) => layer,
+            Model::Linear(layer) => layer,
+        };
+        let mut all: BTreeMap<_, _> =
+            all.into_iter().map(|(name, tensor)| (name.to_owned(), tensor.to_f32_vec().unwrap())).collect();
+        let results = all.len();
+        for parameter in parameters(layer) {
+            all.insert(
+                format!("grad.{}", key(parameter.name())),
+                parameter.main_grad().to_f32_vec().unwrap(),
+            );
+        }
+        let parameters = self.tensors.keys().filter(|name| name.starts_with("grad.")).count();
+        assert_eq!(all.len(), parameters + results, "the file has parameters that the layer has not");
+        all
+    }
+}
+
+fn samples() -> Vec<(String, Sample)> {
+    // At run time first: the program may run on another machine than the one that built it.
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let folder = Path::new(&package).join("tests/golden/options");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
+    let samples: Vec<_> =
+        files.map(|path| (path.file_stem().unwrap().to_string_lossy().into(), Sample::read(&path))).collect();
+    assert_eq!(samples.len(), 15);
+    samples
+}
+
+#[test]
+fn high_precision_equals_pytorch() {
+    for (file, sample) in samples() {
+        for (name, actual) in sample.run(&off()) {
+            let expected = sample.tensors[&name].to_f32_vec().unwrap();
+            assert_close(&format!("{file} {name}"), &expected, &actual, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn fp8_stays_near_and_really_runs() {
+    for (file, sample) in samples() {
+        let is_block = sample.config["layer"].as_str().unwrap().starts_with("Transformer");
+        for (name, actual) in sample.run(&AutocastOptions::default()) {
+            let expected = sample.tensors[&name].to_f32_vec().unwrap();
+            let error = relative_rms(&expected, &actual);
+            let most = match name.as_str() {
+                "n" => 1e-6,
+                "y" if is_block => 0.03,
+                "y" => 0.06,
+                _ => 0.20,
+            };
+            assert!(error <= most, "{file} {name}: {error}");
+            let gemm_weight = name.ends_with("weight") && !name.ends_with("norm.weight");
+            assert!(error > 1e-4 || !(name == "y" || name == "dx" || gemm_weight), "{file} {name}: {error}");
+        }
+    }
+}
