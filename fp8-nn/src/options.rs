@@ -1,6 +1,9 @@
 //! Options that several layers share.
 
+use crate::{Error, Result};
 use fp8_kernels::ops::{self, Diagonal, Norm};
+use std::fmt;
+use std::str::FromStr;
 
 /// Which normalization a layer applies, and how.
 ///
@@ -160,6 +163,44 @@ pub enum RecomputeLevel {
     Mlp,
     /// The whole block, of which only the input is kept.
     Block,
+}
+
+impl RecomputeLevel {
+    /// All levels, from the one that keeps most.
+    pub const ALL: [Self; 6] =
+        [Self::None, Self::Norm, Self::Activation, Self::Attention, Self::Mlp, Self::Block];
+
+    /// Returns `none`, `norm`, `activation`, `attention`, `mlp` or `block`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Norm => "norm",
+            Self::Activation => "activation",
+            Self::Attention => "attention",
+            Self::Mlp => "mlp",
+            Self::Block => "block",
+        }
+    }
+}
+
+impl fmt::Display for RecomputeLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Reads the [`name`](RecomputeLevel::name).
+impl FromStr for RecomputeLevel {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|level| level.name() == name).ok_or_else(|| Error::Option {
+            layer: "RecomputeLevel".to_owned(),
+            option: "name",
+            value: name.to_owned(),
+            remedy: format!("expected one of {}", Self::ALL.map(Self::name).join(", ")),
+        })
+    }
 }
 
 /// The standard deviations of the initial weights of a layer. Biases are 0 initially.

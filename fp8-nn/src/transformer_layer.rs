@@ -190,7 +190,7 @@ impl TransformerLayer {
             return refuse(post, "true", "output_layernorm");
         }
         if adds_normed && matches!(recompute, RecomputeLevel::Attention | RecomputeLevel::Mlp) {
-            return refuse("recompute", &format!("{recompute:?}"), post);
+            return refuse("recompute", recompute.name(), post);
         }
         let input_layernorm = (!output_layernorm).then_some(norm);
         let output_norm = || NormCore::new(&format!("{path}.norm"), hidden_size, norm, params_dtype, device);

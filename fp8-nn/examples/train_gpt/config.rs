@@ -93,7 +93,12 @@ impl Config {
             settings,
             eval_every,
             chosen,
-            place: Place { device: options.device, graph: options.graph, sqnr: options.sqnr },
+            place: Place {
+                device: options.device,
+                graph: options.graph,
+                sqnr: options.sqnr,
+                recompute: options.recompute,
+            },
             threads: options.threads,
             corpus,
             report_dir: options.report_dir,

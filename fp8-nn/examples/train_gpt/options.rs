@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
+use fp8_nn::RecomputeLevel;
 use fp8_nn::fp8_recipe::Recipe;
 
 use crate::failure::Failure;
@@ -87,6 +88,11 @@ pub(crate) struct Options {
     /// result, and adds a heat map to the report
     #[arg(long, conflicts_with = "graph")]
     pub(crate) sqnr: bool,
+
+    /// What backward computes again in place of keeping it, which needs less memory and more time: none, norm, activation,
+    /// attention, mlp or block, each with those before it. It changes no bit of the results
+    #[arg(long, value_name = "LEVEL", default_value = "none")]
+    pub(crate) recompute: RecomputeLevel,
 
     /// Show no progress, only the results
     #[arg(long)]
@@ -171,6 +177,8 @@ pub(crate) struct Place {
     pub(crate) graph: bool,
     /// Whether observed steps measure how exact the codes are.
     pub(crate) sqnr: bool,
+    /// What backward computes again.
+    pub(crate) recompute: RecomputeLevel,
 }
 
 /// `--dtype`.

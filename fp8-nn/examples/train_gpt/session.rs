@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use fp8_nn::checkpoint;
-use fp8_nn::fp8_kernels::Error as KernelError;
 use fp8_nn::fp8_kernels::ops::Emulation;
+use fp8_nn::fp8_kernels::{Error as KernelError, MemoryUse};
 use fp8_nn::fp8_recipe::SlotTrace;
 use fp8_nn::prelude::*;
 
@@ -37,6 +37,27 @@ pub(crate) struct Session {
     /// The number of observed steps.
     observed: u64,
     measures_sqnr: bool,
+    memory: MemoryOfTraining,
+}
+
+/// What is needed to tell this training's memory from that of other trainings on the device, which do not change meanwhile.
+#[derive(Debug)]
+struct MemoryOfTraining {
+    /// What the session took when it was created.
+    created: MemoryUse,
+    /// What was in use before the first step.
+    start: Option<MemoryUse>,
+}
+
+/// `a − b`, and 0 where b is larger.
+fn minus(a: MemoryUse, b: MemoryUse) -> MemoryUse {
+    MemoryUse {
+        parameters: a.parameters.saturating_sub(b.parameters),
+        gradients: a.gradients.saturating_sub(b.gradients),
+        optimizer: a.optimizer.saturating_sub(b.optimizer),
+        saved: a.saved.saturating_sub(b.saved),
+        temporary: a.temporary.saturating_sub(b.temporary),
+    }
 }
 
 /// A step as a graph, with the tensors that it reads and writes.
@@ -66,8 +87,10 @@ impl Session {
             hidden_size: settings.hidden,
             num_attention_heads: settings.heads,
             max_seq_length: settings.seq,
+            recompute: place.recompute,
             ..Default::default()
         };
+        let before = device.memory_report().now;
         // Batches are drawn from the other streams.
         let mut rng = batches::stream(settings.seed, 0);
         let model = Gpt::new("gpt", &options, &device, &mut rng)?;
@@ -83,6 +106,7 @@ impl Session {
         let blocks = || explained.layers.iter().filter(|layer| layer.path.contains(".blocks."));
         let fp8_gemms = blocks().map(|layer| layer.gemms.count()).sum();
         let emulated = counts(blocks().flat_map(|layer| &layer.emulated).map(|(_, emulation)| *emulation));
+        let memory = MemoryOfTraining { created: minus(device.memory_report().now, before), start: None };
         let graph = place.graph;
         let (eager_steps, recorded, resume_note) = (0, None, None);
         Ok(Self {
@@ -101,6 +125,7 @@ impl Session {
             trace: SlotTrace::new(TRACED),
             observed: 0,
             measures_sqnr: place.sqnr,
+            memory,
         })
     }
 
@@ -119,6 +144,10 @@ impl Session {
     }
 
     fn train(&mut self, batch: &Batch, lr: f32, observed: bool) -> Result<StepResult> {
+        if self.memory.start.is_none() {
+            self.device.reset_peak_memory();
+            self.memory.start = Some(self.device.memory_report().now);
+        }
         if let Some(recorded) = &mut self.recorded {
             recorded.ids.write(&batch.ids, "ids")?;
             recorded.targets.write(&batch.targets, "targets")?;
@@ -295,6 +324,18 @@ impl Trainer for Session {
         num_parameters(&self.model)
     }
 
+    fn memory(&self) -> Option<MemoryUse> {
+        let MemoryOfTraining { created, start } = self.memory;
+        let grown = minus(self.device.memory_report().peak, start?);
+        Some(MemoryUse {
+            parameters: created.parameters + grown.parameters,
+            gradients: created.gradients + grown.gradients,
+            optimizer: created.optimizer + grown.optimizer,
+            saved: grown.saved,
+            temporary: created.temporary + grown.temporary,
+        })
+    }
+
     fn fp8_gemms_per_step(&self) -> usize {
         self.fp8_gemms
     }
@@ -313,8 +354,12 @@ mod tests {
     fn session(recipe: &str) -> Session {
         let line = format!("train_gpt --layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --recipe {recipe}");
         let settings = parse_from(line.split_whitespace()).unwrap().0.settings;
-        Session::start(&settings, Place { device: DeviceName::Cpu, graph: false, sqnr: false }, Run::Fp8)
-            .unwrap()
+        Session::start(
+            &settings,
+            Place { device: DeviceName::Cpu, graph: false, sqnr: false, recompute: RecomputeLevel::None },
+            Run::Fp8,
+        )
+        .unwrap()
     }
 
     fn batch() -> Batch {
@@ -375,7 +420,8 @@ mod tests {
         let line = "train_gpt --layers 2 --hidden 32 --heads 2 --seq 8 --batch 2 --recipe recipe.toml";
         let mut settings = parse_from(line.split_whitespace()).unwrap().0.settings;
         settings.recipe_toml = include_str!("recipe.toml").to_owned();
-        let place = Place { device: DeviceName::Cpu, graph: false, sqnr: false };
+        let place =
+            Place { device: DeviceName::Cpu, graph: false, sqnr: false, recompute: RecomputeLevel::None };
         let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
         // Of 24 products, those of the first block's qkv and proj run in high precision.
         assert_eq!(session.fp8_gemms_per_step(), 24 - 6);
@@ -409,7 +455,8 @@ mod tests {
         let line = "train_gpt --layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --margin 9";
         let settings = parse_from(line.split_whitespace()).unwrap().0.settings;
         let run = |sqnr| {
-            let place = Place { device: DeviceName::Cpu, graph: false, sqnr };
+            let place =
+                Place { device: DeviceName::Cpu, graph: false, sqnr, recompute: RecomputeLevel::None };
             let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
             let mut losses = Vec::new();
             for observed in [true, false, true] {

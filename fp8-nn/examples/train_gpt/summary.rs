@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use fp8_nn::fp8_kernels::AtomicFile;
+use fp8_nn::fp8_kernels::{AtomicFile, MemoryUse};
 use serde::Serialize;
 
 use crate::config::Config;
@@ -109,7 +109,19 @@ pub(crate) struct Summary {
     pub(crate) median_step_ms: Both,
     /// At the median step.
     pub(crate) tokens_per_s: Both,
+    /// Bytes when they were most, in all and by what they were used for. Null if a training did not complete.
+    pub(crate) peak_memory_bytes: Both,
+    pub(crate) peak_memory_of: Vec<(&'static str, Both)>,
 }
+
+/// What memory is used for.
+const MEMORY: [(&str, fn(&MemoryUse) -> usize); 5] = [
+    ("parameters", |bytes| bytes.parameters),
+    ("gradients", |bytes| bytes.gradients),
+    ("optimizer", |bytes| bytes.optimizer),
+    ("saved for backward", |bytes| bytes.saved),
+    ("temporary", |bytes| bytes.temporary),
+];
 
 /// One number of each training.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -172,6 +184,12 @@ impl Summary {
             tokens_per_s: Both::new(outcomes, |outcome| {
                 Some(tokens_per_step as f64 * 1e3 / outcome.median_step_ms()?)
             }),
+            peak_memory_bytes: Both::new(outcomes, |outcome| Some(outcome.memory?.total() as f64)),
+            peak_memory_of: MEMORY
+                .map(|(kind, bytes)| {
+                    (kind, Both::new(outcomes, |outcome| Some(bytes(&outcome.memory?) as f64)))
+                })
+                .to_vec(),
         }
     }
 
@@ -199,6 +217,17 @@ impl Summary {
         let skipped = [self.skipped_steps.high_precision, self.skipped_steps.fp8];
         if skipped.into_iter().flatten().any(|count| count > 0.0) {
             rows.push(row("steps skipped", self.skipped_steps, 0));
+        }
+        if self.peak_memory_bytes.high_precision.or(self.peak_memory_bytes.fp8).is_some() {
+            let mib = |bytes: f64| bytes / f64::from(1 << 20);
+            let mut memory = |what: &str, bytes: Both| {
+                let both = Both { high_precision: bytes.high_precision.map(mib), fp8: bytes.fp8.map(mib) };
+                rows.push(row(what, both, 1));
+            };
+            memory("memory at the peak, MiB", self.peak_memory_bytes);
+            for (kind, bytes) in &self.peak_memory_of {
+                memory(&format!("  {kind}"), *bytes);
+            }
         }
         rows
     }
@@ -271,6 +300,7 @@ mod tests {
             advice: Vec::new(),
             end: End::Complete,
             held_out_loss: Some(1.0),
+            memory: None,
         };
         let csv = steps_csv(&[outcome]);
         assert_eq!(csv.lines().nth(2), Some("fp8,4,NaN,0.1,0.002,1.000,2.5"));

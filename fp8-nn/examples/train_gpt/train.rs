@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use fp8_nn::CosineSchedule;
+use fp8_nn::fp8_kernels::MemoryUse;
 
 use crate::batches;
 use crate::config::Config;
@@ -62,6 +63,8 @@ pub(crate) struct Outcome {
     pub(crate) end: End,
     /// Loss on the held-out text after the last step, in nats per byte. `None` unless the training is complete.
     pub(crate) held_out_loss: Option<f64>,
+    /// Bytes at the peak of the training.
+    pub(crate) memory: Option<MemoryUse>,
 }
 
 impl Outcome {
@@ -118,6 +121,7 @@ pub(crate) fn train<T: Trainer>(
         advice: Vec::new(),
         end: End::Complete,
         held_out_loss: None,
+        memory: None,
     };
     let mut lost = 0; // steps in a row
     while journey.step < config.stop_at {
@@ -156,6 +160,7 @@ pub(crate) fn train<T: Trainer>(
         }
     }
     progress.finish();
+    outcome.memory = journey.trainer.memory();
     save(config, journey)?;
     let held_out = batches::held_out(&config.corpus, settings.batch, settings.seq, FINAL_WINDOWS);
     let loss = evaluate(&held_out, &mut journey.trainer).map_err(|error| {
@@ -243,6 +248,7 @@ mod tests {
             advice: Vec::new(),
             end: End::Complete,
             held_out_loss: None,
+            memory: None,
         };
         assert_eq!(outcome(&[]).median_step_ms(), None);
         assert_eq!(outcome(&[3.0, 1.0, 2.0]).median_step_ms(), Some(2.0));

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use fp8_nn::fp8_kernels::MemoryUse;
+
 use crate::batches;
 use crate::options::{Place, Settings};
 use crate::telemetry::SlotState;
@@ -70,6 +72,10 @@ pub(crate) trait Trainer: Sized {
     fn device(&self) -> String;
     /// Number of parameters.
     fn parameters(&self) -> usize;
+    /// Returns the bytes that the training took when they were most, by what they were used for; `None` before the first step.
+    fn memory(&self) -> Option<MemoryUse> {
+        None
+    }
     /// Number of FP8 matrix products in a training step.
     fn fp8_gemms_per_step(&self) -> usize;
     /// Returns what takes the place of FP8 matrix products that the device does not have, and of how many in a step.

@@ -130,6 +130,7 @@ mod tests {
             advice: Vec::new(),
             end,
             held_out_loss,
+            memory: None,
         }
     }
 

@@ -367,6 +367,6 @@ fn options_that_exclude_each_other_are_refused() {
         refused(|o| {
             (o.apply_residual_connection_post_layernorm, o.recompute) = (true, RecomputeLevel::Mlp);
         }),
-        "block: recompute = Mlp: not together with apply_residual_connection_post_layernorm: set one of the two"
+        "block: recompute = mlp: not together with apply_residual_connection_post_layernorm: set one of the two"
     );
 }
