@@ -41,7 +41,12 @@ fn options() -> TransformerLayerOptions {
     TransformerLayerOptions {
         hidden_size: 32,
         ffn_hidden_size: 48,
-        attention: AttentionOptions { num_attention_heads: 2, rope: true, max_seq_length: 16, ..Default::default() },
+        attention: AttentionOptions {
+            num_attention_heads: 2,
+            rope: true,
+            max_seq_length: 16,
+            ..Default::default()
+        },
         ..Default::default()
     }
 }

@@ -62,8 +62,15 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
     let norm = NormLayerOptions { hidden_size: input, eps, zero_centered_gamma, params_dtype };
     match which {
         0 => {
-            let options =
-                LinearOptions { in_features: input, out_features: output, bias, params_dtype, init_std };
+            let options = LinearOptions {
+                in_features: input,
+                out_features: output,
+                bias,
+                params_dtype,
+                init_std,
+                save_original_input: case.draw.once_in(3),
+                return_bias: case.draw.once_in(4),
+            };
             case.say(|| format!("{options:?}"));
             let fc = case.call("Linear::new", || Linear::new(PATH, options, &device, &mut rng))?;
             if recomputes {
@@ -79,6 +86,8 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                 norm: NormOptions { normalization, eps, zero_centered_gamma },
                 params_dtype,
                 init_std,
+                return_bias: case.draw.once_in(4),
+                recompute_norm: recomputes,
             };
             case.say(|| format!("{options:?}"));
             let fc =
@@ -94,6 +103,9 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                 norm: NormOptions { normalization, eps, zero_centered_gamma },
                 params_dtype,
                 init: InitOptions { init_std, output_layer_init_std },
+                return_bias: case.draw.once_in(4),
+                recompute_norm: case.draw.once_in(3),
+                recompute_activation: case.draw.once_in(3),
             };
             case.say(|| format!("{options:?}"));
             let mlp =
@@ -122,6 +134,8 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                 bias,
                 params_dtype,
                 init: InitOptions { init_std, output_layer_init_std },
+                return_bias: case.draw.once_in(4),
+                recompute_norm: recomputes,
             };
             case.say(|| format!("{options:?}"));
             let layer = case.call("MultiheadAttention::new", || {
@@ -146,6 +160,9 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                 norm: NormOptions { normalization, eps, ..Default::default() },
                 parallel_attention_mlp: case.draw.once_in(4),
                 output_layernorm: case.draw.once_in(4),
+                apply_residual_connection_post_layernorm: case.draw.once_in(4),
+                fp32_residual_connection: case.draw.once_in(4),
+                recompute: case.draw.pick(&RecomputeLevel::ALL),
                 bias,
                 params_dtype,
                 init: InitOptions { init_std, output_layer_init_std },

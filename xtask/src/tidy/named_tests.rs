@@ -1,0 +1,60 @@
+//! The README's table of Transformer Engine's options names a test for each: every one of them exists.
+
+use std::fs;
+use std::path::Path;
+
+use crate::workspace::Result;
+
+const HEADING: &str = "## Transformer Engine here";
+/// Where `file::test` is, unless the README says otherwise.
+const FOLDER: &str = "fp8-nn/tests/suite";
+
+/// Returns an error for each test that the table names and the suite does not have.
+pub(super) fn missing(root: &Path) -> Result<Vec<String>> {
+    let readme = fs::read_to_string(root.join("README.md"))?;
+    let read = |file: &str| fs::read_to_string(root.join(FOLDER).join(format!("{file}.rs"))).ok();
+    Ok(in_text(&readme, read))
+}
+
+fn in_text(readme: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut errors = Vec::new();
+    let section = readme.split_once(HEADING).map_or("", |(_, rest)| rest);
+    let section = section.split("\n## ").next().unwrap_or_default();
+    if !section.contains("::") {
+        errors.push(format!("README.md: no tests below {HEADING}"));
+    }
+    // Every second piece is between backticks.
+    for name in section.split('`').skip(1).step_by(2) {
+        let Some((file, test)) = name.split_once("::") else { continue };
+        let is_test = |text: &str| {
+            !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit())
+        };
+        if !is_test(file) || !is_test(test) {
+            continue;
+        }
+        if !read(file).is_some_and(|source| source.contains(&format!("fn {test}("))) {
+            errors.push(format!("README.md: `{name}`: {FOLDER}/{file}.rs has no such test"));
+        }
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_that_are_missing_are_named() {
+        let readme = "`a::b`\n## Transformer Engine here\n| `Linear` | `suite::one`, `suite::two` |\n| `Diagonal::BottomRight` | `gone::three` |\n## Next\n`x::y`";
+        let read = |file: &str| (file == "suite").then(|| "fn one() {}".to_owned());
+        let errors = in_text(readme, read);
+        assert_eq!(
+            errors,
+            [
+                "README.md: `suite::two`: fp8-nn/tests/suite/suite.rs has no such test",
+                "README.md: `gone::three`: fp8-nn/tests/suite/gone.rs has no such test"
+            ]
+        );
+        assert_eq!(in_text("nothing", read), ["README.md: no tests below ## Transformer Engine here"]);
+    }
+}
