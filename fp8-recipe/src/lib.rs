@@ -50,6 +50,7 @@ mod autocast_options;
 mod frame;
 mod origin;
 mod outcome;
+mod overflow;
 mod scope;
 mod squares;
 mod weights;
