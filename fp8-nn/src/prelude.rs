@@ -12,10 +12,11 @@ pub use crate::checkpoint;
 pub use crate::{
     AdamW, AdamWOptions, AttentionOptions, CosineSchedule, DynModule, Embedding, EmbeddingOptions, Error,
     Gpt, GptOptions, InitOptions, Layer, LayerNorm, LayerNormLinear, LayerNormLinearOptions, LayerNormMlp,
-    LayerNormMlpOptions, Linear, LinearOptions, Module, MultiheadAttention, MultiheadAttentionOptions,
-    NormLayerOptions, NormOptions, Parameter, Recompute, Result, RmsNorm, Scopes, SequenceInfo, Stack,
-    TransformerLayer, TransformerLayerOptions, agree, all_reduce_gradients, broadcast_parameters,
-    broadcast_state, clip_grad_norm, composite, num_parameters, parameters, parameters_mut, zero_grad,
+    LayerNormMlpOptions, Linear, LinearOptions, LossScaler, LossScalerOptions, Module, MultiheadAttention,
+    MultiheadAttentionOptions, NormLayerOptions, NormOptions, Parameter, Recompute, Result, RmsNorm, Scopes,
+    SequenceInfo, Stack, TransformerLayer, TransformerLayerOptions, agree, all_reduce_gradients,
+    broadcast_parameters, broadcast_state, clip_grad_norm, composite, num_parameters, parameters,
+    parameters_mut, zero_grad,
 };
 pub use fp8_dist::{Environment, ProcessGroup, ReduceOp, local, tcp};
 pub use fp8_format::{E4M3, E5M2, Fp8};

@@ -16,6 +16,7 @@ mod golden;
 mod gradients;
 mod initialization;
 mod llama;
+mod loss_scaler;
 mod modes;
 mod old_checkpoints;
 mod one_process;
