@@ -85,7 +85,7 @@ impl<T: Exchange> AmaxGroup for Member<T> {
     }
 
     fn all_reduce_max(&self, key: &str, arena: &Arena) -> fp8_recipe::Result<()> {
-        let row = arena.staged().and_then(|row| Tensor::from_vec(row, [arena.slots()], &Device::cpu()));
+        let row = arena.staged().and_then(|row| Tensor::from_vec(row, [arena.staged_len()], &Device::cpu()));
         let row = self.own(row.map_err(Error::from))?;
         let all = self.call(Operation::AllReduceArena, key, &row)?;
         for row in data(&all) {

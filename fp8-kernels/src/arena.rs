@@ -12,7 +12,7 @@ use crate::{
 };
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 /// Options of an [`Arena`].
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +55,7 @@ pub struct Arena {
     device: Device,
     options: ArenaOptions,
     slots: usize,
-    /// `[history_len][slots]`.
+    /// [`LEAD`] cells, the last of which is the flag, then `[history_len][slots]`.
     amax_history: Cells,
     scale: Cells,
     /// [`CounterValues::LEN`] a slot.
@@ -69,7 +69,14 @@ pub struct Arena {
     staging_cells: Vec<Cell>,
     scale_cells: Vec<Cell>,
     slot_counters: Vec<Counters>,
+    flag: Cell,
+    /// Whether ranks reduce the flag together with row 0.
+    carries_flag: AtomicBool,
 }
+
+/// The cells before row 0. Row 0 begins at a multiple of 128 bytes, and the flag is directly before it, so that one
+/// reduction covers both.
+const LEAD: usize = 32;
 
 /// How many committed scopes have updated an arena.
 #[derive(Debug, Default)]
@@ -113,10 +120,11 @@ impl Arena {
         let (slots, device) = (clock.slots(), clock.device());
         check_size(slots, &options)?;
         device.expect_eager("arena", "open a scope of this recipe once before")?;
-        let amax_history = Cells::new(options.history_len * slots, 0.0, device)?;
+        let amax_history = Cells::new(LEAD + options.history_len * slots, 0.0, device)?;
         // The handles need the most memory, so an arena that is too large fails here, before cells are written.
-        let staging_cells = amax_history.handles(0..slots)?;
-        amax_history.fill(0..slots, options.rest)?;
+        let staging_cells = amax_history.handles(LEAD..LEAD + slots)?;
+        amax_history.fill(LEAD..LEAD + slots, options.rest)?;
+        let flag = amax_history.handle(LEAD - 1)?;
         let scale = Cells::new(slots, options.first_scale, device)?;
         let counters = Counts::new(slots * CounterValues::LEN, device)?;
         Ok(Self {
@@ -126,6 +134,8 @@ impl Arena {
             staging_cells,
             scale_cells: scale.handles(0..slots)?,
             slot_counters: counters.handles(slots)?,
+            flag,
+            carries_flag: AtomicBool::new(false),
             skipped_non_finite: Counts::new(slots, device)?,
             clock: clock.clone(),
             last_updates: Counts::new(slots, device)?,
@@ -267,7 +277,7 @@ impl Arena {
     /// # Errors
     /// The device failed; none on the CPU.
     pub fn history(&self) -> Result<Vec<f32>> {
-        self.amax_history.read(self.slots..self.options.history_len * self.slots)
+        self.amax_history.read(LEAD + self.slots..LEAD + self.options.history_len * self.slots)
     }
 
     /// Replaces rows 1 … len − 1 of all slots. Of more rows, the newest are taken; fewer rows are preceded by zeros.
@@ -284,7 +294,7 @@ impl Arena {
         let newest = rows.get(rows.len().saturating_sub(len)..).unwrap_or_default();
         let mut history = host::zeroed("set_history", len)?;
         history[len - newest.len()..].copy_from_slice(newest);
-        self.amax_history.write(self.slots, &history)
+        self.amax_history.write(LEAD + self.slots, &history)
     }
 
     /// Returns rows 1 … len − 1 of a slot, from oldest to newest.
@@ -307,7 +317,7 @@ impl Arena {
         let newest_first = window.iter().rev().copied().chain(std::iter::repeat(0.0));
         let rows = history.chunks_exact_mut(self.slots).rev();
         rows.filter_map(|row| row.get_mut(slot)).zip(newest_first).for_each(|(cell, amax)| *cell = amax);
-        self.amax_history.write(self.slots, &history)
+        self.amax_history.write(LEAD + self.slots, &history)
     }
 
     /// Returns the newest amax of a slot's window, or 0 for a history of length 1, which has no past amaxes.
@@ -318,7 +328,7 @@ impl Arena {
         self.expect_slot("newest", slot)?;
         match self.options.history_len {
             1 => Ok(0.0),
-            rows => self.amax_history.read_one((rows - 1) * self.slots + slot),
+            rows => self.amax_history.read_one(LEAD + (rows - 1) * self.slots + slot),
         }
     }
 
@@ -329,25 +339,72 @@ impl Arena {
     pub fn newest_all(&self) -> Result<Vec<f32>> {
         match self.options.history_len {
             1 => host::zeroed("newest_all", self.slots),
-            rows => self.amax_history.read((rows - 1) * self.slots..rows * self.slots),
+            rows => self.amax_history.read(LEAD + (rows - 1) * self.slots..LEAD + rows * self.slots),
         }
     }
 
-    /// Copies row 0 to the host.
+    /// Copies what ranks reduce to the host: row 0, preceded by the flag while the arena [carries one](Self::carry_flag).
     ///
     /// # Errors
     /// The device failed; none on the CPU.
     pub fn staged(&self) -> Result<Vec<f32>> {
-        self.amax_history.read(0..self.slots)
+        self.amax_history.read(LEAD - usize::from(self.carries_flag())..LEAD + self.slots)
     }
 
-    /// Max-combines another rank's row 0 into this one.
+    /// Returns the number of values that ranks reduce, the length of [`staged`](Self::staged).
+    pub fn staged_len(&self) -> usize {
+        self.slots + usize::from(self.carries_flag())
+    }
+
+    /// Max-combines what another rank has [`staged`](Self::staged) into this arena.
     ///
     /// # Errors
-    /// Another number of slots; the device failed.
+    /// Another number of values; the device failed.
     pub fn merge_staged(&self, row: &[f32]) -> Result<()> {
-        self.expect_rows("merge_staged", row, row.len() == self.slots)?;
-        self.amax_history.merge_max(0, row)
+        self.expect_rows("merge_staged", row, row.len() == self.staged_len())?;
+        self.amax_history.merge_max(LEAD - usize::from(self.carries_flag()), row)
+    }
+
+    /// Puts a flag, 0 or 1, in front of row 0, so that the ranks' next reduction of the amaxes also gives all of them the
+    /// largest of their flags. [`take_flag`](Self::take_flag) ends this.
+    ///
+    /// ```
+    /// use fp8_kernels::{Arena, ArenaOptions, Cell, Device, REST};
+    /// let arena = Arena::new(2, ArenaOptions::default(), &Device::cpu())?;
+    /// let flag = Cell::new(0.0, &Device::cpu())?;
+    /// arena.carry_flag(&flag)?;
+    /// assert_eq!(arena.staged()?, [0.0, REST, REST]);
+    /// arena.merge_staged(&[1.0, 3.5, REST])?; // another rank's
+    /// arena.take_flag(&flag)?;
+    /// assert_eq!((flag.read()?, arena.staged()?), (1.0, vec![3.5, REST]));
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A flag on another device; the device failed.
+    pub fn carry_flag(&self, flag: &Cell) -> Result<()> {
+        self.flag.merge_cell(flag)?;
+        self.carries_flag.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// Max-combines the flag that the arena carries into `flag`. Afterwards the arena carries none.
+    ///
+    /// # Errors
+    /// A flag on another device; the device failed.
+    pub fn take_flag(&self, flag: &Cell) -> Result<()> {
+        flag.merge_cell(&self.flag)?;
+        self.drop_flag()
+    }
+
+    fn carries_flag(&self) -> bool {
+        self.carries_flag.load(Relaxed)
+    }
+
+    fn drop_flag(&self) -> Result<()> {
+        self.amax_history.fill(LEAD - 1..LEAD, 0.0)?;
+        self.carries_flag.store(false, Relaxed);
+        Ok(())
     }
 
     /// Discards what an open scope wrote: puts staging back to rest and provisional scales back to [`UNSET`].
@@ -355,18 +412,36 @@ impl Arena {
     /// # Errors
     /// The device failed; none on the CPU.
     pub fn roll_back(&self) -> Result<()> {
-        self.amax_history.fill(0..self.slots, self.options.rest)?;
+        self.amax_history.fill(LEAD..LEAD + self.slots, self.options.rest)?;
+        if self.carries_flag() {
+            self.drop_flag()?;
+        }
         self.scale.replace_negative(UNSET)
     }
 
-    /// Returns the address of row 0 on a GPU, an array of [`slots`](Self::slots) f32.
+    /// Returns the address of what ranks reduce on a GPU, an array of [`staged_len`](Self::staged_len) f32.
     pub(crate) fn cuda_staged(&self, op: &'static str) -> Result<u64> {
-        Ok(self.amax_history.cuda(op)?.ptr())
+        Ok(self.cuda_history(op)? - if self.carries_flag() { 4 } else { 0 })
     }
 
-    /// `[history_len][slots]`, staging first.
-    pub(crate) fn history_cells(&self) -> &Cells {
-        &self.amax_history
+    /// Returns the address of `[history_len][slots]` f32 on a GPU, staging first.
+    pub(crate) fn cuda_history(&self, op: &'static str) -> Result<u64> {
+        Ok(self.amax_history.cuda(op)?.ptr() + 4 * LEAD as u64)
+    }
+
+    /// Returns `[history_len][slots]` in host memory, staging first.
+    pub(crate) fn cpu_history(&self, op: &'static str) -> Result<&[AtomicI32]> {
+        Ok(self.amax_history.cpu(op)?.get(LEAD..).unwrap_or_default())
+    }
+
+    /// Reads all rows, staging first.
+    pub(crate) fn all_rows(&self) -> Result<Vec<f32>> {
+        self.amax_history.read(LEAD..LEAD + self.options.history_len * self.slots)
+    }
+
+    /// Replaces all rows, staging first.
+    pub(crate) fn set_all_rows(&self, rows: &[f32]) -> Result<()> {
+        self.amax_history.write(LEAD, rows)
     }
 
     pub(crate) fn scale_cells(&self) -> &Cells {

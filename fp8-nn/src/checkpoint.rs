@@ -3,7 +3,9 @@
 //! | tensors of `DIR/checkpoint.safetensors` | |
 //! |---|---|
 //! | `model.<parameter>` | the parameters |
-//! | `optimizer.<parameter>.{exp_avg,exp_avg_sq,main_param}` | AdamW's moments, and its f32 copies of bf16 parameters |
+//! | `optimizer.<parameter>.{exp_avg,exp_avg_sq,main_param}` | AdamW's moments, and its f32 copies of bf16 and f16 parameters |
+//! | `loss_scaler.{scale,growth_tracker,skipped_steps}` | the state of the optimizer's [`LossScaler`](crate::LossScaler), if it has one |
+//! | `optimizer_updates` | the steps that count in the bias correction, if skipped ones do not |
 //! | `scaling.<n>.{scale,amax_history}` | the scaling state of each recipe and direction |
 //!
 //! Everything else is in the metadata, including the caller's own.
@@ -23,9 +25,11 @@
 mod file;
 mod finite;
 mod header;
+mod loss_scale;
 pub(crate) mod scaling_state;
 
 use crate::data_parallel::LoadedState;
+use crate::optimizer::Counts;
 use crate::{AdamW, Error, Layer, Parameter, Result, parameters, parameters_mut};
 use file::{Reader, Writer};
 pub use finite::expect_finite;
@@ -105,7 +109,8 @@ pub fn save(
     scaling: &Scaling,
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let (mut writer, mut names, steps) = (Writer::default(), BTreeSet::new(), optimizer.steps());
+    let (mut writer, mut names, counts) = (Writer::default(), BTreeSet::new(), optimizer.counts()?);
+    let steps = counts.steps;
     let problem = |problem: String| Error::Checkpoint { path: path(dir), problem };
     let parameters = parameters(model);
     for parameter in &parameters {
@@ -132,7 +137,8 @@ pub fn save(
     scaling_state::write(&scaling.state()?, &mut writer)?;
     writer.metadata(VERSION_KEY, VERSION);
     writer.metadata(STEP_KEY, &steps.to_string());
-    writer.metadata(SKIPPED_KEY, &optimizer.skipped_steps()?.to_string());
+    writer.metadata(SKIPPED_KEY, &counts.skipped.to_string());
+    loss_scale::write(counts.updates, optimizer.loss_scale()?, &mut writer)?;
     metadata.iter().for_each(|(key, value)| writer.metadata(&format!("{USER}{key}"), value));
     let path = path(dir);
     writer.save(&path)?;
@@ -170,7 +176,9 @@ pub fn load(
     let path = path(dir);
     let reader = open(&path)?;
     expect_parameters(&reader, model, "model.")?;
-    let [steps, skipped] = counts(&reader)?;
+    let (mut counts, loss_scale) = (counts(&reader)?, loss_scale::read(&reader)?);
+    let steps = counts.steps;
+    counts.updates = loss_scale::read_updates(&reader, steps)?;
     let moments = expect_moments(&reader, model, optimizer, steps)?;
     reader.read_through()?;
     let scaling_state = scaling_state::read(&reader)?;
@@ -180,30 +188,36 @@ pub fn load(
     // Everything was checked. From here on it is written into the model.
     let scaling = scaling.load_state(&scaling_state)?;
     read_parameters(&reader, model, "model.")?;
-    optimizer.resume(model, [steps, skipped], new, &mut |name, part, like| {
+    optimizer.set_loss_scale(loss_scale)?;
+    optimizer.resume(model, counts, new, &mut |name, part, like| {
         if !moments.contains(name) {
             return Ok(None);
         }
         let key = format!("optimizer.{name}.{part}");
         reader.tensor(&key, like.shape(), DType::F32, like.device()).map(Some)
     })?;
-    note_loaded(&reader, model, optimizer, [steps, skipped]);
+    note_loaded(&reader, model, optimizer, counts);
     tracing::info!(path = %path.display(), step = steps, "checkpoint loaded");
     Ok(Loaded { metadata: user_metadata(&reader), scaling })
 }
 
 /// Stores digests of the loaded optimizer state in the parameters, for ranks to compare. A file from before the first step
 /// has no such state.
-fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer: &AdamW, counts: [u64; 2]) {
-    let life = optimizer.life();
+fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer: &AdamW, counts: Counts) {
+    let (life, mut has_first) = (optimizer.life(), false);
     for parameter in parameters_mut(model) {
         let name = parameter.name().clone();
-        let part = |part: &str| {
-            let hash = reader.hash(&format!("optimizer.{name}.{part}"))?;
-            Some(StateDigest::new(format!("`{part}` of `{name}`, as it was loaded,"), [hash.to_le_bytes()]))
+        let digest = |key: &str, what: String| {
+            Some(StateDigest::new(format!("{what}, as it was loaded,"), [reader.hash(key)?.to_le_bytes()]))
         };
-        let parts: Vec<_> = ["exp_avg", "exp_avg_sq", "main_param"].into_iter().filter_map(part).collect();
-        let has_state = counts[0] > 0 || !parts.is_empty();
+        let part = |part: &str| digest(&format!("optimizer.{name}.{part}"), format!("`{part}` of `{name}`"));
+        let mut parts: Vec<_> =
+            ["exp_avg", "exp_avg_sq", "main_param"].into_iter().filter_map(part).collect();
+        let has_state = counts.steps > 0 || !parts.is_empty();
+        // The first parameter also stands for what there is once.
+        if !std::mem::replace(&mut has_first, true) {
+            parts.extend(loss_scale::NAMES.iter().filter_map(|key| digest(key, format!("`{key}`"))));
+        }
         let loaded = has_state.then(|| LoadedState { optimizer: life.clone(), parts, counts });
         parameter.agreement_mut().set_loaded(loaded);
     }
@@ -272,7 +286,7 @@ fn user_metadata(reader: &Reader<'_>) -> BTreeMap<String, String> {
 }
 
 /// Returns the number of steps of the optimizer, and how many of them were skipped.
-fn counts(reader: &Reader<'_>) -> Result<[u64; 2]> {
+fn counts(reader: &Reader<'_>) -> Result<Counts> {
     let count = |key: &str, missing: Option<u64>, most: u64| {
         let Some(text) = reader.all_metadata().get(key) else {
             return missing.ok_or_else(|| reader.problem(format!("metadata `{key}` is missing")));
@@ -283,7 +297,7 @@ fn counts(reader: &Reader<'_>) -> Result<[u64; 2]> {
         }
     };
     let steps = count(STEP_KEY, None, MAX_STEPS)?;
-    Ok([steps, count(SKIPPED_KEY, Some(0), steps)?])
+    Ok(Counts { steps, skipped: count(SKIPPED_KEY, Some(0), steps)?, updates: None })
 }
 
 /// Returns an error unless the file has every parameter, with the model's shape and dtype.

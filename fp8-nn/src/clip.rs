@@ -23,6 +23,15 @@ use fp8_kernels::{Tensor, ops};
 /// # Errors
 /// A `max_norm` that is not greater than 0; a gradient that shares its storage with another tensor. Nothing has changed then.
 pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Result<Tensor> {
+    clip_with(model, max_norm, |_| Ok(()))
+}
+
+/// Clips by a norm that `change` may change in place before it is used.
+pub(crate) fn clip_with(
+    model: &mut (impl Layer + ?Sized),
+    max_norm: f32,
+    change: impl FnOnce(&mut Tensor) -> Result<()>,
+) -> Result<Tensor> {
     if max_norm.is_nan() || max_norm <= 0.0 {
         return Err(Error::Option {
             layer: "clip_grad_norm".to_owned(),
@@ -39,7 +48,8 @@ pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Resul
             return Err(fp8_kernels::Error::Shared { name: main_grad_name(parameter), holders }.into());
         }
     }
-    let norm = grad_norm(parameters.iter().map(|parameter| &**parameter))?;
+    let mut norm = grad_norm(parameters.iter().map(|parameter| &**parameter))?;
+    change(&mut norm)?;
     for parameter in &mut parameters {
         let name = main_grad_name(parameter);
         ops::clip_in_place(parameter.main_grad_mut(), &norm, max_norm, &name)?;

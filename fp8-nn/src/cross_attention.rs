@@ -30,7 +30,7 @@ pub struct CrossAttentionOptions {
     pub input_layernorm: Option<NormOptions>,
     /// Whether `q`, `kv` and `proj` have biases. Default: true.
     pub bias: bool,
-    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
+    /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
     pub params_dtype: DType,
     /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all weights.
     pub init: InitOptions,

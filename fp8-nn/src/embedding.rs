@@ -16,7 +16,7 @@ pub struct EmbeddingOptions {
     pub num_embeddings: usize,
     /// The length of a row. Required.
     pub hidden_size: usize,
-    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
+    /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
     pub params_dtype: DType,
     /// Standard deviation of the initial values, which are normally distributed with mean 0. Default: 0.023.
     /// PyTorch's `Embedding` has 1.
@@ -72,7 +72,7 @@ impl Embedding {
     /// Creates a table at `path`, with values drawn from `rng`.
     ///
     /// # Errors
-    /// A size of 0, a table that is too large for a tensor, a `params_dtype` other than f32 and bf16.
+    /// A size of 0, a table that is too large for a tensor, a `params_dtype` that is not a float.
     pub fn new(path: &str, options: &EmbeddingOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
         let EmbeddingOptions { num_embeddings, hidden_size, params_dtype, init_std } = *options;
         init::check_params_dtype(path, params_dtype)?;

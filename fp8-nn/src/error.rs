@@ -135,6 +135,14 @@ pub enum Error {
         /// The number of parts in the `Saved`.
         found: usize,
     },
+    /// A [`LossScaler`](crate::LossScaler) that was used out of order.
+    #[error("LossScaler: {problem}: {remedy}")]
+    LossScaler {
+        /// What was wrong.
+        problem: &'static str,
+        /// What would be right.
+        remedy: &'static str,
+    },
     /// A file that cannot be read or written.
     #[error("{}: {source}", .path.display())]
     Io {

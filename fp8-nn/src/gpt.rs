@@ -4,10 +4,10 @@ use crate::arguments::{Argument, Output};
 use crate::layer_norm::NormCore;
 use crate::{
     AttentionOptions, Embedding, EmbeddingOptions, EmbeddingSaved, Error, InitOptions, Linear, LinearOptions,
-    LinearSaved, Module, NormOptions, RecomputeLevel, Result, SequenceInfo, TransformerLayer,
+    LinearSaved, LossScaler, Module, NormOptions, RecomputeLevel, Result, SequenceInfo, TransformerLayer,
     TransformerLayerOptions, TransformerLayerSaved, composite, init,
 };
-use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, NormStats};
+use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, LossScale, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -47,7 +47,7 @@ pub struct GptOptions {
     /// Whether the residual additions of the blocks are f32: see
     /// [`TransformerLayerOptions::fp32_residual_connection`]. Default: false.
     pub fp32_residual_connection: bool,
-    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
+    /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
     pub params_dtype: DType,
     /// Standard deviation of the initial weights. The weights at the end of a residual branch (`proj` and
     /// `fc2`) have `init_std / √(2 · num_layers)`. Default: 0.023.
@@ -337,11 +337,41 @@ impl Gpt {
     /// # Errors
     /// As [`backward`](Self::backward).
     pub fn loss_backward(&mut self, cx: &mut Backward<'_>, saved: GptLossSaved) -> Result<()> {
+        cx.attempt(|cx| self.backward_from_loss(cx, saved, None))
+    }
+
+    /// Runs [`loss_backward`](Self::loss_backward) for a loss that is multiplied by the scale of `scaler`, and
+    /// [checks](LossScaler::check) the gradients. [`LossScaler`] has an example.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward) and [`LossScaler::check`].
+    pub fn loss_backward_scaled(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: GptLossSaved,
+        scaler: &LossScaler,
+    ) -> Result<()> {
         cx.attempt(|cx| {
-            let GptLossSaved { model, logits, targets, cross_entropy, options } = saved;
-            let dlogits = ops::cross_entropy_backward(&logits, &targets, &cross_entropy, &options, 1.0)?;
-            drop(logits);
-            self.backward(cx, model, &dlogits)
+            let scale = scaler.for_loss(cx)?;
+            self.backward_from_loss(cx, saved, scale)?;
+            scaler.check(cx, self)
         })
+    }
+
+    fn backward_from_loss(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: GptLossSaved,
+        scale: Option<&LossScale>,
+    ) -> Result<()> {
+        let GptLossSaved { model, logits, targets, cross_entropy, options } = saved;
+        let dlogits = match scale {
+            None => ops::cross_entropy_backward(&logits, &targets, &cross_entropy, &options, 1.0)?,
+            Some(scale) => {
+                ops::cross_entropy_backward_scaled(&logits, &targets, &cross_entropy, &options, scale)?
+            }
+        };
+        drop(logits);
+        self.backward(cx, model, &dlogits)
     }
 }

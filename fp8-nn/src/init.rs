@@ -39,17 +39,16 @@ pub(crate) fn check_parameter(layer: &str, option: &'static str, shape: impl Int
     })
 }
 
-/// Checks that the parameters are f32 or bf16.
+/// Checks that the parameters are f32, bf16 or f16.
 pub(crate) fn check_params_dtype(layer: &str, dtype: DType) -> Result<()> {
-    if matches!(dtype, DType::F32 | DType::BF16) {
+    if dtype.is_float() {
         return Ok(());
     }
     Err(Error::Option {
         layer: layer.to_owned(),
         option: "params_dtype",
         value: dtype.to_string(),
-        remedy: "expected f32 or bf16 (f16 parameters need a loss scaler, which this version does not have)"
-            .to_owned(),
+        remedy: "expected f32, bf16 or f16".to_owned(),
     })
 }
 

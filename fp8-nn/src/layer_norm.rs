@@ -20,7 +20,7 @@ pub struct NormLayerOptions {
     pub eps: f32,
     /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1. Default: false.
     pub zero_centered_gamma: bool,
-    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
+    /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
     pub params_dtype: DType,
 }
 
@@ -209,7 +209,7 @@ macro_rules! norm_module {
             /// Creates a norm at `path`, with γ = 1.
             ///
             /// # Errors
-            /// A size of 0, an ε that is not finite and greater than 0, a `params_dtype` other than f32 and bf16.
+            /// A size of 0, an ε that is not finite and greater than 0, a `params_dtype` that is not a float.
             pub fn new(path: &str, options: &NormLayerOptions, device: &Device) -> Result<Self> {
                 let NormLayerOptions { hidden_size, eps, zero_centered_gamma, params_dtype } = *options;
                 let options = NormOptions { normalization: $norm, eps, zero_centered_gamma };

@@ -28,7 +28,7 @@ pub struct LayerNormMlpOptions {
     pub activation: Activation,
     /// The normalization of the input. Default: `NormOptions::default()`, a LayerNorm with ε = 1e-5.
     pub norm: NormOptions,
-    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
+    /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
     pub params_dtype: DType,
     /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
     /// weights.
@@ -125,7 +125,7 @@ impl LayerNormMlp {
     ///
     /// # Errors
     /// A size of 0, a weight that is too large for a tensor, an ε that is not finite and greater than 0, a `params_dtype`
-    /// other than f32 and bf16.
+    /// that is not a float.
     pub fn new(
         path: &str,
         options: LayerNormMlpOptions,

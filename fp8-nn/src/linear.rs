@@ -20,7 +20,7 @@ pub struct LinearOptions {
     pub out_features: usize,
     /// Whether the layer has a bias. Default: true, as in PyTorch.
     pub bias: bool,
-    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
+    /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
     pub params_dtype: DType,
     /// Standard deviation of the weight's initial values, which are normally distributed with mean 0. Default:
     /// 0.023. PyTorch's `Linear` draws from a uniform distribution instead.
@@ -138,7 +138,7 @@ impl Linear {
     /// Creates a layer at `path`, with weights drawn from `rng` and a bias of 0.
     ///
     /// # Errors
-    /// A size of 0, a weight that is too large for a tensor, a `params_dtype` other than f32 and bf16.
+    /// A size of 0, a weight that is too large for a tensor, a `params_dtype` that is not a float.
     pub fn new(path: &str, options: LinearOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
         let LinearOptions { in_features, out_features, bias, params_dtype, init_std, .. } = options;
         init::check_params_dtype(path, params_dtype)?;

@@ -28,7 +28,7 @@ pub struct MultiheadAttentionOptions {
     pub input_layernorm: Option<NormOptions>,
     /// Whether `qkv` and `proj` have biases. Default: true.
     pub bias: bool,
-    /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
+    /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
     pub params_dtype: DType,
     /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
     /// weights.
@@ -132,7 +132,7 @@ impl MultiheadAttention {
     /// # Errors
     /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the
     /// heads, an odd head size with RoPE, a softmax scale that is not finite, a weight that is too large for a tensor, an ε that is not finite and greater than
-    /// 0, a `params_dtype` other than f32 and bf16.
+    /// 0, a `params_dtype` that is not a float.
     pub fn new(
         path: &str,
         options: MultiheadAttentionOptions,

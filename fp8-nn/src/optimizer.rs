@@ -4,9 +4,11 @@ mod progress;
 mod state;
 
 use crate::clip::grad_norm;
-use crate::{Error, Layer, Parameter, Result, parameters, parameters_mut};
-use fp8_kernels::ops::{self, AdamWTensor, NormCheck};
+use crate::loss_scaler::StepScale;
+use crate::{Error, Layer, LossScaler, Parameter, Result, parameters, parameters_mut};
+use fp8_kernels::ops::{self, AdamWTensor, LossScaleState, NormCheck, ScaledStep};
 use fp8_kernels::{DType, Device, Replayed as _, Tensor};
+pub(crate) use progress::Counts;
 use progress::{OnDevice, Progress, Versions};
 pub(crate) use state::AdamWState;
 use std::any::Any;
@@ -42,9 +44,9 @@ pub struct AdamWOptions {
     /// The decoupled weight decay, which applies to parameters with two or more dimensions and therefore not to
     /// norms and biases. Default: 0.1. PyTorch's default is 0.01, for all parameters.
     pub weight_decay: f32,
-    /// Whether the optimizer keeps an f32 copy of each bf16 parameter and updates that copy, so that small
+    /// Whether the optimizer keeps an f32 copy of each bf16 or f16 parameter and updates that copy, so that small
     /// updates are not lost to rounding. f32 parameters need no copy. Default: true. PyTorch's optimizer
-    /// updates bf16 parameters in bf16.
+    /// updates 16-bit parameters in 16 bits.
     pub main_params: bool,
 }
 
@@ -65,7 +67,7 @@ impl Default for AdamWOptions {
 /// ```
 ///
 /// The moments m and v are f32 and stored by parameter name; the first step allocates them. [`AdamWOptions`] lists the
-/// defaults, which differ from PyTorch's. For bf16 parameters the optimizer stores f32 copies and updates those, unless
+/// defaults, which differ from PyTorch's. For bf16 and f16 parameters the optimizer stores f32 copies and updates those, unless
 /// `main_params` is false.
 ///
 /// ```
@@ -98,11 +100,15 @@ impl Default for AdamWOptions {
 ///
 /// A skipped step still counts in [`steps`](Self::steps), because the host does not know what the device decided. It
 /// therefore counts in Adam's bias correction: early in training, it makes the next updates slightly smaller. After a few
-/// hundred steps it makes no difference.
+/// hundred steps it makes no difference. With a [`LossScaler`], which skips steps as a matter of course, a skipped step does not
+/// count: [`updates`](Self::updates) are counted on the device.
 #[derive(Debug)]
 pub struct AdamW {
     progress: Arc<Progress>,
     pub(crate) state: BTreeMap<Arc<str>, AdamWState>,
+    scaler: Option<LossScaler>,
+    /// The state of a scaler that was loaded before there was one.
+    loaded_scale: Option<LossScaleState>,
 }
 
 impl AdamW {
@@ -126,7 +132,8 @@ impl AdamW {
                 return error(option, value, "expected finite and 0 or more");
             }
         }
-        Ok(Self { progress: Arc::new(Progress::new(options)), state: BTreeMap::new() })
+        let progress = Arc::new(Progress::new(options));
+        Ok(Self { progress, state: BTreeMap::new(), scaler: None, loaded_scale: None })
     }
 
     /// Returns the number of steps taken, including those that were skipped.
@@ -141,6 +148,71 @@ impl AdamW {
     /// A step is being recorded; the device failed.
     pub fn skipped_steps(&self) -> Result<u64> {
         self.progress.skipped_steps()
+    }
+
+    /// Returns the number of steps that count in the bias correction: all [`steps`](Self::steps), less those that were skipped
+    /// with a [`LossScaler`]. On a GPU with a scaler this waits until all work queued so far is done.
+    ///
+    /// # Errors
+    /// A step is being recorded; the device failed.
+    pub fn updates(&self) -> Result<u64> {
+        Ok(self.progress.updates()?.unwrap_or_else(|| self.steps()))
+    }
+
+    /// Sets the scaler of the gradients. Steps then divide gradients by its scale and are skipped if one overflowed, and
+    /// checkpoints contain its state.
+    ///
+    /// [`LossScaler::step`] does this in the first step. Call it before [`checkpoint::load`](crate::checkpoint::load), so that
+    /// the scaler has the loaded state in the first forward pass; state that was loaded without a scaler is stored in the next
+    /// one that is set.
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    /// let scaler = LossScaler::new(LossScalerOptions::default(), &Device::cpu())?;
+    /// let mut optimizer = AdamW::new(AdamWOptions::default())?;
+    /// optimizer.set_loss_scaler(&scaler)?;
+    /// assert_eq!(optimizer.loss_scaler().map(|scaler| scaler.loss_scale()).transpose()?, Some(65536.0));
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A step is being recorded; the device failed; none on the CPU.
+    pub fn set_loss_scaler(&mut self, scaler: &LossScaler) -> Result<()> {
+        if let Some(loaded) = self.loaded_scale {
+            scaler.set_state(&loaded)?;
+            self.loaded_scale = None;
+        }
+        self.scaler = Some(scaler.clone());
+        Ok(())
+    }
+
+    /// Returns the scaler of the gradients, if one was set.
+    pub fn loss_scaler(&self) -> Option<&LossScaler> {
+        self.scaler.as_ref()
+    }
+
+    /// Returns the counts that checkpoints store.
+    pub(crate) fn counts(&self) -> Result<Counts> {
+        let (steps, skipped) = (self.steps(), self.skipped_steps()?);
+        Ok(Counts { steps, skipped, updates: self.progress.updates()? })
+    }
+
+    /// Returns the state of the scaler, if there is one that is enabled.
+    pub(crate) fn loss_scale(&self) -> Result<Option<LossScaleState>> {
+        let enabled = self.scaler.as_ref().filter(|scaler| scaler.options().enabled);
+        Ok(enabled.map(LossScaler::state).transpose()?.or(self.loaded_scale))
+    }
+
+    /// Replaces the state of the scaler, or keeps it for the next one that is set.
+    pub(crate) fn set_loss_scale(&mut self, state: Option<LossScaleState>) -> Result<()> {
+        match (&self.scaler, state) {
+            (Some(scaler), Some(state)) => scaler.set_state(&state),
+            (Some(_), None) => Ok(()),
+            (None, state) => {
+                self.loaded_scale = state;
+                Ok(())
+            }
+        }
     }
 
     /// Sets the f32 copies (`main_params`) to the values of the parameters. Call it after you have set parameters yourself.
@@ -225,26 +297,39 @@ impl AdamW {
         let Some(first) = all.first() else { return self.progress.set_lr(lr) };
         let device = first.tensor().device().clone();
         self.prepare(&all)?;
+        let scaler = self.scaler.clone();
+        let scaled = scaler.as_ref().and_then(LossScaler::for_step);
+        let is_checked = scaled.as_ref().is_some_and(|scaled| scaled.is_checked);
         let computed = match norm {
-            Some(_) => None,
-            None => Some(grad_norm(all.into_iter())?),
+            None if !is_checked => Some(grad_norm(all.into_iter())?),
+            _ => None,
         };
-        let Some(norm) = norm.or(computed.as_ref()) else { return Ok(()) };
+        let norm = norm.or(computed.as_ref());
         self.progress.set_lr(lr)?;
         let progress = self.progress.clone();
         progress.on_device(&device)?;
+        progress.update_count(&device, scaled.is_some())?;
         progress.advance()?;
         device.on_replay(progress.clone());
-        let updated = self.update(&device, parameters_mut(model), norm);
+        let updated = self.update(&device, parameters_mut(model), norm, scaled);
         // A recorded step that fails undoes its count itself.
         if updated.is_err() && device.capture_number().is_none() {
             progress.retreat();
+        }
+        if let (Ok(()), Some(scaler)) = (&updated, &scaler) {
+            scaler.note_step();
         }
         updated
     }
 
     /// Updates all parameters, with one launch for each of the two weight decays.
-    fn update(&mut self, device: &Device, parameters: Vec<&mut Parameter>, norm: &Tensor) -> Result<()> {
+    fn update(
+        &mut self,
+        device: &Device,
+        parameters: Vec<&mut Parameter>,
+        norm: Option<&Tensor>,
+        scaled: Option<StepScale<'_>>,
+    ) -> Result<()> {
         let mut states: BTreeMap<&str, &mut AdamWState> =
             self.state.iter_mut().map(|(name, state)| (&**name, state)).collect();
         let mut groups: [Vec<AdamWTensor<'_>>; 2] = Default::default();
@@ -272,7 +357,17 @@ impl AdamW {
         let [decayed, undecayed] = &mut groups;
         // One call checks both groups, so an error before the first launch changes nothing.
         let groups = &mut [(&mut **decayed, &factors[0]), (&mut **undecayed, &factors[1])];
-        ops::adamw_groups(groups, Some(NormCheck { norm, skipped }))?;
+        match self.progress.update_count(device, false)? {
+            Some(updates) => {
+                let gradients_are_scaled = scaled.as_ref().is_some_and(|scaled| scaled.gradients_are_scaled);
+                let loss_scale = scaled.map(|scaled| scaled.scale);
+                let step = ScaledStep { updates, loss_scale, gradients_are_scaled, norm, skipped };
+                ops::adamw_groups_scaled(groups, &step)?;
+            }
+            None => {
+                ops::adamw_groups(groups, norm.map(|norm| NormCheck { norm, skipped }))?;
+            }
+        }
         Ok(())
     }
 

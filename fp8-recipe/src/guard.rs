@@ -9,7 +9,7 @@ use crate::{
     AutocastOptions, DelayedWgrad, Direction, Error, Fp8Gemms, GemmAccumulation, Origin, Recipe, Result,
     Scaling, SlotName, Snapshot,
 };
-use fp8_kernels::{DType, MemoryKind, MemoryKindGuard, Operand, Slot, Tensor, ops};
+use fp8_kernels::{Cell, DType, MemoryKind, MemoryKindGuard, Operand, Slot, Tensor, ops};
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -419,6 +419,37 @@ impl Backward<'_> {
         snapshot.outcome.scales().ok_or(Error::NoSnapshot)?;
         let mode = Mode::Replay(snapshot.outcome.clone());
         Ok(Forward { scaling: self.scaling, frame: snapshot.frame, mode, outermost: None })
+    }
+
+    /// Lends the cell in which this scope collects whether gradients overflowed: kernels write 1 into it. The commit replaces
+    /// it by its maximum over the ranks, in the same collective as the amaxes, and max-combines that into `result`.
+    ///
+    /// The commit also sets it if the amax of a gradient that was quantized after this call is infinite: quantizing saturates, so
+    /// gradients computed from its codes are finite.
+    ///
+    /// All ranks of a group must ask for it in the same scopes. Ranks are those of the groups of the scope's recipes and of
+    /// [`Scaling::set_group`]. A scope without amaxes to reduce reduces the cell alone.
+    ///
+    /// ```
+    /// use fp8_recipe::fp8_kernels::{Cell, Device, Tensor, ops};
+    /// use fp8_recipe::{GemmSlots, Scaling};
+    ///
+    /// let device = Device::cpu();
+    /// let mut scaling = Scaling::new(&GemmSlots::new("fc"), &device)?;
+    /// let (result, norm) = (Cell::new(0.0, &device)?, Tensor::scalar(f32::INFINITY, &device)?);
+    /// let mut cx = scaling.backward()?;
+    /// ops::check_finite(&norm, cx.overflow(&result)?)?;
+    /// assert_eq!(result.read()?, 0.0);
+    /// cx.commit()?;
+    /// assert_eq!(result.read()?, 1.0);
+    /// # Ok::<(), fp8_recipe::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A `result` on another device; a step is being recorded before the first scope that asked for the cell; the device is
+    /// out of memory or failed.
+    pub fn overflow(&mut self, result: &Cell) -> Result<&Cell> {
+        self.scaling.overflow_flag(result)
     }
 
     /// Runs a part of the backward pass and returns its result: see [`Forward::attempt`].

@@ -51,6 +51,7 @@ mod delayed_wgrad;
 mod frame;
 mod origin;
 mod outcome;
+mod overflow;
 mod scope;
 mod squares;
 mod weights;

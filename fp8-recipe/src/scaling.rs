@@ -5,6 +5,7 @@ use crate::by_direction::ByDirection;
 use crate::domain::Domain;
 use crate::frame::{Frame, Mode};
 use crate::outcome::Ending;
+use crate::overflow::Overflow;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::saved::Saved;
@@ -70,6 +71,8 @@ pub struct Scaling {
     /// first-step rule.
     unset: Cell,
     one: Cell,
+    /// Made by the first scope that is asked whether gradients overflowed.
+    pub(crate) overflow: Option<Overflow>,
     counting: bool,
     /// How often the counters have been reset.
     pub(crate) counter_resets: u64,
@@ -121,6 +124,7 @@ impl Scaling {
             report: StateReport::default(),
             unset: Cell::new(UNSET, device)?,
             one: Cell::new(1.0, device)?,
+            overflow: None,
             counting: false,
             counter_resets: 0,
             measuring_sqnr: false,
@@ -279,10 +283,12 @@ impl Scaling {
             }
         };
         let recorded = arena.filter(|_| keep);
+        let watched = keep && direction == Direction::Backward && self.watches_overflow();
+        let unrecorded = self.overflow.as_ref().filter(|_| watched).map(Overflow::amax);
         Ok(Slot {
             encoding,
             scale,
-            amax: recorded.and_then(|arena| arena.staging(index)),
+            amax: recorded.and_then(|arena| arena.staging(index)).or(unrecorded),
             counters: recorded.filter(|_| self.counting).and_then(|arena| arena.counters(index)),
             columnwise: name.role().columnwise() && !matches!(mode, Mode::Evaluate),
         })
@@ -314,8 +320,31 @@ impl Scaling {
             });
             self.plans[index].agree(&self.domains, slots)?;
         }
+        let overflow = self.overflow.as_ref().filter(|_| !scope.overflow.is_empty());
+        if let Some(overflow) = overflow {
+            let arenas = scope.touched.iter().filter_map(|&index| self.domains[index].arenas.as_ref());
+            overflow.check_amaxes(arenas.map(|arenas| &arenas[direction]))?;
+        }
+        let mut reduced: Vec<String> = Vec::new();
         for &index in &scope.touched {
-            self.domains[index].reduce(direction, &self.names[direction])?;
+            let (domain, names) = (&mut self.domains[index], &self.names[direction]);
+            let group = domain.reducing_group().map(|group| group.id().to_owned());
+            match (overflow, group.filter(|id| !reduced.contains(id))) {
+                (Some(overflow), Some(id)) => {
+                    overflow.reduce_with(domain, direction, names)?;
+                    reduced.push(id);
+                }
+                _ => domain.reduce(direction, names)?,
+            }
+        }
+        if let Some(overflow) = overflow {
+            let domains = scope.touched.iter().filter_map(|&index| self.domains[index].group());
+            let groups = domains.chain(&self.group).filter(|group| group.world_size() > 1);
+            for group in
+                distinct(groups).into_iter().filter(|group| !reduced.iter().any(|id| id == group.id()))
+            {
+                overflow.reduce(&**group)?;
+            }
         }
         for &index in &scope.touched {
             self.domains[index].check(direction, &self.names[direction], &self.roles[direction])?;
@@ -324,6 +353,9 @@ impl Scaling {
         let scales: Option<Vec<_>> = scales.transpose()?;
         for &index in &scope.touched {
             self.domains[index].update(direction)?;
+        }
+        if let Some(overflow) = &self.overflow {
+            overflow.finish(&scope.overflow)?;
         }
         let Some(Scope { direction, touched, outcome, weight_uses, squares, .. }) = self.scope.take() else {
             return Ok(());
@@ -340,6 +372,27 @@ impl Scaling {
         Ok(())
     }
 
+    /// Returns whether the open scope collects if gradients overflow.
+    fn watches_overflow(&self) -> bool {
+        self.scope.as_ref().is_some_and(|scope| !scope.overflow.is_empty())
+    }
+
+    /// Returns the cell of the open scope's flag, whose reduced value the commit max-combines into `result`.
+    pub(crate) fn overflow_flag(&mut self, result: &Cell) -> Result<&Cell> {
+        if !self.device.is_same(result.device()) {
+            let (op, lhs, rhs) = ("overflow", self.device.to_string(), result.device().to_string());
+            return Err(fp8_kernels::Error::Devices { op, lhs, rhs }.into());
+        }
+        let overflow = match &mut self.overflow {
+            Some(overflow) => overflow,
+            none => none.insert(Overflow::new(&self.device)?),
+        };
+        if let Some(scope) = &mut self.scope {
+            scope.overflow.push(result.clone());
+        }
+        Ok(overflow.flag())
+    }
+
     /// Undoes what the open scope has changed: staging cells, provisional scales and cached weights.
     pub(crate) fn roll_back(&mut self, ending: Ending) -> Option<Scope> {
         let mut scope = self.scope.take()?;
@@ -347,6 +400,9 @@ impl Scaling {
         for domain in &mut self.domains {
             // A dropped guard cannot return an error. The next scope tries again and returns it.
             let _ = domain.roll_back(scope.direction);
+        }
+        if let Some(overflow) = self.overflow.as_mut().filter(|_| !scope.overflow.is_empty()) {
+            let _ = overflow.roll_back();
         }
         self.weights.undo(std::mem::take(&mut scope.cached));
         Some(scope)
@@ -366,6 +422,7 @@ impl Scaling {
 
     /// Repeats an earlier roll-back that failed with the device.
     fn restore(&mut self) -> Result<()> {
+        self.overflow.as_mut().map_or(Ok(()), Overflow::restore)?;
         self.domains.iter_mut().try_for_each(Domain::restore)
     }
 

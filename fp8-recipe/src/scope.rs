@@ -4,6 +4,7 @@ use crate::Direction;
 use crate::outcome::Outcome;
 use crate::squares::{Measured, Squares};
 use crate::weights::Added;
+use fp8_kernels::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
@@ -23,6 +24,8 @@ pub(crate) struct Scope {
     pub(crate) snapshots: bool,
     /// The squares of the tensors that were measured.
     pub(crate) squares: BTreeMap<Measured, Squares>,
+    /// The cells that learn at the commit whether gradients overflowed on any rank.
+    pub(crate) overflow: Vec<Cell>,
     pub(crate) outcome: Arc<Outcome>,
     /// The last error in the scope. The other ranks get it if the scope is dropped without commit.
     pub(crate) cause: Option<String>,
@@ -38,6 +41,7 @@ impl Scope {
             weight_uses,
             snapshots: false,
             squares: BTreeMap::new(),
+            overflow: Vec::new(),
             outcome: Arc::default(),
             cause: None,
         }

@@ -292,12 +292,13 @@ impl AmaxGroup for Group {
         self.expect_alive(&call)?;
         self.own(self.expect_device(&call, arena.device()))?;
         let row = self.own(interop::staged_address(arena).map_err(Error::from))?;
-        self.compare_once(&call, DType::F32, [arena.slots()].into())?;
-        if arena.slots() > 0 {
+        let len = arena.staged_len();
+        self.compare_once(&call, DType::F32, [len].into())?;
+        if len > 0 {
             self.queue(&call, |api, comm, stream| {
-                // SAFETY: row 0 holds a f32 for each slot, reduced in place; the arena's memory is freed in stream order.
+                // SAFETY: `row` is the address of `len` f32, reduced in place; the arena's memory is freed in stream order.
                 ("ncclAllReduce", unsafe {
-                    (api.all_reduce)(row, row, arena.slots(), api::FLOAT32, api::MAX, comm, stream)
+                    (api.all_reduce)(row, row, len, api::FLOAT32, api::MAX, comm, stream)
                 })
             })?;
         }

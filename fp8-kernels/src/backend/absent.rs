@@ -117,6 +117,10 @@ pub(crate) mod ops {
             match *gpu {}
         }
 
+        pub(crate) fn merge_cell(gpu: &Gpu, _: u64, _: u64) -> Result<()> {
+            match *gpu {}
+        }
+
         pub(crate) fn replace_negative(gpu: &Gpu, _: &Buffer, _: f32) -> Result<()> {
             match *gpu {}
         }

@@ -58,6 +58,28 @@ impl Cell {
         self.cells.merge_max(self.index, &[amax])
     }
 
+    /// Replaces the value by the larger of itself and the value of `other`, as [`merge_max`](Self::merge_max) does, without
+    /// reading either to the host.
+    ///
+    /// ```
+    /// use fp8_kernels::{Cell, Device};
+    /// let (cell, other) = (Cell::new(2.0, &Device::cpu())?, Cell::new(5.0, &Device::cpu())?);
+    /// cell.merge_cell(&other)?;
+    /// assert_eq!(cell.read()?, 5.0);
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Cells on different devices; the device failed.
+    pub fn merge_cell(&self, other: &Self) -> Result<()> {
+        let op = "merge_cell";
+        self.device().expect_same(op, other.device())?;
+        match self.device().backend() {
+            Backend::Cpu => self.merge_max(other.read()?),
+            Backend::Cuda(gpu) => cuda::ops::cells::merge_cell(gpu, self.cuda(op)?, other.cuda(op)?),
+        }
+    }
+
     /// Returns the device that the cell is on.
     pub fn device(&self) -> &Device {
         &self.cells.device
@@ -166,6 +188,12 @@ impl Cells {
     pub(crate) fn handles(&self, range: Range<usize>) -> Result<Vec<Cell>> {
         let range = Span::within("cells", range, self.len())?.range();
         host::collect("cells", range.map(|index| Cell { cells: self.clone(), index }))
+    }
+
+    /// Returns a handle on one cell.
+    pub(crate) fn handle(&self, index: usize) -> Result<Cell> {
+        Span::within("cells", index..index.saturating_add(1), self.len())?;
+        Ok(Cell { cells: self.clone(), index })
     }
 
     pub(crate) fn read(&self, range: Range<usize>) -> Result<Vec<f32>> {

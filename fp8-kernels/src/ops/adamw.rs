@@ -1,6 +1,6 @@
 //! AdamW in place: one parameter, or all parameters of a step, per call. [`AdamWStep`] has the formula.
 
-use super::adamw_step::{AdamWStep, check_step};
+use super::adamw_step::{AdamWStep, StepFactors, check_step};
 use crate::backend::{Backend, cuda, dispatch};
 use crate::cells::Counts;
 use crate::{DType, Device, Error, Fp8Tensor, Replayed, Result, Slot, Tensor};
@@ -31,7 +31,7 @@ impl AdamWFactors {
         let factors = Self {
             buffer: match device.backend() {
                 Backend::Cpu => None,
-                Backend::Cuda(gpu) => Some(gpu.alloc(DType::F32, size_of::<super::Factors>() / 4)?),
+                Backend::Cuda(gpu) => Some(gpu.alloc(DType::F32, size_of::<StepFactors>() / 4)?),
             },
             device: device.clone(),
             step: Mutex::new(*step),
@@ -74,7 +74,7 @@ impl Replayed for AdamWFactors {
         if let (Backend::Cuda(gpu), Some(buffer)) = (self.device.backend(), &self.buffer)
             && self.is_stale.swap(false, Relaxed)
         {
-            let factors = super::Factors::new(&self.step());
+            let factors = StepFactors::new(&self.step());
             let written = gpu.write(buffer.ptr(), bytemuck::bytes_of(&factors));
             return written.inspect_err(|_| self.is_stale.store(true, Relaxed));
         }
@@ -143,6 +143,10 @@ impl SkippedSteps {
     /// The device failed; none on the CPU.
     pub fn reset(&self) -> Result<()> {
         self.counts.reset(0..1)
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     /// One more, in host memory.
@@ -254,9 +258,9 @@ impl AdamWTensor<'_> {
 pub fn adamw_many(tensors: &mut [AdamWTensor<'_>], step: &AdamWStep) -> Result<Vec<Option<Fp8Tensor>>> {
     let op = "adamw_many";
     check_step(op, step)?;
-    let Some(device) = check_all(op, tensors)? else { return Ok(Vec::new()) };
+    let Some(device) = check_tensors(op, tensors)? else { return Ok(Vec::new()) };
     device.expect_eager(op, "its numbers would be the same at each replay: use adamw_groups")?;
-    dispatch!(device, adamw::adamw_many(tensors, Numbers::Given(step)))
+    dispatch!(device, adamw::adamw_many(tensors, step))
 }
 
 /// Parameters that are updated with the same numbers.
@@ -300,41 +304,36 @@ pub fn adamw_groups(
     check: Option<NormCheck<'_>>,
 ) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
     let op = "adamw_groups";
-    let mut device: Option<Device> = None;
-    for (tensors, factors) in &*groups {
-        let Some(found) = check_all(op, tensors)? else { continue };
-        found.expect_same(op, &factors.device)?;
-        device.get_or_insert(found).expect_same(op, &factors.device)?;
-    }
-    let Some(device) = device else { return Ok(groups.iter().map(|_| Vec::new()).collect()) };
+    let Some(device) = check_all(op, groups)? else {
+        return Ok(groups.iter().map(|_| Vec::new()).collect());
+    };
     check.map_or(Ok(()), |check| check.check(op, &device))?;
-    for (tensors, factors) in &*groups {
-        if !tensors.is_empty() {
-            device.on_replay((*factors).clone());
-        }
-    }
+    upload_on_replay(groups, &device);
     dispatch!(device, adamw::adamw_groups(groups, check))
 }
 
-/// The numbers of an update: passed with it, or stored on the device.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Numbers<'a> {
-    Given(&'a AdamWStep),
-    OnDevice(&'a AdamWFactors),
+/// Checks all groups and returns their device; `None` if there are no tensors.
+pub(super) fn check_all(op: &'static str, groups: &[AdamWGroup<'_, '_>]) -> Result<Option<Device>> {
+    let mut device: Option<Device> = None;
+    for (tensors, factors) in groups {
+        let Some(found) = check_tensors(op, tensors)? else { continue };
+        found.expect_same(op, &factors.device)?;
+        device.get_or_insert(found).expect_same(op, &factors.device)?;
+    }
+    Ok(device)
 }
 
-impl Numbers<'_> {
-    /// Returns the numbers as the host knows them.
-    pub(crate) fn step(self) -> AdamWStep {
-        match self {
-            Self::Given(step) => *step,
-            Self::OnDevice(factors) => factors.step(),
+/// Makes each replay of a step that is being recorded upload the numbers of its groups.
+pub(super) fn upload_on_replay(groups: &[AdamWGroup<'_, '_>], device: &Device) {
+    for (tensors, factors) in groups {
+        if !tensors.is_empty() {
+            device.on_replay((*factors).clone());
         }
     }
 }
 
 /// Checks all tensors and returns their device; `None` if there are no tensors.
-fn check_all(op: &'static str, tensors: &[AdamWTensor<'_>]) -> Result<Option<Device>> {
+fn check_tensors(op: &'static str, tensors: &[AdamWTensor<'_>]) -> Result<Option<Device>> {
     let Some(first) = tensors.first() else { return Ok(None) };
     let device = first.param.device().clone();
     for tensor in tensors {

@@ -51,6 +51,22 @@ pub(crate) struct Factors {
     pub(crate) eps: f32,
 }
 
+/// What the host uploads for a step: its factors, and the numbers from which the device computes those of a step that it
+/// counts itself.
+#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct StepFactors {
+    pub(crate) factors: Factors,
+    pub(crate) lr: f32,
+    pub(crate) beta1: f32,
+}
+
+impl StepFactors {
+    pub(crate) fn new(step: &AdamWStep) -> Self {
+        Self { factors: Factors::new(step), lr: step.lr, beta1: step.beta1 }
+    }
+}
+
 impl Factors {
     pub(crate) fn new(step: &AdamWStep) -> Self {
         let [lr, beta1, beta2] = [step.lr, step.beta1, step.beta2].map(f64::from);

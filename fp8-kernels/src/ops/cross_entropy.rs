@@ -1,7 +1,8 @@
 //! The cross-entropy of logits and target ids, and its gradient.
 
+use super::LossScale;
 use crate::backend::dispatch;
-use crate::{DType, Error, Result, Shape, Tensor};
+use crate::{Cell, DType, Error, Result, Shape, Tensor};
 
 /// Options of [`cross_entropy`](cross_entropy()).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -80,7 +81,68 @@ pub fn cross_entropy_backward(
     options: &CrossEntropyOptions,
     loss_scale: f32,
 ) -> Result<Tensor> {
-    let op = "cross_entropy_backward";
+    check_backward("cross_entropy_backward", logits, targets, saved, options)?;
+    dispatch!(
+        logits.device(),
+        cross_entropy::cross_entropy_backward(logits, targets, saved, options, Factor::Given(loss_scale))
+    )
+}
+
+/// [`cross_entropy_backward`] with a loss scale that is read on the device when the work runs, so that a recorded call uses
+/// the scale of each replay.
+///
+/// The product with the scale is rounded to the dtype of the logits once, so probabilities that f16 could not hold count.
+///
+/// # Errors
+/// Those of [`cross_entropy_backward`]; a scale on another device.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let logits = Tensor::from_vec(vec![0.0f32; 4], [1, 4], &Device::cpu())?;
+/// let targets = Tensor::from_vec(vec![3], [1], &Device::cpu())?;
+/// let options = ops::CrossEntropyOptions::default();
+/// let (_, saved) = ops::cross_entropy(&logits, &targets, &options)?;
+/// let scale = ops::LossScale::new(&ops::LossScaleState { scale: 8.0, ..Default::default() }, &Device::cpu())?;
+/// let dx = ops::cross_entropy_backward_scaled(&logits, &targets, &saved, &options, &scale)?;
+/// assert_eq!(dx.to_vec::<f32>()?, [2.0, 2.0, 2.0, -6.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn cross_entropy_backward_scaled(
+    logits: &Tensor,
+    targets: &Tensor,
+    saved: &CrossEntropySaved,
+    options: &CrossEntropyOptions,
+    loss_scale: &LossScale,
+) -> Result<Tensor> {
+    let op = "cross_entropy_backward_scaled";
+    check_backward(op, logits, targets, saved, options)?;
+    logits.device().expect_same(op, loss_scale.device())?;
+    dispatch!(
+        logits.device(),
+        cross_entropy::cross_entropy_backward(
+            logits,
+            targets,
+            saved,
+            options,
+            Factor::OnDevice(loss_scale.cell())
+        )
+    )
+}
+
+/// The factor of a loss's gradient.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Factor<'a> {
+    Given(f32),
+    OnDevice(&'a Cell),
+}
+
+fn check_backward(
+    op: &'static str,
+    logits: &Tensor,
+    targets: &Tensor,
+    saved: &CrossEntropySaved,
+    options: &CrossEntropyOptions,
+) -> Result<()> {
     check(op, logits, targets, options)?;
     let rows = Shape::from([logits.shape().matrix()[0]]);
     for (what, tensor) in [("row_max", &saved.row_max), ("row_sum", &saved.row_sum)] {
@@ -97,10 +159,7 @@ pub fn cross_entropy_backward(
         let remedy = "count holds one value: pass what cross_entropy returned".to_owned();
         return Err(Error::Shape { op, shape: *saved.count.shape(), remedy });
     }
-    dispatch!(
-        logits.device(),
-        cross_entropy::cross_entropy_backward(logits, targets, saved, options, loss_scale)
-    )
+    Ok(())
 }
 
 fn check(op: &'static str, logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions) -> Result<()> {

@@ -34,6 +34,7 @@
 //! | attention | [`attention`](attention()), [`attention_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
 //! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
 //! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_groups`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
+//! | loss scaling | [`apply_loss_scale`], [`undo_loss_scale`], [`check_finite`], [`check_amaxes`], [`adamw_groups_scaled`], [`update_loss_scale`], [`cross_entropy_backward_scaled`] |
 //! | element by element | [`add`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`] |
 //! | shapes and sums | [`split`](split()), [`concat`](concat()), [`transpose`](transpose()), [`sum`], [`mean`], [`max`], [`column_sums`] |
 //! | many processes | [`compare_calls`](compare_calls()) |
@@ -55,6 +56,7 @@ mod gemm;
 mod gemm_fp8;
 mod grad_norm;
 mod linear;
+mod loss_scale;
 mod norm;
 mod quantize;
 mod reduce;
@@ -70,7 +72,6 @@ pub use accumulate::accumulate;
 pub use activation::{
     Activation, activate, activation, activation_backward, activation_backward_quantize_dbias,
 };
-pub(crate) use adamw::Numbers;
 pub use adamw::{
     AdamWFactors, AdamWGroup, AdamWTensor, NormCheck, SkippedSteps, adamw, adamw_groups, adamw_many,
 };
@@ -81,7 +82,11 @@ pub(crate) use attention::Problem;
 pub use attention::{AttentionOptions, AttentionSaved, Diagonal, attention, attention_backward};
 pub use cast::cast;
 pub use compare_calls::compare_calls;
-pub use cross_entropy::{CrossEntropyOptions, CrossEntropySaved, cross_entropy, cross_entropy_backward};
+pub(crate) use cross_entropy::Factor;
+pub use cross_entropy::{
+    CrossEntropyOptions, CrossEntropySaved, cross_entropy, cross_entropy_backward,
+    cross_entropy_backward_scaled,
+};
 pub use dropout::{DropoutKey, dropout, dropout_backward};
 pub use elementwise::{add, bias, clip_in_place, scale, scale_in_place};
 pub use embedding::{embedding, embedding_backward};
@@ -92,6 +97,10 @@ pub(crate) use gemm_fp8::product_then_quantize;
 pub use gemm_fp8::{Accumulation, can_multiply, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};
 pub use grad_norm::grad_norm;
 pub use linear::{dgrad, fprop, wgrad};
+pub use loss_scale::{
+    LossScale, LossScaleRule, LossScaleState, ScaledStep, UpdateCount, adamw_groups_scaled, apply_loss_scale,
+    check_amaxes, check_finite, undo_loss_scale, update_loss_scale,
+};
 pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_add};
 pub use quantize::{quantize, quantize_dbias, quantize_many};
 pub use reduce::{column_sums, max, mean, sum};

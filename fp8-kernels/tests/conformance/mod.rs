@@ -32,6 +32,7 @@ mod gemm_blocks;
 mod gemm_fp8;
 mod grad_norm;
 mod linear;
+mod loss_scale;
 mod norm;
 mod norm_blocks;
 mod norm_specials;
@@ -74,6 +75,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     gemm_fp8::CASES,
     grad_norm::CASES,
     linear::CASES,
+    loss_scale::CASES,
     norm::CASES,
     norm_blocks::CASES,
     norm_specials::CASES,

@@ -59,14 +59,15 @@ impl Trainer for Fake {
     fn step(&mut self, batch: &Batch, lr: f32, _observed: bool) -> Result<StepResult, String> {
         if self.has_bad_batches && (5..7).contains(&self.steps) {
             self.steps += 1;
-            return Ok(StepResult { loss: f32::NAN, grad_norm: f32::NAN });
+            return Ok(StepResult { loss: f32::NAN, grad_norm: f32::NAN, loss_scale: None, skipped: true });
         }
         let noise = (batch.ids.iter().map(|&id| f64::from(id)).sum::<f64>().sin() * 0.1) as f32;
         let rounding = if self.run == Run::Fp8 { 0.01 * (self.steps as f32).sin() } else { 0.0 };
         let loss = self.weight + noise + rounding + 1.5;
         self.weight -= self.weight * lr * (7.0 + noise);
         self.steps += 1;
-        Ok(StepResult { loss, grad_norm: self.weight.abs() + 0.3 * noise })
+        let grad_norm = self.weight.abs() + 0.3 * noise;
+        Ok(StepResult { loss, grad_norm, loss_scale: None, skipped: false })
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<f32, String> {

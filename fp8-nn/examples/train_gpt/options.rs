@@ -136,7 +136,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", default_value = "1337", value_parser = seed)]
     pub(crate) seed: u64,
 
-    /// Type of activations where they are not FP8
+    /// Type of activations where they are not FP8; f16 trains with a loss scale that adapts
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: Dtype,
 
@@ -186,6 +186,7 @@ pub(crate) struct Place {
 pub(crate) enum Dtype {
     F32,
     Bf16,
+    F16,
 }
 
 /// `--recipe`.

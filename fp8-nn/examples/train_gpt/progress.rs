@@ -39,10 +39,12 @@ impl Progress {
     }
 
     /// Shows that `step` is done.
-    pub(crate) fn step(&self, step: usize, loss: f32) {
+    pub(crate) fn step(&self, step: usize, loss: f32, loss_scale: Option<f32>) {
         let message = |progress: &Self| {
             let tokens = ((step - progress.first) * progress.tokens_per_step) as f64;
-            format!("loss {loss:.4}  {:.0} tokens/s", tokens / progress.start.elapsed().as_secs_f64())
+            let scale = loss_scale.map(|scale| format!("  loss scale {scale}")).unwrap_or_default();
+            let speed = tokens / progress.start.elapsed().as_secs_f64();
+            format!("loss {loss:.4}{scale}  {speed:.0} tokens/s")
         };
         match &self.output {
             Output::Bar(bar) => {

@@ -42,6 +42,9 @@ pub(crate) fn html(
         section("Gradient norm", &norm_note(), &norm_chart(outcomes).html()),
         section("Learning rate", RATE_NOTE, &rate_chart(outcomes).html()),
     ]);
+    if let Some(chart) = scale_chart(outcomes) {
+        page += &section("Loss scale", SCALE_NOTE, &chart.html());
+    }
     if let Some(outcome) = outcomes.iter().find(|outcome| outcome.run == Run::Fp8) {
         page += &pair(slots::lost(&outcome.telemetry));
         page += &pair(slots::ranges(&outcome.telemetry));
@@ -294,6 +297,27 @@ fn norm_chart(outcomes: &[Outcome]) -> Chart {
         series.push(Series { name, color, points, style: style(outcome.run) });
     }
     Chart { events, ..Chart::new("gradient norm (no unit)", Scale::Logarithmic, series) }
+}
+
+const SCALE_NOTE: &str = "Factor of the loss, so that small gradients do not underflow in f16. It is halved if a gradient \
+                          overflows, which skips the step, and doubled after 2000 steps without overflow.";
+
+/// `None` for trainings without a loss scale.
+fn scale_chart(outcomes: &[Outcome]) -> Option<Chart> {
+    let (mut series, mut events) = (Vec::new(), Vec::new());
+    for outcome in outcomes {
+        let (name, color) = (outcome.run.title().to_owned(), color(outcome.run));
+        let scaled = outcome.records.iter().filter_map(|record| Some((record, record.loss_scale?)));
+        let points: Vec<_> = scaled.map(|(record, scale)| (record.step as f64, scale.into())).collect();
+        let skipped = outcome.records.iter().filter(|record| record.skipped);
+        let steps = skipped.map(|record| record.step as f64).collect();
+        events.push(Events { name: format!("{name}: overflow, step skipped"), color, steps });
+        series.push(Series { name, color, points, style: style(outcome.run) });
+    }
+    if series.iter().all(|series| series.points.is_empty()) {
+        return None;
+    }
+    Some(Chart { events, ..Chart::new("loss scale (no unit)", Scale::Logarithmic, series) })
 }
 
 fn rate_chart(outcomes: &[Outcome]) -> Chart {

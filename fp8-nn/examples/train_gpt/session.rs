@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use fp8_nn::checkpoint;
-use fp8_nn::fp8_kernels::ops::Emulation;
+use fp8_nn::fp8_kernels::ops::{Emulation, LossScaleState};
 use fp8_nn::fp8_kernels::{Error as KernelError, MemoryUse};
 use fp8_nn::fp8_recipe::SlotTrace;
 use fp8_nn::prelude::*;
@@ -20,6 +20,10 @@ pub(crate) struct Session {
     model: Gpt,
     optimizer: AdamW,
     scaling: Scaling,
+    /// Scales the loss of a training in f16.
+    scaler: LossScaler,
+    /// The scaler's state before the next step.
+    scale: LossScaleState,
     recipe: Recipe,
     /// The number of GEMMs in a step that run in FP8.
     fp8_gemms: usize,
@@ -94,12 +98,17 @@ impl Session {
         // Batches are drawn from the other streams.
         let mut rng = batches::stream(settings.seed, 0);
         let model = Gpt::new("gpt", &options, &device, &mut rng)?;
-        let optimizer = AdamW::new(AdamWOptions::default())?;
         let scaling = Scaling::new(&model, &device)?;
         let compute_dtype = match settings.dtype {
             Dtype::F32 => None,
             Dtype::Bf16 => Some(DType::BF16),
+            Dtype::F16 => Some(DType::F16),
         };
+        let enabled = settings.dtype == Dtype::F16;
+        let scaler = LossScaler::new(LossScalerOptions { enabled, ..Default::default() }, &device)?;
+        let mut optimizer = AdamW::new(AdamWOptions::default())?;
+        optimizer.set_loss_scaler(&scaler)?;
+        let scale = scaler.state()?;
         let autocast = AutocastOptions { enabled: run == Run::Fp8, compute_dtype, ..Default::default() };
         let recipe = recipe(settings)?;
         let explained = scaling.explain(&recipe)?; // a pattern without slots is an error now, not in the first step
@@ -114,6 +123,8 @@ impl Session {
             model,
             optimizer,
             scaling,
+            scaler,
+            scale,
             recipe,
             fp8_gemms,
             emulated,
@@ -133,6 +144,7 @@ impl Session {
         let mut session = Self::new(settings, place, run)?;
         session.scaling.prepare(&session.recipe, &session.autocast)?;
         let loaded = checkpoint::load(dir, &mut session.model, &mut session.optimizer, &mut session.scaling)?;
+        session.scale = session.scaler.state()?;
         session.resume_note = (!loaded.scaling.is_plain()).then(|| loaded.scaling.to_string());
         Ok(session)
     }
@@ -153,7 +165,8 @@ impl Session {
             recorded.targets.write(&batch.targets, "targets")?;
             self.optimizer.set_lr(lr)?;
             recorded.graph.replay()?;
-            return read(&recorded.results);
+            let results = recorded.results.clone();
+            return self.read(&results);
         }
         // A recorded step is replayed as it is, so it counts at every step or never.
         self.scaling.set_counting(observed || self.graph);
@@ -161,12 +174,24 @@ impl Session {
         let (ids, targets) = self.tensors(batch)?;
         if !self.graph || self.eager_steps < EAGER_STEPS {
             self.eager_steps += 1;
-            return read(&self.queue(&ids, &targets, lr)?);
+            let results = self.queue(&ids, &targets, lr)?;
+            return self.read(&results);
         }
         let device = self.device.clone();
         let (graph, results) = device.capture(|| self.queue(&ids, &targets, lr))?;
-        let recorded = self.recorded.insert(Recorded { graph, ids, targets, results });
-        read(&recorded.results)
+        self.recorded = Some(Recorded { graph, ids, targets, results: results.clone() });
+        self.read(&results)
+    }
+
+    /// Waits for the step and reads its results.
+    fn read(&mut self, [loss, grad_norm]: &[Tensor; 2]) -> Result<StepResult> {
+        let (loss, grad_norm) = (loss.item()?, grad_norm.item()?);
+        if !self.scaler.options().enabled {
+            return Ok(StepResult { loss, grad_norm, loss_scale: None, skipped: !grad_norm.is_finite() });
+        }
+        let before = std::mem::replace(&mut self.scale, self.scaler.state()?);
+        let skipped = self.scale.skipped_steps > before.skipped_steps;
+        Ok(StepResult { loss, grad_norm, loss_scale: Some(before.scale), skipped })
     }
 
     /// Queues a step and returns its loss and the norm of its gradients, without waiting for them.
@@ -175,11 +200,12 @@ impl Session {
         let (loss, saved) = self.model.loss(&mut cx, ids, targets)?;
         cx.commit()?;
         let mut cx = self.scaling.backward()?;
-        self.model.loss_backward(&mut cx, saved)?;
+        self.model.loss_backward_scaled(&mut cx, saved, &self.scaler)?;
         cx.commit()?;
-        let grad_norm = clip_grad_norm(&mut self.model, MAX_GRAD_NORM)?;
+        let grad_norm = self.scaler.clip_grad_norm(&mut self.model, MAX_GRAD_NORM)?;
         // The optimizer skips a step whose gradients have no finite norm.
-        self.optimizer.step_with_norm(&mut self.model, lr, &grad_norm)?;
+        self.scaler.step_with_norm(&mut self.optimizer, &mut self.model, lr, &grad_norm)?;
+        self.scaler.update()?;
         zero_grad(&mut self.model)?;
         Ok([loss, grad_norm])
     }
@@ -199,11 +225,6 @@ impl Session {
         let logits = self.model.forward(&mut cx, &ids)?.0.to_f32_vec()?;
         Ok(logits[logits.len().saturating_sub(256)..].to_vec())
     }
-}
-
-/// Waits for the step and reads its results.
-fn read([loss, grad_norm]: &[Tensor; 2]) -> Result<StepResult> {
-    Ok(StepResult { loss: loss.item()?, grad_norm: grad_norm.item()? })
 }
 
 /// Returns how often each value occurs, in the order of their first occurrences.

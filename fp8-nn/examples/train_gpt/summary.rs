@@ -104,8 +104,10 @@ pub(crate) struct Summary {
     pub(crate) heldout_loss: Both,
     /// The loss of the last step's batch. Null if it is not finite.
     pub(crate) final_loss: Both,
-    /// Steps of this process that changed no weight, because their gradients had no finite norm.
+    /// Steps of this process that changed no weight, because a gradient was not finite.
     pub(crate) skipped_steps: Both,
+    /// The loss scale of the last step. Null unless the dtype is f16.
+    pub(crate) loss_scale: Both,
     pub(crate) median_step_ms: Both,
     /// At the median step.
     pub(crate) tokens_per_s: Both,
@@ -180,6 +182,7 @@ impl Summary {
                 outcome.records.last().map(|last| f64::from(last.loss))
             }),
             skipped_steps: Both::new(outcomes, |outcome| Some(outcome.skipped_steps() as f64)),
+            loss_scale: Both::new(outcomes, |outcome| outcome.records.last()?.loss_scale.map(f64::from)),
             median_step_ms: Both::new(outcomes, Outcome::median_step_ms),
             tokens_per_s: Both::new(outcomes, |outcome| {
                 Some(tokens_per_step as f64 * 1e3 / outcome.median_step_ms()?)
@@ -218,6 +221,10 @@ impl Summary {
         if skipped.into_iter().flatten().any(|count| count > 0.0) {
             rows.push(row("steps skipped", self.skipped_steps, 0));
         }
+        let scales = [self.loss_scale.high_precision, self.loss_scale.fp8];
+        if scales.iter().any(Option::is_some) {
+            rows.push(row("loss scale of the last step", self.loss_scale, 0));
+        }
         if self.peak_memory_bytes.high_precision.or(self.peak_memory_bytes.fp8).is_some() {
             let mib = |bytes: f64| bytes / f64::from(1 << 20);
             let mut memory = |what: &str, bytes: Both| {
@@ -251,14 +258,17 @@ impl Summary {
 }
 
 /// Returns steps.csv: every step of this process, with all digits of the losses. The last field is empty where the
-/// validation loss was not evaluated.
+/// validation loss was not evaluated. Trainings in f16 have two more: the loss scale, and whether the step was skipped.
 pub(crate) fn steps_csv(outcomes: &[Outcome]) -> String {
-    let mut csv = "run,step,loss,grad_norm,lr,ms,validation_loss\n".to_owned();
+    let has_scale =
+        outcomes.iter().flat_map(|outcome| &outcome.records).any(|record| record.loss_scale.is_some());
+    let mut csv = "run,step,loss,grad_norm,lr,ms,validation_loss".to_owned();
+    csv += if has_scale { ",loss_scale,skipped\n" } else { "\n" };
     for outcome in outcomes {
         for record in &outcome.records {
             let run = outcome.run.name();
             // `{}` prints as many digits of an f32 as are needed to read the same f32 back.
-            let _ = writeln!(
+            let _ = write!(
                 csv,
                 "{run},{},{},{},{},{:.3},{}",
                 record.step,
@@ -268,6 +278,10 @@ pub(crate) fn steps_csv(outcomes: &[Outcome]) -> String {
                 record.ms,
                 record.validation_loss.map(|loss| loss.to_string()).unwrap_or_default()
             );
+            if let Some(scale) = record.loss_scale.filter(|_| has_scale) {
+                let _ = write!(csv, ",{scale},{}", record.skipped);
+            }
+            csv.push('\n');
         }
     }
     csv
@@ -286,7 +300,7 @@ mod tests {
         let outcome = Outcome {
             run: Run::Fp8,
             records: vec![
-                Record { step: 3, loss, grad_norm: 0.1, lr: 2e-3, ms: 1.23456, validation_loss: None },
+                Record { step: 3, loss, grad_norm: 0.1, lr: 2e-3, ms: 1.23456, ..Default::default() },
                 Record {
                     step: 4,
                     loss: f32::NAN,
@@ -294,6 +308,7 @@ mod tests {
                     lr: 2e-3,
                     ms: 1.0,
                     validation_loss: Some(2.5),
+                    ..Default::default()
                 },
             ],
             telemetry: Telemetry::new(0),

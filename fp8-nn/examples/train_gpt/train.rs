@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::failure::Failure;
 use crate::progress::Progress;
 use crate::telemetry::Telemetry;
-use crate::trainer::{Run, Trainer};
+use crate::trainer::{Run, StepResult, Trainer};
 
 /// At most this many windows of the held-out text are evaluated after the last step.
 const FINAL_WINDOWS: usize = 256;
@@ -20,13 +20,17 @@ const FINAL_WINDOWS: usize = 256;
 pub(crate) const CURVE_WINDOWS: usize = 48;
 
 /// One line of steps.csv.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Record {
     /// Counted from 1.
     pub(crate) step: usize,
     pub(crate) loss: f32,
     pub(crate) grad_norm: f32,
     pub(crate) lr: f32,
+    /// The scale of the loss in this step, if it has one.
+    pub(crate) loss_scale: Option<f32>,
+    /// Whether the step changed no weight, because a gradient was not finite.
+    pub(crate) skipped: bool,
     /// The time of the step, including what is read for the report if it is observed.
     pub(crate) ms: f64,
     /// Loss on a part of the held-out text after this step, if it was evaluated.
@@ -68,9 +72,9 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Counts the steps that changed no weight: the optimizer skips a step whose gradients have no finite norm.
+    /// Counts the steps that changed no weight: the optimizer skips a step with gradients that are not finite.
     pub(crate) fn skipped_steps(&self) -> usize {
-        self.records.iter().filter(|record| !record.grad_norm.is_finite()).count()
+        self.records.iter().filter(|record| record.skipped).count()
     }
 
     /// Median milliseconds of a step; `None` if there was no step.
@@ -132,8 +136,8 @@ pub(crate) fn train<T: Trainer>(
         let start = Instant::now();
         let result = journey.trainer.step(&batch, lr, observed).map_err(|error| failed(step, error))?;
         let ms = start.elapsed().as_secs_f64() * 1e3;
-        let (loss, grad_norm) = (result.loss, result.grad_norm);
-        let mut record = Record { step, loss, grad_norm, lr, ms, validation_loss: None };
+        let StepResult { loss, grad_norm, loss_scale, skipped } = result;
+        let mut record = Record { step, loss, grad_norm, lr, loss_scale, skipped, ms, validation_loss: None };
         lost = if loss.is_finite() { 0 } else { lost + 1 };
         if lost > config.skip_non_finite {
             outcome.records.push(record);
@@ -152,7 +156,7 @@ pub(crate) fn train<T: Trainer>(
             record.validation_loss = Some(loss).filter(|loss| loss.is_finite());
         }
         outcome.records.push(record);
-        progress.step(step, loss);
+        progress.step(step, loss, loss_scale);
         if interrupt.load(Ordering::Relaxed) {
             progress.finish();
             outcome.end = End::Interrupted { step };
@@ -240,10 +244,7 @@ mod tests {
     fn medians() {
         let outcome = |ms: &[f64]| Outcome {
             run: Run::Fp8,
-            records: ms
-                .iter()
-                .map(|&ms| Record { step: 1, loss: 0.0, grad_norm: 0.0, lr: 0.0, ms, validation_loss: None })
-                .collect(),
+            records: ms.iter().map(|&ms| Record { ms, ..Record::default() }).collect(),
             telemetry: Telemetry::new(0),
             advice: Vec::new(),
             end: End::Complete,

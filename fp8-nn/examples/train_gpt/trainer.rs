@@ -90,4 +90,8 @@ pub(crate) struct StepResult {
     pub(crate) loss: f32,
     /// Norm of all gradients before clipping.
     pub(crate) grad_norm: f32,
+    /// The scale of the loss in this step, if it has one.
+    pub(crate) loss_scale: Option<f32>,
+    /// Whether the step changed no weight.
+    pub(crate) skipped: bool,
 }

@@ -9,8 +9,10 @@
 //! [`checkpoint::load`](crate::checkpoint::load) stores digests of the loaded optimizer state in the parameters.
 
 use super::{expect_eager, own, told};
+use crate::optimizer::Counts;
 use crate::{AdamW, Layer, Result, parameters, parameters_mut};
 use fp8_dist::{ProcessGroup, StateDigest};
+use fp8_kernels::ops::LossScaleState;
 use fp8_kernels::{DType, Element, Tensor, bf16, f16};
 use fp8_recipe::Scaling;
 use std::any::Any;
@@ -36,8 +38,7 @@ pub(crate) struct LoadedState {
     /// A handle to the optimizer. Nothing is compared after the optimizer was dropped.
     pub(crate) optimizer: Weak<dyn Any + Send + Sync>,
     pub(crate) parts: Vec<StateDigest>,
-    /// The numbers of steps and of skipped steps.
-    pub(crate) counts: [u64; 2],
+    pub(crate) counts: Counts,
 }
 
 impl Agreement {
@@ -125,17 +126,21 @@ fn training_state(
             all.push(digest(format!("`{part}` of `{name}`"), tensor)?);
         }
     }
-    all.extend(counts([optimizer.steps(), optimizer.skipped_steps()?]));
+    all.extend(counts(optimizer.counts()?));
+    if let Some(LossScaleState { scale, growth_tracker, skipped_steps }) = optimizer.loss_scale()? {
+        let bytes = [scale.to_bits().into(), growth_tracker, skipped_steps].map(u64::to_le_bytes);
+        all.push(StateDigest::new("the state of the loss scaler", bytes));
+    }
     all.push(StateDigest::new("the options of AdamW", [format!("{:?}", optimizer.options())]));
     all.extend(scaling.state_digests()?);
     Ok(all)
 }
 
-fn counts([steps, skipped]: [u64; 2]) -> [StateDigest; 2] {
-    [
-        StateDigest::new("the optimizer's number of steps", [steps.to_le_bytes()]),
-        StateDigest::new("the optimizer's number of skipped steps", [skipped.to_le_bytes()]),
-    ]
+fn counts(Counts { steps, skipped, updates }: Counts) -> impl Iterator<Item = StateDigest> {
+    let count = |name: &str, count: u64| StateDigest::new(name, [count.to_le_bytes()]);
+    let updates = updates.map(|updates| count("the optimizer's number of updates", updates));
+    let steps = count("the optimizer's number of steps", steps);
+    [steps, count("the optimizer's number of skipped steps", skipped)].into_iter().chain(updates)
 }
 
 /// Compares parameters, and optimizer state that was loaded with them, unless this group has done so since they were last

@@ -2,9 +2,10 @@
 
 use super::{expect_eager, first_device, own, told};
 use crate::checkpoint::scaling_state::Header;
-use crate::optimizer::AdamWState;
+use crate::optimizer::{AdamWState, Counts};
 use crate::{AdamW, Error, Layer, Result, parameters, parameters_mut};
 use fp8_dist::ProcessGroup;
+use fp8_kernels::ops::LossScaleState;
 use fp8_kernels::{Device, Element, Tensor};
 use fp8_recipe::{Direction, Scaling, ScalingState};
 use serde::{Deserialize, Serialize};
@@ -87,7 +88,14 @@ pub fn broadcast_state(
         parameter.set(value)
     });
     own(group, set)?;
-    let resumed = optimizer.resume(model, [head.steps, head.skipped], new, &mut |name, part, _| {
+    let scale = head.loss_scale.map(|(scale, growth_tracker, skipped_steps)| LossScaleState {
+        scale: f32::from_bits(scale),
+        growth_tracker,
+        skipped_steps,
+    });
+    own(group, optimizer.set_loss_scale(scale))?;
+    let counts = Counts { steps: head.steps, skipped: head.skipped, updates: head.updates };
+    let resumed = optimizer.resume(model, counts, new, &mut |name, part, _| {
         Ok(moments.remove(&(name.clone(), part.to_owned())))
     });
     own(group, resumed)
@@ -109,6 +117,7 @@ fn form(
         }
     }
     form.push(format!("{:?}", optimizer.options()).into());
+    form.extend(optimizer.loss_scaler().map(|scaler| format!("{:?}", scaler.options()).into()));
     form.extend(Direction::ALL.iter().flat_map(|&direction| scaling.slot_names(direction)).cloned());
     Ok(form)
 }
@@ -122,6 +131,9 @@ fn names(model: &(impl Layer + ?Sized)) -> BTreeSet<Arc<str>> {
 struct Head {
     steps: u64,
     skipped: u64,
+    updates: Option<u64>,
+    /// The bits of the scale, the growth tracker and the skipped steps of the loss scaler.
+    loss_scale: Option<(u32, u64, u64)>,
     arenas: Vec<Header>,
     /// The number of history rows of each arena.
     rows: Vec<usize>,
@@ -138,9 +150,14 @@ fn numbers(
 ) -> Result<(Head, ScalingState)> {
     let pack = || -> Result<(Vec<u8>, Vec<f32>)> {
         let arenas = scaling.state()?.arenas;
+        let Counts { steps, skipped, updates } = optimizer.counts()?;
+        let loss_scale = optimizer.loss_scale()?;
         let head = Head {
-            steps: optimizer.steps(),
-            skipped: optimizer.skipped_steps()?,
+            steps,
+            skipped,
+            updates,
+            loss_scale: loss_scale
+                .map(|state| (state.scale.to_bits(), state.growth_tracker, state.skipped_steps)),
             arenas: arenas.iter().map(Header::of).collect(),
             rows: arenas.iter().map(|arena| arena.amax_history.len()).collect(),
         };

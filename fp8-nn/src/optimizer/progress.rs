@@ -3,7 +3,7 @@
 use super::AdamWOptions;
 use crate::parameter::Version;
 use crate::{Error, Result};
-use fp8_kernels::ops::{AdamWFactors, AdamWStep, SkippedSteps};
+use fp8_kernels::ops::{AdamWFactors, AdamWStep, SkippedSteps, UpdateCount};
 use fp8_kernels::{Device, Replayed};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -17,6 +17,17 @@ pub(super) struct Progress {
     /// The skipped steps before those that the device has counted.
     skipped_before: AtomicU64,
     on_device: OnceLock<OnDevice>,
+    /// The updates that the bias corrections count, if they are not all steps.
+    updates: Updates,
+}
+
+/// The updates that the bias corrections count, since steps that a loss scaler skips do not count. They are counted on the
+/// device from the first step with a scaler on.
+#[derive(Debug, Default)]
+struct Updates {
+    counted: OnceLock<UpdateCount>,
+    /// A count that was loaded before there was one on the device.
+    loaded: Mutex<Option<u64>>,
 }
 
 /// The buffers that the device reads and writes.
@@ -35,7 +46,26 @@ impl Progress {
             lr: Mutex::new(0.0),
             skipped_before: AtomicU64::new(0),
             on_device: OnceLock::new(),
+            updates: Updates::default(),
         }
+    }
+
+    /// Returns the number of updates that the bias corrections count; `None` if they count steps.
+    pub(super) fn updates(&self) -> Result<Option<u64>> {
+        match self.updates.counted.get() {
+            Some(counted) => Ok(Some(counted.read()?)),
+            None => Ok(self.updates.loaded()),
+        }
+    }
+
+    /// Returns the count on the device if the bias corrections need one; `is_scaled` says that the next step has a scaler.
+    pub(super) fn update_count(&self, device: &Device, is_scaled: bool) -> Result<Option<&UpdateCount>> {
+        let loaded = self.updates.loaded();
+        if self.updates.counted.get().is_none() && (is_scaled || loaded.is_some()) {
+            let counted = UpdateCount::new(loaded.unwrap_or_else(|| self.steps()), device)?;
+            self.updates.counted.get_or_init(|| counted);
+        }
+        Ok(self.updates.counted.get())
     }
 
     pub(super) fn steps(&self) -> u64 {
@@ -48,9 +78,13 @@ impl Progress {
         Ok(self.skipped_before.load(Relaxed).saturating_add(counted))
     }
 
-    /// Sets the numbers of steps and of skipped steps after which the optimizer continues.
-    pub(super) fn resume(&self, [steps, skipped]: [u64; 2]) -> Result<()> {
+    /// Sets the counts with which the optimizer continues.
+    pub(super) fn resume(&self, Counts { steps, skipped, updates }: Counts) -> Result<()> {
         self.on_device.get().map_or(Ok(()), |on_device| on_device.skipped.reset())?;
+        match self.updates.counted.get() {
+            Some(counted) => counted.set(updates.unwrap_or(steps))?,
+            None => *self.updates.loaded.lock().unwrap_or_else(PoisonError::into_inner) = updates,
+        }
         self.skipped_before.store(skipped, Relaxed);
         self.step.store(steps, Relaxed);
         Ok(())
@@ -88,6 +122,22 @@ impl Progress {
         let step = self.step.load(Relaxed).max(1);
         AdamWStep { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 1.0 }
     }
+}
+
+impl Updates {
+    fn loaded(&self) -> Option<u64> {
+        *self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The counts of an optimizer, as checkpoints store them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) steps: u64,
+    /// How many of the steps were skipped.
+    pub(crate) skipped: u64,
+    /// The updates that the bias corrections count; `None` if they count steps.
+    pub(crate) updates: Option<u64>,
 }
 
 impl Replayed for Progress {

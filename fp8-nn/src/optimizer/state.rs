@@ -1,6 +1,6 @@
 //! The moments of an optimizer and its f32 copies, one entry per parameter.
 
-use super::AdamW;
+use super::{AdamW, Counts};
 use crate::parameter::overwrite;
 use crate::{Layer, Parameter, Result, parameters};
 use fp8_kernels::{DType, MemoryKind, Tensor, ops};
@@ -71,13 +71,13 @@ impl AdamW {
         Ok(new)
     }
 
-    /// Continues after `[steps, skipped steps]`, with what `read` returns for a parameter's name, the part of its state and a
+    /// Continues after `counts`, with what `read` returns for a parameter's name, the part of its state and a
     /// tensor of its shape. If it returns `None`, the parameter starts from an initial state. Existing state stays at its
     /// address in memory, which recorded steps use. `new` is the state of other parameters.
     pub(crate) fn resume(
         &mut self,
         model: &(impl Layer + ?Sized),
-        counts: [u64; 2],
+        counts: Counts,
         new: BTreeMap<Arc<str>, AdamWState>,
         read: &mut ReadState<'_>,
     ) -> Result<()> {

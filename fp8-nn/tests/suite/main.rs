@@ -20,6 +20,7 @@ mod golden_options;
 mod gradients;
 mod initialization;
 mod llama;
+mod loss_scaler;
 mod modes;
 mod old_checkpoints;
 mod one_process;

@@ -2,7 +2,7 @@
 
 use super::{Buffer, dispatch::vectorized, parallel::CHUNK, quantize};
 use crate::dtype::Float;
-use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, NormCheck, Numbers};
+use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, NormCheck};
 use crate::{Fp8Tensor, Result};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -14,10 +14,13 @@ pub(crate) fn adamw(mut tensor: AdamWTensor<'_>, step: &AdamWStep) -> Result<()>
 /// All at a time, then their codes.
 pub(crate) fn adamw_many(
     tensors: &mut [AdamWTensor<'_>],
-    numbers: Numbers<'_>,
+    step: &AdamWStep,
 ) -> Result<Vec<Option<Fp8Tensor>>> {
-    let factors = Factors::new(&numbers.step());
-    tensors.par_iter_mut().try_for_each(|tensor| one(tensor, &factors))?;
+    many(tensors, &Factors::new(step))
+}
+
+fn many(tensors: &mut [AdamWTensor<'_>], factors: &Factors) -> Result<Vec<Option<Fp8Tensor>>> {
+    tensors.par_iter_mut().try_for_each(|tensor| one(tensor, factors))?;
     quantize_all(tensors)
 }
 
@@ -29,9 +32,22 @@ pub(crate) fn adamw_groups(
         && !norm.item()?.is_finite()
     {
         skipped.add_one()?;
-        return groups.iter().map(|(tensors, _)| quantize_all(tensors)).collect();
+        return skip(groups);
     }
-    groups.iter_mut().map(|(tensors, factors)| adamw_many(tensors, Numbers::OnDevice(factors))).collect()
+    update_groups(groups, Factors::new)
+}
+
+/// Updates each group with the factors that `factors` returns for its numbers.
+pub(super) fn update_groups(
+    groups: &mut [AdamWGroup<'_, '_>],
+    factors: impl Fn(&AdamWStep) -> Factors,
+) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
+    groups.iter_mut().map(|(tensors, numbers)| many(tensors, &factors(&numbers.step()))).collect()
+}
+
+/// Leaves all parameters as they are.
+pub(super) fn skip(groups: &[AdamWGroup<'_, '_>]) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
+    groups.iter().map(|(tensors, _)| quantize_all(tensors)).collect()
 }
 
 /// The codes of those that have a slot.

@@ -4,7 +4,7 @@ use super::floats::{Floats, build};
 use super::softmax::{exponentials, origin};
 use super::{dispatch, parallel};
 use crate::host::{self, Array};
-use crate::ops::{CrossEntropyOptions, CrossEntropySaved};
+use crate::ops::{CrossEntropyOptions, CrossEntropySaved, Factor};
 use crate::{Error, Result, Shape, Tensor, math};
 
 pub(crate) fn cross_entropy(
@@ -55,7 +55,7 @@ pub(crate) fn cross_entropy_backward(
     targets: &Tensor,
     saved: &CrossEntropySaved,
     options: &CrossEntropyOptions,
-    loss_scale: f32,
+    loss_scale: Factor<'_>,
 ) -> Result<Tensor> {
     let op = "cross_entropy_backward";
     let vocabulary = logits.shape().last_dim();
@@ -63,6 +63,10 @@ pub(crate) fn cross_entropy_backward(
     let data = Floats::of(logits, op, "logits")?;
     let (max, sum) = (saved.row_max.as_slice::<f32>()?, saved.row_sum.as_slice::<f32>()?);
     let count = targets.iter().flatten().count();
+    let loss_scale = match loss_scale {
+        Factor::Given(scale) => scale,
+        Factor::OnDevice(cell) => cell.read()?,
+    };
     let factor = (f64::from(loss_scale) / divisor(options, count)) as f32;
     let step = parallel::row_elements(vocabulary);
     build(op, *logits.shape(), logits.dtype(), logits.device(), step, |first, out| {

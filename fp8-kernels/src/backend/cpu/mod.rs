@@ -23,6 +23,7 @@ pub(crate) mod gemm;
 pub(crate) mod gemm_fp8;
 pub(crate) mod grad_norm;
 mod lanes;
+pub(crate) mod loss_scale;
 #[expect(
     unsafe_code,
     reason = "vector instructions, and threads that write parts of one output; see each SAFETY line"

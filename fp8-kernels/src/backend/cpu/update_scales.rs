@@ -168,5 +168,5 @@ pub(crate) fn check_scales(arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()
 
 fn table<'a>(arena: &'a Arena, update: &ScaleUpdate<'_>) -> Result<Table<'a, [AtomicI32]>> {
     let op = "update_scales";
-    Ok(Table::new(arena, update, arena.history_cells().cpu(op)?, arena.scale_cells().cpu(op)?))
+    Ok(Table::new(arena, update, arena.cpu_history(op)?, arena.scale_cells().cpu(op)?))
 }

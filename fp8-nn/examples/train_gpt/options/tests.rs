@@ -40,7 +40,7 @@ fn wrong_values_are_refused_in_one_sentence() {
             "error: --compare current,none: high precision is always compared: leave none out",
         ),
         ("--seeds 1,x", "error: --seeds x: must be a whole number from 0 to 18446744073709551615"),
-        ("--dtype f16", "error: --dtype f16: unknown; the known ones are f32, bf16"),
+        ("--dtype f64", "error: --dtype f64: unknown; the known ones are f32, bf16, f16"),
         ("--format e5m2", "error: --format e5m2: unknown; the known ones are hybrid, e4m3"),
         ("--device gpu", "error: --device gpu: unknown device; the known ones are cpu and cuda:N"),
         ("--device cuda:-1", "error: --device cuda:-1: unknown device; the known ones are cpu and cuda:N"),

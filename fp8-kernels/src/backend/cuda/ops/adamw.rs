@@ -13,7 +13,7 @@ use super::quantize;
 use super::rule::RuleArgs;
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number, format_number};
 use crate::Error;
-use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, NormCheck, Numbers};
+use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, NormCheck};
 use crate::{DType, Fp8Tensor, Result, Scale, Shape, Slot, Tensor, TransposePolicy};
 use std::collections::HashSet;
 
@@ -35,16 +35,16 @@ const SLOT_OWN: u64 = 3;
 const SLOT_FIXED: u64 = 4;
 
 pub(crate) fn adamw(gpu: &Gpu, tensor: AdamWTensor<'_>, step: &AdamWStep) -> Result<()> {
-    adamw_many(gpu, &mut [tensor], Numbers::Given(step)).map(drop)
+    adamw_many(gpu, &mut [tensor], step).map(drop)
 }
 
 pub(crate) fn adamw_many(
     gpu: &Gpu,
     tensors: &mut [AdamWTensor<'_>],
-    numbers: Numbers<'_>,
+    step: &AdamWStep,
 ) -> Result<Vec<Option<Fp8Tensor>>> {
     let (plan, outputs) = Plan::of(gpu, tensors)?;
-    if let Some(update) = plan.prepare(gpu, numbers, Check::default())? {
+    if let Some(update) = plan.prepare(gpu, Numbers::Given(step), Check::default())? {
         update.run(gpu)?;
     }
     finish(gpu, outputs, tensors)
@@ -55,27 +55,48 @@ pub(crate) fn adamw_groups(
     groups: &mut [AdamWGroup<'_, '_>],
     check: Option<NormCheck<'_>>,
 ) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
-    let mut check = check.map_or_else(|| Ok(Check::default()), |check| Check::new(&check))?;
+    let check = check.map_or_else(|| Ok(Check::default()), |check| Check::new(&check))?;
+    let at = groups.iter().map(|(_, factors)| factors.cuda("adamw")).collect::<Result<Vec<_>>>()?;
+    update_groups(gpu, groups, at, check, || Ok(()))
+}
+
+/// Updates each group with the eight factors at its address. Everything that may fail without harm comes first; then
+/// `decide`, which may queue work that writes the factors and the norm, and the updates.
+pub(super) fn update_groups(
+    gpu: &Gpu,
+    groups: &mut [AdamWGroup<'_, '_>],
+    factors: Vec<u64>,
+    mut check: Check,
+    decide: impl FnOnce() -> Result<()>,
+) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
     let plans = groups.iter_mut().map(|(tensors, _)| Plan::of(gpu, tensors)).collect::<Result<Vec<_>>>()?;
-    let prepare = |((plan, _), (_, factors)): (&(Plan, _), &AdamWGroup<'_, '_>)| {
-        let update = plan.prepare(gpu, Numbers::OnDevice(factors), check).transpose();
+    let prepare = |((plan, _), at): (&(Plan, _), u64)| {
+        let update = plan.prepare(gpu, Numbers::At(at), check).transpose();
         if update.is_some() {
             check.skipped = 0; // one launch counts for all
         }
         update
     };
-    let updates = plans.iter().zip(&*groups).filter_map(prepare).collect::<Result<Vec<_>>>()?;
+    let updates = plans.iter().zip(factors).filter_map(prepare).collect::<Result<Vec<_>>>()?;
+    decide()?;
     updates.iter().try_for_each(|update| update.run(gpu))?;
     let finish =
         |((_, outputs), (tensors, _)): ((Plan, _), &AdamWGroup<'_, '_>)| finish(gpu, outputs, tensors);
     plans.into_iter().zip(&*groups).map(finish).collect()
 }
 
+/// The numbers of an update: uploaded with its table, or eight factors at an address.
+#[derive(Clone, Copy)]
+enum Numbers<'a> {
+    Given(&'a AdamWStep),
+    At(u64),
+}
+
 /// Addresses of a step's norm and of the count of skipped steps; 0 for none.
 #[derive(Clone, Copy, Default)]
-struct Check {
-    norm: u64,
-    skipped: u64,
+pub(super) struct Check {
+    pub(super) norm: u64,
+    pub(super) skipped: u64,
 }
 
 impl Check {
@@ -249,7 +270,7 @@ impl Plan {
         let tiles_at = table.ptr() + (size_of::<Record>() * count) as u64;
         let factors_at = match numbers {
             Numbers::Given(_) => tiles_at + 8 * (count as u64 + 1),
-            Numbers::OnDevice(factors) => factors.cuda("adamw")?,
+            Numbers::At(address) => address,
         };
         let (amaxes, late) = match &scales {
             Some(_) => (gpu.filled_f32(crate::REST, count)?, gpu.alloc(DType::F32, count)?),

@@ -15,6 +15,13 @@ pub(crate) fn merge_max(gpu: &Gpu, address: u64, values: &[f32]) -> Result<()> {
     unsafe { kernel.launch(gpu, Grid::strided(gpu, len), &args![address, &uploaded, len]) }
 }
 
+/// The cell at `address` keeps the larger of itself and the cell at `other`.
+pub(crate) fn merge_cell(gpu: &Gpu, address: u64, other: u64) -> Result<()> {
+    let kernel = gpu.kernel(Source::Cells, "cells_merge_max")?;
+    // SAFETY: the kernel's parameters (cells, values, n); the caller holds both cells, one f32 each.
+    unsafe { kernel.launch(gpu, Grid { blocks: 1, threads: 256, shared: 0 }, &args![address, other, 1u64]) }
+}
+
 /// Each cell that is below 0 becomes `value`.
 pub(crate) fn replace_negative(gpu: &Gpu, cells: &Buffer, value: f32) -> Result<()> {
     let kernel = gpu.kernel(Source::Cells, "cells_replace_negative")?;

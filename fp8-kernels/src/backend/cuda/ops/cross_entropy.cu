@@ -112,12 +112,12 @@ cross_entropy(const float* losses, const int* targets, u64 rows, u64 vocabulary,
 }
 
 // A row in pieces of `span` elements, a multiple of eight; a block takes pieces in turn. The number of targets comes from
-// the device where `normalizer` is 0.
+// the device where `normalizer` is 0, and a factor where `device_scale` is not null.
 extern "C" __global__ void __launch_bounds__(ROW_MAX_THREADS)
 cross_entropy_backward(const void* logits, int dtype, const int* targets, u64 rows, u64 vocabulary, int has_ignore,
                        int ignore, const float* row_max, const float* row_sum, const int* count, float normalizer,
-                       float loss_scale, u64 span, void* dx, i64* fault) {
-    float factor = loss_scale / (normalizer > 0.0f ? normalizer : (float)count[0]);
+                       float loss_scale, const float* device_scale, u64 span, void* dx, i64* fault) {
+    float factor = (device_scale ? *device_scale : loss_scale) / (normalizer > 0.0f ? normalizer : (float)count[0]);
     // One more than whole spans need: a row may begin within a group.
     u64 pieces = (vocabulary + 7 + span - 1) / span;
     for (u64 piece = blockIdx.x; piece < rows * pieces; piece += gridDim.x) {

@@ -2,7 +2,7 @@
 //! call that waits for the device.
 
 use super::{Gpu, Grid, Source, args, dtype_number};
-use crate::ops::{CrossEntropyOptions, CrossEntropySaved};
+use crate::ops::{CrossEntropyOptions, CrossEntropySaved, Factor};
 use crate::{DType, Result, Shape, Tensor};
 
 /// Of the block that adds the losses.
@@ -73,7 +73,7 @@ pub(crate) fn cross_entropy_backward(
     targets: &Tensor,
     saved: &CrossEntropySaved,
     options: &CrossEntropyOptions,
-    loss_scale: f32,
+    loss_scale: Factor<'_>,
 ) -> Result<Tensor> {
     let op = "cross_entropy_backward";
     let [rows, vocabulary] = logits.shape().matrix().map(|number| number as u64);
@@ -82,6 +82,10 @@ pub(crate) fn cross_entropy_backward(
         return Ok(Tensor::from_cuda(dx, *logits.shape(), logits.device()));
     }
     let (has_ignore, ignore) = ignored(options);
+    let (given, on_device) = match loss_scale {
+        Factor::Given(scale) => (scale, 0),
+        Factor::OnDevice(cell) => (1.0, cell.cuda(op)?),
+    };
     let threads = threads(vocabulary);
     // Four groups of eight elements a thread.
     let span = u64::from(threads) * 32;
@@ -98,15 +102,17 @@ pub(crate) fn cross_entropy_backward(
         saved.row_sum.cuda(op)?,
         saved.count.cuda(op)?,
         options.normalizer.unwrap_or(0.0),
-        loss_scale,
+        given,
+        on_device,
         span,
         &dx,
         gpu.fault(),
     ];
     let blocks = gpu.blocks(rows.saturating_mul((vocabulary + 7).div_ceil(span)), 1, 32);
     // SAFETY: the kernel's parameters (logits, dtype, targets, rows, vocabulary, has_ignore, ignore, row_max, row_sum, count,
-    // normalizer, loss_scale, span, dx, fault); logits and dx hold rows · vocabulary elements of that type, targets and the
-    // saved rows one value a row, count one (checked by `ops::cross_entropy_backward`).
+    // normalizer, loss_scale, device_scale, span, dx, fault); logits and dx hold rows · vocabulary elements of that type, targets and the
+    // saved rows one value a row, count one (checked by `ops::cross_entropy_backward`); the device's scale is null or
+    // one f32.
     unsafe { kernel.launch(gpu, Grid { blocks, threads, shared: 0 }, &args) }?;
     Ok(Tensor::from_cuda(dx, *logits.shape(), logits.device()))
 }

@@ -20,6 +20,7 @@ pub(crate) mod gemm;
 mod gemm_blocks;
 pub(crate) mod gemm_fp8;
 pub(crate) mod grad_norm;
+pub(crate) mod loss_scale;
 pub(crate) mod norm;
 mod numbers;
 mod padding;

@@ -59,6 +59,7 @@ sources![
     (Embedding, "embedding"),
     (Gemm, "gemm"),
     (GradNorm, "grad_norm"),
+    (LossScale, "loss_scale"),
     (Norm, "norm"),
     (Quantize, "quantize"),
     (Reduce, "reduce"),

@@ -24,14 +24,14 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
         _ => return on_host(gpu, arena, update),
     };
     let (slots, rows) = (arena.slots() as u64, arena.options().history_len as u64);
-    let cells =
-        [arena.history_cells().cuda(op)?, arena.scale_cells().cuda(op)?, arena.skipped_counts().cuda(op)?];
+    let history = arena.cuda_history(op)?;
+    let cells = [arena.scale_cells().cuda(op)?, arena.skipped_counts().cuda(op)?];
     let (clock, last_updates) = arena.update_counts();
     let kernel = gpu.kernel(Source::UpdateScales, "update_scales")?;
     let args = args![
+        history,
         cells[0],
         cells[1],
-        cells[2],
         clock.cuda(op)?,
         last_updates.cuda(op)?,
         slots,
@@ -88,7 +88,7 @@ fn on_host(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()>
             }
         },
     );
-    arena.history_cells().write(0, &history)?;
+    arena.set_all_rows(&history)?;
     // From here on the arena is neither as it was nor updated.
     let write_rest = || {
         arena.scale_cells().write(0, &scale)?;
@@ -104,8 +104,7 @@ fn on_host(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()>
 
 /// All rows of the history, and the scales.
 fn copies(arena: &Arena) -> Result<(Vec<f32>, Vec<f32>)> {
-    let len = arena.options().history_len * arena.slots();
-    Ok((arena.history_cells().read(0..len)?, arena.scales()?))
+    Ok((arena.all_rows()?, arena.scales()?))
 }
 
 fn cells(values: &mut [f32]) -> &[Cell<f32>] {

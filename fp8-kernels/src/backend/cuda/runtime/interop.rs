@@ -26,7 +26,7 @@ pub fn address_mut(x: &mut Tensor, name: &str) -> Result<u64> {
     Ok(x.cuda_mut(name)?.ptr())
 }
 
-/// Returns the address of row 0 of an arena on its GPU: `slots()` f32, which queued work may read and max-combine into.
+/// Returns the address of what ranks reduce of an arena on its GPU: `staged_len()` f32, which queued work may read and max-combine into.
 ///
 /// # Errors
 /// An arena that is on no GPU.

@@ -1,0 +1,110 @@
+//! The operations of a loss scale on a GPU. Decisions and factors are made by one thread or one warp, in device memory.
+
+use super::{Buffer, Gpu, Grid, Source, adamw, args, dtype_number};
+use crate::ops::{AdamWGroup, Factors, LossScale, LossScaleRule, ScaledStep};
+use crate::{Arena, Cell, DType, Fp8Tensor, Result, Tensor};
+
+/// A warp.
+const ONE_BLOCK: Grid = Grid { blocks: 1, threads: 32, shared: 0 };
+
+pub(crate) fn apply_loss_scale(gpu: &Gpu, x: &Tensor, scale: &LossScale) -> Result<Tensor> {
+    let op = "apply_loss_scale";
+    let (values, len) = (x.cuda(op)?.ptr(), x.numel());
+    let y = gpu.alloc(x.dtype(), len)?;
+    launch_multiply(gpu, x.dtype(), [values, y.ptr()], len, scale.cell().cuda(op)?, 0)?;
+    Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
+}
+
+pub(crate) fn undo_loss_scale(gpu: &Gpu, x: &mut Tensor, scale: &LossScale, name: &str) -> Result<()> {
+    let (dtype, len) = (x.dtype(), x.numel());
+    let values = x.cuda_mut(name)?.ptr();
+    launch_multiply(gpu, dtype, [values, values], len, scale.cell().cuda("undo_loss_scale")?, 1)
+}
+
+/// `[x, y]`: addresses of `len` elements, which may be the same.
+fn launch_multiply(
+    gpu: &Gpu,
+    dtype: DType,
+    [x, y]: [u64; 2],
+    len: usize,
+    scale: u64,
+    inverse: i32,
+) -> Result<()> {
+    let kernel = gpu.kernel(Source::LossScale, "loss_scale_multiply")?;
+    let args = args![x, y, len as u64, dtype_number(dtype), scale, inverse];
+    // SAFETY: the kernel's parameters (x, y, n, dtype, scale, inverse); x and y have n elements of that type and may be
+    // equal, since each thread reads an element before it writes it; the scale is one f32.
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }
+}
+
+pub(crate) fn check_finite(gpu: &Gpu, norm: &Tensor, overflow: &Cell) -> Result<()> {
+    let op = "check_finite";
+    let kernel = gpu.kernel(Source::LossScale, "loss_scale_check")?;
+    let args = args![norm.cuda(op)?, overflow.cuda(op)?];
+    // SAFETY: the kernel's parameters (norm, overflow), one f32 each (checked by `ops::check_finite`).
+    unsafe { kernel.launch(gpu, ONE_BLOCK, &args) }
+}
+
+pub(crate) fn check_amaxes(gpu: &Gpu, arena: &Arena, overflow: &Cell) -> Result<()> {
+    let op = "check_amaxes";
+    let kernel = gpu.kernel(Source::LossScale, "loss_scale_check_amaxes")?;
+    let args = args![arena.cuda_history(op)?, arena.slots() as u64, overflow.cuda(op)?];
+    // SAFETY: the kernel's parameters (row, n, overflow); row 0 of the arena has a f32 for each slot, the cell is one f32.
+    unsafe { kernel.launch(gpu, Grid { threads: 256, ..ONE_BLOCK }, &args) }
+}
+
+pub(crate) fn update_loss_scale(gpu: &Gpu, scale: &LossScale, rule: Option<&LossScaleRule>) -> Result<()> {
+    let op = "update_loss_scale";
+    let kernel = gpu.kernel(Source::LossScale, "loss_scale_update")?;
+    let LossScaleRule { growth_factor, backoff_factor, growth_interval } = rule.copied().unwrap_or_default();
+    let args = args![
+        scale.cell().cuda(op)?,
+        scale.overflow().cuda(op)?,
+        scale.counts().cuda(op)?,
+        growth_factor,
+        backoff_factor,
+        growth_interval,
+        i32::from(rule.is_some()),
+    ];
+    // SAFETY: the kernel's parameters (scale, overflow, counts, growth_factor, backoff_factor, growth_interval, is_dynamic);
+    // two cells of one f32 and a block of two u64.
+    unsafe { kernel.launch(gpu, ONE_BLOCK, &args) }
+}
+
+pub(crate) fn adamw_groups_scaled(
+    gpu: &Gpu,
+    groups: &mut [AdamWGroup<'_, '_>],
+    step: &ScaledStep<'_>,
+) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
+    let op = "adamw_groups_scaled";
+    let addresses = groups.iter().map(|(_, factors)| factors.cuda(op)).collect::<Result<Vec<_>>>()?;
+    let size = size_of::<Factors>() as u64;
+    let (computed, verdict) = (gpu.alloc(DType::F32, 8 * groups.len())?, gpu.alloc(DType::F32, 1)?);
+    let (scale, overflow) = match step.loss_scale {
+        Some(scale) => (scale.cell().cuda(op)?, scale.overflow().cuda(op)?),
+        None => (0, 0),
+    };
+    let check = adamw::Check { norm: verdict.ptr(), skipped: step.skipped.cuda(op)? };
+    let norm = step.norm.map(|norm| norm.cuda(op)).transpose()?.map_or(0, Buffer::ptr);
+    let at = (0..groups.len() as u64).map(|group| computed.ptr() + group * size).collect();
+    let kernel = gpu.kernel(Source::LossScale, "loss_scale_factors")?;
+    let table = gpu.upload(&addresses)?;
+    let decide = || {
+        let args = args![
+            &table,
+            addresses.len() as u64,
+            if step.gradients_are_scaled { scale } else { 0 },
+            overflow,
+            norm,
+            step.updates.counts().cuda(op)?,
+            i32::from(step.loss_scale.is_none()),
+            &computed,
+            &verdict,
+        ];
+        // SAFETY: the kernel's parameters (groups, count, scale, overflow, norm, updates, counts_skipped, factors, verdict);
+        // the table has the address of ten f32 for each group, `computed` holds eight a group; scale, overflow and norm are
+        // null or one f32, updates one u64, all held by the caller.
+        unsafe { kernel.launch(gpu, ONE_BLOCK, &args) }
+    };
+    adamw::update_groups(gpu, groups, at, check, decide)
+}
