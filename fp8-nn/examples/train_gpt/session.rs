@@ -66,6 +66,7 @@ impl Session {
             hidden_size: settings.hidden,
             num_attention_heads: settings.heads,
             max_seq_length: settings.seq,
+            fp8_dpa: settings.fp8_attention,
             ..Default::default()
         };
         // Batches are drawn from the other streams.
