@@ -8,7 +8,8 @@ use cuda::Rig;
 use cuda::step::numbers;
 use fp8_kernels::ops::{self, AttentionOptions, Sequences};
 use fp8_kernels::{
-    CudaAllocator, CudaOptions, DType, Device, Encoding, Fp8Tensor, Operand, Result, Scale, ScaleRule, Slot, Tensor,
+    CudaAllocator, CudaOptions, DType, Device, Encoding, Fp8Tensor, Operand, Result, Scale, ScaleRule, Slot,
+    Tensor,
 };
 
 /// o, row_max, row_sum, dq, dk and dv of causal attention with two heads a group.

@@ -354,8 +354,7 @@ fn refuses(device: &Device) -> Outcome {
     };
     refused(back(k, &o, &saved), "q and dy: got [2, 3, 4, 16] and [2, 3, 2, 16]")?;
     refused(back(dy, &Tensor::zeros([2, 3, 4, 8], DType::F32, device)?, &saved), "q and o")?;
-    let other =
-        ops::AttentionSaved { row_max: Tensor::zeros([2, 4, 2], DType::F32, device)?, ..saved.clone() };
+    let other = ops::AttentionSaved { row_max: Tensor::zeros([2, 4, 2], DType::F32, device)?, ..saved };
     refused(back(dy, &o, &other), "pass what attention returned")?;
     let infinite = AttentionOptions { softmax_scale: Some(f32::NAN), ..call.options };
     refused(ops::attention_fp8(q, k, v, &Sequences::Full, infinite, DType::F32), "softmax_scale = NaN")
