@@ -116,6 +116,11 @@ impl<'a> Slot<'a> {
         matches!(self.scale, Scale::Off)
     }
 
+    /// Returns true if the tensor is quantized with one scale, as [`ops::attention_fp8`](crate::ops::attention_fp8()) needs it.
+    pub const fn has_one_scale(&self) -> bool {
+        !matches!(self.scale, Scale::Off | Scale::Blocks(_))
+    }
+
     /// Returns the rule of a slot that has a scale for each row or block.
     pub(crate) const fn block_rule(&self) -> Option<BlockRule> {
         if let Scale::Blocks(rule) = self.scale { Some(rule) } else { None }

@@ -1,6 +1,7 @@
 //! Attention from one sequence to another.
 
 use crate::arguments::{Argument, Output};
+use crate::attention::{Attention, AttentionPassed};
 use crate::heads::Heads;
 use crate::projection::{Projection, ProjectionSaved};
 use crate::sequence_info::check_sequences;
@@ -8,7 +9,7 @@ use crate::{
     AttentionOptions, Error, InitOptions, Linear, LinearOptions, LinearSaved, Module, NormOptions, Result,
     composite, init, parameters, precision,
 };
-use fp8_kernels::ops::{self, AttentionSaved, Sequences};
+use fp8_kernels::ops::{self, Sequences};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -53,7 +54,7 @@ impl Default for CrossAttentionOptions {
 /// Cross attention: `y = softmax(q · kᵀ / √d + mask) · v · wₒᵀ + bₒ`, with `q = norm(x) · w_qᵀ + b_q` and
 /// `[k, v] = e · w_kvᵀ + b_kv`, where `e` is the output of an encoder.
 ///
-/// The three projections run in FP8; the attention between them runs in high precision, with f32 sums. The input is
+/// The three projections run in FP8; the attention between them runs in high precision, with f32 sums, or with `fp8_dpa` in FP8. The input is
 /// `[batch, queries, hidden_size]`, the encoder's output `[batch, keys, encoder_hidden_size]`, the output has the input's shape.
 /// Dtypes are those of [`Linear`]. Transformer Engine's `MultiheadAttention` does this with `attention_type="cross"`.
 ///
@@ -93,22 +94,18 @@ pub struct CrossAttention {
     q: Projection,
     kv: Linear,
     proj: Linear,
+    attention: Attention,
     heads: Heads,
-    options: ops::AttentionOptions,
 }
 
-composite!(CrossAttention { q, kv, proj });
+composite!(CrossAttention { q, kv, attention, proj });
 
 /// The values that the backward pass of [`CrossAttention`] needs.
 #[derive(Debug)]
 pub struct CrossAttentionSaved {
     q_saved: ProjectionSaved,
     kv_saved: LinearSaved,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    attention: AttentionSaved,
+    attention: AttentionPassed,
     sequences: Sequences,
     proj: LinearSaved,
     output: Output,
@@ -156,8 +153,8 @@ impl CrossAttention {
             q: Projection::new(path, "q", norm, q, device, rng)?,
             kv: Linear::new(&format!("{path}.kv"), kv, device, rng)?,
             proj: Linear::new(&format!("{path}.proj"), proj, device, rng)?,
+            attention: Attention::new(path, attention.operation(), attention.fp8_dpa),
             heads,
-            options: attention.operation(),
         })
     }
 
@@ -192,10 +189,10 @@ impl CrossAttention {
             let q = q.reshape([batch, queries, heads, head_dim])?;
             let [k, v] =
                 [k.reshape([batch, keys, groups, head_dim])?, v.reshape([batch, keys, groups, head_dim])?];
-            let (o, attention) = ops::attention(&q, &k, &v, sequences, self.options)?;
+            let (o, attention) = self.attention.forward(cx, [q, k, v], sequences)?;
             let (y, proj) = self.proj.forward(cx, &o.reshape([batch, queries, heads * head_dim])?)?;
             let (sequences, output) = (sequences.clone(), Output::of(&self.path, &y));
-            Ok((y, CrossAttentionSaved { q_saved, kv_saved, q, k, v, o, attention, sequences, proj, output }))
+            Ok((y, CrossAttentionSaved { q_saved, kv_saved, attention, sequences, proj, output }))
         })
     }
 
@@ -211,10 +208,9 @@ impl CrossAttention {
     ) -> Result<(Tensor, Tensor)> {
         cx.attempt(|cx| {
             saved.output.check(dy)?;
-            let CrossAttentionSaved { q_saved, kv_saved, q, k, v, o, attention, sequences, proj, .. } = saved;
-            let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
-            let (dq, dk, dv) =
-                ops::attention_backward(&d_o, &q, &k, &v, &o, &attention, &sequences, self.options)?;
+            let CrossAttentionSaved { q_saved, kv_saved, attention, sequences, proj, .. } = saved;
+            let d_o = self.proj.backward(cx, proj, dy)?.reshape(attention.shape())?;
+            let (dq, dk, dv) = self.attention.backward(cx, attention, &d_o, &sequences)?;
             let flat = |t: &Tensor| {
                 let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
                 t.reshape([batch, seq, heads * d])

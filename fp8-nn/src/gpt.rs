@@ -40,6 +40,8 @@ pub struct GptOptions {
     pub norm: NormOptions,
     /// The base of RoPE's frequencies. Default: 10000.
     pub rope_base: f64,
+    /// Whether the attention of the blocks runs in FP8: see [`AttentionOptions::fp8_dpa`]. Default: false.
+    pub fp8_dpa: bool,
     /// Whether the Linears of the blocks have biases. The head has none. Default: true.
     pub bias: bool,
     /// What backward computes again in each block, in place of keeping it. Default: [`RecomputeLevel::None`].
@@ -67,6 +69,7 @@ impl Default for GptOptions {
             activation: Activation::Gelu,
             norm: NormOptions::default(),
             rope_base: 10_000.0,
+            fp8_dpa: false,
             bias: true,
             recompute: RecomputeLevel::None,
             fp32_residual_connection: false,
@@ -78,7 +81,8 @@ impl Default for GptOptions {
 
 /// A decoder-only language model: embedding, causal transformer blocks with RoPE, norm, head.
 ///
-/// The blocks' GEMMs run in FP8; embedding, norms, attention, head and loss run in high precision.
+/// The blocks' GEMMs run in FP8; embedding, norms, head and loss run in high precision, and so does attention, unless `fp8_dpa`
+/// is set.
 ///
 /// | parameters | layer |
 /// |---|---|
@@ -183,6 +187,7 @@ impl Gpt {
                 rope: true,
                 rope_base: options.rope_base,
                 max_seq_length: options.max_seq_length,
+                fp8_dpa: options.fp8_dpa,
                 ..Default::default()
             },
             activation: options.activation,

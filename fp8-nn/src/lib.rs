@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod attention;
 pub mod checkpoint;
 mod clip;
 mod cross_attention;

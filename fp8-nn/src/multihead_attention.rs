@@ -1,13 +1,14 @@
 //! Self-attention with several heads.
 
 use crate::arguments::{Argument, Output};
+use crate::attention::{Attention, AttentionPassed};
 use crate::heads::Heads;
 use crate::projection::{Projection, ProjectionSaved};
 use crate::{
     AttentionOptions, Error, InitOptions, Linear, LinearOptions, LinearSaved, Module, NormOptions, Result,
     SequenceInfo, composite, init, parameters, precision,
 };
-use fp8_kernels::ops::{self, AttentionSaved, RopeTable};
+use fp8_kernels::ops::{self, RopeTable};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -58,8 +59,8 @@ impl Default for MultiheadAttentionOptions {
 
 /// Self-attention: `y = softmax(q · kᵀ / √d + mask) · v · wₒᵀ + bₒ`, with `[q, k, v] = norm(x) · wᵀ + b`.
 ///
-/// The two projections, `qkv` and `proj`, run in FP8; the attention between them runs in high precision, with f32 sums. A
-/// norm before `qkv` and rotary position embeddings (RoPE) are optional. Input and output are `[batch, seq, hidden_size]`;
+/// The two projections, `qkv` and `proj`, run in FP8; the attention between them runs in high precision, with f32 sums, or with
+/// [`fp8_dpa`](AttentionOptions::fp8_dpa) in FP8, too. A norm before `qkv` and rotary position embeddings (RoPE) are optional. Input and output are `[batch, seq, hidden_size]`;
 /// dtypes are those of [`Linear`].
 ///
 /// With H = `num_attention_heads`, G = `num_gqa_groups` and d = `kv_channels`, the rows of `qkv` are all query heads, then
@@ -73,6 +74,9 @@ impl Default for MultiheadAttentionOptions {
 /// | `<path>.qkv.bias`, if asked for | `[(H + 2 · G) · d]` | 0 |
 /// | `<path>.proj.weight` | `[hidden_size, H · d]` | normal, `output_layer_init_std` |
 /// | `<path>.proj.bias`, if asked for | `[hidden_size]` | 0 |
+///
+/// With `fp8_dpa` the layer has four more slots, each with one scale: `<path>.q.input`, `<path>.k.input`, `<path>.v.input` and
+/// `<path>.o.grad_output`.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -102,25 +106,21 @@ impl Default for MultiheadAttentionOptions {
 pub struct MultiheadAttention {
     path: Arc<str>,
     qkv: Projection,
+    attention: Attention,
     proj: Linear,
     rope: Option<RopeTable>,
     heads: usize,
     groups: usize,
     head_dim: usize,
-    options: ops::AttentionOptions,
 }
 
-composite!(MultiheadAttention { qkv, proj });
+composite!(MultiheadAttention { qkv, attention, proj });
 
 /// The values that the backward pass of [`MultiheadAttention`] needs.
 #[derive(Debug)]
 pub struct MultiheadAttentionSaved {
     qkv: ProjectionSaved,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    attention: AttentionSaved,
+    attention: AttentionPassed,
     info: SequenceInfo,
     proj: LinearSaved,
     output: Output,
@@ -170,12 +170,12 @@ impl MultiheadAttention {
         Ok(Self {
             path: path.into(),
             qkv: Projection::new(path, "qkv", norm, qkv, device, rng)?,
+            attention: Attention::new(path, attention.operation(), attention.fp8_dpa),
             proj: Linear::new(&format!("{path}.proj"), proj, device, rng)?,
             rope,
             heads,
             groups,
             head_dim,
-            options: attention.operation(),
         })
     }
 
@@ -275,10 +275,10 @@ impl MultiheadAttention {
             Some(table) => (ops::rope(&q, table, info.rotary())?, ops::rope(&k, table, info.rotary())?),
             None => (q, k),
         };
-        let (o, attention) = ops::attention(&q, &k, &v, &info.sequences, self.options)?;
+        let (o, attention) = self.attention.forward(cx, [q, k, v], &info.sequences)?;
         let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
         let (info, output) = (info.clone(), Output::of(&self.path, &y));
-        let saved = MultiheadAttentionSaved { qkv: qkv_saved, q, k, v, o, attention, info, proj, output };
+        let saved = MultiheadAttentionSaved { qkv: qkv_saved, attention, info, proj, output };
         Ok((y, saved))
     }
 
@@ -290,10 +290,9 @@ impl MultiheadAttention {
         dnormed: Option<&Tensor>,
     ) -> Result<Tensor> {
         saved.output.check(dy)?;
-        let MultiheadAttentionSaved { qkv, q, k, v, o, attention, info, proj, .. } = saved;
-        let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
-        let (dq, dk, dv) =
-            ops::attention_backward(&d_o, &q, &k, &v, &o, &attention, &info.sequences, self.options)?;
+        let MultiheadAttentionSaved { qkv, attention, info, proj, .. } = saved;
+        let d_o = self.proj.backward(cx, proj, dy)?.reshape(attention.shape())?;
+        let (dq, dk, dv) = self.attention.backward(cx, attention, &d_o, &info.sequences)?;
         let (dq, dk) = match &self.rope {
             Some(table) => (
                 ops::rope_backward(&dq, table, info.rotary())?,

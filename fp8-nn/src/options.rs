@@ -66,6 +66,7 @@ impl NormOptions {
 /// | `rope` | false |
 /// | `rope_base` | 10 000 |
 /// | `max_seq_length` | 2048, used only with `rope` |
+/// | `fp8_dpa` | false: attention runs in high precision |
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -101,6 +102,13 @@ pub struct AttentionOptions {
     pub rope_base: f64,
     /// The longest sequence that RoPE has angles for. Without `rope`, sequences have any length. Default: 2048.
     pub max_seq_length: usize,
+    /// Whether the attention itself runs in FP8 ([`ops::attention_fp8`]): queries, keys, values and the gradient of the output
+    /// are quantized by slots of their own, after RoPE; probabilities and the scores' gradients by the operation. Default: false.
+    ///
+    /// It takes recipes with one scale for a tensor, delayed and current scaling. Where a recipe has scales for rows or blocks, or
+    /// leaves one of these slots in high precision, the attention runs in high precision. In Transformer Engine this is an option
+    /// of the recipe.
+    pub fp8_dpa: bool,
 }
 
 impl Default for AttentionOptions {
@@ -116,6 +124,7 @@ impl Default for AttentionOptions {
             rope: false,
             rope_base: 10_000.0,
             max_seq_length: 2048,
+            fp8_dpa: false,
         }
     }
 }

@@ -80,7 +80,8 @@ impl Default for TransformerLayerOptions {
 
 /// A transformer block with the norms in front of attention and MLP: `r = x + attention(norm(x))`, `y = r + mlp(norm(r))`.
 ///
-/// Its four Linears (`qkv`, `proj`, `fc1`, `fc2`) run in FP8; attention and residual additions run in high precision. Input
+/// Its four Linears (`qkv`, `proj`, `fc1`, `fc2`) run in FP8; residual additions run in high precision, and so does attention,
+/// unless `attention.fp8_dpa` is set. Input
 /// and output are `[batch, seq, hidden_size]`; dtypes are those of [`Linear`](crate::Linear). PyTorch's
 /// `TransformerEncoderLayer` normalizes after the addition by default (`norm_first=False`), has dropout and is not causal.
 ///

@@ -105,7 +105,7 @@ impl Scaling {
         }
         let layers = layers.into_iter().map(|(path, (mut slots, operands))| {
             slots.sort_by_key(|slot| slot.role);
-            let gemms = assignment.gemms(&path);
+            let gemms = of_operands(assignment.gemms(&path), &operands);
             let emulated = emulated(&self.device, gemms, &operands);
             ExplainedLayer { gemms, path, slots, emulated }
         });
@@ -123,6 +123,17 @@ impl Scaling {
             }
         };
         Ok(Explanation { layers: layers.collect(), shadowed })
+    }
+}
+
+/// Those GEMMs whose two operands are slots of the layer: attention, for one, quantizes tensors that no GEMM of a Linear reads.
+fn of_operands(gemms: Fp8Gemms, operands: &[Operand<'_>]) -> Fp8Gemms {
+    let has =
+        |gemm: Gemm| gemm.roles().iter().all(|role| operands.iter().any(|operand| operand.role == *role));
+    Fp8Gemms {
+        fprop: gemms.fprop && has(Gemm::Fprop),
+        dgrad: gemms.dgrad && has(Gemm::Dgrad),
+        wgrad: gemms.wgrad && has(Gemm::Wgrad),
     }
 }
 
@@ -145,7 +156,12 @@ fn explained(slot: &SlotName, recipe: Option<RecipeLabel>, pattern: Option<Arc<s
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for ExplainedLayer { path, gemms, slots, emulated } in &self.layers {
-            writeln!(f, "{path}: {}", run_in_fp8(*gemms))?;
+            let has_gemms = slots.iter().any(|slot| slot.role == SlotRole::Weight);
+            writeln!(
+                f,
+                "{path}: {}",
+                if has_gemms { run_in_fp8(*gemms) } else { "tensors that no Linear reads" }
+            )?;
             for ExplainedSlot { role, recipe, pattern, .. } in slots {
                 let recipe = recipe.as_ref().map_or("off".to_owned(), RecipeLabel::to_string);
                 match pattern {

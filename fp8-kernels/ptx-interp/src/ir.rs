@@ -202,9 +202,11 @@ pub(crate) struct Cvt {
 
 /// The elements of a matrix operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Half {
+pub(crate) enum Element {
     F16,
     BF16,
+    E4M3,
+    E5M2,
 }
 
 /// What lanes of a warp do together.
@@ -238,9 +240,9 @@ pub(crate) enum Together {
         a: Reg,
     },
     Barrier,
-    /// `mma`: `d = a · b + c`.
+    /// `mma`: `d = a · b + c`, for a and b of the same or different elements of one size.
     Multiply {
-        half: Half,
+        elements: [Element; 2],
         d: [Reg; 4],
         a: [Reg; 4],
         b: [Reg; 2],

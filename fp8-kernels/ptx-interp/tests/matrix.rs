@@ -73,6 +73,55 @@ fn products_of_both_types() {
     }
 }
 
+/// Ten words a lane and the four of the result for `m16n8k32`, from the tables of the PTX manual. The codes differ for each
+/// place; `values` has what each code of a and of b stands for.
+fn operands_of_bytes(values: [&dyn Fn(u8) -> f32; 2]) -> (Vec<u32>, Vec<u32>) {
+    // Codes of numbers from 2⁻² to 4 with either sign, in both formats: their products' sums are exact.
+    let code = |row: usize, column: usize, seed: usize| {
+        let digits = (row * 31 + column * 17 + seed * 7) % 41;
+        ((digits % 24) as u8 + if seed == 1 { 0x28 } else { 0x34 }) | ((digits % 2) as u8) << 7
+    };
+    let (a, b) = (|row, k| code(row, k, 1), |k, column| code(k, column, 2));
+    let c = |row, column| number(row, column, 3) * 8.0;
+    let (mut words, mut wanted) = (Vec::new(), Vec::new());
+    for lane in 0..32 {
+        let (group, place) = (lane >> 2, lane % 4);
+        // a0 … a15: rows group and group + 8 in turn, four bytes each, columns 16 further on from a8.
+        for i in [0, 4, 8, 12] {
+            let row = if i == 0 || i == 8 { group } else { group + 8 };
+            let column = place * 4 + if i >= 8 { 16 } else { 0 };
+            words.push(u32::from_le_bytes([0, 1, 2, 3].map(|e| a(row, column + e))));
+        }
+        for i in [0, 4] {
+            let row = place * 4 + if i >= 4 { 16 } else { 0 };
+            words.push(u32::from_le_bytes([0, 1, 2, 3].map(|e| b(row + e, group))));
+        }
+        for i in 0..4 {
+            let (row, column) = (if i < 2 { group } else { group + 8 }, place * 2 + (i & 1));
+            words.push(c(row, column).to_bits());
+            let sum: f32 = (0..32).map(|k| values[0](a(row, k)) * values[1](b(k, column))).sum();
+            wanted.push((c(row, column) + sum).to_bits());
+        }
+    }
+    (words, wanted)
+}
+
+#[test]
+fn products_of_each_pair_of_fp8_types() {
+    let e4m3 = |code: u8| fp8_format::E4M3::from_bits(code).to_f32();
+    let e5m2 = |code: u8| fp8_format::E5M2::from_bits(code).to_f32();
+    let types: [(&str, &dyn Fn(u8) -> f32); 2] = [("e4m3", &e4m3), ("e5m2", &e5m2)];
+    for (left, left_value) in types {
+        for (right, right_value) in types {
+            let (words, wanted) = operands_of_bytes([left_value, right_value]);
+            let text = multiply("bf16")
+                .replace("m16n8k16", "m16n8k32")
+                .replace("bf16.bf16", &format!("{left}.{right}"));
+            assert_eq!(run_words(&text, &words, 32, 128).unwrap(), wanted, "{left} {right}");
+        }
+    }
+}
+
 /// With the sums in the registers that they start in.
 fn multiply_in_place() -> String {
     let text = multiply("bf16").replace("%f10,%f11,%f12,%f13", "%f0,%f1,%f2,%f3");
@@ -201,6 +250,8 @@ fn other_shapes_do_not_load() {
         multiply("bf16").replace("m16n8k16", "m16n8k8"),
         multiply("bf16").replace(".row.col", ".row.row"),
         multiply("bf16").replace(".bf16.bf16", ".bf16.f16"),
+        multiply("bf16").replace(".bf16.bf16", ".e4m3.e4m3"),
+        multiply("bf16").replace("m16n8k16", "m16n8k32"),
         multiply("bf16").replace("f32 {%f10", "satfinite.f32 {%f10"),
         multiply("bf16").replace("{%r14,%r15}", "{%r14}"),
         load(4, false).replace("x4", "x3"),

@@ -2,7 +2,7 @@
 
 use super::Sequences;
 use crate::backend::dispatch;
-use crate::{DType, Error, Result, Shape, Tensor};
+use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor};
 
 /// Options of [`attention`](attention()): which keys of its sequence a query sees, and the scale.
 ///
@@ -66,6 +66,28 @@ pub struct AttentionSaved {
     pub row_sum: Tensor,
 }
 
+impl AttentionSaved {
+    /// Returns an error for rows of another call.
+    pub(super) fn check(&self, op: &'static str, device: &Device, problem: &Problem) -> Result<()> {
+        let rows = Shape::from([problem.batch, problem.heads, problem.queries]);
+        for (what, tensor) in [("row_max", &self.row_max), ("row_sum", &self.row_sum)] {
+            tensor.expect_dtype(op, what, DType::F32)?;
+            device.expect_same(op, tensor.device())?;
+            if *tensor.shape() != rows {
+                let (lhs, rhs, what) = (*tensor.shape(), rows, "the saved rows and [batch, heads, queries]");
+                return Err(Error::Shapes {
+                    op,
+                    what,
+                    lhs,
+                    rhs,
+                    remedy: "pass what attention returned with o",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The arguments of a call after they have been checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Problem {
@@ -79,6 +101,9 @@ pub(crate) struct Problem {
     pub(crate) window: [Option<usize>; 2],
     pub(crate) diagonal: Diagonal,
     pub(crate) scale: f32,
+    /// Where products read FP8 codes on the CPU: the format that the scores' gradients are rounded to. Probabilities are rounded
+    /// to E4M3 then.
+    pub(crate) rounding: Option<Encoding>,
 }
 
 /// Computes scaled dot-product attention, `o = softmax(softmax_scale · q·kᵀ + mask) · v`, for each batch entry and head.
@@ -162,15 +187,7 @@ pub fn attention_backward(
         q.device().expect_same(op, tensor.device())?;
         q.expect_same_shape(op, pair, tensor)?;
     }
-    let rows = Shape::from([problem.batch, problem.heads, problem.queries]);
-    for (what, tensor) in [("row_max", &saved.row_max), ("row_sum", &saved.row_sum)] {
-        tensor.expect_dtype(op, what, DType::F32)?;
-        q.device().expect_same(op, tensor.device())?;
-        if *tensor.shape() != rows {
-            let (lhs, rhs, what) = (*tensor.shape(), rows, "the saved rows and [batch, heads, queries]");
-            return Err(Error::Shapes { op, what, lhs, rhs, remedy: "pass what attention returned with o" });
-        }
-    }
+    saved.check(op, q.device(), &problem)?;
     dispatch!(q.device(), attention::attention_backward([dy, q, k, v, o], saved, sequences, &problem))
 }
 
@@ -187,6 +204,18 @@ fn check(
     v.expect_dtype(op, "v", q.dtype())?;
     q.device().expect_same(op, k.device())?;
     q.device().expect_same(op, v.device())?;
+    problem(op, q, k, v, sequences, options)
+}
+
+/// What [`check`] checks but for dtypes and devices, which differ where the elements are codes.
+pub(super) fn problem(
+    op: &'static str,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    sequences: &Sequences,
+    options: AttentionOptions,
+) -> Result<Problem> {
     k.expect_same_shape(op, "k and v", v)?;
     let [batch, queries, heads, head_dim] = dims4(op, q)?;
     let [k_batch, keys, groups, k_head_dim] = dims4(op, k)?;
@@ -210,10 +239,21 @@ fn check(
     }
     let right = if options.causal { Some(0) } else { options.window.1 };
     let window = [options.window.0, right];
-    Ok(Problem { batch, queries, keys, heads, groups, head_dim, window, diagonal: options.diagonal, scale })
+    Ok(Problem {
+        batch,
+        queries,
+        keys,
+        heads,
+        groups,
+        head_dim,
+        window,
+        diagonal: options.diagonal,
+        scale,
+        rounding: None,
+    })
 }
 
-fn dims4(op: &'static str, x: &Tensor) -> Result<[usize; 4]> {
+pub(super) fn dims4(op: &'static str, x: &Tensor) -> Result<[usize; 4]> {
     <[usize; 4]>::try_from(&**x.shape()).map_err(|_| Error::Shape {
         op,
         shape: *x.shape(),

@@ -31,7 +31,7 @@
 //! | matrix products | [`fprop`], [`dgrad`], [`wgrad`], [`gemm`](gemm()), [`gemm_accumulate`], [`gemm_fp8`](gemm_fp8()), [`gemm_fp8_accumulate`], [`gemm_fp8_quantize`], [`can_multiply`], [`emulation`](emulation()) |
 //! | activations | [`activation`](activation()), [`activate`], [`activation_backward`], [`activation_backward_quantize_dbias`] |
 //! | norms | [`norm`](norm()), [`norm_backward`], [`norm_backward_add`] |
-//! | attention | [`attention`](attention()), [`attention_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
+//! | attention | [`attention`](attention()), [`attention_backward`], [`attention_fp8`](attention_fp8()), [`attention_fp8_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
 //! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
 //! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_groups`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
 //! | loss scaling | [`apply_loss_scale`], [`undo_loss_scale`], [`check_finite`], [`check_amaxes`], [`adamw_groups_scaled`], [`update_loss_scale`], [`cross_entropy_backward_scaled`] |
@@ -45,6 +45,7 @@ mod adamw;
 mod adamw_step;
 mod amax;
 mod attention;
+mod attention_fp8;
 mod cast;
 mod compare_calls;
 mod cross_entropy;
@@ -80,6 +81,7 @@ pub(crate) use adamw_step::Factors;
 pub use amax::amax;
 pub(crate) use attention::Problem;
 pub use attention::{AttentionOptions, AttentionSaved, Diagonal, attention, attention_backward};
+pub use attention_fp8::{attention_fp8, attention_fp8_backward};
 pub use cast::cast;
 pub use compare_calls::compare_calls;
 pub(crate) use cross_entropy::Factor;

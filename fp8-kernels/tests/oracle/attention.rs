@@ -21,23 +21,23 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
-    fn q(&self, b: usize, i: usize, h: usize, c: usize) -> usize {
+    pub(super) fn q(&self, b: usize, i: usize, h: usize, c: usize) -> usize {
         ((b * self.queries + i) * self.heads + h) * self.dim + c
     }
 
     /// Of the group that head `h` reads.
-    fn k(&self, b: usize, j: usize, h: usize, c: usize) -> usize {
+    pub(super) fn k(&self, b: usize, j: usize, h: usize, c: usize) -> usize {
         let group = h * self.groups / self.heads;
         ((b * self.keys + j) * self.groups + group) * self.dim + c
     }
 
-    fn rows(&self) -> impl Iterator<Item = [usize; 3]> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = [usize; 3]> {
         let (heads, queries) = (self.heads, self.queries);
         (0..self.batch * heads * queries)
             .map(move |r| [r / queries / heads, r / queries % heads, r % queries])
     }
 
-    fn probabilities(&self, q: &[f64], k: &[f64], [b, h, i]: [usize; 3]) -> Vec<f64> {
+    pub(super) fn probabilities(&self, q: &[f64], k: &[f64], [b, h, i]: [usize; 3]) -> Vec<f64> {
         let score = |j| (0..self.dim).map(|c| q[self.q(b, i, h, c)] * k[self.k(b, j, h, c)]).sum();
         let scores: Vec<f64> = (0..self.keys).map(score).collect();
         softmax::softmax(&scores, self.scale, |j| !self.sees(b, i, j))

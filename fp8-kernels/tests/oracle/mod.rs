@@ -3,6 +3,7 @@
 pub(crate) mod activation;
 pub(crate) mod adamw;
 pub(crate) mod attention;
+pub(crate) mod attention_fp8;
 pub(crate) mod cross_entropy;
 pub(crate) mod differences;
 pub(crate) mod fp8;

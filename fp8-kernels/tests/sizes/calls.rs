@@ -225,6 +225,18 @@ calls! {
             ops::attention_backward(&o, &q, &k, &k, &o, &saved, &Sequences::Full, AttentionOptions::default())?;
         }
     };
+    attention_fp8/4: |device, [a, b, c, d]| {
+        let codes = |shape: [usize; 4], encoding| -> Result<Fp8Tensor> {
+            let codes = zeros(shape, DType::U8, device)?;
+            Ok(Fp8Tensor::from_codes(codes, shape, encoding, Tensor::scalar(1.0, device)?)?)
+        };
+        for (q, k) in [([a, b, c, d], [a, b, c, d]), ([a, b, c, 16], [a, d, 1, 16]), ([1, a, b, c], [1, d, 1, c])] {
+            let (q, k, dy) = (codes(q, Encoding::E4M3)?, codes(k, Encoding::E4M3)?, codes(q, Encoding::E5M2)?);
+            let (sequences, options) = (Sequences::Full, AttentionOptions::default());
+            let (o, saved) = ops::attention_fp8(&q, &k, &k, &sequences, options, DType::BF16)?;
+            ops::attention_fp8_backward(&dy, &q, &k, &k, &o, &saved, &sequences, options)?;
+        }
+    };
     rope_table/2: |device, [a, b]| ops::RopeTable::new(a, b.saturating_mul(2), 1e4, device)?;
     rope/4: |device, [a, b, c, d]| {
         let table = ops::RopeTable::new(4, 2, 1e4, device)?;

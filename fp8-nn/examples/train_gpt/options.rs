@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use fp8_nn::RecomputeLevel;
 use fp8_nn::fp8_recipe::Recipe;
 
@@ -160,6 +160,10 @@ pub(crate) struct Settings {
     /// Divide scales by 2^N, which leaves room below the largest FP8 value; -100 to 100
     #[arg(long, value_name = "N", default_value = "0", value_parser = margin)]
     pub(crate) margin: i32,
+
+    /// Run attention in FP8, too, under recipes with one scale for a tensor
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set, hide_possible_values = true, hide_default_value = true, value_name = "BOOL")]
+    pub(crate) fp8_attention: bool,
 }
 
 /// `--device`.
@@ -212,6 +216,8 @@ pub(crate) enum FormatName {
     E4m3,
 }
 
+const FP8_ATTENTION: &str = "fp8-attention";
+
 impl Settings {
     /// Returns every setting as (option name, value). [`Settings::from_values`] reads the same bits back.
     pub(crate) fn values(&self) -> Vec<(&'static str, String)> {
@@ -229,6 +235,7 @@ impl Settings {
             ("format", self.format.to_string()),
             ("history-len", self.history_len.to_string()),
             ("margin", self.margin.to_string()),
+            (FP8_ATTENTION, self.fp8_attention.to_string()),
         ]
     }
 
@@ -237,8 +244,12 @@ impl Settings {
         let defaults = parse_from(["train_gpt"])?.0.settings;
         let mut line = vec!["train_gpt".to_owned()];
         for (option, _) in defaults.values() {
-            let value = value(option).ok_or_else(|| Failure::input(format!("it has no --{option}")))?;
-            line.push(format!("--{option}={value}"));
+            match value(option) {
+                Some(value) => line.push(format!("--{option}={value}")),
+                // Checkpoints are older than this option: their attention ran in high precision.
+                None if option == FP8_ATTENTION => {}
+                None => return Err(Failure::input(format!("it has no --{option}"))),
+            }
         }
         Ok(parse_from(line)?.0.settings)
     }

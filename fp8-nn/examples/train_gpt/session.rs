@@ -92,6 +92,7 @@ impl Session {
             num_attention_heads: settings.heads,
             max_seq_length: settings.seq,
             recompute: place.recompute,
+            fp8_dpa: settings.fp8_attention,
             ..Default::default()
         };
         let before = device.memory_report().now;

@@ -136,6 +136,28 @@ fn replays_have_the_bits_of_eager_steps() {
     }
 }
 
+#[test]
+fn attention_in_fp8_is_recorded() {
+    let training = || {
+        let options = GptOptions {
+            vocab_size: 20,
+            num_layers: 1,
+            hidden_size: 32,
+            num_attention_heads: 2,
+            max_seq_length: 8,
+            fp8_dpa: true,
+            ..Default::default()
+        };
+        let model = Gpt::new("gpt", &options, &device(), &mut rng(3)).unwrap();
+        let scaling = Scaling::new(&model, &device()).unwrap();
+        Training { model, scaling, ..Training::new(delayed()) }
+    };
+    let [mut eager, mut recorded] = [training(), training()];
+    recorded_beside(&mut eager, &mut recorded, |_, _| ());
+    let all = |training: &Training| everything(&training.model, &training.scaling);
+    assert!(all(&eager) == all(&recorded), "parameters, histories and scales");
+}
+
 /// Makes one element of a gradient infinite. Backward adds to it.
 fn spoil(training: &mut Training) {
     let mut last = None;

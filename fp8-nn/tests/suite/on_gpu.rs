@@ -8,6 +8,7 @@ use fp8_nn::prelude::Device;
 mod accumulation;
 mod agreement;
 mod all_or_nothing;
+mod attention_fp8;
 mod by_name;
 mod checkpoint;
 mod checkpoint_files;

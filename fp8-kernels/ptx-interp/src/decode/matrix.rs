@@ -3,7 +3,7 @@
 use super::memory::memory;
 use super::operands::{Mods, Result};
 use crate::builder::{Builder, Operand, Statement};
-use crate::ir::{Half, Op, Space, Together, Ty};
+use crate::ir::{Element, Op, Space, Together, Ty};
 use crate::lanes::Reg;
 use crate::race::Access;
 
@@ -34,15 +34,27 @@ fn sources<const N: usize>(b: &mut Builder, s: &Statement<'_>, index: usize, ty:
     Ok(registers)
 }
 
-/// `mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32` for T bf16 and f16.
+/// `mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32` for T bf16 and f16, and `m16n8k32` for each pair of e4m3 and e5m2.
 pub(super) fn multiply(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
-    if !take_all(m, &["sync", "aligned", "m16n8k16", "row", "col", "f32"]) {
+    if !take_all(m, &["sync", "aligned"]) {
         return s.unknown();
     }
-    let half = match (m.ty(), m.ty()) {
-        (Some(Ty::BF16), Some(Ty::BF16)) => Half::BF16,
-        (Some(Ty::F16), Some(Ty::F16)) => Half::F16,
-        _ => return s.unknown(),
+    let Some(bytes) = m.one_of(&[("m16n8k16", false), ("m16n8k32", true)]) else { return s.unknown() };
+    if !take_all(m, &["row", "col", "f32"]) {
+        return s.unknown();
+    }
+    let elements = if bytes {
+        let mut element = || m.one_of(&[("e4m3", Element::E4M3), ("e5m2", Element::E5M2)]);
+        match (element(), element()) {
+            (Some(left), Some(right)) => [left, right],
+            _ => return s.unknown(),
+        }
+    } else {
+        match (m.ty(), m.ty()) {
+            (Some(Ty::BF16), Some(Ty::BF16)) => [Element::BF16; 2],
+            (Some(Ty::F16), Some(Ty::F16)) => [Element::F16; 2],
+            _ => return s.unknown(),
+        }
     };
     if m.ty() != Some(Ty::F32) {
         return s.unknown();
@@ -53,7 +65,7 @@ pub(super) fn multiply(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> 
         *d = s.dest(part, Ty::F32, false)?;
     }
     let (a, b2, c) = (sources(b, s, 1, Ty::B32)?, sources(b, s, 2, Ty::B32)?, sources(b, s, 3, Ty::F32)?);
-    let what = Together::Multiply { half, d, a, b: b2, c };
+    let what = Together::Multiply { elements, d, a, b: b2, c };
     Ok(Op::Together { what, mask: b.constant(false, EVERYBODY) })
 }
 

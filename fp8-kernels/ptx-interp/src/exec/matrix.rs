@@ -11,31 +11,50 @@
 //! | C and D, 16 × 8, f32 | c0, c1 | g | 2t; 2t + 1 |
 //! | | c2, c3 | g + 8 | 2t; 2t + 1 |
 //!
+//! Those of `m16n8k32` have four elements of one byte in a register where these have two, columns 4t … 4t + 3 and 16 further
+//! on: the same bytes at the same places.
+//!
 //! Here a sum starts at C and takes its products, which are exact, by rising k, each addition rounded to nearest.
 //! Hardware's order and its roundings inside of a sum are its own: results agree within a tolerance, not in their bits.
 
 use super::fault::{Fault, Step};
 use super::machine::Machine;
 use super::warp::Warp;
-use crate::ir::{Half, Mem};
+use crate::ir::{Element, Mem};
 use crate::lanes::Reg;
+use crate::numeric;
 use crate::report::Kind;
 
-impl Half {
-    fn value(self, bits: u64) -> f32 {
+impl Element {
+    /// How many there are in a register.
+    const fn count(self) -> usize {
+        match self {
+            Self::F16 | Self::BF16 => 2,
+            Self::E4M3 | Self::E5M2 => 4,
+        }
+    }
+
+    /// The value of element `i` of a register.
+    fn value(self, register: u64, i: usize) -> f32 {
+        let bits = register >> (i * 32 / self.count());
         match self {
             Self::F16 => half::f16::from_bits(bits as u16).to_f32(),
             Self::BF16 => f32::from_bits((bits as u32) << 16),
+            Self::E4M3 => numeric::from_fp8(bits as u32 & 0xff, 3) as f32,
+            Self::E5M2 => numeric::from_fp8(bits as u32 & 0xff, 2) as f32,
         }
     }
 }
 
+/// The largest k of a product.
+const DEPTH: usize = 32;
+
 impl Warp {
-    /// `mma.m16n8k16` of all lanes.
+    /// `mma` of all lanes.
     pub(super) fn multiply(
         &mut self,
         machine: &Machine<'_>,
-        half: Half,
+        [left_element, right_element]: [Element; 2],
         d: [Reg; 4],
         (a, b, c): ([Reg; 4], [Reg; 2], [Reg; 4]),
     ) -> Step {
@@ -45,25 +64,31 @@ impl Warp {
                 return machine.unwritten(self, *reg, missing, "a part of a matrix");
             }
         }
-        let (mut left, mut right, mut sums) = ([[0.0f32; 16]; 16], [[0.0f32; 8]; 16], [[0.0f32; 8]; 16]);
+        let count = left_element.count();
+        let depth = 8 * count;
+        let (mut left, mut right) = ([[0.0f32; DEPTH]; 16], [[0.0f32; 8]; DEPTH]);
+        let mut sums = [[0.0f32; 8]; 16];
         for lane in 0..32 {
-            let (row, pair) = (lane / 4, lane % 4 * 2);
+            let (row, first, pair) = (lane / 4, lane % 4 * count, lane % 4 * 2);
             for (i, reg) in a.iter().enumerate() {
-                let (bits, row, col) = (self.regs.lane(*reg, lane), row + i % 2 * 8, pair + i / 2 * 8);
-                left[row][col] = half.value(bits & 0xffff);
-                left[row][col + 1] = half.value(bits >> 16);
+                let (bits, row, col) =
+                    (self.regs.lane(*reg, lane), row + i % 2 * 8, first + i / 2 * 4 * count);
+                for e in 0..count {
+                    left[row][col + e] = left_element.value(bits, e);
+                }
             }
             for (i, reg) in b.iter().enumerate() {
-                let bits = self.regs.lane(*reg, lane);
-                right[pair + i * 8][row] = half.value(bits & 0xffff);
-                right[pair + i * 8 + 1][row] = half.value(bits >> 16);
+                let (bits, col) = (self.regs.lane(*reg, lane), first + i * 4 * count);
+                for e in 0..count {
+                    right[col + e][row] = right_element.value(bits, e);
+                }
             }
             for (i, reg) in c.iter().enumerate() {
                 sums[row + i / 2 * 8][pair + i % 2] = f32::from_bits(self.regs.lane(*reg, lane) as u32);
             }
         }
         for (left, sums) in left.iter().zip(&mut sums) {
-            for (x, right) in left.iter().zip(&right) {
+            for (x, right) in left[..depth].iter().zip(&right) {
                 sums.iter_mut().zip(right).for_each(|(sum, y)| *sum += x * y);
             }
         }

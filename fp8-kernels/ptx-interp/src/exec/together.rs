@@ -154,7 +154,9 @@ impl Warp {
             }
             Together::Barrier => {}
             // These wait for all lanes, and promise nothing about memory.
-            Together::Multiply { half, d, a, b, c } => return self.multiply(machine, half, d, (a, b, c)),
+            Together::Multiply { elements, d, a, b, c } => {
+                return self.multiply(machine, elements, d, (a, b, c));
+            }
             Together::LoadMatrix { mem, d, transposed } => {
                 return self.load_matrix(machine, &mem, d, transposed);
             }

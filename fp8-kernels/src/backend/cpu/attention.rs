@@ -6,10 +6,10 @@
 use super::dispatch::{Kernel, vectorized};
 use super::matmul::{Strided, Unpacked, product, transpose};
 use super::softmax::origin;
-use super::{Buffer, lanes, parallel};
+use super::{Buffer, attention_fp8, lanes, parallel};
 use crate::host::{self, Array};
 use crate::ops::{AttentionSaved, Diagonal, Ends, Problem, Sequences};
-use crate::{DType, Device, Error, Result, Shape, Tensor, math};
+use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor, math};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -225,16 +225,16 @@ impl<'a> Head<'a> {
 }
 
 /// Keys of one block of scores.
-const KEYS: usize = 64;
+pub(super) const KEYS: usize = 64;
 /// Queries of one block of scores. Fewer than keys: less is computed of what a causal mask hides.
-const QUERIES: usize = 32;
+pub(super) const QUERIES: usize = 32;
 /// Rows of scores are computed up to a multiple of this, in vectors without a rest.
 const LANES: usize = 16;
 // Whole blocks of queries end where blocks of keys do: a row is multiplied with no hidden key behind its own block of keys.
 const _: () = assert!(KEYS.is_multiple_of(LANES) && KEYS.is_multiple_of(QUERIES));
 
 /// A block of scores, one row a query. What a row holds behind its last key is not defined.
-type Block = [f32; QUERIES * KEYS];
+pub(super) type Block = [f32; QUERIES * KEYS];
 
 /// `[head_dim, keys]` for each batch entry and group, with rows of `stride` values, a multiple of [`LANES`].
 struct Transposed {
@@ -349,6 +349,9 @@ impl Kernel for Forward<'_> {
                         o[i * dim..(i + 1) * dim].iter_mut().for_each(|o| *o *= shrink);
                     }
                 }
+                if p.rounding.is_some() {
+                    attention_fp8::round_probabilities(&mut block, count)?;
+                }
                 let probs = Strided { data: &block, row: KEYS, step: 1 };
                 add_product(count, probs, v, [start, cols], o)?;
             }
@@ -399,6 +402,8 @@ impl Kernel for Backward<'_> {
     fn run(self) -> Result<()> {
         let Self { x, dq, dk, dv, p } = self;
         let dim = p.head_dim;
+        // What is rounded has no scale yet: rounding commutes with powers of two alone.
+        let slope_scale = if p.rounding.is_some() { 1.0 } else { p.scale };
         // Probabilities; their gradients, then those of the scores.
         let (mut probs, mut grads) = ([0.0; QUERIES * KEYS], [0.0; QUERIES * KEYS]);
         for (block, dq) in dq.chunks_mut(QUERIES * dim).enumerate() {
@@ -424,7 +429,7 @@ impl Kernel for Backward<'_> {
                     for (probs, grads) in lanes.zip(grads[..width].chunks_exact_mut(LANES)) {
                         for (prob, grad) in probs.iter_mut().zip(grads) {
                             *prob = math::exp(*prob * p.scale - origin) * inverse;
-                            *grad = *prob * (*grad - mean) * p.scale;
+                            *grad = *prob * (*grad - mean) * slope_scale;
                         }
                     }
                     for hidden in [0..hidden, seen..cols] {
@@ -435,6 +440,17 @@ impl Kernel for Backward<'_> {
                 let straight = |data| Strided { data, row: KEYS, step: 1 };
                 let flipped = |data| Strided { data, row: 1, step: KEYS };
                 let rows = start * dim..(start + cols) * dim;
+                if let Some(encoding) = p.rounding {
+                    // Each product has another operand: its rows have the scales.
+                    let mut by_key = grads;
+                    attention_fp8::round_columns(&mut by_key, [count, cols], encoding, p.scale)?;
+                    add_product(cols, flipped(&by_key), x.q, [first, count], &mut dk[rows.clone()])?;
+                    attention_fp8::round_columns(&mut probs, [count, cols], Encoding::E4M3, 1.0)?;
+                    add_product(cols, flipped(&probs), x.dy, [first, count], &mut dv[rows])?;
+                    attention_fp8::round_rows(&mut grads, [count, cols], encoding, p.scale)?;
+                    add_product(count, straight(&grads), x.k, [start, cols], dq)?;
+                    continue;
+                }
                 add_product(cols, flipped(&probs), x.dy, [first, count], &mut dv[rows.clone()])?;
                 add_product(cols, flipped(&grads), x.q, [first, count], &mut dk[rows])?;
                 add_product(count, straight(&grads), x.k, [start, cols], dq)?;

@@ -8,6 +8,7 @@ pub(crate) mod activation;
 pub(crate) mod adamw;
 pub(crate) mod amax;
 pub(crate) mod attention;
+pub(crate) mod attention_fp8;
 mod buffer;
 pub(crate) mod cast;
 pub(crate) mod codec;

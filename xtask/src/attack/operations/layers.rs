@@ -124,6 +124,7 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                     causal,
                     rope,
                     max_seq_length: 16,
+                    fp8_dpa: case.draw.once_in(3),
                     ..Default::default()
                 },
                 input_layernorm: input_layernorm.then_some(NormOptions {
@@ -154,6 +155,7 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                     window: (case.draw.once_in(3).then_some(2), case.draw.once_in(3).then_some(1)),
                     rope,
                     max_seq_length: 16,
+                    fp8_dpa: case.draw.once_in(3),
                     ..Default::default()
                 },
                 activation,

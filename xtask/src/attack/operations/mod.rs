@@ -49,6 +49,7 @@ pub(super) const FAMILIES: &[Family] = &[
     family("norm", 6, rows::norm),
     family("softmax", 4, rows::softmax),
     family("attention", 5, rows::attention),
+    family("attention_fp8", 3, products::attention_fp8),
     family("cross_entropy", 4, rows::cross_entropy),
     family("embedding", 4, rows::embedding),
     family("quantize", 7, slots::quantize),

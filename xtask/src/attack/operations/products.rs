@@ -1,6 +1,6 @@
 //! Matrix products, in high precision and in FP8.
 
-use fp8_kernels::ops::{self, Accumulation, Layout};
+use fp8_kernels::ops::{self, Accumulation, AttentionOptions, Diagonal, Layout, Sequences};
 use fp8_kernels::{Cell, DType, Device, Encoding, Fp8Tensor, Operand, ScalePolicy, ScaleRule, Slot};
 
 use super::super::case::{Case, Input};
@@ -154,5 +154,49 @@ pub(super) fn linear(case: &mut Case<'_>) -> Option<()> {
     let mut dw = case.tensor(&[n, k], DType::F32, Kind::Tame)?;
     case.call("wgrad", || ops::wgrad(&dy8, &x8, &mut dw.tensor, "dw", ops::Accumulation::Split))?;
     case.close("dw", &dw.tensor, tolerance(DType::F32, m, [&dy, &x], dw.size));
+    Some(())
+}
+
+/// What two backends may differ by: they round probabilities relative to different maxima.
+const FORWARD: f64 = 0.08;
+const BACKWARD: f64 = 0.3;
+
+pub(super) fn attention_fp8(case: &mut Case<'_>) -> Option<()> {
+    let (dtype, to) = (case.draw.dtype(), case.draw.dtype());
+    let device = case.device.clone();
+    let options = AttentionOptions {
+        causal: case.draw.flip(),
+        window: (case.draw.pick(&[None, None, Some(0), Some(70)]), case.draw.pick(&[None, None, Some(1)])),
+        diagonal: case.draw.pick(&[Diagonal::TopLeft, Diagonal::BottomRight]),
+        softmax_scale: case.draw.pick(&[None, None, Some(0.0), Some(-0.1), Some(f32::NAN)]),
+    };
+    let (groups, repeats) = (1 + case.draw.below(2), 1 + case.draw.below(3));
+    let head_dim = case.draw.pick(&[1, 8, 16, 24, 32, 64, 80, 128, 130]);
+    let q_shape = [case.draw.below(3), case.draw.pick(&[0, 1, 5, 16, 65]), groups * repeats, head_dim];
+    let k_shape = [q_shape[0], case.draw.pick(&[0, 1, 7, 33, 70]), groups, head_dim];
+    let values = [&q_shape, &k_shape, &k_shape, &q_shape].map(|shape| case.tensor(shape, dtype, Kind::Noise));
+    let [q, k, v, dy] = values;
+    let (q, k, v, dy) = (q?, k?, v?, dy?);
+    let forward = if case.draw.once_in(16) { Encoding::E5M2 } else { Encoding::E4M3 };
+    let backward = case.draw.encoding();
+    let (q8, k8) = (fp8(case, &q, forward, &device)?, fp8(case, &k, Encoding::E4M3, &device)?);
+    let (v8, dy8) = (fp8(case, &v, Encoding::E4M3, &device)?, fp8(case, &dy, backward, &device)?);
+    let sequences = Sequences::Full;
+    let (o, saved) =
+        case.call("attention_fp8", || ops::attention_fp8(&q8, &k8, &v8, &sequences, options, to))?;
+    case.near("o", &o, FORWARD);
+    let (dq, dk, dv) = case.call("attention_fp8_backward", || {
+        ops::attention_fp8_backward(&dy8, &q8, &k8, &v8, &o, &saved, &sequences, options)
+    })?;
+    // With one key, or a scale of 0, these are the rounding of o.
+    if k_shape[1] > 1
+        && options.softmax_scale != Some(0.0)
+        && options.window == (None, None)
+        && !options.causal
+    {
+        case.near("dq", &dq, BACKWARD);
+        case.near("dk", &dk, BACKWARD);
+    }
+    case.near("dv", &dv, BACKWARD);
     Some(())
 }

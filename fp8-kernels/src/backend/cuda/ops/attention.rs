@@ -131,7 +131,7 @@ fn rows(
 }
 
 /// One call, as the kernels take it.
-struct Sizes {
+pub(super) struct Sizes {
     /// Tiles of queries and of keys, of a batch entry.
     tiles: [u32; 2],
     /// queries, keys, heads, groups, head_dim
@@ -142,8 +142,8 @@ struct Sizes {
     scale: f32,
     path: Path,
     /// Blocks of the launches that own queries, and of the one that owns keys.
-    query_blocks: u64,
-    key_blocks: u64,
+    pub(super) query_blocks: u64,
+    pub(super) key_blocks: u64,
 }
 
 /// The window's end where there is none.
@@ -230,7 +230,13 @@ impl Path {
 
 impl Sizes {
     /// Sizes that the kernels count in 32 bits.
-    fn new(op: &'static str, q: &Tensor, k: &Tensor, sequences: &Sequences, p: &Problem) -> Result<Self> {
+    pub(super) fn new(
+        op: &'static str,
+        q: &Tensor,
+        k: &Tensor,
+        sequences: &Sequences,
+        p: &Problem,
+    ) -> Result<Self> {
         let number = |size: usize, tensor: &Tensor| {
             // The extents of an empty tensor decide nothing.
             let size = if tensor.numel() == 0 { size.min(i32::MAX as usize) } else { size };
@@ -252,8 +258,9 @@ impl Sizes {
         ];
         let path = Path::new(q.dtype(), p.head_dim);
         let parts = match path {
-            Path::Matrices(_) => 1,
-            Path::Plain(_) => (p.head_dim as u64).div_ceil(PART),
+            Path::Plain(_) if q.dtype().is_float() => (p.head_dim as u64).div_ceil(PART),
+            // The kernels of FP8 codes compute whole rows, too.
+            Path::Matrices(_) | Path::Plain(_) => 1,
         };
         let tables = sequences.packing().and_then(Packing::tiles);
         let tiles = |rows: usize, table: usize| match tables {
@@ -285,7 +292,13 @@ impl Sizes {
 
     /// The parameters that all kernels end with, for one that owns queries (side 0) or keys (side 1): query_lengths,
     /// key_lengths, tile_table, fault, tiles, queries, keys, heads, groups, head_dim, left, right, bottom_right, scale.
-    fn args(&self, gpu: &Gpu, op: &'static str, sequences: &Sequences, side: usize) -> Result<[Arg; 14]> {
+    pub(super) fn args(
+        &self,
+        gpu: &Gpu,
+        op: &'static str,
+        sequences: &Sequences,
+        side: usize,
+    ) -> Result<[Arg; 14]> {
         let buffer =
             |tensor: Option<&Tensor>| tensor.map(|tensor| tensor.cuda(op).map(Arg::from)).transpose();
         let none = Arg::from(None::<&Buffer>);

@@ -6,11 +6,13 @@ use super::KernelFile;
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 6] = [
     ("activation.cuh", include_str!("activation.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("attention.cuh", include_str!("attention.cuh")),
     ("attention_backward.cuh", include_str!("attention_backward.cuh")),
+    ("attention_fp8.cuh", include_str!("attention_fp8.cuh")),
+    ("attention_fp8_backward.cuh", include_str!("attention_fp8_backward.cuh")),
 ];
 
 /// `sources![(Variant, "stem")]`: one program per kernel file.
@@ -49,6 +51,9 @@ sources![
     (Attention, "attention"),
     (AttentionBackwardKv, "attention_backward_kv"),
     (AttentionBackwardQ, "attention_backward_q"),
+    (AttentionFp8, "attention_fp8"),
+    (AttentionFp8BackwardKv, "attention_fp8_backward_kv"),
+    (AttentionFp8BackwardQ, "attention_fp8_backward_q"),
     (AttentionPlain, "attention_plain"),
     (Cast, "cast"),
     (Cells, "cells"),

@@ -1,0 +1,225 @@
+//! `attention_fp8` on a GPU: one launch forward, three backward, none of which keeps scores in memory.
+//!
+//! Head sizes up to 128 that are multiples of 16 go through the tensor cores' FP8 products. Anything else is dequantized to
+//! f32, exactly, and computed by [`attention`](super::attention), which does not round probabilities.
+
+use super::attention::{self, Sizes};
+use super::{Arg, Buffer, Gpu, Grid, Joined, Source, args, dtype_number, format_number};
+use crate::ops::{self, AttentionSaved, Problem, Sequences, TILE};
+use crate::{DType, Encoding, Fp8Tensor, Result, Shape, Tensor};
+
+/// Threads of a block.
+const THREADS: u32 = 128;
+/// Keys, or rows of the other side in backward, of one stage.
+const COLUMNS: u32 = 64;
+/// f32 that backward keeps for each row of scores.
+const ROW: usize = 4;
+
+pub(crate) fn attention_fp8(
+    gpu: &Gpu,
+    tensors: [&Fp8Tensor; 3],
+    dtype: DType,
+    sequences: &Sequences,
+    p: &Problem,
+) -> Result<(Tensor, AttentionSaved)> {
+    let op = "attention_fp8";
+    let Some(kernels) = Kernels::new(p.head_dim) else {
+        let [q, k, v] = tensors.map(|x| x.dequantize(DType::F32));
+        let (o, saved) = attention::attention(gpu, &q?, &k?, &v?, sequences, p)?;
+        return Ok((ops::cast(&o, dtype)?, saved));
+    };
+    let [q, k, v] = tensors.map(|x| Operand::new(op, x));
+    let (q, k, v) = (q?, k?, v?);
+    let sizes = Sizes::new(op, q.codes, k.codes, sequences, p)?;
+    let o = gpu.alloc(dtype, q.codes.numel())?;
+    let rows = Shape::from([p.batch, p.heads, p.queries]);
+    let (row_max, row_sum) = (gpu.alloc(DType::F32, rows.numel())?, gpu.alloc(DType::F32, rows.numel())?);
+    let grid = Grid::new(op, sizes.query_blocks, THREADS)?.with_shared(kernels.forward_shared());
+    let kernel = gpu.kernel(Source::AttentionFp8, kernels.forward)?;
+    let [[q8, q_inv], [k8, k_inv], [v8, v_inv]] = [q.args(op)?, k.args(op)?, v.args(op)?];
+    let args = args![q8, k8, v8, q_inv, k_inv, v_inv, &o, dtype_number(dtype), &row_max, &row_sum];
+    let args = Joined::new(args, sizes.args(gpu, op, sequences, 0)?);
+    // SAFETY: the kernel's parameters (q, k, v, their factors, o, dtype, row_max, row_sum, and those of the call); shapes and
+    // formats are checked by `ops::attention_fp8`, head_dim is a multiple of 16 up to the kernel's, the outputs were made above; a
+    // block for each tile of queries and head.
+    unsafe { kernel.launch(gpu, grid, &args) }?;
+    let saved = AttentionSaved {
+        row_max: Tensor::from_cuda(row_max, rows, q.codes.device()),
+        row_sum: Tensor::from_cuda(row_sum, rows, q.codes.device()),
+    };
+    Ok((Tensor::from_cuda(o, *q.codes.shape(), q.codes.device()), saved))
+}
+
+pub(crate) fn attention_fp8_backward(
+    gpu: &Gpu,
+    tensors: [&Fp8Tensor; 4],
+    o: &Tensor,
+    saved: &AttentionSaved,
+    sequences: &Sequences,
+    p: &Problem,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let op = "attention_fp8_backward";
+    let dtype = o.dtype();
+    let Some(kernels) = Kernels::new(p.head_dim) else {
+        let [dy, q, k, v] = tensors.map(|x| x.dequantize(DType::F32));
+        let tensors = [&dy?, &q?, &k?, &v?, &ops::cast(o, DType::F32)?];
+        let (dq, dk, dv) = attention::attention_backward(gpu, tensors, saved, sequences, p)?;
+        let cast = |x: &Tensor| ops::cast(x, dtype);
+        return Ok((cast(&dq)?, cast(&dk)?, cast(&dv)?));
+    };
+    let [dy, q, k, v] = tensors.map(|x| Operand::new(op, x));
+    let (dy, q, k, v) = (dy?, q?, k?, v?);
+    let sizes = Sizes::new(op, q.codes, k.codes, sequences, p)?;
+    let [dq, dk, dv] = [&q, &k, &v].map(|x| gpu.alloc(dtype, x.codes.numel()));
+    let (dq, dk, dv) = (dq?, dk?, dv?);
+    let rows = rows(gpu, op, &dy, o, saved, p)?;
+    let none = None::<&Buffer>;
+    let grad = kernels.of(dy.encoding);
+    let launches = [
+        (Source::AttentionFp8BackwardQ, grad.q, &dq, none, sizes.query_blocks),
+        (Source::AttentionFp8BackwardKv, grad.kv, &dk, Some(&dv), sizes.key_blocks),
+    ];
+    for (side, (source, name, first, second, blocks)) in launches.into_iter().enumerate() {
+        let grid = Grid::new(op, blocks, THREADS)?.with_shared(kernels.backward_shared());
+        let kernel = gpu.kernel(source, name)?;
+        let [q8, k8, v8, dy8] = [q.args(op)?, k.args(op)?, v.args(op)?, dy.args(op)?];
+        let codes = args![q8[0], k8[0], v8[0], dy8[0], q8[1], k8[1], v8[1], dy8[1]];
+        let results = args![&rows, first, second, dtype_number(dtype)];
+        let call = Joined::new(results, sizes.args(gpu, op, sequences, side)?);
+        let args: Vec<Arg> = codes.into_iter().chain(call.iter().copied()).collect();
+        // SAFETY: the kernel's parameters (q, k, v, dy, their factors, row_numbers, d_first, d_second, dtype, and those of the
+        // call); shapes and formats are checked by `ops::attention_fp8_backward`, head_dim is a multiple of 16 up to the
+        // kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for each tile of queries and
+        // head, or of keys and group.
+        unsafe { kernel.launch(gpu, grid, &args) }?;
+    }
+    let tensor =
+        |buffer, like: &Operand<'_>| Tensor::from_cuda(buffer, *like.codes.shape(), like.codes.device());
+    Ok((tensor(dq, &q), tensor(dk, &k), tensor(dv, &v)))
+}
+
+/// What backward reads of each row of scores.
+fn rows(
+    gpu: &Gpu,
+    op: &'static str,
+    dy: &Operand<'_>,
+    o: &Tensor,
+    saved: &AttentionSaved,
+    p: &Problem,
+) -> Result<Buffer> {
+    let count = p.batch * p.heads * p.queries;
+    let rows = gpu.alloc(DType::F32, ROW * count)?;
+    let kernel = gpu.kernel(Source::AttentionFp8, "attention_fp8_rows")?;
+    let [dy8, dy_inv] = dy.args(op)?;
+    let args = args![
+        dy8,
+        format_number(dy.encoding),
+        dy_inv,
+        o.cuda(op)?,
+        dtype_number(o.dtype()),
+        saved.row_max.cuda(op)?,
+        saved.row_sum.cuda(op)?,
+        &rows,
+        count as u64,
+        p.queries as u32,
+        p.heads as u32,
+        p.head_dim as u32,
+    ];
+    let grid =
+        Grid { blocks: gpu.blocks(count as u64, (THREADS / 32).into(), 16), threads: THREADS, shared: 0 };
+    // SAFETY: the kernel's parameters (dy, format, its factor, o, dtype, row_max, row_sum, rows, count, queries, heads,
+    // head_dim); shapes and types are checked by `ops::attention_fp8_backward`, and that sizes fit 32 bits by `Sizes::new`;
+    // head_dim is even; four f32 for each row.
+    unsafe { kernel.launch(gpu, grid, &args) }?;
+    Ok(rows)
+}
+
+/// One tensor as the kernels take it.
+struct Operand<'a> {
+    codes: &'a Tensor,
+    scale_inv: &'a Tensor,
+    encoding: Encoding,
+}
+
+impl<'a> Operand<'a> {
+    fn new(op: &'static str, x: &'a Fp8Tensor) -> Result<Self> {
+        let (scale_inv, encoding) = (x.scale_inv(), x.encoding());
+        match x.rowwise() {
+            Some(codes) => Ok(Self { codes, scale_inv, encoding }),
+            None => Err(crate::Error::Option {
+                op,
+                option: "codes",
+                value: "columnwise".to_owned(),
+                remedy: "expected rowwise codes".to_owned(),
+            }),
+        }
+    }
+
+    /// The addresses of the codes and of their factor.
+    fn args(&self, op: &'static str) -> Result<[Arg; 2]> {
+        Ok(args![self.codes.cuda(op)?, self.scale_inv.cuda(op)?])
+    }
+}
+
+/// The kernels for one padded head size.
+struct Kernels {
+    /// Codes of a head in shared memory.
+    padded: u32,
+    forward: &'static str,
+    e4m3: Backward,
+    e5m2: Backward,
+}
+
+/// The kernels for one format of dy.
+struct Backward {
+    q: &'static str,
+    kv: &'static str,
+}
+
+macro_rules! kernels {
+    ($padded:literal) => {
+        Kernels {
+            padded: $padded,
+            forward: concat!("attention_fp8_", $padded),
+            e4m3: Backward {
+                q: concat!("attention_fp8_backward_q_e4m3_", $padded),
+                kv: concat!("attention_fp8_backward_kv_e4m3_", $padded),
+            },
+            e5m2: Backward {
+                q: concat!("attention_fp8_backward_q_e5m2_", $padded),
+                kv: concat!("attention_fp8_backward_kv_e5m2_", $padded),
+            },
+        }
+    };
+}
+
+static KERNELS: [Kernels; 2] = [kernels!(64), kernels!(128)];
+
+impl Kernels {
+    /// `None` for a head size that the tensor cores' kernels do not take.
+    fn new(head_dim: usize) -> Option<&'static Self> {
+        match head_dim {
+            16..=64 if head_dim.is_multiple_of(16) => Some(&KERNELS[0]),
+            65..=128 if head_dim.is_multiple_of(16) => Some(&KERNELS[1]),
+            _ => None,
+        }
+    }
+
+    fn of(&self, encoding: Encoding) -> &Backward {
+        match encoding {
+            Encoding::E4M3 => &self.e4m3,
+            Encoding::E5M2 => &self.e5m2,
+        }
+    }
+
+    /// Bytes of dynamic shared memory: two stages of keys and values.
+    const fn forward_shared(&self) -> u32 {
+        2 * 2 * COLUMNS * self.padded
+    }
+
+    /// The same backward: the two tensors that a block owns rows of, and two stages of the other two, with the numbers of
+    /// their rows.
+    const fn backward_shared(&self) -> u32 {
+        2 * TILE as u32 * self.padded + 2 * COLUMNS * (2 * self.padded + ROW as u32 * 4)
+    }
+}
