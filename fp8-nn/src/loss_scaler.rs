@@ -38,9 +38,14 @@ pub struct LossScalerOptions {
 
 impl Default for LossScalerOptions {
     fn default() -> Self {
-        let LossScaleRule { growth_factor, backoff_factor, growth_interval } = LossScaleRule::default();
-        let init_scale = LossScaleState::default().scale;
-        Self { init_scale, growth_factor, backoff_factor, growth_interval, dynamic: true, enabled: true }
+        Self {
+            init_scale: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 2000,
+            dynamic: true,
+            enabled: true,
+        }
     }
 }
 
@@ -205,6 +210,33 @@ impl LossScaler {
     ///
     /// [`AdamW`] needs no such call: it divides while it updates.
     ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    /// # let (device, mut rng) = (Device::cpu(), fp8_nn::rand::rng());
+    /// # let options = LinearOptions { in_features: 32, out_features: 32, ..Default::default() };
+    /// # let mut fc = Linear::new("fc", options, &device, &mut rng)?;
+    /// # let mut scaling = Scaling::new(&fc, &device)?;
+    /// # let x = Tensor::full(0.5, [16, 32], DType::F32, &device)?;
+    /// let scaler = LossScaler::new(LossScalerOptions::default(), &device)?;
+    /// let (y, saved) = scaling.autocast_with(&DelayedScaling::default().into(), |cx| fc.forward(cx, &x))?;
+    /// scaling.backward_with(|cx| {
+    ///     let dy = scaler.scale(cx, &y)?;
+    ///     fc.backward(cx, saved, &dy)?;
+    ///     scaler.check(cx, &fc)
+    /// })?;
+    /// scaler.unscale(&mut fc)?;
+    /// if !scaler.overflowed()? {
+    ///     for parameter in parameters_mut(&mut fc) {
+    ///         parameter.update(|value, grad| {
+    ///             *value = ops::add(value, &ops::scale(grad, -1e-3)?)?; // SGD
+    ///             Ok(())
+    ///         })?;
+    ///     }
+    /// }
+    /// scaler.update()?;
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// A second call before [`update`](Self::update); a gradient that shares its storage with another tensor. Nothing has
     /// changed then.
@@ -298,6 +330,19 @@ impl LossScaler {
         ops::update_loss_scale(scale, options.dynamic.then(|| rule(options)).as_ref())?;
         [is_checked, is_unscaled, has_stepped].into_iter().for_each(|flag| flag.store(false, Relaxed));
         Ok(())
+    }
+
+    /// Returns whether a gradient overflowed since the last [`update`](Self::update), for an optimizer of your own, which must
+    /// then skip its step. With several ranks all get the same answer after the commit of the backward scope. On a GPU this
+    /// waits until all work queued so far is done.
+    ///
+    /// # Errors
+    /// As [`loss_scale`](Self::loss_scale).
+    pub fn overflowed(&self) -> Result<bool> {
+        match &self.shared.scale {
+            Some(scale) => Ok(scale.overflow().read()? != 0.0),
+            None => Ok(false),
+        }
     }
 
     /// Returns the present scale, 1 if the scaler is not enabled. On a GPU this waits until all work queued so far is done.

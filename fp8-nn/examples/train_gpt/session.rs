@@ -425,6 +425,28 @@ mod tests {
     }
 
     #[test]
+    fn a_training_in_f16_reports_its_loss_scale_and_resumes_with_it() {
+        let line = "train_gpt --layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --dtype f16";
+        let settings = parse_from(line.split_whitespace()).unwrap().0.settings;
+        let place = Place { device: DeviceName::Cpu, graph: false, sqnr: false };
+        let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let state = LossScaleState { scale: f32::MAX, growth_tracker: 0, skipped_steps: 0 };
+        session.scaler.set_state(&state).unwrap();
+        session.scale = state;
+        let first = session.step(&batch(), 1e-3, false).unwrap();
+        assert_eq!((first.loss_scale, first.skipped), (Some(f32::MAX), true));
+        session.scaler.set_state(&LossScaleState { scale: 1024.0, ..state }).unwrap();
+        let second = session.step(&batch(), 1e-3, false).unwrap();
+        assert_eq!((second.loss, second.skipped), (first.loss, false), "the first changed no weight");
+        session.save(folder.path(), &Metadata::new()).unwrap();
+        let mut resumed = Session::resume(&settings, place, Run::Fp8, folder.path()).unwrap();
+        let [straight, resumed] =
+            [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-3, false).unwrap());
+        assert_eq!((straight, straight.loss_scale, straight.skipped), (resumed, Some(1024.0), false));
+    }
+
+    #[test]
     fn errors_name_the_options_of_this_program() {
         let error = KernelError::HostAllocation { op: "init", bytes: 99 };
         let expected = "99 bytes of host memory cannot be allocated: a smaller --hidden, --layers, --batch or --seq needs less";
