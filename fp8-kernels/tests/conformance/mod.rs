@@ -17,6 +17,7 @@ mod adamw_skips;
 mod amax;
 mod attention;
 mod attention_bits;
+mod attention_dropout;
 mod attention_sequences;
 mod cast;
 mod cells;
@@ -60,6 +61,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     amax::CASES,
     attention::CASES,
     attention_bits::CASES,
+    attention_dropout::CASES,
     attention_sequences::CASES,
     cast::CASES,
     cells::CASES,

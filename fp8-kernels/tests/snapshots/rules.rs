@@ -7,13 +7,35 @@
 //! never meant.
 
 /// Kernel files whose results need not be the same bits everywhere: what each may use all the same, and why.
-pub(crate) const INEXACT: [(&str, &str, &str); 6] = [
+pub(crate) const INEXACT: [(&str, &str, &str); 12] = [
     ("attention", MATRIX_UNIT, "compared within a tolerance: no order of sums is promised"),
     ("attention", APPROXIMATION, "compared within a tolerance: ex2 of a score is within 2 ulp"),
     ("attention_backward_kv", MATRIX_UNIT, "compared within a tolerance: no order of sums is promised"),
     ("attention_backward_kv", APPROXIMATION, "compared within a tolerance: ex2 of a score is within 2 ulp"),
     ("attention_backward_q", MATRIX_UNIT, "compared within a tolerance: no order of sums is promised"),
     ("attention_backward_q", APPROXIMATION, "compared within a tolerance: ex2 of a score is within 2 ulp"),
+    ("attention_dropout", MATRIX_UNIT, "compared within a tolerance: no order of sums is promised"),
+    ("attention_dropout", APPROXIMATION, "compared within a tolerance: ex2 of a score is within 2 ulp"),
+    (
+        "attention_dropout_backward_kv",
+        MATRIX_UNIT,
+        "compared within a tolerance: no order of sums is promised",
+    ),
+    (
+        "attention_dropout_backward_kv",
+        APPROXIMATION,
+        "compared within a tolerance: ex2 of a score is within 2 ulp",
+    ),
+    (
+        "attention_dropout_backward_q",
+        MATRIX_UNIT,
+        "compared within a tolerance: no order of sums is promised",
+    ),
+    (
+        "attention_dropout_backward_q",
+        APPROXIMATION,
+        "compared within a tolerance: ex2 of a score is within 2 ulp",
+    ),
 ];
 
 const MATRIX_UNIT: &str = "a product on matrix units adds in the hardware's own order";

@@ -202,7 +202,7 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     };
     let scale = case.draw.pick(&[None, Some(1.0), Some(0.0), Some(-0.5)]);
     let scale = if case.draw.once_in(20) { Some(case.draw.option(f32::NAN)) } else { scale };
-    let options = AttentionOptions { causal, window, diagonal, softmax_scale: scale };
+    let options = AttentionOptions { causal, window, diagonal, softmax_scale: scale, dropout: None };
     let (o, saved) = case.call("attention", || ops::attention(&q, &k, &v, &lengths, options))?;
     let usual = kind != Kind::Wild && scale.is_none_or(|scale| scale.abs() <= 1.0);
     let unless_unusual = |atol: f64| if usual { atol } else { f64::INFINITY };

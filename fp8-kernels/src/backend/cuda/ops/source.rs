@@ -6,10 +6,14 @@ use super::KernelFile;
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 8] = [
     ("activation.cuh", include_str!("activation.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("attention.cuh", include_str!("attention.cuh")),
+    ("dropout.cuh", include_str!("dropout.cuh")),
+    ("attention_dropout.cuh", include_str!("attention_dropout.cuh")),
+    ("attention_forward.cuh", include_str!("attention_forward.cuh")),
+    ("attention_plain.cuh", include_str!("attention_plain.cuh")),
     ("attention_backward.cuh", include_str!("attention_backward.cuh")),
 ];
 
@@ -49,6 +53,10 @@ sources![
     (Attention, "attention"),
     (AttentionBackwardKv, "attention_backward_kv"),
     (AttentionBackwardQ, "attention_backward_q"),
+    (AttentionDropout, "attention_dropout"),
+    (AttentionDropoutBackwardKv, "attention_dropout_backward_kv"),
+    (AttentionDropoutBackwardQ, "attention_dropout_backward_q"),
+    (AttentionDropoutPlain, "attention_dropout_plain"),
     (AttentionPlain, "attention_plain"),
     (Cast, "cast"),
     (Cells, "cells"),
