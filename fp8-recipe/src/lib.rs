@@ -47,6 +47,7 @@ mod quantizer;
 
 // The state of open scopes, and what their backward passes need.
 mod autocast_options;
+mod dropout;
 mod frame;
 mod origin;
 mod outcome;
@@ -78,6 +79,7 @@ pub use delayed_scaling::{
     AmaxComputeAlgo, CustomAmax, CustomScale, DelayedScaling, ScalingFactorComputeAlgo,
 };
 pub use digest::StateDigest;
+pub use dropout::DropoutProgress;
 pub use error::{Error, Result};
 pub use explanation::{ExplainedLayer, ExplainedSlot, Explanation};
 pub use format::Format;

@@ -21,6 +21,8 @@ pub(crate) struct Scope {
     /// The number of uses of cached weights before the scope.
     pub(crate) weight_uses: u64,
     pub(crate) snapshots: bool,
+    /// The dropout masks drawn in it.
+    pub(crate) draws: u64,
     /// The squares of the tensors that were measured.
     pub(crate) squares: BTreeMap<Measured, Squares>,
     pub(crate) outcome: Arc<Outcome>,
@@ -37,6 +39,7 @@ impl Scope {
             cached: Vec::new(),
             weight_uses,
             snapshots: false,
+            draws: 0,
             squares: BTreeMap::new(),
             outcome: Arc::default(),
             cause: None,

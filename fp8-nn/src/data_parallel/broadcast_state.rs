@@ -6,7 +6,7 @@ use crate::optimizer::AdamWState;
 use crate::{AdamW, Error, Layer, Result, parameters, parameters_mut};
 use fp8_dist::ProcessGroup;
 use fp8_kernels::{Device, Element, Tensor};
-use fp8_recipe::{Direction, Scaling, ScalingState};
+use fp8_recipe::{Direction, DropoutProgress, Scaling, ScalingState};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -123,6 +123,8 @@ struct Head {
     steps: u64,
     skipped: u64,
     arenas: Vec<Header>,
+    /// How many scopes have drawn dropout masks. Seeds are each rank's own.
+    dropout: Option<u64>,
     /// The number of history rows of each arena.
     rows: Vec<usize>,
 }
@@ -137,11 +139,12 @@ fn numbers(
     device: &Device,
 ) -> Result<(Head, ScalingState)> {
     let pack = || -> Result<(Vec<u8>, Vec<f32>)> {
-        let arenas = scaling.state()?.arenas;
+        let ScalingState { arenas, dropout } = scaling.state()?;
         let head = Head {
             steps: optimizer.steps(),
             skipped: optimizer.skipped_steps()?,
             arenas: arenas.iter().map(Header::of).collect(),
+            dropout: dropout.map(|dropout| dropout.scopes),
             rows: arenas.iter().map(|arena| arena.amax_history.len()).collect(),
         };
         let floats = arenas.iter().flat_map(|arena| [arena.scale.clone(), arena.amax_history.concat()]);
@@ -157,7 +160,10 @@ fn numbers(
     let (text_len, floats_len) = (next(), next());
     let text = broadcast(group, "names of the scaling state", text, text_len, root, device)?;
     let floats = broadcast(group, "numbers of the scaling state", floats, floats_len, root, device)?;
-    own(group, unpack(&text, &floats))
+    let (head, mut state) = own(group, unpack(&text, &floats))?;
+    let seed = scaling.dropout_seed();
+    state.dropout = head.dropout.map(|scopes| DropoutProgress { seed, scopes });
+    Ok((head, state))
 }
 
 fn unpack(text: &[u8], mut floats: &[f32]) -> Result<(Head, ScalingState)> {
