@@ -1,13 +1,14 @@
 //! A language model.
 
 use crate::arguments::{Argument, Output};
+use crate::dropout::Rate;
 use crate::layer_norm::NormCore;
 use crate::{
     AttentionOptions, Embedding, EmbeddingOptions, EmbeddingSaved, Error, InitOptions, Linear, LinearOptions,
     LinearSaved, Module, NormOptions, Result, SequenceInfo, TransformerLayer, TransformerLayerOptions,
     TransformerLayerSaved, composite, init,
 };
-use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, NormStats};
+use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, Dropout, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -40,6 +41,18 @@ pub struct GptOptions {
     pub norm: NormOptions,
     /// The base of RoPE's frequencies. Default: 10000.
     pub rope_base: f64,
+    /// The probability that an element of the embedding is dropped in training, at least 0 and less than 1, as in GPT-2.
+    /// Default: 0.
+    pub embedding_dropout: f32,
+    /// The probability that an attention probability is dropped in training, at least 0 and less than 1. Default: 0.
+    /// Transformer Engine's default is 0.1.
+    pub attention_dropout: f32,
+    /// The probability that an element of a residual branch is dropped in training, at least 0 and less than 1. Default: 0.
+    /// Transformer Engine's default is 0.1.
+    pub hidden_dropout: f32,
+    /// The probability that a residual branch is dropped in training for a whole sequence, at least 0 and less than 1: the same
+    /// in each block. Default: 0.
+    pub drop_path_rate: f32,
     /// Whether the Linears of the blocks have biases. The head has none. Default: true.
     pub bias: bool,
     /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
@@ -62,6 +75,10 @@ impl Default for GptOptions {
             activation: Activation::Gelu,
             norm: NormOptions::default(),
             rope_base: 10_000.0,
+            embedding_dropout: 0.0,
+            attention_dropout: 0.0,
+            hidden_dropout: 0.0,
+            drop_path_rate: 0.0,
             bias: true,
             params_dtype: DType::F32,
             init_std: 0.023,
@@ -114,6 +131,7 @@ pub struct Gpt {
     path: Arc<str>,
     max_seq_length: usize,
     embedding: Embedding,
+    embedding_dropout: Rate,
     blocks: Vec<TransformerLayer>,
     norm: NormCore,
     head: Linear,
@@ -125,6 +143,7 @@ composite!(Gpt { embedding, blocks, norm, head });
 #[derive(Debug)]
 pub struct GptSaved {
     embedding: EmbeddingSaved,
+    embedding_dropout: Option<Dropout>,
     blocks: Vec<TransformerLayerSaved>,
     normed: Tensor,
     stats: NormStats,
@@ -175,8 +194,11 @@ impl Gpt {
                 rope: true,
                 rope_base: options.rope_base,
                 max_seq_length: options.max_seq_length,
+                attention_dropout: options.attention_dropout,
                 ..Default::default()
             },
+            hidden_dropout: options.hidden_dropout,
+            drop_path_rate: options.drop_path_rate,
             activation: options.activation,
             norm: options.norm,
             bias: options.bias,
@@ -201,6 +223,7 @@ impl Gpt {
             path: path.into(),
             max_seq_length: options.max_seq_length,
             embedding,
+            embedding_dropout: Rate::new(path, "embedding_dropout", options.embedding_dropout)?,
             blocks,
             norm: NormCore::new(&format!("{path}.norm"), hidden_size, options.norm, params_dtype, device)?,
             head: Linear::new(&format!("{path}.head"), head, device, rng)?,
@@ -235,6 +258,10 @@ impl Gpt {
         cx.attempt(|cx| {
             self.check_ids(ids, info)?;
             let (mut x, embedding) = self.embedding.forward(cx, ids)?;
+            let embedding_dropout = self.embedding_dropout.draw(cx)?;
+            if let Some(Dropout { p, draw }) = &embedding_dropout {
+                x = ops::dropout(&x, *p, draw)?;
+            }
             let mut blocks = Vec::with_capacity(self.blocks.len());
             for block in &self.blocks {
                 let (y, saved) = block.forward_with(cx, &x, info)?;
@@ -245,7 +272,8 @@ impl Gpt {
             // The head runs in high precision, because it decides between many close logits.
             let (logits, head) = self.head.forward(&mut cx.disabled(), &y)?;
             let output = Output::of(&self.path, &logits);
-            Ok((logits, GptSaved { embedding, blocks, normed: x, stats, head, output }))
+            let saved = GptSaved { embedding, embedding_dropout, blocks, normed: x, stats, head, output };
+            Ok((logits, saved))
         })
     }
 
@@ -275,6 +303,9 @@ impl Gpt {
             let mut dx = self.norm.backward(&saved.normed, &saved.stats, &dy)?;
             for (block, saved) in self.blocks.iter_mut().zip(saved.blocks).rev() {
                 dx = block.backward(cx, saved, &dx)?;
+            }
+            if let Some(Dropout { p, draw }) = &saved.embedding_dropout {
+                dx = ops::dropout_backward(&dx, *p, draw)?;
             }
             self.embedding.backward(&saved.embedding, &dx)
         })

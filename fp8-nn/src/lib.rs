@@ -10,6 +10,7 @@ mod arguments;
 pub mod checkpoint;
 mod clip;
 mod data_parallel;
+mod dropout;
 mod embedding;
 mod error;
 mod fused;

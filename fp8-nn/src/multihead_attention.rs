@@ -1,12 +1,13 @@
 //! Self-attention with several heads.
 
 use crate::arguments::{Argument, Output};
+use crate::dropout::Rate;
 use crate::{
     AttentionOptions, Error, InitOptions, Layer, LayerNormLinear, LayerNormLinearOptions,
     LayerNormLinearSaved, Linear, LinearOptions, LinearSaved, Module, NormOptions, Parameter, Result,
     SequenceInfo, composite, init, parameters, precision,
 };
-use fp8_kernels::ops::{self, AttentionSaved, RopeTable};
+use fp8_kernels::ops::{self, AttentionSaved, Dropout, RopeTable};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName, Slots};
 use rand::Rng;
@@ -98,7 +99,8 @@ pub struct MultiheadAttention {
     heads: usize,
     groups: usize,
     head_dim: usize,
-    options: ops::AttentionOptions,
+    options: ops::AttentionOptions<'static>,
+    dropout: Rate,
 }
 
 composite!(MultiheadAttention { qkv, proj });
@@ -112,6 +114,7 @@ pub struct MultiheadAttentionSaved {
     v: Tensor,
     o: Tensor,
     attention: AttentionSaved,
+    dropout: Option<Dropout>,
     info: SequenceInfo,
     proj: LinearSaved,
     output: Output,
@@ -218,7 +221,7 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the
-    /// heads, an odd head size with RoPE, a softmax scale that is not finite, a weight that is too large for a tensor, an ε that is not finite and greater than
+    /// heads, an odd head size with RoPE, a softmax scale that is not finite, a dropout outside `[0, 1)`, a weight that is too large for a tensor, an ε that is not finite and greater than
     /// 0, a `params_dtype` other than f32 and bf16.
     pub fn new(
         path: &str,
@@ -261,6 +264,7 @@ impl MultiheadAttention {
             let remedy = "expected a finite number, or None for 1/√(size of a head)".to_owned();
             return Err(Error::Option { layer, option: "softmax_scale", value, remedy });
         }
+        let dropout = Rate::new(path, "attention_dropout", attention.attention_dropout)?;
         let rope = || RopeTable::new(attention.max_seq_length, head_dim, attention.rope_base, device);
         // Checked first, so that a length for which there is no table is refused before weights are drawn.
         let rope = attention.rope.then(rope).transpose()?;
@@ -292,6 +296,7 @@ impl MultiheadAttention {
                 softmax_scale: attention.softmax_scale,
                 ..Default::default()
             },
+            dropout,
         })
     }
 
@@ -354,10 +359,13 @@ impl Module for MultiheadAttention {
                 Some(table) => (ops::rope(&q, table, info.rotary())?, ops::rope(&k, table, info.rotary())?),
                 None => (q, k),
             };
-            let (o, attention) = ops::attention(&q, &k, &v, &info.sequences, self.options)?;
+            let dropout = self.dropout.draw(cx)?;
+            let options = ops::AttentionOptions { dropout: dropout.as_ref(), ..self.options };
+            let (o, attention) = ops::attention(&q, &k, &v, &info.sequences, options)?;
             let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
             let (info, output) = (info.clone(), Output::of(&self.path, &y));
-            let saved = MultiheadAttentionSaved { qkv: qkv_saved, q, k, v, o, attention, info, proj, output };
+            let qkv = qkv_saved;
+            let saved = MultiheadAttentionSaved { qkv, q, k, v, o, attention, dropout, info, proj, output };
             Ok((y, saved))
         })
     }
@@ -370,10 +378,11 @@ impl Module for MultiheadAttention {
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
             saved.output.check(dy)?;
-            let MultiheadAttentionSaved { qkv, q, k, v, o, attention, info, proj, .. } = saved;
+            let MultiheadAttentionSaved { qkv, q, k, v, o, attention, dropout, info, proj, .. } = saved;
+            let options = ops::AttentionOptions { dropout: dropout.as_ref(), ..self.options };
             let d_o = self.proj.backward(cx, proj, dy)?.reshape(*o.shape())?;
             let (dq, dk, dv) =
-                ops::attention_backward(&d_o, &q, &k, &v, &o, &attention, &info.sequences, self.options)?;
+                ops::attention_backward(&d_o, &q, &k, &v, &o, &attention, &info.sequences, options)?;
             let (dq, dk) = match &self.rope {
                 Some(table) => (
                     ops::rope_backward(&dq, table, info.rotary())?,

@@ -59,6 +59,7 @@ impl NormOptions {
 /// | `causal` | true; PyTorch's `MultiheadAttention` sees all positions unless it is given a mask |
 /// | `window` | `(None, None)`: no limit |
 /// | `softmax_scale` | `None`: 1/√head size |
+/// | `attention_dropout` | 0; Transformer Engine's is 0.1 |
 /// | `rope` | false |
 /// | `rope_base` | 10 000 |
 /// | `max_seq_length` | 2048, used only with `rope` |
@@ -87,6 +88,10 @@ pub struct AttentionOptions {
     pub window: (Option<usize>, Option<usize>),
     /// The factor for scores. Default: `None`, which is 1/√(size of a head).
     pub softmax_scale: Option<f32>,
+    /// The probability that an attention probability is dropped in training, at least 0 and less than 1. Default: 0.
+    /// Transformer Engine's default is 0.1. [`Scaling::set_dropout_seed`](crate::fp8_recipe::Scaling::set_dropout_seed) sets
+    /// the seed.
+    pub attention_dropout: f32,
     /// Whether queries and keys are rotated by their position (RoPE over the whole head, in the rotate-half
     /// form). Default: false.
     pub rope: bool,
@@ -105,6 +110,7 @@ impl Default for AttentionOptions {
             causal: true,
             window: (None, None),
             softmax_scale: None,
+            attention_dropout: 0.0,
             rope: false,
             rope_base: 10_000.0,
             max_seq_length: 2048,

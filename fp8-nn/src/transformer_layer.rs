@@ -1,6 +1,7 @@
 //! A transformer block.
 
 use crate::arguments::Output;
+use crate::dropout::{Rate, Residual, ResidualSaved};
 use crate::layer_norm::NormCore;
 use crate::{
     AttentionOptions, Error, InitOptions, LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module,
@@ -39,6 +40,13 @@ pub struct TransformerLayerOptions {
     /// Whether the norm in front of the attention moves to the end of the block: `r = x + attention(x)`,
     /// `y = norm(r + mlp(norm(r)))`. Default: false.
     pub output_layernorm: bool,
+    /// The probability that an element of a residual branch is dropped in training before it is added, at least 0 and less than
+    /// 1. Default: 0. Transformer Engine's default is 0.1. The attention's own is `attention.attention_dropout`.
+    /// [`Scaling::set_dropout_seed`](crate::fp8_recipe::Scaling::set_dropout_seed) sets the seed.
+    pub hidden_dropout: f32,
+    /// The probability that a residual branch is dropped in training for a whole entry of the batch (stochastic depth), at least 0
+    /// and less than 1. Packed sequences are one entry. Default: 0.
+    pub drop_path_rate: f32,
     /// Whether the four Linears have biases. Default: true.
     pub bias: bool,
     /// The dtype of the parameters, f32 or bf16. Default: [`DType::F32`].
@@ -58,6 +66,8 @@ impl Default for TransformerLayerOptions {
             norm: NormOptions::default(),
             parallel_attention_mlp: false,
             output_layernorm: false,
+            hidden_dropout: 0.0,
+            drop_path_rate: 0.0,
             bias: true,
             params_dtype: DType::F32,
             init: InitOptions::default(),
@@ -69,7 +79,9 @@ impl Default for TransformerLayerOptions {
 ///
 /// Its four Linears (`qkv`, `proj`, `fc1`, `fc2`) run in FP8; attention and residual additions run in high precision. Input
 /// and output are `[batch, seq, hidden_size]`; dtypes are those of [`Linear`](crate::Linear). PyTorch's
-/// `TransformerEncoderLayer` normalizes after the addition by default (`norm_first=False`), has dropout and is not causal.
+/// `TransformerEncoderLayer` normalizes after the addition by default (`norm_first=False`), has dropout of 0.1 and is not causal.
+///
+/// With `hidden_dropout` and `drop_path_rate`, each branch is added as `x + path(hidden(branch))`, by one kernel.
 ///
 /// Its parameters are those of [`MultiheadAttention`] with a norm, below `<path>.attention`, and those of [`LayerNormMlp`],
 /// below `<path>.mlp`; with `output_layernorm`, those of the norm at the end, `<path>.norm.*`, in place of the attention's.
@@ -107,6 +119,7 @@ pub struct TransformerLayer {
     norm: Option<NormCore>,
     /// Whether the MLP reads what the attention reads.
     is_parallel: bool,
+    residual: Residual,
 }
 
 composite!(TransformerLayer { attention, mlp, norm });
@@ -118,6 +131,8 @@ pub struct TransformerLayerSaved {
     mlp: LayerNormMlpSaved,
     /// The input of the norm at the end, and its statistics.
     normed: Option<(Tensor, NormStats)>,
+    /// Of the attention and of the MLP.
+    residuals: [ResidualSaved; 2],
     output: Output,
 }
 
@@ -125,7 +140,8 @@ impl TransformerLayer {
     /// Creates a block at `path`, with weights drawn from `rng`: the attention's, then the MLP's.
     ///
     /// # Errors
-    /// The errors of [`MultiheadAttention::new`] and [`LayerNormMlp::new`]; both `parallel_attention_mlp` and `output_layernorm`.
+    /// The errors of [`MultiheadAttention::new`] and [`LayerNormMlp::new`]; both `parallel_attention_mlp` and `output_layernorm`; a
+    /// dropout outside `[0, 1)`.
     pub fn new(
         path: &str,
         options: TransformerLayerOptions,
@@ -140,10 +156,16 @@ impl TransformerLayer {
             norm,
             parallel_attention_mlp,
             output_layernorm,
+            hidden_dropout,
+            drop_path_rate,
             bias,
             params_dtype,
             init,
         } = options;
+        let residual = Residual {
+            hidden: Rate::new(path, "hidden_dropout", hidden_dropout)?,
+            path: Rate::new(path, "drop_path_rate", drop_path_rate)?,
+        };
         if parallel_attention_mlp && output_layernorm {
             let (layer, value) = (path.to_owned(), "true".to_owned());
             let remedy = "not together with output_layernorm: set one of the two".to_owned();
@@ -161,6 +183,7 @@ impl TransformerLayer {
             mlp: LayerNormMlp::new(&format!("{path}.mlp"), mlp, device, rng)?,
             norm: output_layernorm.then(output_norm).transpose()?,
             is_parallel: parallel_attention_mlp,
+            residual,
         })
     }
 }
@@ -181,9 +204,9 @@ impl Module for TransformerLayer {
         cx.attempt(|cx| {
             self.attention.check_input(&self.path, x, info)?;
             let (a, attention) = self.attention.forward_with(cx, x, info)?;
-            let r = ops::add(&ops::cast(x, a.dtype())?, &a)?;
+            let (r, of_attention) = self.residual.add(cx, &ops::cast(x, a.dtype())?, &a)?;
             let (m, mlp) = self.mlp.forward(cx, if self.is_parallel { x } else { &r })?;
-            let y = ops::add(&r, &m)?;
+            let (y, of_mlp) = self.residual.add(cx, &r, &m)?;
             let (y, normed) = match &self.norm {
                 Some(norm) => {
                     let (normed, stats) = norm.forward(&y)?;
@@ -192,7 +215,8 @@ impl Module for TransformerLayer {
                 None => (y, None),
             };
             let output = Output::of(&self.path, &y);
-            Ok((y, TransformerLayerSaved { attention, mlp, normed, output }))
+            let residuals = [of_attention, of_mlp];
+            Ok((y, TransformerLayerSaved { attention, mlp, normed, residuals, output }))
         })
     }
 
@@ -212,13 +236,14 @@ impl Module for TransformerLayer {
                 _ => None,
             };
             let dy = normed.as_ref().unwrap_or(dy);
-            let dm = self.mlp.backward(cx, saved.mlp, dy)?;
+            let [of_attention, of_mlp] = &saved.residuals;
+            let dm = self.mlp.backward(cx, saved.mlp, &of_mlp.backward(dy)?)?;
             if self.is_parallel {
-                let dx = self.attention.backward(cx, saved.attention, dy)?;
+                let dx = self.attention.backward(cx, saved.attention, &of_attention.backward(dy)?)?;
                 return Ok(ops::add(&ops::add(&dx, &dm)?, &ops::cast(dy, dx.dtype())?)?);
             }
             let dr = ops::add(dy, &dm)?;
-            let dx = self.attention.backward(cx, saved.attention, &dr)?;
+            let dx = self.attention.backward(cx, saved.attention, &of_attention.backward(&dr)?)?;
             Ok(ops::add(&dx, &ops::cast(&dr, dx.dtype())?)?)
         })
     }

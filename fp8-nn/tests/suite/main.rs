@@ -10,6 +10,7 @@ mod checkpoint;
 mod checkpoint_files;
 mod counting;
 mod data_parallel;
+mod dropout;
 mod dtypes;
 mod fused;
 mod golden;
