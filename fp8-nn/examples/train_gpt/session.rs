@@ -66,13 +66,19 @@ impl Session {
             hidden_size: settings.hidden,
             num_attention_heads: settings.heads,
             max_seq_length: settings.seq,
+            embedding_dropout: settings.dropout,
+            attention_dropout: settings.dropout,
+            hidden_dropout: settings.dropout,
             ..Default::default()
         };
         // Batches are drawn from the other streams.
         let mut rng = batches::stream(settings.seed, 0);
         let model = Gpt::new("gpt", &options, &device, &mut rng)?;
         let optimizer = AdamW::new(AdamWOptions::default())?;
-        let scaling = Scaling::new(&model, &device)?;
+        let mut scaling = Scaling::new(&model, &device)?;
+        if settings.dropout > 0.0 {
+            scaling.set_dropout_seed(settings.seed)?;
+        }
         let compute_dtype = match settings.dtype {
             Dtype::F32 => None,
             Dtype::Bf16 => Some(DType::BF16),
