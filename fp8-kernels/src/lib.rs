@@ -15,6 +15,7 @@ mod backend;
 mod block_rule;
 mod cells;
 mod device;
+mod dropout_state;
 mod dtype;
 mod environment;
 mod error;
@@ -42,6 +43,7 @@ pub use cells::{Cell, CounterValues, Counters};
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use device::{Device, TransposePolicy};
+pub use dropout_state::{DropoutDraw, DropoutState};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use fp8_format::{self, Encoding};

@@ -8,8 +8,8 @@ mod cuda;
 use cuda::Rig;
 use fp8_kernels::ops::{self, AdamWFactors, AdamWStep, AmaxRule, DropoutKey, Layout, ScaleUpdate};
 use fp8_kernels::{
-    Arena, ArenaOptions, Cell, CustomPolicy, DType, Device, Encoding, Result, Scale, ScalePolicy, ScaleRule,
-    Slot, Tensor, UNSET, UpdateClock,
+    Arena, ArenaOptions, Cell, CustomPolicy, DType, Device, DropoutState, Encoding, Result, Scale,
+    ScalePolicy, ScaleRule, Slot, Tensor, UNSET, UpdateClock,
 };
 use std::sync::Arc;
 
@@ -72,8 +72,12 @@ fn what_cannot_be_recorded() {
     refuse("write: cannot be recorded: write inputs before the replay", &mut || {
         floats([1], &Device::cpu()).to_device(&device)?.write(&[2.0_f32], "y")
     });
-    refuse("dropout: cannot be recorded: its mask would be the same at each replay", &mut || {
-        ops::dropout(&x, 0.5, DropoutKey { seed: 1, offset: 0 }).map(drop)
+    refuse(
+        "dropout: cannot be recorded: its mask would be the same at each replay: draw it from a DropoutState",
+        &mut || ops::dropout(&x, 0.5, DropoutKey { seed: 1, offset: 0 }).map(drop),
+    );
+    refuse("dropout state: cannot be recorded: run the step once before", &mut || {
+        DropoutState::new(1, &device).map(drop)
     });
 
     refuse("update clock: cannot be recorded: open a scope of this recipe once before", &mut || {

@@ -1,14 +1,16 @@
 //! The attention between the projections of [`MultiheadAttention`](crate::MultiheadAttention), in high precision or in FP8.
 
-use crate::{Layer, Parameter, Result};
-use fp8_kernels::ops::{self, AttentionSaved, Sequences};
+use crate::dropout::Rate;
+use crate::{AttentionOptions, Error, Layer, Parameter, Result};
+use fp8_kernels::ops::{self, AttentionSaved, Dropout, Sequences};
 use fp8_kernels::{Fp8Tensor, Operand, Shape, Tensor};
 use fp8_recipe::{Backward, Forward, Origin, SlotName, SlotRole, Slots};
 
 /// Attention with its options, and the slots that it quantizes its inputs with, if it runs in FP8.
 #[derive(Debug)]
 pub(crate) struct Attention {
-    options: ops::AttentionOptions,
+    options: ops::AttentionOptions<'static>,
+    dropout: Rate,
     slots: Option<AttentionSlots>,
 }
 
@@ -25,6 +27,7 @@ pub(crate) struct AttentionPassed {
     inputs: Inputs,
     o: Tensor,
     rows: AttentionSaved,
+    dropout: Option<Dropout>,
     /// That of the slot of the output's gradient, if there is one.
     origin: Option<Origin>,
 }
@@ -39,13 +42,19 @@ enum Inputs {
 
 impl Attention {
     /// The attention of the layer at `path`. In FP8, it registers slots below that path.
-    pub(crate) fn new(path: &str, options: ops::AttentionOptions, in_fp8: bool) -> Self {
+    pub(crate) fn new(path: &str, options: &AttentionOptions) -> Result<Self> {
+        let dropout = Rate::new(path, "attention_dropout", options.attention_dropout)?;
+        if options.fp8_dpa && options.attention_dropout > 0.0 {
+            let (layer, value) = (path.to_owned(), options.attention_dropout.to_string());
+            let remedy = "not together with fp8_dpa: set one of the two".to_owned();
+            return Err(Error::Option { layer, option: "attention_dropout", value, remedy });
+        }
         let slot = |part: &str, role| SlotName::new(&format!("{path}.{part}"), role);
         let slots = || AttentionSlots {
             inputs: ["q", "k", "v"].map(|part| slot(part, SlotRole::Input)),
             grad_output: slot("o", SlotRole::GradOutput),
         };
-        Self { options, slots: in_fp8.then(slots) }
+        Ok(Self { options: options.operation(), dropout, slots: options.fp8_dpa.then(slots) })
     }
 
     /// Returns the output, in the shape and dtype of `q`.
@@ -55,6 +64,8 @@ impl Attention {
         inputs: [Tensor; 3],
         sequences: &Sequences,
     ) -> Result<(Tensor, AttentionPassed)> {
+        let dropout = self.dropout.draw(cx)?;
+        let options = ops::AttentionOptions { dropout: dropout.as_ref(), ..self.options };
         let codes = match &self.slots {
             Some(slots) => slots.quantize(cx, &inputs)?,
             None => None,
@@ -62,17 +73,17 @@ impl Attention {
         let (inputs, (o, rows)) = match codes {
             Some(codes) => {
                 let ([q8, k8, v8], dtype) = (&codes, inputs[0].dtype());
-                let result = ops::attention_fp8(q8, k8, v8, sequences, self.options, dtype)?;
+                let result = ops::attention_fp8(q8, k8, v8, sequences, options, dtype)?;
                 (Inputs::Fp8(codes), result)
             }
             None => {
                 let [q, k, v] = &inputs;
-                let result = ops::attention(q, k, v, sequences, self.options)?;
+                let result = ops::attention(q, k, v, sequences, options)?;
                 (Inputs::High(inputs), result)
             }
         };
         let origin = self.slots.as_ref().map(|slots| cx.origin(&slots.grad_output));
-        Ok((o.clone(), AttentionPassed { inputs, o, rows, origin }))
+        Ok((o.clone(), AttentionPassed { inputs, o, rows, dropout, origin }))
     }
 
     /// Returns the gradients of the three inputs, given `dy`, that of the output in its shape.
@@ -83,14 +94,14 @@ impl Attention {
         dy: &Tensor,
         sequences: &Sequences,
     ) -> Result<(Tensor, Tensor, Tensor)> {
-        let AttentionPassed { inputs, o, rows, origin } = passed;
+        let AttentionPassed { inputs, o, rows, dropout, origin } = passed;
+        let options = ops::AttentionOptions { dropout: dropout.as_ref(), ..self.options };
         let dy8 = match (&self.slots, &origin) {
             (Some(slots), Some(origin)) => slots.quantize_gradient(cx, origin, dy)?,
             _ => None,
         };
         let [q, k, v] = match (inputs, dy8) {
             (Inputs::Fp8([q8, k8, v8]), Some(dy8)) => {
-                let options = self.options;
                 return Ok(ops::attention_fp8_backward(&dy8, &q8, &k8, &v8, &o, &rows, sequences, options)?);
             }
             (Inputs::Fp8([q8, k8, v8]), None) => {
@@ -99,7 +110,7 @@ impl Attention {
             }
             (Inputs::High(inputs), _) => inputs,
         };
-        Ok(ops::attention_backward(dy, &q, &k, &v, &o, &rows, sequences, self.options)?)
+        Ok(ops::attention_backward(dy, &q, &k, &v, &o, &rows, sequences, options)?)
     }
 }
 

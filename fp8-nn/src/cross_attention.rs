@@ -153,7 +153,7 @@ impl CrossAttention {
             q: Projection::new(path, "q", norm, q, device, rng)?,
             kv: Linear::new(&format!("{path}.kv"), kv, device, rng)?,
             proj: Linear::new(&format!("{path}.proj"), proj, device, rng)?,
-            attention: Attention::new(path, attention.operation(), attention.fp8_dpa),
+            attention: Attention::new(path, &attention)?,
             heads,
         })
     }

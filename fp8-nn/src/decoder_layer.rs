@@ -1,7 +1,8 @@
 //! A transformer block that also attends to an encoder's output.
 
 use crate::arguments::Output;
-use crate::transformer_layer::Residual;
+use crate::dropout::Rate;
+use crate::residual::{Residual, ResidualSaved};
 use crate::{
     AttentionOptions, CrossAttention, CrossAttentionOptions, CrossAttentionSaved, InitOptions, LayerNormMlp,
     LayerNormMlpOptions, LayerNormMlpSaved, Module, MultiheadAttention, MultiheadAttentionOptions,
@@ -33,6 +34,12 @@ pub struct TransformerDecoderLayerOptions {
     pub activation: Activation,
     /// The normalization before each of the three parts. Default: `NormOptions::default()`, a LayerNorm with ε = 1e-5.
     pub norm: NormOptions,
+    /// The probability that an element of a residual branch is dropped in training, at least 0 and less than 1: see
+    /// [`TransformerLayerOptions::hidden_dropout`](crate::TransformerLayerOptions::hidden_dropout). Default: 0.
+    pub hidden_dropout: f32,
+    /// The probability that a residual branch is dropped in training for a whole entry of the batch, at least 0 and less than 1.
+    /// Default: 0.
+    pub drop_path_rate: f32,
     /// Whether the residual additions and the output are f32: see
     /// [`TransformerLayerOptions::fp32_residual_connection`](crate::TransformerLayerOptions::fp32_residual_connection). Default:
     /// false.
@@ -55,6 +62,8 @@ impl Default for TransformerDecoderLayerOptions {
             cross_attention: None,
             activation: Activation::Gelu,
             norm: NormOptions::default(),
+            hidden_dropout: 0.0,
+            drop_path_rate: 0.0,
             fp32_residual_connection: false,
             bias: true,
             params_dtype: DType::F32,
@@ -114,6 +123,8 @@ pub struct TransformerDecoderLayerSaved {
     attention: MultiheadAttentionSaved,
     cross_attention: CrossAttentionSaved,
     mlp: LayerNormMlpSaved,
+    /// Of the three parts.
+    residuals: [ResidualSaved; 3],
     output: Output,
 }
 
@@ -136,6 +147,8 @@ impl TransformerDecoderLayer {
             cross_attention,
             activation,
             norm,
+            hidden_dropout,
+            drop_path_rate,
             fp32_residual_connection,
             bias,
             params_dtype,
@@ -184,7 +197,12 @@ impl TransformerDecoderLayer {
             attention: MultiheadAttention::new(&format!("{path}.attention"), attention, device, rng)?,
             cross_attention: CrossAttention::new(&cross_path, cross, device, rng)?,
             mlp: LayerNormMlp::new(&format!("{path}.mlp"), mlp, device, rng)?,
-            residual: Residual { is_f32: fp32_residual_connection, params_dtype },
+            residual: Residual {
+                hidden: Rate::new(path, "hidden_dropout", hidden_dropout)?,
+                path: Rate::new(path, "drop_path_rate", drop_path_rate)?,
+                is_f32: fp32_residual_connection,
+                params_dtype,
+            },
         })
     }
 
@@ -208,14 +226,15 @@ impl TransformerDecoderLayer {
             self.cross_attention.check_inputs(&self.path, x, encoder_output, cross)?;
             let encoder_output = residual.input_of_branch(cx, encoder_output)?;
             let (a, attention) = self.attention.forward_with(cx, &residual.input_of_branch(cx, x)?, own)?;
-            let r = residual.add(x, &a)?;
+            let (r, of_attention) = residual.add(cx, x, &a)?;
             let input = residual.input_of_branch(cx, &r)?;
             let (c, cross_attention) = self.cross_attention.forward(cx, &input, &encoder_output, cross)?;
-            let s = residual.add(&r, &c)?;
+            let (s, of_cross) = residual.add(cx, &r, &c)?;
             let (m, mlp) = self.mlp.forward(cx, &residual.input_of_branch(cx, &s)?)?;
-            let y = residual.add(&s, &m)?;
+            let (y, of_mlp) = residual.add(cx, &s, &m)?;
+            let residuals = [of_attention, of_cross, of_mlp];
             let output = Output::of(&self.path, &y);
-            Ok((y, TransformerDecoderLayerSaved { attention, cross_attention, mlp, output }))
+            Ok((y, TransformerDecoderLayerSaved { attention, cross_attention, mlp, residuals, output }))
         })
     }
 
@@ -233,12 +252,14 @@ impl TransformerDecoderLayer {
             saved.output.check(dy)?;
             saved.output.expect_layer(&self.path)?;
             let residual = &self.residual;
-            let dm = self.mlp.backward(cx, saved.mlp, dy)?;
-            let ds = residual.add(dy, &dm)?;
-            let (dc, de) = self.cross_attention.backward(cx, saved.cross_attention, &ds)?;
-            let dr = residual.add(&ds, &dc)?;
-            let dx = self.attention.backward(cx, saved.attention, &dr)?;
-            Ok((residual.add(&dr, &dx)?, de))
+            let [of_attention, of_cross, of_mlp] = &saved.residuals;
+            let dm = self.mlp.backward(cx, saved.mlp, &of_mlp.backward(dy)?)?;
+            let ds = residual.sum(dy, &dm)?;
+            let cross = &mut self.cross_attention;
+            let (dc, de) = cross.backward(cx, saved.cross_attention, &of_cross.backward(&ds)?)?;
+            let dr = residual.sum(&ds, &dc)?;
+            let dx = self.attention.backward(cx, saved.attention, &of_attention.backward(&dr)?)?;
+            Ok((residual.sum(&dr, &dx)?, de))
         })
     }
 }

@@ -1,13 +1,16 @@
 //! A language model.
 
 use crate::arguments::{Argument, Output};
+use crate::dropout::Rate;
 use crate::layer_norm::NormCore;
 use crate::{
     AttentionOptions, Embedding, EmbeddingOptions, EmbeddingSaved, Error, InitOptions, Linear, LinearOptions,
     LinearSaved, LossScaler, Module, NormOptions, RecomputeLevel, Result, SequenceInfo, TransformerLayer,
     TransformerLayerOptions, TransformerLayerSaved, composite, init,
 };
-use fp8_kernels::ops::{self, Activation, CrossEntropyOptions, CrossEntropySaved, LossScale, NormStats};
+use fp8_kernels::ops::{
+    self, Activation, CrossEntropyOptions, CrossEntropySaved, Dropout, LossScale, NormStats,
+};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -42,6 +45,18 @@ pub struct GptOptions {
     pub rope_base: f64,
     /// Whether the attention of the blocks runs in FP8: see [`AttentionOptions::fp8_dpa`]. Default: false.
     pub fp8_dpa: bool,
+    /// The probability that an element of the embedding is dropped in training, at least 0 and less than 1, as in GPT-2.
+    /// Default: 0.
+    pub embedding_dropout: f32,
+    /// The probability that an attention probability is dropped in training, at least 0 and less than 1. Default: 0.
+    /// Transformer Engine's default is 0.1.
+    pub attention_dropout: f32,
+    /// The probability that an element of a residual branch is dropped in training, at least 0 and less than 1. Default: 0.
+    /// Transformer Engine's default is 0.1.
+    pub hidden_dropout: f32,
+    /// The probability that a residual branch is dropped in training for a whole sequence, at least 0 and less than 1: the same
+    /// in each block. Default: 0.
+    pub drop_path_rate: f32,
     /// Whether the Linears of the blocks have biases. The head has none. Default: true.
     pub bias: bool,
     /// What backward computes again in each block, in place of keeping it. Default: [`RecomputeLevel::None`].
@@ -70,6 +85,10 @@ impl Default for GptOptions {
             norm: NormOptions::default(),
             rope_base: 10_000.0,
             fp8_dpa: false,
+            embedding_dropout: 0.0,
+            attention_dropout: 0.0,
+            hidden_dropout: 0.0,
+            drop_path_rate: 0.0,
             bias: true,
             recompute: RecomputeLevel::None,
             fp32_residual_connection: false,
@@ -125,6 +144,7 @@ pub struct Gpt {
     path: Arc<str>,
     max_seq_length: usize,
     embedding: Embedding,
+    embedding_dropout: Rate,
     blocks: Vec<TransformerLayer>,
     norm: NormCore,
     head: Linear,
@@ -137,6 +157,7 @@ composite!(Gpt { embedding, blocks, norm, head });
 #[derive(Debug)]
 pub struct GptSaved {
     embedding: EmbeddingSaved,
+    embedding_dropout: Option<Dropout>,
     blocks: Vec<TransformerLayerSaved>,
     normed: Tensor,
     stats: NormStats,
@@ -188,8 +209,11 @@ impl Gpt {
                 rope_base: options.rope_base,
                 max_seq_length: options.max_seq_length,
                 fp8_dpa: options.fp8_dpa,
+                attention_dropout: options.attention_dropout,
                 ..Default::default()
             },
+            hidden_dropout: options.hidden_dropout,
+            drop_path_rate: options.drop_path_rate,
             activation: options.activation,
             norm: options.norm,
             recompute: options.recompute,
@@ -217,6 +241,7 @@ impl Gpt {
             path: path.into(),
             max_seq_length: options.max_seq_length,
             embedding,
+            embedding_dropout: Rate::new(path, "embedding_dropout", options.embedding_dropout)?,
             blocks,
             norm: NormCore::new(&format!("{path}.norm"), hidden_size, options.norm, params_dtype, device)?,
             head: Linear::new(&format!("{path}.head"), head, device, rng)?,
@@ -252,6 +277,10 @@ impl Gpt {
         cx.attempt(|cx| {
             self.check_ids(ids, info)?;
             let (mut x, embedding) = self.embedding.forward(cx, ids)?;
+            let embedding_dropout = self.embedding_dropout.draw(cx)?;
+            if let Some(Dropout { p, draw }) = &embedding_dropout {
+                x = ops::dropout(&x, *p, draw)?;
+            }
             let mut blocks = Vec::with_capacity(self.blocks.len());
             for block in &self.blocks {
                 let (y, saved) = block.forward_with(cx, &x, info)?;
@@ -265,7 +294,8 @@ impl Gpt {
             // The head runs in high precision, because it decides between many close logits.
             let (logits, head) = self.head.forward(&mut cx.disabled(), &y)?;
             let output = Output::of(&self.path, &logits);
-            Ok((logits, GptSaved { embedding, blocks, normed: x, stats, head, output }))
+            let saved = GptSaved { embedding, embedding_dropout, blocks, normed: x, stats, head, output };
+            Ok((logits, saved))
         })
     }
 
@@ -295,6 +325,9 @@ impl Gpt {
             let mut dx = self.norm.backward(&saved.normed, &saved.stats, &dy)?;
             for (block, saved) in self.blocks.iter_mut().zip(saved.blocks).rev() {
                 dx = block.backward(cx, saved, &dx)?;
+            }
+            if let Some(Dropout { p, draw }) = &saved.embedding_dropout {
+                dx = ops::dropout_backward(&dx, *p, draw)?;
             }
             self.embedding.backward(&saved.embedding, &dx)
         })

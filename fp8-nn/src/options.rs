@@ -63,6 +63,7 @@ impl NormOptions {
 /// | `window` | `(None, None)`: no limit |
 /// | `diagonal` | `Diagonal::TopLeft` |
 /// | `softmax_scale` | `None`: 1/√head size |
+/// | `attention_dropout` | 0; Transformer Engine's is 0.1 |
 /// | `rope` | false |
 /// | `rope_base` | 10 000 |
 /// | `max_seq_length` | 2048, used only with `rope` |
@@ -95,6 +96,10 @@ pub struct AttentionOptions {
     pub diagonal: Diagonal,
     /// The factor for scores. Default: `None`, which is 1/√(size of a head).
     pub softmax_scale: Option<f32>,
+    /// The probability that an attention probability is dropped in training, at least 0 and less than 1. Default: 0.
+    /// Transformer Engine's default is 0.1. [`Scaling::set_dropout_seed`](crate::fp8_recipe::Scaling::set_dropout_seed) sets
+    /// the seed.
+    pub attention_dropout: f32,
     /// Whether queries and keys are rotated by their position (RoPE over the whole head, in the rotate-half
     /// form). Default: false.
     pub rope: bool,
@@ -121,6 +126,7 @@ impl Default for AttentionOptions {
             window: (None, None),
             diagonal: Diagonal::TopLeft,
             softmax_scale: None,
+            attention_dropout: 0.0,
             rope: false,
             rope_base: 10_000.0,
             max_seq_length: 2048,
@@ -131,9 +137,9 @@ impl Default for AttentionOptions {
 
 impl AttentionOptions {
     /// The mask and the scale as the operation takes them.
-    pub(crate) fn operation(&self) -> ops::AttentionOptions {
+    pub(crate) fn operation(&self) -> ops::AttentionOptions<'static> {
         let Self { causal, window, diagonal, softmax_scale, .. } = *self;
-        ops::AttentionOptions { causal, window, diagonal, softmax_scale }
+        ops::AttentionOptions { causal, window, diagonal, softmax_scale, dropout: None }
     }
 }
 

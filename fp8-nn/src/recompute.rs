@@ -8,7 +8,8 @@ use fp8_recipe::{Backward, Forward, Snapshot};
 /// pass.
 ///
 /// Between the passes it keeps the input of the layer and a handle to the scales of the scope: one f32 per slot, shared by
-/// all such layers of the scope. In backward the layer runs with the scales of its first run and records nothing, so outputs
+/// all such layers of the scope. In backward the layer runs with the scales and dropout masks of its first run and records
+/// nothing, so outputs
 /// and gradients are the same as without recomputation, bit for bit. It may be nested. Parameters and slots are those of
 /// `inner`.
 ///

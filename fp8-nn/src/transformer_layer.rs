@@ -1,8 +1,10 @@
 //! A transformer block.
 
 use crate::arguments::Output;
+use crate::dropout::Rate;
 use crate::layer_norm::NormCore;
 use crate::recompute::{Recomputable, RecomputableSaved, RecomputeSaved};
+use crate::residual::{Residual, ResidualSaved};
 use crate::{
     AttentionOptions, Error, InitOptions, LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module,
     MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions, RecomputeLevel,
@@ -49,6 +51,13 @@ pub struct TransformerLayerOptions {
     pub fp32_residual_connection: bool,
     /// What backward computes again in place of keeping it. Default: [`RecomputeLevel::None`].
     pub recompute: RecomputeLevel,
+    /// The probability that an element of a residual branch is dropped in training before it is added, at least 0 and less than
+    /// 1. Default: 0. Transformer Engine's default is 0.1. The attention's own is `attention.attention_dropout`.
+    /// [`Scaling::set_dropout_seed`](crate::fp8_recipe::Scaling::set_dropout_seed) sets the seed.
+    pub hidden_dropout: f32,
+    /// The probability that a residual branch is dropped in training for a whole entry of the batch (stochastic depth), at least 0
+    /// and less than 1. Packed sequences are one entry. Default: 0.
+    pub drop_path_rate: f32,
     /// Whether the four Linears have biases. Default: true.
     pub bias: bool,
     /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
@@ -71,6 +80,8 @@ impl Default for TransformerLayerOptions {
             apply_residual_connection_post_layernorm: false,
             fp32_residual_connection: false,
             recompute: RecomputeLevel::None,
+            hidden_dropout: 0.0,
+            drop_path_rate: 0.0,
             bias: true,
             params_dtype: DType::F32,
             init: InitOptions::default(),
@@ -83,7 +94,9 @@ impl Default for TransformerLayerOptions {
 /// Its four Linears (`qkv`, `proj`, `fc1`, `fc2`) run in FP8; residual additions run in high precision, and so does attention,
 /// unless `attention.fp8_dpa` is set. Input
 /// and output are `[batch, seq, hidden_size]`; dtypes are those of [`Linear`](crate::Linear). PyTorch's
-/// `TransformerEncoderLayer` normalizes after the addition by default (`norm_first=False`), has dropout and is not causal.
+/// `TransformerEncoderLayer` normalizes after the addition by default (`norm_first=False`), has dropout of 0.1 and is not causal.
+///
+/// With `hidden_dropout` and `drop_path_rate`, each branch is added as `x + path(hidden(branch))`, by one kernel.
 ///
 /// Its parameters are those of [`MultiheadAttention`] with a norm, below `<path>.attention`, and those of [`LayerNormMlp`],
 /// below `<path>.mlp`; with `output_layernorm`, those of the norm at the end, `<path>.norm.*`, in place of the attention's.
@@ -146,6 +159,8 @@ struct Parts {
     mlp: RecomputableSaved<LayerNormMlpSaved>,
     /// The input of the norm at the end, and its statistics.
     normed: Option<(Tensor, NormStats)>,
+    /// Of the attention and of the MLP.
+    residuals: [ResidualSaved; 2],
     output: Output,
 }
 
@@ -153,7 +168,8 @@ impl TransformerLayer {
     /// Creates a block at `path`, with weights drawn from `rng`: the attention's, then the MLP's.
     ///
     /// # Errors
-    /// The errors of [`MultiheadAttention::new`] and [`LayerNormMlp::new`]; options that cannot be combined, as their descriptions say.
+    /// The errors of [`MultiheadAttention::new`] and [`LayerNormMlp::new`]; a dropout outside `[0, 1)`; options that cannot be
+    /// combined, as their descriptions say.
     pub fn new(
         path: &str,
         options: TransformerLayerOptions,
@@ -171,6 +187,8 @@ impl TransformerLayer {
             apply_residual_connection_post_layernorm: adds_normed,
             fp32_residual_connection,
             recompute,
+            hidden_dropout,
+            drop_path_rate,
             bias,
             params_dtype,
             init,
@@ -181,6 +199,12 @@ impl TransformerLayer {
             Err(Error::Option { layer, option, value, remedy })
         };
         let post = "apply_residual_connection_post_layernorm";
+        let residual = Residual {
+            hidden: Rate::new(path, "hidden_dropout", hidden_dropout)?,
+            path: Rate::new(path, "drop_path_rate", drop_path_rate)?,
+            is_f32: fp32_residual_connection,
+            params_dtype,
+        };
         if parallel_attention_mlp && output_layernorm {
             return refuse("parallel_attention_mlp", "true", "output_layernorm");
         }
@@ -231,7 +255,7 @@ impl TransformerLayer {
             norm: output_layernorm.then(output_norm).transpose()?,
             is_parallel: parallel_attention_mlp,
             adds_normed,
-            residual: Residual { is_f32: fp32_residual_connection, params_dtype },
+            residual,
             recompute,
         })
     }
@@ -244,24 +268,25 @@ impl TransformerLayer {
     ) -> Result<(Tensor, Parts)> {
         let Self { attention, mlp, residual, .. } = self;
         let input = residual.input_of_branch(cx, x)?;
-        let (r, attention) = if self.adds_normed {
+        let (r, attention, of_attention) = if self.adds_normed {
             let (a, normed, saved) = attention.inner.forward_with_layernorm_output(cx, &input, info)?;
-            (residual.add(&normed, &a)?, RecomputableSaved::Stored(saved))
+            let (r, masks) = residual.add(cx, &normed, &a)?;
+            (r, RecomputableSaved::Stored(saved), masks)
         } else {
             let (a, saved) = attention.forward(cx, &input, info)?;
-            (residual.add(x, &a)?, saved)
+            let (r, masks) = residual.add(cx, x, &a)?;
+            (r, saved, masks)
         };
-        let plain = SequenceInfo::default();
-        let (y, mlp) = if self.is_parallel {
-            let (m, saved) = mlp.forward(cx, &input, &plain)?;
-            (residual.add(&r, &m)?, saved)
-        } else if self.adds_normed {
-            let (m, normed, saved) =
-                mlp.inner.forward_with_layernorm_output(cx, &residual.input_of_branch(cx, &r)?)?;
-            (residual.add(&normed, &m)?, RecomputableSaved::Stored(saved))
+        let (y, mlp, of_mlp) = if self.adds_normed {
+            let input = residual.input_of_branch(cx, &r)?;
+            let (m, normed, saved) = mlp.inner.forward_with_layernorm_output(cx, &input)?;
+            let (y, masks) = residual.add(cx, &normed, &m)?;
+            (y, RecomputableSaved::Stored(saved), masks)
         } else {
-            let (m, saved) = mlp.forward(cx, &residual.input_of_branch(cx, &r)?, &plain)?;
-            (residual.add(&r, &m)?, saved)
+            let input = if self.is_parallel { input } else { residual.input_of_branch(cx, &r)? };
+            let (m, saved) = mlp.forward(cx, &input, &SequenceInfo::default())?;
+            let (y, masks) = residual.add(cx, &r, &m)?;
+            (y, saved, masks)
         };
         let (y, normed) = match &self.norm {
             Some(norm) => {
@@ -272,70 +297,43 @@ impl TransformerLayer {
             None => (y, None),
         };
         let output = Output::of(&self.path, &y);
-        Ok((y, Parts { attention, mlp, normed, output }))
+        Ok((y, Parts { attention, mlp, normed, residuals: [of_attention, of_mlp], output }))
     }
 
     fn backward_parts(&mut self, cx: &mut Backward<'_>, saved: Parts, dy: &Tensor) -> Result<Tensor> {
         let Self { attention, mlp, residual, .. } = self;
-        let Parts { attention: saved_attention, mlp: saved_mlp, normed, .. } = saved;
+        let Parts { attention: saved_attention, mlp: saved_mlp, normed, residuals, .. } = saved;
+        let [of_attention, of_mlp] = residuals;
         let normed = match (&mut self.norm, normed) {
             (Some(norm), Some((x, stats))) => Some(norm.backward(&x, &stats, &ops::cast(dy, x.dtype())?)?),
             _ => None,
         };
         let dy = normed.as_ref().unwrap_or(dy);
+        let da = of_mlp.backward(dy)?;
         if self.adds_normed {
             // The gradient of the addition goes to the branch and to the norm's output.
             let dr = match saved_mlp {
                 RecomputableSaved::Stored(saved) => {
-                    mlp.inner.backward_with_layernorm_output(cx, saved, dy, dy)?
+                    mlp.inner.backward_with_layernorm_output(cx, saved, &da, dy)?
                 }
-                saved => mlp.backward(cx, saved, dy)?,
+                saved => mlp.backward(cx, saved, &da)?,
             };
+            let da = of_attention.backward(&dr)?;
             return match saved_attention {
                 RecomputableSaved::Stored(saved) => {
-                    attention.inner.backward_with_layernorm_output(cx, saved, &dr, &dr)
+                    attention.inner.backward_with_layernorm_output(cx, saved, &da, &dr)
                 }
-                saved => attention.backward(cx, saved, &dr),
+                saved => attention.backward(cx, saved, &da),
             };
         }
-        let dm = mlp.backward(cx, saved_mlp, dy)?;
+        let dm = mlp.backward(cx, saved_mlp, &da)?;
         if self.is_parallel {
-            let dx = attention.backward(cx, saved_attention, dy)?;
-            return residual.add(dy, &ops::add(&dx, &dm)?);
+            let dx = attention.backward(cx, saved_attention, &of_attention.backward(dy)?)?;
+            return residual.sum(dy, &ops::add(&dx, &dm)?);
         }
-        let dr = residual.add(dy, &dm)?;
-        let dx = attention.backward(cx, saved_attention, &dr)?;
-        residual.add(&dr, &dx)
-    }
-}
-
-/// The additions around the branches of a block.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Residual {
-    /// Whether sums are f32; otherwise they have the dtype of the branches.
-    pub(crate) is_f32: bool,
-    pub(crate) params_dtype: DType,
-}
-
-impl Residual {
-    /// Returns `x` as a branch reads it.
-    pub(crate) fn input_of_branch(&self, cx: &Forward<'_>, x: &Tensor) -> Result<Tensor> {
-        if self.is_f32 {
-            Ok(ops::cast(x, cx.compute_dtype().unwrap_or(self.params_dtype))?)
-        } else {
-            Ok(x.clone())
-        }
-    }
-
-    /// Returns `x + branch`.
-    pub(crate) fn add(&self, x: &Tensor, branch: &Tensor) -> Result<Tensor> {
-        let dtype = if self.is_f32 { DType::F32 } else { branch.dtype() };
-        Ok(ops::add(&ops::cast(x, dtype)?, &ops::cast(branch, dtype)?)?)
-    }
-
-    /// Returns what follows an addition in the dtype of the additions.
-    fn output(&self, x: &Tensor) -> Result<Tensor> {
-        if self.is_f32 { Ok(ops::cast(x, DType::F32)?) } else { Ok(x.clone()) }
+        let dr = residual.sum(dy, &dm)?;
+        let dx = attention.backward(cx, saved_attention, &of_attention.backward(&dr)?)?;
+        residual.sum(&dr, &dx)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::delayed_scaling::MAX_HISTORY_LEN;
 use crate::terms::{Rows, Terms};
-use crate::{Direction, RecipeLabel, StateDigest};
+use crate::{Direction, DropoutProgress, RecipeLabel, StateDigest};
 use fp8_kernels::UNSET;
 use std::sync::Arc;
 
@@ -37,6 +37,9 @@ const MAX_UPDATES: u64 = 1 << 62;
 pub struct ScalingState {
     /// Two arenas for each recipe and group: forward and backward.
     pub arenas: Vec<ArenaState>,
+    /// How far the random numbers of dropout have come. `None` if no scope has drawn any and no seed was set; a state without
+    /// them, when it is loaded, leaves those of the `Scaling` alone.
+    pub dropout: Option<DropoutProgress>,
 }
 
 /// The scales and histories of the slots of one pass, under one recipe and group.

@@ -3,6 +3,7 @@
 use crate::outcome::Outcome;
 use fp8_kernels::DType;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// The arguments of one scope or nested scope.
 #[derive(Debug, Clone, Copy)]
@@ -29,5 +30,9 @@ pub(crate) enum Mode {
     /// Records nothing.
     Evaluate,
     /// Records nothing and uses the scales of a snapshot.
-    Replay(Arc<Outcome>),
+    Replay {
+        outcome: Arc<Outcome>,
+        /// The number of the next dropout mask.
+        draws: Arc<AtomicU64>,
+    },
 }

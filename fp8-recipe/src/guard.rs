@@ -12,6 +12,7 @@ use crate::{
 use fp8_kernels::{Cell, DType, MemoryKind, MemoryKindGuard, Operand, Slot, Tensor, ops};
 use std::fmt::Display;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A forward scope, or one nested in it. It lends slots and cached weights to layers, and updates the scales when it is
 /// committed.
@@ -255,13 +256,19 @@ impl Forward<'_> {
         self.scaling.plans[self.frame.plan].accumulation(slot.layer())
     }
 
-    /// Returns a handle to the scales of this scope, for a layer that will run its forward again in backward.
+    /// Returns a handle to the scales and dropout masks of this scope, for a layer that will run its forward again in backward.
+    /// Take it before the layer runs: the replay draws the masks that the scope draws from here on.
     pub fn snapshot(&mut self) -> Snapshot {
         if let (Mode::Record, Some(scope)) = (&self.mode, &mut self.scaling.scope) {
             scope.snapshots = true;
         }
+        let draws = match (&self.mode, &self.scaling.scope) {
+            (Mode::Replay { draws, .. }, _) => draws.load(Relaxed),
+            (Mode::Record, Some(scope)) => scope.draws,
+            _ => 0,
+        };
         let outcome = self.outcome().unwrap_or_default(); // of an evaluation: never filled, and so refused
-        Snapshot { owner: self.scaling.identity.clone(), frame: self.frame, outcome }
+        Snapshot { owner: self.scaling.identity.clone(), frame: self.frame, outcome, draws }
     }
 
     /// Lends a slot for one quantizing operation: `ops::quantize(x, &cx.slot(&self.slots.input)?)`.
@@ -294,7 +301,7 @@ impl Forward<'_> {
             return Ok(operand);
         }
         // A replay's scale may be an older one than later scopes use.
-        let domain = domain.filter(|_| !matches!(self.mode, Mode::Replay(_)));
+        let domain = domain.filter(|_| !matches!(self.mode, Mode::Replay { .. }));
         let kind = domain.map(|_| MemoryKind::Parameters.enter());
         let operand = ops::quantize(weight, &self.scaling.slot(name, index, self.frame, &self.mode)?)?;
         drop(kind);
@@ -318,7 +325,7 @@ impl Forward<'_> {
     fn outcome(&self) -> Option<Arc<Outcome>> {
         match &self.mode {
             Mode::Record => self.scaling.scope.as_ref().map(|scope| scope.outcome.clone()),
-            Mode::Replay(outcome) => Some(outcome.clone()),
+            Mode::Replay { outcome, .. } => Some(outcome.clone()),
             Mode::Evaluate => None,
         }
     }
@@ -417,7 +424,8 @@ impl Backward<'_> {
             return Err(Error::Origin { layer: "replay".to_owned(), found });
         }
         snapshot.outcome.scales().ok_or(Error::NoSnapshot)?;
-        let mode = Mode::Replay(snapshot.outcome.clone());
+        let draws = Arc::new(AtomicU64::new(snapshot.draws));
+        let mode = Mode::Replay { outcome: snapshot.outcome.clone(), draws };
         Ok(Forward { scaling: self.scaling, frame: snapshot.frame, mode, outermost: None })
     }
 

@@ -48,6 +48,7 @@ mod quantizer;
 // The state of open scopes, and what their backward passes need.
 mod autocast_options;
 mod delayed_wgrad;
+mod dropout;
 mod frame;
 mod origin;
 mod outcome;
@@ -81,6 +82,7 @@ pub use delayed_scaling::{
 };
 pub use delayed_wgrad::DelayedWgrad;
 pub use digest::StateDigest;
+pub use dropout::DropoutProgress;
 pub use error::{Error, Result};
 pub use explanation::{ExplainedLayer, ExplainedSlot, Explanation};
 pub use format::Format;

@@ -73,4 +73,6 @@ pub struct Snapshot {
     pub(crate) owner: Arc<()>,
     pub(crate) frame: Frame,
     pub(crate) outcome: Arc<Outcome>,
+    /// The dropout masks that the scope had drawn before.
+    pub(crate) draws: u64,
 }

@@ -1,12 +1,16 @@
 //! How a forward scope ended, as its backward sees it.
 
-use fp8_kernels::Cell;
+use fp8_kernels::{Cell, DropoutDraw};
 use std::sync::OnceLock;
 
-/// How a forward scope ended. All [`Origin`](crate::Origin)s and [`Snapshot`](crate::Snapshot)s of the scope share it; it is
-/// empty while the scope is open.
+/// How a forward scope ended. All [`Origin`](crate::Origin)s and [`Snapshot`](crate::Snapshot)s of the scope share it; there is
+/// no ending while the scope is open.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome(OnceLock<Ending>);
+pub(crate) struct Outcome {
+    ending: OnceLock<Ending>,
+    /// The random numbers of the scope's dropout, once it has drawn any.
+    draw: OnceLock<DropoutDraw>,
+}
 
 #[derive(Debug)]
 pub(crate) enum Ending {
@@ -25,12 +29,21 @@ pub(crate) enum Ending {
 impl Outcome {
     /// Sets the outcome, unless it was set before.
     pub(crate) fn end(&self, ending: Ending) {
-        self.0.get_or_init(|| ending);
+        self.ending.get_or_init(|| ending);
+    }
+
+    pub(crate) fn draw(&self) -> Option<&DropoutDraw> {
+        self.draw.get()
+    }
+
+    /// Sets the scope's random numbers, unless they were set before.
+    pub(crate) fn set_draw(&self, draw: DropoutDraw) {
+        self.draw.get_or_init(|| draw);
     }
 
     /// The domains that a committed scope touched, or what the scope was instead.
     pub(crate) fn touched(&self) -> Result<&[usize], &'static str> {
-        match self.0.get() {
+        match self.ending.get() {
             Some(Ending::Committed { touched, .. }) => Ok(touched),
             Some(Ending::Discarded) => Err("a forward scope that was discarded"),
             Some(Ending::Left) | None => Err(
@@ -41,7 +54,7 @@ impl Outcome {
 
     /// The scales of a committed scope in which a snapshot was taken.
     pub(crate) fn scales(&self) -> Option<&[Vec<Cell>]> {
-        match self.0.get() {
+        match self.ending.get() {
             Some(Ending::Committed { scales, .. }) => scales.as_deref(),
             _ => None,
         }

@@ -3,6 +3,7 @@
 use crate::assignment::Assignment;
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
+use crate::dropout::Randomness;
 use crate::frame::{Frame, Mode};
 use crate::outcome::Ending;
 use crate::overflow::Overflow;
@@ -63,6 +64,7 @@ pub struct Scaling {
     pub(crate) weights: WeightCache,
     pub(crate) scope: Option<Scope>,
     pub(crate) awaiting: Awaiting,
+    pub(crate) randomness: Randomness,
     /// Loaded state that no recipe has continued yet.
     pub(crate) pending: Vec<Saved>,
     /// Reports from which state the present arenas started.
@@ -120,6 +122,7 @@ impl Scaling {
             weights: WeightCache::default(),
             scope: None,
             awaiting: Awaiting::default(),
+            randomness: Randomness::default(),
             pending: Vec::new(),
             report: StateReport::default(),
             unset: Cell::new(UNSET, device)?,
@@ -270,7 +273,7 @@ impl Scaling {
         let scale = match (domain.policy.state(), mode) {
             _ if !frame.enabled => Scale::Off,
             (None, _) => domain.policy.scale(name.role(), first),
-            (Some(_), Mode::Replay(outcome)) => {
+            (Some(_), Mode::Replay { outcome, .. }) => {
                 let scales = outcome.scales().and_then(|all| all.get(of_slot));
                 let cell = scales.and_then(|scales| scales.get(index)).ok_or(Error::NoSnapshot)?;
                 Scale::Cell { cell, first, keep }

@@ -22,6 +22,8 @@ pub(crate) struct Scope {
     /// The number of uses of cached weights before the scope.
     pub(crate) weight_uses: u64,
     pub(crate) snapshots: bool,
+    /// The dropout masks drawn in it.
+    pub(crate) draws: u64,
     /// The squares of the tensors that were measured.
     pub(crate) squares: BTreeMap<Measured, Squares>,
     /// The cells that learn at the commit whether gradients overflowed on any rank.
@@ -40,6 +42,7 @@ impl Scope {
             cached: Vec::new(),
             weight_uses,
             snapshots: false,
+            draws: 0,
             squares: BTreeMap::new(),
             overflow: Vec::new(),
             outcome: Arc::default(),

@@ -18,6 +18,7 @@ impl Scaling {
             }
         }
         state.arenas.extend(self.pending.iter().map(|saved| saved.arena.clone()));
+        state.dropout = self.randomness.progress()?;
         Ok(state)
     }
 
@@ -70,6 +71,9 @@ impl Scaling {
         }
         self.settle()?;
         self.restart(saved)?;
+        if let Some(dropout) = state.dropout {
+            self.randomness.set(dropout)?;
+        }
         self.domains.iter_mut().for_each(Domain::forget_agreement);
         Ok(self.state_report())
     }

@@ -147,6 +147,24 @@ impl Counts {
         Ok(Self { device: device.clone(), block })
     }
 
+    /// Makes a block of a buffer on a GPU, which queued work fills.
+    pub(crate) fn from_cuda(buffer: cuda::Buffer, device: &Device) -> Self {
+        Self { device: device.clone(), block: CountBlock::Cuda(buffer) }
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Returns whether both are handles on the same counts.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (&self.block, &other.block) {
+            (CountBlock::Cpu(counts), CountBlock::Cpu(other)) => Arc::ptr_eq(counts, other),
+            (CountBlock::Cuda(counts), CountBlock::Cuda(other)) => counts.ptr() == other.ptr(),
+            _ => false,
+        }
+    }
+
     fn len(&self) -> usize {
         match &self.block {
             CountBlock::Cpu(counts) => counts.len(),

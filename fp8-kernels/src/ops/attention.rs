@@ -1,6 +1,6 @@
 //! Attention in blocks: scores are never stored as a whole.
 
-use super::Sequences;
+use super::{Dropout, Sequences};
 use crate::backend::dispatch;
 use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor};
 
@@ -21,7 +21,7 @@ use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor};
 /// assert!(options.causal); // so the window's right end is 0
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionOptions {
+pub struct AttentionOptions<'a> {
     /// Whether a query sees no key to the right of its own. Default: true.
     pub causal: bool,
     /// How many keys to the left and to the right of its own a query sees (a sliding window). Default: `(None, None)`, all.
@@ -31,11 +31,20 @@ pub struct AttentionOptions {
     pub diagonal: Diagonal,
     /// The factor for scores; `None` means 1/√head_dim. Default: `None`.
     pub softmax_scale: Option<f32>,
+    /// Dropout of the probabilities, after they were normalized. Element i of its mask is that of the probabilities
+    /// `[batch, heads, queries, keys]`, in row-major order. Backward needs the same. Default: `None`.
+    pub dropout: Option<&'a Dropout>,
 }
 
-impl Default for AttentionOptions {
+impl Default for AttentionOptions<'_> {
     fn default() -> Self {
-        Self { causal: true, window: (None, None), diagonal: Diagonal::TopLeft, softmax_scale: None }
+        Self {
+            causal: true,
+            window: (None, None),
+            diagonal: Diagonal::TopLeft,
+            softmax_scale: None,
+            dropout: None,
+        }
     }
 }
 
@@ -68,7 +77,7 @@ pub struct AttentionSaved {
 
 impl AttentionSaved {
     /// Returns an error for rows of another call.
-    pub(super) fn check(&self, op: &'static str, device: &Device, problem: &Problem) -> Result<()> {
+    pub(super) fn check(&self, op: &'static str, device: &Device, problem: &Problem<'_>) -> Result<()> {
         let rows = Shape::from([problem.batch, problem.heads, problem.queries]);
         for (what, tensor) in [("row_max", &self.row_max), ("row_sum", &self.row_sum)] {
             tensor.expect_dtype(op, what, DType::F32)?;
@@ -90,7 +99,7 @@ impl AttentionSaved {
 
 /// The arguments of a call after they have been checked.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Problem {
+pub(crate) struct Problem<'a> {
     pub(crate) batch: usize,
     pub(crate) queries: usize,
     pub(crate) keys: usize,
@@ -104,6 +113,8 @@ pub(crate) struct Problem {
     /// Where products read FP8 codes on the CPU: the format that the scores' gradients are rounded to. Probabilities are rounded
     /// to E4M3 then.
     pub(crate) rounding: Option<Encoding>,
+    /// With a probability above 0.
+    pub(crate) dropout: Option<&'a Dropout>,
 }
 
 /// Computes scaled dot-product attention, `o = softmax(softmax_scale · q·kᵀ + mask) · v`, for each batch entry and head.
@@ -118,13 +129,16 @@ pub(crate) struct Problem {
 /// gives 0 and has no gradient. Hidden keys and values are multiplied by 0, so an infinity or NaN in them can still reach the output: fill padding with
 /// finite numbers.
 ///
+/// With `options.dropout`, each probability is 0 with the probability p, and divided by 1 − p otherwise, before it is multiplied
+/// by its value.
+///
 /// Scores, softmax and sums are f32, and the result is rounded once. Scores are computed in blocks and never stored as a
 /// whole, so memory grows linearly with the sequence length. Returns `o` and what [`attention_backward`] needs.
 ///
 /// # Errors
 /// Shapes other than these; heads that are not a multiple of groups; a head_dim of 0; different dtypes; a softmax scale that
 /// is not finite; a length outside 0 ..= queries or keys, which a GPU reports at the next call that waits for it; a packing of
-/// other sizes.
+/// other sizes; dropout with a probability outside `[0, 1)` or a draw on another device.
 ///
 /// ```
 /// use fp8_kernels::ops::{self, Sequences};
@@ -141,7 +155,7 @@ pub fn attention(
     k: &Tensor,
     v: &Tensor,
     sequences: &Sequences,
-    options: AttentionOptions,
+    options: AttentionOptions<'_>,
 ) -> Result<(Tensor, AttentionSaved)> {
     let problem = check("attention", q, k, v, sequences, options)?;
     dispatch!(q.device(), attention::attention(q, k, v, sequences, &problem))
@@ -178,7 +192,7 @@ pub fn attention_backward(
     o: &Tensor,
     saved: &AttentionSaved,
     sequences: &Sequences,
-    options: AttentionOptions,
+    options: AttentionOptions<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let op = "attention_backward";
     let problem = check(op, q, k, v, sequences, options)?;
@@ -191,14 +205,14 @@ pub fn attention_backward(
     dispatch!(q.device(), attention::attention_backward([dy, q, k, v, o], saved, sequences, &problem))
 }
 
-fn check(
+fn check<'a>(
     op: &'static str,
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
     sequences: &Sequences,
-    options: AttentionOptions,
-) -> Result<Problem> {
+    options: AttentionOptions<'a>,
+) -> Result<Problem<'a>> {
     q.expect_float(op, "q")?;
     k.expect_dtype(op, "k", q.dtype())?;
     v.expect_dtype(op, "v", q.dtype())?;
@@ -208,14 +222,14 @@ fn check(
 }
 
 /// What [`check`] checks but for dtypes and devices, which differ where the elements are codes.
-pub(super) fn problem(
+pub(super) fn problem<'a>(
     op: &'static str,
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
     sequences: &Sequences,
-    options: AttentionOptions,
-) -> Result<Problem> {
+    options: AttentionOptions<'a>,
+) -> Result<Problem<'a>> {
     k.expect_same_shape(op, "k and v", v)?;
     let [batch, queries, heads, head_dim] = dims4(op, q)?;
     let [k_batch, keys, groups, k_head_dim] = dims4(op, k)?;
@@ -238,19 +252,10 @@ pub(super) fn problem(
         return Err(Error::Option { op, option: "softmax_scale", value: scale.to_string(), remedy });
     }
     let right = if options.causal { Some(0) } else { options.window.1 };
-    let window = [options.window.0, right];
-    Ok(Problem {
-        batch,
-        queries,
-        keys,
-        heads,
-        groups,
-        head_dim,
-        window,
-        diagonal: options.diagonal,
-        scale,
-        rounding: None,
-    })
+    let (window, diagonal) = ([options.window.0, right], options.diagonal);
+    let dropout = Dropout::checked(options.dropout, op, "dropout.p", q.device())?;
+    let rounding = None;
+    Ok(Problem { batch, queries, keys, heads, groups, head_dim, window, diagonal, scale, rounding, dropout })
 }
 
 pub(super) fn dims4(op: &'static str, x: &Tensor) -> Result<[usize; 4]> {

@@ -49,7 +49,7 @@ pub fn attention_fp8(
     k: &Fp8Tensor,
     v: &Fp8Tensor,
     sequences: &Sequences,
-    options: AttentionOptions,
+    options: AttentionOptions<'_>,
     dtype: DType,
 ) -> Result<(Tensor, AttentionSaved)> {
     let op = "attention_fp8";
@@ -113,7 +113,7 @@ pub fn attention_fp8_backward(
     o: &Tensor,
     saved: &AttentionSaved,
     sequences: &Sequences,
-    options: AttentionOptions,
+    options: AttentionOptions<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let op = "attention_fp8_backward";
     let codes = check(op, [("q", q), ("k", k), ("v", v)], sequences, options)?;
@@ -142,18 +142,23 @@ pub fn attention_fp8_backward(
 }
 
 /// Arguments that have been checked.
-struct Checked {
+struct Checked<'a> {
     /// q, k and v, with rowwise codes.
     tensors: [Fp8Tensor; 3],
-    problem: Problem,
+    problem: Problem<'a>,
 }
 
-fn check(
+fn check<'a>(
     op: &'static str,
     tensors: [(&'static str, &Fp8Tensor); 3],
     sequences: &Sequences,
-    options: AttentionOptions,
-) -> Result<Checked> {
+    options: AttentionOptions<'a>,
+) -> Result<Checked<'a>> {
+    if let Some(dropout) = options.dropout.filter(|dropout| dropout.p > 0.0) {
+        let remedy = "the kernels for FP8 codes drop nothing: expected None, or attention in high precision"
+            .to_owned();
+        return Err(Error::Option { op, option: "dropout.p", value: dropout.p.to_string(), remedy });
+    }
     for (name, x) in tensors {
         if x.encoding() != Encoding::E4M3 {
             let value = format!("{} of {name}", x.encoding());

@@ -35,7 +35,7 @@
 //! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
 //! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_groups`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
 //! | loss scaling | [`apply_loss_scale`], [`undo_loss_scale`], [`check_finite`], [`check_amaxes`], [`adamw_groups_scaled`], [`update_loss_scale`], [`cross_entropy_backward_scaled`] |
-//! | element by element | [`add`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`] |
+//! | element by element | [`add`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`], [`dropout_add`], [`dropout_add_backward`] |
 //! | shapes and sums | [`split`](split()), [`concat`](concat()), [`transpose`](transpose()), [`sum`], [`mean`], [`max`], [`column_sums`] |
 //! | many processes | [`compare_calls`](compare_calls()) |
 
@@ -89,7 +89,7 @@ pub use cross_entropy::{
     CrossEntropyOptions, CrossEntropySaved, cross_entropy, cross_entropy_backward,
     cross_entropy_backward_scaled,
 };
-pub use dropout::{DropoutKey, dropout, dropout_backward};
+pub use dropout::{Dropout, DropoutKey, dropout, dropout_add, dropout_add_backward, dropout_backward};
 pub use elementwise::{add, bias, clip_in_place, scale, scale_in_place};
 pub use embedding::{embedding, embedding_backward};
 pub use emulation::{Emulation, emulation};

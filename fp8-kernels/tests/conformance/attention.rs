@@ -4,7 +4,7 @@ use super::data::{self, f64s, normal, tensor, tolerance};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
 use crate::oracle::differences;
-use fp8_kernels::ops::{AttentionOptions, Diagonal, Packing, Sequences};
+use fp8_kernels::ops::{AttentionOptions, Diagonal, Dropout, DropoutKey, Packing, Sequences};
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![
@@ -77,7 +77,7 @@ fn wide_problems() -> Vec<Attention> {
 }
 
 /// q, k, v, dy.
-fn inputs(problem: &Attention, dtype: DType, device: &Device) -> Result<[Tensor; 4]> {
+pub(super) fn inputs(problem: &Attention, dtype: DType, device: &Device) -> Result<[Tensor; 4]> {
     let p = problem;
     let q = [p.batch, p.queries, p.heads, p.dim];
     let k = [p.batch, p.keys, p.groups, p.dim];
@@ -97,16 +97,24 @@ fn sequences(problem: &Attention, device: &Device) -> Result<Sequences> {
     Ok(Sequences::Padded { queries: queries.transpose()?, keys: keys.transpose()? })
 }
 
-fn options(problem: &Attention) -> AttentionOptions {
+fn options(problem: &Attention) -> AttentionOptions<'static> {
     let diagonal = if problem.bottom_right { Diagonal::BottomRight } else { Diagonal::TopLeft };
     let [left, right] = problem.window;
-    AttentionOptions { causal: problem.causal, window: (left, right), diagonal, softmax_scale: None }
+    let window = (left, right);
+    AttentionOptions { causal: problem.causal, window, diagonal, softmax_scale: None, dropout: None }
+}
+
+fn dropout(problem: &Attention) -> Option<Dropout> {
+    let (p, seed, offset) = problem.dropout?;
+    Some(Dropout { p, draw: DropoutKey { seed, offset }.into() })
 }
 
 /// `[o, dq, dk, dv]`.
-fn run(problem: &Attention, inputs: &[Tensor; 4], device: &Device) -> Result<[Tensor; 4]> {
+pub(super) fn run(problem: &Attention, inputs: &[Tensor; 4], device: &Device) -> Result<[Tensor; 4]> {
     let [q, k, v, dy] = inputs;
-    let (sequences, options) = (sequences(problem, device)?, options(problem));
+    let dropout = dropout(problem);
+    let sequences = sequences(problem, device)?;
+    let options = AttentionOptions { dropout: dropout.as_ref(), ..options(problem) };
     let (o, saved) = ops::attention(q, k, v, &sequences, options)?;
     let (dq, dk, dv) = ops::attention_backward(dy, q, k, v, &o, &saved, &sequences, options)?;
     Ok([o, dq, dk, dv])
@@ -256,7 +264,9 @@ fn lengths_out_of_range_are_told(device: &Device) -> Outcome {
 pub(super) fn forward(problem: &Attention, dtypes: &[DType], device: &Device) -> Outcome {
     for &dtype in dtypes {
         let [q, k, v, _] = inputs(problem, dtype, device)?;
-        let (o, _) = ops::attention(&q, &k, &v, &sequences(problem, device)?, options(problem))?;
+        let dropout = dropout(problem);
+        let options = AttentionOptions { dropout: dropout.as_ref(), ..options(problem) };
+        let (o, _) = ops::attention(&q, &k, &v, &sequences(problem, device)?, options)?;
         let want = problem.forward(&f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
         ensure(o.dtype() == dtype && o.shape() == q.shape(), || format!("{} {}", o.dtype(), o.shape()))?;
         close(&format!("{dtype} {problem:?}"), &o.to_f32_vec()?, &want, problem.dim, tolerance(dtype))?;
@@ -287,6 +297,10 @@ pub(super) fn backward(problem: &Attention, dtypes: &[DType], device: &Device) -
 }
 
 fn the_oracle_is_its_own_derivative(_: &Device) -> Outcome {
+    [None, Some((0.3, 5, 2))].into_iter().try_for_each(is_its_own_derivative)
+}
+
+fn is_its_own_derivative(dropout: Option<(f32, u64, u64)>) -> Outcome {
     let lengths = Some(vec![4, 2]);
     let problem = Attention {
         batch: 2,
@@ -298,6 +312,7 @@ fn the_oracle_is_its_own_derivative(_: &Device) -> Outcome {
         causal: true,
         scale: 0.6,
         lengths,
+        dropout,
         ..Default::default()
     };
     let mut random = data::Random::new(5);

@@ -90,7 +90,7 @@ impl Problem {
         Ok(Sequences::padded(&Tensor::from_vec(vec![length as i32], [1], device)?))
     }
 
-    fn options(&self) -> AttentionOptions {
+    fn options(&self) -> AttentionOptions<'static> {
         AttentionOptions { causal: self.causal, softmax_scale: Some(SCALE as f32), ..Default::default() }
     }
 

@@ -29,7 +29,7 @@ struct Call {
     values: [Tensor; 4],
     codes: [Fp8Tensor; 4],
     sequences: Sequences,
-    options: AttentionOptions,
+    options: AttentionOptions<'static>,
 }
 
 fn quantized(x: &Tensor, encoding: Encoding) -> Result<Fp8Tensor> {
@@ -63,7 +63,7 @@ impl Call {
         let diagonal = if p.bottom_right { Diagonal::BottomRight } else { Diagonal::TopLeft };
         let [left, right] = p.window;
         let options =
-            AttentionOptions { causal: p.causal, window: (left, right), diagonal, softmax_scale: None };
+            AttentionOptions { causal: p.causal, window: (left, right), diagonal, ..Default::default() };
         Ok(Self { values, codes, sequences, options })
     }
 

@@ -3,8 +3,8 @@ use super::compare::{ensure, equal, refused, same, same_numbers};
 use super::data::{AROUND_2_16, FLOATS, normal, specials, tensor};
 use super::threads::same_bits;
 use crate::oracle::philox::philox;
-use fp8_kernels::ops::DropoutKey;
-use fp8_kernels::{DType, Device, Tensor, ops};
+use fp8_kernels::ops::{Dropout, DropoutKey};
+use fp8_kernels::{DType, Device, DropoutState, Tensor, ops};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -20,6 +20,10 @@ cases![
     zero_probability_changes_nothing,
     dropped_infinities_are_zero,
     same_for_any_threads,
+    adds_to_a_residual: Dtypes,
+    paths_straddle_vectors,
+    states_are_split_mix,
+    draws_on_the_device,
     refuses,
 ];
 
@@ -164,6 +168,92 @@ fn same_for_any_threads(device: &Device) -> Outcome {
     same_bits("dropout", || Ok(vec![ops::dropout(&x, 0.2, DropoutKey { seed: 1, offset: 2 })?]))
 }
 
+/// The sum and its backward, with each mask or both, of `[entries, per]` elements.
+fn check_add([entries, per]: [usize; 2], dtypes: [DType; 2], device: &Device) -> Outcome {
+    let [residual, x] =
+        [(dtypes[0], 1), (dtypes[1], 2)].map(|(dtype, seed)| normal([entries, per], dtype, seed, device));
+    let (residual, x) = (residual?, x?);
+    let keys = [DropoutKey { seed: 3, offset: 1 }, DropoutKey { seed: 4, offset: u64::MAX }];
+    let dropouts = [Dropout { p: 0.3, draw: keys[0].into() }, Dropout { p: 0.5, draw: keys[1].into() }];
+    for which in [[true, false], [false, true], [true, true]] {
+        let given = [0, 1].map(|i| which[i].then_some(&dropouts[i]));
+        let dropped = |i: usize, mut v: f32| {
+            if which[0] {
+                v = if kept(i, 0.3, keys[0]) { v * (1.0 / (1.0 - 0.3f32)) } else { 0.0 };
+            }
+            if which[1] {
+                v = if kept(i / per, 0.5, keys[1]) { v * 2.0 } else { 0.0 };
+            }
+            v
+        };
+        let rounded =
+            |values: Vec<f32>, dtype| tensor(values, [entries, per], dtype, &Device::cpu())?.to_f32_vec();
+        let (values, added) = (x.to_f32_vec()?, residual.to_f32_vec()?);
+        let alone: Vec<f32> = values.iter().enumerate().map(|(i, &v)| dropped(i, v)).collect();
+        let sums = alone.iter().zip(&added).map(|(v, r)| r + v).collect();
+        let what = format!("[{entries}, {per}], {which:?}");
+        let y = ops::dropout_add(&residual, &x, given[0], given[1])?;
+        equal("dtype", y.dtype(), dtypes[0])?;
+        same_numbers(&what, &y.to_f32_vec()?, &rounded(sums, dtypes[0])?, per.max(1))?;
+        let dx = ops::dropout_add_backward(&x, given[0], given[1])?;
+        same_numbers(&what, &dx.to_f32_vec()?, &rounded(alone, dtypes[1])?, per.max(1))?;
+    }
+    Ok(())
+}
+
+fn adds_to_a_residual(device: &Device, dtype: DType) -> Outcome {
+    for shape in [[3, 64], [1, 0], [0, 5], [5, 8], [2, 1000]] {
+        check_add(shape, [dtype; 2], device)?;
+    }
+    check_add([4, 16], [dtype, DType::F32], device)?;
+    let (x, none) = (
+        normal([3, 4], dtype, 1, device)?,
+        Dropout { p: 0.0, draw: DropoutKey { seed: 0, offset: 0 }.into() },
+    );
+    let y = ops::dropout_add(&x, &x, None, Some(&none))?.to_f32_vec()?;
+    same_numbers("nothing dropped", &y, &ops::add(&x, &x)?.to_f32_vec()?, 4)?;
+    same_numbers("dx", &ops::dropout_add_backward(&x, Some(&none), None)?.to_f32_vec()?, &x.to_f32_vec()?, 4)
+}
+
+/// Entries that begin inside a thread's eight elements, of fewer and of more than those.
+fn paths_straddle_vectors(device: &Device) -> Outcome {
+    [[40, 1], [33, 3], [20, 7], [9, 9], [7, 15], [5, 17], [3, 101]]
+        .into_iter()
+        .try_for_each(|shape| check_add(shape, [DType::F32; 2], device))
+}
+
+/// Published numbers of SplitMix64, with seed 0, and what a state counts.
+fn states_are_split_mix(device: &Device) -> Outcome {
+    let state = DropoutState::new(0, device)?;
+    for seed in [0xE220_A839_7B1D_CDAF, 0x6E78_9E6A_A1B9_65F4, 0x06C4_5D18_8009_454F] {
+        equal("key", state.draw()?.read()?, DropoutKey { seed, offset: 0 })?;
+    }
+    equal("state", state.read()?, (0, 3))?;
+    state.set(7, u64::MAX)?;
+    let last = state.draw()?.read()?;
+    equal("state", state.read()?, (7, 0))?;
+    let other = DropoutState::new(7u64.wrapping_sub(0x9E37_79B9_7F4A_7C15), device)?;
+    equal("key", other.draw()?.read()?, last)
+}
+
+fn draws_on_the_device(device: &Device) -> Outcome {
+    let (x, state) = (Tensor::full(1.0, [1000], DType::F32, device)?, DropoutState::new(9, device)?);
+    let draw = state.draw()?;
+    for mask in [0, 1, (1 << 20) - 1] {
+        let key = draw.mask(mask).read()?;
+        equal("offset", key.offset, mask << 44)?;
+        let y = ops::dropout(&x, 0.4, draw.mask(mask))?;
+        same("y", &y.to_vec::<f32>()?, &ops::dropout(&x, 0.4, key)?.to_vec::<f32>()?, 1000)?;
+        check("by the oracle", &x, 0.4, key)?;
+        let hidden = Dropout { p: 0.4, draw: draw.mask(mask) };
+        let dx = ops::dropout_add_backward(&x, Some(&hidden), None)?;
+        same("dx", &dx.to_vec::<f32>()?, &y.to_vec::<f32>()?, 1000)?;
+    }
+    let next = ops::dropout(&x, 0.4, state.draw()?)?.to_vec::<f32>()?;
+    ensure(next != ops::dropout(&x, 0.4, &draw)?.to_vec::<f32>()?, || "two steps have one mask".to_owned())?;
+    ensure(draw == draw.mask(0) && draw != draw.mask(1), || "equal draws".to_owned())
+}
+
 fn refuses(device: &Device) -> Outcome {
     let (x, key) = (normal([4], DType::F32, 1, device)?, DropoutKey { seed: 0, offset: 0 });
     for (p, wording) in [(1.0, "dropout: p = 1: "), (-0.1, "p = -0.1"), (f32::NAN, "p = NaN")] {
@@ -173,5 +263,11 @@ fn refuses(device: &Device) -> Outcome {
         ops::dropout_backward(&x, 2.0, key),
         "dropout_backward: p = 2: a drop probability is at least 0",
     )?;
+    let sure = Dropout { p: 1.0, draw: key.into() };
+    refused(ops::dropout_add(&x, &x, Some(&sure), None), "dropout_add: hidden.p = 1: a drop probability")?;
+    refused(ops::dropout_add(&x, &x, None, Some(&sure)), "dropout_add: path.p = 1: a drop probability")?;
+    refused(ops::dropout_add_backward(&x, Some(&sure), None), "dropout_add_backward: hidden.p = 1")?;
+    let other = normal([5], DType::F32, 1, device)?;
+    refused(ops::dropout_add(&x, &other, None, None), "residual and x: got [4] and [5]")?;
     refused(ops::dropout(&Tensor::zeros([4], DType::I32, device)?, 0.5, key), "x has dtype i32")
 }

@@ -17,6 +17,7 @@ mod adamw_skips;
 mod amax;
 mod attention;
 mod attention_bits;
+mod attention_dropout;
 mod attention_fp8;
 mod attention_sequences;
 mod cast;
@@ -62,6 +63,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     amax::CASES,
     attention::CASES,
     attention_bits::CASES,
+    attention_dropout::CASES,
     attention_fp8::CASES,
     attention_sequences::CASES,
     cast::CASES,

@@ -1,5 +1,6 @@
 //! Attention with the whole matrix of probabilities, in f64.
 
+use super::philox::philox;
 use super::softmax;
 
 #[derive(Debug, Clone, Default)]
@@ -18,6 +19,8 @@ pub(crate) struct Attention {
     /// Keys to the left and to the right of a query's own.
     pub(crate) window: [Option<usize>; 2],
     pub(crate) bottom_right: bool,
+    /// The probability, the seed and the offset of dropout.
+    pub(crate) dropout: Option<(f32, u64, u64)>,
 }
 
 impl Attention {
@@ -43,6 +46,15 @@ impl Attention {
         softmax::softmax(&scores, self.scale, |j| !self.sees(b, i, j))
     }
 
+    /// What dropout multiplies a probability by.
+    pub(crate) fn factor(&self, [b, h, i]: [usize; 3], j: usize) -> f64 {
+        let Some((p, seed, offset)) = self.dropout else { return 1.0 };
+        let element = (((b * self.heads + h) * self.queries + i) * self.keys + j) as u64;
+        let random = philox(offset.wrapping_add(element / 4), seed)[(element % 4) as usize];
+        let kept = f64::from(random) >= (f64::from(p) * 2f64.powi(32)).floor();
+        if kept { 1.0 / (1.0 - f64::from(p)) } else { 0.0 }
+    }
+
     pub(crate) fn sees(&self, b: usize, i: usize, j: usize) -> bool {
         let length =
             |lengths: &Option<Vec<usize>>, all| lengths.as_ref().map_or(all, |lengths| lengths[b]) as i64;
@@ -59,6 +71,7 @@ impl Attention {
         let mut o = vec![0.0; q.len()];
         for row @ [b, h, i] in self.rows() {
             for (j, p) in self.probabilities(q, k, row).into_iter().enumerate() {
+                let p = p * self.factor(row, j);
                 for c in 0..self.dim {
                     o[self.q(b, i, h, c)] += p * v[self.k(b, j, h, c)];
                 }
@@ -72,14 +85,15 @@ impl Attention {
         let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| vec![0.0; x.len()]);
         for row @ [b, h, i] in self.rows() {
             let p = self.probabilities(q, k, row);
-            let dp = |j| (0..self.dim).map(|c| dy[self.q(b, i, h, c)] * v[self.k(b, j, h, c)]).sum();
-            let dp: Vec<f64> = (0..self.keys).map(dp).collect();
+            let dp =
+                |j| -> f64 { (0..self.dim).map(|c| dy[self.q(b, i, h, c)] * v[self.k(b, j, h, c)]).sum() };
+            let dp: Vec<f64> = (0..self.keys).map(|j| dp(j) * self.factor(row, j)).collect();
             let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
             for j in 0..self.keys {
                 let ds = self.scale * p[j] * (dp[j] - mean);
                 for c in 0..self.dim {
                     let (q_at, k_at) = (self.q(b, i, h, c), self.k(b, j, h, c));
-                    dv[k_at] += p[j] * dy[q_at];
+                    dv[k_at] += p[j] * self.factor(row, j) * dy[q_at];
                     dq[q_at] += ds * k[k_at];
                     dk[k_at] += ds * q[q_at];
                 }

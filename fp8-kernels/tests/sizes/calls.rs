@@ -2,11 +2,12 @@
 //! or empty: what is looked for are products, allocations and loops that go by extents, not by elements.
 
 use fp8_kernels::ops::{
-    self, Activation, AttentionOptions, CrossEntropyOptions, DropoutKey, Layout, NormOptions, Sequences,
+    self, Activation, AttentionOptions, CrossEntropyOptions, Dropout, DropoutKey, Layout, NormOptions,
+    Sequences,
 };
 use fp8_kernels::{
-    Arena, ArenaOptions, Cell, DType, Device, Encoding, Error, Fp8Tensor, ScalePolicy, ScaleRule, Shape,
-    Slot, Tensor,
+    Arena, ArenaOptions, Cell, DType, Device, DropoutState, Encoding, Error, Fp8Tensor, ScalePolicy,
+    ScaleRule, Shape, Slot, Tensor,
 };
 
 /// What became of a call.
@@ -147,6 +148,12 @@ calls! {
         let key = DropoutKey { seed: a as u64, offset: b as u64 };
         ops::dropout(&floats([5], device)?, 0.5, key)?;
         ops::dropout(&floats([a, b], device)?, 0.5, key)?;
+        let (x, half) = (floats([a, b], device)?, Dropout { p: 0.5, draw: key.into() });
+        ops::dropout_add(&x, &x, Some(&half), Some(&half))?;
+        ops::dropout_add_backward(&x, None, Some(&half))?;
+        let state = DropoutState::new(a as u64, device)?;
+        state.set(b as u64, a as u64)?;
+        ops::dropout(&x, 0.5, state.draw()?.mask(b as u64))?;
     };
     gemm/3: |device, [m, n, k]| {
         let shapes = [(Layout::Nn, [m, k], [k, n]), (Layout::Nt, [m, k], [n, k]), (Layout::Tn, [k, m], [k, n])];
@@ -223,6 +230,10 @@ calls! {
             let (q, k) = (floats(q, device)?, floats(k, device)?);
             let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, AttentionOptions::default())?;
             ops::attention_backward(&o, &q, &k, &k, &o, &saved, &Sequences::Full, AttentionOptions::default())?;
+            let half = Dropout { p: 0.5, draw: DropoutKey { seed: 1, offset: 2 }.into() };
+            let options = AttentionOptions { dropout: Some(&half), ..Default::default() };
+            let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, options)?;
+            ops::attention_backward(&o, &q, &k, &k, &o, &saved, &Sequences::Full, options)?;
         }
     };
     attention_fp8/4: |device, [a, b, c, d]| {

@@ -132,7 +132,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "RATE", default_value = "1e-3", value_parser = learning_rate, allow_hyphen_values = true)]
     pub(crate) lr: f32,
 
-    /// Seed of the initial weights, the batches and the sample
+    /// Share of elements that are dropped in training: of the embedding, of attention probabilities and of residual branches
+    #[arg(long, value_name = "P", default_value = "0", value_parser = probability, allow_hyphen_values = true)]
+    pub(crate) dropout: f32,
+
+    /// Seed of the initial weights, the batches, the dropout and the sample
     #[arg(long, value_name = "N", default_value = "1337", value_parser = seed)]
     pub(crate) seed: u64,
 
@@ -216,7 +220,8 @@ pub(crate) enum FormatName {
     E4m3,
 }
 
-const FP8_ATTENTION: &str = "fp8-attention";
+/// Options that checkpoints of earlier versions do not have. Their defaults are what those versions did.
+const ADDED: [&str; 2] = ["fp8-attention", "dropout"];
 
 impl Settings {
     /// Returns every setting as (option name, value). [`Settings::from_values`] reads the same bits back.
@@ -229,13 +234,14 @@ impl Settings {
             ("seq", self.seq.to_string()),
             ("batch", self.batch.to_string()),
             ("lr", self.lr.to_string()),
+            ("dropout", self.dropout.to_string()),
             ("seed", self.seed.to_string()),
             ("dtype", self.dtype.to_string()),
             ("recipe", self.recipe.to_string()),
             ("format", self.format.to_string()),
             ("history-len", self.history_len.to_string()),
             ("margin", self.margin.to_string()),
-            (FP8_ATTENTION, self.fp8_attention.to_string()),
+            ("fp8-attention", self.fp8_attention.to_string()),
         ]
     }
 
@@ -244,12 +250,11 @@ impl Settings {
         let defaults = parse_from(["train_gpt"])?.0.settings;
         let mut line = vec!["train_gpt".to_owned()];
         for (option, _) in defaults.values() {
-            match value(option) {
-                Some(value) => line.push(format!("--{option}={value}")),
-                // Checkpoints are older than this option: their attention ran in high precision.
-                None if option == FP8_ATTENTION => {}
-                None => return Err(Failure::input(format!("it has no --{option}"))),
-            }
+            let value = match value(option) {
+                None if ADDED.contains(&option) => continue,
+                value => value.ok_or_else(|| Failure::input(format!("it has no --{option}")))?,
+            };
+            line.push(format!("--{option}={value}"));
         }
         Ok(parse_from(line)?.0.settings)
     }
@@ -362,6 +367,13 @@ fn learning_rate(text: &str) -> Result<f32, String> {
         Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
         Ok(_) => Err("a learning rate must be finite and above zero (in f32)".to_owned()),
         Err(_) => Err("a learning rate must be a number, finite and above zero".to_owned()),
+    }
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(p) if (0.0..1.0).contains(&p) => Ok(p),
+        _ => Err("must be a number of at least 0 and less than 1".to_owned()),
     }
 }
 

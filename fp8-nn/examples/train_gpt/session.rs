@@ -93,13 +93,19 @@ impl Session {
             max_seq_length: settings.seq,
             recompute: place.recompute,
             fp8_dpa: settings.fp8_attention,
+            embedding_dropout: settings.dropout,
+            attention_dropout: settings.dropout,
+            hidden_dropout: settings.dropout,
             ..Default::default()
         };
         let before = device.memory_report().now;
         // Batches are drawn from the other streams.
         let mut rng = batches::stream(settings.seed, 0);
         let model = Gpt::new("gpt", &options, &device, &mut rng)?;
-        let scaling = Scaling::new(&model, &device)?;
+        let mut scaling = Scaling::new(&model, &device)?;
+        if settings.dropout > 0.0 {
+            scaling.set_dropout_seed(settings.seed)?;
+        }
         let compute_dtype = match settings.dtype {
             Dtype::F32 => None,
             Dtype::Bf16 => Some(DType::BF16),
@@ -428,7 +434,8 @@ mod tests {
     fn a_training_in_f16_reports_its_loss_scale_and_resumes_with_it() {
         let line = "train_gpt --layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --dtype f16";
         let settings = parse_from(line.split_whitespace()).unwrap().0.settings;
-        let place = Place { device: DeviceName::Cpu, graph: false, sqnr: false };
+        let place =
+            Place { device: DeviceName::Cpu, graph: false, sqnr: false, recompute: RecomputeLevel::None };
         let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let state = LossScaleState { scale: f32::MAX, growth_tracker: 0, skipped_steps: 0 };

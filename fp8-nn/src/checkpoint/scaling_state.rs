@@ -2,10 +2,12 @@
 
 use super::file::{Reader, Writer};
 use crate::Result;
-use fp8_recipe::{ArenaState, Direction, ScalingState};
+use fp8_recipe::{ArenaState, Direction, DropoutProgress, ScalingState};
 use serde::{Deserialize, Serialize};
 
 const KEY: &str = "fp8.scaling";
+/// Absent without dropout, and in files of older versions.
+const DROPOUT_KEY: &str = "fp8.dropout";
 
 /// The fields of an arena that are not numbers per slot.
 #[derive(Debug, Serialize, Deserialize)]
@@ -68,6 +70,9 @@ pub(super) fn write(state: &ScalingState, writer: &mut Writer) -> Result<()> {
         problem: error.to_string(),
     })?;
     writer.metadata(KEY, &json);
+    if let Some(DropoutProgress { seed, scopes }) = state.dropout {
+        writer.metadata(DROPOUT_KEY, &format!("{seed} {scopes}"));
+    }
     Ok(())
 }
 
@@ -87,5 +92,18 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<ScalingState> {
         }
         state.arenas.push(header.arena(scale, &history).map_err(|problem| reader.problem(problem))?);
     }
+    state.dropout = reader.all_metadata().get(DROPOUT_KEY).map(|text| dropout(text, reader)).transpose()?;
     Ok(state)
+}
+
+/// The seed of dropout and the number of scopes that have drawn masks.
+fn dropout(text: &str, reader: &Reader<'_>) -> Result<DropoutProgress> {
+    let numbers = text.split_once(' ').map(|(seed, scopes)| (seed.parse(), scopes.parse()));
+    match numbers {
+        Some((Ok(seed), Ok(scopes))) => Ok(DropoutProgress { seed, scopes }),
+        _ => {
+            let expected = "expected the seed and the number of scopes, two integers";
+            Err(reader.problem(format!("metadata `{DROPOUT_KEY}`: {text:?}: {expected}")))
+        }
+    }
 }

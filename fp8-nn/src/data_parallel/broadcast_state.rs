@@ -7,7 +7,7 @@ use crate::{AdamW, Error, Layer, Result, parameters, parameters_mut};
 use fp8_dist::ProcessGroup;
 use fp8_kernels::ops::LossScaleState;
 use fp8_kernels::{Device, Element, Tensor};
-use fp8_recipe::{Direction, Scaling, ScalingState};
+use fp8_recipe::{Direction, DropoutProgress, Scaling, ScalingState};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -135,6 +135,8 @@ struct Head {
     /// The bits of the scale, the growth tracker and the skipped steps of the loss scaler.
     loss_scale: Option<(u32, u64, u64)>,
     arenas: Vec<Header>,
+    /// How many scopes have drawn dropout masks. Seeds are each rank's own.
+    dropout: Option<u64>,
     /// The number of history rows of each arena.
     rows: Vec<usize>,
 }
@@ -149,7 +151,7 @@ fn numbers(
     device: &Device,
 ) -> Result<(Head, ScalingState)> {
     let pack = || -> Result<(Vec<u8>, Vec<f32>)> {
-        let arenas = scaling.state()?.arenas;
+        let ScalingState { arenas, dropout } = scaling.state()?;
         let Counts { steps, skipped, updates } = optimizer.counts()?;
         let loss_scale = optimizer.loss_scale()?;
         let head = Head {
@@ -159,6 +161,7 @@ fn numbers(
             loss_scale: loss_scale
                 .map(|state| (state.scale.to_bits(), state.growth_tracker, state.skipped_steps)),
             arenas: arenas.iter().map(Header::of).collect(),
+            dropout: dropout.map(|dropout| dropout.scopes),
             rows: arenas.iter().map(|arena| arena.amax_history.len()).collect(),
         };
         let floats = arenas.iter().flat_map(|arena| [arena.scale.clone(), arena.amax_history.concat()]);
@@ -174,7 +177,10 @@ fn numbers(
     let (text_len, floats_len) = (next(), next());
     let text = broadcast(group, "names of the scaling state", text, text_len, root, device)?;
     let floats = broadcast(group, "numbers of the scaling state", floats, floats_len, root, device)?;
-    own(group, unpack(&text, &floats))
+    let (head, mut state) = own(group, unpack(&text, &floats))?;
+    let seed = scaling.dropout_seed();
+    state.dropout = head.dropout.map(|scopes| DropoutProgress { seed, scopes });
+    Ok((head, state))
 }
 
 fn unpack(text: &[u8], mut floats: &[f32]) -> Result<(Head, ScalingState)> {

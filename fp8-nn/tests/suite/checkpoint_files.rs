@@ -184,6 +184,11 @@ fn what_does_not_fit_is_named() {
     refuses(|parts| drop(parts.1.remove("fp8.version")), "a safetensors file, but not a training checkpoint");
     refuses(|parts| drop(parts.1.remove("fp8.scaling")), "metadata `fp8.scaling` is missing");
     refuses(
+        |parts| drop(parts.1.insert("fp8.dropout".into(), "1 2 3".into())),
+        "metadata `fp8.dropout`: \"1 2 3\": expected the seed and the number of scopes, two integers",
+    );
+    refuses(|parts| drop(parts.1.insert("fp8.dropout".into(), "-1 2".into())), "\"-1 2\": expected the seed");
+    refuses(
         |parts| drop(parts.1.insert("fp8.scaling".into(), "[{}]".into())),
         "metadata `fp8.scaling`: missing field",
     );

@@ -158,6 +158,54 @@ fn attention_in_fp8_is_recorded() {
     assert!(all(&eager) == all(&recorded), "parameters, histories and scales");
 }
 
+/// Replay n draws the masks of eager step n, and each step others.
+#[test]
+fn replays_draw_the_masks_of_eager_steps() {
+    let training = || {
+        let options = GptOptions {
+            vocab_size: 20,
+            num_layers: 1,
+            hidden_size: 32,
+            num_attention_heads: 4,
+            max_seq_length: 8,
+            embedding_dropout: 0.1,
+            attention_dropout: 0.2,
+            hidden_dropout: 0.1,
+            drop_path_rate: 0.3,
+            ..Default::default()
+        };
+        let model = Gpt::new("gpt", &options, &device(), &mut rng(3)).unwrap();
+        let mut scaling = Scaling::new(&model, &device()).unwrap();
+        scaling.set_dropout_seed(17).unwrap();
+        Training { model, scaling, ..Training::new(delayed()) }
+    };
+    let (mut eager, mut recorded) = (training(), training());
+    let (graph, results) = recorded_beside(&mut eager, &mut recorded, |eager, recorded| {
+        assert_eq!(eager.evaluate(), recorded.evaluate());
+    });
+    let mut seen = std::collections::BTreeSet::new();
+    recorded.optimizer.set_lr(0.0).unwrap();
+    for _ in 0..4 {
+        graph.replay().unwrap();
+        seen.insert(read(&results)[0]);
+    }
+    assert_eq!(seen.len(), 4, "equal weights and batches, other masks");
+    assert_eq!(recorded.scaling.state().unwrap().dropout.map(|dropout| dropout.scopes), Some(10));
+}
+
+#[test]
+fn the_first_draw_is_not_recorded() {
+    let slots = fp8_nn::fp8_recipe::GemmSlots::new("fc");
+    let mut scaling = Scaling::new(&slots, &device()).unwrap();
+    scaling.prepare(&delayed(), &AutocastOptions::default()).unwrap();
+    let refused = device().capture(|| {
+        let mut cx = scaling.autocast(&delayed())?;
+        cx.dropout_draw().map(drop)
+    });
+    let refused = refused.err().map(|error: fp8_nn::fp8_recipe::Error| error.to_string());
+    assert_eq!(refused.as_deref(), Some("dropout state: cannot be recorded: run the step once before"));
+}
+
 /// Makes one element of a gradient infinite. Backward adds to it.
 fn spoil(training: &mut Training) {
     let mut last = None;

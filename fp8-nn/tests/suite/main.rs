@@ -14,6 +14,7 @@ mod counting;
 mod cross_attention;
 mod data_parallel;
 mod decoder;
+mod dropout;
 mod dtypes;
 mod fused;
 mod golden;

@@ -15,6 +15,7 @@ mod checkpoint_files;
 mod counting;
 mod data_parallel;
 mod decoder;
+mod dropout;
 mod dtypes;
 mod fused;
 mod golden;

@@ -32,7 +32,7 @@ fn with_five_slots(state: &ScalingState, first_scale: f32) -> ScalingState {
         assert!(arena.slots.is_sorted());
         arena
     });
-    ScalingState { arenas: arenas.collect() }
+    ScalingState { arenas: arenas.collect(), ..Default::default() }
 }
 
 fn trained(recipe: &Recipe) -> Scaling {

@@ -4,6 +4,7 @@
 //! last pass brings the results into the layout of the inputs.
 
 use super::dispatch::{Kernel, vectorized};
+use super::dropout::Mask;
 use super::matmul::{Strided, Unpacked, product, transpose};
 use super::softmax::origin;
 use super::{Buffer, attention_fp8, lanes, parallel};
@@ -21,10 +22,11 @@ pub(crate) fn attention(
     k: &Tensor,
     v: &Tensor,
     sequences: &Sequences,
-    p: &Problem,
+    p: &Problem<'_>,
 ) -> Result<(Tensor, AttentionSaved)> {
     let op = "attention";
     let spans = spans(op, sequences, p)?;
+    let dropped = Dropped::new(p)?;
     let (dtype, device) = (q.dtype(), q.device());
     let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
     let rows = p.batch * p.heads * p.queries;
@@ -55,7 +57,8 @@ pub(crate) fn attention(
         let q = Head::new(&q, p.queries, p.heads, p.head_dim, span.batch, head).skip(span.queries.start);
         let v = Head::new(&v, p.keys, p.groups, p.head_dim, span.batch, group).skip(span.keys.start);
         let k = transposed.head(span.batch * p.groups + group).skip(span.keys.start);
-        vectorized(Forward { q, k, v, first, o, max, sum, visible: span.visible(p), p })
+        let dropped = dropped.map(|dropped| dropped.of(span, head, p));
+        vectorized(Forward { q, k, v, first, o, max, sum, visible: span.visible(p), dropped, p })
     })?;
     let o = token_major(&o, [p.batch, p.queries, p.heads, p.head_dim], dtype, device)?;
     let stats = |data| Tensor::on_cpu(data, Shape::from([p.batch, p.heads, p.queries]), device);
@@ -66,10 +69,11 @@ pub(crate) fn attention_backward(
     [dy, q, k, v, o]: [&Tensor; 5],
     saved: &AttentionSaved,
     sequences: &Sequences,
-    p: &Problem,
+    p: &Problem<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let op = "attention_backward";
     let spans = spans(op, sequences, p)?;
+    let dropped = Dropped::new(p)?;
     let (dtype, device) = (q.dtype(), q.device());
     let (dy, o) = (dy.cpu_f32(op)?, o.cpu_f32(op)?);
     let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
@@ -96,7 +100,9 @@ pub(crate) fn attention_backward(
                     let rows = (batch * p.heads + head) * p.queries;
                     let rows = rows + span.queries.start..rows + span.queries.end;
                     let (max, sum, visible) = (&max[rows.clone()], &sum[rows], span.visible(p));
-                    let inputs = Inputs { q, k, k_transposed, v_transposed, dy, o, max, sum, visible };
+                    let dropped = dropped.map(|dropped| dropped.of(span, head, p));
+                    let inputs =
+                        Inputs { q, k, k_transposed, v_transposed, dy, o, max, sum, visible, dropped };
                     let elements = |rows: &Range<usize>| rows.start * p.head_dim..rows.end * p.head_dim;
                     let (dq, keys) = (&mut dq[elements(&span.queries)], elements(&span.keys));
                     let (dk, dv) = (&mut dk[keys.clone()], &mut dv[keys]);
@@ -124,7 +130,7 @@ struct Span {
 }
 
 impl Span {
-    fn visible(&self, p: &Problem) -> Visible {
+    fn visible(&self, p: &Problem<'_>) -> Visible {
         let (queries, keys) = (self.queries.len(), self.keys.len());
         let [left, right] = p.window;
         let offset = match p.diagonal {
@@ -159,8 +165,36 @@ impl Visible {
     }
 }
 
+/// Which probabilities are dropped: those of a sequence and head, from the first of its queries and keys on.
+#[derive(Clone, Copy)]
+struct Dropped {
+    mask: Mask,
+    /// The element of the first query and key.
+    start: u64,
+    /// The keys of a row of probabilities.
+    keys: usize,
+}
+
+impl Dropped {
+    fn new(p: &Problem<'_>) -> Result<Option<Self>> {
+        p.dropout.map(|dropout| Ok(Self { mask: Mask::new(dropout)?, start: 0, keys: p.keys })).transpose()
+    }
+
+    fn of(self, span: &Span, head: usize, p: &Problem<'_>) -> Self {
+        let row = (span.batch * p.heads + head) * p.queries + span.queries.start;
+        Self { start: (row as u64).wrapping_mul(p.keys as u64).wrapping_add(span.keys.start as u64), ..self }
+    }
+
+    /// Calls `f` with the position of each of these keys, from 0 on, and whether it is kept.
+    #[inline(always)]
+    fn each(&self, query: usize, keys: Range<usize>, f: impl FnMut(usize, bool)) {
+        let row = self.start.wrapping_add(query as u64 * self.keys as u64);
+        self.mask.each(row + keys.start as u64..row + keys.end as u64, f);
+    }
+}
+
 /// The sequences of a batch, in the order of their queries.
-fn spans(op: &'static str, sequences: &Sequences, p: &Problem) -> Result<Vec<Span>> {
+fn spans(op: &'static str, sequences: &Sequences, p: &Problem<'_>) -> Result<Vec<Span>> {
     if let Some(packing) = sequences.packing() {
         // The last one is the padding, which sees nothing and is seen by nothing.
         let real = packing.sequences().split_last().map_or(&[][..], |(_, real)| real);
@@ -187,7 +221,7 @@ fn of_batch(spans: &[Span], batch: usize) -> &[Span] {
 }
 
 /// Each sequence with each head, in the order of their rows in `[batch, heads, queries]`.
-fn in_order<'a>(spans: &'a [Span], p: &Problem) -> impl Iterator<Item = (&'a Span, usize)> {
+fn in_order<'a>(spans: &'a [Span], p: &Problem<'_>) -> impl Iterator<Item = (&'a Span, usize)> {
     let entries = spans.chunk_by(|a, b| a.batch == b.batch);
     let heads = p.heads;
     entries.flat_map(move |spans| (0..heads).flat_map(move |head| spans.iter().map(move |span| (span, head))))
@@ -244,7 +278,7 @@ struct Transposed {
 }
 
 impl Transposed {
-    fn new(op: &'static str, data: &[f32], p: &Problem) -> Result<Self> {
+    fn new(op: &'static str, data: &[f32], p: &Problem<'_>) -> Result<Self> {
         // A sequence may begin at any key, and its last vector of scores reaches beyond its keys.
         let (stride, dim) = (p.keys.next_multiple_of(LANES) + LANES, p.head_dim);
         let mut out = Array::zeroed(op, p.batch * p.groups * dim * stride)?;
@@ -314,7 +348,8 @@ struct Forward<'a> {
     max: &'a mut [f32],
     sum: &'a mut [f32],
     visible: Visible,
-    p: &'a Problem,
+    dropped: Option<Dropped>,
+    p: &'a Problem<'a>,
 }
 
 impl Kernel for Forward<'_> {
@@ -322,7 +357,7 @@ impl Kernel for Forward<'_> {
 
     #[inline(always)]
     fn run(self) -> Result<()> {
-        let Self { q, k, v, first, o, max, sum, visible, p } = self;
+        let Self { q, k, v, first, o, max, sum, visible, dropped, p } = self;
         let dim = p.head_dim;
         let mut block = [0.0; QUERIES * KEYS];
         let rows = o.chunks_mut(QUERIES * dim).zip(max.chunks_mut(QUERIES)).zip(sum.chunks_mut(QUERIES));
@@ -347,6 +382,13 @@ impl Kernel for Forward<'_> {
                     max[i] = largest;
                     if shrink != 1.0 {
                         o[i * dim..(i + 1) * dim].iter_mut().for_each(|o| *o *= shrink);
+                    }
+                    // Dropped after they were summed: what is normalized are the probabilities without dropout.
+                    if let Some(dropped) = &dropped {
+                        let row = &mut row[hidden..seen.max(hidden)];
+                        dropped.each(first + i, start + hidden..start + hidden + row.len(), |j, kept| {
+                            row[j] = if kept { row[j] * dropped.mask.factor } else { 0.0 };
+                        });
                     }
                 }
                 if p.rounding.is_some() {
@@ -384,6 +426,7 @@ struct Inputs<'a> {
     max: &'a [f32],
     sum: &'a [f32],
     visible: Visible,
+    dropped: Option<Dropped>,
 }
 
 /// Adds to `dq`, `dk` and `dv`.
@@ -392,7 +435,7 @@ struct Backward<'a> {
     dq: &'a mut [f32],
     dk: &'a mut [f32],
     dv: &'a mut [f32],
-    p: &'a Problem,
+    p: &'a Problem<'a>,
 }
 
 impl Kernel for Backward<'_> {
@@ -424,6 +467,17 @@ impl Kernel for Backward<'_> {
                     let (origin, sum, mean) = (origin(x.max[first + i]), x.sum[first + i], means[i]);
                     // Scores that are all -inf have a sum of 0, and weigh nothing.
                     let inverse = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+                    // The mask as factors of the gradients, and of the probabilities that meet dy below.
+                    let mut factors = [1.0; KEYS];
+                    if let Some(dropped) = &x.dropped {
+                        dropped.each(first + i, start..start + seen, |j, kept| {
+                            factors[j] = if kept { dropped.mask.factor } else { 0.0 };
+                        });
+                        let grads = grads[..seen].iter_mut().zip(&factors);
+                        grads.for_each(|(grad, &factor)| {
+                            *grad = if factor == 0.0 { 0.0 } else { *grad * factor }
+                        });
+                    }
                     let width = seen.next_multiple_of(LANES);
                     let lanes = probs[..width].chunks_exact_mut(LANES);
                     for (probs, grads) in lanes.zip(grads[..width].chunks_exact_mut(LANES)) {
@@ -431,6 +485,12 @@ impl Kernel for Backward<'_> {
                             *prob = math::exp(*prob * p.scale - origin) * inverse;
                             *grad = *prob * (*grad - mean) * slope_scale;
                         }
+                    }
+                    if x.dropped.is_some() {
+                        let probs = probs[..seen].iter_mut().zip(&factors);
+                        probs.for_each(|(prob, &factor)| {
+                            *prob = if factor == 0.0 { 0.0 } else { *prob * factor }
+                        });
                     }
                     for hidden in [0..hidden, seen..cols] {
                         probs[hidden.clone()].fill(0.0);

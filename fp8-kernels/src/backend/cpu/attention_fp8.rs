@@ -13,7 +13,7 @@ pub(crate) fn attention_fp8(
     tensors: [&Fp8Tensor; 3],
     dtype: DType,
     sequences: &Sequences,
-    p: &Problem,
+    p: &Problem<'_>,
 ) -> Result<(Tensor, AttentionSaved)> {
     let [q, k, v] = tensors.map(|x| x.dequantize(DType::F32));
     let p = Problem { rounding: Some(Encoding::E4M3), ..*p };
@@ -26,7 +26,7 @@ pub(crate) fn attention_fp8_backward(
     o: &Tensor,
     saved: &AttentionSaved,
     sequences: &Sequences,
-    p: &Problem,
+    p: &Problem<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let p = Problem { rounding: Some(tensors[0].encoding()), ..*p };
     let [dy, q, k, v] = tensors.map(|x| x.dequantize(DType::F32));

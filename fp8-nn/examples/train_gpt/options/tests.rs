@@ -46,6 +46,8 @@ fn wrong_values_are_refused_in_one_sentence() {
         ("--device cuda:-1", "error: --device cuda:-1: unknown device; the known ones are cpu and cuda:N"),
         ("--seed -1", "error: --seed -1: must be a whole number from 0 to 18446744073709551615"),
         ("--margin 101", "error: --margin 101: must be a whole number from -100 to 100"),
+        ("--dropout 1", "error: --dropout 1: must be a number of at least 0 and less than 1"),
+        ("--dropout -0.1", "error: --dropout -0.1: must be a number of at least 0 and less than 1"),
         ("--stepz 3", "error: unknown option --stepz; did you mean --steps?"),
         ("--zzzzzz", "error: unknown option --zzzzzz; --help lists the options"),
         ("stray", "error: unknown option stray; --help lists the options"),
@@ -54,6 +56,19 @@ fn wrong_values_are_refused_in_one_sentence() {
         assert_eq!(refusal(options), sentence, "{options}");
     }
     assert_eq!(refusal("--seed 1 --seed 2").lines().count(), 1);
+}
+
+/// Checkpoints of earlier versions have no --dropout.
+#[test]
+fn settings_without_dropout_have_none() {
+    let settings = parse_from(line("--dropout 0.25 --hidden 64")).unwrap().0.settings;
+    let stored = settings.values();
+    let value =
+        |name: &str| stored.iter().find(|(option, _)| *option == name).map(|(_, value)| value.clone());
+    assert_eq!(Settings::from_values(value).unwrap(), settings);
+    let old = Settings::from_values(|name| value(name).filter(|_| name != "dropout")).unwrap();
+    assert_eq!(old, Settings { dropout: 0.0, ..settings });
+    assert!(Settings::from_values(|name| value(name).filter(|_| name != "lr")).is_err());
 }
 
 #[test]

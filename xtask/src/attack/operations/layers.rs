@@ -162,6 +162,8 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                 norm: NormOptions { normalization, eps, ..Default::default() },
                 parallel_attention_mlp: case.draw.once_in(4),
                 output_layernorm: case.draw.once_in(4),
+                hidden_dropout: case.draw.pick(&[0.0, 0.0, 0.3]),
+                drop_path_rate: case.draw.pick(&[0.0, 0.0, 0.3]),
                 apply_residual_connection_post_layernorm: case.draw.once_in(4),
                 fp32_residual_connection: case.draw.once_in(4),
                 recompute: case.draw.pick(&RecomputeLevel::ALL),

@@ -1,7 +1,7 @@
 //! Operations on elements, one by one or in another order.
 
-use fp8_kernels::ops::{self, Activation, DropoutKey};
-use fp8_kernels::{DType, Tensor};
+use fp8_kernels::ops::{self, Activation, Dropout, DropoutKey};
+use fp8_kernels::{DType, DropoutDraw, Tensor};
 
 use super::super::case::Case;
 use super::super::draw::Kind;
@@ -85,6 +85,14 @@ pub(super) fn dropout(case: &mut Case<'_>) -> Option<()> {
     case.exact("y", &y);
     let dx = case.call("dropout_backward", || ops::dropout_backward(&y, p, key))?;
     case.exact("dx", &dx);
+    let path = Dropout { p: case.draw.pick(&[0.0, 0.3]), draw: key.into() };
+    let hidden = Dropout { p, draw: DropoutDraw::from(key).mask(case.draw.below(3) as u64) };
+    let masks = [(Some(&hidden), None), (None, Some(&path)), (Some(&hidden), Some(&path))];
+    let (hidden, path) = case.draw.pick(&masks);
+    let sum = case.call("dropout_add", || ops::dropout_add(&x, &y, hidden, path))?;
+    case.exact("sum", &sum);
+    let dx = case.call("dropout_add_backward", || ops::dropout_add_backward(&y, hidden, path))?;
+    case.exact("dx of the sum", &dx);
     Some(())
 }
 

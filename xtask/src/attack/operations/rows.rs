@@ -1,6 +1,8 @@
 //! Operations along rows: sums, norms, softmax, attention, losses, lookups.
 
-use fp8_kernels::ops::{self, AttentionOptions, CrossEntropyOptions, Diagonal, Norm, NormOptions, Sequences};
+use fp8_kernels::ops::{
+    self, AttentionOptions, CrossEntropyOptions, Diagonal, Dropout, DropoutKey, Norm, NormOptions, Sequences,
+};
 use fp8_kernels::{DType, Tensor};
 
 use super::super::case::Case;
@@ -202,13 +204,18 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     };
     let scale = case.draw.pick(&[None, Some(1.0), Some(0.0), Some(-0.5)]);
     let scale = if case.draw.once_in(20) { Some(case.draw.option(f32::NAN)) } else { scale };
-    let options = AttentionOptions { causal, window, diagonal, softmax_scale: scale };
+    let p = case.draw.pick(&[0.0, 0.1, 0.5]);
+    let p = if case.draw.once_in(20) { case.draw.option(f32::NAN) } else { p };
+    let key = DropoutKey { seed: case.draw.bits(), offset: case.draw.pick(&[0, 1 << 33, u64::MAX]) };
+    let dropout = case.draw.once_in(3).then(|| Dropout { p, draw: key.into() });
+    let dropout = dropout.as_ref();
+    let options = AttentionOptions { causal, window, diagonal, softmax_scale: scale, dropout };
     let (o, saved) = case.call("attention", || ops::attention(&q, &k, &v, &lengths, options))?;
     let usual = kind != Kind::Wild && scale.is_none_or(|scale| scale.abs() <= 1.0);
     let unless_unusual = |atol: f64| if usual { atol } else { f64::INFINITY };
     // Scores of bf16 values are f32 sums: rounding them to 1e-5 moves exponentials by as much.
     let scores = 1e-5 * (1.0 + q.size * k.size) * q_shape[3] as f64;
-    case.close_if_finite("o", &o, Tolerance::of(dtype, unless_unusual(scores * (1.0 + v.size))));
+    case.close_if_finite("o", &o, Tolerance::of(dtype, unless_unusual(scores * (1.0 + 2.0 * v.size))));
     let rows = Tolerance { rtol: 1e-3, atol: unless_unusual(scores) };
     case.close("row_max", &saved.row_max, rows);
     case.close("row_sum", &saved.row_sum, rows);
@@ -219,6 +226,8 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     // The output was rounded to the type on the way: what is subtracted is off by that much, times as many rows.
     let rounding = if dtype == DType::F32 { 1e-4 } else { 4e-2 };
     let size = (1.0 + dy.size) * (1.0 + q.size) * (1.0 + k.size) * (1.0 + v.size);
+    // At most a half is dropped: what is kept counts twice.
+    let size = if dropout.is_some() { 4.0 * size } else { size };
     let many = (q_shape[1].max(k_shape[1]) * q_shape[3].max(4)) as f64;
     let near = Tolerance::of(dtype, unless_unusual(size * rounding * many));
     for (name, gradient) in [("dq", &dq), ("dk", &dk), ("dv", &dv)] {

@@ -5,6 +5,7 @@
 //! probabilities' rounding below that of the result; backward narrows probabilities and the scores' gradients to the
 //! tensors' type before it multiplies them. A length out of range is told at the next call that waits for the device.
 
+use super::dropout::Mask;
 use super::{Arg, Buffer, Gpu, Grid, Joined, Source, args, dtype_number};
 use crate::ops::{AttentionSaved, Diagonal, Packing, Problem, Sequences, TILE};
 use crate::{DType, Error, Result, Shape, Tensor};
@@ -21,7 +22,7 @@ pub(crate) fn attention(
     k: &Tensor,
     v: &Tensor,
     sequences: &Sequences,
-    p: &Problem,
+    p: &Problem<'_>,
 ) -> Result<(Tensor, AttentionSaved)> {
     let op = "attention";
     let sizes = Sizes::new(op, q, k, sequences, p)?;
@@ -31,19 +32,25 @@ pub(crate) fn attention(
     let (queries, keys, values) = (q.cuda(op)?, k.cuda(op)?, v.cuda(op)?);
     let path = sizes.path;
     let grid = Grid::new(op, sizes.query_blocks, THREADS)?.with_shared(path.forward_shared());
-    let call = sizes.args(gpu, op, sequences, 0)?;
+    let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
+    let call = sizes.args(gpu, op, sequences, 0, mask.as_ref())?;
     match path {
         Path::Matrices(names) => {
-            let kernel = gpu.kernel(Source::Attention, names.forward)?;
-            let args = Joined::new(args![queries, keys, values, &o, &row_max, &row_sum], call);
+            let (source, name) = names.forward(p.dropout.is_some());
+            let kernel = gpu.kernel(source, name)?;
+            let args = call.behind(args![queries, keys, values, &o, &row_max, &row_sum]);
             // SAFETY: the kernel's parameters (q, k, v, o, row_max, row_sum, and those of the call); shapes and types are
             // checked by `ops::attention`, head_dim is a multiple of eight up to the kernel's, the outputs were made above; a
             // block for each tile of queries and head.
             unsafe { kernel.launch(gpu, grid, &args) }?;
         }
         Path::Plain(dtype) => {
-            let kernel = gpu.kernel(Source::AttentionPlain, "attention_plain")?;
-            let args = Joined::new(args![queries, keys, values, &o, dtype, &row_max, &row_sum], call);
+            let (source, name) = match p.dropout {
+                Some(_) => (Source::AttentionDropoutPlain, "attention_dropout_plain"),
+                None => (Source::AttentionPlain, "attention_plain"),
+            };
+            let kernel = gpu.kernel(source, name)?;
+            let args = call.behind(args![queries, keys, values, &o, dtype, &row_max, &row_sum]);
             // SAFETY: as above with the type behind o; a block for each tile of queries and 64 columns of a head.
             unsafe { kernel.launch(gpu, grid, &args) }?;
         }
@@ -60,7 +67,7 @@ pub(crate) fn attention_backward(
     [dy, q, k, v, o]: [&Tensor; 5],
     saved: &AttentionSaved,
     sequences: &Sequences,
-    p: &Problem,
+    p: &Problem<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let op = "attention_backward";
     let sizes = Sizes::new(op, q, k, sequences, p)?;
@@ -70,17 +77,18 @@ pub(crate) fn attention_backward(
     let (queries, keys, values, dys) = (q.cuda(op)?, k.cuda(op)?, v.cuda(op)?, dy.cuda(op)?);
     let none = None::<&Buffer>;
     let shared = sizes.path.backward_shared();
+    let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
     let launches = [
-        (sizes.path.backward_q(), &dq, none, sizes.query_blocks),
-        (sizes.path.backward_kv(), &dk, Some(&dv), sizes.key_blocks),
+        (sizes.path.backward_q(mask.is_some()), &dq, none, sizes.query_blocks),
+        (sizes.path.backward_kv(mask.is_some()), &dk, Some(&dv), sizes.key_blocks),
     ];
     for (side, ((source, name), first, second, blocks)) in launches.into_iter().enumerate() {
         let grid = Grid::new(op, blocks, THREADS)?.with_shared(shared);
-        let call = sizes.args(gpu, op, sequences, side)?;
+        let call = sizes.args(gpu, op, sequences, side, mask.as_ref())?;
         let kernel = gpu.kernel(source, name)?;
         match sizes.path {
             Path::Matrices(_) => {
-                let args = Joined::new(args![queries, keys, values, dys, &rows, first, second], call);
+                let args = call.behind(args![queries, keys, values, dys, &rows, first, second]);
                 // SAFETY: the kernel's parameters (q, k, v, dy, row_numbers, d_first, d_second, and those of the call);
                 // shapes and types are checked by `ops::attention_backward`, head_dim is a multiple of eight up to the
                 // kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for each tile of
@@ -88,7 +96,7 @@ pub(crate) fn attention_backward(
                 unsafe { kernel.launch(gpu, grid, &args) }?;
             }
             Path::Plain(dtype) => {
-                let args = Joined::new(args![queries, keys, values, dys, dtype, &rows, first, second], call);
+                let args = call.behind(args![queries, keys, values, dys, dtype, &rows, first, second]);
                 // SAFETY: as above with the type behind dy; blocks for each 64 columns besides.
                 unsafe { kernel.launch(gpu, grid, &args) }?;
             }
@@ -105,7 +113,7 @@ fn rows(
     dy: &Tensor,
     o: &Tensor,
     saved: &AttentionSaved,
-    p: &Problem,
+    p: &Problem<'_>,
 ) -> Result<Buffer> {
     let count = p.batch * p.heads * p.queries;
     let rows = gpu.alloc(DType::F32, ROW * count)?;
@@ -160,19 +168,33 @@ enum Path {
 struct Names {
     /// Elements of a head in shared memory.
     padded: u32,
-    forward: &'static str,
-    backward_q: &'static str,
-    backward_kv: &'static str,
+    /// Without and with dropout.
+    forward: [&'static str; 2],
+    backward_q: [&'static str; 2],
+    backward_kv: [&'static str; 2],
+}
+
+impl Names {
+    fn forward(&self, drops: bool) -> (Source, &'static str) {
+        let source = if drops { Source::AttentionDropout } else { Source::Attention };
+        (source, self.forward[usize::from(drops)])
+    }
 }
 
 macro_rules! names {
     ($type:literal, $padded:literal) => {
         Names {
             padded: $padded,
-            forward: concat!("attention_", $type, "_", $padded),
-            backward_q: concat!("attention_backward_q_", $type, "_", $padded),
-            backward_kv: concat!("attention_backward_kv_", $type, "_", $padded),
+            forward: names!("", $type, $padded),
+            backward_q: names!("backward_q_", $type, $padded),
+            backward_kv: names!("backward_kv_", $type, $padded),
         }
+    };
+    ($pass:literal, $type:literal, $padded:literal) => {
+        [
+            concat!("attention_", $pass, $type, "_", $padded),
+            concat!("attention_dropout_", $pass, $type, "_", $padded),
+        ]
     };
 }
 
@@ -213,17 +235,21 @@ impl Path {
         }
     }
 
-    fn backward_q(self) -> (Source, &'static str) {
-        match self {
-            Self::Matrices(names) => (Source::AttentionBackwardQ, names.backward_q),
-            Self::Plain(_) => (Source::AttentionPlain, "attention_plain_backward_q"),
+    fn backward_q(self, drops: bool) -> (Source, &'static str) {
+        match (self, drops) {
+            (Self::Matrices(names), false) => (Source::AttentionBackwardQ, names.backward_q[0]),
+            (Self::Matrices(names), true) => (Source::AttentionDropoutBackwardQ, names.backward_q[1]),
+            (Self::Plain(_), false) => (Source::AttentionPlain, "attention_plain_backward_q"),
+            (Self::Plain(_), true) => (Source::AttentionDropoutPlain, "attention_dropout_plain_backward_q"),
         }
     }
 
-    fn backward_kv(self) -> (Source, &'static str) {
-        match self {
-            Self::Matrices(names) => (Source::AttentionBackwardKv, names.backward_kv),
-            Self::Plain(_) => (Source::AttentionPlain, "attention_plain_backward_kv"),
+    fn backward_kv(self, drops: bool) -> (Source, &'static str) {
+        match (self, drops) {
+            (Self::Matrices(names), false) => (Source::AttentionBackwardKv, names.backward_kv[0]),
+            (Self::Matrices(names), true) => (Source::AttentionDropoutBackwardKv, names.backward_kv[1]),
+            (Self::Plain(_), false) => (Source::AttentionPlain, "attention_plain_backward_kv"),
+            (Self::Plain(_), true) => (Source::AttentionDropoutPlain, "attention_dropout_plain_backward_kv"),
         }
     }
 }
@@ -235,7 +261,7 @@ impl Sizes {
         q: &Tensor,
         k: &Tensor,
         sequences: &Sequences,
-        p: &Problem,
+        p: &Problem<'_>,
     ) -> Result<Self> {
         let number = |size: usize, tensor: &Tensor| {
             // The extents of an empty tensor decide nothing.
@@ -291,14 +317,16 @@ impl Sizes {
     }
 
     /// The parameters that all kernels end with, for one that owns queries (side 0) or keys (side 1): query_lengths,
-    /// key_lengths, tile_table, fault, tiles, queries, keys, heads, groups, head_dim, left, right, bottom_right, scale.
+    /// key_lengths, tile_table, fault, tiles, queries, keys, heads, groups, head_dim, left, right, bottom_right, scale. With
+    /// dropout those of the mask come before them: key, first, threshold, factor.
     pub(super) fn args(
         &self,
         gpu: &Gpu,
         op: &'static str,
         sequences: &Sequences,
         side: usize,
-    ) -> Result<[Arg; 14]> {
+        mask: Option<&Mask>,
+    ) -> Result<Call> {
         let buffer =
             |tensor: Option<&Tensor>| tensor.map(|tensor| tensor.cuda(op).map(Arg::from)).transpose();
         let none = Arg::from(None::<&Buffer>);
@@ -306,7 +334,7 @@ impl Sizes {
         let table = sequences.packing().and_then(Packing::tiles).map(|tables| &tables[side]);
         let ([n, m, heads, groups, dim], [left, right]) = (self.numbers, self.window);
         let [query_lengths, key_lengths, table] = [query_lengths, key_lengths, table].map(buffer);
-        Ok(args![
+        let sizes = args![
             query_lengths?.unwrap_or(none),
             key_lengths?.unwrap_or(none),
             table?.unwrap_or(none),
@@ -321,6 +349,29 @@ impl Sizes {
             right,
             self.bottom_right,
             self.scale,
-        ])
+        ];
+        Ok(Call { mask: mask.map(Mask::args), sizes })
+    }
+}
+
+/// The parameters that kernels end with.
+pub(super) struct Call {
+    mask: Option<[Arg; 4]>,
+    sizes: [Arg; 14],
+}
+
+impl Call {
+    /// All parameters of a kernel that begins with `first`.
+    pub(super) fn behind<const N: usize>(&self, first: [Arg; N]) -> Joined {
+        match self.mask {
+            Some(mask) => {
+                let [key, start, threshold, factor] = mask;
+                let mut rest = [key; 18];
+                rest[1..4].copy_from_slice(&[start, threshold, factor]);
+                rest[4..].copy_from_slice(&self.sizes);
+                Joined::new(first, rest)
+            }
+            None => Joined::new(first, self.sizes),
+        }
     }
 }

@@ -1,4 +1,5 @@
-// What attention_backward_q.cu and attention_backward_kv.cu are made of. It follows attention.cuh.
+// What attention_backward_q.cu, attention_backward_kv.cu and the same with dropout are made of. It follows attention.cuh and
+// attention_dropout.cuh.
 //
 // One program, two launches: for dq a block owns 64 queries and goes through the keys they
 // see, for dk and dv it owns 64 keys and goes through the queries that see them, head after head of the group, in rising
@@ -18,10 +19,10 @@ __device__ __forceinline__ Row load_row(const Row* rows, u32 query, u32 queries)
 }
 
 // What the block owns is `left`, what it goes through `right`: (q, dy) and (k, v), or (k, v) and (q, dy).
-template <int DTYPE, int D, int OWNS_KEYS>
+template <int DTYPE, int D, int OWNS_KEYS, typename Drop>
 __device__ __forceinline__ void backward(char* memory, Block& block, const u16* q, const u16* k, const u16* v, const u16* dy,
                                          const Row* row_numbers, u16* d_first, u16* d_second, SEQUENCE_PARAMETERS,
-                                         const Call& call) {
+                                         const Call& call, const Drop& dropout) {
     constexpr int COLUMNS = D == 128 ? 64 : 32, STEP = OWNS_KEYS && D == 128 ? 16 : COLUMNS;
     // The owned rows, then two stages of the other side's, then the numbers of those rows where they are queries.
     constexpr u32 LEFT = ROWS * D * 2, RIGHT = COLUMNS * D * 2, NUMBERS = 2 * LEFT + 4 * RIGHT;
@@ -93,6 +94,11 @@ __device__ __forceinline__ void backward(char* memory, Block& block, const u16* 
         __syncthreads();
         const u32 rights = lefts + 2 * LEFT + turn % 2 * 2 * RIGHT;
         const Row* numbers_here = (const Row*)(memory + NUMBERS) + turn % 2 * COLUMNS;
+        u32 kept_word = 0;
+        if constexpr (Drop::ON) {
+            const u64 head = mask_start(call, batch, OWNS_KEYS ? owner * per_group + member : owner);
+            kept_word = tile_bits<OWNS_KEYS, COLUMNS>(dropout, head, call.keys, own, start);
+        }
         // A part of the tile at a time, as registers allow.
 #pragma unroll 1
         for (int part = 0; part < COLUMNS; part += STEP) {
@@ -115,6 +121,11 @@ __device__ __forceinline__ void backward(char* memory, Block& block, const u16* 
                     multiply<DTYPE>(ds[2 * n + 1], b, m[2], m[3]);
                 }
             }
+            u32 kept_rows[2][2];
+#pragma unroll
+            for (int half = 0; half < (Drop::ON && !OWNS_KEYS ? 2 : 0); half++) {
+                bits_of_row(kept_rows[half], kept_word, lane / 4 + 8 * half);
+            }
             // Whether some query here does not see some key here.
             const int partial = is_partial(of_warp, start + part, start + part + STEP);
 #pragma unroll
@@ -123,12 +134,28 @@ __device__ __forceinline__ void backward(char* memory, Block& block, const u16* 
                 Row of_columns[2];
 #pragma unroll
                 for (int i = 0; i < 2 * OWNS_KEYS; i++) of_columns[i] = numbers_here[part + 8 * n + lane % 4 * 2 + i];
+                u32 kept_columns[2];
+#pragma unroll
+                for (int i = 0; i < (Drop::ON && OWNS_KEYS ? 2 : 0); i++) {
+                    kept_columns[i] = bits_of_query(kept_word, part + 8 * n + lane % 4 * 2 + i) >> (lane / 4);
+                }
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const u32 column = columns + e % 2;
                     const Row& numbers = OWNS_KEYS ? of_columns[e % 2] : of_rows[e / 2];
                     float probability = exp2_approx(fmaf(p[n][e], scale_log2, -numbers.origin_log2)) * numbers.inverse;
-                    float slope = probability * (ds[n][e] - numbers.mean) * call.scale;
+                    float slope = ds[n][e];
+                    int kept = 1;
+                    if constexpr (Drop::ON) {
+                        const int place = 8 * n % (COLUMNS / 2) + lane % 4 * 2 + e % 2;
+                        const u32 bits = OWNS_KEYS ? kept_columns[e % 2] >> (e / 2 * 8)
+                                                   : kept_rows[e / 2][8 * n / (COLUMNS / 2)] >> place;
+                        kept = bits & 1;
+                        slope = kept ? slope * dropout.mask.factor : 0.0f;
+                    }
+                    slope = probability * (slope - numbers.mean) * call.scale;
+                    // The factor of what is kept comes at the end.
+                    if (Drop::ON && OWNS_KEYS) probability = kept ? probability : 0.0f;
                     if (partial) {
                         const Span span = of_warp[lane / 4 + e / 2 * 8];
                         const int visible = column >= span.begin && column < span.end;
@@ -159,16 +186,19 @@ __device__ __forceinline__ void backward(char* memory, Block& block, const u16* 
     }
     store_rows<DTYPE, D>(d_first + left_start, left_stride, own, block.tile.end, call.head_dim, first_sums, 1.0f, 1.0f);
     if constexpr (OWNS_KEYS) {
-        store_rows<DTYPE, D>(d_second + left_start, left_stride, own, block.tile.end, call.head_dim, second_sums, 1.0f, 1.0f);
+        float factor = 1.0f;
+        if constexpr (Drop::ON) factor = dropout.mask.factor;
+        store_rows<DTYPE, D>(d_second + left_start, left_stride, own, block.tile.end, call.head_dim, second_sums, factor, factor);
     }
 }
 
 #define BACKWARD(NAME, DTYPE, D, OWNS_KEYS)                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                       \
     NAME(const u16* q, const u16* k, const u16* v, const u16* dy, const Row* row_numbers, u16* d_first,            \
-         u16* d_second, CALL_PARAMETERS) {                                                                         \
+         u16* d_second, DROPOUT_PARAMETERS CALL_PARAMETERS) {                                                      \
         extern __shared__ __align__(16) char memory[];                                                            \
         __shared__ Block block;                                                                                    \
         Call call = CALL_OF_PARAMETERS;                                                                            \
-        backward<DTYPE, D, OWNS_KEYS>(memory, block, q, k, v, dy, row_numbers, d_first, d_second, SEQUENCES, call); \
+        backward<DTYPE, D, OWNS_KEYS>(memory, block, q, k, v, dy, row_numbers, d_first, d_second, SEQUENCES, call, \
+                                      DROPOUT_VALUE);                                                              \
     }

@@ -4,7 +4,7 @@
 //! f32, exactly, and computed by [`attention`](super::attention), which does not round probabilities.
 
 use super::attention::{self, Sizes};
-use super::{Arg, Buffer, Gpu, Grid, Joined, Source, args, dtype_number, format_number};
+use super::{Arg, Buffer, Gpu, Grid, Source, args, dtype_number, format_number};
 use crate::ops::{self, AttentionSaved, Problem, Sequences, TILE};
 use crate::{DType, Encoding, Fp8Tensor, Result, Shape, Tensor};
 
@@ -20,7 +20,7 @@ pub(crate) fn attention_fp8(
     tensors: [&Fp8Tensor; 3],
     dtype: DType,
     sequences: &Sequences,
-    p: &Problem,
+    p: &Problem<'_>,
 ) -> Result<(Tensor, AttentionSaved)> {
     let op = "attention_fp8";
     let Some(kernels) = Kernels::new(p.head_dim) else {
@@ -38,7 +38,7 @@ pub(crate) fn attention_fp8(
     let kernel = gpu.kernel(Source::AttentionFp8, kernels.forward)?;
     let [[q8, q_inv], [k8, k_inv], [v8, v_inv]] = [q.args(op)?, k.args(op)?, v.args(op)?];
     let args = args![q8, k8, v8, q_inv, k_inv, v_inv, &o, dtype_number(dtype), &row_max, &row_sum];
-    let args = Joined::new(args, sizes.args(gpu, op, sequences, 0)?);
+    let args = sizes.args(gpu, op, sequences, 0, None)?.behind(args);
     // SAFETY: the kernel's parameters (q, k, v, their factors, o, dtype, row_max, row_sum, and those of the call); shapes and
     // formats are checked by `ops::attention_fp8`, head_dim is a multiple of 16 up to the kernel's, the outputs were made above; a
     // block for each tile of queries and head.
@@ -56,7 +56,7 @@ pub(crate) fn attention_fp8_backward(
     o: &Tensor,
     saved: &AttentionSaved,
     sequences: &Sequences,
-    p: &Problem,
+    p: &Problem<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let op = "attention_fp8_backward";
     let dtype = o.dtype();
@@ -85,7 +85,7 @@ pub(crate) fn attention_fp8_backward(
         let [q8, k8, v8, dy8] = [q.args(op)?, k.args(op)?, v.args(op)?, dy.args(op)?];
         let codes = args![q8[0], k8[0], v8[0], dy8[0], q8[1], k8[1], v8[1], dy8[1]];
         let results = args![&rows, first, second, dtype_number(dtype)];
-        let call = Joined::new(results, sizes.args(gpu, op, sequences, side)?);
+        let call = sizes.args(gpu, op, sequences, side, None)?.behind(results);
         let args: Vec<Arg> = codes.into_iter().chain(call.iter().copied()).collect();
         // SAFETY: the kernel's parameters (q, k, v, dy, their factors, row_numbers, d_first, d_second, dtype, and those of the
         // call); shapes and formats are checked by `ops::attention_fp8_backward`, head_dim is a multiple of 16 up to the
@@ -105,7 +105,7 @@ fn rows(
     dy: &Operand<'_>,
     o: &Tensor,
     saved: &AttentionSaved,
-    p: &Problem,
+    p: &Problem<'_>,
 ) -> Result<Buffer> {
     let count = p.batch * p.heads * p.queries;
     let rows = gpu.alloc(DType::F32, ROW * count)?;

@@ -1,31 +1,89 @@
 //! `dropout` on a GPU.
 
-use super::{Gpu, Grid, Source, args, dtype_number};
-use crate::ops::DropoutKey;
-use crate::{Result, Tensor};
+use super::{Arg, Buffer, Gpu, Grid, Source, args, dtype_number};
+use crate::cells::Counts;
+use crate::dropout_state;
+use crate::ops::Dropout;
+use crate::{DType, Device, Result, Tensor};
 
-/// What decides the mask, as the kernel reads it.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-struct Key {
-    seed: u64,
-    offset: u64,
+/// A mask as kernels take it: they read the key from device memory.
+pub(super) struct Mask {
+    key: Buffer,
+    first: u64,
     threshold: u32,
     factor: f32,
 }
 
-pub(crate) fn dropout(gpu: &Gpu, x: &Tensor, p: f32, key: DropoutKey) -> Result<Tensor> {
-    gpu.expect_eager("dropout", "its mask would be the same at each replay")?;
-    let (values, len) = (x.cuda("dropout")?, x.numel());
+impl Mask {
+    /// A key on the host is uploaded.
+    pub(super) fn new(gpu: &Gpu, op: &'static str, dropout: &Dropout) -> Result<Self> {
+        let key = match &dropout.draw.key {
+            dropout_state::Source::Host(key) => gpu.upload(&[key.seed, key.offset])?,
+            dropout_state::Source::Device(counts) => counts.cuda(op)?.clone(),
+        };
+        let (threshold, factor) = (dropout.threshold(), dropout.factor());
+        Ok(Self { key, first: dropout.draw.first, threshold, factor })
+    }
+
+    /// The parameters key, first, threshold, factor.
+    pub(super) fn args(&self) -> [Arg; 4] {
+        args![&self.key, self.first, self.threshold, self.factor]
+    }
+}
+
+pub(crate) fn dropout(gpu: &Gpu, op: &'static str, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
+    let (values, len) = (x.cuda(op)?, x.numel());
     let y = gpu.alloc(x.dtype(), len)?;
-    let DropoutKey { seed, offset } = key;
-    // Exact: p has 24 significant bits, and p < 1.
-    let threshold = (f64::from(p) * 2f64.powi(32)) as u32;
-    let key = gpu.upload(&[Key { seed, offset, threshold, factor: 1.0 / (1.0 - p) }])?;
+    let mask = Mask::new(gpu, op, dropout)?;
     let kernel = gpu.kernel(Source::Dropout, "dropout")?;
-    let args = args![values, &y, len as u64, dtype_number(x.dtype()), &key];
-    // SAFETY: the kernel's parameters (x, y, n, dtype, key); x and y have n elements of that type, the key is laid out as
-    // the kernel's and freed behind the launch.
-    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }?;
+    let [key, first, threshold, factor] = mask.args();
+    let args = [args![values, &y, len as u64, dtype_number(x.dtype())], [key, first, threshold, factor]];
+    // SAFETY: the kernel's parameters (x, y, n, dtype, key, first, threshold, factor); x and y have n elements of that type,
+    // the key is two u64 and freed behind the launch.
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), args.as_flattened()) }?;
     Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
+}
+
+pub(crate) fn dropout_add(
+    gpu: &Gpu,
+    op: &'static str,
+    residual: Option<&Tensor>,
+    x: &Tensor,
+    hidden: Option<&Dropout>,
+    path: Option<&Dropout>,
+) -> Result<Tensor> {
+    let (values, len) = (x.cuda(op)?, x.numel());
+    let added = residual.map(|residual| residual.cuda(op)).transpose()?;
+    let dtype = residual.unwrap_or(x).dtype();
+    let y = gpu.alloc(dtype, len)?;
+    let [hidden, path] =
+        [hidden, path].map(|dropout| dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose());
+    let (hidden, path) = (hidden?, path?);
+    let of = |mask: &Option<Mask>| {
+        mask.as_ref().map_or_else(|| args![None::<&Buffer>, 0u64, 0u32, 1f32], Mask::args)
+    };
+    let entry = x.shape().iter().skip(1).product::<usize>().max(1) as u64;
+    let kernel = gpu.kernel(Source::Dropout, "dropout_add")?;
+    let types = [dtype, x.dtype(), dtype].map(dtype_number);
+    let args = [
+        args![added, values, &y, len as u64],
+        args![entry, types[0], types[1], types[2]],
+        of(&hidden),
+        of(&path),
+    ];
+    // SAFETY: the kernel's parameters (residual, x, y, n, entry, residual_type, x_type, y_type, and key, first, threshold,
+    // factor of both masks); the tensors have n elements of those types, checked by `ops::dropout_add` or made above; the
+    // residual is null or such a tensor; a key is null or two u64, freed behind the launch.
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), args.as_flattened()) }?;
+    Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
+}
+
+/// The next key of a state, which has one key fewer then.
+pub(crate) fn advance(gpu: &Gpu, state: &Counts, device: &Device) -> Result<Counts> {
+    let key = gpu.alloc(DType::U8, 16)?;
+    let kernel = gpu.kernel(Source::Dropout, "dropout_advance")?;
+    let grid = Grid { blocks: 1, threads: 32, shared: 0 };
+    // SAFETY: the kernel's parameters (state, key), two u64 each.
+    unsafe { kernel.launch(gpu, grid, &args![state.cuda("dropout state")?, &key]) }?;
+    Ok(Counts::from_cuda(key, device))
 }

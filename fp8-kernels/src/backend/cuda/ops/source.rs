@@ -6,10 +6,14 @@ use super::KernelFile;
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 6] = [
+const HEADERS: [(&str, &str); 10] = [
     ("activation.cuh", include_str!("activation.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("attention.cuh", include_str!("attention.cuh")),
+    ("dropout.cuh", include_str!("dropout.cuh")),
+    ("attention_dropout.cuh", include_str!("attention_dropout.cuh")),
+    ("attention_forward.cuh", include_str!("attention_forward.cuh")),
+    ("attention_plain.cuh", include_str!("attention_plain.cuh")),
     ("attention_backward.cuh", include_str!("attention_backward.cuh")),
     ("attention_fp8.cuh", include_str!("attention_fp8.cuh")),
     ("attention_fp8_backward.cuh", include_str!("attention_fp8_backward.cuh")),
@@ -51,6 +55,10 @@ sources![
     (Attention, "attention"),
     (AttentionBackwardKv, "attention_backward_kv"),
     (AttentionBackwardQ, "attention_backward_q"),
+    (AttentionDropout, "attention_dropout"),
+    (AttentionDropoutBackwardKv, "attention_dropout_backward_kv"),
+    (AttentionDropoutBackwardQ, "attention_dropout_backward_q"),
+    (AttentionDropoutPlain, "attention_dropout_plain"),
     (AttentionFp8, "attention_fp8"),
     (AttentionFp8BackwardKv, "attention_fp8_backward_kv"),
     (AttentionFp8BackwardQ, "attention_fp8_backward_q"),

@@ -1,0 +1,232 @@
+//! Dropout of attention's probabilities: masks by themselves, and results against the oracle's own random numbers.
+
+use super::attention::{backward, forward, inputs, run};
+use super::case::{Outcome, cases};
+use super::compare::{ensure, equal, refused, same};
+use super::data::{normal, tensor};
+use super::threads::same_bits;
+use crate::oracle::attention::Attention;
+use fp8_kernels::ops::{AttentionOptions, Dropout, DropoutKey, Packing, Sequences};
+use fp8_kernels::{DType, Device, DropoutState, Tensor, ops};
+
+cases![
+    matches_the_oracle: Dtypes,
+    tensor_cores_match_the_oracle,
+    masks_are_those_of_the_oracle: Dtypes,
+    packed_sequences_have_the_masks_of_their_places: Dtypes,
+    rows_keep_maxima_and_sums_without_dropout,
+    zero_probability_changes_nothing,
+    draws_on_the_device_are_those_of_their_key,
+    same_for_any_threads,
+    refuses,
+];
+
+/// Numbers of keys that are no multiple of four, probabilities, masks and padding.
+fn problems(small: bool) -> Vec<Attention> {
+    let problem = |[batch, queries, keys, heads, groups, dim]: [usize; 6],
+                   causal: bool,
+                   window,
+                   lengths: Option<&[usize]>,
+                   dropout| {
+        let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
+        let (dropout, bottom_right) = (Some(dropout), !causal);
+        Attention {
+            batch,
+            queries,
+            keys,
+            heads,
+            groups,
+            dim,
+            causal,
+            scale,
+            lengths,
+            window,
+            dropout,
+            bottom_right,
+            ..Default::default()
+        }
+    };
+    let (none, some) = ([None, None], [Some(9), Some(3)]);
+    if small {
+        return vec![
+            problem([2, 5, 7, 2, 1, 3], true, none, None, (0.1, 1, 0)),
+            problem([1, 33, 37, 2, 2, 9], false, some, Some(&[35]), (0.9, u64::MAX, u64::MAX - 3)),
+            problem([1, 66, 70, 1, 1, 5], false, none, None, (0.5, 7, 1 << 33)),
+        ];
+    }
+    vec![
+        problem([2, 65, 67, 2, 1, 40], true, none, None, (0.1, 3, 5)),
+        problem([1, 70, 97, 2, 2, 64], false, some, Some(&[90]), (0.9, 4, 0)),
+        problem([1, 70, 97, 2, 1, 80], false, none, Some(&[83]), (0.5, 5, 9)),
+        problem([1, 40, 130, 1, 1, 128], true, [Some(70), None], None, (0.1, 6, 1)),
+    ]
+}
+
+fn matches_the_oracle(device: &Device, dtype: DType) -> Outcome {
+    problems(true).iter().try_for_each(|problem| {
+        forward(problem, &[dtype], device)?;
+        backward(problem, &[dtype], device)
+    })
+}
+
+fn tensor_cores_match_the_oracle(device: &Device) -> Outcome {
+    problems(false).iter().try_for_each(|problem| {
+        forward(problem, &[DType::BF16, DType::F16], device)?;
+        backward(problem, &[DType::BF16, DType::F16], device)
+    })
+}
+
+/// With equal scores and v a row of the identity for each key of a part, o is the mask of that part: each element.
+fn check_mask(
+    problem: &Attention,
+    sequences: &Sequences,
+    sees: impl Fn(usize, usize) -> bool,
+    dtype: DType,
+    device: &Device,
+) -> Outcome {
+    let p = problem;
+    let Some((probability, seed, offset)) = p.dropout else { return Ok(()) };
+    let q = Tensor::zeros([p.batch, p.queries, p.heads, p.dim], dtype, device)?;
+    let k = Tensor::zeros([p.batch, p.keys, p.groups, p.dim], dtype, device)?;
+    let dropout = Dropout { p: probability, draw: DropoutKey { seed, offset }.into() };
+    let options = AttentionOptions { causal: p.causal, dropout: Some(&dropout), ..Default::default() };
+    for part in (0..p.keys).step_by(p.dim) {
+        let row = |i: usize| (i / p.groups / p.dim % p.keys, i % p.dim, i / p.dim % p.groups);
+        let one = |i: usize| {
+            let (key, c, _) = row(i);
+            f32::from(key == part + c)
+        };
+        let values = (0..p.batch * p.keys * p.groups * p.dim).map(one).collect();
+        let v = tensor(values, [p.batch, p.keys, p.groups, p.dim], dtype, device)?;
+        let (o, saved) = ops::attention(&q, &k, &v, sequences, options)?;
+        let o = o.to_f32_vec()?;
+        let dy = Tensor::full(1.0, *q.shape(), dtype, device)?;
+        let o_tensor = ops::attention(&q, &k, &v, sequences, options)?.0;
+        let (_, _, dv) = ops::attention_backward(&dy, &q, &k, &v, &o_tensor, &saved, sequences, options)?;
+        let dv = dv.to_f32_vec()?;
+        for (i, &value) in o.iter().enumerate() {
+            let (c, head, query) = (i % p.dim, i / p.dim % p.heads, i / p.dim / p.heads % p.queries);
+            let (batch, key) = (i / p.dim / p.heads / p.queries, part + c);
+            let kept = key < p.keys && sees(query, key) && p.factor([batch, head, query], key) != 0.0;
+            ensure(kept == (value != 0.0), || {
+                format!("batch {batch}, head {head}, query {query}, key {key}: kept {kept}, o {value}")
+            })?;
+        }
+        // A key has a gradient if any of its probabilities was kept.
+        for (i, &value) in dv.iter().enumerate() {
+            let (key, group, batch) =
+                (i / p.dim / p.groups % p.keys, i / p.dim % p.groups, i / p.dim / p.groups / p.keys);
+            let heads = (0..p.heads).filter(|head| head * p.groups / p.heads == group);
+            let kept = heads
+                .flat_map(|head| (0..p.queries).map(move |query| (head, query)))
+                .any(|(head, query)| sees(query, key) && p.factor([batch, head, query], key) != 0.0);
+            ensure(kept == (value != 0.0), || {
+                format!("dv of batch {batch}, group {group}, key {key}: {value}")
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn masks_are_those_of_the_oracle(device: &Device, dtype: DType) -> Outcome {
+    // On the tensor cores, with whole tiles behind a first one, and on the plain kernels.
+    for [queries, keys, dim] in [[67, 70, 64], [9, 133, 128], [35, 70, 33]] {
+        for (p, seed) in [(0.5, 11), (0.9, 12)] {
+            let dropout = Some((p, seed, 3));
+            let (batch, heads, groups, scale) = (1, 2, 1, 1.0);
+            let problem =
+                Attention { batch, queries, keys, heads, groups, dim, scale, dropout, ..Default::default() };
+            check_mask(&problem, &Sequences::Full, |_, _| true, dtype, device)?;
+        }
+    }
+    Ok(())
+}
+
+/// Element i is that of the whole packed row, whichever sequence a position belongs to.
+fn packed_sequences_have_the_masks_of_their_places(device: &Device, dtype: DType) -> Outcome {
+    let lengths = [3, 30, 1, 38];
+    let packing = Sequences::Packed(Packing::new(&lengths, device)?);
+    let of = |position: usize| {
+        let mut end = 0;
+        lengths.iter().position(|length| {
+            end += length;
+            position < end
+        })
+    };
+    for dim in [64, 33] {
+        let (batch, queries, keys, heads, groups, scale, causal) = (1, 72, 72, 2, 1, 1.0, true);
+        let dropout = Some((0.5, 21, 0));
+        let problem = Attention {
+            batch,
+            queries,
+            keys,
+            heads,
+            groups,
+            dim,
+            scale,
+            causal,
+            dropout,
+            ..Default::default()
+        };
+        let sees = |query, key| key <= query && of(query) == of(key);
+        check_mask(&problem, &packing, sees, dtype, device)?;
+    }
+    Ok(())
+}
+
+fn rows_keep_maxima_and_sums_without_dropout(device: &Device) -> Outcome {
+    for (dtype, dim) in [(DType::F32, 5), (DType::BF16, 40), (DType::F16, 72)] {
+        let x = normal([1, 9, 2, dim], dtype, 1, device)?;
+        let dropout = Dropout { p: 0.5, draw: DropoutKey { seed: 1, offset: 0 }.into() };
+        let options = AttentionOptions { dropout: Some(&dropout), ..Default::default() };
+        let (_, saved) = ops::attention(&x, &x, &x, &Sequences::Full, options)?;
+        let (_, whole) = ops::attention(&x, &x, &x, &Sequences::Full, AttentionOptions::default())?;
+        same("row_max", &saved.row_max.to_vec::<f32>()?, &whole.row_max.to_vec::<f32>()?, 9)?;
+        same("row_sum", &saved.row_sum.to_vec::<f32>()?, &whole.row_sum.to_vec::<f32>()?, 9)?;
+    }
+    Ok(())
+}
+
+fn zero_probability_changes_nothing(device: &Device) -> Outcome {
+    let x = normal([1, 9, 2, 8], DType::BF16, 1, device)?;
+    let dropout = Dropout { p: 0.0, draw: DropoutKey { seed: 1, offset: 0 }.into() };
+    let run = |dropout| {
+        let options = AttentionOptions { dropout, ..Default::default() };
+        ops::attention(&x, &x, &x, &Sequences::Full, options)?.0.to_f32_vec()
+    };
+    same("p = 0", &run(Some(&dropout))?, &run(None)?, 8)
+}
+
+fn draws_on_the_device_are_those_of_their_key(device: &Device) -> Outcome {
+    let state = DropoutState::new(5, device)?;
+    let draw = state.draw()?.mask(3);
+    let key = draw.read()?;
+    equal("state", state.read()?, (5, 1))?;
+    let x = normal([1, 9, 2, 8], DType::BF16, 1, device)?;
+    let run = |dropout: &Dropout| {
+        let options = AttentionOptions { dropout: Some(dropout), ..Default::default() };
+        ops::attention(&x, &x, &x, &Sequences::Full, options)?.0.to_f32_vec()
+    };
+    let (on_device, on_host) = (Dropout { p: 0.5, draw }, Dropout { p: 0.5, draw: key.into() });
+    same("o", &run(&on_device)?, &run(&on_host)?, 8)
+}
+
+fn same_for_any_threads(device: &Device) -> Outcome {
+    let problem = &problems(true)[1];
+    let inputs = inputs(problem, DType::F32, device)?;
+    same_bits("with dropout", || run(problem, &inputs, device).map(Vec::from))
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let x = normal([1, 2, 1, 8], DType::F32, 1, device)?;
+    for p in [1.0, -0.1, f32::NAN] {
+        let dropout = Dropout { p, draw: DropoutKey { seed: 1, offset: 0 }.into() };
+        let options = AttentionOptions { dropout: Some(&dropout), ..Default::default() };
+        let (o, saved) = ops::attention(&x, &x, &x, &Sequences::Full, AttentionOptions::default())?;
+        let wording = format!("dropout.p = {p}: a drop probability is at least 0 and less than 1");
+        refused(ops::attention(&x, &x, &x, &Sequences::Full, options), &format!("attention: {wording}"))?;
+        let result = ops::attention_backward(&x, &x, &x, &x, &o, &saved, &Sequences::Full, options);
+        refused(result, &format!("attention_backward: {wording}"))?;
+    }
+    Ok(())
+}
