@@ -4,7 +4,7 @@ use crate::Result;
 use crate::timer::{Bench, Work};
 use fp8_nn::fp8_kernels::fp8_format::Encoding::{self, E4M3, E5M2};
 use fp8_nn::fp8_kernels::ops::{self, Accumulation, AttentionOptions, Layout, Sequences};
-use fp8_nn::fp8_kernels::{DType, Tensor};
+use fp8_nn::fp8_kernels::{DType, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor};
 
 /// The products of a layer of width 4096: name, n, k.
 const LINEARS: [(&str, usize, usize); 4] =
@@ -121,6 +121,38 @@ pub(crate) fn attention(bench: &mut Bench) -> Result {
             let options = AttentionOptions::default();
             Ok(Box::new(ops::attention_backward(dy, q, k, v, o, saved, &Sequences::Full, options)?))
         })?;
+        let codes = |x: &Tensor, encoding: Encoding| -> Result<Fp8Tensor> {
+            let rule = ScaleRule::Current { fp8_max: encoding.max(), epsilon: 0.0, power_2_scales: false };
+            let slot = Slot { scale: Scale::FromTensor(&rule), ..Slot::off(encoding) };
+            match ops::quantize(x, &slot)? {
+                Operand::Fp8(codes) => Ok(codes),
+                Operand::High(_) => Err("quantize gave high precision".into()),
+            }
+        };
+        let all = all
+            .iter()
+            .map(|(q, k, v, dy, ..)| {
+                let [q, k, v] = [q, k, v].map(|x| codes(x, Encoding::E4M3));
+                let (q, k, v, dy, options) =
+                    (q?, k?, v?, codes(dy, Encoding::E5M2)?, AttentionOptions::default());
+                let (o, saved) = ops::attention_fp8(&q, &k, &v, &Sequences::Full, options, DType::BF16)?;
+                Ok((q, k, v, dy, o, saved))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        bench.time("attention", &format!("{case} FP8 forward"), Work::Flops(flops), sets, &mut |i| {
+            let ((q, k, v, ..), options) = (&all[i], AttentionOptions::default());
+            Ok(Box::new(ops::attention_fp8(q, k, v, &Sequences::Full, options, DType::BF16)?))
+        })?;
+        bench.time(
+            "attention",
+            &format!("{case} FP8 backward"),
+            Work::Flops(2.5 * flops),
+            sets,
+            &mut |i| {
+                let ((q, k, v, dy, o, saved), options) = (&all[i], AttentionOptions::default());
+                Ok(Box::new(ops::attention_fp8_backward(dy, q, k, v, o, saved, &Sequences::Full, options)?))
+            },
+        )?;
     }
     Ok(())
 }

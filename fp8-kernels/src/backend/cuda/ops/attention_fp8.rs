@@ -83,10 +83,21 @@ pub(crate) fn attention_fp8_backward(
         let grid = Grid::new(op, blocks, THREADS)?.with_shared(kernels.backward_shared());
         let kernel = gpu.kernel(source, name)?;
         let [q8, k8, v8, dy8] = [q.args(op)?, k.args(op)?, v.args(op)?, dy.args(op)?];
-        let codes = args![q8[0], k8[0], v8[0], dy8[0], q8[1], k8[1], v8[1], dy8[1]];
-        let results = args![&rows, first, second, dtype_number(dtype)];
-        let call = sizes.args(gpu, op, sequences, side, None)?.behind(results);
-        let args: Vec<Arg> = codes.into_iter().chain(call.iter().copied()).collect();
+        let own = args![
+            q8[0],
+            k8[0],
+            v8[0],
+            dy8[0],
+            q8[1],
+            k8[1],
+            v8[1],
+            dy8[1],
+            &rows,
+            first,
+            second,
+            dtype_number(dtype),
+        ];
+        let args = sizes.args(gpu, op, sequences, side, None)?.behind(own);
         // SAFETY: the kernel's parameters (q, k, v, dy, their factors, row_numbers, d_first, d_second, dtype, and those of the
         // call); shapes and formats are checked by `ops::attention_fp8_backward`, head_dim is a multiple of 16 up to the
         // kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for each tile of queries and
