@@ -146,6 +146,8 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                 norm: NormOptions { normalization, eps, ..Default::default() },
                 parallel_attention_mlp: case.draw.once_in(4),
                 output_layernorm: case.draw.once_in(4),
+                hidden_dropout: case.draw.pick(&[0.0, 0.0, 0.2]),
+                drop_path_rate: case.draw.pick(&[0.0, 0.0, 0.5]),
                 bias,
                 params_dtype,
                 init: InitOptions { init_std, output_layer_init_std },
