@@ -51,9 +51,10 @@ pub struct TransformerLayerOptions {
     pub fp32_residual_connection: bool,
     /// What backward computes again in place of keeping it. Default: [`RecomputeLevel::None`].
     pub recompute: RecomputeLevel,
-    /// The probability that an element of a residual branch is dropped in training before it is added, at least 0 and less than
-    /// 1. Default: 0. Transformer Engine's default is 0.1. The attention's own is `attention.attention_dropout`.
-    /// [`Scaling::set_dropout_seed`](crate::fp8_recipe::Scaling::set_dropout_seed) sets the seed.
+    /// The probability that an element of a residual branch is dropped in training before it is added, at least 0 and less
+    /// than 1. The attention has one of its own, `attention.attention_dropout`, and
+    /// [`Scaling::set_dropout_seed`](crate::fp8_recipe::Scaling::set_dropout_seed) sets the seed. Default: 0.
+    /// Transformer Engine's default is 0.1.
     pub hidden_dropout: f32,
     /// The probability that a residual branch is dropped in training for a whole entry of the batch (stochastic depth), at least 0
     /// and less than 1. Packed sequences are one entry. Default: 0.

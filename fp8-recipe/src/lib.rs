@@ -63,6 +63,7 @@ mod scaling;
 // Operations on them: scopes, initial state, saved state, reports.
 mod advice;
 mod agreement;
+mod dropout_draw;
 mod explanation;
 mod guard;
 mod report;
