@@ -7,8 +7,8 @@ mod cuda;
 use cuda::Rig;
 use fp8_kernels::ops::{self, Accumulation, Activation, AdamWFactors, AdamWStep, AdamWTensor, Layout, Norm};
 use fp8_kernels::{
-    Cell, Counters, DType, Device, Encoding, Error, Fp8Tensor, Operand, Result, Scale, ScalePolicy,
-    ScaleRule, Slot, Tensor,
+    Cell, Counters, DType, Device, DropoutState, Encoding, Error, Fp8Tensor, Operand, Result, Scale,
+    ScalePolicy, ScaleRule, Slot, Tensor,
 };
 use ops::{
     AttentionOptions, AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats,
@@ -73,6 +73,8 @@ calls! {
     copy_from(to, from): floats([3], to)?.copy_from(&floats([3], from)?, "to")?;
     accumulate(out, x): ops::accumulate(&mut floats([3], out)?, &floats([3], x)?, "out")?;
     add(a, b): ops::add(&floats([3], a)?, &floats([3], b)?)?;
+    dropout_add(residual, x): ops::dropout_add(&floats([3], residual)?, &floats([3], x)?, None, None)?;
+    dropout(x, draw): ops::dropout(&floats([3], x)?, 0.5, DropoutState::new(1, draw)?.draw()?)?;
     bias(x, b): ops::bias(&floats([2, 3], x)?, &floats([3], b)?)?;
     clip_in_place(x, norm): ops::clip_in_place(&mut floats([3], x)?, &floats([1], norm)?, 1.0, "x")?;
     grad_norm(a, b, c): ops::grad_norm(&[&floats([3], a)?, &floats([3], b)?, &floats([3], c)?])?;
