@@ -88,14 +88,9 @@ fn help_explains_every_option_and_its_default() {
 #[test]
 fn settings_survive_as_text() {
     let (options, given) = parse_from(line(
-<<<<<<< HEAD
-        "--steps 7 --layers 2 --hidden 48 --heads 3 --seq 32 --batch 5 --lr 0.0012345678 --seed 18446744073709551615 \
-         --dtype bf16 --recipe current --format e4m3 --history-len 16 --margin -2 --fp8-attention",
-=======
         "--steps 7 --layers 2 --hidden 48 --heads 3 --seq 32 --batch 5 --lr 0.0012345678 --dropout 0.1 \
          --seed 18446744073709551615 \
-         --dtype bf16 --recipe current --format e4m3 --history-len 16 --margin -2",
->>>>>>> h-b
+         --dtype bf16 --recipe current --format e4m3 --history-len 16 --margin -2 --fp8-attention",
     ))
     .unwrap();
     let values = options.settings.values();
