@@ -60,6 +60,14 @@ impl MemoryKind {
 }
 
 /// Ends a [`MemoryKind`] of this thread when it is dropped.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, MemoryKind, Tensor};
+/// let kind = MemoryKind::Gradients.enter();
+/// let grad = Tensor::zeros([16], DType::F32, &Device::cpu())?; // counted as a gradient
+/// drop(kind);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct MemoryKindGuard {
     outer: MemoryKind,
@@ -117,6 +125,11 @@ impl MemoryUse {
 ///
 /// It counts the elements of tensors and, on the CPU, of arrays that operations use inside. It does not count what allocators add:
 /// rounding to sizes that can be reused, and freed memory that is kept for later tensors.
+///
+/// ```
+/// let report = fp8_kernels::Device::cpu().memory_report();
+/// assert!(report.peak.total() >= report.now.total() && report.to_string().contains("parameters"));
+/// ```
 ///
 /// Its text is a table:
 ///

@@ -105,6 +105,7 @@ pub(crate) struct Normed {
 }
 
 /// The values that the backward pass of the Linear needs.
+#[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
 #[derive(Debug)]
 enum SavedLinear {
     Stored(LinearSaved),

@@ -114,6 +114,7 @@ pub struct LayerNormMlpSaved {
     output: Output,
 }
 
+#[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
 #[derive(Debug)]
 enum SavedFc2 {
     Stored(LinearSaved),

@@ -106,6 +106,7 @@ pub struct LinearSaved {
 }
 
 /// The input that wgrad reads.
+#[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
 #[derive(Debug)]
 enum SavedInput {
     /// As wgrad reads it.

@@ -66,6 +66,7 @@ pub(crate) struct Recomputable<M> {
 composite!(Recomputable<M> { inner });
 
 /// The values that the backward pass of [`Recomputable`] needs.
+#[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
 #[derive(Debug)]
 pub(crate) enum RecomputableSaved<S> {
     Stored(S),

@@ -1,7 +1,11 @@
 //! Bytes that training keeps, counted: in FP8 and in high precision, at each level of recomputation.
 //!
 //! One test, because all tensors on the CPU share one count. `FP8_TEST_HIDDEN` is the width of the model (default: 128).
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and shows what it measured"
+)]
 
 use fp8_nn::prelude::*;
 use fp8_nn::rand::SeedableRng;

@@ -119,8 +119,11 @@ pub(crate) struct Summary {
     pub(crate) peak_memory_of: Vec<(&'static str, Both)>,
 }
 
+/// Bytes of one kind.
+type BytesOf = fn(&MemoryUse) -> usize;
+
 /// What memory is used for.
-const MEMORY: [(&str, fn(&MemoryUse) -> usize); 5] = [
+const MEMORY: [(&str, BytesOf); 5] = [
     ("parameters", |bytes| bytes.parameters),
     ("gradients", |bytes| bytes.gradients),
     ("optimizer", |bytes| bytes.optimizer),

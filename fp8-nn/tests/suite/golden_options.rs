@@ -17,6 +17,7 @@ struct Sample {
 }
 
 /// One of the layers that the files are of.
+#[expect(clippy::large_enum_variant, reason = "there are few")]
 enum Model {
     Block(TransformerLayer),
     Cross(CrossAttention),
