@@ -3,6 +3,7 @@
 use crate::arguments::{Argument, Output};
 use crate::dropout::Rate;
 use crate::layer_norm::NormCore;
+use crate::loss_scaler::expect_all_gradients;
 use crate::{
     AttentionOptions, Embedding, EmbeddingOptions, EmbeddingSaved, Error, InitOptions, Linear, LinearOptions,
     LinearSaved, LossScaler, Module, NormOptions, RecomputeLevel, Result, SequenceInfo, TransformerLayer,
@@ -390,6 +391,7 @@ impl Gpt {
         scaler: &LossScaler,
     ) -> Result<()> {
         cx.attempt(|cx| {
+            expect_all_gradients(cx)?;
             let scale = scaler.for_loss(cx)?;
             self.backward_from_loss(cx, saved, scale)?;
             scaler.check(cx, self)

@@ -135,6 +135,17 @@ struct Shared {
     has_stepped: AtomicBool,
 }
 
+/// Refuses a scope that leaves weight gradients for later.
+pub(crate) fn expect_all_gradients(cx: &mut Backward<'_>) -> Result<()> {
+    match cx.delayed_wgrads() {
+        None => Ok(()),
+        Some(_) => Err(Error::LossScaler {
+            problem: "the scope delays weight gradients, so they cannot be checked in it",
+            remedy: "multiply the gradient with `scale`, and leave the check to `step`",
+        }),
+    }
+}
+
 /// What an optimizer's step needs of a scaler.
 #[derive(Debug)]
 pub(crate) struct StepScale<'a> {
@@ -191,10 +202,11 @@ impl LossScaler {
     /// last; gradients accumulate, and so does the result until [`update`](Self::update).
     ///
     /// # Errors
-    /// Another device; a step since which [`update`](Self::update) was not called; a step that is being recorded, if this is
-    /// the first call for the scope's `Scaling`.
+    /// Another device; a step since which [`update`](Self::update) was not called; a scope that delays weight gradients, which are
+    /// not there to be checked; a step that is being recorded, if this is the first call for the scope's `Scaling`.
     pub fn check(&self, cx: &mut Backward<'_>, model: &(impl Layer + ?Sized)) -> Result<()> {
         self.expect_updated()?;
+        expect_all_gradients(cx)?;
         let Some(scale) = &self.shared.scale else { return Ok(()) };
         let all = parameters(model);
         let overflow = cx.overflow(scale.overflow())?;

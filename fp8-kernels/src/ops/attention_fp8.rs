@@ -28,8 +28,8 @@ use crate::{DType, Encoding, Error, Fp8Tensor, Result, Shape, Tensor};
 /// from the dequantized tensors, with exact probabilities.
 ///
 /// # Errors
-/// Codes other than E4M3; factors for rows or blocks; a `dtype` that is not a float; the shapes, sequences and options that
-/// [`attention`](crate::ops::attention()) refuses.
+/// Codes other than E4M3; factors for rows or blocks; a `dtype` that is not a float; dropout; the shapes, sequences and options
+/// that [`attention`](crate::ops::attention()) refuses.
 ///
 /// ```
 /// use fp8_kernels::ops::{self, AttentionOptions, Sequences};

@@ -357,5 +357,9 @@ fn refuses(device: &Device) -> Outcome {
     let other = ops::AttentionSaved { row_max: Tensor::zeros([2, 4, 2], DType::F32, device)?, ..saved };
     refused(back(dy, &o, &other), "pass what attention returned")?;
     let infinite = AttentionOptions { softmax_scale: Some(f32::NAN), ..call.options };
-    refused(ops::attention_fp8(q, k, v, &Sequences::Full, infinite, DType::F32), "softmax_scale = NaN")
+    refused(ops::attention_fp8(q, k, v, &Sequences::Full, infinite, DType::F32), "softmax_scale = NaN")?;
+    let dropout = ops::Dropout { p: 0.5, draw: ops::DropoutKey { seed: 1, offset: 0 }.into() };
+    let drops = AttentionOptions { dropout: Some(&dropout), ..call.options };
+    let wording = "dropout.p = 0.5: the kernels for FP8 codes drop nothing";
+    refused(ops::attention_fp8(q, k, v, &Sequences::Full, drops, DType::F32), wording)
 }

@@ -192,6 +192,42 @@ fn delayed_weight_gradients_are_not_lost() {
     );
 }
 
+/// With a loss scaler, the step itself checks gradients that come later.
+#[test]
+fn delayed_weight_gradients_that_overflow_skip_the_step() {
+    let mut fc = linear("fc", 16, 16, 1);
+    let mut scaling = Scaling::new(&fc, &device()).unwrap();
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    let scaler = LossScaler::new(LossScalerOptions::default(), &device()).unwrap();
+    let x = noise([4, 16], 1);
+    let mut run = |x: &Tensor| {
+        let mut cx = scaling.scope(&delayed(), &off()).unwrap();
+        let (y, saved) = fc.forward(&mut cx, x).unwrap();
+        cx.commit().unwrap();
+        let mut cx = scaling.backward().unwrap();
+        cx.delay_wgrad();
+        let dy = scaler.scale(&mut cx, &ops::scale(&y, 1e-3).unwrap()).unwrap();
+        fc.backward(&mut cx, saved, &dy).unwrap();
+        assert_eq!(
+            error(scaler.check(&mut cx, &fc)),
+            "LossScaler: the scope delays weight gradients, so they cannot be checked in it: multiply the gradient with \
+             `scale`, and leave the check to `step`"
+        );
+        let wgrads = cx.take_wgrads();
+        cx.commit().unwrap();
+        fp8_nn::backward_dw(&mut fc, wgrads).unwrap();
+        scaler.step(&mut optimizer, &mut fc, 1e-3).unwrap();
+        scaler.update().unwrap();
+        zero_grad(&mut fc).unwrap();
+        (optimizer.updates().unwrap(), scaler.skipped_steps().unwrap(), scaler.loss_scale().unwrap())
+    };
+    assert_eq!(run(&x), (1, 0, 65536.0));
+    // Finite in forward; the weight gradient is their product with gradients of the same size, times the scale.
+    let large = ops::scale(&x, 1e18).unwrap();
+    assert_eq!(run(&large), (1, 1, 32768.0));
+    assert_eq!(run(&x), (2, 1, 32768.0));
+}
+
 /// y = norm output + layer(norm output), by the layer's second result and by norm and layer apart.
 #[test]
 fn the_norms_output_is_a_result_with_a_gradient() {
@@ -343,6 +379,16 @@ fn an_f32_residual_is_not_rounded() {
     let (y, dx) =
         crate::support::first_step(&delayed(), &AutocastOptions::default(), &mut model, &x, &x).unwrap();
     assert_eq!((y.dtype(), dx.dtype()), (DType::F32, DType::F32));
+}
+
+#[test]
+fn fp8_attention_has_no_dropout() {
+    let mut options = block_options();
+    (options.attention.fp8_dpa, options.attention.attention_dropout) = (true, 0.1);
+    assert_eq!(
+        error(TransformerLayer::new("block", options, &device(), &mut rng(1))),
+        "block.attention: attention_dropout = 0.1: not together with fp8_dpa: set one of the two"
+    );
 }
 
 #[test]
