@@ -70,6 +70,7 @@ impl Sample {
                 _ => Diagonal::TopLeft,
             },
             softmax_scale: self.config["softmax_scale"].as_f64().map(|scale| scale as f32),
+            attention_dropout: self.float("attention_dropout") as f32,
             rope: self.flag("rope"),
             rope_base: self.float("rope_base"),
             ..Default::default()
@@ -102,6 +103,8 @@ impl Sample {
                     output_layernorm: self.flag("output_layernorm"),
                     apply_residual_connection_post_layernorm: self
                         .flag("apply_residual_connection_post_layernorm"),
+                    hidden_dropout: self.float("hidden_dropout") as f32,
+                    drop_path_rate: self.float("drop_path_rate") as f32,
                     bias,
                     ..Default::default()
                 };
@@ -184,6 +187,9 @@ impl Sample {
             parameter.set(self.tensors[&key(parameter.name())].clone()).unwrap();
         }
         let mut scaling = Scaling::new(layer, &device()).unwrap();
+        if let Some(seed) = self.size("seed") {
+            scaling.set_dropout_seed(seed as u64).unwrap();
+        }
         let (own, cross) = self.sequences();
         let [x, dy] = ["x", "dy"].map(|name| &self.tensors[name]);
         let e = self.tensors.get("e").unwrap_or(x);
@@ -247,7 +253,7 @@ fn samples() -> Vec<(String, Sample)> {
     let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
     let samples: Vec<_> =
         files.map(|path| (path.file_stem().unwrap().to_string_lossy().into(), Sample::read(&path))).collect();
-    assert_eq!(samples.len(), 15);
+    assert_eq!(samples.len(), 17);
     samples
 }
 

@@ -8,6 +8,7 @@ of the sequences. Attention is torch's scaled_dot_product_attention with a boole
 """
 
 import json
+import math
 import os
 
 import torch
@@ -89,8 +90,10 @@ def mask(o, queries, keys, batch):
     return seen
 
 
-def attend(q, k, v, o):
+def attend(q, k, v, o, masks=None):
     """[batch, seq, heads, d]; a query that sees nothing gives 0."""
+    if masks and o["attention_dropout"]:
+        return attend_dropping(q, k, v, o, masks)
     seen = mask(o, q.shape[1], k.shape[1], q.shape[0])[:, None]
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     groups = q.shape[1] // k.shape[1]
@@ -103,12 +106,24 @@ def attend(q, k, v, o):
     return out.transpose(1, 2).flatten(2)
 
 
+def attend_dropping(q, k, v, o, masks):
+    """The same with dropout of the probabilities."""
+    seen = mask(o, q.shape[1], k.shape[1], q.shape[0])[:, None]
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    groups = q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(groups, 1) for t in (k, v))
+    scale = o["softmax_scale"] or q.shape[-1] ** -0.5
+    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(~seen, float("-inf"))
+    probabilities = scores.softmax(-1) * masks.draw(o["attention_dropout"], *scores.shape)
+    return (probabilities @ v).transpose(1, 2).flatten(2)
+
+
 def sizes(o):
     d = o["kv_channels"] or HIDDEN // HEADS
     return o["num_gqa_groups"] or HEADS, d
 
 
-def self_attention(p, path, x, o):
+def self_attention(p, path, x, o, masks=None):
     groups, d = sizes(o)
     n = norm(p, f"{path}.norm", x, o) if f"{path}.norm.weight" in p else x
     q, k, v = linear(p, f"{path}.qkv", n).split([HEADS * d, groups * d, groups * d], -1)
@@ -120,7 +135,7 @@ def self_attention(p, path, x, o):
         if "positions" in o:
             positions = torch.tensor(o["positions"])
         q, k = (rotate(t, positions, o["rope_base"]) for t in (q, k))
-    return linear(p, f"{path}.proj", attend(q, k, v, o)), n
+    return linear(p, f"{path}.proj", attend(q, k, v, o, masks)), n
 
 
 def cross_attention(p, path, x, e, o):
@@ -158,10 +173,54 @@ def mlp_parameters(path, o):
     return p | linear_parameters(f"{path}.fc2", HIDDEN, FFN, o["bias"], 0.08)
 
 
+def splitmix64(seed, n):
+    """Number n of the stream `seed`."""
+    mask = (1 << 64) - 1
+    z = (seed + (n + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+def philox(counter, key):
+    """Philox4x32-10 (Salmon et al., 2011), with 64 bits of counter."""
+    c = [counter & 0xFFFFFFFF, counter >> 32, 0, 0]
+    k = [key & 0xFFFFFFFF, key >> 32]
+    for _ in range(10):
+        first, second = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(second >> 32) ^ c[1] ^ k[0], second & 0xFFFFFFFF, (first >> 32) ^ c[3] ^ k[1], first & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+class Masks:
+    """The masks of one training scope, in the order in which a layer draws them."""
+
+    def __init__(self, o):
+        self.key, self.drawn = splitmix64(o.get("seed", 0), 0), 0
+
+    def draw(self, p, *shape):
+        """Factors of the elements: 0, or 1 / (1 - p)."""
+        if p == 0.0:
+            return torch.ones(*shape, dtype=torch.float64)
+        first, self.drawn = self.drawn << 44, self.drawn + 1
+        p = torch.tensor(p, dtype=torch.float32)
+        count = math.prod(shape)
+        numbers = [r for i in range((count + 3) // 4) for r in philox(first + i, self.key)][:count]
+        kept = torch.tensor(numbers, dtype=torch.float64) >= int(p.double() * 2**32)
+        return (kept.double() * (1 / (1 - p)).double()).reshape(shape)
+
+    def branch(self, o, x):
+        """What is added of a residual branch."""
+        x = x * self.draw(o["hidden_dropout"], *x.shape)
+        return x * self.draw(o["drop_path_rate"], x.shape[0])[:, None, None]
+
+
 DEFAULTS = dict(
     hidden_size=HIDDEN, ffn_hidden_size=FFN, num_attention_heads=HEADS, num_gqa_groups=None, kv_channels=None,
     causal=True, window=[None, None], diagonal="TopLeft", softmax_scale=None, rope=False, rope_base=10000.0,
     activation="gelu", normalization="LayerNorm", eps=1e-5, zero_centered_gamma=False, bias=True,
+    attention_dropout=0.0, hidden_dropout=0.0, drop_path_rate=0.0,
     parallel_attention_mlp=False, output_layernorm=False, apply_residual_connection_post_layernorm=False,
 )
 
@@ -189,11 +248,12 @@ def block(name, batch=BATCH, **changes):
     p = attention_parameters("attention", o, not o["output_layernorm"]) | mlp_parameters("mlp", o)
     if o["output_layernorm"]:
         p |= norm_parameters("norm", o)
-    a, n1 = self_attention(p, "attention", x, o)
+    masks = Masks(o)
+    a, n1 = self_attention(p, "attention", x, o, masks)
     post = o["apply_residual_connection_post_layernorm"]
-    r = (n1 if post else x) + a
+    r = (n1 if post else x) + masks.branch(o, a)
     m, n2 = mlp(p, "mlp", x if o["parallel_attention_mlp"] else r, o)
-    y = (n2 if post else r) + m
+    y = (n2 if post else r) + masks.branch(o, m)
     if o["output_layernorm"]:
         y = norm(p, "norm", y, o)
     store(name, dict(layer="TransformerLayer", **o), {"x": x}, p, {"y": y})
@@ -236,6 +296,8 @@ block("zero_centered_geglu", zero_centered_gamma=True, activation="geglu", eps=0
 block("padded", lengths=[8, 5], rope=True)
 block("packed", batch=1, packed=[5, 3, 8], rope=True)
 block("positions", rope=True, positions=[list(range(8)), [3, 4, 5, 9, 10, 11, 12, 13]])
+block("dropout", attention_dropout=0.2, hidden_dropout=0.1, drop_path_rate=0.3, seed=20)
+block("dropout_post_layernorm", attention_dropout=0.4, hidden_dropout=0.3, num_gqa_groups=2, rope=True, apply_residual_connection_post_layernorm=True, seed=7)
 cross("cross_attention", num_gqa_groups=2)
 cross("cross_attention_bottom_right", causal=True, diagonal="BottomRight", lengths=[8, 6])
 decoder("decoder", rope=True, num_gqa_groups=2)
