@@ -73,6 +73,19 @@ pub(crate) enum RecomputableSaved<S> {
     Again(RecomputeSaved),
 }
 
+impl<S> RecomputableSaved<S> {
+    /// Returns what was stored. An error names the layer at `path`, which does not take what is computed again.
+    pub(crate) fn stored(self, path: &str) -> Result<S> {
+        match self {
+            Self::Stored(saved) => Ok(saved),
+            Self::Again(_) => {
+                let (layer, found) = (path.to_owned(), "a layer that computes its parts again".to_owned());
+                Err(fp8_recipe::Error::Origin { layer, found }.into())
+            }
+        }
+    }
+}
+
 impl<M: Module> Recomputable<M> {
     pub(crate) const fn new(inner: M, again: bool) -> Self {
         Self { inner, again }

@@ -313,19 +313,10 @@ impl TransformerLayer {
         let da = of_mlp.backward(dy)?;
         if self.adds_normed {
             // The gradient of the addition goes to the branch and to the norm's output.
-            let dr = match saved_mlp {
-                RecomputableSaved::Stored(saved) => {
-                    mlp.inner.backward_with_layernorm_output(cx, saved, &da, dy)?
-                }
-                saved => mlp.backward(cx, saved, &da)?,
-            };
-            let da = of_attention.backward(&dr)?;
-            return match saved_attention {
-                RecomputableSaved::Stored(saved) => {
-                    attention.inner.backward_with_layernorm_output(cx, saved, &da, &dr)
-                }
-                saved => attention.backward(cx, saved, &da),
-            };
+            let saved = saved_mlp.stored(&self.path)?;
+            let dr = mlp.inner.backward_with_layernorm_output(cx, saved, &da, dy)?;
+            let (saved, da) = (saved_attention.stored(&self.path)?, of_attention.backward(&dr)?);
+            return attention.inner.backward_with_layernorm_output(cx, saved, &da, &dr);
         }
         let dm = mlp.backward(cx, saved_mlp, &da)?;
         if self.is_parallel {

@@ -91,7 +91,7 @@ pub(crate) struct Options {
 
     /// What backward computes again in place of keeping it, which needs less memory and more time: none, norm, activation,
     /// attention, mlp or block, each with those before it. It changes no bit of the results
-    #[arg(long, value_name = "LEVEL", default_value = "none")]
+    #[arg(long, value_name = "LEVEL", default_value = "none", value_parser = level)]
     pub(crate) recompute: RecomputeLevel,
 
     /// Show no progress, only the results
@@ -382,6 +382,13 @@ fn margin(text: &str) -> Result<i32, String> {
         Ok(margin) if (-100..=100).contains(&margin) => Ok(margin),
         _ => Err("must be a whole number from -100 to 100".to_owned()),
     }
+}
+
+fn level(text: &str) -> Result<RecomputeLevel, String> {
+    let known = || {
+        format!("unknown; the known ones are {}", RecomputeLevel::ALL.map(RecomputeLevel::name).join(", "))
+    };
+    text.parse().map_err(|_| known())
 }
 
 fn recipe_name(text: &str) -> Result<RecipeName, String> {

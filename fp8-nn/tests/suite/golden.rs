@@ -2,42 +2,14 @@
 //!
 //! A file holds `x`, `dy`, `y`, `dx`, each parameter and its gradient as `grad.<name>`; its metadata says which layer it is.
 
+use crate::sample::{self, Sample};
 use crate::support::{assert_close, delayed, device, off, relative_rms, rng};
 use fp8_nn::prelude::*;
-use safetensors::SafeTensors;
-use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::Path;
-
-struct Sample {
-    config: Value,
-    tensors: BTreeMap<String, Tensor>,
-}
 
 impl Sample {
-    fn read(path: &Path) -> Self {
-        let bytes = std::fs::read(path).unwrap();
-        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
-        let config = serde_json::from_str(&header.metadata().as_ref().unwrap()["config"]).unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let tensors = file.iter().map(|(name, view)| {
-            let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
-            let shape = Shape::from_slice(view.shape()).unwrap();
-            (name.to_owned(), Tensor::from_vec(values.collect(), shape, &device()).unwrap())
-        });
-        Self { config, tensors: tensors.collect() }
-    }
-
-    fn size(&self, option: &str) -> usize {
-        self.config[option].as_u64().unwrap() as usize
-    }
-
-    fn flag(&self, option: &str) -> bool {
-        self.config[option].as_bool().unwrap()
-    }
-
-    fn text(&self, option: &str) -> &str {
-        self.config[option].as_str().unwrap_or_default()
+    fn required(&self, option: &str) -> usize {
+        self.size(option).unwrap()
     }
 
     fn layer(&self) -> Box<dyn DynModule> {
@@ -46,14 +18,15 @@ impl Sample {
         let (device, mut rng) = (device(), rng(1));
         match self.text("layer") {
             "Linear" => {
-                let (in_features, out_features) = (self.size("in_features"), self.size("out_features"));
+                let (in_features, out_features) =
+                    (self.required("in_features"), self.required("out_features"));
                 let options = LinearOptions { in_features, out_features, ..Default::default() };
                 Box::new(Linear::new("layer", options, &device, &mut rng).unwrap())
             }
             "LayerNormLinear" => {
                 let options = LayerNormLinearOptions {
-                    in_features: self.size("in_features"),
-                    out_features: self.size("out_features"),
+                    in_features: self.required("in_features"),
+                    out_features: self.required("out_features"),
                     norm: NormOptions {
                         normalization: norm,
                         zero_centered_gamma: self.flag("zero_centered_gamma"),
@@ -65,8 +38,8 @@ impl Sample {
             }
             "LayerNormMlp" => {
                 let options = LayerNormMlpOptions {
-                    hidden_size: self.size("hidden_size"),
-                    ffn_hidden_size: self.size("ffn_hidden_size"),
+                    hidden_size: self.required("hidden_size"),
+                    ffn_hidden_size: self.required("ffn_hidden_size"),
                     norm: NormOptions {
                         normalization: norm,
                         zero_centered_gamma: self.flag("zero_centered_gamma"),
@@ -79,10 +52,10 @@ impl Sample {
             }
             "MultiheadAttention" => {
                 let options = MultiheadAttentionOptions {
-                    hidden_size: self.size("hidden_size"),
+                    hidden_size: self.required("hidden_size"),
                     attention: AttentionOptions {
-                        num_attention_heads: self.size("num_attention_heads"),
-                        num_gqa_groups: Some(self.size("num_gqa_groups")),
+                        num_attention_heads: self.required("num_attention_heads"),
+                        num_gqa_groups: Some(self.required("num_gqa_groups")),
                         causal: self.flag("causal"),
                         rope: self.flag("rope"),
                         ..Default::default()
@@ -93,11 +66,11 @@ impl Sample {
             }
             "TransformerLayer" => {
                 let options = TransformerLayerOptions {
-                    hidden_size: self.size("hidden_size"),
-                    ffn_hidden_size: self.size("ffn_hidden_size"),
+                    hidden_size: self.required("hidden_size"),
+                    ffn_hidden_size: self.required("ffn_hidden_size"),
                     attention: AttentionOptions {
-                        num_attention_heads: self.size("num_attention_heads"),
-                        num_gqa_groups: Some(self.size("num_gqa_groups")),
+                        num_attention_heads: self.required("num_attention_heads"),
+                        num_gqa_groups: Some(self.required("num_gqa_groups")),
                         causal: self.flag("causal"),
                         rope: self.flag("rope"),
                         ..Default::default()
@@ -117,7 +90,7 @@ impl Sample {
     }
 
     /// Every computed tensor under the name that it has in the file.
-    fn run(&self, options: &AutocastOptions) -> BTreeMap<String, Vec<f32>> {
+    fn step(&self, options: &AutocastOptions) -> BTreeMap<String, Vec<f32>> {
         let mut layer = self.layer();
         for parameter in parameters_mut(&mut layer) {
             let value = self.tensors[&parameter.name()["layer.".len()..]].clone();
@@ -142,12 +115,7 @@ impl Sample {
 }
 
 fn samples() -> Vec<(String, Sample)> {
-    // At run time first: the program may run on another machine than the one that built it.
-    let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    let folder = Path::new(&package).join("tests/golden/nn");
-    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let samples: Vec<_> =
-        files.map(|path| (path.file_stem().unwrap().to_string_lossy().into(), Sample::read(&path))).collect();
+    let samples = sample::samples("nn");
     assert_eq!(samples.len(), 17);
     samples
 }
@@ -155,7 +123,7 @@ fn samples() -> Vec<(String, Sample)> {
 #[test]
 fn high_precision_equals_pytorch() {
     for (file, sample) in samples() {
-        for (name, actual) in sample.run(&off()) {
+        for (name, actual) in sample.step(&off()) {
             assert_close(
                 &format!("{file} {name}"),
                 &sample.tensors[&name].to_f32_vec().unwrap(),
@@ -170,7 +138,7 @@ fn high_precision_equals_pytorch() {
 fn fp8_stays_near_and_really_runs() {
     for (file, sample) in samples() {
         let (layer, activation) = (sample.text("layer"), sample.text("activation"));
-        for (name, actual) in sample.run(&AutocastOptions::default()) {
+        for (name, actual) in sample.step(&AutocastOptions::default()) {
             let error = relative_rms(&sample.tensors[&name].to_f32_vec().unwrap(), &actual);
             let most = match (name.as_str(), layer, activation) {
                 ("y", "TransformerLayer", _) => 0.03,

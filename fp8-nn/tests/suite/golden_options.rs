@@ -2,19 +2,10 @@
 //!
 //! `generate.py` in that folder made the files and says what is in them.
 
+use crate::sample::{self, Sample};
 use crate::support::{assert_close, delayed, device, off, relative_rms, rng};
 use fp8_nn::prelude::*;
-use safetensors::SafeTensors;
-use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::Path;
-
-type Tensors = BTreeMap<String, Tensor>;
-
-struct Sample {
-    config: Value,
-    tensors: Tensors,
-}
 
 /// One of the layers that the files are of.
 #[expect(clippy::large_enum_variant, reason = "there are few")]
@@ -26,27 +17,6 @@ enum Model {
 }
 
 impl Sample {
-    fn read(path: &Path) -> Self {
-        let bytes = std::fs::read(path).unwrap();
-        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
-        let config = serde_json::from_str(&header.metadata().as_ref().unwrap()["config"]).unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let tensors = file.iter().map(|(name, view)| {
-            let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
-            let shape = Shape::from_slice(view.shape()).unwrap();
-            (name.to_owned(), Tensor::from_vec(values.collect(), shape, &device()).unwrap())
-        });
-        Self { config, tensors: tensors.collect() }
-    }
-
-    fn size(&self, option: &str) -> Option<usize> {
-        self.config[option].as_u64().map(|size| size as usize)
-    }
-
-    fn flag(&self, option: &str) -> bool {
-        self.config[option].as_bool().unwrap()
-    }
-
     fn float(&self, option: &str) -> f64 {
         self.config[option].as_f64().unwrap()
     }
@@ -65,7 +35,7 @@ impl Sample {
             kv_channels: self.size("kv_channels"),
             causal: self.flag("causal"),
             window: (window(0), window(1)),
-            diagonal: match self.config["diagonal"].as_str().unwrap() {
+            diagonal: match self.text("diagonal") {
                 "BottomRight" => Diagonal::BottomRight,
                 _ => Diagonal::TopLeft,
             },
@@ -79,7 +49,7 @@ impl Sample {
 
     fn norm(&self) -> NormOptions {
         NormOptions {
-            normalization: self.config["normalization"].as_str().unwrap().parse().unwrap(),
+            normalization: self.text("normalization").parse().unwrap(),
             eps: self.float("eps") as f32,
             zero_centered_gamma: self.flag("zero_centered_gamma"),
         }
@@ -90,8 +60,8 @@ impl Sample {
         let (hidden_size, bias) = (self.size("hidden_size").unwrap(), self.flag("bias"));
         let ffn_hidden_size = self.size("ffn_hidden_size").unwrap();
         let encoder_hidden_size = self.size("encoder_hidden_size");
-        let activation = self.config["activation"].as_str().unwrap().parse().unwrap();
-        match self.config["layer"].as_str().unwrap() {
+        let activation = self.text("activation").parse().unwrap();
+        match self.text("layer") {
             "TransformerLayer" => {
                 let options = TransformerLayerOptions {
                     hidden_size,
@@ -168,7 +138,7 @@ impl Sample {
     }
 
     /// Every computed tensor under the name that it has in the file.
-    fn run(&self, options: &AutocastOptions) -> BTreeMap<String, Vec<f32>> {
+    fn step_with_options(&self, options: &AutocastOptions) -> BTreeMap<String, Vec<f32>> {
         let mut model = self.model();
         let layer: &mut dyn Layer = match &mut model {
             Model::Block(layer) => layer,
@@ -246,13 +216,7 @@ impl Sample {
 }
 
 fn samples() -> Vec<(String, Sample)> {
-    // At run time first: the program may run on another machine than the one that built it.
-    let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    let folder = Path::new(&package).join("tests/golden/options");
-    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
-    let samples: Vec<_> =
-        files.map(|path| (path.file_stem().unwrap().to_string_lossy().into(), Sample::read(&path))).collect();
+    let samples = sample::samples("options");
     assert_eq!(samples.len(), 17);
     samples
 }
@@ -260,7 +224,7 @@ fn samples() -> Vec<(String, Sample)> {
 #[test]
 fn high_precision_equals_pytorch() {
     for (file, sample) in samples() {
-        for (name, actual) in sample.run(&off()) {
+        for (name, actual) in sample.step_with_options(&off()) {
             let expected = sample.tensors[&name].to_f32_vec().unwrap();
             assert_close(&format!("{file} {name}"), &expected, &actual, 1e-5);
         }
@@ -270,8 +234,8 @@ fn high_precision_equals_pytorch() {
 #[test]
 fn fp8_stays_near_and_really_runs() {
     for (file, sample) in samples() {
-        let is_block = sample.config["layer"].as_str().unwrap().starts_with("Transformer");
-        for (name, actual) in sample.run(&AutocastOptions::default()) {
+        let is_block = sample.text("layer").starts_with("Transformer");
+        for (name, actual) in sample.step_with_options(&AutocastOptions::default()) {
             let expected = sample.tensors[&name].to_f32_vec().unwrap();
             let error = relative_rms(&expected, &actual);
             let most = match name.as_str() {

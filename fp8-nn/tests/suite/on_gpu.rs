@@ -32,6 +32,7 @@ mod override_slots;
 mod overrides;
 mod recompute;
 mod refusals;
+mod sample;
 mod saved;
 mod scopes;
 mod sequences;
