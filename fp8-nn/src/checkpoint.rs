@@ -27,6 +27,7 @@ mod finite;
 mod header;
 mod loss_scale;
 pub(crate) mod scaling_state;
+mod values;
 
 use crate::data_parallel::LoadedState;
 use crate::optimizer::Counts;
@@ -39,6 +40,7 @@ use fp8_recipe::{Scaling, StateReport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use values::Stored;
 
 const FILE: &str = "checkpoint.safetensors";
 /// The metadata key of the layout's version.
@@ -115,10 +117,11 @@ pub fn save(
     let parameters = parameters(model);
     for parameter in &parameters {
         let name = parameter.name();
-        writer.tensor(&format!("model.{name}"), parameter.tensor())?;
+        values::write(&mut writer, &format!("model.{name}"), parameter)?;
         names.insert(name);
     }
-    let has_moments = |parameter: &&Parameter| optimizer.state.contains_key(parameter.name());
+    let has_moments =
+        |parameter: &&Parameter| !parameter.is_trainable() || optimizer.state.contains_key(parameter.name());
     match parameters.iter().find(|parameter| !has_moments(parameter)) {
         Some(parameter) if steps > 0 => return Err(problem(without_moments(parameter.name(), steps))),
         _ => {}
@@ -187,14 +190,21 @@ pub fn load(
 
     // Everything was checked. From here on it is written into the model.
     let scaling = scaling.load_state(&scaling_state)?;
-    read_parameters(&reader, model, "model.")?;
+    values::read_all(&reader, model, "model.", |parameter| {
+        let key = main_param_key(parameter);
+        reader.dtype(&key).map(|_| key)
+    })?;
     optimizer.set_loss_scale(loss_scale)?;
-    optimizer.resume(model, counts, new, &mut |name, part, like| {
-        if !moments.contains(name) {
-            return Ok(None);
-        }
+    optimizer.resume(model, counts, new, &mut |parameter, part| {
+        let name = parameter.name();
         let key = format!("optimizer.{name}.{part}");
-        reader.tensor(&key, like.shape(), DType::F32, like.device()).map(Some)
+        match part {
+            "main_param" if reader.dtype(&key).is_none() => {
+                values::main_param(&reader, &format!("model.{name}"), parameter)
+            }
+            _ if !moments.contains(name) => Ok(None),
+            _ => reader.tensor(&key, parameter.shape(), DType::F32, parameter.device()).map(Some),
+        }
     })?;
     note_loaded(&reader, model, optimizer, counts);
     tracing::info!(path = %path.display(), step = steps, "checkpoint loaded");
@@ -248,7 +258,7 @@ fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer
 pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()> {
     let mut writer = Writer::default();
     for parameter in parameters(model) {
-        writer.tensor(parameter.name(), parameter.tensor())?;
+        values::write(&mut writer, parameter.name(), parameter)?;
     }
     writer.save(path)
 }
@@ -266,7 +276,7 @@ pub fn load_parameters(path: &Path, model: &mut (impl Layer + ?Sized)) -> Result
     expect_parameters(&reader, model, "")?;
     reader.expect_all_used()?;
     reader.read_through()?;
-    read_parameters(&reader, model, "")
+    values::read_all(&reader, model, "", |_| None)
 }
 
 fn open(path: &Path) -> Result<Reader<'_>> {
@@ -304,11 +314,11 @@ fn counts(reader: &Reader<'_>) -> Result<Counts> {
 fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized), prefix: &str) -> Result<()> {
     let mut names = BTreeSet::new();
     for parameter in parameters(model) {
-        let (name, like) = (parameter.name(), parameter.tensor());
+        let name = parameter.name();
         if !names.insert(name) {
             return Err(Error::DuplicateParameter(name.clone()));
         }
-        reader.expect_tensor(&format!("{prefix}{name}"), like.shape(), like.dtype())?;
+        values::expect(reader, &format!("{prefix}{name}"), parameter)?;
     }
     Ok(())
 }
@@ -322,16 +332,19 @@ fn expect_moments(
 ) -> Result<BTreeSet<Arc<str>>> {
     let mut names = BTreeSet::new();
     for parameter in parameters(model) {
-        let (name, like) = (parameter.name(), parameter.tensor());
-        let has = |part: &str| reader.has(&format!("optimizer.{name}.{part}"), like.shape(), DType::F32);
+        let (name, shape) = (parameter.name(), parameter.shape());
+        let has = |part: &str| reader.has(&format!("optimizer.{name}.{part}"), shape, DType::F32);
         match (has("exp_avg")?, has("exp_avg_sq")?) {
             (true, true) => {}
-            (false, false) if steps == 0 => continue,
+            (false, false) if steps == 0 || !parameter.is_trainable() => continue,
             (false, false) => return Err(reader.problem(without_moments(name, steps))),
             _ => return Err(reader.problem(format!("only one of `{name}`'s two moments is there"))),
         }
-        let (has, wants) = (has("main_param")?, optimizer.has_main_param(like));
-        if has != wants {
+        let (has, wants) = (has("main_param")?, optimizer.has_main_param(parameter));
+        let stored = values::expect(reader, &format!("model.{name}"), parameter)?;
+        // A weight that is in FP8 here or there continues from what the file has: its f32 copy, or its value.
+        let is_fp8 = parameter.fp8().is_some() || matches!(stored, Stored::Codes(..));
+        if has != wants && !is_fp8 {
             let [has, want] = [has, wants].map(|has| if has { "an" } else { "no" });
             let problem = format!("`{name}` has {has} f32 copy in the optimizer, this one wants {want}");
             return Err(reader.problem(format!("{problem}: set AdamWOptions::main_params as it was")));
@@ -341,21 +354,14 @@ fn expect_moments(
     Ok(names)
 }
 
+fn main_param_key(parameter: &Parameter) -> String {
+    format!("optimizer.{}.main_param", parameter.name())
+}
+
 fn without_moments(name: &str, steps: u64) -> String {
     let s = if steps == 1 { "" } else { "s" };
     format!(
         "the optimizer has taken {steps} step{s}, but `{name}` has no moments: expected those of every parameter, or of \
          none before the first step"
     )
-}
-
-/// Reads the value of every parameter.
-fn read_parameters(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), prefix: &str) -> Result<()> {
-    reader.begin_loading();
-    for parameter in parameters_mut(model) {
-        let (key, like) = (format!("{prefix}{}", parameter.name()), parameter.tensor());
-        let value = reader.tensor(&key, like.shape(), like.dtype(), like.device())?;
-        parameter.set(value)?;
-    }
-    Ok(())
 }

@@ -1,6 +1,7 @@
 //! The norm of a model's gradients, and clipping by it.
 
-use crate::{Error, Layer, Parameter, Result, parameters_mut};
+use crate::module::trainable_mut;
+use crate::{Error, Layer, Parameter, Result};
 use fp8_kernels::{Tensor, ops};
 
 /// Scales all gradients so that their common L2 norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does. Returns the
@@ -41,7 +42,7 @@ pub(crate) fn clip_with(
         });
     }
     // Gradients are scaled in place, so none may share its storage. All are checked before the first is scaled.
-    let mut parameters = parameters_mut(model);
+    let mut parameters = trainable_mut(model);
     for parameter in &parameters {
         let holders = parameter.main_grad().holders();
         if holders > 0 {

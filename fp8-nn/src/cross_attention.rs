@@ -229,9 +229,8 @@ impl CrossAttention {
         encoder_output: &Tensor,
         sequences: &Sequences,
     ) -> Result<[usize; 3]> {
-        let (device, hidden) =
-            (self.proj.weight().tensor().device(), self.proj.weight().tensor().shape().matrix()[0]);
-        let encoder_hidden = self.kv.weight().tensor().shape().last_dim();
+        let (device, hidden) = (self.proj.weight().device(), self.proj.weight().shape().matrix()[0]);
+        let encoder_hidden = self.kv.weight().shape().last_dim();
         let argument = Argument::new(layer, "input", x).float()?.on(device)?;
         let sizes = match **x.shape() {
             [batch, queries, last] if last == hidden => Some([batch, queries]),

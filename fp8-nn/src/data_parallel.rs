@@ -8,12 +8,13 @@
 mod agreement;
 mod broadcast_state;
 
+use crate::module::{trainable, trainable_mut};
 use crate::{Error, Layer, Parameter, Result, parameters, parameters_mut};
 pub use agreement::agree;
 pub(crate) use agreement::{Agreement, LoadedState};
 pub use broadcast_state::broadcast_state;
 use fp8_dist::{ProcessGroup, ReduceOp};
-use fp8_kernels::Device;
+use fp8_kernels::{Device, Tensor};
 
 /// Replaces every parameter's gradient by its sum over the ranks. Call it after backward and before the optimizer's step.
 ///
@@ -37,7 +38,7 @@ use fp8_kernels::Device;
 ///     let mut rng = StdRng::seed_from_u64(1); // the same weights on both ranks
 ///     let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
 ///     for parameter in parameters_mut(&mut fc) {
-///         let (value, shape) = (1.0 + group.rank() as f32, *parameter.tensor().shape());
+///         let (value, shape) = (1.0 + group.rank() as f32, *parameter.shape());
 ///         *parameter.main_grad_mut() = Tensor::full(value, shape, DType::F32, &Device::cpu())?;
 ///     }
 ///     all_reduce_gradients(&mut fc, &*group)?;
@@ -61,14 +62,14 @@ pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn Proce
     if group.world_size() == 1 {
         return Ok(());
     }
-    for parameter in parameters(model) {
+    for parameter in trainable(model) {
         if parameter.main_grad().holders() > 0 {
             let remedy = "drop what shares the gradients' storage before";
             parameter.main_grad().device().expect_eager("all_reduce_gradients", remedy)?;
         }
     }
     agreement::before_reduction(model, group)?;
-    for parameter in parameters_mut(model) {
+    for parameter in trainable_mut(model) {
         let what = format!("gradient of {}", parameter.name());
         if parameter.main_grad().holders() == 0 {
             group.all_reduce_in_place(&what, parameter.main_grad_mut(), ReduceOp::Sum)?;
@@ -112,11 +113,18 @@ pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn Proce
 /// A rank that left, failed or has another model. No parameter has changed then.
 pub fn broadcast_parameters(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
     let mut parameters = parameters_mut(model);
-    let receive = |parameter: &&mut Parameter| {
-        group.broadcast(&format!("value of {}", parameter.name()), parameter.tensor(), 0)
-    };
-    let values = parameters.iter().map(receive).collect::<Result<Vec<_>, _>>()?;
-    parameters.iter_mut().zip(values).try_for_each(|(parameter, value)| parameter.set(value))
+    let values = parameters
+        .iter()
+        .map(|parameter| broadcast_value(parameter, group, 0))
+        .collect::<Result<Vec<_>>>()?;
+    parameters.iter_mut().zip(values).try_for_each(|(parameter, value)| parameter.set_stored(value))
+}
+
+/// Broadcasts the tensors of a parameter's value.
+fn broadcast_value(parameter: &Parameter, group: &dyn ProcessGroup, root: usize) -> Result<Vec<Tensor>> {
+    let name = parameter.name();
+    let receive = |(suffix, part)| Ok(group.broadcast(&format!("value of {name}{suffix}"), part, root)?);
+    parameter.stored().into_iter().map(receive).collect()
 }
 
 /// Returns `result`. If it is an error, which only this rank has, poisons the group so that the other ranks do not wait.
@@ -137,7 +145,7 @@ fn told<T>(result: fp8_recipe::Result<T>) -> Result<T> {
 
 /// Returns the device of the first parameter, which is that of all parameters.
 fn first_device(model: &(impl Layer + ?Sized)) -> Option<Device> {
-    parameters(model).first().map(|parameter| parameter.tensor().device().clone())
+    parameters(model).first().map(|parameter| parameter.device().clone())
 }
 
 /// Returns an error while a step is being recorded.

@@ -41,7 +41,7 @@ pub fn backward_dw(model: &mut (impl Layer + ?Sized), wgrads: Vec<DelayedWgrad>)
         return Err(Error::UnknownWeight(other.weight.clone()));
     }
     for DelayedWgrad { weight, dy, x, accumulation } in wgrads {
-        if let Some(parameter) = parameters.get_mut(&weight) {
+        if let Some(parameter) = parameters.get_mut(&weight).filter(|parameter| parameter.is_trainable()) {
             ops::wgrad(&dy, &x, parameter.main_grad_mut(), &weight, accumulation)?;
         }
     }

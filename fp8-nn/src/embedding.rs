@@ -88,7 +88,7 @@ impl Embedding {
     /// Ids that are not i32, on another device, or out of range.
     pub fn forward(&self, cx: &Forward<'_>, ids: &Tensor) -> Result<(Tensor, EmbeddingSaved)> {
         let dtype = precision::compute_dtype(cx, &self.path, self.weight.dtype(), [])?;
-        let argument = Argument::new(&self.path, "ids", ids).integer()?.on(self.weight.tensor().device())?;
+        let argument = Argument::new(&self.path, "ids", ids).integer()?.on(self.weight.device())?;
         argument.shape(ids.shape().len() < Shape::MAX_RANK, || {
             format!("at most {} dimensions: the output has one more", Shape::MAX_RANK - 1)
         })?;
@@ -103,6 +103,9 @@ impl Embedding {
     /// A gradient of another shape than the output's, or on another device.
     pub fn backward(&mut self, saved: &EmbeddingSaved, dy: &Tensor) -> Result<()> {
         saved.output.check(dy)?;
+        if !self.weight.is_trainable() {
+            return Ok(());
+        }
         let name = self.weight.name().clone();
         Ok(ops::embedding_backward(dy, &saved.ids, self.weight.main_grad_mut(), &name)?)
     }

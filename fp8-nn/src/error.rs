@@ -101,6 +101,15 @@ pub enum Error {
     /// Two parameters with the same name.
     #[error("parameter `{0}` occurs twice: give the two layers different paths")]
     DuplicateParameter(Arc<str>),
+    /// An update in high precision of a parameter that is stored in FP8.
+    #[error(
+        "`{parameter}` is stored in FP8, which rounds small updates away: train it with an AdamW whose quantize_weights stored it, \
+         which keeps f32 copies"
+    )]
+    StoredInFp8 {
+        /// The parameter.
+        parameter: Arc<str>,
+    },
     /// A delayed weight gradient of another model.
     #[error(
         "backward_dw: the model has no parameter `{0}`: pass the model whose backward delayed the gradient"

@@ -271,8 +271,8 @@ impl Linear {
     fn check_bias_gradient(&self, db: Option<&Tensor>) -> Result<()> {
         let Some(bias) = self.bias() else { return Ok(()) };
         let db = db.ok_or_else(|| Error::BiasGradient { layer: self.path().to_string() })?;
-        let argument = Argument::new(self.path(), "db", db).float()?.on(bias.tensor().device())?;
-        let shape = bias.tensor().shape();
+        let argument = Argument::new(self.path(), "db", db).float()?.on(bias.device())?;
+        let shape = bias.shape();
         argument.shape(db.shape() == shape, || format!("{shape}, the bias's shape")).map(drop)
     }
 }

@@ -245,7 +245,7 @@ impl Gpt {
             embedding_dropout: Rate::new(path, "embedding_dropout", options.embedding_dropout)?,
             blocks,
             norm: NormCore::new(&format!("{path}.norm"), hidden_size, options.norm, params_dtype, device)?,
-            head: Linear::new(&format!("{path}.head"), head, device, rng)?,
+            head: Linear::new(&format!("{path}.head"), head, device, rng)?.in_high_precision(),
             has_f32_residual: options.fp32_residual_connection,
         })
     }
@@ -308,11 +308,11 @@ impl Gpt {
         };
         let expected = || format!("[batch, seq] with seq at most {longest}, the max_seq_length");
         let sizes = self.integers("ids", ids)?.sizes(sizes, expected)?;
-        info.check(&self.path, sizes, self.head.weight().tensor().device())
+        info.check(&self.path, sizes, self.head.weight().device())
     }
 
     fn integers<'a>(&'a self, name: &'static str, tensor: &'a Tensor) -> Result<Argument<'a>> {
-        Argument::new(&self.path, name, tensor).integer()?.on(self.head.weight().tensor().device())
+        Argument::new(&self.path, name, tensor).integer()?.on(self.head.weight().device())
     }
 
     /// Adds the gradients of all parameters, from the gradient of the logits.

@@ -160,11 +160,9 @@ impl NormCore {
 
     pub(crate) fn backward(&mut self, x: &Tensor, stats: &NormStats, dy: &Tensor) -> Result<Tensor> {
         let (dx, dgamma, dbeta) = ops::norm_backward(dy, x, self.weight.tensor(), stats, &self.options)?;
-        let name = self.weight.name().clone();
-        ops::accumulate(self.weight.main_grad_mut(), &dgamma, &name)?;
+        self.weight.accumulate(&dgamma)?;
         if let (Some(bias), Some(dbeta)) = (&mut self.bias, dbeta) {
-            let name = bias.name().clone();
-            ops::accumulate(bias.main_grad_mut(), &dbeta, &name)?;
+            bias.accumulate(&dbeta)?;
         }
         Ok(dx)
     }

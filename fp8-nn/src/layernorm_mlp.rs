@@ -85,7 +85,7 @@ impl Default for LayerNormMlpOptions {
 /// let options = LayerNormMlpOptions { hidden_size: 32, ffn_hidden_size: 48, activation, ..Default::default() };
 /// let mut mlp = LayerNormMlp::new("mlp", options, &device, &mut fp8_nn::rand::rng())?;
 /// let fc1 = parameters(&mlp)[2];
-/// assert_eq!((&**fc1.name(), &**fc1.tensor().shape()), ("mlp.fc1.weight", &[2 * 48, 32][..]));
+/// assert_eq!((&**fc1.name(), &**fc1.shape()), ("mlp.fc1.weight", &[2 * 48, 32][..]));
 /// let mut scaling = Scaling::new(&mlp, &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
 /// let x = Tensor::full(0.5, [4, 32], DType::F32, &device)?;

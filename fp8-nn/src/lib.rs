@@ -35,6 +35,7 @@ mod parameter;
 mod precision;
 pub mod prelude;
 mod projection;
+mod quantize_weights;
 mod recompute;
 mod residual;
 mod schedule;
@@ -63,6 +64,7 @@ pub use multihead_attention::{MultiheadAttention, MultiheadAttentionOptions, Mul
 pub use optimizer::{AdamW, AdamWOptions};
 pub use options::{AttentionOptions, InitOptions, NormOptions, RecomputeLevel};
 pub use parameter::Parameter;
+pub use quantize_weights::quantize_weights;
 pub use recompute::{Recompute, RecomputeSaved};
 pub use schedule::CosineSchedule;
 pub use scopes::Scopes;

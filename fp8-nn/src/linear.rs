@@ -75,7 +75,7 @@ impl Default for LinearOptions {
 /// let mut fc = Linear::new("fc", options, &device, &mut fp8_nn::rand::rng())?;
 /// // Values whose FP8 scales are powers of two, so that nothing is rounded.
 /// for parameter in parameters_mut(&mut fc) {
-///     parameter.set(Tensor::full(0.875, *parameter.tensor().shape(), DType::F32, &device)?)?;
+///     parameter.set(Tensor::full(0.875, *parameter.shape(), DType::F32, &device)?)?;
 /// }
 /// let mut scaling = Scaling::new(&fc, &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
@@ -150,10 +150,11 @@ impl Linear {
             let zeros = Tensor::zeros([out_features], params_dtype, device)?;
             Parameter::new(format!("{path}.bias"), zeros)
         };
+        let slots = GemmSlots::new(path);
         Ok(Self {
-            weight: Parameter::new(format!("{path}.weight"), weight)?,
+            weight: Parameter::new(format!("{path}.weight"), weight)?.with_weight_slot(&slots.weight),
             bias: bias.then(zeros).transpose()?,
-            slots: GemmSlots::new(path),
+            slots,
             saves_original_input: options.save_original_input,
             returns_bias: options.return_bias,
         })
@@ -192,15 +193,10 @@ impl Linear {
         dtype: DType,
         input_dtype: DType,
     ) -> Result<(Tensor, LinearCore)> {
-        let (name, version) = (&self.slots.weight, self.weight.version());
+        let name = &self.slots.weight;
         let gemms = cx.fp8_gemms(name);
-        let operand = match cx.quantize_weight(name, version, self.weight.tensor())? {
-            Operand::High(w) => Operand::High(ops::cast(&w, dtype)?),
-            operand => operand,
-        };
-        let values = || Ok(ops::cast(self.weight.tensor(), dtype)?);
-        cx.measure_sqnr(name, self.weight.tensor(), &operand)?;
-        let w = Quantized::new(operand, [gemms.fprop, gemms.dgrad], values)?;
+        let operand = self.weight.operand(cx, name, dtype)?;
+        let w = Quantized::new(operand, [gemms.fprop, gemms.dgrad], || self.weight.values(dtype))?;
         let bias = self.bias.as_ref().filter(|_| !self.returns_bias).map(Parameter::tensor);
         let accumulation = cx.accumulation(name).fprop;
         let y = ops::fprop(&x.pick(gemms.fprop), &w.pick(gemms.fprop), bias, dtype, accumulation)?;
@@ -235,23 +231,29 @@ impl Linear {
         };
         let (name, dy) = (self.weight.name().clone(), dy.pick(gemms.wgrad));
         match cx.delayed_wgrads() {
+            _ if !self.weight.is_trainable() => {}
             Some(delayed) => {
                 delayed.push(DelayedWgrad { weight: name, dy, x, accumulation: accumulation.wgrad })
             }
             None => ops::wgrad(&dy, &x, self.weight.main_grad_mut(), &name, accumulation.wgrad)?,
         }
         if let (Some(bias), Some(db)) = (&mut self.bias, db) {
-            let name = bias.name().clone();
-            ops::accumulate(bias.main_grad_mut(), db, &name)?;
+            bias.accumulate(db)?;
         }
         let dx = dx.reshape(saved.input_shape)?;
         Ok(ops::cast(&dx, saved.input_dtype)?)
     }
 
     pub(crate) fn check_input(&self, x: &Tensor) -> Result<()> {
-        let weight = self.weight.tensor();
+        let weight = &self.weight;
         let argument = Argument::new(self.path(), "input", x).float()?.on(weight.device())?;
         argument.features(weight.shape().last_dim(), "in_features").map(drop)
+    }
+
+    /// Notes that its GEMMs run in high precision under every recipe, so that its weight is not stored in FP8.
+    pub(crate) fn in_high_precision(mut self) -> Self {
+        self.weight.forget_weight_slot();
+        self
     }
 }
 

@@ -1,7 +1,8 @@
 //! Loss scaling, for training in f16.
 
 use crate::clip::{clip_with, grad_norm};
-use crate::{AdamW, Error, Layer, Result, parameters, parameters_mut};
+use crate::module::{trainable, trainable_mut};
+use crate::{AdamW, Error, Layer, Result};
 use fp8_kernels::ops::{self, LossScale, LossScaleRule, LossScaleState};
 use fp8_kernels::{Device, Tensor};
 use fp8_recipe::Backward;
@@ -208,7 +209,7 @@ impl LossScaler {
         self.expect_updated()?;
         expect_all_gradients(cx)?;
         let Some(scale) = &self.shared.scale else { return Ok(()) };
-        let all = parameters(model);
+        let all = trainable(model);
         let overflow = cx.overflow(scale.overflow())?;
         if !all.is_empty() {
             ops::check_finite(&grad_norm(all.into_iter())?, overflow)?;
@@ -260,7 +261,7 @@ impl LossScaler {
                 remedy: "call `unscale` once between two calls of `update`",
             });
         }
-        let mut all = parameters_mut(model);
+        let mut all = trainable_mut(model);
         for parameter in &all {
             let holders = parameter.main_grad().holders();
             if holders > 0 {

@@ -147,7 +147,7 @@ pub trait Module: Layer {
 /// In a step that is being recorded, a gradient that shares its storage; the device is out of memory. No gradient has been
 /// cleared then. The device failed.
 pub fn zero_grad(model: &mut (impl Layer + ?Sized)) -> Result<()> {
-    let mut parameters = parameters_mut(model);
+    let mut parameters = trainable_mut(model);
     // New gradients are allocated before the first gradient is cleared, so that an error changes nothing.
     let new = parameters.iter().map(|parameter| parameter.new_grad()).collect::<Result<Vec<_>>>()?;
     for (parameter, new) in parameters.iter_mut().zip(new) {
@@ -167,7 +167,7 @@ pub fn zero_grad(model: &mut (impl Layer + ?Sized)) -> Result<()> {
 /// let mut rng = fp8_nn::rand::rng();
 /// let options = LinearOptions { in_features: 8, out_features: 4, ..Default::default() };
 /// let fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
-/// let shapes: Vec<_> = parameters(&fc).iter().map(|p| format!("{} {}", p.name(), p.tensor().shape())).collect();
+/// let shapes: Vec<_> = parameters(&fc).iter().map(|p| format!("{} {}", p.name(), p.shape())).collect();
 /// assert_eq!(shapes, ["fc.weight [4, 8]", "fc.bias [4]"]);
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
@@ -186,7 +186,7 @@ pub fn parameters(model: &(impl Layer + ?Sized)) -> Vec<&Parameter> {
 /// let options = LinearOptions { in_features: 8, out_features: 4, ..Default::default() };
 /// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
 /// for parameter in parameters_mut(&mut fc) {
-///     let ones = Tensor::full(1.0, *parameter.tensor().shape(), DType::F32, &Device::cpu())?;
+///     let ones = Tensor::full(1.0, *parameter.shape(), DType::F32, &Device::cpu())?;
 ///     parameter.set(ones)?;
 /// }
 /// assert_eq!(fc.weight().tensor().to_f32_vec()?, [1.0; 32]);
@@ -198,7 +198,17 @@ pub fn parameters_mut(model: &mut (impl Layer + ?Sized)) -> Vec<&mut Parameter> 
     all
 }
 
-/// Returns the number of trainable values of a model.
+/// Returns the parameters that are not frozen.
+pub(crate) fn trainable(model: &(impl Layer + ?Sized)) -> Vec<&Parameter> {
+    parameters(model).into_iter().filter(|parameter| parameter.is_trainable()).collect()
+}
+
+/// Returns mutable references to the parameters that are not frozen.
+pub(crate) fn trainable_mut(model: &mut (impl Layer + ?Sized)) -> Vec<&mut Parameter> {
+    parameters_mut(model).into_iter().filter(|parameter| parameter.is_trainable()).collect()
+}
+
+/// Returns the number of values in the parameters of a model, frozen ones included.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -210,7 +220,7 @@ pub fn parameters_mut(model: &mut (impl Layer + ?Sized)) -> Vec<&mut Parameter> 
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
 pub fn num_parameters(model: &(impl Layer + ?Sized)) -> usize {
-    parameters(model).iter().map(|parameter| parameter.tensor().numel()).sum()
+    parameters(model).iter().map(|parameter| parameter.shape().numel()).sum()
 }
 
 impl<L: Layer + ?Sized> Layer for Box<L> {

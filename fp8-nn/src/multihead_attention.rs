@@ -90,7 +90,7 @@ impl Default for MultiheadAttentionOptions {
 /// };
 /// let mut layer = MultiheadAttention::new("attention", options, &device, &mut fp8_nn::rand::rng())?;
 /// let qkv = parameters(&layer)[2];
-/// assert_eq!((&**qkv.name(), &**qkv.tensor().shape()), ("attention.qkv.weight", &[(4 + 2 * 2) * 8, 32][..]));
+/// assert_eq!((&**qkv.name(), &**qkv.shape()), ("attention.qkv.weight", &[(4 + 2 * 2) * 8, 32][..]));
 /// let mut scaling = Scaling::new(&layer, &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
 /// let x = Tensor::full(0.5, [2, 6, 32], DType::F32, &device)?;

@@ -5,9 +5,11 @@ mod state;
 
 use crate::clip::grad_norm;
 use crate::loss_scaler::StepScale;
-use crate::{Error, Layer, LossScaler, Parameter, Result, parameters, parameters_mut};
+use crate::module::{trainable, trainable_mut};
+use crate::parameter::{Parts, ValueMut, overwrite_codes};
+use crate::{Error, Layer, LossScaler, Parameter, Result, parameters};
 use fp8_kernels::ops::{self, AdamWTensor, LossScaleState, NormCheck, ScaledStep};
-use fp8_kernels::{DType, Device, Replayed as _, Tensor};
+use fp8_kernels::{DType, Device, Fp8Tensor, Replayed as _, Tensor};
 pub(crate) use progress::Counts;
 use progress::{OnDevice, Progress, Versions};
 pub(crate) use state::AdamWState;
@@ -77,7 +79,7 @@ impl Default for AdamWOptions {
 /// let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
 /// let mut fc = Linear::new("fc", options, &device, &mut fp8_nn::rand::rng())?;
 /// for parameter in parameters_mut(&mut fc) {
-///     let shape = *parameter.tensor().shape();
+///     let shape = *parameter.shape();
 ///     parameter.set(Tensor::full(1.0, shape, DType::F32, &device)?)?;
 ///     *parameter.main_grad_mut() = Tensor::full(3.0, shape, DType::F32, &device)?;
 /// }
@@ -230,7 +232,7 @@ impl AdamW {
             let Some(state) = self.state.get(parameter.name()) else { continue };
             state.expect_shape_of(parameter)?;
             let remedy = "reload parameters before the step is recorded";
-            parameter.tensor().device().expect_eager("AdamW", remedy)?;
+            parameter.device().expect_eager("AdamW", remedy)?;
         }
         parameters.into_iter().try_for_each(|parameter| match self.state.get_mut(parameter.name()) {
             Some(state) => state.reload(parameter),
@@ -292,10 +294,10 @@ impl AdamW {
         lr: f32,
         norm: Option<&Tensor>,
     ) -> Result<()> {
-        let all = parameters(model);
+        let all = trainable(model);
         self.check(&all)?;
         let Some(first) = all.first() else { return self.progress.set_lr(lr) };
-        let device = first.tensor().device().clone();
+        let device = first.device().clone();
         self.prepare(&all)?;
         let scaler = self.scaler.clone();
         let scaled = scaler.as_ref().and_then(LossScaler::for_step);
@@ -311,7 +313,7 @@ impl AdamW {
         progress.update_count(&device, scaled.is_some())?;
         progress.advance()?;
         device.on_replay(progress.clone());
-        let updated = self.update(&device, parameters_mut(model), norm, scaled);
+        let updated = self.update(&device, trainable_mut(model), norm, scaled);
         // A recorded step that fails undoes its count itself.
         if updated.is_err() && device.capture_number().is_none() {
             progress.retreat();
@@ -333,23 +335,27 @@ impl AdamW {
         let mut states: BTreeMap<&str, &mut AdamWState> =
             self.state.iter_mut().map(|(name, state)| (&**name, state)).collect();
         let mut groups: [Vec<AdamWTensor<'_>>; 2] = Default::default();
+        // The stored codes of each tensor of a group that has some.
+        let mut stored: [Vec<Option<&mut Fp8Tensor>>; 2] = Default::default();
         let mut versions = Vec::with_capacity(parameters.len());
         for parameter in parameters {
-            let (name, param, main_grad, version) = parameter.parts_mut();
+            let Parts { name, value, main_grad, version } = parameter.parts_mut();
             versions.push(version.clone());
             let Some(AdamWState { exp_avg, exp_avg_sq, main_param }) = states.remove(&**name) else {
                 continue;
             };
-            let decays = param.shape().len() >= 2;
-            groups[usize::from(!decays)].push(AdamWTensor {
-                name,
-                param,
-                main_grad,
-                exp_avg,
-                exp_avg_sq,
-                main_param: main_param.as_mut(),
-                slot: None,
-            });
+            let decays = main_grad.shape().len() >= 2;
+            let (param, main_param, slot, codes) = match (value, main_param) {
+                (ValueMut::High(param), main_param) => (param, main_param.as_mut(), None, None),
+                // The f32 copy is what is updated. It is quantized in the same pass.
+                (ValueMut::Fp8(codes, quantizer), Some(main_param)) => {
+                    (main_param, None, Some(quantizer.slot(true)), Some(codes))
+                }
+                (ValueMut::Fp8(..), None) => continue, // `prepare` has made the copy
+            };
+            let group = usize::from(!decays);
+            groups[group].push(AdamWTensor { name, param, main_grad, exp_avg, exp_avg_sq, main_param, slot });
+            stored[group].push(codes);
         }
         versions.iter().for_each(|version| version.advance());
         device.on_replay(Arc::new(Versions(versions)));
@@ -357,15 +363,20 @@ impl AdamW {
         let [decayed, undecayed] = &mut groups;
         // One call checks both groups, so an error before the first launch changes nothing.
         let groups = &mut [(&mut **decayed, &factors[0]), (&mut **undecayed, &factors[1])];
-        match self.progress.update_count(device, false)? {
+        let codes = match self.progress.update_count(device, false)? {
             Some(updates) => {
                 let gradients_are_scaled = scaled.as_ref().is_some_and(|scaled| scaled.gradients_are_scaled);
                 let loss_scale = scaled.map(|scaled| scaled.scale);
                 let step = ScaledStep { updates, loss_scale, gradients_are_scaled, norm, skipped };
-                ops::adamw_groups_scaled(groups, &step)?;
+                ops::adamw_groups_scaled(groups, &step)?
             }
-            None => {
-                ops::adamw_groups(groups, norm.map(|norm| NormCheck { norm, skipped }))?;
+            None => ops::adamw_groups(groups, norm.map(|norm| NormCheck { norm, skipped }))?,
+        };
+        let names = groups.iter().flat_map(|(tensors, _)| tensors.iter().map(|tensor| tensor.name));
+        let codes = codes.into_iter().flatten().zip(stored.into_iter().flatten());
+        for ((new, stored), name) in codes.zip(names) {
+            if let (Some(new), Some(stored)) = (new, stored) {
+                overwrite_codes(stored, new, name)?;
             }
         }
         Ok(())
@@ -377,8 +388,8 @@ impl AdamW {
         for parameter in parameters {
             if !self.state.contains_key(parameter.name()) {
                 let remedy = "the optimizer's first step makes its state: run it before";
-                parameter.tensor().device().expect_eager("AdamW", remedy)?;
-                let state = AdamWState::new(parameter.tensor(), self.progress.options.main_params)?;
+                parameter.device().expect_eager("AdamW", remedy)?;
+                let state = AdamWState::new(parameter, self.has_main_param(parameter))?;
                 new.insert(parameter.name().clone(), state);
             }
         }
@@ -390,13 +401,18 @@ impl AdamW {
     fn check(&self, parameters: &[&Parameter]) -> Result<()> {
         let mut names = BTreeSet::new();
         for parameter in parameters {
-            let (name, tensor) = (parameter.name(), parameter.tensor());
+            let name = parameter.name();
             if !names.insert(name) {
                 return Err(Error::DuplicateParameter(name.clone()));
             }
-            if tensor.holders() > 0 {
-                let (name, holders) = (name.to_string(), tensor.holders());
-                return Err(fp8_kernels::Error::Shared { name, holders }.into());
+            let holders = match parameter.fp8() {
+                None => parameter.tensor().holders(),
+                // Shared codes are replaced, which a recorded step would not see.
+                Some(codes) if codes.device().capture_number().is_some() => codes.holders(),
+                Some(_) => 0,
+            };
+            if holders > 0 {
+                return Err(fp8_kernels::Error::Shared { name: name.to_string(), holders }.into());
             }
             if let Some(state) = self.state.get(name) {
                 state.expect_shape_of(parameter)?;
@@ -416,7 +432,8 @@ impl AdamW {
     }
 
     /// Returns whether the optimizer stores an f32 copy of a parameter.
-    pub(crate) fn has_main_param(&self, parameter: &Tensor) -> bool {
-        self.progress.options.main_params && parameter.dtype() != DType::F32
+    pub(crate) fn has_main_param(&self, parameter: &Parameter) -> bool {
+        let is_16_bit = parameter.dtype() != DType::F32;
+        parameter.fp8().is_some() || (self.progress.options.main_params && is_16_bit)
     }
 }

@@ -1,8 +1,13 @@
 //! A named tensor that training changes, and its gradient.
 
-use crate::Result;
+mod fp8;
+
 use crate::data_parallel::Agreement;
-use fp8_kernels::{DType, Error, MemoryKind, Tensor};
+use crate::{Error, Result};
+use fp8::Fp8Value;
+pub(crate) use fp8::{SCALE_INV, StoredPart, overwrite_codes};
+use fp8_kernels::{DType, Device, Fp8Tensor, MemoryKind, Operand, Shape, Tensor, ops};
+use fp8_recipe::{Forward, SlotName, WeightQuantizer};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,7 +16,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 ///
 /// The name is the parameter's path in the model, such as `blocks.0.mlp.fc1.weight`, and never changes. Checkpoints and
 /// optimizers identify the parameter by it. The gradient, `main_grad`, has the parameter's shape and is f32 whatever the
-/// parameter's dtype. Backward adds to it; [`zero_grad`](crate::zero_grad) clears it.
+/// parameter's dtype. Backward adds to it; [`zero_grad`](crate::zero_grad) clears it. A [frozen](Self::set_trainable) parameter
+/// has none.
+///
+/// The value is a tensor in high precision. Weights of FP8 GEMMs can be stored as codes alone: see
+/// [`quantize_weights`](crate::quantize_weights).
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -26,10 +35,38 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// ```
 pub struct Parameter {
     name: Arc<str>,
-    tensor: Tensor,
+    value: Value,
+    /// The slot that quantizes it, for a weight of an FP8 GEMM.
+    slot: Option<SlotName>,
+    /// Without elements if the parameter is frozen.
     main_grad: Tensor,
+    is_trainable: bool,
     version: Arc<Version>,
     agreement: Agreement,
+}
+
+/// The value as it is stored.
+#[expect(clippy::large_enum_variant, reason = "one a parameter, in the layer's own memory")]
+#[derive(Debug)]
+enum Value {
+    High(Tensor),
+    Fp8(Fp8Value),
+}
+
+/// The stored value, for an optimizer's step to change.
+#[derive(Debug)]
+pub(crate) enum ValueMut<'a> {
+    High(&'a mut Tensor),
+    Fp8(&'a mut Fp8Tensor, &'a WeightQuantizer),
+}
+
+/// The parts that an optimizer's step uses.
+#[derive(Debug)]
+pub(crate) struct Parts<'a> {
+    pub(crate) name: &'a Arc<str>,
+    pub(crate) value: ValueMut<'a>,
+    pub(crate) main_grad: &'a Tensor,
+    pub(crate) version: &'a Arc<Version>,
 }
 
 /// Shared with recorded steps that change the parameter.
@@ -47,28 +84,52 @@ impl Version {
     }
 }
 
-/// Writes one line: `Parameter(fc.weight, [64, 8], f32)`.
+/// Writes one line: `Parameter(fc.weight, [64, 8], f32)`, or `E4M3` in place of the dtype for a value stored in FP8.
 impl fmt::Debug for Parameter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Parameter({}, {}, {})", self.name, self.tensor.shape(), self.tensor.dtype())
+        write!(f, "Parameter({}, {}, ", self.name, self.shape())?;
+        match &self.value {
+            Value::High(tensor) => write!(f, "{})", tensor.dtype()),
+            Value::Fp8(value) => write!(f, "{})", value.codes.encoding()),
+        }
     }
 }
 
 impl Parameter {
-    /// Creates a parameter with this value and a gradient of 0.
+    /// Creates a trainable parameter with this value and a gradient of 0.
     ///
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
     pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> Result<Self> {
-        let main_grad = gradient_of(&tensor)?;
+        let main_grad = gradient_of(*tensor.shape(), tensor.device())?;
         tensor.set_memory_kind(MemoryKind::Parameters);
         Ok(Self {
             name: name.into(),
-            tensor,
+            value: Value::High(tensor),
+            slot: None,
             main_grad,
+            is_trainable: true,
             version: Version::new(),
             agreement: Agreement::default(),
         })
+    }
+
+    /// Returns the parameter with the slot that quantizes it. [`quantize_weights`](crate::quantize_weights) can then store it in
+    /// FP8; the layer reads it by [`operand`](Self::operand).
+    #[must_use]
+    pub fn with_weight_slot(mut self, slot: &SlotName) -> Self {
+        self.slot = Some(slot.clone());
+        self
+    }
+
+    /// Returns the slot that quantizes it, for a weight of GEMMs that run in FP8.
+    pub fn weight_slot(&self) -> Option<&SlotName> {
+        self.slot.as_ref()
+    }
+
+    /// Notes that its GEMMs run in high precision whatever the recipe.
+    pub(crate) fn forget_weight_slot(&mut self) {
+        self.slot = None;
     }
 
     /// Returns the path in the model.
@@ -76,17 +137,109 @@ impl Parameter {
         &self.name
     }
 
-    /// Returns the value.
+    /// Returns the value; for a parameter [stored in FP8](crate::quantize_weights), its codes (u8).
+    /// [`values`](Self::values) returns the values of both.
     pub fn tensor(&self) -> &Tensor {
-        &self.tensor
+        match &self.value {
+            Value::High(tensor) => tensor,
+            Value::Fp8(value) => value.codes.stored_codes(),
+        }
     }
 
-    /// Returns the dtype of the value.
+    /// Returns the codes and their factors, if the parameter is [stored in FP8](crate::quantize_weights).
+    pub fn fp8(&self) -> Option<&Fp8Tensor> {
+        match &self.value {
+            Value::High(_) => None,
+            Value::Fp8(value) => Some(&value.codes),
+        }
+    }
+
+    /// Returns the values in `dtype`: those of the codes, if the parameter is stored in FP8.
+    ///
+    /// # Errors
+    /// A dtype that is not a float; the device is out of memory or failed.
+    pub fn values(&self, dtype: DType) -> Result<Tensor> {
+        match &self.value {
+            Value::High(tensor) => Ok(ops::cast(tensor, dtype)?),
+            Value::Fp8(value) => Ok(value.codes.dequantize(dtype)?),
+        }
+    }
+
+    /// Returns the weight as the GEMMs of a scope read it, for a layer with a GEMM of its own: quantized once per version
+    /// ([`Forward::quantize_weight`]), or the codes if it is stored in FP8 ([`Forward::fp8_weight`]). In high precision, the
+    /// operand has the dtype that the layer computes in.
+    ///
+    /// # Errors
+    /// Those of the two methods.
+    pub fn operand(&self, cx: &mut Forward<'_>, slot: &SlotName, dtype: DType) -> Result<Operand> {
+        match &self.value {
+            Value::High(tensor) => {
+                let operand = match cx.quantize_weight(slot, self.version(), tensor)? {
+                    Operand::High(w) => Operand::High(ops::cast(&w, dtype)?),
+                    operand => operand,
+                };
+                cx.measure_sqnr(slot, tensor, &operand)?;
+                Ok(operand)
+            }
+            Value::Fp8(value) => Ok(cx.fp8_weight(slot, &value.codes, dtype)?),
+        }
+    }
+
+    /// Returns the shape.
+    pub fn shape(&self) -> &Shape {
+        self.tensor().shape()
+    }
+
+    /// Returns the device that the parameter is on.
+    pub fn device(&self) -> &Device {
+        self.tensor().device()
+    }
+
+    /// Returns the dtype of the value; for a parameter stored in FP8, the dtype that it had before.
     pub fn dtype(&self) -> DType {
-        self.tensor.dtype()
+        match &self.value {
+            Value::High(tensor) => tensor.dtype(),
+            Value::Fp8(value) => value.dtype,
+        }
     }
 
-    /// Returns the accumulated gradient, f32.
+    /// Returns whether training changes the parameter. It is true until [`set_trainable`](Self::set_trainable) freezes it.
+    pub fn is_trainable(&self) -> bool {
+        self.is_trainable
+    }
+
+    /// Freezes the parameter, or makes it trainable again. A frozen parameter has no gradient: backward computes none for it,
+    /// and optimizers leave it as it is. Checkpoints and broadcasts contain it all the same.
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    ///
+    /// let mut w = Parameter::new("w", Tensor::full(1.0, [2], DType::F32, &Device::cpu())?)?;
+    /// w.set_trainable(false)?;
+    /// assert_eq!(w.main_grad().numel(), 0);
+    /// w.set_trainable(true)?;
+    /// assert_eq!(w.main_grad().to_f32_vec()?, [0.0, 0.0]);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A step is being recorded; the device is out of memory or failed.
+    pub fn set_trainable(&mut self, trainable: bool) -> Result<()> {
+        if self.is_trainable == trainable {
+            return Ok(());
+        }
+        self.device().expect_eager("set_trainable", "freeze parameters before a step is recorded")?;
+        self.main_grad = if trainable {
+            gradient_of(*self.shape(), self.device())?
+        } else {
+            Tensor::zeros([0], DType::F32, self.device())?
+        };
+        self.is_trainable = trainable;
+        self.agreement.forget_groups();
+        Ok(())
+    }
+
+    /// Returns the accumulated gradient, f32. It has no elements if the parameter is frozen.
     pub fn main_grad(&self) -> &Tensor {
         &self.main_grad
     }
@@ -119,10 +272,22 @@ impl Parameter {
     /// ```
     ///
     /// # Errors
-    /// The errors of `f`.
+    /// The errors of `f`; a parameter that is stored in FP8.
     pub fn update<T>(&mut self, f: impl FnOnce(&mut Tensor, &Tensor) -> Result<T>) -> Result<T> {
+        let Value::High(tensor) = &mut self.value else {
+            // Its codes are too coarse for an optimizer's updates, which would be lost to rounding.
+            return Err(Error::StoredInFp8 { parameter: self.name.clone() });
+        };
         self.version.advance();
-        f(&mut self.tensor, &self.main_grad)
+        f(tensor, &self.main_grad)
+    }
+
+    /// Adds `gradient` to the gradient of a parameter that is not frozen.
+    pub(crate) fn accumulate(&mut self, gradient: &Tensor) -> Result<()> {
+        if self.is_trainable {
+            ops::accumulate(&mut self.main_grad, gradient, &self.name)?;
+        }
+        Ok(())
     }
 
     /// Returns which groups have compared this parameter.
@@ -134,9 +299,13 @@ impl Parameter {
         &mut self.agreement
     }
 
-    /// The parts that an optimizer's step uses: the name, the value to change, the gradient and the version.
-    pub(crate) fn parts_mut(&mut self) -> (&Arc<str>, &mut Tensor, &Tensor, &Arc<Version>) {
-        (&self.name, &mut self.tensor, &self.main_grad, &self.version)
+    /// Returns the parts that an optimizer's step uses.
+    pub(crate) fn parts_mut(&mut self) -> Parts<'_> {
+        let value = match &mut self.value {
+            Value::High(tensor) => ValueMut::High(tensor),
+            Value::Fp8(Fp8Value { codes, quantizer, .. }) => ValueMut::Fp8(codes, quantizer),
+        };
+        Parts { name: &self.name, value, main_grad: &self.main_grad, version: &self.version }
     }
 
     /// Replaces the value.
@@ -148,22 +317,38 @@ impl Parameter {
     /// With several ranks, set it to the same value on all of them. The next
     /// [`all_reduce_gradients`](crate::all_reduce_gradients) compares them.
     ///
+    /// A parameter that is stored in FP8 takes any float dtype and quantizes the value.
+    ///
     /// # Errors
     /// Another shape or dtype; the device failed.
     pub fn set(&mut self, value: Tensor) -> Result<()> {
-        let (lhs, rhs) = (*self.tensor.shape(), *value.shape());
+        let (lhs, rhs) = (*self.shape(), *value.shape());
         if lhs != rhs {
             let remedy = "a parameter keeps its shape";
-            return Err(Error::Shapes { op: "set", what: "parameter and value", lhs, rhs, remedy }.into());
+            return Err(fp8_kernels::Error::Shapes {
+                op: "set",
+                what: "parameter and value",
+                lhs,
+                rhs,
+                remedy,
+            }
+            .into());
         }
-        if self.dtype() != value.dtype() {
-            let (found, expected) = (value.dtype(), self.dtype().name());
-            return Err(Error::DType { op: "set", what: "the value", found, expected }.into());
+        match &mut self.value {
+            Value::High(tensor) => {
+                if tensor.dtype() != value.dtype() {
+                    let (found, expected) = (value.dtype(), tensor.dtype().name());
+                    return Err(
+                        fp8_kernels::Error::DType { op: "set", what: "the value", found, expected }.into()
+                    );
+                }
+                overwrite(tensor, value, &self.name)?;
+                tensor.set_memory_kind(MemoryKind::Parameters);
+            }
+            Value::Fp8(stored) => stored.set(&value, self.is_trainable, &self.name)?,
         }
         self.version.advance();
         self.agreement.forget_groups();
-        overwrite(&mut self.tensor, value, &self.name)?;
-        self.tensor.set_memory_kind(MemoryKind::Parameters);
         Ok(())
     }
 
@@ -185,15 +370,15 @@ impl Parameter {
         if self.main_grad.holders() == 0 {
             return Ok(None);
         }
-        self.tensor.device().expect_eager("zero_grad", "drop what shares the gradient's storage before")?;
-        gradient_of(&self.tensor).map(Some)
+        self.device().expect_eager("zero_grad", "drop what shares the gradient's storage before")?;
+        gradient_of(*self.shape(), self.device()).map(Some)
     }
 }
 
 /// Allocates a gradient of 0.
-fn gradient_of(parameter: &Tensor) -> Result<Tensor> {
+fn gradient_of(shape: Shape, device: &Device) -> Result<Tensor> {
     let _kind = MemoryKind::Gradients.enter();
-    Ok(Tensor::zeros(*parameter.shape(), DType::F32, parameter.device())?)
+    Ok(Tensor::zeros(shape, DType::F32, device)?)
 }
 
 /// Gives `tensor` the elements of `value`, which has the same shape and dtype. Writes them in place, unless `tensor` shares

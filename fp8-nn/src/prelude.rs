@@ -17,7 +17,7 @@ pub use crate::{
     Parameter, Recompute, RecomputeLevel, Result, RmsNorm, Scopes, SequenceInfo, Stack,
     TransformerDecoderLayer, TransformerDecoderLayerOptions, TransformerLayer, TransformerLayerOptions,
     agree, all_reduce_gradients, backward_dw, broadcast_parameters, broadcast_state, clip_grad_norm,
-    composite, num_parameters, parameters, parameters_mut, zero_grad,
+    composite, num_parameters, parameters, parameters_mut, quantize_weights, zero_grad,
 };
 pub use fp8_dist::{Environment, ProcessGroup, ReduceOp, local, tcp};
 pub use fp8_format::{E4M3, E5M2, Fp8};

@@ -68,6 +68,36 @@ fn measure(hidden: usize, enabled: bool, recompute: RecomputeLevel) -> Bytes {
     bytes.unwrap()
 }
 
+/// The bytes of parameters and gradients of a model in f32: as it is made, with its weights stored in FP8 for training, and for
+/// inference.
+fn stored_in_fp8(hidden: usize) -> [[usize; 2]; 3] {
+    let device = Device::cpu();
+    let options = GptOptions {
+        vocab_size: 64,
+        num_layers: LAYERS,
+        hidden_size: hidden,
+        num_attention_heads: 4,
+        max_seq_length: 64,
+        ..Default::default()
+    };
+    let recipe = Recipe::from(DelayedScaling::default());
+    let before = device.memory_report().now;
+    let mut model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
+    let bytes = || {
+        let now = device.memory_report().now;
+        [now.parameters - before.parameters, now.gradients - before.gradients]
+    };
+    let made = bytes();
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    optimizer.quantize_weights(&mut model, &recipe).unwrap();
+    let training = bytes();
+    drop(optimizer);
+    for parameter in parameters_mut(&mut model) {
+        parameter.set_trainable(false).unwrap();
+    }
+    [made, training, bytes()]
+}
+
 #[test]
 fn fp8_and_recomputation_need_less_memory() {
     let hidden = std::env::var("FP8_TEST_HIDDEN").map_or(128, |text| text.parse().unwrap());
@@ -88,6 +118,17 @@ fn fp8_and_recomputation_need_less_memory() {
     for (level, bytes) in levels.iter().zip(fp8) {
         println!("{:<24} {:>12} {:>12}", format!("FP8, {level:?}"), bytes.saved, bytes.peak);
     }
+    let [made, training, inference] = stored_in_fp8(hidden);
+    println!(
+        "f32 parameters and gradients: {made:?}; weights in FP8: {training:?}; for inference: {inference:?}"
+    );
+    // What is no weight of a block: embedding, head, norms and biases.
+    let weights = 12 * hidden * hidden * LAYERS;
+    let rest = made[0] - 4 * weights;
+    let factors = 4 * 4 * LAYERS;
+    assert_eq!(training, [rest + weights + factors, made[1]]);
+    assert_eq!(inference, [training[0], 0]);
+    assert!((weights + factors) as f64 <= 0.27 * (4 * weights) as f64);
     assert!(fp8[0].saved as f64 <= 0.86 * high.saved as f64);
     for pair in fp8.windows(2) {
         assert!(pair[1].saved < pair[0].saved, "{pair:?}");

@@ -6,7 +6,7 @@ use crate::gemm_pairs::{Gemm, Operand, pair_problem};
 use crate::pattern::nearest;
 use crate::policy::Policy;
 use crate::recipe::Choice;
-use crate::{Error, Fp8Gemms, GemmAccumulation, Result, SlotName};
+use crate::{Direction, Error, Fp8Gemms, GemmAccumulation, Result, SlotName};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -37,6 +37,15 @@ impl Assignment {
         match choice {
             Choice::All(policy) => Ok(Self::All(policy.cloned())),
             Choice::ByName(recipe) => Ok(Self::BySlot(BySlot::new(recipe, slots)?)),
+        }
+    }
+
+    /// Returns the recipe of a slot, or `None` if the slot stays in high precision. `slot` is its index in the slots that this
+    /// was made from.
+    pub(crate) fn policy(&self, direction: Direction, slot: usize) -> Option<&Arc<dyn Policy>> {
+        match self {
+            Self::All(policy) => policy.as_ref(),
+            Self::BySlot(slots) => slots.recipe.policy(*slots.positions[direction].get(slot)?),
         }
     }
 

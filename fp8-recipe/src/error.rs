@@ -98,6 +98,19 @@ pub enum Error {
         /// Why, and what would be right.
         problem: String,
     },
+    /// A scope that quantizes weights in another way than a weight is stored in FP8.
+    #[error(
+        "slot `{slot}`: the weight is stored in FP8, {stored}, but this scope's recipe quantizes it in {wanted}: use the recipe \
+         that the weight was quantized with, or keep its values in high precision"
+    )]
+    WeightFormat {
+        /// The weight's slot.
+        slot: Arc<str>,
+        /// Format and granularity of the codes.
+        stored: String,
+        /// Those of the recipe.
+        wanted: String,
+    },
     /// A backward scope whose delayed weight gradients would be lost.
     #[error(
         "{delayed} weight gradients were delayed: take them from the backward scope by take_wgrads() before its commit"

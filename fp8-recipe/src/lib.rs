@@ -44,6 +44,7 @@ mod group;
 mod host_update;
 mod plan;
 mod quantizer;
+mod weight_quantizer;
 
 // The state of open scopes, and what their backward passes need.
 mod autocast_options;
@@ -104,3 +105,4 @@ pub use scaling::Scaling;
 pub use slot_trace::{SlotSeries, SlotTrace, TracePoint};
 pub use slots::{Direction, GemmSlots, SlotName, SlotRole, Slots};
 pub use state_report::{LoadedSlot, NewSlot, StartsNew, StateReport, UnusedArena};
+pub use weight_quantizer::WeightQuantizer;

@@ -101,7 +101,7 @@ impl Session {
         let before = device.memory_report().now;
         // Batches are drawn from the other streams.
         let mut rng = batches::stream(settings.seed, 0);
-        let model = Gpt::new("gpt", &options, &device, &mut rng)?;
+        let mut model = Gpt::new("gpt", &options, &device, &mut rng)?;
         let mut scaling = Scaling::new(&model, &device)?;
         if settings.dropout > 0.0 {
             scaling.set_dropout_seed(settings.seed)?;
@@ -119,6 +119,9 @@ impl Session {
         let autocast = AutocastOptions { enabled: run == Run::Fp8, compute_dtype, ..Default::default() };
         let recipe = recipe(settings)?;
         let explained = scaling.explain(&recipe)?; // a pattern without slots is an error now, not in the first step
+        if run == Run::Fp8 && settings.fp8_weights {
+            optimizer.quantize_weights(&mut model, &recipe)?;
+        }
         let blocks = || explained.layers.iter().filter(|layer| layer.path.contains(".blocks."));
         let fp8_gemms = blocks().map(|layer| layer.gemms.count()).sum();
         let emulated = counts(blocks().flat_map(|layer| &layer.emulated).map(|(_, emulation)| *emulation));

@@ -31,7 +31,12 @@ enum Source {
 
 impl Writer {
     pub(super) fn tensor(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
-        let (dtype, shape) = (file_dtype(tensor.dtype()), tensor.shape().to_vec());
+        self.tensor_as(name, file_dtype(tensor.dtype()), tensor)
+    }
+
+    /// Adds a tensor whose elements have this dtype in the file, such as the codes of FP8 in a tensor of u8.
+    pub(super) fn tensor_as(&mut self, name: &str, dtype: Dtype, tensor: &Tensor) -> Result<()> {
+        let shape = tensor.shape().to_vec();
         match self.tensors.insert(name.to_owned(), Source::Tensor(tensor.clone())) {
             None => {
                 self.describe(name, dtype, shape);
@@ -145,6 +150,13 @@ fn file_dtype(dtype: DType) -> Dtype {
     }
 }
 
+/// Returns the name of a dtype in errors: that of the library, if it has the dtype.
+fn dtype_name(dtype: Dtype) -> String {
+    let all = [DType::F32, DType::BF16, DType::F16, DType::I32, DType::U8];
+    let own = all.into_iter().find(|&own| file_dtype(own) == dtype);
+    own.map_or_else(|| format!("{dtype:?}"), |own| own.to_string())
+}
+
 /// An open file whose header has been read, with a record of the tensors that were requested. It stays the same file when a
 /// save replaces it.
 #[derive(Debug)]
@@ -186,29 +198,61 @@ impl<'a> Reader<'a> {
         Error::Checkpoint { path: self.path.to_owned(), problem }
     }
 
+    /// Returns the dtype of a tensor in the file.
+    pub(super) fn dtype(&self, name: &str) -> Option<Dtype> {
+        self.header.tensors.get(name).map(|info| info.dtype)
+    }
+
+    /// Returns the shape of a tensor in the file.
+    pub(super) fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.header.tensors.get(name).map(|info| info.shape.clone())
+    }
+
     /// Returns an error unless there is a tensor of this name, shape and dtype.
     pub(super) fn expect_tensor(&self, name: &str, shape: &Shape, dtype: DType) -> Result<()> {
+        self.expect_tensor_as(name, shape, file_dtype(dtype))
+    }
+
+    /// [`expect_tensor`](Self::expect_tensor) for a dtype that only files have.
+    pub(super) fn expect_tensor_as(&self, name: &str, shape: &Shape, dtype: Dtype) -> Result<()> {
         let missing = || self.problem(format!("it has no tensor `{name}`: it was saved from another model"));
-        if self.has(name, shape, dtype)? { Ok(()) } else { Err(missing()) }
+        if self.has_as(name, shape, dtype)? { Ok(()) } else { Err(missing()) }
     }
 
     /// Returns whether there is a tensor of this name. Another shape or dtype is an error.
     pub(super) fn has(&self, name: &str, shape: &Shape, dtype: DType) -> Result<bool> {
+        self.has_as(name, shape, file_dtype(dtype))
+    }
+
+    fn has_as(&self, name: &str, shape: &Shape, dtype: Dtype) -> Result<bool> {
         let Some(info) = self.header.tensors.get(name) else { return Ok(false) };
         self.used.borrow_mut().insert(name.to_owned());
         if info.shape != **shape {
             let found = &info.shape;
             return Err(self.problem(format!("`{name}` has shape {found:?}: expected {shape}, as in this model; make it with the options it was saved with")));
         }
-        if info.dtype != file_dtype(dtype) {
-            return Err(self.problem(format!("`{name}` is {:?}: expected {dtype}, as in this model; make it with the options it was saved with", info.dtype)));
+        if info.dtype != dtype {
+            let (found, expected) = (info.dtype, dtype_name(dtype));
+            return Err(self.problem(format!("`{name}` is {found:?}: expected {expected}, as in this model; make it with the options it was saved with")));
         }
         Ok(true)
     }
 
     /// Reads a tensor that [`expect_tensor`](Self::expect_tensor) or [`has`](Self::has) has found.
     pub(super) fn tensor(&self, name: &str, shape: &Shape, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.expect_tensor(name, shape, dtype)?;
+        self.tensor_as(name, shape, file_dtype(dtype), dtype, device)
+    }
+
+    /// [`tensor`](Self::tensor) for elements whose dtype in the file is `stored`.
+    pub(super) fn tensor_as(
+        &self,
+        name: &str,
+        shape: &Shape,
+        stored: Dtype,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        self.expect_tensor_as(name, shape, stored)?;
         Ok(match dtype {
             DType::F32 => Tensor::from_vec(self.values(name, f32::from_le_bytes)?, *shape, device)?,
             DType::BF16 => Tensor::from_vec(self.values(name, bf16::from_le_bytes)?, *shape, device)?,

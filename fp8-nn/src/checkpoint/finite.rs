@@ -1,7 +1,7 @@
 //! Refuses to save a model that has diverged.
 
-use crate::{AdamW, Error, Layer, Result, parameters};
-use fp8_kernels::{Tensor, ops};
+use crate::{AdamW, Error, Layer, Parameter, Result, parameters};
+use fp8_kernels::{DType, Tensor, ops};
 
 /// Returns an error that names the first infinite or NaN element, if a parameter, moment or f32 copy has one.
 ///
@@ -16,7 +16,7 @@ use fp8_kernels::{Tensor, ops};
 /// let optimizer = AdamW::new(AdamWOptions::default())?;
 /// checkpoint::expect_finite(&fc, &optimizer)?;
 /// for parameter in parameters_mut(&mut fc) {
-///     parameter.set(Tensor::full(f32::NAN, *parameter.tensor().shape(), DType::F32, &Device::cpu())?)?;
+///     parameter.set(Tensor::full(f32::NAN, *parameter.shape(), DType::F32, &Device::cpu())?)?;
 /// }
 /// let error = checkpoint::expect_finite(&fc, &optimizer).unwrap_err();
 /// assert!(error.to_string().starts_with("`fc.weight` is NaN at element 0 of 16"));
@@ -26,8 +26,16 @@ use fp8_kernels::{Tensor, ops};
 /// # Errors
 /// [`Error::NotFinite`]; the device failed.
 pub fn expect_finite(model: &(impl Layer + ?Sized), optimizer: &AdamW) -> Result<()> {
-    let mut all: Vec<(String, &Tensor)> =
-        parameters(model).into_iter().map(|p| (p.name().to_string(), p.tensor())).collect();
+    let value = |parameter: &Parameter| -> Result<Tensor> {
+        match parameter.fp8() {
+            Some(codes) => Ok(codes.dequantize(DType::F32)?),
+            None => Ok(parameter.tensor().clone()),
+        }
+    };
+    let parameters = parameters(model).into_iter();
+    let values = parameters.map(|parameter| Ok((parameter.name().to_string(), value(parameter)?)));
+    let values = values.collect::<Result<Vec<_>>>()?;
+    let mut all: Vec<(String, &Tensor)> = values.iter().map(|(name, value)| (name.clone(), value)).collect();
     for (name, state) in &optimizer.state {
         all.extend(state.parts().map(|(part, tensor)| (format!("{name}.{part}"), tensor)));
     }

@@ -10,7 +10,8 @@
 
 use super::{expect_eager, own, told};
 use crate::optimizer::Counts;
-use crate::{AdamW, Layer, Result, parameters, parameters_mut};
+use crate::parameter::StoredPart;
+use crate::{AdamW, Layer, Parameter, Result, parameters, parameters_mut};
 use fp8_dist::{ProcessGroup, StateDigest};
 use fp8_kernels::ops::LossScaleState;
 use fp8_kernels::{DType, Element, Tensor, bf16, f16};
@@ -121,7 +122,7 @@ fn training_state(
     let mut all = Vec::new();
     for parameter in parameters(model) {
         let name = parameter.name();
-        all.push(digest(format!("the value of `{name}`"), parameter.tensor())?);
+        all.extend(value(parameter)?);
         for (part, tensor) in optimizer.state.get(name).iter().flat_map(|state| state.parts()) {
             all.push(digest(format!("`{part}` of `{name}`"), tensor)?);
         }
@@ -167,7 +168,7 @@ pub(super) fn before_reduction(model: &mut (impl Layer + ?Sized), group: &dyn Pr
 fn parameter_state(model: &(impl Layer + ?Sized)) -> Result<Vec<StateDigest>> {
     let (mut all, mut loaded_counts) = (Vec::new(), Vec::new());
     for parameter in parameters(model) {
-        all.push(digest(format!("the value of `{}`", parameter.name()), parameter.tensor())?);
+        all.extend(value(parameter)?);
         if let Some(loaded) = parameter.agreement().loaded() {
             all.extend(loaded.parts.iter().cloned());
             if !loaded_counts.contains(&loaded.counts) {
@@ -176,6 +177,17 @@ fn parameter_state(model: &(impl Layer + ?Sized)) -> Result<Vec<StateDigest>> {
         }
     }
     all.extend(loaded_counts.into_iter().flat_map(counts));
+    Ok(all)
+}
+
+/// Digests of a parameter's value, and of whether it is frozen.
+fn value(parameter: &Parameter) -> Result<Vec<StateDigest>> {
+    let name = parameter.name();
+    let part = |(suffix, tensor): StoredPart<'_>| digest(format!("the value of `{name}{suffix}`"), tensor);
+    let mut all = parameter.stored().into_iter().map(part).collect::<Result<Vec<_>>>()?;
+    if !parameter.is_trainable() {
+        all.push(StateDigest::new(format!("whether `{name}` is frozen"), ["frozen"]));
+    }
     Ok(all)
 }
 

@@ -1,8 +1,9 @@
 //! Copies the training state of one rank to all ranks.
 
-use super::{expect_eager, first_device, own, told};
+use super::{broadcast_value, expect_eager, first_device, own, told};
 use crate::checkpoint::scaling_state::Header;
 use crate::optimizer::{AdamWState, Counts};
+use crate::parameter::StoredPart;
 use crate::{AdamW, Error, Layer, Result, parameters, parameters_mut};
 use fp8_dist::ProcessGroup;
 use fp8_kernels::ops::LossScaleState;
@@ -85,7 +86,7 @@ pub fn broadcast_state(
     own(group, scaling.load_state(&state).map_err(Error::from))?;
     let set = parameters_mut(model).into_iter().zip(values).try_for_each(|(parameter, value)| {
         parameter.agreement_mut().set_loaded(None);
-        parameter.set(value)
+        parameter.set_stored(value)
     });
     own(group, set)?;
     let scale = head.loss_scale.map(|(scale, growth_tracker, skipped_steps)| LossScaleState {
@@ -95,8 +96,8 @@ pub fn broadcast_state(
     });
     own(group, optimizer.set_loss_scale(scale))?;
     let counts = Counts { steps: head.steps, skipped: head.skipped, updates: head.updates };
-    let resumed = optimizer.resume(model, counts, new, &mut |name, part, _| {
-        Ok(moments.remove(&(name.clone(), part.to_owned())))
+    let resumed = optimizer.resume(model, counts, new, &mut |parameter, part| {
+        Ok(moments.remove(&(parameter.name().clone(), part.to_owned())))
     });
     own(group, resumed)
 }
@@ -110,8 +111,12 @@ fn form(
 ) -> Result<Vec<Arc<str>>> {
     let (mut form, mut seen) = (vec![format!("root {root}").into()], BTreeSet::new());
     for parameter in parameters(model) {
-        let (name, tensor) = (parameter.name(), parameter.tensor());
-        form.push(format!("{name}: {} {}", tensor.dtype(), tensor.shape()).into());
+        let name = parameter.name();
+        let form_of =
+            |(suffix, part): StoredPart<'_>| format!("{name}{suffix}: {} {}", part.dtype(), part.shape());
+        form.extend(parameter.stored().into_iter().map(form_of).map(Arc::from));
+        form.extend(parameter.fp8().map(|codes| format!("{name}: {}", codes.encoding()).into()));
+        form.extend((!parameter.is_trainable()).then(|| format!("{name}: frozen").into()));
         if !seen.insert(name) {
             return Err(Error::DuplicateParameter(name.clone()));
         }
@@ -235,11 +240,11 @@ fn tensors(
     new: &BTreeMap<Arc<str>, AdamWState>,
     group: &dyn ProcessGroup,
     root: usize,
-) -> Result<(Vec<Tensor>, Moments)> {
+) -> Result<(Vec<Vec<Tensor>>, Moments)> {
     let (mut values, mut moments) = (Vec::new(), BTreeMap::new());
     for parameter in parameters(model) {
         let name = parameter.name();
-        values.push(group.broadcast(&format!("value of {name}"), parameter.tensor(), root)?);
+        values.push(broadcast_value(parameter, group, root)?);
         let state = new.get(name).or_else(|| optimizer.state.get(name));
         for (part, tensor) in state.iter().flat_map(|state| state.parts()) {
             let received = group.broadcast(&format!("{part} of {name}"), tensor, root)?;

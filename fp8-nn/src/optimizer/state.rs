@@ -3,12 +3,12 @@
 use super::{AdamW, Counts};
 use crate::parameter::overwrite;
 use crate::{Layer, Parameter, Result, parameters};
-use fp8_kernels::{DType, MemoryKind, Tensor, ops};
+use fp8_kernels::{DType, MemoryKind, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Reads the part of a parameter's state that has this name, such as `exp_avg`; `None` if there is none.
-type ReadState<'a> = dyn FnMut(&Arc<str>, &str, &Tensor) -> Result<Option<Tensor>> + 'a;
+type ReadState<'a> = dyn FnMut(&Parameter, &str) -> Result<Option<Tensor>> + 'a;
 
 /// One parameter's moments, and its f32 copy.
 #[derive(Debug)]
@@ -20,11 +20,16 @@ pub(crate) struct AdamWState {
 
 impl AdamWState {
     /// The state of a parameter before its first step: moments of 0, and an f32 copy if `main_params` asks for one.
-    pub(super) fn new(parameter: &Tensor, main_params: bool) -> Result<Self> {
+    pub(super) fn new(parameter: &Parameter, has_main_param: bool) -> Result<Self> {
+        let _kind = MemoryKind::Optimizer.enter();
+        let main_param = has_main_param.then(|| parameter.values(DType::F32)).transpose()?;
+        Self::with_main_param(parameter, main_param)
+    }
+
+    /// The state of a parameter before its first step, with this f32 copy.
+    pub(crate) fn with_main_param(parameter: &Parameter, main_param: Option<Tensor>) -> Result<Self> {
         let _kind = MemoryKind::Optimizer.enter();
         let zeros = || Tensor::zeros(*parameter.shape(), DType::F32, parameter.device());
-        let wants = main_params && parameter.dtype() != DType::F32;
-        let main_param = wants.then(|| ops::cast(parameter, DType::F32)).transpose()?;
         Ok(Self { exp_avg: zeros()?, exp_avg_sq: zeros()?, main_param })
     }
 
@@ -34,8 +39,8 @@ impl AdamWState {
         [("exp_avg", &self.exp_avg), ("exp_avg_sq", &self.exp_avg_sq)].into_iter().chain(main_param)
     }
 
-    pub(super) fn expect_shape_of(&self, parameter: &Parameter) -> Result<()> {
-        let (lhs, rhs) = (*parameter.tensor().shape(), *self.exp_avg.shape());
+    pub(crate) fn expect_shape_of(&self, parameter: &Parameter) -> Result<()> {
+        let (lhs, rhs) = (*parameter.shape(), *self.exp_avg.shape());
         if lhs == rhs {
             return Ok(());
         }
@@ -46,7 +51,7 @@ impl AdamWState {
     /// Sets the f32 copy, if there is one, to the value of the parameter.
     pub(super) fn reload(&mut self, parameter: &Parameter) -> Result<()> {
         let Some(main_param) = &mut self.main_param else { return Ok(()) };
-        overwrite(main_param, ops::cast(parameter.tensor(), DType::F32)?, parameter.name())
+        overwrite(main_param, parameter.values(DType::F32)?, parameter.name())
     }
 }
 
@@ -59,20 +64,19 @@ impl AdamW {
     ) -> Result<BTreeMap<Arc<str>, AdamWState>> {
         let mut new = BTreeMap::new();
         for parameter in parameters(model) {
-            let (name, tensor) = (parameter.name(), parameter.tensor());
+            let (name, has_main_param) = (parameter.name(), self.has_main_param(parameter));
             let fits = |state: &AdamWState| {
-                state.exp_avg.shape() == tensor.shape()
-                    && state.main_param.is_some() == self.has_main_param(tensor)
+                state.exp_avg.shape() == parameter.shape() && state.main_param.is_some() == has_main_param
             };
             if moments.contains(name) && !self.state.get(name).is_some_and(fits) {
-                new.insert(name.clone(), AdamWState::new(tensor, self.options().main_params)?);
+                new.insert(name.clone(), AdamWState::new(parameter, has_main_param)?);
             }
         }
         Ok(new)
     }
 
-    /// Continues after `counts`, with what `read` returns for a parameter's name, the part of its state and a
-    /// tensor of its shape. If it returns `None`, the parameter starts from an initial state. Existing state stays at its
+    /// Continues after `counts`, with what `read` returns for a parameter and the part of its state. If it returns `None`, the
+    /// parameter starts from an initial state. Existing state stays at its
     /// address in memory, which recorded steps use. `new` is the state of other parameters.
     pub(crate) fn resume(
         &mut self,
@@ -84,24 +88,24 @@ impl AdamW {
         self.state.extend(new);
         let mut names = BTreeSet::new();
         for parameter in parameters(model) {
-            let (name, tensor) = (parameter.name(), parameter.tensor());
+            let name = parameter.name();
             names.insert(name);
             let Some(state) = self.state.get_mut(name) else { continue };
-            if state.exp_avg.shape() != tensor.shape() {
+            if state.exp_avg.shape() != parameter.shape() {
                 // The file has no moments for it, or `new` would have its state.
-                *state = AdamWState::new(tensor, state.main_param.is_some())?;
+                *state = AdamWState::new(parameter, state.main_param.is_some())?;
             }
             for (part, moment) in [("exp_avg", &mut state.exp_avg), ("exp_avg_sq", &mut state.exp_avg_sq)] {
-                let value = match read(name, part, tensor)? {
+                let value = match read(parameter, part)? {
                     Some(value) => value,
-                    None => Tensor::zeros(*tensor.shape(), DType::F32, tensor.device())?,
+                    None => Tensor::zeros(*parameter.shape(), DType::F32, parameter.device())?,
                 };
                 overwrite(moment, value, name)?;
             }
             if let Some(main_param) = &mut state.main_param {
-                let value = match read(name, "main_param", tensor)? {
+                let value = match read(parameter, "main_param")? {
                     Some(value) => value,
-                    None => ops::cast(tensor, DType::F32)?,
+                    None => parameter.values(DType::F32)?,
                 };
                 overwrite(main_param, value, name)?;
             }

@@ -1,0 +1,206 @@
+//! The values of parameters in files: in high precision, or as FP8 codes with their factors. Either is read into either kind of
+//! model.
+
+use super::file::{Reader, Writer};
+use crate::parameter::SCALE_INV;
+use crate::{Layer, Parameter, Result, parameters_mut};
+use fp8_kernels::fp8_format::Blocks;
+use fp8_kernels::{DType, Encoding, Fp8Tensor, Shape, Tensor, ops};
+use safetensors::tensor::Dtype;
+
+/// How a file stores the value of one parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// In high precision.
+    Values(DType),
+    /// As FP8 codes.
+    Codes(Encoding, Option<Blocks>),
+}
+
+/// Adds the value of a parameter.
+pub(super) fn write(writer: &mut Writer, key: &str, parameter: &Parameter) -> Result<()> {
+    match parameter.fp8() {
+        None => writer.tensor(key, parameter.tensor()),
+        Some(codes) => {
+            writer.tensor_as(key, file_dtype(codes.encoding()), parameter.tensor())?;
+            let key = format!("{key}{SCALE_INV}");
+            match codes.blocks() {
+                Some(Blocks::Mx32) => writer.tensor_as(&key, Dtype::F8_E8M0, codes.scale_inv()),
+                _ => writer.tensor(&key, codes.scale_inv()),
+            }
+        }
+    }
+}
+
+/// Returns how the file stores the value of a parameter. It must have the parameter's shape, and its dtype if both are in high
+/// precision, or its format and granularity if both are in FP8.
+pub(super) fn expect(reader: &Reader<'_>, key: &str, parameter: &Parameter) -> Result<Stored> {
+    let shape = parameter.shape();
+    let found = reader.dtype(key);
+    if let Some(encoding) = found.and_then(encoding_of) {
+        reader.expect_tensor_as(key, shape, file_dtype(encoding))?;
+        let own = parameter.fp8().and_then(Fp8Tensor::blocks);
+        let blocks = expect_factors(reader, key, shape.matrix(), own)?;
+        return match parameter.fp8() {
+            Some(codes) if (codes.encoding(), codes.blocks()) != (encoding, blocks) => {
+                let [stored, wanted] = [(encoding, blocks), (codes.encoding(), codes.blocks())].map(form);
+                Err(reader.problem(format!(
+                    "`{key}` is stored in {stored}: expected {wanted}, as in this model; quantize its weights with the recipe \
+                     they were saved with"
+                )))
+            }
+            _ => Ok(Stored::Codes(encoding, blocks)),
+        };
+    }
+    let floats = [(Dtype::F32, DType::F32), (Dtype::BF16, DType::BF16), (Dtype::F16, DType::F16)];
+    let float = floats.into_iter().find(|&(dtype, _)| Some(dtype) == found).map(|(_, dtype)| dtype);
+    let dtype = match (parameter.fp8(), float) {
+        // The codes are quantized from it, whatever its dtype.
+        (Some(_), Some(dtype)) => dtype,
+        _ => parameter.dtype(),
+    };
+    reader.expect_tensor(key, shape, dtype)?;
+    Ok(Stored::Values(dtype))
+}
+
+/// Returns which elements of a `[rows, cols]` matrix share a factor. Granularities with the same grid for this matrix share
+/// factors in the same way: `own` is preferred.
+fn expect_factors(
+    reader: &Reader<'_>,
+    key: &str,
+    [rows, cols]: [usize; 2],
+    own: Option<Blocks>,
+) -> Result<Option<Blocks>> {
+    let key = format!("{key}{SCALE_INV}");
+    let missing = || reader.problem(format!("it has the codes of `{key}` but not the factors"));
+    let (dtype, shape) = reader.dtype(&key).zip(reader.shape(&key)).ok_or_else(missing)?;
+    if shape.is_empty() && dtype == Dtype::F32 {
+        reader.expect_tensor_as(&key, &Shape::from([]), dtype)?;
+        return Ok(None);
+    }
+    let all = [Blocks::Row, Blocks::B1x128, Blocks::B128x128, Blocks::Mx32];
+    for blocks in own.into_iter().chain(all) {
+        let (grid, expected) = (blocks.grid(rows, cols), factor_dtype(blocks));
+        if dtype == expected && shape == grid {
+            reader.expect_tensor_as(&key, &grid.into(), dtype)?;
+            return Ok(Some(blocks));
+        }
+    }
+    Err(reader.problem(format!(
+        "`{key}` is {dtype:?} of shape {shape:?}: expected one factor, or one for each row or block of [{rows}, {cols}]"
+    )))
+}
+
+fn factor_dtype(blocks: Blocks) -> Dtype {
+    if blocks == Blocks::Mx32 { Dtype::F8_E8M0 } else { Dtype::F32 }
+}
+
+/// Reads the value of every parameter. `main_param` returns the key of a parameter's f32 copy, if the file has one.
+pub(super) fn read_all(
+    reader: &Reader<'_>,
+    model: &mut (impl Layer + ?Sized),
+    prefix: &str,
+    main_param: impl Fn(&Parameter) -> Option<String>,
+) -> Result<()> {
+    reader.begin_loading();
+    for parameter in parameters_mut(model) {
+        let key = format!("{prefix}{}", parameter.name());
+        let stored = expect(reader, &key, parameter)?;
+        let is_fp8 = parameter.fp8().is_some();
+        match (stored, main_param(parameter)) {
+            // The f32 copy is exact, and its codes are the saved ones.
+            (Stored::Codes(..), Some(copy)) | (Stored::Values(_), Some(copy)) if is_fp8 => {
+                parameter.set(floats(reader, &copy, parameter)?)?;
+            }
+            (Stored::Codes(..), Some(copy)) => {
+                let values = floats(reader, &copy, parameter)?;
+                parameter.set(ops::cast(&values, parameter.dtype())?)?;
+            }
+            (Stored::Codes(encoding, blocks), None) => {
+                let codes = read_codes(reader, &key, parameter, encoding, blocks)?;
+                read_into(parameter, codes)?;
+            }
+            (Stored::Values(dtype), _) => {
+                let value = reader.tensor(&key, parameter.shape(), dtype, parameter.device())?;
+                parameter.set(value)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the f32 values of a parameter that the file stores in another way than this model: what its optimizer continues from
+/// where the file has no f32 copy. `None` for a file of codes.
+pub(super) fn main_param(reader: &Reader<'_>, key: &str, parameter: &Parameter) -> Result<Option<Tensor>> {
+    match expect(reader, key, parameter)? {
+        Stored::Codes(..) => Ok(None),
+        Stored::Values(dtype) => {
+            let value = reader.tensor(key, parameter.shape(), dtype, parameter.device())?;
+            Ok(Some(ops::cast(&value, DType::F32)?))
+        }
+    }
+}
+
+fn floats(reader: &Reader<'_>, key: &str, parameter: &Parameter) -> Result<Tensor> {
+    reader.tensor(key, parameter.shape(), DType::F32, parameter.device())
+}
+
+fn read_codes(
+    reader: &Reader<'_>,
+    key: &str,
+    parameter: &Parameter,
+    encoding: Encoding,
+    blocks: Option<Blocks>,
+) -> Result<Fp8Tensor> {
+    let (shape, device) = (*parameter.shape(), parameter.device());
+    let codes = reader.tensor_as(key, &shape, file_dtype(encoding), DType::U8, device)?;
+    let key = format!("{key}{SCALE_INV}");
+    let [rows, cols] = shape.matrix();
+    Ok(match blocks {
+        None => {
+            let scale_inv = reader.tensor(&key, &Shape::from([]), DType::F32, device)?;
+            Fp8Tensor::from_codes(codes, shape, encoding, scale_inv)?
+        }
+        Some(blocks) => {
+            let grid = blocks.grid(rows, cols).into();
+            let factors = match blocks {
+                Blocks::Mx32 => reader.tensor_as(&key, &grid, Dtype::F8_E8M0, DType::U8, device)?,
+                _ => reader.tensor(&key, &grid, DType::F32, device)?,
+            };
+            Fp8Tensor::from_blocks(codes, shape, encoding, blocks, factors)?
+        }
+    })
+}
+
+/// Gives a parameter the value of `codes`.
+fn read_into(parameter: &mut Parameter, codes: Fp8Tensor) -> Result<()> {
+    let Some(own) = parameter.fp8() else { return parameter.set(codes.dequantize(parameter.dtype())?) };
+    match (own.columnwise(), own.blocks()) {
+        (None, _) => parameter.set_codes(codes),
+        (Some(_), None | Some(Blocks::B128x128)) => parameter.set_codes(codes.with_columnwise()?),
+        // Columnwise codes of other blocks are only made from values.
+        (Some(_), Some(_)) => parameter.set(codes.dequantize(DType::F32)?),
+    }
+}
+
+fn file_dtype(encoding: Encoding) -> Dtype {
+    match encoding {
+        Encoding::E4M3 => Dtype::F8_E4M3,
+        Encoding::E5M2 => Dtype::F8_E5M2,
+    }
+}
+
+fn encoding_of(dtype: Dtype) -> Option<Encoding> {
+    match dtype {
+        Dtype::F8_E4M3 => Some(Encoding::E4M3),
+        Dtype::F8_E5M2 => Some(Encoding::E5M2),
+        _ => None,
+    }
+}
+
+fn form((encoding, blocks): (Encoding, Option<Blocks>)) -> String {
+    match blocks {
+        None => format!("{encoding} with one factor"),
+        Some(blocks) => format!("{encoding} with a factor for each {blocks}"),
+    }
+}

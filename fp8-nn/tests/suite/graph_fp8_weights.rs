@@ -1,0 +1,42 @@
+//! Recorded steps of a model whose weights are stored in FP8: each replay reads the codes that the last one wrote.
+
+use crate::fp8_weights::Job;
+use crate::support::{delayed, device, error, ids};
+use fp8_nn::prelude::*;
+
+#[test]
+fn replays_write_the_codes_in_place() {
+    for recipe in [Recipe::from_name("block").unwrap(), delayed()] {
+        let (mut eager, mut recorded) = (Job::fp8(3, &recipe), Job::fp8(3, &recipe));
+        let (ids, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
+        let bits = |loss: &Tensor| loss.item().unwrap().to_bits();
+        for _ in 0..2 {
+            let losses = [&mut eager, &mut recorded].map(|job| bits(&job.queue(&ids, &targets).unwrap()));
+            assert_eq!(losses[0], losses[1], "{recipe}");
+        }
+        let (graph, loss) = device().capture(|| recorded.queue(&ids, &targets)).unwrap();
+        assert_eq!(
+            bits(&eager.queue(&ids, &targets).unwrap()),
+            bits(&loss),
+            "{recipe}: the recorded step itself"
+        );
+        for _ in 0..3 {
+            graph.replay().unwrap();
+            assert_eq!(bits(&eager.queue(&ids, &targets).unwrap()), bits(&loss), "{recipe}");
+            assert!(eager.codes() == recorded.codes(), "{recipe}");
+        }
+        // Between replays a step may be queued as ever.
+        let losses = [&mut eager, &mut recorded].map(|job| bits(&job.queue(&ids, &targets).unwrap()));
+        assert_eq!(losses[0], losses[1], "{recipe}");
+        graph.replay().unwrap();
+        assert_eq!(bits(&eager.queue(&ids, &targets).unwrap()), bits(&loss), "{recipe}");
+        if let Err(refused) =
+            device().capture(|| recorded.optimizer.quantize_weights(&mut recorded.model, &recipe).map(drop))
+        {
+            panic!("nothing is left to store: {refused}");
+        }
+        let mut plain = crate::support::gpt(1);
+        let refused = error(device().capture(|| quantize_weights(&mut plain, &recipe).map(drop)));
+        assert!(refused.contains("store weights in FP8 before a step is recorded"), "{refused}");
+    }
+}
