@@ -1,8 +1,13 @@
 //! FP8 codes with the factors that turn them back into numbers.
 
+mod in_place;
+mod layouts;
+
 use crate::backend::dispatch;
 use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor, TransposePolicy, ops};
 use fp8_format::Blocks;
+use layouts::Layouts;
+pub(crate) use layouts::{Layout, Sharing};
 use std::fmt;
 
 /// A tensor in FP8: codes and dequantization factors, with `value = code · scale_inv`.
@@ -29,99 +34,6 @@ pub struct Fp8Tensor {
     shape: Shape,
     encoding: Encoding,
     layouts: Layouts,
-}
-
-/// The layouts that exist: at least one.
-#[derive(Clone)]
-enum Layouts {
-    Rowwise(Layout),
-    Columnwise(Layout),
-    Both { rowwise: Layout, columnwise: Layout },
-}
-
-impl Layouts {
-    fn new(rowwise: Layout, columnwise: Option<Layout>) -> Self {
-        match columnwise {
-            None => Self::Rowwise(rowwise),
-            Some(mut columnwise) => {
-                if let (Sharing::Tensor, Sharing::Tensor) = (rowwise.sharing, columnwise.sharing) {
-                    columnwise.scale_inv = rowwise.scale_inv.clone();
-                }
-                Self::Both { rowwise, columnwise }
-            }
-        }
-    }
-
-    fn rowwise(&self) -> Option<&Layout> {
-        match self {
-            Self::Rowwise(rowwise) | Self::Both { rowwise, .. } => Some(rowwise),
-            Self::Columnwise(_) => None,
-        }
-    }
-
-    fn columnwise(&self) -> Option<&Layout> {
-        match self {
-            Self::Columnwise(columnwise) | Self::Both { columnwise, .. } => Some(columnwise),
-            Self::Rowwise(_) => None,
-        }
-    }
-
-    /// Whether both layouts exist and share one factor.
-    fn share_a_factor(&self) -> bool {
-        let is_one = |layout: &Layout| layout.sharing == Sharing::Tensor;
-        matches!(self, Self::Both { rowwise, columnwise } if is_one(rowwise) && is_one(columnwise))
-    }
-
-    /// The rowwise layout, or the columnwise one if it alone exists.
-    fn first(&self) -> &Layout {
-        match self {
-            Self::Rowwise(layout) | Self::Columnwise(layout) | Self::Both { rowwise: layout, .. } => layout,
-        }
-    }
-}
-
-/// The codes of a matrix or of its transpose, with their factors.
-#[derive(Clone)]
-pub(crate) struct Layout {
-    pub(crate) codes: Tensor,
-    pub(crate) scale_inv: Tensor,
-    pub(crate) sharing: Sharing,
-}
-
-/// Which elements of a layout share a factor, and what is known of the factors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sharing {
-    /// All: one f32.
-    Tensor,
-    /// Those of a row or block of the matrix that the codes are of: f32, or u8 (E8M0) for MX.
-    Blocks { blocks: Blocks, powers_of_two: bool },
-}
-
-impl Sharing {
-    pub(crate) const fn blocks(self) -> Option<Blocks> {
-        match self {
-            Self::Tensor => None,
-            Self::Blocks { blocks, .. } => Some(blocks),
-        }
-    }
-
-    /// Whether the factors are known to be powers of two.
-    #[cfg_attr(
-        not(feature = "cuda"),
-        expect(dead_code, reason = "only GPUs multiply powers of two in another way")
-    )]
-    pub(crate) const fn has_powers_of_two(self) -> bool {
-        matches!(self, Self::Blocks { powers_of_two: true, .. })
-    }
-}
-
-impl Layout {
-    fn copy_from(&mut self, other: &Self, name: &str) -> Result<()> {
-        self.codes.copy_from(&other.codes, name)?;
-        self.scale_inv.copy_from(&other.scale_inv, name)?;
-        self.sharing = other.sharing;
-        Ok(())
-    }
 }
 
 impl Fp8Tensor {
@@ -304,91 +216,6 @@ impl Fp8Tensor {
         };
         let codes = ops::transpose(&layout.codes.reshape([rows, cols])?)?;
         Ok(Layout { codes, scale_inv, sharing: layout.sharing })
-    }
-
-    /// Returns the number of other tensors that share storage with a copy of the codes or its factors. The factor that both
-    /// copies of one tensor share is not counted.
-    pub fn holders(&self) -> usize {
-        let own = usize::from(self.layouts.share_a_factor());
-        let shared =
-            |layout: &Layout| layout.codes.holders().max(layout.scale_inv.holders().saturating_sub(own));
-        [self.layouts.rowwise(), self.layouts.columnwise()]
-            .into_iter()
-            .flatten()
-            .map(shared)
-            .max()
-            .unwrap_or(0)
-    }
-
-    /// Overwrites codes and factors with those of `other` in place, so that recorded steps which read this tensor continue
-    /// with the new ones. Errors refer to the tensor as `name`.
-    ///
-    /// # Errors
-    /// Another shape, format, granularity or device, or copies that only one of the two has; storage that is shared. Nothing
-    /// has changed then. The device failed.
-    ///
-    /// ```
-    /// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor};
-    /// let cpu = Device::cpu();
-    /// let tensor = |codes: [u8; 2], factor: f32| {
-    ///     let codes = Tensor::from_vec(codes.to_vec(), [1, 2], &cpu)?;
-    ///     Fp8Tensor::from_codes(codes, [1, 2], Encoding::E4M3, Tensor::scalar(factor, &cpu)?)
-    /// };
-    /// let mut w = tensor([0x38, 0x40], 1.0)?; // 1 and 2
-    /// w.copy_from(&tensor([0x40, 0x38], 0.5)?, "w")?;
-    /// assert_eq!(w.dequantize(DType::F32)?.to_vec::<f32>()?, [1.0, 0.5]);
-    /// # Ok::<(), fp8_kernels::Error>(())
-    /// ```
-    pub fn copy_from(&mut self, other: &Self, name: &str) -> Result<()> {
-        let op = "copy_from";
-        let (lhs, rhs) = (self.shape, other.shape);
-        if lhs != rhs {
-            let what = "the tensor and its new codes";
-            return Err(Error::Shapes { op, what, lhs, rhs, remedy: "expected the same shape" });
-        }
-        if self.form() != other.form() {
-            let (value, remedy) = (other.form(), format!("expected {}", self.form()));
-            return Err(Error::Option { op, option: "the new codes", value, remedy });
-        }
-        self.device().expect_same(op, other.device())?;
-        let holders = self.holders();
-        if holders > 0 {
-            return Err(Error::Shared { name: name.to_owned(), holders });
-        }
-        let share_a_factor = self.layouts.share_a_factor();
-        match (&mut self.layouts, &other.layouts) {
-            (Layouts::Both { rowwise, columnwise }, Layouts::Both { rowwise: codes, columnwise: turned })
-                if share_a_factor =>
-            {
-                // The factor must have one holder to be written.
-                columnwise.scale_inv = turned.scale_inv.clone();
-                rowwise.copy_from(codes, name)?;
-                columnwise.codes.copy_from(&turned.codes, name)?;
-                columnwise.scale_inv = rowwise.scale_inv.clone();
-                Ok(())
-            }
-            (Layouts::Both { rowwise, columnwise }, Layouts::Both { rowwise: codes, columnwise: turned }) => {
-                rowwise.copy_from(codes, name)?;
-                columnwise.copy_from(turned, name)
-            }
-            (Layouts::Rowwise(to), Layouts::Rowwise(from))
-            | (Layouts::Columnwise(to), Layouts::Columnwise(from)) => to.copy_from(from, name),
-            // Their forms differ.
-            _ => Ok(()),
-        }
-    }
-
-    /// Describes format, granularity and copies: `E4M3, rowwise codes with one factor`.
-    fn form(&self) -> String {
-        let layout = |kind: &str, layout: Option<&Layout>| {
-            layout.map(|layout| match layout.sharing.blocks() {
-                None => format!(", {kind} codes with one factor"),
-                Some(blocks) => format!(", {kind} codes with a factor for each {blocks}"),
-            })
-        };
-        let rowwise = layout("rowwise", self.layouts.rowwise()).unwrap_or_default();
-        let columnwise = layout("columnwise", self.layouts.columnwise()).unwrap_or_default();
-        format!("{}{rowwise}{columnwise}", self.encoding)
     }
 
     /// Returns the shape of the tensor that was quantized.

@@ -17,6 +17,20 @@ use std::sync::Arc;
 ///
 /// Format and granularity are the recipe's. A scale is computed from the elements that share it, by the recipe's formula with
 /// its margin, epsilon and powers of two. A recipe with a history, such as delayed scaling, uses the formula of a first scale.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::{Device, Encoding, Tensor, ops};
+/// use fp8_recipe::{BlockScaling, GemmSlots, Recipe};
+/// let recipe = Recipe::from(BlockScaling::default());
+/// let quantizers = recipe.weight_quantizers(&GemmSlots::new("fc"))?;
+/// let quantizer = &quantizers["fc.weight"];
+/// assert_eq!(quantizer.encoding(), Encoding::E4M3);
+/// let w = Tensor::from_vec(vec![1.0f32; 256 * 128], [256, 128], &Device::cpu())?;
+/// let codes = quantizer.quantize(&w, false)?;
+/// assert_eq!(**codes.scale_inv().shape(), [2, 1]); // a factor for each 128 × 128
+/// assert_eq!(ops::quantize(&w, &quantizer.slot(false))?.dequantize(w.dtype())?.to_f32_vec()?, [1.0; 256 * 128]);
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct WeightQuantizer {
     policy: Arc<dyn Policy>,

@@ -1,8 +1,8 @@
 //! Weights that are stored in FP8: the same training as with weights in f32, from codes alone.
 
 use crate::support::{
-    bits, current, delayed, device, error, gpt, ids, in_dtype, linear, noise, off, relative_rms, rng, short,
-    step, unless_simulated, values,
+    bits, block_options, current, delayed, device, error, gpt, ids, in_dtype, linear, noise, off,
+    relative_rms, rng, short, step, unless_simulated, values,
 };
 use fp8_nn::fp8_dist::local;
 use fp8_nn::prelude::*;
@@ -310,6 +310,30 @@ fn what_backward_needs_survives_a_step() {
         bits(&scaling.backward_with(|cx| fc.backward(cx, saved, &dy)).unwrap())
     };
     assert_eq!(dx(false), dx(true));
+}
+
+#[test]
+fn a_block_that_is_computed_again_reads_the_same_codes() {
+    for recipe in [current(), delayed()] {
+        let run = |recompute| {
+            let options = TransformerLayerOptions { recompute, ..block_options() };
+            let mut block = TransformerLayer::new("block", options, &device(), &mut rng(1)).unwrap();
+            let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+            assert_eq!(optimizer.quantize_weights(&mut block, &recipe).unwrap(), 4);
+            let mut scaling = Scaling::new(&block, &device()).unwrap();
+            let mut results = Vec::new();
+            for i in 0..3 {
+                let (x, dy) = (noise([2, 6, 32], i), noise([2, 6, 32], 9 + i));
+                let options = AutocastOptions::default();
+                let (y, dx) = step(&mut scaling, &recipe, &options, &mut block, &x, &dy).unwrap();
+                results.extend([bits(&y), bits(&dx)]);
+                optimizer.step(&mut block, 0.01).unwrap();
+                zero_grad(&mut block).unwrap();
+            }
+            results
+        };
+        assert!(run(RecomputeLevel::None) == run(RecomputeLevel::Block), "{recipe}");
+    }
 }
 
 #[test]

@@ -1,0 +1,88 @@
+//! The codes of a tensor and of its transpose, with their factors.
+
+use crate::Tensor;
+use fp8_format::Blocks;
+
+/// The layouts that exist: at least one.
+#[derive(Clone)]
+pub(super) enum Layouts {
+    Rowwise(Layout),
+    Columnwise(Layout),
+    Both { rowwise: Layout, columnwise: Layout },
+}
+
+impl Layouts {
+    pub(super) fn new(rowwise: Layout, columnwise: Option<Layout>) -> Self {
+        match columnwise {
+            None => Self::Rowwise(rowwise),
+            Some(mut columnwise) => {
+                if let (Sharing::Tensor, Sharing::Tensor) = (rowwise.sharing, columnwise.sharing) {
+                    columnwise.scale_inv = rowwise.scale_inv.clone();
+                }
+                Self::Both { rowwise, columnwise }
+            }
+        }
+    }
+
+    pub(super) fn rowwise(&self) -> Option<&Layout> {
+        match self {
+            Self::Rowwise(rowwise) | Self::Both { rowwise, .. } => Some(rowwise),
+            Self::Columnwise(_) => None,
+        }
+    }
+
+    pub(super) fn columnwise(&self) -> Option<&Layout> {
+        match self {
+            Self::Columnwise(columnwise) | Self::Both { columnwise, .. } => Some(columnwise),
+            Self::Rowwise(_) => None,
+        }
+    }
+
+    /// Whether both layouts exist and share one factor.
+    pub(super) fn share_a_factor(&self) -> bool {
+        let is_one = |layout: &Layout| layout.sharing == Sharing::Tensor;
+        matches!(self, Self::Both { rowwise, columnwise } if is_one(rowwise) && is_one(columnwise))
+    }
+
+    /// The rowwise layout, or the columnwise one if it alone exists.
+    pub(super) fn first(&self) -> &Layout {
+        match self {
+            Self::Rowwise(layout) | Self::Columnwise(layout) | Self::Both { rowwise: layout, .. } => layout,
+        }
+    }
+}
+
+/// The codes of a matrix or of its transpose, with their factors.
+#[derive(Clone)]
+pub(crate) struct Layout {
+    pub(crate) codes: Tensor,
+    pub(crate) scale_inv: Tensor,
+    pub(crate) sharing: Sharing,
+}
+
+/// Which elements of a layout share a factor, and what is known of the factors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// All: one f32.
+    Tensor,
+    /// Those of a row or block of the matrix that the codes are of: f32, or u8 (E8M0) for MX.
+    Blocks { blocks: Blocks, powers_of_two: bool },
+}
+
+impl Sharing {
+    pub(crate) const fn blocks(self) -> Option<Blocks> {
+        match self {
+            Self::Tensor => None,
+            Self::Blocks { blocks, .. } => Some(blocks),
+        }
+    }
+
+    /// Whether the factors are known to be powers of two.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "only GPUs multiply powers of two in another way")
+    )]
+    pub(crate) const fn has_powers_of_two(self) -> bool {
+        matches!(self, Self::Blocks { powers_of_two: true, .. })
+    }
+}
