@@ -4,6 +4,7 @@ use crate::arguments::{Argument, Output};
 use crate::attention::{Attention, AttentionPassed};
 use crate::heads::Heads;
 use crate::projection::{Projection, ProjectionSaved};
+use crate::qk_norm::{self, QkNorm, QkNormSaved};
 use crate::sequence_info::check_sequences;
 use crate::{
     AttentionOptions, Error, InitOptions, Linear, LinearOptions, LinearSaved, Module, NormOptions, Result,
@@ -66,6 +67,7 @@ impl Default for CrossAttentionOptions {
 /// | `<path>.q.weight` | `[H · d, hidden_size]` | normal, `init_std` |
 /// | `<path>.kv.weight` | `[2 · G · d, encoder_hidden_size]`, keys first | normal, `init_std` |
 /// | `<path>.proj.weight` | `[hidden_size, H · d]` | normal, `output_layer_init_std` |
+/// | `<path>.q_norm.weight`, `<path>.k_norm.weight`, with `qk_norm` | `[d]` | γ = 1 |
 /// | `.bias` of each, if asked for | its rows | 0 |
 ///
 /// ```
@@ -94,17 +96,19 @@ pub struct CrossAttention {
     q: Projection,
     kv: Linear,
     proj: Linear,
+    qk_norm: Option<QkNorm>,
     attention: Attention,
     heads: Heads,
 }
 
-composite!(CrossAttention { q, kv, attention, proj });
+composite!(CrossAttention { q, kv, qk_norm, attention, proj });
 
 /// The values that the backward pass of [`CrossAttention`] needs.
 #[derive(Debug)]
 pub struct CrossAttentionSaved {
     q_saved: ProjectionSaved,
     kv_saved: LinearSaved,
+    qk_norm: Option<QkNormSaved>,
     attention: AttentionPassed,
     sequences: Sequences,
     proj: LinearSaved,
@@ -153,6 +157,10 @@ impl CrossAttention {
             q: Projection::new(path, "q", norm, q, device, rng)?,
             kv: Linear::new(&format!("{path}.kv"), kv, device, rng)?,
             proj: Linear::new(&format!("{path}.proj"), proj, device, rng)?,
+            qk_norm: attention
+                .qk_norm
+                .map(|norm| QkNorm::new(path, heads.head_dim, norm, params_dtype, device))
+                .transpose()?,
             attention: Attention::new(path, &attention)?,
             heads,
         })
@@ -189,10 +197,11 @@ impl CrossAttention {
             let q = q.reshape([batch, queries, heads, head_dim])?;
             let [k, v] =
                 [k.reshape([batch, keys, groups, head_dim])?, v.reshape([batch, keys, groups, head_dim])?];
+            let (q, k, qk_norm) = qk_norm::forward(self.qk_norm.as_ref(), q, k)?;
             let (o, attention) = self.attention.forward(cx, [q, k, v], sequences)?;
             let (y, proj) = self.proj.forward(cx, &o.reshape([batch, queries, heads * head_dim])?)?;
             let (sequences, output) = (sequences.clone(), Output::of(&self.path, &y));
-            Ok((y, CrossAttentionSaved { q_saved, kv_saved, attention, sequences, proj, output }))
+            Ok((y, CrossAttentionSaved { q_saved, kv_saved, qk_norm, attention, sequences, proj, output }))
         })
     }
 
@@ -208,9 +217,10 @@ impl CrossAttention {
     ) -> Result<(Tensor, Tensor)> {
         cx.attempt(|cx| {
             saved.output.check(dy)?;
-            let CrossAttentionSaved { q_saved, kv_saved, attention, sequences, proj, .. } = saved;
+            let CrossAttentionSaved { q_saved, kv_saved, qk_norm, attention, sequences, proj, .. } = saved;
             let d_o = self.proj.backward(cx, proj, dy)?.reshape(attention.shape())?;
             let (dq, dk, dv) = self.attention.backward(cx, attention, &d_o, &sequences)?;
+            let (dq, dk) = qk_norm::backward(self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
             let flat = |t: &Tensor| {
                 let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
                 t.reshape([batch, seq, heads * d])

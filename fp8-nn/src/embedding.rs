@@ -82,6 +82,16 @@ impl Embedding {
         Ok(Self { path: path.into(), weight: Parameter::new(format!("{path}.weight"), table)? })
     }
 
+    /// Returns the table, `[num_embeddings, hidden_size]`.
+    pub fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    /// Returns the table, for a head that is tied to it.
+    pub(crate) fn weight_mut(&mut self) -> &mut Parameter {
+        &mut self.weight
+    }
+
     /// Returns the rows of `ids` (i32, up to five dimensions) as `[…, hidden_size]`.
     ///
     /// # Errors

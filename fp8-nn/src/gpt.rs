@@ -1,19 +1,23 @@
 //! A language model.
 
+mod head;
+
 use crate::arguments::{Argument, Output};
 use crate::dropout::Rate;
 use crate::layer_norm::NormCore;
 use crate::loss_scaler::expect_all_gradients;
 use crate::{
     AttentionOptions, Embedding, EmbeddingOptions, EmbeddingSaved, Error, InitOptions, Linear, LinearOptions,
-    LinearSaved, LossScaler, Module, NormOptions, RecomputeLevel, Result, SequenceInfo, TransformerLayer,
+    LossScaler, Module, NormOptions, RecomputeLevel, Result, SequenceInfo, TransformerLayer,
     TransformerLayerOptions, TransformerLayerSaved, composite, init,
 };
 use fp8_kernels::ops::{
-    self, Activation, CrossEntropyOptions, CrossEntropySaved, Dropout, LossScale, NormStats,
+    self, Activation, CrossEntropyOptions, CrossEntropySaved, Dropout, LossScale, Norm, NormStats, Positions,
+    RopeScaling,
 };
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
+use head::HeadSaved;
 use rand::Rng;
 use std::sync::Arc;
 
@@ -42,8 +46,21 @@ pub struct GptOptions {
     /// The normalization in the blocks and before the head. Default: `NormOptions::default()`, a LayerNorm with
     /// ε = 1e-5.
     pub norm: NormOptions,
+    /// The size of a head. Default: `None`, which is `hidden_size / num_attention_heads`.
+    pub kv_channels: Option<usize>,
     /// The base of RoPE's frequencies. Default: 10000.
     pub rope_base: f64,
+    /// How the frequencies of RoPE are scaled for longer sequences. Default: [`RopeScaling::None`].
+    pub rope_scaling: RopeScaling,
+    /// Whether the model adds a table of learned positions, `<path>.position.weight` `[max_seq_length, hidden_size]`, to the
+    /// embedding in place of RoPE, as GPT-2 does. Default: false.
+    pub learned_positions: bool,
+    /// How many positions each block's attention sees, itself included: one number for each block, `None` for no limit. Default:
+    /// empty, no limits.
+    pub sliding_windows: Vec<Option<usize>>,
+    /// Whether each head of queries and keys is normalized by an RMSNorm before RoPE, with the ε of `norm`, as Qwen3 does.
+    /// Default: false.
+    pub qk_norm: bool,
     /// Whether the attention of the blocks runs in FP8: see [`AttentionOptions::fp8_dpa`]. Default: false.
     pub fp8_dpa: bool,
     /// The probability that an element of the embedding is dropped in training, at least 0 and less than 1, as in GPT-2.
@@ -60,6 +77,11 @@ pub struct GptOptions {
     pub drop_path_rate: f32,
     /// Whether the Linears of the blocks have biases. The head has none. Default: true.
     pub bias: bool,
+    /// Whether `qkv` has a bias. Default: `None`, as `bias` says.
+    pub qkv_bias: Option<bool>,
+    /// Whether the head is the table of the embedding, so that the model has no `<path>.head.weight`. The table's gradient is the
+    /// sum of both uses. Default: false.
+    pub tie_word_embeddings: bool,
     /// What backward computes again in each block, in place of keeping it. Default: [`RecomputeLevel::None`].
     pub recompute: RecomputeLevel,
     /// Whether the residual additions of the blocks are f32: see
@@ -84,13 +106,20 @@ impl Default for GptOptions {
             max_seq_length: 0,
             activation: Activation::Gelu,
             norm: NormOptions::default(),
+            kv_channels: None,
             rope_base: 10_000.0,
+            rope_scaling: RopeScaling::None,
+            learned_positions: false,
+            sliding_windows: Vec::new(),
+            qk_norm: false,
             fp8_dpa: false,
             embedding_dropout: 0.0,
             attention_dropout: 0.0,
             hidden_dropout: 0.0,
             drop_path_rate: 0.0,
             bias: true,
+            qkv_bias: None,
+            tie_word_embeddings: false,
             recompute: RecomputeLevel::None,
             fp32_residual_connection: false,
             params_dtype: DType::F32,
@@ -99,7 +128,7 @@ impl Default for GptOptions {
     }
 }
 
-/// A decoder-only language model: embedding, causal transformer blocks with RoPE, norm, head.
+/// A decoder-only language model: embedding, causal transformer blocks with RoPE or learned positions, norm, head.
 ///
 /// The blocks' GEMMs run in FP8; embedding, norms, head and loss run in high precision, and so does attention, unless `fp8_dpa`
 /// is set.
@@ -109,7 +138,8 @@ impl Default for GptOptions {
 /// | `<path>.embedding.weight` | [`Embedding`], `[vocab_size, hidden_size]` |
 /// | `<path>.blocks.N.*` | [`TransformerLayer`], N from 0 on |
 /// | `<path>.norm.*` | [`LayerNorm`](crate::LayerNorm) or [`RmsNorm`](crate::RmsNorm) |
-/// | `<path>.head.weight` | [`Linear`] without bias, `[vocab_size, hidden_size]`, not shared with the embedding |
+/// | `<path>.head.weight`, unless tied | [`Linear`] without bias, `[vocab_size, hidden_size]` |
+/// | `<path>.position.weight`, if learned | [`Embedding`], `[max_seq_length, hidden_size]` |
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -146,23 +176,27 @@ pub struct Gpt {
     max_seq_length: usize,
     embedding: Embedding,
     embedding_dropout: Rate,
+    /// In place of RoPE.
+    position: Option<Embedding>,
     blocks: Vec<TransformerLayer>,
     norm: NormCore,
-    head: Linear,
+    /// `None` if the table of the embedding serves.
+    head: Option<Linear>,
     has_f32_residual: bool,
 }
 
-composite!(Gpt { embedding, blocks, norm, head });
+composite!(Gpt { embedding, position, blocks, norm, head });
 
 /// The values that [`Gpt::backward`] needs.
 #[derive(Debug)]
 pub struct GptSaved {
     embedding: EmbeddingSaved,
+    position: Option<EmbeddingSaved>,
     embedding_dropout: Option<Dropout>,
     blocks: Vec<TransformerLayerSaved>,
     normed: Tensor,
     stats: NormStats,
-    head: LinearSaved,
+    head: HeadSaved,
     output: Output,
 }
 
@@ -206,8 +240,13 @@ impl Gpt {
             attention: AttentionOptions {
                 num_attention_heads: options.num_attention_heads,
                 num_gqa_groups: options.num_gqa_groups,
-                rope: true,
+                kv_channels: options.kv_channels,
+                rope: !options.learned_positions,
                 rope_base: options.rope_base,
+                rope_scaling: options.rope_scaling,
+                qk_norm: options
+                    .qk_norm
+                    .then(|| NormOptions { normalization: Norm::RmsNorm, ..options.norm }),
                 max_seq_length: options.max_seq_length,
                 fp8_dpa: options.fp8_dpa,
                 attention_dropout: options.attention_dropout,
@@ -220,6 +259,7 @@ impl Gpt {
             recompute: options.recompute,
             fp32_residual_connection: options.fp32_residual_connection,
             bias: options.bias,
+            qkv_bias: options.qkv_bias,
             params_dtype,
             init: InitOptions {
                 init_std,
@@ -227,8 +267,22 @@ impl Gpt {
             },
             ..Default::default()
         };
+        let windows = &options.sliding_windows;
+        if !(windows.is_empty() || windows.len() == num_layers) || windows.contains(&Some(0)) {
+            return Err(Error::Option {
+                layer: path.to_owned(),
+                option: "sliding_windows",
+                value: format!("{windows:?}"),
+                remedy: format!("expected none, or one of at least 1 for each of the {num_layers} layers"),
+            });
+        }
+        let position = EmbeddingOptions { num_embeddings: options.max_seq_length, ..table.clone() };
+        let position = || Embedding::new(&format!("{path}.position"), &position, device, rng);
+        let position = options.learned_positions.then(position).transpose()?;
         for i in 0..num_layers {
-            blocks.push(TransformerLayer::new(&format!("{path}.blocks.{i}"), block.clone(), device, rng)?);
+            let mut block = block.clone();
+            block.attention.window.0 = windows.get(i).copied().flatten().map(|window| window - 1);
+            blocks.push(TransformerLayer::new(&format!("{path}.blocks.{i}"), block, device, rng)?);
         }
         let head = LinearOptions {
             in_features: hidden_size,
@@ -243,9 +297,13 @@ impl Gpt {
             max_seq_length: options.max_seq_length,
             embedding,
             embedding_dropout: Rate::new(path, "embedding_dropout", options.embedding_dropout)?,
+            position,
             blocks,
             norm: NormCore::new(&format!("{path}.norm"), hidden_size, options.norm, params_dtype, device)?,
-            head: Linear::new(&format!("{path}.head"), head, device, rng)?.in_high_precision(),
+            head: (!options.tie_word_embeddings)
+                .then(|| Linear::new(&format!("{path}.head"), head, device, rng))
+                .transpose()?
+                .map(Linear::in_high_precision),
             has_f32_residual: options.fp32_residual_connection,
         })
     }
@@ -278,6 +336,14 @@ impl Gpt {
         cx.attempt(|cx| {
             self.check_ids(ids, info)?;
             let (mut x, embedding) = self.embedding.forward(cx, ids)?;
+            let position = match &self.position {
+                Some(table) => {
+                    let (positions, saved) = table.forward(cx, &self.positions(ids, info)?)?;
+                    x = ops::add(&x, &positions)?;
+                    Some(saved)
+                }
+                None => None,
+            };
             let embedding_dropout = self.embedding_dropout.draw(cx)?;
             if let Some(Dropout { p, draw }) = &embedding_dropout {
                 x = ops::dropout(&x, *p, draw)?;
@@ -289,15 +355,27 @@ impl Gpt {
                 x = y;
             }
             if self.has_f32_residual {
-                x = ops::cast(&x, cx.compute_dtype().unwrap_or(self.head.weight().dtype()))?;
+                x = ops::cast(&x, cx.compute_dtype().unwrap_or(self.embedding.weight().dtype()))?;
             }
             let (y, stats) = self.norm.forward(&x)?;
-            // The head runs in high precision, because it decides between many close logits.
-            let (logits, head) = self.head.forward(&mut cx.disabled(), &y)?;
+            let (logits, head) = head::forward(cx, self.head.as_ref(), &self.embedding, &y)?;
             let output = Output::of(&self.path, &logits);
-            let saved = GptSaved { embedding, embedding_dropout, blocks, normed: x, stats, head, output };
+            let saved =
+                GptSaved { embedding, position, embedding_dropout, blocks, normed: x, stats, head, output };
             Ok((logits, saved))
         })
+    }
+
+    /// The position of each id, for a table of learned positions.
+    fn positions(&self, ids: &Tensor, info: &SequenceInfo) -> Result<Tensor> {
+        let &[batch, seq] = &**ids.shape() else { return Ok(ids.clone()) };
+        match info.rotary() {
+            Positions::Of(positions) => Ok(positions.clone()),
+            Positions::From(start) => {
+                let rising = (0..batch).flat_map(|_| (start..start + seq).map(|position| position as i32));
+                Ok(Tensor::from_vec::<i32>(rising.collect(), [batch, seq], ids.device())?)
+            }
+        }
     }
 
     fn check_ids(&self, ids: &Tensor, info: &SequenceInfo) -> Result<()> {
@@ -308,11 +386,11 @@ impl Gpt {
         };
         let expected = || format!("[batch, seq] with seq at most {longest}, the max_seq_length");
         let sizes = self.integers("ids", ids)?.sizes(sizes, expected)?;
-        info.check(&self.path, sizes, self.head.weight().device())
+        info.check(&self.path, sizes, self.embedding.weight().device())
     }
 
     fn integers<'a>(&'a self, name: &'static str, tensor: &'a Tensor) -> Result<Argument<'a>> {
-        Argument::new(&self.path, name, tensor).integer()?.on(self.head.weight().device())
+        Argument::new(&self.path, name, tensor).integer()?.on(self.embedding.weight().device())
     }
 
     /// Adds the gradients of all parameters, from the gradient of the logits.
@@ -322,13 +400,16 @@ impl Gpt {
     pub fn backward(&mut self, cx: &mut Backward<'_>, saved: GptSaved, dlogits: &Tensor) -> Result<()> {
         cx.attempt(|cx| {
             saved.output.check(dlogits)?;
-            let dy = self.head.backward(cx, saved.head, dlogits)?;
+            let dy = head::backward(cx, self.head.as_mut(), &mut self.embedding, saved.head, dlogits)?;
             let mut dx = self.norm.backward(&saved.normed, &saved.stats, &dy)?;
             for (block, saved) in self.blocks.iter_mut().zip(saved.blocks).rev() {
                 dx = block.backward(cx, saved, &dx)?;
             }
             if let Some(Dropout { p, draw }) = &saved.embedding_dropout {
                 dx = ops::dropout_backward(&dx, *p, draw)?;
+            }
+            if let (Some(table), Some(saved)) = (&mut self.position, &saved.position) {
+                table.backward(saved, &dx)?;
             }
             self.embedding.backward(&saved.embedding, &dx)
         })

@@ -35,6 +35,7 @@ mod parameter;
 mod precision;
 pub mod prelude;
 mod projection;
+mod qk_norm;
 mod quantize_weights;
 mod recompute;
 mod residual;

@@ -4,6 +4,7 @@ use crate::arguments::{Argument, Output};
 use crate::attention::{Attention, AttentionPassed};
 use crate::heads::Heads;
 use crate::projection::{Projection, ProjectionSaved};
+use crate::qk_norm::{self, QkNorm, QkNormSaved};
 use crate::{
     AttentionOptions, Error, InitOptions, Linear, LinearOptions, LinearSaved, Module, NormOptions, Result,
     SequenceInfo, composite, init, parameters, precision,
@@ -29,6 +30,8 @@ pub struct MultiheadAttentionOptions {
     pub input_layernorm: Option<NormOptions>,
     /// Whether `qkv` and `proj` have biases. Default: true.
     pub bias: bool,
+    /// Whether `qkv` has a bias. Default: `None`, as `bias` says.
+    pub qkv_bias: Option<bool>,
     /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
     pub params_dtype: DType,
     /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
@@ -49,6 +52,7 @@ impl Default for MultiheadAttentionOptions {
             attention: AttentionOptions::default(),
             input_layernorm: None,
             bias: true,
+            qkv_bias: None,
             params_dtype: DType::F32,
             init: InitOptions::default(),
             return_bias: false,
@@ -72,6 +76,7 @@ impl Default for MultiheadAttentionOptions {
 /// | `<path>.norm.bias`, with LayerNorm | `[hidden_size]` | 0 |
 /// | `<path>.qkv.weight` | `[(H + 2 · G) · d, hidden_size]` | normal, `init_std` |
 /// | `<path>.qkv.bias`, if asked for | `[(H + 2 · G) · d]` | 0 |
+/// | `<path>.q_norm.weight`, `<path>.k_norm.weight`, with `qk_norm` | `[d]` | γ = 1 |
 /// | `<path>.proj.weight` | `[hidden_size, H · d]` | normal, `output_layer_init_std` |
 /// | `<path>.proj.bias`, if asked for | `[hidden_size]` | 0 |
 ///
@@ -108,18 +113,20 @@ pub struct MultiheadAttention {
     qkv: Projection,
     attention: Attention,
     proj: Linear,
+    qk_norm: Option<QkNorm>,
     rope: Option<RopeTable>,
     heads: usize,
     groups: usize,
     head_dim: usize,
 }
 
-composite!(MultiheadAttention { qkv, attention, proj });
+composite!(MultiheadAttention { qkv, qk_norm, attention, proj });
 
 /// The values that the backward pass of [`MultiheadAttention`] needs.
 #[derive(Debug)]
 pub struct MultiheadAttentionSaved {
     qkv: ProjectionSaved,
+    qk_norm: Option<QkNormSaved>,
     attention: AttentionPassed,
     info: SequenceInfo,
     proj: LinearSaved,
@@ -146,13 +153,14 @@ impl MultiheadAttention {
         let (q_width, qkv_width) = (heads.q_width(), heads.q_width() + heads.kv_width());
         let Heads { heads, groups, head_dim } = heads;
         init::check_parameter(&format!("{path}.qkv"), "weight", [qkv_width, hidden_size])?;
-        let rope = || RopeTable::new(attention.max_seq_length, head_dim, attention.rope_base, device);
+        let (base, scaling) = (attention.rope_base, attention.rope_scaling);
+        let rope = || RopeTable::with_scaling(attention.max_seq_length, head_dim, base, scaling, device);
         // Checked first, so that a length for which there is no table is refused before weights are drawn.
         let rope = attention.rope.then(rope).transpose()?;
         let qkv = LinearOptions {
             in_features: hidden_size,
             out_features: qkv_width,
-            bias,
+            bias: options.qkv_bias.unwrap_or(bias),
             params_dtype,
             init_std: init.init_std,
             ..Default::default()
@@ -172,6 +180,10 @@ impl MultiheadAttention {
             qkv: Projection::new(path, "qkv", norm, qkv, device, rng)?,
             attention: Attention::new(path, &attention)?,
             proj: Linear::new(&format!("{path}.proj"), proj, device, rng)?,
+            qk_norm: attention
+                .qk_norm
+                .map(|norm| QkNorm::new(path, head_dim, norm, params_dtype, device))
+                .transpose()?,
             rope,
             heads,
             groups,
@@ -271,6 +283,7 @@ impl MultiheadAttention {
         let shape = |heads| [batch, seq, heads, self.head_dim];
         let (q, k, v) =
             (q.reshape(shape(sizes[0]))?, k.reshape(shape(sizes[1]))?, v.reshape(shape(sizes[2]))?);
+        let (q, k, qk_norm) = qk_norm::forward(self.qk_norm.as_ref(), q, k)?;
         let (q, k) = match &self.rope {
             Some(table) => (ops::rope(&q, table, info.rotary())?, ops::rope(&k, table, info.rotary())?),
             None => (q, k),
@@ -278,7 +291,7 @@ impl MultiheadAttention {
         let (o, attention) = self.attention.forward(cx, [q, k, v], &info.sequences)?;
         let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
         let (info, output) = (info.clone(), Output::of(&self.path, &y));
-        let saved = MultiheadAttentionSaved { qkv: qkv_saved, attention, info, proj, output };
+        let saved = MultiheadAttentionSaved { qkv: qkv_saved, qk_norm, attention, info, proj, output };
         Ok((y, saved))
     }
 
@@ -290,7 +303,7 @@ impl MultiheadAttention {
         dnormed: Option<&Tensor>,
     ) -> Result<Tensor> {
         saved.output.check(dy)?;
-        let MultiheadAttentionSaved { qkv, attention, info, proj, .. } = saved;
+        let MultiheadAttentionSaved { qkv, qk_norm, attention, info, proj, .. } = saved;
         let d_o = self.proj.backward(cx, proj, dy)?.reshape(attention.shape())?;
         let (dq, dk, dv) = self.attention.backward(cx, attention, &d_o, &info.sequences)?;
         let (dq, dk) = match &self.rope {
@@ -300,6 +313,7 @@ impl MultiheadAttention {
             ),
             None => (dq, dk),
         };
+        let (dq, dk) = qk_norm::backward(self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
         let flat = |t: &Tensor| {
             let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
             t.reshape([batch, seq, heads * d])

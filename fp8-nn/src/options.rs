@@ -1,7 +1,7 @@
 //! Options that several layers share.
 
 use crate::{Error, Result};
-use fp8_kernels::ops::{self, Diagonal, Norm};
+use fp8_kernels::ops::{self, Diagonal, Norm, RopeScaling};
 use std::fmt;
 use std::str::FromStr;
 
@@ -66,6 +66,8 @@ impl NormOptions {
 /// | `attention_dropout` | 0; Transformer Engine's is 0.1 |
 /// | `rope` | false |
 /// | `rope_base` | 10 000 |
+/// | `rope_scaling` | `RopeScaling::None` |
+/// | `qk_norm` | `None` |
 /// | `max_seq_length` | 2048, used only with `rope` |
 /// | `fp8_dpa` | false: attention runs in high precision |
 ///
@@ -105,6 +107,11 @@ pub struct AttentionOptions {
     pub rope: bool,
     /// The base of RoPE's frequencies. Default: 10000.
     pub rope_base: f64,
+    /// How the frequencies of RoPE are scaled for longer sequences. Default: [`RopeScaling::None`].
+    pub rope_scaling: RopeScaling,
+    /// The normalization of each head of queries and keys before RoPE, as in Qwen3: RMSNorm or LayerNorm over the size of a head,
+    /// with weights that all heads share. Transformer Engine's `qk_norm_type`. Default: `None`.
+    pub qk_norm: Option<NormOptions>,
     /// The longest sequence that RoPE has angles for. Without `rope`, sequences have any length. Default: 2048.
     pub max_seq_length: usize,
     /// Whether the attention itself runs in FP8 ([`ops::attention_fp8`]): queries, keys, values and the gradient of the output
@@ -129,6 +136,8 @@ impl Default for AttentionOptions {
             attention_dropout: 0.0,
             rope: false,
             rope_base: 10_000.0,
+            rope_scaling: RopeScaling::None,
+            qk_norm: None,
             max_seq_length: 2048,
             fp8_dpa: false,
         }

@@ -61,6 +61,8 @@ pub struct TransformerLayerOptions {
     pub drop_path_rate: f32,
     /// Whether the four Linears have biases. Default: true.
     pub bias: bool,
+    /// Whether `qkv` has a bias. Default: `None`, as `bias` says.
+    pub qkv_bias: Option<bool>,
     /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
     pub params_dtype: DType,
     /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
@@ -84,6 +86,7 @@ impl Default for TransformerLayerOptions {
             hidden_dropout: 0.0,
             drop_path_rate: 0.0,
             bias: true,
+            qkv_bias: None,
             params_dtype: DType::F32,
             init: InitOptions::default(),
         }
@@ -191,6 +194,7 @@ impl TransformerLayer {
             hidden_dropout,
             drop_path_rate,
             bias,
+            qkv_bias,
             params_dtype,
             init,
         } = options;
@@ -229,6 +233,7 @@ impl TransformerLayer {
             attention,
             input_layernorm,
             bias,
+            qkv_bias,
             params_dtype,
             init,
             return_bias: false,

@@ -106,7 +106,7 @@ pub use loss_scale::{
 pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_add};
 pub use quantize::{quantize, quantize_dbias, quantize_many};
 pub use reduce::{column_sums, max, mean, sum};
-pub use rope::{Positions, RopeTable, rope, rope_backward};
+pub use rope::{Positions, RopeScaling, RopeTable, rope, rope_backward};
 pub use scale_from_amax::scale_from_amax;
 pub(crate) use sequences::{Ends, TILE};
 pub use sequences::{Packing, PackingCapacity, Sequences};

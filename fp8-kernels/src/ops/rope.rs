@@ -1,7 +1,10 @@
 //! Rotary position embedding over all of head_dim, in rotate-half pairs.
 
+mod scaling;
+
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Shape, Tensor, host};
+pub use scaling::RopeScaling;
 
 /// The largest number of positions, and of elements of a head: as many as attention on a GPU takes.
 const MOST: usize = i32::MAX as usize;
@@ -22,6 +25,20 @@ impl RopeTable {
     /// A head_dim that is odd or 0; a base that is not finite and greater than 0; a head_dim or max_sequence greater than
     /// 2³¹ − 1; a table that does not fit into memory.
     pub fn new(max_sequence: usize, head_dim: usize, base: f64, device: &crate::Device) -> Result<Self> {
+        Self::with_scaling(max_sequence, head_dim, base, RopeScaling::None, device)
+    }
+
+    /// As [`new`](Self::new), with frequencies that are scaled for longer sequences than a model was trained on first.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new); a scaling with a number out of range.
+    pub fn with_scaling(
+        max_sequence: usize,
+        head_dim: usize,
+        base: f64,
+        scaling: RopeScaling,
+        device: &crate::Device,
+    ) -> Result<Self> {
         let op = "rope";
         let option =
             |option, value, remedy: &str| Error::Option { op, option, value, remedy: remedy.to_owned() };
@@ -40,16 +57,18 @@ impl RopeTable {
                 return Err(option(name, value.to_string(), &format!("give at most {MOST}")));
             }
         }
+        scaling.check(op, base)?;
         let shape = Shape::from([max_sequence, head_dim / 2]);
         shape.check_size(op)?;
         // Allocates first, so that a table that does not fit is refused before anything is computed.
         let mut tables = [host::room(op, shape.numel())?, host::room(op, shape.numel())?];
         let frequency = |j: usize| base.powf(-((2 * j) as f64) / head_dim as f64);
-        let frequencies = host::collect(op, (0..head_dim / 2).map(frequency))?;
+        let (scale, factor) = (scaling.of_frequencies(head_dim, base), scaling.attention_factor());
+        let frequencies = host::collect(op, (0..head_dim / 2).map(|j| scale(j, frequency(j))))?;
         for (table, f) in tables.iter_mut().zip([f64::cos, f64::sin]) {
             for position in 0..max_sequence {
                 let angles = frequencies.iter().map(|frequency| position as f64 * frequency);
-                table.extend(angles.map(|angle| f(angle) as f32));
+                table.extend(angles.map(|angle| (factor * f(angle)) as f32));
             }
         }
         let [cos, sin] = tables.map(|table| Tensor::from_vec(table, shape, device));

@@ -1,0 +1,60 @@
+//! Norms of the heads of queries and keys.
+
+use crate::layer_norm::NormCore;
+use crate::{NormOptions, Result, composite};
+use fp8_kernels::ops::NormStats;
+use fp8_kernels::{DType, Device, Tensor};
+
+/// Normalizes each head of queries and of keys before RoPE. All heads share one weight.
+#[derive(Debug)]
+pub(crate) struct QkNorm {
+    q_norm: NormCore,
+    k_norm: NormCore,
+}
+
+composite!(QkNorm { q_norm, k_norm });
+
+/// The inputs of the two norms, with their statistics.
+#[derive(Debug)]
+pub(crate) struct QkNormSaved {
+    q: (Tensor, NormStats),
+    k: (Tensor, NormStats),
+}
+
+impl QkNorm {
+    /// Parameters are `<path>.q_norm.*` and `<path>.k_norm.*`, of `head_dim` elements.
+    pub(crate) fn new(
+        path: &str,
+        head_dim: usize,
+        options: NormOptions,
+        params_dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let norm =
+            |name: &str| NormCore::new(&format!("{path}.{name}"), head_dim, options, params_dtype, device);
+        Ok(Self { q_norm: norm("q_norm")?, k_norm: norm("k_norm")? })
+    }
+}
+
+/// Returns normalized queries and keys, `[batch, seq, heads, head_dim]` as given; without a norm, as they are.
+pub(crate) fn forward(
+    norm: Option<&QkNorm>,
+    q: Tensor,
+    k: Tensor,
+) -> Result<(Tensor, Tensor, Option<QkNormSaved>)> {
+    let Some(norm) = norm else { return Ok((q, k, None)) };
+    let ((q_out, q_stats), (k_out, k_stats)) = (norm.q_norm.forward(&q)?, norm.k_norm.forward(&k)?);
+    Ok((q_out, k_out, Some(QkNormSaved { q: (q, q_stats), k: (k, k_stats) })))
+}
+
+/// Returns the gradients of queries and keys as they were before, and adds those of the weights.
+pub(crate) fn backward(
+    norm: Option<&mut QkNorm>,
+    saved: Option<&QkNormSaved>,
+    dq: Tensor,
+    dk: Tensor,
+) -> Result<(Tensor, Tensor)> {
+    let (Some(norm), Some(saved)) = (norm, saved) else { return Ok((dq, dk)) };
+    let QkNormSaved { q: (q, q_stats), k: (k, k_stats) } = saved;
+    Ok((norm.q_norm.backward(q, q_stats, &dq)?, norm.k_norm.backward(k, k_stats, &dk)?))
+}
