@@ -133,6 +133,7 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                     ..Default::default()
                 }),
                 bias,
+                qkv_bias: if case.draw.once_in(3) { Some(!bias) } else { None },
                 params_dtype,
                 init: InitOptions { init_std, output_layer_init_std },
                 return_bias: case.draw.once_in(4),
@@ -168,6 +169,7 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                 fp32_residual_connection: case.draw.once_in(4),
                 recompute: case.draw.pick(&RecomputeLevel::ALL),
                 bias,
+                qkv_bias: if case.draw.once_in(3) { Some(!bias) } else { None },
                 params_dtype,
                 init: InitOptions { init_std, output_layer_init_std },
             };
