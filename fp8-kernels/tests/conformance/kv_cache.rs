@@ -5,6 +5,9 @@ use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![appends: Dtypes, in_chunks, around_2_16, an_entry_that_does_not_fit, empty, refuses];
 
+/// Positions of 16, 8, 4 and 2 bytes, or multiples of them.
+const WIDTHS: [(usize, DType); 4] = [(8, DType::F32), (2, DType::F32), (1, DType::F32), (1, DType::BF16)];
+
 fn integers(values: &[i32], device: &Device) -> Result<Tensor> {
     Tensor::from_vec(values.to_vec(), [values.len()], device)
 }
@@ -26,8 +29,19 @@ fn expected(cache: &Tensor, new: &Tensor, starts: &[i32], lengths: &[i32]) -> Re
 
 /// `[capacity, seq, heads, head_dim]`: rows of 16, 8, 4 and 2 bytes and multiples of them.
 fn appends(device: &Device, dtype: DType) -> Outcome {
-    let sizes =
-        [[9, 3, 2, 8], [7, 1, 1, 4], [5, 5, 3, 2], [6, 2, 1, 1], [8, 4, 1, 3], [70, 33, 2, 20], [4, 4, 1, 2]];
+    let sizes = [
+        [66, 64, 1, 1],
+        [66, 64, 1, 2],
+        [66, 64, 1, 4],
+        [66, 64, 1, 8],
+        [9, 3, 2, 8],
+        [7, 1, 1, 4],
+        [5, 5, 3, 2],
+        [6, 2, 1, 1],
+        [8, 4, 1, 3],
+        [70, 33, 2, 20],
+        [4, 4, 1, 2],
+    ];
     for [capacity, seq, heads, dim] in sizes {
         let batch = 4;
         let new = normal([batch, seq, heads, dim], dtype, 1, device)?;
@@ -71,7 +85,7 @@ fn around_2_16(device: &Device) -> Outcome {
 
 /// It is reported, and not written, whatever a row's width.
 fn an_entry_that_does_not_fit(device: &Device) -> Outcome {
-    for (dim, dtype) in [(8, DType::F32), (2, DType::F32), (1, DType::F32), (1, DType::BF16)] {
+    for (dim, dtype) in WIDTHS {
         let wrong: [([i32; 3], [i32; 3], String); 6] = [
             ([0, 3, 1], [2, 2, 2], "cache position 4 at position 1 is out of range 0..4".to_owned()),
             ([0, 1, -1], [2, 2, 1], "cache position -1 at position 2 is out of range 0..4".to_owned()),
@@ -112,11 +126,16 @@ fn empty(device: &Device) -> Outcome {
         equal("unchanged", cache.to_vec::<f32>()?.iter().all(|&v| v == 1.0), true)?;
     }
     // An entry without new tokens may be full, or anywhere.
-    let mut cache = Tensor::zeros([2, 2, 1, 1], DType::F32, device)?;
-    let new = Tensor::full(1.0, [2, 1, 1, 1], DType::F32, device)?;
-    let (starts, lengths) = (integers(&[9, 1], device)?, integers(&[0, 1], device)?);
-    ops::kv_cache_append(&mut cache, &new, &starts, Some(&lengths), "cache")?;
-    same("cache", &cache.to_vec::<f32>()?, &[0.0, 0.0, 0.0, 1.0], 2)
+    for (dim, dtype) in WIDTHS {
+        let mut cache = Tensor::zeros([2, 2, 1, dim], dtype, device)?;
+        let new = Tensor::full(1.0, [2, 1, 1, dim], dtype, device)?;
+        let (starts, lengths) = (integers(&[9, 1], device)?, integers(&[0, 1], device)?);
+        ops::kv_cache_append(&mut cache, &new, &starts, Some(&lengths), "cache")?;
+        let want = [vec![0.0; 3 * dim], vec![1.0; dim]].concat();
+        same("cache", &cache.to_f32_vec()?, &want, dim)?;
+    }
+    device.synchronize()?;
+    Ok(())
 }
 
 fn refuses(device: &Device) -> Outcome {

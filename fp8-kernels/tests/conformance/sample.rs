@@ -112,8 +112,8 @@ fn takes_the_largest(device: &Device, dtype: DType) -> Outcome {
         let logits = tensor(values, [1, 1000], dtype, device)?;
         same("tie", &ops::sample(&logits, &greedy(), KEY)?.to_vec::<i32>()?, &[first as i32], 1)?;
     }
-    let zeros = tensor(vec![-1.0, -0.0, 0.0, -1.0, 0.0, -0.0], [2, 3], dtype, device)?;
-    same("zeros", &ops::sample(&zeros, &greedy(), KEY)?.to_vec::<i32>()?, &[1, 1], 1)?;
+    let zeros = tensor(vec![-1.0, -0.0, 0.0, -1.0, 0.0, -0.0, 0.0, -0.0, 1.0], [3, 3], dtype, device)?;
+    same("zeros", &ops::sample(&zeros, &greedy(), KEY)?.to_vec::<i32>()?, &[1, 1, 2], 1)?;
     let (low, nan) = (f32::NEG_INFINITY, f32::NAN);
     let values = vec![low, low, low, nan, nan, nan, nan, low, -1e4, nan, f32::INFINITY, 1.0];
     let logits = tensor(values, [4, 3], dtype, device)?;

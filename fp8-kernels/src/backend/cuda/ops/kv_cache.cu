@@ -1,17 +1,16 @@
 // New keys or values into a cache: src/backend/cpu/kv_cache.rs. An entry of the batch that does not fit into the cache is
-// reported by its first thread and not written.
+// reported and not written.
 
 template <typename T>
 __device__ __forceinline__ void append(T* cache, const T* values, const int* starts, const int* lengths, u64 batch,
                                        u64 capacity, u64 seq, u64 width, i64* fault) {
     for (u64 item = grid_thread(); item < batch * seq * width; item += grid_threads()) {
         u64 token = quotient(item, width), row = quotient(token, seq), i = token - row * seq;
-        bool is_first = item == row * seq * width;
         i64 start = starts[row], length = lengths ? lengths[row] : (i64)seq;
         if (length < 0 || (u64)length > seq) {
-            if (is_first) report_fault(fault, 14, length, row, seq + 1);
+            report_fault(fault, 14, length, row, seq + 1);
         } else if (length > 0 && (start < 0 || (u64)(start + length) > capacity)) {
-            if (is_first) report_fault(fault, 13, start < 0 ? start : start + length - 1, row, capacity);
+            report_fault(fault, 13, start < 0 ? start : start + length - 1, row, capacity);
         } else if (i < (u64)length) {
             cache[(row * (capacity - seq) + start) * width + item] = values[item];
         }

@@ -55,6 +55,7 @@ __device__ __forceinline__ u64 largest_of(const Row& row, u64* scratch) {
     }
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = best;
     __syncthreads();
+#pragma unroll 1
     for (u32 w = 0; w < blockDim.x / WARP; w++) best = scratch[w] > best ? scratch[w] : best;
     __syncthreads();
     return best;
@@ -72,15 +73,15 @@ __device__ __forceinline__ void block_sums(u64 sums[3], u64* scratch) {
 #pragma unroll
     for (int k = 0; k < 3; k++) {
         sums[k] = 0;
-        for (u32 w = 0; w < blockDim.x / WARP; w++) sums[k] += scratch[k * MOST_WARPS + w];
+    #pragma unroll 1
+    for (u32 w = 0; w < blockDim.x / WARP; w++) sums[k] += scratch[k * MOST_WARPS + w];
     }
     __syncthreads();
 }
 
-// The largest t such that the logits from t on number at least `needed`, or, where IS_WEIGHED, weigh so much; of those from
+// The largest t such that the logits from t on number at least `needed`, or, where `is_weighed`, weigh so much; of those from
 // `least` on.
-template <bool IS_WEIGHED>
-__device__ __forceinline__ u32 threshold(const Row& row, u32 least, u64 needed, u64* scratch) {
+__device__ __forceinline__ u32 threshold(const Row& row, int is_weighed, u32 least, u64 needed, u64* scratch) {
     u32 found = 0;
 #pragma unroll 1
     for (int shift = 30; shift >= 0; shift -= 2) {
@@ -90,7 +91,7 @@ __device__ __forceinline__ u32 threshold(const Row& row, u32 least, u64 needed, 
         for (u32 i = threadIdx.x; i < row.vocabulary; i += blockDim.x) {
             u32 order = order_at(row, i);
             if (order < low) continue;
-            u64 weight = IS_WEIGHED ? weight_of(row, order) : 1;
+            u64 weight = is_weighed ? weight_of(row, order) : 1;
             sums[0] += weight;
             if (order >= two) sums[1] += weight;
             if (order >= three) sums[2] += weight;
@@ -102,14 +103,10 @@ __device__ __forceinline__ u32 threshold(const Row& row, u32 least, u64 needed, 
     return found;
 }
 
-// The weight of logits first .. end that are kept.
-__device__ __forceinline__ u64 weight_between(const Row& row, u32 first, u32 end, u32 step, u32 least) {
-    u64 sum = 0;
-    for (u32 i = first; i < end; i += step) {
-        u32 order = order_at(row, i);
-        if (order >= least) sum += weight_of(row, order);
-    }
-    return sum;
+// What a logit weighs, 0 unless it is kept.
+__device__ __forceinline__ u64 kept_weight(const Row& row, u32 i, u32 least) {
+    u32 order = order_at(row, i);
+    return order >= least ? weight_of(row, order) : 0;
 }
 
 // The sum over the threads before this one, and the sum over all. `scratch` as above.
@@ -125,6 +122,7 @@ __device__ __forceinline__ u64 sum_before(u64 v, u64* all, u64* scratch) {
     __syncthreads();
     u64 before = sum - v;
     *all = 0;
+#pragma unroll 1
     for (u32 w = 0; w < blockDim.x / WARP; w++) {
         if (w < warp) before += scratch[w];
         *all += scratch[w];
@@ -151,24 +149,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u64 r = blockIdx.x; r < rows; r += gridDim.x) {
         Row row = {logits, dtype, r * vocabulary, (u32)vocabulary, 0.0f, factor};
         row.largest = value_of((u32)(largest_of(row, scratch) >> 32));
-        u32 least = top_k != 0 ? threshold<false>(row, 0, top_k, scratch) : 0;
-        if (has_top_p) {
-            u64 sums[3] = {weight_between(row, threadIdx.x, row.vocabulary, blockDim.x, least), 0, 0};
-            block_sums(sums, scratch);
-            u64 needed = __umul64hi(sums[0], top_p);
-            least = threshold<true>(row, least, needed > 1 ? needed : 1, scratch);
-        }
         // A piece of the row for each thread.
-        const u32 piece = (row.vocabulary + blockDim.x - 1) / blockDim.x;
-        const u32 begin = min(threadIdx.x * piece, row.vocabulary), end = min(begin + piece, row.vocabulary);
-        u64 mine = weight_between(row, begin, end, 1, least), all;
-        u64 before = sum_before(mine, &all, scratch);
+        const u32 piece = (row.vocabulary + blockDim.x - 1) / blockDim.x, begin = threadIdx.x * piece;
+        const u32 end = min(begin + piece, row.vocabulary);
+        u32 least = 0;
+        u64 mine = 0, before = 0, all = 0;
+        // What top_k keeps and weighs, then, of that, top_p.
+#pragma unroll 1
+        for (int stage = 0; stage < 2; stage++) {
+            u64 needed = top_k;
+            if (stage == 1) {
+                if (!has_top_p) break;
+                needed = __umul64hi(all, top_p);
+                needed = needed > 1 ? needed : 1;
+            }
+            if (needed != 0) least = threshold(row, stage, least, needed, scratch);
+            mine = 0;
+            for (u32 i = begin; i < end; i++) mine += kept_weight(row, i, least);
+            before = sum_before(mine, &all, scratch);
+        }
         u32 random[4];
         philox4x32_10(random, key->offset + first + r, key->seed);
         const u64 target = __umul64hi((u64)random[1] << 32 | random[0], all);
         if (target >= before && target - before < mine) {
             u32 i = begin;
-            for (; before += weight_between(row, i, i + 1, 1, least), before <= target;) i++;
+#pragma unroll 1
+            while (true) {
+                before += kept_weight(row, i, least);
+                if (before > target) break;
+                i++;
+            }
             out[r] = (int)i;
         }
     }
