@@ -31,6 +31,7 @@ mod module;
 mod multihead_attention;
 mod optimizer;
 mod options;
+pub mod page;
 mod parameter;
 mod precision;
 pub mod prelude;
