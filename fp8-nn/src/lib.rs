@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod atomic_folder;
 mod attention;
 pub mod checkpoint;
 mod clip;
@@ -44,6 +45,7 @@ mod sequence_info;
 mod stack;
 mod transformer_layer;
 
+pub use atomic_folder::AtomicFolder;
 pub use clip::clip_grad_norm;
 pub use cross_attention::{CrossAttention, CrossAttentionOptions, CrossAttentionSaved};
 pub use data_parallel::{agree, all_reduce_gradients, broadcast_parameters, broadcast_state};
