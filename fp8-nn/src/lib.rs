@@ -22,6 +22,7 @@ mod fused;
 mod gpt;
 pub mod guide;
 mod heads;
+pub mod hf;
 mod init;
 mod layer_norm;
 mod layernorm_linear;
