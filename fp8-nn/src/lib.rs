@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod atomic_folder;
 mod attention;
 pub mod checkpoint;
 mod clip;
@@ -21,6 +22,7 @@ mod fused;
 mod gpt;
 pub mod guide;
 mod heads;
+pub mod hf;
 mod init;
 mod layer_norm;
 mod layernorm_linear;
@@ -31,6 +33,7 @@ mod module;
 mod multihead_attention;
 mod optimizer;
 mod options;
+pub mod page;
 mod parameter;
 mod precision;
 pub mod prelude;
@@ -45,6 +48,7 @@ mod sequence_info;
 mod stack;
 mod transformer_layer;
 
+pub use atomic_folder::AtomicFolder;
 pub use clip::clip_grad_norm;
 pub use cross_attention::{CrossAttention, CrossAttentionOptions, CrossAttentionSaved};
 pub use data_parallel::{agree, all_reduce_gradients, broadcast_parameters, broadcast_state};

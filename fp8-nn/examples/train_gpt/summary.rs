@@ -11,10 +11,10 @@ use crate::config::Config;
 use crate::failure::Failure;
 use crate::machine::Origin;
 use crate::options::RecipeName;
-use crate::page::signed;
 use crate::train::Outcome;
 use crate::trainer::{Run, Trainer};
 use crate::verdict::Verdict;
+use fp8_nn::page::signed;
 
 /// The names of the files in the report folder.
 pub(crate) const FILES: [&str; 3] = ["report.html", "steps.csv", "summary.json"];
