@@ -77,7 +77,8 @@ fn levels_of_recomputation_with_other_options() {
             train(block(both), &[2, 6, 32], &delayed(), &in_dtype(DType::BF16))
         };
         let stored = run(RecomputeLevel::None);
-        for &level in &LEVELS[1..] {
+        let few = if i < 4 { &LEVELS[1..] } else { &LEVELS[3..5] };
+        for &level in unless_simulated(&LEVELS[1..], few) {
             assert!(stored == run(level), "change {i}, {level:?}");
         }
     }
