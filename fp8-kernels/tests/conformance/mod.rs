@@ -20,6 +20,7 @@ mod attention_bits;
 mod attention_dropout;
 mod attention_fp8;
 mod attention_sequences;
+mod attention_specials;
 mod cast;
 mod cells;
 mod compare_calls;
@@ -66,6 +67,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     attention_dropout::CASES,
     attention_fp8::CASES,
     attention_sequences::CASES,
+    attention_specials::CASES,
     cast::CASES,
     cells::CASES,
     compare_calls::CASES,
