@@ -19,6 +19,7 @@ mod attention;
 mod attention_bits;
 mod attention_dropout;
 mod attention_fp8;
+mod attention_fp8_dropout;
 mod attention_sequences;
 mod cast;
 mod cells;
@@ -65,6 +66,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     attention_bits::CASES,
     attention_dropout::CASES,
     attention_fp8::CASES,
+    attention_fp8_dropout::CASES,
     attention_sequences::CASES,
     cast::CASES,
     cells::CASES,

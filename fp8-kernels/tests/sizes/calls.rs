@@ -246,6 +246,10 @@ calls! {
             let (sequences, options) = (Sequences::Full, AttentionOptions::default());
             let (o, saved) = ops::attention_fp8(&q, &k, &k, &sequences, options, DType::BF16)?;
             ops::attention_fp8_backward(&dy, &q, &k, &k, &o, &saved, &sequences, options)?;
+            let half = Dropout { p: 0.5, draw: DropoutKey { seed: 1, offset: 2 }.into() };
+            let options = AttentionOptions { dropout: Some(&half), ..options };
+            let (o, saved) = ops::attention_fp8(&q, &k, &k, &sequences, options, DType::BF16)?;
+            ops::attention_fp8_backward(&dy, &q, &k, &k, &o, &saved, &sequences, options)?;
         }
     };
     rope_table/2: |device, [a, b]| ops::RopeTable::new(a, b.saturating_mul(2), 1e4, device)?;
