@@ -1,7 +1,7 @@
 //! The attention between the projections of [`MultiheadAttention`](crate::MultiheadAttention), in high precision or in FP8.
 
 use crate::dropout::Rate;
-use crate::{AttentionOptions, Error, Layer, Parameter, Result};
+use crate::{AttentionOptions, Layer, Parameter, Result};
 use fp8_kernels::ops::{self, AttentionSaved, Dropout, Sequences};
 use fp8_kernels::{Fp8Tensor, Operand, Shape, Tensor};
 use fp8_recipe::{Backward, Forward, Origin, SlotName, SlotRole, Slots};
@@ -44,11 +44,6 @@ impl Attention {
     /// The attention of the layer at `path`. In FP8, it registers slots below that path.
     pub(crate) fn new(path: &str, options: &AttentionOptions) -> Result<Self> {
         let dropout = Rate::new(path, "attention_dropout", options.attention_dropout)?;
-        if options.fp8_dpa && options.attention_dropout > 0.0 {
-            let (layer, value) = (path.to_owned(), options.attention_dropout.to_string());
-            let remedy = "not together with fp8_dpa: set one of the two".to_owned();
-            return Err(Error::Option { layer, option: "attention_dropout", value, remedy });
-        }
         let slot = |part: &str, role| SlotName::new(&format!("{path}.{part}"), role);
         let slots = || AttentionSlots {
             inputs: ["q", "k", "v"].map(|part| slot(part, SlotRole::Input)),

@@ -131,7 +131,7 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the
-    /// heads, an odd head size with RoPE, a softmax scale that is not finite, a dropout outside `[0, 1)` or in FP8 attention, a
+    /// heads, an odd head size with RoPE, a softmax scale that is not finite, a dropout outside `[0, 1)`, a
     /// weight that is too large for a tensor, an ε that is not finite and greater than 0, a `params_dtype` that is not a float.
     pub fn new(
         path: &str,

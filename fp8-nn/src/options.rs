@@ -110,7 +110,7 @@ pub struct AttentionOptions {
     /// Whether the attention itself runs in FP8 ([`ops::attention_fp8`]): queries, keys, values and the gradient of the output
     /// are quantized by slots of their own, after RoPE; probabilities and the scores' gradients by the operation. Default: false.
     ///
-    /// Not together with `attention_dropout`. It takes recipes with one scale for a tensor, delayed and current scaling. Where a recipe has scales for rows or blocks, or
+    /// It takes recipes with one scale for a tensor, delayed and current scaling. Where a recipe has scales for rows or blocks, or
     /// leaves one of these slots in high precision, the attention runs in high precision. In Transformer Engine this is an option
     /// of the recipe.
     pub fp8_dpa: bool,

@@ -145,6 +145,7 @@ fn attention_in_fp8_is_recorded() {
             hidden_size: 32,
             num_attention_heads: 2,
             max_seq_length: 8,
+            attention_dropout: 0.2,
             fp8_dpa: true,
             ..Default::default()
         };
