@@ -6,7 +6,7 @@ use fp8_kernels::ops::{
     Sequences,
 };
 use fp8_kernels::{
-    Arena, ArenaOptions, Cell, DType, Device, DropoutState, Encoding, Error, Fp8Tensor, ScalePolicy,
+    Arena, ArenaOptions, Cell, DType, Device, DropoutState, Encoding, Error, Fp8Tensor, Operand, ScalePolicy,
     ScaleRule, Shape, Slot, Tensor,
 };
 
@@ -174,7 +174,12 @@ calls! {
         ops::gemm_fp8(&a, &b, None, DType::BF16, ops::Accumulation::Fast)?;
         let mut out = floats([m, n], device)?;
         ops::gemm_fp8_accumulate(&a, &b, &mut out, "out", ops::Accumulation::Split)?;
-        slots(device, |slot| Ok(ops::gemm_fp8_quantize(&a, &b, None, slot, DType::BF16).map(drop)?))?;
+        let fast = ops::Accumulation::Fast;
+        slots(device, |slot| Ok(ops::gemm_fp8_quantize(&a, &b, None, slot, DType::BF16, fast).map(drop)?))?;
+        let (a, b) = (Operand::Fp8(a), Operand::Fp8(b));
+        slots(device, |slot| Ok(ops::fprop_quantize(&a, &b, None, slot, DType::BF16, fast).map(drop)?))?;
+        let (dy, w) = (Operand::Fp8(fp8([m, k], device)?), Operand::Fp8(fp8([k, n], device)?));
+        slots(device, |slot| Ok(ops::dgrad_quantize(&dy, &w, slot, DType::BF16, fast).map(drop)?))?;
     };
     quantize/3: |device, [a, b, c]| {
         let x = floats([a, b, c], device)?;
