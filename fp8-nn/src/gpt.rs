@@ -63,6 +63,9 @@ pub struct GptOptions {
     pub qk_norm: bool,
     /// Whether the attention of the blocks runs in FP8: see [`AttentionOptions::fp8_dpa`]. Default: false.
     pub fp8_dpa: bool,
+    /// Whether the attention of the blocks also exchanges FP8 with its projections: see [`AttentionOptions::fp8_mha`]. It implies
+    /// `fp8_dpa`. Default: false.
+    pub fp8_mha: bool,
     /// The probability that an element of the embedding is dropped in training, at least 0 and less than 1, as in GPT-2.
     /// Default: 0.
     pub embedding_dropout: f32,
@@ -113,6 +116,7 @@ impl Default for GptOptions {
             sliding_windows: Vec::new(),
             qk_norm: false,
             fp8_dpa: false,
+            fp8_mha: false,
             embedding_dropout: 0.0,
             attention_dropout: 0.0,
             hidden_dropout: 0.0,
@@ -249,6 +253,7 @@ impl Gpt {
                     .then(|| NormOptions { normalization: Norm::RmsNorm, ..options.norm }),
                 max_seq_length: options.max_seq_length,
                 fp8_dpa: options.fp8_dpa,
+                fp8_mha: options.fp8_mha,
                 attention_dropout: options.attention_dropout,
                 ..Default::default()
             },

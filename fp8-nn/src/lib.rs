@@ -18,6 +18,7 @@ mod delayed_wgrad;
 mod dropout;
 mod embedding;
 mod error;
+mod fp8_output;
 mod fused;
 mod gpt;
 pub mod guide;

@@ -4,7 +4,7 @@ use super::data::{FLOATS, f64s, normal};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
 use fp8_kernels::fp8_format::Blocks;
-use fp8_kernels::ops::{self, AttentionOptions, Diagonal, Packing, Sequences};
+use fp8_kernels::ops::{self, AttentionOptions, Diagonal, Dropout, DropoutKey, Packing, Sequences};
 use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Operand, Result, Scale, ScaleRule, Slot, Tensor};
 
 cases![
@@ -25,14 +25,15 @@ cases![
 ];
 
 /// q, k, v and dy, as they were before and as codes; and the sequences and options of a problem.
-struct Call {
-    values: [Tensor; 4],
-    codes: [Fp8Tensor; 4],
-    sequences: Sequences,
-    options: AttentionOptions<'static>,
+pub(super) struct Call {
+    pub(super) values: [Tensor; 4],
+    pub(super) codes: [Fp8Tensor; 4],
+    pub(super) sequences: Sequences,
+    pub(super) options: AttentionOptions<'static>,
+    pub(super) dropout: Option<Dropout>,
 }
 
-fn quantized(x: &Tensor, encoding: Encoding) -> Result<Fp8Tensor> {
+pub(super) fn quantized(x: &Tensor, encoding: Encoding) -> Result<Fp8Tensor> {
     let rule = ScaleRule::Current { fp8_max: encoding.max(), epsilon: 0.0, power_2_scales: false };
     let slot = Slot { scale: Scale::FromTensor(&rule), ..Slot::off(encoding) };
     match ops::quantize(x, &slot)? {
@@ -41,13 +42,16 @@ fn quantized(x: &Tensor, encoding: Encoding) -> Result<Fp8Tensor> {
     }
 }
 
-fn problem([batch, queries, keys, heads, groups, dim]: [usize; 6], lengths: Option<&[usize]>) -> Attention {
+pub(super) fn problem(
+    [batch, queries, keys, heads, groups, dim]: [usize; 6],
+    lengths: Option<&[usize]>,
+) -> Attention {
     let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
     Attention { batch, queries, keys, heads, groups, dim, scale, lengths, ..Default::default() }
 }
 
 impl Call {
-    fn new(p: &Attention, encoding: Encoding, device: &Device) -> Result<Self> {
+    pub(super) fn new(p: &Attention, encoding: Encoding, device: &Device) -> Result<Self> {
         let (q, k) = ([p.batch, p.queries, p.heads, p.dim], [p.batch, p.keys, p.groups, p.dim]);
         let make = |shape, seed| normal(shape, DType::F32, seed, device);
         let values = [make(q, 1)?, make(k, 2)?, make(k, 3)?, make(q, 4)?];
@@ -64,20 +68,21 @@ impl Call {
         let [left, right] = p.window;
         let options =
             AttentionOptions { causal: p.causal, window: (left, right), diagonal, ..Default::default() };
-        Ok(Self { values, codes, sequences, options })
+        let draw = |(p, seed, offset)| Dropout { p, draw: DropoutKey { seed, offset }.into() };
+        Ok(Self { values, codes, sequences, options, dropout: p.dropout.map(draw) })
     }
 
     /// `[o, dq, dk, dv]`.
-    fn run(&self, dtype: DType) -> Result<[Tensor; 4]> {
+    pub(super) fn run(&self, dtype: DType) -> Result<[Tensor; 4]> {
         let [q, k, v, dy] = &self.codes;
-        let (o, saved) = ops::attention_fp8(q, k, v, &self.sequences, self.options, dtype)?;
-        let (dq, dk, dv) =
-            ops::attention_fp8_backward(dy, q, k, v, &o, &saved, &self.sequences, self.options)?;
+        let options = AttentionOptions { dropout: self.dropout.as_ref(), ..self.options };
+        let (o, saved) = ops::attention_fp8(q, k, v, &self.sequences, options, dtype)?;
+        let (dq, dk, dv) = ops::attention_fp8_backward(dy, q, k, v, &o, &saved, &self.sequences, options)?;
         Ok([o, dq, dk, dv])
     }
 
     /// The values of the codes.
-    fn decoded(&self) -> Result<[Vec<f64>; 4]> {
+    pub(super) fn decoded(&self) -> Result<[Vec<f64>; 4]> {
         let decoded = |x: &Fp8Tensor| f64s(&x.dequantize(DType::F32)?);
         let [q, k, v, dy] = self.codes.each_ref().map(decoded);
         Ok([q?, k?, v?, dy?])
@@ -95,7 +100,7 @@ fn limit(dtype: DType) -> f64 {
 
 /// Against the oracle that rounds the same weights. One block of keys: the largest score of a row is known when its
 /// probabilities are rounded.
-fn agrees(p: &Attention, encoding: Encoding, dtype: DType, device: &Device) -> Outcome {
+pub(super) fn agrees(p: &Attention, encoding: Encoding, dtype: DType, device: &Device) -> Outcome {
     let call = Call::new(p, encoding, device)?;
     let got = call.run(dtype)?;
     let [q, k, v, dy] = call.decoded()?;
@@ -144,7 +149,7 @@ fn windows_and_diagonals(device: &Device, encoding: Encoding) -> Outcome {
 
 /// Against exact attention of the codes' values: what is left is the rounding of weights, 0.026 for a value in E4M3 and 0.053 in
 /// E5M2, and of o in what backward reads.
-fn near_exact(p: &Attention, encoding: Encoding, device: &Device) -> Outcome {
+pub(super) fn near_exact(p: &Attention, encoding: Encoding, device: &Device) -> Outcome {
     let call = Call::new(p, encoding, device)?;
     let got = call.run(DType::F32)?;
     let [q, k, v, dy] = call.decoded()?;
@@ -216,8 +221,14 @@ fn packed_sequences_are_those_of_calls_of_their_own(device: &Device) -> Outcome 
                 rows(v, begin[1], keys)?,
                 rows(dy, begin[0], queries)?,
             ];
-            let own = Call { codes, sequences: Sequences::Full, values: call.values.clone(), ..call }
-                .run(DType::BF16)?;
+            let own = Call {
+                codes,
+                sequences: Sequences::Full,
+                values: call.values.clone(),
+                dropout: None,
+                ..call
+            }
+            .run(DType::BF16)?;
             for (i, (got, own)) in got.iter().zip(&own).enumerate() {
                 let (at, count, heads) = if i < 2 { (begin[0], queries, 2) } else { (begin[1], keys, 1) };
                 let got = &got.to_f32_vec()?[at * heads * dim..(at + count) * heads * dim];
@@ -274,7 +285,8 @@ fn factors_far_apart(device: &Device) -> Outcome {
     let [q, k, v, dy] = &plain.codes;
     let codes = [with(q, 70)?, with(k, -70)?, with(v, 60)?, with(dy, -60)?];
     let values = plain.values.clone();
-    let got = Call { codes, values, sequences: plain.sequences.clone(), ..plain }.run(DType::F32)?;
+    let got =
+        Call { codes, values, sequences: plain.sequences.clone(), dropout: None, ..plain }.run(DType::F32)?;
     for ((name, exponent), (got, want)) in [("o", 60), ("dq", -70), ("dk", 70), ("dv", -60)]
         .into_iter()
         .zip(got.iter().zip(plain.run(DType::F32)?))
@@ -310,8 +322,9 @@ fn columnwise_codes_will_do(device: &Device) -> Outcome {
     let turned = |x: &Fp8Tensor| -> Result<Fp8Tensor> { Ok(x.clone().with_columnwise()?.for_backward()) };
     let [q, k, v, dy] = call.codes.each_ref().map(turned);
     let codes = [q?, k?, v?, dy?];
-    let got = Call { codes, values: call.values.clone(), sequences: call.sequences.clone(), ..call }
-        .run(DType::F32)?;
+    let got =
+        Call { codes, values: call.values.clone(), sequences: call.sequences.clone(), dropout: None, ..call }
+            .run(DType::F32)?;
     for (got, want) in got.iter().zip(call.run(DType::F32)?) {
         same("from the columnwise copy", &got.to_f32_vec()?, &want.to_f32_vec()?, 16)?;
     }
@@ -358,8 +371,8 @@ fn refuses(device: &Device) -> Outcome {
     refused(back(dy, &o, &other), "pass what attention returned")?;
     let infinite = AttentionOptions { softmax_scale: Some(f32::NAN), ..call.options };
     refused(ops::attention_fp8(q, k, v, &Sequences::Full, infinite, DType::F32), "softmax_scale = NaN")?;
-    let dropout = ops::Dropout { p: 0.5, draw: ops::DropoutKey { seed: 1, offset: 0 }.into() };
+    let dropout = Dropout { p: 1.0, draw: DropoutKey { seed: 1, offset: 0 }.into() };
     let drops = AttentionOptions { dropout: Some(&dropout), ..call.options };
-    let wording = "dropout.p = 0.5: the kernels for FP8 codes drop nothing";
+    let wording = "attention_fp8: dropout.p = 1: a drop probability is at least 0 and less than 1";
     refused(ops::attention_fp8(q, k, v, &Sequences::Full, drops, DType::F32), wording)
 }

@@ -19,6 +19,7 @@ mod attention;
 mod attention_bits;
 mod attention_dropout;
 mod attention_fp8;
+mod attention_fp8_dropout;
 mod attention_sequences;
 mod attention_specials;
 mod cast;
@@ -66,6 +67,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     attention_bits::CASES,
     attention_dropout::CASES,
     attention_fp8::CASES,
+    attention_fp8_dropout::CASES,
     attention_sequences::CASES,
     attention_specials::CASES,
     cast::CASES,

@@ -93,6 +93,7 @@ impl Session {
             max_seq_length: settings.seq,
             recompute: place.recompute,
             fp8_dpa: settings.fp8_attention,
+            fp8_mha: settings.fp8_mha,
             embedding_dropout: settings.dropout,
             attention_dropout: settings.dropout,
             hidden_dropout: settings.dropout,

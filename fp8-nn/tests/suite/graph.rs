@@ -142,7 +142,9 @@ fn attention_in_fp8_is_recorded() {
             hidden_size: 32,
             num_attention_heads: 2,
             max_seq_length: 8,
+            attention_dropout: 0.2,
             fp8_dpa: true,
+            fp8_mha: true,
             ..Default::default()
         };
         let model = Gpt::new("gpt", &options, &device(), &mut rng(3)).unwrap();
@@ -153,6 +155,47 @@ fn attention_in_fp8_is_recorded() {
     recorded_beside(&mut eager, &mut recorded, |_, _| ());
     let all = |training: &Training| everything(&training.model, &training.scaling);
     assert!(all(&eager) == all(&recorded), "parameters, histories and scales");
+}
+
+/// A step of a layer without RoPE, whose qkv writes FP8: recorded and replayed, beside eager steps.
+#[test]
+fn layers_that_write_fp8_are_recorded() {
+    struct Trained(MultiheadAttention, Scaling, Tensor, AdamW);
+    let new = || {
+        let options = MultiheadAttentionOptions {
+            hidden_size: 64,
+            attention: AttentionOptions { num_attention_heads: 4, fp8_mha: true, ..Default::default() },
+            ..Default::default()
+        };
+        let model = MultiheadAttention::new("attention", options, &device(), &mut rng(1)).unwrap();
+        let scaling = Scaling::new(&model, &device()).unwrap();
+        Trained(model, scaling, noise([1, 8, 64], 0), AdamW::new(AdamWOptions::default()).unwrap())
+    };
+    let queue = |Trained(model, scaling, x, optimizer): &mut Trained| -> Result<[Tensor; 2]> {
+        fp8_nn::zero_grad(model)?;
+        let (y, dx) = step(scaling, &delayed(), &AutocastOptions::default(), model, x, x)?;
+        optimizer.step(model, 0.01)?;
+        Ok([y, dx])
+    };
+    let read = |of: &[Tensor; 2]| of.each_ref().map(bits);
+    let load = |of: &mut Trained, seed| of.2.write(&values(&noise([1, 8, 64], seed)), "x").unwrap();
+    let (mut eager, mut recorded) = (new(), new());
+    for seed in 0..2 {
+        let results = [&mut eager, &mut recorded].map(|of| {
+            load(of, seed);
+            read(&queue(of).unwrap())
+        });
+        assert_eq!(results[0], results[1]);
+    }
+    let (graph, results) = device().capture(|| queue(&mut recorded)).unwrap();
+    queue(&mut eager).unwrap();
+    for seed in 3..5 {
+        load(&mut eager, seed);
+        load(&mut recorded, seed);
+        graph.replay().unwrap();
+        assert_eq!(read(&queue(&mut eager).unwrap()), read(&results));
+    }
+    assert!(everything(&eager.0, &eager.1) == everything(&recorded.0, &recorded.1));
 }
 
 /// Replay n draws the masks of eager step n, and each step others.

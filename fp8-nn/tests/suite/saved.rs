@@ -386,16 +386,6 @@ fn an_f32_residual_is_not_rounded() {
 }
 
 #[test]
-fn fp8_attention_has_no_dropout() {
-    let mut options = block_options();
-    (options.attention.fp8_dpa, options.attention.attention_dropout) = (true, 0.1);
-    assert_eq!(
-        error(TransformerLayer::new("block", options, &device(), &mut rng(1))),
-        "block.attention: attention_dropout = 0.1: not together with fp8_dpa: set one of the two"
-    );
-}
-
-#[test]
 fn options_that_exclude_each_other_are_refused() {
     let refused = |change: fn(&mut TransformerLayerOptions)| {
         let mut options = block_options();

@@ -255,6 +255,9 @@ impl Kernel for Forward<'_> {
     fn run(self) -> Result<()> {
         let Self { q, k, v, first, o, max, sum, visible, dropped, p } = self;
         let dim = p.head_dim;
+        // Where probabilities are rounded, a factor above 1 could saturate their codes: it comes with the sum.
+        let factor = dropped.map_or(1.0, |dropped| dropped.mask.factor);
+        let (inner, outer) = if p.rounding.is_some() { (1.0, factor) } else { (factor, 1.0) };
         let mut block = [0.0; QUERIES * KEYS];
         let rows = o.chunks_mut(QUERIES * dim).zip(max.chunks_mut(QUERIES)).zip(sum.chunks_mut(QUERIES));
         for (i, ((o, max), sum)) in rows.enumerate() {
@@ -283,7 +286,7 @@ impl Kernel for Forward<'_> {
                     if let Some(dropped) = &dropped {
                         let row = &mut row[hidden..seen.max(hidden)];
                         dropped.each(first + i, start + hidden..start + hidden + row.len(), |j, kept| {
-                            row[j] = if kept { row[j] * dropped.mask.factor } else { 0.0 };
+                            row[j] = if kept { row[j] * inner } else { 0.0 };
                         });
                     }
                 }
@@ -295,7 +298,7 @@ impl Kernel for Forward<'_> {
             }
             for (o, &mut sum) in o.chunks_exact_mut(dim).zip(sum) {
                 if sum != 0.0 {
-                    o.iter_mut().for_each(|o| *o /= sum);
+                    o.iter_mut().for_each(|o| *o = *o / sum * outer);
                 }
             }
         }
@@ -343,6 +346,9 @@ impl Kernel for Backward<'_> {
         let dim = p.head_dim;
         // What is rounded has no scale yet: rounding commutes with powers of two alone.
         let slope_scale = if p.rounding.is_some() { 1.0 } else { p.scale };
+        // The same holds for the factor of probabilities that are kept.
+        let factor = x.dropped.map_or(1.0, |dropped| dropped.mask.factor);
+        let (inner, outer) = if p.rounding.is_some() { (1.0, factor) } else { (factor, 1.0) };
         // Probabilities; their gradients, then those of the scores.
         let (mut probs, mut grads) = ([0.0; QUERIES * KEYS], [0.0; QUERIES * KEYS]);
         for (block, dq) in dq.chunks_mut(QUERIES * dim).enumerate() {
@@ -385,7 +391,7 @@ impl Kernel for Backward<'_> {
                     if x.dropped.is_some() {
                         let probs = probs[..seen].iter_mut().zip(&factors);
                         probs.for_each(|(prob, &factor)| {
-                            *prob = if factor == 0.0 { 0.0 } else { *prob * factor }
+                            *prob = if factor == 0.0 { 0.0 } else { *prob * inner }
                         });
                     }
                     for hidden in [0..hidden, seen..cols] {
@@ -401,7 +407,7 @@ impl Kernel for Backward<'_> {
                     let mut by_key = grads;
                     attention_fp8::round_columns(&mut by_key, [count, cols], encoding, p.scale)?;
                     add_product(cols, flipped(&by_key), x.q, [first, count], &mut dk[rows.clone()])?;
-                    attention_fp8::round_columns(&mut probs, [count, cols], Encoding::E4M3, 1.0)?;
+                    attention_fp8::round_columns(&mut probs, [count, cols], Encoding::E4M3, outer)?;
                     add_product(cols, flipped(&probs), x.dy, [first, count], &mut dv[rows])?;
                     attention_fp8::round_rows(&mut grads, [count, cols], encoding, p.scale)?;
                     add_product(count, straight(&grads), x.k, [start, cols], dq)?;

@@ -29,6 +29,11 @@ impl Mask {
     pub(super) fn args(&self) -> [Arg; 4] {
         args![&self.key, self.first, self.threshold, self.factor]
     }
+
+    /// The same where nothing is dropped, for kernels that take both: no key, and the factor 1.
+    pub(super) fn none() -> [Arg; 4] {
+        args![None::<&Buffer>, 0u64, 0u32, 1.0f32]
+    }
 }
 
 pub(crate) fn dropout(gpu: &Gpu, op: &'static str, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
