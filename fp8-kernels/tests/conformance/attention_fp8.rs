@@ -1,5 +1,5 @@
 use super::case::{Outcome, cases};
-use super::compare::{close_norm, ensure, refused, refused_on, same};
+use super::compare::{close, close_norm, ensure, refused, refused_on, same};
 use super::data::{FLOATS, f64s, normal};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
@@ -14,6 +14,7 @@ cases![
     head_sizes_beyond_the_tensor_cores: Formats,
     quantized_attention_is_near_that_of_the_values,
     packed_sequences_are_those_of_calls_of_their_own,
+    rows_have_their_maxima_and_sums,
     rows_without_keys_are_zero,
     each_row_of_gradients_has_its_own_scale: Formats,
     factors_far_apart,
@@ -139,10 +140,12 @@ fn windows_and_diagonals(device: &Device, encoding: Encoding) -> Outcome {
     for (window, bottom_right, causal) in
         [([Some(3), Some(2)], false, false), ([Some(5), None], true, true), ([None, Some(1)], true, false)]
     {
-        let p = problem([2, 37, 30, 2, 1, 32], Some(&[30, 19]));
-        let query_lengths = Some(vec![35, 37]);
-        let p = Attention { window, bottom_right, causal, query_lengths, ..p };
-        agrees(&p, encoding, DType::F32, device)?;
+        for dim in [32, 96] {
+            let p = problem([2, 37, 30, 2, 1, dim], Some(&[30, 19]));
+            let query_lengths = Some(vec![35, 37]);
+            let p = Attention { window, bottom_right, causal, query_lengths, ..p };
+            agrees(&p, encoding, DType::F32, device)?;
+        }
     }
     Ok(())
 }
@@ -166,6 +169,9 @@ pub(super) fn near_exact(p: &Attention, encoding: Encoding, device: &Device) -> 
 fn many_tiles_stay_near_exact_attention(device: &Device, encoding: Encoding) -> Outcome {
     let wide = Attention { causal: true, ..problem([1, 150, 150, 2, 1, 64], None) };
     let long = Attention { window: [Some(100), None], ..problem([1, 66, 290, 1, 1, 96], Some(&[280])) };
+    // The last tiles of a block of queries show its first ones nothing, and what those saw before must stay.
+    let hidden = Attention { causal: true, ..problem([1, 70, 70, 1, 1, 112], None) };
+    near_exact(&hidden, encoding, device)?;
     near_exact(&wide, encoding, device)?;
     near_exact(&long, encoding, device)
 }
@@ -237,6 +243,31 @@ fn packed_sequences_are_those_of_calls_of_their_own(device: &Device) -> Outcome 
             }
             begin = [begin[0] + queries, begin[1] + keys];
         }
+    }
+    Ok(())
+}
+
+/// Of all scores that a row sees, in tiles that show it some, all or none.
+fn rows_have_their_maxima_and_sums(device: &Device) -> Outcome {
+    for dim in [64, 112] {
+        let p = Attention { causal: true, ..problem([1, 70, 140, 2, 1, dim], None) };
+        let call = Call::new(&p, Encoding::E5M2, device)?;
+        let [q, k, v, _] = &call.codes;
+        let (_, saved) = ops::attention_fp8(q, k, v, &call.sequences, call.options, DType::F32)?;
+        let [q, k, _, _] = call.decoded()?;
+        let (mut maxima, mut sums) = (Vec::new(), Vec::new());
+        for (head, query) in (0..2).flat_map(|head| (0..70).map(move |query| (head, query))) {
+            let score = |key: usize| -> f64 {
+                let product = |c| q[(query * 2 + head) * dim + c] * k[key * dim + c];
+                (0..dim).map(product).sum::<f64>() * p.scale
+            };
+            let scores: Vec<f64> = (0..=query).map(score).collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            maxima.push(largest);
+            sums.push(scores.iter().map(|score| (score - largest).exp()).sum());
+        }
+        close("row_max", &saved.row_max.to_vec::<f32>()?, &maxima, 70, [1e-4, 1e-4])?;
+        close("row_sum", &saved.row_sum.to_vec::<f32>()?, &sums, 70, [1e-3, 1e-4])?;
     }
     Ok(())
 }
