@@ -6,7 +6,14 @@ use fp8_kernels::{DType, Device, Tensor, ops};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-/// How [`Folder::load`] makes a model. The example of [`Folder::load`] uses it.
+/// How [`Folder::load`] makes a model.
+///
+/// ```
+/// use fp8_nn::hf::LoadOptions;
+/// use fp8_nn::prelude::DType;
+/// let to_train = LoadOptions { trainable: true, params_dtype: DType::BF16, ..Default::default() };
+/// assert_eq!(to_train.path, "model");
+/// ```
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
     /// The path of the model, with which the names of its parameters begin. Default: `"model"`.
@@ -25,7 +32,16 @@ impl Default for LoadOptions {
     }
 }
 
-/// The tensors of a folder that one parameter of a [`Gpt`] holds. [`Config::parameters`] has an example.
+/// The tensors of a folder that one parameter of a [`Gpt`] holds.
+///
+/// ```
+/// use fp8_nn::hf::{Config, ParameterSource};
+/// let config = Config::from_json(r#"{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 16}"#)?;
+/// let sources: Vec<ParameterSource> = config.parameters();
+/// let qkv = sources.iter().find(|source| source.parameter == "blocks.0.attention.qkv.weight");
+/// assert!(qkv.is_some_and(|qkv| qkv.is_transposed && qkv.tensors == ["transformer.h.0.attn.c_attn.weight"]));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParameterSource {
     /// The parameter's name behind the model's path, such as `blocks.0.attention.qkv.weight`.
