@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod config;
+mod decoder;
 mod exports;
 mod folders;
 mod hostile;
