@@ -19,6 +19,7 @@ mod dropout_state;
 mod dtype;
 mod environment;
 mod error;
+mod fp8_parts;
 mod fp8_tensor;
 mod graph;
 mod host;

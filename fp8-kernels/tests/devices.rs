@@ -91,7 +91,15 @@ calls! {
     gemm_fp8_accumulate(a, b, out): ops::gemm_fp8_accumulate(&codes(a)?, &codes(b)?, &mut floats([16, 16], out)?, "out", ops::Accumulation::Split)?;
     gemm_fp8_quantize(a, b, row, scale, amax, counters): {
         let (a, b, row) = (codes(a)?, codes(b)?, floats([16], row)?);
-        slot([scale, amax, counters], |slot| ops::gemm_fp8_quantize(&a, &b, Some(&row), slot, DType::BF16))?
+        slot([scale, amax, counters], |slot| ops::gemm_fp8_quantize(&a, &b, Some(&row), slot, DType::BF16, Accumulation::Fast))?
+    };
+    fprop_quantize(x, w, scale, amax, counters): {
+        let (x, w) = (Operand::Fp8(codes(x)?), Operand::Fp8(codes(w)?));
+        slot([scale, amax, counters], |slot| ops::fprop_quantize(&x, &w, None, slot, DType::BF16, Accumulation::Fast))?
+    };
+    dgrad_quantize(dy, w, scale, amax, counters): {
+        let (dy, w) = (Operand::Fp8(codes(dy)?), Operand::Fp8(codes(w)?));
+        slot([scale, amax, counters], |slot| ops::dgrad_quantize(&dy, &w, slot, DType::BF16, Accumulation::Split))?
     };
     fprop(x, w): ops::fprop(&Operand::Fp8(codes(x)?), &Operand::Fp8(codes(w)?), None, DType::F32, ops::Accumulation::Fast)?;
     dgrad(dy, w): ops::dgrad(&Operand::Fp8(codes(dy)?), &Operand::Fp8(codes(w)?), DType::F32, ops::Accumulation::Split)?;

@@ -96,6 +96,11 @@ impl Output {
         Self { layer: layer.clone(), shape: *y.shape(), device: y.device().clone() }
     }
 
+    /// Describes an output that may be in FP8.
+    pub(crate) fn of_operand(layer: &Arc<str>, y: &Operand) -> Self {
+        Self { layer: layer.clone(), shape: *y.shape(), device: y.device().clone() }
+    }
+
     /// Refuses a `dy` that cannot be the gradient of this output.
     pub(crate) fn check(&self, dy: &Tensor) -> Result<()> {
         self.check_named("dy", dy)

@@ -22,9 +22,9 @@
 //!
 //! Both need memory for one tensor besides what is saved or loaded.
 
-mod file;
+pub(crate) mod file;
 mod finite;
-mod header;
+pub(crate) mod header;
 mod loss_scale;
 pub(crate) mod scaling_state;
 mod values;

@@ -1,7 +1,7 @@
 //! Attention from one sequence to another.
 
 use crate::arguments::{Argument, Output};
-use crate::attention::{Attention, AttentionPassed};
+use crate::attention::{Attention, AttentionPassed, Inputs, Place};
 use crate::heads::Heads;
 use crate::projection::{Projection, ProjectionSaved};
 use crate::qk_norm::{self, QkNorm, QkNormSaved};
@@ -11,7 +11,7 @@ use crate::{
     composite, init, parameters, precision,
 };
 use fp8_kernels::ops::{self, Sequences};
-use fp8_kernels::{DType, Device, Tensor};
+use fp8_kernels::{DType, Device, Operand, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 use std::sync::Arc;
@@ -69,6 +69,10 @@ impl Default for CrossAttentionOptions {
 /// | `<path>.proj.weight` | `[hidden_size, H · d]` | normal, `output_layer_init_std` |
 /// | `<path>.q_norm.weight`, `<path>.k_norm.weight`, with `qk_norm` | `[d]` | γ = 1 |
 /// | `.bias` of each, if asked for | its rows | 0 |
+///
+/// With `fp8_dpa` the layer has four more slots, each with one scale: `<path>.dpa.q.input`, `<path>.dpa.k.input`,
+/// `<path>.dpa.v.input` and `<path>.dpa.o.grad_output`. With `fp8_mha` these are `<path>.q.output`, `<path>.kv.output` and
+/// `<path>.proj.grad_input`.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -152,6 +156,12 @@ impl CrossAttention {
         let kv = linear(encoder_hidden_size, heads.kv_width(), init.init_std);
         let proj = linear(heads.q_width(), hidden_size, init.output_layer_init_std);
         let norm = input_layernorm.map(|norm| (norm, false));
+        let of = |name: &str| format!("{path}.{name}");
+        // `<path>.q.input` is a slot of the projection.
+        let [slots, q_path, kv_path, proj_path] = [of("dpa"), of("q"), of("kv"), of("proj")];
+        // The norms of heads come between.
+        let outputs = if attention.qk_norm.is_none() { vec![&*q_path, &*kv_path] } else { vec![] };
+        let place = Place { layer: path, slots: &slots, outputs: &outputs, proj: &proj_path };
         Ok(Self {
             path: path.into(),
             q: Projection::new(path, "q", norm, q, device, rng)?,
@@ -161,7 +171,7 @@ impl CrossAttention {
                 .qk_norm
                 .map(|norm| QkNorm::new(path, heads.head_dim, norm, params_dtype, device))
                 .transpose()?,
-            attention: Attention::new(path, &attention)?,
+            attention: Attention::new(&place, &attention)?,
             heads,
         })
     }
@@ -181,24 +191,28 @@ impl CrossAttention {
     ) -> Result<(Tensor, CrossAttentionSaved)> {
         cx.attempt(|cx| {
             let [batch, queries, keys] = self.check_inputs(&self.path, x, encoder_output, sequences)?;
-            for input in [x, encoder_output] {
-                precision::compute_dtype(cx, &self.path, input.dtype(), parameters(self))?;
-            }
+            precision::compute_dtype(cx, &self.path, encoder_output.dtype(), parameters(self))?;
+            let dtype = precision::compute_dtype(cx, &self.path, x.dtype(), parameters(self))?;
             let Heads { heads, groups, head_dim } = self.heads;
-            let (q, q_saved) = self.q.forward(cx, x)?;
-            let (kv, kv_saved) = self.kv.forward(cx, encoder_output)?;
-            let parts = ops::split(&kv, &[groups * head_dim; 2])?;
-            let [k, v] = <[Tensor; 2]>::try_from(parts).map_err(|parts| Error::Option {
-                layer: self.path.to_string(),
-                option: "kv",
-                value: format!("split into {} parts", parts.len()),
-                remedy: "expected key and value".to_owned(),
-            })?;
-            let q = q.reshape([batch, queries, heads, head_dim])?;
-            let [k, v] =
-                [k.reshape([batch, keys, groups, head_dim])?, v.reshape([batch, keys, groups, head_dim])?];
-            let (q, k, qk_norm) = qk_norm::forward(self.qk_norm.as_ref(), q, k)?;
-            let (o, attention) = self.attention.forward(cx, [q, k, v], sequences)?;
+            let (q, q_saved) = self.q.forward(cx, x, self.attention.output(0))?;
+            let (kv, kv_saved) = self.kv.forward_to(cx, encoder_output, self.attention.output(1))?;
+            let (widths, of_keys) = ([groups * head_dim; 2], [batch, keys, groups, head_dim]);
+            let of_queries = [batch, queries, heads, head_dim];
+            let mut qk_norm = None;
+            let inputs = match (q, kv) {
+                (Operand::Fp8(q), Operand::Fp8(kv)) => {
+                    let [k, v] = self.two(kv.split(&widths)?)?;
+                    Inputs::Fp8([q.reshape(of_queries)?, k.reshape(of_keys)?, v.reshape(of_keys)?])
+                }
+                (q, kv) => {
+                    let [k, v] = self.two(ops::split(&kv.dequantize(dtype)?, &widths)?)?;
+                    let q = q.dequantize(dtype)?.reshape(of_queries)?;
+                    let (q, k, saved) = qk_norm::forward(self.qk_norm.as_ref(), q, k.reshape(of_keys)?)?;
+                    qk_norm = saved;
+                    Inputs::High([q, k, v.reshape(of_keys)?])
+                }
+            };
+            let (o, attention) = self.attention.forward(cx, inputs, sequences, dtype)?;
             let (y, proj) = self.proj.forward(cx, &o.reshape([batch, queries, heads * head_dim])?)?;
             let (sequences, output) = (sequences.clone(), Output::of(&self.path, &y));
             Ok((y, CrossAttentionSaved { q_saved, kv_saved, qk_norm, attention, sequences, proj, output }))
@@ -218,8 +232,8 @@ impl CrossAttention {
         cx.attempt(|cx| {
             saved.output.check(dy)?;
             let CrossAttentionSaved { q_saved, kv_saved, qk_norm, attention, sequences, proj, .. } = saved;
-            let d_o = self.proj.backward(cx, proj, dy)?.reshape(attention.shape())?;
-            let (dq, dk, dv) = self.attention.backward(cx, attention, &d_o, &sequences)?;
+            let d_o = self.proj.backward_to(cx, proj, dy, self.attention.grad_input(&attention))?;
+            let (dq, dk, dv) = self.attention.backward(cx, attention, d_o, &sequences)?;
             let (dq, dk) = qk_norm::backward(self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
             let flat = |t: &Tensor| {
                 let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
@@ -228,6 +242,16 @@ impl CrossAttention {
             let de = self.kv.backward(cx, kv_saved, &ops::concat(&[&flat(&dk)?, &flat(&dv)?])?)?;
             let dx = self.q.backward(cx, q_saved, &flat(&dq)?, None)?;
             Ok((dx, de))
+        })
+    }
+
+    /// Returns the parts of `kv`.
+    fn two<T>(&self, parts: Vec<T>) -> Result<[T; 2]> {
+        <[T; 2]>::try_from(parts).map_err(|parts| Error::Option {
+            layer: self.path.to_string(),
+            option: "kv",
+            value: format!("split into {} parts", parts.len()),
+            remedy: "expected key and value".to_owned(),
         })
     }
 

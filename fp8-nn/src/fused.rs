@@ -1,10 +1,11 @@
 //! Linears whose input or `dy` is quantized by an operation of the caller, such as an activation or a norm.
 
 use crate::arguments::Argument;
+use crate::fp8_output::in_high_precision;
 use crate::linear::LinearCore;
 use crate::{Error, LayerNormLinear, LayerNormLinearSaved, Linear, LinearSaved, Result, precision};
 use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
-use fp8_recipe::{Backward, Forward, Snapshot};
+use fp8_recipe::{Backward, Forward, SlotName, Snapshot};
 
 /// A tensor that two GEMMs read. The recipe may run either of them in high precision.
 #[derive(Debug)]
@@ -185,20 +186,21 @@ impl Linear {
         cx.attempt(|cx| {
             let dtype = precision::compute_dtype(cx, self.path(), input_dtype, self.parameters())?;
             let (y, core, x, ()) =
-                self.forward_with(cx, dtype, input_dtype, |slot| Ok((quantize(slot)?, ())))?;
-            Ok((y, core.with_input(self.for_wgrad(cx, &x))))
+                self.forward_with(cx, dtype, input_dtype, None, |slot| Ok((quantize(slot)?, ())))?;
+            Ok((in_high_precision(y)?, core.with_input(self.for_wgrad(cx, &x))))
         })
     }
 
     /// Runs [`forward_fused`](Self::forward_fused) in `dtype`, for an operation with a second result. Returns the output, what
-    /// backward needs besides the input, the input and the second result.
+    /// backward needs besides the input, the input and the second result. With `output`, a slot of this layer, the output is quantized.
     pub(crate) fn forward_with<T>(
         &self,
         cx: &mut Forward<'_>,
         dtype: DType,
         input_dtype: DType,
+        output: Option<&SlotName>,
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
-    ) -> Result<(Tensor, LinearCore, Quantized, T)> {
+    ) -> Result<(Operand, LinearCore, Quantized, T)> {
         let gemms = cx.fp8_gemms(&self.gemm_slots().input);
         let (in_fp8, measures) = ([gemms.fprop, gemms.wgrad], cx.measures_sqnr());
         let fused = Fused { layer: self.path(), name: "input", dtype, in_fp8, measures };
@@ -212,7 +214,7 @@ impl Linear {
         if let Some(values) = values {
             cx.measure_sqnr(name, &values, x.operand())?;
         }
-        let (y, core) = self.forward_quantized(cx, &x, dtype, input_dtype)?;
+        let (y, core) = self.forward_quantized(cx, &x, dtype, input_dtype, output)?;
         Ok((y, core, x, rest))
     }
 
@@ -264,7 +266,7 @@ impl Linear {
                 cx.measure_sqnr(origin, &self.gemm_slots().grad_output, &values, dy.operand())?;
             }
             self.check_bias_gradient(db.as_ref())?;
-            self.backward_quantized(cx, saved, &dy, db.as_ref())
+            in_high_precision(self.backward_quantized(cx, saved, &dy, db.as_ref(), None)?)
         })
     }
 

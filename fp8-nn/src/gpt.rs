@@ -1,6 +1,7 @@
 //! A language model.
 
 mod head;
+mod options;
 
 use crate::arguments::{Argument, Output};
 use crate::dropout::Rate;
@@ -8,125 +9,18 @@ use crate::layer_norm::NormCore;
 use crate::loss_scaler::expect_all_gradients;
 use crate::{
     AttentionOptions, Embedding, EmbeddingOptions, EmbeddingSaved, Error, InitOptions, Linear, LinearOptions,
-    LossScaler, Module, NormOptions, RecomputeLevel, Result, SequenceInfo, TransformerLayer,
-    TransformerLayerOptions, TransformerLayerSaved, composite, init,
+    LossScaler, Module, NormOptions, Result, SequenceInfo, TransformerLayer, TransformerLayerOptions,
+    TransformerLayerSaved, composite, init,
 };
 use fp8_kernels::ops::{
-    self, Activation, CrossEntropyOptions, CrossEntropySaved, Dropout, LossScale, Norm, NormStats, Positions,
-    RopeScaling,
+    self, CrossEntropyOptions, CrossEntropySaved, Dropout, LossScale, Norm, NormStats, Positions,
 };
-use fp8_kernels::{DType, Device, Tensor};
+use fp8_kernels::{Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use head::HeadSaved;
+pub use options::GptOptions;
 use rand::Rng;
 use std::sync::Arc;
-
-/// Options of a [`Gpt`]. `vocab_size`, `num_layers`, `hidden_size`, `num_attention_heads` and `max_seq_length` are required;
-/// the other fields have defaults.
-///
-/// See [`Gpt`] for an example.
-#[derive(Debug, Clone)]
-pub struct GptOptions {
-    /// The number of token ids, which run from 0 to `vocab_size − 1`. Required.
-    pub vocab_size: usize,
-    /// The number of transformer blocks. Required.
-    pub num_layers: usize,
-    /// The width of the model. Required.
-    pub hidden_size: usize,
-    /// The inner width of the MLPs. Default: `None`, four times `hidden_size`.
-    pub ffn_hidden_size: Option<usize>,
-    /// The number of query heads, a divisor of `hidden_size`. Required.
-    pub num_attention_heads: usize,
-    /// The number of key and value heads. Default: `None`, one for each query head.
-    pub num_gqa_groups: Option<usize>,
-    /// The length of the longest sequence. Required.
-    pub max_seq_length: usize,
-    /// The activation of the MLPs. Default: [`Activation::Gelu`], the tanh form.
-    pub activation: Activation,
-    /// The normalization in the blocks and before the head. Default: `NormOptions::default()`, a LayerNorm with
-    /// ε = 1e-5.
-    pub norm: NormOptions,
-    /// The size of a head. Default: `None`, which is `hidden_size / num_attention_heads`.
-    pub kv_channels: Option<usize>,
-    /// The base of RoPE's frequencies. Default: 10000.
-    pub rope_base: f64,
-    /// How the frequencies of RoPE are scaled for longer sequences. Default: [`RopeScaling::None`].
-    pub rope_scaling: RopeScaling,
-    /// Whether the model adds a table of learned positions, `<path>.position.weight` `[max_seq_length, hidden_size]`, to the
-    /// embedding in place of RoPE, as GPT-2 does. Default: false.
-    pub learned_positions: bool,
-    /// How many positions each block's attention sees, itself included: one number for each block, `None` for no limit. Default:
-    /// empty, no limits.
-    pub sliding_windows: Vec<Option<usize>>,
-    /// Whether each head of queries and keys is normalized by an RMSNorm before RoPE, with the ε of `norm`, as Qwen3 does.
-    /// Default: false.
-    pub qk_norm: bool,
-    /// Whether the attention of the blocks runs in FP8: see [`AttentionOptions::fp8_dpa`]. Default: false.
-    pub fp8_dpa: bool,
-    /// The probability that an element of the embedding is dropped in training, at least 0 and less than 1, as in GPT-2.
-    /// Default: 0.
-    pub embedding_dropout: f32,
-    /// The probability that an attention probability is dropped in training, at least 0 and less than 1. Default: 0.
-    /// Transformer Engine's default is 0.1.
-    pub attention_dropout: f32,
-    /// The probability that an element of a residual branch is dropped in training, at least 0 and less than 1. Default: 0.
-    /// Transformer Engine's default is 0.1.
-    pub hidden_dropout: f32,
-    /// The probability that a residual branch is dropped in training for a whole sequence, at least 0 and less than 1: the same
-    /// in each block. Default: 0.
-    pub drop_path_rate: f32,
-    /// Whether the Linears of the blocks have biases. The head has none. Default: true.
-    pub bias: bool,
-    /// Whether `qkv` has a bias. Default: `None`, as `bias` says.
-    pub qkv_bias: Option<bool>,
-    /// Whether the head is the table of the embedding, so that the model has no `<path>.head.weight`. The table's gradient is the
-    /// sum of both uses. Default: false.
-    pub tie_word_embeddings: bool,
-    /// What backward computes again in each block, in place of keeping it. Default: [`RecomputeLevel::None`].
-    pub recompute: RecomputeLevel,
-    /// Whether the residual additions of the blocks are f32: see
-    /// [`TransformerLayerOptions::fp32_residual_connection`]. Default: false.
-    pub fp32_residual_connection: bool,
-    /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
-    pub params_dtype: DType,
-    /// Standard deviation of the initial weights. The weights at the end of a residual branch (`proj` and
-    /// `fc2`) have `init_std / √(2 · num_layers)`. Default: 0.023.
-    pub init_std: f32,
-}
-
-impl Default for GptOptions {
-    fn default() -> Self {
-        Self {
-            vocab_size: 0,
-            num_layers: 0,
-            hidden_size: 0,
-            ffn_hidden_size: None,
-            num_attention_heads: 0,
-            num_gqa_groups: None,
-            max_seq_length: 0,
-            activation: Activation::Gelu,
-            norm: NormOptions::default(),
-            kv_channels: None,
-            rope_base: 10_000.0,
-            rope_scaling: RopeScaling::None,
-            learned_positions: false,
-            sliding_windows: Vec::new(),
-            qk_norm: false,
-            fp8_dpa: false,
-            embedding_dropout: 0.0,
-            attention_dropout: 0.0,
-            hidden_dropout: 0.0,
-            drop_path_rate: 0.0,
-            bias: true,
-            qkv_bias: None,
-            tie_word_embeddings: false,
-            recompute: RecomputeLevel::None,
-            fp32_residual_connection: false,
-            params_dtype: DType::F32,
-            init_std: 0.023,
-        }
-    }
-}
 
 /// A decoder-only language model: embedding, causal transformer blocks with RoPE or learned positions, norm, head.
 ///
@@ -249,6 +143,7 @@ impl Gpt {
                     .then(|| NormOptions { normalization: Norm::RmsNorm, ..options.norm }),
                 max_seq_length: options.max_seq_length,
                 fp8_dpa: options.fp8_dpa,
+                fp8_mha: options.fp8_mha,
                 attention_dropout: options.attention_dropout,
                 ..Default::default()
             },

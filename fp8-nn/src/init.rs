@@ -4,7 +4,7 @@ use crate::{Error, Result};
 use fp8_kernels::{DType, Device, Shape, Tensor, ops};
 use rand::Rng;
 
-/// Returns normally distributed values with mean 0, drawn in f32 and rounded to `dtype`.
+/// Returns normally distributed values with mean 0, drawn in f32 and rounded to `dtype`. With a deviation of 0 nothing is drawn.
 pub(crate) fn normal(
     shape: impl Into<Shape>,
     std: f32,
@@ -14,6 +14,9 @@ pub(crate) fn normal(
 ) -> Result<Tensor> {
     let (op, shape) = ("init", shape.into());
     shape.check_size(op)?;
+    if std == 0.0 {
+        return Ok(Tensor::zeros(shape, dtype, device)?);
+    }
     // One more if the number is odd, because values are drawn in pairs.
     let (mut values, len) = (Vec::new(), shape.numel() + 1);
     let bytes = len.saturating_mul(size_of::<f32>());

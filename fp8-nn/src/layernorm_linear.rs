@@ -1,13 +1,14 @@
 //! A norm and a Linear in one layer.
 
 use crate::arguments::Output;
+use crate::fp8_output::in_high_precision;
 use crate::layer_norm::NormCore;
 use crate::linear::LinearCore;
 use crate::precision::{self, Entered};
 use crate::{Linear, LinearOptions, LinearSaved, Module, NormOptions, Result, composite, init};
 use fp8_kernels::ops::{self, NormStats};
 use fp8_kernels::{DType, Device, Operand, Slot, Tensor};
-use fp8_recipe::{Backward, Forward, Snapshot};
+use fp8_recipe::{Backward, Forward, SlotName, Snapshot};
 use rand::Rng;
 
 /// Options of a [`LayerNormLinear`]. The two sizes are required; the other fields have defaults.
@@ -191,11 +192,24 @@ impl LayerNormLinear {
         cx: &mut Forward<'_>,
         x: &Tensor,
     ) -> Result<(Tensor, Tensor, LayerNormLinearSaved)> {
+        let (y, normed, saved) = self.forward_with_layernorm_output_to(cx, x, None)?;
+        Ok((in_high_precision(y)?, normed, saved))
+    }
+
+    /// Runs [`forward_with_layernorm_output`](Self::forward_with_layernorm_output) with an output that `output`, a slot of the
+    /// Linear, quantizes.
+    pub(crate) fn forward_with_layernorm_output_to(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        output: Option<&SlotName>,
+    ) -> Result<(Operand, Tensor, LayerNormLinearSaved)> {
         cx.attempt(|cx| {
             let Entered { x, input_dtype } = self.enter(cx, x)?;
             let (normed, stats) = self.norm.forward(&x)?;
             let quantize = |slot: &Slot<'_>| Ok((ops::quantize(&normed, slot)?, ()));
-            let (y, core, operand, ()) = self.linear.forward_with(cx, x.dtype(), x.dtype(), quantize)?;
+            let (y, core, operand, ()) =
+                self.linear.forward_with(cx, x.dtype(), x.dtype(), output, quantize)?;
             let operand = self.linear.for_wgrad(cx, &operand);
             let linear = self.saved(cx, core, operand, true);
             Ok((y, normed, LayerNormLinearSaved { normed: Normed { x, stats, input_dtype }, linear }))
@@ -220,6 +234,24 @@ impl LayerNormLinear {
             let (linear, normed) = self.restore(cx, saved)?;
             let dn = self.linear.backward(cx, linear, dy)?;
             self.backward_norm(normed, &dn, Some(dnormed))
+        })
+    }
+
+    /// Runs [`forward`](Module::forward) with an output that `output`, a slot of the Linear, quantizes.
+    pub(crate) fn forward_to(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        output: Option<&SlotName>,
+    ) -> Result<(Operand, LayerNormLinearSaved)> {
+        cx.attempt(|cx| {
+            let Entered { x, input_dtype } = self.enter(cx, x)?;
+            let dtype = x.dtype();
+            let norm = |slot: &Slot<'_>| self.norm.forward_slot(&x, slot);
+            let (y, core, operand, stats) = self.linear.forward_with(cx, dtype, dtype, output, norm)?;
+            let operand = self.linear.for_wgrad(cx, &operand);
+            let linear = self.saved(cx, core, operand, false);
+            Ok((y, LayerNormLinearSaved { normed: Normed { x, stats, input_dtype }, linear }))
         })
     }
 
@@ -284,15 +316,8 @@ impl Module for LayerNormLinear {
     type Saved = LayerNormLinearSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormLinearSaved)> {
-        cx.attempt(|cx| {
-            let Entered { x, input_dtype } = self.enter(cx, x)?;
-            let dtype = x.dtype();
-            let (y, core, operand, stats) =
-                self.linear.forward_with(cx, dtype, dtype, |slot| self.norm.forward_slot(&x, slot))?;
-            let operand = self.linear.for_wgrad(cx, &operand);
-            let linear = self.saved(cx, core, operand, false);
-            Ok((y, LayerNormLinearSaved { normed: Normed { x, stats, input_dtype }, linear }))
-        })
+        let (y, saved) = self.forward_to(cx, x, None)?;
+        Ok((in_high_precision(y)?, saved))
     }
 
     fn is_positionwise(&self) -> bool {

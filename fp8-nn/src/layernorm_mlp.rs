@@ -1,6 +1,7 @@
 //! A norm and a feed-forward network in one layer.
 
 use crate::arguments::{Argument, Output};
+use crate::fp8_output::in_high_precision;
 use crate::linear::LinearCore;
 use crate::{
     Error, InitOptions, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions,
@@ -232,7 +233,8 @@ impl LayerNormMlp {
     ) -> Result<(Tensor, LayerNormMlpSaved)> {
         let activation = |slot: &Slot<'_>| Ok((ops::activation(&h, self.activation, slot)?, ()));
         let dtype = precision::compute_dtype(cx, self.fc2.path(), h.dtype(), self.fc2.parameters())?;
-        let (y, core, x, ()) = self.fc2.forward_with(cx, dtype, h.dtype(), activation)?;
+        let (y, core, x, ()) = self.fc2.forward_with(cx, dtype, h.dtype(), None, activation)?;
+        let y = in_high_precision(y)?;
         let fc2 = if self.recomputes_activation {
             SavedFc2::WithoutInput { core, snapshot: cx.snapshot() }
         } else {

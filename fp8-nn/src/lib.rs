@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod atomic_folder;
 mod attention;
 pub mod checkpoint;
 mod clip;
@@ -17,10 +18,12 @@ mod delayed_wgrad;
 mod dropout;
 mod embedding;
 mod error;
+mod fp8_output;
 mod fused;
 mod gpt;
 pub mod guide;
 mod heads;
+pub mod hf;
 mod init;
 mod layer_norm;
 mod layernorm_linear;
@@ -31,6 +34,7 @@ mod module;
 mod multihead_attention;
 mod optimizer;
 mod options;
+pub mod page;
 mod parameter;
 mod precision;
 pub mod prelude;
@@ -45,6 +49,7 @@ mod sequence_info;
 mod stack;
 mod transformer_layer;
 
+pub use atomic_folder::AtomicFolder;
 pub use clip::clip_grad_norm;
 pub use cross_attention::{CrossAttention, CrossAttentionOptions, CrossAttentionSaved};
 pub use data_parallel::{agree, all_reduce_gradients, broadcast_parameters, broadcast_state};

@@ -1,9 +1,10 @@
 //! Linear layers.
 
 use crate::arguments::{Argument, Output};
+use crate::fp8_output::{GradInput, in_high_precision};
 use crate::fused::Quantized;
 use crate::precision::{self, Entered};
-use crate::{Layer, Module, Parameter, Result, init};
+use crate::{Layer, Module, Parameter, Result, fp8_output, init};
 use fp8_kernels::{DType, Device, Operand, Shape, Tensor, ops};
 use fp8_recipe::{Backward, DelayedWgrad, Forward, GemmSlots, Origin, SlotName, Slots, Snapshot};
 use rand::Rng;
@@ -185,23 +186,25 @@ impl Linear {
     }
 
     /// Computes the output from an input that was quantized for fprop and wgrad. Returns it with what backward needs besides the
-    /// input.
+    /// input. With `output`, a slot of this layer, the output is quantized with it.
     pub(crate) fn forward_quantized(
         &self,
         cx: &mut Forward<'_>,
         x: &Quantized,
         dtype: DType,
         input_dtype: DType,
-    ) -> Result<(Tensor, LinearCore)> {
+        output: Option<&SlotName>,
+    ) -> Result<(Operand, LinearCore)> {
         let name = &self.slots.weight;
         let gemms = cx.fp8_gemms(name);
         let operand = self.weight.operand(cx, name, dtype)?;
         let w = Quantized::new(operand, [gemms.fprop, gemms.dgrad], || self.weight.values(dtype))?;
         let bias = self.bias.as_ref().filter(|_| !self.returns_bias).map(Parameter::tensor);
         let accumulation = cx.accumulation(name).fprop;
-        let y = ops::fprop(&x.pick(gemms.fprop), &w.pick(gemms.fprop), bias, dtype, accumulation)?;
+        let operands = [x.pick(gemms.fprop), w.pick(gemms.fprop)];
+        let y = fp8_output::fprop(cx, output, &operands, bias, dtype, accumulation)?;
         let (w, input_shape) = (w.pick(gemms.dgrad).for_backward(), *x.operand().shape());
-        let output = Output::of(self.path(), &y);
+        let output = Output::of_operand(self.path(), &y);
         let origin = cx.origin(name);
         Ok((y, LinearCore { origin, w, dtype, input_dtype, input_shape, output }))
     }
@@ -211,18 +214,21 @@ impl Linear {
         x.pick(cx.fp8_gemms(&self.slots.input).wgrad).for_backward()
     }
 
-    /// Computes the gradients from a `dy` that was quantized for dgrad and wgrad; `db` holds its column sums.
+    /// Computes the gradients from a `dy` that was quantized for dgrad and wgrad; `db` holds its column sums. With `grad_input`, the
+    /// gradient of the input is quantized.
     pub(crate) fn backward_quantized(
         &mut self,
         cx: &mut Backward<'_>,
         saved: LinearSaved,
         dy: &Quantized,
         db: Option<&Tensor>,
-    ) -> Result<Tensor> {
+        grad_input: Option<GradInput<'_>>,
+    ) -> Result<Operand> {
         let LinearSaved { x, core: saved } = saved;
         let gemms = cx.fp8_gemms(&saved.origin);
         let accumulation = cx.accumulation(&saved.origin);
-        let dx = ops::dgrad(&dy.pick(gemms.dgrad), &saved.w, saved.dtype, accumulation.dgrad)?;
+        let operands = [&dy.pick(gemms.dgrad), &saved.w];
+        let dx = fp8_output::dgrad(cx, &saved.origin, grad_input, operands, saved.dtype, accumulation.dgrad)?;
         let x = match x {
             SavedInput::Operand(x) => x,
             SavedInput::Original { x, snapshot } => {
@@ -240,14 +246,12 @@ impl Linear {
         if let (Some(bias), Some(db)) = (&mut self.bias, db) {
             bias.accumulate(db)?;
         }
-        let dx = dx.reshape(saved.input_shape)?;
-        Ok(ops::cast(&dx, saved.input_dtype)?)
-    }
-
-    pub(crate) fn check_input(&self, x: &Tensor) -> Result<()> {
-        let weight = &self.weight;
-        let argument = Argument::new(self.path(), "input", x).float()?.on(weight.device())?;
-        argument.features(weight.shape().last_dim(), "in_features").map(drop)
+        Ok(match dx {
+            Operand::High(dx) => {
+                Operand::High(ops::cast(&dx.reshape(saved.input_shape)?, saved.input_dtype)?)
+            }
+            codes => codes,
+        })
     }
 
     /// Notes that its GEMMs run in high precision under every recipe, so that its weight is not stored in FP8.
@@ -255,12 +259,14 @@ impl Linear {
         self.weight.forget_weight_slot();
         self
     }
-}
 
-impl Module for Linear {
-    type Saved = LinearSaved;
-
-    fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
+    /// Runs [`forward`](Module::forward) with an output that `output`, a slot of this layer, quantizes.
+    pub(crate) fn forward_to(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        output: Option<&SlotName>,
+    ) -> Result<(Operand, LinearSaved)> {
         cx.attempt(|cx| {
             self.check_input(x)?;
             let Entered { x, input_dtype } = precision::enter(cx, self.path(), x, self.parameters())?;
@@ -268,7 +274,7 @@ impl Module for Linear {
             let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
             cx.measure_sqnr(&self.slots.input, &x, &operand)?;
             let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;
-            let (y, core) = self.forward_quantized(cx, &quantized, x.dtype(), input_dtype)?;
+            let (y, core) = self.forward_quantized(cx, &quantized, x.dtype(), input_dtype, output)?;
             let input = if self.saves_original_input {
                 SavedInput::Original { x, snapshot: cx.snapshot() }
             } else {
@@ -278,11 +284,14 @@ impl Module for Linear {
         })
     }
 
-    fn is_positionwise(&self) -> bool {
-        true
-    }
-
-    fn backward(&mut self, cx: &mut Backward<'_>, saved: LinearSaved, dy: &Tensor) -> Result<Tensor> {
+    /// Runs [`backward`](Module::backward) with a gradient of the input that is quantized.
+    pub(crate) fn backward_to(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LinearSaved,
+        dy: &Tensor,
+        grad_input: Option<GradInput<'_>>,
+    ) -> Result<Operand> {
         cx.attempt(|cx| {
             let core = &saved.core;
             core.output.check(dy)?;
@@ -297,8 +306,31 @@ impl Module for Linear {
             };
             cx.measure_sqnr(&core.origin, &self.slots.grad_output, &dy, &operand)?;
             let quantized = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], || Ok(dy.clone()))?;
-            self.backward_quantized(cx, saved, &quantized, db.as_ref())
+            self.backward_quantized(cx, saved, &quantized, db.as_ref(), grad_input)
         })
+    }
+
+    pub(crate) fn check_input(&self, x: &Tensor) -> Result<()> {
+        let weight = self.weight.tensor();
+        let argument = Argument::new(self.path(), "input", x).float()?.on(weight.device())?;
+        argument.features(weight.shape().last_dim(), "in_features").map(drop)
+    }
+}
+
+impl Module for Linear {
+    type Saved = LinearSaved;
+
+    fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
+        let (y, saved) = self.forward_to(cx, x, None)?;
+        Ok((in_high_precision(y)?, saved))
+    }
+
+    fn is_positionwise(&self) -> bool {
+        true
+    }
+
+    fn backward(&mut self, cx: &mut Backward<'_>, saved: LinearSaved, dy: &Tensor) -> Result<Tensor> {
+        in_high_precision(self.backward_to(cx, saved, dy, None)?)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Self-attention with several heads.
 
 use crate::arguments::{Argument, Output};
-use crate::attention::{Attention, AttentionPassed};
+use crate::attention::{Attention, AttentionPassed, Inputs, Place};
 use crate::heads::Heads;
 use crate::projection::{Projection, ProjectionSaved};
 use crate::qk_norm::{self, QkNorm, QkNormSaved};
@@ -10,7 +10,7 @@ use crate::{
     SequenceInfo, composite, init, parameters, precision,
 };
 use fp8_kernels::ops::{self, RopeTable};
-use fp8_kernels::{DType, Device, Tensor};
+use fp8_kernels::{DType, Device, Operand, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
 use std::sync::Arc;
@@ -81,7 +81,8 @@ impl Default for MultiheadAttentionOptions {
 /// | `<path>.proj.bias`, if asked for | `[hidden_size]` | 0 |
 ///
 /// With `fp8_dpa` the layer has four more slots, each with one scale: `<path>.q.input`, `<path>.k.input`, `<path>.v.input` and
-/// `<path>.o.grad_output`.
+/// `<path>.o.grad_output`. With [`fp8_mha`](AttentionOptions::fp8_mha), `<path>.proj.grad_input` takes the place of the last one, and
+/// without RoPE `<path>.qkv.output` that of the first three.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -138,7 +139,7 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the
-    /// heads, an odd head size with RoPE, a softmax scale that is not finite, a dropout outside `[0, 1)` or in FP8 attention, a
+    /// heads, an odd head size with RoPE, a softmax scale that is not finite, a dropout outside `[0, 1)`, a
     /// weight that is too large for a tensor, an ε that is not finite and greater than 0, a `params_dtype` that is not a float.
     pub fn new(
         path: &str,
@@ -175,11 +176,16 @@ impl MultiheadAttention {
             save_original_input: options.recompute_norm,
         };
         let norm = input_layernorm.map(|norm| (norm, options.recompute_norm));
+        let (qkv_path, proj_path) = (format!("{path}.qkv"), format!("{path}.proj"));
+        // RoPE and the norms of heads come between.
+        let is_read_as_is = !attention.rope && attention.qk_norm.is_none();
+        let outputs = if is_read_as_is { vec![&*qkv_path] } else { vec![] };
+        let place = Place { layer: path, slots: path, outputs: &outputs, proj: &proj_path };
         Ok(Self {
             path: path.into(),
             qkv: Projection::new(path, "qkv", norm, qkv, device, rng)?,
-            attention: Attention::new(path, &attention)?,
-            proj: Linear::new(&format!("{path}.proj"), proj, device, rng)?,
+            attention: Attention::new(&place, &attention)?,
+            proj: Linear::new(&proj_path, proj, device, rng)?,
             qk_norm: attention
                 .qk_norm
                 .map(|norm| QkNorm::new(path, head_dim, norm, params_dtype, device))
@@ -211,13 +217,14 @@ impl MultiheadAttention {
         Ok(sizes)
     }
 
-    fn inconsistent(&self, found: String) -> Error {
-        Error::Option {
+    /// Returns the parts of `qkv`.
+    fn three<T>(&self, parts: Vec<T>) -> Result<[T; 3]> {
+        <[T; 3]>::try_from(parts).map_err(|parts| Error::Option {
             layer: self.path.to_string(),
             option: "qkv",
-            value: found,
+            value: format!("qkv split into {} parts", parts.len()),
             remedy: "expected query, key and value".to_owned(),
-        }
+        })
     }
 
     /// Returns the output, the output of the norm, and what [`backward_with_layernorm_output`] takes: see
@@ -234,9 +241,11 @@ impl MultiheadAttention {
         info: &SequenceInfo,
     ) -> Result<(Tensor, Tensor, MultiheadAttentionSaved)> {
         cx.attempt(|cx| {
-            let sizes = self.enter(cx, x, info)?;
-            let (qkv, normed, qkv_saved) = self.qkv.forward_with_layernorm_output(cx, &self.path, x)?;
-            let (y, saved) = self.finish(cx, sizes, &qkv, qkv_saved, info)?;
+            let entered = self.enter(cx, x, info)?;
+            let output = self.attention.output(0);
+            let (qkv, normed, qkv_saved) =
+                self.qkv.forward_with_layernorm_output(cx, &self.path, x, output)?;
+            let (y, saved) = self.finish(cx, entered, qkv, qkv_saved, info)?;
             Ok((y, normed, saved))
         })
     }
@@ -260,35 +269,46 @@ impl MultiheadAttention {
         })
     }
 
-    /// Checks the input before the parts compute anything, so that an error names this layer. Returns `[batch, seq]`.
-    fn enter(&self, cx: &Forward<'_>, x: &Tensor, info: &SequenceInfo) -> Result<[usize; 2]> {
+    /// Checks the input before the parts compute anything, so that an error names this layer. Returns `[batch, seq]` and the
+    /// dtype that the layer computes in.
+    fn enter(&self, cx: &Forward<'_>, x: &Tensor, info: &SequenceInfo) -> Result<([usize; 2], DType)> {
         let sizes = self.check_input(&self.path, x, info)?;
-        precision::compute_dtype(cx, &self.path, x.dtype(), parameters(self))?;
-        Ok(sizes)
+        Ok((sizes, precision::compute_dtype(cx, &self.path, x.dtype(), parameters(self))?))
     }
 
     /// Computes attention and `proj`.
     fn finish(
         &self,
         cx: &mut Forward<'_>,
-        [batch, seq]: [usize; 2],
-        qkv: &Tensor,
+        ([batch, seq], dtype): ([usize; 2], DType),
+        qkv: Operand,
         qkv_saved: ProjectionSaved,
         info: &SequenceInfo,
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
         let sizes = [self.heads, self.groups, self.groups];
-        let parts = ops::split(qkv, &sizes.map(|heads| heads * self.head_dim))?;
-        let [q, k, v] = <[Tensor; 3]>::try_from(parts)
-            .map_err(|parts| self.inconsistent(format!("qkv split into {} parts", parts.len())))?;
-        let shape = |heads| [batch, seq, heads, self.head_dim];
-        let (q, k, v) =
-            (q.reshape(shape(sizes[0]))?, k.reshape(shape(sizes[1]))?, v.reshape(shape(sizes[2]))?);
-        let (q, k, qk_norm) = qk_norm::forward(self.qk_norm.as_ref(), q, k)?;
-        let (q, k) = match &self.rope {
-            Some(table) => (ops::rope(&q, table, info.rotary())?, ops::rope(&k, table, info.rotary())?),
-            None => (q, k),
+        let widths = sizes.map(|heads| heads * self.head_dim);
+        let shapes = sizes.map(|heads| [batch, seq, heads, self.head_dim]);
+        let mut qk_norm = None;
+        let inputs = match qkv {
+            Operand::Fp8(codes) => {
+                let [q, k, v] = self.three(codes.split(&widths)?)?;
+                Inputs::Fp8([q.reshape(shapes[0])?, k.reshape(shapes[1])?, v.reshape(shapes[2])?])
+            }
+            Operand::High(qkv) => {
+                let [q, k, v] = self.three(ops::split(&qkv, &widths)?)?;
+                let (q, k, v) = (q.reshape(shapes[0])?, k.reshape(shapes[1])?, v.reshape(shapes[2])?);
+                let (q, k, saved) = qk_norm::forward(self.qk_norm.as_ref(), q, k)?;
+                qk_norm = saved;
+                let (q, k) = match &self.rope {
+                    Some(table) => {
+                        (ops::rope(&q, table, info.rotary())?, ops::rope(&k, table, info.rotary())?)
+                    }
+                    None => (q, k),
+                };
+                Inputs::High([q, k, v])
+            }
         };
-        let (o, attention) = self.attention.forward(cx, [q, k, v], &info.sequences)?;
+        let (o, attention) = self.attention.forward(cx, inputs, &info.sequences, dtype)?;
         let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
         let (info, output) = (info.clone(), Output::of(&self.path, &y));
         let saved = MultiheadAttentionSaved { qkv: qkv_saved, qk_norm, attention, info, proj, output };
@@ -304,8 +324,8 @@ impl MultiheadAttention {
     ) -> Result<Tensor> {
         saved.output.check(dy)?;
         let MultiheadAttentionSaved { qkv, qk_norm, attention, info, proj, .. } = saved;
-        let d_o = self.proj.backward(cx, proj, dy)?.reshape(attention.shape())?;
-        let (dq, dk, dv) = self.attention.backward(cx, attention, &d_o, &info.sequences)?;
+        let d_o = self.proj.backward_to(cx, proj, dy, self.attention.grad_input(&attention))?;
+        let (dq, dk, dv) = self.attention.backward(cx, attention, d_o, &info.sequences)?;
         let (dq, dk) = match &self.rope {
             Some(table) => (
                 ops::rope_backward(&dq, table, info.rotary())?,
@@ -337,9 +357,9 @@ impl Module for MultiheadAttention {
         info: &SequenceInfo,
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
         cx.attempt(|cx| {
-            let sizes = self.enter(cx, x, info)?;
-            let (qkv, qkv_saved) = self.qkv.forward(cx, x)?;
-            self.finish(cx, sizes, &qkv, qkv_saved, info)
+            let entered = self.enter(cx, x, info)?;
+            let (qkv, qkv_saved) = self.qkv.forward(cx, x, self.attention.output(0))?;
+            self.finish(cx, entered, qkv, qkv_saved, info)
         })
     }
 

@@ -70,6 +70,7 @@ impl NormOptions {
 /// | `qk_norm` | `None` |
 /// | `max_seq_length` | 2048, used only with `rope` |
 /// | `fp8_dpa` | false: attention runs in high precision |
+/// | `fp8_mha` | false: projections and attention exchange tensors in high precision |
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -117,10 +118,25 @@ pub struct AttentionOptions {
     /// Whether the attention itself runs in FP8 ([`ops::attention_fp8`]): queries, keys, values and the gradient of the output
     /// are quantized by slots of their own, after RoPE; probabilities and the scores' gradients by the operation. Default: false.
     ///
-    /// Not together with `attention_dropout`. It takes recipes with one scale for a tensor, delayed and current scaling. Where a recipe has scales for rows or blocks, or
+    /// It takes recipes with one scale for a tensor, delayed and current scaling. Where a recipe has scales for rows or blocks, or
     /// leaves one of these slots in high precision, the attention runs in high precision. In Transformer Engine this is an option
     /// of the recipe.
     pub fp8_dpa: bool,
+    /// Whether the attention runs in FP8 and exchanges FP8 with its projections. It implies `fp8_dpa`, as in Transformer Engine.
+    /// Default: false.
+    ///
+    /// - Without RoPE, the projection before the attention quantizes its output ([`ops::fprop_quantize`]) with a slot of its own,
+    ///   `<projection>.output`, and the attention reads queries, keys and values out of these codes. RoPE needs values: with it, the
+    ///   slots of `fp8_dpa` quantize them afterwards.
+    /// - In backward, dgrad of the projection behind the attention quantizes the gradient of the attention's output
+    ///   ([`ops::dgrad_quantize`]) with a slot of its own, `<projection>.grad_input`.
+    ///
+    /// Both round once, from f32 to FP8. The attention's output is needed in backward and stays in high precision; the projection
+    /// behind it quantizes it with its `input` slot in any case. Where one of these slots is off or has scales for rows or blocks,
+    /// its tensor stays in high precision, and so does the attention, in the passes that read it. Recipes of Transformer Engine
+    /// without delayed scaling leave the output of the projection in high precision; here it is quantized under current scaling,
+    /// too.
+    pub fp8_mha: bool,
 }
 
 impl Default for AttentionOptions {
@@ -140,6 +156,7 @@ impl Default for AttentionOptions {
             qk_norm: None,
             max_seq_length: 2048,
             fp8_dpa: false,
+            fp8_mha: false,
         }
     }
 }

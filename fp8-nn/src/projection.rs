@@ -4,7 +4,7 @@ use crate::{
     Error, Layer, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions,
     LinearSaved, Module, NormOptions, Parameter, Result,
 };
-use fp8_kernels::{Device, Tensor};
+use fp8_kernels::{Device, Operand, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName, Slots};
 use rand::Rng;
 
@@ -54,14 +54,20 @@ impl Projection {
         LayerNormLinear::with_paths(&norm_path, &linear_path, options, device, rng).map(Self::Normed)
     }
 
-    pub(crate) fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, ProjectionSaved)> {
+    /// With `output`, a slot of the Linear, the output is quantized.
+    pub(crate) fn forward(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        output: Option<&SlotName>,
+    ) -> Result<(Operand, ProjectionSaved)> {
         Ok(match self {
             Self::Plain(linear) => {
-                let (y, saved) = linear.forward(cx, x)?;
+                let (y, saved) = linear.forward_to(cx, x, output)?;
                 (y, ProjectionSaved::Plain(saved))
             }
             Self::Normed(linear) => {
-                let (y, saved) = linear.forward(cx, x)?;
+                let (y, saved) = linear.forward_to(cx, x, output)?;
                 (y, ProjectionSaved::Normed(saved))
             }
         })
@@ -73,7 +79,8 @@ impl Projection {
         cx: &mut Forward<'_>,
         layer: &str,
         x: &Tensor,
-    ) -> Result<(Tensor, Tensor, ProjectionSaved)> {
+        output: Option<&SlotName>,
+    ) -> Result<(Operand, Tensor, ProjectionSaved)> {
         match self {
             Self::Plain(_) => {
                 let remedy = "expected a norm, whose output is asked for".to_owned();
@@ -81,7 +88,7 @@ impl Projection {
                 Err(Error::Option { layer, option: "input_layernorm", value, remedy })
             }
             Self::Normed(linear) => {
-                let (y, normed, saved) = linear.forward_with_layernorm_output(cx, x)?;
+                let (y, normed, saved) = linear.forward_with_layernorm_output_to(cx, x, output)?;
                 Ok((y, normed, ProjectionSaved::Normed(saved)))
             }
         }

@@ -73,19 +73,6 @@ pub(crate) enum RecomputableSaved<S> {
     Again(RecomputeSaved),
 }
 
-impl<S> RecomputableSaved<S> {
-    /// Returns what was stored. An error names the layer at `path`, which does not take what is computed again.
-    pub(crate) fn stored(self, path: &str) -> Result<S> {
-        match self {
-            Self::Stored(saved) => Ok(saved),
-            Self::Again(_) => {
-                let (layer, found) = (path.to_owned(), "a layer that computes its parts again".to_owned());
-                Err(fp8_recipe::Error::Origin { layer, found }.into())
-            }
-        }
-    }
-}
-
 impl<M: Module> Recomputable<M> {
     pub(crate) const fn new(inner: M, again: bool) -> Self {
         Self { inner, again }
@@ -97,16 +84,40 @@ impl<M: Module> Recomputable<M> {
         x: &Tensor,
         info: &SequenceInfo,
     ) -> Result<(Tensor, RecomputableSaved<M::Saved>)> {
+        self.forward_by(cx, x, info, |inner, cx| inner.forward_with(cx, x, info))
+    }
+
+    /// Runs `forward`, a forward pass of the layer for `x` and `info` that may return more than an output.
+    pub(crate) fn forward_by<T>(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+        forward: impl FnOnce(&M, &mut Forward<'_>) -> Result<(T, M::Saved)>,
+    ) -> Result<(T, RecomputableSaved<M::Saved>)> {
         // Before the layer runs: what it draws from there on is drawn again.
         let snapshot = self.again.then(|| cx.snapshot());
-        let (y, saved) = self.inner.forward_with(cx, x, info)?;
+        let (out, saved) = forward(&self.inner, cx)?;
         let saved = match snapshot {
             Some(snapshot) => {
                 RecomputableSaved::Again(RecomputeSaved::new(x.clone(), info.clone(), snapshot))
             }
             None => RecomputableSaved::Stored(saved),
         };
-        Ok((y, saved))
+        Ok((out, saved))
+    }
+
+    /// Returns what `forward`, the pass of [`forward_by`](Self::forward_by), left for backward.
+    pub(crate) fn restore(
+        &self,
+        cx: &mut Backward<'_>,
+        saved: RecomputableSaved<M::Saved>,
+        forward: impl FnOnce(&M, &mut Forward<'_>, &Tensor, &SequenceInfo) -> Result<M::Saved>,
+    ) -> Result<M::Saved> {
+        match saved {
+            RecomputableSaved::Stored(saved) => Ok(saved),
+            RecomputableSaved::Again(saved) => saved.run(cx, |cx, x, info| forward(&self.inner, cx, x, info)),
+        }
     }
 
     pub(crate) fn backward(
@@ -115,10 +126,11 @@ impl<M: Module> Recomputable<M> {
         saved: RecomputableSaved<M::Saved>,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        match saved {
-            RecomputableSaved::Stored(saved) => self.inner.backward(cx, saved, dy),
-            RecomputableSaved::Again(saved) => saved.backward(&mut self.inner, cx, dy),
-        }
+        let forward = |inner: &M, cx: &mut Forward<'_>, x: &Tensor, info: &SequenceInfo| {
+            Ok(inner.forward_with(cx, x, info)?.1)
+        };
+        let saved = self.restore(cx, saved, forward)?;
+        self.inner.backward(cx, saved, dy)
     }
 }
 

@@ -43,8 +43,7 @@ pub struct TransformerLayerOptions {
     /// `y = norm(r + mlp(norm(r)))`. Default: false.
     pub output_layernorm: bool,
     /// Whether the residual connections take the outputs of the norms in place of their inputs: `r = n₁ + attention(n₁)` with
-    /// `n₁ = norm(x)`, `y = n₂ + mlp(n₂)` with `n₂ = norm(r)`. Not together with the two options above, nor with recomputation
-    /// of attention or MLP alone. Default: false.
+    /// `n₁ = norm(x)`, `y = n₂ + mlp(n₂)` with `n₂ = norm(r)`. Not together with the two options above. Default: false.
     pub apply_residual_connection_post_layernorm: bool,
     /// Whether the residual additions and the output are f32 whatever the layer computes in, so that many layers add up without
     /// rounding. The output is f32 then. Default: false, they are in the dtype that the layer computes in.
@@ -198,8 +197,8 @@ impl TransformerLayer {
             params_dtype,
             init,
         } = options;
-        let refuse = |option, value: &str, other: &str| {
-            let (layer, value) = (path.to_owned(), value.to_owned());
+        let refuse = |option, other: &str| {
+            let (layer, value) = (path.to_owned(), "true".to_owned());
             let remedy = format!("not together with {other}: set one of the two");
             Err(Error::Option { layer, option, value, remedy })
         };
@@ -211,16 +210,13 @@ impl TransformerLayer {
             params_dtype,
         };
         if parallel_attention_mlp && output_layernorm {
-            return refuse("parallel_attention_mlp", "true", "output_layernorm");
+            return refuse("parallel_attention_mlp", "output_layernorm");
         }
         if adds_normed && parallel_attention_mlp {
-            return refuse(post, "true", "parallel_attention_mlp");
+            return refuse(post, "parallel_attention_mlp");
         }
         if adds_normed && output_layernorm {
-            return refuse(post, "true", "output_layernorm");
-        }
-        if adds_normed && matches!(recompute, RecomputeLevel::Attention | RecomputeLevel::Mlp) {
-            return refuse("recompute", recompute.name(), post);
+            return refuse(post, "output_layernorm");
         }
         let input_layernorm = (!output_layernorm).then_some(norm);
         let output_norm = || NormCore::new(&format!("{path}.norm"), hidden_size, norm, params_dtype, device);
@@ -275,9 +271,12 @@ impl TransformerLayer {
         let Self { attention, mlp, residual, .. } = self;
         let input = residual.input_of_branch(cx, x)?;
         let (r, attention, of_attention) = if self.adds_normed {
-            let (a, normed, saved) = attention.inner.forward_with_layernorm_output(cx, &input, info)?;
+            let ((a, normed), saved) = attention.forward_by(cx, &input, info, |attention, cx| {
+                let (a, normed, saved) = attention.forward_with_layernorm_output(cx, &input, info)?;
+                Ok(((a, normed), saved))
+            })?;
             let (r, masks) = residual.add(cx, &normed, &a)?;
-            (r, RecomputableSaved::Stored(saved), masks)
+            (r, saved, masks)
         } else {
             let (a, saved) = attention.forward(cx, &input, info)?;
             let (r, masks) = residual.add(cx, x, &a)?;
@@ -285,9 +284,12 @@ impl TransformerLayer {
         };
         let (y, mlp, of_mlp) = if self.adds_normed {
             let input = residual.input_of_branch(cx, &r)?;
-            let (m, normed, saved) = mlp.inner.forward_with_layernorm_output(cx, &input)?;
+            let ((m, normed), saved) = mlp.forward_by(cx, &input, &SequenceInfo::default(), |mlp, cx| {
+                let (m, normed, saved) = mlp.forward_with_layernorm_output(cx, &input)?;
+                Ok(((m, normed), saved))
+            })?;
             let (y, masks) = residual.add(cx, &normed, &m)?;
-            (y, RecomputableSaved::Stored(saved), masks)
+            (y, saved, masks)
         } else {
             let input = if self.is_parallel { input } else { residual.input_of_branch(cx, &r)? };
             let (m, saved) = mlp.forward(cx, &input, &SequenceInfo::default())?;
@@ -318,9 +320,17 @@ impl TransformerLayer {
         let da = of_mlp.backward(dy)?;
         if self.adds_normed {
             // The gradient of the addition goes to the branch and to the norm's output.
-            let saved = saved_mlp.stored(&self.path)?;
+            let forward = |mlp: &LayerNormMlp, cx: &mut Forward<'_>, x: &Tensor, _: &SequenceInfo| {
+                Ok(mlp.forward_with_layernorm_output(cx, x)?.2)
+            };
+            let saved = mlp.restore(cx, saved_mlp, forward)?;
             let dr = mlp.inner.backward_with_layernorm_output(cx, saved, &da, dy)?;
-            let (saved, da) = (saved_attention.stored(&self.path)?, of_attention.backward(&dr)?);
+            let forward =
+                |attention: &MultiheadAttention, cx: &mut Forward<'_>, x: &Tensor, info: &SequenceInfo| {
+                    Ok(attention.forward_with_layernorm_output(cx, x, info)?.2)
+                };
+            let saved = attention.restore(cx, saved_attention, forward)?;
+            let da = of_attention.backward(&dr)?;
             return attention.inner.backward_with_layernorm_output(cx, saved, &da, &dr);
         }
         let dm = mlp.backward(cx, saved_mlp, &da)?;

@@ -57,10 +57,13 @@ fn a_step_of_a_plain_layer() {
     let plain = launches(options(), &fp8);
     assert_eq!([plain, launches(options(), &off)], [78, 41]);
     // What is computed again costs launches; the levels differ.
-    let mut last = plain;
-    for recompute in [RecomputeLevel::Norm, RecomputeLevel::Activation, RecomputeLevel::Attention] {
-        let count = launches(TransformerLayerOptions { recompute, ..options() }, &fp8);
-        assert!(count > last, "{recompute}: {count}, before {last}");
-        last = count;
+    for apply_residual_connection_post_layernorm in [false, true] {
+        let options = || TransformerLayerOptions { apply_residual_connection_post_layernorm, ..options() };
+        let mut last = launches(options(), &fp8);
+        for recompute in [RecomputeLevel::Norm, RecomputeLevel::Activation, RecomputeLevel::Attention] {
+            let count = launches(TransformerLayerOptions { recompute, ..options() }, &fp8);
+            assert!(count > last, "{recompute}: {count}, before {last}");
+            last = count;
+        }
     }
 }

@@ -20,7 +20,9 @@ use crate::{DType, Encoding, Error, Fp8Tensor, Result, Shape, Tensor};
 /// - Probabilities become E4M3 codes with the fixed scale 256. While a row is computed, they are relative to its largest score
 ///   so far, so they are at most 1 and never saturate, and their scale needs no amax and no history. Transformer Engine has a
 ///   slot for them instead.
-/// - `row_sum` sums the probabilities before they are rounded.
+/// - `row_sum` sums the probabilities before they are rounded, and before any is dropped.
+/// - `options.dropout` drops the probabilities that it drops in [`attention`](crate::ops::attention()): the mask is the same. The
+///   others become codes as they are, and their factor `1 / (1 − p)`, with which codes could saturate, multiplies `o`.
 ///
 /// Backends round probabilities relative to different running maxima, so results agree within a tolerance. The relative RMS
 /// error of `o` is about 0.02 against exact attention of the dequantized tensors, and about 0.04 with the error of the codes,
@@ -28,7 +30,7 @@ use crate::{DType, Encoding, Error, Fp8Tensor, Result, Shape, Tensor};
 /// from the dequantized tensors, with exact probabilities.
 ///
 /// # Errors
-/// Codes other than E4M3; factors for rows or blocks; a `dtype` that is not a float; dropout; the shapes, sequences and options
+/// Codes other than E4M3; factors for rows or blocks; a `dtype` that is not a float; the shapes, sequences and options
 /// that [`attention`](crate::ops::attention()) refuses.
 ///
 /// ```
@@ -81,7 +83,8 @@ pub fn attention_fp8(
 /// each row of a product's left operand, which is a row of its result, has a scale that brings the row's largest magnitude near
 /// the top of the format without saturating. Such scales need no amax, no history and no second pass, are the same under every
 /// recipe, and follow rows whose gradients differ by orders of magnitude. Transformer Engine has one slot each for `p` and for
-/// `dp` instead.
+/// `dp` instead. With dropout, `dp` is multiplied by the mask and its factor. Of `p`, those that were kept become codes, and the
+/// factor multiplies `dv`.
 ///
 /// # Errors
 /// Those of [`attention_fp8`](attention_fp8()); a `dy` or `o` of another shape or device than `q`; a `saved` of another call.
@@ -154,11 +157,6 @@ fn check<'a>(
     sequences: &Sequences,
     options: AttentionOptions<'a>,
 ) -> Result<Checked<'a>> {
-    if let Some(dropout) = options.dropout.filter(|dropout| dropout.p > 0.0) {
-        let remedy = "the kernels for FP8 codes drop nothing: expected None, or attention in high precision"
-            .to_owned();
-        return Err(Error::Option { op, option: "dropout.p", value: dropout.p.to_string(), remedy });
-    }
     for (name, x) in tensors {
         if x.encoding() != Encoding::E4M3 {
             let value = format!("{} of {name}", x.encoding());

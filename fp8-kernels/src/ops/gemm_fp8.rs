@@ -91,7 +91,7 @@ pub fn gemm_fp8_accumulate(
     dispatch!(a.device(), gemm_fp8::gemm_fp8_accumulate(a, b, [m, n, k], out, name, accumulation))
 }
 
-/// Computes [`gemm_fp8`](gemm_fp8()) with fast accumulation and quantizes the result as `slot` says.
+/// Computes [`gemm_fp8`](gemm_fp8()) and quantizes the result as `slot` says.
 ///
 /// Use it if the next operation takes FP8, as in a chain of products: the high-precision result is never written to memory.
 /// The bias is added in f32, the amax is taken before scaling, and the result is rounded once,
@@ -111,7 +111,7 @@ pub fn gemm_fp8_accumulate(
 /// let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
 /// let (scale, amax) = (Cell::new(8.0, &cpu)?, Cell::new(REST, &cpu)?);
 /// let slot = Slot { amax: Some(&amax), ..Slot::fixed(Encoding::E4M3, &scale, &rule) };
-/// let y = ops::gemm_fp8_quantize(&a, &a, None, &slot, DType::BF16)?;
+/// let y = ops::gemm_fp8_quantize(&a, &a, None, &slot, DType::BF16, ops::Accumulation::Fast)?;
 /// assert_eq!(amax.read()?, 5.0); // 1·1 + 2·2, before scaling
 /// assert_eq!(y.dequantize(DType::F32)?.to_vec::<f32>()?, [5.0]); // the code of 40, divided by 8
 /// # Ok::<(), fp8_kernels::Error>(())
@@ -122,13 +122,14 @@ pub fn gemm_fp8_quantize(
     bias: Option<&Tensor>,
     slot: &Slot<'_>,
     dtype: DType,
+    accumulation: Accumulation,
 ) -> Result<Operand> {
     let op = "gemm_fp8_quantize";
     let dims = check(op, a, b)?;
     check_bias(op, bias, dims[1], a.scale_inv())?;
     check_output(op, dtype)?;
     slot.expect_device(op, a.device())?;
-    dispatch!(a.device(), gemm_fp8::gemm_fp8_quantize(a, b, dims, bias, slot, dtype))
+    dispatch!(a.device(), gemm_fp8::gemm_fp8_quantize(a, b, dims, bias, slot, dtype, accumulation))
 }
 
 /// Quantizes the product in f32, so that the output is rounded once.
@@ -138,9 +139,10 @@ pub(crate) fn product_then_quantize(
     bias: Option<&Tensor>,
     slot: &Slot<'_>,
     dtype: DType,
+    accumulation: Accumulation,
 ) -> Result<Operand> {
     let between = if slot.is_off() { dtype } else { DType::F32 };
-    super::quantize(&gemm_fp8(a, b, bias, between, Accumulation::Fast)?, slot)
+    super::quantize(&gemm_fp8(a, b, bias, between, accumulation)?, slot)
 }
 
 fn check(op: &'static str, a: &Fp8Tensor, b: &Fp8Tensor) -> Result<[usize; 3]> {

@@ -1,7 +1,9 @@
 //! The three GEMMs of a Linear, for operands in FP8 or in high precision.
 
-use super::{Accumulation, Layout, gemm, gemm_accumulate, gemm_fp8, gemm_fp8_accumulate};
-use crate::{DType, Error, Operand, Result, Tensor};
+use super::{
+    Accumulation, Layout, gemm, gemm_accumulate, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize, quantize,
+};
+use crate::{DType, Error, Operand, Result, Slot, Tensor};
 
 /// Computes the forward product of a Linear, `y = x · wᵀ + bias`, in `dtype`.
 ///
@@ -59,6 +61,77 @@ pub fn dgrad(dy: &Operand, w: &Operand, dtype: DType, accumulation: Accumulation
         (Operand::High(dy), Operand::High(w)) => gemm(dy, w, Layout::Nn, None, dtype),
         (Operand::High(high), _) | (_, Operand::High(high)) => mixed("dgrad", high),
     }
+}
+
+/// Computes [`fprop`] and quantizes the output as `slot` says, for a next operation that reads FP8.
+///
+/// FP8 operands are multiplied by [`gemm_fp8_quantize`](super::gemm_fp8_quantize). Of operands in high precision, the product is
+/// f32. So the output is rounded once, to FP8. If the slot is off, the output is that of `fprop`, in `dtype`.
+///
+/// # Errors
+/// Those of [`fprop`] and of [`quantize`](super::quantize()).
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Encoding, Operand, Scale, ScaleRule, Slot, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let x = Operand::High(Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &cpu)?);
+/// let w = Operand::High(Tensor::from_vec(vec![3.0f32, 2.0], [1, 2], &cpu)?);
+/// let rule = ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false };
+/// let slot = Slot { scale: Scale::FromTensor(&rule), ..Slot::off(Encoding::E4M3) };
+/// let y = ops::fprop_quantize(&x, &w, None, &slot, DType::F32, ops::Accumulation::Fast)?;
+/// assert!(y.is_fp8());
+/// assert_eq!(y.dequantize(DType::F32)?.to_vec::<f32>()?, [7.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn fprop_quantize(
+    x: &Operand,
+    w: &Operand,
+    bias: Option<&Tensor>,
+    slot: &Slot<'_>,
+    dtype: DType,
+    accumulation: Accumulation,
+) -> Result<Operand> {
+    match (x, w) {
+        (Operand::Fp8(x), Operand::Fp8(w)) => gemm_fp8_quantize(x, w, bias, slot, dtype, accumulation),
+        _ => quantize(&fprop(x, w, bias, between(slot, dtype), accumulation)?, slot),
+    }
+}
+
+/// Computes [`dgrad`] and quantizes the gradient as `slot` says, as [`fprop_quantize`] does with the output.
+///
+/// # Errors
+/// Those of [`dgrad`] and of [`quantize`](super::quantize()).
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Encoding, Operand, Scale, ScaleRule, Slot, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let dy = Operand::High(Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &cpu)?);
+/// let w = Operand::High(Tensor::from_vec(vec![3.0f32, 2.0], [2, 1], &cpu)?);
+/// let rule = ScaleRule::Current { fp8_max: 57344.0, epsilon: 0.0, power_2_scales: false };
+/// let slot = Slot { scale: Scale::FromTensor(&rule), ..Slot::off(Encoding::E5M2) };
+/// let dx = ops::dgrad_quantize(&dy, &w, &slot, DType::F32, ops::Accumulation::Split)?;
+/// assert!(dx.is_fp8());
+/// assert_eq!(dx.dequantize(DType::F32)?.to_vec::<f32>()?, [7.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn dgrad_quantize(
+    dy: &Operand,
+    w: &Operand,
+    slot: &Slot<'_>,
+    dtype: DType,
+    accumulation: Accumulation,
+) -> Result<Operand> {
+    match (dy, w) {
+        (Operand::Fp8(dy), Operand::Fp8(w)) => {
+            gemm_fp8_quantize(dy, &w.transposed()?, None, slot, dtype, accumulation)
+        }
+        _ => quantize(&dgrad(dy, w, between(slot, dtype), accumulation)?, slot),
+    }
+}
+
+/// The dtype of a product that is quantized, so that it is rounded once.
+fn between(slot: &Slot<'_>, dtype: DType) -> DType {
+    if slot.is_off() { dtype } else { DType::F32 }
 }
 
 /// Adds the gradient of a Linear's weight to `dw` in place: `dw += dyᵀ · x`.

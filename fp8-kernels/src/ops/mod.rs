@@ -28,7 +28,7 @@
 //! | | |
 //! |---|---|
 //! | FP8 | [`quantize`](quantize()), [`quantize_dbias`], [`quantize_many`], [`amax`](amax()), [`scale_from_amax`](scale_from_amax()), [`update_scales`](update_scales()), [`check_scales`] |
-//! | matrix products | [`fprop`], [`dgrad`], [`wgrad`], [`gemm`](gemm()), [`gemm_accumulate`], [`gemm_fp8`](gemm_fp8()), [`gemm_fp8_accumulate`], [`gemm_fp8_quantize`], [`can_multiply`], [`emulation`](emulation()) |
+//! | matrix products | [`fprop`], [`fprop_quantize`], [`dgrad`], [`dgrad_quantize`], [`wgrad`], [`gemm`](gemm()), [`gemm_accumulate`], [`gemm_fp8`](gemm_fp8()), [`gemm_fp8_accumulate`], [`gemm_fp8_quantize`], [`can_multiply`], [`emulation`](emulation()) |
 //! | activations | [`activation`](activation()), [`activate`], [`activation_backward`], [`activation_backward_quantize_dbias`] |
 //! | norms | [`norm`](norm()), [`norm_backward`], [`norm_backward_add`] |
 //! | attention | [`attention`](attention()), [`attention_backward`], [`attention_fp8`](attention_fp8()), [`attention_fp8_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
@@ -102,7 +102,7 @@ pub(crate) use gemm_fp8::product_then_quantize;
 pub use gemm_fp8::{Accumulation, can_multiply, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};
 pub use grad_norm::grad_norm;
 pub use kv_cache::kv_cache_append;
-pub use linear::{dgrad, fprop, wgrad};
+pub use linear::{dgrad, dgrad_quantize, fprop, fprop_quantize, wgrad};
 pub use loss_scale::{
     LossScale, LossScaleRule, LossScaleState, ScaledStep, UpdateCount, adamw_groups_scaled, apply_loss_scale,
     check_amaxes, check_finite, undo_loss_scale, update_loss_scale,

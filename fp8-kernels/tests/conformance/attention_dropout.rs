@@ -59,6 +59,8 @@ fn problems(small: bool) -> Vec<Attention> {
         problem([1, 70, 97, 2, 2, 64], false, some, Some(&[90]), (0.9, 4, 0)),
         problem([1, 70, 97, 2, 1, 80], false, none, Some(&[83]), (0.5, 5, 9)),
         problem([1, 40, 130, 1, 1, 128], true, [Some(70), None], None, (0.1, 6, 1)),
+        // The third tile of keys and the second of queries end in their last load.
+        problem([1, 125, 190, 1, 1, 128], false, none, Some(&[187]), (0.1, 7, 2)),
     ]
 }
 

@@ -1,10 +1,10 @@
 use super::case::{Outcome, cases};
-use super::compare::{close_norm, ensure, refused, refused_on, same};
+use super::compare::{close, close_norm, ensure, refused, refused_on, same};
 use super::data::{FLOATS, f64s, normal};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
 use fp8_kernels::fp8_format::Blocks;
-use fp8_kernels::ops::{self, AttentionOptions, Diagonal, Packing, Sequences};
+use fp8_kernels::ops::{self, AttentionOptions, Diagonal, Dropout, DropoutKey, Packing, Sequences};
 use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Operand, Result, Scale, ScaleRule, Slot, Tensor};
 
 cases![
@@ -14,6 +14,7 @@ cases![
     head_sizes_beyond_the_tensor_cores: Formats,
     quantized_attention_is_near_that_of_the_values,
     packed_sequences_are_those_of_calls_of_their_own,
+    rows_have_their_maxima_and_sums,
     rows_without_keys_are_zero,
     each_row_of_gradients_has_its_own_scale: Formats,
     factors_far_apart,
@@ -25,14 +26,15 @@ cases![
 ];
 
 /// q, k, v and dy, as they were before and as codes; and the sequences and options of a problem.
-struct Call {
-    values: [Tensor; 4],
-    codes: [Fp8Tensor; 4],
-    sequences: Sequences,
-    options: AttentionOptions<'static>,
+pub(super) struct Call {
+    pub(super) values: [Tensor; 4],
+    pub(super) codes: [Fp8Tensor; 4],
+    pub(super) sequences: Sequences,
+    pub(super) options: AttentionOptions<'static>,
+    pub(super) dropout: Option<Dropout>,
 }
 
-fn quantized(x: &Tensor, encoding: Encoding) -> Result<Fp8Tensor> {
+pub(super) fn quantized(x: &Tensor, encoding: Encoding) -> Result<Fp8Tensor> {
     let rule = ScaleRule::Current { fp8_max: encoding.max(), epsilon: 0.0, power_2_scales: false };
     let slot = Slot { scale: Scale::FromTensor(&rule), ..Slot::off(encoding) };
     match ops::quantize(x, &slot)? {
@@ -41,13 +43,16 @@ fn quantized(x: &Tensor, encoding: Encoding) -> Result<Fp8Tensor> {
     }
 }
 
-fn problem([batch, queries, keys, heads, groups, dim]: [usize; 6], lengths: Option<&[usize]>) -> Attention {
+pub(super) fn problem(
+    [batch, queries, keys, heads, groups, dim]: [usize; 6],
+    lengths: Option<&[usize]>,
+) -> Attention {
     let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
     Attention { batch, queries, keys, heads, groups, dim, scale, lengths, ..Default::default() }
 }
 
 impl Call {
-    fn new(p: &Attention, encoding: Encoding, device: &Device) -> Result<Self> {
+    pub(super) fn new(p: &Attention, encoding: Encoding, device: &Device) -> Result<Self> {
         let (q, k) = ([p.batch, p.queries, p.heads, p.dim], [p.batch, p.keys, p.groups, p.dim]);
         let make = |shape, seed| normal(shape, DType::F32, seed, device);
         let values = [make(q, 1)?, make(k, 2)?, make(k, 3)?, make(q, 4)?];
@@ -64,20 +69,21 @@ impl Call {
         let [left, right] = p.window;
         let options =
             AttentionOptions { causal: p.causal, window: (left, right), diagonal, ..Default::default() };
-        Ok(Self { values, codes, sequences, options })
+        let draw = |(p, seed, offset)| Dropout { p, draw: DropoutKey { seed, offset }.into() };
+        Ok(Self { values, codes, sequences, options, dropout: p.dropout.map(draw) })
     }
 
     /// `[o, dq, dk, dv]`.
-    fn run(&self, dtype: DType) -> Result<[Tensor; 4]> {
+    pub(super) fn run(&self, dtype: DType) -> Result<[Tensor; 4]> {
         let [q, k, v, dy] = &self.codes;
-        let (o, saved) = ops::attention_fp8(q, k, v, &self.sequences, self.options, dtype)?;
-        let (dq, dk, dv) =
-            ops::attention_fp8_backward(dy, q, k, v, &o, &saved, &self.sequences, self.options)?;
+        let options = AttentionOptions { dropout: self.dropout.as_ref(), ..self.options };
+        let (o, saved) = ops::attention_fp8(q, k, v, &self.sequences, options, dtype)?;
+        let (dq, dk, dv) = ops::attention_fp8_backward(dy, q, k, v, &o, &saved, &self.sequences, options)?;
         Ok([o, dq, dk, dv])
     }
 
     /// The values of the codes.
-    fn decoded(&self) -> Result<[Vec<f64>; 4]> {
+    pub(super) fn decoded(&self) -> Result<[Vec<f64>; 4]> {
         let decoded = |x: &Fp8Tensor| f64s(&x.dequantize(DType::F32)?);
         let [q, k, v, dy] = self.codes.each_ref().map(decoded);
         Ok([q?, k?, v?, dy?])
@@ -95,7 +101,7 @@ fn limit(dtype: DType) -> f64 {
 
 /// Against the oracle that rounds the same weights. One block of keys: the largest score of a row is known when its
 /// probabilities are rounded.
-fn agrees(p: &Attention, encoding: Encoding, dtype: DType, device: &Device) -> Outcome {
+pub(super) fn agrees(p: &Attention, encoding: Encoding, dtype: DType, device: &Device) -> Outcome {
     let call = Call::new(p, encoding, device)?;
     let got = call.run(dtype)?;
     let [q, k, v, dy] = call.decoded()?;
@@ -134,17 +140,19 @@ fn windows_and_diagonals(device: &Device, encoding: Encoding) -> Outcome {
     for (window, bottom_right, causal) in
         [([Some(3), Some(2)], false, false), ([Some(5), None], true, true), ([None, Some(1)], true, false)]
     {
-        let p = problem([2, 37, 30, 2, 1, 32], Some(&[30, 19]));
-        let query_lengths = Some(vec![35, 37]);
-        let p = Attention { window, bottom_right, causal, query_lengths, ..p };
-        agrees(&p, encoding, DType::F32, device)?;
+        for dim in [32, 96] {
+            let p = problem([2, 37, 30, 2, 1, dim], Some(&[30, 19]));
+            let query_lengths = Some(vec![35, 37]);
+            let p = Attention { window, bottom_right, causal, query_lengths, ..p };
+            agrees(&p, encoding, DType::F32, device)?;
+        }
     }
     Ok(())
 }
 
 /// Against exact attention of the codes' values: what is left is the rounding of weights, 0.026 for a value in E4M3 and 0.053 in
 /// E5M2, and of o in what backward reads.
-fn near_exact(p: &Attention, encoding: Encoding, device: &Device) -> Outcome {
+pub(super) fn near_exact(p: &Attention, encoding: Encoding, device: &Device) -> Outcome {
     let call = Call::new(p, encoding, device)?;
     let got = call.run(DType::F32)?;
     let [q, k, v, dy] = call.decoded()?;
@@ -161,6 +169,9 @@ fn near_exact(p: &Attention, encoding: Encoding, device: &Device) -> Outcome {
 fn many_tiles_stay_near_exact_attention(device: &Device, encoding: Encoding) -> Outcome {
     let wide = Attention { causal: true, ..problem([1, 150, 150, 2, 1, 64], None) };
     let long = Attention { window: [Some(100), None], ..problem([1, 66, 290, 1, 1, 96], Some(&[280])) };
+    // The last tiles of a block of queries show its first ones nothing, and what those saw before must stay.
+    let hidden = Attention { causal: true, ..problem([1, 70, 70, 1, 1, 112], None) };
+    near_exact(&hidden, encoding, device)?;
     near_exact(&wide, encoding, device)?;
     near_exact(&long, encoding, device)
 }
@@ -216,8 +227,14 @@ fn packed_sequences_are_those_of_calls_of_their_own(device: &Device) -> Outcome 
                 rows(v, begin[1], keys)?,
                 rows(dy, begin[0], queries)?,
             ];
-            let own = Call { codes, sequences: Sequences::Full, values: call.values.clone(), ..call }
-                .run(DType::BF16)?;
+            let own = Call {
+                codes,
+                sequences: Sequences::Full,
+                values: call.values.clone(),
+                dropout: None,
+                ..call
+            }
+            .run(DType::BF16)?;
             for (i, (got, own)) in got.iter().zip(&own).enumerate() {
                 let (at, count, heads) = if i < 2 { (begin[0], queries, 2) } else { (begin[1], keys, 1) };
                 let got = &got.to_f32_vec()?[at * heads * dim..(at + count) * heads * dim];
@@ -226,6 +243,31 @@ fn packed_sequences_are_those_of_calls_of_their_own(device: &Device) -> Outcome 
             }
             begin = [begin[0] + queries, begin[1] + keys];
         }
+    }
+    Ok(())
+}
+
+/// Of all scores that a row sees, in tiles that show it some, all or none.
+fn rows_have_their_maxima_and_sums(device: &Device) -> Outcome {
+    for dim in [64, 112] {
+        let p = Attention { causal: true, ..problem([1, 70, 140, 2, 1, dim], None) };
+        let call = Call::new(&p, Encoding::E5M2, device)?;
+        let [q, k, v, _] = &call.codes;
+        let (_, saved) = ops::attention_fp8(q, k, v, &call.sequences, call.options, DType::F32)?;
+        let [q, k, _, _] = call.decoded()?;
+        let (mut maxima, mut sums) = (Vec::new(), Vec::new());
+        for (head, query) in (0..2).flat_map(|head| (0..70).map(move |query| (head, query))) {
+            let score = |key: usize| -> f64 {
+                let product = |c| q[(query * 2 + head) * dim + c] * k[key * dim + c];
+                (0..dim).map(product).sum::<f64>() * p.scale
+            };
+            let scores: Vec<f64> = (0..=query).map(score).collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            maxima.push(largest);
+            sums.push(scores.iter().map(|score| (score - largest).exp()).sum());
+        }
+        close("row_max", &saved.row_max.to_vec::<f32>()?, &maxima, 70, [1e-4, 1e-4])?;
+        close("row_sum", &saved.row_sum.to_vec::<f32>()?, &sums, 70, [1e-3, 1e-4])?;
     }
     Ok(())
 }
@@ -274,7 +316,8 @@ fn factors_far_apart(device: &Device) -> Outcome {
     let [q, k, v, dy] = &plain.codes;
     let codes = [with(q, 70)?, with(k, -70)?, with(v, 60)?, with(dy, -60)?];
     let values = plain.values.clone();
-    let got = Call { codes, values, sequences: plain.sequences.clone(), ..plain }.run(DType::F32)?;
+    let got =
+        Call { codes, values, sequences: plain.sequences.clone(), dropout: None, ..plain }.run(DType::F32)?;
     for ((name, exponent), (got, want)) in [("o", 60), ("dq", -70), ("dk", 70), ("dv", -60)]
         .into_iter()
         .zip(got.iter().zip(plain.run(DType::F32)?))
@@ -310,8 +353,9 @@ fn columnwise_codes_will_do(device: &Device) -> Outcome {
     let turned = |x: &Fp8Tensor| -> Result<Fp8Tensor> { Ok(x.clone().with_columnwise()?.for_backward()) };
     let [q, k, v, dy] = call.codes.each_ref().map(turned);
     let codes = [q?, k?, v?, dy?];
-    let got = Call { codes, values: call.values.clone(), sequences: call.sequences.clone(), ..call }
-        .run(DType::F32)?;
+    let got =
+        Call { codes, values: call.values.clone(), sequences: call.sequences.clone(), dropout: None, ..call }
+            .run(DType::F32)?;
     for (got, want) in got.iter().zip(call.run(DType::F32)?) {
         same("from the columnwise copy", &got.to_f32_vec()?, &want.to_f32_vec()?, 16)?;
     }
@@ -358,8 +402,8 @@ fn refuses(device: &Device) -> Outcome {
     refused(back(dy, &o, &other), "pass what attention returned")?;
     let infinite = AttentionOptions { softmax_scale: Some(f32::NAN), ..call.options };
     refused(ops::attention_fp8(q, k, v, &Sequences::Full, infinite, DType::F32), "softmax_scale = NaN")?;
-    let dropout = ops::Dropout { p: 0.5, draw: ops::DropoutKey { seed: 1, offset: 0 }.into() };
+    let dropout = Dropout { p: 1.0, draw: DropoutKey { seed: 1, offset: 0 }.into() };
     let drops = AttentionOptions { dropout: Some(&dropout), ..call.options };
-    let wording = "dropout.p = 0.5: the kernels for FP8 codes drop nothing";
+    let wording = "attention_fp8: dropout.p = 1: a drop probability is at least 0 and less than 1";
     refused(ops::attention_fp8(q, k, v, &Sequences::Full, drops, DType::F32), wording)
 }

@@ -19,6 +19,7 @@ cases![
     borders_in_adamw: DtypesAndFormats,
     nan_of_whole_rows_is_counted_once_an_element: Dtypes,
     tensors_of_nan_alone: DtypesAndFormats,
+    an_infinity_that_a_scale_makes_nan_is_not_counted_as_one: DtypesAndFormats,
 ];
 
 /// Vectors and tiles, whole and cut.
@@ -238,4 +239,28 @@ fn tensors_of_nan_alone(device: &Device, dtype: DType, encoding: Encoding) -> Ou
     let off = Slot { counters: Some(&counters), ..Slot::off(encoding) };
     equal("off", matches!(ops::quantize(&x, &off)?, Operand::High(_)), true)?;
     equal("off", counters.read()?, CounterValues::default())
+}
+
+/// Counted are NaN values, not NaN codes: infinity times a scale of 0 is NaN, as is everything times a scale of NaN.
+fn an_infinity_that_a_scale_makes_nan_is_not_counted_as_one(
+    device: &Device,
+    dtype: DType,
+    encoding: Encoding,
+) -> Outcome {
+    let rule = exact(encoding);
+    let values = [1.0, f32::INFINITY, f32::NAN, f32::NEG_INFINITY, 0.0, -2.0, 0.5, 3.0, f32::INFINITY];
+    for ([rows, cols], nan) in [([1, 9], 1), ([3, 8], 3), ([130, 72], 1040)] {
+        let x = values.into_iter().cycle().take(rows * cols).collect();
+        let x = tensor(x, [rows, cols], dtype, device)?;
+        for scale in [0.0, f32::NAN] {
+            for columnwise in [false, true] {
+                let (cell, counters) = (Cell::new(scale, device)?, Counters::new(device)?);
+                let slot =
+                    Slot { counters: Some(&counters), columnwise, ..Slot::fixed(encoding, &cell, &rule) };
+                ops::quantize(&x, &slot)?;
+                equal(&format!("{rows} rows, scale {scale}, {columnwise}"), counters.read()?.nan, nan)?;
+            }
+        }
+    }
+    Ok(())
 }

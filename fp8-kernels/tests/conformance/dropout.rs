@@ -21,7 +21,7 @@ cases![
     dropped_infinities_are_zero,
     same_for_any_threads,
     adds_to_a_residual: Dtypes,
-    paths_straddle_vectors,
+    paths_straddle_vectors: Dtypes,
     states_are_split_mix,
     draws_on_the_device,
     refuses,
@@ -87,9 +87,10 @@ fn special_values(device: &Device, dtype: DType) -> Outcome {
 }
 
 /// Random numbers of 24 bits are a probability's threshold exactly: their elements are kept, in each place of eight
-/// neighbours and of the last few.
+/// neighbours and of the last few; and the entries of a path, whether an element or a thread's eight.
 fn the_threshold_itself_is_kept(device: &Device, dtype: DType) -> Outcome {
     let key = DropoutKey { seed: 5, offset: 0 };
+    let ones = |shape: [usize; 2]| Tensor::full(1.0, shape, dtype, device);
     let mut found = [[false; 2]; 8];
     for i in 0..20_000usize {
         let random = philox(i as u64 / 4, key.seed)[i % 4];
@@ -97,10 +98,16 @@ fn the_threshold_itself_is_kept(device: &Device, dtype: DType) -> Outcome {
         if random.trailing_zeros() < 8 || found[place] == [true; 2] {
             continue;
         }
+        let mask = Dropout { p, draw: key.into() };
         // Whole neighbours, or the element as the last one.
         for (found, len) in found[place].iter_mut().zip([i - place + 8, i + 1]) {
-            let y = ops::dropout(&Tensor::full(1.0, [len], dtype, device)?, p, key)?.to_f32_vec()?;
-            ensure(y[i] != 0.0, || format!("element {i} of {len}, p {p}"))?;
+            let kept = |name: &str, y: Tensor, at: usize| {
+                ensure(y.to_f32_vec()?[at] != 0.0, || format!("{name}: element {at} of {len}, p {p}"))
+            };
+            kept("dropout", ops::dropout(&ones([len, 1])?, p, key)?, i)?;
+            kept("hidden", ops::dropout_add_backward(&ones([len, 1])?, Some(&mask), None)?, i)?;
+            kept("path", ops::dropout_add_backward(&ones([len, 1])?, None, Some(&mask))?, i)?;
+            kept("wide path", ops::dropout_add_backward(&ones([len, 8])?, None, Some(&mask))?, 8 * i)?;
             *found = true;
         }
     }
@@ -215,11 +222,13 @@ fn adds_to_a_residual(device: &Device, dtype: DType) -> Outcome {
     same_numbers("dx", &ops::dropout_add_backward(&x, Some(&none), None)?.to_f32_vec()?, &x.to_f32_vec()?, 4)
 }
 
-/// Entries that begin inside a thread's eight elements, of fewer and of more than those.
-fn paths_straddle_vectors(device: &Device) -> Outcome {
-    [[40, 1], [33, 3], [20, 7], [9, 9], [7, 15], [5, 17], [3, 101]]
-        .into_iter()
-        .try_for_each(|shape| check_add(shape, [DType::F32; 2], device))
+/// Entries that begin inside a thread's eight elements, of fewer and of more than those: with every pair of types, since such
+/// elements go one by one.
+fn paths_straddle_vectors(device: &Device, dtype: DType) -> Outcome {
+    for shape in [[40, 1], [33, 3], [20, 7], [9, 9], [7, 15], [5, 17], [3, 101]] {
+        check_add(shape, [dtype; 2], device)?;
+    }
+    FLOATS.into_iter().try_for_each(|x| check_add([7, 15], [dtype, x], device))
 }
 
 /// Published numbers of SplitMix64, with seed 0, and what a state counts.

@@ -153,7 +153,8 @@ fn an_f32_bias_is_rounded_to_a_16_bit_outputs_type(device: &Device) -> Outcome {
             check_rounded_bias(device, n, |bias, out| ops::gemm_fp8(&a, &b, Some(bias), out, accumulation))?;
         }
         check_rounded_bias(device, n, |bias, out| {
-            ops::gemm_fp8_quantize(&a, &b, Some(bias), &Slot::off(Encoding::E4M3), out)?.dequantize(out)
+            ops::gemm_fp8_quantize(&a, &b, Some(bias), &Slot::off(Encoding::E4M3), out, Accumulation::Fast)?
+                .dequantize(out)
         })?;
     }
     Ok(())
@@ -194,7 +195,7 @@ fn fp8_output(device: &Device) -> Outcome {
             let (cell, amax) = (Cell::new(20.0, device)?, Cell::new(REST, device)?);
             let rule = exact(encoding);
             let slot = Slot { amax: Some(&amax), columnwise: true, ..Slot::fixed(encoding, &cell, &rule) };
-            let got = ops::gemm_fp8_quantize(&a, &b, bias.as_ref(), &slot, DType::BF16)?;
+            let got = ops::gemm_fp8_quantize(&a, &b, bias.as_ref(), &slot, DType::BF16, Accumulation::Fast)?;
             let want = oracle::fp8::quantize(&values, encoding, 20.0);
             let got = got.as_fp8().ok_or("want FP8")?;
             let (codes, found) = (got.codes()?, amax.read()?);
@@ -210,10 +211,17 @@ fn fp8_output(device: &Device) -> Outcome {
             same(&format!("{what}: transposed"), &got.transposed()?.codes()?, &turned, m)?;
             // Merged, not overwritten.
             amax.write(1e30)?;
-            ops::gemm_fp8_quantize(&a, &b, bias.as_ref(), &slot, DType::BF16)?;
+            ops::gemm_fp8_quantize(&a, &b, bias.as_ref(), &slot, DType::BF16, Accumulation::Split)?;
             same(&format!("{what}: a larger amax"), &[amax.read()?], &[1e30], 1)?;
         }
-        let off = ops::gemm_fp8_quantize(&a, &b, None, &Slot::off(Encoding::E4M3), DType::BF16)?;
+        let off = ops::gemm_fp8_quantize(
+            &a,
+            &b,
+            None,
+            &Slot::off(Encoding::E4M3),
+            DType::BF16,
+            Accumulation::Fast,
+        )?;
         equal("dtype where the slot is off", off.as_high().map(Tensor::dtype), Some(DType::BF16))?;
     }
     Ok(())

@@ -14,7 +14,10 @@ cases![
     only_norms_that_are_not_finite_set_the_flag,
     grows_and_backs_off_as_pytorch_does,
     extreme_scales,
+    full_counts_begin_anew,
     steps_are_numbered_by_the_device,
+    each_of_many_groups_has_its_own_factors,
+    a_full_count_of_updates_stays,
     a_norm_that_is_not_finite_backs_off,
     without_a_scale_skipped_steps_count,
     the_gradient_of_a_loss_is_multiplied_before_it_is_rounded: Dtypes,
@@ -125,6 +128,20 @@ fn extreme_scales(device: &Device) -> Outcome {
     scale.set_state(&LossScaleState { scale: 2.0, growth_tracker: 70, skipped_steps: 9 })?;
     ops::update_loss_scale(&scale, Some(&LossScaleRule { growth_interval: 50, ..rule }))?;
     equal("grown", scale.state()?, LossScaleState { scale: 4.0, growth_tracker: 0, skipped_steps: 9 })
+}
+
+fn full_counts_begin_anew(device: &Device) -> Outcome {
+    let rule = LossScaleRule::default();
+    let scale = new(2.0, device)?;
+    for (overflow, growth_tracker, skipped_steps) in [(0.0, 0, u64::MAX), (1.0, 0, 0)] {
+        let full = LossScaleState { scale: 2.0, growth_tracker: u64::MAX, skipped_steps: u64::MAX };
+        scale.set_state(&full)?;
+        scale.overflow().write(overflow)?;
+        ops::update_loss_scale(&scale, Some(&rule))?;
+        let state = scale.state()?;
+        equal("counts", [state.growth_tracker, state.skipped_steps], [growth_tracker, skipped_steps])?;
+    }
+    Ok(())
 }
 
 const STEP: AdamWStep =
@@ -248,6 +265,69 @@ fn steps_are_numbered_by_the_device(device: &Device) -> Outcome {
         })?;
     }
     Ok(())
+}
+
+/// More groups than a warp has threads, with β from far below 1 to near it. Of parameters that are 0, a step shows every bit of
+/// its factors.
+fn each_of_many_groups_has_its_own_factors(device: &Device) -> Outcome {
+    let beta = |i: i32| 1.0 - 0.7 * 0.6f32.powi(i);
+    let steps = (0..33).map(|i| AdamWStep {
+        lr: 0.01 + 0.001 * i as f32,
+        beta1: beta(i % 17),
+        beta2: beta(i * 5 % 19),
+        weight_decay: 0.0,
+        ..STEP
+    });
+    for updates in [0, 1, 6, 62, 999, 12_345] {
+        same_as_cpu(&format!("after {updates} updates"), device, |device| {
+            let factors =
+                steps.clone().map(|step| AdamWFactors::new(&step, device)).collect::<Result<Vec<_>>>()?;
+            let zeros = || (0..factors.len()).map(|_| Tensor::zeros([9], DType::F32, device));
+            let (mut params, mut first) =
+                (zeros().collect::<Result<Vec<_>>>()?, zeros().collect::<Result<Vec<_>>>()?);
+            let (mut second, grad) =
+                (zeros().collect::<Result<Vec<_>>>()?, normal([9], DType::F32, 1, device)?);
+            let states = params.iter_mut().zip(&mut first).zip(&mut second);
+            let mut tensors: Vec<_> = states
+                .map(|((param, exp_avg), exp_avg_sq)| ops::AdamWTensor {
+                    name: "w",
+                    param,
+                    main_grad: &grad,
+                    exp_avg,
+                    exp_avg_sq,
+                    main_param: None,
+                    slot: None,
+                })
+                .collect();
+            let mut groups: Vec<_> = tensors.chunks_mut(1).zip(&factors).collect();
+            let (updates, skipped) = (UpdateCount::new(updates, device)?, SkippedSteps::new(device)?);
+            let step = ScaledStep {
+                updates: &updates,
+                loss_scale: None,
+                gradients_are_scaled: false,
+                norm: None,
+                skipped: &skipped,
+            };
+            ops::adamw_groups_scaled(&mut groups, &step)?;
+            drop(groups);
+            let values = params.iter().map(Tensor::to_vec::<f32>).collect::<Result<Vec<_>>>()?;
+            Ok(vec![Got::Numbers(values.concat())])
+        })?;
+    }
+    Ok(())
+}
+
+/// The number of the last step that can be counted stays.
+fn a_full_count_of_updates_stays(device: &Device) -> Outcome {
+    let after = |updates| -> Result<(u64, Vec<f32>)> {
+        let (mut rig, scale) = (Rig::new(updates, device)?, new(3.0, device)?);
+        rig.step(1, Some(&scale), true, Some(1.0), device)?;
+        Ok((rig.updates.read()?, rig.values()?))
+    };
+    let [(last, values), (full, same_values)] = [after(u64::MAX - 1)?, after(u64::MAX)?];
+    equal("updates", [last, full], [u64::MAX; 2])?;
+    ensure(values.iter().all(|v| v.is_finite()), || "a step is not finite".to_owned())?;
+    same("values", &same_values, &values, 1)
 }
 
 fn a_norm_that_is_not_finite_backs_off(device: &Device) -> Outcome {

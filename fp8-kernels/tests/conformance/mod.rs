@@ -19,7 +19,9 @@ mod attention;
 mod attention_bits;
 mod attention_dropout;
 mod attention_fp8;
+mod attention_fp8_dropout;
 mod attention_sequences;
+mod attention_specials;
 mod cast;
 mod cells;
 mod compare_calls;
@@ -67,7 +69,9 @@ pub(crate) const ALL: &[&[Case]] = &[
     attention_bits::CASES,
     attention_dropout::CASES,
     attention_fp8::CASES,
+    attention_fp8_dropout::CASES,
     attention_sequences::CASES,
+    attention_specials::CASES,
     cast::CASES,
     cells::CASES,
     compare_calls::CASES,

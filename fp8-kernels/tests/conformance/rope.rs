@@ -6,7 +6,7 @@ use super::data::{
 use super::reference::{Got, same_as_cpu};
 use super::threads::same_bits;
 use crate::oracle::differences;
-use fp8_kernels::ops::RopeTable;
+use fp8_kernels::ops::{RopeScaling, RopeTable};
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -20,6 +20,8 @@ cases![
     norms_and_the_way_back,
     a_start_is_an_offset,
     positions_of_each_token,
+    scaled_frequencies,
+    refuses_scalings,
     same_for_any_threads,
     refuses,
 ];
@@ -196,6 +198,91 @@ fn a_start_is_an_offset(device: &Device) -> Outcome {
     let tail = Tensor::from_vec(x.to_vec::<f32>()?[4 * 16..].to_vec(), [1, 6, 2, 8], device)?;
     same("tokens 4..10", &ops::rope(&tail, &table, 4)?.to_vec::<f32>()?, &whole[4 * 16..], 16)?;
     same("position 0 stays", &whole[..16], &x.to_vec::<f32>()?[..16], 16)
+}
+
+/// Frequencies in terms of wavelengths and of indices, as transformers writes them.
+fn scaled_frequencies(device: &Device) -> Outcome {
+    let (dim, base, length) = (32usize, 10_000f64, 64usize);
+    let plain = |j: usize| 1.0 / base.powf((2 * j) as f64 / dim as f64);
+    let wavelength = |j: usize| std::f64::consts::TAU / plain(j);
+    let llama3 = |j: usize| {
+        let (factor, low, high, old) = (8.0, 1.0, 4.0, length as f64);
+        let smooth = (old / wavelength(j) - low) / (high - low);
+        match wavelength(j) {
+            w if w > old / low => plain(j) / factor,
+            w if w < old / high => plain(j),
+            _ => (1.0 - smooth) * plain(j) / factor + smooth * plain(j),
+        }
+    };
+    let yarn = |j: usize, truncate: bool| {
+        let index = |turns: f64| {
+            let ratio = length as f64 / (turns * 2.0 * std::f64::consts::PI);
+            dim as f64 * ratio.ln() / (2.0 * base.ln())
+        };
+        let (mut low, mut high) = (index(32.0), index(1.0));
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let ramp = ((j as f64 - low.max(0.0)) / (high.min(31.0) - low.max(0.0))).clamp(0.0, 1.0);
+        plain(j) / 4.0 * ramp + plain(j) * (1.0 - ramp)
+    };
+    let yarn_of = |truncate, attention_factor| RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_max_position: length,
+        attention_factor,
+        truncate,
+    };
+    let of_llama3 = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position: length,
+    };
+    type Frequency<'a> = &'a dyn Fn(usize) -> f64;
+    let all: [(&str, RopeScaling, Frequency<'_>, f64); 5] = [
+        ("none", RopeScaling::None, &plain, 1.0),
+        ("linear", RopeScaling::Linear { factor: 4.0 }, &|j| plain(j) / 4.0, 1.0),
+        ("llama3", of_llama3, &llama3, 1.0),
+        ("yarn", yarn_of(true, 1.25), &|j| yarn(j, true), 1.25),
+        ("yarn, not truncated", yarn_of(false, 1.0), &|j| yarn(j, false), 1.0),
+    ];
+    for (what, scaling, frequency, factor) in all {
+        let table = RopeTable::with_scaling(100, dim, base, scaling, device)?;
+        for (values, f) in [(table.cos(), f64::cos as fn(f64) -> f64), (table.sin(), f64::sin)] {
+            let angles = (0..100).flat_map(|position| (0..dim / 2).map(move |j| (position, j)));
+            let want: Vec<f64> = angles.map(|(p, j)| factor * f(f64::from(p) * frequency(j))).collect();
+            close(what, &values.to_vec::<f32>()?, &want, dim / 2, [0.0, 2e-7])?;
+        }
+    }
+    Ok(())
+}
+
+fn refuses_scalings(device: &Device) -> Outcome {
+    let table = |base, scaling| RopeTable::with_scaling(4, 8, base, scaling, device);
+    let linear = |factor| table(10_000.0, RopeScaling::Linear { factor });
+    refused(linear(0.0), "rope: factor = 0: expected a finite number greater than 0")?;
+    refused(linear(f64::NAN), "factor = NaN")?;
+    let llama3 = |low_freq_factor, high_freq_factor, original_max_position| RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor,
+        high_freq_factor,
+        original_max_position,
+    };
+    refused(table(1e4, llama3(4.0, 4.0, 8)), "high_freq_factor = 4: expected greater than low_freq_factor")?;
+    refused(table(1e4, llama3(1.0, 4.0, 0)), "original_max_position = 0")?;
+    let yarn = |beta_fast, beta_slow, attention_factor| RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast,
+        beta_slow,
+        original_max_position: 8,
+        attention_factor,
+        truncate: true,
+    };
+    refused(table(1e4, yarn(1.0, 2.0, 1.0)), "beta_fast = 1: expected greater than beta_slow, which is 2")?;
+    refused(table(1e4, yarn(32.0, 1.0, f64::INFINITY)), "attention_factor = inf")?;
+    refused(table(1.0, yarn(32.0, 1.0, 1.0)), "base = 1: expected greater than")
 }
 
 fn same_for_any_threads(device: &Device) -> Outcome {

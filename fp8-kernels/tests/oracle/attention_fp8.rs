@@ -17,14 +17,15 @@ fn rounded_together(values: &[f64], encoding: Encoding) -> Vec<f64> {
 }
 
 impl Attention {
-    /// With probabilities relative to the largest of their row, times 256, in E4M3. The sum is that of the unrounded ones.
+    /// With probabilities relative to the largest of their row, times 256, in E4M3. The sum is that of the unrounded ones. Those
+    /// that dropout keeps are multiplied by its factor afterwards.
     pub(crate) fn forward_fp8(&self, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
         let mut o = vec![0.0; q.len()];
         for row @ [b, h, i] in self.rows() {
             let p = self.probabilities(q, k, row);
             let largest = p.iter().copied().fold(0.0, f64::max);
             for (j, p) in p.into_iter().enumerate().filter(|&(_, p)| p > 0.0) {
-                let weight = rounded(p / largest, 256.0, Encoding::E4M3) * largest;
+                let weight = rounded(p / largest, 256.0, Encoding::E4M3) * largest * self.factor(row, j);
                 for c in 0..self.dim {
                     o[self.q(b, i, h, c)] += weight * v[self.k(b, j, h, c)];
                 }
@@ -46,7 +47,7 @@ impl Attention {
             let mean: f64 = (0..self.dim).map(|c| dy[self.q(b, i, h, c)] * o[self.q(b, i, h, c)]).sum();
             let ds = |j: usize| {
                 let dp: f64 = (0..self.dim).map(|c| dy[self.q(b, i, h, c)] * v[self.k(b, j, h, c)]).sum();
-                p[j] * (dp - mean)
+                p[j] * (dp * self.factor(row, j) - mean)
             };
             let ds: Vec<f64> = (0..self.keys).map(ds).collect();
             for (j, ds) in rounded_together(&ds, encoding).into_iter().enumerate() {
@@ -61,15 +62,19 @@ impl Attention {
         {
             let of_group = |[batch, h, _]: [usize; 3]| batch == b && h * self.groups / self.heads == group;
             let own: Vec<usize> = (0..rows.len()).filter(|&n| of_group(rows[n])).collect();
+            // Dropout's factor is not rounded, but which of them it keeps decides the scale.
+            let factors: Vec<f64> = own.iter().map(|&n| self.factor(rows[n], j)).collect();
             let column = |which: usize| own.iter().map(|&n| weights[n][which][j]).collect::<Vec<f64>>();
-            let p = rounded_together(&column(0), Encoding::E4M3);
+            let kept = column(0).into_iter().zip(&factors);
+            let kept = kept.map(|(p, &factor)| if factor == 0.0 { 0.0 } else { p }).collect::<Vec<f64>>();
+            let p = rounded_together(&kept, Encoding::E4M3);
             let ds = rounded_together(&column(1), encoding);
-            for (&n, (p, ds)) in own.iter().zip(p.iter().zip(&ds)) {
+            for ((&n, factor), (p, ds)) in own.iter().zip(&factors).zip(p.iter().zip(&ds)) {
                 let [_, h, i] = rows[n];
                 for c in 0..self.dim {
                     let (q_at, k_at) = (self.q(b, i, h, c), self.k(b, j, h, c));
                     dk[k_at] += self.scale * ds * q[q_at];
-                    dv[k_at] += p * dy[q_at];
+                    dv[k_at] += p * factor * dy[q_at];
                 }
             }
         }

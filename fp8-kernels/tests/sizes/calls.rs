@@ -6,7 +6,7 @@ use fp8_kernels::ops::{
     Sequences,
 };
 use fp8_kernels::{
-    Arena, ArenaOptions, Cell, DType, Device, DropoutState, Encoding, Error, Fp8Tensor, ScalePolicy,
+    Arena, ArenaOptions, Cell, DType, Device, DropoutState, Encoding, Error, Fp8Tensor, Operand, ScalePolicy,
     ScaleRule, Shape, Slot, Tensor,
 };
 
@@ -174,7 +174,12 @@ calls! {
         ops::gemm_fp8(&a, &b, None, DType::BF16, ops::Accumulation::Fast)?;
         let mut out = floats([m, n], device)?;
         ops::gemm_fp8_accumulate(&a, &b, &mut out, "out", ops::Accumulation::Split)?;
-        slots(device, |slot| Ok(ops::gemm_fp8_quantize(&a, &b, None, slot, DType::BF16).map(drop)?))?;
+        let fast = ops::Accumulation::Fast;
+        slots(device, |slot| Ok(ops::gemm_fp8_quantize(&a, &b, None, slot, DType::BF16, fast).map(drop)?))?;
+        let (a, b) = (Operand::Fp8(a), Operand::Fp8(b));
+        slots(device, |slot| Ok(ops::fprop_quantize(&a, &b, None, slot, DType::BF16, fast).map(drop)?))?;
+        let (dy, w) = (Operand::Fp8(fp8([m, k], device)?), Operand::Fp8(fp8([k, n], device)?));
+        slots(device, |slot| Ok(ops::dgrad_quantize(&dy, &w, slot, DType::BF16, fast).map(drop)?))?;
     };
     quantize/3: |device, [a, b, c]| {
         let x = floats([a, b, c], device)?;
@@ -257,6 +262,10 @@ calls! {
         for (q, k) in [([a, b, c, d], [a, b, c, d]), ([a, b, c, 16], [a, d, 1, 16]), ([1, a, b, c], [1, d, 1, c])] {
             let (q, k, dy) = (codes(q, Encoding::E4M3)?, codes(k, Encoding::E4M3)?, codes(q, Encoding::E5M2)?);
             let (sequences, options) = (Sequences::Full, AttentionOptions::default());
+            let (o, saved) = ops::attention_fp8(&q, &k, &k, &sequences, options, DType::BF16)?;
+            ops::attention_fp8_backward(&dy, &q, &k, &k, &o, &saved, &sequences, options)?;
+            let half = Dropout { p: 0.5, draw: DropoutKey { seed: 1, offset: 2 }.into() };
+            let options = AttentionOptions { dropout: Some(&half), ..options };
             let (o, saved) = ops::attention_fp8(&q, &k, &k, &sequences, options, DType::BF16)?;
             ops::attention_fp8_backward(&dy, &q, &k, &k, &o, &saved, &sequences, options)?;
         }

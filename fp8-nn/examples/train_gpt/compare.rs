@@ -7,10 +7,10 @@ use std::sync::atomic::AtomicBool;
 use crate::config::{self, Config};
 use crate::failure::Failure;
 use crate::options::{Compared, Given, Options, RecipeName};
-use crate::page::signed;
 use crate::summary::ReportDir;
 use crate::train::{self, End, Journey};
 use crate::trainer::{Run, Trainer};
+use fp8_nn::page::signed;
 
 /// The name of the table in the report folder.
 const FILE: &str = "compare.csv";

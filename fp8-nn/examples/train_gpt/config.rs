@@ -319,12 +319,6 @@ fn check_shape(settings: &Settings) -> Result<(), Failure> {
             hidden / heads
         )));
     }
-    if settings.fp8_attention && settings.dropout > 0.0 {
-        return Err(Failure::input(format!(
-            "--dropout {} with --fp8-attention: attention in FP8 drops nothing; leave out one of the two",
-            settings.dropout
-        )));
-    }
     if batch.saturating_mul(seq) > MAX_BATCH_BYTES {
         return Err(Failure::input(format!(
             "--batch {batch} with --seq {seq} is {} bytes in a step; at most {MAX_BATCH_BYTES} are supported",
@@ -376,10 +370,6 @@ mod tests {
             (
                 "--seq 1000 --batch 65536",
                 "--batch 65536 with --seq 1000 is 65536000 bytes in a step; at most 16777216 are supported",
-            ),
-            (
-                "--dropout 0.1 --fp8-attention",
-                "--dropout 0.1 with --fp8-attention: attention in FP8 drops nothing; leave out one of the two",
             ),
             (
                 "--seeds 1,2",

@@ -18,7 +18,6 @@ mod fake;
 mod job;
 mod machine;
 mod options;
-mod page;
 mod plot;
 mod progress;
 mod report;

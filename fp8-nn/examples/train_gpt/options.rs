@@ -169,6 +169,10 @@ pub(crate) struct Settings {
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set, hide_possible_values = true, hide_default_value = true, value_name = "BOOL")]
     pub(crate) fp8_attention: bool,
 
+    /// Run attention in FP8 and let its projections write FP8 for it, under recipes with one scale for a tensor
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set, hide_possible_values = true, hide_default_value = true, value_name = "BOOL")]
+    pub(crate) fp8_mha: bool,
+
     /// Store the weights of FP8 matrix products in FP8 alone, with f32 copies in the optimizer
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set, hide_possible_values = true, hide_default_value = true, value_name = "BOOL")]
     pub(crate) fp8_weights: bool,
@@ -225,7 +229,7 @@ pub(crate) enum FormatName {
 }
 
 /// Options that checkpoints of earlier versions do not have. Their defaults are what those versions did.
-const ADDED: [&str; 3] = ["fp8-attention", "fp8-weights", "dropout"];
+const ADDED: [&str; 4] = ["fp8-attention", "fp8-mha", "fp8-weights", "dropout"];
 
 impl Settings {
     /// Returns every setting as (option name, value). [`Settings::from_values`] reads the same bits back.
@@ -246,6 +250,7 @@ impl Settings {
             ("history-len", self.history_len.to_string()),
             ("margin", self.margin.to_string()),
             ("fp8-attention", self.fp8_attention.to_string()),
+            ("fp8-mha", self.fp8_mha.to_string()),
             ("fp8-weights", self.fp8_weights.to_string()),
         ]
     }

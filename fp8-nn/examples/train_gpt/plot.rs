@@ -7,8 +7,8 @@ mod heat;
 use std::fmt::Write as _;
 use std::ops::Range;
 
-use crate::page::escape;
 use axis::{Axis, short};
+use fp8_nn::page::escape;
 pub(crate) use heat::{Map, Shades};
 
 /// The SVG's own units; the page stretches them.

@@ -8,15 +8,13 @@ use std::fmt::Write as _;
 
 use crate::config::Config;
 use crate::options::RecipeName;
-use crate::page::{escape, grouped, section};
 use crate::plot::{self, Chart, Color, Events, Scale, Series, Style};
 use crate::sample::{Sample, printable};
 use crate::summary::Summary;
 use crate::train::{CURVE_WINDOWS, End, Outcome, Record};
 use crate::trainer::{MAX_GRAD_NORM, Run};
 use crate::verdict;
-
-const STYLE: &str = include_str!("report.css");
+use fp8_nn::page::{document, escape, grouped, section};
 
 /// The difference of the losses is plotted up to this many percent. A training this far behind has failed.
 const MAX_DIFFERENCE: f64 = 25.0;
@@ -28,10 +26,7 @@ pub(crate) fn html(
     outcomes: &[Outcome],
     sample: Option<&Sample>,
 ) -> String {
-    let mut page = String::from("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
-    page += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
-    page += "<meta name=\"color-scheme\" content=\"light dark\">\n<title>train_gpt</title>\n";
-    let _ = write!(page, "<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n");
+    let mut page = String::new();
     page += &heading(config, summary);
     page += &comparison(config, summary);
     page += &section("Loss", &loss_note(config), &loss_chart(summary, outcomes).html());
@@ -63,7 +58,7 @@ pub(crate) fn html(
         page += &section("Sample", &note, &text);
     }
     page += &pair([run::facts(summary), run::options(config)]);
-    page + "</main>\n</body>\n</html>\n"
+    document("train_gpt", &page)
 }
 
 const DIFFERENCE_NOTE: &str = "How much higher the loss in FP8 is than the loss in high precision, for the same batch \

@@ -11,10 +11,10 @@ use crate::config::Config;
 use crate::failure::Failure;
 use crate::machine::Origin;
 use crate::options::RecipeName;
-use crate::page::signed;
 use crate::train::Outcome;
 use crate::trainer::{Run, Trainer};
 use crate::verdict::Verdict;
+use fp8_nn::page::signed;
 
 /// The names of the files in the report folder.
 pub(crate) const FILES: [&str; 3] = ["report.html", "steps.csv", "summary.json"];
@@ -99,6 +99,8 @@ pub(crate) struct Summary {
     pub(crate) fp8_margin: Option<i32>,
     /// Whether attention runs in FP8, too. Null if nothing does.
     pub(crate) fp8_attention: Option<bool>,
+    /// Whether projections also write FP8 for it. Null if nothing runs in FP8.
+    pub(crate) fp8_mha: Option<bool>,
     /// Whether weights are stored in FP8. Null if nothing runs in it.
     pub(crate) fp8_weights: Option<bool>,
     pub(crate) fp8_gemms_per_step: Option<usize>,
@@ -183,7 +185,8 @@ impl Summary {
             fp8_format: (fp8 && settings.recipe_toml.is_empty()).then(|| settings.format.to_string()),
             fp8_history_len: delayed.then_some(settings.history_len),
             fp8_margin: delayed.then_some(settings.margin),
-            fp8_attention: fp8.then_some(settings.fp8_attention),
+            fp8_attention: fp8.then_some(settings.fp8_attention || settings.fp8_mha),
+            fp8_mha: fp8.then_some(settings.fp8_mha),
             fp8_weights: fp8.then_some(settings.fp8_weights),
             fp8_gemms_per_step: fp8.then(|| trainer.fp8_gemms_per_step()),
             emulated_gemms_per_step: if fp8 { trainer.emulated_gemms_per_step() } else { Vec::new() },

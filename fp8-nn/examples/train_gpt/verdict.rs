@@ -1,9 +1,9 @@
 //! Whether FP8 trained as well as high precision, and how much of a difference chance alone makes.
 
 use crate::options::RecipeName;
-use crate::page::signed;
 use crate::train::{End, Outcome};
 use crate::trainer::Run;
+use fp8_nn::page::signed;
 
 /// Results of the training test, one line for each training; `data/README.md` says how they were measured.
 const CONVERGENCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/data/convergence.csv"));

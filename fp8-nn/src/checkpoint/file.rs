@@ -89,7 +89,7 @@ impl Writer {
 }
 
 /// A tensor's elements in host memory: borrowed where they are there already.
-enum Elements<'a> {
+pub(crate) enum Elements<'a> {
     F32(Cow<'a, [f32]>),
     BF16(Cow<'a, [bf16]>),
     F16(Cow<'a, [f16]>),
@@ -98,7 +98,7 @@ enum Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    fn of(tensor: &'a Tensor) -> Result<Self> {
+    pub(crate) fn of(tensor: &'a Tensor) -> Result<Self> {
         Ok(match tensor.dtype() {
             DType::F32 => Self::F32(on_host(tensor)?),
             DType::BF16 => Self::BF16(on_host(tensor)?),
@@ -108,7 +108,7 @@ impl<'a> Elements<'a> {
         })
     }
 
-    fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+    pub(crate) fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
         match self {
             Self::F32(values) => write_values(values, f32::to_le_bytes, out),
             Self::BF16(values) => write_values(values, bf16::to_le_bytes, out),
@@ -140,7 +140,7 @@ fn write_values<T: Copy, const N: usize>(
     Ok(())
 }
 
-fn file_dtype(dtype: DType) -> Dtype {
+pub(crate) fn file_dtype(dtype: DType) -> Dtype {
     match dtype {
         DType::F32 => Dtype::F32,
         DType::BF16 => Dtype::BF16,

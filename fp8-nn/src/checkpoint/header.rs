@@ -9,21 +9,21 @@ use std::fmt;
 use std::io::Read;
 
 /// The number of bytes that store the length of the header.
-pub(super) const LENGTH: usize = 8;
+pub(crate) const LENGTH: usize = 8;
 /// The largest size of the JSON in bytes, which is the limit of the safetensors library.
-pub(super) const MAX_JSON: u64 = 100_000_000;
+pub(crate) const MAX_JSON: u64 = 100_000_000;
 
 /// The contents of a file: its strings, and the place of each tensor.
 #[derive(Debug, Default)]
-pub(super) struct Header {
-    pub(super) metadata: BTreeMap<String, String>,
-    pub(super) tensors: BTreeMap<String, TensorInfo>,
+pub(crate) struct Header {
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) tensors: BTreeMap<String, TensorInfo>,
 }
 
 impl Header {
     /// Assigns each tensor its place in the file: those with the largest elements first, so that all are aligned, then by
     /// name. Returns the names in this order.
-    pub(super) fn layout(&mut self) -> Option<Vec<String>> {
+    pub(crate) fn layout(&mut self) -> Option<Vec<String>> {
         let mut order: Vec<(&String, &mut TensorInfo)> = self.tensors.iter_mut().collect();
         order.sort_by(|(a, left), (b, right)| right.dtype.cmp(&left.dtype).then(a.cmp(b)));
         let mut offset = 0usize;
@@ -36,7 +36,7 @@ impl Header {
     }
 
     /// Returns the bytes in front of the data. Keys are sorted, so that equal contents give equal bytes.
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, String> {
         let mut all = BTreeMap::new();
         for (name, info) in &self.tensors {
             all.insert(&**name, serde_json::to_value(info).map_err(|error| error.to_string())?);
@@ -54,7 +54,7 @@ impl Header {
 
     /// Reads the header of a file of `file_len` bytes, and checks that its tensors fill the rest of it: no gap, no overlap,
     /// sizes that agree with shapes and dtypes. Returns it with the place where the data begins.
-    pub(super) fn read(file: &mut impl Read, file_len: u64) -> Result<(Self, u64), ReadError> {
+    pub(crate) fn read(file: &mut impl Read, file_len: u64) -> Result<(Self, u64), ReadError> {
         let mut len = [0; LENGTH];
         let rest = file_len.checked_sub(LENGTH as u64);
         let rest =
@@ -91,7 +91,7 @@ fn size(info: &TensorInfo) -> Option<usize> {
 
 /// The reason why a file has no valid header.
 #[derive(Debug)]
-pub(super) enum ReadError {
+pub(crate) enum ReadError {
     Io(std::io::Error),
     Malformed(String),
 }

@@ -13,6 +13,10 @@ use std::thread;
 use std::time::Duration;
 
 fn attention(fp8_dpa: bool) -> MultiheadAttention {
+    attention_with(fp8_dpa, 0.0)
+}
+
+fn attention_with(fp8_dpa: bool, attention_dropout: f32) -> MultiheadAttention {
     let options = MultiheadAttentionOptions {
         hidden_size: 64,
         attention: AttentionOptions {
@@ -21,6 +25,7 @@ fn attention(fp8_dpa: bool) -> MultiheadAttention {
             kv_channels: Some(32),
             rope: true,
             max_seq_length: 64,
+            attention_dropout,
             fp8_dpa,
             ..Default::default()
         },
@@ -30,11 +35,16 @@ fn attention(fp8_dpa: bool) -> MultiheadAttention {
     with_noise(MultiheadAttention::new("attention", options, &device(), &mut rng(1)).unwrap(), 1)
 }
 
-fn block(fp8_dpa: bool) -> TransformerLayer {
+fn block(attention_dropout: f32) -> TransformerLayer {
     let options = block_options();
     // Heads of 16 values, which a GPU's FP8 products take.
-    let attention =
-        AttentionOptions { num_attention_heads: 2, num_gqa_groups: Some(1), fp8_dpa, ..options.attention };
+    let attention = AttentionOptions {
+        num_attention_heads: 2,
+        num_gqa_groups: Some(1),
+        attention_dropout,
+        fp8_dpa: true,
+        ..options.attention
+    };
     let options = TransformerLayerOptions { attention, ..options };
     with_noise(TransformerLayer::new("block", options, &device(), &mut rng(1)).unwrap(), 1)
 }
@@ -81,6 +91,21 @@ fn attention_alone_stays_near_high_precision() {
             let (error, most) = (relative_rms(high, fp8), if name == "y" { 0.06 } else { 0.13 });
             assert!((1e-4..most).contains(&error) || is_te, "{recipe}: {name} is off by {error}");
         }
+    }
+}
+
+/// With other masks, the outputs would have little in common.
+#[test]
+fn dropout_takes_the_probabilities_that_it_takes_in_high_precision() {
+    let high = run(attention_with(false, 0.4), &delayed(), &off());
+    let fp8 = run(attention_with(true, 0.4), &attention_alone(delayed()), &AutocastOptions::default());
+    assert!(high != run(attention(false), &delayed(), &off()));
+    for ((name, high), (_, fp8)) in high.iter().zip(&fp8) {
+        if name.ends_with("bias") {
+            continue;
+        }
+        let (error, most) = (relative_rms(high, fp8), if name == "y" { 0.06 } else { 0.13 });
+        assert!((1e-4..most).contains(&error), "{name} is off by {error}");
     }
 }
 
@@ -190,7 +215,10 @@ fn train<M: Module>(mut model: M, recipe: &Recipe) -> (Vec<Vec<u32>>, (Parameter
 #[test]
 fn recomputed_equals_stored() {
     for recipe in [delayed(), current()] {
-        assert!(train(block(true), &recipe) == train(Recompute { inner: block(true) }, &recipe), "{recipe}");
+        for dropout in [0.0, 0.3] {
+            let again = Recompute { inner: block(dropout) };
+            assert!(train(block(dropout), &recipe) == train(again, &recipe), "{recipe}, {dropout}");
+        }
     }
 }
 

@@ -67,11 +67,7 @@ fn draw(rng: &mut ChaCha8Rng) -> TransformerLayerOptions {
     match rng.random_range(0..4) {
         0 => options.parallel_attention_mlp = true,
         1 => options.output_layernorm = true,
-        2 => {
-            options.apply_residual_connection_post_layernorm = true;
-            options.recompute =
-                pick(rng, &[RecomputeLevel::None, RecomputeLevel::Activation, RecomputeLevel::Block]);
-        }
+        2 => options.apply_residual_connection_post_layernorm = true,
         _ => {}
     }
     options

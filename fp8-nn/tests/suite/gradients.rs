@@ -227,6 +227,79 @@ fn of_the_loss_of_a_language_model() {
     check_loss(&mut model, loss);
 }
 
+/// The forms of the decoder that Llama-like models and GPT-2 have.
+#[test]
+fn of_the_loss_of_other_decoders() {
+    let plain = GptOptions {
+        vocab_size: 20,
+        num_layers: 2,
+        hidden_size: 32,
+        num_attention_heads: 4,
+        max_seq_length: 8,
+        init_std: 0.1,
+        ..Default::default()
+    };
+    let qwen = GptOptions {
+        qk_norm: true,
+        qkv_bias: Some(true),
+        bias: false,
+        kv_channels: Some(6),
+        num_gqa_groups: Some(2),
+        tie_word_embeddings: true,
+        sliding_windows: vec![None, Some(3)],
+        activation: Activation::Swiglu,
+        norm: NormOptions { normalization: Norm::RmsNorm, ..plain.norm },
+        rope_scaling: ops::RopeScaling::Linear { factor: 4.0 },
+        ..plain.clone()
+    };
+    let gpt2 = GptOptions { learned_positions: true, tie_word_embeddings: true, ..plain };
+    for (options, parameters_of_blocks) in [(qwen, 10), (gpt2, 12)] {
+        let mut model = with_noise(Gpt::new("gpt", &options, &device(), &mut rng(1)).unwrap(), 1);
+        let of_blocks = |p: &&&Parameter| p.name().starts_with("gpt.blocks.0.");
+        let mut all = parameters(&model);
+        all.sort_by(|a, b| a.name().cmp(b.name()));
+        assert_eq!(all.iter().filter(of_blocks).count(), parameters_of_blocks);
+        assert!(!all.iter().any(|p| p.name().starts_with("gpt.head")));
+        let (tokens, targets) = (ids([2, 6], 20, 2), ids([2, 6], 20, 3));
+        let loss = |model: &Gpt| {
+            let mut scaling = Scaling::new(model, &device()).unwrap();
+            let mut cx = scaling.scope(&delayed(), &off()).unwrap();
+            f64::from(model.loss(&mut cx, &tokens, &targets).unwrap().0.item().unwrap())
+        };
+        let mut scaling = Scaling::new(&model, &device()).unwrap();
+        let mut cx = scaling.scope(&delayed(), &off()).unwrap();
+        let (_, saved) = model.loss(&mut cx, &tokens, &targets).unwrap();
+        cx.commit().unwrap();
+        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        check_loss(&mut model, loss);
+    }
+}
+
+#[test]
+fn of_attention_with_norms_of_heads() {
+    for normalization in [Norm::RmsNorm, Norm::LayerNorm] {
+        for rope in [false, true] {
+            let options = MultiheadAttentionOptions {
+                hidden_size: 20,
+                attention: AttentionOptions {
+                    num_attention_heads: 4,
+                    num_gqa_groups: Some(2),
+                    kv_channels: Some(6),
+                    rope,
+                    max_seq_length: 8,
+                    qk_norm: Some(NormOptions { normalization, ..Default::default() }),
+                    ..Default::default()
+                },
+                qkv_bias: Some(false),
+                init: InitOptions { init_std: 0.3, output_layer_init_std: 0.3 },
+                ..Default::default()
+            };
+            let layer = MultiheadAttention::new("attention", options, &device(), &mut rng(1)).unwrap();
+            check(with_noise(layer, 1), &noise([2, 5, 20], 2));
+        }
+    }
+}
+
 /// Along the gradient itself, where the slope is largest.
 fn check_loss(model: &mut Gpt, loss: impl Fn(&Gpt) -> f64) {
     let mut all = Vec::new();

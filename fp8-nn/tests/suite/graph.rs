@@ -1,14 +1,11 @@
 //! Steps recorded as one graph: the bits of steps that are queued one by one.
 
 use crate::support::*;
-use fp8_cuda_sim::{Control, library_path};
-use fp8_nn::fp8_dist::{Environment, nccl};
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
+
+mod ranks;
 
 type Group = Arc<dyn ProcessGroup>;
 
@@ -145,7 +142,9 @@ fn attention_in_fp8_is_recorded() {
             hidden_size: 32,
             num_attention_heads: 2,
             max_seq_length: 8,
+            attention_dropout: 0.2,
             fp8_dpa: true,
+            fp8_mha: true,
             ..Default::default()
         };
         let model = Gpt::new("gpt", &options, &device(), &mut rng(3)).unwrap();
@@ -156,6 +155,47 @@ fn attention_in_fp8_is_recorded() {
     recorded_beside(&mut eager, &mut recorded, |_, _| ());
     let all = |training: &Training| everything(&training.model, &training.scaling);
     assert!(all(&eager) == all(&recorded), "parameters, histories and scales");
+}
+
+/// A step of a layer without RoPE, whose qkv writes FP8: recorded and replayed, beside eager steps.
+#[test]
+fn layers_that_write_fp8_are_recorded() {
+    struct Trained(MultiheadAttention, Scaling, Tensor, AdamW);
+    let new = || {
+        let options = MultiheadAttentionOptions {
+            hidden_size: 64,
+            attention: AttentionOptions { num_attention_heads: 4, fp8_mha: true, ..Default::default() },
+            ..Default::default()
+        };
+        let model = MultiheadAttention::new("attention", options, &device(), &mut rng(1)).unwrap();
+        let scaling = Scaling::new(&model, &device()).unwrap();
+        Trained(model, scaling, noise([1, 8, 64], 0), AdamW::new(AdamWOptions::default()).unwrap())
+    };
+    let queue = |Trained(model, scaling, x, optimizer): &mut Trained| -> Result<[Tensor; 2]> {
+        fp8_nn::zero_grad(model)?;
+        let (y, dx) = step(scaling, &delayed(), &AutocastOptions::default(), model, x, x)?;
+        optimizer.step(model, 0.01)?;
+        Ok([y, dx])
+    };
+    let read = |of: &[Tensor; 2]| of.each_ref().map(bits);
+    let load = |of: &mut Trained, seed| of.2.write(&values(&noise([1, 8, 64], seed)), "x").unwrap();
+    let (mut eager, mut recorded) = (new(), new());
+    for seed in 0..2 {
+        let results = [&mut eager, &mut recorded].map(|of| {
+            load(of, seed);
+            read(&queue(of).unwrap())
+        });
+        assert_eq!(results[0], results[1]);
+    }
+    let (graph, results) = device().capture(|| queue(&mut recorded)).unwrap();
+    queue(&mut eager).unwrap();
+    for seed in 3..5 {
+        load(&mut eager, seed);
+        load(&mut recorded, seed);
+        graph.replay().unwrap();
+        assert_eq!(read(&queue(&mut eager).unwrap()), read(&results));
+    }
+    assert!(everything(&eager.0, &eager.1) == everything(&recorded.0, &recorded.1));
 }
 
 /// Replay n draws the masks of eager step n, and each step others.
@@ -248,75 +288,6 @@ fn a_recorded_step_skips_gradients_that_are_not_finite() {
         let all = |training: &Training| everything(&training.model, &training.scaling);
         assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
     }
-}
-
-/// `f` on each of two ranks that share the simulated GPU, or on the one rank that a real GPU holds.
-fn ranks<T: Send>(f: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    let world_size = unless_simulated(1, 2);
-    if world_size > 1 {
-        Control::open(&library_path().unwrap()).unwrap().set("nccl_shared", "1").unwrap();
-    }
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    thread::scope(|scope| {
-        let run = |rank| {
-            let run_id = "test".to_owned(); // without one a group waits for other jobs
-            let alone = Environment { run_id, ..Environment::on_this_machine(port) };
-            let here = Environment { rank, local_rank: rank, world_size, exact_port: true, ..alone };
-            let f = &f;
-            scope.spawn(move || f(nccl("dp", &here, &device(), Duration::from_secs(60)).unwrap()))
-        };
-        let threads: Vec<_> = (0..world_size).map(run).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-#[test]
-fn replays_of_ranks_have_the_bits_of_eager_steps() {
-    let finals = ranks(|group| {
-        let (mut eager, mut recorded) = (Training::of(&group, delayed()), Training::of(&group, delayed()));
-        let (graph, _) = recorded_beside(&mut eager, &mut recorded, |eager, recorded| {
-            for Training { model, optimizer, scaling, .. } in [eager, recorded] {
-                broadcast_parameters(model, &*group).unwrap(); // where they lie
-                broadcast_state(model, optimizer, scaling, &*group, 0).unwrap();
-            }
-        });
-        let all = |training: &Training| everything(&training.model, &training.scaling);
-        assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
-        drop(graph);
-        all(&recorded)
-    });
-    assert!(finals.iter().all(|end| *end == finals[0]), "ranks differ");
-}
-
-#[test]
-fn a_step_in_which_ranks_would_compare_state_is_not_recorded() {
-    if unless_simulated(true, false) {
-        return; // one GPU is one rank, which compares nothing
-    }
-    ranks(|group| {
-        let mut training = Training::of(&group, delayed());
-        for step in 0..2 {
-            training.eager(step);
-        }
-        let compare = |training: &mut Training| {
-            let Training { model, optimizer, scaling, .. } = training;
-            agree(model, optimizer, scaling, &*group)
-        };
-        compare(&mut training).unwrap();
-        let refused = error(device().capture(|| compare(&mut training)));
-        assert!(refused.starts_with("agree") && refused.contains("call it between steps"), "{refused}");
-        let refused = error(device().capture(|| {
-            let Training { model, optimizer, scaling, .. } = &mut training;
-            broadcast_state(model, optimizer, scaling, &*group, 0)
-        }));
-        assert!(refused.starts_with("broadcast_state") && refused.contains("between steps"), "{refused}");
-        broadcast_parameters(&mut training.model, &*group).unwrap();
-        let refused = error(device().capture(|| all_reduce_gradients(&mut training.model, &*group)));
-        assert!(refused.contains("run one step before a step is recorded"), "{refused}");
-        training.eager(2);
-        training.load(3);
-        device().capture(|| training.queue(rate(3))).unwrap();
-    });
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod data_parallel;
 mod decoder;
 mod dropout;
 mod dtypes;
+mod fp8_mha;
 mod fp8_weights;
 mod fused;
 mod golden;

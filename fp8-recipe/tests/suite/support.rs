@@ -5,12 +5,16 @@ use fp8_recipe::{
     AmaxGroup, Backward, DelayedScaling, Direction, Forward, GemmSlots, Origin, Recipe, Result, Scaling,
     SlotName, SlotRole, Slots,
 };
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-/// Where everything here runs. One for the whole process, since tensors of two devices do not mix.
+thread_local! {
+    static DEVICE: Device = crate::open();
+}
+
+/// Where everything of a thread runs: one device, since tensors of two do not mix, and no other test's, which may record
+/// a step.
 pub(crate) fn device() -> Device {
-    static DEVICE: OnceLock<Device> = OnceLock::new();
-    DEVICE.get_or_init(crate::open).clone()
+    DEVICE.with(Device::clone)
 }
 
 /// Layers of one GEMM each.

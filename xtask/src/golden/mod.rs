@@ -6,9 +6,11 @@
 //! | `codec/` | one conversion of one file | bit for bit |
 //! | `recipe/` | one trace of the scale update | bit for bit |
 //! | `nn/` | one layer in high precision or in FP8 | within tolerances |
+//! | `hf/` | logits, gradients or greedy tokens of one Hugging Face model | within tolerances, tokens equal |
 
 mod blocks;
 mod codec;
+mod hf;
 mod nn;
 mod recipe;
 
@@ -23,7 +25,7 @@ use crate::workspace::{Result, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Golden {
-    /// Folder with some of blocks/, codec/, recipe/ and nn/ [default: the data in the crates' tests]
+    /// Folder with some of blocks/, codec/, recipe/, nn/ and hf/ [default: the data in the crates' tests]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Device for blocks, recipes and layers, cpu or cuda:N; the codec always runs on the CPU
@@ -56,8 +58,12 @@ pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
     if nn.is_dir() {
         nn::run(&nn, &device, &mut tally)?;
     }
+    let hf = folder("fp8-nn", "hf");
+    if hf.is_dir() {
+        hf::run(&hf, &device, &mut tally)?;
+    }
     if tally.passed + tally.failed == 0 {
-        let all = blocks.iter().chain([&codec, &recipe, &nn]).map(|folder| folder.display().to_string());
+        let all = blocks.iter().chain([&codec, &recipe, &nn, &hf]).map(|folder| folder.display().to_string());
         let looked = all.collect::<Vec<_>>().join(", ");
         return Err(format!("golden: no case found; looked in {looked}").into());
     }

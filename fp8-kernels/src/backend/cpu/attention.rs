@@ -4,15 +4,17 @@
 //! last pass brings the results into the layout of the inputs.
 
 use super::dispatch::{Kernel, vectorized};
-use super::dropout::Mask;
 use super::matmul::{Strided, Unpacked, product, transpose};
 use super::softmax::origin;
 use super::{Buffer, attention_fp8, lanes, parallel};
 use crate::host::{self, Array};
-use crate::ops::{AttentionSaved, Diagonal, Ends, Problem, Sequences};
+use crate::ops::{AttentionSaved, Problem, Sequences};
 use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor, math};
 use rayon::prelude::*;
+use spans::{Dropped, Visible, in_order, of_batch, spans};
 use std::ops::Range;
+
+mod spans;
 
 /// Queries of one task.
 const TASK: usize = 4 * QUERIES;
@@ -119,112 +121,6 @@ pub(crate) fn attention_backward(
         token_major(&dk, k_dims, dtype, device)?,
         token_major(&dv, k_dims, dtype, device)?,
     ))
-}
-
-/// A sequence: its queries and keys in a batch entry.
-#[derive(Clone, Debug)]
-struct Span {
-    batch: usize,
-    queries: Range<usize>,
-    keys: Range<usize>,
-}
-
-impl Span {
-    fn visible(&self, p: &Problem<'_>) -> Visible {
-        let (queries, keys) = (self.queries.len(), self.keys.len());
-        let [left, right] = p.window;
-        let offset = match p.diagonal {
-            Diagonal::TopLeft => [0, 0],
-            Diagonal::BottomRight => [keys, queries],
-        };
-        Visible { keys, left, right, offset }
-    }
-}
-
-/// Which keys of its sequence a query sees.
-#[derive(Clone, Copy)]
-struct Visible {
-    keys: usize,
-    left: Option<usize>,
-    right: Option<usize>,
-    /// Query i stands at the key i + the first of these − the second.
-    offset: [usize; 2],
-}
-
-impl Visible {
-    /// From the first key that `query` sees to one past the last. Both grow with `query`.
-    #[inline(always)]
-    fn of(&self, query: usize) -> [usize; 2] {
-        let [ahead, behind] = self.offset;
-        let own = query + ahead;
-        let begin = self.left.map_or(0, |left| own.saturating_sub(left.saturating_add(behind)));
-        let end = self
-            .right
-            .map_or(self.keys, |right| own.saturating_add(right).saturating_add(1).saturating_sub(behind));
-        [begin.min(self.keys), end.min(self.keys)]
-    }
-}
-
-/// Which probabilities are dropped: those of a sequence and head, from the first of its queries and keys on.
-#[derive(Clone, Copy)]
-struct Dropped {
-    mask: Mask,
-    /// The element of the first query and key.
-    start: u64,
-    /// The keys of a row of probabilities.
-    keys: usize,
-}
-
-impl Dropped {
-    fn new(p: &Problem<'_>) -> Result<Option<Self>> {
-        p.dropout.map(|dropout| Ok(Self { mask: Mask::new(dropout)?, start: 0, keys: p.keys })).transpose()
-    }
-
-    fn of(self, span: &Span, head: usize, p: &Problem<'_>) -> Self {
-        let row = (span.batch * p.heads + head) * p.queries + span.queries.start;
-        Self { start: (row as u64).wrapping_mul(p.keys as u64).wrapping_add(span.keys.start as u64), ..self }
-    }
-
-    /// Calls `f` with the position of each of these keys, from 0 on, and whether it is kept.
-    #[inline(always)]
-    fn each(&self, query: usize, keys: Range<usize>, f: impl FnMut(usize, bool)) {
-        let row = self.start.wrapping_add(query as u64 * self.keys as u64);
-        self.mask.each(row + keys.start as u64..row + keys.end as u64, f);
-    }
-}
-
-/// The sequences of a batch, in the order of their queries.
-fn spans(op: &'static str, sequences: &Sequences, p: &Problem<'_>) -> Result<Vec<Span>> {
-    if let Some(packing) = sequences.packing() {
-        // The last one is the padding, which sees nothing and is seen by nothing.
-        let real = packing.sequences().split_last().map_or(&[][..], |(_, real)| real);
-        let span = |&[begin, end, keys, keys_end]: &Ends| Span {
-            batch: 0,
-            queries: begin..end,
-            keys: keys..keys_end,
-        };
-        return host::collect(op, real.iter().map(span));
-    }
-    let [queries, keys] = sequences.lengths();
-    let queries = Lengths::new(op, "query length", queries, p.queries)?;
-    let keys = Lengths::new(op, "key length", keys, p.keys)?;
-    // Nothing is seen, by however many batch entries.
-    let batch = if [p.queries, p.keys, p.heads].contains(&0) { 0 } else { p.batch };
-    let span = |batch| Span { batch, queries: 0..queries.of(batch), keys: 0..keys.of(batch) };
-    host::collect(op, (0..batch).map(span))
-}
-
-/// The sequences of one batch entry.
-fn of_batch(spans: &[Span], batch: usize) -> &[Span] {
-    let [first, end] = [batch, batch + 1].map(|batch| spans.partition_point(|span| span.batch < batch));
-    &spans[first..end]
-}
-
-/// Each sequence with each head, in the order of their rows in `[batch, heads, queries]`.
-fn in_order<'a>(spans: &'a [Span], p: &Problem<'_>) -> impl Iterator<Item = (&'a Span, usize)> {
-    let entries = spans.chunk_by(|a, b| a.batch == b.batch);
-    let heads = p.heads;
-    entries.flat_map(move |spans| (0..heads).flat_map(move |head| spans.iter().map(move |span| (span, head))))
 }
 
 /// One head of one batch entry: rows of `[.., heads, head_dim]`.
@@ -359,6 +255,9 @@ impl Kernel for Forward<'_> {
     fn run(self) -> Result<()> {
         let Self { q, k, v, first, o, max, sum, visible, dropped, p } = self;
         let dim = p.head_dim;
+        // Where probabilities are rounded, a factor above 1 could saturate their codes: it comes with the sum.
+        let factor = dropped.map_or(1.0, |dropped| dropped.mask.factor);
+        let (inner, outer) = if p.rounding.is_some() { (1.0, factor) } else { (factor, 1.0) };
         let mut block = [0.0; QUERIES * KEYS];
         let rows = o.chunks_mut(QUERIES * dim).zip(max.chunks_mut(QUERIES)).zip(sum.chunks_mut(QUERIES));
         for (i, ((o, max), sum)) in rows.enumerate() {
@@ -387,7 +286,7 @@ impl Kernel for Forward<'_> {
                     if let Some(dropped) = &dropped {
                         let row = &mut row[hidden..seen.max(hidden)];
                         dropped.each(first + i, start + hidden..start + hidden + row.len(), |j, kept| {
-                            row[j] = if kept { row[j] * dropped.mask.factor } else { 0.0 };
+                            row[j] = if kept { row[j] * inner } else { 0.0 };
                         });
                     }
                 }
@@ -399,7 +298,7 @@ impl Kernel for Forward<'_> {
             }
             for (o, &mut sum) in o.chunks_exact_mut(dim).zip(sum) {
                 if sum != 0.0 {
-                    o.iter_mut().for_each(|o| *o /= sum);
+                    o.iter_mut().for_each(|o| *o = *o / sum * outer);
                 }
             }
         }
@@ -447,6 +346,9 @@ impl Kernel for Backward<'_> {
         let dim = p.head_dim;
         // What is rounded has no scale yet: rounding commutes with powers of two alone.
         let slope_scale = if p.rounding.is_some() { 1.0 } else { p.scale };
+        // The same holds for the factor of probabilities that are kept.
+        let factor = x.dropped.map_or(1.0, |dropped| dropped.mask.factor);
+        let (inner, outer) = if p.rounding.is_some() { (1.0, factor) } else { (factor, 1.0) };
         // Probabilities; their gradients, then those of the scores.
         let (mut probs, mut grads) = ([0.0; QUERIES * KEYS], [0.0; QUERIES * KEYS]);
         for (block, dq) in dq.chunks_mut(QUERIES * dim).enumerate() {
@@ -489,7 +391,7 @@ impl Kernel for Backward<'_> {
                     if x.dropped.is_some() {
                         let probs = probs[..seen].iter_mut().zip(&factors);
                         probs.for_each(|(prob, &factor)| {
-                            *prob = if factor == 0.0 { 0.0 } else { *prob * factor }
+                            *prob = if factor == 0.0 { 0.0 } else { *prob * inner }
                         });
                     }
                     for hidden in [0..hidden, seen..cols] {
@@ -505,7 +407,7 @@ impl Kernel for Backward<'_> {
                     let mut by_key = grads;
                     attention_fp8::round_columns(&mut by_key, [count, cols], encoding, p.scale)?;
                     add_product(cols, flipped(&by_key), x.q, [first, count], &mut dk[rows.clone()])?;
-                    attention_fp8::round_columns(&mut probs, [count, cols], Encoding::E4M3, 1.0)?;
+                    attention_fp8::round_columns(&mut probs, [count, cols], Encoding::E4M3, outer)?;
                     add_product(cols, flipped(&probs), x.dy, [first, count], &mut dv[rows])?;
                     attention_fp8::round_rows(&mut grads, [count, cols], encoding, p.scale)?;
                     add_product(count, straight(&grads), x.k, [start, cols], dq)?;
@@ -517,34 +419,6 @@ impl Kernel for Backward<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// The number of queries or keys that are not padding, per batch entry.
-#[derive(Clone, Copy)]
-struct Lengths<'a> {
-    /// One for each batch entry; without them all positions count.
-    given: Option<&'a [i32]>,
-    most: usize,
-}
-
-impl<'a> Lengths<'a> {
-    fn new(op: &'static str, what: &'static str, lengths: Option<&'a Tensor>, most: usize) -> Result<Self> {
-        let given = lengths.map(Tensor::as_slice::<i32>).transpose()?;
-        let is_valid = |length: i32| usize::try_from(length).is_ok_and(|length| length <= most);
-        let wrong = given.unwrap_or_default().iter().enumerate().find(|&(_, &length)| !is_valid(length));
-        match wrong {
-            None => Ok(Self { given, most }),
-            Some((position, &length)) => {
-                let (value, limit) = (length.into(), most + 1);
-                Err(Error::Index { op, what, value, position, limit })
-            }
-        }
-    }
-
-    fn of(self, batch: usize) -> usize {
-        let given = self.given.and_then(|given| given.get(batch));
-        given.map_or(self.most, |&length| usize::try_from(length).unwrap_or(0))
     }
 }
 

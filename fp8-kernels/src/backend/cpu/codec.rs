@@ -77,8 +77,8 @@ pub(crate) fn saturated<T: Float>(data: &[T], scale: f32, amax: f32, encoding: E
 
 /// Counts the values of `data` that were flushed to zero in `codes`, and the NaNs. `saturated` is 0.
 ///
-/// Every NaN has the code 0x7F, and nothing else has. Only where there are codes of zero, `data` is read, to tell the zeros
-/// in it from values that were flushed.
+/// Only where there are codes of zero, `data` is read, to tell the zeros in it from values that were flushed; and only where
+/// there are codes of NaN, to tell its NaNs from infinities whose product with a scale of 0 is NaN.
 pub(crate) fn count_codes<T: Float>(data: &[T], codes: &[u8]) -> CounterValues {
     struct Codes<'a>(&'a [u8]);
     impl Kernel for Codes<'_> {
@@ -105,8 +105,18 @@ pub(crate) fn count_codes<T: Float>(data: &[T], codes: &[u8]) -> CounterValues {
             self.0.iter().map(|x| u32::from(x.to_f32() == 0.0)).sum()
         }
     }
+    struct Nans<'a, T>(&'a [T]);
+    impl<T: Float> Kernel for Nans<'_, T> {
+        type Output = u32;
+
+        #[inline(always)]
+        fn run(self) -> u32 {
+            self.0.iter().map(|x| u32::from(x.to_f32().is_nan())).sum()
+        }
+    }
     let [zeros, nan] = vectorized(Codes(codes));
     let underflowed = if zeros == 0 { 0 } else { zeros.saturating_sub(vectorized(Zeros(data))) };
+    let nan = if nan == 0 { 0 } else { vectorized(Nans(data)) };
     CounterValues {
         saturated: 0,
         underflowed: underflowed.into(),

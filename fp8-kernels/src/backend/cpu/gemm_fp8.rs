@@ -117,6 +117,7 @@ pub(crate) fn gemm_fp8_quantize(
     bias: Option<&Tensor>,
     slot: &Slot<'_>,
     dtype: DType,
+    accumulation: Accumulation,
 ) -> Result<Operand> {
-    product_then_quantize(a, b, bias, slot, dtype)
+    product_then_quantize(a, b, bias, slot, dtype, accumulation)
 }

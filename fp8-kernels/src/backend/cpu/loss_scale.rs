@@ -26,13 +26,14 @@ pub(crate) fn check_amaxes(arena: &Arena, overflow: &Cell) -> Result<()> {
 pub(crate) fn update_loss_scale(loss_scale: &LossScale, rule: Option<&LossScaleRule>) -> Result<()> {
     let mut state = loss_scale.state()?;
     if loss_scale.overflow().read()? != 0.0 {
-        state.skipped_steps += 1;
+        // Counts that are full begin anew, as on a GPU.
+        state.skipped_steps = state.skipped_steps.wrapping_add(1);
         if let Some(rule) = rule {
             state.scale = (state.scale * rule.backoff_factor).max(f32::MIN_POSITIVE);
             state.growth_tracker = 0;
         }
     } else if let Some(rule) = rule {
-        state.growth_tracker += 1;
+        state.growth_tracker = state.growth_tracker.wrapping_add(1);
         if state.growth_tracker >= rule.growth_interval {
             state.growth_tracker = 0;
             let grown = state.scale * rule.growth_factor;
@@ -51,7 +52,7 @@ pub(crate) fn adamw_groups_scaled(
     let overflow = step.loss_scale.map_or(Ok(0.0), |scale| scale.overflow().read())? != 0.0;
     let norm = step.norm.map_or(Ok(0.0), Tensor::item)?;
     let skips = overflow || !norm.is_finite();
-    let number = step.updates.read()? + 1;
+    let number = step.updates.read()?.saturating_add(1);
     if !skips || step.loss_scale.is_none() {
         step.updates.set(number)?;
     }

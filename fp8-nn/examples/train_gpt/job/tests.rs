@@ -88,7 +88,7 @@ fn a_job_leaves_three_files() {
     assert!(html.contains("% held-out loss in FP8") && html.contains("−0.14 % and +0.18 %"));
     assert!(html.contains("high precision, validation"));
     let origin = crate::machine::Origin::here();
-    assert!(html.contains(&origin.date[..10]) && html.contains(&crate::page::escape(&origin.cpu)));
+    assert!(html.contains(&origin.date[..10]) && html.contains(&fp8_nn::page::escape(&origin.cpu)));
     assert!(html.contains("<tr><th>--steps</th><td>40</td><td>command line</td></tr>"));
     assert!(html.contains("<tr><th>--layers</th><td>4</td><td>default</td></tr>"));
     assert!(!html.contains("http") && !html.contains("src="), "the page needs nothing else");

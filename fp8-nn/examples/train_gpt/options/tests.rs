@@ -90,7 +90,7 @@ fn settings_survive_as_text() {
     let (options, given) = parse_from(line(
         "--steps 7 --layers 2 --hidden 48 --heads 3 --seq 32 --batch 5 --lr 0.0012345678 --dropout 0.1 \
          --seed 18446744073709551615 \
-         --dtype bf16 --recipe current --format e4m3 --history-len 16 --margin -2 --fp8-attention \
+         --dtype bf16 --recipe current --format e4m3 --history-len 16 --margin -2 --fp8-attention --fp8-mha \
          --fp8-weights",
     ))
     .unwrap();
@@ -101,10 +101,13 @@ fn settings_survive_as_text() {
     let find = |name: &str| values.iter().find(|(option, _)| *option == name).map(|(_, value)| value.clone());
     assert_eq!(Settings::from_values(find).unwrap(), options.settings);
 
-    assert!(options.settings.fp8_attention && options.settings.fp8_weights);
+    let Settings { fp8_attention, fp8_mha, fp8_weights, .. } = options.settings;
+    assert!(fp8_attention && fp8_mha && fp8_weights);
     // Older checkpoints do not have them.
     let older = Settings::from_values(|name| find(name).filter(|_| !name.starts_with("fp8-"))).unwrap();
-    assert_eq!(older, Settings { fp8_attention: false, fp8_weights: false, ..options.settings.clone() });
+    let without =
+        Settings { fp8_attention: false, fp8_mha: false, fp8_weights: false, ..options.settings.clone() };
+    assert_eq!(older, without);
 
     let without = |name: &str| find(name).filter(|_| name != "margin");
     let failure = Settings::from_values(without).unwrap_err();

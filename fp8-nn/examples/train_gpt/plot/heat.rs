@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::axis::short;
-use crate::page::escape;
+use fp8_nn::page::escape;
 
 /// The number of shades in the style sheet, from the lowest values to the highest. They differ in lightness, so that they can
 /// be told apart without seeing colours.

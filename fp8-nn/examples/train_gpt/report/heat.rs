@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::page::{escape, section};
 use crate::plot::{Map, Shades};
 use crate::telemetry::{Kind, Loss, Telemetry};
+use fp8_nn::page::{escape, section};
 
 const SATURATED_NOTE: &str = "Share of the values of a tensor beyond the largest of its format.";
 const UNDERFLOWED_NOTE: &str = "Share of the values of a tensor that became zero.";

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use crate::config::Config;
-use crate::page::{escape, grouped, section};
 use crate::summary::Summary;
+use fp8_nn::page::{escape, grouped, section};
 
 /// Machine, date, commit and sizes.
 pub(super) fn facts(summary: &Summary) -> String {

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::page::{escape, grouped, percent, section};
 use crate::plot::{Chart, Color, Scale, Series, Style};
 use crate::telemetry::{Kind, Loss, SlotState, Telemetry};
+use fp8_nn::page::{escape, grouped, percent, section};
 
 /// At most this many slots have bars: those that lose most.
 const MAX_BARS: usize = 64;

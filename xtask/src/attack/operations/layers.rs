@@ -123,6 +123,16 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                     num_gqa_groups,
                     causal,
                     rope,
+                    rope_scaling: case.draw.pick(&[
+                        ops::RopeScaling::None,
+                        ops::RopeScaling::Linear { factor: 0.0 },
+                        ops::RopeScaling::Linear { factor: 4.0 },
+                    ]),
+                    qk_norm: case.draw.once_in(4).then_some(NormOptions {
+                        normalization,
+                        eps,
+                        ..Default::default()
+                    }),
                     max_seq_length: 16,
                     fp8_dpa: case.draw.once_in(3),
                     ..Default::default()
@@ -133,7 +143,7 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                     ..Default::default()
                 }),
                 bias,
-                qkv_bias: if case.draw.once_in(3) { Some(!bias) } else { None },
+                qkv_bias: case.draw.pick(&[None, None, Some(true), Some(false)]),
                 params_dtype,
                 init: InitOptions { init_std, output_layer_init_std },
                 return_bias: case.draw.once_in(4),
@@ -155,6 +165,16 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                     causal,
                     window: (case.draw.once_in(3).then_some(2), case.draw.once_in(3).then_some(1)),
                     rope,
+                    rope_scaling: case.draw.pick(&[
+                        ops::RopeScaling::None,
+                        ops::RopeScaling::Linear { factor: 0.0 },
+                        ops::RopeScaling::Linear { factor: 4.0 },
+                    ]),
+                    qk_norm: case.draw.once_in(4).then_some(NormOptions {
+                        normalization,
+                        eps,
+                        ..Default::default()
+                    }),
                     max_seq_length: 16,
                     fp8_dpa: case.draw.once_in(3),
                     ..Default::default()
@@ -169,7 +189,7 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                 fp32_residual_connection: case.draw.once_in(4),
                 recompute: case.draw.pick(&RecomputeLevel::ALL),
                 bias,
-                qkv_bias: if case.draw.once_in(3) { Some(!bias) } else { None },
+                qkv_bias: case.draw.pick(&[None, None, Some(true), Some(false)]),
                 params_dtype,
                 init: InitOptions { init_std, output_layer_init_std },
             };

@@ -109,8 +109,9 @@ pub(super) fn gemm_fp8(case: &mut Case<'_>) -> Option<()> {
         }
         _ => {
             let parts = Parts::draw(case)?;
-            let y =
-                case.call("gemm_fp8_quantize", || ops::gemm_fp8_quantize(&a8, &b8, None, &parts.slot(), to))?;
+            let y = case.call("gemm_fp8_quantize", || {
+                ops::gemm_fp8_quantize(&a8, &b8, None, &parts.slot(), to, ops::Accumulation::Fast)
+            })?;
             // Codes follow sums, which may be a bit apart; a scale from the tensor follows its amax.
             case.text("y", y.shape());
         }

@@ -361,6 +361,11 @@ pub(super) struct Call {
 }
 
 impl Call {
+    /// With parameters of the mask even if nothing is dropped, for kernels that take both.
+    pub(super) fn with_mask(self) -> Self {
+        Self { mask: Some(self.mask.unwrap_or_else(Mask::none)), ..self }
+    }
+
     /// All parameters of a kernel that begins with `first`.
     pub(super) fn behind<const N: usize>(&self, first: [Arg; N]) -> Joined {
         match self.mask {

@@ -1,9 +1,12 @@
+#include "dropout.cuh"
 #include "attention.cuh"
+#include "attention_dropout.cuh"
 #include "attention_fp8.cuh"
 // Attention whose products read FP8 codes, for head sizes up to 128 that are multiples of 16.
 //
 // A block owns 64 queries and goes through the keys they see in rising order. Scores, softmax and sums are f32.
 // Probabilities relative to the largest score so far are at most 1: times 256 they become E4M3 codes, and nothing saturates.
+// With dropout, codes are those of the probabilities that are kept; their factor is that of a row's result.
 // Shared memory is dynamic: two stages of keys and values.
 
 // Probabilities are multiplied by 2^8.
@@ -23,7 +26,7 @@ __device__ __forceinline__ float row_sum_of(float v) {
 template <int D, int KEYS>
 __device__ __forceinline__ void forward(char* memory, Block& block, const u8* q, const u8* k, const u8* v,
                                         const float* scale_invs[3], void* o, int dtype, float* row_max, float* row_sum,
-                                        SEQUENCE_PARAMETERS, const Call& call) {
+                                        SEQUENCE_PARAMETERS, const Call& call, const Dropout& dropout) {
     constexpr u32 TILE = KEYS * D, STAGE = 2 * TILE;
     const u32 stages = shared_address(memory);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -125,6 +128,22 @@ __device__ __forceinline__ void forward(char* memory, Block& block, const u8* q,
                 out[n][2 * half + 1] *= shrink;
             }
         }
+        // Dropped after they were summed: what is normalized are the probabilities without dropout.
+        if (drops(dropout)) {
+            const u64 head = mask_start(call, block.tile.batch, block.owner);
+            const u32 kept_word = tile_bits<0, KEYS>(dropout, head, call.keys, block.tile.first + warp * 16, start);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                u32 kept[2];
+                bits_of_row(kept, kept_word, lane / 4 + 8 * half);
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++) {
+                    const u32 pair = kept[8 * n / (KEYS / 2)] >> (8 * n % (KEYS / 2) + lane % 4 * 2);
+                    if (!(pair & 1)) scores[n][2 * half] = 0.0f;
+                    if (!(pair & 2)) scores[n][2 * half + 1] = 0.0f;
+                }
+            }
+        }
 #pragma unroll
         for (int i = 0; i < KEYS / 32; i++) {
             u32 weights[4];
@@ -138,7 +157,7 @@ __device__ __forceinline__ void forward(char* memory, Block& block, const u8* q,
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         sum[half] = row_sum_of(sum[half]);
-        factors[half] = sum[half] != 0.0f ? 1.0f / sum[half] : 0.0f;
+        factors[half] = sum[half] != 0.0f ? dropout.mask.factor / sum[half] : 0.0f;
         const u32 query = own + lane / 4 + 8 * half;
         if (lane % 4 == 0 && query < block.tile.end) {
             row_max[row_start + query] = max[half] * LN_2;
@@ -151,12 +170,14 @@ __device__ __forceinline__ void forward(char* memory, Block& block, const u8* q,
 #define FORWARD(NAME, D, KEYS)                                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, D == 64 ? 3 : 2)                                         \
     NAME(const u8* q, const u8* k, const u8* v, const float* q_scale_inv, const float* k_scale_inv,                \
-         const float* v_scale_inv, void* o, int dtype, float* row_max, float* row_sum, CALL_PARAMETERS) {          \
+         const float* v_scale_inv, void* o, int dtype, float* row_max, float* row_sum,                           \
+         DROPOUT_ON_PARAMETERS CALL_PARAMETERS) {                                                                  \
         extern __shared__ __align__(16) char memory[];                                                            \
         __shared__ Block block;                                                                                    \
         Call call = CALL_OF_PARAMETERS;                                                                            \
         const float* scale_invs[3] = {q_scale_inv, k_scale_inv, v_scale_inv};                                      \
-        forward<D, KEYS>(memory, block, q, k, v, scale_invs, o, dtype, row_max, row_sum, SEQUENCES, call);         \
+        forward<D, KEYS>(memory, block, q, k, v, scale_invs, o, dtype, row_max, row_sum, SEQUENCES, call,          \
+                         DROPOUT_ON_VALUE);                                                                        \
     }
 
 // With 64 keys at a time the last one would spill on sm_100.

@@ -1,4 +1,5 @@
-// What the kernels of attention in FP8 share. It follows attention.cuh, whose blocks, spans and instructions they use.
+// What the kernels of attention in FP8 share. It follows attention.cuh, whose blocks, spans and instructions they use, and
+// attention_dropout.cuh.
 //
 // Elements are codes of one byte. Tiles have rows of D codes in chunks of 16, which stand where ldmatrix meets no bank twice.
 // m16n8k32 reads bytes where m16n8k16 reads halves of 16-bit elements, so operands whose rows are tile rows are loaded as
@@ -6,6 +7,9 @@
 // leave their product two and two: row 8i + 2t, 8i + 2t + 1 of each eight. Both sides take the rows in that order, which
 // ldmatrix.trans of byte pairs gives up to one byte permutation. Of its 16 columns one product computes the even ones and one
 // the odd ones, so that a lane ends with four neighbours: 4t … 4t + 3.
+
+// One kernel serves calls with and without dropout: the latter have no key.
+__device__ __forceinline__ int drops(const Dropout& dropout) { return dropout.mask.key != 0; }
 
 // Of a row of scores, by attention_fp8_rows.
 struct __align__(16) Row {

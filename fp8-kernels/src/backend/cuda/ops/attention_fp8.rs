@@ -4,6 +4,7 @@
 //! f32, exactly, and computed by [`attention`](super::attention), which does not round probabilities.
 
 use super::attention::{self, Sizes};
+use super::dropout::Mask;
 use super::{Arg, Buffer, Gpu, Grid, Source, args, dtype_number, format_number};
 use crate::ops::{self, AttentionSaved, Problem, Sequences, TILE};
 use crate::{DType, Encoding, Fp8Tensor, Result, Shape, Tensor};
@@ -38,8 +39,9 @@ pub(crate) fn attention_fp8(
     let kernel = gpu.kernel(Source::AttentionFp8, kernels.forward)?;
     let [[q8, q_inv], [k8, k_inv], [v8, v_inv]] = [q.args(op)?, k.args(op)?, v.args(op)?];
     let args = args![q8, k8, v8, q_inv, k_inv, v_inv, &o, dtype_number(dtype), &row_max, &row_sum];
-    let args = sizes.args(gpu, op, sequences, 0, None)?.behind(args);
-    // SAFETY: the kernel's parameters (q, k, v, their factors, o, dtype, row_max, row_sum, and those of the call); shapes and
+    let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
+    let args = sizes.args(gpu, op, sequences, 0, mask.as_ref())?.with_mask().behind(args);
+    // SAFETY: the kernel's parameters (q, k, v, their factors, o, dtype, row_max, row_sum, and those of the mask and the call); shapes and
     // formats are checked by `ops::attention_fp8`, head_dim is a multiple of 16 up to the kernel's, the outputs were made above; a
     // block for each tile of queries and head.
     unsafe { kernel.launch(gpu, grid, &args) }?;
@@ -74,6 +76,7 @@ pub(crate) fn attention_fp8_backward(
     let (dq, dk, dv) = (dq?, dk?, dv?);
     let rows = rows(gpu, op, &dy, o, saved, p)?;
     let none = None::<&Buffer>;
+    let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
     let grad = kernels.of(dy.encoding);
     let launches = [
         (Source::AttentionFp8BackwardQ, grad.q, &dq, none, sizes.query_blocks),
@@ -97,9 +100,9 @@ pub(crate) fn attention_fp8_backward(
             second,
             dtype_number(dtype),
         ];
-        let args = sizes.args(gpu, op, sequences, side, None)?.behind(own);
+        let args = sizes.args(gpu, op, sequences, side, mask.as_ref())?.with_mask().behind(own);
         // SAFETY: the kernel's parameters (q, k, v, dy, their factors, row_numbers, d_first, d_second, dtype, and those of the
-        // call); shapes and formats are checked by `ops::attention_fp8_backward`, head_dim is a multiple of 16 up to the
+        // mask and the call); shapes and formats are checked by `ops::attention_fp8_backward`, head_dim is a multiple of 16 up to the
         // kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for each tile of queries and
         // head, or of keys and group.
         unsafe { kernel.launch(gpu, grid, &args) }?;

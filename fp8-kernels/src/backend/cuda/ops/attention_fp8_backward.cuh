@@ -1,16 +1,41 @@
-// What attention_fp8_backward_q.cu and attention_fp8_backward_kv.cu are made of. It follows attention_fp8.cuh.
+// What attention_fp8_backward_q.cu and attention_fp8_backward_kv.cu are made of. It follows attention_dropout.cuh and
+// attention_fp8.cuh.
 //
 // One program, two launches, as in attention_backward.cuh: for dq a block owns 64 queries and goes through the keys they
 // see, for dk and dv it owns 64 keys and goes through the queries that see them, head after head of the group, in rising
 // order. Both compute probabilities again from the codes of q and k: p = exp(score - max) / sum, ds = p · (dp - mean), in
 // f32. p becomes E4M3 and ds codes of dy's format, with a scale for each row (RowScale). No atomics: each sum has one order.
+// With dropout, dp is multiplied by the mask and its factor. The codes of p are those of what is kept, and its factor is that of dv.
+
+// Whether a lane's probabilities of a part of a tile are kept: bit 4n + e for p[n][e]. `word` is that of tile_bits.
+template <int OWNS_KEYS, int COLUMNS, int STEP>
+__device__ __forceinline__ u32 kept_of_part(u32 word, int part) {
+    static_assert(STEP == COLUMNS / 2 && STEP <= WARP, "a part is half a tile");
+    const int lane = threadIdx.x % WARP;
+    u32 kept = 0;
+#pragma unroll
+    for (int half = 0; half < (OWNS_KEYS ? 0 : 2); half++) {
+        const u32 bits = __shfl_sync(FULL_WARP, word, 2 * (lane / 4 + 8 * half) + part / STEP) >> (lane % 4 * 2);
+#pragma unroll
+        for (int n = 0; n < STEP / 8; n++) kept |= (bits >> (8 * n) & 3) << (4 * n + 2 * half);
+    }
+#pragma unroll
+    for (int n = 0; n < (OWNS_KEYS ? STEP / 8 : 0); n++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u32 bits = bits_of_query(word, part + 8 * n + lane % 4 * 2 + i) >> (lane / 4);
+            kept |= (bits & 1) << (4 * n + i) | (bits >> 8 & 1) << (4 * n + 2 + i);
+        }
+    }
+    return kept;
+}
 
 // What the block owns is `left`, what it goes through `right`: (q, dy) and (k, v), or (k, v) and (q, dy). FORMAT is dy's.
 // `scale_invs` are those of q, k, v and dy.
 template <int FORMAT, int D, int OWNS_KEYS>
 __device__ __forceinline__ void backward(char* memory, Block& block, const u8* q, const u8* k, const u8* v, const u8* dy,
                                          const float* scale_invs[4], const Row* row_numbers, void* d_first, void* d_second,
-                                         int dtype, SEQUENCE_PARAMETERS, const Call& call) {
+                                         int dtype, SEQUENCE_PARAMETERS, const Call& call, const Dropout& dropout) {
     constexpr int COLUMNS = 64, STEP = 32;
     constexpr int LEFT_FORMAT = OWNS_KEYS ? E4M3 : FORMAT, RIGHT_FORMAT = OWNS_KEYS ? FORMAT : E4M3;
     // The owned rows, then two stages of the other side's, then the numbers of those rows where they are queries.
@@ -88,6 +113,11 @@ __device__ __forceinline__ void backward(char* memory, Block& block, const u8* q
         __syncthreads();
         const u32 rights = lefts + 2 * LEFT + turn % 2 * 2 * RIGHT;
         const Row* numbers_here = (const Row*)(memory + NUMBERS) + turn % 2 * COLUMNS;
+        u32 kept_word = 0;
+        if (drops(dropout)) {
+            const u64 head = mask_start(call, batch, OWNS_KEYS ? owner * per_group + member : owner);
+            kept_word = tile_bits<OWNS_KEYS, COLUMNS>(dropout, head, call.keys, own, start);
+        }
         // A part of the tile at a time, as registers allow.
 #pragma unroll 1
         for (int part = 0; part < COLUMNS; part += STEP) {
@@ -108,6 +138,16 @@ __device__ __forceinline__ void backward(char* memory, Block& block, const u8* q
                     load_right_codes<D>(m, rights + RIGHT, part + n * 16, i);
                     multiply_codes<LEFT_FORMAT, RIGHT_FORMAT>(ds[2 * n], b, m[0], m[1]);
                     multiply_codes<LEFT_FORMAT, RIGHT_FORMAT>(ds[2 * n + 1], b, m[2], m[3]);
+                }
+            }
+            // Of the part's 16 · STEP probabilities, the lane's: bit 4n + e is that of p[n][e].
+            u32 kept = 0xffffffffu;
+            if (drops(dropout)) {
+                kept = kept_of_part<OWNS_KEYS, COLUMNS, STEP>(kept_word, part);
+#pragma unroll
+                for (int n = 0; n < STEP / 8; n++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) ds[n][e] = kept >> (4 * n + e) & 1 ? ds[n][e] * dropout.mask.factor : 0.0f;
                 }
             }
             // Whether some query here does not see some key here.
@@ -140,6 +180,13 @@ __device__ __forceinline__ void backward(char* memory, Block& block, const u8* q
             encode_quads<FORMAT>(weights, ds, first_scales[0].scale(), first_scales[1].scale());
             add_product_of_codes<FORMAT, E4M3, D>(first_sums, weights, rights, part);
             if constexpr (OWNS_KEYS) {
+                if (drops(dropout)) {
+#pragma unroll
+                    for (int n = 0; n < STEP / 8; n++) {
+#pragma unroll
+                        for (int e = 0; e < 4; e++) p[n][e] = kept >> (4 * n + e) & 1 ? p[n][e] : 0.0f;
+                    }
+                }
                 rescale(second_scales, p, second_sums);
                 encode_quads<E4M3>(weights, p, second_scales[0].scale(), second_scales[1].scale());
                 add_product_of_codes<E4M3, FORMAT, D>(second_sums, weights, rights + RIGHT, part);
@@ -155,7 +202,7 @@ __device__ __forceinline__ void backward(char* memory, Block& block, const u8* q
     if constexpr (OWNS_KEYS) {
         const float second_factors[2] = {second_scales[0].inverse(), second_scales[1].inverse()};
         store_sums<D>(d_second, dtype, left_start, left_stride, own, block.tile.end, call.head_dim, second_sums,
-                      second_factors, dy_scale_inv);
+                      second_factors, dy_scale_inv * dropout.mask.factor);
     }
 }
 
@@ -163,11 +210,11 @@ __device__ __forceinline__ void backward(char* memory, Block& block, const u8* q
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                       \
     NAME(const u8* q, const u8* k, const u8* v, const u8* dy, const float* q_scale_inv, const float* k_scale_inv,  \
          const float* v_scale_inv, const float* dy_scale_inv, const Row* row_numbers, void* d_first,               \
-         void* d_second, int dtype, CALL_PARAMETERS) {                                                             \
+         void* d_second, int dtype, DROPOUT_ON_PARAMETERS CALL_PARAMETERS) {                                       \
         extern __shared__ __align__(16) char memory[];                                                            \
         __shared__ Block block;                                                                                    \
         Call call = CALL_OF_PARAMETERS;                                                                            \
         const float* scale_invs[4] = {q_scale_inv, k_scale_inv, v_scale_inv, dy_scale_inv};                        \
         backward<FORMAT, D, OWNS_KEYS>(memory, block, q, k, v, dy, scale_invs, row_numbers, d_first, d_second,     \
-                                       dtype, SEQUENCES, call);                                                    \
+                                       dtype, SEQUENCES, call, DROPOUT_ON_VALUE);                                  \
     }

@@ -25,6 +25,11 @@ impl Mask {
     pub(super) fn args(&self) -> [Arg; 4] {
         args![&self.key, self.first, self.threshold, self.factor]
     }
+
+    /// The same where nothing is dropped, for kernels that take both: no key, and the factor 1.
+    pub(super) fn none() -> [Arg; 4] {
+        args![None::<&Buffer>, 0u64, 0u32, 1.0f32]
+    }
 }
 
 /// The key of a draw, in device memory: a seed and an offset. One on the host is uploaded.

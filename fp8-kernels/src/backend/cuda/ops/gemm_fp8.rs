@@ -89,6 +89,7 @@ pub(crate) fn gemm_fp8_accumulate(
 
 /// In one kernel of the library's where it can: a scale that stands in its cell, nothing counted, no padding, and a bias
 /// that it need not round. It overwrites its amax, which is then merged into the slot's.
+#[expect(clippy::too_many_arguments, reason = "the arguments of `ops::gemm_fp8_quantize`")]
 pub(crate) fn gemm_fp8_quantize(
     gpu: &Gpu,
     a: &Fp8Tensor,
@@ -97,6 +98,7 @@ pub(crate) fn gemm_fp8_quantize(
     bias: Option<&Tensor>,
     slot: &Slot<'_>,
     dtype: DType,
+    accumulation: Accumulation,
 ) -> Result<Operand> {
     let op = "gemm_fp8_quantize";
     let is_set = matches!(slot.scale, Scale::Cell { cell, .. } if cell.is_known_set());
@@ -106,7 +108,7 @@ pub(crate) fn gemm_fp8_quantize(
     let e5m2 = |encoding| encoding == Encoding::E5M2;
     let writes = !e5m2(slot.encoding) || e5m2(a.encoding()) || e5m2(b.encoding());
     if has_blocks(a, b) || !(is_set && fits && adds && writes && slot.counters.is_none()) {
-        return product_then_quantize(a, b, bias, slot, dtype);
+        return product_then_quantize(a, b, bias, slot, dtype, accumulation);
     }
     let scale = slot::resolve(gpu, op, slot, |_| Ok(()))?;
     let scale_address = scale.as_ref().map_or(0, DeviceScale::address);
@@ -117,7 +119,7 @@ pub(crate) fn gemm_fp8_quantize(
     let product = Product {
         out: Type::from(slot.encoding),
         bias: bias.map(|bias| type_of(bias.dtype())),
-        fast: true,
+        fast: accumulation == Accumulation::Fast,
         ..operands.product
     };
     let places = Places {

@@ -75,15 +75,15 @@ __device__ __forceinline__ Pair product(Pair a, Pair b) {
     return make_pair(hi, lo);
 }
 
-// beta to the n by squaring.
+// beta to the n by squaring; n is at least 1.
 __device__ __forceinline__ Pair power(float beta, u64 n) {
     Pair result = {1.0f, 0.0f}, base = {beta, 0.0f};
 #pragma unroll 1
-    while (n > 0) {
+    do {
         if (n & 1) result = product(result, base);
         base = product(base, base);
         n >>= 1;
-    }
+    } while (n > 0);
     return result;
 }
 
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(32)
     loss_scale_factors(const float* const* groups, u64 count, const float* scale, float* overflow, const float* norm,
                        u64* updates, int counts_skipped, float* factors, float* verdict) {
     const int skips = (overflow && *overflow != 0.0f) || (norm && !is_finite(*norm));
-    const u64 number = *updates + 1;
+    const u64 before = *updates, number = before + (before != ~0ull);  // saturating, as the host's
     const float inverse = scale ? 1.0f / *scale : 1.0f;
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -1,0 +1,56 @@
+//! A progress bar on a terminal, and Ctrl-C.
+
+use crate::failure::Failure;
+use fp8_nn::hf::Monitor;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal as _;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Set by Ctrl-C.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Runs `work` and shows how far its monitor is. Ctrl-C stops it through the monitor, so that it leaves nothing behind.
+pub(crate) fn watch<T>(work: impl FnOnce(&Monitor) -> fp8_nn::Result<T>) -> Result<T, Failure> {
+    let monitor = Arc::new(Monitor::default());
+    let stopped = Arc::clone(&monitor);
+    // A second work in the same process would keep the first handler, whose monitor is done.
+    let _ = ctrlc::set_handler(move || {
+        // The second Ctrl-C does not wait.
+        if INTERRUPTED.swap(true, Relaxed) {
+            std::process::exit(130);
+        }
+        stopped.stop();
+    });
+    let bar = if std::io::stderr().is_terminal() { bar() } else { ProgressBar::hidden() };
+    let (done, is_done) = mpsc::channel::<()>();
+    let result = std::thread::scope(|scope| {
+        let monitor = &*monitor;
+        if !bar.is_hidden() {
+            let bar = &bar;
+            scope.spawn(move || {
+                while is_done.recv_timeout(INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    let (done, total) = monitor.progress();
+                    bar.set_length(total);
+                    bar.set_position(done);
+                }
+            });
+        }
+        let result = work(monitor);
+        drop(done);
+        result
+    });
+    bar.finish_and_clear();
+    match result {
+        Err(_) if INTERRUPTED.load(Relaxed) => Err(Failure::Interrupted),
+        result => Ok(result?),
+    }
+}
+
+fn bar() -> ProgressBar {
+    let template = "{wide_bar:.cyan/blue} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left";
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(0).with_style(style.progress_chars("━╸─"))
+}

@@ -1,0 +1,308 @@
+//! `config.json` in both spellings, that of transformers 5 and that of 4, as a typed description.
+
+mod fields;
+mod quantization;
+mod rope;
+mod text;
+
+pub use quantization::{InputScales, QuantMethod, Quantization, WeightScales};
+pub use rope::{Rope, RopeScaling};
+
+use super::family::{Family, TensorSpec, Window};
+use crate::{Error, Result};
+use fields::Fields;
+use fp8_kernels::ops::Activation;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// More layers than any model has; a bound for files that are not what they seem.
+const MAX_LAYERS: usize = 10_000;
+/// A bound for every other size. Products of two fit in 64 bits.
+const MAX_EXTENT: usize = 1 << 31;
+
+/// The description of a model, from its `config.json`.
+///
+/// Fields have Hugging Face's names. Absent fields and `null` mean the family's default. A field that changes the result and is
+/// not supported is an error that names it.
+///
+/// ```
+/// use fp8_nn::hf::{Config, Rope, RopeScaling};
+/// let config = Config::from_json(
+///     r#"{"model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+///         "num_attention_heads": 2, "rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}"#,
+/// )?;
+/// assert_eq!((config.head_dim, config.num_key_value_heads, config.norm_eps), (4, 2, 1e-6));
+/// assert_eq!(config.rope, Some(Rope { theta: 500000.0, scaling: RopeScaling::Linear { factor: 4.0 } }));
+///
+/// let error = Config::from_json(r#"{"model_type": "mamba"}"#).unwrap_err().to_string();
+/// assert!(error.starts_with("config.json: `model_type` is \"mamba\": expected one of llama, mistral"));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Config {
+    /// The family, which says what the fields do not.
+    pub family: &'static Family,
+    /// The number of tokens: rows of the embedding.
+    pub vocab_size: usize,
+    /// The width of the model (`n_embd` of GPT-2).
+    pub hidden_size: usize,
+    /// The width of the MLP (`n_inner` of GPT-2; default there: 4 · hidden_size).
+    pub intermediate_size: usize,
+    /// The number of layers (`n_layer`).
+    pub num_hidden_layers: usize,
+    /// The number of query heads (`n_head`).
+    pub num_attention_heads: usize,
+    /// The number of heads of keys and values. Default: num_attention_heads.
+    pub num_key_value_heads: usize,
+    /// The width of a head. Default: hidden_size / num_attention_heads; 128 for Qwen3.
+    pub head_dim: usize,
+    /// The longest sequence that the model was made for (`n_positions`). Default: 2048.
+    pub max_position_embeddings: usize,
+    /// ε of the norms: `rms_norm_eps` (default: 1e-6) or `layer_norm_epsilon` (default: 1e-5).
+    pub norm_eps: f64,
+    /// The activation of the MLP: SwiGLU, or GELU in the tanh approximation for GPT-2.
+    pub activation: Activation,
+    /// The rotary positions; `None` for a family with learned ones.
+    pub rope: Option<Rope>,
+    /// For each layer the number of positions that a query sees, itself included. `None`: all before it.
+    pub sliding_windows: Vec<Option<usize>>,
+    /// Whether the output projection is the embedding. Default: false; true for GPT-2.
+    pub tie_word_embeddings: bool,
+    /// The token that begins a text. Default: none.
+    pub bos_token_id: Option<u32>,
+    /// The tokens that end a text. [`Folder::open`](crate::hf::Folder::open) takes them from `generation_config.json` if it
+    /// has some. Default: none.
+    pub eos_token_ids: Vec<u32>,
+    /// How weights are quantized. Default: not at all.
+    pub quantization: Option<Quantization>,
+    /// The whole file, fields that are not known here included.
+    json: String,
+}
+
+impl Config {
+    /// Reads the text of a `config.json`.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], which names the field that is missing, wrong, or not supported.
+    pub fn from_json(text: &str) -> Result<Self> {
+        Self::parse(text).map_err(|problem| Error::Checkpoint { path: "config.json".into(), problem })
+    }
+
+    /// Reads the file at `path`. The example of [`save`](crate::hf::save) does it.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if the file cannot be read, or as in [`from_json`](Self::from_json).
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = super::folder::read_text(path)?;
+        Self::parse(&text).map_err(|problem| Error::Checkpoint { path: path.to_owned(), problem })
+    }
+
+    /// Returns the text of the file, in which every field has its original spelling.
+    ///
+    /// ```
+    /// # use fp8_nn::hf::Config;
+    /// let text = r#"{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 16, "mine": 1e-05}"#;
+    /// assert_eq!(Config::from_json(text)?.json(), text);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    #[must_use]
+    pub fn json(&self) -> &str {
+        &self.json
+    }
+
+    /// Returns every tensor that a model of this configuration has, before quantization: in front of the layers, layer by
+    /// layer, behind them. A tied model has no `lm_head.weight`.
+    ///
+    /// ```
+    /// # use fp8_nn::hf::{Config, TensorKind, TensorSpec};
+    /// let config = Config::from_json(
+    ///     r#"{"model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2,
+    ///         "num_attention_heads": 2}"#,
+    /// )?;
+    /// let tensors: Vec<TensorSpec> = config.tensors();
+    /// assert_eq!((tensors[0].name.as_str(), &tensors[0].shape[..]), ("model.embed_tokens.weight", &[16, 8][..]));
+    /// assert_eq!(tensors.iter().filter(|tensor| tensor.kind.is_linear()).count(), 2 * 7);
+    /// assert_eq!(tensors.iter().filter(|tensor| tensor.kind == TensorKind::Qkv).count(), 2 * 3);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    #[must_use]
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        self.family.specs(self)
+    }
+
+    /// Returns this configuration with another `quantization_config`, or without one.
+    pub(crate) fn with_quantization(&self, value: Option<&Value>) -> Result<Self> {
+        Self::from_json(&text::with_field(&self.json, "quantization_config", value))
+    }
+
+    fn parse(json: &str) -> Result<Self, String> {
+        let map: Map<String, Value> =
+            serde_json::from_str(json).map_err(|error| format!("not a JSON object: {error}"))?;
+        if let Some(key) = text::duplicate(json) {
+            return Err(format!("`{key}` occurs twice"));
+        }
+        let fields = Fields::new(&map, "");
+        let family = family(fields)?;
+        expect_supported(fields, family)?;
+        let is_gpt2 = family.has_learned_positions;
+        let of = |llama, gpt2| if is_gpt2 { gpt2 } else { llama };
+        let size = |key: &'static str| match fields.required(key)? {
+            size if size > MAX_EXTENT => Err(fields.wrong(key, "at most 2³¹")),
+            size => Ok(size),
+        };
+        let hidden_size = size(of("hidden_size", "n_embd"))?;
+        let layers = of("num_hidden_layers", "n_layer");
+        let num_hidden_layers = size(layers)?;
+        if num_hidden_layers > MAX_LAYERS {
+            return Err(fields.wrong(layers, "at most 10000"));
+        }
+        let heads = of("num_attention_heads", "n_head");
+        let num_attention_heads = size(heads)?;
+        let optional =
+            |key: &'static str| if fields.get(key).is_some() { size(key).map(Some) } else { Ok(None) };
+        let num_key_value_heads =
+            if is_gpt2 { None } else { optional("num_key_value_heads")? }.unwrap_or(num_attention_heads);
+        if !num_attention_heads.is_multiple_of(num_key_value_heads) {
+            let expected = format!("a divisor of num_attention_heads, {num_attention_heads}");
+            return Err(fields.wrong("num_key_value_heads", &expected));
+        }
+        let head_dim = match if is_gpt2 { None } else { optional("head_dim")?.or(family.head_dim) } {
+            Some(head_dim) => head_dim,
+            None if hidden_size.is_multiple_of(num_attention_heads) => hidden_size / num_attention_heads,
+            None => {
+                return Err(fields.wrong(heads, &format!("a divisor of the model's width, {hidden_size}")));
+            }
+        };
+        if num_attention_heads.saturating_mul(head_dim) > MAX_EXTENT {
+            return Err(fields.wrong(heads, "at most 2³¹ as a product with head_dim"));
+        }
+        if !is_gpt2 && head_dim % 2 == 1 {
+            return Err(format!("`head_dim` is {head_dim}: expected an even number, for rotary positions"));
+        }
+        let intermediate = match is_gpt2 {
+            true => optional("n_inner")?.unwrap_or(4 * hidden_size),
+            false => size("intermediate_size")?,
+        };
+        let positions = optional(of("max_position_embeddings", "n_positions"))?;
+        let eps = fields.positive(of("rms_norm_eps", "layer_norm_epsilon"))?;
+        let tied = fields.flag("tie_word_embeddings")?.unwrap_or(family.is_tied_by_default);
+        Ok(Self {
+            family,
+            vocab_size: size("vocab_size")?,
+            hidden_size,
+            intermediate_size: intermediate,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads,
+            head_dim,
+            max_position_embeddings: positions.unwrap_or(if is_gpt2 { 1024 } else { 2048 }),
+            norm_eps: eps.unwrap_or(if is_gpt2 { 1e-5 } else { 1e-6 }),
+            activation: if is_gpt2 { Activation::Gelu } else { Activation::Swiglu },
+            rope: if is_gpt2 { None } else { Some(rope::rope(fields)?) },
+            sliding_windows: windows(fields, family, num_hidden_layers)?,
+            tie_word_embeddings: tied,
+            bos_token_id: fields.ids("bos_token_id")?.first().copied(),
+            eos_token_ids: fields.ids("eos_token_id")?,
+            quantization: quantization::quantization(fields)?,
+            json: json.to_owned(),
+        })
+    }
+
+    /// Takes the end of a text from a `generation_config.json`, if it names one.
+    pub(super) fn override_by_generation(&mut self, json: &str) -> Result<(), String> {
+        let map: Map<String, Value> =
+            serde_json::from_str(json).map_err(|error| format!("not a JSON object: {error}"))?;
+        let fields = Fields::new(&map, "");
+        let (bos, eos) = (fields.ids("bos_token_id")?, fields.ids("eos_token_id")?);
+        self.bos_token_id = bos.first().copied().or(self.bos_token_id);
+        if !eos.is_empty() {
+            self.eos_token_ids = eos;
+        }
+        Ok(())
+    }
+}
+
+fn family(fields: Fields<'_>) -> Result<&'static Family, String> {
+    let names: Vec<&str> = Family::ALL.iter().map(|family| family.model_type).collect();
+    let expected = format!("one of {}", names.join(", "));
+    let family = fields.text("model_type")?.and_then(Family::by_name);
+    let family = family.ok_or_else(|| fields.wrong("model_type", &expected))?;
+    let architectures = fields.texts("architectures")?;
+    if !architectures.is_empty() && !architectures.iter().any(|name| name == family.architecture) {
+        return Err(fields.wrong("architectures", &format!("[\"{}\"]", family.architecture)));
+    }
+    Ok(family)
+}
+
+/// Refuses fields that change the result and that the decoder does not have.
+fn expect_supported(fields: Fields<'_>, family: &Family) -> Result<(), String> {
+    let flags: &[(&str, bool)] = match family.has_learned_positions {
+        true => &[
+            ("scale_attn_weights", true),
+            ("scale_attn_by_inverse_layer_idx", false),
+            ("add_cross_attention", false),
+        ],
+        false => &[("attention_bias", false), ("mlp_bias", false)],
+    };
+    for &(key, supported) in flags {
+        if fields.flag(key)?.is_some_and(|flag| flag != supported) {
+            return Err(fields.wrong(key, &format!("{supported}: the other is not supported")));
+        }
+    }
+    let (key, known): (&str, &[&str]) = match family.has_learned_positions {
+        true => ("activation_function", &["gelu_new", "gelu_pytorch_tanh"]),
+        false => ("hidden_act", &["silu", "swish"]),
+    };
+    match fields.text(key)? {
+        Some(activation) if !known.contains(&activation) => {
+            Err(fields.wrong(key, &format!("\"{}\": other activations are not supported", known[0])))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn windows(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Vec<Option<usize>>, String> {
+    let window = match family.window {
+        Window::Never => None,
+        _ => fields.size("sliding_window")?,
+    };
+    if window == Some(0) {
+        return Err(fields.wrong("sliding_window", "at least 1, or null"));
+    }
+    let flag = fields.flag("use_sliding_window")?;
+    if family.has_learned_positions || fields.get("layer_types").is_none() {
+        let first = match (family.window, flag) {
+            (Window::Always, _) => 0,
+            (Window::Flagged, Some(true)) => match fields.size("max_window_layers")? {
+                Some(first) => first,
+                None => {
+                    return Err(fields.wrong("max_window_layers", "the first layer with a sliding window"));
+                }
+            },
+            _ => layers,
+        };
+        return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
+    }
+    let types = fields.texts("layer_types")?;
+    if types.len() != layers {
+        return Err(format!(
+            "`layer_types` has {} entries: expected {layers}, one for each layer",
+            types.len()
+        ));
+    }
+    let of = |kind: &String| match (kind.as_str(), window) {
+        ("full_attention", _) => Ok(None),
+        ("sliding_attention", _) if family.window == Window::Flagged && flag == Some(false) => {
+            Err(fields.wrong("use_sliding_window", "true, as `layer_types` has sliding_attention"))
+        }
+        ("sliding_attention", Some(window)) => Ok(Some(window)),
+        ("sliding_attention", None) => {
+            Err(fields.wrong("sliding_window", "a number, as `layer_types` has sliding_attention"))
+        }
+        _ => {
+            Err(format!("`layer_types` has \"{kind}\": expected \"full_attention\" or \"sliding_attention\""))
+        }
+    };
+    types.iter().map(of).collect()
+}

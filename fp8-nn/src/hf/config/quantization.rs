@@ -1,0 +1,204 @@
+//! `quantization_config`: how the matrices of a checkpoint are quantized.
+
+use super::fields::Fields;
+use serde_json::Value;
+
+/// How the FP8 matrices of a checkpoint are stored: its `quantization_config`.
+///
+/// Every scale in a file is a dequantization factor: value = code · scale. The example of
+/// [`quantize`](crate::hf::quantize) reads one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quantization {
+    /// The format, which decides the names of the tensors.
+    pub method: QuantMethod,
+    /// What shares a scale in a weight.
+    pub weights: WeightScales,
+    /// How inputs of the quantized layers are quantized.
+    pub inputs: InputScales,
+    /// The layers that are not quantized, as the format writes them.
+    pub ignored: Vec<String>,
+}
+
+/// The format of an FP8 checkpoint. The example of [`quantize`](crate::hf::quantize) reads one in a [`Quantization`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum QuantMethod {
+    /// `compressed-tensors`, format `float-quantized`: scales are in `X.weight_scale`.
+    CompressedTensors,
+    /// `fp8`: scales of blocks are in `X.weight_scale_inv`, those of whole tensors in `X.weight_scale` (vLLM) or
+    /// `X.weight_scale_inv` (transformers).
+    Fp8,
+}
+
+impl QuantMethod {
+    /// Returns the name that `config.json` has for it. The example of [`quantize`](crate::hf::quantize) prints it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CompressedTensors => "compressed-tensors",
+            Self::Fp8 => "fp8",
+        }
+    }
+}
+
+/// What shares a scale in a quantized weight `[out, in]`. The example of [`quantize`](crate::hf::quantize) reads one in a
+/// [`Quantization`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WeightScales {
+    /// The whole tensor.
+    Tensor,
+    /// A row, which is an output channel.
+    Channel,
+    /// A block of `[rows, columns]`, counted from the top left. Those at the end are smaller.
+    Block([usize; 2]),
+}
+
+impl WeightScales {
+    /// Returns the number of scales of a weight, down and across.
+    pub(crate) fn grid(self, [rows, cols]: [usize; 2]) -> [usize; 2] {
+        match self {
+            Self::Tensor => [1, 1],
+            Self::Channel => [rows, 1],
+            Self::Block([height, width]) => [rows.div_ceil(height), cols.div_ceil(width)],
+        }
+    }
+}
+
+/// How the input of a quantized layer is quantized when the model runs. The example of
+/// [`quantize`](crate::hf::quantize) reads one in a [`Quantization`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InputScales {
+    /// Inputs stay in high precision.
+    None,
+    /// With a scale from the file.
+    Static,
+    /// With amax / 448 of the whole input.
+    Tensor,
+    /// With amax / 448 of each token.
+    Token,
+    /// With amax / 448 of each group of this many columns of a token.
+    Group(usize),
+}
+
+const METHODS: &str = "\"compressed-tensors\" or \"fp8\": other quantizations are not supported";
+
+/// Reads the field `quantization_config`.
+pub(super) fn quantization(config: Fields<'_>) -> Result<Option<Quantization>, String> {
+    let Some(object) = config.object("quantization_config")? else { return Ok(None) };
+    let fields = Fields::new(object, "quantization_config.");
+    match fields.text("quant_method")? {
+        Some("compressed-tensors") => compressed_tensors(fields).map(Some),
+        Some("fp8") => fp8(fields).map(Some),
+        _ => Err(fields.wrong("quant_method", METHODS)),
+    }
+}
+
+fn fp8(fields: Fields<'_>) -> Result<Quantization, String> {
+    let weights = match block(fields, "weight_block_size")? {
+        Some(block) => WeightScales::Block(block),
+        None => WeightScales::Tensor,
+    };
+    if fields.text("fmt")?.is_some_and(|format| format != "e4m3") {
+        return Err(fields.wrong("fmt", "\"e4m3\""));
+    }
+    let inputs = match (fields.text("activation_scheme")?, weights) {
+        (Some("static"), WeightScales::Tensor) => InputScales::Static,
+        (Some("dynamic") | None, WeightScales::Block([_, width])) => InputScales::Group(width),
+        (Some("dynamic") | None, _) => InputScales::Tensor,
+        _ => return Err(fields.wrong("activation_scheme", "\"dynamic\", or \"static\" without blocks")),
+    };
+    let mut ignored = fields.texts("ignored_layers")?;
+    ignored.extend(fields.texts("modules_to_not_convert")?);
+    Ok(Quantization { method: QuantMethod::Fp8, weights, inputs, ignored })
+}
+
+fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
+    if fields.text("format")? != Some("float-quantized") {
+        return Err(fields.wrong("format", "\"float-quantized\": others are not FP8 in 8 bits"));
+    }
+    if fields.get("kv_cache_scheme").is_some() {
+        return Err(fields.wrong("kv_cache_scheme", "null: a quantized KV cache is not supported"));
+    }
+    for key in ["sparsity_config", "transform_config"] {
+        if fields.object(key)?.is_some_and(|object| !object.is_empty()) {
+            return Err(fields.wrong(key, "nothing: it changes the weights and is not supported"));
+        }
+    }
+    let groups = fields.object("config_groups")?;
+    let group = match groups.map(|groups| groups.values().collect::<Vec<_>>()).as_deref() {
+        Some(&[Value::Object(group)]) => group,
+        _ => return Err(fields.wrong("config_groups", "one group, for all Linears")),
+    };
+    let group = Fields::new(group, "quantization_config.config_groups.");
+    if group.texts("targets")? != ["Linear"] {
+        return Err(group.wrong("targets", "[\"Linear\"]"));
+    }
+    if group.get("output_activations").is_some() {
+        return Err(group.wrong("output_activations", "null: quantized outputs are not supported"));
+    }
+    let Some(weights) = group.object("weights")? else {
+        return Err(group.wrong("weights", "an object that says how weights are quantized"));
+    };
+    let weights = Fields::new(weights, "quantization_config.config_groups.weights.");
+    expect_fp8(weights)?;
+    let scales = match (weights.text("strategy")?, block(weights, "block_structure")?) {
+        (Some("tensor"), _) => WeightScales::Tensor,
+        (Some("channel"), _) => WeightScales::Channel,
+        (Some("block"), Some(block)) => WeightScales::Block(block),
+        _ => {
+            return Err(
+                weights.wrong("strategy", "\"tensor\", \"channel\", or \"block\" with block_structure")
+            );
+        }
+    };
+    let inputs = match group.object("input_activations")? {
+        None => InputScales::None,
+        Some(inputs) => {
+            let inputs = Fields::new(inputs, "quantization_config.config_groups.input_activations.");
+            expect_fp8(inputs)?;
+            match (
+                inputs.flag("dynamic")?.unwrap_or(false),
+                inputs.text("strategy")?,
+                inputs.size("group_size")?,
+            ) {
+                (false, Some("tensor"), _) => InputScales::Static,
+                (true, Some("tensor"), _) => InputScales::Tensor,
+                (true, Some("token"), _) => InputScales::Token,
+                (true, Some("group"), Some(width)) if width > 0 => InputScales::Group(width),
+                _ => {
+                    return Err(
+                        inputs.wrong("strategy", "\"tensor\", or with dynamic \"token\" or \"group\"")
+                    );
+                }
+            }
+        }
+    };
+    let ignored = fields.texts("ignore")?;
+    Ok(Quantization { method: QuantMethod::CompressedTensors, weights: scales, inputs, ignored })
+}
+
+fn expect_fp8(fields: Fields<'_>) -> Result<(), String> {
+    if fields.size("num_bits")? != Some(8) {
+        return Err(fields.wrong("num_bits", "8"));
+    }
+    if fields.text("type")? != Some("float") {
+        return Err(fields.wrong("type", "\"float\""));
+    }
+    match fields.flag("symmetric")? {
+        Some(false) => Err(fields.wrong("symmetric", "true: FP8 has no zero point")),
+        _ => Ok(()),
+    }
+}
+
+/// Reads two positive integers.
+fn block(fields: Fields<'_>, key: &str) -> Result<Option<[usize; 2]>, String> {
+    let Some(value) = fields.get(key) else { return Ok(None) };
+    let side =
+        |value: &Value| value.as_u64().and_then(|side| usize::try_from(side).ok()).filter(|&side| side > 0);
+    match value.as_array().map(|sides| sides.iter().map(side).collect::<Vec<_>>()).as_deref() {
+        Some(&[Some(rows), Some(cols)]) => Ok(Some([rows, cols])),
+        _ => Err(fields.wrong(key, "two positive integers")),
+    }
+}

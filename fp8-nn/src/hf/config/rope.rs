@@ -1,0 +1,169 @@
+//! Rotary positions in both spellings: `rope_parameters` of transformers 5, and `rope_theta` beside `rope_scaling` of 4.
+
+use super::fields::Fields;
+
+/// The rotary position embedding of a model, as [`Config::rope`](super::Config::rope) has it.
+///
+/// Element j of a head is paired with element j + head_dim / 2. The frequency of pair j is theta^(−2j / head_dim), which
+/// [`scaling`](Self::scaling) changes. The example of [`Config`](super::Config) reads one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// The base of the frequencies: `rope_theta`. Default: 10000.
+    pub theta: f64,
+    /// What extends the model to longer sequences than it was first trained with. Default: none.
+    pub scaling: RopeScaling,
+}
+
+/// A change to the frequencies of a [`Rope`]. The example of [`Config`](super::Config) reads one.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// The frequencies as they are.
+    Default,
+    /// Divides all frequencies by `factor`.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Divides low frequencies by `factor`, as Llama 3.1 does. A frequency that turns more than `high_freq_factor` times in
+    /// `original_max_position_embeddings` positions stays, one that turns less than `low_freq_factor` times is divided, and
+    /// between the two the share is linear in the number of turns.
+    Llama3 {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// Turns below which a frequency is divided.
+        low_freq_factor: f64,
+        /// Turns above which a frequency stays.
+        high_freq_factor: f64,
+        /// The length that turns are counted in.
+        original_max_position_embeddings: usize,
+    },
+    /// YaRN: a ramp over the index of the frequency, and a factor on cos and sin.
+    ///
+    /// The ramp goes from the index that turns `beta_fast` times in `original_max_position_embeddings` positions to the one
+    /// that turns `beta_slow` times. Below the ramp a frequency stays, above it is divided by `factor`.
+    Yarn {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// Turns where the ramp begins. Default: 32.
+        beta_fast: f64,
+        /// Turns where the ramp ends. Default: 1.
+        beta_slow: f64,
+        /// Whether the ends of the ramp are rounded to whole indices: the first down, the last up. Default: true.
+        truncate: bool,
+        /// The factor of cos and sin. Default: 0.1 · ln(factor) + 1, or the ratio of `mscale` and `mscale_all_dim`.
+        attention_factor: f64,
+        /// The length that turns are counted in.
+        original_max_position_embeddings: usize,
+    },
+}
+
+const KNOWN: [&str; 14] = [
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "truncate",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "partial_rotary_factor",
+];
+/// Says where the scaling comes from and changes nothing.
+const HARMLESS: &str = "finetuned";
+
+/// Reads both spellings. Where both are present, `rope_parameters` wins.
+pub(super) fn rope(config: Fields<'_>) -> Result<Rope, String> {
+    let mut fields = serde_json::Map::new();
+    for key in ["rope_scaling", "rope_parameters"] {
+        if let Some(object) = config.object(key)? {
+            let present = object.iter().filter(|(_, value)| !value.is_null());
+            fields.extend(present.map(|(key, value)| (key.clone(), value.clone())));
+        }
+    }
+    let is_old = config.get("rope_parameters").is_none();
+    let path = if is_old { "rope_scaling." } else { "rope_parameters." };
+    let rope = Fields::new(&fields, path);
+    for key in rope.keys().filter(|&key| key != HARMLESS) {
+        if !KNOWN.contains(&key) {
+            return Err(format!("`{path}{key}` is not supported: it may change the frequencies"));
+        }
+    }
+    for from in [config, rope] {
+        if from.float("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
+            let expected = "1: rotating a part of each head is not supported";
+            return Err(from.wrong("partial_rotary_factor", expected));
+        }
+    }
+    let theta = match rope.positive("rope_theta")? {
+        Some(theta) => theta,
+        None => config.positive("rope_theta")?.unwrap_or(10000.0),
+    };
+    let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
+    let kind = rope.text(key)?.unwrap_or("default");
+    let required = |field: &str| {
+        rope.positive(field)?.ok_or_else(|| format!("`{path}{field}` is missing: {kind} needs it"))
+    };
+    let original = || {
+        let field = "original_max_position_embeddings";
+        let found = match rope.size(field)? {
+            Some(length) => Some(length),
+            None => match config.size(field)? {
+                Some(length) => Some(length),
+                None => config.size("max_position_embeddings")?,
+            },
+        };
+        match found {
+            Some(length) if length > 0 => Ok(length),
+            _ => Err(format!("`{path}{field}` is missing: {kind} needs it")),
+        }
+    };
+    let scaling = match kind {
+        "default" => RopeScaling::Default,
+        "linear" => RopeScaling::Linear { factor: required("factor")? },
+        "llama3" => {
+            let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
+            if low >= high {
+                return Err(format!(
+                    "`{path}low_freq_factor` is {low}: expected less than high_freq_factor, {high}"
+                ));
+            }
+            RopeScaling::Llama3 {
+                factor: required("factor")?,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_max_position_embeddings: original()?,
+            }
+        }
+        "yarn" => yarn(rope, required("factor")?, original()?)?,
+        _ => {
+            let known = "\"default\", \"linear\", \"llama3\" or \"yarn\": others are not supported";
+            return Err(rope.wrong(key, known));
+        }
+    };
+    Ok(Rope { theta, scaling })
+}
+
+fn yarn(rope: Fields<'_>, factor: f64, original: usize) -> Result<RopeScaling, String> {
+    let mscale = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
+    let nonzero = |field: &str| Ok::<_, String>(rope.float(field)?.filter(|&value| value != 0.0));
+    let attention_factor =
+        match (rope.positive("attention_factor")?, nonzero("mscale")?, nonzero("mscale_all_dim")?) {
+            (Some(factor), _, _) => factor,
+            (None, Some(scale), Some(all_dim)) => mscale(scale) / mscale(all_dim),
+            (None, _, _) => mscale(1.0),
+        };
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast: rope.positive("beta_fast")?.unwrap_or(32.0),
+        beta_slow: rope.positive("beta_slow")?.unwrap_or(1.0),
+        truncate: rope.flag("truncate")?.unwrap_or(true),
+        attention_factor,
+        original_max_position_embeddings: original,
+    })
+}

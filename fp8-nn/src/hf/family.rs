@@ -1,0 +1,295 @@
+//! Families of models as data: which options they have, and their tensors by name.
+
+use super::Config;
+use fp8_kernels::Shape;
+use fp8_kernels::ops::Norm;
+
+/// A family of decoders: one entry of [`Family::ALL`].
+///
+/// Families differ in data alone. The decoder is the same for all of them: a norm, attention, a norm, and an MLP in each layer.
+///
+/// ```
+/// use fp8_nn::hf::Family;
+/// let names: Vec<&str> = Family::ALL.iter().map(|family| family.model_type).collect();
+/// assert_eq!(names, ["llama", "mistral", "qwen2", "qwen3", "gpt2"]);
+/// let qwen2 = Family::by_name("qwen2").ok_or("unknown")?;
+/// assert!(qwen2.qkv_bias && !qwen2.qk_norm);
+/// # Ok::<(), &str>(())
+/// ```
+#[derive(Debug, PartialEq)]
+pub struct Family {
+    /// `model_type` in `config.json`.
+    pub model_type: &'static str,
+    /// The entry of `architectures` that is supported.
+    pub architecture: &'static str,
+    /// The norm in front of attention and MLP.
+    pub norm: Norm,
+    /// Whether positions are a learned embedding instead of rotations.
+    pub has_learned_positions: bool,
+    /// Whether weights are stored as in × out.
+    pub is_transposed: bool,
+    /// Whether the projections to queries, keys and values have a bias, and no other does.
+    pub qkv_bias: bool,
+    /// Whether all projections have a bias.
+    pub linear_bias: bool,
+    /// Whether each head of queries and keys passes an RMSNorm before the rotation.
+    pub qk_norm: bool,
+    pub(super) window: Window,
+    pub(super) is_tied_by_default: bool,
+    /// `head_dim` where the configuration has none; `None` is hidden_size / heads.
+    pub(super) head_dim: Option<usize>,
+    tensors: &'static [Template],
+}
+
+/// Which layers have a sliding window where `layer_types` does not say so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Window {
+    /// No layer.
+    Never,
+    /// All layers, if `sliding_window` is set.
+    Always,
+    /// Layers from `max_window_layers` on, if `use_sliding_window` is set.
+    Flagged,
+}
+
+/// A tensor that every model of a family has, in each layer if its name has a `{}`.
+#[derive(Debug, PartialEq)]
+struct Template {
+    name: &'static str,
+    shape: &'static [Extent],
+    condition: Condition,
+    kind: TensorKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Extent {
+    Vocab,
+    Positions,
+    Hidden,
+    Intermediate,
+    Queries,
+    Keys,
+    QueriesKeysValues,
+    HeadDim,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Condition {
+    Always,
+    Untied,
+    QkvBias,
+    QkNorm,
+}
+
+/// What a tensor is for. The example of [`Config::tensors`] counts those of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TensorKind {
+    /// The weight of a projection in a layer, which FP8 checkpoints quantize.
+    Linear,
+    /// The projection to queries, keys or values, which vLLM computes as one.
+    Qkv,
+    /// The gate or the other half of the MLP's input projection, which vLLM computes as one.
+    GateUp,
+    /// An embedding or the output projection.
+    Embedding,
+    /// A norm's weight or bias, or the bias of a projection.
+    Vector,
+}
+
+impl TensorKind {
+    /// Returns true for the weights that FP8 checkpoints quantize. The example of [`Config::tensors`] uses it.
+    #[must_use]
+    pub const fn is_linear(self) -> bool {
+        matches!(self, Self::Linear | Self::Qkv | Self::GateUp)
+    }
+}
+
+/// A tensor that a model has, from [`Config::tensors`], whose example reads one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name in the files.
+    pub name: String,
+    /// Its shape as stored.
+    pub shape: Shape,
+    /// What it is for.
+    pub kind: TensorKind,
+    /// The layer it belongs to, if any.
+    pub layer: Option<usize>,
+}
+
+const fn template(
+    name: &'static str,
+    shape: &'static [Extent],
+    condition: Condition,
+    kind: TensorKind,
+) -> Template {
+    Template { name, shape, condition, kind }
+}
+
+use Condition::{Always, QkNorm, QkvBias, Untied};
+use Extent::{HeadDim, Hidden, Intermediate, Keys, Positions, Queries, QueriesKeysValues, Vocab};
+use TensorKind::{Embedding, GateUp, Linear, Qkv, Vector};
+
+const LLAMA: &[Template] = &[
+    template("model.embed_tokens.weight", &[Vocab, Hidden], Always, Embedding),
+    template("model.layers.{}.input_layernorm.weight", &[Hidden], Always, Vector),
+    template("model.layers.{}.self_attn.q_proj.weight", &[Queries, Hidden], Always, Qkv),
+    template("model.layers.{}.self_attn.k_proj.weight", &[Keys, Hidden], Always, Qkv),
+    template("model.layers.{}.self_attn.v_proj.weight", &[Keys, Hidden], Always, Qkv),
+    template("model.layers.{}.self_attn.q_proj.bias", &[Queries], QkvBias, Vector),
+    template("model.layers.{}.self_attn.k_proj.bias", &[Keys], QkvBias, Vector),
+    template("model.layers.{}.self_attn.v_proj.bias", &[Keys], QkvBias, Vector),
+    template("model.layers.{}.self_attn.q_norm.weight", &[HeadDim], QkNorm, Vector),
+    template("model.layers.{}.self_attn.k_norm.weight", &[HeadDim], QkNorm, Vector),
+    template("model.layers.{}.self_attn.o_proj.weight", &[Hidden, Queries], Always, Linear),
+    template("model.layers.{}.post_attention_layernorm.weight", &[Hidden], Always, Vector),
+    template("model.layers.{}.mlp.gate_proj.weight", &[Intermediate, Hidden], Always, GateUp),
+    template("model.layers.{}.mlp.up_proj.weight", &[Intermediate, Hidden], Always, GateUp),
+    template("model.layers.{}.mlp.down_proj.weight", &[Hidden, Intermediate], Always, Linear),
+    template("model.norm.weight", &[Hidden], Always, Vector),
+    template("lm_head.weight", &[Vocab, Hidden], Untied, Embedding),
+];
+
+const GPT2: &[Template] = &[
+    template("transformer.wte.weight", &[Vocab, Hidden], Always, Embedding),
+    template("transformer.wpe.weight", &[Positions, Hidden], Always, Embedding),
+    template("transformer.h.{}.ln_1.weight", &[Hidden], Always, Vector),
+    template("transformer.h.{}.ln_1.bias", &[Hidden], Always, Vector),
+    template("transformer.h.{}.attn.c_attn.weight", &[Hidden, QueriesKeysValues], Always, Linear),
+    template("transformer.h.{}.attn.c_attn.bias", &[QueriesKeysValues], Always, Vector),
+    template("transformer.h.{}.attn.c_proj.weight", &[Hidden, Hidden], Always, Linear),
+    template("transformer.h.{}.attn.c_proj.bias", &[Hidden], Always, Vector),
+    template("transformer.h.{}.ln_2.weight", &[Hidden], Always, Vector),
+    template("transformer.h.{}.ln_2.bias", &[Hidden], Always, Vector),
+    template("transformer.h.{}.mlp.c_fc.weight", &[Hidden, Intermediate], Always, Linear),
+    template("transformer.h.{}.mlp.c_fc.bias", &[Intermediate], Always, Vector),
+    template("transformer.h.{}.mlp.c_proj.weight", &[Intermediate, Hidden], Always, Linear),
+    template("transformer.h.{}.mlp.c_proj.bias", &[Hidden], Always, Vector),
+    template("transformer.ln_f.weight", &[Hidden], Always, Vector),
+    template("transformer.ln_f.bias", &[Hidden], Always, Vector),
+    template("lm_head.weight", &[Vocab, Hidden], Untied, Embedding),
+];
+
+/// The Llama family, which the others but GPT-2 differ from in few fields.
+const BASE: Family = Family {
+    model_type: "llama",
+    architecture: "LlamaForCausalLM",
+    norm: Norm::RmsNorm,
+    has_learned_positions: false,
+    is_transposed: false,
+    qkv_bias: false,
+    linear_bias: false,
+    qk_norm: false,
+    window: Window::Never,
+    is_tied_by_default: false,
+    head_dim: None,
+    tensors: LLAMA,
+};
+
+impl Family {
+    /// The prefix that very old GPT-2 files lack.
+    const PREFIX: &str = "transformer.";
+
+    /// All families that are supported.
+    pub const ALL: &[Self] = &[
+        BASE,
+        Self { model_type: "mistral", architecture: "MistralForCausalLM", window: Window::Always, ..BASE },
+        Self {
+            model_type: "qwen2",
+            architecture: "Qwen2ForCausalLM",
+            qkv_bias: true,
+            window: Window::Flagged,
+            ..BASE
+        },
+        Self {
+            model_type: "qwen3",
+            architecture: "Qwen3ForCausalLM",
+            qk_norm: true,
+            window: Window::Flagged,
+            head_dim: Some(128),
+            ..BASE
+        },
+        Self {
+            model_type: "gpt2",
+            architecture: "GPT2LMHeadModel",
+            norm: Norm::LayerNorm,
+            has_learned_positions: true,
+            is_transposed: true,
+            linear_bias: true,
+            is_tied_by_default: true,
+            tensors: GPT2,
+            ..BASE
+        },
+    ];
+
+    /// Returns the family with this `model_type`.
+    #[must_use]
+    pub fn by_name(model_type: &str) -> Option<&'static Self> {
+        Self::ALL.iter().find(|family| family.model_type == model_type)
+    }
+
+    /// Returns the name under which very old files store the tensor, if it differs.
+    pub(super) fn old_name(name: &str) -> Option<&str> {
+        name.strip_prefix(Self::PREFIX)
+    }
+
+    /// Returns true for tensors that some files have and no model needs: buffers, and the head of a tied model.
+    pub(super) fn is_spare(&self, name: &str, is_tied: bool) -> bool {
+        let is_buffer = match self.has_learned_positions {
+            true => name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"),
+            false => name.ends_with(".rotary_emb.inv_freq"),
+        };
+        is_buffer || (is_tied && name == "lm_head.weight")
+    }
+
+    /// Returns every tensor of a model of this family, in the order of the computation.
+    pub(super) fn specs(&self, config: &Config) -> Vec<TensorSpec> {
+        let mut specs = Vec::new();
+        let is_needed = |template: &&Template| match template.condition {
+            Always => true,
+            Untied => !config.tie_word_embeddings,
+            QkvBias => self.qkv_bias,
+            QkNorm => self.qk_norm,
+        };
+        let of = |template: &Template, layer: Option<usize>| TensorSpec {
+            name: layer
+                .map_or(template.name.to_owned(), |layer| template.name.replace("{}", &layer.to_string())),
+            shape: match *template.shape {
+                [only] => Shape::from([config.extent(only)]),
+                [rows, cols] => Shape::from([config.extent(rows), config.extent(cols)]),
+                _ => Shape::from([]),
+            },
+            kind: template.kind,
+            layer,
+        };
+        let is_of_layer = |template: &&Template| template.name.contains("{}");
+        let in_layers: Vec<&Template> = self.tensors.iter().filter(is_of_layer).filter(is_needed).collect();
+        let mut others = self.tensors.iter().filter(is_needed).peekable();
+        while let Some(template) = others.next_if(|template| !is_of_layer(template)) {
+            specs.push(of(template, None));
+        }
+        for layer in 0..config.num_hidden_layers {
+            specs.extend(in_layers.iter().map(|template| of(template, Some(layer))));
+        }
+        specs.extend(others.filter(|template| !is_of_layer(template)).map(|template| of(template, None)));
+        specs
+    }
+}
+
+impl Config {
+    fn extent(&self, extent: Extent) -> usize {
+        let queries = self.num_attention_heads * self.head_dim;
+        let keys = self.num_key_value_heads * self.head_dim;
+        match extent {
+            Vocab => self.vocab_size,
+            Positions => self.max_position_embeddings,
+            Hidden => self.hidden_size,
+            Intermediate => self.intermediate_size,
+            Queries => queries,
+            Keys => keys,
+            QueriesKeysValues => queries + 2 * keys,
+            HeadDim => self.head_dim,
+        }
+    }
+}

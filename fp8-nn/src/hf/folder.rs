@@ -1,0 +1,223 @@
+//! A Hugging Face folder: configuration and weights that fit each other.
+
+use super::config::{Config, QuantMethod, WeightScales};
+use super::family::{Family, TensorSpec};
+use super::weights::{WeightInfo, Weights, unreadable};
+use crate::{Error, Result};
+use safetensors::Dtype;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+pub(super) const CONFIG: &str = "config.json";
+const GENERATION: &str = "generation_config.json";
+/// Larger configurations are refused.
+const MAX_TEXT: u64 = 16 << 20;
+
+/// The tensors that belong to an FP8 weight, by the end of their names.
+pub(super) const WEIGHT_SCALES: [&str; 2] = ["weight_scale_inv", "weight_scale"];
+pub(super) const INPUT_SCALES: [&str; 2] = ["input_scale", "activation_scale"];
+
+/// An open Hugging Face folder: its configuration, and its weights, which have been checked against each other.
+///
+/// It may be an FP8 checkpoint of any layout that [`Quantization`](super::Quantization) describes. The example of
+/// [`save`](crate::hf::save) opens one.
+#[derive(Debug)]
+pub struct Folder {
+    /// The description of the model.
+    pub config: Config,
+    /// The tensors.
+    pub weights: Weights,
+    pub(super) path: PathBuf,
+    /// The name in the files of each tensor whose specification has another one.
+    old_names: bool,
+    /// For each FP8 weight, its scales.
+    pub(super) quantized: BTreeMap<String, Scales>,
+}
+
+/// The names of the tensors with the scales of an FP8 weight.
+#[derive(Debug, Clone)]
+pub(super) struct Scales {
+    pub(super) weight: String,
+    pub(super) input: Option<String>,
+    pub(super) granularity: WeightScales,
+}
+
+impl Folder {
+    /// Opens the folder at `path`: reads `config.json` and `generation_config.json` and the headers of the weights, and checks
+    /// that every tensor of the model is there, with its shape, and no other.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], which names the file and the field or tensor: one that is missing, one that has another shape
+    /// than the configuration says, one that no model of the family has.
+    pub fn open(path: &Path) -> Result<Self> {
+        let problem = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
+        let metadata = fs::metadata(path).map_err(|error| problem(unreadable(&error)))?;
+        if !metadata.is_dir() {
+            return Err(problem(format!("not a folder: expected one with {CONFIG} and safetensors files")));
+        }
+        let mut config = Config::read(&path.join(CONFIG))?;
+        let generation = path.join(GENERATION);
+        if generation.exists() {
+            let text = read_text(&generation)?;
+            let read = config.override_by_generation(&text);
+            read.map_err(|problem| Error::Checkpoint { path: generation, problem })?;
+        }
+        let weights = Weights::open(path)?;
+        Self::new(path, config, weights).map_err(problem)
+    }
+
+    fn new(path: &Path, config: Config, weights: Weights) -> Result<Self, String> {
+        let specs = config.tensors();
+        let first = specs.first().map_or("", |spec| spec.name.as_str());
+        let old_names = config.family.has_learned_positions
+            && weights.info(first).is_none()
+            && Family::old_name(first).is_some_and(|old| weights.info(old).is_some());
+        let mut folder =
+            Self { config, weights, path: path.to_owned(), old_names, quantized: BTreeMap::new() };
+        let mut expected = BTreeSet::new();
+        for spec in &specs {
+            let name = folder.stored(&spec.name).to_owned();
+            folder.check(spec, &name, &mut expected)?;
+            expected.insert(name);
+        }
+        for name in folder.weights.names().filter(|&name| !expected.contains(name)) {
+            if !folder.config.family.is_spare(name, folder.config.tie_word_embeddings) {
+                let family = folder.config.family.model_type;
+                return Err(format!("tensor `{name}` has no place in a {family} model with this {CONFIG}"));
+            }
+        }
+        Ok(folder)
+    }
+
+    /// Checks one tensor of the model, and the scales that belong to it.
+    fn check(
+        &mut self,
+        spec: &TensorSpec,
+        name: &str,
+        expected: &mut BTreeSet<String>,
+    ) -> Result<(), String> {
+        let info = self.weights.info(name);
+        let info =
+            info.ok_or_else(|| format!("tensor `{name}` is missing: {CONFIG} describes a model with it"))?;
+        if info.shape[..] != spec.shape[..] {
+            return Err(format!("`{name}` has shape {:?}: {CONFIG} asks for {}", info.shape, spec.shape));
+        }
+        if !is_float(info.dtype) {
+            return Err(format!("`{name}` is {:?}: expected F32, BF16, F16 or FP8", info.dtype));
+        }
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let find = |ends: [&str; 2]| {
+            let names = ends.map(|end| format!("{module}.{end}"));
+            names.into_iter().filter(|name| self.weights.info(name).is_some()).collect::<Vec<_>>()
+        };
+        let (weight, input) = if spec.kind.is_linear() {
+            (find(WEIGHT_SCALES), find(INPUT_SCALES))
+        } else {
+            (Vec::new(), Vec::new())
+        };
+        if !is_fp8(info.dtype) {
+            return match weight.first().or(input.first()) {
+                None => Ok(()),
+                Some(scale) => Err(format!("`{scale}` is the scale of `{name}`, which is {:?}", info.dtype)),
+            };
+        }
+        let Some(quantization) = &self.config.quantization else {
+            return Err(format!("`{name}` is {:?}, but {CONFIG} has no `quantization_config`", info.dtype));
+        };
+        if info.dtype == Dtype::F8_E8M0 {
+            return Err(format!("`{name}` is F8_E8M0, which is a dtype of scales: expected F8_E4M3"));
+        }
+        let scale = match (weight.as_slice(), input.as_slice()) {
+            ([scale], [] | [_]) => scale,
+            ([], _) => {
+                return Err(format!("`{name}` is FP8 without a scale: `{module}.weight_scale` is missing"));
+            }
+            _ => return Err(format!("`{name}` has two scales: {} and its like", weight.join(", "))),
+        };
+        let granularity = quantization.weights;
+        let is_inverse = scale.ends_with(WEIGHT_SCALES[0]);
+        let is_fitting = match (quantization.method, granularity) {
+            (QuantMethod::CompressedTensors, _) => !is_inverse,
+            (QuantMethod::Fp8, WeightScales::Block(_)) => is_inverse,
+            (QuantMethod::Fp8, _) => true,
+        };
+        let &[rows, cols] = &spec.shape[..] else {
+            return Err(format!("`{name}` is FP8 and no matrix"));
+        };
+        let grid = granularity.grid([rows, cols]);
+        let found = self.weights.info(scale).map(|info| (info.shape.clone(), info.dtype));
+        let (shape, dtype) = found.unwrap_or((Vec::new(), Dtype::F32));
+        let is_right = is_fitting
+            && match granularity {
+                WeightScales::Tensor => shape.iter().all(|&extent| extent == 1),
+                WeightScales::Channel => shape == grid || shape == [rows],
+                WeightScales::Block(_) => shape == grid,
+            };
+        if !is_right {
+            let text = format!("`{scale}` has shape {shape:?}: `quantization_config` asks for {grid:?}");
+            return Err(if is_fitting { text } else { format!("`{scale}` has no place in this layout") });
+        }
+        if !is_float(dtype) || matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2) {
+            return Err(format!("`{scale}` is {dtype:?}: expected F32, BF16, F16 or F8_E8M0"));
+        }
+        if let Some(input) = input.first() {
+            let info = self.weights.info(input).filter(|info| info.shape.iter().all(|&extent| extent == 1));
+            if !info.is_some_and(|info| is_float(info.dtype) && !is_fp8(info.dtype)) {
+                return Err(format!("`{input}` is no number: expected one scale, in F32, BF16 or F16"));
+            }
+        }
+        expected.insert(scale.clone());
+        expected.extend(input.first().cloned());
+        let scales = Scales { weight: scale.clone(), input: input.first().cloned(), granularity };
+        self.quantized.insert(name.to_owned(), scales);
+        Ok(())
+    }
+
+    /// Returns the name in the files of a tensor of [`Config::tensors`]. It differs for very old GPT-2 files alone.
+    #[must_use]
+    pub fn stored<'a>(&self, name: &'a str) -> &'a str {
+        match Family::old_name(name) {
+            Some(old) if self.old_names => old,
+            _ => name,
+        }
+    }
+
+    /// Returns the folder's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn problem(&self, problem: String) -> Error {
+        Error::Checkpoint { path: self.path.clone(), problem }
+    }
+
+    pub(super) fn info(&self, name: &str) -> Result<&WeightInfo> {
+        self.weights.info(name).ok_or_else(|| self.problem(format!("there is no tensor `{name}`")))
+    }
+}
+
+/// Returns true for the dtypes whose values can be read as f32.
+pub(super) fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) || is_fp8(dtype)
+}
+
+/// Returns true for the dtypes of codes and of scales in one byte.
+pub(super) fn is_fp8(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::F8_E8M0)
+}
+
+/// Reads a small text file.
+pub(super) fn read_text(path: &Path) -> Result<String> {
+    let problem = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
+    let file = File::open(path).map_err(|error| problem(unreadable(&error)))?;
+    let mut text = String::new();
+    let read =
+        file.take(MAX_TEXT + 1).read_to_string(&mut text).map_err(|error| problem(unreadable(&error)))?;
+    match read as u64 > MAX_TEXT {
+        true => Err(problem(format!("more than {MAX_TEXT} bytes: expected a short text"))),
+        false => Ok(text),
+    }
+}

@@ -1,0 +1,205 @@
+//! Jobs on all cores: taken in order, stopped by the first error.
+
+use crate::{Error, Result};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// How often a job that waits for others looks whether they were stopped.
+const WAIT: Duration = Duration::from_millis(20);
+
+/// How far a long operation is, and a way to stop it, for other threads. The example of [`quantize`](crate::hf::quantize)
+/// uses one.
+#[derive(Debug, Default)]
+pub struct Monitor {
+    done: AtomicU64,
+    total: AtomicU64,
+    stopped: AtomicBool,
+}
+
+impl Monitor {
+    /// Returns the bytes of the source that are done, and how many there are. Bytes that are read twice count twice.
+    #[must_use]
+    pub fn progress(&self) -> (u64, u64) {
+        (self.done.load(Relaxed), self.total.load(Relaxed))
+    }
+
+    /// Makes the operation stop soon and return an error.
+    pub fn stop(&self) {
+        self.stopped.store(true, Relaxed);
+    }
+
+    pub(super) fn start(&self, total: u64) {
+        self.done.store(0, Relaxed);
+        self.total.store(total, Relaxed);
+    }
+
+    pub(super) fn add(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Relaxed);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Relaxed)
+    }
+}
+
+/// Returns the number of threads for an operation: what was asked for, or all cores.
+pub(super) fn threads(asked: Option<usize>) -> usize {
+    let all = || std::thread::available_parallelism().map_or(1, usize::from);
+    asked.unwrap_or_else(all).max(1)
+}
+
+/// What the threads of [`run`] share.
+pub(super) struct Run<'a> {
+    monitor: &'a Monitor,
+    next: AtomicUsize,
+    failed: AtomicBool,
+    error: Mutex<Option<Error>>,
+}
+
+impl Run<'_> {
+    fn is_over(&self) -> bool {
+        self.failed.load(Relaxed) || self.monitor.is_stopped()
+    }
+
+    fn fail(&self, error: Error) {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        self.failed.store(true, Relaxed);
+    }
+
+    /// Waits until `count` is zero; returns false if the other jobs were stopped before that. What is waited for must be the
+    /// work of earlier jobs.
+    pub(super) fn wait(&self, count: &Countdown) -> bool {
+        let mut left = count.left.lock().unwrap_or_else(PoisonError::into_inner);
+        while *left > 0 {
+            if self.is_over() {
+                return false;
+            }
+            let waited = count.changed.wait_timeout(left, WAIT);
+            left = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+/// A number of jobs that others wait for.
+#[derive(Debug, Default)]
+pub(super) struct Countdown {
+    left: Mutex<usize>,
+    changed: std::sync::Condvar,
+}
+
+impl Countdown {
+    pub(super) fn new(jobs: usize) -> Self {
+        Self { left: Mutex::new(jobs), changed: std::sync::Condvar::new() }
+    }
+
+    /// Notes that a job is done; returns true for the last one.
+    pub(super) fn finish_one(&self) -> bool {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        *left = left.saturating_sub(1);
+        self.changed.notify_all();
+        *left == 0
+    }
+}
+
+/// Runs `work` for each job, in their order, on this thread and `threads` − 1 others. Each thread has a state of its own.
+/// Returns the first error; jobs that have not begun by then are not run.
+pub(super) fn run<J: Sync, S>(
+    jobs: &[J],
+    threads: usize,
+    monitor: &Monitor,
+    state: impl Fn() -> S + Sync,
+    work: impl Fn(&Run<'_>, &mut S, &J) -> Result<()> + Sync,
+) -> Result<()> {
+    let run =
+        Run { monitor, next: AtomicUsize::new(0), failed: AtomicBool::new(false), error: Mutex::new(None) };
+    let worker = || {
+        let mut state = state();
+        while let Some(job) = jobs.get(run.next.fetch_add(1, Relaxed)) {
+            if run.is_over() {
+                return;
+            }
+            if let Err(error) = work(&run, &mut state, job) {
+                run.fail(error);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(jobs.len()) {
+            // With fewer threads than asked for, the work takes longer.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, worker);
+        }
+        worker();
+    });
+    match run.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None if monitor.is_stopped() => Err(Error::Option {
+            layer: "Monitor".into(),
+            option: "stop",
+            value: "true".into(),
+            remedy: "the operation was stopped before its end, and nothing was written".into(),
+        }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_job_runs_once_and_the_first_error_stops_the_rest() {
+        let jobs: Vec<usize> = (0..500).collect();
+        let sum = AtomicUsize::new(0);
+        let add = |_: &Run<'_>, (): &mut (), job: &usize| {
+            sum.fetch_add(*job, Relaxed);
+            Ok(())
+        };
+        run(&jobs, 4, &Monitor::default(), || (), add).unwrap();
+        assert_eq!(sum.into_inner(), 500 * 499 / 2);
+        let ran = AtomicUsize::new(0);
+        let fail = |_: &Run<'_>, (): &mut (), job: &usize| {
+            ran.fetch_add(1, Relaxed);
+            if *job == 7 { Err(Error::DuplicateParameter("seven".into())) } else { Ok(()) }
+        };
+        let error = run(&jobs, 1, &Monitor::default(), || (), fail).unwrap_err();
+        assert!(error.to_string().contains("seven") && ran.into_inner() == 8, "{error}");
+    }
+
+    #[test]
+    fn a_stopped_operation_ends_with_a_sentence() {
+        let monitor = Monitor::default();
+        let error = run(
+            &[0, 1],
+            2,
+            &monitor,
+            || (),
+            |_, (), _| {
+                monitor.stop();
+                Ok(())
+            },
+        );
+        let text = "Monitor: stop = true: the operation was stopped before its end, and nothing was written";
+        assert_eq!(error.unwrap_err().to_string(), text);
+    }
+
+    #[test]
+    fn a_job_that_waits_ends_when_others_fail() {
+        let never = Countdown::new(1);
+        let error = run(
+            &[0, 1],
+            2,
+            &Monitor::default(),
+            || (),
+            |run, (), &job| match job {
+                0 => Err(Error::DuplicateParameter("zero".into())),
+                _ => {
+                    assert!(!run.wait(&never));
+                    Ok(())
+                }
+            },
+        );
+        assert!(error.is_err());
+    }
+}

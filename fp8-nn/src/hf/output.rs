@@ -1,0 +1,258 @@
+//! A new Hugging Face folder, which appears whole: safetensors files whose layout is known before their bytes.
+
+use super::folder::CONFIG;
+use super::jobs::Countdown;
+use super::positioned::{self, Cursor};
+use super::weights::{INDEX, SINGLE, Weights, unreadable};
+use crate::checkpoint::file::Elements;
+use crate::checkpoint::header::Header;
+use crate::{AtomicFolder, Error, Result};
+use fp8_kernels::Tensor;
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+/// The ends of the names of weights, which are not carried along.
+const WEIGHTS: [&str; 12] = [
+    ".safetensors",
+    ".safetensors.index.json",
+    ".bin",
+    ".bin.index.json",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".onnx_data",
+    ".ot",
+];
+/// The one folder that belongs to a tokenizer.
+const TEMPLATES: &str = "additional_chat_templates";
+
+/// A tensor that will be written.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) file: String,
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
+}
+
+/// The place of a tensor in the output.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spot {
+    pub(super) file: usize,
+    pub(super) offset: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Output {
+    folder: AtomicFolder,
+    target: PathBuf,
+    files: Vec<OutFile>,
+}
+
+#[derive(Debug)]
+struct OutFile {
+    name: String,
+    file: File,
+    header: Header,
+    start: u64,
+    jobs: Countdown,
+}
+
+/// The files and their headers, before anything is created.
+#[derive(Debug, Default)]
+pub(super) struct Layout {
+    headers: BTreeMap<String, Header>,
+}
+
+impl Layout {
+    /// Assigns each tensor its place. `metadata` goes into every file.
+    pub(super) fn new(entries: &[Entry]) -> Result<Self, String> {
+        let mut headers = BTreeMap::<String, Header>::new();
+        for entry in entries {
+            let header = headers.entry(entry.file.clone()).or_default();
+            let info = TensorInfo { dtype: entry.dtype, shape: entry.shape.clone(), data_offsets: (0, 0) };
+            header.tensors.insert(entry.name.clone(), info);
+        }
+        for (file, header) in &mut headers {
+            // Readers of other libraries refuse files without it.
+            header.metadata.insert("format".into(), "pt".into());
+            header.layout().ok_or_else(|| format!("{file} would have too many bytes to count"))?;
+        }
+        Ok(Self { headers })
+    }
+
+    /// Creates the folder and the files, empty.
+    pub(super) fn create(self, target: &Path) -> Result<Output> {
+        let refused = |error: std::io::Error| match error.kind() {
+            // What the caller can change is an input that is wrong; a disk that fails is not.
+            std::io::ErrorKind::AlreadyExists
+            | std::io::ErrorKind::NotFound
+            | std::io::ErrorKind::InvalidInput
+            | std::io::ErrorKind::PermissionDenied => {
+                Error::Checkpoint { path: target.to_owned(), problem: error.to_string() }
+            }
+            _ => Error::Io { path: target.to_owned(), source: error },
+        };
+        let folder = AtomicFolder::create(target).map_err(refused)?;
+        let mut files = Vec::new();
+        for (name, header) in self.headers {
+            let io = |source| Error::Io { path: target.join(&name), source };
+            let bytes = header
+                .to_bytes()
+                .map_err(|problem| Error::Checkpoint { path: target.join(&name), problem })?;
+            let data = header.tensors.values().map(|info| info.data_offsets.1).max().unwrap_or(0);
+            let file = File::create(folder.path().join(&name)).map_err(io)?;
+            positioned::write(&file, &bytes, 0).map_err(io)?;
+            let start = bytes.len() as u64;
+            file.set_len(start + data as u64).map_err(io)?;
+            files.push(OutFile { name, file, header, start, jobs: Countdown::default() });
+        }
+        Ok(Output { folder, target: target.to_owned(), files })
+    }
+}
+
+impl Output {
+    /// Returns the place of a tensor of the layout.
+    pub(super) fn spot(&self, name: &str) -> Option<Spot> {
+        self.files.iter().enumerate().find_map(|(file, out)| {
+            let info = out.header.tensors.get(name)?;
+            Some(Spot { file, offset: out.start + info.data_offsets.0 as u64 })
+        })
+    }
+
+    /// Sets how many jobs write to each file: the last one flushes it to disk while other files are written.
+    pub(super) fn expect_jobs(&mut self, files: impl Iterator<Item = usize>) {
+        let mut counts = vec![0; self.files.len()];
+        files.for_each(|file| counts[file] += 1);
+        for (out, count) in self.files.iter_mut().zip(counts) {
+            out.jobs = Countdown::new(count);
+        }
+    }
+
+    pub(super) fn write(&self, spot: Spot, offset: u64, bytes: &[u8]) -> Result<()> {
+        let out = &self.files[spot.file];
+        positioned::write(&out.file, bytes, spot.offset + offset).map_err(|source| self.io(out, source))
+    }
+
+    /// Writes the elements of a tensor of any device.
+    pub(super) fn tensor(&self, spot: Spot, tensor: &Tensor) -> Result<()> {
+        let out = &self.files[spot.file];
+        let mut cursor = Cursor { file: &out.file, offset: spot.offset };
+        Elements::of(tensor)?.write(&mut cursor).map_err(|source| self.io(out, source))
+    }
+
+    /// Notes that a job has written to the file.
+    pub(super) fn finish_job(&self, file: usize) -> Result<()> {
+        let out = &self.files[file];
+        match out.jobs.finish_one() {
+            true => out.file.sync_all().map_err(|source| self.io(out, source)),
+            false => Ok(()),
+        }
+    }
+
+    fn io(&self, out: &OutFile, source: std::io::Error) -> Error {
+        Error::Io { path: self.target.join(&out.name), source }
+    }
+
+    /// Writes the configuration, the index, and the files of `source` that are no weights, and makes the folder appear.
+    pub(super) fn commit(self, config: &str, source: Option<&Path>) -> Result<()> {
+        let io = |name: &str, source| Error::Io { path: self.target.join(name), source };
+        let text = |name: &str, text: &str| {
+            fs::write(self.folder.path().join(name), text).map_err(|source| io(name, source))
+        };
+        text(CONFIG, config)?;
+        if self.files.len() != 1 || self.files.iter().any(|out| out.name != SINGLE) {
+            text(INDEX, &format!("{:#}\n", self.index()))?;
+        }
+        if let Some(source) = source {
+            carry(source, self.folder.path(), &self.target)?;
+        }
+        let target = self.target;
+        // Windows renames no folder with open files.
+        drop(self.files);
+        self.folder.commit().map_err(|source| Error::Io { path: target, source })
+    }
+
+    fn index(&self) -> Value {
+        let mut map = BTreeMap::new();
+        let mut bytes = 0;
+        for out in &self.files {
+            for (name, info) in &out.header.tensors {
+                map.insert(name, &out.name);
+                bytes += info.data_offsets.1 - info.data_offsets.0;
+            }
+        }
+        json!({ "metadata": { "total_size": bytes }, "weight_map": map })
+    }
+}
+
+/// Copies the files of a folder that are neither weights nor configuration: tokenizer, chat templates, generation, licence.
+fn carry(from: &Path, to: &Path, target: &Path) -> Result<()> {
+    let unreadable = |path: &Path, error: &std::io::Error| Error::Checkpoint {
+        path: path.to_owned(),
+        problem: unreadable(error),
+    };
+    for entry in fs::read_dir(from).map_err(|error| unreadable(from, &error))? {
+        let entry = entry.map_err(|error| unreadable(from, &error))?;
+        let (name, path) = (entry.file_name(), entry.path());
+        // Follows links: a folder in the cache of the Hugging Face hub has nothing else.
+        let Ok(metadata) = fs::metadata(&path) else { continue };
+        if metadata.is_dir() && name == OsStr::new(TEMPLATES) {
+            let to = to.join(&name);
+            fs::create_dir(&to).map_err(|source| Error::Io { path: target.join(&name), source })?;
+            carry(&path, &to, &target.join(&name))?;
+        } else if metadata.is_file() && is_carried(&name) {
+            let mut source = File::open(&path).map_err(|error| unreadable(&path, &error))?;
+            // Not with the permissions of the source, which may forbid to flush it.
+            let copied = File::create(to.join(&name)).and_then(|mut file| {
+                std::io::copy(&mut source, &mut file)?;
+                file.flush()
+            });
+            copied.map_err(|source| Error::Io { path: target.join(&name), source })?;
+        }
+    }
+    Ok(())
+}
+
+fn is_carried(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name != CONFIG && !name.starts_with('.') && !WEIGHTS.iter().any(|end| name.ends_with(end))
+}
+
+/// A part of a tensor that is copied as it is.
+#[derive(Debug, Clone)]
+pub(super) struct Copy {
+    pub(super) name: String,
+    pub(super) to: Spot,
+    pub(super) offset: u64,
+    pub(super) bytes: usize,
+}
+
+impl Copy {
+    /// Returns the jobs that copy a tensor in parts of at most `chunk` bytes; one if it is empty.
+    pub(super) fn parts(weights: &Weights, name: &str, to: Spot, chunk: usize) -> Vec<Self> {
+        let bytes = weights.info(name).map_or(0, |info| info.bytes);
+        let part = |offset: u64| {
+            let left = bytes - offset;
+            let bytes = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
+            Self { name: name.to_owned(), to, offset, bytes }
+        };
+        (0..bytes.div_ceil(chunk as u64).max(1)).map(|index| part(index * chunk as u64)).collect()
+    }
+
+    pub(super) fn run(&self, weights: &Weights, output: &Output, buffer: &mut Vec<u8>) -> Result<()> {
+        buffer.resize(self.bytes, 0);
+        weights.read(&self.name, self.offset, buffer)?;
+        output.write(self.to, self.offset, buffer)?;
+        output.finish_job(self.to.file)
+    }
+}

@@ -1,0 +1,196 @@
+//! What a quantization does to each tensor: which matrices it converts, which share a scale, which it leaves alone.
+
+use super::family::{TensorKind, TensorSpec};
+use super::folder::Folder;
+use super::scheme::{BLOCK, Scheme};
+use super::{QuantizeOptions, encode};
+use crate::{Error, Result};
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+
+/// The module that is never quantized.
+const HEAD: &str = "lm_head";
+
+/// What will be done.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// Matrices with one scale together. Without such a scale, each matrix is on its own.
+    pub(super) units: Vec<Vec<Matrix>>,
+    /// Modules that stay as they are, for the ignore list.
+    pub(super) ignored: Vec<String>,
+    /// Matrices whose sides are no multiples of a block.
+    pub(super) ragged: Vec<String>,
+}
+
+/// A matrix that is quantized.
+#[derive(Debug, Clone)]
+pub(super) struct Matrix {
+    /// The tensor's name.
+    pub(super) name: String,
+    pub(super) shape: [usize; 2],
+    pub(super) dtype: Dtype,
+}
+
+impl Matrix {
+    /// The bytes of a row.
+    pub(super) fn row(&self) -> usize {
+        self.shape[1] * self.dtype.bitsize() / 8
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.shape[0].saturating_mul(self.row())
+    }
+}
+
+/// Returns the name of a tensor without its last part.
+pub(super) fn module(tensor: &str) -> &str {
+    tensor.strip_suffix(".weight").unwrap_or(tensor)
+}
+
+impl Plan {
+    pub(super) fn new(folder: &Folder, options: &QuantizeOptions) -> Result<Self> {
+        let config = &folder.config;
+        if config.quantization.is_some() {
+            return Err(folder.problem("it is quantized already: quantize the original model".into()));
+        }
+        if config.family.is_transposed {
+            let family = config.family.model_type;
+            return Err(folder.problem(format!(
+                "{family} stores its weights as in × out, which no FP8 format has: it cannot be quantized"
+            )));
+        }
+        let specs = config.tensors();
+        let linears: Vec<&TensorSpec> = specs.iter().filter(|spec| spec.kind.is_linear()).collect();
+        let is_ignored =
+            |spec: &TensorSpec| options.ignore.iter().any(|pattern| matches(pattern, module(&spec.name)));
+        for pattern in &options.ignore {
+            let is_used = |spec: &&TensorSpec| matches(pattern, module(&spec.name));
+            if !matches(pattern, HEAD) && !linears.iter().any(is_used) {
+                return Err(Error::Option {
+                    layer: "quantize".into(),
+                    option: "ignore",
+                    value: format!("\"{pattern}\""),
+                    remedy: "it matches no layer: expected a pattern such as \"model.layers.0.*\" or \"down_proj\"".into(),
+                });
+            }
+        }
+        let (mut plan, mut groups) =
+            (Self { units: Vec::new(), ignored: Vec::new(), ragged: Vec::new() }, BTreeMap::new());
+        for spec in linears.iter().copied() {
+            let name = folder.stored(&spec.name);
+            let info = folder.info(name)?;
+            if is_ignored(spec) {
+                plan.ignored.push(module(name).to_owned());
+                continue;
+            }
+            if !encode::is_source(info.dtype) {
+                return Err(
+                    folder.problem(format!("`{name}` is {:?}: expected F32, BF16 or F16", info.dtype))
+                );
+            }
+            let matrix = Matrix { name: name.to_owned(), shape: info.matrix(), dtype: info.dtype };
+            if options.scheme == Scheme::Block128
+                && !matrix.shape.iter().all(|side| side.is_multiple_of(BLOCK))
+            {
+                plan.ragged.push(name.to_owned());
+            }
+            match options.scheme == Scheme::Vllm && spec.kind != TensorKind::Linear {
+                true => {
+                    let at =
+                        *groups.entry((spec.layer, spec.kind == TensorKind::Qkv)).or_insert(plan.units.len());
+                    match plan.units.get_mut(at) {
+                        Some(unit) => unit.push(matrix),
+                        None => plan.units.push(vec![matrix]),
+                    }
+                }
+                false => plan.units.push(vec![matrix]),
+            }
+        }
+        if options.scheme == Scheme::Vllm {
+            expect_whole_groups(&linears, is_ignored)?;
+        }
+        if let (Some(name), false) = (plan.ragged.first(), options.allow_ragged) {
+            let shape = folder.info(name)?.matrix();
+            return Err(Error::Option {
+                layer: "quantize".into(),
+                option: "scheme",
+                value: options.scheme.to_string(),
+                remedy: format!(
+                    "`{name}` is {} × {}, no multiple of {BLOCK} ({} such matrices), which transformers refuses or \
+                     misreads: use another scheme, ignore these layers, or allow ragged blocks",
+                    shape[0],
+                    shape[1],
+                    plan.ragged.len()
+                ),
+            });
+        }
+        if plan.units.is_empty() {
+            return Err(Error::Option {
+                layer: "quantize".into(),
+                option: "ignore",
+                value: options.ignore.join(", "),
+                remedy: "all layers are ignored: leave some to quantize".into(),
+            });
+        }
+        plan.ignored.push(HEAD.into());
+        Ok(plan)
+    }
+}
+
+/// vLLM computes some weights as one, and refuses a checkpoint in which only some of them are quantized.
+fn expect_whole_groups(linears: &[&TensorSpec], is_ignored: impl Fn(&TensorSpec) -> bool) -> Result<()> {
+    for pair in linears.windows(2) {
+        let [one, other] = pair else { continue };
+        let is_group = one.kind == other.kind && one.kind != TensorKind::Linear && one.layer == other.layer;
+        if is_group && is_ignored(one) != is_ignored(other) {
+            let (out, kept) = if is_ignored(one) { (one, other) } else { (other, one) };
+            return Err(Error::Option {
+                layer: "quantize".into(),
+                option: "ignore",
+                value: module(&out.name).into(),
+                remedy: format!("vLLM computes it together with {}: ignore both or none", module(&kept.name)),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Returns true if a pattern matches a module: as a whole, where `*` stands for any text, or, without `*`, as a part of the
+/// name between dots.
+fn matches(pattern: &str, module: &str) -> bool {
+    if !pattern.contains('*') {
+        return !pattern.is_empty() && format!(".{module}.").contains(&format!(".{pattern}."));
+    }
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = module.strip_prefix(first) else { return false };
+    let mut parts: Vec<&str> = parts.collect();
+    let last = parts.pop().unwrap_or_default();
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_whole_names_or_parts_between_dots() {
+        let name = "model.layers.1.self_attn.q_proj";
+        for pattern in
+            ["*", "model.*", "*.q_proj", "*layers.1.*", "q_proj", "layers.1", name, "m*l*1*q_proj*"]
+        {
+            assert!(matches(pattern, name), "{pattern}");
+        }
+        for pattern in
+            ["", "proj", "layers.11", "model.layers.1*k_proj", "*q_pro", "x*", "*q_proj*q_proj", "layer"]
+        {
+            assert!(!matches(pattern, name), "{pattern}");
+        }
+    }
+}

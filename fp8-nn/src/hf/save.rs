@@ -1,0 +1,181 @@
+//! Folders that are written: a new one from tensors, and a copy of one with some tensors replaced.
+
+use super::config::Config;
+use super::folder::Folder;
+use super::jobs::{self, Monitor};
+use super::output::{Copy, Entry, Layout, Spot};
+use super::weights::SINGLE;
+use crate::checkpoint::file::file_dtype;
+use crate::{Error, Result};
+use fp8_kernels::Tensor;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Larger models are written as several files.
+const FILE_BYTES: u64 = 5_000_000_000;
+/// Bytes that a thread copies at a time.
+const CHUNK: usize = 4 << 20;
+
+/// Writes a model to the new folder `out`: `config.json`, and its tensors under the names of [`Config::tensors`].
+///
+/// Tensors are stored in their own dtype, in files of up to 5 GB. The folder appears whole or not at all
+/// ([`AtomicFolder`](crate::AtomicFolder)).
+///
+/// ```
+/// use fp8_nn::hf::{self, Folder, WeightInfo, Weights};
+/// use fp8_nn::prelude::*;
+/// use std::collections::BTreeMap;
+/// let place = std::env::temp_dir().join(format!("fp8-save-{}", std::process::id()));
+/// std::fs::create_dir(&place)?;
+/// let config = hf::Config::from_json(
+///     r#"{"model_type": "qwen2", "vocab_size": 4, "hidden_size": 2, "intermediate_size": 3, "num_hidden_layers": 1,
+///         "num_attention_heads": 1, "tie_word_embeddings": true}"#,
+/// )?;
+/// let mut tensors = BTreeMap::new();
+/// for spec in config.tensors() {
+///     let twos = vec![bf16::from_f32(2.0); spec.shape.iter().product()];
+///     tensors.insert(spec.name, Tensor::from_vec(twos, spec.shape, &Device::cpu())?);
+/// }
+/// hf::save(&place.join("model"), &config, &tensors)?;
+///
+/// let folder = Folder::open(&place.join("model"))?;
+/// assert_eq!(hf::Config::read(&place.join("model/config.json"))?, config);
+/// assert_eq!(folder.values("model.norm.weight")?, [2.0, 2.0]);
+/// let weights: &Weights = &folder.weights;
+/// let info: &WeightInfo = weights.info("model.norm.weight").ok_or("missing")?;
+/// assert_eq!((info.dtype, &info.shape[..], info.bytes), (hf::Dtype::BF16, &[2][..], 4));
+/// let mut bytes = [0; 2];
+/// weights.read("model.norm.weight", 2, &mut bytes)?;
+/// assert_eq!(bf16::from_le_bytes(bytes).to_f32(), 2.0);
+/// # std::fs::remove_dir_all(place)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Checkpoint`] for a tensor that is missing, has another shape, or is none of the model's, and if something exists at
+/// `out`; [`Error::Io`] if a file cannot be written. Nothing is left at `out` then.
+pub fn save(out: &Path, config: &Config, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
+    let problem = |problem: String| Error::Checkpoint { path: out.to_owned(), problem };
+    let specs = config.tensors();
+    let mut sizes = Vec::new();
+    for spec in &specs {
+        let name = &spec.name;
+        let tensor = tensors.get(name).ok_or_else(|| problem(format!("tensor `{name}` is missing")))?;
+        expect_shape(name, tensor, &spec.shape).map_err(problem)?;
+        sizes.push((name, tensor, (tensor.shape().iter().product::<usize>() * tensor.dtype().size()) as u64));
+    }
+    if let Some(name) = tensors.keys().find(|name| !specs.iter().any(|spec| spec.name == **name)) {
+        return Err(problem(format!("tensor `{name}` has no place in a {} model", config.family.model_type)));
+    }
+    let (mut file, mut bytes) = (0, 0);
+    let mut files = Vec::new();
+    for &(_, _, size) in &sizes {
+        if bytes > 0 && bytes + size > FILE_BYTES {
+            (file, bytes) = (file + 1, 0);
+        }
+        bytes += size;
+        files.push(file);
+    }
+    let file_name = |index: usize| match file {
+        0 => SINGLE.to_owned(),
+        last => format!("model-{:05}-of-{:05}.safetensors", index + 1, last + 1),
+    };
+    let entries: Vec<Entry> = sizes
+        .iter()
+        .zip(files)
+        .map(|(&(name, tensor, _), file)| entry(file_name(file), name, tensor))
+        .collect();
+    let mut output = Layout::new(&entries).map_err(problem)?.create(out)?;
+    let targets = spots(&entries, |name| output.spot(name));
+    output.expect_jobs(targets.values().map(|spot| spot.file));
+    for (name, spot) in &targets {
+        if let Some(tensor) = tensors.get(*name) {
+            output.tensor(*spot, tensor)?;
+            output.finish_job(spot.file)?;
+        }
+    }
+    output.commit(config.json(), None)
+}
+
+impl Folder {
+    /// Writes a copy of this folder to the new folder `out`, with some tensors replaced. All others keep their bytes, in files
+    /// of the same names. `config.json`, tokenizer, chat template and generation files are copied.
+    ///
+    /// ```
+    /// # use fp8_nn::hf::{self, Folder};
+    /// # use fp8_nn::prelude::*;
+    /// # let place = std::env::temp_dir().join(format!("fp8-save-folder-{}", std::process::id()));
+    /// # std::fs::create_dir(&place)?;
+    /// # let config = hf::Config::from_json(
+    /// #     r#"{"model_type": "llama", "vocab_size": 4, "hidden_size": 2, "intermediate_size": 3, "num_hidden_layers": 1,
+    /// #         "num_attention_heads": 1, "tie_word_embeddings": true}"#,
+    /// # )?;
+    /// # let zeros = |spec: hf::TensorSpec| Ok((spec.name, Tensor::zeros(spec.shape, DType::BF16, &Device::cpu())?));
+    /// # hf::save(&place.join("model"), &config, &config.tensors().into_iter().map(zeros).collect::<Result<_>>()?)?;
+    /// let folder = Folder::open(&place.join("model"))?;
+    /// let norm = Tensor::from_vec(vec![1.0_f32, 2.0], [2], &Device::cpu())?;
+    /// folder.save(&place.join("tuned"), &[("model.norm.weight".to_owned(), norm)].into())?;
+    /// assert_eq!(Folder::open(&place.join("tuned"))?.values("model.norm.weight")?, [1.0, 2.0]);
+    /// # std::fs::remove_dir_all(place)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] for a tensor that the folder does not have, has in another shape, or has in FP8, and if something
+    /// exists at `out`; [`Error::Io`] if a file cannot be read or written. Nothing is left at `out` then.
+    pub fn save(&self, out: &Path, replaced: &BTreeMap<String, Tensor>) -> Result<()> {
+        let refused = |problem: String| self.problem(problem);
+        for (name, tensor) in replaced {
+            expect_shape(name, tensor, &self.info(name)?.shape).map_err(refused)?;
+            let is_scale = self.quantized.values().any(|scales| scales.weight == *name);
+            if self.is_quantized(name) || is_scale {
+                return Err(refused(format!(
+                    "`{name}` is FP8: load the values, and quantize the model anew"
+                )));
+            }
+        }
+        let mut entries = Vec::new();
+        for name in self.weights.names() {
+            let info = self.info(name)?;
+            let file = self.weights.file_of(name).unwrap_or_default().to_owned();
+            entries.push(match replaced.get(name) {
+                Some(tensor) => entry(file, name, tensor),
+                None => Entry { file, name: name.to_owned(), dtype: info.dtype, shape: info.shape.clone() },
+            });
+        }
+        let mut output = Layout::new(&entries).map_err(refused)?.create(out)?;
+        let targets = spots(&entries, |name| output.spot(name));
+        let copied = targets.iter().filter(|(name, _)| !replaced.contains_key(**name));
+        let copies: Vec<Copy> =
+            copied.flat_map(|(name, spot)| Copy::parts(&self.weights, name, *spot, CHUNK)).collect();
+        let tensors: Vec<(&Tensor, Spot)> = replaced
+            .iter()
+            .filter_map(|(name, tensor)| Some((tensor, *targets.get(name.as_str())?)))
+            .collect();
+        let of_tensors = tensors.iter().map(|(_, spot)| spot.file);
+        output.expect_jobs(copies.iter().map(|copy| copy.to.file).chain(of_tensors));
+        for (tensor, spot) in tensors {
+            output.tensor(spot, tensor)?;
+            output.finish_job(spot.file)?;
+        }
+        let copy =
+            |_: &jobs::Run<'_>, buffer: &mut Vec<u8>, copy: &Copy| copy.run(&self.weights, &output, buffer);
+        jobs::run(&copies, jobs::threads(None), &Monitor::default(), Vec::new, copy)?;
+        output.commit(self.config.json(), Some(&self.path))
+    }
+}
+
+fn entry(file: String, name: &str, tensor: &Tensor) -> Entry {
+    Entry { file, name: name.to_owned(), dtype: file_dtype(tensor.dtype()), shape: tensor.shape().to_vec() }
+}
+
+fn spots(entries: &[Entry], spot: impl Fn(&str) -> Option<Spot>) -> BTreeMap<&str, Spot> {
+    entries.iter().filter_map(|entry| Some((entry.name.as_str(), spot(&entry.name)?))).collect()
+}
+
+fn expect_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), String> {
+    match tensor.shape().to_vec() == shape {
+        true => Ok(()),
+        false => Err(format!("`{name}` has shape {}: expected {shape:?}", tensor.shape())),
+    }
+}

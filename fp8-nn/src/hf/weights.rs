@@ -1,0 +1,243 @@
+//! The safetensors files of a folder, read by range.
+
+use super::positioned;
+use crate::checkpoint::header::{Header, ReadError};
+use crate::{Error, Result};
+use safetensors::Dtype;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read as _};
+use std::path::{Component, Path, PathBuf};
+
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// Larger indexes are refused: as for headers, so that a hostile file costs no more memory.
+const MAX_INDEX: u64 = 100_000_000;
+
+/// The tensors of a folder or file: their places, not their values.
+///
+/// Opening reads the headers alone and checks them: offsets, sizes, names that occur twice, and that the index and the files
+/// agree. Values are read by range, so that a rank or a program with little memory reads only its part. The example of
+/// [`save`](crate::hf::save) reads some.
+#[derive(Debug)]
+pub struct Weights {
+    shards: Vec<Shard>,
+    tensors: BTreeMap<String, Place>,
+}
+
+/// An open file.
+#[derive(Debug)]
+struct Shard {
+    path: PathBuf,
+    name: String,
+    file: File,
+}
+
+/// Where a tensor is.
+#[derive(Debug)]
+struct Place {
+    shard: usize,
+    info: WeightInfo,
+    offset: u64,
+}
+
+/// The dtype and shape of a tensor in a file, from [`Weights::info`]. The example of [`save`](crate::hf::save) reads one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightInfo {
+    /// The dtype.
+    pub dtype: Dtype,
+    /// The shape.
+    pub shape: Vec<usize>,
+    /// The size in bytes.
+    pub bytes: u64,
+}
+
+impl WeightInfo {
+    /// Returns the tensor as a matrix: the first dimension, and the product of the others.
+    pub(super) fn matrix(&self) -> [usize; 2] {
+        match self.shape.split_first() {
+            Some((&rows, rest)) => [rows, rest.iter().product()],
+            None => [1, 1],
+        }
+    }
+}
+
+impl Weights {
+    /// Opens `model.safetensors` of the folder at `path`, or the files that its index names. A path to a file opens that file.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if a file is missing or malformed, or the index and the files disagree.
+    pub fn open(path: &Path) -> Result<Self> {
+        let problem = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
+        let metadata = fs::metadata(path).map_err(|error| problem(unreadable(&error)))?;
+        if metadata.is_file() {
+            let folder = path.parent().unwrap_or(Path::new(""));
+            let name = path.file_name().and_then(|name| name.to_str());
+            let name = name.ok_or_else(|| problem("its name is not UTF-8".into()))?;
+            return Self::of_files(folder, &[name.to_owned()]);
+        }
+        if path.join(SINGLE).exists() {
+            return Self::of_files(path, &[SINGLE.to_owned()]);
+        }
+        let index = path.join(INDEX);
+        if !index.exists() {
+            return Err(problem(nothing(path)));
+        }
+        let map = read_index(&index).map_err(|problem| Error::Checkpoint { path: index.clone(), problem })?;
+        let mut files: Vec<String> = map.values().cloned().collect();
+        files.sort();
+        files.dedup();
+        let weights = Self::of_files(path, &files)?;
+        let disagreement = |problem| Err(Error::Checkpoint { path: index.clone(), problem });
+        for (name, file) in &map {
+            match weights.tensors.get(name) {
+                Some(place) if weights.shards[place.shard].name == *file => {}
+                Some(place) => {
+                    let found = &weights.shards[place.shard].name;
+                    return disagreement(format!("it has `{name}` in {file}, but the tensor is in {found}"));
+                }
+                None => {
+                    return disagreement(format!("it has `{name}` in {file}, but no file has this tensor"));
+                }
+            }
+        }
+        match weights.tensors.iter().find(|(name, _)| !map.contains_key(*name)) {
+            None => Ok(weights),
+            Some((name, place)) => {
+                let file = &weights.shards[place.shard].name;
+                disagreement(format!("{file} has a tensor `{name}` that the index does not have"))
+            }
+        }
+    }
+
+    fn of_files(folder: &Path, files: &[String]) -> Result<Self> {
+        let mut weights = Self { shards: Vec::new(), tensors: BTreeMap::new() };
+        for name in files {
+            let path = folder.join(name);
+            let problem = |problem: String| Error::Checkpoint { path: path.clone(), problem };
+            let mut file = File::open(&path).map_err(|error| problem(unreadable(&error)))?;
+            let metadata = file.metadata().map_err(|error| problem(unreadable(&error)))?;
+            if !metadata.is_file() {
+                return Err(problem("not a file: expected safetensors".into()));
+            }
+            let read = Header::read(&mut file, metadata.len());
+            let (header, start) = read.map_err(|error| match error {
+                ReadError::Io(error) => problem(unreadable(&error)),
+                ReadError::Malformed(why) => problem(format!("not a readable safetensors file: {why}")),
+            })?;
+            let shard = weights.shards.len();
+            for (name, info) in header.tensors {
+                let (begin, end) = info.data_offsets;
+                let bytes = (end - begin) as u64;
+                let info = WeightInfo { dtype: info.dtype, shape: info.shape, bytes };
+                let place = Place { shard, info, offset: start + begin as u64 };
+                if let Some(other) = weights.tensors.get(&name) {
+                    let first = &weights.shards[other.shard].name;
+                    return Err(problem(format!("`{name}` is in {first}, too: a tensor has one place")));
+                }
+                weights.tensors.insert(name, place);
+            }
+            weights.shards.push(Shard { path: path.clone(), name: name.clone(), file });
+        }
+        Ok(weights)
+    }
+
+    /// Returns the names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Returns dtype and shape of a tensor, or `None` if there is none of this name.
+    #[must_use]
+    pub fn info(&self, name: &str) -> Option<&WeightInfo> {
+        self.tensors.get(name).map(|place| &place.info)
+    }
+
+    /// Returns the number of files.
+    #[must_use]
+    pub fn num_files(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Reads the bytes of a tensor from byte `offset` on. The example of [`save`](crate::hf::save) does it.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if there is no such tensor, or the range ends behind it; [`Error::Io`] if the file cannot be read.
+    pub fn read(&self, name: &str, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let place = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
+        let shard = &self.shards[place.shard];
+        let len = bytes.len() as u64;
+        if offset.checked_add(len).is_none_or(|end| end > place.info.bytes) {
+            return Err(Error::Checkpoint {
+                path: shard.path.clone(),
+                problem: format!(
+                    "`{name}` has {} bytes: {len} from {offset} on are not there",
+                    place.info.bytes
+                ),
+            });
+        }
+        positioned::read(&shard.file, bytes, place.offset + offset).map_err(|source| match source.kind() {
+            ErrorKind::UnexpectedEof => Error::Checkpoint {
+                path: shard.path.clone(),
+                problem: format!("it became shorter while `{name}` was read: another program writes to it"),
+            },
+            _ => Error::Io { path: shard.path.clone(), source },
+        })
+    }
+
+    /// Returns the name of the file that has the tensor.
+    pub(super) fn file_of(&self, name: &str) -> Option<&str> {
+        self.tensors.get(name).map(|place| self.shards[place.shard].name.as_str())
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        let path = self.shards.first().map(|shard| shard.path.clone()).unwrap_or_default();
+        Error::Checkpoint { path, problem: format!("there is no tensor `{name}`") }
+    }
+}
+
+/// Says why a file or folder cannot be read.
+pub(super) fn unreadable(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::NotFound => "not found".into(),
+        _ => format!("cannot be read: {error}"),
+    }
+}
+
+/// What a folder without safetensors files lacks.
+fn nothing(folder: &Path) -> String {
+    for other in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
+        if folder.join(other).exists() {
+            return format!(
+                "it has {other} alone: convert it with transformers' `save_pretrained`, which writes {SINGLE}"
+            );
+        }
+    }
+    format!("neither {SINGLE} nor {INDEX} is there: expected a Hugging Face folder")
+}
+
+/// Returns the file of each tensor.
+fn read_index(path: &Path) -> Result<BTreeMap<String, String>, String> {
+    let file = File::open(path).map_err(|error| unreadable(&error))?;
+    let mut text = String::new();
+    let read = file.take(MAX_INDEX + 1).read_to_string(&mut text).map_err(|error| unreadable(&error))?;
+    if read as u64 > MAX_INDEX {
+        return Err(format!("more than {MAX_INDEX} bytes"));
+    }
+    let index: Value = serde_json::from_str(&text).map_err(|error| format!("not JSON: {error}"))?;
+    let map = index.get("weight_map").and_then(Value::as_object);
+    let map = map.ok_or("`weight_map` is missing: expected the file of each tensor")?;
+    if map.is_empty() {
+        return Err("`weight_map` is empty: expected the file of each tensor".into());
+    }
+    let entry = |(name, file): (&String, &Value)| {
+        let file = file.as_str().unwrap_or_default();
+        let mut parts = Path::new(file).components();
+        match (parts.next(), parts.next()) {
+            (Some(Component::Normal(only)), None) if only == file => Ok((name.clone(), file.to_owned())),
+            _ => Err(format!("`{name}` is in \"{file}\": expected the name of a file in this folder")),
+        }
+    };
+    map.iter().map(entry).collect()
+}

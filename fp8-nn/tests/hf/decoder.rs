@@ -1,0 +1,131 @@
+//! Folders as models: what transformers computed with them in float64, and options of the decoder against each other.
+
+use crate::folders::{copy, full, golden, read};
+use fp8_nn::hf::{Folder, LoadOptions};
+use fp8_nn::prelude::*;
+use std::path::Path;
+
+fn floats((dtype, _, bytes): &(String, Vec<usize>, Vec<u8>)) -> Vec<f32> {
+    assert_eq!(dtype, "F32");
+    bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+}
+
+fn close(what: &str, expected: &[f32], found: &[f32], tolerance: f32) {
+    assert_eq!(expected.len(), found.len(), "{what}");
+    let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+    for (i, (&e, &f)) in expected.iter().zip(found).enumerate() {
+        assert!((e - f).abs() <= tolerance * largest, "{what}[{i}] is {f}, expected {e}");
+    }
+}
+
+fn load(path: &Path, trainable: bool) -> Gpt {
+    let options = LoadOptions { trainable, ..Default::default() };
+    Folder::open(path).unwrap().load(&options, &Device::cpu()).unwrap()
+}
+
+fn logits(model: &Gpt, ids: &Tensor) -> Vec<f32> {
+    let mut scaling = Scaling::new(model, &Device::cpu()).unwrap();
+    let mut cx = scaling.eval(&Recipe::off()).unwrap();
+    model.forward(&mut cx, ids).unwrap().0.to_f32_vec().unwrap()
+}
+
+fn ids(path: &Path) -> Tensor {
+    let (_, shape, bytes) = &read(&path.join("expected.safetensors"))["input_ids"];
+    let ids = bytes.as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes) as i32).collect();
+    Tensor::from_vec::<i32>(ids, [shape[0], shape[1]], &Device::cpu()).unwrap()
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    let mut models = 0;
+    for parent in [Some(golden()), full()].into_iter().flatten() {
+        for entry in std::fs::read_dir(&parent).unwrap() {
+            let path = entry.unwrap().path();
+            if !path.join("expected.safetensors").is_file() {
+                continue;
+            }
+            let expected = floats(&read(&path.join("expected.safetensors"))["logits"]);
+            close(&path.display().to_string(), &expected, &logits(&load(&path, false), &ids(&path)), 1e-5);
+            models += 1;
+        }
+    }
+    assert!(models >= 5);
+}
+
+#[test]
+fn a_model_is_frozen_unless_it_is_to_be_trained() {
+    let path = golden().join("qwen3");
+    let (frozen, trainable) = (load(&path, false), load(&path, true));
+    assert!(parameters(&frozen).iter().all(|p| !p.is_trainable() && p.main_grad().shape().numel() == 0));
+    assert!(parameters(&trainable).iter().all(|p| p.is_trainable() && p.main_grad().shape() == p.shape()));
+    // Names are below the path, and a tied model has no head of its own.
+    let names: Vec<&str> = parameters(&frozen).iter().map(|p| &**p.name()).collect();
+    assert_eq!(names[0], "model.embedding.weight");
+    assert!(names.contains(&"model.blocks.1.attention.k_norm.weight"));
+}
+
+#[test]
+fn a_model_runs_under_fp8_recipes_and_with_fp8_weights() {
+    let path = golden().join("llama_bf16");
+    let (ids, mut model) = (ids(&path), load(&path, false));
+    let high = logits(&model, &ids);
+    let relative = |found: &[f32]| {
+        let sum = |f: &dyn Fn(f32, f32) -> f32| high.iter().zip(found).map(|(&h, &f_)| f(h, f_)).sum::<f32>();
+        (sum(&|h, f| (h - f).powi(2)) / sum(&|h, _| h * h)).sqrt()
+    };
+    let recipe = Recipe::from(CurrentScaling::default());
+    let run = |model: &Gpt, recipe: &Recipe| {
+        let mut scaling = Scaling::new(model, &Device::cpu()).unwrap();
+        let mut cx = scaling.eval(recipe).unwrap();
+        model.forward(&mut cx, &ids).unwrap().0.to_f32_vec().unwrap()
+    };
+    let fp8 = run(&model, &recipe);
+    assert!((1e-4..0.3).contains(&relative(&fp8)), "{}", relative(&fp8));
+    assert_eq!(quantize_weights(&mut model, &recipe).unwrap(), 2 * 4);
+    assert_eq!(run(&model, &recipe), fp8);
+    assert!(relative(&run(&model, &Recipe::off())) < relative(&fp8) + 0.1);
+}
+
+#[test]
+fn lengths_beyond_the_models_are_refused() {
+    let folder = Folder::open(&golden().join("llama_yarn")).unwrap();
+    let load = |length| {
+        let options = LoadOptions { max_seq_length: Some(length), ..Default::default() };
+        folder.load(&options, &Device::cpu()).map(drop)
+    };
+    let longest = folder.config.max_position_embeddings;
+    load(1).unwrap();
+    load(longest).unwrap();
+    assert_eq!(
+        load(longest + 1).unwrap_err().to_string(),
+        format!(
+            "model: max_seq_length = {}: expected at most {longest}, the model's max_position_embeddings",
+            longest + 1
+        )
+    );
+}
+
+#[test]
+fn a_dtype_for_parameters_rounds_them_once() {
+    let path = golden().join("llama_mha");
+    let folder = Folder::open(&path).unwrap();
+    let options = LoadOptions { params_dtype: DType::BF16, ..Default::default() };
+    let model = folder.load(&options, &Device::cpu()).unwrap();
+    for (half, full) in parameters(&model).into_iter().zip(parameters(&load(&path, false))) {
+        assert_eq!(half.dtype(), DType::BF16);
+        let rounded = full.values(DType::BF16).unwrap().to_f32_vec().unwrap();
+        assert_eq!(half.tensor().to_f32_vec().unwrap(), rounded);
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_off_while_it_is_loaded_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    copy(&golden().join("llama_mha"), dir.path());
+    let folder = Folder::open(dir.path()).unwrap();
+    let file = dir.path().join("model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    let error = folder.load(&LoadOptions::default(), &Device::cpu()).unwrap_err().to_string();
+    assert!(error.contains("model.safetensors"), "{error}");
+}

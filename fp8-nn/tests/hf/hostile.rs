@@ -1,0 +1,323 @@
+//! Files that are damaged, inconsistent or hostile: an error that names what is wrong, before any tensor is read.
+
+use crate::folders::{Raw, change, copy, golden, read, write, write_raw};
+use crate::saving::shard;
+use fp8_nn::hf::{Folder, Weights};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// What `open` says about a folder, behind its path.
+fn refused(folder: &Path) -> String {
+    let error = Folder::open(folder).unwrap_err().to_string();
+    error.replace(folder.to_str().unwrap(), "DIR")
+}
+
+fn damaged(damage: impl Fn(&Path)) -> String {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("llama_gqa_tied"), place.path());
+    damage(place.path());
+    refused(place.path())
+}
+
+fn in_tensors(change: impl Fn(&mut BTreeMap<String, Raw>)) -> String {
+    damaged(|folder| {
+        let file = folder.join("model.safetensors");
+        let mut tensors = read(&file);
+        change(&mut tensors);
+        write(&file, &tensors);
+    })
+}
+
+#[test]
+fn headers_that_lie_are_refused() {
+    let file = |header: &str, bytes: usize| {
+        damaged(|folder| write_raw(&folder.join("model.safetensors"), header, &vec![0; bytes]))
+    };
+    let f32s = |name: &str, shape: &str, begin: u64, end: u64| {
+        format!("\"{name}\": {{\"dtype\": \"F32\", \"shape\": {shape}, \"data_offsets\": [{begin}, {end}]}}")
+    };
+    let unreadable = "DIR/model.safetensors: not a readable safetensors file: ";
+    for (header, bytes, what) in [
+        (format!("{{{}, {}}}", f32s("a", "[1]", 0, 4), f32s("b", "[1]", 2, 6)), 6, "overlap"),
+        (format!("{{{}, {}}}", f32s("a", "[1]", 0, 4), f32s("b", "[1]", 0, 4)), 4, "the same place"),
+        (format!("{{{}, {}}}", f32s("a", "[1]", 0, 4), f32s("b", "[1]", 8, 12)), 12, "a gap"),
+        (format!("{{{}}}", f32s("a", "[1]", 0, 4)), 3, "behind the end"),
+        (format!("{{{}}}", f32s("a", "[1]", 0, 4)), 5, "bytes that belong to no tensor"),
+        (format!("{{{}}}", f32s("a", "[2]", 0, 4)), 4, "a size that is not that of the shape"),
+        (format!("{{{}}}", f32s("a", "[4294967296, 4294967296, 4294967296]", 0, 4)), 4, "an overflow"),
+        (format!("{{{}}}", f32s("a", "[1]", 4, 0)), 4, "an end in front of the beginning"),
+        (
+            format!("{{{}, {}}}", f32s("a", "[1]", 0, 4), f32s("a", "[1]", 4, 8)),
+            8,
+            "a name that occurs twice",
+        ),
+        (
+            "{\"a\": {\"dtype\": \"F9\", \"shape\": [1], \"data_offsets\": [0, 4]}}".into(),
+            4,
+            "an unknown dtype",
+        ),
+        (
+            "{\"a\": {\"dtype\": \"F32\", \"shape\": [-1], \"data_offsets\": [0, 4]}}".into(),
+            4,
+            "a negative shape",
+        ),
+        ("{\"a\": 1}".into(), 4, "no tensor"),
+        ("{".into(), 4, "no JSON"),
+    ] {
+        let error = file(&header, bytes);
+        assert!(error.starts_with(unreadable), "{what}: {error}");
+    }
+    for (bytes, text) in [
+        (vec![], "0 bytes: a header has at least 8"),
+        (vec![1; 7], "7 bytes: a header has at least 8"),
+        (vec![0xFF; 64], "a header of 18446744073709551615 bytes: at most 56 fit"),
+        ([&1000u64.to_le_bytes()[..], b"{}"].concat(), "a header of 1000 bytes: at most 2 fit"),
+    ] {
+        let error = damaged(|folder| fs::write(folder.join("model.safetensors"), &bytes).unwrap());
+        assert_eq!(error, format!("{unreadable}{text}"));
+    }
+    let truncated = damaged(|folder| {
+        let file = folder.join("model.safetensors");
+        let bytes = fs::read(&file).unwrap();
+        fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+    });
+    assert!(truncated.starts_with(unreadable) && truncated.contains("follow the header"), "{truncated}");
+}
+
+#[test]
+fn an_index_that_does_not_fit_the_files_is_refused() {
+    let index = |change: &dyn Fn(&mut serde_json::Map<String, serde_json::Value>)| {
+        damaged(|folder| {
+            shard(folder, 3);
+            let path = folder.join("model.safetensors.index.json");
+            let mut value: serde_json::Value =
+                serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+            change(value["weight_map"].as_object_mut().unwrap());
+            fs::write(&path, value.to_string()).unwrap();
+        })
+    };
+    let name = "model.norm.weight";
+    let path = "DIR/model.safetensors.index.json: ";
+    for file in [
+        "../model.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "..",
+        ".",
+        "",
+        "./model-00001-of-00003.safetensors",
+    ] {
+        let error = index(&|map| drop(map.insert(name.into(), file.into())));
+        let text = format!("{path}`{name}` is in \"{file}\": expected the name of a file in this folder");
+        assert_eq!(error, text);
+    }
+    let error = index(&|map| drop(map.insert("extra".into(), "model-00001-of-00003.safetensors".into())));
+    assert_eq!(
+        error,
+        format!("{path}it has `extra` in model-00001-of-00003.safetensors, but no file has this tensor")
+    );
+    let error = index(&|map| drop(map.insert(name.into(), "model-00001-of-00003.safetensors".into())));
+    assert!(
+        error.starts_with(&format!(
+            "{path}it has `{name}` in model-00001-of-00003.safetensors, but the tensor is in"
+        )),
+        "{error}"
+    );
+    let error = index(&|map| drop(map.remove(name)));
+    assert!(error.contains(&format!("has a tensor `{name}` that the index does not have")), "{error}");
+    let error = index(&|map| map.clear());
+    assert_eq!(error, format!("{path}`weight_map` is empty: expected the file of each tensor"));
+    let error = index(&|map| drop(map.insert(name.into(), 3.into())));
+    assert!(error.contains("expected the name of a file in this folder"), "{error}");
+    let missing = damaged(|folder| {
+        shard(folder, 3);
+        fs::remove_file(folder.join("model-00002-of-00003.safetensors")).unwrap();
+    });
+    assert_eq!(missing, "DIR/model-00002-of-00003.safetensors: not found");
+    let twice = damaged(|folder| {
+        shard(folder, 3);
+        let [a, b] = [1, 2].map(|file| folder.join(format!("model-0000{file}-of-00003.safetensors")));
+        let (first, mut second) = (read(&a), read(&b));
+        let (name, tensor) = first.into_iter().next().unwrap();
+        second.insert(name, tensor);
+        write(&b, &second);
+    });
+    assert!(twice.contains("is in model-00001-of-00003.safetensors, too: a tensor has one place"), "{twice}");
+    let not_json = damaged(|folder| {
+        shard(folder, 2);
+        fs::write(folder.join("model.safetensors.index.json"), "{").unwrap();
+    });
+    assert!(not_json.starts_with(&format!("{path}not JSON")), "{not_json}");
+    let no_map = damaged(|folder| {
+        shard(folder, 2);
+        fs::write(folder.join("model.safetensors.index.json"), "{}").unwrap();
+    });
+    assert_eq!(no_map, format!("{path}`weight_map` is missing: expected the file of each tensor"));
+}
+
+#[test]
+fn tensors_that_do_not_fit_the_configuration_are_named() {
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let error = in_tensors(|tensors| drop(tensors.remove(name)));
+    assert_eq!(error, format!("DIR: tensor `{name}` is missing: config.json describes a model with it"));
+    let error = in_tensors(|tensors| tensors.get_mut(name).unwrap().1 = vec![32, 64]);
+    assert_eq!(error, format!("DIR: `{name}` has shape [32, 64]: config.json asks for [64, 32]"));
+    let error = in_tensors(|tensors| {
+        let tensor = tensors[name].clone();
+        tensors.insert("model.layers.2.mlp.up_proj.weight".into(), tensor);
+    });
+    assert_eq!(
+        error,
+        "DIR: tensor `model.layers.2.mlp.up_proj.weight` has no place in a llama model with this config.json"
+    );
+    let error = in_tensors(|tensors| tensors.get_mut(name).unwrap().0 = "I32".into());
+    assert_eq!(error, format!("DIR: `{name}` is I32: expected F32, BF16, F16 or FP8"));
+    let of_another = damaged(|folder| change(&folder.join("config.json"), &json!({"hidden_size": 64})));
+    assert_eq!(
+        of_another,
+        "DIR: `model.embed_tokens.weight` has shape [96, 32]: config.json asks for [96, 64]"
+    );
+    let untied =
+        damaged(|folder| change(&folder.join("config.json"), &json!({"tie_word_embeddings": false})));
+    assert_eq!(untied, "DIR: tensor `lm_head.weight` is missing: config.json describes a model with it");
+}
+
+#[test]
+fn spare_tensors_of_old_files_are_kept_and_not_needed() {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("llama_gqa_tied"), place.path());
+    let file = place.path().join("model.safetensors");
+    let mut tensors = read(&file);
+    let embedding = tensors["model.embed_tokens.weight"].clone();
+    tensors.insert("lm_head.weight".into(), embedding);
+    tensors
+        .insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), ("F32".into(), vec![4], vec![0; 16]));
+    write(&file, &tensors);
+    Folder::open(place.path()).unwrap();
+}
+
+#[test]
+fn very_old_gpt2_files_lack_a_prefix_and_have_masks() {
+    use fp8_nn::hf::Config;
+    use fp8_nn::prelude::*;
+    let place = tempfile::tempdir().unwrap();
+    let text = r#"{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 16, "n_positions": 4}"#;
+    let config = Config::from_json(text).unwrap();
+    let zeros = |spec: fp8_nn::hf::TensorSpec| {
+        (spec.name, Tensor::zeros(spec.shape, DType::F32, &Device::cpu()).unwrap())
+    };
+    let folder = place.path().join("model");
+    fp8_nn::hf::save(&folder, &config, &config.tensors().into_iter().map(zeros).collect()).unwrap();
+    let file = folder.join("model.safetensors");
+    let mut old: BTreeMap<String, Raw> = read(&file)
+        .into_iter()
+        .map(|(name, tensor)| (name.trim_start_matches("transformer.").to_owned(), tensor))
+        .collect();
+    old.insert("h.0.attn.bias".into(), ("F32".into(), vec![1, 1, 4, 4], vec![0; 64]));
+    write(&file, &old);
+    let folder = Folder::open(&folder).unwrap();
+    assert_eq!(folder.stored("transformer.wte.weight"), "wte.weight");
+}
+
+#[test]
+fn scales_that_do_not_fit_are_named() {
+    let fp8 = |export: &str, change: &dyn Fn(&mut BTreeMap<String, Raw>)| {
+        let place = tempfile::tempdir().unwrap();
+        copy(&golden().join("export").join(export), place.path());
+        let file = place.path().join("model.safetensors");
+        let mut tensors = read(&file);
+        change(&mut tensors);
+        write(&file, &tensors);
+        match Folder::open(place.path()) {
+            Ok(folder) => folder.values("model.layers.0.mlp.up_proj.weight").unwrap_err().to_string(),
+            Err(error) => error.to_string(),
+        }
+        .replace(place.path().to_str().unwrap(), "DIR")
+    };
+    let (tensor, block) = ("llama_gqa_tied-ct_tensor_static", "llama_gqa_tied-deepseek_block");
+    let module = "model.layers.0.mlp.up_proj";
+    let error = fp8(tensor, &|all| drop(all.remove(&format!("{module}.weight_scale"))));
+    assert_eq!(
+        error,
+        format!("DIR: `{module}.weight` is FP8 without a scale: `{module}.weight_scale` is missing")
+    );
+    let error = fp8(tensor, &|all| all.get_mut(&format!("{module}.weight")).unwrap().0 = "F8_E8M0".into());
+    assert_eq!(
+        error,
+        format!("DIR: `{module}.weight` is F8_E8M0, which is a dtype of scales: expected F8_E4M3")
+    );
+    let error = fp8(tensor, &|all| {
+        let scale = all[&format!("{module}.weight_scale")].clone();
+        all.insert(format!("{module}.weight_scale_inv"), scale);
+    });
+    assert!(error.contains("has two scales"), "{error}");
+    let error = fp8(tensor, &|all| {
+        let scale = all.remove(&format!("{module}.weight_scale")).unwrap();
+        all.insert(format!("{module}.weight_scale_inv"), scale);
+    });
+    assert_eq!(error, format!("DIR: `{module}.weight_scale_inv` has no place in this layout"));
+    let error = fp8(block, &|all| {
+        all.insert(format!("{module}.weight_scale_inv"), ("F32".into(), vec![2, 1], vec![0; 8]));
+    });
+    assert_eq!(
+        error,
+        format!("DIR: `{module}.weight_scale_inv` has shape [2, 1]: `quantization_config` asks for [1, 1]")
+    );
+    let error =
+        fp8(block, &|all| all.get_mut(&format!("{module}.weight_scale_inv")).unwrap().0 = "I32".into());
+    assert_eq!(error, format!("DIR: `{module}.weight_scale_inv` is I32: expected F32, BF16, F16 or F8_E8M0"));
+    for value in [0f32, -1.0, f32::NAN, f32::INFINITY] {
+        let error = fp8(block, &|all| {
+            all.get_mut(&format!("{module}.weight_scale_inv")).unwrap().2 = value.to_le_bytes().to_vec();
+        });
+        assert_eq!(
+            error,
+            format!(
+                "DIR: `{module}.weight_scale_inv` is {value} at element 0: expected a finite, positive scale"
+            )
+        );
+    }
+    let error = fp8(tensor, &|all| all.get_mut(&format!("{module}.input_scale")).unwrap().0 = "I32".into());
+    assert!(error.contains("is no number: expected one scale"), "{error}");
+    let error = in_tensors(|all| {
+        drop(all.insert(format!("{module}.weight_scale"), ("F32".into(), vec![1], vec![0; 4])))
+    });
+    assert_eq!(
+        error,
+        format!("DIR: `{module}.weight_scale` is the scale of `{module}.weight`, which is F32")
+    );
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("export").join(block), place.path());
+    change(&place.path().join("config.json"), &json!({"quantization_config": null}));
+    let error = refused(place.path());
+    assert!(error.ends_with("is F8_E4M3, but config.json has no `quantization_config`"), "{error}");
+}
+
+#[test]
+fn ranges_outside_of_a_tensor_are_refused() {
+    let folder = golden().join("llama_gqa_tied");
+    let weights = Weights::open(&folder).unwrap();
+    let name = "model.norm.weight";
+    let mut bytes = [0; 8];
+    for offset in [121, 128, u64::MAX] {
+        let error = weights.read(name, offset, &mut bytes).unwrap_err().to_string();
+        assert!(
+            error.ends_with(&format!("`{name}` has 128 bytes: 8 from {offset} on are not there")),
+            "{error}"
+        );
+    }
+    assert!(
+        weights
+            .read("nothing", 0, &mut bytes)
+            .unwrap_err()
+            .to_string()
+            .ends_with("there is no tensor `nothing`")
+    );
+    let folder = Folder::open(&folder).unwrap();
+    let error = folder.rows(name, 30..33).unwrap_err().to_string();
+    assert!(error.ends_with(&format!("`{name}` has 32 rows: 30 to 33 are not there")), "{error}");
+    let error = folder.codes(name, 0..1).unwrap_err().to_string();
+    assert!(error.ends_with(&format!("`{name}` is F32, not FP8")), "{error}");
+}

@@ -1,0 +1,13 @@
+//! Hugging Face folders: configurations, hostile files, exports against those of peers, and the program `fp8`.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod config;
+mod decoder;
+mod exports;
+mod folders;
+mod hostile;
+mod inspecting;
+mod matrices;
+#[cfg(feature = "cli")]
+mod program;
+mod saving;

@@ -1,0 +1,43 @@
+//! The program `fp8`: what it prints, the mistakes of people, kills and full disks.
+
+mod endings;
+mod mistakes;
+mod output;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The program, in this folder.
+pub(crate) fn command(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fp8"));
+    command.current_dir(folder).stdin(Stdio::null());
+    command
+}
+
+/// Exit code, stdout and stderr.
+pub(crate) fn run<S: AsRef<OsStr>>(
+    folder: &Path,
+    args: impl IntoIterator<Item = S>,
+) -> (i32, String, String) {
+    let output = command(folder).args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+}
+
+/// The names of all files and folders, with sizes.
+pub(crate) fn listing(folder: &Path) -> Vec<(String, u64)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let size =
+            path.symlink_metadata().map_or(0, |metadata| if metadata.is_dir() { 0 } else { metadata.len() });
+        found.push((path.display().to_string(), size));
+        if path.is_dir() {
+            found.append(&mut listing(&path));
+        }
+    }
+    found.sort();
+    found
+}

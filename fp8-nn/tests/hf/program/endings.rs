@@ -1,0 +1,123 @@
+//! Programs that are killed, and disks that are full: the output is whole or absent.
+#![cfg(unix)]
+
+use super::{command, listing, run};
+use crate::folders::{Sizes, llama, tensors, write_model};
+use crate::saving::shard;
+use fp8_nn::hf::Folder;
+use fp8_nn::prelude::DType;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const KILLS: u32 = 20;
+const LINE: [&str; 5] = ["quantize", "model", "out", "--scheme", "channel"];
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// A model of 24 MiB in three files.
+fn model(folder: &Path) {
+    let config = llama(&Sizes { hidden: 512, intermediate: 2048, layers: 3, head_dim: 128 });
+    write_model(&folder.join("model"), &config, DType::BF16);
+    shard(&folder.join("model"), 3);
+}
+
+#[test]
+fn a_killed_program_leaves_the_output_whole_or_absent() {
+    let place = tempfile::tempdir().unwrap();
+    model(place.path());
+    let start = Instant::now();
+    assert_eq!(run(place.path(), LINE).0, 0);
+    let whole = start.elapsed();
+    let expected = tensors(&place.path().join("out"));
+    fs::remove_dir_all(place.path().join("out")).unwrap();
+    let (mut left, mut finished) = (0, 0);
+    for kill in 0..KILLS {
+        let mut child = command(place.path()).args(LINE).stdout(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(whole * (kill * 7 % KILLS) / KILLS);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        left += usize::from(names(place.path()).iter().any(|name| name.starts_with(".fp8-partial-")));
+        let out = place.path().join("out");
+        if out.exists() {
+            Folder::open(&out).unwrap();
+            assert!(tensors(&out) == expected, "kill {kill}: half written");
+            fs::remove_dir_all(&out).unwrap();
+            finished += 1;
+        }
+    }
+    assert!(left > 0, "no kill fell into a run");
+    assert!(finished < KILLS, "every run ended before its kill");
+    assert_eq!(run(place.path(), LINE).0, 0);
+    assert_eq!(names(place.path()), ["model", "out"], "folders of killed programs are left");
+    assert!(tensors(&place.path().join("out")) == expected);
+}
+
+#[test]
+fn ctrl_c_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    model(place.path());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // A run may end before the signal; another one will not.
+    loop {
+        let child =
+            command(place.path()).args(LINE).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        while names(place.path()) == ["model"] && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        if output.status.success() {
+            fs::remove_dir_all(place.path().join("out")).unwrap();
+            assert!(Instant::now() < deadline, "no signal fell into a run");
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(130));
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), "error: interrupted; nothing was written\n");
+        break;
+    }
+    assert_eq!(names(place.path()), ["model"]);
+}
+
+/// Runs the program where files cannot become larger than this, and checks that nothing but a sentence is left.
+#[test]
+fn a_file_that_cannot_grow_is_a_sentence() {
+    let place = tempfile::tempdir().unwrap();
+    model(place.path());
+    let before = listing(place.path());
+    let script =
+        format!("trap '' XFSZ; ulimit -f 1000; exec {} {}", env!("CARGO_BIN_EXE_fp8"), LINE.join(" "));
+    let output = Command::new("sh").args(["-c", &script]).current_dir(place.path()).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.starts_with("error: out/model-0000") && error.lines().count() == 1, "{error}");
+    assert_eq!(listing(place.path()), before);
+}
+
+#[test]
+fn a_disk_that_fills_up_is_a_sentence() {
+    let place = tempfile::tempdir().unwrap();
+    model(place.path());
+    let small = place.path().join("small");
+    fs::create_dir(&small).unwrap();
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(&small).stderr(Stdio::null());
+    if !mount.status().is_ok_and(|status| status.success()) {
+        eprintln!(
+            "skipped: a tmpfs cannot be mounted here; a_file_that_cannot_grow_is_a_sentence ran in its place"
+        );
+        return;
+    }
+    let (code, _, error) = run(place.path(), ["quantize", "model", "small/out", "--scheme", "tensor"]);
+    let left = names(&small);
+    assert!(Command::new("umount").arg(&small).status().unwrap().success());
+    assert_eq!((code, left), (1, Vec::<String>::new()), "{error}");
+    assert!(error.starts_with("error: small/out") && error.lines().count() == 1, "{error}");
+}

@@ -1,0 +1,116 @@
+//! Mistakes of people: each gets exit code 2 and one sentence, and nothing is written.
+
+use super::{listing, run};
+use crate::folders::{Raw, change, copy, golden, read, write, write_raw};
+use crate::saving::shard;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// What was done, the arguments, and a part of the sentence.
+struct Mistake {
+    what: &'static str,
+    /// Changes the folder `model`, a copy of a small Llama.
+    make: fn(&Path),
+    line: &'static str,
+    sentence: &'static str,
+}
+
+const QUANTIZE: &str = "quantize model out --scheme channel";
+
+fn tensors(folder: &Path, change: impl Fn(&mut BTreeMap<String, Raw>)) {
+    let file = folder.join("model/model.safetensors");
+    let mut all = read(&file);
+    change(&mut all);
+    write(&file, &all);
+}
+
+fn config(folder: &Path, changes: &serde_json::Value) {
+    change(&folder.join("model/config.json"), changes);
+}
+
+fn fp8(folder: &Path) {
+    copy(&golden().join("export/llama_gqa_tied-deepseek_block"), &folder.join("fp8"));
+}
+
+const NORM: &str = "model.norm.weight";
+const UP: &str = "model.layers.1.mlp.up_proj.weight";
+
+#[rustfmt::skip]
+const MISTAKES: &[Mistake] = &[
+    // The command line.
+    Mistake { what: "no command", make: |_| {}, line: "", sentence: "expected a command: fp8 inspect or fp8 quantize" },
+    Mistake { what: "an unknown command", make: |_| {}, line: "quantise model out", sentence: "unknown command quantise" },
+    Mistake { what: "no folders", make: |_| {}, line: "quantize --scheme tensor", sentence: "<INPUT>, <OUTPUT> is missing" },
+    Mistake { what: "no scheme", make: |_| {}, line: "quantize model out", sentence: "--scheme <SCHEME> is missing" },
+    Mistake { what: "an unknown scheme", make: |_| {}, line: "quantize model out --scheme int4", sentence: "--scheme int4: unknown; the known ones are tensor, channel, block128, vllm" },
+    Mistake { what: "a scheme without a value", make: |_| {}, line: "quantize model out --scheme", sentence: "--scheme needs a value" },
+    Mistake { what: "an unknown option", make: |_| {}, line: "quantize model out --scheme tensor --quiet", sentence: "unknown option --quiet" },
+    Mistake { what: "no threads", make: |_| {}, line: "quantize model out --scheme tensor --threads 0", sentence: "--threads 0: expected a number from 1 to 1024" },
+    Mistake { what: "one folder too many", make: |_| {}, line: "inspect model model", sentence: "unknown option model" },
+    Mistake { what: "calibration, which is not there yet", make: |_| {}, line: "quantize model out --scheme tensor --calibrate text", sentence: "--calibrate is not available" },
+    // Paths.
+    Mistake { what: "a folder that does not exist", make: |_| {}, line: "quantize modle out --scheme tensor", sentence: "modle: not found" },
+    Mistake { what: "a file in place of a folder", make: |_| {}, line: "quantize model/config.json out --scheme tensor", sentence: "not a folder: expected one with config.json" },
+    Mistake { what: "an empty folder", make: |folder| fs::create_dir(folder.join("empty")).unwrap(), line: "quantize empty out --scheme tensor", sentence: "empty/config.json: not found" },
+    Mistake { what: "the folder above the model", make: |_| {}, line: "inspect .", sentence: "./config.json: not found" },
+    Mistake { what: "an output that exists", make: |folder| { fs::create_dir(folder.join("out")).unwrap(); fs::write(folder.join("out/mine"), "x").unwrap(); }, line: QUANTIZE, sentence: "out: it exists already: name a new folder" },
+    Mistake { what: "an output that is a file", make: |folder| fs::write(folder.join("out"), "x").unwrap(), line: QUANTIZE, sentence: "out: it exists already" },
+    Mistake { what: "the input as the output", make: |_| {}, line: "quantize model model --scheme tensor", sentence: "model: it exists already" },
+    Mistake { what: "an output in no folder", make: |_| {}, line: "quantize model no/out --scheme tensor", sentence: "no/out: the folder around it does not exist" },
+    Mistake { what: "an output without a name", make: |_| {}, line: "quantize model / --scheme tensor", sentence: "expected a path that ends in the name of a new folder" },
+    Mistake { what: "a report in no folder", make: |_| {}, line: "inspect model --report no/report.html", sentence: "--report no/report.html: its folder does not exist" },
+    Mistake { what: "a report that is a folder", make: |_| {}, line: "inspect model --report model", sentence: "--report model: expected the name of a file" },
+    // Configurations.
+    Mistake { what: "an empty configuration", make: |folder| fs::write(folder.join("model/config.json"), "").unwrap(), line: QUANTIZE, sentence: "config.json: not a JSON object" },
+    Mistake { what: "a family that is not known", make: |folder| config(folder, &json!({"model_type": "mamba"})), line: QUANTIZE, sentence: "`model_type` is \"mamba\": expected one of llama" },
+    Mistake { what: "a field that changes the result", make: |folder| config(folder, &json!({"attention_bias": true})), line: QUANTIZE, sentence: "`attention_bias` is true" },
+    Mistake { what: "a scaling that is not known", make: |folder| config(folder, &json!({"rope_parameters": {"rope_type": "dynamic"}})), line: QUANTIZE, sentence: "`rope_parameters.rope_type` is \"dynamic\"" },
+    Mistake { what: "the configuration of another model", make: |folder| config(folder, &json!({"hidden_size": 64})), line: QUANTIZE, sentence: "config.json asks for [96, 64]" },
+    Mistake { what: "a missing field", make: |folder| config(folder, &json!({"num_attention_heads": null})), line: QUANTIZE, sentence: "`num_attention_heads` is missing" },
+    Mistake { what: "a model that is quantized by others", make: |folder| config(folder, &json!({"quantization_config": {"quant_method": "awq"}})), line: QUANTIZE, sentence: "`quantization_config.quant_method` is \"awq\"" },
+    Mistake { what: "a GPT-2", make: |folder| { let text = r#"{"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 16}"#; fs::write(folder.join("model/config.json"), text).unwrap(); }, line: QUANTIZE, sentence: "tensor `transformer.wte.weight` is missing" },
+    // Weights.
+    Mistake { what: "no weights", make: |folder| fs::remove_file(folder.join("model/model.safetensors")).unwrap(), line: QUANTIZE, sentence: "model: neither model.safetensors nor model.safetensors.index.json is there" },
+    Mistake { what: "weights of PyTorch alone", make: |folder| fs::rename(folder.join("model/model.safetensors"), folder.join("model/pytorch_model.bin")).unwrap(), line: QUANTIZE, sentence: "model: it has pytorch_model.bin alone: convert it" },
+    Mistake { what: "a missing file of several", make: |folder| { shard(&folder.join("model"), 3); fs::remove_file(folder.join("model/model-00003-of-00003.safetensors")).unwrap(); }, line: QUANTIZE, sentence: "model-00003-of-00003.safetensors: not found" },
+    Mistake { what: "a truncated header", make: |folder| fs::write(folder.join("model/model.safetensors"), [200, 0, 0, 0, 0, 0, 0, 0, b'{']).unwrap(), line: QUANTIZE, sentence: "a header of 200 bytes: at most 1 fit" },
+    Mistake { what: "a truncated download", make: |folder| { let file = folder.join("model/model.safetensors"); let bytes = fs::read(&file).unwrap(); fs::write(&file, &bytes[..bytes.len() / 2]).unwrap(); }, line: QUANTIZE, sentence: "follow the header" },
+    Mistake { what: "a page of HTML in place of weights", make: |folder| fs::write(folder.join("model/model.safetensors"), "<!doctype html><html>").unwrap(), line: QUANTIZE, sentence: "not a readable safetensors file" },
+    Mistake { what: "a header that claims more than there is", make: |folder| write_raw(&folder.join("model/model.safetensors"), r#"{"a": {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4000]}}"#, &[0; 8]), line: QUANTIZE, sentence: "not a readable safetensors file" },
+    Mistake { what: "an index that leaves the folder", make: |folder| { shard(&folder.join("model"), 2); let index = folder.join("model/model.safetensors.index.json"); fs::write(&index, r#"{"weight_map": {"x": "../secret"}}"#).unwrap(); }, line: QUANTIZE, sentence: "`x` is in \"../secret\": expected the name of a file in this folder" },
+    Mistake { what: "a missing tensor", make: |folder| tensors(folder, |all| drop(all.remove(NORM))), line: QUANTIZE, sentence: "tensor `model.norm.weight` is missing" },
+    Mistake { what: "an extra tensor, whose name controls the terminal", make: |folder| tensors(folder, |all| { let norm = all[NORM].clone(); all.insert("\u{1b}[2J\nx".into(), norm); }), line: QUANTIZE, sentence: "tensor `\u{FFFD}[2J x` has no place" },
+    Mistake { what: "a misshapen tensor", make: |folder| tensors(folder, |all| all.get_mut(UP).unwrap().1.reverse()), line: QUANTIZE, sentence: "`model.layers.1.mlp.up_proj.weight` has shape [32, 64]" },
+    Mistake { what: "weights with NaN", make: |folder| tensors(folder, |all| all.get_mut(UP).unwrap().2[4 * 33..4 * 34].copy_from_slice(&f32::NAN.to_le_bytes())), line: QUANTIZE, sentence: "`model.layers.1.mlp.up_proj.weight` is infinite or NaN in row 1, column 1" },
+    // Quantization.
+    Mistake { what: "a model that is FP8 already", make: fp8, line: "quantize fp8 out --scheme tensor", sentence: "fp8: it is quantized already" },
+    Mistake { what: "ragged blocks", make: |_| {}, line: "quantize model out --scheme block128", sentence: "`model.layers.0.self_attn.q_proj.weight` is 32 × 32, no multiple of 128 (14 such matrices)" },
+    Mistake { what: "a pattern that matches nothing", make: |_| {}, line: "quantize model out --scheme tensor --ignore donw_proj", sentence: "\"donw_proj\": it matches no layer" },
+    Mistake { what: "a pattern that matches everything", make: |_| {}, line: "quantize model out --scheme tensor --ignore *", sentence: "all layers are ignored" },
+    Mistake { what: "a part of what vLLM fuses", make: |_| {}, line: "quantize model out --scheme vllm --ignore gate_proj", sentence: "vLLM computes it together with model.layers.0.mlp.up_proj" },
+    // Inspection.
+    Mistake { what: "an original that is another model", make: |folder| { fp8(folder); config(folder, &json!({"num_hidden_layers": 1})); tensors(folder, |all| all.retain(|name, _| !name.contains("layers.1."))); }, line: "inspect fp8 --against model", sentence: "`model.layers.1.input_layernorm.weight` is missing" },
+    Mistake { what: "an original that does not exist", make: fp8, line: "inspect fp8 --against modle", sentence: "modle: not found" },
+    Mistake { what: "a file against a folder", make: |_| {}, line: "inspect model/model.safetensors --against model", sentence: "--against compares folders" },
+    Mistake { what: "a scale that is NaN", make: |folder| { fp8(folder); let file = folder.join("fp8/model.safetensors"); let mut all = read(&file); all.get_mut("model.layers.0.mlp.up_proj.weight_scale_inv").unwrap().2 = f32::NAN.to_le_bytes().to_vec(); write(&file, &all); }, line: "inspect fp8", sentence: "is NaN at element 0: expected a finite, positive scale" },
+    Mistake { what: "FP8 without its configuration", make: |folder| { fp8(folder); change(&folder.join("fp8/config.json"), &json!({"quantization_config": null})); }, line: "inspect fp8", sentence: "config.json has no `quantization_config`" },
+];
+
+#[test]
+fn every_mistake_gets_a_sentence_and_nothing_is_written() {
+    assert!(MISTAKES.len() >= 40);
+    for Mistake { what, make, line, sentence } in MISTAKES {
+        let place = tempfile::tempdir().unwrap();
+        copy(&golden().join("llama_gqa_tied"), &place.path().join("model"));
+        make(place.path());
+        let before = listing(place.path());
+        let (code, out, error) = run(place.path(), line.split_whitespace());
+        assert_eq!((code, out.as_str()), (2, ""), "{what}: {error}");
+        assert!(error.starts_with("error: ") && error.contains(sentence), "{what}: {error}");
+        assert!(error.ends_with('\n') && error.lines().count() == 1, "{what}: {error:?}");
+        assert!(!error.contains('\u{1b}'), "{what}: {error:?}");
+        assert_eq!(listing(place.path()), before, "{what}: something was written");
+    }
+}

@@ -1,0 +1,88 @@
+//! What the program prints and writes when all is well.
+
+use super::{listing, run};
+use crate::folders::{copy, golden, tensors};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+fn done(folder: &Path, line: &str) -> String {
+    let (code, out, error) = run(folder, line.split_whitespace());
+    assert_eq!((code, error.as_str()), (0, ""), "{line}");
+    out
+}
+
+#[test]
+fn a_model_is_quantized_and_inspected() {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("llama_bf16"), &place.path().join("model"));
+    let out = done(place.path(), "quantize model fp8 --scheme channel --ignore layers.0.mlp");
+    assert!(out.starts_with("fp8: 11 matrices in FP8 (channel), "), "{out}");
+    assert!(out.contains("4 layers stay as they are: model.layers.0.mlp.gate_proj, "), "{out}");
+    assert!(out.ends_with("what it lost: fp8 inspect fp8 --against model\n"), "{out}");
+    assert!(place.path().join("fp8/tokenizer.json").exists());
+
+    let out = done(place.path(), "inspect fp8 --against model --report report.html");
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(
+        lines[0].starts_with("fp8: 20 tensors, ")
+            && lines[0].contains("llama; compressed-tensors, inputs dynamic, by token")
+    );
+    assert!(lines[1].starts_with("SQNR of the FP8 weights against model: 3"), "{out}");
+    assert!(lines[3].starts_with("tensor ") && lines[3].ends_with("SQNR dB"), "{out}");
+    assert!(lines[4].contains("F8_E4M3") && lines.last().unwrap().ends_with("exact"), "{out}");
+    let page = fs::read_to_string(place.path().join("report.html")).unwrap();
+    assert!(page.contains("model.layers.1.mlp.down_proj") && page.contains("SQNR by layer"));
+    let names: Vec<String> = fs::read_dir(place.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+}
+
+#[test]
+fn json_has_the_numbers() {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("llama_mha"), &place.path().join("model"));
+    let line = "quantize model fp8 --scheme block128 --allow-ragged --threads 1 --json";
+    let value: Value = serde_json::from_str(&done(place.path(), line)).unwrap();
+    assert_eq!((value["matrices"].as_u64(), value["scheme"].as_str()), (Some(21), Some("block128")));
+    assert_eq!(value["ragged"].as_array().map(Vec::len), Some(21));
+    let bytes: usize = tensors(&place.path().join("fp8")).values().map(|tensor| tensor.2.len()).sum();
+    assert_eq!(value["bytes_after"].as_u64(), Some(bytes as u64));
+
+    let value: Value =
+        serde_json::from_str(&done(place.path(), "inspect fp8 --against model --json")).unwrap();
+    let worst = &value["tensors"][0];
+    assert_eq!(
+        (worst["dtype"].as_str(), worst["granularity"].as_str()),
+        (Some("F8_E4M3"), Some("block 128×128"))
+    );
+    assert!(worst["sqnr_db"].as_f64().is_some_and(|sqnr| (20.0..40.0).contains(&sqnr)), "{worst}");
+    assert_eq!(value["bytes"].as_u64(), Some(bytes as u64));
+    let last = value["tensors"].as_array().unwrap().last().unwrap();
+    assert_eq!((last["exact"].as_bool(), last["sqnr_db"].as_f64()), (Some(true), None));
+
+    let value: Value =
+        serde_json::from_str(&done(place.path(), "inspect model/model.safetensors --json")).unwrap();
+    assert_eq!((value["tensors"].as_array().map(Vec::len), value["family"].as_str()), (Some(30), None));
+}
+
+#[test]
+fn help_is_printed_and_a_closed_pipe_is_no_error() {
+    let place = tempfile::tempdir().unwrap();
+    for line in ["--help", "quantize --help", "inspect --help", "--version"] {
+        let out = done(place.path(), line);
+        assert!(out.starts_with("fp8 ") || out.contains("Usage: fp8"), "{out}");
+    }
+    let model = golden().join("llama_mha");
+    let mut child = super::command(place.path())
+        .arg("inspect")
+        .arg(model)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+    assert!(listing(place.path()).is_empty());
+}

@@ -1,0 +1,146 @@
+//! Folders that are written: what is not changed keeps its bytes.
+
+use crate::folders::{copy, golden, quantize, read, tensors, write};
+use fp8_nn::hf::{Folder, Scheme};
+use fp8_nn::prelude::*;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// Splits a model into files, with an index.
+pub(crate) fn shard(folder: &Path, files: usize) {
+    let all = read(&folder.join("model.safetensors"));
+    fs::remove_file(folder.join("model.safetensors")).unwrap();
+    let mut parts = vec![BTreeMap::new(); files];
+    let mut map = serde_json::Map::new();
+    for (index, (name, tensor)) in all.into_iter().enumerate() {
+        let file = format!("model-{:05}-of-{files:05}.safetensors", index % files + 1);
+        map.insert(name.clone(), file.into());
+        parts[index % files].insert(name, tensor);
+    }
+    for (index, part) in parts.iter().enumerate() {
+        write(&folder.join(format!("model-{:05}-of-{files:05}.safetensors", index + 1)), part);
+    }
+    let index = serde_json::json!({"metadata": {"total_size": 1}, "weight_map": map});
+    fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+}
+
+fn text(path: &Path) -> String {
+    fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn a_folder_that_is_saved_again_keeps_its_bytes() {
+    for (model, files) in [("llama_bf16", 1), ("llama_mha", 1), ("llama_gqa_tied", 3), ("fp8", 2)] {
+        let place = tempfile::tempdir().unwrap();
+        let (from, to) = (place.path().join("from"), place.path().join("to"));
+        match model {
+            "fp8" => quantize(&golden().join("llama_bf16"), &from, Scheme::Block128),
+            model => copy(&golden().join(model), &from),
+        }
+        fs::write(from.join("chat_template.jinja"), "{{ messages }}").unwrap();
+        fs::write(from.join("optimizer.bin"), "not carried").unwrap();
+        fs::create_dir(from.join("additional_chat_templates")).unwrap();
+        fs::write(from.join("additional_chat_templates/tool.jinja"), "{{ tools }}").unwrap();
+        if files > 1 {
+            shard(&from, files);
+        }
+        let folder = Folder::open(&from).unwrap();
+        assert_eq!(folder.weights.num_files(), files);
+        folder.save(&to, &BTreeMap::new()).unwrap();
+        assert_eq!(tensors(&to), tensors(&from), "{model}");
+        let mut carried = vec![
+            "config.json",
+            "generation_config.json",
+            "chat_template.jinja",
+            "additional_chat_templates/tool.jinja",
+        ];
+        if model == "llama_bf16" {
+            carried.extend(["tokenizer.json", "tokenizer_config.json"]);
+        }
+        for name in carried {
+            assert_eq!(text(&to.join(name)), text(&from.join(name)), "{model}: {name}");
+        }
+        assert!(!to.join("optimizer.bin").exists());
+        assert_eq!(Folder::open(&to).unwrap().weights.num_files(), files);
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2, "something was left");
+    }
+}
+
+#[test]
+fn replaced_tensors_are_new_and_others_are_not() {
+    let place = tempfile::tempdir().unwrap();
+    let from = golden().join("llama_gqa_tied");
+    let folder = Folder::open(&from).unwrap();
+    let norm =
+        Tensor::from_vec((0..32).map(|i| bf16::from_f32(i as f32)).collect(), [32], &Device::cpu()).unwrap();
+    let to = place.path().join("to");
+    folder.save(&to, &[("model.norm.weight".to_owned(), norm.clone())].into()).unwrap();
+    let (mut before, mut after) = (tensors(&from), tensors(&to));
+    before.remove("model.norm.weight");
+    let written = after.remove("model.norm.weight").unwrap();
+    assert_eq!((written.0.as_str(), written.1), ("BF16", vec![32]));
+    assert_eq!(Folder::open(&to).unwrap().values("model.norm.weight").unwrap()[31], 31.0);
+    assert_eq!(before, after);
+    for (name, shape, problem) in [
+        ("model.norm.weight", [16, 2], "`model.norm.weight` has shape [16, 2]: expected [32]"),
+        ("model.nrom.weight", [16, 2], "there is no tensor `model.nrom.weight`"),
+    ] {
+        let tensor = Tensor::zeros(shape, DType::F32, &Device::cpu()).unwrap();
+        let error =
+            folder.save(&place.path().join("other"), &[(name.to_owned(), tensor)].into()).unwrap_err();
+        assert!(error.to_string().ends_with(problem), "{error}");
+    }
+    let fp8 = Folder::open(&golden().join("export/llama_gqa_tied-deepseek_block")).unwrap();
+    let name = "model.layers.0.self_attn.q_proj.weight";
+    let tensor = Tensor::zeros([32, 32], DType::F32, &Device::cpu()).unwrap();
+    let error =
+        fp8.save(&place.path().join("other"), &[(name.to_owned(), tensor)].into()).unwrap_err().to_string();
+    assert!(error.ends_with("is FP8: load the values, and quantize the model anew"), "{error}");
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_new_folder_needs_every_tensor_and_no_other() {
+    let place = tempfile::tempdir().unwrap();
+    let config = Folder::open(&golden().join("llama_gqa_tied")).unwrap().config;
+    let zeros = |spec: fp8_nn::hf::TensorSpec| {
+        (spec.name, Tensor::zeros(spec.shape, DType::F32, &Device::cpu()).unwrap())
+    };
+    let all: BTreeMap<String, Tensor> = config.tensors().into_iter().map(zeros).collect();
+    let save = |tensors: &BTreeMap<String, Tensor>| {
+        fp8_nn::hf::save(&place.path().join("out"), &config, tensors).unwrap_err().to_string()
+    };
+    let mut some = all.clone();
+    let norm = some.remove("model.norm.weight").unwrap();
+    assert!(save(&some).ends_with("tensor `model.norm.weight` is missing"));
+    let mut more = all.clone();
+    more.insert("lm_head.weight".into(), norm.clone());
+    assert!(save(&more).ends_with("tensor `lm_head.weight` has no place in a llama model"));
+    let mut other = all.clone();
+    other.insert("model.embed_tokens.weight".into(), norm);
+    assert!(save(&other).ends_with("`model.embed_tokens.weight` has shape [32]: expected [96, 32]"));
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    fp8_nn::hf::save(&place.path().join("out"), &config, &all).unwrap();
+    let error = fp8_nn::hf::save(&place.path().join("out"), &config, &all).unwrap_err().to_string();
+    assert!(error.ends_with("it exists already: name a new folder, or remove this one"), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn links_are_followed_and_files_without_write_permission_are_carried() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    let place = tempfile::tempdir().unwrap();
+    let (blobs, links) = (place.path().join("blobs"), place.path().join("links"));
+    copy(&golden().join("llama_bf16"), &blobs);
+    fs::create_dir(&links).unwrap();
+    for entry in fs::read_dir(&blobs).unwrap() {
+        let path = entry.unwrap().path();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
+        symlink(&path, links.join(path.file_name().unwrap())).unwrap();
+    }
+    quantize(&links, &place.path().join("out"), Scheme::Channel);
+    let tokenizer = place.path().join("out/tokenizer.json");
+    assert_eq!(text(&tokenizer), text(&blobs.join("tokenizer.json")));
+    assert!(!tokenizer.symlink_metadata().unwrap().is_symlink());
+}

@@ -1,0 +1,210 @@
+//! Hugging Face models: every folder with `config.json` and `expected.safetensors`, FP8 checkpoints in `export/` included.
+//!
+//! A model is loaded in f32 and run in high precision. Errors are relative to the largest magnitude of the expected tensor:
+//! logits 1e-5, the loss 1e-6, gradients 2e-5; greedy tokens are equal. Both spellings of the configuration describe one model.
+
+use super::Tally;
+use crate::workspace::Result as TaskResult;
+use fp8_nn::hf::{Config, Folder, LoadOptions, ParameterSource};
+use fp8_nn::prelude::*;
+use safetensors::{Dtype, SafeTensors};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+type Check<T = ()> = Result<T, String>;
+
+/// The path of the loaded model.
+const MODEL: &str = "model";
+
+pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResult {
+    for (group, parent) in [("hf", folder.to_owned()), ("hf/export", folder.join("export"))] {
+        if !parent.is_dir() {
+            continue;
+        }
+        let mut folders: Vec<PathBuf> = fs::read_dir(&parent)?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<std::io::Result<Vec<_>>>()?
+            .into_iter()
+            .filter(|path| path.join("config.json").is_file() && path.join("expected.safetensors").is_file())
+            .collect();
+        folders.sort();
+        for path in folders {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let bytes = fs::read(path.join("expected.safetensors"))?;
+            let checks: [(&str, fn(&Case<'_>) -> Check); 4] = [
+                ("logits", |case| case.logits()),
+                ("loss and gradients", |case| case.gradients()),
+                ("greedy tokens", |case| case.greedy()),
+                ("config.v4.json", |case| case.older_spelling()),
+            ];
+            let expected = SafeTensors::deserialize(&bytes).map_err(|error| error.to_string());
+            for (what, check) in checks {
+                let result = expected
+                    .as_ref()
+                    .map_err(Clone::clone)
+                    .and_then(|expected| check(&Case { path: &path, expected, device }));
+                tally.record(&format!("{group}/{name} {what}"), result);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A model and what it must compute.
+struct Case<'a> {
+    path: &'a Path,
+    expected: &'a SafeTensors<'a>,
+    device: &'a Device,
+}
+
+impl Case<'_> {
+    fn load(&self, trainable: bool) -> Check<(Folder, Gpt)> {
+        let folder = Folder::open(self.path).map_err(text)?;
+        let options = LoadOptions { path: MODEL.to_owned(), trainable, ..Default::default() };
+        let model = folder.load(&options, self.device).map_err(text)?;
+        Ok((folder, model))
+    }
+
+    fn logits(&self) -> Check {
+        let (_, model) = self.load(false)?;
+        let ids = self.ids("input_ids")?;
+        close("logits", &self.floats("logits")?, &forward(&model, &ids)?, 1e-5)
+    }
+
+    fn gradients(&self) -> Check {
+        let Ok(expected) = self.floats("loss") else { return Ok(()) };
+        let (folder, mut model) = self.load(true)?;
+        let all = self.ids("input_ids")?;
+        let &[batch, seq] = &**all.shape() else { return Err("`input_ids` is not [batch, seq]".to_owned()) };
+        let ids = all.to_vec::<i32>().map_err(text)?;
+        let part = |first: usize| {
+            let rows = ids.chunks(seq).flat_map(|row| row[first..first + seq - 1].to_vec()).collect();
+            Tensor::from_vec::<i32>(rows, [batch, seq - 1], self.device).map_err(text)
+        };
+        let (inputs, targets) = (part(0)?, part(1)?);
+        let mut scaling = Scaling::new(&model, self.device).map_err(text)?;
+        let recipe = Recipe::off();
+        let run = scaling.autocast_with(&recipe, |cx| model.loss(cx, &inputs, &targets));
+        let (loss, saved) = run.map_err(text)?;
+        close("loss", &expected, &[loss.item().map_err(text)?], 1e-6)?;
+        scaling.backward_with(|cx| model.loss_backward(cx, saved)).map_err(text)?;
+        let sources = folder.config.parameters();
+        for parameter in parameters(&model) {
+            let name = parameter.name().strip_prefix("model.").unwrap_or_default();
+            let source = sources.iter().find(|source| source.parameter == name);
+            let source = source.ok_or_else(|| format!("nothing belongs to `{name}`"))?;
+            self.gradient(parameter, source)?;
+        }
+        Ok(())
+    }
+
+    /// Compares the gradient of a parameter with those of its tensors, if there are some.
+    fn gradient(&self, parameter: &Parameter, source: &ParameterSource) -> Check {
+        let gradient = parameter.main_grad();
+        let gradient = if source.is_transposed { ops::transpose(gradient) } else { Ok(gradient.clone()) };
+        let values = gradient.and_then(|gradient| gradient.to_f32_vec()).map_err(text)?;
+        let mut first = 0;
+        for tensor in &source.tensors {
+            let Ok(expected) = self.floats(&format!("grad.{tensor}")) else { return Ok(()) };
+            let last = first + expected.len();
+            let rows = values.get(first..last).ok_or_else(|| format!("`{tensor}` has too many elements"))?;
+            close(&format!("gradient of {tensor}"), &expected, rows, 2e-5)?;
+            first = last;
+        }
+        Ok(())
+    }
+
+    /// Continues the prompts token by token, each time from the whole sequence.
+    fn greedy(&self) -> Check {
+        let Ok(prompt) = self.ids("greedy.prompt") else { return Ok(()) };
+        let (_, model) = self.load(false)?;
+        let tokens = self.ids("greedy.tokens")?.to_vec::<i32>().map_err(text)?;
+        let logits = self.floats("greedy.logits")?;
+        let [rows, len] = matrix(&prompt)?;
+        let prompt = prompt.to_vec::<i32>().map_err(text)?;
+        let (steps, vocab) = (tokens.len() / rows, logits.len() / tokens.len());
+        let mut all: Vec<Vec<i32>> = prompt.chunks(len).map(<[i32]>::to_vec).collect();
+        for step in 0..steps {
+            let ids = Tensor::from_vec::<i32>(all.concat(), [rows, len + step], self.device).map_err(text)?;
+            let found = forward(&model, &ids)?;
+            for (row, ids) in all.iter_mut().enumerate() {
+                let end = (row + 1) * (len + step) * vocab;
+                let (expected, found) =
+                    (&logits[(row * steps + step) * vocab..][..vocab], &found[end - vocab..end]);
+                close(&format!("logits of step {step}, row {row}"), expected, found, 1e-5)?;
+                let best = (0..vocab).max_by(|&a, &b| found[a].total_cmp(&found[b])).unwrap_or(0);
+                let want = tokens[row * steps + step];
+                if best as i32 != want {
+                    return Err(format!("step {step}, row {row}: token {best}, expected {want}"));
+                }
+                ids.push(want);
+            }
+        }
+        Ok(())
+    }
+
+    fn older_spelling(&self) -> Check {
+        let older = self.path.join("config.v4.json");
+        if !older.is_file() {
+            return Ok(());
+        }
+        let [new, old] =
+            [&self.path.join("config.json"), &older].map(|path| Config::read(path).map_err(text));
+        let [new, old] = [new?, old?].map(|config| format!("{:?}", config.gpt_options()));
+        if new == old { Ok(()) } else { Err(format!("{old}\nexpected {new}")) }
+    }
+
+    fn ids(&self, name: &str) -> Check<Tensor> {
+        let view = self.expected.tensor(name).map_err(text)?;
+        if view.dtype() != Dtype::I64 {
+            return Err(format!("`{name}` is {:?}, expected i64", view.dtype()));
+        }
+        let ids = view.data().as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes) as i32);
+        let shape =
+            Shape::from_slice(view.shape()).ok_or_else(|| format!("`{name}` has too many dimensions"))?;
+        Tensor::from_vec::<i32>(ids.collect(), shape, self.device).map_err(text)
+    }
+
+    fn floats(&self, name: &str) -> Check<Vec<f32>> {
+        let view = self.expected.tensor(name).map_err(text)?;
+        if view.dtype() != Dtype::F32 {
+            return Err(format!("`{name}` is {:?}, expected f32", view.dtype()));
+        }
+        Ok(view.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
+    }
+}
+
+fn matrix(ids: &Tensor) -> Check<[usize; 2]> {
+    match **ids.shape() {
+        [rows, len] if rows > 0 => Ok([rows, len]),
+        _ => Err(format!("prompts of shape {}: expected [rows, length]", ids.shape())),
+    }
+}
+
+fn forward(model: &Gpt, ids: &Tensor) -> Check<Vec<f32>> {
+    let mut scaling = Scaling::new(model, ids.device()).map_err(text)?;
+    let mut cx = scaling.eval(&Recipe::off()).map_err(text)?;
+    let (logits, _) = model.forward(&mut cx, ids).map_err(text)?;
+    logits.to_f32_vec().map_err(text)
+}
+
+/// Compares within `tolerance` of the largest expected magnitude.
+fn close(what: &str, expected: &[f32], found: &[f32], tolerance: f64) -> Check {
+    if expected.len() != found.len() {
+        return Err(format!("{what}: {} values, expected {}", found.len(), expected.len()));
+    }
+    let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+    let differences = expected.iter().zip(found).map(|(&e, &f)| (f64::from(e) - f64::from(f)).abs());
+    let worst = differences.enumerate().map(|(i, d)| if d.is_nan() { (i, f64::INFINITY) } else { (i, d) });
+    let (at, worst) = worst.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0));
+    let relative = worst / f64::from(largest).max(f64::MIN_POSITIVE);
+    if relative <= tolerance {
+        return Ok(());
+    }
+    let (e, f) = (expected[at], found[at]);
+    Err(format!("{what}[{at}] is {f}, expected {e}: {relative:.1e} of the largest, at most {tolerance:.0e}"))
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
