@@ -53,10 +53,10 @@ fn expected(row: &[f32], options: &SampleOptions, random: u64) -> i32 {
         |from: f32| -> u128 { row.iter().zip(&weights).filter(|(v, _)| **v >= from).map(|(_, w)| w).sum() };
     if options.top_p < 1.0 {
         let share = (f64::from(options.top_p) * 2f64.powi(64)) as u128;
-        let needed = (weight(least) * share >> 64).max(1);
+        let needed = ((weight(least) * share) >> 64).max(1);
         least = values.iter().find(|value| weight(**value) >= needed).copied().unwrap_or(least);
     }
-    let target = u128::from(random) * weight(least) >> 64;
+    let target = (u128::from(random) * weight(least)) >> 64;
     let mut sum = 0;
     let token = row.iter().zip(&weights).position(|(v, w)| {
         sum += if *v >= least { *w } else { 0 };
@@ -147,7 +147,7 @@ fn special_values(device: &Device, dtype: DType) -> Outcome {
     let specials = specials();
     let rows = specials.len();
     let one = tensor(special_rows(&specials, 37, 3), [rows, 37], dtype, device)?;
-    let all = tensor(specials.clone(), [2, rows / 2], dtype, device)?;
+    let all = tensor(specials, [2, rows / 2], dtype, device)?;
     let (low, nan, high) = (f32::NEG_INFINITY, f32::NAN, f32::INFINITY);
     let infinite = vec![low, low, low, low, nan, nan, low, nan, high, low, high, high, high, nan, -1.0, 1.0];
     let infinite = tensor(infinite.repeat(6), [24, 4], dtype, device)?;
@@ -189,7 +189,7 @@ fn ends_of_every_thread(device: &Device) -> Outcome {
     for cols in [4, 33, 2050] {
         let logits = Tensor::zeros([rows, cols], DType::F32, device)?;
         let want: Vec<i32> =
-            (0..rows).map(|row| (u128::from(random(KEY, row)) * cols as u128 >> 64) as i32).collect();
+            (0..rows).map(|row| ((u128::from(random(KEY, row)) * cols as u128) >> 64) as i32).collect();
         same("equal", &ops::sample(&logits, &choices()[0], KEY)?.to_vec::<i32>()?, &want, 1)?;
     }
     Ok(())

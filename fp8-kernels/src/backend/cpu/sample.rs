@@ -58,7 +58,7 @@ fn random(key: DropoutKey, row: usize) -> u64 {
 
 /// ⌊a·b / 2⁶⁴⌋.
 fn product_high(a: u64, b: u64) -> u64 {
-    (u128::from(a) * u128::from(b) >> 64) as u64
+    ((u128::from(a) * u128::from(b)) >> 64) as u64
 }
 
 fn draw(logits: &[f32], largest: f32, sampling: &Sampling, random: u64) -> i32 {
