@@ -128,7 +128,6 @@ impl<'m> Generation<'m> {
     ///
     /// # Errors
     /// The errors of [`Gpt::extend`] and [`ops::sample`].
-    #[expect(clippy::should_implement_trait, reason = "an iterator cannot take the scope")]
     pub fn next(&mut self, cx: &mut Forward<'_>) -> Result<Option<Vec<Option<i32>>>> {
         let GenerateOptions { max_new_tokens, temperature, top_k, top_p, seed, ref stop_tokens } =
             self.options;
