@@ -237,22 +237,48 @@ fn a_layer_of_a_fused_group_is_not_ignored_alone() {
 }
 
 #[test]
-fn matrices_in_parts_have_the_bytes_of_matrices_in_one() {
+fn matrices_of_several_parts_have_the_codes_of_plain_loops() {
     use crate::folders::{Sizes, llama, write_model};
-    use fp8_nn::prelude::DType;
+    use fp8_nn::prelude::{DType, E4M3};
     let place = tempfile::tempdir().unwrap();
-    // 3 × 2¹⁹ elements: with 200 threads a thread reads 2²⁰ bytes at a time.
+    // 3 MiB for a matrix; the program reads 1 MiB at a time.
     let config = llama(&Sizes { hidden: 1024, intermediate: 1536, layers: 1, head_dim: 128 });
     write_model(&place.path().join("model"), &config, DType::BF16);
     let folder = Folder::open(&place.path().join("model")).unwrap();
+    let mlp = |name: &str| format!("model.layers.0.mlp.{name}_proj");
     for scheme in Scheme::ALL {
-        let written = [1, 200].map(|threads| {
-            let out = place.path().join(format!("{scheme}-{threads}"));
-            let options =
-                fp8_nn::hf::QuantizeOptions { scheme, threads: Some(threads), ..Default::default() };
-            fp8_nn::hf::quantize(&folder, &out, &options, &Default::default()).unwrap();
-            tensors(&out)
-        });
-        assert!(written[0] == written[1], "{scheme}");
+        let out = place.path().join(scheme.name());
+        let options = fp8_nn::hf::QuantizeOptions { scheme, ..Default::default() };
+        fp8_nn::hf::quantize(&folder, &out, &options, &Default::default()).unwrap();
+        let ours = tensors(&out);
+        for name in ["gate", "up", "down"] {
+            let [rows, cols] = if name == "down" { [1024, 1536] } else { [1536, 1024] };
+            let x = folder.values(&format!("{}.weight", mlp(name))).unwrap();
+            // The elements that share a scale with others have the same key.
+            let key = |index: usize| match scheme {
+                Scheme::Channel => index / cols,
+                Scheme::Block128 => index / cols / 128 * (cols / 128) + index % cols / 128,
+                _ => 0,
+            };
+            let mut amax = vec![0f32; key(rows * cols - 1) + 1];
+            x.iter().enumerate().for_each(|(index, x)| amax[key(index)] = amax[key(index)].max(x.abs()));
+            if scheme == Scheme::Vllm && name != "down" {
+                let both =
+                    ["gate", "up"].map(|name| folder.values(&format!("{}.weight", mlp(name))).unwrap());
+                amax[0] = both.iter().flatten().fold(0f32, |amax, x| amax.max(x.abs()));
+            }
+            let scales: Vec<f32> = amax.iter().map(|amax| amax / 448.0).collect();
+            let codes: Vec<u8> = x
+                .iter()
+                .enumerate()
+                .map(|(index, x)| E4M3::from_f32_saturating(x / scales[key(index)]).to_bits())
+                // The values have no −0; compressed-tensors would make it 0x00.
+                .collect();
+            assert!(ours[&format!("{}.weight", mlp(name))].2 == codes, "{scheme}, {name}: codes");
+            let end = if scheme == Scheme::Block128 { "weight_scale_inv" } else { "weight_scale" };
+            let written = &ours[&format!("{}.{end}", mlp(name))].2;
+            let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            assert!(*written == scales, "{scheme}, {name}: scales");
+        }
     }
 }
