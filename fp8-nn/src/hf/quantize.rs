@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 const CHUNK: usize = 1 << 20;
 
 /// Options of [`quantize`], whose example uses them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct QuantizeOptions {
     /// The format. Default: [`Scheme::Channel`].
     pub scheme: Scheme,
@@ -29,13 +29,22 @@ pub struct QuantizeOptions {
     /// Whether [`Scheme::Block128`] takes matrices whose sides are no multiples of 128. This library reads them, and so does
     /// compressed-tensors in its own format; transformers refuses or misreads them. Default: false.
     pub allow_ragged: bool,
+    /// For static quantization of inputs with [`Scheme::Tensor`] and [`Scheme::Vllm`]: amax / 448 of the input of each quantized
+    /// layer, by its name (`model.layers.0.mlp.down_proj`). An empty map leaves inputs dynamic. Default: none.
+    pub input_scales: BTreeMap<String, f32>,
     /// The number of threads; `None` is one for each core. Default: None.
     pub threads: Option<usize>,
 }
 
 impl Default for QuantizeOptions {
     fn default() -> Self {
-        Self { scheme: Scheme::Channel, ignore: Vec::new(), allow_ragged: false, threads: None }
+        Self {
+            scheme: Scheme::Channel,
+            ignore: Vec::new(),
+            allow_ragged: false,
+            input_scales: BTreeMap::new(),
+            threads: None,
+        }
     }
 }
 
@@ -103,7 +112,7 @@ pub struct Quantized {
 /// # Errors
 /// [`Error::Checkpoint`](crate::Error::Checkpoint) if the model is quantized already, is of a family that no FP8 format can
 /// store, has an element that is not finite, or if something exists at `out`. [`Error::Option`](crate::Error::Option) for a
-/// pattern that matches nothing, and for ragged blocks. [`Error::Io`](crate::Error::Io) if a file cannot be read or written.
+/// pattern that matches nothing, for ragged blocks, and for input scales that do not fit the layers. [`Error::Io`](crate::Error::Io) if a file cannot be read or written.
 /// Nothing is left at `out` then.
 pub fn quantize(
     folder: &Folder,
@@ -121,6 +130,9 @@ pub fn quantize(
         let entry = |name: String, dtype, shape| Entry { file: file.clone(), name, dtype, shape };
         if let Some(matrix) = by_name.get(name) {
             let (end, shape) = options.scheme.scales(matrix.shape);
+            if !options.input_scales.is_empty() {
+                entries.push(entry(input_scale(name), Dtype::F32, shape.clone()));
+            }
             entries.push(entry(format!("{}.{end}", module(name)), Dtype::F32, shape));
             entries.push(entry(name.to_owned(), Dtype::F8_E4M3, info.shape.clone()));
         } else {
@@ -128,8 +140,16 @@ pub fn quantize(
         }
     }
     let layout = Layout::new(&entries).map_err(|problem| folder.problem(problem))?;
-    let config = folder.config.with_quantization(Some(&options.scheme.config(&plan.ignored)))?;
+    let config = folder
+        .config
+        .with_quantization(Some(&options.scheme.config(&plan.ignored, !options.input_scales.is_empty())))?;
     let output = layout.create(out)?;
+    for name in by_name.keys() {
+        let scale = options.input_scales.get(module(name));
+        if let (Some(spot), Some(scale)) = (output.spot(&input_scale(name)), scale) {
+            output.write(spot, 0, &scale.to_le_bytes())?;
+        }
+    }
     let threads = jobs::threads(options.threads);
     let work = Work::new(folder, &plan, options.scheme, &output)?;
     monitor.start(work.jobs.iter().map(|job| work.bytes(job)).sum());
@@ -155,6 +175,11 @@ pub fn quantize(
         ignored: plan.ignored,
         ragged: plan.ragged,
     })
+}
+
+/// Returns the name of the static scale of a weight's input.
+fn input_scale(weight: &str) -> String {
+    format!("{}.input_scale", module(weight))
 }
 
 /// All jobs of a quantization.

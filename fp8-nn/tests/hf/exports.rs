@@ -237,6 +237,74 @@ fn a_layer_of_a_fused_group_is_not_ignored_alone() {
 }
 
 #[test]
+fn static_scales_of_inputs_are_written_as_by_peers() {
+    use fp8_nn::hf::QuantizeOptions;
+    let peer = golden().join("export/llama_gqa_tied-ct_tensor_static");
+    let expected = tensors(&peer);
+    let scale = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+    let input_scales: BTreeMap<String, f32> = expected
+        .iter()
+        .filter_map(|(name, tensor)| Some((name.strip_suffix(".input_scale")?.to_owned(), scale(&tensor.2))))
+        .collect();
+    assert_eq!(input_scales.len(), 14);
+    let folder = Folder::open(&golden().join("llama_gqa_tied")).unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let run = |options: &QuantizeOptions, out: &str| {
+        fp8_nn::hf::quantize(&folder, &place.path().join(out), options, &Default::default())
+    };
+    let options = QuantizeOptions { scheme: Scheme::Tensor, input_scales, ..Default::default() };
+    run(&options, "tensor").unwrap();
+    assert_eq!(tensors(&place.path().join("tensor")), expected);
+    let json = |path: &Path| {
+        serde_json::from_str::<Value>(&fs::read_to_string(path.join("config.json")).unwrap()).unwrap()
+    };
+    let mut config = json(&peer);
+    let inputs = &mut config["quantization_config"]["config_groups"]["group_0"]["input_activations"];
+    // What the peer found the scales with.
+    inputs.as_object_mut().unwrap().remove("observer");
+    assert_eq!(json(&place.path().join("tensor")), config);
+
+    run(&QuantizeOptions { scheme: Scheme::Vllm, ..options.clone() }, "vllm").unwrap();
+    let written = Folder::open(&place.path().join("vllm")).unwrap();
+    assert_eq!(written.config.quantization.as_ref().unwrap().inputs, InputScales::Static);
+    let weight = written.codes("model.layers.1.mlp.up_proj.weight", 0..1).unwrap();
+    assert_eq!(weight.input_scale, Some(options.input_scales["model.layers.1.mlp.up_proj"]));
+    let scalar = &tensors(&place.path().join("vllm"))["model.layers.1.mlp.up_proj.input_scale"];
+    assert_eq!((scalar.0.as_str(), scalar.1.len()), ("F32", 0));
+
+    let refused = |scheme: Scheme, change: &dyn Fn(&mut BTreeMap<String, f32>)| {
+        let mut options = QuantizeOptions { scheme, ..options.clone() };
+        change(&mut options.input_scales);
+        run(&options, "refused").unwrap_err().to_string()
+    };
+    let up = "model.layers.1.mlp.up_proj";
+    assert_eq!(
+        refused(Scheme::Channel, &|_| {}),
+        "quantize: input_scales = 14 scales: inputs are dynamic with scheme channel: use tensor or vllm"
+    );
+    assert_eq!(
+        refused(Scheme::Tensor, &|scales| {
+            scales.remove(up);
+        }),
+        format!(
+            "quantize: input_scales = 13 scales: {up} has none: give one for each layer that is quantized"
+        )
+    );
+    assert_eq!(
+        refused(Scheme::Tensor, &|scales| {
+            scales.insert(up.into(), 0.0);
+        }),
+        format!("quantize: input_scales = 0 for {up}: expected a finite, positive scale")
+    );
+    assert_eq!(
+        refused(Scheme::Tensor, &|scales| {
+            scales.insert("up".into(), 1.0);
+        }),
+        "quantize: input_scales = up: it is no layer that is quantized: leave it out"
+    );
+}
+
+#[test]
 fn matrices_of_several_parts_have_the_codes_of_plain_loops() {
     use crate::folders::{Sizes, llama, write_model};
     use fp8_nn::prelude::{DType, E4M3};
