@@ -140,7 +140,7 @@ impl Gpt {
                 rope_scaling: options.rope_scaling,
                 qk_norm: options
                     .qk_norm
-                    .then(|| NormOptions { normalization: Norm::RmsNorm, ..options.norm }),
+                    .then_some(NormOptions { normalization: Norm::RmsNorm, ..options.norm }),
                 max_seq_length: options.max_seq_length,
                 fp8_dpa: options.fp8_dpa,
                 fp8_mha: options.fp8_mha,
