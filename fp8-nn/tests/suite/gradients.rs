@@ -250,7 +250,7 @@ fn of_the_loss_of_other_decoders() {
         activation: Activation::Swiglu,
         norm: NormOptions { normalization: Norm::RmsNorm, ..plain.norm },
         rope_scaling: ops::RopeScaling::Linear { factor: 4.0 },
-        ..plain.clone()
+        ..plain
     };
     let gpt2 = GptOptions { learned_positions: true, tie_word_embeddings: true, ..plain };
     for (options, parameters_of_blocks) in [(qwen, 9), (gpt2, 12)] {

@@ -13,6 +13,16 @@ use std::path::{Path, PathBuf};
 
 type Check<T = ()> = Result<T, String>;
 
+type CheckCase = fn(&Case<'_>) -> Check;
+
+/// What is compared of each model.
+const CHECKS: [(&str, CheckCase); 4] = [
+    ("logits", |case| case.logits()),
+    ("loss and gradients", |case| case.gradients()),
+    ("greedy tokens", |case| case.greedy()),
+    ("config.v4.json", |case| case.older_spelling()),
+];
+
 /// The path of the loaded model.
 const MODEL: &str = "model";
 
@@ -31,14 +41,8 @@ pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResu
         for path in folders {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let bytes = fs::read(path.join("expected.safetensors"))?;
-            let checks: [(&str, fn(&Case<'_>) -> Check); 4] = [
-                ("logits", |case| case.logits()),
-                ("loss and gradients", |case| case.gradients()),
-                ("greedy tokens", |case| case.greedy()),
-                ("config.v4.json", |case| case.older_spelling()),
-            ];
             let expected = SafeTensors::deserialize(&bytes).map_err(|error| error.to_string());
-            for (what, check) in checks {
+            for (what, check) in CHECKS {
                 let result = expected
                     .as_ref()
                     .map_err(Clone::clone)
