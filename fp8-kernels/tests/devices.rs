@@ -75,6 +75,9 @@ calls! {
     add(a, b): ops::add(&floats([3], a)?, &floats([3], b)?)?;
     dropout_add(residual, x): ops::dropout_add(&floats([3], residual)?, &floats([3], x)?, None, None)?;
     dropout(x, draw): ops::dropout(&floats([3], x)?, 0.5, DropoutState::new(1, draw)?.draw()?)?;
+    sample(logits, draw): {
+        ops::sample(&floats([2, 3], logits)?, &Default::default(), DropoutState::new(1, draw)?.draw()?)?
+    };
     bias(x, b): ops::bias(&floats([2, 3], x)?, &floats([3], b)?)?;
     clip_in_place(x, norm): ops::clip_in_place(&mut floats([3], x)?, &floats([1], norm)?, 1.0, "x")?;
     grad_norm(a, b, c): ops::grad_norm(&[&floats([3], a)?, &floats([3], b)?, &floats([3], c)?])?;
@@ -152,6 +155,10 @@ calls! {
     embedding(ids, table): ops::embedding(&ints([3], ids)?, &floats([4, 2], table)?)?;
     embedding_backward(dy, ids, table): {
         ops::embedding_backward(&floats([3, 2], dy)?, &ints([3], ids)?, &mut floats([4, 2], table)?, "table")?
+    };
+    kv_cache_append(cache, new, starts, lengths): {
+        let (mut cache, new) = (floats([2, 4, 1, 4], cache)?, floats([2, 1, 1, 4], new)?);
+        ops::kv_cache_append(&mut cache, &new, &ints([2], starts)?, Some(&ints([2], lengths)?), "cache")?
     };
     attention(q, k, v, lengths): {
         let [q, k, v] = [floats([1, 4, 1, 4], q)?, floats([1, 4, 1, 4], k)?, floats([1, 4, 1, 4], v)?];

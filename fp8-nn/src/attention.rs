@@ -3,7 +3,7 @@
 use crate::dropout::Rate;
 use crate::fp8_output::{GradInput, in_high_precision};
 use crate::{AttentionOptions, Layer, Parameter, Result};
-use fp8_kernels::ops::{self, AttentionSaved, Dropout, Sequences};
+use fp8_kernels::ops::{self, AttentionSaved, Diagonal, Dropout, Sequences};
 use fp8_kernels::{DType, Fp8Tensor, Operand, Tensor};
 use fp8_recipe::{Backward, Forward, Origin, SlotName, SlotRole, Slots};
 
@@ -120,8 +120,21 @@ impl Attention {
         sequences: &Sequences,
         dtype: DType,
     ) -> Result<(Tensor, AttentionPassed)> {
+        self.forward_at(cx, inputs, sequences, dtype, None)
+    }
+
+    /// As [`forward`](Self::forward), with another diagonal than the options' if there is one.
+    pub(crate) fn forward_at(
+        &self,
+        cx: &mut Forward<'_>,
+        inputs: Inputs,
+        sequences: &Sequences,
+        dtype: DType,
+        diagonal: Option<Diagonal>,
+    ) -> Result<(Tensor, AttentionPassed)> {
         let dropout = self.dropout.draw(cx)?;
-        let options = ops::AttentionOptions { dropout: dropout.as_ref(), ..self.options };
+        let diagonal = diagonal.unwrap_or(self.options.diagonal);
+        let options = ops::AttentionOptions { dropout: dropout.as_ref(), diagonal, ..self.options };
         let inputs = match (inputs, &self.slots) {
             (Inputs::High(inputs), Some(slots)) => match slots.quantize(cx, &inputs)? {
                 Some(codes) => Inputs::Fp8(codes),

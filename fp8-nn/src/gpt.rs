@@ -1,5 +1,6 @@
 //! A language model.
 
+mod evaluate;
 mod head;
 mod options;
 
@@ -203,6 +204,20 @@ impl Gpt {
         })
     }
 
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Returns the length of the longest sequence.
+    pub fn max_seq_length(&self) -> usize {
+        self.max_seq_length
+    }
+
+    /// Returns the embedding, whose table also serves as the head of a model with `tie_word_embeddings`.
+    pub fn embedding(&self) -> &Embedding {
+        &self.embedding
+    }
+
     /// Returns how many GEMMs of a training step, forward and backward, run in FP8 under a recipe that overrides none.
     pub fn fp8_gemms_per_step(&self) -> usize {
         self.blocks.len() * 4 * 3
@@ -230,15 +245,7 @@ impl Gpt {
     ) -> Result<(Tensor, GptSaved)> {
         cx.attempt(|cx| {
             self.check_ids(ids, info)?;
-            let (mut x, embedding) = self.embedding.forward(cx, ids)?;
-            let position = match &self.position {
-                Some(table) => {
-                    let (positions, saved) = table.forward(cx, &self.positions(ids, info)?)?;
-                    x = ops::add(&x, &positions)?;
-                    Some(saved)
-                }
-                None => None,
-            };
+            let (mut x, (embedding, position)) = self.embed(cx, ids, info)?;
             let embedding_dropout = self.embedding_dropout.draw(cx)?;
             if let Some(Dropout { p, draw }) = &embedding_dropout {
                 x = ops::dropout(&x, *p, draw)?;
@@ -249,9 +256,7 @@ impl Gpt {
                 blocks.push(saved);
                 x = y;
             }
-            if self.has_f32_residual {
-                x = ops::cast(&x, cx.compute_dtype().unwrap_or(self.embedding.weight().dtype()))?;
-            }
+            x = self.input_of_norm(cx, x)?;
             let (y, stats) = self.norm.forward(&x)?;
             let (logits, head) = head::forward(cx, self.head.as_ref(), &self.embedding, &y)?;
             let output = Output::of(&self.path, &logits);
@@ -259,6 +264,27 @@ impl Gpt {
                 GptSaved { embedding, position, embedding_dropout, blocks, normed: x, stats, head, output };
             Ok((logits, saved))
         })
+    }
+
+    /// Returns the rows of the embedding, with those of the positions, and what backward needs of both.
+    fn embed(
+        &self,
+        cx: &Forward<'_>,
+        ids: &Tensor,
+        info: &SequenceInfo,
+    ) -> Result<(Tensor, (EmbeddingSaved, Option<EmbeddingSaved>))> {
+        let (x, embedding) = self.embedding.forward(cx, ids)?;
+        let Some(table) = &self.position else { return Ok((x, (embedding, None))) };
+        let (positions, saved) = table.forward(cx, &self.positions(ids, info)?)?;
+        Ok((ops::add(&x, &positions)?, (embedding, Some(saved))))
+    }
+
+    /// Returns the output of the blocks in the dtype that the norm computes in.
+    fn input_of_norm(&self, cx: &Forward<'_>, x: Tensor) -> Result<Tensor> {
+        if !self.has_f32_residual {
+            return Ok(x);
+        }
+        Ok(ops::cast(&x, cx.compute_dtype().unwrap_or(self.embedding.weight().dtype()))?)
     }
 
     /// The position of each id, for a table of learned positions.
@@ -282,6 +308,12 @@ impl Gpt {
         let expected = || format!("[batch, seq] with seq at most {longest}, the max_seq_length");
         let sizes = self.integers("ids", ids)?.sizes(sizes, expected)?;
         info.check(&self.path, sizes, self.embedding.weight().device())
+    }
+
+    fn check_targets(&self, ids: &Tensor, targets: &Tensor, info: &SequenceInfo) -> Result<()> {
+        self.check_ids(ids, info)?;
+        let expected = || format!("{}, the shape of ids", ids.shape());
+        self.integers("targets", targets)?.shape(targets.shape() == ids.shape(), expected).map(drop)
     }
 
     fn integers<'a>(&'a self, name: &'static str, tensor: &'a Tensor) -> Result<Argument<'a>> {
@@ -338,9 +370,7 @@ impl Gpt {
         info: &SequenceInfo,
     ) -> Result<(Tensor, GptLossSaved)> {
         cx.attempt(|cx| {
-            self.check_ids(ids, info)?;
-            let expected = || format!("{}, the shape of ids", ids.shape());
-            self.integers("targets", targets)?.shape(targets.shape() == ids.shape(), expected)?;
+            self.check_targets(ids, targets, info)?;
             let (logits, model) = self.forward_with(cx, ids, info)?;
             let (loss, cross_entropy) = ops::cross_entropy(&logits, targets, &options)?;
             Ok((loss, GptLossSaved { model, logits, targets: targets.clone(), cross_entropy, options }))

@@ -3,13 +3,14 @@
 use crate::arguments::{Argument, Output};
 use crate::attention::{Attention, AttentionPassed, Inputs, Place};
 use crate::heads::Heads;
+use crate::kv_cache::CachedLayer;
 use crate::projection::{Projection, ProjectionSaved};
 use crate::qk_norm::{self, QkNorm, QkNormSaved};
 use crate::{
     AttentionOptions, Error, InitOptions, Linear, LinearOptions, LinearSaved, Module, NormOptions, Result,
     SequenceInfo, composite, init, parameters, precision,
 };
-use fp8_kernels::ops::{self, RopeTable};
+use fp8_kernels::ops::{self, Diagonal, RopeTable};
 use fp8_kernels::{DType, Device, Operand, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -240,14 +241,49 @@ impl MultiheadAttention {
         x: &Tensor,
         info: &SequenceInfo,
     ) -> Result<(Tensor, Tensor, MultiheadAttentionSaved)> {
+        self.cached_with_layernorm_output(cx, x, info, None)
+    }
+
+    /// As [`forward_with_layernorm_output`](Self::forward_with_layernorm_output), behind a cache if there is one: see
+    /// [`cached`](Self::cached).
+    pub(crate) fn cached_with_layernorm_output(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+        cache: Option<CachedLayer<'_>>,
+    ) -> Result<(Tensor, Tensor, MultiheadAttentionSaved)> {
         cx.attempt(|cx| {
             let entered = self.enter(cx, x, info)?;
-            let output = self.attention.output(0);
+            let output = self.attention.output(0).filter(|_| cache.is_none());
             let (qkv, normed, qkv_saved) =
                 self.qkv.forward_with_layernorm_output(cx, &self.path, x, output)?;
-            let (y, saved) = self.finish(cx, entered, qkv, qkv_saved, info)?;
+            let (y, saved) = self.finish(cx, entered, qkv, qkv_saved, info, cache)?;
             Ok((y, normed, saved))
         })
+    }
+
+    /// Returns the output and what backward needs. With a cache, keys and values are appended to it, and attention, which must be
+    /// causal, reads all of it. What it reads then is in high precision until it quantizes it itself, and a backward pass would
+    /// find the cache in `saved`.
+    pub(crate) fn cached(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+        cache: Option<CachedLayer<'_>>,
+    ) -> Result<(Tensor, MultiheadAttentionSaved)> {
+        cx.attempt(|cx| {
+            let entered = self.enter(cx, x, info)?;
+            let output = self.attention.output(0).filter(|_| cache.is_none());
+            let (qkv, qkv_saved) = self.qkv.forward(cx, x, output)?;
+            self.finish(cx, entered, qkv, qkv_saved, info, cache)
+        })
+    }
+
+    /// Returns the number of key and value heads, and the size of a head.
+    pub(crate) const fn kv_heads(&self) -> [usize; 2] {
+        [self.groups, self.head_dim]
     }
 
     /// Runs backward for the gradients of both results of
@@ -284,11 +320,12 @@ impl MultiheadAttention {
         qkv: Operand,
         qkv_saved: ProjectionSaved,
         info: &SequenceInfo,
+        cache: Option<CachedLayer<'_>>,
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
         let sizes = [self.heads, self.groups, self.groups];
         let widths = sizes.map(|heads| heads * self.head_dim);
         let shapes = sizes.map(|heads| [batch, seq, heads, self.head_dim]);
-        let mut qk_norm = None;
+        let (mut qk_norm, mut diagonal) = (None, None);
         let inputs = match qkv {
             Operand::Fp8(codes) => {
                 let [q, k, v] = self.three(codes.split(&widths)?)?;
@@ -305,10 +342,17 @@ impl MultiheadAttention {
                     }
                     None => (q, k),
                 };
+                let (k, v) = match cache {
+                    Some(cache) => {
+                        diagonal = Some(Diagonal::BottomRight);
+                        cache.append(&self.path, &k, &v)?
+                    }
+                    None => (k, v),
+                };
                 Inputs::High([q, k, v])
             }
         };
-        let (o, attention) = self.attention.forward(cx, inputs, &info.sequences, dtype)?;
+        let (o, attention) = self.attention.forward_at(cx, inputs, &info.sequences, dtype, diagonal)?;
         let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
         let (info, output) = (info.clone(), Output::of(&self.path, &y));
         let saved = MultiheadAttentionSaved { qkv: qkv_saved, qk_norm, attention, info, proj, output };
@@ -356,11 +400,7 @@ impl Module for MultiheadAttention {
         x: &Tensor,
         info: &SequenceInfo,
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
-        cx.attempt(|cx| {
-            let entered = self.enter(cx, x, info)?;
-            let (qkv, qkv_saved) = self.qkv.forward(cx, x, self.attention.output(0))?;
-            self.finish(cx, entered, qkv, qkv_saved, info)
-        })
+        self.cached(cx, x, info, None)
     }
 
     fn backward(

@@ -2,6 +2,7 @@
 
 use crate::arguments::Output;
 use crate::dropout::Rate;
+use crate::kv_cache::CachedLayer;
 use crate::layer_norm::NormCore;
 use crate::recompute::{Recomputable, RecomputableSaved, RecomputeSaved};
 use crate::residual::{Residual, ResidualSaved};
@@ -262,23 +263,46 @@ impl TransformerLayer {
         })
     }
 
+    /// Returns the output, and keeps nothing for a backward pass. With a cache, the attention, which must be causal, reads it, too.
+    pub(crate) fn evaluate(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+        cache: Option<CachedLayer<'_>>,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| {
+            self.attention.inner.check_input(&self.path, x, info)?;
+            Ok(self.forward_parts(cx, x, info, cache)?.0)
+        })
+    }
+
+    /// Returns the number of key and value heads, and the size of a head.
+    pub(crate) const fn kv_heads(&self) -> [usize; 2] {
+        self.attention.inner.kv_heads()
+    }
+
     fn forward_parts(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
         info: &SequenceInfo,
+        cache: Option<CachedLayer<'_>>,
     ) -> Result<(Tensor, Parts)> {
         let Self { attention, mlp, residual, .. } = self;
         let input = residual.input_of_branch(cx, x)?;
         let (r, attention, of_attention) = if self.adds_normed {
             let ((a, normed), saved) = attention.forward_by(cx, &input, info, |attention, cx| {
-                let (a, normed, saved) = attention.forward_with_layernorm_output(cx, &input, info)?;
+                let (a, normed, saved) = attention.cached_with_layernorm_output(cx, &input, info, cache)?;
                 Ok(((a, normed), saved))
             })?;
             let (r, masks) = residual.add(cx, &normed, &a)?;
             (r, saved, masks)
         } else {
-            let (a, saved) = attention.forward(cx, &input, info)?;
+            let run = |attention: &MultiheadAttention, cx: &mut Forward<'_>| {
+                attention.cached(cx, &input, info, cache)
+            };
+            let (a, saved) = attention.forward_by(cx, &input, info, run)?;
             let (r, masks) = residual.add(cx, x, &a)?;
             (r, saved, masks)
         };
@@ -361,7 +385,7 @@ impl Module for TransformerLayer {
             self.attention.inner.check_input(&self.path, x, info)?;
             // Before the layer runs: what it draws from there on is drawn again.
             let snapshot = (self.recompute == RecomputeLevel::Block).then(|| cx.snapshot());
-            let (y, parts) = self.forward_parts(cx, x, info)?;
+            let (y, parts) = self.forward_parts(cx, x, info, None)?;
             let saved = match snapshot {
                 Some(snapshot) => {
                     let saved = RecomputeSaved::new(x.clone(), info.clone(), snapshot);
@@ -389,7 +413,7 @@ impl Module for TransformerLayer {
             let parts = match saved.0 {
                 Saved::Stored(parts) => parts,
                 Saved::Again { saved, .. } => {
-                    saved.run(cx, |cx, x, info| Ok(self.forward_parts(cx, x, info)?.1))?
+                    saved.run(cx, |cx, x, info| Ok(self.forward_parts(cx, x, info, None)?.1))?
                 }
             };
             self.backward_parts(cx, parts, dy)

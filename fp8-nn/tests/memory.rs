@@ -98,6 +98,39 @@ fn stored_in_fp8(hidden: usize) -> [[usize; 2]; 3] {
     [made, training, bytes()]
 }
 
+/// The most bytes that are in use while a model of so many layers computes logits, beyond those of its weights: as an evaluation
+/// does, and with what backward needs.
+fn evaluation(layers: usize, enabled: bool) -> [usize; 2] {
+    let device = Device::cpu();
+    let options = GptOptions {
+        vocab_size: 64,
+        num_layers: layers,
+        hidden_size: 64,
+        num_attention_heads: 4,
+        max_seq_length: 64,
+        ..Default::default()
+    };
+    let model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
+    let mut scaling = Scaling::new(&model, &device).unwrap();
+    let scope = AutocastOptions { enabled, ..Default::default() };
+    let ids = Tensor::from_vec((0..128).map(|i| i * 7 % 64).collect::<Vec<i32>>(), [2, 64], &device).unwrap();
+    let mut cx = scaling.eval_with(&DelayedScaling::default().into(), &scope).unwrap();
+    let mut peak = |run: &dyn Fn(&mut Forward<'_>)| {
+        // In the second run the weights are quantized.
+        [(); 2].map(|()| {
+            let before = device.memory_report().now.total();
+            device.reset_peak_memory();
+            run(&mut cx);
+            device.memory_report().peak.total() - before
+        })[1]
+    };
+    let info = SequenceInfo::default();
+    [
+        peak(&|cx| drop(model.evaluate(cx, &ids, &ids, Default::default(), &info).unwrap())),
+        peak(&|cx| drop(model.loss(cx, &ids, &ids).unwrap())),
+    ]
+}
+
 #[test]
 fn fp8_and_recomputation_need_less_memory() {
     let hidden = std::env::var("FP8_TEST_HIDDEN").map_or(128, |text| text.parse().unwrap());
@@ -132,6 +165,13 @@ fn fp8_and_recomputation_need_less_memory() {
     assert!(fp8[0].saved as f64 <= 0.86 * high.saved as f64);
     for pair in fp8.windows(2) {
         assert!(pair[1].saved < pair[0].saved, "{pair:?}");
+    }
+    for enabled in [false, true] {
+        let [[two, _], [eight, kept]] = [2, 8].map(|layers| evaluation(layers, enabled));
+        println!(
+            "the peak of an evaluation: {two} with two layers, {eight} with eight, {kept} with what backward needs"
+        );
+        assert!(eight <= two + two / 50 && eight as f64 <= 0.3 * kept as f64);
     }
     assert!(fp8[5].peak as f64 <= 0.35 * fp8[0].peak as f64);
 }

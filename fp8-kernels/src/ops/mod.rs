@@ -33,6 +33,7 @@
 //! | norms | [`norm`](norm()), [`norm_backward`], [`norm_backward_add`] |
 //! | attention | [`attention`](attention()), [`attention_backward`], [`attention_fp8`](attention_fp8()), [`attention_fp8_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
 //! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
+//! | generation | [`kv_cache_append`], [`sample`](sample()) |
 //! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_groups`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
 //! | loss scaling | [`apply_loss_scale`], [`undo_loss_scale`], [`check_finite`], [`check_amaxes`], [`adamw_groups_scaled`], [`update_loss_scale`], [`cross_entropy_backward_scaled`] |
 //! | element by element | [`add`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`], [`dropout_add`], [`dropout_add_backward`] |
@@ -56,12 +57,14 @@ mod emulation;
 mod gemm;
 mod gemm_fp8;
 mod grad_norm;
+mod kv_cache;
 mod linear;
 mod loss_scale;
 mod norm;
 mod quantize;
 mod reduce;
 mod rope;
+mod sample;
 mod scale_from_amax;
 mod sequences;
 mod softmax;
@@ -98,6 +101,7 @@ pub(crate) use gemm::{check_output, output_shape};
 pub(crate) use gemm_fp8::product_then_quantize;
 pub use gemm_fp8::{Accumulation, can_multiply, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};
 pub use grad_norm::grad_norm;
+pub use kv_cache::kv_cache_append;
 pub use linear::{dgrad, dgrad_quantize, fprop, fprop_quantize, wgrad};
 pub use loss_scale::{
     LossScale, LossScaleRule, LossScaleState, ScaledStep, UpdateCount, adamw_groups_scaled, apply_loss_scale,
@@ -107,6 +111,8 @@ pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_
 pub use quantize::{quantize, quantize_dbias, quantize_many};
 pub use reduce::{column_sums, max, mean, sum};
 pub use rope::{Positions, RopeScaling, RopeTable, rope, rope_backward};
+pub(crate) use sample::Sampling;
+pub use sample::{SampleOptions, sample};
 pub use scale_from_amax::scale_from_amax;
 pub(crate) use sequences::{Ends, TILE};
 pub use sequences::{Packing, PackingCapacity, Sequences};

@@ -35,6 +35,7 @@ mod gemm;
 mod gemm_blocks;
 mod gemm_fp8;
 mod grad_norm;
+mod kv_cache;
 mod linear;
 mod loss_scale;
 mod norm;
@@ -45,6 +46,7 @@ mod quantize_blocks;
 mod quantize_many;
 mod reduce;
 mod rope;
+mod sample;
 mod scale_from_amax;
 mod softmax;
 mod split;
@@ -82,6 +84,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     gemm_blocks::CASES,
     gemm_fp8::CASES,
     grad_norm::CASES,
+    kv_cache::CASES,
     linear::CASES,
     loss_scale::CASES,
     norm::CASES,
@@ -92,6 +95,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     quantize_many::CASES,
     reduce::CASES,
     rope::CASES,
+    sample::CASES,
     scale_from_amax::CASES,
     softmax::CASES,
     split::CASES,

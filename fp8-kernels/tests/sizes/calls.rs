@@ -230,6 +230,19 @@ calls! {
         ops::embedding_backward(&dy, &ids, &mut table, "table")?;
         device.synchronize()?;
     };
+    kv_cache/4: |device, [a, b, c, d]| {
+        let (mut cache, new) = (floats([a, b, c, d], device)?, floats([a, 1, c, d], device)?);
+        let starts = zeros([a], DType::I32, device)?;
+        ops::kv_cache_append(&mut cache, &new, &starts, Some(&starts), "cache")?;
+        ops::kv_cache_append(&mut cache, &new, &starts, None, "cache")?;
+        device.synchronize()?;
+    };
+    sample/3: |device, [a, b, c]| {
+        let (logits, key) = (floats([a, b], device)?, DropoutKey { seed: 1, offset: c as u64 });
+        for (temperature, top_k, top_p) in [(0.0, None, 1.0), (1.0, Some(c), 0.5), (1.0, None, 1.0)] {
+            ops::sample(&logits, &ops::SampleOptions { temperature, top_k, top_p }, key)?;
+        }
+    };
     attention/4: |device, [a, b, c, d]| {
         for (q, k) in [([a, b, c, d], [a, b, c, d]), ([a, b, c, 1], [a, d, 1, 1]), ([1, a, b, c], [1, d, 1, c])] {
             let (q, k) = (floats(q, device)?, floats(k, device)?);

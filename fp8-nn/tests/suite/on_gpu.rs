@@ -20,6 +20,7 @@ mod dtypes;
 mod fp8_mha;
 mod fp8_weights;
 mod fused;
+mod generation;
 mod golden;
 mod golden_options;
 mod gradients;

@@ -23,6 +23,7 @@ mod floats;
 pub(crate) mod gemm;
 pub(crate) mod gemm_fp8;
 pub(crate) mod grad_norm;
+pub(crate) mod kv_cache;
 mod lanes;
 pub(crate) mod loss_scale;
 #[expect(
@@ -36,6 +37,7 @@ pub(crate) mod quantize;
 mod quantize_blocks;
 pub(crate) mod reduce;
 pub(crate) mod rope;
+pub(crate) mod sample;
 pub(crate) mod scale_from_amax;
 mod scratch;
 pub(crate) mod softmax;

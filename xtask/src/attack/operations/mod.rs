@@ -9,6 +9,7 @@ mod rows;
 mod scopes;
 mod slots;
 mod tensors;
+mod tokens;
 mod updates;
 
 use super::case::Case;
@@ -52,6 +53,8 @@ pub(super) const FAMILIES: &[Family] = &[
     family("attention_fp8", 3, products::attention_fp8),
     family("cross_entropy", 4, rows::cross_entropy),
     family("embedding", 4, rows::embedding),
+    family("kv_cache", 2, tokens::kv_cache),
+    family("sample", 3, tokens::sample),
     family("quantize", 7, slots::quantize),
     family("quantize_many", 3, slots::quantize_many),
     family("update_scales", 4, slots::update_scales),

@@ -4,7 +4,7 @@ use super::{Arg, Buffer, Gpu, Grid, Source, args, dtype_number};
 use crate::cells::Counts;
 use crate::dropout_state;
 use crate::ops::Dropout;
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, DropoutDraw, Result, Tensor};
 
 /// A mask as kernels take it: they read the key from device memory.
 pub(super) struct Mask {
@@ -15,12 +15,8 @@ pub(super) struct Mask {
 }
 
 impl Mask {
-    /// A key on the host is uploaded.
     pub(super) fn new(gpu: &Gpu, op: &'static str, dropout: &Dropout) -> Result<Self> {
-        let key = match &dropout.draw.key {
-            dropout_state::Source::Host(key) => gpu.upload(&[key.seed, key.offset])?,
-            dropout_state::Source::Device(counts) => counts.cuda(op)?.clone(),
-        };
+        let key = key(gpu, op, &dropout.draw)?;
         let (threshold, factor) = (dropout.threshold(), dropout.factor());
         Ok(Self { key, first: dropout.draw.first, threshold, factor })
     }
@@ -33,6 +29,14 @@ impl Mask {
     /// The same where nothing is dropped, for kernels that take both: no key, and the factor 1.
     pub(super) fn none() -> [Arg; 4] {
         args![None::<&Buffer>, 0u64, 0u32, 1.0f32]
+    }
+}
+
+/// The key of a draw, in device memory: a seed and an offset. One on the host is uploaded.
+pub(super) fn key(gpu: &Gpu, op: &'static str, draw: &DropoutDraw) -> Result<Buffer> {
+    match &draw.key {
+        dropout_state::Source::Host(key) => gpu.upload(&[key.seed, key.offset]),
+        dropout_state::Source::Device(counts) => Ok(counts.cuda(op)?.clone()),
     }
 }
 

@@ -16,6 +16,8 @@ pub(in crate::backend::cuda) fn error([state, value, position, limit]: [i64; 4],
         10 => ("attention_backward", "query length"),
         11 => ("rope", "position"),
         12 => ("rope_backward", "position"),
+        13 => ("kv_cache_append", "cache position"),
+        14 => ("kv_cache_append", "length"),
         7 => {
             // The rank's bits, and above them those of rank 0.
             let [value, other_value] = [value, value >> 32].map(|bits| f32::from_bits(bits as u32));

@@ -1,0 +1,177 @@
+//! Evaluation of a language model, which keeps nothing for a backward pass, and its continuation behind a cache.
+
+use super::{Gpt, head};
+use crate::{Error, KvCache, Result, SequenceInfo, init};
+use fp8_kernels::ops::{self, CrossEntropyOptions};
+use fp8_kernels::{DType, Shape, Tensor};
+use fp8_recipe::Forward;
+
+impl Gpt {
+    /// Returns the logits `[batch, seq, vocab_size]` of `ids` `[batch, seq]` (i32), and keeps nothing for a backward pass: at any
+    /// time, memory holds what one block computes. Use it in a scope of [`Scaling::eval`](crate::fp8_recipe::Scaling::eval).
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    /// # let device = Device::cpu();
+    /// # let options = GptOptions {
+    /// #     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, ..Default::default()
+    /// # };
+    /// # let model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?;
+    /// let mut scaling = Scaling::new(&model, &device)?;
+    /// let ids = Tensor::from_vec(vec![1i32, 2, 3], [1, 3], &device)?;
+    /// let mut cx = scaling.eval(&DelayedScaling::default().into())?;
+    /// let logits = model.logits(&mut cx, &ids, &SequenceInfo::default())?;
+    /// assert_eq!(**logits.shape(), [1, 3, 16]);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`forward_with`](Self::forward_with).
+    pub fn logits(&self, cx: &mut Forward<'_>, ids: &Tensor, info: &SequenceInfo) -> Result<Tensor> {
+        cx.attempt(|cx| {
+            self.check_ids(ids, info)?;
+            let (mut x, _) = self.embed(cx, ids, info)?;
+            for block in &self.blocks {
+                x = block.evaluate(cx, &x, info, None)?;
+            }
+            self.head_of(cx, x)
+        })
+    }
+
+    /// Returns the loss of [`loss_with`](Self::loss_with), and keeps nothing for a backward pass: see [`logits`](Self::logits).
+    ///
+    /// # Errors
+    /// As [`loss_with`](Self::loss_with).
+    pub fn evaluate(
+        &self,
+        cx: &mut Forward<'_>,
+        ids: &Tensor,
+        targets: &Tensor,
+        options: CrossEntropyOptions,
+        info: &SequenceInfo,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| {
+            self.check_targets(ids, targets, info)?;
+            let logits = self.logits(cx, ids, info)?;
+            Ok(ops::cross_entropy(&logits, targets, &options)?.0)
+        })
+    }
+
+    /// Creates an empty cache for [`extend`](Self::extend): `batch` rows with room for `capacity` tokens each. `dtype` is that
+    /// in which the blocks compute: the parameters', or the scope's `compute_dtype`.
+    ///
+    /// # Errors
+    /// A size of 0; a capacity greater than `max_seq_length`; a dtype that is not a float; the device is out of memory.
+    pub fn kv_cache(&self, batch: usize, capacity: usize, dtype: DType) -> Result<KvCache> {
+        init::check_positive(&self.path, &[("batch", batch), ("capacity", capacity)])?;
+        init::check_params_dtype(&self.path, dtype)?;
+        if capacity > self.max_seq_length {
+            return Err(Error::Option {
+                layer: self.path.to_string(),
+                option: "capacity",
+                value: capacity.to_string(),
+                remedy: format!("expected at most {}, the max_seq_length", self.max_seq_length),
+            });
+        }
+        let heads = self.blocks.iter().map(|block| block.kv_heads());
+        KvCache::new([batch, capacity], heads, dtype, self.embedding.weight().device())
+    }
+
+    /// Reads new tokens behind those of a cache, adds them to it, and returns the logits `[batch, vocab_size]` of each row's last
+    /// new token.
+    ///
+    /// `ids` is i32 `[batch, seq]`. Row b has `counts[b]` new tokens, at most `seq`; the other ids of a row are padding at its end,
+    /// which must be valid ids. A row with a count of 0 stays as it is, and its logits mean nothing. Positions follow from the
+    /// cache's lengths. The logits are those of [`logits`](Self::logits) for the whole sequence, up to rounding, and under recipes
+    /// with scales of whole tensors up to those. [`KvCache`] has an example.
+    ///
+    /// # Errors
+    /// Ids of another number of rows than the cache, not i32, on another device or out of range; a count greater than `seq`; a row
+    /// whose capacity is exceeded; a cache of another model or dtype. The cache holds the same tokens as before then.
+    pub fn extend(
+        &self,
+        cx: &mut Forward<'_>,
+        ids: &Tensor,
+        counts: &[usize],
+        cache: &mut KvCache,
+    ) -> Result<Tensor> {
+        self.extend_by(cx, ids, counts, cache, true)
+    }
+
+    /// Does as [`extend`](Self::extend), but returns the logits of all new tokens, `[batch, seq, vocab_size]`. Those of padding mean
+    /// nothing.
+    ///
+    /// # Errors
+    /// As [`extend`](Self::extend).
+    pub fn extend_all(
+        &self,
+        cx: &mut Forward<'_>,
+        ids: &Tensor,
+        counts: &[usize],
+        cache: &mut KvCache,
+    ) -> Result<Tensor> {
+        self.extend_by(cx, ids, counts, cache, false)
+    }
+
+    fn extend_by(
+        &self,
+        cx: &mut Forward<'_>,
+        ids: &Tensor,
+        counts: &[usize],
+        cache: &mut KvCache,
+        only_last: bool,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| {
+            let device = self.embedding.weight().device();
+            let sizes = match **ids.shape() {
+                [batch, seq] if seq > 0 => Some([batch, seq]),
+                _ => None,
+            };
+            let sizes =
+                self.integers("ids", ids)?.sizes(sizes, || "[batch, seq], seq at least 1".to_owned())?;
+            self.check_cache(cache)?;
+            let step = cache.step(&self.path, sizes, counts, device)?;
+            let (mut x, _) = self.embed(cx, ids, &step.info)?;
+            for (block, cached) in self.blocks.iter().zip(cache.layers(&step)) {
+                x = block.evaluate(cx, &x, &step.info, Some(cached))?;
+            }
+            let [batch, seq] = sizes;
+            if only_last {
+                let hidden = x.shape().last_dim();
+                let rows = x.reshape([batch * seq, hidden])?;
+                x = if seq == 1 { rows } else { ops::embedding(&step.last, &rows)? };
+            }
+            let logits = self.head_of(cx, x)?;
+            cache.advance(counts);
+            Ok(logits)
+        })
+    }
+
+    /// Computes the logits of the blocks' output.
+    fn head_of(&self, cx: &mut Forward<'_>, x: Tensor) -> Result<Tensor> {
+        let (y, _) = self.norm.forward(&self.input_of_norm(cx, x)?)?;
+        Ok(head::forward(cx, self.head.as_ref(), &self.embedding, &y)?.0)
+    }
+
+    /// Refuses a cache of another model.
+    fn check_cache(&self, cache: &KvCache) -> Result<()> {
+        let device = self.embedding.weight().device();
+        let fits = |(keys, heads): (&Tensor, [usize; 2])| {
+            keys.device().is_same(device) && keys.shape().get(2..) == Some(&heads[..])
+        };
+        let heads = self.blocks.iter().map(|block| block.kv_heads());
+        if cache.layouts().len() == self.blocks.len()
+            && cache.capacity() <= self.max_seq_length
+            && cache.layouts().zip(heads).all(fits)
+        {
+            return Ok(());
+        }
+        let found = cache.layouts().next().map_or(Shape::from([0]), |keys| *keys.shape());
+        Err(Error::Option {
+            layer: self.path.to_string(),
+            option: "kv_cache",
+            value: format!("{} blocks with keys {found}", cache.layouts().len()),
+            remedy: "it belongs to another model: create it with Gpt::kv_cache of this one".to_owned(),
+        })
+    }
+}

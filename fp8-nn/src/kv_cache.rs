@@ -1,0 +1,187 @@
+//! The keys and values of tokens that a model has read.
+
+use crate::{Error, Result, SequenceInfo};
+use fp8_kernels::ops::{self, Sequences};
+use fp8_kernels::{DType, Device, Shape, Tensor};
+
+/// The keys and values of the tokens that a [`Gpt`](crate::Gpt) has read, for [`Gpt::extend`](crate::Gpt::extend).
+///
+/// It has a row for each sequence of a batch, with room for `capacity` tokens. The memory is allocated at once, by
+/// [`Gpt::kv_cache`](crate::Gpt::kv_cache): for each block and row, keys and values of `capacity` tokens. Rows have lengths
+/// of their own.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+/// # let device = Device::cpu();
+/// # let options = GptOptions {
+/// #     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, ..Default::default()
+/// # };
+/// # let model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?;
+/// let mut scaling = Scaling::new(&model, &device)?;
+/// let mut cache = model.kv_cache(2, 8, DType::F32)?;
+/// let ids = Tensor::from_vec(vec![1i32, 2, 3, 4, 5, 0], [2, 3], &device)?; // the last one is padding
+/// let mut cx = scaling.eval(&DelayedScaling::default().into())?;
+/// let logits = model.extend(&mut cx, &ids, &[3, 2], &mut cache)?;
+/// assert_eq!((logits.shape().to_vec(), cache.lengths()), (vec![2, 16], &[3, 2][..]));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct KvCache {
+    /// Keys and values of each block, `[batch, capacity, groups, head_dim]`.
+    layers: Vec<[Tensor; 2]>,
+    capacity: usize,
+    lengths: Vec<usize>,
+}
+
+impl KvCache {
+    /// An empty cache of blocks with so many key and value heads of this size.
+    pub(crate) fn new(
+        [batch, capacity]: [usize; 2],
+        heads: impl Iterator<Item = [usize; 2]>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let layer = |[groups, head_dim]: [usize; 2]| {
+            let zeros = || Tensor::zeros([batch, capacity, groups, head_dim], dtype, device);
+            Ok([zeros()?, zeros()?])
+        };
+        Ok(Self { layers: heads.map(layer).collect::<Result<_>>()?, capacity, lengths: vec![0; batch] })
+    }
+
+    /// Returns how many tokens each row has room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Returns how many tokens each row holds.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// Removes all tokens. The memory is kept.
+    pub fn clear(&mut self) {
+        self.lengths.fill(0);
+    }
+
+    /// Keeps the first `length` tokens of a row, or all if it has fewer, so that another continuation can follow. A row that
+    /// does not exist is ignored.
+    pub fn truncate(&mut self, row: usize, length: usize) {
+        if let Some(row) = self.lengths.get_mut(row) {
+            *row = length.min(*row);
+        }
+    }
+
+    /// Checks that each row has room for its new tokens, of which there are at most `seq`. Errors name the model at `path`.
+    pub(crate) fn step(
+        &self,
+        path: &str,
+        [batch, seq]: [usize; 2],
+        counts: &[usize],
+        device: &Device,
+    ) -> Result<Step> {
+        let refuse = |option, value: String, remedy: String| {
+            Err(Error::Option { layer: path.to_owned(), option, value, remedy })
+        };
+        let rows = self.lengths.len();
+        if batch != rows || counts.len() != rows {
+            let remedy = format!("the cache has {rows} rows: give as many rows of ids, and a count for each");
+            return refuse("ids and counts", format!("{batch} rows and {} counts", counts.len()), remedy);
+        }
+        if let Some(count) = counts.iter().find(|&&count| count > seq) {
+            return refuse("counts", count.to_string(), format!("expected at most {seq}, the ids of a row"));
+        }
+        for (row, (length, count)) in self.lengths.iter().zip(counts).enumerate() {
+            if length + count > self.capacity {
+                let value = format!("{length} tokens in row {row}");
+                let remedy = format!(
+                    "{count} more do not fit into its capacity of {}: clear it, or create a larger one",
+                    self.capacity
+                );
+                return refuse("cache", value, remedy);
+            }
+        }
+        let integers = |values: Vec<usize>, shape: Shape| {
+            Tensor::from_vec::<i32>(values.into_iter().map(|value| value as i32).collect(), shape, device)
+        };
+        let per_row = Shape::from([batch]);
+        let totals = self.lengths.iter().zip(counts).map(|(length, count)| length + count).collect();
+        // Padding has a position, too, which must be one of the tables'.
+        let last = self.capacity.saturating_sub(1);
+        let positions =
+            self.lengths.iter().flat_map(|&start| (start..start + seq).map(move |at| at.min(last)));
+        let counts_of_rows = integers(counts.to_vec(), per_row)?;
+        Ok(Step {
+            starts: integers(self.lengths.clone(), per_row)?,
+            info: SequenceInfo {
+                sequences: Sequences::Padded {
+                    queries: Some(counts_of_rows.clone()),
+                    keys: Some(integers(totals, per_row)?),
+                },
+                positions: Some(integers(positions.collect(), Shape::from([batch, seq]))?),
+            },
+            counts: counts_of_rows,
+            last: integers(
+                counts.iter().enumerate().map(|(row, count)| row * seq + count.saturating_sub(1)).collect(),
+                per_row,
+            )?,
+        })
+    }
+
+    /// Each block's part, as it extends it in this step.
+    pub(crate) fn layers<'a>(&'a mut self, step: &'a Step) -> impl Iterator<Item = CachedLayer<'a>> {
+        self.layers.iter_mut().map(|[keys, values]| CachedLayer { keys, values, step })
+    }
+
+    /// Returns the shape and dtype of each block's keys.
+    pub(crate) fn layouts(&self) -> impl ExactSizeIterator<Item = &Tensor> {
+        self.layers.iter().map(|[keys, _]| keys)
+    }
+
+    /// Counts the tokens that every block has added.
+    pub(crate) fn advance(&mut self, counts: &[usize]) {
+        self.lengths.iter_mut().zip(counts).for_each(|(length, count)| *length += count);
+    }
+}
+
+/// The new tokens of a step, the same for all blocks.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// How many tokens each row holds, i32 `[batch]`.
+    starts: Tensor,
+    /// How many new ones each has, i32 `[batch]`.
+    counts: Tensor,
+    pub(crate) info: SequenceInfo,
+    /// The last real position of each row among `[batch · seq]`, i32 `[batch]`; the first one of a row that has none.
+    pub(crate) last: Tensor,
+}
+
+/// The cache of one block in one step.
+#[derive(Debug)]
+pub(crate) struct CachedLayer<'a> {
+    keys: &'a mut Tensor,
+    values: &'a mut Tensor,
+    step: &'a Step,
+}
+
+impl CachedLayer<'_> {
+    /// Appends new keys and values, `[batch, seq, groups, head_dim]`, and returns all. The results share the cache's memory:
+    /// they must be dropped before the next step.
+    pub(crate) fn append(self, layer: &str, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        let Step { starts, counts, .. } = self.step;
+        for (cache, new, name) in [(&mut *self.keys, k, "keys"), (&mut *self.values, v, "values")] {
+            if cache.dtype() != new.dtype() {
+                return Err(Error::Option {
+                    layer: layer.to_owned(),
+                    option: "kv_cache",
+                    value: cache.dtype().to_string(),
+                    remedy: format!(
+                        "the layer computes in {}: create the cache with that dtype",
+                        new.dtype()
+                    ),
+                });
+            }
+            ops::kv_cache_append(cache, new, starts, Some(counts), &format!("{layer}.{name}"))?;
+        }
+        Ok((self.keys.clone(), self.values.clone()))
+    }
+}
