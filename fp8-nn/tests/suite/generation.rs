@@ -184,12 +184,16 @@ fn a_cache_in_fp8_stays_near_the_whole_sequence() {
             got.iter_mut().zip(logits.chunks(len * VOCABULARY)).for_each(|(got, new)| got.extend(new));
             start += len;
         }
-        let error = relative_rms(&want, &got.concat());
-        assert!(error < 0.03, "case {index}: off by {error}");
         drop(cx);
         let mut cx = scaling.eval_with(&recipe, &off()).unwrap();
         let high = values(&model.logits(&mut cx, &ids, &SequenceInfo::default()).unwrap());
-        assert!(index == 1 || relative_rms(&high, &want) > 1e-4, "case {index} really runs in FP8");
+        let got = got.concat();
+        let errors = [(&high, &want), (&high, &got), (&want, &got)].map(|(a, b)| relative_rms(a, b));
+        // Both are as near to high precision. Chunks have scales of their own under current scaling, and attention behind a cache
+        // reads no FP8 of projections; otherwise the codes are the same.
+        let between = if matches!(index, 1 | 4) { 0.05 } else { 0.005 };
+        assert!((1e-4..0.05).contains(&errors[0]), "case {index}: {errors:?}");
+        assert!(errors[1] < 1.25 * errors[0] && errors[2] < between, "case {index}: {errors:?}");
     }
 }
 
