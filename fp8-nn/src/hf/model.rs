@@ -1,6 +1,6 @@
 //! A folder as a model: which parameter holds which tensors.
 
-use super::{Config, Folder, RopeScaling};
+use super::{Config, Folder};
 use crate::{Error, Gpt, GptOptions, NormOptions, Parameter, Result, parameters_mut};
 use fp8_kernels::{DType, Device, Tensor, ops};
 use rand::SeedableRng;
@@ -139,7 +139,7 @@ impl Config {
                 ..Default::default()
             },
             rope_base: rope.map_or(10_000.0, |rope| rope.theta),
-            rope_scaling: rope.map_or(ops::RopeScaling::None, |rope| scaling(&rope.scaling)),
+            rope_scaling: rope.map_or(ops::RopeScaling::None, |rope| rope.scaling),
             learned_positions: self.family.has_learned_positions,
             sliding_windows: self.sliding_windows.clone(),
             qk_norm: self.family.qk_norm,
@@ -184,34 +184,6 @@ impl Config {
             }
         }
         all
-    }
-}
-
-fn scaling(scaling: &RopeScaling) -> ops::RopeScaling {
-    match *scaling {
-        RopeScaling::Default => ops::RopeScaling::None,
-        RopeScaling::Linear { factor } => ops::RopeScaling::Linear { factor },
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position_embeddings: original_max_position,
-        } => ops::RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position },
-        RopeScaling::Yarn {
-            factor,
-            beta_fast,
-            beta_slow,
-            truncate,
-            attention_factor,
-            original_max_position_embeddings: original_max_position,
-        } => ops::RopeScaling::Yarn {
-            factor,
-            beta_fast,
-            beta_slow,
-            original_max_position,
-            attention_factor,
-            truncate,
-        },
     }
 }
 

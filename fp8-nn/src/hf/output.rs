@@ -1,7 +1,6 @@
 //! A new Hugging Face folder, which appears whole: safetensors files whose layout is known before their bytes.
 
 use super::folder::CONFIG;
-use super::jobs::Countdown;
 use super::positioned::{self, Cursor};
 use super::weights::{INDEX, SINGLE, Weights, unreadable};
 use crate::checkpoint::file::Elements;
@@ -16,6 +15,8 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 /// The ends of the names of weights, which are not carried along.
 const WEIGHTS: [&str; 12] = [
@@ -32,6 +33,10 @@ const WEIGHTS: [&str; 12] = [
     ".onnx_data",
     ".ot",
 ];
+/// Bytes of a file that are flushed to disk at a time, at least.
+const FLUSHED: u64 = 32 << 20;
+/// How often the thread that flushes looks at the files.
+const INTERVAL: Duration = Duration::from_millis(5);
 /// The one folder that belongs to a tokenizer.
 const TEMPLATES: &str = "additional_chat_templates";
 
@@ -64,7 +69,8 @@ struct OutFile {
     file: File,
     header: Header,
     start: u64,
-    jobs: Countdown,
+    /// Bytes that were written and not flushed to disk yet.
+    dirty: AtomicU64,
 }
 
 /// The files and their headers, before anything is created.
@@ -114,7 +120,7 @@ impl Layout {
             positioned::write(&file, &bytes, 0).map_err(io)?;
             let start = bytes.len() as u64;
             file.set_len(start + data as u64).map_err(io)?;
-            files.push(OutFile { name, file, header, start, jobs: Countdown::default() });
+            files.push(OutFile { name, file, header, start, dirty: AtomicU64::new(0) });
         }
         Ok(Output { folder, target: target.to_owned(), files })
     }
@@ -129,17 +135,36 @@ impl Output {
         })
     }
 
-    /// Sets how many jobs write to each file: the last one flushes it to disk while other files are written.
-    pub(super) fn expect_jobs(&mut self, files: impl Iterator<Item = usize>) {
-        let mut counts = vec![0; self.files.len()];
-        files.for_each(|file| counts[file] += 1);
-        for (out, count) in self.files.iter_mut().zip(counts) {
-            out.jobs = Countdown::new(count);
-        }
+    /// Runs `work` while another thread flushes to disk what it writes, so that neither the disk nor the cores wait for the
+    /// other.
+    pub(super) fn flush_during(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let is_done = AtomicBool::new(false);
+        let flush = || -> Result<()> {
+            while !is_done.load(Relaxed) {
+                std::thread::sleep(INTERVAL);
+                for out in &self.files {
+                    if out.dirty.load(Relaxed) >= FLUSHED {
+                        out.dirty.store(0, Relaxed);
+                        out.file.sync_data().map_err(|source| self.io(out, source))?;
+                    }
+                }
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            // Without this thread, everything is flushed at the end.
+            let flusher = std::thread::Builder::new().spawn_scoped(scope, flush);
+            let result = work();
+            is_done.store(true, Relaxed);
+            // An error of the disk is reported to one call alone.
+            let flushed = flusher.ok().and_then(|flusher| flusher.join().ok()).unwrap_or(Ok(()));
+            result.and(flushed)
+        })
     }
 
     pub(super) fn write(&self, spot: Spot, offset: u64, bytes: &[u8]) -> Result<()> {
         let out = &self.files[spot.file];
+        out.dirty.fetch_add(bytes.len() as u64, Relaxed);
         positioned::write(&out.file, bytes, spot.offset + offset).map_err(|source| self.io(out, source))
     }
 
@@ -148,15 +173,6 @@ impl Output {
         let out = &self.files[spot.file];
         let mut cursor = Cursor { file: &out.file, offset: spot.offset };
         Elements::of(tensor)?.write(&mut cursor).map_err(|source| self.io(out, source))
-    }
-
-    /// Notes that a job has written to the file.
-    pub(super) fn finish_job(&self, file: usize) -> Result<()> {
-        let out = &self.files[file];
-        match out.jobs.finish_one() {
-            true => out.file.sync_all().map_err(|source| self.io(out, source)),
-            false => Ok(()),
-        }
     }
 
     fn io(&self, out: &OutFile, source: std::io::Error) -> Error {
@@ -252,7 +268,6 @@ impl Copy {
     pub(super) fn run(&self, weights: &Weights, output: &Output, buffer: &mut Vec<u8>) -> Result<()> {
         buffer.resize(self.bytes, 0);
         weights.read(&self.name, self.offset, buffer)?;
-        output.write(self.to, self.offset, buffer)?;
-        output.finish_job(self.to.file)
+        output.write(self.to, self.offset, buffer)
     }
 }

@@ -109,6 +109,7 @@ impl Plan {
         if options.scheme == Scheme::Vllm {
             expect_whole_groups(&linears, is_ignored)?;
         }
+        plan.expect_input_scales(options)?;
         if let (Some(name), false) = (plan.ragged.first(), options.allow_ragged) {
             let shape = folder.info(name)?.matrix();
             return Err(Error::Option {
@@ -134,6 +135,40 @@ impl Plan {
         }
         plan.ignored.push(HEAD.into());
         Ok(plan)
+    }
+}
+
+impl Plan {
+    /// Checks that there is a scale for the input of each matrix, and no other, if there are any.
+    fn expect_input_scales(&self, options: &QuantizeOptions) -> Result<()> {
+        let scales = &options.input_scales;
+        let refused = |value: String, remedy: String| {
+            Err(Error::Option { layer: "quantize".into(), option: "input_scales", value, remedy })
+        };
+        if !scales.is_empty() && !matches!(options.scheme, Scheme::Tensor | Scheme::Vllm) {
+            let remedy = format!("inputs are dynamic with scheme {}: use tensor or vllm", options.scheme);
+            return refused(format!("{} scales", scales.len()), remedy);
+        }
+        let modules: Vec<&str> = self.units.iter().flatten().map(|matrix| module(&matrix.name)).collect();
+        for name in modules.iter().filter(|_| !scales.is_empty()) {
+            match scales.get(*name) {
+                Some(scale) if scale.is_finite() && *scale > 0.0 => {}
+                Some(scale) => {
+                    return refused(
+                        format!("{scale} for {name}"),
+                        "expected a finite, positive scale".into(),
+                    );
+                }
+                None => {
+                    let remedy = format!("{name} has none: give one for each layer that is quantized");
+                    return refused(format!("{} scales", scales.len()), remedy);
+                }
+            }
+        }
+        match scales.keys().find(|name| !modules.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(name) => refused(name.clone(), "it is no layer that is quantized: leave it out".into()),
+        }
     }
 }
 

@@ -14,13 +14,11 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Bytes of weights that all threads together have in memory at a time.
-const MEMORY: usize = 256 << 20;
-/// Bytes that a thread reads at a time, at least and at most.
-const CHUNK: Range<usize> = 1 << 20..16 << 20;
+/// Bytes that a thread reads at a time: few enough to stay in its cache until they are converted.
+const CHUNK: usize = 1 << 20;
 
 /// Options of [`quantize`], whose example uses them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct QuantizeOptions {
     /// The format. Default: [`Scheme::Channel`].
     pub scheme: Scheme,
@@ -31,13 +29,22 @@ pub struct QuantizeOptions {
     /// Whether [`Scheme::Block128`] takes matrices whose sides are no multiples of 128. This library reads them, and so does
     /// compressed-tensors in its own format; transformers refuses or misreads them. Default: false.
     pub allow_ragged: bool,
+    /// For static quantization of inputs with [`Scheme::Tensor`] and [`Scheme::Vllm`]: amax / 448 of the input of each quantized
+    /// layer, by its name (`model.layers.0.mlp.down_proj`). An empty map leaves inputs dynamic. Default: none.
+    pub input_scales: BTreeMap<String, f32>,
     /// The number of threads; `None` is one for each core. Default: None.
     pub threads: Option<usize>,
 }
 
 impl Default for QuantizeOptions {
     fn default() -> Self {
-        Self { scheme: Scheme::Channel, ignore: Vec::new(), allow_ragged: false, threads: None }
+        Self {
+            scheme: Scheme::Channel,
+            ignore: Vec::new(),
+            allow_ragged: false,
+            input_scales: BTreeMap::new(),
+            threads: None,
+        }
     }
 }
 
@@ -65,8 +72,8 @@ pub struct Quantized {
 /// of transformers' own layouts. `config.json` keeps its fields and gets a `quantization_config`; tokenizer, chat template and
 /// generation files are copied. The folder appears whole or not at all ([`AtomicFolder`](crate::AtomicFolder)).
 ///
-/// Needs at most 400 MiB of memory, or one row of blocks for each thread if that is more. Weights are read once, and those of
-/// more than a chunk twice where they have one scale.
+/// Each thread needs 2 MiB of memory, or a row of blocks if that is more. Weights are read once, and those of more than 1 MiB
+/// twice where they have one scale.
 ///
 /// ```
 /// use fp8_nn::hf::{self, Folder, Fp8Weight, InputScales, Monitor, QuantMethod, Quantization, QuantizeOptions};
@@ -105,7 +112,7 @@ pub struct Quantized {
 /// # Errors
 /// [`Error::Checkpoint`](crate::Error::Checkpoint) if the model is quantized already, is of a family that no FP8 format can
 /// store, has an element that is not finite, or if something exists at `out`. [`Error::Option`](crate::Error::Option) for a
-/// pattern that matches nothing, and for ragged blocks. [`Error::Io`](crate::Error::Io) if a file cannot be read or written.
+/// pattern that matches nothing, for ragged blocks, and for input scales that do not fit the layers. [`Error::Io`](crate::Error::Io) if a file cannot be read or written.
 /// Nothing is left at `out` then.
 pub fn quantize(
     folder: &Folder,
@@ -123,6 +130,9 @@ pub fn quantize(
         let entry = |name: String, dtype, shape| Entry { file: file.clone(), name, dtype, shape };
         if let Some(matrix) = by_name.get(name) {
             let (end, shape) = options.scheme.scales(matrix.shape);
+            if !options.input_scales.is_empty() {
+                entries.push(entry(input_scale(name), Dtype::F32, shape.clone()));
+            }
             entries.push(entry(format!("{}.{end}", module(name)), Dtype::F32, shape));
             entries.push(entry(name.to_owned(), Dtype::F8_E4M3, info.shape.clone()));
         } else {
@@ -130,19 +140,26 @@ pub fn quantize(
         }
     }
     let layout = Layout::new(&entries).map_err(|problem| folder.problem(problem))?;
-    let config = folder.config.with_quantization(Some(&options.scheme.config(&plan.ignored)))?;
-    let mut output = layout.create(out)?;
+    let config = folder
+        .config
+        .with_quantization(Some(&options.scheme.config(&plan.ignored, !options.input_scales.is_empty())))?;
+    let output = layout.create(out)?;
+    for name in by_name.keys() {
+        let scale = options.input_scales.get(module(name));
+        if let (Some(spot), Some(scale)) = (output.spot(&input_scale(name)), scale) {
+            output.write(spot, 0, &scale.to_le_bytes())?;
+        }
+    }
     let threads = jobs::threads(options.threads);
-    let chunk = (MEMORY / 2 / threads).clamp(CHUNK.start, CHUNK.end);
-    let work = Work::new(folder, &plan, options.scheme, &output, chunk)?;
-    output.expect_jobs(work.jobs.iter().flat_map(|job| work.files(job)));
+    let work = Work::new(folder, &plan, options.scheme, &output)?;
     monitor.start(work.jobs.iter().map(|job| work.bytes(job)).sum());
     let state = || State { encoder: Encoder::new(), bytes: Vec::new(), codes: Vec::new() };
-    jobs::run(&work.jobs, threads, monitor, state, |run, state, job| {
+    let one = |run: &jobs::Run<'_>, state: &mut State, job: &Job| {
         work.run(run, state, job, &output)?;
         monitor.add(work.bytes(job));
         Ok(())
-    })?;
+    };
+    output.flush_during(|| jobs::run(&work.jobs, threads, monitor, state, one))?;
     output.commit(config.json(), Some(folder.path()))?;
     let size = |entry: &Entry| (entry.shape.iter().product::<usize>() * entry.dtype.bitsize() / 8) as u64;
     Ok(Quantized {
@@ -158,6 +175,11 @@ pub fn quantize(
         ignored: plan.ignored,
         ragged: plan.ragged,
     })
+}
+
+/// Returns the name of the static scale of a weight's input.
+fn input_scale(weight: &str) -> String {
+    format!("{}.input_scale", module(weight))
 }
 
 /// All jobs of a quantization.
@@ -203,13 +225,7 @@ struct State {
 }
 
 impl<'a> Work<'a> {
-    fn new(
-        folder: &'a Folder,
-        plan: &'a Plan,
-        scheme: Scheme,
-        output: &Output,
-        chunk: usize,
-    ) -> Result<Self> {
+    fn new(folder: &'a Folder, plan: &'a Plan, scheme: Scheme, output: &Output) -> Result<Self> {
         let spot = |name: &str| {
             output.spot(name).ok_or_else(|| folder.problem(format!("`{name}` has no place in the output")))
         };
@@ -225,11 +241,11 @@ impl<'a> Work<'a> {
         for (index, unit) in plan.units.iter().enumerate() {
             let bytes = unit.iter().map(Matrix::bytes).fold(0usize, usize::saturating_add);
             let mut reads = 0;
-            if has_one_scale && bytes <= chunk {
+            if has_one_scale && bytes <= CHUNK {
                 work.jobs.push(Job::Whole(index));
             } else {
                 for (at, matrix) in unit.iter().enumerate() {
-                    for rows in parts(matrix, scheme, chunk) {
+                    for rows in parts(matrix, scheme) {
                         if has_one_scale {
                             work.jobs.push(Job::Amax(index, at, rows.clone()));
                             reads += 1;
@@ -248,20 +264,10 @@ impl<'a> Work<'a> {
         let quantized: Vec<&str> = plan.units.iter().flatten().map(|matrix| matrix.name.as_str()).collect();
         let quantized: std::collections::BTreeSet<&str> = quantized.into_iter().collect();
         for name in folder.weights.names().filter(|name| !quantized.contains(name)) {
-            let parts = Copy::parts(&folder.weights, name, spot(name)?, chunk);
+            let parts = Copy::parts(&folder.weights, name, spot(name)?, CHUNK);
             work.jobs.extend(parts.into_iter().map(Job::Copy));
         }
         Ok(work)
-    }
-
-    /// The files that a job writes to, once for each matrix.
-    fn files(&self, job: &Job) -> Vec<usize> {
-        match job {
-            Job::Copy(copy) => vec![copy.to.file],
-            Job::Whole(unit) => self.units[*unit].matrices.iter().map(|target| target.codes.file).collect(),
-            Job::Amax(..) => Vec::new(),
-            Job::Codes(unit, at, _) => vec![self.units[*unit].matrices[*at].codes.file],
-        }
     }
 
     /// The bytes that a job reads.
@@ -369,7 +375,7 @@ impl<'a> Work<'a> {
         if first == 0 {
             output.write(target.scales, 0, &divisor.scale.to_le_bytes())?;
         }
-        output.finish_job(target.codes.file)
+        Ok(())
     }
 
     /// Writes rows of a matrix with a scale for each block of `height` × `width`.
@@ -411,15 +417,14 @@ impl<'a> Work<'a> {
         }
         let across = cols.div_ceil(width);
         output.write(target.codes, (rows.start * cols) as u64, codes)?;
-        output.write(target.scales, (rows.start / height * across * size_of::<f32>()) as u64, &scales)?;
-        output.finish_job(target.codes.file)
+        output.write(target.scales, (rows.start / height * across * size_of::<f32>()) as u64, &scales)
     }
 }
 
-/// Returns the rows of each job: about `chunk` bytes, and whole blocks.
-fn parts(matrix: &Matrix, scheme: Scheme, chunk: usize) -> Vec<Range<usize>> {
+/// Returns the rows of each job: about [`CHUNK`] bytes, and whole blocks.
+fn parts(matrix: &Matrix, scheme: Scheme) -> Vec<Range<usize>> {
     let unit = if scheme == Scheme::Block128 { BLOCK } else { 1 };
-    let rows = (chunk / (matrix.row() * unit).max(1)).max(1) * unit;
+    let rows = (CHUNK / (matrix.row() * unit).max(1)).max(1) * unit;
     let height = matrix.shape[0];
     (0..height).step_by(rows).map(|first| first..(first + rows).min(height)).collect()
 }

@@ -85,13 +85,11 @@ pub fn save(out: &Path, config: &Config, tensors: &BTreeMap<String, Tensor>) -> 
         .zip(files)
         .map(|(&(name, tensor, _), file)| entry(file_name(file), name, tensor))
         .collect();
-    let mut output = Layout::new(&entries).map_err(problem)?.create(out)?;
+    let output = Layout::new(&entries).map_err(problem)?.create(out)?;
     let targets = spots(&entries, |name| output.spot(name));
-    output.expect_jobs(targets.values().map(|spot| spot.file));
     for (name, spot) in &targets {
         if let Some(tensor) = tensors.get(*name) {
             output.tensor(*spot, tensor)?;
-            output.finish_job(spot.file)?;
         }
     }
     output.commit(config.json(), None)
@@ -143,7 +141,7 @@ impl Folder {
                 None => Entry { file, name: name.to_owned(), dtype: info.dtype, shape: info.shape.clone() },
             });
         }
-        let mut output = Layout::new(&entries).map_err(refused)?.create(out)?;
+        let output = Layout::new(&entries).map_err(refused)?.create(out)?;
         let targets = spots(&entries, |name| output.spot(name));
         let copied = targets.iter().filter(|(name, _)| !replaced.contains_key(**name));
         let copies: Vec<Copy> =
@@ -152,15 +150,13 @@ impl Folder {
             .iter()
             .filter_map(|(name, tensor)| Some((tensor, *targets.get(name.as_str())?)))
             .collect();
-        let of_tensors = tensors.iter().map(|(_, spot)| spot.file);
-        output.expect_jobs(copies.iter().map(|copy| copy.to.file).chain(of_tensors));
         for (tensor, spot) in tensors {
             output.tensor(spot, tensor)?;
-            output.finish_job(spot.file)?;
         }
         let copy =
             |_: &jobs::Run<'_>, buffer: &mut Vec<u8>, copy: &Copy| copy.run(&self.weights, &output, buffer);
-        jobs::run(&copies, jobs::threads(None), &Monitor::default(), Vec::new, copy)?;
+        let monitor = Monitor::default();
+        output.flush_during(|| jobs::run(&copies, jobs::threads(None), &monitor, Vec::new, copy))?;
         output.commit(self.config.json(), Some(&self.path))
     }
 }

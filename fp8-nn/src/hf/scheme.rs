@@ -9,7 +9,8 @@ use std::str::FromStr;
 
 /// An FP8 format of Hugging Face folders: what shares a scale, and who reads it.
 ///
-/// Codes are E4M3, and every scale is amax / 448, in f32. Inputs are quantized when the model runs, without scales in the file.
+/// Codes are E4M3, and every scale is amax / 448, in f32. Inputs are quantized when the model runs: with scales
+/// that are found then, or with those of [`QuantizeOptions::input_scales`](super::QuantizeOptions::input_scales).
 ///
 /// ```
 /// use fp8_nn::hf::Scheme;
@@ -75,10 +76,10 @@ impl Scheme {
     }
 
     /// Returns the `quantization_config`.
-    pub(super) fn config(self, ignored: &[String]) -> Value {
+    pub(super) fn config(self, ignored: &[String], is_static: bool) -> Value {
         match self {
-            Self::Tensor => compressed_tensors("tensor", "tensor", ignored),
-            Self::Channel => compressed_tensors("channel", "token", ignored),
+            Self::Tensor => compressed_tensors("tensor", "tensor", is_static, ignored),
+            Self::Channel => compressed_tensors("channel", "token", false, ignored),
             Self::Block128 => json!({
                 "activation_scheme": "dynamic",
                 "modules_to_not_convert": ignored,
@@ -86,13 +87,14 @@ impl Scheme {
                 "weight_block_size": [BLOCK, BLOCK],
             }),
             Self::Vllm => {
-                json!({ "activation_scheme": "dynamic", "ignored_layers": ignored, "quant_method": "fp8" })
+                let inputs = if is_static { "static" } else { "dynamic" };
+                json!({ "activation_scheme": inputs, "ignored_layers": ignored, "quant_method": "fp8" })
             }
         }
     }
 }
 
-fn compressed_tensors(weights: &str, inputs: &str, ignored: &[String]) -> Value {
+fn compressed_tensors(weights: &str, inputs: &str, is_static: bool, ignored: &[String]) -> Value {
     let quantized = |strategy: &str, dynamic: bool| {
         json!({
             "dynamic": dynamic, "group_size": null, "num_bits": 8, "strategy": strategy, "symmetric": true,
@@ -103,7 +105,7 @@ fn compressed_tensors(weights: &str, inputs: &str, ignored: &[String]) -> Value 
         "config_groups": {
             "group_0": {
                 "format": "float-quantized",
-                "input_activations": quantized(inputs, true),
+                "input_activations": quantized(inputs, !is_static),
                 "output_activations": null,
                 "targets": ["Linear"],
                 "weights": quantized(weights, false),

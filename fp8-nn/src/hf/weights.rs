@@ -56,6 +56,10 @@ pub struct WeightInfo {
 impl WeightInfo {
     /// Returns the tensor as a matrix: the first dimension, and the product of the others.
     pub(super) fn matrix(&self) -> [usize; 2] {
+        // The other extents of an empty tensor may be anything.
+        if self.bytes == 0 {
+            return [0, 0];
+        }
         match self.shape.split_first() {
             Some((&rows, rest)) => [rows, rest.iter().product()],
             None => [1, 1],

@@ -67,7 +67,7 @@ fn fields_have_the_values_of_the_table() {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
-        original_max_position_embeddings: 64,
+        original_max_position: 64,
     };
     assert_eq!(scaling("llama_llama3"), llama3);
     let yarn = RopeScaling::Yarn {
@@ -76,7 +76,7 @@ fn fields_have_the_values_of_the_table() {
         beta_slow: 1.0,
         truncate: true,
         attention_factor: 0.1 * 4f64.ln() + 1.0,
-        original_max_position_embeddings: 32,
+        original_max_position: 32,
     };
     assert_eq!(scaling("llama_yarn"), yarn);
 }
@@ -103,7 +103,7 @@ fn absent_fields_and_null_have_the_defaults() {
     ] {
         let config = parsed(&changes);
         assert_eq!((config.num_key_value_heads, config.head_dim, config.norm_eps), (2, 4, 1e-6));
-        assert_eq!(config.rope, Some(Rope { theta: 10000.0, scaling: RopeScaling::Default }));
+        assert_eq!(config.rope, Some(Rope { theta: 10000.0, scaling: RopeScaling::None }));
         assert!(
             !config.tie_word_embeddings && config.eos_token_ids.is_empty() && config.quantization.is_none()
         );
@@ -123,9 +123,9 @@ fn yarn_has_every_field() {
                 beta_slow,
                 truncate,
                 attention_factor,
-                original_max_position_embeddings,
+                original_max_position,
                 ..
-            } => (beta_fast, beta_slow, truncate, attention_factor, original_max_position_embeddings),
+            } => (beta_fast, beta_slow, truncate, attention_factor, original_max_position),
             other => panic!("{other:?}"),
         }
     };

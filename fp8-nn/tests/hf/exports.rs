@@ -237,22 +237,116 @@ fn a_layer_of_a_fused_group_is_not_ignored_alone() {
 }
 
 #[test]
-fn matrices_in_parts_have_the_bytes_of_matrices_in_one() {
-    use crate::folders::{Sizes, llama, write_model};
-    use fp8_nn::prelude::DType;
+fn static_scales_of_inputs_are_written_as_by_peers() {
+    use fp8_nn::hf::QuantizeOptions;
+    let peer = golden().join("export/llama_gqa_tied-ct_tensor_static");
+    let expected = tensors(&peer);
+    let scale = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+    let input_scales: BTreeMap<String, f32> = expected
+        .iter()
+        .filter_map(|(name, tensor)| Some((name.strip_suffix(".input_scale")?.to_owned(), scale(&tensor.2))))
+        .collect();
+    assert_eq!(input_scales.len(), 14);
+    let folder = Folder::open(&golden().join("llama_gqa_tied")).unwrap();
     let place = tempfile::tempdir().unwrap();
-    // 3 × 2¹⁹ elements: with 200 threads a thread reads 2²⁰ bytes at a time.
+    let run = |options: &QuantizeOptions, out: &str| {
+        fp8_nn::hf::quantize(&folder, &place.path().join(out), options, &Default::default())
+    };
+    let options = QuantizeOptions { scheme: Scheme::Tensor, input_scales, ..Default::default() };
+    run(&options, "tensor").unwrap();
+    assert_eq!(tensors(&place.path().join("tensor")), expected);
+    let json = |path: &Path| {
+        serde_json::from_str::<Value>(&fs::read_to_string(path.join("config.json")).unwrap()).unwrap()
+    };
+    let mut config = json(&peer);
+    let inputs = &mut config["quantization_config"]["config_groups"]["group_0"]["input_activations"];
+    // What the peer found the scales with.
+    inputs.as_object_mut().unwrap().remove("observer");
+    assert_eq!(json(&place.path().join("tensor")), config);
+
+    run(&QuantizeOptions { scheme: Scheme::Vllm, ..options.clone() }, "vllm").unwrap();
+    let written = Folder::open(&place.path().join("vllm")).unwrap();
+    assert_eq!(written.config.quantization.as_ref().unwrap().inputs, InputScales::Static);
+    let weight = written.codes("model.layers.1.mlp.up_proj.weight", 0..1).unwrap();
+    assert_eq!(weight.input_scale, Some(options.input_scales["model.layers.1.mlp.up_proj"]));
+    let scalar = &tensors(&place.path().join("vllm"))["model.layers.1.mlp.up_proj.input_scale"];
+    assert_eq!((scalar.0.as_str(), scalar.1.len()), ("F32", 0));
+
+    let refused = |scheme: Scheme, change: &dyn Fn(&mut BTreeMap<String, f32>)| {
+        let mut options = QuantizeOptions { scheme, ..options.clone() };
+        change(&mut options.input_scales);
+        run(&options, "refused").unwrap_err().to_string()
+    };
+    let up = "model.layers.1.mlp.up_proj";
+    assert_eq!(
+        refused(Scheme::Channel, &|_| {}),
+        "quantize: input_scales = 14 scales: inputs are dynamic with scheme channel: use tensor or vllm"
+    );
+    assert_eq!(
+        refused(Scheme::Tensor, &|scales| {
+            scales.remove(up);
+        }),
+        format!(
+            "quantize: input_scales = 13 scales: {up} has none: give one for each layer that is quantized"
+        )
+    );
+    assert_eq!(
+        refused(Scheme::Tensor, &|scales| {
+            scales.insert(up.into(), 0.0);
+        }),
+        format!("quantize: input_scales = 0 for {up}: expected a finite, positive scale")
+    );
+    assert_eq!(
+        refused(Scheme::Tensor, &|scales| {
+            scales.insert("up".into(), 1.0);
+        }),
+        "quantize: input_scales = up: it is no layer that is quantized: leave it out"
+    );
+}
+
+#[test]
+fn matrices_of_several_parts_have_the_codes_of_plain_loops() {
+    use crate::folders::{Sizes, llama, write_model};
+    use fp8_nn::prelude::{DType, E4M3};
+    let place = tempfile::tempdir().unwrap();
+    // 3 MiB for a matrix; the program reads 1 MiB at a time.
     let config = llama(&Sizes { hidden: 1024, intermediate: 1536, layers: 1, head_dim: 128 });
     write_model(&place.path().join("model"), &config, DType::BF16);
     let folder = Folder::open(&place.path().join("model")).unwrap();
+    let mlp = |name: &str| format!("model.layers.0.mlp.{name}_proj");
     for scheme in Scheme::ALL {
-        let written = [1, 200].map(|threads| {
-            let out = place.path().join(format!("{scheme}-{threads}"));
-            let options =
-                fp8_nn::hf::QuantizeOptions { scheme, threads: Some(threads), ..Default::default() };
-            fp8_nn::hf::quantize(&folder, &out, &options, &Default::default()).unwrap();
-            tensors(&out)
-        });
-        assert!(written[0] == written[1], "{scheme}");
+        let out = place.path().join(scheme.name());
+        let options = fp8_nn::hf::QuantizeOptions { scheme, ..Default::default() };
+        fp8_nn::hf::quantize(&folder, &out, &options, &Default::default()).unwrap();
+        let ours = tensors(&out);
+        for name in ["gate", "up", "down"] {
+            let [rows, cols] = if name == "down" { [1024, 1536] } else { [1536, 1024] };
+            let x = folder.values(&format!("{}.weight", mlp(name))).unwrap();
+            // The elements that share a scale with others have the same key.
+            let key = |index: usize| match scheme {
+                Scheme::Channel => index / cols,
+                Scheme::Block128 => index / cols / 128 * (cols / 128) + index % cols / 128,
+                _ => 0,
+            };
+            let mut amax = vec![0f32; key(rows * cols - 1) + 1];
+            x.iter().enumerate().for_each(|(index, x)| amax[key(index)] = amax[key(index)].max(x.abs()));
+            if scheme == Scheme::Vllm && name != "down" {
+                let both =
+                    ["gate", "up"].map(|name| folder.values(&format!("{}.weight", mlp(name))).unwrap());
+                amax[0] = both.iter().flatten().fold(0f32, |amax, x| amax.max(x.abs()));
+            }
+            let scales: Vec<f32> = amax.iter().map(|amax| amax / 448.0).collect();
+            let codes: Vec<u8> = x
+                .iter()
+                .enumerate()
+                .map(|(index, x)| E4M3::from_f32_saturating(x / scales[key(index)]).to_bits())
+                // The values have no −0; compressed-tensors would make it 0x00.
+                .collect();
+            assert!(ours[&format!("{}.weight", mlp(name))].2 == codes, "{scheme}, {name}: codes");
+            let end = if scheme == Scheme::Block128 { "weight_scale_inv" } else { "weight_scale" };
+            let written = &ours[&format!("{}.{end}", mlp(name))].2;
+            let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            assert!(*written == scales, "{scheme}, {name}: scales");
+        }
     }
 }

@@ -2,7 +2,9 @@
 
 use crate::folders::{Raw, change, copy, golden, read, write, write_raw};
 use crate::saving::shard;
-use fp8_nn::hf::{Folder, Weights};
+use fp8_nn::hf::{Folder, Monitor, Weights, inspect, inspect_weights};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
@@ -320,4 +322,55 @@ fn ranges_outside_of_a_tensor_are_refused() {
     assert!(error.ends_with(&format!("`{name}` has 32 rows: 30 to 33 are not there")), "{error}");
     let error = folder.codes(name, 0..1).unwrap_err().to_string();
     assert!(error.ends_with(&format!("`{name}` is F32, not FP8")), "{error}");
+}
+
+#[test]
+fn empty_tensors_with_huge_extents_are_no_panic() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("x.safetensors");
+    let huge = 1u64 << 63;
+    let header = format!(
+        "{{\"a\": {{\"dtype\": \"F32\", \"shape\": [0, {huge}, {huge}], \"data_offsets\": [0, 0]}}}}"
+    );
+    write_raw(&file, &header, &[]);
+    let found = inspect_weights(&Weights::open(&file).unwrap(), &Monitor::default()).unwrap();
+    assert_eq!((found.tensors.len(), found.bytes, found.tensors[0].amax), (1, 0, Some(0.0)));
+}
+
+#[test]
+fn damaged_bytes_give_an_error_or_a_model_and_never_a_panic() {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("export/llama_gqa_tied-ct_tensor_static"), place.path());
+    let files = ["model.safetensors", "config.json"].map(|name| place.path().join(name));
+    let whole = files.clone().map(|file| fs::read(file).unwrap());
+    let header = 8 + u64::from_le_bytes(whole[0][..8].try_into().unwrap()) as usize;
+    let mut rng = ChaCha8Rng::seed_from_u64(22);
+    let (mut refused, mut opened) = (0, 0);
+    for round in 0..1500 {
+        let at = round % 2;
+        let mut bytes = whole[at].clone();
+        let end = if at == 0 { header } else { bytes.len() };
+        for _ in 0..1 + rng.next_u32() % 3 {
+            let place = rng.next_u64() as usize % end;
+            bytes[place] = match rng.next_u32() % 3 {
+                0 => rng.next_u32() as u8,
+                // What JSON is made of, so that more files can be parsed.
+                1 => b"0123456789{}[],:\" \\"[rng.next_u32() as usize % 19],
+                _ => bytes[rng.next_u64() as usize % end],
+            };
+        }
+        fs::write(&files[at], &bytes).unwrap();
+        match Folder::open(place.path()) {
+            Ok(folder) => {
+                opened += 1;
+                let _ = inspect(&folder, None, &Monitor::default());
+            }
+            Err(error) => {
+                refused += 1;
+                assert!(!error.to_string().is_empty());
+            }
+        }
+        fs::write(&files[at], &whole[at]).unwrap();
+    }
+    assert!(refused > 500 && opened > 50, "{refused} refused, {opened} opened");
 }

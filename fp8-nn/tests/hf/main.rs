@@ -1,5 +1,5 @@
 //! Hugging Face folders: configurations, hostile files, exports against those of peers, and the program `fp8`.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod config;
 mod decoder;

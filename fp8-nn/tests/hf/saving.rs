@@ -75,7 +75,7 @@ fn replaced_tensors_are_new_and_others_are_not() {
     let norm =
         Tensor::from_vec((0..32).map(|i| bf16::from_f32(i as f32)).collect(), [32], &Device::cpu()).unwrap();
     let to = place.path().join("to");
-    folder.save(&to, &[("model.norm.weight".to_owned(), norm.clone())].into()).unwrap();
+    folder.save(&to, &[("model.norm.weight".to_owned(), norm)].into()).unwrap();
     let (mut before, mut after) = (tensors(&from), tensors(&to));
     before.remove("model.norm.weight");
     let written = after.remove("model.norm.weight").unwrap();

@@ -250,10 +250,10 @@ fn of_the_loss_of_other_decoders() {
         activation: Activation::Swiglu,
         norm: NormOptions { normalization: Norm::RmsNorm, ..plain.norm },
         rope_scaling: ops::RopeScaling::Linear { factor: 4.0 },
-        ..plain.clone()
+        ..plain
     };
     let gpt2 = GptOptions { learned_positions: true, tie_word_embeddings: true, ..plain };
-    for (options, parameters_of_blocks) in [(qwen, 10), (gpt2, 12)] {
+    for (options, parameters_of_blocks) in [(qwen, 9), (gpt2, 12)] {
         let mut model = with_noise(Gpt::new("gpt", &options, &device(), &mut rng(1)).unwrap(), 1);
         let of_blocks = |p: &&&Parameter| p.name().starts_with("gpt.blocks.0.");
         let mut all = parameters(&model);
@@ -277,26 +277,25 @@ fn of_the_loss_of_other_decoders() {
 
 #[test]
 fn of_attention_with_norms_of_heads() {
-    for normalization in [Norm::RmsNorm, Norm::LayerNorm] {
-        for rope in [false, true] {
-            let options = MultiheadAttentionOptions {
-                hidden_size: 20,
-                attention: AttentionOptions {
-                    num_attention_heads: 4,
-                    num_gqa_groups: Some(2),
-                    kv_channels: Some(6),
-                    rope,
-                    max_seq_length: 8,
-                    qk_norm: Some(NormOptions { normalization, ..Default::default() }),
-                    ..Default::default()
-                },
-                qkv_bias: Some(false),
-                init: InitOptions { init_std: 0.3, output_layer_init_std: 0.3 },
+    // Without RoPE a bias of all keys changes nothing, and its gradient is mere rounding.
+    for (normalization, rope) in [(Norm::RmsNorm, false), (Norm::RmsNorm, true), (Norm::LayerNorm, true)] {
+        let options = MultiheadAttentionOptions {
+            hidden_size: 20,
+            attention: AttentionOptions {
+                num_attention_heads: 4,
+                num_gqa_groups: Some(2),
+                kv_channels: Some(6),
+                rope,
+                max_seq_length: 8,
+                qk_norm: Some(NormOptions { normalization, ..Default::default() }),
                 ..Default::default()
-            };
-            let layer = MultiheadAttention::new("attention", options, &device(), &mut rng(1)).unwrap();
-            check(with_noise(layer, 1), &noise([2, 5, 20], 2));
-        }
+            },
+            qkv_bias: Some(false),
+            init: InitOptions { init_std: 0.3, output_layer_init_std: 0.3 },
+            ..Default::default()
+        };
+        let layer = MultiheadAttention::new("attention", options, &device(), &mut rng(1)).unwrap();
+        check(with_noise(layer, 1), &noise([2, 5, 20], 2));
     }
 }
 

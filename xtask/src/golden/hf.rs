@@ -13,6 +13,17 @@ use std::path::{Path, PathBuf};
 
 type Check<T = ()> = Result<T, String>;
 
+type CheckCase = fn(&Case<'_>) -> Check;
+
+/// What is compared of each model.
+const CHECKS: [(&str, CheckCase); 5] = [
+    ("logits", |case| case.logits()),
+    ("logits in chunks", |case| case.chunks()),
+    ("loss and gradients", |case| case.gradients()),
+    ("greedy tokens", |case| case.greedy()),
+    ("config.v4.json", |case| case.older_spelling()),
+];
+
 /// The path of the loaded model.
 const MODEL: &str = "model";
 
@@ -31,14 +42,8 @@ pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResu
         for path in folders {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let bytes = fs::read(path.join("expected.safetensors"))?;
-            let checks: [(&str, fn(&Case<'_>) -> Check); 4] = [
-                ("logits", |case| case.logits()),
-                ("loss and gradients", |case| case.gradients()),
-                ("greedy tokens", |case| case.greedy()),
-                ("config.v4.json", |case| case.older_spelling()),
-            ];
             let expected = SafeTensors::deserialize(&bytes).map_err(|error| error.to_string());
-            for (what, check) in checks {
+            for (what, check) in CHECKS {
                 let result = expected
                     .as_ref()
                     .map_err(Clone::clone)
@@ -114,33 +119,66 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// Continues the prompts token by token, each time from the whole sequence.
-    fn greedy(&self) -> Check {
-        let Ok(prompt) = self.ids("greedy.prompt") else { return Ok(()) };
+    /// Feeds the ids in chunks through a cache, then one by one.
+    fn chunks(&self) -> Check {
+        let Ok(chunks) = self.ids("chunks") else { return Ok(()) };
         let (_, model) = self.load(false)?;
-        let tokens = self.ids("greedy.tokens")?.to_vec::<i32>().map_err(text)?;
-        let logits = self.floats("greedy.logits")?;
-        let [rows, len] = matrix(&prompt)?;
-        let prompt = prompt.to_vec::<i32>().map_err(text)?;
-        let (steps, vocab) = (tokens.len() / rows, logits.len() / tokens.len());
-        let mut all: Vec<Vec<i32>> = prompt.chunks(len).map(<[i32]>::to_vec).collect();
-        for step in 0..steps {
-            let ids = Tensor::from_vec::<i32>(all.concat(), [rows, len + step], self.device).map_err(text)?;
-            let found = forward(&model, &ids)?;
-            for (row, ids) in all.iter_mut().enumerate() {
-                let end = (row + 1) * (len + step) * vocab;
-                let (expected, found) =
-                    (&logits[(row * steps + step) * vocab..][..vocab], &found[end - vocab..end]);
-                close(&format!("logits of step {step}, row {row}"), expected, found, 1e-5)?;
-                let best = (0..vocab).max_by(|&a, &b| found[a].total_cmp(&found[b])).unwrap_or(0);
-                let want = tokens[row * steps + step];
-                if best as i32 != want {
-                    return Err(format!("step {step}, row {row}: token {best}, expected {want}"));
+        let (ids, logits) = (self.ids("input_ids")?, self.floats("logits")?);
+        let [rows, len] = matrix(&ids)?;
+        let ids = ids.to_vec::<i32>().map_err(text)?;
+        let vocab = logits.len() / ids.len();
+        let sizes = chunks.to_vec::<i32>().map_err(text)?.into_iter().map(|size| size as usize);
+        for sizes in [sizes.collect::<Vec<_>>(), vec![1; len]] {
+            let mut scaling = Scaling::new(&model, self.device).map_err(text)?;
+            let mut cx = scaling.eval(&Recipe::off()).map_err(text)?;
+            let mut cache = model.kv_cache(rows, len, DType::F32).map_err(text)?;
+            let mut first = 0;
+            for size in sizes {
+                let of_rows = |row: usize| row * len + first..row * len + first + size;
+                let part = (0..rows).flat_map(|row| ids[of_rows(row)].to_vec()).collect();
+                let part = Tensor::from_vec::<i32>(part, [rows, size], self.device).map_err(text)?;
+                let found = model.extend_all(&mut cx, &part, &vec![size; rows], &mut cache).map_err(text)?;
+                let found = found.to_f32_vec().map_err(text)?;
+                for row in 0..rows {
+                    let range = of_rows(row);
+                    let expected = &logits[range.start * vocab..range.end * vocab];
+                    let found = &found[row * size * vocab..(row + 1) * size * vocab];
+                    let what = format!("logits of {size} ids at {first}, row {row}");
+                    close_to(&what, expected, found, 1e-5, largest(&logits))?;
                 }
-                ids.push(want);
+                first += size;
             }
         }
         Ok(())
+    }
+
+    /// Continues the prompts through a cache.
+    fn greedy(&self) -> Check {
+        let Ok(prompt) = self.ids("greedy.prompt") else { return Ok(()) };
+        let (_, model) = self.load(false)?;
+        let (tokens, logits) = (self.ids("greedy.tokens")?, self.floats("greedy.logits")?);
+        let ([rows, len], [_, steps]) = (matrix(&prompt)?, matrix(&tokens)?);
+        let tokens = tokens.to_vec::<i32>().map_err(text)?;
+        let vocab = logits.len() / tokens.len();
+        let mut scaling = Scaling::new(&model, self.device).map_err(text)?;
+        let mut cx = scaling.eval(&Recipe::off()).map_err(text)?;
+        let mut cache = model.kv_cache(rows, len + steps, DType::F32).map_err(text)?;
+        let (mut ids, mut count) = (prompt.clone(), len);
+        for step in 0..steps {
+            let found = model.extend(&mut cx, &ids, &vec![count; rows], &mut cache).map_err(text)?;
+            let found = found.to_f32_vec().map_err(text)?;
+            let expected = (0..rows).flat_map(|row| &logits[(row * steps + step) * vocab..][..vocab]);
+            let expected: Vec<f32> = expected.copied().collect();
+            close_to(&format!("logits of step {step}"), &expected, &found, 1e-5, largest(&logits))?;
+            let next = (0..rows).map(|row| tokens[row * steps + step]).collect();
+            (ids, count) = (Tensor::from_vec::<i32>(next, [rows, 1], self.device).map_err(text)?, 1);
+        }
+        let prompts = prompt.to_vec::<i32>().map_err(text)?;
+        let prompts: Vec<&[i32]> = prompts.chunks(len).collect();
+        let options = GenerateOptions { max_new_tokens: steps, ..Default::default() };
+        let found = model.generate(&mut cx, &prompts, &options, |_, _| {}).map_err(text)?;
+        let want: Vec<Vec<i32>> = tokens.chunks(steps).map(<[i32]>::to_vec).collect();
+        if found == want { Ok(()) } else { Err(format!("tokens {found:?}, expected {want:?}")) }
     }
 
     fn older_spelling(&self) -> Check {
@@ -184,16 +222,24 @@ fn matrix(ids: &Tensor) -> Check<[usize; 2]> {
 fn forward(model: &Gpt, ids: &Tensor) -> Check<Vec<f32>> {
     let mut scaling = Scaling::new(model, ids.device()).map_err(text)?;
     let mut cx = scaling.eval(&Recipe::off()).map_err(text)?;
-    let (logits, _) = model.forward(&mut cx, ids).map_err(text)?;
+    let logits = model.logits(&mut cx, ids, &SequenceInfo::default()).map_err(text)?;
     logits.to_f32_vec().map_err(text)
+}
+
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0f32, |largest, value| largest.max(value.abs()))
 }
 
 /// Compares within `tolerance` of the largest expected magnitude.
 fn close(what: &str, expected: &[f32], found: &[f32], tolerance: f64) -> Check {
+    close_to(what, expected, found, tolerance, largest(expected))
+}
+
+/// Compares within `tolerance` of `largest`.
+fn close_to(what: &str, expected: &[f32], found: &[f32], tolerance: f64, largest: f32) -> Check {
     if expected.len() != found.len() {
         return Err(format!("{what}: {} values, expected {}", found.len(), expected.len()));
     }
-    let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
     let differences = expected.iter().zip(found).map(|(&e, &f)| (f64::from(e) - f64::from(f)).abs());
     let worst = differences.enumerate().map(|(i, d)| if d.is_nan() { (i, f64::INFINITY) } else { (i, d) });
     let (at, worst) = worst.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0));

@@ -21,6 +21,7 @@ pub(crate) fn run(options: &Quantize) -> Result<String, Failure> {
         ignore: options.ignore.clone(),
         allow_ragged: options.allow_ragged,
         threads: options.threads,
+        ..Default::default()
     };
     let start = std::time::Instant::now();
     let done = watch(|monitor| hf::quantize(&folder, &options.output, &settings, monitor))?;

@@ -1,6 +1,7 @@
 //! Rotary positions in both spellings: `rope_parameters` of transformers 5, and `rope_theta` beside `rope_scaling` of 4.
 
 use super::fields::Fields;
+pub use fp8_kernels::ops::RopeScaling;
 
 /// The rotary position embedding of a model, as [`Config::rope`](super::Config::rope) has it.
 ///
@@ -12,50 +13,6 @@ pub struct Rope {
     pub theta: f64,
     /// What extends the model to longer sequences than it was first trained with. Default: none.
     pub scaling: RopeScaling,
-}
-
-/// A change to the frequencies of a [`Rope`]. The example of [`Config`](super::Config) reads one.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub enum RopeScaling {
-    /// The frequencies as they are.
-    Default,
-    /// Divides all frequencies by `factor`.
-    Linear {
-        /// The divisor.
-        factor: f64,
-    },
-    /// Divides low frequencies by `factor`, as Llama 3.1 does. A frequency that turns more than `high_freq_factor` times in
-    /// `original_max_position_embeddings` positions stays, one that turns less than `low_freq_factor` times is divided, and
-    /// between the two the share is linear in the number of turns.
-    Llama3 {
-        /// The divisor of low frequencies.
-        factor: f64,
-        /// Turns below which a frequency is divided.
-        low_freq_factor: f64,
-        /// Turns above which a frequency stays.
-        high_freq_factor: f64,
-        /// The length that turns are counted in.
-        original_max_position_embeddings: usize,
-    },
-    /// YaRN: a ramp over the index of the frequency, and a factor on cos and sin.
-    ///
-    /// The ramp goes from the index that turns `beta_fast` times in `original_max_position_embeddings` positions to the one
-    /// that turns `beta_slow` times. Below the ramp a frequency stays, above it is divided by `factor`.
-    Yarn {
-        /// The divisor of low frequencies.
-        factor: f64,
-        /// Turns where the ramp begins. Default: 32.
-        beta_fast: f64,
-        /// Turns where the ramp ends. Default: 1.
-        beta_slow: f64,
-        /// Whether the ends of the ramp are rounded to whole indices: the first down, the last up. Default: true.
-        truncate: bool,
-        /// The factor of cos and sin. Default: 0.1 · ln(factor) + 1, or the ratio of `mscale` and `mscale_all_dim`.
-        attention_factor: f64,
-        /// The length that turns are counted in.
-        original_max_position_embeddings: usize,
-    },
 }
 
 const KNOWN: [&str; 14] = [
@@ -124,7 +81,7 @@ pub(super) fn rope(config: Fields<'_>) -> Result<Rope, String> {
         }
     };
     let scaling = match kind {
-        "default" => RopeScaling::Default,
+        "default" => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: required("factor")? },
         "llama3" => {
             let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
@@ -137,7 +94,7 @@ pub(super) fn rope(config: Fields<'_>) -> Result<Rope, String> {
                 factor: required("factor")?,
                 low_freq_factor: low,
                 high_freq_factor: high,
-                original_max_position_embeddings: original()?,
+                original_max_position: original()?,
             }
         }
         "yarn" => yarn(rope, required("factor")?, original()?)?,
@@ -164,6 +121,6 @@ fn yarn(rope: Fields<'_>, factor: f64, original: usize) -> Result<RopeScaling, S
         beta_slow: rope.positive("beta_slow")?.unwrap_or(1.0),
         truncate: rope.flag("truncate")?.unwrap_or(true),
         attention_factor,
-        original_max_position_embeddings: original,
+        original_max_position: original,
     })
 }
