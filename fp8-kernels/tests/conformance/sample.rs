@@ -14,6 +14,8 @@ cases![
     large_vocabularies,
     ends_of_every_thread,
     few_logits_of_many,
+    neighbouring_values,
+    weights_to_the_last_digits,
     follows_the_softmax,
     a_share_of_hardly_anything,
     draws_on_the_device,
@@ -213,6 +215,55 @@ fn few_logits_of_many(device: &Device) -> Outcome {
     (1..40).try_for_each(|i| {
         check("p", &steps, &SampleOptions { top_p: i as f32 / 40.0, ..Default::default() }, KEY)
     })
+}
+
+/// Values next to each other, of which every number is kept.
+fn neighbouring_values(device: &Device) -> Outcome {
+    let base = 1.5f32.to_bits();
+    for (sign, cols) in [(0, 40u32), (1 << 31, 200)] {
+        let values: Vec<f32> = (0..cols).map(|i| f32::from_bits((base + i * 7 % cols) | sign)).collect();
+        let logits = Tensor::from_vec(values, [1, cols as usize], device)?;
+        for k in (1..cols as usize).step_by(1 + cols as usize / 60) {
+            let key = DropoutKey { seed: 5, offset: k as u64 };
+            check("count", &logits, &SampleOptions { top_k: Some(k), ..Default::default() }, key)?;
+            let top_p = (k as f32 + 0.5) / cols as f32;
+            check("share", &logits, &SampleOptions { top_p, ..Default::default() }, key)?;
+        }
+    }
+    Ok(())
+}
+
+/// Random numbers and shares on both sides of where a token begins, as near as they come.
+fn weights_to_the_last_digits(device: &Device) -> Outcome {
+    // Of the reduced arguments of exp the largest and the smallest.
+    for x in [-0.34f32, -0.36, -1.03, -1.05, -3.8] {
+        let weight = f64::from((math::exp(x) * 2f32.powi(31)).floor());
+        let all = weight + 2f64.powi(31);
+        // The token is the first one, whose weight this is, if the random number is less than its share.
+        let share = weight / all * 2f64.powi(64);
+        let numbers = (0..200_000).map(|offset| (random(DropoutKey { seed: 1, offset }, 0) as f64, offset));
+        let (mut below, mut above) = ((0.0, 0), (2f64.powi(64), 0));
+        for (number, offset) in numbers {
+            if number < share && number > below.0 {
+                below = (number, offset);
+            } else if number >= share && number < above.0 {
+                above = (number, offset);
+            }
+        }
+        let logits = Tensor::from_vec(vec![x, 0.0], [1, 2], device)?;
+        for offset in [below.1, above.1] {
+            check("number", &logits, &SampleOptions::default(), DropoutKey { seed: 1, offset })?;
+        }
+        // With a third, smaller one, which the share leaves out, or does not.
+        let logits = Tensor::from_vec([x, 0.0, x - 0.1].repeat(24), [24, 3], device)?;
+        let third = f64::from((math::exp(x - 0.1) * 2f32.powi(31)).floor());
+        let share = (all / (all + third)) as f32;
+        for step in -2..=2 {
+            let top_p = f32::from_bits(share.to_bits().wrapping_add_signed(step));
+            check("share", &logits, &SampleOptions { top_p, ..Default::default() }, KEY)?;
+        }
+    }
+    Ok(())
 }
 
 /// The share of each token in many draws, against its probability.

@@ -79,18 +79,17 @@ __device__ __forceinline__ void block_sums(u64 sums[3], u64* scratch) {
     __syncthreads();
 }
 
-// The largest t such that the logits from t on number at least `needed`, or, where `is_weighed`, weigh so much; of those from
-// `least` on.
-__device__ __forceinline__ u32 threshold(const Row& row, int is_weighed, u32 least, u64 needed, u64* scratch) {
+// The largest t such that the logits from t on number at least `needed`, or, where `is_weighed`, weigh so much. A second one
+// needs no more than what the first one keeps, and so is not below it.
+__device__ __forceinline__ u32 threshold(const Row& row, int is_weighed, u64 needed, u64* scratch) {
     u32 found = 0;
 #pragma unroll 1
     for (int shift = 30; shift >= 0; shift -= 2) {
         const u32 one = found | 1u << shift, two = found | 2u << shift, three = found | 3u << shift;
-        const u32 low = one > least ? one : least;
         u64 sums[3] = {0, 0, 0};
         for (u32 i = threadIdx.x; i < row.vocabulary; i += blockDim.x) {
             u32 order = order_at(row, i);
-            if (order < low) continue;
+            if (order < one) continue;
             u64 weight = is_weighed ? weight_of(row, order) : 1;
             sums[0] += weight;
             if (order >= two) sums[1] += weight;
@@ -163,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 needed = __umul64hi(all, top_p);
                 needed = needed > 1 ? needed : 1;
             }
-            if (needed != 0) least = threshold(row, stage, least, needed, scratch);
+            if (needed != 0) least = threshold(row, stage, needed, scratch);
             mine = 0;
             for (u32 i = begin; i < end; i++) mine += kept_weight(row, i, least);
             before = sum_before(mine, &all, scratch);
