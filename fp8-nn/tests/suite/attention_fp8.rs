@@ -1,11 +1,11 @@
 //! Attention in FP8 as an option of layers: its slots, its distance from high precision, and every mode of a training.
 
 use crate::support::{
-    ParameterBits, bits, block_options, current, custom, delayed, device, error, everything, first_step,
-    grads, ids, in_dtype, noise, off, relative_rms, rng, short, step, unless_simulated, values, with_noise,
+    bits, block_options, current, custom, delayed, device, error, everything, first_step, grads, ids,
+    in_dtype, noise, off, relative_rms, rng, short, step, train_block, unless_simulated, values, with_noise,
 };
 use fp8_nn::fp8_dist::local;
-use fp8_nn::fp8_recipe::{Direction, ScalingState};
+use fp8_nn::fp8_recipe::Direction;
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -196,28 +196,15 @@ fn slots_have_names_and_record_amaxes() {
     assert_eq!((gemms["attention.qkv"], gemms["attention.q"], gemms["attention.o"]), (3, 0, 0));
 }
 
-/// Steps of a block, alone or recomputed.
-fn train<M: Module>(mut model: M, recipe: &Recipe) -> (Vec<Vec<u32>>, (ParameterBits, ScalingState)) {
-    let mut scaling = Scaling::new(&model, &device()).unwrap();
-    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
-    let mut out = Vec::new();
-    for i in 0..unless_simulated(3, 2) {
-        let (x, dy) = (noise([2, 6, 32], i), noise([2, 6, 32], 100 + i));
-        let (y, dx) = step(&mut scaling, recipe, &AutocastOptions::default(), &mut model, &x, &dy).unwrap();
-        out.extend([bits(&y), bits(&dx)]);
-        optimizer.step(&mut model, 0.01).unwrap();
-        fp8_nn::zero_grad(&mut model).unwrap();
-    }
-    let all = everything(&model, &scaling);
-    (out, all)
-}
-
 #[test]
 fn recomputed_equals_stored() {
     for recipe in [delayed(), current()] {
         for dropout in [0.0, 0.3] {
             let again = Recompute { inner: block(dropout) };
-            assert!(train(block(dropout), &recipe) == train(again, &recipe), "{recipe}, {dropout}");
+            assert!(
+                train_block(6, block(dropout), &recipe) == train_block(6, again, &recipe),
+                "{recipe}, {dropout}"
+            );
         }
     }
 }

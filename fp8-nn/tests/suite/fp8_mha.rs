@@ -1,12 +1,12 @@
 //! FP8 between attention and its projections: the slots of GEMMs that write it, and every mode of a training.
 
 use crate::support::{
-    ParameterBits, bits, block_options, current, custom, delayed, device, everything, first_step, grads,
-    in_dtype, noise, off, relative_rms, rng, short, step, unless_simulated, values, with_noise,
+    bits, block_options, current, custom, delayed, device, first_step, grads, in_dtype, noise, off,
+    relative_rms, rng, short, step, train_block, unless_simulated, values, with_noise,
 };
 use fp8_nn::fp8_dist::local;
 use fp8_nn::fp8_kernels::{Encoding, ScaleRule, Slot};
-use fp8_nn::fp8_recipe::{Direction, ScalingState};
+use fp8_nn::fp8_recipe::Direction;
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -242,33 +242,17 @@ fn block(rope: bool, attention_dropout: f32, recompute: RecomputeLevel) -> Trans
     with_noise(TransformerLayer::new("block", options, &device(), &mut rng(1)).unwrap(), 1)
 }
 
-/// Steps of a block, alone or recomputed.
-fn train<M: Module>(mut model: M, recipe: &Recipe) -> (Vec<Vec<u32>>, (ParameterBits, ScalingState)) {
-    let mut scaling = Scaling::new(&model, &device()).unwrap();
-    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
-    let mut out = Vec::new();
-    for i in 0..unless_simulated(3, 2) {
-        let (x, dy) = (noise([2, 8, 32], i), noise([2, 8, 32], 100 + i));
-        let (y, dx) = step(&mut scaling, recipe, &AutocastOptions::default(), &mut model, &x, &dy).unwrap();
-        out.extend([bits(&y), bits(&dx)]);
-        optimizer.step(&mut model, 0.01).unwrap();
-        fp8_nn::zero_grad(&mut model).unwrap();
-    }
-    let all = everything(&model, &scaling);
-    (out, all)
-}
-
 #[test]
 fn recomputed_equals_stored() {
     for (recipe, rope, dropout) in [(delayed(), false, 0.2), (delayed(), true, 0.0), (current(), false, 0.0)]
     {
         let block = |level| block(rope, dropout, level);
-        let stored = train(block(RecomputeLevel::None), &recipe);
+        let stored = train_block(8, block(RecomputeLevel::None), &recipe);
         assert!(
-            stored == train(Recompute { inner: block(RecomputeLevel::None) }, &recipe),
+            stored == train_block(8, Recompute { inner: block(RecomputeLevel::None) }, &recipe),
             "{recipe}, {rope}"
         );
-        assert!(stored == train(block(RecomputeLevel::Norm), &recipe), "{recipe}, {rope}");
+        assert!(stored == train_block(8, block(RecomputeLevel::Norm), &recipe), "{recipe}, {rope}");
     }
 }
 

@@ -209,7 +209,12 @@ fn of_transformer_layer() {
 
 #[test]
 fn of_the_loss_of_a_language_model() {
-    let mut model = with_noise(gpt(1), 1);
+    let value = check_loss_gradients(with_noise(gpt(1), 1));
+    assert!((value - 20f32.ln()).abs() < 0.5);
+}
+
+/// Checks the gradients of a model's loss and returns the loss.
+fn check_loss_gradients(mut model: Gpt) -> f32 {
     let (tokens, targets) = (ids([2, 6], 20, 2), ids([2, 6], 20, 3));
     let loss = |model: &Gpt| {
         let mut scaling = Scaling::new(model, &device()).unwrap();
@@ -220,11 +225,11 @@ fn of_the_loss_of_a_language_model() {
     let mut cx = scaling.scope(&delayed(), &off()).unwrap();
     let (value, saved) = model.loss(&mut cx, &tokens, &targets).unwrap();
     cx.commit().unwrap();
-    assert!((value.item().unwrap() - 20f32.ln()).abs() < 0.5);
     scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
     // The loss is one f32 near 3: its slopes are coarse, and so is what they can prove.
     assert!(parameters(&model).iter().all(|p| norm(&values(p.main_grad())) > 0.0));
     check_loss(&mut model, loss);
+    value.item().unwrap()
 }
 
 /// The forms of the decoder that Llama-like models and GPT-2 have.
@@ -254,24 +259,13 @@ fn of_the_loss_of_other_decoders() {
     };
     let gpt2 = GptOptions { learned_positions: true, tie_word_embeddings: true, ..plain };
     for (options, parameters_of_blocks) in [(qwen, 9), (gpt2, 12)] {
-        let mut model = with_noise(Gpt::new("gpt", &options, &device(), &mut rng(1)).unwrap(), 1);
+        let model = with_noise(Gpt::new("gpt", &options, &device(), &mut rng(1)).unwrap(), 1);
         let of_blocks = |p: &&&Parameter| p.name().starts_with("gpt.blocks.0.");
         let mut all = parameters(&model);
         all.sort_by(|a, b| a.name().cmp(b.name()));
         assert_eq!(all.iter().filter(of_blocks).count(), parameters_of_blocks);
         assert!(!all.iter().any(|p| p.name().starts_with("gpt.head")));
-        let (tokens, targets) = (ids([2, 6], 20, 2), ids([2, 6], 20, 3));
-        let loss = |model: &Gpt| {
-            let mut scaling = Scaling::new(model, &device()).unwrap();
-            let mut cx = scaling.scope(&delayed(), &off()).unwrap();
-            f64::from(model.loss(&mut cx, &tokens, &targets).unwrap().0.item().unwrap())
-        };
-        let mut scaling = Scaling::new(&model, &device()).unwrap();
-        let mut cx = scaling.scope(&delayed(), &off()).unwrap();
-        let (_, saved) = model.loss(&mut cx, &tokens, &targets).unwrap();
-        cx.commit().unwrap();
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
-        check_loss(&mut model, loss);
+        check_loss_gradients(model);
     }
 }
 

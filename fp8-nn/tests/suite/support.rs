@@ -194,6 +194,26 @@ pub(crate) fn step<M: Module>(
     Ok((y, dx))
 }
 
+/// Outputs and gradients of a few steps of a block on sequences of `seq` positions, and all that lasts of it.
+pub(crate) fn train_block<M: Module>(
+    seq: usize,
+    mut model: M,
+    recipe: &Recipe,
+) -> (Vec<Vec<u32>>, (ParameterBits, ScalingState)) {
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    let mut out = Vec::new();
+    for i in 0..unless_simulated(3, 2) {
+        let (x, dy) = (noise([2, seq, 32], i), noise([2, seq, 32], 100 + i));
+        let (y, dx) = step(&mut scaling, recipe, &AutocastOptions::default(), &mut model, &x, &dy).unwrap();
+        out.extend([bits(&y), bits(&dx)]);
+        optimizer.step(&mut model, 0.01).unwrap();
+        fp8_nn::zero_grad(&mut model).unwrap();
+    }
+    let all = everything(&model, &scaling);
+    (out, all)
+}
+
 /// [`step`] in a `Scaling` of its own.
 pub(crate) fn first_step<M: Module>(
     recipe: &Recipe,

@@ -15,6 +15,13 @@ const PATH: &str = "attacked";
 const FORWARD: f64 = 0.12;
 const BACKWARD: f64 = 0.6;
 
+/// Frequencies as they are, refused ones, and scaled ones.
+const ROPE_SCALINGS: [ops::RopeScaling; 3] = [
+    ops::RopeScaling::None,
+    ops::RopeScaling::Linear { factor: 0.0 },
+    ops::RopeScaling::Linear { factor: 4.0 },
+];
+
 /// A size that is mostly small and positive.
 fn size(draw: &mut Draw) -> usize {
     match draw.below(40) {
@@ -60,6 +67,7 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
     let (hidden_size, num_attention_heads, num_gqa_groups) = heads(draw);
     let (causal, rope, input_layernorm) = (draw.flip(), draw.flip(), draw.flip());
     let norm = NormLayerOptions { hidden_size: input, eps, zero_centered_gamma, params_dtype };
+    let of_heads = NormOptions { normalization, eps, ..Default::default() };
     match which {
         0 => {
             let options = LinearOptions {
@@ -123,16 +131,8 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                     num_gqa_groups,
                     causal,
                     rope,
-                    rope_scaling: case.draw.pick(&[
-                        ops::RopeScaling::None,
-                        ops::RopeScaling::Linear { factor: 0.0 },
-                        ops::RopeScaling::Linear { factor: 4.0 },
-                    ]),
-                    qk_norm: case.draw.once_in(4).then_some(NormOptions {
-                        normalization,
-                        eps,
-                        ..Default::default()
-                    }),
+                    rope_scaling: case.draw.pick(&ROPE_SCALINGS),
+                    qk_norm: case.draw.once_in(4).then_some(of_heads),
                     max_seq_length: 16,
                     fp8_dpa: case.draw.once_in(3),
                     ..Default::default()
@@ -165,16 +165,8 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                     causal,
                     window: (case.draw.once_in(3).then_some(2), case.draw.once_in(3).then_some(1)),
                     rope,
-                    rope_scaling: case.draw.pick(&[
-                        ops::RopeScaling::None,
-                        ops::RopeScaling::Linear { factor: 0.0 },
-                        ops::RopeScaling::Linear { factor: 4.0 },
-                    ]),
-                    qk_norm: case.draw.once_in(4).then_some(NormOptions {
-                        normalization,
-                        eps,
-                        ..Default::default()
-                    }),
+                    rope_scaling: case.draw.pick(&ROPE_SCALINGS),
+                    qk_norm: case.draw.once_in(4).then_some(of_heads),
                     max_seq_length: 16,
                     fp8_dpa: case.draw.once_in(3),
                     ..Default::default()
