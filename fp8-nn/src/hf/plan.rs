@@ -118,7 +118,7 @@ impl Plan {
                 value: options.scheme.to_string(),
                 remedy: format!(
                     "`{name}` is {} × {}, no multiple of {BLOCK} ({} such matrices), which transformers refuses or \
-                     misreads: use another scheme, ignore these layers, or allow ragged blocks",
+                     misreads: use another scheme, ignore these layers (--ignore), or allow ragged blocks (--allow-ragged)",
                     shape[0],
                     shape[1],
                     plan.ragged.len()
