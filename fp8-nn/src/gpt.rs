@@ -9,12 +9,11 @@ use crate::dropout::Rate;
 use crate::layer_norm::NormCore;
 use crate::loss_scaler::expect_all_gradients;
 use crate::{
-    AttentionOptions, Embedding, EmbeddingOptions, EmbeddingSaved, Error, InitOptions, Linear, LinearOptions,
-    LossScaler, Module, NormOptions, Result, SequenceInfo, TransformerLayer, TransformerLayerOptions,
-    TransformerLayerSaved, composite, init,
+    Embedding, EmbeddingOptions, EmbeddingSaved, Error, Linear, LinearOptions, LossScaler, Module, Result,
+    SequenceInfo, TransformerLayer, TransformerLayerSaved, composite, init,
 };
 use fp8_kernels::ops::{
-    self, CrossEntropyOptions, CrossEntropySaved, Dropout, LossScale, Norm, NormStats, Positions,
+    self, CrossEntropyOptions, CrossEntropySaved, Dropout, LossScale, NormStats, Positions,
 };
 use fp8_kernels::{Device, Tensor};
 use fp8_recipe::{Backward, Forward};
@@ -129,40 +128,6 @@ impl Gpt {
         })?;
         let table = EmbeddingOptions { num_embeddings: vocab_size, hidden_size, params_dtype, init_std };
         let embedding = Embedding::new(&format!("{path}.embedding"), &table, device, rng)?;
-        let block = TransformerLayerOptions {
-            hidden_size,
-            ffn_hidden_size: options.ffn_hidden_size.unwrap_or(hidden_size.saturating_mul(4)),
-            attention: AttentionOptions {
-                num_attention_heads: options.num_attention_heads,
-                num_gqa_groups: options.num_gqa_groups,
-                kv_channels: options.kv_channels,
-                rope: !options.learned_positions,
-                rope_base: options.rope_base,
-                rope_scaling: options.rope_scaling,
-                qk_norm: options
-                    .qk_norm
-                    .then_some(NormOptions { normalization: Norm::RmsNorm, ..options.norm }),
-                max_seq_length: options.max_seq_length,
-                fp8_dpa: options.fp8_dpa,
-                fp8_mha: options.fp8_mha,
-                attention_dropout: options.attention_dropout,
-                ..Default::default()
-            },
-            hidden_dropout: options.hidden_dropout,
-            drop_path_rate: options.drop_path_rate,
-            activation: options.activation,
-            norm: options.norm,
-            recompute: options.recompute,
-            fp32_residual_connection: options.fp32_residual_connection,
-            bias: options.bias,
-            qkv_bias: options.qkv_bias,
-            params_dtype,
-            init: InitOptions {
-                init_std,
-                output_layer_init_std: init_std / (2.0 * num_layers as f32).sqrt(),
-            },
-            ..Default::default()
-        };
         let windows = &options.sliding_windows;
         if !(windows.is_empty() || windows.len() == num_layers) || windows.contains(&Some(0)) {
             return Err(Error::Option {
@@ -176,9 +141,7 @@ impl Gpt {
         let position = || Embedding::new(&format!("{path}.position"), &position, device, rng);
         let position = options.learned_positions.then(position).transpose()?;
         for i in 0..num_layers {
-            let mut block = block.clone();
-            block.attention.window.0 = windows.get(i).copied().flatten().map(|window| window - 1);
-            blocks.push(TransformerLayer::new(&format!("{path}.blocks.{i}"), block, device, rng)?);
+            blocks.push(TransformerLayer::new(&format!("{path}.blocks.{i}"), options.block(i), device, rng)?);
         }
         let head = LinearOptions {
             in_features: hidden_size,

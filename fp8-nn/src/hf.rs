@@ -15,6 +15,7 @@
 //! folder, and headers of more than 100 MB are refused before any tensor is read. A folder that is written appears whole or not
 //! at all.
 
+mod calibrate;
 mod config;
 mod encode;
 mod family;
@@ -28,9 +29,12 @@ mod positioned;
 mod quantize;
 mod save;
 mod scheme;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
 mod values;
 mod weights;
 
+pub use calibrate::calibrate;
 pub use config::{Config, InputScales, QuantMethod, Quantization, Rope, RopeScaling, WeightScales};
 pub use family::{Family, TensorKind, TensorSpec};
 pub use folder::Folder;
@@ -41,5 +45,8 @@ pub use quantize::{QuantizeOptions, Quantized, quantize};
 pub use safetensors::Dtype;
 pub use save::save;
 pub use scheme::Scheme;
+#[cfg(feature = "tokenizer")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tokenizer")))]
+pub use tokenizer::{TextStream, Tokenizer};
 pub use values::Fp8Weight;
 pub use weights::{WeightInfo, Weights};

@@ -49,6 +49,8 @@ mod schedule;
 mod scopes;
 mod sequence_info;
 mod stack;
+pub mod text;
+mod token_losses;
 mod transformer_layer;
 
 pub use atomic_folder::AtomicFolder;
@@ -80,6 +82,7 @@ pub use schedule::CosineSchedule;
 pub use scopes::Scopes;
 pub use sequence_info::SequenceInfo;
 pub use stack::{AnySaved, DynModule, Stack};
+pub use token_losses::{TokenLosses, token_losses};
 pub use transformer_layer::{TransformerLayer, TransformerLayerOptions, TransformerLayerSaved};
 
 pub use fp8_dist;

@@ -1,11 +1,10 @@
 //! The text: bytes to train on, bytes held out, and the bigram model that a network has to beat.
 //!
-//! The last tenth of the bytes is held out: of `n` bytes the first `⌊9n / 10⌋` are trained on. A folder gives all
-//! its files, subfolders and hidden ones included, joined without separator in the order of their paths (compared
-//! component by component). Links to folders are not followed, since they may form a cycle.
+//! The last tenth of the bytes is held out: of `n` bytes the first `⌊9n / 10⌋` are trained on. [`fp8_nn::text::read`] says
+//! which files of a folder are read.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::failure::Failure;
 
@@ -106,34 +105,10 @@ fn split(len: usize) -> usize {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let kind = fs::metadata(path).map_err(|error| unreadable(path, &error))?;
-    if kind.is_file() {
-        return fs::read(path).map_err(|error| unreadable(path, &error));
-    }
-    if !kind.is_dir() {
-        return Err(Failure::input(format!("--text {}: neither a file nor a folder", path.display())));
-    }
-    let mut files = Vec::new();
-    list(path, &mut files)?;
-    files.sort();
-    let mut bytes = Vec::new();
-    for file in &files {
-        bytes.extend(fs::read(file).map_err(|error| unreadable(file, &error))?);
-    }
-    Ok(bytes)
-}
-
-fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
-    for entry in fs::read_dir(folder).map_err(|error| unreadable(folder, &error))? {
-        let entry = entry.map_err(|error| unreadable(folder, &error))?;
-        let path = entry.path();
-        if entry.file_type().map_err(|error| unreadable(&path, &error))?.is_dir() {
-            list(&path, files)?;
-        } else if fs::metadata(&path).map_err(|error| unreadable(&path, &error))?.is_file() {
-            files.push(path);
-        }
-    }
-    Ok(())
+    fp8_nn::text::read(path).map_err(|error| match error {
+        fp8_nn::Error::Io { path, source } => unreadable(&path, &source),
+        other => Failure::input(other.to_string()),
+    })
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> Failure {

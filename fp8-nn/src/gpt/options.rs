@@ -1,8 +1,8 @@
 //! The options of a language model.
 
-use crate::{NormOptions, RecomputeLevel};
+use crate::{AttentionOptions, InitOptions, NormOptions, RecomputeLevel, TransformerLayerOptions};
 use fp8_kernels::DType;
-use fp8_kernels::ops::{Activation, RopeScaling};
+use fp8_kernels::ops::{Activation, Norm, RopeScaling};
 
 /// Options of a [`Gpt`](crate::Gpt). `vocab_size`, `num_layers`, `hidden_size`, `num_attention_heads` and `max_seq_length` are required;
 /// the other fields have defaults.
@@ -111,6 +111,48 @@ impl Default for GptOptions {
             fp32_residual_connection: false,
             params_dtype: DType::F32,
             init_std: 0.023,
+        }
+    }
+}
+
+impl GptOptions {
+    /// Returns the options of a block.
+    pub(crate) fn block(&self, index: usize) -> TransformerLayerOptions {
+        let mut window = AttentionOptions::default().window;
+        // A query sees itself, too.
+        window.0 = self.sliding_windows.get(index).copied().flatten().map(|window| window.saturating_sub(1));
+        TransformerLayerOptions {
+            hidden_size: self.hidden_size,
+            ffn_hidden_size: self.ffn_hidden_size.unwrap_or(self.hidden_size.saturating_mul(4)),
+            attention: AttentionOptions {
+                num_attention_heads: self.num_attention_heads,
+                num_gqa_groups: self.num_gqa_groups,
+                kv_channels: self.kv_channels,
+                rope: !self.learned_positions,
+                rope_base: self.rope_base,
+                rope_scaling: self.rope_scaling,
+                qk_norm: self.qk_norm.then_some(NormOptions { normalization: Norm::RmsNorm, ..self.norm }),
+                max_seq_length: self.max_seq_length,
+                window,
+                fp8_dpa: self.fp8_dpa,
+                fp8_mha: self.fp8_mha,
+                attention_dropout: self.attention_dropout,
+                ..Default::default()
+            },
+            hidden_dropout: self.hidden_dropout,
+            drop_path_rate: self.drop_path_rate,
+            activation: self.activation,
+            norm: self.norm,
+            recompute: self.recompute,
+            fp32_residual_connection: self.fp32_residual_connection,
+            bias: self.bias,
+            qkv_bias: self.qkv_bias,
+            params_dtype: self.params_dtype,
+            init: InitOptions {
+                init_std: self.init_std,
+                output_layer_init_std: self.init_std / (2.0 * self.num_layers as f32).sqrt(),
+            },
+            ..Default::default()
         }
     }
 }

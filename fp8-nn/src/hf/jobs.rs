@@ -18,7 +18,8 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Returns the bytes of the source that are done, and how many there are. Bytes that are read twice count twice.
+    /// Returns how much is done, and how much there is to do: bytes of the source, of which those that are read twice count twice,
+    /// or tokens.
     #[must_use]
     pub fn progress(&self) -> (u64, u64) {
         (self.done.load(Relaxed), self.total.load(Relaxed))
@@ -29,17 +30,26 @@ impl Monitor {
         self.stopped.store(true, Relaxed);
     }
 
-    pub(super) fn start(&self, total: u64) {
+    pub(crate) fn start(&self, total: u64) {
         self.done.store(0, Relaxed);
         self.total.store(total, Relaxed);
     }
 
-    pub(super) fn add(&self, bytes: u64) {
-        self.done.fetch_add(bytes, Relaxed);
+    pub(crate) fn add(&self, done: u64) {
+        self.done.fetch_add(done, Relaxed);
     }
 
-    fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Relaxed)
+    }
+
+    pub(crate) fn stop_error(&self) -> Error {
+        Error::Option {
+            layer: "Monitor".into(),
+            option: "stop",
+            value: self.is_stopped().to_string(),
+            remedy: "the operation was stopped before its end, and nothing was written".into(),
+        }
     }
 }
 
@@ -134,12 +144,7 @@ pub(super) fn run<J: Sync, S>(
     });
     match run.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None if monitor.is_stopped() => Err(Error::Option {
-            layer: "Monitor".into(),
-            option: "stop",
-            value: "true".into(),
-            remedy: "the operation was stopped before its end, and nothing was written".into(),
-        }),
+        None if monitor.is_stopped() => Err(monitor.stop_error()),
         None => Ok(()),
     }
 }

@@ -238,7 +238,7 @@ impl Folder {
     }
 
     /// Replaces the value of a parameter by its tensors.
-    fn read_into(&self, parameter: &mut Parameter, source: &ParameterSource) -> Result<()> {
+    pub(super) fn read_into(&self, parameter: &mut Parameter, source: &ParameterSource) -> Result<()> {
         let mut values = Vec::new();
         let count = parameter.shape().numel();
         let bytes = count.saturating_mul(size_of::<f32>());

@@ -47,18 +47,25 @@ pub(super) fn module(tensor: &str) -> &str {
     tensor.strip_suffix(".weight").unwrap_or(tensor)
 }
 
+/// Refuses a model that is quantized, or that no FP8 format can store.
+pub(super) fn expect_quantizable(folder: &Folder) -> Result<()> {
+    let config = &folder.config;
+    if config.quantization.is_some() {
+        return Err(folder.problem("it is quantized already: quantize the original model".into()));
+    }
+    if config.family.is_transposed {
+        let family = config.family.model_type;
+        return Err(folder.problem(format!(
+            "{family} stores its weights as in × out, which no FP8 format has: it cannot be quantized"
+        )));
+    }
+    Ok(())
+}
+
 impl Plan {
     pub(super) fn new(folder: &Folder, options: &QuantizeOptions) -> Result<Self> {
         let config = &folder.config;
-        if config.quantization.is_some() {
-            return Err(folder.problem("it is quantized already: quantize the original model".into()));
-        }
-        if config.family.is_transposed {
-            let family = config.family.model_type;
-            return Err(folder.problem(format!(
-                "{family} stores its weights as in × out, which no FP8 format has: it cannot be quantized"
-            )));
-        }
+        expect_quantizable(folder)?;
         let specs = config.tensors();
         let linears: Vec<&TensorSpec> = specs.iter().filter(|spec| spec.kind.is_linear()).collect();
         let is_ignored =
@@ -139,13 +146,13 @@ impl Plan {
 }
 
 impl Plan {
-    /// Checks that there is a scale for the input of each matrix, and no other, if there are any.
+    /// Checks that there is a scale for the input of each matrix, if there are any, and none of an unknown layer.
     fn expect_input_scales(&self, options: &QuantizeOptions) -> Result<()> {
         let scales = &options.input_scales;
         let refused = |value: String, remedy: String| {
             Err(Error::Option { layer: "quantize".into(), option: "input_scales", value, remedy })
         };
-        if !scales.is_empty() && !matches!(options.scheme, Scheme::Tensor | Scheme::Vllm) {
+        if !scales.is_empty() && !options.scheme.takes_input_scales() {
             let remedy = format!("inputs are dynamic with scheme {}: use tensor or vllm", options.scheme);
             return refused(format!("{} scales", scales.len()), remedy);
         }
@@ -165,9 +172,10 @@ impl Plan {
                 }
             }
         }
-        match scales.keys().find(|name| !modules.contains(&name.as_str())) {
+        let is_known = |name: &&String| modules.contains(&name.as_str()) || self.ignored.contains(name);
+        match scales.keys().find(|name| !is_known(name)) {
             None => Ok(()),
-            Some(name) => refused(name.clone(), "it is no layer that is quantized: leave it out".into()),
+            Some(name) => refused(name.clone(), "the model has no such layer: leave it out".into()),
         }
     }
 }

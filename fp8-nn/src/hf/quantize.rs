@@ -48,6 +48,17 @@ impl Default for QuantizeOptions {
     }
 }
 
+impl QuantizeOptions {
+    /// Checks that [`quantize`] can quantize the model of `folder` with these options, before work such as a
+    /// [`calibrate`](super::calibrate()) that is lost otherwise.
+    ///
+    /// # Errors
+    /// Those of [`quantize`] that do not depend on values of weights or on the output.
+    pub fn check(&self, folder: &Folder) -> Result<()> {
+        Plan::new(folder, self).map(drop)
+    }
+}
+
 /// What [`quantize`] did. Its example reads one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quantized {
@@ -93,6 +104,7 @@ pub struct Quantized {
 ///
 /// let folder = Folder::open(&place.join("model"))?;
 /// let options = QuantizeOptions { scheme: Scheme::Tensor, ignore: vec!["down_proj".into()], ..Default::default() };
+/// options.check(&folder)?;
 /// let monitor = Monitor::default(); // for a progress bar
 /// let done: Quantized = hf::quantize(&folder, &place.join("fp8"), &options, &monitor)?;
 /// assert_eq!((done.matrices, &done.ignored[0][..]), (6, "model.layers.0.mlp.down_proj"));

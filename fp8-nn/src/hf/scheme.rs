@@ -50,6 +50,18 @@ impl Scheme {
         }
     }
 
+    /// Returns true if the format can hold static scales of inputs, those of
+    /// [`QuantizeOptions::input_scales`](super::QuantizeOptions::input_scales).
+    ///
+    /// ```
+    /// use fp8_nn::hf::Scheme;
+    /// assert!(Scheme::Tensor.takes_input_scales() && !Scheme::Channel.takes_input_scales());
+    /// ```
+    #[must_use]
+    pub const fn takes_input_scales(self) -> bool {
+        matches!(self, Self::Tensor | Self::Vllm)
+    }
+
     pub(super) const fn rule(self) -> Rule {
         match self {
             Self::Tensor | Self::Channel => Rule::COMPRESSED_TENSORS,

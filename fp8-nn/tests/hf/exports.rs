@@ -300,7 +300,7 @@ fn static_scales_of_inputs_are_written_as_by_peers() {
         refused(Scheme::Tensor, &|scales| {
             scales.insert("up".into(), 1.0);
         }),
-        "quantize: input_scales = up: it is no layer that is quantized: leave it out"
+        "quantize: input_scales = up: the model has no such layer: leave it out"
     );
 }
 

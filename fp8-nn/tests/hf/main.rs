@@ -1,6 +1,7 @@
 //! Hugging Face folders: configurations, hostile files, exports against those of peers, and the program `fp8`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod calibration;
 mod config;
 mod decoder;
 mod exports;
@@ -11,3 +12,5 @@ mod matrices;
 #[cfg(feature = "cli")]
 mod program;
 mod saving;
+#[cfg(feature = "tokenizer")]
+mod tokens;

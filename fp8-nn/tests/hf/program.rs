@@ -3,6 +3,7 @@
 mod endings;
 mod mistakes;
 mod output;
+mod running;
 
 use std::ffi::OsStr;
 use std::fs;

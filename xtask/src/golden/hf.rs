@@ -2,10 +2,12 @@
 //!
 //! A model is loaded in f32 and run in high precision. Errors are relative to the largest magnitude of the expected tensor:
 //! logits 1e-5, the loss 1e-6, gradients 2e-5; greedy tokens are equal. Both spellings of the configuration describe one model.
+//! Static scales of inputs are those that the library finds itself, within 1e-5. Every folder with `tokenizer.json` and
+//! `expected_tokens.json` is compared string by string.
 
 use super::Tally;
 use crate::workspace::Result as TaskResult;
-use fp8_nn::hf::{Config, Folder, LoadOptions, ParameterSource};
+use fp8_nn::hf::{Config, Folder, LoadOptions, Monitor, ParameterSource, Tokenizer, calibrate};
 use fp8_nn::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use std::fs;
@@ -16,18 +18,20 @@ type Check<T = ()> = Result<T, String>;
 type CheckCase = fn(&Case<'_>) -> Check;
 
 /// What is compared of each model.
-const CHECKS: [(&str, CheckCase); 5] = [
+const CHECKS: [(&str, CheckCase); 6] = [
     ("logits", |case| case.logits()),
     ("logits in chunks", |case| case.chunks()),
     ("loss and gradients", |case| case.gradients()),
     ("greedy tokens", |case| case.greedy()),
     ("config.v4.json", |case| case.older_spelling()),
+    ("input scales", |case| case.input_scales()),
 ];
 
 /// The path of the loaded model.
 const MODEL: &str = "model";
 
 pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResult {
+    tokenizers(folder, tally)?;
     for (group, parent) in [("hf", folder.to_owned()), ("hf/export", folder.join("export"))] {
         if !parent.is_dir() {
             continue;
@@ -55,6 +59,45 @@ pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResu
     Ok(())
 }
 
+/// Compares the tokens and texts of every tokenizer.
+fn tokenizers(folder: &Path, tally: &mut Tally) -> TaskResult {
+    let mut folders: Vec<PathBuf> =
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
+    folders
+        .retain(|path| path.join("tokenizer.json").is_file() && path.join("expected_tokens.json").is_file());
+    folders.sort();
+    for path in folders {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        tally.record(&format!("hf/{name} tokens"), strings(&path));
+    }
+    Ok(())
+}
+
+fn strings(folder: &Path) -> Check {
+    #[derive(serde::Deserialize)]
+    struct Case {
+        text: String,
+        ids: Vec<i32>,
+        decoded: String,
+        decoded_without_special: String,
+    }
+    let tokenizer = Tokenizer::open(folder, i32::MAX as usize).map_err(text)?;
+    let cases = fs::read(folder.join("expected_tokens.json")).map_err(text)?;
+    let cases: Vec<Case> = serde_json::from_slice(&cases).map_err(text)?;
+    for case in &cases {
+        let ids = tokenizer.encode(&case.text, false).map_err(text)?;
+        let all = tokenizer.decode_all(&case.ids).map_err(text)?;
+        let without = tokenizer.decode(&case.ids).map_err(text)?;
+        if ids != case.ids || all != case.decoded || without != case.decoded_without_special {
+            return Err(format!(
+                "{:?}: {ids:?}, {all:?} and {without:?}: expected {:?}, {:?} and {:?}",
+                case.text, case.ids, case.decoded, case.decoded_without_special
+            ));
+        }
+    }
+    if cases.is_empty() { Err("no strings to compare".into()) } else { Ok(()) }
+}
+
 /// A model and what it must compute.
 struct Case<'a> {
     path: &'a Path,
@@ -74,6 +117,36 @@ impl Case<'_> {
         let (_, model) = self.load(false)?;
         let ids = self.ids("input_ids")?;
         close("logits", &self.floats("logits")?, &forward(&model, &ids)?, 1e-5)
+    }
+
+    /// Finds the scales of a checkpoint with static inputs from the model that it was made of.
+    fn input_scales(&self) -> Check {
+        let fp8 = Folder::open(self.path).map_err(text)?;
+        let names = || fp8.weights.names().filter_map(|name| name.strip_suffix(".input_scale"));
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let (Some((model, _)), Some(parent)) = (name.split_once('-'), self.path.parent()) else {
+            return Ok(());
+        };
+        let source = parent.with_file_name(model);
+        if names().next().is_none() || !source.is_dir() {
+            return Ok(());
+        }
+        // The ids of the source: those of a checkpoint are fewer.
+        let bytes = fs::read(source.join("expected.safetensors")).map_err(text)?;
+        let expected = SafeTensors::deserialize(&bytes).map_err(text)?;
+        let ids = Case { path: &source, expected: &expected, device: self.device }.ids("input_ids")?;
+        let windows = ids.to_vec::<i32>().map_err(text)?;
+        let windows: Vec<&[i32]> = windows.chunks(ids.shape().last_dim()).collect();
+        let original = Folder::open(&source).map_err(text)?;
+        let scales = calibrate(&original, &windows, self.device, &Monitor::default()).map_err(text)?;
+        for module in names() {
+            let stored = fp8.values(&format!("{module}.input_scale")).map_err(text)?[0];
+            let found = scales.get(module).ok_or_else(|| format!("{module} was not calibrated"))?;
+            if (stored - found).abs() > 1e-5 * stored {
+                return Err(format!("{module}: an input scale of {found}: expected {stored}"));
+            }
+        }
+        Ok(())
     }
 
     fn gradients(&self) -> Check {

@@ -1,14 +1,41 @@
 //! `fp8 inspect`: what a folder or file holds, and what quantization lost.
 
 use crate::failure::Failure;
-use crate::options::Inspect;
-use crate::progress::watch;
+use crate::progress::{Unit, watch};
 use crate::report;
 use crate::table::{bytes, count, decibels, printable, scales, shape, short, table};
+use clap::Args;
 use fp8_nn::hf::{self, Folder, InputScales, Inspection, TensorInspection, Weights};
 use fp8_nn::page::percent;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+pub(crate) const EXAMPLE: &str = "\
+Example:
+  fp8 inspect SmolLM2-135M-FP8 --against SmolLM2-135M --report report.html
+
+Columns:
+  scales       what shares a scale, and how many there are
+  amax         the largest magnitude
+  saturated %  values that were clamped; without --against, those with the largest code
+  underflow %  values that became zero; without --against, those that are zero
+  SQNR dB      10 log10 of the power of the original over that of the error: larger is better";
+
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    /// A Hugging Face folder, or a safetensors file
+    path: PathBuf,
+    /// The folder that it was quantized from, to measure the error
+    #[arg(long, value_name = "ORIGINAL")]
+    against: Option<PathBuf>,
+    /// Also writes a page of HTML
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Prints JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
 
 /// What is inspected, for the heading.
 #[derive(Debug)]
@@ -23,7 +50,7 @@ pub(crate) struct Subject {
 /// Inspects, and returns what is printed.
 pub(crate) fn run(options: &Inspect) -> Result<String, Failure> {
     if let Some(report) = &options.report {
-        expect_writable(report)?;
+        expect_writable("--report", report)?;
     }
     let original = options.against.as_deref().map(Folder::open).transpose()?;
     let mut subject = Subject {
@@ -37,12 +64,12 @@ pub(crate) fn run(options: &Inspect) -> Result<String, Failure> {
             return Err(Failure::input("--against compares folders: give a folder instead of a file"));
         }
         let weights = Weights::open(&options.path)?;
-        watch(|monitor| hf::inspect_weights(&weights, monitor))?
+        watch(Unit::Bytes, |monitor| hf::inspect_weights(&weights, monitor))?
     } else {
         let folder = Folder::open(&options.path)?;
         subject.family = Some(folder.config.family.model_type.to_owned());
         subject.scheme = scheme(&folder);
-        watch(|monitor| hf::inspect(&folder, original.as_ref(), monitor))?
+        watch(Unit::Bytes, |monitor| hf::inspect(&folder, original.as_ref(), monitor))?
     };
     if let Some(path) = &options.report {
         let written = fp8_nn::fp8_kernels::AtomicFile::create(path).and_then(|mut file| {
@@ -54,15 +81,14 @@ pub(crate) fn run(options: &Inspect) -> Result<String, Failure> {
     Ok(if options.json { json_text(&subject, &found) } else { text(&subject, &found) })
 }
 
-fn expect_writable(report: &std::path::Path) -> Result<(), Failure> {
-    let folder = report.parent().filter(|folder| !folder.as_os_str().is_empty());
-    if report.is_dir() || report.file_name().is_none() {
-        return Err(Failure::input(format!("--report {}: expected the name of a file", report.display())));
+/// Checks that a file can be created where an option says.
+pub(crate) fn expect_writable(option: &str, file: &Path) -> Result<(), Failure> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let refused = |problem: &str| Err(Failure::input(format!("{option} {}: {problem}", file.display())));
+    if file.is_dir() || file.file_name().is_none() {
+        return refused("expected the name of a file");
     }
-    match folder.is_none_or(std::path::Path::is_dir) {
-        true => Ok(()),
-        false => Err(Failure::input(format!("--report {}: its folder does not exist", report.display()))),
-    }
+    if folder.is_none_or(Path::is_dir) { Ok(()) } else { refused("its folder does not exist") }
 }
 
 fn scheme(folder: &Folder) -> Option<String> {

@@ -1,16 +1,21 @@
-//! The program `fp8`: looks at Hugging Face folders and quantizes them to FP8.
+//! The program `fp8`: inspects, quantizes, evaluates and runs Hugging Face models.
 //!
 //! ```text
 //! fp8 quantize SmolLM2-135M SmolLM2-135M-FP8 --scheme channel
 //! fp8 inspect SmolLM2-135M-FP8 --against SmolLM2-135M
+//! fp8 eval SmolLM2-135M-FP8 --text book.txt
+//! fp8 generate SmolLM2-135M-FP8 --prompt "The capital of France is"
 //! ```
 //!
 //! Exit code 0: done. 1: a file could not be read or written on the way. 2: an input is wrong, and nothing was written.
 
 #![forbid(unsafe_code)]
 
+mod eval;
 mod failure;
+mod generate;
 mod inspect;
+mod model;
 mod options;
 mod progress;
 mod quantize;
@@ -38,6 +43,8 @@ fn run() -> Result<(), Failure> {
         Request::Print(text) => text,
         Request::Run(Command::Inspect(options)) => inspect::run(&options)?,
         Request::Run(Command::Quantize(options)) => quantize::run(&options)?,
+        Request::Run(Command::Eval(options)) => eval::run(&options)?,
+        Request::Run(Command::Generate(options)) => generate::run(&options)?,
     };
     // A reader such as `head` may have closed the pipe.
     let _ = write!(std::io::stdout(), "{text}");

@@ -1,14 +1,16 @@
 //! The command line.
 
+use crate::eval::{self, Eval};
 use crate::failure::Failure;
+use crate::generate::{self, Generate};
+use crate::inspect::{self, Inspect};
+use crate::quantize::{self, Quantize};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand};
-use fp8_nn::hf::Scheme;
+use clap::{CommandFactory as _, Parser, Subcommand};
 use std::error::Error as _;
 use std::ffi::OsString;
-use std::path::PathBuf;
 
-/// Looks at Hugging Face folders and quantizes them to FP8. Needs no Python and no GPU.
+/// Inspects, quantizes, evaluates and runs Hugging Face models. Needs no Python and no GPU.
 #[derive(Debug, Parser)]
 #[command(name = "fp8", version, arg_required_else_help = true, disable_help_subcommand = true)]
 struct Options {
@@ -27,85 +29,33 @@ pub(crate) enum Request {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Lists the tensors of a folder or a safetensors file, and measures what quantization lost
-    #[command(after_help = INSPECT_EXAMPLE)]
+    #[command(after_help = inspect::EXAMPLE)]
     Inspect(Inspect),
     /// Writes a folder with FP8 weights, for vLLM and transformers
-    #[command(after_help = QUANTIZE_EXAMPLE)]
+    #[command(after_help = quantize::EXAMPLE)]
     Quantize(Quantize),
+    /// Measures how well a model predicts a text: loss and perplexity
+    #[command(after_help = eval::EXAMPLE)]
+    Eval(Eval),
+    /// Continues a text
+    #[command(after_help = generate::EXAMPLE)]
+    Generate(Generate),
 }
 
-const INSPECT_EXAMPLE: &str = "\
-Example:
-  fp8 inspect SmolLM2-135M-FP8 --against SmolLM2-135M --report report.html
-
-Columns:
-  scales       what shares a scale, and how many there are
-  amax         the largest magnitude
-  saturated %  values that were clamped; without --against, those with the largest code
-  underflow %  values that became zero; without --against, those that are zero
-  SQNR dB      10 log10 of the power of the original over that of the error: larger is better";
-
-const QUANTIZE_EXAMPLE: &str = "\
-Example:
-  fp8 quantize SmolLM2-135M SmolLM2-135M-FP8 --scheme channel --ignore layers.0
-
-Schemes:
-  tensor    one scale for a matrix, inputs dynamic (compressed-tensors: vLLM, transformers)
-  channel   one scale for a row, inputs by token (compressed-tensors' FP8_DYNAMIC: vLLM, transformers)
-  block128  one scale for a block of 128 x 128, inputs by 128 columns (DeepSeek's: vLLM, transformers)
-  vllm      one scale for q, k and v, and for gate and up; inputs dynamic (quant_method fp8: vLLM)";
-
-#[derive(Debug, Args)]
-pub(crate) struct Inspect {
-    /// A Hugging Face folder, or a safetensors file
-    pub(crate) path: PathBuf,
-    /// The folder that it was quantized from, to measure the error
-    #[arg(long, value_name = "ORIGINAL")]
-    pub(crate) against: Option<PathBuf>,
-    /// Also writes a page of HTML
-    #[arg(long, value_name = "FILE.html")]
-    pub(crate) report: Option<PathBuf>,
-    /// Prints JSON instead of a table
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Quantize {
-    /// The Hugging Face folder of the model, in f32, bf16 or f16
-    pub(crate) input: PathBuf,
-    /// The folder to create
-    pub(crate) output: PathBuf,
-    /// The format: tensor, channel, block128 or vllm
-    #[arg(long, value_parser = scheme)]
-    pub(crate) scheme: Scheme,
-    /// Text to find static scales of inputs with
-    #[arg(long, value_name = "TEXT", hide = true)]
-    pub(crate) calibrate: Option<PathBuf>,
-    /// Layers that stay as they are: a name in which * stands for any text, or a part of one, such as down_proj or layers.0;
-    /// can be repeated
-    #[arg(long, value_name = "PATTERN")]
-    pub(crate) ignore: Vec<String>,
-    /// Lets block128 write matrices whose sides are no multiples of 128, which transformers cannot read
-    #[arg(long)]
-    pub(crate) allow_ragged: bool,
-    /// The number of threads (default: one for each core)
-    #[arg(long, value_parser = threads)]
-    pub(crate) threads: Option<usize>,
-    /// Prints JSON instead of sentences
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-fn scheme(name: &str) -> Result<Scheme, String> {
-    let names = Scheme::ALL.map(Scheme::name).join(", ");
-    name.parse().map_err(|_| format!("unknown; the known ones are {names}"))
-}
-
-fn threads(text: &str) -> Result<usize, String> {
+/// Parses `--threads`.
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
         Ok(threads @ 1..=1024) => Ok(threads),
         _ => Err("expected a number from 1 to 1024".into()),
+    }
+}
+
+/// Parses a number of at least 1.
+pub(crate) fn count(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(0) => Err("expected at least 1".into()),
+        Ok(count) => Ok(count),
+        Err(_) => Err("expected a whole number of at least 1".into()),
     }
 }
 
@@ -119,12 +69,18 @@ where
         Ok(options) => Ok(Request::Run(options.command)),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Request::Print(error.to_string())),
-            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                Err(Failure::input("expected a command: fp8 inspect or fp8 quantize; fp8 --help says more"))
-            }
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Failure::input(format!(
+                "expected a command: {}; fp8 --help says more",
+                commands().join(", ")
+            ))),
             _ => Err(Failure::input(sentence(&error))),
         },
     }
+}
+
+/// Returns the names of the commands.
+fn commands() -> Vec<String> {
+    Options::command().get_subcommands().map(|command| command.get_name().to_owned()).collect()
 }
 
 /// Turns an error of clap into one sentence.
@@ -138,11 +94,18 @@ fn sentence(error: &clap::Error) -> String {
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let command = text(ContextKind::InvalidSubcommand);
-            format!("unknown command {command}; the known ones are inspect and quantize")
+            format!("unknown command {command}; the known ones are {}", commands().join(", "))
         }
         ErrorKind::UnknownArgument => match text(ContextKind::SuggestedArg) {
             "" => format!("unknown option {option}; --help lists the options"),
             suggested => format!("unknown option {option}; did you mean {suggested}?"),
+        },
+        ErrorKind::ArgumentConflict => match error.get(ContextKind::PriorArg) {
+            Some(ContextValue::String(prior)) => {
+                let prior = prior.split_whitespace().next().unwrap_or_default();
+                format!("{option} and {prior} exclude each other: give one of them")
+            }
+            _ => format!("{option} does not go with the other options"),
         },
         ErrorKind::InvalidValue if value.is_empty() => format!("{option} needs a value"),
         ErrorKind::ValueValidation => match error.source() {
@@ -176,8 +139,8 @@ mod tests {
     #[test]
     fn mistakes_get_a_sentence() {
         for (line, sentence) in [
-            (&[][..], "expected a command: fp8 inspect or fp8 quantize; fp8 --help says more"),
-            (&["inspekt"], "unknown command inspekt; the known ones are inspect and quantize"),
+            (&[][..], "expected a command: inspect, quantize, eval, generate; fp8 --help says more"),
+            (&["inspekt"], "unknown command inspekt; the known ones are inspect, quantize, eval, generate"),
             (&["inspect"], "<PATH> is missing; --help has an example"),
             (&["inspect", "a", "--jsn"], "unknown option --jsn; did you mean --json?"),
             (&["inspect", "a", "--report"], "--report needs a value"),
@@ -197,8 +160,9 @@ mod tests {
 
     #[test]
     fn every_command_has_an_example() {
-        for command in ["inspect", "quantize"] {
-            let Ok(Request::Print(help)) = parse(["fp8", command, "--help"]) else {
+        Options::command().debug_assert();
+        for command in commands() {
+            let Ok(Request::Print(help)) = parse(["fp8", &command, "--help"]) else {
                 panic!("{command}: no help")
             };
             assert!(help.contains(&format!("Example:\n  fp8 {command} ")), "{help}");

@@ -12,8 +12,15 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// Set by Ctrl-C.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Bytes,
+    Tokens,
+}
+
 /// Runs `work` and shows how far its monitor is. Ctrl-C stops it through the monitor, so that it leaves nothing behind.
-pub(crate) fn watch<T>(work: impl FnOnce(&Monitor) -> fp8_nn::Result<T>) -> Result<T, Failure> {
+pub(crate) fn watch<T>(unit: Unit, work: impl FnOnce(&Monitor) -> fp8_nn::Result<T>) -> Result<T, Failure> {
     let monitor = Arc::new(Monitor::default());
     let stopped = Arc::clone(&monitor);
     // A second work in the same process would keep the first handler, whose monitor is done.
@@ -24,7 +31,7 @@ pub(crate) fn watch<T>(work: impl FnOnce(&Monitor) -> fp8_nn::Result<T>) -> Resu
         }
         stopped.stop();
     });
-    let bar = if std::io::stderr().is_terminal() { bar() } else { ProgressBar::hidden() };
+    let bar = if std::io::stderr().is_terminal() { bar(unit) } else { ProgressBar::hidden() };
     let (done, is_done) = mpsc::channel::<()>();
     let result = std::thread::scope(|scope| {
         let monitor = &*monitor;
@@ -49,8 +56,11 @@ pub(crate) fn watch<T>(work: impl FnOnce(&Monitor) -> fp8_nn::Result<T>) -> Resu
     }
 }
 
-fn bar() -> ProgressBar {
-    let template = "{wide_bar:.cyan/blue} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left";
+fn bar(unit: Unit) -> ProgressBar {
+    let template = match unit {
+        Unit::Bytes => "{wide_bar:.cyan/blue} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left",
+        Unit::Tokens => "{wide_bar:.cyan/blue} {pos}/{len} tokens  {per_sec}  {eta} left",
+    };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(0).with_style(style.progress_chars("━╸─"))
 }

@@ -1,38 +1,118 @@
 //! `fp8 quantize`: a folder with FP8 weights.
 
+use crate::eval::{SEQ_LENGTH, read_text};
 use crate::failure::Failure;
-use crate::options::Quantize;
-use crate::progress::watch;
+use crate::model::with_threads;
+use crate::options::{count, threads};
+use crate::progress::{Unit, watch};
 use crate::table::bytes;
-use fp8_nn::hf::{self, Folder, QuantizeOptions, Quantized};
+use clap::Args;
+use fp8_nn::hf::{self, Folder, QuantizeOptions, Quantized, Scheme, Tokenizer};
+use fp8_nn::prelude::Device;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+pub(crate) const EXAMPLE: &str = "\
+Example:
+  fp8 quantize SmolLM2-135M SmolLM2-135M-FP8 --scheme channel --ignore layers.0
+  fp8 quantize SmolLM2-135M SmolLM2-135M-FP8 --scheme tensor --calibrate book.txt
+
+Schemes:
+  tensor    one scale for a matrix, inputs dynamic or static (compressed-tensors: vLLM, transformers)
+  channel   one scale for a row, inputs by token (compressed-tensors' FP8_DYNAMIC: vLLM, transformers)
+  block128  one scale for a block of 128 x 128, inputs by 128 columns (DeepSeek's: vLLM, transformers)
+  vllm      one scale for q, k and v, and for gate and up; inputs dynamic or static (quant_method fp8: vLLM)";
+
+#[derive(Debug, Args)]
+pub(crate) struct Quantize {
+    /// The Hugging Face folder of the model, in f32, bf16 or f16
+    input: PathBuf,
+    /// The folder to create
+    output: PathBuf,
+    /// The format: tensor, channel, block128 or vllm
+    #[arg(long, value_parser = scheme)]
+    scheme: Scheme,
+    /// Writes static scales of inputs (schemes tensor and vllm): the model reads this text file, or the files of this folder, and
+    /// the largest input of each layer decides. Without it, inputs are dynamic
+    #[arg(long, value_name = "FILE|DIR")]
+    calibrate: Option<PathBuf>,
+    /// How many tokens of the text --calibrate reads, in windows of 512
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = count, requires = "calibrate")]
+    calibration_tokens: usize,
+    /// Layers that stay as they are: a name in which * stands for any text, or a part of one, such as down_proj or layers.0;
+    /// can be repeated
+    #[arg(long, value_name = "PATTERN")]
+    ignore: Vec<String>,
+    /// Lets block128 write matrices whose sides are no multiples of 128, which transformers cannot read
+    #[arg(long)]
+    allow_ragged: bool,
+    /// The number of threads (default: one for each core)
+    #[arg(long, value_parser = threads)]
+    threads: Option<usize>,
+    /// Prints JSON instead of sentences
+    #[arg(long)]
+    json: bool,
+}
+
+fn scheme(name: &str) -> Result<Scheme, String> {
+    let names = Scheme::ALL.map(Scheme::name).join(", ");
+    name.parse().map_err(|_| format!("unknown; the known ones are {names}"))
+}
 
 /// Quantizes, and returns what is printed.
 pub(crate) fn run(options: &Quantize) -> Result<String, Failure> {
-    if options.calibrate.is_some() {
-        return Err(Failure::input(
-            "--calibrate is not available in this version: leave it out for scales of inputs that are found when the model runs",
-        ));
-    }
     let folder = Folder::open(&options.input)?;
-    let settings = QuantizeOptions {
+    let mut settings = QuantizeOptions {
         scheme: options.scheme,
         ignore: options.ignore.clone(),
         allow_ragged: options.allow_ragged,
         threads: options.threads,
         ..Default::default()
     };
+    settings.check(&folder)?;
+    if let Some(text) = &options.calibrate {
+        settings.input_scales = calibrate(options, &folder, text)?;
+    }
     let start = std::time::Instant::now();
-    let done = watch(|monitor| hf::quantize(&folder, &options.output, &settings, monitor))?;
+    let done = watch(Unit::Bytes, |monitor| hf::quantize(&folder, &options.output, &settings, monitor))?;
     let seconds = start.elapsed().as_secs_f64();
     Ok(if options.json { json_text(options, &done, seconds) } else { sentences(options, &done, seconds) })
+}
+
+/// Finds the scales of inputs.
+fn calibrate(options: &Quantize, folder: &Folder, text: &Path) -> Result<BTreeMap<String, f32>, Failure> {
+    if !options.scheme.takes_input_scales() {
+        return Err(Failure::input(format!(
+            "--calibrate: the inputs of scheme {} are dynamic: leave it out, or use scheme tensor or vllm",
+            options.scheme
+        )));
+    }
+    if options.output.exists() {
+        return Err(Failure::input(format!(
+            "{}: it exists already: name a new folder",
+            options.output.display()
+        )));
+    }
+    let text = read_text("--calibrate", text)?;
+    let config = &folder.config;
+    let mut tokens = Tokenizer::open(folder.path(), config.vocab_size)?.encode(&text, false)?;
+    if tokens.is_empty() {
+        return Err(Failure::input("--calibrate: the text has no tokens"));
+    }
+    tokens.truncate(options.calibration_tokens);
+    let windows: Vec<&[i32]> = tokens.chunks(SEQ_LENGTH.min(config.max_position_embeddings)).collect();
+    with_threads(options.threads, || {
+        watch(Unit::Tokens, |monitor| hf::calibrate(folder, &windows, &Device::cpu(), monitor))
+    })
 }
 
 fn json_text(options: &Quantize, done: &Quantized, seconds: f64) -> String {
     let value = json!({
         "output": options.output.display().to_string(),
         "scheme": options.scheme.name(),
+        "static_inputs": options.calibrate.is_some(),
         "matrices": done.matrices,
         "elements": done.elements,
         "ignored": done.ignored,
@@ -46,10 +126,11 @@ fn json_text(options: &Quantize, done: &Quantized, seconds: f64) -> String {
 
 fn sentences(options: &Quantize, done: &Quantized, seconds: f64) -> String {
     let mut text = format!(
-        "{}: {} matrices in FP8 ({}), {} instead of {}, in {seconds:.1} s\n",
+        "{}: {} matrices in FP8 ({}{}), {} instead of {}, in {seconds:.1} s\n",
         options.output.display(),
         done.matrices,
         options.scheme,
+        if options.calibrate.is_some() { ", static inputs" } else { "" },
         bytes(done.bytes_after),
         bytes(done.bytes_before)
     );

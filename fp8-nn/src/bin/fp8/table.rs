@@ -67,6 +67,12 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
 }
 
+/// Does as [`printable`], but keeps the ends of lines and tabs.
+pub(crate) fn printable_lines(text: &str) -> String {
+    let is_harmful = |c: char| c.is_control() && c != '\n' && c != '\t';
+    text.chars().map(|c| if is_harmful(c) { '\u{FFFD}' } else { c }).collect()
+}
+
 /// Writes rows as columns: the first two to the left, the others to the right. The first row is the heading.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
@@ -99,6 +105,7 @@ mod tests {
         );
         assert_eq!([count(1, "file"), count(2, "file")], ["1 file", "2 files"]);
         assert_eq!(decibels(Some(f64::INFINITY)), "exact");
-        assert_eq!(printable("a\u{1b}[2Jb"), "a\u{FFFD}[2Jb");
+        assert_eq!(printable("a\u{1b}[2Jb\n"), "a\u{FFFD}[2Jb\u{FFFD}");
+        assert_eq!(printable_lines("a\u{1b}[2Jb\n\t\r"), "a\u{FFFD}[2Jb\n\t\u{FFFD}");
     }
 }

@@ -34,13 +34,34 @@ fn fp8(folder: &Path) {
     copy(&golden().join("export/llama_gqa_tied-deepseek_block"), &folder.join("fp8"));
 }
 
+fn with_text(folder: &Path) {
+    fs::write(folder.join("text.txt"), "The sea is wide.").unwrap();
+}
+
+/// `model` becomes a model with a tokenizer.
+fn with_tokenizer(folder: &Path) {
+    fs::remove_dir_all(folder.join("model")).unwrap();
+    copy(&golden().join("llama_bf16"), &folder.join("model"));
+    with_text(folder);
+}
+
+/// `ids.safetensors` with these tokens.
+fn ids(folder: &Path, shape: &str, tokens: &[i64]) {
+    let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    let header = format!(
+        r#"{{"input_ids": {{"dtype": "I64", "shape": {shape}, "data_offsets": [0, {}]}}}}"#,
+        bytes.len()
+    );
+    write_raw(&folder.join("ids.safetensors"), &header, &bytes);
+}
+
 const NORM: &str = "model.norm.weight";
 const UP: &str = "model.layers.1.mlp.up_proj.weight";
 
 #[rustfmt::skip]
 const MISTAKES: &[Mistake] = &[
     // The command line.
-    Mistake { what: "no command", make: |_| {}, line: "", sentence: "expected a command: fp8 inspect or fp8 quantize" },
+    Mistake { what: "no command", make: |_| {}, line: "", sentence: "expected a command: inspect, quantize, eval, generate" },
     Mistake { what: "an unknown command", make: |_| {}, line: "quantise model out", sentence: "unknown command quantise" },
     Mistake { what: "no folders", make: |_| {}, line: "quantize --scheme tensor", sentence: "<INPUT>, <OUTPUT> is missing" },
     Mistake { what: "no scheme", make: |_| {}, line: "quantize model out", sentence: "--scheme <SCHEME> is missing" },
@@ -49,7 +70,10 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "an unknown option", make: |_| {}, line: "quantize model out --scheme tensor --quiet", sentence: "unknown option --quiet" },
     Mistake { what: "no threads", make: |_| {}, line: "quantize model out --scheme tensor --threads 0", sentence: "--threads 0: expected a number from 1 to 1024" },
     Mistake { what: "one folder too many", make: |_| {}, line: "inspect model model", sentence: "unknown option model" },
-    Mistake { what: "calibration, which is not there yet", make: |_| {}, line: "quantize model out --scheme tensor --calibrate text", sentence: "--calibrate is not available" },
+Mistake { what: "calibration of dynamic inputs", make: with_text, line: "quantize model out --scheme channel --calibrate text.txt", sentence: "--calibrate: the inputs of scheme channel are dynamic" },
+    Mistake { what: "calibration without a tokenizer", make: with_text, line: "quantize model out --scheme tensor --calibrate text.txt", sentence: "model/tokenizer.json: not found" },
+    Mistake { what: "calibration for an output that exists", make: |folder| { with_text(folder); fs::create_dir(folder.join("out")).unwrap(); }, line: "quantize model out --scheme tensor --calibrate text.txt", sentence: "out: it exists already" },
+    Mistake { what: "calibration with a text that is missing", make: |_| {}, line: "quantize model out --scheme tensor --calibrate text.txt", sentence: "--calibrate text.txt: " },
     // Paths.
     Mistake { what: "a folder that does not exist", make: |_| {}, line: "quantize modle out --scheme tensor", sentence: "modle: not found" },
     Mistake { what: "a file in place of a folder", make: |_| {}, line: "quantize model/config.json out --scheme tensor", sentence: "not a folder: expected one with config.json" },
@@ -96,11 +120,49 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "a file against a folder", make: |_| {}, line: "inspect model/model.safetensors --against model", sentence: "--against compares folders" },
     Mistake { what: "a scale that is NaN", make: |folder| { fp8(folder); let file = folder.join("fp8/model.safetensors"); let mut all = read(&file); all.get_mut("model.layers.0.mlp.up_proj.weight_scale_inv").unwrap().2 = f32::NAN.to_le_bytes().to_vec(); write(&file, &all); }, line: "inspect fp8", sentence: "is NaN at element 0: expected a finite, positive scale" },
     Mistake { what: "FP8 without its configuration", make: |folder| { fp8(folder); change(&folder.join("fp8/config.json"), &json!({"quantization_config": null})); }, line: "inspect fp8", sentence: "config.json has no `quantization_config`" },
+    // Evaluation.
+    Mistake { what: "no text", make: |_| {}, line: "eval model", sentence: "--text <FILE|DIR> is missing" },
+    Mistake { what: "a text and tokens", make: |_| {}, line: "eval model --text a --ids b", sentence: "exclude each other" },
+    Mistake { what: "a text that does not exist", make: with_tokenizer, line: "eval model --text txet.txt", sentence: "--text txet.txt: " },
+    Mistake { what: "an empty text", make: |folder| { with_tokenizer(folder); fs::write(folder.join("text.txt"), "").unwrap(); }, line: "eval model --text text.txt", sentence: "--text text.txt: it is empty" },
+    Mistake { what: "an empty folder as the text", make: |folder| { with_tokenizer(folder); fs::create_dir(folder.join("texts")).unwrap(); }, line: "eval model --text texts", sentence: "--text texts: it is empty" },
+    Mistake { what: "a text of one token", make: |folder| { with_tokenizer(folder); fs::write(folder.join("text.txt"), "a").unwrap(); }, line: "eval model --text text.txt", sentence: "fewer than 2 tokens" },
+    Mistake { what: "a picture as the text", make: |folder| { with_tokenizer(folder); fs::write(folder.join("text.txt"), b"\x89PNG\r\n").unwrap(); }, line: "eval model --text text.txt", sentence: "--text text.txt: no UTF-8 text at byte 0" },
+    Mistake { what: "a model without a tokenizer", make: with_text, line: "eval model --text text.txt", sentence: "model/tokenizer.json: not found: expected the tokenizer" },
+    Mistake { what: "a broken tokenizer", make: |folder| { with_tokenizer(folder); fs::write(folder.join("model/tokenizer.json"), "{").unwrap(); }, line: "eval model --text text.txt", sentence: "model/tokenizer.json: not a tokenizer" },
+    Mistake { what: "the tokenizer of another model", make: |folder| { with_text(folder); fs::copy(golden().join("llama_bf16/tokenizer.json"), folder.join("model/tokenizer.json")).unwrap(); }, line: "eval model --text text.txt", sentence: "it belongs to another model" },
+    Mistake { what: "windows longer than the model", make: with_tokenizer, line: "eval model --text text.txt --seq-length 257", sentence: "--seq-length 257: expected 2 to 256" },
+    Mistake { what: "windows of nothing", make: with_tokenizer, line: "eval model --text text.txt --seq-length 0", sentence: "--seq-length 0: expected at least 1" },
+    Mistake { what: "no windows", make: with_tokenizer, line: "eval model --text text.txt --windows 0", sentence: "--windows 0: expected at least 1" },
+    Mistake { what: "an unknown recipe", make: with_tokenizer, line: "eval model --text text.txt --recipe fp4", sentence: "--recipe fp4: unknown; the known ones are delayed, current, te-v0, rowwise, rowwise-gw-hp, block, deepseek, mxfp8, off and files *.toml" },
+    Mistake { what: "a recipe in a file that does not exist", make: with_tokenizer, line: "eval model --text text.txt --recipe my.toml", sentence: "--recipe my.toml: " },
+    Mistake { what: "a recipe with a typing error", make: |folder| { with_tokenizer(folder); fs::write(folder.join("my.toml"), "recipe = \"delayed\"\nmargn = 1").unwrap(); }, line: "eval model --text text.txt --recipe my.toml", sentence: "margn" },
+    Mistake { what: "an unknown dtype", make: with_tokenizer, line: "eval model --text text.txt --dtype fp8", sentence: "--dtype fp8: unknown; the known ones are f32, bf16 and f16" },
+    Mistake { what: "an unknown device", make: with_tokenizer, line: "eval model --text text.txt --device gpu", sentence: "--device gpu: " },
+    Mistake { what: "losses in no folder", make: with_tokenizer, line: "eval model --text text.txt --losses no/out.csv", sentence: "--losses no/out.csv: its folder does not exist" },
+    Mistake { what: "tokens that do not exist", make: |_| {}, line: "eval model --ids ids.safetensors", sentence: "ids.safetensors: not found" },
+    Mistake { what: "tokens outside the vocabulary", make: |folder| ids(folder, "[1, 3]", &[1, 96, 2]), line: "eval model --ids ids.safetensors", sentence: "96" },
+    Mistake { what: "tokens below zero", make: |folder| ids(folder, "[1, 3]", &[1, -5, 2]), line: "eval model --ids ids.safetensors", sentence: "-5" },
+    Mistake { what: "tokens beyond 32 bits", make: |folder| ids(folder, "[1, 2]", &[1, 1 << 40]), line: "eval model --ids ids.safetensors", sentence: "numbers that are no tokens" },
+    Mistake { what: "tokens in one dimension", make: |folder| ids(folder, "[3]", &[1, 2, 3]), line: "eval model --ids ids.safetensors", sentence: "expected [windows, tokens] in I32 or I64" },
+    Mistake { what: "windows without tokens", make: |folder| ids(folder, "[0, 3]", &[]), line: "eval model --ids ids.safetensors", sentence: "fewer than 2 tokens" },
+    Mistake { what: "weights as tokens", make: |_| {}, line: "eval model --ids model/model.safetensors", sentence: "there is no `input_ids`" },
+    Mistake { what: "a model that does not exist", make: with_text, line: "eval modle --text text.txt", sentence: "modle: not found" },
+    // Generation.
+    Mistake { what: "no prompt", make: with_tokenizer, line: "generate model", sentence: "--prompt <TEXT> is missing" },
+    Mistake { what: "an empty prompt", make: with_tokenizer, line: "generate model --prompt=", sentence: "--prompt" },
+    Mistake { what: "a prompt that is too long", make: with_tokenizer, line: "generate model --prompt The --max-new-tokens 300", sentence: "the longest prompt has" },
+    Mistake { what: "a temperature below 0", make: with_tokenizer, line: "generate model --prompt The --temperature=-1", sentence: "--temperature -1: expected a number of at least 0" },
+    Mistake { what: "a temperature that is NaN", make: with_tokenizer, line: "generate model --prompt The --temperature nan", sentence: "--temperature nan: expected a number" },
+    Mistake { what: "a top-p of 0", make: with_tokenizer, line: "generate model --prompt The --top-p 0", sentence: "--top-p 0: expected a number above 0 and at most 1" },
+    Mistake { what: "a top-k of 0", make: with_tokenizer, line: "generate model --prompt The --top-k 0", sentence: "--top-k 0: expected at least 1" },
+    Mistake { what: "a seed with a sign", make: with_tokenizer, line: "generate model --prompt The --seed=-1", sentence: "--seed -1" },
+    Mistake { what: "a GPU where there is none", make: with_tokenizer, line: "generate model --prompt The --device cuda:63", sentence: "--device cuda:63: " },
 ];
 
 #[test]
 fn every_mistake_gets_a_sentence_and_nothing_is_written() {
-    assert!(MISTAKES.len() >= 40);
+    assert!(MISTAKES.len() >= 80);
     for Mistake { what, make, line, sentence } in MISTAKES {
         let place = tempfile::tempdir().unwrap();
         copy(&golden().join("llama_gqa_tied"), &place.path().join("model"));

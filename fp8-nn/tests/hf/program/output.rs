@@ -71,7 +71,8 @@ fn json_has_the_numbers() {
 #[test]
 fn help_is_printed_and_a_closed_pipe_is_no_error() {
     let place = tempfile::tempdir().unwrap();
-    for line in ["--help", "quantize --help", "inspect --help", "--version"] {
+    for line in ["--help", "quantize --help", "inspect --help", "eval --help", "generate --help", "--version"]
+    {
         let out = done(place.path(), line);
         assert!(out.starts_with("fp8 ") || out.contains("Usage: fp8"), "{out}");
     }

@@ -1,0 +1,170 @@
+//! `fp8 generate`: text from a model.
+
+use crate::failure::Failure;
+use crate::model::{ModelOptions, peak_memory, with_threads};
+use crate::options::count;
+use crate::table::{bytes, count as counted, printable_lines};
+use clap::Args;
+use fp8_nn::hf::{TextStream, Tokenizer};
+use fp8_nn::prelude::*;
+use serde_json::json;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+pub(crate) const EXAMPLE: &str = "\
+Example:
+  fp8 generate SmolLM2-135M --prompt \"The capital of France is\"
+  fp8 generate SmolLM2-135M --prompt \"Once upon a time\" --temperature 0.8 --top-p 0.95 --seed 1
+
+The text goes to stdout, what it took to stderr. It ends with a token that ends texts, as generation_config.json or config.json
+names them, or with --max-new-tokens.";
+
+/// How many tokens are added if the option is not given.
+const MAX_NEW_TOKENS: usize = 128;
+
+#[derive(Debug, Args)]
+pub(crate) struct Generate {
+    #[command(flatten)]
+    model: ModelOptions,
+    /// The text that is continued
+    #[arg(long, value_name = "TEXT")]
+    prompt: String,
+    /// The most tokens that are added (default: 128, or as many as the model's longest sequence has room for)
+    #[arg(long, value_name = "N", value_parser = count)]
+    max_new_tokens: Option<usize>,
+    /// What logits are divided by before a token is drawn; 0 takes the most likely token
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
+    temperature: f32,
+    /// Draws from the K most likely tokens only (default: all)
+    #[arg(long, value_name = "K", value_parser = count)]
+    top_k: Option<usize>,
+    /// Draws from the most likely tokens only whose probabilities sum to at least P
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = top_p)]
+    top_p: f32,
+    /// The seed of the random numbers
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Prints JSON at the end, instead of the text as it grows
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was generated, and how long it took.
+struct Done {
+    text: String,
+    prompt_tokens: usize,
+    tokens: Vec<i32>,
+    /// Whether the text came to its end by itself.
+    ended: bool,
+    first: Duration,
+    rest: Duration,
+}
+
+/// Generates, and returns what is printed at the end.
+pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
+    with_threads(options.model.threads, || {
+        let loaded = options.model.load()?;
+        let config = &loaded.folder.config;
+        let tokenizer = Tokenizer::open(loaded.folder.path(), config.vocab_size)?;
+        let prompt = tokenizer.encode(&options.prompt, true)?;
+        if prompt.is_empty() {
+            return Err(Failure::input("--prompt: it has no tokens: expected a text to continue"));
+        }
+        let room = (loaded.model.max_seq_length() + 1).saturating_sub(prompt.len()).max(1);
+        let settings = GenerateOptions {
+            max_new_tokens: options.max_new_tokens.unwrap_or(MAX_NEW_TOKENS.min(room)),
+            temperature: options.temperature,
+            top_k: options.top_k,
+            top_p: options.top_p,
+            seed: options.seed,
+            stop_tokens: config.eos_token_ids.iter().filter_map(|&token| token.try_into().ok()).collect(),
+        };
+        let mut scaling = Scaling::new(&loaded.model, &loaded.device).map_err(fp8_nn::Error::from)?;
+        let mut cx = scaling.eval(&loaded.recipe).map_err(fp8_nn::Error::from)?;
+        let done = generate(options, &loaded.model, &mut cx, &tokenizer, &prompt, &settings)?;
+        let speed = (done.tokens.len() - 1) as f64 / done.rest.as_secs_f64();
+        if options.json {
+            let value = json!({
+                "model": options.model.model.display().to_string(),
+                "arithmetic": options.model.arithmetic(&loaded),
+                "prompt": options.prompt,
+                "text": done.text,
+                "prompt_tokens": done.prompt_tokens,
+                "tokens": done.tokens,
+                "ended": done.ended,
+                "seconds_to_load": loaded.loading.as_secs_f64(),
+                "seconds_to_first_token": done.first.as_secs_f64(),
+                "tokens_per_second": speed.is_finite().then_some(speed),
+                "peak_memory_bytes": peak_memory(),
+            });
+            return Ok(format!("{value:#}\n"));
+        }
+        let mut sentence = format!(
+            "\n{} after a prompt of {}{}: {:.2} s to load, {:.2} s to the first token",
+            counted(done.tokens.len(), "token"),
+            done.prompt_tokens,
+            if done.ended { ", to the end of the text" } else { "" },
+            loaded.loading.as_secs_f64(),
+            done.first.as_secs_f64(),
+        );
+        if speed.is_finite() {
+            let _ = write!(sentence, ", then {speed:.1} tokens/s");
+        }
+        if let Some(peak) = peak_memory() {
+            let _ = write!(sentence, ", at most {} of memory", bytes(peak));
+        }
+        let _ = writeln!(std::io::stderr(), "{sentence} ({})", options.model.arithmetic(&loaded));
+        Ok(String::new())
+    })
+}
+
+fn generate(
+    options: &Generate,
+    model: &Gpt,
+    cx: &mut fp8_nn::fp8_recipe::Forward<'_>,
+    tokenizer: &Tokenizer,
+    prompt: &[i32],
+    settings: &GenerateOptions,
+) -> Result<Done, Failure> {
+    // A reader such as `head` may have closed the pipe.
+    let show = |text: &str| {
+        let mut out = std::io::stdout();
+        if !options.json {
+            let _ = out.write_all(printable_lines(text).as_bytes()).and_then(|()| out.flush());
+        }
+    };
+    let start = Instant::now();
+    let mut generation = Generation::new(model, cx, &[prompt], settings)?;
+    show(&options.prompt);
+    let mut stream = TextStream::new(tokenizer, prompt);
+    let (mut text, mut tokens, mut first) = (String::new(), Vec::new(), Duration::ZERO);
+    while let Some(added) = generation.next(cx)? {
+        if tokens.is_empty() {
+            first = start.elapsed();
+        }
+        for token in added.into_iter().flatten() {
+            tokens.push(token);
+            let piece = stream.push(token)?;
+            show(&piece);
+            text += &piece;
+        }
+    }
+    let rest = stream.rest()?;
+    show(&rest);
+    text += &rest;
+    show("\n");
+    let ended = tokens.last().is_some_and(|token| settings.stop_tokens.contains(token));
+    let rest = start.elapsed().saturating_sub(first);
+    Ok(Done { text, prompt_tokens: prompt.len(), tokens, ended, first, rest })
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let value = text.parse().ok().filter(|value: &f32| value.is_finite() && *value >= 0.0);
+    value.ok_or_else(|| "expected a number of at least 0".to_owned())
+}
+
+fn top_p(text: &str) -> Result<f32, String> {
+    let value = text.parse().ok().filter(|value: &f32| *value > 0.0 && *value <= 1.0);
+    value.ok_or_else(|| "expected a number above 0 and at most 1".to_owned())
+}

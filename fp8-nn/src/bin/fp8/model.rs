@@ -1,0 +1,120 @@
+//! The model that a command runs, and how it computes.
+
+use crate::failure::Failure;
+use crate::options::threads;
+use clap::Args;
+use fp8_nn::hf::{Folder, LoadOptions};
+use fp8_nn::prelude::*;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The options of commands that run a model.
+#[derive(Debug, Args)]
+pub(crate) struct ModelOptions {
+    /// A Hugging Face folder with its tokenizer; FP8 weights are dequantized
+    pub(crate) model: PathBuf,
+    /// FP8 recipe for weights and inputs: delayed, current, te-v0, rowwise, rowwise-gw-hp, block, deepseek, mxfp8, off (no FP8), or a
+    /// file *.toml
+    #[arg(long, value_name = "NAME|FILE.toml", default_value = "off", value_parser = RecipeName::parse)]
+    recipe: RecipeName,
+    /// Type of weights and activations where they are not FP8: f32, bf16 or f16
+    #[arg(long, default_value = "f32", value_parser = dtype)]
+    dtype: DType,
+    /// cpu, or cuda:N for the GPU with index N
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// The number of threads (default: one for each core)
+    #[arg(long, value_parser = threads)]
+    pub(crate) threads: Option<usize>,
+}
+
+/// A recipe by its name, or in a file.
+#[derive(Debug, Clone)]
+enum RecipeName {
+    Off,
+    Preset(&'static str),
+    File(PathBuf),
+}
+
+/// A model that is ready to run.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) folder: Folder,
+    pub(crate) model: Gpt,
+    pub(crate) recipe: Recipe,
+    pub(crate) device: Device,
+    /// How long it took to read the model.
+    pub(crate) loading: Duration,
+}
+
+impl RecipeName {
+    fn parse(text: &str) -> Result<Self, String> {
+        match Recipe::NAMES.into_iter().find(|&name| name == text) {
+            Some(name) => Ok(Self::Preset(name)),
+            None if text == "off" => Ok(Self::Off),
+            None if text.ends_with(".toml") => Ok(Self::File(text.into())),
+            None => {
+                Err(format!("unknown; the known ones are {}, off and files *.toml", Recipe::NAMES.join(", ")))
+            }
+        }
+    }
+
+    fn recipe(&self) -> Result<Recipe, Failure> {
+        match self {
+            Self::Off => Ok(Recipe::off()),
+            Self::Preset(name) => Ok(Recipe::from_name(name).map_err(fp8_nn::Error::from)?),
+            Self::File(path) => {
+                let refused =
+                    |problem: String| Failure::input(format!("--recipe {}: {problem}", path.display()));
+                let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+                Recipe::from_toml(&text).map_err(|error| refused(error.to_string()))
+            }
+        }
+    }
+}
+
+impl ModelOptions {
+    /// Reads the model.
+    pub(crate) fn load(&self) -> Result<Loaded, Failure> {
+        let recipe = self.recipe.recipe()?;
+        let device = Device::from_name(&self.device)
+            .map_err(|error| Failure::input(format!("--device {}: {error}", self.device)))?;
+        let start = Instant::now();
+        let folder = Folder::open(&self.model)?;
+        let options = LoadOptions { params_dtype: self.dtype, ..Default::default() };
+        let model = folder.load(&options, &device)?;
+        device.synchronize().map_err(fp8_nn::Error::from)?;
+        Ok(Loaded { folder, model, recipe, device, loading: start.elapsed() })
+    }
+
+    /// Describes how the model computes: `f32, recipe off, cpu`.
+    pub(crate) fn arithmetic(&self, loaded: &Loaded) -> String {
+        let recipe = match self.recipe {
+            RecipeName::Off => "off".to_owned(),
+            _ => loaded.recipe.to_string(),
+        };
+        format!("{}, recipe {recipe}, {}", self.dtype, self.device)
+    }
+}
+
+/// Runs `work` with so many threads; `None` is one for each core.
+pub(crate) fn with_threads<T: Send>(
+    threads: Option<usize>,
+    work: impl FnOnce() -> Result<T, Failure> + Send,
+) -> Result<T, Failure> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build();
+    pool.map_err(|error| Failure::Work(format!("starting threads: {error}")))?.install(work)
+}
+
+fn dtype(text: &str) -> Result<DType, String> {
+    let known = [DType::F32, DType::BF16, DType::F16];
+    let named = known.into_iter().find(|dtype| dtype.to_string() == text);
+    named.ok_or_else(|| "unknown; the known ones are f32, bf16 and f16".to_owned())
+}
+
+/// Returns the most memory that this process has used, in bytes, where the system tells it.
+pub(crate) fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}

@@ -1,0 +1,159 @@
+//! Text as tokens and tokens as text: the `tokenizer.json` of a folder.
+
+use super::weights::unreadable;
+use crate::{Error, Result};
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+const FILE: &str = "tokenizer.json";
+/// Larger files are refused.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// The tokenizer of a model: a `tokenizer.json`, read by Hugging Face's tokenizers. Needs the feature `tokenizer`.
+///
+/// ```
+/// use fp8_nn::hf::Tokenizer;
+/// let place = std::env::temp_dir().join(format!("fp8-tokenizer-{}", std::process::id()));
+/// std::fs::create_dir(&place)?;
+/// let words = r#"{"model": {"type": "WordLevel", "vocab": {"the": 0, "sea": 1, "?": 2}, "unk_token": "?"},
+///     "pre_tokenizer": {"type": "Whitespace"}}"#;
+/// std::fs::write(place.join("tokenizer.json"), words)?;
+/// let tokenizer = Tokenizer::open(&place, 3)?;
+/// assert_eq!(tokenizer.encode("the sea", false)?, [0, 1]);
+/// assert_eq!(tokenizer.decode(&[1, 0])?, "sea the");
+/// # std::fs::remove_dir_all(place)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Tokenizer {
+    tokenizer: tokenizers::Tokenizer,
+    path: PathBuf,
+    vocab_size: usize,
+}
+
+impl Tokenizer {
+    /// Reads the `tokenizer.json` in `folder`, for a model with a vocabulary of `vocab_size` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], which names the file: it is missing, more than 256 MiB, or no tokenizer.
+    pub fn open(folder: &Path, vocab_size: usize) -> Result<Self> {
+        let path = folder.join(FILE);
+        let problem = |problem: String| Error::Checkpoint { path: path.clone(), problem };
+        let file = File::open(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                problem("not found: expected the tokenizer of the model, as transformers saves it".into())
+            }
+            _ => problem(unreadable(&error)),
+        })?;
+        let mut bytes = Vec::new();
+        file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| problem(unreadable(&error)))?;
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(problem(format!("more than {} MiB: expected a tokenizer", MAX_BYTES >> 20)));
+        }
+        let tokenizer = tokenizers::Tokenizer::from_bytes(&bytes)
+            .map_err(|error| problem(format!("not a tokenizer that can be read: {error}")))?;
+        Ok(Self { tokenizer, path, vocab_size })
+    }
+
+    /// Returns the tokens of a text; if `has_special`, with those that the tokenizer adds to a text, such as one that begins it.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary of the model: the tokenizer belongs to another one.
+    pub fn encode(&self, text: &str, has_special: bool) -> Result<Vec<i32>> {
+        let encoding =
+            self.tokenizer.encode_fast(text, has_special).map_err(|error| self.problem(error.to_string()))?;
+        let fits = |&id: &u32| match i32::try_from(id) {
+            Ok(token) if (id as usize) < self.vocab_size => Ok(token),
+            _ => Err(self.problem(format!(
+                "it gives token {id}, but the vocabulary of the model has {}: it belongs to another model",
+                self.vocab_size
+            ))),
+        };
+        encoding.get_ids().iter().map(fits).collect()
+    }
+
+    /// Returns the text of tokens, without special ones such as that which ends a text. Bytes that are no whole character, as
+    /// at the end of an unfinished text, become U+FFFD.
+    ///
+    /// # Errors
+    /// What the tokenizer's decoder refuses.
+    pub fn decode(&self, tokens: &[i32]) -> Result<String> {
+        self.decode_with(tokens, true)
+    }
+
+    /// Does as [`decode`](Self::decode), but writes special tokens out, too.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn decode_all(&self, tokens: &[i32]) -> Result<String> {
+        self.decode_with(tokens, false)
+    }
+
+    fn decode_with(&self, tokens: &[i32], skip_special: bool) -> Result<String> {
+        let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
+        self.tokenizer.decode(&ids, skip_special).map_err(|error| self.problem(error.to_string()))
+    }
+
+    fn problem(&self, problem: String) -> Error {
+        Error::Checkpoint { path: self.path.clone(), problem }
+    }
+}
+
+/// The text of tokens that come one by one. Needs the feature `tokenizer`.
+///
+/// ```
+/// use fp8_nn::hf::{TextStream, Tokenizer};
+/// # let place = std::env::temp_dir().join(format!("fp8-text-stream-{}", std::process::id()));
+/// # std::fs::create_dir(&place)?;
+/// # let words = r#"{"model": {"type": "WordLevel", "vocab": {"the": 0, "sea": 1, "?": 2}, "unk_token": "?"}}"#;
+/// # std::fs::write(place.join("tokenizer.json"), words)?;
+/// let tokenizer = Tokenizer::open(&place, 3)?;
+/// let mut stream = TextStream::new(&tokenizer, &[0]); // behind "the"
+/// assert_eq!(stream.push(1)?, " sea");
+/// assert_eq!(stream.push(2)?, " ?");
+/// assert_eq!(stream.rest()?, "");
+/// # std::fs::remove_dir_all(place)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    /// The last tokens whose text was returned, which the space before the next word may depend on, and those behind them.
+    tokens: Vec<i32>,
+    /// How many of them were returned.
+    returned: usize,
+}
+
+impl<'a> TextStream<'a> {
+    /// Starts behind the tokens of a prompt, whose text is not returned.
+    #[must_use]
+    pub fn new(tokenizer: &'a Tokenizer, prompt: &[i32]) -> Self {
+        Self { tokenizer, tokens: prompt.to_vec(), returned: prompt.len() }
+    }
+
+    /// Adds a token and returns the text that it completes, which is empty in the middle of a character.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::decode`].
+    pub fn push(&mut self, token: i32) -> Result<String> {
+        self.tokens.push(token);
+        let text = self.rest()?;
+        if text.is_empty() || text.ends_with(char::REPLACEMENT_CHARACTER) {
+            return Ok(String::new());
+        }
+        self.tokens.drain(..self.returned);
+        self.returned = self.tokens.len();
+        Ok(text)
+    }
+
+    /// Returns the text that is left at the end: bytes that are no whole character, as U+FFFD.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::decode`].
+    pub fn rest(&self) -> Result<String> {
+        let before = self.tokenizer.decode(&self.tokens[..self.returned])?;
+        let all = self.tokenizer.decode(&self.tokens)?;
+        Ok(all.strip_prefix(before.as_str()).unwrap_or_default().to_owned())
+    }
+}

@@ -1,0 +1,134 @@
+//! `fp8 eval`, `fp8 generate` and `fp8 quantize --calibrate`: models that run.
+
+use super::run;
+use crate::folders::{copy, golden, read};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+fn done(folder: &Path, line: &str) -> (String, String) {
+    let (code, out, error) = run(folder, line.split_whitespace());
+    assert_eq!(code, 0, "{line}: {error}");
+    (out, error)
+}
+
+fn json(folder: &Path, line: &str) -> Value {
+    let (out, error) = done(folder, line);
+    assert_eq!(error, "", "{line}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// A folder with `model`, which has a tokenizer, and a text.
+fn place() -> tempfile::TempDir {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("llama_bf16"), &place.path().join("model"));
+    fs::write(place.path().join("text.txt"), "The sea is wide, and the ship is small. ".repeat(40)).unwrap();
+    place
+}
+
+#[test]
+fn the_loss_of_given_tokens_is_that_of_transformers() {
+    for model in ["llama_gqa_tied", "qwen3"] {
+        let place = tempfile::tempdir().unwrap();
+        copy(&golden().join(model), &place.path().join("model"));
+        let expected = &read(&place.path().join("model/expected.safetensors"))["loss"].2;
+        let expected = f64::from(f32::from_le_bytes(expected[..].try_into().unwrap()));
+        let value = json(place.path(), "eval model --ids model/expected.safetensors --json --losses out.csv");
+        let loss = value["loss"].as_f64().unwrap();
+        assert!((loss - expected).abs() <= 1e-6 * expected, "{model}: {loss}, expected {expected}");
+        assert!((value["perplexity"].as_f64().unwrap() - loss.exp()).abs() < 1e-9 * loss.exp());
+        let losses = fs::read_to_string(place.path().join("out.csv")).unwrap();
+        let rows: Vec<Vec<f64>> = losses
+            .lines()
+            .skip(1)
+            .map(|line| line.split(',').map(|cell| cell.parse().unwrap()).collect())
+            .collect();
+        assert_eq!(value["predicted"].as_u64(), Some(rows.len() as u64));
+        assert!(rows[0][..2] == [0.0, 1.0] && losses.starts_with("window,position,token,loss\n"));
+        let mean = rows.iter().map(|row| row[3]).sum::<f64>() / rows.len() as f64;
+        assert!((mean - loss).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn a_text_is_evaluated_in_windows() {
+    let place = place();
+    let (out, _) = done(place.path(), "eval model --text text.txt --seq-length 100");
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(
+        lines[0].starts_with("model: perplexity ") && lines[0].ends_with("(f32, recipe off, cpu)"),
+        "{out}"
+    );
+    assert!(
+        lines[1].contains(" tokens predicted in ") && lines[1].contains("of up to 100 tokens, "),
+        "{out}"
+    );
+
+    // A folder with the text in two files, cut within a word.
+    fs::create_dir(place.path().join("texts")).unwrap();
+    let text = fs::read(place.path().join("text.txt")).unwrap();
+    fs::write(place.path().join("texts/a"), &text[..101]).unwrap();
+    fs::write(place.path().join("texts/b"), &text[101..]).unwrap();
+    let whole = json(place.path(), "eval model --text text.txt --seq-length 100 --json");
+    let parts = json(place.path(), "eval model --text texts --seq-length 100 --json --threads 1");
+    assert_eq!((&whole["loss"], &whole["tokens"]), (&parts["loss"], &parts["tokens"]));
+    let (windows, tokens) = (whole["windows"].as_u64().unwrap(), whole["tokens"].as_u64().unwrap());
+    assert_eq!((windows, whole["predicted"].as_u64().unwrap()), (tokens.div_ceil(100), tokens - windows));
+
+    let two = json(place.path(), "eval model --text text.txt --windows 2 --json");
+    assert_eq!((two["windows"].as_u64(), two["seq_length"].as_u64()), (Some(2), Some(256)));
+    let losses: Vec<f64> = ["off", "current", "rowwise", "deepseek"]
+        .map(|recipe| format!("eval model --text text.txt --windows 2 --json --recipe {recipe}"))
+        .iter()
+        .map(|line| json(place.path(), line)["loss"].as_f64().unwrap())
+        .collect();
+    for fp8 in &losses[1..] {
+        assert!(*fp8 != losses[0] && (fp8 - losses[0]).abs() < 0.05 * losses[0], "{losses:?}");
+    }
+    let half = json(place.path(), "eval model --text text.txt --windows 2 --json --dtype bf16");
+    assert!((half["loss"].as_f64().unwrap() - losses[0]).abs() < 0.02 * losses[0]);
+}
+
+#[test]
+fn text_is_generated_and_streamed() {
+    let place = place();
+    let line = "generate model --prompt The --max-new-tokens 12";
+    let value = json(place.path(), &format!("{line} --json"));
+    let tokens: Vec<i64> =
+        value["tokens"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect();
+    assert!(tokens.len() == 12 || value["ended"] == true, "{value}");
+    let (out, error) = done(place.path(), line);
+    assert_eq!(
+        out.trim_end_matches('\n'),
+        format!("The{}", value["text"].as_str().unwrap()).trim_end_matches('\n')
+    );
+    assert!(error.contains(" after a prompt of ") && error.contains("tokens/s"), "{error}");
+
+    let drawn = |seed: u32| {
+        let options = "--temperature 1.5 --top-k 50 --top-p 0.95 --json";
+        json(place.path(), &format!("{line} {options} --seed {seed}"))["tokens"].clone()
+    };
+    assert!(drawn(1) == drawn(1) && drawn(1) != drawn(2));
+    // Without the option, the text may fill the model's longest sequence, 256 tokens.
+    let prompt = "The sea is wide. ".repeat(12);
+    let (code, out, error) = run(place.path(), ["generate", "model", "--json", "--prompt", &prompt]);
+    assert_eq!(code, 0, "{error}");
+    let value: Value = serde_json::from_str(&out).unwrap();
+    let (read, added) =
+        (value["prompt_tokens"].as_u64().unwrap(), value["tokens"].as_array().unwrap().len() as u64);
+    assert!(read + added == 257 || added == 128 || value["ended"] == true, "{read} + {added}");
+}
+
+#[test]
+fn static_inputs_are_calibrated() {
+    let place = place();
+    let line = "quantize model fp8 --scheme tensor --calibrate text.txt --calibration-tokens 64 --json";
+    assert_eq!(json(place.path(), line)["static_inputs"], true);
+    let file = read(&place.path().join("fp8/model.safetensors"));
+    let scales = file.keys().filter(|name| name.ends_with(".input_scale"));
+    assert_eq!(scales.count(), 14);
+    let (out, _) = done(place.path(), "inspect fp8 --against model");
+    assert!(out.lines().next().unwrap().contains("compressed-tensors, inputs static"), "{out}");
+    let value = json(place.path(), "eval fp8 --text text.txt --windows 1 --json");
+    assert!(value["loss"].as_f64().unwrap().is_finite());
+}
