@@ -20,6 +20,7 @@ mod mutate_crates;
 mod neon;
 mod process;
 mod ptx;
+mod real_model;
 mod report;
 mod sim;
 mod test;
@@ -45,6 +46,8 @@ enum Task {
     Tidy(tidy::Tidy),
     /// Compares the codec, recipes and layers with reference data, case by case (seconds)
     Golden(golden::Golden),
+    /// Evaluates SmolLM2-135M with `fp8` and compares with transformers (downloads 240 MB; a quarter of an hour)
+    RealModel(real_model::RealModel),
     /// Compiles the CUDA kernels, checks registers and spills, and writes the PTX snapshots (seconds)
     Ptx(ptx::Ptx),
     /// Runs a command with the simulated CUDA device in place of NVIDIA's libraries
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Task::Tidy(options) => tidy::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Golden(options) => golden::run(&options),
         Task::Ptx(options) => ptx::run(&options),
+        Task::RealModel(options) => real_model::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Sim(options) => sim::run(&options),
         Task::Conformance(options) => conformance::run(&options),
         Task::Mutate(options) => mutate::run(&options),

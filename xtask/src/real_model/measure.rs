@@ -1,0 +1,331 @@
+//! Runs of `fp8` and of transformers, and what they must give.
+
+use super::table::{Row, Table};
+use crate::workspace::Result;
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::available_parallelism;
+
+/// The prompts whose continuations are known.
+const PROMPTS: [&str; 3] = [
+    "The capital of France is",
+    "Once upon a time, there was a little",
+    "<|im_start|>user\nName three primary colours.<|im_end|>\n<|im_start|>assistant\n",
+];
+/// New tokens of each, at most.
+const NEW_TOKENS: usize = 48;
+/// The prompt of the race with transformers, and its new tokens.
+const RACE: (&str, usize) = (PROMPTS[1], 128);
+/// Turns of the race.
+const TURNS: usize = 3;
+
+/// What transformers computed: losses of each token, and greedy continuations with their prompts.
+pub(super) struct Expected {
+    nll: Vec<f32>,
+    nll_bf16: Vec<f32>,
+    greedy: Vec<Vec<i64>>,
+}
+
+impl Expected {
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let bytes = fs::read(path)?;
+        let file = SafeTensors::deserialize(&bytes)?;
+        let floats = |name: &str| -> Result<Vec<f32>> {
+            Ok(file
+                .tensor(name)?
+                .data()
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&bytes| f32::from_le_bytes(bytes))
+                .collect())
+        };
+        let ids = |name: &str| -> Result<Vec<i64>> {
+            Ok(file
+                .tensor(name)?
+                .data()
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&bytes| i64::from_le_bytes(bytes))
+                .collect())
+        };
+        let continuation = |index: usize| -> Result<Vec<i64>> {
+            let prompt = ids(&format!("prompt.{index}"))?.len();
+            Ok(ids(&format!("greedy.{index}"))?.split_off(prompt))
+        };
+        let greedy = (0..PROMPTS.len()).map(continuation).collect::<Result<_>>()?;
+        Ok(Self { nll: floats("nll")?, nll_bf16: floats("nll.bf16")?, greedy })
+    }
+}
+
+/// Perplexity of losses.
+fn perplexity(losses: &[f32]) -> f64 {
+    (losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / losses.len() as f64).exp()
+}
+
+/// A scheme of `fp8 quantize`, the recipe that quantizes inputs in the same granularity, and what is expected.
+struct Scheme {
+    name: &'static str,
+    options: &'static [&'static str],
+    recipe: &'static str,
+    /// Perplexity with FP8 weights alone, computed with torch.
+    weights: f64,
+    /// How far the perplexity with FP8 inputs may be above that of f32.
+    with_inputs: f64,
+}
+
+const SCHEMES: [Scheme; 3] = [
+    Scheme { name: "tensor", options: &[], recipe: "current", weights: 17.042, with_inputs: 0.05 },
+    Scheme { name: "channel", options: &[], recipe: "rowwise", weights: 16.978, with_inputs: 0.03 },
+    Scheme {
+        name: "block128",
+        options: &["--allow-ragged"],
+        recipe: "deepseek",
+        weights: 17.182,
+        with_inputs: 0.04,
+    },
+];
+
+/// What `fp8 eval --json` prints.
+#[derive(Deserialize)]
+struct Evaluation {
+    perplexity: f64,
+    tokens_per_second: f64,
+    seconds_to_load: f64,
+    peak_memory_bytes: Option<u64>,
+}
+
+/// What `fp8 generate --json` and the script print.
+#[derive(Deserialize)]
+struct Generation {
+    tokens: Vec<i64>,
+    seconds_to_load: f64,
+    tokens_per_second: f64,
+    peak_memory_bytes: Option<u64>,
+    version: Option<String>,
+    seconds_to_load_and_read: Option<f64>,
+}
+
+/// The programs that run, and where.
+pub(super) struct Programs {
+    pub(super) fp8: PathBuf,
+    /// With transformers.
+    pub(super) python: Option<PathBuf>,
+    pub(super) transformers: PathBuf,
+    /// A folder for quantized models.
+    pub(super) work: PathBuf,
+    pub(super) windows: usize,
+    pub(super) ids: PathBuf,
+}
+
+impl Programs {
+    pub(super) fn run(
+        &self,
+        expected: &Expected,
+        f32_model: &Path,
+        bf16_model: &Path,
+        table: &mut Table,
+    ) -> Result {
+        if self.work.exists() {
+            fs::remove_dir_all(&self.work)?;
+        }
+        fs::create_dir_all(&self.work)?;
+        let base = self.high_precision("f32", f32_model, &expected.nll, table)?;
+        self.high_precision("bf16 weights", bf16_model, &expected.nll_bf16, table)?;
+        for scheme in &SCHEMES {
+            let out = self.work.join(scheme.name);
+            let mut command = Command::new(&self.fp8);
+            command
+                .arg("quantize")
+                .arg(f32_model)
+                .arg(&out)
+                .args(["--scheme", scheme.name])
+                .args(scheme.options);
+            output(&mut command)?;
+            let weights = self.eval(&out, &[])?;
+            let bar = (weights.perplexity / scheme.weights - 1.0).abs() <= 1e-4;
+            table.push(row(
+                &format!("FP8 weights, `--scheme {}`", scheme.name),
+                &weights,
+                format!("{:.3}", scheme.weights),
+                self.judged(bar),
+            ));
+            let both = self.eval(&out, &["--recipe", scheme.recipe])?;
+            let above = both.perplexity / base - 1.0;
+            table.push(row(
+                &format!("… and FP8 inputs, `--recipe {}`", scheme.recipe),
+                &both,
+                format!("{:+.1} % of f32 (at most {:.0} %)", above * 100.0, scheme.with_inputs * 100.0),
+                self.judged(above <= scheme.with_inputs),
+            ));
+        }
+        self.greedy(expected, f32_model, table)?;
+        if let Some(python) = &self.python {
+            self.race(python, f32_model, table)?;
+        }
+        Ok(fs::remove_dir_all(&self.work)?)
+    }
+
+    /// With fewer windows, there is nothing to compare with.
+    fn judged(&self, bar: bool) -> Option<bool> {
+        (self.windows == super::WINDOWS).then_some(bar)
+    }
+
+    /// Evaluates without FP8 and compares each token's loss.
+    fn high_precision(&self, name: &str, model: &Path, expected: &[f32], table: &mut Table) -> Result<f64> {
+        let path = self.work.join("losses.csv");
+        let path_text = path.display().to_string();
+        let found = self.eval(model, &["--losses", &path_text])?;
+        let losses = losses(&fs::read_to_string(&path)?)?;
+        let expected = &expected[..losses.len().min(expected.len())];
+        let worst = losses.iter().zip(expected).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+        let reference = perplexity(expected);
+        let bar = losses.len() == expected.len()
+            && (found.perplexity / reference - 1.0).abs() <= 1e-4
+            && worst <= 1e-3;
+        let note = format!("{reference:.5}; tokens within {worst:.1e}");
+        table.push(Row { passed: Some(bar), ..row(name, &found, note, None) });
+        Ok(found.perplexity)
+    }
+
+    fn eval(&self, model: &Path, options: &[&str]) -> Result<Evaluation> {
+        let mut command = Command::new(&self.fp8);
+        command.arg("eval").arg(model).arg("--ids").arg(&self.ids);
+        command.args(["--json", "--windows", &self.windows.to_string()]).args(options);
+        json(&mut command)
+    }
+
+    /// Continues the prompts.
+    fn greedy(&self, expected: &Expected, model: &Path, table: &mut Table) -> Result {
+        let (mut same, mut all) = (0, 0);
+        let mut last = None;
+        for (prompt, expected) in PROMPTS.iter().zip(&expected.greedy) {
+            let found = self.generate(model, prompt, NEW_TOKENS)?;
+            same += found.tokens.iter().zip(expected).filter(|(a, b)| a == b).count();
+            all += expected.len().max(found.tokens.len());
+            last = Some(found);
+        }
+        let mut row = Row {
+            name: "greedy text, f32".into(),
+            note: format!("{same} of {all} tokens equal"),
+            ..Row::default()
+        };
+        row.passed = Some(same == all);
+        if let Some(found) = last {
+            row = Row { speed: Some(found.tokens_per_second), memory: found.peak_memory_bytes, ..row };
+        }
+        table.push(row);
+        Ok(())
+    }
+
+    fn generate(&self, model: &Path, prompt: &str, tokens: usize) -> Result<Generation> {
+        let mut command = Command::new(&self.fp8);
+        command.arg("generate").arg(model).args(["--prompt", prompt, "--json"]);
+        json(command.args(["--max-new-tokens", &tokens.to_string()]))
+    }
+
+    /// Generates in turns with transformers, and takes the best of each.
+    fn race(&self, python: &Path, model: &Path, table: &mut Table) -> Result {
+        let (prompt, tokens) = RACE;
+        let threads = available_parallelism().map_or(1, usize::from).to_string();
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..TURNS {
+            ours.push(self.generate(model, prompt, tokens)?);
+            let mut command = Command::new(python);
+            command.arg(&self.transformers).arg(model).args([&threads, &tokens.to_string(), prompt]);
+            theirs.push(json::<Generation>(&mut command)?);
+        }
+        let best = |runs: &[Generation], value: fn(&Generation) -> f64, is_better: fn(f64, f64) -> f64| {
+            runs.iter().map(value).reduce(is_better).unwrap_or(f64::NAN)
+        };
+        let speed = |runs: &[Generation]| best(runs, |run| run.tokens_per_second, f64::max);
+        let load = |runs: &[Generation]| best(runs, |run| run.seconds_to_load, f64::min);
+        let read = best(&theirs, |run| run.seconds_to_load_and_read.unwrap_or(f64::NAN), f64::min);
+        let memory = |runs: &[Generation]| runs.iter().filter_map(|run| run.peak_memory_bytes).min();
+        let same = ours.iter().zip(&theirs).all(|(a, b)| a.tokens == b.tokens);
+        let version = theirs.iter().find_map(|run| run.version.clone()).unwrap_or_default();
+        let ratio = speed(&ours) / speed(&theirs);
+        table.push(Row {
+            name: format!("{} tokens, f32, {threads} threads", ours[0].tokens.len()),
+            load: Some(load(&ours)),
+            speed: Some(speed(&ours)),
+            memory: memory(&ours),
+            note: format!(
+                "{ratio:.2} × transformers; loading {:.2} × its time, {:.2} × with the reading of mapped weights",
+                load(&ours) / load(&theirs),
+                load(&ours) / read,
+            ),
+            passed: Some(same && ratio >= 1.0),
+            ..Row::default()
+        });
+        table.push(Row {
+            name: version,
+            load: Some(load(&theirs)),
+            speed: Some(speed(&theirs)),
+            memory: memory(&theirs),
+            note: if same { "the same tokens".into() } else { "other tokens".into() },
+            ..Row::default()
+        });
+        Ok(())
+    }
+}
+
+fn row(name: &str, found: &Evaluation, note: String, passed: Option<bool>) -> Row {
+    Row {
+        name: name.to_owned(),
+        perplexity: Some(found.perplexity),
+        load: Some(found.seconds_to_load),
+        speed: Some(found.tokens_per_second),
+        memory: found.peak_memory_bytes,
+        note,
+        passed,
+    }
+}
+
+/// Reads the last column of a CSV of losses.
+fn losses(text: &str) -> Result<Vec<f32>> {
+    let last = |line: &str| -> Result<f32> { Ok(line.rsplit(',').next().unwrap_or_default().parse()?) };
+    text.lines().skip(1).map(last).collect()
+}
+
+fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let words: Vec<String> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.display().to_string())
+        .collect();
+    println!("{}", words.join(" ").replace('\n', "\\n"));
+    let output = command.output().map_err(|error| format!("real-model: {}: {error}", words[0]))?;
+    match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(format!("real-model: {}", String::from_utf8_lossy(&output.stderr).trim()).into()),
+    }
+}
+
+fn json<T: DeserializeOwned>(command: &mut Command) -> Result<T> {
+    Ok(serde_json::from_slice(&output(command)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_is_what_the_table_compares_with() {
+        let expected = Expected::read(&crate::workspace::root().join(super::super::EXPECTED)).unwrap();
+        assert_eq!((expected.nll.len(), expected.nll_bf16.len()), (8 * 511, 8 * 511));
+        assert_eq!(format!("{:.5}", perplexity(&expected.nll)), "16.86806");
+        assert_eq!(format!("{:.5}", perplexity(&expected.nll_bf16)), "16.87007");
+        assert_eq!(expected.greedy.iter().map(Vec::len).sum::<usize>(), 126);
+    }
+
+    #[test]
+    fn losses_are_read_from_the_last_column() {
+        assert_eq!(losses("window,position,token,loss\n0,1,5,2.5\n0,2,6,0.25\n").unwrap(), [2.5, 0.25]);
+        assert!(losses("window,position,token,loss\n0,1,5,x\n").is_err());
+    }
+}
