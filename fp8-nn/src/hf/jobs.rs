@@ -38,6 +38,12 @@ impl Monitor {
         self.done.fetch_add(bytes, Relaxed);
     }
 
+    /// Notes that bytes are done, and returns an error if the operation is to stop.
+    pub(super) fn advance(&self, bytes: u64) -> Result<()> {
+        self.add(bytes);
+        if self.is_stopped() { Err(stopped()) } else { Ok(()) }
+    }
+
     fn is_stopped(&self) -> bool {
         self.stopped.load(Relaxed)
     }
@@ -134,13 +140,17 @@ pub(super) fn run<J: Sync, S>(
     });
     match run.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None if monitor.is_stopped() => Err(Error::Option {
-            layer: "Monitor".into(),
-            option: "stop",
-            value: "true".into(),
-            remedy: "the operation was stopped before its end, and nothing was written".into(),
-        }),
+        None if monitor.is_stopped() => Err(stopped()),
         None => Ok(()),
+    }
+}
+
+fn stopped() -> Error {
+    Error::Option {
+        layer: "Monitor".into(),
+        option: "stop",
+        value: "true".into(),
+        remedy: "the operation was stopped before its end, and nothing was written".into(),
     }
 }
 

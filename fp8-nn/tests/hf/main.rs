@@ -7,7 +7,9 @@ mod exports;
 mod folders;
 mod hostile;
 mod inspecting;
+mod kept;
 mod matrices;
+mod models;
 #[cfg(feature = "cli")]
 mod program;
 mod saving;

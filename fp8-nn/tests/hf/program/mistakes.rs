@@ -51,7 +51,7 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "one folder too many", make: |_| {}, line: "inspect model model", sentence: "unknown option model" },
     Mistake { what: "calibration, which is not there yet", make: |_| {}, line: "quantize model out --scheme tensor --calibrate text", sentence: "--calibrate is not available" },
     // Paths.
-    Mistake { what: "a folder that does not exist", make: |_| {}, line: "quantize modle out --scheme tensor", sentence: "modle: not found" },
+    Mistake { what: "a folder that does not exist", make: |_| {}, line: "quantize modle out --scheme tensor", sentence: "modle: no such folder: expected a Hugging Face folder with config.json and safetensors files" },
     Mistake { what: "a file in place of a folder", make: |_| {}, line: "quantize model/config.json out --scheme tensor", sentence: "not a folder: expected one with config.json" },
     Mistake { what: "an empty folder", make: |folder| fs::create_dir(folder.join("empty")).unwrap(), line: "quantize empty out --scheme tensor", sentence: "empty/config.json: not found" },
     Mistake { what: "the folder above the model", make: |_| {}, line: "inspect .", sentence: "./config.json: not found" },
@@ -92,7 +92,7 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "a part of what vLLM fuses", make: |_| {}, line: "quantize model out --scheme vllm --ignore gate_proj", sentence: "vLLM computes it together with model.layers.0.mlp.up_proj" },
     // Inspection.
     Mistake { what: "an original that is another model", make: |folder| { fp8(folder); config(folder, &json!({"num_hidden_layers": 1})); tensors(folder, |all| all.retain(|name, _| !name.contains("layers.1."))); }, line: "inspect fp8 --against model", sentence: "`model.layers.1.input_layernorm.weight` is missing" },
-    Mistake { what: "an original that does not exist", make: fp8, line: "inspect fp8 --against modle", sentence: "modle: not found" },
+    Mistake { what: "an original that does not exist", make: fp8, line: "inspect fp8 --against modle", sentence: "modle: no such folder: expected a Hugging Face folder with config.json and safetensors files" },
     Mistake { what: "a file against a folder", make: |_| {}, line: "inspect model/model.safetensors --against model", sentence: "--against compares folders" },
     Mistake { what: "a scale that is NaN", make: |folder| { fp8(folder); let file = folder.join("fp8/model.safetensors"); let mut all = read(&file); all.get_mut("model.layers.0.mlp.up_proj.weight_scale_inv").unwrap().2 = f32::NAN.to_le_bytes().to_vec(); write(&file, &all); }, line: "inspect fp8", sentence: "is NaN at element 0: expected a finite, positive scale" },
     Mistake { what: "FP8 without its configuration", make: |folder| { fp8(folder); change(&folder.join("fp8/config.json"), &json!({"quantization_config": null})); }, line: "inspect fp8", sentence: "config.json has no `quantization_config`" },
