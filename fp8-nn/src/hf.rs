@@ -17,8 +17,10 @@
 
 mod config;
 mod encode;
+mod export;
 mod family;
 mod folder;
+mod from_options;
 mod inspect;
 mod jobs;
 mod keep;
@@ -37,6 +39,7 @@ mod values;
 mod weights;
 
 pub use config::{Config, InputScales, QuantMethod, Quantization, Rope, RopeScaling, WeightScales};
+pub use export::{ExportOptions, Exported, export};
 pub use family::{Family, TensorKind, TensorSpec};
 pub use folder::Folder;
 pub use inspect::{Inspection, TensorInspection, inspect, inspect_weights};

@@ -3,6 +3,7 @@
 
 mod config;
 mod decoder;
+mod exporting;
 mod exports;
 mod folders;
 mod hostile;

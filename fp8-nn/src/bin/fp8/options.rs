@@ -3,12 +3,13 @@
 use crate::failure::Failure;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
+use fp8_nn::fp8_kernels::DType;
 use fp8_nn::hf::Scheme;
 use std::error::Error as _;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Looks at Hugging Face folders and quantizes them to FP8. Needs no Python and no GPU.
+/// Looks at Hugging Face folders, quantizes them to FP8, and makes them of checkpoints. Needs no Python and no GPU.
 #[derive(Debug, Parser)]
 #[command(name = "fp8", version, arg_required_else_help = true, disable_help_subcommand = true)]
 struct Options {
@@ -32,6 +33,9 @@ pub(crate) enum Command {
     /// Writes a folder with FP8 weights, for vLLM and transformers
     #[command(after_help = QUANTIZE_EXAMPLE)]
     Quantize(Quantize),
+    /// Writes a training checkpoint as a folder, in high precision or in FP8
+    #[command(after_help = EXPORT_EXAMPLE)]
+    Export(Export),
 }
 
 const INSPECT_EXAMPLE: &str = "\
@@ -54,6 +58,47 @@ Schemes:
   channel   one scale for a row, inputs by token (compressed-tensors' FP8_DYNAMIC: vLLM, transformers)
   block128  one scale for a block of 128 x 128, inputs by 128 columns (DeepSeek's: vLLM, transformers)
   vllm      one scale for q, k and v, and for gate and up; inputs dynamic (quant_method fp8: vLLM)";
+
+const EXPORT_EXAMPLE: &str = "\
+Example:
+  fp8 export run/fp8 model --scheme tensor --static-inputs
+
+The checkpoint is a folder of fp8_nn's checkpoint::save, or a file of save_parameters. It says which model it is if its metadata
+has the key hf.config; if not, --config does.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// The checkpoint: a folder with checkpoint.safetensors, or a file of parameters
+    pub(crate) checkpoint: PathBuf,
+    /// The folder to create
+    pub(crate) output: PathBuf,
+    /// The model's config.json, or a folder that has it, whose tokenizer is copied (default: that of the checkpoint)
+    #[arg(long, value_name = "PATH")]
+    pub(crate) config: Option<PathBuf>,
+    /// f32, bf16 or f16, for what is not FP8 (default: that of the parameters)
+    #[arg(long, value_parser = dtype)]
+    pub(crate) dtype: Option<DType>,
+    /// Quantizes weights: tensor, channel, block128 or vllm, as fp8 quantize --help explains
+    #[arg(long, value_parser = scheme)]
+    pub(crate) scheme: Option<Scheme>,
+    /// With tensor and vllm: static scales of inputs, from the amaxes of training under delayed scaling
+    #[arg(long)]
+    pub(crate) static_inputs: bool,
+    /// With a scheme: layers that stay as they are, as in fp8 quantize; can be repeated
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) ignore: Vec<String>,
+    /// Lets block128 write matrices whose sides are no multiples of 128, which transformers cannot read
+    #[arg(long)]
+    pub(crate) allow_ragged: bool,
+    /// Prints JSON instead of sentences
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn dtype(name: &str) -> Result<DType, String> {
+    let all = [DType::F32, DType::BF16, DType::F16];
+    all.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| "expected f32, bf16 or f16".into())
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct Inspect {
@@ -119,9 +164,9 @@ where
         Ok(options) => Ok(Request::Run(options.command)),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Request::Print(error.to_string())),
-            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                Err(Failure::input("expected a command: fp8 inspect or fp8 quantize; fp8 --help says more"))
-            }
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Failure::input(
+                "expected a command: fp8 inspect, fp8 quantize or fp8 export; fp8 --help says more",
+            )),
             _ => Err(Failure::input(sentence(&error))),
         },
     }
@@ -138,7 +183,7 @@ fn sentence(error: &clap::Error) -> String {
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let command = text(ContextKind::InvalidSubcommand);
-            format!("unknown command {command}; the known ones are inspect and quantize")
+            format!("unknown command {command}; the known ones are inspect, quantize and export")
         }
         ErrorKind::UnknownArgument => match text(ContextKind::SuggestedArg) {
             "" => format!("unknown option {option}; --help lists the options"),
@@ -176,8 +221,8 @@ mod tests {
     #[test]
     fn mistakes_get_a_sentence() {
         for (line, sentence) in [
-            (&[][..], "expected a command: fp8 inspect or fp8 quantize; fp8 --help says more"),
-            (&["inspekt"], "unknown command inspekt; the known ones are inspect and quantize"),
+            (&[][..], "expected a command: fp8 inspect, fp8 quantize or fp8 export; fp8 --help says more"),
+            (&["inspekt"], "unknown command inspekt; the known ones are inspect, quantize and export"),
             (&["inspect"], "<PATH> is missing; --help has an example"),
             (&["inspect", "a", "--jsn"], "unknown option --jsn; did you mean --json?"),
             (&["inspect", "a", "--report"], "--report needs a value"),
@@ -190,6 +235,7 @@ mod tests {
                 &["quantize", "a", "b", "--scheme", "tensor", "--threads", "0"],
                 "--threads 0: expected a number from 1 to 1024",
             ),
+            (&["export", "a", "b", "--dtype", "f8"], "--dtype f8: expected f32, bf16 or f16"),
         ] {
             assert_eq!(refused(line), sentence);
         }
@@ -197,7 +243,7 @@ mod tests {
 
     #[test]
     fn every_command_has_an_example() {
-        for command in ["inspect", "quantize"] {
+        for command in ["inspect", "quantize", "export"] {
             let Ok(Request::Print(help)) = parse(["fp8", command, "--help"]) else {
                 panic!("{command}: no help")
             };

@@ -40,7 +40,7 @@ const UP: &str = "model.layers.1.mlp.up_proj.weight";
 #[rustfmt::skip]
 const MISTAKES: &[Mistake] = &[
     // The command line.
-    Mistake { what: "no command", make: |_| {}, line: "", sentence: "expected a command: fp8 inspect or fp8 quantize" },
+    Mistake { what: "no command", make: |_| {}, line: "", sentence: "expected a command: fp8 inspect, fp8 quantize or fp8 export" },
     Mistake { what: "an unknown command", make: |_| {}, line: "quantise model out", sentence: "unknown command quantise" },
     Mistake { what: "no folders", make: |_| {}, line: "quantize --scheme tensor", sentence: "<INPUT>, <OUTPUT> is missing" },
     Mistake { what: "no scheme", make: |_| {}, line: "quantize model out", sentence: "--scheme <SCHEME> is missing" },
@@ -96,6 +96,14 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "a file against a folder", make: |_| {}, line: "inspect model/model.safetensors --against model", sentence: "--against compares folders" },
     Mistake { what: "a scale that is NaN", make: |folder| { fp8(folder); let file = folder.join("fp8/model.safetensors"); let mut all = read(&file); all.get_mut("model.layers.0.mlp.up_proj.weight_scale_inv").unwrap().2 = f32::NAN.to_le_bytes().to_vec(); write(&file, &all); }, line: "inspect fp8", sentence: "is NaN at element 0: expected a finite, positive scale" },
     Mistake { what: "FP8 without its configuration", make: |folder| { fp8(folder); change(&folder.join("fp8/config.json"), &json!({"quantization_config": null})); }, line: "inspect fp8", sentence: "config.json has no `quantization_config`" },
+    // Checkpoints.
+    Mistake { what: "a checkpoint that does not exist", make: |_| {}, line: "export run out", sentence: "run: no such file or folder: expected a folder that checkpoint::save wrote" },
+    Mistake { what: "a folder that is no checkpoint", make: |_| {}, line: "export model out", sentence: "model: it has no checkpoint.safetensors" },
+    Mistake { what: "weights that are no checkpoint", make: |_| {}, line: "export model/model.safetensors out --config model", sentence: "expected the parameters of a Gpt" },
+    Mistake { what: "a checkpoint of an unknown model", make: |_| {}, line: "export model/model.safetensors out", sentence: "it does not say which model it is: give a config.json (--config)" },
+    Mistake { what: "a configuration that does not exist", make: |_| {}, line: "export model out --config config.json", sentence: "config.json: not found" },
+    Mistake { what: "static inputs without a scheme", make: |_| {}, line: "export model out --static-inputs", sentence: "--static-inputs goes with --scheme" },
+    Mistake { what: "a dtype that is not known", make: |_| {}, line: "export model out --dtype fp8", sentence: "--dtype fp8: expected f32, bf16 or f16" },
 ];
 
 #[test]
