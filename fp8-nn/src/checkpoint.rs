@@ -36,7 +36,7 @@ use file::{Reader, Writer};
 pub use finite::expect_finite;
 use fp8_dist::StateDigest;
 use fp8_kernels::DType;
-use fp8_recipe::{Scaling, StateReport};
+use fp8_recipe::{Scaling, ScalingState, StateReport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -277,6 +277,15 @@ pub fn load_parameters(path: &Path, model: &mut (impl Layer + ?Sized)) -> Result
     reader.expect_all_used()?;
     reader.read_through()?;
     values::read_all(&reader, model, "", |_| None)
+}
+
+/// Returns the caller's metadata and the scaling state of the file of a checkpoint, or `None` if it has parameters alone.
+pub(crate) fn describe(path: &Path) -> Result<Option<(BTreeMap<String, String>, ScalingState)>> {
+    if !Reader::open(path)?.all_metadata().contains_key(VERSION_KEY) {
+        return Ok(None);
+    }
+    let reader = open(path)?;
+    Ok(Some((user_metadata(&reader), scaling_state::read(&reader)?)))
 }
 
 fn open(path: &Path) -> Result<Reader<'_>> {

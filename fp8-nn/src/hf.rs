@@ -18,17 +18,24 @@
 mod calibrate;
 mod config;
 mod encode;
+mod export;
 mod family;
 mod folder;
+mod from_options;
 mod inspect;
 mod jobs;
+mod keep;
 mod model;
 mod output;
 mod plan;
 mod positioned;
 mod quantize;
+mod recipe;
 mod save;
+mod save_model;
 mod scheme;
+mod source;
+mod targets;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
 mod values;
@@ -36,14 +43,17 @@ mod weights;
 
 pub use calibrate::calibrate;
 pub use config::{Config, InputScales, QuantMethod, Quantization, Rope, RopeScaling, WeightScales};
+pub use export::{ExportOptions, Exported, export};
 pub use family::{Family, TensorKind, TensorSpec};
 pub use folder::Folder;
 pub use inspect::{Inspection, TensorInspection, inspect, inspect_weights};
 pub use jobs::Monitor;
+pub use keep::Fp8Weights;
 pub use model::{LoadOptions, ParameterSource};
 pub use quantize::{QuantizeOptions, Quantized, quantize};
 pub use safetensors::Dtype;
 pub use save::save;
+pub use save_model::save_model;
 pub use scheme::Scheme;
 #[cfg(feature = "tokenizer")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tokenizer")))]

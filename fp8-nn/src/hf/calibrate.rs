@@ -141,12 +141,8 @@ fn run(
     let options = AutocastOptions { enabled: false, calibrating: true, ..Default::default() };
     let mut cx = scaling.scope(&recipe, &options)?;
     for x in activations.iter_mut() {
-        if monitor.is_stopped() {
-            cx.discard()?;
-            return Err(monitor.stop_error());
-        }
         *x = block.evaluate(&mut cx, x, &SequenceInfo::default(), None)?;
-        monitor.add(x.shape().matrix()[0] as u64);
+        monitor.advance(x.shape().matrix()[0] as u64)?;
     }
     cx.commit()?;
     let mut amaxes = Vec::new();

@@ -11,6 +11,7 @@ pub use rope::{Rope, RopeScaling};
 use super::family::{Family, TensorSpec, Window};
 use crate::{Error, Result};
 use fields::Fields;
+use fp8_kernels::DType;
 use fp8_kernels::ops::Activation;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -134,6 +135,24 @@ impl Config {
     /// Returns this configuration with another `quantization_config`, or without one.
     pub(crate) fn with_quantization(&self, value: Option<&Value>) -> Result<Self> {
         Self::from_json(&text::with_field(&self.json, "quantization_config", value))
+    }
+
+    /// Returns this configuration for tensors of this dtype.
+    pub(crate) fn with_dtype(&self, dtype: DType) -> Result<Self> {
+        let map: Map<String, Value> = serde_json::from_str(&self.json).unwrap_or_default();
+        // transformers 5 writes `dtype`, and reads both.
+        let is_new = map.contains_key("dtype")
+            || (map.contains_key("rope_parameters") && !map.contains_key("torch_dtype"));
+        let name = match dtype {
+            DType::BF16 => "bfloat16",
+            DType::F16 => "float16",
+            _ => "float32",
+        };
+        let (key, value) = (if is_new { "dtype" } else { "torch_dtype" }, Value::from(name));
+        if map.get(key) == Some(&value) {
+            return Ok(self.clone());
+        }
+        Self::from_json(&text::with_field(&self.json, key, Some(&value)))
     }
 
     fn parse(json: &str) -> Result<Self, String> {

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
 pub(super) const CONFIG: &str = "config.json";
@@ -53,7 +53,12 @@ impl Folder {
     /// than the configuration says, one that no model of the family has.
     pub fn open(path: &Path) -> Result<Self> {
         let problem = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
-        let metadata = fs::metadata(path).map_err(|error| problem(unreadable(&error)))?;
+        let metadata = fs::metadata(path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => problem(format!(
+                "no such folder: expected a Hugging Face folder with {CONFIG} and safetensors files"
+            )),
+            _ => problem(unreadable(&error)),
+        })?;
         if !metadata.is_dir() {
             return Err(problem(format!("not a folder: expected one with {CONFIG} and safetensors files")));
         }

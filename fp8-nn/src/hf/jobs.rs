@@ -39,17 +39,14 @@ impl Monitor {
         self.done.fetch_add(done, Relaxed);
     }
 
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Relaxed)
+    /// Notes that bytes are done, and returns an error if the operation is to stop.
+    pub(crate) fn advance(&self, done: u64) -> Result<()> {
+        self.add(done);
+        if self.is_stopped() { Err(stopped()) } else { Ok(()) }
     }
 
-    pub(crate) fn stop_error(&self) -> Error {
-        Error::Option {
-            layer: "Monitor".into(),
-            option: "stop",
-            value: self.is_stopped().to_string(),
-            remedy: "the operation was stopped before its end, and nothing was written".into(),
-        }
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Relaxed)
     }
 }
 
@@ -144,8 +141,17 @@ pub(super) fn run<J: Sync, S>(
     });
     match run.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None if monitor.is_stopped() => Err(monitor.stop_error()),
+        None if monitor.is_stopped() => Err(stopped()),
         None => Ok(()),
+    }
+}
+
+fn stopped() -> Error {
+    Error::Option {
+        layer: "Monitor".into(),
+        option: "stop",
+        value: "true".into(),
+        remedy: "the operation was stopped before its end, and nothing was written".into(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! A folder as a model: which parameter holds which tensors.
 
+use super::keep::{Fp8Weights, Keeper, expect_frozen};
 use super::{Config, Folder};
 use crate::{Error, Gpt, GptOptions, NormOptions, Parameter, Result, parameters_mut};
 use fp8_kernels::{DType, Device, Tensor, ops};
@@ -24,11 +25,19 @@ pub struct LoadOptions {
     pub trainable: bool,
     /// The longest sequence, if it is shorter than the configuration's `max_position_embeddings`. Default: `None`, that one.
     pub max_seq_length: Option<usize>,
+    /// Whether FP8 weights are dequantized, or kept as codes for inference. Default: [`Fp8Weights::Dequantize`].
+    pub fp8: Fp8Weights,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { path: "model".to_owned(), params_dtype: DType::F32, trainable: false, max_seq_length: None }
+        Self {
+            path: "model".to_owned(),
+            params_dtype: DType::F32,
+            trainable: false,
+            max_seq_length: None,
+            fp8: Fp8Weights::Dequantize,
+        }
     }
 }
 
@@ -188,7 +197,8 @@ impl Config {
 }
 
 impl Folder {
-    /// Makes a model of the folder and reads its weights, dequantized if they are FP8.
+    /// Makes a model of the folder and reads its weights. FP8 weights are dequantized, or kept as codes
+    /// ([`LoadOptions::fp8`]).
     ///
     /// ```no_run
     /// use fp8_nn::hf::{Folder, LoadOptions};
@@ -204,7 +214,8 @@ impl Folder {
     /// ```
     ///
     /// # Errors
-    /// A `max_seq_length` that the model does not have; a file that cannot be read; a device that is out of memory.
+    /// A `max_seq_length` that the model does not have; FP8 weights that are kept in a model that will be trained; a file that
+    /// cannot be read; a device that is out of memory.
     pub fn load(&self, options: &LoadOptions, device: &Device) -> Result<Gpt> {
         let longest = self.config.max_position_embeddings;
         let max_seq_length = options.max_seq_length.unwrap_or(longest);
@@ -222,7 +233,12 @@ impl Folder {
             init_std: 0.0,
             ..self.config.gpt_options()
         };
+        let keeps = options.fp8 == Fp8Weights::Keep && !self.quantized.is_empty();
+        if keeps {
+            expect_frozen(&options.path, options.trainable)?;
+        }
         let mut model = Gpt::new(&options.path, &gpt, device, &mut ChaCha8Rng::seed_from_u64(0))?;
+        let keeper = if keeps { Keeper::new(self, &model)? } else { None };
         let sources = self.config.parameters();
         for parameter in parameters_mut(&mut model) {
             if !options.trainable {
@@ -232,7 +248,10 @@ impl Folder {
             let own = name.strip_prefix(&*options.path).and_then(|name| name.strip_prefix('.'));
             let source = sources.iter().find(|source| Some(source.parameter.as_str()) == own);
             let source = source.ok_or_else(|| self.problem(format!("no tensor belongs to `{name}`")))?;
-            self.read_into(parameter, source)?;
+            match &keeper {
+                Some(keeper) if keeper.store(parameter, source)? => {}
+                _ => self.read_into(parameter, source)?,
+            }
         }
         Ok(model)
     }

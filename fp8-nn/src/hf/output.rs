@@ -98,17 +98,7 @@ impl Layout {
 
     /// Creates the folder and the files, empty.
     pub(super) fn create(self, target: &Path) -> Result<Output> {
-        let refused = |error: std::io::Error| match error.kind() {
-            // What the caller can change is an input that is wrong; a disk that fails is not.
-            std::io::ErrorKind::AlreadyExists
-            | std::io::ErrorKind::NotFound
-            | std::io::ErrorKind::InvalidInput
-            | std::io::ErrorKind::PermissionDenied => {
-                Error::Checkpoint { path: target.to_owned(), problem: error.to_string() }
-            }
-            _ => Error::Io { path: target.to_owned(), source: error },
-        };
-        let folder = AtomicFolder::create(target).map_err(refused)?;
+        let folder = atomic_folder(target)?;
         let mut files = Vec::new();
         for (name, header) in self.headers {
             let io = |source| Error::Io { path: target.join(&name), source };
@@ -124,6 +114,20 @@ impl Layout {
         }
         Ok(Output { folder, target: target.to_owned(), files })
     }
+}
+
+/// Begins a folder that appears whole.
+pub(super) fn atomic_folder(target: &Path) -> Result<AtomicFolder> {
+    AtomicFolder::create(target).map_err(|error| match error.kind() {
+        // What the caller can change is an input that is wrong; a disk that fails is not.
+        std::io::ErrorKind::AlreadyExists
+        | std::io::ErrorKind::NotFound
+        | std::io::ErrorKind::InvalidInput
+        | std::io::ErrorKind::PermissionDenied => {
+            Error::Checkpoint { path: target.to_owned(), problem: error.to_string() }
+        }
+        _ => Error::Io { path: target.to_owned(), source: error },
+    })
 }
 
 impl Output {

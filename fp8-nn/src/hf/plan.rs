@@ -200,7 +200,7 @@ fn expect_whole_groups(linears: &[&TensorSpec], is_ignored: impl Fn(&TensorSpec)
 
 /// Returns true if a pattern matches a module: as a whole, where `*` stands for any text, or, without `*`, as a part of the
 /// name between dots.
-fn matches(pattern: &str, module: &str) -> bool {
+pub(super) fn matches(pattern: &str, module: &str) -> bool {
     if !pattern.contains('*') {
         return !pattern.is_empty() && format!(".{module}.").contains(&format!(".{pattern}."));
     }

@@ -14,7 +14,7 @@ use std::path::Path;
 /// Larger models are written as several files.
 const FILE_BYTES: u64 = 5_000_000_000;
 /// Bytes that a thread copies at a time.
-const CHUNK: usize = 4 << 20;
+pub(super) const CHUNK: usize = 4 << 20;
 
 /// Writes a model to the new folder `out`: `config.json`, and its tensors under the names of [`Config::tensors`].
 ///
@@ -67,23 +67,11 @@ pub fn save(out: &Path, config: &Config, tensors: &BTreeMap<String, Tensor>) -> 
     if let Some(name) = tensors.keys().find(|name| !specs.iter().any(|spec| spec.name == **name)) {
         return Err(problem(format!("tensor `{name}` has no place in a {} model", config.family.model_type)));
     }
-    let (mut file, mut bytes) = (0, 0);
-    let mut files = Vec::new();
-    for &(_, _, size) in &sizes {
-        if bytes > 0 && bytes + size > FILE_BYTES {
-            (file, bytes) = (file + 1, 0);
-        }
-        bytes += size;
-        files.push(file);
-    }
-    let file_name = |index: usize| match file {
-        0 => SINGLE.to_owned(),
-        last => format!("model-{:05}-of-{:05}.safetensors", index + 1, last + 1),
-    };
+    let bytes: Vec<u64> = sizes.iter().map(|&(_, _, size)| size).collect();
     let entries: Vec<Entry> = sizes
         .iter()
-        .zip(files)
-        .map(|(&(name, tensor, _), file)| entry(file_name(file), name, tensor))
+        .zip(file_names(&bytes))
+        .map(|(&(name, tensor, _), file)| entry(file, name, tensor))
         .collect();
     let output = Layout::new(&entries).map_err(problem)?.create(out)?;
     let targets = spots(&entries, |name| output.spot(name));
@@ -159,6 +147,24 @@ impl Folder {
         output.flush_during(|| jobs::run(&copies, jobs::threads(None), &monitor, Vec::new, copy))?;
         output.commit(self.config.json(), Some(&self.path))
     }
+}
+
+/// Returns the name of the file of each tensor, given their sizes in order.
+pub(super) fn file_names(sizes: &[u64]) -> Vec<String> {
+    let (mut file, mut bytes) = (0, 0);
+    let mut files = Vec::new();
+    for &size in sizes {
+        if bytes > 0 && bytes + size > FILE_BYTES {
+            (file, bytes) = (file + 1, 0);
+        }
+        bytes += size;
+        files.push(file);
+    }
+    let name = |index: usize| match file {
+        0 => SINGLE.to_owned(),
+        last => format!("model-{:05}-of-{:05}.safetensors", index + 1, last + 1),
+    };
+    files.into_iter().map(name).collect()
 }
 
 fn entry(file: String, name: &str, tensor: &Tensor) -> Entry {

@@ -76,6 +76,13 @@ impl Parameter {
         }
     }
 
+    /// Stores a value that is already in FP8, with the quantizer of later values.
+    pub(crate) fn store_codes(&mut self, codes: Fp8Tensor, quantizer: &WeightQuantizer) {
+        self.value = Value::Fp8(Fp8Value::new(codes, quantizer.clone(), self.dtype()));
+        self.version.advance();
+        self.agreement.forget_groups();
+    }
+
     /// Returns the tensors that hold the value: one, or codes and factors.
     pub(crate) fn stored(&self) -> Vec<StoredPart<'_>> {
         let codes = match &self.value {

@@ -82,6 +82,5 @@ fn what_cannot_be_calibrated_is_refused() {
     stopped.stop();
     let folder = Folder::open(&golden().join("llama_mha")).unwrap();
     assert!(calibrate(&folder, &[[1]], &Device::cpu(), &stopped).is_err());
-    let (done, total) = stopped.progress();
-    assert_eq!((done, total), (0, 3));
+    assert_eq!(stopped.progress(), (1, 3));
 }

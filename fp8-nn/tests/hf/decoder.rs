@@ -5,12 +5,12 @@ use fp8_nn::hf::{Folder, LoadOptions};
 use fp8_nn::prelude::*;
 use std::path::Path;
 
-fn floats((dtype, _, bytes): &(String, Vec<usize>, Vec<u8>)) -> Vec<f32> {
+pub(crate) fn floats((dtype, _, bytes): &(String, Vec<usize>, Vec<u8>)) -> Vec<f32> {
     assert_eq!(dtype, "F32");
     bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
-fn close(what: &str, expected: &[f32], found: &[f32], tolerance: f32) {
+pub(crate) fn close(what: &str, expected: &[f32], found: &[f32], tolerance: f32) {
     assert_eq!(expected.len(), found.len(), "{what}");
     let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
     for (i, (&e, &f)) in expected.iter().zip(found).enumerate() {
@@ -18,18 +18,18 @@ fn close(what: &str, expected: &[f32], found: &[f32], tolerance: f32) {
     }
 }
 
-fn load(path: &Path, trainable: bool) -> Gpt {
+pub(crate) fn load(path: &Path, trainable: bool) -> Gpt {
     let options = LoadOptions { trainable, ..Default::default() };
     Folder::open(path).unwrap().load(&options, &Device::cpu()).unwrap()
 }
 
-fn logits(model: &Gpt, ids: &Tensor) -> Vec<f32> {
+pub(crate) fn logits(model: &Gpt, ids: &Tensor) -> Vec<f32> {
     let mut scaling = Scaling::new(model, &Device::cpu()).unwrap();
     let mut cx = scaling.eval(&Recipe::off()).unwrap();
     model.forward(&mut cx, ids).unwrap().0.to_f32_vec().unwrap()
 }
 
-fn ids(path: &Path) -> Tensor {
+pub(crate) fn ids(path: &Path) -> Tensor {
     let (_, shape, bytes) = &read(&path.join("expected.safetensors"))["input_ids"];
     let ids = bytes.as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes) as i32).collect();
     Tensor::from_vec::<i32>(ids, [shape[0], shape[1]], &Device::cpu()).unwrap()

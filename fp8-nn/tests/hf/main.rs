@@ -4,11 +4,14 @@
 mod calibration;
 mod config;
 mod decoder;
+mod exporting;
 mod exports;
 mod folders;
 mod hostile;
 mod inspecting;
+mod kept;
 mod matrices;
+mod models;
 #[cfg(feature = "cli")]
 mod program;
 mod saving;

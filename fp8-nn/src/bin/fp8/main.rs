@@ -1,10 +1,11 @@
-//! The program `fp8`: inspects, quantizes, evaluates and runs Hugging Face models.
+//! The program `fp8`: inspects, quantizes, evaluates and runs Hugging Face models, and makes them of training checkpoints.
 //!
 //! ```text
 //! fp8 quantize SmolLM2-135M SmolLM2-135M-FP8 --scheme channel
 //! fp8 inspect SmolLM2-135M-FP8 --against SmolLM2-135M
 //! fp8 eval SmolLM2-135M-FP8 --text book.txt
 //! fp8 generate SmolLM2-135M-FP8 --prompt "The capital of France is"
+//! fp8 export run/fp8 model --scheme tensor --static-inputs
 //! ```
 //!
 //! Exit code 0: done. 1: a file could not be read or written on the way. 2: an input is wrong, and nothing was written.
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod eval;
+mod export;
 mod failure;
 mod generate;
 mod inspect;
@@ -45,6 +47,7 @@ fn run() -> Result<(), Failure> {
         Request::Run(Command::Quantize(options)) => quantize::run(&options)?,
         Request::Run(Command::Eval(options)) => eval::run(&options)?,
         Request::Run(Command::Generate(options)) => generate::run(&options)?,
+        Request::Run(Command::Export(options)) => export::run(&options)?,
     };
     // A reader such as `head` may have closed the pipe.
     let _ = write!(std::io::stdout(), "{text}");

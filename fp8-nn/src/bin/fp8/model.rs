@@ -1,7 +1,7 @@
 //! The model that a command runs, and how it computes.
 
 use crate::failure::Failure;
-use crate::options::threads;
+use crate::options::{dtype, threads};
 use clap::Args;
 use fp8_nn::hf::{Folder, LoadOptions};
 use fp8_nn::prelude::*;
@@ -104,12 +104,6 @@ pub(crate) fn with_threads<T: Send>(
 ) -> Result<T, Failure> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build();
     pool.map_err(|error| Failure::Work(format!("starting threads: {error}")))?.install(work)
-}
-
-fn dtype(text: &str) -> Result<DType, String> {
-    let known = [DType::F32, DType::BF16, DType::F16];
-    let named = known.into_iter().find(|dtype| dtype.to_string() == text);
-    named.ok_or_else(|| "unknown; the known ones are f32, bf16 and f16".to_owned())
 }
 
 /// Returns the most memory that this process has used, in bytes, where the system tells it.

@@ -1,16 +1,19 @@
 //! The command line.
 
 use crate::eval::{self, Eval};
+use crate::export::{self, Export};
 use crate::failure::Failure;
 use crate::generate::{self, Generate};
 use crate::inspect::{self, Inspect};
 use crate::quantize::{self, Quantize};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser, Subcommand};
+use fp8_nn::hf::Scheme;
+use fp8_nn::prelude::DType;
 use std::error::Error as _;
 use std::ffi::OsString;
 
-/// Inspects, quantizes, evaluates and runs Hugging Face models. Needs no Python and no GPU.
+/// Inspects, quantizes, evaluates and runs Hugging Face models, and makes them of checkpoints. Needs no Python and no GPU.
 #[derive(Debug, Parser)]
 #[command(name = "fp8", version, arg_required_else_help = true, disable_help_subcommand = true)]
 struct Options {
@@ -40,6 +43,9 @@ pub(crate) enum Command {
     /// Continues a text
     #[command(after_help = generate::EXAMPLE)]
     Generate(Generate),
+    /// Writes a training checkpoint as a folder, in high precision or in FP8
+    #[command(after_help = export::EXAMPLE)]
+    Export(Export),
 }
 
 /// Parses `--threads`.
@@ -48,6 +54,19 @@ pub(crate) fn threads(text: &str) -> Result<usize, String> {
         Ok(threads @ 1..=1024) => Ok(threads),
         _ => Err("expected a number from 1 to 1024".into()),
     }
+}
+
+/// Parses `--dtype`.
+pub(crate) fn dtype(name: &str) -> Result<DType, String> {
+    let known = [DType::F32, DType::BF16, DType::F16];
+    let named = known.into_iter().find(|dtype| dtype.name() == name);
+    named.ok_or_else(|| "unknown; the known ones are f32, bf16 and f16".to_owned())
+}
+
+/// Parses `--scheme`.
+pub(crate) fn scheme(name: &str) -> Result<Scheme, String> {
+    let names = Scheme::ALL.map(Scheme::name).join(", ");
+    name.parse().map_err(|_| format!("unknown; the known ones are {names}"))
 }
 
 /// Parses a number of at least 1.
@@ -139,8 +158,11 @@ mod tests {
     #[test]
     fn mistakes_get_a_sentence() {
         for (line, sentence) in [
-            (&[][..], "expected a command: inspect, quantize, eval, generate; fp8 --help says more"),
-            (&["inspekt"], "unknown command inspekt; the known ones are inspect, quantize, eval, generate"),
+            (&[][..], "expected a command: inspect, quantize, eval, generate, export; fp8 --help says more"),
+            (
+                &["inspekt"],
+                "unknown command inspekt; the known ones are inspect, quantize, eval, generate, export",
+            ),
             (&["inspect"], "<PATH> is missing; --help has an example"),
             (&["inspect", "a", "--jsn"], "unknown option --jsn; did you mean --json?"),
             (&["inspect", "a", "--report"], "--report needs a value"),
@@ -153,6 +175,7 @@ mod tests {
                 &["quantize", "a", "b", "--scheme", "tensor", "--threads", "0"],
                 "--threads 0: expected a number from 1 to 1024",
             ),
+            (&["export", "a", "b", "--dtype", "f8"], "--dtype f8: unknown; the known ones are f32, bf16 and f16"),
         ] {
             assert_eq!(refused(line), sentence);
         }

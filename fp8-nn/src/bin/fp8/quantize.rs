@@ -3,7 +3,7 @@
 use crate::eval::{SEQ_LENGTH, read_text};
 use crate::failure::Failure;
 use crate::model::with_threads;
-use crate::options::{count, threads};
+use crate::options::{count, scheme, threads};
 use crate::progress::{Unit, watch};
 use crate::table::bytes;
 use clap::Args;
@@ -54,11 +54,6 @@ pub(crate) struct Quantize {
     /// Prints JSON instead of sentences
     #[arg(long)]
     json: bool,
-}
-
-fn scheme(name: &str) -> Result<Scheme, String> {
-    let names = Scheme::ALL.map(Scheme::name).join(", ");
-    name.parse().map_err(|_| format!("unknown; the known ones are {names}"))
 }
 
 /// Quantizes, and returns what is printed.

@@ -61,7 +61,7 @@ const UP: &str = "model.layers.1.mlp.up_proj.weight";
 #[rustfmt::skip]
 const MISTAKES: &[Mistake] = &[
     // The command line.
-    Mistake { what: "no command", make: |_| {}, line: "", sentence: "expected a command: inspect, quantize, eval, generate" },
+    Mistake { what: "no command", make: |_| {}, line: "", sentence: "expected a command: inspect, quantize, eval, generate, export" },
     Mistake { what: "an unknown command", make: |_| {}, line: "quantise model out", sentence: "unknown command quantise" },
     Mistake { what: "no folders", make: |_| {}, line: "quantize --scheme tensor", sentence: "<INPUT>, <OUTPUT> is missing" },
     Mistake { what: "no scheme", make: |_| {}, line: "quantize model out", sentence: "--scheme <SCHEME> is missing" },
@@ -70,12 +70,12 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "an unknown option", make: |_| {}, line: "quantize model out --scheme tensor --quiet", sentence: "unknown option --quiet" },
     Mistake { what: "no threads", make: |_| {}, line: "quantize model out --scheme tensor --threads 0", sentence: "--threads 0: expected a number from 1 to 1024" },
     Mistake { what: "one folder too many", make: |_| {}, line: "inspect model model", sentence: "unknown option model" },
-Mistake { what: "calibration of dynamic inputs", make: with_text, line: "quantize model out --scheme channel --calibrate text.txt", sentence: "--calibrate: the inputs of scheme channel are dynamic" },
+    Mistake { what: "calibration of dynamic inputs", make: with_text, line: "quantize model out --scheme channel --calibrate text.txt", sentence: "--calibrate: the inputs of scheme channel are dynamic" },
     Mistake { what: "calibration without a tokenizer", make: with_text, line: "quantize model out --scheme tensor --calibrate text.txt", sentence: "model/tokenizer.json: not found" },
     Mistake { what: "calibration for an output that exists", make: |folder| { with_text(folder); fs::create_dir(folder.join("out")).unwrap(); }, line: "quantize model out --scheme tensor --calibrate text.txt", sentence: "out: it exists already" },
     Mistake { what: "calibration with a text that is missing", make: |_| {}, line: "quantize model out --scheme tensor --calibrate text.txt", sentence: "--calibrate text.txt: " },
     // Paths.
-    Mistake { what: "a folder that does not exist", make: |_| {}, line: "quantize modle out --scheme tensor", sentence: "modle: not found" },
+    Mistake { what: "a folder that does not exist", make: |_| {}, line: "quantize modle out --scheme tensor", sentence: "modle: no such folder: expected a Hugging Face folder with config.json and safetensors files" },
     Mistake { what: "a file in place of a folder", make: |_| {}, line: "quantize model/config.json out --scheme tensor", sentence: "not a folder: expected one with config.json" },
     Mistake { what: "an empty folder", make: |folder| fs::create_dir(folder.join("empty")).unwrap(), line: "quantize empty out --scheme tensor", sentence: "empty/config.json: not found" },
     Mistake { what: "the folder above the model", make: |_| {}, line: "inspect .", sentence: "./config.json: not found" },
@@ -116,7 +116,7 @@ Mistake { what: "calibration of dynamic inputs", make: with_text, line: "quantiz
     Mistake { what: "a part of what vLLM fuses", make: |_| {}, line: "quantize model out --scheme vllm --ignore gate_proj", sentence: "vLLM computes it together with model.layers.0.mlp.up_proj" },
     // Inspection.
     Mistake { what: "an original that is another model", make: |folder| { fp8(folder); config(folder, &json!({"num_hidden_layers": 1})); tensors(folder, |all| all.retain(|name, _| !name.contains("layers.1."))); }, line: "inspect fp8 --against model", sentence: "`model.layers.1.input_layernorm.weight` is missing" },
-    Mistake { what: "an original that does not exist", make: fp8, line: "inspect fp8 --against modle", sentence: "modle: not found" },
+    Mistake { what: "an original that does not exist", make: fp8, line: "inspect fp8 --against modle", sentence: "modle: no such folder: expected a Hugging Face folder with config.json and safetensors files" },
     Mistake { what: "a file against a folder", make: |_| {}, line: "inspect model/model.safetensors --against model", sentence: "--against compares folders" },
     Mistake { what: "a scale that is NaN", make: |folder| { fp8(folder); let file = folder.join("fp8/model.safetensors"); let mut all = read(&file); all.get_mut("model.layers.0.mlp.up_proj.weight_scale_inv").unwrap().2 = f32::NAN.to_le_bytes().to_vec(); write(&file, &all); }, line: "inspect fp8", sentence: "is NaN at element 0: expected a finite, positive scale" },
     Mistake { what: "FP8 without its configuration", make: |folder| { fp8(folder); change(&folder.join("fp8/config.json"), &json!({"quantization_config": null})); }, line: "inspect fp8", sentence: "config.json has no `quantization_config`" },
@@ -147,7 +147,7 @@ Mistake { what: "calibration of dynamic inputs", make: with_text, line: "quantiz
     Mistake { what: "tokens in one dimension", make: |folder| ids(folder, "[3]", &[1, 2, 3]), line: "eval model --ids ids.safetensors", sentence: "expected [windows, tokens] in I32 or I64" },
     Mistake { what: "windows without tokens", make: |folder| ids(folder, "[0, 3]", &[]), line: "eval model --ids ids.safetensors", sentence: "fewer than 2 tokens" },
     Mistake { what: "weights as tokens", make: |_| {}, line: "eval model --ids model/model.safetensors", sentence: "there is no `input_ids`" },
-    Mistake { what: "a model that does not exist", make: with_text, line: "eval modle --text text.txt", sentence: "modle: not found" },
+    Mistake { what: "a model that does not exist", make: with_text, line: "eval modle --text text.txt", sentence: "modle: no such folder" },
     // Generation.
     Mistake { what: "no prompt", make: with_tokenizer, line: "generate model", sentence: "--prompt <TEXT> is missing" },
     Mistake { what: "an empty prompt", make: with_tokenizer, line: "generate model --prompt=", sentence: "--prompt" },
@@ -158,6 +158,14 @@ Mistake { what: "calibration of dynamic inputs", make: with_text, line: "quantiz
     Mistake { what: "a top-k of 0", make: with_tokenizer, line: "generate model --prompt The --top-k 0", sentence: "--top-k 0: expected at least 1" },
     Mistake { what: "a seed with a sign", make: with_tokenizer, line: "generate model --prompt The --seed=-1", sentence: "--seed -1" },
     Mistake { what: "a GPU where there is none", make: with_tokenizer, line: "generate model --prompt The --device cuda:63", sentence: "--device cuda:63: " },
+    // Checkpoints.
+    Mistake { what: "a checkpoint that does not exist", make: |_| {}, line: "export run out", sentence: "run: no such file or folder: expected a folder that checkpoint::save wrote" },
+    Mistake { what: "a folder that is no checkpoint", make: |_| {}, line: "export model out", sentence: "model: it has no checkpoint.safetensors" },
+    Mistake { what: "weights that are no checkpoint", make: |_| {}, line: "export model/model.safetensors out --config model", sentence: "expected the parameters of a Gpt" },
+    Mistake { what: "a checkpoint of an unknown model", make: |_| {}, line: "export model/model.safetensors out", sentence: "it does not say which model it is: give a config.json (--config)" },
+    Mistake { what: "a configuration that does not exist", make: |_| {}, line: "export model out --config config.json", sentence: "config.json: not found" },
+    Mistake { what: "static inputs without a scheme", make: |_| {}, line: "export model out --static-inputs", sentence: "--static-inputs goes with --scheme" },
+    Mistake { what: "a dtype that is not known", make: |_| {}, line: "export model out --dtype fp8", sentence: "--dtype fp8: unknown; the known ones are f32, bf16 and f16" },
 ];
 
 #[test]

@@ -69,10 +69,41 @@ fn json_has_the_numbers() {
 }
 
 #[test]
+fn a_checkpoint_is_exported_and_inspected() {
+    use crate::exporting::{Trained, config_of};
+    use fp8_nn::prelude::{DType, DelayedScaling};
+    let place = tempfile::tempdir().unwrap();
+    let mut trained = Trained::new(&golden().join("llama_bf16"), DType::BF16);
+    let ids = crate::decoder::ids(&golden().join("llama_bf16"));
+    trained.train(&DelayedScaling::default().into(), &ids);
+    trained.save(&place.path().join("run"), &[config_of("llama_bf16").metadata()].into());
+    let out = done(place.path(), "export run model");
+    assert!(out.starts_with("model: llama, 2 layers, ") && out.ends_with("fp8 inspect model\n"), "{out}");
+    let out = done(place.path(), "inspect model");
+    assert!(out.starts_with("model: 20 tensors, ") && !out.contains("F8_E4M3"), "{out}");
+
+    copy(&golden().join("llama_bf16"), &place.path().join("source"));
+    let line = "export run fp8 --config source --scheme vllm --static-inputs --dtype f32";
+    let out = done(place.path(), line);
+    assert!(out.starts_with("fp8: llama, 2 layers, 14 matrices in FP8 (vllm, inputs static), "), "{out}");
+    assert!(place.path().join("fp8/tokenizer.json").is_file());
+    let out = done(place.path(), "inspect fp8 --against model");
+    assert!(out.contains("llama; fp8, inputs static") && out.contains("F8_E4M3"), "{out}");
+
+    let line = "export run json --config source/config.json --scheme channel --ignore down_proj --json";
+    let value: Value = serde_json::from_str(&done(place.path(), line)).unwrap();
+    assert_eq!((value["matrices"].as_u64(), value["family"].as_str()), (Some(12), Some("llama")));
+    assert!(!place.path().join("json/tokenizer.json").exists());
+}
+
+#[test]
 fn help_is_printed_and_a_closed_pipe_is_no_error() {
     let place = tempfile::tempdir().unwrap();
-    for line in ["--help", "quantize --help", "inspect --help", "eval --help", "generate --help", "--version"]
-    {
+    for command in ["inspect", "quantize", "eval", "generate", "export"] {
+        let out = done(place.path(), &format!("{command} --help"));
+        assert!(out.contains(&format!("Usage: fp8 {command}")), "{out}");
+    }
+    for line in ["--help", "--version"] {
         let out = done(place.path(), line);
         assert!(out.starts_with("fp8 ") || out.contains("Usage: fp8"), "{out}");
     }

@@ -1,0 +1,346 @@
+//! Checkpoints of training, written as Hugging Face folders.
+
+use super::config::{Config, WeightScales};
+use super::folder::{Folder, is_fp8};
+use super::jobs::Monitor;
+use super::output;
+use super::plan::{matches, module};
+use super::quantize::{QuantizeOptions, Quantized, quantize};
+use super::save_model::write_new;
+use super::source::{Info, Source};
+use super::targets::{float, targets};
+use super::values::{read_rows, scale_row, widen};
+use super::weights::{WeightInfo, Weights};
+use crate::{Error, Result, checkpoint};
+use fp8_kernels::DType;
+use fp8_kernels::fp8_format::Blocks;
+use fp8_recipe::{Direction, ScalingState};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// The key of a model's configuration in the metadata of checkpoints.
+const CONFIG_KEY: &str = "hf.config";
+/// The parameter that every model has.
+const TABLE: &str = ".embedding.weight";
+/// The largest value of E4M3.
+const MAX: f32 = 448.0;
+
+impl Config {
+    /// Returns the entry of a checkpoint's metadata with which [`export`] knows the model: the key `hf.config`, and the text of
+    /// `config.json`. The example of [`export`] uses it.
+    #[must_use]
+    pub fn metadata(&self) -> (String, String) {
+        (CONFIG_KEY.to_owned(), self.json().to_owned())
+    }
+}
+
+/// Options of [`export`], whose example uses them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ExportOptions {
+    /// The configuration of the model. Default: `None`, the one in the checkpoint's metadata ([`Config::metadata`]).
+    pub config: Option<Config>,
+    /// A Hugging Face folder whose tokenizer and other files are copied. Default: `None`.
+    pub files_of: Option<PathBuf>,
+    /// The dtype of tensors that are not FP8: f32, bf16 or f16. f32 takes the optimizer's f32 copies, where it has some. Default:
+    /// `None`, that of the parameters.
+    pub dtype: Option<DType>,
+    /// How weights are quantized. Default: `None`, not at all.
+    pub fp8: Option<QuantizeOptions>,
+    /// Whether inputs have static scales, from the amax histories of training under delayed scaling: the largest amax of the
+    /// window / 448. It needs `fp8` with [`Scheme::Tensor`](super::Scheme::Tensor) or [`Scheme::Vllm`](super::Scheme::Vllm).
+    /// Default: false.
+    pub static_inputs: bool,
+}
+
+/// What [`export`] wrote. Its example reads one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Exported {
+    /// The configuration of the model, without a `quantization_config`.
+    pub config: Config,
+    /// The bytes of all tensors in high precision.
+    pub bytes: u64,
+    /// What the quantization did, if there was one.
+    pub quantized: Option<Quantized>,
+}
+
+/// Writes the model of a training checkpoint to the new Hugging Face folder `out`, in high precision or in FP8.
+///
+/// `checkpoint` is a folder that [`checkpoint::save`] wrote, or a file of [`checkpoint::save_parameters`], with a
+/// [`Gpt`](crate::Gpt). Its configuration comes from the checkpoint's metadata, where [`Config::metadata`] puts it, or from the
+/// options. Weights that the checkpoint has in FP8 are written from the optimizer's f32 copies, or dequantized.
+///
+/// Tensors are read and written part by part, so that memory does not grow with the model. With FP8 a temporary folder beside
+/// `out` holds the model in high precision meanwhile. `out` appears whole or not at all ([`AtomicFolder`](crate::AtomicFolder)).
+///
+/// ```
+/// use fp8_nn::hf::{self, Config, ExportOptions, Exported, Folder, Monitor, QuantizeOptions, Scheme};
+/// use fp8_nn::prelude::*;
+/// let place = std::env::temp_dir().join(format!("fp8-export-{}", std::process::id()));
+/// std::fs::create_dir(&place)?;
+/// let config = Config::from_json(
+///     r#"{"model_type": "llama", "vocab_size": 16, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+///         "num_attention_heads": 2}"#,
+/// )?;
+/// let (device, ids) = (Device::cpu(), Tensor::from_vec(vec![1i32, 2, 3, 4], [1, 4], &Device::cpu())?);
+/// let mut model = Gpt::new("gpt", &config.gpt_options(), &device, &mut fp8_nn::rand::rng())?;
+/// let (mut scaling, mut optimizer) = (Scaling::new(&model, &device)?, AdamW::new(AdamWOptions::default())?);
+/// let (_, saved) = scaling.autocast_with(&DelayedScaling::default().into(), |cx| model.loss(cx, &ids, &ids))?;
+/// scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
+/// optimizer.step(&mut model, 1e-3)?;
+/// checkpoint::save(&place.join("trained"), &model, &optimizer, &scaling, &[config.metadata()].into())?;
+///
+/// let options = ExportOptions {
+///     fp8: Some(QuantizeOptions { scheme: Scheme::Tensor, ..Default::default() }),
+///     static_inputs: true,
+///     ..Default::default()
+/// };
+/// let done: Exported = hf::export(&place.join("trained"), &place.join("out"), &options, &Monitor::default())?;
+/// assert_eq!(done.quantized.map(|done| done.matrices), Some(7));
+/// let weight = Folder::open(&place.join("out"))?.codes("model.layers.0.mlp.down_proj.weight", 0..1)?;
+/// assert!(weight.input_scale.is_some());
+/// # std::fs::remove_dir_all(place)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Checkpoint`] if the checkpoint cannot be read, is none of a [`Gpt`](crate::Gpt) or not of this configuration, or
+/// does not say which model it is and the options do not either, and if something exists at `out`; [`Error::Option`] for static inputs without a
+/// history, and those of [`quantize`]; [`Error::Io`] if a file cannot be read or written. Nothing is left at `out` then.
+pub fn export(checkpoint: &Path, out: &Path, options: &ExportOptions, monitor: &Monitor) -> Result<Exported> {
+    let file = file(checkpoint)?;
+    let problem = |problem: String| Error::Checkpoint { path: file.clone(), problem };
+    let found = checkpoint::describe(&file)?;
+    let config = match (&options.config, found.as_ref().and_then(|(metadata, _)| metadata.get(CONFIG_KEY))) {
+        (Some(config), _) => config.with_quantization(None)?,
+        (None, Some(text)) => Config::from_json(text)
+            .map_err(|error| problem(format!("its metadata `{CONFIG_KEY}`: {error}")))?
+            .with_quantization(None)?,
+        (None, None) => {
+            return Err(problem(format!(
+                "it does not say which model it is: give a config.json (--config), or save it with `{CONFIG_KEY}` in its \
+                 metadata (hf::Config::metadata)"
+            )));
+        }
+    };
+    let weights = Weights::open(&file)?;
+    let source = CheckpointSource::new(weights, found.is_some(), options.dtype).map_err(problem)?;
+    targets(&config, &source).map_err(problem)?;
+    let Some(fp8) = &options.fp8 else {
+        if options.static_inputs {
+            return Err(refused("true", "expected a scheme, tensor or vllm, with it".into()));
+        }
+        let bytes = write_new(out, &config, &source, options.dtype, options.files_of.as_deref(), monitor)?;
+        return Ok(Exported { config, bytes, quantized: None });
+    };
+    let mut fp8 = fp8.clone();
+    if options.static_inputs {
+        let state = found.map(|(_, state)| state).unwrap_or_default();
+        fp8.input_scales = input_scales(&state, &config, &source.path, &fp8.ignore)?;
+    }
+    let stage = output::atomic_folder(out)?;
+    let whole = stage.path().join("model");
+    let bytes = write_new(&whole, &config, &source, options.dtype, options.files_of.as_deref(), monitor)?;
+    let quantized = quantize(&Folder::open(&whole)?, out, &fp8, monitor)?;
+    Ok(Exported { config, bytes, quantized: Some(quantized) })
+}
+
+/// Returns the file of a checkpoint: the one in a folder, or the file itself.
+fn file(checkpoint: &Path) -> Result<PathBuf> {
+    let problem = |problem: String| Err(Error::Checkpoint { path: checkpoint.to_owned(), problem });
+    if checkpoint.is_file() {
+        return Ok(checkpoint.to_owned());
+    }
+    let expected = "expected a folder that checkpoint::save wrote, or a file of checkpoint::save_parameters";
+    if !checkpoint.is_dir() {
+        return problem(format!("no such file or folder: {expected}"));
+    }
+    let file = checkpoint::path(checkpoint);
+    if file.is_file() {
+        return Ok(file);
+    }
+    let below = |entry: std::io::Result<std::fs::DirEntry>| {
+        let entry = entry.ok()?;
+        checkpoint::path(&entry.path()).is_file().then(|| entry.file_name().to_string_lossy().into_owned())
+    };
+    let mut others: Vec<String> =
+        std::fs::read_dir(checkpoint).into_iter().flatten().filter_map(below).collect();
+    others.sort();
+    match others.as_slice() {
+        [] => problem(format!("it has no checkpoint.safetensors: {expected}")),
+        others => problem(format!(
+            "it has no checkpoint.safetensors, but its folders {} do: name one of them",
+            others.join(", ")
+        )),
+    }
+}
+
+/// The parameters of a checkpoint's file.
+struct CheckpointSource {
+    weights: Weights,
+    /// The model's path.
+    path: String,
+    /// What precedes the names of parameters, and those of the model's.
+    any: &'static str,
+    prefix: String,
+    /// Whether the optimizer's f32 copies are read where they are finer than the parameter.
+    prefers_copies: bool,
+    /// The dtype of the embedding, in which FP8 weights are written.
+    dtype: DType,
+}
+
+impl CheckpointSource {
+    fn new(weights: Weights, has_optimizer: bool, dtype: Option<DType>) -> Result<Self, String> {
+        let any = if has_optimizer { "model." } else { "" };
+        let path = |name: &str| Some(name.strip_prefix(any)?.strip_suffix(TABLE)?.to_owned());
+        let paths: Vec<String> = weights.names().filter_map(path).collect();
+        let path = match <[String; 1]>::try_from(paths) {
+            Ok([path]) => path,
+            Err(paths) if paths.is_empty() => {
+                return Err(format!("it has no tensor `{any}…{TABLE}`: expected the parameters of a Gpt"));
+            }
+            Err(paths) => {
+                let paths = paths.join(", ");
+                return Err(format!("it has several models: {paths}: expected the parameters of one Gpt"));
+            }
+        };
+        let table = weights.info(&format!("{any}{path}{TABLE}")).and_then(|info| float(info.dtype));
+        let prefix = format!("{any}{path}.");
+        let prefers_copies = dtype == Some(DType::F32);
+        let dtype = table.unwrap_or(DType::F32);
+        Ok(Self { weights, path, any, prefix, prefers_copies, dtype })
+    }
+
+    fn problem(&self, name: &str, problem: &str) -> Error {
+        let path = self.weights.file_of(name).unwrap_or_default().into();
+        Error::Checkpoint { path, problem: format!("`{name}` {problem}") }
+    }
+
+    /// Returns the name and description of the tensor to read for a parameter.
+    fn find(&self, parameter: &str) -> Option<(String, &WeightInfo)> {
+        let name = format!("{}{parameter}", self.prefix);
+        let info = self.weights.info(&name)?;
+        if is_fp8(info.dtype) || self.prefers_copies {
+            let copy = format!("optimizer.{}.{parameter}.main_param", self.path);
+            if let Some(info) = self.weights.info(&copy).filter(|copy| copy.shape == info.shape) {
+                return Some((copy, info));
+            }
+        }
+        Some((name, info))
+    }
+}
+
+impl Source for CheckpointSource {
+    fn names(&self) -> Vec<String> {
+        let is_scale = |name: &str| {
+            let codes = name.strip_suffix("_scale_inv").and_then(|name| self.weights.info(name));
+            codes.is_some_and(|info| is_fp8(info.dtype))
+        };
+        let of_model = self.weights.names().filter(|name| name.starts_with(self.any) && !is_scale(name));
+        of_model.map(|name| name.strip_prefix(&self.prefix).unwrap_or(name).to_owned()).collect()
+    }
+
+    fn info(&self, parameter: &str) -> Option<Info> {
+        let own = self.weights.info(&format!("{}{parameter}", self.prefix))?;
+        let dtype = float(own.dtype).unwrap_or(self.dtype);
+        Some(Info { shape: own.shape.clone(), dtype, exact: DType::F32, is_by_row: true })
+    }
+
+    fn rows(&self, parameter: &str, rows: Range<usize>) -> Result<Vec<f32>> {
+        let found = self.find(parameter);
+        let (name, info) = found.ok_or_else(|| self.problem(parameter, "is not there"))?;
+        if float(info.dtype).is_none() && !is_fp8(info.dtype) {
+            return Err(self.problem(&name, &format!("is {:?}: expected a float", info.dtype)));
+        }
+        let [height, cols] = info.matrix();
+        let mut values = vec![0.0; rows.len() * cols];
+        widen(&read_rows(&self.weights, &name, info, &rows)?, info.dtype, &mut values);
+        if !is_fp8(info.dtype) {
+            return Ok(values);
+        }
+        let factors = format!("{name}_scale_inv");
+        let of_factors = self.weights.info(&factors);
+        let of_factors = of_factors.ok_or_else(|| self.problem(&name, "is FP8 without factors"))?;
+        let granularity = granularity(&of_factors.shape, [height, cols]);
+        let granularity = granularity.ok_or_else(|| {
+            let shape = &of_factors.shape;
+            self.problem(&factors, &format!("has shape {shape:?}, which is no grid of [{height}, {cols}]"))
+        })?;
+        let [down, across] = of_factors.matrix();
+        let mut scales = vec![0.0; down * across];
+        let bytes = read_rows(&self.weights, &factors, of_factors, &(0..down))?;
+        widen(&bytes, of_factors.dtype, &mut scales);
+        for (row, values) in rows.zip(values.chunks_mut(cols.max(1))) {
+            scale_row(values, &scales, granularity, [height, cols], row);
+        }
+        Ok(values)
+    }
+}
+
+/// Returns what shares a factor in a checkpoint's FP8 weight.
+fn granularity(shape: &[usize], [rows, cols]: [usize; 2]) -> Option<WeightScales> {
+    if shape.is_empty() {
+        return Some(WeightScales::Tensor);
+    }
+    let blocks = Blocks::ALL.into_iter().find(|blocks| blocks.grid(rows, cols) == shape)?;
+    Some(WeightScales::Block(blocks.size(cols.max(1))))
+}
+
+/// Returns the static scales of the inputs of all layers that will be quantized.
+fn input_scales(
+    state: &ScalingState,
+    config: &Config,
+    path: &str,
+    ignored: &[String],
+) -> Result<BTreeMap<String, f32>> {
+    let mut scales = BTreeMap::new();
+    for spec in config.tensors().iter().filter(|spec| spec.kind.is_linear()) {
+        let module = module(&spec.name);
+        if ignored.iter().any(|pattern| matches(pattern, module)) {
+            continue;
+        }
+        let parameters = config.parameters();
+        let layer = parameters
+            .iter()
+            .find(|source| source.tensors.contains(&spec.name))
+            .and_then(|source| source.parameter.strip_suffix(".weight"));
+        let slot = format!("{path}.{}.input", layer.unwrap_or_default());
+        let Some(scale) = input_scale(state, &slot) else {
+            return Err(refused(
+                "true",
+                format!(
+                    "the checkpoint has no amaxes of `{slot}`, which training under delayed scaling records: leave \
+                     inputs dynamic, or quantize with scales from a calibration"
+                ),
+            ));
+        };
+        scales.insert(module.to_owned(), scale);
+    }
+    Ok(scales)
+}
+
+/// Returns amax / 448 of a slot, from the arena of delayed scaling that was updated last.
+fn input_scale(state: &ScalingState, slot: &str) -> Option<f32> {
+    let mut newest = None;
+    for arena in &state.arenas {
+        if arena.direction != Direction::Forward || !arena.recipe.starts_with("delayed(") {
+            continue;
+        }
+        let Some(index) = arena.slots.iter().position(|own| &**own == slot) else { continue };
+        let amax = arena.amax_history.iter().filter_map(|row| row.get(index)).copied();
+        let amax = amax.filter(|amax| amax.is_finite()).fold(0f32, f32::max);
+        let scale = arena.scale.get(index).copied().unwrap_or(-1.0);
+        // A history of one row is not in the file: its scale is.
+        let found = if amax > 0.0 { amax / MAX } else { 1.0 / scale };
+        let updated = arena.last_updates.get(index).copied().unwrap_or(arena.updates);
+        let is_newer = newest.is_none_or(|(before, _)| updated >= before);
+        if found.is_finite() && found >= f32::MIN_POSITIVE && updated > 0 && is_newer {
+            newest = Some((updated, found));
+        }
+    }
+    newest.map(|(_, scale)| scale)
+}
+
+fn refused(value: &str, remedy: String) -> Error {
+    Error::Option { layer: "export".into(), option: "static_inputs", value: value.into(), remedy }
+}

@@ -1,0 +1,200 @@
+//! FP8 weights that a model keeps as the codes and factors of the files.
+
+use super::config::WeightScales;
+use super::folder::Folder;
+use super::model::ParameterSource;
+use crate::{Error, Gpt, Parameter, Result};
+use fp8_kernels::fp8_format::Blocks;
+use fp8_kernels::{Encoding, Fp8Tensor, Tensor};
+use fp8_recipe::{BlockScaling, CurrentScaling, Format, QParams, Recipe, WeightQuantizer};
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The side of the blocks that a GEMM multiplies.
+const BLOCK: usize = 128;
+
+/// What [`Folder::load`] does with FP8 weights. The example of [`Folder::recipe`] keeps them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fp8Weights {
+    /// Their values become parameters in high precision. Default.
+    #[default]
+    Dequantize,
+    /// Parameters hold the codes of the files and their factors, one byte a weight, as
+    /// [`quantize_weights`](crate::quantize_weights) stores them. In high precision they are dequantized for each use, so results
+    /// are those of [`Dequantize`](Self::Dequantize). [`Folder::recipe`] is the recipe whose GEMMs read the codes.
+    ///
+    /// A parameter that holds several tensors, such as q, k and v, has one granularity. If their scales differ, all weights of
+    /// the model get a factor for each row. If their blocks of 128 × 128 do not fit together, because a number of rows is no multiple
+    /// of 128, all weights get a factor for each 128 elements of a row. Both repeat the factors of the files, so that values are
+    /// the same. A parameter with a tensor that is not FP8 is dequantized, and so are blocks whose width is no multiple of 128:
+    /// [`Parameter::fp8`] is `None` then, and `tracing` reports it. The weights are frozen.
+    Keep,
+}
+
+/// Which elements of a weight share a factor in a model that keeps its codes: `None` is the whole tensor.
+pub(super) type Form = Option<Blocks>;
+
+impl Folder {
+    /// Returns the form of all weights of a model that keeps the codes; an error says why none can be kept.
+    pub(super) fn form(&self) -> Result<Result<Form, String>> {
+        let Some(quantization) = &self.config.quantization else {
+            return Ok(Err("the model is not quantized".into()));
+        };
+        match quantization.weights {
+            WeightScales::Channel => Ok(Ok(Some(Blocks::Row))),
+            WeightScales::Block([BLOCK, BLOCK]) if self.do_blocks_fit()? => Ok(Ok(Some(Blocks::B128x128))),
+            WeightScales::Block([_, width]) if width.is_multiple_of(BLOCK) => Ok(Ok(Some(Blocks::B1x128))),
+            WeightScales::Block([rows, cols]) => Ok(Err(format!(
+                "blocks of {rows} × {cols} are not supported in GEMMs: expected a width of 128 or a multiple"
+            ))),
+            WeightScales::Tensor => {
+                for source in self.config.parameters() {
+                    let mut scales = Vec::new();
+                    for tensor in &source.tensors {
+                        if let Some(own) = self.quantized.get(self.stored(tensor)) {
+                            scales.extend(self.scales(&own.weight)?);
+                        }
+                    }
+                    if scales.iter().any(|&scale| scale != scales[0]) {
+                        return Ok(Ok(Some(Blocks::Row)));
+                    }
+                }
+                Ok(Ok(None))
+            }
+        }
+    }
+
+    /// Returns whether each tensor that is followed by another one in its parameter ends with a block of 128 rows.
+    fn do_blocks_fit(&self) -> Result<bool> {
+        for source in self.config.parameters().iter().filter(|source| self.is_all_quantized(source)) {
+            let (_, followed) = source.tensors.split_last().unwrap_or((&source.parameter, &[]));
+            for tensor in followed {
+                if !self.info(self.stored(tensor))?.matrix()[0].is_multiple_of(BLOCK) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns whether every tensor of a parameter is an FP8 weight.
+    pub(super) fn is_all_quantized(&self, source: &ParameterSource) -> bool {
+        source.tensors.iter().all(|tensor| self.is_quantized(self.stored(tensor)))
+    }
+}
+
+/// Returns a recipe whose weights have this form.
+pub(super) fn recipe_of(form: Form) -> Recipe {
+    match form {
+        None => CurrentScaling { fp8_format: Format::E4M3, ..Default::default() }.into(),
+        Some(Blocks::Row) => CurrentScaling::rowwise().into(),
+        Some(blocks) => {
+            let w_block_scaling_dim = if blocks == Blocks::B1x128 { 1 } else { 2 };
+            BlockScaling { quant: QParams::default().into(), w_block_scaling_dim, ..Default::default() }
+                .into()
+        }
+    }
+}
+
+/// Stores FP8 weights of a folder in the parameters of a model.
+pub(super) struct Keeper<'a> {
+    folder: &'a Folder,
+    form: Form,
+    quantizers: BTreeMap<Arc<str>, WeightQuantizer>,
+}
+
+impl<'a> Keeper<'a> {
+    /// Returns `None` if no weight can be kept.
+    pub(super) fn new(folder: &'a Folder, model: &Gpt) -> Result<Option<Self>> {
+        match folder.form()? {
+            Ok(form) => {
+                let quantizers = recipe_of(form).weight_quantizers(model)?;
+                Ok(Some(Self { folder, form, quantizers }))
+            }
+            Err(why) => {
+                tracing::warn!(folder = %folder.path().display(), why, "no weights are kept in FP8");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Stores the codes in a frozen parameter; returns false if it has to be dequantized.
+    pub(super) fn store(&self, parameter: &mut Parameter, source: &ParameterSource) -> Result<bool> {
+        let is_quantized = |tensor: &String| self.folder.is_quantized(self.folder.stored(tensor));
+        if !source.tensors.iter().any(is_quantized) {
+            return Ok(false);
+        }
+        let slot = parameter.weight_slot().map(|slot| slot.name().clone());
+        let quantizer = slot.and_then(|slot| self.quantizers.get(&slot));
+        let (Some(quantizer), true) = (quantizer, self.folder.is_all_quantized(source)) else {
+            return Ok(dequantized(parameter, "some of its tensors are not FP8"));
+        };
+        let count = parameter.shape().numel();
+        let (mut codes, mut factors) = (Vec::new(), Vec::new());
+        codes.try_reserve_exact(count).map_err(|_| {
+            let op = "load";
+            fp8_kernels::Error::HostAllocation { op, bytes: count }
+        })?;
+        let [rows, cols] = parameter.shape().matrix();
+        for tensor in &source.tensors {
+            let name = self.folder.stored(tensor);
+            let [height, _] = self.folder.info(name)?.matrix();
+            let weight = self.folder.codes(name, 0..height)?;
+            if weight.dtype != Dtype::F8_E4M3 {
+                return Ok(dequantized(parameter, "its codes are not E4M3"));
+            }
+            codes.extend(weight.codes);
+            match (self.form, weight.granularity, weight.scales.as_slice()) {
+                (Some(Blocks::Row), WeightScales::Tensor, &[scale]) => {
+                    factors.extend(std::iter::repeat_n(scale, height));
+                }
+                (Some(Blocks::B1x128), WeightScales::Block([down, width]), scales) => {
+                    let across = cols.div_ceil(width);
+                    for row in 0..height {
+                        let own = scales.iter().skip(row / down * across).take(across);
+                        let each = own.flat_map(|&scale| std::iter::repeat_n(scale, width / BLOCK));
+                        factors.extend(each.take(cols.div_ceil(BLOCK)));
+                    }
+                }
+                (None, WeightScales::Tensor, &[scale]) => factors = vec![scale],
+                (Some(_), _, scales) => factors.extend_from_slice(scales),
+                (None, ..) => return Ok(dequantized(parameter, "its scales are not those of a tensor")),
+            }
+        }
+        let (shape, device) = (*parameter.shape(), parameter.device().clone());
+        let codes = Tensor::from_vec(codes, shape, &device)?;
+        let codes = match self.form {
+            None => {
+                let factor = Tensor::from_vec(factors, [], &device)?;
+                Fp8Tensor::from_codes(codes, shape, Encoding::E4M3, factor)?
+            }
+            Some(blocks) => {
+                let factors = Tensor::from_vec(factors, blocks.grid(rows, cols), &device)?;
+                Fp8Tensor::from_blocks(codes, shape, Encoding::E4M3, blocks, factors)?
+            }
+        };
+        parameter.store_codes(codes, quantizer);
+        Ok(true)
+    }
+}
+
+fn dequantized(parameter: &Parameter, why: &'static str) -> bool {
+    tracing::warn!(parameter = %parameter.name(), why, "FP8 weight is dequantized");
+    false
+}
+
+/// Returns an error for a model that is to be trained.
+pub(super) fn expect_frozen(layer: &str, trainable: bool) -> Result<()> {
+    if !trainable {
+        return Ok(());
+    }
+    Err(Error::Option {
+        layer: layer.to_owned(),
+        option: "fp8",
+        value: "Keep with trainable".to_owned(),
+        remedy: "an optimizer needs values that are finer than codes: use Fp8Weights::Dequantize, and \
+                 AdamW::quantize_weights to store weights in FP8 while they are trained"
+            .to_owned(),
+    })
+}
