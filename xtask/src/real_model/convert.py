@@ -109,7 +109,7 @@ def main():
     tokenizer.save(os.path.join(out, "tokenizer.json"))
     write_json(os.path.join(out, "tokenizer_config.json"), {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": tokens[ids["bos_token_id"]],
-        "eos_token": tokens[ids["eos_token_id"]], "chat_template": ggml("chat_template"),
+        "eos_token": tokens[ids["eos_token_id"]], "chat_template": field("tokenizer.chat_template"),
         "model_max_length": llama("context_length"),
     })
 

@@ -8,7 +8,6 @@ use crate::table::{bytes, count as counted};
 use clap::Args;
 use fp8_nn::fp8_kernels::AtomicFile;
 use fp8_nn::hf::{Dtype, Tokenizer, Weights};
-use fp8_nn::prelude::*;
 use fp8_nn::{TokenLosses, token_losses};
 use serde_json::json;
 use std::fmt::Write as _;
@@ -19,7 +18,7 @@ use std::time::{Duration, Instant};
 pub(crate) const EXAMPLE: &str = "\
 Example:
   fp8 eval SmolLM2-135M --text book.txt
-  fp8 eval SmolLM2-135M --text book.txt --recipe rowwise
+  fp8 eval SmolLM2-135M-FP8 --text book.txt
 
 The text is cut into windows of --seq-length tokens. The model reads each from its start and predicts every token but the first.
 The loss is the mean of their losses in nats, the perplexity exp(loss). No special tokens are added. Compare models with the same
@@ -59,12 +58,13 @@ pub(crate) fn run(options: &Eval) -> Result<String, Failure> {
     }
     with_threads(options.model.threads, || {
         let text = options.text.as_deref().map(|path| read_text("--text", path)).transpose()?;
-        let loaded = options.model.load()?;
+        let mut loaded = options.model.load()?;
         let windows = options.read_windows(text.as_deref(), &loaded)?;
-        let mut scaling = Scaling::new(&loaded.model, &loaded.device).map_err(fp8_nn::Error::from)?;
-        let mut cx = scaling.eval(&loaded.recipe).map_err(fp8_nn::Error::from)?;
         let start = Instant::now();
-        let losses = watch(Unit::Tokens, |monitor| token_losses(&loaded.model, &mut cx, &windows, monitor))?;
+        let losses = {
+            let mut cx = loaded.scaling.eval(&loaded.recipe).map_err(fp8_nn::Error::from)?;
+            watch(Unit::Tokens, |monitor| token_losses(&loaded.model, &mut cx, &windows, monitor))?
+        };
         let time = start.elapsed();
         if losses.windows.len() < windows.len() {
             return Err(Failure::Interrupted);

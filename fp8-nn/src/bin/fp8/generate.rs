@@ -64,7 +64,7 @@ struct Done {
 /// Generates, and returns what is printed at the end.
 pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
     with_threads(options.model.threads, || {
-        let loaded = options.model.load()?;
+        let mut loaded = options.model.load()?;
         let config = &loaded.folder.config;
         let tokenizer = Tokenizer::open(loaded.folder.path(), config.vocab_size)?;
         let prompt = tokenizer.encode(&options.prompt, true)?;
@@ -80,9 +80,10 @@ pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
             seed: options.seed,
             stop_tokens: config.eos_token_ids.iter().filter_map(|&token| token.try_into().ok()).collect(),
         };
-        let mut scaling = Scaling::new(&loaded.model, &loaded.device).map_err(fp8_nn::Error::from)?;
-        let mut cx = scaling.eval(&loaded.recipe).map_err(fp8_nn::Error::from)?;
-        let done = generate(options, &loaded.model, &mut cx, &tokenizer, &prompt, &settings)?;
+        let done = {
+            let mut cx = loaded.scaling.eval(&loaded.recipe).map_err(fp8_nn::Error::from)?;
+            generate(options, &loaded.model, &mut cx, &tokenizer, &prompt, &settings)?
+        };
         let speed = (done.tokens.len() - 1) as f64 / done.rest.as_secs_f64();
         if options.json {
             let value = json!({

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::options::{dtype, threads};
 use clap::Args;
-use fp8_nn::hf::{Folder, LoadOptions};
+use fp8_nn::hf::{Folder, Fp8Weights, LoadOptions};
 use fp8_nn::prelude::*;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 /// The options of commands that run a model.
 #[derive(Debug, Args)]
 pub(crate) struct ModelOptions {
-    /// A Hugging Face folder with its tokenizer; FP8 weights are dequantized
+    /// A Hugging Face folder with its tokenizer, FP8 or not
     pub(crate) model: PathBuf,
-    /// FP8 recipe for weights and inputs: delayed, current, te-v0, rowwise, rowwise-gw-hp, block, deepseek, mxfp8, off (no FP8), or a
-    /// file *.toml
-    #[arg(long, value_name = "NAME|FILE.toml", default_value = "off", value_parser = RecipeName::parse)]
+    /// How weights and inputs are quantized: checkpoint (as the folder says: its FP8 weights, and inputs as vLLM quantizes them), off
+    /// (FP8 weights are dequantized, inputs are not quantized), or anew by delayed, current, te-v0, rowwise, rowwise-gw-hp, block,
+    /// deepseek, mxfp8 or a file *.toml
+    #[arg(long, value_name = "NAME|FILE.toml", default_value = "checkpoint", value_parser = RecipeName::parse)]
     recipe: RecipeName,
     /// Type of weights and activations where they are not FP8: f32, bf16 or f16
     #[arg(long, default_value = "f32", value_parser = dtype)]
@@ -31,6 +32,7 @@ pub(crate) struct ModelOptions {
 /// A recipe by its name, or in a file.
 #[derive(Debug, Clone)]
 enum RecipeName {
+    Checkpoint,
     Off,
     Preset(&'static str),
     File(PathBuf),
@@ -41,8 +43,8 @@ enum RecipeName {
 pub(crate) struct Loaded {
     pub(crate) folder: Folder,
     pub(crate) model: Gpt,
+    pub(crate) scaling: Scaling,
     pub(crate) recipe: Recipe,
-    pub(crate) device: Device,
     /// How long it took to read the model.
     pub(crate) loading: Duration,
 }
@@ -51,25 +53,29 @@ impl RecipeName {
     fn parse(text: &str) -> Result<Self, String> {
         match Recipe::NAMES.into_iter().find(|&name| name == text) {
             Some(name) => Ok(Self::Preset(name)),
+            None if text == "checkpoint" => Ok(Self::Checkpoint),
             None if text == "off" => Ok(Self::Off),
             None if text.ends_with(".toml") => Ok(Self::File(text.into())),
-            None => {
-                Err(format!("unknown; the known ones are {}, off and files *.toml", Recipe::NAMES.join(", ")))
-            }
+            None => Err(format!(
+                "unknown; the known ones are checkpoint, off, {} and files *.toml",
+                Recipe::NAMES.join(", ")
+            )),
         }
     }
 
-    fn recipe(&self) -> Result<Recipe, Failure> {
-        match self {
-            Self::Off => Ok(Recipe::off()),
-            Self::Preset(name) => Ok(Recipe::from_name(name).map_err(fp8_nn::Error::from)?),
+    /// Returns the recipe, if it does not depend on the folder.
+    fn recipe(&self) -> Result<Option<Recipe>, Failure> {
+        Ok(Some(match self {
+            Self::Checkpoint => return Ok(None),
+            Self::Off => Recipe::off(),
+            Self::Preset(name) => Recipe::from_name(name).map_err(fp8_nn::Error::from)?,
             Self::File(path) => {
                 let refused =
                     |problem: String| Failure::input(format!("--recipe {}: {problem}", path.display()));
                 let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
-                Recipe::from_toml(&text).map_err(|error| refused(error.to_string()))
+                Recipe::from_toml(&text).map_err(|error| refused(error.to_string()))?
             }
-        }
+        }))
     }
 }
 
@@ -81,16 +87,34 @@ impl ModelOptions {
             .map_err(|error| Failure::input(format!("--device {}: {error}", self.device)))?;
         let start = Instant::now();
         let folder = Folder::open(&self.model)?;
-        let options = LoadOptions { params_dtype: self.dtype, ..Default::default() };
+        let recipe = match recipe {
+            Some(recipe) => recipe,
+            None => folder.recipe().map_err(|error| {
+                let text = error.to_string().replace("run the model under Recipe::off()", "use --recipe off");
+                Failure::input(text)
+            })?,
+        };
+        let fp8 = match self.recipe {
+            RecipeName::Checkpoint => Fp8Weights::Keep,
+            _ => Fp8Weights::Dequantize,
+        };
+        let options = LoadOptions { params_dtype: self.dtype, fp8, ..Default::default() };
         let model = folder.load(&options, &device)?;
+        let mut scaling = Scaling::new(&model, &device).map_err(fp8_nn::Error::from)?;
+        if fp8 == Fp8Weights::Keep {
+            folder.load_input_scales(&model, &mut scaling)?;
+        }
         device.synchronize().map_err(fp8_nn::Error::from)?;
-        Ok(Loaded { folder, model, recipe, device, loading: start.elapsed() })
+        Ok(Loaded { folder, model, scaling, recipe, loading: start.elapsed() })
     }
 
     /// Describes how the model computes: `f32, recipe off, cpu`.
     pub(crate) fn arithmetic(&self, loaded: &Loaded) -> String {
+        let is_fp8 = loaded.folder.config.quantization.is_some();
         let recipe = match self.recipe {
-            RecipeName::Off => "off".to_owned(),
+            RecipeName::Off if is_fp8 => "off (weights dequantized)".to_owned(),
+            RecipeName::Checkpoint if is_fp8 => format!("of the checkpoint ({})", loaded.recipe),
+            RecipeName::Checkpoint | RecipeName::Off => "off".to_owned(),
             _ => loaded.recipe.to_string(),
         };
         format!("{}, recipe {recipe}, {}", self.dtype, self.device)

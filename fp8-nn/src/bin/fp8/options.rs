@@ -175,7 +175,10 @@ mod tests {
                 &["quantize", "a", "b", "--scheme", "tensor", "--threads", "0"],
                 "--threads 0: expected a number from 1 to 1024",
             ),
-            (&["export", "a", "b", "--dtype", "f8"], "--dtype f8: unknown; the known ones are f32, bf16 and f16"),
+            (
+                &["export", "a", "b", "--dtype", "f8"],
+                "--dtype f8: unknown; the known ones are f32, bf16 and f16",
+            ),
         ] {
             assert_eq!(refused(line), sentence);
         }
