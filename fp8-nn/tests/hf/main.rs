@@ -13,4 +13,5 @@ mod matrices;
 mod models;
 #[cfg(feature = "cli")]
 mod program;
+mod ranks;
 mod saving;
