@@ -121,19 +121,23 @@ pub fn broadcast_parameters(model: &mut (impl Layer + ?Sized), group: &dyn Proce
 }
 
 /// Broadcasts the tensors of a parameter's value.
-fn broadcast_value(parameter: &Parameter, group: &dyn ProcessGroup, root: usize) -> Result<Vec<Tensor>> {
+pub(crate) fn broadcast_value(
+    parameter: &Parameter,
+    group: &dyn ProcessGroup,
+    root: usize,
+) -> Result<Vec<Tensor>> {
     let name = parameter.name();
     let receive = |(suffix, part)| Ok(group.broadcast(&format!("value of {name}{suffix}"), part, root)?);
     parameter.stored().into_iter().map(receive).collect()
 }
 
 /// Returns `result`. If it is an error, which only this rank has, poisons the group so that the other ranks do not wait.
-fn own<T>(group: &dyn ProcessGroup, result: Result<T>) -> Result<T> {
+pub(crate) fn own<T>(group: &dyn ProcessGroup, result: Result<T>) -> Result<T> {
     result.inspect_err(|error| group.poison(&error.to_string()))
 }
 
 /// Converts the error of a group to fp8-dist's error, if it is one.
-fn told<T>(result: fp8_recipe::Result<T>) -> Result<T> {
+pub(crate) fn told<T>(result: fp8_recipe::Result<T>) -> Result<T> {
     result.map_err(|error| match error {
         fp8_recipe::Error::Group(error) => match error.downcast() {
             Ok(error) => Error::Dist(*error),

@@ -30,6 +30,7 @@ mod output;
 mod plan;
 mod positioned;
 mod quantize;
+mod ranks;
 mod recipe;
 mod save;
 mod save_model;

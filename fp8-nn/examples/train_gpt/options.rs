@@ -108,6 +108,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", default_value = "400", value_parser = count::<MAX_STEPS>)]
     pub(crate) steps: usize,
 
+    /// Kind of model: gpt (LayerNorm, GELU, biases, RoPE), or llama (RMSNorm, SwiGLU, RoPE), whose checkpoints `fp8 export` writes
+    /// as Hugging Face folders
+    #[arg(long, value_enum, default_value = "gpt", hide_possible_values = true)]
+    pub(crate) model: ModelName,
+
     /// Transformer layers
     #[arg(long, value_name = "N", default_value = "4", value_parser = count::<1024>)]
     pub(crate) layers: usize,
@@ -205,6 +210,13 @@ pub(crate) enum Dtype {
     F16,
 }
 
+/// `--model`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModelName {
+    Gpt,
+    Llama,
+}
+
 /// `--recipe`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RecipeName {
@@ -229,13 +241,14 @@ pub(crate) enum FormatName {
 }
 
 /// Options that checkpoints of earlier versions do not have. Their defaults are what those versions did.
-const ADDED: [&str; 4] = ["fp8-attention", "fp8-mha", "fp8-weights", "dropout"];
+const ADDED: [&str; 5] = ["fp8-attention", "fp8-mha", "fp8-weights", "dropout", "model"];
 
 impl Settings {
     /// Returns every setting as (option name, value). [`Settings::from_values`] reads the same bits back.
     pub(crate) fn values(&self) -> Vec<(&'static str, String)> {
         vec![
             ("steps", self.steps.to_string()),
+            ("model", self.model.to_string()),
             ("layers", self.layers.to_string()),
             ("hidden", self.hidden.to_string()),
             ("heads", self.heads.to_string()),
@@ -468,7 +481,7 @@ macro_rules! display_as_option {
         }
     )*};
 }
-display_as_option!(Dtype, FormatName);
+display_as_option!(Dtype, FormatName, ModelName);
 
 #[cfg(test)]
 mod tests;

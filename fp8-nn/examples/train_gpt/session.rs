@@ -6,10 +6,11 @@ use fp8_nn::checkpoint;
 use fp8_nn::fp8_kernels::ops::{Emulation, LossScaleState};
 use fp8_nn::fp8_kernels::{Error as KernelError, MemoryUse};
 use fp8_nn::fp8_recipe::SlotTrace;
+use fp8_nn::hf::Config;
 use fp8_nn::prelude::*;
 
 use crate::batches::{self, Batch};
-use crate::options::{DeviceName, Dtype, FormatName, Place, RecipeName, Settings};
+use crate::options::{DeviceName, Dtype, FormatName, ModelName, Place, RecipeName, Settings};
 use crate::telemetry::SlotState;
 use crate::trainer::{MAX_GRAD_NORM, Metadata, Run, StepResult, Trainer};
 
@@ -42,6 +43,23 @@ pub(crate) struct Session {
     observed: u64,
     measures_sqnr: bool,
     memory: MemoryOfTraining,
+    /// The entry of checkpoints from which `fp8 export` knows the model.
+    hf_config: Option<(String, String)>,
+}
+
+/// The options that `--model` sets.
+fn kind(settings: &Settings) -> GptOptions {
+    match settings.model {
+        ModelName::Gpt => GptOptions::default(),
+        // SwiGLU has three matrices: with two thirds of the width they have as many weights.
+        ModelName::Llama => GptOptions {
+            activation: Activation::Swiglu,
+            norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
+            ffn_hidden_size: Some((settings.hidden * 8 / 3).next_multiple_of(16)),
+            bias: false,
+            ..Default::default()
+        },
+    }
 }
 
 /// What is needed to tell this training's memory from that of other trainings on the device, which do not change meanwhile.
@@ -97,8 +115,10 @@ impl Session {
             embedding_dropout: settings.dropout,
             attention_dropout: settings.dropout,
             hidden_dropout: settings.dropout,
-            ..Default::default()
+            ..kind(settings)
         };
+        // What Hugging Face has no family for is saved without.
+        let hf_config = Config::from_gpt_options(&options).ok().map(|config| config.metadata());
         let before = device.memory_report().now;
         // Batches are drawn from the other streams.
         let mut rng = batches::stream(settings.seed, 0);
@@ -148,6 +168,7 @@ impl Session {
             observed: 0,
             measures_sqnr: place.sqnr,
             memory,
+            hf_config,
         })
     }
 
@@ -306,7 +327,9 @@ impl Trainer for Session {
             let old = if checkpoint::path(dir).exists() { "; the checkpoint there is untouched" } else { "" };
             return Err(format!("nothing was saved{old}: {error}"));
         }
-        checkpoint::save(dir, &self.model, &self.optimizer, &self.scaling, metadata).map_err(sentence)
+        let mut metadata = metadata.clone();
+        metadata.extend(self.hf_config.clone());
+        checkpoint::save(dir, &self.model, &self.optimizer, &self.scaling, &metadata).map_err(sentence)
     }
 
     fn step(&mut self, batch: &Batch, lr: f32, observed: bool) -> Result<StepResult, String> {

@@ -119,8 +119,14 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Stores the codes in a frozen parameter; returns false if it has to be dequantized.
-    pub(super) fn store(&self, parameter: &mut Parameter, source: &ParameterSource) -> Result<bool> {
+    /// Stores the codes in a frozen parameter, or codes of 0 if they are not to be read; returns false if the parameter has to be
+    /// dequantized.
+    pub(super) fn store(
+        &self,
+        parameter: &mut Parameter,
+        source: &ParameterSource,
+        reads: bool,
+    ) -> Result<bool> {
         let is_quantized = |tensor: &String| self.folder.is_quantized(self.folder.stored(tensor));
         if !source.tensors.iter().any(is_quantized) {
             return Ok(false);
@@ -130,39 +136,20 @@ impl<'a> Keeper<'a> {
         let (Some(quantizer), true) = (quantizer, self.folder.is_all_quantized(source)) else {
             return Ok(dequantized(parameter, "some of its tensors are not FP8"));
         };
-        let count = parameter.shape().numel();
-        let (mut codes, mut factors) = (Vec::new(), Vec::new());
-        codes.try_reserve_exact(count).map_err(|_| {
-            let op = "load";
-            fp8_kernels::Error::HostAllocation { op, bytes: count }
-        })?;
-        let [rows, cols] = parameter.shape().matrix();
         for tensor in &source.tensors {
-            let name = self.folder.stored(tensor);
-            let [height, _] = self.folder.info(name)?.matrix();
-            let weight = self.folder.codes(name, 0..height)?;
-            if weight.dtype != Dtype::F8_E4M3 {
+            if self.folder.info(self.folder.stored(tensor))?.dtype != Dtype::F8_E4M3 {
                 return Ok(dequantized(parameter, "its codes are not E4M3"));
-            }
-            codes.extend(weight.codes);
-            match (self.form, weight.granularity, weight.scales.as_slice()) {
-                (Some(Blocks::Row), WeightScales::Tensor, &[scale]) => {
-                    factors.extend(std::iter::repeat_n(scale, height));
-                }
-                (Some(Blocks::B1x128), WeightScales::Block([down, width]), scales) => {
-                    let across = cols.div_ceil(width);
-                    for row in 0..height {
-                        let own = scales.iter().skip(row / down * across).take(across);
-                        let each = own.flat_map(|&scale| std::iter::repeat_n(scale, width / BLOCK));
-                        factors.extend(each.take(cols.div_ceil(BLOCK)));
-                    }
-                }
-                (None, WeightScales::Tensor, &[scale]) => factors = vec![scale],
-                (Some(_), _, scales) => factors.extend_from_slice(scales),
-                (None, ..) => return Ok(dequantized(parameter, "its scales are not those of a tensor")),
             }
         }
         let (shape, device) = (*parameter.shape(), parameter.device().clone());
+        let [rows, cols] = shape.matrix();
+        let (codes, factors) = match reads {
+            true => self.read(source, [rows, cols])?,
+            false => {
+                let factors = self.form.map_or(1, |blocks| blocks.grid(rows, cols).iter().product());
+                (vec![0; rows * cols], vec![1.0; factors])
+            }
+        };
         let codes = Tensor::from_vec(codes, shape, &device)?;
         let codes = match self.form {
             None => {
@@ -176,6 +163,39 @@ impl<'a> Keeper<'a> {
         };
         parameter.store_codes(codes, quantizer);
         Ok(true)
+    }
+
+    /// Reads the codes of all tensors of a parameter, and the factors in the form of the model.
+    fn read(&self, source: &ParameterSource, [rows, cols]: [usize; 2]) -> Result<(Vec<u8>, Vec<f32>)> {
+        let (mut codes, mut factors) = (Vec::new(), Vec::new());
+        let bytes = rows * cols;
+        codes.try_reserve_exact(bytes).map_err(|_| {
+            let op = "load";
+            fp8_kernels::Error::HostAllocation { op, bytes }
+        })?;
+        for tensor in &source.tensors {
+            let name = self.folder.stored(tensor);
+            let [height, _] = self.folder.info(name)?.matrix();
+            let weight = self.folder.codes(name, 0..height)?;
+            codes.extend(weight.codes);
+            match (self.form, weight.granularity, weight.scales.as_slice()) {
+                (Some(Blocks::Row), WeightScales::Tensor, &[scale]) => {
+                    factors.extend(std::iter::repeat_n(scale, height));
+                }
+                (Some(Blocks::B1x128), WeightScales::Block([down, width]), scales) => {
+                    let across = cols.div_ceil(width);
+                    for row in 0..height {
+                        let own = scales.iter().skip(row / down * across).take(across);
+                        let each = own.flat_map(|&scale| std::iter::repeat_n(scale, width / BLOCK));
+                        factors.extend(each.take(cols.div_ceil(BLOCK)));
+                    }
+                }
+                (Some(_), _, scales) => factors.extend_from_slice(scales),
+                // All tensors have the same scale.
+                (None, _, scales) => factors = scales.to_vec(),
+            }
+        }
+        Ok((codes, factors))
     }
 }
 

@@ -217,6 +217,17 @@ impl Folder {
     /// A `max_seq_length` that the model does not have; FP8 weights that are kept in a model that will be trained; a file that
     /// cannot be read; a device that is out of memory.
     pub fn load(&self, options: &LoadOptions, device: &Device) -> Result<Gpt> {
+        self.load_parts(options, device, &|_| true)
+    }
+
+    /// Makes a model and reads the parameters for whose names behind the model's path `reads` is true. The others have the same
+    /// form.
+    pub(super) fn load_parts(
+        &self,
+        options: &LoadOptions,
+        device: &Device,
+        reads: &dyn Fn(&str) -> bool,
+    ) -> Result<Gpt> {
         let longest = self.config.max_position_embeddings;
         let max_seq_length = options.max_seq_length.unwrap_or(longest);
         if max_seq_length > longest {
@@ -248,9 +259,11 @@ impl Folder {
             let own = name.strip_prefix(&*options.path).and_then(|name| name.strip_prefix('.'));
             let source = sources.iter().find(|source| Some(source.parameter.as_str()) == own);
             let source = source.ok_or_else(|| self.problem(format!("no tensor belongs to `{name}`")))?;
+            let reads = reads(&source.parameter);
             match &keeper {
-                Some(keeper) if keeper.store(parameter, source)? => {}
-                _ => self.read_into(parameter, source)?,
+                Some(keeper) if keeper.store(parameter, source, reads)? => {}
+                _ if reads => self.read_into(parameter, source)?,
+                _ => {}
             }
         }
         Ok(model)

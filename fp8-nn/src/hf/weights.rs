@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _};
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
@@ -24,6 +25,7 @@ const MAX_INDEX: u64 = 100_000_000;
 pub struct Weights {
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Place>,
+    bytes_read: AtomicU64,
 }
 
 /// An open file.
@@ -116,7 +118,8 @@ impl Weights {
     }
 
     fn of_files(folder: &Path, files: &[String]) -> Result<Self> {
-        let mut weights = Self { shards: Vec::new(), tensors: BTreeMap::new() };
+        let mut weights =
+            Self { shards: Vec::new(), tensors: BTreeMap::new(), bytes_read: AtomicU64::new(0) };
         for name in files {
             let path = folder.join(name);
             let problem = |problem: String| Error::Checkpoint { path: path.clone(), problem };
@@ -181,6 +184,7 @@ impl Weights {
                 ),
             });
         }
+        self.bytes_read.fetch_add(len, Relaxed);
         positioned::read(&shard.file, bytes, place.offset + offset).map_err(|source| match source.kind() {
             ErrorKind::UnexpectedEof => Error::Checkpoint {
                 path: shard.path.clone(),
@@ -188,6 +192,13 @@ impl Weights {
             },
             _ => Error::Io { path: shard.path.clone(), source },
         })
+    }
+
+    /// Returns how many bytes of tensors have been read so far. The example of
+    /// [`Folder::load_on_ranks`](crate::hf::Folder::load_on_ranks) counts them.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Relaxed)
     }
 
     /// Returns the name of the file that has the tensor.

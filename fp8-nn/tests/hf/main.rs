@@ -14,6 +14,7 @@ mod matrices;
 mod models;
 #[cfg(feature = "cli")]
 mod program;
+mod ranks;
 mod saving;
 #[cfg(feature = "tokenizer")]
 mod tokens;

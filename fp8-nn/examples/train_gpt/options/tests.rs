@@ -91,7 +91,7 @@ fn settings_survive_as_text() {
         "--steps 7 --layers 2 --hidden 48 --heads 3 --seq 32 --batch 5 --lr 0.0012345678 --dropout 0.1 \
          --seed 18446744073709551615 \
          --dtype bf16 --recipe current --format e4m3 --history-len 16 --margin -2 --fp8-attention --fp8-mha \
-         --fp8-weights",
+         --fp8-weights --model llama",
     ))
     .unwrap();
     let values = options.settings.values();

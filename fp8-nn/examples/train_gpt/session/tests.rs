@@ -56,6 +56,36 @@ fn a_model_that_is_not_finite_is_not_saved_over_a_good_one() {
 }
 
 #[test]
+fn a_llama_is_saved_with_its_configuration_and_exported() {
+    use fp8_nn::hf::{self, ExportOptions, Folder, LoadOptions, QuantizeOptions, Scheme};
+    let folder = tempfile::tempdir().unwrap();
+    let (saved, out) = (folder.path().join("saved"), folder.path().join("out"));
+    let mut llama = session("delayed --model llama");
+    llama.step(&batch(), 1e-3, false).unwrap();
+    llama.save(&saved, &Metadata::new()).unwrap();
+    let fp8 = QuantizeOptions { scheme: Scheme::Tensor, ..Default::default() };
+    let options = ExportOptions { fp8: Some(fp8), static_inputs: true, ..Default::default() };
+    hf::export(&saved, &out, &options, &Default::default()).unwrap();
+    let exported = Folder::open(&out).unwrap();
+    assert_eq!((exported.config.family.model_type, exported.config.intermediate_size), ("llama", 96));
+    hf::export(&saved, &folder.path().join("high"), &ExportOptions::default(), &Default::default()).unwrap();
+    let model = Folder::open(&folder.path().join("high")).unwrap();
+    let model = model.load(&LoadOptions::default(), &Device::cpu()).unwrap();
+    for (own, other) in parameters(&llama.model).into_iter().zip(parameters(&model)) {
+        assert_eq!(
+            own.tensor().to_f32_vec().unwrap(),
+            other.tensor().to_f32_vec().unwrap(),
+            "{}",
+            own.name()
+        );
+    }
+    // No family of Hugging Face has the other kind.
+    session("delayed").save(&saved, &Metadata::new()).unwrap();
+    let error = hf::export(&saved, &folder.path().join("gpt"), &options, &Default::default()).unwrap_err();
+    assert!(error.to_string().contains("it does not say which model it is"), "{error}");
+}
+
+#[test]
 fn a_training_in_f16_reports_its_loss_scale_and_resumes_with_it() {
     let line = "train_gpt --layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --dtype f16";
     let settings = parse_from(line.split_whitespace()).unwrap().0.settings;
