@@ -8,6 +8,7 @@ use fp8::Fp8Value;
 pub(crate) use fp8::{SCALE_INV, StoredPart, overwrite_codes};
 use fp8_kernels::{DType, Device, Fp8Tensor, MemoryKind, Operand, Shape, Tensor, ops};
 use fp8_recipe::{Forward, SlotName, WeightQuantizer};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -101,14 +102,18 @@ impl Parameter {
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
     pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> Result<Self> {
-        let main_grad = gradient_of(*tensor.shape(), tensor.device())?;
+        let is_trainable = !CREATED_FROZEN.get();
+        let main_grad = match is_trainable {
+            true => gradient_of(*tensor.shape(), tensor.device())?,
+            false => no_gradient(tensor.device())?,
+        };
         tensor.set_memory_kind(MemoryKind::Parameters);
         Ok(Self {
             name: name.into(),
             value: Value::High(tensor),
             slot: None,
             main_grad,
-            is_trainable: true,
+            is_trainable,
             version: Version::new(),
             agreement: Agreement::default(),
         })
@@ -229,10 +234,9 @@ impl Parameter {
             return Ok(());
         }
         self.device().expect_eager("set_trainable", "freeze parameters before a step is recorded")?;
-        self.main_grad = if trainable {
-            gradient_of(*self.shape(), self.device())?
-        } else {
-            Tensor::zeros([0], DType::F32, self.device())?
+        self.main_grad = match trainable {
+            true => gradient_of(*self.shape(), self.device())?,
+            false => no_gradient(self.device())?,
         };
         self.is_trainable = trainable;
         self.agreement.forget_groups();
@@ -381,6 +385,28 @@ fn gradient_of(shape: Shape, device: &Device) -> Result<Tensor> {
     Ok(Tensor::zeros(shape, DType::F32, device)?)
 }
 
+/// The gradient of a frozen parameter.
+fn no_gradient(device: &Device) -> Result<Tensor> {
+    Ok(Tensor::zeros([0], DType::F32, device)?)
+}
+
+thread_local! {
+    /// Whether parameters that this thread creates are frozen.
+    static CREATED_FROZEN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f`, in which new parameters are frozen: no gradients are allocated for a model that will not be trained.
+pub(crate) fn frozen<T>(f: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            CREATED_FROZEN.set(self.0);
+        }
+    }
+    let _restore = Restore(CREATED_FROZEN.replace(true));
+    f()
+}
+
 /// Gives `tensor` the elements of `value`, which has the same shape and dtype. Writes them in place, unless `tensor` shares
 /// its storage: then `value` replaces it.
 pub(crate) fn overwrite(tensor: &mut Tensor, value: Tensor, name: &str) -> Result<()> {
@@ -395,4 +421,20 @@ pub(crate) fn overwrite(tensor: &mut Tensor, value: Tensor, name: &str) -> Resul
 fn next_version() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_that_are_created_frozen_have_no_gradient() {
+        let new = || Parameter::new("w", Tensor::zeros([3], DType::F32, &Device::cpu()).unwrap()).unwrap();
+        let mut w = frozen(|| frozen(new));
+        assert!(!w.is_trainable() && w.main_grad().numel() == 0);
+        w.set_trainable(true).unwrap();
+        assert_eq!(w.main_grad().numel(), 3);
+        let _ = std::panic::catch_unwind(|| frozen(|| panic!("a layer that panics")));
+        assert!(new().is_trainable());
+    }
 }

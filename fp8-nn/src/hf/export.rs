@@ -1,7 +1,7 @@
 //! Checkpoints of training, written as Hugging Face folders.
 
 use super::config::{Config, WeightScales};
-use super::folder::{Folder, is_fp8};
+use super::folder::{Folder, is_float, is_fp8};
 use super::jobs::Monitor;
 use super::output;
 use super::plan::{matches, module};
@@ -261,6 +261,9 @@ impl Source for CheckpointSource {
         let factors = format!("{name}_scale_inv");
         let of_factors = self.weights.info(&factors);
         let of_factors = of_factors.ok_or_else(|| self.problem(&name, "is FP8 without factors"))?;
+        if !is_float(of_factors.dtype) {
+            return Err(self.problem(&factors, &format!("is {:?}: expected a float", of_factors.dtype)));
+        }
         let granularity = granularity(&of_factors.shape, [height, cols]);
         let granularity = granularity.ok_or_else(|| {
             let shape = &of_factors.shape;

@@ -2,6 +2,7 @@
 
 use super::keep::{Fp8Weights, Keeper, expect_frozen};
 use super::{Config, Folder};
+use crate::parameter;
 use crate::{Error, Gpt, GptOptions, NormOptions, Parameter, Result, parameters_mut};
 use fp8_kernels::{DType, Device, Tensor, ops};
 use rand::SeedableRng;
@@ -248,13 +249,11 @@ impl Folder {
         if keeps {
             expect_frozen(&options.path, options.trainable)?;
         }
-        let mut model = Gpt::new(&options.path, &gpt, device, &mut ChaCha8Rng::seed_from_u64(0))?;
+        let new = || Gpt::new(&options.path, &gpt, device, &mut ChaCha8Rng::seed_from_u64(0));
+        let mut model = if options.trainable { new()? } else { parameter::frozen(new)? };
         let keeper = if keeps { Keeper::new(self, &model)? } else { None };
         let sources = self.config.parameters();
         for parameter in parameters_mut(&mut model) {
-            if !options.trainable {
-                parameter.set_trainable(false)?;
-            }
             let name = parameter.name().clone();
             let own = name.strip_prefix(&*options.path).and_then(|name| name.strip_prefix('.'));
             let source = sources.iter().find(|source| Some(source.parameter.as_str()) == own);

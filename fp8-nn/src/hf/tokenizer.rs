@@ -4,6 +4,7 @@ use super::weights::unreadable;
 use crate::{Error, Result};
 use std::fs::File;
 use std::io::Read as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 const FILE: &str = "tokenizer.json";
@@ -51,7 +52,7 @@ impl Tokenizer {
         if bytes.len() as u64 > MAX_BYTES {
             return Err(problem(format!("more than {} MiB: expected a tokenizer", MAX_BYTES >> 20)));
         }
-        let tokenizer = tokenizers::Tokenizer::from_bytes(&bytes)
+        let tokenizer = caught(|| tokenizers::Tokenizer::from_bytes(&bytes))
             .map_err(|error| problem(format!("not a tokenizer that can be read: {error}")))?;
         Ok(Self { tokenizer, path, vocab_size })
     }
@@ -62,7 +63,7 @@ impl Tokenizer {
     /// A token outside the vocabulary of the model: the tokenizer belongs to another one.
     pub fn encode(&self, text: &str, has_special: bool) -> Result<Vec<i32>> {
         let encoding =
-            self.tokenizer.encode_fast(text, has_special).map_err(|error| self.problem(error.to_string()))?;
+            caught(|| self.tokenizer.encode_fast(text, has_special)).map_err(|error| self.problem(error))?;
         let fits = |&id: &u32| match i32::try_from(id) {
             Ok(token) if (id as usize) < self.vocab_size => Ok(token),
             _ => Err(self.problem(format!(
@@ -92,11 +93,23 @@ impl Tokenizer {
 
     fn decode_with(&self, tokens: &[i32], skip_special: bool) -> Result<String> {
         let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
-        self.tokenizer.decode(&ids, skip_special).map_err(|error| self.problem(error.to_string()))
+        caught(|| self.tokenizer.decode(&ids, skip_special)).map_err(|error| self.problem(error))
     }
 
     fn problem(&self, problem: String) -> Error {
         Error::Checkpoint { path: self.path.clone(), problem }
+    }
+}
+
+/// Runs a function of the crate tokenizers, which panics for some files that contradict themselves.
+fn caught<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+            Err(format!("it contradicts itself: the tokenizer stopped ({text})"))
+        }
     }
 }
 

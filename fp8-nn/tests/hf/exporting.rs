@@ -167,12 +167,8 @@ fn static_scales_of_inputs_are_the_windows_largest_amax() {
     assert_eq!(done.quantized.unwrap().matrices, 14 - 3);
     let folder = Folder::open(&out).unwrap();
     let state = trained.scaling.state().unwrap();
-    let arena = state
-        .arenas
-        .iter()
-        .filter(|arena| arena.slots.iter().any(|slot| slot.ends_with(".input")))
-        .last()
-        .unwrap();
+    let arena =
+        state.arenas.iter().rfind(|arena| arena.slots.iter().any(|slot| slot.ends_with(".input"))).unwrap();
     assert_eq!(arena.amax_history.len(), 2);
     for (module, slot) in [
         ("layers.0.self_attn.q_proj", "gpt.blocks.0.attention.qkv.input"),
@@ -322,11 +318,41 @@ fn options_of_every_family_become_its_configuration() {
         (GptOptions { num_gqa_groups: Some(2), ..gpt2.clone() }, "num_gqa_groups = 2: expected 4"),
         (GptOptions { kv_channels: Some(16), ..gpt2.clone() }, "kv_channels = 16: expected 8"),
         (GptOptions { qkv_bias: Some(false), ..gpt2.clone() }, "qkv_bias = false: expected true"),
-        (GptOptions { qk_norm: true, ..gpt2.clone() }, "qk_norm = true: expected false"),
+        (GptOptions { qk_norm: true, ..gpt2 }, "qk_norm = true: expected false"),
     ] {
         let error = Config::from_gpt_options(&options).unwrap_err().to_string();
         assert!(error.starts_with(&format!("hf::Config: {problem}")), "{error}");
     }
     let error = Config::from_gpt_options(&GptOptions { num_attention_heads: 0, ..llama }).unwrap_err();
     assert!(error.to_string().contains("num_attention_heads"), "{error}");
+}
+
+#[test]
+fn damaged_checkpoints_give_an_error_or_a_folder_and_never_a_panic() {
+    use fp8_nn::rand::{Rng as _, SeedableRng, rngs::StdRng};
+    let place = tempfile::tempdir().unwrap();
+    let (dir, out) = (place.path().join("checkpoint"), place.path().join("out"));
+    let recipe = Recipe::from(CurrentScaling::rowwise());
+    let mut trained = Trained::new(&golden().join("llama_gqa_tied"), DType::F32);
+    quantize_weights(&mut trained.model, &recipe).unwrap();
+    trained.save(&dir, &[config_of("llama_gqa_tied").metadata()].into());
+    let file = checkpoint::path(&dir);
+    let bytes = fs::read(&file).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let fp8 = Some(QuantizeOptions { threads: Some(1), ..Default::default() });
+    let options = ExportOptions { fp8, dtype: Some(DType::F32), ..Default::default() };
+    let (mut rng, mut refused) = (StdRng::seed_from_u64(7), 0);
+    for _ in 0..100 {
+        let mut damaged = bytes.clone();
+        for _ in 0..rng.random_range(1..4) {
+            damaged[8 + rng.random_range(0..header)] = rng.random_range(0x20..0x7F);
+        }
+        fs::write(&file, damaged).unwrap();
+        match hf::export(&dir, &out, &options, &Monitor::default()) {
+            Ok(_) => fs::remove_dir_all(&out).unwrap(),
+            Err(_) => refused += 1,
+        }
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1, "something was left");
+    }
+    assert!(refused > 50, "{refused}");
 }

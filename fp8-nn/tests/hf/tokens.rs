@@ -60,6 +60,17 @@ fn a_tokenizer_that_does_not_fit_gets_a_sentence() {
     );
 }
 
+#[test]
+fn a_panic_of_the_tokenizer_is_an_error() {
+    let place = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(golden().join("llama_bf16/tokenizer.json")).unwrap();
+    let mut value: Value = serde_json::from_str(&text).unwrap();
+    value["normalizer"] = serde_json::json!({"type": "Replace", "pattern": {"String": ""}, "content": "xx"});
+    fs::write(place.path().join("tokenizer.json"), value.to_string()).unwrap();
+    let error = Tokenizer::open(place.path(), 264).unwrap().encode("a b", true).unwrap_err().to_string();
+    assert!(error.contains("it contradicts itself: the tokenizer stopped (index out of bounds"), "{error}");
+}
+
 fn cases() -> Vec<(String, Vec<i32>, String, String)> {
     let text = fs::read_to_string(golden().join("llama_bf16/expected_tokens.json")).unwrap();
     let cases: Vec<Value> = serde_json::from_str(&text).unwrap();
@@ -70,4 +81,78 @@ fn cases() -> Vec<(String, Vec<i32>, String, String)> {
         (string(case, "text"), ids(case), string(case, "decoded"), string(case, "decoded_without_special"))
     };
     cases.iter().map(read).collect()
+}
+
+/// Replaces one value in a JSON document by another one that was somewhere in it, or by a hostile one.
+fn damaged(value: &Value, draw: &mut impl FnMut(usize) -> usize) -> Value {
+    fn count(value: &Value) -> usize {
+        1 + match value {
+            Value::Array(items) => items.iter().map(count).sum::<usize>(),
+            Value::Object(fields) => fields.values().map(count).sum(),
+            _ => 0,
+        }
+    }
+    fn replace(value: &mut Value, at: &mut usize, new: &Value) {
+        if *at == 0 {
+            *value = new.clone();
+        }
+        *at = at.wrapping_sub(1);
+        match value {
+            _ if *at > usize::MAX / 2 => {}
+            Value::Array(items) => items.iter_mut().for_each(|item| replace(item, at, new)),
+            Value::Object(fields) => fields.values_mut().for_each(|field| replace(field, at, new)),
+            _ => {}
+        }
+    }
+    let hostile = [
+        Value::Null,
+        Value::from(-1),
+        Value::from(u64::MAX),
+        Value::from(4_294_967_295_u64),
+        Value::from(""),
+        Value::from("(a+)+$"),
+        Value::from("("),
+        Value::from("Ġ"),
+        serde_json::json!([]),
+        serde_json::json!({}),
+        serde_json::json!({"type": "Split", "pattern": {"Regex": "(?=(a))\\1"}, "behavior": "Isolated", "invert": false}),
+        serde_json::json!({"type": "Sequence", "normalizers": [], "pretokenizers": [], "decoders": []}),
+        serde_json::json!({"type": "Replace", "pattern": {"String": ""}, "content": "xx"}),
+        Value::from(true),
+    ];
+    let mut damaged = value.clone();
+    replace(&mut damaged, &mut draw(count(value)), &hostile[draw(hostile.len())]);
+    damaged
+}
+
+#[test]
+fn damaged_tokenizers_never_panic() {
+    let place = tempfile::tempdir().unwrap();
+    let whole = fs::read_to_string(golden().join("llama_bf16/tokenizer.json")).unwrap();
+    let mut whole: Value = serde_json::from_str(&whole).unwrap();
+    // Most of the file is the vocabulary: keep enough of it that other fields are hit, too.
+    let mut state = 1_u64;
+    let mut draw = |limit: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % limit
+    };
+    let vocabulary = whole["model"]["vocab"].as_object().unwrap().clone();
+    let kept = vocabulary.into_iter().filter(|(token, _)| token.chars().count() == 1).take(12);
+    whole["model"]["vocab"] = Value::Object(kept.collect());
+    whole["model"]["merges"] = serde_json::json!([]);
+    let mut opened = 0;
+    for round in 0..400 {
+        let mut value = damaged(&whole, &mut draw);
+        if round % 3 == 0 {
+            value = damaged(&value, &mut draw);
+        }
+        fs::write(place.path().join("tokenizer.json"), value.to_string()).unwrap();
+        let Ok(tokenizer) = Tokenizer::open(place.path(), 264) else { continue };
+        opened += 1;
+        if let Ok(ids) = tokenizer.encode("a b <|endoftext|> äé\u{1F600}", true) {
+            let _ = tokenizer.decode(&ids);
+        }
+        let _ = tokenizer.decode_all(&[0, 5, 263, i32::MAX, -1]);
+    }
+    assert!(opened > 10, "{opened}");
 }

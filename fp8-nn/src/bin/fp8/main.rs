@@ -30,6 +30,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    silence_tokenizers();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -38,6 +39,16 @@ fn main() -> ExitCode {
             ExitCode::from(failure.code())
         }
     }
+}
+
+/// Keeps panics of the crate tokenizers from the terminal: the library turns them into errors.
+fn silence_tokenizers() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if !info.location().is_some_and(|location| location.file().contains("tokenizers-")) {
+            usual(info);
+        }
+    }));
 }
 
 fn run() -> Result<(), Failure> {
