@@ -34,7 +34,7 @@ const WINDOWS: usize = 8;
 const CONVERSION: [&str; 3] = ["numpy", "gguf", "tokenizers"];
 const PEERS: [&str; 2] = ["torch", "transformers"];
 const CONVERT: &str = "xtask/src/real_model/convert.py";
-const TRANSFORMERS: &str = "xtask/src/real_model/transformers.py";
+const TRANSFORMERS: &str = "xtask/src/real_model/peer.py";
 const EXPECTED: &str = "fp8-nn/tests/golden/hf/real_model.safetensors";
 
 pub(crate) fn run(options: &RealModel) -> Result {

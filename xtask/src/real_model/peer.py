@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loads a folder with transformers and continues a prompt greedily, in f32 on the CPU; prints times and memory as JSON.
 
-  transformers.py MODEL THREADS NEW_TOKENS PROMPT
+  peer.py MODEL THREADS NEW_TOKENS PROMPT
 """
 import json, resource, sys, time
 
