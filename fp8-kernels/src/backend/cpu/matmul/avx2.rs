@@ -15,6 +15,7 @@ impl Avx2 {
 
 impl Lanes for Avx2 {
     type Vector = __m256;
+    type Square = [__m256; 8];
 
     const WIDTH: usize = 8;
     const ROWS: usize = 6;
@@ -66,29 +67,36 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+    unsafe fn columns(self, from: *const u32, stride: usize) -> [__m256; 8] {
         // SAFETY: `self` proves AVX2; the caller vouches for the words.
-        unsafe { transpose(from, from_stride, to, to_stride) }
+        unsafe { columns(from, stride) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u32) {
+        // SAFETY: a hint, which reads nothing and faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
 }
 
-/// Transposes 8 × 8 words: within groups of 4 × 4 by two rounds of interleaving, then the groups by 128-bit moves.
+/// Returns the columns of 8 × 8 words: within groups of 4 × 4 by two rounds of interleaving, then the groups by 128-bit moves.
 ///
 /// # Safety
-/// The CPU must have AVX2. `from` must have 8 rows of 8 readable words, `to` 8 rows of 8 writable ones.
+/// The CPU must have AVX2. `from` must have 8 rows of 8 readable words.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+unsafe fn columns(from: *const u32, stride: usize) -> [__m256; 8] {
     let mut rows = [_mm256_setzero_si256(); 8];
     for (j, row) in rows.iter_mut().enumerate() {
         // SAFETY: the caller vouches for row j.
-        *row = unsafe { _mm256_loadu_si256(from.wrapping_add(j * from_stride).cast()) };
+        *row = unsafe { _mm256_loadu_si256(from.wrapping_add(j * stride).cast()) };
     }
     let mut pairs = rows;
     for i in (0..8).step_by(2) {
         pairs[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
         pairs[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
     }
+    let mut columns = [_mm256_setzero_ps(); 8];
     for c in 0..4 {
         // Columns c and 4 + c of the rows 0 … 3 and 4 … 7.
         let four = |i: usize| match c % 2 {
@@ -96,11 +104,8 @@ unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_strid
             _ => _mm256_unpackhi_epi64(pairs[i + c / 2], pairs[i + c / 2 + 2]),
         };
         let (upper, lower) = (four(0), four(4));
-        let left = _mm256_permute2x128_si256::<0x20>(upper, lower);
-        let right = _mm256_permute2x128_si256::<0x31>(upper, lower);
-        // SAFETY: the caller vouches for row c.
-        unsafe { _mm256_storeu_si256(to.wrapping_add(c * to_stride).cast(), left) };
-        // SAFETY: the caller vouches for row c + 4.
-        unsafe { _mm256_storeu_si256(to.wrapping_add((c + 4) * to_stride).cast(), right) };
+        columns[c] = _mm256_castsi256_ps(_mm256_permute2x128_si256::<0x20>(upper, lower));
+        columns[c + 4] = _mm256_castsi256_ps(_mm256_permute2x128_si256::<0x31>(upper, lower));
     }
+    columns
 }

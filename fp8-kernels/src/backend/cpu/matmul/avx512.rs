@@ -38,6 +38,7 @@ macro_rules! lanes {
     ($name:ident, $pairs:literal, |$sums:ident, $a:ident, $b:ident| $multiply_add:expr) => {
         impl Lanes for $name {
             type Vector = __m512;
+            type Square = [__m512; 16];
 
             const WIDTH: usize = 16;
             const ROWS: usize = 12;
@@ -89,9 +90,15 @@ macro_rules! lanes {
             }
 
             #[inline(always)]
-            unsafe fn transpose(self, from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+            unsafe fn columns(self, from: *const u32, stride: usize) -> [__m512; 16] {
                 // SAFETY: `self` proves AVX-512 F; the caller vouches for the words.
-                unsafe { transpose(from, from_stride, to, to_stride) }
+                unsafe { columns(from, stride) }
+            }
+
+            #[inline(always)]
+            fn prefetch(self, address: *const u32) {
+                // SAFETY: a hint, which reads nothing and faults at no address.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
             }
         }
     };
@@ -107,17 +114,18 @@ fn pairs(words: __m512) -> __m512bh {
     unsafe { std::mem::transmute(words) }
 }
 
-/// Transposes 16 × 16 words: within groups of 4 × 4 by two rounds of interleaving, then the groups by two rounds of 128-bit moves.
+/// Returns the columns of 16 × 16 words: within groups of 4 × 4 by two rounds of interleaving, then the groups by two rounds of
+/// 128-bit moves.
 ///
 /// # Safety
-/// The CPU must have AVX-512 F. `from` must have 16 rows of 16 readable words, `to` 16 rows of 16 writable ones.
+/// The CPU must have AVX-512 F. `from` must have 16 rows of 16 readable words.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
+unsafe fn columns(from: *const u32, stride: usize) -> [__m512; 16] {
     let mut rows = [_mm512_setzero_si512(); 16];
     for (j, row) in rows.iter_mut().enumerate() {
         // SAFETY: the caller vouches for row j.
-        *row = unsafe { _mm512_loadu_si512(from.wrapping_add(j * from_stride).cast()) };
+        *row = unsafe { _mm512_loadu_si512(from.wrapping_add(j * stride).cast()) };
     }
     let mut pairs = rows;
     for i in (0..16).step_by(2) {
@@ -132,20 +140,16 @@ unsafe fn transpose(from: *const u32, from_stride: usize, to: *mut u32, to_strid
         fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
     }
     // fours[4g + c] holds the columns c, 4 + c, 8 + c and 12 + c of the rows 4g … 4g + 3.
+    let mut columns = [_mm512_setzero_ps(); 16];
     for c in 0..4 {
         let low = _mm512_shuffle_i32x4::<0x88>(fours[c], fours[c + 4]);
         let high = _mm512_shuffle_i32x4::<0xDD>(fours[c], fours[c + 4]);
         let low_2 = _mm512_shuffle_i32x4::<0x88>(fours[c + 8], fours[c + 12]);
         let high_2 = _mm512_shuffle_i32x4::<0xDD>(fours[c + 8], fours[c + 12]);
-        let columns = [
-            _mm512_shuffle_i32x4::<0x88>(low, low_2),
-            _mm512_shuffle_i32x4::<0x88>(high, high_2),
-            _mm512_shuffle_i32x4::<0xDD>(low, low_2),
-            _mm512_shuffle_i32x4::<0xDD>(high, high_2),
-        ];
-        for (group, column) in columns.into_iter().enumerate() {
-            // SAFETY: the caller vouches for row 4 · group + c.
-            unsafe { _mm512_storeu_si512(to.wrapping_add((4 * group + c) * to_stride).cast(), column) };
-        }
+        columns[c] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0x88>(low, low_2));
+        columns[c + 4] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0x88>(high, high_2));
+        columns[c + 8] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0xDD>(low, low_2));
+        columns[c + 12] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0xDD>(high, high_2));
     }
+    columns
 }

@@ -9,6 +9,8 @@
 /// neighboring k with the first in the high half.
 pub(crate) trait Lanes: Copy + Send + Sync {
     type Vector: Copy;
+    /// [`WIDTH`](Self::WIDTH) vectors.
+    type Square: AsRef<[Self::Vector]>;
 
     /// Sums per vector.
     const WIDTH: usize;
@@ -47,21 +49,29 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// Replaces every NaN by `f32::NAN`, whose bits are the same on every CPU.
     fn canonical(self, sums: Self::Vector) -> Self::Vector;
 
+    /// Reads a block of [`WIDTH`](Self::WIDTH) × [`WIDTH`](Self::WIDTH) words by its columns: vector i holds word i of each row,
+    /// and rows are `stride` words apart.
+    ///
+    /// # Safety
+    /// Every word of the block must be readable.
+    unsafe fn columns(self, from: *const u32, stride: usize) -> Self::Square;
+
     /// Transposes a block of [`WIDTH`](Self::WIDTH) × [`WIDTH`](Self::WIDTH) words: `to[i · to_stride + j] = from[j · from_stride + i]`.
     ///
     /// # Safety
     /// Every word of the block must be readable in `from` and writable in `to`.
     #[inline(always)]
     unsafe fn transpose(self, from: *const u32, from_stride: usize, to: *mut u32, to_stride: usize) {
-        for i in 0..Self::WIDTH {
-            for j in 0..Self::WIDTH {
-                // SAFETY: i and j are below WIDTH, so the caller vouches for both words.
-                let word = unsafe { *from.wrapping_add(j * from_stride + i) };
-                // SAFETY: as above.
-                unsafe { *to.wrapping_add(i * to_stride + j) = word };
-            }
+        // SAFETY: the caller vouches for every word of the block.
+        let columns = unsafe { self.columns(from, from_stride) };
+        for (i, column) in columns.as_ref().iter().enumerate() {
+            // SAFETY: the caller vouches for the words of row i.
+            unsafe { self.store(*column, to.wrapping_add(i * to_stride).cast()) };
         }
     }
+
+    /// Begins to read the cache line at `address`, which need not be readable.
+    fn prefetch(self, address: *const u32);
 }
 
 /// Vectors of `N` lanes as arrays: the model of every other implementation, and what a CPU without vector instructions runs.
@@ -70,6 +80,7 @@ pub(crate) struct Portable<const N: usize, const PAIRS: bool>;
 
 impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
     type Vector = [f32; N];
+    type Square = [[f32; N]; N];
 
     const WIDTH: usize = N;
     // As the vector units that it models: 32 registers, but 16 where vectors have 8 lanes.
@@ -121,4 +132,14 @@ impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
     fn canonical(self, sums: [f32; N]) -> [f32; N] {
         sums.map(|sum| if sum.is_nan() { f32::NAN } else { sum })
     }
+
+    #[inline(always)]
+    unsafe fn columns(self, from: *const u32, stride: usize) -> [[f32; N]; N] {
+        // SAFETY: the caller vouches for N words of each of N rows.
+        let word = |i: usize, j: usize| unsafe { *from.wrapping_add(j * stride + i) };
+        std::array::from_fn(|i| std::array::from_fn(|j| f32::from_bits(word(i, j))))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _: *const u32) {}
 }

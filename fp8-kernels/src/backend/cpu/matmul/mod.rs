@@ -18,6 +18,7 @@
 //! | [`tile`] | the micro-kernel: one tile of sums in registers |
 //! | [`pack`] | blocks of the operands in the order of the micro-kernel |
 //! | [`task`] | the loops over blocks and tiles of one thread's part |
+//! | [`narrow`] | products of few rows, whose second operand is not packed |
 //! | [`unpacked`] | small products of f32 operands as they are |
 //! | [`epilogue`] | factors, bias, rounding, accumulation |
 
@@ -27,6 +28,7 @@ mod avx2;
 mod avx512;
 mod epilogue;
 mod lanes;
+mod narrow;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
@@ -63,7 +65,9 @@ pub(crate) fn matmul(
     out: Out<'_>,
 ) -> Result<()> {
     let vectors = CpuPath::current()?.vectors(a.is_fp8() && b.is_fp8());
-    let parts = Parts::new(dims, rayon::current_num_threads());
+    let threads = rayon::current_num_threads();
+    let is_narrow = dims[0] <= narrow::MOST_ROWS && b.is_along_k();
+    let parts = if is_narrow { Parts::of_few_rows(dims, threads) } else { Parts::new(dims, threads) };
     matmul_on(vectors, op, dims, a, b, epilogue, out, parts, Blocks::new(vectors))
 }
 

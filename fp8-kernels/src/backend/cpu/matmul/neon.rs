@@ -15,6 +15,7 @@ impl Neon {
 
 impl Lanes for Neon {
     type Vector = float32x4_t;
+    type Square = [float32x4_t; 4];
 
     const WIDTH: usize = 4;
     const ROWS: usize = 12;
@@ -64,4 +65,17 @@ impl Lanes for Neon {
         // SAFETY: as above.
         unsafe { vbslq_f32(is_number, sums, nan) }
     }
+
+    #[inline(always)]
+    unsafe fn columns(self, from: *const u32, stride: usize) -> [float32x4_t; 4] {
+        std::array::from_fn(|i| {
+            // SAFETY: the caller vouches for 4 words of each of 4 rows.
+            let words: [u32; 4] = std::array::from_fn(|j| unsafe { *from.wrapping_add(j * stride + i) });
+            // SAFETY: the array has 4 words.
+            unsafe { self.words(words.as_ptr()) }
+        })
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _: *const u32) {}
 }

@@ -44,6 +44,10 @@ impl<'a> Matrix<'a> {
     pub(crate) fn is_fp8(&self) -> bool {
         matches!(self.elements, Elements::Codes(..))
     }
+
+    pub(super) fn is_along_k(&self) -> bool {
+        self.is_along_k
+    }
 }
 
 /// The room that a block of `a` needs, in words.
@@ -60,8 +64,41 @@ pub(super) fn right_words<L: Lanes>(cols: usize, steps: usize) -> usize {
 const WORDS_PER_LINE: usize = 16;
 
 /// Words from one line of a block to the next: whole cache lines and one more, so that lines do not compete for the same sets.
-fn line_words(steps: usize) -> usize {
+pub(super) fn line_words(steps: usize) -> usize {
     steps.next_multiple_of(WORDS_PER_LINE) + WORDS_PER_LINE
+}
+
+/// Lines of words, `stride` words apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lines<'a> {
+    pub(super) words: &'a [u32],
+    pub(super) stride: usize,
+}
+
+/// Returns `ks` of the lines at `outers`, at most `L::WIDTH`, of an operand that is contiguous along k: as they lie, or decoded into
+/// `spare`, which has room for `L::WIDTH` lines, with zeros for those beyond the last.
+#[inline(always)]
+pub(super) fn lines<'a, L: Lanes>(
+    x: &Matrix<'a>,
+    outers: Range<usize>,
+    ks: Range<usize>,
+    spare: &'a mut [u32],
+) -> Result<Lines<'a>> {
+    if let (Elements::Floats(Floats::F32(data)), true) = (x.elements, outers.len() == L::WIDTH) {
+        // Nothing to decode or to fill.
+        let words = bytemuck::cast_slice(&data[outers.start * x.stride + ks.start..]);
+        return Ok(Lines { words, stride: x.stride });
+    }
+    let steps = steps::<L>(ks.len());
+    let stride = line_words(steps);
+    for (j, words) in spare.chunks_exact_mut(stride).take(L::WIDTH).enumerate() {
+        if j < outers.len() {
+            along::<L>(x, outers.start + j, ks.clone(), &mut words[..steps])?;
+        } else {
+            words[..steps].fill(0);
+        }
+    }
+    Ok(Lines { words: spare, stride })
 }
 
 /// Packs `rows` × `ks` of `a`.
@@ -105,25 +142,13 @@ pub(super) fn right<L: Lanes>(
     let padded = cols.len().next_multiple_of(L::WIDTH);
     let (panels, spare) = block.split_at_mut(padded * steps);
     if b.is_along_k {
-        let line = line_words(steps);
         for first in (0..padded).step_by(L::WIDTH) {
             let count = L::WIDTH.min(cols.len() - first);
             let (start, width) = panel::<L>(first, padded, steps);
             let panel = &mut panels[start + first % (2 * L::WIDTH)..];
-            if let (Elements::Floats(Floats::F32(data)), true) = (b.elements, count == L::WIDTH) {
-                // Nothing to decode or to fill.
-                let lines = bytemuck::cast_slice(&data[(cols.start + first) * b.stride + ks.start..]);
-                transpose(lanes, lines, b.stride, panel, width, steps);
-                continue;
-            }
-            for (j, words) in spare.chunks_exact_mut(line).take(L::WIDTH).enumerate() {
-                if j < count {
-                    along::<L>(b, cols.start + first + j, ks.clone(), &mut words[..steps])?;
-                } else {
-                    words[..steps].fill(0);
-                }
-            }
-            transpose(lanes, spare, line, panel, width, steps);
+            let outers = cols.start + first..cols.start + first + count;
+            let lines = lines::<L>(b, outers, ks.clone(), spare)?;
+            transpose(lanes, lines, panel, width, steps);
         }
     } else {
         let spare = &mut spare[..cols.len()];
@@ -168,21 +193,22 @@ pub(super) fn steps<L: Lanes>(ks: usize) -> usize {
     if L::PAIRS { ks.div_ceil(2) } else { ks }
 }
 
-/// Transposes the first `L::WIDTH` lines of `steps` words each into columns of `to`.
+/// Transposes `L::WIDTH` lines of `steps` words each into columns of `to`.
 #[inline(always)]
-fn transpose<L: Lanes>(lanes: L, from: &[u32], line: usize, to: &mut [u32], width: usize, steps: usize) {
-    // `line` is at least `steps`, so this is the last word that is read.
-    assert!(steps > 0 && from.len() >= (L::WIDTH - 1) * line + steps);
+fn transpose<L: Lanes>(lanes: L, from: Lines<'_>, to: &mut [u32], width: usize, steps: usize) {
+    let Lines { words: from, stride } = from;
+    // `stride` is at least `steps`, so this is the last word that is read.
+    assert!(steps > 0 && from.len() >= (L::WIDTH - 1) * stride + steps);
     assert!(to.len() >= (steps - 1) * width + L::WIDTH);
     let whole = steps - steps % L::WIDTH;
     for step in (0..whole).step_by(L::WIDTH) {
         let (from, to) = (from[step..].as_ptr(), to[step * width..].as_mut_ptr());
         // SAFETY: the steps up to step + WIDTH are among the `steps` whose bounds were just checked.
-        unsafe { lanes.transpose(from, line, to, width) };
+        unsafe { lanes.transpose(from, stride, to, width) };
     }
     for step in whole..steps {
         for (j, word) in to[step * width..][..L::WIDTH].iter_mut().enumerate() {
-            *word = from[j * line + step];
+            *word = from[j * stride + step];
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::super::{parallel, scratch};
 use super::epilogue::{Epilogue, Factors, Out};
 use super::lanes::Lanes;
+use super::narrow::{self, Narrow};
 use super::pack::{self, Matrix};
 use super::path::{Job, Vectors};
 use super::tile::{self, Left, Right, Rows, Sums};
@@ -36,6 +37,9 @@ pub(super) struct Parts {
 /// Multiply-adds that take about as long as waking a thread.
 const WORTH_A_THREAD: usize = 1 << 18;
 
+/// Elements of `b` that take about as long as waking a thread.
+const WORTH_A_PART: usize = 1 << 15;
+
 impl Parts {
     pub(super) const ONE: Self = Self { rows: 1, cols: 1 };
 
@@ -47,6 +51,14 @@ impl Parts {
         // Each part packs its rows of `a` and its columns of `b`.
         let packed = |grid: &Self| grid.rows.saturating_mul(n).saturating_add(grid.cols.saturating_mul(m));
         (1..=threads).map(grid).min_by_key(packed).unwrap_or(Self::ONE)
+    }
+
+    /// The parts of a product of few rows, which takes as long as reading `b`: some for each thread, because what else the memory
+    /// has to do decides which is done first.
+    pub(super) fn of_few_rows([_, n, k]: [usize; 3], threads: usize) -> Self {
+        let worth = n.saturating_mul(k) / WORTH_A_PART;
+        let cols = if threads == 1 { 1 } else { worth.min(threads.saturating_mul(8)).max(1) };
+        Self { rows: 1, cols }
     }
 
     /// Calls `f` with the rows and columns of each part, on the threads of the current pool.
@@ -72,13 +84,13 @@ impl Parts {
 pub(super) struct Task<'a> {
     op: &'static str,
     m: usize,
-    n: usize,
-    k: usize,
-    a: Matrix<'a>,
-    b: Matrix<'a>,
-    epilogue: &'a Epilogue<'a>,
-    out: &'a Out<'a>,
-    blocks: Blocks,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) a: Matrix<'a>,
+    pub(super) b: Matrix<'a>,
+    pub(super) epilogue: &'a Epilogue<'a>,
+    pub(super) out: &'a Out<'a>,
+    pub(super) blocks: Blocks,
 }
 
 impl<'a> Task<'a> {
@@ -100,6 +112,11 @@ impl<'a> Task<'a> {
 
     /// Computes the part of the output at `rows` × `cols`. Parts that run at a time must not overlap.
     pub(super) fn run(&self, vectors: Vectors, rows: Range<usize>, cols: Range<usize>) -> Result<()> {
+        if self.b.is_along_k() && rows.len() <= narrow::MOST_ROWS {
+            if let Some(words) = self.narrow_words(vectors, rows.len())? {
+                return self.run_narrow(vectors, rows, cols, words);
+            }
+        }
         struct Sizes<'a>(&'a mut [usize; 2], [usize; 3]);
         impl Job for Sizes<'_> {
             #[inline(always)]
@@ -125,6 +142,44 @@ impl<'a> Task<'a> {
             let (right, left) = room.split_at_mut(right.next_multiple_of(LINE));
             let waiting = waits_outside.then_some(waiting);
             vectors.run(Part { task: self, rows, cols, block, left, right, waiting })
+        })?
+    }
+}
+
+impl Task<'_> {
+    /// Returns the words that a product of so many rows needs if nothing of `b` is packed; `None` if they are too many rows.
+    fn narrow_words(&self, vectors: Vectors, rows: usize) -> Result<Option<[usize; 2]>> {
+        struct Sizes<'a>(&'a mut Option<[usize; 2]>, [usize; 3]);
+        impl Job for Sizes<'_> {
+            #[inline(always)]
+            fn run<L: Lanes>(self, _: L) -> Result<()> {
+                let [rows, k, ks] = self.1;
+                *self.0 = narrow::words::<L>(rows, k, ks);
+                Ok(())
+            }
+        }
+        let mut words = None;
+        vectors.run(Sizes(&mut words, [rows, self.k, self.blocks.ks]))?;
+        Ok(words)
+    }
+
+    fn run_narrow(
+        &self,
+        vectors: Vectors,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        [left, lines]: [usize; 2],
+    ) -> Result<()> {
+        impl Job for Narrow<'_, '_> {
+            #[inline(always)]
+            fn run<L: Lanes>(self, lanes: L) -> Result<()> {
+                self.run(lanes)
+            }
+        }
+        scratch::with(self.op, left + lines + LINE, |room| {
+            let room = bytemuck::cast_slice_mut(room);
+            let (left, lines) = room.split_at_mut(left.next_multiple_of(LINE));
+            vectors.run(Narrow { task: self, rows, cols, room: [left, lines] })
         })?
     }
 }
@@ -276,7 +331,7 @@ impl Block<'_> {
 }
 
 /// The factors of one block of k.
-struct Folded<'a> {
+pub(super) struct Folded<'a> {
     a: &'a [f32],
     b: &'a [f32],
 }
@@ -284,7 +339,7 @@ struct Folded<'a> {
 impl<'a> Folded<'a> {
     /// `None` if the sums of blocks of k have no factors of their own.
     #[inline(always)]
-    fn new(task: &Task<'a>, first_k: usize) -> Option<Self> {
+    pub(super) fn new(task: &Task<'a>, first_k: usize) -> Option<Self> {
         let Factors::Blocks { a, b, length } = task.epilogue.factors else { return None };
         let block = first_k / length;
         Some(Self { a: &a[block * task.m..][..task.m], b: &b[block * task.n..][..task.n] })
@@ -295,7 +350,7 @@ impl<'a> Folded<'a> {
     /// # Safety
     /// `before` must have `height` readable rows of `count` values.
     #[inline(always)]
-    unsafe fn fold(
+    pub(super) unsafe fn fold(
         &self,
         tile: &mut [f32],
         stride: usize,

@@ -18,6 +18,16 @@ pub(super) struct Left {
     pub(super) step: usize,
 }
 
+impl Left {
+    /// # Safety
+    /// The row and the step are among those that were packed.
+    #[inline(always)]
+    pub(super) unsafe fn word(self, row: usize, step: usize) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { *self.words.wrapping_add(row * self.row + step * self.step) }
+    }
+}
+
 /// What a tile starts from, where it goes, and whether it is a result.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sums {

@@ -1,0 +1,186 @@
+//! Products of few rows, such as those of one token: `b` is read once, as it lies, and nothing of it is packed.
+//!
+//! Such a product takes as long as reading `b`. The micro-kernel of [`tile`](super::tile) wants a vector of one k over neighboring
+//! rows of `b`, which are contiguous along k: here square blocks are transposed in registers on their way to the sums, so the
+//! order of every sum, and with it the bits, are those of the packed product. Operands that have to be decoded are decoded a few
+//! lines at a time, in the first cache.
+
+use super::lanes::Lanes;
+use super::pack::{self, Lines};
+use super::task::{Folded, Task};
+use super::tile::Rows;
+use crate::Result;
+use std::ops::Range;
+
+/// The most rows of `a` for any lanes.
+pub(super) const MOST_ROWS: usize = 12;
+/// Values of the largest tile: so many rows of the widest vector.
+const LARGEST_TILE: usize = MOST_ROWS * 16;
+
+/// The heights of tiles.
+const HEIGHTS: [usize; 6] = [1, 2, 4, 6, 8, 12];
+
+/// Returns the height of the tile that holds so many rows, if there is one for these lanes.
+#[inline(always)]
+pub(super) fn height<L: Lanes>(rows: usize) -> Option<usize> {
+    HEIGHTS.into_iter().find(|&height| height >= rows && height <= L::ROWS)
+}
+
+/// The words that [`Narrow`] needs: those of `a`, and those of the lines of `b` that are decoded at a time.
+pub(super) fn words<L: Lanes>(rows: usize, k: usize, most_ks: usize) -> Option<[usize; 2]> {
+    // Rows of `a` are packed as a whole, so a block must not begin in the middle of a pair.
+    if L::PAIRS && most_ks < k && !most_ks.is_multiple_of(2) {
+        return None;
+    }
+    let steps = pack::steps::<L>(k);
+    let left = height::<L>(rows)? * steps + pack::left_words(rows, steps);
+    Some([left, L::WIDTH * pack::line_words(pack::steps::<L>(most_ks.min(k)))])
+}
+
+/// The part of a product at `rows` × `cols`.
+pub(super) struct Narrow<'t, 'a> {
+    pub(super) task: &'t Task<'a>,
+    pub(super) rows: Range<usize>,
+    pub(super) cols: Range<usize>,
+    /// Room for the words of `a`, and for lines of `b`.
+    pub(super) room: [&'t mut [u32]; 2],
+}
+
+impl Narrow<'_, '_> {
+    #[inline(always)]
+    pub(super) fn run<L: Lanes>(self, lanes: L) -> Result<()> {
+        let Self { task, rows, cols, room: [left, spare] } = self;
+        let Some(height) = height::<L>(rows.len()) else { return Ok(()) };
+        let a = interleaved::<L>(task, rows.clone(), height, left)?;
+        let most_ks = task.blocks.ks;
+        for first in cols.clone().step_by(L::WIDTH) {
+            let count = L::WIDTH.min(cols.end - first);
+            let mut tile = [0.0; LARGEST_TILE];
+            // Sums of the blocks of k before, where each block has factors of its own.
+            let mut before = [0.0; LARGEST_TILE];
+            if let (true, Some(out)) = (task.epilogue.starts_from_output(), task.out.as_f32()) {
+                for (i, sums) in tile.chunks_exact_mut(L::WIDTH).take(rows.len()).enumerate() {
+                    let row = out.wrapping_add((rows.start + i) * task.n + first);
+                    for (j, sum) in sums[..count].iter_mut().enumerate() {
+                        // SAFETY: the row and column are in the output, and in this part of it alone.
+                        *sum = unsafe { *row.wrapping_add(j) };
+                    }
+                }
+            }
+            // Without products there is one block of no steps.
+            for first_k in (0..task.k.max(1)).step_by(most_ks) {
+                let ks = first_k..task.k.min(first_k + most_ks);
+                let steps = pack::steps::<L>(ks.len());
+                let folded = Folded::new(task, first_k);
+                if folded.is_some() {
+                    tile = [0.0; LARGEST_TILE];
+                }
+                if steps > 0 {
+                    let lines = pack::lines::<L>(&task.b, first..first + count, ks, spare)?;
+                    let a = &a[pack::steps::<L>(first_k) * height..][..steps * height];
+                    multiply(lanes, height, a, lines, &mut tile);
+                }
+                if let Some(folded) = folded {
+                    let size = [rows.len(), count];
+                    let before_rows = Rows { first: before.as_mut_ptr(), stride: L::WIDTH };
+                    let before_rows = (first_k > 0).then_some(before_rows);
+                    // SAFETY: `before` has the rows of a tile of this width.
+                    unsafe { folded.fold(&mut tile, L::WIDTH, [rows.start, first], size, before_rows) };
+                    before = tile;
+                }
+            }
+            for (i, sums) in tile.chunks_exact_mut(L::WIDTH).take(rows.len()).enumerate() {
+                let row = rows.start + i;
+                // SAFETY: the row is in the output, which has n columns, and in this part of it alone.
+                let out = unsafe { task.out.row(row * task.n + first, count) };
+                task.epilogue.store(&mut sums[..count], row, first, out);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Packs rows of `a`, the words of a step side by side, with zeros up to `height` of them.
+#[inline(always)]
+fn interleaved<'w, L: Lanes>(
+    task: &Task<'_>,
+    rows: Range<usize>,
+    height: usize,
+    room: &'w mut [u32],
+) -> Result<&'w [u32]> {
+    let steps = pack::steps::<L>(task.k);
+    let (words, block) = room.split_at_mut(height * steps);
+    let count = rows.len();
+    let left = pack::left::<L>(&task.a, rows, 0..task.k, block)?;
+    if steps == 0 {
+        return Ok(words);
+    }
+    for (step, words) in words.chunks_exact_mut(height).enumerate() {
+        for (row, word) in words.iter_mut().enumerate() {
+            // SAFETY: `left` was packed with `count` rows of these steps.
+            *word = if row < count { unsafe { left.word(row, step) } } else { 0 };
+        }
+    }
+    Ok(words)
+}
+
+/// Adds the products of `height` rows of `a` with a vector's width of lines of `b` to `tile`. `a` has the words of all its rows for a
+/// step, then those of the next one.
+#[inline(always)]
+fn multiply<L: Lanes>(lanes: L, height: usize, a: &[u32], b: Lines<'_>, tile: &mut [f32; LARGEST_TILE]) {
+    macro_rules! of_height {
+        ($($height:literal)*) => {
+            match height {
+                $($height if $height <= L::ROWS => sized::<L, $height>(lanes, a, b, tile),)*
+                _ => unreachable!("a tile of {height} rows"),
+            }
+        };
+    }
+    of_height!(1 2 4 6 8 12);
+}
+
+#[inline(always)]
+fn sized<L: Lanes, const ROWS: usize>(lanes: L, a: &[u32], b: Lines<'_>, tile: &mut [f32; LARGEST_TILE]) {
+    let (steps, stride) = (a.len() / ROWS, b.stride);
+    // The last words that are read: everything below is in bounds.
+    assert!(b.words.len() >= (L::WIDTH - 1) * stride + steps && stride >= steps && ROWS * L::WIDTH <= tile.len());
+    let mut sums = [lanes.zero(); ROWS];
+    for (sum, row) in sums.iter_mut().zip(tile.chunks_exact(L::WIDTH)) {
+        // SAFETY: the row is a vector long.
+        *sum = unsafe { lanes.sums(row.as_ptr()) };
+    }
+    let (mut a, mut b) = (a.as_ptr(), b.words.as_ptr());
+    let mut add = |column: L::Vector, a: *const u32| {
+        for (row, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the step has a word for each row.
+            let word = lanes.splat(unsafe { *a.wrapping_add(row) });
+            *sum = lanes.multiply_add(*sum, word, column);
+        }
+    };
+    for _ in 0..steps / L::WIDTH {
+        // What follows the lines in memory are usually the next ones.
+        for line in 0..L::WIDTH {
+            lanes.prefetch(b.wrapping_add((L::WIDTH + line) * stride));
+        }
+        // SAFETY: the lines have these steps, as was just checked.
+        let columns = unsafe { lanes.columns(b, stride) };
+        for (step, column) in columns.as_ref().iter().enumerate() {
+            add(*column, a.wrapping_add(step * ROWS));
+        }
+        a = a.wrapping_add(L::WIDTH * ROWS);
+        b = b.wrapping_add(L::WIDTH);
+    }
+    for step in 0..steps % L::WIDTH {
+        let mut column = [0; 16];
+        for (line, word) in column[..L::WIDTH].iter_mut().enumerate() {
+            // SAFETY: the line has this step.
+            *word = unsafe { *b.wrapping_add(line * stride + step) };
+        }
+        // SAFETY: `column` has at least a vector of words.
+        add(unsafe { lanes.words(column.as_ptr()) }, a.wrapping_add(step * ROWS));
+    }
+    for (sum, row) in sums.into_iter().zip(tile.chunks_exact_mut(L::WIDTH)) {
+        // SAFETY: the row is a vector long.
+        unsafe { lanes.store(sum, row.as_mut_ptr()) };
+    }
+}
