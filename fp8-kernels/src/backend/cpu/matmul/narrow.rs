@@ -12,13 +12,13 @@ use super::tile::Rows;
 use crate::Result;
 use std::ops::Range;
 
-/// The most rows of `a` for any lanes.
-pub(super) const MOST_ROWS: usize = 12;
+/// The most rows of `a` for any lanes. With more, sums and columns do not fit into the registers together.
+pub(super) const MOST_ROWS: usize = 8;
 /// Values of the largest tile: so many rows of the widest vector.
 const LARGEST_TILE: usize = MOST_ROWS * 16;
 
 /// The heights of tiles.
-const HEIGHTS: [usize; 6] = [1, 2, 4, 6, 8, 12];
+const HEIGHTS: [usize; 5] = [1, 2, 4, 6, 8];
 
 /// Returns the height of the tile that holds so many rows, if there is one for these lanes.
 #[inline(always)]
@@ -136,7 +136,7 @@ fn multiply<L: Lanes>(lanes: L, height: usize, a: &[u32], b: Lines<'_>, tile: &m
             }
         };
     }
-    of_height!(1 2 4 6 8 12);
+    of_height!(1 2 4 6 8);
 }
 
 #[inline(always)]
