@@ -16,6 +16,8 @@ use std::ops::Range;
 
 mod spans;
 
+/// So many queries have their keys transposed a block at a time.
+const FEW_QUERIES: usize = 8;
 /// Queries of one task.
 const TASK: usize = 4 * QUERIES;
 
@@ -34,7 +36,8 @@ pub(crate) fn attention(
     let rows = p.batch * p.heads * p.queries;
     let (mut o, mut sum) = (Array::zeroed(op, rows * p.head_dim)?, Array::zeroed(op, rows)?);
     let mut max = Array::filled(op, f32::NEG_INFINITY, rows)?;
-    let transposed = Transposed::new(op, &k, p)?;
+    // For a few queries, as in generation, there may be many more keys in memory than are seen.
+    let transposed = (p.queries > FEW_QUERIES).then(|| Transposed::new(op, &k, p)).transpose()?;
     // The rows of each head and sequence, a few at a time.
     let count = spans.iter().map(|span| span.queries.len().div_ceil(TASK)).sum::<usize>() * p.heads;
     let mut tasks = host::room(op, count)?;
@@ -58,7 +61,13 @@ pub(crate) fn attention(
         let group = head / (p.heads / p.groups);
         let q = Head::new(&q, p.queries, p.heads, p.head_dim, span.batch, head).skip(span.queries.start);
         let v = Head::new(&v, p.keys, p.groups, p.head_dim, span.batch, group).skip(span.keys.start);
-        let k = transposed.head(span.batch * p.groups + group).skip(span.keys.start);
+        let k = match &transposed {
+            Some(all) => Keys::Transposed(all.head(span.batch * p.groups + group).skip(span.keys.start)),
+            None => {
+                let rows = Head::new(&k, p.keys, p.groups, p.head_dim, span.batch, group);
+                Keys::Rows(rows.skip(span.keys.start), Array::zeroed(op, p.head_dim * KEYS)?)
+            }
+        };
         let dropped = dropped.map(|dropped| dropped.of(span, head, p));
         vectorized(Forward { q, k, v, first, o, max, sum, visible: span.visible(p), dropped, p })
     })?;
@@ -206,6 +215,33 @@ impl TransposedHead<'_> {
     }
 }
 
+/// The keys of a head.
+enum Keys<'a> {
+    Transposed(TransposedHead<'a>),
+    /// Rows, and room for a block of them, transposed.
+    Rows(Head<'a>, Array<f32>),
+}
+
+impl Keys<'_> {
+    /// `out = q · kᵀ` for `count` rows of `q` from `first` on and `cols` keys from `start` on.
+    #[inline(always)]
+    fn scores(
+        &mut self,
+        rows: [usize; 2],
+        [start, cols]: [usize; 2],
+        q: Head<'_>,
+        out: &mut Block,
+    ) -> Result<()> {
+        match self {
+            Self::Transposed(keys) => scores(rows, [start, cols], q, *keys, out),
+            Self::Rows(keys, room) => {
+                transpose([cols, keys.dim], keys.from(start).data, keys.stride, room, KEYS)?;
+                scores(rows, [0, cols], q, TransposedHead { data: room, stride: KEYS }, out)
+            }
+        }
+    }
+}
+
 /// `out = x · yᵀ` for `count` rows of `x` from `first` on and `cols` keys of `y` from `start` on.
 #[inline(always)]
 fn scores(
@@ -237,7 +273,7 @@ fn add_product(
 /// Some queries against all keys they see.
 struct Forward<'a> {
     q: Head<'a>,
-    k: TransposedHead<'a>,
+    k: Keys<'a>,
     v: Head<'a>,
     first: usize,
     o: &'a mut [f32],
@@ -253,7 +289,7 @@ impl Kernel for Forward<'_> {
 
     #[inline(always)]
     fn run(self) -> Result<()> {
-        let Self { q, k, v, first, o, max, sum, visible, dropped, p } = self;
+        let Self { q, mut k, v, first, o, max, sum, visible, dropped, p } = self;
         let dim = p.head_dim;
         // Where probabilities are rounded, a factor above 1 could saturate their codes: it comes with the sum.
         let factor = dropped.map_or(1.0, |dropped| dropped.mask.factor);
@@ -265,7 +301,7 @@ impl Kernel for Forward<'_> {
             let ([begin, _], [_, end]) = (visible.of(first), visible.of(first + count - 1));
             for start in (begin..end).step_by(KEYS) {
                 let cols = KEYS.min(end - start);
-                scores([first, count], [start, cols], q, k, &mut block)?;
+                k.scores([first, count], [start, cols], q, &mut block)?;
                 for (i, row) in block.chunks_exact_mut(KEYS).take(count).enumerate() {
                     let row = &mut row[..cols.next_multiple_of(LANES)];
                     let [hidden, seen] = visible.of(first + i).map(|key| key.saturating_sub(start).min(cols));

@@ -7,6 +7,7 @@
 
 use super::lanes::Lanes;
 use super::pack::{self, Lines};
+use super::path::Job;
 use super::task::{Folded, Task};
 use super::tile::Rows;
 use crate::Result;
@@ -46,9 +47,9 @@ pub(super) struct Narrow<'t, 'a> {
     pub(super) room: [&'t mut [u32]; 2],
 }
 
-impl Narrow<'_, '_> {
+impl Job for Narrow<'_, '_> {
     #[inline(always)]
-    pub(super) fn run<L: Lanes>(self, lanes: L) -> Result<()> {
+    fn run<L: Lanes>(self, lanes: L) -> Result<()> {
         let Self { task, rows, cols, room: [left, spare] } = self;
         let Some(height) = height::<L>(rows.len()) else { return Ok(()) };
         let a = interleaved::<L>(task, rows.clone(), height, left)?;
@@ -143,7 +144,9 @@ fn multiply<L: Lanes>(lanes: L, height: usize, a: &[u32], b: Lines<'_>, tile: &m
 fn sized<L: Lanes, const ROWS: usize>(lanes: L, a: &[u32], b: Lines<'_>, tile: &mut [f32; LARGEST_TILE]) {
     let (steps, stride) = (a.len() / ROWS, b.stride);
     // The last words that are read: everything below is in bounds.
-    assert!(b.words.len() >= (L::WIDTH - 1) * stride + steps && stride >= steps && ROWS * L::WIDTH <= tile.len());
+    assert!(
+        b.words.len() >= (L::WIDTH - 1) * stride + steps && stride >= steps && ROWS * L::WIDTH <= tile.len()
+    );
     let mut sums = [lanes.zero(); ROWS];
     for (sum, row) in sums.iter_mut().zip(tile.chunks_exact(L::WIDTH)) {
         // SAFETY: the row is a vector long.

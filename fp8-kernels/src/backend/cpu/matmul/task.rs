@@ -112,10 +112,8 @@ impl<'a> Task<'a> {
 
     /// Computes the part of the output at `rows` × `cols`. Parts that run at a time must not overlap.
     pub(super) fn run(&self, vectors: Vectors, rows: Range<usize>, cols: Range<usize>) -> Result<()> {
-        if self.b.is_along_k() && rows.len() <= narrow::MOST_ROWS {
-            if let Some(words) = self.narrow_words(vectors, rows.len())? {
-                return self.run_narrow(vectors, rows, cols, words);
-            }
+        if let Some(words) = self.narrow_words(vectors, rows.len())? {
+            return self.run_narrow(vectors, rows, cols, words);
         }
         struct Sizes<'a>(&'a mut [usize; 2], [usize; 3]);
         impl Job for Sizes<'_> {
@@ -147,7 +145,8 @@ impl<'a> Task<'a> {
 }
 
 impl Task<'_> {
-    /// Returns the words that a product of so many rows needs if nothing of `b` is packed; `None` if they are too many rows.
+    /// Returns the words that a product of so many rows needs if nothing of `b` is packed; `None` if they are too many rows, or `b`
+    /// is not contiguous along k.
     fn narrow_words(&self, vectors: Vectors, rows: usize) -> Result<Option<[usize; 2]>> {
         struct Sizes<'a>(&'a mut Option<[usize; 2]>, [usize; 3]);
         impl Job for Sizes<'_> {
@@ -159,6 +158,9 @@ impl Task<'_> {
             }
         }
         let mut words = None;
+        if !self.b.is_along_k() || rows > narrow::MOST_ROWS {
+            return Ok(words);
+        }
         vectors.run(Sizes(&mut words, [rows, self.k, self.blocks.ks]))?;
         Ok(words)
     }
@@ -170,12 +172,6 @@ impl Task<'_> {
         cols: Range<usize>,
         [left, lines]: [usize; 2],
     ) -> Result<()> {
-        impl Job for Narrow<'_, '_> {
-            #[inline(always)]
-            fn run<L: Lanes>(self, lanes: L) -> Result<()> {
-                self.run(lanes)
-            }
-        }
         scratch::with(self.op, left + lines + LINE, |room| {
             let room = bytemuck::cast_slice_mut(room);
             let (left, lines) = room.split_at_mut(left.next_multiple_of(LINE));
