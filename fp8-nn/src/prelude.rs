@@ -14,8 +14,8 @@ pub use crate::{
     Embedding, EmbeddingOptions, Error, GenerateOptions, Generation, Gpt, GptOptions, InitOptions, KvCache,
     Layer, LayerNorm, LayerNormLinear, LayerNormLinearOptions, LayerNormMlp, LayerNormMlpOptions, Linear,
     LinearOptions, LossScaler, LossScalerOptions, Module, MultiheadAttention, MultiheadAttentionOptions,
-    NormLayerOptions, NormOptions, Parameter, Recompute, RecomputeLevel, Result, RmsNorm, Scopes,
-    SequenceInfo, Stack, TransformerDecoderLayer, TransformerDecoderLayerOptions, TransformerLayer,
+    NormLayerOptions, NormOptions, Parameter, ParameterGroup, Recompute, RecomputeLevel, Result, RmsNorm,
+    Scopes, SequenceInfo, Stack, TransformerDecoderLayer, TransformerDecoderLayerOptions, TransformerLayer,
     TransformerLayerOptions, agree, all_reduce_gradients, backward_dw, broadcast_parameters, broadcast_state,
     clip_grad_norm, composite, num_parameters, parameters, parameters_mut, quantize_weights, zero_grad,
 };

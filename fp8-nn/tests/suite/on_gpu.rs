@@ -34,6 +34,8 @@ mod old_checkpoints;
 mod optimizer;
 mod override_slots;
 mod overrides;
+mod parameter_groups;
+mod partial_load;
 mod recompute;
 mod refusals;
 mod sample;
