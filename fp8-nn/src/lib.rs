@@ -9,6 +9,7 @@
 mod arguments;
 mod atomic_folder;
 mod attention;
+mod block;
 pub mod checkpoint;
 mod clip;
 mod cross_attention;
@@ -53,6 +54,7 @@ mod stack;
 mod transformer_layer;
 
 pub use atomic_folder::AtomicFolder;
+pub use block::{Block, CachedLayer, DynBlock};
 pub use clip::clip_grad_norm;
 pub use cross_attention::{CrossAttention, CrossAttentionOptions, CrossAttentionSaved};
 pub use data_parallel::{agree, all_reduce_gradients, broadcast_parameters, broadcast_state};

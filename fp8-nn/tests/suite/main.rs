@@ -34,6 +34,7 @@ mod options;
 mod oracle;
 mod override_slots;
 mod overrides;
+mod own_block;
 mod parameter_groups;
 mod partial_load;
 mod recompute;
