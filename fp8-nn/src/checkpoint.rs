@@ -26,6 +26,7 @@ pub(crate) mod file;
 mod finite;
 pub(crate) mod header;
 mod loss_scale;
+mod parameters;
 pub(crate) mod scaling_state;
 mod values;
 
@@ -37,6 +38,9 @@ pub use finite::expect_finite;
 use fp8_dist::StateDigest;
 use fp8_kernels::DType;
 use fp8_recipe::{Scaling, ScalingState, StateReport};
+pub use parameters::{
+    LoadParametersOptions, LoadedParameters, load_parameters, load_parameters_with, save_parameters,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -178,7 +182,7 @@ pub fn load(
 ) -> Result<Loaded> {
     let path = path(dir);
     let reader = open(&path)?;
-    expect_parameters(&reader, model, "model.")?;
+    expect_parameters(&reader, model)?;
     let (mut counts, loss_scale) = (counts(&reader)?, loss_scale::read(&reader)?);
     let steps = counts.steps;
     counts.updates = loss_scale::read_updates(&reader, steps)?;
@@ -190,10 +194,16 @@ pub fn load(
 
     // Everything was checked. From here on it is written into the model.
     let scaling = scaling.load_state(&scaling_state)?;
-    values::read_all(&reader, model, "model.", |parameter| {
-        let key = main_param_key(parameter);
-        reader.dtype(&key).map(|_| key)
-    })?;
+    values::read_all(
+        &reader,
+        model,
+        "model.",
+        |_| true,
+        |parameter| {
+            let key = main_param_key(parameter);
+            reader.dtype(&key).map(|_| key)
+        },
+    )?;
     optimizer.set_loss_scale(loss_scale)?;
     optimizer.resume(model, counts, new, &mut |parameter, part| {
         let name = parameter.name();
@@ -231,52 +241,6 @@ fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer
         let loaded = has_state.then(|| LoadedState { optimizer: life.clone(), parts, counts });
         parameter.agreement_mut().set_loaded(loaded);
     }
-}
-
-/// Writes only the parameters, under their names, to a safetensors file.
-///
-/// ```
-/// use fp8_nn::prelude::*;
-/// use fp8_nn::rand::{SeedableRng, rngs::StdRng};
-///
-/// let dir = std::env::temp_dir().join(format!("fp8-doc-parameters-{}", std::process::id()));
-/// let fc = |seed| {
-///     let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
-///     Linear::new("fc", options, &Device::cpu(), &mut StdRng::seed_from_u64(seed))
-/// };
-/// # std::fs::create_dir_all(&dir).unwrap();
-/// let (first, mut second) = (fc(1)?, fc(2)?);
-/// checkpoint::save_parameters(&dir.join("fc.safetensors"), &first)?;
-/// checkpoint::load_parameters(&dir.join("fc.safetensors"), &mut second)?;
-/// assert_eq!(second.weight().tensor().to_f32_vec()?, first.weight().tensor().to_f32_vec()?);
-/// # std::fs::remove_dir_all(&dir).unwrap();
-/// # Ok::<(), fp8_nn::Error>(())
-/// ```
-///
-/// # Errors
-/// A file that cannot be written: as [`save`].
-pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()> {
-    let mut writer = Writer::default();
-    for parameter in parameters(model) {
-        values::write(&mut writer, parameter.name(), parameter)?;
-    }
-    writer.save(path)
-}
-
-/// Reads the parameters of a safetensors file by their names. The file must hold these and no others. See
-/// [`save_parameters`] for an example.
-///
-/// An optimizer that keeps f32 copies continues from those, unless
-/// [`AdamW::reload_params`](crate::AdamW::reload_params) is called.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_parameters(path: &Path, model: &mut (impl Layer + ?Sized)) -> Result<()> {
-    let reader = Reader::open(path)?;
-    expect_parameters(&reader, model, "")?;
-    reader.expect_all_used()?;
-    reader.read_through()?;
-    values::read_all(&reader, model, "", |_| None)
 }
 
 /// Returns the caller's metadata and the scaling state of the file of a checkpoint, or `None` if it has parameters alone.
@@ -320,14 +284,14 @@ fn counts(reader: &Reader<'_>) -> Result<Counts> {
 }
 
 /// Returns an error unless the file has every parameter, with the model's shape and dtype.
-fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized), prefix: &str) -> Result<()> {
+fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized)) -> Result<()> {
     let mut names = BTreeSet::new();
     for parameter in parameters(model) {
         let name = parameter.name();
         if !names.insert(name) {
             return Err(Error::DuplicateParameter(name.clone()));
         }
-        values::expect(reader, &format!("{prefix}{name}"), parameter)?;
+        values::expect(reader, &format!("model.{name}"), parameter)?;
     }
     Ok(())
 }

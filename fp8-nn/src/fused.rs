@@ -202,7 +202,7 @@ impl Linear {
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
     ) -> Result<(Operand, LinearCore, Quantized, T)> {
         let gemms = cx.fp8_gemms(&self.gemm_slots().input);
-        let (in_fp8, measures) = ([gemms.fprop, gemms.wgrad], cx.measures_sqnr());
+        let (in_fp8, measures) = (self.readers(gemms.fprop, gemms.wgrad), cx.measures_sqnr());
         let fused = Fused { layer: self.path(), name: "input", dtype, in_fp8, measures };
         let name = &self.gemm_slots().input;
         let weight = self.weight().tensor();
@@ -210,7 +210,8 @@ impl Linear {
             let argument = Argument::operand(self.path(), "input", x).float()?.on(weight.device())?;
             argument.features(weight.shape().last_dim(), "in_features").map(drop)
         };
-        let Ran { quantized: x, values, rest } = fused.run(&cx.slot(name)?, quantize, check)?;
+        let Ran { quantized: x, values, rest } =
+            fused.run(&self.without_wgrad(cx.slot(name)?), quantize, check)?;
         if let Some(values) = values {
             cx.measure_sqnr(name, &values, x.operand())?;
         }
@@ -256,10 +257,10 @@ impl Linear {
         cx.attempt(|cx| {
             let LinearCore { origin, dtype, output, .. } = &saved.core;
             let gemms = cx.fp8_gemms(origin);
-            let (dtype, in_fp8) = (*dtype, [gemms.dgrad, gemms.wgrad]);
+            let (dtype, in_fp8) = (*dtype, self.readers(gemms.dgrad, gemms.wgrad));
             let measures = cx.measures_sqnr(origin);
             let fused = Fused { layer: self.path(), name: "dy", dtype, in_fp8, measures };
-            let slot = cx.slot(origin, &self.gemm_slots().grad_output)?;
+            let slot = self.without_wgrad(cx.slot(origin, &self.gemm_slots().grad_output)?);
             let ran = fused.run(&slot, quantize, |dy| output.check_operand(dy))?;
             let Ran { quantized: dy, values, rest: db } = ran;
             if let Some(values) = values {

@@ -1,5 +1,6 @@
 //! A language model.
 
+mod blocks;
 mod evaluate;
 mod head;
 mod options;
@@ -9,8 +10,8 @@ use crate::dropout::Rate;
 use crate::layer_norm::NormCore;
 use crate::loss_scaler::expect_all_gradients;
 use crate::{
-    Embedding, EmbeddingOptions, EmbeddingSaved, Error, Linear, LinearOptions, LossScaler, Module, Result,
-    SequenceInfo, TransformerLayer, TransformerLayerSaved, composite, init,
+    AnySaved, DynBlock, Embedding, EmbeddingOptions, EmbeddingSaved, Error, Linear, LinearOptions,
+    LossScaler, Result, SequenceInfo, TransformerLayer, composite, init,
 };
 use fp8_kernels::ops::{
     self, CrossEntropyOptions, CrossEntropySaved, Dropout, LossScale, NormStats, Positions,
@@ -30,7 +31,7 @@ use std::sync::Arc;
 /// | parameters | layer |
 /// |---|---|
 /// | `<path>.embedding.weight` | [`Embedding`], `[vocab_size, hidden_size]` |
-/// | `<path>.blocks.N.*` | [`TransformerLayer`], N from 0 on |
+/// | `<path>.blocks.N.*` | [`TransformerLayer`], N from 0 on; [`with_blocks`](Self::with_blocks) replaces it |
 /// | `<path>.norm.*` | [`LayerNorm`](crate::LayerNorm) or [`RmsNorm`](crate::RmsNorm) |
 /// | `<path>.head.weight`, unless tied | [`Linear`] without bias, `[vocab_size, hidden_size]` |
 /// | `<path>.position.weight`, if learned | [`Embedding`], `[max_seq_length, hidden_size]` |
@@ -72,7 +73,7 @@ pub struct Gpt {
     embedding_dropout: Rate,
     /// In place of RoPE.
     position: Option<Embedding>,
-    blocks: Vec<TransformerLayer>,
+    blocks: Vec<Box<dyn DynBlock>>,
     norm: NormCore,
     /// `None` if the table of the embedding serves.
     head: Option<Linear>,
@@ -87,7 +88,7 @@ pub struct GptSaved {
     embedding: EmbeddingSaved,
     position: Option<EmbeddingSaved>,
     embedding_dropout: Option<Dropout>,
-    blocks: Vec<TransformerLayerSaved>,
+    blocks: Vec<AnySaved>,
     normed: Tensor,
     stats: NormStats,
     head: HeadSaved,
@@ -119,7 +120,7 @@ impl Gpt {
                 ("max_seq_length", options.max_seq_length),
             ],
         )?;
-        let mut blocks = Vec::new();
+        let mut blocks: Vec<Box<dyn DynBlock>> = Vec::new();
         blocks.try_reserve_exact(num_layers).map_err(|_| Error::Option {
             layer: path.to_owned(),
             option: "num_layers",
@@ -141,7 +142,8 @@ impl Gpt {
         let position = || Embedding::new(&format!("{path}.position"), &position, device, rng);
         let position = options.learned_positions.then(position).transpose()?;
         for i in 0..num_layers {
-            blocks.push(TransformerLayer::new(&format!("{path}.blocks.{i}"), options.block(i), device, rng)?);
+            let block = TransformerLayer::new(&format!("{path}.blocks.{i}"), options.block(i), device, rng)?;
+            blocks.push(Box::new(block));
         }
         let head = LinearOptions {
             in_features: hidden_size,
@@ -176,16 +178,6 @@ impl Gpt {
         self.max_seq_length
     }
 
-    /// Returns the embedding, whose table also serves as the head of a model with `tie_word_embeddings`.
-    pub fn embedding(&self) -> &Embedding {
-        &self.embedding
-    }
-
-    /// Returns how many GEMMs of a training step, forward and backward, run in FP8 under a recipe that overrides none.
-    pub fn fp8_gemms_per_step(&self) -> usize {
-        self.blocks.len() * 4 * 3
-    }
-
     /// Returns the logits `[batch, seq, vocab_size]` of `ids` `[batch, seq]` (i32).
     ///
     /// # Errors
@@ -215,7 +207,7 @@ impl Gpt {
             }
             let mut blocks = Vec::with_capacity(self.blocks.len());
             for block in &self.blocks {
-                let (y, saved) = block.forward_with(cx, &x, info)?;
+                let (y, saved) = block.forward_with_dyn(cx, &x, info)?;
                 blocks.push(saved);
                 x = y;
             }
@@ -292,8 +284,8 @@ impl Gpt {
             saved.output.check(dlogits)?;
             let dy = head::backward(cx, self.head.as_mut(), &mut self.embedding, saved.head, dlogits)?;
             let mut dx = self.norm.backward(&saved.normed, &saved.stats, &dy)?;
-            for (block, saved) in self.blocks.iter_mut().zip(saved.blocks).rev() {
-                dx = block.backward(cx, saved, &dx)?;
+            for (index, (block, saved)) in self.blocks.iter_mut().zip(saved.blocks).enumerate().rev() {
+                dx = block.backward_dyn(index, cx, saved, &dx)?;
             }
             if let Some(Dropout { p, draw }) = &saved.embedding_dropout {
                 dx = ops::dropout_backward(&dx, *p, draw)?;

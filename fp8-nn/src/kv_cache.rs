@@ -155,9 +155,9 @@ pub(crate) struct Step {
     pub(crate) last: Tensor,
 }
 
-/// The cache of one block in one step.
+/// The part of a [`KvCache`] that belongs to one block, in one step: a [`Block`](crate::Block) passes it to the block that it wraps.
 #[derive(Debug)]
-pub(crate) struct CachedLayer<'a> {
+pub struct CachedLayer<'a> {
     keys: &'a mut Tensor,
     values: &'a mut Tensor,
     step: &'a Step,

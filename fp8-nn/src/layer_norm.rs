@@ -96,8 +96,8 @@ pub struct NormSaved {
 #[derive(Debug)]
 pub(crate) struct NormCore {
     path: Arc<str>,
-    weight: Parameter,
-    bias: Option<Parameter>,
+    pub(crate) weight: Parameter,
+    pub(crate) bias: Option<Parameter>,
     options: ops::NormOptions,
 }
 
@@ -212,6 +212,16 @@ macro_rules! norm_module {
                 let NormLayerOptions { hidden_size, eps, zero_centered_gamma, params_dtype } = *options;
                 let options = NormOptions { normalization: $norm, eps, zero_centered_gamma };
                 NormCore::new(path, hidden_size, options, params_dtype, device).map(Self)
+            }
+
+            /// Returns γ, `[hidden_size]`.
+            pub fn weight(&self) -> &Parameter {
+                &self.0.weight
+            }
+
+            /// Returns β, `[hidden_size]`, if the norm has one.
+            pub fn bias(&self) -> Option<&Parameter> {
+                self.0.bias.as_ref()
             }
 
             /// Normalizes `x` directly into a Linear's input slot, for

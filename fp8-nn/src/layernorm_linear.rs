@@ -5,7 +5,7 @@ use crate::fp8_output::in_high_precision;
 use crate::layer_norm::NormCore;
 use crate::linear::LinearCore;
 use crate::precision::{self, Entered};
-use crate::{Linear, LinearOptions, LinearSaved, Module, NormOptions, Result, composite, init};
+use crate::{Linear, LinearOptions, LinearSaved, Module, NormOptions, Parameter, Result, composite, init};
 use fp8_kernels::ops::{self, NormStats};
 use fp8_kernels::{DType, Device, Operand, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName, Snapshot};
@@ -119,6 +119,21 @@ enum SavedLinear {
 }
 
 impl LayerNormLinear {
+    /// Returns the Linear behind the norm, with its weight and bias.
+    pub fn linear(&self) -> &Linear {
+        &self.linear
+    }
+
+    /// Returns γ of the norm, `[in_features]`.
+    pub fn norm_weight(&self) -> &Parameter {
+        &self.norm.weight
+    }
+
+    /// Returns β of the norm, `[in_features]`, if it is a LayerNorm.
+    pub fn norm_bias(&self) -> Option<&Parameter> {
+        self.norm.bias.as_ref()
+    }
+
     /// Creates a layer at `path`, with weights drawn from `rng`.
     ///
     /// # Errors
@@ -265,10 +280,10 @@ impl LayerNormLinear {
         &self,
         cx: &mut Forward<'_>,
         core: LinearCore,
-        operand: Operand,
+        operand: Option<Operand>,
         is_rounded: bool,
     ) -> SavedLinear {
-        if self.recomputes_norm {
+        if self.recomputes_norm && self.linear.weight().is_trainable() {
             SavedLinear::WithoutInput { core, snapshot: cx.snapshot(), is_rounded }
         } else {
             SavedLinear::Stored(core.with_input(operand))
@@ -284,6 +299,9 @@ impl LayerNormLinear {
         let LayerNormLinearSaved { normed, linear } = saved;
         let linear = match linear {
             SavedLinear::Stored(linear) => linear,
+            SavedLinear::WithoutInput { core, .. } if !self.linear.weight().is_trainable() => {
+                core.with_input(None)
+            }
             SavedLinear::WithoutInput { core, snapshot, is_rounded } => {
                 let operand = self.linear.input_again(cx, &snapshot, &core, |slot| {
                     Ok(if is_rounded {
@@ -292,7 +310,7 @@ impl LayerNormLinear {
                         self.norm.forward_slot(&normed.x, slot)?.0
                     })
                 })?;
-                core.with_input(operand)
+                core.with_input(Some(operand))
             }
         };
         Ok((linear, normed))

@@ -123,6 +123,16 @@ enum SavedFc2 {
 }
 
 impl LayerNormMlp {
+    /// Returns the norm and the first Linear.
+    pub fn fc1(&self) -> &LayerNormLinear {
+        &self.fc1
+    }
+
+    /// Returns the second Linear.
+    pub fn fc2(&self) -> &Linear {
+        &self.fc2
+    }
+
     /// Creates a layer at `path`, with weights drawn from `rng`: `fc1`'s, then `fc2`'s.
     ///
     /// # Errors
@@ -235,7 +245,7 @@ impl LayerNormMlp {
         let dtype = precision::compute_dtype(cx, self.fc2.path(), h.dtype(), self.fc2.parameters())?;
         let (y, core, x, ()) = self.fc2.forward_with(cx, dtype, h.dtype(), None, activation)?;
         let y = in_high_precision(y)?;
-        let fc2 = if self.recomputes_activation {
+        let fc2 = if self.recomputes_activation && self.fc2.weight().is_trainable() {
             SavedFc2::WithoutInput { core, snapshot: cx.snapshot() }
         } else {
             SavedFc2::Stored(core.with_input(self.fc2.for_wgrad(cx, &x)))
@@ -256,10 +266,11 @@ impl LayerNormMlp {
         let activation = self.activation;
         let fc2 = match fc2 {
             SavedFc2::Stored(fc2) => fc2,
+            SavedFc2::WithoutInput { core, .. } if !self.fc2.weight().is_trainable() => core.with_input(None),
             SavedFc2::WithoutInput { core, snapshot } => {
                 let activation = |slot: &Slot<'_>| Ok(ops::activation(&h, activation, slot)?);
                 let x = self.fc2.input_again(cx, &snapshot, &core, activation)?;
-                core.with_input(x)
+                core.with_input(Some(x))
             }
         };
         let da = self.fc2.backward(cx, fc2, dy)?;

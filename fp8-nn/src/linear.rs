@@ -4,8 +4,8 @@ use crate::arguments::{Argument, Output};
 use crate::fp8_output::{GradInput, in_high_precision};
 use crate::fused::Quantized;
 use crate::precision::{self, Entered};
-use crate::{Layer, Module, Parameter, Result, fp8_output, init};
-use fp8_kernels::{DType, Device, Operand, Shape, Tensor, ops};
+use crate::{Error, Layer, Module, Parameter, Result, fp8_output, init};
+use fp8_kernels::{DType, Device, Operand, Shape, Slot, Tensor, ops};
 use fp8_recipe::{Backward, DelayedWgrad, Forward, GemmSlots, Origin, SlotName, Slots, Snapshot};
 use rand::Rng;
 use std::sync::Arc;
@@ -114,6 +114,8 @@ enum SavedInput {
     Operand(Operand),
     /// As it was given, with the scale that it was quantized with.
     Original { x: Tensor, snapshot: Snapshot },
+    /// The weight is frozen, so there is no wgrad.
+    Unneeded,
 }
 
 /// What [`LinearSaved`] has besides the input.
@@ -130,9 +132,9 @@ pub(crate) struct LinearCore {
 }
 
 impl LinearCore {
-    /// Completes it with the input, as wgrad reads it.
-    pub(crate) fn with_input(self, x: Operand) -> LinearSaved {
-        LinearSaved { x: SavedInput::Operand(x), core: self }
+    /// Completes it with the input, as wgrad reads it; `None` if the weight is frozen.
+    pub(crate) fn with_input(self, x: Option<Operand>) -> LinearSaved {
+        LinearSaved { x: x.map_or(SavedInput::Unneeded, SavedInput::Operand), core: self }
     }
 }
 
@@ -209,9 +211,19 @@ impl Linear {
         Ok((y, LinearCore { origin, w, dtype, input_dtype, input_shape, output }))
     }
 
-    /// Returns an input as wgrad reads it.
-    pub(crate) fn for_wgrad(&self, cx: &Forward<'_>, x: &Quantized) -> Operand {
-        x.pick(cx.fp8_gemms(&self.slots.input).wgrad).for_backward()
+    /// Returns an input as wgrad reads it; `None` if the weight is frozen, so that the input is not kept.
+    pub(crate) fn for_wgrad(&self, cx: &Forward<'_>, x: &Quantized) -> Option<Operand> {
+        self.weight.is_trainable().then(|| x.pick(cx.fp8_gemms(&self.slots.input).wgrad).for_backward())
+    }
+
+    /// Returns a slot of the input or of `dy` as the GEMMs read it: wgrad alone reads the columnwise copy.
+    pub(crate) fn without_wgrad<'a>(&self, slot: Slot<'a>) -> Slot<'a> {
+        Slot { columnwise: slot.columnwise && self.weight.is_trainable(), ..slot }
+    }
+
+    /// Returns which of the two GEMMs that read the input or `dy` run in FP8, wgrad last. A wgrad that does not run needs no values.
+    pub(crate) fn readers(&self, other: bool, wgrad: bool) -> [bool; 2] {
+        [other, if self.weight.is_trainable() { wgrad } else { other }]
     }
 
     /// Computes the gradients from a `dy` that was quantized for dgrad and wgrad; `db` holds its column sums. With `grad_input`, the
@@ -230,18 +242,22 @@ impl Linear {
         let operands = [&dy.pick(gemms.dgrad), &saved.w];
         let dx = fp8_output::dgrad(cx, &saved.origin, grad_input, operands, saved.dtype, accumulation.dgrad)?;
         let x = match x {
-            SavedInput::Operand(x) => x,
+            _ if !self.weight.is_trainable() => None,
+            SavedInput::Operand(x) => Some(x),
             SavedInput::Original { x, snapshot } => {
-                self.input_again(cx, &snapshot, &saved, |slot| Ok(ops::quantize(&x, slot)?))?
+                Some(self.input_again(cx, &snapshot, &saved, |slot| Ok(ops::quantize(&x, slot)?))?)
             }
+            SavedInput::Unneeded => return Err(self.was_frozen()),
         };
         let (name, dy) = (self.weight.name().clone(), dy.pick(gemms.wgrad));
-        match cx.delayed_wgrads() {
-            _ if !self.weight.is_trainable() => {}
-            Some(delayed) => {
+        match (x, cx.delayed_wgrads()) {
+            (None, _) => {}
+            (Some(x), Some(delayed)) => {
                 delayed.push(DelayedWgrad { weight: name, dy, x, accumulation: accumulation.wgrad })
             }
-            None => ops::wgrad(&dy, &x, self.weight.main_grad_mut(), &name, accumulation.wgrad)?,
+            (Some(x), None) => {
+                ops::wgrad(&dy, &x, self.weight.main_grad_mut(), &name, accumulation.wgrad)?;
+            }
         }
         if let (Some(bias), Some(db)) = (&mut self.bias, db) {
             bias.accumulate(db)?;
@@ -252,6 +268,15 @@ impl Linear {
             }
             codes => codes,
         })
+    }
+
+    fn was_frozen(&self) -> Error {
+        Error::Option {
+            layer: self.path().to_string(),
+            option: "set_trainable",
+            value: "true".to_owned(),
+            remedy: "the weight was frozen in the forward pass, which kept nothing for its gradient: run that again".to_owned(),
+        }
     }
 
     /// Notes that its GEMMs run in high precision under every recipe, so that its weight is not stored in FP8.
@@ -271,16 +296,17 @@ impl Linear {
             self.check_input(x)?;
             let Entered { x, input_dtype } = precision::enter(cx, self.path(), x, self.parameters())?;
             let gemms = cx.fp8_gemms(&self.slots.input);
-            let operand = ops::quantize(&x, &cx.slot(&self.slots.input)?)?;
+            let operand = ops::quantize(&x, &self.without_wgrad(cx.slot(&self.slots.input)?))?;
             cx.measure_sqnr(&self.slots.input, &x, &operand)?;
-            let quantized = Quantized::new(operand, [gemms.fprop, gemms.wgrad], || Ok(x.clone()))?;
+            let readers = self.readers(gemms.fprop, gemms.wgrad);
+            let quantized = Quantized::new(operand, readers, || Ok(x.clone()))?;
             let (y, core) = self.forward_quantized(cx, &quantized, x.dtype(), input_dtype, output)?;
-            let input = if self.saves_original_input {
-                SavedInput::Original { x, snapshot: cx.snapshot() }
+            let saved = if self.saves_original_input && self.weight.is_trainable() {
+                LinearSaved { x: SavedInput::Original { x, snapshot: cx.snapshot() }, core }
             } else {
-                SavedInput::Operand(self.for_wgrad(cx, &quantized))
+                core.with_input(self.for_wgrad(cx, &quantized))
             };
-            Ok((y, LinearSaved { x: input, core }))
+            Ok((y, saved))
         })
     }
 
@@ -297,7 +323,7 @@ impl Linear {
             core.output.check(dy)?;
             let dy = ops::cast(dy, core.dtype)?;
             let gemms = cx.fp8_gemms(&core.origin);
-            let slot = cx.slot(&core.origin, &self.slots.grad_output)?;
+            let slot = self.without_wgrad(cx.slot(&core.origin, &self.slots.grad_output)?);
             let (operand, db) = if self.bias.is_some() {
                 let (operand, db) = ops::quantize_dbias(&dy, &slot)?;
                 (operand, Some(db))
@@ -305,7 +331,8 @@ impl Linear {
                 (ops::quantize(&dy, &slot)?, None)
             };
             cx.measure_sqnr(&core.origin, &self.slots.grad_output, &dy, &operand)?;
-            let quantized = Quantized::new(operand, [gemms.dgrad, gemms.wgrad], || Ok(dy.clone()))?;
+            let readers = self.readers(gemms.dgrad, gemms.wgrad);
+            let quantized = Quantized::new(operand, readers, || Ok(dy.clone()))?;
             self.backward_quantized(cx, saved, &quantized, db.as_ref(), grad_input)
         })
     }

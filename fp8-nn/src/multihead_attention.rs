@@ -136,6 +136,16 @@ pub struct MultiheadAttentionSaved {
 }
 
 impl MultiheadAttention {
+    /// Returns the projection of queries, keys and values.
+    pub fn qkv(&self) -> &Linear {
+        self.qkv.linear()
+    }
+
+    /// Returns the projection of the output.
+    pub fn proj(&self) -> &Linear {
+        &self.proj
+    }
+
     /// Creates a layer at `path`, with weights drawn from `rng`: `qkv`'s, then `proj`'s.
     ///
     /// # Errors

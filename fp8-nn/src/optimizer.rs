@@ -1,5 +1,6 @@
 //! AdamW.
 
+mod groups;
 mod progress;
 mod state;
 
@@ -8,8 +9,9 @@ use crate::loss_scaler::StepScale;
 use crate::module::{trainable, trainable_mut};
 use crate::parameter::{Parts, ValueMut, overwrite_codes};
 use crate::{Error, Layer, LossScaler, Parameter, Result, parameters};
-use fp8_kernels::ops::{self, AdamWTensor, LossScaleState, NormCheck, ScaledStep};
+use fp8_kernels::ops::{self, AdamWGroup, AdamWTensor, LossScaleState, NormCheck, ScaledStep};
 use fp8_kernels::{DType, Device, Fp8Tensor, Replayed as _, Tensor};
+pub use groups::ParameterGroup;
 pub(crate) use progress::Counts;
 use progress::{OnDevice, Progress, Versions};
 pub(crate) use state::AdamWState;
@@ -26,6 +28,7 @@ use std::sync::{Arc, Weak};
 /// | `eps` | 1e-8 | 1e-8 |
 /// | `weight_decay` | 0.1, of parameters with two dimensions or more | 0.01, of all parameters |
 /// | `main_params` | true | none: 16-bit parameters are updated in 16 bits |
+/// | `groups` | none | one, or as many as `param_groups` lists |
 ///
 /// The learning rate is an argument of [`AdamW::step`].
 ///
@@ -35,7 +38,7 @@ use std::sync::{Arc, Weak};
 /// let like_pytorch = AdamWOptions { beta2: 0.999, weight_decay: 0.01, ..Default::default() };
 /// assert_eq!(AdamWOptions::default(), AdamWOptions { beta2: 0.95, weight_decay: 0.1, ..like_pytorch });
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct AdamWOptions {
     /// The decay of the first moment, at least 0 and less than 1. Default: 0.9, as in PyTorch.
     pub beta1: f32,
@@ -50,11 +53,15 @@ pub struct AdamWOptions {
     /// updates are not lost to rounding. f32 parameters need no copy. Default: true. PyTorch's optimizer
     /// updates 16-bit parameters in 16 bits.
     pub main_params: bool,
+    /// Parameters with a learning rate or a weight decay of their own, by patterns of their names. The first group whose pattern
+    /// matches a name has the parameter; the other parameters are as the fields above say. [`ParameterGroup`] has an example.
+    /// Checkpoints do not contain groups, like all options: a resumed job continues with those of its optimizer. Default: none.
+    pub groups: Vec<ParameterGroup>,
 }
 
 impl Default for AdamWOptions {
     fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, main_params: true }
+        Self { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, main_params: true, groups: Vec::new() }
     }
 }
 
@@ -91,7 +98,8 @@ impl Default for AdamWOptions {
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
 ///
-/// On a GPU all parameters are updated in one launch for each of the two weight decays. A step that is recorded by
+/// On a GPU all parameters are updated in one launch for each pair of a learning rate and a weight decay: two without
+/// [`groups`](AdamWOptions::groups). A step that is recorded by
 /// [`Device::capture`] takes its rate from [`set_lr`](Self::set_lr) at each replay.
 ///
 /// # Gradients that are not finite
@@ -117,9 +125,10 @@ impl AdamW {
     /// Creates an optimizer that has taken no step.
     ///
     /// # Errors
-    /// A `beta1` or `beta2` that is negative or not less than 1; an `eps` or `weight_decay` that is negative or not finite.
+    /// A `beta1` or `beta2` that is negative or not less than 1; an `eps`, `weight_decay` or `lr_factor` that is negative or not
+    /// finite; a group with an empty pattern.
     pub fn new(options: AdamWOptions) -> Result<Self> {
-        let AdamWOptions { beta1, beta2, eps, weight_decay, .. } = options;
+        let AdamWOptions { beta1, beta2, eps, weight_decay, ref groups, .. } = options;
         let error = |option, value: f32, remedy: &str| {
             let (layer, remedy) = ("AdamW".to_owned(), remedy.to_owned());
             Err(Error::Option { layer, option, value: value.to_string(), remedy })
@@ -129,10 +138,17 @@ impl AdamW {
                 return error(option, value, "expected 0 or more and less than 1");
             }
         }
-        for (option, value) in [("eps", eps), ("weight_decay", weight_decay)] {
+        let of_groups = groups.iter().flat_map(|group| {
+            let decay = group.weight_decay.map(|decay| ("weight_decay", decay));
+            [("lr_factor", group.lr_factor)].into_iter().chain(decay)
+        });
+        for (option, value) in [("eps", eps), ("weight_decay", weight_decay)].into_iter().chain(of_groups) {
             if !(value >= 0.0 && value.is_finite()) {
                 return error(option, value, "expected finite and 0 or more");
             }
+        }
+        if groups.iter().any(|group| group.pattern.is_empty()) {
+            return Err(groups::refused("\"\"", "expected a pattern such as \"*.bias\" or \"head\""));
         }
         let progress = Arc::new(Progress::new(options));
         Ok(Self { progress, state: BTreeMap::new(), scaler: None, loaded_scale: None })
@@ -256,7 +272,8 @@ impl AdamW {
     ///
     /// # Errors
     /// A rate that is negative or not finite, a parameter that shares its storage with a tensor, two parameters of one name,
-    /// a parameter of another shape than in the steps before. Nothing has changed then.
+    /// a parameter of another shape than in the steps before, a group whose pattern matches no parameter of the model. Nothing has
+    /// changed then.
     pub fn step(&mut self, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
         self.step_if_finite(model, lr, None)
     }
@@ -294,6 +311,7 @@ impl AdamW {
         lr: f32,
         norm: Option<&Tensor>,
     ) -> Result<()> {
+        self.progress.groups.expect_matches(&self.progress.options, model)?;
         let all = trainable(model);
         self.check(&all)?;
         let Some(first) = all.first() else { return self.progress.set_lr(lr) };
@@ -324,7 +342,7 @@ impl AdamW {
         updated
     }
 
-    /// Updates all parameters, with one launch for each of the two weight decays.
+    /// Updates all parameters, with one launch for each learning rate and weight decay.
     fn update(
         &mut self,
         device: &Device,
@@ -334,9 +352,11 @@ impl AdamW {
     ) -> Result<()> {
         let mut states: BTreeMap<&str, &mut AdamWState> =
             self.state.iter_mut().map(|(name, state)| (&**name, state)).collect();
-        let mut groups: [Vec<AdamWTensor<'_>>; 2] = Default::default();
+        let progress = self.progress.clone();
+        let mut tensors: Vec<Vec<AdamWTensor<'_>>> = progress.groups.rates().map(|_| Vec::new()).collect();
         // The stored codes of each tensor of a group that has some.
-        let mut stored: [Vec<Option<&mut Fp8Tensor>>; 2] = Default::default();
+        let mut stored: Vec<Vec<Option<&mut Fp8Tensor>>> =
+            progress.groups.rates().map(|_| Vec::new()).collect();
         let mut versions = Vec::with_capacity(parameters.len());
         for parameter in parameters {
             let Parts { name, value, main_grad, version } = parameter.parts_mut();
@@ -344,7 +364,7 @@ impl AdamW {
             let Some(AdamWState { exp_avg, exp_avg_sq, main_param }) = states.remove(&**name) else {
                 continue;
             };
-            let decays = main_grad.shape().len() >= 2;
+            let group = progress.groups.of(&progress.options, name, main_grad.shape());
             let (param, main_param, slot, codes) = match (value, main_param) {
                 (ValueMut::High(param), main_param) => (param, main_param.as_mut(), None, None),
                 // The f32 copy is what is updated. It is quantized in the same pass.
@@ -353,16 +373,24 @@ impl AdamW {
                 }
                 (ValueMut::Fp8(..), None) => continue, // `prepare` has made the copy
             };
-            let group = usize::from(!decays);
-            groups[group].push(AdamWTensor { name, param, main_grad, exp_avg, exp_avg_sq, main_param, slot });
+            tensors[group].push(AdamWTensor {
+                name,
+                param,
+                main_grad,
+                exp_avg,
+                exp_avg_sq,
+                main_param,
+                slot,
+            });
             stored[group].push(codes);
         }
         versions.iter().for_each(|version| version.advance());
         device.on_replay(Arc::new(Versions(versions)));
-        let OnDevice { factors, skipped } = self.progress.on_device(device)?;
-        let [decayed, undecayed] = &mut groups;
-        // One call checks both groups, so an error before the first launch changes nothing.
-        let groups = &mut [(&mut **decayed, &factors[0]), (&mut **undecayed, &factors[1])];
+        let OnDevice { factors, skipped } = progress.on_device(device)?;
+        // One call checks all groups, so an error before the first launch changes nothing.
+        let mut groups: Vec<AdamWGroup<'_, '_>> =
+            tensors.iter_mut().map(|of| &mut **of).zip(factors).collect();
+        let groups = &mut *groups;
         let codes = match self.progress.update_count(device, false)? {
             Some(updates) => {
                 let gradients_are_scaled = scaled.as_ref().is_some_and(|scaled| scaled.gradients_are_scaled);

@@ -10,14 +10,15 @@
 
 pub use crate::checkpoint;
 pub use crate::{
-    AdamW, AdamWOptions, AttentionOptions, CosineSchedule, CrossAttention, CrossAttentionOptions, DynModule,
-    Embedding, EmbeddingOptions, Error, GenerateOptions, Generation, Gpt, GptOptions, InitOptions, KvCache,
-    Layer, LayerNorm, LayerNormLinear, LayerNormLinearOptions, LayerNormMlp, LayerNormMlpOptions, Linear,
-    LinearOptions, LossScaler, LossScalerOptions, Module, MultiheadAttention, MultiheadAttentionOptions,
-    NormLayerOptions, NormOptions, Parameter, Recompute, RecomputeLevel, Result, RmsNorm, Scopes,
-    SequenceInfo, Stack, TransformerDecoderLayer, TransformerDecoderLayerOptions, TransformerLayer,
-    TransformerLayerOptions, agree, all_reduce_gradients, backward_dw, broadcast_parameters, broadcast_state,
-    clip_grad_norm, composite, num_parameters, parameters, parameters_mut, quantize_weights, zero_grad,
+    AdamW, AdamWOptions, AttentionOptions, Block, CachedLayer, CosineSchedule, CrossAttention,
+    CrossAttentionOptions, DynBlock, DynModule, Embedding, EmbeddingOptions, Error, GenerateOptions,
+    Generation, Gpt, GptOptions, InitOptions, KvCache, Layer, LayerNorm, LayerNormLinear,
+    LayerNormLinearOptions, LayerNormMlp, LayerNormMlpOptions, Linear, LinearOptions, LossScaler,
+    LossScalerOptions, Module, MultiheadAttention, MultiheadAttentionOptions, NormLayerOptions, NormOptions,
+    Parameter, ParameterGroup, Recompute, RecomputeLevel, Result, RmsNorm, Scopes, SequenceInfo, Stack,
+    TransformerDecoderLayer, TransformerDecoderLayerOptions, TransformerLayer, TransformerLayerOptions,
+    agree, all_reduce_gradients, backward_dw, broadcast_parameters, broadcast_state, clip_grad_norm,
+    composite, num_parameters, parameters, parameters_mut, quantize_weights, zero_grad,
 };
 pub use fp8_dist::{Environment, ProcessGroup, ReduceOp, local, tcp};
 pub use fp8_format::{E4M3, E5M2, Fp8};

@@ -54,6 +54,13 @@ impl Projection {
         LayerNormLinear::with_paths(&norm_path, &linear_path, options, device, rng).map(Self::Normed)
     }
 
+    pub(crate) fn linear(&self) -> &Linear {
+        match self {
+            Self::Plain(linear) => linear,
+            Self::Normed(layer) => layer.linear(),
+        }
+    }
+
     /// With `output`, a slot of the Linear, the output is quantized.
     pub(crate) fn forward(
         &self,

@@ -1,6 +1,6 @@
 //! Recomputation of activations.
 
-use crate::{Module, Result, SequenceInfo, composite};
+use crate::{Block, CachedLayer, Module, Result, SequenceInfo, composite};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward, Snapshot};
 
@@ -180,5 +180,21 @@ impl<M: Module> Module for Recompute<M> {
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: RecomputeSaved, dy: &Tensor) -> Result<Tensor> {
         cx.attempt(|cx| saved.backward(&mut self.inner, cx, dy))
+    }
+}
+
+impl<M: Block> Block for Recompute<M> {
+    fn evaluate(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+        cache: Option<CachedLayer<'_>>,
+    ) -> Result<Tensor> {
+        self.inner.evaluate(cx, x, info, cache)
+    }
+
+    fn kv_heads(&self) -> [usize; 2] {
+        self.inner.kv_heads()
     }
 }

@@ -7,9 +7,9 @@ use crate::layer_norm::NormCore;
 use crate::recompute::{Recomputable, RecomputableSaved, RecomputeSaved};
 use crate::residual::{Residual, ResidualSaved};
 use crate::{
-    AttentionOptions, Error, InitOptions, LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved, Module,
-    MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions, RecomputeLevel,
-    Result, SequenceInfo, composite,
+    AttentionOptions, Block, Error, InitOptions, LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved,
+    Module, MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions,
+    RecomputeLevel, Result, SequenceInfo, composite,
 };
 use fp8_kernels::ops::{self, Activation, NormStats};
 use fp8_kernels::{DType, Device, Tensor};
@@ -169,6 +169,16 @@ struct Parts {
 }
 
 impl TransformerLayer {
+    /// Returns the attention.
+    pub fn attention(&self) -> &MultiheadAttention {
+        &self.attention.inner
+    }
+
+    /// Returns the MLP.
+    pub fn mlp(&self) -> &LayerNormMlp {
+        &self.mlp.inner
+    }
+
     /// Creates a block at `path`, with weights drawn from `rng`: the attention's, then the MLP's.
     ///
     /// # Errors
@@ -263,8 +273,7 @@ impl TransformerLayer {
         })
     }
 
-    /// Returns the output, and keeps nothing for a backward pass. With a cache, the attention, which must be causal, reads it, too.
-    pub(crate) fn evaluate(
+    fn evaluated(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
@@ -275,11 +284,6 @@ impl TransformerLayer {
             self.attention.inner.check_input(&self.path, x, info)?;
             Ok(self.forward_parts(cx, x, info, cache)?.0)
         })
-    }
-
-    /// Returns the number of key and value heads, and the size of a head.
-    pub(crate) const fn kv_heads(&self) -> [usize; 2] {
-        self.attention.inner.kv_heads()
     }
 
     fn forward_parts(
@@ -365,6 +369,22 @@ impl TransformerLayer {
         let dr = residual.sum(dy, &dm)?;
         let dx = attention.backward(cx, saved_attention, &of_attention.backward(&dr)?)?;
         residual.sum(&dr, &dx)
+    }
+}
+
+impl Block for TransformerLayer {
+    fn evaluate(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+        cache: Option<CachedLayer<'_>>,
+    ) -> Result<Tensor> {
+        self.evaluated(cx, x, info, cache)
+    }
+
+    fn kv_heads(&self) -> [usize; 2] {
+        self.attention.inner.kv_heads()
     }
 }
 

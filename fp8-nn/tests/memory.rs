@@ -131,6 +131,40 @@ fn evaluation(layers: usize, enabled: bool) -> [usize; 2] {
     ]
 }
 
+/// The bytes that a forward pass keeps for backward, with the matrices of the blocks trainable and frozen.
+fn where_frozen(hidden: usize, enabled: bool) -> [usize; 2] {
+    let device = Device::cpu();
+    let options = GptOptions {
+        vocab_size: 64,
+        num_layers: LAYERS,
+        hidden_size: hidden,
+        num_attention_heads: 4,
+        max_seq_length: 64,
+        params_dtype: DType::BF16,
+        ..Default::default()
+    };
+    let mut model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
+    let recipe = Recipe::from(DelayedScaling { amax_history_len: 4, ..Default::default() });
+    let ids = Tensor::from_vec((0..128).map(|i| i * 7 % 64).collect::<Vec<i32>>(), [2, 64], &device).unwrap();
+    let scope = AutocastOptions { enabled, ..Default::default() };
+    [true, false].map(|is_trainable| {
+        for parameter in parameters_mut(&mut model) {
+            if parameter.name().contains(".blocks.") && parameter.shape().len() == 2 {
+                parameter.set_trainable(is_trainable).unwrap();
+            }
+        }
+        let mut scaling = Scaling::new(&model, &device).unwrap();
+        let before = device.memory_report().now;
+        let mut cx = scaling.scope(&recipe, &scope).unwrap();
+        let (loss, saved) = model.loss(&mut cx, &ids, &ids).unwrap();
+        cx.commit().unwrap();
+        drop(loss);
+        let kept = device.memory_report().now.saved - before.saved;
+        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        kept
+    })
+}
+
 #[test]
 fn fp8_and_recomputation_need_less_memory() {
     let hidden = std::env::var("FP8_TEST_HIDDEN").map_or(128, |text| text.parse().unwrap());
@@ -173,6 +207,12 @@ fn fp8_and_recomputation_need_less_memory() {
         );
         // What threads hold at the same moment differs from run to run; what is kept would be four times as much.
         assert!(eight <= two + two / 2 && eight as f64 <= 0.3 * kept as f64);
+    }
+    for (enabled, bytes) in [(true, 1), (false, 2)] {
+        let [all, frozen] = where_frozen(hidden, enabled);
+        println!("kept for backward: {all}, with frozen weights: {frozen}");
+        // The inputs of `qkv`, `fc1` and `fc2`, one byte or two an element, are no longer kept. The attention keeps `proj`'s, too.
+        assert!(all >= frozen + bytes * LAYERS * 128 * (hidden + hidden + 4 * hidden), "{all}, {frozen}");
     }
     assert!(fp8[5].peak as f64 <= 0.35 * fp8[0].peak as f64);
 }

@@ -5,6 +5,8 @@
 //! code a second time, without generating any. Benches run once as tests: criterion does so when it is not
 //! started by `cargo bench`.
 
+mod examples;
+mod ignored;
 mod package;
 mod simulated;
 
@@ -16,7 +18,7 @@ use xshell::{Shell, cmd};
 use crate::ptx::nvrtc;
 use crate::report::Report;
 use crate::workspace::{Result, Workspace, shell};
-use crate::{artifact, attack, conformance, examples, gpu_bundle, ignored, mutate, ptx, tidy};
+use crate::{artifact, attack, conformance, gpu_bundle, mutate, ptx, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Test {

@@ -17,7 +17,7 @@ const MAX_BYTES: u64 = 1 << 20;
 const MANY_LINES: usize = 500;
 const MAX_LINES: usize = 700;
 /// A thin `main.rs` of this very program.
-const MAX_MAIN_LINES: usize = 99;
+const MAX_MAIN_LINES: usize = 110;
 /// Marks of unfinished work, spelled so that this file passes.
 const UNFINISHED: [&str; 3] = [concat!("todo", "!("), concat!("unimplemented", "!("), concat!("FIX", "ME")];
 /// A doc test under this mark never runs.

@@ -26,6 +26,29 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     dispatch!(a.device(), elementwise::add(a, b))
 }
 
+/// Returns the products `a · b` element by element, as when an activation is multiplied by a gate.
+///
+/// Both have the same shape and are f32, bf16 or f16, also different ones. They are multiplied in f32 and rounded once to `a`'s
+/// dtype.
+///
+/// # Errors
+/// Different shapes or devices; dtypes that are not floats.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let a = Tensor::from_vec(vec![1.5f32, -2.0], [2], &Device::cpu())?;
+/// let b = Tensor::from_vec(vec![2.0f32, 4.0], [2], &Device::cpu())?;
+/// assert_eq!(ops::mul(&a, &b)?.to_vec::<f32>()?, [3.0, -8.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    a.expect_float("mul", "a")?;
+    b.expect_float("mul", "b")?;
+    a.expect_same_shape("mul", "a and b", b)?;
+    a.device().expect_same("mul", b.device())?;
+    dispatch!(a.device(), elementwise::mul(a, b))
+}
+
 /// Adds `bias`, `[n]`, to each row of `x`, `[.., n]`.
 ///
 /// Both are f32, bf16 or f16. They are added in f32 and rounded once to the dtype of `x`. [`fprop`](super::fprop) and the

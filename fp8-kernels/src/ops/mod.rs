@@ -36,8 +36,8 @@
 //! | generation | [`kv_cache_append`], [`sample`](sample()) |
 //! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_groups`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
 //! | loss scaling | [`apply_loss_scale`], [`undo_loss_scale`], [`check_finite`], [`check_amaxes`], [`adamw_groups_scaled`], [`update_loss_scale`], [`cross_entropy_backward_scaled`] |
-//! | element by element | [`add`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`], [`dropout_add`], [`dropout_add_backward`] |
-//! | shapes and sums | [`split`](split()), [`concat`](concat()), [`transpose`](transpose()), [`sum`], [`mean`], [`max`], [`column_sums`] |
+//! | element by element | [`add`], [`mul`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`], [`dropout_add`], [`dropout_add_backward`] |
+//! | shapes and sums | [`split`](split()), [`concat`](concat()), [`rows`](rows()), [`transpose`](transpose()), [`sum`], [`mean`], [`max`], [`column_sums`] |
 //! | many processes | [`compare_calls`](compare_calls()) |
 
 mod accumulate;
@@ -64,6 +64,7 @@ mod norm;
 mod quantize;
 mod reduce;
 mod rope;
+mod rows;
 mod sample;
 mod scale_from_amax;
 mod sequences;
@@ -93,7 +94,7 @@ pub use cross_entropy::{
     cross_entropy_backward_scaled,
 };
 pub use dropout::{Dropout, DropoutKey, dropout, dropout_add, dropout_add_backward, dropout_backward};
-pub use elementwise::{add, bias, clip_in_place, scale, scale_in_place};
+pub use elementwise::{add, bias, clip_in_place, mul, scale, scale_in_place};
 pub use embedding::{embedding, embedding_backward};
 pub use emulation::{Emulation, emulation};
 pub use gemm::{Layout, gemm, gemm_accumulate};
@@ -111,6 +112,7 @@ pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_
 pub use quantize::{quantize, quantize_dbias, quantize_many};
 pub use reduce::{column_sums, max, mean, sum};
 pub use rope::{Positions, RopeScaling, RopeTable, rope, rope_backward};
+pub use rows::rows;
 pub(crate) use sample::Sampling;
 pub use sample::{SampleOptions, sample};
 pub use scale_from_amax::scale_from_amax;

@@ -5,6 +5,7 @@ use fp8_kernels::{DType, Device, Tensor, ops};
 
 cases![
     add,
+    mul,
     bias,
     scale,
     scale_in_place,
@@ -34,6 +35,19 @@ fn add(device: &Device) -> Outcome {
     let x = tensor(specials(), [specials().len()], DType::F32, device)?;
     let want = specials().into_iter().map(|v| v + v).collect();
     check("special values", &ops::add(&x, &x)?, DType::F32, want)
+}
+
+fn mul(device: &Device) -> Outcome {
+    for (seed, shape) in SHAPES.into_iter().enumerate() {
+        for (left, right) in FLOATS.into_iter().flat_map(|l| FLOATS.map(|r| (l, r))) {
+            let (a, b) = (normal(shape, left, seed as u64, device)?, normal(shape, right, 99, device)?);
+            let want = a.to_f32_vec()?.iter().zip(b.to_f32_vec()?).map(|(a, b)| a * b).collect();
+            check(&format!("{left} · {right} {shape:?}"), &ops::mul(&a, &b)?, left, want)?;
+        }
+    }
+    let x = tensor(specials(), [specials().len()], DType::F32, device)?;
+    let want = specials().into_iter().map(|v| v * v).collect();
+    check("special values", &ops::mul(&x, &x)?, DType::F32, want)
 }
 
 fn bias(device: &Device) -> Outcome {
@@ -101,6 +115,7 @@ fn special_values_of_all_lengths(device: &Device) -> Outcome {
         let values = x.to_f32_vec()?;
         let map = |f: fn(f32) -> f32| values.iter().map(|&v| f(v)).collect::<Vec<_>>();
         check(&format!("{len} of {dtype} added"), &ops::add(&x, &x)?, dtype, map(|v| v + v))?;
+        check(&format!("{len} of {dtype} multiplied"), &ops::mul(&x, &x)?, dtype, map(|v| v * v))?;
         check(&format!("{len} of {dtype} scaled"), &ops::scale(&x, -3.0)?, dtype, map(|v| v * -3.0))?;
         let bias = Tensor::full(1.0, [len], dtype, device)?;
         check(&format!("{len} of {dtype} biased"), &ops::bias(&x, &bias)?, dtype, map(|v| v + 1.0))?;
@@ -122,6 +137,7 @@ fn rounds(device: &Device) -> Outcome {
         let map = |f: fn(f32) -> f32| values.iter().map(|&v| f(v)).collect::<Vec<_>>();
         let what = format!("{len} of {dtype}");
         check(&what, &ops::add(&x, &x)?, dtype, map(|v| v + v))?;
+        check(&what, &ops::mul(&x, &x)?, dtype, map(|v| v * v))?;
         check(&what, &ops::scale(&x, -3.0)?, dtype, map(|v| v * -3.0))?;
         let sums = values.iter().zip(row.iter().cycle()).map(|(x, b)| x + b).collect();
         check(&what, &ops::bias(&x, &b)?, dtype, sums)?;
@@ -145,6 +161,12 @@ fn refuses(device: &Device) -> Outcome {
     )?;
     let ids = Tensor::zeros([2, 3], DType::I32, device)?;
     refused(ops::add(&x([2, 3])?, &ids), "add: b has dtype i32")?;
+    refused(
+        ops::mul(&x([2, 3])?, &x([3, 2])?),
+        "mul: a and b: got [2, 3] and [3, 2]: both must have one shape",
+    )?;
+    refused(ops::mul(&x([2, 3])?, &ids), "mul: b has dtype i32")?;
+    refused(ops::mul(&ids, &x([2, 3])?), "mul: a has dtype i32")?;
     refused(ops::scale(&ids, 1.0), "scale: x has dtype i32")
 }
 

@@ -46,6 +46,7 @@ mod quantize_blocks;
 mod quantize_many;
 mod reduce;
 mod rope;
+mod rows;
 mod sample;
 mod scale_from_amax;
 mod softmax;
@@ -95,6 +96,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     quantize_many::CASES,
     reduce::CASES,
     rope::CASES,
+    rows::CASES,
     sample::CASES,
     scale_from_amax::CASES,
     softmax::CASES,

@@ -120,6 +120,7 @@ calls! {
         let (x, y) = (floats([a, b], device)?, floats([a, c], device)?);
         ops::concat(&[&x, &y, &x, &y, &x, &y, &x, &y])?;
     };
+    rows/4: |device, [a, b, c, d]| ops::rows(&floats([a, b], device)?, c..d)?;
     transpose/3: |device, [a, b, c]| {
         for dtype in [DType::F32, DType::BF16, DType::U8] {
             ops::transpose(&zeros([a, b, c], dtype, device)?)?;
@@ -129,6 +130,7 @@ calls! {
     elementwise/2: |device, [a, b]| {
         let (mut x, row) = (floats([a, b], device)?, floats([b], device)?);
         ops::add(&x, &x)?;
+        ops::mul(&x, &x)?;
         ops::bias(&x, &row)?;
         ops::scale(&x, 2.0)?;
         ops::scale_in_place(&mut x, 2.0, "x")?;

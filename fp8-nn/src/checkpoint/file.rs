@@ -275,20 +275,34 @@ impl<'a> Reader<'a> {
 
     /// Returns an error if there are tensors that were not requested, because they belong to another model.
     pub(super) fn expect_all_used(&self) -> Result<()> {
+        self.unused(|_| true).first().map_or(Ok(()), |name| Err(self.without_place(name)))
+    }
+
+    /// Returns the names of the selected tensors that were not requested, sorted.
+    pub(super) fn unused(&self, is_selected: impl Fn(&str) -> bool) -> Vec<String> {
         let used = self.used.borrow();
-        match self.header.tensors.keys().find(|name| !used.contains(*name)) {
-            None => Ok(()),
-            Some(name) => Err(self.problem(format!("tensor `{name}` has no place in this model"))),
-        }
+        let is_unused = |name: &&String| is_selected(name) && !used.contains(*name);
+        self.header.tensors.keys().filter(is_unused).cloned().collect()
+    }
+
+    pub(super) fn without_place(&self, name: &str) -> Error {
+        self.problem(format!("tensor `{name}` has no place in this model"))
     }
 
     /// Reads every byte of the data once, so that a file that cannot be read is refused before anything changes, and notes
     /// what it holds: tensors that are read later must be the same.
     pub(super) fn read_through(&self) -> Result<()> {
-        for name in self.header.tensors.keys() {
-            let hash = self.chunks(name, |_| {})?;
-            self.hashes.borrow_mut().insert(name.clone(), hash);
-        }
+        self.header.tensors.keys().try_for_each(|name| self.read_once(name))
+    }
+
+    /// [`read_through`](Self::read_through) for the tensors that were requested.
+    pub(super) fn read_through_used(&self) -> Result<()> {
+        self.used.borrow().iter().try_for_each(|name| self.read_once(name))
+    }
+
+    fn read_once(&self, name: &str) -> Result<()> {
+        let hash = self.chunks(name, |_| {})?;
+        self.hashes.borrow_mut().insert(name.to_owned(), hash);
         Ok(())
     }
 

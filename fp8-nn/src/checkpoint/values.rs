@@ -95,15 +95,16 @@ fn factor_dtype(blocks: Blocks) -> Dtype {
     if blocks == Blocks::Mx32 { Dtype::F8_E8M0 } else { Dtype::F32 }
 }
 
-/// Reads the value of every parameter. `main_param` returns the key of a parameter's f32 copy, if the file has one.
+/// Reads the value of every parameter that is selected. `main_param` returns the key of a parameter's f32 copy, if the file has one.
 pub(super) fn read_all(
     reader: &Reader<'_>,
     model: &mut (impl Layer + ?Sized),
     prefix: &str,
+    is_selected: impl Fn(&Parameter) -> bool,
     main_param: impl Fn(&Parameter) -> Option<String>,
 ) -> Result<()> {
     reader.begin_loading();
-    for parameter in parameters_mut(model) {
+    for parameter in parameters_mut(model).into_iter().filter(|parameter| is_selected(parameter)) {
         let key = format!("{prefix}{}", parameter.name());
         let stored = expect(reader, &key, parameter)?;
         let is_fp8 = parameter.fp8().is_some();

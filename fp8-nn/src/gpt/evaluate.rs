@@ -32,7 +32,7 @@ impl Gpt {
             self.check_ids(ids, info)?;
             let (mut x, _) = self.embed(cx, ids, info)?;
             for block in &self.blocks {
-                x = block.evaluate(cx, &x, info, None)?;
+                x = block.evaluate_dyn(cx, &x, info, None)?;
             }
             self.head_of(cx, x)
         })
@@ -73,7 +73,7 @@ impl Gpt {
                 remedy: format!("expected at most {}, the max_seq_length", self.max_seq_length),
             });
         }
-        let heads = self.blocks.iter().map(|block| block.kv_heads());
+        let heads = self.blocks.iter().map(|block| block.kv_heads_dyn());
         KvCache::new([batch, capacity], heads, dtype, self.embedding.weight().device())
     }
 
@@ -133,7 +133,7 @@ impl Gpt {
             let step = cache.step(&self.path, sizes, counts, device)?;
             let (mut x, _) = self.embed(cx, ids, &step.info)?;
             for (block, cached) in self.blocks.iter().zip(cache.layers(&step)) {
-                x = block.evaluate(cx, &x, &step.info, Some(cached))?;
+                x = block.evaluate_dyn(cx, &x, &step.info, Some(cached))?;
             }
             let [batch, seq] = sizes;
             if only_last {
@@ -159,7 +159,7 @@ impl Gpt {
         let fits = |(keys, heads): (&Tensor, [usize; 2])| {
             keys.device().is_same(device) && keys.shape().get(2..) == Some(&heads[..])
         };
-        let heads = self.blocks.iter().map(|block| block.kv_heads());
+        let heads = self.blocks.iter().map(|block| block.kv_heads_dyn());
         if cache.layouts().len() == self.blocks.len()
             && cache.capacity() <= self.max_seq_length
             && cache.layouts().zip(heads).all(fits)

@@ -1,7 +1,7 @@
 //! Static scales of inputs: what the layers of a model see when it reads a text.
 
 use super::{Folder, Monitor};
-use crate::{Error, Result, SequenceInfo, TransformerLayer, parameters_mut};
+use crate::{Block as _, Error, Result, SequenceInfo, TransformerLayer, parameters_mut};
 use fp8_format::E4M3;
 use fp8_kernels::{Device, Tensor};
 use fp8_recipe::{AutocastOptions, DelayedScaling, Recipe, Scaling};

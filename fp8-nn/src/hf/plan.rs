@@ -4,6 +4,7 @@ use super::family::{TensorKind, TensorSpec};
 use super::folder::Folder;
 use super::scheme::{BLOCK, Scheme};
 use super::{QuantizeOptions, encode};
+use crate::pattern::matches;
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::collections::BTreeMap;
@@ -196,44 +197,4 @@ fn expect_whole_groups(linears: &[&TensorSpec], is_ignored: impl Fn(&TensorSpec)
         }
     }
     Ok(())
-}
-
-/// Returns true if a pattern matches a module: as a whole, where `*` stands for any text, or, without `*`, as a part of the
-/// name between dots.
-pub(super) fn matches(pattern: &str, module: &str) -> bool {
-    if !pattern.contains('*') {
-        return !pattern.is_empty() && format!(".{module}.").contains(&format!(".{pattern}."));
-    }
-    let mut parts = pattern.split('*');
-    let first = parts.next().unwrap_or_default();
-    let Some(mut rest) = module.strip_prefix(first) else { return false };
-    let mut parts: Vec<&str> = parts.collect();
-    let last = parts.pop().unwrap_or_default();
-    for part in parts {
-        match rest.find(part) {
-            Some(at) => rest = &rest[at + part.len()..],
-            None => return false,
-        }
-    }
-    rest.ends_with(last)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patterns_match_whole_names_or_parts_between_dots() {
-        let name = "model.layers.1.self_attn.q_proj";
-        for pattern in
-            ["*", "model.*", "*.q_proj", "*layers.1.*", "q_proj", "layers.1", name, "m*l*1*q_proj*"]
-        {
-            assert!(matches(pattern, name), "{pattern}");
-        }
-        for pattern in
-            ["", "proj", "layers.11", "model.layers.1*k_proj", "*q_pro", "x*", "*q_proj*q_proj", "layer"]
-        {
-            assert!(!matches(pattern, name), "{pattern}");
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! The numbers of an optimizer's step, which recorded steps share with the optimizer.
 
 use super::AdamWOptions;
+use super::groups::{Groups, Rates};
 use crate::parameter::Version;
 use crate::{Error, Result};
 use fp8_kernels::ops::{AdamWFactors, AdamWStep, SkippedSteps, UpdateCount};
@@ -12,6 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 #[derive(Debug)]
 pub(super) struct Progress {
     pub(super) options: AdamWOptions,
+    pub(super) groups: Groups,
     step: AtomicU64,
     lr: Mutex<f32>,
     /// The skipped steps before those that the device has counted.
@@ -33,14 +35,15 @@ struct Updates {
 /// The buffers that the device reads and writes.
 #[derive(Debug)]
 pub(super) struct OnDevice {
-    /// The factors of a step, with weight decay and without.
-    pub(super) factors: [Arc<AdamWFactors>; 2],
+    /// The factors of a step, for each of the groups' rates.
+    pub(super) factors: Vec<Arc<AdamWFactors>>,
     pub(super) skipped: SkippedSteps,
 }
 
 impl Progress {
     pub(super) fn new(options: AdamWOptions) -> Self {
         Self {
+            groups: Groups::new(&options),
             options,
             step: AtomicU64::new(0),
             lr: Mutex::new(0.0),
@@ -95,30 +98,36 @@ impl Progress {
         if let Some(made) = self.on_device.get() {
             return Ok(made);
         }
-        let factors = |decays| AdamWFactors::new(&self.numbers(decays), device);
-        let made =
-            OnDevice { factors: [factors(true)?, factors(false)?], skipped: SkippedSteps::new(device)? };
+        let factors = self.groups.rates().map(|rates| AdamWFactors::new(&self.numbers(rates), device));
+        let factors = factors.collect::<fp8_kernels::Result<_>>()?;
+        let made = OnDevice { factors, skipped: SkippedSteps::new(device)? };
         Ok(self.on_device.get_or_init(|| made))
     }
 
     pub(super) fn set_lr(&self, lr: f32) -> Result<()> {
-        if lr >= 0.0 && lr.is_finite() {
+        let is_valid = |lr: f32| lr >= 0.0 && lr.is_finite();
+        let refused = self.groups.rates().find(|rates| !is_valid(lr * rates.lr_factor));
+        let factor = refused.map_or(1.0, |rates| rates.lr_factor);
+        if is_valid(lr) && refused.is_none() {
             *self.lr.lock().unwrap_or_else(PoisonError::into_inner) = lr;
             return Ok(());
         }
+        let remedy = "expected finite and 0 or more".to_owned();
         Err(Error::Option {
             layer: "AdamW".to_owned(),
             option: "lr",
             value: lr.to_string(),
-            remedy: "expected finite and 0 or more".to_owned(),
+            remedy: match is_valid(lr) {
+                true => format!("{remedy}; it is multiplied by lr_factor = {factor}"),
+                false => remedy,
+            },
         })
     }
 
-    /// Returns the factors of the present step, with weight decay or without.
-    fn numbers(&self, decays: bool) -> AdamWStep {
-        let AdamWOptions { beta1, beta2, eps, weight_decay, .. } = self.options;
-        let weight_decay = if decays { weight_decay } else { 0.0 };
-        let lr = *self.lr.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns the factors of the present step for parameters with these rates.
+    fn numbers(&self, &Rates { lr_factor, weight_decay }: &Rates) -> AdamWStep {
+        let AdamWOptions { beta1, beta2, eps, .. } = self.options;
+        let lr = *self.lr.lock().unwrap_or_else(PoisonError::into_inner) * lr_factor;
         let step = self.step.load(Relaxed).max(1);
         AdamWStep { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 1.0 }
     }
@@ -143,10 +152,9 @@ pub(crate) struct Counts {
 impl Replayed for Progress {
     fn advance(&self) -> fp8_kernels::Result<()> {
         self.step.fetch_add(1, Relaxed);
-        let Some(OnDevice { factors: [decayed, undecayed], .. }) = self.on_device.get() else {
-            return Ok(());
-        };
-        let set = decayed.set(&self.numbers(true)).and_then(|()| undecayed.set(&self.numbers(false)));
+        let Some(OnDevice { factors, .. }) = self.on_device.get() else { return Ok(()) };
+        let mut all = self.groups.rates().zip(factors);
+        let set = all.try_for_each(|(rates, factors)| factors.set(&self.numbers(rates)));
         set.inspect_err(|_| self.retreat())
     }
 

@@ -75,7 +75,7 @@ fn resuming_is_exact() {
         for main_params in unless_simulated(vec![true, false], vec![dtype != DType::BF16]) {
             let adamw = AdamWOptions { main_params, ..Default::default() };
             let dir = tempfile::tempdir().unwrap();
-            let mut job = Job::new(1, dtype, adamw);
+            let mut job = Job::new(1, dtype, adamw.clone());
             job.run(&recipe, &options, 0..5);
             job.save(dir.path()).unwrap();
             let mut resumed = Job::new(2, dtype, adamw);

@@ -17,14 +17,15 @@ pub(crate) struct Job {
     pub(crate) optimizer: AdamW,
     pub(crate) scaling: Scaling,
     recipe: Recipe,
+    pub(crate) lr: f32,
 }
 
 impl Job {
-    fn plain(seed: u64, recipe: &Recipe) -> Self {
+    pub(crate) fn plain(seed: u64, recipe: &Recipe) -> Self {
         let model = gpt(seed);
         let scaling = Scaling::new(&model, &device()).unwrap();
         let optimizer = AdamW::new(AdamWOptions::default()).unwrap();
-        Self { model, optimizer, scaling, recipe: recipe.clone() }
+        Self { model, optimizer, scaling, recipe: recipe.clone(), lr: 0.01 }
     }
 
     pub(crate) fn fp8(seed: u64, recipe: &Recipe) -> Self {
@@ -53,7 +54,7 @@ impl Job {
         let (loss, saved) =
             self.scaling.autocast_with(&self.recipe, |cx| self.model.loss(cx, ids, targets))?;
         self.scaling.backward_with(|cx| self.model.loss_backward(cx, saved))?;
-        self.optimizer.step(&mut self.model, 0.01)?;
+        self.optimizer.step(&mut self.model, self.lr)?;
         zero_grad(&mut self.model)?;
         Ok(loss)
     }

@@ -1,7 +1,7 @@
 //! Recorded steps of a model whose weights are stored in FP8: each replay reads the codes that the last one wrote.
 
 use crate::fp8_weights::Job;
-use crate::support::{delayed, device, error, ids};
+use crate::support::{bits, delayed, device, error, ids};
 use fp8_nn::prelude::*;
 
 #[test]
@@ -38,5 +38,41 @@ fn replays_write_the_codes_in_place() {
         let mut plain = crate::support::gpt(1);
         let refused = error(device().capture(|| quantize_weights(&mut plain, &recipe).map(drop)));
         assert!(refused.contains("store weights in FP8 before a step is recorded"), "{refused}");
+    }
+}
+
+#[test]
+fn replays_update_each_group_with_its_own_rates() {
+    let recipe = delayed();
+    let job = || {
+        let mut job = Job::plain(3, &recipe);
+        let group = |pattern: &str, lr_factor, weight_decay| ParameterGroup {
+            pattern: pattern.to_owned(),
+            lr_factor,
+            weight_decay,
+        };
+        let groups = vec![group("*.mlp.*", 0.25, Some(0.3)), group("embedding", 4.0, None)];
+        job.optimizer = AdamW::new(AdamWOptions { groups, ..Default::default() }).unwrap();
+        job.optimizer.quantize_weights(&mut job.model, &recipe).unwrap();
+        job
+    };
+    let (mut eager, mut recorded) = (job(), job());
+    let (ids, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
+    let everything = |job: &Job| {
+        let tables: Vec<_> = parameters(&job.model).into_iter().filter(|p| p.fp8().is_none()).collect();
+        (job.codes(), tables.into_iter().map(|p| bits(p.tensor())).collect::<Vec<_>>())
+    };
+    for job in [&mut eager, &mut recorded] {
+        job.queue(&ids, &targets).unwrap();
+    }
+    let (graph, _) = device().capture(|| recorded.queue(&ids, &targets)).unwrap();
+    eager.queue(&ids, &targets).unwrap();
+    assert!(everything(&eager) == everything(&recorded), "the recorded step itself");
+    for lr in [0.02, 0.002] {
+        recorded.optimizer.set_lr(lr).unwrap();
+        graph.replay().unwrap();
+        eager.lr = lr;
+        eager.queue(&ids, &targets).unwrap();
+        assert!(everything(&eager) == everything(&recorded), "a replay at {lr}");
     }
 }

@@ -7,7 +7,7 @@ use fp8_nn::CosineSchedule;
 use fp8_nn::prelude::*;
 
 /// One value's textbook AdamW. `keep`: what survives between steps, in f32 or rounded to bf16.
-fn oracle(p: f64, grads: &[f64], lr: f64, decay: f64, keep: fn(f64) -> f64) -> f64 {
+pub(crate) fn oracle(p: f64, grads: &[f64], lr: f64, decay: f64, keep: fn(f64) -> f64) -> f64 {
     let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
     let (mut p, mut m, mut v) = (p, 0.0, 0.0);
     for (t, g) in grads.iter().enumerate() {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::examples::Examples;
+use super::examples::Examples;
 use crate::workspace::Result;
 use crate::{process, sim};
 

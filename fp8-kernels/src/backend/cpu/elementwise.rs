@@ -1,4 +1,4 @@
-//! Reference of `add`, `bias` and `scale`.
+//! Reference of `add`, `mul`, `bias` and `scale`.
 
 use super::dispatch::{Kernel, vectorized};
 use super::floats::{build, build_flat};
@@ -31,6 +31,32 @@ impl Kernel for Add<'_> {
     fn run(self) {
         let Self { a, b, out } = self;
         out.iter_mut().zip(a.iter().zip(b)).for_each(|(o, (a, b))| *o = a + b);
+    }
+}
+
+pub(crate) fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (left, right) = (Floats::of(a, "mul", "a")?, Floats::of(b, "mul", "b")?);
+    build_flat("mul", *a.shape(), a.dtype(), a.device(), |start, out| {
+        let range = start..start + out.len();
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        let (a, b) = (left.read(range.clone(), &mut a), right.read(range, &mut b));
+        vectorized(Mul { a, b, out });
+    })
+}
+
+struct Mul<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Mul<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { a, b, out } = self;
+        out.iter_mut().zip(a.iter().zip(b)).for_each(|(o, (a, b))| *o = a * b);
     }
 }
 

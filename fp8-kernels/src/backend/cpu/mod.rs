@@ -37,6 +37,7 @@ pub(crate) mod quantize;
 mod quantize_blocks;
 pub(crate) mod reduce;
 pub(crate) mod rope;
+pub(crate) mod rows;
 pub(crate) mod sample;
 pub(crate) mod scale_from_amax;
 mod scratch;

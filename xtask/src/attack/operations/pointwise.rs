@@ -29,6 +29,8 @@ pub(super) fn elementwise(case: &mut Case<'_>) -> Option<()> {
             let b = case.tensor(&shape, of, kind)?;
             let y = case.call("add", || ops::add(&x, &b))?;
             case.exact("y", &y);
+            let y = case.call("mul", || ops::mul(&x, &b))?;
+            case.exact("y", &y);
         }
         1 => {
             let of = case.draw.dtype();
@@ -155,6 +157,14 @@ pub(super) fn split(case: &mut Case<'_>) -> Option<()> {
     let (rank, dtype) = (1 + case.draw.below(3), case.draw.dtype());
     let shape = case.draw.extents(rank, 4096);
     let x = case.tensor(&shape, dtype, Kind::Special)?;
+    let [start, end] =
+        [case.draw.below(shape[0].saturating_add(2)), case.draw.below(shape[0].saturating_add(2))];
+    if end <= shape[0] && start <= end {
+        let part = case.call("rows", || ops::rows(&x, start..end))?;
+        case.exact("rows", &part);
+    } else {
+        let _ = case.call("rows", || ops::rows(&x, start..end));
+    }
     let mut left = x.shape().last_dim();
     let mut sizes = Vec::new();
     for _ in 0..case.draw.below(5) {

@@ -22,6 +22,26 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
+extern "C" __global__ void __launch_bounds__(256)
+    elementwise_mul(const void* a, const void* b, void* y, u64 n, int a_type, int b_type) {
+    for (u64 chunk = grid_thread(); chunk * 8 < n; chunk += grid_threads()) {
+        u64 i = chunk * 8;
+        if (i + 8 <= n) {
+            Raw8 left = raw8(a, a_type, i), right = raw8(b, b_type, i);
+            float v[8], w[8];
+            widen8(v, left, a_type);
+            widen8(w, right, b_type);
+#pragma unroll
+            for (int k = 0; k < 8; k++) v[k] = v[k] * w[k];
+            store8(y, a_type, i, v);
+        } else {
+#pragma unroll 1
+            do store1(y, a_type, i, load1(a, a_type, i) * load1(b, b_type, i));
+            while (++i < n);
+        }
+    }
+}
+
 // x [rows, cols] plus bias [cols] on every row; n = rows · cols.
 extern "C" __global__ void __launch_bounds__(256)
     elementwise_bias(const void* x, const void* bias, void* y, u64 n, u64 cols, int x_type, int bias_type) {

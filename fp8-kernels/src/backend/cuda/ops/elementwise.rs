@@ -1,4 +1,4 @@
-//! `add`, `bias` and `scale` on a GPU.
+//! `add`, `mul`, `bias` and `scale` on a GPU.
 
 use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
 use crate::{Result, Tensor};
@@ -15,6 +15,17 @@ pub(crate) fn add(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let args = args![left, right, &y, len as u64, dtype_number(a.dtype()), dtype_number(b.dtype())];
     // SAFETY: the kernel's parameters (a, b, y, n, a_type, b_type); a, b and y have n elements each (checked by
     // `ops::add`; y made above), of those types.
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }?;
+    Ok(Tensor::from_cuda(y, *a.shape(), a.device()))
+}
+
+pub(crate) fn mul(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (left, right, len) = (a.cuda("mul")?, b.cuda("mul")?, a.numel());
+    let y = like(gpu, a)?;
+    let kernel = gpu.kernel(Source::Elementwise, "elementwise_mul")?;
+    let args = args![left, right, &y, len as u64, dtype_number(a.dtype()), dtype_number(b.dtype())];
+    // SAFETY: the kernel's parameters (a, b, y, n, a_type, b_type); a, b and y have n elements each (checked by
+    // `ops::mul`; y made above), of those types.
     unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }?;
     Ok(Tensor::from_cuda(y, *a.shape(), a.device()))
 }

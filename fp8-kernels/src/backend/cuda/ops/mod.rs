@@ -29,6 +29,7 @@ mod padding;
 pub(crate) mod quantize;
 pub(crate) mod reduce;
 pub(crate) mod rope;
+pub(crate) mod rows;
 mod rule;
 pub(crate) mod sample;
 pub(crate) mod scale_from_amax;
