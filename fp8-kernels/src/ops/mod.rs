@@ -37,7 +37,7 @@
 //! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_groups`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
 //! | loss scaling | [`apply_loss_scale`], [`undo_loss_scale`], [`check_finite`], [`check_amaxes`], [`adamw_groups_scaled`], [`update_loss_scale`], [`cross_entropy_backward_scaled`] |
 //! | element by element | [`add`], [`mul`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`], [`dropout_add`], [`dropout_add_backward`] |
-//! | shapes and sums | [`split`](split()), [`concat`](concat()), [`rows`](rows()), [`transpose`](transpose()), [`sum`], [`mean`], [`max`], [`column_sums`] |
+//! | shapes and sums | [`split`](split()), [`concat`](concat()), [`rows`](rows()), [`transpose`](transpose()), [`permute`](permute()), [`sum`], [`mean`], [`max`], [`column_sums`] |
 //! | many processes | [`compare_calls`](compare_calls()) |
 
 mod accumulate;
@@ -61,6 +61,7 @@ mod kv_cache;
 mod linear;
 mod loss_scale;
 mod norm;
+mod permute;
 mod quantize;
 mod reduce;
 mod rope;
@@ -109,6 +110,8 @@ pub use loss_scale::{
     check_amaxes, check_finite, undo_loss_scale, update_loss_scale,
 };
 pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_add};
+pub(crate) use permute::Order;
+pub use permute::permute;
 pub use quantize::{quantize, quantize_dbias, quantize_many};
 pub use reduce::{column_sums, max, mean, sum};
 pub use rope::{Positions, RopeScaling, RopeTable, rope, rope_backward};

@@ -41,6 +41,7 @@ mod loss_scale;
 mod norm;
 mod norm_blocks;
 mod norm_specials;
+mod permute;
 mod quantize;
 mod quantize_blocks;
 mod quantize_many;
@@ -91,6 +92,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     norm::CASES,
     norm_blocks::CASES,
     norm_specials::CASES,
+    permute::CASES,
     quantize::CASES,
     quantize_blocks::CASES,
     quantize_many::CASES,

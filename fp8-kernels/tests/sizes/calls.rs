@@ -121,6 +121,11 @@ calls! {
         ops::concat(&[&x, &y, &x, &y, &x, &y, &x, &y])?;
     };
     rows/4: |device, [a, b, c, d]| ops::rows(&floats([a, b], device)?, c..d)?;
+    permute/3: |device, [a, b, c]| {
+        for axes in [[0, 2, 1], [2, 0, 1], [1, 0, 2], [2, 1, 0]] {
+            ops::permute(&floats([a, b, c], device)?, &axes)?;
+        }
+    };
     transpose/3: |device, [a, b, c]| {
         for dtype in [DType::F32, DType::BF16, DType::U8] {
             ops::transpose(&zeros([a, b, c], dtype, device)?)?;

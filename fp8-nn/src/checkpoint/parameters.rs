@@ -24,7 +24,7 @@ pub struct LoadParametersOptions {
     pub allow_extra: bool,
 }
 
-/// The result of [`load_parameters_with`]: what was loaded and what was not.
+/// The result of [`load_parameters_with`]: what was loaded and what was not. The example of [`load_parameters_with`] reads all fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedParameters {
     /// The parameters that were loaded, in the model's order.
@@ -96,10 +96,11 @@ pub fn load_parameters(path: &Path, model: &mut (impl Layer + ?Sized)) -> Result
 /// let mut model = Stack(vec![Box::new(fc("body", 4)?), Box::new(fc("classes", 3)?)]);
 /// let options =
 ///     checkpoint::LoadParametersOptions { allow_missing: true, allow_extra: true, ..Default::default() };
-/// let report = checkpoint::load_parameters_with(&dir.join("all.safetensors"), &mut model, &options)?;
-/// assert_eq!(report.loaded, ["body.weight".into()]);
-/// assert_eq!(report.missing, ["classes.weight".into()]); // keeps its initial values
-/// assert_eq!(report.extra, ["head.weight"]);
+/// let checkpoint::LoadedParameters { loaded, missing, extra } =
+///     checkpoint::load_parameters_with(&dir.join("all.safetensors"), &mut model, &options)?;
+/// assert_eq!(loaded, ["body.weight".into()]);
+/// assert_eq!(missing, ["classes.weight".into()]); // keeps its initial values
+/// assert_eq!(extra, ["head.weight"]);
 /// # std::fs::remove_dir_all(&dir).unwrap();
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```

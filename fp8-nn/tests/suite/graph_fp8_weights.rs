@@ -1,7 +1,8 @@
 //! Recorded steps of a model whose weights are stored in FP8: each replay reads the codes that the last one wrote.
 
 use crate::fp8_weights::Job;
-use crate::support::{bits, delayed, device, error, ids};
+use crate::own_block::wrap;
+use crate::support::{bits, delayed, device, error, ids, parameter_bits};
 use fp8_nn::prelude::*;
 
 #[test]
@@ -75,4 +76,24 @@ fn replays_update_each_group_with_its_own_rates() {
         eager.queue(&ids, &targets).unwrap();
         assert!(everything(&eager) == everything(&recorded), "a replay at {lr}");
     }
+}
+
+#[test]
+fn blocks_of_the_users_own_are_recorded() {
+    let recipe = delayed();
+    let job = || {
+        let mut job = Job::plain(3, &recipe);
+        job.model = wrap(job.model);
+        job.scaling = Scaling::new(&job.model, &device()).unwrap();
+        job
+    };
+    let (mut eager, mut recorded) = (job(), job());
+    let (ids, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
+    for job in [&mut eager, &mut recorded] {
+        job.queue(&ids, &targets).unwrap();
+    }
+    let (graph, _) = device().capture(|| recorded.queue(&ids, &targets)).unwrap();
+    graph.replay().unwrap();
+    (0..2).for_each(|_| drop(eager.queue(&ids, &targets).unwrap()));
+    assert!(parameter_bits(&eager.model) == parameter_bits(&recorded.model));
 }

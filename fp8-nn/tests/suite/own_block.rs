@@ -64,7 +64,7 @@ fn adapter(path: &str) -> Linear {
     linear(path, 32, 32, 7)
 }
 
-fn wrap(model: Gpt) -> Gpt {
+pub(crate) fn wrap(model: Gpt) -> Gpt {
     let make = |index: usize, base: TransformerLayer| {
         let adapter = adapter(&format!("gpt.blocks.{index}.adapter"));
         Ok(Box::new(Wrapped { base: Box::new(base), adapter }) as Box<dyn DynBlock>)
@@ -109,6 +109,21 @@ fn an_adapter_of_zeros_leaves_the_model_as_it_is() {
         parameter.set_trainable(false).unwrap();
     }
     assert_eq!(train(&mut plain, &current(), 3), train(&mut wrapped, &current(), 3));
+}
+
+#[test]
+fn a_block_that_is_computed_again_has_the_same_bits() {
+    let again = |_, base| Ok(Box::new(Recompute::new(base)) as Box<dyn DynBlock>);
+    let (mut stored, mut recomputed) = (gpt(1), gpt(1).with_blocks(again).unwrap());
+    assert_eq!(train(&mut stored, &delayed(), 3), train(&mut recomputed, &delayed(), 3));
+    assert!(parameter_bits(&stored) == parameter_bits(&recomputed));
+    let logits = |model: &Gpt| {
+        let mut scaling = Scaling::new(model, &device()).unwrap();
+        let mut cache = model.kv_cache(1, 8, DType::F32).unwrap();
+        let mut cx = scaling.eval(&current()).unwrap();
+        bits(&model.extend(&mut cx, &ids([1, 4], 20, 3), &[4], &mut cache).unwrap())
+    };
+    assert_eq!(logits(&stored), logits(&recomputed));
 }
 
 #[test]

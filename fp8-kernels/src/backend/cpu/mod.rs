@@ -33,6 +33,7 @@ pub(crate) mod loss_scale;
 pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod parallel;
+pub(crate) mod permute;
 pub(crate) mod quantize;
 mod quantize_blocks;
 pub(crate) mod reduce;

@@ -147,6 +147,12 @@ pub(super) fn transpose(case: &mut Case<'_>) -> Option<()> {
     case.exact("y", &y);
     let back = case.call("transpose", || ops::transpose(&y))?;
     case.exact("back", &back);
+    let mut axes: Vec<usize> = (0..rank).collect();
+    for place in 1..rank {
+        axes.swap(place, case.draw.below(place + 1));
+    }
+    let y = case.call("permute", || ops::permute(&x, &axes))?;
+    case.exact("permuted", &y);
     let amax = case.call("amax", || ops::amax(&x))?;
     case.exact("amax", &amax);
     Some(())

@@ -26,6 +26,7 @@ pub(crate) mod loss_scale;
 pub(crate) mod norm;
 mod numbers;
 mod padding;
+pub(crate) mod permute;
 pub(crate) mod quantize;
 pub(crate) mod reduce;
 pub(crate) mod rope;

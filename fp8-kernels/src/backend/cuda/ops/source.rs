@@ -75,6 +75,7 @@ sources![
     (KvCache, "kv_cache"),
     (LossScale, "loss_scale"),
     (Norm, "norm"),
+    (Permute, "permute"),
     (Quantize, "quantize"),
     (Reduce, "reduce"),
     (Rope, "rope"),
