@@ -404,3 +404,34 @@ proptest! {
         case.check(&all_vectors(), parts, Some(Blocks { rows, cols, ks }));
     }
 }
+
+/// The products that read `b` as it lies, and the first that do not: each height of a tile, rests of k and of n, all factors, bias,
+/// accumulation and outputs.
+#[test]
+fn products_of_few_rows_have_the_bits_of_the_plain_loop() {
+    use Kind::{BF16, E4M3, E5M2, F16, F32};
+    let vectors = all_vectors();
+    let sizes = [0, 1, 15, 16, 17, 33, 70].map(|k| [1, 16, 37].map(|n| (n, k)));
+    let mut seed = 0u64;
+    for m in [1, 2, 3, 6, 7, 8, 9, 12, 13] {
+        for (n, k) in sizes.into_iter().flatten() {
+            for kinds in [[F32, F32], [BF16, F32], [F32, BF16], [F16, F16], [E4M3, E4M3], [E4M3, E5M2]] {
+                seed += 1;
+                let scales =
+                    [None, Some(Scales::Tensors([0.5, 3.0])), Some(Scales::Rows), Some(Scales::Blocks(32))];
+                let accumulate = seed.is_multiple_of(3);
+                let case = Case {
+                    is_along_k: [seed.is_multiple_of(2), true],
+                    factors: scales[seed as usize % 4],
+                    has_bias: seed.is_multiple_of(5),
+                    accumulate,
+                    out: if accumulate { F32 } else { [F32, BF16, F16][seed as usize % 3] },
+                    specials: [0, 9][seed as usize % 2],
+                    gap: seed as usize % 4,
+                    ..Case::plain([m, n, k], kinds, seed)
+                };
+                case.check(&vectors, Parts { rows: 1, cols: 1 + seed as usize % 3 }, None);
+            }
+        }
+    }
+}
