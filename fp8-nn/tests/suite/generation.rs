@@ -155,13 +155,16 @@ fn rows_have_lengths_of_their_own() {
 /// Under every recipe; with the weights, and with attention in FP8, too.
 #[test]
 fn a_cache_in_fp8_stays_near_the_whole_sequence() {
-    let cases = [
+    let mut cases = vec![
         (delayed(), llama()),
         (current(), llama()),
         (Recipe::from_name("block").unwrap(), llama()),
         (delayed(), GptOptions { fp8_dpa: true, ..llama() }),
         (current(), GptOptions { fp8_mha: true, learned_positions: true, ..options() }),
     ];
+    for name in unless_simulated(&["te-v0", "rowwise", "rowwise-gw-hp", "deepseek", "mxfp8"][..], &[]) {
+        cases.push((Recipe::from_name(name).unwrap(), llama()));
+    }
     for (index, (recipe, options)) in cases.into_iter().enumerate() {
         let mut model = model(&GptOptions { init_std: 0.05, ..options });
         if index == 1 {
