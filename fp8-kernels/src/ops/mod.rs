@@ -119,7 +119,9 @@ pub use rows::rows;
 pub(crate) use sample::Sampling;
 pub use sample::{SampleOptions, sample};
 pub use scale_from_amax::scale_from_amax;
-pub(crate) use sequences::{Ends, TILE};
+pub(crate) use sequences::Ends;
+#[cfg(feature = "cuda")]
+pub(crate) use sequences::TILE;
 pub use sequences::{Packing, PackingCapacity, Sequences};
 pub use softmax::{softmax, softmax_backward};
 pub use split::{concat, split};

@@ -270,6 +270,13 @@ impl Folder {
 
     /// Replaces the value of a parameter by its tensors.
     pub(super) fn read_into(&self, parameter: &mut Parameter, source: &ParameterSource) -> Result<()> {
+        if parameter.device().is_same(&Device::cpu())
+            && parameter.dtype() == DType::F32
+            && !source.is_transposed
+        {
+            let name = parameter.name().clone();
+            return parameter.update(|tensor, _| self.fill(source, tensor.as_mut_slice(&name)?));
+        }
         let mut values = Vec::new();
         let count = parameter.shape().numel();
         let bytes = count.saturating_mul(size_of::<f32>());
@@ -277,9 +284,8 @@ impl Folder {
             let op = "load";
             fp8_kernels::Error::HostAllocation { op, bytes }
         })?;
-        for tensor in &source.tensors {
-            values.extend(self.values(self.stored(tensor))?);
-        }
+        values.resize(count, 0.0);
+        self.fill(source, &mut values)?;
         let (shape, device) = (*parameter.shape(), parameter.device().clone());
         let value = if source.is_transposed {
             let [rows, cols] = shape.matrix();
@@ -289,5 +295,19 @@ impl Folder {
         };
         let value = ops::cast(&value, parameter.dtype())?;
         parameter.set(value)
+    }
+    /// Reads the tensors of a parameter, one after the other.
+    fn fill(&self, source: &ParameterSource, values: &mut [f32]) -> Result<()> {
+        let mut rest = values;
+        for tensor in &source.tensors {
+            let name = self.stored(tensor);
+            let count: usize = self.info(name)?.shape.iter().product();
+            let (part, behind) = rest.split_at_mut_checked(count).ok_or_else(|| {
+                self.problem(format!("`{name}` has {count} elements, more than `{}`", source.parameter))
+            })?;
+            self.read_to(name, part)?;
+            rest = behind;
+        }
+        Ok(())
     }
 }

@@ -2,12 +2,17 @@
 
 use super::config::WeightScales;
 use super::folder::{Folder, is_float};
+use super::jobs;
 use super::weights::{WeightInfo, Weights};
 use crate::{Error, Result};
 use fp8_format::{E4M3, E5M2, E8M0, slice};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// Elements that a thread reads at a time.
+const PART: usize = 1 << 19;
 
 /// Rows of an FP8 weight as they are stored, from [`Folder::codes`].
 ///
@@ -61,6 +66,63 @@ impl Folder {
     pub fn values(&self, name: &str) -> Result<Vec<f32>> {
         let [rows, _] = self.info(name)?.matrix();
         self.rows(name, 0..rows)
+    }
+
+    /// Reads a whole tensor as f32 into `values`, which has its elements, on all cores.
+    pub(super) fn read_to(&self, name: &str, values: &mut [f32]) -> Result<()> {
+        let info = self.info(name)?;
+        let count = elements(info, &(0..info.matrix()[0]));
+        if count != values.len() {
+            return Err(self.problem(format!("`{name}` has {count} elements, not {}", values.len())));
+        }
+        if self.is_quantized(name) || !is_float(info.dtype) {
+            values.copy_from_slice(&self.values(name)?);
+            return Ok(());
+        }
+        let threads = jobs::threads(None).min(values.len().div_ceil(PART));
+        let parts = Mutex::new(values.chunks_mut(PART).enumerate());
+        let failed = Mutex::new(None);
+        let work = || {
+            let mut bytes = Vec::new();
+            loop {
+                let next = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((index, part)) = next else { return };
+                if let Err(error) = self.read_part(name, info.dtype, index * PART, part, &mut bytes) {
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    return;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // With fewer threads than asked for, the work takes longer.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            }
+            work();
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    /// Reads the elements from `first` on.
+    fn read_part(
+        &self,
+        name: &str,
+        dtype: Dtype,
+        first: usize,
+        values: &mut [f32],
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
+        let size = dtype.bitsize() / 8;
+        if dtype == Dtype::F32 {
+            self.weights.read(name, (first * size) as u64, bytemuck::cast_slice_mut(values))?;
+            // Files are little-endian.
+            values.iter_mut().for_each(|value| *value = f32::from_bits(u32::from_le(value.to_bits())));
+            return Ok(());
+        }
+        bytes.resize(values.len() * size, 0);
+        self.weights.read(name, (first * size) as u64, bytes)?;
+        widen(bytes, dtype, values);
+        Ok(())
     }
 
     /// Returns true if the tensor is an FP8 weight with scales.

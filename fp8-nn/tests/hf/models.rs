@@ -1,7 +1,7 @@
 //! Models that are written as folders: what is not changed keeps its bytes, and what is trained can be loaded again.
 
 use crate::decoder::{ids, load, logits};
-use crate::folders::{copy, full, golden, quantize, tensors, write_model};
+use crate::folders::{Sizes, copy, full, golden, llama, quantize, tensors, write_model};
 use crate::saving::shard;
 use fp8_nn::hf::{self, Config, Folder, Fp8Weights, LoadOptions, Scheme};
 use fp8_nn::prelude::*;
@@ -222,4 +222,37 @@ fn models_that_do_not_fit_are_refused() {
     let error = hf::save_model(&out, &config, &model, Some(DType::I32)).unwrap_err().to_string();
     assert_eq!(error, "save_model: dtype = i32: expected f32, bf16 or f16");
     assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "something was left");
+}
+
+/// Matrices of more than 2 MiB are read in parts, by several threads.
+#[test]
+fn large_matrices_are_read_as_a_whole() {
+    let config = llama(&Sizes { hidden: 520, intermediate: 1300, layers: 1, head_dim: 520 });
+    for stored in [DType::F32, DType::BF16, DType::F16] {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model");
+        write_model(&path, &config, stored);
+        let folder = Folder::open(&path).unwrap();
+        for params_dtype in [DType::F32, DType::BF16] {
+            let options = LoadOptions { params_dtype, ..Default::default() };
+            let model = folder.load(&options, &Device::cpu()).unwrap();
+            for source in config.parameters() {
+                let all = source.tensors.iter().flat_map(|tensor| folder.values(tensor).unwrap());
+                let rounded: Vec<f32> = match params_dtype {
+                    DType::F32 => all.collect(),
+                    _ => all.map(|value| bf16::from_f32(value).to_f32()).collect(),
+                };
+                let name = format!("model.{}", source.parameter);
+                let parameter = parameters(&model).into_iter().find(|parameter| **parameter.name() == *name);
+                let found = parameter.unwrap().tensor().to_f32_vec().unwrap();
+                assert!(found == rounded, "{stored} as {params_dtype}: {name}");
+            }
+        }
+        // A file that is cut off while the folder is open.
+        let file = path.join("model.safetensors");
+        let bytes = fs::read(&file).unwrap();
+        fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+        let error = folder.load(&LoadOptions::default(), &Device::cpu()).unwrap_err().to_string();
+        assert!(error.contains("it became shorter while"), "{error}");
+    }
 }

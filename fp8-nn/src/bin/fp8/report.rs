@@ -126,7 +126,7 @@ fn map(found: &Inspection) -> String {
     html += "\n</div>\n<p class=\"legend shades\">";
     for shade in 0..6 {
         let sqnr = least + (most - least) * f64::from(shade) / 5.0;
-        let _ = write!(html, "<span><i class=\"s{shade}\"></i> {sqnr:.1} dB</span>");
+        let _ = write!(html, "<span><i class=\"s{shade}\"></i> {sqnr:.2} dB</span>");
     }
     section("SQNR by layer", MAP_NOTE, &(html + "</p>\n"))
 }
