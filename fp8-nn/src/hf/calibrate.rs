@@ -85,7 +85,7 @@ pub fn calibrate<W: AsRef<[i32]>>(
                 source.ok_or_else(|| folder.problem(format!("no tensor belongs to `{prefix}{name}`")))?;
             folder.read_into(parameter, source)?;
         }
-        for (slot, amax) in run(folder, &block, &mut activations, device, monitor)? {
+        for (slot, amax) in run(folder, layer, &block, &mut activations, device, monitor)? {
             let module = slot.strip_suffix(".input").unwrap_or(&slot);
             let tensors = of_block(&format!("{module}.weight")).map_or(&[][..], |source| &source.tensors);
             let scale = if amax == 0.0 { 1.0 } else { amax / E4M3::MAX.to_f32() };
@@ -130,6 +130,7 @@ fn embed<W: AsRef<[i32]>>(folder: &Folder, windows: &[W], device: &Device) -> Re
 /// Replaces the activations by the block's output, and returns the amax of the input of each of its layers.
 fn run(
     folder: &Folder,
+    layer: usize,
     block: &TransformerLayer,
     activations: &mut [Tensor],
     device: &Device,
@@ -142,6 +143,11 @@ fn run(
     let mut cx = scaling.scope(&recipe, &options)?;
     for x in activations.iter_mut() {
         *x = block.evaluate(&mut cx, x, &SequenceInfo::default(), None)?;
+        // An amax ignores NaN.
+        if !x.to_f32_vec()?.iter().all(|value| value.is_finite()) {
+            return Err(folder
+                .problem(format!("the output of block {layer} is infinite or NaN: nothing to calibrate")));
+        }
         monitor.advance(x.shape().matrix()[0] as u64)?;
     }
     cx.commit()?;
@@ -151,10 +157,9 @@ fn run(
             continue;
         };
         if slot.ends_with(".input") {
-            if report.non_finite > 0 || report.nan > 0 {
-                return Err(
-                    folder.problem(format!("the input of `{slot}` is infinite or NaN: nothing to calibrate"))
-                );
+            if report.non_finite > 0 {
+                let text = format!("an input of `{slot}` in block {layer} is infinite: nothing to calibrate");
+                return Err(folder.problem(text));
             }
             amaxes.push((slot.to_owned(), report.amax));
         }

@@ -1,6 +1,6 @@
 //! Static scales of inputs, against those of peers.
 
-use crate::folders::{golden, quantize, read};
+use crate::folders::{copy, golden, quantize, read, write};
 use fp8_nn::hf::{Folder, Monitor, QuantizeOptions, Scheme, calibrate, quantize as quantize_with};
 use fp8_nn::prelude::Device;
 use std::collections::BTreeMap;
@@ -83,4 +83,18 @@ fn what_cannot_be_calibrated_is_refused() {
     let folder = Folder::open(&golden().join("llama_mha")).unwrap();
     assert!(calibrate(&folder, &[[1]], &Device::cpu(), &stopped).is_err());
     assert_eq!(stopped.progress(), (1, 3));
+}
+
+#[test]
+fn inputs_that_are_nan_are_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("model");
+    copy(&golden().join("llama_mha"), &path);
+    let mut tensors = read(&path.join("model.safetensors"));
+    let norm = tensors.get_mut("model.layers.1.input_layernorm.weight").unwrap();
+    norm.2[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    write(&path.join("model.safetensors"), &tensors);
+    let error = calibrate(&Folder::open(&path).unwrap(), &[[1, 2]], &Device::cpu(), &Monitor::default());
+    let error = error.unwrap_err().to_string();
+    assert!(error.ends_with("the output of block 1 is infinite or NaN: nothing to calibrate"), "{error}");
 }

@@ -80,7 +80,8 @@ pub(crate) fn run(options: &Eval) -> Result<String, Failure> {
 /// Reads the text that an option names, as UTF-8.
 pub(crate) fn read_text(option: &str, path: &Path) -> Result<String, Failure> {
     let refused = |problem: String| Failure::input(format!("{option} {problem}"));
-    let bytes = fp8_nn::text::read(path).map_err(|error| refused(error.to_string()))?;
+    let bytes = fp8_nn::text::read(path)
+        .map_err(|error| refused(format!("{error}: expected a text file, or a folder of text files")))?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         refused(format!(

@@ -72,7 +72,11 @@ impl RecipeName {
             Self::File(path) => {
                 let refused =
                     |problem: String| Failure::input(format!("--recipe {}: {problem}", path.display()));
-                let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+                let text = std::fs::read_to_string(path).map_err(|error| {
+                    refused(format!(
+                        "{error}: expected a recipe in TOML, or one of the names that --help lists"
+                    ))
+                })?;
                 Recipe::from_toml(&text).map_err(|error| refused(error.to_string()))?
             }
         }))
