@@ -21,18 +21,22 @@ struct Bytes {
     peak: usize,
 }
 
-fn measure(hidden: usize, enabled: bool, recompute: RecomputeLevel) -> Bytes {
-    let device = Device::cpu();
-    let options = GptOptions {
+/// A model whose parameters are bf16.
+fn options(hidden_size: usize) -> GptOptions {
+    GptOptions {
         vocab_size: 64,
         num_layers: LAYERS,
-        hidden_size: hidden,
+        hidden_size,
         num_attention_heads: 4,
         max_seq_length: 64,
         params_dtype: DType::BF16,
-        recompute,
         ..Default::default()
-    };
+    }
+}
+
+fn measure(hidden: usize, enabled: bool, recompute: RecomputeLevel) -> Bytes {
+    let device = Device::cpu();
+    let options = GptOptions { recompute, ..options(hidden) };
     let mut model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
     let mut scaling = Scaling::new(&model, &device).unwrap();
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
@@ -134,15 +138,7 @@ fn evaluation(layers: usize, enabled: bool) -> [usize; 2] {
 /// The bytes that a forward pass keeps for backward, with the matrices of the blocks trainable and frozen.
 fn where_frozen(hidden: usize, enabled: bool) -> [usize; 2] {
     let device = Device::cpu();
-    let options = GptOptions {
-        vocab_size: 64,
-        num_layers: LAYERS,
-        hidden_size: hidden,
-        num_attention_heads: 4,
-        max_seq_length: 64,
-        params_dtype: DType::BF16,
-        ..Default::default()
-    };
+    let options = options(hidden);
     let mut model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
     let recipe = Recipe::from(DelayedScaling { amax_history_len: 4, ..Default::default() });
     let ids = Tensor::from_vec((0..128).map(|i| i * 7 % 64).collect::<Vec<i32>>(), [2, 64], &device).unwrap();
