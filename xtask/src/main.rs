@@ -18,6 +18,7 @@ mod mutate_crates;
 mod neon;
 mod process;
 mod ptx;
+mod python;
 mod real_model;
 mod report;
 mod sim;

@@ -7,6 +7,7 @@
 mod measure;
 mod table;
 
+use crate::python::environment;
 use crate::workspace::{Result, Workspace, root, shell};
 use measure::{Expected, Programs};
 use std::env::consts::EXE_SUFFIX;
@@ -42,7 +43,7 @@ pub(crate) fn run(options: &RealModel) -> Result {
     let target = Workspace::read(&sh)?.target_directory;
     let folder = target.join("real-model");
     fs::create_dir_all(&folder)?;
-    let python = python(&sh, &folder.join("python"), &CONVERSION)?;
+    let python = environment(&sh, "real-model", &folder.join("python"), &CONVERSION)?;
     let [f32_model, bf16_model] =
         ["float32", "bfloat16"].map(|dtype| folder.join(format!("SmolLM2-135M-{dtype}")));
     for (model, dtype) in [(&f32_model, "float32"), (&bf16_model, "bfloat16")] {
@@ -51,7 +52,10 @@ pub(crate) fn run(options: &RealModel) -> Result {
     cmd!(sh, "cargo build --release -p fp8-nn --features cli --bin fp8").run()?;
     let programs = Programs {
         fp8: target.join(format!("release/fp8{EXE_SUFFIX}")),
-        python: options.peers.then(|| self::python(&sh, &folder.join("python"), &PEERS)).transpose()?,
+        python: options
+            .peers
+            .then(|| environment(&sh, "real-model", &folder.join("python"), &PEERS))
+            .transpose()?,
         transformers: root().join(TRANSFORMERS),
         work: folder.join("work"),
         windows: options.windows.clamp(1, WINDOWS),
@@ -82,25 +86,4 @@ fn convert(sh: &Shell, python: &Path, downloads: &Path, model: &Path, dtype: &st
     }
     cmd!(sh, "{python} {CONVERT} {downloads} {part} {dtype}").run()?;
     Ok(fs::rename(part, model)?)
-}
-
-/// Returns an interpreter that has these packages, in an environment of its own.
-fn python(sh: &Shell, folder: &Path, packages: &[&str]) -> Result<PathBuf> {
-    let python = folder.join("bin/python");
-    let has = |module: &&&str| {
-        cmd!(sh, "{python} -c").arg(format!("import {module}")).quiet().ignore_stderr().run().is_ok()
-    };
-    if packages.iter().all(|module| has(&module)) {
-        return Ok(python);
-    }
-    println!("real-model: installing {} in {}", packages.join(", "), folder.display());
-    let created = cmd!(sh, "python3 -m venv {folder}").run();
-    created.map_err(|error| {
-        format!(
-            "real-model: no Python environment in {}: {error}; install python3 with venv and pip",
-            folder.display()
-        )
-    })?;
-    cmd!(sh, "{python} -m pip install --quiet {packages...}").run()?;
-    Ok(python)
 }
