@@ -9,7 +9,8 @@
 //! they are *packed* into the order in which the micro-kernel reads them; no operand is transposed or decoded as a whole.
 //! Every product of two FP8 values is exact in f32, and every FP8 value is exact in bf16. So `vdpbf16ps` computes the same sums as
 //! f32 arithmetic, at twice its speed, on a CPU where the instruction rounds as two multiply-adds ([`probe`]). It flushes subnormal
-//! numbers, but none occur: products are multiples of 2⁻²⁵, and so are their sums.
+//! numbers, but none occur: products are multiples of 2⁻²⁵, and so are their sums, unless they start from what the output holds.
+//! Such sums are computed without it ([`takes_pairs`]).
 //!
 //! | file | contents |
 //! |---|---|
@@ -64,7 +65,7 @@ pub(crate) fn matmul(
     epilogue: &Epilogue<'_>,
     out: Out<'_>,
 ) -> Result<()> {
-    let vectors = CpuPath::current()?.vectors(a.is_fp8() && b.is_fp8());
+    let vectors = CpuPath::current()?.vectors(takes_pairs(a, b, epilogue));
     let threads = rayon::current_num_threads();
     let is_narrow = dims[0] <= narrow::MOST_ROWS && b.is_along_k();
     let parts = if is_narrow { Parts::of_few_rows(dims, threads) } else { Parts::new(dims, threads) };
@@ -84,8 +85,14 @@ pub(crate) fn matmul_serial(
     epilogue: &Epilogue<'_>,
     out: Out<'_>,
 ) -> Result<()> {
-    let vectors = CpuPath::current()?.vectors(a.is_fp8() && b.is_fp8());
+    let vectors = CpuPath::current()?.vectors(takes_pairs(a, b, epilogue));
     matmul_on(vectors, op, dims, a, b, epilogue, out, Parts::ONE, Blocks::new(vectors))
+}
+
+/// Returns whether pairs of bf16 values give the bits of f32 arithmetic: all operands are FP8, and no sum starts from an output,
+/// which may be subnormal.
+fn takes_pairs(a: Matrix<'_>, b: Matrix<'_>, epilogue: &Epilogue<'_>) -> bool {
+    a.is_fp8() && b.is_fp8() && !epilogue.starts_from_output()
 }
 
 #[expect(clippy::too_many_arguments, reason = "what callers decide, and what tests vary")]
@@ -104,6 +111,7 @@ fn matmul_on(
     if m == 0 || n == 0 || adds_nothing {
         return Ok(());
     }
+    debug_assert!(!vectors.has_pairs() || takes_pairs(a, b, epilogue));
     let task = Task::new(op, [m, n, k], a, b, epilogue, &out, blocks);
     parts.for_each([m, n], |rows, cols| task.run(vectors, rows, cols))
 }

@@ -97,9 +97,9 @@ impl CpuPath {
         Vectors::detect(self).is_some()
     }
 
-    /// Returns the vectors of a product; `exact_in_bf16` if both operands hold only values that bf16 has.
-    pub(super) fn vectors(self, exact_in_bf16: bool) -> Vectors {
-        let path = if self == Self::Avx512Bf16 && !exact_in_bf16 { Self::Avx512 } else { self };
+    /// Returns the vectors of a product; those of pairs only if it `takes_pairs`.
+    pub(super) fn vectors(self, takes_pairs: bool) -> Vectors {
+        let path = if self == Self::Avx512Bf16 && !takes_pairs { Self::Avx512 } else { self };
         Vectors::detect(path).unwrap_or(Vectors::Scalar(Portable))
     }
 }

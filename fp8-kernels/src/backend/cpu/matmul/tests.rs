@@ -3,7 +3,7 @@
 use super::lanes::Portable;
 use super::path::{CpuPath, Vectors};
 use super::task::{Blocks, Parts};
-use super::{Elements, Epilogue, Factors, Matrix, Out, matmul_on};
+use super::{Elements, Epilogue, Factors, Matrix, Out, matmul, matmul_on, takes_pairs};
 use crate::Encoding;
 use crate::backend::cpu::Floats;
 use half::{bf16, f16};
@@ -167,7 +167,7 @@ impl Case {
         };
         let epilogue = Epilogue { factors, bias, accumulate: self.accumulate };
         for &vectors in vectors {
-            if vectors.has_pairs() && !(a.is_fp8() && b.is_fp8()) {
+            if vectors.has_pairs() && !takes_pairs(a, b, &epilogue) {
                 continue;
             }
             let blocks = blocks.unwrap_or(Blocks::new(vectors));
@@ -292,14 +292,17 @@ fn products_of_no_elements_are_the_epilogue_of_zero() {
 
 #[test]
 fn subnormal_outputs_survive_an_accumulation() {
-    // `vdpbf16ps` would flush what a sum starts from; FP8 products are added last.
-    let case = Case {
-        factors: Some(Scales::Tensors([1e-30, 1e-12])),
-        accumulate: true,
-        specials: 3,
-        ..Case::plain([9, 33, 7], FP8[1], 5)
-    };
-    case.check(&all_vectors(), Parts::ONE, None);
+    // `vdpbf16ps` would flush them: FP8 products with factors are added last, others are computed without the instruction.
+    for factors in [Some(Scales::Tensors([1e-30, 1e-12])), None] {
+        let case = Case { factors, accumulate: true, specials: 3, ..Case::plain([9, 33, 7], FP8[1], 5) };
+        case.check(&all_vectors(), Parts::ONE, None);
+    }
+    let zeros = [0u8; 3 * 2];
+    let x = |rows: usize| Matrix::along_k(Elements::Codes(&zeros[..rows * 2], Encoding::E4M3), 2);
+    let epilogue = Epilogue { accumulate: true, ..Epilogue::default() };
+    let mut out = [1e-41f32, -3e-45, -0.0];
+    matmul("test", [1, 3, 2], x(1), x(3), &epilogue, Out::f32(&mut out)).unwrap();
+    assert_eq!(out.map(f32::to_bits), [1e-41f32, -3e-45, 0.0].map(f32::to_bits));
 }
 
 #[test]
