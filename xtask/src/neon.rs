@@ -1,11 +1,12 @@
-//! `cargo xtask neon`: the codec's NEON path on a machine that has no NEON. Tests of fp8-format are compiled for AArch64
-//! and run by an emulator, which shows results, not speed; then comes a sweep over the patterns of f32, judged by the
-//! integer oracle.
+//! `cargo xtask neon`: the NEON paths on a machine that has no NEON. Tests are compiled for AArch64 and run by an emulator,
+//! which shows results, not speed: those of fp8-format, a sweep over the patterns of f32, judged by the integer oracle, and the
+//! products and all operations of the CPU backend.
 //!
-//! The tests are built as a package of their own: fp8-format's has dev-dependencies that take longer to compile for
-//! another target than all of this takes to run.
+//! The tests of fp8-format are built as a package of their own: its own has dev-dependencies that take longer to compile for
+//! another target than the tests take to run.
 
 mod debian;
+mod kernels;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,6 @@ use std::time::Instant;
 use xshell::{Cmd, Shell, cmd};
 
 use crate::workspace::{Result, Workspace, root, shell};
-use debian::Tools;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
@@ -31,6 +31,9 @@ pub(crate) struct Neon {
     /// Tests all 2³² patterns of f32 instead of every 251st (more than an hour)
     #[arg(long)]
     all: bool,
+    /// Tests the codec alone
+    #[arg(long)]
+    codec: bool,
 }
 
 pub(crate) fn run(options: &Neon) -> Result<ExitCode> {
@@ -58,15 +61,19 @@ pub(crate) fn run(options: &Neon) -> Result<ExitCode> {
     lap("sweep");
 
     let total = swept(&output)?;
-    println!("neon: {} suites passed; {total}; {}", SUITES.len(), times.join(", "));
     let is_good = finished.status.success() && total.mismatches == 0;
+    let mut passed = format!("{} suites of the codec", SUITES.len());
+    if !options.codec {
+        passed += &format!(", {} tests of the CPU backend", kernels::test(&machine)?);
+        lap("kernels");
+    }
+    println!("neon: {passed} passed; {total}; {}", times.join(", "));
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// A machine that this one emulates, with a package of fp8-format's test files.
 pub(crate) struct Emulated {
     sh: Shell,
-    tools: Tools,
     /// Where cargo builds.
     build: PathBuf,
     package: PathBuf,
@@ -86,29 +93,29 @@ impl Emulated {
         let folder = Workspace::read(&sh)?.target_directory.join("neon");
         let (build, package) = (folder.join("build"), folder.join(name));
         fs::create_dir_all(&folder)?;
-        let tools = debian::tools(&sh, &folder)?;
+        debian::install(&sh)?;
         write_package(&sh, format, &package)?;
-        Ok(Self { sh, tools, build, package })
+        Ok(Self { sh, build, package })
     }
 
     /// `cargo test` of the package, for AArch64 and by the emulator.
     pub(crate) fn cargo_test(&self) -> Cmd<'_> {
-        let (manifest, build) = (self.package.join("Cargo.toml"), &self.build);
+        let manifest = self.package.join("Cargo.toml");
+        self.emulate(cmd!(self.sh, "cargo test --quiet --release --manifest-path {manifest}"))
+    }
+
+    /// Lets `command` of cargo build for AArch64 and run by the emulator.
+    fn emulate<'a>(&self, command: Cmd<'a>) -> Cmd<'a> {
         let emulator = format!("{} -L {}", debian::EMULATOR, debian::SYSROOT);
-        let mut command = cmd!(
-            self.sh,
-            "cargo test --quiet --release --target {TARGET} --manifest-path {manifest} --target-dir {build}"
-        )
-        .quiet()
-        // Flags for this machine's processor are not for that one.
-        .env_remove("RUSTFLAGS")
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", debian::LINKER)
-        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", emulator);
-        if let Tools::Unpacked { rustc, libraries } = &self.tools {
-            command = command.env("RUSTC", rustc).env("LD_LIBRARY_PATH", libraries);
-        }
         command
+            .quiet()
+            .args(["--target", TARGET, "--target-dir"])
+            .arg(&self.build)
+            // Flags for this machine's processor are not for that one.
+            .env_remove("RUSTFLAGS")
+            .env_remove("CARGO_ENCODED_RUSTFLAGS")
+            .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", debian::LINKER)
+            .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", emulator)
     }
 
     /// A test program that was built.
