@@ -1,5 +1,6 @@
 //! The lanes of AVX2 with FMA.
 
+use super::form::Decoding;
 use super::lanes::Lanes;
 use std::arch::x86_64::*;
 
@@ -73,6 +74,18 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn decode<const IS_E5M2: bool>(self, codes: __m256, step: usize) -> __m256 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { decode::<IS_E5M2>(codes, step) }
+    }
+
+    #[inline(always)]
+    fn widen(self, values: __m256, step: usize) -> __m256 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { widen(values, step) }
+    }
+
+    #[inline(always)]
     fn prefetch(self, address: *const u32) {
         // SAFETY: a hint, which reads nothing and faults at no address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
@@ -108,4 +121,45 @@ unsafe fn columns(from: *const u32, stride: usize) -> [__m256; 8] {
         columns[c + 4] = _mm256_castsi256_ps(_mm256_permute2x128_si256::<0x31>(upper, lower));
     }
     columns
+}
+
+/// Implements [`Lanes::decode`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn decode<const IS_E5M2: bool>(codes: __m256, step: usize) -> __m256 {
+    let splat = |bits: u32| _mm256_set1_epi32(bits.cast_signed());
+    // The code in the lowest byte of each word, for the magnitude, and in the highest, for the sign.
+    let first = _mm256_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12);
+    let first = _mm256_or_si256(_mm256_or_si256(first, _mm256_slli_epi32::<24>(first)), splat(0x0080_8000));
+    let bytes = _mm256_add_epi32(first, splat(0x0100_0001 * step as u32));
+    let code = _mm256_shuffle_epi8(_mm256_castps_si256(codes), bytes);
+    let shifted = match IS_E5M2 {
+        true => _mm256_slli_epi32::<{ Decoding::<true>::SHIFT.cast_signed() }>(code),
+        false => _mm256_slli_epi32::<{ Decoding::<false>::SHIFT.cast_signed() }>(code),
+    };
+    let magnitude = _mm256_and_si256(shifted, splat(Decoding::<IS_E5M2>::MAGNITUDE));
+    let normal = _mm256_add_epi32(magnitude, splat(Decoding::<IS_E5M2>::BIAS));
+    let is_special = _mm256_cmpgt_epi32(magnitude, splat(Decoding::<IS_E5M2>::SPECIAL - 1));
+    let is_small = _mm256_cmpgt_epi32(splat(Decoding::<IS_E5M2>::NORMAL), magnitude);
+    let table = const { &Decoding::<IS_E5M2>::table::<8>() };
+    // SAFETY: the table is 32 bytes long.
+    let table = unsafe { _mm256_loadu_si256(table.as_ptr().cast()) };
+    let found = _mm256_permutevar8x32_epi32(table, code);
+    let value = match IS_E5M2 {
+        true => _mm256_blendv_epi8(normal, found, _mm256_or_si256(is_small, is_special)),
+        // Eight subnormal numbers fill the table; a word of ones is NaN, too.
+        false => _mm256_or_si256(_mm256_blendv_epi8(normal, found, is_small), is_special),
+    };
+    _mm256_castsi256_ps(_mm256_or_si256(value, _mm256_and_si256(code, splat(0x8000_0000))))
+}
+
+/// Implements [`Lanes::widen`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn widen(values: __m256, step: usize) -> __m256 {
+    let values = _mm256_castps_si256(values);
+    _mm256_castsi256_ps(match step {
+        0 => _mm256_slli_epi32::<16>(values),
+        _ => _mm256_and_si256(values, _mm256_set1_epi32(0xFFFF_0000_u32.cast_signed())),
+    })
 }

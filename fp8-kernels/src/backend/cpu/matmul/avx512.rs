@@ -1,5 +1,6 @@
 //! The lanes of AVX-512: f32, and pairs of bf16 values with `vdpbf16ps`.
 
+use super::form::Decoding;
 use super::lanes::Lanes;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
@@ -35,7 +36,7 @@ impl Avx512Bf16 {
 
 /// Writes an implementation of `Lanes` for 16 lanes.
 macro_rules! lanes {
-    ($name:ident, $pairs:literal, |$sums:ident, $a:ident, $b:ident| $multiply_add:expr) => {
+    ($name:ident, $pairs:literal, $decode:ident, |$sums:ident, $a:ident, $b:ident| $multiply_add:expr) => {
         impl Lanes for $name {
             type Vector = __m512;
             type Square = [__m512; 16];
@@ -96,6 +97,18 @@ macro_rules! lanes {
             }
 
             #[inline(always)]
+            fn decode<const IS_E5M2: bool>(self, codes: __m512, step: usize) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F and BW.
+                unsafe { $decode::<IS_E5M2>(codes, step) }
+            }
+
+            #[inline(always)]
+            fn widen(self, values: __m512, step: usize) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F.
+                unsafe { widen(values, step) }
+            }
+
+            #[inline(always)]
             fn prefetch(self, address: *const u32) {
                 // SAFETY: a hint, which reads nothing and faults at no address.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
@@ -104,8 +117,8 @@ macro_rules! lanes {
     };
 }
 
-lanes!(Avx512, false, |sums, a, b| _mm512_fmadd_ps(a, b, sums));
-lanes!(Avx512Bf16, true, |sums, a, b| _mm512_dpbf16_ps(sums, pairs(a), pairs(b)));
+lanes!(Avx512, false, decode, |sums, a, b| _mm512_fmadd_ps(a, b, sums));
+lanes!(Avx512Bf16, true, decode_pairs, |sums, a, b| _mm512_dpbf16_ps(sums, pairs(a), pairs(b)));
 
 /// The same bits as pairs of bf16 values.
 #[inline(always)]
@@ -152,4 +165,89 @@ unsafe fn columns(from: *const u32, stride: usize) -> [__m512; 16] {
         columns[c + 12] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0xDD>(high, high_2));
     }
     columns
+}
+
+/// For each byte of a word, where it comes from if step `step` of it is read: code i in the lowest byte, for the magnitude, and in the
+/// highest, for the sign.
+const fn shuffle(step: usize, pairs: bool) -> [u32; 16] {
+    let mut out = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        let first = (i % 4 * 4) as u32;
+        // A byte with its highest bit set is zero.
+        out[i] = if pairs {
+            let (high, low) = (first + 2 * step as u32, first + 2 * step as u32 + 1);
+            low | low << 8 | high << 16 | high << 24
+        } else {
+            let code = first + step as u32;
+            code | 0x80_8000 | code << 24
+        };
+        i += 1;
+    }
+    out
+}
+
+/// Implements [`Lanes::decode`] in f32.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn decode<const IS_E5M2: bool>(codes: __m512, step: usize) -> __m512 {
+    const SHUFFLES: [[u32; 16]; 4] =
+        [shuffle(0, false), shuffle(1, false), shuffle(2, false), shuffle(3, false)];
+    let splat = |bits: u32| _mm512_set1_epi32(bits.cast_signed());
+    let code = _mm512_shuffle_epi8(_mm512_castps_si512(codes), words(&SHUFFLES[step]));
+    let shifted = match IS_E5M2 {
+        true => _mm512_slli_epi32::<{ Decoding::<true>::SHIFT }>(code),
+        false => _mm512_slli_epi32::<{ Decoding::<false>::SHIFT }>(code),
+    };
+    let magnitude = _mm512_and_si512(shifted, splat(Decoding::<IS_E5M2>::MAGNITUDE));
+    let normal = _mm512_add_epi32(magnitude, splat(Decoding::<IS_E5M2>::BIAS));
+    // What is below wraps around.
+    let above = _mm512_sub_epi32(magnitude, splat(Decoding::<IS_E5M2>::NORMAL));
+    let range = Decoding::<IS_E5M2>::SPECIAL - Decoding::<IS_E5M2>::NORMAL;
+    let is_not_normal = _mm512_cmpge_epu32_mask(above, splat(range));
+    let table = words(const { &Decoding::<IS_E5M2>::table::<16>() });
+    let value = _mm512_mask_permutexvar_epi32(normal, is_not_normal, code, table);
+    // The sign of the code, the rest of the value.
+    _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xF8>(value, code, splat(0x8000_0000)))
+}
+
+/// Implements [`Lanes::decode`] in pairs of bf16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn decode_pairs<const IS_E5M2: bool>(codes: __m512, step: usize) -> __m512 {
+    const SHUFFLES: [[u32; 16]; 2] = [shuffle(0, true), shuffle(1, true)];
+    let splat = |bits: u32| _mm512_set1_epi16(((bits >> 16) as u16).cast_signed());
+    let code = _mm512_shuffle_epi8(_mm512_castps_si512(codes), words(&SHUFFLES[step]));
+    let shifted = match IS_E5M2 {
+        true => _mm512_slli_epi16::<{ Decoding::<true>::SHIFT - 16 }>(code),
+        false => _mm512_slli_epi16::<{ Decoding::<false>::SHIFT - 16 }>(code),
+    };
+    let magnitude = _mm512_and_si512(shifted, splat(Decoding::<IS_E5M2>::MAGNITUDE));
+    let normal = _mm512_add_epi16(magnitude, splat(Decoding::<IS_E5M2>::BIAS));
+    let above = _mm512_sub_epi16(magnitude, splat(Decoding::<IS_E5M2>::NORMAL));
+    let range = Decoding::<IS_E5M2>::SPECIAL - Decoding::<IS_E5M2>::NORMAL;
+    let is_not_normal = _mm512_cmpge_epu16_mask(above, splat(range));
+    let table = const { &Decoding::<IS_E5M2>::bf16_table::<32>() };
+    // SAFETY: the table is 64 bytes long.
+    let table = unsafe { _mm512_loadu_si512(table.as_ptr().cast()) };
+    let value = _mm512_mask_permutexvar_epi16(normal, is_not_normal, code, table);
+    _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xF8>(value, code, splat(0x8000_0000)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn words(words: &[u32; 16]) -> __m512i {
+    // SAFETY: the array is 64 bytes long.
+    unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
+}
+
+/// Implements [`Lanes::widen`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn widen(values: __m512, step: usize) -> __m512 {
+    let values = _mm512_castps_si512(values);
+    _mm512_castsi512_ps(match step {
+        0 => _mm512_slli_epi32::<16>(values),
+        _ => _mm512_and_si512(values, _mm512_set1_epi32(0xFFFF_0000_u32.cast_signed())),
+    })
 }

@@ -1,5 +1,7 @@
 //! The vector operations of the micro-kernel, and an implementation of them in plain Rust.
 
+use super::form::Decoding;
+
 /// Operations on vectors of f32 sums. The micro-kernel is written once over them.
 ///
 /// A value of an implementing type is a proof that the CPU has the instructions: [`CpuPath`](super::CpuPath) makes one only
@@ -70,6 +72,14 @@ pub(crate) trait Lanes: Copy + Send + Sync {
         }
     }
 
+    /// Returns the words of one step of vectors of four FP8 codes of neighboring k, the first in the lowest byte: the value of code
+    /// `step`, or with pairs those of the codes 2 · `step` and 2 · `step` + 1.
+    fn decode<const IS_E5M2: bool>(self, codes: Self::Vector, step: usize) -> Self::Vector;
+
+    /// Returns the f32 values of one step of vectors of two bf16 values of neighboring k, the first in the low half. For lanes
+    /// without pairs.
+    fn widen(self, values: Self::Vector, step: usize) -> Self::Vector;
+
     /// Begins to read the cache line at `address`, which need not be readable.
     fn prefetch(self, address: *const u32);
 }
@@ -138,6 +148,27 @@ impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
         // SAFETY: the caller vouches for N words of each of N rows.
         let word = |i: usize, j: usize| unsafe { *from.wrapping_add(j * stride + i) };
         std::array::from_fn(|i| std::array::from_fn(|j| f32::from_bits(word(i, j))))
+    }
+
+    #[inline(always)]
+    fn decode<const IS_E5M2: bool>(self, codes: [f32; N], step: usize) -> [f32; N] {
+        codes.map(|codes| {
+            let codes = codes.to_bits().to_le_bytes();
+            let value = |i: usize| Decoding::<IS_E5M2>::value(codes[i]);
+            if !PAIRS {
+                return value(step);
+            }
+            let [high, low] = [value(2 * step), value(2 * step + 1)].map(f32::to_bits);
+            f32::from_bits(high & 0xFFFF_0000 | low >> 16)
+        })
+    }
+
+    #[inline(always)]
+    fn widen(self, values: [f32; N], step: usize) -> [f32; N] {
+        values.map(|values| {
+            let bits = values.to_bits();
+            f32::from_bits(if step == 0 { bits << 16 } else { bits & 0xFFFF_0000 })
+        })
     }
 
     #[inline(always)]

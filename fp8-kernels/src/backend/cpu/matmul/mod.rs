@@ -20,6 +20,7 @@
 //! | [`pack`] | blocks of the operands in the order of the micro-kernel |
 //! | [`task`] | the loops over blocks and tiles of one thread's part |
 //! | [`narrow`] | products of few rows, whose second operand is not packed |
+//! | [`form`] | how FP8 codes and bf16 values are read in such products |
 //! | [`unpacked`] | small products of f32 operands as they are |
 //! | [`epilogue`] | factors, bias, rounding, accumulation |
 
@@ -28,6 +29,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod epilogue;
+mod form;
 mod lanes;
 mod narrow;
 #[cfg(target_arch = "aarch64")]

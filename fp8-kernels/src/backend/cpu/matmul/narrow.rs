@@ -2,15 +2,17 @@
 //!
 //! Such a product takes as long as reading `b`. The micro-kernel of [`tile`](super::tile) wants a vector of one k over neighboring
 //! rows of `b`, which are contiguous along k: here square blocks are transposed in registers on their way to the sums, so the
-//! order of every sum, and with it the bits, are those of the packed product. Operands that have to be decoded are decoded a few
-//! lines at a time, in the first cache.
+//! order of every sum, and with it the bits, are those of the packed product. FP8 codes and bf16 values are decoded behind that, in
+//! registers ([`form`](super::form)). What remains at the edges, and f16 values, are decoded a few lines at a time, in the first cache.
 
+use super::form::{Bf16, Codes, Form, Words};
 use super::lanes::Lanes;
-use super::pack::{self, Lines};
+use super::pack::{self, Elements, Lines};
 use super::path::Job;
 use super::task::{Folded, Task};
 use super::tile::Rows;
-use crate::Result;
+use crate::backend::cpu::Floats;
+use crate::{Encoding, Result};
 use std::ops::Range;
 
 /// The most rows of `a` for any lanes. With more, sums and columns do not fit into the registers together.
@@ -71,15 +73,22 @@ impl Job for Narrow<'_, '_> {
             // Without products there is one block of no steps.
             for first_k in (0..task.k.max(1)).step_by(most_ks) {
                 let ks = first_k..task.k.min(first_k + most_ks);
-                let steps = pack::steps::<L>(ks.len());
                 let folded = Folded::new(task, first_k);
                 if folded.is_some() {
                     tile = [0.0; LARGEST_TILE];
                 }
-                if steps > 0 {
-                    let lines = pack::lines::<L>(&task.b, first..first + count, ks, spare)?;
-                    let a = &a[pack::steps::<L>(first_k) * height..][..steps * height];
-                    multiply(lanes, height, a, lines, &mut tile);
+                let a = |ks: Range<usize>| {
+                    let [first, last] = [ks.start, ks.end].map(|k| pack::steps::<L>(k) * height);
+                    &a[first..last]
+                };
+                let outers = first..first + count;
+                let rest = whole::<L>(task, &outers, &ks);
+                if rest > ks.start {
+                    multiply_stored(lanes, height, a(ks.start..rest), task, [first, ks.start], &mut tile);
+                }
+                if rest < ks.end {
+                    let lines = pack::lines::<L>(&task.b, outers, rest..ks.end, spare)?;
+                    multiply::<L, Words>(lanes, height, a(rest..ks.end), lines, &mut tile);
                 }
                 if let Some(folded) = folded {
                     let size = [rows.len(), count];
@@ -125,14 +134,52 @@ fn interleaved<'w, L: Lanes>(
     Ok(words)
 }
 
+/// Returns the k up to which the lines of `b` at `outers` are multiplied in the form in which they are stored: whole squares of words.
+#[inline(always)]
+fn whole<L: Lanes>(task: &Task<'_>, outers: &Range<usize>, ks: &Range<usize>) -> usize {
+    let values = match task.b.elements {
+        Elements::Codes(..) => 4,
+        Elements::Floats(Floats::BF16(_)) if !L::PAIRS => 2,
+        Elements::Floats(_) => return ks.start,
+    };
+    if outers.len() < L::WIDTH || pack::stored(&task.b, outers.start, ks.start).is_none() {
+        return ks.start;
+    }
+    ks.end - ks.len() % (L::WIDTH * values)
+}
+
+/// Adds the products of `height` rows of `a` with a vector's width of lines of `b` from `outer` and `k` on, as they are stored.
+#[inline(always)]
+fn multiply_stored<L: Lanes>(
+    lanes: L,
+    height: usize,
+    a: &[u32],
+    task: &Task<'_>,
+    [outer, k]: [usize; 2],
+    tile: &mut [f32; LARGEST_TILE],
+) {
+    let Some(lines) = pack::stored(&task.b, outer, k) else { return };
+    match task.b.elements {
+        Elements::Codes(_, Encoding::E4M3) => multiply::<L, Codes<false>>(lanes, height, a, lines, tile),
+        Elements::Codes(_, Encoding::E5M2) => multiply::<L, Codes<true>>(lanes, height, a, lines, tile),
+        Elements::Floats(_) => multiply::<L, Bf16>(lanes, height, a, lines, tile),
+    }
+}
+
 /// Adds the products of `height` rows of `a` with a vector's width of lines of `b` to `tile`. `a` has the words of all its rows for a
 /// step, then those of the next one.
 #[inline(always)]
-fn multiply<L: Lanes>(lanes: L, height: usize, a: &[u32], b: Lines<'_>, tile: &mut [f32; LARGEST_TILE]) {
+fn multiply<L: Lanes, F: Form<L>>(
+    lanes: L,
+    height: usize,
+    a: &[u32],
+    b: Lines<'_>,
+    tile: &mut [f32; LARGEST_TILE],
+) {
     macro_rules! of_height {
         ($($height:literal)*) => {
             match height {
-                $($height if $height <= L::ROWS => sized::<L, $height>(lanes, a, b, tile),)*
+                $($height if $height <= L::ROWS => sized::<L, F, $height>(lanes, a, b, tile),)*
                 _ => unreachable!("a tile of {height} rows"),
             }
         };
@@ -141,11 +188,17 @@ fn multiply<L: Lanes>(lanes: L, height: usize, a: &[u32], b: Lines<'_>, tile: &m
 }
 
 #[inline(always)]
-fn sized<L: Lanes, const ROWS: usize>(lanes: L, a: &[u32], b: Lines<'_>, tile: &mut [f32; LARGEST_TILE]) {
-    let (steps, stride) = (a.len() / ROWS, b.stride);
+fn sized<L: Lanes, F: Form<L>, const ROWS: usize>(
+    lanes: L,
+    a: &[u32],
+    b: Lines<'_>,
+    tile: &mut [f32; LARGEST_TILE],
+) {
+    // Stored words of a line.
+    let (words, stride) = (a.len() / (ROWS * F::STEPS), b.stride);
     // The last words that are read: everything below is in bounds.
     assert!(
-        b.words.len() >= (L::WIDTH - 1) * stride + steps && stride >= steps && ROWS * L::WIDTH <= tile.len()
+        b.words.len() >= (L::WIDTH - 1) * stride + words && stride >= words && ROWS * L::WIDTH <= tile.len()
     );
     let mut sums = [lanes.zero(); ROWS];
     for (sum, row) in sums.iter_mut().zip(tile.chunks_exact(L::WIDTH)) {
@@ -153,37 +206,56 @@ fn sized<L: Lanes, const ROWS: usize>(lanes: L, a: &[u32], b: Lines<'_>, tile: &
         *sum = unsafe { lanes.sums(row.as_ptr()) };
     }
     let (mut a, mut b) = (a.as_ptr(), b.words.as_ptr());
-    let mut add = |column: L::Vector, a: *const u32| {
-        for (row, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: the step has a word for each row.
-            let word = lanes.splat(unsafe { *a.wrapping_add(row) });
-            *sum = lanes.multiply_add(*sum, word, column);
-        }
-    };
-    for _ in 0..steps / L::WIDTH {
+    for _ in 0..words / L::WIDTH {
         // What follows the lines in memory are usually the next ones.
         for line in 0..L::WIDTH {
             lanes.prefetch(b.wrapping_add((L::WIDTH + line) * stride));
         }
-        // SAFETY: the lines have these steps, as was just checked.
+        // SAFETY: the lines have these words, as was just checked.
         let columns = unsafe { lanes.columns(b, stride) };
-        for (step, column) in columns.as_ref().iter().enumerate() {
-            add(*column, a.wrapping_add(step * ROWS));
+        for (i, column) in columns.as_ref().iter().enumerate() {
+            // SAFETY: there are words of `a` for all steps.
+            unsafe { add::<L, F, ROWS>(lanes, &mut sums, a.wrapping_add(i * F::STEPS * ROWS), *column) };
         }
-        a = a.wrapping_add(L::WIDTH * ROWS);
+        a = a.wrapping_add(L::WIDTH * F::STEPS * ROWS);
         b = b.wrapping_add(L::WIDTH);
     }
-    for step in 0..steps % L::WIDTH {
+    for i in 0..words % L::WIDTH {
         let mut column = [0; 16];
         for (line, word) in column[..L::WIDTH].iter_mut().enumerate() {
-            // SAFETY: the line has this step.
-            *word = unsafe { *b.wrapping_add(line * stride + step) };
+            // SAFETY: the line has this word.
+            *word = unsafe { *b.wrapping_add(line * stride + i) };
         }
         // SAFETY: `column` has at least a vector of words.
-        add(unsafe { lanes.words(column.as_ptr()) }, a.wrapping_add(step * ROWS));
+        let column = unsafe { lanes.words(column.as_ptr()) };
+        // SAFETY: as above.
+        unsafe { add::<L, F, ROWS>(lanes, &mut sums, a.wrapping_add(i * F::STEPS * ROWS), column) };
     }
     for (sum, row) in sums.into_iter().zip(tile.chunks_exact_mut(L::WIDTH)) {
         // SAFETY: the row is a vector long.
         unsafe { lanes.store(sum, row.as_mut_ptr()) };
+    }
+}
+
+/// Adds the products of the steps of a vector of stored words.
+///
+/// Not a closure, which would be compiled without the instructions of the lanes unless it is inlined.
+///
+/// # Safety
+/// `a` must have a word for each step and row.
+#[inline(always)]
+unsafe fn add<L: Lanes, F: Form<L>, const ROWS: usize>(
+    lanes: L,
+    sums: &mut [L::Vector; ROWS],
+    a: *const u32,
+    stored: L::Vector,
+) {
+    for step in 0..F::STEPS {
+        let column = F::words(lanes, stored, step);
+        for (row, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for the word of this step and row.
+            let word = lanes.splat(unsafe { *a.wrapping_add(step * ROWS + row) });
+            *sum = lanes.multiply_add(*sum, word, column);
+        }
     }
 }

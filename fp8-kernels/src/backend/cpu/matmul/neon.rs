@@ -1,5 +1,6 @@
 //! The lanes of NEON. Its BF16 instructions are not used: their rounding depends on the CPU.
 
+use super::form::Decoding;
 use super::lanes::Lanes;
 use std::arch::aarch64::*;
 
@@ -68,14 +69,73 @@ impl Lanes for Neon {
 
     #[inline(always)]
     unsafe fn columns(self, from: *const u32, stride: usize) -> [float32x4_t; 4] {
-        std::array::from_fn(|i| {
-            // SAFETY: the caller vouches for 4 words of each of 4 rows.
-            let words: [u32; 4] = std::array::from_fn(|j| unsafe { *from.wrapping_add(j * stride + i) });
-            // SAFETY: the array has 4 words.
-            unsafe { self.words(words.as_ptr()) }
-        })
+        // SAFETY: `self` proves NEON; the caller vouches for the words.
+        unsafe { columns(from, stride) }
+    }
+
+    #[inline(always)]
+    fn decode<const IS_E5M2: bool>(self, codes: float32x4_t, step: usize) -> float32x4_t {
+        // SAFETY: `self` proves NEON.
+        unsafe { decode::<IS_E5M2>(codes, step) }
+    }
+
+    #[inline(always)]
+    fn widen(self, values: float32x4_t, step: usize) -> float32x4_t {
+        // SAFETY: `self` proves NEON.
+        unsafe { widen(values, step) }
     }
 
     #[inline(always)]
     fn prefetch(self, _: *const u32) {}
+}
+
+/// Returns the columns of 4 × 4 words: pairs of rows are interleaved, then pairs of pairs.
+///
+/// # Safety
+/// The CPU must have NEON. `from` must have 4 rows of 4 readable words.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn columns(from: *const u32, stride: usize) -> [float32x4_t; 4] {
+    // SAFETY: the caller vouches for row j.
+    let rows: [uint32x4_t; 4] = std::array::from_fn(|j| unsafe { vld1q_u32(from.wrapping_add(j * stride)) });
+    // Columns 0 and 2, then 1 and 3, of two rows.
+    let even = |i: usize| vreinterpretq_u64_u32(vtrn1q_u32(rows[i], rows[i + 1]));
+    let odd = |i: usize| vreinterpretq_u64_u32(vtrn2q_u32(rows[i], rows[i + 1]));
+    [
+        vreinterpretq_f32_u64(vtrn1q_u64(even(0), even(2))),
+        vreinterpretq_f32_u64(vtrn1q_u64(odd(0), odd(2))),
+        vreinterpretq_f32_u64(vtrn2q_u64(even(0), even(2))),
+        vreinterpretq_f32_u64(vtrn2q_u64(odd(0), odd(2))),
+    ]
+}
+
+/// Implements [`Lanes::decode`].
+#[inline]
+#[target_feature(enable = "neon")]
+fn decode<const IS_E5M2: bool>(codes: float32x4_t, step: usize) -> float32x4_t {
+    // The code in the highest byte of each word.
+    let code = vshlq_u32(vreinterpretq_u32_f32(codes), vdupq_n_s32(24 - 8 * step as i32));
+    let magnitude = match IS_E5M2 {
+        true => vshrq_n_u32::<{ 24 - Decoding::<true>::SHIFT as i32 }>(code),
+        false => vshrq_n_u32::<{ 24 - Decoding::<false>::SHIFT as i32 }>(code),
+    };
+    let magnitude = vandq_u32(magnitude, vdupq_n_u32(Decoding::<IS_E5M2>::MAGNITUDE));
+    // Exact for normal and subnormal numbers; a special one has all bits of the exponent, and in E4M3 is NaN.
+    let scale = vdupq_n_f32(f32::from_bits(Decoding::<IS_E5M2>::BIAS + (127 << 23)));
+    let value = vreinterpretq_u32_f32(vmulq_f32(vreinterpretq_f32_u32(magnitude), scale));
+    let is_special = vcgeq_u32(magnitude, vdupq_n_u32(Decoding::<IS_E5M2>::SPECIAL));
+    let special = vandq_u32(is_special, vdupq_n_u32(if IS_E5M2 { 0x7F80_0000 } else { 0x7FC0_0000 }));
+    let sign = vandq_u32(code, vdupq_n_u32(0x8000_0000));
+    vreinterpretq_f32_u32(vorrq_u32(vorrq_u32(value, special), sign))
+}
+
+/// Implements [`Lanes::widen`].
+#[inline]
+#[target_feature(enable = "neon")]
+fn widen(values: float32x4_t, step: usize) -> float32x4_t {
+    let values = vreinterpretq_u32_f32(values);
+    vreinterpretq_f32_u32(match step {
+        0 => vshlq_n_u32::<16>(values),
+        _ => vandq_u32(values, vdupq_n_u32(0xFFFF_0000)),
+    })
 }

@@ -24,7 +24,7 @@ pub(crate) enum Elements<'a> {
 /// An operand, `[outer, k]`, where outer is m or n.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix<'a> {
-    elements: Elements<'a>,
+    pub(super) elements: Elements<'a>,
     /// Elements from one line to the next. A line is contiguous: a row of `[outer, k]` if `is_along_k`, else a column.
     stride: usize,
     is_along_k: bool,
@@ -99,6 +99,20 @@ pub(super) fn lines<'a, L: Lanes>(
         }
     }
     Ok(Lines { words: spare, stride })
+}
+
+/// Returns the lines from `outer` and `k` on of an operand that is contiguous along k, in the words in which FP8 codes or bf16 values are
+/// stored; `None` for other elements, and where a line does not begin with a word.
+pub(super) fn stored<'a>(x: &Matrix<'a>, outer: usize, k: usize) -> Option<Lines<'a>> {
+    let (bytes, size): (&[u8], usize) = match x.elements {
+        Elements::Codes(codes, _) => (codes, 1),
+        Elements::Floats(Floats::BF16(values)) => (bytemuck::cast_slice(values), 2),
+        Elements::Floats(_) => return None,
+    };
+    let stride = x.stride * size;
+    let (before, words, _) = bytemuck::pod_align_to(&bytes[(outer * x.stride + k) * size..]);
+    let words = Lines { words, stride: stride / size_of::<u32>() };
+    (before.is_empty() && stride.is_multiple_of(size_of::<u32>())).then_some(words)
 }
 
 /// Packs `rows` × `ks` of `a`.

@@ -414,7 +414,7 @@ proptest! {
 fn products_of_few_rows_have_the_bits_of_the_plain_loop() {
     use Kind::{BF16, E4M3, E5M2, F16, F32};
     let vectors = all_vectors();
-    let sizes = [0, 1, 15, 16, 17, 33, 70].map(|k| [1, 16, 37].map(|n| (n, k)));
+    let sizes = [0, 1, 15, 16, 17, 33, 70, 128, 263].map(|k| [1, 16, 37].map(|n| (n, k)));
     let mut seed = 0u64;
     for m in [1, 2, 3, 6, 7, 8, 9, 12, 13] {
         for (n, k) in sizes.into_iter().flatten() {
@@ -434,6 +434,33 @@ fn products_of_few_rows_have_the_bits_of_the_plain_loop() {
                     ..Case::plain([m, n, k], kinds, seed)
                 };
                 case.check(&vectors, Parts { rows: 1, cols: 1 + seed as usize % 3 }, None);
+            }
+        }
+    }
+}
+
+/// Every code at every place of the words that are decoded at a time.
+#[test]
+fn every_code_is_decoded_where_it_is_stored() {
+    const K: usize = 64;
+    for encoding in [Encoding::E4M3, Encoding::E5M2] {
+        for place in 0..K {
+            let mut a = [0u8; K];
+            a[place] = encoding.from_f32(1.0);
+            let b: Vec<u8> =
+                (0..=255).flat_map(|code| (0..K).map(move |k| if k == place { code } else { 0 })).collect();
+            let [a, b] = [&a[..], &b].map(|codes| Matrix::along_k(Elements::Codes(codes, encoding), K));
+            for vectors in all_vectors() {
+                let mut out = [f32::MAX; 256];
+                let dims = [1, 256, K];
+                let (epilogue, blocks) = (Epilogue::default(), Blocks::new(vectors));
+                matmul_on(vectors, "test", dims, a, b, &epilogue, Out::f32(&mut out), Parts::ONE, blocks)
+                    .unwrap();
+                for (code, got) in (0..=255).zip(out) {
+                    let want = encoding.to_f32(code);
+                    let is_equal = got == want || got.is_nan() && want.is_nan();
+                    assert!(is_equal, "{vectors:?} {encoding} {code:#04x} at {place}: {got}, not {want}");
+                }
             }
         }
     }
