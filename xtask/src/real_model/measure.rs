@@ -18,7 +18,7 @@ const PROMPTS: [&str; 3] = [
 ];
 /// New tokens of each, at most.
 const NEW_TOKENS: usize = 48;
-/// The prompt of the race with transformers, and its new tokens.
+/// The prompt of the race, and its new tokens.
 const RACE: (&str, usize) = (PROMPTS[1], 128);
 /// Turns of the race.
 const TURNS: usize = 3;
@@ -171,9 +171,7 @@ impl Programs {
             ));
         }
         self.greedy(expected, f32_model, table)?;
-        if let Some(python) = &self.python {
-            self.race(python, f32_model, table)?;
-        }
+        self.race(f32_model, table)?;
         Ok(fs::remove_dir_all(&self.work)?)
     }
 
@@ -211,7 +209,7 @@ impl Programs {
         let (mut same, mut all) = (0, 0);
         let mut last = None;
         for (prompt, expected) in PROMPTS.iter().zip(&expected.greedy) {
-            let found = self.generate(model, prompt, NEW_TOKENS)?;
+            let found = self.generate(model, prompt, NEW_TOKENS, &[])?;
             same += found.tokens.iter().zip(expected).filter(|(a, b)| a == b).count();
             all += expected.len().max(found.tokens.len());
             last = Some(found);
@@ -229,56 +227,90 @@ impl Programs {
         Ok(())
     }
 
-    fn generate(&self, model: &Path, prompt: &str, tokens: usize) -> Result<Generation> {
+    fn generate(&self, model: &Path, prompt: &str, tokens: usize, options: &[&str]) -> Result<Generation> {
         let mut command = Command::new(&self.fp8);
         command.arg("generate").arg(model).args(["--prompt", prompt, "--json"]);
-        json(command.args(["--max-new-tokens", &tokens.to_string()]))
+        json(command.args(["--max-new-tokens", &tokens.to_string()]).args(options))
     }
 
-    /// Generates in turns with transformers, and takes the best of each.
-    fn race(&self, python: &Path, model: &Path, table: &mut Table) -> Result {
-        let (prompt, tokens) = RACE;
+    /// Generates in turns from each form of the model, and with transformers, and takes the best of each.
+    fn race(&self, model: &Path, table: &mut Table) -> Result {
         let threads = available_parallelism().map_or(1, usize::from).to_string();
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let fp8 = self.work.join("channel");
+        let contenders: [(&str, &Path, &[&str]); 4] = [
+            ("f32", model, &[]),
+            ("bf16", model, &["--dtype", "bf16"]),
+            ("FP8, `--scheme channel`", &fp8, &[]),
+            ("FP8, all else in bf16", &fp8, &["--dtype", "bf16"]),
+        ];
+        let (prompt, tokens) = RACE;
+        let mut ours = contenders.map(|_| Vec::new());
+        let mut theirs = Vec::new();
         for _ in 0..TURNS {
-            ours.push(self.generate(model, prompt, tokens)?);
-            let mut command = Command::new(python);
-            command.arg(&self.transformers).arg(model).args([&threads, &tokens.to_string(), prompt]);
-            theirs.push(json::<Generation>(&mut command)?);
+            for (runs, (_, model, options)) in ours.iter_mut().zip(contenders) {
+                runs.push(self.generate(model, prompt, tokens, options)?);
+            }
+            if let Some(python) = &self.python {
+                let mut command = Command::new(python);
+                command.arg(&self.transformers).arg(model).args([&threads, &tokens.to_string(), prompt]);
+                theirs.push(json::<Generation>(&mut command)?);
+            }
         }
-        let best = |runs: &[Generation], value: fn(&Generation) -> f64, is_better: fn(f64, f64) -> f64| {
-            runs.iter().map(value).reduce(is_better).unwrap_or(f64::NAN)
-        };
-        let speed = |runs: &[Generation]| best(runs, |run| run.tokens_per_second, f64::max);
-        let load = |runs: &[Generation]| best(runs, |run| run.seconds_to_load, f64::min);
-        let read = best(&theirs, |run| run.seconds_to_load_and_read.unwrap_or(f64::NAN), f64::min);
-        let memory = |runs: &[Generation]| runs.iter().filter_map(|run| run.peak_memory_bytes).min();
-        let same = ours.iter().zip(&theirs).all(|(a, b)| a.tokens == b.tokens);
-        let version = theirs.iter().find_map(|run| run.version.clone()).unwrap_or_default();
-        let ratio = speed(&ours) / speed(&theirs);
+        let f32_speed = speed(&ours[0]);
+        for (runs, (name, ..)) in ours.iter().zip(contenders) {
+            let mut note = format!("{:.2} × f32", speed(runs) / f32_speed);
+            if !theirs.is_empty() {
+                note += &format!(", {:.2} × transformers", speed(runs) / speed(&theirs));
+            }
+            table.push(Row {
+                name: format!("{} tokens, {name}, {threads} threads", runs[0].tokens.len()),
+                load: Some(load(runs)),
+                speed: Some(speed(runs)),
+                memory: memory(runs),
+                note,
+                ..Row::default()
+            });
+        }
+        if theirs.is_empty() { Ok(()) } else { self.judge(&ours[0], &theirs, table) }
+    }
+
+    /// Compares our f32 with that of transformers.
+    fn judge(&self, ours: &[Generation], theirs: &[Generation], table: &mut Table) -> Result {
+        let read = best(theirs, |run| run.seconds_to_load_and_read.unwrap_or(f64::NAN), f64::min);
+        let same = ours.iter().zip(theirs).all(|(a, b)| a.tokens == b.tokens);
         table.push(Row {
-            name: format!("{} tokens, f32, {threads} threads", ours[0].tokens.len()),
-            load: Some(load(&ours)),
-            speed: Some(speed(&ours)),
-            memory: memory(&ours),
+            name: theirs.iter().find_map(|run| run.version.clone()).unwrap_or_default(),
+            load: Some(load(theirs)),
+            speed: Some(speed(theirs)),
+            memory: memory(theirs),
             note: format!(
-                "{ratio:.2} × transformers; loading {:.2} × its time, {:.2} × with the reading of mapped weights",
-                load(&ours) / load(&theirs),
-                load(&ours) / read,
+                "{}; f32 loads in {:.2} × its time, {:.2} × with the reading of mapped weights",
+                if same { "the same tokens as f32" } else { "other tokens than f32" },
+                load(ours) / load(theirs),
+                load(ours) / read,
             ),
-            passed: Some(same && ratio >= 1.0),
-            ..Row::default()
-        });
-        table.push(Row {
-            name: version,
-            load: Some(load(&theirs)),
-            speed: Some(speed(&theirs)),
-            memory: memory(&theirs),
-            note: if same { "the same tokens".into() } else { "other tokens".into() },
+            passed: Some(same && speed(ours) >= speed(theirs)),
             ..Row::default()
         });
         Ok(())
     }
+}
+
+/// The best of several runs.
+fn best(runs: &[Generation], value: fn(&Generation) -> f64, is_better: fn(f64, f64) -> f64) -> f64 {
+    runs.iter().map(value).reduce(is_better).unwrap_or(f64::NAN)
+}
+
+fn speed(runs: &[Generation]) -> f64 {
+    best(runs, |run| run.tokens_per_second, f64::max)
+}
+
+fn load(runs: &[Generation]) -> f64 {
+    best(runs, |run| run.seconds_to_load, f64::min)
+}
+
+fn memory(runs: &[Generation]) -> Option<u64> {
+    runs.iter().filter_map(|run| run.peak_memory_bytes).min()
 }
 
 fn row(name: &str, found: &Evaluation, note: String, passed: Option<bool>) -> Row {

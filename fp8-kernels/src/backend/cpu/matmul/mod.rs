@@ -8,7 +8,7 @@
 //! Operands are f32, bf16, f16 or FP8 codes, contiguous along k or along the other dimension. Blocks of them are decoded while
 //! they are *packed* into the order in which the micro-kernel reads them; no operand is transposed or decoded as a whole.
 //! Every product of two FP8 values is exact in f32, and every FP8 value is exact in bf16. So `vdpbf16ps` computes the same sums as
-//! f32 arithmetic, at twice its speed, on a CPU where the instruction rounds as two multiply-adds ([`probe`]). It flushes subnormal
+//! f32 arithmetic on a CPU where the instruction rounds as two multiply-adds, and on some at twice its speed ([`probe`]). It flushes subnormal
 //! numbers, but none occur: products are multiples of 2⁻²⁵, and so are their sums, unless they start from what the output holds.
 //! Such sums are computed without it ([`takes_pairs`]).
 //!
@@ -50,7 +50,7 @@ pub use path::CpuPath;
 pub(crate) use unpacked::{Strided, Unpacked, product, transpose};
 
 use crate::Result;
-use path::Vectors;
+use path::{Pairs, Vectors};
 use task::{Blocks, Parts, Task};
 
 /// Computes the product on all threads of the current pool.
@@ -67,9 +67,14 @@ pub(crate) fn matmul(
     epilogue: &Epilogue<'_>,
     out: Out<'_>,
 ) -> Result<()> {
-    let vectors = CpuPath::current()?.vectors(takes_pairs(a, b, epilogue));
-    let threads = rayon::current_num_threads();
     let is_narrow = dims[0] <= narrow::MOST_ROWS && b.is_along_k();
+    let pairs = match (takes_pairs(a, b, epilogue), is_narrow) {
+        (false, _) => Pairs::Never,
+        (true, false) => Pairs::IfFaster,
+        (true, true) => Pairs::Always,
+    };
+    let vectors = CpuPath::current()?.vectors(pairs);
+    let threads = rayon::current_num_threads();
     let parts = if is_narrow { Parts::of_few_rows(dims, threads) } else { Parts::new(dims, threads) };
     matmul_on(vectors, op, dims, a, b, epilogue, out, parts, Blocks::new(vectors))
 }
@@ -87,7 +92,8 @@ pub(crate) fn matmul_serial(
     epilogue: &Epilogue<'_>,
     out: Out<'_>,
 ) -> Result<()> {
-    let vectors = CpuPath::current()?.vectors(takes_pairs(a, b, epilogue));
+    let pairs = if takes_pairs(a, b, epilogue) { Pairs::Always } else { Pairs::Never };
+    let vectors = CpuPath::current()?.vectors(pairs);
     matmul_on(vectors, op, dims, a, b, epilogue, out, Parts::ONE, Blocks::new(vectors))
 }
 

@@ -32,8 +32,8 @@ pub enum CpuPath {
     Avx512,
     /// AVX-512 with BF16, for FP8 products; others are those of [`Avx512`](Self::Avx512).
     ///
-    /// It is available if `vdpbf16ps` rounds as two fused multiply-adds, which is tested when the process first computes a
-    /// product.
+    /// It is available if `vdpbf16ps` rounds as two fused multiply-adds. Products of more than 8 rows use the instruction only where
+    /// it is faster than two f32 multiply-adds. Both are tested when the process first computes a product.
     Avx512Bf16,
 }
 
@@ -97,10 +97,21 @@ impl CpuPath {
         Vectors::detect(self).is_some()
     }
 
-    /// Returns the vectors of a product; those of pairs only if it `takes_pairs`.
-    pub(super) fn vectors(self, takes_pairs: bool) -> Vectors {
-        let path = if self == Self::Avx512Bf16 && !takes_pairs { Self::Avx512 } else { self };
-        Vectors::detect(path).unwrap_or(Vectors::Scalar(Portable))
+    /// Returns the vectors of a product.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "no other CPU has pairs"))]
+    pub(super) fn vectors(self, pairs: Pairs) -> Vectors {
+        let vectors = Vectors::detect(self).unwrap_or(Vectors::Scalar(Portable));
+        #[cfg(target_arch = "x86_64")]
+        if let (true, Some(singles)) = (vectors.has_pairs(), Vectors::detect(Self::Avx512)) {
+            static IS_FASTER: OnceLock<bool> = OnceLock::new();
+            let takes_pairs = match pairs {
+                Pairs::Never => false,
+                Pairs::IfFaster => *IS_FASTER.get_or_init(|| super::probe::is_faster(vectors, singles)),
+                Pairs::Always => true,
+            };
+            return if takes_pairs { vectors } else { singles };
+        }
+        vectors
     }
 }
 
@@ -122,6 +133,17 @@ impl FromStr for CpuPath {
             remedy: format!("expected {}", Self::ALL.map(Self::name).join(", ")),
         })
     }
+}
+
+/// Whether a product is computed with pairs of bf16 values, on a CPU that has them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pairs {
+    /// It would have other bits.
+    Never,
+    /// If the CPU multiplies pairs faster than f32 values.
+    IfFaster,
+    /// It takes less time to decode pairs than to decode f32 values, however they are multiplied.
+    Always,
 }
 
 /// Lanes that the CPU has.

@@ -1,7 +1,7 @@
 //! Every set of vectors against the plainest loop, bit by bit: the models of all of them, and those that this CPU has.
 
 use super::lanes::Portable;
-use super::path::{CpuPath, Vectors};
+use super::path::{CpuPath, Pairs, Vectors};
 use super::task::{Blocks, Parts};
 use super::{Elements, Epilogue, Factors, Matrix, Out, matmul, matmul_on, takes_pairs};
 use crate::Encoding;
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 /// All models, and the lanes of every path of this CPU.
 fn all_vectors() -> Vec<Vectors> {
     let models = [Vectors::Model8(Portable), Vectors::Model16(Portable), Vectors::Model16Pairs(Portable)];
-    CpuPath::available().map(|path| path.vectors(true)).chain(models).collect()
+    CpuPath::available().map(|path| path.vectors(Pairs::Always)).chain(models).collect()
 }
 
 #[derive(Debug, Clone)]
@@ -363,7 +363,7 @@ fn parts_are_at_least_the_threads_and_cover_the_output_once() {
 fn a_product_larger_than_its_output_is_not_computed() {
     let data = [1.0f32];
     let x = Matrix::along_k(Elements::Floats(Floats::F32(&data)), 0);
-    let vectors = CpuPath::Scalar.vectors(false);
+    let vectors = CpuPath::Scalar.vectors(Pairs::Never);
     let (epilogue, out) = (Epilogue::default(), Out::f32(&mut []));
     let dims = [1 << 32, 1 << 32, 1];
     let _ = matmul_on(vectors, "test", dims, x, x, &epilogue, out, Parts::ONE, Blocks::new(vectors));

@@ -1,7 +1,7 @@
 //! Small products of f32 operands that are in the first caches: the micro-kernel reads them as they are.
 
 use super::lanes::Lanes;
-use super::path::{CpuPath, Job};
+use super::path::{CpuPath, Job, Pairs};
 use super::tile::{self, Left, Right, Rows, Sums};
 use crate::Result;
 
@@ -48,7 +48,7 @@ pub(crate) fn product(product: Unpacked<'_>) -> Result<()> {
     assert!(fits(last(m, product.out_stride, n, 1), product.out.len()));
     assert!(k == 0 || fits(last(m, row, k, step), data.len()));
     assert!(k == 0 || fits(last(k, product.b_stride, n, 1), product.b.len()));
-    CpuPath::current()?.vectors(false).run(product)
+    CpuPath::current()?.vectors(Pairs::Never).run(product)
 }
 
 /// Rows of `b` whose last columns are copied at a time.
@@ -165,7 +165,7 @@ pub(crate) fn transpose(
             Ok(())
         }
     }
-    CpuPath::current()?.vectors(false).run(Transpose([rows, cols], from, from_stride, to, to_stride))
+    CpuPath::current()?.vectors(Pairs::Never).run(Transpose([rows, cols], from, from_stride, to, to_stride))
 }
 
 #[cfg(test)]
