@@ -141,9 +141,11 @@ impl Gpt {
         let position = EmbeddingOptions { num_embeddings: options.max_seq_length, ..table.clone() };
         let position = || Embedding::new(&format!("{path}.position"), &position, device, rng);
         let position = options.learned_positions.then(position).transpose()?;
+        // One for all blocks: that of a long context takes more memory than a block.
+        let mut table = None;
         for i in 0..num_layers {
-            let block = TransformerLayer::new(&format!("{path}.blocks.{i}"), options.block(i), device, rng)?;
-            blocks.push(Box::new(block));
+            let (path, options) = (format!("{path}.blocks.{i}"), options.block(i));
+            blocks.push(Box::new(TransformerLayer::with_table(&path, options, &mut table, device, rng)?));
         }
         let head = LinearOptions {
             in_features: hidden_size,

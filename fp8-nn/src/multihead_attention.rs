@@ -158,6 +158,17 @@ impl MultiheadAttention {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
+        Self::with_table(path, options, &mut None, device, rng)
+    }
+
+    /// As [`new`](Self::new), with the RoPE table that a layer with the same options before this one left in `table`.
+    pub(crate) fn with_table(
+        path: &str,
+        options: MultiheadAttentionOptions,
+        table: &mut Option<RopeTable>,
+        device: &Device,
+        rng: &mut impl Rng,
+    ) -> Result<Self> {
         let MultiheadAttentionOptions { hidden_size, attention, input_layernorm, bias, params_dtype, .. } =
             options;
         let init = options.init;
@@ -166,9 +177,12 @@ impl MultiheadAttention {
         let Heads { heads, groups, head_dim } = heads;
         init::check_parameter(&format!("{path}.qkv"), "weight", [qkv_width, hidden_size])?;
         let (base, scaling) = (attention.rope_base, attention.rope_scaling);
-        let rope = || RopeTable::with_scaling(attention.max_seq_length, head_dim, base, scaling, device);
         // Checked first, so that a length for which there is no table is refused before weights are drawn.
-        let rope = attention.rope.then(rope).transpose()?;
+        if attention.rope && table.is_none() {
+            let length = attention.max_seq_length;
+            *table = Some(RopeTable::with_scaling(length, head_dim, base, scaling, device)?);
+        }
+        let rope = table.as_ref().filter(|_| attention.rope).cloned();
         let qkv = LinearOptions {
             in_features: hidden_size,
             out_features: qkv_width,

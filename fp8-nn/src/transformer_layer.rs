@@ -11,7 +11,7 @@ use crate::{
     Module, MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions,
     RecomputeLevel, Result, SequenceInfo, composite,
 };
-use fp8_kernels::ops::{self, Activation, NormStats};
+use fp8_kernels::ops::{self, Activation, NormStats, RopeTable};
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -190,6 +190,17 @@ impl TransformerLayer {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
+        Self::with_table(path, options, &mut None, device, rng)
+    }
+
+    /// As [`new`](Self::new), with the RoPE table that a layer with the same attention before this one left in `table`.
+    pub(crate) fn with_table(
+        path: &str,
+        options: TransformerLayerOptions,
+        table: &mut Option<RopeTable>,
+        device: &Device,
+        rng: &mut impl Rng,
+    ) -> Result<Self> {
         let TransformerLayerOptions {
             hidden_size,
             ffn_hidden_size,
@@ -258,7 +269,8 @@ impl TransformerLayer {
             recompute_norm: again(RecomputeLevel::Mlp, RecomputeLevel::Norm),
             recompute_activation: again(RecomputeLevel::Mlp, RecomputeLevel::Activation),
         };
-        let attention = MultiheadAttention::new(&format!("{path}.attention"), attention, device, rng)?;
+        let attention_path = format!("{path}.attention");
+        let attention = MultiheadAttention::with_table(&attention_path, attention, table, device, rng)?;
         let mlp = LayerNormMlp::new(&format!("{path}.mlp"), mlp, device, rng)?;
         let part = |part| again(RecomputeLevel::Block, part);
         Ok(Self {

@@ -161,8 +161,25 @@ fn where_frozen(hidden: usize, enabled: bool) -> [usize; 2] {
     })
 }
 
+/// The bytes of the tables of rotary positions in a model of so many layers.
+fn positions(layers: usize) -> usize {
+    let device = Device::cpu();
+    let options = |max_seq_length| GptOptions { num_layers: layers, max_seq_length, ..options(32) };
+    let bytes = |max_seq_length| {
+        let before = device.memory_report().now.total();
+        let model = Gpt::new("gpt", &options(max_seq_length), &device, &mut ChaCha8Rng::seed_from_u64(1));
+        let model = model.unwrap();
+        let bytes = device.memory_report().now.total() - before;
+        drop(model);
+        bytes
+    };
+    bytes(4096 + 64) - bytes(64)
+}
+
 #[test]
 fn fp8_and_recomputation_need_less_memory() {
+    // Cosines and sines of a head of 8, in f32, once for the whole model.
+    assert_eq!([positions(1), positions(8)], [4096 * 4 * 2 * 4; 2]);
     let hidden = std::env::var("FP8_TEST_HIDDEN").map_or(128, |text| text.parse().unwrap());
     let high = measure(hidden, false, RecomputeLevel::None);
     let levels = [

@@ -68,10 +68,10 @@ pub fn calibrate<W: AsRef<[i32]>>(
     let mut activations = embed(folder, windows, device)?;
     let options = crate::GptOptions { max_seq_length: longest, init_std: 0.0, ..config.gpt_options() };
     let sources = config.parameters();
-    let mut scales = BTreeMap::new();
+    let (mut scales, mut table) = (BTreeMap::new(), None);
     for layer in 0..config.num_hidden_layers {
         let rng = &mut ChaCha8Rng::seed_from_u64(0);
-        let mut block = TransformerLayer::new(BLOCK, options.block(layer), device, rng)?;
+        let mut block = TransformerLayer::with_table(BLOCK, options.block(layer), &mut table, device, rng)?;
         let prefix = format!("blocks.{layer}.");
         let of_block = |name: &str| {
             let own = name.strip_prefix(BLOCK).and_then(|name| name.strip_prefix('.')).unwrap_or(name);

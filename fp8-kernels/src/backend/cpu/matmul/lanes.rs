@@ -1,6 +1,7 @@
 //! The vector operations of the micro-kernel, and an implementation of them in plain Rust.
 
 use super::form::Decoding;
+use half::bf16;
 
 /// Operations on vectors of f32 sums. The micro-kernel is written once over them.
 ///
@@ -72,12 +73,12 @@ pub(crate) trait Lanes: Copy + Send + Sync {
         }
     }
 
-    /// Returns the words of one step of vectors of four FP8 codes of neighboring k, the first in the lowest byte: the value of code
+    /// Returns the words of one step of vectors of four FP8 codes of neighboring k, as they are stored: the value of code
     /// `step`, or with pairs those of the codes 2 · `step` and 2 · `step` + 1.
     fn decode<const IS_E5M2: bool>(self, codes: Self::Vector, step: usize) -> Self::Vector;
 
-    /// Returns the f32 values of one step of vectors of two bf16 values of neighboring k, the first in the low half. For lanes
-    /// without pairs.
+    /// Returns the f32 values of one step of vectors of two bf16 values of neighboring k, as they are stored. For lanes without
+    /// pairs.
     fn widen(self, values: Self::Vector, step: usize) -> Self::Vector;
 
     /// Begins to read the cache line at `address`, which need not be readable.
@@ -153,7 +154,7 @@ impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
     #[inline(always)]
     fn decode<const IS_E5M2: bool>(self, codes: [f32; N], step: usize) -> [f32; N] {
         codes.map(|codes| {
-            let codes = codes.to_bits().to_le_bytes();
+            let codes = codes.to_bits().to_ne_bytes();
             let value = |i: usize| Decoding::<IS_E5M2>::value(codes[i]);
             if !PAIRS {
                 return value(step);
@@ -165,10 +166,7 @@ impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
 
     #[inline(always)]
     fn widen(self, values: [f32; N], step: usize) -> [f32; N] {
-        values.map(|values| {
-            let bits = values.to_bits();
-            f32::from_bits(if step == 0 { bits << 16 } else { bits & 0xFFFF_0000 })
-        })
+        values.map(|values| bytemuck::cast::<f32, [bf16; 2]>(values)[step].to_f32())
     }
 
     #[inline(always)]
