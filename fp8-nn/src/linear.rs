@@ -247,7 +247,7 @@ impl Linear {
             SavedInput::Original { x, snapshot } => {
                 Some(self.input_again(cx, &snapshot, &saved, |slot| Ok(ops::quantize(&x, slot)?))?)
             }
-            SavedInput::Unneeded => return Err(self.was_frozen()),
+            SavedInput::Unneeded => return Err(self.weight.was_frozen(self.path())),
         };
         let (name, dy) = (self.weight.name().clone(), dy.pick(gemms.wgrad));
         match (x, cx.delayed_wgrads()) {
@@ -268,15 +268,6 @@ impl Linear {
             }
             codes => codes,
         })
-    }
-
-    fn was_frozen(&self) -> Error {
-        Error::Option {
-            layer: self.path().to_string(),
-            option: "set_trainable",
-            value: "true".to_owned(),
-            remedy: "the weight was frozen in the forward pass, which kept nothing for its gradient: run that again".to_owned(),
-        }
     }
 
     /// Notes that its GEMMs run in high precision under every recipe, so that its weight is not stored in FP8.

@@ -294,6 +294,16 @@ impl Parameter {
         Ok(())
     }
 
+    /// The error of a backward pass that lacks the input of `layer`, because this weight was frozen in the forward pass.
+    pub(crate) fn was_frozen(&self, layer: &str) -> Error {
+        Error::Option {
+            layer: layer.to_owned(),
+            option: "set_trainable",
+            value: self.is_trainable.to_string(),
+            remedy: "the weight was frozen in the forward pass, which kept nothing for its gradient: run that again".to_owned(),
+        }
+    }
+
     /// Returns which groups have compared this parameter.
     pub(crate) fn agreement(&self) -> &Agreement {
         &self.agreement

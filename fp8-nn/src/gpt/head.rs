@@ -10,9 +10,9 @@ use fp8_recipe::{Backward, DelayedWgrad, Forward};
 #[derive(Debug)]
 pub(super) enum HeadSaved {
     Linear(LinearSaved),
-    /// The head's input, and the table in its dtype.
+    /// The table in the dtype of the head's input, and that input unless the table is frozen.
     Tied {
-        x: Tensor,
+        x: Option<Tensor>,
         table: Tensor,
     },
 }
@@ -33,7 +33,8 @@ pub(super) fn forward(
     let table = embedding.weight().values(x.dtype())?;
     let [input, weight] = [x, &table].map(|tensor| Operand::High(tensor.clone()));
     let y = ops::fprop(&input, &weight, None, x.dtype(), Accumulation::Split)?;
-    Ok((y, HeadSaved::Tied { x: x.clone(), table }))
+    let x = embedding.weight().is_trainable().then(|| x.clone());
+    Ok((y, HeadSaved::Tied { x, table }))
 }
 
 /// Adds the gradients of the head's weight and returns that of its input.
@@ -47,15 +48,18 @@ pub(super) fn backward(
     match (head, saved) {
         (Some(head), HeadSaved::Linear(saved)) => head.backward(cx, saved, dy),
         (None, HeadSaved::Tied { x, table }) => {
-            let dy = Operand::High(ops::cast(dy, x.dtype())?);
-            let (dtype, shape, accumulation) = (x.dtype(), *x.shape(), Accumulation::Split);
+            let (dtype, accumulation) = (table.dtype(), Accumulation::Split);
+            let shape = dy.shape().with_last(table.shape()[1]);
+            let dy = Operand::High(ops::cast(dy, dtype)?);
             let dx = ops::dgrad(&dy, &Operand::High(table), dtype, accumulation)?;
-            let (weight, x) = (embedding.weight_mut(), Operand::High(x));
+            let weight = embedding.weight_mut();
             let name = weight.name().clone();
-            match cx.delayed_wgrads() {
-                _ if !weight.is_trainable() => {}
-                Some(delayed) => delayed.push(DelayedWgrad { weight: name, dy, x, accumulation }),
-                None => ops::wgrad(&dy, &x, weight.main_grad_mut(), &name, accumulation)?,
+            if weight.is_trainable() {
+                let x = Operand::High(x.ok_or_else(|| weight.was_frozen("the tied head"))?);
+                match cx.delayed_wgrads() {
+                    Some(delayed) => delayed.push(DelayedWgrad { weight: name, dy, x, accumulation }),
+                    None => ops::wgrad(&dy, &x, weight.main_grad_mut(), &name, accumulation)?,
+                }
             }
             Ok(dx.reshape(shape)?)
         }

@@ -1,7 +1,7 @@
 //! Ranks with one batch each against one process with the joined batch, and what they get when one of them is lost.
 
 use crate::support::{
-    ParameterBits, delayed, device, error, gpt, ids, linear, noise, off, parameter_bits, recipes, short,
+    ParameterBits, current, delayed, device, error, gpt, ids, linear, noise, off, parameter_bits, recipes, short,
     unless_simulated,
 };
 use fp8_nn::fp8_dist::local;
@@ -36,14 +36,15 @@ fn shard(t: &Tensor, rank: usize, world_size: usize) -> Tensor {
     Tensor::from_vec(part, [rows, SEQ], &device()).unwrap()
 }
 
-/// The global loss of each step, then parameters and scales.
+/// The global loss of each step, then parameters and scales. Each rank has a model of its own seed before rank 0's is broadcast.
 fn train(
     group: Option<Group>,
+    model: impl Fn(u64) -> Gpt,
     recipe: &Recipe,
     options: &AutocastOptions,
 ) -> Result<(Vec<f32>, ParameterBits, ScalingState)> {
     let (rank, world_size) = group.as_ref().map_or((0, 1), |group| (group.rank(), group.world_size()));
-    let mut model = gpt(if rank == 0 { 1 } else { 99 });
+    let mut model = model(if rank == 0 { 1 } else { 99 });
     let mut scaling = Scaling::new(&model, &device())?;
     if let Some(group) = &group {
         broadcast_parameters(&mut model, &**group)?;
@@ -101,10 +102,10 @@ fn ranks_train_as_one_process_with_the_joined_batch() {
     let most = unless_simulated(usize::MAX, 1);
     cases.extend(recipes().into_iter().take(most).map(|recipe| (recipe, AutocastOptions::default(), 0.01)));
     for (index, (recipe, options, tolerance)) in cases.into_iter().enumerate() {
-        let alone = train(None, &recipe, &options).unwrap();
+        let alone = train(None, gpt, &recipe, &options).unwrap();
         let world_sizes = if index < 3 { vec![2, 4] } else { vec![2] };
         for world_size in unless_simulated(world_sizes, vec![2]) {
-            let all: Vec<_> = ranks(world_size, |group| train(Some(group), &recipe, &options))
+            let all: Vec<_> = ranks(world_size, |group| train(Some(group), gpt, &recipe, &options))
                 .into_iter()
                 .map(|r| r.unwrap().unwrap())
                 .collect();
@@ -129,6 +130,40 @@ fn ranks_train_as_one_process_with_the_joined_batch() {
                 let [a, b] = [&all[0].2, &alone.2].map(|state| amax(state)[0][index]);
                 assert!((a - b).abs() < 0.01 * b, "{a} {b}");
             }
+        }
+    }
+}
+
+/// A model with adapters of the user's own, which alone are trained.
+fn adapted(seed: u64) -> Gpt {
+    let mut model = crate::own_block::wrap(gpt(seed));
+    for (i, parameter) in parameters_mut(&mut model).into_iter().enumerate() {
+        let is_adapter = parameter.name().contains(".adapter.");
+        if is_adapter {
+            let shape = *parameter.shape();
+            parameter.set(ops::scale(&noise(shape, seed + i as u64), 0.1).unwrap()).unwrap();
+        }
+        parameter.set_trainable(is_adapter).unwrap();
+    }
+    model
+}
+
+#[test]
+fn ranks_train_adapters_of_ones_own_as_one_process_does() {
+    for recipe in [delayed(), current()] {
+        let options = AutocastOptions::default();
+        let alone = train(None, adapted, &recipe, &options).unwrap();
+        let all: Vec<_> = ranks(2, |group| train(Some(group), adapted, &recipe, &options))
+            .into_iter()
+            .map(|r| r.unwrap().unwrap())
+            .collect();
+        assert!(all[0] == all[1], "{recipe}: ranks differ");
+        for (step, (expected, loss)) in alone.0.iter().zip(&all[0].0).enumerate() {
+            assert!((expected - loss).abs() <= 0.01 * expected, "{recipe}, step {step}: {loss}, alone {expected}");
+        }
+        let start = parameter_bits(&adapted(1));
+        for ((name, trained, _), (_, start, _)) in all[0].1.iter().zip(&start) {
+            assert_eq!(trained != start, name.contains(".adapter."), "{recipe}: {name}");
         }
     }
 }
@@ -225,7 +260,7 @@ fn lost(rank_1: impl Fn(Group) -> Result<()> + Sync) -> Vec<Option<Result<()>>> 
         if group.rank() == 1 {
             return rank_1(group);
         }
-        train(Some(group), &delayed(), &AutocastOptions::default()).map(drop)
+        train(Some(group), gpt, &delayed(), &AutocastOptions::default()).map(drop)
     });
     assert!(start.elapsed() < DEADLINE / 2, "ranks waited for one that was gone");
     all

@@ -288,3 +288,25 @@ fn a_weight_that_was_frozen_in_the_forward_pass_has_no_gradient() {
         "fc: set_trainable = true: the weight was frozen in the forward pass, which kept nothing for its gradient: run that again"
     );
 }
+
+#[test]
+fn a_tied_head_keeps_no_input_for_a_frozen_table() {
+    let options = GptOptions { tie_word_embeddings: true, ..crate::support::gpt_options() };
+    let mut model = Gpt::new("gpt", &options, &device(), &mut crate::support::rng(1)).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
+    let (ids, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
+    let mut run = |model: &mut Gpt, thaw: bool| {
+        let (_, saved) = scaling.autocast_with(&delayed(), |cx| model.loss(cx, &ids, &targets))?;
+        parameters_mut(model)[0].set_trainable(thaw)?;
+        scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
+        Ok::<_, Error>(parameters(model)[1..].iter().map(|p| bits(p.main_grad())).collect::<Vec<_>>())
+    };
+    let trained = run(&mut model, true).unwrap();
+    zero_grad(&mut model).unwrap();
+    parameters_mut(&mut model)[0].set_trainable(false).unwrap();
+    assert!(run(&mut model, false).unwrap() == trained);
+    assert_eq!(
+        error(run(&mut model, true)),
+        "the tied head: set_trainable = true: the weight was frozen in the forward pass, which kept nothing for its gradient: run that again"
+    );
+}

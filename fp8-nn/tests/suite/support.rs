@@ -83,7 +83,11 @@ pub(crate) fn block(path: &str, seed: u64) -> TransformerLayer {
 }
 
 pub(crate) fn gpt(seed: u64) -> Gpt {
-    let options = GptOptions {
+    Gpt::new("gpt", &gpt_options(), &device(), &mut rng(seed)).unwrap()
+}
+
+pub(crate) fn gpt_options() -> GptOptions {
+    GptOptions {
         vocab_size: 20,
         num_layers: 2,
         hidden_size: 32,
@@ -91,8 +95,7 @@ pub(crate) fn gpt(seed: u64) -> Gpt {
         max_seq_length: 8,
         init_std: 0.1,
         ..Default::default()
-    };
-    Gpt::new("gpt", &options, &device(), &mut rng(seed)).unwrap()
+    }
 }
 
 /// Biases and norms away from 0 and 1, where mistakes would not show.
