@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Writes go to a temporary file in the same folder, whose name begins with [`PREFIX`](Self::PREFIX).
 /// [`commit`](Self::commit) flushes it to disk and renames it. If the `AtomicFile` is dropped instead, the temporary file is
 /// removed and the old file, if any, stays. A temporary file that a killed program left is removed by the next
-/// [`create`](Self::create) in the folder.
+/// [`create`](Self::create) in the folder. If the path is a link to a file, that file is replaced and the link stays.
 ///
 /// ```
 /// use fp8_kernels::AtomicFile;
@@ -53,8 +53,10 @@ impl AtomicFile {
     /// that are still writing stay.
     ///
     /// # Errors
-    /// A path without a file name; a folder that cannot be created or written to.
+    /// A path without a file name, or of something else than a file, such as a folder or a device; a folder that cannot be
+    /// created or written to.
     pub fn create(path: &Path) -> io::Result<Self> {
+        let path = &follow(path)?;
         let name = path.file_name().ok_or_else(|| {
             let text = format!("{}: expected a path that ends in a file name", path.display());
             io::Error::new(ErrorKind::InvalidInput, text)
@@ -146,6 +148,17 @@ impl Drop for AtomicFile {
             self.discard();
         }
     }
+}
+
+/// Returns where a link leads, and refuses what a rename would replace although it is no file: a device, a pipe, a folder.
+fn follow(path: &Path) -> io::Result<PathBuf> {
+    let is_link = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
+    let target = if is_link { fs::canonicalize(path)? } else { path.to_owned() };
+    if target.file_name().is_some() && fs::metadata(&target).is_ok_and(|metadata| !metadata.is_file()) {
+        let text = "it exists and is not a file: expected the path of a file";
+        return Err(io::Error::new(ErrorKind::InvalidInput, text));
+    }
+    Ok(target)
 }
 
 /// Creates `folder` and its parents, and flushes the new entries to disk.
@@ -258,8 +271,9 @@ mod tests {
     fn a_failed_rename_leaves_the_old_file_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let taken = folder.path().join("taken");
+        let file = written(&taken, "new");
         fs::create_dir_all(taken.join("by a folder")).unwrap();
-        assert!(written(&taken, "new").commit().is_err());
+        assert!(file.commit().is_err());
         assert_eq!(names(folder.path()), ["taken"]);
         assert_eq!(names(&taken), ["by a folder"]);
     }
@@ -270,8 +284,30 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "x").unwrap();
         assert!(AtomicFile::create(&file.join("below")).is_err());
+        let error = AtomicFile::create(folder.path()).unwrap_err().to_string();
+        assert_eq!(error, "it exists and is not a file: expected the path of a file");
         let error = AtomicFile::create(Path::new("/")).unwrap_err().to_string();
         assert_eq!(error, "/: expected a path that ends in a file name");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_stay_and_devices_are_refused() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link, device, nowhere] =
+            ["deep/file", "link", "device", "nowhere"].map(|name| folder.path().join(name));
+        written(&file, "old").commit().unwrap();
+        symlink("deep/file", &link).unwrap();
+        symlink("/dev/null", &device).unwrap();
+        symlink("gone", &nowhere).unwrap();
+        written(&link, "new").commit().unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        let error = AtomicFile::create(&device).unwrap_err().to_string();
+        assert_eq!(error, "it exists and is not a file: expected the path of a file");
+        assert!(AtomicFile::create(&nowhere).is_err());
+        assert_eq!(names(folder.path()), ["deep", "device", "link", "nowhere"]);
     }
 
     #[test]
