@@ -57,16 +57,18 @@ impl AtomicFolder {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
-        if !is_free(path) {
-            return refused(
-                ErrorKind::AlreadyExists,
-                "it exists already: name a new folder, or remove this one",
-            );
-        }
         if !parent.is_dir() {
             return refused(
                 ErrorKind::NotFound,
                 "the folder around it does not exist: create that one first",
+            );
+        }
+        // Without a `.` or `/` at its end, to which nothing can be renamed.
+        let target = parent.join(name);
+        if !is_free(&target)? {
+            return refused(
+                ErrorKind::AlreadyExists,
+                "it exists already: name a new folder, or remove this one",
             );
         }
         remove_stale(&parent);
@@ -89,7 +91,7 @@ impl AtomicFolder {
             if !lock.exists() {
                 continue;
             }
-            let folder = Self { target: path.to_owned(), parent, temporary, lock, locked: Some(file) };
+            let folder = Self { target, parent, temporary, lock, locked: Some(file) };
             // If this fails, dropping `folder` removes the lock file.
             fs::create_dir(&folder.temporary)?;
             return Ok(folder);
@@ -138,13 +140,12 @@ impl Drop for AtomicFolder {
 }
 
 /// Returns true if nothing is at `path`, or an empty folder.
-fn is_free(path: &Path) -> bool {
+fn is_free(path: &Path) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
-        Err(error) => error.kind() == ErrorKind::NotFound,
-        Ok(metadata) if metadata.is_dir() => {
-            fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
-        }
-        Ok(_) => false,
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(error),
+        Ok(metadata) if metadata.is_dir() => Ok(fs::read_dir(path)?.next().is_none()),
+        Ok(_) => Ok(false),
     }
 }
 
@@ -259,13 +260,17 @@ mod tests {
             let error = AtomicFolder::create(taken).unwrap_err().to_string();
             assert_eq!(error, "it exists already: name a new folder, or remove this one");
         }
-        AtomicFolder::create(&empty).unwrap().commit().unwrap();
+        AtomicFolder::create(&empty.join(".")).unwrap().commit().unwrap();
         let late = AtomicFolder::create(&place.path().join("late")).unwrap();
         fs::create_dir(place.path().join("late")).unwrap();
         fs::write(place.path().join("late/x"), "theirs").unwrap();
         assert!(late.commit().is_err());
         let error = AtomicFolder::create(&place.path().join("no/where")).unwrap_err().to_string();
         assert_eq!(error, "the folder around it does not exist: create that one first");
+        let error = AtomicFolder::create(&file.join("below")).unwrap_err().to_string();
+        assert_eq!(error, "the folder around it does not exist: create that one first");
+        let error = AtomicFolder::create(&place.path().join("n".repeat(300))).unwrap_err().to_string();
+        assert!(error.contains("too long"), "{error}");
         assert_eq!(names(place.path()), ["empty", "file", "full", "late"]);
     }
 }

@@ -51,6 +51,7 @@ pub use inspect::{Inspection, TensorInspection, inspect, inspect_weights};
 pub use jobs::Monitor;
 pub use keep::Fp8Weights;
 pub use model::{LoadOptions, ParameterSource};
+pub use output::expect_new;
 pub use quantize::{QuantizeOptions, Quantized, quantize};
 pub use safetensors::Dtype;
 pub use save::save;

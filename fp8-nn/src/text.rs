@@ -23,9 +23,31 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// [`Error::Io`], which names the file or folder that cannot be read; a path that is neither of both.
 pub fn read(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for file in &files(path)? {
+        bytes.extend(fs::read(file).map_err(|error| unreadable(file, error))?);
+    }
+    Ok(bytes)
+}
+
+/// Returns the paths that [`read`] reads, in its order: that of a file, or those of all files of a folder.
+///
+/// ```
+/// let folder = std::env::temp_dir().join(format!("fp8-text-files-{}", std::process::id()));
+/// std::fs::create_dir_all(&folder)?;
+/// std::fs::write(folder.join("b.txt"), "two")?;
+/// std::fs::write(folder.join("a.txt"), "one")?;
+/// assert_eq!(fp8_nn::text::files(&folder)?, [folder.join("a.txt"), folder.join("b.txt")]);
+/// # std::fs::remove_dir_all(folder)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`read`].
+pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     let kind = fs::metadata(path).map_err(|error| unreadable(path, error))?;
     if kind.is_file() {
-        return fs::read(path).map_err(|error| unreadable(path, error));
+        return Ok(vec![path.to_owned()]);
     }
     if !kind.is_dir() {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a folder");
@@ -34,11 +56,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>> {
     let mut files = Vec::new();
     list(path, &mut files)?;
     files.sort();
-    let mut bytes = Vec::new();
-    for file in &files {
-        bytes.extend(fs::read(file).map_err(|error| unreadable(file, error))?);
-    }
-    Ok(bytes)
+    Ok(files)
 }
 
 fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {

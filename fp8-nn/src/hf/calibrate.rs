@@ -52,7 +52,7 @@ pub fn calibrate<W: AsRef<[i32]>>(
     device: &Device,
     monitor: &Monitor,
 ) -> Result<BTreeMap<String, f32>> {
-    super::plan::expect_quantizable(folder)?;
+    super::plan::expect_quantizable(&folder.config).map_err(|problem| folder.problem(problem))?;
     let config = &folder.config;
     let longest = windows.iter().map(|window| window.as_ref().len()).max().unwrap_or_default();
     if longest == 0 || longest > config.max_position_embeddings {

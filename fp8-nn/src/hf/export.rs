@@ -4,7 +4,7 @@ use super::config::{Config, WeightScales};
 use super::folder::{Folder, is_float, is_fp8};
 use super::jobs::Monitor;
 use super::output;
-use super::plan::module;
+use super::plan::{Matrix, Plan, expect_quantizable, module};
 use super::quantize::{QuantizeOptions, Quantized, quantize};
 use super::save_model::write_new;
 use super::source::{Info, Source};
@@ -16,6 +16,7 @@ use crate::{Error, Result, checkpoint};
 use fp8_kernels::DType;
 use fp8_kernels::fp8_format::Blocks;
 use fp8_recipe::{Direction, ScalingState};
+use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -139,10 +140,25 @@ pub fn export(checkpoint: &Path, out: &Path, options: &ExportOptions, monitor: &
         let state = found.map(|(_, state)| state).unwrap_or_default();
         fp8.input_scales = input_scales(&state, &config, &source.path, &fp8.ignore)?;
     }
+    // Checked first: what follows writes the whole model.
+    expect_quantizable(&config).map_err(problem)?;
+    Plan::of(&config, &fp8, |spec| {
+        Ok(Matrix { name: spec.name.clone(), shape: spec.shape.matrix(), dtype: Dtype::F32 })
+    })?;
     let stage = output::atomic_folder(out)?;
     let whole = stage.path().join("model");
-    let bytes = write_new(&whole, &config, &source, options.dtype, options.files_of.as_deref(), monitor)?;
-    let quantized = quantize(&Folder::open(&whole)?, out, &fp8, monitor)?;
+    let staged = || {
+        let bytes = write_new(&whole, &config, &source, options.dtype, options.files_of.as_deref(), monitor)?;
+        Ok((bytes, quantize(&Folder::open(&whole)?, out, &fp8, monitor)?))
+    };
+    // The temporary folder is gone when an error is read: a wrong value is in the checkpoint, a full disk around `out`.
+    let (bytes, quantized) = staged().map_err(|error| match error {
+        Error::Checkpoint { path, problem } if path.starts_with(&whole) => {
+            Error::Checkpoint { path: file.clone(), problem }
+        }
+        Error::Io { path, source } if path.starts_with(&whole) => Error::Io { path: out.to_owned(), source },
+        error => error,
+    })?;
     Ok(Exported { config, bytes, quantized: Some(quantized) })
 }
 

@@ -57,8 +57,8 @@ pub struct TensorInspection {
     /// The share of underflowed values of an FP8 weight: those that are stored as zero and are not zero, or, without an
     /// original, those that are stored as zero.
     pub underflowed: Option<f64>,
-    /// 10 · log₁₀(Σx² / Σ(x − y)²) in dB, of the original values x and these values y; infinite if all are equal. `None` without
-    /// an original.
+    /// 10 · log₁₀(Σx² / Σ(x − y)²) in dB, of the original values x and these values y: ∞ if all are equal, −∞ if the original is
+    /// zero and these are not, NaN if one of them is NaN. `None` without an original, and for integers.
     pub sqnr: Option<f64>,
 }
 
@@ -212,7 +212,8 @@ fn measure(
         tensors.push(tensor);
     }
     let worse = |tensor: &TensorInspection| {
-        (tensor.sqnr.unwrap_or(f64::INFINITY), -tensor.underflowed.unwrap_or(-1.0))
+        let sqnr = tensor.sqnr.unwrap_or(f64::INFINITY);
+        (if sqnr.is_nan() { f64::NEG_INFINITY } else { sqnr }, -tensor.underflowed.unwrap_or(-1.0))
     };
     tensors.sort_by(|a, b| {
         let (a, b) = (worse(a), worse(b));
@@ -245,7 +246,8 @@ fn tensor(
     }
     let share = |count: u64| count as f64 / sums.elements.max(1) as f64;
     let has_codes = matches!(info.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2);
-    let is_compared = original.is_some_and(|original| original.weights.info(name).is_some());
+    let is_compared =
+        is_float(info.dtype) && original.is_some_and(|original| original.weights.info(name).is_some());
     Ok(TensorInspection {
         name: name.to_owned(),
         dtype: info.dtype,

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// The ends of the names of weights, which are not carried along.
-const WEIGHTS: [&str; 12] = [
+const WEIGHTS: [&str; 15] = [
     ".safetensors",
     ".safetensors.index.json",
     ".bin",
@@ -28,10 +28,13 @@ const WEIGHTS: [&str; 12] = [
     ".pth",
     ".gguf",
     ".h5",
+    ".h5.index.json",
     ".msgpack",
+    ".msgpack.index.json",
     ".onnx",
     ".onnx_data",
     ".ot",
+    ".tflite",
 ];
 /// Bytes of a file that are flushed to disk at a time, at least.
 const FLUSHED: u64 = 32 << 20;
@@ -116,6 +119,24 @@ impl Layout {
     }
 }
 
+/// Checks that a new folder can be written at `path`, before work that would be lost otherwise.
+///
+/// ```
+/// use fp8_nn::hf;
+/// let place = std::env::temp_dir().join(format!("fp8-expect-new-{}", std::process::id()));
+/// std::fs::create_dir(&place)?;
+/// hf::expect_new(&place.join("model"))?;
+/// assert!(hf::expect_new(&place.join("no/model")).is_err());
+/// # std::fs::remove_dir_all(place)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Something else than an empty folder exists at `path`; the folder around it does not exist or cannot be written to.
+pub fn expect_new(path: &Path) -> Result<()> {
+    atomic_folder(path).map(drop)
+}
+
 /// Begins a folder that appears whole.
 pub(super) fn atomic_folder(target: &Path) -> Result<AtomicFolder> {
     AtomicFolder::create(target).map_err(|error| match error.kind() {
@@ -123,7 +144,9 @@ pub(super) fn atomic_folder(target: &Path) -> Result<AtomicFolder> {
         std::io::ErrorKind::AlreadyExists
         | std::io::ErrorKind::NotFound
         | std::io::ErrorKind::InvalidInput
-        | std::io::ErrorKind::PermissionDenied => {
+        | std::io::ErrorKind::InvalidFilename
+        | std::io::ErrorKind::PermissionDenied
+        | std::io::ErrorKind::ReadOnlyFilesystem => {
             Error::Checkpoint { path: target.to_owned(), problem: error.to_string() }
         }
         _ => Error::Io { path: target.to_owned(), source: error },
@@ -194,7 +217,10 @@ impl Output {
             text(INDEX, &format!("{:#}\n", self.index()))?;
         }
         if let Some(source) = source {
-            carry(source, self.folder.path(), &self.target)?;
+            let is_carried = |name: &OsStr| {
+                is_carried(name) && !self.files.iter().any(|out| name == OsStr::new(&out.name))
+            };
+            carry(source, self.folder.path(), &self.target, &is_carried)?;
         }
         let target = self.target;
         // Windows renames no folder with open files.
@@ -216,7 +242,7 @@ impl Output {
 }
 
 /// Copies the files of a folder that are neither weights nor configuration: tokenizer, chat templates, generation, licence.
-fn carry(from: &Path, to: &Path, target: &Path) -> Result<()> {
+fn carry(from: &Path, to: &Path, target: &Path, is_carried: &dyn Fn(&OsStr) -> bool) -> Result<()> {
     let unreadable = |path: &Path, error: &std::io::Error| Error::Checkpoint {
         path: path.to_owned(),
         problem: unreadable(error),
@@ -229,7 +255,7 @@ fn carry(from: &Path, to: &Path, target: &Path) -> Result<()> {
         if metadata.is_dir() && name == OsStr::new(TEMPLATES) {
             let to = to.join(&name);
             fs::create_dir(&to).map_err(|source| Error::Io { path: target.join(&name), source })?;
-            carry(&path, &to, &target.join(&name))?;
+            carry(&path, &to, &target.join(&name), is_carried)?;
         } else if metadata.is_file() && is_carried(&name) {
             let mut source = File::open(&path).map_err(|error| unreadable(&path, &error))?;
             // Not with the permissions of the source, which may forbid to flush it.

@@ -1,5 +1,6 @@
 //! What a quantization does to each tensor: which matrices it converts, which share a scale, which it leaves alone.
 
+use super::config::Config;
 use super::family::{TensorKind, TensorSpec};
 use super::folder::Folder;
 use super::scheme::{BLOCK, Scheme};
@@ -49,24 +50,39 @@ pub(super) fn module(tensor: &str) -> &str {
 }
 
 /// Refuses a model that is quantized, or that no FP8 format can store.
-pub(super) fn expect_quantizable(folder: &Folder) -> Result<()> {
-    let config = &folder.config;
+pub(super) fn expect_quantizable(config: &Config) -> Result<(), String> {
     if config.quantization.is_some() {
-        return Err(folder.problem("it is quantized already: quantize the original model".into()));
+        return Err("it is quantized already: quantize the original model".into());
     }
     if config.family.is_transposed {
         let family = config.family.model_type;
-        return Err(folder.problem(format!(
+        return Err(format!(
             "{family} stores its weights as in × out, which no FP8 format has: it cannot be quantized"
-        )));
+        ));
     }
     Ok(())
 }
 
 impl Plan {
     pub(super) fn new(folder: &Folder, options: &QuantizeOptions) -> Result<Self> {
-        let config = &folder.config;
-        expect_quantizable(folder)?;
+        expect_quantizable(&folder.config).map_err(|problem| folder.problem(problem))?;
+        Self::of(&folder.config, options, |spec| {
+            let name = folder.stored(&spec.name);
+            let info = folder.info(name)?;
+            if !encode::is_source(info.dtype) {
+                let problem = format!("`{name}` is {:?}: expected F32, BF16 or F16", info.dtype);
+                return Err(folder.problem(problem));
+            }
+            Ok(Matrix { name: name.to_owned(), shape: info.matrix(), dtype: info.dtype })
+        })
+    }
+
+    /// Plans for the matrices that `matrix` returns for the tensors of a model.
+    pub(super) fn of(
+        config: &Config,
+        options: &QuantizeOptions,
+        matrix: impl Fn(&TensorSpec) -> Result<Matrix>,
+    ) -> Result<Self> {
         let specs = config.tensors();
         let linears: Vec<&TensorSpec> = specs.iter().filter(|spec| spec.kind.is_linear()).collect();
         let is_ignored =
@@ -84,23 +100,20 @@ impl Plan {
         }
         let (mut plan, mut groups) =
             (Self { units: Vec::new(), ignored: Vec::new(), ragged: Vec::new() }, BTreeMap::new());
+        let mut first_ragged = [0, 0];
         for spec in linears.iter().copied() {
-            let name = folder.stored(&spec.name);
-            let info = folder.info(name)?;
             if is_ignored(spec) {
-                plan.ignored.push(module(name).to_owned());
+                plan.ignored.push(module(&spec.name).to_owned());
                 continue;
             }
-            if !encode::is_source(info.dtype) {
-                return Err(
-                    folder.problem(format!("`{name}` is {:?}: expected F32, BF16 or F16", info.dtype))
-                );
-            }
-            let matrix = Matrix { name: name.to_owned(), shape: info.matrix(), dtype: info.dtype };
+            let matrix = matrix(spec)?;
             if options.scheme == Scheme::Block128
                 && !matrix.shape.iter().all(|side| side.is_multiple_of(BLOCK))
             {
-                plan.ragged.push(name.to_owned());
+                if plan.ragged.is_empty() {
+                    first_ragged = matrix.shape;
+                }
+                plan.ragged.push(matrix.name.clone());
             }
             match options.scheme == Scheme::Vllm && spec.kind != TensorKind::Linear {
                 true => {
@@ -119,16 +132,14 @@ impl Plan {
         }
         plan.expect_input_scales(options)?;
         if let (Some(name), false) = (plan.ragged.first(), options.allow_ragged) {
-            let shape = folder.info(name)?.matrix();
+            let [rows, cols] = first_ragged;
             return Err(Error::Option {
                 layer: "quantize".into(),
                 option: "scheme",
                 value: options.scheme.to_string(),
                 remedy: format!(
-                    "`{name}` is {} × {}, no multiple of {BLOCK} ({} such matrices), which transformers refuses or \
+                    "`{name}` is {rows} × {cols}, no multiple of {BLOCK} ({} such matrices), which transformers refuses or \
                      misreads: use another scheme, ignore these layers (--ignore), or allow ragged blocks (--allow-ragged)",
-                    shape[0],
-                    shape[1],
                     plan.ragged.len()
                 ),
             });

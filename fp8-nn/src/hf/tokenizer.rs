@@ -1,8 +1,7 @@
 //! Text as tokens and tokens as text: the `tokenizer.json` of a folder.
 
-use super::weights::unreadable;
+use super::weights::{open, unreadable};
 use crate::{Error, Result};
-use std::fs::File;
 use std::io::Read as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -12,6 +11,8 @@ const FILE: &str = "tokenizer.json";
 const MAX_BYTES: u64 = 256 << 20;
 
 /// The tokenizer of a model: a `tokenizer.json`, read by Hugging Face's tokenizers. Needs the feature `tokenizer`.
+///
+/// Texts are encoded whole: as in transformers, truncation and padding that the file asks for are not applied.
 ///
 /// ```
 /// use fp8_nn::hf::Tokenizer;
@@ -41,19 +42,21 @@ impl Tokenizer {
     pub fn open(folder: &Path, vocab_size: usize) -> Result<Self> {
         let path = folder.join(FILE);
         let problem = |problem: String| Error::Checkpoint { path: path.clone(), problem };
-        let file = File::open(&path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => {
-                problem("not found: expected the tokenizer of the model, as transformers saves it".into())
-            }
-            _ => problem(unreadable(&error)),
+        let file = open(&path).map_err(|why| {
+            problem(format!("{why}: expected the tokenizer of the model, as transformers saves it"))
         })?;
         let mut bytes = Vec::new();
         file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| problem(unreadable(&error)))?;
         if bytes.len() as u64 > MAX_BYTES {
             return Err(problem(format!("more than {} MiB: expected a tokenizer", MAX_BYTES >> 20)));
         }
-        let tokenizer = caught(|| tokenizers::Tokenizer::from_bytes(&bytes))
-            .map_err(|error| problem(format!("not a tokenizer that can be read: {error}")))?;
+        let read = || {
+            let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes)?;
+            tokenizer.with_padding(None).with_truncation(None)?;
+            Ok(tokenizer)
+        };
+        let tokenizer =
+            caught(read).map_err(|error| problem(format!("not a tokenizer that can be read: {error}")))?;
         Ok(Self { tokenizer, path, vocab_size })
     }
 
@@ -167,6 +170,11 @@ impl<'a> TextStream<'a> {
     pub fn rest(&self) -> Result<String> {
         let before = self.tokenizer.decode(&self.tokens[..self.returned])?;
         let all = self.tokenizer.decode(&self.tokens)?;
-        Ok(all.strip_prefix(before.as_str()).unwrap_or_default().to_owned())
+        // What follows may change earlier text: a stray byte makes a decoder read the bytes before it anew. Text that was
+        // returned stays, and as many characters of the new one are skipped.
+        Ok(match all.strip_prefix(before.as_str()) {
+            Some(text) => text.to_owned(),
+            None => all.chars().skip(before.chars().count()).collect(),
+        })
     }
 }

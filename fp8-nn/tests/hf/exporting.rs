@@ -115,6 +115,46 @@ fn gpt2_is_exported_transposed() {
     assert_eq!(tensors(&out), tensors(&from));
 }
 
+/// What can be known before the model is written is an error before it is written.
+#[test]
+fn a_scheme_that_does_not_fit_is_refused_and_wrong_values_are_in_the_checkpoint() {
+    let place = tempfile::tempdir().unwrap();
+    let [from, dir, out] = ["from", "checkpoint", "out"].map(|name| place.path().join(name));
+    let fp8 = |scheme| QuantizeOptions { scheme, ..Default::default() };
+    let with = |fp8| ExportOptions { fp8: Some(fp8), ..Default::default() };
+
+    let mut trained = Trained::new(&golden().join("llama_mha"), DType::F32);
+    let nan = Tensor::full(
+        f32::NAN,
+        *trained.model.block::<TransformerLayer>(1).unwrap().mlp().fc2().weight().shape(),
+        DType::F32,
+        &Device::cpu(),
+    )
+    .unwrap();
+    for parameter in parameters_mut(&mut trained.model)
+        .into_iter()
+        .filter(|p| p.name().contains("blocks.1.mlp.fc2.weight"))
+    {
+        parameter.set(nan.clone()).unwrap();
+    }
+    trained.save(&dir, &[config_of("llama_mha").metadata()].into());
+    let error = refused(&dir, &out, &with(fp8(Scheme::Block128)));
+    assert!(error.contains("no multiple of 128"), "{error}");
+    let error =
+        refused(&dir, &out, &with(QuantizeOptions { ignore: vec!["donw".into()], ..fp8(Scheme::Tensor) }));
+    assert!(error.contains("\"donw\": it matches no layer"), "{error}");
+    let error = refused(&dir, &out, &with(fp8(Scheme::Tensor)));
+    assert!(error.contains("checkpoint.safetensors: `model.layers.1.mlp.down_proj.weight`"), "{error}");
+    assert!(!error.contains(".fp8-partial-"), "{error}");
+
+    let config = Config::read(&golden().join("configs/gpt2/config.json")).unwrap();
+    crate::folders::write_model(&from, &config, DType::F32);
+    let gpt2 = place.path().join("gpt2");
+    Trained::new(&from, DType::F32).save(&gpt2, &[config.metadata()].into());
+    let error = refused(&gpt2, &out, &with(fp8(Scheme::Tensor)));
+    assert!(error.contains("gpt2 stores its weights as in × out"), "{error}");
+}
+
 #[test]
 fn weights_in_codes_are_written_from_the_finer_copies_or_dequantized() {
     let folder = golden().join("llama_mha");

@@ -1,6 +1,6 @@
 //! What `inspect` measures, against sums that are computed the plain way.
 
-use crate::folders::{golden, quantize};
+use crate::folders::{copy, golden, quantize, tensors, write};
 use fp8_nn::hf::{Folder, Monitor, Scheme, Weights, inspect, inspect_weights};
 
 #[test]
@@ -49,6 +49,28 @@ fn numbers_are_those_of_plain_sums() {
         assert_eq!(plain.bytes, found.bytes);
         assert!(plain.tensors.len() > found.tensors.len(), "scales are tensors of their own");
     }
+}
+
+#[test]
+fn nothing_that_differs_is_called_exact() {
+    let place = tempfile::tempdir().unwrap();
+    let [zero, new] = ["zero", "new"].map(|name| place.path().join(name));
+    copy(&golden().join("llama_gqa_tied"), &zero);
+    copy(&golden().join("llama_gqa_tied"), &new);
+    let [norm, other] = ["model.norm.weight", "model.layers.0.input_layernorm.weight"];
+    let mut all = tensors(&zero);
+    all.get_mut(norm).unwrap().2.fill(0);
+    write(&zero.join("model.safetensors"), &all);
+    let mut all = tensors(&new);
+    all.get_mut(other).unwrap().2[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    write(&new.join("model.safetensors"), &all);
+    let [zero, new] = [zero, new].map(|path| Folder::open(&path).unwrap());
+    let found = inspect(&new, Some(&zero), &Monitor::default()).unwrap();
+    let worst: Vec<(&str, f64)> =
+        found.tensors[..2].iter().map(|tensor| (tensor.name.as_str(), tensor.sqnr.unwrap())).collect();
+    assert!(worst.iter().any(|&(name, sqnr)| name == other && sqnr.is_nan()), "{worst:?}");
+    assert!(worst.contains(&(norm, f64::NEG_INFINITY)), "{worst:?}");
+    assert!(found.tensors[2..].iter().all(|tensor| tensor.sqnr == Some(f64::INFINITY)));
 }
 
 #[test]

@@ -38,6 +38,47 @@ fn a_stream_returns_the_whole_text_and_no_half_characters() {
     }
 }
 
+/// A tokenizer with bytes as in Llama 2: those that are no character become U+FFFD, each of them.
+#[test]
+fn a_stream_loses_no_text_behind_bytes_that_are_no_character() {
+    let place = tempfile::tempdir().unwrap();
+    let text = r#"{
+        "model": {"type": "BPE", "byte_fallback": true, "merges": [], "vocab": {"a": 0, "<0xE4>": 1, "<0xBD>": 2, "<0xA0>": 3}},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
+    }"#;
+    fs::write(place.path().join("tokenizer.json"), text).unwrap();
+    let tokenizer = Tokenizer::open(place.path(), 4).unwrap();
+    assert_eq!(tokenizer.decode(&[1, 2, 3, 0]).unwrap(), "你a");
+    for prompt in [&[0][..], &[1, 2, 3], &[0, 1]] {
+        let mut stream = TextStream::new(&tokenizer, prompt);
+        let mut streamed = String::new();
+        for token in [1, 2, 3, 1, 0, 0, 1, 2, 3, 0] {
+            streamed += &stream.push(token).unwrap();
+        }
+        streamed += &stream.rest().unwrap();
+        assert!(streamed.ends_with("aa你a"), "{prompt:?}: {streamed}");
+    }
+}
+
+#[test]
+fn texts_are_encoded_whole_whatever_the_file_asks_for() {
+    let place = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(golden().join("llama_bf16/tokenizer.json")).unwrap();
+    let mut value: Value = serde_json::from_str(&text).unwrap();
+    value["truncation"] = serde_json::json!(
+        {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    );
+    value["padding"] = serde_json::json!({
+        "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "<pad>"
+    });
+    fs::write(place.path().join("tokenizer.json"), value.to_string()).unwrap();
+    let [plain, padded] =
+        [&golden().join("llama_bf16"), place.path()].map(|folder| Tokenizer::open(folder, 264).unwrap());
+    let text = "The sea is wide, and the ship is small.";
+    assert_eq!(padded.encode(text, true).unwrap(), plain.encode(text, true).unwrap());
+}
+
 #[test]
 fn a_tokenizer_that_does_not_fit_gets_a_sentence() {
     let place = tempfile::tempdir().unwrap();

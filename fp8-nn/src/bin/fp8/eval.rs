@@ -7,7 +7,7 @@ use crate::progress::{Unit, watch};
 use crate::table::{bytes, count as counted};
 use clap::Args;
 use fp8_nn::fp8_kernels::AtomicFile;
-use fp8_nn::hf::{Dtype, Tokenizer, Weights};
+use fp8_nn::hf::{Dtype, Folder, Tokenizer, Weights};
 use fp8_nn::{TokenLosses, token_losses};
 use serde_json::json;
 use std::fmt::Write as _;
@@ -35,10 +35,10 @@ pub(crate) struct Eval {
     #[arg(long, value_name = "FILE.safetensors", conflicts_with_all = ["text", "seq_length"])]
     ids: Option<PathBuf>,
     /// Tokens in a window (default: 512, or the longest sequence of the model if that is shorter)
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     seq_length: Option<usize>,
     /// Stops after so many windows (default: the whole text)
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     windows: Option<usize>,
     /// Also writes the loss of each token, as CSV
     #[arg(long, value_name = "FILE.csv")]
@@ -58,8 +58,9 @@ pub(crate) fn run(options: &Eval) -> Result<String, Failure> {
     }
     with_threads(options.model.threads, || {
         let text = options.text.as_deref().map(|path| read_text("--text", path)).transpose()?;
-        let mut loaded = options.model.load()?;
-        let windows = options.read_windows(text.as_deref(), &loaded)?;
+        let opened = options.model.open()?;
+        let windows = options.read_windows(text.as_deref(), &opened.folder)?;
+        let mut loaded = options.model.load(opened)?;
         let start = Instant::now();
         let losses = {
             let mut cx = loaded.scaling.eval(&loaded.recipe).map_err(fp8_nn::Error::from)?;
@@ -80,14 +81,20 @@ pub(crate) fn run(options: &Eval) -> Result<String, Failure> {
 /// Reads the text that an option names, as UTF-8.
 pub(crate) fn read_text(option: &str, path: &Path) -> Result<String, Failure> {
     let refused = |problem: String| Failure::input(format!("{option} {problem}"));
-    let bytes = fp8_nn::text::read(path)
-        .map_err(|error| refused(format!("{error}: expected a text file, or a folder of text files")))?;
+    let unreadable = |error| refused(format!("{error}: expected a text file, or a folder of text files"));
+    let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+    for file in fp8_nn::text::files(path).map_err(unreadable)? {
+        bytes.extend(fp8_nn::text::read(&file).map_err(unreadable)?);
+        ends.push((bytes.len(), file));
+    }
+    // Joined first: a text that was split may be cut within a character.
     let text = String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        refused(format!(
-            "{}: no UTF-8 text at byte {at}: expected text, or a folder of text files",
-            path.display()
-        ))
+        let file = ends.partition_point(|&(end, _)| end <= at);
+        let start = file.checked_sub(1).map_or(0, |before| ends[before].0);
+        let file = ends.get(file).map_or(path, |(_, file)| file);
+        let expected = "expected text, or a folder of text files";
+        refused(format!("{}: no UTF-8 text at byte {}: {expected}", file.display(), at - start))
     })?;
     match text.is_empty() {
         true => Err(refused(format!("{}: it is empty: expected a text", path.display()))),
@@ -96,8 +103,8 @@ pub(crate) fn read_text(option: &str, path: &Path) -> Result<String, Failure> {
 }
 
 impl Eval {
-    fn read_windows(&self, text: Option<&str>, loaded: &Loaded) -> Result<Vec<Vec<i32>>, Failure> {
-        let config = &loaded.folder.config;
+    fn read_windows(&self, text: Option<&str>, folder: &Folder) -> Result<Vec<Vec<i32>>, Failure> {
+        let config = &folder.config;
         let longest = config.max_position_embeddings;
         let mut windows = match (text, &self.ids) {
             (Some(text), _) => {
@@ -107,7 +114,7 @@ impl Eval {
                         "--seq-length {seq}: expected 2 to {longest}, the longest sequence of the model"
                     )));
                 }
-                let tokenizer = Tokenizer::open(loaded.folder.path(), config.vocab_size)?;
+                let tokenizer = Tokenizer::open(folder.path(), config.vocab_size)?;
                 let tokens = tokenizer.encode(text, false)?;
                 tokens.chunks(seq).filter(|window| window.len() > 1).map(<[i32]>::to_vec).collect()
             }

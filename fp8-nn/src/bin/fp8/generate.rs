@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::model::{ModelOptions, peak_memory, with_threads};
 use crate::options::count;
+use crate::output::print;
 use crate::table::{bytes, count as counted, printable_lines};
 use clap::Args;
 use fp8_nn::hf::{TextStream, Tokenizer};
@@ -28,22 +29,22 @@ pub(crate) struct Generate {
     #[command(flatten)]
     model: ModelOptions,
     /// The text that is continued
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
     /// The most tokens that are added (default: 128, or as many as the model's longest sequence has room for)
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     max_new_tokens: Option<usize>,
     /// What logits are divided by before a token is drawn; 0 takes the most likely token
-    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
     temperature: f32,
     /// Draws from the K most likely tokens only (default: all)
-    #[arg(long, value_name = "K", value_parser = count)]
+    #[arg(long, value_name = "K", value_parser = count, allow_negative_numbers = true)]
     top_k: Option<usize>,
     /// Draws from the most likely tokens only whose probabilities sum to at least P
-    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = top_p)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = top_p, allow_negative_numbers = true)]
     top_p: f32,
     /// The seed of the random numbers
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     seed: u64,
     /// Prints JSON at the end, instead of the text as it grows
     #[arg(long)]
@@ -64,13 +65,14 @@ struct Done {
 /// Generates, and returns what is printed at the end.
 pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
     with_threads(options.model.threads, || {
-        let mut loaded = options.model.load()?;
-        let config = &loaded.folder.config;
-        let tokenizer = Tokenizer::open(loaded.folder.path(), config.vocab_size)?;
+        let opened = options.model.open()?;
+        let tokenizer = Tokenizer::open(opened.folder.path(), opened.folder.config.vocab_size)?;
         let prompt = tokenizer.encode(&options.prompt, true)?;
         if prompt.is_empty() {
             return Err(Failure::input("--prompt: it has no tokens: expected a text to continue"));
         }
+        let mut loaded = options.model.load(opened)?;
+        let config = &loaded.folder.config;
         let room = (loaded.model.max_seq_length() + 1).saturating_sub(prompt.len()).max(1);
         let settings = GenerateOptions {
             max_new_tokens: options.max_new_tokens.unwrap_or(MAX_NEW_TOKENS.min(room)),
@@ -84,7 +86,11 @@ pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
             let mut cx = loaded.scaling.eval(&loaded.recipe).map_err(fp8_nn::Error::from)?;
             generate(options, &loaded.model, &mut cx, &tokenizer, &prompt, &settings)?
         };
-        let speed = (done.tokens.len() - 1) as f64 / done.rest.as_secs_f64();
+        // The first token is that of the prompt: one alone has no speed.
+        let speed = match done.tokens.len() {
+            0 | 1 => None,
+            tokens => Some((tokens - 1) as f64 / done.rest.as_secs_f64()).filter(|speed| speed.is_finite()),
+        };
         if options.json {
             let value = json!({
                 "model": options.model.model.display().to_string(),
@@ -96,7 +102,7 @@ pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
                 "ended": done.ended,
                 "seconds_to_load": loaded.loading.as_secs_f64(),
                 "seconds_to_first_token": done.first.as_secs_f64(),
-                "tokens_per_second": speed.is_finite().then_some(speed),
+                "tokens_per_second": speed,
                 "peak_memory_bytes": peak_memory(),
             });
             return Ok(format!("{value:#}\n"));
@@ -109,7 +115,7 @@ pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
             loaded.loading.as_secs_f64(),
             done.first.as_secs_f64(),
         );
-        if speed.is_finite() {
+        if let Some(speed) = speed {
             let _ = write!(sentence, ", then {speed:.1} tokens/s");
         }
         if let Some(peak) = peak_memory() {
@@ -128,33 +134,26 @@ fn generate(
     prompt: &[i32],
     settings: &GenerateOptions,
 ) -> Result<Done, Failure> {
-    // A reader such as `head` may have closed the pipe.
-    let show = |text: &str| {
-        let mut out = std::io::stdout();
-        if !options.json {
-            let _ = out.write_all(printable_lines(text).as_bytes()).and_then(|()| out.flush());
-        }
-    };
+    let show = |text: &str| if options.json { Ok(true) } else { print(&printable_lines(text)) };
     let start = Instant::now();
     let mut generation = Generation::new(model, cx, &[prompt], settings)?;
-    show(&options.prompt);
+    let mut is_read = show(&options.prompt)?;
     let mut stream = TextStream::new(tokenizer, prompt);
     let (mut text, mut tokens, mut first) = (String::new(), Vec::new(), Duration::ZERO);
-    while let Some(added) = generation.next(cx)? {
+    while is_read && let Some(added) = generation.next(cx)? {
         if tokens.is_empty() {
             first = start.elapsed();
         }
         for token in added.into_iter().flatten() {
             tokens.push(token);
             let piece = stream.push(token)?;
-            show(&piece);
+            is_read = show(&piece)?;
             text += &piece;
         }
     }
     let rest = stream.rest()?;
-    show(&rest);
     text += &rest;
-    show("\n");
+    show(&format!("{rest}\n"))?;
     let ended = tokens.last().is_some_and(|token| settings.stop_tokens.contains(token));
     let rest = start.elapsed().saturating_sub(first);
     Ok(Done { text, prompt_tokens: prompt.len(), tokens, ended, first, rest })

@@ -88,6 +88,10 @@ pub(crate) fn expect_writable(option: &str, file: &Path) -> Result<(), Failure> 
     if file.is_dir() || file.file_name().is_none() {
         return refused("expected the name of a file");
     }
+    // A report is renamed into place: a device such as /dev/stdout would be replaced.
+    if file.exists() && !file.is_file() {
+        return refused("it is not a file: expected the name of one");
+    }
     if folder.is_none_or(Path::is_dir) { Ok(()) } else { refused("its folder does not exist") }
 }
 
@@ -171,7 +175,7 @@ fn json_text(subject: &Subject, found: &Inspection) -> String {
             "saturated": tensor.saturated,
             "underflowed": tensor.underflowed,
             "sqnr_db": finite(tensor.sqnr),
-            "exact": tensor.sqnr.map(f64::is_infinite),
+            "exact": tensor.sqnr.map(|sqnr| sqnr == f64::INFINITY),
         })
     };
     let value = json!({

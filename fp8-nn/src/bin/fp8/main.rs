@@ -19,6 +19,7 @@ mod generate;
 mod inspect;
 mod model;
 mod options;
+mod output;
 mod progress;
 mod quantize;
 mod report;
@@ -60,7 +61,6 @@ fn run() -> Result<(), Failure> {
         Request::Run(Command::Generate(options)) => generate::run(&options)?,
         Request::Run(Command::Export(options)) => export::run(&options)?,
     };
-    // A reader such as `head` may have closed the pipe.
-    let _ = write!(std::io::stdout(), "{text}");
+    output::print(&text)?;
     Ok(())
 }

@@ -25,7 +25,7 @@ pub(crate) struct ModelOptions {
     #[arg(long, default_value = "cpu")]
     device: String,
     /// The number of threads (default: one for each core)
-    #[arg(long, value_parser = threads)]
+    #[arg(long, value_parser = threads, allow_negative_numbers = true)]
     pub(crate) threads: Option<usize>,
 }
 
@@ -36,6 +36,16 @@ enum RecipeName {
     Off,
     Preset(&'static str),
     File(PathBuf),
+}
+
+/// A folder, and how its model will compute.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) folder: Folder,
+    recipe: Recipe,
+    device: Device,
+    /// How long it took.
+    time: Duration,
 }
 
 /// A model that is ready to run.
@@ -84,8 +94,8 @@ impl RecipeName {
 }
 
 impl ModelOptions {
-    /// Reads the model.
-    pub(crate) fn load(&self) -> Result<Loaded, Failure> {
+    /// Opens the folder and the device.
+    pub(crate) fn open(&self) -> Result<Opened, Failure> {
         let recipe = self.recipe.recipe()?;
         let device = Device::from_name(&self.device)
             .map_err(|error| Failure::input(format!("--device {}: {error}", self.device)))?;
@@ -98,6 +108,13 @@ impl ModelOptions {
                 Failure::input(text)
             })?,
         };
+        Ok(Opened { folder, recipe, device, time: start.elapsed() })
+    }
+
+    /// Reads the model.
+    pub(crate) fn load(&self, opened: Opened) -> Result<Loaded, Failure> {
+        let Opened { folder, recipe, device, time } = opened;
+        let start = Instant::now();
         let fp8 = match self.recipe {
             RecipeName::Checkpoint => Fp8Weights::Keep,
             _ => Fp8Weights::Dequantize,
@@ -109,7 +126,7 @@ impl ModelOptions {
             folder.load_input_scales(&model, &mut scaling)?;
         }
         device.synchronize().map_err(fp8_nn::Error::from)?;
-        Ok(Loaded { folder, model, scaling, recipe, loading: start.elapsed() })
+        Ok(Loaded { folder, model, scaling, recipe, loading: time + start.elapsed() })
     }
 
     /// Describes how the model computes: `f32, recipe off, cpu`.

@@ -5,12 +5,14 @@ use fp8_nn::hf::Monitor;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, Once, PoisonError, mpsc};
 use std::time::Duration;
 
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Set by Ctrl-C.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// The monitor of the work in progress, which Ctrl-C stops.
+static CURRENT: Mutex<Option<Arc<Monitor>>> = Mutex::new(None);
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,15 +24,12 @@ pub(crate) enum Unit {
 /// Runs `work` and shows how far its monitor is. Ctrl-C stops it through the monitor, so that it leaves nothing behind.
 pub(crate) fn watch<T>(unit: Unit, work: impl FnOnce(&Monitor) -> fp8_nn::Result<T>) -> Result<T, Failure> {
     let monitor = Arc::new(Monitor::default());
-    let stopped = Arc::clone(&monitor);
-    // A second work in the same process would keep the first handler, whose monitor is done.
-    let _ = ctrlc::set_handler(move || {
-        // The second Ctrl-C does not wait.
-        if INTERRUPTED.swap(true, Relaxed) {
-            std::process::exit(130);
-        }
-        stopped.stop();
-    });
+    *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&monitor));
+    heed_interrupts();
+    // A Ctrl-C between two works has stopped the monitor of the first.
+    if INTERRUPTED.load(Relaxed) {
+        return Err(Failure::Interrupted);
+    }
     let bar = if std::io::stderr().is_terminal() { bar(unit) } else { ProgressBar::hidden() };
     let (done, is_done) = mpsc::channel::<()>();
     let result = std::thread::scope(|scope| {
@@ -54,6 +53,22 @@ pub(crate) fn watch<T>(unit: Unit, work: impl FnOnce(&Monitor) -> fp8_nn::Result
         Err(_) if INTERRUPTED.load(Relaxed) => Err(Failure::Interrupted),
         result => Ok(result?),
     }
+}
+
+fn heed_interrupts() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // Without a handler, Ctrl-C ends the process at once, and the next run removes what it left.
+        let _ = ctrlc::set_handler(|| {
+            // The second Ctrl-C does not wait.
+            if INTERRUPTED.swap(true, Relaxed) {
+                std::process::exit(130);
+            }
+            if let Some(monitor) = &*CURRENT.lock().unwrap_or_else(PoisonError::into_inner) {
+                monitor.stop();
+            }
+        });
+    });
 }
 
 fn bar(unit: Unit) -> ProgressBar {

@@ -39,7 +39,7 @@ pub(crate) struct Quantize {
     #[arg(long, value_name = "FILE|DIR")]
     calibrate: Option<PathBuf>,
     /// How many tokens of the text --calibrate reads, in windows of 512
-    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = count, requires = "calibrate")]
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = count, requires = "calibrate", allow_negative_numbers = true)]
     calibration_tokens: usize,
     /// Layers that stay as they are: a name in which * stands for any text, or a part of one, such as down_proj or layers.0;
     /// can be repeated
@@ -49,7 +49,7 @@ pub(crate) struct Quantize {
     #[arg(long)]
     allow_ragged: bool,
     /// The number of threads (default: one for each core)
-    #[arg(long, value_parser = threads)]
+    #[arg(long, value_parser = threads, allow_negative_numbers = true)]
     threads: Option<usize>,
     /// Prints JSON instead of sentences
     #[arg(long)]
@@ -84,12 +84,7 @@ fn calibrate(options: &Quantize, folder: &Folder, text: &Path) -> Result<BTreeMa
             options.scheme
         )));
     }
-    if options.output.exists() {
-        return Err(Failure::input(format!(
-            "{}: it exists already: name a new folder",
-            options.output.display()
-        )));
-    }
+    hf::expect_new(&options.output)?;
     let text = read_text("--calibrate", text)?;
     let config = &folder.config;
     let mut tokens = Tokenizer::open(folder.path(), config.vocab_size)?.encode(&text, false)?;

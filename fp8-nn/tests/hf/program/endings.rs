@@ -60,16 +60,34 @@ fn a_killed_program_leaves_the_output_whole_or_absent() {
     assert!(tensors(&place.path().join("out")) == expected);
 }
 
+/// Two words and a third for all others.
+const TOKENIZER: &str = r#"{"model": {"type": "WordLevel", "vocab": {"the": 0, "sea": 1, "?": 2}, "unk_token": "?"},
+    "pre_tokenizer": {"type": "Whitespace"}}"#;
+
 #[test]
 fn ctrl_c_leaves_nothing() {
+    interrupt(&LINE);
+    // Behind another work, the calibration.
+    interrupt(&["quantize", "model", "out", "--scheme", "tensor", "--calibrate", "model/tokenizer.json"]);
+}
+
+/// Sends the signal while the folder is written.
+fn interrupt(line: &[&str]) {
     let place = tempfile::tempdir().unwrap();
     model(place.path());
+    fs::write(place.path().join("model/tokenizer.json"), TOKENIZER).unwrap();
+    let is_writing = || {
+        let partial = fs::read_dir(place.path()).unwrap().flatten().map(|entry| entry.path());
+        partial
+            .filter(|path| !path.ends_with("model"))
+            .any(|path| fs::read_dir(path).is_ok_and(|mut files| files.next().is_some()))
+    };
     let deadline = Instant::now() + Duration::from_secs(60);
     // A run may end before the signal; another one will not.
     loop {
         let child =
-            command(place.path()).args(LINE).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        while names(place.path()) == ["model"] && Instant::now() < deadline {
+            command(place.path()).args(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        while !is_writing() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());

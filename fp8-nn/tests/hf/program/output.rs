@@ -118,3 +118,27 @@ fn help_is_printed_and_a_closed_pipe_is_no_error() {
     assert!(child.wait().unwrap().success());
     assert!(listing(place.path()).is_empty());
 }
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    use std::process::Stdio;
+    let place = tempfile::tempdir().unwrap();
+    let Ok(full) = fs::File::create("/dev/full") else { return };
+    let model = golden().join("llama_bf16");
+    let run = |args: &[&str], out: Stdio| {
+        let mut command = super::command(place.path());
+        command.arg(args[0]).arg(&model).args(&args[1..]).stdout(out).stderr(Stdio::piped());
+        let output = command.spawn().unwrap().wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for args in [&["inspect", "--json"][..], &["generate", "--prompt", "- the sea", "--max-new-tokens", "1"]]
+    {
+        let (code, error) = run(args, full.try_clone().unwrap().into());
+        assert!(code == Some(1) && error.starts_with("error: stdout: "), "{args:?}: {error}");
+    }
+    // A reader that has enough ends the generation, which is no error.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let (code, error) = run(&["generate", "--prompt", "the sea", "--max-new-tokens", "200"], writer.into());
+    assert!(code == Some(0) && !error.contains("200 tokens"), "{error}");
+}

@@ -22,7 +22,7 @@ fn json(folder: &Path, line: &str) -> Value {
 fn place() -> tempfile::TempDir {
     let place = tempfile::tempdir().unwrap();
     copy(&golden().join("llama_bf16"), &place.path().join("model"));
-    fs::write(place.path().join("text.txt"), "The sea is wide, and the ship is small. ".repeat(40)).unwrap();
+    fs::write(place.path().join("text.txt"), "The sea is wide, and the ship is small… ".repeat(40)).unwrap();
     place
 }
 
@@ -64,11 +64,12 @@ fn a_text_is_evaluated_in_windows() {
         "{out}"
     );
 
-    // A folder with the text in two files, cut within a word.
+    // A folder with the text in two files, cut within a character.
     fs::create_dir(place.path().join("texts")).unwrap();
     let text = fs::read(place.path().join("text.txt")).unwrap();
-    fs::write(place.path().join("texts/a"), &text[..101]).unwrap();
-    fs::write(place.path().join("texts/b"), &text[101..]).unwrap();
+    let cut = text.iter().position(|byte| !byte.is_ascii()).unwrap() + 1;
+    fs::write(place.path().join("texts/a"), &text[..cut]).unwrap();
+    fs::write(place.path().join("texts/b"), &text[cut..]).unwrap();
     let whole = json(place.path(), "eval model --text text.txt --seq-length 100 --json");
     let parts = json(place.path(), "eval model --text texts --seq-length 100 --json --threads 1");
     assert_eq!((&whole["loss"], &whole["tokens"]), (&parts["loss"], &parts["tokens"]));
