@@ -137,6 +137,12 @@ impl Config {
         Self::from_json(&text::with_field(&self.json, "quantization_config", value))
     }
 
+    /// Returns whether it names the dtype of the tensors.
+    pub(crate) fn names_dtype(&self) -> bool {
+        let map: Map<String, Value> = serde_json::from_str(&self.json).unwrap_or_default();
+        ["dtype", "torch_dtype"].iter().any(|&key| map.get(key).is_some_and(|value| !value.is_null()))
+    }
+
     /// Returns this configuration for tensors of this dtype.
     pub(crate) fn with_dtype(&self, dtype: DType) -> Result<Self> {
         let map: Map<String, Value> = serde_json::from_str(&self.json).unwrap_or_default();
@@ -200,7 +206,13 @@ impl Config {
             return Err(format!("`head_dim` is {head_dim}: expected an even number, for rotary positions"));
         }
         let intermediate = match is_gpt2 {
-            true => optional("n_inner")?.unwrap_or(4 * hidden_size),
+            true => match optional("n_inner")? {
+                Some(inner) => inner,
+                None if hidden_size > MAX_EXTENT / 4 => {
+                    return Err(fields.wrong("n_embd", "at most 2²⁹, as `n_inner` is four times as much"));
+                }
+                None => 4 * hidden_size,
+            },
             false => size("intermediate_size")?,
         };
         let positions = optional(of("max_position_embeddings", "n_positions"))?;

@@ -1,6 +1,7 @@
 //! Families of models as data: which options they have, and their tensors by name.
 
 use super::Config;
+use super::folder::HEAD;
 use fp8_kernels::Shape;
 use fp8_kernels::ops::Norm;
 
@@ -240,7 +241,7 @@ impl Family {
             true => name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"),
             false => name.ends_with(".rotary_emb.inv_freq"),
         };
-        is_buffer || (is_tied && name == "lm_head.weight")
+        is_buffer || (is_tied && name == HEAD)
     }
 
     /// Returns every tensor of a model of this family, in the order of the computation.

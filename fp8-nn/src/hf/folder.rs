@@ -2,16 +2,24 @@
 
 use super::config::{Config, QuantMethod, WeightScales};
 use super::family::{Family, TensorSpec};
-use super::weights::{WeightInfo, Weights, unreadable};
-use crate::{Error, Result};
+use super::weights::{WeightInfo, Weights, open, unreadable};
+use crate::{Error, Result, checkpoint};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
 pub(super) const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
+/// The output projection, which files of a tied model may have, too.
+pub(super) const HEAD: &str = "lm_head.weight";
+/// What to do about one that is not the embedding.
+const UNTIE: &str = "set tie_word_embeddings to false, or remove the tensor";
+/// Elements that are compared at a time.
+const CHUNK: usize = 1 << 20;
+/// The ends of the names of scales of an FP8 cache for keys and values, which is not supported.
+const CACHE_SCALES: [&str; 5] = [".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale"];
 /// Larger configurations are refused.
 const MAX_TEXT: u64 = 16 << 20;
 
@@ -62,6 +70,11 @@ impl Folder {
         if !metadata.is_dir() {
             return Err(problem(format!("not a folder: expected one with {CONFIG} and safetensors files")));
         }
+        if !path.join(CONFIG).exists() && checkpoint::path(path).is_file() {
+            return Err(problem(
+                "it is a training checkpoint: fp8 export writes it as a Hugging Face folder".into(),
+            ));
+        }
         let mut config = Config::read(&path.join(CONFIG))?;
         let generation = path.join(GENERATION);
         if generation.exists() {
@@ -88,12 +101,69 @@ impl Folder {
             expected.insert(name);
         }
         for name in folder.weights.names().filter(|&name| !expected.contains(name)) {
-            if !folder.config.family.is_spare(name, folder.config.tie_word_embeddings) {
-                let family = folder.config.family.model_type;
-                return Err(format!("tensor `{name}` has no place in a {family} model with this {CONFIG}"));
+            if !folder.is_spare(name) {
+                return Err(folder.out_of_place(name));
+            }
+        }
+        if let Some(head) = folder.tied_head() {
+            let table = specs.first().and_then(|spec| folder.weights.info(folder.stored(&spec.name)));
+            if table.is_some_and(|table| table.shape != head.shape) || !is_float(head.dtype) {
+                return Err(format!(
+                    "`{HEAD}` is {:?} {:?}, but {CONFIG} ties it to the embedding: {UNTIE}",
+                    head.dtype, head.shape
+                ));
             }
         }
         Ok(folder)
+    }
+
+    /// Returns true for a tensor that the model has no use for and that some files have all the same.
+    fn is_spare(&self, name: &str) -> bool {
+        let is_of_cache = || {
+            let of_attention = name.contains(".self_attn.");
+            of_attention && CACHE_SCALES.iter().any(|end| name.ends_with(end))
+        };
+        self.config.family.is_spare(name, self.config.tie_word_embeddings)
+            || (self.config.quantization.is_some() && is_of_cache())
+    }
+
+    /// Says that the model has no such tensor, and what would do.
+    fn out_of_place(&self, name: &str) -> String {
+        let family = self.config.family.model_type;
+        let remedy = match name {
+            _ if name.ends_with(".bias") => format!("a {family} model with this bias is not supported"),
+            _ if WEIGHT_SCALES.iter().chain(&INPUT_SCALES).any(|end| name.ends_with(end)) => {
+                "only the projections of the layers can be FP8".to_owned()
+            }
+            _ => format!("remove it, or use the {CONFIG} that belongs to these files"),
+        };
+        format!("tensor `{name}` has no place in a {family} model with this {CONFIG}: {remedy}")
+    }
+
+    /// Returns the head that the files of a tied model have all the same.
+    fn tied_head(&self) -> Option<&WeightInfo> {
+        self.weights.info(HEAD).filter(|_| self.config.tie_word_embeddings)
+    }
+
+    /// Checks that the head in the files of a tied model is its embedding. transformers uses a head that differs, although the
+    /// configuration ties them.
+    pub(super) fn expect_tied(&self) -> Result<()> {
+        let (Some(head), Some(spec)) = (self.tied_head(), self.config.tensors().into_iter().next()) else {
+            return Ok(());
+        };
+        let table = self.stored(&spec.name);
+        let [rows, cols] = head.matrix();
+        let step = (CHUNK / cols.max(1)).max(1);
+        for first in (0..rows).step_by(step) {
+            let rows = first..(first + step).min(rows);
+            let (head, table) = (self.rows(HEAD, rows.clone())?, self.rows(table, rows)?);
+            if head.iter().zip(&table).any(|(head, table)| head.to_bits() != table.to_bits()) {
+                return Err(self.problem(format!(
+                    "`{HEAD}` differs from the embedding, but {CONFIG} ties them: {UNTIE}"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Checks one tensor of the model, and the scales that belong to it.
@@ -104,10 +174,18 @@ impl Folder {
         expected: &mut BTreeSet<String>,
     ) -> Result<(), String> {
         let info = self.weights.info(name);
-        let info =
-            info.ok_or_else(|| format!("tensor `{name}` is missing: {CONFIG} describes a model with it"))?;
+        let info = info.ok_or_else(|| {
+            let text = format!("tensor `{name}` is missing: {CONFIG} describes a model with it");
+            match name {
+                HEAD => text + "; set tie_word_embeddings to true if the embedding serves",
+                _ => text,
+            }
+        })?;
         if info.shape[..] != spec.shape[..] {
-            return Err(format!("`{name}` has shape {:?}: {CONFIG} asks for {}", info.shape, spec.shape));
+            return Err(format!(
+                "`{name}` has shape {:?}: {CONFIG} asks for {}, so it belongs to another model",
+                info.shape, spec.shape
+            ));
         }
         if !is_float(info.dtype) {
             return Err(format!("`{name}` is {:?}: expected F32, BF16, F16 or FP8", info.dtype));
@@ -136,6 +214,9 @@ impl Folder {
         }
         let scale = match (weight.as_slice(), input.as_slice()) {
             ([scale], [] | [_]) => scale,
+            ([], _) if !spec.kind.is_linear() => {
+                return Err(format!("`{name}` is FP8: only the projections of the layers can be"));
+            }
             ([], _) => {
                 return Err(format!("`{name}` is FP8 without a scale: `{module}.weight_scale` is missing"));
             }
@@ -217,7 +298,7 @@ pub(super) fn is_fp8(dtype: Dtype) -> bool {
 /// Reads a small text file.
 pub(super) fn read_text(path: &Path) -> Result<String> {
     let problem = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
-    let file = File::open(path).map_err(|error| problem(unreadable(&error)))?;
+    let file = open(path).map_err(problem)?;
     let mut text = String::new();
     let read =
         file.take(MAX_TEXT + 1).read_to_string(&mut text).map_err(|error| problem(unreadable(&error)))?;

@@ -136,6 +136,9 @@ impl<'a> Keeper<'a> {
         let (Some(quantizer), true) = (quantizer, self.folder.is_all_quantized(source)) else {
             return Ok(dequantized(parameter, "some of its tensors are not FP8"));
         };
+        if source.is_transposed {
+            return Ok(dequantized(parameter, "it is stored as in × out"));
+        }
         for tensor in &source.tensors {
             if self.folder.info(self.folder.stored(tensor))?.dtype != Dtype::F8_E4M3 {
                 return Ok(dequantized(parameter, "its codes are not E4M3"));

@@ -1,6 +1,7 @@
 //! A folder as a model: which parameter holds which tensors.
 
 use super::keep::{Fp8Weights, Keeper, expect_frozen};
+use super::save_model::TABLE;
 use super::{Config, Folder};
 use crate::parameter;
 use crate::{Error, Gpt, GptOptions, NormOptions, Parameter, Result, parameters_mut};
@@ -215,7 +216,7 @@ impl Folder {
     /// ```
     ///
     /// # Errors
-    /// A `max_seq_length` that the model does not have; FP8 weights that are kept in a model that will be trained; a file that
+    /// A `max_seq_length` that the model does not have; a tied model whose files have a head that is not the embedding; FP8 weights that are kept in a model that will be trained; a file that
     /// cannot be read; a device that is out of memory.
     pub fn load(&self, options: &LoadOptions, device: &Device) -> Result<Gpt> {
         self.load_parts(options, device, &|_| true)
@@ -259,6 +260,9 @@ impl Folder {
             let source = sources.iter().find(|source| Some(source.parameter.as_str()) == own);
             let source = source.ok_or_else(|| self.problem(format!("no tensor belongs to `{name}`")))?;
             let reads = reads(&source.parameter);
+            if reads && source.parameter == TABLE {
+                self.expect_tied()?;
+            }
             match &keeper {
                 Some(keeper) if keeper.store(parameter, source, reads)? => {}
                 _ if reads => self.read_into(parameter, source)?,

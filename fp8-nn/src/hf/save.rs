@@ -1,7 +1,7 @@
 //! Folders that are written: a new one from tensors, and a copy of one with some tensors replaced.
 
 use super::config::Config;
-use super::folder::Folder;
+use super::folder::{Folder, HEAD};
 use super::jobs::{self, Monitor};
 use super::output::{Copy, Entry, Layout, Spot};
 use super::weights::SINGLE;
@@ -18,7 +18,8 @@ pub(super) const CHUNK: usize = 4 << 20;
 
 /// Writes a model to the new folder `out`: `config.json`, and its tensors under the names of [`Config::tensors`].
 ///
-/// Tensors are stored in their own dtype, in files of up to 5 GB. The folder appears whole or not at all
+/// Tensors are floats and are stored in their own dtype, in files of up to 5 GB. `config.json` is that of `config`, without a
+/// `quantization_config`, and with the dtype of the embedding if it names one. The folder appears whole or not at all
 /// ([`AtomicFolder`](crate::AtomicFolder)).
 ///
 /// ```
@@ -62,6 +63,7 @@ pub fn save(out: &Path, config: &Config, tensors: &BTreeMap<String, Tensor>) -> 
         let name = &spec.name;
         let tensor = tensors.get(name).ok_or_else(|| problem(format!("tensor `{name}` is missing")))?;
         expect_shape(name, tensor, &spec.shape).map_err(problem)?;
+        expect_float(name, tensor).map_err(problem)?;
         sizes.push((name, tensor, (tensor.shape().iter().product::<usize>() * tensor.dtype().size()) as u64));
     }
     if let Some(name) = tensors.keys().find(|name| !specs.iter().any(|spec| spec.name == **name)) {
@@ -73,6 +75,10 @@ pub fn save(out: &Path, config: &Config, tensors: &BTreeMap<String, Tensor>) -> 
         .zip(file_names(&bytes))
         .map(|(&(name, tensor, _), file)| entry(file, name, tensor))
         .collect();
+    let mut config = config.with_quantization(None)?;
+    if let (true, Some((_, first, _))) = (config.names_dtype(), sizes.first()) {
+        config = config.with_dtype(first.dtype())?;
+    }
     let output = Layout::new(&entries).map_err(problem)?.create(out)?;
     let targets = spots(&entries, |name| output.spot(name));
     for (name, spot) in &targets {
@@ -107,19 +113,23 @@ impl Folder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] for a tensor that the folder does not have, has in another shape, or has in FP8, and if something
-    /// exists at `out`; [`Error::Io`] if a file cannot be read or written. Nothing is left at `out` then.
+    /// [`Error::Checkpoint`] for a tensor that the folder does not have, has in another shape, or has in FP8, for one that is no
+    /// float, for an embedding without the head that a tied model's files have as a copy, and if something exists at `out`; [`Error::Io`] if a file cannot be read or written. Nothing is left at `out` then.
     pub fn save(&self, out: &Path, replaced: &BTreeMap<String, Tensor>) -> Result<()> {
         let refused = |problem: String| self.problem(problem);
         for (name, tensor) in replaced {
             expect_shape(name, tensor, &self.info(name)?.shape).map_err(refused)?;
-            let is_scale = self.quantized.values().any(|scales| scales.weight == *name);
+            expect_float(name, tensor).map_err(refused)?;
+            let is_it = |other: &String| other == name;
+            let is_scale =
+                self.quantized.values().any(|scales| is_it(&scales.weight) || scales.input.iter().any(is_it));
             if self.is_quantized(name) || is_scale {
                 return Err(refused(format!(
                     "`{name}` is FP8: load the values, and quantize the model anew"
                 )));
             }
         }
+        self.expect_tied_in(replaced)?;
         let mut entries = Vec::new();
         for name in self.weights.names() {
             let info = self.info(name)?;
@@ -147,6 +157,19 @@ impl Folder {
         output.flush_during(|| jobs::run(&copies, jobs::threads(None), &monitor, Vec::new, copy))?;
         output.commit(self.config.json(), Some(&self.path))
     }
+
+    /// Refuses to replace one of the embedding and the copy of it that the files of a tied model may have.
+    fn expect_tied_in(&self, replaced: &BTreeMap<String, Tensor>) -> Result<()> {
+        let Some(table) = self.config.tensors().into_iter().next() else { return Ok(()) };
+        let table = self.stored(&table.name);
+        let is_tied = self.config.tie_word_embeddings && self.weights.info(HEAD).is_some();
+        if is_tied && replaced.contains_key(table) != replaced.contains_key(HEAD) {
+            return Err(self.problem(format!(
+                "`{table}` and `{HEAD}` are one matrix (tie_word_embeddings): replace both or none"
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// Returns the name of the file of each tensor, given their sizes in order.
@@ -173,6 +196,13 @@ fn entry(file: String, name: &str, tensor: &Tensor) -> Entry {
 
 fn spots(entries: &[Entry], spot: impl Fn(&str) -> Option<Spot>) -> BTreeMap<&str, Spot> {
     entries.iter().filter_map(|entry| Some((entry.name.as_str(), spot(&entry.name)?))).collect()
+}
+
+fn expect_float(name: &str, tensor: &Tensor) -> Result<(), String> {
+    match tensor.dtype().is_float() {
+        true => Ok(()),
+        false => Err(format!("`{name}` is {}: expected f32, bf16 or f16", tensor.dtype())),
+    }
 }
 
 fn expect_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), String> {

@@ -1,7 +1,7 @@
 //! Models that are written under the names of Hugging Face.
 
 use super::config::Config;
-use super::folder::Folder;
+use super::folder::{Folder, HEAD};
 use super::jobs::Monitor;
 use super::output::{Copy, Entry, Layout};
 use super::save::{CHUNK, file_names};
@@ -13,9 +13,8 @@ use fp8_kernels::DType;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The tensor of the output projection, which some files have although the model is tied.
-const HEAD: &str = "lm_head.weight";
-const TABLE: &str = "embedding.weight";
+/// The parameter of the embedding.
+pub(super) const TABLE: &str = "embedding.weight";
 
 /// Writes a model to the new folder `out`: `config.json`, and its tensors under the names of [`Config::tensors`].
 ///
@@ -138,11 +137,13 @@ impl Folder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] for a model whose parameters are not those of the configuration, and if something exists at `out`;
+    /// [`Error::Checkpoint`] for a model whose parameters are not those of the configuration, for a tied model whose files have a
+    /// head that is not the embedding, and if something exists at `out`;
     /// [`Error::Option`] for a dtype that is no float; [`Error::Io`] if a file cannot be read or written. Nothing is left at
     /// `out` then.
     pub fn save_model(&self, out: &Path, model: &Gpt, dtype: Option<DType>) -> Result<()> {
         expect_float(dtype)?;
+        self.expect_tied()?;
         let source = ModelSource::new(model);
         let targets = self.stored_targets(&source)?;
         let keeps_fp8 = self.keeps_fp8(&targets, &source)?;

@@ -4,8 +4,9 @@ use super::positioned;
 use crate::checkpoint::header::{Header, ReadError};
 use crate::{Error, Result};
 use safetensors::Dtype;
-use serde_json::Value;
+use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _};
 use std::path::{Component, Path, PathBuf};
@@ -123,11 +124,8 @@ impl Weights {
         for name in files {
             let path = folder.join(name);
             let problem = |problem: String| Error::Checkpoint { path: path.clone(), problem };
-            let mut file = File::open(&path).map_err(|error| problem(unreadable(&error)))?;
+            let mut file = open(&path).map_err(|why| problem(format!("{why}: expected safetensors")))?;
             let metadata = file.metadata().map_err(|error| problem(unreadable(&error)))?;
-            if !metadata.is_file() {
-                return Err(problem("not a file: expected safetensors".into()));
-            }
             let read = Header::read(&mut file, metadata.len());
             let (header, start) = read.map_err(|error| match error {
                 ReadError::Io(error) => problem(unreadable(&error)),
@@ -220,6 +218,15 @@ pub(super) fn unreadable(error: &std::io::Error) -> String {
     }
 }
 
+/// Opens a file. Opening a pipe would wait for a writer.
+pub(super) fn open(path: &Path) -> Result<File, String> {
+    let metadata = fs::metadata(path).map_err(|error| unreadable(&error))?;
+    if !metadata.is_file() {
+        return Err("not a file".into());
+    }
+    File::open(path).map_err(|error| unreadable(&error))
+}
+
 /// What a folder without safetensors files lacks.
 fn nothing(folder: &Path) -> String {
     for other in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
@@ -234,25 +241,30 @@ fn nothing(folder: &Path) -> String {
 
 /// Returns the file of each tensor.
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>, String> {
-    let file = File::open(path).map_err(|error| unreadable(&error))?;
+    let file = open(path)?;
     let mut text = String::new();
     let read = file.take(MAX_INDEX + 1).read_to_string(&mut text).map_err(|error| unreadable(&error))?;
     if read as u64 > MAX_INDEX {
         return Err(format!("more than {MAX_INDEX} bytes"));
     }
-    let index: Value = serde_json::from_str(&text).map_err(|error| format!("not JSON: {error}"))?;
-    let map = index.get("weight_map").and_then(Value::as_object);
-    let map = map.ok_or("`weight_map` is missing: expected the file of each tensor")?;
-    if map.is_empty() {
+    let index: Index = serde_json::from_str(&text).map_err(|error| format!("not an index: {error}"))?;
+    if index.weight_map.is_empty() {
         return Err("`weight_map` is empty: expected the file of each tensor".into());
     }
-    let entry = |(name, file): (&String, &Value)| {
-        let file = file.as_str().unwrap_or_default();
+    for (name, file) in &index.weight_map {
         let mut parts = Path::new(file).components();
         match (parts.next(), parts.next()) {
-            (Some(Component::Normal(only)), None) if only == file => Ok((name.clone(), file.to_owned())),
-            _ => Err(format!("`{name}` is in \"{file}\": expected the name of a file in this folder")),
+            (Some(Component::Normal(only)), None) if only == OsStr::new(file) => {}
+            _ => {
+                return Err(format!("`{name}` is in \"{file}\": expected the name of a file in this folder"));
+            }
         }
-    };
-    map.iter().map(entry).collect()
+    }
+    Ok(index.weight_map)
+}
+
+/// The index of several files. Other fields are skipped, so that a hostile one costs no memory.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
 }

@@ -1,7 +1,7 @@
 //! `config.json` in both spellings, what is refused, and what is kept.
 
 use crate::folders::{full, golden};
-use fp8_nn::hf::{Config, Family, Folder, Rope, RopeScaling};
+use fp8_nn::hf::{Config, Family, Folder, InputScales, Rope, RopeScaling, WeightScales};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -243,6 +243,22 @@ fn what_is_not_supported_is_refused_by_name() {
             json!({"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}),
             "`quantization_config.format` is \"pack-quantized\": expected \"float-quantized\"",
         ),
+        (
+            json!({"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": "static"}}),
+            "`quantization_config.kv_cache_scheme` is \"static\": expected null, which keeps the KV cache in high precision",
+        ),
+        (
+            json!({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}, "rope_scaling": {"type": "yarn", "factor": 4.0}}),
+            "`rope_type` is both \"yarn\" and \"default\" in `rope_scaling` and `rope_parameters`: give one of the two",
+        ),
+        (
+            json!({"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"rope_theta": 6.0}}),
+            "`rope_theta` is both 6.0 and 5.0",
+        ),
+        (
+            json!({"original_max_position_embeddings": 8, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 9}}),
+            "`original_max_position_embeddings` is 8: expected 9, as `rope_scaling.original_max_position_embeddings` is",
+        ),
     ] {
         let error = Config::from_json(&with(&changes)).unwrap_err().to_string();
         assert!(error.starts_with(&format!("config.json: {text}")), "{changes}: {error}");
@@ -253,12 +269,36 @@ fn what_is_not_supported_is_refused_by_name() {
         error,
         "config.json: `scale_attn_by_inverse_layer_idx` is true: expected false: the other is not supported"
     );
+    let wide = r#"{"model_type": "gpt2", "n_embd": 2147483648, "n_layer": 1, "n_head": 2, "vocab_size": 16}"#;
+    let error = Config::from_json(wide).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "config.json: `n_embd` is 2147483648: expected at most 2²⁹, as `n_inner` is four times as much"
+    );
     for text in ["", "[]", "{", "{\"model_type\": \"llama\"} x"] {
         let error = Config::from_json(text).unwrap_err().to_string();
         assert!(error.starts_with("config.json: not a JSON object"), "{error}");
     }
     let twice = LLAMA.replace("\"vocab_size\": 16", "\"vocab_size\": 16, \"vocab_size\": 17");
     assert_eq!(Config::from_json(&twice).unwrap_err().to_string(), "config.json: `vocab_size` occurs twice");
+}
+
+#[test]
+fn spellings_that_agree_and_quantizations_under_other_names_are_read() {
+    let linear = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0});
+    let both = parsed(&json!({"rope_parameters": linear, "rope_scaling": {"type": "linear", "factor": 2.0}}));
+    assert_eq!(both.rope, parsed(&json!({ "rope_parameters": linear })).rope);
+
+    let group =
+        json!({"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}});
+    for format in ["float-quantized", "naive-quantized"] {
+        let quantization = json!({
+            "quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group},
+            "sparsity_config": {"format": "dense", "global_sparsity": 0.1}, "kv_cache_scheme": null,
+        });
+        let found = parsed(&json!({ "quantization_config": quantization })).quantization.unwrap();
+        assert_eq!((found.weights, found.inputs), (WeightScales::Channel, InputScales::None));
+    }
 }
 
 #[test]

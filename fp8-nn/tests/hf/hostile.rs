@@ -2,7 +2,8 @@
 
 use crate::folders::{Raw, change, copy, golden, read, write, write_raw};
 use crate::saving::shard;
-use fp8_nn::hf::{Folder, Monitor, Weights, inspect, inspect_weights};
+use fp8_nn::hf::{Folder, LoadOptions, Monitor, Tokenizer, Weights, inspect, inspect_weights};
+use fp8_nn::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 use serde_json::json;
@@ -132,12 +133,12 @@ fn an_index_that_does_not_fit_the_files_is_refused() {
     let error = index(&|map| map.clear());
     assert_eq!(error, format!("{path}`weight_map` is empty: expected the file of each tensor"));
     let error = index(&|map| drop(map.insert(name.into(), 3.into())));
-    assert!(error.contains("expected the name of a file in this folder"), "{error}");
+    assert!(error.contains("not an index: invalid type: integer `3`, expected a string"), "{error}");
     let missing = damaged(|folder| {
         shard(folder, 3);
         fs::remove_file(folder.join("model-00002-of-00003.safetensors")).unwrap();
     });
-    assert_eq!(missing, "DIR/model-00002-of-00003.safetensors: not found");
+    assert_eq!(missing, "DIR/model-00002-of-00003.safetensors: not found: expected safetensors");
     let twice = damaged(|folder| {
         shard(folder, 3);
         let [a, b] = [1, 2].map(|file| folder.join(format!("model-0000{file}-of-00003.safetensors")));
@@ -151,12 +152,12 @@ fn an_index_that_does_not_fit_the_files_is_refused() {
         shard(folder, 2);
         fs::write(folder.join("model.safetensors.index.json"), "{").unwrap();
     });
-    assert!(not_json.starts_with(&format!("{path}not JSON")), "{not_json}");
+    assert!(not_json.starts_with(&format!("{path}not an index: ")), "{not_json}");
     let no_map = damaged(|folder| {
         shard(folder, 2);
         fs::write(folder.join("model.safetensors.index.json"), "{}").unwrap();
     });
-    assert_eq!(no_map, format!("{path}`weight_map` is missing: expected the file of each tensor"));
+    assert!(no_map.starts_with(&format!("{path}not an index: missing field `weight_map`")), "{no_map}");
 }
 
 #[test]
@@ -165,25 +166,112 @@ fn tensors_that_do_not_fit_the_configuration_are_named() {
     let error = in_tensors(|tensors| drop(tensors.remove(name)));
     assert_eq!(error, format!("DIR: tensor `{name}` is missing: config.json describes a model with it"));
     let error = in_tensors(|tensors| tensors.get_mut(name).unwrap().1 = vec![32, 64]);
-    assert_eq!(error, format!("DIR: `{name}` has shape [32, 64]: config.json asks for [64, 32]"));
+    assert_eq!(
+        error,
+        format!(
+            "DIR: `{name}` has shape [32, 64]: config.json asks for [64, 32], so it belongs to another model"
+        )
+    );
     let error = in_tensors(|tensors| {
         let tensor = tensors[name].clone();
         tensors.insert("model.layers.2.mlp.up_proj.weight".into(), tensor);
     });
     assert_eq!(
         error,
-        "DIR: tensor `model.layers.2.mlp.up_proj.weight` has no place in a llama model with this config.json"
+        "DIR: tensor `model.layers.2.mlp.up_proj.weight` has no place in a llama model with this config.json: remove it, or use \
+         the config.json that belongs to these files"
     );
     let error = in_tensors(|tensors| tensors.get_mut(name).unwrap().0 = "I32".into());
     assert_eq!(error, format!("DIR: `{name}` is I32: expected F32, BF16, F16 or FP8"));
     let of_another = damaged(|folder| change(&folder.join("config.json"), &json!({"hidden_size": 64})));
     assert_eq!(
         of_another,
-        "DIR: `model.embed_tokens.weight` has shape [96, 32]: config.json asks for [96, 64]"
+        "DIR: `model.embed_tokens.weight` has shape [96, 32]: config.json asks for [96, 64], so it belongs to another model"
     );
     let untied =
         damaged(|folder| change(&folder.join("config.json"), &json!({"tie_word_embeddings": false})));
-    assert_eq!(untied, "DIR: tensor `lm_head.weight` is missing: config.json describes a model with it");
+    assert_eq!(
+        untied,
+        "DIR: tensor `lm_head.weight` is missing: config.json describes a model with it; set tie_word_embeddings to true if \
+         the embedding serves"
+    );
+    let bias = "model.layers.0.self_attn.q_proj.bias";
+    let error =
+        in_tensors(|tensors| drop(tensors.insert(bias.into(), ("F32".into(), vec![32], vec![0; 128]))));
+    assert!(
+        error.ends_with("with this config.json: a llama model with this bias is not supported"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_head_of_a_tied_model_must_be_its_embedding() {
+    let (head, table) = ("lm_head.weight", "model.embed_tokens.weight");
+    let untie = "set tie_word_embeddings to false, or remove the tensor";
+    let error = in_tensors(|all| drop(all.insert(head.into(), ("F32".into(), vec![2, 2], vec![0; 16]))));
+    assert_eq!(
+        error,
+        format!("DIR: `{head}` is F32 [2, 2], but config.json ties it to the embedding: {untie}")
+    );
+
+    let place = tempfile::tempdir().unwrap();
+    let [from, out] = ["from", "out"].map(|name| place.path().join(name));
+    copy(&golden().join("llama_gqa_tied"), &from);
+    let untrained = crate::decoder::load(&from, false);
+    let mut all = read(&from.join("model.safetensors"));
+    let mut own = all[table].clone();
+    own.2[7] ^= 1;
+    all.insert(head.into(), own);
+    write(&from.join("model.safetensors"), &all);
+    let folder = Folder::open(&from).unwrap();
+    let expected = format!("`{head}` differs from the embedding, but config.json ties them: {untie}");
+    for error in [
+        folder.load(&LoadOptions::default(), &Device::cpu()).unwrap_err(),
+        folder.save_model(&out, &untrained, None).unwrap_err(),
+    ] {
+        assert!(error.to_string().ends_with(&expected), "{error}");
+    }
+    change(&from.join("config.json"), &json!({"tie_word_embeddings": false}));
+    let model = crate::decoder::load(&from, false);
+    assert!(model.head().is_some());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_place_of_a_file_is_refused_and_not_waited_for() {
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        let place = tempfile::tempdir().unwrap();
+        copy(&golden().join("llama_gqa_tied"), place.path());
+        let path = place.path().join(name);
+        let _ = fs::remove_file(&path);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = match name {
+            "tokenizer.json" => Tokenizer::open(place.path(), 96).unwrap_err().to_string(),
+            _ => Folder::open(place.path()).unwrap_err().to_string(),
+        };
+        assert!(error.contains(&format!("{name}: not a file")), "{error}");
+    }
+}
+
+#[test]
+fn scales_of_a_cache_in_fp8_are_not_needed() {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("export/llama_gqa_tied-ct_tensor_static"), place.path());
+    let file = place.path().join("model.safetensors");
+    let mut all = read(&file);
+    for name in ["k_scale", "v_scale", "k_proj.output_scale"] {
+        let scale = ("F32".into(), vec![1], 0.5f32.to_le_bytes().to_vec());
+        all.insert(format!("model.layers.0.self_attn.{name}"), scale);
+    }
+    write(&file, &all);
+    let folder = Folder::open(place.path()).unwrap();
+    let out = place.path().join("out");
+    folder.save(&out, &BTreeMap::new()).unwrap();
+    assert!(read(&out.join("model.safetensors")) == all);
+    // Nor do they hide what has no place.
+    all.insert("model.layers.0.mlp.k_scale".into(), ("F32".into(), vec![1], vec![0; 4]));
+    write(&file, &all);
+    assert!(refused(place.path()).contains("`model.layers.0.mlp.k_scale` has no place"));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::decoder::{close, floats, ids, logits};
 use crate::folders::{copy, full, golden, quantize, read};
-use fp8_nn::hf::{Folder, Fp8Weights, InputScales, LoadOptions, Scheme};
+use fp8_nn::hf::{Config, Folder, Fp8Weights, InputScales, LoadOptions, Scheme};
 use fp8_nn::prelude::*;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -141,4 +141,29 @@ fn layers_that_are_not_quantized_stay_in_high_precision() {
     assert_eq!(runs("model.blocks.0.mlp.fc2"), Some(true));
     let mut cx = scaling.eval(&folder.recipe().unwrap()).unwrap();
     model.forward(&mut cx, &ids(&golden().join("llama_mha"))).unwrap();
+}
+
+#[test]
+fn weights_that_are_stored_transposed_are_dequantized() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("model");
+    let config = Config::read(&golden().join("configs/gpt2/config.json")).unwrap();
+    crate::folders::write_model(&path, &config, DType::F32);
+    let (file, mut raw) = (path.join("model.safetensors"), read(&path.join("model.safetensors")));
+    for spec in config.tensors().iter().filter(|spec| spec.kind.is_linear()) {
+        let (dtype, _, bytes) = raw.get_mut(&spec.name).unwrap();
+        let codes = floats(&("F32".into(), vec![], bytes.clone()));
+        *bytes = codes.iter().map(|x| E4M3::from_f32_saturating(x * 64.0).to_bits()).collect();
+        *dtype = "F8_E4M3".into();
+        let scale = ("F32".into(), vec![], (1.0f32 / 64.0).to_le_bytes().to_vec());
+        raw.insert(spec.name.replace(".weight", ".weight_scale"), scale);
+    }
+    crate::folders::write(&file, &raw);
+    let fp8 =
+        serde_json::json!({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}});
+    crate::folders::change(&path.join("config.json"), &fp8);
+    let folder = Folder::open(&path).unwrap();
+    let ids = Tensor::from_vec(vec![1i32, 2, 3, 4], [1, 4], &Device::cpu()).unwrap();
+    let dequantized = folder.load(&LoadOptions::default(), &Device::cpu()).unwrap();
+    assert!(logits(&keep(&folder), &ids) == logits(&dequantized, &ids));
 }

@@ -68,6 +68,59 @@ fn a_folder_that_is_saved_again_keeps_its_bytes() {
 }
 
 #[test]
+fn weights_in_files_of_any_name_are_written_once() {
+    let place = tempfile::tempdir().unwrap();
+    let [from, to] = ["from", "to"].map(|name| place.path().join(name));
+    copy(&golden().join("llama_bf16"), &from);
+    shard(&from, 1);
+    fs::rename(from.join("model-00001-of-00001.safetensors"), from.join("weights.st")).unwrap();
+    let index = from.join("model.safetensors.index.json");
+    fs::write(&index, text(&index).replace("model-00001-of-00001.safetensors", "weights.st")).unwrap();
+    quantize(&from, &to, Scheme::Channel);
+    let found = Folder::open(&to).unwrap();
+    assert!(found.is_quantized("model.layers.0.mlp.up_proj.weight"));
+}
+
+#[test]
+fn folders_that_contradict_themselves_are_not_written() {
+    let place = tempfile::tempdir().unwrap();
+    let out = place.path().join("out");
+    let (norm, table, head) = ("model.norm.weight", "model.embed_tokens.weight", "lm_head.weight");
+    let ids = Tensor::zeros([32], DType::I32, &Device::cpu()).unwrap();
+    let folder = Folder::open(&golden().join("llama_gqa_tied")).unwrap();
+    let error = folder.save(&out, &[(norm.to_owned(), ids.clone())].into()).unwrap_err().to_string();
+    assert!(error.ends_with(&format!("`{norm}` is i32: expected f32, bf16 or f16")), "{error}");
+
+    let values = |spec: fp8_nn::hf::TensorSpec| {
+        (spec.name, Tensor::zeros(spec.shape, DType::F32, &Device::cpu()).unwrap())
+    };
+    let mut all: BTreeMap<String, Tensor> = folder.config.tensors().into_iter().map(values).collect();
+    all.insert(norm.into(), ids);
+    let error = fp8_nn::hf::save(&out, &folder.config, &all).unwrap_err().to_string();
+    assert!(error.ends_with(&format!("`{norm}` is i32: expected f32, bf16 or f16")), "{error}");
+
+    // Values under a configuration that says FP8 and another dtype.
+    let fp8 = place.path().join("fp8");
+    quantize(&golden().join("llama_bf16"), &fp8, Scheme::Tensor);
+    let fp8 = Folder::open(&fp8).unwrap();
+    fp8_nn::hf::save(&out, &fp8.config, &fp8.config.tensors().into_iter().map(values).collect()).unwrap();
+    let written = Folder::open(&out).unwrap().config;
+    assert!(written.quantization.is_none() && written.json().contains("\"float32\""), "{}", written.json());
+
+    // The embedding alone, where the files have it twice.
+    let (tied, twice) = (place.path().join("tied"), place.path().join("twice"));
+    copy(&golden().join("llama_gqa_tied"), &tied);
+    let mut raw = tensors(&tied);
+    raw.insert(head.into(), raw[table].clone());
+    write(&tied.join("model.safetensors"), &raw);
+    let folder = Folder::open(&tied).unwrap();
+    let new = Tensor::zeros([96, 32], DType::F32, &Device::cpu()).unwrap();
+    let error = folder.save(&twice, &[(table.to_owned(), new.clone())].into()).unwrap_err().to_string();
+    assert!(error.ends_with("are one matrix (tie_word_embeddings): replace both or none"), "{error}");
+    folder.save(&twice, &[(table.to_owned(), new.clone()), (head.to_owned(), new)].into()).unwrap();
+}
+
+#[test]
 fn replaced_tensors_are_new_and_others_are_not() {
     let place = tempfile::tempdir().unwrap();
     let from = golden().join("llama_gqa_tied");

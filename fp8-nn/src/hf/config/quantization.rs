@@ -1,7 +1,7 @@
 //! `quantization_config`: how the matrices of a checkpoint are quantized.
 
 use super::fields::Fields;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// How the FP8 matrices of a checkpoint are stored: its `quantization_config`.
 ///
@@ -23,7 +23,7 @@ pub struct Quantization {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QuantMethod {
-    /// `compressed-tensors`, format `float-quantized`: scales are in `X.weight_scale`.
+    /// `compressed-tensors`, format `float-quantized` or `naive-quantized`: scales are in `X.weight_scale`.
     CompressedTensors,
     /// `fp8`: scales of blocks are in `X.weight_scale_inv`, those of whole tensors in `X.weight_scale` (vLLM) or
     /// `X.weight_scale_inv` (transformers).
@@ -100,6 +100,7 @@ fn fp8(fields: Fields<'_>) -> Result<Quantization, String> {
         Some(block) => WeightScales::Block(block),
         None => WeightScales::Tensor,
     };
+    expect_plain_cache(fields)?;
     if fields.text("fmt")?.is_some_and(|format| format != "e4m3") {
         return Err(fields.wrong("fmt", "\"e4m3\""));
     }
@@ -115,14 +116,17 @@ fn fp8(fields: Fields<'_>) -> Result<Quantization, String> {
 }
 
 fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
-    if fields.text("format")? != Some("float-quantized") {
-        return Err(fields.wrong("format", "\"float-quantized\": others are not FP8 in 8 bits"));
+    // The second is the older name, and that of files with weights alone in FP8. Both have the same layout.
+    if !matches!(fields.text("format")?, Some("float-quantized" | "naive-quantized")) {
+        let expected = "\"float-quantized\" or \"naive-quantized\": other formats are not supported";
+        return Err(fields.wrong("format", expected));
     }
-    if fields.get("kv_cache_scheme").is_some() {
-        return Err(fields.wrong("kv_cache_scheme", "null: a quantized KV cache is not supported"));
-    }
+    expect_plain_cache(fields)?;
     for key in ["sparsity_config", "transform_config"] {
-        if fields.object(key)?.is_some_and(|object| !object.is_empty()) {
+        let is_dense = |object: &Map<String, Value>| {
+            object.is_empty() || object.get("format").is_some_and(|format| format == "dense")
+        };
+        if fields.object(key)?.is_some_and(|object| !is_dense(object)) {
             return Err(fields.wrong(key, "nothing: it changes the weights and is not supported"));
         }
     }
@@ -177,6 +181,18 @@ fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
     };
     let ignored = fields.texts("ignore")?;
     Ok(Quantization { method: QuantMethod::CompressedTensors, weights: scales, inputs, ignored })
+}
+
+/// Refuses scales for a cache of keys and values in FP8.
+fn expect_plain_cache(fields: Fields<'_>) -> Result<(), String> {
+    match fields.get("kv_cache_scheme") {
+        None => Ok(()),
+        Some(_) => {
+            let expected =
+                "null, which keeps the KV cache in high precision: a cache in FP8 is not supported";
+            Err(fields.wrong("kv_cache_scheme", expected))
+        }
+    }
 }
 
 fn expect_fp8(fields: Fields<'_>) -> Result<(), String> {

@@ -34,13 +34,24 @@ const KNOWN: [&str; 14] = [
 /// Says where the scaling comes from and changes nothing.
 const HARMLESS: &str = "finetuned";
 
-/// Reads both spellings. Where both are present, `rope_parameters` wins.
+/// Reads both spellings. Where both are present, they must agree: versions of transformers differ in which one wins.
 pub(super) fn rope(config: Fields<'_>) -> Result<Rope, String> {
     let mut fields = serde_json::Map::new();
-    for key in ["rope_scaling", "rope_parameters"] {
-        if let Some(object) = config.object(key)? {
-            let present = object.iter().filter(|(_, value)| !value.is_null());
-            fields.extend(present.map(|(key, value)| (key.clone(), value.clone())));
+    for spelling in ["rope_scaling", "rope_parameters"] {
+        let present = config.object(spelling)?.into_iter().flatten().filter(|(_, value)| !value.is_null());
+        for (key, value) in present {
+            let other = fields.insert(key.clone(), value.clone());
+            // `type` is the older name of `rope_type`.
+            let other = other.or_else(|| match key.as_str() {
+                "rope_type" => fields.get("type").cloned(),
+                "type" => fields.get("rope_type").cloned(),
+                _ => None,
+            });
+            if let Some(other) = other.filter(|other| other != value) {
+                return Err(format!(
+                    "`{key}` is both {other} and {value} in `rope_scaling` and `rope_parameters`: give one of the two"
+                ));
+            }
         }
     }
     let is_old = config.get("rope_parameters").is_none();
@@ -69,6 +80,9 @@ pub(super) fn rope(config: Fields<'_>) -> Result<Rope, String> {
     let original = || {
         let field = "original_max_position_embeddings";
         let found = match rope.size(field)? {
+            Some(length) if config.size(field)?.is_some_and(|other| other != length) => {
+                return Err(config.wrong(field, &format!("{length}, as `{path}{field}` is")));
+            }
             Some(length) => Some(length),
             None => match config.size(field)? {
                 Some(length) => Some(length),
