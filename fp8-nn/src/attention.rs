@@ -94,6 +94,11 @@ impl Attention {
         Ok(Self { options: options.operation(), dropout, slots: in_fp8.then(slots) })
     }
 
+    /// Whether no query sees a key to its right.
+    pub(crate) const fn is_causal(&self) -> bool {
+        self.options.causal || matches!(self.options.window.1, Some(0))
+    }
+
     /// The slot of the output of the projection number `index`, if that is to write FP8.
     pub(crate) fn output(&self, index: usize) -> Option<&SlotName> {
         match &self.slots.as_ref()?.inputs {

@@ -37,6 +37,13 @@ impl Default for GenerateOptions {
     }
 }
 
+impl GenerateOptions {
+    fn sampling(&self) -> SampleOptions {
+        let Self { temperature, top_k, top_p, .. } = *self;
+        SampleOptions { temperature, top_k, top_p }
+    }
+}
+
 /// A generation that is under way: [`next`](Self::next) adds a token to each text.
 ///
 /// ```
@@ -75,7 +82,7 @@ impl<'m> Generation<'m> {
     /// Prepares texts that begin with `prompts`, which may have different lengths. The cache has the dtype that `cx` computes in.
     ///
     /// # Errors
-    /// No prompt, or an empty one; a token outside the vocabulary; a longest prompt that leaves less room
+    /// No prompt, or an empty one; a token outside the vocabulary; an option of [`ops::sample`] out of range; a longest prompt that leaves less room
     /// than `max_new_tokens` below `max_seq_length`; the device is out of memory.
     pub fn new<P: AsRef<[i32]>>(
         model: &'m Gpt,
@@ -95,6 +102,7 @@ impl<'m> Generation<'m> {
             let remedy = "expected at least one token, such as the one that begins a text".to_owned();
             return refuse("prompts", format!("an empty one at {row}"), remedy);
         }
+        options.sampling().check()?;
         let table = model.embedding().weight();
         let vocabulary = table.shape().matrix()[0];
         let is_known = |&token: &i32| usize::try_from(token).is_ok_and(|token| token < vocabulary);
@@ -129,23 +137,33 @@ impl<'m> Generation<'m> {
     /// # Errors
     /// The errors of [`Gpt::extend`] and [`ops::sample`].
     pub fn next(&mut self, cx: &mut Forward<'_>) -> Result<Option<Vec<Option<i32>>>> {
-        let GenerateOptions { max_new_tokens, temperature, top_k, top_p, seed, ref stop_tokens } =
-            self.options;
-        if self.steps == max_new_tokens || self.counts.iter().all(|&count| count == 0) {
+        if self.steps == self.options.max_new_tokens || self.counts.iter().all(|&count| count == 0) {
             return Ok(None);
         }
-        let logits = self.model.extend(cx, &self.ids, &self.counts, &mut self.cache)?;
-        let key = DropoutKey { seed, offset: (self.steps as u64) << 32 };
-        let tokens = ops::sample(&logits, &SampleOptions { temperature, top_k, top_p }, key)?;
-        let values = tokens.to_vec::<i32>()?;
-        self.ids = tokens.reshape([values.len(), 1])?;
+        let before = self.cache.lengths().to_vec();
+        let drawn = self.draw(cx);
+        if drawn.is_err() {
+            // The next call reads the same tokens again.
+            before.into_iter().enumerate().for_each(|(row, length)| self.cache.truncate(row, length));
+        }
+        let (ids, values) = drawn?;
+        self.ids = ids;
         self.steps += 1;
         let mut added = Vec::with_capacity(values.len());
         for (count, token) in self.counts.iter_mut().zip(values) {
             added.push((*count > 0).then_some(token));
-            *count = usize::from(*count > 0 && !stop_tokens.contains(&token));
+            *count = usize::from(*count > 0 && !self.options.stop_tokens.contains(&token));
         }
         Ok(Some(added))
+    }
+
+    /// Reads the new tokens and draws the next ones: as the model reads them, `[batch, 1]`, and as numbers.
+    fn draw(&mut self, cx: &mut Forward<'_>) -> Result<(Tensor, Vec<i32>)> {
+        let logits = self.model.extend(cx, &self.ids, &self.counts, &mut self.cache)?;
+        let key = DropoutKey { seed: self.options.seed, offset: (self.steps as u64) << 32 };
+        let tokens = ops::sample(&logits, &self.options.sampling(), key)?;
+        let values = tokens.to_vec::<i32>()?;
+        Ok((tokens.reshape([values.len(), 1])?, values))
     }
 }
 

@@ -18,7 +18,7 @@ use fp8_kernels::ops::{
 };
 use fp8_kernels::{Device, Tensor};
 use fp8_recipe::{Backward, Forward};
-use head::HeadSaved;
+use head::{Head, HeadSaved};
 pub use options::GptOptions;
 use rand::Rng;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use std::sync::Arc;
 /// | `<path>.embedding.weight` | [`Embedding`], `[vocab_size, hidden_size]` |
 /// | `<path>.blocks.N.*` | [`TransformerLayer`], N from 0 on; [`with_blocks`](Self::with_blocks) replaces it |
 /// | `<path>.norm.*` | [`LayerNorm`](crate::LayerNorm) or [`RmsNorm`](crate::RmsNorm) |
-/// | `<path>.head.weight`, unless tied | [`Linear`] without bias, `[vocab_size, hidden_size]` |
+/// | `<path>.head.weight`, unless tied | [`Linear`] without bias, `[vocab_size, hidden_size]`; [`with_head`](Self::with_head) replaces it |
 /// | `<path>.position.weight`, if learned | [`Embedding`], `[max_seq_length, hidden_size]` |
 ///
 /// ```
@@ -75,8 +75,7 @@ pub struct Gpt {
     position: Option<Embedding>,
     blocks: Vec<Box<dyn DynBlock>>,
     norm: NormCore,
-    /// `None` if the table of the embedding serves.
-    head: Option<Linear>,
+    head: Head,
     has_f32_residual: bool,
 }
 
@@ -163,10 +162,12 @@ impl Gpt {
             position,
             blocks,
             norm: NormCore::new(&format!("{path}.norm"), hidden_size, options.norm, params_dtype, device)?,
-            head: (!options.tie_word_embeddings)
-                .then(|| Linear::new(&format!("{path}.head"), head, device, rng))
-                .transpose()?
-                .map(Linear::in_high_precision),
+            head: match options.tie_word_embeddings {
+                true => Head::Tied,
+                false => {
+                    Head::Linear(Linear::new(&format!("{path}.head"), head, device, rng)?.in_high_precision())
+                }
+            },
             has_f32_residual: options.fp32_residual_connection,
         })
     }
@@ -215,7 +216,7 @@ impl Gpt {
             }
             x = self.input_of_norm(cx, x)?;
             let (y, stats) = self.norm.forward(&x)?;
-            let (logits, head) = head::forward(cx, self.head.as_ref(), &self.embedding, &y)?;
+            let (logits, head) = self.head.forward(cx, &self.embedding, &y)?;
             let output = Output::of(&self.path, &logits);
             let saved =
                 GptSaved { embedding, position, embedding_dropout, blocks, normed: x, stats, head, output };
@@ -284,7 +285,7 @@ impl Gpt {
     pub fn backward(&mut self, cx: &mut Backward<'_>, saved: GptSaved, dlogits: &Tensor) -> Result<()> {
         cx.attempt(|cx| {
             saved.output.check(dlogits)?;
-            let dy = head::backward(cx, self.head.as_mut(), &mut self.embedding, saved.head, dlogits)?;
+            let dy = self.head.backward(cx, &mut self.embedding, saved.head, dlogits)?;
             let mut dx = self.norm.backward(&saved.normed, &saved.stats, &dy)?;
             for (index, (block, saved)) in self.blocks.iter_mut().zip(saved.blocks).enumerate().rev() {
                 dx = block.backward_dyn(index, cx, saved, &dx)?;

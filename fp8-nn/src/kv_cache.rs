@@ -155,7 +155,92 @@ pub(crate) struct Step {
     pub(crate) last: Tensor,
 }
 
-/// The part of a [`KvCache`] that belongs to one block, in one step: a [`Block`](crate::Block) passes it to the block that it wraps.
+/// The part of a [`KvCache`] that belongs to one block, in one step. A [`Block`](crate::Block) passes it to the block or the
+/// [`MultiheadAttention`](crate::MultiheadAttention) inside it, or [appends](Self::append) to it for an attention of its own:
+///
+/// ```
+/// use fp8_nn::prelude::*;
+/// use fp8_nn::fp8_kernels::ops::{AttentionOptions, AttentionSaved, Diagonal};
+/// use fp8_nn::LinearSaved;
+///
+/// /// Attention of one head, whose queries and keys are its input.
+/// #[derive(Debug)]
+/// struct Attend {
+///     value: Linear,
+/// }
+/// composite!(Attend { value });
+///
+/// impl Attend {
+///     /// Returns the input and the values, each as one head `[batch, seq, 1, size]`.
+///     fn heads(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<([Tensor; 2], LinearSaved)> {
+///         let (v, saved) = self.value.forward(cx, x)?;
+///         let &[batch, seq, size] = &**x.shape() else { unreachable!("Gpt passes [batch, seq, hidden_size]") };
+///         Ok(([x.reshape([batch, seq, 1, size])?, v.reshape([batch, seq, 1, size])?], saved))
+///     }
+/// }
+///
+/// impl Module for Attend {
+///     type Saved = (LinearSaved, [Tensor; 3], AttentionSaved);
+///
+///     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)> {
+///         let ([q, v], value) = self.heads(cx, x)?;
+///         let (o, saved) = ops::attention(&q, &q, &v, &Default::default(), AttentionOptions::default())?;
+///         Ok((o.reshape(*x.shape())?, (value, [q, v, o], saved)))
+///     }
+///     fn backward(&mut self, cx: &mut Backward<'_>, (value, [q, v, o], saved): Self::Saved, dy: &Tensor) -> Result<Tensor> {
+///         let options = AttentionOptions::default();
+///         let d_o = dy.reshape(*o.shape())?;
+///         let (dq, dk, dv) = ops::attention_backward(&d_o, &q, &q, &v, &o, &saved, &Default::default(), options)?;
+///         let dx = self.value.backward(cx, value, &dv.reshape(*dy.shape())?)?;
+///         Ok(ops::add(&ops::add(&dq, &dk)?.reshape(*dy.shape())?, &dx)?)
+///     }
+/// }
+///
+/// impl Block for Attend {
+///     fn evaluate(
+///         &self,
+///         cx: &mut Forward<'_>,
+///         x: &Tensor,
+///         info: &SequenceInfo,
+///         cache: Option<CachedLayer<'_>>,
+///     ) -> Result<Tensor> {
+///         let ([q, v], _) = self.heads(cx, x)?;
+///         let (k, v) = match cache {
+///             Some(cache) => cache.append("attend", &q, &v)?,
+///             None => (q.clone(), v),
+///         };
+///         // The last query sees the last key: those before it are in the cache.
+///         let options = AttentionOptions { diagonal: Diagonal::BottomRight, ..Default::default() };
+///         Ok(ops::attention(&q, &k, &v, &info.sequences, options)?.0.reshape(*x.shape())?)
+///     }
+///     fn kv_heads(&self) -> [usize; 2] {
+///         [1, self.value.weight().shape()[0]]
+///     }
+/// }
+///
+/// let device = Device::cpu();
+/// let options = GptOptions {
+///     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, ..Default::default()
+/// };
+/// let square = LinearOptions { in_features: 32, out_features: 32, ..Default::default() };
+/// let model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?.with_blocks(|index, _| {
+///     let value = Linear::new(&format!("gpt.blocks.{index}.value"), square.clone(), &device, &mut fp8_nn::rand::rng())?;
+///     Ok(Box::new(Attend { value }))
+/// })?;
+/// let mut scaling = Scaling::new(&model, &device)?;
+/// let mut cx = scaling.eval(&Recipe::off())?;
+/// let ids = Tensor::from_vec(vec![1i32, 2, 3, 4], [1, 4], &device)?;
+/// let whole = model.logits(&mut cx, &ids, &SequenceInfo::default())?.to_f32_vec()?;
+/// let mut cache = model.kv_cache(1, 8, DType::F32)?;
+/// for (index, token) in [1i32, 2, 3, 4].into_iter().enumerate() {
+///     let token = Tensor::from_vec(vec![token], [1, 1], &device)?;
+///     let logits = model.extend(&mut cx, &token, &[1], &mut cache)?.to_f32_vec()?;
+///     for (one, other) in logits.iter().zip(&whole[16 * index..]) {
+///         assert!((one - other).abs() < 1e-4);
+///     }
+/// }
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct CachedLayer<'a> {
     keys: &'a mut Tensor,
@@ -164,9 +249,15 @@ pub struct CachedLayer<'a> {
 }
 
 impl CachedLayer<'_> {
-    /// Appends new keys and values, `[batch, seq, groups, head_dim]`, and returns all. The results share the cache's memory:
-    /// they must be dropped before the next step.
-    pub(crate) fn append(self, layer: &str, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+    /// Appends new keys and values, `[batch, seq, groups, head_dim]` as [`Block::kv_heads`](crate::Block::kv_heads) says, and returns
+    /// all, `[batch, capacity, groups, head_dim]`. The `info` that [`Block::evaluate`](crate::Block::evaluate) gets says how many
+    /// of them are real. Errors name the path `layer`.
+    ///
+    /// The results share the cache's memory: drop them before the next step.
+    ///
+    /// # Errors
+    /// Keys or values of another shape, dtype or device than the cache's.
+    pub fn append(self, layer: &str, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let Step { starts, counts, .. } = self.step;
         for (cache, new, name) in [(&mut *self.keys, k, "keys"), (&mut *self.values, v, "values")] {
             if cache.dtype() != new.dtype() {

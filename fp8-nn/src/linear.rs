@@ -4,7 +4,7 @@ use crate::arguments::{Argument, Output};
 use crate::fp8_output::{GradInput, in_high_precision};
 use crate::fused::Quantized;
 use crate::precision::{self, Entered};
-use crate::{Error, Layer, Module, Parameter, Result, fp8_output, init};
+use crate::{Layer, Module, Parameter, Result, fp8_output, init};
 use fp8_kernels::{DType, Device, Operand, Shape, Slot, Tensor, ops};
 use fp8_recipe::{Backward, DelayedWgrad, Forward, GemmSlots, Origin, SlotName, Slots, Snapshot};
 use rand::Rng;

@@ -7,8 +7,8 @@ use crate::kv_cache::CachedLayer;
 use crate::projection::{Projection, ProjectionSaved};
 use crate::qk_norm::{self, QkNorm, QkNormSaved};
 use crate::{
-    AttentionOptions, Error, InitOptions, Linear, LinearOptions, LinearSaved, Module, NormOptions, Result,
-    SequenceInfo, composite, init, parameters, precision,
+    AttentionOptions, Block, Error, InitOptions, LayerNormLinear, Linear, LinearOptions, LinearSaved, Module,
+    NormOptions, Parameter, Result, SequenceInfo, composite, init, parameters, precision,
 };
 use fp8_kernels::ops::{self, Diagonal, RopeTable};
 use fp8_kernels::{DType, Device, Operand, Tensor};
@@ -144,6 +144,26 @@ impl MultiheadAttention {
     /// Returns the projection of the output.
     pub fn proj(&self) -> &Linear {
         &self.proj
+    }
+
+    /// Returns γ of the norm in front, `[hidden_size]`, if the layer has one.
+    pub fn norm_weight(&self) -> Option<&Parameter> {
+        self.qkv.normed().map(LayerNormLinear::norm_weight)
+    }
+
+    /// Returns β of the norm in front, `[hidden_size]`, if the layer has one and it is a LayerNorm.
+    pub fn norm_bias(&self) -> Option<&Parameter> {
+        self.qkv.normed().and_then(LayerNormLinear::norm_bias)
+    }
+
+    /// Returns γ of the norm of the queries' heads, `[head_dim]`, if the layer has `qk_norm`.
+    pub fn q_norm_weight(&self) -> Option<&Parameter> {
+        self.qk_norm.as_ref().map(QkNorm::q_weight)
+    }
+
+    /// Returns γ of the norm of the keys' heads, `[head_dim]`, if the layer has `qk_norm`.
+    pub fn k_norm_weight(&self) -> Option<&Parameter> {
+        self.qk_norm.as_ref().map(QkNorm::k_weight)
     }
 
     /// Creates a layer at `path`, with weights drawn from `rng`: `qkv`'s, then `proj`'s.
@@ -305,11 +325,6 @@ impl MultiheadAttention {
         })
     }
 
-    /// Returns the number of key and value heads, and the size of a head.
-    pub(crate) const fn kv_heads(&self) -> [usize; 2] {
-        [self.groups, self.head_dim]
-    }
-
     /// Runs backward for the gradients of both results of
     /// [`forward_with_layernorm_output`](Self::forward_with_layernorm_output): `dy` of the output and `dnormed` of the norm's
     /// output. Returns the gradient of the input.
@@ -368,6 +383,7 @@ impl MultiheadAttention {
                 };
                 let (k, v) = match cache {
                     Some(cache) => {
+                        self.expect_causal()?;
                         diagonal = Some(Diagonal::BottomRight);
                         cache.append(&self.path, &k, &v)?
                     }
@@ -381,6 +397,20 @@ impl MultiheadAttention {
         let (info, output) = (info.clone(), Output::of(&self.path, &y));
         let saved = MultiheadAttentionSaved { qkv: qkv_saved, qk_norm, attention, info, proj, output };
         Ok((y, saved))
+    }
+
+    /// Refuses a cache for an attention whose queries see keys that are not there yet.
+    fn expect_causal(&self) -> Result<()> {
+        if self.attention.is_causal() {
+            return Ok(());
+        }
+        Err(Error::Option {
+            layer: self.path.to_string(),
+            option: "kv_cache",
+            value: "a cache".to_owned(),
+            remedy: "its queries see keys to their right, which are not known yet: create the layer with causal = true"
+                .to_owned(),
+        })
     }
 
     fn backward_both(
@@ -408,6 +438,23 @@ impl MultiheadAttention {
         };
         let dqkv = ops::concat(&[&flat(&dq)?, &flat(&dk)?, &flat(&dv)?])?;
         self.qkv.backward(cx, qkv, &dqkv, dnormed)
+    }
+}
+
+/// For blocks of your own around an attention, which pass the cache on to it. The attention itself has no residual connection.
+impl Block for MultiheadAttention {
+    fn evaluate(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        info: &SequenceInfo,
+        cache: Option<CachedLayer<'_>>,
+    ) -> Result<Tensor> {
+        Ok(self.cached(cx, x, info, cache)?.0)
+    }
+
+    fn kv_heads(&self) -> [usize; 2] {
+        [self.groups, self.head_dim]
     }
 }
 

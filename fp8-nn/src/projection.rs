@@ -61,6 +61,14 @@ impl Projection {
         }
     }
 
+    /// Returns the layer if there is a norm in front.
+    pub(crate) const fn normed(&self) -> Option<&LayerNormLinear> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Normed(layer) => Some(layer),
+        }
+    }
+
     /// With `output`, a slot of the Linear, the output is quantized.
     pub(crate) fn forward(
         &self,

@@ -1,7 +1,7 @@
 //! Norms of the heads of queries and keys.
 
 use crate::layer_norm::NormCore;
-use crate::{NormOptions, Result, composite};
+use crate::{NormOptions, Parameter, Result, composite};
 use fp8_kernels::ops::NormStats;
 use fp8_kernels::{DType, Device, Tensor};
 
@@ -33,6 +33,14 @@ impl QkNorm {
         let norm =
             |name: &str| NormCore::new(&format!("{path}.{name}"), head_dim, options, params_dtype, device);
         Ok(Self { q_norm: norm("q_norm")?, k_norm: norm("k_norm")? })
+    }
+
+    pub(crate) const fn q_weight(&self) -> &Parameter {
+        &self.q_norm.weight
+    }
+
+    pub(crate) const fn k_weight(&self) -> &Parameter {
+        &self.k_norm.weight
     }
 }
 

@@ -78,7 +78,7 @@ pub fn sample(logits: &Tensor, options: &SampleOptions, draw: impl Into<DropoutD
         let remedy = format!("a vocabulary has 1 to {} tokens", i32::MAX);
         return Err(Error::Shape { op, shape: *logits.shape(), remedy });
     }
-    let sampling = options.checked(op, vocabulary)?;
+    let sampling = options.checked(vocabulary)?;
     if sampling.is_some() {
         draw.check(op, logits.device())?;
     }
@@ -88,8 +88,18 @@ pub fn sample(logits: &Tensor, options: &SampleOptions, draw: impl Into<DropoutD
 }
 
 impl SampleOptions {
-    /// `None` for a greedy choice.
-    fn checked(&self, op: &'static str, vocabulary: usize) -> Result<Option<Sampling>> {
+    /// Checks the options, before work that would be lost otherwise.
+    ///
+    /// ```
+    /// use fp8_kernels::ops::SampleOptions;
+    /// let error = SampleOptions { top_p: 2.0, ..Default::default() }.check().unwrap_err();
+    /// assert!(error.to_string().starts_with("sample: top_p = 2"));
+    /// ```
+    ///
+    /// # Errors
+    /// An option out of range.
+    pub fn check(&self) -> Result<()> {
+        let op = "sample";
         let Self { temperature, top_k, top_p } = *self;
         let refuse = |option, value: String, remedy: &str| {
             Err(Error::Option { op, option, value, remedy: remedy.to_owned() })
@@ -105,6 +115,13 @@ impl SampleOptions {
             let remedy = "give a probability greater than 0 and at most 1, which keeps all tokens";
             return refuse("top_p", top_p.to_string(), remedy);
         }
+        Ok(())
+    }
+
+    /// `None` for a greedy choice.
+    fn checked(&self, vocabulary: usize) -> Result<Option<Sampling>> {
+        self.check()?;
+        let Self { temperature, top_k, top_p } = *self;
         Ok((temperature > 0.0).then(|| Sampling {
             factor: 1.0 / temperature,
             top_k: top_k.filter(|&k| k < vocabulary).and_then(|k| u32::try_from(k).ok()),

@@ -1,8 +1,9 @@
-//! The parts of a language model, and blocks of the user's own in it.
+//! The parts of a language model, and blocks and heads of the user's own in it.
 
 use super::Gpt;
-use crate::{DynBlock, Embedding, Error, Linear, Parameter, Result, TransformerLayer};
-use fp8_recipe::SlotRole;
+use super::head::Head;
+use crate::{DynBlock, DynModule, Embedding, Error, Linear, Parameter, Result, TransformerLayer};
+use fp8_recipe::{SlotRole, Slots as _};
 use std::collections::BTreeSet;
 
 impl Gpt {
@@ -30,6 +31,69 @@ impl Gpt {
             })?;
             self.blocks.push(make(index, *block)?);
         }
+        self.checked("a parameter of a block")
+    }
+
+    /// Replaces the head by what `make` returns for it, such as one with other outputs, or an adapter around it. `make` gets `None`
+    /// from a model with `tie_word_embeddings`, whose table then serves the embedding alone.
+    ///
+    /// A head takes `[batch, seq, hidden_size]`, the normalized output of the blocks. What it returns are the logits of
+    /// [`forward`](Self::forward), for which [`backward`](Self::backward) takes the gradient; [`loss`](Self::loss) and generation
+    /// need `[batch, seq, classes]`. It runs under the scope's recipe, as any layer of yours does: for high precision, as the head
+    /// it replaces, it calls [`Forward::disabled`](crate::fp8_recipe::Forward::disabled). As after
+    /// [`with_blocks`](Self::with_blocks), create `Scaling` and optimizer afterwards.
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    ///
+    /// let device = Device::cpu();
+    /// let options = GptOptions {
+    ///     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, ..Default::default()
+    /// };
+    /// // Three labels for each token, in place of the vocabulary.
+    /// let labels = LinearOptions { in_features: 32, out_features: 3, ..Default::default() };
+    /// let model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?
+    ///     .with_head(|_| Ok(Box::new(Linear::new("gpt.labels", labels, &device, &mut fp8_nn::rand::rng())?)))?;
+    /// let mut scaling = Scaling::new(&model, &device)?;
+    /// let ids = Tensor::from_vec(vec![1i32, 2, 3, 4], [1, 4], &device)?;
+    /// let logits = model.logits(&mut scaling.eval(&Recipe::off())?, &ids, &SequenceInfo::default())?;
+    /// assert_eq!(**logits.shape(), [1, 4, 3]);
+    /// assert!(model.head().is_none() && model.own_head().is_some());
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `make`; a head that was replaced before; parameters or slots of one name in two places; a parameter on another
+    /// device than the model.
+    pub fn with_head(
+        mut self,
+        make: impl FnOnce(Option<Linear>) -> Result<Box<dyn DynModule>>,
+    ) -> Result<Self> {
+        let before = match self.head {
+            Head::Tied => None,
+            Head::Linear(head) => Some(head),
+            Head::Own(_) => {
+                return Err(Error::Option {
+                    layer: self.path.to_string(),
+                    option: "with_head",
+                    value: "a head of the user's own".to_owned(),
+                    remedy: "it was replaced before: replace it once".to_owned(),
+                });
+            }
+        };
+        self.head = Head::Own(make(before)?);
+        self.checked("a parameter of the head")
+    }
+
+    /// Refuses parts that do not fit together.
+    fn checked(self, argument: &'static str) -> Result<Self> {
+        let mut twice = None;
+        let mut slots = BTreeSet::new();
+        self.slots(&mut |slot| {
+            if !slots.insert(slot.name().clone()) {
+                twice = Some(slot.name().clone());
+            }
+        });
         let (mut names, device) = (BTreeSet::new(), self.embedding.weight().device());
         for parameter in crate::parameters(&self) {
             if !names.insert(parameter.name()) {
@@ -38,13 +102,16 @@ impl Gpt {
             if !parameter.device().is_same(device) {
                 return Err(Error::ArgumentDevice {
                     layer: self.path.to_string(),
-                    argument: "a parameter of a block",
+                    argument,
                     found: parameter.device().to_string(),
                     expected: device.to_string(),
                 });
             }
         }
-        Ok(self)
+        match twice {
+            Some(slot) => Err(fp8_recipe::Error::DuplicateSlot(slot).into()),
+            None => Ok(self),
+        }
     }
 
     /// Returns the blocks, first to last.
@@ -99,18 +166,29 @@ impl Gpt {
         self.norm.bias.as_ref()
     }
 
-    /// Returns the head; `None` with `tie_word_embeddings`.
+    /// Returns the head; `None` with `tie_word_embeddings`, and if [`with_head`](Self::with_head) has replaced it.
     pub fn head(&self) -> Option<&Linear> {
-        self.head.as_ref()
+        self.head.linear()
+    }
+
+    /// Returns the head that [`with_head`](Self::with_head) has put in, whose example reads one.
+    pub fn own_head(&self) -> Option<&dyn DynModule> {
+        match &self.head {
+            Head::Own(head) => Some(&**head),
+            Head::Tied | Head::Linear(_) => None,
+        }
     }
 
     /// Returns how many GEMMs of a training step, forward and backward, run in FP8 under a recipe that overrides none, if no weight
-    /// is frozen: three for each weight of the blocks.
+    /// is frozen: three for each weight of the blocks, and of a head of your own.
     pub fn fp8_gemms_per_step(&self) -> usize {
         let mut weights = 0;
         self.blocks.iter().for_each(|block| {
             block.slots(&mut |slot| weights += usize::from(slot.role() == SlotRole::Weight));
         });
+        if let Some(head) = self.own_head() {
+            head.slots(&mut |slot| weights += usize::from(slot.role() == SlotRole::Weight));
+        }
         3 * weights
     }
 }

@@ -1,6 +1,6 @@
 //! Evaluation of a language model, which keeps nothing for a backward pass, and its continuation behind a cache.
 
-use super::{Gpt, head};
+use super::Gpt;
 use crate::{Error, KvCache, Result, SequenceInfo, init};
 use fp8_kernels::ops::{self, CrossEntropyOptions};
 use fp8_kernels::{DType, Shape, Tensor};
@@ -139,18 +139,37 @@ impl Gpt {
             if only_last {
                 let hidden = x.shape().last_dim();
                 let rows = x.reshape([batch * seq, hidden])?;
-                x = if seq == 1 { rows } else { ops::embedding(&step.last, &rows)? };
+                let last = if seq == 1 { rows } else { ops::embedding(&step.last, &rows)? };
+                x = last.reshape([batch, 1, hidden])?;
             }
-            let logits = self.head_of(cx, x)?;
+            let mut logits = self.head_of(cx, x)?;
+            if only_last {
+                logits = logits.reshape(self.rows_of(batch, &logits)?)?;
+            }
             cache.advance(counts);
             Ok(logits)
         })
     }
 
+    /// Returns the shape of the logits of one position in each row. A head of the user's own may return something else.
+    fn rows_of(&self, batch: usize, logits: &Tensor) -> Result<[usize; 2]> {
+        match **logits.shape() {
+            [rows, 1, vocabulary] if rows == batch => Ok([batch, vocabulary]),
+            _ => Err(Error::Option {
+                layer: self.path.to_string(),
+                option: "head",
+                value: format!("an output of shape {}", logits.shape()),
+                remedy: format!(
+                    "expected [{batch}, 1, vocab_size], for an input of one position in each row"
+                ),
+            }),
+        }
+    }
+
     /// Computes the logits of the blocks' output.
     fn head_of(&self, cx: &mut Forward<'_>, x: Tensor) -> Result<Tensor> {
         let (y, _) = self.norm.forward(&self.input_of_norm(cx, x)?)?;
-        Ok(head::forward(cx, self.head.as_ref(), &self.embedding, &y)?.0)
+        Ok(self.head.forward(cx, &self.embedding, &y)?.0)
     }
 
     /// Refuses a cache of another model.

@@ -1,35 +1,138 @@
-//! The logits of a language model: a Linear of its own, or the table of the embedding.
+//! The logits of a language model: a Linear of its own, the table of the embedding, or a head of the user's own.
 
-use crate::{Embedding, Error, Linear, LinearSaved, Module, Result};
+use crate::{
+    AnySaved, DynModule, Embedding, Layer, Linear, LinearSaved, Module, Parameter, Result, SequenceInfo,
+};
 use fp8_kernels::ops::{self, Accumulation};
 use fp8_kernels::{Operand, Tensor};
-use fp8_recipe::{Backward, DelayedWgrad, Forward};
+use fp8_recipe::{Backward, DelayedWgrad, Forward, SlotName, Slots};
+
+/// What computes the logits.
+#[expect(clippy::large_enum_variant, reason = "one a model, in the model's own memory")]
+#[derive(Debug)]
+pub(super) enum Head {
+    /// The table of the embedding.
+    Tied,
+    Linear(Linear),
+    /// The user's own.
+    Own(Box<dyn DynModule>),
+}
 
 /// The values that the backward pass of the head needs.
 #[expect(clippy::large_enum_variant, reason = "one a model and step, and a box would cost an allocation")]
 #[derive(Debug)]
 pub(super) enum HeadSaved {
-    Linear(LinearSaved),
     /// The table in the dtype of the head's input, and that input unless the table is frozen.
     Tied {
         x: Option<Tensor>,
         table: Tensor,
     },
+    Linear(LinearSaved),
+    Own(AnySaved),
 }
 
-/// Computes logits in high precision, because they decide between many close values. Without a head of its own, the logits are
-/// `x · tableᵀ`.
-pub(super) fn forward(
-    cx: &mut Forward<'_>,
-    head: Option<&Linear>,
-    embedding: &Embedding,
-    x: &Tensor,
-) -> Result<(Tensor, HeadSaved)> {
-    let mut cx = cx.disabled();
-    if let Some(head) = head {
-        let (y, saved) = head.forward(&mut cx, x)?;
-        return Ok((y, HeadSaved::Linear(saved)));
+impl Head {
+    /// Computes logits from the normalized output of the blocks. A head that the model was made with runs in high precision,
+    /// because its logits decide between many close values.
+    pub(super) fn forward(
+        &self,
+        cx: &mut Forward<'_>,
+        embedding: &Embedding,
+        x: &Tensor,
+    ) -> Result<(Tensor, HeadSaved)> {
+        match self {
+            Self::Tied => tied(embedding, x),
+            Self::Linear(head) => {
+                let (y, saved) = head.forward(&mut cx.disabled(), x)?;
+                Ok((y, HeadSaved::Linear(saved)))
+            }
+            Self::Own(head) => {
+                let (y, saved) = head.forward_with_dyn(cx, x, &SequenceInfo::default())?;
+                Ok((y, HeadSaved::Own(saved)))
+            }
+        }
     }
+
+    /// Adds the gradients of the head's weight and returns that of its input.
+    pub(super) fn backward(
+        &mut self,
+        cx: &mut Backward<'_>,
+        embedding: &mut Embedding,
+        saved: HeadSaved,
+        dy: &Tensor,
+    ) -> Result<Tensor> {
+        match (self, saved) {
+            (Self::Tied, HeadSaved::Tied { x, table }) => tied_backward(cx, embedding, x, &table, dy),
+            (Self::Linear(head), HeadSaved::Linear(saved)) => head.backward(cx, saved, dy),
+            (Self::Own(head), HeadSaved::Own(saved)) => head.backward_dyn(0, cx, saved, dy),
+            (head, saved) => Err(fp8_recipe::Error::Origin {
+                layer: head.kind().to_owned(),
+                found: format!("a model with {}", saved.kind()),
+            }
+            .into()),
+        }
+    }
+
+    pub(super) fn linear(&self) -> Option<&Linear> {
+        match self {
+            Self::Linear(head) => Some(head),
+            Self::Tied | Self::Own(_) => None,
+        }
+    }
+
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::Tied => TIED,
+            Self::Linear(_) => LINEAR,
+            Self::Own(_) => OWN,
+        }
+    }
+}
+
+const TIED: &str = "a head tied to the embedding";
+const LINEAR: &str = "a Linear as its head";
+const OWN: &str = "a head of the user's own";
+
+impl HeadSaved {
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::Tied { .. } => TIED,
+            Self::Linear(_) => LINEAR,
+            Self::Own(_) => OWN,
+        }
+    }
+}
+
+impl Slots for Head {
+    fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+        match self {
+            Self::Tied => {}
+            Self::Linear(head) => head.slots(f),
+            Self::Own(head) => head.slots(f),
+        }
+    }
+}
+
+impl Layer for Head {
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
+        match self {
+            Self::Tied => {}
+            Self::Linear(head) => head.visit(f),
+            Self::Own(head) => head.visit(f),
+        }
+    }
+
+    fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
+        match self {
+            Self::Tied => {}
+            Self::Linear(head) => head.visit_mut(f),
+            Self::Own(head) => head.visit_mut(f),
+        }
+    }
+}
+
+/// Returns `x · tableᵀ`.
+fn tied(embedding: &Embedding, x: &Tensor) -> Result<(Tensor, HeadSaved)> {
     let table = embedding.weight().values(x.dtype())?;
     let [input, weight] = [x, &table].map(|tensor| Operand::High(tensor.clone()));
     let y = ops::fprop(&input, &weight, None, x.dtype(), Accumulation::Split)?;
@@ -37,41 +140,25 @@ pub(super) fn forward(
     Ok((y, HeadSaved::Tied { x, table }))
 }
 
-/// Adds the gradients of the head's weight and returns that of its input.
-pub(super) fn backward(
+fn tied_backward(
     cx: &mut Backward<'_>,
-    head: Option<&mut Linear>,
     embedding: &mut Embedding,
-    saved: HeadSaved,
+    x: Option<Tensor>,
+    table: &Tensor,
     dy: &Tensor,
 ) -> Result<Tensor> {
-    match (head, saved) {
-        (Some(head), HeadSaved::Linear(saved)) => head.backward(cx, saved, dy),
-        (None, HeadSaved::Tied { x, table }) => {
-            let (dtype, accumulation) = (table.dtype(), Accumulation::Split);
-            let shape = dy.shape().with_last(table.shape()[1]);
-            let dy = Operand::High(ops::cast(dy, dtype)?);
-            let dx = ops::dgrad(&dy, &Operand::High(table), dtype, accumulation)?;
-            let weight = embedding.weight_mut();
-            let name = weight.name().clone();
-            if weight.is_trainable() {
-                let x = Operand::High(x.ok_or_else(|| weight.was_frozen("the tied head"))?);
-                match cx.delayed_wgrads() {
-                    Some(delayed) => delayed.push(DelayedWgrad { weight: name, dy, x, accumulation }),
-                    None => ops::wgrad(&dy, &x, weight.main_grad_mut(), &name, accumulation)?,
-                }
-            }
-            Ok(dx.reshape(shape)?)
-        }
-        (Some(head), HeadSaved::Tied { .. }) => {
-            Err(of_another_model(head.path(), "a model whose head is tied to the embedding"))
-        }
-        (None, HeadSaved::Linear(_)) => {
-            Err(of_another_model("the tied head", "a model with a head of its own"))
+    let (dtype, accumulation) = (table.dtype(), Accumulation::Split);
+    let shape = dy.shape().with_last(table.shape()[1]);
+    let dy = Operand::High(ops::cast(dy, dtype)?);
+    let dx = ops::dgrad(&dy, &Operand::High(table.clone()), dtype, accumulation)?;
+    let weight = embedding.weight_mut();
+    let name = weight.name().clone();
+    if weight.is_trainable() {
+        let x = Operand::High(x.ok_or_else(|| weight.was_frozen("the tied head"))?);
+        match cx.delayed_wgrads() {
+            Some(delayed) => delayed.push(DelayedWgrad { weight: name, dy, x, accumulation }),
+            None => ops::wgrad(&dy, &x, weight.main_grad_mut(), &name, accumulation)?,
         }
     }
-}
-
-fn of_another_model(layer: &str, found: &str) -> Error {
-    fp8_recipe::Error::Origin { layer: layer.to_owned(), found: found.to_owned() }.into()
+    Ok(dx.reshape(shape)?)
 }

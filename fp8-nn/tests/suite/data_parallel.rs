@@ -1,8 +1,8 @@
 //! Ranks with one batch each against one process with the joined batch, and what they get when one of them is lost.
 
 use crate::support::{
-    ParameterBits, current, delayed, device, error, gpt, ids, linear, noise, off, parameter_bits, recipes, short,
-    unless_simulated,
+    ParameterBits, current, delayed, device, error, gpt, ids, linear, noise, off, parameter_bits, recipes,
+    short, unless_simulated,
 };
 use fp8_nn::fp8_dist::local;
 use fp8_nn::fp8_recipe::ScalingState;
@@ -159,7 +159,10 @@ fn ranks_train_adapters_of_ones_own_as_one_process_does() {
             .collect();
         assert!(all[0] == all[1], "{recipe}: ranks differ");
         for (step, (expected, loss)) in alone.0.iter().zip(&all[0].0).enumerate() {
-            assert!((expected - loss).abs() <= 0.01 * expected, "{recipe}, step {step}: {loss}, alone {expected}");
+            assert!(
+                (expected - loss).abs() <= 0.01 * expected,
+                "{recipe}, step {step}: {loss}, alone {expected}"
+            );
         }
         let start = parameter_bits(&adapted(1));
         for ((name, trained, _), (_, start, _)) in all[0].1.iter().zip(&start) {

@@ -35,6 +35,7 @@ mod oracle;
 mod override_slots;
 mod overrides;
 mod own_block;
+mod own_head;
 mod parameter_groups;
 mod partial_load;
 mod recompute;
