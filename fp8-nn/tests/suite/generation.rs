@@ -391,3 +391,30 @@ fn prompts_that_do_not_fit_are_refused() {
     let text = error(model.generate(&mut cx, &PROMPTS, &hot, |_, _| ()));
     assert!(text.starts_with("sample: top_p = 2: "), "{text}");
 }
+
+/// Room that is not used costs time, not bits: rows of different lengths, in each dtype, at a capacity that is full and at others.
+#[test]
+fn the_capacity_of_a_cache_changes_no_bit() {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let model = model(&GptOptions { params_dtype: dtype, ..llama() });
+        let mut scaling = Scaling::new(&model, &device()).unwrap();
+        let mut run = |capacity: usize| {
+            let mut cx = scaling.eval(&Recipe::off()).unwrap();
+            let mut cache = model.kv_cache(3, capacity, dtype).unwrap();
+            let mut found = Vec::new();
+            for (seq, counts) in [(5, [5, 2, 0]), (1, [1, 1, 1]), (1, [1, 0, 1])] {
+                let ids = ids([3, seq], VOCABULARY as i32, seq as u64);
+                let logits = model.extend(&mut cx, &ids, &counts, &mut cache).unwrap();
+                let rows = values(&logits);
+                // A row without new tokens has logits that mean nothing.
+                let real = rows.chunks(VOCABULARY).zip(counts).filter(|&(_, count)| count > 0);
+                found.extend(real.flat_map(|(row, _)| row.iter().map(|x| x.to_bits())));
+            }
+            found
+        };
+        let full = run(7);
+        for capacity in [8, 13, 16] {
+            assert!(run(capacity) == full, "{dtype}, capacity {capacity}");
+        }
+    }
+}

@@ -6,12 +6,12 @@
 use super::dispatch::{Kernel, vectorized};
 use super::matmul::{Strided, Unpacked, product, transpose};
 use super::softmax::origin;
-use super::{Buffer, attention_fp8, lanes, parallel};
+use super::{Buffer, Widened, attention_fp8, lanes, parallel};
 use crate::host::{self, Array};
 use crate::ops::{AttentionSaved, Problem, Sequences};
 use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor, math};
 use rayon::prelude::*;
-use spans::{Dropped, Visible, in_order, of_batch, spans};
+use spans::{Dropped, Span, Visible, in_order, of_batch, spans};
 use std::ops::Range;
 
 mod spans;
@@ -32,7 +32,8 @@ pub(crate) fn attention(
     let spans = spans(op, sequences, p)?;
     let dropped = Dropped::new(p)?;
     let (dtype, device) = (q.dtype(), q.device());
-    let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
+    let q = q.cpu_f32(op)?;
+    let ([k, v], keys) = widened(op, [k, v], &spans, p)?;
     let rows = p.batch * p.heads * p.queries;
     let (mut o, mut sum) = (Array::zeroed(op, rows * p.head_dim)?, Array::zeroed(op, rows)?);
     let mut max = Array::filled(op, f32::NEG_INFINITY, rows)?;
@@ -60,11 +61,11 @@ pub(crate) fn attention(
     tasks.into_par_iter().try_for_each(|(span, head, first, o, max, sum)| {
         let group = head / (p.heads / p.groups);
         let q = Head::new(&q, p.queries, p.heads, p.head_dim, span.batch, head).skip(span.queries.start);
-        let v = Head::new(&v, p.keys, p.groups, p.head_dim, span.batch, group).skip(span.keys.start);
+        let v = Head::new(&v, keys, p.groups, p.head_dim, span.batch, group).skip(span.keys.start);
         let k = match &transposed {
             Some(all) => Keys::Transposed(all.head(span.batch * p.groups + group).skip(span.keys.start)),
             None => {
-                let rows = Head::new(&k, p.keys, p.groups, p.head_dim, span.batch, group);
+                let rows = Head::new(&k, keys, p.groups, p.head_dim, span.batch, group);
                 Keys::Rows(rows.skip(span.keys.start), Array::zeroed(op, p.head_dim * KEYS)?)
             }
         };
@@ -74,6 +75,23 @@ pub(crate) fn attention(
     let o = token_major(&o, [p.batch, p.queries, p.heads, p.head_dim], dtype, device)?;
     let stats = |data| Tensor::on_cpu(data, Shape::from([p.batch, p.heads, p.queries]), device);
     Ok((o, AttentionSaved { row_max: stats(max), row_sum: stats(sum) }))
+}
+
+/// Returns keys and values in f32, and how many of them each batch entry has. For a few queries, those behind the last one that is
+/// seen are left out: the cache of a generation may have room for many more.
+fn widened<'a>(
+    op: &'static str,
+    [k, v]: [&'a Tensor; 2],
+    spans: &[Span],
+    p: &Problem<'_>,
+) -> Result<([Widened<'a>; 2], usize)> {
+    let seen = spans.iter().map(|span| span.keys.end).max().unwrap_or(0);
+    if k.dtype() == DType::F32 || p.queries > FEW_QUERIES || seen == p.keys {
+        return Ok(([k.cpu_f32(op)?, v.cpu_f32(op)?], p.keys));
+    }
+    let [step, len] = [p.keys, seen].map(|keys| keys * p.groups * p.head_dim);
+    let first = |x: &Tensor| x.cpu_buffer(op)?.read_f32_firsts(op, step, len).map(Widened::Copied);
+    Ok(([first(k)?, first(v)?], seen))
 }
 
 pub(crate) fn attention_backward(

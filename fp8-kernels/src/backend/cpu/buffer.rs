@@ -105,6 +105,24 @@ impl Buffer {
         }
     }
 
+    /// As [`read_f32`](Self::read_f32), but only the first `len` of every `step` values, which are those of a batch entry.
+    pub(crate) fn read_f32_firsts(&self, op: &'static str, step: usize, len: usize) -> Result<Array<f32>> {
+        fn widened<T: Float>(data: &[T], op: &'static str, step: usize, len: usize) -> Result<Array<f32>> {
+            let entries = data.len().checked_div(step).unwrap_or(0);
+            let mut out = Array::for_overwrite(op, entries * len)?;
+            for (data, out) in data.chunks_exact(step.max(1)).zip(out.chunks_exact_mut(len.max(1))) {
+                widen(&data[..len], out);
+            }
+            Ok(out)
+        }
+        match self {
+            Self::F32(data) => widened(data, op, step, len),
+            Self::BF16(data) => widened(data, op, step, len),
+            Self::F16(data) => widened(data, op, step, len),
+            _ => Err(not_a_float(op, "the tensor", self.dtype())),
+        }
+    }
+
     /// Copies the values in f32 to a vector.
     pub(crate) fn to_f32_vec(&self, op: &'static str) -> Result<Vec<f32>> {
         fn widened<T: Float>(data: &[T], op: &'static str) -> Result<Vec<f32>> {
