@@ -3,7 +3,7 @@
 //! A temporary file stays locked while its writer lives. So a file with the prefix that is not locked was left by a program
 //! that was killed.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -42,6 +42,8 @@ pub struct AtomicFile {
 const BUFFER: usize = 1 << 20;
 /// The number of attempts to find a name that no other writer uses.
 const ATTEMPTS: usize = 100;
+/// More links after each other are taken for a circle.
+const MOST_LINKS: usize = 40;
 
 impl AtomicFile {
     /// The beginning of the names of temporary files.
@@ -56,11 +58,7 @@ impl AtomicFile {
     /// A path without a file name, or of something else than a file, such as a folder or a device; a folder that cannot be
     /// created or written to.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let path = &follow(path)?;
-        let name = path.file_name().ok_or_else(|| {
-            let text = format!("{}: expected a path that ends in a file name", path.display());
-            io::Error::new(ErrorKind::InvalidInput, text)
-        })?;
+        let (path, name) = &follow(path)?;
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
             _ => PathBuf::from("."),
@@ -76,10 +74,25 @@ impl AtomicFile {
         Err(io::Error::new(ErrorKind::AlreadyExists, "no name is free for a temporary file"))
     }
 
+    /// Checks that `path` can be that of a file, before work whose result would be lost otherwise. Its folder may be missing.
+    ///
+    /// ```
+    /// use fp8_kernels::AtomicFile;
+    /// AtomicFile::check("report.html".as_ref())?;
+    /// assert!(AtomicFile::check(&std::env::temp_dir()).is_err()); // a folder
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A path without a file name, or of something else than a file.
+    pub fn check(path: &Path) -> io::Result<()> {
+        follow(path).map(drop)
+    }
+
     /// Creates a file and locks it; returns `None` if its name is taken, or if another writer removed it before it was locked.
     fn temporary(folder: &Path, name: &OsStr) -> io::Result<Option<(PathBuf, File)>> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let mut temporary = std::ffi::OsString::from(Self::PREFIX);
+        let mut temporary = OsString::from(Self::PREFIX);
         temporary.push(format!("{}-{}-", std::process::id(), COUNT.fetch_add(1, Relaxed)));
         temporary.push(name);
         let path = folder.join(temporary);
@@ -150,15 +163,32 @@ impl Drop for AtomicFile {
     }
 }
 
-/// Returns where a link leads, and refuses what a rename would replace although it is no file: a device, a pipe, a folder.
-fn follow(path: &Path) -> io::Result<PathBuf> {
-    let is_link = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
-    let target = if is_link { fs::canonicalize(path)? } else { path.to_owned() };
-    if target.file_name().is_some() && fs::metadata(&target).is_ok_and(|metadata| !metadata.is_file()) {
-        let text = "it exists and is not a file: expected the path of a file";
-        return Err(io::Error::new(ErrorKind::InvalidInput, text));
+/// Returns where a link leads, with the name of the file, and refuses what a rename would replace although it is no file: a device, a pipe, a folder, and
+/// `/dev/stdout` wherever that leads.
+fn follow(path: &Path) -> io::Result<(PathBuf, OsString)> {
+    let refused = |text: &str| Err(io::Error::new(ErrorKind::InvalidInput, text));
+    let not_a_file = "it exists and is not a file: expected the path of a file";
+    let mut target = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        let Ok(next) = fs::read_link(&target) else {
+            let Some(name) = target.file_name().map(OsStr::to_owned) else {
+                let text = format!("{}: expected a path that ends in a file name", target.display());
+                return refused(&text);
+            };
+            return match fs::metadata(&target) {
+                Ok(metadata) if !metadata.is_file() => refused(not_a_file),
+                _ => Ok((target, name)),
+            };
+        };
+        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = fs::canonicalize(folder.unwrap_or(Path::new(".")))?;
+        // The links there are open files, which a rename would take away from their reader.
+        if folder.starts_with("/proc") {
+            return refused(not_a_file);
+        }
+        target = folder.join(next);
     }
-    Ok(target)
+    refused("the link leads to itself: expected the path of a file")
 }
 
 /// Creates `folder` and its parents, and flushes the new entries to disk.
@@ -290,7 +320,7 @@ mod tests {
         assert_eq!(error, "/: expected a path that ends in a file name");
     }
 
-    #[cfg(unix)]
+    #[cfg(target_os = "linux")]
     #[test]
     fn links_stay_and_devices_are_refused() {
         use std::os::unix::fs::symlink;
@@ -300,13 +330,18 @@ mod tests {
         written(&file, "old").commit().unwrap();
         symlink("deep/file", &link).unwrap();
         symlink("/dev/null", &device).unwrap();
-        symlink("gone", &nowhere).unwrap();
+        symlink("nowhere", &nowhere).unwrap();
+        for open in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"] {
+            let error = AtomicFile::create(Path::new(open)).unwrap_err().to_string();
+            assert_eq!(error, "it exists and is not a file: expected the path of a file", "{open}");
+        }
         written(&link, "new").commit().unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_to_string(&file).unwrap(), "new");
         let error = AtomicFile::create(&device).unwrap_err().to_string();
         assert_eq!(error, "it exists and is not a file: expected the path of a file");
-        assert!(AtomicFile::create(&nowhere).is_err());
+        let error = AtomicFile::create(&nowhere).unwrap_err().to_string();
+        assert_eq!(error, "the link leads to itself: expected the path of a file");
         assert_eq!(names(folder.path()), ["deep", "device", "link", "nowhere"]);
     }
 

@@ -5,6 +5,7 @@ use crate::progress::{Unit, watch};
 use crate::report;
 use crate::table::{bytes, count, decibels, printable, scales, shape, short, table};
 use clap::Args;
+use fp8_nn::fp8_kernels::AtomicFile;
 use fp8_nn::hf::{self, Folder, InputScales, Inspection, TensorInspection, Weights};
 use fp8_nn::page::percent;
 use serde_json::{Value, json};
@@ -72,7 +73,7 @@ pub(crate) fn run(options: &Inspect) -> Result<String, Failure> {
         watch(Unit::Bytes, |monitor| hf::inspect(&folder, original.as_ref(), monitor))?
     };
     if let Some(path) = &options.report {
-        let written = fp8_nn::fp8_kernels::AtomicFile::create(path).and_then(|mut file| {
+        let written = AtomicFile::create(path).and_then(|mut file| {
             std::io::Write::write_all(&mut file, report::html(&subject, &found).as_bytes())?;
             file.commit()
         });
@@ -88,9 +89,8 @@ pub(crate) fn expect_writable(option: &str, file: &Path) -> Result<(), Failure> 
     if file.is_dir() || file.file_name().is_none() {
         return refused("expected the name of a file");
     }
-    // A report is renamed into place: a device such as /dev/stdout would be replaced.
-    if file.exists() && !file.is_file() {
-        return refused("it is not a file: expected the name of one");
+    if let Err(error) = AtomicFile::check(file) {
+        return refused(&error.to_string());
     }
     if folder.is_none_or(Path::is_dir) { Ok(()) } else { refused("its folder does not exist") }
 }

@@ -87,7 +87,7 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "an output below a file", make: with_text, line: "quantize model text.txt/out --scheme tensor", sentence: "text.txt/out: the folder around it does not exist" },
     Mistake { what: "an output without a name", make: |_| {}, line: "quantize model / --scheme tensor", sentence: "expected a path that ends in the name of a new folder" },
     Mistake { what: "a report in no folder", make: |_| {}, line: "inspect model --report no/report.html", sentence: "--report no/report.html: its folder does not exist" },
-    Mistake { what: "a report on a device", make: |_| {}, line: "inspect model --report /dev/null", sentence: "--report /dev/null: it is not a file: expected the name of one" },
+    Mistake { what: "a report on a device", make: |_| {}, line: "inspect model --report /dev/null", sentence: "--report /dev/null: it exists and is not a file: expected the path of a file" },
     Mistake { what: "a report that is a folder", make: |_| {}, line: "inspect model --report model", sentence: "--report model: expected the name of a file" },
     // Configurations.
     Mistake { what: "an empty configuration", make: |folder| fs::write(folder.join("model/config.json"), "").unwrap(), line: QUANTIZE, sentence: "config.json: not a JSON object" },
