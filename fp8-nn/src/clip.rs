@@ -1,14 +1,15 @@
 //! The norm of a model's gradients, and clipping by it.
 
 use crate::module::trainable_mut;
-use crate::{Error, Layer, Parameter, Result};
-use fp8_kernels::{Tensor, ops};
+use crate::{Error, Layer, Parameter, Result, parameters};
+use fp8_kernels::{DType, Device, Tensor, ops};
 
 /// Scales all gradients so that their common L2 norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does. Returns the
 /// norm before clipping as a tensor of one f32.
 ///
 /// The norm stays on the device, so the host does not wait. If the norm is not finite, no gradient is scaled, and
-/// [`AdamW::step_with_norm`](crate::AdamW::step_with_norm) skips the step.
+/// [`AdamW::step_with_norm`](crate::AdamW::step_with_norm) skips the step. A model whose parameters are all
+/// [frozen](Parameter::set_trainable) has a norm of 0.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -41,6 +42,7 @@ pub(crate) fn clip_with(
             remedy: "expected greater than 0".to_owned(),
         });
     }
+    let device = parameters(model).first().map_or_else(Device::cpu, |parameter| parameter.device().clone());
     // Gradients are scaled in place, so none may share its storage. All are checked before the first is scaled.
     let mut parameters = trainable_mut(model);
     for parameter in &parameters {
@@ -49,7 +51,10 @@ pub(crate) fn clip_with(
             return Err(fp8_kernels::Error::Shared { name: main_grad_name(parameter), holders }.into());
         }
     }
-    let mut norm = grad_norm(parameters.iter().map(|parameter| &**parameter))?;
+    let mut norm = match parameters.is_empty() {
+        true => Tensor::zeros([], DType::F32, &device)?,
+        false => grad_norm(parameters.iter().map(|parameter| &**parameter))?,
+    };
     change(&mut norm)?;
     for parameter in &mut parameters {
         let name = main_grad_name(parameter);

@@ -192,6 +192,22 @@ fn clipping_scales_all_gradients_alike() {
 }
 
 #[test]
+fn a_model_without_gradients_has_a_norm_of_0() {
+    let mut frozen = linear("fc", 4, 4, 1);
+    parameters_mut(&mut frozen).into_iter().for_each(|p| p.set_trainable(false).unwrap());
+    let before = parameter_bits(&frozen);
+    let scaler = LossScaler::new(LossScalerOptions::default(), &device()).unwrap();
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    for norm in [clip_grad_norm(&mut frozen, 1.0), scaler.clip_grad_norm(&mut frozen, 1.0)] {
+        let norm = norm.unwrap();
+        assert_eq!((norm.item().unwrap(), norm.device().is_simulated()), (0.0, device().is_simulated()));
+        optimizer.step_with_norm(&mut frozen, 0.1, &norm).unwrap();
+    }
+    assert!(before == parameter_bits(&frozen));
+    assert_eq!(clip_grad_norm(&mut Stack(Vec::new()), 1.0).unwrap().item().unwrap(), 0.0);
+}
+
+#[test]
 fn the_schedule_warms_up_and_decays() {
     let schedule = CosineSchedule::new(1.0, 4, 12, 0.1).unwrap();
     assert_eq!([0, 1, 2, 3].map(|step| schedule.lr(step)), [0.25, 0.5, 0.75, 1.0]);
