@@ -314,6 +314,7 @@ impl AdamW {
         self.progress.groups.expect_matches(&self.progress.options, model)?;
         let all = trainable(model);
         self.check(&all)?;
+        self.progress.check_lr(lr)?;
         let Some(first) = all.first() else { return self.progress.set_lr(lr) };
         let device = first.device().clone();
         self.prepare(&all)?;

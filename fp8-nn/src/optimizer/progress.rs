@@ -105,11 +105,17 @@ impl Progress {
     }
 
     pub(super) fn set_lr(&self, lr: f32) -> Result<()> {
+        self.check_lr(lr)?;
+        *self.lr.lock().unwrap_or_else(PoisonError::into_inner) = lr;
+        Ok(())
+    }
+
+    /// Refuses a learning rate that is negative or not finite, for any of the groups.
+    pub(super) fn check_lr(&self, lr: f32) -> Result<()> {
         let is_valid = |lr: f32| lr >= 0.0 && lr.is_finite();
         let refused = self.groups.rates().find(|rates| !is_valid(lr * rates.lr_factor));
         let factor = refused.map_or(1.0, |rates| rates.lr_factor);
         if is_valid(lr) && refused.is_none() {
-            *self.lr.lock().unwrap_or_else(PoisonError::into_inner) = lr;
             return Ok(());
         }
         let remedy = "expected finite and 0 or more".to_owned();

@@ -102,6 +102,15 @@ fn only_matrices_decay() {
     }
 }
 
+/// The names of the tensors of a checkpoint.
+fn saved_names(model: &TransformerLayer, optimizer: &AdamW) -> Vec<String> {
+    let (dir, scaling) = (tempfile::tempdir().unwrap(), Scaling::new(model, &device()).unwrap());
+    checkpoint::save(dir.path(), model, optimizer, &scaling, &Default::default()).unwrap();
+    let bytes = std::fs::read(checkpoint::path(dir.path())).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    tensors.names().into_iter().map(ToOwned::to_owned).collect()
+}
+
 #[test]
 fn a_refused_step_changes_nothing() {
     let mut model = block("block", 1);
@@ -124,6 +133,7 @@ fn a_refused_step_changes_nothing() {
         let refused = error(optimizer.step(&mut model, lr));
         assert_eq!(refused, format!("AdamW: lr = {shown}: expected finite and 0 or more"));
     }
+    assert!(!saved_names(&model, &optimizer).iter().any(|name| name.starts_with("optimizer.")), "no state");
     assert_eq!((optimizer.steps(), versions(&model)), (0, old));
     assert!(before == parameter_bits(&model));
 
