@@ -248,7 +248,8 @@ impl Parameter {
         &self.main_grad
     }
 
-    /// Returns the accumulated gradient, for a backward of your own to add to.
+    /// Returns the accumulated gradient, for code that changes it after backward. In a backward of your own, add to it with
+    /// [`accumulate`](Self::accumulate), which leaves frozen parameters alone.
     pub fn main_grad_mut(&mut self) -> &mut Tensor {
         &mut self.main_grad
     }
@@ -286,8 +287,39 @@ impl Parameter {
         f(tensor, &self.main_grad)
     }
 
-    /// Adds `gradient` to the gradient of a parameter that is not frozen.
-    pub(crate) fn accumulate(&mut self, gradient: &Tensor) -> Result<()> {
+    /// Adds `gradient` to the gradient, or does nothing if the parameter is frozen. This is for the backward of a layer of your own:
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    ///
+    /// /// `y = x ⊙ w`, for an `x` of the shape of `w`.
+    /// struct Gain {
+    ///     w: Parameter,
+    /// }
+    ///
+    /// impl Gain {
+    ///     fn backward(&mut self, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    ///         if self.w.is_trainable() {
+    ///             self.w.accumulate(&ops::mul(dy, x)?)?; // the check saves the product
+    ///         }
+    ///         Ok(ops::mul(dy, self.w.tensor())?)
+    ///     }
+    /// }
+    ///
+    /// let of = |values: [f32; 2]| Tensor::from_vec(values.to_vec(), [2], &Device::cpu());
+    /// let mut gain = Gain { w: Parameter::new("w", of([2.0, 3.0])?)? };
+    /// for (trainable, dw) in [(true, vec![4.0, 10.0]), (false, vec![])] {
+    ///     gain.w.set_trainable(trainable)?;
+    ///     assert_eq!(gain.backward(&of([4.0, 5.0])?, &of([1.0, 2.0])?)?.to_f32_vec()?, [2.0, 6.0]);
+    ///     assert_eq!(gain.w.main_grad().to_f32_vec()?, dw);
+    /// }
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Another shape or device than the gradient's; a dtype that is not a float; a gradient that shares its storage with another
+    /// tensor.
+    pub fn accumulate(&mut self, gradient: &Tensor) -> Result<()> {
         if self.is_trainable {
             ops::accumulate(&mut self.main_grad, gradient, &self.name)?;
         }

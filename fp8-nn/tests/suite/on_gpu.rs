@@ -19,6 +19,7 @@ mod dropout;
 mod dtypes;
 mod fp8_mha;
 mod fp8_weights;
+mod frozen;
 mod fused;
 mod generation;
 mod golden;
