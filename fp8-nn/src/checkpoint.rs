@@ -3,7 +3,7 @@
 //! | tensors of `DIR/checkpoint.safetensors` | |
 //! |---|---|
 //! | `model.<parameter>` | the parameters |
-//! | `optimizer.<parameter>.{exp_avg,exp_avg_sq,main_param}` | AdamW's moments, and its f32 copies of bf16 and f16 parameters |
+//! | `optimizer.<parameter>.{exp_avg,exp_avg_sq,main_param}` | AdamW's moments, and its f32 copies of bf16, f16 and FP8 parameters; frozen parameters have neither |
 //! | `loss_scaler.{scale,growth_tracker,skipped_steps}` | the state of the optimizer's [`LossScaler`](crate::LossScaler), if it has one |
 //! | `optimizer_updates` | the steps that count in the bias correction, if skipped ones do not |
 //! | `scaling.<n>.{scale,amax_history}` | the scaling state of each recipe and direction |
@@ -53,6 +53,9 @@ const VERSION: &str = "1";
 const STEP_KEY: &str = "fp8.optimizer.step";
 /// How many of the steps were skipped; 0 in files without it.
 const SKIPPED_KEY: &str = "fp8.optimizer.skipped";
+/// A JSON list of the parameters without moments, if the optimizer has taken steps: those that are frozen, or were in its last step.
+/// Files without such parameters do not have it, and neither do files of earlier versions.
+const WITHOUT_MOMENTS_KEY: &str = "fp8.optimizer.without_moments";
 /// The largest step count that is loaded: f64, in which the bias corrections are computed, has all integers up to it.
 const MAX_STEPS: u64 = 1 << f64::MANTISSA_DIGITS;
 /// The caller's own keys are kept apart by this prefix.
@@ -104,10 +107,13 @@ pub fn path(dir: &Path) -> PathBuf {
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
 ///
+/// Moments and f32 copies of [frozen](Parameter::set_trainable) parameters are not saved.
+///
 /// # Errors
-/// A parameter without moments although the optimizer has taken steps, moments of a parameter that the model does not
-/// have: [`load`] would refuse the file. A folder or file that cannot be written. In all these cases the old checkpoint is
-/// untouched. A folder that cannot be flushed to disk: the new checkpoint is in place, and the error says so.
+/// A parameter without moments although the optimizer has taken steps and the parameter was never frozen in one; moments of a
+/// parameter that the model does not have: [`load`] would refuse the file. A folder or file that cannot be written. In all these
+/// cases the old checkpoint is untouched. A folder that cannot be flushed to disk: the new checkpoint is in place, and the error
+/// says so.
 pub fn save(
     dir: &Path,
     model: &(impl Layer + ?Sized),
@@ -124,27 +130,32 @@ pub fn save(
         values::write(&mut writer, &format!("model.{name}"), parameter)?;
         names.insert(name);
     }
-    let has_moments =
-        |parameter: &&Parameter| !parameter.is_trainable() || optimizer.state.contains_key(parameter.name());
-    match parameters.iter().find(|parameter| !has_moments(parameter)) {
-        Some(parameter) if steps > 0 => return Err(problem(without_moments(parameter.name(), steps))),
-        _ => {}
+    let mut without = Vec::new();
+    for parameter in &parameters {
+        let name = parameter.name();
+        let state = optimizer.state_of(parameter);
+        match state {
+            None if steps > 0 && !optimizer.may_lack_state(parameter) => {
+                return Err(problem(without_moments(name, steps)));
+            }
+            None => without.push(&**name),
+            Some(_) => {}
+        }
+        for (part, tensor) in state.iter().flat_map(|state| state.parts()) {
+            writer.tensor(&format!("optimizer.{name}.{part}"), tensor)?;
+        }
     }
-    for (name, state) in &optimizer.state {
-        if !names.contains(name) {
-            let text = format!("the optimizer has moments of `{name}`, which is no parameter of this model");
-            return Err(problem(format!("{text}: save the model that it trains")));
-        }
-        writer.tensor(&format!("optimizer.{name}.exp_avg"), &state.exp_avg)?;
-        writer.tensor(&format!("optimizer.{name}.exp_avg_sq"), &state.exp_avg_sq)?;
-        if let Some(main_param) = &state.main_param {
-            writer.tensor(&format!("optimizer.{name}.main_param"), main_param)?;
-        }
+    if let Some(name) = optimizer.state.keys().find(|name| !names.contains(name)) {
+        let text = format!("the optimizer has moments of `{name}`, which is no parameter of this model");
+        return Err(problem(format!("{text}: save the model that it trains")));
     }
     scaling_state::write(&scaling.state()?, &mut writer)?;
     writer.metadata(VERSION_KEY, VERSION);
     writer.metadata(STEP_KEY, &steps.to_string());
     writer.metadata(SKIPPED_KEY, &counts.skipped.to_string());
+    if steps > 0 && !without.is_empty() {
+        writer.metadata(WITHOUT_MOMENTS_KEY, &serde_json::Value::from(without).to_string());
+    }
     loss_scale::write(counts.updates, optimizer.loss_scale()?, &mut writer)?;
     metadata.iter().for_each(|(key, value)| writer.metadata(&format!("{USER}{key}"), value));
     let path = path(dir);
@@ -167,13 +178,20 @@ pub fn metadata(dir: &Path) -> Result<BTreeMap<String, String>> {
 ///
 /// Tensors are written in place, so recorded steps continue from the checkpoint.
 ///
+/// A parameter may be [frozen](Parameter::set_trainable) in `model` and not in the model that was saved, or the other way round.
+/// Moments and f32 copies of parameters that are frozen in `model` are not kept: a parameter that is to continue with its moments
+/// must be trainable when the file is loaded. Parameters that had no moments because they were frozen start with moments of 0, as
+/// [`set_trainable`](Parameter::set_trainable) describes. Files of earlier versions do not say which these are: freeze the same
+/// parameters to load them.
+///
 /// With several ranks, either all load the same file, or one loads it and all call
 /// [`broadcast_state`](crate::broadcast_state). The next step compares what the ranks have loaded.
 ///
 /// # Errors
 /// A file that cannot be read, is not a checkpoint, or is one of another model: the first difference, with both shapes. A
-/// parameter without moments although the optimizer had taken steps; a step count above 2⁵³. Nothing has changed then.
-/// If the device fails while the state is written, or another program writes to the file meanwhile, a part of it has changed.
+/// trainable parameter without moments although the optimizer had taken steps and the file does not say that the parameter was
+/// frozen; a step count above 2⁵³. Nothing has changed then. If the device fails while the state is
+/// written, or another program writes to the file meanwhile, a part of it has changed.
 pub fn load(
     dir: &Path,
     model: &mut (impl Layer + ?Sized),
@@ -230,9 +248,10 @@ fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer
         let digest = |key: &str, what: String| {
             Some(StateDigest::new(format!("{what}, as it was loaded,"), [reader.hash(key)?.to_le_bytes()]))
         };
+        let kept: &[&str] =
+            if parameter.is_trainable() { &["exp_avg", "exp_avg_sq", "main_param"] } else { &[] };
         let part = |part: &str| digest(&format!("optimizer.{name}.{part}"), format!("`{part}` of `{name}`"));
-        let mut parts: Vec<_> =
-            ["exp_avg", "exp_avg_sq", "main_param"].into_iter().filter_map(part).collect();
+        let mut parts: Vec<_> = kept.iter().copied().filter_map(part).collect();
         let has_state = counts.steps > 0 || !parts.is_empty();
         // The first parameter also stands for what there is once.
         if !std::mem::replace(&mut has_first, true) {
@@ -296,24 +315,29 @@ fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized)) -> Resu
     Ok(())
 }
 
-/// Returns the names of the parameters whose moments are in the file. After the first step these are all parameters.
+/// Returns the names of the trainable parameters whose moments are in the file. After the first step these are all that were not
+/// frozen when it was saved.
 fn expect_moments(
     reader: &Reader<'_>,
     model: &(impl Layer + ?Sized),
     optimizer: &AdamW,
     steps: u64,
 ) -> Result<BTreeSet<Arc<str>>> {
-    let mut names = BTreeSet::new();
+    let (mut names, without) = (BTreeSet::new(), names_without_moments(reader)?);
     for parameter in parameters(model) {
         let (name, shape) = (parameter.name(), parameter.shape());
+        let may_lack = steps == 0 || !parameter.is_trainable() || without.contains(&**name);
         let has = |part: &str| reader.has(&format!("optimizer.{name}.{part}"), shape, DType::F32);
         match (has("exp_avg")?, has("exp_avg_sq")?) {
             (true, true) => {}
-            (false, false) if steps == 0 || !parameter.is_trainable() => continue,
+            (false, false) if may_lack => continue,
             (false, false) => return Err(reader.problem(without_moments(name, steps))),
             _ => return Err(reader.problem(format!("only one of `{name}`'s two moments is there"))),
         }
         let (has, wants) = (has("main_param")?, optimizer.has_main_param(parameter));
+        if !parameter.is_trainable() {
+            continue; // the file may have what is not kept
+        }
         let stored = values::expect(reader, &format!("model.{name}"), parameter)?;
         // A weight that is in FP8 here or there continues from what the file has: its f32 copy, or its value.
         let is_fp8 = parameter.fp8().is_some() || matches!(stored, Stored::Codes(..));
@@ -325,6 +349,14 @@ fn expect_moments(
         names.insert(name.clone());
     }
     Ok(names)
+}
+
+/// Returns the parameters that the file lists as having no moments, because they were frozen.
+fn names_without_moments(reader: &Reader<'_>) -> Result<BTreeSet<String>> {
+    let Some(text) = reader.all_metadata().get(WITHOUT_MOMENTS_KEY) else { return Ok(BTreeSet::new()) };
+    serde_json::from_str(text).map_err(|_| {
+        reader.problem(format!("metadata `{WITHOUT_MOMENTS_KEY}` is {text}: expected a JSON list of names"))
+    })
 }
 
 fn main_param_key(parameter: &Parameter) -> String {

@@ -77,7 +77,8 @@ impl Default for AdamWOptions {
 ///
 /// The moments m and v are f32 and stored by parameter name; the first step allocates them. [`AdamWOptions`] lists the
 /// defaults, which differ from PyTorch's. For bf16 and f16 parameters the optimizer stores f32 copies and updates those, unless
-/// `main_params` is false.
+/// `main_params` is false. Of [frozen](Parameter::set_trainable) parameters it stores neither: a step frees what it has of parameters
+/// that were frozen since. The t of the bias correction counts the optimizer's steps, for parameters that were unfrozen late, too.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -116,6 +117,9 @@ impl Default for AdamWOptions {
 pub struct AdamW {
     progress: Arc<Progress>,
     pub(crate) state: BTreeMap<Arc<str>, AdamWState>,
+    /// The parameters that may have no state although the optimizer has taken steps: they were frozen in a step, or when they were
+    /// saved.
+    frozen: BTreeSet<Arc<str>>,
     scaler: Option<LossScaler>,
     /// The state of a scaler that was loaded before there was one.
     loaded_scale: Option<LossScaleState>,
@@ -151,7 +155,8 @@ impl AdamW {
             return Err(groups::refused("\"\"", "expected a pattern such as \"*.bias\" or \"head\""));
         }
         let progress = Arc::new(Progress::new(options));
-        Ok(Self { progress, state: BTreeMap::new(), scaler: None, loaded_scale: None })
+        let (state, frozen) = Default::default();
+        Ok(Self { progress, state, frozen, scaler: None, loaded_scale: None })
     }
 
     /// Returns the number of steps taken, including those that were skipped.
@@ -264,8 +269,8 @@ impl AdamW {
         self.progress.set_lr(lr)
     }
 
-    /// Updates every parameter from its gradient. If the norm of all gradients is not finite, nothing changes but the counts.
-    /// Gradients are kept: [`zero_grad`](crate::zero_grad) clears them.
+    /// Updates every parameter that is not frozen from its gradient. If the norm of all gradients is not finite, nothing changes but
+    /// the counts. Gradients are kept: [`zero_grad`](crate::zero_grad) clears them.
     ///
     /// This reads all gradients once more to compute their norm. After [`clip_grad_norm`](crate::clip_grad_norm), pass the
     /// norm that it returns to [`step_with_norm`](Self::step_with_norm).
@@ -315,9 +320,12 @@ impl AdamW {
         let all = trainable(model);
         self.check(&all)?;
         self.progress.check_lr(lr)?;
-        let Some(first) = all.first() else { return self.progress.set_lr(lr) };
-        let device = first.device().clone();
+        let device = all.first().map(|first| first.device().clone());
+        if device.as_ref().is_none_or(|device| device.capture_number().is_none()) {
+            self.drop_frozen(model); // before other state is allocated
+        }
         self.prepare(&all)?;
+        let Some(device) = device else { return self.progress.set_lr(lr) };
         let scaler = self.scaler.clone();
         let scaled = scaler.as_ref().and_then(LossScaler::for_step);
         let is_checked = scaled.as_ref().is_some_and(|scaled| scaled.is_checked);
@@ -408,21 +416,6 @@ impl AdamW {
                 overwrite_codes(stored, new, name)?;
             }
         }
-        Ok(())
-    }
-
-    /// Allocates the state of parameters that have none yet.
-    fn prepare(&mut self, parameters: &[&Parameter]) -> Result<()> {
-        let mut new = BTreeMap::new();
-        for parameter in parameters {
-            if !self.state.contains_key(parameter.name()) {
-                let remedy = "the optimizer's first step makes its state: run it before";
-                parameter.device().expect_eager("AdamW", remedy)?;
-                let state = AdamWState::new(parameter, self.has_main_param(parameter))?;
-                new.insert(parameter.name().clone(), state);
-            }
-        }
-        self.state.extend(new);
         Ok(())
     }
 

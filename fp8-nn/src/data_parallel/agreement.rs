@@ -123,7 +123,7 @@ fn training_state(
     for parameter in parameters(model) {
         let name = parameter.name();
         all.extend(value(parameter)?);
-        for (part, tensor) in optimizer.state.get(name).iter().flat_map(|state| state.parts()) {
+        for (part, tensor) in optimizer.state_of(parameter).iter().flat_map(|state| state.parts()) {
             all.push(digest(format!("`{part}` of `{name}`"), tensor)?);
         }
     }

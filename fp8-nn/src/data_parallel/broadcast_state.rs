@@ -2,6 +2,7 @@
 
 use super::{broadcast_value, expect_eager, first_device, own, told};
 use crate::checkpoint::scaling_state::Header;
+use crate::module::trainable;
 use crate::optimizer::{AdamWState, Counts};
 use crate::parameter::StoredPart;
 use crate::{AdamW, Error, Layer, Result, parameters, parameters_mut};
@@ -21,7 +22,7 @@ use std::sync::Arc;
 /// [`agree`](crate::agree) found to differ. Gradients are not part of it.
 ///
 /// Tensors are written in place, so recorded steps continue from the new state. Parameters that have no moments on `root`
-/// yet get moments of 0.
+/// yet get moments of 0. [Frozen](crate::Parameter::set_trainable) parameters have none afterwards, and none are sent.
 ///
 /// Everything is received before the first tensor is replaced, which needs memory for a second copy of parameters, moments
 /// and f32 copies, also on `root`.
@@ -127,8 +128,9 @@ fn form(
     Ok(form)
 }
 
+/// Returns the names of the parameters that have moments.
 fn names(model: &(impl Layer + ?Sized)) -> BTreeSet<Arc<str>> {
-    parameters(model).into_iter().map(|parameter| parameter.name().clone()).collect()
+    trainable(model).into_iter().map(|parameter| parameter.name().clone()).collect()
 }
 
 /// The part of the state that is not in tensors of the model's shapes.
@@ -245,7 +247,7 @@ fn tensors(
     for parameter in parameters(model) {
         let name = parameter.name();
         values.push(broadcast_value(parameter, group, root)?);
-        let state = new.get(name).or_else(|| optimizer.state.get(name));
+        let state = new.get(name).or_else(|| optimizer.state_of(parameter));
         for (part, tensor) in state.iter().flat_map(|state| state.parts()) {
             let received = group.broadcast(&format!("{part} of {name}"), tensor, root)?;
             moments.insert((name.clone(), part.to_owned()), received);

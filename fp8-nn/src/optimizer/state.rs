@@ -1,6 +1,7 @@
 //! The moments of an optimizer and its f32 copies, one entry per parameter.
 
 use super::{AdamW, Counts};
+use crate::module::trainable;
 use crate::parameter::overwrite;
 use crate::{Layer, Parameter, Result, parameters};
 use fp8_kernels::{DType, MemoryKind, Tensor};
@@ -21,9 +22,14 @@ pub(crate) struct AdamWState {
 impl AdamWState {
     /// The state of a parameter before its first step: moments of 0, and an f32 copy if `main_params` asks for one.
     pub(super) fn new(parameter: &Parameter, has_main_param: bool) -> Result<Self> {
-        let _kind = MemoryKind::Optimizer.enter();
-        let main_param = has_main_param.then(|| parameter.values(DType::F32)).transpose()?;
+        let main_param = has_main_param.then(|| Self::main_param_of(parameter)).transpose()?;
         Self::with_main_param(parameter, main_param)
+    }
+
+    /// An f32 copy of a parameter.
+    fn main_param_of(parameter: &Parameter) -> Result<Tensor> {
+        let _kind = MemoryKind::Optimizer.enter();
+        parameter.values(DType::F32)
     }
 
     /// The state of a parameter before its first step, with this f32 copy.
@@ -56,6 +62,44 @@ impl AdamWState {
 }
 
 impl AdamW {
+    /// Allocates the state of parameters that have none yet.
+    pub(super) fn prepare(&mut self, parameters: &[&Parameter]) -> Result<()> {
+        let mut new = BTreeMap::new();
+        for parameter in parameters {
+            if !self.state.contains_key(parameter.name()) {
+                let remedy = "the optimizer's first step makes its state: run it before";
+                parameter.device().expect_eager("AdamW", remedy)?;
+                let state = AdamWState::new(parameter, self.has_main_param(parameter))?;
+                new.insert(parameter.name().clone(), state);
+            }
+        }
+        self.state.extend(new);
+        Ok(())
+    }
+
+    /// Frees the state of the model's frozen parameters.
+    pub(super) fn drop_frozen(&mut self, model: &(impl Layer + ?Sized)) {
+        for parameter in parameters(model).into_iter().filter(|parameter| !parameter.is_trainable()) {
+            self.drop_state(parameter.name());
+        }
+    }
+
+    /// Frees the state of one frozen parameter.
+    pub(super) fn drop_state(&mut self, name: &Arc<str>) {
+        self.state.remove(name);
+        self.frozen.insert(name.clone());
+    }
+
+    /// Returns the state of a parameter that is trained; `None` for a frozen one, whose state the next step frees.
+    pub(crate) fn state_of(&self, parameter: &Parameter) -> Option<&AdamWState> {
+        self.state.get(parameter.name()).filter(|_| parameter.is_trainable())
+    }
+
+    /// Returns whether a parameter without state is one that the optimizer may have taken steps without: it is frozen, or was.
+    pub(crate) fn may_lack_state(&self, parameter: &Parameter) -> bool {
+        !parameter.is_trainable() || self.frozen.contains(parameter.name())
+    }
+
     /// Allocates state for the parameters whose moments are about to be loaded, unless they have state of their shape.
     pub(crate) fn new_state(
         &self,
@@ -63,7 +107,7 @@ impl AdamW {
         moments: &BTreeSet<Arc<str>>,
     ) -> Result<BTreeMap<Arc<str>, AdamWState>> {
         let mut new = BTreeMap::new();
-        for parameter in parameters(model) {
+        for parameter in trainable(model) {
             let (name, has_main_param) = (parameter.name(), self.has_main_param(parameter));
             let fits = |state: &AdamWState| {
                 state.exp_avg.shape() == parameter.shape() && state.main_param.is_some() == has_main_param
@@ -77,7 +121,7 @@ impl AdamW {
 
     /// Continues after `counts`, with what `read` returns for a parameter and the part of its state. If it returns `None`, the
     /// parameter starts from an initial state. Existing state stays at its
-    /// address in memory, which recorded steps use. `new` is the state of other parameters.
+    /// address in memory, which recorded steps use. `new` is the state of other parameters. Frozen parameters have none afterwards.
     pub(crate) fn resume(
         &mut self,
         model: &(impl Layer + ?Sized),
@@ -86,10 +130,14 @@ impl AdamW {
         read: &mut ReadState<'_>,
     ) -> Result<()> {
         self.state.extend(new);
-        let mut names = BTreeSet::new();
-        for parameter in parameters(model) {
+        let trainable = trainable(model);
+        let names: BTreeSet<_> = trainable.iter().map(|parameter| parameter.name()).collect();
+        self.state.retain(|name, _| names.contains(name));
+        let without_state = |name: &&Arc<str>| counts.steps > 0 && !self.state.contains_key(*name);
+        self.frozen =
+            parameters(model).into_iter().map(Parameter::name).filter(without_state).cloned().collect();
+        for parameter in trainable {
             let name = parameter.name();
-            names.insert(name);
             let Some(state) = self.state.get_mut(name) else { continue };
             if state.exp_avg.shape() != parameter.shape() {
                 // The file has no moments for it, or `new` would have its state.
@@ -110,7 +158,6 @@ impl AdamW {
                 overwrite(main_param, value, name)?;
             }
         }
-        self.state.retain(|name, _| names.contains(name));
         self.progress.resume(counts)
     }
 }

@@ -217,6 +217,30 @@ fn change(dir: &Path, what: &str) {
 }
 
 #[test]
+fn moments_of_frozen_parameters_are_not_sent() {
+    let folder = trained();
+    let sent = ranks(2, |group| {
+        [false, true].map(|is_frozen| {
+            let mut replica = Replica::of(&group);
+            if group.rank() == 0 {
+                replica.load(folder.path());
+            }
+            parameters_mut(&mut replica.model)[0].set_trainable(!is_frozen).unwrap();
+            let before = group.broadcasts_left.load(Relaxed);
+            replica.broadcast(0).unwrap();
+            let sent = before - group.broadcasts_left.load(Relaxed);
+            replica.agree().unwrap();
+            replica.step(3, &fp8()).unwrap();
+            replica.agree().unwrap();
+            sent
+        })
+    });
+    for [all, without] in sent {
+        assert_eq!(all - without, 3, "two moments and an f32 copy");
+    }
+}
+
+#[test]
 fn each_kind_of_state_that_differs_alone_is_named() {
     // What is changed on rank 1, what `agree` calls it, and what a step does.
     let loaded = |part: &str| format!("`{part}` of `fc.weight`, as it was loaded,");

@@ -229,6 +229,29 @@ fn a_parameter_without_moments_is_refused_after_the_first_step() {
 }
 
 #[test]
+fn only_parameters_that_the_file_lists_may_lack_moments() {
+    let (bytes, dir, mut job) = (saved(), tempfile::tempdir().unwrap(), Job::new(2));
+    let listed = |list: &str| {
+        edited(&bytes, |parts| {
+            parts.0.retain(|name, _| !name.starts_with("optimizer.fc.weight"));
+            parts.1.insert("fp8.optimizer.without_moments".into(), list.into());
+        })
+    };
+    let refused = job.refuses(dir.path(), &listed(r#"["fc.bias","other"]"#));
+    assert!(refused.contains("`fc.weight` has no moments"), "{refused}");
+    for list in ["", "fc.weight", "{}", "[1]"] {
+        let refused = job.refuses(dir.path(), &listed(list));
+        let expected =
+            format!("metadata `fp8.optimizer.without_moments` is {list}: expected a JSON list of names");
+        assert!(refused.ends_with(&expected), "{refused}");
+    }
+    std::fs::write(checkpoint::path(dir.path()), listed(r#"["fc.weight"]"#)).unwrap();
+    job.load(dir.path()).unwrap();
+    job.optimizer.step(&mut job.model, 0.1).unwrap();
+    assert_eq!(job.optimizer.steps(), 2);
+}
+
+#[test]
 fn step_counts_that_would_overflow_are_refused() {
     let (bytes, dir, mut job) = (saved(), tempfile::tempdir().unwrap(), Job::new(2));
     for steps in ["18446744073709551615", "9223372036854775808", "9007199254740993"] {

@@ -1,7 +1,87 @@
-//! Frozen parameters.
+//! Frozen parameters: what the optimizer has of them.
 
-use crate::support::{error, noise, values};
+use crate::support::{bits, device, error, linear, noise, step, unless_simulated, values};
 use fp8_nn::prelude::*;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A recipe whose dgrad reads other codes of a weight than fprop does, unless the device is simulated.
+fn turned() -> Recipe {
+    Recipe::from_name(unless_simulated("mxfp8", "block")).unwrap()
+}
+
+fn freeze(model: &mut impl Layer, is_frozen: impl Fn(&Parameter) -> bool) {
+    for parameter in parameters_mut(model) {
+        let trainable = !is_frozen(parameter);
+        parameter.set_trainable(trainable).unwrap();
+    }
+}
+
+/// A layer with its optimizer, and the names of what a checkpoint has of the latter.
+struct One {
+    fc: Linear,
+    optimizer: AdamW,
+    scaling: Scaling,
+    recipe: Recipe,
+}
+
+impl One {
+    fn new(seed: u64, recipe: &Recipe) -> Self {
+        let fc = linear("fc", 32, 32, seed);
+        let scaling = Scaling::new(&fc, &device()).unwrap();
+        let optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+        Self { fc, optimizer, scaling, recipe: recipe.clone() }
+    }
+
+    fn step(&mut self) -> Vec<u32> {
+        let (x, dy) = (noise([16, 32], 1), noise([16, 32], 2));
+        let options = AutocastOptions::default();
+        let (_, dx) = step(&mut self.scaling, &self.recipe, &options, &mut self.fc, &x, &dy).unwrap();
+        self.optimizer.step(&mut self.fc, 0.01).unwrap();
+        zero_grad(&mut self.fc).unwrap();
+        bits(&dx)
+    }
+
+    fn freeze(&mut self, is_frozen: bool) {
+        parameters_mut(&mut self.fc)[0].set_trainable(!is_frozen).unwrap();
+    }
+
+    fn save(&self, dir: &Path) {
+        checkpoint::save(dir, &self.fc, &self.optimizer, &self.scaling, &BTreeMap::new()).unwrap();
+    }
+
+    /// The parts of the weight's state that a checkpoint has.
+    fn state(&self) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        self.save(dir.path());
+        let bytes = std::fs::read(checkpoint::path(dir.path())).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let parts = tensors.names().into_iter().filter_map(|name| name.strip_prefix("optimizer.fc.weight."));
+        let mut parts: Vec<_> = parts.map(str::to_owned).collect();
+        parts.sort();
+        parts
+    }
+}
+
+#[test]
+fn a_step_frees_the_state_of_parameters_that_were_frozen() {
+    let mut one = One::new(1, &turned());
+    one.step();
+    one.freeze(true);
+    assert!(one.state().is_empty(), "it is not saved");
+    one.freeze(false);
+    assert_eq!(one.state(), ["exp_avg", "exp_avg_sq"], "nothing was lost without a step");
+    one.freeze(true);
+    one.step();
+    one.freeze(false);
+    assert!(one.state().is_empty());
+    // Steps without a parameter to update free it, too.
+    one.step();
+    freeze(&mut one.fc, |_| true);
+    one.optimizer.step(&mut one.fc, 0.1).unwrap();
+    freeze(&mut one.fc, |_| false);
+    assert!(one.state().is_empty());
+}
 
 #[test]
 fn a_layer_of_ones_own_adds_nothing_to_a_frozen_parameter() {
