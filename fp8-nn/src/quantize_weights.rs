@@ -49,7 +49,9 @@ impl AdamW {
     ///
     /// As [`quantize_weights`](crate::quantize_weights), but the weights stay trainable. Their values become the optimizer's f32
     /// copies, so nothing of the initialization is lost. Each step updates the copies and quantizes them, with a scale computed from
-    /// the new values. On a GPU whose GEMMs need transposed copies, those are written with the codes.
+    /// the new values. The codes that dgrad reads are written with them, where it reads others than fprop.
+    ///
+    /// Weights that are [frozen](Parameter::set_trainable) stay frozen: they become codes for fprop and dgrad, without an f32 copy.
     ///
     /// Checkpoints work both ways: a checkpoint of either kind can be loaded into either kind of model.
     ///
@@ -82,6 +84,10 @@ impl AdamW {
             state.map_or(Ok(()), |state| state.expect_shape_of(weight))?;
             let main_param = state.and_then(|state| state.main_param.as_ref());
             let Some(values) = weight.store_in_fp8(quantizer, main_param, true)? else { return Ok(false) };
+            if !weight.is_trainable() {
+                self.drop_state(weight.name());
+                return Ok(true);
+            }
             let values = ops::cast(&values, DType::F32)?;
             values.set_memory_kind(MemoryKind::Optimizer);
             match self.state.get_mut(weight.name()) {
@@ -92,7 +98,6 @@ impl AdamW {
                     self.state.insert(weight.name().clone(), state);
                 }
             }
-            weight.set_trainable(true)?;
             Ok(true)
         })
     }

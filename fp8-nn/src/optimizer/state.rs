@@ -85,7 +85,7 @@ impl AdamW {
     }
 
     /// Frees the state of one frozen parameter.
-    pub(super) fn drop_state(&mut self, name: &Arc<str>) {
+    pub(crate) fn drop_state(&mut self, name: &Arc<str>) {
         self.state.remove(name);
         self.frozen.insert(name.clone());
     }

@@ -1,4 +1,4 @@
-//! Frozen parameters: what the optimizer has of them.
+//! Frozen parameters: training through weights that are codes, what the optimizer has of them, and checkpoints of them.
 
 use crate::support::{bits, device, error, linear, noise, step, unless_simulated, values};
 use fp8_nn::prelude::*;
@@ -46,6 +46,10 @@ impl One {
         parameters_mut(&mut self.fc)[0].set_trainable(!is_frozen).unwrap();
     }
 
+    fn quantize(&mut self) {
+        assert_eq!(self.optimizer.quantize_weights(&mut self.fc, &self.recipe).unwrap(), 1);
+    }
+
     fn save(&self, dir: &Path) {
         checkpoint::save(dir, &self.fc, &self.optimizer, &self.scaling, &BTreeMap::new()).unwrap();
     }
@@ -60,6 +64,32 @@ impl One {
         let mut parts: Vec<_> = parts.map(str::to_owned).collect();
         parts.sort();
         parts
+    }
+
+    fn weight(&self) -> Vec<f32> {
+        values(&self.fc.weight().values(DType::F32).unwrap())
+    }
+}
+
+#[test]
+fn an_optimizer_quantizes_a_frozen_weight_and_leaves_it_frozen() {
+    for steps in [0, 2] {
+        let mut one = One::new(1, &turned());
+        (0..steps).for_each(|_| drop(one.step()));
+        one.freeze(true);
+        one.quantize();
+        let weight = one.fc.weight();
+        assert!(!weight.is_trainable() && weight.main_grad().numel() == 0);
+        assert!(weight.fp8().unwrap().columnwise().is_some());
+        let before = one.weight();
+        one.step();
+        assert_eq!(before, one.weight());
+        // Not even moments from before.
+        one.freeze(false);
+        assert!(one.state().is_empty());
+        one.step();
+        assert_eq!(one.state(), ["exp_avg", "exp_avg_sq", "main_param"]);
+        assert_ne!(before, one.weight());
     }
 }
 
