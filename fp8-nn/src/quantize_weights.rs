@@ -15,6 +15,11 @@ use fp8_recipe::{Recipe, WeightQuantizer};
 /// The weights are [frozen](Parameter::set_trainable), because an optimizer needs values that are finer than the codes. To
 /// train, use [`AdamW::quantize_weights`]. This corresponds to Transformer Engine's `quantized_model_init`.
 ///
+/// Other parameters can be trained through these weights, as adapters are. Under recipes with factors for rows, 1 × 128 blocks or
+/// MX blocks, dgrad needs other codes of each weight: a training scope makes them anew from the dequantized values and holds them
+/// until backward has used them, so these are rounded twice ([`Forward::fp8_weight`](fp8_recipe::Forward::fp8_weight)). For codes
+/// that are rounded once and made once, at two bytes a value, freeze the weights and call [`AdamW::quantize_weights`].
+///
 /// ```
 /// use fp8_nn::prelude::*;
 ///

@@ -116,17 +116,29 @@ impl Forward<'_> {
     /// No amax is recorded, so under delayed scaling the slot did not run: the weight's scale was computed when its codes were
     /// written.
     ///
+    /// dgrad reads the codes of the transpose. Codes with one factor, or with one for each 128 × 128, are transposed exactly. With
+    /// rows, 1 × 128 blocks or MX blocks, other elements share a factor in the transpose. If the weight was quantized without these
+    /// codes, as for inference, a scope that backward follows makes them from the dequantized values
+    /// ([`Fp8Tensor::quantize_columnwise`]). They are rounded twice then, and last as long as the operand. A weight that was quantized
+    /// with them, by [`WeightQuantizer::quantize`], is rounded once.
+    ///
     /// # Errors
     /// As [`slot`](Self::slot). A scope that quantizes weights in another format or granularity than the codes have, because
     /// dequantized codes would be rounded twice.
     pub fn fp8_weight(&mut self, name: &SlotName, weight: &Fp8Tensor, dtype: DType) -> Result<Operand> {
+        let runs_dgrad = self.fp8_gemms(name).dgrad;
         let slot = self.slot(name)?;
         if slot.is_off() {
             return Ok(Operand::High(weight.dequantize(dtype)?));
         }
         let blocks = if let Scale::Blocks(rule) = slot.scale { Some(rule.blocks()) } else { None };
         if (slot.encoding, blocks) == (weight.encoding(), weight.blocks()) {
-            return Ok(Operand::Fp8(weight.clone()));
+            let weight = weight.clone();
+            return Ok(Operand::Fp8(match blocks {
+                None | Some(Blocks::B128x128) => weight,
+                Some(_) if slot.columnwise && runs_dgrad => weight.quantize_columnwise(&slot)?,
+                Some(_) => weight,
+            }));
         }
         Err(Error::WeightFormat {
             slot: name.name().clone(),

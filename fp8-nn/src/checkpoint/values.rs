@@ -175,12 +175,9 @@ fn read_codes(
 
 /// Gives a parameter the value of `codes`.
 fn read_into(parameter: &mut Parameter, codes: Fp8Tensor) -> Result<()> {
-    let Some(own) = parameter.fp8() else { return parameter.set(codes.dequantize(parameter.dtype())?) };
-    match (own.columnwise(), own.blocks()) {
-        (None, _) => parameter.set_codes(codes),
-        (Some(_), None | Some(Blocks::B128x128)) => parameter.set_codes(codes.with_columnwise()?),
-        // Columnwise codes of other blocks are only made from values.
-        (Some(_), Some(_)) => parameter.set(codes.dequantize(DType::F32)?),
+    match parameter.fp8() {
+        Some(_) => parameter.set_codes(codes),
+        None => parameter.set(codes.dequantize(parameter.dtype())?),
     }
 }
 

@@ -27,9 +27,10 @@ impl Fp8Value {
         value
     }
 
-    /// Quantizes a new value.
+    /// Quantizes a new value, for backward passes too if those read the present one.
     pub(super) fn set(&mut self, value: &Tensor, columnwise: bool, name: &str) -> Result<()> {
         let value = value.to_device(self.codes.device())?;
+        let columnwise = columnwise || self.codes.columnwise().is_some();
         overwrite_codes(&mut self.codes, self.quantizer.quantize(&value, columnwise)?, name)?;
         self.count_as_parameters();
         Ok(())
@@ -109,9 +110,13 @@ impl Parameter {
         self.set_codes(new)
     }
 
-    /// Replaces the codes by others of the same format and granularity.
+    /// Replaces the codes by others of the same format and granularity. Those of the transpose are kept where there are some.
     pub(crate) fn set_codes(&mut self, new: Fp8Tensor) -> Result<()> {
         if let Value::Fp8(value) = &mut self.value {
+            let new = match value.codes.columnwise() {
+                Some(_) => new.quantize_columnwise(&value.quantizer.slot(true))?,
+                None => new,
+            };
             overwrite_codes(&mut value.codes, new, &self.name)?;
             value.count_as_parameters();
             self.version.advance();

@@ -44,16 +44,22 @@ impl Job {
         steps.map(|i| self.step(i).to_bits()).collect()
     }
 
-    fn step(&mut self, i: u64) -> f32 {
-        let (ids, targets) = (ids([2, 8], 20, i), ids([2, 8], 20, 100 + i));
+    pub(crate) fn step(&mut self, i: u64) -> f32 {
+        let (ids, targets) = batch(i);
         self.queue(&ids, &targets).unwrap().item().unwrap()
+    }
+
+    /// Computes the gradients and returns the loss.
+    pub(crate) fn backward(&mut self, ids: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let (loss, saved) =
+            self.scaling.autocast_with(&self.recipe, |cx| self.model.loss(cx, ids, targets))?;
+        self.scaling.backward_with(|cx| self.model.loss_backward(cx, saved))?;
+        Ok(loss)
     }
 
     /// Queues a step and returns its loss.
     pub(crate) fn queue(&mut self, ids: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let (loss, saved) =
-            self.scaling.autocast_with(&self.recipe, |cx| self.model.loss(cx, ids, targets))?;
-        self.scaling.backward_with(|cx| self.model.loss_backward(cx, saved))?;
+        let loss = self.backward(ids, targets)?;
         self.optimizer.step(&mut self.model, self.lr)?;
         zero_grad(&mut self.model)?;
         Ok(loss)
@@ -80,6 +86,11 @@ impl Job {
     }
 }
 
+/// Ids and targets of step `i`.
+pub(crate) fn batch(i: u64) -> (Tensor, Tensor) {
+    (ids([2, 8], 20, i), ids([2, 8], 20, 100 + i))
+}
+
 fn factors(scale_inv: &Tensor) -> Vec<u32> {
     match scale_inv.dtype() {
         DType::U8 => scale_inv.to_vec::<u8>().unwrap().into_iter().map(u32::from).collect(),
@@ -88,7 +99,7 @@ fn factors(scale_inv: &Tensor) -> Vec<u32> {
 }
 
 /// Recipes without a history: the scale of a weight is that of its values, wherever it is quantized.
-fn stateless() -> Vec<Recipe> {
+pub(crate) fn stateless() -> Vec<Recipe> {
     let names = unless_simulated(
         vec!["current", "rowwise", "rowwise-gw-hp", "block", "deepseek", "mxfp8"],
         vec!["current", "block"],
@@ -156,13 +167,6 @@ fn inference_has_codes_alone() {
             let Some(codes) = parameter.fp8() else { continue };
             assert!(!parameter.is_trainable());
             assert!(parameter.main_grad().numel() == 0 && codes.columnwise().is_none());
-        }
-        // The other parameters train as before, through weights that are frozen.
-        if recipe.to_string().starts_with("current") {
-            let before = fp8.codes();
-            let first = fp8.step(0);
-            assert!((1..20).map(|_| fp8.step(0)).last().unwrap() < first);
-            assert!(before == fp8.codes(), "frozen");
         }
     }
 }

@@ -1,6 +1,10 @@
 //! Frozen parameters: training through weights that are codes, what the optimizer has of them, and checkpoints of them.
 
-use crate::support::{bits, device, error, linear, noise, step, unless_simulated, values};
+use crate::fp8_weights::{Job, batch, stateless};
+use crate::support::{
+    bits, device, error, linear, noise, recipes, relative_rms, step, unless_simulated, values,
+};
+use fp8_nn::fp8_kernels::fp8_format::Blocks;
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,6 +18,47 @@ fn freeze(model: &mut impl Layer, is_frozen: impl Fn(&Parameter) -> bool) {
     for parameter in parameters_mut(model) {
         let trainable = !is_frozen(parameter);
         parameter.set_trainable(trainable).unwrap();
+    }
+}
+
+/// The gradients of all parameters after a forward and a backward pass.
+fn gradients(job: &mut Job) -> Vec<f32> {
+    let (ids, targets) = batch(0);
+    job.backward(&ids, &targets).unwrap();
+    let all = parameters(&job.model).into_iter().flat_map(|p| values(p.main_grad())).collect();
+    zero_grad(&mut job.model).unwrap();
+    all
+}
+
+#[test]
+fn training_passes_through_codes_under_every_recipe() {
+    for recipe in recipes() {
+        let is_weight = |p: &Parameter| p.name().contains(".blocks.") && p.shape().len() == 2;
+        let [mut plain, mut once, mut twice] = [(); 3].map(|()| Job::plain(3, &recipe));
+        [&mut plain, &mut once].into_iter().for_each(|job| freeze(&mut job.model, is_weight));
+        assert_eq!(once.optimizer.quantize_weights(&mut once.model, &recipe).unwrap(), 8, "{recipe}");
+        assert_eq!(quantize_weights(&mut twice.model, &recipe).unwrap(), 8, "{recipe}");
+        // Without a history, codes are those of the scope itself. Codes with one factor are transposed exactly.
+        let has_history = !stateless().iter().any(|other| other.to_string() == recipe.to_string());
+        let is_exact = |job: &Job| {
+            let codes = parameters(&job.model).into_iter().filter_map(Parameter::fp8);
+            codes.into_iter().all(|codes| {
+                codes.columnwise().is_some() || codes.blocks().is_none_or(|b| b == Blocks::B128x128)
+            })
+        };
+        assert!(is_exact(&once), "{recipe}");
+        let again = if is_exact(&twice) { 0.0 } else { 0.1 };
+        let [expected, of_once, of_twice] = [&mut plain, &mut once, &mut twice].map(gradients);
+        let found = [relative_rms(&expected, &of_once), relative_rms(&of_once, &of_twice)];
+        assert!(found[0] <= if has_history { 0.2 } else { 0.0 } && found[1] <= again, "{recipe}: {found:?}");
+        for job in [&mut once, &mut twice] {
+            let before = job.codes();
+            let first = job.step(0);
+            let last = (1..unless_simulated(10, 3)).map(|_| job.step(0)).last().unwrap();
+            assert!(last < first, "{recipe}: {last} after {first}");
+            assert!(before == job.codes(), "{recipe}: frozen codes have changed");
+            assert!(parameters(&job.model).into_iter().all(|p| p.fp8().is_none() || !p.is_trainable()));
+        }
     }
 }
 
@@ -54,6 +99,10 @@ impl One {
         checkpoint::save(dir, &self.fc, &self.optimizer, &self.scaling, &BTreeMap::new()).unwrap();
     }
 
+    fn load(&mut self, dir: &Path) {
+        checkpoint::load(dir, &mut self.fc, &mut self.optimizer, &mut self.scaling).unwrap();
+    }
+
     /// The parts of the weight's state that a checkpoint has.
     fn state(&self) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
@@ -68,6 +117,23 @@ impl One {
 
     fn weight(&self) -> Vec<f32> {
         values(&self.fc.weight().values(DType::F32).unwrap())
+    }
+}
+
+#[test]
+fn a_training_scope_makes_the_codes_that_dgrad_reads() {
+    for name in Recipe::NAMES {
+        let recipe = Recipe::from_name(name).unwrap();
+        let [mut once, mut twice] = [(); 2].map(|()| One::new(1, &recipe));
+        once.freeze(true);
+        once.quantize();
+        assert_eq!(quantize_weights(&mut twice.fc, &recipe).unwrap(), 1);
+        let dx =
+            [&mut once, &mut twice].map(|one| one.step().into_iter().map(f32::from_bits).collect::<Vec<_>>());
+        let found = relative_rms(&dx[0], &dx[1]);
+        assert!(found < 0.05, "{name}: {found}");
+        // They last as long as the operand.
+        assert!(twice.fc.weight().fp8().unwrap().columnwise().is_none(), "{name}");
     }
 }
 
@@ -94,6 +160,26 @@ fn an_optimizer_quantizes_a_frozen_weight_and_leaves_it_frozen() {
 }
 
 #[test]
+fn new_values_of_a_frozen_weight_keep_the_codes_that_dgrad_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let has_turned = |one: &One| one.fc.weight().fp8().unwrap().columnwise().is_some();
+    let mut one = One::new(1, &turned());
+    one.quantize();
+    one.freeze(true);
+    one.step();
+    one.save(dir.path());
+    let (dx, codes) = (one.step(), one.fc.weight().fp8().unwrap().codes().unwrap());
+    parameters_mut(&mut one.fc)[0].set(noise([32, 32], 9)).unwrap();
+    assert!(has_turned(&one));
+    assert_ne!(one.step(), dx);
+    one.load(dir.path());
+    assert!(has_turned(&one));
+    // The file has the codes of fprop. They stay as they are; those of dgrad are rounded a second time.
+    assert_eq!(one.fc.weight().fp8().unwrap().codes().unwrap(), codes);
+    one.step();
+}
+
+#[test]
 fn a_step_frees_the_state_of_parameters_that_were_frozen() {
     let mut one = One::new(1, &turned());
     one.step();
@@ -111,6 +197,49 @@ fn a_step_frees_the_state_of_parameters_that_were_frozen() {
     one.optimizer.step(&mut one.fc, 0.1).unwrap();
     freeze(&mut one.fc, |_| false);
     assert!(one.state().is_empty());
+}
+
+#[test]
+fn what_was_frozen_or_trained_in_a_file_may_be_either_in_the_model() {
+    let [frozen, trained] = [true, false].map(|is_frozen| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut one = One::new(1, &turned());
+        one.step();
+        one.freeze(is_frozen);
+        one.step();
+        // Unfrozen and not stepped yet.
+        one.freeze(false);
+        one.save(dir.path());
+        (dir, one)
+    });
+    for (dir, mut one) in [frozen, trained] {
+        for is_frozen in [false, true] {
+            for fp8_weights in [false, true] {
+                let mut resumed = One::new(2, &turned());
+                resumed.freeze(is_frozen);
+                if fp8_weights {
+                    resumed.quantize();
+                }
+                resumed.load(dir.path());
+                assert_eq!(resumed.optimizer.steps(), 2);
+                assert!(!is_frozen || resumed.state().is_empty());
+                // Once more, from what it saves.
+                let again = tempfile::tempdir().unwrap();
+                resumed.save(again.path());
+                resumed.freeze(false);
+                resumed.load(again.path());
+                resumed.step();
+                assert_eq!(resumed.state().len(), if fp8_weights { 3 } else { 2 });
+            }
+        }
+        // Resumed training has the bits of training that went on.
+        let mut resumed = One::new(2, &turned());
+        resumed.load(dir.path());
+        for _ in 0..2 {
+            assert_eq!(one.step(), resumed.step());
+            assert_eq!(one.weight(), resumed.weight());
+        }
+    }
 }
 
 #[test]

@@ -79,6 +79,29 @@ fn replays_update_each_group_with_its_own_rates() {
 }
 
 #[test]
+fn recorded_steps_pass_through_frozen_codes() {
+    for recipe in ["rowwise", "mxfp8"].map(|name| Recipe::from_name(name).unwrap()) {
+        let job = || {
+            let mut job = Job::plain(3, &recipe);
+            assert_eq!(quantize_weights(&mut job.model, &recipe).unwrap(), 8);
+            job
+        };
+        let (mut eager, mut recorded) = (job(), job());
+        let (ids, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
+        for job in [&mut eager, &mut recorded] {
+            job.queue(&ids, &targets).unwrap();
+        }
+        let (graph, _) = device().capture(|| recorded.queue(&ids, &targets)).unwrap();
+        graph.replay().unwrap();
+        (0..2).for_each(|_| drop(eager.queue(&ids, &targets).unwrap()));
+        let values = |job: &Job| -> Vec<_> {
+            parameters(&job.model).into_iter().map(|p| bits(&p.values(DType::F32).unwrap())).collect()
+        };
+        assert!(values(&eager) == values(&recorded), "{recipe}");
+    }
+}
+
+#[test]
 fn blocks_of_the_users_own_are_recorded() {
     let recipe = delayed();
     let job = || {
