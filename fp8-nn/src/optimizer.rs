@@ -370,8 +370,9 @@ impl AdamW {
         for parameter in parameters {
             let Parts { name, value, main_grad, version } = parameter.parts_mut();
             versions.push(version.clone());
+            // `prepare` has made the state of every parameter, and `check` has found no name twice.
             let Some(AdamWState { exp_avg, exp_avg_sq, main_param }) = states.remove(&**name) else {
-                continue;
+                return Err(Error::DuplicateParameter(name.clone()));
             };
             let group = progress.groups.of(&progress.options, name, main_grad.shape());
             let (param, main_param, slot, codes) = match (value, main_param) {
@@ -380,7 +381,8 @@ impl AdamW {
                 (ValueMut::Fp8(codes, quantizer), Some(main_param)) => {
                     (main_param, None, Some(quantizer.slot(true)), Some(codes))
                 }
-                (ValueMut::Fp8(..), None) => continue, // `prepare` has made the copy
+                // `prepare` has made the copy.
+                (ValueMut::Fp8(..), None) => return Err(Error::StoredInFp8 { parameter: name.clone() }),
             };
             tensors[group].push(AdamWTensor {
                 name,

@@ -62,18 +62,27 @@ impl AdamWState {
 }
 
 impl AdamW {
-    /// Allocates the state of parameters that have none yet.
+    /// Allocates the state that parameters about to be updated lack: all of it, or the f32 copy of a weight that was stored in FP8
+    /// without this optimizer.
     pub(super) fn prepare(&mut self, parameters: &[&Parameter]) -> Result<()> {
-        let mut new = BTreeMap::new();
-        for parameter in parameters {
-            if !self.state.contains_key(parameter.name()) {
-                let remedy = "the optimizer's first step makes its state: run it before";
-                parameter.device().expect_eager("AdamW", remedy)?;
-                let state = AdamWState::new(parameter, self.has_main_param(parameter))?;
-                new.insert(parameter.name().clone(), state);
+        let (mut new, mut copies) = (Vec::new(), Vec::new());
+        for &parameter in parameters {
+            let state = self.state.get(parameter.name());
+            if state.is_some_and(|state| state.main_param.is_some() || parameter.fp8().is_none()) {
+                continue;
+            }
+            let remedy = "the optimizer's first step makes its state: run it before";
+            parameter.device().expect_eager("AdamW", remedy)?;
+            let name = parameter.name().clone();
+            match state {
+                Some(_) => copies.push((name, AdamWState::main_param_of(parameter)?)),
+                None => new.push((name, AdamWState::new(parameter, self.has_main_param(parameter))?)),
             }
         }
         self.state.extend(new);
+        for (name, copy) in copies {
+            self.state.entry(name).and_modify(|state| state.main_param = Some(copy));
+        }
         Ok(())
     }
 

@@ -160,6 +160,19 @@ fn an_optimizer_quantizes_a_frozen_weight_and_leaves_it_frozen() {
 }
 
 #[test]
+fn a_weight_that_was_quantized_without_its_optimizer_is_trained_when_it_is_unfrozen() {
+    let mut one = One::new(1, &turned());
+    one.step();
+    assert_eq!(one.state(), ["exp_avg", "exp_avg_sq"]);
+    quantize_weights(&mut one.fc, &one.recipe).unwrap();
+    one.freeze(false);
+    let before = one.weight();
+    one.step();
+    assert_ne!(before, one.weight());
+    assert_eq!(one.state(), ["exp_avg", "exp_avg_sq", "main_param"]);
+}
+
+#[test]
 fn new_values_of_a_frozen_weight_keep_the_codes_that_dgrad_reads() {
     let dir = tempfile::tempdir().unwrap();
     let has_turned = |one: &One| one.fc.weight().fp8().unwrap().columnwise().is_some();
