@@ -4,7 +4,9 @@ mod in_place;
 mod layouts;
 
 use crate::backend::dispatch;
-use crate::{DType, Device, Encoding, Error, Operand, Result, Shape, Slot, Tensor, TransposePolicy, ops};
+use crate::{
+    DType, Device, Encoding, Error, Operand, Result, Scale, Shape, Slot, Tensor, TransposePolicy, ops,
+};
 use fp8_format::Blocks;
 use layouts::Layouts;
 pub(crate) use layouts::{Layout, Sharing};
@@ -237,7 +239,10 @@ impl Fp8Tensor {
         let unsuitable = || Error::Option {
             op: "quantize_columnwise",
             option: "slot",
-            value: format!("{}", slot.encoding),
+            value: match slot.scale {
+                Scale::Blocks(_) => slot.encoding.to_string(),
+                _ => format!("{} without blocks", slot.encoding),
+            },
             remedy: format!("expected a slot that quantizes rows or blocks in {}", self.encoding),
         };
         self.layouts = Layouts::new(rowwise.clone(), Some(columnwise.ok_or_else(unsuitable)?));

@@ -2,10 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a call that is not refused is a failed test")]
 
+use fp8_kernels::fp8_format::Blocks;
+use fp8_kernels::fp8_format::slice::BlockScaling;
 use fp8_kernels::ops::{self, Activation, AdamWFactors, AdamWStep, Layout, Norm};
 use fp8_kernels::{
-    Arena, ArenaOptions, DType, Device, Encoding, Operand, Result, ScalePolicy, ScaleRule, Shape, Slot,
-    Tensor, UpdateClock,
+    Arena, ArenaOptions, BlockRule, DType, Device, Encoding, Fp8Tensor, Operand, Result, Scale, ScalePolicy,
+    ScaleRule, Shape, Slot, Tensor, UpdateClock,
 };
 use ops::{
     AttentionOptions, AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats,
@@ -45,6 +47,24 @@ fn tensors() {
             "capture: not supported on cpu: call the step itself: the CPU has no launches to save";
         "f64".parse::<DType>() => "dtype: name = f64: expected f32, bf16, f16, i32 or u8";
     }
+}
+
+#[test]
+fn codes_of_the_transpose() {
+    let codes = Tensor::from_vec(vec![0x38u8; 4], [2, 2], &Device::cpu()).unwrap();
+    let factors = floats([2, 1]);
+    let x = Fp8Tensor::from_blocks(codes, [2, 2], Encoding::E4M3, Blocks::Row, factors).unwrap();
+    let rows = |encoding| {
+        let rule = BlockRule::F32(BlockScaling::new(Blocks::Row));
+        Slot { scale: Scale::Blocks(rule), ..Slot::off(encoding) }
+    };
+    refused! {
+        x.clone().quantize_columnwise(&OFF) =>
+            "quantize_columnwise: slot = E4M3 without blocks: expected a slot that quantizes rows or blocks in E4M3";
+        x.clone().quantize_columnwise(&rows(Encoding::E5M2)) =>
+            "quantize_columnwise: slot = E5M2: expected a slot that quantizes rows or blocks in E4M3";
+    }
+    assert!(x.quantize_columnwise(&rows(Encoding::E4M3)).unwrap().columnwise().is_some());
 }
 
 /// In other words than the table of all operands' devices, which looks at the kind of error.

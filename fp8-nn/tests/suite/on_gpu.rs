@@ -36,6 +36,7 @@ mod optimizer;
 mod override_slots;
 mod overrides;
 mod own_block;
+mod own_head;
 mod parameter_groups;
 mod partial_load;
 mod recompute;
