@@ -42,7 +42,7 @@ pub struct AtomicFile {
 const BUFFER: usize = 1 << 20;
 /// The number of attempts to find a name that no other writer uses.
 const ATTEMPTS: usize = 100;
-/// More links after each other are taken for a circle.
+/// The longest chain of links that is followed; a longer one is taken for a loop.
 const MOST_LINKS: usize = 40;
 
 impl AtomicFile {
@@ -55,8 +55,8 @@ impl AtomicFile {
     /// that are still writing stay.
     ///
     /// # Errors
-    /// A path without a file name, or of something else than a file, such as a folder or a device; a folder that cannot be
-    /// created or written to.
+    /// A path without a file name; a path where something other than a file exists, such as a folder or a device; a folder that
+    /// cannot be created or written to.
     pub fn create(path: &Path) -> io::Result<Self> {
         let (path, name) = &follow(path)?;
         let folder = match path.parent() {
@@ -84,7 +84,7 @@ impl AtomicFile {
     /// ```
     ///
     /// # Errors
-    /// A path without a file name, or of something else than a file.
+    /// A path without a file name; a path where something other than a file exists.
     pub fn check(path: &Path) -> io::Result<()> {
         follow(path).map(drop)
     }
@@ -163,8 +163,8 @@ impl Drop for AtomicFile {
     }
 }
 
-/// Returns where a link leads, with the name of the file, and refuses what a rename would replace although it is no file: a device, a pipe, a folder, and
-/// `/dev/stdout` wherever that leads.
+/// Returns where a link leads, with the name of the file, and refuses what a rename would replace although it is no file: a device,
+/// a pipe, a folder, and `/dev/stdout` wherever that leads.
 fn follow(path: &Path) -> io::Result<(PathBuf, OsString)> {
     let refused = |text: &str| Err(io::Error::new(ErrorKind::InvalidInput, text));
     let not_a_file = "it exists and is not a file: expected the path of a file";
@@ -177,7 +177,8 @@ fn follow(path: &Path) -> io::Result<(PathBuf, OsString)> {
             };
             return match fs::metadata(&target) {
                 Ok(metadata) if !metadata.is_file() => refused(not_a_file),
-                _ => Ok((target, name)),
+                // Without a slash at its end, to which nothing can be renamed.
+                _ => Ok((target.with_file_name(&name), name)),
             };
         };
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
         drop(written(&path, "never committed"));
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
-        written(&path, "new").commit().unwrap();
+        written(&path.join(""), "new").commit().unwrap(); // a path that ends in a slash
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(names(path.parent().unwrap()), ["file"]);
     }

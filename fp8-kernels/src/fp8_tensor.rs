@@ -225,7 +225,7 @@ impl Fp8Tensor {
     /// ```
     ///
     /// # Errors
-    /// A slot that quantizes in another format, or without factors for the transpose; the device is out of memory or failed.
+    /// A slot that quantizes in another format or granularity than the codes have; the device is out of memory or failed.
     pub fn quantize_columnwise(mut self, slot: &Slot<'_>) -> Result<Self> {
         let Layouts::Rowwise(rowwise) = &self.layouts else { return Ok(self) };
         if matches!(rowwise.sharing.blocks(), None | Some(Blocks::B128x128)) {
@@ -233,17 +233,22 @@ impl Fp8Tensor {
         }
         let slot = Slot { columnwise: true, amax: None, counters: None, ..*slot };
         let columnwise = match ops::quantize(&self.dequantize(DType::F32)?, &slot)? {
-            Operand::Fp8(again) if again.encoding == self.encoding => again.layouts.columnwise().cloned(),
+            Operand::Fp8(again) if (again.encoding, again.blocks()) == (self.encoding, self.blocks()) => {
+                again.layouts.columnwise().cloned()
+            }
             _ => None,
         };
         let unsuitable = || Error::Option {
             op: "quantize_columnwise",
             option: "slot",
             value: match slot.scale {
-                Scale::Blocks(_) => slot.encoding.to_string(),
+                Scale::Blocks(rule) => format!("{} with {:?}", slot.encoding, rule.blocks()),
                 _ => format!("{} without blocks", slot.encoding),
             },
-            remedy: format!("expected a slot that quantizes rows or blocks in {}", self.encoding),
+            remedy: match self.blocks() {
+                Some(blocks) => format!("expected {} with {blocks:?}, as the codes are", self.encoding),
+                None => format!("expected {}", self.encoding),
+            },
         };
         self.layouts = Layouts::new(rowwise.clone(), Some(columnwise.ok_or_else(unsuitable)?));
         Ok(self)

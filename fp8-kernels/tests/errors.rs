@@ -54,15 +54,18 @@ fn codes_of_the_transpose() {
     let codes = Tensor::from_vec(vec![0x38u8; 4], [2, 2], &Device::cpu()).unwrap();
     let factors = floats([2, 1]);
     let x = Fp8Tensor::from_blocks(codes, [2, 2], Encoding::E4M3, Blocks::Row, factors).unwrap();
-    let rows = |encoding| {
-        let rule = BlockRule::F32(BlockScaling::new(Blocks::Row));
+    let with = |encoding, blocks| {
+        let rule = BlockRule::F32(BlockScaling::new(blocks));
         Slot { scale: Scale::Blocks(rule), ..Slot::off(encoding) }
     };
+    let rows = |encoding| with(encoding, Blocks::Row);
     refused! {
         x.clone().quantize_columnwise(&OFF) =>
-            "quantize_columnwise: slot = E4M3 without blocks: expected a slot that quantizes rows or blocks in E4M3";
+            "quantize_columnwise: slot = E4M3 without blocks: expected E4M3 with Row, as the codes are";
         x.clone().quantize_columnwise(&rows(Encoding::E5M2)) =>
-            "quantize_columnwise: slot = E5M2: expected a slot that quantizes rows or blocks in E4M3";
+            "quantize_columnwise: slot = E5M2 with Row: expected E4M3 with Row, as the codes are";
+        x.clone().quantize_columnwise(&with(Encoding::E4M3, Blocks::B1x128)) =>
+            "quantize_columnwise: slot = E4M3 with B1x128: expected E4M3 with Row, as the codes are";
     }
     assert!(x.quantize_columnwise(&rows(Encoding::E4M3)).unwrap().columnwise().is_some());
 }

@@ -366,7 +366,7 @@ fn main_param_key(parameter: &Parameter) -> String {
 fn without_moments(name: &str, steps: u64) -> String {
     let s = if steps == 1 { "" } else { "s" };
     format!(
-        "the optimizer has taken {steps} step{s}, but `{name}` has no moments: expected those of every parameter, or of \
-         none before the first step"
+        "the optimizer has taken {steps} step{s}, but `{name}` has no moments: expected those of every parameter that is \
+         trained; freeze it if it was frozen in these steps"
     )
 }

@@ -82,8 +82,8 @@ impl<'m> Generation<'m> {
     /// Prepares texts that begin with `prompts`, which may have different lengths. The cache has the dtype that `cx` computes in.
     ///
     /// # Errors
-    /// No prompt, or an empty one; a token outside the vocabulary; an option of [`ops::sample`] out of range; a longest prompt that leaves less room
-    /// than `max_new_tokens` below `max_seq_length`; the device is out of memory.
+    /// No prompt, or an empty one; a token outside the vocabulary; an option of [`ops::sample`] out of range; a longest prompt
+    /// that leaves less room than `max_new_tokens` below `max_seq_length`; the device is out of memory.
     pub fn new<P: AsRef<[i32]>>(
         model: &'m Gpt,
         cx: &Forward<'_>,

@@ -278,7 +278,7 @@ impl AdamW {
     /// # Errors
     /// A rate that is negative or not finite, a parameter that shares its storage with a tensor, two parameters of one name,
     /// a parameter of another shape than in the steps before, a group whose pattern matches no parameter of the model. Nothing has
-    /// changed then.
+    /// changed then. After other errors, such as a device that is out of memory, moments of frozen parameters may be freed.
     pub fn step(&mut self, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
         self.step_if_finite(model, lr, None)
     }

@@ -216,11 +216,11 @@ impl Parameter {
     /// Freezes the parameter, or makes it trainable again. A frozen parameter has no gradient: backward computes none for it,
     /// and optimizers leave it as it is. Checkpoints and broadcasts contain it all the same.
     ///
-    /// [`AdamW`](crate::AdamW) stores no moments and no f32 copy of a frozen parameter: its next step frees those of parameters that
-    /// were frozen since. If a parameter becomes trainable again, its moments start at 0 and its f32 copy at its value. The bias
-    /// correction counts the steps of the optimizer, so late in training it corrects nothing. For a constant gradient, the first
-    /// updates are then 0.4 to 1.1 times as large as the learning rate with the default `beta2` of 0.95, and 3 to 6.6 times with
-    /// 0.999: use a warm-up there, or a [group](crate::ParameterGroup) with a smaller rate.
+    /// [`AdamW`](crate::AdamW) stores no moments and no f32 copy of a frozen parameter: its next step frees those of parameters
+    /// that were frozen since the last step. If a parameter becomes trainable again, its moments start at 0 and its f32 copy at
+    /// its value. The bias correction counts the steps of the optimizer, so late in training it corrects nothing. For a constant
+    /// gradient, the first updates are then 0.4 to 1.1 times as large as the learning rate with the default `beta2` of 0.95, and
+    /// 3 to 6.6 times with 0.999: use a warm-up there, or a [group](crate::ParameterGroup) with a smaller rate.
     ///
     /// ```
     /// use fp8_nn::prelude::*;

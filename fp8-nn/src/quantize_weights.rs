@@ -8,9 +8,10 @@ use fp8_recipe::{Recipe, WeightQuantizer};
 /// Stores the weights of a model's FP8 GEMMs in FP8, for inference: one byte a value in place of two or four.
 ///
 /// Under `recipe`, a weight whose fprop and dgrad run in FP8 is quantized once, and its values are freed. Format and granularity
-/// are the recipe's; the scale is computed from the weight ([`WeightQuantizer`]). Scopes of the same recipe then read the codes as
-/// they are. Scopes in high precision dequantize them, and a scope that quantizes weights in another way is refused. Embeddings,
-/// norms, biases and the head of a [`Gpt`](crate::Gpt) stay in high precision. Returns the number of weights that were stored.
+/// are the recipe's; the scale is computed from the weight ([`WeightQuantizer`]). Scopes of the same recipe then read the codes
+/// as they are. Scopes in high precision dequantize them, and a scope that quantizes weights in another way is refused.
+/// Embeddings, norms, biases and the head that a [`Gpt`](crate::Gpt) was made with stay in high precision. Returns the number of
+/// weights that were stored.
 ///
 /// The weights are [frozen](Parameter::set_trainable), because an optimizer needs values that are finer than the codes. To
 /// train, use [`AdamW::quantize_weights`]. This corresponds to Transformer Engine's `quantized_model_init`.

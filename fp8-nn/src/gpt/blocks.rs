@@ -91,7 +91,7 @@ impl Gpt {
         let mut slots = BTreeSet::new();
         self.slots(&mut |slot| {
             if !slots.insert(slot.name().clone()) {
-                twice = Some(slot.name().clone());
+                twice.get_or_insert_with(|| slot.name().clone());
             }
         });
         let (mut names, device) = (BTreeSet::new(), self.embedding.weight().device());
@@ -180,14 +180,14 @@ impl Gpt {
     }
 
     /// Returns how many GEMMs of a training step, forward and backward, run in FP8 under a recipe that overrides none, if no weight
-    /// is frozen: three for each weight of the blocks, and of a head of your own.
+    /// is frozen: three for each weight of the blocks, and of a head of your own (but not of the original head inside it).
     pub fn fp8_gemms_per_step(&self) -> usize {
         let mut weights = 0;
         self.blocks.iter().for_each(|block| {
             block.slots(&mut |slot| weights += usize::from(slot.role() == SlotRole::Weight));
         });
         if let Some(head) = self.own_head() {
-            head.slots(&mut |slot| weights += usize::from(slot.role() == SlotRole::Weight));
+            head.visit(&mut |parameter| weights += usize::from(parameter.weight_slot().is_some()));
         }
         3 * weights
     }

@@ -87,7 +87,8 @@ impl Gpt {
     ///
     /// # Errors
     /// Ids of another number of rows than the cache, not i32, on another device or out of range; a count greater than `seq`; a row
-    /// whose capacity is exceeded; a cache of another model or dtype. The cache holds the same tokens as before then.
+    /// whose capacity is exceeded; a cache of another model or dtype; a block whose attention is not causal; a head of your own whose
+    /// output is not `[batch, 1, vocab_size]`. The cache holds the same tokens as before then.
     pub fn extend(
         &self,
         cx: &mut Forward<'_>,

@@ -117,21 +117,25 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Returns true for a tensor that the model has no use for and that some files have all the same.
+    /// Returns true for a tensor that some files contain although the model does not use it.
     fn is_spare(&self, name: &str) -> bool {
-        let is_of_cache = || {
-            let of_attention = name.contains(".self_attn.");
-            of_attention && CACHE_SCALES.iter().any(|end| name.ends_with(end))
-        };
         self.config.family.is_spare(name, self.config.tie_word_embeddings)
-            || (self.config.quantization.is_some() && is_of_cache())
+            || (self.config.quantization.is_some() && is_of_cache(name))
     }
 
     /// Says that the model has no such tensor, and what would do.
     fn out_of_place(&self, name: &str) -> String {
         let family = self.config.family.model_type;
+        // Without the numbers of layers.
+        let parts = |name: &str| {
+            let is_number = |part: &&str| part.parse::<usize>().is_ok();
+            name.split('.').filter(|part| !is_number(part)).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let is_of_family = || self.config.tensors().iter().any(|spec| parts(&spec.name) == parts(name));
         let remedy = match name {
-            _ if name.ends_with(".bias") => format!("a {family} model with this bias is not supported"),
+            _ if name.ends_with(".bias") && !is_of_family() => {
+                format!("a {family} model with this bias is not supported")
+            }
             _ if WEIGHT_SCALES.iter().chain(&INPUT_SCALES).any(|end| name.ends_with(end)) => {
                 "only the projections of the layers can be FP8".to_owned()
             }
@@ -283,6 +287,11 @@ impl Folder {
     pub(super) fn info(&self, name: &str) -> Result<&WeightInfo> {
         self.weights.info(name).ok_or_else(|| self.problem(format!("there is no tensor `{name}`")))
     }
+}
+
+/// Returns true for the scales of an FP8 cache.
+pub(super) fn is_of_cache(name: &str) -> bool {
+    name.contains(".self_attn.") && CACHE_SCALES.iter().any(|end| name.ends_with(end))
 }
 
 /// Returns true for the dtypes whose values can be read as f32.

@@ -216,8 +216,8 @@ impl Folder {
     /// ```
     ///
     /// # Errors
-    /// A `max_seq_length` that the model does not have; a tied model whose files have a head that is not the embedding; FP8 weights that are kept in a model that will be trained; a file that
-    /// cannot be read; a device that is out of memory.
+    /// A `max_seq_length` that the model does not have; a tied model whose files have a head that is not the embedding; FP8
+    /// weights that are kept in a model that will be trained; a file that cannot be read; a device that is out of memory.
     pub fn load(&self, options: &LoadOptions, device: &Device) -> Result<Gpt> {
         self.load_parts(options, device, &|_| true)
     }

@@ -53,8 +53,8 @@ pub(super) const CHUNK: usize = 4 << 20;
 /// ```
 ///
 /// # Errors
-/// [`Error::Checkpoint`] for a tensor that is missing, has another shape, or is none of the model's, and if something exists at
-/// `out`; [`Error::Io`] if a file cannot be written. Nothing is left at `out` then.
+/// [`Error::Checkpoint`] for a tensor that is missing, has another shape, is no float, or is none of the model's, and if something
+/// exists at `out`; [`Error::Io`] if a file cannot be written. Nothing is left at `out` then.
 pub fn save(out: &Path, config: &Config, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
     let problem = |problem: String| Error::Checkpoint { path: out.to_owned(), problem };
     let specs = config.tensors();
@@ -114,7 +114,8 @@ impl Folder {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] for a tensor that the folder does not have, has in another shape, or has in FP8, for one that is no
-    /// float, for an embedding without the head that a tied model's files have as a copy, and if something exists at `out`; [`Error::Io`] if a file cannot be read or written. Nothing is left at `out` then.
+    /// float, if only one of the embedding and its copy `lm_head.weight` is replaced, and if something exists at `out`;
+    /// [`Error::Io`] if a file cannot be read or written. Nothing is left at `out` then.
     pub fn save(&self, out: &Path, replaced: &BTreeMap<String, Tensor>) -> Result<()> {
         let refused = |problem: String| self.problem(problem);
         for (name, tensor) in replaced {
@@ -163,9 +164,14 @@ impl Folder {
         let Some(table) = self.config.tensors().into_iter().next() else { return Ok(()) };
         let table = self.stored(&table.name);
         let is_tied = self.config.tie_word_embeddings && self.weights.info(HEAD).is_some();
-        if is_tied && replaced.contains_key(table) != replaced.contains_key(HEAD) {
+        let is_one = match (replaced.get(table), replaced.get(HEAD)) {
+            (Some(one), Some(other)) => one.to_f32_vec()? == other.to_f32_vec()?,
+            (None, None) => true,
+            _ => false,
+        };
+        if is_tied && !is_one {
             return Err(self.problem(format!(
-                "`{table}` and `{HEAD}` are one matrix (tie_word_embeddings): replace both or none"
+                "`{table}` and `{HEAD}` are one matrix (tie_word_embeddings): replace both, by equal values, or none"
             )));
         }
         Ok(())

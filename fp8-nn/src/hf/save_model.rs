@@ -1,7 +1,7 @@
 //! Models that are written under the names of Hugging Face.
 
 use super::config::Config;
-use super::folder::{Folder, HEAD};
+use super::folder::{Folder, HEAD, is_of_cache};
 use super::jobs::Monitor;
 use super::output::{Copy, Entry, Layout};
 use super::save::{CHUNK, file_names};
@@ -149,7 +149,11 @@ impl Folder {
         let keeps_fp8 = self.keeps_fp8(&targets, &source)?;
         let is_scale = |name: &str| {
             let is_it = |other: &String| other == name;
-            self.quantized.values().any(|scales| is_it(&scales.weight) || scales.input.iter().any(is_it))
+            is_of_cache(name)
+                || self
+                    .quantized
+                    .values()
+                    .any(|scales| is_it(&scales.weight) || scales.input.iter().any(is_it))
         };
         let first = self.config.tensors().into_iter().next().map(|spec| self.stored(&spec.name).to_owned());
         let main = first.and_then(|name| float(self.weights.info(&name)?.dtype)).unwrap_or(DType::F32);

@@ -289,6 +289,16 @@ fn spellings_that_agree_and_quantizations_under_other_names_are_read() {
     let both = parsed(&json!({"rope_parameters": linear, "rope_scaling": {"type": "linear", "factor": 2.0}}));
     assert_eq!(both.rope, parsed(&json!({ "rope_parameters": linear })).rope);
 
+    let numbers = json!({"rope_parameters": {"rope_theta": 10000.0}, "rope_scaling": {"rope_theta": 10000}});
+    assert_eq!(parsed(&numbers).rope.unwrap().theta, 10000.0);
+    let aliases = json!({"rope_scaling": {"type": "linear", "rope_type": "default"}});
+    assert_eq!(parsed(&aliases).rope.unwrap().scaling, RopeScaling::None);
+
+    let numbers = json!({"rope_parameters": {"rope_theta": 10000.0}, "rope_scaling": {"rope_theta": 10000}});
+    assert_eq!(parsed(&numbers).rope.unwrap().theta, 10000.0);
+    let aliases = json!({"rope_scaling": {"type": "linear", "rope_type": "default"}});
+    assert_eq!(parsed(&aliases).rope.unwrap().scaling, RopeScaling::None);
+
     let group =
         json!({"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}});
     for format in ["float-quantized", "naive-quantized"] {

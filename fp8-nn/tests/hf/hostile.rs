@@ -202,6 +202,19 @@ fn tensors_that_do_not_fit_the_configuration_are_named() {
         error.ends_with("with this config.json: a llama model with this bias is not supported"),
         "{error}"
     );
+    let gpt2 = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(golden().join("configs/gpt2/config.json")).unwrap();
+    let config = fp8_nn::hf::Config::from_json(&text).unwrap();
+    let folder = gpt2.path().join("model");
+    crate::folders::write_model(&folder, &config, DType::F32);
+    let layers = config.num_hidden_layers;
+    change(&folder.join("config.json"), &json!({"n_layer": layers - 1}));
+    let error = refused(&folder);
+    let name = format!("transformer.h.{}.attn.c_attn.bias", layers - 1);
+    assert!(
+        error.contains(&name) && error.ends_with("the config.json that belongs to these files"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -268,6 +281,18 @@ fn scales_of_a_cache_in_fp8_are_not_needed() {
     let out = place.path().join("out");
     folder.save(&out, &BTreeMap::new()).unwrap();
     assert!(read(&out.join("model.safetensors")) == all);
+    // Without FP8 weights they belong to nothing.
+    let mut model =
+        folder.load(&LoadOptions { trainable: true, ..Default::default() }, &Device::cpu()).unwrap();
+    for parameter in parameters_mut(&mut model).into_iter().filter(|p| p.shape().len() == 2) {
+        let doubled = ops::scale(parameter.tensor(), 2.0).unwrap();
+        parameter.set(doubled).unwrap();
+    }
+    folder.save_model(&place.path().join("tuned"), &model, None).unwrap();
+    let tuned = Folder::open(&place.path().join("tuned")).unwrap();
+    assert!(
+        tuned.config.quantization.is_none() && !tuned.weights.names().any(|name| name.contains("_scale"))
+    );
     // Nor do they hide what has no place.
     all.insert("model.layers.0.mlp.k_scale".into(), ("F32".into(), vec![1], vec![0; 4]));
     write(&file, &all);

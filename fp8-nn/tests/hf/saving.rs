@@ -116,7 +116,13 @@ fn folders_that_contradict_themselves_are_not_written() {
     let folder = Folder::open(&tied).unwrap();
     let new = Tensor::zeros([96, 32], DType::F32, &Device::cpu()).unwrap();
     let error = folder.save(&twice, &[(table.to_owned(), new.clone())].into()).unwrap_err().to_string();
-    assert!(error.ends_with("are one matrix (tie_word_embeddings): replace both or none"), "{error}");
+    assert!(
+        error.ends_with("are one matrix (tie_word_embeddings): replace both, by equal values, or none"),
+        "{error}"
+    );
+    let ones = Tensor::full(1.0, [96, 32], DType::F32, &Device::cpu()).unwrap();
+    let both = [(table.to_owned(), new.clone()), (head.to_owned(), ones)];
+    assert_eq!(folder.save(&twice, &both.into()).unwrap_err().to_string(), error);
     folder.save(&twice, &[(table.to_owned(), new.clone()), (head.to_owned(), new)].into()).unwrap();
 }
 

@@ -65,7 +65,7 @@ fn an_adapter_of_zeros_on_the_head_leaves_the_model_as_it_is() {
     let (mut plain, mut model) = (gpt(1), adapted(gpt(1)));
     set(&mut model, "gpt.lora.up", 0.0);
     assert_eq!(logits(&plain, &current()), logits(&model, &current()));
-    assert_eq!(model.fp8_gemms_per_step(), plain.fp8_gemms_per_step() + 9);
+    assert_eq!(model.fp8_gemms_per_step(), plain.fp8_gemms_per_step() + 6);
     assert!(model.head().is_none() && model.own_head().is_some() && plain.own_head().is_none());
     // Generation, too.
     let options = GenerateOptions { max_new_tokens: 4, ..Default::default() };
@@ -181,8 +181,79 @@ fn heads_that_do_not_fit_are_refused() {
         refused.contains("a Linear as its head") && refused.contains("a head of the user's own"),
         "{refused}"
     );
-    // The other way round, what the head refuses leaves the gradients as they are.
-    assert!(parameters_mut(&mut model).iter().all(|p| values(p.main_grad()).iter().all(|&g| g == 0.0)));
+    let mut scaling = Scaling::new(&plain, &device()).unwrap();
+    let (_, saved) = scaling.autocast_with(&current(), |cx| plain.loss(cx, &x, &targets)).unwrap();
+    let refused = error(scaling.backward_with(|cx| model.loss_backward(cx, saved)));
+    assert!(
+        refused.contains("a head of the user's own") && refused.contains("a Linear as its head"),
+        "{refused}"
+    );
+    for model in [&plain, &model] {
+        assert!(parameters(model).iter().all(|p| values(p.main_grad()).iter().all(|&g| g == 0.0)));
+    }
+    // Slots of one name, which the parameters do not show.
+    let refused =
+        error(gpt(1).with_head(|_| Ok(Box::new(Unvisited(linear("gpt.blocks.0.mlp.fc2", 32, 3, 5))))));
+    assert_eq!(
+        refused,
+        "slot `gpt.blocks.0.mlp.fc2.input` occurs twice: give the two layers different paths"
+    );
+    // Generation needs the logits of one position.
+    let model = gpt(1).with_head(|_| Ok(Box::new(Flat(linear("gpt.flat", 32, 20, 5))))).unwrap();
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
+    let mut cx = scaling.eval(&current()).unwrap();
+    let mut cache = model.kv_cache(2, 8, DType::F32).unwrap();
+    let refused = error(model.extend(&mut cx, &ids([2, 3], 20, 1), &[3, 3], &mut cache));
+    assert_eq!(
+        refused,
+        "gpt: head = an output of shape [2, 20]: expected [2, 1, vocab_size], for an input of one position in each row"
+    );
+    assert_eq!(cache.lengths(), [0, 0]);
+}
+
+/// A Linear whose slots are visited and whose parameters are not.
+#[derive(Debug)]
+struct Unvisited(Linear);
+
+impl Slots for Unvisited {
+    fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+        self.0.slots(f);
+    }
+}
+
+impl Layer for Unvisited {
+    fn visit<'a>(&'a self, _: &mut dyn FnMut(&'a Parameter)) {}
+    fn visit_mut<'a>(&'a mut self, _: &mut dyn FnMut(&'a mut Parameter)) {}
+}
+
+impl Module for Unvisited {
+    type Saved = LinearSaved;
+
+    fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
+        self.0.forward(cx, x)
+    }
+
+    fn backward(&mut self, cx: &mut Backward<'_>, saved: LinearSaved, dy: &Tensor) -> Result<Tensor> {
+        self.0.backward(cx, saved, dy)
+    }
+}
+
+/// A head that returns a row for each token.
+#[derive(Debug)]
+struct Flat(Linear);
+composite!(Flat { 0 });
+
+impl Module for Flat {
+    type Saved = LinearSaved;
+
+    fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
+        let [rows, size] = x.shape().matrix();
+        self.0.forward(cx, &x.reshape([rows, size])?)
+    }
+
+    fn backward(&mut self, cx: &mut Backward<'_>, saved: LinearSaved, dy: &Tensor) -> Result<Tensor> {
+        self.0.backward(cx, saved, dy)
+    }
 }
 
 /// A block of attention and a Linear, with a residual connection each.

@@ -88,8 +88,8 @@ fn a_checkpoint_of_another_model_or_optimizer() {
     let saved = checkpoint::save(dir, &trained.model, &job.optimizer, &trained.scaling, &BTreeMap::new());
     assert_eq!(
         without_path(dir, &error(saved)),
-        "the optimizer has taken 1 step, but `head.weight` has no moments: expected those of every parameter, or of none \
-         before the first step"
+        "the optimizer has taken 1 step, but `head.weight` has no moments: expected those of every parameter that is \
+         trained; freeze it if it was frozen in these steps"
     );
     job.save(dir).unwrap();
     let mut larger = Job::new(two(), AdamWOptions::default());

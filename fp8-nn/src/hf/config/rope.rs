@@ -2,6 +2,7 @@
 
 use super::fields::Fields;
 pub use fp8_kernels::ops::RopeScaling;
+use serde_json::{Map, Value};
 
 /// The rotary position embedding of a model, as [`Config::rope`](super::Config::rope) has it.
 ///
@@ -36,18 +37,23 @@ const HARMLESS: &str = "finetuned";
 
 /// Reads both spellings. Where both are present, they must agree: versions of transformers differ in which one wins.
 pub(super) fn rope(config: Fields<'_>) -> Result<Rope, String> {
-    let mut fields = serde_json::Map::new();
+    let mut fields = Map::new();
     for spelling in ["rope_scaling", "rope_parameters"] {
         let present = config.object(spelling)?.into_iter().flatten().filter(|(_, value)| !value.is_null());
+        let before = fields.clone();
         for (key, value) in present {
-            let other = fields.insert(key.clone(), value.clone());
+            fields.insert(key.clone(), value.clone());
             // `type` is the older name of `rope_type`.
-            let other = other.or_else(|| match key.as_str() {
-                "rope_type" => fields.get("type").cloned(),
-                "type" => fields.get("rope_type").cloned(),
+            let other = before.get(key).or_else(|| match key.as_str() {
+                "rope_type" => before.get("type"),
+                "type" => before.get("rope_type"),
                 _ => None,
             });
-            if let Some(other) = other.filter(|other| other != value) {
+            let is_other = |other: &&Value| match (other.as_f64(), value.as_f64()) {
+                (Some(one), Some(other)) => one != other,
+                _ => *other != value,
+            };
+            if let Some(other) = other.filter(is_other) {
                 return Err(format!(
                     "`{key}` is both {other} and {value} in `rope_scaling` and `rope_parameters`: give one of the two"
                 ));
