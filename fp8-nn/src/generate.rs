@@ -82,8 +82,8 @@ impl<'m> Generation<'m> {
     /// Prepares texts that begin with `prompts`, which may have different lengths. The cache has the dtype that `cx` computes in.
     ///
     /// # Errors
-    /// No prompt, or an empty one; a token outside the vocabulary; an option of [`ops::sample`] out of range; a longest prompt
-    /// that leaves less room than `max_new_tokens` below `max_seq_length`; the device is out of memory.
+    /// No prompt, or an empty one; a token outside the vocabulary; `max_new_tokens` of 0; an option of [`ops::sample`] out of range;
+    /// a longest prompt that leaves less room than `max_new_tokens` below `max_seq_length`; the device is out of memory.
     pub fn new<P: AsRef<[i32]>>(
         model: &'m Gpt,
         cx: &Forward<'_>,
@@ -135,7 +135,7 @@ impl<'m> Generation<'m> {
     /// ended. A text ends with one of the `stop_tokens`, which is returned, or with `max_new_tokens`.
     ///
     /// # Errors
-    /// The errors of [`Gpt::extend`] and [`ops::sample`].
+    /// The errors of [`Gpt::extend`] and [`ops::sample`]; logits of a text that are all NaN or −∞. The generation is as before then.
     pub fn next(&mut self, cx: &mut Forward<'_>) -> Result<Option<Vec<Option<i32>>>> {
         if self.steps == self.options.max_new_tokens || self.counts.iter().all(|&count| count == 0) {
             return Ok(None);
@@ -147,12 +147,19 @@ impl<'m> Generation<'m> {
             before.into_iter().enumerate().for_each(|(row, length)| self.cache.truncate(row, length));
         }
         let (ids, values) = drawn?;
-        self.ids = ids;
         self.steps += 1;
+        let is_live: Vec<bool> = self.counts.iter().map(|&count| count > 0).collect();
+        self.ids = if is_live.contains(&false) {
+            // What was drawn from the logits of a text that has ended may be no token.
+            let next = values.iter().zip(&is_live).map(|(&token, &is_live)| if is_live { token } else { 0 });
+            Tensor::from_vec::<i32>(next.collect(), *ids.shape(), ids.device())?
+        } else {
+            ids
+        };
         let mut added = Vec::with_capacity(values.len());
-        for (count, token) in self.counts.iter_mut().zip(values) {
-            added.push((*count > 0).then_some(token));
-            *count = usize::from(*count > 0 && !self.options.stop_tokens.contains(&token));
+        for ((count, token), is_live) in self.counts.iter_mut().zip(values).zip(is_live) {
+            added.push(is_live.then_some(token));
+            *count = usize::from(is_live && !self.options.stop_tokens.contains(&token));
         }
         Ok(Some(added))
     }
@@ -163,6 +170,16 @@ impl<'m> Generation<'m> {
         let key = DropoutKey { seed: self.options.seed, offset: (self.steps as u64) << 32 };
         let tokens = ops::sample(&logits, &self.options.sampling(), key)?;
         let values = tokens.to_vec::<i32>()?;
+        let is_lost = |(&token, &count): (&i32, &usize)| token < 0 && count > 0;
+        if let Some(row) = values.iter().zip(&self.counts).position(is_lost) {
+            return Err(Error::Option {
+                layer: self.model.path().to_owned(),
+                option: "logits",
+                value: format!("NaN or -inf, all of text {row}"),
+                remedy: "a weight of the model is not finite, or a value overflowed: compute in bf16 or f32, and check the weights"
+                    .to_owned(),
+            });
+        }
         Ok((tokens.reshape([values.len(), 1])?, values))
     }
 }

@@ -31,6 +31,11 @@ pub struct KvCache {
     layers: Vec<[Tensor; 2]>,
     capacity: usize,
     lengths: Vec<usize>,
+    /// How many positions of each row may be other than 0. Those behind its length are of tokens that were removed, or of a step
+    /// that failed.
+    written: Vec<usize>,
+    /// The version of the weights that have read the tokens.
+    weights: u64,
 }
 
 impl KvCache {
@@ -45,7 +50,8 @@ impl KvCache {
             let zeros = || Tensor::zeros([batch, capacity, groups, head_dim], dtype, device);
             Ok([zeros()?, zeros()?])
         };
-        Ok(Self { layers: heads.map(layer).collect::<Result<_>>()?, capacity, lengths: vec![0; batch] })
+        let layers = heads.map(layer).collect::<Result<_>>()?;
+        Ok(Self { layers, capacity, lengths: vec![0; batch], written: vec![0; batch], weights: 0 })
     }
 
     /// Returns how many tokens each row has room for.
@@ -69,6 +75,22 @@ impl KvCache {
         if let Some(row) = self.lengths.get_mut(row) {
             *row = length.min(*row);
         }
+    }
+
+    /// Refuses a cache whose tokens were read with other weights than those of this version. Errors name the model at `path`.
+    pub(crate) fn expect_weights(&mut self, path: &str, version: u64) -> Result<()> {
+        if self.lengths.iter().all(|&length| length == 0) {
+            self.weights = version;
+        }
+        if self.weights == version {
+            return Ok(());
+        }
+        Err(Error::Option {
+            layer: path.to_owned(),
+            option: "kv_cache",
+            value: "tokens that were read with other weights".to_owned(),
+            remedy: "they belong to another model, or this one has changed since: clear the cache".to_owned(),
+        })
     }
 
     /// Checks that each row has room for its new tokens, of which there are at most `seq`. Errors name the model at `path`.
@@ -110,7 +132,16 @@ impl KvCache {
         let positions =
             self.lengths.iter().flat_map(|&start| (start..start + seq).map(move |at| at.min(last)));
         let counts_of_rows = integers(counts.to_vec(), per_row)?;
+        let is_real = |count: usize| (0..seq).map(move |at| usize::from(at < count));
+        let is_padded = counts.iter().any(|&count| count < seq);
+        let real = is_padded
+            .then(|| integers(counts.iter().copied().flat_map(is_real).collect(), [batch, seq].into()));
+        let leftovers: Vec<usize> =
+            self.written.iter().zip(&self.lengths).map(|(written, length)| written - length).collect();
+        let most = leftovers.iter().copied().max().unwrap_or_default();
         Ok(Step {
+            real: real.transpose()?,
+            leftovers: if most == 0 { None } else { Some((most, integers(leftovers, per_row)?)) },
             starts: integers(self.lengths.clone(), per_row)?,
             info: SequenceInfo {
                 sequences: Sequences::Padded {
@@ -127,8 +158,15 @@ impl KvCache {
         })
     }
 
-    /// Each block's part, as it extends it in this step.
-    pub(crate) fn layers<'a>(&'a mut self, step: &'a Step) -> impl Iterator<Item = CachedLayer<'a>> {
+    /// Each block's part, as it extends it by so many tokens of each row in this step.
+    pub(crate) fn layers<'a>(
+        &'a mut self,
+        step: &'a Step,
+        counts: &[usize],
+    ) -> impl Iterator<Item = CachedLayer<'a>> {
+        for ((written, length), count) in self.written.iter_mut().zip(&self.lengths).zip(counts) {
+            *written = (*written).max(length + count);
+        }
         self.layers.iter_mut().map(|[keys, values]| CachedLayer { keys, values, step })
     }
 
@@ -140,6 +178,8 @@ impl KvCache {
     /// Counts the tokens that every block has added.
     pub(crate) fn advance(&mut self, counts: &[usize]) {
         self.lengths.iter_mut().zip(counts).for_each(|(length, count)| *length += count);
+        // Every block has removed what was behind them.
+        self.written.copy_from_slice(&self.lengths);
     }
 }
 
@@ -153,6 +193,21 @@ pub(crate) struct Step {
     pub(crate) info: SequenceInfo,
     /// The last real position of each row among `[batch · seq]`, i32 `[batch]`; the first one of a row that has none.
     pub(crate) last: Tensor,
+    /// 1 for real tokens and 0 for padding, i32 `[batch, seq]`; `None` without padding.
+    real: Option<Tensor>,
+    /// How many positions behind each row's tokens may be other than 0, i32 `[batch]`, and the most of them; `None` if all are 0.
+    leftovers: Option<(usize, Tensor)>,
+}
+
+impl Step {
+    /// Replaces the rows of padding in `x` `[batch, seq, hidden]` by 0, so that they do not count for scales of whole tensors.
+    pub(crate) fn without_padding(&self, x: Tensor) -> Result<Tensor> {
+        let Some(real) = &self.real else { return Ok(x) };
+        let hidden = x.shape().last_dim();
+        let rows = [0.0f32, 1.0].into_iter().flat_map(|value| std::iter::repeat_n(value, hidden)).collect();
+        let rows = ops::cast(&Tensor::from_vec::<f32>(rows, [2, hidden], x.device())?, x.dtype())?;
+        Ok(ops::mul(&x, &ops::embedding(real, &rows)?)?)
+    }
 }
 
 /// The part of a [`KvCache`] that belongs to one block, in one step. A [`Block`](crate::Block) passes it to the block or the
@@ -251,14 +306,14 @@ pub struct CachedLayer<'a> {
 impl CachedLayer<'_> {
     /// Appends new keys and values, `[batch, seq, groups, head_dim]` as [`Block::kv_heads`](crate::Block::kv_heads) says, and returns
     /// all, `[batch, capacity, groups, head_dim]`. The `info` that [`Block::evaluate`](crate::Block::evaluate) gets says how many
-    /// of them are real. Errors name the path `layer`.
+    /// of them are real. The others are 0. Errors name the path `layer`.
     ///
     /// The results share the cache's memory: drop them before the next step.
     ///
     /// # Errors
     /// Keys or values of another shape, dtype or device than the cache's.
     pub fn append(self, layer: &str, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
-        let Step { starts, counts, .. } = self.step;
+        let Step { starts, counts, leftovers, .. } = self.step;
         for (cache, new, name) in [(&mut *self.keys, k, "keys"), (&mut *self.values, v, "values")] {
             if cache.dtype() != new.dtype() {
                 return Err(Error::Option {
@@ -271,7 +326,15 @@ impl CachedLayer<'_> {
                     ),
                 });
             }
-            ops::kv_cache_append(cache, new, starts, Some(counts), &format!("{layer}.{name}"))?;
+            let name = format!("{layer}.{name}");
+            if let Some((most, leftovers)) = leftovers {
+                let mut zeros = cache.shape().to_vec();
+                zeros[1] = *most;
+                let shape = Shape::from_slice(&zeros).unwrap_or(*cache.shape());
+                let zeros = Tensor::zeros(shape, cache.dtype(), cache.device())?;
+                ops::kv_cache_append(cache, &zeros, starts, Some(leftovers), &name)?;
+            }
+            ops::kv_cache_append(cache, new, starts, Some(counts), &name)?;
         }
         Ok((self.keys.clone(), self.values.clone()))
     }

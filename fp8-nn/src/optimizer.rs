@@ -270,7 +270,8 @@ impl AdamW {
     }
 
     /// Updates every parameter that is not frozen from its gradient. If the norm of all gradients is not finite, nothing changes but
-    /// the counts. Gradients are kept: [`zero_grad`](crate::zero_grad) clears them.
+    /// the counts. If all parameters are frozen, there is no step to count. Gradients are kept: [`zero_grad`](crate::zero_grad)
+    /// clears them.
     ///
     /// This reads all gradients once more to compute their norm. After [`clip_grad_norm`](crate::clip_grad_norm), pass the
     /// norm that it returns to [`step_with_norm`](Self::step_with_norm).
@@ -318,7 +319,7 @@ impl AdamW {
     ) -> Result<()> {
         self.progress.groups.expect_matches(&self.progress.options, model)?;
         let all = trainable(model);
-        self.check(&all)?;
+        self.check(model)?;
         self.progress.check_lr(lr)?;
         let device = all.first().map(|first| first.device().clone());
         if device.as_ref().is_none_or(|device| device.capture_number().is_none()) {
@@ -422,12 +423,16 @@ impl AdamW {
     }
 
     /// Checks everything that could make the step fail halfway, which would leave some parameters a step ahead of others.
-    fn check(&self, parameters: &[&Parameter]) -> Result<()> {
+    fn check(&self, model: &(impl Layer + ?Sized)) -> Result<()> {
         let mut names = BTreeSet::new();
-        for parameter in parameters {
+        for parameter in parameters(model) {
             let name = parameter.name();
+            // Also beside a frozen one, since state is found by name.
             if !names.insert(name) {
                 return Err(Error::DuplicateParameter(name.clone()));
+            }
+            if !parameter.is_trainable() {
+                continue;
             }
             let holders = match parameter.fp8() {
                 None => parameter.tensor().holders(),

@@ -213,8 +213,11 @@ impl Parameter {
         self.is_trainable
     }
 
-    /// Freezes the parameter, or makes it trainable again. A frozen parameter has no gradient: backward computes none for it,
-    /// and optimizers leave it as it is. Checkpoints and broadcasts contain it all the same.
+    /// Freezes the parameter, or makes it trainable again. A frozen parameter has no gradient, and optimizers leave it as it is:
+    /// backward skips the wgrad GEMM of a frozen weight. (The gradients of a norm's weight and of a bias are sums that come with the
+    /// gradient of the input; backward drops them.) Checkpoints and broadcasts contain frozen parameters all the same.
+    ///
+    /// A step that was recorded before keeps updating the parameters that were trainable then: record it again.
     ///
     /// [`AdamW`](crate::AdamW) stores no moments and no f32 copy of a frozen parameter: its next step frees those of parameters
     /// that were frozen since the last step. If a parameter becomes trainable again, its moments start at 0 and its f32 copy at
@@ -404,11 +407,14 @@ impl Parameter {
         Ok(())
     }
 
-    /// Sets the gradient to 0.
+    /// Sets the gradient to 0. A frozen parameter has none.
     ///
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
     pub fn zero_grad(&mut self) -> Result<()> {
+        if !self.is_trainable {
+            return Ok(());
+        }
         if let Some(grad) = self.new_grad()? {
             self.main_grad = grad;
             return Ok(());

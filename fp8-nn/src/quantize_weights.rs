@@ -88,7 +88,8 @@ impl AdamW {
         each_weight(model, recipe, |weight, quantizer| {
             let state = self.state.get(weight.name());
             state.map_or(Ok(()), |state| state.expect_shape_of(weight))?;
-            let main_param = state.and_then(|state| state.main_param.as_ref());
+            // A frozen weight may have been set since its f32 copy was last updated.
+            let main_param = self.state_of(weight).and_then(|state| state.main_param.as_ref());
             let Some(values) = weight.store_in_fp8(quantizer, main_param, true)? else { return Ok(false) };
             if !weight.is_trainable() {
                 self.drop_state(weight.name());

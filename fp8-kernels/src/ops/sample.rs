@@ -40,7 +40,7 @@ pub(crate) struct Sampling {
 }
 
 /// Draws one token of each row of `logits` `[.., vocabulary]`, as `options` say. The result is i32 and has the shape of the
-/// rows.
+/// rows. It is −1 for a row whose logits are all NaN or −∞, from which no token can be drawn.
 ///
 /// Every backend chooses the same tokens, since the weights are integers: with m the row's largest logit and f = 1 / T
 /// rounded to f32, logit x has the weight `⌊exp((x − m)·f)·2³¹⌋`, by [`math::exp`](crate::math::exp); one that equals m has 2³¹.

@@ -1,7 +1,7 @@
 //! Evaluation of a language model, which keeps nothing for a backward pass, and its continuation behind a cache.
 
 use super::Gpt;
-use crate::{Error, KvCache, Result, SequenceInfo, init};
+use crate::{Error, KvCache, Layer as _, Result, SequenceInfo, init};
 use fp8_kernels::ops::{self, CrossEntropyOptions};
 use fp8_kernels::{DType, Shape, Tensor};
 use fp8_recipe::Forward;
@@ -83,12 +83,15 @@ impl Gpt {
     /// `ids` is i32 `[batch, seq]`. Row b has `counts[b]` new tokens, at most `seq`; the other ids of a row are padding at its end,
     /// which must be valid ids. A row with a count of 0 stays as it is, and its logits mean nothing. Positions follow from the
     /// cache's lengths. The logits are those of [`logits`](Self::logits) for the whole sequence, up to rounding, and under recipes
-    /// with scales of whole tensors up to those. [`KvCache`] has an example.
+    /// with scales of whole tensors up to those, for which padding counts as 0. With `fp8_mha` and without RoPE, attention behind a
+    /// cache runs in high precision. [`KvCache`] has an example.
     ///
     /// # Errors
     /// Ids of another number of rows than the cache, not i32, on another device or out of range; a count greater than `seq`; a row
-    /// whose capacity is exceeded; a cache of another model or dtype; a block whose attention is not causal; a head of your own whose
-    /// output is not `[batch, 1, vocab_size]`. The cache holds the same tokens as before then.
+    /// whose capacity is exceeded; a cache of another dtype, or with tokens that another model or other weights have read; a block
+    /// whose attention is not causal; a head of your own whose output is not `[batch, 1, vocab_size]`. The cache holds the same tokens
+    /// as before then. A GPU reports ids out of range at the next call that waits, when the cache has counted their tokens:
+    /// [`truncate`](KvCache::truncate) it.
     pub fn extend(
         &self,
         cx: &mut Forward<'_>,
@@ -131,9 +134,11 @@ impl Gpt {
             let sizes =
                 self.integers("ids", ids)?.sizes(sizes, || "[batch, seq], seq at least 1".to_owned())?;
             self.check_cache(cache)?;
+            cache.expect_weights(&self.path, self.version())?;
             let step = cache.step(&self.path, sizes, counts, device)?;
-            let (mut x, _) = self.embed(cx, ids, &step.info)?;
-            for (block, cached) in self.blocks.iter().zip(cache.layers(&step)) {
+            let (x, _) = self.embed(cx, ids, &step.info)?;
+            let mut x = step.without_padding(x)?;
+            for (block, cached) in self.blocks.iter().zip(cache.layers(&step, counts)) {
                 x = block.evaluate_dyn(cx, &x, &step.info, Some(cached))?;
             }
             let [batch, seq] = sizes;
@@ -171,6 +176,13 @@ impl Gpt {
     fn head_of(&self, cx: &mut Forward<'_>, x: Tensor) -> Result<Tensor> {
         let (y, _) = self.norm.forward(&self.input_of_norm(cx, x)?)?;
         Ok(self.head.forward(cx, &self.embedding, &y)?.0)
+    }
+
+    /// The version of all weights. Those of parameters are unique in the process and rise, so any change gives another one.
+    fn version(&self) -> u64 {
+        let mut newest = 0;
+        self.visit(&mut |parameter| newest = newest.max(parameter.version()));
+        newest
     }
 
     /// Refuses a cache of another model.

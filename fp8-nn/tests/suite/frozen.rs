@@ -267,3 +267,107 @@ fn a_layer_of_ones_own_adds_nothing_to_a_frozen_parameter() {
     w.accumulate(&dw).unwrap();
     assert_eq!(w.main_grad().numel(), 0);
 }
+
+/// The values that an f32 copy of the optimizer had before do not come back.
+#[test]
+fn a_frozen_weight_is_quantized_from_its_value() {
+    let recipe = Recipe::from_name("current").unwrap();
+    let weight = |set_before: bool| {
+        let options = LinearOptions {
+            in_features: 32,
+            out_features: 32,
+            params_dtype: DType::BF16,
+            ..Default::default()
+        };
+        let mut fc = Linear::new("fc", options, &device(), &mut crate::support::rng(1)).unwrap();
+        let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+        optimizer.step(&mut fc, 0.0).unwrap();
+        let new = ops::cast(&noise([32, 32], 5), DType::BF16).unwrap();
+        if set_before {
+            parameters_mut(&mut fc)[0].set(new.clone()).unwrap();
+        }
+        parameters_mut(&mut fc)[0].set_trainable(false).unwrap();
+        if !set_before {
+            parameters_mut(&mut fc)[0].set(new).unwrap();
+        }
+        assert_eq!(optimizer.quantize_weights(&mut fc, &recipe).unwrap(), 1);
+        values(&fc.weight().values(DType::F32).unwrap())
+    };
+    let expected = values(&noise([32, 32], 5));
+    for set_before in [true, false] {
+        let error = relative_rms(&expected, &weight(set_before));
+        assert!(error < 0.05, "{error}");
+    }
+}
+
+#[test]
+fn two_parameters_of_one_name_are_refused_although_one_is_frozen() {
+    #[derive(Debug)]
+    struct Two {
+        one: RmsNorm,
+        other: RmsNorm,
+    }
+    composite!(Two { one, other });
+    let options = fp8_nn::NormLayerOptions { hidden_size: 8, ..Default::default() };
+    let norm = || RmsNorm::new("norm", &options, &device()).unwrap();
+    let mut two = Two { one: norm(), other: norm() };
+    parameters_mut(&mut two)[0].set_trainable(false).unwrap();
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    let refused = error(optimizer.step(&mut two, 0.1));
+    assert!(refused.contains("norm.weight"), "{refused}");
+    assert_eq!(optimizer.steps(), 0);
+}
+
+#[test]
+fn a_frozen_parameter_gets_no_gradient_from_zero_grad() {
+    let mut w = Parameter::new("w", noise([4, 4], 1)).unwrap();
+    w.set_trainable(false).unwrap();
+    let shared = w.main_grad().clone();
+    w.zero_grad().unwrap();
+    assert_eq!((w.main_grad().numel(), shared.numel()), (0, 0));
+}
+
+/// What is trained has the bits that it has in a model without frozen parameters, whatever is computed again or later.
+#[test]
+fn frozen_parameters_change_no_other_gradient() {
+    let levels = unless_simulated(&RecomputeLevel::ALL[..], &[RecomputeLevel::Attention]);
+    let recipe = Recipe::from_name("current").unwrap();
+    for (&recompute, delay) in levels.iter().flat_map(|level| [(level, false), (level, true)]) {
+        let run = |is_frozen: &dyn Fn(&Parameter) -> bool| {
+            let options =
+                GptOptions { recompute, tie_word_embeddings: true, ..crate::support::gpt_options() };
+            let mut model = Gpt::new("gpt", &options, &device(), &mut crate::support::rng(2)).unwrap();
+            freeze(&mut model, is_frozen);
+            let mut scaling = Scaling::new(&model, &device()).unwrap();
+            let (ids, targets) = batch(0);
+            let (_, saved) = scaling.autocast_with(&recipe, |cx| model.loss(cx, &ids, &targets)).unwrap();
+            let mut cx = scaling.backward().unwrap();
+            if delay {
+                cx.delay_wgrad();
+            }
+            model.loss_backward(&mut cx, saved).unwrap();
+            let wgrads = cx.take_wgrads();
+            cx.commit().unwrap();
+            fp8_nn::backward_dw(&mut model, wgrads).unwrap();
+            let gradients: BTreeMap<String, Vec<u32>> = parameters(&model)
+                .into_iter()
+                .filter(|p| p.is_trainable())
+                .map(|p| (p.name().to_string(), bits(p.main_grad())))
+                .collect();
+            // Clipping reads what is trained alone.
+            let expected = gradients.values().flatten().map(|&b| f64::from(f32::from_bits(b)).powi(2));
+            let expected = expected.sum::<f64>().sqrt();
+            let norm = f64::from(clip_grad_norm(&mut model, 1e-3).unwrap().item().unwrap());
+            assert!((norm - expected).abs() < 1e-5 * expected, "{norm}, expected {expected}");
+            gradients
+        };
+        let all = run(&|_| false);
+        for part in ["qkv", "proj", "fc1", "fc2", "embedding", "norm", "bias"] {
+            let some = run(&|p| p.name().contains(part));
+            assert!(some.len() < all.len(), "{part}");
+            for (name, gradient) in some {
+                assert!(all[&name] == gradient, "{part} frozen, {recompute:?}, delayed {delay}: {name}");
+            }
+        }
+    }
+}

@@ -7,7 +7,7 @@ use crate::support::{
 use fp8_nn::fp8_kernels::ops::{CrossEntropyOptions, RopeScaling, SampleOptions};
 use fp8_nn::prelude::*;
 
-const VOCABULARY: usize = 20;
+pub(crate) const VOCABULARY: usize = 20;
 
 fn options() -> GptOptions {
     GptOptions {
@@ -21,12 +21,12 @@ fn options() -> GptOptions {
     }
 }
 
-fn model(options: &GptOptions) -> Gpt {
+pub(crate) fn model(options: &GptOptions) -> Gpt {
     with_noise(Gpt::new("gpt", options, &device(), &mut rng(1)).unwrap(), 1)
 }
 
 /// As Llama has it: RMSNorm, swiglu, grouped queries, no biases.
-fn llama() -> GptOptions {
+pub(crate) fn llama() -> GptOptions {
     GptOptions {
         ffn_hidden_size: Some(48),
         num_gqa_groups: Some(2),
@@ -67,7 +67,7 @@ fn decoders() -> Vec<(&'static str, GptOptions)> {
     ]
 }
 
-fn on_device(values: Vec<i32>, shape: [usize; 2]) -> Tensor {
+pub(crate) fn on_device(values: Vec<i32>, shape: [usize; 2]) -> Tensor {
     Tensor::from_vec::<i32>(values, shape, &device()).unwrap()
 }
 

@@ -7,6 +7,7 @@ mod agreement;
 mod all_or_nothing;
 mod attention_fp8;
 mod by_name;
+mod cache_contents;
 mod checkpoint;
 mod checkpoint_files;
 mod combinations;

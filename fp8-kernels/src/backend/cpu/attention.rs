@@ -37,8 +37,10 @@ pub(crate) fn attention(
     let rows = p.batch * p.heads * p.queries;
     let (mut o, mut sum) = (Array::zeroed(op, rows * p.head_dim)?, Array::zeroed(op, rows)?);
     let mut max = Array::filled(op, f32::NEG_INFINITY, rows)?;
-    // For a few queries, as in generation, there may be many more keys in memory than are seen.
-    let transposed = (p.queries > FEW_QUERIES).then(|| Transposed::new(op, &k, p)).transpose()?;
+    // Keys of a few queries, as in generation, are transposed when they are needed.
+    let seen = seen(&spans);
+    let transposed =
+        (p.queries > FEW_QUERIES).then(|| Transposed::new(op, &k, [keys, seen], p)).transpose()?;
     // The rows of each head and sequence, a few at a time.
     let count = spans.iter().map(|span| span.queries.len().div_ceil(TASK)).sum::<usize>() * p.heads;
     let mut tasks = host::room(op, count)?;
@@ -77,16 +79,21 @@ pub(crate) fn attention(
     Ok((o, AttentionSaved { row_max: stats(max), row_sum: stats(sum) }))
 }
 
-/// Returns keys and values in f32, and how many of them each batch entry has. For a few queries, those behind the last one that is
-/// seen are left out: the cache of a generation may have room for many more.
+/// Returns the end of the last key that a query sees: the cache of a generation may have room for many more.
+fn seen(spans: &[Span]) -> usize {
+    spans.iter().map(|span| span.keys.end).max().unwrap_or(0)
+}
+
+/// Returns keys and values in f32, and how many of them each batch entry has. Those behind the last one that is seen are not
+/// converted.
 fn widened<'a>(
     op: &'static str,
     [k, v]: [&'a Tensor; 2],
     spans: &[Span],
     p: &Problem<'_>,
 ) -> Result<([Widened<'a>; 2], usize)> {
-    let seen = spans.iter().map(|span| span.keys.end).max().unwrap_or(0);
-    if k.dtype() == DType::F32 || p.queries > FEW_QUERIES || seen == p.keys {
+    let seen = seen(spans);
+    if k.dtype() == DType::F32 || seen == p.keys {
         return Ok(([k.cpu_f32(op)?, v.cpu_f32(op)?], p.keys));
     }
     let [step, len] = [p.keys, seen].map(|keys| keys * p.groups * p.head_dim);
@@ -113,7 +120,8 @@ pub(crate) fn attention_backward(
     let (q_step, k_step) = (p.queries * p.head_dim, p.keys * p.head_dim);
     // Without queries or keys nothing was seen, and all gradients are 0.
     if ![q_step, k_step, per_group].contains(&0) {
-        let (k_transposed, v_transposed) = (Transposed::new(op, &k, p)?, Transposed::new(op, &v, p)?);
+        let [k_transposed, v_transposed] = [&k, &v].map(|x| Transposed::new(op, x, [p.keys; 2], p));
+        let (k_transposed, v_transposed) = (k_transposed?, v_transposed?);
         let tasks = dq.par_chunks_mut(per_group * q_step).zip(dk.par_chunks_mut(k_step));
         tasks.zip(dv.par_chunks_mut(k_step)).enumerate().try_for_each(|(index, ((dq, dk), dv))| {
             let (batch, group) = (index / p.groups, index % p.groups);
@@ -201,14 +209,15 @@ struct Transposed {
 }
 
 impl Transposed {
-    fn new(op: &'static str, data: &[f32], p: &Problem<'_>) -> Result<Self> {
+    /// Transposes the first `seen` of the `keys` that each batch entry has.
+    fn new(op: &'static str, data: &[f32], [keys, seen]: [usize; 2], p: &Problem<'_>) -> Result<Self> {
         // A sequence may begin at any key, and its last vector of scores reaches beyond its keys.
-        let (stride, dim) = (p.keys.next_multiple_of(LANES) + LANES, p.head_dim);
+        let (stride, dim) = (seen.next_multiple_of(LANES) + LANES, p.head_dim);
         let mut out = Array::zeroed(op, p.batch * p.groups * dim * stride)?;
-        if p.keys > 0 {
+        if seen > 0 {
             out.par_chunks_mut(dim * stride).enumerate().try_for_each(|(index, out)| {
-                let x = Head::new(data, p.keys, p.groups, dim, index / p.groups, index % p.groups);
-                transpose([p.keys, dim], x.data, x.stride, out, stride)
+                let x = Head::new(data, keys, p.groups, dim, index / p.groups, index % p.groups);
+                transpose([seen, dim], x.data, x.stride, out, stride)
             })?;
         }
         Ok(Self { data: out, stride, dim })

@@ -8,6 +8,8 @@ use crate::ops::{DropoutKey, Sampling};
 use crate::{DropoutDraw, Result, Shape, Tensor};
 use fp8_format::philox::philox4x32_10;
 
+/// The result of a row without a logit greater than −∞.
+const NO_TOKEN: i32 = -1;
 /// The weight of the largest logit.
 const LARGEST: u32 = 1 << 31;
 
@@ -26,9 +28,10 @@ pub(crate) fn sample(
         let mut scratch = Vec::new();
         let logits = data.read(row * vocabulary..(row + 1) * vocabulary, &mut scratch);
         let first = first_largest(logits);
-        match sampling {
-            Some((sampling, key)) => draw(logits, number(logits[first]), sampling, random(key, row)),
-            None => first as i32,
+        match (number(logits[first]), sampling) {
+            (f32::NEG_INFINITY, _) => NO_TOKEN,
+            (largest, Some((sampling, key))) => draw(logits, largest, sampling, random(key, row)),
+            (_, None) => first as i32,
         }
     });
     Ok(Tensor::on_cpu(tokens, shape, logits.device()))

@@ -4,6 +4,8 @@
 
 #define THREADS 512
 #define MOST_WARPS (THREADS / WARP)
+// The result of a row without a logit greater than -infinity.
+#define NO_TOKEN (-1)
 
 // A logit's place in the order of floats. NaN counts as -infinity, -0 as 0.
 __device__ __forceinline__ u32 order_of(float v) {
@@ -136,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u64 r = blockIdx.x; r < rows; r += gridDim.x) {
         const Row row = {logits, dtype, r * vocabulary, (u32)vocabulary, 0.0f, 0.0f};
         u64 best = largest_of(row, scratch);
-        if (threadIdx.x == 0) out[r] = (int)~(u32)best;
+        if (threadIdx.x == 0) out[r] = value_of((u32)(best >> 32)) == -INFINITY_F ? NO_TOKEN : (int)~(u32)best;
     }
 }
 
@@ -148,6 +150,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u64 r = blockIdx.x; r < rows; r += gridDim.x) {
         Row row = {logits, dtype, r * vocabulary, (u32)vocabulary, 0.0f, factor};
         row.largest = value_of((u32)(largest_of(row, scratch) >> 32));
+        if (row.largest == -INFINITY_F) {
+            if (threadIdx.x == 0) out[r] = NO_TOKEN;
+            continue;
+        }
         // A piece of the row for each thread.
         const u32 piece = (row.vocabulary + blockDim.x - 1) / blockDim.x, begin = threadIdx.x * piece;
         const u32 end = min(begin + piece, row.vocabulary);
