@@ -135,6 +135,24 @@ fn evaluation(layers: usize, enabled: bool) -> [usize; 2] {
     ]
 }
 
+/// The most bytes that are in use while a model reads a prompt and three tokens behind it, beyond those of its weights and of a cache
+/// with this capacity.
+fn generation(capacity: usize, dtype: DType) -> usize {
+    let device = Device::cpu();
+    let options = GptOptions { num_layers: 2, max_seq_length: 4096, params_dtype: dtype, ..options(64) };
+    let model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
+    let mut scaling = Scaling::new(&model, &device).unwrap();
+    let mut cx = scaling.eval(&Recipe::off()).unwrap();
+    let mut cache = model.kv_cache(1, capacity, dtype).unwrap();
+    let before = device.memory_report().now.total();
+    device.reset_peak_memory();
+    for count in [20, 1, 1, 1] {
+        let ids = Tensor::from_vec(vec![1i32; count], [1, count], &device).unwrap();
+        model.extend(&mut cx, &ids, &[count], &mut cache).unwrap();
+    }
+    device.memory_report().peak.total() - before
+}
+
 /// The bytes that a forward pass keeps for backward, with the matrices of the blocks trainable and frozen.
 fn where_frozen(hidden: usize, enabled: bool) -> [usize; 2] {
     let device = Device::cpu();
@@ -220,6 +238,11 @@ fn fp8_and_recomputation_need_less_memory() {
         );
         // What threads hold at the same moment differs from run to run; what is kept would be four times as much.
         assert!(eight <= two + two / 2 && eight as f64 <= 0.3 * kept as f64);
+    }
+    for dtype in [DType::F32, DType::BF16] {
+        let [small, large] = [32, 4096].map(|capacity| generation(capacity, dtype));
+        println!("the peak of a generation: {small}, with room for 4096 tokens {large}");
+        assert!(large <= small + small / 2, "{dtype}: {small}, {large}");
     }
     for (enabled, bytes) in [(true, 1), (false, 2)] {
         let [all, frozen] = where_frozen(hidden, enabled);

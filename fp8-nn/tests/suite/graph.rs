@@ -26,7 +26,7 @@ impl Training {
     fn new(recipe: Recipe) -> Self {
         let model = gpt(3);
         let scaling = Scaling::new(&model, &device()).unwrap();
-        let optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+        let optimizer = AdamW::new(with_group()).unwrap();
         let (ids, targets) = (ids([2, 8], 20, 0), ids([2, 8], 20, 100));
         Self { model, optimizer, scaling, recipe, group: None, ids, targets, gives_norm: true }
     }

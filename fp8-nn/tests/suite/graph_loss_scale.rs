@@ -40,7 +40,7 @@ impl Training {
         }
         let options = LossScalerOptions { init_scale: 1024.0, growth_interval: 4, ..Default::default() };
         let scaler = LossScaler::new(options, &device()).unwrap();
-        let optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+        let optimizer = AdamW::new(with_group()).unwrap();
         let (ids, targets) = (ids([2, 8], 20, 0), ids([2, 8], 20, 100));
         Self { model, optimizer, scaling, scaler, group, ids, targets, gives_norm }
     }
