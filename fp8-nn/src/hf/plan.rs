@@ -22,6 +22,8 @@ pub(super) struct Plan {
     pub(super) ignored: Vec<String>,
     /// Matrices whose sides are no multiples of a block.
     pub(super) ragged: Vec<String>,
+    /// The modules of each group that vLLM computes as one and of which only a part is quantized.
+    pub(super) split_groups: Vec<Vec<String>>,
 }
 
 /// A matrix that is quantized.
@@ -98,8 +100,14 @@ impl Plan {
                 });
             }
         }
-        let (mut plan, mut groups) =
-            (Self { units: Vec::new(), ignored: Vec::new(), ragged: Vec::new() }, BTreeMap::new());
+        let split_groups = split_groups(&linears, is_ignored);
+        if options.scheme == Scheme::Vllm {
+            expect_whole_groups(&linears, is_ignored)?;
+        }
+        let (mut plan, mut groups) = (
+            Self { units: Vec::new(), ignored: Vec::new(), ragged: Vec::new(), split_groups },
+            BTreeMap::new(),
+        );
         let mut first_ragged = [0, 0];
         for spec in linears.iter().copied() {
             if is_ignored(spec) {
@@ -126,9 +134,6 @@ impl Plan {
                 }
                 false => plan.units.push(vec![matrix]),
             }
-        }
-        if options.scheme == Scheme::Vllm {
-            expect_whole_groups(&linears, is_ignored)?;
         }
         plan.expect_input_scales(options)?;
         if let (Some(name), false) = (plan.ragged.first(), options.allow_ragged) {
@@ -192,20 +197,35 @@ impl Plan {
     }
 }
 
-/// vLLM computes some weights as one, and refuses a checkpoint in which only some of them are quantized.
+/// Returns the weights that vLLM computes as one, group by group, if some of them are quantized and some are not.
+fn split<'a>(
+    linears: &'a [&'a TensorSpec],
+    is_ignored: impl Fn(&TensorSpec) -> bool,
+) -> impl Iterator<Item = &'a [&'a TensorSpec]> {
+    let is_group = |one: &&TensorSpec, other: &&TensorSpec| {
+        one.kind == other.kind && one.kind != TensorKind::Linear && one.layer == other.layer
+    };
+    let is_split = move |group: &&[&TensorSpec]| {
+        let ignored = group.iter().filter(|spec| is_ignored(spec)).count();
+        ignored > 0 && ignored < group.len()
+    };
+    linears.chunk_by(is_group).filter(is_split)
+}
+
+fn split_groups(linears: &[&TensorSpec], is_ignored: impl Fn(&TensorSpec) -> bool) -> Vec<Vec<String>> {
+    let names = |group: &[&TensorSpec]| group.iter().map(|spec| module(&spec.name).to_owned()).collect();
+    split(linears, is_ignored).map(names).collect()
+}
+
+/// Refuses a group of which only a part is quantized: the format of [`Scheme::Vllm`] has one scale for the group.
 fn expect_whole_groups(linears: &[&TensorSpec], is_ignored: impl Fn(&TensorSpec) -> bool) -> Result<()> {
-    for pair in linears.windows(2) {
-        let [one, other] = pair else { continue };
-        let is_group = one.kind == other.kind && one.kind != TensorKind::Linear && one.layer == other.layer;
-        if is_group && is_ignored(one) != is_ignored(other) {
-            let (out, kept) = if is_ignored(one) { (one, other) } else { (other, one) };
-            return Err(Error::Option {
-                layer: "quantize".into(),
-                option: "ignore",
-                value: module(&out.name).into(),
-                remedy: format!("vLLM computes it together with {}: ignore both or none", module(&kept.name)),
-            });
-        }
-    }
-    Ok(())
+    let Some(group) = split(linears, &is_ignored).next() else { return Ok(()) };
+    let of = |ignored: bool| group.iter().find(|spec| is_ignored(spec) == ignored);
+    let name = |spec: Option<&&TensorSpec>| spec.map_or("", |spec| module(&spec.name)).to_owned();
+    Err(Error::Option {
+        layer: "quantize".into(),
+        option: "ignore",
+        value: name(of(true)),
+        remedy: format!("vLLM computes it together with {}: ignore both or none", name(of(false))),
+    })
 }

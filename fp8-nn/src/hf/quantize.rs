@@ -24,7 +24,8 @@ pub struct QuantizeOptions {
     pub scheme: Scheme,
     /// Layers that stay as they are, beside `lm_head`: names such as `model.layers.0.mlp.down_proj`, in which `*` stands for
     /// any text. A pattern without `*` also matches a part of the name between dots, as `down_proj` and `layers.0` do.
-    /// Default: none.
+    /// vLLM refuses a folder in which only some of q, k and v, or one of gate and up, are quantized: [`Scheme::Vllm`] refuses
+    /// such patterns, and with other schemes [`Quantized::split_groups`] lists the groups. Default: none.
     pub ignore: Vec<String>,
     /// Whether [`Scheme::Block128`] takes matrices whose sides are no multiples of 128. This library reads them, and so does
     /// compressed-tensors in its own format; transformers refuses or misreads them. Default: false.
@@ -70,6 +71,10 @@ pub struct Quantized {
     pub ignored: Vec<String>,
     /// The matrices whose blocks are ragged.
     pub ragged: Vec<String>,
+    /// The groups of layers (q, k and v; gate and up) that vLLM computes as one and of which
+    /// [`ignore`](QuantizeOptions::ignore) leaves only a part in high precision. Each entry names all layers of a group.
+    /// transformers and this library read such a folder; vLLM refuses it.
+    pub split_groups: Vec<Vec<String>>,
     /// The bytes of all tensors before.
     pub bytes_before: u64,
     /// The bytes of all tensors after.
@@ -186,6 +191,7 @@ pub fn quantize(
         bytes_after: entries.iter().map(size).sum(),
         ignored: plan.ignored,
         ragged: plan.ragged,
+        split_groups: plan.split_groups,
     })
 }
 

@@ -234,6 +234,28 @@ fn a_layer_of_a_fused_group_is_not_ignored_alone() {
     assert!(!written.is_quantized("model.layers.1.self_attn.k_proj.weight"));
     let quantization = written.config.quantization.unwrap();
     assert_eq!(quantization.ignored, done.ignored);
+    assert_eq!(done.split_groups, [[""; 0]; 0]);
+}
+
+#[test]
+fn groups_that_are_quantized_in_part_are_listed() {
+    let folder = Folder::open(&golden().join("llama_mha")).unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let ignore = ["k_proj", "layers.1.mlp", "layers.2.mlp.up_proj", "layers.0.self_attn.o_proj"];
+    for scheme in [Scheme::Tensor, Scheme::Channel, Scheme::Block128] {
+        let options = fp8_nn::hf::QuantizeOptions {
+            scheme,
+            ignore: ignore.map(str::to_owned).into(),
+            allow_ragged: true,
+            ..Default::default()
+        };
+        let out = place.path().join(scheme.name());
+        let done = fp8_nn::hf::quantize(&folder, &out, &options, &Default::default()).unwrap();
+        let qkv = |layer: usize| ["q", "k", "v"].map(|x| format!("model.layers.{layer}.self_attn.{x}_proj"));
+        let gate_up = ["gate", "up"].map(|x| format!("model.layers.2.mlp.{x}_proj"));
+        let expected = [qkv(0).to_vec(), qkv(1).to_vec(), qkv(2).to_vec(), gate_up.to_vec()];
+        assert_eq!(done.split_groups, expected, "{scheme}");
+    }
 }
 
 #[test]
