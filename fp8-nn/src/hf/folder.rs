@@ -1,6 +1,6 @@
 //! A Hugging Face folder: configuration and weights that fit each other.
 
-use super::config::{Config, QuantMethod, WeightScales};
+use super::config::{Config, InputScales, QuantMethod, WeightScales};
 use super::family::{Family, TensorSpec};
 use super::weights::{WeightInfo, Weights, open, unreadable};
 use crate::{Error, Result, checkpoint};
@@ -29,7 +29,8 @@ pub(super) const INPUT_SCALES: [&str; 2] = ["input_scale", "activation_scale"];
 
 /// An open Hugging Face folder: its configuration, and its weights, which have been checked against each other.
 ///
-/// It may be an FP8 checkpoint of any layout that [`Quantization`](super::Quantization) describes. The example of
+/// It may be an FP8 checkpoint of any layout that [`Quantization`](super::Quantization) describes. Static scales of inputs are
+/// ignored, and copied when the folder is written, if the configuration says that inputs are dynamic. The example of
 /// [`save`](crate::hf::save) opens one.
 #[derive(Debug)]
 pub struct Folder {
@@ -251,6 +252,13 @@ impl Folder {
         }
         if !is_float(dtype) || matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2) {
             return Err(format!("`{scale}` is {dtype:?}: expected F32, BF16, F16 or F8_E8M0"));
+        }
+        if quantization.inputs == InputScales::Static && input.is_empty() {
+            let [name, older] = INPUT_SCALES.map(|end| format!("{module}.{end}"));
+            return Err(format!(
+                "`{name}` (or `{older}`) is missing: `quantization_config` says that inputs have static scales, so every FP8 \
+                 weight needs one"
+            ));
         }
         if let Some(input) = input.first() {
             let info = self.weights.info(input).filter(|info| info.shape.iter().all(|&extent| extent == 1));

@@ -396,6 +396,14 @@ fn scales_that_do_not_fit_are_named() {
     }
     let error = fp8(tensor, &|all| all.get_mut(&format!("{module}.input_scale")).unwrap().0 = "I32".into());
     assert!(error.contains("is no number: expected one scale"), "{error}");
+    let error = fp8(tensor, &|all| drop(all.remove(&format!("{module}.input_scale"))));
+    assert_eq!(
+        error,
+        format!(
+            "DIR: `{module}.input_scale` (or `{module}.activation_scale`) is missing: `quantization_config` says that inputs \
+             have static scales, so every FP8 weight needs one"
+        )
+    );
     let error = in_tensors(|all| {
         drop(all.insert(format!("{module}.weight_scale"), ("F32".into(), vec![1], vec![0; 4])))
     });
