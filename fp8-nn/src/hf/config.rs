@@ -132,9 +132,11 @@ impl Config {
         self.family.specs(self)
     }
 
-    /// Returns this configuration with another `quantization_config`, or without one.
+    /// Returns this configuration with another `quantization_config`, or without one. A `compression_config` is removed.
     pub(crate) fn with_quantization(&self, value: Option<&Value>) -> Result<Self> {
-        Self::from_json(&text::with_field(&self.json, "quantization_config", value))
+        let [key, older] = quantization::KEYS;
+        let text = text::with_field(&self.json, older, None);
+        Self::from_json(&text::with_field(&text, key, value))
     }
 
     /// Returns whether it names the dtype of the tensors.
@@ -146,19 +148,24 @@ impl Config {
     /// Returns this configuration for tensors of this dtype.
     pub(crate) fn with_dtype(&self, dtype: DType) -> Result<Self> {
         let map: Map<String, Value> = serde_json::from_str(&self.json).unwrap_or_default();
-        // transformers 5 writes `dtype`, and reads both.
-        let is_new = map.contains_key("dtype")
-            || (map.contains_key("rope_parameters") && !map.contains_key("torch_dtype"));
+        // Readers differ in which one they prefer, so both are set where both are present.
+        let mut keys: Vec<&str> =
+            ["dtype", "torch_dtype"].into_iter().filter(|&key| map.contains_key(key)).collect();
+        if keys.is_empty() {
+            // transformers 5 writes `dtype`, and reads both.
+            keys.push(if map.contains_key("rope_parameters") { "dtype" } else { "torch_dtype" });
+        }
         let name = match dtype {
             DType::BF16 => "bfloat16",
             DType::F16 => "float16",
             _ => "float32",
         };
-        let (key, value) = (if is_new { "dtype" } else { "torch_dtype" }, Value::from(name));
-        if map.get(key) == Some(&value) {
-            return Ok(self.clone());
+        let value = Value::from(name);
+        let mut text = self.json.clone();
+        for key in keys.into_iter().filter(|&key| map.get(key) != Some(&value)) {
+            text = text::with_field(&text, key, Some(&value));
         }
-        Self::from_json(&text::with_field(&self.json, key, Some(&value)))
+        if text == self.json { Ok(self.clone()) } else { Self::from_json(&text) }
     }
 
     fn parse(json: &str) -> Result<Self, String> {
@@ -274,6 +281,8 @@ fn expect_supported(fields: Fields<'_>, family: &Family) -> Result<(), String> {
             ("scale_attn_by_inverse_layer_idx", false),
             ("add_cross_attention", false),
         ],
+        // A Qwen2 always has biases in q, k and v, whatever this field says.
+        false if family.qkv_bias => &[("mlp_bias", false)],
         false => &[("attention_bias", false), ("mlp_bias", false)],
     };
     for &(key, supported) in flags {

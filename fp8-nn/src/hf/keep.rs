@@ -6,7 +6,7 @@ use super::model::ParameterSource;
 use crate::{Error, Gpt, Parameter, Result};
 use fp8_kernels::fp8_format::Blocks;
 use fp8_kernels::{Encoding, Fp8Tensor, Tensor};
-use fp8_recipe::{BlockScaling, CurrentScaling, Format, QParams, Recipe, WeightQuantizer};
+use fp8_recipe::{BlockScaling, CurrentScaling, Format, QParams, QParamsByRole, Recipe, WeightQuantizer};
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -78,6 +78,20 @@ impl Folder {
         Ok(true)
     }
 
+    /// Returns why a parameter cannot be kept as codes, or `None` if it can in a model of the form [`form`](Self::form).
+    pub(super) fn why_dequantized(&self, source: &ParameterSource) -> Option<&'static str> {
+        if !self.is_all_quantized(source) {
+            return Some("some of its tensors are not FP8");
+        }
+        if source.is_transposed {
+            return Some("it is stored as in × out");
+        }
+        let is_e4m3 = |tensor: &String| {
+            self.weights.info(self.stored(tensor)).is_some_and(|info| info.dtype == Dtype::F8_E4M3)
+        };
+        if source.tensors.iter().all(is_e4m3) { None } else { Some("its codes are not E4M3") }
+    }
+
     /// Returns whether every tensor of a parameter is an FP8 weight.
     pub(super) fn is_all_quantized(&self, source: &ParameterSource) -> bool {
         source.tensors.iter().all(|tensor| self.is_quantized(self.stored(tensor)))
@@ -86,13 +100,18 @@ impl Folder {
 
 /// Returns a recipe whose weights have this form.
 pub(super) fn recipe_of(form: Form) -> Recipe {
+    recipe_with(form, QParams::default())
+}
+
+/// Returns a recipe whose weights have this form, and whose inputs have scales that `input` describes.
+pub(super) fn recipe_with(form: Form, input: QParams) -> Recipe {
+    let quant = QParamsByRole { input, ..Default::default() };
     match form {
-        None => CurrentScaling { fp8_format: Format::E4M3, ..Default::default() }.into(),
-        Some(Blocks::Row) => CurrentScaling::rowwise().into(),
+        None => CurrentScaling { fp8_format: Format::E4M3, quant, ..Default::default() }.into(),
+        Some(Blocks::Row) => CurrentScaling { quant, ..CurrentScaling::rowwise() }.into(),
         Some(blocks) => {
             let w_block_scaling_dim = if blocks == Blocks::B1x128 { 1 } else { 2 };
-            BlockScaling { quant: QParams::default().into(), w_block_scaling_dim, ..Default::default() }
-                .into()
+            BlockScaling { quant, w_block_scaling_dim, ..Default::default() }.into()
         }
     }
 }
@@ -133,17 +152,12 @@ impl<'a> Keeper<'a> {
         }
         let slot = parameter.weight_slot().map(|slot| slot.name().clone());
         let quantizer = slot.and_then(|slot| self.quantizers.get(&slot));
-        let (Some(quantizer), true) = (quantizer, self.folder.is_all_quantized(source)) else {
-            return Ok(dequantized(parameter, "some of its tensors are not FP8"));
+        if let Some(why) = self.folder.why_dequantized(source) {
+            return Ok(dequantized(parameter, why));
+        }
+        let Some(quantizer) = quantizer else {
+            return Ok(dequantized(parameter, "the recipe does not quantize it"));
         };
-        if source.is_transposed {
-            return Ok(dequantized(parameter, "it is stored as in × out"));
-        }
-        for tensor in &source.tensors {
-            if self.folder.info(self.folder.stored(tensor))?.dtype != Dtype::F8_E4M3 {
-                return Ok(dequantized(parameter, "its codes are not E4M3"));
-            }
-        }
         let (shape, device) = (*parameter.shape(), parameter.device().clone());
         let [rows, cols] = shape.matrix();
         let (codes, factors) = match reads {

@@ -2,10 +2,10 @@
 
 use super::config::InputScales;
 use super::folder::Folder;
-use super::keep::{Form, recipe_of};
+use super::keep::{Form, recipe_of, recipe_with};
 use crate::{Gpt, Result};
 use fp8_kernels::fp8_format::Blocks;
-use fp8_recipe::{AutocastOptions, DelayedScaling, Direction, Recipe, Scaling};
+use fp8_recipe::{AutocastOptions, DelayedScaling, Direction, QParams, Recipe, Scaling};
 use std::collections::BTreeMap;
 
 /// A pattern that matches the weights of all layers.
@@ -23,8 +23,9 @@ impl Folder {
     /// | by token | [`CurrentScaling::rowwise`](fp8_recipe::CurrentScaling::rowwise) |
     /// | by 128 columns | [`BlockScaling`](fp8_recipe::BlockScaling) with f32 scales |
     ///
-    /// Weights have the recipe of their own granularity, by name where it differs from that of inputs. Layers that are not
-    /// quantized run in high precision. An input x becomes E4M3(x · scale) with scale = 448 / amax; peers compute
+    /// Weights have the recipe of their own granularity, by name where it differs from that of inputs. Layers whose weights are
+    /// not kept as codes run in high precision: those that are not quantized, and those whose codes are E5M2 or stored as
+    /// in × out. With `scale_fmt` "ue8m0", the scales of inputs are powers of two. An input x becomes E4M3(x · scale) with scale = 448 / amax; peers compute
     /// x / (amax / 448), which gives the neighbouring code for about one element in ten thousand.
     ///
     /// ```
@@ -79,14 +80,15 @@ impl Folder {
             let text = "weights in blocks need inputs in groups of 128 columns, and the other way round";
             return Err(self.problem(format!("{text}; {off}")));
         }
+        let powers = if quantization.power_2_scales { QParams::POWER_2 } else { QParams::default() };
         let of_inputs = match (quantization.inputs, inputs) {
             (InputScales::Static, _) => DelayedScaling { amax_history_len: 1, ..Default::default() }.into(),
-            (_, Some(Blocks::B1x128)) => recipe_of(weights),
-            (_, form) => recipe_of(form),
+            (_, Some(Blocks::B1x128)) => recipe_with(weights, powers),
+            (_, form) => recipe_with(form, powers),
         };
         let mut rules: Vec<(String, Recipe)> = Vec::new();
-        for (layer, is_quantized, _) in self.layers()? {
-            if !is_quantized {
+        for (layer, is_kept, _) in self.layers()? {
+            if !is_kept {
                 rules.push((format!("*.{layer}"), Recipe::off()));
             }
         }
@@ -110,8 +112,8 @@ impl Folder {
             return Ok(0);
         }
         let mut scales = BTreeMap::new();
-        for (layer, is_quantized, scale) in self.layers()? {
-            if is_quantized {
+        for (layer, is_kept, scale) in self.layers()? {
+            if is_kept {
                 let missing = || self.problem(format!("inputs are static, but `{layer}` has no input scale"));
                 scales.insert(format!("{}.{layer}.input", model.path()), scale.ok_or_else(missing)?);
             }
@@ -135,8 +137,8 @@ impl Folder {
         Ok(scales.len())
     }
 
-    /// Returns the layers that FP8 checkpoints quantize, by their paths behind the model's: whether this one does, and the
-    /// static scale of the input.
+    /// Returns the layers that FP8 checkpoints quantize, by their paths behind the model's: whether the weights of this one can
+    /// be kept as codes, and the static scale of the input.
     fn layers(&self) -> Result<Vec<(String, bool, Option<f32>)>> {
         let linear: Vec<String> = self
             .config
@@ -158,7 +160,7 @@ impl Folder {
                     scale = Some(scale.map_or(own, |most| most.max(own)));
                 }
             }
-            layers.push((layer.to_owned(), self.is_all_quantized(&source), scale));
+            layers.push((layer.to_owned(), self.why_dequantized(&source).is_none(), scale));
         }
         Ok(layers)
     }

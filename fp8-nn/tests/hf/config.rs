@@ -184,6 +184,29 @@ fn what_is_not_supported_is_refused_by_name() {
         ),
         (json!({"head_dim": 5}), "`head_dim` is 5: expected an even number"),
         (json!({"attention_bias": true}), "`attention_bias` is true: expected false"),
+        (
+            json!({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+            "`rope_theta` is 500000.0: expected 10000, as `rope_parameters.rope_theta` is: versions of transformers differ",
+        ),
+        (
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.8782488562869419}}),
+            "`rope_scaling.attn_factor` is not supported: transformers ignores it: remove it, or give its value as \
+             `attention_factor`",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "fp8", "scale_fmt": "e5m3"}}),
+            "`quantization_config.scale_fmt` is \"e5m3\": expected \"ue8m0\", or null for f32 scales",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "fp8", "modules_to_convert": ["down_proj"]}}),
+            "`quantization_config.modules_to_convert` is [\"down_proj\"]: expected null",
+        ),
+        (
+            json!({"compression_config": {"quant_method": "compressed-tensors", "format": "float-quantized",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float",
+                "strategy": "channel", "dynamic": true}}}}}),
+            "`compression_config.config_groups.weights.dynamic` is true: expected false: the scales of weights are in",
+        ),
         (json!({"mlp_bias": true}), "`mlp_bias` is true: expected false"),
         (json!({"hidden_act": "gelu"}), "`hidden_act` is \"gelu\": expected \"silu\""),
         (json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor` is 0.5: expected 1"),
@@ -306,9 +329,28 @@ fn spellings_that_agree_and_quantizations_under_other_names_are_read() {
             "quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group},
             "sparsity_config": {"format": "dense", "global_sparsity": 0.1}, "kv_cache_scheme": null,
         });
-        let found = parsed(&json!({ "quantization_config": quantization })).quantization.unwrap();
-        assert_eq!((found.weights, found.inputs), (WeightScales::Channel, InputScales::None));
+        // The second is the name in old files of Neural Magic.
+        for key in ["quantization_config", "compression_config"] {
+            let found = parsed(&json!({ key: quantization })).quantization.unwrap();
+            assert_eq!((found.weights, found.inputs), (WeightScales::Channel, InputScales::None));
+        }
     }
+    for (scale_fmt, powers) in [(json!(null), false), (json!("ue8m0"), true)] {
+        let quantization = json!({"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": scale_fmt, "weight_block_size": [128, 128]});
+        let found = parsed(&json!({ "quantization_config": quantization })).quantization.unwrap();
+        assert_eq!((found.power_2_scales, found.inputs), (powers, InputScales::Group(128)));
+    }
+}
+
+#[test]
+fn fields_that_change_nothing_are_accepted() {
+    // Qwen2 has biases in q, k and v in any case.
+    for attention_bias in [true, false] {
+        let config = parsed(&json!({"model_type": "qwen2", "attention_bias": attention_bias}));
+        assert_eq!(config.gpt_options().qkv_bias, Some(true));
+    }
+    let theta = json!({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 500000}});
+    assert_eq!(parsed(&theta).rope.unwrap().theta, 5e5);
 }
 
 #[test]

@@ -167,3 +167,49 @@ fn weights_that_are_stored_transposed_are_dequantized() {
     let dequantized = folder.load(&LoadOptions::default(), &Device::cpu()).unwrap();
     assert!(logits(&keep(&folder), &ids) == logits(&dequantized, &ids));
 }
+
+/// A checkpoint whose layer 0 has a down projection in E5M2, which no model keeps as codes.
+#[test]
+fn layers_in_e5m2_are_not_quantized_again() {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("export/llama_gqa_tied-ct_tensor_static"), place.path());
+    let file = place.path().join("model.safetensors");
+    let mut raw = read(&file);
+    raw.get_mut("model.layers.0.mlp.down_proj.weight").unwrap().0 = "F8_E5M2".into();
+    crate::folders::write(&file, &raw);
+    let folder = Folder::open(place.path()).unwrap();
+    let model = keep(&folder);
+    let kept = |layer: usize| {
+        let parameters = parameters(&model).into_iter();
+        let mut named = parameters.filter(|own| own.name().ends_with(&format!("{layer}.mlp.fc2.weight")));
+        named.next().unwrap().fp8().is_some()
+    };
+    assert!(!kept(0) && kept(1));
+    let (mut scaling, recipe) = (Scaling::new(&model, &Device::cpu()).unwrap(), folder.recipe().unwrap());
+    let explained = scaling.explain(&recipe).unwrap();
+    let runs = |path: &str| explained.layers.iter().find(|layer| &*layer.path == path).unwrap().gemms.fprop;
+    assert!(!runs("model.blocks.0.mlp.fc2") && runs("model.blocks.1.mlp.fc2"));
+    assert_eq!(folder.load_input_scales(&model, &mut scaling).unwrap(), 7);
+    let ids = ids(&golden().join("export/llama_gqa_tied-ct_tensor_static"));
+    model.forward(&mut scaling.eval(&recipe).unwrap(), &ids).unwrap();
+}
+
+#[test]
+fn scales_of_inputs_are_powers_of_two_where_the_checkpoint_says_so() {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("export/llama_gqa_tied-deepseek_block"), place.path());
+    let config = place.path().join("config.json");
+    let mut quantization =
+        serde_json::from_str::<serde_json::Value>(&fs::read_to_string(&config).unwrap()).unwrap();
+    quantization["quantization_config"]["scale_fmt"] = "ue8m0".into();
+    crate::folders::change(&config, &quantization);
+    let folder = Folder::open(place.path()).unwrap();
+    let recipe = folder.recipe().unwrap();
+    let quant = fp8_nn::fp8_recipe::QParamsByRole { input: QParams::POWER_2, ..Default::default() };
+    // Their blocks do not fit together in q, k and v, so that weights have factors for parts of rows.
+    let expected = BlockScaling { quant, w_block_scaling_dim: 1, ..Default::default() };
+    assert_eq!(format!("{recipe:?}"), format!("{:?}", Recipe::from(expected)));
+    let model = keep(&folder);
+    let mut scaling = Scaling::new(&model, &Device::cpu()).unwrap();
+    model.forward(&mut scaling.eval(&recipe).unwrap(), &ids(place.path())).unwrap();
+}

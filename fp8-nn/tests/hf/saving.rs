@@ -107,6 +107,17 @@ fn folders_that_contradict_themselves_are_not_written() {
     let written = Folder::open(&out).unwrap().config;
     assert!(written.quantization.is_none() && written.json().contains("\"float32\""), "{}", written.json());
 
+    // Both spellings of the dtype, of which readers prefer one or the other.
+    let text = folder.config.json().replacen('{', r#"{"dtype": "float16", "torch_dtype": "bfloat16","#, 1);
+    let text = text
+        .replace("\"dtype\": \"float32\"", "\"own\": 1")
+        .replace("\"torch_dtype\": \"float32\"", "\"own\": 1");
+    let both = fp8_nn::hf::Config::from_json(&text).unwrap();
+    let named = place.path().join("named");
+    fp8_nn::hf::save(&named, &both, &both.tensors().into_iter().map(values).collect()).unwrap();
+    let json: serde_json::Value = serde_json::from_str(Folder::open(&named).unwrap().config.json()).unwrap();
+    assert!(json["dtype"] == "float32" && json["torch_dtype"] == "float32", "{json}");
+
     // The embedding alone, where the files have it twice.
     let (tied, twice) = (place.path().join("tied"), place.path().join("twice"));
     copy(&golden().join("llama_gqa_tied"), &tied);

@@ -25,6 +25,11 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// Returns the path for the fields of the object in `key`.
+    pub(super) fn path_of(self, key: &str) -> String {
+        format!("{}{key}.", self.path)
+    }
+
     /// Returns the error that this field is not what was expected.
     pub(super) fn wrong(self, key: &str, expected: &str) -> String {
         let found = self.get(key).map_or("nothing".to_owned(), shortened);

@@ -15,6 +15,9 @@ pub struct Quantization {
     pub weights: WeightScales,
     /// How inputs of the quantized layers are quantized.
     pub inputs: InputScales,
+    /// Whether scales of inputs that are computed when the model runs are rounded up to powers of two (`scale_fmt` "ue8m0",
+    /// which DeepSeek writes since V3.1).
+    pub power_2_scales: bool,
     /// The layers that are not quantized, as the format writes them.
     pub ignored: Vec<String>,
 }
@@ -84,10 +87,15 @@ pub enum InputScales {
 
 const METHODS: &str = "\"compressed-tensors\" or \"fp8\": other quantizations are not supported";
 
-/// Reads the field `quantization_config`.
+/// The names of the field, the one that wins first. Old files of Neural Magic have the second.
+pub(super) const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
+
+/// Reads the field `quantization_config`, or `compression_config` if that is absent.
 pub(super) fn quantization(config: Fields<'_>) -> Result<Option<Quantization>, String> {
-    let Some(object) = config.object("quantization_config")? else { return Ok(None) };
-    let fields = Fields::new(object, "quantization_config.");
+    let Some(key) = KEYS.into_iter().find(|key| config.get(key).is_some()) else { return Ok(None) };
+    let Some(object) = config.object(key)? else { return Ok(None) };
+    let path = format!("{key}.");
+    let fields = Fields::new(object, &path);
     match fields.text("quant_method")? {
         Some("compressed-tensors") => compressed_tensors(fields).map(Some),
         Some("fp8") => fp8(fields).map(Some),
@@ -110,9 +118,18 @@ fn fp8(fields: Fields<'_>) -> Result<Quantization, String> {
         (Some("dynamic") | None, _) => InputScales::Tensor,
         _ => return Err(fields.wrong("activation_scheme", "\"dynamic\", or \"static\" without blocks")),
     };
+    let power_2_scales = match fields.text("scale_fmt")? {
+        None => false,
+        Some("ue8m0") => true,
+        Some(_) => return Err(fields.wrong("scale_fmt", "\"ue8m0\", or null for f32 scales")),
+    };
+    if fields.get("modules_to_convert").is_some() {
+        let expected = "null: only `modules_to_not_convert` is supported";
+        return Err(fields.wrong("modules_to_convert", expected));
+    }
     let mut ignored = fields.texts("ignored_layers")?;
     ignored.extend(fields.texts("modules_to_not_convert")?);
-    Ok(Quantization { method: QuantMethod::Fp8, weights, inputs, ignored })
+    Ok(Quantization { method: QuantMethod::Fp8, weights, inputs, power_2_scales, ignored })
 }
 
 fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
@@ -135,7 +152,8 @@ fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
         Some(&[Value::Object(group)]) => group,
         _ => return Err(fields.wrong("config_groups", "one group, for all Linears")),
     };
-    let group = Fields::new(group, "quantization_config.config_groups.");
+    let path = fields.path_of("config_groups");
+    let group = Fields::new(group, &path);
     if group.texts("targets")? != ["Linear"] {
         return Err(group.wrong("targets", "[\"Linear\"]"));
     }
@@ -145,8 +163,12 @@ fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
     let Some(weights) = group.object("weights")? else {
         return Err(group.wrong("weights", "an object that says how weights are quantized"));
     };
-    let weights = Fields::new(weights, "quantization_config.config_groups.weights.");
+    let path = group.path_of("weights");
+    let weights = Fields::new(weights, &path);
     expect_fp8(weights)?;
+    if weights.flag("dynamic")? == Some(true) {
+        return Err(weights.wrong("dynamic", "false: the scales of weights are in the files"));
+    }
     let scales = match (weights.text("strategy")?, block(weights, "block_structure")?) {
         (Some("tensor"), _) => WeightScales::Tensor,
         (Some("channel"), _) => WeightScales::Channel,
@@ -160,7 +182,8 @@ fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
     let inputs = match group.object("input_activations")? {
         None => InputScales::None,
         Some(inputs) => {
-            let inputs = Fields::new(inputs, "quantization_config.config_groups.input_activations.");
+            let path = group.path_of("input_activations");
+            let inputs = Fields::new(inputs, &path);
             expect_fp8(inputs)?;
             match (
                 inputs.flag("dynamic")?.unwrap_or(false),
@@ -180,7 +203,8 @@ fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
         }
     };
     let ignored = fields.texts("ignore")?;
-    Ok(Quantization { method: QuantMethod::CompressedTensors, weights: scales, inputs, ignored })
+    let method = QuantMethod::CompressedTensors;
+    Ok(Quantization { method, weights: scales, inputs, power_2_scales: false, ignored })
 }
 
 /// Refuses scales for a cache of keys and values in FP8.

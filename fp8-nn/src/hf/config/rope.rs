@@ -64,6 +64,11 @@ pub(super) fn rope(config: Fields<'_>) -> Result<Rope, String> {
     let path = if is_old { "rope_scaling." } else { "rope_parameters." };
     let rope = Fields::new(&fields, path);
     for key in rope.keys().filter(|&key| key != HARMLESS) {
+        if key == "attn_factor" {
+            return Err(format!(
+                "`{path}{key}` is not supported: transformers ignores it: remove it, or give its value as `attention_factor`"
+            ));
+        }
         if !KNOWN.contains(&key) {
             return Err(format!("`{path}{key}` is not supported: it may change the frequencies"));
         }
@@ -74,9 +79,15 @@ pub(super) fn rope(config: Fields<'_>) -> Result<Rope, String> {
             return Err(from.wrong("partial_rotary_factor", expected));
         }
     }
-    let theta = match rope.positive("rope_theta")? {
-        Some(theta) => theta,
-        None => config.positive("rope_theta")?.unwrap_or(10000.0),
+    let theta = match (rope.positive("rope_theta")?, config.positive("rope_theta")?) {
+        (Some(inner), Some(outer)) if inner != outer => {
+            let expected = format!(
+                "{inner}, as `{path}rope_theta` is: versions of transformers differ in which one wins"
+            );
+            return Err(config.wrong("rope_theta", &expected));
+        }
+        (Some(theta), _) | (None, Some(theta)) => theta,
+        (None, None) => 10000.0,
     };
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = rope.text(key)?.unwrap_or("default");
