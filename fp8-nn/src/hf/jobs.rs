@@ -50,10 +50,10 @@ impl Monitor {
     }
 }
 
-/// Returns the number of threads for an operation: what was asked for, or all cores.
+/// Returns the number of threads for an operation: what was asked for, or as many as the caller's rayon pool has, which
+/// computes on all cores unless the program limits it.
 pub(super) fn threads(asked: Option<usize>) -> usize {
-    let all = || std::thread::available_parallelism().map_or(1, usize::from);
-    asked.unwrap_or_else(all).max(1)
+    asked.unwrap_or_else(rayon::current_num_threads).max(1)
 }
 
 /// What the threads of [`run`] share.
@@ -110,8 +110,20 @@ impl Countdown {
     }
 }
 
+/// Sets a flag when it is dropped by a panic.
+struct OnPanic<'a>(&'a AtomicBool);
+
+impl Drop for OnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Relaxed);
+        }
+    }
+}
+
 /// Runs `work` for each job, in their order, on this thread and `threads` − 1 others. Each thread has a state of its own.
-/// Returns the first error; jobs that have not begun by then are not run.
+/// Returns the first error; jobs that have not begun by then are not run. A panic of a job also stops the others, and is the
+/// caller's.
 pub(super) fn run<J: Sync, S>(
     jobs: &[J],
     threads: usize,
@@ -122,6 +134,8 @@ pub(super) fn run<J: Sync, S>(
     let run =
         Run { monitor, next: AtomicUsize::new(0), failed: AtomicBool::new(false), error: Mutex::new(None) };
     let worker = || {
+        // A job that waits for one that panicked would wait forever.
+        let _stops = OnPanic(&run.failed);
         let mut state = state();
         while let Some(job) = jobs.get(run.next.fetch_add(1, Relaxed)) {
             if run.is_over() {
@@ -193,6 +207,29 @@ mod tests {
         );
         let text = "Monitor: stop = true: the operation was stopped before its end, and nothing was written";
         assert_eq!(error.unwrap_err().to_string(), text);
+    }
+
+    #[test]
+    fn a_threads_number_is_that_of_the_callers_pool() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        assert_eq!(pool.install(|| threads(None)), 3);
+        assert_eq!((threads(Some(2)), threads(Some(0))), (2, 1));
+    }
+
+    #[test]
+    fn a_job_that_waits_ends_when_others_panic() {
+        let never = Countdown::new(1);
+        let work = |run: &Run<'_>, (): &mut (), &job: &usize| match job {
+            0 => panic!("a job of a test panics"),
+            _ => {
+                assert!(!run.wait(&never));
+                Ok(())
+            }
+        };
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            run(&[0, 1], 2, &Monitor::default(), || (), work)
+        }));
+        assert!(caught.is_err());
     }
 
     #[test]
