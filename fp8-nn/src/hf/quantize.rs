@@ -33,7 +33,8 @@ pub struct QuantizeOptions {
     /// For static quantization of inputs with [`Scheme::Tensor`] and [`Scheme::Vllm`]: amax / 448 of the input of each quantized
     /// layer, by its name (`model.layers.0.mlp.down_proj`). An empty map leaves inputs dynamic. Default: none.
     pub input_scales: BTreeMap<String, f32>,
-    /// The number of threads; `None` is one for each core. Default: None.
+    /// The number of threads; `None` is as many as the caller's rayon pool has: one for each core, unless the program limits
+    /// it. Default: None.
     pub threads: Option<usize>,
 }
 
@@ -128,7 +129,7 @@ pub struct Quantized {
 ///
 /// # Errors
 /// [`Error::Checkpoint`](crate::Error::Checkpoint) if the model is quantized already, is of a family that no FP8 format can
-/// store, has an element that is not finite, or if something exists at `out`. [`Error::Option`](crate::Error::Option) for a
+/// store, has an element that is not finite, is tied although its files have a head that is not the embedding, or if something exists at `out`. [`Error::Option`](crate::Error::Option) for a
 /// pattern that matches nothing, for ragged blocks, and for input scales that do not fit the layers. [`Error::Io`](crate::Error::Io) if a file cannot be read or written.
 /// Nothing is left at `out` then.
 pub fn quantize(
@@ -138,6 +139,7 @@ pub fn quantize(
     monitor: &Monitor,
 ) -> Result<Quantized> {
     let plan = Plan::new(folder, options)?;
+    folder.expect_tied()?;
     let mut entries = Vec::new();
     let by_name: BTreeMap<&str, &Matrix> =
         plan.units.iter().flatten().map(|matrix| (matrix.name.as_str(), matrix)).collect();

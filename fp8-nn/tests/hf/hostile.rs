@@ -241,6 +241,7 @@ fn the_head_of_a_tied_model_must_be_its_embedding() {
     for error in [
         folder.load(&LoadOptions::default(), &Device::cpu()).unwrap_err(),
         folder.save_model(&out, &untrained, None).unwrap_err(),
+        fp8_nn::hf::quantize(&folder, &out, &Default::default(), &Monitor::default()).unwrap_err(),
     ] {
         assert!(error.to_string().ends_with(&expected), "{error}");
     }
