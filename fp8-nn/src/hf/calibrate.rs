@@ -45,7 +45,7 @@ const BLOCK: &str = "block";
 ///
 /// # Errors
 /// A model that is quantized already, or of a family that no FP8 format can store; a token outside the vocabulary; a window that is
-/// longer than the model's `max_position_embeddings`; an input that is infinite or NaN; a file that cannot be read.
+/// longer than [`Config::longest_sequence`](super::Config::longest_sequence); an input that is infinite or NaN; a file that cannot be read.
 pub fn calibrate<W: AsRef<[i32]>>(
     folder: &Folder,
     windows: &[W],
@@ -55,19 +55,20 @@ pub fn calibrate<W: AsRef<[i32]>>(
     super::plan::expect_quantizable(&folder.config).map_err(|problem| folder.problem(problem))?;
     let config = &folder.config;
     let longest = windows.iter().map(|window| window.as_ref().len()).max().unwrap_or_default();
-    if longest == 0 || longest > config.max_position_embeddings {
+    let most = config.longest_sequence();
+    if longest == 0 || longest > most {
         return Err(Error::Option {
             layer: "calibrate".into(),
             option: "windows",
             value: format!("up to {longest} tokens"),
-            remedy: format!("expected 1 to {}, the model's longest sequence", config.max_position_embeddings),
+            remedy: format!("expected 1 to {most}, the model's longest sequence"),
         });
     }
     let tokens: usize = windows.iter().map(|window| window.as_ref().len()).sum();
     monitor.start(tokens as u64 * config.num_hidden_layers as u64);
     let mut activations = embed(folder, windows, device)?;
     let options = crate::GptOptions { max_seq_length: longest, init_std: 0.0, ..config.gpt_options() };
-    let sources = config.parameters();
+    let sources = config.parameters_by_name();
     let (mut scales, mut table) = (BTreeMap::new(), None);
     for layer in 0..config.num_hidden_layers {
         let rng = &mut ChaCha8Rng::seed_from_u64(0);
@@ -75,7 +76,7 @@ pub fn calibrate<W: AsRef<[i32]>>(
         let prefix = format!("blocks.{layer}.");
         let of_block = |name: &str| {
             let own = name.strip_prefix(BLOCK).and_then(|name| name.strip_prefix('.')).unwrap_or(name);
-            sources.iter().find(|source| source.parameter.strip_prefix(&prefix) == Some(own))
+            sources.get(&format!("{prefix}{own}"))
         };
         for parameter in parameters_mut(&mut block) {
             parameter.set_trainable(false)?;

@@ -79,6 +79,8 @@ pub struct Config {
     pub quantization: Option<Quantization>,
     /// The whole file, fields that are not known here included.
     json: String,
+    /// `original_max_position_embeddings`, if the file has it.
+    original_positions: Option<usize>,
 }
 
 impl Config {
@@ -110,6 +112,40 @@ impl Config {
     #[must_use]
     pub fn json(&self) -> &str {
         &self.json
+    }
+
+    /// Returns the length of the longest sequence that the model is made for: `max_position_embeddings`, or, if RoPE scaling
+    /// extends the model to more than that, factor × the length of the original model.
+    ///
+    /// The original length is `original_max_position_embeddings`, or `max_position_embeddings` if that is absent. Files differ in
+    /// what they mean by the latter: some with RoPE scaling give the original length, others the extended one. With learned
+    /// positions, `max_position_embeddings` is the number of positions that exist.
+    /// [`LoadOptions::max_seq_length`](super::LoadOptions::max_seq_length) makes a model of this length.
+    ///
+    /// ```
+    /// # use fp8_nn::hf::Config;
+    /// let config = Config::from_json(
+    ///     r#"{"model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+    ///         "num_attention_heads": 2, "max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}"#,
+    /// )?;
+    /// assert_eq!(config.longest_sequence(), 16384);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    #[must_use]
+    pub fn longest_sequence(&self) -> usize {
+        let longest = self.max_position_embeddings;
+        let extended = match self.rope.as_ref().map(|rope| rope.scaling) {
+            Some(RopeScaling::Linear { factor }) => {
+                factor * self.original_positions.unwrap_or(longest) as f64
+            }
+            Some(
+                RopeScaling::Llama3 { factor, original_max_position, .. }
+                | RopeScaling::Yarn { factor, original_max_position, .. },
+            ) => factor * original_max_position as f64,
+            Some(RopeScaling::None) | None => 0.0,
+        };
+        // A factor may be any number: this is a bound for lengths.
+        longest.max(extended.min(MAX_EXTENT as f64) as usize)
     }
 
     /// Returns every tensor that a model of this configuration has, before quantization: in front of the layers, layer by
@@ -244,6 +280,7 @@ impl Config {
             eos_token_ids: fields.ids("eos_token_id")?,
             quantization: quantization::quantization(fields)?,
             json: json.to_owned(),
+            original_positions: if is_gpt2 { None } else { rope::original(fields)? },
         })
     }
 

@@ -313,18 +313,19 @@ fn input_scales(
     path: &str,
     ignored: &[String],
 ) -> Result<BTreeMap<String, f32>> {
+    let mut layers = BTreeMap::new();
+    for source in config.parameters() {
+        if let Some(layer) = source.parameter.strip_suffix(".weight") {
+            layers.extend(source.tensors.iter().map(|tensor| (tensor.clone(), layer.to_owned())));
+        }
+    }
     let mut scales = BTreeMap::new();
     for spec in config.tensors().iter().filter(|spec| spec.kind.is_linear()) {
         let module = module(&spec.name);
         if ignored.iter().any(|pattern| matches(pattern, module)) {
             continue;
         }
-        let parameters = config.parameters();
-        let layer = parameters
-            .iter()
-            .find(|source| source.tensors.contains(&spec.name))
-            .and_then(|source| source.parameter.strip_suffix(".weight"));
-        let slot = format!("{path}.{}.input", layer.unwrap_or_default());
+        let slot = format!("{path}.{}.input", layers.get(&spec.name).map_or("", String::as_str));
         let Some(scale) = input_scale(state, &slot) else {
             return Err(refused(
                 "true",

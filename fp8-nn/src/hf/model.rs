@@ -8,6 +8,7 @@ use crate::{Error, Gpt, GptOptions, NormOptions, Parameter, Result, parameters_m
 use fp8_kernels::{DType, Device, Tensor, ops};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeMap;
 
 /// How [`Folder::load`] makes a model.
 ///
@@ -25,7 +26,10 @@ pub struct LoadOptions {
     pub params_dtype: DType,
     /// Whether the model will be trained. If not, its parameters are frozen, and no gradients are allocated. Default: false.
     pub trainable: bool,
-    /// The longest sequence, if it is shorter than the configuration's `max_position_embeddings`. Default: `None`, that one.
+    /// The longest sequence that the model takes. Default: `None`, the configuration's `max_position_embeddings`.
+    ///
+    /// It may be greater in a model with rotary positions, to which transformers sets no bound:
+    /// [`Config::longest_sequence`] is the length that the model was made for. Learned positions end with the table.
     pub max_seq_length: Option<usize>,
     /// Whether FP8 weights are dequantized, or kept as codes for inference. Default: [`Fp8Weights::Dequantize`].
     pub fp8: Fp8Weights,
@@ -196,6 +200,11 @@ impl Config {
         }
         all
     }
+
+    /// Returns the same by the names of the parameters.
+    pub(super) fn parameters_by_name(&self) -> BTreeMap<String, ParameterSource> {
+        self.parameters().into_iter().map(|source| (source.parameter.clone(), source)).collect()
+    }
 }
 
 impl Folder {
@@ -216,7 +225,7 @@ impl Folder {
     /// ```
     ///
     /// # Errors
-    /// A `max_seq_length` that the model does not have; a tied model whose files have a head that is not the embedding; FP8
+    /// A `max_seq_length` beyond learned positions; a tied model whose files have a head that is not the embedding; FP8
     /// weights that are kept in a model that will be trained; a file that cannot be read; a device that is out of memory.
     pub fn load(&self, options: &LoadOptions, device: &Device) -> Result<Gpt> {
         self.load_parts(options, device, &|_| true)
@@ -230,15 +239,16 @@ impl Folder {
         device: &Device,
         reads: &dyn Fn(&str) -> bool,
     ) -> Result<Gpt> {
-        let longest = self.config.max_position_embeddings;
+        let (longest, is_learned) =
+            (self.config.max_position_embeddings, self.config.family.has_learned_positions);
         let max_seq_length = options.max_seq_length.unwrap_or(longest);
-        if max_seq_length > longest {
+        if is_learned && max_seq_length > longest {
             let (layer, value) = (options.path.clone(), max_seq_length.to_string());
-            let remedy = format!("expected at most {longest}, the model's max_position_embeddings");
+            let remedy = format!("expected at most {longest}, the number of the model's learned positions");
             return Err(Error::Option { layer, option: "max_seq_length", value, remedy });
         }
         // Learned positions are a table of that many rows, which has to be read whole.
-        let rows = if self.config.family.has_learned_positions { longest } else { max_seq_length };
+        let rows = if is_learned { longest } else { max_seq_length };
         let gpt = GptOptions {
             max_seq_length: rows,
             params_dtype: options.params_dtype,
@@ -253,11 +263,11 @@ impl Folder {
         let new = || Gpt::new(&options.path, &gpt, device, &mut ChaCha8Rng::seed_from_u64(0));
         let mut model = if options.trainable { new()? } else { parameter::frozen(new)? };
         let keeper = if keeps { Keeper::new(self, &model)? } else { None };
-        let sources = self.config.parameters();
+        let sources = self.config.parameters_by_name();
         for parameter in parameters_mut(&mut model) {
             let name = parameter.name().clone();
             let own = name.strip_prefix(&*options.path).and_then(|name| name.strip_prefix('.'));
-            let source = sources.iter().find(|source| Some(source.parameter.as_str()) == own);
+            let source = own.and_then(|own| sources.get(own));
             let source = source.ok_or_else(|| self.problem(format!("no tensor belongs to `{name}`")))?;
             let reads = reads(&source.parameter);
             if reads && source.parameter == TABLE {

@@ -144,6 +144,21 @@ fn yarn_has_every_field() {
 }
 
 #[test]
+fn the_longest_sequence_is_that_of_the_extended_model() {
+    let longest = |scaling: Value| parsed(&json!({"rope_scaling": scaling})).longest_sequence();
+    assert_eq!(longest(json!(null)), 64);
+    let original = "original_max_position_embeddings";
+    assert_eq!(longest(json!({"type": "linear", "factor": 2.5})), 160);
+    assert_eq!(longest(json!({"type": "linear", "factor": 2.0, original: 32})), 64);
+    assert_eq!(longest(json!({"type": "linear", "factor": 1e300})), 1 << 31);
+    assert_eq!(longest(json!({"type": "yarn", "factor": 4.0, original: 32})), 128);
+    assert_eq!(longest(json!({"type": "yarn", "factor": 4.0})), 256);
+    let llama3 =
+        json!({"type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4, original: 4});
+    assert_eq!(longest(llama3), 64);
+}
+
+#[test]
 fn windows_follow_the_rule_of_each_family() {
     let windows = |changes: Value| parsed(&changes).sliding_windows;
     let kinds = json!(["full_attention", "sliding_attention"]);

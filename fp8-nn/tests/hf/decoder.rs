@@ -87,22 +87,57 @@ fn a_model_runs_under_fp8_recipes_and_with_fp8_weights() {
 }
 
 #[test]
-fn lengths_beyond_the_models_are_refused() {
-    let folder = Folder::open(&golden().join("llama_yarn")).unwrap();
+fn learned_positions_end_with_their_table() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("model");
+    let config = fp8_nn::hf::Config::read(&golden().join("configs/gpt2/config.json")).unwrap();
+    crate::folders::write_model(&path, &config, DType::F32);
+    let folder = Folder::open(&path).unwrap();
     let load = |length| {
         let options = LoadOptions { max_seq_length: Some(length), ..Default::default() };
         folder.load(&options, &Device::cpu()).map(drop)
     };
-    let longest = folder.config.max_position_embeddings;
+    let longest = config.max_position_embeddings;
+    assert_eq!(config.longest_sequence(), longest);
     load(1).unwrap();
     load(longest).unwrap();
     assert_eq!(
         load(longest + 1).unwrap_err().to_string(),
         format!(
-            "model: max_seq_length = {}: expected at most {longest}, the model's max_position_embeddings",
+            "model: max_seq_length = {}: expected at most {longest}, the number of the model's learned positions",
             longest + 1
         )
     );
+}
+
+/// RoPE scaling extends a model beyond its `max_position_embeddings`, which are the original length in some files.
+#[test]
+fn rotary_positions_go_on_as_far_as_asked_for() {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("llama_mha"), place.path());
+    let config = place.path().join("config.json");
+    let ids = Tensor::from_vec((0..60).collect::<Vec<i32>>(), [1, 60], &Device::cpu()).unwrap();
+    let rope = serde_json::json!({"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0});
+    let mut expected = None;
+    for (positions, longest) in [(64, 192), (8, 24)] {
+        let changes = serde_json::json!({"rope_parameters": rope, "max_position_embeddings": positions});
+        crate::folders::change(&config, &changes);
+        let folder = Folder::open(place.path()).unwrap();
+        assert_eq!(folder.config.longest_sequence(), longest);
+        let options = LoadOptions { max_seq_length: Some(60), ..Default::default() };
+        let model = folder.load(&options, &Device::cpu()).unwrap();
+        assert_eq!((model.max_seq_length(), load(place.path(), false).max_seq_length()), (60, positions));
+        let found = logits(&model, &ids);
+        assert!(*expected.get_or_insert(found.clone()) == found);
+    }
+    // The window of a calibration may be as long.
+    let folder = Folder::open(place.path()).unwrap();
+    let calibrate = |length: i32| {
+        let window: Vec<i32> = (0..length).collect();
+        fp8_nn::hf::calibrate(&folder, &[window], &Device::cpu(), &Default::default())
+    };
+    calibrate(24).unwrap();
+    assert!(calibrate(25).unwrap_err().to_string().contains("expected 1 to 24"));
 }
 
 #[test]

@@ -137,6 +137,18 @@ pub(super) fn rope(config: Fields<'_>) -> Result<Rope, String> {
     Ok(Rope { theta, scaling })
 }
 
+/// Returns the `original_max_position_embeddings` of a configuration, in either place.
+pub(super) fn original(config: Fields<'_>) -> Result<Option<usize>, String> {
+    let field = "original_max_position_embeddings";
+    for spelling in ["rope_parameters", "rope_scaling"] {
+        let Some(rope) = config.object(spelling)? else { continue };
+        if let Some(length) = Fields::new(rope, spelling).size(field)? {
+            return Ok(Some(length));
+        }
+    }
+    config.size(field)
+}
+
 fn yarn(rope: Fields<'_>, factor: f64, original: usize) -> Result<RopeScaling, String> {
     let mscale = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
     let nonzero = |field: &str| Ok::<_, String>(rope.float(field)?.filter(|&value| value != 0.0));
