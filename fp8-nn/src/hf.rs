@@ -16,6 +16,7 @@
 //! at all.
 
 mod calibrate;
+mod carried;
 mod config;
 mod encode;
 mod export;
@@ -24,6 +25,7 @@ mod folder;
 mod from_options;
 mod inspect;
 mod jobs;
+mod json;
 mod keep;
 mod model;
 mod output;

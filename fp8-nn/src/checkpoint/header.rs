@@ -13,6 +13,9 @@ pub(crate) const LENGTH: usize = 8;
 /// The largest size of the JSON in bytes, which is the limit of the safetensors library.
 pub(crate) const MAX_JSON: u64 = 100_000_000;
 
+/// The end of the message about a file that is shorter or longer than its header says.
+pub(crate) const LENGTH_DIFFERS: &str = "follow the header";
+
 /// The contents of a file: its strings, and the place of each tensor.
 #[derive(Debug, Default)]
 pub(crate) struct Header {
@@ -75,7 +78,7 @@ impl Header {
         let checked = Metadata::new(None, order).map_err(|error| malformed(error.to_string()))?;
         let (data, left) = (checked.data_len() as u64, rest - len);
         if data != left {
-            return Err(malformed(format!("its tensors have {data} bytes, but {left} follow the header")));
+            return Err(malformed(format!("its tensors have {data} bytes, but {left} {LENGTH_DIFFERS}")));
         }
         Ok((header, LENGTH as u64 + len))
     }

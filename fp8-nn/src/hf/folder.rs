@@ -2,7 +2,7 @@
 
 use super::config::{Config, InputScales, QuantMethod, WeightScales};
 use super::family::{Family, TensorSpec};
-use super::weights::{WeightInfo, Weights, open, unreadable};
+use super::weights::{WeightInfo, Weights, exists, open, unreadable};
 use crate::{Error, Result, checkpoint};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,14 +71,14 @@ impl Folder {
         if !metadata.is_dir() {
             return Err(problem(format!("not a folder: expected one with {CONFIG} and safetensors files")));
         }
-        if !path.join(CONFIG).exists() && checkpoint::path(path).is_file() {
+        if !exists(&path.join(CONFIG)) && checkpoint::path(path).is_file() {
             return Err(problem(
                 "it is a training checkpoint: fp8 export writes it as a Hugging Face folder".into(),
             ));
         }
         let mut config = Config::read(&path.join(CONFIG))?;
         let generation = path.join(GENERATION);
-        if generation.exists() {
+        if exists(&generation) {
             let text = read_text(&generation)?;
             let read = config.override_by_generation(&text);
             read.map_err(|problem| Error::Checkpoint { path: generation, problem })?;

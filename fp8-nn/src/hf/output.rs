@@ -1,8 +1,9 @@
 //! A new Hugging Face folder, which appears whole: safetensors files whose layout is known before their bytes.
 
+use super::carried::Carried;
 use super::folder::CONFIG;
 use super::positioned::{self, Cursor};
-use super::weights::{INDEX, SINGLE, Weights, unreadable};
+use super::weights::{INDEX, SINGLE, Weights};
 use crate::checkpoint::file::Elements;
 use crate::checkpoint::header::Header;
 use crate::{AtomicFolder, Error, Result};
@@ -13,36 +14,14 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// The ends of the names of weights, which are not carried along.
-const WEIGHTS: [&str; 15] = [
-    ".safetensors",
-    ".safetensors.index.json",
-    ".bin",
-    ".bin.index.json",
-    ".pt",
-    ".pth",
-    ".gguf",
-    ".h5",
-    ".h5.index.json",
-    ".msgpack",
-    ".msgpack.index.json",
-    ".onnx",
-    ".onnx_data",
-    ".ot",
-    ".tflite",
-];
 /// Bytes of a file that are flushed to disk at a time, at least.
 const FLUSHED: u64 = 32 << 20;
 /// How often the thread that flushes looks at the files.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// The one folder that belongs to a tokenizer.
-const TEMPLATES: &str = "additional_chat_templates";
-
 /// A tensor that will be written.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
@@ -64,6 +43,7 @@ pub(super) struct Output {
     folder: AtomicFolder,
     target: PathBuf,
     files: Vec<OutFile>,
+    carried: Carried,
 }
 
 #[derive(Debug)]
@@ -99,8 +79,11 @@ impl Layout {
         Ok(Self { headers })
     }
 
-    /// Creates the folder and the files, empty.
-    pub(super) fn create(self, target: &Path) -> Result<Output> {
+    /// Creates the folder and the files, empty. The files of the folder `carried` that are neither weights nor configuration
+    /// will be copied; one that cannot be read is an error now.
+    pub(super) fn create(self, target: &Path, carried: Option<&Path>) -> Result<Output> {
+        let is_written = |name: &OsStr| self.headers.keys().any(|own| name == OsStr::new(own));
+        let carried = carried.map(|from| Carried::find(from, &is_written)).transpose()?.unwrap_or_default();
         let folder = atomic_folder(target)?;
         let mut files = Vec::new();
         for (name, header) in self.headers {
@@ -115,7 +98,7 @@ impl Layout {
             file.set_len(start + data as u64).map_err(io)?;
             files.push(OutFile { name, file, header, start, dirty: AtomicU64::new(0) });
         }
-        Ok(Output { folder, target: target.to_owned(), files })
+        Ok(Output { folder, target: target.to_owned(), files, carried })
     }
 }
 
@@ -181,8 +164,11 @@ impl Output {
         std::thread::scope(|scope| {
             // Without this thread, everything is flushed at the end.
             let flusher = std::thread::Builder::new().spawn_scoped(scope, flush);
-            let result = work();
-            is_done.store(true, Relaxed);
+            // Also after a panic, as the scope waits for the thread.
+            let result = {
+                let _done = OnDrop(&is_done);
+                work()
+            };
             // An error of the disk is reported to one call alone.
             let flushed = flusher.ok().and_then(|flusher| flusher.join().ok()).unwrap_or(Ok(()));
             result.and(flushed)
@@ -206,8 +192,8 @@ impl Output {
         Error::Io { path: self.target.join(&out.name), source }
     }
 
-    /// Writes the configuration, the index, and the files of `source` that are no weights, and makes the folder appear.
-    pub(super) fn commit(self, config: &str, source: Option<&Path>) -> Result<()> {
+    /// Writes the configuration, the index, and the files that are carried along, and makes the folder appear.
+    pub(super) fn commit(self, config: &str) -> Result<()> {
         let io = |name: &str, source| Error::Io { path: self.target.join(name), source };
         let text = |name: &str, text: &str| {
             fs::write(self.folder.path().join(name), text).map_err(|source| io(name, source))
@@ -216,12 +202,7 @@ impl Output {
         if self.files.len() != 1 || self.files.iter().any(|out| out.name != SINGLE) {
             text(INDEX, &format!("{:#}\n", self.index()))?;
         }
-        if let Some(source) = source {
-            let is_carried = |name: &OsStr| {
-                is_carried(name) && !self.files.iter().any(|out| name == OsStr::new(&out.name))
-            };
-            carry(source, self.folder.path(), &self.target, &is_carried)?;
-        }
+        self.carried.copy(self.folder.path(), &self.target)?;
         let target = self.target;
         // Windows renames no folder with open files.
         drop(self.files);
@@ -241,37 +222,13 @@ impl Output {
     }
 }
 
-/// Copies the files of a folder that are neither weights nor configuration: tokenizer, chat templates, generation, licence.
-fn carry(from: &Path, to: &Path, target: &Path, is_carried: &dyn Fn(&OsStr) -> bool) -> Result<()> {
-    let unreadable = |path: &Path, error: &std::io::Error| Error::Checkpoint {
-        path: path.to_owned(),
-        problem: unreadable(error),
-    };
-    for entry in fs::read_dir(from).map_err(|error| unreadable(from, &error))? {
-        let entry = entry.map_err(|error| unreadable(from, &error))?;
-        let (name, path) = (entry.file_name(), entry.path());
-        // Follows links: a folder in the cache of the Hugging Face hub has nothing else.
-        let Ok(metadata) = fs::metadata(&path) else { continue };
-        if metadata.is_dir() && name == OsStr::new(TEMPLATES) {
-            let to = to.join(&name);
-            fs::create_dir(&to).map_err(|source| Error::Io { path: target.join(&name), source })?;
-            carry(&path, &to, &target.join(&name), is_carried)?;
-        } else if metadata.is_file() && is_carried(&name) {
-            let mut source = File::open(&path).map_err(|error| unreadable(&path, &error))?;
-            // Not with the permissions of the source, which may forbid to flush it.
-            let copied = File::create(to.join(&name)).and_then(|mut file| {
-                std::io::copy(&mut source, &mut file)?;
-                file.flush()
-            });
-            copied.map_err(|source| Error::Io { path: target.join(&name), source })?;
-        }
-    }
-    Ok(())
-}
+/// Sets a flag when it is dropped.
+struct OnDrop<'a>(&'a AtomicBool);
 
-fn is_carried(name: &OsStr) -> bool {
-    let name = name.to_string_lossy();
-    name != CONFIG && !name.starts_with('.') && !WEIGHTS.iter().any(|end| name.ends_with(end))
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// A part of a tensor that is copied as it is.
@@ -299,5 +256,20 @@ impl Copy {
         buffer.resize(self.bytes, 0);
         weights.read(&self.name, self.offset, buffer)?;
         output.write(self.to, self.offset, buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_ends_the_thread_that_flushes_and_leaves_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let output = Layout::new(&[]).unwrap().create(&place.path().join("out"), None).unwrap();
+        let work = || output.flush_during(|| panic!("the work of a test panics"));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err());
+        drop(output);
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     }
 }

@@ -162,7 +162,7 @@ pub fn quantize(
     let config = folder
         .config
         .with_quantization(Some(&options.scheme.config(&plan.ignored, !options.input_scales.is_empty())))?;
-    let output = layout.create(out)?;
+    let output = layout.create(out, Some(folder.path()))?;
     for name in by_name.keys() {
         let scale = options.input_scales.get(module(name));
         if let (Some(spot), Some(scale)) = (output.spot(&input_scale(name)), scale) {
@@ -179,7 +179,7 @@ pub fn quantize(
         Ok(())
     };
     output.flush_during(|| jobs::run(&work.jobs, threads, monitor, state, one))?;
-    output.commit(config.json(), Some(folder.path()))?;
+    output.commit(config.json())?;
     let size = |entry: &Entry| (entry.shape.iter().product::<usize>() * entry.dtype.bitsize() / 8) as u64;
     Ok(Quantized {
         matrices: by_name.len(),

@@ -79,14 +79,14 @@ pub fn save(out: &Path, config: &Config, tensors: &BTreeMap<String, Tensor>) -> 
     if let (true, Some((_, first, _))) = (config.names_dtype(), sizes.first()) {
         config = config.with_dtype(first.dtype())?;
     }
-    let output = Layout::new(&entries).map_err(problem)?.create(out)?;
+    let output = Layout::new(&entries).map_err(problem)?.create(out, None)?;
     let targets = spots(&entries, |name| output.spot(name));
     for (name, spot) in &targets {
         if let Some(tensor) = tensors.get(*name) {
             output.tensor(*spot, tensor)?;
         }
     }
-    output.commit(config.json(), None)
+    output.commit(config.json())
 }
 
 impl Folder {
@@ -140,7 +140,7 @@ impl Folder {
                 None => Entry { file, name: name.to_owned(), dtype: info.dtype, shape: info.shape.clone() },
             });
         }
-        let output = Layout::new(&entries).map_err(refused)?.create(out)?;
+        let output = Layout::new(&entries).map_err(refused)?.create(out, Some(&self.path))?;
         let targets = spots(&entries, |name| output.spot(name));
         let copied = targets.iter().filter(|(name, _)| !replaced.contains_key(**name));
         let copies: Vec<Copy> =
@@ -156,7 +156,7 @@ impl Folder {
             |_: &jobs::Run<'_>, buffer: &mut Vec<u8>, copy: &Copy| copy.run(&self.weights, &output, buffer);
         let monitor = Monitor::default();
         output.flush_during(|| jobs::run(&copies, jobs::threads(None), &monitor, Vec::new, copy))?;
-        output.commit(self.config.json(), Some(&self.path))
+        output.commit(self.config.json())
     }
 
     /// Refuses to replace one of the embedding and the copy of it that the files of a tied model may have.

@@ -84,7 +84,7 @@ pub(super) fn write_new(
         .collect();
     let main = ordered.first().map_or(DType::F32, |(_, _, dtype)| *dtype);
     let config = config.with_quantization(None)?.with_dtype(main)?;
-    let output = Layout::new(&entries).map_err(problem)?.create(out)?;
+    let output = Layout::new(&entries).map_err(problem)?.create(out, carried)?;
     monitor.start(sizes.iter().sum());
     let done = |bytes: u64| monitor.advance(bytes);
     output.flush_during(|| {
@@ -95,7 +95,7 @@ pub(super) fn write_new(
         }
         Ok(())
     })?;
-    output.commit(config.json(), carried)?;
+    output.commit(config.json())?;
     Ok(sizes.iter().sum())
 }
 
@@ -188,7 +188,8 @@ impl Folder {
         if let Some(dtype) = dtype {
             config = config.with_dtype(dtype)?;
         }
-        let output = Layout::new(&entries).map_err(|problem| self.problem(problem))?.create(out)?;
+        let output =
+            Layout::new(&entries).map_err(|problem| self.problem(problem))?.create(out, Some(&self.path))?;
         output.flush_during(|| {
             let mut buffer = Vec::new();
             for (name, fate) in &fates {
@@ -204,7 +205,7 @@ impl Folder {
             }
             Ok(())
         })?;
-        output.commit(config.json(), Some(&self.path))
+        output.commit(config.json())
     }
 
     /// Returns the tensors of the files that belong to parameters, by their names in the files.

@@ -1,7 +1,9 @@
 //! The safetensors files of a folder, read by range.
 
+use super::family::Family;
+use super::json;
 use super::positioned;
-use crate::checkpoint::header::{Header, ReadError};
+use crate::checkpoint::header::{Header, LENGTH_DIFFERS, ReadError};
 use crate::{Error, Result};
 use safetensors::Dtype;
 use serde::Deserialize;
@@ -16,6 +18,8 @@ pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 /// Larger indexes are refused: as for headers, so that a hostile file costs no more memory.
 const MAX_INDEX: u64 = 100_000_000;
+/// The beginning of the files that Git LFS puts in place of large ones.
+const LFS: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// The tensors of a folder or file: their places, not their values.
 ///
@@ -77,18 +81,18 @@ impl Weights {
     /// [`Error::Checkpoint`] if a file is missing or malformed, or the index and the files disagree.
     pub fn open(path: &Path) -> Result<Self> {
         let problem = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
-        let metadata = fs::metadata(path).map_err(|error| problem(unreadable(&error)))?;
+        let metadata = fs::metadata(path).map_err(|error| problem(unreadable_at(path, &error)))?;
         if metadata.is_file() {
             let folder = path.parent().unwrap_or(Path::new(""));
             let name = path.file_name().and_then(|name| name.to_str());
             let name = name.ok_or_else(|| problem("its name is not UTF-8".into()))?;
             return Self::of_files(folder, &[name.to_owned()]);
         }
-        if path.join(SINGLE).exists() {
+        if exists(&path.join(SINGLE)) {
             return Self::of_files(path, &[SINGLE.to_owned()]);
         }
         let index = path.join(INDEX);
-        if !index.exists() {
+        if !exists(&index) {
             return Err(problem(nothing(path)));
         }
         let map = read_index(&index).map_err(|problem| Error::Checkpoint { path: index.clone(), problem })?;
@@ -109,7 +113,7 @@ impl Weights {
                 }
             }
         }
-        match weights.tensors.iter().find(|(name, _)| !map.contains_key(*name)) {
+        match weights.tensors.iter().find(|(name, _)| !map.contains_key(*name) && !is_spare(name)) {
             None => Ok(weights),
             Some((name, place)) => {
                 let file = &weights.shards[place.shard].name;
@@ -129,7 +133,16 @@ impl Weights {
             let read = Header::read(&mut file, metadata.len());
             let (header, start) = read.map_err(|error| match error {
                 ReadError::Io(error) => problem(unreadable(&error)),
-                ReadError::Malformed(why) => problem(format!("not a readable safetensors file: {why}")),
+                ReadError::Malformed(why) => match other_content(&path) {
+                    Some(content) => {
+                        problem(format!("not a readable safetensors file: {content}"))
+                    },
+                    // Fewer bytes than the header says, or more.
+                    None if why.ends_with(LENGTH_DIFFERS) => problem(format!(
+                        "not a readable safetensors file: {why}: it was not downloaded whole: download it again"
+                    )),
+                    None => problem(format!("not a readable safetensors file: {why}")),
+                },
             })?;
             let shard = weights.shards.len();
             for (name, info) in header.tensors {
@@ -218,16 +231,53 @@ pub(super) fn unreadable(error: &std::io::Error) -> String {
     }
 }
 
+/// Says why the file or folder at `path` cannot be read: also that it is a link to nothing.
+pub(super) fn unreadable_at(path: &Path, error: &std::io::Error) -> String {
+    match fs::read_link(path) {
+        Ok(to) if error.kind() == ErrorKind::NotFound => {
+            format!(
+                "it is a link to {}, which does not exist: download it again, or remove the link",
+                to.display()
+            )
+        }
+        _ => unreadable(error),
+    }
+}
+
+/// Returns true if there is something at `path`, also a link to nothing.
+pub(super) fn exists(path: &Path) -> bool {
+    !matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
+}
+
 /// Opens a file. Opening a pipe would wait for a writer.
 pub(super) fn open(path: &Path) -> Result<File, String> {
-    let metadata = fs::metadata(path).map_err(|error| unreadable(&error))?;
+    let metadata = fs::metadata(path).map_err(|error| unreadable_at(path, &error))?;
     if !metadata.is_file() {
         return Err("not a file".into());
     }
     File::open(path).map_err(|error| unreadable(&error))
 }
 
-/// What a folder without safetensors files lacks.
+/// Says what a file is that is no safetensors file, if that can be told from its first bytes.
+fn other_content(path: &Path) -> Option<&'static str> {
+    let mut start = Vec::new();
+    File::open(path).and_then(|file| file.take(64).read_to_end(&mut start)).ok()?;
+    if start.starts_with(LFS) {
+        return Some("it is a Git LFS pointer, which stands for the file: run `git lfs pull` in the folder");
+    }
+    let text = start.trim_ascii_start().to_ascii_lowercase();
+    let is_page = ["<!doctype", "<html", "<?xml"].iter().any(|tag| text.starts_with(tag.as_bytes()));
+    is_page.then_some(
+        "it is an HTML or XML page, which a download gives that is refused: download the file again",
+    )
+}
+
+/// Returns true for a tensor that some files have and no model needs.
+fn is_spare(name: &str) -> bool {
+    Family::ALL.iter().any(|family| family.is_spare(name, true))
+}
+
+/// Says what a folder without safetensors files lacks.
 fn nothing(folder: &Path) -> String {
     for other in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
         if folder.join(other).exists() {
@@ -266,5 +316,6 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, String> {
 /// The index of several files. Other fields are skipped, so that a hostile one costs no memory.
 #[derive(Deserialize)]
 struct Index {
+    #[serde(deserialize_with = "json::distinct")]
     weight_map: BTreeMap<String, String>,
 }

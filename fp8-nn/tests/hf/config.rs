@@ -319,6 +319,10 @@ fn what_is_not_supported_is_refused_by_name() {
     }
     let twice = LLAMA.replace("\"vocab_size\": 16", "\"vocab_size\": 16, \"vocab_size\": 17");
     assert_eq!(Config::from_json(&twice).unwrap_err().to_string(), "config.json: `vocab_size` occurs twice");
+    let twice =
+        LLAMA.replacen('{', r#"{"rope_scaling": {"type": "linear", "factor": 2.0, "factor": 4.0},"#, 1);
+    let error = Config::from_json(&twice).unwrap_err().to_string();
+    assert_eq!(error, "config.json: `rope_scaling.factor` occurs twice");
 }
 
 #[test]
@@ -396,6 +400,10 @@ fn the_end_of_a_text_comes_from_the_generation_config() {
     crate::folders::copy(&golden().join("llama_gqa_tied"), place.path());
     fs::write(place.path().join("generation_config.json"), r#"{"eos_token_id": [7, 9]}"#).unwrap();
     assert_eq!(Folder::open(place.path()).unwrap().config.eos_token_ids, [7, 9]);
+    let text = r#"{"eos_token_id": 7, "eos_token_id": 9}"#;
+    fs::write(place.path().join("generation_config.json"), text).unwrap();
+    let error = Folder::open(place.path()).unwrap_err().to_string();
+    assert!(error.ends_with("generation_config.json: `eos_token_id` occurs twice"), "{error}");
     fs::write(place.path().join("generation_config.json"), r#"{"eos_token_id": "x"}"#).unwrap();
     let error = Folder::open(place.path()).unwrap_err().to_string();
     assert!(

@@ -86,7 +86,24 @@ fn headers_that_lie_are_refused() {
         let bytes = fs::read(&file).unwrap();
         fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
     });
-    assert!(truncated.starts_with(unreadable) && truncated.contains("follow the header"), "{truncated}");
+    assert!(
+        truncated.starts_with(unreadable)
+            && truncated.ends_with("follow the header: it was not downloaded whole: download it again"),
+        "{truncated}"
+    );
+    for (content, text) in [
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n",
+            "it is a Git LFS pointer, which stands for the file: run `git lfs pull` in the folder",
+        ),
+        (
+            "\n<!DOCTYPE html><html><body>Access denied</body></html>",
+            "it is an HTML or XML page, which a download gives that is refused: download the file again",
+        ),
+    ] {
+        let error = damaged(|folder| fs::write(folder.join("model.safetensors"), content).unwrap());
+        assert_eq!(error, format!("{unreadable}{text}"));
+    }
 }
 
 #[test]
@@ -130,6 +147,17 @@ fn an_index_that_does_not_fit_the_files_is_refused() {
     );
     let error = index(&|map| drop(map.remove(name)));
     assert!(error.contains(&format!("has a tensor `{name}` that the index does not have")), "{error}");
+    let twice = damaged(|folder| {
+        shard(folder, 2);
+        let path = folder.join("model.safetensors.index.json");
+        let text = fs::read_to_string(&path).unwrap();
+        let again = format!("\"weight_map\":{{\"{name}\":\"model-00002-of-00002.safetensors\",");
+        fs::write(&path, text.replace("\"weight_map\":{", &again)).unwrap();
+    });
+    assert!(
+        twice.starts_with(&format!("{path}not an index: `{name}` occurs twice, as \"model-00002-of-")),
+        "{twice}"
+    );
     let error = index(&|map| map.clear());
     assert_eq!(error, format!("{path}`weight_map` is empty: expected the file of each tensor"));
     let error = index(&|map| drop(map.insert(name.into(), 3.into())));
@@ -312,6 +340,73 @@ fn spare_tensors_of_old_files_are_kept_and_not_needed() {
         .insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), ("F32".into(), vec![4], vec![0; 16]));
     write(&file, &tensors);
     Folder::open(place.path()).unwrap();
+
+    // Indexes may lack them.
+    shard(place.path(), 2);
+    let index = place.path().join("model.safetensors.index.json");
+    let mut value: serde_json::Value = serde_json::from_str(&fs::read_to_string(&index).unwrap()).unwrap();
+    let map = value["weight_map"].as_object_mut().unwrap();
+    map.retain(|name, _| name != "lm_head.weight" && !name.ends_with("inv_freq"));
+    fs::write(&index, value.to_string()).unwrap();
+    let out = place.path().join("out");
+    Folder::open(place.path()).unwrap().save(&out, &BTreeMap::new()).unwrap();
+    assert_eq!(crate::folders::tensors(&out), tensors);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_to_nothing_are_named_before_the_work() {
+    use std::os::unix::fs::symlink;
+    for (name, at_open) in [
+        ("config.json", true),
+        ("generation_config.json", true),
+        ("model.safetensors", true),
+        ("tokenizer_config.json", false),
+        ("additional_chat_templates", false),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let [folder, out] = ["model", "out"].map(|name| place.path().join(name));
+        copy(&golden().join("llama_gqa_tied"), &folder);
+        let _ = fs::remove_file(folder.join(name));
+        symlink("../blobs/0123", folder.join(name)).unwrap();
+        // What is not copied may be a link to nothing.
+        symlink("nothing", folder.join("pytorch_model.bin")).unwrap();
+        let error = match Folder::open(&folder) {
+            Err(error) => error,
+            Ok(folder) => {
+                assert!(!at_open, "{name}");
+                folder.save(&out, &BTreeMap::new()).unwrap_err()
+            }
+        };
+        let text =
+            "it is a link to ../blobs/0123, which does not exist: download it again, or remove the link";
+        let file = folder.join(name);
+        assert!(error.to_string().starts_with(&format!("{}: {text}", file.display())), "{error}");
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1, "something was left");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_of_templates_that_is_a_link_to_itself_is_copied_once() {
+    use std::os::unix::fs::symlink;
+    let place = tempfile::tempdir().unwrap();
+    let [folder, out] = ["model", "out"].map(|name| place.path().join(name));
+    copy(&golden().join("llama_gqa_tied"), &folder);
+    fs::write(folder.join("chat_template.jinja"), "{{ messages }}").unwrap();
+    symlink(".", folder.join("additional_chat_templates")).unwrap();
+    Folder::open(&folder).unwrap().save(&out, &BTreeMap::new()).unwrap();
+    let templates = out.join("additional_chat_templates");
+    assert!(templates.join("chat_template.jinja").is_file());
+    assert!(!templates.join("additional_chat_templates").exists() && !templates.join("config.json").exists());
+    // A link that leads nowhere at all.
+    symlink("loop", folder.join("loop")).unwrap();
+    let error = Folder::open(&folder).unwrap().save(&place.path().join("other"), &BTreeMap::new());
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("loop: cannot be read: ") && error.ends_with("make it readable, or remove it"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -70,12 +70,6 @@ fn end_of_value(bytes: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// Returns the first key that occurs twice.
-pub(super) fn duplicate(text: &str) -> Option<String> {
-    let mut seen = std::collections::BTreeSet::new();
-    fields(text).into_iter().map(|field| field.key).find(|key| !seen.insert(key.clone()))
-}
-
 /// Returns the text with `value` in the field `key`, which is removed if there is no value. A new field is inserted in front
 /// of the first one with a greater key.
 pub(super) fn with_field(text: &str, key: &str, value: Option<&Value>) -> String {
@@ -137,11 +131,5 @@ mod tests {
             }
         }
         assert_eq!(with_field("{\"b\":2}", "b", None), "{}");
-    }
-
-    #[test]
-    fn a_key_that_occurs_twice_is_found() {
-        assert_eq!(duplicate("{\"a\": 1, \"b\": {\"a\": 2}, \"a\": 3}"), Some("a".into()));
-        assert_eq!(duplicate(TEXT), None);
     }
 }

@@ -1,0 +1,131 @@
+//! JSON in which no name occurs twice. Parsers differ in the one that they take.
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Checks that no name occurs twice in an object of `text`, however deep. The error names it with its path.
+pub(super) fn expect_distinct(text: &str) -> Result<(), String> {
+    let mut parser = serde_json::Deserializer::from_str(text);
+    let mut twice = None;
+    let read = Names { path: String::new(), twice: &mut twice }.deserialize(&mut parser);
+    match (twice, read) {
+        (Some(path), _) => Err(format!("`{path}` occurs twice")),
+        (None, Err(error)) => Err(format!("not a JSON object: {error}")),
+        (None, Ok(())) => Ok(()),
+    }
+}
+
+/// Reads a map of strings in which no name occurs twice.
+pub(super) fn distinct<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, String>, D::Error> {
+    deserializer.deserialize_map(Strings)
+}
+
+struct Strings;
+
+impl<'de> Visitor<'de> for Strings {
+    type Value = BTreeMap<String, String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut strings = BTreeMap::new();
+        while let Some((name, value)) = map.next_entry::<String, String>()? {
+            if let Some(other) = strings.get(&name) {
+                return Err(A::Error::custom(format!(
+                    "`{name}` occurs twice, as \"{other}\" and \"{value}\""
+                )));
+            }
+            strings.insert(name, value);
+        }
+        Ok(strings)
+    }
+}
+
+/// Reads a value for the names in it.
+struct Names<'a> {
+    /// The path of the value.
+    path: String,
+    /// The path of the first name that occurs twice.
+    twice: &'a mut Option<String>,
+}
+
+impl<'de> DeserializeSeed<'de> for Names<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Names<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut names = BTreeSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            let path = if self.path.is_empty() { name.clone() } else { format!("{}.{name}", self.path) };
+            if !names.insert(name) {
+                *self.twice = Some(path);
+                return Err(A::Error::custom("a name occurs twice"));
+            }
+            map.next_value_seed(Names { path, twice: self.twice })?;
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        while list.next_element_seed(Names { path: self.path.clone(), twice: self.twice })?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_occurs_twice_is_found_at_any_depth() {
+        for (text, twice) in [
+            (r#"{"a": 1, "b": {"a": 2}, "a": 3}"#, "a"),
+            (r#"{"a": {"b": {"c": 1, "d": null, "c": 2}}}"#, "a.b.c"),
+            (r#"{"a": [{"b": 1}, {"b": 1.5, "\u0062": true}]}"#, "a.b"),
+        ] {
+            assert_eq!(expect_distinct(text), Err(format!("`{twice}` occurs twice")));
+        }
+        assert_eq!(expect_distinct(r#"{"a": [{"b": -1}, {"b": "x"}], "b": {}}"#), Ok(()));
+        assert!(expect_distinct("{").unwrap_err().starts_with("not a JSON object: "));
+    }
+}
