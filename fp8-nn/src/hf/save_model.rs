@@ -21,6 +21,7 @@ pub(super) const TABLE: &str = "embedding.weight";
 /// This is the inverse of [`Folder::load`]: parameters that hold several tensors are split, and those that the family stores as
 /// in × out are transposed. `dtype` is that of all tensors, f32, bf16 or f16; with `None`, each keeps that of its parameter.
 /// Weights that are stored in FP8 codes are dequantized; to write FP8, [`quantize`](super::quantize) the folder.
+/// Values that are infinite or NaN are written as they are: a model that went wrong can be looked at.
 /// `config.json` is that of `config` with this dtype and without a `quantization_config`. Everything that is no tensor, such as
 /// ε and the base of the rotary positions, comes from `config`, which should be the one that the model was made from.
 ///
@@ -50,8 +51,8 @@ pub(super) const TABLE: &str = "embedding.weight";
 /// ```
 ///
 /// # Errors
-/// [`Error::Checkpoint`] for a model whose parameters are not those of `config`, and if something exists at `out`;
-/// [`Error::Option`] for a dtype that is no float; [`Error::Io`] if a file cannot be written. Nothing is left at `out` then.
+/// [`Error::Checkpoint`] for a model whose parameters are not those of `config`, for a finite value that the dtype cannot hold,
+/// such as 70000 in f16, and if something exists at `out`; [`Error::Option`] for a dtype that is no float; [`Error::Io`] if a file cannot be written. Nothing is left at `out` then.
 pub fn save_model(out: &Path, config: &Config, model: &Gpt, dtype: Option<DType>) -> Result<()> {
     write_new(out, config, &ModelSource::new(model), dtype, None, &Monitor::default()).map(drop)
 }
@@ -66,6 +67,7 @@ pub(super) fn write_new(
     monitor: &Monitor,
 ) -> Result<u64> {
     let problem = |problem: String| Error::Checkpoint { path: out.to_owned(), problem };
+    let at = |path: &Path, problem: String| Error::Checkpoint { path: path.to_owned(), problem };
     expect_float(dtype)?;
     let targets = targets(config, source).map_err(problem)?;
     let ordered: Vec<(String, &Target, DType)> = config
@@ -90,7 +92,8 @@ pub(super) fn write_new(
     output.flush_during(|| {
         for (name, target, dtype) in &ordered {
             if let Some(spot) = output.spot(name) {
-                target.write(source, &output, spot, *dtype, &done)?;
+                let named = |text: String| at(source.file().unwrap_or(out), format!("`{name}` {text}"));
+                target.write(source, &output, spot, *dtype, &named, &done)?;
             }
         }
         Ok(())
@@ -138,7 +141,7 @@ impl Folder {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] for a model whose parameters are not those of the configuration, for a tied model whose files have a
-    /// head that is not the embedding, and if something exists at `out`;
+    /// head that is not the embedding, for a finite value that its dtype cannot hold, and if something exists at `out`;
     /// [`Error::Option`] for a dtype that is no float; [`Error::Io`] if a file cannot be read or written. Nothing is left at
     /// `out` then.
     pub fn save_model(&self, out: &Path, model: &Gpt, dtype: Option<DType>) -> Result<()> {
@@ -195,7 +198,13 @@ impl Folder {
             for (name, fate) in &fates {
                 let Some(spot) = output.spot(name) else { continue };
                 match fate {
-                    Some((target, dtype)) => target.write(&source, &output, spot, *dtype, &|_| Ok(()))?,
+                    Some((target, dtype)) => {
+                        let named = |text: String| Error::Checkpoint {
+                            path: out.to_owned(),
+                            problem: format!("`{name}` {text}"),
+                        };
+                        target.write(&source, &output, spot, *dtype, &named, &|_| Ok(()))?;
+                    }
                     None => {
                         for copy in Copy::parts(&self.weights, name, spot, CHUNK) {
                             copy.run(&self.weights, &output, &mut buffer)?;

@@ -6,11 +6,18 @@ use fp8_kernels::{DType, Device};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 
 /// Parameters whose values can be read, by their names behind the model's path.
 pub(super) trait Source {
     /// Returns the names of all parameters.
     fn names(&self) -> Vec<String>;
+
+    /// Returns the file of a checkpoint that the values come from, which errors name, and whose values are to be finite. `None`
+    /// for a model.
+    fn file(&self) -> Option<&Path> {
+        None
+    }
 
     /// Returns what is known of a parameter, or `None` if there is none of this name.
     fn info(&self, parameter: &str) -> Option<Info>;

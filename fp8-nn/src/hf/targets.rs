@@ -3,7 +3,7 @@
 use super::config::Config;
 use super::output::{Output, Spot};
 use super::source::{Info, Source};
-use crate::Result;
+use crate::{Error, Result};
 use fp8_kernels::DType;
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -107,19 +107,28 @@ impl Target {
         Ok(rows.flat_map(column).collect())
     }
 
-    /// Writes the tensor, part by part; `done` is told the bytes of each and may stop it.
+    /// Writes the tensor, part by part; `done` is told the bytes of each and may stop it. The error for a value that the dtype
+    /// cannot hold is made by `problem`, from a text without the tensor's name.
     pub(super) fn write(
         &self,
         source: &dyn Source,
         output: &Output,
         spot: Spot,
         dtype: DType,
+        problem: &dyn Fn(String) -> Error,
         done: &dyn Fn(u64) -> Result<()>,
     ) -> Result<()> {
         let mut bytes = Vec::new();
         for rows in self.parts() {
             let offset = rows.start * self.matrix[1] * dtype.size();
-            encode(&self.read(source, rows)?, dtype, &mut bytes);
+            let first = rows.start * self.matrix[1];
+            let values = self.read(source, rows)?;
+            if let Some((at, text)) = unwritable(&values, dtype, source.file().is_some()) {
+                let [row, column] =
+                    [(first + at) / self.matrix[1].max(1), (first + at) % self.matrix[1].max(1)];
+                return Err(problem(text.replacen("{}", &format!("row {row}, column {column}"), 1)));
+            }
+            encode(&values, dtype, &mut bytes);
             output.write(spot, offset as u64, &bytes)?;
             done(bytes.len() as u64)?;
         }
@@ -130,6 +139,26 @@ impl Target {
     pub(super) fn bytes(&self, dtype: DType) -> u64 {
         (self.matrix[0] * self.matrix[1] * dtype.size()) as u64
     }
+}
+
+/// Returns the place of the first value that cannot be written, and what is wrong with it, with `{}` for the place: one that is
+/// finite and that rounding to the dtype makes infinite, or, if values are to be finite, one that is not.
+fn unwritable(values: &[f32], dtype: DType, are_finite: bool) -> Option<(usize, String)> {
+    // The smallest magnitudes that are rounded to infinity, and the largest values.
+    let (limit, largest) = match dtype {
+        DType::F16 => (65520.0, f16::MAX.to_f32()),
+        DType::BF16 => (f32::from_bits(0x7F7F_8000), bf16::MAX.to_f32()),
+        _ => (f32::INFINITY, f32::MAX),
+    };
+    let is_wrong = |value: &f32| if value.is_finite() { value.abs() >= limit } else { are_finite };
+    let at = values.iter().position(is_wrong)?;
+    let text = match values[at] {
+        value if value.is_finite() => format!(
+            "is {value} in {{}}, which {dtype} cannot hold: its largest value is {largest}: write it in another dtype"
+        ),
+        _ => "is infinite or NaN in {}: expected finite weights".to_owned(),
+    };
+    Some((at, text))
 }
 
 /// Rounds values to a float dtype and writes their bytes, little-endian.
