@@ -38,6 +38,7 @@ mod save;
 mod save_model;
 mod scheme;
 mod source;
+mod static_inputs;
 mod targets;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;

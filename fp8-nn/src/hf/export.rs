@@ -4,20 +4,18 @@ use super::config::{Config, WeightScales};
 use super::folder::{Folder, is_float, is_fp8};
 use super::jobs::Monitor;
 use super::output;
-use super::plan::{Matrix, Plan, expect_quantizable, module};
+use super::plan::{Matrix, Plan, expect_quantizable};
 use super::quantize::{QuantizeOptions, Quantized, quantize};
 use super::save_model::write_new;
 use super::source::{Info, Source};
+use super::static_inputs::input_scales;
 use super::targets::{float, targets};
-use super::values::{read_rows, scale_row, widen};
+use super::values::{first_wrong_scale, read_rows, scale_row, widen};
 use super::weights::{WeightInfo, Weights};
-use crate::pattern::matches;
 use crate::{Error, Result, checkpoint};
 use fp8_kernels::DType;
 use fp8_kernels::fp8_format::Blocks;
-use fp8_recipe::{Direction, ScalingState};
 use safetensors::Dtype;
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -25,8 +23,6 @@ use std::path::{Path, PathBuf};
 const CONFIG_KEY: &str = "hf.config";
 /// The parameter that every model has.
 const TABLE: &str = ".embedding.weight";
-/// The largest value of E4M3.
-const MAX: f32 = 448.0;
 
 impl Config {
     /// Returns the entry of a checkpoint's metadata with which [`export`] knows the model: the key `hf.config`, and the text of
@@ -107,13 +103,20 @@ pub struct Exported {
 ///
 /// # Errors
 /// [`Error::Checkpoint`] if the checkpoint cannot be read, is none of a [`Gpt`](crate::Gpt) or not of this configuration, or
-/// does not say which model it is and the options do not either, and if something exists at `out`; [`Error::Option`] for static inputs without a
+/// does not say which model it is and the options do not either, has a value that is infinite or NaN or that the dtype cannot
+/// hold, and if something exists at `out`; [`Error::Option`] for static inputs without a
 /// history, and those of [`quantize`]; [`Error::Io`] if a file cannot be read or written. Nothing is left at `out` then.
 pub fn export(checkpoint: &Path, out: &Path, options: &ExportOptions, monitor: &Monitor) -> Result<Exported> {
     let file = file(checkpoint)?;
     let problem = |problem: String| Error::Checkpoint { path: file.clone(), problem };
     let found = checkpoint::describe(&file)?;
-    let config = match (&options.config, found.as_ref().and_then(|(metadata, _)| metadata.get(CONFIG_KEY))) {
+    let weights = Weights::open(&file)?;
+    // Programs may put it into a file of parameters, whose metadata is their own.
+    let stated = match &found {
+        Some((metadata, _)) => metadata.get(CONFIG_KEY),
+        None => weights.metadata().get(CONFIG_KEY),
+    };
+    let config = match (&options.config, stated) {
         (Some(config), _) => config.with_quantization(None)?,
         (None, Some(text)) => Config::from_json(text)
             .map_err(|error| problem(format!("its metadata `{CONFIG_KEY}`: {error}")))?
@@ -125,8 +128,7 @@ pub fn export(checkpoint: &Path, out: &Path, options: &ExportOptions, monitor: &
             )));
         }
     };
-    let weights = Weights::open(&file)?;
-    let source = CheckpointSource::new(weights, found.is_some(), options.dtype).map_err(problem)?;
+    let source = CheckpointSource::new(&file, weights, found.is_some(), options.dtype).map_err(problem)?;
     targets(&config, &source).map_err(problem)?;
     let Some(fp8) = &options.fp8 else {
         if options.static_inputs {
@@ -137,6 +139,10 @@ pub fn export(checkpoint: &Path, out: &Path, options: &ExportOptions, monitor: &
     };
     let mut fp8 = fp8.clone();
     if options.static_inputs {
+        if !fp8.scheme.takes_input_scales() {
+            let remedy = format!("inputs are dynamic with scheme {}: use tensor or vllm", fp8.scheme);
+            return Err(refused("true", remedy));
+        }
         let state = found.map(|(_, state)| state).unwrap_or_default();
         fp8.input_scales = input_scales(&state, &config, &source.path, &fp8.ignore)?;
     }
@@ -194,6 +200,7 @@ fn file(checkpoint: &Path) -> Result<PathBuf> {
 
 /// The parameters of a checkpoint's file.
 struct CheckpointSource {
+    file: PathBuf,
     weights: Weights,
     /// The model's path.
     path: String,
@@ -207,7 +214,7 @@ struct CheckpointSource {
 }
 
 impl CheckpointSource {
-    fn new(weights: Weights, has_optimizer: bool, dtype: Option<DType>) -> Result<Self, String> {
+    fn new(file: &Path, weights: Weights, has_optimizer: bool, dtype: Option<DType>) -> Result<Self, String> {
         let any = if has_optimizer { "model." } else { "" };
         let path = |name: &str| Some(name.strip_prefix(any)?.strip_suffix(TABLE)?.to_owned());
         let paths: Vec<String> = weights.names().filter_map(path).collect();
@@ -225,12 +232,12 @@ impl CheckpointSource {
         let prefix = format!("{any}{path}.");
         let prefers_copies = dtype == Some(DType::F32);
         let dtype = table.unwrap_or(DType::F32);
-        Ok(Self { weights, path, any, prefix, prefers_copies, dtype })
+        let file = file.to_owned();
+        Ok(Self { file, weights, path, any, prefix, prefers_copies, dtype })
     }
 
     fn problem(&self, name: &str, problem: &str) -> Error {
-        let path = self.weights.file_of(name).unwrap_or_default().into();
-        Error::Checkpoint { path, problem: format!("`{name}` {problem}") }
+        Error::Checkpoint { path: self.file.clone(), problem: format!("`{name}` {problem}") }
     }
 
     /// Returns the name and description of the tensor to read for a parameter.
@@ -248,6 +255,10 @@ impl CheckpointSource {
 }
 
 impl Source for CheckpointSource {
+    fn file(&self) -> Option<&Path> {
+        Some(&self.file)
+    }
+
     fn names(&self) -> Vec<String> {
         let is_scale = |name: &str| {
             let codes = name.strip_suffix("_scale_inv").and_then(|name| self.weights.info(name));
@@ -290,6 +301,10 @@ impl Source for CheckpointSource {
         let mut scales = vec![0.0; down * across];
         let bytes = read_rows(&self.weights, &factors, of_factors, &(0..down))?;
         widen(&bytes, of_factors.dtype, &mut scales);
+        if let Some(at) = first_wrong_scale(&scales) {
+            let text = format!("is {} at element {at}: expected a finite, positive factor", scales[at]);
+            return Err(self.problem(&factors, &text));
+        }
         for (row, values) in rows.zip(values.chunks_mut(cols.max(1))) {
             scale_row(values, &scales, granularity, [height, cols], row);
         }
@@ -306,62 +321,6 @@ fn granularity(shape: &[usize], [rows, cols]: [usize; 2]) -> Option<WeightScales
     Some(WeightScales::Block(blocks.size(cols.max(1))))
 }
 
-/// Returns the static scales of the inputs of all layers that will be quantized.
-fn input_scales(
-    state: &ScalingState,
-    config: &Config,
-    path: &str,
-    ignored: &[String],
-) -> Result<BTreeMap<String, f32>> {
-    let mut layers = BTreeMap::new();
-    for source in config.parameters() {
-        if let Some(layer) = source.parameter.strip_suffix(".weight") {
-            layers.extend(source.tensors.iter().map(|tensor| (tensor.clone(), layer.to_owned())));
-        }
-    }
-    let mut scales = BTreeMap::new();
-    for spec in config.tensors().iter().filter(|spec| spec.kind.is_linear()) {
-        let module = module(&spec.name);
-        if ignored.iter().any(|pattern| matches(pattern, module)) {
-            continue;
-        }
-        let slot = format!("{path}.{}.input", layers.get(&spec.name).map_or("", String::as_str));
-        let Some(scale) = input_scale(state, &slot) else {
-            return Err(refused(
-                "true",
-                format!(
-                    "the checkpoint has no amaxes of `{slot}`, which training under delayed scaling records: leave \
-                     inputs dynamic, or quantize with scales from a calibration"
-                ),
-            ));
-        };
-        scales.insert(module.to_owned(), scale);
-    }
-    Ok(scales)
-}
-
-/// Returns amax / 448 of a slot, from the arena of delayed scaling that was updated last.
-fn input_scale(state: &ScalingState, slot: &str) -> Option<f32> {
-    let mut newest = None;
-    for arena in &state.arenas {
-        if arena.direction != Direction::Forward || !arena.recipe.starts_with("delayed(") {
-            continue;
-        }
-        let Some(index) = arena.slots.iter().position(|own| &**own == slot) else { continue };
-        let amax = arena.amax_history.iter().filter_map(|row| row.get(index)).copied();
-        let amax = amax.filter(|amax| amax.is_finite()).fold(0f32, f32::max);
-        let scale = arena.scale.get(index).copied().unwrap_or(-1.0);
-        // A history of one row is not in the file: its scale is.
-        let found = if amax > 0.0 { amax / MAX } else { 1.0 / scale };
-        let updated = arena.last_updates.get(index).copied().unwrap_or(arena.updates);
-        let is_newer = newest.is_none_or(|(before, _)| updated >= before);
-        if found.is_finite() && found >= f32::MIN_POSITIVE && updated > 0 && is_newer {
-            newest = Some((updated, found));
-        }
-    }
-    newest.map(|(_, scale)| scale)
-}
-
-fn refused(value: &str, remedy: String) -> Error {
+pub(super) fn refused(value: &str, remedy: String) -> Error {
     Error::Option { layer: "export".into(), option: "static_inputs", value: value.into(), remedy }
 }

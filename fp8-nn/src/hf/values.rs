@@ -160,7 +160,7 @@ impl Folder {
         let bytes = read_rows(&self.weights, name, info, &(0..rows))?;
         let mut values = vec![0.0; elements(info, &(0..rows))];
         widen(&bytes, info.dtype, &mut values);
-        match values.iter().position(|&scale| !scale.is_finite() || scale <= 0.0) {
+        match first_wrong_scale(&values) {
             None => Ok(values),
             Some(at) => {
                 let value = values[at];
@@ -170,6 +170,11 @@ impl Folder {
             }
         }
     }
+}
+
+/// Returns the place of the first scale that is not finite and positive.
+pub(super) fn first_wrong_scale(scales: &[f32]) -> Option<usize> {
+    scales.iter().position(|&scale| !scale.is_finite() || scale <= 0.0)
 }
 
 /// Multiplies a row of a weight with its scales.
@@ -209,7 +214,7 @@ pub(super) fn read_rows(
     let row = (cols * info.dtype.bitsize() / 8) as u64;
     if rows.end > height || rows.start > rows.end {
         return Err(Error::Checkpoint {
-            path: weights.file_of(name).unwrap_or_default().into(),
+            path: weights.path_of(name),
             problem: format!("`{name}` has {height} rows: {} to {} are not there", rows.start, rows.end),
         });
     }

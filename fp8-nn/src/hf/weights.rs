@@ -30,6 +30,7 @@ const LFS: &[u8] = b"version https://git-lfs.github.com/spec/";
 pub struct Weights {
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Place>,
+    metadata: BTreeMap<String, String>,
     bytes_read: AtomicU64,
 }
 
@@ -123,8 +124,12 @@ impl Weights {
     }
 
     fn of_files(folder: &Path, files: &[String]) -> Result<Self> {
-        let mut weights =
-            Self { shards: Vec::new(), tensors: BTreeMap::new(), bytes_read: AtomicU64::new(0) };
+        let mut weights = Self {
+            shards: Vec::new(),
+            tensors: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+            bytes_read: AtomicU64::new(0),
+        };
         for name in files {
             let path = folder.join(name);
             let problem = |problem: String| Error::Checkpoint { path: path.clone(), problem };
@@ -144,6 +149,7 @@ impl Weights {
                     None => problem(format!("not a readable safetensors file: {why}")),
                 },
             })?;
+            weights.metadata.extend(header.metadata);
             let shard = weights.shards.len();
             for (name, info) in header.tensors {
                 let (begin, end) = info.data_offsets;
@@ -215,6 +221,16 @@ impl Weights {
     /// Returns the name of the file that has the tensor.
     pub(super) fn file_of(&self, name: &str) -> Option<&str> {
         self.tensors.get(name).map(|place| self.shards[place.shard].name.as_str())
+    }
+
+    /// Returns the path of the file that has the tensor.
+    pub(super) fn path_of(&self, name: &str) -> PathBuf {
+        self.tensors.get(name).map(|place| self.shards[place.shard].path.clone()).unwrap_or_default()
+    }
+
+    /// Returns the strings in the headers of all files.
+    pub(super) fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
     }
 
     fn missing(&self, name: &str) -> Error {

@@ -4,8 +4,10 @@
 mod calibration;
 mod config;
 mod decoder;
+mod exported_values;
 mod exporting;
 mod exports;
+mod files;
 mod folders;
 mod hostile;
 mod inspecting;
