@@ -16,6 +16,10 @@ use fp8_kernels::ops::Activation;
 use serde_json::{Map, Value};
 use std::path::Path;
 
+/// transformers' default of `sliding_window`, where it is used and absent.
+const SLIDING_WINDOW: usize = 4096;
+/// transformers' default of `max_window_layers`.
+const MAX_WINDOW_LAYERS: usize = 28;
 /// More layers than any model has; a bound for files that are not what they seem.
 const MAX_LAYERS: usize = 10_000;
 /// A bound for every other size. Products of two fit in 64 bits.
@@ -338,24 +342,22 @@ fn expect_supported(fields: Fields<'_>, family: &Family) -> Result<(), String> {
     }
 }
 
+/// Returns each layer's window. Absent fields have transformers' defaults, of which `null` for no window is none.
 fn windows(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Vec<Option<usize>>, String> {
+    let flag = fields.flag("use_sliding_window")?;
     let window = match family.window {
         Window::Never => None,
-        _ => fields.size("sliding_window")?,
+        _ if fields.has("sliding_window") => fields.size("sliding_window")?,
+        Window::Always => Some(SLIDING_WINDOW),
+        Window::Flagged => flag.filter(|&is_used| is_used).map(|_| SLIDING_WINDOW),
     };
     if window == Some(0) {
         return Err(fields.wrong("sliding_window", "at least 1, or null"));
     }
-    let flag = fields.flag("use_sliding_window")?;
     if family.has_learned_positions || fields.get("layer_types").is_none() {
         let first = match (family.window, flag) {
             (Window::Always, _) => 0,
-            (Window::Flagged, Some(true)) => match fields.size("max_window_layers")? {
-                Some(first) => first,
-                None => {
-                    return Err(fields.wrong("max_window_layers", "the first layer with a sliding window"));
-                }
-            },
+            (Window::Flagged, Some(true)) => fields.size("max_window_layers")?.unwrap_or(MAX_WINDOW_LAYERS),
             _ => layers,
         };
         return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
@@ -366,6 +368,15 @@ fn windows(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Vec<Opt
             "`layer_types` has {} entries: expected {layers}, one for each layer",
             types.len()
         ));
+    }
+    if family.window == Window::Always {
+        let expected = if window.is_some() { "sliding_attention" } else { "full_attention" };
+        if let Some(kind) = types.iter().find(|&kind| kind != expected) {
+            let name = family.model_type;
+            return Err(format!(
+                "`layer_types` has \"{kind}\": expected \"{expected}\" for all layers of a {name} model, as `sliding_window` says"
+            ));
+        }
     }
     let of = |kind: &String| match (kind.as_str(), window) {
         ("full_attention", _) => Ok(None),

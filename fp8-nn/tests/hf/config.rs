@@ -169,6 +169,15 @@ fn windows_follow_the_rule_of_each_family() {
     assert_eq!(windows(by_type), [None, Some(9)]);
     let flagged = json!({"model_type": "qwen3", "sliding_window": 9, "use_sliding_window": true, "max_window_layers": 1});
     assert_eq!(windows(flagged), [None, Some(9)]);
+    // An absent field has transformers' default; `null` means no window.
+    assert_eq!(windows(json!({"model_type": "mistral"})), [Some(4096); 2]);
+    assert_eq!(windows(json!({"model_type": "mistral", "sliding_window": null})), [None; 2]);
+    let all = json!({"model_type": "mistral", "layer_types": ["sliding_attention", "sliding_attention"]});
+    assert_eq!(windows(all), [Some(4096); 2]);
+    let flagged =
+        |first: Value| json!({"model_type": "qwen3", "use_sliding_window": true, "max_window_layers": first});
+    assert_eq!(windows(flagged(json!(0))), [Some(4096); 2]);
+    assert_eq!(windows(flagged(json!(null))), [None; 2]);
 }
 
 #[test]
@@ -198,6 +207,11 @@ fn what_is_not_supported_is_refused_by_name() {
             "`num_key_value_heads` is 3: expected a divisor of num_attention_heads, 2",
         ),
         (json!({"head_dim": 5}), "`head_dim` is 5: expected an even number"),
+        (
+            json!({"model_type": "mistral", "sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]}),
+            "`layer_types` has \"full_attention\": expected \"sliding_attention\" for all layers of a mistral model, as \
+             `sliding_window` says",
+        ),
         (json!({"attention_bias": true}), "`attention_bias` is true: expected false"),
         (
             json!({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
@@ -264,10 +278,6 @@ fn what_is_not_supported_is_refused_by_name() {
         (
             json!({"model_type": "qwen2", "sliding_window": 4, "use_sliding_window": false, "layer_types": ["full_attention", "sliding_attention"]}),
             "`use_sliding_window` is false: expected true",
-        ),
-        (
-            json!({"model_type": "qwen2", "sliding_window": 4, "use_sliding_window": true}),
-            "`max_window_layers` is nothing",
         ),
         (
             json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}),

@@ -25,6 +25,11 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// Returns whether the field is there, `null` or not.
+    pub(super) fn has(self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
     /// Returns the path for the fields of the object in `key`.
     pub(super) fn path_of(self, key: &str) -> String {
         format!("{}{key}.", self.path)
