@@ -83,7 +83,7 @@ fn rows_of_different_lengths_have_their_logits_in_fp8() {
     for (name, options, dtype) in unless_simulated(
         vec![
             ("windows", windows, DType::F32),
-            ("norms of heads", heads.clone(), DType::F32),
+            ("norms of heads", heads, DType::F32),
             ("bf16", llama(), DType::BF16),
             ("attention in FP8", fp8_dpa.clone(), DType::F32),
         ],

@@ -9,6 +9,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+/// Options of an optimizer with a group of its own for norms.
+pub(crate) fn with_group() -> AdamWOptions {
+    let norms = ParameterGroup { pattern: "norm".to_owned(), lr_factor: 0.5, weight_decay: Some(0.1) };
+    AdamWOptions { groups: vec![norms], ..Default::default() }
+}
+
 /// A model that trains in f16, with inputs that stay where they are.
 struct Training {
     model: Gpt,

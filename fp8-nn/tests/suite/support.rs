@@ -98,12 +98,6 @@ pub(crate) fn gpt_options() -> GptOptions {
     }
 }
 
-/// Options of an optimizer with a group of its own for norms.
-pub(crate) fn with_group() -> AdamWOptions {
-    let norms = ParameterGroup { pattern: "norm".to_owned(), lr_factor: 0.5, weight_decay: Some(0.1) };
-    AdamWOptions { groups: vec![norms], ..Default::default() }
-}
-
 /// Biases and norms away from 0 and 1, where mistakes would not show.
 pub(crate) fn with_noise<L: Layer>(mut layer: L, seed: u64) -> L {
     let mut count = seed;
