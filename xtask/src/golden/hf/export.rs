@@ -92,7 +92,8 @@ fn compare(theirs: &Folder, ours: &Folder) -> Check {
         if name.ends_with(".input_scale") {
             let [expected, found] = [theirs, ours].map(|folder| folder.values(name).map_err(text));
             let (expected, found) = (expected?[0], found?[0]);
-            if !((expected - found).abs() <= INPUT_SCALES * expected) {
+            let difference = (expected - found).abs();
+            if difference.is_nan() || difference > INPUT_SCALES * expected {
                 return Err(format!("`{name}` is {found}, expected {expected}"));
             }
             continue;
