@@ -7,6 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 const FILE: &str = "tokenizer.json";
+/// The bytes of text for each wanted token that [`Tokenizer::encode_start`] tries first, and how many more.
+const BYTES_PER_TOKEN: usize = 8;
+const MORE_BYTES: usize = 4096;
 /// Larger files are refused.
 const MAX_BYTES: u64 = 256 << 20;
 
@@ -75,6 +78,42 @@ impl Tokenizer {
             ))),
         };
         encoding.get_ids().iter().map(fits).collect()
+    }
+
+    /// Returns the first `count` tokens of a text, or all if it has fewer, without those that the tokenizer adds. Tokenizes no more of
+    /// a long text than it needs: a beginning of it and one that is twice as long, until both give the same tokens.
+    ///
+    /// ```
+    /// # use fp8_nn::hf::Tokenizer;
+    /// # let place = std::env::temp_dir().join(format!("fp8-tokenizer-start-{}", std::process::id()));
+    /// # std::fs::create_dir(&place)?;
+    /// # let words = r#"{"model": {"type": "WordLevel", "vocab": {"the": 0, "sea": 1, "?": 2}, "unk_token": "?"},
+    /// #     "pre_tokenizer": {"type": "Whitespace"}}"#;
+    /// # std::fs::write(place.join("tokenizer.json"), words)?;
+    /// let tokenizer = Tokenizer::open(&place, 3)?;
+    /// let book = "the sea ".repeat(100_000);
+    /// assert_eq!(tokenizer.encode_start(&book, 5)?, [0, 1, 0, 1, 0]);
+    /// # std::fs::remove_dir_all(place)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_start(&self, text: &str, count: usize) -> Result<Vec<i32>> {
+        let mut bytes = count.saturating_mul(BYTES_PER_TOKEN).saturating_add(MORE_BYTES);
+        let mut before: Option<Vec<i32>> = None;
+        loop {
+            let end = (bytes..text.len()).find(|&end| text.is_char_boundary(end)).unwrap_or(text.len());
+            let start = &text[..end];
+            let mut tokens = self.encode(start, false)?;
+            let is_enough = tokens.len() >= count;
+            tokens.truncate(count);
+            if start.len() == text.len() || (is_enough && before.as_ref() == Some(&tokens)) {
+                return Ok(tokens);
+            }
+            before = is_enough.then_some(tokens);
+            bytes = bytes.saturating_mul(2);
+        }
     }
 
     /// Returns the text of tokens, without special ones such as that which ends a text. Bytes that are no whole character, as
