@@ -18,6 +18,20 @@ fn texts_have_the_tokens_of_the_python_library() {
 }
 
 #[test]
+fn the_start_of_a_text_has_the_first_tokens_of_the_whole() {
+    let tokenizer = Tokenizer::open(&golden().join("llama_bf16"), 264).unwrap();
+    let texts: Vec<String> = cases().into_iter().map(|(text, ..)| text).collect();
+    let book = texts.join(" ").repeat(60);
+    let whole = tokenizer.encode(&book, false).unwrap();
+    assert!(whole.len() > 20_000);
+    for count in [0, 1, 2, 100, 511, 512, 5000, whole.len() - 1, whole.len(), whole.len() + 1] {
+        let start = tokenizer.encode_start(&book, count).unwrap();
+        assert!(start == whole[..count.min(whole.len())], "{count}");
+    }
+    assert!(tokenizer.encode_start("", 5).unwrap().is_empty());
+}
+
+#[test]
 fn a_stream_returns_the_whole_text_and_no_half_characters() {
     let tokenizer = Tokenizer::open(&golden().join("llama_bf16"), 264).unwrap();
     for (text, ids, _, without_special) in cases() {

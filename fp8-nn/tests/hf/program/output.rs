@@ -25,7 +25,7 @@ fn a_model_is_quantized_and_inspected() {
     let out = done(place.path(), "inspect fp8 --against model --report report.html");
     let lines: Vec<&str> = out.lines().collect();
     assert!(
-        lines[0].starts_with("fp8: 20 tensors, ")
+        lines[0].starts_with("fp8: 20 tensors and 11 with their scales, ")
             && lines[0].contains("llama; compressed-tensors, inputs dynamic, by token")
     );
     assert!(lines[1].starts_with("SQNR of the FP8 weights against model: 3"), "{out}");
