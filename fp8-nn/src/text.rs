@@ -29,8 +29,12 @@ const BYTE_ORDER_MARK: &[u8] = "\u{FEFF}".as_bytes();
 pub fn read(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for file in &files(path)? {
-        let read = fs::read(file).map_err(|error| unreadable(file, error))?;
-        bytes.extend_from_slice(read.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&read));
+        let mut read = fs::read(file).map_err(|error| unreadable(file, error))?;
+        if read.starts_with(BYTE_ORDER_MARK) {
+            read.drain(..BYTE_ORDER_MARK.len());
+        }
+        // A single large file is not copied.
+        if bytes.is_empty() { bytes = read } else { bytes.append(&mut read) }
     }
     Ok(bytes)
 }

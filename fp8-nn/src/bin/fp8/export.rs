@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Export) -> Result<String, Failure> {
     let folder = options.config.as_ref().filter(|path| path.is_dir());
     let read = |path: &Path| {
         Config::read(path).map_err(|error| {
-            Failure::from(error).of_option("--config", "expected a config.json, or a folder that has it")
+            Failure::of_file("--config", "expected a config.json, or a folder that has it", error)
         })
     };
     let config = match (&options.config, folder) {

@@ -25,14 +25,16 @@ impl Failure {
     }
 
     /// Puts the option before the sentence whose file it names, and what was expected behind a file that is not there.
-    pub(crate) fn of_option(self, option: &str, expected: &str) -> Self {
-        match self {
-            Self::Input(sentence) if sentence.ends_with(": not found") => {
-                Self::Input(format!("{option} {sentence}: {expected}"))
+    pub(crate) fn of_file(option: &str, expected: &str, error: fp8_nn::Error) -> Self {
+        match &error {
+            fp8_nn::Error::Checkpoint { problem, .. } if problem == "not found" => {
+                Self::Input(format!("{option} {error}: {expected}"))
             }
-            Self::Input(sentence) => Self::Input(format!("{option} {sentence}")),
-            Self::Work(sentence) => Self::Work(format!("{option} {sentence}")),
-            ended => ended,
+            _ => match Self::from(error) {
+                Self::Input(sentence) => Self::Input(format!("{option} {sentence}")),
+                Self::Work(sentence) => Self::Work(format!("{option} {sentence}")),
+                ended => ended,
+            },
         }
     }
 

@@ -10,7 +10,7 @@ const NAME: &str = "input_ids";
 pub(crate) fn read_ids(path: &Path, config: &Config, most: usize) -> Result<Vec<Vec<i32>>, Failure> {
     let refused = |problem: String| Failure::input(format!("--ids {}: {problem}", path.display()));
     let weights = Weights::open(path)
-        .map_err(|error| Failure::from(error).of_option("--ids", "expected a safetensors file"))?;
+        .map_err(|error| Failure::of_file("--ids", "expected a safetensors file", error))?;
     let info = weights.info(NAME).ok_or_else(|| {
         refused(format!("there is no `{NAME}`: expected it as [windows, tokens] in I32 or I64"))
     })?;

@@ -1,5 +1,6 @@
 //! Ctrl-C and the other signals that end a program: what they stop, and what is removed before the program leaves.
 
+use crate::table::printable;
 use fp8_nn::fp8_kernels::AtomicFile;
 use fp8_nn::hf::Monitor;
 use std::fs;
@@ -21,8 +22,20 @@ static REQUESTED: AtomicBool = AtomicBool::new(false);
 /// Set once the signal handler is about to end the process.
 static LEAVING: AtomicBool = AtomicBool::new(false);
 static PHASE: Mutex<Phase> = Mutex::new(Phase::Leave);
-/// The folders and names of the outputs that are being written.
-static OUTPUTS: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
+/// The outputs that are being written.
+static OUTPUTS: Mutex<Vec<Output>> = Mutex::new(Vec::new());
+
+/// A file or folder that is being written.
+#[derive(Debug)]
+struct Output {
+    path: PathBuf,
+    /// The folder around it, with its temporary files.
+    parent: PathBuf,
+    /// What of its name is in that of a temporary file.
+    name: String,
+    /// Whether it was a folder with files already, which is an error that the command finds.
+    was_full: bool,
+}
 
 /// What the first signal does. The second one always leaves at once.
 #[derive(Debug, Clone)]
@@ -87,8 +100,14 @@ pub(crate) fn is_requested() -> bool {
 pub(crate) fn note_output(path: &Path) {
     let Some(name) = path.file_name() else { return };
     let name = name.to_string_lossy().chars().take(NAME_PART).collect();
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    lock(&OUTPUTS).push((folder.unwrap_or(Path::new(".")).to_owned(), name));
+    let parent = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new(".")).to_owned();
+    lock(&OUTPUTS).push(Output { path: path.to_owned(), parent, name, was_full: is_full(path) });
+}
+
+/// Returns whether it is a folder that has files.
+fn is_full(path: &Path) -> bool {
+    fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 /// Waits for the end if the signal handler is ending the process, so that there is one sentence alone.
@@ -100,10 +119,16 @@ pub(crate) fn wait_if_leaving() {
 
 fn leave() -> ! {
     LEAVING.store(true, Relaxed);
-    for (folder, name) in lock(&OUTPUTS).iter() {
-        remove_partial(folder, name);
+    let mut sentence = SENTENCE.to_owned();
+    for output in lock(&OUTPUTS).iter() {
+        remove_partial(&output.parent, &output.name);
+        // The signal came behind the renaming, which makes a folder appear as a whole.
+        if !output.was_full && is_full(&output.path) {
+            sentence =
+                format!("interrupted after {} was written", printable(&output.path.display().to_string()));
+        }
     }
-    let _ = writeln!(std::io::stderr(), "error: {SENTENCE}");
+    let _ = writeln!(std::io::stderr(), "error: {sentence}");
     std::process::exit(i32::from(CODE))
 }
 

@@ -21,7 +21,13 @@ pub(crate) fn read_text(option: &str, path: &Path) -> Result<String, Failure> {
     } else {
         let unreadable = |error| refused(format!("{error}: expected a text file, or a folder of text files"));
         for file in fp8_nn::text::files(path).map_err(unreadable)? {
-            bytes.extend(fp8_nn::text::read(&file).map_err(unreadable)?);
+            let mut read = fp8_nn::text::read(&file).map_err(unreadable)?;
+            // A single large file is not copied.
+            if bytes.is_empty() {
+                bytes = read
+            } else {
+                bytes.append(&mut read)
+            }
             ends.push((bytes.len(), file));
         }
     }
