@@ -90,7 +90,8 @@ impl Sums {
     }
 }
 
-/// Measures every tensor of `folder`, against those of `original` if there is one.
+/// Measures every tensor of `folder`, against those of `original` if there is one, with as many threads as the current pool of rayon
+/// has.
 ///
 /// ```
 /// use fp8_nn::hf::{self, Folder, Inspection, Monitor, QuantizeOptions, TensorInspection};
@@ -230,7 +231,7 @@ fn measure(
     let numbered: Vec<(usize, &Job<'_>)> = jobs.iter().enumerate().collect();
     jobs::run(
         &numbered,
-        jobs::threads(None),
+        jobs::threads(Some(rayon::current_num_threads())),
         monitor,
         || (),
         |_, (), (index, job)| {

@@ -2,7 +2,8 @@
 
 use crate::destination::Destination;
 use crate::failure::Failure;
-use crate::model::inputs;
+use crate::model::{inputs, with_threads};
+use crate::options::threads;
 use crate::progress::{Unit, watch};
 use crate::report;
 use crate::table::{bytes, count, decibels, granularity, printable, scales, shape, short, shortened, table};
@@ -34,6 +35,9 @@ pub(crate) struct Inspect {
     /// Also writes a page of HTML
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
+    /// The number of threads (default: one for each core)
+    #[arg(long, value_parser = threads, allow_negative_numbers = true)]
+    threads: Option<usize>,
     /// Prints JSON instead of a table
     #[arg(long)]
     json: bool,
@@ -58,6 +62,16 @@ pub(crate) fn run(options: &Inspect) -> Result<String, Failure> {
     let open = |path: &PathBuf| Destination::open("--report", path, "html", &inputs);
     let file = options.report.as_ref().map(open).transpose()?;
     let original = options.against.as_deref().map(Folder::open).transpose()?;
+    let (subject, found) = with_threads(options.threads, || measure(options, original.as_ref()))?;
+    let result = if options.json { json_text(&subject, &found) } else { text(&subject, &found) };
+    if let Some(file) = file {
+        file.finish(&report::html(&subject, &found), &result)?;
+    }
+    Ok(result)
+}
+
+/// Measures the tensors of the file or folder.
+fn measure(options: &Inspect, original: Option<&Folder>) -> Result<(Subject, Inspection), Failure> {
     let mut subject = Subject {
         path: options.path.display().to_string(),
         family: None,
@@ -76,7 +90,7 @@ pub(crate) fn run(options: &Inspect) -> Result<String, Failure> {
             Opened::Model(folder) => {
                 subject.family = Some(folder.config.family.model_type.to_owned());
                 subject.scheme = scheme(&folder);
-                watch(Unit::Bytes, |monitor| hf::inspect(&folder, original.as_ref(), monitor))?
+                watch(Unit::Bytes, |monitor| hf::inspect(&folder, original, monitor))?
             }
             Opened::Tensors(weights, note) => {
                 subject.note = Some(note);
@@ -84,11 +98,7 @@ pub(crate) fn run(options: &Inspect) -> Result<String, Failure> {
             }
         }
     };
-    let result = if options.json { json_text(&subject, &found) } else { text(&subject, &found) };
-    if let Some(file) = file {
-        file.finish(&report::html(&subject, &found), &result)?;
-    }
-    Ok(result)
+    Ok((subject, found))
 }
 
 /// What a folder turned out to be.

@@ -84,6 +84,40 @@ fn other_signals_that_end_a_program_leave_nothing() {
 }
 
 #[test]
+fn a_second_signal_does_not_wait_and_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    model(place.path());
+    let mut interrupted = 0;
+    for kill in 0..KILLS {
+        let child =
+            command(place.path()).args(LINE).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let send = |signal: &str| {
+            // The program may have ended before the signal.
+            let _ =
+                Command::new("kill").args([signal, &child.id().to_string()]).stderr(Stdio::null()).status();
+        };
+        std::thread::sleep(Duration::from_millis(10 + u64::from(kill) * 3));
+        send("-TERM");
+        send("-INT");
+        let output = child.wait_with_output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        match output.status.code() {
+            Some(0) => Folder::open(&place.path().join("out")).map(drop).unwrap(),
+            Some(130) => {
+                interrupted += 1;
+                assert!(error.starts_with("error: interrupted") && error.lines().count() == 1, "{error}");
+                let is_whole = error.ends_with(" out was written\n");
+                assert_eq!(names(place.path()).len(), 1 + usize::from(is_whole), "{error}");
+            }
+            // Before the program had installed its handler.
+            code => assert_eq!((code, names(place.path()).len()), (None, 1)),
+        }
+        let _ = fs::remove_dir_all(place.path().join("out"));
+    }
+    assert!(interrupted > 0, "no signal fell into a run");
+}
+
+#[test]
 fn ctrl_c_ends_a_generation_with_its_text_and_speed() {
     use std::io::Read as _;
     let place = tempfile::tempdir().unwrap();

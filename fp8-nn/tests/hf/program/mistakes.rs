@@ -79,6 +79,7 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "a folder that does not exist", make: |_| {}, line: "quantize modle out --scheme tensor", sentence: "modle: no such folder: expected a Hugging Face folder with config.json and safetensors files" },
     Mistake { what: "a file in place of a folder", make: |_| {}, line: "quantize model/config.json out --scheme tensor", sentence: "not a folder: expected one with config.json" },
     Mistake { what: "an option that is given twice", make: |_| {}, line: "inspect model --report a.html --report b.html", sentence: "--report is given twice" },
+    Mistake { what: "no threads to inspect with", make: |_| {}, line: "inspect model --threads 0", sentence: "--threads 0: expected a number from 1 to 1024" },
     Mistake { what: "calibration tokens without a text", make: |_| {}, line: "quantize model out --scheme tensor --calibration-tokens 5", sentence: "--calibration-tokens goes with --calibrate" },
     Mistake { what: "an empty folder", make: |folder| fs::create_dir(folder.join("empty")).unwrap(), line: "quantize empty out --scheme tensor", sentence: "empty/config.json: not found: expected empty to be a Hugging Face folder" },
     Mistake { what: "the folder above the model", make: |_| {}, line: "inspect .", sentence: "./config.json: not found" },

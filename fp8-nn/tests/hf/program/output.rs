@@ -31,6 +31,8 @@ fn a_model_is_quantized_and_inspected() {
     assert!(lines[1].starts_with("SQNR of the FP8 weights against model: 3"), "{out}");
     assert!(lines[3].starts_with("tensor ") && lines[3].ends_with("SQNR dB"), "{out}");
     assert!(lines[4].contains("F8_E4M3") && lines.last().unwrap().ends_with("exact"), "{out}");
+    let one = done(place.path(), "inspect fp8 --against model --threads 1");
+    assert_eq!(one, out, "the result depends on the threads");
     let page = fs::read_to_string(place.path().join("report.html")).unwrap();
     assert!(page.contains("model.layers.1.mlp.down_proj") && page.contains("SQNR by layer"));
     let names: Vec<String> = fs::read_dir(place.path())
