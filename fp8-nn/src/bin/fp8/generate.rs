@@ -101,6 +101,17 @@ impl Generate {
     }
 }
 
+impl Done {
+    /// Says how the text ended, behind the number of its tokens.
+    fn ending(&self) -> &'static str {
+        match (self.interrupted, self.ended) {
+            (true, _) => ", interrupted",
+            (false, true) => ", to the end of the text",
+            (false, false) => "",
+        }
+    }
+}
+
 /// Generates, and returns what is printed at the end.
 pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
     options.expect_drawing()?;
@@ -125,7 +136,10 @@ pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
         let mut loaded = spin("loading the model", || options.model.load(opened, longest))?;
         let done = {
             let mut cx = loaded.scaling.eval(&loaded.recipe).map_err(fp8_nn::Error::from)?;
-            generate(options, &loaded.model, &mut cx, &tokenizer, &prompt, &settings)?
+            // A signal ends the text, not the program.
+            interrupt::during(Phase::Note, || {
+                generate(options, &loaded.model, &mut cx, &tokenizer, &prompt, &settings)
+            })?
         };
         // The first token is that of the prompt: one alone has no speed.
         let speed = match done.tokens.len() {
@@ -158,11 +172,7 @@ pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
             "\n{} after a prompt of {}{}: {:.2} s to load, {:.2} s to the first token",
             counted(done.tokens.len(), "token"),
             done.prompt_tokens,
-            match () {
-                () if done.interrupted => ", interrupted",
-                () if done.ended => ", to the end of the text",
-                () => "",
-            },
+            done.ending(),
             loaded.loading.as_secs_f64(),
             done.first.as_secs_f64(),
         );
@@ -193,26 +203,30 @@ fn generate(
     };
     let start = Instant::now();
     let mut generation = Generation::new(model, cx, &[prompt], settings)?;
-    let mut is_read = show(&options.prompt)?;
+    let mut is_read = true;
     let mut stream = TextStream::new(tokenizer, prompt);
     let (mut text, mut tokens, mut first) = (String::new(), Vec::new(), Duration::ZERO);
     let mut interrupted = false;
     while is_read {
-        let step = || match tokens.is_empty() {
+        let step = match tokens.is_empty() {
             true => spin("reading the prompt", || Ok(generation.next(cx)?)),
-            false => Ok(generation.next(cx)?),
+            false => generation.next(cx).map_err(Failure::from),
         };
-        let added = match interrupt::during(Phase::Note, step) {
+        let added = match step {
             Ok(Some(added)) => added,
             Ok(None) => break,
             Err(failure) => {
                 // The sentence begins a line of its own.
-                show("\n")?;
+                if !tokens.is_empty() {
+                    show("\n")?;
+                }
                 return Err(failure);
             }
         };
         if tokens.is_empty() {
             first = start.elapsed();
+            // Behind the spinner, which takes the line.
+            is_read = show(&options.prompt)?;
         }
         for token in added.into_iter().flatten() {
             tokens.push(token);
