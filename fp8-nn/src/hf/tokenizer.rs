@@ -10,12 +10,18 @@ const FILE: &str = "tokenizer.json";
 /// The bytes of text for each wanted token that [`Tokenizer::encode_start`] tries first, and how many more.
 const BYTES_PER_TOKEN: usize = 8;
 const MORE_BYTES: usize = 4096;
+/// Longer texts are tokenized in pieces of about this many bytes, as it takes about 200 bytes of memory for each.
+const PIECE: usize = 1 << 20;
+/// The bytes on both sides of a cut whose tokens must be the same with and without it.
+const CONTEXT: usize = 4096;
+/// The cuts that are tried before a piece becomes larger.
+const CUTS: usize = 16;
 /// Larger files are refused.
 const MAX_BYTES: u64 = 256 << 20;
 
 /// The tokenizer of a model: a `tokenizer.json`, read by Hugging Face's tokenizers. Needs the feature `tokenizer`.
 ///
-/// Texts are encoded whole: as in transformers, truncation and padding that the file asks for are not applied.
+/// Texts are encoded whole, long ones in pieces that are cut where that changes no token: as in transformers, truncation and padding that the file asks for are not applied.
 ///
 /// ```
 /// use fp8_nn::hf::Tokenizer;
@@ -68,6 +74,42 @@ impl Tokenizer {
     /// # Errors
     /// A token outside the vocabulary of the model: the tokenizer belongs to another one.
     pub fn encode(&self, text: &str, has_special: bool) -> Result<Vec<i32>> {
+        // The tokens that are added depend on the whole.
+        if has_special {
+            return self.encode_at_once(text, true);
+        }
+        let (mut tokens, mut rest, mut size) = (Vec::new(), text, PIECE);
+        while rest.len() > 2 * size {
+            match self.cut(rest, size)? {
+                Some(at) => {
+                    tokens.extend(self.encode_at_once(&rest[..at], false)?);
+                    (rest, size) = (&rest[at..], PIECE);
+                }
+                None => size *= 2,
+            }
+        }
+        tokens.extend(self.encode_at_once(rest, false)?);
+        Ok(tokens)
+    }
+
+    /// Returns a place behind `size` bytes where a cut changes no token of the text around it.
+    fn cut(&self, text: &str, size: usize) -> Result<Option<usize>> {
+        let is_space = |at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_whitespace);
+        let places = (size..2 * size).filter(|&at| is_space(at) && !is_space(at - 1));
+        for at in places.take(CUTS) {
+            let begin = (at.saturating_sub(CONTEXT)..at).find(|&begin| text.is_char_boundary(begin));
+            let end = (at + CONTEXT..text.len()).find(|&end| text.is_char_boundary(end));
+            let (begin, end) = (begin.unwrap_or(at), end.unwrap_or(text.len()));
+            let mut parts = self.encode_at_once(&text[begin..at], false)?;
+            parts.extend(self.encode_at_once(&text[at..end], false)?);
+            if parts == self.encode_at_once(&text[begin..end], false)? {
+                return Ok(Some(at));
+            }
+        }
+        Ok(None)
+    }
+
+    fn encode_at_once(&self, text: &str, has_special: bool) -> Result<Vec<i32>> {
         let encoding =
             caught(|| self.tokenizer.encode_fast(text, has_special)).map_err(|error| self.problem(error))?;
         let fits = |&id: &u32| match i32::try_from(id) {
