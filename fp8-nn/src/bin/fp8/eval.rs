@@ -30,7 +30,8 @@ current scaling does.";
 pub(crate) struct Eval {
     #[command(flatten)]
     model: ModelOptions,
-    /// A text file (UTF-8), a folder whose files are joined in the order of their paths, or - for standard input
+    /// A text file (UTF-8), a folder whose files are joined in the order of their paths (hidden ones are
+    /// skipped), or - for standard input
     #[arg(long, value_name = "FILE|DIR")]
     text: Option<PathBuf>,
     /// Tokens in place of a text: a safetensors file with `input_ids`, integers [windows, tokens]
