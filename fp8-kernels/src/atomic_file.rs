@@ -42,6 +42,9 @@ pub struct AtomicFile {
 const BUFFER: usize = 1 << 20;
 /// The number of attempts to find a name that no other writer uses.
 const ATTEMPTS: usize = 100;
+/// The number of characters of the file's own name in that of its temporary file: with a prefix, a name of 255 bytes, the
+/// longest that most file systems take, would not fit.
+const NAME_PART: usize = 40;
 /// The longest chain of links that is followed; a longer one is taken for a loop.
 const MOST_LINKS: usize = 40;
 
@@ -94,7 +97,7 @@ impl AtomicFile {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let mut temporary = OsString::from(Self::PREFIX);
         temporary.push(format!("{}-{}-", std::process::id(), COUNT.fetch_add(1, Relaxed)));
-        temporary.push(name);
+        temporary.push(name.to_string_lossy().chars().take(NAME_PART).collect::<String>());
         let path = folder.join(temporary);
         // Created with the permissions of any other new file.
         let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
@@ -177,6 +180,8 @@ fn follow(path: &Path) -> io::Result<(PathBuf, OsString)> {
             };
             return match fs::metadata(&target) {
                 Ok(metadata) if !metadata.is_file() => refused(not_a_file),
+                // A name that the file system does not take.
+                Err(error) if error.kind() == ErrorKind::InvalidFilename => Err(error),
                 // Without a slash at its end, to which nothing can be renamed.
                 _ => Ok((target.with_file_name(&name), name)),
             };
@@ -307,6 +312,19 @@ mod tests {
         assert!(file.commit().is_err());
         assert_eq!(names(folder.path()), ["taken"]);
         assert_eq!(names(&taken), ["by a folder"]);
+    }
+
+    #[test]
+    fn the_longest_name_fits_and_a_longer_one_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        for length in [220, 254, 255] {
+            let path = folder.path().join("n".repeat(length));
+            written(&path, "text").commit().unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "text");
+        }
+        let path = folder.path().join("n".repeat(256));
+        assert!(AtomicFile::check(&path).is_err() && AtomicFile::create(&path).is_err());
+        assert_eq!(names(folder.path()).len(), 3);
     }
 
     #[test]

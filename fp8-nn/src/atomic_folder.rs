@@ -40,6 +40,9 @@ pub struct AtomicFolder {
 
 /// The number of attempts to find a name that no other writer uses.
 const ATTEMPTS: usize = 100;
+/// The number of characters of the folder's own name in that of its temporary folder: with prefix and suffix, a name of 255 bytes,
+/// the longest that most file systems take, would not fit.
+const NAME_PART: usize = 40;
 const LOCK: &str = ".lock";
 
 impl AtomicFolder {
@@ -76,7 +79,7 @@ impl AtomicFolder {
             static COUNT: AtomicU64 = AtomicU64::new(0);
             let mut unique = OsString::from(AtomicFile::PREFIX);
             unique.push(format!("{}-{}-", std::process::id(), COUNT.fetch_add(1, Relaxed)));
-            unique.push(name);
+            unique.push(name.to_string_lossy().chars().take(NAME_PART).collect::<String>());
             let temporary = parent.join(&unique);
             unique.push(LOCK);
             let lock = parent.join(unique);
@@ -108,17 +111,33 @@ impl AtomicFolder {
     /// Flushes all files to disk and renames the folder to its path.
     ///
     /// # Errors
-    /// A file cannot be flushed, or the path is no longer free; nothing is left then. Or the folder around it cannot be flushed;
-    /// the new folder is in place then.
-    pub fn commit(mut self) -> io::Result<()> {
+    /// A file cannot be flushed, or the path is no longer free, which is [`ErrorKind::AlreadyExists`]; nothing is left then. Or the
+    /// folder around it cannot be flushed; the error says that the new folder is in place.
+    pub fn commit(self) -> io::Result<()> {
+        self.commit_with(sync_folder)
+    }
+
+    fn commit_with(mut self, sync_parent: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
         sync(&self.temporary)?;
         if cfg!(not(unix)) && self.target.is_dir() {
             // Only on Unix does a rename replace an empty folder.
             fs::remove_dir(&self.target)?;
         }
-        fs::rename(&self.temporary, &self.target)?;
+        fs::rename(&self.temporary, &self.target).map_err(|error| match is_free(&self.target) {
+            Ok(false) => io::Error::new(
+                ErrorKind::AlreadyExists,
+                "something was created there meanwhile: name a new folder, or remove it",
+            ),
+            _ => error,
+        })?;
         self.unlock();
-        sync_folder(&self.parent)
+        sync_parent(&self.parent).map_err(|error| {
+            let text = format!(
+                "the new folder is complete and in place, but the folder around it could not be flushed to disk ({error}): after \
+                 a power failure it may be gone; check it then"
+            );
+            io::Error::new(error.kind(), text)
+        })
     }
 
     fn unlock(&mut self) {
@@ -184,6 +203,10 @@ fn remove_stale(parent: &Path) {
             lock_name.push(LOCK);
         }
         let lock = parent.join(lock_name);
+        // Opening a pipe would wait for a writer.
+        if fs::symlink_metadata(&lock).is_ok_and(|metadata| !metadata.is_file()) {
+            continue;
+        }
         let file = match File::open(&lock) {
             Ok(file) => Some(file),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -248,6 +271,36 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_flush_of_the_folder_around_it_says_that_the_folder_is_in_place() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = AtomicFolder::create(&place.path().join("out")).unwrap();
+        let failing = |_: &Path| Err(io::Error::other("the disk is on fire"));
+        let error = folder.commit_with(failing).unwrap_err().to_string();
+        assert!(error.starts_with("the new folder is complete and in place"), "{error}");
+        assert!(error.contains("the disk is on fire"), "{error}");
+        assert_eq!(names(place.path()), ["out"]);
+    }
+
+    #[test]
+    fn the_longest_name_fits() {
+        let place = tempfile::tempdir().unwrap();
+        for length in [220, 255] {
+            AtomicFolder::create(&place.path().join("n".repeat(length))).unwrap().commit().unwrap();
+        }
+        assert_eq!(names(place.path()).len(), 2);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_with_the_name_of_a_lock_file_is_left_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let pipe = place.path().join(format!("{}x{LOCK}", AtomicFile::PREFIX));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        AtomicFolder::create(&place.path().join("out")).unwrap().commit().unwrap();
+        assert_eq!(names(place.path()).len(), 2);
+    }
+
+    #[test]
     fn what_exists_is_never_replaced() {
         let place = tempfile::tempdir().unwrap();
         let (full, empty, file) =
@@ -264,7 +317,9 @@ mod tests {
         let late = AtomicFolder::create(&place.path().join("late")).unwrap();
         fs::create_dir(place.path().join("late")).unwrap();
         fs::write(place.path().join("late/x"), "theirs").unwrap();
-        assert!(late.commit().is_err());
+        let error = late.commit().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        assert!(error.to_string().starts_with("something was created there meanwhile"), "{error}");
         let error = AtomicFolder::create(&place.path().join("no/where")).unwrap_err().to_string();
         assert_eq!(error, "the folder around it does not exist: create that one first");
         let error = AtomicFolder::create(&file.join("below")).unwrap_err().to_string();

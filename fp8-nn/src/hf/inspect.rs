@@ -3,8 +3,8 @@
 use super::config::WeightScales;
 use super::folder::{Folder, is_float, is_fp8};
 use super::jobs::{self, Monitor};
-use super::values::{read_rows, widen};
-use super::weights::Weights;
+use super::values::widen;
+use super::weights::{WeightInfo, Weights};
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::collections::BTreeSet;
@@ -62,7 +62,7 @@ pub struct TensorInspection {
     pub sqnr: Option<f64>,
 }
 
-/// Sums over some rows.
+/// Sums over some elements.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     elements: u64,
@@ -90,7 +90,8 @@ impl Sums {
     }
 }
 
-/// Measures every tensor of `folder`, against those of `original` if there is one.
+/// Measures every tensor of `folder`, against those of `original` if there is one, with as many threads as the current pool of rayon
+/// has.
 ///
 /// ```
 /// use fp8_nn::hf::{self, Folder, Inspection, Monitor, QuantizeOptions, TensorInspection};
@@ -150,12 +151,50 @@ pub fn inspect_weights(weights: &Weights, monitor: &Monitor) -> Result<Inspectio
     measure(weights, None, None, monitor)
 }
 
-/// Some rows of a tensor.
+/// Some elements of a tensor.
 struct Job<'a> {
     tensor: usize,
     name: &'a str,
-    rows: Range<usize>,
+    elements: Range<usize>,
+    /// The columns of a tensor whose values depend on scales, and which is therefore read by rows.
+    cols: Option<usize>,
     bytes: u64,
+}
+
+/// The files with a tensor, and the folder that dequantizes it, if there is one.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    weights: &'a Weights,
+    folder: Option<&'a Folder>,
+}
+
+impl Place<'_> {
+    fn is_quantized(&self, name: &str) -> bool {
+        self.folder.is_some_and(|folder| folder.quantized.contains_key(name))
+    }
+
+    fn codes(&self, job: &Job<'_>, dtype: Dtype) -> Result<Vec<u8>> {
+        let size = dtype.bitsize() / 8;
+        let mut bytes = vec![0; job.elements.len() * size];
+        self.weights.read(job.name, (job.elements.start * size) as u64, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn values(&self, job: &Job<'_>) -> Result<Vec<f32>> {
+        if let (Some(folder), Some(cols)) = (self.folder.filter(|_| self.is_quantized(job.name)), job.cols) {
+            return folder.rows(job.name, job.elements.start / cols..job.elements.end / cols);
+        }
+        let dtype = info_of(self.weights, job.name)?.dtype;
+        let bytes = self.codes(job, dtype)?;
+        let mut values = vec![0.0; job.elements.len()];
+        widen(&bytes, dtype, &mut values);
+        Ok(values)
+    }
+}
+
+fn info_of<'a>(weights: &'a Weights, name: &str) -> Result<&'a WeightInfo> {
+    let missing = || Error::Checkpoint { path: name.into(), problem: "there is no such tensor".into() };
+    weights.info(name).ok_or_else(missing)
 }
 
 fn measure(
@@ -175,11 +214,16 @@ fn measure(
     for (tensor, name) in names.iter().copied().enumerate() {
         let Some(info) = weights.info(name).filter(|info| is_float(info.dtype)) else { continue };
         let [height, cols] = info.matrix();
-        let step = (CHUNK / cols.max(1)).max(1);
-        let row = (cols * info.dtype.bitsize() / 8) as u64;
-        jobs.extend((0..height).step_by(step).map(|first| {
-            let rows = first..(first + step).min(height);
-            Job { tensor, name, bytes: row * rows.len() as u64, rows }
+        let total = height.saturating_mul(cols);
+        let by_row = Place { weights, folder }.is_quantized(name)
+            || original.is_some_and(|original| original.quantized.contains_key(name));
+        let cols = by_row.then_some(cols.max(1));
+        // A row may be longer than what is read at a time, if only whole rows have values.
+        let step = cols.map_or(CHUNK, |cols| (CHUNK / cols).max(1) * cols);
+        let size = (info.dtype.bitsize() / 8) as u64;
+        jobs.extend((0..total).step_by(step).map(|first| {
+            let elements = first..first.saturating_add(step).min(total);
+            Job { tensor, name, bytes: size * elements.len() as u64, elements, cols }
         }));
     }
     monitor.start(jobs.iter().map(|job| job.bytes).sum());
@@ -187,7 +231,7 @@ fn measure(
     let numbered: Vec<(usize, &Job<'_>)> = jobs.iter().enumerate().collect();
     jobs::run(
         &numbered,
-        jobs::threads(None),
+        jobs::threads(Some(rayon::current_num_threads())),
         monitor,
         || (),
         |_, (), (index, job)| {
@@ -197,7 +241,7 @@ fn measure(
             Ok(())
         },
     )?;
-    // Added in the order of the rows, so that the result does not depend on the threads.
+    // Added in the order of the elements, so that the result does not depend on the threads.
     let mut totals = vec![Sums::default(); names.len()];
     for (job, part) in jobs.iter().zip(parts.into_inner().unwrap_or_else(PoisonError::into_inner)) {
         totals[job.tensor].add(&part.unwrap_or_default());
@@ -231,8 +275,7 @@ fn tensor(
     name: &str,
     sums: &Sums,
 ) -> Result<TensorInspection> {
-    let missing = || Error::Checkpoint { path: name.into(), problem: "there is no such tensor".into() };
-    let info = weights.info(name).ok_or_else(missing)?;
+    let info = info_of(weights, name)?;
     let quantized = folder.and_then(|folder| Some((folder, folder.quantized.get(name)?)));
     let mut range = None;
     let mut input_scale = None;
@@ -270,23 +313,12 @@ fn sums(
     original: Option<&Folder>,
     job: &Job<'_>,
 ) -> Result<Sums> {
-    let missing = || Error::Checkpoint { path: job.name.into(), problem: "there is no such tensor".into() };
-    let info = weights.info(job.name).ok_or_else(missing)?;
-    let values = match folder {
-        Some(folder) => folder.rows(job.name, job.rows.clone())?,
-        None => {
-            let bytes = read_rows(weights, job.name, info, &job.rows)?;
-            let mut values = vec![0.0; bytes.len() * 8 / info.dtype.bitsize()];
-            widen(&bytes, info.dtype, &mut values);
-            values
-        }
-    };
-    let codes = match info.dtype {
-        dtype if is_fp8(dtype) => read_rows(weights, job.name, info, &job.rows)?,
-        _ => Vec::new(),
-    };
+    let info = info_of(weights, job.name)?;
+    let place = Place { weights, folder };
+    let values = place.values(job)?;
+    let codes = if is_fp8(info.dtype) { place.codes(job, info.dtype)? } else { Vec::new() };
     let before = match original.filter(|original| original.weights.info(job.name).is_some()) {
-        Some(original) => original.rows(job.name, job.rows.clone())?,
+        Some(original) => Place { weights: &original.weights, folder: Some(original) }.values(job)?,
         None => Vec::new(),
     };
     let largest = if info.dtype == Dtype::F8_E5M2 { 0x7B } else { 0x7E };

@@ -7,12 +7,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 const FILE: &str = "tokenizer.json";
+/// The bytes of text for each wanted token that [`Tokenizer::encode_start`] tries first, and how many more.
+const BYTES_PER_TOKEN: usize = 8;
+const MORE_BYTES: usize = 4096;
+/// Longer texts are tokenized in pieces of about this many bytes, as it takes about 200 bytes of memory for each.
+const PIECE: usize = 1 << 20;
+/// The bytes on both sides of a cut whose tokens must be the same with and without it.
+const CONTEXT: usize = 4096;
+/// The cuts that are tried before a piece becomes larger.
+const CUTS: usize = 16;
 /// Larger files are refused.
 const MAX_BYTES: u64 = 256 << 20;
 
 /// The tokenizer of a model: a `tokenizer.json`, read by Hugging Face's tokenizers. Needs the feature `tokenizer`.
 ///
-/// Texts are encoded whole: as in transformers, truncation and padding that the file asks for are not applied.
+/// Texts are encoded whole, long ones in pieces that are cut where that changes no token: as in transformers, truncation and padding that the file asks for are not applied.
 ///
 /// ```
 /// use fp8_nn::hf::Tokenizer;
@@ -65,6 +74,42 @@ impl Tokenizer {
     /// # Errors
     /// A token outside the vocabulary of the model: the tokenizer belongs to another one.
     pub fn encode(&self, text: &str, has_special: bool) -> Result<Vec<i32>> {
+        // The tokens that are added depend on the whole.
+        if has_special {
+            return self.encode_at_once(text, true);
+        }
+        let (mut tokens, mut rest, mut size) = (Vec::new(), text, PIECE);
+        while rest.len() > 2 * size {
+            match self.cut(rest, size)? {
+                Some(at) => {
+                    tokens.extend(self.encode_at_once(&rest[..at], false)?);
+                    (rest, size) = (&rest[at..], PIECE);
+                }
+                None => size *= 2,
+            }
+        }
+        tokens.extend(self.encode_at_once(rest, false)?);
+        Ok(tokens)
+    }
+
+    /// Returns a place behind `size` bytes where a cut changes no token of the text around it.
+    fn cut(&self, text: &str, size: usize) -> Result<Option<usize>> {
+        let is_space = |at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_whitespace);
+        let places = (size..2 * size).filter(|&at| is_space(at) && !is_space(at - 1));
+        for at in places.take(CUTS) {
+            let begin = (at.saturating_sub(CONTEXT)..at).find(|&begin| text.is_char_boundary(begin));
+            let end = (at + CONTEXT..text.len()).find(|&end| text.is_char_boundary(end));
+            let (begin, end) = (begin.unwrap_or(at), end.unwrap_or(text.len()));
+            let mut parts = self.encode_at_once(&text[begin..at], false)?;
+            parts.extend(self.encode_at_once(&text[at..end], false)?);
+            if parts == self.encode_at_once(&text[begin..end], false)? {
+                return Ok(Some(at));
+            }
+        }
+        Ok(None)
+    }
+
+    fn encode_at_once(&self, text: &str, has_special: bool) -> Result<Vec<i32>> {
         let encoding =
             caught(|| self.tokenizer.encode_fast(text, has_special)).map_err(|error| self.problem(error))?;
         let fits = |&id: &u32| match i32::try_from(id) {
@@ -75,6 +120,42 @@ impl Tokenizer {
             ))),
         };
         encoding.get_ids().iter().map(fits).collect()
+    }
+
+    /// Returns the first `count` tokens of a text, or all if it has fewer, without those that the tokenizer adds. Tokenizes no more of
+    /// a long text than it needs: a beginning of it and one that is twice as long, until both give the same tokens.
+    ///
+    /// ```
+    /// # use fp8_nn::hf::Tokenizer;
+    /// # let place = std::env::temp_dir().join(format!("fp8-tokenizer-start-{}", std::process::id()));
+    /// # std::fs::create_dir(&place)?;
+    /// # let words = r#"{"model": {"type": "WordLevel", "vocab": {"the": 0, "sea": 1, "?": 2}, "unk_token": "?"},
+    /// #     "pre_tokenizer": {"type": "Whitespace"}}"#;
+    /// # std::fs::write(place.join("tokenizer.json"), words)?;
+    /// let tokenizer = Tokenizer::open(&place, 3)?;
+    /// let book = "the sea ".repeat(100_000);
+    /// assert_eq!(tokenizer.encode_start(&book, 5)?, [0, 1, 0, 1, 0]);
+    /// # std::fs::remove_dir_all(place)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_start(&self, text: &str, count: usize) -> Result<Vec<i32>> {
+        let mut bytes = count.saturating_mul(BYTES_PER_TOKEN).saturating_add(MORE_BYTES);
+        let mut before: Option<Vec<i32>> = None;
+        loop {
+            let end = (bytes..text.len()).find(|&end| text.is_char_boundary(end)).unwrap_or(text.len());
+            let start = &text[..end];
+            let mut tokens = self.encode(start, false)?;
+            let is_enough = tokens.len() >= count;
+            tokens.truncate(count);
+            if start.len() == text.len() || (is_enough && before.as_ref() == Some(&tokens)) {
+                return Ok(tokens);
+            }
+            before = is_enough.then_some(tokens);
+            bytes = bytes.saturating_mul(2);
+        }
     }
 
     /// Returns the text of tokens, without special ones such as that which ends a text. Bytes that are no whole character, as

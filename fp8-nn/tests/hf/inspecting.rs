@@ -73,6 +73,24 @@ fn nothing_that_differs_is_called_exact() {
     assert!(found.tensors[2..].iter().all(|tensor| tensor.sqnr == Some(f64::INFINITY)));
 }
 
+/// A row is longer than what is read at a time.
+#[test]
+fn a_long_row_is_measured_in_parts() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("row.safetensors");
+    let mut codes = vec![0x38_u8; 3_000_001]; // 1.0
+    codes[0] = 0;
+    codes[2_500_000] = 0x7E; // 448, the largest
+    codes[3_000_000] = 0x7F; // NaN
+    let header = r#"{"row": {"dtype": "F8_E4M3", "shape": [1, 3000001], "data_offsets": [0, 3000001]}}"#;
+    crate::folders::write_raw(&path, header, &codes);
+    let found = inspect_weights(&Weights::open(&path).unwrap(), &Monitor::default()).unwrap();
+    let row = &found.tensors[0];
+    let share = Some(1.0 / 3_000_001.0);
+    assert_eq!((row.amax, row.not_finite), (Some(448.0), 1));
+    assert_eq!((row.saturated, row.underflowed), (share, share));
+}
+
 #[test]
 fn another_model_is_not_the_original() {
     let place = tempfile::tempdir().unwrap();

@@ -1,6 +1,8 @@
 //! The program `fp8`: what it prints, the mistakes of people, kills and full disks.
 
+mod destinations;
 mod endings;
+mod hostile;
 mod mistakes;
 mod output;
 mod running;

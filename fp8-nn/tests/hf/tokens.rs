@@ -17,6 +17,46 @@ fn texts_have_the_tokens_of_the_python_library() {
     }
 }
 
+/// A tokenizer that begins each text with a space has no place for a cut; one that merges over spaces has few.
+#[test]
+fn a_long_text_has_the_tokens_that_the_crate_gives_for_the_whole() {
+    let texts: Vec<String> = cases().into_iter().map(|(text, ..)| text).collect();
+    let book = texts.join(" ");
+    let book = book.repeat((3 << 20) / book.len());
+    let merges = r#"{"model": {"type": "BPE", "vocab": {"t": 0, " ": 1, "h": 2, "e": 3, "t ": 4, "he": 5, "?": 6, " h": 7},
+        "merges": [["t", " "], ["h", "e"], [" ", "h"]], "unk_token": "?"}}"#;
+    let prepend = r#"{"model": {"type": "WordLevel", "vocab": {"_": 0, "the": 1, "?": 2}, "unk_token": "?"},
+        "normalizer": {"type": "Prepend", "prepend": "_ "}, "pre_tokenizer": {"type": "Whitespace"}}"#;
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("tokenizer.json");
+    let golden = fs::read_to_string(golden().join("llama_bf16/tokenizer.json")).unwrap();
+    for (text, json) in [
+        (&book, golden.as_str()),
+        (&"the het  th ".repeat(300_000), merges),
+        (&"the sea ".repeat(400_000), prepend),
+    ] {
+        fs::write(&file, json).unwrap();
+        let whole =
+            tokenizers::Tokenizer::from_file(&file).unwrap().encode_fast(text.as_str(), false).unwrap();
+        let found = Tokenizer::open(place.path(), 264).unwrap().encode(text, false).unwrap();
+        assert!(found.iter().map(|&id| id as u32).eq(whole.get_ids().iter().copied()));
+    }
+}
+
+#[test]
+fn the_start_of_a_text_has_the_first_tokens_of_the_whole() {
+    let tokenizer = Tokenizer::open(&golden().join("llama_bf16"), 264).unwrap();
+    let texts: Vec<String> = cases().into_iter().map(|(text, ..)| text).collect();
+    let book = texts.join(" ").repeat(60);
+    let whole = tokenizer.encode(&book, false).unwrap();
+    assert!(whole.len() > 20_000);
+    for count in [0, 1, 2, 100, 511, 512, 5000, whole.len() - 1, whole.len(), whole.len() + 1] {
+        let start = tokenizer.encode_start(&book, count).unwrap();
+        assert!(start == whole[..count.min(whole.len())], "{count}");
+    }
+    assert!(tokenizer.encode_start("", 5).unwrap().is_empty());
+}
+
 #[test]
 fn a_stream_returns_the_whole_text_and_no_half_characters() {
     let tokenizer = Tokenizer::open(&golden().join("llama_bf16"), 264).unwrap();

@@ -1,17 +1,18 @@
 //! `fp8 eval`: how well a model predicts a text.
 
+use crate::destination::Destination;
 use crate::failure::Failure;
+use crate::ids::read_ids;
 use crate::model::{Loaded, ModelOptions, peak_memory, with_threads};
 use crate::options::count;
-use crate::progress::{Unit, watch};
-use crate::table::{bytes, count as counted};
+use crate::progress::{Unit, spin, watch};
+use crate::table::{bytes, count as counted, quoted};
+use crate::text_input::read_text;
 use clap::Args;
-use fp8_nn::fp8_kernels::AtomicFile;
-use fp8_nn::hf::{Dtype, Folder, Tokenizer, Weights};
+use fp8_nn::hf::{Folder, Tokenizer};
 use fp8_nn::{TokenLosses, token_losses};
 use serde_json::json;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -20,16 +21,18 @@ Example:
   fp8 eval SmolLM2-135M --text book.txt
   fp8 eval SmolLM2-135M-FP8 --text book.txt
 
-The text is cut into windows of --seq-length tokens. The model reads each from its start and predicts every token but the first.
-The loss is the mean of their losses in nats, the perplexity exp(loss). No special tokens are added. Compare models with the same
-text, tokenizer and --seq-length only.";
+The text is cut into windows of --seq-length tokens. The model reads each from its start and predicts every token but the \
+first. The loss is the mean of their losses in nats, the perplexity exp(loss). No special tokens are added. Compare models with \
+the same text, tokenizer and --seq-length only. An evaluation has no history of amaxes: the recipes delayed and te-v0 compute as \
+current scaling does.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Eval {
     #[command(flatten)]
     model: ModelOptions,
-    /// A text file (UTF-8), or a folder whose files are joined in the order of their paths
-    #[arg(long, value_name = "FILE|DIR", required_unless_present = "ids")]
+    /// A text file (UTF-8), a folder whose files are joined in the order of their paths (hidden ones are
+    /// skipped), or - for standard input
+    #[arg(long, value_name = "FILE|DIR")]
     text: Option<PathBuf>,
     /// Tokens in place of a text: a safetensors file with `input_ids`, integers [windows, tokens]
     #[arg(long, value_name = "FILE.safetensors", conflicts_with_all = ["text", "seq_length"])]
@@ -53,14 +56,28 @@ pub(crate) const SEQ_LENGTH: usize = 512;
 
 /// Evaluates, and returns what is printed.
 pub(crate) fn run(options: &Eval) -> Result<String, Failure> {
-    if let Some(path) = &options.losses {
-        crate::inspect::expect_writable("--losses", path)?;
+    if options.text.is_none() && options.ids.is_none() {
+        let text = "there is nothing to predict: give a text with --text, or tokens with --ids; --help has an example";
+        return Err(Failure::input(text));
     }
+    let inputs: Vec<&Path> = [
+        Some(&options.model.model),
+        options.text.as_ref(),
+        options.ids.as_ref(),
+        options.model.recipe_file(),
+    ]
+    .into_iter()
+    .flatten()
+    .map(PathBuf::as_path)
+    .collect();
+    let open = |path: &PathBuf| Destination::open("--losses", path, "csv", &inputs);
+    let file = options.losses.as_ref().map(open).transpose()?;
     with_threads(options.model.threads, || {
         let text = options.text.as_deref().map(|path| read_text("--text", path)).transpose()?;
-        let opened = options.model.open()?;
-        let windows = options.read_windows(text.as_deref(), &opened.folder)?;
-        let mut loaded = options.model.load(opened)?;
+        let opened = spin("opening", || options.model.open())?;
+        let windows = spin("reading the text", || options.read_windows(text.as_deref(), &opened.folder))?;
+        let longest = windows.iter().map(Vec::len).max().unwrap_or_default();
+        let mut loaded = spin("loading the model", || options.model.load(opened, longest))?;
         let start = Instant::now();
         let losses = {
             let mut cx = loaded.scaling.eval(&loaded.recipe).map_err(fp8_nn::Error::from)?;
@@ -70,36 +87,14 @@ pub(crate) fn run(options: &Eval) -> Result<String, Failure> {
         if losses.windows.len() < windows.len() {
             return Err(Failure::Interrupted);
         }
-        if let Some(path) = &options.losses {
-            write_losses(path, &windows, &losses)?;
-        }
+        expect_finite(&options.model.model, &losses)?;
         let done = Done { options, loaded: &loaded, windows: &windows, losses: &losses, time };
-        Ok(if options.json { done.json() } else { done.sentences() })
+        let result = if options.json { done.json() } else { done.sentences() };
+        if let Some(file) = file {
+            file.finish(&csv(&windows, &losses), &result)?;
+        }
+        Ok(result)
     })
-}
-
-/// Reads the text that an option names, as UTF-8.
-pub(crate) fn read_text(option: &str, path: &Path) -> Result<String, Failure> {
-    let refused = |problem: String| Failure::input(format!("{option} {problem}"));
-    let unreadable = |error| refused(format!("{error}: expected a text file, or a folder of text files"));
-    let (mut bytes, mut ends) = (Vec::new(), Vec::new());
-    for file in fp8_nn::text::files(path).map_err(unreadable)? {
-        bytes.extend(fp8_nn::text::read(&file).map_err(unreadable)?);
-        ends.push((bytes.len(), file));
-    }
-    // Joined first: a text that was split may be cut within a character.
-    let text = String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        let file = ends.partition_point(|&(end, _)| end <= at);
-        let start = file.checked_sub(1).map_or(0, |before| ends[before].0);
-        let file = ends.get(file).map_or(path, |(_, file)| file);
-        let expected = "expected text, or a folder of text files";
-        refused(format!("{}: no UTF-8 text at byte {}: {expected}", file.display(), at - start))
-    })?;
-    match text.is_empty() {
-        true => Err(refused(format!("{}: it is empty: expected a text", path.display()))),
-        false => Ok(text),
-    }
 }
 
 impl Eval {
@@ -115,59 +110,50 @@ impl Eval {
                     )));
                 }
                 let tokenizer = Tokenizer::open(folder.path(), config.vocab_size)?;
-                let tokens = tokenizer.encode(text, false)?;
+                let tokens = match self.windows {
+                    Some(windows) => tokenizer.encode_start(text, windows.saturating_mul(seq))?,
+                    None => tokenizer.encode(text, false)?,
+                };
                 tokens.chunks(seq).filter(|window| window.len() > 1).map(<[i32]>::to_vec).collect()
             }
-            (None, Some(path)) => read_ids(path, longest)?,
+            (None, Some(path)) => read_ids(path, config, self.windows.unwrap_or(usize::MAX))?,
             (None, None) => Vec::new(),
         };
         if windows.is_empty() {
-            return Err(Failure::input("the text has fewer than 2 tokens: there is nothing to predict"));
+            let text = "--text: it has fewer than 2 tokens: there is nothing to predict; give a longer text";
+            return Err(Failure::input(text));
         }
         windows.truncate(self.windows.unwrap_or(usize::MAX));
         Ok(windows)
     }
 }
 
-/// Reads windows of tokens.
-fn read_ids(path: &Path, longest: usize) -> Result<Vec<Vec<i32>>, Failure> {
-    const NAME: &str = "input_ids";
-    let refused = |problem: String| Failure::input(format!("--ids {}: {problem}", path.display()));
-    let weights = Weights::open(path)?;
-    let info = weights.info(NAME).ok_or_else(|| refused(format!("there is no `{NAME}`")))?;
-    let (&[_, seq], Dtype::I32 | Dtype::I64) = (&info.shape[..], info.dtype) else {
-        return Err(refused(format!(
-            "`{NAME}` is {:?} {:?}: expected [windows, tokens] in I32 or I64",
-            info.dtype, info.shape
-        )));
-    };
-    if seq < 2 || seq > longest {
-        return Err(refused(format!(
-            "windows of {seq} tokens: expected 2 to {longest}, the longest of the model"
-        )));
+/// Refuses losses that are no numbers: a mean over them would say nothing.
+fn expect_finite(model: &Path, losses: &TokenLosses) -> Result<(), Failure> {
+    for (window, losses) in losses.windows.iter().enumerate() {
+        if let Some(position) = losses.iter().position(|loss| !loss.is_finite()) {
+            return Err(Failure::input(format!(
+                "{}: the loss of window {window} at position {} is {}: the model computes infinities or NaN; look for such \
+                 weights with fp8 inspect {}, or try --dtype f32",
+                model.display(),
+                position + 1,
+                losses[position],
+                quoted(model),
+            )));
+        }
     }
-    let mut bytes = vec![0; usize::try_from(info.bytes).map_err(|error| refused(error.to_string()))?];
-    weights.read(NAME, 0, &mut bytes)?;
-    let ids: Option<Vec<i32>> = match info.dtype {
-        Dtype::I32 => Some(bytes.as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes)).collect()),
-        _ => bytes.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes).try_into().ok()).collect(),
-    };
-    let ids = ids.ok_or_else(|| refused(format!("`{NAME}` has numbers that are no tokens")))?;
-    Ok(ids.chunks(seq).map(<[i32]>::to_vec).collect())
+    Ok(())
 }
 
-fn write_losses(path: &Path, windows: &[Vec<i32>], losses: &TokenLosses) -> Result<(), Failure> {
+/// Returns the losses as CSV.
+fn csv(windows: &[Vec<i32>], losses: &TokenLosses) -> String {
     let mut text = String::from("window,position,token,loss\n");
     for (index, (window, losses)) in windows.iter().zip(&losses.windows).enumerate() {
         for (position, (token, loss)) in window.iter().skip(1).zip(losses).enumerate() {
             let _ = writeln!(text, "{index},{},{token},{loss}", position + 1);
         }
     }
-    let written = AtomicFile::create(path).and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.commit()
-    });
-    written.map_err(|error| Failure::Work(format!("{}: {error}", path.display())))
+    text
 }
 
 /// What is reported.
@@ -184,8 +170,9 @@ impl Done<'_> {
         self.windows.iter().map(Vec::len).sum()
     }
 
+    /// Tokens that the model reads in a second. It does not read the last one of a window, from which nothing is predicted.
     fn speed(&self) -> f64 {
-        self.tokens() as f64 / self.time.as_secs_f64()
+        self.losses.count() as f64 / self.time.as_secs_f64()
     }
 
     fn json(&self) -> String {

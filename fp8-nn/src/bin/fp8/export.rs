@@ -1,21 +1,22 @@
 //! `fp8 export`: a training checkpoint as a Hugging Face folder.
 
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::options::{dtype, scheme};
 use crate::progress::{Unit, watch};
-use crate::table::bytes;
+use crate::table::{bytes, quoted};
 use clap::Args;
 use fp8_nn::hf::{self, Config, ExportOptions, Exported, QuantizeOptions, Scheme};
 use fp8_nn::prelude::DType;
 use serde_json::json;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub(crate) const EXAMPLE: &str = "\
 Example:
   fp8 export run/fp8 model --scheme tensor --static-inputs
 
-The checkpoint is a folder of fp8_nn's checkpoint::save, or a file of save_parameters. It says which model it is if its metadata
+The checkpoint is a folder of fp8_nn's checkpoint::save, or a file of save_parameters. It says which model it is if its metadata \
 has the key hf.config; if not, --config does.";
 
 #[derive(Debug, Args)]
@@ -58,11 +59,17 @@ pub(crate) fn run(options: &Export) -> Result<String, Failure> {
         return Err(Failure::input(format!("{option} goes with --scheme: add one, such as --scheme tensor")));
     }
     let folder = options.config.as_ref().filter(|path| path.is_dir());
+    let read = |path: &Path| {
+        Config::read(path).map_err(|error| {
+            Failure::of_file("--config", "expected a config.json, or a folder that has it", error)
+        })
+    };
     let config = match (&options.config, folder) {
-        (Some(_), Some(folder)) => Some(Config::read(&folder.join("config.json"))?),
-        (Some(file), None) => Some(Config::read(file)?),
+        (Some(_), Some(folder)) => Some(read(&folder.join("config.json"))?),
+        (Some(file), None) => Some(read(file)?),
         (None, _) => None,
     };
+    interrupt::note_output(&options.output);
     let settings = ExportOptions {
         config,
         files_of: folder.cloned(),
@@ -114,6 +121,6 @@ fn sentences(options: &Export, done: &Exported) -> String {
         let _ =
             writeln!(text, "{first} and others have ragged blocks: transformers refuses or misreads them");
     }
-    let _ = writeln!(text, "what it holds: fp8 inspect {out}");
+    let _ = writeln!(text, "what it holds: fp8 inspect {}", quoted(&options.output));
     text
 }

@@ -1,12 +1,14 @@
 //! `fp8 inspect`: what a folder or file holds, and what quantization lost.
 
+use crate::destination::Destination;
 use crate::failure::Failure;
+use crate::model::{inputs, with_threads};
+use crate::options::threads;
 use crate::progress::{Unit, watch};
 use crate::report;
-use crate::table::{bytes, count, decibels, printable, scales, shape, short, table};
+use crate::table::{bytes, count, decibels, granularity, printable, scales, shape, short, shortened, table};
 use clap::Args;
-use fp8_nn::fp8_kernels::AtomicFile;
-use fp8_nn::hf::{self, Folder, InputScales, Inspection, TensorInspection, Weights};
+use fp8_nn::hf::{self, Folder, Inspection, TensorInspection, Weights};
 use fp8_nn::page::percent;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -17,7 +19,7 @@ Example:
   fp8 inspect SmolLM2-135M-FP8 --against SmolLM2-135M --report report.html
 
 Columns:
-  scales       what shares a scale, and how many there are
+  scales       what shares a scale, how many there are, and their values; for static inputs, the scale of the input
   amax         the largest magnitude
   saturated %  values that were clamped; without --against, those with the largest code
   underflow %  values that became zero; without --against, those that are zero
@@ -33,6 +35,9 @@ pub(crate) struct Inspect {
     /// Also writes a page of HTML
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
+    /// The number of threads (default: one for each core)
+    #[arg(long, value_parser = threads, allow_negative_numbers = true)]
+    threads: Option<usize>,
     /// Prints JSON instead of a table
     #[arg(long)]
     json: bool,
@@ -42,22 +47,36 @@ pub(crate) struct Inspect {
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) path: String,
-    /// The family, or why the configuration is not understood.
+    /// The family of models.
     pub(crate) family: Option<String>,
     pub(crate) scheme: Option<String>,
+    /// Why the model is not understood.
+    pub(crate) note: Option<String>,
     pub(crate) against: Option<String>,
 }
 
 /// Inspects, and returns what is printed.
 pub(crate) fn run(options: &Inspect) -> Result<String, Failure> {
-    if let Some(report) = &options.report {
-        expect_writable("--report", report)?;
-    }
+    let inputs: Vec<&Path> =
+        [Some(&options.path), options.against.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
+    let open = |path: &PathBuf| Destination::open("--report", path, "html", &inputs);
+    let file = options.report.as_ref().map(open).transpose()?;
     let original = options.against.as_deref().map(Folder::open).transpose()?;
+    let (subject, found) = with_threads(options.threads, || measure(options, original.as_ref()))?;
+    let result = if options.json { json_text(&subject, &found) } else { text(&subject, &found) };
+    if let Some(file) = file {
+        file.finish(&report::html(&subject, &found), &result)?;
+    }
+    Ok(result)
+}
+
+/// Measures the tensors of the file or folder.
+fn measure(options: &Inspect, original: Option<&Folder>) -> Result<(Subject, Inspection), Failure> {
     let mut subject = Subject {
         path: options.path.display().to_string(),
         family: None,
         scheme: None,
+        note: None,
         against: options.against.as_ref().map(|path| path.display().to_string()),
     };
     let found = if options.path.is_file() {
@@ -67,51 +86,62 @@ pub(crate) fn run(options: &Inspect) -> Result<String, Failure> {
         let weights = Weights::open(&options.path)?;
         watch(Unit::Bytes, |monitor| hf::inspect_weights(&weights, monitor))?
     } else {
-        let folder = Folder::open(&options.path)?;
-        subject.family = Some(folder.config.family.model_type.to_owned());
-        subject.scheme = scheme(&folder);
-        watch(Unit::Bytes, |monitor| hf::inspect(&folder, original.as_ref(), monitor))?
+        match open_any(&options.path, original.is_some())? {
+            Opened::Model(folder) => {
+                subject.family = Some(folder.config.family.model_type.to_owned());
+                subject.scheme = scheme(&folder);
+                watch(Unit::Bytes, |monitor| hf::inspect(&folder, original, monitor))?
+            }
+            Opened::Tensors(weights, note) => {
+                subject.note = Some(note);
+                watch(Unit::Bytes, |monitor| hf::inspect_weights(&weights, monitor))?
+            }
+        }
     };
-    if let Some(path) = &options.report {
-        let written = AtomicFile::create(path).and_then(|mut file| {
-            std::io::Write::write_all(&mut file, report::html(&subject, &found).as_bytes())?;
-            file.commit()
-        });
-        written.map_err(|error| Failure::Work(format!("{}: {error}", path.display())))?;
-    }
-    Ok(if options.json { json_text(&subject, &found) } else { text(&subject, &found) })
+    Ok((subject, found))
 }
 
-/// Checks that a file can be created where an option says.
-pub(crate) fn expect_writable(option: &str, file: &Path) -> Result<(), Failure> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let refused = |problem: &str| Err(Failure::input(format!("{option} {}: {problem}", file.display())));
-    if file.is_dir() || file.file_name().is_none() {
-        return refused("expected the name of a file");
+/// What a folder turned out to be.
+enum Opened {
+    /// A model that this library knows.
+    Model(Box<Folder>),
+    /// Tensors, and why their model is not understood.
+    Tensors(Weights, String),
+}
+
+/// Opens a folder as a model, or else as the tensors that it holds.
+fn open_any(path: &Path, is_compared: bool) -> Result<Opened, Failure> {
+    let failure = match Folder::open(path) {
+        Ok(folder) => return Ok(Opened::Model(Box::new(folder))),
+        Err(error) => Failure::from(error),
+    };
+    match (is_compared, &failure, Weights::open(path)) {
+        (false, Failure::Input(why), Ok(weights)) => {
+            let note =
+                format!("the model is not understood, so that this lists its tensors as they are: {why}");
+            Ok(Opened::Tensors(weights, note))
+        }
+        _ => Err(failure),
     }
-    if let Err(error) = AtomicFile::check(file) {
-        return refused(&error.to_string());
-    }
-    if folder.is_none_or(Path::is_dir) { Ok(()) } else { refused("its folder does not exist") }
 }
 
 fn scheme(folder: &Folder) -> Option<String> {
     let quantization = folder.config.quantization.as_ref()?;
-    let inputs = match quantization.inputs {
-        InputScales::None => "in high precision".to_owned(),
-        InputScales::Static => "static".to_owned(),
-        InputScales::Tensor => "dynamic, one scale".to_owned(),
-        InputScales::Token => "dynamic, by token".to_owned(),
-        InputScales::Group(columns) => format!("dynamic, by {columns} columns"),
-        _ => "of another kind".to_owned(),
-    };
-    Some(format!("{}, inputs {inputs}", quantization.method.name()))
+    Some(format!("{}, inputs {}", quantization.method.name(), inputs(quantization.inputs)))
 }
 
 impl Subject {
     /// One line about the whole.
     pub(crate) fn summary(&self, found: &Inspection) -> String {
-        let (tensors, files) = (count(found.tensors.len(), "tensor"), count(found.files, "file"));
+        // Each weight of FP8 has a tensor of scales beside it, and perhaps one more for its input.
+        let scales = |tensor: &TensorInspection| {
+            usize::from(tensor.scales.is_some()) + usize::from(tensor.input_scale.is_some())
+        };
+        let scales: usize = found.tensors.iter().map(scales).sum();
+        let (mut tensors, files) = (count(found.tensors.len(), "tensor"), count(found.files, "file"));
+        if scales > 0 {
+            let _ = write!(tensors, " and {scales} with their scales");
+        }
         let mut line = format!("{tensors}, {} in {files}", bytes(found.bytes));
         for part in [&self.family, &self.scheme].into_iter().flatten() {
             let _ = write!(line, "; {part}");
@@ -122,8 +152,17 @@ impl Subject {
 
 fn text(subject: &Subject, found: &Inspection) -> String {
     let mut text = format!("{}: {}\n", subject.path, subject.summary(found));
-    if let (Some(sqnr), Some(against)) = (found.sqnr, &subject.against) {
-        let _ = writeln!(text, "SQNR of the FP8 weights against {against}: {} dB", decibels(Some(sqnr)));
+    match (found.sqnr, &subject.against) {
+        (Some(sqnr), Some(against)) => {
+            let _ = writeln!(text, "SQNR of the FP8 weights against {against}: {} dB", decibels(Some(sqnr)));
+        }
+        (None, Some(against)) => {
+            let _ = writeln!(text, "{}", without_fp8(against));
+        }
+        _ => {}
+    }
+    if let Some(note) = &subject.note {
+        let _ = writeln!(text, "{}", printable(note));
     }
     let heading =
         ["tensor", "dtype", "shape", "bytes", "scales", "amax", "saturated %", "underflow %", "SQNR dB"];
@@ -132,18 +171,27 @@ fn text(subject: &Subject, found: &Inspection) -> String {
     text.push('\n');
     text += &table(&rows);
     for tensor in found.tensors.iter().filter(|tensor| tensor.not_finite > 0) {
-        let _ =
-            writeln!(text, "{}: {} values are infinite or NaN", printable(&tensor.name), tensor.not_finite);
+        let _ = writeln!(
+            text,
+            "{}: {} values are infinite or NaN",
+            shortened(&printable(&tensor.name)),
+            tensor.not_finite
+        );
     }
     text
+}
+
+/// Says that there is no FP8 weight whose error could be measured.
+pub(crate) fn without_fp8(against: &str) -> String {
+    format!("compared with {against}: there are no FP8 weights, so only the tensors have an SQNR")
 }
 
 /// The cells of a tensor.
 pub(crate) fn row(tensor: &TensorInspection) -> Vec<String> {
     vec![
-        printable(&tensor.name),
+        shortened(&printable(&tensor.name)),
         format!("{:?}", tensor.dtype),
-        shape(&tensor.shape),
+        shortened(&shape(&tensor.shape)),
         bytes(tensor.bytes),
         scales(tensor),
         tensor.amax.map(short).unwrap_or_default(),
@@ -165,7 +213,7 @@ fn json_text(subject: &Subject, found: &Inspection) -> String {
             "dtype": format!("{:?}", tensor.dtype),
             "shape": tensor.shape,
             "bytes": tensor.bytes,
-            "granularity": tensor.granularity.map(|_| scales(tensor).split(',').next().unwrap_or_default().to_owned()),
+            "granularity": tensor.granularity.map(|_| granularity(tensor)),
             "scales": count,
             "scale_min": least,
             "scale_max": most,
@@ -182,6 +230,7 @@ fn json_text(subject: &Subject, found: &Inspection) -> String {
         "path": subject.path,
         "family": subject.family,
         "scheme": subject.scheme,
+        "note": subject.note,
         "against": subject.against,
         "files": found.files,
         "bytes": found.bytes,

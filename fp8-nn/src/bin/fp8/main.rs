@@ -8,15 +8,19 @@
 //! fp8 export run/fp8 model --scheme tensor --static-inputs
 //! ```
 //!
-//! Exit code 0: done. 1: a file could not be read or written on the way. 2: an input is wrong, and nothing was written.
+//! Exit code 0: done. 1: a file could not be read or written on the way. 2: an input is wrong, and nothing was written. 130: Ctrl-C
+//! or another signal ended it.
 
 #![forbid(unsafe_code)]
 
+mod destination;
 mod eval;
 mod export;
 mod failure;
 mod generate;
+mod ids;
 mod inspect;
+mod interrupt;
 mod model;
 mod options;
 mod output;
@@ -24,6 +28,7 @@ mod progress;
 mod quantize;
 mod report;
 mod table;
+mod text_input;
 
 use failure::Failure;
 use options::{Command, Request};
@@ -34,7 +39,10 @@ fn main() -> ExitCode {
     silence_tokenizers();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
+        // The text, and what it took, have been printed.
+        Err(failure @ Failure::Ended) => ExitCode::from(failure.code()),
         Err(failure) => {
+            interrupt::wait_if_leaving();
             // If stderr is closed, the exit code still tells.
             let _ = writeln!(std::io::stderr(), "{failure}");
             ExitCode::from(failure.code())
@@ -53,13 +61,17 @@ fn silence_tokenizers() {
 }
 
 fn run() -> Result<(), Failure> {
-    let text = match options::parse(std::env::args_os())? {
-        Request::Print(text) => text,
-        Request::Run(Command::Inspect(options)) => inspect::run(&options)?,
-        Request::Run(Command::Quantize(options)) => quantize::run(&options)?,
-        Request::Run(Command::Eval(options)) => eval::run(&options)?,
-        Request::Run(Command::Generate(options)) => generate::run(&options)?,
-        Request::Run(Command::Export(options)) => export::run(&options)?,
+    let command = match options::parse(std::env::args_os())? {
+        Request::Print(text) => return output::print(&text).map(drop),
+        Request::Run(command) => command,
+    };
+    interrupt::install();
+    let text = match command {
+        Command::Inspect(options) => inspect::run(&options)?,
+        Command::Quantize(options) => quantize::run(&options)?,
+        Command::Eval(options) => eval::run(&options)?,
+        Command::Generate(options) => generate::run(&options)?,
+        Command::Export(options) => export::run(&options)?,
     };
     output::print(&text)?;
     Ok(())

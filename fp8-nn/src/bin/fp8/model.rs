@@ -1,10 +1,12 @@
 //! The model that a command runs, and how it computes.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, in_words_of_the_program};
 use crate::options::{dtype, threads};
+use crate::table::{count, shortened};
 use clap::Args;
-use fp8_nn::hf::{Folder, Fp8Weights, LoadOptions};
+use fp8_nn::hf::{Folder, Fp8Weights, InputScales, LoadOptions, Quantization, WeightScales};
 use fp8_nn::prelude::*;
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -14,8 +16,9 @@ pub(crate) struct ModelOptions {
     /// A Hugging Face folder with its tokenizer, FP8 or not
     pub(crate) model: PathBuf,
     /// How weights and inputs are quantized: checkpoint (as the folder says: its FP8 weights, and inputs as vLLM quantizes them), off
-    /// (FP8 weights are dequantized, inputs are not quantized), or anew by delayed, current, te-v0, rowwise, rowwise-gw-hp, block,
-    /// deepseek, mxfp8 or a file *.toml
+    /// (FP8 weights are dequantized, inputs are not quantized), or anew, FP8 weights being dequantized first, by current, rowwise,
+    /// rowwise-gw-hp, block, deepseek, mxfp8, delayed or te-v0 (which have no history here and compute as current does), or a file
+    /// *.toml
     #[arg(long, value_name = "NAME|FILE.toml", default_value = "checkpoint", value_parser = RecipeName::parse)]
     recipe: RecipeName,
     /// Type of weights and activations where they are not FP8: f32, bf16 or f16
@@ -82,6 +85,10 @@ impl RecipeName {
             Self::File(path) => {
                 let refused =
                     |problem: String| Failure::input(format!("--recipe {}: {problem}", path.display()));
+                // Opening a pipe would wait for a writer.
+                if path.exists() && !path.is_file() {
+                    return Err(refused("not a file: expected a recipe in TOML".into()));
+                }
                 let text = std::fs::read_to_string(path).map_err(|error| {
                     refused(format!(
                         "{error}: expected a recipe in TOML, or one of the names that --help lists"
@@ -97,29 +104,49 @@ impl ModelOptions {
     /// Opens the folder and the device.
     pub(crate) fn open(&self) -> Result<Opened, Failure> {
         let recipe = self.recipe.recipe()?;
-        let device = Device::from_name(&self.device)
-            .map_err(|error| Failure::input(format!("--device {}: {error}", self.device)))?;
+        let device = Device::from_name(&self.device).map_err(|error| self.device_failure(&error))?;
         let start = Instant::now();
         let folder = Folder::open(&self.model)?;
         let recipe = match recipe {
             Some(recipe) => recipe,
-            None => folder.recipe().map_err(|error| {
-                let text = error.to_string().replace("run the model under Recipe::off()", "use --recipe off");
-                Failure::input(text)
-            })?,
+            None => {
+                folder.recipe().map_err(|error| Failure::input(in_words_of_the_program(error.to_string())))?
+            }
         };
         Ok(Opened { folder, recipe, device, time: start.elapsed() })
     }
 
-    /// Reads the model.
-    pub(crate) fn load(&self, opened: Opened) -> Result<Loaded, Failure> {
+    fn device_failure(&self, error: &fp8_nn::fp8_kernels::Error) -> Failure {
+        let text = match error {
+            fp8_nn::fp8_kernels::Error::Option { remedy, .. } => remedy.clone(),
+            error => in_words_of_the_program(error.to_string()),
+        };
+        Failure::input(format!("--device {}: {text}", self.device))
+    }
+
+    /// Returns the file with the recipe, if `--recipe` names one.
+    pub(crate) fn recipe_file(&self) -> Option<&PathBuf> {
+        match &self.recipe {
+            RecipeName::File(path) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Reads the model, for sequences of at most `longest` tokens.
+    pub(crate) fn load(&self, opened: Opened, longest: usize) -> Result<Loaded, Failure> {
         let Opened { folder, recipe, device, time } = opened;
         let start = Instant::now();
         let fp8 = match self.recipe {
             RecipeName::Checkpoint => Fp8Weights::Keep,
             _ => Fp8Weights::Dequantize,
         };
-        let options = LoadOptions { params_dtype: self.dtype, fp8, ..Default::default() };
+        let longest = longest.min(folder.config.max_position_embeddings);
+        let options = LoadOptions {
+            params_dtype: self.dtype,
+            fp8,
+            max_seq_length: Some(longest),
+            ..Default::default()
+        };
         let model = folder.load(&options, &device)?;
         let mut scaling = Scaling::new(&model, &device).map_err(fp8_nn::Error::from)?;
         if fp8 == Fp8Weights::Keep {
@@ -129,16 +156,56 @@ impl ModelOptions {
         Ok(Loaded { folder, model, scaling, recipe, loading: time + start.elapsed() })
     }
 
-    /// Describes how the model computes: `f32, recipe off, cpu`.
+    /// Describes how the model computes, in a short text: `f32, recipe off, cpu`.
     pub(crate) fn arithmetic(&self, loaded: &Loaded) -> String {
-        let is_fp8 = loaded.folder.config.quantization.is_some();
-        let recipe = match self.recipe {
-            RecipeName::Off if is_fp8 => "off (weights dequantized)".to_owned(),
-            RecipeName::Checkpoint if is_fp8 => format!("of the checkpoint ({})", loaded.recipe),
-            RecipeName::Checkpoint | RecipeName::Off => "off".to_owned(),
-            _ => loaded.recipe.to_string(),
+        let recipe = match (&self.recipe, &loaded.folder.config.quantization) {
+            (RecipeName::Off, Some(_)) => "recipe off, FP8 weights dequantized".to_owned(),
+            (RecipeName::Checkpoint, Some(quantization)) => as_stored(quantization),
+            (RecipeName::Checkpoint | RecipeName::Off, None) => "recipe off".to_owned(),
+            (_, quantization) => {
+                let name = match &self.recipe {
+                    RecipeName::File(path) => path.display().to_string(),
+                    _ => loaded.recipe.to_string(),
+                };
+                let mut text = format!("recipe {}", shortened(&name));
+                let full = loaded.recipe.to_string();
+                if ["delayed", "te-v0"].iter().any(|name| full.starts_with(name)) {
+                    text += " without a history, as current scaling";
+                }
+                if quantization.is_some() {
+                    text += ", FP8 weights dequantized first";
+                }
+                text
+            }
         };
-        format!("{}, recipe {recipe}, {}", self.dtype, self.device)
+        format!("{}, {recipe}, {}", self.dtype, self.device)
+    }
+}
+
+/// Describes what an FP8 checkpoint says of its weights and inputs.
+fn as_stored(quantization: &Quantization) -> String {
+    let weights = match quantization.weights {
+        WeightScales::Tensor => "one for a tensor".to_owned(),
+        WeightScales::Channel => "by channel".to_owned(),
+        WeightScales::Block([rows, cols]) => format!("by block of {rows}×{cols}"),
+        _ => "of another kind".to_owned(),
+    };
+    let mut text = format!("FP8 weights as stored, scales {weights}; inputs {}", inputs(quantization.inputs));
+    if !quantization.ignored.is_empty() {
+        let _ = write!(text, "; {} not quantized", count(quantization.ignored.len(), "layer"));
+    }
+    text
+}
+
+/// Describes how inputs are quantized.
+pub(crate) fn inputs(scales: InputScales) -> String {
+    match scales {
+        InputScales::None => "in high precision".to_owned(),
+        InputScales::Static => "static".to_owned(),
+        InputScales::Tensor => "dynamic, one scale".to_owned(),
+        InputScales::Token => "dynamic, by token".to_owned(),
+        InputScales::Group(columns) => format!("dynamic, by {columns} columns"),
+        _ => "of another kind".to_owned(),
     }
 }
 

@@ -82,18 +82,73 @@ pub(crate) fn count(text: &str) -> Result<usize, String> {
 pub(crate) fn parse<I, T>(line: I) -> Result<Request, Failure>
 where
     I: IntoIterator<Item = T>,
-    T: Into<OsString> + Clone,
+    T: Into<OsString>,
 {
-    match Options::try_parse_from(line) {
+    match Options::try_parse_from(help_as_option(line.into_iter().map(Into::into).collect())) {
         Ok(options) => Ok(Request::Run(options.command)),
         Err(error) => match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Request::Print(error.to_string())),
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                Ok(Request::Print(wrapped(&error.to_string())))
+            }
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Failure::input(format!(
                 "expected a command: {}; fp8 --help says more",
                 commands().join(", ")
             ))),
             _ => Err(Failure::input(sentence(&error))),
         },
+    }
+}
+
+/// Reads `fp8 help` as `fp8 --help`, and `fp8 help eval` as `fp8 eval --help`.
+fn help_as_option(mut line: Vec<OsString>) -> Vec<OsString> {
+    if line.get(1).is_some_and(|word| word == "help") {
+        line.remove(1);
+        line.truncate(2);
+        line.push("--help".into());
+    }
+    line
+}
+
+/// The columns of a line of help.
+const WIDTH: usize = 100;
+
+/// Breaks long lines. What follows is indented as the description of an option is.
+fn wrapped(text: &str) -> String {
+    let mut all = String::new();
+    for line in text.lines() {
+        let indent = description(line);
+        let mut column = 0;
+        for word in line[indent..].split_inclusive(' ') {
+            let width = word.trim_end().chars().count();
+            if column == 0 {
+                all += &line[..indent];
+                column = line[..indent].chars().count();
+            } else if column + width > WIDTH {
+                all.truncate(all.trim_end_matches(' ').len());
+                all.push('\n');
+                column = line[..indent].chars().count();
+                all.extend(std::iter::repeat_n(' ', column));
+            }
+            all += word;
+            column += word.chars().count();
+        }
+        all.push('\n');
+    }
+    all
+}
+
+/// Returns where the description in a line of help begins: behind the name of an option, or behind the indent.
+fn description(line: &str) -> usize {
+    let indent = line.len() - line.trim_start().len();
+    let behind = |name: &str| {
+        indent
+            + name.len()
+            + (line[indent + name.len()..].len() - line[indent + name.len()..].trim_start().len())
+    };
+    match line[indent..].split_once("  ") {
+        // A sentence that has two spaces is no option.
+        Some((name, _)) if indent > 0 && name.len() < WIDTH / 2 => behind(name),
+        _ => indent,
     }
 }
 
@@ -115,6 +170,12 @@ fn sentence(error: &clap::Error) -> String {
             let command = text(ContextKind::InvalidSubcommand);
             format!("unknown command {command}; the known ones are {}", commands().join(", "))
         }
+        ErrorKind::UnknownArgument if !option.starts_with('-') => {
+            let argument = text(ContextKind::InvalidArg);
+            format!(
+                "unexpected argument {argument}: quote a text that has spaces, and see --help for what is expected"
+            )
+        }
         ErrorKind::UnknownArgument => match text(ContextKind::SuggestedArg) {
             "" => format!("unknown option {option}; --help lists the options"),
             suggested => format!("unknown option {option}; did you mean {suggested}?"),
@@ -122,6 +183,9 @@ fn sentence(error: &clap::Error) -> String {
         ErrorKind::ArgumentConflict => match error.get(ContextKind::PriorArg) {
             Some(ContextValue::String(prior)) => {
                 let prior = prior.split_whitespace().next().unwrap_or_default();
+                if prior == option {
+                    return format!("{option} is given twice: give it once");
+                }
                 format!("{option} and {prior} exclude each other: give one of them")
             }
             _ => format!("{option} does not go with the other options"),
@@ -133,7 +197,8 @@ fn sentence(error: &clap::Error) -> String {
         },
         ErrorKind::MissingRequiredArgument => match error.get(ContextKind::InvalidArg) {
             Some(ContextValue::Strings(missing)) => {
-                format!("{} is missing; --help has an example", missing.join(", "))
+                let verb = if missing.len() == 1 { "is" } else { "are" };
+                format!("{} {verb} missing; --help has an example", missing.join(", "))
             }
             _ => "an argument is missing; --help has an example".into(),
         },
@@ -163,9 +228,15 @@ mod tests {
                 &["inspekt"],
                 "unknown command inspekt; the known ones are inspect, quantize, eval, generate, export",
             ),
-            (&["inspect"], "<PATH> is missing; --help has an example"),
             (&["inspect", "a", "--jsn"], "unknown option --jsn; did you mean --json?"),
             (&["inspect", "a", "--report"], "--report needs a value"),
+            (&["inspect"], "<PATH> is missing; --help has an example"),
+            (&["quantize", "--scheme", "tensor"], "<INPUT>, <OUTPUT> are missing; --help has an example"),
+            (&["inspect", "a", "--report", "b", "--report", "c"], "--report is given twice: give it once"),
+            (
+                &["inspect", "a", "b c"],
+                "unexpected argument b c: quote a text that has spaces, and see --help for what is expected",
+            ),
             (&["quantize", "a", "b"], "--scheme <SCHEME> is missing; --help has an example"),
             (
                 &["quantize", "a", "b", "--scheme", "int4"],
@@ -181,6 +252,27 @@ mod tests {
             ),
         ] {
             assert_eq!(refused(line), sentence);
+        }
+    }
+
+    #[test]
+    fn long_lines_of_help_are_wrapped() {
+        let line = format!("      --recipe <NAME>  {}", "How inputs are quantized ".repeat(8));
+        let text = wrapped(&line);
+        assert!(text.lines().count() > 1, "{text}");
+        for (index, line) in text.lines().enumerate() {
+            assert!(line.chars().count() <= WIDTH, "{line}");
+            assert!(index == 0 || line.starts_with(&" ".repeat(23)), "{line}");
+        }
+        assert_eq!(text.split_whitespace().collect::<Vec<_>>(), line.split_whitespace().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn help_is_a_command_too() {
+        for line in [&["fp8", "help"][..], &["fp8", "help", "eval"]] {
+            let Ok(Request::Print(help)) = parse(line) else { panic!("{line:?}: no help") };
+            assert!(help.contains("Usage: fp8"), "{help}");
+            assert!(help.lines().all(|line| line.chars().count() <= WIDTH), "{help}");
         }
     }
 

@@ -1,11 +1,13 @@
 //! `fp8 quantize`: a folder with FP8 weights.
 
-use crate::eval::{SEQ_LENGTH, read_text};
+use crate::eval::SEQ_LENGTH;
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::model::with_threads;
 use crate::options::{count, scheme, threads};
-use crate::progress::{Unit, watch};
-use crate::table::bytes;
+use crate::progress::{Unit, spin, watch};
+use crate::table::{bytes, quoted};
+use crate::text_input::read_text;
 use clap::Args;
 use fp8_nn::hf::{self, Folder, QuantizeOptions, Quantized, Scheme, Tokenizer};
 use fp8_nn::prelude::Device;
@@ -13,6 +15,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 pub(crate) const EXAMPLE: &str = "\
 Example:
@@ -34,13 +37,13 @@ pub(crate) struct Quantize {
     /// The format: tensor, channel, block128 or vllm
     #[arg(long, value_parser = scheme)]
     scheme: Scheme,
-    /// Writes static scales of inputs (schemes tensor and vllm): the model reads this text file, or the files of this folder, and
-    /// the largest input of each layer decides. Without it, inputs are dynamic
+    /// Writes static scales of inputs (schemes tensor and vllm): the model reads this text file, or the files of this folder (- is
+    /// standard input), and the largest input of each layer decides. Without it, inputs are dynamic
     #[arg(long, value_name = "FILE|DIR")]
     calibrate: Option<PathBuf>,
-    /// How many tokens of the text --calibrate reads, in windows of 512
-    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = count, requires = "calibrate", allow_negative_numbers = true)]
-    calibration_tokens: usize,
+    /// How many tokens of the text --calibrate reads, in windows of 512 (default: 16384)
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    calibration_tokens: Option<usize>,
     /// Layers that stay as they are: a name in which * stands for any text, or a part of one, such as down_proj or layers.0;
     /// can be repeated
     #[arg(long, value_name = "PATTERN")]
@@ -56,8 +59,23 @@ pub(crate) struct Quantize {
     json: bool,
 }
 
+/// How many tokens calibration reads if the option is not given.
+const CALIBRATION_TOKENS: usize = 16_384;
+
+/// How long the two parts of the work took, in seconds.
+#[derive(Debug, Clone, Copy, Default)]
+struct Times {
+    calibrating: Option<f64>,
+    quantizing: f64,
+}
+
 /// Quantizes, and returns what is printed.
 pub(crate) fn run(options: &Quantize) -> Result<String, Failure> {
+    if options.calibration_tokens.is_some() && options.calibrate.is_none() {
+        let text = "--calibration-tokens goes with --calibrate: add one, such as --calibrate book.txt";
+        return Err(Failure::input(text));
+    }
+    interrupt::note_output(&options.output);
     let folder = Folder::open(&options.input)?;
     let mut settings = QuantizeOptions {
         scheme: options.scheme,
@@ -67,13 +85,16 @@ pub(crate) fn run(options: &Quantize) -> Result<String, Failure> {
         ..Default::default()
     };
     settings.check(&folder)?;
+    let mut times = Times::default();
     if let Some(text) = &options.calibrate {
+        let start = Instant::now();
         settings.input_scales = calibrate(options, &folder, text)?;
+        times.calibrating = Some(start.elapsed().as_secs_f64());
     }
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let done = watch(Unit::Bytes, |monitor| hf::quantize(&folder, &options.output, &settings, monitor))?;
-    let seconds = start.elapsed().as_secs_f64();
-    Ok(if options.json { json_text(options, &done, seconds) } else { sentences(options, &done, seconds) })
+    times.quantizing = start.elapsed().as_secs_f64();
+    Ok(if options.json { json_text(options, &done, times) } else { sentences(options, &done, times) })
 }
 
 /// Finds the scales of inputs.
@@ -85,20 +106,23 @@ fn calibrate(options: &Quantize, folder: &Folder, text: &Path) -> Result<BTreeMa
         )));
     }
     hf::expect_new(&options.output)?;
-    let text = read_text("--calibrate", text)?;
+    let count = options.calibration_tokens.unwrap_or(CALIBRATION_TOKENS);
     let config = &folder.config;
-    let mut tokens = Tokenizer::open(folder.path(), config.vocab_size)?.encode(&text, false)?;
+    let tokens = spin("reading the text", || {
+        let text = read_text("--calibrate", text)?;
+        Ok(Tokenizer::open(folder.path(), config.vocab_size)?.encode_start(&text, count)?)
+    })?;
     if tokens.is_empty() {
         return Err(Failure::input("--calibrate: the text has no tokens"));
     }
-    tokens.truncate(options.calibration_tokens);
     let windows: Vec<&[i32]> = tokens.chunks(SEQ_LENGTH.min(config.max_position_embeddings)).collect();
     with_threads(options.threads, || {
-        watch(Unit::Tokens, |monitor| hf::calibrate(folder, &windows, &Device::cpu(), monitor))
+        let blocks = Unit::Blocks(config.num_hidden_layers as u64);
+        watch(blocks, |monitor| hf::calibrate(folder, &windows, &Device::cpu(), monitor))
     })
 }
 
-fn json_text(options: &Quantize, done: &Quantized, seconds: f64) -> String {
+fn json_text(options: &Quantize, done: &Quantized, times: Times) -> String {
     let value = json!({
         "output": options.output.display().to_string(),
         "scheme": options.scheme.name(),
@@ -109,21 +133,27 @@ fn json_text(options: &Quantize, done: &Quantized, seconds: f64) -> String {
         "ragged": done.ragged,
         "bytes_before": done.bytes_before,
         "bytes_after": done.bytes_after,
-        "seconds": seconds,
+        "seconds": times.quantizing,
+        "seconds_to_calibrate": times.calibrating,
     });
     format!("{value:#}\n")
 }
 
-fn sentences(options: &Quantize, done: &Quantized, seconds: f64) -> String {
+fn sentences(options: &Quantize, done: &Quantized, times: Times) -> String {
     let mut text = format!(
-        "{}: {} matrices in FP8 ({}{}), {} instead of {}, in {seconds:.1} s\n",
+        "{}: {} matrices in FP8 ({}{}), {} instead of {}, in {:.1} s",
         options.output.display(),
         done.matrices,
         options.scheme,
         if options.calibrate.is_some() { ", static inputs" } else { "" },
         bytes(done.bytes_after),
-        bytes(done.bytes_before)
+        bytes(done.bytes_before),
+        times.quantizing
     );
+    if let Some(seconds) = times.calibrating {
+        let _ = write!(text, " after {seconds:.1} s of calibration");
+    }
+    text.push('\n');
     if done.ignored.len() > 1 {
         let _ = writeln!(text, "{} layers stay as they are: {}", done.ignored.len(), done.ignored.join(", "));
     }
@@ -134,7 +164,7 @@ fn sentences(options: &Quantize, done: &Quantized, seconds: f64) -> String {
             done.ragged.len()
         );
     }
-    let (out, input) = (options.output.display(), options.input.display());
+    let (out, input) = (quoted(&options.output), quoted(&options.input));
     let _ = writeln!(text, "what it lost: fp8 inspect {out} --against {input}");
     text
 }

@@ -1,7 +1,7 @@
 //! The page of `fp8 inspect --report`: the whole, a map by layer, the worst tensors, and all of them.
 
-use crate::inspect::{Subject, row};
-use crate::table::{bytes, decibels};
+use crate::inspect::{Subject, row, without_fp8};
+use crate::table::{bytes, decibels, printable, shortened};
 use fp8_nn::hf::{Inspection, TensorInspection};
 use fp8_nn::page::{document, escape, grouped, percent, section};
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ const TABLE_NOTE: &str = "SQNR is 10 log₁₀ of the power of the original over
 
 /// Returns the page.
 pub(crate) fn html(subject: &Subject, found: &Inspection) -> String {
-    let title = format!("FP8: {}", subject.path);
+    let title = format!("FP8: {}", printable(&subject.path));
     let mut body = heading(subject, found);
     body += &numbers(subject, found);
     body += &map(found);
@@ -32,10 +32,12 @@ pub(crate) fn html(subject: &Subject, found: &Inspection) -> String {
 }
 
 fn heading(subject: &Subject, found: &Inspection) -> String {
+    let note = subject.note.iter().map(|note| format!("<p>{}.</p>\n", escape(&printable(note))));
     format!(
-        "<header>\n<h1>{}</h1>\n<p>{}.</p>\n</header>\n",
-        escape(&subject.path),
-        escape(&subject.summary(found))
+        "<header>\n<h1>{}</h1>\n<p>{}.</p>\n{}</header>\n",
+        escape(&printable(&subject.path)),
+        escape(&subject.summary(found)),
+        note.collect::<String>()
     )
 }
 
@@ -48,10 +50,17 @@ fn numbers(subject: &Subject, found: &Inspection) -> String {
     match (found.sqnr, &subject.against) {
         (Some(sqnr), Some(against)) => {
             let _ = writeln!(html, "<p class=\"verdict\">{} dB</p>", decibels(Some(sqnr)));
-            let _ =
-                writeln!(html, "<p class=\"note\">SQNR of all FP8 weights against {}.</p>", escape(against));
+            let _ = writeln!(
+                html,
+                "<p class=\"note\">SQNR of all FP8 weights against {}.</p>",
+                escape(&printable(against))
+            );
         }
-        _ => {
+        (None, Some(against)) => {
+            let _ = writeln!(html, "<p class=\"verdict\">{}</p>", bytes(found.bytes));
+            let _ = writeln!(html, "<p class=\"note\">{}.</p>", escape(&printable(&without_fp8(against))));
+        }
+        (_, None) => {
             let _ = writeln!(html, "<p class=\"verdict\">{}</p>", bytes(found.bytes));
             html +=
                 "<p class=\"note\">Give the original with --against to measure what quantization lost.</p>\n";
@@ -111,9 +120,10 @@ fn map(found: &Inspection) -> String {
                 continue;
             };
             let shade = ((sqnr - least) / (most - least).max(1e-9) * 5.0).round().clamp(0.0, 5.0);
+            let class = if shade.is_nan() { "nan".to_owned() } else { format!("s{shade}") };
             let _ = write!(
                 html,
-                "<b class=\"s{shade}\" title=\"layer {layer}: {} dB\"></b>",
+                "<b class=\"{class}\" title=\"layer {layer}: {} dB\"></b>",
                 decibels(Some(sqnr))
             );
         }
@@ -127,6 +137,9 @@ fn map(found: &Inspection) -> String {
     for shade in 0..6 {
         let sqnr = least + (most - least) * f64::from(shade) / 5.0;
         let _ = write!(html, "<span><i class=\"s{shade}\"></i> {sqnr:.2} dB</span>");
+    }
+    if kinds.values().flat_map(BTreeMap::values).any(|sqnr| sqnr.is_nan()) {
+        html += "<span><i class=\"nan\"></i> NaN</span>";
     }
     section("SQNR by layer", MAP_NOTE, &(html + "</p>\n"))
 }
@@ -155,7 +168,7 @@ fn worst(found: &Inspection) -> String {
         let _ = writeln!(
             html,
             "<div><span>{}</span>{}{}</div>",
-            escape(&tensor.name),
+            escape(&shortened(&printable(&tensor.name))),
             bar(finite(tensor) / most_sqnr, "--c0", &decibels(tensor.sqnr)),
             bar(lost(tensor) / most_lost, "--c1", &percent(lost(tensor)))
         );
@@ -217,6 +230,7 @@ mod tests {
             path: "a <b>".into(),
             family: Some("llama".into()),
             scheme: None,
+            note: None,
             against: against.then(|| "original".into()),
         };
         let tensors = vec![tensor(0, sqnr(20.0)), tensor(1, sqnr(30.0))];

@@ -1,6 +1,7 @@
 //! Numbers and tables as text.
 
 use fp8_nn::hf::{TensorInspection, WeightScales};
+use std::path::Path;
 
 /// Writes a number of bytes with a unit of 1024.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -24,16 +25,30 @@ pub(crate) fn shape(shape: &[usize]) -> String {
     format!("[{}]", shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))
 }
 
-/// Writes what shares a scale and how many there are; nothing for a tensor without scales.
-pub(crate) fn scales(tensor: &TensorInspection) -> String {
-    let count = tensor.scales.map_or(0, |(count, _, _)| count);
+/// Writes what shares a scale; nothing for a tensor without scales.
+pub(crate) fn granularity(tensor: &TensorInspection) -> String {
     match tensor.granularity {
         None => String::new(),
         Some(WeightScales::Tensor) => "tensor".into(),
-        Some(WeightScales::Channel) => format!("channel, {count}"),
-        Some(WeightScales::Block([rows, cols])) => format!("block {rows}×{cols}, {count}"),
-        Some(_) => format!("{count}"),
+        Some(WeightScales::Channel) => "channel".into(),
+        Some(WeightScales::Block([rows, cols])) => format!("block {rows}×{cols}"),
+        Some(_) => "other".into(),
     }
+}
+
+/// Writes what shares a scale, how many there are, and their values; nothing for a tensor without scales.
+pub(crate) fn scales(tensor: &TensorInspection) -> String {
+    let Some((count, least, most)) = tensor.scales else { return String::new() };
+    let values = if least == most { short(least) } else { format!("{} to {}", short(least), short(most)) };
+    let mut text = granularity(tensor);
+    if tensor.granularity != Some(WeightScales::Tensor) {
+        text += &format!(", {count}");
+    }
+    text += &format!(": {values}");
+    if let Some(input) = tensor.input_scale {
+        text += &format!("; input {}", short(input));
+    }
+    text
 }
 
 /// Writes a number with four digits.
@@ -62,24 +77,56 @@ pub(crate) fn decibels(sqnr: Option<f64>) -> String {
     }
 }
 
+/// Returns whether a character controls a terminal, or changes the direction of the text after it.
+pub(crate) fn is_harmful(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Removes what could control a terminal: names of tensors are what a file says.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
+    text.chars().map(|c| if is_harmful(c) { '\u{FFFD}' } else { c }).collect()
 }
 
 /// Does as [`printable`], but keeps the ends of lines and tabs.
 pub(crate) fn printable_lines(text: &str) -> String {
-    let is_harmful = |c: char| c.is_control() && c != '\n' && c != '\t';
+    let is_harmful = |c: char| is_harmful(c) && c != '\n' && c != '\t';
     text.chars().map(|c| if is_harmful(c) { '\u{FFFD}' } else { c }).collect()
 }
 
-/// Writes rows as columns: the first two to the left, the others to the right. The first row is the heading.
+/// The most characters of a cell.
+const LONGEST: usize = 100;
+
+/// Shortens a long text in its middle, where names of tensors differ least.
+pub(crate) fn shortened(text: &str) -> String {
+    let length = text.chars().count();
+    if length <= LONGEST {
+        return text.to_owned();
+    }
+    let half = (LONGEST - 1) / 2;
+    let (begin, end) = (text.chars().take(half), text.chars().skip(length - half));
+    begin.chain(['…']).chain(end).collect()
+}
+
+/// Writes a path as a shell reads it, with quotes if it needs them.
+pub(crate) fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+:@%=,~".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text;
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// Writes rows as columns: the first two to the left, the others to the right. The first row is the heading. Long cells are
+/// shortened.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| shortened(cell)).collect()).collect();
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| match column {
             0 | 1 => format!("{cell:<width$}"),
             _ => format!("{cell:>width$}"),
@@ -107,5 +154,11 @@ mod tests {
         assert_eq!(decibels(Some(f64::INFINITY)), "exact");
         assert_eq!(printable("a\u{1b}[2Jb\n"), "a\u{FFFD}[2Jb\u{FFFD}");
         assert_eq!(printable_lines("a\u{1b}[2Jb\n\t\r"), "a\u{FFFD}[2Jb\n\t\u{FFFD}");
+        assert_eq!(printable("a\u{202E}b\u{2066}"), "a\u{FFFD}b\u{FFFD}");
+        assert_eq!(["a/b", "a b", "it's"].map(|path| quoted(path.as_ref())), ["a/b", "'a b'", r"'it'\''s'"]);
+        let long = ["a".repeat(70_000), "b".repeat(70_000)].concat();
+        assert_eq!(shortened(&long), format!("{}…{}", "a".repeat(49), "b".repeat(49)));
+        let wide = table(&[vec!["tensor".into(), "x".into()], vec![long, "y".into()]]);
+        assert!(wide.lines().all(|line| line.chars().count() <= 103), "{wide}");
     }
 }

@@ -66,13 +66,86 @@ const TOKENIZER: &str = r#"{"model": {"type": "WordLevel", "vocab": {"the": 0, "
 
 #[test]
 fn ctrl_c_leaves_nothing() {
-    interrupt(&LINE);
+    interrupt(&LINE, "-INT");
     // Behind another work, the calibration.
-    interrupt(&["quantize", "model", "out", "--scheme", "tensor", "--calibrate", "model/tokenizer.json"]);
+    let line = ["quantize", "model", "out", "--scheme", "tensor", "--calibrate", "model/tokenizer.json"];
+    interrupt(&line, "-INT");
+}
+
+#[test]
+fn other_signals_that_end_a_program_leave_nothing() {
+    interrupt(&LINE, "-TERM");
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // Below nohup, the program goes on.
+    if ignored.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).unwrap() & 1 == 0) {
+        interrupt(&LINE, "-HUP");
+    }
+}
+
+#[test]
+fn a_second_signal_does_not_wait_and_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    model(place.path());
+    let mut interrupted = 0;
+    for kill in 0..KILLS {
+        let child =
+            command(place.path()).args(LINE).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let send = |signal: &str| {
+            // The program may have ended before the signal.
+            let _ =
+                Command::new("kill").args([signal, &child.id().to_string()]).stderr(Stdio::null()).status();
+        };
+        std::thread::sleep(Duration::from_millis(10 + u64::from(kill) * 3));
+        send("-TERM");
+        send("-INT");
+        let output = child.wait_with_output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        match output.status.code() {
+            Some(0) => Folder::open(&place.path().join("out")).map(drop).unwrap(),
+            Some(130) => {
+                interrupted += 1;
+                assert!(error.starts_with("error: interrupted") && error.lines().count() == 1, "{error}");
+                let is_whole = error.ends_with(" out was written\n");
+                assert_eq!(names(place.path()).len(), 1 + usize::from(is_whole), "{error}");
+            }
+            // Before the program had installed its handler.
+            code => assert_eq!((code, names(place.path()).len()), (None, 1)),
+        }
+        let _ = fs::remove_dir_all(place.path().join("out"));
+    }
+    assert!(interrupted > 0, "no signal fell into a run");
+}
+
+#[test]
+fn ctrl_c_ends_a_generation_with_its_text_and_speed() {
+    use std::io::Read as _;
+    let place = tempfile::tempdir().unwrap();
+    let model = place.path().join("model");
+    crate::folders::copy(&crate::folders::golden().join("llama_bf16"), &model);
+    fs::remove_file(model.join("generation_config.json")).unwrap();
+    let changes = serde_json::json!({"max_position_embeddings": 50_000, "eos_token_id": null});
+    crate::folders::change(&model.join("config.json"), &changes);
+    let mut child = command(place.path())
+        .args(["generate", "model", "--prompt", "The sea", "--max-new-tokens", "40000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = child.stdout.take().unwrap();
+    out.read_exact(&mut [0; 40]).unwrap();
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let mut rest = Vec::new();
+    out.read_to_end(&mut rest).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{error}");
+    assert!(error.contains(", interrupted: ") && error.contains(" tokens/s"), "{error}");
+    assert!(rest.ends_with(b"\n") && !error.contains("nothing was written"), "{error}");
 }
 
 /// Sends the signal while the folder is written.
-fn interrupt(line: &[&str]) {
+fn interrupt(line: &[&str], signal: &str) {
     let place = tempfile::tempdir().unwrap();
     model(place.path());
     fs::write(place.path().join("model/tokenizer.json"), TOKENIZER).unwrap();
@@ -90,7 +163,7 @@ fn interrupt(line: &[&str]) {
         while !is_writing() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
         let output = child.wait_with_output().unwrap();
         if output.status.success() {
             fs::remove_dir_all(place.path().join("out")).unwrap();

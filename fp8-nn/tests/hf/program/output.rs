@@ -25,12 +25,14 @@ fn a_model_is_quantized_and_inspected() {
     let out = done(place.path(), "inspect fp8 --against model --report report.html");
     let lines: Vec<&str> = out.lines().collect();
     assert!(
-        lines[0].starts_with("fp8: 20 tensors, ")
+        lines[0].starts_with("fp8: 20 tensors and 11 with their scales, ")
             && lines[0].contains("llama; compressed-tensors, inputs dynamic, by token")
     );
     assert!(lines[1].starts_with("SQNR of the FP8 weights against model: 3"), "{out}");
     assert!(lines[3].starts_with("tensor ") && lines[3].ends_with("SQNR dB"), "{out}");
     assert!(lines[4].contains("F8_E4M3") && lines.last().unwrap().ends_with("exact"), "{out}");
+    let one = done(place.path(), "inspect fp8 --against model --threads 1");
+    assert_eq!(one, out, "the result depends on the threads");
     let page = fs::read_to_string(place.path().join("report.html")).unwrap();
     assert!(page.contains("model.layers.1.mlp.down_proj") && page.contains("SQNR by layer"));
     let names: Vec<String> = fs::read_dir(place.path())

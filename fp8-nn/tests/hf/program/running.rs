@@ -133,3 +133,64 @@ fn static_inputs_are_calibrated() {
     let value = json(place.path(), "eval fp8 --text text.txt --windows 1 --json");
     assert!(value["loss"].as_f64().unwrap().is_finite());
 }
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused() {
+    let place = place();
+    let prompt = "The sea is wide. ".repeat(100);
+    let (code, out, error) = run(place.path(), ["generate", "model", "--prompt", &prompt]);
+    assert_eq!((code, out.as_str()), (2, ""));
+    assert!(error.starts_with("error: --prompt: it has "), "{error}");
+    assert!(error.ends_with(" tokens, and the model reads at most 256: shorten it\n"), "{error}");
+}
+
+#[test]
+fn a_model_that_computes_nan_has_no_perplexity() {
+    let place = place();
+    let file = place.path().join("model/model.safetensors");
+    let mut all = read(&file);
+    all.get_mut("model.norm.weight").unwrap().2[..2].copy_from_slice(&[0xC0, 0x7F]);
+    crate::folders::write(&file, &all);
+    let (code, out, error) = run(place.path(), ["eval", "model", "--text", "text.txt"]);
+    assert_eq!((code, out.as_str()), (2, ""));
+    assert!(error.contains("look for such weights with fp8 inspect model"), "{error}");
+}
+
+#[test]
+fn a_text_can_come_from_standard_input() {
+    use std::process::Stdio;
+    let place = place();
+    let line = "eval model --text text.txt --json";
+    let expected = json(place.path(), line)["loss"].clone();
+    for (name, mark) in [("-", ""), ("/dev/stdin", ""), ("-", "\u{FEFF}")] {
+        let text = fs::read_to_string(place.path().join("text.txt")).unwrap();
+        fs::write(place.path().join("input.txt"), format!("{mark}{text}")).unwrap();
+        let output = super::command(place.path())
+            .args(["eval", "model", "--text", name, "--json"])
+            .stdin(Stdio::from(fs::File::open(place.path().join("input.txt")).unwrap()))
+            .output()
+            .unwrap();
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(value["loss"], expected, "{name}");
+    }
+}
+
+#[test]
+fn the_arithmetic_is_described_in_few_words() {
+    let place = place();
+    done(place.path(), "quantize model fp8 --scheme channel --ignore layers.0");
+    for (line, expected) in [
+        ("eval model", "f32, recipe off, cpu"),
+        ("eval model --recipe current", "f32, recipe current, cpu"),
+        ("eval model --recipe delayed", "f32, recipe delayed without a history, as current scaling, cpu"),
+        (
+            "eval fp8",
+            "f32, FP8 weights as stored, scales by channel; inputs dynamic, by token; 8 layers not quantized, cpu",
+        ),
+        ("eval fp8 --recipe off", "f32, recipe off, FP8 weights dequantized, cpu"),
+        ("eval fp8 --recipe deepseek", "f32, recipe deepseek, FP8 weights dequantized first, cpu"),
+    ] {
+        let value = json(place.path(), &format!("{line} --text text.txt --windows 1 --json"));
+        assert_eq!(value["arithmetic"].as_str(), Some(expected), "{line}");
+    }
+}
