@@ -231,7 +231,7 @@ fn measure(
     let numbered: Vec<(usize, &Job<'_>)> = jobs.iter().enumerate().collect();
     jobs::run(
         &numbered,
-        jobs::threads(Some(rayon::current_num_threads())),
+        jobs::threads(None),
         monitor,
         || (),
         |_, (), (index, job)| {

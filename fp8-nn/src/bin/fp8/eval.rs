@@ -100,7 +100,7 @@ pub(crate) fn run(options: &Eval) -> Result<String, Failure> {
 impl Eval {
     fn read_windows(&self, text: Option<&str>, folder: &Folder) -> Result<Vec<Vec<i32>>, Failure> {
         let config = &folder.config;
-        let longest = config.max_position_embeddings;
+        let longest = config.longest_sequence();
         let mut windows = match (text, &self.ids) {
             (Some(text), _) => {
                 let seq = self.seq_length.unwrap_or(SEQ_LENGTH.min(longest));

@@ -2,8 +2,10 @@
 
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::options::{dtype, scheme};
+use crate::model::with_threads;
+use crate::options::{dtype, scheme, threads};
 use crate::progress::{Unit, watch};
+use crate::quantize::split_groups;
 use crate::table::{bytes, quoted};
 use clap::Args;
 use fp8_nn::hf::{self, Config, ExportOptions, Exported, QuantizeOptions, Scheme};
@@ -43,6 +45,9 @@ pub(crate) struct Export {
     /// Lets block128 write matrices whose sides are no multiples of 128, which transformers cannot read
     #[arg(long)]
     allow_ragged: bool,
+    /// The number of threads (default: one for each core)
+    #[arg(long, value_parser = threads, allow_negative_numbers = true)]
+    threads: Option<usize>,
     /// Prints JSON instead of sentences
     #[arg(long)]
     json: bool,
@@ -82,8 +87,9 @@ pub(crate) fn run(options: &Export) -> Result<String, Failure> {
         }),
         static_inputs: options.static_inputs,
     };
-    let done =
-        watch(Unit::Bytes, |monitor| hf::export(&options.checkpoint, &options.output, &settings, monitor))?;
+    let done = with_threads(options.threads, || {
+        watch(Unit::Bytes, |monitor| hf::export(&options.checkpoint, &options.output, &settings, monitor))
+    })?;
     Ok(if options.json { json_text(options, &done) } else { sentences(options, &done) })
 }
 
@@ -100,6 +106,7 @@ fn json_text(options: &Export, done: &Exported) -> String {
         "matrices": quantized.map_or(0, |done| done.matrices),
         "ignored": quantized.map(|done| &done.ignored),
         "ragged": quantized.map(|done| &done.ragged),
+        "split_groups": quantized.map(|done| &done.split_groups),
     });
     format!("{value:#}\n")
 }
@@ -121,6 +128,7 @@ fn sentences(options: &Export, done: &Exported) -> String {
         let _ =
             writeln!(text, "{first} and others have ragged blocks: transformers refuses or misreads them");
     }
+    text += &done.quantized.as_ref().map(split_groups).unwrap_or_default();
     let _ = writeln!(text, "what it holds: fp8 inspect {}", quoted(&options.output));
     text
 }

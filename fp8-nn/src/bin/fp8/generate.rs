@@ -123,7 +123,7 @@ pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
         if prompt.is_empty() {
             return Err(Failure::input("--prompt: it has no tokens: expected a text to continue"));
         }
-        let max_new_tokens = options.most_new_tokens(prompt.len(), config.max_position_embeddings)?;
+        let max_new_tokens = options.most_new_tokens(prompt.len(), config.longest_sequence())?;
         let settings = GenerateOptions {
             max_new_tokens,
             temperature: options.temperature,

@@ -20,7 +20,7 @@ pub(crate) fn read_ids(path: &Path, config: &Config, most: usize) -> Result<Vec<
             info.dtype, info.shape
         )));
     };
-    let longest = config.max_position_embeddings;
+    let longest = config.longest_sequence();
     if seq < 2 || seq > longest {
         return Err(refused(format!(
             "windows of {seq} tokens: expected 2 to {longest}, the longest of the model"

@@ -140,7 +140,7 @@ impl ModelOptions {
             RecipeName::Checkpoint => Fp8Weights::Keep,
             _ => Fp8Weights::Dequantize,
         };
-        let longest = longest.min(folder.config.max_position_embeddings);
+        let longest = longest.min(folder.config.longest_sequence());
         let options = LoadOptions {
             params_dtype: self.dtype,
             fp8,

@@ -115,10 +115,17 @@ fn calibrate(options: &Quantize, folder: &Folder, text: &Path) -> Result<BTreeMa
     if tokens.is_empty() {
         return Err(Failure::input("--calibrate: the text has no tokens"));
     }
-    let windows: Vec<&[i32]> = tokens.chunks(SEQ_LENGTH.min(config.max_position_embeddings)).collect();
+    let windows: Vec<&[i32]> = tokens.chunks(SEQ_LENGTH.min(config.longest_sequence())).collect();
     with_threads(options.threads, || {
         let blocks = Unit::Blocks(config.num_hidden_layers as u64);
         watch(blocks, |monitor| hf::calibrate(folder, &windows, &Device::cpu(), monitor))
+    })
+}
+
+/// Says whether vLLM refuses the folder, in a line.
+pub(crate) fn split_groups(done: &Quantized) -> String {
+    done.split_groups.first().map_or(String::new(), |group| {
+        format!("vLLM refuses a folder in which only some of {} are quantized\n", group.join(", "))
     })
 }
 
@@ -131,6 +138,7 @@ fn json_text(options: &Quantize, done: &Quantized, times: Times) -> String {
         "elements": done.elements,
         "ignored": done.ignored,
         "ragged": done.ragged,
+        "split_groups": done.split_groups,
         "bytes_before": done.bytes_before,
         "bytes_after": done.bytes_after,
         "seconds": times.quantizing,
@@ -164,6 +172,7 @@ fn sentences(options: &Quantize, done: &Quantized, times: Times) -> String {
             done.ragged.len()
         );
     }
+    text += &split_groups(done);
     let (out, input) = (quoted(&options.output), quoted(&options.input));
     let _ = writeln!(text, "what it lost: fp8 inspect {out} --against {input}");
     text

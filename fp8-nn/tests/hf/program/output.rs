@@ -71,6 +71,20 @@ fn json_has_the_numbers() {
 }
 
 #[test]
+fn groups_that_vllm_wants_whole_are_named() {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("llama_mha"), &place.path().join("model"));
+    let line = "quantize model fp8 --scheme channel --ignore layers.1.self_attn.k_proj";
+    let out = done(place.path(), line);
+    let names = ["q", "k", "v"].map(|name| format!("model.layers.1.self_attn.{name}_proj")).join(", ");
+    let sentence = format!("vLLM refuses a folder in which only some of {names} are quantized\n");
+    assert!(out.contains(&sentence), "{out}");
+    fs::remove_dir_all(place.path().join("fp8")).unwrap();
+    let value: Value = serde_json::from_str(&done(place.path(), &format!("{line} --json"))).unwrap();
+    assert_eq!(value["split_groups"][0].as_array().map(Vec::len), Some(3));
+}
+
+#[test]
 fn a_checkpoint_is_exported_and_inspected() {
     use crate::exporting::{Trained, config_of};
     use fp8_nn::prelude::{DType, DelayedScaling};
@@ -92,7 +106,8 @@ fn a_checkpoint_is_exported_and_inspected() {
     let out = done(place.path(), "inspect fp8 --against model");
     assert!(out.contains("llama; fp8, inputs static") && out.contains("F8_E4M3"), "{out}");
 
-    let line = "export run json --config source/config.json --scheme channel --ignore down_proj --json";
+    let line =
+        "export run json --config source/config.json --scheme channel --ignore down_proj --threads 1 --json";
     let value: Value = serde_json::from_str(&done(place.path(), line)).unwrap();
     assert_eq!((value["matrices"].as_u64(), value["family"].as_str()), (Some(12), Some("llama")));
     assert!(!place.path().join("json/tokenizer.json").exists());

@@ -154,6 +154,31 @@ fn a_model_that_computes_nan_has_no_perplexity() {
     let (code, out, error) = run(place.path(), ["eval", "model", "--text", "text.txt"]);
     assert_eq!((code, out.as_str()), (2, ""));
     assert!(error.contains("look for such weights with fp8 inspect model"), "{error}");
+    for temperature in ["0", "1"] {
+        let line = ["generate", "model", "--prompt", "The sea", "--temperature", temperature];
+        let (code, out, error) = run(place.path(), line);
+        assert_eq!((code, out.as_str()), (2, ""));
+        assert!(error.starts_with("error: model: logits = NaN or -inf, all of text 0: "), "{error}");
+    }
+}
+
+#[test]
+fn a_model_with_scaled_positions_reads_its_extended_length() {
+    let place = place();
+    let path = place.path().join("model/config.json");
+    let mut config: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    config["max_position_embeddings"] = 32.into();
+    fs::write(&path, config.to_string()).unwrap();
+    let line = ["eval", "model", "--text", "text.txt", "--seq-length", "128"];
+    let (code, _, error) = run(place.path(), line);
+    assert_eq!(code, 2);
+    assert!(error.starts_with("error: --seq-length 128: expected 2 to 32, the longest sequence"), "{error}");
+    config["rope_parameters"] = serde_json::json!({
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0
+    });
+    fs::write(&path, config.to_string()).unwrap();
+    let value = json(place.path(), "eval model --text text.txt --seq-length 128 --json");
+    assert_eq!(value["seq_length"].as_u64(), Some(128));
 }
 
 #[test]
