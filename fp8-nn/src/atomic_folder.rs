@@ -126,15 +126,15 @@ impl AtomicFolder {
         fs::rename(&self.temporary, &self.target).map_err(|error| match is_free(&self.target) {
             Ok(false) => io::Error::new(
                 ErrorKind::AlreadyExists,
-                "something was created there meanwhile: name a new folder, or remove it",
+                "something else was created there in the meantime: choose another name, or remove it",
             ),
             _ => error,
         })?;
         self.unlock();
         sync_parent(&self.parent).map_err(|error| {
             let text = format!(
-                "the new folder is complete and in place, but the folder around it could not be flushed to disk ({error}): after \
-                 a power failure it may be gone; check it then"
+                "the new folder is complete and in place, but the folder around it could not be flushed to disk ({error}): if the \
+                 power fails now, it may be lost, so check after a restart"
             );
             io::Error::new(error.kind(), text)
         })

@@ -175,7 +175,7 @@ impl<'m> Generation<'m> {
             return Err(Error::Option {
                 layer: self.model.path().to_owned(),
                 option: "logits",
-                value: format!("NaN or -inf, all of text {row}"),
+                value: format!("NaN or -inf for every token of text {row}"),
                 remedy: "a weight of the model is not finite, or a value overflowed: compute in bf16 or f32, and check the weights"
                     .to_owned(),
             });

@@ -88,8 +88,8 @@ impl KvCache {
         Err(Error::Option {
             layer: path.to_owned(),
             option: "kv_cache",
-            value: "tokens that were read with other weights".to_owned(),
-            remedy: "they belong to another model, or this one has changed since: clear the cache".to_owned(),
+            value: "tokens computed with other weights".to_owned(),
+            remedy: "another model computed them, or this one has changed since: clear the cache".to_owned(),
         })
     }
 
@@ -200,13 +200,14 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Replaces the rows of padding in `x` `[batch, seq, hidden]` by 0, so that they do not count for scales of whole tensors.
-    pub(crate) fn without_padding(&self, x: Tensor) -> Result<Tensor> {
-        let Some(real) = &self.real else { return Ok(x) };
+    /// Returns the factors of `x` `[batch, seq, hidden]` that replace the rows of padding by 0, so that scales of whole tensors do
+    /// not depend on them; `None` without padding.
+    pub(crate) fn mask(&self, x: &Tensor) -> Result<Option<Tensor>> {
+        let Some(real) = &self.real else { return Ok(None) };
         let hidden = x.shape().last_dim();
         let rows = [0.0f32, 1.0].into_iter().flat_map(|value| std::iter::repeat_n(value, hidden)).collect();
         let rows = ops::cast(&Tensor::from_vec::<f32>(rows, [2, hidden], x.device())?, x.dtype())?;
-        Ok(ops::mul(&x, &ops::embedding(real, &rows)?)?)
+        Ok(Some(ops::embedding(real, &rows)?))
     }
 }
 

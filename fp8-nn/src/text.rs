@@ -25,7 +25,7 @@ const BYTE_ORDER_MARK: &[u8] = "\u{FEFF}".as_bytes();
 /// ```
 ///
 /// # Errors
-/// [`Error::Io`], which names the file or folder that cannot be read; a path that is neither of both.
+/// [`Error::Io`], which names the file or folder that cannot be read; a path that is neither.
 pub fn read(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for file in &files(path)? {

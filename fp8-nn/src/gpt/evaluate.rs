@@ -83,14 +83,14 @@ impl Gpt {
     /// `ids` is i32 `[batch, seq]`. Row b has `counts[b]` new tokens, at most `seq`; the other ids of a row are padding at its end,
     /// which must be valid ids. A row with a count of 0 stays as it is, and its logits mean nothing. Positions follow from the
     /// cache's lengths. The logits are those of [`logits`](Self::logits) for the whole sequence, up to rounding, and under recipes
-    /// with scales of whole tensors up to those, for which padding counts as 0. With `fp8_mha` and without RoPE, attention behind a
-    /// cache runs in high precision. [`KvCache`] has an example.
+    /// with scales of whole tensors up to those. Padding enters each block as 0, so that its ids do not matter. With `fp8_mha`
+    /// and without RoPE, attention behind a cache runs in high precision. [`KvCache`] has an example.
     ///
     /// # Errors
     /// Ids of another number of rows than the cache, not i32, on another device or out of range; a count greater than `seq`; a row
     /// whose capacity is exceeded; a cache of another dtype, or with tokens that another model or other weights have read; a block
     /// whose attention is not causal; a head of your own whose output is not `[batch, 1, vocab_size]`. The cache holds the same tokens
-    /// as before then. A GPU reports ids out of range at the next call that waits, when the cache has counted their tokens:
+    /// as before then. A GPU reports ids out of range at the next synchronizing call. By then the cache counts these tokens, so
     /// [`truncate`](KvCache::truncate) it.
     pub fn extend(
         &self,
@@ -137,9 +137,10 @@ impl Gpt {
             cache.expect_weights(&self.path, self.version())?;
             let step = cache.step(&self.path, sizes, counts, device)?;
             let (x, _) = self.embed(cx, ids, &step.info)?;
-            let mut x = step.without_padding(x)?;
+            let mut mask = step.mask(&x)?;
+            let mut x = masked(x, &mut mask)?;
             for (block, cached) in self.blocks.iter().zip(cache.layers(&step, counts)) {
-                x = block.evaluate_dyn(cx, &x, &step.info, Some(cached))?;
+                x = masked(block.evaluate_dyn(cx, &x, &step.info, Some(cached))?, &mut mask)?;
             }
             let [batch, seq] = sizes;
             if only_last {
@@ -206,4 +207,13 @@ impl Gpt {
             remedy: "it belongs to another model: create it with Gpt::kv_cache of this one".to_owned(),
         })
     }
+}
+
+/// Multiplies by a mask, which takes on the dtype of `x`.
+fn masked(x: Tensor, mask: &mut Option<Tensor>) -> Result<Tensor> {
+    let Some(mask) = mask else { return Ok(x) };
+    if mask.dtype() != x.dtype() {
+        *mask = ops::cast(mask, x.dtype())?;
+    }
+    Ok(ops::mul(&x, mask)?)
 }

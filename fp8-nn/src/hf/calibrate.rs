@@ -45,7 +45,8 @@ const BLOCK: &str = "block";
 ///
 /// # Errors
 /// A model that is quantized already, or of a family that no FP8 format can store; a token outside the vocabulary; a window that is
-/// longer than [`Config::longest_sequence`](super::Config::longest_sequence); an input that is infinite or NaN; a file that cannot be read.
+/// longer than [`Config::longest_sequence`](super::Config::longest_sequence); an input that is infinite or NaN; a file that
+/// cannot be read.
 pub fn calibrate<W: AsRef<[i32]>>(
     folder: &Folder,
     windows: &[W],

@@ -83,7 +83,7 @@ pub struct Config {
     pub quantization: Option<Quantization>,
     /// The whole file, fields that are not known here included.
     json: String,
-    /// `original_max_position_embeddings`, if the file has it.
+    /// `original_max_position_embeddings`, if the file has it and RoPE scaling is linear.
     original_positions: Option<usize>,
 }
 
@@ -262,6 +262,7 @@ impl Config {
         };
         let positions = optional(of("max_position_embeddings", "n_positions"))?;
         let eps = fields.positive(of("rms_norm_eps", "layer_norm_epsilon"))?;
+        let rope = if is_gpt2 { None } else { Some(rope::rope(fields)?) };
         let tied = fields.flag("tie_word_embeddings")?.unwrap_or(family.is_tied_by_default);
         Ok(Self {
             family,
@@ -275,14 +276,17 @@ impl Config {
             max_position_embeddings: positions.unwrap_or(if is_gpt2 { 1024 } else { 2048 }),
             norm_eps: eps.unwrap_or(if is_gpt2 { 1e-5 } else { 1e-6 }),
             activation: if is_gpt2 { Activation::Gelu } else { Activation::Swiglu },
-            rope: if is_gpt2 { None } else { Some(rope::rope(fields)?) },
+            original_positions: match &rope {
+                Some(Rope { scaling: RopeScaling::Linear { .. }, .. }) => rope::original(fields)?,
+                _ => None,
+            },
+            rope,
             sliding_windows: windows(fields, family, num_hidden_layers)?,
             tie_word_embeddings: tied,
             bos_token_id: fields.ids("bos_token_id")?.first().copied(),
             eos_token_ids: fields.ids("eos_token_id")?,
             quantization: quantization::quantization(fields)?,
             json: json.to_owned(),
-            original_positions: if is_gpt2 { None } else { rope::original(fields)? },
         })
     }
 
@@ -342,7 +346,7 @@ fn expect_supported(fields: Fields<'_>, family: &Family) -> Result<(), String> {
     }
 }
 
-/// Returns each layer's window. Absent fields have transformers' defaults, of which `null` for no window is none.
+/// Returns each layer's window. Absent fields have transformers' defaults; an explicit `null` means no window.
 fn windows(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Vec<Option<usize>>, String> {
     let flag = fields.flag("use_sliding_window")?;
     let window = match family.window {

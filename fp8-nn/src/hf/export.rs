@@ -102,9 +102,9 @@ pub struct Exported {
 /// ```
 ///
 /// # Errors
-/// [`Error::Checkpoint`] if the checkpoint cannot be read, is none of a [`Gpt`](crate::Gpt) or not of this configuration, or
-/// does not say which model it is and the options do not either, has a value that is infinite or NaN or that the dtype cannot
-/// hold, and if something exists at `out`; [`Error::Option`] for static inputs without a
+/// [`Error::Checkpoint`] if the checkpoint cannot be read, does not contain a [`Gpt`](crate::Gpt) or one of another
+/// configuration, has a value that is infinite or NaN or that the dtype cannot hold, if neither it nor the options say which model
+/// it is, and if something exists at `out`; [`Error::Option`] for static inputs without a
 /// history, and those of [`quantize`]; [`Error::Io`] if a file cannot be read or written. Nothing is left at `out` then.
 pub fn export(checkpoint: &Path, out: &Path, options: &ExportOptions, monitor: &Monitor) -> Result<Exported> {
     let file = file(checkpoint)?;

@@ -129,9 +129,10 @@ pub struct Quantized {
 ///
 /// # Errors
 /// [`Error::Checkpoint`](crate::Error::Checkpoint) if the model is quantized already, is of a family that no FP8 format can
-/// store, has an element that is not finite, is tied although its files have a head that is not the embedding, or if something exists at `out`. [`Error::Option`](crate::Error::Option) for a
-/// pattern that matches nothing, for ragged blocks, and for input scales that do not fit the layers. [`Error::Io`](crate::Error::Io) if a file cannot be read or written.
-/// Nothing is left at `out` then.
+/// store, has an element that is not finite, is tied although its files have a head that is not the embedding, or if something
+/// exists at `out`. [`Error::Option`](crate::Error::Option) for a pattern that matches nothing, for ragged blocks, and for input
+/// scales that do not fit the layers. [`Error::Io`](crate::Error::Io) if a file cannot be read or written. Nothing is left at
+/// `out` then.
 pub fn quantize(
     folder: &Folder,
     out: &Path,

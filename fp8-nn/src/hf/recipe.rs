@@ -25,8 +25,8 @@ impl Folder {
     ///
     /// Weights have the recipe of their own granularity, by name where it differs from that of inputs. Layers whose weights are
     /// not kept as codes run in high precision: those that are not quantized, and those whose codes are E5M2 or stored as
-    /// in × out. With `scale_fmt` "ue8m0", the scales of inputs are powers of two. An input x becomes E4M3(x · scale) with scale = 448 / amax; peers compute
-    /// x / (amax / 448), which gives the neighbouring code for about one element in ten thousand.
+    /// in × out. With `scale_fmt` "ue8m0", the scales of inputs are powers of two. An input x becomes E4M3(x · scale) with scale
+    /// = 448 / amax; peers compute x / (amax / 448), which gives the neighbouring code for about one element in ten thousand.
     ///
     /// ```
     /// use fp8_nn::hf::{self, Config, Folder, Fp8Weights, LoadOptions, QuantizeOptions};
@@ -77,7 +77,7 @@ impl Folder {
         let is_block = |form: Form| matches!(form, Some(Blocks::B1x128 | Blocks::B128x128));
         let of_blocks = [inputs, weights].map(is_block);
         if of_blocks[0] != of_blocks[1] {
-            let text = "weights in blocks need inputs in groups of 128 columns, and the other way round";
+            let text = "weights in blocks need inputs in groups of 128 columns, and vice versa";
             return Err(self.problem(format!("{text}; {off}")));
         }
         let powers = if quantization.power_2_scales { QParams::POWER_2 } else { QParams::default() };

@@ -52,7 +52,8 @@ pub(super) const TABLE: &str = "embedding.weight";
 ///
 /// # Errors
 /// [`Error::Checkpoint`] for a model whose parameters are not those of `config`, for a finite value that the dtype cannot hold,
-/// such as 70000 in f16, and if something exists at `out`; [`Error::Option`] for a dtype that is no float; [`Error::Io`] if a file cannot be written. Nothing is left at `out` then.
+/// such as 70000 in f16, and if something exists at `out`; [`Error::Option`] for a dtype that is no float; [`Error::Io`] if a
+/// file cannot be written. Nothing is left at `out` then.
 pub fn save_model(out: &Path, config: &Config, model: &Gpt, dtype: Option<DType>) -> Result<()> {
     write_new(out, config, &ModelSource::new(model), dtype, None, &Monitor::default()).map(drop)
 }

@@ -90,8 +90,8 @@ fn scale_of(arena: &ArenaState, index: usize, slot: &str) -> Result<f32, String>
     } else {
         let exact = exact_rule(&arena.recipe).ok_or_else(|| {
             format!(
-                "the checkpoint has no amax of `{slot}`, and its scale does not tell it, as the recipe rounds scales to powers \
-                 of two or has a function of its own: {other}, or train with an amax_history_len of at least 2"
+                "the checkpoint has no amax above 0 of `{slot}`, and it cannot be recovered from its scale, because the recipe rounds \
+                 scales to powers of two or uses a custom function: {other}, or train with an amax_history_len of at least 2"
             )
         })?;
         let scale = arena.scale.get(index).copied().unwrap_or_default();

@@ -21,7 +21,8 @@ const MAX_BYTES: u64 = 256 << 20;
 
 /// The tokenizer of a model: a `tokenizer.json`, read by Hugging Face's tokenizers. Needs the feature `tokenizer`.
 ///
-/// Texts are encoded whole, long ones in pieces that are cut where that changes no token: as in transformers, truncation and padding that the file asks for are not applied.
+/// Texts are encoded completely: truncation and padding in the file are ignored, as in transformers. Long texts are processed in
+/// pieces, with the same tokens.
 ///
 /// ```
 /// use fp8_nn::hf::Tokenizer;
@@ -122,8 +123,8 @@ impl Tokenizer {
         encoding.get_ids().iter().map(fits).collect()
     }
 
-    /// Returns the first `count` tokens of a text, or all if it has fewer, without those that the tokenizer adds. Tokenizes no more of
-    /// a long text than it needs: a beginning of it and one that is twice as long, until both give the same tokens.
+    /// Returns the first `count` tokens of a text, or all if it has fewer, without those that the tokenizer adds. Of a text that is
+    /// much longer, it tokenizes two prefixes alone: one of about 8 bytes per token, and one twice as long to check the first.
     ///
     /// ```
     /// # use fp8_nn::hf::Tokenizer;

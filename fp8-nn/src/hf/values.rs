@@ -68,7 +68,7 @@ impl Folder {
         self.rows(name, 0..rows)
     }
 
-    /// Reads a whole tensor as f32 into `values`, which has its elements, on all cores.
+    /// Reads a whole tensor as f32 into `values`, which has its elements, with the threads of the caller's pool.
     pub(super) fn read_to(&self, name: &str, values: &mut [f32]) -> Result<()> {
         let info = self.info(name)?;
         let count = elements(info, &(0..info.matrix()[0]));

@@ -142,9 +142,8 @@ impl Weights {
                     Some(content) => {
                         problem(format!("not a readable safetensors file: {content}"))
                     },
-                    // Fewer bytes than the header says, or more.
                     None if why.ends_with(LENGTH_DIFFERS) => problem(format!(
-                        "not a readable safetensors file: {why}: it was not downloaded whole: download it again"
+                        "not a readable safetensors file: {why}: the file is incomplete or damaged, so copy or download it again"
                     )),
                     None => problem(format!("not a readable safetensors file: {why}")),
                 },
@@ -279,12 +278,12 @@ fn other_content(path: &Path) -> Option<&'static str> {
     let mut start = Vec::new();
     File::open(path).and_then(|file| file.take(64).read_to_end(&mut start)).ok()?;
     if start.starts_with(LFS) {
-        return Some("it is a Git LFS pointer, which stands for the file: run `git lfs pull` in the folder");
+        return Some("it is a Git LFS pointer, not the file itself: run `git lfs pull` in the folder");
     }
     let text = start.trim_ascii_start().to_ascii_lowercase();
     let is_page = ["<!doctype", "<html", "<?xml"].iter().any(|tag| text.starts_with(tag.as_bytes()));
     is_page.then_some(
-        "it is an HTML or XML page, which a download gives that is refused: download the file again",
+        "it is an HTML or XML page, as a server sends when it refuses a download: download the file again",
     )
 }
 

@@ -87,17 +87,17 @@ fn headers_that_lie_are_refused() {
     });
     assert!(
         truncated.starts_with(unreadable)
-            && truncated.ends_with("follow the header: it was not downloaded whole: download it again"),
+            && truncated.ends_with("follow the header: the file is incomplete or damaged, so copy or download it again"),
         "{truncated}"
     );
     for (content, text) in [
         (
             "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n",
-            "it is a Git LFS pointer, which stands for the file: run `git lfs pull` in the folder",
+            "it is a Git LFS pointer, not the file itself: run `git lfs pull` in the folder",
         ),
         (
             "\n<!DOCTYPE html><html><body>Access denied</body></html>",
-            "it is an HTML or XML page, which a download gives that is refused: download the file again",
+            "it is an HTML or XML page, as a server sends when it refuses a download: download the file again",
         ),
     ] {
         let error = damaged(|folder| fs::write(folder.join("model.safetensors"), content).unwrap());

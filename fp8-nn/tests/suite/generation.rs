@@ -9,7 +9,7 @@ use fp8_nn::prelude::*;
 
 pub(crate) const VOCABULARY: usize = 20;
 
-fn options() -> GptOptions {
+pub(crate) fn options() -> GptOptions {
     GptOptions {
         vocab_size: VOCABULARY,
         num_layers: 2,

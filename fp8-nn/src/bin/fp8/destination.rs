@@ -6,6 +6,9 @@ use fp8_nn::fp8_kernels::AtomicFile;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+/// The extension of pages, which no command reads.
+pub(crate) const PAGE: &str = "html";
+
 /// A file that is open before the work begins, so that a place where it cannot be written costs no work, and that appears at
 /// [`finish`](Self::finish).
 #[derive(Debug)]
@@ -15,8 +18,8 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
-    /// Opens the file that `option` names. It must not be one of `inputs` nor in a folder of them, and an existing file is
-    /// replaced only if its name ends in `extension`.
+    /// Opens the file that `option` names. It must not be one of `inputs`, and an existing file is replaced only if its name ends
+    /// in `extension`, as that of no input does.
     pub(crate) fn open(
         option: &str,
         path: &Path,
@@ -36,22 +39,27 @@ impl Destination {
         for input in inputs {
             let input_place = real(input);
             if place == input_place {
-                return Err(refused("it is read as input: name another file".into()));
+                return Err(refused("this file is also an input: choose another name".into()));
             }
-            if input_place.is_dir() && place.starts_with(&input_place) {
-                let text = format!("it is in the folder {}, which is read as input", input.display());
-                return Err(refused(format!("{text}: name a file elsewhere")));
+            // A folder of texts may have such files.
+            let is_inside = input_place.is_dir() && place.starts_with(&input_place);
+            if is_inside && place.exists() && extension != PAGE {
+                let input = input.display();
+                return Err(refused(format!(
+                    "it is inside {input}, which is an input: choose a place outside it"
+                )));
             }
         }
         let has_extension = place.extension().is_some_and(|end| end.eq_ignore_ascii_case(extension));
         if place.exists() && !has_extension {
             return Err(refused(format!(
-                "it exists, and only a file whose name ends in .{extension} is replaced: remove it, or name another"
+                "it already exists, and only files *.{extension} are overwritten: remove it, or choose another name"
             )));
         }
         interrupt::note_output(&place);
-        let file = AtomicFile::create(path)
-            .map_err(|error| refused(format!("it cannot be written there ({error}): name another place")))?;
+        let file = AtomicFile::create(path).map_err(|error| {
+            refused(format!("a file cannot be created there ({error}): choose another place"))
+        })?;
         Ok(Self { path: path.to_owned(), file })
     }
 
@@ -59,6 +67,9 @@ impl Destination {
     pub(crate) fn finish(self, content: &str, result: &str) -> Result<(), Failure> {
         let Self { path, mut file } = self;
         let written = file.write_all(content.as_bytes()).and_then(|()| file.commit());
+        if written.is_ok() {
+            interrupt::note_written(&real(&path));
+        }
         written.or_else(|error| {
             output::print(result)?;
             Err(Failure::Work(format!("{}: {error}", path.display())))

@@ -40,7 +40,7 @@ pub(crate) struct Eval {
     /// Tokens in a window (default: 512, or the longest sequence of the model if that is shorter)
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     seq_length: Option<usize>,
-    /// Stops after so many windows (default: the whole text)
+    /// Stops after N windows (default: the whole text)
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     windows: Option<usize>,
     /// Also writes the loss of each token, as CSV
@@ -87,13 +87,14 @@ pub(crate) fn run(options: &Eval) -> Result<String, Failure> {
         if losses.windows.len() < windows.len() {
             return Err(Failure::Interrupted);
         }
-        expect_finite(&options.model.model, &losses)?;
         let done = Done { options, loaded: &loaded, windows: &windows, losses: &losses, time };
         let result = if options.json { done.json() } else { done.sentences() };
+        let is_finite = options.expect_finite(&losses);
         if let Some(file) = file {
-            file.finish(&csv(&windows, &losses), &result)?;
+            // It shows where losses are not finite.
+            file.finish(&csv(&windows, &losses), if is_finite.is_ok() { &result } else { "" })?;
         }
-        Ok(result)
+        is_finite.map(|()| result)
     })
 }
 
@@ -126,23 +127,25 @@ impl Eval {
         windows.truncate(self.windows.unwrap_or(usize::MAX));
         Ok(windows)
     }
-}
 
-/// Refuses losses that are no numbers: a mean over them would say nothing.
-fn expect_finite(model: &Path, losses: &TokenLosses) -> Result<(), Failure> {
-    for (window, losses) in losses.windows.iter().enumerate() {
-        if let Some(position) = losses.iter().position(|loss| !loss.is_finite()) {
-            return Err(Failure::input(format!(
-                "{}: the loss of window {window} at position {} is {}: the model computes infinities or NaN; look for such \
-                 weights with fp8 inspect {}, or try --dtype f32",
-                model.display(),
-                position + 1,
-                losses[position],
-                quoted(model),
-            )));
+    /// Refuses losses that are no numbers: a mean over them would say nothing.
+    fn expect_finite(&self, losses: &TokenLosses) -> Result<(), Failure> {
+        let model = &self.model.model;
+        for (window, losses) in losses.windows.iter().enumerate() {
+            if let Some(position) = losses.iter().position(|loss| !loss.is_finite()) {
+                return Err(Failure::input(format!(
+                    "{}: the loss of window {window} at position {} is {}: the model produces infinities or NaN; look for \
+                     non-finite weights with fp8 inspect {}{}",
+                    model.display(),
+                    position + 1,
+                    losses[position],
+                    quoted(model),
+                    if self.model.is_narrow() { ", or try --dtype f32" } else { "" },
+                )));
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Returns the losses as CSV.

@@ -42,7 +42,7 @@ pub(crate) struct Export {
     /// With a scheme: layers that stay as they are, as in fp8 quantize; can be repeated
     #[arg(long, value_name = "PATTERN")]
     ignore: Vec<String>,
-    /// Lets block128 write matrices whose sides are no multiples of 128, which transformers cannot read
+    /// Lets block128 write matrices whose dimensions are not multiples of 128, which transformers cannot read
     #[arg(long)]
     allow_ragged: bool,
     /// The number of threads (default: one for each core)
@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Export) -> Result<String, Failure> {
         ("--allow-ragged", options.allow_ragged),
     ];
     if let (None, Some((option, _))) = (options.scheme, given.iter().find(|(_, is_given)| *is_given)) {
-        return Err(Failure::input(format!("{option} goes with --scheme: add one, such as --scheme tensor")));
+        return Err(Failure::input(format!("{option} requires --scheme, for example --scheme tensor")));
     }
     let folder = options.config.as_ref().filter(|path| path.is_dir());
     let read = |path: &Path| {
@@ -88,7 +88,7 @@ pub(crate) fn run(options: &Export) -> Result<String, Failure> {
         static_inputs: options.static_inputs,
     };
     let done = with_threads(options.threads, || {
-        watch(Unit::Bytes, |monitor| hf::export(&options.checkpoint, &options.output, &settings, monitor))
+        watch(Unit::Written, |monitor| hf::export(&options.checkpoint, &options.output, &settings, monitor))
     })?;
     Ok(if options.json { json_text(options, &done) } else { sentences(options, &done) })
 }

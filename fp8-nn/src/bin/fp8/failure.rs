@@ -103,7 +103,7 @@ impl From<fp8_nn::Error> for Failure {
             {
                 let folder = path.parent().unwrap_or(Path::new("."));
                 format!(
-                    "{}: not found: expected {} to be a Hugging Face folder, with config.json and safetensors files",
+                    "{}: not found: {} is not a Hugging Face folder, which has config.json and safetensors files",
                     path.display(),
                     folder.display()
                 )

@@ -75,9 +75,9 @@ impl Generate {
             ("--seed", self.seed.is_some()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
-            Some((option, _)) if self.temperature == 0.0 => Err(Failure::input(format!(
-                "{option} needs --temperature above 0: without it, the most likely token is taken"
-            ))),
+            Some((option, _)) if self.temperature == 0.0 => {
+                Err(Failure::input(format!("{option} has no effect unless --temperature is above 0")))
+            }
             _ => Ok(()),
         }
     }

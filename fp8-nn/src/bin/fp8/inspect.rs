@@ -1,6 +1,6 @@
 //! `fp8 inspect`: what a folder or file holds, and what quantization lost.
 
-use crate::destination::Destination;
+use crate::destination::{Destination, PAGE};
 use crate::failure::Failure;
 use crate::model::{inputs, with_threads};
 use crate::options::threads;
@@ -8,7 +8,7 @@ use crate::progress::{Unit, watch};
 use crate::report;
 use crate::table::{bytes, count, decibels, granularity, printable, scales, shape, short, shortened, table};
 use clap::Args;
-use fp8_nn::hf::{self, Folder, Inspection, TensorInspection, Weights};
+use fp8_nn::hf::{self, Config, Folder, Inspection, TensorInspection, Weights};
 use fp8_nn::page::percent;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ Example:
   fp8 inspect SmolLM2-135M-FP8 --against SmolLM2-135M --report report.html
 
 Columns:
-  scales       what shares a scale, how many there are, and their values; for static inputs, the scale of the input
+  scales       what each scale covers, the number of scales and their range; for static inputs, the scale of the input
   amax         the largest magnitude
   saturated %  values that were clamped; without --against, those with the largest code
   underflow %  values that became zero; without --against, those that are zero
@@ -59,7 +59,7 @@ pub(crate) struct Subject {
 pub(crate) fn run(options: &Inspect) -> Result<String, Failure> {
     let inputs: Vec<&Path> =
         [Some(&options.path), options.against.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
-    let open = |path: &PathBuf| Destination::open("--report", path, "html", &inputs);
+    let open = |path: &PathBuf| Destination::open("--report", path, PAGE, &inputs);
     let file = options.report.as_ref().map(open).transpose()?;
     let original = options.against.as_deref().map(Folder::open).transpose()?;
     let (subject, found) = with_threads(options.threads, || measure(options, original.as_ref()))?;
@@ -115,10 +115,12 @@ fn open_any(path: &Path, is_compared: bool) -> Result<Opened, Failure> {
         Ok(folder) => return Ok(Opened::Model(Box::new(folder))),
         Err(error) => Failure::from(error),
     };
-    match (is_compared, &failure, Weights::open(path)) {
-        (false, Failure::Input(why), Ok(weights)) => {
-            let note =
-                format!("the model is not understood, so that this lists its tensors as they are: {why}");
+    // A configuration that is known belongs to a model whose files are damaged.
+    let config = path.join("config.json");
+    let is_unknown = config.is_file() && Config::read(&config).is_err();
+    match (is_unknown && !is_compared, &failure, Weights::open(path)) {
+        (true, Failure::Input(why), Ok(weights)) => {
+            let note = format!("this model is not supported, so its tensors are listed as stored: {why}");
             Ok(Opened::Tensors(weights, note))
         }
         _ => Err(failure),
@@ -140,7 +142,7 @@ impl Subject {
         let scales: usize = found.tensors.iter().map(scales).sum();
         let (mut tensors, files) = (count(found.tensors.len(), "tensor"), count(found.files, "file"));
         if scales > 0 {
-            let _ = write!(tensors, " and {scales} with their scales");
+            let _ = write!(tensors, ", plus {scales} with scales");
         }
         let mut line = format!("{tensors}, {} in {files}", bytes(found.bytes));
         for part in [&self.family, &self.scheme].into_iter().flatten() {
@@ -183,7 +185,9 @@ fn text(subject: &Subject, found: &Inspection) -> String {
 
 /// Says that there is no FP8 weight whose error could be measured.
 pub(crate) fn without_fp8(against: &str) -> String {
-    format!("compared with {against}: there are no FP8 weights, so only the tensors have an SQNR")
+    format!(
+        "compared with {against}: there are no FP8 weights, so there is an SQNR for each tensor but none overall"
+    )
 }
 
 /// The cells of a tensor.

@@ -3,6 +3,7 @@
 use crate::table::printable;
 use fp8_nn::fp8_kernels::AtomicFile;
 use fp8_nn::hf::Monitor;
+use std::ffi::OsString;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,12 +15,12 @@ use std::time::Duration;
 pub(crate) const SENTENCE: &str = "interrupted; nothing was written";
 /// Exit code, as shells expect it of SIGINT.
 pub(crate) const CODE: u8 = 130;
-/// How much of an output's name is in that of its temporary file, at least.
+/// How many characters of an output's name are in that of its temporary file.
 const NAME_PART: usize = 40;
 
 /// Set by the first signal.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
-/// Set once the signal handler is about to end the process.
+/// Set once a thread ends the process: it alone prints the sentence.
 static LEAVING: AtomicBool = AtomicBool::new(false);
 static PHASE: Mutex<Phase> = Mutex::new(Phase::Leave);
 /// The outputs that are being written.
@@ -35,6 +36,10 @@ struct Output {
     name: String,
     /// Whether it was a folder with files already, which is an error that the command finds.
     was_full: bool,
+    /// Whether it is a file that is complete.
+    is_written: bool,
+    /// Temporary files that were there before, which are not this program's.
+    others: Vec<OsString>,
 }
 
 /// What the first signal does. The second one always leaves at once.
@@ -52,22 +57,36 @@ fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Installs the handler of signals.
+/// Installs the handlers of signals. Without one, a signal ends the process at once, and the next run removes what it left.
 pub(crate) fn install() {
-    // `nohup` makes a program ignore SIGHUP. The handler could not tell that signal from the others.
-    if is_hangup_ignored() {
-        return;
+    let _ = ctrlc::set_handler(receive);
+    #[cfg(unix)]
+    install_others();
+}
+
+/// Handles SIGTERM and SIGHUP.
+#[cfg(unix)]
+fn install_others() {
+    use signal_hook::consts::{SIGHUP, SIGTERM};
+    let mut others = vec![SIGTERM];
+    // A program that `nohup` starts ignores SIGHUP.
+    if !is_hangup_ignored() {
+        others.push(SIGHUP);
     }
-    // Without a handler, a signal ends the process at once, and the next run removes what it left.
-    let _ = ctrlc::set_handler(|| {
-        let is_first = !REQUESTED.swap(true, Relaxed);
-        let phase = lock(&PHASE).clone();
-        match phase {
-            Phase::Note if is_first => {}
-            Phase::Stop(monitor) if is_first && !is_done(&monitor) => monitor.stop(),
-            _ => leave(),
-        }
-    });
+    if let Ok(mut signals) = signal_hook::iterator::Signals::new(others) {
+        let _ = std::thread::Builder::new().spawn(move || signals.forever().for_each(|_| receive()));
+    }
+}
+
+/// Does what the first signal, or a later one, asks for.
+fn receive() {
+    let is_first = !REQUESTED.swap(true, Relaxed);
+    let phase = lock(&PHASE).clone();
+    match phase {
+        Phase::Note if is_first => {}
+        Phase::Stop(monitor) if is_first && !is_done(&monitor) => monitor.stop(),
+        _ => leave(),
+    }
 }
 
 /// Returns whether all work is done, and only the flush to disk is left.
@@ -76,6 +95,7 @@ pub(crate) fn is_done(monitor: &Monitor) -> bool {
     total > 0 && done >= total
 }
 
+#[cfg(unix)]
 fn is_hangup_ignored() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -102,7 +122,24 @@ pub(crate) fn note_output(path: &Path) {
     let name = name.to_string_lossy().chars().take(NAME_PART).collect();
     let parent = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new(".")).to_owned();
-    lock(&OUTPUTS).push(Output { path: path.to_owned(), parent, name, was_full: is_full(path) });
+    let others = temporaries(&parent);
+    let (path, was_full) = (path.to_owned(), is_full(path));
+    lock(&OUTPUTS).push(Output { path, parent, name, was_full, is_written: false, others });
+}
+
+/// Notes that a file is complete and in its place.
+pub(crate) fn note_written(path: &Path) {
+    lock(&OUTPUTS)
+        .iter_mut()
+        .filter(|output| output.path == path)
+        .for_each(|output| output.is_written = true);
+}
+
+/// Returns the names of the temporary files and folders in `folder` that have this process's number.
+fn temporaries(folder: &Path) -> Vec<OsString> {
+    let prefix = format!("{}{}-", AtomicFile::PREFIX, std::process::id());
+    let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names.filter(|name| name.as_encoded_bytes().starts_with(prefix.as_bytes())).collect()
 }
 
 /// Returns whether it is a folder that has files.
@@ -110,22 +147,22 @@ fn is_full(path: &Path) -> bool {
     fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())
 }
 
-/// Waits for the end if the signal handler is ending the process, so that there is one sentence alone.
-pub(crate) fn wait_if_leaving() {
-    while LEAVING.load(Relaxed) {
+/// Returns in the one thread that ends the process; others wait for the end, so that there is one sentence alone.
+pub(crate) fn begin_to_leave() {
+    while LEAVING.swap(true, Relaxed) {
         std::thread::sleep(Duration::from_secs(1));
     }
 }
 
 fn leave() -> ! {
-    LEAVING.store(true, Relaxed);
+    begin_to_leave();
     let mut sentence = SENTENCE.to_owned();
     for output in lock(&OUTPUTS).iter() {
-        remove_partial(&output.parent, &output.name);
-        // The signal came behind the renaming, which makes a folder appear as a whole.
-        if !output.was_full && is_full(&output.path) {
+        remove_partial(output);
+        // The signal came after the renaming, which makes a folder appear as a whole.
+        if output.is_written || (!output.was_full && is_full(&output.path)) {
             sentence =
-                format!("interrupted after {} was written", printable(&output.path.display().to_string()));
+                format!("interrupted, but {} is complete", printable(&output.path.display().to_string()));
         }
     }
     let _ = writeln!(std::io::stderr(), "error: {sentence}");
@@ -133,18 +170,20 @@ fn leave() -> ! {
 }
 
 /// Removes the temporary files and folders that this process has created for an output.
-fn remove_partial(folder: &Path, name: &str) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    let prefix = format!("{}{}-", AtomicFile::PREFIX, std::process::id());
-    for entry in entries.flatten() {
-        let found = entry.file_name();
-        let found = found.to_string_lossy();
-        if !found.starts_with(&prefix) || !found.contains(name) {
+fn remove_partial(output: &Output) {
+    for found in temporaries(&output.parent) {
+        // They are called PREFIX, process, number, the output's name, and perhaps `.lock`, joined by dashes.
+        let text = found.to_string_lossy().into_owned();
+        let text = text.strip_suffix(".lock").unwrap_or(&text);
+        let is_own = text.strip_prefix(AtomicFile::PREFIX).and_then(|rest| rest.splitn(3, '-').nth(2));
+        if is_own != Some(output.name.as_str()) || output.others.contains(&found) {
             continue;
         }
         // Renamed first: what is being removed must not take its place any more.
-        let doomed = folder.join(format!("{found}-removed"));
-        if fs::rename(entry.path(), &doomed).is_ok() {
+        let mut doomed = found.clone();
+        doomed.push("-removed");
+        let (found, doomed) = (output.parent.join(found), output.parent.join(doomed));
+        if fs::rename(found, &doomed).is_ok() {
             let _ = fs::remove_dir_all(&doomed).or_else(|_| fs::remove_file(&doomed));
         }
     }

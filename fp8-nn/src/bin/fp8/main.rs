@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         // The text, and what it took, have been printed.
         Err(failure @ Failure::Ended) => ExitCode::from(failure.code()),
         Err(failure) => {
-            interrupt::wait_if_leaving();
+            interrupt::begin_to_leave();
             // If stderr is closed, the exit code still tells.
             let _ = writeln!(std::io::stderr(), "{failure}");
             ExitCode::from(failure.code())

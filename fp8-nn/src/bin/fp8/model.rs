@@ -4,7 +4,7 @@ use crate::failure::{Failure, in_words_of_the_program};
 use crate::options::{dtype, threads};
 use crate::table::{count, shortened};
 use clap::Args;
-use fp8_nn::hf::{Folder, Fp8Weights, InputScales, LoadOptions, Quantization, WeightScales};
+use fp8_nn::hf::{Dtype, Folder, Fp8Weights, InputScales, LoadOptions, Quantization, WeightScales};
 use fp8_nn::prelude::*;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -16,9 +16,9 @@ pub(crate) struct ModelOptions {
     /// A Hugging Face folder with its tokenizer, FP8 or not
     pub(crate) model: PathBuf,
     /// How weights and inputs are quantized: checkpoint (as the folder says: its FP8 weights, and inputs as vLLM quantizes them), off
-    /// (FP8 weights are dequantized, inputs are not quantized), or anew, FP8 weights being dequantized first, by current, rowwise,
-    /// rowwise-gw-hp, block, deepseek, mxfp8, delayed or te-v0 (which have no history here and compute as current does), or a file
-    /// *.toml
+    /// (FP8 weights are dequantized, inputs are not quantized), or quantized again (after dequantizing FP8 weights) with current,
+    /// rowwise, rowwise-gw-hp, block, deepseek, mxfp8, delayed or te-v0 (which have no history here and compute as current does), or
+    /// a file *.toml
     #[arg(long, value_name = "NAME|FILE.toml", default_value = "checkpoint", value_parser = RecipeName::parse)]
     recipe: RecipeName,
     /// Type of weights and activations where they are not FP8: f32, bf16 or f16
@@ -124,6 +124,11 @@ impl ModelOptions {
         Failure::input(format!("--device {}: {text}", self.device))
     }
 
+    /// Returns whether activations have 16 bits.
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.dtype != DType::F32
+    }
+
     /// Returns the file with the recipe, if `--recipe` names one.
     pub(crate) fn recipe_file(&self) -> Option<&PathBuf> {
         match &self.recipe {
@@ -160,7 +165,7 @@ impl ModelOptions {
     pub(crate) fn arithmetic(&self, loaded: &Loaded) -> String {
         let recipe = match (&self.recipe, &loaded.folder.config.quantization) {
             (RecipeName::Off, Some(_)) => "recipe off, FP8 weights dequantized".to_owned(),
-            (RecipeName::Checkpoint, Some(quantization)) => as_stored(quantization),
+            (RecipeName::Checkpoint, Some(quantization)) => as_stored(&loaded.folder, quantization),
             (RecipeName::Checkpoint | RecipeName::Off, None) => "recipe off".to_owned(),
             (_, quantization) => {
                 let name = match &self.recipe {
@@ -170,7 +175,7 @@ impl ModelOptions {
                 let mut text = format!("recipe {}", shortened(&name));
                 let full = loaded.recipe.to_string();
                 if ["delayed", "te-v0"].iter().any(|name| full.starts_with(name)) {
-                    text += " without a history, as current scaling";
+                    text += " without history (same as current scaling)";
                 }
                 if quantization.is_some() {
                     text += ", FP8 weights dequantized first";
@@ -183,16 +188,23 @@ impl ModelOptions {
 }
 
 /// Describes what an FP8 checkpoint says of its weights and inputs.
-fn as_stored(quantization: &Quantization) -> String {
+fn as_stored(folder: &Folder, quantization: &Quantization) -> String {
     let weights = match quantization.weights {
-        WeightScales::Tensor => "one for a tensor".to_owned(),
-        WeightScales::Channel => "by channel".to_owned(),
-        WeightScales::Block([rows, cols]) => format!("by block of {rows}×{cols}"),
-        _ => "of another kind".to_owned(),
+        WeightScales::Tensor => "one scale per tensor".to_owned(),
+        WeightScales::Channel => "one scale per channel".to_owned(),
+        WeightScales::Block([rows, cols]) => format!("one scale per {rows}×{cols} block"),
+        _ => "other scales".to_owned(),
     };
-    let mut text = format!("FP8 weights as stored, scales {weights}; inputs {}", inputs(quantization.inputs));
-    if !quantization.ignored.is_empty() {
-        let _ = write!(text, "; {} not quantized", count(quantization.ignored.len(), "layer"));
+    let mut text = format!("FP8 weights as stored, {weights}; inputs {}", inputs(quantization.inputs));
+    let is_fp8 = |name: &str| {
+        folder.weights.info(name).is_some_and(|info| matches!(info.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2))
+    };
+    let linears = folder.config.tensors().into_iter().filter(|tensor| tensor.kind.is_linear());
+    match linears.filter(|tensor| !is_fp8(&tensor.name)).count() {
+        0 => {}
+        others => {
+            let _ = write!(text, "; {} not quantized", count(others, "projection"));
+        }
     }
     text
 }

@@ -173,7 +173,7 @@ fn sentence(error: &clap::Error) -> String {
         ErrorKind::UnknownArgument if !option.starts_with('-') => {
             let argument = text(ContextKind::InvalidArg);
             format!(
-                "unexpected argument {argument}: quote a text that has spaces, and see --help for what is expected"
+                "unexpected argument {argument}: put quotes around text with spaces; --help lists the arguments"
             )
         }
         ErrorKind::UnknownArgument => match text(ContextKind::SuggestedArg) {
@@ -184,7 +184,7 @@ fn sentence(error: &clap::Error) -> String {
             Some(ContextValue::String(prior)) => {
                 let prior = prior.split_whitespace().next().unwrap_or_default();
                 if prior == option {
-                    return format!("{option} is given twice: give it once");
+                    return format!("{option} may be given only once");
                 }
                 format!("{option} and {prior} exclude each other: give one of them")
             }

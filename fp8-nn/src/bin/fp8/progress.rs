@@ -14,7 +14,10 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
+    /// Bytes that are read.
     Bytes,
+    /// Bytes that are written, and flushed to disk at the end.
+    Written,
     Tokens,
     /// So many blocks of a model, one after the other.
     Blocks(u64),
@@ -60,9 +63,8 @@ fn show(bar: &ProgressBar, unit: Unit, monitor: &Monitor) {
     };
     bar.set_length(total);
     bar.set_position(done);
-    if unit == Unit::Bytes && interrupt::is_done(monitor) {
-        bar.set_message("flushing to disk  ");
-    }
+    let is_flushing = unit == Unit::Written && interrupt::is_done(monitor);
+    bar.set_message(if is_flushing { "flushing to disk  " } else { "" });
 }
 
 /// Runs `work`, whose length is not known, and shows that the program is at it.
@@ -80,7 +82,9 @@ pub(crate) fn spin<T>(what: &'static str, work: impl FnOnce() -> Result<T, Failu
 
 fn bar(unit: Unit) -> ProgressBar {
     let template = match unit {
-        Unit::Bytes => "{wide_bar:.cyan/blue} {msg}{bytes}/{total_bytes}  {bytes_per_sec}  {eta} left",
+        Unit::Bytes | Unit::Written => {
+            "{wide_bar:.cyan/blue} {msg}{bytes}/{total_bytes}  {bytes_per_sec}  {eta} left"
+        }
         Unit::Tokens => "{wide_bar:.cyan/blue} {pos}/{len} tokens  {rate}/s  {eta} left",
         Unit::Blocks(_) => "{wide_bar:.cyan/blue} {pos}/{len} blocks  {eta} left",
     };

@@ -38,7 +38,7 @@ pub(crate) struct Quantize {
     #[arg(long, value_parser = scheme)]
     scheme: Scheme,
     /// Writes static scales of inputs (schemes tensor and vllm): the model reads this text file, or the files of this folder (- is
-    /// standard input), and the largest input of each layer decides. Without it, inputs are dynamic
+    /// standard input), and each layer's scale comes from its largest input. Without it, inputs are dynamic
     #[arg(long, value_name = "FILE|DIR")]
     calibrate: Option<PathBuf>,
     /// How many tokens of the text --calibrate reads, in windows of 512 (default: 16384)
@@ -48,7 +48,7 @@ pub(crate) struct Quantize {
     /// can be repeated
     #[arg(long, value_name = "PATTERN")]
     ignore: Vec<String>,
-    /// Lets block128 write matrices whose sides are no multiples of 128, which transformers cannot read
+    /// Lets block128 write matrices whose dimensions are not multiples of 128, which transformers cannot read
     #[arg(long)]
     allow_ragged: bool,
     /// The number of threads (default: one for each core)
@@ -72,7 +72,7 @@ struct Times {
 /// Quantizes, and returns what is printed.
 pub(crate) fn run(options: &Quantize) -> Result<String, Failure> {
     if options.calibration_tokens.is_some() && options.calibrate.is_none() {
-        let text = "--calibration-tokens goes with --calibrate: add one, such as --calibrate book.txt";
+        let text = "--calibration-tokens requires --calibrate, for example --calibrate book.txt";
         return Err(Failure::input(text));
     }
     interrupt::note_output(&options.output);
@@ -92,7 +92,7 @@ pub(crate) fn run(options: &Quantize) -> Result<String, Failure> {
         times.calibrating = Some(start.elapsed().as_secs_f64());
     }
     let start = Instant::now();
-    let done = watch(Unit::Bytes, |monitor| hf::quantize(&folder, &options.output, &settings, monitor))?;
+    let done = watch(Unit::Written, |monitor| hf::quantize(&folder, &options.output, &settings, monitor))?;
     times.quantizing = start.elapsed().as_secs_f64();
     Ok(if options.json { json_text(options, &done, times) } else { sentences(options, &done, times) })
 }
@@ -125,7 +125,7 @@ fn calibrate(options: &Quantize, folder: &Folder, text: &Path) -> Result<BTreeMa
 /// Says whether vLLM refuses the folder, in a line.
 pub(crate) fn split_groups(done: &Quantized) -> String {
     done.split_groups.first().map_or(String::new(), |group| {
-        format!("vLLM refuses a folder in which only some of {} are quantized\n", group.join(", "))
+        format!("vLLM will not load this folder: only some of {} are quantized\n", group.join(", "))
     })
 }
 

@@ -50,5 +50,5 @@ fn not_text(
     let start = file.checked_sub(1).map_or(0, |before| ends[before].0);
     let file = ends.get(file).map_or(path, |(_, file)| file);
     let expected = "expected text, or a folder of text files";
-    Failure::input(format!("{option} {}: no UTF-8 text at byte {}: {expected}", file.display(), at - start))
+    Failure::input(format!("{option} {}: not valid UTF-8 at byte {}: {expected}", file.display(), at - start))
 }

@@ -142,7 +142,7 @@ pub(super) fn original(config: Fields<'_>) -> Result<Option<usize>, String> {
     let field = "original_max_position_embeddings";
     for spelling in ["rope_parameters", "rope_scaling"] {
         let Some(rope) = config.object(spelling)? else { continue };
-        if let Some(length) = Fields::new(rope, spelling).size(field)? {
+        if let Some(length) = Fields::new(rope, &format!("{spelling}.")).size(field)? {
             return Ok(Some(length));
         }
     }

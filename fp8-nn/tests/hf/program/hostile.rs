@@ -70,11 +70,9 @@ fn a_folder_whose_model_is_not_known_is_listed() {
         let out = inspected(place.path(), "inspect model --report r.html");
         assert!(out.lines().next().unwrap().starts_with(&format!("model: {count} tensors, ")), "{out}");
         let note = out.lines().nth(1).unwrap();
-        assert!(
-            note.starts_with("the model is not understood, so that this lists its tensors as they are: ")
-        );
+        assert!(note.starts_with("this model is not supported, so its tensors are listed as stored: "));
         assert!(note.contains("config.json: `"), "{note}");
-        assert!(fs::read_to_string(place.path().join("r.html")).unwrap().contains("is not understood"));
+        assert!(fs::read_to_string(place.path().join("r.html")).unwrap().contains("is not supported"));
         let value: Value = serde_json::from_str(&inspected(place.path(), "inspect model --json")).unwrap();
         assert!(value["note"].is_string() && value["family"].is_null());
         // A comparison needs both models.

@@ -25,7 +25,7 @@ fn a_model_is_quantized_and_inspected() {
     let out = done(place.path(), "inspect fp8 --against model --report report.html");
     let lines: Vec<&str> = out.lines().collect();
     assert!(
-        lines[0].starts_with("fp8: 20 tensors and 11 with their scales, ")
+        lines[0].starts_with("fp8: 20 tensors, plus 11 with scales, ")
             && lines[0].contains("llama; compressed-tensors, inputs dynamic, by token")
     );
     assert!(lines[1].starts_with("SQNR of the FP8 weights against model: 3"), "{out}");
@@ -77,7 +77,7 @@ fn groups_that_vllm_wants_whole_are_named() {
     let line = "quantize model fp8 --scheme channel --ignore layers.1.self_attn.k_proj";
     let out = done(place.path(), line);
     let names = ["q", "k", "v"].map(|name| format!("model.layers.1.self_attn.{name}_proj")).join(", ");
-    let sentence = format!("vLLM refuses a folder in which only some of {names} are quantized\n");
+    let sentence = format!("vLLM will not load this folder: only some of {names} are quantized\n");
     assert!(out.contains(&sentence), "{out}");
     fs::remove_dir_all(place.path().join("fp8")).unwrap();
     let value: Value = serde_json::from_str(&done(place.path(), &format!("{line} --json"))).unwrap();

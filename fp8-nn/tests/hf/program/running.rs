@@ -153,12 +153,15 @@ fn a_model_that_computes_nan_has_no_perplexity() {
     crate::folders::write(&file, &all);
     let (code, out, error) = run(place.path(), ["eval", "model", "--text", "text.txt"]);
     assert_eq!((code, out.as_str()), (2, ""));
-    assert!(error.contains("look for such weights with fp8 inspect model"), "{error}");
+    assert!(error.contains("look for non-finite weights with fp8 inspect model"), "{error}");
     for temperature in ["0", "1"] {
         let line = ["generate", "model", "--prompt", "The sea", "--temperature", temperature];
         let (code, out, error) = run(place.path(), line);
         assert_eq!((code, out.as_str()), (2, ""));
-        assert!(error.starts_with("error: model: logits = NaN or -inf, all of text 0: "), "{error}");
+        assert!(
+            error.starts_with("error: model: logits = NaN or -inf for every token of text 0: "),
+            "{error}"
+        );
     }
 }
 
@@ -207,10 +210,10 @@ fn the_arithmetic_is_described_in_few_words() {
     for (line, expected) in [
         ("eval model", "f32, recipe off, cpu"),
         ("eval model --recipe current", "f32, recipe current, cpu"),
-        ("eval model --recipe delayed", "f32, recipe delayed without a history, as current scaling, cpu"),
+        ("eval model --recipe delayed", "f32, recipe delayed without history (same as current scaling), cpu"),
         (
             "eval fp8",
-            "f32, FP8 weights as stored, scales by channel; inputs dynamic, by token; 8 layers not quantized, cpu",
+            "f32, FP8 weights as stored, one scale per channel; inputs dynamic, by token; 7 projections not quantized, cpu",
         ),
         ("eval fp8 --recipe off", "f32, recipe off, FP8 weights dequantized, cpu"),
         ("eval fp8 --recipe deepseek", "f32, recipe deepseek, FP8 weights dequantized first, cpu"),
