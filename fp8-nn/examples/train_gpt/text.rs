@@ -149,7 +149,7 @@ mod tests {
         write("a-b", "2 two ");
         write(".hidden", "0 zero ");
         let corpus = Corpus::load(Some(folder.path()), 4).unwrap();
-        assert_eq!(corpus.bytes(), b"0 zero 1 one 2 two 3 three ");
+        assert_eq!(corpus.bytes(), b"1 one 2 two 3 three ", "a hidden file is skipped");
         let again = Corpus::reload(corpus.source(), 4).unwrap();
         assert_eq!(again.fingerprint(), corpus.fingerprint());
     }

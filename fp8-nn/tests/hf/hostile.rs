@@ -87,7 +87,9 @@ fn headers_that_lie_are_refused() {
     });
     assert!(
         truncated.starts_with(unreadable)
-            && truncated.ends_with("follow the header: the file is incomplete or damaged, so copy or download it again"),
+            && truncated.ends_with(
+                "follow the header: the file is incomplete or damaged, so copy or download it again"
+            ),
         "{truncated}"
     );
     for (content, text) in [

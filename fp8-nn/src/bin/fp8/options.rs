@@ -232,10 +232,10 @@ mod tests {
             (&["inspect", "a", "--report"], "--report needs a value"),
             (&["inspect"], "<PATH> is missing; --help has an example"),
             (&["quantize", "--scheme", "tensor"], "<INPUT>, <OUTPUT> are missing; --help has an example"),
-            (&["inspect", "a", "--report", "b", "--report", "c"], "--report is given twice: give it once"),
+            (&["inspect", "a", "--report", "b", "--report", "c"], "--report may be given only once"),
             (
                 &["inspect", "a", "b c"],
-                "unexpected argument b c: quote a text that has spaces, and see --help for what is expected",
+                "unexpected argument b c: put quotes around text with spaces; --help lists the arguments",
             ),
             (&["quantize", "a", "b"], "--scheme <SCHEME> is missing; --help has an example"),
             (

@@ -34,8 +34,11 @@ fn an_older_result_is_replaced() {
     }
     let losses = fs::read_to_string(place.path().join("out.csv")).unwrap();
     assert_eq!(losses.lines().last().unwrap().split(',').next(), Some("0"));
-    assert_eq!(run(place.path(), ["inspect", "model", "--report", "r.html"]).0, 0);
-    assert_eq!(run(place.path(), ["inspect", "model", "--report", "r.html"]).0, 0);
+    // Beside the model, too.
+    for report in ["r.html", "model/r.html"] {
+        assert_eq!(run(place.path(), ["inspect", "model", "--report", report]).0, 0);
+        assert_eq!(run(place.path(), ["inspect", "model", "--report", report]).0, 0);
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -80,7 +80,7 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "a file in place of a folder", make: |_| {}, line: "quantize model/config.json out --scheme tensor", sentence: "not a folder: expected one with config.json" },
     Mistake { what: "an option that is given twice", make: |_| {}, line: "inspect model --report a.html --report b.html", sentence: "--report may be given only once" },
     Mistake { what: "no threads to inspect with", make: |_| {}, line: "inspect model --threads 0", sentence: "--threads 0: expected a number from 1 to 1024" },
-    Mistake { what: "calibration tokens without a text", make: |_| {}, line: "quantize model out --scheme tensor --calibration-tokens 5", sentence: "--calibration-tokens goes with --calibrate" },
+    Mistake { what: "calibration tokens without a text", make: |_| {}, line: "quantize model out --scheme tensor --calibration-tokens 5", sentence: "--calibration-tokens requires --calibrate" },
     Mistake { what: "an empty folder", make: |folder| fs::create_dir(folder.join("empty")).unwrap(), line: "quantize empty out --scheme tensor", sentence: "empty/config.json: not found: empty is not a Hugging Face folder" },
     Mistake { what: "the folder above the model", make: |_| {}, line: "inspect .", sentence: "./config.json: not found" },
     Mistake { what: "an output that exists", make: |folder| { fs::create_dir(folder.join("out")).unwrap(); fs::write(folder.join("out/mine"), "x").unwrap(); }, line: QUANTIZE, sentence: "out: it exists already: name a new folder" },
@@ -93,7 +93,6 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "a report in place of the weights", make: |_| {}, line: "inspect model --report model/model.safetensors", sentence: "only files *.html are overwritten" },
     Mistake { what: "a report in place of the file that is inspected", make: |_| {}, line: "inspect model/model.safetensors --report model/../model/model.safetensors", sentence: "this file is also an input: choose another name" },
     Mistake { what: "a report in place of notes", make: with_text, line: "inspect model --report text.txt", sentence: "only files *.html are overwritten" },
-    Mistake { what: "a report in the folder of the original", make: fp8, line: "inspect fp8 --against model --report model/report.html", sentence: "it is in the folder model" },
     Mistake { what: "a report on a device", make: |_| {}, line: "inspect model --report /dev/null", sentence: "--report /dev/null: it exists and is not a file: expected the path of a file" },
     Mistake { what: "a report that is a folder", make: |_| {}, line: "inspect model --report model", sentence: "--report model: expected the name of a file" },
     // Configurations.
@@ -154,8 +153,8 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "an unknown device", make: with_tokenizer, line: "eval model --text text.txt --device gpu", sentence: "--device gpu: expected cpu or cuda:N" },
     Mistake { what: "losses in no folder", make: with_tokenizer, line: "eval model --text text.txt --losses no/out.csv", sentence: "--losses no/out.csv: its folder does not exist: create it first" },
     Mistake { what: "losses in place of the text", make: with_tokenizer, line: "eval model --text text.txt --losses text.txt", sentence: "--losses text.txt: this file is also an input: choose another name" },
-    Mistake { what: "losses in place of the tokenizer", make: with_tokenizer, line: "eval model --text text.txt --losses model/tokenizer.json", sentence: "it is in the folder model" },
-    Mistake { what: "losses among the texts", make: |folder| { with_tokenizer(folder); fs::create_dir(folder.join("texts")).unwrap(); }, line: "eval model --text texts --losses texts/out.csv", sentence: "it is in the folder texts" },
+    Mistake { what: "losses in place of the tokenizer", make: with_tokenizer, line: "eval model --text text.txt --losses model/tokenizer.json", sentence: "it is inside model, which is an input" },
+    Mistake { what: "losses among the texts", make: |folder| { with_tokenizer(folder); fs::create_dir(folder.join("texts")).unwrap(); fs::write(folder.join("texts/a.csv"), "a,b").unwrap(); }, line: "eval model --text texts --losses texts/a.csv", sentence: "it is inside texts, which is an input" },
     Mistake { what: "weights that are NaN", make: |folder| { with_tokenizer(folder); tensors(folder, |all| all.get_mut(UP).unwrap().2[..2].copy_from_slice(&[0xC0, 0x7F])); }, line: "eval model --text text.txt", sentence: "model: the loss of window 0 at position 1 is NaN" },
     Mistake { what: "tokens that do not exist", make: |_| {}, line: "eval model --ids ids.safetensors", sentence: "--ids ids.safetensors: not found: expected a safetensors file" },
     Mistake { what: "tokens outside the vocabulary", make: |folder| ids(folder, "[1, 3]", &[1, 96, 2]), line: "eval model --ids ids.safetensors", sentence: "--ids ids.safetensors: token 96 in window 0 at position 1: expected 0 to 95" },
@@ -185,7 +184,7 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "weights that are no checkpoint", make: |_| {}, line: "export model/model.safetensors out --config model", sentence: "expected the parameters of a Gpt" },
     Mistake { what: "a checkpoint of an unknown model", make: |_| {}, line: "export model/model.safetensors out", sentence: "it does not say which model it is: give a config.json (--config)" },
     Mistake { what: "a configuration that does not exist", make: |_| {}, line: "export model out --config config.json", sentence: "--config config.json: not found: expected a config.json, or a folder that has it" },
-    Mistake { what: "static inputs without a scheme", make: |_| {}, line: "export model out --static-inputs", sentence: "--static-inputs goes with --scheme" },
+    Mistake { what: "static inputs without a scheme", make: |_| {}, line: "export model out --static-inputs", sentence: "--static-inputs requires --scheme" },
     Mistake { what: "a dtype that is not known", make: |_| {}, line: "export model out --dtype fp8", sentence: "--dtype fp8: unknown; the known ones are f32, bf16 and f16" },
 ];
 
