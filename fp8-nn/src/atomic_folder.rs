@@ -319,7 +319,7 @@ mod tests {
         fs::write(place.path().join("late/x"), "theirs").unwrap();
         let error = late.commit().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyExists);
-        assert!(error.to_string().starts_with("something was created there meanwhile"), "{error}");
+        assert!(error.to_string().starts_with("something else was created there in the meantime"), "{error}");
         let error = AtomicFolder::create(&place.path().join("no/where")).unwrap_err().to_string();
         assert_eq!(error, "the folder around it does not exist: create that one first");
         let error = AtomicFolder::create(&file.join("below")).unwrap_err().to_string();

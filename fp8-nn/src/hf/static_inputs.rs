@@ -171,7 +171,9 @@ mod tests {
             let recipe = key(0, "HYBRID", rule);
             let error = scale(vec![arena(&recipe, 128.0, &[], &[4])]).unwrap_err();
             assert!(
-                error.starts_with(&format!("the checkpoint has no amax of `{SLOT}`, and its scale does not")),
+                error.starts_with(&format!(
+                    "the checkpoint has no amax above 0 of `{SLOT}`, and it cannot be recovered"
+                )),
                 "{error}"
             );
             // With a longer history the scale is not needed.
