@@ -25,7 +25,6 @@ mod folder;
 mod from_options;
 mod inspect;
 mod jobs;
-mod json;
 mod keep;
 mod model;
 mod output;

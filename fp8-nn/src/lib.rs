@@ -27,6 +27,7 @@ pub mod guide;
 mod heads;
 pub mod hf;
 mod init;
+mod json;
 mod kv_cache;
 mod layer_norm;
 mod layernorm_linear;

@@ -1,6 +1,7 @@
 //! The header of a safetensors file: its length in 8 bytes, JSON, spaces up to a multiple of 8. The data follows, and
 //! offsets count from its start.
 
+use crate::json;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -141,30 +142,5 @@ impl<'de> Visitor<'de> for HeaderVisitor {
 }
 
 /// Strings by name. A name that occurs twice is an error.
-struct Strings(BTreeMap<String, String>);
-
-impl<'de> Deserialize<'de> for Strings {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(StringsVisitor).map(Self)
-    }
-}
-
-struct StringsVisitor;
-
-impl<'de> Visitor<'de> for StringsVisitor {
-    type Value = BTreeMap<String, String>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("strings by name")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut strings = BTreeMap::new();
-        while let Some((name, value)) = map.next_entry::<String, String>()? {
-            if strings.insert(name.clone(), value).is_some() {
-                return Err(A::Error::custom(format!("`{METADATA}`: `{name}` occurs twice")));
-            }
-        }
-        Ok(strings)
-    }
-}
+#[derive(Deserialize)]
+struct Strings(#[serde(deserialize_with = "json::distinct")] BTreeMap<String, String>);

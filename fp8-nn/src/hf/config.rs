@@ -211,7 +211,7 @@ impl Config {
     fn parse(json: &str) -> Result<Self, String> {
         let map: Map<String, Value> =
             serde_json::from_str(json).map_err(|error| format!("not a JSON object: {error}"))?;
-        super::json::expect_distinct(json)?;
+        crate::json::expect_distinct(json)?;
         let fields = Fields::new(&map, "");
         let family = family(fields)?;
         expect_supported(fields, family)?;
@@ -294,7 +294,7 @@ impl Config {
     pub(super) fn override_by_generation(&mut self, json: &str) -> Result<(), String> {
         let map: Map<String, Value> =
             serde_json::from_str(json).map_err(|error| format!("not a JSON object: {error}"))?;
-        super::json::expect_distinct(json)?;
+        crate::json::expect_distinct(json)?;
         let fields = Fields::new(&map, "");
         let (bos, eos) = (fields.ids("bos_token_id")?, fields.ids("eos_token_id")?);
         self.bos_token_id = bos.first().copied().or(self.bos_token_id);

@@ -5,13 +5,12 @@ use super::export::refused;
 use super::plan::module;
 use crate::Result;
 use crate::pattern::matches;
+use fp8_format::{E4M3, E5M2};
 use fp8_recipe::{ArenaState, Direction, ScalingState};
 use std::collections::BTreeMap;
 
-/// The largest value of E4M3.
-const MAX: f32 = 448.0;
-/// The largest value of E5M2.
-const MAX_E5M2: f32 = 57344.0;
+/// What amaxes of inputs are divided by.
+const MAX: f32 = E4M3::MAX.to_f32();
 
 /// Returns the static scales of the inputs of all layers that will be quantized.
 pub(super) fn input_scales(
@@ -118,7 +117,7 @@ fn exact_rule(key: &str) -> Option<ExactRule> {
     // Names of a user's functions, which may contain anything, come behind "custom(".
     let is_exact =
         ["amax=max,scale=exact,", "amax=most_recent,scale=exact,"].iter().any(|&of| rest.starts_with(of));
-    let fp8_max = if format == "E5M2" { MAX_E5M2 } else { MAX };
+    let fp8_max = if format == "E5M2" { E5M2::MAX.to_f32() } else { MAX };
     is_exact.then_some(ExactRule { margin: margin.parse().ok()?, fp8_max })
 }
 

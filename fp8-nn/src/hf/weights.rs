@@ -1,9 +1,9 @@
 //! The safetensors files of a folder, read by range.
 
 use super::family::Family;
-use super::json;
 use super::positioned;
 use crate::checkpoint::header::{Header, LENGTH_DIFFERS, ReadError};
+use crate::json;
 use crate::{Error, Result};
 use safetensors::Dtype;
 use serde::Deserialize;

@@ -7,6 +7,7 @@ mod mistakes;
 mod output;
 mod running;
 
+use crate::folders::{copy, golden};
 use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
@@ -27,6 +28,21 @@ pub(crate) fn run<S: AsRef<OsStr>>(
     let output = command(folder).args(args).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+}
+
+/// What a run that succeeds prints; nothing goes to stderr.
+pub(crate) fn printed(folder: &Path, line: &str) -> String {
+    let (code, out, error) = run(folder, line.split_whitespace());
+    assert_eq!((code, error.as_str()), (0, ""), "{line}");
+    out
+}
+
+/// A folder with `model`, which has a tokenizer, and a text.
+pub(crate) fn place() -> tempfile::TempDir {
+    let place = tempfile::tempdir().unwrap();
+    copy(&golden().join("llama_bf16"), &place.path().join("model"));
+    fs::write(place.path().join("text.txt"), "The sea is wide, and the ship is small… ".repeat(40)).unwrap();
+    place
 }
 
 /// The names of all files and folders, with sizes.

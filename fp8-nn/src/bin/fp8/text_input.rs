@@ -22,13 +22,16 @@ pub(crate) fn read_text(option: &str, path: &Path) -> Result<String, Failure> {
         let unreadable = |error| refused(format!("{error}: expected a text file, or a folder of text files"));
         for file in fp8_nn::text::files(path).map_err(unreadable)? {
             let mut read = fp8_nn::text::read(&file).map_err(unreadable)?;
+            // The byte order mark, which counts in the file's own bytes.
+            let whole = std::fs::metadata(&file).map_or(0, |metadata| metadata.len());
+            let mark = usize::try_from(whole).unwrap_or(0).saturating_sub(read.len());
             // A single large file is not copied.
             if bytes.is_empty() {
                 bytes = read
             } else {
                 bytes.append(&mut read)
             }
-            ends.push((bytes.len(), file));
+            ends.push(End { at: bytes.len(), mark, file });
         }
     }
     // Joined first: a text that was split may be cut within a character.
@@ -39,16 +42,23 @@ pub(crate) fn read_text(option: &str, path: &Path) -> Result<String, Failure> {
     }
 }
 
-fn not_text(
-    option: &str,
-    path: &Path,
-    ends: &[(usize, PathBuf)],
-    error: &std::string::FromUtf8Error,
-) -> Failure {
+/// Where a file ends in the joined text.
+struct End {
+    at: usize,
+    /// The bytes at its start that were left out.
+    mark: usize,
+    file: PathBuf,
+}
+
+fn not_text(option: &str, path: &Path, ends: &[End], error: &std::string::FromUtf8Error) -> Failure {
     let at = error.utf8_error().valid_up_to();
-    let file = ends.partition_point(|&(end, _)| end <= at);
-    let start = file.checked_sub(1).map_or(0, |before| ends[before].0);
-    let file = ends.get(file).map_or(path, |(_, file)| file);
+    let index = ends.partition_point(|end| end.at <= at);
+    let start = index.checked_sub(1).map_or(0, |before| ends[before].at);
+    let (file, mark) = ends.get(index).map_or((path, 0), |end| (&end.file, end.mark));
     let expected = "expected text, or a folder of text files";
-    Failure::input(format!("{option} {}: not valid UTF-8 at byte {}: {expected}", file.display(), at - start))
+    Failure::input(format!(
+        "{option} {}: not valid UTF-8 at byte {}: {expected}",
+        file.display(),
+        at - start + mark
+    ))
 }

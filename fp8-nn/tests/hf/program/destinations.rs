@@ -1,16 +1,8 @@
 //! Files that `--report` and `--losses` name: open before the work, and nothing is lost if they cannot be written.
 
-use super::{listing, run};
-use crate::folders::{copy, golden};
+use super::{listing, place, run};
 use std::fs;
 use std::path::Path;
-
-fn place() -> tempfile::TempDir {
-    let place = tempfile::tempdir().unwrap();
-    copy(&golden().join("llama_bf16"), &place.path().join("model"));
-    fs::write(place.path().join("text.txt"), "The sea is wide, and the ship is small. ".repeat(40)).unwrap();
-    place
-}
 
 #[test]
 fn the_longest_name_is_written_and_a_longer_one_is_refused_before_the_work() {

@@ -1,16 +1,9 @@
 //! Files that are made to break the program, and folders whose model it does not know.
 
-use super::run;
+use super::{printed, run};
 use crate::folders::{change, copy, golden, read, write, write_raw};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::Path;
-
-fn inspected(folder: &Path, line: &str) -> String {
-    let (code, out, error) = run(folder, line.split_whitespace());
-    assert_eq!((code, error.as_str()), (0, ""), "{line}");
-    out
-}
 
 #[test]
 fn long_names_and_shapes_are_shortened() {
@@ -22,11 +15,10 @@ fn long_names_and_shapes_are_shortened() {
         "a".repeat(65_536)
     );
     write_raw(&place.path().join("x.safetensors"), &header, &[0; 8]);
-    let out = inspected(place.path(), "inspect x.safetensors --report r.html");
+    let out = printed(place.path(), "inspect x.safetensors --report r.html");
     assert!(out.lines().all(|line| line.chars().count() < 400) && out.contains("aaa…aaa"), "{out}");
     assert!(fs::metadata(place.path().join("r.html")).unwrap().len() < 100_000);
-    let value: Value =
-        serde_json::from_str(&inspected(place.path(), "inspect x.safetensors --json")).unwrap();
+    let value: Value = serde_json::from_str(&printed(place.path(), "inspect x.safetensors --json")).unwrap();
     let lengths: Vec<usize> = value["tensors"]
         .as_array()
         .unwrap()
@@ -50,7 +42,7 @@ fn only_the_windows_that_are_needed_are_read() {
             .unwrap();
         return;
     }
-    let out = inspected(place.path(), "eval model --ids ids.safetensors --windows 2 --json");
+    let out = printed(place.path(), "eval model --ids ids.safetensors --windows 2 --json");
     let value: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((value["windows"].as_u64(), value["predicted"].as_u64()), (Some(2), Some(30)));
 }
@@ -61,19 +53,19 @@ fn a_folder_whose_model_is_not_known_is_listed() {
     copy(&golden().join("llama_gqa_tied"), &place.path().join("model"));
     crate::saving::shard(&place.path().join("model"), 3);
     let config = place.path().join("model/config.json");
-    let count = inspected(place.path(), "inspect model --json");
+    let count = printed(place.path(), "inspect model --json");
     let count = serde_json::from_str::<Value>(&count).unwrap()["tensors"].as_array().unwrap().len();
     for changes in [json!({"model_type": "mamba"}), json!({"quantization_config": {"quant_method": "gptq"}})]
     {
         let before = fs::read(&config).unwrap();
         change(&config, &changes);
-        let out = inspected(place.path(), "inspect model --report r.html");
+        let out = printed(place.path(), "inspect model --report r.html");
         assert!(out.lines().next().unwrap().starts_with(&format!("model: {count} tensors, ")), "{out}");
         let note = out.lines().nth(1).unwrap();
         assert!(note.starts_with("this model is not supported, so its tensors are listed as stored: "));
         assert!(note.contains("config.json: `"), "{note}");
         assert!(fs::read_to_string(place.path().join("r.html")).unwrap().contains("is not supported"));
-        let value: Value = serde_json::from_str(&inspected(place.path(), "inspect model --json")).unwrap();
+        let value: Value = serde_json::from_str(&printed(place.path(), "inspect model --json")).unwrap();
         assert!(value["note"].is_string() && value["family"].is_null());
         // A comparison needs both models.
         assert_eq!(run(place.path(), ["inspect", "model", "--against", "model"]).0, 2);
@@ -85,7 +77,7 @@ fn a_folder_whose_model_is_not_known_is_listed() {
 fn an_original_without_fp8_is_named_and_nan_has_a_colour() {
     let place = tempfile::tempdir().unwrap();
     copy(&golden().join("llama_gqa_tied"), &place.path().join("model"));
-    let out = inspected(place.path(), "inspect model --against model --report r.html");
+    let out = printed(place.path(), "inspect model --against model --report r.html");
     assert!(
         out.lines().nth(1).unwrap().starts_with("compared with model: there are no FP8 weights"),
         "{out}"
@@ -98,7 +90,7 @@ fn an_original_without_fp8_is_named_and_nan_has_a_colour() {
     let mut all = read(&file);
     all.get_mut("model.layers.0.mlp.up_proj.weight").unwrap().2[0] = 0x7F;
     write(&file, &all);
-    inspected(place.path(), "inspect fp8 --against model --report r.html");
+    printed(place.path(), "inspect fp8 --against model --report r.html");
     let page = fs::read_to_string(place.path().join("r.html")).unwrap();
     assert!(page.contains("<b class=\"nan\" title=\"layer 0: NaN dB\">") && page.contains(".nan {"));
     assert!(!page.contains("sNaN"));
@@ -110,11 +102,11 @@ fn values_of_scales_are_shown() {
     copy(&golden().join("llama_bf16"), &place.path().join("model"));
     fs::write(place.path().join("text.txt"), "The sea is wide. ".repeat(20)).unwrap();
     let line = "quantize model fp8 --scheme tensor --calibrate text.txt";
-    assert!(inspected(place.path(), line).contains(" s of calibration\n"));
-    let value: Value = serde_json::from_str(&inspected(place.path(), "inspect fp8 --json")).unwrap();
+    assert!(printed(place.path(), line).contains(" s of calibration\n"));
+    let value: Value = serde_json::from_str(&printed(place.path(), "inspect fp8 --json")).unwrap();
     let first = &value["tensors"][0];
     let [scale, input] = ["scale_min", "input_scale"].map(|name| first[name].as_f64().unwrap());
-    let line = inspected(place.path(), "inspect fp8");
+    let line = printed(place.path(), "inspect fp8");
     let line = line.lines().find(|line| line.starts_with(first["name"].as_str().unwrap())).unwrap();
     let shown = line.split("tensor: ").nth(1).unwrap();
     let (shown_scale, rest) = shown.split_once("; input ").unwrap();

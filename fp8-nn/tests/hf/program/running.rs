@@ -1,6 +1,6 @@
 //! `fp8 eval`, `fp8 generate` and `fp8 quantize --calibrate`: models that run.
 
-use super::run;
+use super::{place, run};
 use crate::folders::{copy, golden, read};
 use serde_json::Value;
 use std::fs;
@@ -16,14 +16,6 @@ fn json(folder: &Path, line: &str) -> Value {
     let (out, error) = done(folder, line);
     assert_eq!(error, "", "{line}");
     serde_json::from_str(&out).unwrap()
-}
-
-/// A folder with `model`, which has a tokenizer, and a text.
-fn place() -> tempfile::TempDir {
-    let place = tempfile::tempdir().unwrap();
-    copy(&golden().join("llama_bf16"), &place.path().join("model"));
-    fs::write(place.path().join("text.txt"), "The sea is wide, and the ship is small… ".repeat(40)).unwrap();
-    place
 }
 
 #[test]
@@ -201,6 +193,17 @@ fn a_text_can_come_from_standard_input() {
         let value: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(value["loss"], expected, "{name}");
     }
+}
+
+#[test]
+fn a_byte_that_is_no_text_is_found_behind_a_byte_order_mark() {
+    let place = place();
+    fs::create_dir(place.path().join("texts")).unwrap();
+    fs::write(place.path().join("texts/a.txt"), "\u{FEFF}fine").unwrap();
+    fs::write(place.path().join("texts/b.txt"), b"\xEF\xBB\xBFab\xFFcd").unwrap();
+    let (code, _, error) = run(place.path(), ["eval", "model", "--text", "texts"]);
+    assert_eq!(code, 2);
+    assert!(error.contains("texts/b.txt: not valid UTF-8 at byte 5: "), "{error}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Checks that no name occurs twice in an object of `text`, however deep. The error names it with its path.
-pub(super) fn expect_distinct(text: &str) -> Result<(), String> {
+pub(crate) fn expect_distinct(text: &str) -> Result<(), String> {
     let mut parser = serde_json::Deserializer::from_str(text);
     let mut twice = None;
     let read = Names { path: String::new(), twice: &mut twice }.deserialize(&mut parser);
@@ -16,8 +16,11 @@ pub(super) fn expect_distinct(text: &str) -> Result<(), String> {
     }
 }
 
+/// How much of a value an error shows: a file may have any.
+const SHOWN: usize = 100;
+
 /// Reads a map of strings in which no name occurs twice.
-pub(super) fn distinct<'de, D: Deserializer<'de>>(
+pub(crate) fn distinct<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, String>, D::Error> {
     deserializer.deserialize_map(Strings)
@@ -29,13 +32,15 @@ impl<'de> Visitor<'de> for Strings {
     type Value = BTreeMap<String, String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a map")
+        f.write_str("strings by name")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut strings = BTreeMap::new();
         while let Some((name, value)) = map.next_entry::<String, String>()? {
             if let Some(other) = strings.get(&name) {
+                let [name, other, value] =
+                    [&name, other, &value].map(|text| text.chars().take(SHOWN).collect::<String>());
                 return Err(A::Error::custom(format!(
                     "`{name}` occurs twice, as \"{other}\" and \"{value}\""
                 )));
@@ -126,6 +131,9 @@ mod tests {
             assert_eq!(expect_distinct(text), Err(format!("`{twice}` occurs twice")));
         }
         assert_eq!(expect_distinct(r#"{"a": [{"b": -1}, {"b": "x"}], "b": {}}"#), Ok(()));
+        let long = format!(r#"{{"a": "{0}", "a": "{0}"}}"#, "x".repeat(100_000));
+        let error = distinct(&mut serde_json::Deserializer::from_str(&long)).unwrap_err().to_string();
+        assert!(error.starts_with("`a` occurs twice, as \"xxx") && error.len() < 300, "{error}");
         assert!(expect_distinct("{").unwrap_err().starts_with("not a JSON object: "));
     }
 }
