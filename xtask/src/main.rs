@@ -65,7 +65,7 @@ enum Task {
     Chaos(chaos::Chaos),
     /// Runs the tests of the codec's slices under AddressSanitizer (minutes; x86-64 Linux)
     Asan,
-    /// Runs the conformance suite on this machine's CUDA device; fails if there is none (minutes)
+    /// Runs every crate's suites on this machine's CUDA device, or on a simulated one of the architecture that FP8_TEST_ARCH names; fails if a suite ran nothing (minutes)
     GpuTest,
     /// Builds a folder for a GPU machine without cargo: run.sh, programs and data to test and measure (minutes)
     GpuBundle(gpu_bundle::GpuBundle),

@@ -39,13 +39,15 @@ const TEXTS: [(&str, &str); 6] = [
 ];
 
 /// A target of the workspace that travels.
-struct Program {
+pub(crate) struct Program {
     /// The name of its package's folder.
-    package: &'static str,
-    kind: &'static str,
-    target: &'static str,
+    pub(crate) package: &'static str,
+    pub(crate) kind: &'static str,
+    pub(crate) target: &'static str,
     /// By which `run.sh` calls it.
     name: &'static str,
+    /// Which of a suite's tests hardware can run: all that this filter leaves, if there is one.
+    pub(crate) on_hardware: Option<&'static str>,
 }
 
 const fn program(
@@ -54,7 +56,7 @@ const fn program(
     target: &'static str,
     name: &'static str,
 ) -> Program {
-    Program { package, kind, target, name }
+    Program { package, kind, target, name, on_hardware: None }
 }
 
 /// Tests that steer the simulated device stay at home: on hardware they have nothing to hold on to.
@@ -62,12 +64,18 @@ const PROGRAMS: &[Program] = &[
     program("fp8-kernels", "test", "conformance", "conformance"),
     program("fp8-recipe", "test", "suite_on_gpu", "recipe"),
     program("fp8-nn", "test", "suite_on_gpu", "layers"),
-    program("fp8-dist", "test", "nccl", "nccl"),
+    // Its other tests steer the simulated device, wherever they run.
+    Program { on_hardware: Some("hardware::"), ..program("fp8-dist", "test", "nccl", "nccl") },
     program("fp8-nn", "example", "train_gpt", "train_gpt"),
     program("fp8-nn", "example", "gpu_bench", "gpu_bench"),
     program("xtask", "bin", "xtask", "xtask"),
     program("cuda-sim", "cdylib", "fp8_cuda_sim", "libfp8_cuda_sim.so"),
 ];
+
+/// The suites that run on a GPU, one or more of each crate that uses it.
+pub(crate) fn suites() -> impl Iterator<Item = &'static Program> {
+    PROGRAMS.iter().filter(|program| program.kind == "test")
+}
 
 /// Reference data, as `cargo xtask golden --dir` and the suites expect it below `tests/golden`.
 const GOLDEN: [(&str, &str); 3] = [("fp8-format", "codec"), ("fp8-recipe", "recipe"), ("fp8-nn", "nn")];
