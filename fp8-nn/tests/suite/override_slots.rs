@@ -4,8 +4,9 @@
 //! differs, and with dgrad in high precision so does everything that is computed from a Linear's input gradient. All other
 //! slots must have the bits of a run without overrides.
 
+use crate::overrides::{RECIPES, overridden};
 use crate::support::{
-    bits, block_options, device, in_dtype, linear, noise, parameter_bits, rng, short, step, unless_simulated,
+    bits, block_options, device, in_dtype, linear, noise, parameter_bits, rng, step, unless_simulated,
     with_noise,
 };
 use fp8_nn::prelude::*;
@@ -95,10 +96,12 @@ struct Outcome {
     dx: Vec<u32>,
 }
 
-fn run(case: &Case, overrides: Overrides, dtype: DType) -> Outcome {
-    let recipe = DelayedScaling { override_linear_precision: overrides, ..short() }.into();
+fn run(case: &Case, recipe: &str, overrides: Overrides, dtype: DType) -> Outcome {
+    let recipe = overridden(recipe, overrides);
     let mut layer = (case.layer)();
     let mut scaling = Scaling::new(&layer, &device()).unwrap();
+    // Recipes without state show what each slot quantized by its counts.
+    scaling.set_counting(true);
     let mut out = Outcome { slots: BTreeMap::new(), gradients: BTreeMap::new(), y: vec![], dx: vec![] };
     // The first step quantizes with scales of its own tensors, the second with those of the first.
     for seed in 0..2 {
@@ -107,14 +110,19 @@ fn run(case: &Case, overrides: Overrides, dtype: DType) -> Outcome {
         let (x, dy) = (on(2 + seed), on(12 + seed));
         let (y, dx) = step(&mut scaling, &recipe, &in_dtype(dtype), &mut wrapped, &x, &dy).unwrap();
         layer = wrapped.0.remove(0);
+        for slot in scaling.slot_reports().unwrap() {
+            let counts = [slot.saturated, slot.underflowed, slot.elements].map(|count| count as u32);
+            let cells = out.slots.entry(slot.name.to_string()).or_default();
+            cells.extend([slot.amax.to_bits(), slot.scale.to_bits()].into_iter().chain(counts));
+        }
         out.y.extend(bits(&y));
         out.dx.extend(bits(&dx));
     }
     for arena in scaling.state().unwrap().arenas {
         for (index, name) in arena.slots.iter().enumerate() {
             let history = arena.amax_history.iter().map(|row| row[index].to_bits());
-            let cells = history.chain([arena.scale[index].to_bits()]).collect();
-            out.slots.insert(name.to_string(), cells);
+            let cells = history.chain([arena.scale[index].to_bits()]);
+            out.slots.entry(name.to_string()).or_default().extend(cells);
         }
     }
     out.gradients = parameter_bits(&*layer).into_iter().map(|(name, _, gradient)| (name, gradient)).collect();
@@ -128,10 +136,10 @@ fn changes(case: &Case, slot: &str, (fprop, dgrad, _): Overrides) -> bool {
     (backward || slot.ends_with(".input")) && !case.first.contains(&slot) && (fprop || dgrad && backward)
 }
 
-fn check(case: &Case, overrides: Overrides, dtype: DType, plain: &Outcome) {
-    let what = format!("{} in {dtype}, {overrides:?}", case.name);
+fn check(case: &Case, recipe: &str, overrides: Overrides, dtype: DType, plain: &Outcome) {
+    let what = format!("{} under {recipe} in {dtype}, {overrides:?}", case.name);
     let (fprop, dgrad, wgrad) = overrides;
-    let overridden = run(case, overrides, dtype);
+    let overridden = run(case, recipe, overrides, dtype);
     let mut changed = false;
     for (slot, cells) in &overridden.slots {
         if changes(case, slot, overrides) {
@@ -168,14 +176,14 @@ fn dx_is_dgrads(case: &Case, (_, dgrad, _): Overrides) -> bool {
     case.first.contains(&"a.input") && !dgrad
 }
 
-fn check_all(dtype: DType) {
-    for case in &CASES {
-        let plain = run(case, (false, false, false), dtype);
+fn check_all(recipe: &str, cases: &[Case], dtype: DType) {
+    for case in cases {
+        let plain = run(case, recipe, (false, false, false), dtype);
         for i in 1..8 {
             let overrides = (i & 1 != 0, i & 2 != 0, i & 4 != 0);
             // wgrad's alone, and two pairs: the simulated GPU has no time for all.
             if unless_simulated(true, [3, 4, 5, 6].contains(&i)) {
-                check(case, overrides, dtype, &plain);
+                check(case, recipe, overrides, dtype, &plain);
             }
         }
     }
@@ -183,15 +191,25 @@ fn check_all(dtype: DType) {
 
 #[test]
 fn overriding_a_gemm_leaves_the_others_numbers_alone_in_bf16() {
-    check_all(DType::BF16);
+    check_all("delayed", &CASES, DType::BF16);
 }
 
 #[test]
 fn overriding_a_gemm_leaves_the_others_numbers_alone_in_f16() {
-    check_all(DType::F16);
+    check_all("delayed", &CASES, DType::F16);
 }
 
 #[test]
 fn overriding_a_gemm_leaves_the_others_numbers_alone_in_f32() {
-    check_all(DType::F32);
+    check_all("delayed", &CASES, DType::F32);
+}
+
+#[test]
+fn overriding_a_gemm_leaves_the_others_numbers_alone_under_every_recipe() {
+    for recipe in RECIPES.into_iter().filter(|recipe| *recipe != "delayed") {
+        for (first, dtype) in [(0, DType::BF16), (3, DType::F16), (5, DType::BF16)] {
+            let cases = unless_simulated(&CASES[first..=first], &[]);
+            check_all(recipe, cases, dtype);
+        }
+    }
 }

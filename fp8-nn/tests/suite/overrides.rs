@@ -1,13 +1,14 @@
-//! Which GEMM used what: every combination of `override_linear_precision` against an oracle of fake-quantized operands,
+//! Which GEMM used what, under every kind of recipe: every combination of `override_linear_precision` against an oracle of fake-quantized operands,
 //! multiplied in f64.
 //!
 //! The oracle takes norms and activations from the operations, which have proofs of their own, and composes the rest.
 
 use crate::support::{
-    assert_close, device, grads, linear, mlp, noise, of_fp8_sums, relative_rms, rng, short, step, values,
-    with_noise,
+    assert_close, device, grads, linear, mlp, noise, of_fp8_sums, relative_rms, rng, short, step,
+    unless_simulated, values, with_noise,
 };
 use fp8_nn::fp8_kernels::{Scale, ScalePolicy, ScaleRule, Slot};
+use fp8_nn::fp8_recipe::{CustomRecipe, Direction, GemmSlots, Mxfp8, SlotRole, SlotUpdate};
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
 
@@ -240,6 +241,128 @@ fn mlp_uses_what_the_recipe_says() {
                 ("layer.fc2.bias", ops::column_sums(&dy).unwrap()),
             ]);
             compare(&format!("{high:?} {activation}"), expected, &run(gemms, &mut layer, &x, &dy));
+        }
+    }
+}
+
+/// The kinds of recipes that [`overridden`] makes.
+pub(crate) const RECIPES: [&str; 6] = ["delayed", "current", "rowwise", "block", "mxfp8", "custom"];
+
+/// A recipe of a kind, with these GEMMs in high precision.
+pub(crate) fn overridden(kind: &str, override_linear_precision: (bool, bool, bool)) -> Recipe {
+    match kind {
+        "delayed" => DelayedScaling { override_linear_precision, ..short() }.into(),
+        "current" => CurrentScaling { override_linear_precision, ..Default::default() }.into(),
+        "rowwise" => CurrentScaling { override_linear_precision, ..CurrentScaling::rowwise() }.into(),
+        "block" => BlockScaling { override_linear_precision, ..Default::default() }.into(),
+        "mxfp8" => Mxfp8 { override_linear_precision, ..Default::default() }.into(),
+        _ => Recipe::custom(Newest { override_linear_precision }),
+    }
+}
+
+/// A recipe of the user's own: the newest amax.
+#[derive(Debug)]
+struct Newest {
+    override_linear_precision: (bool, bool, bool),
+}
+
+impl CustomRecipe for Newest {
+    fn name(&self) -> &str {
+        "newest"
+    }
+
+    fn scale(&self, slot: &SlotUpdate<'_>, _: &mut [f32]) -> f32 {
+        slot.fp8_max / slot.amax
+    }
+
+    fn override_linear_precision(&self) -> (bool, bool, bool) {
+        self.override_linear_precision
+    }
+}
+
+/// What the codes of `t` can say that a recipe makes in the slot of a role, with scales along its rows.
+fn fake_by_recipe(recipe: &Recipe, role: SlotRole, t: &Tensor) -> Tensor {
+    let slots = GemmSlots::new("fc");
+    let mut scaling = Scaling::new(&slots, &device()).unwrap();
+    let codes = if role == SlotRole::GradOutput {
+        let cx = scaling.autocast(recipe).unwrap();
+        let origin = cx.origin(&slots.grad_output);
+        cx.commit().unwrap();
+        let mut cx = scaling.backward().unwrap();
+        ops::quantize(t, &cx.slot(&origin, &slots.grad_output).unwrap().rowwise_only()).unwrap()
+    } else {
+        let name = if role == SlotRole::Weight { &slots.weight } else { &slots.input };
+        let mut cx = scaling.autocast(recipe).unwrap();
+        ops::quantize(t, &cx.slot(name).unwrap().rowwise_only()).unwrap()
+    };
+    codes.dequantize(DType::F32).unwrap()
+}
+
+/// An operand of a GEMM that reads `t` along its rows, or along its columns: scales run along what the GEMM sums over.
+fn operand(recipe: Option<&Recipe>, role: SlotRole, t: &Tensor, along_columns: bool) -> Matrix {
+    let Some(recipe) = recipe else { return Matrix::of(t) };
+    if along_columns {
+        let turned = ops::transpose(t).unwrap();
+        Matrix::of(&fake_by_recipe(recipe, role, &turned)).transposed()
+    } else {
+        Matrix::of(&fake_by_recipe(recipe, role, t))
+    }
+}
+
+/// y, dx and dw of a Linear without bias: each GEMM with the codes of its operands, or with the operands.
+fn gemms_by_recipe(
+    kind: &str,
+    high: (bool, bool, bool),
+    [x, w, dy]: [&Tensor; 3],
+) -> [(&'static str, Matrix); 3] {
+    use SlotRole::{GradOutput, Input, Weight};
+    let recipe = overridden(kind, (false, false, false));
+    let [fprop, dgrad, wgrad] = [high.0, high.1, high.2].map(|high| (!high).then_some(&recipe));
+    let y = operand(fprop, Input, x, false).times(&operand(fprop, Weight, w, false).transposed());
+    let dx = operand(dgrad, GradOutput, dy, false).times(&operand(dgrad, Weight, w, true));
+    let dw = operand(wgrad, GradOutput, dy, true).transposed().times(&operand(wgrad, Input, x, true));
+    [("y", y), ("dx", dx), ("fc.weight", dw)]
+}
+
+#[test]
+fn linear_uses_what_every_recipe_says_in_every_dtype() {
+    let kinds = unless_simulated(&RECIPES[..], &["block"]);
+    for dtype in unless_simulated(&[DType::F32, DType::BF16, DType::F16][..], &[DType::BF16]) {
+        // Half a unit in the last place of the largest value, and what f32 sums lose.
+        let rounding = match dtype {
+            DType::BF16 => 2f64.powi(-8),
+            DType::F16 => 2f64.powi(-11),
+            _ => 0.0,
+        };
+        let [m, n, k] = [32, 64, 96];
+        let options = LinearOptions {
+            in_features: k,
+            out_features: n,
+            bias: false,
+            params_dtype: *dtype,
+            init_std: 0.2,
+            ..Default::default()
+        };
+        let on = |shape: [usize; 2], seed| ops::cast(&noise(shape, seed), *dtype).unwrap();
+        let (x, dy) = (on([m, k], 2), on([m, n], 3));
+        for kind in kinds {
+            for high in all() {
+                let mut fc = Linear::new("fc", options.clone(), &device(), &mut rng(1)).unwrap();
+                let w = fc.weight().tensor().clone();
+                let expected = gemms_by_recipe(kind, high, [&x, &w, &dy]);
+                let mut scaling = Scaling::new(&fc, &device()).unwrap();
+                let recipe = overridden(kind, high);
+                let (y, dx) =
+                    step(&mut scaling, &recipe, &AutocastOptions::default(), &mut fc, &x, &dy).unwrap();
+                let mut actual: BTreeMap<_, _> = grads(&fc).into_iter().collect();
+                actual.extend([("y".to_owned(), values(&y)), ("dx".to_owned(), values(&dx))]);
+                for (name, expected) in expected {
+                    let expected: Vec<f32> = expected.data.iter().map(|&value| value as f32).collect();
+                    let rounding = if name == "fc.weight" { 0.0 } else { rounding };
+                    let what = format!("{kind} in {dtype}, {high:?}: {name}");
+                    assert_close(&what, &expected, &actual[name], of_fp8_sums(1e-2, 2e-6) + rounding);
+                }
+            }
         }
     }
 }
