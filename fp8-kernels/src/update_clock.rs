@@ -5,6 +5,7 @@
 
 use crate::cells::Counts;
 use crate::{Device, Error, Result};
+use std::ops::Range;
 
 /// Counts the updates of each slot over all arenas that share the clock, to tell which arena updated a slot last.
 ///
@@ -50,6 +51,24 @@ impl UpdateClock {
         }
         device.expect_eager("update clock", "open a scope of this recipe once before")?;
         Ok(Self { device: device.clone(), slots, readings: Counts::new(slots, device)? })
+    }
+
+    /// Returns the clock of those slots alone. It shares their counts with this clock, so arenas of all slots and of some can
+    /// be compared.
+    ///
+    /// ```
+    /// use fp8_kernels::{Device, UpdateClock};
+    /// let clock = UpdateClock::new(4, &Device::cpu())?;
+    /// clock.part(1..3)?.set(&[7, 8])?;
+    /// assert_eq!((clock.read()?, clock.part(2..4)?.read()?), (vec![0, 7, 8, 0], vec![8, 0]));
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Slots that the clock does not have.
+    pub fn part(&self, slots: Range<usize>) -> Result<Self> {
+        let len = slots.len();
+        Ok(Self { device: self.device.clone(), slots: len, readings: self.readings.part(slots)? })
     }
 
     /// Returns the device that the counts are on.

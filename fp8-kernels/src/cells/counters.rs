@@ -93,7 +93,7 @@ impl Counters {
 
     /// Their address on a GPU: [`CounterValues::LEN`] u64.
     pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
-        Ok(self.counts.cuda(op)?.ptr() + 8 * self.start as u64)
+        Ok(self.counts.cuda(op)? + 8 * self.start as u64)
     }
 
     /// Adds one tensor's counts, in host memory.
@@ -124,11 +124,14 @@ impl fmt::Debug for Counters {
     }
 }
 
-/// A block of u64 on a device, all zero at first. Clones share it. A range that the block does not have is an error.
+/// A block of u64 on a device, all zero at first, or a part of one. Clones share it. A range that it does not have is an error.
 #[derive(Clone)]
 pub(crate) struct Counts {
     device: Device,
     block: CountBlock,
+    /// Where it begins and ends within the block.
+    start: usize,
+    end: usize,
 }
 
 #[derive(Clone)]
@@ -144,19 +147,26 @@ impl Counts {
             Backend::Cpu => CountBlock::Cpu(Arc::new(host::zeroed("counts", len)?)),
             Backend::Cuda(gpu) => CountBlock::Cuda(gpu.zeros(crate::DType::U8, len.saturating_mul(8))?),
         };
-        Ok(Self { device: device.clone(), block })
+        Ok(Self { device: device.clone(), block, start: 0, end: len })
     }
 
     /// Makes a block of a buffer on a GPU, which queued work fills.
     pub(crate) fn from_cuda(buffer: cuda::Buffer, device: &Device) -> Self {
-        Self { device: device.clone(), block: CountBlock::Cuda(buffer) }
+        let end = buffer.len() / 8;
+        Self { device: device.clone(), block: CountBlock::Cuda(buffer), start: 0, end }
+    }
+
+    /// Returns some of the counts, which it shares.
+    pub(crate) fn part(&self, range: Range<usize>) -> Result<Self> {
+        let range = Span::within("counts", range, self.len())?.range();
+        Ok(Self { start: self.start + range.start, end: self.start + range.end, ..self.clone() })
     }
 
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Returns whether both are handles on the same counts.
+    /// Returns whether both are handles on the same block.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         match (&self.block, &other.block) {
             (CountBlock::Cpu(counts), CountBlock::Cpu(other)) => Arc::ptr_eq(counts, other),
@@ -165,11 +175,8 @@ impl Counts {
         }
     }
 
-    fn len(&self) -> usize {
-        match &self.block {
-            CountBlock::Cpu(counts) => counts.len(),
-            CountBlock::Cuda(counts) => counts.len() / 8,
-        }
+    const fn len(&self) -> usize {
+        self.end - self.start
     }
 
     /// Returns the counters of each of `slots` slots.
@@ -183,11 +190,11 @@ impl Counts {
         let span = Span::within("read", range, self.len())?;
         match &self.block {
             CountBlock::Cpu(counts) => {
-                host::collect("counts", span.of(counts).iter().map(|count| count.load(Relaxed)))
+                host::collect("counts", span.of(self.own(counts)).iter().map(|count| count.load(Relaxed)))
             }
-            CountBlock::Cuda(counts) => {
+            CountBlock::Cuda(_) => {
                 let mut values = host::zeroed::<u64>("counts", span.range().len())?;
-                self.device.gpu("read")?.download(counts.ptr() + span.offset::<u64>(), &mut values)?;
+                self.device.gpu("read")?.download(self.cuda("read")? + span.offset::<u64>(), &mut values)?;
                 Ok(values)
             }
         }
@@ -198,11 +205,11 @@ impl Counts {
         let span = Span::within("write", 0..values.len(), self.len())?;
         match &self.block {
             CountBlock::Cpu(counts) => {
-                let counts = span.of(counts).iter();
+                let counts = span.of(self.own(counts)).iter();
                 counts.zip(values).for_each(|(count, &value)| count.store(value, Relaxed));
             }
-            CountBlock::Cuda(counts) => {
-                self.device.gpu("write")?.write(counts.ptr(), bytemuck::cast_slice(values))?;
+            CountBlock::Cuda(_) => {
+                self.device.gpu("write")?.write(self.cuda("write")?, bytemuck::cast_slice(values))?;
             }
         }
         Ok(())
@@ -212,17 +219,24 @@ impl Counts {
     pub(crate) fn reset(&self, range: Range<usize>) -> Result<()> {
         let span = Span::within("reset", range, self.len())?;
         match &self.block {
-            CountBlock::Cpu(counts) => span.of(counts).iter().for_each(|count| count.store(0, Relaxed)),
-            CountBlock::Cuda(counts) => {
-                let address = counts.ptr() + span.offset::<u64>();
+            CountBlock::Cpu(counts) => {
+                span.of(self.own(counts)).iter().for_each(|count| count.store(0, Relaxed));
+            }
+            CountBlock::Cuda(_) => {
+                let address = self.cuda("reset")? + span.offset::<u64>();
                 self.device.gpu("reset")?.clear_bytes(address, 8 * span.range().len())?;
             }
         }
         Ok(())
     }
 
-    /// On a GPU, or an error that names `op`.
-    pub(crate) fn cuda(&self, op: &'static str) -> Result<&cuda::Buffer> {
+    /// Returns their address on a GPU, or an error that names `op`.
+    pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
+        Ok(self.buffer(op)?.ptr() + 8 * self.start as u64)
+    }
+
+    /// Returns the whole block on a GPU, or an error that names `op`.
+    pub(crate) fn buffer(&self, op: &'static str) -> Result<&cuda::Buffer> {
         match &self.block {
             CountBlock::Cuda(buffer) => Ok(buffer),
             CountBlock::Cpu(_) => {
@@ -231,10 +245,15 @@ impl Counts {
         }
     }
 
+    /// Returns those of a block in host memory that belong to it.
+    fn own<'a>(&self, block: &'a [AtomicU64]) -> &'a [AtomicU64] {
+        block.get(self.start..self.end).unwrap_or_default()
+    }
+
     /// In host memory, or an error that names `op`.
     pub(crate) fn cpu(&self, op: &'static str) -> Result<&[AtomicU64]> {
         let host = match &self.block {
-            CountBlock::Cpu(counts) => Some(counts.as_slice()),
+            CountBlock::Cpu(counts) => Some(self.own(counts)),
             CountBlock::Cuda(_) => None,
         };
         host.ok_or_else(|| Error::HostMemory { op, device: self.device.to_string() })
@@ -264,6 +283,19 @@ mod tests {
         let sums = all(2, 2, 6, 8);
         assert_eq!(handles[1].read().unwrap(), sums);
         assert_eq!(CounterValues::from_block(&counts.read(0..8).unwrap()), [CounterValues::default(), sums]);
+    }
+
+    #[test]
+    fn a_part_of_a_block_shares_its_counts() {
+        let counts = Counts::new(8, &Device::cpu()).unwrap();
+        let part = counts.part(2..6).unwrap().part(1..3).unwrap();
+        part.write(&[5, 6]).unwrap();
+        assert_eq!(counts.read(0..8).unwrap(), [0, 0, 0, 5, 6, 0, 0, 0]);
+        part.reset(1..2).unwrap();
+        assert_eq!((part.read(0..2).unwrap(), part.cpu("read").unwrap().len()), (vec![5, 0], 2));
+        for error in [part.read(0..3).unwrap_err(), part.part(1..4).unwrap_err()] {
+            assert!(error.to_string().contains("this block has 2, numbered from 0"), "{error}");
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Mask {
 pub(super) fn key(gpu: &Gpu, op: &'static str, draw: &DropoutDraw) -> Result<Buffer> {
     match &draw.key {
         dropout_state::Source::Host(key) => gpu.upload(&[key.seed, key.offset]),
-        dropout_state::Source::Device(counts) => Ok(counts.cuda(op)?.clone()),
+        dropout_state::Source::Device(counts) => Ok(counts.buffer(op)?.clone()),
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
     };
     let (slots, rows) = (arena.slots() as u64, arena.options().history_len as u64);
     let history = arena.cuda_history(op)?;
-    let cells = [arena.scale_cells().cuda(op)?, arena.skipped_counts().cuda(op)?];
+    let cells = [arena.scale_cells().cuda(op)?.ptr(), arena.skipped_counts().cuda(op)?];
     let (clock, last_updates) = arena.update_counts();
     let kernel = gpu.kernel(Source::UpdateScales, "update_scales")?;
     let args = args![
