@@ -1,18 +1,18 @@
 //! The attention between the projections of [`MultiheadAttention`](crate::MultiheadAttention), in high precision or in FP8.
 
 use crate::dropout::Rate;
-use crate::fp8_output::{GradInput, in_high_precision};
+use crate::fp8_output::{GradInput, in_high_precision, is_used};
 use crate::{AttentionOptions, Layer, Parameter, Result};
 use fp8_kernels::ops::{self, AttentionSaved, Diagonal, Dropout, Sequences};
 use fp8_kernels::{DType, Fp8Tensor, Operand, Tensor};
-use fp8_recipe::{Backward, Forward, Origin, SlotName, SlotRole, Slots};
+use fp8_recipe::{Backward, Forward, Origin, SlotName, SlotRole, SlotUse, Slots};
 
-/// Attention with its options, and the slots of what it reads in FP8, if it runs in FP8.
+/// Attention with its options, and the slots of what it reads in FP8, unless the options rule that out.
 #[derive(Debug)]
 pub(crate) struct Attention {
     options: ops::AttentionOptions<'static>,
     dropout: Rate,
-    slots: Option<AttentionSlots>,
+    slots: AttentionSlots,
 }
 
 /// Where an attention stands in a layer.
@@ -28,28 +28,44 @@ pub(crate) struct Place<'a> {
     pub(crate) proj: &'a str,
 }
 
+/// The slots of what an attention reads. Which of them are used depends on the recipe, unless the layer's options decide it: a
+/// slot that is not used is off.
 #[derive(Debug)]
 struct AttentionSlots {
-    inputs: InputSlots,
-    gradient: GradientSlot,
+    /// With which the attention quantizes q, k and v: `<slots>.q.input`, `<slots>.k.input` and `<slots>.v.input`.
+    inputs: Option<[SlotName; 3]>,
+    /// With which the projections write q, k and v: `<path>.output`.
+    outputs: Vec<SlotName>,
+    /// With which the attention quantizes the gradient of its output: `<slots>.o.grad_output`.
+    gradient: Option<SlotName>,
+    /// With which the projection of the output writes it: `<proj>.grad_input`.
+    grad_input: Option<SlotName>,
 }
 
-/// Who quantizes q, k and v.
-#[derive(Debug)]
-enum InputSlots {
-    /// The attention: `<slots>.q.input`, `<slots>.k.input` and `<slots>.v.input`.
-    Own([SlotName; 3]),
-    /// The projections, `<path>.output`.
-    OfProjections(Vec<SlotName>),
+/// Which recipes use the slots of `fp8_dpa` and `fp8_mha`: what a layer's options leave to them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Uses {
+    /// Of q, k and v, where no projection writes them.
+    inputs: Option<SlotUse>,
+    /// Of slots that `fp8_mha` does without.
+    dpa_alone: Option<SlotUse>,
+    /// Of slots that projections write with.
+    mha: Option<SlotUse>,
 }
 
-/// Who quantizes the gradient of the output.
-#[derive(Debug)]
-enum GradientSlot {
-    /// The attention: `<slots>.o.grad_output`.
-    Own(SlotName),
-    /// The projection of the output: `<proj>.grad_input`.
-    OfProjection(SlotName),
+impl Uses {
+    const fn new(fp8_dpa: Option<bool>, fp8_mha: Option<bool>) -> Self {
+        use SlotUse::{Always, Dpa, DpaOrMha, Mha};
+        let (inputs, dpa_alone, mha) = match (fp8_dpa, fp8_mha) {
+            (_, Some(true)) => (Some(Always), None, Some(Always)),
+            (Some(false), _) => (None, None, None),
+            (Some(true), Some(false)) => (Some(Always), Some(Always), None),
+            (Some(true), None) => (Some(Always), Some(Always), Some(Mha)),
+            (None, Some(false)) => (Some(DpaOrMha), Some(DpaOrMha), None),
+            (None, None) => (Some(DpaOrMha), Some(Dpa), Some(Mha)),
+        };
+        Self { inputs, dpa_alone, mha }
+    }
 }
 
 /// The values that the backward pass of [`Attention`] needs.
@@ -72,26 +88,22 @@ pub(crate) enum Inputs {
 }
 
 impl Attention {
-    /// The attention at `place`. In FP8, it registers the slots of what it reads, also those that projections quantize with.
+    /// The attention at `place`. Unless its options rule out FP8, it registers the slots of what it reads, also those that
+    /// projections quantize with.
     pub(crate) fn new(place: &Place<'_>, options: &AttentionOptions) -> Result<Self> {
         let dropout = Rate::new(place.layer, "attention_dropout", options.attention_dropout)?;
-        let own = |part: &str, role| SlotName::new(&format!("{}.{part}", place.slots), role);
-        let of_projections =
-            || place.outputs.iter().map(|path| SlotName::new(path, SlotRole::Output)).collect();
-        let slots = || AttentionSlots {
-            inputs: if options.fp8_mha && !place.outputs.is_empty() {
-                InputSlots::OfProjections(of_projections())
-            } else {
-                InputSlots::Own(["q", "k", "v"].map(|part| own(part, SlotRole::Input)))
-            },
-            gradient: if options.fp8_mha {
-                GradientSlot::OfProjection(SlotName::new(place.proj, SlotRole::GradInput))
-            } else {
-                GradientSlot::Own(own("o", SlotRole::GradOutput))
-            },
+        let uses = Uses::new(options.fp8_dpa, options.fp8_mha);
+        let own =
+            |part: &str, role, used| SlotName::of_attention(&format!("{}.{part}", place.slots), role, used);
+        let inputs = if place.outputs.is_empty() { uses.inputs } else { uses.dpa_alone };
+        let output = |path: &&str| Some(SlotName::of_attention(path, SlotRole::Output, uses.mha?));
+        let slots = AttentionSlots {
+            inputs: inputs.map(|used| ["q", "k", "v"].map(|part| own(part, SlotRole::Input, used))),
+            outputs: place.outputs.iter().filter_map(output).collect(),
+            gradient: uses.dpa_alone.map(|used| own("o", SlotRole::GradOutput, used)),
+            grad_input: uses.mha.map(|used| SlotName::of_attention(place.proj, SlotRole::GradInput, used)),
         };
-        let in_fp8 = options.fp8_dpa || options.fp8_mha;
-        Ok(Self { options: options.operation(), dropout, slots: in_fp8.then(slots) })
+        Ok(Self { options: options.operation(), dropout, slots })
     }
 
     /// Whether no query sees a key to its right.
@@ -99,22 +111,15 @@ impl Attention {
         self.options.causal || matches!(self.options.window.1, Some(0))
     }
 
-    /// The slot of the output of the projection number `index`, if that is to write FP8.
+    /// The slot with which the projection number `index` writes its output, if a recipe may have it write FP8.
     pub(crate) fn output(&self, index: usize) -> Option<&SlotName> {
-        match &self.slots.as_ref()?.inputs {
-            InputSlots::OfProjections(outputs) => outputs.get(index),
-            InputSlots::Own(_) => None,
-        }
+        self.slots.outputs.get(index)
     }
 
     /// How the projection of the output writes the gradient that [`backward`](Self::backward) takes.
     pub(crate) fn grad_input(&self, passed: &AttentionPassed) -> Option<GradInput<'_>> {
-        match &self.slots.as_ref()?.gradient {
-            GradientSlot::OfProjection(slot) => {
-                Some(GradInput { slot, in_fp8: matches!(passed.inputs, Inputs::Fp8(_)) })
-            }
-            GradientSlot::Own(_) => None,
-        }
+        let slot = self.slots.grad_input.as_ref()?;
+        Some(GradInput { slot, in_fp8: matches!(passed.inputs, Inputs::Fp8(_)) })
     }
 
     /// Returns the output in `dtype`, in the shape of the queries.
@@ -140,21 +145,18 @@ impl Attention {
         let dropout = self.dropout.draw(cx)?;
         let diagonal = diagonal.unwrap_or(self.options.diagonal);
         let options = ops::AttentionOptions { dropout: dropout.as_ref(), diagonal, ..self.options };
-        let inputs = match (inputs, &self.slots) {
-            (Inputs::High(inputs), Some(slots)) => match slots.quantize(cx, &inputs)? {
+        let inputs = match inputs {
+            Inputs::High(inputs) => match self.slots.quantize(cx, &inputs)? {
                 Some(codes) => Inputs::Fp8(codes),
                 None => Inputs::High(inputs),
             },
-            (inputs, _) => inputs,
+            Inputs::Fp8(codes) => Inputs::Fp8(codes),
         };
         let (o, rows) = match &inputs {
             Inputs::Fp8([q, k, v]) => ops::attention_fp8(q, k, v, sequences, options, dtype)?,
             Inputs::High([q, k, v]) => ops::attention(q, k, v, sequences, options)?,
         };
-        let origin = match self.slots.as_ref().map(|slots| &slots.gradient) {
-            Some(GradientSlot::Own(slot)) => Some(cx.origin(slot)),
-            _ => None,
-        };
+        let origin = self.slots.gradient.as_ref().map(|slot| cx.origin(slot));
         Ok((o.clone(), AttentionPassed { inputs, o, rows, dropout, origin }))
     }
 
@@ -172,9 +174,9 @@ impl Attention {
             Operand::Fp8(dy) => Operand::Fp8(dy.reshape(*o.shape())?),
             Operand::High(dy) => {
                 let dy = dy.reshape(*o.shape())?;
-                let codes = match (&self.slots, &origin) {
-                    (Some(slots), Some(origin)) => slots.quantize_gradient(cx, origin, &dy)?,
-                    _ => None,
+                let codes = match &origin {
+                    Some(origin) => self.slots.quantize_gradient(cx, origin, &dy)?,
+                    None => None,
                 };
                 match (&inputs, codes) {
                     (Inputs::Fp8(_), Some(codes)) => Operand::Fp8(codes),
@@ -198,14 +200,13 @@ impl Attention {
 }
 
 impl AttentionSlots {
-    /// Returns the codes of q, k and v, or `None` if the recipe does not give each of them one scale, or projections had to quantize
-    /// them. Amaxes that a calibration asks for are recorded either way.
+    /// Returns the codes of q, k and v, or `None` if the recipe does not quantize each of them with one scale. Amaxes that a calibration asks for are recorded either way.
     fn quantize(&self, cx: &mut Forward<'_>, inputs: &[Tensor; 3]) -> Result<Option<[Fp8Tensor; 3]>> {
-        let InputSlots::Own(names) = &self.inputs else { return Ok(None) };
+        let Some(names) = &self.inputs else { return Ok(None) };
         let [q, k, v] = [0, 1, 2].map(|i| -> Result<Option<Fp8Tensor>> {
             let (name, x) = (&names[i], &inputs[i]);
             let slot = cx.slot(name)?.rowwise_only();
-            if !(slot.is_off() || slot.has_one_scale()) {
+            if !is_used(&slot) {
                 return Ok(None);
             }
             let operand = ops::quantize(x, &slot)?;
@@ -225,9 +226,9 @@ impl AttentionSlots {
         origin: &Origin,
         dy: &Tensor,
     ) -> Result<Option<Fp8Tensor>> {
-        let GradientSlot::Own(name) = &self.gradient else { return Ok(None) };
+        let Some(name) = &self.gradient else { return Ok(None) };
         let slot = cx.slot(origin, name)?.rowwise_only();
-        if !(slot.is_off() || slot.has_one_scale()) {
+        if !is_used(&slot) {
             return Ok(None);
         }
         let operand = ops::quantize(dy, &slot)?;
@@ -245,13 +246,8 @@ fn codes(operand: Operand) -> Option<Fp8Tensor> {
 
 impl Slots for Attention {
     fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
-        let Some(AttentionSlots { inputs, gradient }) = &self.slots else { return };
-        let inputs = match inputs {
-            InputSlots::Own(names) => &names[..],
-            InputSlots::OfProjections(names) => names,
-        };
-        let (GradientSlot::Own(gradient) | GradientSlot::OfProjection(gradient)) = gradient;
-        inputs.iter().chain([gradient]).for_each(f);
+        let AttentionSlots { inputs, outputs, gradient, grad_input } = &self.slots;
+        inputs.iter().flatten().chain(outputs).chain(gradient).chain(grad_input).for_each(f);
     }
 }
 

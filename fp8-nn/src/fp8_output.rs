@@ -2,7 +2,7 @@
 
 use crate::Result;
 use fp8_kernels::ops::{self, Accumulation};
-use fp8_kernels::{DType, Operand, Scale, Tensor};
+use fp8_kernels::{DType, Operand, Scale, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, Origin, SlotName};
 
 /// How dgrad writes its result.
@@ -12,6 +12,11 @@ pub(crate) struct GradInput<'a> {
     pub(crate) slot: &'a SlotName,
     /// Whether the reader takes codes. If not, the gradient stays in high precision, and only its amax is recorded.
     pub(crate) in_fp8: bool,
+}
+
+/// Returns whether a slot makes codes with one scale, or records the amax of a tensor that stays in high precision.
+pub(crate) fn is_used(slot: &Slot<'_>) -> bool {
+    slot.has_one_scale() || slot.is_off() && slot.amax.is_some()
 }
 
 /// Computes `x · wᵀ + bias`, quantized with `output` where that has one scale.
@@ -26,7 +31,7 @@ pub(crate) fn fprop(
     let high = || ops::fprop(x, w, bias, dtype, accumulation);
     let Some(name) = output else { return Ok(Operand::High(high()?)) };
     let slot = cx.slot(name)?.rowwise_only();
-    if !(slot.is_off() || slot.has_one_scale()) {
+    if !is_used(&slot) {
         return Ok(Operand::High(high()?));
     }
     let y = ops::fprop_quantize(x, w, bias, &slot, dtype, accumulation)?;
@@ -48,7 +53,10 @@ pub(crate) fn dgrad(
     let high = || ops::dgrad(dy, w, dtype, accumulation);
     let Some(GradInput { slot: name, in_fp8 }) = grad_input else { return Ok(Operand::High(high()?)) };
     let mut slot = cx.slot(origin, name)?.rowwise_only();
-    if !(in_fp8 && slot.has_one_scale()) {
+    if !is_used(&slot) {
+        return Ok(Operand::High(high()?));
+    }
+    if !in_fp8 {
         slot.scale = Scale::Off;
     }
     let dx = ops::dgrad_quantize(dy, w, &slot, dtype, accumulation)?;

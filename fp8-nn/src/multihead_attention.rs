@@ -81,7 +81,7 @@ impl Default for MultiheadAttentionOptions {
 /// | `<path>.proj.weight` | `[hidden_size, H · d]` | normal, `output_layer_init_std` |
 /// | `<path>.proj.bias`, if asked for | `[hidden_size]` | 0 |
 ///
-/// With `fp8_dpa` the layer has four more slots, each with one scale: `<path>.q.input`, `<path>.k.input`, `<path>.v.input` and
+/// With `fp8_dpa`, of the layer or of the recipe, the layer has four more slots, each with one scale: `<path>.q.input`, `<path>.k.input`, `<path>.v.input` and
 /// `<path>.o.grad_output`. With [`fp8_mha`](AttentionOptions::fp8_mha), `<path>.proj.grad_input` takes the place of the last one, and
 /// without RoPE `<path>.qkv.output` that of the first three.
 ///

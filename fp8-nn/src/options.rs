@@ -69,8 +69,7 @@ impl NormOptions {
 /// | `rope_scaling` | `RopeScaling::None` |
 /// | `qk_norm` | `None` |
 /// | `max_seq_length` | 2048, used only with `rope` |
-/// | `fp8_dpa` | false: attention runs in high precision |
-/// | `fp8_mha` | false: projections and attention exchange tensors in high precision |
+/// | `fp8_dpa`, `fp8_mha` | `None`: the recipe decides; its own default is high precision |
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -116,14 +115,20 @@ pub struct AttentionOptions {
     /// The longest sequence that RoPE has angles for. Without `rope`, sequences have any length. Default: 2048.
     pub max_seq_length: usize,
     /// Whether the attention itself runs in FP8 ([`ops::attention_fp8`]): queries, keys, values and the gradient of the output
-    /// are quantized by slots of their own, after RoPE; probabilities and the scores' gradients by the operation. Default: false.
+    /// are quantized by slots of their own, after RoPE; probabilities and the scores' gradients by the operation. Default: `None`,
+    /// as the recipe says ([`DelayedScaling::fp8_dpa`], [`CurrentScaling::fp8_dpa`]; false if it has no such option). `Some(false)`
+    /// rules FP8 out.
     ///
     /// It takes recipes with one scale for a tensor, delayed and current scaling. Where a recipe has scales for rows or blocks, or
-    /// leaves one of these slots in high precision, the attention runs in high precision. In Transformer Engine this is an option
-    /// of the recipe.
-    pub fp8_dpa: bool,
+    /// leaves one of these slots in high precision, the attention runs in high precision, and
+    /// [`Scaling::explain`](crate::fp8_recipe::Scaling::explain) says so. Under a recipe by name, each slot follows the options of
+    /// its own recipe.
+    ///
+    /// [`DelayedScaling::fp8_dpa`]: crate::fp8_recipe::DelayedScaling::fp8_dpa
+    /// [`CurrentScaling::fp8_dpa`]: crate::fp8_recipe::CurrentScaling::fp8_dpa
+    pub fp8_dpa: Option<bool>,
     /// Whether the attention runs in FP8 and exchanges FP8 with its projections. It implies `fp8_dpa`, as in Transformer Engine.
-    /// Default: false.
+    /// Default: `None`, as the recipe says, unless `fp8_dpa` is `Some(false)`.
     ///
     /// - Without RoPE, the projection before the attention quantizes its output ([`ops::fprop_quantize`]) with a slot of its own,
     ///   `<projection>.output`, and the attention reads queries, keys and values out of these codes. RoPE needs values: with it, the
@@ -136,7 +141,7 @@ pub struct AttentionOptions {
     /// its tensor stays in high precision, and so does the attention, in the passes that read it. Recipes of Transformer Engine
     /// without delayed scaling leave the output of the projection in high precision; here it is quantized under current scaling,
     /// too.
-    pub fp8_mha: bool,
+    pub fp8_mha: Option<bool>,
 }
 
 impl Default for AttentionOptions {
@@ -155,8 +160,8 @@ impl Default for AttentionOptions {
             rope_scaling: RopeScaling::None,
             qk_norm: None,
             max_seq_length: 2048,
-            fp8_dpa: false,
-            fp8_mha: false,
+            fp8_dpa: None,
+            fp8_mha: None,
         }
     }
 }

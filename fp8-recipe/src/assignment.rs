@@ -7,7 +7,7 @@ use crate::pattern::nearest;
 use crate::policy::Policy;
 use crate::recipe::Choice;
 use crate::{Direction, Error, Fp8Gemms, GemmAccumulation, Result, SlotName};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// What the recipe of a scope says about the slots of a model.
@@ -24,12 +24,14 @@ pub(crate) struct BySlot {
     pub(crate) recipe: Arc<ByName>,
     /// For each slot the position of its pattern, or `None` for the default.
     pub(crate) positions: ByDirection<Vec<Option<usize>>>,
+    /// Those positions that decide about a slot which their recipe uses.
+    used: HashSet<Option<usize>>,
     /// By the path of the layer.
     gemms: HashMap<Arc<str>, (Fp8Gemms, GemmAccumulation)>,
 }
 
 impl Assignment {
-    /// Assigns recipes to `slots`, which are sorted by name.
+    /// Assigns recipes to `slots`.
     ///
     /// # Errors
     /// A pattern that matches no slot; a GEMM whose operands cannot be multiplied.
@@ -70,6 +72,11 @@ impl Assignment {
 }
 
 impl BySlot {
+    /// Returns whether some slot uses the recipe at this position.
+    pub(crate) fn is_used(&self, position: Option<usize>) -> bool {
+        self.used.contains(&position)
+    }
+
     fn new(recipe: &Arc<ByName>, slots: &ByDirection<Vec<SlotName>>) -> Result<Self> {
         let all = || slots.each_ref().into_iter().flat_map(|(_, slots)| slots);
         if let Some(unused) = recipe.rules.iter().find(|rule| !all().any(|slot| rule.is_for(slot))) {
@@ -78,6 +85,11 @@ impl BySlot {
             return Err(Error::Pattern { pattern, nearest });
         }
         let positions = slots.each_ref().map(|slots| slots.iter().map(|slot| recipe.choose(slot)).collect());
+        let uses = |slot: &&SlotName| {
+            let policy = recipe.policy(recipe.choose(slot));
+            policy.is_some_and(|policy| slot.used_by().is_by(policy.fp8_attention()))
+        };
+        let used = all().filter(uses).map(|slot| recipe.choose(slot)).collect();
         let mut layers: HashMap<Arc<str>, Vec<Operand<'_>>> = HashMap::new();
         for slot in all() {
             let policy = recipe.policy(recipe.choose(slot)).map(|policy| &**policy);
@@ -87,7 +99,7 @@ impl BySlot {
             let gemms = gemms(&path, &operands)?;
             Ok((path, (gemms, accumulation(&operands))))
         });
-        Ok(Self { recipe: recipe.clone(), positions, gemms: gemms.collect::<Result<_>>()? })
+        Ok(Self { recipe: recipe.clone(), positions, used, gemms: gemms.collect::<Result<_>>()? })
     }
 }
 

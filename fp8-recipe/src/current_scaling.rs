@@ -1,5 +1,6 @@
 //! Current scaling: scales from the tensor itself.
 
+use crate::fp8_attention::Fp8Attention;
 use crate::policy::Policy;
 use crate::recipe_options::{FromValue, Options, Value};
 use crate::{Format, QParams, QParamsByRole, Recipe, Result, SlotRole};
@@ -72,6 +73,12 @@ pub struct CurrentScaling {
     pub use_split_accumulator: (bool, bool, bool),
     /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: `(false, false, false)`.
     pub override_linear_precision: (bool, bool, bool),
+    /// Whether attention runs in FP8, in layers that leave it to the recipe. It stays in high precision unless
+    /// a tensor has one scale. Default: false.
+    pub fp8_dpa: bool,
+    /// Whether attention runs in FP8 and exchanges FP8 with its projections, in layers that leave it to the recipe. It implies
+    /// `fp8_dpa`. Default: false.
+    pub fp8_mha: bool,
 }
 
 impl Default for CurrentScaling {
@@ -82,6 +89,8 @@ impl Default for CurrentScaling {
             quant: QParamsByRole::default(),
             use_split_accumulator: (false, true, true),
             override_linear_precision: (false, false, false),
+            fp8_dpa: false,
+            fp8_mha: false,
         }
     }
 }
@@ -120,6 +129,8 @@ impl CurrentScaling {
         self.quant.read(options)?;
         options.read("use_split_accumulator", &mut self.use_split_accumulator)?;
         options.read("override_linear_precision", &mut self.override_linear_precision)?;
+        options.read("fp8_dpa", &mut self.fp8_dpa)?;
+        options.read("fp8_mha", &mut self.fp8_mha)?;
         Ok(self.into())
     }
 }
@@ -145,8 +156,13 @@ impl Policy for CurrentScaling {
         self.override_linear_precision
     }
 
+    fn fp8_attention(&self) -> Fp8Attention {
+        Fp8Attention::new(self.fp8_dpa, self.fp8_mha)
+    }
+
     fn state_key(&self) -> String {
-        let Self { granularity, fp8_format, quant, use_split_accumulator, override_linear_precision } = self;
+        let Self { granularity, fp8_format, quant, use_split_accumulator, override_linear_precision, .. } =
+            self;
         let name = match granularity {
             Granularity::Tensor => "current",
             Granularity::Row => "rowwise",
@@ -154,8 +170,9 @@ impl Policy for CurrentScaling {
         };
         format!(
             "{name}(fp8_format={fp8_format},{},use_split_accumulator={use_split_accumulator:?},\
-             override={override_linear_precision:?})",
+             override={override_linear_precision:?}){}",
             quant.key(),
+            self.fp8_attention().suffix(),
         )
     }
 

@@ -1,5 +1,6 @@
 //! Recipes of the user's own: a function from amax to scale, with state of its own.
 
+use crate::fp8_attention::Fp8Attention;
 use crate::policy::{HostUpdate, Policy, SlotUpdate, State, Update, out_of_range};
 use crate::{Error, Format, Recipe, Result, SlotRole};
 use fp8_kernels::{ArenaOptions, REST, ScalePolicy, ScaleRule, UNSET};
@@ -95,6 +96,17 @@ pub trait CustomRecipe: fmt::Debug + Send + Sync + 'static {
     fn override_linear_precision(&self) -> (bool, bool, bool) {
         (false, false, false)
     }
+
+    /// Returns whether attention runs in FP8, in layers that leave it to the recipe. Default: false.
+    fn fp8_dpa(&self) -> bool {
+        false
+    }
+
+    /// Returns whether attention runs in FP8 and exchanges FP8 with its projections, in layers that leave it to the recipe. It
+    /// implies [`fp8_dpa`](Self::fp8_dpa). Default: false.
+    fn fp8_mha(&self) -> bool {
+        false
+    }
 }
 
 impl Recipe {
@@ -107,6 +119,7 @@ impl Recipe {
             calibrate_first_step: recipe.calibrate_first_step(),
             reduce_amax: recipe.reduce_amax(),
             override_linear_precision: recipe.override_linear_precision(),
+            fp8_attention: Fp8Attention::new(recipe.fp8_dpa(), recipe.fp8_mha()),
             recipe: Arc::new(recipe),
         })
     }
@@ -121,6 +134,7 @@ struct Custom {
     calibrate_first_step: bool,
     reduce_amax: bool,
     override_linear_precision: (bool, bool, bool),
+    fp8_attention: Fp8Attention,
     recipe: Arc<dyn CustomRecipe>,
 }
 
@@ -173,16 +187,21 @@ impl Policy for Custom {
         self.override_linear_precision
     }
 
+    fn fp8_attention(&self) -> Fp8Attention {
+        self.fp8_attention
+    }
+
     fn state_key(&self) -> String {
         let state: Vec<String> = self.state.iter().map(|name| format!("{name:?}")).collect();
         format!(
-            "custom(name={:?},state=({}),fp8_format={},override={:?},reduce_amax={},calibrate_first_step={})",
+            "custom(name={:?},state=({}),fp8_format={},override={:?},reduce_amax={},calibrate_first_step={}){}",
             self.name,
             state.join(","),
             self.fp8_format,
             self.override_linear_precision,
             self.reduce_amax,
             self.calibrate_first_step,
+            self.fp8_attention.suffix(),
         )
     }
 

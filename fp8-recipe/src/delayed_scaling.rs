@@ -1,5 +1,6 @@
 //! Delayed scaling: scales from a history of amaxes. Field names are Transformer Engine's.
 
+use crate::fp8_attention::Fp8Attention;
 use crate::policy::{Policy, State, Update, out_of_range};
 use crate::recipe_options::{FromValue, Options, Value};
 use crate::{Format, Recipe, Result, SlotRole};
@@ -71,6 +72,11 @@ pub struct DelayedScaling {
     /// Whether an amax of 0 means that the slot did not run, as in Transformer Engine. Default: false. The 0 of
     /// a tensor of zeros then enters the window.
     pub zero_is_skipped: bool,
+    /// Whether attention runs in FP8, in layers that leave it to the recipe. Default: false.
+    pub fp8_dpa: bool,
+    /// Whether attention runs in FP8 and exchanges FP8 with its projections, in layers that leave it to the recipe. It implies
+    /// `fp8_dpa`. Default: false.
+    pub fp8_mha: bool,
 }
 
 impl Default for DelayedScaling {
@@ -87,6 +93,8 @@ impl Default for DelayedScaling {
             calibrate_first_step: true,
             record_non_finite: false,
             zero_is_skipped: false,
+            fp8_dpa: false,
+            fp8_mha: false,
         }
     }
 }
@@ -145,11 +153,13 @@ impl DelayedScaling {
         options.read("calibrate_first_step", &mut self.calibrate_first_step)?;
         options.read("record_non_finite", &mut self.record_non_finite)?;
         options.read("zero_is_skipped", &mut self.zero_is_skipped)?;
+        options.read("fp8_dpa", &mut self.fp8_dpa)?;
+        options.read("fp8_mha", &mut self.fp8_mha)?;
         Ok(self.into())
     }
 
     /// Reads the end of a state key, which no user's function can name: `reduce_amax`, `calibrate_first_step` and
-    /// `record_non_finite`. `None` for anything else than a key of delayed scaling.
+    /// `record_non_finite`. `None` for anything else than a key of delayed scaling without what it says of attention.
     pub(crate) fn read_key(key: &str) -> Option<(bool, bool, bool)> {
         let mut options = key.strip_prefix("delayed(margin=")?.strip_suffix(')')?.rsplitn(5, ',');
         let mut option = |name: &str| options.next()?.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
@@ -215,6 +225,10 @@ impl Policy for DelayedScaling {
         self.override_linear_precision
     }
 
+    fn fp8_attention(&self) -> Fp8Attention {
+        Fp8Attention::new(self.fp8_dpa, self.fp8_mha)
+    }
+
     fn state_key(&self) -> String {
         let amax = match &self.amax_compute_algo {
             AmaxComputeAlgo::Max => "max".to_owned(),
@@ -228,7 +242,7 @@ impl Policy for DelayedScaling {
         };
         format!(
             "delayed(margin={},interval={},fp8_format={},amax={amax},scale={scale},override={:?},\
-             reduce_amax={},calibrate_first_step={},record_non_finite={},zero_is_skipped={})",
+             reduce_amax={},calibrate_first_step={},record_non_finite={},zero_is_skipped={}){}",
             self.margin,
             self.interval,
             self.fp8_format,
@@ -237,6 +251,7 @@ impl Policy for DelayedScaling {
             self.calibrate_first_step,
             self.record_non_finite,
             self.zero_is_skipped,
+            self.fp8_attention().suffix(),
         )
     }
 

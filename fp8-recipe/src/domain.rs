@@ -4,9 +4,13 @@ use crate::by_direction::ByDirection;
 use crate::by_role::ByRole;
 use crate::host_update::HostPlan;
 use crate::policy::{Policy, State, Update};
-use crate::{AmaxGroup, ArenaState, Direction, RecipeLabel, Result, ScaleSource, SlotRole, StateDigest};
+use crate::slot_arena::SlotArena;
+use crate::{
+    AmaxGroup, ArenaState, Direction, RecipeLabel, Result, ScaleSource, SlotName, SlotRole, StateDigest,
+};
 use fp8_kernels::ops::{self, AmaxRule, ScaleUpdate};
-use fp8_kernels::{Arena, ArenaOptions, Encoding, REST, Scale, ScaleRule, UNSET, UpdateClock};
+use fp8_kernels::{ArenaOptions, Encoding, REST, Scale, ScaleRule, UNSET, UpdateClock};
+use std::ops::Range;
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -17,7 +21,9 @@ pub(crate) struct Domain {
     rules: ByRole<ScaleRule>,
     pub(crate) encodings: ByDirection<Encoding>,
     /// `None` until the first scope that records. Without state they are only used for the report.
-    pub(crate) arenas: Option<ByDirection<Arena>>,
+    pub(crate) arenas: Option<ByDirection<SlotArena>>,
+    /// The model's slots that the recipe uses and its arenas have.
+    pub(crate) used: ByDirection<Range<usize>>,
     /// For an arena that started from other recipes' amaxes and was not updated since: how often those recipes had been
     /// updated by then. When they are updated further, the arena starts again from them.
     pub(crate) follows: ByDirection<Option<u64>>,
@@ -33,9 +39,10 @@ pub(crate) struct Domain {
 }
 
 impl Domain {
-    pub(crate) fn new(key: String, policy: &Arc<dyn Policy>) -> Self {
+    pub(crate) fn new(key: String, policy: &Arc<dyn Policy>, used: ByDirection<Range<usize>>) -> Self {
         Self {
             key,
+            used,
             rules: ByRole::from_fn(|role| policy.rule(role)),
             encodings: ByDirection::from_fn(|direction| policy.format().encoding(direction)),
             policy: policy.clone(),
@@ -57,15 +64,21 @@ impl Domain {
 
     /// Creates arenas for the slots of `clocks`. Without state they are only used for the report, and the clocks do not count
     /// their updates.
-    pub(crate) fn new_arenas(&self, clocks: &ByDirection<UpdateClock>) -> Result<ByDirection<Arena>> {
-        let options = self.arena_options();
-        let arena = |clock: &UpdateClock| -> Result<Arena> {
-            Ok(match self.policy.state() {
-                Some(_) => Arena::with_clock(clock, options)?,
-                None => Arena::new(clock.slots(), options, clock.device())?,
-            })
-        };
-        ByDirection::try_from_fn(|direction| arena(&clocks[direction]))
+    pub(crate) fn new_arenas(&self, clocks: &ByDirection<UpdateClock>) -> Result<ByDirection<SlotArena>> {
+        let (options, has_state) = (self.arena_options(), self.policy.state().is_some());
+        ByDirection::try_from_fn(|direction| {
+            SlotArena::new(&clocks[direction], self.used[direction].clone(), options, has_state)
+        })
+    }
+
+    /// Returns whether a slot of the model, with its index, is quantized under the recipe.
+    pub(crate) fn quantizes(&self, slot: &SlotName, index: usize) -> bool {
+        self.used[slot.direction()].contains(&index) && !self.leaves_high(slot)
+    }
+
+    /// Returns whether a slot stays in high precision because attention reads its tensor, which has more than one scale.
+    pub(crate) fn leaves_high(&self, slot: &SlotName) -> bool {
+        slot.is_of_attention() && !self.policy.has_one_scale(slot.role())
     }
 
     /// Returns what a commit does with one of its arenas.
@@ -153,9 +166,10 @@ impl Domain {
     /// compare their scales and histories, since unequal ones would diverge unnoticed.
     pub(crate) fn reduce(&mut self, direction: Direction, names: &[Arc<str>]) -> Result<()> {
         let (Some(group), Some(arenas)) = (self.reducing_group(), &self.arenas) else { return Ok(()) };
-        let (key, arena) = (format!("{direction} {}", self.label()), &arenas[direction]);
+        let (key, arena) = (format!("{direction} {}", self.label()), arenas[direction].own());
+        let used = self.used[direction].clone();
         if !self.agreed_on_names[direction] {
-            group.agree_on_names(&key, names)?;
+            group.agree_on_names(&key, &names[used])?;
         }
         if !self.agreed_on_state[direction] {
             let remedy = "ranks compare loaded state in the next step: run one before a step is recorded";
@@ -176,7 +190,8 @@ impl Domain {
         roles: &[SlotRole],
     ) -> Result<()> {
         let Some(arenas) = &self.arenas else { return Ok(()) };
-        let arena = &arenas[direction];
+        let (arena, used) = (arenas[direction].own(), self.used[direction].clone());
+        let (names, roles) = (&names[used.clone()], &roles[used]);
         match self.update_rule(direction) {
             Update::Window(update) => ops::check_scales(arena, &update)?,
             Update::OnHost(code) => {
@@ -192,7 +207,7 @@ impl Domain {
         self.planned[direction] = None;
         let Some(arenas) = &self.arenas else { return Ok(()) };
         self.unrestored[direction] = true;
-        arenas[direction].roll_back()?;
+        arenas[direction].own().roll_back()?;
         self.unrestored[direction] = false;
         Ok(())
     }
@@ -207,7 +222,7 @@ impl Domain {
     pub(crate) fn update(&mut self, direction: Direction) -> Result<()> {
         let rule = self.rules.get(direction.any_role());
         let Some(arenas) = &mut self.arenas else { return Ok(()) };
-        let arena = &mut arenas[direction];
+        let arena = arenas[direction].own_mut();
         match (update_rule(&*self.policy, rule), self.planned[direction].take()) {
             (Update::Window(update), _) => ops::update_scales(arena, &update)?,
             (Update::OnHost(_), Some(plan)) => plan.apply(arena, rule)?,
@@ -219,20 +234,23 @@ impl Domain {
     /// Returns the state of one of its arenas: `None` under a recipe without state, or before its first scope.
     pub(crate) fn arena_state(&self, direction: Direction, names: &[Arc<str>]) -> Result<Option<ArenaState>> {
         let (Some(_), Some(arenas)) = (self.policy.state(), &self.arenas) else { return Ok(None) };
-        let arena = &arenas[direction];
+        let arena = arenas[direction].own();
         let (history, slots) = (arena.history()?, arena.slots());
         let row = |row: usize| history[row * slots..(row + 1) * slots].to_vec();
         let scales = arena.scales()?.into_iter();
-        Ok(Some(ArenaState {
+        let mut sorted = names[self.used[direction].clone()].to_vec();
+        let state = ArenaState {
             recipe: self.policy.state_key(),
             group: self.group_id().map(str::to_owned),
             direction,
             updates: arena.updates(),
-            slots: names.to_vec(),
+            slots: sorted.clone(),
             scale: scales.map(|scale| if scale < 0.0 { UNSET } else { scale }).collect(),
             amax_history: (0..arena.options().history_len - 1).map(row).collect(),
             last_updates: arena.last_updates()?,
-        }))
+        };
+        sorted.sort();
+        Ok(Some(state.with_slots(&sorted)))
     }
 
     /// Returns what the ranks of its group compare before they reduce an arena for the first time.

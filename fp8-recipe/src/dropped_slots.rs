@@ -4,23 +4,19 @@
 //! layers of fp8-nn, so they are registered only by layers that use them now. Loading ignores
 //! such slots of a saved state if the model does not register them and they never ran.
 
-use crate::terms::Terms;
 use crate::{ArenaState, SlotRole};
-use fp8_kernels::UNSET;
 use std::borrow::Cow;
-use std::sync::Arc;
 
 impl ArenaState {
-    /// Returns the arena without the output and input-gradient slots that never ran and that are not in `registered`, which
-    /// is sorted. An arena whose parts differ in length is returned unchanged, so that its check refuses it.
-    pub(crate) fn without_dropped_slots(&self, registered: &[Arc<str>]) -> Cow<'_, Self> {
+    /// Returns the arena without the output and input-gradient slots that never ran and that are not registered. An arena whose parts differ in length is returned unchanged, so that its check refuses it.
+    pub(crate) fn without_dropped_slots(&self, is_registered: impl Fn(&str) -> bool) -> Cow<'_, Self> {
         let slots = self.slots.len();
         let has_all = |len: usize| len == slots;
         let is_whole = has_all(self.scale.len())
             && self.amax_history.iter().all(|row| has_all(row.len()))
             && (self.last_updates.is_empty() || has_all(self.last_updates.len()));
         let kept: Vec<bool> =
-            (0..slots).map(|slot| !(is_whole && self.is_dropped(slot, registered))).collect();
+            (0..slots).map(|slot| !(is_whole && self.is_dropped(slot, &is_registered))).collect();
         if kept.iter().all(|&kept| kept) {
             return Cow::Borrowed(self);
         }
@@ -35,19 +31,16 @@ impl ArenaState {
         })
     }
 
-    fn is_dropped(&self, slot: usize, registered: &[Arc<str>]) -> bool {
+    fn is_dropped(&self, slot: usize, is_registered: impl Fn(&str) -> bool) -> bool {
         let name = &self.slots[slot];
         let role = name.rsplit_once('.').map(|(_, role)| role);
         let has_role = [SlotRole::Output, SlotRole::GradInput].iter().any(|of| role == Some(of.name()));
-        has_role && registered.binary_search(name).is_err() && !self.has_run(slot)
+        has_role && !is_registered(name) && !self.has_run(slot)
     }
 
     /// Returns whether the scale or history of a slot was ever updated.
     fn has_run(&self, slot: usize) -> bool {
-        // Transformer Engine's first-step rule starts with scale 1.
-        let calibrates = Terms::parse(&self.recipe).is_none_or(|terms| terms.calibrate_first_step);
-        let first_scale = if calibrates { UNSET } else { 1.0 };
-        self.scale[slot] != first_scale
+        self.scale[slot] != self.first_scale()
             || self.amax_history.iter().any(|row| row[slot] != 0.0)
             || self.last_updates.get(slot).is_some_and(|&last| last > 0)
     }

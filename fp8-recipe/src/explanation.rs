@@ -1,7 +1,9 @@
 //! Which recipe each slot gets, in words.
 
 use crate::assignment::Assignment;
+use crate::fp8_attention::Fp8Attention;
 use crate::gemm_pairs::{Gemm, Operand};
+use crate::report::STAYS_HIGH;
 use crate::{Fp8Gemms, Recipe, RecipeLabel, Result, Scaling, SlotName, SlotRole};
 use fp8_kernels::Device;
 use fp8_kernels::ops::Emulation;
@@ -72,6 +74,9 @@ pub struct ExplainedSlot {
     pub recipe: Option<RecipeLabel>,
     /// The pattern that chose the recipe. `None` for the default, and for a recipe that treats all slots alike.
     pub pattern: Option<Arc<str>>,
+    /// Whether attention, which reads the tensor, leaves it in high precision because the recipe gives a tensor more than one
+    /// scale.
+    pub stays_in_high_precision: bool,
 }
 
 impl Scaling {
@@ -94,11 +99,24 @@ impl Scaling {
                         (all.recipe.policy(position), rule.map(|rule| rule.pattern.clone()))
                     }
                 };
+                let leaves_high = match policy {
+                    Some(policy) => slot.is_of_attention() && !policy.has_one_scale(slot.role()),
+                    None => false,
+                };
+                let attention = match policy {
+                    // What would run in FP8 under a recipe of its kind with one scale for a tensor.
+                    Some(policy) => policy.fp8_attention().max(least(leaves_high)),
+                    None => Fp8Attention::Off,
+                };
+                if !slot.used_by().is_by(attention) {
+                    continue;
+                }
                 let (slots, operands) = layers.entry(slot.layer().clone()).or_default();
                 slots.push(explained(
                     slot,
                     policy.map(|policy| RecipeLabel::new(&policy.key(), None)),
                     pattern,
+                    leaves_high,
                 ));
                 operands.push(Operand { role: slot.role(), policy: policy.map(|policy| &**policy) });
             }
@@ -149,8 +167,19 @@ fn emulated(device: &Device, gemms: Fp8Gemms, operands: &[Operand<'_>]) -> Vec<(
     all.into_iter().filter_map(of).collect()
 }
 
-fn explained(slot: &SlotName, recipe: Option<RecipeLabel>, pattern: Option<Arc<str>>) -> ExplainedSlot {
-    ExplainedSlot { name: slot.name().clone(), role: slot.role(), recipe, pattern }
+fn explained(
+    slot: &SlotName,
+    recipe: Option<RecipeLabel>,
+    pattern: Option<Arc<str>>,
+    stays_in_high_precision: bool,
+) -> ExplainedSlot {
+    let (name, role) = (slot.name().clone(), slot.role());
+    ExplainedSlot { name, role, recipe, pattern, stays_in_high_precision }
+}
+
+/// How far attention runs in FP8 at the least, as an explanation sees it.
+const fn least(leaves_high: bool) -> Fp8Attention {
+    if leaves_high { Fp8Attention::Dpa } else { Fp8Attention::Off }
 }
 
 impl fmt::Display for Explanation {
@@ -162,12 +191,16 @@ impl fmt::Display for Explanation {
                 "{path}: {}",
                 if has_gemms { run_in_fp8(*gemms) } else { "tensors that no Linear reads" }
             )?;
-            for ExplainedSlot { role, recipe, pattern, .. } in slots {
+            for ExplainedSlot { role, recipe, pattern, stays_in_high_precision, .. } in slots {
                 let recipe = recipe.as_ref().map_or("off".to_owned(), RecipeLabel::to_string);
                 match pattern {
-                    Some(pattern) => writeln!(f, "  {}: {recipe} (pattern `{pattern}`)", role.name())?,
-                    None => writeln!(f, "  {}: {recipe} (default)", role.name())?,
+                    Some(pattern) => write!(f, "  {}: {recipe} (pattern `{pattern}`)", role.name())?,
+                    None => write!(f, "  {}: {recipe} (default)", role.name())?,
                 }
+                if *stays_in_high_precision {
+                    write!(f, ": {STAYS_HIGH}")?;
+                }
+                writeln!(f)?;
             }
             for (gemm, emulation) in emulated {
                 writeln!(f, "  {gemm} is {emulation}")?;

@@ -8,6 +8,7 @@ mod by_role;
 mod digest;
 mod error;
 mod format;
+mod fp8_attention;
 mod scale_source;
 mod slots;
 
@@ -33,6 +34,7 @@ mod recipe_options;
 mod arena_state;
 mod dropped_slots;
 mod saved;
+mod slot_columns;
 mod state_report;
 mod terms;
 
@@ -44,6 +46,7 @@ mod group;
 mod host_update;
 mod plan;
 mod quantizer;
+mod slot_arena;
 mod weight_quantizer;
 
 // The state of open scopes, and what their backward passes need.
@@ -88,6 +91,7 @@ pub use dropout::DropoutProgress;
 pub use error::{Error, Result};
 pub use explanation::{ExplainedLayer, ExplainedSlot, Explanation};
 pub use format::Format;
+pub use fp8_attention::SlotUse;
 pub use fp8_gemms::Fp8Gemms;
 pub use fp8_kernels::{self, Encoding};
 pub use gemm_accumulation::GemmAccumulation;

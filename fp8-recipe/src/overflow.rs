@@ -50,10 +50,10 @@ impl Overflow {
         names: &[Arc<str>],
     ) -> Result<()> {
         if let Some(arenas) = &domain.arenas {
-            arenas[direction].carry_flag(&self.flag)?;
+            arenas[direction].own().carry_flag(&self.flag)?;
         }
         domain.reduce(direction, names)?;
-        domain.arenas.as_ref().map_or(Ok(()), |arenas| Ok(arenas[direction].take_flag(&self.flag)?))
+        domain.arenas.as_ref().map_or(Ok(()), |arenas| Ok(arenas[direction].own().take_flag(&self.flag)?))
     }
 
     /// Reduces the flag alone.

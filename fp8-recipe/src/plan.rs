@@ -2,7 +2,7 @@
 
 use crate::assignment::Assignment;
 use crate::domain::Domain;
-use crate::{AmaxGroup, Direction, Fp8Gemms, GemmAccumulation, RecipeLabel, Result, SlotName};
+use crate::{AmaxGroup, Direction, Fp8Gemms, GemmAccumulation, RecipeLabel, Result, SlotName, SlotUse};
 use std::sync::Arc;
 
 /// The recipe and group of a scope, and the domain of each slot.
@@ -34,9 +34,7 @@ impl Plan {
             Assignment::BySlot(slots) => {
                 let rules = slots.recipe.rules.len();
                 for position in (0..rules).map(Some).chain([None]) {
-                    let is_used =
-                        slots.positions.each_ref().into_iter().any(|(_, all)| all.contains(&position));
-                    let policy = slots.recipe.policy(position).filter(|_| is_used);
+                    let policy = slots.recipe.policy(position).filter(|_| slots.is_used(position));
                     by_position.push(policy.map(&mut domain));
                 }
                 domains.extend(by_position.iter().flatten());
@@ -98,11 +96,16 @@ impl Plan {
         }
         let Some(group) = reduces() else { return Ok(()) };
         let line = |(direction, index, slot): (Direction, usize, &SlotName)| {
-            let recipe = self.domain(direction, index).map(|domain| domains[domain].policy.key());
-            let recipe = recipe.map_or("off".to_owned(), |key| RecipeLabel::new(&key, None).to_string());
-            format!("{} under {recipe}", slot.name()).into()
+            let domain = self.domain(direction, index).map(|domain| &domains[domain]);
+            let is_used = match domain {
+                Some(domain) => domain.used[direction].contains(&index),
+                None => slot.used_by() == SlotUse::Always,
+            };
+            let recipe = domain.map(|domain| RecipeLabel::new(&domain.policy.key(), None).to_string());
+            let recipe = recipe.unwrap_or_else(|| "off".to_owned());
+            is_used.then(|| format!("{} under {recipe}", slot.name()).into())
         };
-        group.agree_on_names("recipes by name", &slots.map(line).collect::<Vec<Arc<str>>>())?;
+        group.agree_on_names("recipes by name", &slots.filter_map(line).collect::<Vec<Arc<str>>>())?;
         self.agreed = true;
         Ok(())
     }

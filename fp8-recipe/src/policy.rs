@@ -3,6 +3,7 @@
 //! The rest of the crate asks a [`Policy`] and never which kind it is. A further recipe is one new file, its module and
 //! re-export in `lib.rs`, and its names in `presets.rs`.
 
+use crate::fp8_attention::Fp8Attention;
 use crate::gemm_accumulation::SPLIT_BY_DEFAULT;
 use crate::{Error, Format, Result, SlotRole};
 use fp8_kernels::ops::ScaleUpdate;
@@ -24,6 +25,16 @@ pub(crate) trait Policy: Any + Debug + Send + Sync {
     /// Whether fprop, dgrad and wgrad use split accumulation, in this order.
     fn use_split_accumulator(&self) -> (bool, bool, bool) {
         SPLIT_BY_DEFAULT
+    }
+
+    /// How far attention runs in FP8.
+    fn fp8_attention(&self) -> Fp8Attention {
+        Fp8Attention::Off
+    }
+
+    /// Whether a tensor of this role has one scale, as attention needs it.
+    fn has_one_scale(&self, role: SlotRole) -> bool {
+        self.state().is_some() || !matches!(self.scale(role, &self.rule(role)), Scale::Blocks(_))
     }
 
     /// The identity of the recipe's state in checkpoints, `kind(option=value,…)`: all options except the length of a history,

@@ -49,6 +49,7 @@ impl Recipe {
     /// | `amax_epsilon` | a number, or `[input, weight, grad_output]` |
     /// | `amax_compute_algo` | `"max"`, `"most_recent"` |
     /// | `scaling_factor_compute_algo` | `"exact"`, `"power_of_two"` |
+    /// | `fp8_dpa`, `fp8_mha` | `true` or `false`, for delayed and current scaling |
     /// | all others | a number, `true` or `false` |
     ///
     /// # Errors

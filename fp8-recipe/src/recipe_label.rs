@@ -165,6 +165,12 @@ impl<'a> Options<'a> {
             }
             rest = after.get(1..).unwrap_or_default();
         }
+        // Keys of recipes without FP8 attention do not mention it.
+        for name in ["fp8_dpa", "fp8_mha"] {
+            let given = options.iter().position(|(option, _)| *option == name);
+            let value = given.map_or("false", |index| options.remove(index).1);
+            options.push((name, value));
+        }
         Some(Self(options))
     }
 

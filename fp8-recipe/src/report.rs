@@ -5,6 +5,10 @@ use crate::{Direction, RecipeLabel, Result, Scaling, SlotRole};
 use std::fmt;
 use std::sync::Arc;
 
+/// What reports and explanations say of a slot whose tensor attention reads under a recipe that gives it more than one scale.
+pub(crate) const STAYS_HIGH: &str =
+    "attention stays in high precision, because it needs one scale for a tensor";
+
 /// The scale, amax and counts of one slot under one recipe: see [`Scaling::slot_reports`]. `Display` writes one line.
 ///
 /// ```
@@ -47,16 +51,23 @@ pub struct SlotReport {
     pub nan: u64,
     /// How often the amax was infinite or NaN and was left out of the window.
     pub non_finite: u64,
+    /// Whether attention, which reads the tensor, leaves it in high precision because the recipe gives a tensor more than one
+    /// scale. The slot then never runs.
+    pub stays_in_high_precision: bool,
     /// The signal-to-quantization-noise ratio in decibels, `10 · log₁₀(Σ x² / Σ (x − code · scale_inv)²)`, of what the slot
     /// quantized in the last scope that measured it. `None` unless [`Scaling::set_measuring_sqnr`] is on. About 31.5 in E4M3 and
     /// 25.5 in E5M2 if no value saturates or underflows.
     pub sqnr: Option<f64>,
 }
 
-/// Writes one line: name, amax, scale, each count that is not 0, and the SQNR if it was measured.
+/// Writes one line: name, amax, scale, each count that is not 0, and the SQNR if it was measured; or that the tensor stays in high
+/// precision.
 impl fmt::Display for SlotReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, direction, amax, scale, elements, .. } = self;
+        if self.stays_in_high_precision {
+            return write!(f, "{name} ({direction}): {STAYS_HIGH}");
+        }
         write!(f, "{name} ({direction}): amax {amax}, scale {scale}")?;
         if !self.calibrated {
             f.write_str(", not calibrated")?;
@@ -90,24 +101,27 @@ impl Scaling {
         for (position, domain) in self.domains.iter().enumerate() {
             let Some(arenas) = &domain.arenas else { continue };
             for (direction, arena) in arenas.each_ref() {
-                let names = self.names[direction].iter().zip(&self.roles[direction]);
+                let (arena, used) = (arena.own(), domain.used[direction].clone());
                 let amaxes = arena.newest_all()?.into_iter().zip(arena.scales()?);
                 let counts = arena.counters_all()?.into_iter().zip(arena.skipped_non_finite_all()?);
-                let slots = names.zip(amaxes.zip(counts)).enumerate();
-                for (index, ((name, role), ((amax, scale), (counters, non_finite)))) in slots {
+                let slots = used.clone().zip(&self.slots[direction][used]);
+                for ((index, slot), ((amax, scale), (counters, non_finite))) in slots.zip(amaxes.zip(counts))
+                {
+                    let role = slot.role();
                     reports.push(SlotReport {
-                        name: name.clone(),
-                        role: *role,
+                        name: slot.name().clone(),
+                        role,
                         direction,
                         recipe: domain.label(),
                         amax,
-                        scale: domain.reported_scale(*role, amax, scale)?,
+                        scale: domain.reported_scale(role, amax, scale)?,
                         calibrated: scale > 0.0,
                         saturated: counters.saturated,
                         underflowed: counters.underflowed,
                         elements: counters.elements,
                         nan: counters.nan,
                         non_finite,
+                        stays_in_high_precision: domain.leaves_high(slot),
                         sqnr: self.sqnr.get(&(position, direction, index)).copied(),
                     });
                 }
@@ -130,6 +144,6 @@ impl Scaling {
         let arenas = self.domains.iter().filter_map(|domain| domain.arenas.as_ref());
         let mut arenas = arenas.flat_map(ByDirection::each_ref);
         self.counter_resets += 1;
-        Ok(arenas.try_for_each(|(_, arena)| arena.reset_counters())?)
+        Ok(arenas.try_for_each(|(_, arena)| arena.own().reset_counters())?)
     }
 }

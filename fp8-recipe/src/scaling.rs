@@ -4,6 +4,7 @@ use crate::assignment::Assignment;
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
 use crate::dropout::Randomness;
+use crate::fp8_attention::{Fp8Attention, UsedSlots};
 use crate::frame::{Frame, Mode};
 use crate::outcome::Ending;
 use crate::overflow::Overflow;
@@ -51,13 +52,14 @@ pub struct Scaling {
     pub(crate) device: Device,
     /// Identifies this `Scaling` inside a `Saved`.
     pub(crate) identity: Arc<()>,
-    /// The slots' names, sorted.
+    /// The slots' names, sorted by the recipes that use them and then by name.
     pub(crate) names: ByDirection<Vec<Arc<str>>>,
     pub(crate) roles: ByDirection<Vec<SlotRole>>,
     pub(crate) slots: ByDirection<Vec<SlotName>>,
+    used: ByDirection<UsedSlots>,
     /// All arenas with state share these clocks, which show which arena updated a slot last.
     pub(crate) clocks: ByDirection<UpdateClock>,
-    indices: HashMap<Arc<str>, usize>,
+    pub(crate) indices: HashMap<Arc<str>, usize>,
     group: Option<Arc<dyn AmaxGroup>>,
     pub(crate) domains: Vec<Domain>,
     pub(crate) plans: Vec<Plan>,
@@ -87,7 +89,8 @@ pub struct Scaling {
 impl fmt::Debug for Scaling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let recipes: Vec<String> = self.domains.iter().map(|domain| domain.label().to_string()).collect();
-        write!(f, "Scaling({} slots, [{}], {})", self.indices.len(), recipes.join("; "), self.device)
+        let slots: usize = Direction::ALL.iter().map(|&direction| self.slot_names(direction).len()).sum();
+        write!(f, "Scaling({slots} slots, [{}], {})", recipes.join("; "), self.device)
     }
 }
 
@@ -101,7 +104,7 @@ impl Scaling {
         model.slots(&mut |slot| slots[slot.direction()].push(slot.clone()));
         let mut indices = HashMap::new();
         for (_, slots) in slots.each_mut() {
-            slots.sort_by(|a, b| a.name().cmp(b.name()));
+            slots.sort_by(|a, b| (a.used_by(), a.name()).cmp(&(b.used_by(), b.name())));
             for (index, slot) in slots.iter().enumerate() {
                 if indices.insert(slot.name().clone(), index).is_some() {
                     return Err(Error::DuplicateSlot(slot.name().clone()));
@@ -114,6 +117,7 @@ impl Scaling {
             names: slots.each_ref().map(|slots| slots.iter().map(|slot| slot.name().clone()).collect()),
             roles: slots.each_ref().map(|slots| slots.iter().map(SlotName::role).collect()),
             clocks: ByDirection::try_from_fn(|direction| UpdateClock::new(slots[direction].len(), device))?,
+            used: slots.each_ref().map(|slots| UsedSlots::new(slots)),
             slots,
             indices,
             group: None,
@@ -146,9 +150,17 @@ impl Scaling {
         self.counting = counting;
     }
 
-    /// Returns the names of a pass's slots, sorted.
+    /// Returns the names of a pass's slots, sorted. Slots that only some recipes use are not among them: those of an attention
+    /// that leaves to the recipe whether it runs in FP8.
     pub fn slot_names(&self, direction: Direction) -> &[Arc<str>] {
-        &self.names[direction]
+        &self.names[direction][self.used[direction].of(Fp8Attention::Off)]
+    }
+
+    /// Returns the slot of this name.
+    pub(crate) fn slot_at(&self, name: &str) -> Option<&SlotName> {
+        let index = *self.indices.get(name)?;
+        let slots = self.slots.each_ref().into_iter();
+        slots.filter_map(|(_, slots)| slots.get(index)).find(|slot| &**slot.name() == name)
     }
 
     /// Returns the number of cached FP8 copies of weights, which microbatches and evaluations with the same weights reuse.
@@ -206,8 +218,8 @@ impl Scaling {
             Some(index) => index,
             None => {
                 let assignment = Assignment::new(&recipe.choice(), &self.slots)?;
-                let domains = &mut self.domains;
-                let domain = |policy: &Arc<dyn Policy>| find_or_add(domains, policy, group.as_ref());
+                let (domains, used) = (&mut self.domains, &self.used);
+                let domain = |policy: &Arc<dyn Policy>| find_or_add(domains, policy, group.as_ref(), used);
                 self.plans.push(Plan::new(key, assignment, domain));
                 self.plans.len() - 1
             }
@@ -267,6 +279,9 @@ impl Scaling {
             return Ok(Slot::off(Format::Hybrid.encoding(direction)));
         };
         let domain = &self.domains[of_slot];
+        if !domain.quantizes(name, index) {
+            return Ok(Slot::off(domain.encodings[direction]));
+        }
         let (encoding, first) = (domain.encodings[direction], domain.rule(name.role()));
         let arena = domain.arenas.as_ref().map(|arenas| &arenas[direction]);
         let keep = matches!(mode, Mode::Record) && frame.records();
@@ -275,7 +290,9 @@ impl Scaling {
             (None, _) => domain.policy.scale(name.role(), first),
             (Some(_), Mode::Replay { outcome, .. }) => {
                 let scales = outcome.scales().and_then(|all| all.get(of_slot));
-                let cell = scales.and_then(|scales| scales.get(index)).ok_or(Error::NoSnapshot)?;
+                let index = index.checked_sub(domain.used[direction].start);
+                let cell = scales.zip(index).and_then(|(scales, index)| scales.get(index));
+                let cell = cell.ok_or(Error::NoSnapshot)?;
                 Scale::Cell { cell, first, keep }
             }
             (Some(state), _) => {
@@ -326,7 +343,7 @@ impl Scaling {
         let overflow = self.overflow.as_ref().filter(|_| !scope.overflow.is_empty());
         if let Some(overflow) = overflow {
             let arenas = scope.touched.iter().filter_map(|&index| self.domains[index].arenas.as_ref());
-            overflow.check_amaxes(arenas.map(|arenas| &arenas[direction]))?;
+            overflow.check_amaxes(arenas.map(|arenas| arenas[direction].own()))?;
         }
         let mut reduced: Vec<String> = Vec::new();
         for &index in &scope.touched {
@@ -462,17 +479,19 @@ fn find_or_add(
     domains: &mut Vec<Domain>,
     policy: &Arc<dyn Policy>,
     group: Option<&Arc<dyn AmaxGroup>>,
+    used: &ByDirection<UsedSlots>,
 ) -> usize {
     let key = within(policy.key(), group);
     domains.iter().position(|domain| domain.key == key).unwrap_or_else(|| {
-        domains.push(Domain::new(key, policy));
+        let used = used.each_ref().map(|used| used.of(policy.fp8_attention()));
+        domains.push(Domain::new(key, policy, used));
         domains.len() - 1
     })
 }
 
 fn forward_scales(domain: &Domain) -> Result<Vec<Cell>> {
     let Some(arenas) = &domain.arenas else { return Ok(Vec::new()) };
-    Ok(arenas.forward.copy_scales()?)
+    Ok(arenas.forward.own().copy_scales()?)
 }
 
 /// Returns each group once, sorted by id, so that the order is the same on all ranks.

@@ -1,5 +1,6 @@
 //! Names of quantized tensors. A layer makes them from its path when it is constructed and never changes them.
 
+use crate::SlotUse;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -110,6 +111,8 @@ pub struct SlotName {
     name: Arc<str>,
     role: SlotRole,
     owner: Option<Arc<()>>,
+    /// For a tensor that attention reads, which needs one scale: which recipes use it.
+    attention: Option<SlotUse>,
 }
 
 /// Writes the name: `SlotName(fc.input)`.
@@ -136,7 +139,24 @@ impl Hash for SlotName {
 impl SlotName {
     /// Creates the name of a slot of the layer at `path`. It is accepted for any layer at that path.
     pub fn new(path: &str, role: SlotRole) -> Self {
-        Self { layer: path.into(), name: format!("{path}.{}", role.name()).into(), role, owner: None }
+        let name = format!("{path}.{}", role.name()).into();
+        Self { layer: path.into(), name, role, owner: None, attention: None }
+    }
+
+    /// Creates the name of a slot at `path` whose tensor attention reads in FP8. Recipes that `used` leaves out, and recipes that
+    /// give the tensor more than one scale, leave the slot off. [`SlotUse`] has an example.
+    pub fn of_attention(path: &str, role: SlotRole, used: SlotUse) -> Self {
+        Self { attention: Some(used), ..Self::new(path, role) }
+    }
+
+    /// Returns whether attention reads the tensor, for which it needs one scale.
+    pub(crate) const fn is_of_attention(&self) -> bool {
+        self.attention.is_some()
+    }
+
+    /// Returns which recipes use the slot.
+    pub(crate) fn used_by(&self) -> SlotUse {
+        self.attention.unwrap_or(SlotUse::Always)
     }
 
     /// Returns the identity of the slot's layer, if it is known.

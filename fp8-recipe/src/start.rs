@@ -5,7 +5,8 @@
 //! 2. Otherwise each slot starts from the history that was updated last among all recipes of the same group, used or loaded.
 //!    Amaxes do not depend on margin, policy or format, so the recipe selects those that it would have recorded. It computes
 //!    the scale from the newest `amax_history_len` of them by its own rules, and keeps the newest `amax_history_len` − 1 as its
-//!    window. If the two recipes differ only in the length of the history, the scale stays unchanged.
+//!    window. If the two recipes differ only in the length of the history or in whether attention runs in FP8, the scale stays
+//!    unchanged.
 //! 3. Otherwise the slot calibrates, or starts with scale 1 under Transformer Engine's first-step rule. This also applies to
 //!    slots that last ran under a history of length 1, which keeps no amaxes.
 //!
@@ -24,12 +25,14 @@
 
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
+use crate::fp8_attention::Fp8Attention;
 use crate::policy::Update;
 use crate::saved::Saved;
+use crate::slot_arena::SlotArena;
 use crate::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport};
 use crate::terms::Rows;
 use crate::{ArenaState, Direction, RecipeLabel, Result, Scaling};
-use fp8_kernels::{Arena, UNSET};
+use fp8_kernels::UNSET;
 use std::sync::Arc;
 
 /// The state with which an arena will start.
@@ -59,7 +62,7 @@ struct Source<'a> {
 }
 
 enum Held<'a> {
-    Live(&'a Arena),
+    Live(&'a SlotArena),
     Saved(usize, &'a ArenaState),
 }
 
@@ -140,7 +143,7 @@ impl Start {
                     recipe: label.clone(),
                     from: source.label.clone(),
                 };
-                if source.recipe == own_recipe {
+                if Fp8Attention::strip(&source.recipe) == Fp8Attention::strip(&own_recipe) {
                     start.last_updates[slot] = source.last_updates[slot];
                     start.scales[slot] = if scales[slot] < 0.0 { UNSET } else { scales[slot] };
                     columns[slot] = window.collect();
@@ -187,12 +190,12 @@ impl Start {
         }
     }
 
-    fn apply(&self, arena: &mut Arena) -> Result<()> {
+    fn apply(&self, arena: &mut SlotArena) -> Result<()> {
         arena.set_updates(self.updates);
         arena.set_history(&self.history)?;
         arena.set_scales(&self.scales)?;
         // An arena for reports has a clock of its own, which is not saved.
-        Ok(arena.set_last_updates(&self.last_updates)?)
+        arena.set_last_updates(&self.last_updates)
     }
 }
 
@@ -416,7 +419,7 @@ impl Scaling {
     ) -> Result<Start> {
         let domain = &self.domains[index];
         if let Some(own) = own.and_then(|position| saved.get(position)) {
-            return Ok(Start::own(domain, own));
+            return Ok(self.only_used(index, direction, Start::own(domain, own)));
         }
         let names = &self.names[direction];
         let Some(state) = domain.policy.state() else { return Ok(Start::at_rest(domain, names.len())) };
@@ -473,6 +476,13 @@ impl Scaling {
             // Nothing has run so far, so there is nothing to report.
             start.report = StateReport::default();
         }
-        Ok(start)
+        Ok(self.only_used(index, direction, start))
+    }
+
+    /// Removes slots that the recipe does not use from the report.
+    fn only_used(&self, index: usize, direction: Direction, mut start: Start) -> Start {
+        let used = &self.domains[index].used[direction];
+        start.report.keep_slots(|slot| self.indices.get(slot).is_some_and(|index| used.contains(index)));
+        start
     }
 }

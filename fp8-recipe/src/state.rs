@@ -3,7 +3,8 @@
 use crate::domain::Domain;
 use crate::saved::Saved;
 use crate::terms::Terms;
-use crate::{ArenaState, Direction, Error, Result, Scaling, ScalingState, StateReport};
+use crate::{ArenaState, Direction, Error, Result, Scaling, ScalingState, SlotUse, StateReport};
+use std::sync::Arc;
 
 impl Scaling {
     /// Returns the present state. It does not include recipes without state, such as current scaling.
@@ -17,7 +18,7 @@ impl Scaling {
                 state.arenas.extend(domain.arena_state(direction, &self.names[direction])?);
             }
         }
-        state.arenas.extend(self.pending.iter().map(|saved| saved.arena.clone()));
+        state.arenas.extend(self.pending.iter().map(Saved::as_saved));
         state.dropout = self.randomness.progress()?;
         Ok(state)
     }
@@ -50,8 +51,8 @@ impl Scaling {
                 let (recipe, direction) = (arena.label().to_string(), arena.direction.name());
                 Err(Error::State { recipe, direction, problem })
             };
-            let arena = arena.without_dropped_slots(&self.names[arena.direction]);
-            if let Some(problem) = arena.problem(&self.names[arena.direction]) {
+            let arena = arena.without_dropped_slots(|name| self.always_has(arena.direction, name));
+            if let Some(problem) = arena.problem(&self.expected_slots(&arena)) {
                 return refused(problem);
             }
             let is_same = |other: &ArenaState| {
@@ -67,7 +68,7 @@ impl Scaling {
                 );
             };
             let arena = arena.with_last_updates(position as u64 + 1);
-            saved.push(Saved { arena, terms, is_source: false });
+            saved.push(Saved::new(&arena, terms, &self.names[arena.direction]));
         }
         self.settle()?;
         self.restart(saved)?;
@@ -76,5 +77,24 @@ impl Scaling {
         }
         self.domains.iter_mut().for_each(Domain::forget_agreement);
         Ok(self.state_report())
+    }
+
+    /// Returns whether the model has a slot that all recipes use.
+    fn always_has(&self, direction: Direction, name: &str) -> bool {
+        let slot = self.slot_at(name).filter(|slot| slot.direction() == direction);
+        slot.is_some_and(|slot| slot.used_by() == SlotUse::Always)
+    }
+
+    /// Returns the slots that a saved arena must have: those that all recipes use, and of the others those that it has.
+    fn expected_slots(&self, arena: &ArenaState) -> Vec<Arc<str>> {
+        let always = self.slot_names(arena.direction);
+        let is_optional = |name: &&Arc<str>| {
+            let slot = self.slot_at(name).filter(|slot| slot.direction() == arena.direction);
+            slot.is_some_and(|slot| slot.used_by() != SlotUse::Always)
+        };
+        let mut expected: Vec<_> =
+            always.iter().chain(arena.slots.iter().filter(is_optional)).cloned().collect();
+        expected.sort();
+        expected
     }
 }

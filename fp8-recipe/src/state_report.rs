@@ -128,6 +128,13 @@ impl StateReport {
         self.new.retain(|slot| slot.recipe != *recipe || slot.direction != direction);
     }
 
+    /// Keeps the entries of these slots alone.
+    pub(crate) fn keep_slots(&mut self, is_kept: impl Fn(&Arc<str>) -> bool) {
+        self.taken_over.retain(|loaded| is_kept(&loaded.slot));
+        self.recomputed.retain(|loaded| is_kept(&loaded.slot));
+        self.new.retain(|new| is_kept(&new.slot));
+    }
+
     pub(crate) fn append(&mut self, mut other: Self) {
         self.taken_over.append(&mut other.taken_over);
         self.recomputed.append(&mut other.recomputed);

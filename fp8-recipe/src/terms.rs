@@ -1,5 +1,6 @@
 //! What the key of a saved recipe says about its state.
 
+use crate::fp8_attention::Fp8Attention;
 use crate::{DelayedScaling, custom_recipe};
 
 /// What the key of a saved recipe says about its state.
@@ -23,6 +24,7 @@ pub(crate) enum Rows {
 impl Terms {
     /// Reads the key of a recipe with state; `None` for anything else.
     pub(crate) fn parse(key: &str) -> Option<Self> {
+        let key = Fp8Attention::strip(key);
         if let Some((reduce_amax, calibrate_first_step, record_non_finite)) = DelayedScaling::read_key(key) {
             return Some(Self {
                 reduce_amax,

@@ -170,11 +170,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", default_value = "0", value_parser = margin)]
     pub(crate) margin: i32,
 
-    /// Run attention in FP8, too, under recipes with one scale for a tensor
+    /// Run attention in FP8, too, under recipes with one scale for a tensor; without it, the recipe decides
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set, hide_possible_values = true, hide_default_value = true, value_name = "BOOL")]
     pub(crate) fp8_attention: bool,
 
-    /// Run attention in FP8 and let its projections write FP8 for it, under recipes with one scale for a tensor
+    /// Run attention in FP8 and let its projections write FP8 for it, under recipes with one scale for a tensor; without it, the recipe decides
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set, hide_possible_values = true, hide_default_value = true, value_name = "BOOL")]
     pub(crate) fp8_mha: bool,
 

@@ -5,14 +5,14 @@ use std::path::Path;
 use fp8_nn::checkpoint;
 use fp8_nn::fp8_kernels::ops::{Emulation, LossScaleState};
 use fp8_nn::fp8_kernels::{Error as KernelError, MemoryUse};
-use fp8_nn::fp8_recipe::SlotTrace;
+use fp8_nn::fp8_recipe::{Explanation, SlotRole, SlotTrace};
 use fp8_nn::hf::Config;
 use fp8_nn::prelude::*;
 
 use crate::batches::{self, Batch};
 use crate::options::{DeviceName, Dtype, FormatName, ModelName, Place, RecipeName, Settings};
 use crate::telemetry::SlotState;
-use crate::trainer::{MAX_GRAD_NORM, Metadata, Run, StepResult, Trainer};
+use crate::trainer::{Attention, MAX_GRAD_NORM, Metadata, Run, StepResult, Trainer};
 
 /// Model, optimizer, scaling state and recipe of one training.
 #[derive(Debug)]
@@ -30,6 +30,7 @@ pub(crate) struct Session {
     fp8_gemms: usize,
     /// What takes the place of those that the device does not have, and of how many.
     emulated: Vec<(Emulation, usize)>,
+    attention: Attention,
     autocast: AutocastOptions,
     graph: bool,
     /// Number of steps that were queued before one was recorded.
@@ -110,8 +111,9 @@ impl Session {
             num_attention_heads: settings.heads,
             max_seq_length: settings.seq,
             recompute: place.recompute,
-            fp8_dpa: settings.fp8_attention,
-            fp8_mha: settings.fp8_mha,
+            // Without the options, the recipe decides.
+            fp8_dpa: settings.fp8_attention.then_some(true),
+            fp8_mha: settings.fp8_mha.then_some(true),
             embedding_dropout: settings.dropout,
             attention_dropout: settings.dropout,
             hidden_dropout: settings.dropout,
@@ -146,6 +148,7 @@ impl Session {
         let blocks = || explained.layers.iter().filter(|layer| layer.path.contains(".blocks."));
         let fp8_gemms = blocks().map(|layer| layer.gemms.count()).sum();
         let emulated = counts(blocks().flat_map(|layer| &layer.emulated).map(|(_, emulation)| *emulation));
+        let attention = attention(&explained);
         let memory = MemoryOfTraining { created: minus(device.memory_report().now, before), start: None };
         let graph = place.graph;
         let (eager_steps, recorded, resume_note) = (0, None, None);
@@ -159,6 +162,7 @@ impl Session {
             recipe,
             fp8_gemms,
             emulated,
+            attention,
             autocast,
             graph,
             eager_steps,
@@ -288,6 +292,20 @@ fn recipe(settings: &Settings) -> Result<Recipe> {
     })
 }
 
+/// Returns what of the blocks' attention runs in FP8: options or the recipe ask for it, and a tensor has one scale.
+fn attention(explained: &Explanation) -> Attention {
+    let mut found = Attention::default();
+    for layer in &explained.layers {
+        let has_gemms = layer.slots.iter().any(|slot| slot.role == SlotRole::Weight);
+        for slot in layer.slots.iter().filter(|slot| slot.recipe.is_some() && !slot.stays_in_high_precision) {
+            let exchanges = matches!(slot.role, SlotRole::Output | SlotRole::GradInput);
+            found.in_fp8 |= exchanges || !has_gemms;
+            found.exchanges_fp8 |= exchanges;
+        }
+    }
+    found
+}
+
 /// The message of a library error, in terms of this program's options.
 fn sentence(error: impl Into<Error>) -> String {
     const LESS: &str = "a smaller --hidden, --layers, --batch or --seq needs less";
@@ -393,6 +411,10 @@ impl Trainer for Session {
 
     fn fp8_gemms_per_step(&self) -> usize {
         self.fp8_gemms
+    }
+
+    fn attention(&self) -> Attention {
+        self.attention
     }
 
     fn emulated_gemms_per_step(&self) -> Vec<(String, usize)> {

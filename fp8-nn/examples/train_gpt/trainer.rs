@@ -78,10 +78,22 @@ pub(crate) trait Trainer: Sized {
     }
     /// Number of FP8 matrix products in a training step.
     fn fp8_gemms_per_step(&self) -> usize;
+    /// Returns what of the attention runs in FP8.
+    fn attention(&self) -> Attention {
+        Attention::default()
+    }
     /// Returns what takes the place of FP8 matrix products that the device does not have, and of how many in a step.
     fn emulated_gemms_per_step(&self) -> Vec<(String, usize)> {
         Vec::new()
     }
+}
+
+/// What of the attention runs in FP8.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Attention {
+    pub(crate) in_fp8: bool,
+    /// Whether projections and attention also exchange FP8.
+    pub(crate) exchanges_fp8: bool,
 }
 
 /// What a step returns.

@@ -44,11 +44,12 @@ pub struct GptOptions {
     /// Whether each head of queries and keys is normalized by an RMSNorm before RoPE, with the ε of `norm`, as Qwen3 does.
     /// Default: false.
     pub qk_norm: bool,
-    /// Whether the attention of the blocks runs in FP8: see [`AttentionOptions::fp8_dpa`](crate::AttentionOptions::fp8_dpa). Default: false.
-    pub fp8_dpa: bool,
+    /// Whether the attention of the blocks runs in FP8: see [`AttentionOptions::fp8_dpa`](crate::AttentionOptions::fp8_dpa). Default:
+    /// `None`, as the recipe says.
+    pub fp8_dpa: Option<bool>,
     /// Whether the attention of the blocks also exchanges FP8 with its projections: see [`AttentionOptions::fp8_mha`](crate::AttentionOptions::fp8_mha). It implies
-    /// `fp8_dpa`. Default: false.
-    pub fp8_mha: bool,
+    /// `fp8_dpa`. Default: `None`, as the recipe says.
+    pub fp8_mha: Option<bool>,
     /// The probability that an element of the embedding is dropped in training, at least 0 and less than 1, as in GPT-2.
     /// Default: 0.
     pub embedding_dropout: f32,
@@ -98,8 +99,8 @@ impl Default for GptOptions {
             learned_positions: false,
             sliding_windows: Vec::new(),
             qk_norm: false,
-            fp8_dpa: false,
-            fp8_mha: false,
+            fp8_dpa: None,
+            fp8_mha: None,
             embedding_dropout: 0.0,
             attention_dropout: 0.0,
             hidden_dropout: 0.0,

@@ -26,7 +26,7 @@ fn attention_with(fp8_dpa: bool, attention_dropout: f32) -> MultiheadAttention {
             rope: true,
             max_seq_length: 64,
             attention_dropout,
-            fp8_dpa,
+            fp8_dpa: Some(fp8_dpa),
             ..Default::default()
         },
         init: InitOptions { init_std: 0.15, output_layer_init_std: 0.1 },
@@ -42,7 +42,7 @@ fn block(attention_dropout: f32) -> TransformerLayer {
         num_attention_heads: 2,
         num_gqa_groups: Some(1),
         attention_dropout,
-        fp8_dpa: true,
+        fp8_dpa: Some(true),
         ..options.attention
     };
     let options = TransformerLayerOptions { attention, ..options };
@@ -57,7 +57,7 @@ fn gpt(fp8_dpa: bool) -> Gpt {
         num_attention_heads: 2,
         max_seq_length: 8,
         init_std: 0.1,
-        fp8_dpa,
+        fp8_dpa: Some(fp8_dpa),
         ..Default::default()
     };
     Gpt::new("gpt", &options, &device(), &mut rng(1)).unwrap()

@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Recipes whose scales depend on all values of a tensor, without and with attention in FP8.
 fn cases() -> Vec<(Recipe, GptOptions)> {
-    let mut cases = vec![(current(), GptOptions { fp8_dpa: true, ..llama() })];
+    let mut cases = vec![(current(), GptOptions { fp8_dpa: Some(true), ..llama() })];
     cases.extend(unless_simulated(
         vec![
             (current(), llama()),
             // Without a step before, slots take the scales of their own tensors.
-            (delayed(), GptOptions { fp8_dpa: true, ..llama() }),
+            (delayed(), GptOptions { fp8_dpa: Some(true), ..llama() }),
             (Recipe::off(), llama()),
         ],
         vec![],
@@ -86,7 +86,7 @@ fn padding_and_rows_without_new_tokens_leave_no_trace() {
 fn rows_of_different_lengths_have_their_logits_in_fp8() {
     let windows = GptOptions { sliding_windows: vec![Some(3), None], ..llama() };
     let heads = GptOptions { qk_norm: true, kv_channels: Some(12), num_gqa_groups: Some(1), ..llama() };
-    let fp8_dpa = GptOptions { fp8_dpa: true, ..llama() };
+    let fp8_dpa = GptOptions { fp8_dpa: Some(true), ..llama() };
     for (name, options, dtype) in unless_simulated(
         vec![
             ("windows", windows, DType::F32),

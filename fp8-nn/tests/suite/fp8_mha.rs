@@ -29,8 +29,8 @@ fn options([fp8_dpa, fp8_mha]: InFp8, rope: bool) -> MultiheadAttentionOptions {
             kv_channels: Some(32),
             rope,
             max_seq_length: 64,
-            fp8_dpa,
-            fp8_mha,
+            fp8_dpa: Some(fp8_dpa),
+            fp8_mha: Some(fp8_mha),
             ..Default::default()
         },
         init: InitOptions { init_std: 0.15, output_layer_init_std: 0.1 },
@@ -235,7 +235,7 @@ fn block(rope: bool, attention_dropout: f32, recompute: RecomputeLevel) -> Trans
         num_gqa_groups: Some(1),
         rope,
         attention_dropout,
-        fp8_mha: true,
+        fp8_mha: Some(true),
         ..options.attention
     };
     let options = TransformerLayerOptions { attention, recompute, ..options };
@@ -282,8 +282,8 @@ fn cross([fp8_dpa, fp8_mha]: InFp8) -> CrossAttention {
         attention: AttentionOptions {
             num_attention_heads: 2,
             causal: false,
-            fp8_dpa,
-            fp8_mha,
+            fp8_dpa: Some(fp8_dpa),
+            fp8_mha: Some(fp8_mha),
             ..Default::default()
         },
         init: InitOptions { init_std: 0.15, output_layer_init_std: 0.1 },
@@ -328,7 +328,8 @@ fn cross_attention_has_the_options_too() {
 #[test]
 fn a_model_learns_as_fast() {
     let last = |fp8_mha| {
-        let attention = AttentionOptions { num_attention_heads: 2, fp8_mha, ..Default::default() };
+        let attention =
+            AttentionOptions { num_attention_heads: 2, fp8_mha: Some(fp8_mha), ..Default::default() };
         let options = TransformerLayerOptions { attention, ..block_options() };
         let mut model = TransformerLayer::new("block", options, &device(), &mut rng(1)).unwrap();
         let mut scaling = Scaling::new(&model, &device()).unwrap();

@@ -159,8 +159,8 @@ fn a_cache_in_fp8_stays_near_the_whole_sequence() {
         (delayed(), llama()),
         (current(), llama()),
         (Recipe::from_name("block").unwrap(), llama()),
-        (delayed(), GptOptions { fp8_dpa: true, ..llama() }),
-        (current(), GptOptions { fp8_mha: true, learned_positions: true, ..options() }),
+        (delayed(), GptOptions { fp8_dpa: Some(true), ..llama() }),
+        (current(), GptOptions { fp8_mha: Some(true), learned_positions: true, ..options() }),
     ];
     for name in unless_simulated(&["te-v0", "rowwise", "rowwise-gw-hp", "deepseek", "mxfp8"][..], &[]) {
         cases.push((Recipe::from_name(name).unwrap(), llama()));

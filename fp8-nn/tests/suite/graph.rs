@@ -144,8 +144,8 @@ fn attention_in_fp8_is_recorded() {
             num_attention_heads: 2,
             max_seq_length: 8,
             attention_dropout: 0.2,
-            fp8_dpa: true,
-            fp8_mha: true,
+            fp8_dpa: Some(true),
+            fp8_mha: Some(true),
             ..Default::default()
         };
         let model = Gpt::new("gpt", &options, &device(), &mut rng(3)).unwrap();
@@ -165,7 +165,7 @@ fn layers_that_write_fp8_are_recorded() {
     let new = || {
         let options = MultiheadAttentionOptions {
             hidden_size: 64,
-            attention: AttentionOptions { num_attention_heads: 4, fp8_mha: true, ..Default::default() },
+            attention: AttentionOptions { num_attention_heads: 4, fp8_mha: Some(true), ..Default::default() },
             ..Default::default()
         };
         let model = MultiheadAttention::new("attention", options, &device(), &mut rng(1)).unwrap();

@@ -5,6 +5,7 @@ use fp8_nn::prelude::Device;
 
 mod agreement;
 mod all_or_nothing;
+mod attention_by_recipe;
 mod attention_fp8;
 mod by_name;
 mod cache_contents;

@@ -25,6 +25,8 @@ fn every_option_can_be_written() {
         calibrate_first_step = false
         record_non_finite = true
         zero_is_skipped = true
+        fp8_dpa = true
+        fp8_mha = true
     "#;
     let expected = DelayedScaling {
         margin: -2,
@@ -38,6 +40,8 @@ fn every_option_can_be_written() {
         calibrate_first_step: false,
         record_non_finite: true,
         zero_is_skipped: true,
+        fp8_dpa: true,
+        fp8_mha: true,
     };
     assert_eq!(details(&Recipe::from_toml(text).unwrap()), details(&expected.into()));
     let text = r#"
@@ -48,6 +52,7 @@ fn every_option_can_be_written() {
         amax_epsilon = [0, 1, 1e-4]
         use_split_accumulator = [true, false, true]
         override_linear_precision = [true, false, true]
+        fp8_dpa = true
     "#;
     let expected = CurrentScaling {
         granularity: Granularity::Row,
@@ -57,6 +62,8 @@ fn every_option_can_be_written() {
             weight: QParams { amax_epsilon: 1.0, ..QParams::POWER_2 },
             grad_output: QParams { amax_epsilon: 1e-4, ..QParams::POWER_2 },
         },
+        fp8_dpa: true,
+        fp8_mha: false,
         use_split_accumulator: (true, false, true),
         override_linear_precision: (true, false, true),
     };

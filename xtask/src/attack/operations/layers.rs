@@ -134,7 +134,7 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                     rope_scaling: case.draw.pick(&ROPE_SCALINGS),
                     qk_norm: case.draw.once_in(4).then_some(of_heads),
                     max_seq_length: 16,
-                    fp8_dpa: case.draw.once_in(3),
+                    fp8_dpa: case.draw.once_in(3).then_some(true),
                     ..Default::default()
                 },
                 input_layernorm: input_layernorm.then_some(NormOptions {
@@ -168,7 +168,7 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
                     rope_scaling: case.draw.pick(&ROPE_SCALINGS),
                     qk_norm: case.draw.once_in(4).then_some(of_heads),
                     max_seq_length: 16,
-                    fp8_dpa: case.draw.once_in(3),
+                    fp8_dpa: case.draw.once_in(3).then_some(true),
                     ..Default::default()
                 },
                 activation,

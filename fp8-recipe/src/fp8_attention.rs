@@ -1,0 +1,161 @@
+//! Which recipes run attention in FP8, and which slots only they use.
+//!
+//! A model registers the slots of its attention whether or not a recipe uses them, because layers are made before recipes are
+//! chosen. A recipe's arenas have the slots that the recipe uses and no others. The slots of a model are ordered so that those
+//! of each recipe are contiguous: see [`SlotUse`].
+
+use crate::SlotName;
+use std::ops::Range;
+
+/// How far a recipe takes attention into FP8: what its options `fp8_dpa` and `fp8_mha` say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Fp8Attention {
+    /// Attention runs in high precision.
+    #[default]
+    Off,
+    /// Attention runs in FP8 (`fp8_dpa`).
+    Dpa,
+    /// Attention and its projections also exchange FP8 (`fp8_mha`, which implies `fp8_dpa`).
+    Mha,
+}
+
+impl Fp8Attention {
+    pub(crate) const ALL: [Self; 3] = [Self::Off, Self::Dpa, Self::Mha];
+
+    pub(crate) const fn new(fp8_dpa: bool, fp8_mha: bool) -> Self {
+        match (fp8_dpa, fp8_mha) {
+            (_, true) => Self::Mha,
+            (true, false) => Self::Dpa,
+            (false, false) => Self::Off,
+        }
+    }
+
+    /// Returns what the key of a recipe ends with. Keys of recipes without FP8 attention are those of versions that did not have
+    /// it.
+    pub(crate) const fn suffix(self) -> &'static str {
+        match self {
+            Self::Off => "",
+            Self::Dpa => ",fp8_dpa=true",
+            Self::Mha => ",fp8_mha=true",
+        }
+    }
+
+    /// Returns the key of a recipe without this suffix. A name in the key cannot imitate it, because all names are within the
+    /// key's parentheses.
+    pub(crate) fn strip(key: &str) -> &str {
+        let strip = |attention: Self| key.strip_suffix(attention.suffix());
+        [Self::Dpa, Self::Mha].into_iter().find_map(strip).unwrap_or(key)
+    }
+
+    const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// Which recipes use the slot of a tensor that attention reads: see [`SlotName::of_attention`].
+///
+/// The other recipes leave the slot off, and it is in none of their arenas, checkpoints and reports.
+///
+/// ```
+/// use fp8_recipe::fp8_kernels::Device;
+/// use fp8_recipe::{CurrentScaling, DelayedScaling, Recipe, Scaling, SlotName, SlotRole, SlotUse, Slots};
+///
+/// struct Attention(SlotName);
+///
+/// impl Slots for Attention {
+///     fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
+///         f(&self.0);
+///     }
+/// }
+///
+/// let q = Attention(SlotName::of_attention("q", SlotRole::Input, SlotUse::DpaOrMha));
+/// let mut scaling = Scaling::new(&q, &Device::cpu())?;
+/// assert!(scaling.autocast(&DelayedScaling::default().into())?.slot(&q.0)?.is_off());
+/// let recipe = Recipe::from(DelayedScaling { fp8_dpa: true, ..Default::default() });
+/// assert!(!scaling.autocast(&recipe)?.slot(&q.0)?.is_off());
+/// # Ok::<(), fp8_recipe::Error>(())
+/// ```
+// In this order the slots of each recipe are contiguous: those of `fp8_dpa` are the first three, those of `fp8_mha` the last
+// three.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SlotUse {
+    /// Recipes with `fp8_dpa` and without `fp8_mha`.
+    Dpa,
+    /// All recipes.
+    Always,
+    /// Recipes with `fp8_dpa` or `fp8_mha`.
+    DpaOrMha,
+    /// Recipes with `fp8_mha`.
+    Mha,
+}
+
+impl SlotUse {
+    pub(crate) const fn is_by(self, attention: Fp8Attention) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Dpa => matches!(attention, Fp8Attention::Dpa),
+            Self::DpaOrMha => !matches!(attention, Fp8Attention::Off),
+            Self::Mha => matches!(attention, Fp8Attention::Mha),
+        }
+    }
+}
+
+/// For each kind of recipe, the range of slots that it uses.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UsedSlots([Range<usize>; 3]);
+
+impl UsedSlots {
+    /// Returns the ranges in `slots`, which are sorted by their use.
+    pub(crate) fn new(slots: &[SlotName]) -> Self {
+        Self(Fp8Attention::ALL.map(|attention| {
+            let is_used = |slot: &SlotName| slot.used_by().is_by(attention);
+            let start = slots.iter().position(is_used).unwrap_or(0);
+            start..slots.iter().rposition(is_used).map_or(start, |last| last + 1)
+        }))
+    }
+
+    pub(crate) fn of(&self, attention: Fp8Attention) -> Range<usize> {
+        self.0[attention.index()].clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SlotRole;
+
+    #[test]
+    fn the_slots_of_each_kind_of_recipe_are_contiguous() {
+        let all = [SlotUse::Dpa, SlotUse::Always, SlotUse::DpaOrMha, SlotUse::Mha];
+        assert!(all.is_sorted());
+        for left_out in 0..1 << all.len() {
+            let uses = all.iter().enumerate().filter(|(index, _)| left_out & (1 << index) == 0);
+            let slot = |(_, used): (usize, &SlotUse)| {
+                [1, 2].map(|i| SlotName::of_attention(&format!("{i}"), SlotRole::Input, *used))
+            };
+            let slots: Vec<SlotName> = uses.flat_map(slot).collect();
+            for attention in Fp8Attention::ALL {
+                let range = UsedSlots::new(&slots).of(attention);
+                for (index, slot) in slots.iter().enumerate() {
+                    assert_eq!(
+                        range.contains(&index),
+                        slot.used_by().is_by(attention),
+                        "{left_out}, {index}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_suffix_is_stripped_from_the_end_of_a_key_alone() {
+        for (key, stripped) in [
+            ("delayed(margin=0),fp8_dpa=true", "delayed(margin=0)"),
+            ("current(),fp8_mha=true", "current()"),
+            ("custom(name=\",fp8_dpa=true\")", "custom(name=\",fp8_dpa=true\")"),
+            ("", ""),
+        ] {
+            assert_eq!(Fp8Attention::strip(key), stripped);
+        }
+    }
+}
