@@ -149,7 +149,7 @@ pub fn save(
         let text = format!("the optimizer has moments of `{name}`, which is no parameter of this model");
         return Err(problem(format!("{text}: save the model that it trains")));
     }
-    scaling_state::write(&scaling.state()?, &mut writer)?;
+    scaling_state::write(&scaling.state()?, model, &mut writer)?;
     writer.metadata(VERSION_KEY, VERSION);
     writer.metadata(STEP_KEY, &steps.to_string());
     writer.metadata(SKIPPED_KEY, &counts.skipped.to_string());
@@ -206,12 +206,12 @@ pub fn load(
     counts.updates = loss_scale::read_updates(&reader, steps)?;
     let moments = expect_moments(&reader, model, optimizer, steps)?;
     reader.read_through()?;
-    let scaling_state = scaling_state::read(&reader)?;
+    let (scaling_state, weights) = scaling_state::read(&reader)?;
     reader.expect_all_used()?;
     let new = optimizer.new_state(model, &moments)?;
 
     // Everything was checked. From here on it is written into the model.
-    let scaling = scaling.load_state(&scaling_state)?;
+    let report = scaling.load_state(&scaling_state)?;
     values::read_all(
         &reader,
         model,
@@ -222,6 +222,7 @@ pub fn load(
             reader.dtype(&key).map(|_| key)
         },
     )?;
+    scaling_state::bind(scaling, model, &weights)?;
     optimizer.set_loss_scale(loss_scale)?;
     optimizer.resume(model, counts, new, &mut |parameter, part| {
         let name = parameter.name();
@@ -236,7 +237,7 @@ pub fn load(
     })?;
     note_loaded(&reader, model, optimizer, counts);
     tracing::info!(path = %path.display(), step = steps, "checkpoint loaded");
-    Ok(Loaded { metadata: user_metadata(&reader), scaling })
+    Ok(Loaded { metadata: user_metadata(&reader), scaling: report })
 }
 
 /// Stores digests of the loaded optimizer state in the parameters, for ranks to compare. A file from before the first step
@@ -268,7 +269,7 @@ pub(crate) fn describe(path: &Path) -> Result<Option<(BTreeMap<String, String>, 
         return Ok(None);
     }
     let reader = open(path)?;
-    Ok(Some((user_metadata(&reader), scaling_state::read(&reader)?)))
+    Ok(Some((user_metadata(&reader), scaling_state::read(&reader)?.0)))
 }
 
 fn open(path: &Path) -> Result<Reader<'_>> {

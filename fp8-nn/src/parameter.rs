@@ -7,11 +7,10 @@ use crate::{Error, Result};
 use fp8::Fp8Value;
 pub(crate) use fp8::{SCALE_INV, StoredPart, overwrite_codes};
 use fp8_kernels::{DType, Device, Fp8Tensor, MemoryKind, Operand, Shape, Tensor, ops};
-use fp8_recipe::{Forward, SlotName, WeightQuantizer};
+use fp8_recipe::{Forward, SlotName, WeightQuantizer, WeightVersion};
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A tensor that training changes, such as a weight, with its name and its gradient.
 ///
@@ -42,7 +41,7 @@ pub struct Parameter {
     /// Without elements if the parameter is frozen.
     main_grad: Tensor,
     is_trainable: bool,
-    version: Arc<Version>,
+    version: Arc<WeightVersion>,
     agreement: Agreement,
 }
 
@@ -67,22 +66,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) name: &'a Arc<str>,
     pub(crate) value: ValueMut<'a>,
     pub(crate) main_grad: &'a Tensor,
-    pub(crate) version: &'a Arc<Version>,
-}
-
-/// Shared with recorded steps that change the parameter.
-#[derive(Debug)]
-pub(crate) struct Version(AtomicU64);
-
-impl Version {
-    fn new() -> Arc<Self> {
-        Arc::new(Self(AtomicU64::new(next_version())))
-    }
-
-    /// Changes the version after the value has changed.
-    pub(crate) fn advance(&self) {
-        self.0.store(next_version(), Relaxed);
-    }
+    pub(crate) version: &'a Arc<WeightVersion>,
 }
 
 /// Writes one line: `Parameter(fc.weight, [64, 8], f32)`, or `E4M3` in place of the dtype for a value stored in FP8.
@@ -114,7 +98,7 @@ impl Parameter {
             slot: None,
             main_grad,
             is_trainable,
-            version: Version::new(),
+            version: Arc::default(),
             agreement: Agreement::default(),
         })
     }
@@ -171,7 +155,7 @@ impl Parameter {
     }
 
     /// Returns the weight as the GEMMs of a scope read it, for a layer with a GEMM of its own: quantized once per version
-    /// ([`Forward::quantize_weight`]), or the codes if it is stored in FP8 ([`Forward::fp8_weight`]). In high precision, the
+    /// ([`Forward::quantize_parameter`]), or the codes if it is stored in FP8 ([`Forward::fp8_weight`]). In high precision, the
     /// operand has the dtype that the layer computes in.
     ///
     /// # Errors
@@ -179,7 +163,7 @@ impl Parameter {
     pub fn operand(&self, cx: &mut Forward<'_>, slot: &SlotName, dtype: DType) -> Result<Operand> {
         match &self.value {
             Value::High(tensor) => {
-                let operand = match cx.quantize_weight(slot, self.version(), tensor)? {
+                let operand = match cx.quantize_parameter(slot, &self.version, self.is_trainable, tensor)? {
                     Operand::High(w) => Operand::High(ops::cast(&w, dtype)?),
                     operand => operand,
                 };
@@ -266,7 +250,16 @@ impl Parameter {
     /// Returns the version of the value, which every update changes. Versions are unique in the process: equal versions mean
     /// equal bytes.
     pub fn version(&self) -> u64 {
-        self.version.0.load(Relaxed)
+        self.version.current()
+    }
+
+    /// Returns the version as it is shared with the cache of FP8 copies and with recorded steps.
+    ///
+    /// An optimizer of your own calls [`end_step`](WeightVersion::end_step) on that of every parameter, also of those that it
+    /// leaves as they are, if it trains with frozen weights under Transformer Engine's rules: see
+    /// [`Forward::quantize_parameter`].
+    pub fn shared_version(&self) -> &Arc<WeightVersion> {
+        &self.version
     }
 
     /// Calls `f` with the value, which it may change in place, and the gradient. Afterwards the parameter has a new version.
@@ -470,11 +463,6 @@ pub(crate) fn overwrite(tensor: &mut Tensor, value: Tensor, name: &str) -> Resul
     }
     *tensor = value;
     Ok(())
-}
-
-fn next_version() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(1, Relaxed)
 }
 
 #[cfg(test)]

@@ -271,6 +271,15 @@ impl State for DelayedScaling {
         Update::Window(self.scale_update(rule))
     }
 
+    fn first_scale_is_final(&self) -> bool {
+        // A function may choose another amax than the newest, even if it is the only one.
+        self.calibrate_first_step && !matches!(self.amax_compute_algo, AmaxComputeAlgo::Custom(_))
+    }
+
+    fn keeps_first_copies(&self) -> bool {
+        !self.calibrate_first_step && self.record_non_finite && self.zero_is_skipped
+    }
+
     fn records(&self, amax: f32) -> bool {
         (amax.is_finite() || self.record_non_finite) && !(amax == 0.0 && self.zero_is_skipped)
     }

@@ -15,6 +15,8 @@ pub(crate) struct Domain {
     pub(crate) key: String,
     pub(crate) policy: Arc<dyn Policy>,
     rules: ByRole<ScaleRule>,
+    /// The rule that gives scale 1 for every amax.
+    one: ScaleRule,
     pub(crate) encodings: ByDirection<Encoding>,
     /// `None` until the first scope that records. Without state they are only used for the report.
     pub(crate) arenas: Option<ByDirection<Arena>>,
@@ -37,6 +39,7 @@ impl Domain {
         Self {
             key,
             rules: ByRole::from_fn(|role| policy.rule(role)),
+            one: ScaleRule::Current { fp8_max: 1.0, epsilon: f32::INFINITY, power_2_scales: false },
             encodings: ByDirection::from_fn(|direction| policy.format().encoding(direction)),
             policy: policy.clone(),
             arenas: None,
@@ -76,6 +79,24 @@ impl Domain {
     /// Returns the rule of a slot.
     pub(crate) const fn rule(&self, role: SlotRole) -> &ScaleRule {
         self.rules.get(role)
+    }
+
+    /// Returns the rule for a recorded weight whose slot has no scale: as for its first copy, that of the slot, or 1.
+    pub(crate) fn rule_again(&self, role: SlotRole) -> &ScaleRule {
+        if self.arena_options().first_scale > 0.0 { &self.one } else { self.rule(role) }
+    }
+
+    /// Returns whether a weight that is quantized now is settled: the commit of the scope cannot give it other codes. The host
+    /// may not know yet that it is.
+    pub(crate) fn settles_at_once(&self, slot: usize) -> bool {
+        let (Some(state), Some(arenas)) = (self.policy.state(), &self.arenas) else { return true };
+        let is_final = state.first_scale_is_final() && self.reducing_group().is_none();
+        is_final || arenas.forward.is_determined(slot)
+    }
+
+    /// Returns how often one of its arenas was updated.
+    pub(crate) fn updates(&self, direction: Direction) -> u64 {
+        self.arenas.as_ref().map_or(0, |arenas| arenas[direction].updates())
     }
 
     /// Returns the rule by which an arena is updated.
@@ -232,7 +253,20 @@ impl Domain {
             scale: scales.map(|scale| if scale < 0.0 { UNSET } else { scale }).collect(),
             amax_history: (0..arena.options().history_len - 1).map(row).collect(),
             last_updates: arena.last_updates()?,
+            undetermined: self.undetermined(arena, names)?,
+            weights: Vec::new(),
+            awaits_backward: false,
         }))
+    }
+
+    /// Returns the slots that have scale 1 by the first-step rule. Where first scales are −1, the scale says so itself.
+    fn undetermined(&self, arena: &Arena, names: &[Arc<str>]) -> Result<Vec<Arc<str>>> {
+        if arena.options().first_scale < 0.0 {
+            return Ok(Vec::new());
+        }
+        let cast_scales = arena.cast_scales()?;
+        let undetermined = names.iter().zip(cast_scales).filter(|(_, scale)| *scale < 0.0);
+        Ok(undetermined.map(|(name, _)| name.clone()).collect())
     }
 
     /// Returns what the ranks of its group compare before they reduce an arena for the first time.

@@ -4,12 +4,11 @@
 use crate::frame::{Frame, Mode};
 use crate::outcome::{Ending, Outcome};
 use crate::scope::Scope;
-use crate::weights::CachedWeight;
 use crate::{
     AutocastOptions, DelayedWgrad, Direction, Error, Fp8Gemms, GemmAccumulation, Origin, Recipe, Result,
     Scaling, SlotName, Snapshot,
 };
-use fp8_kernels::{Cell, DType, MemoryKind, MemoryKindGuard, Operand, Slot, Tensor, ops};
+use fp8_kernels::{Cell, DType, MemoryKind, MemoryKindGuard, Slot};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -164,7 +163,8 @@ impl Scaling {
             Direction::Forward => Vec::new(),
             Direction::Backward => self.awaiting.domains().to_vec(),
         };
-        self.scope = Some(Scope::new(direction, touched, self.weights.uses()));
+        self.scopes += 1;
+        self.scope = Some(Scope::new(direction, touched, self.weights.uses(), self.scopes));
         Ok(())
     }
 
@@ -278,41 +278,6 @@ impl Forward<'_> {
     pub fn slot(&mut self, name: &SlotName) -> Result<Slot<'_>> {
         let index = self.scaling.index(name, Direction::Forward)?;
         self.scaling.slot(name, index, self.frame, &self.mode)
-    }
-
-    /// Quantizes a parameter once per version and recipe. Versions are unique in the process: equal versions mean equal
-    /// bytes, and a parameter never returns to an earlier one.
-    ///
-    /// The FP8 copy is kept until the parameter has another version, or other recipes have taken its place: see
-    /// [`Scaling::cached_weights`]. A parameter that is quantized again for the same version and recipe records its amax
-    /// again.
-    ///
-    /// # Errors
-    /// As [`slot`](Self::slot); all errors of quantizing.
-    pub fn quantize_weight(&mut self, name: &SlotName, version: u64, weight: &Tensor) -> Result<Operand> {
-        let index = self.scaling.index(name, Direction::Forward)?;
-        let domain = self.scaling.plans[self.frame.plan].domain(Direction::Forward, index);
-        let domain = domain.filter(|_| self.frame.enabled);
-        let evaluates = matches!(self.mode, Mode::Evaluate);
-        let capture = weight.device().capture_number();
-        if let Some(domain) = domain
-            && let Some(operand) = self.scaling.weights.find(index, domain, version, capture, evaluates)
-        {
-            return Ok(operand);
-        }
-        // A replay's scale may be an older one than later scopes use.
-        let domain = domain.filter(|_| !matches!(self.mode, Mode::Replay { .. }));
-        let kind = domain.map(|_| MemoryKind::Parameters.enter());
-        let operand = ops::quantize(weight, &self.scaling.slot(name, index, self.frame, &self.mode)?)?;
-        drop(kind);
-        if let Some(domain) = domain {
-            let weight = CachedWeight::new(domain, version, !evaluates, capture, operand.clone());
-            let added = self.scaling.weights.insert(index, weight);
-            if let Some(scope) = self.scaling.scope.as_mut().filter(|_| !evaluates) {
-                scope.cached.push(added);
-            }
-        }
-        Ok(operand)
     }
 
     /// Returns the origin of a `Saved`. A layer stores it there, and its backward finds the recipe and arena of this scope by

@@ -35,6 +35,7 @@ mod dropped_slots;
 mod saved;
 mod state_report;
 mod terms;
+mod weight_state;
 
 // One recipe under one group, a recipe for each slot, and a single tensor.
 mod assignment;
@@ -54,8 +55,10 @@ mod frame;
 mod origin;
 mod outcome;
 mod overflow;
+mod records;
 mod scope;
 mod squares;
+mod weight_version;
 mod weights;
 
 // A model's arenas and cached weights.
@@ -67,6 +70,7 @@ mod agreement;
 mod dropout_draw;
 mod explanation;
 mod guard;
+mod quantize_weight;
 mod report;
 mod slot_trace;
 mod sqnr;
@@ -106,3 +110,5 @@ pub use slot_trace::{SlotSeries, SlotTrace, TracePoint};
 pub use slots::{Direction, GemmSlots, SlotName, SlotRole, Slots};
 pub use state_report::{LoadedSlot, NewSlot, StartsNew, StateReport, UnusedArena};
 pub use weight_quantizer::WeightQuantizer;
+pub use weight_state::WeightState;
+pub use weight_version::WeightVersion;

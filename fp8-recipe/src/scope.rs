@@ -34,7 +34,7 @@ pub(crate) struct Scope {
 }
 
 impl Scope {
-    pub(crate) fn new(direction: Direction, touched: Vec<usize>, weight_uses: u64) -> Self {
+    pub(crate) fn new(direction: Direction, touched: Vec<usize>, weight_uses: u64, number: u64) -> Self {
         Self {
             direction,
             touched,
@@ -45,9 +45,14 @@ impl Scope {
             draws: 0,
             squares: BTreeMap::new(),
             overflow: Vec::new(),
-            outcome: Arc::default(),
+            outcome: Arc::new(Outcome::of_scope(number)),
             cause: None,
         }
+    }
+
+    /// The number of the scope, by which later ones know what it has used.
+    pub(crate) fn number(&self) -> u64 {
+        self.outcome.scope()
     }
 
     pub(crate) fn touch(&mut self, domains: &[usize]) {
@@ -90,11 +95,24 @@ pub(crate) struct Awaiting {
 }
 
 impl Awaiting {
-    pub(crate) fn forward_committed(&mut self, touched: &[usize]) {
-        if std::mem::take(&mut self.is_answered) {
+    /// Returns whether the forward scopes before this one have had their backward.
+    pub(crate) fn forward_committed(&mut self, touched: &[usize]) -> bool {
+        let was_answered = std::mem::take(&mut self.is_answered);
+        if was_answered {
             self.domains.clear();
         }
         touch(&mut self.domains, touched);
+        was_answered
+    }
+
+    /// Adds a domain whose forward scope was committed before the state was saved.
+    pub(crate) fn resume(&mut self, domain: usize) {
+        touch(&mut self.domains, &[domain]);
+    }
+
+    /// Returns whether no backward scope was committed since the last forward scope of a domain.
+    pub(crate) fn includes(&self, domain: usize) -> bool {
+        !self.is_answered && self.domains.contains(&domain)
     }
 
     /// Keeps the domains until the next forward scope, since several forward scopes may each have a backward scope.

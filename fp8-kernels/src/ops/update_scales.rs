@@ -1,6 +1,6 @@
 //! The update of delayed scaling: every slot of an arena in one call.
 
-use crate::backend::dispatch;
+use crate::backend::{cpu, dispatch};
 use crate::{Arena, Error, Result, ScalePolicy, ScaleRule};
 
 /// The rule by which [`update_scales`](update_scales()) takes an amax from a slot's window of past amaxes.
@@ -68,7 +68,8 @@ impl ScaleUpdate<'_> {
                 remedy,
             });
         };
-        crate::backend::cpu::update_scales::scale(self, past.iter().copied(), *newest, stored)
+        let amax = cpu::update_scales::chosen(self, past.iter().copied(), *newest);
+        cpu::update_scales::scale(self, amax, stored)
     }
 }
 

@@ -26,6 +26,7 @@ mod golden;
 mod golden_options;
 mod gradients;
 mod initialization;
+mod interruptions;
 mod llama;
 mod loss_scaler;
 mod modes;

@@ -12,8 +12,8 @@ enum { AMAX_MAX = 0, AMAX_MOST_RECENT = 1 };
 
 // Launch: a block for each 8 slots, 32 to 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024)
-update_scales(float* history, float* scale, u64* skipped, u64* clock, u64* last_updates, u64 slots, u64 rows, float rest,
-              int recompute, int amax_rule, int record_non_finite, int kind, float largest, float scaled_max, int margin,
+update_scales(float* history, float* scale, float* cast_scale, u64* skipped, u64* clock, u64* last_updates, u64 slots, u64 rows,
+              float rest, int recompute, int amax_rule, int record_non_finite, int kind, float largest, float scaled_max, int margin,
               float epsilon) {
     __shared__ float maxima[MAX_WARPS][SLOTS];
     u64 slot = (u64)blockIdx.x * SLOTS + threadIdx.x % SLOTS;
@@ -53,6 +53,9 @@ update_scales(float* history, float* scale, u64* skipped, u64* clock, u64* last_
     history[slot] = rest;
     float stored = scale[slot];
     int first = stored < 0.0f;
+    // Whether a recorded amax has determined the scale. If so, tensors of this scope are quantized again by it.
+    int determined = cast_scale[slot] > 0.0f;
+    if (determined) cast_scale[slot] = stored;
     if (!rolls) {
         if (first) scale[slot] = __int_as_float(REST_BITS);
         if (ran) skipped[slot] += 1;
@@ -70,5 +73,8 @@ update_scales(float* history, float* scale, u64* skipped, u64* clock, u64* last_
     }
     // A slot is calibrated from its first finite amax > 0; before that it stays unset.
     Rule rule = {kind, largest, scaled_max, margin, epsilon};
-    scale[slot] = first && !usable_amax(amax) ? __int_as_float(REST_BITS) : scale_of(rule, amax, first ? 1.0f : stored);
+    int usable = usable_amax(amax);
+    float next = first && !usable ? __int_as_float(REST_BITS) : scale_of(rule, amax, first ? 1.0f : stored);
+    scale[slot] = next;
+    if (usable && !determined) cast_scale[slot] = next;
 }
