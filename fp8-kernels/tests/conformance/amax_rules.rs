@@ -59,7 +59,7 @@ fn an_average_is_that_of_the_oracle(device: &Device) -> Outcome {
             let mut amax = || match random.bits() % 8 {
                 0 => 0.0,
                 1 => f32::NAN,
-                2 => f32::from_bits(1 + random.bits() % 9),
+                2 => f32::from_bits(1 + (random.bits() % 9) as u32),
                 _ => random.normal().abs() * f32::powi(2.0, (random.bits() % 60) as i32 - 30),
             };
             let rows: Vec<f32> = (0..(history_len - 1) * slots).map(|_| amax()).collect();
