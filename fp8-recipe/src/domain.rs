@@ -2,6 +2,7 @@
 
 use crate::by_direction::ByDirection;
 use crate::by_role::ByRole;
+use crate::group::Agreed;
 use crate::host_update::HostPlan;
 use crate::policy::{Policy, State, Update};
 use crate::{AmaxGroup, ArenaState, Direction, RecipeLabel, Result, ScaleSource, SlotRole, StateDigest};
@@ -24,10 +25,7 @@ pub(crate) struct Domain {
     /// updated by then. When they are updated further, the arena starts again from them.
     pub(crate) follows: ByDirection<Option<u64>>,
     group: Option<Arc<dyn AmaxGroup>>,
-    /// Whether the group has compared an arena's slot names.
-    agreed_on_names: ByDirection<bool>,
-    /// Whether the group has compared an arena's state, since it was last loaded.
-    agreed_on_state: ByDirection<bool>,
+    agreed: ByDirection<Agreed>,
     /// What the commit that is under way makes of arenas whose scales a user's code computes.
     planned: ByDirection<Option<HostPlan>>,
     /// Arenas of a scope that was left, which could not be rolled back yet.
@@ -45,8 +43,7 @@ impl Domain {
             arenas: None,
             follows: ByDirection::default(),
             group: None,
-            agreed_on_names: ByDirection::default(),
-            agreed_on_state: ByDirection::default(),
+            agreed: ByDirection::default(),
             planned: ByDirection::default(),
             unrestored: ByDirection::default(),
         }
@@ -124,6 +121,15 @@ impl Domain {
         RecipeLabel::new(&self.policy.key(), self.group_id())
     }
 
+    /// Returns whether every scale of slots of this role is a power of two.
+    pub(crate) fn has_powers_of_two(&self, role: SlotRole) -> bool {
+        let rule = self.rule(role);
+        match self.policy.scale(role, rule) {
+            Scale::Blocks(blocks) => blocks.has_powers_of_two(),
+            _ => matches!(self.update_rule(role.direction()), Update::Window(_)) && rule.has_powers_of_two(),
+        }
+    }
+
     /// Returns where the scales of slots of this role come from.
     pub(crate) fn scale_source(&self, role: SlotRole) -> ScaleSource {
         match self.policy.scale(role, self.rule(role)) {
@@ -153,15 +159,14 @@ impl Domain {
             (old, new) => old.is_none() && new.is_none(),
         };
         if !same {
-            self.agreed_on_names = ByDirection::default();
-            self.agreed_on_state = ByDirection::default();
+            self.agreed = ByDirection::default();
             self.group = group;
         }
     }
 
     /// Makes the next reductions compare the arenas' state, which has been replaced.
     pub(crate) fn forget_agreement(&mut self) {
-        self.agreed_on_state = ByDirection::default();
+        self.agreed.each_mut().into_iter().for_each(|(_, agreed)| agreed.forget_state());
     }
 
     /// Returns the group that a commit reduces over, if the recipe asks for it and the group has other ranks.
@@ -170,22 +175,14 @@ impl Domain {
         self.group.as_ref().filter(|group| reduces && group.world_size() > 1)
     }
 
-    /// Replaces row 0 by its maximum over the ranks. Before the first reduction, and again after state was loaded, the ranks
-    /// compare their scales and histories, since unequal ones would diverge unnoticed.
+    /// Replaces row 0 by its maximum over the ranks.
     pub(crate) fn reduce(&mut self, direction: Direction, names: &[Arc<str>]) -> Result<()> {
         let (Some(group), Some(arenas)) = (self.reducing_group(), &self.arenas) else { return Ok(()) };
-        let (key, arena) = (format!("{direction} {}", self.label()), &arenas[direction]);
-        if !self.agreed_on_names[direction] {
-            group.agree_on_names(&key, names)?;
-        }
-        if !self.agreed_on_state[direction] {
-            let remedy = "ranks compare loaded state in the next step: run one before a step is recorded";
-            arena.device().expect_eager("agree_on_state", remedy)?;
-            group.agree_on_state(&key, &self.digests(direction, names)?)?;
-        }
-        group.all_reduce_max(&key, arena)?;
-        self.agreed_on_names[direction] = true;
-        self.agreed_on_state[direction] = true;
+        let key = format!("{direction} {}", self.label());
+        let mut agreed = self.agreed[direction];
+        let digests = || self.digests(direction, names);
+        agreed.reduce(&**group, &key, &arenas[direction], names, digests)?;
+        self.agreed[direction] = agreed;
         Ok(())
     }
 

@@ -12,6 +12,7 @@ mod scale_source;
 mod slots;
 
 // Recipes: what all have in common, each kind, and their names.
+mod amax_compute_algo;
 mod block_scaling;
 mod by_name;
 mod current_scaling;
@@ -78,14 +79,13 @@ mod start;
 mod state;
 
 pub use advice::Advice;
+pub use amax_compute_algo::{AmaxComputeAlgo, CustomAmax};
 pub use arena_state::{ArenaState, ScalingState};
 pub use autocast_options::AutocastOptions;
 pub use block_scaling::{BlockScaling, Mxfp8};
 pub use current_scaling::{CurrentScaling, Granularity};
 pub use custom_recipe::CustomRecipe;
-pub use delayed_scaling::{
-    AmaxComputeAlgo, CustomAmax, CustomScale, DelayedScaling, ScalingFactorComputeAlgo,
-};
+pub use delayed_scaling::{CustomScale, DelayedScaling, ScalingFactorComputeAlgo};
 pub use delayed_wgrad::DelayedWgrad;
 pub use digest::StateDigest;
 pub use dropout::DropoutProgress;

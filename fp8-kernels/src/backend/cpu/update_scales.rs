@@ -132,10 +132,16 @@ impl<'a, V: Values + ?Sized> Table<'a, V> {
 }
 
 /// Returns the amax that an update takes from a window and its newest amax.
-pub(crate) fn chosen(update: &ScaleUpdate<'_>, window: impl Iterator<Item = f32>, newest: f32) -> f32 {
+pub(crate) fn chosen(update: &ScaleUpdate<'_>, window: impl DoubleEndedIterator<Item = f32>, newest: f32) -> f32 {
     match update.amax {
         AmaxRule::Max => window.fold(newest, f32::max),
         AmaxRule::MostRecent => newest,
+        AmaxRule::MaxOfLast(n) => window.rev().take(n.saturating_sub(1)).fold(newest, f32::max),
+        AmaxRule::Average { decay } => {
+            let amaxes = window.chain([newest]).filter(|&amax| amax > 0.0);
+            let average = amaxes.reduce(|average, amax| (decay * average) + ((1.0 - decay) * amax));
+            average.map_or(newest, |average| average.max(newest))
+        }
         AmaxRule::Custom(function) => {
             let mut window: Vec<f32> = window.collect();
             window.push(newest);

@@ -9,6 +9,7 @@ use std::cell::Cell;
 
 /// As the kernel.
 const SLOTS_PER_BLOCK: u64 = 8;
+const NO_AVERAGE: f32 = 0.0;
 
 pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
     if update.interval > 1 {
@@ -18,12 +19,16 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
         )?;
     }
     let op = "update_scales";
-    let (amax, rule) = match (update.amax, RuleArgs::new(update.rule)) {
-        (AmaxRule::Max, Some(rule)) => (0, rule),
-        (AmaxRule::MostRecent, Some(rule)) => (1, rule),
-        _ => return on_host(gpu, arena, update),
-    };
     let (slots, rows) = (arena.slots() as u64, arena.options().history_len as u64);
+    // How many of the newest amaxes the maximum covers. An average is at least the newest.
+    let newest = match update.amax {
+        AmaxRule::Max => rows,
+        AmaxRule::MostRecent | AmaxRule::Average { .. } => 1,
+        AmaxRule::MaxOfLast(n) => n as u64,
+        AmaxRule::Custom(_) => return on_host(gpu, arena, update),
+    };
+    let decay = if let AmaxRule::Average { decay } = update.amax { decay } else { NO_AVERAGE };
+    let Some(rule) = RuleArgs::new(update.rule) else { return on_host(gpu, arena, update) };
     let history = arena.cuda_history(op)?;
     let scales = [arena.scale_cells().cuda(op)?, arena.cast_scale_cells().cuda(op)?];
     let (clock, last_updates) = arena.update_counts();
@@ -39,7 +44,8 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
         rows,
         arena.options().rest,
         i32::from(recompute(arena, update)),
-        amax,
+        newest,
+        decay,
         i32::from(update.record_non_finite),
         rule.kind,
         rule.fp8_max,
@@ -50,9 +56,10 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
     // A thread takes eight rows at a time; a short window needs few threads.
     let threads = rows.clamp(1, 1024).next_multiple_of(32) as u32;
     let grid = Grid::new(op, slots.div_ceil(SLOTS_PER_BLOCK), threads)?;
-    // SAFETY: the kernel's parameters (history, scale, cast_scale, skipped, clock, last_updates, slots, rows, rest, recompute, amax_rule,
-    // record_non_finite, kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32, twice slots f32
-    // and three times slots u64. Arenas that share a clock have its device, whose stream runs their updates one by one.
+    // SAFETY: the kernel's parameters (history, scale, cast_scale, skipped, clock, last_updates, slots, rows, rest, recompute,
+    // counted, decay, record_non_finite, kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32,
+    // twice slots f32 and three times slots u64. Arenas that share a clock have its device, whose stream runs their updates
+    // one by one.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     arena.finish_update();
     arena.refresh_known();
