@@ -218,6 +218,13 @@ fn a_model_without_gradients_has_a_norm_of_0() {
 }
 
 #[test]
+fn a_warm_up_that_is_longer_than_the_run_ends_with_the_run() {
+    let schedule = CosineSchedule::new(1.0, 8, 4, 0.125).unwrap();
+    let rates = [0, 1, 2, 3, 4, 7, 8, 9, u64::MAX].map(|step| schedule.lr(step));
+    assert_eq!(rates, [0.125, 0.25, 0.375, 0.5, 0.125, 0.125, 0.125, 0.125, 0.125]);
+}
+
+#[test]
 fn the_schedule_warms_up_and_decays() {
     let schedule = CosineSchedule::new(1.0, 4, 12, 0.1).unwrap();
     assert_eq!([0, 1, 2, 3].map(|step| schedule.lr(step)), [0.25, 0.5, 0.75, 1.0]);
