@@ -360,13 +360,14 @@ impl Scaling {
         if let Some(overflow) = &self.overflow {
             overflow.finish(&scope.overflow)?;
         }
-        let Some(Scope { direction, touched, outcome, weight_uses, squares, .. }) = self.scope.take() else {
+        let Some(Scope { direction, touched, outcome, weight_uses, squares, lone, .. }) = self.scope.take()
+        else {
             return Ok(());
         };
         self.keep_sqnr(squares);
         match direction {
             Direction::Forward => {
-                self.awaiting.forward_committed(&touched);
+                self.awaiting.forward_committed(&touched, lone);
                 outcome.end(Ending::Committed { touched, scales });
                 self.weights.trim(weight_uses);
             }
