@@ -24,6 +24,7 @@ mod fused;
 mod generation;
 mod golden;
 mod golden_options;
+mod gradient_sums;
 mod gradients;
 mod initialization;
 mod llama;
@@ -53,6 +54,7 @@ mod sqnr;
 mod stack;
 mod support;
 mod texts;
+mod unused_gradients;
 
 fn open() -> Device {
     Device::cpu()
