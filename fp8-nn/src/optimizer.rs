@@ -7,7 +7,7 @@ mod state;
 use crate::clip::grad_norm;
 use crate::loss_scaler::StepScale;
 use crate::module::{trainable, trainable_mut};
-use crate::parameter::{Parts, ValueMut, overwrite_codes};
+use crate::parameter::{Event, Parts, ValueMut, overwrite_codes};
 use crate::{Error, Layer, LossScaler, Parameter, Result, parameters};
 use fp8_kernels::ops::{self, AdamWGroup, AdamWTensor, LossScaleState, NormCheck, ScaledStep};
 use fp8_kernels::{DType, Device, Fp8Tensor, Replayed as _, Tensor};
@@ -350,14 +350,12 @@ impl AdamW {
         if updated.is_err() && device.capture_number().is_none() {
             progress.retreat();
         }
-        if updated.is_ok() {
-            ended.advance()?;
-            device.on_replay(ended);
-        }
-        if let (Ok(()), Some(scaler)) = (&updated, &scaler) {
-            scaler.note_step();
-        }
-        updated
+        updated?;
+        ended.advance()?;
+        device.on_replay(ended);
+        trainable(model).iter().for_each(|parameter| parameter.gradient().note(Event::Stepped));
+        scaler.iter().for_each(LossScaler::note_step);
+        Ok(())
     }
 
     /// Updates all parameters, with one launch for each learning rate and weight decay.

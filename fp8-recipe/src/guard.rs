@@ -163,13 +163,15 @@ impl Scaling {
             Direction::Forward => Vec::new(),
             Direction::Backward => self.awaiting.domains().to_vec(),
         };
+        let lone = self.awaiting.lone().filter(|_| direction == Direction::Backward).cloned();
         self.scopes += 1;
-        self.scope = Some(Scope::new(direction, touched, self.weights.uses(), self.scopes));
+        let scope = Scope::new(direction, touched, self.weights.uses(), self.scopes);
+        self.scope = Some(Scope { lone, ..scope });
         Ok(())
     }
 
     fn frame(&mut self, recipe: &Recipe, options: &AutocastOptions, records: bool) -> Result<Frame> {
-        let AutocastOptions { enabled, calibrating, compute_dtype, .. } = *options;
+        let AutocastOptions { enabled, calibrating, compute_dtype, allow_scales_per_rank, .. } = *options;
         if let Some(dtype) = compute_dtype.filter(|dtype| !dtype.is_float()) {
             return Err(Error::Recipe {
                 recipe: "autocast",
@@ -179,9 +181,18 @@ impl Scaling {
             });
         }
         let plan = self.plan_for(recipe, options, records && (enabled || calibrating))?;
-        let frame = Frame { plan, enabled, calibrating, compute_dtype };
-        if let Some(scope) = self.scope.as_mut().filter(|_| records && frame.records()) {
-            scope.touch_plan(plan, &self.plans[plan].domains);
+        let frame = Frame {
+            plan,
+            enabled,
+            calibrating,
+            compute_dtype,
+            allows_scales_per_rank: allow_scales_per_rank,
+        };
+        if records && frame.records() {
+            if let Some(scope) = &mut self.scope {
+                scope.touch_plan(plan, &self.plans[plan].domains);
+            }
+            self.note_lone(frame);
         }
         Ok(frame)
     }
@@ -213,6 +224,7 @@ impl Forward<'_> {
         let outer = self.scaling.plans[self.frame.plan].group();
         options.amax_reduction_group = options.amax_reduction_group.or_else(|| outer.cloned());
         options.compute_dtype = options.compute_dtype.or(self.frame.compute_dtype);
+        options.allow_scales_per_rank |= self.frame.allows_scales_per_rank;
         let records = matches!(self.mode, Mode::Record);
         let frame = self.scaling.frame(recipe, &options, records)?;
         Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: None })
@@ -372,6 +384,7 @@ impl Backward<'_> {
         }
         let index = self.scaling.index(name, Direction::Backward)?;
         self.scaling.touch(touched);
+        self.scaling.note_lone(origin.frame);
         if origin.frame.records() {
             let domains = &self.scaling.plans[origin.frame.plan].domains;
             if let Some(scope) = &mut self.scaling.scope {

@@ -44,6 +44,7 @@ mod domain;
 mod gemm_pairs;
 mod group;
 mod host_update;
+mod lone_recipe;
 mod plan;
 mod quantizer;
 mod weight_quantizer;

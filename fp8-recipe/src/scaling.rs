@@ -375,13 +375,14 @@ impl Scaling {
         if let Some(overflow) = &self.overflow {
             overflow.finish(&scope.overflow)?;
         }
-        let Some(Scope { direction, touched, outcome, weight_uses, squares, .. }) = self.scope.take() else {
+        let Some(Scope { direction, touched, outcome, weight_uses, squares, lone, .. }) = self.scope.take()
+        else {
             return Ok(());
         };
         self.keep_sqnr(squares);
         match direction {
             Direction::Forward => {
-                if self.awaiting.forward_committed(&touched) {
+                if self.awaiting.forward_committed(&touched, lone) {
                     self.pending.iter_mut().for_each(|saved| saved.arena.awaits_backward = false);
                 }
                 outcome.end(Ending::Committed { touched, scales });

@@ -31,6 +31,8 @@ pub(crate) struct Scope {
     pub(crate) outcome: Arc<Outcome>,
     /// The last error in the scope. The other ranks get it if the scope is dropped without commit.
     pub(crate) cause: Option<String>,
+    /// A recipe of the scope whose scales differ between ranks.
+    pub(crate) lone: Option<Arc<str>>,
 }
 
 impl Scope {
@@ -47,6 +49,7 @@ impl Scope {
             overflow: Vec::new(),
             outcome: Arc::new(Outcome::of_scope(number)),
             cause: None,
+            lone: None,
         }
     }
 
@@ -92,16 +95,20 @@ pub(crate) struct Awaiting {
     domains: Vec<usize>,
     /// Whether a backward scope was committed after the last forward scope.
     is_answered: bool,
+    /// A recipe of the forward scopes whose scales differ between ranks.
+    lone: Option<Arc<str>>,
 }
 
 impl Awaiting {
     /// Returns whether the forward scopes before this one have had their backward.
-    pub(crate) fn forward_committed(&mut self, touched: &[usize]) -> bool {
+    pub(crate) fn forward_committed(&mut self, touched: &[usize], lone: Option<Arc<str>>) -> bool {
         let was_answered = std::mem::take(&mut self.is_answered);
         if was_answered {
             self.domains.clear();
+            self.lone = None;
         }
         touch(&mut self.domains, touched);
+        self.lone = self.lone.take().or(lone);
         was_answered
     }
 
@@ -123,6 +130,10 @@ impl Awaiting {
     pub(crate) fn domains(&self) -> &[usize] {
         &self.domains
     }
+
+    pub(crate) fn lone(&self) -> Option<&Arc<str>> {
+        self.lone.as_ref()
+    }
 }
 
 #[cfg(test)]
@@ -134,13 +145,13 @@ mod tests {
         let mut awaiting = Awaiting::default();
         assert!(awaiting.domains().is_empty());
         awaiting.backward_committed(); // a backward scope without forward
-        awaiting.forward_committed(&[2, 0]);
-        awaiting.forward_committed(&[0, 1]);
+        awaiting.forward_committed(&[2, 0], None);
+        awaiting.forward_committed(&[0, 1], None);
         assert_eq!(awaiting.domains(), [2, 0, 1]);
         awaiting.backward_committed();
         assert_eq!(awaiting.domains(), [2, 0, 1]); // of the second microbatch
         awaiting.backward_committed();
-        awaiting.forward_committed(&[1]);
+        awaiting.forward_committed(&[1], None);
         assert_eq!(awaiting.domains(), [1]);
     }
 }

@@ -24,6 +24,7 @@ mod fused;
 mod generation;
 mod golden;
 mod golden_options;
+mod gradient_sums;
 mod gradients;
 mod initialization;
 mod interruptions;
@@ -54,6 +55,7 @@ mod sqnr;
 mod stack;
 mod support;
 mod texts;
+mod unused_gradients;
 
 fn open() -> Device {
     Device::cpu()
