@@ -126,7 +126,8 @@ impl Scaling {
     /// `Saved`s.
     ///
     /// It quantizes with the recipe's scales. Under a delayed-scaling recipe that has not been trained with here, and in
-    /// slots that are not calibrated, each tensor takes its own scale (1 under Transformer Engine's first-step rule).
+    /// slots that are not calibrated, each tensor takes its own scale (1 under a recipe with `calibrate_first_step: false`, such
+    /// as Transformer Engine's: see [`Recipe::starts_at_one`]).
     ///
     /// # Errors
     /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.

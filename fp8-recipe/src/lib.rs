@@ -18,6 +18,7 @@ mod by_name;
 mod current_scaling;
 mod custom_recipe;
 mod delayed_scaling;
+mod first_scale;
 mod fp8_gemms;
 mod gemm_accumulation;
 mod pattern;
